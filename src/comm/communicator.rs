@@ -1,0 +1,146 @@
+//! The [`Communicator`] trait: the collectives of one group of ranks.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Shape};
+
+use super::{Group, Work};
+
+/// How values of several ranks become one.
+///
+/// Reductions run in a fixed binary tree over group ranks, never in order of arrival, so that a
+/// run is bitwise repeatable. f16 and bf16 accumulate in f32 and round once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// Sum over ranks.
+    Sum,
+    /// Sum over ranks divided by the number of ranks.
+    Avg,
+    /// Elementwise minimum.
+    Min,
+    /// Elementwise maximum.
+    Max,
+    /// Elementwise product.
+    Product,
+}
+
+/// The pass a collective belongs to, as counted by the [`Ledger`](super::Ledger).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Phase {
+    /// Set-up, checkpoints, norms: anything outside a training pass.
+    #[default]
+    Other,
+    /// During a forward pass.
+    Forward,
+    /// During a backward pass.
+    Backward,
+}
+
+/// What a collective is for: part of its fingerprint, and of the ledger's key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Call {
+    /// The caller's name for the operation, such as a unit's path. Must agree on all ranks.
+    pub label: Arc<str>,
+    /// The pass it runs in.
+    pub phase: Phase,
+}
+
+impl Call {
+    /// A call named `label` outside any training pass.
+    pub fn new(label: impl Into<Arc<str>>) -> Self {
+        Self { label: label.into(), phase: Phase::Other }
+    }
+
+    /// The same call counted under `phase`.
+    pub fn in_phase(mut self, phase: Phase) -> Self {
+        self.phase = phase;
+        self
+    }
+}
+
+impl From<&str> for Call {
+    fn from(label: &str) -> Self {
+        Self::new(label)
+    }
+}
+
+/// Shape and dtype of a tensor that a rank does not hold yet.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TensorMeta {
+    /// Shape of the whole tensor.
+    pub shape: Shape,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// One tensor cut along `dim` over the group: rank `r` holds the `r`-th `chunk` of `len`.
+///
+/// In an all-gather `tensor` is the rank's own piece (possibly empty); in a reduce-scatter it is
+/// the whole. `len` is the length of `dim` in the whole, so that every rank knows every piece.
+#[derive(Debug, Clone)]
+pub struct Sharded {
+    /// The piece or the whole; plain (no autodiff), any kind.
+    pub tensor: DispatchTensor,
+    /// The cut dimension.
+    pub dim: usize,
+    /// Length of `dim` over all ranks.
+    pub len: usize,
+}
+
+/// The collectives of one group. Tensors are plain (no autodiff), of any kind and dtype.
+///
+/// Several tensors travel in one collective: one rendezvous, one ledger entry.
+///
+/// # Collective
+/// Every rank of the group must make the same calls in the same order, with equal labels,
+/// shapes and dtypes. Each call carries a fingerprint of all of these; a difference is
+/// [`CommError::Mismatch`](super::CommError::Mismatch) on every rank, never a hang.
+///
+/// # Errors
+/// Every [`Work`] resolves to its value or to a [`CommError`](super::CommError) that names the
+/// rank at fault, the operation and its sequence number.
+pub trait Communicator: Debug + Send + Sync {
+    /// The ranks of this group and the caller's place among them.
+    fn group(&self) -> &Group;
+
+    /// Concatenates every rank's piece: each rank gets the whole of every tensor.
+    fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>>;
+
+    /// Reduces the wholes of all ranks; each rank gets its own chunk of every tensor.
+    fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>>;
+
+    /// Reduces tensors of one shape over the ranks; each rank gets the result.
+    fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>>;
+
+    /// Re-cuts a tensor: from pieces along `shard.dim` to pieces along `to_dim`.
+    ///
+    /// `shard` is the rank's own piece, whole along `to_dim`; the result is whole along `shard.dim`
+    /// and holds the rank's chunk of `to_dim`.
+    fn all_to_all(&self, call: Call, shard: Sharded, to_dim: usize) -> Work<DispatchTensor>;
+
+    /// Every rank gets the tensors of group rank `root`. `metas` describes them on every rank;
+    /// `tensors` is `Some` on the root and ignored elsewhere.
+    fn broadcast(
+        &self,
+        call: Call,
+        tensors: Option<Vec<DispatchTensor>>,
+        metas: Vec<TensorMeta>,
+        root: usize,
+    ) -> Work<Vec<DispatchTensor>>;
+
+    /// Each rank gets its own chunk, along `dims[i]`, of tensor `i` of group rank `root`.
+    /// `metas` describes the wholes on every rank; `tensors` is `Some` on the root and ignored elsewhere.
+    fn scatter(
+        &self,
+        call: Call,
+        tensors: Option<Vec<DispatchTensor>>,
+        metas: Vec<TensorMeta>,
+        dims: Vec<usize>,
+        root: usize,
+    ) -> Work<Vec<DispatchTensor>>;
+
+    /// Returns once every rank of the group has called it.
+    fn barrier(&self, call: Call) -> Work<()>;
+}

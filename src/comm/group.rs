@@ -1,0 +1,43 @@
+//! [`Group`]: an ordered set of ranks.
+
+use std::sync::Arc;
+
+/// An ordered set of global ranks and the caller's place in it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Group {
+    ranks: Arc<[usize]>,
+    index: usize,
+}
+
+impl Group {
+    /// The group `ranks` seen from the rank at position `index`.
+    ///
+    /// # Panics
+    /// If `index` is not a position in `ranks`.
+    pub fn new(ranks: impl Into<Arc<[usize]>>, index: usize) -> Self {
+        let ranks = ranks.into();
+        assert!(index < ranks.len(), "group rank {index} is outside a group of {} ranks", ranks.len());
+        Self { ranks, index }
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The caller's rank inside the group.
+    pub fn rank(&self) -> usize {
+        self.index
+    }
+
+    /// Global ranks in group order.
+    pub fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+}
+
+impl std::fmt::Display for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ranks {:?}", self.ranks)
+    }
+}

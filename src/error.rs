@@ -1,0 +1,59 @@
+//! The crate's error: one typed value for set-up, communication and I/O.
+//!
+//! Each room owns the variants it raises; [`Error`] only gathers them. Tensor operations panic
+//! like burn's own do; where such a panic carries an [`Error`] (a collective failing inside a
+//! backward pass), [`launch`](crate::comm::launch) turns it back into the typed value.
+
+use crate::comm::CommError;
+use crate::dtensor::DTensorError;
+use crate::fsdp::FsdpError;
+use crate::mesh::MeshError;
+use crate::placement::PlacementError;
+
+/// Shorthand for results carrying the crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong, on every rank, with the culprit and the remedy in the message.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A collective failed: a rank panicked, left early, disagreed or was late.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// A mesh could not be built or sliced.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// A placement does not fit its tensor or mesh.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// A distributed tensor was built or redistributed wrongly.
+    #[error(transparent)]
+    DTensor(#[from] DTensorError),
+    /// A module could not be sharded, gathered or stepped.
+    #[error(transparent)]
+    Fsdp(#[from] FsdpError),
+    /// The program's own error, carried through [`launch`](crate::comm::launch).
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Error {
+    /// Wraps any error of the program's own.
+    pub fn other(error: impl std::fmt::Display) -> Self {
+        Self::Other(error.to_string())
+    }
+
+    /// Unwinds the calling rank with this error, without running the panic hook.
+    ///
+    /// For places that cannot return a `Result` (a parameter's value, a backward step).
+    /// [`launch`](crate::comm::launch) catches it and reports it as a typed value.
+    pub fn unwind(self) -> ! {
+        std::panic::resume_unwind(Box::new(self))
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::other(error)
+    }
+}

@@ -1,0 +1,11 @@
+//! DTensor-first tensor-parallel training on burn.
+#![warn(missing_docs)]
+
+pub mod comm;
+pub mod dtensor;
+mod error;
+pub mod fsdp;
+pub mod mesh;
+pub mod placement;
+
+pub use error::{Error, Result};
