@@ -1,0 +1,6 @@
+//! [`DTensorError`].
+
+/// Errors of this room.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum DTensorError {}

@@ -1,0 +1,5 @@
+//! The dtensor room.
+
+mod error;
+
+pub use error::DTensorError;

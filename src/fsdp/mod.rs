@@ -1,0 +1,5 @@
+//! The fsdp room.
+
+mod error;
+
+pub use error::FsdpError;

@@ -1,0 +1,6 @@
+//! [`MeshError`].
+
+/// Errors of this room.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeshError {}

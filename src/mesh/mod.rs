@@ -1,0 +1,5 @@
+//! The mesh room.
+
+mod error;
+
+pub use error::MeshError;

@@ -1,0 +1,5 @@
+//! The placement room.
+
+mod error;
+
+pub use error::PlacementError;
