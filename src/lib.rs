@@ -1,6 +1,7 @@
 //! DTensor-first tensor-parallel training on burn.
 #![warn(missing_docs)]
 
+mod autodiff;
 pub mod comm;
 pub mod dtensor;
 mod error;

@@ -1,0 +1,154 @@
+//! One generic operation in burn's autodiff graph.
+//!
+//! Every differentiable thing this crate does (a redistribution, a gathered parameter, the edges
+//! of a unit) is a [`GraphOp`]: a value that computes forward on plain tensors and spreads a
+//! gradient backward. [`unary`] and [`binary`] record it. One backend extension serves them all,
+//! so a new operation needs no new backend code.
+//!
+//! A parent on a device without autodiff is a constant. With no tracked parent nothing is stored.
+
+mod record;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{
+    Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, backend_extension,
+};
+
+/// What the graph keeps of an operation's output for the operations that read it in backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retain {
+    /// The output itself: a boundary that no recomputation crosses.
+    Output,
+    /// Nothing: [`GraphOp::recompute`] makes it again when backward first needs it, on every
+    /// gradient-checkpointing strategy. It is dropped after its last use.
+    Recompute,
+}
+
+/// An operation with one float output, on one or two float parents.
+///
+/// All tensors are plain (no autodiff).
+pub(crate) trait GraphOp: Debug + Send + Sync + 'static {
+    /// The output's value.
+    fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor;
+
+    /// The output's value again, during backward. Untracked parents are left out.
+    fn recompute(&self, parents: &[DispatchTensor]) -> DispatchTensor {
+        self.forward(parents)
+    }
+
+    /// What the graph keeps of the output.
+    fn retain(&self) -> Retain {
+        Retain::Output
+    }
+
+    /// Called once, with the parents' node ids, before the node is recorded.
+    fn record(&self, _parents: &[NodeId]) {}
+
+    /// Passes the output's gradient on.
+    fn backward(&self, step: &mut BackwardStep<'_>);
+}
+
+/// The graph's gradients, as one backward step sees them.
+pub(crate) struct BackwardStep<'a> {
+    parents: &'a [Option<NodeId>],
+    grads: &'a mut dyn GradStore,
+}
+
+impl BackwardStep<'_> {
+    /// Takes the gradient of the output.
+    ///
+    /// # Panics
+    /// If no later operation registered one.
+    pub(crate) fn take(&mut self) -> DispatchTensor {
+        self.grads.take()
+    }
+
+    /// Adds `grad` to parent `index`; does nothing for an untracked parent.
+    pub(crate) fn give(&mut self, index: usize, grad: impl FnOnce() -> DispatchTensor) {
+        if let Some(id) = self.parents[index] {
+            self.grads.add(id, grad());
+        }
+    }
+
+    /// Adds `grad` to the gradient of any node.
+    pub(crate) fn give_to(&mut self, id: NodeId, grad: DispatchTensor) {
+        self.grads.add(id, grad);
+    }
+}
+
+/// Object-safe view of burn's gradient container.
+trait GradStore {
+    fn take(&mut self) -> DispatchTensor;
+    fn add(&mut self, id: NodeId, grad: DispatchTensor);
+}
+
+/// Shared handle of an operation.
+pub(crate) type Op = Arc<dyn GraphOp>;
+
+/// Records `op` on one parent.
+pub(crate) fn unary(parent: DispatchTensor, op: Op) -> DispatchTensor {
+    <Dispatch as GraphOps>::graph_unary(parent, op)
+}
+
+/// Records `op` on two parents.
+pub(crate) fn binary(a: DispatchTensor, b: DispatchTensor, op: Op) -> DispatchTensor {
+    <Dispatch as GraphOps>::graph_binary(a, b, op)
+}
+
+/// The backend extension behind [`unary`] and [`binary`].
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+    Autodiff
+)]
+pub(crate) trait GraphOps: Backend {
+    fn graph_unary(parent: FloatTensor<Self>, op: Op) -> FloatTensor<Self>;
+    fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: Op) -> FloatTensor<Self>;
+}
+
+macro_rules! plain_backend {
+    ($backend:ty) => {
+        impl GraphOps for $backend {
+            fn graph_unary(parent: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
+                Self::unwrap(op.forward(&[Self::wrap(parent)]))
+            }
+            fn graph_binary(
+                a: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                op: Op,
+            ) -> FloatTensor<Self> {
+                Self::unwrap(op.forward(&[Self::wrap(a), Self::wrap(b)]))
+            }
+        }
+    };
+}
+
+#[cfg(feature = "flex")]
+plain_backend!(burn::backend::Flex);
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+plain_backend!(burn::backend::Cube);
+
+/// Moves a backend's float primitive in and out of the dispatch enum.
+trait Wrap: Backend {
+    fn wrap(tensor: FloatTensor<Self>) -> DispatchTensor;
+    fn unwrap(tensor: DispatchTensor) -> FloatTensor<Self>;
+}
+
+impl<B: Backend> Wrap for B
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn wrap(tensor: FloatTensor<Self>) -> DispatchTensor {
+        <DispatchTensor as DispatchKindConversion<B>>::from_backend(BackendTensor::Float(tensor))
+    }
+
+    fn unwrap(tensor: DispatchTensor) -> FloatTensor<Self> {
+        <DispatchTensor as DispatchKindConversion<B>>::try_into_backend(tensor)
+            .expect("a graph operation's tensors are plain and on its parents' backend")
+            .float()
+    }
+}

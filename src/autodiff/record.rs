@@ -1,0 +1,129 @@
+//! Recording a [`GraphOp`](super::GraphOp) as a node of burn's autodiff graph.
+
+use std::marker::PhantomData;
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::{
+    base::Checkpointer,
+    retro_forward::RetroForward,
+    state::BackwardStates,
+    strategy::{BalancedCheckpointing, CheckpointStrategy},
+};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, DispatchTensor};
+
+use super::{BackwardStep, GradStore, GraphOps, Op, Retain, Wrap};
+
+impl<B: Wrap + GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
+    fn graph_unary(parent: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
+        let output = B::graph_unary(parent.primitive().clone(), op.clone());
+        record::<B, C, 1>([parent], op, output)
+    }
+
+    fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
+        let output = B::graph_binary(a.primitive().clone(), b.primitive().clone(), op.clone());
+        record::<B, C, 2>([a, b], op, output)
+    }
+}
+
+fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
+    parents: [FloatTensor<Autodiff<B, C>>; N],
+    op: Op,
+    output: FloatTensor<B>,
+) -> FloatTensor<Autodiff<B, C>> {
+    op.record(&parents.each_ref().map(|parent| parent.id()));
+    let guards = parents.each_ref().map(|parent| parent.node());
+    match op.retain() {
+        Retain::Output => {
+            let prep = Backward::<B, N>::prepare::<C>(Node, guards).compute_bound();
+            match prep.stateful() {
+                OpsKind::Tracked(prep) => prep.finish(op, output),
+                OpsKind::UnTracked(prep) => prep.finish(output),
+            }
+        }
+        // The strategy of `prepare` is free, whatever the device's own: under `Balanced` the
+        // readers of this node store how to make it, not its value. Burn cannot name an untracked
+        // parent there, and an untracked node cannot be made again at all.
+        Retain::Recompute => {
+            let tracked: Vec<_> = parents
+                .iter()
+                .filter(|parent| parent.is_tracked())
+                .collect();
+            let again = Again::<B> {
+                parents: tracked.iter().map(|parent| parent.id()).collect(),
+                op: op.clone(),
+                backend: PhantomData,
+            };
+            let prep = Backward::<B, N>::prepare::<BalancedCheckpointing>(Node, guards)
+                .memory_bound()
+                .retro_forward(again)
+                .parents(tracked);
+            match prep.stateful() {
+                OpsKind::Tracked(prep) => prep.finish(op, output),
+                OpsKind::UnTracked(prep) => prep.finish(output),
+            }
+        }
+    }
+}
+
+/// The backward step of any [`GraphOp`](super::GraphOp).
+#[derive(Debug)]
+struct Node;
+
+impl<B: Wrap, const N: usize> Backward<B, N> for Node {
+    type State = Op;
+
+    fn backward(self, ops: Ops<Op, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let parents = ops
+            .parents
+            .each_ref()
+            .map(|node| node.as_ref().map(|node| node.id));
+        let mut store = Store::<B, N> {
+            ops: &ops,
+            grads,
+            backend: PhantomData,
+        };
+        ops.state.backward(&mut BackwardStep {
+            parents: &parents,
+            grads: &mut store,
+        });
+    }
+}
+
+struct Store<'a, B, const N: usize> {
+    ops: &'a Ops<Op, N>,
+    grads: &'a mut Gradients,
+    backend: PhantomData<B>,
+}
+
+impl<B: Wrap, const N: usize> GradStore for Store<'_, B, N> {
+    fn take(&mut self) -> DispatchTensor {
+        B::wrap(self.grads.consume::<B>(&self.ops.node))
+    }
+
+    fn add(&mut self, id: NodeId, grad: DispatchTensor) {
+        self.grads.register::<B>(id, B::unwrap(grad));
+    }
+}
+
+/// Makes an operation's output again during backward.
+#[derive(Debug)]
+struct Again<B> {
+    parents: Vec<NodeId>,
+    op: Op,
+    backend: PhantomData<fn() -> B>,
+}
+
+impl<B: Wrap> RetroForward for Again<B> {
+    fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
+        // Reading a state counts it down: every parent named to burn is read, used or not.
+        let parents: Vec<_> = self
+            .parents
+            .iter()
+            .map(|id| B::wrap(states.get_state::<FloatTensor<B>>(id)))
+            .collect();
+        states.save(out_node, B::unwrap(self.op.recompute(&parents)));
+    }
+}
