@@ -1,5 +1,52 @@
-//! The placement room.
+//! What a rank holds: placements, shard order, chunk arithmetic and the planner. Pure: numbers
+//! in, numbers out; no tensors, no communication.
+//!
+//! A [`Placement`] says, for one mesh dimension, how ranks that differ only along it share a
+//! tensor. A [`Layout`] holds one placement per mesh dimension, and the order of the cuts where
+//! several mesh dimensions shard one tensor dimension. [`plan`] lists the [`Step`]s that lead
+//! from one layout to another.
+//!
+//! # The table of transitions
+//!
+//! One step changes the placement on one mesh dimension `m`; `k` is the size of `m` and `n` the
+//! bytes a rank holds before the step.
+//!
+//! | from -> to | step | sent per rank | needs |
+//! |---|---|---|---|
+//! | `Shard(d)` -> `Replicate` | [`AllGather`](Step::AllGather) | `n (k - 1)` | `m` is the innermost cut of `d` |
+//! | `Shard(a)` -> `Shard(b)` | [`AllToAll`](Step::AllToAll) | `n (k - 1) / k` | `m` is the innermost cut of `a` |
+//! | `Shard(d)` -> `Partial(sum)` | [`ZeroPad`](Step::ZeroPad) | nothing | `m` is the innermost cut of `d` |
+//! | `Replicate` -> `Shard(d)` | [`Slice`](Step::Slice) | nothing | |
+//! | `Replicate` -> `Partial(sum)` | [`ZeroOthers`](Step::ZeroOthers) | nothing | |
+//! | `Partial(op)` -> `Replicate` | [`AllReduce`](Step::AllReduce) | `2 n (k - 1) / k` | |
+//! | `Partial(op)` -> `Shard(d)` | [`ReduceScatter`](Step::ReduceScatter) | `n (k - 1) / k` | |
+//!
+//! # Invariants
+//!
+//! 1. A shard is one contiguous interval per tensor dimension: nested [`chunk`]s, outermost cut
+//!    first, with uneven and empty shards on any dimension.
+//! 2. A step that ends in `Shard(d)` makes `m` the innermost cut of `d`; one that starts there
+//!    finds it innermost. So cuts are undone in the reverse of their order.
+//! 3. A mesh dimension of size 1 never takes a step.
+//! 4. The partial placements of one layout use one operation, or sum and avg together: their
+//!    reductions commute, so a layout has one value whatever the order of the steps. Layouts that
+//!    would mix others (sum with max) do not exist.
+//! 5. A plan depends on the two layouts alone: every rank finds the same one, for every shape.
 
+mod chunk;
 mod error;
+mod kind;
+mod layout;
+mod plan;
+#[cfg(test)]
+mod simulation;
+mod step;
+mod strided;
 
+pub use chunk::chunk;
 pub use error::PlacementError;
+pub use kind::{PartialOp, Placement, Placements};
+pub use layout::Layout;
+pub use plan::plan;
+pub use step::Step;
+pub use strided::{StridedLayout, StridedPlacement};

@@ -1,0 +1,141 @@
+//! [`Placement`]: how the ranks along one mesh dimension share a tensor.
+
+use std::fmt;
+use std::str::FromStr;
+
+use smallvec::SmallVec;
+
+use super::PlacementError;
+
+/// How the partial values of several ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PartialOp {
+    /// The value is the sum over the ranks.
+    Sum,
+    /// The value is the sum over the ranks, divided by their number.
+    Avg,
+    /// The value is the elementwise minimum.
+    Min,
+    /// The value is the elementwise maximum.
+    Max,
+    /// The value is the elementwise product.
+    Product,
+}
+
+/// How the ranks along one mesh dimension share a tensor.
+///
+/// Written `R`, `S(0)` and `P(sum)`, by [`Display`](fmt::Display) and [`FromStr`] alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Every rank holds the same value.
+    Replicate,
+    /// Rank `r` holds the `r`-th [`chunk`](super::chunk) of this tensor dimension.
+    Shard(usize),
+    /// Every rank holds a value of full shape; the tensor is their reduction.
+    Partial(PartialOp),
+}
+
+/// One placement per mesh dimension.
+pub type Placements = SmallVec<[Placement; 3]>;
+
+impl Placement {
+    /// The tensor dimension this placement shards, if it does.
+    pub fn shard_dim(self) -> Option<usize> {
+        match self {
+            Self::Shard(dim) => Some(dim),
+            _ => None,
+        }
+    }
+
+    /// Whether this is [`Replicate`](Self::Replicate).
+    pub fn is_replicate(self) -> bool {
+        self == Self::Replicate
+    }
+
+    /// The pending reduction, if there is one.
+    pub fn partial_op(self) -> Option<PartialOp> {
+        match self {
+            Self::Partial(op) => Some(op),
+            _ => None,
+        }
+    }
+}
+
+impl PartialOp {
+    const ALL: [Self; 5] = [Self::Sum, Self::Avg, Self::Min, Self::Max, Self::Product];
+
+    /// Whether reductions by `self` and by `other` over two mesh dimensions may be exchanged.
+    pub(super) fn commutes_with(self, other: Self) -> bool {
+        let linear = |op| matches!(op, Self::Sum | Self::Avg);
+        self == other || (linear(self) && linear(other))
+    }
+}
+
+impl fmt::Display for PartialOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sum => "sum",
+            Self::Avg => "avg",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Product => "product",
+        })
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replicate => f.write_str("R"),
+            Self::Shard(dim) => write!(f, "S({dim})"),
+            Self::Partial(op) => write!(f, "P({op})"),
+        }
+    }
+}
+
+impl FromStr for PartialOp {
+    type Err = PlacementError;
+
+    fn from_str(text: &str) -> Result<Self, PlacementError> {
+        let found = Self::ALL.into_iter().find(|op| op.to_string() == text);
+        found.ok_or_else(|| PlacementError::Unreadable { text: text.into() })
+    }
+}
+
+impl FromStr for Placement {
+    type Err = PlacementError;
+
+    fn from_str(text: &str) -> Result<Self, PlacementError> {
+        let inner = |prefix| text.strip_prefix(prefix)?.strip_suffix(')');
+        if text == "R" {
+            return Ok(Self::Replicate);
+        }
+        let read = inner("S(")
+            .and_then(|dim| dim.parse().ok().map(Self::Shard))
+            .or_else(|| inner("P(").and_then(|op| op.parse().ok().map(Self::Partial)));
+        read.ok_or_else(|| PlacementError::Unreadable { text: text.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_round_trips() {
+        let texts = ["R", "S(0)", "S(12)", "P(sum)", "P(avg)", "P(min)", "P(max)", "P(product)"];
+        for text in texts {
+            assert_eq!(text.parse::<Placement>().unwrap().to_string(), text);
+        }
+        assert_eq!("P(max)".parse(), Ok(Placement::Partial(PartialOp::Max)));
+    }
+
+    #[test]
+    fn other_text_is_refused() {
+        for text in ["", "S", "S()", "S(-1)", "S(1", "P(mean)", "r", "SS(0,2)"] {
+            let error = text.parse::<Placement>().unwrap_err();
+            assert_eq!(error, PlacementError::Unreadable { text: text.into() });
+            assert!(error.to_string().contains("`R`, `S(0)` or `P(sum)`"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! [`plan`]: the steps from one layout to another.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+use smallvec::SmallVec;
+
+use super::{Layout, PartialOp, Placement, PlacementError, Step};
+
+/// The steps that lead from `from` to `to`, each with the layout after it.
+///
+/// The last layout is `to`; with no steps, the local tensors of `from` already are those of `to`.
+/// Mesh dimensions of size 1 take no steps, and the layouts between have `Replicate` there.
+///
+/// A plan has as few collectives as the table of transitions allows: one for each mesh
+/// dimension that must leave its placement (none where a shard becomes a partial sum). A cut must
+/// leave if it, or a cut outside it on the same tensor dimension, is not where `to` wants it.
+/// Among the orders of these steps, the one that sends the fewest bytes is taken: small tensors
+/// are reduced before they are gathered, slices come as early as they can, and a mesh dimension
+/// goes straight to its target (one reduce-scatter, one all-to-all) where the cuts allow.
+///
+/// # Errors
+/// [`PartialTarget`](PlacementError::PartialTarget) for a partial value in `to` that `from` does
+/// not have, except `Partial(sum)` from `Replicate` or `Shard`;
+/// [`MeshShape`](PlacementError::MeshShape) for layouts of different mesh shapes.
+pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, PlacementError> {
+    if from == to {
+        return Ok(Vec::new());
+    }
+    if from.mesh_shape() != to.mesh_shape() {
+        return Err(PlacementError::MeshShape { from: from.mesh_shape().to_vec(), to: to.mesh_shape().to_vec() });
+    }
+    for (mesh_dim, (&before, &after)) in from.placements().iter().zip(to.placements()).enumerate() {
+        let made = before.partial_op().is_none() && after == Placement::Partial(PartialOp::Sum);
+        if let Placement::Partial(op) = after
+            && before != after
+            && !made
+        {
+            return Err(PlacementError::PartialTarget { mesh_dim, from: before, op });
+        }
+    }
+    let mut steps = cheapest(from.without_trivial(), &to.without_trivial());
+    if let Some((_, last)) = steps.last_mut() {
+        *last = to.clone();
+    }
+    Ok(steps)
+}
+
+/// Bytes sent, then number of steps.
+type Cost = (u64, usize);
+
+/// A layout reached, and how.
+struct Reached {
+    layout: Layout,
+    cost: Cost,
+    by: Option<(usize, Step)>,
+}
+
+/// Dijkstra's search over layouts, with the moves of [`moves`]. Each mesh dimension moves at
+/// most twice, so a mesh of `n` dimensions has at most `3^n` layouts.
+fn cheapest(from: Layout, to: &Layout) -> Vec<(Step, Layout)> {
+    let mut best = HashMap::from([(from.clone(), (0, 0))]);
+    let mut reached = vec![Reached { layout: from, cost: (0, 0), by: None }];
+    // Ties go to the layout reached first, on every rank alike (invariant 5).
+    let mut open = BinaryHeap::from([Reverse(((0, 0), 0))]);
+    while let Some(Reverse((cost, at))) = open.pop() {
+        if reached[at].layout == *to {
+            return trace(reached, at);
+        }
+        if cost > best[&reached[at].layout] {
+            continue;
+        }
+        for (step, layout) in moves(&reached[at].layout, to) {
+            let cost = (cost.0 + step.traffic(&reached[at].layout), cost.1 + 1);
+            if best.get(&layout).is_none_or(|known| cost < *known) {
+                best.insert(layout.clone(), cost);
+                open.push(Reverse((cost, reached.len())));
+                reached.push(Reached { layout, cost, by: Some((at, step)) });
+            }
+        }
+    }
+    unreachable!("every cut can be undone and every target made from Replicate")
+}
+
+/// The steps worth taking from `layout`: straight to the target where the cuts allow it, else to
+/// `Replicate`. Any other step would have to be undone by a further collective.
+fn moves(layout: &Layout, to: &Layout) -> SmallVec<[(Step, Layout); 4]> {
+    let mut moves = SmallVec::new();
+    for (mesh_dim, &target) in to.placements().iter().enumerate() {
+        if settled(layout, to, mesh_dim) {
+            continue;
+        }
+        let placement = layout.placements()[mesh_dim];
+        for next in [target, Placement::Replicate] {
+            let step = Step::between(mesh_dim, placement, next);
+            let Some((step, moved)) = step.zip(layout.moved(mesh_dim, next)) else { continue };
+            if next != target || settled(&moved, to, mesh_dim) {
+                moves.push((step, moved));
+            }
+            if target.is_replicate() {
+                break;
+            }
+        }
+    }
+    moves
+}
+
+/// Whether `mesh_dim` is where `to` wants it: the same placement and, for a shard, the same cuts
+/// outside it.
+fn settled(layout: &Layout, to: &Layout, mesh_dim: usize) -> bool {
+    let placement = layout.placements()[mesh_dim];
+    if placement != to.placements()[mesh_dim] {
+        return false;
+    }
+    let Placement::Shard(dim) = placement else { return true };
+    let mut cuts = layout.order(dim).iter().zip(to.order(dim));
+    cuts.find_map(|(cut, wanted)| (cut != wanted || *cut == mesh_dim).then_some(cut == wanted)) == Some(true)
+}
+
+fn trace(mut reached: Vec<Reached>, mut at: usize) -> Vec<(Step, Layout)> {
+    let mut steps = Vec::with_capacity(reached[at].cost.1);
+    while let Some((previous, step)) = reached[at].by {
+        reached.truncate(at + 1);
+        steps.extend(reached.pop().map(|last| (step, last.layout)));
+        at = previous;
+    }
+    steps.reverse();
+    steps
+}

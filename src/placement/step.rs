@@ -1,0 +1,122 @@
+//! [`Step`]: one row of the table of transitions, applied to one mesh dimension.
+
+use super::{Layout, PartialOp, Placement};
+
+/// One change of placement on one mesh dimension (see the [table](super#the-table-of-transitions)).
+///
+/// A step's lengths follow from the layouts around it: with `m` the step's mesh dimension, a
+/// gathered or padded dimension has the [`parent_len`](Layout::parent_len) of `m` in the layout
+/// before the step, and a dimension that is cut has the `parent_len` of `m` in the layout after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// `Shard(dim)` -> `Replicate`: concatenate the shards.
+    AllGather {
+        /// The mesh dimension.
+        mesh_dim: usize,
+        /// The tensor dimension it sharded.
+        dim: usize,
+    },
+    /// `Replicate` -> `Shard(dim)`: keep one's own chunk.
+    Slice {
+        /// The mesh dimension.
+        mesh_dim: usize,
+        /// The tensor dimension to shard.
+        dim: usize,
+    },
+    /// `Partial(op)` -> `Replicate`: reduce.
+    AllReduce {
+        /// The mesh dimension.
+        mesh_dim: usize,
+        /// The reduction.
+        op: PartialOp,
+    },
+    /// `Partial(op)` -> `Shard(dim)`: reduce, and keep one's own chunk.
+    ReduceScatter {
+        /// The mesh dimension.
+        mesh_dim: usize,
+        /// The tensor dimension to shard.
+        dim: usize,
+        /// The reduction.
+        op: PartialOp,
+    },
+    /// `Shard(from)` -> `Shard(to)`: exchange chunks.
+    AllToAll {
+        /// The mesh dimension.
+        mesh_dim: usize,
+        /// The tensor dimension it sharded.
+        from: usize,
+        /// The tensor dimension to shard.
+        to: usize,
+    },
+    /// `Replicate` -> `Partial(sum)`: the first rank keeps its value, the others hold zeros.
+    ZeroOthers {
+        /// The mesh dimension.
+        mesh_dim: usize,
+    },
+    /// `Shard(dim)` -> `Partial(sum)`: zeros around one's own shard.
+    ZeroPad {
+        /// The mesh dimension.
+        mesh_dim: usize,
+        /// The tensor dimension it sharded.
+        dim: usize,
+    },
+}
+
+impl Step {
+    /// The step that takes mesh dimension `mesh_dim` from one placement to another.
+    ///
+    /// `None` where the table has no row.
+    pub(super) fn between(mesh_dim: usize, from: Placement, to: Placement) -> Option<Self> {
+        use Placement::{Partial, Replicate, Shard};
+        Some(match (from, to) {
+            (Shard(dim), Replicate) => Self::AllGather { mesh_dim, dim },
+            (Shard(from), Shard(to)) if from != to => Self::AllToAll { mesh_dim, from, to },
+            (Shard(dim), Partial(PartialOp::Sum)) => Self::ZeroPad { mesh_dim, dim },
+            (Replicate, Shard(dim)) => Self::Slice { mesh_dim, dim },
+            (Replicate, Partial(PartialOp::Sum)) => Self::ZeroOthers { mesh_dim },
+            (Partial(op), Replicate) => Self::AllReduce { mesh_dim, op },
+            (Partial(op), Shard(dim)) => Self::ReduceScatter { mesh_dim, dim, op },
+            _ => return None,
+        })
+    }
+
+    /// The mesh dimension whose ranks take part.
+    pub fn mesh_dim(self) -> usize {
+        match self {
+            Self::AllGather { mesh_dim, .. }
+            | Self::Slice { mesh_dim, .. }
+            | Self::AllReduce { mesh_dim, .. }
+            | Self::ReduceScatter { mesh_dim, .. }
+            | Self::AllToAll { mesh_dim, .. }
+            | Self::ZeroOthers { mesh_dim }
+            | Self::ZeroPad { mesh_dim, .. } => mesh_dim,
+        }
+    }
+
+    /// Whether the step communicates.
+    pub fn is_collective(self) -> bool {
+        match self {
+            Self::AllGather { .. } | Self::AllReduce { .. } | Self::ReduceScatter { .. } | Self::AllToAll { .. } => {
+                true
+            }
+            Self::Slice { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => false,
+        }
+    }
+
+    /// What a rank sends when `before` is the layout before the step, in units of
+    /// [`WHOLE`](Self::WHOLE) per tensor.
+    pub(super) fn traffic(self, before: &Layout) -> u64 {
+        let held = before.orders().flat_map(|(_, cuts)| cuts);
+        let local = held.fold(Self::WHOLE, |local, &cut| local / before.mesh_shape()[cut] as u64);
+        let ranks = before.mesh_shape()[self.mesh_dim()] as u64;
+        match self {
+            Self::AllGather { .. } => local * (ranks - 1),
+            Self::AllToAll { .. } | Self::ReduceScatter { .. } => local / ranks * (ranks - 1),
+            Self::AllReduce { .. } => 2 * (local / ranks * (ranks - 1)),
+            Self::Slice { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => 0,
+        }
+    }
+
+    /// The traffic unit: a whole tensor.
+    const WHOLE: u64 = 1 << 40;
+}

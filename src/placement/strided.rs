@@ -1,0 +1,205 @@
+//! [`StridedLayout`]: PyTorch's strided shards, and their conversion to an order of cuts.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{Layout, Placement, PlacementError, Placements, chunk};
+
+/// A placement as PyTorch writes it, where a shard may be strided: `SS(dim, split_factor)`.
+///
+/// A strided shard cuts the dimension into `split_factor` pieces and each piece into one chunk
+/// per rank; rank `r` holds the `r`-th chunk of every piece, joined. `SS(d,1)` is `S(d)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StridedPlacement {
+    /// Any placement without a stride.
+    Plain(Placement),
+    /// A strided shard.
+    Strided {
+        /// The tensor dimension.
+        dim: usize,
+        /// The number of pieces.
+        split_factor: usize,
+    },
+}
+
+/// A layout as PyTorch writes it: placements applied from left to right, some of them strided.
+///
+/// PyTorch writes an order of cuts other than left to right with strided shards: on a mesh
+/// (dp, tp) where tensor parallelism cuts first, `[SS(0,2), S(0)]`. Two things set these apart
+/// from a [`Layout`], and both are why this crate computes with orders and keeps strided shards
+/// to this one type, for reading what PyTorch wrote:
+///
+/// 1. A strided shard whose pieces no other mesh dimension cuts (`[R, SS(0,2)]`) is no
+///    interval, and no order expresses it: [`decode`](Self::decode) is an error.
+/// 2. Where a cut is uneven, joining pieces moves the later cuts. The order (outermost cut
+///    first) and the strided shards then disagree about a few elements, and the strided shard may
+///    hold two intervals: 13 elements as `[SS(0,4), SS(0,2), S(0)]` on a mesh (2, 2, 2) give
+///    rank (1, 0, 1) the elements 7 and 10. PyTorch cannot gather such a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct StridedLayout {
+    mesh_shape: SmallVec<[usize; 3]>,
+    placements: SmallVec<[StridedPlacement; 3]>,
+}
+
+/// Ascending intervals of one tensor dimension, no two adjacent.
+type Runs = SmallVec<[Range<usize>; 2]>;
+
+impl StridedLayout {
+    /// The layout of these placements.
+    ///
+    /// # Errors
+    /// As [`Layout::new`]; [`SplitFactor`](PlacementError::SplitFactor) for a split factor of 0.
+    pub fn new(mesh_shape: &[usize], placements: &[StridedPlacement]) -> Result<Self, PlacementError> {
+        let plain: Placements = placements.iter().map(|placement| placement.without_stride()).collect();
+        Layout::new(mesh_shape, &plain)?;
+        for (mesh_dim, placement) in placements.iter().enumerate() {
+            if let StridedPlacement::Strided { dim, split_factor: 0 } = *placement {
+                return Err(PlacementError::SplitFactor { mesh_dim, dim });
+            }
+        }
+        Ok(Self { mesh_shape: mesh_shape.into(), placements: placements.into() })
+    }
+
+    /// One placement per mesh dimension.
+    pub fn placements(&self) -> &[StridedPlacement] {
+        &self.placements
+    }
+
+    /// The intervals of each tensor dimension that the rank at `coordinate` holds, ascending.
+    /// The shard is their product, in order.
+    ///
+    /// # Panics
+    /// If a shard's dimension is missing in `global`, or `coordinate` is outside the mesh.
+    pub fn local_runs(&self, global: &[usize], coordinate: &[usize]) -> Vec<SmallVec<[Range<usize>; 2]>> {
+        let mut runs: Vec<Runs> = global.iter().map(|&len| merged([0..len])).collect();
+        for (mesh_dim, placement) in self.placements.iter().enumerate() {
+            let Some((dim, split_factor)) = placement.shard() else { continue };
+            let len = runs[dim].iter().map(ExactSizeIterator::len).sum();
+            let kept = (0..split_factor).flat_map(|piece| {
+                let piece = chunk(len, split_factor, piece);
+                let part = chunk(piece.len(), self.mesh_shape[mesh_dim], coordinate[mesh_dim]);
+                select(&runs[dim], piece.start + part.start..piece.start + part.end)
+            });
+            runs[dim] = merged(kept.collect::<Runs>());
+        }
+        runs
+    }
+
+    /// The order of cuts that these placements stand for.
+    ///
+    /// # Errors
+    /// [`Strided`](PlacementError::Strided) for a split factor that no order gives.
+    pub fn decode(&self) -> Result<Layout, PlacementError> {
+        let plain: Placements = self.placements.iter().map(|placement| placement.without_stride()).collect();
+        let mut orders: SmallVec<[(usize, SmallVec<[usize; 3]>); 2]> = SmallVec::new();
+        // From the right: a shard's split factor is the product of the cuts to its right that
+        // come before it, so its place among them is already determined.
+        for (mesh_dim, placement) in self.placements.iter().enumerate().rev() {
+            let Some((dim, split_factor)) = placement.shard() else { continue };
+            let at = orders.iter().position(|(other, _)| *other == dim).unwrap_or_else(|| {
+                orders.push((dim, smallvec![]));
+                orders.len() - 1
+            });
+            let cuts = &mut orders[at].1;
+            let factors: Vec<usize> = (0..=cuts.len())
+                .map(|before| cuts[..before].iter().map(|&cut| self.mesh_shape[cut]).product())
+                .collect();
+            match factors.iter().position(|factor| *factor == split_factor) {
+                Some(place) => cuts.insert(place, mesh_dim),
+                None => return Err(PlacementError::Strided { mesh_dim, dim, split_factor, allowed: factors }),
+            }
+        }
+        let orders: Vec<(usize, &[usize])> = orders.iter().map(|(dim, cuts)| (*dim, cuts.as_slice())).collect();
+        Layout::with_order(&self.mesh_shape, &plain, &orders)
+    }
+
+    /// The placements that stand for `layout`.
+    pub(super) fn encode(layout: &Layout) -> SmallVec<[StridedPlacement; 3]> {
+        let strided = layout.placements().iter().enumerate().map(|(mesh_dim, &placement)| {
+            let Placement::Shard(dim) = placement else { return StridedPlacement::Plain(placement) };
+            let before = layout.order(dim).iter().take_while(|&&cut| cut != mesh_dim);
+            match before.filter(|&&cut| cut > mesh_dim).map(|&cut| layout.mesh_shape()[cut]).product() {
+                1 => StridedPlacement::Plain(placement),
+                split_factor => StridedPlacement::Strided { dim, split_factor },
+            }
+        });
+        strided.collect()
+    }
+}
+
+impl StridedPlacement {
+    /// The sharded tensor dimension and the split factor (1 for a plain shard).
+    fn shard(self) -> Option<(usize, usize)> {
+        match self {
+            Self::Plain(placement) => Some((placement.shard_dim()?, 1)),
+            Self::Strided { dim, split_factor } => Some((dim, split_factor)),
+        }
+    }
+
+    fn without_stride(self) -> Placement {
+        match self {
+            Self::Plain(placement) => placement,
+            Self::Strided { dim, .. } => Placement::Shard(dim),
+        }
+    }
+}
+
+/// The elements at positions `range` of `runs`.
+fn select(runs: &[Range<usize>], range: Range<usize>) -> Runs {
+    let mut passed = 0;
+    let mut selected = Runs::new();
+    for run in runs {
+        let from = range.start.max(passed);
+        let to = range.end.min(passed + run.len());
+        if from < to {
+            selected.push(run.start + from - passed..run.start + to - passed);
+        }
+        passed += run.len();
+    }
+    selected
+}
+
+/// Drops empty intervals and joins adjacent ones.
+fn merged(runs: impl IntoIterator<Item = Range<usize>>) -> Runs {
+    let mut merged = Runs::new();
+    for run in runs.into_iter().filter(|run| !run.is_empty()) {
+        match merged.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => merged.push(run),
+        }
+    }
+    merged
+}
+
+impl From<Placement> for StridedPlacement {
+    fn from(placement: Placement) -> Self {
+        Self::Plain(placement)
+    }
+}
+
+impl fmt::Display for StridedPlacement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(placement) => placement.fmt(f),
+            Self::Strided { dim, split_factor } => write!(f, "SS({dim},{split_factor})"),
+        }
+    }
+}
+
+impl FromStr for StridedPlacement {
+    type Err = PlacementError;
+
+    fn from_str(text: &str) -> Result<Self, PlacementError> {
+        let Some(strided) = text.strip_prefix("SS(") else {
+            return text.parse().map(Self::Plain);
+        };
+        let read = strided.strip_suffix(')').and_then(|inner| inner.split_once(','));
+        let read = read.and_then(|(dim, split_factor)| {
+            Some(Self::Strided { dim: dim.parse().ok()?, split_factor: split_factor.parse().ok()? })
+        });
+        read.ok_or_else(|| PlacementError::Unreadable { text: text.into() })
+    }
+}
