@@ -4,7 +4,7 @@
 //! like burn's own do; where such a panic carries an [`Error`] (a collective failing inside a
 //! backward pass), [`launch`](crate::comm::launch) turns it back into the typed value.
 
-use crate::comm::CommError;
+use crate::comm::{CommError, LaunchError};
 use crate::dtensor::DTensorError;
 use crate::fsdp::FsdpError;
 use crate::mesh::MeshError;
@@ -32,6 +32,9 @@ pub enum Error {
     /// A module could not be sharded, gathered or stepped.
     #[error(transparent)]
     Fsdp(#[from] FsdpError),
+    /// A [`launch`](crate::comm::launch) inside the program failed.
+    #[error(transparent)]
+    Launch(Box<LaunchError>),
     /// The program's own error, carried through [`launch`](crate::comm::launch).
     #[error("{0}")]
     Other(String),
@@ -49,6 +52,12 @@ impl Error {
     /// [`launch`](crate::comm::launch) catches it and reports it as a typed value.
     pub fn unwind(self) -> ! {
         std::panic::resume_unwind(Box::new(self))
+    }
+}
+
+impl From<LaunchError> for Error {
+    fn from(error: LaunchError) -> Self {
+        Self::Launch(Box::new(error))
     }
 }
 

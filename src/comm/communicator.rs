@@ -38,6 +38,16 @@ pub enum Phase {
     Backward,
 }
 
+impl std::fmt::Display for Phase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Other => "other",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+        })
+    }
+}
+
 /// What a collective is for: part of its fingerprint, and of the ledger's key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Call {

@@ -1,15 +1,137 @@
 //! [`CommError`]: why a collective failed.
 
+use std::time::Duration;
+
+use super::{CollectiveId, Op};
+
 /// Why a collective failed, naming the rank at fault.
-#[derive(Debug, Clone, thiserror::Error)]
+///
+/// A failure is joint: after the first one, every collective of every group of the world ends
+/// with it, on every rank. `during` is the collective in which the reporting rank learned of it;
+/// `None` where the error is the failing rank's own.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
     /// A rank panicked.
-    #[error("rank {rank} panicked: {message}")]
+    #[error("rank {rank} panicked: {message}{}", noticed(.during))]
     RankPanicked {
         /// Global rank.
         rank: usize,
         /// The panic message.
         message: String,
+        /// What the reporting rank was taking part in.
+        during: Option<CollectiveId>,
     },
+
+    /// A rank's program returned an error.
+    #[error("rank {rank} failed: {message}{}", noticed(.during))]
+    RankFailed {
+        /// Global rank.
+        rank: usize,
+        /// The error's message.
+        message: String,
+        /// What the reporting rank was taking part in.
+        during: Option<CollectiveId>,
+    },
+
+    /// A rank's program returned while others still waited for it.
+    #[error(
+        "rank {rank} has returned, but {during} still needs it; every rank of a group must make the same calls"
+    )]
+    RankLeft {
+        /// Global rank.
+        rank: usize,
+        /// The first collective that missed it.
+        during: CollectiveId,
+    },
+
+    /// Two ranks disagree about the same collective.
+    #[error("rank {rank} and rank {other} disagree in {during}: {differs} (rank {rank} vs rank {other})")]
+    Mismatch {
+        /// Global rank that differs; of three or more ranks present, the one outside the majority.
+        rank: usize,
+        /// A global rank it differs from.
+        other: usize,
+        /// The collective, as `other` called it.
+        during: CollectiveId,
+        /// What differs: `rank`'s value first, such as `shape [4, 8] vs [4, 9]`.
+        differs: String,
+    },
+
+    /// Ranks wait for each other in different collectives.
+    #[error("deadlock: {}", cycle(.waits))]
+    Deadlock {
+        /// Each rank of the cycle, what it waits in, and the rank it waits for.
+        waits: Vec<(usize, CollectiveId, usize)>,
+    },
+
+    /// Ranks did not join a collective in time.
+    #[error(
+        "{during}: ranks {missing:?} did not join within {deadline:?} of rank {rank}'s wait; \
+         raise `Launch::deadline` if they are only slow"
+    )]
+    DeadlineExceeded {
+        /// Global rank whose wait ran out.
+        rank: usize,
+        /// Global ranks that had not joined.
+        missing: Vec<usize>,
+        /// The collective.
+        during: CollectiveId,
+        /// How long it waited.
+        deadline: Duration,
+    },
+
+    /// A rank called a collective with arguments that cannot be right.
+    #[error("rank {rank}: {op} `{label}`: {problem}; {remedy}")]
+    InvalidArgument {
+        /// Global rank.
+        rank: usize,
+        /// What it called.
+        op: Op,
+        /// The caller's label.
+        label: String,
+        /// The argument at fault and its value.
+        problem: String,
+        /// What to do instead.
+        remedy: String,
+    },
+
+    /// A group of ranks cannot be made.
+    #[error("rank {rank}: group {ranks:?}: {problem}")]
+    InvalidGroup {
+        /// Global rank.
+        rank: usize,
+        /// The ranks asked for.
+        ranks: Vec<usize>,
+        /// What is wrong with them.
+        problem: String,
+    },
+}
+
+impl CommError {
+    /// The rank at fault: for a deadline the first missing one, for a deadlock the first of the cycle.
+    pub fn rank(&self) -> usize {
+        match self {
+            Self::RankPanicked { rank, .. }
+            | Self::RankFailed { rank, .. }
+            | Self::RankLeft { rank, .. }
+            | Self::Mismatch { rank, .. }
+            | Self::InvalidArgument { rank, .. }
+            | Self::InvalidGroup { rank, .. } => *rank,
+            Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),
+            Self::Deadlock { waits } => waits.first().map_or(0, |(rank, ..)| *rank),
+        }
+    }
+}
+
+fn noticed(during: &Option<CollectiveId>) -> String {
+    during.as_ref().map(|id| format!(" (noticed in {id})")).unwrap_or_default()
+}
+
+fn cycle(waits: &[(usize, CollectiveId, usize)]) -> String {
+    waits
+        .iter()
+        .map(|(rank, id, target)| format!("rank {rank} waits in {id} for rank {target}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }

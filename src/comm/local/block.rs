@@ -1,0 +1,162 @@
+//! Rectangular blocks of row-major tensors, as runs of adjacent elements.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+/// Per-dimension ranges of a tensor.
+pub(super) type Ranges = SmallVec<[Range<usize>; 4]>;
+
+/// The whole of `shape`.
+pub(super) fn full(shape: &[usize]) -> Ranges {
+    shape.iter().map(|len| 0..*len).collect()
+}
+
+/// `shape` cut to `range` in `dim`.
+pub(super) fn cut(shape: &[usize], dim: usize, range: Range<usize>) -> Ranges {
+    let mut ranges = full(shape);
+    ranges[dim] = range;
+    ranges
+}
+
+/// Row-major strides of `shape`.
+fn strides(shape: &[usize]) -> SmallVec<[usize; 4]> {
+    let mut strides = SmallVec::from_elem(1, shape.len());
+    for dim in (1..shape.len()).rev() {
+        strides[dim - 1] = strides[dim] * shape[dim];
+    }
+    strides
+}
+
+/// A block whose dimensions before `at` are walked outside, those from `at` on inside:
+///
+/// ```text
+/// for base in block.outer()            // dimensions 0..at
+///     for offset in block.inner()      // the strided part of dimensions at..
+///         elements[base + offset ..][.. block.run]
+/// ```
+///
+/// Visits the elements of the block in row-major order.
+#[derive(Debug)]
+pub(super) struct Block {
+    outer: Offsets,
+    inner: Offsets,
+    /// Length of each run of adjacent elements.
+    pub run: usize,
+}
+
+impl Block {
+    /// The block `ranges` of a row-major tensor of `shape`, walked outside up to dimension `at`.
+    pub fn new(shape: &[usize], ranges: &[Range<usize>], at: usize) -> Self {
+        let strides = strides(shape);
+        let is_full = |dim: usize| ranges[dim] == (0..shape[dim]);
+        // The last dimension that is cut (or `at`): from there on, elements are adjacent.
+        let split = (at..shape.len()).rev().find(|dim| !is_full(*dim)).unwrap_or(at);
+        let run = ranges[split..].iter().map(Range::len).product();
+        let start = ranges.get(split).map_or(0, |range| range.start * strides[split]);
+        Self {
+            outer: Offsets::new(&ranges[..at], &strides[..at], 0),
+            inner: Offsets::new(&ranges[at..split], &strides[at..split], start),
+            run,
+        }
+    }
+
+    /// Where each outer index starts.
+    pub fn outer(&self) -> Offsets {
+        self.outer.clone()
+    }
+
+    /// Where each run starts, from its outer index.
+    pub fn inner(&self) -> Offsets {
+        self.inner.clone()
+    }
+}
+
+/// The offsets of all indices of a few dimensions, in row-major order.
+#[derive(Debug, Clone)]
+pub(super) struct Offsets {
+    /// Length, stride and index of each dimension.
+    dims: SmallVec<[(usize, usize, usize); 4]>,
+    next: usize,
+    left: usize,
+}
+
+impl Offsets {
+    fn new(ranges: &[Range<usize>], strides: &[usize], start: usize) -> Self {
+        let starts = ranges.iter().zip(strides).map(|(range, stride)| range.start * stride).sum::<usize>();
+        let dims = ranges.iter().zip(strides).map(|(range, stride)| (range.len(), *stride, 0)).collect();
+        Self { dims, next: start + starts, left: ranges.iter().map(Range::len).product() }
+    }
+}
+
+impl Iterator for Offsets {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        self.left = self.left.checked_sub(1)?;
+        let offset = self.next;
+        for (len, stride, index) in self.dims.iter_mut().rev() {
+            *index += 1;
+            self.next += *stride;
+            if *index < *len {
+                break;
+            }
+            self.next -= *stride * *len;
+            *index = 0;
+        }
+        Some(offset)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl ExactSizeIterator for Offsets {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The elements of a block of `0..`, by index arithmetic alone.
+    fn expected(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
+        let strides = strides(shape);
+        let all = 0..shape.iter().product::<usize>();
+        let inside = |i: &usize| (0..shape.len()).all(|d| ranges[d].contains(&(i / strides[d] % shape[d])));
+        all.filter(inside).collect()
+    }
+
+    fn walked(shape: &[usize], ranges: &[Range<usize>], at: usize) -> Vec<usize> {
+        let block = Block::new(shape, ranges, at);
+        let mut elements = Vec::new();
+        for base in block.outer() {
+            for offset in block.inner() {
+                elements.extend(base + offset..base + offset + block.run);
+            }
+        }
+        elements
+    }
+
+    #[test]
+    fn walks_every_block_in_row_major_order() {
+        let shape = [2, 3, 4];
+        let cuts = |len: usize| (0..=len).flat_map(move |a| (a..=len).map(move |b| a..b));
+        for a in cuts(2) {
+            for b in cuts(3) {
+                for c in cuts(4) {
+                    let ranges = [a.clone(), b.clone(), c];
+                    for at in 0..=3 {
+                        assert_eq!(walked(&shape, &ranges, at), expected(&shape, &ranges), "{ranges:?} at {at}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_block_is_one_run() {
+        let block = Block::new(&[4, 5, 6], &full(&[4, 5, 6]), 0);
+        assert_eq!((block.outer().len(), block.inner().len(), block.run), (1, 1, 120));
+    }
+}

@@ -1,0 +1,349 @@
+//! [`Board`]: who has joined which collective. Pure state: no locks, no tensors, no clock.
+//!
+//! Invariants, cited by number in the tests:
+//! 1. The n-th call of one rank on a group meets the n-th call of every other rank.
+//! 2. A collective is complete when every rank of its group has joined with the same fingerprint.
+//! 3. A slot is freed once every rank has taken its result or given it up.
+//! 4. The first failure is the only one: it is final, and joint for all groups.
+//! 5. A rank that waits is told at once when a rank it needs has returned or waits for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::comm::{CollectiveId, CommError, Op};
+
+/// What two ranks must agree on.
+pub(crate) trait Fingerprint {
+    /// The operation.
+    fn op(&self) -> Op;
+    /// The caller's label.
+    fn label(&self) -> Arc<str>;
+    /// What differs, this one's value first; `None` if nothing does.
+    fn difference(&self, other: &Self) -> Option<String>;
+}
+
+/// The first thing that went wrong in a world.
+#[derive(Debug, Clone)]
+pub(crate) enum Failure {
+    Panicked { rank: usize, message: String },
+    Failed { rank: usize, message: String },
+    Collective(CommError),
+}
+
+impl Failure {
+    /// The error that a rank sees during `during`.
+    pub fn error(&self, during: Option<CollectiveId>) -> CommError {
+        match self.clone() {
+            Self::Panicked { rank, message } => CommError::RankPanicked { rank, message, during },
+            Self::Failed { rank, message } => CommError::RankFailed { rank, message, during },
+            Self::Collective(error) => error,
+        }
+    }
+}
+
+/// A group's place on the board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GroupKey(usize);
+
+impl GroupKey {
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// One rank's part in one collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    pub group: GroupKey,
+    /// The rank's position in the group.
+    pub member: usize,
+    pub seq: u64,
+}
+
+/// Every member's deposit, in group order.
+pub(crate) type Parts<P> = Arc<[P]>;
+
+/// What a waiting rank finds.
+pub(crate) enum Poll<P> {
+    Ready(Parts<P>),
+    Pending,
+    Failed,
+}
+
+pub(crate) struct Board<F, P> {
+    ranks: Vec<Rank>,
+    groups: Vec<Group<F, P>>,
+    failure: Option<Failure>,
+    /// What every rank was doing when the first failure came.
+    scene: Vec<String>,
+}
+
+#[derive(Default)]
+struct Rank {
+    last: Option<CollectiveId>,
+    waits: Vec<Ticket>,
+    returned: bool,
+    /// Collectives come from several of its threads, so a wait does not mean that it is stuck.
+    threaded: bool,
+}
+
+struct Group<F, P> {
+    ranks: Arc<[usize]>,
+    next: Vec<u64>,
+    /// Sequence number of the oldest slot.
+    base: u64,
+    slots: VecDeque<Slot<F, P>>,
+}
+
+struct Slot<F, P> {
+    joined: Vec<Option<(F, Option<P>)>>,
+    absent: usize,
+    parts: Option<Parts<P>>,
+    unreleased: usize,
+}
+
+impl<F: Fingerprint, P> Board<F, P> {
+    pub fn new(ranks: usize) -> Self {
+        let ranks = (0..ranks).map(|_| Rank::default()).collect();
+        Self { ranks, groups: Vec::new(), failure: None, scene: Vec::new() }
+    }
+
+    /// The group of these ranks in this order; the same for all its ranks.
+    pub fn group(&mut self, ranks: &[usize]) -> GroupKey {
+        let found = self.groups.iter().position(|group| *group.ranks == *ranks);
+        GroupKey(found.unwrap_or_else(|| {
+            let next = vec![0; ranks.len()];
+            self.groups.push(Group { ranks: ranks.into(), next, base: 0, slots: VecDeque::new() });
+            self.groups.len() - 1
+        }))
+    }
+
+    /// Keys of the groups with this rank.
+    pub fn groups_of(&self, rank: usize) -> impl Iterator<Item = GroupKey> {
+        self.groups.iter().enumerate().filter(move |(_, g)| g.ranks.contains(&rank)).map(|(i, _)| GroupKey(i))
+    }
+
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// What `rank` was doing at the first failure, or is doing now if there was none.
+    pub fn doing(&self, rank: usize) -> String {
+        self.scene.get(rank).cloned().unwrap_or_else(|| self.describe(rank))
+    }
+
+    /// Adds `member`'s deposit to its next collective of `group`. True: now complete.
+    pub fn join(&mut self, group: GroupKey, member: usize, print: F, part: P) -> Result<(Ticket, bool), CommError> {
+        let g = &mut self.groups[group.0];
+        let rank = g.ranks[member];
+        let seq = g.next[member];
+        let id = CollectiveId { op: print.op(), seq, label: print.label(), ranks: g.ranks.clone() };
+        if let Some(failure) = &self.failure {
+            return Err(failure.error(Some(id)));
+        }
+        g.next[member] += 1;
+        self.ranks[rank].last = Some(id);
+        let at = (seq - g.base) as usize;
+        if at == g.slots.len() {
+            g.slots.push_back(Slot::new(g.ranks.len()));
+        }
+        let slot = &mut g.slots[at];
+        let suspect = slot.suspect(member, &print);
+        slot.joined[member] = Some((print, Some(part)));
+        slot.absent -= 1;
+        if let Some((culprit, other)) = suspect {
+            let error = g.mismatch(seq, culprit, other);
+            self.fail(Failure::Collective(error.clone()));
+            return Err(error);
+        }
+        Ok((Ticket { group, member, seq }, slot.complete()))
+    }
+
+    /// Whether the result of `ticket` is there.
+    pub fn poll(&mut self, ticket: Ticket) -> Poll<P> {
+        match &self.slot(ticket).parts {
+            Some(parts) => Poll::Ready(parts.clone()),
+            None if self.failure.is_some() => Poll::Failed,
+            None => Poll::Pending,
+        }
+    }
+
+    /// Notes that the rank of `ticket` now waits, and looks for a reason why it would wait in vain.
+    pub fn begin_wait(&mut self, ticket: Ticket) {
+        let rank = self.rank(ticket);
+        self.ranks[rank].waits.push(ticket);
+        self.check_left(ticket);
+        if self.failure.is_none()
+            && let Some(waits) = self.cycle(rank)
+        {
+            self.fail(Failure::Collective(CommError::Deadlock { waits }));
+        }
+    }
+
+    /// The rank of `ticket` no longer waits.
+    pub fn end_wait(&mut self, ticket: Ticket) {
+        let rank = self.rank(ticket);
+        self.ranks[rank].waits.retain(|wait| *wait != ticket);
+    }
+
+    /// Fails if a rank that `ticket` still needs has returned.
+    pub fn check_left(&mut self, ticket: Ticket) {
+        let left = self.missing(ticket).into_iter().find(|rank| self.ranks[*rank].returned);
+        if let Some(rank) = left {
+            let during = self.id(ticket);
+            self.fail(Failure::Collective(CommError::RankLeft { rank, during }));
+        }
+    }
+
+    /// The result of `ticket` has been taken, or will never be. Returns what to drop outside the lock.
+    #[must_use]
+    pub fn release(&mut self, ticket: Ticket) -> Vec<Option<Parts<P>>> {
+        let g = &mut self.groups[ticket.group.0];
+        g.slots[(ticket.seq - g.base) as usize].unreleased -= 1;
+        let mut freed = Vec::new();
+        while g.slots.front().is_some_and(|slot| slot.unreleased == 0) {
+            freed.extend(g.slots.pop_front().map(|slot| slot.parts));
+            g.base += 1;
+        }
+        freed
+    }
+
+    /// Records the first failure; later ones are ignored. Returns the one that counts.
+    pub fn fail(&mut self, failure: Failure) -> Failure {
+        if self.failure.is_none() {
+            self.scene = (0..self.ranks.len()).map(|rank| self.describe(rank)).collect();
+            self.failure = Some(failure.clone());
+        }
+        self.failure.clone().unwrap_or(failure)
+    }
+
+    /// The rank's program is over.
+    pub fn returned(&mut self, rank: usize) {
+        self.ranks[rank].returned = true;
+    }
+
+    /// Collectives of `rank` come from more than one thread.
+    pub fn threaded(&mut self, rank: usize) {
+        self.ranks[rank].threaded = true;
+    }
+
+    /// Global ranks that have not joined, in group order.
+    pub fn missing(&self, ticket: Ticket) -> Vec<usize> {
+        let g = &self.groups[ticket.group.0];
+        let slot = self.slot(ticket);
+        if slot.absent == 0 {
+            return Vec::new();
+        }
+        g.ranks.iter().zip(&slot.joined).filter(|(_, joined)| joined.is_none()).map(|(rank, _)| *rank).collect()
+    }
+
+    /// The collective of `ticket`, as its rank called it.
+    pub fn id(&self, ticket: Ticket) -> CollectiveId {
+        self.groups[ticket.group.0].id(ticket.seq, ticket.member)
+    }
+
+    /// The global rank that holds `ticket`.
+    pub fn rank(&self, ticket: Ticket) -> usize {
+        self.groups[ticket.group.0].ranks[ticket.member]
+    }
+
+    fn slot(&self, ticket: Ticket) -> &Slot<F, P> {
+        let g = &self.groups[ticket.group.0];
+        &g.slots[(ticket.seq - g.base) as usize]
+    }
+
+    /// A cycle of waits through `start`: each rank, what it waits in, and the next one.
+    fn cycle(&self, start: usize) -> Option<Vec<(usize, CollectiveId, usize)>> {
+        let mut path = Vec::new();
+        let mut seen = vec![false; self.ranks.len()];
+        self.follow(start, start, &mut seen, &mut path).then_some(path)
+    }
+
+    fn follow(
+        &self,
+        rank: usize,
+        start: usize,
+        seen: &mut [bool],
+        path: &mut Vec<(usize, CollectiveId, usize)>,
+    ) -> bool {
+        seen[rank] = true;
+        if self.ranks[rank].threaded {
+            return false;
+        }
+        for wait in &self.ranks[rank].waits {
+            for target in self.missing(*wait) {
+                path.push((rank, self.id(*wait), target));
+                if target == start || (!seen[target] && self.follow(target, start, seen, path)) {
+                    return true;
+                }
+                path.pop();
+            }
+        }
+        false
+    }
+
+    fn describe(&self, rank: usize) -> String {
+        let state = &self.ranks[rank];
+        if state.returned {
+            return "finished".into();
+        }
+        if let Some(wait) = state.waits.last() {
+            return match &self.missing(*wait)[..] {
+                [] => format!("leaving {}", self.id(*wait)),
+                [one] => format!("waiting in {} for rank {one}", self.id(*wait)),
+                several => format!("waiting in {} for ranks {several:?}", self.id(*wait)),
+            };
+        }
+        match &state.last {
+            Some(id) => format!("computing since {id}"),
+            None => "computing, before any collective".into(),
+        }
+    }
+}
+
+impl<F: Fingerprint, P> Group<F, P> {
+    fn id(&self, seq: u64, member: usize) -> CollectiveId {
+        let (print, _) = self.slots[(seq - self.base) as usize].joined[member].as_ref().expect("the member has joined");
+        CollectiveId { op: print.op(), seq, label: print.label(), ranks: self.ranks.clone() }
+    }
+
+    fn mismatch(&self, seq: u64, culprit: usize, other: usize) -> CommError {
+        let slot = &self.slots[(seq - self.base) as usize];
+        let print = |member: usize| &slot.joined[member].as_ref().expect("both have joined").0;
+        CommError::Mismatch {
+            rank: self.ranks[culprit],
+            other: self.ranks[other],
+            during: self.id(seq, other),
+            differs: print(culprit).difference(print(other)).unwrap_or_default(),
+        }
+    }
+}
+
+impl<F: Fingerprint, P> Slot<F, P> {
+    fn new(size: usize) -> Self {
+        let joined = (0..size).map(|_| None).collect();
+        Self { joined, absent: size, parts: None, unreleased: size }
+    }
+
+    /// If `print` differs from those present: the member to blame, and one it differs from.
+    ///
+    /// Everyone present agreed so far, so with two or more present `member` is the odd one out.
+    fn suspect(&self, member: usize, print: &F) -> Option<(usize, usize)> {
+        let (present, (first, _)) =
+            self.joined.iter().enumerate().find_map(|(i, joined)| joined.as_ref().map(|joined| (i, joined)))?;
+        print.difference(first).map(|_| (member, present))
+    }
+
+    /// Hands the deposits out once all are there.
+    fn complete(&mut self) -> bool {
+        if self.absent > 0 {
+            return false;
+        }
+        let parts = self.joined.iter_mut().map(|joined| {
+            let (_, part) = joined.as_mut().expect("every member has joined");
+            part.take().expect("a collective completes once")
+        });
+        self.parts = Some(parts.collect());
+        true
+    }
+}

@@ -1,0 +1,216 @@
+//! [`LocalCommunicator`]: the collectives of a group of threads.
+
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Device;
+
+use super::LocalWorld;
+use super::arguments::{self, Problem};
+use super::board::{Failure, GroupKey};
+use super::data::{Deposit, Exchange};
+use super::fingerprint::{Print, TensorPrint};
+use super::pending::{Joined, Ready, Seat};
+use crate::comm::{Call, CommError, Communicator, Group, Ledger, Op, ReduceOp, Sharded, TensorMeta, Work};
+
+/// One thread rank's view of one group.
+#[derive(Debug)]
+pub(crate) struct LocalCommunicator {
+    world: Arc<LocalWorld>,
+    group: Group,
+    key: GroupKey,
+    ledger: Arc<Ledger>,
+    device: Device,
+}
+
+impl LocalCommunicator {
+    /// The communicator of `group` for its current rank.
+    pub fn new(world: Arc<LocalWorld>, group: Group, ledger: Arc<Ledger>, device: Device) -> Self {
+        let key = world.rendezvous.group(group.ranks());
+        Self { world, group, key, ledger, device }
+    }
+
+    fn rank(&self) -> usize {
+        self.group.ranks()[self.group.rank()]
+    }
+
+    /// Fails the whole world: the other ranks would wait in vain for this call.
+    fn refuse<T: Send + 'static>(&self, op: Op, call: &Call, problem: Problem) -> Work<T> {
+        let Problem { problem, remedy } = problem;
+        let error = CommError::InvalidArgument {
+            rank: self.rank(),
+            op,
+            label: call.label.to_string(),
+            problem,
+            remedy: remedy.into(),
+        };
+        Work::new(Ready(Err(self.world.rendezvous.fail(Failure::Collective(error)))))
+    }
+
+    /// Joins the next collective of the group. `bytes` is what the ledger counts.
+    fn join<T: Send + 'static>(
+        &self,
+        call: Call,
+        print: Print,
+        bytes: u64,
+        tensors: Vec<DispatchTensor>,
+        finish: impl FnOnce(Exchange) -> T + Send + 'static,
+    ) -> Work<T> {
+        let (member, device, rank) = (self.group.rank(), self.device.clone(), self.rank());
+        self.world.note_thread(rank);
+        self.ledger.record(print.op, self.group.size(), bytes, &call);
+        let ticket = match self.world.rendezvous.join(self.key, member, print, Deposit::new(tensors)) {
+            Ok(ticket) => ticket,
+            Err(error) => return Work::new(Ready(Err(error))),
+        };
+        Work::new(Joined {
+            seat: Seat { world: self.world.clone(), ticket: Some(ticket) },
+            rank,
+            deadline: self.world.deadline,
+            finish: move |deposits: &[Deposit]| finish(Exchange { deposits, member, device: &device }),
+        })
+    }
+
+    fn alone(&self) -> bool {
+        self.group.size() == 1
+    }
+}
+
+fn print(op: Op, call: &Call, tensors: Vec<TensorPrint>) -> Print {
+    Print { op, label: call.label.clone(), reduce: None, root: None, tensors }
+}
+
+fn bytes(tensors: &[TensorPrint]) -> u64 {
+    tensors.iter().map(TensorPrint::bytes).sum()
+}
+
+fn unpack(shards: Vec<Sharded>) -> (Vec<DispatchTensor>, Vec<usize>) {
+    shards.into_iter().map(|shard| (shard.tensor, shard.dim)).unzip()
+}
+
+fn done<T: Send + 'static>(value: T) -> Work<T> {
+    Work::new(Ready(Ok(value)))
+}
+
+impl Communicator for LocalCommunicator {
+    fn group(&self) -> &Group {
+        &self.group
+    }
+
+    fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>> {
+        let prints = match arguments::pieces(&shards, &self.group) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::AllGather, &call, problem),
+        };
+        let (tensors, dims) = unpack(shards);
+        if self.alone() {
+            return done(tensors);
+        }
+        let (bytes, print) = (bytes(&prints), print(Op::AllGather, &call, prints));
+        self.join(call, print, bytes, tensors, move |exchange| {
+            dims.iter().enumerate().map(|(index, dim)| exchange.gather(index, *dim)).collect()
+        })
+    }
+
+    fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
+        let prints = match arguments::wholes(&wholes, op) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::ReduceScatter, &call, problem),
+        };
+        let (tensors, dims) = unpack(wholes);
+        if self.alone() {
+            return done(tensors);
+        }
+        let bytes = bytes(&prints);
+        let print = Print { reduce: Some(op), ..print(Op::ReduceScatter, &call, prints) };
+        self.join(call, print, bytes, tensors, move |exchange| {
+            dims.iter().enumerate().map(|(index, dim)| exchange.reduce_part(index, *dim, op)).collect()
+        })
+    }
+
+    fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
+        let prints = match arguments::reduced(&tensors, op) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::AllReduce, &call, problem),
+        };
+        if self.alone() {
+            return done(tensors);
+        }
+        let (bytes, count) = (bytes(&prints), prints.len());
+        let print = Print { reduce: Some(op), ..print(Op::AllReduce, &call, prints) };
+        self.join(call, print, bytes, tensors, move |exchange| {
+            (0..count).map(|index| exchange.reduce_whole(index, op)).collect()
+        })
+    }
+
+    fn all_to_all(&self, call: Call, shard: Sharded, to_dim: usize) -> Work<DispatchTensor> {
+        let whole = match arguments::recut(&shard, to_dim, &self.group) {
+            Ok(whole) => whole,
+            Err(problem) => return self.refuse(Op::AllToAll, &call, problem),
+        };
+        let Sharded { tensor, dim, .. } = shard;
+        if self.alone() {
+            return done(tensor);
+        }
+        let piece = (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
+        let print = print(Op::AllToAll, &call, vec![whole]);
+        self.join(call, print, piece, vec![tensor], move |exchange| exchange.recut(dim, to_dim))
+    }
+
+    fn broadcast(
+        &self,
+        call: Call,
+        tensors: Option<Vec<DispatchTensor>>,
+        metas: Vec<TensorMeta>,
+        root: usize,
+    ) -> Work<Vec<DispatchTensor>> {
+        let prints = match arguments::rooted(tensors.as_deref(), &metas, root, &self.group) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::Broadcast, &call, problem),
+        };
+        let tensors = tensors.filter(|_| self.group.rank() == root).unwrap_or_default();
+        if self.alone() {
+            return done(tensors);
+        }
+        let (bytes, count) = (bytes(&prints), prints.len());
+        let print = Print { root: Some(root), ..print(Op::Broadcast, &call, prints) };
+        self.join(call, print, bytes, tensors, move |exchange| {
+            (0..count).map(|index| exchange.copy(index, root)).collect()
+        })
+    }
+
+    fn scatter(
+        &self,
+        call: Call,
+        tensors: Option<Vec<DispatchTensor>>,
+        metas: Vec<TensorMeta>,
+        dims: Vec<usize>,
+        root: usize,
+    ) -> Work<Vec<DispatchTensor>> {
+        let checked = arguments::rooted(tensors.as_deref(), &metas, root, &self.group).and_then(|mut prints| {
+            arguments::scattered(&mut prints, &dims)?;
+            Ok(prints)
+        });
+        let prints = match checked {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::Scatter, &call, problem),
+        };
+        let tensors = tensors.filter(|_| self.group.rank() == root).unwrap_or_default();
+        if self.alone() {
+            return done(tensors);
+        }
+        let bytes = bytes(&prints);
+        let print = Print { root: Some(root), ..print(Op::Scatter, &call, prints) };
+        self.join(call, print, bytes, tensors, move |exchange| {
+            dims.iter().enumerate().map(|(index, dim)| exchange.part(index, root, *dim)).collect()
+        })
+    }
+
+    fn barrier(&self, call: Call) -> Work<()> {
+        if self.alone() {
+            return done(());
+        }
+        let print = print(Op::Barrier, &call, Vec::new());
+        self.join(call, print, 0, Vec::new(), |_| ())
+    }
+}

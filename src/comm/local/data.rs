@@ -1,0 +1,158 @@
+//! What each collective does with the deposits, once all are there.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Device;
+
+use super::block::{Ranges, cut, full};
+use super::chunk::chunk;
+#[cfg(feature = "flex")]
+use super::flex;
+use super::generic;
+use crate::comm::ReduceOp;
+
+/// What one rank brings to a collective.
+#[derive(Debug, Default)]
+pub(crate) struct Deposit {
+    pub tensors: Vec<DispatchTensor>,
+    /// Of the first member's deposit: slices of an all-reduce, made by whichever rank comes first.
+    shares: OnceLock<Box<[OnceLock<DispatchTensor>]>>,
+}
+
+impl Deposit {
+    /// A deposit of references to `tensors`; only non-contiguous ones are copied.
+    pub fn new(tensors: Vec<DispatchTensor>) -> Self {
+        #[cfg(feature = "flex")]
+        let tensors = tensors.into_iter().map(flex::settle).collect();
+        Self { tensors, shares: OnceLock::new() }
+    }
+}
+
+/// The deposits of a complete collective, seen from one rank.
+#[derive(Debug)]
+pub(super) struct Exchange<'a> {
+    pub deposits: &'a [Deposit],
+    /// The rank's position in the group.
+    pub member: usize,
+    /// Where a tensor goes that the rank has no counterpart of.
+    pub device: &'a Device,
+}
+
+impl Exchange<'_> {
+    /// Tensor `index` of all ranks, whole, one after another along `dim`.
+    pub fn gather(&self, index: usize, dim: usize) -> DispatchTensor {
+        concat(self.sources(index, |tensor| full(&tensor.shape()[..])), dim, &self.home(index))
+    }
+
+    /// This rank's chunk, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
+    pub fn recut(&self, dim: usize, to_dim: usize) -> DispatchTensor {
+        let sources = self.sources(0, |tensor| {
+            let shape = tensor.shape();
+            cut(&shape[..], to_dim, self.mine(shape[to_dim]))
+        });
+        concat(sources, dim, &self.home(0))
+    }
+
+    /// A copy of tensor `index` of `root`.
+    pub fn copy(&self, index: usize, root: usize) -> DispatchTensor {
+        let tensor = &self.deposits[root].tensors[index];
+        concat(vec![(tensor, full(&tensor.shape()[..]))], 0, &self.home(index))
+    }
+
+    /// This rank's chunk, along `dim`, of tensor `index` of `root`.
+    pub fn part(&self, index: usize, root: usize, dim: usize) -> DispatchTensor {
+        let tensor = &self.deposits[root].tensors[index];
+        let shape = tensor.shape();
+        concat(vec![(tensor, cut(&shape[..], dim, self.mine(shape[dim])))], 0, &self.home(index))
+    }
+
+    /// This rank's chunk, along `dim`, of the reduction of tensor `index`.
+    pub fn reduce_part(&self, index: usize, dim: usize, op: ReduceOp) -> DispatchTensor {
+        let shape = self.deposits[0].tensors[index].shape();
+        self.reduce(index, &cut(&shape[..], dim, self.mine(shape[dim])), op)
+    }
+
+    /// The reduction of tensor `index`.
+    pub fn reduce_whole(&self, index: usize, op: ReduceOp) -> DispatchTensor {
+        let shape = self.deposits[0].tensors[index].shape();
+        #[cfg(feature = "flex")]
+        if self.deposits.len() > 2
+            && shape.num_elements() >= SHARED_REDUCTION
+            && let Some(result) = self.reduce_shared(index, op)
+        {
+            return result;
+        }
+        self.reduce(index, &full(&shape[..]), op)
+    }
+
+    fn reduce(&self, index: usize, ranges: &Ranges, op: ReduceOp) -> DispatchTensor {
+        let sources: Vec<_> = self.deposits.iter().map(|deposit| &deposit.tensors[index]).collect();
+        #[cfg(feature = "flex")]
+        if let Some(sources) = sources.iter().map(|tensor| flex::primitive(tensor)).collect::<Option<Vec<_>>>() {
+            return flex::reduce(&sources, ranges, op);
+        }
+        generic::reduce(&sources, ranges, op, &self.home(index))
+    }
+
+    /// Each rank reduces a slice of its own, then copies all slices.
+    ///
+    /// A rank that does not wait for its result makes no slice; whoever finds one missing makes
+    /// it, so no rank ever waits for another here but for a slice already in the making.
+    #[cfg(feature = "flex")]
+    fn reduce_shared(&self, index: usize, op: ReduceOp) -> Option<DispatchTensor> {
+        let sources: Option<Vec<_>> =
+            self.deposits.iter().map(|deposit| flex::primitive(&deposit.tensors[index])).collect();
+        let sources = sources?;
+        let size = sources.len();
+        let shape = sources[0].layout().shape().clone();
+        let count = self.deposits[0].tensors.len();
+        let shares =
+            self.deposits[0].shares.get_or_init(|| (0..count * size).map(|_| OnceLock::new()).collect());
+        let shares = &shares[index * size..(index + 1) * size];
+        for step in 0..size {
+            let slice = (self.member + step) % size;
+            shares[slice].get_or_init(|| {
+                flex::reduce_flat(&sources, chunk(shape.num_elements(), size, slice), op)
+            });
+        }
+        let slices = shares.iter().map(|share| flex::primitive(share.get()?)).collect::<Option<Vec<_>>>()?;
+        Some(flex::join(&slices, shape))
+    }
+
+    fn sources(
+        &self,
+        index: usize,
+        ranges: impl Fn(&DispatchTensor) -> Ranges,
+    ) -> Vec<(&DispatchTensor, Ranges)> {
+        let tensors = self.deposits.iter().map(|deposit| &deposit.tensors[index]);
+        tensors.map(|tensor| (tensor, ranges(tensor))).collect()
+    }
+
+    /// This rank's chunk of a dimension of length `len`.
+    fn mine(&self, len: usize) -> Range<usize> {
+        chunk(len, self.deposits.len(), self.member)
+    }
+
+    /// Where tensor `index` of this rank lives.
+    fn home(&self, index: usize) -> Device {
+        let own = self.deposits[self.member].tensors.get(index);
+        own.map_or_else(|| self.device.clone(), |tensor| Device::new(tensor.device()))
+    }
+}
+
+/// From this many elements on, more than two ranks share the work of an all-reduce.
+#[cfg(feature = "flex")]
+const SHARED_REDUCTION: usize = 16 * 1024;
+
+fn concat(sources: Vec<(&DispatchTensor, Ranges)>, dim: usize, device: &Device) -> DispatchTensor {
+    #[cfg(feature = "flex")]
+    {
+        let primitives = sources.iter().map(|(tensor, ranges)| Some((flex::primitive(tensor)?, ranges.clone())));
+        if let Some(sources) = primitives.collect::<Option<Vec<_>>>() {
+            return flex::concat(&sources, dim);
+        }
+    }
+    generic::concat(&sources, dim, device)
+}

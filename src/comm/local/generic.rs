@@ -1,0 +1,119 @@
+//! Data movement through burn's own tensor operations, for tensors of any backend.
+//!
+//! Peers' tensors are moved to the rank's device first, so that ranks may sit on several devices.
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::kind::{Basic, Ordered};
+use burn::tensor::{Bool, DType, Device, Float, Int, Slice, Tensor};
+
+use super::block::Ranges;
+use crate::comm::ReduceOp;
+
+/// Evaluates `$body` with the constant `$d` set to `$rank`.
+macro_rules! with_rank {
+    ($rank:expr, $d:ident => $body:expr) => {
+        with_rank!(@each $rank, $d => $body; 1 2 3 4 5 6 7 8)
+    };
+    (@each $rank:expr, $d:ident => $body:expr; $($literal:literal)*) => {
+        match $rank {
+            $($literal => { const $d: usize = $literal; $body })*
+            rank => panic!("collectives on this backend take tensors of 1 to 8 dimensions, not {rank}"),
+        }
+    };
+}
+
+/// The blocks of `sources` one after another along `dim`, on `device`.
+pub(super) fn concat(sources: &[(&DispatchTensor, Ranges)], dim: usize, device: &Device) -> DispatchTensor {
+    let first = sources[0].0;
+    let (rank, dtype) = (first.shape().num_dims(), first.dtype());
+    if dtype.is_float() {
+        with_rank!(rank, D => concat_typed::<D, Float>(sources, dim, device))
+    } else if dtype.is_bool() {
+        with_rank!(rank, D => concat_typed::<D, Bool>(sources, dim, device))
+    } else {
+        with_rank!(rank, D => concat_typed::<D, Int>(sources, dim, device))
+    }
+}
+
+/// The block `ranges` of every source, reduced over the sources in a fixed binary tree, on `device`.
+pub(super) fn reduce(sources: &[&DispatchTensor], ranges: &Ranges, op: ReduceOp, device: &Device) -> DispatchTensor {
+    let (rank, dtype) = (sources[0].shape().num_dims(), sources[0].dtype());
+    if dtype.is_float() {
+        with_rank!(rank, D => reduce_float::<D>(blocks(sources, ranges, device), dtype, op).into_dispatch())
+    } else if dtype.is_bool() {
+        with_rank!(rank, D => reduce_bool::<D>(blocks(sources, ranges, device), op).into_dispatch())
+    } else {
+        with_rank!(rank, D => reduce_numeric::<D, Int>(blocks(sources, ranges, device), op).into_dispatch())
+    }
+}
+
+fn concat_typed<const D: usize, K: Basic>(
+    sources: &[(&DispatchTensor, Ranges)],
+    dim: usize,
+    device: &Device,
+) -> DispatchTensor {
+    let block = |(tensor, ranges): &(&DispatchTensor, Ranges)| block::<D, K>(tensor, ranges, device);
+    // An empty piece adds nothing, and not every backend can concatenate one.
+    let mut blocks: Vec<_> = sources.iter().filter(|(_, ranges)| !ranges[dim].is_empty()).map(block).collect();
+    if blocks.is_empty() {
+        blocks.push(block(&sources[0]));
+    }
+    Tensor::cat(blocks, dim).into_dispatch()
+}
+
+fn blocks<const D: usize, K: Basic>(
+    sources: &[&DispatchTensor],
+    ranges: &Ranges,
+    device: &Device,
+) -> Vec<Tensor<D, K>> {
+    sources.iter().map(|tensor| block(tensor, ranges, device)).collect()
+}
+
+fn block<const D: usize, K: Basic>(tensor: &DispatchTensor, ranges: &Ranges, device: &Device) -> Tensor<D, K> {
+    let slices: Vec<Slice> = ranges.iter().map(|range| Slice::from(range.clone())).collect();
+    Tensor::<D, K>::from_dispatch(tensor.clone()).slice(&slices).to_device(device)
+}
+
+/// f16 and bf16 accumulate in f32 and round once.
+fn reduce_float<const D: usize>(blocks: Vec<Tensor<D>>, dtype: DType, op: ReduceOp) -> Tensor<D> {
+    if matches!(dtype, DType::F16 | DType::BF16) {
+        let blocks = blocks.into_iter().map(|block| block.cast(DType::F32)).collect();
+        return reduce_numeric(blocks, op).cast(dtype);
+    }
+    reduce_numeric(blocks, op)
+}
+
+/// As 0 and 1, the minimum and the product are `and`, the maximum is `or`.
+fn reduce_bool<const D: usize>(blocks: Vec<Tensor<D, Bool>>, op: ReduceOp) -> Tensor<D, Bool> {
+    match op {
+        ReduceOp::Max => tree(blocks, Tensor::bool_or),
+        _ => tree(blocks, Tensor::bool_and),
+    }
+}
+
+fn reduce_numeric<const D: usize, K: Ordered>(blocks: Vec<Tensor<D, K>>, op: ReduceOp) -> Tensor<D, K> {
+    let count = blocks.len() as i64;
+    match op {
+        ReduceOp::Sum => tree(blocks, Tensor::add),
+        ReduceOp::Avg => tree(blocks, Tensor::add).div_scalar(count),
+        ReduceOp::Min => tree(blocks, Tensor::min_pair),
+        ReduceOp::Max => tree(blocks, Tensor::max_pair),
+        ReduceOp::Product => tree(blocks, Tensor::mul),
+    }
+}
+
+/// Neighbours first, then neighbouring pairs; an odd one out moves up.
+fn tree<T>(mut level: Vec<T>, combine: impl Fn(T, T) -> T) -> T {
+    while level.len() > 1 {
+        let mut values = level.into_iter();
+        let mut above = Vec::with_capacity(values.len().div_ceil(2));
+        while let Some(first) = values.next() {
+            above.push(match values.next() {
+                Some(second) => combine(first, second),
+                None => first,
+            });
+        }
+        level = above;
+    }
+    level.pop().expect("there is at least one source")
+}

@@ -1,0 +1,5 @@
+//! The blocking primitives of the rendezvous, in one place so that a model checker can replace them.
+
+pub(crate) use std::time::Instant;
+
+pub(crate) use parking_lot::{Condvar, Mutex};

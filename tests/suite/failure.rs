@@ -1,0 +1,222 @@
+//! Failures: every other rank gets a typed error that names the culprit, at once.
+//!
+//! The deadline is far longer than the suite's time limit for one test, so only prompt waking passes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use burn::tensor::{DType, Tensor};
+use burn_dtensor::Error;
+use burn_dtensor::comm::{CommError, Communicator, Launch, LaunchError, Op, ReduceOp, Sharded, World, launch};
+
+const FAR: Duration = Duration::from_secs(3600);
+
+/// Runs 4 ranks in which rank 2 does `wrong` while the others gather; returns what they ended with.
+fn provoke(wrong: impl Fn(&World, &dyn Communicator) -> Result<(), Error> + Sync) -> LaunchError {
+    launch(Launch::threads(4).deadline(FAR), |world| {
+        let comm = world.all();
+        comm.barrier("start".into()).wait()?;
+        if world.rank() == 2 { wrong(world, comm.as_ref()) } else { gather(world, comm.as_ref(), "unit", DType::F32, 9) }
+    })
+    .unwrap_err()
+}
+
+fn gather(world: &World, comm: &dyn Communicator, label: &str, dtype: DType, width: usize) -> Result<(), Error> {
+    let tensor = Tensor::<2>::ones([2, width], world.device()).cast(dtype).into_dispatch();
+    comm.all_gather(label.into(), vec![Sharded { tensor, dim: 0, len: 8 }]).wait()?;
+    Ok(())
+}
+
+/// The error of every rank but 2.
+fn of_the_others(error: &LaunchError) -> Vec<CommError> {
+    let others = error.others.iter().filter(|report| report.rank != 2);
+    let errors: Vec<_> = others
+        .map(|report| match &report.error {
+            Some(Error::Comm(error)) => error.clone(),
+            other => panic!("rank {} ended with {other:?}", report.rank),
+        })
+        .collect();
+    assert_eq!(errors.len(), 3);
+    errors
+}
+
+#[test]
+fn a_rank_panics() {
+    let error = provoke(|_, _| panic!("boom"));
+    assert_eq!(error.rank, 2);
+    for error in of_the_others(&error) {
+        let CommError::RankPanicked { rank: 2, message, during: Some(id) } = error else { panic!("{error}") };
+        assert_eq!((message.as_str(), id.op, id.seq, &*id.label), ("boom", Op::AllGather, 1, "unit"));
+    }
+    assert!(matches!(error.cause, Error::Comm(CommError::RankPanicked { rank: 2, .. })), "{error}");
+}
+
+#[test]
+fn a_rank_returns_an_error() {
+    let error = provoke(|_, _| Err(Error::other("no such file")));
+    assert!(matches!(&error.cause, Error::Other(message) if message == "no such file"));
+    for error in of_the_others(&error) {
+        assert!(matches!(error, CommError::RankFailed { rank: 2, ref message, .. } if message == "no such file"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_unwinds_with_a_typed_error() {
+    let error = provoke(|_, _| Error::other("in a backward step").unwind());
+    assert!(matches!(&error.cause, Error::Other(message) if message == "in a backward step"));
+    for error in of_the_others(&error) {
+        assert!(matches!(error, CommError::RankFailed { rank: 2, .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_returns_early() {
+    let error = provoke(|_, _| Ok(()));
+    assert!(matches!(error.cause, Error::Comm(CommError::RankLeft { rank: 2, .. })), "{error}");
+    for error in of_the_others(&error) {
+        let CommError::RankLeft { rank: 2, during } = error else { panic!("{error}") };
+        assert_eq!((during.op, during.seq), (Op::AllGather, 1));
+    }
+}
+
+/// Rank 2 disagrees: all four ranks name ranks, operation, number and what differs.
+fn disagree(differs: &str, wrong: impl Fn(&World, &dyn Communicator) -> Result<(), Error> + Sync) {
+    let error = provoke(wrong);
+    let Error::Comm(cause) = &error.cause else { panic!("{error}") };
+    let mut errors: Vec<_> = error.others.iter().filter_map(|report| report.error.clone()).collect();
+    assert_eq!(errors.len(), 3);
+    errors.push(cause.clone().into());
+    for error in errors {
+        let Error::Comm(CommError::Mismatch { rank, other, during, differs: what }) = &error else { panic!("{error}") };
+        assert!(*rank == 2 || *other == 2, "{error}");
+        assert_eq!(during.seq, 1);
+        let mirrored = differs.split_once(" vs ").map(|(a, b)| {
+            let (what, a) = a.rsplit_once(' ').filter(|_| !a.ends_with(']')).unwrap_or_else(|| a.split_at(a.find('[').unwrap() - 1));
+            format!("{what} {b} vs {}", a.trim())
+        });
+        assert!(what == differs || Some(what) == mirrored.as_ref(), "{what}");
+    }
+}
+
+#[test]
+fn a_rank_calls_another_collective() {
+    disagree("operation barrier vs all_gather", |_, comm| Ok(comm.barrier("unit".into()).wait()?));
+}
+
+#[test]
+fn a_rank_gathers_another_shape() {
+    disagree("tensor 0: shape [8, 8] vs [8, 9]", |world, comm| gather(world, comm, "unit", DType::F32, 8));
+}
+
+#[test]
+fn a_rank_gathers_another_dtype() {
+    disagree("tensor 0: dtype f64 vs f32", |world, comm| gather(world, comm, "unit", DType::F64, 9));
+}
+
+#[test]
+fn a_rank_uses_another_label() {
+    disagree("label `other` vs `unit`", |world, comm| gather(world, comm, "other", DType::F32, 9));
+}
+
+#[test]
+fn a_rank_passes_a_piece_of_the_wrong_size() {
+    let error = provoke(|world, comm| {
+        let tensor = Tensor::<2>::ones([3, 9], world.device()).into_dispatch();
+        comm.all_gather("unit".into(), vec![Sharded { tensor, dim: 0, len: 8 }]).wait()?;
+        Ok(())
+    });
+    for error in of_the_others(&error) {
+        let CommError::InvalidArgument { rank: 2, problem, .. } = &error else { panic!("{error}") };
+        assert!(problem.contains("length 3 in dimension 0") && problem.contains("has 2"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_passes_a_tracked_tensor() {
+    let error = provoke(|world, comm| {
+        let tensor = Tensor::<2>::ones([2, 9], &world.device().clone().autodiff()).into_dispatch();
+        comm.all_reduce("unit".into(), vec![tensor], ReduceOp::Sum).wait()?;
+        Ok(())
+    });
+    for error in of_the_others(&error) {
+        assert!(matches!(&error, CommError::InvalidArgument { rank: 2, problem, .. } if problem.contains("autodiff")), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_is_late() {
+    let given_up = AtomicBool::new(false);
+    let error = launch(Launch::threads(3).deadline(Duration::from_millis(100)), |world| {
+        while world.rank() == 1 && !given_up.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let result = world.barrier("meet");
+        given_up.store(true, Ordering::Relaxed);
+        Ok::<_, Error>(result?)
+    })
+    .unwrap_err();
+    assert_eq!(error.rank, 1);
+    for error in std::iter::once(error.cause).chain(error.others.into_iter().filter_map(|report| report.error)) {
+        let Error::Comm(CommError::DeadlineExceeded { missing, during, .. }) = &error else { panic!("{error}") };
+        assert_eq!((missing.as_slice(), during.op), (&[1][..], Op::Barrier));
+    }
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_are_told() {
+    let error = launch(Launch::threads(4).deadline(FAR), |world| {
+        let pairs = [[0, 1], [1, 2], [2, 3], [3, 0]];
+        let of = |pair: [usize; 2]| world.group(&pair);
+        // Every rank starts with the pair it shares with its right neighbour.
+        of(pairs[world.rank()])?.barrier("right".into()).wait()?;
+        of(pairs[(world.rank() + 3) % 4])?.barrier("left".into()).wait()?;
+        Ok::<_, Error>(())
+    })
+    .unwrap_err();
+    let errors: Vec<_> = error.others.iter().filter_map(|report| report.error.clone()).chain([error.cause.clone()]).collect();
+    assert_eq!(errors.len(), 4);
+    for error in errors {
+        let Error::Comm(CommError::Deadlock { waits }) = &error else { panic!("{error}") };
+        assert_eq!(waits.len(), 4);
+        assert!(waits.iter().all(|(rank, _, target)| *target == (rank + 1) % 4), "{error}");
+    }
+}
+
+#[test]
+fn after_a_failure_every_group_is_closed() {
+    launch(Launch::threads(4).deadline(FAR), |world| {
+        let pair = world.group(&[world.rank() / 2 * 2, world.rank() / 2 * 2 + 1])?;
+        let label = if world.rank() == 0 { "a" } else { "b" };
+        let first = world.all().barrier(label.into()).wait().unwrap_err();
+        assert!(matches!(first, CommError::Mismatch { .. }));
+        let then = pair.barrier("later".into()).wait().unwrap_err();
+        assert_eq!(first, then);
+        Ok::<_, Error>(())
+    })
+    .unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn the_report_says_what_every_rank_was_doing() {
+    let error = launch(Launch::threads(3).deadline(FAR), |world| {
+        let all = world.all();
+        all.barrier("start".into()).wait()?;
+        match world.rank() {
+            0 => all.barrier("meet".into()).wait()?,
+            1 => {
+                // Dropped: rank 1 has taken part and goes on to return.
+                drop(all.barrier("meet".into()));
+            }
+            _ => {
+                std::thread::sleep(Duration::from_millis(50));
+                panic!("boom");
+            }
+        }
+        Ok::<_, Error>(())
+    })
+    .unwrap_err();
+    let doing: Vec<_> = error.others.iter().map(|report| report.doing.as_str()).collect();
+    assert_eq!(doing, ["waiting in barrier #1 `meet` on ranks [0, 1, 2] for rank 2", "finished"]);
+    let text = error.to_string();
+    assert!(text.starts_with("launch failed at rank 2: rank 2 panicked: boom\n  rank 0 was waiting"), "{text}");
+}

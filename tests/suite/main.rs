@@ -1,0 +1,4 @@
+//! The public API, from outside.
+
+mod comm;
+mod failure;
