@@ -81,7 +81,7 @@ impl Plain {
 
     fn reduced(all: &[Self], op: ReduceOp, dtype: DType) -> Self {
         let at = |i: usize| -> i64 {
-            let mut values = all.iter().map(|plain| plain.values[i]);
+            let values = all.iter().map(|plain| plain.values[i]);
             match op {
                 ReduceOp::Sum => values.sum(),
                 ReduceOp::Avg if dtype.is_float() => unreachable!("not an integer"),

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Shape};
 
 use super::fingerprint::TensorPrint;
 use crate::comm::{Group, ReduceOp, Sharded, TensorMeta};
-use super::chunk::chunk;
+use crate::placement::chunk;
 
 /// What is wrong with an argument, and what to do instead.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
 use super::block::{Ranges, cut, full};
-use super::chunk::chunk;
+use crate::placement::chunk;
 #[cfg(feature = "flex")]
 use super::flex;
 use super::generic;

@@ -9,7 +9,6 @@
 mod arguments;
 mod block;
 mod board;
-mod chunk;
 mod communicator;
 mod data;
 mod fingerprint;
