@@ -1,0 +1,273 @@
+//! [`DeviceMesh`]: its construction and its queries.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use smallvec::SmallVec;
+
+use super::{DimNames, MeshError};
+use crate::comm::{Communicator, World};
+
+/// An array of ranks with named dimensions, and one communicator per dimension.
+///
+/// Cheap to clone. See the [module](super) for a picture.
+#[derive(Clone)]
+pub struct DeviceMesh(Arc<Inner>);
+
+struct Inner {
+    world: World,
+    shape: SmallVec<[usize; 3]>,
+    names: Vec<String>,
+    /// Row-major.
+    ranks: Vec<usize>,
+    /// The caller's position, if it is a member.
+    coordinate: Option<SmallVec<[usize; 3]>>,
+    /// One per dimension; none if the caller is no member.
+    communicators: Vec<Arc<dyn Communicator>>,
+    /// For a slice: the mesh it was sliced from.
+    root: Option<DeviceMesh>,
+}
+
+impl DeviceMesh {
+    /// The mesh of ranks `0..n`, where `n` is the product of `shape`.
+    ///
+    /// A world may be larger than the mesh: the other ranks call this too, and have no
+    /// [`coordinate`](Self::coordinate).
+    ///
+    /// # Collective
+    /// Every rank of the world, in the same order as other meshes.
+    ///
+    /// # Errors
+    /// A [`MeshError`] if shape and names do not fit each other, or the world is too small.
+    pub fn new(world: &World, shape: impl AsRef<[usize]>, names: impl DimNames) -> Result<Self, MeshError> {
+        let shape = shape.as_ref();
+        let needed = shape.iter().product();
+        if needed > world.size() {
+            return Err(MeshError::WorldTooSmall { shape: shape.to_vec(), needed, world_size: world.size() });
+        }
+        Self::from_ranks(world, (0..needed).collect::<Vec<_>>(), shape, names)
+    }
+
+    /// The mesh of `ranks`, row-major.
+    ///
+    /// # Collective
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    /// A [`MeshError`] if ranks, shape and names do not fit each other or the world.
+    pub fn from_ranks(
+        world: &World,
+        ranks: impl Into<Vec<usize>>,
+        shape: impl AsRef<[usize]>,
+        names: impl DimNames,
+    ) -> Result<Self, MeshError> {
+        let (ranks, shape) = (ranks.into(), shape.as_ref());
+        let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
+        validate(world, &ranks, shape, &names)?;
+        let position = ranks.iter().position(|&rank| rank == world.rank());
+        let coordinate = position.map(|position| unravel(position, shape));
+        let mut communicators = Vec::new();
+        if let Some(coordinate) = &coordinate {
+            for mesh_dim in 0..shape.len() {
+                communicators.push(world.group(&along(&ranks, shape, coordinate, &[mesh_dim]))?);
+            }
+        }
+        let world = world.clone();
+        Ok(Self(Arc::new(Inner { world, shape: shape.into(), names, ranks, coordinate, communicators, root: None })))
+    }
+
+    /// The slice along `mesh_dims` (ascending) through `coordinate`, the caller's.
+    pub(super) fn sub_mesh(&self, mesh_dims: &[usize], coordinate: &[usize]) -> Self {
+        Self(Arc::new(Inner {
+            world: self.0.world.clone(),
+            shape: mesh_dims.iter().map(|&dim| self.0.shape[dim]).collect(),
+            names: mesh_dims.iter().map(|&dim| self.0.names[dim].clone()).collect(),
+            ranks: along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims),
+            coordinate: Some(mesh_dims.iter().map(|&dim| coordinate[dim]).collect()),
+            communicators: mesh_dims.iter().map(|&dim| self.0.communicators[dim].clone()).collect(),
+            root: Some(self.root().clone()),
+        }))
+    }
+
+    /// Sizes of the dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.0.shape
+    }
+
+    /// Names of the dimensions.
+    pub fn names(&self) -> &[String] {
+        &self.0.names
+    }
+
+    /// Global ranks, row-major.
+    pub fn ranks(&self) -> &[usize] {
+        &self.0.ranks
+    }
+
+    /// Number of dimensions.
+    pub fn ndim(&self) -> usize {
+        self.0.shape.len()
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.0.ranks.len()
+    }
+
+    /// Number of ranks along `mesh_dim`.
+    ///
+    /// # Panics
+    /// If the mesh has no such dimension.
+    pub fn size_of(&self, mesh_dim: usize) -> usize {
+        self.0.shape[mesh_dim]
+    }
+
+    /// The caller's global rank, in the mesh or not.
+    pub fn rank(&self) -> usize {
+        self.0.world.rank()
+    }
+
+    /// The caller's position, one index per dimension; `None` outside the mesh.
+    pub fn coordinate(&self) -> Option<&[usize]> {
+        self.0.coordinate.as_deref()
+    }
+
+    /// The index of the dimension called `name`.
+    ///
+    /// # Errors
+    /// [`UnknownName`](MeshError::UnknownName), which lists the names there are.
+    pub fn dim(&self, name: &str) -> Result<usize, MeshError> {
+        let found = self.0.names.iter().position(|known| known == name);
+        found.ok_or_else(|| MeshError::UnknownName {
+            name: name.into(),
+            names: self.0.names.clone(),
+            mesh: self.to_string(),
+        })
+    }
+
+    /// The communicator of the ranks that differ from the caller only along `mesh_dim`.
+    ///
+    /// # Errors
+    /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and
+    /// [`DimOutOfRange`](MeshError::DimOutOfRange) for a dimension the mesh lacks.
+    pub fn communicator(&self, mesh_dim: usize) -> Result<&Arc<dyn Communicator>, MeshError> {
+        if mesh_dim >= self.ndim() {
+            return Err(MeshError::DimOutOfRange { mesh_dim, ndim: self.ndim(), mesh: self.to_string() });
+        }
+        self.0.communicators.get(mesh_dim).ok_or_else(|| self.not_a_member("communicate on it"))
+    }
+
+    /// The mesh this one was sliced from; itself, if it is no slice.
+    pub fn root(&self) -> &Self {
+        self.0.root.as_ref().unwrap_or(self)
+    }
+
+    /// The world the mesh lies in.
+    pub fn world(&self) -> &World {
+        &self.0.world
+    }
+
+    /// The caller's device, without autodiff.
+    pub fn device(&self) -> Device {
+        self.0.world.device().clone()
+    }
+
+    /// The caller's position, or the error that says what it cannot do.
+    pub(super) fn member(&self, action: &'static str) -> Result<&[usize], MeshError> {
+        self.coordinate().ok_or_else(|| self.not_a_member(action))
+    }
+
+    fn not_a_member(&self, action: &'static str) -> MeshError {
+        MeshError::NotAMember { rank: self.rank(), mesh: self.to_string(), action }
+    }
+
+    fn identity(&self) -> (&[usize], &[usize], &[String]) {
+        (self.ranks(), self.shape(), self.names())
+    }
+}
+
+fn validate(world: &World, ranks: &[usize], shape: &[usize], names: &[String]) -> Result<(), MeshError> {
+    let needed: usize = shape.iter().product();
+    if shape.is_empty() || needed == 0 {
+        return Err(MeshError::EmptyShape { shape: shape.to_vec() });
+    }
+    if names.len() != shape.len() {
+        return Err(MeshError::NameCount { names: names.to_vec(), shape: shape.to_vec() });
+    }
+    if let Some(mesh_dim) = names.iter().position(String::is_empty) {
+        return Err(MeshError::EmptyName { mesh_dim });
+    }
+    if let Some(name) = first_repeated(names) {
+        return Err(MeshError::DuplicateName { name: name.clone(), names: names.to_vec() });
+    }
+    if ranks.len() != needed {
+        return Err(MeshError::RankCount { given: ranks.len(), needed, shape: shape.to_vec() });
+    }
+    if let Some(&rank) = ranks.iter().find(|rank| **rank >= world.size()) {
+        return Err(MeshError::RankOutOfRange { rank, world_size: world.size() });
+    }
+    match first_repeated(ranks) {
+        Some(&rank) => Err(MeshError::DuplicateRank { rank }),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn first_repeated<T: Eq + Hash>(items: &[T]) -> Option<&T> {
+    let mut seen = std::collections::HashSet::new();
+    items.iter().find(|item| !seen.insert(*item))
+}
+
+/// The coordinate of a row-major position.
+fn unravel(position: usize, shape: &[usize]) -> SmallVec<[usize; 3]> {
+    let mut rest = position;
+    let mut coordinate: SmallVec<[usize; 3]> = shape.into();
+    for index in coordinate.iter_mut().rev() {
+        (rest, *index) = (rest / *index, rest % *index);
+    }
+    coordinate
+}
+
+/// The ranks that differ from `coordinate` only along `free`, row-major.
+fn along(ranks: &[usize], shape: &[usize], coordinate: &[usize], free: &[usize]) -> Vec<usize> {
+    let at = |position| unravel(position, shape);
+    let shares = |other: &[usize]| (0..shape.len()).all(|dim| free.contains(&dim) || other[dim] == coordinate[dim]);
+    ranks.iter().enumerate().filter(|(position, _)| shares(&at(*position))).map(|(_, &rank)| rank).collect()
+}
+
+/// `DeviceMesh(replicate=2, shard=2; ranks 0..4)`
+impl fmt::Display for DeviceMesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DeviceMesh(")?;
+        for (at, (name, size)) in self.names().iter().zip(self.shape()).enumerate() {
+            write!(f, "{}{name}={size}", if at == 0 { "" } else { ", " })?;
+        }
+        let (first, ranks) = (self.ranks()[0], self.ranks());
+        if ranks.iter().copied().eq(first..first + ranks.len()) {
+            write!(f, "; ranks {:?})", first..first + ranks.len())
+        } else {
+            write!(f, "; ranks {ranks:?})")
+        }
+    }
+}
+
+impl fmt::Debug for DeviceMesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl PartialEq for DeviceMesh {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.identity() == other.identity()
+    }
+}
+
+impl Eq for DeviceMesh {}
+
+impl Hash for DeviceMesh {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.identity().hash(state);
+    }
+}
