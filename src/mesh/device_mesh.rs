@@ -170,8 +170,8 @@ impl DeviceMesh {
     }
 
     /// The caller's device, without autodiff.
-    pub fn device(&self) -> Device {
-        self.0.world.device().clone()
+    pub fn device(&self) -> &Device {
+        self.0.world.device()
     }
 
     /// The caller's position, or the error that says what it cannot do.

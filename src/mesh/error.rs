@@ -35,7 +35,9 @@ pub enum MeshError {
         names: Vec<String>,
     },
     /// The world has fewer ranks than the mesh needs.
-    #[error("mesh shape {shape:?} needs {needed} ranks, but the world has {world_size}: launch {needed} ranks or make the mesh smaller")]
+    #[error(
+        "mesh shape {shape:?} needs {needed} ranks, but the world has {world_size}: launch {needed} ranks or make the mesh smaller"
+    )]
     WorldTooSmall {
         /// The shape.
         shape: Vec<usize>,

@@ -21,6 +21,8 @@ mod error;
 mod names;
 mod reshape;
 mod slice;
+#[cfg(test)]
+mod tests;
 
 pub use device_mesh::DeviceMesh;
 pub use error::MeshError;

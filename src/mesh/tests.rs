@@ -1,0 +1,200 @@
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use super::{DeviceMesh, MeshError};
+use crate::Error;
+use crate::comm::{Launch, World, launch};
+
+/// Runs `program` on `ranks` thread ranks.
+fn on<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T, Error> + Sync) -> Vec<T> {
+    let launched = launch(Launch::threads(ranks).deadline(Duration::from_secs(20)), program);
+    launched.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The error of `build` in a world of `ranks`, and its message.
+fn refused(ranks: usize, build: impl Fn(&World) -> Result<DeviceMesh, MeshError> + Sync) -> (MeshError, String) {
+    let mut errors = on(ranks, |world| Ok(build(world).unwrap_err()));
+    let error = errors.swap_remove(0);
+    let message = error.to_string();
+    (error, message)
+}
+
+/// Ranks of the caller's group along each dimension, and its place in each.
+fn groups(mesh: &DeviceMesh) -> Vec<(Vec<usize>, usize)> {
+    let groups = (0..mesh.ndim()).map(|dim| mesh.communicator(dim).unwrap().group().clone());
+    groups.map(|group| (group.ranks().to_vec(), group.rank())).collect()
+}
+
+#[test]
+fn ranks_are_row_major_and_groups_follow_coordinates() {
+    let seen = on(8, |world| {
+        let mesh = DeviceMesh::new(world, [2, 4], ["dp", "tp"])?;
+        assert_eq!((mesh.shape(), mesh.ndim(), mesh.size(), mesh.size_of(1)), (&[2, 4][..], 2, 8, 4));
+        assert_eq!((mesh.dim("tp")?, mesh.rank()), (1, world.rank()));
+        Ok((mesh.coordinate().unwrap().to_vec(), groups(&mesh)))
+    });
+    // The picture in the module doc, written out.
+    let expected: [(Vec<usize>, [(Vec<usize>, usize); 2]); 3] = [
+        (vec![0, 0], [(vec![0, 4], 0), (vec![0, 1, 2, 3], 0)]),
+        (vec![0, 3], [(vec![3, 7], 0), (vec![0, 1, 2, 3], 3)]),
+        (vec![1, 2], [(vec![2, 6], 1), (vec![4, 5, 6, 7], 2)]),
+    ];
+    for (rank, (coordinate, groups)) in [0, 3, 6].into_iter().zip(expected) {
+        assert_eq!(seen[rank], (coordinate, groups.to_vec()), "rank {rank}");
+    }
+}
+
+#[test]
+fn three_dims_give_each_rank_three_groups() {
+    let seen = on(8, |world| Ok(groups(&DeviceMesh::new(world, [2, 2, 2], ["a", "b", "c"])?)));
+    assert_eq!(seen[5], [(vec![1, 5], 1), (vec![5, 7], 0), (vec![4, 5], 1)]);
+}
+
+#[test]
+fn explicit_ranks_may_lie_anywhere() {
+    let seen = on(4, |world| {
+        let mesh = DeviceMesh::from_ranks(world, [3, 1, 2, 0], [2, 2], ["x", "y"])?;
+        Ok((mesh.coordinate().unwrap().to_vec(), groups(&mesh), mesh.to_string()))
+    });
+    let text = "DeviceMesh(x=2, y=2; ranks [3, 1, 2, 0])".to_string();
+    assert_eq!(seen[3], (vec![0, 0], vec![(vec![3, 2], 0), (vec![3, 1], 0)], text.clone()));
+    assert_eq!(seen[0], (vec![1, 1], vec![(vec![1, 0], 1), (vec![2, 0], 1)], text));
+}
+
+#[test]
+fn a_rank_outside_has_no_coordinate_and_no_communicator() {
+    on(3, |world| {
+        let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+        if world.rank() < 2 {
+            assert_eq!(mesh.coordinate(), Some(&[world.rank()][..]));
+            return Ok(());
+        }
+        assert_eq!((mesh.coordinate(), mesh.rank()), (None, 2));
+        let error = mesh.communicator(0).unwrap_err();
+        assert!(matches!(error, MeshError::NotAMember { rank: 2, .. }), "{error:?}");
+        assert!(error.to_string().contains("rank 2 is not in DeviceMesh(dp=2; ranks 0..2)"), "{error}");
+        let two = DeviceMesh::new(world, [1, 2], ["dp", "tp"])?;
+        assert!(matches!(two.slice("tp"), Err(MeshError::NotAMember { .. })));
+        Ok(())
+    });
+}
+
+#[test]
+fn slices_share_communicators() {
+    on(8, |world| {
+        let mesh = DeviceMesh::new(world, [2, 2, 2], ["pp", "dp", "tp"])?;
+        let coordinate = mesh.coordinate().unwrap().to_vec();
+        let slice = mesh.slice(["pp", "tp"])?;
+        assert_eq!((slice.names(), slice.shape()), (&["pp".to_string(), "tp".to_string()][..], &[2, 2][..]));
+        assert_eq!(slice.coordinate().unwrap(), [coordinate[0], coordinate[2]]);
+        let base = 2 * coordinate[1];
+        assert_eq!(slice.ranks(), [base, base + 1, base + 4, base + 5]);
+        for (dim, parent) in [(0, 0), (1, 2)] {
+            assert!(std::ptr::eq(slice.communicator(dim)?.as_ref(), mesh.communicator(parent)?.as_ref()));
+        }
+        // A slice of a slice, and the slices put together again.
+        let tp = slice.slice("tp")?;
+        assert_eq!(tp, mesh.slice("tp")?);
+        assert_eq!((tp.root(), mesh.root(), mesh.slice(["pp", "dp", "tp"])?), (&mesh, &mesh, mesh.clone()));
+        assert_eq!(mesh.slice("dp")?.concatenate(&[&tp])?, mesh.slice(["dp", "tp"])?);
+        Ok(())
+    });
+}
+
+#[test]
+fn flattening_makes_one_dim_of_several() {
+    on(8, |world| {
+        let mesh = DeviceMesh::new(world, [2, 2, 2], ["dp", "cp", "tp"])?;
+        let coordinate = mesh.coordinate().unwrap().to_vec();
+        // Not adjacent: the ranks that share the coordinate of cp.
+        let flat = mesh.flatten(["dp", "tp"])?;
+        let base = 2 * coordinate[1];
+        assert_eq!(
+            (flat.names(), flat.ranks()),
+            (&["dp_tp".to_string()][..], &[base, base + 1, base + 4, base + 5][..])
+        );
+        assert_eq!(groups(&flat), [(flat.ranks().to_vec(), 2 * coordinate[0] + coordinate[2])]);
+
+        let joined = mesh.flatten_dims(["dp", "cp"])?;
+        assert_eq!(joined.to_string(), "DeviceMesh(dp_cp=4, tp=2; ranks 0..8)");
+        assert_eq!(joined.coordinate().unwrap(), [2 * coordinate[0] + coordinate[1], coordinate[2]]);
+        assert_eq!(joined.unflatten("dp_cp", [2, 2], ["dp", "cp"])?, mesh);
+        Ok(())
+    });
+}
+
+#[test]
+fn equality_and_hash_cover_ranks_shape_and_names() {
+    on(4, |world| {
+        let hash = |mesh: &DeviceMesh| {
+            let mut hasher = DefaultHasher::new();
+            mesh.hash(&mut hasher);
+            hasher.finish()
+        };
+        let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
+        assert_eq!(mesh.to_string(), "DeviceMesh(replicate=2, shard=2; ranks 0..4)");
+        let same = DeviceMesh::from_ranks(world, [0, 1, 2, 3], [2, 2], ["replicate", "shard"])?;
+        assert_eq!((&mesh, hash(&mesh)), (&same, hash(&same)));
+        assert_ne!(mesh, DeviceMesh::new(world, [4, 1], ["replicate", "shard"])?);
+        assert_ne!(mesh, DeviceMesh::new(world, [2, 2], ["replicate", "tp"])?);
+        assert_ne!(mesh, DeviceMesh::from_ranks(world, [1, 0, 2, 3], [2, 2], ["replicate", "shard"])?);
+        Ok(())
+    });
+}
+
+/// One test case a variant: what is refused, the variant, and the remedy in its message.
+macro_rules! refusals {
+    ($($test:ident: $world:expr, $build:expr => $variant:pat, $message:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            let (error, message) = refused($world, $build);
+            assert!(matches!(error, $variant), "{error:?}");
+            assert!(message.contains($message), "{message}");
+        }
+    )*};
+}
+
+refusals! {
+    a_mesh_larger_than_the_world: 2, |w| DeviceMesh::new(w, [2, 2], ["a", "b"])
+        => MeshError::WorldTooSmall { needed: 4, world_size: 2, .. }, "launch 4 ranks";
+    a_mesh_without_dims: 1, |w| DeviceMesh::new(w, [], [""; 0])
+        => MeshError::EmptyShape { .. }, "at least one dimension";
+    a_dim_of_size_0: 1, |w| DeviceMesh::new(w, [1, 0], ["a", "b"])
+        => MeshError::EmptyShape { .. }, "each of size 1 or more";
+    too_few_names: 2, |w| DeviceMesh::new(w, [2, 1], ["a"])
+        => MeshError::NameCount { .. }, "one name per mesh dimension";
+    an_empty_name: 1, |w| DeviceMesh::new(w, [1, 1], ["a", ""])
+        => MeshError::EmptyName { mesh_dim: 1 }, "name every mesh dimension";
+    a_name_twice: 1, |w| DeviceMesh::new(w, [1, 1], ["a", "a"])
+        => MeshError::DuplicateName { .. }, "`a` is given twice";
+    too_few_ranks: 2, |w| DeviceMesh::from_ranks(w, [0], [2], "a")
+        => MeshError::RankCount { given: 1, needed: 2, .. }, "list exactly 2 ranks";
+    a_rank_outside_the_world: 2, |w| DeviceMesh::from_ranks(w, [0, 2], [2], "a")
+        => MeshError::RankOutOfRange { rank: 2, world_size: 2 }, "use ranks below 2";
+    a_rank_twice: 2, |w| DeviceMesh::from_ranks(w, [1, 1], [2], "a")
+        => MeshError::DuplicateRank { rank: 1 }, "rank 1 appears twice";
+    an_unknown_name: 2, |w| DeviceMesh::new(w, [2, 1], ["dp", "tp"])?.slice("pp")
+        => MeshError::UnknownName { .. }, r#"use one of ["dp", "tp"]"#;
+    a_slice_without_names: 1, |w| DeviceMesh::new(w, [1], "dp")?.slice([""; 0])
+        => MeshError::NoNames { .. }, "give one name or more";
+    a_slice_with_a_name_twice: 1, |w| DeviceMesh::new(w, [1], "dp")?.slice(["dp", "dp"])
+        => MeshError::DuplicateName { .. }, "`dp` is given twice";
+    a_reordered_slice: 1, |w| DeviceMesh::new(w, [1, 1], ["dp", "tp"])?.slice(["tp", "dp"])
+        => MeshError::NameOrder { .. }, r#"list them as ["dp", "tp"]"#;
+    flattening_dims_that_are_apart: 1, |w| DeviceMesh::new(w, [1, 1, 1], ["a", "b", "c"])?.flatten_dims(["a", "c"])
+        => MeshError::NotAdjacent { .. }, "flatten adjacent dimensions";
+    flattening_to_a_name_in_use: 1, |w| DeviceMesh::new(w, [1, 1, 1], ["a", "b", "a_b"])?.flatten_dims(["a", "b"])
+        => MeshError::DuplicateName { .. }, "`a_b` is given twice";
+    sizes_that_do_not_split: 2, |w| DeviceMesh::new(w, [2], "dp")?.unflatten("dp", [2, 2], ["a", "b"])
+        => MeshError::Unflatten { size: 2, .. }, "their product must be 2";
+    unflattening_with_too_few_names: 2, |w| DeviceMesh::new(w, [2], "dp")?.unflatten("dp", [2, 1], ["a"])
+        => MeshError::NameCount { .. }, "one name per mesh dimension";
+    slices_of_two_meshes: 1, |w| {
+        let slice = |names| DeviceMesh::new(w, [1, 1], names)?.slice("tp");
+        slice(["dp", "tp"])?.concatenate(&[&slice(["pp", "tp"])?])
+    } => MeshError::DifferentRoots { .. }, "slice both from the mesh that holds all";
+    a_dim_index_past_the_end: 1, |w| {
+        let mesh = DeviceMesh::new(w, [1], "dp")?;
+        mesh.communicator(1).map(|_| mesh.clone())
+    } => MeshError::DimOutOfRange { mesh_dim: 1, ndim: 1, .. }, "use an index below 1";
+}
