@@ -1,6 +1,161 @@
 //! [`DTensorError`].
 
-/// Errors of this room.
-#[derive(Debug, Clone, thiserror::Error)]
+use burn::tensor::DType;
+
+use crate::placement::Placement;
+
+/// Why a distributed tensor could not be built, viewed or re-laid-out on this rank.
+///
+/// Meshes and layouts are given as text, so that an error outlives them.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum DTensorError {}
+pub enum DTensorError {
+    /// The calling rank has no place in the mesh.
+    #[error(
+        "rank {rank} is not in {mesh}, so it holds no part of its tensors; \
+         guard the call with `mesh.coordinate().is_some()`"
+    )]
+    NotAMember {
+        /// The calling rank.
+        rank: usize,
+        /// The mesh.
+        mesh: String,
+    },
+    /// Two tensors of one operation live on different meshes.
+    #[error(
+        "tensors of one operation must share a mesh, got {left} and {right}; \
+         bring one over with `full_tensor` and `distribute_local`"
+    )]
+    MeshMismatch {
+        /// Mesh of the first tensor.
+        left: String,
+        /// Mesh of the other.
+        right: String,
+    },
+    /// A layout was made for a mesh of another shape.
+    #[error(
+        "the layout is for a mesh of shape {layout:?}, but the tensor is on {mesh}; \
+         build it with this mesh's `shape()`"
+    )]
+    LayoutMesh {
+        /// Mesh shape of the layout.
+        layout: Vec<usize>,
+        /// The tensor's mesh.
+        mesh: String,
+    },
+    /// A mesh dimension index that does not exist.
+    #[error("mesh dimension {index} is out of range for {mesh}; its dimensions are 0..{ndim}")]
+    MeshDimOutOfRange {
+        /// The index given.
+        index: usize,
+        /// The mesh.
+        mesh: String,
+        /// Its number of dimensions.
+        ndim: usize,
+    },
+    /// A local tensor does not have the shape that the global shape and layout give this rank.
+    #[error(
+        "the local tensor of rank {rank} has shape {local:?}, but a tensor of global shape \
+         {global:?} laid out as {layout} puts {expected:?} there; \
+         pass the true global shape, or shard it with `distribute_local`"
+    )]
+    LocalShape {
+        /// The calling rank.
+        rank: usize,
+        /// Shape of the tensor given.
+        local: Vec<usize>,
+        /// Shape it must have.
+        expected: Vec<usize>,
+        /// The global shape.
+        global: Vec<usize>,
+        /// The layout.
+        layout: String,
+    },
+    /// Only a leaf can be distributed: its shards become leaves of their own.
+    #[error(
+        "`{operation}` makes new leaves, so it takes a leaf or a tensor without gradients, not the \
+         result of a tracked operation; `detach` it, or use `from_local` with Replicate placements \
+         followed by `redistribute` to keep the graph"
+    )]
+    NotALeaf {
+        /// The operation.
+        operation: &'static str,
+    },
+    /// A tensor cannot be made with a pending reduction.
+    #[error(
+        "`{operation}` cannot make a tensor placed {placement} on mesh dimension {mesh_dim}: no \
+         rank holds a part of it yet; make it Replicate and `redistribute`, or give each rank's \
+         term to `from_local`"
+    )]
+    Partial {
+        /// The operation.
+        operation: &'static str,
+        /// The mesh dimension, `index (name)`.
+        mesh_dim: String,
+        /// The placement.
+        placement: Placement,
+    },
+    /// A local gradient cannot be laid out as asked.
+    #[error(
+        "a local tensor placed {forward} on mesh dimension {mesh_dim} cannot receive a gradient \
+         placed {grad}; there it is {natural}, or P(sum) to be all-reduced in backward"
+    )]
+    GradPlacement {
+        /// The mesh dimension, `index (name)`.
+        mesh_dim: String,
+        /// Placement of the value.
+        forward: Placement,
+        /// Placement asked for the gradient.
+        grad: Placement,
+        /// Placement the gradient has by itself.
+        natural: Placement,
+    },
+    /// `vary` was asked for a mesh dimension on which the tensor is not replicated.
+    #[error(
+        "`vary` on mesh dimension {mesh_dim} needs a Replicate value, it is {placement}; \
+         use `gather_vary` to gather it first"
+    )]
+    NotReplicated {
+        /// The mesh dimension, `index (name)`.
+        mesh_dim: String,
+        /// The placement found.
+        placement: Placement,
+    },
+    /// Ranks do not hold what the placements say they hold.
+    #[error(
+        "ranks {rank} and {other} disagree on {what} of one tensor: {found} and {other_found}; \
+         {remedy}"
+    )]
+    RanksDisagree {
+        /// What differs.
+        what: &'static str,
+        /// A rank.
+        rank: usize,
+        /// The first rank that differs from it.
+        other: usize,
+        /// Its value.
+        found: String,
+        /// The other's value.
+        other_found: String,
+        /// How to repair it.
+        remedy: &'static str,
+    },
+    /// The element type cannot be used here.
+    #[error("{operation} does not support {dtype:?}; {remedy}")]
+    Dtype {
+        /// The operation.
+        operation: &'static str,
+        /// The element type.
+        dtype: DType,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+    /// A distribution's parameters make no sense.
+    #[error("{distribution} is not a distribution: {why}")]
+    Distribution {
+        /// The distribution.
+        distribution: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}

@@ -1,5 +1,53 @@
-//! The dtensor room.
+//! [`DTensor`]: one tensor over a mesh of ranks.
+//!
+//! A DTensor is a rank's local tensor plus a [`DTensorSpec`] that says what it is a part of. Local
+//! tensors live in burn's own autodiff graph; every change of layout is one node in it. With `k`
+//! ranks along the mesh dimension and `g` the gradient of the result:
+//!
+//! | from -> to | forward | backward |
+//! |---|---|---|
+//! | `S(d)` -> `R` | all-gather | own slice of `g` |
+//! | `R` -> `S(d)` | own slice | all-gather |
+//! | `P(sum)` -> `R` | all-reduce | `g` |
+//! | `P(avg)` -> `R` | all-reduce | `g / k` |
+//! | `P(max)`, `P(min)` -> `R` | all-reduce | `g` where the local value is the extremum, shared evenly by the ranks that hold it |
+//! | `P(product)` -> `R` | all-reduce | `g` times the other ranks' values |
+//! | `P(op)` -> `S(d)` | reduce-scatter | all-gather, then as above |
+//! | `S(a)` -> `S(b)` | all-to-all | all-to-all |
+//! | `R` -> `P(sum)` | first rank keeps, others zero | `g` |
+//! | `S(d)` -> `P(sum)` | zero-pad | own slice of `g` |
+//! | `R` -> varying | nothing | all-reduce |
+//! | `S(d)` -> varying | all-gather | reduce-scatter |
+//!
+//! # Invariants
+//! 1. The gradient of a Replicate value is Replicate, of a `S(d)` value is `S(d)`, of a Partial
+//!    value is Replicate; it is the true derivative of the loss by the local value.
+//! 2. A computation that differs between ranks reads a Replicate value only through
+//!    [`vary`](DTensor::vary): each rank's gradient is then a term of a sum, and vary adds them up.
+//! 3. A local tensor has exactly the shape that its spec gives this rank, also when that is empty.
+//! 4. A collective runs on the ranks of one mesh dimension, labelled with the layouts it goes
+//!    between, in [`Phase::Forward`](crate::comm::Phase::Forward) or
+//!    [`Phase::Backward`](crate::comm::Phase::Backward).
+//! 5. Without tracked gradients nothing is recorded, and an unchanged layout costs nothing.
 
+mod check;
+mod create;
+mod display;
+mod distribute;
 mod error;
+mod factory;
+mod local;
+mod philox;
+mod picture;
+mod random;
+mod redistribute;
+mod spec;
+mod step;
+mod tensor;
+mod undo;
+mod vary;
 
 pub use error::DTensorError;
+pub use picture::picture;
+pub use spec::DTensorSpec;
+pub use tensor::{DTensor, Kind};

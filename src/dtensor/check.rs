@@ -1,0 +1,217 @@
+//! [`from_local_checked`](DTensor::from_local_checked): do the ranks hold what they say they hold?
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
+use itertools::Itertools;
+
+use super::local::is_require_grad;
+use super::step::all_gather;
+use super::{DTensor, DTensorError, DTensorSpec, Kind};
+use crate::Result;
+use crate::comm::Call;
+use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Placement};
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// [`from_local`](Self::from_local), with all ranks' parts compared. The global shape is found
+    /// from them, so parts may be uneven as [`chunk`](crate::placement::chunk) makes them.
+    ///
+    /// Compared are dtype, `require_grad`, shape, and, bit for bit, the values that Replicate
+    /// says are equal. It reads the values of every rank: for set-up and debugging.
+    ///
+    /// # Collective
+    /// Every rank of the mesh; an error is the same on all of them.
+    ///
+    /// # Errors
+    /// As [`from_local`](Self::from_local), [`DTensorError::RanksDisagree`],
+    /// [`DTensorError::LocalShape`] for the first rank whose part does not fit the others', and
+    /// [`CommError`](crate::comm::CommError) if a collective fails.
+    pub fn from_local_checked(
+        local: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> Result<Self> {
+        let layout = Layout::new(mesh.shape(), placements)?;
+        layout.check(D)?;
+        // Membership is checked before anything is sent.
+        DTensorSpec::new(mesh, layout.clone(), local.shape(), local.dtype())?;
+        let table = Table::gather(&local, mesh, layout)?;
+        let shape = table.global_shape::<D>();
+        table.check(&shape)?;
+        let spec = DTensorSpec::new(mesh, table.layout, shape, local.dtype())?;
+        Ok(Self::from_parts(local, Arc::new(spec)))
+    }
+}
+
+/// What one rank says of its part.
+#[derive(Debug, PartialEq)]
+struct Row {
+    rank: usize,
+    coordinate: Vec<usize>,
+    shape: Vec<usize>,
+    dtype: String,
+    require_grad: bool,
+    /// Of the bytes of the values.
+    hash: i64,
+}
+
+struct Table {
+    layout: Layout,
+    rows: Vec<Row>,
+}
+
+impl Table {
+    fn gather<const D: usize, K: Kind>(
+        local: &Tensor<D, K>,
+        mesh: &DeviceMesh,
+        layout: Layout,
+    ) -> Result<Self> {
+        let data = local.to_data();
+        let mut row: Vec<i64> = local.dims().iter().map(|&len| len as i64).collect();
+        row.extend([
+            i64::from_le_bytes(dtype_code(local.dtype())),
+            is_require_grad(local).into(),
+            hash(data.as_bytes()),
+            mesh.rank() as i64,
+        ]);
+        let fields = row.len();
+        let device = local.device().without_autodiff();
+        let data = TensorData::new(row, [fields]);
+        let mut rows: Tensor<1, Int> = Tensor::from_data(data, (&device, DType::I64));
+        let call = Call::new(format!("check {layout}"));
+        for mesh_dim in (0..mesh.ndim()).rev() {
+            let comm = mesh.communicator(mesh_dim);
+            let len = rows.dims()[0] * comm.group().size();
+            rows = all_gather(comm.as_ref(), call.clone(), rows, 0, len)?;
+        }
+        let values: Vec<i64> = rows.into_data().iter::<i64>().collect();
+        let coordinates = mesh
+            .shape()
+            .iter()
+            .map(|&size| 0..size)
+            .multi_cartesian_product();
+        let rows = values
+            .chunks(fields)
+            .zip(coordinates)
+            .map(|(row, coordinate)| Row {
+                rank: row[D + 3] as usize,
+                coordinate,
+                shape: row[..D].iter().map(|&len| len as usize).collect(),
+                dtype: String::from_utf8_lossy(&row[D].to_le_bytes())
+                    .trim_end()
+                    .into(),
+                require_grad: row[D + 1] != 0,
+                hash: row[D + 2],
+            });
+        Ok(Self {
+            layout,
+            rows: rows.collect(),
+        })
+    }
+
+    /// A sharded dimension is as long as the pieces of the ranks that are first everywhere else.
+    fn global_shape<const D: usize>(&self) -> Shape {
+        let len = |dim| {
+            let cuts = self.layout.order(dim);
+            let others_first = |row: &&Row| {
+                let mut indices = row.coordinate.iter().enumerate();
+                indices.all(|(mesh_dim, &index)| index == 0 || cuts.contains(&mesh_dim))
+            };
+            self.rows
+                .iter()
+                .filter(others_first)
+                .map(|row| row.shape[dim])
+                .sum::<usize>()
+        };
+        Shape::from((0..D).map(len).collect::<Vec<_>>())
+    }
+
+    fn check(&self, global: &Shape) -> Result<(), DTensorError> {
+        let first = &self.rows[0];
+        for row in &self.rows {
+            if row.dtype != first.dtype {
+                let remedy = "cast one of them: one tensor has one dtype";
+                return Err(disagree(
+                    "the dtype",
+                    first,
+                    row,
+                    |row| row.dtype.clone(),
+                    remedy,
+                ));
+            }
+            if row.require_grad != first.require_grad {
+                let remedy = "call `require_grad` on every rank or on none";
+                let text = |row: &Row| format!("require_grad = {}", row.require_grad);
+                return Err(disagree("require_grad", first, row, text, remedy));
+            }
+        }
+        for row in &self.rows {
+            let expected = self.layout.local_shape(global, &row.coordinate);
+            if row.shape != expected {
+                return Err(DTensorError::LocalShape {
+                    rank: row.rank,
+                    local: row.shape.clone(),
+                    expected,
+                    global: global.to_vec(),
+                    layout: self.layout.to_string(),
+                });
+            }
+        }
+        for (mesh_dim, placement) in self.layout.placements().iter().enumerate() {
+            if !placement.is_replicate() {
+                continue;
+            }
+            for row in &self.rows {
+                let mut coordinate = row.coordinate.clone();
+                coordinate[mesh_dim] = 0;
+                let twin = self
+                    .rows
+                    .iter()
+                    .find(|row| row.coordinate == coordinate)
+                    .unwrap_or(row);
+                if twin.hash != row.hash {
+                    let remedy = "send one rank's values to all with `distribute_tensor`";
+                    let text = |row: &Row| format!("values #{:x}", row.hash);
+                    return Err(disagree("the values", twin, row, text, remedy));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn disagree(
+    what: &'static str,
+    row: &Row,
+    other: &Row,
+    text: impl Fn(&Row) -> String,
+    remedy: &'static str,
+) -> DTensorError {
+    let (found, other_found) = (text(row), text(other));
+    DTensorError::RanksDisagree {
+        what,
+        rank: row.rank,
+        other: other.rank,
+        found,
+        other_found,
+        remedy,
+    }
+}
+
+/// The first eight letters of the name.
+fn dtype_code(dtype: DType) -> [u8; 8] {
+    let mut code = [b' '; 8];
+    code.iter_mut()
+        .zip(dtype.name().bytes())
+        .for_each(|(to, from)| *to = from);
+    code
+}
+
+/// The same on every rank of one build.
+fn hash(bytes: &[u8]) -> i64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish() as i64
+}

@@ -1,0 +1,204 @@
+//! From a whole tensor to its parts: [`distribute_tensor`](DTensor::distribute_tensor) sends them
+//! from the mesh's first rank, [`distribute_local`](DTensor::distribute_local) has every rank cut
+//! its own copy.
+//!
+//! On a mesh (2, 2) with `[S(0), R]`, a row a mesh dimension; ranks not named wait:
+//!
+//! ```text
+//! mesh dim 0   scatter     (0,0) -> (1,0)
+//! mesh dim 1   broadcast   (0,0) -> (0,1)      (1,0) -> (1,1)
+//! ```
+
+use std::sync::Arc;
+
+use burn::tensor::{Shape, Tensor};
+use smallvec::SmallVec;
+
+use super::local::{as_float, associate, cut, is_require_grad, is_tracked};
+use super::spec::mesh_dim_name;
+use super::step::single;
+use super::{DTensor, DTensorError, DTensorSpec, Kind};
+use crate::Result;
+use crate::comm::{Call, TensorMeta};
+use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Placement, chunk};
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// Distributes the whole tensor that the mesh's first rank holds.
+    ///
+    /// Every rank passes a tensor of the same shape and dtype; the values of all but the first
+    /// rank are ignored. The parts are leaves, with `full`'s setting of `require_grad`.
+    ///
+    /// # Collective
+    /// Every rank of the mesh: mesh dimension by mesh dimension, a scatter for `S(d)` and a
+    /// broadcast for `R`, among the ranks that are first in the dimensions still to come.
+    ///
+    /// # Errors
+    /// [`DTensorError::NotAMember`], [`DTensorError::NotALeaf`], [`DTensorError::Partial`],
+    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a
+    /// dimension out of range, and [`CommError`](crate::comm::CommError) if ranks disagree on the
+    /// shape or a collective fails.
+    pub fn distribute_tensor(
+        full: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> Result<Self> {
+        Self::distribute_tensor_to(full, mesh, Layout::new(mesh.shape(), placements)?)
+    }
+
+    /// [`distribute_tensor`](Self::distribute_tensor) with an order of cuts.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    ///
+    /// # Errors
+    /// As [`distribute_tensor`](Self::distribute_tensor), and [`DTensorError::LayoutMesh`] for a
+    /// layout of another mesh shape.
+    pub fn distribute_tensor_to(
+        full: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        layout: Layout,
+    ) -> Result<Self> {
+        leaves("distribute_tensor", full, mesh, layout, |full, spec| {
+            let call = Call::new(format!("distribute {}", spec.layout()));
+            let coordinate = spec.coordinate();
+            let sequence = cut_sequence(spec.layout());
+            let mut shape = full.dims();
+            let mut held = coordinate
+                .iter()
+                .all(|&index| index == 0)
+                .then_some(full.clone());
+            for (at, &mesh_dim) in sequence.iter().enumerate() {
+                let taking_part = sequence[at + 1..]
+                    .iter()
+                    .all(|&later| coordinate[later] == 0);
+                let comm = mesh.communicator(mesh_dim);
+                let shard = spec.placements()[mesh_dim].shard_dim();
+                if taking_part {
+                    let metas = vec![TensorMeta {
+                        shape: Shape::from(shape),
+                        dtype: spec.dtype(),
+                    }];
+                    let whole = held.take().map(|whole| vec![whole.into_dispatch()]);
+                    held = Some(single(match shard {
+                        Some(dim) => comm.scatter(call.clone(), whole, metas, vec![dim], 0),
+                        None => comm.broadcast(call.clone(), whole, metas, 0),
+                    })?);
+                }
+                if let Some(dim) = shard {
+                    let group = comm.group();
+                    shape[dim] = chunk(shape[dim], group.size(), group.rank()).len();
+                }
+            }
+            Ok(held.expect("after the last mesh dimension every rank has taken part"))
+        })
+    }
+
+    /// Distributes a whole tensor that every rank holds, without communication: each keeps a copy
+    /// of its own part.
+    ///
+    /// Where ranks' copies may differ (random values), use
+    /// [`distribute_tensor`](Self::distribute_tensor). The parts are leaves, with `full`'s
+    /// setting of `require_grad`.
+    ///
+    /// # Errors
+    /// As [`distribute_tensor`](Self::distribute_tensor), without those of communication.
+    pub fn distribute_local(
+        full: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> Result<Self> {
+        Self::distribute_local_to(full, mesh, Layout::new(mesh.shape(), placements)?)
+    }
+
+    /// [`distribute_local`](Self::distribute_local) with an order of cuts.
+    ///
+    /// # Errors
+    /// As [`distribute_local`](Self::distribute_local), and [`DTensorError::LayoutMesh`] for a
+    /// layout of another mesh shape.
+    pub fn distribute_local_to(
+        full: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        layout: Layout,
+    ) -> Result<Self> {
+        leaves("distribute_local", full, mesh, layout, |full, spec| {
+            let ranges = spec.layout().local_slices(spec.shape(), spec.coordinate());
+            Ok(cut(full, &ranges))
+        })
+    }
+}
+
+/// Checks the arguments, makes this rank's part of the plain whole with `part`, and gives it
+/// `full`'s place in autodiff.
+fn leaves<const D: usize, K: Kind>(
+    operation: &'static str,
+    full: Tensor<D, K>,
+    mesh: &DeviceMesh,
+    layout: Layout,
+    part: impl FnOnce(Tensor<D, K>, &DTensorSpec) -> Result<Tensor<D, K>>,
+) -> Result<DTensor<D, K>> {
+    check_no_partial(operation, mesh, &layout)?;
+    let leaf = is_require_grad(&full);
+    if is_tracked(&full) && !leaf {
+        return Err(DTensorError::NotALeaf { operation }.into());
+    }
+    let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
+    let strategy = full.gradient_checkpointing_strategy();
+    let mut local = associate(part(full.inner(), &spec)?, strategy);
+    if leaf {
+        local = Tensor::from_dispatch(as_float(local).require_grad().into_dispatch());
+    }
+    Ok(DTensor::from_parts(local, Arc::new(spec)))
+}
+
+/// Refuses placements of which no rank could hold a part.
+pub(super) fn check_no_partial(
+    operation: &'static str,
+    mesh: &DeviceMesh,
+    layout: &Layout,
+) -> Result<(), DTensorError> {
+    for (dim, &placement) in layout.placements().iter().enumerate() {
+        if let Placement::Partial(_) = placement {
+            let mesh_dim = mesh_dim_name(mesh, dim);
+            return Err(DTensorError::Partial {
+                operation,
+                mesh_dim,
+                placement,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The mesh dimensions in an order that makes every cut after the cuts outside it: left to right
+/// where nothing else is asked for.
+fn cut_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
+    let mut sequence: SmallVec<[usize; 3]> = SmallVec::new();
+    let placements = layout.placements();
+    while sequence.len() < placements.len() {
+        let ready = |mesh_dim: &usize| {
+            let outside = placements[*mesh_dim]
+                .shard_dim()
+                .map_or(&[][..], |dim| layout.order(dim));
+            let mut outside = outside.iter().take_while(|cut| *cut != mesh_dim);
+            !sequence.contains(mesh_dim) && outside.all(|cut| sequence.contains(cut))
+        };
+        let next = (0..placements.len()).find(ready);
+        sequence.push(next.expect("an order of cuts has an outermost cut"));
+    }
+    sequence
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_come_after_those_outside_them() {
+        let (r, s) = (Placement::Replicate, Placement::Shard(0));
+        let plain = Layout::new(&[2, 2, 2], &[s, r, s]).unwrap();
+        assert_eq!(cut_sequence(&plain).as_slice(), [0, 1, 2]);
+        let turned = Layout::with_order(&[2, 2, 2], &[s, r, s], &[(0, &[2, 0])]).unwrap();
+        assert_eq!(cut_sequence(&turned).as_slice(), [1, 2, 0]);
+    }
+}

@@ -1,0 +1,201 @@
+//! Tensors made in place: each rank fills only its own part.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{
+    Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData,
+};
+
+use super::distribute::check_no_partial;
+use super::{DTensor, DTensorError, DTensorSpec, Kind, random};
+use crate::Result;
+use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Placement};
+
+/// # Factories
+/// `options` are burn's: a device (with or without autodiff), or a device and a dtype. Nothing is
+/// communicated. All fail with [`DTensorError::NotAMember`], [`DTensorError::Partial`], or
+/// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a
+/// dimension out of range.
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// Zeros (false).
+    ///
+    /// # Errors
+    /// As [all factories](#factories).
+    pub fn zeros(
+        shape: impl Into<Shape>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<Self> {
+        make("zeros", shape, mesh, placements, |part| {
+            Tensor::zeros(part.shape(), options)
+        })
+    }
+
+    /// Ones (true).
+    ///
+    /// # Errors
+    /// As [all factories](#factories).
+    pub fn ones(
+        shape: impl Into<Shape>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<Self> {
+        make("ones", shape, mesh, placements, |part| {
+            Tensor::ones(part.shape(), options)
+        })
+    }
+
+    /// `value` everywhere.
+    ///
+    /// # Errors
+    /// As [all factories](#factories).
+    pub fn full<E: ElementConversion>(
+        shape: impl Into<Shape>,
+        value: E,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<Self> {
+        make("full", shape, mesh, placements, |part| {
+            Tensor::full(part.shape(), value, options)
+        })
+    }
+}
+
+impl<const D: usize> DTensor<D> {
+    /// Random values, the same tensor on every mesh and under every placement: element `i`
+    /// (row-major) depends on `seed` and `i` alone (Philox4x32-10), not on burn's random state.
+    ///
+    /// Equal seeds give equal values: use a seed of its own for every tensor.
+    ///
+    /// # Errors
+    /// As [all factories](#factories), and [`DTensorError::Distribution`].
+    pub fn random(
+        shape: impl Into<Shape>,
+        distribution: Distribution,
+        seed: u64,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<Self> {
+        check_distribution(distribution)?;
+        make("random", shape, mesh, placements, |part| {
+            let sample = |words, lane| random::float(distribution, words, lane);
+            let values = random::fill(seed, part.global, &part.slices, sample);
+            Tensor::from_data(TensorData::new(values, part.shape()), options)
+        })
+    }
+}
+
+impl<const D: usize> DTensor<D, Int> {
+    /// Random integers of `range`, as [`random`](DTensor::random) makes floats.
+    ///
+    /// # Errors
+    /// As [all factories](#factories), and [`DTensorError::Distribution`] for an empty range.
+    pub fn random_range(
+        shape: impl Into<Shape>,
+        range: Range<i64>,
+        seed: u64,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<Self> {
+        if range.is_empty() {
+            let distribution = format!("uniform over {range:?}");
+            return Err(DTensorError::Distribution {
+                distribution,
+                why: "the range is empty",
+            }
+            .into());
+        }
+        make("random_range", shape, mesh, placements, |part| {
+            let sample = |words, lane| random::int(&range, words, lane);
+            let values = random::fill(seed, part.global, &part.slices, sample);
+            Tensor::from_data(TensorData::new(values, part.shape()), options)
+        })
+    }
+}
+
+impl DTensor<1, Int> {
+    /// The integers of `range`.
+    ///
+    /// # Errors
+    /// As [all factories](#factories).
+    pub fn arange(
+        range: Range<i64>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<Self> {
+        let len = range.end.saturating_sub(range.start).max(0) as usize;
+        make("arange", [len], mesh, placements, |part| {
+            let own = &part.slices[0];
+            let values = own
+                .clone()
+                .map(|index| range.start + index as i64)
+                .collect::<Vec<_>>();
+            Tensor::from_data(TensorData::new(values, part.shape()), options)
+        })
+    }
+}
+
+/// The part of a tensor that a rank fills.
+struct Part<'a> {
+    global: &'a [usize],
+    slices: Vec<Range<usize>>,
+}
+
+impl Part<'_> {
+    fn shape(&self) -> Shape {
+        Shape::from(self.slices.iter().map(Range::len).collect::<Vec<_>>())
+    }
+}
+
+fn make<const D: usize, K: Kind>(
+    operation: &'static str,
+    shape: impl Into<Shape>,
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+    local: impl FnOnce(Part<'_>) -> Tensor<D, K>,
+) -> Result<DTensor<D, K>> {
+    let layout = Layout::new(mesh.shape(), placements)?;
+    check_no_partial(operation, mesh, &layout)?;
+    layout.check(D)?;
+    let shape = shape.into();
+    let Some(coordinate) = mesh.coordinate() else {
+        return Err(DTensorError::NotAMember {
+            rank: mesh.rank(),
+            mesh: mesh.to_string(),
+        }
+        .into());
+    };
+    let slices = layout.local_slices(&shape, coordinate);
+    let local = local(Part {
+        global: &shape,
+        slices,
+    });
+    let spec = DTensorSpec::new(mesh, layout, shape, local.dtype())?;
+    Ok(DTensor::from_parts(local, Arc::new(spec)))
+}
+
+fn check_distribution(distribution: Distribution) -> Result<(), DTensorError> {
+    let why = match distribution {
+        Distribution::Bernoulli(p) if !(0.0..=1.0).contains(&p) => "a probability is in 0..=1",
+        Distribution::Uniform(low, high) if low.partial_cmp(&high) != Some(Ordering::Less) => {
+            "the interval is empty"
+        }
+        Distribution::Normal(_, std) if std.is_nan() || std < 0.0 => {
+            "a standard deviation is at least 0"
+        }
+        _ => return Ok(()),
+    };
+    Err(DTensorError::Distribution {
+        distribution: format!("{distribution:?}"),
+        why,
+    })
+}

@@ -1,0 +1,135 @@
+//! [`DTensorSpec`]: what a local tensor is a part of.
+
+use burn::tensor::{DType, Shape};
+
+use super::DTensorError;
+use crate::Result;
+use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Placement};
+
+/// Mesh, layout, global shape and element type of a [`DTensor`](super::DTensor).
+///
+/// Equal on every rank of the mesh; [`local_shape`](Self::local_shape) and
+/// [`coordinate`](Self::coordinate) are the caller's own.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DTensorSpec {
+    mesh: DeviceMesh,
+    layout: Layout,
+    shape: Shape,
+    dtype: DType,
+}
+
+impl DTensorSpec {
+    /// Describes a tensor of global `shape` laid out over `mesh`.
+    ///
+    /// # Errors
+    /// [`DTensorError::NotAMember`], [`DTensorError::LayoutMesh`], or
+    /// [`PlacementError::DimOutOfRange`](crate::placement::PlacementError::DimOutOfRange).
+    pub fn new(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Result<Self> {
+        if mesh.coordinate().is_none() {
+            return Err(DTensorError::NotAMember {
+                rank: mesh.rank(),
+                mesh: mesh.to_string(),
+            }
+            .into());
+        }
+        check_layout(mesh, &layout, shape.num_dims())?;
+        Ok(Self {
+            mesh: mesh.clone(),
+            layout,
+            shape,
+            dtype,
+        })
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &DeviceMesh {
+        &self.mesh
+    }
+
+    /// Placements and the order of cuts.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// One placement per mesh dimension.
+    pub fn placements(&self) -> &[Placement] {
+        self.layout.placements()
+    }
+
+    /// Global shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The calling rank's position in the mesh.
+    pub fn coordinate(&self) -> &[usize] {
+        self.mesh
+            .coordinate()
+            .expect("a spec is made on ranks of its mesh only")
+    }
+
+    /// Shape of the calling rank's part.
+    pub fn local_shape(&self) -> Shape {
+        self.local_shape_at(self.coordinate())
+    }
+
+    /// Shape of the part at a mesh coordinate.
+    pub fn local_shape_at(&self, coordinate: &[usize]) -> Shape {
+        Shape::from(self.layout.local_shape(&self.shape, coordinate).to_vec())
+    }
+
+    /// The same tensor laid out differently.
+    ///
+    /// # Errors
+    /// [`DTensorError::LayoutMesh`], or
+    /// [`PlacementError::DimOutOfRange`](crate::placement::PlacementError::DimOutOfRange).
+    pub fn with_layout(&self, layout: Layout) -> Result<Self> {
+        check_layout(&self.mesh, &layout, self.shape.num_dims())?;
+        Ok(Self {
+            layout,
+            ..self.clone()
+        })
+    }
+
+    /// Checks that `other` lives on the same mesh.
+    ///
+    /// # Errors
+    /// [`DTensorError::MeshMismatch`].
+    pub fn check_same_mesh(&self, other: &Self) -> Result<(), DTensorError> {
+        if self.mesh == other.mesh {
+            return Ok(());
+        }
+        Err(DTensorError::MeshMismatch {
+            left: self.mesh.to_string(),
+            right: other.mesh.to_string(),
+        })
+    }
+
+    /// Length of the piece of `dim` that mesh dimension `mesh_dim` cuts.
+    pub(super) fn parent_len(&self, mesh_dim: usize) -> usize {
+        self.layout
+            .parent_len(&self.shape, self.coordinate(), mesh_dim)
+    }
+}
+
+/// `index (name)` of a mesh dimension, for messages.
+pub(super) fn mesh_dim_name(mesh: &DeviceMesh, index: usize) -> String {
+    match mesh.names().get(index) {
+        Some(name) => format!("{index} ({name})"),
+        None => index.to_string(),
+    }
+}
+
+fn check_layout(mesh: &DeviceMesh, layout: &Layout, ndim: usize) -> Result<()> {
+    if layout.mesh_shape() != mesh.shape() {
+        let (layout, mesh) = (layout.mesh_shape().to_vec(), mesh.to_string());
+        return Err(DTensorError::LayoutMesh { layout, mesh }.into());
+    }
+    Ok(layout.check(ndim)?)
+}

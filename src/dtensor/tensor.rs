@@ -1,0 +1,108 @@
+//! [`DTensor`]: a local tensor and its spec.
+
+use std::sync::{Arc, OnceLock};
+
+use burn::tensor::{DType, Float, Shape, Tensor, kind};
+
+use super::DTensorSpec;
+use super::vary::VariedCache;
+use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Placement};
+
+/// Kinds of tensor a [`DTensor`] can be: [`Float`], [`Int`](burn::tensor::Int) and
+/// [`Bool`](burn::tensor::Bool). Only floats have gradients.
+pub trait Kind: kind::Autodiff {}
+impl<K: kind::Autodiff> Kind for K {}
+
+/// This rank's part of a tensor of `D` dimensions that is laid out over a mesh of ranks.
+///
+/// Cheap to clone. Clones share the handles that [`vary`](Self::vary) makes, so that q, k and v
+/// computed from clones of one activation share one all-reduce in backward.
+///
+/// Methods that communicate say so under *Collective*: every rank of the mesh must call them, in
+/// the same order.
+pub struct DTensor<const D: usize, K: Kind = Float> {
+    pub(super) local: Tensor<D, K>,
+    pub(super) spec: Arc<DTensorSpec>,
+    /// Made by the first `clone` or `vary`.
+    pub(super) varied: OnceLock<Arc<VariedCache<D>>>,
+}
+
+impl<const D: usize, K: Kind> Clone for DTensor<D, K> {
+    fn clone(&self) -> Self {
+        self.varied.get_or_init(Default::default);
+        Self {
+            local: self.local.clone(),
+            spec: self.spec.clone(),
+            varied: self.varied.clone(),
+        }
+    }
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// Joins a local tensor and its spec. The caller knows that they fit.
+    pub(crate) fn from_parts(local: Tensor<D, K>, spec: Arc<DTensorSpec>) -> Self {
+        debug_assert_eq!(local.shape(), spec.local_shape(), "{spec:?}");
+        Self {
+            local,
+            spec,
+            varied: OnceLock::new(),
+        }
+    }
+
+    /// What the local tensor is a part of.
+    pub fn spec(&self) -> &Arc<DTensorSpec> {
+        &self.spec
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &DeviceMesh {
+        self.spec.mesh()
+    }
+
+    /// Placements and the order of cuts.
+    pub fn layout(&self) -> &Layout {
+        self.spec.layout()
+    }
+
+    /// One placement per mesh dimension.
+    pub fn placements(&self) -> &[Placement] {
+        self.spec.placements()
+    }
+
+    /// Global shape.
+    pub fn shape(&self) -> Shape {
+        self.spec.shape().clone()
+    }
+
+    /// Global shape, as an array.
+    pub fn dims(&self) -> [usize; D] {
+        self.spec.shape().dims()
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.spec.dtype()
+    }
+
+    /// The local tensor, borrowed: its values, outside the layout's rules for gradients.
+    pub fn local(&self) -> &Tensor<D, K> {
+        &self.local
+    }
+}
+
+impl<const D: usize> DTensor<D> {
+    /// Marks the local tensor as a leaf whose gradient is kept, as burn's
+    /// [`require_grad`](Tensor::require_grad) does. The gradient is laid out as invariant 1 of
+    /// [this module](super) says.
+    #[must_use]
+    pub fn require_grad(self) -> Self {
+        Self::from_parts(self.local.autodiff().require_grad(), self.spec)
+    }
+
+    /// Cuts the tensor off the graph that made it.
+    #[must_use]
+    pub fn detach(self) -> Self {
+        Self::from_parts(self.local.detach(), self.spec)
+    }
+}

@@ -1,0 +1,192 @@
+//! One step of a change of layout, backward: the right-hand column of the [table](super).
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use super::local::cut_dim;
+use super::step::{all_gather, all_to_all, single};
+use crate::Result;
+use crate::comm::{Call, Communicator, ReduceOp, Sharded};
+use crate::placement::{PartialOp, chunk};
+
+/// Takes the gradient of a step's result to the gradient of its input.
+#[derive(Debug)]
+pub(super) struct Undo<const D: usize> {
+    pub(super) mesh_dim: usize,
+    pub(super) comm: Arc<dyn Communicator>,
+    pub(super) kind: UndoKind<D>,
+}
+
+/// What a step's gradient needs. `len` is the length of `dim` over all ranks.
+#[derive(Debug)]
+pub(super) enum UndoKind<const D: usize> {
+    /// `R` -> `P(sum)`.
+    Nothing,
+    /// `S(dim)` -> `R` and `S(dim)` -> `P(sum)`.
+    Cut { dim: usize, len: usize },
+    /// `R` -> `S(dim)`.
+    AllGather { dim: usize, len: usize },
+    /// `P(op)` -> `R`.
+    AllReduce { reduced: Reduced<D> },
+    /// `P(op)` -> `S(dim)`.
+    ReduceScatter {
+        dim: usize,
+        len: usize,
+        reduced: Reduced<D>,
+    },
+    /// `S(to)` -> `S(from)`.
+    AllToAll { from: usize, len: usize, to: usize },
+}
+
+/// A reduction's derivative by the local value.
+#[derive(Debug)]
+pub(super) enum Reduced<const D: usize> {
+    /// Every value counts in full.
+    Sum,
+    /// Every value counts for `1 / k`.
+    Avg,
+    /// Only the extremum counts. Ranks that tie share the gradient evenly, which no renumbering
+    /// of ranks changes (and as `amax` does in PyTorch).
+    Extremum(Box<Extremum<D>>),
+    /// A value counts for the product of the others, found from the local values.
+    Product(Box<Tensor<D>>),
+}
+
+/// A local value and the extremum of all.
+#[derive(Debug)]
+pub(super) struct Extremum<const D: usize> {
+    local: Tensor<D>,
+    reduced: Tensor<D>,
+}
+
+impl<const D: usize> Reduced<D> {
+    /// The derivative of `op` at `local`. Without values there is no gradient to take.
+    pub(super) fn new(op: PartialOp, local: Option<Tensor<D>>, reduced: Option<Tensor<D>>) -> Self {
+        match (op, local, reduced) {
+            (PartialOp::Min | PartialOp::Max, Some(local), Some(reduced)) => {
+                Self::Extremum(Box::new(Extremum { local, reduced }))
+            }
+            (PartialOp::Product, Some(local), _) => Self::Product(Box::new(local)),
+            (PartialOp::Avg, ..) => Self::Avg,
+            _ => Self::Sum,
+        }
+    }
+
+    /// The gradient of the local value. `grad` and `reduced` are those of the whole result.
+    fn derivative(
+        &self,
+        comm: &dyn Communicator,
+        call: &Call,
+        grad: Tensor<D>,
+        reduced: Option<Tensor<D>>,
+    ) -> Result<Tensor<D>> {
+        match self {
+            Self::Sum => Ok(grad),
+            Self::Avg => Ok(grad.div_scalar(comm.group().size() as f64)),
+            Self::Extremum(extremum) => {
+                let reduced = reduced.unwrap_or_else(|| extremum.reduced.clone());
+                let holds = extremum
+                    .local
+                    .clone()
+                    .equal(reduced)
+                    .float()
+                    .cast(grad.dtype());
+                let holders = vec![holds.clone().into_dispatch()];
+                let holders = single(comm.all_reduce(call.clone(), holders, ReduceOp::Sum))?;
+                Ok(grad * holds / holders)
+            }
+            Self::Product(local) => Ok(grad * others_product(comm, call, local)?),
+        }
+    }
+}
+
+/// The product of the other ranks' values.
+///
+/// Multiplied out, not divided out of the whole product: a zero, an overflow or an underflow on
+/// this rank must not reach its own derivative.
+fn others_product<const D: usize>(
+    comm: &dyn Communicator,
+    call: &Call,
+    local: &Tensor<D>,
+) -> Result<Tensor<D>> {
+    let (size, rank, len) = (comm.group().size(), comm.group().rank(), local.dims()[0]);
+    let all: Tensor<D> = all_gather(comm, call.clone(), local.clone(), 0, size * len)?;
+    let others = (0..size).filter(|&other| other != rank);
+    let values = others.map(|other| all.clone().slice_dim(0, other * len..(other + 1) * len));
+    Ok(values
+        .reduce(|product, value| product * value)
+        .unwrap_or_else(|| local.ones_like()))
+}
+
+impl<const D: usize> Undo<D> {
+    /// The gradient of the step's input.
+    ///
+    /// With `varying`, `grad` is one rank's term of a sum over the step's mesh dimension.
+    ///
+    /// # Collective
+    /// Over the step's mesh dimension.
+    pub(super) fn apply(&self, call: &Call, grad: Tensor<D>, varying: bool) -> Result<Tensor<D>> {
+        let comm = self.comm.as_ref();
+        if varying {
+            return self.apply_varying(call, grad);
+        }
+        match &self.kind {
+            UndoKind::Nothing => Ok(grad),
+            UndoKind::Cut { dim, len } => {
+                let own = chunk(*len, comm.group().size(), comm.group().rank());
+                Ok(cut_dim(grad, *dim, own))
+            }
+            UndoKind::AllGather { dim, len } => all_gather(comm, call.clone(), grad, *dim, *len),
+            UndoKind::AllReduce { reduced } => reduced.derivative(comm, call, grad, None),
+            UndoKind::ReduceScatter { dim, len, reduced } => {
+                let whole = |tensor: &Tensor<D>| Sharded {
+                    tensor: tensor.clone().into_dispatch(),
+                    dim: *dim,
+                    len: *len,
+                };
+                let mut wholes = vec![whole(&grad)];
+                if let Reduced::Extremum(extremum) = reduced {
+                    wholes.push(whole(&extremum.reduced));
+                }
+                let wholes = comm.all_gather(call.clone(), wholes).wait()?;
+                let mut wholes = wholes.into_iter().map(Tensor::from_dispatch);
+                let grad = wholes.next().expect("the gradient was gathered");
+                reduced.derivative(comm, call, grad, wholes.next())
+            }
+            UndoKind::AllToAll { from, len, to } => {
+                all_to_all(comm, call.clone(), grad, *from, *len, *to)
+            }
+        }
+    }
+
+    fn apply_varying(&self, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
+        match self.kind {
+            // The sum's own slice is all that is needed: `S(dim)` -> varying.
+            UndoKind::Cut { dim, len } => {
+                let grad = Sharded {
+                    tensor: grad.into_dispatch(),
+                    dim,
+                    len,
+                };
+                single(
+                    self.comm
+                        .reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum),
+                )
+            }
+            _ => {
+                let grad = all_reduce_sum(self.comm.as_ref(), call, grad)?;
+                self.apply(call, grad, false)
+            }
+        }
+    }
+}
+
+/// `R` -> varying, backward.
+pub(super) fn all_reduce_sum<const D: usize>(
+    comm: &dyn Communicator,
+    call: &Call,
+    grad: Tensor<D>,
+) -> Result<Tensor<D>> {
+    single(comm.all_reduce(call.clone(), vec![grad.into_dispatch()], ReduceOp::Sum))
+}

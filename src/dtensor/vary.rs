@@ -1,0 +1,162 @@
+//! Replicate -> varying: what a computation that differs between ranks reads.
+//!
+//! ```text
+//!             forward                     backward
+//!  x (R) ---- vary ---- x @ wq (S) ---.   dq @ wq^T  \
+//!                  \--- x @ wk (S) ---.   dk @ wk^T   > summed by the graph: a term of a sum
+//!                   \-- x @ wv (S) ---.   dv @ wv^T  /  over the ranks; vary all-reduces it, once
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::redistribute::{Route, travel};
+use super::spec::mesh_dim_name;
+use super::{DTensor, DTensorError};
+use crate::Result;
+use crate::placement::{Layout, Placement};
+
+/// Mesh dimensions, ascending, without those of size 1.
+type Dims = SmallVec<[usize; 3]>;
+
+/// Varied handles of one tensor, kept while it or a clone of it lives.
+#[derive(Debug, Default)]
+pub(super) struct VariedCache<const D: usize>(Mutex<SmallVec<[Varied<D>; 1]>>);
+
+#[derive(Debug)]
+struct Varied<const D: usize> {
+    gathered: bool,
+    dims: Dims,
+    tensor: Tensor<D>,
+    /// Its node is spent: a leaf that outlives a training step needs a new one.
+    done: Arc<AtomicBool>,
+}
+
+impl<const D: usize> DTensor<D> {
+    /// The local tensor, for a computation that differs between the ranks of `mesh_dims`, on all
+    /// of which the tensor is Replicate.
+    ///
+    /// Free in forward; in backward the gradient is summed over `mesh_dims` by one all-reduce a
+    /// dimension. The handle is cached: as long as this tensor or a clone of it lives, further
+    /// calls return the same one, and their gradients share the all-reduce.
+    ///
+    /// # Collective
+    /// In backward: every rank of the mesh.
+    ///
+    /// # Errors
+    /// [`DTensorError::NotReplicated`] or [`DTensorError::MeshDimOutOfRange`].
+    pub fn vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
+        let dims = self.dims_of(mesh_dims)?;
+        for &dim in &dims {
+            let placement = self.placements()[dim];
+            if placement != Placement::Replicate {
+                let mesh_dim = mesh_dim_name(self.mesh(), dim);
+                return Err(DTensorError::NotReplicated {
+                    mesh_dim,
+                    placement,
+                }
+                .into());
+            }
+        }
+        self.varied(true, dims)
+    }
+
+    /// [`vary`](Self::vary) of a tensor that is first made Replicate on `mesh_dims`.
+    ///
+    /// Of a sharded dimension this is one all-gather forward and one reduce-scatter backward. The
+    /// gathered tensor is cached with the handle.
+    ///
+    /// # Collective
+    /// In forward and in backward: every rank of the mesh.
+    ///
+    /// # Errors
+    /// [`DTensorError::MeshDimOutOfRange`], or [`CommError`](crate::comm::CommError) if a
+    /// collective fails.
+    pub fn gather_vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
+        self.varied(true, self.dims_of(mesh_dims)?)
+    }
+
+    /// The local tensor as it is, its gradient summed over `dims`.
+    pub(super) fn with_summed_grad(&self, dims: &[usize]) -> Result<Tensor<D>> {
+        self.varied(false, self.dims_of(dims)?)
+    }
+
+    fn varied(&self, gathered: bool, dims: Dims) -> Result<Tensor<D>> {
+        let placements = self.placements();
+        let gathered = gathered && dims.iter().any(|&dim| !placements[dim].is_replicate());
+        if !gathered && (dims.is_empty() || !self.local.is_tracked()) {
+            return Ok(self.local.clone());
+        }
+        let mut known = self.varied.get_or_init(Default::default).0.lock();
+        known.retain(|varied| !varied.done.load(Ordering::Relaxed));
+        if let Some(varied) = known
+            .iter()
+            .find(|v| v.gathered == gathered && v.dims == dims)
+        {
+            return Ok(varied.tensor.clone());
+        }
+        let layout = if gathered {
+            replicated_on(self.layout(), &dims)?
+        } else {
+            self.layout().clone()
+        };
+        let route = Route::between(self.layout(), &layout)?;
+        let (tensor, done) = travel(self.local.clone(), &self.spec, &route, &dims)?;
+        known.push(Varied {
+            gathered,
+            dims,
+            tensor: tensor.clone(),
+            done,
+        });
+        Ok(tensor)
+    }
+
+    fn dims_of(&self, mesh_dims: &[usize]) -> Result<Dims, DTensorError> {
+        let mesh = self.mesh();
+        if let Some(&index) = mesh_dims.iter().find(|&&dim| dim >= mesh.ndim()) {
+            let (mesh, ndim) = (mesh.to_string(), mesh.ndim());
+            return Err(DTensorError::MeshDimOutOfRange { index, mesh, ndim });
+        }
+        let mut dims: Dims = mesh_dims
+            .iter()
+            .copied()
+            .filter(|&dim| mesh.shape()[dim] > 1)
+            .collect();
+        dims.sort_unstable();
+        dims.dedup();
+        Ok(dims)
+    }
+}
+
+/// `layout` with Replicate on `dims`; the other cuts keep their order.
+fn replicated_on(layout: &Layout, dims: &[usize]) -> Result<Layout> {
+    let mut placements = layout.placements().to_vec();
+    for &dim in dims {
+        placements[dim] = Placement::Replicate;
+    }
+    let orders: SmallVec<[(usize, Dims); 2]> = layout
+        .orders()
+        .map(|(dim, cuts)| {
+            (
+                dim,
+                cuts.iter()
+                    .copied()
+                    .filter(|cut| !dims.contains(cut))
+                    .collect(),
+            )
+        })
+        .collect();
+    let orders: SmallVec<[(usize, &[usize]); 2]> = orders
+        .iter()
+        .map(|(dim, cuts)| (*dim, cuts.as_slice()))
+        .collect();
+    Ok(Layout::with_order(
+        layout.mesh_shape(),
+        &placements,
+        &orders,
+    )?)
+}
