@@ -82,7 +82,7 @@ impl Table {
         let mut rows: Tensor<1, Int> = Tensor::from_data(data, (&device, DType::I64));
         let call = Call::new(format!("check {layout}"));
         for mesh_dim in (0..mesh.ndim()).rev() {
-            let comm = mesh.communicator(mesh_dim);
+            let comm = mesh.communicator(mesh_dim)?;
             let len = rows.dims()[0] * comm.group().size();
             rows = all_gather(comm.as_ref(), call.clone(), rows, 0, len)?;
         }

@@ -21,7 +21,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [this module](super) says.
     ///
     /// # Errors
-    /// [`DTensorError::NotAMember`], or [`PlacementError`](crate::placement::PlacementError) for a
+    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), or [`PlacementError`](crate::placement::PlacementError) for a
     /// wrong number of placements or a dimension out of range.
     pub fn from_local(
         local: Tensor<D, K>,

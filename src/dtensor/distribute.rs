@@ -34,7 +34,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// broadcast for `R`, among the ranks that are first in the dimensions still to come.
     ///
     /// # Errors
-    /// [`DTensorError::NotAMember`], [`DTensorError::NotALeaf`], [`DTensorError::Partial`],
+    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::NotALeaf`], [`DTensorError::Partial`],
     /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a
     /// dimension out of range, and [`CommError`](crate::comm::CommError) if ranks disagree on the
     /// shape or a collective fails.
@@ -72,7 +72,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
                 let taking_part = sequence[at + 1..]
                     .iter()
                     .all(|&later| coordinate[later] == 0);
-                let comm = mesh.communicator(mesh_dim);
+                let comm = mesh.communicator(mesh_dim)?;
                 let shard = spec.placements()[mesh_dim].shard_dim();
                 if taking_part {
                     let metas = vec![TensorMeta {

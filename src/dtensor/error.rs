@@ -10,17 +10,6 @@ use crate::placement::Placement;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DTensorError {
-    /// The calling rank has no place in the mesh.
-    #[error(
-        "rank {rank} is not in {mesh}, so it holds no part of its tensors; \
-         guard the call with `mesh.coordinate().is_some()`"
-    )]
-    NotAMember {
-        /// The calling rank.
-        rank: usize,
-        /// The mesh.
-        mesh: String,
-    },
     /// Two tensors of one operation live on different meshes.
     #[error(
         "tensors of one operation must share a mesh, got {left} and {right}; \
@@ -42,16 +31,6 @@ pub enum DTensorError {
         layout: Vec<usize>,
         /// The tensor's mesh.
         mesh: String,
-    },
-    /// A mesh dimension index that does not exist.
-    #[error("mesh dimension {index} is out of range for {mesh}; its dimensions are 0..{ndim}")]
-    MeshDimOutOfRange {
-        /// The index given.
-        index: usize,
-        /// The mesh.
-        mesh: String,
-        /// Its number of dimensions.
-        ndim: usize,
     },
     /// A local tensor does not have the shape that the global shape and layout give this rank.
     #[error(

@@ -16,7 +16,7 @@ use crate::placement::{Layout, Placement};
 
 /// # Factories
 /// `options` are burn's: a device (with or without autodiff), or a device and a dtype. Nothing is
-/// communicated. All fail with [`DTensorError::NotAMember`], [`DTensorError::Partial`], or
+/// communicated. All fail with [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::Partial`], or
 /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a
 /// dimension out of range.
 impl<const D: usize, K: Kind> DTensor<D, K> {
@@ -167,13 +167,7 @@ fn make<const D: usize, K: Kind>(
     check_no_partial(operation, mesh, &layout)?;
     layout.check(D)?;
     let shape = shape.into();
-    let Some(coordinate) = mesh.coordinate() else {
-        return Err(DTensorError::NotAMember {
-            rank: mesh.rank(),
-            mesh: mesh.to_string(),
-        }
-        .into());
-    };
+    let coordinate = mesh.member("hold a part of a DTensor")?;
     let slices = layout.local_slices(&shape, coordinate);
     let local = local(Part {
         global: &shape,

@@ -13,11 +13,11 @@ use super::DTensorSpec;
 /// [8, 16] f32 on DeviceMesh(dp=2, tp=2): [S(0), S(1)]
 ///
 ///        0..8   8..16
-///       +------+------+
-///  0..4 | 0    | 1    |
-///       +------+------+
-///  4..8 | 2    | 3    |
-///       +------+------+
+///      +------+-------+
+/// 0..4 | 0    | 1     |
+///      +------+-------+
+/// 4..8 | 2    | 3     |
+///      +------+-------+
 /// ```
 ///
 /// Ranks that share a cell hold copies of it, or terms of it where the heading says `P`. Ranks
@@ -85,7 +85,7 @@ pub fn picture(spec: &DTensorSpec) -> String {
     };
     let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     let rule = format!(
-        "{:margin$}  +{}",
+        "{:margin$} +{}",
         "",
         widths
             .iter()
@@ -97,7 +97,7 @@ pub fn picture(spec: &DTensorSpec) -> String {
             .iter()
             .zip(&widths)
             .map(|(cell, &width)| format!(" {cell:width$} {separator}"));
-        let line = format!("{label:>margin$}  {separator}{}", cells.collect::<String>());
+        let line = format!("{label:>margin$} {separator}{}", cells.collect::<String>());
         line.trim_end().to_string()
     };
     let heads: Vec<String> = columns.iter().map(|column| format!("{column:?}")).collect();

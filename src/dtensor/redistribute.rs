@@ -139,13 +139,12 @@ pub(super) fn travel<const D: usize, K: Kind>(
     if !tracked {
         return Ok((associate(moved, strategy), done));
     }
-    let varying = varying
-        .iter()
-        .map(|&dim| (dim, from.mesh().communicator(dim).clone()));
+    let summed = |&dim: &usize| Ok((dim, from.mesh().communicator(dim)?.clone()));
+    let varying: Result<_> = varying.iter().map(summed).collect();
     let op = Redistribution {
         output: Mutex::new(Some(moved.into_dispatch())),
         undos,
-        varying: varying.collect(),
+        varying: varying?,
         call: call.in_phase(Phase::Backward),
         done: done.clone(),
     };

@@ -23,16 +23,11 @@ impl DTensorSpec {
     /// Describes a tensor of global `shape` laid out over `mesh`.
     ///
     /// # Errors
-    /// [`DTensorError::NotAMember`], [`DTensorError::LayoutMesh`], or
+    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember),
+    /// [`DTensorError::LayoutMesh`], or
     /// [`PlacementError::DimOutOfRange`](crate::placement::PlacementError::DimOutOfRange).
     pub fn new(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Result<Self> {
-        if mesh.coordinate().is_none() {
-            return Err(DTensorError::NotAMember {
-                rank: mesh.rank(),
-                mesh: mesh.to_string(),
-            }
-            .into());
-        }
+        mesh.member("hold a part of a DTensor")?;
         check_layout(mesh, &layout, shape.num_dims())?;
         Ok(Self {
             mesh: mesh.clone(),

@@ -23,7 +23,7 @@ pub(super) fn run<const D: usize, K: Kind>(
     call: Call,
     tracked: bool,
 ) -> Result<(Tensor<D, K>, Undo<D>)> {
-    let comm = before.mesh().communicator(step.mesh_dim());
+    let comm = before.mesh().communicator(step.mesh_dim())?;
     let own = |len| chunk(len, comm.group().size(), comm.group().rank());
     let keep = |tensor: &Tensor<D, K>| tracked.then(|| as_float(tensor.clone()));
     let (local, kind) = match step {

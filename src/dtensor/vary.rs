@@ -48,7 +48,7 @@ impl<const D: usize> DTensor<D> {
     /// In backward: every rank of the mesh.
     ///
     /// # Errors
-    /// [`DTensorError::NotReplicated`] or [`DTensorError::MeshDimOutOfRange`].
+    /// [`DTensorError::NotReplicated`] or [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange).
     pub fn vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
         for &dim in &dims {
@@ -74,7 +74,7 @@ impl<const D: usize> DTensor<D> {
     /// In forward and in backward: every rank of the mesh.
     ///
     /// # Errors
-    /// [`DTensorError::MeshDimOutOfRange`], or [`CommError`](crate::comm::CommError) if a
+    /// [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange), or [`CommError`](crate::comm::CommError) if a
     /// collective fails.
     pub fn gather_vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         self.varied(true, self.dims_of(mesh_dims)?)
@@ -115,11 +115,10 @@ impl<const D: usize> DTensor<D> {
         Ok(tensor)
     }
 
-    fn dims_of(&self, mesh_dims: &[usize]) -> Result<Dims, DTensorError> {
+    fn dims_of(&self, mesh_dims: &[usize]) -> Result<Dims> {
         let mesh = self.mesh();
-        if let Some(&index) = mesh_dims.iter().find(|&&dim| dim >= mesh.ndim()) {
-            let (mesh, ndim) = (mesh.to_string(), mesh.ndim());
-            return Err(DTensorError::MeshDimOutOfRange { index, mesh, ndim });
+        for &dim in mesh_dims {
+            mesh.communicator(dim)?;
         }
         let mut dims: Dims = mesh_dims
             .iter()

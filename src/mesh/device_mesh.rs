@@ -175,7 +175,7 @@ impl DeviceMesh {
     }
 
     /// The caller's position, or the error that says what it cannot do.
-    pub(super) fn member(&self, action: &'static str) -> Result<&[usize], MeshError> {
+    pub(crate) fn member(&self, action: &'static str) -> Result<&[usize], MeshError> {
         self.coordinate().ok_or_else(|| self.not_a_member(action))
     }
 

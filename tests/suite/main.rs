@@ -1,4 +1,6 @@
 //! The public API, from outside.
 
 mod comm;
+mod dtensor;
 mod failure;
+mod golden;

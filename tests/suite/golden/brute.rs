@@ -52,7 +52,7 @@ impl Model {
 
     /// Row-major multi-indices of a shape.
     fn indices(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> + '_ {
-        (0..shape.iter().product()).map(|mut flat| {
+        (0..shape.iter().product()).map(move |mut flat: usize| {
             let mut index = vec![0; shape.len()];
             for (digit, len) in index.iter_mut().zip(shape).rev() {
                 *digit = flat % len;

@@ -16,7 +16,7 @@ use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, Phase, World, launch};
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::placement::{Layout, PartialOp, Placement, PlacementError, StridedPlacement};
+use burn_dtensor::placement::{Layout, PartialOp, PlacementError, StridedPlacement};
 use serde::Deserialize;
 
 use super::brute::Model;
@@ -176,7 +176,9 @@ enum Verdict {
     OnlyHere,
     /// Refused by both: a target no partial value of which can be made.
     PartialTarget,
-    /// Refused by both: partial values whose reductions do not commute.
+    /// The same, and the target's partial values would not even commute.
+    MixedTarget,
+    /// Refused by both: partial values of the source whose reductions do not commute.
     MixedPartial,
 }
 
@@ -191,9 +193,13 @@ fn judge(case: &Case, outcomes: &[&Result<Outcome, Error>]) -> Result<Verdict, S
         }
         assert!(message.contains("only Shard to Partial(sum) redistribution is supported"), "{message}");
         if case.asks_for_partial() {
-            let typed = |error: &&Error| matches!(error, Error::Placement(PlacementError::PartialTarget { .. }));
-            let all = refusals.len() == outcomes.len() && refusals.iter().all(typed);
-            return if all { Ok(Verdict::PartialTarget) } else { Err(format!("{name}: not refused as target")) };
+            let target = |error: &&Error| matches!(error, Error::Placement(PlacementError::PartialTarget { .. }));
+            let mixed = |error: &&Error| matches!(error, Error::Placement(PlacementError::MixedPartial { .. }));
+            return match refusals.len() == outcomes.len() {
+                true if refusals.iter().all(target) => Ok(Verdict::PartialTarget),
+                true if refusals.iter().all(mixed) => Ok(Verdict::MixedTarget),
+                _ => Err(format!("{name}: not refused")),
+            };
         }
     }
     let mut ranks = Vec::new();
@@ -298,11 +304,12 @@ fn golden_redistribute() {
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
     // None may be skipped: the 380 with values, the 264 with inputs, the 8 without.
     let expected = [
-        (Verdict::Equal, 0),
-        (Verdict::EqualButAvg, 0),
-        (Verdict::EqualButGradient, 0),
-        (Verdict::OnlyHere, 0),
-        (Verdict::PartialTarget, 0),
+        (Verdict::Equal, 302),
+        (Verdict::EqualButAvg, 35),
+        (Verdict::EqualButGradient, 43),
+        (Verdict::OnlyHere, 38),
+        (Verdict::PartialTarget, 215),
+        (Verdict::MixedTarget, 11),
         (Verdict::MixedPartial, 8),
     ];
     assert_eq!(verdicts, BTreeMap::from(expected));

@@ -1,0 +1,4 @@
+//! Values computed by PyTorch (`tests/golden/*.json`).
+
+mod brute;
+mod redistribute;
