@@ -28,11 +28,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// As [`from_local`](Self::from_local), [`DTensorError::RanksDisagree`],
     /// [`DTensorError::LocalShape`] for the first rank whose part does not fit the others', and
     /// [`CommError`](crate::comm::CommError) if a collective fails.
-    pub fn from_local_checked(
-        local: Tensor<D, K>,
-        mesh: &DeviceMesh,
-        placements: &[Placement],
-    ) -> Result<Self> {
+    pub fn from_local_checked(local: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
         let layout = Layout::new(mesh.shape(), placements)?;
         layout.check(D)?;
         // Membership is checked before anything is sent.
@@ -63,11 +59,7 @@ struct Table {
 }
 
 impl Table {
-    fn gather<const D: usize, K: Kind>(
-        local: &Tensor<D, K>,
-        mesh: &DeviceMesh,
-        layout: Layout,
-    ) -> Result<Self> {
+    fn gather<const D: usize, K: Kind>(local: &Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         let data = local.to_data();
         let mut row: Vec<i64> = local.dims().iter().map(|&len| len as i64).collect();
         row.extend([
@@ -87,28 +79,16 @@ impl Table {
             rows = all_gather(comm.as_ref(), call.clone(), rows, 0, len)?;
         }
         let values: Vec<i64> = rows.into_data().iter::<i64>().collect();
-        let coordinates = mesh
-            .shape()
-            .iter()
-            .map(|&size| 0..size)
-            .multi_cartesian_product();
-        let rows = values
-            .chunks(fields)
-            .zip(coordinates)
-            .map(|(row, coordinate)| Row {
-                rank: row[D + 3] as usize,
-                coordinate,
-                shape: row[..D].iter().map(|&len| len as usize).collect(),
-                dtype: String::from_utf8_lossy(&row[D].to_le_bytes())
-                    .trim_end()
-                    .into(),
-                require_grad: row[D + 1] != 0,
-                hash: row[D + 2],
-            });
-        Ok(Self {
-            layout,
-            rows: rows.collect(),
-        })
+        let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();
+        let rows = values.chunks(fields).zip(coordinates).map(|(row, coordinate)| Row {
+            rank: row[D + 3] as usize,
+            coordinate,
+            shape: row[..D].iter().map(|&len| len as usize).collect(),
+            dtype: String::from_utf8_lossy(&row[D].to_le_bytes()).trim_end().into(),
+            require_grad: row[D + 1] != 0,
+            hash: row[D + 2],
+        });
+        Ok(Self { layout, rows: rows.collect() })
     }
 
     /// A sharded dimension is as long as the pieces of the ranks that are first everywhere else.
@@ -119,11 +99,7 @@ impl Table {
                 let mut indices = row.coordinate.iter().enumerate();
                 indices.all(|(mesh_dim, &index)| index == 0 || cuts.contains(&mesh_dim))
             };
-            self.rows
-                .iter()
-                .filter(others_first)
-                .map(|row| row.shape[dim])
-                .sum::<usize>()
+            self.rows.iter().filter(others_first).map(|row| row.shape[dim]).sum::<usize>()
         };
         Shape::from((0..D).map(len).collect::<Vec<_>>())
     }
@@ -133,13 +109,7 @@ impl Table {
         for row in &self.rows {
             if row.dtype != first.dtype {
                 let remedy = "cast one of them: one tensor has one dtype";
-                return Err(disagree(
-                    "the dtype",
-                    first,
-                    row,
-                    |row| row.dtype.clone(),
-                    remedy,
-                ));
+                return Err(disagree("the dtype", first, row, |row| row.dtype.clone(), remedy));
             }
             if row.require_grad != first.require_grad {
                 let remedy = "call `require_grad` on every rank or on none";
@@ -166,11 +136,7 @@ impl Table {
             for row in &self.rows {
                 let mut coordinate = row.coordinate.clone();
                 coordinate[mesh_dim] = 0;
-                let twin = self
-                    .rows
-                    .iter()
-                    .find(|row| row.coordinate == coordinate)
-                    .unwrap_or(row);
+                let twin = self.rows.iter().find(|row| row.coordinate == coordinate).unwrap_or(row);
                 if twin.hash != row.hash {
                     let remedy = "send one rank's values to all with `distribute_tensor`";
                     let text = |row: &Row| format!("values #{:x}", row.hash);
@@ -190,22 +156,13 @@ fn disagree(
     remedy: &'static str,
 ) -> DTensorError {
     let (found, other_found) = (text(row), text(other));
-    DTensorError::RanksDisagree {
-        what,
-        rank: row.rank,
-        other: other.rank,
-        found,
-        other_found,
-        remedy,
-    }
+    DTensorError::RanksDisagree { what, rank: row.rank, other: other.rank, found, other_found, remedy }
 }
 
 /// The first eight letters of the name.
 fn dtype_code(dtype: DType) -> [u8; 8] {
     let mut code = [b' '; 8];
-    code.iter_mut()
-        .zip(dtype.name().bytes())
-        .for_each(|(to, from)| *to = from);
+    code.iter_mut().zip(dtype.name().bytes()).for_each(|(to, from)| *to = from);
     code
 }
 

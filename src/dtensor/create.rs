@@ -23,11 +23,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), or [`PlacementError`](crate::placement::PlacementError) for a
     /// wrong number of placements or a dimension out of range.
-    pub fn from_local(
-        local: Tensor<D, K>,
-        mesh: &DeviceMesh,
-        placements: &[Placement],
-    ) -> Result<Self> {
+    pub fn from_local(local: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
         let layout = Layout::new(mesh.shape(), placements)?;
         layout.check(D)?;
         let mut dims = local.dims();
@@ -105,23 +101,13 @@ impl<const D: usize> DTensor<D> {
         Layout::new(self.mesh().shape(), grad_placements)?;
         let mut summed: SmallVec<[usize; 3]> = SmallVec::new();
         for (dim, (&forward, &grad)) in self.placements().iter().zip(grad_placements).enumerate() {
-            let natural = if forward.shard_dim().is_some() {
-                forward
-            } else {
-                Placement::Replicate
-            };
+            let natural = if forward.shard_dim().is_some() { forward } else { Placement::Replicate };
             // A shard of a sharded value is nobody else's: there is nothing to add up.
             if grad == Placement::Partial(PartialOp::Sum) && natural.is_replicate() {
                 summed.push(dim);
             } else if grad != natural {
                 let mesh_dim = mesh_dim_name(self.mesh(), dim);
-                return Err(DTensorError::GradPlacement {
-                    mesh_dim,
-                    forward,
-                    grad,
-                    natural,
-                }
-                .into());
+                return Err(DTensorError::GradPlacement { mesh_dim, forward, grad, natural }.into());
             }
         }
         self.with_summed_grad(&summed)

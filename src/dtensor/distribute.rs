@@ -38,11 +38,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a
     /// dimension out of range, and [`CommError`](crate::comm::CommError) if ranks disagree on the
     /// shape or a collective fails.
-    pub fn distribute_tensor(
-        full: Tensor<D, K>,
-        mesh: &DeviceMesh,
-        placements: &[Placement],
-    ) -> Result<Self> {
+    pub fn distribute_tensor(full: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
         Self::distribute_tensor_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
@@ -54,31 +50,19 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// # Errors
     /// As [`distribute_tensor`](Self::distribute_tensor), and [`DTensorError::LayoutMesh`] for a
     /// layout of another mesh shape.
-    pub fn distribute_tensor_to(
-        full: Tensor<D, K>,
-        mesh: &DeviceMesh,
-        layout: Layout,
-    ) -> Result<Self> {
+    pub fn distribute_tensor_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         leaves("distribute_tensor", full, mesh, layout, |full, spec| {
             let call = Call::new(format!("distribute {}", spec.layout()));
             let coordinate = spec.coordinate();
             let sequence = cut_sequence(spec.layout());
             let mut shape = full.dims();
-            let mut held = coordinate
-                .iter()
-                .all(|&index| index == 0)
-                .then_some(full.clone());
+            let mut held = coordinate.iter().all(|&index| index == 0).then_some(full.clone());
             for (at, &mesh_dim) in sequence.iter().enumerate() {
-                let taking_part = sequence[at + 1..]
-                    .iter()
-                    .all(|&later| coordinate[later] == 0);
+                let taking_part = sequence[at + 1..].iter().all(|&later| coordinate[later] == 0);
                 let comm = mesh.communicator(mesh_dim)?;
                 let shard = spec.placements()[mesh_dim].shard_dim();
                 if taking_part {
-                    let metas = vec![TensorMeta {
-                        shape: Shape::from(shape),
-                        dtype: spec.dtype(),
-                    }];
+                    let metas = vec![TensorMeta { shape: Shape::from(shape), dtype: spec.dtype() }];
                     let whole = held.take().map(|whole| vec![whole.into_dispatch()]);
                     held = Some(single(match shard {
                         Some(dim) => comm.scatter(call.clone(), whole, metas, vec![dim], 0),
@@ -103,11 +87,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     ///
     /// # Errors
     /// As [`distribute_tensor`](Self::distribute_tensor), without those of communication.
-    pub fn distribute_local(
-        full: Tensor<D, K>,
-        mesh: &DeviceMesh,
-        placements: &[Placement],
-    ) -> Result<Self> {
+    pub fn distribute_local(full: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
         Self::distribute_local_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
@@ -116,11 +96,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// # Errors
     /// As [`distribute_local`](Self::distribute_local), and [`DTensorError::LayoutMesh`] for a
     /// layout of another mesh shape.
-    pub fn distribute_local_to(
-        full: Tensor<D, K>,
-        mesh: &DeviceMesh,
-        layout: Layout,
-    ) -> Result<Self> {
+    pub fn distribute_local_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         leaves("distribute_local", full, mesh, layout, |full, spec| {
             let ranges = spec.layout().local_slices(spec.shape(), spec.coordinate());
             Ok(cut(full, &ranges))
@@ -160,11 +136,7 @@ pub(super) fn check_no_partial(
     for (dim, &placement) in layout.placements().iter().enumerate() {
         if let Placement::Partial(_) = placement {
             let mesh_dim = mesh_dim_name(mesh, dim);
-            return Err(DTensorError::Partial {
-                operation,
-                mesh_dim,
-                placement,
-            });
+            return Err(DTensorError::Partial { operation, mesh_dim, placement });
         }
     }
     Ok(())
@@ -177,9 +149,7 @@ fn cut_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
     let placements = layout.placements();
     while sequence.len() < placements.len() {
         let ready = |mesh_dim: &usize| {
-            let outside = placements[*mesh_dim]
-                .shard_dim()
-                .map_or(&[][..], |dim| layout.order(dim));
+            let outside = placements[*mesh_dim].shard_dim().map_or(&[][..], |dim| layout.order(dim));
             let mut outside = outside.iter().take_while(|cut| *cut != mesh_dim);
             !sequence.contains(mesh_dim) && outside.all(|cut| sequence.contains(cut))
         };

@@ -4,9 +4,7 @@ use std::cmp::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{
-    Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData,
-};
+use burn::tensor::{Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData};
 
 use super::distribute::check_no_partial;
 use super::{DTensor, DTensorError, DTensorSpec, Kind, random};
@@ -30,9 +28,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         placements: &[Placement],
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
-        make("zeros", shape, mesh, placements, |part| {
-            Tensor::zeros(part.shape(), options)
-        })
+        make("zeros", shape, mesh, placements, |part| Tensor::zeros(part.shape(), options))
     }
 
     /// Ones (true).
@@ -45,9 +41,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         placements: &[Placement],
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
-        make("ones", shape, mesh, placements, |part| {
-            Tensor::ones(part.shape(), options)
-        })
+        make("ones", shape, mesh, placements, |part| Tensor::ones(part.shape(), options))
     }
 
     /// `value` everywhere.
@@ -61,9 +55,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         placements: &[Placement],
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
-        make("full", shape, mesh, placements, |part| {
-            Tensor::full(part.shape(), value, options)
-        })
+        make("full", shape, mesh, placements, |part| Tensor::full(part.shape(), value, options))
     }
 }
 
@@ -107,11 +99,7 @@ impl<const D: usize> DTensor<D, Int> {
     ) -> Result<Self> {
         if range.is_empty() {
             let distribution = format!("uniform over {range:?}");
-            return Err(DTensorError::Distribution {
-                distribution,
-                why: "the range is empty",
-            }
-            .into());
+            return Err(DTensorError::Distribution { distribution, why: "the range is empty" }.into());
         }
         make("random_range", shape, mesh, placements, |part| {
             let sample = |words, lane| random::int(&range, words, lane);
@@ -135,10 +123,7 @@ impl DTensor<1, Int> {
         let len = range.end.saturating_sub(range.start).max(0) as usize;
         make("arange", [len], mesh, placements, |part| {
             let own = &part.slices[0];
-            let values = own
-                .clone()
-                .map(|index| range.start + index as i64)
-                .collect::<Vec<_>>();
+            let values = own.clone().map(|index| range.start + index as i64).collect::<Vec<_>>();
             Tensor::from_data(TensorData::new(values, part.shape()), options)
         })
     }
@@ -169,10 +154,7 @@ fn make<const D: usize, K: Kind>(
     let shape = shape.into();
     let coordinate = mesh.member("hold a part of a DTensor")?;
     let slices = layout.local_slices(&shape, coordinate);
-    let local = local(Part {
-        global: &shape,
-        slices,
-    });
+    let local = local(Part { global: &shape, slices });
     let spec = DTensorSpec::new(mesh, layout, shape, local.dtype())?;
     Ok(DTensor::from_parts(local, Arc::new(spec)))
 }
@@ -180,16 +162,9 @@ fn make<const D: usize, K: Kind>(
 fn check_distribution(distribution: Distribution) -> Result<(), DTensorError> {
     let why = match distribution {
         Distribution::Bernoulli(p) if !(0.0..=1.0).contains(&p) => "a probability is in 0..=1",
-        Distribution::Uniform(low, high) if low.partial_cmp(&high) != Some(Ordering::Less) => {
-            "the interval is empty"
-        }
-        Distribution::Normal(_, std) if std.is_nan() || std < 0.0 => {
-            "a standard deviation is at least 0"
-        }
+        Distribution::Uniform(low, high) if low.partial_cmp(&high) != Some(Ordering::Less) => "the interval is empty",
+        Distribution::Normal(_, std) if std.is_nan() || std < 0.0 => "a standard deviation is at least 0",
         _ => return Ok(()),
     };
-    Err(DTensorError::Distribution {
-        distribution: format!("{distribution:?}"),
-        why,
-    })
+    Err(DTensorError::Distribution { distribution: format!("{distribution:?}"), why })
 }

@@ -10,15 +10,8 @@ use super::Kind;
 /// The part of `tensor` inside `ranges`, in memory of its own.
 ///
 /// A view would keep the whole buffer alive.
-pub(super) fn cut<const D: usize, K: Kind>(
-    tensor: Tensor<D, K>,
-    ranges: &[Range<usize>],
-) -> Tensor<D, K> {
-    let whole = tensor
-        .dims()
-        .iter()
-        .zip(ranges)
-        .all(|(&len, range)| *range == (0..len));
+pub(super) fn cut<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Range<usize>]) -> Tensor<D, K> {
+    let whole = tensor.dims().iter().zip(ranges).all(|(&len, range)| *range == (0..len));
     if whole {
         return tensor;
     }
@@ -27,11 +20,7 @@ pub(super) fn cut<const D: usize, K: Kind>(
 }
 
 /// [`cut`] along one dimension.
-pub(super) fn cut_dim<const D: usize, K: Kind>(
-    tensor: Tensor<D, K>,
-    dim: usize,
-    range: Range<usize>,
-) -> Tensor<D, K> {
+pub(super) fn cut_dim<const D: usize, K: Kind>(tensor: Tensor<D, K>, dim: usize, range: Range<usize>) -> Tensor<D, K> {
     let mut ranges: Vec<_> = tensor.dims().iter().map(|&len| 0..len).collect();
     ranges[dim] = range;
     cut(tensor, &ranges)
@@ -77,9 +66,7 @@ fn own(tensor: DispatchTensor) -> DispatchTensor {
         FlexTensor::from_data(view.into_data())
     }
 
-    let Ok(kind) =
-        <DispatchTensor as DispatchKindConversion<Flex>>::try_into_backend(tensor.clone())
-    else {
+    let Ok(kind) = <DispatchTensor as DispatchKindConversion<Flex>>::try_into_backend(tensor.clone()) else {
         return tensor;
     };
     drop(tensor);
@@ -117,9 +104,7 @@ pub(super) fn associate<const D: usize, K: Kind>(
     strategy: Option<GradientCheckpointingStrategy>,
 ) -> Tensor<D, K> {
     match strategy {
-        Some(strategy) => plain
-            .autodiff()
-            .with_gradient_checkpointing_strategy(strategy),
+        Some(strategy) => plain.autodiff().with_gradient_checkpointing_strategy(strategy),
         None => plain,
     }
 }

@@ -165,10 +165,7 @@ struct Redistribution<const D: usize> {
 
 impl<const D: usize> GraphOp for Redistribution<D> {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.output
-            .lock()
-            .take()
-            .expect("a node of the graph is made once")
+        self.output.lock().take().expect("a node of the graph is made once")
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {

@@ -29,12 +29,7 @@ impl DTensorSpec {
     pub fn new(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Result<Self> {
         mesh.member("hold a part of a DTensor")?;
         check_layout(mesh, &layout, shape.num_dims())?;
-        Ok(Self {
-            mesh: mesh.clone(),
-            layout,
-            shape,
-            dtype,
-        })
+        Ok(Self { mesh: mesh.clone(), layout, shape, dtype })
     }
 
     /// The mesh.
@@ -64,9 +59,7 @@ impl DTensorSpec {
 
     /// The calling rank's position in the mesh.
     pub fn coordinate(&self) -> &[usize] {
-        self.mesh
-            .coordinate()
-            .expect("a spec is made on ranks of its mesh only")
+        self.mesh.coordinate().expect("a spec is made on ranks of its mesh only")
     }
 
     /// Shape of the calling rank's part.
@@ -86,10 +79,7 @@ impl DTensorSpec {
     /// [`PlacementError::DimOutOfRange`](crate::placement::PlacementError::DimOutOfRange).
     pub fn with_layout(&self, layout: Layout) -> Result<Self> {
         check_layout(&self.mesh, &layout, self.shape.num_dims())?;
-        Ok(Self {
-            layout,
-            ..self.clone()
-        })
+        Ok(Self { layout, ..self.clone() })
     }
 
     /// Checks that `other` lives on the same mesh.
@@ -100,16 +90,12 @@ impl DTensorSpec {
         if self.mesh == other.mesh {
             return Ok(());
         }
-        Err(DTensorError::MeshMismatch {
-            left: self.mesh.to_string(),
-            right: other.mesh.to_string(),
-        })
+        Err(DTensorError::MeshMismatch { left: self.mesh.to_string(), right: other.mesh.to_string() })
     }
 
     /// Length of the piece of `dim` that mesh dimension `mesh_dim` cuts.
     pub(super) fn parent_len(&self, mesh_dim: usize) -> usize {
-        self.layout
-            .parent_len(&self.shape, self.coordinate(), mesh_dim)
+        self.layout.parent_len(&self.shape, self.coordinate(), mesh_dim)
     }
 }
 

@@ -34,10 +34,7 @@ pub(super) fn run<const D: usize, K: Kind>(
         }
         Step::Slice { dim, .. } => {
             let len = local.dims()[dim];
-            (
-                cut_dim(local, dim, own(len)),
-                UndoKind::AllGather { dim, len },
-            )
+            (cut_dim(local, dim, own(len)), UndoKind::AllGather { dim, len })
         }
         Step::AllReduce { op, .. } => {
             let kept = keep(&local);
@@ -49,50 +46,28 @@ pub(super) fn run<const D: usize, K: Kind>(
         Step::ReduceScatter { dim, op, .. } => {
             let len = local.dims()[dim];
             let kept = keep(&local);
-            let whole = Sharded {
-                tensor: local.into_dispatch(),
-                dim,
-                len,
-            };
+            let whole = Sharded { tensor: local.into_dispatch(), dim, len };
             let piece = single(comm.reduce_scatter(call, vec![whole], reduce_op(op)))?;
             let reduced = Reduced::new(op, kept, keep(&piece));
             (piece, UndoKind::ReduceScatter { dim, len, reduced })
         }
         Step::AllToAll { mesh_dim, from, to } => {
             let len = before.parent_len(mesh_dim);
-            let undo = UndoKind::AllToAll {
-                from: to,
-                len: local.dims()[to],
-                to: from,
-            };
+            let undo = UndoKind::AllToAll { from: to, len: local.dims()[to], to: from };
             (all_to_all(comm.as_ref(), call, local, from, len, to)?, undo)
         }
         Step::ZeroOthers { .. } => {
             let first = comm.group().rank() == 0;
-            let local = if first {
-                local
-            } else {
-                zeros(local.shape(), &local)
-            };
+            let local = if first { local } else { zeros(local.shape(), &local) };
             (local, UndoKind::Nothing)
         }
         Step::ZeroPad { mesh_dim, dim } => {
             let len = before.parent_len(mesh_dim);
-            (
-                pad_dim(local, dim, own(len), len),
-                UndoKind::Cut { dim, len },
-            )
+            (pad_dim(local, dim, own(len), len), UndoKind::Cut { dim, len })
         }
     };
     let (mesh_dim, comm) = (step.mesh_dim(), comm.clone());
-    Ok((
-        local,
-        Undo {
-            mesh_dim,
-            comm,
-            kind,
-        },
-    ))
+    Ok((local, Undo { mesh_dim, comm, kind }))
 }
 
 /// Concatenates the ranks' pieces of a dimension of length `len`.
@@ -103,11 +78,7 @@ pub(super) fn all_gather<const D: usize, K: Kind>(
     dim: usize,
     len: usize,
 ) -> Result<Tensor<D, K>> {
-    let piece = Sharded {
-        tensor: piece.into_dispatch(),
-        dim,
-        len,
-    };
+    let piece = Sharded { tensor: piece.into_dispatch(), dim, len };
     single(comm.all_gather(call, vec![piece]))
 }
 
@@ -120,24 +91,14 @@ pub(super) fn all_to_all<const D: usize, K: Kind>(
     len: usize,
     to: usize,
 ) -> Result<Tensor<D, K>> {
-    let piece = Sharded {
-        tensor: piece.into_dispatch(),
-        dim: from,
-        len,
-    };
-    Ok(Tensor::from_dispatch(
-        comm.all_to_all(call, piece, to).wait()?,
-    ))
+    let piece = Sharded { tensor: piece.into_dispatch(), dim: from, len };
+    Ok(Tensor::from_dispatch(comm.all_to_all(call, piece, to).wait()?))
 }
 
 /// The result of a collective on one tensor.
-pub(super) fn single<const D: usize, K: Kind>(
-    work: Work<Vec<DispatchTensor>>,
-) -> Result<Tensor<D, K>> {
+pub(super) fn single<const D: usize, K: Kind>(work: Work<Vec<DispatchTensor>>) -> Result<Tensor<D, K>> {
     let mut tensors = work.wait()?;
-    let tensor = tensors
-        .pop()
-        .expect("a collective returns as many tensors as it takes");
+    let tensor = tensors.pop().expect("a collective returns as many tensors as it takes");
     Ok(Tensor::from_dispatch(tensor))
 }
 

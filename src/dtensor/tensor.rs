@@ -31,11 +31,7 @@ pub struct DTensor<const D: usize, K: Kind = Float> {
 impl<const D: usize, K: Kind> Clone for DTensor<D, K> {
     fn clone(&self) -> Self {
         self.varied.get_or_init(Default::default);
-        Self {
-            local: self.local.clone(),
-            spec: self.spec.clone(),
-            varied: self.varied.clone(),
-        }
+        Self { local: self.local.clone(), spec: self.spec.clone(), varied: self.varied.clone() }
     }
 }
 
@@ -43,11 +39,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Joins a local tensor and its spec. The caller knows that they fit.
     pub(crate) fn from_parts(local: Tensor<D, K>, spec: Arc<DTensorSpec>) -> Self {
         debug_assert_eq!(local.shape(), spec.local_shape(), "{spec:?}");
-        Self {
-            local,
-            spec,
-            varied: OnceLock::new(),
-        }
+        Self { local, spec, varied: OnceLock::new() }
     }
 
     /// What the local tensor is a part of.

@@ -30,11 +30,7 @@ pub(super) enum UndoKind<const D: usize> {
     /// `P(op)` -> `R`.
     AllReduce { reduced: Reduced<D> },
     /// `P(op)` -> `S(dim)`.
-    ReduceScatter {
-        dim: usize,
-        len: usize,
-        reduced: Reduced<D>,
-    },
+    ReduceScatter { dim: usize, len: usize, reduced: Reduced<D> },
     /// `S(to)` -> `S(from)`.
     AllToAll { from: usize, len: usize, to: usize },
 }
@@ -86,12 +82,7 @@ impl<const D: usize> Reduced<D> {
             Self::Avg => Ok(grad.div_scalar(comm.group().size() as f64)),
             Self::Extremum(extremum) => {
                 let reduced = reduced.unwrap_or_else(|| extremum.reduced.clone());
-                let holds = extremum
-                    .local
-                    .clone()
-                    .equal(reduced)
-                    .float()
-                    .cast(grad.dtype());
+                let holds = extremum.local.clone().equal(reduced).float().cast(grad.dtype());
                 let holders = vec![holds.clone().into_dispatch()];
                 let holders = single(comm.all_reduce(call.clone(), holders, ReduceOp::Sum))?;
                 Ok(grad * holds / holders)
@@ -105,18 +96,12 @@ impl<const D: usize> Reduced<D> {
 ///
 /// Multiplied out, not divided out of the whole product: a zero, an overflow or an underflow on
 /// this rank must not reach its own derivative.
-fn others_product<const D: usize>(
-    comm: &dyn Communicator,
-    call: &Call,
-    local: &Tensor<D>,
-) -> Result<Tensor<D>> {
+fn others_product<const D: usize>(comm: &dyn Communicator, call: &Call, local: &Tensor<D>) -> Result<Tensor<D>> {
     let (size, rank, len) = (comm.group().size(), comm.group().rank(), local.dims()[0]);
     let all: Tensor<D> = all_gather(comm, call.clone(), local.clone(), 0, size * len)?;
     let others = (0..size).filter(|&other| other != rank);
     let values = others.map(|other| all.clone().slice_dim(0, other * len..(other + 1) * len));
-    Ok(values
-        .reduce(|product, value| product * value)
-        .unwrap_or_else(|| local.ones_like()))
+    Ok(values.reduce(|product, value| product * value).unwrap_or_else(|| local.ones_like()))
 }
 
 impl<const D: usize> Undo<D> {
@@ -140,11 +125,8 @@ impl<const D: usize> Undo<D> {
             UndoKind::AllGather { dim, len } => all_gather(comm, call.clone(), grad, *dim, *len),
             UndoKind::AllReduce { reduced } => reduced.derivative(comm, call, grad, None),
             UndoKind::ReduceScatter { dim, len, reduced } => {
-                let whole = |tensor: &Tensor<D>| Sharded {
-                    tensor: tensor.clone().into_dispatch(),
-                    dim: *dim,
-                    len: *len,
-                };
+                let whole =
+                    |tensor: &Tensor<D>| Sharded { tensor: tensor.clone().into_dispatch(), dim: *dim, len: *len };
                 let mut wholes = vec![whole(&grad)];
                 if let Reduced::Extremum(extremum) = reduced {
                     wholes.push(whole(&extremum.reduced));
@@ -154,9 +136,7 @@ impl<const D: usize> Undo<D> {
                 let grad = wholes.next().expect("the gradient was gathered");
                 reduced.derivative(comm, call, grad, wholes.next())
             }
-            UndoKind::AllToAll { from, len, to } => {
-                all_to_all(comm, call.clone(), grad, *from, *len, *to)
-            }
+            UndoKind::AllToAll { from, len, to } => all_to_all(comm, call.clone(), grad, *from, *len, *to),
         }
     }
 
@@ -164,15 +144,8 @@ impl<const D: usize> Undo<D> {
         match self.kind {
             // The sum's own slice is all that is needed: `S(dim)` -> varying.
             UndoKind::Cut { dim, len } => {
-                let grad = Sharded {
-                    tensor: grad.into_dispatch(),
-                    dim,
-                    len,
-                };
-                single(
-                    self.comm
-                        .reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum),
-                )
+                let grad = Sharded { tensor: grad.into_dispatch(), dim, len };
+                single(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum))
             }
             _ => {
                 let grad = all_reduce_sum(self.comm.as_ref(), call, grad)?;

@@ -55,11 +55,7 @@ impl<const D: usize> DTensor<D> {
             let placement = self.placements()[dim];
             if placement != Placement::Replicate {
                 let mesh_dim = mesh_dim_name(self.mesh(), dim);
-                return Err(DTensorError::NotReplicated {
-                    mesh_dim,
-                    placement,
-                }
-                .into());
+                return Err(DTensorError::NotReplicated { mesh_dim, placement }.into());
             }
         }
         self.varied(true, dims)
@@ -93,25 +89,13 @@ impl<const D: usize> DTensor<D> {
         }
         let mut known = self.varied.get_or_init(Default::default).0.lock();
         known.retain(|varied| !varied.done.load(Ordering::Relaxed));
-        if let Some(varied) = known
-            .iter()
-            .find(|v| v.gathered == gathered && v.dims == dims)
-        {
+        if let Some(varied) = known.iter().find(|v| v.gathered == gathered && v.dims == dims) {
             return Ok(varied.tensor.clone());
         }
-        let layout = if gathered {
-            replicated_on(self.layout(), &dims)?
-        } else {
-            self.layout().clone()
-        };
+        let layout = if gathered { replicated_on(self.layout(), &dims)? } else { self.layout().clone() };
         let route = Route::between(self.layout(), &layout)?;
         let (tensor, done) = travel(self.local.clone(), &self.spec, &route, &dims)?;
-        known.push(Varied {
-            gathered,
-            dims,
-            tensor: tensor.clone(),
-            done,
-        });
+        known.push(Varied { gathered, dims, tensor: tensor.clone(), done });
         Ok(tensor)
     }
 
@@ -120,11 +104,7 @@ impl<const D: usize> DTensor<D> {
         for &dim in mesh_dims {
             mesh.communicator(dim)?;
         }
-        let mut dims: Dims = mesh_dims
-            .iter()
-            .copied()
-            .filter(|&dim| mesh.shape()[dim] > 1)
-            .collect();
+        let mut dims: Dims = mesh_dims.iter().copied().filter(|&dim| mesh.shape()[dim] > 1).collect();
         dims.sort_unstable();
         dims.dedup();
         Ok(dims)
@@ -139,23 +119,8 @@ fn replicated_on(layout: &Layout, dims: &[usize]) -> Result<Layout> {
     }
     let orders: SmallVec<[(usize, Dims); 2]> = layout
         .orders()
-        .map(|(dim, cuts)| {
-            (
-                dim,
-                cuts.iter()
-                    .copied()
-                    .filter(|cut| !dims.contains(cut))
-                    .collect(),
-            )
-        })
+        .map(|(dim, cuts)| (dim, cuts.iter().copied().filter(|cut| !dims.contains(cut)).collect()))
         .collect();
-    let orders: SmallVec<[(usize, &[usize]); 2]> = orders
-        .iter()
-        .map(|(dim, cuts)| (*dim, cuts.as_slice()))
-        .collect();
-    Ok(Layout::with_order(
-        layout.mesh_shape(),
-        &placements,
-        &orders,
-    )?)
+    let orders: SmallVec<[(usize, &[usize]); 2]> = orders.iter().map(|(dim, cuts)| (*dim, cuts.as_slice())).collect();
+    Ok(Layout::with_order(layout.mesh_shape(), &placements, &orders)?)
 }

@@ -258,7 +258,7 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
         for grad in [[R, R], [S(1), R], [SUM, R], [S(0), S(0)], [S(0), AVG]] {
             check(
                 error_of(rows.clone().to_local_with_grad_placements(&grad)),
-                |error| matches!(error, Error::DTensor(DTensorError::GradPlacement { .. }) ),
+                |error| matches!(error, Error::DTensor(DTensorError::GradPlacement { .. })),
                 &["placed"],
             );
         }
@@ -359,7 +359,10 @@ fn ranks_that_disagree_are_found_by_the_checked_constructor() {
         let dtype = if rank == 1 { DType::F16 } else { DType::F32 };
         let own = ramp([2, 2], 0.0, &device).cast(dtype);
         let error = error_of(DTensor::from_local_checked(own, mesh, &[S(0), R]));
-        assert!(error.to_string().contains("ranks 0 and 1 disagree on the dtype of one tensor: f32 and f16"), "{error}");
+        assert!(
+            error.to_string().contains("ranks 0 and 1 disagree on the dtype of one tensor: f32 and f16"),
+            "{error}"
+        );
 
         let own = ramp([2, 2], 0.0, &device.clone().autodiff()).set_require_grad(rank != 2);
         let error = error_of(DTensor::from_local_checked(own, mesh, &[S(0), R]));
@@ -420,9 +423,8 @@ fn factories_make_the_same_tensor_on_every_mesh() {
         Distribution::Normal(1.0, 0.5),
         Distribution::Bernoulli(0.4),
     ] {
-        let draw = |seed| {
-            everywhere(shape, move |mesh, p| DTensor::<2>::random(shape, distribution, seed, mesh, p, device))
-        };
+        let draw =
+            |seed| everywhere(shape, move |mesh, p| DTensor::<2>::random(shape, distribution, seed, mesh, p, device));
         assert_ne!(draw(1), draw(2), "{distribution:?}");
     }
     let tokens = everywhere(shape, |mesh, p| DTensor::<2, Int>::random_range(shape, 0..50, 3, mesh, p, device));
@@ -569,7 +571,9 @@ fn gradients_pass_every_pair_of_layouts_under_both_checkpointing_strategies() {
 fn other_float_types_keep_their_type_both_ways() {
     on_mesh(&[2], |_, mesh| {
         for dtype in [DType::F16, DType::BF16, DType::F64] {
-            for (from, to) in [(S(0), R), (R, S(0)), (AVG, R), (MAX, S(0)), (PRODUCT, R), (S(0), S(1)), (R, SUM), (S(1), SUM)] {
+            for (from, to) in
+                [(S(0), R), (R, S(0)), (AVG, R), (MAX, S(0)), (PRODUCT, R), (S(0), S(1)), (R, SUM), (S(1), SUM)]
+            {
                 let device = Device::flex().autodiff();
                 let local = ramp([2, 2], 1.0, &device).cast(dtype).detach().require_grad();
                 let x = DTensor::from_local(local.clone(), mesh, &[from])?;

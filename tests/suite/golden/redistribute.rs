@@ -100,9 +100,7 @@ impl Case {
         let names = &["a", "b", "c"][..self.mesh.len()];
         let mesh = DeviceMesh::new(world, &self.mesh, names)?;
         let device = world.device().clone().autodiff();
-        let tensor = |(shape, values): Array| {
-            Tensor::<D>::from_data(TensorData::new(values, shape), &device)
-        };
+        let tensor = |(shape, values): Array| Tensor::<D>::from_data(TensorData::new(values, shape), &device);
         let input = self.input.as_ref().expect("a case that has layouts has inputs");
         let leaf = tensor(input.at(world.rank()).clone()).require_grad();
         let x = DTensor::from_local_with_layout(leaf.clone(), &mesh, src, self.shape.clone())?;
@@ -136,9 +134,10 @@ impl Case {
 
     /// Whether a target asks for a partial value that cannot be made.
     fn asks_for_partial(&self) -> bool {
-        self.src.iter().zip(&self.dst).any(|(from, to)| {
-            to.starts_with('P') && from != to && (to != "P(sum)" || from.starts_with('P'))
-        })
+        self.src
+            .iter()
+            .zip(&self.dst)
+            .any(|(from, to)| to.starts_with('P') && from != to && (to != "P(sum)" || from.starts_with('P')))
     }
 }
 
