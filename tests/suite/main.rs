@@ -1,5 +1,6 @@
 //! The public API, from outside.
 
+mod collective_numerics;
 mod comm;
 mod dtensor;
 mod failure;

@@ -347,3 +347,193 @@ impl<F: Fingerprint, P> Slot<F, P> {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An operation and a label; two labels differ.
+    #[derive(Debug, Clone)]
+    struct Name(&'static str);
+
+    impl Fingerprint for Name {
+        fn op(&self) -> Op {
+            Op::Barrier
+        }
+
+        fn label(&self) -> Arc<str> {
+            self.0.into()
+        }
+
+        fn difference(&self, other: &Self) -> Option<String> {
+            (self.0 != other.0).then(|| format!("label `{}` vs `{}`", self.0, other.0))
+        }
+    }
+
+    type Plain = Board<Name, usize>;
+
+    fn board(ranks: usize) -> (Plain, GroupKey) {
+        let mut board = Plain::new(ranks);
+        let all: Vec<_> = (0..ranks).collect();
+        let group = board.group(&all);
+        (board, group)
+    }
+
+    fn ready(board: &mut Plain, ticket: Ticket) -> Option<Vec<usize>> {
+        match board.poll(ticket) {
+            Poll::Ready(parts) => Some(parts.to_vec()),
+            _ => None,
+        }
+    }
+
+    fn failure(board: &Plain) -> CommError {
+        board.failure().expect("it has failed").error(None)
+    }
+
+    #[test]
+    fn invariants_1_and_2_nth_calls_meet_and_complete_with_the_last() {
+        let (mut board, group) = board(3);
+        let mut tickets = [Vec::new(), Vec::new(), Vec::new()];
+        // Rank 0 runs three calls ahead.
+        for member in [0, 0, 0, 1, 2, 2, 1, 1, 2] {
+            let nth = tickets[member].len();
+            let (ticket, complete) = board.join(group, member, Name("x"), 10 * nth + member).unwrap();
+            tickets[member].push(ticket);
+            let joined = tickets.iter().filter(|tickets| tickets.len() > nth).count();
+            assert_eq!(complete, joined == 3);
+        }
+        for nth in 0..3 {
+            for tickets in &tickets {
+                assert_eq!(ready(&mut board, tickets[nth]), Some(vec![10 * nth, 10 * nth + 1, 10 * nth + 2]));
+            }
+        }
+    }
+
+    #[test]
+    fn invariant_3_slots_go_when_all_have_taken_theirs() {
+        let (mut board, group) = board(2);
+        let mut tickets = Vec::new();
+        for _ in 0..2 {
+            for member in 0..2 {
+                tickets.push(board.join(group, member, Name("x"), member).unwrap().0);
+            }
+        }
+        // The second collective is released first: its slot waits for the first one's.
+        assert!(board.release(tickets[2]).is_empty());
+        assert!(board.release(tickets[3]).is_empty());
+        assert!(board.release(tickets[0]).is_empty());
+        assert_eq!(board.release(tickets[1]).len(), 2);
+        assert!(board.groups[group.0].slots.is_empty());
+        let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+        assert_eq!(ticket.seq, 2);
+    }
+
+    #[test]
+    fn invariant_4_the_first_failure_is_final_and_joint() {
+        let (mut board, group) = board(3);
+        let pair = board.group(&[0, 2]);
+        board.fail(Failure::Panicked { rank: 1, message: "first".into() });
+        board.fail(Failure::Panicked { rank: 2, message: "second".into() });
+        for group in [group, pair] {
+            let error = board.join(group, 0, Name("x"), 0).unwrap_err();
+            assert!(matches!(error, CommError::RankPanicked { rank: 1, ref message, during: Some(_) } if message == "first"));
+        }
+    }
+
+    #[test]
+    fn a_complete_collective_is_ready_even_after_a_failure() {
+        let (mut board, group) = board(2);
+        let (ticket, _) = board.join(group, 0, Name("x"), 5).unwrap();
+        board.join(group, 1, Name("x"), 6).unwrap();
+        board.fail(Failure::Panicked { rank: 1, message: String::new() });
+        assert_eq!(ready(&mut board, ticket), Some(vec![5, 6]));
+    }
+
+    #[test]
+    fn of_three_ranks_the_one_outside_the_majority_is_named() {
+        let (mut board, group) = board(4);
+        board.join(group, 3, Name("x"), 0).unwrap();
+        board.join(group, 0, Name("x"), 0).unwrap();
+        let error = board.join(group, 2, Name("y"), 0).unwrap_err();
+        let CommError::Mismatch { rank, other, differs, .. } = &error else { panic!("{error}") };
+        assert_eq!((*rank, *other, differs.as_str()), (2, 0, "label `y` vs `x`"));
+        assert_eq!(board.join(group, 1, Name("x"), 0).unwrap_err(), error, "who comes later sees the same");
+    }
+
+    #[test]
+    fn invariant_5_a_missing_rank_that_has_returned_is_named() {
+        let (mut board, group) = board(3);
+        let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+        board.begin_wait(ticket);
+        board.returned(2);
+        board.check_left(ticket);
+        let error = failure(&board);
+        assert!(matches!(&error, CommError::RankLeft { rank: 2, during } if during.seq == 0), "{error}");
+        assert_eq!(board.doing(2), "finished");
+    }
+
+    #[test]
+    fn a_rank_that_has_joined_may_return() {
+        let (mut board, group) = board(2);
+        board.join(group, 1, Name("x"), 0).unwrap();
+        board.returned(1);
+        let (ticket, complete) = board.join(group, 0, Name("x"), 0).unwrap();
+        board.begin_wait(ticket);
+        assert!(complete && board.failure().is_none());
+    }
+
+    /// Ranks 0 and 1 wait for each other in two groups; rank 1 came last.
+    fn crossed(threaded: bool) -> Plain {
+        let (mut board, group) = board(3);
+        let pair = board.group(&[0, 1]);
+        if threaded {
+            board.threaded(0);
+        }
+        let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+        board.begin_wait(ticket);
+        let (ticket, _) = board.join(pair, 1, Name("y"), 0).unwrap();
+        board.begin_wait(ticket);
+        board
+    }
+
+    #[test]
+    fn invariant_5_ranks_that_wait_for_each_other_are_told() {
+        let error = failure(&crossed(false));
+        assert_eq!(
+            error.to_string(),
+            "deadlock: rank 1 waits in barrier #0 `y` on ranks [0, 1] for rank 0, \
+             rank 0 waits in barrier #0 `x` on ranks [0, 1, 2] for rank 1"
+        );
+    }
+
+    #[test]
+    fn a_rank_of_several_threads_may_still_come() {
+        assert!(crossed(true).failure().is_none());
+    }
+
+    #[test]
+    fn a_wait_that_is_over_is_no_deadlock() {
+        let (mut board, group) = board(2);
+        let pair = board.group(&[1, 0]);
+        let (first, _) = board.join(group, 0, Name("x"), 0).unwrap();
+        board.begin_wait(first);
+        // Rank 1 completes it, and waits elsewhere before rank 0 has woken up.
+        board.join(group, 1, Name("x"), 0).unwrap();
+        let (second, _) = board.join(pair, 0, Name("y"), 0).unwrap();
+        board.begin_wait(second);
+        assert!(board.failure().is_none());
+    }
+
+    #[test]
+    fn doing_is_what_it_was_at_the_failure() {
+        let (mut board, group) = board(3);
+        assert_eq!(board.doing(0), "computing, before any collective");
+        let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+        assert_eq!(board.doing(0), "computing since barrier #0 `x` on ranks [0, 1, 2]");
+        board.begin_wait(ticket);
+        board.fail(Failure::Panicked { rank: 1, message: String::new() });
+        board.end_wait(ticket);
+        board.returned(0);
+        assert_eq!(board.doing(0), "waiting in barrier #0 `x` on ranks [0, 1, 2] for ranks [1, 2]");
+    }
+}

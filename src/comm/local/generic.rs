@@ -117,3 +117,82 @@ fn tree<T>(mut level: Vec<T>, combine: impl Fn(T, T) -> T) -> T {
     }
     level.pop().expect("there is at least one source")
 }
+
+/// The generic path runs on Flex tensors here, where the kernels give the same bits.
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::tensor::{Distribution, TensorData};
+
+    use super::*;
+    use crate::comm::local::block::{cut, full};
+    use crate::comm::local::flex;
+
+    const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+
+    fn random(seed: usize, dtype: DType, device: &Device) -> DispatchTensor {
+        let tensor = Tensor::<3>::random([4, 70, 3], Distribution::Uniform(-4.0, 4.0), device);
+        let tensor = tensor + seed as f32 * 0.01;
+        if dtype.is_float() {
+            tensor.cast(dtype).into_dispatch()
+        } else if dtype.is_bool() {
+            tensor.greater_scalar(0.0).into_dispatch()
+        } else {
+            tensor.int().cast(dtype).into_dispatch()
+        }
+    }
+
+    fn data(tensor: DispatchTensor) -> TensorData {
+        let dtype = tensor.dtype();
+        if dtype.is_float() {
+            Tensor::<3>::from_dispatch(tensor).into_data()
+        } else if dtype.is_bool() {
+            Tensor::<3, Bool>::from_dispatch(tensor).into_data()
+        } else {
+            Tensor::<3, Int>::from_dispatch(tensor).into_data()
+        }
+    }
+
+    fn dtypes(device: &Device) -> Vec<DType> {
+        let bool = random(0, DType::Bool(burn::tensor::BoolStore::Native), device).dtype();
+        vec![DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, bool]
+    }
+
+    #[test]
+    fn reduces_like_the_kernels() {
+        let device = Device::flex();
+        for dtype in dtypes(&device) {
+            for ranks in [2, 3, 4, 5, 7, 8] {
+                let tensors: Vec<_> = (0..ranks).map(|rank| random(rank, dtype, &device)).collect();
+                let sources: Vec<_> = tensors.iter().collect();
+                let primitives: Vec<_> = tensors.iter().filter_map(flex::primitive).collect();
+                for op in OPS {
+                    if dtype.is_bool() && matches!(op, ReduceOp::Sum | ReduceOp::Avg) {
+                        continue;
+                    }
+                    for ranges in [full(&[4, 70, 3]), cut(&[4, 70, 3], 1, 10..45), cut(&[4, 70, 3], 2, 1..2)] {
+                        let generic = data(reduce(&sources, &ranges, op, &device));
+                        let kernel = data(flex::reduce(&primitives, &ranges, op));
+                        assert_eq!(generic, kernel, "{dtype:?} {ranks} ranks {op:?} {ranges:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn concatenates_like_the_kernels() {
+        let device = Device::flex();
+        for dtype in dtypes(&device) {
+            let tensors: Vec<_> = (0..3).map(|rank| random(rank, dtype, &device)).collect();
+            for dim in 0..3 {
+                for to_dim in 0..3 {
+                    let ranges = cut(&[4, 70, 3], to_dim, 1..3);
+                    let sources: Vec<_> = tensors.iter().map(|tensor| (tensor, ranges.clone())).collect();
+                    let flexes: Vec<_> =
+                        tensors.iter().filter_map(flex::primitive).map(|flex| (flex, ranges.clone())).collect();
+                    assert_eq!(data(concat(&sources, dim, &device)), data(flex::concat(&flexes, dim)));
+                }
+            }
+        }
+    }
+}

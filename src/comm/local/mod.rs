@@ -36,10 +36,15 @@ pub(super) struct LocalWorld {
     threads: Box<[OnceLock<ThreadId>]>,
 }
 
+/// About 20 microseconds, which is what it takes to sleep and be woken.
+const SPINS: u32 = 500;
+
 impl LocalWorld {
     pub fn new(size: usize, deadline: Duration) -> Self {
         let threads = (0..size).map(|_| OnceLock::new()).collect();
-        Self { rendezvous: rendezvous::Rendezvous::new(size), size, deadline, threads }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spins = if size <= cores { SPINS } else { 0 };
+        Self { rendezvous: rendezvous::Rendezvous::new(size, spins), size, deadline, threads }
     }
 
     /// Remembers whether `rank` communicates from more than one thread, see [`board`].

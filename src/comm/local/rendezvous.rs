@@ -3,30 +3,51 @@
 //! One lock for the whole world makes the joint failure simple: it is set under the lock that
 //! every waiter holds when it decides to sleep, so no wake-up can be lost. The lock covers
 //! bookkeeping only; tensors are read, and dropped, outside it.
+//!
+//! Where every rank has a core of its own, a waiter first spins for about the time that sleeping
+//! and waking would take.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::board::{Board, Failure, Fingerprint, GroupKey, Parts, Poll, Ticket};
-use super::sync::{Condvar, Instant, Mutex};
+use super::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, spin_loop};
 use crate::comm::CommError;
 
-pub(crate) struct Rendezvous<F, P>(Mutex<State<F, P>>);
+pub(crate) struct Rendezvous<F, P> {
+    state: Mutex<State<F, P>>,
+    /// How often a waiter looks before it sleeps.
+    spins: u32,
+}
 
 struct State<F, P> {
     board: Board<F, P>,
-    bells: Vec<Arc<Condvar>>,
+    bells: Vec<Arc<Bell>>,
+}
+
+/// Rung under the lock, whenever a waiter of the group should look again.
+#[derive(Default)]
+struct Bell {
+    sleepers: Condvar,
+    rung: AtomicU64,
+}
+
+impl Bell {
+    fn ring(&self) {
+        self.rung.fetch_add(1, Ordering::Release);
+        self.sleepers.notify_all();
+    }
 }
 
 impl<F: Fingerprint, P> Rendezvous<F, P> {
-    /// A world of `ranks` ranks.
-    pub fn new(ranks: usize) -> Self {
-        Self(Mutex::new(State { board: Board::new(ranks), bells: Vec::new() }))
+    /// A world of `ranks` ranks, whose waiters look `spins` times before they sleep.
+    pub fn new(ranks: usize, spins: u32) -> Self {
+        Self { state: Mutex::new(State { board: Board::new(ranks), bells: Vec::new() }), spins }
     }
 
     /// The group of these ranks in this order; the same for all its ranks.
     pub fn group(&self, ranks: &[usize]) -> GroupKey {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let key = state.board.group(ranks);
         if state.bells.len() == key.index() {
             state.bells.push(Arc::default());
@@ -36,11 +57,11 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
 
     /// Joins `member`'s next collective of `group` with `part`. Never blocks.
     pub fn join(&self, group: GroupKey, member: usize, print: F, part: P) -> Result<Ticket, CommError> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         match state.board.join(group, member, print, part) {
             Ok((ticket, complete)) => {
                 if complete {
-                    state.bells[group.index()].notify_all();
+                    state.bells[group.index()].ring();
                 }
                 Ok(ticket)
             }
@@ -53,14 +74,14 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
 
     /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_complete(&self, ticket: Ticket) -> bool {
-        !matches!(self.0.lock().board.poll(ticket), Poll::Pending)
+        !matches!(self.state.lock().board.poll(ticket), Poll::Pending)
     }
 
     /// Blocks until every member has joined, the world has failed, or `deadline` has passed;
     /// then releases the ticket.
     pub fn wait(&self, ticket: Ticket, deadline: Duration) -> Result<Parts<P>, CommError> {
-        let mut state = self.0.lock();
-        let mut until = None;
+        let mut state = self.state.lock();
+        let (mut until, mut spun) = (None, self.spins == 0);
         let result = loop {
             match state.board.poll(ticket) {
                 Poll::Ready(parts) => break Ok(parts),
@@ -82,7 +103,14 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 continue;
             }
             let bell = state.bells[ticket.group.index()].clone();
-            if bell.wait_until(&mut state, until).timed_out() {
+            if !spun {
+                spun = true;
+                let rung = bell.rung.load(Ordering::Relaxed);
+                drop(state);
+                let quiet = |_: &u32| bell.rung.load(Ordering::Acquire) == rung;
+                (0..self.spins).take_while(quiet).for_each(|_| spin_loop());
+                state = self.state.lock();
+            } else if bell.sleepers.wait_until(&mut state, until).timed_out() {
                 state.expire(ticket, deadline);
             }
         };
@@ -97,13 +125,13 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
 
     /// Gives up the result of `ticket`.
     pub fn release(&self, ticket: Ticket) {
-        let freed = self.0.lock().board.release(ticket);
+        let freed = self.state.lock().board.release(ticket);
         drop(freed);
     }
 
     /// Records the first failure and wakes everyone. Returns the error that counts.
     pub fn fail(&self, failure: Failure) -> CommError {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let failure = state.board.fail(failure);
         state.ring_all();
         failure.error(None)
@@ -111,33 +139,33 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
 
     /// The first failure, if any.
     pub fn failure(&self) -> Option<Failure> {
-        self.0.lock().board.failure().cloned()
+        self.state.lock().board.failure().cloned()
     }
 
     /// The rank's program is over: wakes those who may be waiting for it.
     pub fn returned(&self, rank: usize) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.board.returned(rank);
         for group in state.board.groups_of(rank) {
-            state.bells[group.index()].notify_all();
+            state.bells[group.index()].ring();
         }
     }
 
     /// Collectives of `rank` come from more than one thread.
     pub fn threaded(&self, rank: usize) {
-        self.0.lock().board.threaded(rank);
+        self.state.lock().board.threaded(rank);
     }
 
     /// What `rank` was doing at the first failure.
     pub fn doing(&self, rank: usize) -> String {
-        self.0.lock().board.doing(rank)
+        self.state.lock().board.doing(rank)
     }
 }
 
 impl<F: Fingerprint, P> State<F, P> {
     fn ring_all(&self) {
         for bell in &self.bells {
-            bell.notify_all();
+            bell.ring();
         }
     }
 
@@ -159,5 +187,85 @@ impl<F: Fingerprint, P> State<F, P> {
         };
         self.board.fail(Failure::Collective(error));
         self.ring_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::comm::Op;
+
+    struct Same;
+
+    impl Fingerprint for Same {
+        fn op(&self) -> Op {
+            Op::Barrier
+        }
+
+        fn label(&self) -> Arc<str> {
+            "".into()
+        }
+
+        fn difference(&self, _other: &Self) -> Option<String> {
+            None
+        }
+    }
+
+    type Plain = Rendezvous<Same, usize>;
+
+    const FAR: Duration = Duration::from_secs(3600);
+
+    /// Runs `program` on `ranks` threads that share a rendezvous.
+    fn run(ranks: usize, spins: u32, program: impl Fn(usize, &Plain, GroupKey) + Sync) {
+        let rendezvous = Plain::new(ranks, spins);
+        let all: Vec<_> = (0..ranks).collect();
+        thread::scope(|scope| {
+            for rank in 0..ranks {
+                let (rendezvous, program, all) = (&rendezvous, &program, &all);
+                scope.spawn(move || program(rank, rendezvous, rendezvous.group(all)));
+            }
+        });
+    }
+
+    #[test]
+    fn every_rank_gets_every_deposit_round_after_round() {
+        for spins in [0, 100] {
+            run(5, spins, |rank, rendezvous, group| {
+                for round in 0..2000 {
+                    let ticket = rendezvous.join(group, rank, Same, 10 * round + rank).unwrap();
+                    let parts = rendezvous.wait(ticket, FAR).unwrap();
+                    assert!(parts.iter().copied().eq((0..5).map(|rank| 10 * round + rank)));
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_failure_wakes_the_waiters_of_every_group() {
+        for _ in 0..200 {
+            run(4, 0, |rank, rendezvous, group| {
+                if rank == 3 {
+                    rendezvous.fail(Failure::Panicked { rank, message: "boom".into() });
+                    return;
+                }
+                // Ranks 0 and 1 wait for rank 3, rank 2 in a group of its own with it.
+                let (group, member) = if rank < 2 { (group, rank) } else { (rendezvous.group(&[2, 3]), 0) };
+                let result = rendezvous.join(group, member, Same, 0).and_then(|ticket| rendezvous.wait(ticket, FAR));
+                assert!(matches!(result, Err(CommError::RankPanicked { rank: 3, .. })));
+            });
+        }
+    }
+
+    #[test]
+    fn a_deadline_names_who_is_missing() {
+        run(3, 0, |rank, rendezvous, group| {
+            if rank != 1 {
+                let result = rendezvous.join(group, rank, Same, 0);
+                let result = result.and_then(|ticket| rendezvous.wait(ticket, Duration::from_millis(20)));
+                assert!(matches!(result, Err(CommError::DeadlineExceeded { missing, .. }) if missing == [1]));
+            }
+        });
     }
 }

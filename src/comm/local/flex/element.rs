@@ -55,11 +55,16 @@ int_number!(i64: i64, i32: i64, i16: i64, i8: i64, u64: u64, u32: u64, u16: u64,
 pub(super) trait Element: bytemuck::Pod + Send + Sync {
     type Sum: Number;
 
-    /// `source` in accumulation precision: itself, or converted into `scratch`.
-    fn widen<'a>(source: &'a [Self], scratch: &'a mut [Self::Sum]) -> &'a [Self::Sum];
+    /// `source` in accumulation precision; `None` if it had to be converted, into `scratch`.
+    fn widen<'a>(source: &'a [Self], scratch: &mut [Self::Sum]) -> Option<&'a [Self::Sum]>;
 
-    /// Appends `sums`, rounded once.
-    fn append(sums: &[Self::Sum], out: &mut Vec<Self>);
+    /// Appends `combine(left, right)`, rounded once.
+    fn append(
+        left: &[Self::Sum],
+        right: &[Self::Sum],
+        combine: impl Fn(Self::Sum, Self::Sum) -> Self::Sum,
+        out: &mut Vec<Self>,
+    );
 }
 
 macro_rules! same_precision {
@@ -67,30 +72,82 @@ macro_rules! same_precision {
         impl Element for $number {
             type Sum = Self;
             #[inline]
-            fn widen<'a>(source: &'a [Self], _scratch: &'a mut [Self]) -> &'a [Self] { source }
+            fn widen<'a>(source: &'a [Self], _scratch: &mut [Self]) -> Option<&'a [Self]> { Some(source) }
             #[inline]
-            fn append(sums: &[Self], out: &mut Vec<Self>) { out.extend_from_slice(sums) }
-        }
-    )*};
-}
-
-macro_rules! half_precision {
-    ($($half:ty),*) => {$(
-        impl Element for $half {
-            type Sum = f32;
-            fn widen<'a>(source: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
-                let scratch = &mut scratch[..source.len()];
-                source.convert_to_f32_slice(scratch);
-                scratch
-            }
-            fn append(sums: &[f32], out: &mut Vec<Self>) {
-                let start = out.len();
-                out.resize(start + sums.len(), Self::ZERO);
-                out[start..].convert_from_f32_slice(sums);
+            fn append(left: &[Self], right: &[Self], combine: impl Fn(Self, Self) -> Self, out: &mut Vec<Self>) {
+                out.extend(left.iter().zip(right).map(|(left, right)| combine(*left, *right)));
             }
         }
     )*};
 }
 
 same_precision!(f32, f64, i64, i32, i16, i8, u64, u32, u16, u8);
-half_precision!(f16, bf16);
+
+impl Element for f16 {
+    type Sum = f32;
+
+    fn widen<'a>(source: &'a [Self], scratch: &mut [f32]) -> Option<&'a [f32]> {
+        source.convert_to_f32_slice(&mut scratch[..source.len()]);
+        None
+    }
+
+    fn append(left: &[f32], right: &[f32], combine: impl Fn(f32, f32) -> f32, out: &mut Vec<Self>) {
+        let mut sums = [0.0; 64];
+        let mut rounded = [Self::ZERO; 64];
+        for (left, right) in left.chunks(64).zip(right.chunks(64)) {
+            for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
+                *sum = combine(*left, *right);
+            }
+            let rounded = &mut rounded[..left.len()];
+            rounded.convert_from_f32_slice(&sums[..left.len()]);
+            out.extend_from_slice(rounded);
+        }
+    }
+}
+
+impl Element for bf16 {
+    type Sum = f32;
+
+    fn widen<'a>(source: &'a [Self], scratch: &mut [f32]) -> Option<&'a [f32]> {
+        for (wide, narrow) in scratch.iter_mut().zip(source) {
+            *wide = f32::from_bits((narrow.to_bits() as u32) << 16);
+        }
+        None
+    }
+
+    fn append(left: &[f32], right: &[f32], combine: impl Fn(f32, f32) -> f32, out: &mut Vec<Self>) {
+        out.extend(left.iter().zip(right).map(|(left, right)| round_to_bf16(combine(*left, *right))));
+    }
+}
+
+/// Rounds to nearest, ties to even. Without branches, and with the shift signed, so that it
+/// vectorizes; `bf16::from_f32` does not.
+#[inline]
+fn round_to_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+    let quiet_nan = bits | 0x40_0000;
+    let wide = if value.is_nan() { quiet_nan } else { nearest };
+    bf16::from_bits((wide as i32 >> 16) as i16 as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounds_as_half_does() {
+        let near = |bits: u32| [bits.wrapping_sub(1), bits, bits.wrapping_add(1)];
+        let edges = (0..=u16::MAX).flat_map(|high| [0u32, 0x7fff, 0x8000, 0x8001].map(|low| ((high as u32) << 16) | low));
+        for value in edges.flat_map(near).map(f32::from_bits) {
+            assert_eq!(round_to_bf16(value).to_bits(), bf16::from_f32(value).to_bits(), "{value:e}");
+        }
+    }
+
+    #[test]
+    fn nan_wins() {
+        assert!(f32::NAN.least(1.0).is_nan() && 1f32.least(f32::NAN).is_nan());
+        assert!(f32::NAN.greatest(1.0).is_nan() && 1f32.greatest(f32::NAN).is_nan());
+        assert_eq!((1f32.least(2.0), 1f32.greatest(2.0)), (1.0, 2.0));
+    }
+}

@@ -13,7 +13,7 @@ use crate::comm::ReduceOp;
 use crate::comm::local::block::{Block, Ranges};
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.
-const STRIP: usize = 512;
+const STRIP: usize = 1024;
 
 /// Shorter runs are brought together before they are reduced.
 const SHORT_RUN: usize = 64;
@@ -78,7 +78,7 @@ fn strips<E: Element>(
 ) -> Vec<E> {
     let count = block.inner().len() * block.run;
     let mut out = Vec::with_capacity(count);
-    let mut tree = Tree::new(combine, finish);
+    let mut tree = Tree::new(sources.len(), combine, finish);
     if count == 0 {
         return out;
     }
@@ -97,83 +97,75 @@ fn strips<E: Element>(
     out
 }
 
-/// The reduction of one strip over all ranks: neighbours first, then neighbouring pairs.
+/// The reduction over all ranks: neighbours first, then neighbouring pairs.
 ///
 /// ```text
-/// 0   1   2   3   4        partial results on the stack:
-///  \ /     \ /    |        (01)  ->  (01) (23)  ->  (0123)  ->  (0123) 4
+/// 0   1   2   3   4
+///  \ /     \ /    |
 ///   +---+---+     |
 ///       +----+----+
 /// ```
 ///
-/// On four ranks this is what two groups of two followed by a pair compute, to the bit.
+/// On four ranks this is what two groups of two, and then a pair, compute, to the bit. The root
+/// writes straight into the result.
 struct Tree<S, C, F> {
     combine: C,
     finish: F,
-    /// Partial results, and how many ranks each covers; the counts fall strictly.
-    stack: Vec<(usize, Box<[S]>)>,
-    spare: Vec<Box<[S]>>,
+    /// One for each level, for partial results of one strip.
+    buffers: Vec<Box<[S]>>,
 }
 
 impl<S: Number, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
-    fn new(combine: C, finish: F) -> Self {
-        Self { combine, finish, stack: Vec::new(), spare: Vec::new() }
+    /// A tree over `ranks` sources, at least two.
+    fn new(ranks: usize, combine: C, finish: F) -> Self {
+        let levels = ranks.next_power_of_two().ilog2() as usize + 1;
+        Self { combine, finish, buffers: (0..levels).map(|_| vec![S::default(); STRIP].into()).collect() }
     }
 
     fn reduce<E: Element<Sum = S>>(&mut self, sources: &[&[E]], range: Range<usize>, out: &mut Vec<E>) {
+        let (left, right) = sources.split_at(sources.len().next_power_of_two() / 2);
+        let Self { combine, finish, buffers } = self;
+        let [first, rest @ ..] = &mut buffers[..] else { unreachable!("two sources have a level") };
         for start in range.clone().step_by(STRIP) {
             let strip = start..(start + STRIP).min(range.end);
-            self.strip(sources, strip, out);
+            let left = node(left, &strip, *combine, first, rest);
+            let [second, rest @ ..] = &mut *rest else { unreachable!("two sources have two buffers") };
+            let right = node(right, &strip, *combine, second, rest);
+            let left = left.unwrap_or(&first[..strip.len()]);
+            let right = right.unwrap_or(&second[..strip.len()]);
+            E::append(left, right, |a, b| finish(combine(a, b)), out);
         }
     }
+}
 
-    fn strip<E: Element<Sum = S>>(&mut self, sources: &[&[E]], strip: Range<usize>, out: &mut Vec<E>) {
-        let len = strip.len();
-        for pair in sources.chunks(2) {
-            let mut sum = self.buffer();
-            let mut scratch = self.buffer();
-            match pair {
-                [a, b] => {
-                    let mut second = self.buffer();
-                    let a = E::widen(&a[strip.clone()], &mut scratch);
-                    let b = E::widen(&b[strip.clone()], &mut second);
-                    for ((sum, a), b) in sum[..len].iter_mut().zip(a).zip(b) {
-                        *sum = (self.combine)(*a, *b);
-                    }
-                    self.spare.push(second);
-                }
-                single => {
-                    sum[..len].copy_from_slice(E::widen(&single[0][strip.clone()], &mut scratch));
-                }
+/// One strip of `sources` combined: a source itself, or `None` if the result is in `target`.
+fn node<'a, E: Element>(
+    sources: &[&'a [E]],
+    strip: &Range<usize>,
+    combine: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy,
+    target: &mut [E::Sum],
+    spare: &mut [Box<[E::Sum]>],
+) -> Option<&'a [E::Sum]> {
+    if let [source] = sources {
+        return E::widen(&source[strip.clone()], target);
+    }
+    let (left, right) = sources.split_at(sources.len().next_power_of_two() / 2);
+    let left = node(left, strip, combine, target, spare);
+    let [second, rest @ ..] = spare else { unreachable!("every level has a buffer") };
+    let right = node(right, strip, combine, second, rest);
+    let target = &mut target[..strip.len()];
+    let right = right.unwrap_or(&second[..strip.len()]);
+    match left {
+        Some(left) => {
+            for ((sum, left), right) in target.iter_mut().zip(left).zip(right) {
+                *sum = combine(*left, *right);
             }
-            self.spare.push(scratch);
-            self.stack.push((pair.len(), sum));
-            self.merge(len, |below, top| below == top);
         }
-        self.merge(len, |_, _| true);
-        let (_, mut result) = self.stack.pop().expect("there is at least one source");
-        for value in &mut result[..len] {
-            *value = (self.finish)(*value);
-        }
-        E::append(&result[..len], out);
-        self.spare.push(result);
-    }
-
-    /// Combines the two topmost partial results while `wanted` says so of their counts.
-    fn merge(&mut self, len: usize, wanted: impl Fn(usize, usize) -> bool) {
-        while let [.., (below, left), (top, right)] = &mut self.stack[..]
-            && wanted(*below, *top)
-        {
-            for (left, right) in left[..len].iter_mut().zip(&right[..len]) {
-                *left = (self.combine)(*left, *right);
+        None => {
+            for (sum, right) in target.iter_mut().zip(right) {
+                *sum = combine(*sum, *right);
             }
-            *below += *top;
-            let (_, right) = self.stack.pop().expect("two are there");
-            self.spare.push(right);
         }
     }
-
-    fn buffer(&mut self) -> Box<[S]> {
-        self.spare.pop().unwrap_or_else(|| vec![S::default(); STRIP].into())
-    }
+    None
 }
