@@ -28,7 +28,15 @@ fn main() {
     println!("{RANKS} ranks, GB of output per rank and second (ratio to fresh memcpy; of reduce-scatter, to add)");
     println!(
         "{:>7} {:>8} {:>8} {:>8}   {:>16} {:>16} {:>16} {:>16} {:>16}",
-        "MiB", "warm", "fresh", "add", "gather dim 0", "gather dim 1", "scatter f32 d0", "scatter f32 d1", "scatter bf16 d0"
+        "MiB",
+        "warm",
+        "fresh",
+        "add",
+        "gather dim 0",
+        "gather dim 1",
+        "scatter f32 d0",
+        "scatter f32 d1",
+        "scatter bf16 d0"
     );
     for mib in [1, 4, 16, 64, 256] {
         row(mib);
@@ -38,14 +46,28 @@ fn main() {
 fn row(mib: usize) {
     let bytes = mib * MIB;
     let part = bytes / RANKS;
-    let warm = gbps(bytes, measure(bytes, |world| (buffer(bytes, world), buffer(bytes, world)), |_, (from, to)| {
-        to.copy_from_slice(black_box(from));
-        black_box(to);
-    }));
+    let warm = gbps(
+        bytes,
+        measure(
+            bytes,
+            |world| (buffer(bytes, world), buffer(bytes, world)),
+            |_, (from, to)| {
+                to.copy_from_slice(black_box(from));
+                black_box(to);
+            },
+        ),
+    );
     let fresh = gbps(bytes, measure(bytes, |world| buffer(bytes, world), |_, from| drop(black_box(from.clone()))));
-    let add = gbps(part, measure(bytes, |world| (buffer(part, world), buffer(part, world)), |_, (a, b)| {
-        drop(black_box(a.iter().zip(&*b).map(|(a, b)| a + b).collect::<Vec<f32>>()));
-    }));
+    let add = gbps(
+        part,
+        measure(
+            bytes,
+            |world| (buffer(part, world), buffer(part, world)),
+            |_, (a, b)| {
+                drop(black_box(a.iter().zip(&*b).map(|(a, b)| a + b).collect::<Vec<f32>>()));
+            },
+        ),
+    );
     let gather = [0, 1].map(|dim| {
         let whole = [bytes / 4 / COLUMNS, COLUMNS];
         let piece = |world: &World| {
@@ -53,10 +75,13 @@ fn row(mib: usize) {
             shape[dim] /= RANKS;
             filled(shape, world)
         };
-        gbps(bytes, measure(bytes, piece, |comm, tensor| {
-            let shard = Sharded { tensor: tensor.clone(), dim, len: whole[dim] };
-            drop(black_box(comm.all_gather("gather".into(), vec![shard]).wait().expect("both ranks gather")));
-        }))
+        gbps(
+            bytes,
+            measure(bytes, piece, |comm, tensor| {
+                let shard = Sharded { tensor: tensor.clone(), dim, len: whole[dim] };
+                drop(black_box(comm.all_gather("gather".into(), vec![shard]).wait().expect("both ranks gather")));
+            }),
+        )
     });
     let scatter = |dim: usize, half: bool| {
         let size = if half { 2 } else { 4 };
@@ -65,11 +90,14 @@ fn row(mib: usize) {
             true => Tensor::<2>::full(shape, 1.0, (world.device(), burn::tensor::DType::BF16)).into_dispatch(),
             false => filled(shape, world),
         };
-        gbps(part, measure(bytes, whole, |comm, tensor| {
-            let shard = Sharded { tensor: tensor.clone(), dim, len: shape[dim] };
-            let work = comm.reduce_scatter("scatter".into(), vec![shard], ReduceOp::Sum);
-            drop(black_box(work.wait().expect("both ranks reduce")));
-        }))
+        gbps(
+            part,
+            measure(bytes, whole, |comm, tensor| {
+                let shard = Sharded { tensor: tensor.clone(), dim, len: shape[dim] };
+                let work = comm.reduce_scatter("scatter".into(), vec![shard], ReduceOp::Sum);
+                drop(black_box(work.wait().expect("both ranks reduce")));
+            }),
+        )
     };
     let scatter = [scatter(0, false), scatter(1, false), scatter(0, true)];
     print!("{mib:>7} {warm:>8.2} {fresh:>8.2} {add:>8.2}  ");

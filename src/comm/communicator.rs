@@ -60,10 +60,7 @@ pub struct Call {
 impl Call {
     /// A call named `label` outside any training pass.
     pub fn new(label: impl Into<Arc<str>>) -> Self {
-        Self {
-            label: label.into(),
-            phase: Phase::Other,
-        }
+        Self { label: label.into(), phase: Phase::Other }
     }
 
     /// The same call counted under `phase`.
@@ -122,20 +119,10 @@ pub trait Communicator: Debug + Send + Sync {
     fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>>;
 
     /// Reduces the wholes of all ranks; each rank gets its own chunk of every tensor.
-    fn reduce_scatter(
-        &self,
-        call: Call,
-        wholes: Vec<Sharded>,
-        op: ReduceOp,
-    ) -> Work<Vec<DispatchTensor>>;
+    fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>>;
 
     /// Reduces tensors of one shape over the ranks; each rank gets the result.
-    fn all_reduce(
-        &self,
-        call: Call,
-        tensors: Vec<DispatchTensor>,
-        op: ReduceOp,
-    ) -> Work<Vec<DispatchTensor>>;
+    fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>>;
 
     /// Re-cuts a tensor: from pieces along `shard.dim` to pieces along `to_dim`.
     ///

@@ -35,9 +35,7 @@ pub enum CommError {
     },
 
     /// A rank's program returned while others still waited for it.
-    #[error(
-        "rank {rank} has returned, but {during} still needs it; every rank of a group must make the same calls"
-    )]
+    #[error("rank {rank} has returned, but {during} still needs it; every rank of a group must make the same calls")]
     RankLeft {
         /// Global rank.
         rank: usize,

@@ -109,8 +109,7 @@ impl Ledger {
         if book.recent.len() == RECENT {
             book.recent.pop_front();
         }
-        let entry =
-            Entry { index: book.count, op, group_size, bytes, label: call.label.clone(), phase: call.phase };
+        let entry = Entry { index: book.count, op, group_size, bytes, label: call.label.clone(), phase: call.phase };
         book.recent.push_back(entry);
         book.count += 1;
     }

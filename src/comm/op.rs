@@ -66,7 +66,9 @@ impl fmt::Display for CollectiveId {
         }
         match &self.ranks[..] {
             ranks if ranks.len() <= 8 => write!(f, " on ranks {ranks:?}"),
-            ranks => write!(f, " on {} ranks [{}, {}, .., {}]", ranks.len(), ranks[0], ranks[1], ranks[ranks.len() - 1]),
+            ranks => {
+                write!(f, " on {} ranks [{}, {}, .., {}]", ranks.len(), ranks[0], ranks[1], ranks[ranks.len() - 1])
+            }
         }
     }
 }

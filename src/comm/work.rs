@@ -39,8 +39,6 @@ impl<T> Work<T> {
 
 impl<T> std::fmt::Debug for Work<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Work")
-            .field("complete", &self.is_complete())
-            .finish()
+        f.debug_struct("Work").field("complete", &self.is_complete()).finish()
     }
 }

@@ -131,14 +131,14 @@ fn four_ranks_equal_two_by_two() {
 
 /// Parameter shapes of an uneven model; none of their sizes is a multiple of 128.
 fn uneven_model() -> Vec<Vec<usize>> {
-    let shapes: [&[usize]; 8] =
-        [&[17, 257], &[17], &[64, 312], &[64], &[64, 64], &[512, 64], &[256], &[64, 297]];
+    let shapes: [&[usize]; 8] = [&[17, 257], &[17], &[64, 312], &[64], &[64, 64], &[512, 64], &[256], &[64, 297]];
     shapes.map(<[usize]>::to_vec).to_vec()
 }
 
 /// Small integers, so that sums over 128 ranks are exact even in f16.
 fn model(rank: usize) -> Vec<Vec<f32>> {
-    let fill = |shape: Vec<usize>| (0..shape.iter().product()).map(|i: usize| ((i * 13 + rank * 5) % 8) as f32).collect();
+    let fill =
+        |shape: Vec<usize>| (0..shape.iter().product()).map(|i: usize| ((i * 13 + rank * 5) % 8) as f32).collect();
     uneven_model().into_iter().map(fill).collect()
 }
 
@@ -193,8 +193,10 @@ fn an_uneven_model_is_reduced_on_128_ranks() {
     for dtype in [DType::F32, DType::F16] {
         run(128, |world| {
             let shapes = uneven_model();
-            let whole = |(values, shape): (&Vec<f32>, &Vec<usize>)| {
-                Sharded { tensor: shaped(values, shape.clone(), dtype, world), dim: 0, len: shape[0] }
+            let whole = |(values, shape): (&Vec<f32>, &Vec<usize>)| Sharded {
+                tensor: shaped(values, shape.clone(), dtype, world),
+                dim: 0,
+                len: shape[0],
             };
             let wholes = all[world.rank()].iter().zip(&shapes).map(whole).collect();
             let parts = world.all().reduce_scatter("model".into(), wholes, ReduceOp::Sum).wait()?;

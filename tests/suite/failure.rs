@@ -16,7 +16,11 @@ fn provoke(wrong: impl Fn(&World, &dyn Communicator) -> Result<(), Error> + Sync
     launch(Launch::threads(4).deadline(FAR), |world| {
         let comm = world.all();
         comm.barrier("start".into()).wait()?;
-        if world.rank() == 2 { wrong(world, comm.as_ref()) } else { gather(world, comm.as_ref(), "unit", DType::F32, 9) }
+        if world.rank() == 2 {
+            wrong(world, comm.as_ref())
+        } else {
+            gather(world, comm.as_ref(), "unit", DType::F32, 9)
+        }
     })
     .unwrap_err()
 }
@@ -56,7 +60,10 @@ fn a_rank_returns_an_error() {
     let error = provoke(|_, _| Err(Error::other("no such file")));
     assert!(matches!(&error.cause, Error::Other(message) if message == "no such file"));
     for error in of_the_others(&error) {
-        assert!(matches!(error, CommError::RankFailed { rank: 2, ref message, .. } if message == "no such file"), "{error}");
+        assert!(
+            matches!(error, CommError::RankFailed { rank: 2, ref message, .. } if message == "no such file"),
+            "{error}"
+        );
     }
 }
 
@@ -91,7 +98,10 @@ fn disagree(differs: &str, wrong: impl Fn(&World, &dyn Communicator) -> Result<(
         assert!(*rank == 2 || *other == 2, "{error}");
         assert_eq!(during.seq, 1);
         let mirrored = differs.split_once(" vs ").map(|(a, b)| {
-            let (what, a) = a.rsplit_once(' ').filter(|_| !a.ends_with(']')).unwrap_or_else(|| a.split_at(a.find('[').unwrap() - 1));
+            let (what, a) = a
+                .rsplit_once(' ')
+                .filter(|_| !a.ends_with(']'))
+                .unwrap_or_else(|| a.split_at(a.find('[').unwrap() - 1));
             format!("{what} {b} vs {}", a.trim())
         });
         assert!(what == differs || Some(what) == mirrored.as_ref(), "{what}");
@@ -139,7 +149,10 @@ fn a_rank_passes_a_tracked_tensor() {
         Ok(())
     });
     for error in of_the_others(&error) {
-        assert!(matches!(&error, CommError::InvalidArgument { rank: 2, problem, .. } if problem.contains("autodiff")), "{error}");
+        assert!(
+            matches!(&error, CommError::InvalidArgument { rank: 2, problem, .. } if problem.contains("autodiff")),
+            "{error}"
+        );
     }
 }
 
@@ -173,7 +186,8 @@ fn ranks_that_wait_for_each_other_are_told() {
         Ok::<_, Error>(())
     })
     .unwrap_err();
-    let errors: Vec<_> = error.others.iter().filter_map(|report| report.error.clone()).chain([error.cause.clone()]).collect();
+    let errors: Vec<_> =
+        error.others.iter().filter_map(|report| report.error.clone()).chain([error.cause.clone()]).collect();
     assert_eq!(errors.len(), 4);
     for error in errors {
         let Error::Comm(CommError::Deadlock { waits }) = &error else { panic!("{error}") };
@@ -198,25 +212,30 @@ fn after_a_failure_every_group_is_closed() {
 
 #[test]
 fn the_report_says_what_every_rank_was_doing() {
-    let error = launch(Launch::threads(3).deadline(FAR), |world| {
-        let all = world.all();
-        all.barrier("start".into()).wait()?;
-        match world.rank() {
-            0 => all.barrier("meet".into()).wait()?,
-            1 => {
-                // Dropped: rank 1 has taken part and goes on to return.
-                drop(all.barrier("meet".into()));
+    let mut doing = Vec::new();
+    // No rank can see that another has begun to wait: give it ever more time until it has.
+    for pause in [10, 100, 1000, 5000] {
+        let error = launch(Launch::threads(3).deadline(FAR), |world| {
+            let all = world.all();
+            all.barrier("start".into()).wait()?;
+            match world.rank() {
+                0 => all.barrier("meet".into()).wait()?,
+                // Dropped: rank 1 has taken part, and goes on to return.
+                1 => drop(all.barrier("meet".into())),
+                _ => {
+                    std::thread::sleep(Duration::from_millis(pause));
+                    panic!("boom");
+                }
             }
-            _ => {
-                std::thread::sleep(Duration::from_millis(50));
-                panic!("boom");
-            }
+            Ok::<_, Error>(())
+        })
+        .unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("launch failed at rank 2: rank 2 panicked: boom\n  rank 0 was "), "{text}");
+        doing = error.others.into_iter().map(|report| report.doing).collect();
+        if doing == ["waiting in barrier #1 `meet` on ranks [0, 1, 2] for rank 2", "finished"] {
+            return;
         }
-        Ok::<_, Error>(())
-    })
-    .unwrap_err();
-    let doing: Vec<_> = error.others.iter().map(|report| report.doing.as_str()).collect();
-    assert_eq!(doing, ["waiting in barrier #1 `meet` on ranks [0, 1, 2] for rank 2", "finished"]);
-    let text = error.to_string();
-    assert!(text.starts_with("launch failed at rank 2: rank 2 panicked: boom\n  rank 0 was waiting"), "{text}");
+    }
+    panic!("{doing:?}");
 }

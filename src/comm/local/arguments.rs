@@ -124,7 +124,8 @@ pub(super) fn rooted(
             }
         }
     }
-    let print = |meta: &TensorMeta| TensorPrint { shape: meta.shape.clone(), dtype: meta.dtype, dim: None, to_dim: None };
+    let print =
+        |meta: &TensorMeta| TensorPrint { shape: meta.shape.clone(), dtype: meta.dtype, dim: None, to_dim: None };
     Ok(metas.iter().map(print).collect())
 }
 

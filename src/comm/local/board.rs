@@ -436,7 +436,9 @@ mod tests {
         board.fail(Failure::Panicked { rank: 2, message: "second".into() });
         for group in [group, pair] {
             let error = board.join(group, 0, Name("x"), 0).unwrap_err();
-            assert!(matches!(error, CommError::RankPanicked { rank: 1, ref message, during: Some(_) } if message == "first"));
+            assert!(
+                matches!(error, CommError::RankPanicked { rank: 1, ref message, during: Some(_) } if message == "first")
+            );
         }
     }
 

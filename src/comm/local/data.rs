@@ -7,11 +7,11 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
 use super::block::{Ranges, cut, full};
-use crate::placement::chunk;
 #[cfg(feature = "flex")]
 use super::flex;
 use super::generic;
 use crate::comm::ReduceOp;
+use crate::placement::chunk;
 
 /// What one rank brings to a collective.
 #[derive(Debug, Default)]
@@ -108,24 +108,17 @@ impl Exchange<'_> {
         let size = sources.len();
         let shape = sources[0].layout().shape().clone();
         let count = self.deposits[0].tensors.len();
-        let shares =
-            self.deposits[0].shares.get_or_init(|| (0..count * size).map(|_| OnceLock::new()).collect());
+        let shares = self.deposits[0].shares.get_or_init(|| (0..count * size).map(|_| OnceLock::new()).collect());
         let shares = &shares[index * size..(index + 1) * size];
         for step in 0..size {
             let slice = (self.member + step) % size;
-            shares[slice].get_or_init(|| {
-                flex::reduce_flat(&sources, chunk(shape.num_elements(), size, slice), op)
-            });
+            shares[slice].get_or_init(|| flex::reduce_flat(&sources, chunk(shape.num_elements(), size, slice), op));
         }
         let slices = shares.iter().map(|share| flex::primitive(share.get()?)).collect::<Option<Vec<_>>>()?;
         Some(flex::join(&slices, shape))
     }
 
-    fn sources(
-        &self,
-        index: usize,
-        ranges: impl Fn(&DispatchTensor) -> Ranges,
-    ) -> Vec<(&DispatchTensor, Ranges)> {
+    fn sources(&self, index: usize, ranges: impl Fn(&DispatchTensor) -> Ranges) -> Vec<(&DispatchTensor, Ranges)> {
         let tensors = self.deposits.iter().map(|deposit| &deposit.tensors[index]);
         tensors.map(|tensor| (tensor, ranges(tensor))).collect()
     }

@@ -138,7 +138,8 @@ mod tests {
     #[test]
     fn bf16_rounds_as_half_does() {
         let near = |bits: u32| [bits.wrapping_sub(1), bits, bits.wrapping_add(1)];
-        let edges = (0..=u16::MAX).flat_map(|high| [0u32, 0x7fff, 0x8000, 0x8001].map(|low| ((high as u32) << 16) | low));
+        let edges =
+            (0..=u16::MAX).flat_map(|high| [0u32, 0x7fff, 0x8000, 0x8001].map(|low| ((high as u32) << 16) | low));
         for value in edges.flat_map(near).map(f32::from_bits) {
             assert_eq!(round_to_bf16(value).to_bits(), bf16::from_f32(value).to_bits(), "{value:e}");
         }

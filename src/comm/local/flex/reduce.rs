@@ -56,7 +56,13 @@ fn by_dtype(sources: &[&FlexTensor], op: ReduceOp, block: Block, shape: Shape) -
     typed(sources, op, block, shape, dtype)
 }
 
-fn by_op<E: Element>(sources: &[&FlexTensor], op: ReduceOp, block: Block, shape: Shape, dtype: DType) -> DispatchTensor {
+fn by_op<E: Element>(
+    sources: &[&FlexTensor],
+    op: ReduceOp,
+    block: Block,
+    shape: Shape,
+    dtype: DType,
+) -> DispatchTensor {
     let slices: Vec<&[E]> = sources.iter().map(|tensor| elements(tensor)).collect();
     let count = slices.len();
     let out = match op {
