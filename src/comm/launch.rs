@@ -71,6 +71,7 @@ impl Launch {
 /// # Errors
 /// If any rank panicked or returned an error: the first failure, and what every other rank was
 /// doing at that moment and ended with.
+#[expect(clippy::result_large_err, reason = "made once a program")]
 pub fn launch<T, E, F>(config: Launch, program: F) -> Result<Vec<T>, LaunchError>
 where
     T: Send,

@@ -20,6 +20,9 @@ pub(crate) struct Rendezvous<F, P> {
     spins: u32,
 }
 
+/// Stands for "no deadline", and can be added to any instant.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 struct State<F, P> {
     board: Board<F, P>,
     bells: Vec<Arc<Bell>>,
@@ -91,7 +94,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
             let until = match until {
                 None => {
                     state.board.begin_wait(ticket);
-                    *until.insert(Instant::now() + deadline)
+                    *until.insert(Instant::now() + deadline.min(LONGEST))
                 }
                 Some(until) => {
                     state.board.check_left(ticket);

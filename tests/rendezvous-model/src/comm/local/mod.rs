@@ -1,0 +1,5 @@
+#[path = "../../../../../src/comm/local/board.rs"]
+pub(crate) mod board;
+#[path = "../../../../../src/comm/local/rendezvous.rs"]
+pub(crate) mod rendezvous;
+mod sync;

@@ -1,0 +1,8 @@
+#[path = "../../../../src/comm/error.rs"]
+mod error;
+pub(crate) mod local;
+#[path = "../../../../src/comm/op.rs"]
+mod op;
+
+pub use error::CommError;
+pub use op::{CollectiveId, Op};
