@@ -8,5 +8,7 @@ mod error;
 pub mod fsdp;
 pub mod mesh;
 pub mod placement;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use error::{Error, Result};

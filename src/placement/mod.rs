@@ -42,6 +42,8 @@ mod plan;
 mod simulation;
 mod step;
 mod strided;
+#[cfg(test)]
+mod tests;
 
 pub use chunk::chunk;
 pub use error::PlacementError;

@@ -5,3 +5,4 @@ mod comm;
 mod dtensor;
 mod failure;
 mod golden;
+mod testing;

@@ -1,4 +1,53 @@
-//! Values computed by PyTorch (`tests/golden/*.json`).
+//! Values computed by PyTorch. Each file's `note` states its conventions.
 
 mod brute;
+mod layout;
+mod plan;
 mod redistribute;
+
+use std::path::PathBuf;
+
+use burn_dtensor::placement::{Layout, PlacementError, StridedPlacement};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// A golden file.
+#[derive(Deserialize)]
+struct Golden<Case> {
+    cases: Vec<Case>,
+}
+
+/// The folder of the golden files: `BURN_DTENSOR_GOLDEN`, else `tests/golden`.
+fn folder() -> PathBuf {
+    let own = || concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden").into();
+    std::env::var_os("BURN_DTENSOR_GOLDEN").map_or_else(own, PathBuf::from)
+}
+
+/// Whether the cases are those of this repository, whose numbers are known.
+fn is_own() -> bool {
+    std::env::var_os("BURN_DTENSOR_GOLDEN").is_none()
+}
+
+/// The cases of one file.
+fn cases<Case: DeserializeOwned>(file: &str) -> Vec<Case> {
+    let path = folder().join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let golden: Golden<Case> =
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert!(!golden.cases.is_empty(), "{} has no cases", path.display());
+    golden.cases
+}
+
+/// Every coordinate of a mesh, by rank.
+fn coordinates(mesh: &[usize]) -> Vec<Vec<usize>> {
+    mesh.iter().fold(vec![vec![]], |prefixes, &size| {
+        let extended = prefixes.iter().flat_map(|prefix| (0..size).map(move |index| [&prefix[..], &[index]].concat()));
+        extended.collect()
+    })
+}
+
+/// The layout of placements written as text, strided shards included.
+fn layout(mesh: &[usize], placements: &[String]) -> Result<Layout, PlacementError> {
+    let placements = placements.iter().map(|text| text.parse()).collect::<Result<Vec<StridedPlacement>, _>>()?;
+    Layout::from_strided(mesh, &placements)
+}

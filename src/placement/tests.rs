@@ -1,0 +1,198 @@
+//! Layouts: their construction, arithmetic, text and errors.
+
+use itertools::Itertools;
+
+use super::{Layout, PartialOp, Placement, PlacementError, StridedLayout, StridedPlacement};
+use Placement::{Partial, Replicate, Shard};
+
+#[test]
+fn the_first_cut_is_outermost() {
+    // The picture in the doc of `Layout`, written out.
+    let held = |order: &[usize]| {
+        let layout = Layout::with_order(&[2, 2], &[Shard(0), Shard(0)], &[(0, order)]).unwrap();
+        [[0, 0], [0, 1], [1, 0], [1, 1]].map(|coordinate| layout.local_slices(&[8], &coordinate)[0].clone())
+    };
+    assert_eq!(held(&[0, 1]), [0..2, 2..4, 4..6, 6..8]);
+    assert_eq!(held(&[1, 0]), [0..2, 4..6, 2..4, 6..8]);
+}
+
+#[test]
+fn a_piece_is_what_the_cuts_before_left() {
+    // 7 rows: mesh dim 2 cuts 4 + 3, mesh dim 0 then 2 + 2 and 2 + 1.
+    let layout = Layout::with_order(&[2, 3, 2], &[Shard(0), Shard(1), Shard(0)], &[(0, &[2, 0])]).unwrap();
+    assert_eq!(layout.order(0), [2, 0]);
+    assert_eq!(layout.order(1), [1]);
+    assert!(layout.order(2).is_empty());
+    for (coordinate, shape, slices, parent) in [
+        ([0, 0, 0], [2, 2], [0..2, 0..2], 4),
+        ([1, 1, 0], [2, 2], [2..4, 2..4], 4),
+        ([0, 2, 1], [2, 0], [4..6, 4..4], 3),
+        ([1, 0, 1], [1, 2], [6..7, 0..2], 3),
+    ] {
+        assert_eq!(layout.local_shape(&[7, 4], &coordinate), shape);
+        assert_eq!(layout.local_slices(&[7, 4], &coordinate), slices);
+        let parents = [0, 1, 2].map(|mesh_dim| layout.parent_len(&[7, 4], &coordinate, mesh_dim));
+        assert_eq!(parents, [parent, 4, 7], "{coordinate:?}");
+    }
+}
+
+#[test]
+fn shards_partition_the_tensor() {
+    // Each element of each dim is held once per rank of the other mesh dims.
+    for (len, mesh) in (0..14).cartesian_product([[2, 2], [3, 2], [2, 4]]) {
+        for order in [[0, 1], [1, 0]] {
+            let layout = Layout::with_order(&mesh, &[Shard(0), Shard(0)], &[(0, &order)]).unwrap();
+            let coordinates = mesh.iter().map(|&size| 0..size).multi_cartesian_product();
+            let held = coordinates.flat_map(|coordinate| layout.local_slices(&[len], &coordinate)[0].clone());
+            assert_eq!(held.sorted().collect_vec(), (0..len).collect_vec(), "{layout} on {mesh:?}");
+        }
+    }
+}
+
+#[test]
+fn layouts_are_told_apart_by_their_order() {
+    let layout = |order: &[usize]| Layout::with_order(&[2, 2], &[Shard(1), Shard(1)], &[(1, order)]).unwrap();
+    assert_eq!(layout(&[0, 1]), Layout::new(&[2, 2], &[Shard(1), Shard(1)]).unwrap());
+    assert_ne!(layout(&[0, 1]), layout(&[1, 0]));
+    assert_eq!(layout(&[0, 1]).to_string(), "[S(1), S(1)]");
+    assert_eq!(layout(&[1, 0]).to_string(), "[S(1), S(1); dim 1 cut by mesh dims 1, 0]");
+    assert!(layout(&[0, 1]).has_default_order() && !layout(&[1, 0]).has_default_order());
+    assert!(Layout::new(&[2], &[Partial(PartialOp::Avg)]).unwrap().has_partial());
+}
+
+#[test]
+fn bad_layouts_are_refused_with_their_remedy() {
+    let refused = |result: Result<Layout, PlacementError>, expected: PlacementError, remedy: &str| {
+        let error = result.unwrap_err();
+        assert_eq!(error, expected);
+        assert!(error.to_string().contains(remedy), "{error}");
+    };
+    refused(
+        Layout::new(&[2, 2], &[Replicate]),
+        PlacementError::Count { placements: 1, mesh_dims: 2, mesh_shape: vec![2, 2] },
+        "one placement per mesh dimension",
+    );
+    refused(
+        Layout::new(&[2, 0], &[Replicate, Replicate]),
+        PlacementError::EmptyMesh { mesh_dim: 1, mesh_shape: vec![2, 0] },
+        "at least one rank",
+    );
+    let two = [Shard(0), Shard(0)];
+    for given in [&[0][..], &[0, 0], &[0, 1, 1], &[0, 2]] {
+        let expected = PlacementError::Order { dim: 0, given: given.to_vec(), expected: vec![0, 1] };
+        refused(Layout::with_order(&[2, 2], &two, &[(0, given)]), expected, "exactly once, outermost cut first");
+    }
+    refused(
+        Layout::with_order(&[2, 2], &two, &[(1, &[0])]),
+        PlacementError::Order { dim: 1, given: vec![0], expected: vec![] },
+        "mesh dims []",
+    );
+    refused(
+        Layout::with_order(&[2, 2], &two, &[(0, &[1, 0]), (0, &[0, 1])]),
+        PlacementError::OrderTwice { dim: 0 },
+        "one order per tensor dimension",
+    );
+    refused(
+        Layout::new(&[2, 2, 2], &[Partial(PartialOp::Max), Shard(0), Partial(PartialOp::Sum)]),
+        PlacementError::MixedPartial { mesh_dim: 0, op: PartialOp::Max, other_mesh_dim: 2, other: PartialOp::Sum },
+        "redistribute one of them to Replicate",
+    );
+    let error = Layout::new(&[2, 2], &[Replicate, Shard(2)]).unwrap().check(2).unwrap_err();
+    assert_eq!(error, PlacementError::DimOutOfRange { mesh_dim: 1, dim: 2, ndim: 2 });
+    assert!(error.to_string().contains("S(2) on mesh dim 1 does not fit a tensor of 2 dimensions"), "{error}");
+}
+
+#[test]
+fn sums_and_averages_go_together() {
+    for ops in [[PartialOp::Sum, PartialOp::Avg], [PartialOp::Avg, PartialOp::Sum], [PartialOp::Max, PartialOp::Max]] {
+        assert!(Layout::new(&[2, 2], &ops.map(Partial)).is_ok(), "{ops:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "[S(2)] shards dim 2, which a tensor of shape [4, 4] lacks")]
+fn a_tensor_without_the_sharded_dim_panics() {
+    Layout::new(&[2], &[Shard(2)]).unwrap().local_slices(&[4, 4], &[0]);
+}
+
+#[test]
+#[should_panic(expected = "mesh dim 0 of [R] cuts nothing")]
+fn a_mesh_dim_that_cuts_nothing_has_no_piece() {
+    Layout::new(&[2], &[Replicate]).unwrap().parent_len(&[4], &[0], 0);
+}
+
+/// Torch's rule: the split factor of a shard is the product of the mesh dims to its right that cut
+/// the same dim before it.
+fn split_factors(mesh: &[usize], order: &[usize]) -> Vec<usize> {
+    let place = |mesh_dim| order.iter().position(|&cut| cut == mesh_dim);
+    let before = |m| (m + 1..mesh.len()).filter(move |&right| place(right) < place(m));
+    (0..mesh.len()).map(|m| before(m).map(|right| mesh[right]).product()).collect()
+}
+
+fn strided(factors: &[usize]) -> Vec<StridedPlacement> {
+    let placement = |&split_factor: &usize| match split_factor {
+        1 => Shard(0).into(),
+        split_factor => StridedPlacement::Strided { dim: 0, split_factor },
+    };
+    factors.iter().map(placement).collect()
+}
+
+#[test]
+fn an_order_is_decoded_exactly_where_there_is_one() {
+    for mesh in [&[2, 2][..], &[2, 3], &[3, 2, 2], &[2, 3, 4], &[2, 2, 2, 2]] {
+        let orders = (0..mesh.len()).permutations(mesh.len()).collect_vec();
+        let factors = mesh.iter().map(|_| [1, 2, 3, 4, 6, 8, 12]).multi_cartesian_product();
+        let mut decoded = 0;
+        for factors in factors {
+            let order = orders.iter().find(|order| split_factors(mesh, order) == factors);
+            let layout = Layout::from_strided(mesh, &strided(&factors));
+            assert_eq!(layout.is_ok(), order.is_some(), "{factors:?} on {mesh:?}");
+            if let Some(order) = order {
+                let layout = layout.unwrap();
+                assert_eq!(layout.order(0), order);
+                assert_eq!(layout.to_strided().to_vec(), strided(&factors));
+                decoded += 1;
+            }
+        }
+        assert_eq!(decoded, orders.len(), "on {mesh:?}");
+    }
+}
+
+#[test]
+fn strided_shards_equal_their_order_where_cuts_are_even() {
+    for mesh in [&[2, 3][..], &[3, 2, 2]] {
+        for order in (0..mesh.len()).permutations(mesh.len()) {
+            let placements = strided(&split_factors(mesh, &order));
+            let strided = StridedLayout::new(mesh, &placements).unwrap();
+            let layout = strided.decode().unwrap();
+            for coordinate in mesh.iter().map(|&size| 0..size).multi_cartesian_product() {
+                let runs = &strided.local_runs(&[24], &coordinate)[0];
+                assert_eq!(runs.as_slice(), layout.local_slices(&[24], &coordinate), "{order:?} at {coordinate:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stride_that_is_no_order_names_those_that_are() {
+    let placements = |text: &str| text.split(' ').map(|text| text.parse().unwrap()).collect_vec();
+    let error = Layout::from_strided(&[2, 2], &placements("R SS(0,2)")).unwrap_err();
+    assert_eq!(error, PlacementError::Strided { mesh_dim: 1, dim: 0, split_factor: 2, allowed: vec![1] });
+    let error = Layout::from_strided(&[2, 3, 4], &placements("SS(1,4) S(1) S(1)")).unwrap_err();
+    assert!(error.to_string().contains("SS(1,4) on mesh dim 0"), "{error}");
+    assert!(error.to_string().contains("split factors [1, 3, 12]"), "{error}");
+    let error = StridedLayout::new(&[2], &placements("SS(1,0)")).unwrap_err();
+    assert_eq!(error, PlacementError::SplitFactor { mesh_dim: 0, dim: 1 });
+    assert!(error.to_string().contains("at least 1"), "{error}");
+}
+
+#[test]
+fn strided_text_round_trips() {
+    for text in ["R", "S(1)", "SS(0,2)", "SS(12,34)", "P(avg)"] {
+        assert_eq!(text.parse::<StridedPlacement>().unwrap().to_string(), text);
+    }
+    for text in ["SS(0)", "SS(0,)", "SS(0,2", "SS(-1,2)"] {
+        let error = text.parse::<StridedPlacement>().unwrap_err();
+        assert_eq!(error, PlacementError::Unreadable { text: text.into() });
+    }
+}

@@ -1,0 +1,67 @@
+//! [`MeshTest`]: runs a test's body on every rank of a mesh.
+
+use std::time::Duration;
+
+use crate::Result;
+use crate::comm::{Launch, LaunchError, launch};
+use crate::mesh::{DeviceMesh, DimNames};
+
+/// A test on a mesh of thread ranks.
+///
+/// A world of exactly the mesh's ranks is launched for each [`run`](Self::run). What the ranks
+/// communicated is in `mesh.world().ledger()`.
+#[derive(Debug, Clone)]
+pub struct MeshTest {
+    shape: Vec<usize>,
+    names: Vec<String>,
+    deadline: Duration,
+}
+
+impl MeshTest {
+    /// A test on a mesh of this shape with these dimension names.
+    pub fn new(shape: impl AsRef<[usize]>, names: impl DimNames) -> Self {
+        let names = names.dim_names().into_iter().map(Into::into).collect();
+        Self { shape: shape.as_ref().to_vec(), names, deadline: Duration::from_secs(30) }
+    }
+
+    /// How long a rank waits for the others in one collective. Default: 30 s.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Runs `body` on every rank and returns what each returned, by rank.
+    ///
+    /// # Panics
+    /// If any rank fails or panics, with the text of the [`LaunchError`]: the first failure and
+    /// what every other rank was doing.
+    pub fn run<T: Send>(&self, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> Vec<T> {
+        self.launch(body).unwrap_or_else(|error| panic!("on {self}: {error}"))
+    }
+
+    /// Runs `body` on every rank and returns the failure.
+    ///
+    /// # Panics
+    /// If every rank succeeds.
+    pub fn run_failing<T: Send>(&self, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> LaunchError {
+        self.launch(body).err().unwrap_or_else(|| panic!("on {self}: every rank succeeded, a failure was expected"))
+    }
+
+    fn launch<T: Send>(&self, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> Result<Vec<T>, LaunchError> {
+        let ranks = self.shape.iter().product();
+        launch(Launch::threads(ranks).deadline(self.deadline), |world| {
+            body(&DeviceMesh::new(world, &self.shape, &self.names)?)
+        })
+    }
+}
+
+/// `mesh replicate=2, shard=2`
+impl std::fmt::Display for MeshTest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("mesh ")?;
+        for (at, (name, size)) in self.names.iter().zip(&self.shape).enumerate() {
+            write!(f, "{}{name}={size}", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}

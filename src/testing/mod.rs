@@ -1,0 +1,14 @@
+//! Mesh fixtures: a test on a 2 x 2 mesh, as short as a unit test.
+//!
+//! ```
+//! use burn_dtensor::testing::MeshTest;
+//!
+//! let coordinates = MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| Ok(mesh.coordinate().unwrap().to_vec()));
+//! assert_eq!(coordinates, [[0, 0], [0, 1], [1, 0], [1, 1]]);
+//! ```
+//!
+//! The ranks are threads. Collectives run under a deadline, so a test that would hang fails.
+
+mod mesh_test;
+
+pub use mesh_test::MeshTest;
