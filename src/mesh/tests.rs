@@ -34,7 +34,7 @@ fn ranks_are_row_major_and_groups_follow_coordinates() {
         Ok((mesh.coordinate().unwrap().to_vec(), groups(&mesh)))
     });
     // The picture in the module doc, written out.
-    let expected: [(Vec<usize>, [(Vec<usize>, usize); 2]); 3] = [
+    let expected = [
         (vec![0, 0], [(vec![0, 4], 0), (vec![0, 1, 2, 3], 0)]),
         (vec![0, 3], [(vec![3, 7], 0), (vec![0, 1, 2, 3], 3)]),
         (vec![1, 2], [(vec![2, 6], 1), (vec![4, 5, 6, 7], 2)]),

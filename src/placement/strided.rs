@@ -74,7 +74,7 @@ impl StridedLayout {
     /// # Panics
     /// If a shard's dimension is missing in `global`, or `coordinate` is outside the mesh.
     pub fn local_runs(&self, global: &[usize], coordinate: &[usize]) -> Vec<SmallVec<[Range<usize>; 2]>> {
-        let mut runs: Vec<Runs> = global.iter().map(|&len| merged([0..len])).collect();
+        let mut runs: Vec<Runs> = global.iter().map(|&len| merged(std::iter::once(0..len))).collect();
         for (mesh_dim, placement) in self.placements.iter().enumerate() {
             let Some((dim, split_factor)) = placement.shard() else { continue };
             let len = runs[dim].iter().map(ExactSizeIterator::len).sum();

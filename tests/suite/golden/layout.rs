@@ -10,9 +10,12 @@ struct Case {
     mesh: Vec<usize>,
     shape: Vec<usize>,
     placements: Vec<String>,
-    /// Per rank; nulls where torch itself crashed.
-    ranks: Vec<(Option<Vec<usize>>, Option<Vec<usize>>, Option<Vec<f64>>)>,
+    /// By rank.
+    ranks: Vec<Recorded>,
 }
+
+/// Local shape, global offset and local values; nulls where torch itself crashed.
+type Recorded = (Option<Vec<usize>>, Option<Vec<usize>>, Option<Vec<f64>>);
 
 /// Local shape, global offset and local values of one rank.
 type Local = (Vec<usize>, Vec<usize>, Vec<f64>);
@@ -116,8 +119,8 @@ fn golden_strided_shards_are_orders_of_cuts() {
     }
     println!("{decoded} orders of cuts, {agreed} of them equal, {refused} strides that are no order");
     if super::is_own() {
-        // The four that differ are uneven, `[SS(0,4), SS(0,2), S(0)]`: torch cannot gather three
-        // of them itself.
+        // The four that differ are uneven `[SS(0,4), SS(0,2), S(0)]`, whose shards torch itself
+        // cannot gather.
         assert_eq!((decoded, agreed, refused), (108, 104, 36));
     }
 }
