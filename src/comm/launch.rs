@@ -233,13 +233,22 @@ impl LaunchError {
 }
 
 impl fmt::Display for LaunchError {
+    /// Ranks that fared alike share a line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "launch failed at rank {}: {}", self.rank, self.cause)?;
+        let mut lines: Vec<(String, Vec<usize>)> = Vec::new();
         for RankReport { rank, doing, error } in &self.others {
-            write!(f, "\n  rank {rank} was {doing}")?;
-            match error {
-                Some(error) => write!(f, "; it ended with: {error}")?,
-                None => write!(f, "; it succeeded")?,
+            let end = error.as_ref().map_or("it succeeded".into(), |error| format!("it ended with: {error}"));
+            let line = format!("{doing}; {end}");
+            match lines.iter_mut().find(|(other, _)| *other == line) {
+                Some((_, ranks)) => ranks.push(*rank),
+                None => lines.push((line, vec![*rank])),
+            }
+        }
+        for (line, ranks) in lines {
+            match &ranks[..] {
+                [rank] => write!(f, "\n  rank {rank} was {line}")?,
+                ranks => write!(f, "\n  ranks {ranks:?}, each: {line}")?,
             }
         }
         Ok(())

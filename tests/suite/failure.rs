@@ -5,9 +5,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 use burn_dtensor::Error;
-use burn_dtensor::comm::{CommError, Communicator, Launch, LaunchError, Op, ReduceOp, Sharded, World, launch};
+use burn_dtensor::comm::{
+    CommError, Communicator, Launch, LaunchError, Op, ReduceOp, Sharded, TensorMeta, World, launch,
+};
 
 const FAR: Duration = Duration::from_secs(3600);
 
@@ -238,4 +240,100 @@ fn the_report_says_what_every_rank_was_doing() {
         }
     }
     panic!("{doing:?}");
+}
+
+/// What the only rank to call `wrong` is told: problem and remedy.
+fn refused(wrong: impl Fn(&World, &dyn Communicator) -> Result<(), CommError> + Sync) -> String {
+    let error = provoke(|world, comm| Ok(wrong(world, comm)?));
+    for error in of_the_others(&error) {
+        assert!(matches!(error, CommError::InvalidArgument { rank: 2, .. }), "{error}");
+    }
+    error.cause.to_string()
+}
+
+#[test]
+fn arguments_are_checked_before_anyone_waits() {
+    let matrix = |world: &World| Tensor::<2>::ones([2, 9], world.device()).into_dispatch();
+    let meta = || vec![TensorMeta { shape: Shape::from([2, 9]), dtype: DType::F32 }];
+    let shard = |world: &World, dim, len| Sharded { tensor: matrix(world), dim, len };
+
+    let told = refused(|world, comm| comm.all_gather("x".into(), vec![shard(world, 2, 8)]).wait().map(drop));
+    assert!(
+        told.contains("rank 2: all_gather `x`: tensor 0 has 2 dimensions, so dimension 2 is out of range"),
+        "{told}"
+    );
+    let told = refused(|world, comm| {
+        comm.reduce_scatter("x".into(), vec![shard(world, 0, 8)], ReduceOp::Sum).wait().map(drop)
+    });
+    assert!(told.contains("has length 2 in dimension 0, but `len` is 8"), "{told}");
+    let told = refused(|world, comm| comm.all_to_all("x".into(), shard(world, 0, 8), 0).wait().map(drop));
+    assert!(told.contains("`to_dim` is 0, which is the cut dimension already"), "{told}");
+    let told = refused(|_, comm| comm.broadcast("x".into(), None, meta(), 4).wait().map(drop));
+    assert!(told.contains("root 4 is outside a group of 4 ranks"), "{told}");
+    let told = refused(|_, comm| comm.broadcast("x".into(), None, meta(), 2).wait().map(drop));
+    assert!(told.contains("the root passes no tensors"), "{told}");
+    let told = refused(|world, comm| {
+        let wrong = vec![TensorMeta { shape: Shape::from([2, 8]), dtype: DType::F32 }];
+        comm.broadcast("x".into(), Some(vec![matrix(world)]), wrong, 2).wait().map(drop)
+    });
+    assert!(told.contains("tensor 0 is [2, 9] f32, but `metas` says [2, 8] f32"), "{told}");
+    let told = refused(|_, comm| comm.scatter("x".into(), None, meta(), vec![], 0).wait().map(drop));
+    assert!(told.contains("1 tensors, but 0 `dims`"), "{told}");
+    let told = refused(|world, comm| {
+        let flags = Tensor::<1>::ones([4], world.device()).greater_scalar(0.0).into_dispatch();
+        comm.all_reduce("x".into(), vec![flags], ReduceOp::Sum).wait().map(drop)
+    });
+    assert!(told.contains("bool, which has no Sum; use Max"), "{told}");
+}
+
+#[test]
+fn ranks_that_name_different_roots_are_told() {
+    let error = launch(Launch::threads(3).deadline(FAR), |world| {
+        let root = world.rank().min(1);
+        let tensors = (world.rank() == root).then(Vec::new);
+        world.all().broadcast("unit".into(), tensors, vec![], root).wait()?;
+        Ok::<_, Error>(())
+    })
+    .unwrap_err();
+    let Error::Comm(CommError::Mismatch { differs, .. }) = &error.cause else { panic!("{error}") };
+    assert!(differs == "root 1 vs 0" || differs == "root 0 vs 1", "{error}");
+}
+
+#[test]
+fn one_panic_ends_128_ranks() {
+    let error = launch(Launch::threads(128).deadline(FAR), |world| {
+        // Each rank waits in a group of its own with rank 77, and none of them in one with another.
+        if world.rank() == 77 {
+            panic!("boom");
+        }
+        Ok::<_, Error>(world.group(&[world.rank(), 77])?.barrier("meet".into()).wait()?)
+    })
+    .unwrap_err();
+    assert_eq!((error.rank, error.others.len()), (77, 127));
+    for report in error.others {
+        let error = report.error.expect("nobody met rank 77");
+        assert!(matches!(error, Error::Comm(CommError::RankPanicked { rank: 77, .. })), "{error}");
+    }
+}
+
+#[test]
+fn ranks_that_fared_alike_share_a_line() {
+    let error = launch(Launch::threads(4).deadline(FAR), |world| match world.rank() {
+        0 => Err(Error::other("first")),
+        _ => Ok(world.barrier("meet")?),
+    })
+    .unwrap_err();
+    assert!(error.to_string().lines().count() <= 4, "{error}");
+    assert!(error.to_string().starts_with("launch failed at rank 0: first\n"), "{error}");
+}
+
+#[test]
+fn a_launch_without_any_collective_still_reports_an_error() {
+    let error = launch(Launch::threads(2), |world| match world.rank() {
+        0 => Ok(()),
+        _ => Err(Error::other("alone")),
+    })
+    .unwrap_err();
+    assert_eq!((error.rank, error.others.len()), (1, 1));
+    assert!(error.others[0].error.is_none());
 }
