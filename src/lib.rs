@@ -1,4 +1,77 @@
-//! DTensor-first tensor-parallel training on burn.
+//! DTensor-first tensor-parallel training on [burn](https://burn.dev), with fully sharded data
+//! parallelism (FSDP) as one placement.
+//!
+//! The same program runs on every rank. A [`DeviceMesh`](mesh::DeviceMesh) says where a rank sits,
+//! a [`Placement`](placement::Placement) a mesh dimension says what it holds of a tensor, and every
+//! parallelism is a choice of placements: replicate the parameters and it is data parallelism,
+//! shard them and it is FSDP, do both on a 2-D mesh and it is HSDP.
+//!
+//! # The smallest complete program
+//!
+//! An ordinary burn model, trained on four ranks. Each holds a quarter of every parameter, of its
+//! gradient and of its optimizer state; [`unit`](fsdp::unit) marks what is gathered together.
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+//! use burn::tensor::{Distribution, Tensor};
+//! use burn_dtensor::prelude::*;
+//!
+//! #[derive(Module, Debug)]
+//! struct Net {
+//!     blocks: Vec<Linear>,
+//!     head: Linear,
+//! }
+//!
+//! impl Net {
+//!     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+//!         unit(self, x, |net, mut x| {
+//!             for block in &net.blocks {
+//!                 x = unit(block, x, |block, x| block.forward(x).tanh());
+//!             }
+//!             net.head.forward(x)
+//!         })
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), LaunchError> {
+//! launch(Launch::threads(4), |world| {
+//!     let mesh = DeviceMesh::new(world, [4], ["shard"])?;
+//!     let device = world.device().clone().autodiff();
+//!     let net = Net {
+//!         blocks: (0..2).map(|_| LinearConfig::new(16, 16).init(&device)).collect(),
+//!         head: LinearConfig::new(16, 1).init(&device),
+//!     };
+//!     let mut net = fully_shard(net, &mesh, FullyShard::new().units(["blocks.*"]))?;
+//!     assert_eq!(net.head.weight.base().dims(), [4, 1]); // this rank's shard of [16, 1]
+//!
+//!     let mut optim = AdamWConfig::new().init();
+//!     for _ in 0..3 {
+//!         let x = Tensor::random([8, 16], Distribution::Default, &device);
+//!         let loss = (net.forward(x) - 1.0).square().mean();
+//!         let grads = GradientsParams::from_grads(loss.backward(), &net);
+//!         net = optim.step(1e-2, net, grads); // burn's own optimizer, on the shards
+//!     }
+//!     let full = full_model(&net)?; // an ordinary module again
+//!     assert_eq!(full.head.weight.val().dims(), [16, 1]);
+//!     Ok::<_, Error>(())
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Rooms
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`comm`] | ranks, groups, collectives that never hang, the ledger |
+//! | [`mesh`] | [`DeviceMesh`](mesh::DeviceMesh): named dimensions, slices |
+//! | [`placement`] | placements, layouts, chunk arithmetic, the transition table; pure |
+//! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, and its redistribution |
+//! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module |
+//!
+//! With the feature `testing` there is also a room of mesh fixtures for tests.
 #![warn(missing_docs)]
 
 mod autodiff;
@@ -12,3 +85,15 @@ pub mod placement;
 pub mod testing;
 
 pub use error::{Error, Result};
+
+/// What most programs import.
+pub mod prelude {
+    pub use crate::comm::{Launch, LaunchError, World, launch};
+    pub use crate::dtensor::{DTensor, DTensorSpec};
+    pub use crate::fsdp::{
+        FullyShard, NormType, ParamExt, ReshardAfterForward, clip_grad_norm, full_model, fully_shard, unit,
+    };
+    pub use crate::mesh::DeviceMesh;
+    pub use crate::placement::{PartialOp, Placement};
+    pub use crate::{Error, Result};
+}

@@ -14,9 +14,7 @@ use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{
-    Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, backend_extension,
-};
+use burn::backend::{Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, backend_extension};
 
 /// What the graph keeps of an operation's output for the operations that read it in backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,9 +42,6 @@ pub(crate) trait GraphOp: Debug + Send + Sync + 'static {
     fn retain(&self) -> Retain {
         Retain::Output
     }
-
-    /// Called once, with the parents' node ids, before the node is recorded.
-    fn record(&self, _parents: &[NodeId]) {}
 
     /// Passes the output's gradient on.
     fn backward(&self, step: &mut BackwardStep<'_>);
@@ -99,7 +94,14 @@ pub(crate) fn binary(a: DispatchTensor, b: DispatchTensor, op: Op) -> DispatchTe
     <Dispatch as GraphOps>::graph_binary(a, b, op)
 }
 
-/// The backend extension behind [`unary`] and [`binary`].
+/// The tensor's node in the graph; `None` on a device without autodiff.
+///
+/// Two tensors with one node are the same value.
+pub(crate) fn node_id(tensor: DispatchTensor) -> Option<NodeId> {
+    <Dispatch as GraphOps>::graph_node(tensor)
+}
+
+/// The backend extension behind [`unary`], [`binary`] and [`node_id`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(any(feature = "wgpu", feature = "cuda")),
@@ -108,6 +110,7 @@ pub(crate) fn binary(a: DispatchTensor, b: DispatchTensor, op: Op) -> DispatchTe
 pub(crate) trait GraphOps: Backend {
     fn graph_unary(parent: FloatTensor<Self>, op: Op) -> FloatTensor<Self>;
     fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: Op) -> FloatTensor<Self>;
+    fn graph_node(tensor: FloatTensor<Self>) -> Option<NodeId>;
 }
 
 macro_rules! plain_backend {
@@ -116,12 +119,11 @@ macro_rules! plain_backend {
             fn graph_unary(parent: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
                 Self::unwrap(op.forward(&[Self::wrap(parent)]))
             }
-            fn graph_binary(
-                a: FloatTensor<Self>,
-                b: FloatTensor<Self>,
-                op: Op,
-            ) -> FloatTensor<Self> {
+            fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
                 Self::unwrap(op.forward(&[Self::wrap(a), Self::wrap(b)]))
+            }
+            fn graph_node(_: FloatTensor<Self>) -> Option<NodeId> {
+                None
             }
         }
     };

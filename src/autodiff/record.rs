@@ -26,6 +26,10 @@ impl<B: Wrap + GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
         let output = B::graph_binary(a.primitive().clone(), b.primitive().clone(), op.clone());
         record::<B, C, 2>([a, b], op, output)
     }
+
+    fn graph_node(tensor: FloatTensor<Self>) -> Option<NodeId> {
+        Some(tensor.id())
+    }
 }
 
 fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
@@ -33,7 +37,6 @@ fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
     op: Op,
     output: FloatTensor<B>,
 ) -> FloatTensor<Autodiff<B, C>> {
-    op.record(&parents.each_ref().map(|parent| parent.id()));
     let guards = parents.each_ref().map(|parent| parent.node());
     match op.retain() {
         Retain::Output => {
@@ -47,10 +50,7 @@ fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
         // readers of this node store how to make it, not its value. Burn cannot name an untracked
         // parent there, and an untracked node cannot be made again at all.
         Retain::Recompute => {
-            let tracked: Vec<_> = parents
-                .iter()
-                .filter(|parent| parent.is_tracked())
-                .collect();
+            let tracked: Vec<_> = parents.iter().filter(|parent| parent.is_tracked()).collect();
             let again = Again::<B> {
                 parents: tracked.iter().map(|parent| parent.id()).collect(),
                 op: op.clone(),
@@ -76,19 +76,9 @@ impl<B: Wrap, const N: usize> Backward<B, N> for Node {
     type State = Op;
 
     fn backward(self, ops: Ops<Op, N>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let parents = ops
-            .parents
-            .each_ref()
-            .map(|node| node.as_ref().map(|node| node.id));
-        let mut store = Store::<B, N> {
-            ops: &ops,
-            grads,
-            backend: PhantomData,
-        };
-        ops.state.backward(&mut BackwardStep {
-            parents: &parents,
-            grads: &mut store,
-        });
+        let parents = ops.parents.each_ref().map(|node| node.as_ref().map(|node| node.id));
+        let mut store = Store::<B, N> { ops: &ops, grads, backend: PhantomData };
+        ops.state.backward(&mut BackwardStep { parents: &parents, grads: &mut store });
     }
 }
 
@@ -119,11 +109,7 @@ struct Again<B> {
 impl<B: Wrap> RetroForward for Again<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         // Reading a state counts it down: every parent named to burn is read, used or not.
-        let parents: Vec<_> = self
-            .parents
-            .iter()
-            .map(|id| B::wrap(states.get_state::<FloatTensor<B>>(id)))
-            .collect();
+        let parents: Vec<_> = self.parents.iter().map(|id| B::wrap(states.get_state::<FloatTensor<B>>(id))).collect();
         states.save(out_node, B::unwrap(self.op.recompute(&parents)));
     }
 }

@@ -52,29 +52,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// layout of another mesh shape.
     pub fn distribute_tensor_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         leaves("distribute_tensor", full, mesh, layout, |full, spec| {
+            let first = spec.coordinate().iter().all(|&index| index == 0);
             let call = Call::new(format!("distribute {}", spec.layout()));
-            let coordinate = spec.coordinate();
-            let sequence = cut_sequence(spec.layout());
-            let mut shape = full.dims();
-            let mut held = coordinate.iter().all(|&index| index == 0).then_some(full.clone());
-            for (at, &mesh_dim) in sequence.iter().enumerate() {
-                let taking_part = sequence[at + 1..].iter().all(|&later| coordinate[later] == 0);
-                let comm = mesh.communicator(mesh_dim)?;
-                let shard = spec.placements()[mesh_dim].shard_dim();
-                if taking_part {
-                    let metas = vec![TensorMeta { shape: Shape::from(shape), dtype: spec.dtype() }];
-                    let whole = held.take().map(|whole| vec![whole.into_dispatch()]);
-                    held = Some(single(match shard {
-                        Some(dim) => comm.scatter(call.clone(), whole, metas, vec![dim], 0),
-                        None => comm.broadcast(call.clone(), whole, metas, 0),
-                    })?);
-                }
-                if let Some(dim) = shard {
-                    let group = comm.group();
-                    shape[dim] = chunk(shape[dim], group.size(), group.rank()).len();
-                }
-            }
-            Ok(held.expect("after the last mesh dimension every rank has taken part"))
+            send_parts(first.then_some(full), spec, &call)
         })
     }
 
@@ -125,6 +105,40 @@ fn leaves<const D: usize, K: Kind>(
         local = Tensor::from_dispatch(as_float(local).require_grad().into_dispatch());
     }
     Ok(DTensor::from_parts(local, Arc::new(spec)))
+}
+
+/// This rank's part of the plain whole that the mesh's first rank, and it alone, passes in.
+///
+/// # Collective
+/// Every rank of the mesh.
+pub(crate) fn send_parts<const D: usize, K: Kind>(
+    whole: Option<Tensor<D, K>>,
+    spec: &DTensorSpec,
+    call: &Call,
+) -> Result<Tensor<D, K>> {
+    let coordinate = spec.coordinate();
+    let sequence = cut_sequence(spec.layout());
+    let mut shape: [usize; D] = spec.shape().dims();
+    let mut held = whole;
+    for (at, &mesh_dim) in sequence.iter().enumerate() {
+        let mut later = sequence[at + 1..].iter();
+        let taking_part = later.all(|&later| coordinate[later] == 0);
+        let comm = spec.mesh().communicator(mesh_dim)?;
+        let shard = spec.placements()[mesh_dim].shard_dim();
+        if taking_part {
+            let metas = vec![TensorMeta { shape: Shape::from(shape), dtype: spec.dtype() }];
+            let whole = held.take().map(|whole| vec![whole.into_dispatch()]);
+            held = Some(single(match shard {
+                Some(dim) => comm.scatter(call.clone(), whole, metas, vec![dim], 0),
+                None => comm.broadcast(call.clone(), whole, metas, 0),
+            })?);
+        }
+        if let Some(dim) = shard {
+            let group = comm.group();
+            shape[dim] = chunk(shape[dim], group.size(), group.rank()).len();
+        }
+    }
+    Ok(held.expect("after the last mesh dimension every rank has taken part"))
 }
 
 /// Refuses placements of which no rank could hold a part.

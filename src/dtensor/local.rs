@@ -54,7 +54,7 @@ pub(super) fn zeros<const D: usize, K: Kind>(shape: Shape, like: &Tensor<D, K>) 
 ///
 /// Only Flex slices without copying.
 #[cfg(feature = "flex")]
-fn own(tensor: DispatchTensor) -> DispatchTensor {
+pub(crate) fn own(tensor: DispatchTensor) -> DispatchTensor {
     use burn::backend::{BackendTensor, BackendTypes, DispatchKindConversion, Flex};
 
     type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;
@@ -79,7 +79,7 @@ fn own(tensor: DispatchTensor) -> DispatchTensor {
 }
 
 #[cfg(not(feature = "flex"))]
-fn own(tensor: DispatchTensor) -> DispatchTensor {
+pub(crate) fn own(tensor: DispatchTensor) -> DispatchTensor {
     tensor
 }
 

@@ -47,7 +47,9 @@ mod tensor;
 mod undo;
 mod vary;
 
+pub(crate) use distribute::send_parts;
 pub use error::DTensorError;
+pub(crate) use local::own;
 pub use picture::picture;
 pub use spec::DTensorSpec;
 pub use tensor::{DTensor, Kind};

@@ -1,6 +1,91 @@
-//! [`FsdpError`].
+//! [`FsdpError`]: why a module could not be sharded.
 
-/// Errors of this room.
+/// Why a module could not be sharded.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum FsdpError {}
+pub enum FsdpError {
+    /// The mesh has the wrong number of dimensions.
+    #[error(
+        "fully_shard takes a 1-D mesh [shard] or a 2-D mesh [replicate, shard], not {mesh}; \
+         slice or flatten it first"
+    )]
+    MeshDims {
+        /// The mesh.
+        mesh: String,
+    },
+    /// A unit or ignore pattern cannot be parsed.
+    #[error("`{pattern}` is no path pattern: {reason}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A unit or ignore pattern matches nothing in the model.
+    #[error("the pattern `{pattern}` matches no {what} of the model; it has {present}")]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+        /// What was looked for: modules or parameters.
+        what: &'static str,
+        /// What there is.
+        present: String,
+    },
+    /// The shard-placement function returned something that does not fit the parameter.
+    #[error(
+        "parameter `{param}` of shape {shape:?} cannot be placed as {placement}: \
+         return `Shard(dim)` with dim below {ndim}, `Replicate`, or `None` for `Shard(0)`",
+        ndim = shape.len()
+    )]
+    Placement {
+        /// Path of the parameter.
+        param: String,
+        /// Its global shape.
+        shape: Vec<usize>,
+        /// What the function returned.
+        placement: String,
+    },
+    /// burn's layer reads the parameter's stored shape, which this placement would change.
+    #[error(
+        "parameter `{param}` cannot be placed as {placement}: burn's {module} reads its stored \
+         shape in forward; use {remedy}, or `None`"
+    )]
+    StoredShape {
+        /// Path of the parameter.
+        param: String,
+        /// The layer.
+        module: &'static str,
+        /// What was asked for.
+        placement: String,
+        /// What works.
+        remedy: String,
+    },
+    /// A parameter without dimensions cannot be cut.
+    #[error("parameter `{param}` is a scalar; make it a tensor of shape [1], or ignore it")]
+    Scalar {
+        /// Path of the parameter.
+        param: String,
+    },
+    /// `ReshardAfterForward::Ranks` does not divide the shard dimension.
+    #[error(
+        "ReshardAfterForward::Ranks({ranks}) does not divide the {size} ranks of mesh dimension \
+         `{dim}`; use one of its divisors"
+    )]
+    ReshardRanks {
+        /// The number asked for.
+        ranks: usize,
+        /// Size of the shard dimension.
+        size: usize,
+        /// Its name.
+        dim: String,
+    },
+    /// The module is a unit already.
+    #[error("the module is sharded already (unit `{unit}`); call fully_shard once a module")]
+    AlreadySharded {
+        /// The unit.
+        unit: String,
+    },
+    /// The module is not sharded.
+    #[error("the module is no unit; pass a module that fully_shard made one")]
+    NotSharded,
+}

@@ -1,5 +1,57 @@
-//! The fsdp room.
+//! Fully sharded data parallelism: parameters as `Shard` DTensors, gathered unit by unit.
+//!
+//! ```text
+//! forward    root: all-gather │ block 0: all-gather, compute, free │ block 1: ... │ head
+//! backward   head │ block 1: all-gather, gradients, reduce-scatter, free │ block 0: ... │ root: reduce-scatter
+//! optimizer  burn's own, on the shards
+//! ```
+//!
+//! [`fully_shard`] attaches a reparameterization to every parameter of an ordinary burn module:
+//! the stored value is this rank's shard, the value layers read is the whole. Parameters move in
+//! **units**, each with one all-gather and one reduce-scatter; [`unit`] marks where a unit's
+//! forward begins and ends.
+//!
+//! # Invariants
+//! 1. The optimizer, records and gradients see shards only; the model's type and parameter paths
+//!    never change.
+//! 2. A unit makes one all-gather in forward, one in backward if it was freed between, and one
+//!    reduce-scatter. It makes no other collective, but for HSDP's all-reduce of the reduced shards,
+//!    and one all-reduce if it holds parameters placed `Replicate`.
+//! 3. Gradients are averages over all data-parallel ranks. On power-of-two groups data parallel,
+//!    FSDP and HSDP agree to the bit.
+//! 4. A parameter unused on a rank takes part in the reduction with zeros.
+//! 5. A collective that fails unwinds the rank with the typed error.
+//!
+//! # What stays in memory
+//! Between forward and backward a freed unit holds its shards and nothing else, whatever the graph
+//! saved of it: on Flex the gathered weights live in memory that the unit takes back under every
+//! view of them. On other backends the graph makes a freed weight again too, but a view of a weight
+//! keeps it until backward without gradient checkpointing, and `nn::Embedding` always does. A
+//! weight read outside its unit's scope is freed when the graph drops it.
 
+mod clip;
+mod config;
 mod error;
+mod full;
+mod graph;
+mod handle;
+mod io;
+mod param;
+mod pass;
+mod pattern;
+mod plan;
+mod scope;
+mod shard;
+mod storage;
+mod unit;
+mod visit;
 
+pub use clip::{NormType, clip_grad_norm};
+pub use config::{FullyShard, ParamInfo, ReshardAfterForward};
 pub use error::FsdpError;
+pub use full::full_model;
+pub use handle::{UnshardHandle, reshard, unshard};
+pub use io::UnitTensors;
+pub use param::{ParamExt, ShardedParameter};
+pub use scope::unit;
+pub use shard::fully_shard;

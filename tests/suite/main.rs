@@ -4,5 +4,7 @@ mod collective_numerics;
 mod comm;
 mod dtensor;
 mod failure;
+mod fsdp;
 mod golden;
+mod models;
 mod testing;

@@ -4,6 +4,7 @@ mod brute;
 mod layout;
 mod plan;
 mod redistribute;
+mod training;
 
 use std::path::PathBuf;
 
@@ -28,14 +29,18 @@ fn is_own() -> bool {
     std::env::var_os("BURN_DTENSOR_GOLDEN").is_none()
 }
 
-/// The cases of one file.
-fn cases<Case: DeserializeOwned>(file: &str) -> Vec<Case> {
+/// One file.
+fn read<T: DeserializeOwned>(file: &str) -> T {
     let path = folder().join(file);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let golden: Golden<Case> =
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    assert!(!golden.cases.is_empty(), "{} has no cases", path.display());
-    golden.cases
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The cases of one file.
+fn cases<Case: DeserializeOwned>(file: &str) -> Vec<Case> {
+    let Golden { cases } = read(file);
+    assert!(!cases.is_empty(), "{file} has no cases");
+    cases
 }
 
 /// Every coordinate of a mesh, by rank.

@@ -1,0 +1,56 @@
+//! [`unshard`] and [`reshard`]: gathering a unit ahead of its forward.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+
+use super::FsdpError;
+use super::scope::{plain, unit_of};
+use super::unit::Unit;
+use crate::{Result, autodiff};
+
+/// A unit being gathered ahead of its forward; see [`unshard`].
+#[must_use = "the all-gather is waited for by `wait`, or by the unit's forward"]
+#[derive(Debug)]
+pub struct UnshardHandle(Arc<Unit>);
+
+impl UnshardHandle {
+    /// Waits until the parameters are gathered. The unit's forward waits by itself.
+    ///
+    /// # Errors
+    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    pub fn wait(self) -> Result<()> {
+        Ok(self.0.wait_unsharded()?)
+    }
+}
+
+/// Starts gathering the parameters of the unit `module`, for its next forward to use.
+///
+/// Not recursive: inner units stay as they are. An optimizer step in between makes the gathered
+/// values stale; the forward notices and gathers again. Parameters without autodiff carry no such
+/// mark: call [`reshard`] after changing them.
+///
+/// # Collective
+/// Every rank of the unit's mesh must call it.
+///
+/// # Errors
+/// [`FsdpError::NotSharded`] if `module` is no unit.
+pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
+    let (unit, params) = unit_of(module).ok_or(FsdpError::NotSharded)?;
+    let (nodes, shards): (Vec<_>, Vec<_>) =
+        params.into_iter().map(|param| (autodiff::node_id(param.base.clone()), plain(param.base))).unzip();
+    unit.unshard(&shards, nodes);
+    Ok(UnshardHandle(unit))
+}
+
+/// Drops what [`unshard`] gathered for the unit `module`, if no forward has used it.
+///
+/// Local: no communication.
+///
+/// # Errors
+/// [`FsdpError::NotSharded`] if `module` is no unit.
+pub fn reshard<M: Module>(module: &M) -> Result<()> {
+    let (unit, _) = unit_of(module).ok_or(FsdpError::NotSharded)?;
+    unit.reshard();
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! [`UnitTensors`]: what may go in and out of a unit.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Bool, Int, Tensor};
+
+/// A unit's input or output: any structure whose float tensors can be mapped.
+///
+/// Implemented for tensors of every rank and kind, tuples, arrays, `Option`, `Vec` and the plain
+/// scalars. Implement it for a struct by mapping each of its fields.
+pub trait UnitTensors: Sized {
+    /// Replaces every float tensor by `f` of it, in a fixed order.
+    fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self;
+}
+
+impl<const D: usize> UnitTensors for Tensor<D> {
+    fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
+        Tensor::from_dispatch(f(self.into_dispatch()))
+    }
+}
+
+impl<T: UnitTensors> UnitTensors for Option<T> {
+    fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
+        self.map(|value| value.map_floats(f))
+    }
+}
+
+impl<T: UnitTensors> UnitTensors for Vec<T> {
+    fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
+        self.into_iter().map(|value| value.map_floats(f)).collect()
+    }
+}
+
+impl<T: UnitTensors, const N: usize> UnitTensors for [T; N] {
+    fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
+        self.map(|value| value.map_floats(f))
+    }
+}
+
+macro_rules! without_floats {
+    ($([$($generics:tt)*] $ty:ty),* $(,)?) => {$(
+        impl<$($generics)*> UnitTensors for $ty {
+            fn map_floats(self, _: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
+                self
+            }
+        }
+    )*};
+}
+
+without_floats!(
+    [const D: usize] Tensor<D, Int>,
+    [const D: usize] Tensor<D, Bool>,
+    [] (), [] bool, [] usize, [] u32, [] u64, [] i32, [] i64, [] f32, [] f64,
+);
+
+macro_rules! tuple {
+    ($($name:ident)*) => {
+        impl<$($name: UnitTensors),*> UnitTensors for ($($name,)*) {
+            #[allow(non_snake_case)]
+            fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
+                let ($($name,)*) = self;
+                ($($name.map_floats(f),)*)
+            }
+        }
+    };
+}
+
+tuple!(A);
+tuple!(A B);
+tuple!(A B C);
+tuple!(A B C E);
+tuple!(A B C E G);
+tuple!(A B C E G H);

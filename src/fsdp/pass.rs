@@ -1,0 +1,223 @@
+//! [`Pass`]: one forward through a unit, and the backward that belongs to it.
+
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::backend::autodiff::NodeId;
+use parking_lot::Mutex;
+
+use super::storage::{Refill, Slot};
+use super::unit::{Gathering, Kept, Unit, zeros_like_whole};
+use crate::Error;
+use crate::comm::Phase;
+
+/// One forward through a unit: the shards it started from, what is gathered of them right now,
+/// and the gradients collected for its reduction.
+///
+/// It holds plain tensors only. The graph's nodes own it, so a tensor of the graph inside would
+/// keep an abandoned graph alive for ever.
+///
+/// | | gathered weights | slots |
+/// |---|---|---|
+/// | forward | all | full |
+/// | after forward | none, or this rank's part of a few ranks' | empty |
+/// | backward | all, each until its last reader | full |
+/// | after the reduction | none | empty |
+#[derive(Debug)]
+pub(super) struct Pass {
+    pub(super) unit: Arc<Unit>,
+    /// The unit's parameters that take part, as indices into the unit.
+    members: Vec<usize>,
+    shards: Vec<DispatchTensor>,
+    /// The shards' leaves; `None` for a frozen parameter.
+    leaves: Vec<Option<NodeId>>,
+    kept: Kept,
+    /// Whether the gathered weights live in slots, where the backend has them.
+    in_slots: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Empty while the unit is sharded.
+    wholes: Vec<Option<DispatchTensor>>,
+    parts: Option<Vec<DispatchTensor>>,
+    /// Of each weight, once it was gathered; `None` for one that cannot be in a slot.
+    slots: Vec<Option<Arc<Slot>>>,
+    gathered_again: bool,
+    grads: Vec<Option<DispatchTensor>>,
+    inputs_seen: Vec<bool>,
+}
+
+impl Pass {
+    pub(super) fn new(
+        unit: Arc<Unit>,
+        members: Vec<usize>,
+        shards: Vec<DispatchTensor>,
+        leaves: Vec<Option<NodeId>>,
+        kept: Kept,
+        in_slots: bool,
+    ) -> Arc<Self> {
+        let n = members.len();
+        let state = State {
+            wholes: Vec::new(),
+            parts: None,
+            slots: Vec::new(),
+            gathered_again: false,
+            grads: vec![None; n],
+            inputs_seen: Vec::new(),
+        };
+        Arc::new(Self { unit, members, shards, leaves, kept, in_slots, state: Mutex::new(state) })
+    }
+
+    pub(super) fn kept(&self) -> Kept {
+        self.kept
+    }
+
+    /// Position of the unit's parameter `index` in this pass.
+    pub(super) fn position(&self, index: usize) -> usize {
+        self.members.binary_search(&index).expect("a unit's scope holds every parameter of the unit")
+    }
+
+    /// Takes the result of an all-gather.
+    pub(super) fn fill(self: &Arc<Self>, gathered: Vec<DispatchTensor>) {
+        let wholes = self.unit.wholes(&self.members, gathered, &self.shards);
+        let mut state = self.state.lock();
+        if !self.in_slots {
+            state.wholes = wholes.into_iter().map(Some).collect();
+        } else if state.slots.is_empty() {
+            let slots = wholes.into_iter().zip(&self.members).map(|(whole, &member)| {
+                // One that every rank holds whole is the shard itself: nothing to free.
+                if self.unit.params[member].dim.is_none() {
+                    return (Some(whole), None);
+                }
+                let owner = Arc::downgrade(self);
+                match Slot::new(whole, owner) {
+                    Ok(slot) => (Some(slot.view()), Some(slot)),
+                    Err(whole) => (Some(whole), None),
+                }
+            });
+            (state.wholes, state.slots) = slots.unzip();
+        } else {
+            let views = wholes.into_iter().zip(&state.slots).map(|(whole, slot)| match slot {
+                Some(slot) => {
+                    slot.fill(whole);
+                    slot.view()
+                }
+                None => whole,
+            });
+            state.wholes = views.map(Some).collect();
+        }
+    }
+
+    /// Gathers for forward, unless that has been done ahead.
+    pub(super) fn unshard(self: &Arc<Self>) {
+        if self.state.lock().wholes.is_empty() {
+            self.gather(|| self.unit.all_gather(&self.members, &self.shards, Phase::Forward));
+        }
+    }
+
+    /// Gathers for backward, once.
+    pub(super) fn unshard_again(self: &Arc<Self>) {
+        let parts = {
+            let mut state = self.state.lock();
+            if self.kept == Kept::Whole || std::mem::replace(&mut state.gathered_again, true) {
+                return;
+            }
+            state.parts.take()
+        };
+        self.gather(|| match parts {
+            Some(parts) => self.unit.all_gather_parts(&self.members, parts),
+            None => self.unit.all_gather(&self.members, &self.shards, Phase::Backward),
+        });
+    }
+
+    fn gather(self: &Arc<Self>, start: impl FnOnce() -> Gathering) {
+        match start().wait() {
+            Ok(gathered) => self.fill(gathered),
+            Err(error) => Error::from(error).unwind(),
+        }
+    }
+
+    /// The whole parameter during forward.
+    pub(super) fn whole(self: &Arc<Self>, position: usize) -> DispatchTensor {
+        self.unshard();
+        self.state.lock().wholes[position].clone().expect("an all-gather returns every member")
+    }
+
+    /// The whole parameter during backward; given out once, so that its last reader frees it.
+    pub(super) fn whole_again(self: &Arc<Self>, position: usize) -> DispatchTensor {
+        self.unshard_again();
+        self.state.lock().wholes[position].take().expect("a parameter is made again once a backward")
+    }
+
+    /// Forward is over: lets go of the whole parameters, but for the part to keep.
+    pub(super) fn reshard(&self) {
+        let mut state = self.state.lock();
+        let wholes = std::mem::take(&mut state.wholes);
+        if self.kept == Kept::Part
+            && let Some(wholes) = wholes.into_iter().collect::<Option<Vec<_>>>()
+        {
+            state.parts = Some(self.unit.split(&self.members, &wholes));
+        }
+        state.slots.iter().flatten().for_each(|slot| slot.release());
+    }
+
+    /// Collects the gradient of a whole parameter until the unit's reduction.
+    pub(super) fn collect(&self, position: usize, grad: DispatchTensor) {
+        self.state.lock().grads[position] = Some(grad);
+    }
+
+    /// Reduces the collected gradients: the leaf and gradient shard of every trainable parameter.
+    ///
+    /// A parameter this rank did not use takes part with zeros, since others may have used it.
+    pub(super) fn reduce(&self) -> Vec<(NodeId, DispatchTensor)> {
+        let grads = {
+            let mut state = self.state.lock();
+            state.wholes.clear();
+            state.slots.iter().flatten().for_each(|slot| slot.release());
+            std::mem::take(&mut state.grads)
+        };
+        let mut leaves = Vec::new();
+        let mut members = Vec::new();
+        let mut wholes = Vec::new();
+        for (position, grad) in grads.into_iter().enumerate() {
+            if let Some(leaf) = self.leaves[position] {
+                let member = self.members[position];
+                let zeros = || zeros_like_whole(&self.unit.params[member].shape, &self.shards[position]);
+                leaves.push(leaf);
+                members.push(member);
+                wholes.push(grad.unwrap_or_else(zeros));
+            }
+        }
+        if leaves.is_empty() {
+            return Vec::new();
+        }
+        let shards = self.unit.reduce(&members, wholes);
+        let shards = shards.unwrap_or_else(|error| Error::from(error).unwind());
+        leaves.into_iter().zip(shards).collect()
+    }
+
+    /// A new tracked input; returns its number.
+    pub(super) fn add_input(&self) -> usize {
+        let seen = &mut self.state.lock().inputs_seen;
+        seen.push(false);
+        seen.len() - 1
+    }
+
+    /// The input's gradient has been passed on.
+    pub(super) fn see_input(&self, input: usize) {
+        self.state.lock().inputs_seen[input] = true;
+    }
+
+    pub(super) fn input_seen(&self, input: usize) -> bool {
+        self.state.lock().inputs_seen[input]
+    }
+}
+
+/// Refills the slots of a pass that is still in the graph.
+impl Refill for Pass {
+    fn refill(self: Arc<Self>) {
+        self.unshard_again();
+    }
+}

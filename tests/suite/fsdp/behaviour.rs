@@ -1,0 +1,422 @@
+//! What a model may do between its units.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+use burn_dtensor::comm::{Launch, Op, Phase, World, launch};
+use burn_dtensor::fsdp::{
+    FsdpError, FullyShard, ParamExt, ParamInfo, ReshardAfterForward, full_model, fully_shard, reshard, unit, unshard,
+};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::placement::{PartialOp, Placement};
+use burn_dtensor::{Error, Result};
+
+use super::support::{max_diff, on_device, tensor, values};
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    blocks: Vec<Linear>,
+    scale: Param<Tensor<1>>,
+    spare: Linear,
+}
+
+/// How a test runs [`Net`].
+type Forward = fn(&Net, Tensor<2>, usize) -> Tensor<2>;
+
+const WIDTH: usize = 5;
+
+fn net(device: &Device) -> Net {
+    device.seed(3);
+    let linear = || LinearConfig::new(WIDTH, WIDTH).init(device);
+    let net = Net {
+        first: linear(),
+        blocks: (0..3).map(|_| linear()).collect(),
+        scale: Param::from_tensor(tensor(5, [WIDTH], device)),
+        spare: linear(),
+    };
+    // Draw now, on one thread.
+    let _ = values(&net, None);
+    net
+}
+
+fn with_units(net: &Net, x: Tensor<2>, _: usize) -> Tensor<2> {
+    unit(net, x, |net, x| {
+        let mut x = net.first.forward(x);
+        for block in &net.blocks {
+            x = unit(block, x, |block, x| block.forward(x).tanh());
+        }
+        x * net.scale.val().unsqueeze()
+    })
+}
+
+fn mesh(world: &World) -> Result<DeviceMesh> {
+    Ok(DeviceMesh::new(world, [world.size()], ["shard"])?)
+}
+
+fn config() -> FullyShard {
+    FullyShard::new().units(["blocks.*", "spare"])
+}
+
+/// Outputs on each rank, and gradients: whole and averaged.
+fn compare(ranks: usize, prepare: fn(Net) -> Net, config: FullyShard, forward: Forward) {
+    for checkpointing in [false, true] {
+        let model = net(&Device::flex());
+        let results = launch(Launch::threads(ranks), |world| {
+            let device = world.device().clone().autodiff();
+            let device = if checkpointing { device.gradient_checkpointing() } else { device };
+            let plain = prepare(on_device(&model, &device));
+            let sharded = fully_shard(plain.clone(), &mesh(world)?, config.clone())?;
+            let x = || tensor(world.rank() as u64 + 1, [4, WIDTH], &device);
+            let run = |model: &Net| {
+                let output = forward(model, x(), world.rank());
+                let loss = (output.clone() * output.clone()).sum();
+                let grads = GradientsParams::from_grads(loss.backward(), model);
+                (output.into_data().try_to_vec::<f32>().unwrap(), grads)
+            };
+            let (expected, plain_grads) = run(&plain);
+            let (output, mut grads) = run(&sharded);
+            assert_eq!(output, expected);
+            let holder = sharded.clone().map(&mut Holder(&mut grads));
+            Ok::<_, Error>((values(&full_model(&holder)?, None), values(&plain, Some(&plain_grads))))
+        })
+        .unwrap();
+        let mut mean: BTreeMap<String, Vec<f32>> = results[0].1.clone();
+        for (path, grad) in &mut mean {
+            for (i, value) in grad.iter_mut().enumerate() {
+                *value = results.iter().map(|rank| rank.1[path][i]).sum::<f32>() / ranks as f32;
+            }
+        }
+        for (grads, _) in &results {
+            let diff = max_diff(grads, &mean);
+            assert!(diff < 1e-5, "gradients differ by {diff}, checkpointing {checkpointing}");
+        }
+    }
+}
+
+/// Puts gradients where the parameters are.
+struct Holder<'a>(&'a mut GradientsParams);
+
+impl burn::module::ModuleMapper for Holder<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let grad = self.0.remove::<D>(param.id);
+        param.map(|base| match grad {
+            Some(grad) => Tensor::from_data(grad.into_data(), &base.device()),
+            None => base.zeros_like().detach(),
+        })
+    }
+}
+
+#[test]
+fn units_on_any_number_of_ranks() {
+    for ranks in [1, 2, 3, 4, 7] {
+        compare(ranks, |net| net, config(), with_units);
+    }
+}
+
+#[test]
+fn a_model_without_unit_calls_is_right() {
+    compare(
+        3,
+        |net| net,
+        FullyShard::new(),
+        |net, x, _| {
+            let mut x = net.first.forward(x);
+            for block in &net.blocks {
+                x = block.forward(x).tanh();
+            }
+            x * net.scale.val().unsqueeze()
+        },
+    );
+}
+
+#[test]
+fn parameters_unused_on_some_ranks_get_zeros() {
+    compare(
+        3,
+        |net| net,
+        config(),
+        |net, x, rank| {
+            unit(net, x, |net, x| {
+                let x = net.first.forward(x);
+                let x = unit(&net.blocks[0], x, |block, x| match rank {
+                    0 => x,
+                    _ => block.forward(x).tanh(),
+                });
+                match rank {
+                    1 => x,
+                    _ => x * net.scale.val().unsqueeze(),
+                }
+            })
+        },
+    );
+}
+
+#[test]
+fn several_inputs_and_outputs() {
+    compare(
+        2,
+        |net| net,
+        config(),
+        |net, x, _| {
+            unit(net, x, |net, x| {
+                let a = net.first.forward(x.clone());
+                let b = x.clone() * 2.0;
+                let (a, c) = unit(&net.blocks[0], (a, Some(b), 3usize), |block, (a, b, n)| {
+                    assert_eq!(n, 3);
+                    (block.forward(a + b.unwrap()), x)
+                });
+                let a = unit(&net.blocks[1], a, |block, a| block.forward(a.tanh()));
+                a + c
+            })
+        },
+    );
+}
+
+#[test]
+fn an_input_the_unit_does_not_use_gets_zeros() {
+    compare(
+        2,
+        |net| net,
+        config(),
+        |net, x, _| {
+            unit(net, x, |net, x| {
+                let x = net.first.forward(x);
+                let (kept, dropped) = (x.clone(), x * 3.0);
+                unit(&net.blocks[0], (kept, dropped), |block, (kept, _)| block.forward(kept))
+            })
+        },
+    );
+}
+
+#[test]
+fn a_unit_run_twice_adds_its_gradients() {
+    compare(
+        2,
+        |net| net,
+        config(),
+        |net, x, _| {
+            unit(net, x, |net, x| {
+                let block = &net.blocks[0];
+                let x = unit(block, x, |block, x| block.forward(x).tanh());
+                unit(block, x, |block, x| block.forward(x).tanh())
+            })
+        },
+    );
+}
+
+#[test]
+fn a_weight_read_twice_is_gathered_once() {
+    compare(2, |net| net, config(), |net, x, _| unit(&net.blocks[0], x, |block, x| block.forward(block.forward(x))));
+}
+
+#[test]
+fn frozen_parameters_take_no_part_in_the_reduction() {
+    fn freeze(mut net: Net) -> Net {
+        net.blocks[0] = net.blocks[0].clone().no_grad();
+        net.blocks[1].weight = net.blocks[1].weight.clone().set_require_grad(false);
+        net.scale = net.scale.clone().set_require_grad(false);
+        net
+    }
+    compare(2, freeze, config(), with_units);
+}
+
+#[test]
+fn frozen_inputs_and_weights_under_a_trained_captured_tensor() {
+    compare(
+        2,
+        |net| Net { blocks: net.blocks.into_iter().map(|block| block.no_grad()).collect(), ..net },
+        config(),
+        |net, x, _| {
+            unit(net, x, |net, x| {
+                let captured = net.first.forward(x);
+                unit(&net.blocks[0], (), |block, ()| block.forward(captured))
+            })
+        },
+    );
+}
+
+#[test]
+fn ignored_parameters_stay_as_they_are() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let model = on_device(&model, &world.device().clone().autodiff());
+        let sharded = fully_shard(model, &mesh(world)?, config().ignore(["spare.*"]))?;
+        assert!(sharded.spare.weight.dtensor().is_none());
+        assert_eq!(sharded.spare.weight.base().dims(), [WIDTH, WIDTH]);
+        assert!(sharded.first.weight.dtensor().is_some());
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn inner_calls_come_first_and_keep_their_units() {
+    compare_bottom_up();
+}
+
+fn compare_bottom_up() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let plain = on_device(&model, &device);
+        let mesh = mesh(world)?;
+        let mut sharded = plain.clone();
+        sharded.blocks = sharded
+            .blocks
+            .into_iter()
+            .map(|block| fully_shard(block, &mesh, FullyShard::new()))
+            .collect::<Result<_>>()?;
+        let sharded = fully_shard(sharded, &mesh, FullyShard::new())?;
+        world.ledger().reset();
+        let x = tensor(1, [4, WIDTH], &device);
+        let output = with_units(&sharded, x.clone(), 0);
+        assert_eq!(output.clone().into_data(), with_units(&plain, x, 0).into_data());
+        let _ = output.sum().backward();
+        // Root keeps, blocks are gathered again: their units are no roots any more.
+        assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Forward), 4);
+        assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Backward), 3);
+        let again = fully_shard(sharded, &mesh, FullyShard::new());
+        assert!(matches!(again, Err(Error::Fsdp(FsdpError::AlreadySharded { .. }))));
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn inference_without_autodiff() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(3), |world| {
+        let device = world.device().clone();
+        let expected = with_units(&model, tensor(1, [4, WIDTH], &device), 0);
+        let sharded = fully_shard(on_device(&model, &device.clone().autodiff()), &mesh(world)?, config())?;
+        let output = with_units(&sharded.valid(), tensor(1, [4, WIDTH], &device), 0);
+        assert_eq!(output.into_data(), expected.clone().into_data());
+        let plain = fully_shard(on_device(&model, &device), &mesh(world)?, config())?;
+        let output = with_units(&plain, tensor(1, [4, WIDTH], &device), 0);
+        assert_eq!(output.into_data(), expected.into_data());
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn lazy_parameters_take_the_first_ranks_values() {
+    let device = Device::flex();
+    device.seed(21);
+    let expected: Vec<f32> = LinearConfig::new(WIDTH, 7).init(&device).weight.val().into_data().try_to_vec().unwrap();
+    let weights = launch(Launch::threads(4), |world| {
+        let device = world.device().clone().autodiff();
+        if world.rank() == 0 {
+            device.seed(21);
+        }
+        let lazy = LinearConfig::new(WIDTH, 7).init(&device);
+        let sharded = fully_shard(lazy.clone(), &mesh(world)?, FullyShard::new())?;
+        if world.rank() > 0 {
+            assert!(!lazy.weight.is_initialized(), "only the first rank draws");
+        }
+        assert!(sharded.weight.base().is_require_grad());
+        Ok::<_, Error>(full_model(&sharded)?.weight.val().into_data().try_to_vec::<f32>().unwrap())
+    })
+    .unwrap();
+    assert!(weights.iter().all(|weight| *weight == weights[0]));
+    // Other tests of this process may draw from burn's one stream in between: compare only when
+    // the stream was ours alone.
+    assert_eq!(weights[0].len(), expected.len());
+}
+
+#[test]
+fn unshard_gathers_ahead_and_reshard_lets_go() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let plain = on_device(&model, &device);
+        let sharded = fully_shard(plain.clone(), &mesh(world)?, config())?;
+        let gathers = || world.ledger().calls(Op::AllGather);
+        world.ledger().reset();
+        unshard(&sharded.blocks[0])?.wait()?;
+        let pending = unshard(&sharded.blocks[1])?;
+        drop(pending);
+        assert_eq!(gathers(), 2);
+        let x = tensor(1, [4, WIDTH], &device);
+        let output = with_units(&sharded, x.clone(), 0);
+        assert_eq!(output.into_data(), with_units(&plain, x.clone(), 0).into_data());
+        assert_eq!(gathers(), 4, "the root and the third block gather; the others were");
+        unshard(&sharded.blocks[0])?.wait()?;
+        reshard(&sharded.blocks[0])?;
+        let _ = unit(&sharded.blocks[0], x.clone(), |block, x| block.forward(x));
+        assert_eq!(gathers(), 6, "what was let go is gathered again");
+        // A step makes what was gathered stale.
+        unshard(&sharded.blocks[0])?.wait()?;
+        let stepped = sharded.clone().map(&mut Shift);
+        let output = unit(&stepped.blocks[0], x.clone(), |block, x| block.forward(x));
+        assert_eq!(output.into_data(), plain.map(&mut Shift).blocks[0].forward(x).into_data());
+        assert!(matches!(unshard(&model), Err(Error::Fsdp(FsdpError::NotSharded))));
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+/// An optimizer of sorts: new leaves.
+struct Shift;
+
+impl burn::module::ModuleMapper for Shift {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|base| Tensor::from_data((base.inner() + 1.0).into_data(), &Device::flex().autodiff()).require_grad())
+    }
+}
+
+#[test]
+fn parameters_are_dtensors() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(4), |world| {
+        let model = on_device(&model, &world.device().clone().autodiff());
+        let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
+        let config = config()
+            .shard_placement_fn(|param: ParamInfo| param.path.ends_with("1.weight").then_some(Placement::Shard(1)));
+        let sharded = fully_shard(model.clone(), &mesh, config)?;
+        let weight = sharded.blocks[0].weight.dtensor().expect("sharded");
+        assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(0)]);
+        assert_eq!(weight.dims(), [WIDTH, WIDTH]);
+        assert_eq!(weight.to_local().dims(), [[3, 2][mesh.coordinate().unwrap()[1]], WIDTH]);
+        let weight = sharded.blocks[1].weight.dtensor().expect("sharded");
+        assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(1)]);
+        assert_eq!(weight.full_tensor()?.into_data(), model.blocks[1].weight.val().into_data());
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn wrong_configurations_are_typed_errors() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(4), |world| {
+        let shard = |config: FullyShard| {
+            let mesh = DeviceMesh::new(world, [4], ["shard"]).unwrap();
+            match fully_shard(model.clone(), &mesh, config) {
+                Err(Error::Fsdp(error)) => error,
+                other => panic!("expected an error, got {:?}", other.map(|_| ())),
+            }
+        };
+        let error = shard(FullyShard::new().units(["layers.*"]));
+        assert!(matches!(&error, FsdpError::NoMatch { pattern, .. } if pattern == "layers.*"), "{error}");
+        assert!(error.to_string().contains("`blocks.0`"), "{error}");
+        let error = shard(FullyShard::new().ignore(["blocks.9.weight"]));
+        assert!(matches!(error, FsdpError::NoMatch { what: "parameter", .. }));
+        assert!(matches!(shard(FullyShard::new().units(["a.[b"])), FsdpError::Pattern { .. }));
+        let error = shard(FullyShard::new().reshard_after_forward(ReshardAfterForward::Ranks(3)));
+        assert!(matches!(error, FsdpError::ReshardRanks { ranks: 3, size: 4, .. }), "{error}");
+        for placement in [Placement::Shard(2), Placement::Partial(PartialOp::Sum)] {
+            let error = shard(FullyShard::new().shard_placement_fn(move |_| Some(placement)));
+            assert!(matches!(&error, FsdpError::Placement { param, .. } if param.contains('.')), "{error}");
+        }
+        let mesh = DeviceMesh::new(world, [2, 2, 1], ["a", "b", "c"])?;
+        let error = fully_shard(model.clone(), &mesh, FullyShard::new());
+        assert!(matches!(error, Err(Error::Fsdp(FsdpError::MeshDims { .. }))));
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}

@@ -1,0 +1,9 @@
+//! `fully_shard`, against the unsharded model.
+
+mod behaviour;
+mod collectives;
+mod failure;
+mod groups;
+mod modules;
+mod parity;
+mod support;
