@@ -37,6 +37,9 @@ pub(super) fn concat(sources: &[(&DispatchTensor, Ranges)], dim: usize, device: 
 
 /// The block `ranges` of every source, reduced over the sources in a fixed binary tree, on `device`.
 pub(super) fn reduce(sources: &[&DispatchTensor], ranges: &Ranges, op: ReduceOp, device: &Device) -> DispatchTensor {
+    if ranges.iter().any(|range| range.is_empty()) {
+        return concat(&[(sources[0], ranges.clone())], 0, device);
+    }
     let (rank, dtype) = (sources[0].shape().num_dims(), sources[0].dtype());
     if dtype.is_float() {
         with_rank!(rank, D => reduce_float::<D>(blocks(sources, ranges, device), dtype, op).into_dispatch())
@@ -169,7 +172,12 @@ mod tests {
                     if dtype.is_bool() && matches!(op, ReduceOp::Sum | ReduceOp::Avg) {
                         continue;
                     }
-                    for ranges in [full(&[4, 70, 3]), cut(&[4, 70, 3], 1, 10..45), cut(&[4, 70, 3], 2, 1..2)] {
+                    for ranges in [
+                        full(&[4, 70, 3]),
+                        cut(&[4, 70, 3], 1, 10..45),
+                        cut(&[4, 70, 3], 2, 1..2),
+                        cut(&[4, 70, 3], 1, 70..70),
+                    ] {
                         let generic = data(reduce(&sources, &ranges, op, &device));
                         let kernel = data(flex::reduce(&primitives, &ranges, op));
                         assert_eq!(generic, kernel, "{dtype:?} {ranks} ranks {op:?} {ranges:?}");
@@ -185,8 +193,8 @@ mod tests {
         for dtype in dtypes(&device) {
             let tensors: Vec<_> = (0..3).map(|rank| random(rank, dtype, &device)).collect();
             for dim in 0..3 {
-                for to_dim in 0..3 {
-                    let ranges = cut(&[4, 70, 3], to_dim, 1..3);
+                for (to_dim, range) in [(0, 1..3), (1, 1..3), (2, 1..3), (1, 7..7)] {
+                    let ranges = cut(&[4, 70, 3], to_dim, range);
                     let sources: Vec<_> = tensors.iter().map(|tensor| (tensor, ranges.clone())).collect();
                     let flexes: Vec<_> =
                         tensors.iter().filter_map(flex::primitive).map(|flex| (flex, ranges.clone())).collect();
