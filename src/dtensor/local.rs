@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 
-use burn::backend::DispatchTensor;
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+#[cfg(feature = "flex")]
+use burn::backend::{BackendTensor, BackendTypes, DispatchKindConversion, Flex};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{GradientCheckpointingStrategy, Shape, Slice, Tensor};
 
 use super::Kind;
 
-/// The part of `tensor` inside `ranges`, in memory of its own.
-///
-/// A view would keep the whole buffer alive.
+/// The part of `tensor` inside `ranges`, in memory of its own: a view would keep the whole buffer
+/// alive. A part that is the whole stays as it is.
 pub(super) fn cut<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Range<usize>]) -> Tensor<D, K> {
     let whole = tensor.dims().iter().zip(ranges).all(|(&len, range)| *range == (0..len));
     if whole {
@@ -50,37 +52,46 @@ pub(super) fn zeros<const D: usize, K: Kind>(shape: Shape, like: &Tensor<D, K>) 
     Tensor::zeros(shape, (&like.device(), like.dtype()))
 }
 
-/// Copies a view into a buffer of its own size; a tensor that fills its buffer stays as it is.
-///
-/// Only Flex slices without copying.
-#[cfg(feature = "flex")]
-pub(crate) fn own(tensor: DispatchTensor) -> DispatchTensor {
-    use burn::backend::{BackendTensor, BackendTypes, DispatchKindConversion, Flex};
-
-    type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;
-    fn owned(view: FlexTensor) -> FlexTensor {
-        let bytes = view.layout().num_elements() * view.dtype().size();
-        if view.is_contiguous() && view.bytes().len() == bytes {
-            return view;
-        }
-        FlexTensor::from_data(view.into_data())
+/// The values of a plain view in a buffer of their own size. A Flex tensor that fills its buffer
+/// stays as it is.
+pub(crate) fn own(view: DispatchTensor) -> DispatchTensor {
+    #[cfg(feature = "flex")]
+    if let Ok(kind) = <DispatchTensor as DispatchKindConversion<Flex>>::try_into_backend(view.clone()) {
+        drop(view);
+        return <DispatchTensor as DispatchKindConversion<Flex>>::from_backend(match kind {
+            BackendTensor::Float(view) => BackendTensor::Float(own_flex(view)),
+            BackendTensor::Int(view) => BackendTensor::Int(own_flex(view)),
+            BackendTensor::Bool(view) => BackendTensor::Bool(own_flex(view)),
+            other => other,
+        });
     }
-
-    let Ok(kind) = <DispatchTensor as DispatchKindConversion<Flex>>::try_into_backend(tensor.clone()) else {
-        return tensor;
-    };
-    drop(tensor);
-    <DispatchTensor as DispatchKindConversion<Flex>>::from_backend(match kind {
-        BackendTensor::Float(view) => BackendTensor::Float(owned(view)),
-        BackendTensor::Int(view) => BackendTensor::Int(owned(view)),
-        BackendTensor::Bool(view) => BackendTensor::Bool(owned(view)),
-        other => other,
-    })
+    assign_to_new_memory(view)
 }
 
-#[cfg(not(feature = "flex"))]
-pub(crate) fn own(tensor: DispatchTensor) -> DispatchTensor {
-    tensor
+#[cfg(feature = "flex")]
+type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;
+
+#[cfg(feature = "flex")]
+fn own_flex(view: FlexTensor) -> FlexTensor {
+    let bytes = view.layout().num_elements() * view.dtype().size();
+    if view.is_contiguous() && view.bytes().len() == bytes { view } else { FlexTensor::from_data(view.into_data()) }
+}
+
+/// Any backend's copy. Cube, too, slices without copying where the offset is aligned.
+fn assign_to_new_memory(view: DispatchTensor) -> DispatchTensor {
+    let (shape, device, dtype) = (view.shape(), view.device(), view.dtype());
+    let everything: Vec<Slice> = shape.iter().map(|&len| Slice::from(0..len)).collect();
+    let empty = shape.num_elements() == 0;
+    if dtype.is_float() {
+        let memory = Dispatch::float_empty(shape, &device, dtype.into());
+        if empty { memory } else { Dispatch::float_slice_assign(memory, &everything, view) }
+    } else if dtype.is_bool() {
+        let memory = Dispatch::bool_empty(shape, &device, dtype.into());
+        if empty { memory } else { Dispatch::bool_slice_assign(memory, &everything, view) }
+    } else {
+        let memory = Dispatch::int_empty(shape, &device, dtype.into());
+        if empty { memory } else { Dispatch::int_slice_assign(memory, &everything, view) }
+    }
 }
 
 /// Whether the autodiff graph would record an operation on `tensor`.
@@ -106,5 +117,30 @@ pub(super) fn associate<const D: usize, K: Kind>(
     match strategy {
         Some(strategy) => plain.autodiff().with_gradient_checkpointing_strategy(strategy),
         None => plain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Bool, Device, Float, Int, Tensor};
+
+    use super::*;
+
+    /// The generic copy, on the backend at hand.
+    #[test]
+    fn every_kind_of_view_gets_memory_of_its_own() {
+        fn check<K: Kind>(view: Tensor<2, K>) {
+            let copy: Tensor<2, K> = Tensor::from_dispatch(assign_to_new_memory(view.clone().into_dispatch()));
+            assert_eq!(copy.dtype(), view.dtype());
+            assert_eq!(copy.to_data(), view.into_data());
+        }
+        let device = Device::default();
+        let ints = Tensor::<1, Int>::arange(0..12, &device).reshape([3, 4]);
+        for rows in [1..3, 1..1] {
+            let view = ints.clone().slice_dim(0, rows);
+            check::<Int>(view.clone());
+            check::<Float>(view.clone().float());
+            check::<Bool>(view.greater_elem(5));
+        }
     }
 }

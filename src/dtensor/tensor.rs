@@ -19,6 +19,27 @@ impl<K: kind::Autodiff> Kind for K {}
 /// Cheap to clone. Clones share the handles that [`vary`](Self::vary) makes, so that q, k and v
 /// computed from clones of one activation share one all-reduce in backward.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_dtensor::Error;
+/// use burn_dtensor::comm::{Launch, launch};
+/// use burn_dtensor::dtensor::DTensor;
+/// use burn_dtensor::mesh::DeviceMesh;
+/// use burn_dtensor::placement::Placement::{Replicate, Shard};
+///
+/// launch(Launch::threads(4), |world| {
+///     let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
+///     let full = Tensor::<2>::ones([8, 16], &Device::flex());
+///     let rows = DTensor::distribute_tensor(full, &mesh, &[Shard(0), Replicate])?;
+///     assert_eq!(rows.local().dims(), [4, 16]);
+///     let columns = rows.redistribute(&[Replicate, Shard(1)])?;
+///     assert_eq!(columns.local().dims(), [8, 8]);
+///     assert_eq!(columns.full_tensor()?.dims(), [8, 16]);
+///     Ok::<_, Error>(())
+/// })?;
+/// # Ok::<_, Error>(())
+/// ```
+///
 /// Methods that communicate say so under *Collective*: every rank of the mesh must call them, in
 /// the same order.
 pub struct DTensor<const D: usize, K: Kind = Float> {

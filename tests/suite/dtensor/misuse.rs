@@ -1,0 +1,240 @@
+//! Every misuse is a typed error that names what is wrong and how to repair it.
+
+use burn::tensor::{DType, Device, Distribution, Int};
+use burn_dtensor::Error;
+use burn_dtensor::comm::{CommError, Launch, launch};
+use burn_dtensor::dtensor::{DTensor, DTensorError};
+use burn_dtensor::mesh::{DeviceMesh, MeshError};
+use burn_dtensor::placement::{Layout, PlacementError};
+
+use super::{AVG, MAX, PRODUCT, R, S, SUM, error_of, on_mesh, ramp};
+
+#[test]
+fn every_misuse_is_a_typed_error_with_its_remedy() {
+    fn check(error: Error, is: impl Fn(&Error) -> bool, says: &[&str]) {
+        assert!(is(&error), "{error:?}");
+        let message = error.to_string();
+        assert!(says.iter().all(|part| message.contains(part)), "{message}");
+    }
+    on_mesh(&[2, 2], |_, mesh| {
+        let device = Device::flex().autodiff();
+        let x = || ramp([4, 4], 0.0, &device);
+        check(
+            error_of(DTensor::from_local(x(), mesh, &[R])),
+            |error| matches!(error, Error::Placement(PlacementError::Count { placements: 1, mesh_dims: 2, .. })),
+            &["one placement per mesh dimension"],
+        );
+        check(
+            error_of(DTensor::distribute_local(x(), mesh, &[R, S(2)])),
+            |error| matches!(error, Error::Placement(PlacementError::DimOutOfRange { mesh_dim: 1, dim: 2, ndim: 2 })),
+            &["S(2)", "mesh dim 1"],
+        );
+        let whole = DTensor::from_local(x(), mesh, &[R, R])?;
+        for target in [AVG, MAX, PRODUCT] {
+            check(
+                error_of(whole.clone().redistribute(&[R, target])),
+                |error| matches!(error, Error::Placement(PlacementError::PartialTarget { mesh_dim: 1, .. })),
+                &["only P(sum)"],
+            );
+        }
+        check(
+            error_of(DTensor::from_local(x(), mesh, &[SUM, MAX])),
+            |error| matches!(error, Error::Placement(PlacementError::MixedPartial { .. })),
+            &["P(sum)", "P(max)"],
+        );
+        let other = Layout::new(&[4, 1], &[R, R])?;
+        check(
+            error_of(whole.clone().redistribute_to(&other)),
+            |error| matches!(error, Error::DTensor(DTensorError::LayoutMesh { .. })),
+            &["[4, 1]", "this mesh's `shape()`"],
+        );
+        check(
+            error_of(DTensor::from_local_with_shape(x(), mesh, &[S(0), R], [5, 4])),
+            |error| matches!(error, Error::DTensor(DTensorError::LocalShape { .. })),
+            &["[4, 4]", "[5, 4]", "S(0)", "`distribute_local`"],
+        );
+        let derived = x().require_grad() * 2.0;
+        for (name, result) in [
+            ("`distribute_tensor`", DTensor::distribute_tensor(derived.clone(), mesh, &[R, R])),
+            ("`distribute_local`", DTensor::distribute_local(derived.clone(), mesh, &[R, R])),
+        ] {
+            check(
+                error_of(result),
+                |error| matches!(error, Error::DTensor(DTensorError::NotALeaf { .. })),
+                &[name, "`detach`", "`from_local`"],
+            );
+        }
+        for (name, result) in [
+            ("`distribute_tensor`", DTensor::distribute_tensor(x(), mesh, &[R, SUM])),
+            ("`distribute_local`", DTensor::distribute_local(x(), mesh, &[R, SUM])),
+            ("`zeros`", DTensor::zeros([4, 4], mesh, &[R, SUM], &device)),
+        ] {
+            check(
+                error_of(result),
+                |error| matches!(error, Error::DTensor(DTensorError::Partial { placement: SUM, .. })),
+                &[name, "1 (b)", "`redistribute`"],
+            );
+        }
+        let rows = DTensor::from_local(x(), mesh, &[S(0), SUM])?;
+        for grad in [[R, R], [S(1), R], [SUM, R], [S(0), S(0)], [S(0), AVG]] {
+            check(
+                error_of(rows.clone().to_local_with_grad_placements(&grad)),
+                |error| matches!(error, Error::DTensor(DTensorError::GradPlacement { .. })),
+                &["placed"],
+            );
+        }
+        check(
+            error_of(rows.vary(&[0])),
+            |error| matches!(error, Error::DTensor(DTensorError::NotReplicated { placement: S(0), .. })),
+            &["0 (a)", "`gather_vary`"],
+        );
+        check(
+            error_of(rows.vary(&[2])),
+            |error| matches!(error, Error::Mesh(MeshError::DimOutOfRange { mesh_dim: 2, ndim: 2, .. })),
+            &["below 2"],
+        );
+        for distribution in [
+            Distribution::Bernoulli(1.5),
+            Distribution::Uniform(1.0, 1.0),
+            Distribution::Normal(0.0, -1.0),
+            Distribution::Normal(0.0, f64::NAN),
+        ] {
+            check(
+                error_of(DTensor::<2>::random([4, 4], distribution, 0, mesh, &[R, R], &device)),
+                |error| matches!(error, Error::DTensor(DTensorError::Distribution { .. })),
+                &["is not a distribution"],
+            );
+        }
+        check(
+            error_of(DTensor::<1, Int>::random_range([4], 3..3, 0, mesh, &[R, R], &device)),
+            |error| matches!(error, Error::DTensor(DTensorError::Distribution { .. })),
+            &["3..3", "empty"],
+        );
+        let line = DeviceMesh::new(mesh.world(), [4], ["line"])?;
+        let on_line = DTensor::from_local(x(), &line, &[R])?;
+        let mismatch = whole.spec().check_same_mesh(on_line.spec()).unwrap_err();
+        check(
+            mismatch.into(),
+            |error| matches!(error, Error::DTensor(DTensorError::MeshMismatch { .. })),
+            &["line", "`full_tensor`"],
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_outside_the_mesh_is_told_so() {
+    let found = launch(Launch::threads(3), |world| {
+        let mesh = DeviceMesh::from_ranks(world, [0, 2], [2], ["pair"])?;
+        let device = Device::flex();
+        let full = ramp([4, 2], 0.0, &device);
+        let results = [
+            DTensor::from_local(full.clone(), &mesh, &[R]),
+            DTensor::from_local_checked(full.clone(), &mesh, &[R]),
+            DTensor::distribute_local(full.clone(), &mesh, &[S(0)]),
+            DTensor::distribute_tensor(full, &mesh, &[S(0)]),
+            DTensor::zeros([4, 2], &mesh, &[S(0)], &device),
+        ];
+        Ok::<_, Error>(results.map(|result| match result {
+            Err(Error::Mesh(MeshError::NotAMember { rank, .. })) => Some(rank),
+            Err(error) => panic!("{error}"),
+            Ok(_) => None,
+        }))
+    });
+    let found = found.unwrap();
+    assert_eq!(found, [[None; 5], [Some(1); 5], [None; 5]]);
+}
+
+#[test]
+fn ranks_that_disagree_are_found_by_the_checked_constructor() {
+    on_mesh(&[2, 2], |world, mesh| {
+        let device = Device::flex();
+        let rank = world.rank();
+        // Uneven parts: the global shape is found.
+        let full = ramp([5, 3], 0.0, &device);
+        let part = DTensor::distribute_local(full.clone(), mesh, &[S(0), S(1)])?.to_local();
+        let found = DTensor::from_local_checked(part, mesh, &[S(0), S(1)])?;
+        assert_eq!(found.dims(), [5, 3]);
+        assert_eq!(found.full_tensor()?.into_data(), full.into_data());
+
+        let own = ramp([4, 2], if rank == 2 { 1.0 } else { 0.0 }, &device);
+        let error = error_of(DTensor::from_local_checked(own.clone(), mesh, &[R, R]));
+        let expected = DTensorError::RanksDisagree {
+            what: "the values",
+            rank: 0,
+            other: 2,
+            found: String::new(),
+            other_found: String::new(),
+            remedy: "",
+        };
+        assert_disagree(&error, &expected);
+        assert!(error.to_string().contains("`distribute_tensor`"), "{error}");
+        // Along `b` ranks 0 and 1 are equal, and so are 2 and 3 once shifted alike.
+        let own = ramp([4, 2], if rank >= 2 { 1.0 } else { 0.0 }, &device);
+        DTensor::from_local_checked(own, mesh, &[S(0), R])?;
+
+        let rows = if rank == 3 { 1 } else { 2 };
+        let error = error_of(DTensor::from_local_checked(ramp([rows, 2], 0.0, &device), mesh, &[R, S(1)]));
+        assert!(matches!(error, Error::DTensor(DTensorError::LocalShape { rank: 3, .. })), "{error}");
+
+        let dtype = if rank == 1 { DType::F16 } else { DType::F32 };
+        let own = ramp([2, 2], 0.0, &device).cast(dtype);
+        let error = error_of(DTensor::from_local_checked(own, mesh, &[S(0), R]));
+        assert!(
+            error.to_string().contains("ranks 0 and 1 disagree on the dtype of one tensor: f32 and f16"),
+            "{error}"
+        );
+
+        let own = ramp([2, 2], 0.0, &device.clone().autodiff()).set_require_grad(rank != 2);
+        let error = error_of(DTensor::from_local_checked(own, mesh, &[S(0), R]));
+        assert!(error.to_string().contains("require_grad = true and require_grad = false"), "{error}");
+        Ok(())
+    });
+
+    fn assert_disagree(error: &Error, expected: &DTensorError) {
+        let key = |error: &DTensorError| match error {
+            DTensorError::RanksDisagree { what, rank, other, .. } => (*what, *rank, *other),
+            other => panic!("{other}"),
+        };
+        match error {
+            Error::DTensor(error) => assert_eq!(key(error), key(expected)),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn ranks_that_go_different_ways_are_told_of_each_other() {
+    let error = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["a"])?;
+        let x = DTensor::from_local(ramp([4, 4], 0.0, &Device::flex()), &mesh, &[S(0)])?;
+        let to = if world.rank() == 0 { R } else { S(1) };
+        x.redistribute(&[to])?;
+        Ok::<_, Error>(())
+    })
+    .unwrap_err();
+    assert!(matches!(error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
+    let message = error.to_string();
+    // Whichever rank is found to differ.
+    let named = ["rank 0", "rank 1", "redistribute [S(0)] -> ", "all_gather", "all_to_all"];
+    assert!(named.iter().all(|part| message.contains(part)), "{message}");
+}
+
+#[test]
+fn a_rank_that_leaves_before_backward_is_named_by_those_that_wait() {
+    let error = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["a"])?;
+        let leaf = ramp([4], 0.0, &Device::flex().autodiff()).require_grad();
+        let x = DTensor::from_local(leaf, &mesh, &[R])?;
+        let y = x.redistribute(&[S(0)])?.to_local().sum();
+        if world.rank() == 0 {
+            y.backward();
+        }
+        Ok::<_, Error>(())
+    })
+    .unwrap_err();
+    let Error::Comm(CommError::RankLeft { rank: 1, during }) = &error.cause else {
+        panic!("{error}");
+    };
+    assert!(during.to_string().contains("redistribute [R] -> [S(0)]"), "{during}");
+}
