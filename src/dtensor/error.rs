@@ -1,7 +1,5 @@
 //! [`DTensorError`].
 
-use burn::tensor::DType;
-
 use crate::placement::Placement;
 
 /// Why a distributed tensor could not be built, viewed or re-laid-out on this rank.
@@ -117,16 +115,6 @@ pub enum DTensorError {
         /// The other's value.
         other_found: String,
         /// How to repair it.
-        remedy: &'static str,
-    },
-    /// The element type cannot be used here.
-    #[error("{operation} does not support {dtype:?}; {remedy}")]
-    Dtype {
-        /// The operation.
-        operation: &'static str,
-        /// The element type.
-        dtype: DType,
-        /// What to do instead.
         remedy: &'static str,
     },
     /// A distribution's parameters make no sense.
