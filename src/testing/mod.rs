@@ -7,8 +7,12 @@
 //! assert_eq!(coordinates, [[0, 0], [0, 1], [1, 0], [1, 1]]);
 //! ```
 //!
+//! A distributed tensor is held to its full value with [`assert_full_close`].
+//!
 //! The ranks are threads. Collectives run under a deadline, so a test that would hang fails.
 
+mod full;
 mod mesh_test;
 
+pub use full::{assert_full_close, assert_full_eq};
 pub use mesh_test::MeshTest;

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor, Tolerance};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{CommError, Op};
-use burn_dtensor::testing::MeshTest;
+use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::placement::Placement::{Replicate, Shard};
+use burn_dtensor::testing::{MeshTest, assert_full_close, assert_full_eq};
 
 #[test]
 fn every_rank_returns_its_value_and_has_a_ledger() {
@@ -43,4 +45,39 @@ fn a_rank_that_never_comes_ends_at_the_deadline() {
 #[should_panic(expected = "every rank succeeded, a failure was expected")]
 fn an_expected_failure_that_does_not_come_fails_the_test() {
     MeshTest::new([1], "dp").run_failing(|_| Ok(()));
+}
+
+#[test]
+fn full_values_are_compared_on_every_rank() {
+    MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
+        let full = [[0.25, -1.0, 2.0], [3.0, 0.5, -4.0], [5.0, 6.0, 7.5]];
+        let tensor = Tensor::<2>::from_data(full, mesh.device());
+        let sharded = DTensor::distribute_tensor(tensor, mesh, &[Shard(1), Shard(0)])?;
+        assert_full_close(&sharded, full, Tolerance::absolute(1e-6));
+        let indices = Tensor::<1, Int>::from_data([3, 1, 2], mesh.device());
+        assert_full_eq(&DTensor::distribute_tensor(indices, mesh, &[Shard(0), Replicate])?, [3, 1, 2]);
+        Ok(())
+    });
+}
+
+#[test]
+#[should_panic(expected = "failed at rank 1: rank 1 panicked: Tensors are not approx eq")]
+fn a_replica_that_drifted_is_found() {
+    MeshTest::new([2], "dp").run(|mesh| {
+        let drift = 1e-3 * mesh.rank() as f64;
+        let replica = Tensor::<1>::ones([2], mesh.device()) + drift;
+        let replicated = DTensor::from_local(replica, mesh, &[Replicate])?;
+        assert_full_close(&replicated, [1.0, 1.0], Tolerance::absolute(1e-6));
+        Ok(())
+    });
+}
+
+#[test]
+#[should_panic(expected = "Shape is different")]
+fn a_full_value_of_another_shape_is_found() {
+    MeshTest::new([2], "dp").run(|mesh| {
+        let tensor = Tensor::<1>::ones([2], mesh.device());
+        assert_full_eq(&DTensor::distribute_tensor(tensor, mesh, &[Shard(0)])?, [[1.0, 1.0]]);
+        Ok(())
+    });
 }

@@ -1,0 +1,41 @@
+//! Assertions on the full value of a distributed tensor.
+
+use burn::tensor::{Tensor, TensorData, Tolerance};
+
+use crate::dtensor::{DTensor, Kind};
+
+/// Asserts that the tensor's full value is close to `expected`, as every rank gathers it.
+///
+/// Ranks that hold replicas each check their own, so a replica that has drifted fails too. The
+/// check records no gradients.
+///
+/// # Collective
+/// Every rank of the mesh: it gathers.
+///
+/// # Panics
+/// If the shapes differ, or an element is further from its expected value than `tolerance`.
+#[track_caller]
+pub fn assert_full_close<const D: usize>(
+    actual: &DTensor<D>,
+    expected: impl Into<TensorData>,
+    tolerance: Tolerance<f64>,
+) {
+    full(actual.clone().detach()).assert_approx_eq(&expected.into(), tolerance);
+}
+
+/// Asserts that the tensor's full value equals `expected` exactly, as every rank gathers it.
+///
+/// # Collective
+/// Every rank of the mesh: it gathers.
+///
+/// # Panics
+/// If the shapes or any elements differ.
+#[track_caller]
+pub fn assert_full_eq<const D: usize, K: Kind>(actual: &DTensor<D, K>, expected: impl Into<TensorData>) {
+    full(actual.clone()).assert_eq(&expected.into(), false);
+}
+
+fn full<const D: usize, K: Kind>(tensor: DTensor<D, K>) -> TensorData {
+    let full: Tensor<D, K> = tensor.full_tensor().unwrap_or_else(|error| error.unwind());
+    full.into_data()
+}
