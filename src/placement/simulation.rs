@@ -167,6 +167,8 @@ fn check(from: &Layout, to: &Layout, shape: [usize; 2]) -> Vec<(Step, Layout)> {
     let mesh = from.mesh_shape();
     let (mut locals, whole) = distribute(from, shape);
     for (step, after) in &steps {
+        let orders = after.orders().collect_vec();
+        assert_eq!(Layout::with_order(mesh, after.placements(), &orders).as_ref(), Ok(after), "{from} -> {to}");
         assert!(mesh[step.mesh_dim()] > 1, "{from} -> {to}: {step:?} on a mesh dim of size 1");
         locals = execute(*step, mesh, &locals);
         for (local, coordinate) in locals.iter().zip(coordinates(mesh)) {
@@ -260,46 +262,64 @@ fn every_pair_on_three_mesh_dims() {
     all_pairs(&[2, 2, 2], &[Max], &[[5, 9]]);
 }
 
+/// What a rank sends in `step` when it holds `held` elements, by the table of transitions.
+fn sent(step: Step, held: usize, ranks: usize) -> usize {
+    match step {
+        Step::AllGather { .. } => held * (ranks - 1),
+        Step::AllToAll { .. } | Step::ReduceScatter { .. } => held * (ranks - 1) / ranks,
+        Step::AllReduce { .. } => 2 * held * (ranks - 1) / ranks,
+        Step::Slice { .. } | Step::ZeroOthers { .. } | Step::ZeroPad { .. } => 0,
+    }
+}
+
+/// Collectives and elements sent, on a tensor that every cut divides.
+fn cost(step: Step, before: &Layout) -> (usize, usize) {
+    let origin = vec![0; before.mesh_shape().len()];
+    let held = before.local_shape(&[144, 144], &origin).iter().product();
+    (usize::from(step.is_collective()), sent(step, held, before.mesh_shape()[step.mesh_dim()]))
+}
+
 #[test]
-fn a_plan_has_the_fewest_collectives() {
-    // The fewest steps that communicate, by trying all sequences of steps.
-    for mesh in [&[2, 3][..], &[2, 2, 2]] {
+fn no_sequence_of_steps_is_cheaper_than_the_plan() {
+    for mesh in [&[2, 3][..], &[4, 2], &[2, 2, 2]] {
         let layouts = layouts(mesh, &alphabet(&[Sum]));
         for from in layouts.iter().step_by(if mesh.len() == 3 { 7 } else { 1 }) {
-            let fewest = fewest_collectives(from, &layouts);
-            for (to, &fewest) in layouts.iter().zip(&fewest) {
+            for (to, cheapest) in layouts.iter().zip(cheapest(from, &layouts)) {
                 let Ok(steps) = plan(from, to) else { continue };
-                let collectives = steps.iter().filter(|(step, _)| step.is_collective()).count();
-                assert_eq!(collectives, fewest, "{from} -> {to}: {steps:?}");
+                let befores = [from].into_iter().chain(steps.iter().map(|(_, after)| after));
+                let costs = steps.iter().zip(befores).map(|((step, _), before)| cost(*step, before));
+                let total = costs.fold((0, 0), |sum, cost| (sum.0 + cost.0, sum.1 + cost.1));
+                assert_eq!(total, cheapest, "{from} -> {to} on {mesh:?}: {steps:?}");
             }
         }
     }
 }
 
-/// Relaxes all edges of the graph of layouts until nothing changes.
-fn fewest_collectives(from: &Layout, layouts: &[Layout]) -> Vec<usize> {
-    let mut fewest = layouts.iter().map(|layout| if layout == from { 0 } else { usize::MAX }).collect_vec();
+/// The cost of the cheapest way to every layout: relaxes all steps from all layouts until nothing
+/// changes. Zeros only make the sums of the target: a sum that was made stays, and a replica
+/// becomes one at once, not by way of a slice.
+fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
+    let start = |layout| if layout == from { (0, 0) } else { (usize::MAX, 0) };
+    let mut cheapest = layouts.iter().map(start).collect_vec();
     loop {
-        let mut changed = false;
-        for at in 0..layouts.len() {
-            if fewest[at] == usize::MAX {
-                continue;
-            }
-            for mesh_dim in 0..from.mesh_shape().len() {
-                for placement in alphabet(&[Sum]) {
-                    let step = Step::between(mesh_dim, layouts[at].placements()[mesh_dim], placement);
-                    let Some((step, moved)) = step.zip(layouts[at].moved(mesh_dim, placement)) else { continue };
-                    let next = layouts.iter().position(|layout| *layout == moved).unwrap();
-                    let cost = fewest[at] + usize::from(step.is_collective());
-                    if cost < fewest[next] {
-                        fewest[next] = cost;
-                        changed = true;
-                    }
-                }
+        let before = cheapest.clone();
+        for (at, layout) in layouts.iter().enumerate().filter(|(at, _)| before[*at].0 < usize::MAX) {
+            for (mesh_dim, placement) in (0..from.mesh_shape().len()).cartesian_product(alphabet(&[Sum])) {
+                let current = layout.placements()[mesh_dim];
+                let source = from.placements()[mesh_dim];
+                let step = Step::between(mesh_dim, current, placement);
+                let step = step.filter(|step| match step {
+                    Step::ZeroPad { .. } => !source.is_replicate(),
+                    _ => current.partial_op().is_none() || current == source,
+                });
+                let Some((step, moved)) = step.zip(layout.moved(mesh_dim, placement)) else { continue };
+                let next = layouts.iter().position(|layout| *layout == moved).unwrap();
+                let (collectives, sent) = cost(step, layout);
+                cheapest[next] = cheapest[next].min((cheapest[at].0 + collectives, cheapest[at].1 + sent));
             }
         }
-        if !changed {
-            return fewest;
+        if cheapest == before {
+            return cheapest;
         }
     }
 }
@@ -325,8 +345,20 @@ fn direct_ways_are_taken() {
     // Slice before the reduction, reduce before the gathering.
     assert_eq!(plan_text(&[2, 2], &["P(sum)", "R"], &["R", "S(0)"]), "[P(sum), S(0)] [R, S(0)]");
     assert_eq!(plan_text(&[2, 2], &["S(0)", "P(max)"], &["R", "R"]), "[S(0), R] [R, R]");
+    // As many bytes as reducing first, in fewer steps.
+    assert_eq!(plan_text(&[2, 2], &["P(sum)", "S(0)"], &["S(0)", "R"]), "[P(sum), R] [S(0), R]");
     // A partial max is reduced before a partial sum appears beside it.
     assert_eq!(plan_text(&[2, 2], &["P(max)", "S(1)"], &["R", "P(sum)"]), "[R, S(1)] [R, P(sum)]");
+}
+
+#[test]
+fn the_table_has_no_other_rows() {
+    let placements = alphabet(&[Sum, Avg, Min, Max, Product]);
+    let rows = placements.iter().cartesian_product(&placements);
+    let rows = rows.filter(|(from, to)| Step::between(0, **from, **to).is_some());
+    // Between R and two shards, each way; S and R -> P(sum); five partials -> R and two shards.
+    assert_eq!(rows.count(), 6 + 3 + 15);
+    assert!(placements.iter().all(|stays| Step::between(0, *stays, *stays).is_none()));
 }
 
 #[test]

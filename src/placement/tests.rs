@@ -1,5 +1,7 @@
 //! Layouts: their construction, arithmetic, text and errors.
 
+use std::ops::Range;
+
 use itertools::Itertools;
 
 use super::{Layout, PartialOp, Placement, PlacementError, StridedLayout, StridedPlacement};
@@ -171,6 +173,19 @@ fn strided_shards_equal_their_order_where_cuts_are_even() {
             }
         }
     }
+}
+
+#[test]
+fn a_strided_shard_holds_a_chunk_of_every_piece() {
+    // 10 elements in 2 pieces, each cut in 2: 3 + 2 of either piece; what adjoins is joined.
+    let runs = |mesh: &[usize], coordinate: &[usize]| {
+        let placement = StridedPlacement::Strided { dim: 0, split_factor: 2 };
+        StridedLayout::new(mesh, &[placement]).unwrap().local_runs(&[10], coordinate)[0].to_vec()
+    };
+    assert_eq!(runs(&[2], &[0]), [0..3, 5..8]);
+    assert_eq!(runs(&[2], &[1]), [3..5, 8..10]);
+    assert_eq!(runs(&[1], &[0]), [Range { start: 0, end: 10 }]);
+    assert_eq!(runs(&[6], &[5]), []);
 }
 
 #[test]
