@@ -15,9 +15,10 @@ use super::{Layout, PartialOp, Placement, PlacementError, Step};
 /// A plan has as few collectives as the table of transitions allows: one for each mesh
 /// dimension that must leave its placement (none where a shard becomes a partial sum). A cut must
 /// leave if it, or a cut outside it on the same tensor dimension, is not where `to` wants it.
-/// Among the orders of these steps, the one that sends the fewest bytes is taken: small tensors
-/// are reduced before they are gathered, slices come as early as they can, and a mesh dimension
-/// goes straight to its target (one reduce-scatter, one all-to-all) where the cuts allow.
+/// Among the orders of these steps, the one that sends the fewest bytes is taken, then the one
+/// with the fewest steps: tensors are reduced before they are gathered, slices come as early as
+/// they can, and a mesh dimension goes straight to its target (one reduce-scatter, one
+/// all-to-all) where the cuts allow. Data are never moved by adding them to zeros.
 ///
 /// # Errors
 /// [`PartialTarget`](PlacementError::PartialTarget) for a partial value in `to` that `from` does
