@@ -1,0 +1,206 @@
+//! The command line: parsed, checked against each other, and turned into [`Settings`].
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use burn_dtensor::prelude::*;
+use clap::Parser;
+
+use crate::data::Text;
+use crate::model::GptConfig;
+
+/// Train a character-level GPT on several ranks, its parameters, gradients and optimizer state
+/// sharded over a device mesh (FSDP on a 1-D mesh, HSDP on a 2-D one). Ranks are threads of this
+/// process.
+#[derive(Debug, Parser)]
+#[command(name = "train_gpt", disable_version_flag = true)]
+pub struct Cli {
+    /// Number of ranks [default: what --mesh asks for, else 4]
+    #[arg(long, value_parser = positive)]
+    ranks: Option<usize>,
+    /// Mesh of ranks: N shards over N ranks, RxS keeps R replicas of S shards [default: all ranks]
+    #[arg(long)]
+    mesh: Option<MeshShape>,
+    /// When a block gives back its full weights after forward: auto, always, never, or a number of
+    /// ranks to reshard to
+    #[arg(long, default_value = "auto")]
+    reshard: Reshard,
+    /// Training steps
+    #[arg(long, default_value_t = 300, value_parser = positive)]
+    steps: usize,
+    /// Sequences a rank and step
+    #[arg(long, default_value_t = 4, value_parser = positive)]
+    batch: usize,
+    /// Characters a sequence
+    #[arg(long, default_value_t = 64, value_parser = positive)]
+    seq: usize,
+    /// Width of the model
+    #[arg(long, default_value_t = 128, value_parser = positive)]
+    dim: usize,
+    /// Number of blocks
+    #[arg(long, default_value_t = 4, value_parser = positive)]
+    layers: usize,
+    /// Attention heads a block; must divide --dim
+    #[arg(long, default_value_t = 4, value_parser = positive)]
+    heads: usize,
+    /// Learning rate of AdamW
+    #[arg(long, default_value_t = 1e-3, value_parser = positive_float)]
+    lr: f64,
+    /// Seed of the initial weights, the batches and the sample
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Clip the gradient to this L2 norm, taken over all ranks [default: no clipping]
+    #[arg(long, value_parser = positive_float)]
+    clip: Option<f64>,
+    /// Also train the unsharded model on the same data; fail if losses or weights part
+    #[arg(long)]
+    check: bool,
+    /// Characters of text to generate at the end
+    #[arg(long, default_value_t = 200)]
+    sample: usize,
+    /// Text to learn [default: this crate's source]
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+}
+
+/// A run whose parts fit together.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Mesh dimensions; one for FSDP, two (replicas, shards) for HSDP.
+    pub mesh: Vec<usize>,
+    pub reshard: ReshardAfterForward,
+    pub steps: usize,
+    /// Sequences a rank and step.
+    pub batch: usize,
+    pub model: GptConfig,
+    pub lr: f64,
+    pub seed: u64,
+    pub clip: Option<f64>,
+    pub check: bool,
+    /// Characters to generate.
+    pub sample: usize,
+    pub text: Text,
+}
+
+impl Settings {
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.mesh.iter().product()
+    }
+}
+
+impl Cli {
+    /// Checks the flags against each other and reads the text.
+    ///
+    /// # Errors
+    /// One line saying which flags do not fit, and what would.
+    pub fn settings(self) -> Result<Settings, String> {
+        let mesh = match (self.mesh, self.ranks) {
+            (None, ranks) => vec![ranks.unwrap_or(4)],
+            (Some(MeshShape(shape)), ranks) => {
+                let size: usize = shape.iter().product();
+                if let Some(ranks) = ranks.filter(|&ranks| ranks != size) {
+                    return Err(format!(
+                        "--ranks {ranks} do not make the mesh {}, which has {size}; drop --ranks or change --mesh",
+                        crate::report::by(&shape)
+                    ));
+                }
+                shape
+            }
+        };
+        if !self.dim.is_multiple_of(self.heads) {
+            return Err(format!("--heads {} do not divide --dim {}", self.heads, self.dim));
+        }
+        let shards = mesh[mesh.len() - 1];
+        if let Reshard(ReshardAfterForward::Ranks(ranks)) = self.reshard
+            && !shards.is_multiple_of(ranks)
+        {
+            return Err(format!("--reshard {ranks} does not divide the {shards} ranks a parameter is sharded over"));
+        }
+        let text = Text::load(self.text.as_deref())?;
+        let ranks: usize = mesh.iter().product();
+        let needed = ranks * self.batch * (self.seq + 1);
+        if text.len() < needed {
+            return Err(format!(
+                "the text has {} characters, one batch takes {needed} (ranks {ranks} x batch {} x (seq {} + 1)); \
+                 give a longer --text or a smaller --batch or --seq",
+                text.len(),
+                self.batch,
+                self.seq
+            ));
+        }
+        let model = GptConfig {
+            vocab: text.vocab(),
+            seq: self.seq,
+            dim: self.dim,
+            layers: self.layers,
+            heads: self.heads,
+        };
+        Ok(Settings {
+            mesh,
+            reshard: self.reshard.0,
+            steps: self.steps,
+            batch: self.batch,
+            model,
+            lr: self.lr,
+            seed: self.seed,
+            clip: self.clip,
+            check: self.check,
+            sample: self.sample,
+            text,
+        })
+    }
+}
+
+/// `4` or `2x2`.
+#[derive(Debug, Clone)]
+struct MeshShape(Vec<usize>);
+
+impl FromStr for MeshShape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let shape: Vec<usize> = text
+            .split('x')
+            .map(positive)
+            .collect::<Result<_, _>>()
+            .map_err(|_| "expected N (such as 4) or RxS (such as 2x2)".to_string())?;
+        match shape.len() {
+            1 | 2 => Ok(Self(shape)),
+            n => Err(format!("expected one or two mesh dimensions, not {n}")),
+        }
+    }
+}
+
+/// `auto`, `always`, `never` or a number of ranks.
+#[derive(Debug, Clone)]
+struct Reshard(ReshardAfterForward);
+
+impl FromStr for Reshard {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self(ReshardAfterForward::Auto)),
+            "always" => Ok(Self(ReshardAfterForward::Always)),
+            "never" => Ok(Self(ReshardAfterForward::Never)),
+            ranks => positive(ranks)
+                .map(|ranks| Self(ReshardAfterForward::Ranks(ranks)))
+                .map_err(|_| "expected auto, always, never or a number of ranks".into()),
+        }
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
+        Ok(value) => Ok(value),
+    }
+}
+
+fn positive_float(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if f64::is_finite(value) && value > 0.0 => Ok(value),
+        _ => Err("expected a number above 0".into()),
+    }
+}

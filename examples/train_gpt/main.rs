@@ -1,0 +1,79 @@
+//! Trains a character-level GPT, an ordinary burn module, fully sharded over thread ranks.
+//!
+//! ```text
+//! cargo run --release --example train_gpt -- --mesh 2x2 --check
+//! ```
+
+mod check;
+mod cli;
+mod data;
+mod model;
+mod progress;
+mod report;
+mod sample;
+mod train;
+
+use std::process::ExitCode;
+
+use burn::prelude::*;
+use burn_dtensor::prelude::*;
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::cli::{Cli, Settings};
+
+/// Exit code of a wrong command line.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let settings = match Cli::try_parse() {
+        Ok(cli) => cli.settings(),
+        Err(help) if help.kind() == ErrorKind::DisplayHelp => help.exit(),
+        // clap's first line says what is wrong; the usage below it would bury that.
+        Err(error) => Err(error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").into()),
+    };
+    let settings = match settings {
+        Ok(settings) => settings,
+        Err(error) => {
+            eprintln!("error: {error}; see --help");
+            return ExitCode::from(USAGE);
+        }
+    };
+    match run(&settings) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Trains, reports and, if asked, checks; false if a check failed.
+fn run(settings: &Settings) -> Result<bool> {
+    let device = Device::default();
+    // Ranks share one random state; `fully_shard` lets only rank 0 draw from it.
+    device.seed(settings.seed);
+    println!(
+        "{} parameters, {} characters of text, mesh {}",
+        settings.model.init(&device).num_params(),
+        settings.text.len(),
+        report::by(&settings.mesh)
+    );
+    let outcomes = launch(Launch::threads(settings.ranks()), |world| train::train(settings, world))?;
+    let outcome = &outcomes[0];
+    let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
+    println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s\n", settings.steps, outcome.tokens_per_s);
+
+    let collectives = report::Collectives::new(settings, outcome, &device);
+    println!("{collectives}\n\n{}\n", report::Memory::new(settings, outcome, &device));
+    if settings.sample > 0 && let Some(model) = &outcome.model {
+        println!("Sample\n{}\n", sample::sample(model, settings));
+    }
+    if !settings.check {
+        return Ok(true);
+    }
+    let difference = check::Difference::new(outcome, &check::reference(settings, &device)?);
+    println!("{difference}");
+    Ok(difference.passes() && collectives.agree())
+}

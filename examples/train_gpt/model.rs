@@ -1,0 +1,130 @@
+//! A decoder-only transformer as an ordinary burn module. Nothing here knows the mesh: the only
+//! addition to a single-device model is `unit(..)` around the root and around each block.
+
+use burn::nn::{
+    Embedding, EmbeddingConfig, Gelu, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+};
+use burn::prelude::*;
+use burn::tensor::activation::{log_softmax, softmax};
+use burn_dtensor::prelude::*;
+
+/// Sizes of a [`Gpt`].
+#[derive(Debug, Clone, Copy)]
+pub struct GptConfig {
+    /// Number of distinct tokens.
+    pub vocab: usize,
+    /// Longest sequence, in tokens.
+    pub seq: usize,
+    /// Width of the residual stream.
+    pub dim: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Attention heads a block; divides `dim`.
+    pub heads: usize,
+}
+
+/// Token and position embeddings, blocks, a final norm and an untied head.
+#[derive(Module, Debug)]
+pub struct Gpt {
+    token: Embedding,
+    position: Embedding,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+/// Causal multi-head attention, then a multilayer perceptron, each behind a norm and a residual.
+#[derive(Module, Debug)]
+pub struct Block {
+    attention_norm: LayerNorm,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    mlp_norm: LayerNorm,
+    up: Linear,
+    gelu: Gelu,
+    down: Linear,
+    heads: usize,
+}
+
+impl GptConfig {
+    /// Draws the parameters on `device`, each on its first use.
+    pub fn init(&self, device: &Device) -> Gpt {
+        let embedding = |rows| {
+            EmbeddingConfig::new(rows, self.dim)
+                .with_initializer(Initializer::Normal { mean: 0.0, std: 0.02 })
+                .init(device)
+        };
+        Gpt {
+            token: embedding(self.vocab),
+            position: embedding(self.seq),
+            blocks: (0..self.layers).map(|_| self.block(device)).collect(),
+            norm: LayerNormConfig::new(self.dim).init(device),
+            head: LinearConfig::new(self.dim, self.vocab).with_bias(false).init(device),
+        }
+    }
+
+    fn block(&self, device: &Device) -> Block {
+        let norm = || LayerNormConfig::new(self.dim).init(device);
+        let square = || LinearConfig::new(self.dim, self.dim).with_bias(false).init(device);
+        Block {
+            attention_norm: norm(),
+            query: square(),
+            key: square(),
+            value: square(),
+            output: square(),
+            mlp_norm: norm(),
+            up: LinearConfig::new(self.dim, 4 * self.dim).init(device),
+            gelu: Gelu::new(),
+            down: LinearConfig::new(4 * self.dim, self.dim).init(device),
+            heads: self.heads,
+        }
+    }
+}
+
+impl Gpt {
+    /// Logits `[batch, seq, vocab]` for the token after each of `tokens` `[batch, seq]`.
+    pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        // The root unit: embeddings, final norm and head share one all-gather.
+        unit(self, tokens, |gpt, tokens| {
+            let [_, seq] = tokens.dims();
+            let positions = Tensor::arange(0..seq as i64, &tokens.device()).unsqueeze();
+            let mut x = gpt.token.forward(tokens) + gpt.position.forward(positions);
+            for block in &gpt.blocks {
+                x = unit(block, x, |block, x| block.forward(x));
+            }
+            gpt.head.forward(gpt.norm.forward(x))
+        })
+    }
+
+    /// Mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
+    pub fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
+        let logits = self.forward(tokens);
+        log_softmax(logits, 2).gather(2, targets.unsqueeze_dim(2)).mean().neg()
+    }
+}
+
+impl Block {
+    /// `x` and the result are `[batch, seq, dim]`.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = x.clone() + self.attend(self.attention_norm.forward(x));
+        let h = self.gelu.forward(self.up.forward(self.mlp_norm.forward(x.clone())));
+        x + self.down.forward(h)
+    }
+
+    fn attend(&self, x: Tensor<3>) -> Tensor<3> {
+        let [batch, seq, dim] = x.dims();
+        let head_dim = dim / self.heads;
+        // [batch, seq, dim] -> [batch, heads, seq, head_dim]
+        let split = |t: Tensor<3>| t.reshape([batch, seq, self.heads, head_dim]).swap_dims(1, 2);
+        let query = split(self.query.forward(x.clone()) / (head_dim as f64).sqrt());
+        let key = split(self.key.forward(x.clone()));
+        let value = split(self.value.forward(x));
+        let future = Tensor::<2, Bool>::tril_mask([seq, seq], 0, &query.device()).unsqueeze();
+        let scores = query.matmul(key.transpose()).mask_fill(future, f32::NEG_INFINITY);
+        let weights = softmax(scores, 3);
+        let mixed = weights.matmul(value).swap_dims(1, 2).reshape([batch, seq, dim]);
+        self.output.forward(mixed)
+    }
+}

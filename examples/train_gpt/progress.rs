@@ -1,0 +1,61 @@
+//! Progress of a run on stderr: a bar on a terminal, a line now and then elsewhere.
+
+use std::io::IsTerminal;
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::Settings;
+
+/// Lines written over a run when stderr is not a terminal.
+const LINES: usize = 10;
+
+/// Shows the steps of a run on the rank that reports.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    start: Instant,
+    steps: usize,
+    done: usize,
+    tokens_a_step: usize,
+}
+
+impl Progress {
+    /// Starts the clock; shows nothing unless `reports`.
+    pub fn new(reports: bool, settings: &Settings) -> Self {
+        let style = "{bar:30} {pos}/{len} steps  {msg}  {eta} left";
+        let style = ProgressStyle::with_template(style).expect("the template is well formed");
+        Self {
+            bar: reports.then(|| ProgressBar::new(settings.steps as u64).with_style(style)),
+            start: Instant::now(),
+            steps: settings.steps,
+            done: 0,
+            tokens_a_step: settings.ranks() * settings.batch * settings.model.seq,
+        }
+    }
+
+    /// Counts a step with this loss.
+    pub fn step(&mut self, loss: f32) {
+        self.done += 1;
+        let Some(bar) = &self.bar else { return };
+        let message = format!("loss {loss:.4}  {:.0} tokens/s", self.tokens_per_s());
+        if !std::io::stderr().is_terminal() && (self.done == 1 || self.done.is_multiple_of(self.steps.div_ceil(LINES)))
+        {
+            eprintln!("step {:>6}  {message}", self.done);
+        }
+        bar.set_message(message);
+        bar.inc(1);
+    }
+
+    /// Ends the bar; returns tokens a second over the whole run.
+    pub fn finish(self) -> f64 {
+        let tokens_per_s = self.tokens_per_s();
+        if let Some(bar) = self.bar {
+            bar.abandon();
+        }
+        tokens_per_s
+    }
+
+    fn tokens_per_s(&self) -> f64 {
+        (self.done * self.tokens_a_step) as f64 / self.start.elapsed().as_secs_f64()
+    }
+}
