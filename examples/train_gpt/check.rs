@@ -71,9 +71,10 @@ impl Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let place = if self.path.is_empty() { String::new() } else { format!(", in {}", self.path) };
         writeln!(f, "Beside the unsharded model, trained on the same data")?;
         writeln!(f, "  largest loss difference    {:.1e}  (bound {LOSS_BOUND:.0e})", self.loss)?;
-        writeln!(f, "  largest weight difference  {:.1e}  (bound {WEIGHT_BOUND:.0e}), in {}", self.weight, self.path)?;
+        writeln!(f, "  largest weight difference  {:.1e}  (bound {WEIGHT_BOUND:.0e}){place}", self.weight)?;
         write!(f, "  {}", if self.passes() { "agrees" } else { "DIFFERS" })
     }
 }

@@ -129,13 +129,8 @@ impl Cli {
                 self.seq
             ));
         }
-        let model = GptConfig {
-            vocab: text.vocab(),
-            seq: self.seq,
-            dim: self.dim,
-            layers: self.layers,
-            heads: self.heads,
-        };
+        let model =
+            GptConfig { vocab: text.vocab(), seq: self.seq, dim: self.dim, layers: self.layers, heads: self.heads };
         Ok(Settings {
             mesh,
             reshard: self.reshard.0,

@@ -67,7 +67,9 @@ fn run(settings: &Settings) -> Result<bool> {
 
     let collectives = report::Collectives::new(settings, outcome, &device);
     println!("{collectives}\n\n{}\n", report::Memory::new(settings, outcome, &device));
-    if settings.sample > 0 && let Some(model) = &outcome.model {
+    if settings.sample > 0
+        && let Some(model) = &outcome.model
+    {
         println!("Sample\n{}\n", sample::sample(model, settings));
     }
     if !settings.check {

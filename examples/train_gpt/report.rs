@@ -26,41 +26,38 @@ pub struct Collectives(Vec<Row>);
 impl Collectives {
     /// Counts `outcome`'s ledger against the formulas of fully sharded training.
     pub fn new(settings: &Settings, outcome: &Outcome, device: &Device) -> Self {
-        let steps = settings.steps as u64;
         let shards = settings.mesh[settings.mesh.len() - 1];
         let replicas = settings.ranks() / shards;
         let units = settings.model.layers as u64 + 1;
         let whole = params(&settings.model, device);
         let blocks = whole - params(&GptConfig { layers: 0, ..settings.model }, device);
-        let kept = |kept: bool, calls: u64| if kept { 0 } else { calls };
+        let shard = outcome.local_params as u64;
+        let all = "steps x (blocks + root)";
         let (again, again_params, again_formula) = match settings.reshard {
             ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => (0, 0, "0: kept since forward"),
             ReshardAfterForward::Auto => (units - 1, blocks, "steps x blocks: the root is kept"),
-            ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => (units, whole, "steps x (blocks + root)"),
+            ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => (units, whole, all),
         };
-        let row = |op, phase, calls: u64, params: u64, formula: &str| Row {
-            op,
-            phase,
-            counted: outcome.ledger.total(|key| key.op == op && key.phase == phase),
-            expected: Total { calls: steps * calls, bytes: steps * params * ELEMENT },
-            formula: formula.into(),
+        let dims = settings.mesh.iter().filter(|&&size| size > 1).count() as u64;
+        let norms = u64::from(settings.clip.is_some());
+        let row = |op, phase, group: usize, calls: u64, elements: u64, formula: &str| {
+            // A group of one rank moves nothing.
+            let steps = if group > 1 { settings.steps as u64 } else { 0 };
+            Row {
+                op,
+                phase,
+                counted: outcome.ledger.total(|key| key.op == op && key.phase == phase),
+                expected: Total { calls: steps * calls, bytes: steps * elements * ELEMENT },
+                formula: formula.into(),
+            }
         };
-        let alone = shards == 1;
-        let all = "steps x (blocks + root)";
-        let numbers = settings.mesh.iter().filter(|&&size| size > 1).count() as u64
-            + kept(alone || settings.clip.is_none(), 1);
         Self(vec![
-            row(Op::AllGather, Phase::Forward, kept(alone, units), kept(alone, whole), all),
-            row(Op::AllGather, Phase::Backward, kept(alone, again), kept(alone, again_params), again_formula),
-            row(Op::ReduceScatter, Phase::Backward, kept(alone, units), kept(alone, whole), all),
-            row(
-                Op::AllReduce,
-                Phase::Backward,
-                kept(replicas == 1, units),
-                kept(replicas == 1, outcome.local_params as u64),
-                "steps x (blocks + root), of the shards",
-            ),
-            row(Op::AllReduce, Phase::Other, numbers, numbers, "steps x (loss, clipped norm)"),
+            row(Op::AllGather, Phase::Forward, shards, units, whole, all),
+            row(Op::AllGather, Phase::Backward, shards, again, again_params, again_formula),
+            row(Op::ReduceScatter, Phase::Backward, shards, units, whole, all),
+            row(Op::AllReduce, Phase::Backward, replicas, units, shard, "the same, of the shards, on a 2-D mesh"),
+            row(Op::AllReduce, Phase::Forward, settings.ranks(), dims, dims, "steps x mesh dimensions: the loss"),
+            row(Op::AllReduce, Phase::Other, shards, norms, norms, "steps with --clip: the norm"),
         ])
     }
 

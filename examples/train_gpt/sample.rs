@@ -20,7 +20,8 @@ pub fn sample(model: &Gpt, settings: &Settings) -> String {
     let mut rng = StdRng::seed_from_u64(settings.seed);
     let mut tokens = settings.text.head(PROMPT);
     for _ in 0..settings.sample {
-        let window: Vec<i32> = tokens[tokens.len().saturating_sub(settings.model.seq)..].iter().map(|&t| t as i32).collect();
+        let window: Vec<i32> =
+            tokens[tokens.len().saturating_sub(settings.model.seq)..].iter().map(|&t| t as i32).collect();
         let seq = window.len();
         let logits = model.forward(Tensor::from_data(TensorData::new(window, [1, seq]), &device));
         let last = logits.slice([0..1, seq - 1..seq]) / TEMPERATURE;
