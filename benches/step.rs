@@ -26,6 +26,11 @@ use rand::{Rng, SeedableRng};
 use model::{Gpt, GptConfig};
 
 const RANKS: usize = 2;
+/// It keeps freed pages for the next tensor, as PyTorch's allocator and burn's GPU pools do; the C
+/// library returns large blocks to the system, and a step would measure page faults.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Sequences a rank and step.
 const BATCH: usize = 4;
 const LR: f64 = 1e-4;

@@ -97,3 +97,8 @@ pub mod prelude {
     pub use crate::placement::{PartialOp, Placement};
     pub use crate::{Error, Result};
 }
+
+/// The README's program, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -129,9 +129,8 @@ impl Block {
 
 /// `layer` on `x` `[batch, seq, d_input]`, as one matrix of `batch * seq` rows.
 ///
-/// A `Linear` on a tensor of three dimensions multiplies by a view of its weight, which burn's
-/// graph keeps until backward, whole. One on a matrix reads the weight itself, which a sharded
-/// model frees and gathers again; it is a little faster, too.
+/// burn multiplies a batch of matrices by a `Linear` one after the other, each by a view of the
+/// weight. One multiplication of all rows is faster, and needs no view for the graph to keep.
 fn rows(layer: &Linear, x: Tensor<3>) -> Tensor<3> {
     let [batch, seq, _] = x.dims();
     let y = layer.forward(x.flatten::<2>(0, 1));
