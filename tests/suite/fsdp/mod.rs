@@ -6,4 +6,4 @@ mod failure;
 mod groups;
 mod modules;
 mod parity;
-mod support;
+pub mod support;

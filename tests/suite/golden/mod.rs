@@ -1,6 +1,7 @@
 //! Values computed by PyTorch. Each file's `note` states its conventions.
 
 mod brute;
+mod events;
 mod layout;
 mod plan;
 mod redistribute;

@@ -231,13 +231,18 @@ fn mesh(world: &World, run: &Run) -> Result<DeviceMesh> {
     })
 }
 
+/// PyTorch's `reshard_after_forward`.
+pub fn reshard(raf: &Value) -> ReshardAfterForward {
+    match raf {
+        Value::Null => ReshardAfterForward::Auto,
+        Value::Bool(true) => ReshardAfterForward::Always,
+        Value::Bool(false) => ReshardAfterForward::Never,
+        ranks => ReshardAfterForward::Ranks(ranks.as_u64().expect("a number of ranks") as usize),
+    }
+}
+
 fn config(run: &Run) -> FullyShard {
-    let reshard = match &run.raf {
-        None | Some(Value::Null) => ReshardAfterForward::Auto,
-        Some(Value::Bool(true)) => ReshardAfterForward::Always,
-        Some(Value::Bool(false)) => ReshardAfterForward::Never,
-        Some(ranks) => ReshardAfterForward::Ranks(ranks.as_u64().unwrap() as usize),
-    };
+    let reshard = run.raf.as_ref().map_or(ReshardAfterForward::Auto, reshard);
     let config = FullyShard::new().units(["layers.*"]).reshard_after_forward(reshard);
     let ranks = run.mesh.as_ref().and_then(|mesh| mesh.last().copied()).unwrap_or(1);
     match run.spf.as_deref() {
