@@ -9,7 +9,7 @@
 //! # The smallest complete program
 //!
 //! An ordinary burn model, trained on four ranks. Each holds a quarter of every parameter, of its
-//! gradient and of its optimizer state; [`unit`](fsdp::unit) marks what is gathered together.
+//! gradient and of its optimizer state; [`unit`](fn@fsdp::unit) marks what is gathered together.
 //!
 //! ```
 //! use burn::module::Module;

@@ -22,7 +22,7 @@ use crate::{Error, Result};
 ///
 /// The model's type does not change. Each parameter becomes this rank's shard; reading it
 /// (`param.val()`, as every layer does) returns the whole, gathered with its unit. See
-/// [`unit`](super::unit) for when that happens, [`FullyShard`] for the choices.
+/// [`unit`](fn@super::unit) for when that happens, [`FullyShard`] for the choices.
 ///
 /// A 1-D mesh shards over its dimension: placements `[S(0)]`. A 2-D mesh replicates over the first
 /// and shards over the second (HSDP): `[R, S(0)]`. Values are those of the mesh's first rank, and
