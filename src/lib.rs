@@ -91,7 +91,8 @@ pub mod prelude {
     pub use crate::comm::{Launch, LaunchError, World, launch};
     pub use crate::dtensor::{DTensor, DTensorSpec};
     pub use crate::fsdp::{
-        FullyShard, NormType, ParamExt, ReshardAfterForward, clip_grad_norm, full_model, fully_shard, unit,
+        FullyShard, NormType, ParamExt, ReshardAfterForward, clip_grad_norm, full_model, fully_shard, named_parameters,
+        unit,
     };
     pub use crate::mesh::DeviceMesh;
     pub use crate::placement::{PartialOp, Placement};

@@ -92,10 +92,8 @@ impl Pass {
                     return (Some(whole), None);
                 }
                 let owner = Arc::downgrade(self);
-                match Slot::new(whole, owner) {
-                    Ok(slot) => (Some(slot.view()), Some(slot)),
-                    Err(whole) => (Some(whole), None),
-                }
+                let (whole, slot) = Slot::place(whole, owner);
+                (Some(whole), slot)
             });
             (state.wholes, state.slots) = slots.unzip();
         } else {

@@ -27,14 +27,18 @@ impl std::fmt::Debug for Slot {
 }
 
 impl Slot {
-    /// A full slot with the memory of `tensor`; the tensor back if it has none, or not Flex's.
-    pub(in crate::fsdp) fn new(tensor: DispatchTensor, owner: Weak<dyn Refill>) -> Result<Arc<Self>, DispatchTensor> {
+    /// Moves `tensor` into a slot of its own; one without memory, or not of Flex, stays as it is.
+    pub(in crate::fsdp) fn place(
+        tensor: DispatchTensor,
+        owner: Weak<dyn Refill>,
+    ) -> (DispatchTensor, Option<Arc<Self>>) {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         if shape.num_elements() == 0 || !matches!(tensor.kind, DispatchTensorKind::Flex(_)) {
-            return Err(tensor);
+            return (tensor, None);
         }
         let bytes = bytes(tensor);
-        Ok(Arc::new(Self { len: bytes.len(), bytes: RwLock::new(Some(bytes)), shape, dtype, owner }))
+        let slot = Arc::new(Self { len: bytes.len(), bytes: RwLock::new(Some(bytes)), shape, dtype, owner });
+        (slot.view(), Some(slot))
     }
 
     /// Frees the memory.
@@ -164,7 +168,7 @@ mod tests {
 
     fn slot(owner: &Arc<Owner>) -> Arc<Slot> {
         let weak: Weak<dyn Refill> = Arc::downgrade(&(owner.clone() as Arc<dyn Refill>));
-        let slot = Slot::new(values(), weak).unwrap();
+        let slot = Slot::place(values(), weak).1.unwrap();
         *owner.slot.lock() = Some(slot.clone());
         slot
     }

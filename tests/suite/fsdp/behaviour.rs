@@ -8,7 +8,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, Phase, World, launch};
 use burn_dtensor::fsdp::{
-    FsdpError, FullyShard, ParamExt, ParamInfo, ReshardAfterForward, full_model, fully_shard, reshard, unit, unshard,
+    FsdpError, FullyShard, ParamExt, ParamInfo, ReshardAfterForward, full_model, fully_shard, named_parameters,
+    reshard, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::{PartialOp, Placement};
@@ -385,6 +386,17 @@ fn parameters_are_dtensors() {
         let weight = sharded.blocks[1].weight.dtensor().expect("sharded");
         assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(1)]);
         assert_eq!(weight.full_tensor()?.into_data(), model.blocks[1].weight.val().into_data());
+
+        let named = named_parameters(&sharded);
+        let paths: Vec<_> = named.iter().map(|param| param.path.as_str()).collect();
+        assert_eq!(paths.len(), 2 + 3 * 2 + 1 + 2);
+        assert_eq!(&paths[..4], ["first.weight", "first.bias", "blocks.0.weight", "blocks.0.bias"]);
+        let second = named.iter().find(|param| param.path == "blocks.1.weight").expect("listed");
+        assert_eq!((&*second.unit, second.id), ("blocks.1", sharded.blocks[1].weight.id));
+        assert!(second.dtensor::<1>().is_none());
+        let whole = second.dtensor::<2>().expect("a matrix").full_tensor()?;
+        assert_eq!(whole.into_data(), model.blocks[1].weight.val().into_data());
+        assert_eq!(&*named[0].unit, "root");
         Ok::<_, Error>(())
     })
     .unwrap();

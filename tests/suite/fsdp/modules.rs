@@ -2,7 +2,9 @@
 
 use burn::module::Module;
 use burn::nn::activation::{PRelu, PReluConfig, SwiGlu, SwiGluConfig};
-use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::attention::{
+    CrossAttention, CrossAttentionConfig, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig,
+};
 use burn::nn::conv::*;
 use burn::nn::transformer::*;
 use burn::nn::*;
@@ -66,7 +68,7 @@ fn check<M: Module + Sync + 'static>(name: &str, build: fn(&Device) -> M, forwar
                     (output.into_data().try_to_vec::<f32>().unwrap(), grads)
                 };
                 let (plain_output, plain_grads) = run(&plain, world.rank(), forward, &device);
-                let full_grads = gather_grads(&sharded, &mut grads, &mesh)?;
+                let full_grads = gather_grads(&sharded, &mut grads)?;
                 let restored = values(&full_model(&sharded)?, None);
                 Ok::<_, burn_dtensor::Error>((
                     output,
@@ -101,7 +103,6 @@ fn check<M: Module + Sync + 'static>(name: &str, build: fn(&Device) -> M, forwar
 fn gather_grads<M: Module>(
     model: &M,
     grads: &mut GradientsParams,
-    _: &DeviceMesh,
 ) -> burn_dtensor::Result<std::collections::BTreeMap<String, Vec<f32>>> {
     let holder = model.clone().map(&mut Replace(grads));
     Ok(values(&full_model(&holder)?, None))
@@ -162,6 +163,7 @@ modules! {
     prelu: PRelu = PReluConfig::new().with_num_parameters(3), |m, s, d| m.forward(tensor(s, [2, 3, 5], d));
     swiglu: SwiGlu = SwiGluConfig::new(5, 3), |m, s, d| m.forward(tensor(s, [2, 4, 5], d));
     multi_head_attention: MultiHeadAttention = MultiHeadAttentionConfig::new(6, 2).with_dropout(0.0), |m, s, d| m.forward(MhaInput::self_attn(tensor(s, [2, 3, 6], d))).context;
+    cross_attention: CrossAttention = CrossAttentionConfig::new(6, 5, 2, 1, 3).with_dropout(0.0), |m, s, d| m.forward(tensor(s, [2, 3, 6], d), tensor(s + 9, [2, 4, 5], d), None);
     position_wise_feed_forward: PositionWiseFeedForward = PositionWiseFeedForwardConfig::new(5, 7).with_dropout(0.0), |m, s, d| m.forward(tensor(s, [2, 3, 5], d));
     transformer_encoder: TransformerEncoder = TransformerEncoderConfig::new(6, 7, 2, 2).with_dropout(0.0), |m, s, d| m.forward(TransformerEncoderInput::new(tensor(s, [2, 3, 6], d)));
     transformer_decoder: TransformerDecoder = TransformerDecoderConfig::new(6, 7, 2, 2).with_dropout(0.0), |m, s, d| m.forward(TransformerDecoderInput::new(tensor(s, [2, 3, 6], d), tensor(s + 9, [2, 4, 6], d)));

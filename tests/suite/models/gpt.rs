@@ -89,7 +89,7 @@ impl Gpt {
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         unit(self, tokens, |gpt, tokens| {
             let [_, seq] = tokens.dims();
-            let pos = gpt.pos.weight.val().slice([0..seq]).unsqueeze();
+            let pos = gpt.pos.weight.val().narrow(0, 0, seq).unsqueeze();
             let mut x = burn::tensor::module::embedding(gpt.tok.weight.val(), tokens) + pos;
             for block in &gpt.layers {
                 x = unit(block, x, |block, x| block.forward(x));
