@@ -1,32 +1,38 @@
 //! What each collective does with the deposits, once all are there.
 
 use std::ops::Range;
+#[cfg(feature = "flex")]
 use std::sync::OnceLock;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
-use super::block::{Ranges, cut, full};
 #[cfg(feature = "flex")]
 use super::flex;
 use super::generic;
+use super::ranges::{Ranges, cut, full};
 use crate::comm::ReduceOp;
 use crate::placement::chunk;
 
 /// What one rank brings to a collective.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Deposit {
     pub tensors: Vec<DispatchTensor>,
     /// Of the first member's deposit: slices of an all-reduce, made by whichever rank comes first.
+    #[cfg(feature = "flex")]
     shares: OnceLock<Box<[OnceLock<DispatchTensor>]>>,
 }
 
 impl Deposit {
-    /// A deposit of references to `tensors`; only non-contiguous ones are copied.
+    /// A deposit of references to `tensors`; copies only those that peers cannot read in place.
     pub fn new(tensors: Vec<DispatchTensor>) -> Self {
         #[cfg(feature = "flex")]
         let tensors = tensors.into_iter().map(flex::settle).collect();
-        Self { tensors, shares: OnceLock::new() }
+        Self {
+            tensors,
+            #[cfg(feature = "flex")]
+            shares: OnceLock::new(),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::kind::{Basic, Ordered};
 use burn::tensor::{Bool, DType, Device, Float, Int, Slice, Tensor};
 
-use super::block::Ranges;
+use super::ranges::Ranges;
 use crate::comm::ReduceOp;
 
 /// Evaluates `$body` with the constant `$d` set to `$rank`.
@@ -127,8 +127,8 @@ mod tests {
     use burn::tensor::{Distribution, TensorData};
 
     use super::*;
-    use crate::comm::local::block::{cut, full};
     use crate::comm::local::flex;
+    use crate::comm::local::ranges::{cut, full};
 
     const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 

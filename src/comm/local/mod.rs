@@ -7,7 +7,6 @@
 //! another rank's tensor.
 
 mod arguments;
-mod block;
 mod board;
 mod communicator;
 mod data;
@@ -16,6 +15,7 @@ mod fingerprint;
 mod flex;
 mod generic;
 mod pending;
+mod ranges;
 mod rendezvous;
 mod sync;
 

@@ -5,8 +5,9 @@ use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Shape};
 use bytemuck::Pod;
 
+use super::block::Block;
 use super::{build, elements, primitive, wrap};
-use crate::comm::local::block::{Block, Ranges, full};
+use crate::comm::local::ranges::{Ranges, full};
 
 /// The blocks of `sources` one after another along `dim`, in one pass over memory.
 ///

@@ -1,5 +1,6 @@
 //! Data movement between Flex tensors: each result is written once, from the peers' memory.
 
+mod block;
 mod concat;
 mod element;
 mod reduce;

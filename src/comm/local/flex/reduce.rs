@@ -7,10 +7,11 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 
+use super::block::Block;
 use super::element::{Element, Number};
 use super::{build, elements};
 use crate::comm::ReduceOp;
-use crate::comm::local::block::{Block, Ranges};
+use crate::comm::local::ranges::Ranges;
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.
 const STRIP: usize = 1024;

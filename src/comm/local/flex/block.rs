@@ -1,23 +1,8 @@
-//! Rectangular blocks of row-major tensors, as runs of adjacent elements.
+//! [`Block`]: a rectangular block of a row-major tensor, as runs of adjacent elements.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
-
-/// Per-dimension ranges of a tensor.
-pub(super) type Ranges = SmallVec<[Range<usize>; 4]>;
-
-/// The whole of `shape`.
-pub(super) fn full(shape: &[usize]) -> Ranges {
-    shape.iter().map(|len| 0..*len).collect()
-}
-
-/// `shape` cut to `range` in `dim`.
-pub(super) fn cut(shape: &[usize], dim: usize, range: Range<usize>) -> Ranges {
-    let mut ranges = full(shape);
-    ranges[dim] = range;
-    ranges
-}
 
 /// Row-major strides of `shape`.
 fn strides(shape: &[usize]) -> SmallVec<[usize; 4]> {
@@ -118,6 +103,7 @@ impl ExactSizeIterator for Offsets {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::local::ranges::full;
 
     /// The elements of a block of `0..`, by index arithmetic alone.
     fn expected(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
