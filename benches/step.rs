@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
-use burn_dtensor::comm::Op;
+use burn_dtensor::comm::{Op, Spent};
 use burn_dtensor::prelude::*;
 use clap::Parser;
 use rand::rngs::StdRng;
@@ -26,11 +26,6 @@ use rand::{Rng, SeedableRng};
 use model::{Gpt, GptConfig};
 
 const RANKS: usize = 2;
-/// It keeps freed pages for the next tensor, as PyTorch's allocator and burn's GPU pools do; the C
-/// library returns large blocks to the system, and a step would measure page faults.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Sequences a rank and step.
 const BATCH: usize = 4;
 const LR: f64 = 1e-4;
@@ -69,6 +64,10 @@ struct Seconds {
     forward: f64,
     backward: f64,
     optimizer: f64,
+    /// In collectives, waiting for the other rank.
+    waiting: f64,
+    /// In collectives, copying and reducing.
+    moving: f64,
 }
 
 /// A model in training; an option because the optimizer takes it and gives it back.
@@ -87,6 +86,7 @@ impl Training {
         let model = self.model.take().expect("the last step gave the model back");
         let (tokens, targets) = (random_tokens(rng, device), random_tokens(rng, device));
         world.barrier("step begins")?;
+        world.ledger().reset();
         let start = Instant::now();
         let loss = model.loss(tokens, targets);
         let forward = start.elapsed().as_secs_f64();
@@ -94,9 +94,16 @@ impl Training {
         let backward = start.elapsed().as_secs_f64();
         self.model = Some(self.optim.step(LR, model, grads));
         let optimizer = start.elapsed().as_secs_f64();
+        let Spent { waiting, moving } = world.ledger().spent();
         world.barrier("step ends")?;
-        let step = start.elapsed().as_secs_f64();
-        Ok(Seconds { step, forward, backward: backward - forward, optimizer: optimizer - backward })
+        Ok(Seconds {
+            step: start.elapsed().as_secs_f64(),
+            forward,
+            backward: backward - forward,
+            optimizer: optimizer - backward,
+            waiting: waiting.as_secs_f64(),
+            moving: moving.as_secs_f64(),
+        })
     }
 }
 
@@ -123,7 +130,6 @@ fn measure(cli: &Cli, world: &World) -> Result<Measured> {
     let mut rng = StdRng::seed_from_u64(world.rank() as u64);
     let mut measured = Measured { sharded: Vec::new(), unsharded: Vec::new(), traffic: String::new() };
     for step in 0..cli.warmup + cli.steps {
-        world.ledger().reset();
         let one = sharded.step(world, &mut rng, &device)?;
         let ledger = world.ledger();
         let traffic = |op| format!("{} x {op}, {:.1} MB", ledger.calls(op), ledger.bytes(op) as f64 / 1e6);
@@ -150,6 +156,8 @@ fn medians(steps: &[Seconds]) -> Seconds {
         forward: median(|s| s.forward),
         backward: median(|s| s.backward),
         optimizer: median(|s| s.optimizer),
+        waiting: median(|s| s.waiting),
+        moving: median(|s| s.moving),
     }
 }
 
@@ -158,7 +166,7 @@ fn main() -> Result<()> {
     let ranks = launch(Launch::threads(RANKS), |world| measure(&cli, world))?;
     let [sharded, unsharded] = [medians(&ranks[0].sharded), medians(&ranks[0].unsharded)];
     println!("{:<24} {:>8} {:>8} {:>8} {:>8} {:>10}", "", "s/step", "forward", "backward", "AdamW", "tokens/s");
-    for (name, Seconds { step, forward, backward, optimizer }) in
+    for (name, Seconds { step, forward, backward, optimizer, .. }) in
         [("sharded, 2 ranks", sharded), ("2 unsharded copies", unsharded)]
     {
         let tokens = (RANKS * BATCH * MODEL.seq) as f64 / step;
@@ -166,6 +174,10 @@ fn main() -> Result<()> {
     }
     println!("{:<24} {TORCH_FSDP2_S:>8.3}  (recorded on one quiet 2-core machine)", "PyTorch FSDP2, gloo");
     println!("collectives a step: {}", ranks[0].traffic);
+    for (rank, measured) in ranks.iter().enumerate() {
+        let Seconds { waiting, moving, .. } = medians(&measured.sharded);
+        println!("  rank {rank}: {moving:.3} s copying and reducing, {waiting:.3} s waiting for the other rank");
+    }
     println!(
         "ratio sharded / unsharded: {:.3}  (PyTorch FSDP2: {:.2})",
         sharded.step / unsharded.step,

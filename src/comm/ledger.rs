@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -31,6 +32,15 @@ impl std::iter::Sum for Total {
     fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
         iter.fold(Self::default(), |a, b| Self { calls: a.calls + b.calls, bytes: a.bytes + b.bytes })
     }
+}
+
+/// Time a rank has spent inside [`Work::wait`](super::Work::wait).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Spent {
+    /// Waiting for the other ranks.
+    pub waiting: Duration,
+    /// Making the result of what they brought: copies and reductions.
+    pub moving: Duration,
 }
 
 /// One collective, as the ledger's flight recorder keeps it.
@@ -98,6 +108,7 @@ struct Book {
     totals: Snapshot,
     recent: VecDeque<Entry>,
     count: u64,
+    spent: Spent,
 }
 
 impl Ledger {
@@ -112,6 +123,18 @@ impl Ledger {
         let entry = Entry { index: book.count, op, group_size, bytes, label: call.label.clone(), phase: call.phase };
         book.recent.push_back(entry);
         book.count += 1;
+    }
+
+    /// Adds the time one collective took. For implementors of [`Communicator`](super::Communicator).
+    pub fn spend(&self, waiting: Duration, moving: Duration) {
+        let spent = &mut self.0.lock().spent;
+        spent.waiting += waiting;
+        spent.moving += moving;
+    }
+
+    /// Time spent in the collectives that have been waited for.
+    pub fn spent(&self) -> Spent {
+        self.0.lock().spent
     }
 
     /// Calls of `op`.
@@ -223,9 +246,20 @@ mod tests {
     }
 
     #[test]
+    fn time_adds_up() {
+        let ledger = filled();
+        ledger.spend(Duration::from_millis(2), Duration::from_millis(3));
+        ledger.spend(Duration::from_millis(20), Duration::from_millis(30));
+        let spent = Spent { waiting: Duration::from_millis(22), moving: Duration::from_millis(33) };
+        assert_eq!(ledger.spent(), spent);
+    }
+
+    #[test]
     fn reset_forgets() {
         let ledger = filled();
+        ledger.spend(Duration::from_millis(2), Duration::from_millis(3));
         ledger.reset();
+        assert_eq!(ledger.spent(), Spent::default());
         assert_eq!(ledger.snapshot(), Snapshot::default());
         assert!(ledger.recent().is_empty());
     }

@@ -67,6 +67,7 @@ impl LocalCommunicator {
             seat: Seat { world: self.world.clone(), ticket: Some(ticket) },
             rank,
             deadline: self.world.deadline,
+            ledger: self.ledger.clone(),
             finish: move |deposits: &[Deposit]| finish(Exchange { deposits, member, device: &device }),
         })
     }

@@ -1,12 +1,12 @@
 //! The two kinds of [`Work`](crate::comm::Work) of a thread rank.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::LocalWorld;
 use super::board::Ticket;
 use super::data::Deposit;
-use crate::comm::{CommError, Pending};
+use crate::comm::{CommError, Ledger, Pending};
 
 /// A result that is there already.
 pub(super) struct Ready<T>(pub Result<T, CommError>);
@@ -47,6 +47,7 @@ pub(super) struct Joined<F> {
     /// Global rank.
     pub rank: usize,
     pub deadline: Duration,
+    pub ledger: Arc<Ledger>,
     pub finish: F,
 }
 
@@ -61,7 +62,11 @@ where
     fn wait(mut self: Box<Self>) -> Result<T, CommError> {
         let world = self.seat.world.clone();
         world.note_thread(self.rank);
+        let start = Instant::now();
         let deposits = world.rendezvous.wait(self.seat.take(), self.deadline)?;
-        Ok((self.finish)(&deposits))
+        let met = Instant::now();
+        let value = (self.finish)(&deposits);
+        self.ledger.spend(met - start, met.elapsed());
+        Ok(value)
     }
 }
