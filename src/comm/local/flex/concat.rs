@@ -5,7 +5,7 @@ use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Shape};
 use bytemuck::Pod;
 
-use super::block::Block;
+use super::block::{Block, Offsets};
 use super::{build, elements, primitive, wrap};
 use crate::comm::local::ranges::{Ranges, full};
 
@@ -42,19 +42,35 @@ fn copy<E: Pod + Send + Sync>(
     let blocks: Vec<_> =
         sources.iter().map(|(tensor, ranges)| Block::new(&tensor.layout().shape()[..], ranges, dim)).collect();
     let sources: Vec<&[E]> = sources.iter().map(|(tensor, _)| elements(tensor)).collect();
-    let mut bases: Vec<_> = blocks.iter().map(Block::outer).collect();
+    let mut walks: Vec<Walk<E>> = blocks.iter().zip(sources).map(|(block, source)| Walk::new(block, source)).collect();
     for _ in 0..shape[..dim].iter().product() {
-        for ((block, source), bases) in blocks.iter().zip(&sources).zip(&mut bases) {
-            let base = bases.next().expect("sources agree before `dim`");
-            if block.run == 0 {
-                continue;
-            }
-            for offset in block.inner() {
-                out.extend_from_slice(&source[base + offset..][..block.run]);
-            }
-        }
+        walks.iter_mut().for_each(|walk| walk.step(&mut out));
     }
     build(out, Shape::from(shape), dtype)
+}
+
+/// One source's share of the result, one outer index at a time.
+struct Walk<'a, E> {
+    source: &'a [E],
+    bases: Offsets,
+    offsets: Vec<usize>,
+    run: usize,
+}
+
+impl<'a, E: Pod> Walk<'a, E> {
+    fn new(block: &Block, source: &'a [E]) -> Self {
+        // An empty block still has outer indices where other sources have elements.
+        let offsets = if block.run == 0 { Vec::new() } else { block.inner().collect() };
+        Self { source, bases: block.outer(), offsets, run: block.run }
+    }
+
+    #[inline]
+    fn step(&mut self, out: &mut Vec<E>) {
+        let base = self.bases.next().expect("sources agree before `dim`");
+        for offset in &self.offsets {
+            out.extend_from_slice(&self.source[base + offset..][..self.run]);
+        }
+    }
 }
 
 /// The elements of `slices` one after another, as a tensor of `shape`.
