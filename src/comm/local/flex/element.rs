@@ -65,6 +65,14 @@ pub(super) trait Element: bytemuck::Pod + Send + Sync {
         combine: impl Fn(Self::Sum, Self::Sum) -> Self::Sum,
         out: &mut Vec<Self>,
     );
+
+    /// The same straight from two sources, as on two ranks.
+    fn append_pair(
+        left: &[Self],
+        right: &[Self],
+        combine: impl Fn(Self::Sum, Self::Sum) -> Self::Sum,
+        out: &mut Vec<Self>,
+    );
 }
 
 macro_rules! same_precision {
@@ -77,11 +85,18 @@ macro_rules! same_precision {
             fn append(left: &[Self], right: &[Self], combine: impl Fn(Self, Self) -> Self, out: &mut Vec<Self>) {
                 out.extend(left.iter().zip(right).map(|(left, right)| combine(*left, *right)));
             }
+            #[inline]
+            fn append_pair(left: &[Self], right: &[Self], combine: impl Fn(Self, Self) -> Self, out: &mut Vec<Self>) {
+                Self::append(left, right, combine, out);
+            }
         }
     )*};
 }
 
 same_precision!(f32, f64, i64, i32, i16, i8, u64, u32, u16, u8);
+
+/// Elements converted at a time; the conversion instructions take 8.
+const LANES: usize = 64;
 
 impl Element for f16 {
     type Sum = f32;
@@ -92,15 +107,25 @@ impl Element for f16 {
     }
 
     fn append(left: &[f32], right: &[f32], combine: impl Fn(f32, f32) -> f32, out: &mut Vec<Self>) {
-        let mut sums = [0.0; 64];
-        let mut rounded = [Self::ZERO; 64];
-        for (left, right) in left.chunks(64).zip(right.chunks(64)) {
+        let mut sums = [0.0; LANES];
+        let mut rounded = [Self::ZERO; LANES];
+        for (left, right) in left.chunks(LANES).zip(right.chunks(LANES)) {
             for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
                 *sum = combine(*left, *right);
             }
             let rounded = &mut rounded[..left.len()];
             rounded.convert_from_f32_slice(&sums[..left.len()]);
             out.extend_from_slice(rounded);
+        }
+    }
+
+    fn append_pair(left: &[Self], right: &[Self], combine: impl Fn(f32, f32) -> f32, out: &mut Vec<Self>) {
+        let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+        for (left, right) in left.chunks(LANES).zip(right.chunks(LANES)) {
+            let (a, b) = (&mut a[..left.len()], &mut b[..left.len()]);
+            left.convert_to_f32_slice(a);
+            right.convert_to_f32_slice(b);
+            Self::append(a, b, &combine, out);
         }
     }
 }
@@ -110,7 +135,7 @@ impl Element for bf16 {
 
     fn widen<'a>(source: &'a [Self], scratch: &mut [f32]) -> Option<&'a [f32]> {
         for (wide, narrow) in scratch.iter_mut().zip(source) {
-            *wide = f32::from_bits((narrow.to_bits() as u32) << 16);
+            *wide = widen_bf16(*narrow);
         }
         None
     }
@@ -118,6 +143,16 @@ impl Element for bf16 {
     fn append(left: &[f32], right: &[f32], combine: impl Fn(f32, f32) -> f32, out: &mut Vec<Self>) {
         out.extend(left.iter().zip(right).map(|(left, right)| round_to_bf16(combine(*left, *right))));
     }
+
+    fn append_pair(left: &[Self], right: &[Self], combine: impl Fn(f32, f32) -> f32, out: &mut Vec<Self>) {
+        let pairs = left.iter().zip(right).map(|(left, right)| combine(widen_bf16(*left), widen_bf16(*right)));
+        out.extend(pairs.map(round_to_bf16));
+    }
+}
+
+#[inline]
+fn widen_bf16(value: bf16) -> f32 {
+    f32::from_bits((value.to_bits() as u32) << 16)
 }
 
 /// Rounds to nearest, ties to even. Without branches, and with the shift signed, so that it

@@ -130,8 +130,11 @@ impl<S: Number, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
     }
 
     fn reduce<E: Element<Sum = S>>(&mut self, sources: &[&[E]], range: Range<usize>, out: &mut Vec<E>) {
-        let (left, right) = sources.split_at(sources.len().next_power_of_two() / 2);
         let Self { combine, finish, buffers } = self;
+        if let [left, right] = sources {
+            return E::append_pair(&left[range.clone()], &right[range], |a, b| finish(combine(a, b)), out);
+        }
+        let (left, right) = sources.split_at(sources.len().next_power_of_two() / 2);
         let [first, rest @ ..] = &mut buffers[..] else { unreachable!("two sources have a level") };
         for start in range.clone().step_by(STRIP) {
             let strip = start..(start + STRIP).min(range.end);
