@@ -7,6 +7,8 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{BackendTensor, BackendTypes, DispatchKindConversion, Flex};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{GradientCheckpointingStrategy, Shape, Slice, Tensor};
+#[cfg(feature = "flex")]
+use burn_std::AllocationProperty;
 
 use super::Kind;
 
@@ -74,7 +76,12 @@ type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;
 #[cfg(feature = "flex")]
 fn own_flex(view: FlexTensor) -> FlexTensor {
     let bytes = view.layout().num_elements() * view.dtype().size();
-    if view.is_contiguous() && view.bytes().len() == bytes { view } else { FlexTensor::from_data(view.into_data()) }
+    // A gathered parameter's memory may be taken back.
+    let lasting = view.data_arc().property() == AllocationProperty::Native;
+    if lasting && view.is_contiguous() && view.bytes().len() == bytes {
+        return view;
+    }
+    FlexTensor::from_data(view.into_data())
 }
 
 /// Any backend's copy. Cube, too, slices without copying where the offset is aligned.

@@ -30,8 +30,9 @@ impl NormType {
 /// before scaling, equal on every rank.
 ///
 /// The norm is that of the unsharded gradients, whatever each parameter's placement: sharded
-/// parameters are summed over the ranks that hold their pieces, once a mesh; parameters that are
-/// not sharded count as they are.
+/// parameters are summed over the ranks that hold their pieces, once a mesh; parameters that every
+/// rank holds whole count once. Gradients of ignored parameters count as this rank has them: reduce
+/// them first, or norm and scale differ from rank to rank.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it. One all-reduce of one number a mesh.
@@ -39,7 +40,8 @@ impl NormType {
 /// # Errors
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64, norm: NormType) -> Result<f64> {
-    let groups = sharded_parameters(model).into_iter().map(|param| (param.id, param.sharded.unit.shard.clone()));
+    let cut = sharded_parameters(model).into_iter().filter(|param| param.sharded.info().dim.is_some());
+    let groups = cut.map(|param| (param.id, param.sharded.unit.shard.clone()));
     let mut measure = Measure { norm, grads, groups: groups.collect(), local: 0.0, parts: Vec::new() };
     model.visit(&mut measure);
     let Measure { local, parts, .. } = measure;
@@ -83,7 +85,14 @@ impl NormType {
     fn join(self, a: f64, b: f64) -> f64 {
         match self {
             Self::P(_) => a + b,
-            Self::Inf => a.max(b),
+            // `f64::max` would drop a NaN.
+            Self::Inf => {
+                if a.is_nan() || a > b {
+                    a
+                } else {
+                    b
+                }
+            }
         }
     }
 

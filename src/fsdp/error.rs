@@ -60,9 +60,22 @@ pub enum FsdpError {
         /// What works.
         remedy: String,
     },
-    /// A parameter without dimensions cannot be cut.
-    #[error("parameter `{param}` is a scalar; make it a tensor of shape [1], or ignore it")]
-    Scalar {
+    /// The parameter has a reparameterization already, and burn allows one.
+    #[error(
+        "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter; \
+         materialize it first, or ignore the parameter"
+    )]
+    Reparameterized {
+        /// Path of the parameter.
+        param: String,
+        /// Name of its reparameterization.
+        name: String,
+    },
+    /// The model was walked twice and showed different parameters.
+    #[error(
+        "parameter `{param}` was planned but not met again while sharding; does the module's `map` visit what its `visit` does?"
+    )]
+    NotMet {
         /// Path of the parameter.
         param: String,
     },

@@ -1,15 +1,19 @@
 //! [`full_model`]: a plain burn module out of a sharded one.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use itertools::Itertools;
 
-use super::scope::{open_all, plain};
-use super::visit::sharded_parameters;
-use crate::{Result, autodiff};
+use super::scope::open_all;
+use super::shards::Shards;
+use super::unit::Unit;
+use super::visit::{Visited, sharded_parameters};
+use crate::Result;
 
 /// Gathers every parameter and returns the ordinary module, with no trace of sharding.
 ///
-/// One all-gather a unit; the result holds the whole model on every rank. Ids, mappers, devices
+/// One all-gather a unit; of a unit that is only partly in `model`, just those parameters. The result holds the whole model on every rank. Ids, mappers, devices
 /// and training state are kept, so it saves, loads and trains as if it had never been sharded.
 ///
 /// # Collective
@@ -18,21 +22,19 @@ use crate::{Result, autodiff};
 /// # Errors
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn full_model<M: Module>(model: &M) -> Result<M> {
+    let by_unit = |param: &Visited| Arc::as_ptr(&param.sharded.unit);
+    let mut units: Vec<(Arc<Unit>, Shards)> = Vec::new();
+    // Units in the order of the model: addresses differ from rank to rank.
     let visited = sharded_parameters(model);
-    let units = visited.iter().map(|param| param.sharded.unit.clone()).unique_by(std::sync::Arc::as_ptr);
-    let units = units.collect_vec();
-    let mut scopes = Vec::with_capacity(units.len());
-    let mut rest = visited;
-    for unit in units {
-        let (mut params, others): (Vec<_>, Vec<_>) =
-            rest.into_iter().partition(|param| std::sync::Arc::ptr_eq(&param.sharded.unit, &unit));
-        rest = others;
-        params.sort_by_key(|param| param.sharded.index);
-        let nodes = params.iter().map(|param| autodiff::node_id(param.base.clone())).collect();
-        let shards = params.iter().map(|param| plain(param.base.clone())).collect_vec();
-        unit.unshard(&shards, nodes);
+    let order = visited.iter().map(by_unit).unique().collect_vec();
+    let mut groups = visited.into_iter().into_group_map_by(by_unit);
+    for key in order {
+        let params = groups.remove(&key).expect("every unit has a group");
+        let unit = params[0].sharded.unit.clone();
+        let shards = Shards::new(params);
+        unit.unshard(shards.clone());
         unit.wait_unsharded()?;
-        scopes.push((unit, params));
+        units.push((unit, shards));
     }
-    Ok(open_all(scopes, || model.clone().materialize()))
+    Ok(open_all(units, || model.clone().materialize()))
 }

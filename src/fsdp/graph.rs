@@ -21,6 +21,7 @@ use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
 use super::pass::Pass;
+use super::storage;
 use crate::autodiff::{BackwardStep, GraphOp, Retain};
 
 /// A tensor's metadata: enough to make zeros like it.
@@ -130,7 +131,7 @@ pub(super) struct LeaveUnit {
 
 impl GraphOp for LeaveUnit {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        parents[0].clone()
+        storage::leave(parents[0].clone())
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use burn::module::Module;
 
 use super::FsdpError;
-use super::scope::{plain, unit_of};
+use super::scope::unit_of;
 use super::unit::Unit;
-use crate::{Result, autodiff};
+use crate::Result;
 
 /// A unit being gathered ahead of its forward; see [`unshard`].
 #[must_use = "the all-gather is waited for by `wait`, or by the unit's forward"]
@@ -27,19 +27,17 @@ impl UnshardHandle {
 /// Starts gathering the parameters of the unit `module`, for its next forward to use.
 ///
 /// Not recursive: inner units stay as they are. An optimizer step in between makes the gathered
-/// values stale; the forward notices and gathers again. Parameters without autodiff carry no such
-/// mark: call [`reshard`] after changing them.
+/// values stale; the forward notices and gathers again.
 ///
 /// # Collective
 /// Every rank of the unit's mesh must call it.
 ///
 /// # Errors
-/// [`FsdpError::NotSharded`] if `module` is no unit.
+/// [`FsdpError::NotSharded`] if `module` is no unit. A failing collective shows in
+/// [`wait`](UnshardHandle::wait), or in the unit's forward.
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
-    let (unit, params) = unit_of(module).ok_or(FsdpError::NotSharded)?;
-    let (nodes, shards): (Vec<_>, Vec<_>) =
-        params.into_iter().map(|param| (autodiff::node_id(param.base.clone()), plain(param.base))).unzip();
-    unit.unshard(&shards, nodes);
+    let (unit, shards) = unit_of(module).ok_or(FsdpError::NotSharded)?;
+    unit.unshard(shards);
     Ok(UnshardHandle(unit))
 }
 

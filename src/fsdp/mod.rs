@@ -43,6 +43,7 @@ mod pattern;
 mod plan;
 mod scope;
 mod shard;
+mod shards;
 mod storage;
 mod unit;
 mod visit;

@@ -18,6 +18,10 @@ use crate::dtensor::{DTensor, DTensorSpec};
 ///
 /// The parameter's base is this rank's shard, an ordinary leaf: burn's optimizers, records and
 /// visitors see it and nothing else. Its value is the whole weight, gathered by its unit.
+///
+/// # Collective
+/// `param.val()` outside its unit's scope is an all-gather: every rank must call it. Inside the
+/// scope, and `param.base()` anywhere, are local.
 #[derive(Debug, Clone)]
 pub struct ShardedParameter {
     pub(super) unit: Arc<Unit>,

@@ -21,7 +21,7 @@ use crate::comm::Phase;
 /// |---|---|---|
 /// | forward | all | full |
 /// | after forward | none, or this rank's part of a few ranks' | empty |
-/// | backward | all, each until its last reader | full |
+/// | backward | all, each until its last reader | full until the reduction |
 /// | after the reduction | none | empty |
 #[derive(Debug)]
 pub(super) struct Pass {
@@ -74,9 +74,11 @@ impl Pass {
         self.kept
     }
 
-    /// Position of the unit's parameter `index` in this pass.
-    pub(super) fn position(&self, index: usize) -> usize {
-        self.members.binary_search(&index).expect("a unit's scope holds every parameter of the unit")
+    /// Whether the graph may keep the weight at `position` at no cost: in a slot, or as the shard
+    /// that every rank holds whole.
+    pub(super) fn costs_nothing_kept(&self, position: usize) -> bool {
+        let uncut = self.unit.params[self.members[position]].dim.is_none();
+        uncut || self.state.lock().slots.get(position).is_some_and(Option::is_some)
     }
 
     /// Takes the result of an all-gather.
@@ -111,7 +113,7 @@ impl Pass {
     /// Gathers for forward, unless that has been done ahead.
     pub(super) fn unshard(self: &Arc<Self>) {
         if self.state.lock().wholes.is_empty() {
-            self.gather(|| self.unit.all_gather(&self.members, &self.shards, Phase::Forward));
+            self.gather(|| self.unit.all_gather(&self.members, self.shards.clone(), Phase::Forward));
         }
     }
 
@@ -126,7 +128,7 @@ impl Pass {
         };
         self.gather(|| match parts {
             Some(parts) => self.unit.all_gather_parts(&self.members, parts),
-            None => self.unit.all_gather(&self.members, &self.shards, Phase::Backward),
+            None => self.unit.all_gather(&self.members, self.shards.clone(), Phase::Backward),
         });
     }
 
@@ -162,8 +164,10 @@ impl Pass {
     }
 
     /// Collects the gradient of a whole parameter until the unit's reduction.
+    ///
+    /// A frozen weight's is dropped.
     pub(super) fn collect(&self, position: usize, grad: DispatchTensor) {
-        self.state.lock().grads[position] = Some(grad);
+        self.state.lock().grads[position] = self.leaves[position].is_some().then_some(grad);
     }
 
     /// Reduces the collected gradients: the leaf and gradient shard of every trainable parameter.

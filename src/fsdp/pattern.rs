@@ -4,7 +4,7 @@ use glob::{MatchOptions, Pattern};
 
 use super::FsdpError;
 
-/// A parsed path pattern, and whether anything matched it.
+/// A parsed path pattern.
 pub(super) struct PathPattern {
     text: String,
     pattern: Pattern,

@@ -56,6 +56,8 @@ struct Inventory {
     /// The tensor visited last: a parameter if a reparameterization follows, else a buffer.
     last: Option<Found>,
     params: Vec<Found>,
+    /// Parameters with a reparameterization of another kind, and its name.
+    foreign: Vec<(String, String)>,
 }
 
 struct Found {
@@ -68,18 +70,26 @@ struct Found {
 
 impl ModuleVisitor for Inventory {
     fn enter_module(&mut self, name: &str, owner: &str) {
+        // What follows a parameter is its own reparameterization, and nothing else is of this type.
+        if owner == "Reparameterization"
+            && let Some(param) = self.last.take()
+        {
+            match name {
+                Marker::NAME | ShardedParameter::NAME => self.params.push(param),
+                _ => self.foreign.push((param.path.join("."), name.into())),
+            }
+        }
         self.path.push(name.into());
         self.owners.push(owner.into());
     }
 
-    fn exit_module(&mut self, name: &str, _: &str) {
+    fn exit_module(&mut self, name: &str, owner: &str) {
         self.path.pop();
         self.owners.pop();
-        if [ShardedParameter::NAME, Marker::NAME].contains(&name)
-            && let Some(mut param) = self.last.take()
+        if (name, owner) == (ShardedParameter::NAME, "Reparameterization")
+            && let Some(param) = self.params.last_mut()
         {
             param.sharded = take_visited();
-            self.params.push(param);
         }
     }
 
@@ -100,8 +110,13 @@ pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Vec<Plan
     take_visited();
     model.clone().apply_reparameterization(Marker).visit(&mut inventory);
     check_matches(&units, &ignored, &inventory.params)?;
+    let mut foreign = inventory.foreign.into_iter();
+    if let Some((param, name)) = foreign.find(|(path, _)| !ignored.iter().any(|pattern| pattern.matches(path))) {
+        return Err(FsdpError::Reparameterized { param, name });
+    }
 
     let mut planned = Vec::new();
+    let mut adopted = Vec::new();
     for Found { path: parts, owners, shape, sharded } in inventory.params {
         let path = parts.join(".");
         if let Some(sharded) = sharded {
@@ -109,14 +124,11 @@ pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Vec<Plan
             if module == 0 {
                 return Err(FsdpError::AlreadySharded { unit: sharded.unit.label().to_string() });
             }
-            sharded.unit.adopt(&parts[..module].join("."));
+            adopted.push((sharded.unit, parts[..module].join(".")));
             continue;
         }
         if ignored.iter().any(|pattern| pattern.matches(&path)) {
             continue;
-        }
-        if shape.is_empty() {
-            return Err(FsdpError::Scalar { param: path });
         }
         let module =
             modules(&parts).rev().find(|module| units.iter().any(|unit| unit.matches(module))).unwrap_or_default();
@@ -124,6 +136,9 @@ pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Vec<Plan
         let stored = StoredShape::of(&parts, &owners);
         let dim = cut(config, stored, &path, &shape)?;
         planned.push(Planned { path, shape, dim, unit: module, depth });
+    }
+    for (unit, path) in adopted {
+        unit.adopt(&path);
     }
     Ok(planned)
 }

@@ -1,17 +1,20 @@
 //! [`unit`]: the scope in which a unit is gathered.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::Module;
 
 use super::graph::{EnterUnit, LeaveUnit, Token, Whole};
 use super::io::UnitTensors;
 use super::param::ShardedParameter;
 use super::pass::Pass;
+use super::shards::Shards;
+use super::storage;
 use super::unit::{Kept, Unit};
-use super::visit::{Visited, sharded_parameters};
+use super::visit::sharded_parameters;
 use crate::Error;
 use crate::autodiff::{self, Retain};
 
@@ -39,7 +42,9 @@ use crate::autodiff::{self, Retain};
 /// }
 /// ```
 ///
-/// A parameter read outside its unit's scope is right too, but is gathered and reduced by itself.
+/// A parameter read outside its unit's scope, or one whose shard is not the scope's (a stepped or
+/// frozen clone of the module), is right too, but is gathered and reduced by itself: reading it is
+/// collective then.
 ///
 /// # Collective
 /// Every rank of the unit's mesh must run its units in the same order.
@@ -53,10 +58,10 @@ where
     I: UnitTensors,
     O: UnitTensors,
 {
-    let Some((unit, params)) = unit_of(module) else {
+    let Some((unit, shards)) = unit_of(module) else {
         return forward(module, input);
     };
-    let (scope, input) = Scope::open(&unit, bases(params), unit.kept(), true, input);
+    let (scope, input) = Scope::open(&unit, shards, unit.kept(), true, input);
     // Not when the first parameter is read: a rank that reads none must take part all the same.
     scope.pass.unshard();
     let open = Open::new(scope);
@@ -64,23 +69,23 @@ where
     open.leave(output)
 }
 
-/// The unit whose module is exactly `module`, and its parameters in the unit's order.
-pub(super) fn unit_of<M: Module>(module: &M) -> Option<(Arc<Unit>, Vec<Visited>)> {
+/// The unit whose module is exactly `module`, and its shards.
+pub(super) fn unit_of<M: Module>(module: &M) -> Option<(Arc<Unit>, Shards)> {
     let visited = sharded_parameters(module);
     let unit = visited
         .iter()
         .find(|param| param.depth == param.sharded.info().depth)
         .map(|param| param.sharded.unit.clone())?;
-    let mut params: Vec<_> = visited.into_iter().filter(|param| Arc::ptr_eq(&param.sharded.unit, &unit)).collect();
-    params.sort_by_key(|param| param.sharded.index);
-    Some((unit, params))
+    let own = visited.into_iter().filter(|param| Arc::ptr_eq(&param.sharded.unit, &unit));
+    let shards = Shards::new(own.collect());
+    Some((unit, shards))
 }
 
 /// One open unit on this rank. Unlike [`Pass`] it holds tensors of the graph, and lives only as
 /// long as the scope.
 struct Scope {
     pass: Arc<Pass>,
-    bases: Vec<DispatchTensor>,
+    shards: Shards,
     token: Option<DispatchTensor>,
     /// Parameters read so far: a weight read twice is one node.
     values: RefCell<Vec<Option<DispatchTensor>>>,
@@ -88,14 +93,7 @@ struct Scope {
 
 impl Scope {
     /// Opens `unit` on the shards of some or all of its parameters, and ties it to its inputs.
-    fn open<I: UnitTensors>(
-        unit: &Arc<Unit>,
-        params: Vec<(usize, DispatchTensor)>,
-        kept: Kept,
-        in_slots: bool,
-        input: I,
-    ) -> (Self, I) {
-        let (members, bases): (Vec<_>, Vec<_>) = params.into_iter().unzip();
+    fn open<I: UnitTensors>(unit: &Arc<Unit>, shards: Shards, kept: Kept, in_slots: bool, input: I) -> (Self, I) {
         let mut inputs = Vec::new();
         let input = input.map_floats(&mut |tensor| {
             if Dispatch::is_tracked(&tensor) {
@@ -103,26 +101,26 @@ impl Scope {
             }
             tensor
         });
+        let Shards { members, bases } = &shards;
         let tracked_base = bases.iter().find(|base| Dispatch::is_tracked(base));
         let tracked = tracked_base.is_some() || !inputs.is_empty();
+        // Without a backward to come nothing is worth keeping.
+        let kept = if tracked { kept } else { Kept::Shard };
 
-        let whole_unit = members.len() == unit.params.len();
-        let nodes: Vec<_> = bases.iter().cloned().map(autodiff::node_id).collect();
-        let leaves = bases.iter().zip(&nodes).map(|(base, node)| node.filter(|_| Dispatch::is_tracked(base)));
+        let leaf =
+            |base: &DispatchTensor| Dispatch::is_tracked(base).then(|| autodiff::node_id(base.clone())).flatten();
         let pass = Pass::new(
             unit.clone(),
-            members,
-            bases.iter().cloned().map(plain).collect(),
-            leaves.collect(),
+            members.clone(),
+            shards.plain(),
+            bases.iter().map(leaf).collect(),
             kept,
             in_slots && tracked && kept != Kept::Whole,
         );
-        if whole_unit {
-            match unit.take_unsharded(&nodes) {
-                Ok(Some(gathered)) => pass.fill(gathered),
-                Ok(None) => {}
-                Err(error) => Error::from(error).unwind(),
-            }
+        match unit.take_unsharded(&shards) {
+            Ok(Some(gathered)) => pass.fill(gathered),
+            Ok(None) => {}
+            Err(error) => Error::from(error).unwind(),
         }
         let first = tracked_base.or(bases.first()).filter(|_| tracked);
         let token = first.map(|first| token(&pass, first.clone(), &inputs));
@@ -136,7 +134,7 @@ impl Scope {
             _ => tensor,
         });
         let values = RefCell::new(vec![None; bases.len()]);
-        (Self { pass, bases, token, values }, input)
+        (Self { pass, shards, token, values }, input)
     }
 
     /// The whole parameter at `position`.
@@ -144,18 +142,21 @@ impl Scope {
         if let Some(value) = &self.values.borrow()[position] {
             return value.clone();
         }
-        let base = self.bases[position].clone();
+        let base = self.shards.bases[position].clone();
         let pass = self.pass.clone();
+        // A frozen weight is no part of backward if the graph can keep it: then its layer saves no
+        // activation for a gradient nobody wants.
+        let frozen = !Dispatch::is_tracked(&base) && pass.costs_nothing_kept(position);
         let value = match &self.token {
-            Some(token) => {
+            Some(token) if !frozen => {
                 let retain = match pass.kept() {
                     Kept::Whole => Retain::Output,
                     Kept::Part | Kept::Shard => Retain::Recompute,
                 };
                 autodiff::binary(base, token.clone(), Arc::new(Whole { pass, position, retain }))
             }
-            // Nothing of the unit is tracked: the graph cannot make the weight again.
-            None => autodiff::unary(base, Arc::new(Whole { pass, position, retain: Retain::Output })),
+            // Untracked: the graph cannot make the weight again.
+            _ => autodiff::unary(base, Arc::new(Whole { pass, position, retain: Retain::Output })),
         };
         self.values.borrow_mut()[position] = Some(value.clone());
         value
@@ -167,7 +168,7 @@ impl Scope {
                 let pass = self.pass.clone();
                 autodiff::binary(tensor, token.clone(), Arc::new(LeaveUnit { pass }))
             }
-            _ => tensor,
+            _ => storage::leave(tensor),
         })
     }
 }
@@ -186,15 +187,15 @@ fn token(pass: &Arc<Pass>, first: DispatchTensor, inputs: &[DispatchTensor]) -> 
 
 thread_local! {
     /// The units open on this rank, outermost first.
-    static OPEN: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
+    static OPEN: RefCell<Vec<Rc<Scope>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps a scope on the stack; frees the unit when forward is over, also by unwinding.
+/// Keeps a scope on the stack, also when `forward` unwinds.
 struct Open;
 
 impl Open {
     fn new(scope: Scope) -> Self {
-        OPEN.with_borrow_mut(|open| open.push(scope));
+        OPEN.with_borrow_mut(|open| open.push(Rc::new(scope)));
         Self
     }
 
@@ -216,42 +217,30 @@ impl Drop for Open {
 
 /// The value of a sharded parameter: from its unit's open scope, or gathered by itself.
 pub(super) fn gathered(param: &ShardedParameter, base: DispatchTensor) -> DispatchTensor {
-    let from_scope = OPEN.with_borrow(|open| {
-        let scope = open.iter().rev().find(|scope| Arc::ptr_eq(&scope.pass.unit, &param.unit))?;
-        Some(scope.value(scope.pass.position(param.index)))
+    let open = OPEN.with_borrow(|open| {
+        let mut scopes = open.iter().rev().filter(|scope| Arc::ptr_eq(&scope.pass.unit, &param.unit));
+        scopes.find_map(|scope| Some((scope.clone(), scope.shards.position(param.index, &base)?)))
     });
-    from_scope.unwrap_or_else(|| {
-        let kept = match param.unit.kept() {
-            Kept::Part => Kept::Shard,
-            kept => kept,
-        };
-        // Nothing says when the caller is done with the value: it cannot be in a slot.
-        let (scope, ()) = Scope::open(&param.unit, vec![(param.index, base)], kept, false, ());
-        let value = scope.value(0);
-        scope.pass.reshard();
-        value
-    })
+    if let Some((scope, position)) = open {
+        return scope.value(position);
+    }
+    let kept = match param.unit.kept() {
+        Kept::Part => Kept::Shard,
+        kept => kept,
+    };
+    // Nothing says when the caller is done with the value: it cannot be in a slot.
+    let (scope, ()) = Scope::open(&param.unit, Shards::one(param.index, base), kept, false, ());
+    let value = scope.value(0);
+    scope.pass.reshard();
+    value
 }
 
 /// Runs `f` with these units open at once.
-pub(super) fn open_all<T>(units: Vec<(Arc<Unit>, Vec<Visited>)>, f: impl FnOnce() -> T) -> T {
-    let open = units.into_iter().map(|(unit, params)| {
-        let (scope, ()) = Scope::open(&unit, bases(params), Kept::Whole, false, ());
+pub(super) fn open_all<T>(units: Vec<(Arc<Unit>, Shards)>, f: impl FnOnce() -> T) -> T {
+    let open = units.into_iter().map(|(unit, shards)| {
+        let (scope, ()) = Scope::open(&unit, shards, Kept::Whole, false, ());
         Open::new(scope)
     });
     let _open: Vec<_> = open.collect();
     f()
-}
-
-/// Index in the unit and shard of each parameter.
-fn bases(params: Vec<Visited>) -> Vec<(usize, DispatchTensor)> {
-    params.into_iter().map(|param| (param.sharded.index, param.base)).collect()
-}
-
-/// The tensor without autodiff.
-pub(super) fn plain(tensor: DispatchTensor) -> DispatchTensor {
-    match tensor.autodiff {
-        burn::backend::DispatchAutodiffContext::Disabled => tensor,
-        burn::backend::DispatchAutodiffContext::Enabled(_) => Dispatch::inner(tensor),
-    }
 }

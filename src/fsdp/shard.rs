@@ -30,6 +30,9 @@ use crate::{Error, Result};
 ///
 /// Modules sharded by an earlier call keep their units: shard inner modules first, then the model.
 ///
+/// burn allows one reparameterization a parameter: a module with LoRA adapters is refused, and
+/// adapters must not be applied to a sharded module, whose shards they would replace.
+///
 /// # Collective
 /// Every rank of the mesh must call it with an equal model and configuration.
 ///
@@ -56,8 +59,11 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         .collect();
     let mut sharder = Sharder { queue, failed: None };
     let model = model.apply_reparameterization(&mut sharder);
-    match sharder.failed {
-        Some(error) => Err(error),
+    if let Some(error) = sharder.failed {
+        return Err(error);
+    }
+    match sharder.queue.pop_front() {
+        Some((param, _)) => Err(FsdpError::NotMet { param }.into()),
         None => Ok(model),
     }
 }

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 use parking_lot::{Mutex, RwLock};
 
 use super::config::ReshardAfterForward;
+use super::shards::Shards;
 use crate::comm::{Call, CommError, Communicator, Phase, ReduceOp, Sharded, Work};
 use crate::dtensor::own;
 use crate::mesh::DeviceMesh;
@@ -63,8 +63,8 @@ pub(super) struct Unit {
 /// Parameters gathered ahead of the forward that will use them.
 #[derive(Debug)]
 pub(super) struct Unsharded {
-    /// The shards' graph nodes when they were gathered: an optimizer step makes new ones.
-    nodes: Vec<Option<NodeId>>,
+    /// What they were gathered from: an optimizer step makes new shards.
+    shards: Shards,
     wholes: Gathering,
 }
 
@@ -111,6 +111,10 @@ impl Unit {
     /// What is left of the gathered parameters after forward.
     pub(super) fn kept(&self) -> Kept {
         let root = self.root.load(Ordering::Relaxed);
+        // A group of one holds the wholes: there is nothing to free.
+        if self.shard.group().size() == 1 {
+            return Kept::Whole;
+        }
         match self.reshard {
             ReshardAfterForward::Always => Kept::Shard,
             ReshardAfterForward::Never => Kept::Whole,
@@ -134,8 +138,8 @@ impl Unit {
     /// Gathers the parameters at `members` from this rank's shards.
     ///
     /// The result is in the order of `members` without those every rank holds whole.
-    pub(super) fn all_gather(&self, members: &[usize], shards: &[DispatchTensor], phase: Phase) -> Gathering {
-        self.gather_over(&self.shard, self.sharded(members, shards.to_vec()), phase)
+    pub(super) fn all_gather(&self, members: &[usize], shards: Vec<DispatchTensor>, phase: Phase) -> Gathering {
+        self.gather_over(&self.shard, self.sharded(members, shards), phase)
     }
 
     /// Gathers them again from the parts [`split`](Self::split) left.
@@ -227,28 +231,27 @@ impl Unit {
         self.merge(members, gathered, self.uncut(members, shards.to_vec()))
     }
 
-    /// Starts gathering every parameter ahead of its use.
-    pub(super) fn unshard(&self, shards: &[DispatchTensor], nodes: Vec<Option<NodeId>>) {
-        let members: Vec<_> = (0..self.params.len()).collect();
-        let wholes = self.all_gather(&members, shards, Phase::Other);
-        *self.unsharded.lock() = Some(Unsharded { nodes, wholes });
+    /// Starts gathering parameters ahead of their use.
+    pub(super) fn unshard(&self, shards: Shards) {
+        let wholes = self.all_gather(&shards.members, shards.plain(), Phase::Other);
+        *self.unsharded.lock() = Some(Unsharded { shards, wholes });
     }
 
     /// Waits for [`unshard`](Self::unshard), if one is under way.
     pub(super) fn wait_unsharded(&self) -> Result<(), CommError> {
-        let mut slot = self.unsharded.lock();
-        if let Some(unsharded) = slot.take() {
-            let Unsharded { nodes, wholes } = unsharded;
+        let taken = self.unsharded.lock().take();
+        if let Some(Unsharded { shards, wholes }) = taken {
             let wholes = Gathering::Done(wholes.wait()?);
-            *slot = Some(Unsharded { nodes, wholes });
+            *self.unsharded.lock() = Some(Unsharded { shards, wholes });
         }
         Ok(())
     }
 
     /// The parameters gathered ahead, if they were gathered from these shards.
-    pub(super) fn take_unsharded(&self, nodes: &[Option<NodeId>]) -> Result<Option<Vec<DispatchTensor>>, CommError> {
-        match self.unsharded.lock().take() {
-            Some(unsharded) if unsharded.nodes == nodes => unsharded.wholes.wait().map(Some),
+    pub(super) fn take_unsharded(&self, shards: &Shards) -> Result<Option<Vec<DispatchTensor>>, CommError> {
+        let taken = self.unsharded.lock().take();
+        match taken {
+            Some(unsharded) if unsharded.shards.same(shards) => unsharded.wholes.wait().map(Some),
             _ => Ok(None),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, OnceLock, Weak};
+use std::thread::{self, ThreadId};
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, TensorMetadata};
@@ -10,6 +11,7 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 use parking_lot::RwLock;
 
 use super::Refill;
+use crate::dtensor::own;
 
 /// The memory of one gathered weight, there or not.
 pub(in crate::fsdp) struct Slot {
@@ -18,6 +20,8 @@ pub(in crate::fsdp) struct Slot {
     shape: Shape,
     dtype: DType,
     owner: Weak<dyn Refill>,
+    /// The rank's thread: the only one on which the memory is taken back.
+    thread: ThreadId,
 }
 
 impl std::fmt::Debug for Slot {
@@ -37,7 +41,14 @@ impl Slot {
             return (tensor, None);
         }
         let bytes = bytes(tensor);
-        let slot = Arc::new(Self { len: bytes.len(), bytes: RwLock::new(Some(bytes)), shape, dtype, owner });
+        let slot = Arc::new(Self {
+            len: bytes.len(),
+            bytes: RwLock::new(Some(bytes)),
+            shape,
+            dtype,
+            owner,
+            thread: thread::current().id(),
+        });
         (slot.view(), Some(slot))
     }
 
@@ -48,9 +59,9 @@ impl Slot {
         self.bytes.write().take();
     }
 
-    /// Gives the memory back, with the same values.
+    /// Gives the memory back, with the same values. A full slot stays as it is.
     pub(in crate::fsdp) fn fill(&self, tensor: DispatchTensor) {
-        *self.bytes.write() = Some(bytes(tensor));
+        self.bytes.write().get_or_insert_with(|| bytes(tensor));
     }
 
     /// A tensor that lives in this slot.
@@ -81,20 +92,33 @@ struct View {
 }
 
 impl View {
-    fn slot_memory(&self) -> Result<&[MaybeUninit<u8>], AccessError> {
-        if self.slot.bytes.read().is_none()
-            && let Some(owner) = self.slot.owner.upgrade()
-        {
+    /// Runs `f` on the slot's bytes, filled first if need be, while nobody can take them back.
+    fn with_slot<T>(&self, f: impl FnOnce(&Bytes) -> T) -> Result<T, AccessError> {
+        let empty = self.slot.bytes.read().is_none();
+        if empty && let Some(owner) = self.slot.owner.upgrade() {
             owner.refill();
         }
         let guard = self.slot.bytes.read();
-        let bytes = guard.as_ref().ok_or_else(|| AccessError::Read(GONE.into()))?;
+        guard.as_ref().map(f).ok_or_else(|| AccessError::Read(GONE.into()))
+    }
+
+    /// A copy of the slot's bytes, made once.
+    fn own(&self) -> Result<&Bytes, AccessError> {
+        if self.own.get().is_none() {
+            let copy = self.with_slot(|bytes| Bytes::from_bytes_vec(bytes.to_vec()))?;
+            let _ = self.own.set(copy);
+        }
+        Ok(self.own.get().expect("set above"))
+    }
+
+    fn slot_memory(&self) -> Result<&[MaybeUninit<u8>], AccessError> {
+        let (ptr, len) = self.with_slot(|bytes| (bytes.as_ptr(), bytes.len()))?;
         // SAFETY: the pointer is to `len` initialized bytes, as `Bytes` promises. They stay where
-        // they are until `release`, which the unit calls on the rank's thread, between tensor
-        // operations: Flex is eager and borrows a tensor's bytes for one operation only, on that
-        // thread or in its pool. Other ranks never borrow them: a communicator copies a tensor
-        // whose memory is not plain before it lends it out. `fill` only ever replaces nothing.
-        Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
+        // they are until `release`, which the unit calls on the rank's thread, which is this one,
+        // between tensor operations: Flex is eager and borrows a tensor's bytes for one operation
+        // only. Other threads get a copy (`memory`), and other ranks too: a communicator copies a
+        // tensor whose memory is not plain before it lends it out. `fill` never replaces bytes.
+        Ok(unsafe { std::slice::from_raw_parts(ptr.cast(), len) })
     }
 }
 
@@ -115,27 +139,44 @@ impl AllocationController for View {
     }
 
     fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
-        match self.own.get() {
-            // SAFETY: `u8` is a valid `MaybeUninit<u8>`.
-            Some(own) => Ok(unsafe { std::slice::from_raw_parts(own.as_ptr().cast(), own.len()) }),
-            None => self.slot_memory(),
+        if self.own.get().is_none() && thread::current().id() == self.slot.thread {
+            return self.slot_memory();
         }
+        let own = self.own()?;
+        // SAFETY: `u8` is a valid `MaybeUninit<u8>`.
+        Ok(unsafe { std::slice::from_raw_parts(own.as_ptr().cast(), own.len()) })
     }
 
     unsafe fn memory_mut(&mut self, policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        if self.own.get().is_none() {
-            if !policy.copy_allowed() {
-                return Err(AccessError::WouldCopy);
-            }
-            let memory = self.slot_memory()?;
-            // SAFETY: a slot's bytes are all initialized.
-            let memory: &[u8] = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast(), memory.len()) };
-            let own = Bytes::from_bytes_vec(memory.to_vec());
-            let _ = self.own.set(own);
+        if self.own.get().is_none() && !policy.copy_allowed() {
+            return Err(AccessError::WouldCopy);
         }
-        let own = self.own.get_mut().expect("set above");
+        self.own()?;
+        let own = self.own.get_mut().expect("made above");
         // SAFETY: the caller only writes initialized bytes, as this function's contract says.
         Ok(unsafe { std::slice::from_raw_parts_mut(own.as_mut_ptr().cast(), own.len()) })
+    }
+}
+
+/// A tensor that outlives its unit's scope: a copy, if its memory is a slot's.
+pub(in crate::fsdp) fn leave(tensor: DispatchTensor) -> DispatchTensor {
+    match &tensor.kind {
+        DispatchTensorKind::Flex(BackendTensor::Float(flex))
+            if flex.data_arc().property() == AllocationProperty::Other =>
+        {
+            own(tensor)
+        }
+        _ => tensor,
+    }
+}
+
+/// Whether both tensors are one piece of memory. Other backends cannot tell: there it is assumed.
+pub(in crate::fsdp) fn same_memory(a: &DispatchTensor, b: &DispatchTensor) -> bool {
+    match (&a.kind, &b.kind) {
+        (DispatchTensorKind::Flex(BackendTensor::Float(a)), DispatchTensorKind::Flex(BackendTensor::Float(b))) => {
+            Arc::ptr_eq(&a.data_arc(), &b.data_arc())
+        }
+        _ => true,
     }
 }
 

@@ -20,9 +20,9 @@ mod flex;
 mod none;
 
 #[cfg(feature = "flex")]
-pub(super) use flex::Slot;
+pub(super) use flex::{Slot, leave, same_memory};
 #[cfg(not(feature = "flex"))]
-pub(super) use none::Slot;
+pub(super) use none::{Slot, leave, same_memory};
 
 /// Fills slots that are read while empty.
 pub(super) trait Refill: Send + Sync {

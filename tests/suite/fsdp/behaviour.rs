@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::module::{Lora, Module, Param};
+use burn::nn::{Initializer, Linear, LinearConfig, RmsNormConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, Phase, World, launch};
@@ -306,27 +306,97 @@ fn inference_without_autodiff() {
 
 #[test]
 fn lazy_parameters_take_the_first_ranks_values() {
-    let device = Device::flex();
-    device.seed(21);
-    let expected: Vec<f32> = LinearConfig::new(WIDTH, 7).init(&device).weight.val().into_data().try_to_vec().unwrap();
     let weights = launch(Launch::threads(4), |world| {
         let device = world.device().clone().autodiff();
-        if world.rank() == 0 {
-            device.seed(21);
-        }
-        let lazy = LinearConfig::new(WIDTH, 7).init(&device);
+        let value = 10.0 + world.rank() as f64;
+        let lazy = LinearConfig::new(WIDTH, 7).with_initializer(Initializer::Constant { value }).init(&device);
         let sharded = fully_shard(lazy.clone(), &mesh(world)?, FullyShard::new())?;
         if world.rank() > 0 {
-            assert!(!lazy.weight.is_initialized(), "only the first rank draws");
+            assert!(!lazy.weight.is_initialized(), "only the first rank makes values");
         }
         assert!(sharded.weight.base().is_require_grad());
         Ok::<_, Error>(full_model(&sharded)?.weight.val().into_data().try_to_vec::<f32>().unwrap())
     })
     .unwrap();
-    assert!(weights.iter().all(|weight| *weight == weights[0]));
-    // Other tests of this process may draw from burn's one stream in between: compare only when
-    // the stream was ours alone.
-    assert_eq!(weights[0].len(), expected.len());
+    assert!(weights.iter().all(|weight| *weight == [10.0; WIDTH * 7]));
+}
+
+#[test]
+fn another_clones_shards_are_not_the_scopes() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let plain = on_device(&model, &device);
+        let sharded = fully_shard(plain.clone(), &mesh(world)?, config())?;
+        let teacher = sharded.clone().map(&mut Shift);
+        let x = tensor(1, [4, WIDTH], &device);
+        // Read inside the student's scope, whose unit it shares.
+        let output = unit(&sharded.blocks[0], x.clone(), |block, x| {
+            let frozen = block.clone().no_grad();
+            block.forward(x.clone()) + teacher.blocks[0].forward(x.clone()) + frozen.forward(x)
+        });
+        let shifted = plain.clone().map(&mut Shift);
+        let student = plain.blocks[0].forward(x.clone());
+        let expected = student.clone() + shifted.blocks[0].forward(x.clone()) + student;
+        assert_eq!(output.clone().into_data(), expected.into_data());
+        let grads = output.sum().backward();
+        let grad = sharded.blocks[0].bias.as_ref().unwrap().base().grad(&grads).expect("trained").into_data();
+        let rows: Vec<f32> = grad.try_to_vec().unwrap();
+        assert!(rows.iter().all(|row| *row == 4.0), "the frozen clone adds nothing: {rows:?}");
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn part_of_a_unit_can_be_gathered() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let plain = on_device(&model, &world.device().clone().autodiff());
+        let sharded = fully_shard(plain.clone(), &mesh(world)?, FullyShard::new())?;
+        let spare = full_model(&sharded.spare)?;
+        assert_eq!(spare.weight.val().into_data(), plain.spare.weight.val().into_data());
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_weight_may_leave_its_unit_as_an_output() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let plain = on_device(&model, &device);
+        let always = config().reshard_after_forward(ReshardAfterForward::Always);
+        let sharded = fully_shard(plain.clone(), &mesh(world)?, always)?;
+        let kept = unit(&sharded.blocks[0], (), |block, ()| block.weight.val().inner());
+        world.ledger().reset();
+        let view = unit(&sharded.blocks[1], (), |block, ()| block.weight.val().transpose());
+        let loss = (view.clone() * view).sum() + kept.clone().sum();
+        assert_eq!(world.ledger().calls(Op::AllGather), 1, "reading the output gathers nothing");
+        let grads = loss.backward();
+        let grad = sharded.blocks[1].weight.base().grad(&grads).expect("trained");
+        assert_eq!(grad.into_data(), (sharded.blocks[1].weight.base().inner() * 2.0).into_data());
+        assert_eq!(kept.into_data(), plain.blocks[0].weight.val().into_data());
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_dimension_of_one_is_kept_by_a_few_ranks() {
+    launch(Launch::threads(4), |world| {
+        let device = world.device().clone().autodiff();
+        let plain = on_device(&LinearConfig::new(WIDTH, 1).init(&device), &device);
+        let few = FullyShard::new().reshard_after_forward(ReshardAfterForward::Ranks(2));
+        let sharded = fully_shard(plain, &mesh(world)?, few)?;
+        let x = tensor(1, [4, WIDTH], &device);
+        let output = unit(&sharded, x, |linear, x| linear.forward(x) * linear.bias.as_ref().unwrap().val().unsqueeze());
+        let grads = GradientsParams::from_grads(output.sum().backward(), &sharded);
+        assert_eq!(grads.len(), 2);
+        Ok::<_, Error>(())
+    })
+    .unwrap();
 }
 
 #[test]
@@ -425,6 +495,13 @@ fn wrong_configurations_are_typed_errors() {
             let error = shard(FullyShard::new().shard_placement_fn(move |_| Some(placement)));
             assert!(matches!(&error, FsdpError::Placement { param, .. } if param.contains('.')), "{error}");
         }
+        let mesh = DeviceMesh::new(world, [4], ["shard"])?;
+        let norm = RmsNormConfig::new(8).init(world.device());
+        let error = fully_shard(norm, &mesh, FullyShard::new().shard_placement_fn(|_| Some(Placement::Shard(0))));
+        assert!(matches!(error, Err(Error::Fsdp(FsdpError::StoredShape { module: "RmsNorm", .. }))));
+        let lora = model.clone().apply_lora(Lora::new(2));
+        let error = fully_shard(lora, &mesh, FullyShard::new());
+        assert!(matches!(error, Err(Error::Fsdp(FsdpError::Reparameterized { .. }))));
         let mesh = DeviceMesh::new(world, [2, 2, 1], ["a", "b", "c"])?;
         let error = fully_shard(model.clone(), &mesh, FullyShard::new());
         assert!(matches!(error, Err(Error::Fsdp(FsdpError::MeshDims { .. }))));

@@ -1,7 +1,7 @@
 //! Calls and bytes of every unit, held to closed formulas.
 
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Error;
@@ -15,6 +15,8 @@ use super::support::{on_device, tensor, values};
 struct Stack {
     first: Linear,
     blocks: Vec<Linear>,
+    /// Placed `Replicate`: every rank holds it whole.
+    norm: Option<RmsNorm>,
 }
 
 const WIDTH: usize = 6;
@@ -24,7 +26,7 @@ const LAYER: u64 = (WIDTH * WIDTH + WIDTH) as u64 * 4;
 
 fn stack(device: &Device) -> Stack {
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(device);
-    let stack = Stack { first: linear(), blocks: (0..BLOCKS).map(|_| linear()).collect() };
+    let stack = Stack { first: linear(), blocks: (0..BLOCKS).map(|_| linear()).collect(), norm: None };
     let _ = values(&stack, None);
     stack
 }
@@ -36,7 +38,10 @@ impl Stack {
             for block in &stack.blocks {
                 x = unit(block, x, |block, x| block.forward(x).tanh());
             }
-            x
+            match &stack.norm {
+                Some(norm) => norm.forward(x),
+                None => x,
+            }
         })
     }
 }
@@ -117,7 +122,8 @@ fn one_rank_makes_no_collective() {
 
 #[test]
 fn clip_grad_norm_is_the_unsharded_norm() {
-    let model = stack(&Device::flex());
+    let norm = Some(RmsNormConfig::new(WIDTH).init(&Device::flex()));
+    let model = Stack { norm, ..stack(&Device::flex()) };
     for hsdp in [false, true] {
         for (norm, p) in [
             (NormType::L1, 1.0),

@@ -1,0 +1,64 @@
+//! [`Shards`]: this rank's shards of some or all parameters of a unit.
+
+use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
+
+use super::storage;
+use super::visit::Visited;
+use crate::autodiff;
+
+/// Parameters of a unit, as sorted indices into it, and this rank's shard of each, as stored in the
+/// model: a leaf of the graph, or plain.
+#[derive(Debug, Clone)]
+pub(super) struct Shards {
+    pub(super) members: Vec<usize>,
+    pub(super) bases: Vec<DispatchTensor>,
+}
+
+impl Shards {
+    /// The shards of visited parameters of one unit.
+    pub(super) fn new(mut params: Vec<Visited>) -> Self {
+        params.sort_by_key(|param| param.sharded.index);
+        let (members, bases) = params.into_iter().map(|param| (param.sharded.index, param.base)).unzip();
+        Self { members, bases }
+    }
+
+    /// One parameter.
+    pub(super) fn one(member: usize, base: DispatchTensor) -> Self {
+        Self { members: vec![member], bases: vec![base] }
+    }
+
+    /// Where parameter `member` is, if it is here with this very shard.
+    ///
+    /// Clones of a module share its unit; one that was stepped, frozen or averaged does not share
+    /// its shards.
+    pub(super) fn position(&self, member: usize, base: &DispatchTensor) -> Option<usize> {
+        let position = self.members.binary_search(&member).ok()?;
+        same_value(&self.bases[position], base).then_some(position)
+    }
+
+    /// Whether both are the very same shards of the same parameters.
+    pub(super) fn same(&self, other: &Self) -> bool {
+        self.members == other.members && self.bases.iter().zip(&other.bases).all(|(a, b)| same_value(a, b))
+    }
+
+    /// The shards without autodiff.
+    pub(super) fn plain(&self) -> Vec<DispatchTensor> {
+        self.bases.iter().cloned().map(plain).collect()
+    }
+}
+
+/// Whether two stored shards are one value: a node of the graph, or else the same memory.
+fn same_value(a: &DispatchTensor, b: &DispatchTensor) -> bool {
+    match (autodiff::node_id(a.clone()), autodiff::node_id(b.clone())) {
+        (None, None) => storage::same_memory(a, b),
+        (a, b) => a == b,
+    }
+}
+
+/// The tensor without autodiff.
+fn plain(tensor: DispatchTensor) -> DispatchTensor {
+    match tensor.autodiff {
+        DispatchAutodiffContext::Disabled => tensor,
+        DispatchAutodiffContext::Enabled(_) => Dispatch::inner(tensor),
+    }
+}
