@@ -499,7 +499,7 @@ fn wrong_configurations_are_typed_errors() {
         let norm = RmsNormConfig::new(8).init(world.device());
         let error = fully_shard(norm, &mesh, FullyShard::new().shard_placement_fn(|_| Some(Placement::Shard(0))));
         assert!(matches!(error, Err(Error::Fsdp(FsdpError::StoredShape { module: "RmsNorm", .. }))));
-        let lora = model.clone().apply_lora(Lora::new(2));
+        let lora = model.clone().apply_lora(Lora::new(2, 4.0));
         let error = fully_shard(lora, &mesh, FullyShard::new());
         assert!(matches!(error, Err(Error::Fsdp(FsdpError::Reparameterized { .. }))));
         let mesh = DeviceMesh::new(world, [2, 2, 1], ["a", "b", "c"])?;
