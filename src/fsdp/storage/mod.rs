@@ -25,6 +25,7 @@ pub(super) use flex::{Slot, leave, same_memory};
 pub(super) use none::{Slot, leave, same_memory};
 
 /// Fills slots that are read while empty.
+#[cfg_attr(not(feature = "flex"), expect(dead_code, reason = "only Flex has slots"))]
 pub(super) trait Refill: Send + Sync {
     /// Fills every slot of the unit.
     fn refill(self: std::sync::Arc<Self>);
