@@ -1,10 +1,8 @@
 //! [`from_local_checked`](DTensor::from_local_checked): do the ranks hold what they say they hold?
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
-
 use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
 use itertools::Itertools;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::local::is_require_grad;
 use super::step::all_gather;
@@ -37,7 +35,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let shape = table.global_shape::<D>();
         table.check(&shape)?;
         let spec = DTensorSpec::new(mesh, table.layout, shape, local.dtype())?;
-        Ok(Self::from_parts(local, Arc::new(spec)))
+        Ok(Self::from_parts(local, spec.shared()))
     }
 }
 

@@ -1,8 +1,6 @@
 //! Between plain local tensors and DTensors: [`from_local`](DTensor::from_local) and
 //! [`to_local`](DTensor::to_local).
 
-use std::sync::Arc;
-
 use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
 
@@ -31,7 +29,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             dims[dim] *= cuts.iter().map(|&cut| mesh.shape()[cut]).product::<usize>();
         }
         let spec = DTensorSpec::new(mesh, layout, Shape::from(dims), local.dtype())?;
-        Ok(Self::from_parts(local, Arc::new(spec)))
+        Ok(Self::from_parts(local, spec.shared()))
     }
 
     /// [`from_local`](Self::from_local) of a tensor of known global `shape`, whose parts may be
@@ -72,7 +70,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             }
             .into());
         }
-        Ok(Self::from_parts(local, Arc::new(spec)))
+        Ok(Self::from_parts(local, spec.shared()))
     }
 
     /// This rank's tensor.

@@ -9,8 +9,6 @@
 //! mesh dim 1   broadcast   (0,0) -> (0,1)      (1,0) -> (1,1)
 //! ```
 
-use std::sync::Arc;
-
 use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
 
@@ -104,7 +102,7 @@ fn leaves<const D: usize, K: Kind>(
     if leaf {
         local = Tensor::from_dispatch(as_float(local).require_grad().into_dispatch());
     }
-    Ok(DTensor::from_parts(local, Arc::new(spec)))
+    Ok(DTensor::from_parts(local, spec.shared()))
 }
 
 /// This rank's part of the plain whole that the mesh's first rank, and it alone, passes in.

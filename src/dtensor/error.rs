@@ -117,6 +117,41 @@ pub enum DTensorError {
         /// How to repair it.
         remedy: &'static str,
     },
+    /// An operator's inputs do not fit each other, or its arguments.
+    #[error("`{operator}` of tensors of global shapes {shapes:?}: {why}")]
+    Operands {
+        /// The operator.
+        operator: &'static str,
+        /// Global shapes of the inputs.
+        shapes: Vec<Vec<usize>>,
+        /// What does not fit, and what would.
+        why: String,
+    },
+    /// An operator would have to redistribute an input, and the policy forbids it.
+    #[error(
+        "`{operator}` needs its input {input} as {to}, it is {from}, and RedistributePolicy::Deny \
+         forbids moving it silently; write `.redistribute(&{placements:?})?` on it first"
+    )]
+    ImplicitRedistribution {
+        /// The operator.
+        operator: &'static str,
+        /// Which input, from 0.
+        input: usize,
+        /// Its layout.
+        from: String,
+        /// The layout the operator needs.
+        to: String,
+        /// The placements of that layout.
+        placements: Vec<Placement>,
+    },
+    /// No row of an operator's rule can be reached from its inputs' layouts.
+    #[error("`{operator}` has no strategy for inputs laid out as {inputs:?}; redistribute them to Replicate")]
+    NoStrategy {
+        /// The operator.
+        operator: &'static str,
+        /// Layouts of the inputs.
+        inputs: Vec<String>,
+    },
     /// A distribution's parameters make no sense.
     #[error("{distribution} is not a distribution: {why}")]
     Distribution {

@@ -1,10 +1,8 @@
 //! Tensors made in place: each rank fills only its own part.
 
+use burn::tensor::{Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData};
 use std::cmp::Ordering;
 use std::ops::Range;
-use std::sync::Arc;
-
-use burn::tensor::{Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData};
 
 use super::distribute::check_no_partial;
 use super::{DTensor, DTensorError, DTensorSpec, Kind, random};
@@ -156,7 +154,7 @@ fn make<const D: usize, K: Kind>(
     let slices = layout.local_slices(&shape, coordinate);
     let local = local(Part { global: &shape, slices });
     let spec = DTensorSpec::new(mesh, layout, shape, local.dtype())?;
-    Ok(DTensor::from_parts(local, Arc::new(spec)))
+    Ok(DTensor::from_parts(local, spec.shared()))
 }
 
 fn check_distribution(distribution: Distribution) -> Result<(), DTensorError> {

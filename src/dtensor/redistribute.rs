@@ -58,7 +58,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let spec = self.spec.with_layout(layout.clone())?;
         let route = Route::between(self.layout(), layout)?;
         let (local, _) = travel(self.local, &self.spec, &route, &[])?;
-        Ok(Self::from_parts(local, Arc::new(spec)))
+        Ok(Self::from_parts(local, spec.shared()))
     }
 
     /// The whole tensor, on every rank. Its gradient is replicated; see

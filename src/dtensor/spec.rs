@@ -1,6 +1,12 @@
 //! [`DTensorSpec`]: what a local tensor is a part of.
 
+use std::cell::RefCell;
+use std::hash::{BuildHasher, Hash};
+use std::ops::Range;
+use std::sync::Arc;
+
 use burn::tensor::{DType, Shape};
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::DTensorError;
 use crate::Result;
@@ -30,6 +36,28 @@ impl DTensorSpec {
         mesh.member("hold a part of a DTensor")?;
         check_layout(mesh, &layout, shape.num_dims())?;
         Ok(Self { mesh: mesh.clone(), layout, shape, dtype })
+    }
+
+    /// A spec that an operator's rule has decided on: its layout fits mesh and shape.
+    pub(super) fn decided(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Self {
+        Self { mesh: mesh.clone(), layout, shape, dtype }
+    }
+
+    /// The one shared copy of this spec that the calling thread has: equal specs are the same
+    /// pointer, which is what the cache of decisions compares.
+    pub(crate) fn shared(self) -> Arc<Self> {
+        SPECS.with_borrow_mut(|(hasher, specs)| {
+            let hash = hasher.hash_one(&self);
+            if let Some(known) = specs.find(hash, |known| **known == self) {
+                return known.clone();
+            }
+            if specs.len() >= CAPACITY {
+                specs.clear();
+            }
+            let shared = Arc::new(self);
+            specs.insert_unique(hash, shared.clone(), |known| hasher.hash_one(&**known));
+            shared
+        })
     }
 
     /// The mesh.
@@ -72,6 +100,11 @@ impl DTensorSpec {
         Shape::from(self.layout.local_shape(&self.shape, coordinate).to_vec())
     }
 
+    /// Where the calling rank's part lies along `dim`.
+    pub fn local_range(&self, dim: usize) -> Range<usize> {
+        self.layout.local_slices(&self.shape, self.coordinate()).swap_remove(dim)
+    }
+
     /// The same tensor laid out differently.
     ///
     /// # Errors
@@ -97,6 +130,13 @@ impl DTensorSpec {
     pub(super) fn parent_len(&self, mesh_dim: usize) -> usize {
         self.layout.parent_len(&self.shape, self.coordinate(), mesh_dim)
     }
+}
+
+/// Specs shared a thread; past that many sharing starts anew.
+const CAPACITY: usize = 1 << 14;
+
+thread_local! {
+    static SPECS: RefCell<(DefaultHashBuilder, HashTable<Arc<DTensorSpec>>)> = RefCell::default();
 }
 
 /// `index (name)` of a mesh dimension, for messages.

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::{DType, Float, Shape, Tensor, kind};
 
 use super::DTensorSpec;
-use super::vary::VariedCache;
+use super::vary::Handles;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
 
@@ -46,13 +46,13 @@ pub struct DTensor<const D: usize, K: Kind = Float> {
     pub(super) local: Tensor<D, K>,
     pub(super) spec: Arc<DTensorSpec>,
     /// Made by the first `clone` or `vary`.
-    pub(super) varied: OnceLock<Arc<VariedCache<D>>>,
+    pub(super) handles: OnceLock<Arc<Handles<D>>>,
 }
 
 impl<const D: usize, K: Kind> Clone for DTensor<D, K> {
     fn clone(&self) -> Self {
-        self.varied.get_or_init(Default::default);
-        Self { local: self.local.clone(), spec: self.spec.clone(), varied: self.varied.clone() }
+        self.handles.get_or_init(Default::default);
+        Self { local: self.local.clone(), spec: self.spec.clone(), handles: self.handles.clone() }
     }
 }
 
@@ -60,7 +60,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Joins a local tensor and its spec. The caller knows that they fit.
     pub(crate) fn from_parts(local: Tensor<D, K>, spec: Arc<DTensorSpec>) -> Self {
         debug_assert_eq!(local.shape(), spec.local_shape(), "{spec:?}");
-        Self { local, spec, varied: OnceLock::new() }
+        Self { local, spec, handles: OnceLock::new() }
     }
 
     /// What the local tensor is a part of.

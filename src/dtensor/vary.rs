@@ -14,26 +14,59 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::local::{as_float, is_tracked};
 use super::redistribute::{Route, travel};
 use super::spec::mesh_dim_name;
-use super::{DTensor, DTensorError};
+use super::{DTensor, DTensorError, Kind};
 use crate::Result;
 use crate::placement::{Layout, Placement};
 
 /// Mesh dimensions, ascending, without those of size 1.
 type Dims = SmallVec<[usize; 3]>;
 
-/// Varied handles of one tensor, kept while it or a clone of it lives.
+/// What one tensor was already brought to, kept while it or a clone of it lives.
 #[derive(Debug, Default)]
-pub(super) struct VariedCache<const D: usize>(Mutex<SmallVec<[Varied<D>; 1]>>);
+pub(super) struct Handles<const D: usize>(Mutex<SmallVec<[Handle<D>; 1]>>);
 
 #[derive(Debug)]
-struct Varied<const D: usize> {
-    gathered: bool,
-    dims: Dims,
+struct Handle<const D: usize> {
+    layout: Layout,
+    varying: Dims,
     tensor: Tensor<D>,
     /// Its node is spent: a leaf that outlives a training step needs a new one.
     done: Arc<AtomicBool>,
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// The local tensor laid out as `target`, for a computation that differs between the ranks of
+    /// `varying`. If the tensor has clones, they share the result.
+    ///
+    /// # Collective
+    /// In forward and in backward: every rank of the mesh.
+    pub(super) fn brought_to(self, target: &Layout, varying: &[usize]) -> Result<Tensor<D, K>> {
+        let varying = if varying.is_empty() || !is_tracked(&self.local) { &[] } else { varying };
+        if varying.is_empty() && self.layout() == target {
+            return Ok(self.local);
+        }
+        let Some(handles) = self.handles.get() else {
+            let route = Route::between(self.layout(), target)?;
+            return Ok(travel(self.local, &self.spec, &route, varying)?.0);
+        };
+        // Only floats vary or are cached: what else moves is an index, and small.
+        let mut known = handles.0.lock();
+        known.retain(|handle| !handle.done.load(Ordering::Relaxed));
+        let found = known.iter().find(|handle| *handle.varying == *varying && handle.layout == *target);
+        if let Some(handle) = found {
+            return Ok(Tensor::from_dispatch(handle.tensor.clone().into_dispatch()));
+        }
+        let route = Route::between(self.layout(), target)?;
+        let (tensor, done) = travel(self.local.clone(), &self.spec, &route, varying)?;
+        if tensor.dtype().is_float() {
+            let tensor = as_float(tensor.clone());
+            known.push(Handle { layout: target.clone(), varying: varying.into(), tensor, done });
+        }
+        Ok(tensor)
+    }
 }
 
 impl<const D: usize> DTensor<D> {
@@ -58,7 +91,7 @@ impl<const D: usize> DTensor<D> {
                 return Err(DTensorError::NotReplicated { mesh_dim, placement }.into());
             }
         }
-        self.varied(true, dims)
+        self.shared_handle(self.layout(), &dims)
     }
 
     /// [`vary`](Self::vary) of a tensor that is first made Replicate on `mesh_dims`.
@@ -73,30 +106,17 @@ impl<const D: usize> DTensor<D> {
     /// [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange), or [`CommError`](crate::comm::CommError) if a
     /// collective fails.
     pub fn gather_vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
-        self.varied(true, self.dims_of(mesh_dims)?)
+        let dims = self.dims_of(mesh_dims)?;
+        self.shared_handle(&replicated_on(self.layout(), &dims)?, &dims)
     }
 
     /// The local tensor as it is, its gradient summed over `dims`.
     pub(super) fn with_summed_grad(&self, dims: &[usize]) -> Result<Tensor<D>> {
-        self.varied(false, self.dims_of(dims)?)
+        self.shared_handle(self.layout(), &self.dims_of(dims)?)
     }
 
-    fn varied(&self, gathered: bool, dims: Dims) -> Result<Tensor<D>> {
-        let placements = self.placements();
-        let gathered = gathered && dims.iter().any(|&dim| !placements[dim].is_replicate());
-        if !gathered && (dims.is_empty() || !self.local.is_tracked()) {
-            return Ok(self.local.clone());
-        }
-        let mut known = self.varied.get_or_init(Default::default).0.lock();
-        known.retain(|varied| !varied.done.load(Ordering::Relaxed));
-        if let Some(varied) = known.iter().find(|v| v.gathered == gathered && v.dims == dims) {
-            return Ok(varied.tensor.clone());
-        }
-        let layout = if gathered { replicated_on(self.layout(), &dims)? } else { self.layout().clone() };
-        let route = Route::between(self.layout(), &layout)?;
-        let (tensor, done) = travel(self.local.clone(), &self.spec, &route, &dims)?;
-        known.push(Varied { gathered, dims, tensor: tensor.clone(), done });
-        Ok(tensor)
+    fn shared_handle(&self, layout: &Layout, dims: &[usize]) -> Result<Tensor<D>> {
+        self.clone().brought_to(layout, dims)
     }
 
     fn dims_of(&self, mesh_dims: &[usize]) -> Result<Dims> {

@@ -50,7 +50,7 @@ pub fn named_parameters<M: Module>(model: &M) -> Vec<NamedParameter> {
         path: path.expect("paths were asked for"),
         id,
         unit: sharded.unit.label(),
-        spec: Arc::new(sharded.spec(base.dtype()).expect("the shard was made from this spec")),
+        spec: sharded.spec(base.dtype()).expect("the shard was made from this spec").shared(),
         local: base,
     };
     sharded_parameters_with_paths(model).into_iter().map(named).collect()

@@ -113,6 +113,6 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
         let sharded = self.reparameterization::<ShardedParameter>()?;
         let base = self.base();
         let spec = sharded.spec(base.dtype()).expect("the shard was made from this spec");
-        Some(DTensor::from_parts(base, Arc::new(spec)))
+        Some(DTensor::from_parts(base, spec.shared()))
     }
 }

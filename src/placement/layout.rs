@@ -98,6 +98,24 @@ impl Layout {
         Ok(layout)
     }
 
+    /// The layout whose cuts are made in the order `turn` of the mesh dimensions, on every tensor
+    /// dimension.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn in_turn(
+        mesh_shape: &[usize],
+        placements: &[Placement],
+        turn: &[usize],
+    ) -> Result<Self, PlacementError> {
+        let mut layout = Self::new(mesh_shape, placements)?;
+        let place = |cut: &usize| turn.iter().position(|mesh_dim| mesh_dim == cut);
+        for (_, cuts) in &mut layout.order {
+            cuts.sort_by_key(place);
+        }
+        Ok(layout)
+    }
+
     /// All `Replicate`.
     ///
     /// # Errors

@@ -50,5 +50,6 @@ pub use error::PlacementError;
 pub use kind::{PartialOp, Placement, Placements};
 pub use layout::Layout;
 pub use plan::plan;
+pub(crate) use plan::plan_cost;
 pub use step::Step;
 pub use strided::{StridedLayout, StridedPlacement};

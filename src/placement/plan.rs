@@ -47,6 +47,15 @@ pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, Placement
     Ok(steps)
 }
 
+/// Collectives of a plan from `from`, and the bytes a rank sends in them, for a tensor of `bytes`.
+pub(crate) fn plan_cost(from: &Layout, steps: &[(Step, Layout)], bytes: usize) -> (u64, u64) {
+    let before = std::iter::once(from).chain(steps.iter().map(|(_, after)| after));
+    let sent: u64 = before.zip(steps).map(|(before, (step, _))| step.traffic(before)).sum();
+    let calls = steps.iter().filter(|(step, _)| step.is_collective()).count();
+    let sent = u128::from(sent) * bytes as u128 / u128::from(Step::WHOLE);
+    (calls as u64, u64::try_from(sent).unwrap_or(u64::MAX))
+}
+
 /// Bytes sent, then number of steps.
 type Cost = (u64, usize);
 

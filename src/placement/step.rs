@@ -118,5 +118,5 @@ impl Step {
     }
 
     /// The traffic unit: a whole tensor.
-    const WHOLE: u64 = 1 << 40;
+    pub(super) const WHOLE: u64 = 1 << 40;
 }

@@ -4,6 +4,7 @@ mod distribute;
 mod factory;
 mod gradient;
 mod misuse;
+mod ops;
 mod text;
 mod vary;
 

@@ -1,0 +1,77 @@
+//! Arithmetic of two tensors, with broadcasting, and Rust's operators.
+
+use std::ops::{Add, Div, Mul, Neg, Rem, Sub};
+
+use burn::tensor::kind;
+
+use super::pointwise::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NOTHING, Pointwise, SUBTRACTION, zip};
+use crate::dtensor::{DTensor, Kind};
+
+macro_rules! arithmetic {
+    ($($name:ident: $table:expr),* $(,)?) => {$(
+        #[doc = concat!("Elementwise with broadcasting, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
+        #[must_use]
+        pub fn $name(self, other: Self) -> Self {
+            zip(const { Pointwise::new(stringify!($name), $table) }, self, other, |a, b| a.$name(b))
+        }
+    )*};
+}
+
+#[allow(clippy::should_implement_trait)] // burn's names; the traits are implemented too
+impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
+    arithmetic! {
+        add: ADDITION,
+        sub: SUBTRACTION,
+        mul: BILINEAR,
+        div: LINEAR_IN_FIRST,
+        remainder: NOTHING,
+        powi: NOTHING,
+    }
+}
+
+impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
+    arithmetic! { max_pair: MAXIMUM, min_pair: MINIMUM }
+}
+
+impl<const D: usize> DTensor<D> {
+    arithmetic! { powf: NOTHING, atan2: NOTHING, hypot: NOTHING }
+}
+
+macro_rules! operators {
+    ($($Trait:ident $method:ident $named:ident $scalar:ident);* $(;)?) => {$(
+        impl<const D: usize, K: Kind + kind::Numeric> $Trait for DTensor<D, K> {
+            type Output = Self;
+
+            fn $method(self, other: Self) -> Self {
+                self.$named(other)
+            }
+        }
+
+        operators! { @scalar $Trait $method $scalar: f32 f64 i32 i64 u32 u64 }
+    )*};
+    (@scalar $Trait:ident $method:ident $scalar:ident: $($ty:ty)*) => {$(
+        impl<const D: usize, K: Kind + kind::Numeric> $Trait<$ty> for DTensor<D, K> {
+            type Output = Self;
+
+            fn $method(self, other: $ty) -> Self {
+                self.$scalar(other)
+            }
+        }
+    )*};
+}
+
+operators! {
+    Add add add add_scalar;
+    Sub sub sub sub_scalar;
+    Mul mul mul mul_scalar;
+    Div div div div_scalar;
+    Rem rem remainder remainder_scalar;
+}
+
+impl<const D: usize, K: Kind + kind::Numeric> Neg for DTensor<D, K> {
+    type Output = Self;
+
+    fn neg(self) -> Self {
+        DTensor::neg(self)
+    }
+}

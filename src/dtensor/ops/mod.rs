@@ -1,0 +1,18 @@
+//! Operators on DTensors: burn's names and signatures, and for each family the rule that says
+//! what happens to placements.
+
+mod arithmetic;
+mod choose;
+mod matmul;
+mod placements;
+pub mod pointwise;
+mod policy;
+mod resolved;
+mod rule;
+mod run;
+mod unary;
+
+pub use policy::RedistributePolicy;
+pub use resolved::{Resolved, resolve};
+pub use rule::{Rule, Strategy, strategy};
+pub use run::{binary, ternary, unary, variadic};

@@ -1,0 +1,43 @@
+//! [`RedistributePolicy`]: whether an operator may change its inputs' layouts by itself.
+
+use std::cell::Cell;
+
+/// What an operator does with inputs that its rule cannot take as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RedistributePolicy {
+    /// Redistributes them, as cheaply as the rule allows.
+    #[default]
+    Auto,
+    /// Fails with [`DTensorError::ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution),
+    /// which says what to write.
+    Deny,
+}
+
+thread_local! {
+    static POLICY: Cell<RedistributePolicy> = const { Cell::new(RedistributePolicy::Auto) };
+}
+
+impl RedistributePolicy {
+    /// Runs `f` under this policy, on the calling rank.
+    ///
+    /// ```
+    /// use burn_dtensor::dtensor::ops::RedistributePolicy;
+    /// assert_eq!(RedistributePolicy::current(), RedistributePolicy::Auto);
+    /// RedistributePolicy::Deny.run(|| assert_eq!(RedistributePolicy::current(), RedistributePolicy::Deny));
+    /// ```
+    pub fn run<T>(self, f: impl FnOnce() -> T) -> T {
+        struct Restore(RedistributePolicy);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                POLICY.set(self.0);
+            }
+        }
+        let _restore = Restore(POLICY.replace(self));
+        f()
+    }
+
+    /// The calling rank's policy.
+    pub fn current() -> Self {
+        POLICY.get()
+    }
+}

@@ -1,0 +1,190 @@
+//! [`Resolved`]: a decided operator, and the cache of decisions.
+//!
+//! A decision is a search over placements; a training step repeats the same few. The key is the
+//! rule and the inputs' specs. Specs are interned, so a repeated operator costs a hash of a few
+//! pointers and allocates nothing.
+
+use std::any::{Any, TypeId};
+use std::cell::{OnceCell, RefCell};
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Shape};
+use hashbrown::{DefaultHashBuilder, HashTable};
+use smallvec::SmallVec;
+
+use super::choose::{Choice, Dims, Operand, choose};
+use super::policy::RedistributePolicy;
+use super::rule::{Rule, Strategy};
+use crate::Result;
+use crate::dtensor::{DTensorError, DTensorSpec};
+use crate::placement::{Layout, Placement, plan};
+
+/// How one operator runs on inputs of certain specs.
+#[derive(Debug)]
+pub struct Resolved {
+    pub(super) inputs: SmallVec<[Input; 3]>,
+    pub(super) outputs: SmallVec<[Output; 1]>,
+}
+
+/// One input, as the local operator takes it.
+#[derive(Debug)]
+pub(super) struct Input {
+    /// The layout it is brought to.
+    pub(super) spec: Arc<DTensorSpec>,
+    /// Whether that is another one than it comes in.
+    pub(super) moves: bool,
+    /// Mesh dimensions on which ranks compute different things with one replicated value.
+    pub(super) varying: Dims,
+}
+
+/// One output.
+#[derive(Debug)]
+pub(super) struct Output {
+    layout: Layout,
+    shape: Shape,
+    local: Shape,
+    /// Made when the first local result shows its element type.
+    spec: OnceCell<Arc<DTensorSpec>>,
+}
+
+impl Resolved {
+    /// What input `at` is brought to.
+    pub fn input(&self, at: usize) -> &Arc<DTensorSpec> {
+        &self.inputs[at].spec
+    }
+
+    /// Where this rank's part of input `at` lies along `dim`.
+    pub fn input_range(&self, at: usize, dim: usize) -> Range<usize> {
+        self.inputs[at].spec.local_range(dim)
+    }
+
+    /// The layout of output `at`.
+    pub fn output(&self, at: usize) -> &Layout {
+        &self.outputs[at].layout
+    }
+
+    /// Shape of this rank's part of output `at`.
+    pub fn output_shape(&self, at: usize) -> &Shape {
+        &self.outputs[at].local
+    }
+
+    /// The spec of output `at` for local results of `dtype`.
+    pub(super) fn output_spec(&self, at: usize, dtype: DType) -> Arc<DTensorSpec> {
+        let output = &self.outputs[at];
+        let mesh = self.inputs[0].spec.mesh();
+        let make = || DTensorSpec::decided(mesh, output.layout.clone(), output.shape.clone(), dtype).shared();
+        let spec = output.spec.get_or_init(make);
+        if spec.dtype() == dtype { spec.clone() } else { make() }
+    }
+}
+
+struct Entry {
+    hash: u64,
+    rule: Box<dyn Any>,
+    /// Alive as long as the entry, so that no other spec can have their addresses.
+    inputs: SmallVec<[Arc<DTensorSpec>; 3]>,
+    policy: RedistributePolicy,
+    resolved: Rc<Resolved>,
+}
+
+/// Decisions kept a thread; past that many the cache starts anew.
+const CAPACITY: usize = 1 << 14;
+
+thread_local! {
+    static DECISIONS: RefCell<HashTable<Entry>> = const { RefCell::new(HashTable::new()) };
+    static HASHER: DefaultHashBuilder = DefaultHashBuilder::default();
+}
+
+/// The decision for `rule` on inputs of these specs, from this thread's cache.
+///
+/// # Errors
+/// [`DTensorError::MeshMismatch`]; [`DTensorError::Operands`] of the rule;
+/// [`DTensorError::ImplicitRedistribution`] under [`RedistributePolicy::Deny`].
+pub fn resolve<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Rc<Resolved>> {
+    let policy = RedistributePolicy::current();
+    let hash = HASHER.with(|hasher| {
+        let mut hasher = hasher.build_hasher();
+        (TypeId::of::<R>(), rule, policy as u8).hash(&mut hasher);
+        inputs.iter().for_each(|spec| hasher.write_usize(Arc::as_ptr(spec).addr()));
+        hasher.finish()
+    });
+    let same = |entry: &Entry| {
+        entry.policy == policy
+            && entry.inputs.iter().map(Arc::as_ptr).eq(inputs.iter().map(|spec| Arc::as_ptr(spec)))
+            && entry.rule.downcast_ref::<R>() == Some(rule)
+    };
+    let known = DECISIONS.with_borrow(|table| table.find(hash, same).map(|entry| entry.resolved.clone()));
+    if let Some(resolved) = known {
+        return Ok(resolved);
+    }
+    let resolved = Rc::new(decide(rule, inputs, policy)?);
+    let entry = Entry {
+        hash,
+        rule: Box::new(rule.clone()),
+        inputs: inputs.iter().map(|&spec| spec.clone()).collect(),
+        policy,
+        resolved: resolved.clone(),
+    };
+    DECISIONS.with_borrow_mut(|table| {
+        if table.len() >= CAPACITY {
+            table.clear();
+        }
+        let rehash = |entry: &Entry| entry.hash;
+        table.insert_unique(hash, entry, rehash);
+    });
+    Ok(resolved)
+}
+
+fn decide<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>], policy: RedistributePolicy) -> Result<Resolved> {
+    let mesh = inputs[0].mesh();
+    for other in &inputs[1..] {
+        inputs[0].check_same_mesh(other)?;
+    }
+    let shapes: Vec<Shape> = inputs.iter().map(|spec| spec.shape().clone()).collect();
+    let output_shapes = rule.outputs(&shapes)?;
+    let rows = rows(rule, &shapes, &output_shapes);
+    let operand = |spec: &&Arc<DTensorSpec>| (spec.layout().clone(), spec.shape().clone(), spec.dtype().size());
+    let owned: Vec<_> = inputs.iter().map(operand).collect();
+    let operands: Vec<_> =
+        owned.iter().map(|(layout, shape, width)| Operand { layout, shape, width: *width }).collect();
+    let choice = choose(mesh.shape(), &operands, output_shapes.len(), &rows, &output_shapes);
+    let Choice { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
+        operator: rule.name(),
+        inputs: inputs.iter().map(|spec| spec.layout().to_string()).collect(),
+    })?;
+    let decided = inputs.iter().zip(targets).zip(varying).enumerate().map(|(at, ((&spec, target), varying))| {
+        let moves = spec.layout() != &target;
+        if policy == RedistributePolicy::Deny && !plan(spec.layout(), &target)?.is_empty() {
+            return Err(DTensorError::ImplicitRedistribution {
+                operator: rule.name(),
+                input: at,
+                from: spec.layout().to_string(),
+                to: target.to_string(),
+                placements: target.placements().iter().copied().collect(),
+            }
+            .into());
+        }
+        let spec = if moves { spec.with_layout(target)?.shared() } else { spec.clone() };
+        Ok(Input { spec, moves, varying })
+    });
+    let decided: Result<_> = decided.collect();
+    let outputs = output_shapes.into_iter().zip(outputs).map(|(shape, layout)| {
+        let coordinate = inputs[0].coordinate();
+        let local = Shape::from(layout.local_shape(&shape, coordinate));
+        Output { layout, shape, local, spec: OnceCell::new() }
+    });
+    Ok(Resolved { inputs: decided?, outputs: outputs.collect() })
+}
+
+/// The rule's table, with the all-Replicate row in front.
+fn rows<R: Rule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+    let replicate = |n| std::iter::repeat_n(Placement::Replicate, n);
+    let mut rows = vec![super::strategy(replicate(inputs.len()), replicate(outputs.len()))];
+    rows.extend(rule.strategies(inputs, outputs));
+    let fits = |row: &Strategy| (0..inputs.len()).all(|at| rule.pinned(at).is_none_or(|pin| row.inputs[at] == pin));
+    rows.retain(fits);
+    rows
+}

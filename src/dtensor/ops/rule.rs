@@ -1,0 +1,59 @@
+//! [`Rule`] and [`Strategy`]: what an operator may do along one mesh dimension.
+
+use std::fmt::Debug;
+use std::hash::Hash;
+
+use burn::tensor::Shape;
+use smallvec::SmallVec;
+
+use crate::Result;
+use crate::placement::Placement;
+
+/// One row of a rule's table: with its inputs placed like this along a mesh dimension, every rank
+/// computes its part of the outputs alone, with the operator itself on local tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Strategy {
+    pub(super) inputs: SmallVec<[Placement; 4]>,
+    pub(super) outputs: SmallVec<[Placement; 2]>,
+    pub(super) divides: Option<usize>,
+}
+
+/// The row `inputs -> outputs`.
+pub fn strategy(inputs: impl IntoIterator<Item = Placement>, outputs: impl IntoIterator<Item = Placement>) -> Strategy {
+    Strategy { inputs: inputs.into_iter().collect(), outputs: outputs.into_iter().collect(), divides: None }
+}
+
+impl Strategy {
+    /// Allows the row only where the number of pieces, over all mesh dimensions that cut the same
+    /// dimension of the first output, divides `len`: local results are then whole rows of `len`.
+    #[must_use]
+    pub fn if_divides(mut self, len: usize) -> Self {
+        self.divides = Some(len);
+        self
+    }
+}
+
+/// How an operator goes along with placements.
+///
+/// A rule is a small value: the operator's static arguments, which are also its key in the cache
+/// of decisions. The all-`Replicate` row is always allowed and never listed.
+pub trait Rule: Debug + Clone + Eq + Hash + 'static {
+    /// The operator, for messages.
+    fn name(&self) -> &'static str;
+
+    /// Global shapes of the outputs.
+    ///
+    /// # Errors
+    /// [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if the inputs do not fit
+    /// each other or the arguments.
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>>;
+
+    /// The rows of the table, for inputs and outputs of these global shapes. Of two rows that cost
+    /// the same the first is taken.
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy>;
+
+    /// The placement input `input` must be brought to, whatever is cheapest.
+    fn pinned(&self, _input: usize) -> Option<Placement> {
+        None
+    }
+}
