@@ -1,16 +1,21 @@
 //! Operators on DTensors: burn's names and signatures, and for each family the rule that says
 //! what happens to placements.
 
+mod args;
 mod arithmetic;
 mod choose;
+mod expand;
 mod matmul;
+mod permute;
 mod placements;
 pub mod pointwise;
 mod policy;
 mod resolved;
+mod rows;
 mod rule;
 mod run;
 mod unary;
+mod view;
 
 pub use policy::RedistributePolicy;
 pub use resolved::{Resolved, resolve};

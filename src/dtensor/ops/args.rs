@@ -1,0 +1,23 @@
+//! Arguments as burn takes them, and the typed error for those that do not fit.
+
+use burn::tensor::{AsIndex, Shape};
+
+use crate::Error;
+use crate::dtensor::DTensorError;
+
+/// The dimension `index` of a tensor of `dims` dimensions, counted from the end if negative.
+///
+/// # Panics
+/// Unwinds with [`DTensorError::Operands`] if there is none.
+pub(super) fn dim_of(operator: &'static str, index: impl AsIndex, dims: usize) -> usize {
+    index.try_dim_index(dims).unwrap_or_else(|_| {
+        let why = format!("there is no dimension {index:?} of {dims}; use one in -{dims}..{dims}");
+        misfit(operator, &[], why).unwind()
+    })
+}
+
+/// [`DTensorError::Operands`] for inputs of these shapes.
+pub(super) fn misfit(operator: &'static str, shapes: &[Shape], why: impl Into<String>) -> Error {
+    let shapes = shapes.iter().map(|shape| shape.to_vec()).collect();
+    DTensorError::Operands { operator, shapes, why: why.into() }.into()
+}

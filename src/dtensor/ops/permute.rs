@@ -1,0 +1,92 @@
+//! Permutations of dimensions.
+//!
+//! | input | output |
+//! |---|---|
+//! | `S(axes[d])` | `S(d)` |
+//! | `P(op)` | `P(op)` |
+
+use std::array::from_fn;
+
+use burn::tensor::{AsIndex, MovedimArgs, Shape};
+
+use super::args::{dim_of, misfit};
+use super::placements::S;
+use super::rows::{PARTIALS, through};
+use super::{Rule, Strategy, strategy, unary};
+use crate::Result;
+use crate::dtensor::{DTensor, Kind};
+
+/// Dimension `d` of the output is dimension `axes[d]` of the input.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Permute<const D: usize> {
+    axes: [usize; D],
+}
+
+impl<const D: usize> Rule for Permute<D> {
+    fn name(&self) -> &'static str {
+        "permute"
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        if (0..D).any(|dim| !self.axes.contains(&dim)) {
+            let why = format!("the axes {:?} must name every dimension once", self.axes);
+            return Err(misfit(self.name(), inputs, why));
+        }
+        Ok(vec![self.axes.map(|axis| inputs[0][axis]).into()])
+    }
+
+    fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
+        let sharded = self.axes.iter().enumerate().map(|(dim, &axis)| strategy([S(axis)], [S(dim)]));
+        sharded.chain(through(1, PARTIALS)).collect()
+    }
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// Dimension `d` of the result is dimension `axes[d]`, as burn's [`permute`](burn::tensor::Tensor::permute).
+    #[must_use]
+    pub fn permute<Dim: AsIndex>(self, axes: [Dim; D]) -> Self {
+        let axes = axes.map(|axis| dim_of("permute", axis, D));
+        if axes == from_fn(|dim| dim) {
+            return self;
+        }
+        unary(&Permute { axes }, self, |x, _| x.permute(axes))
+    }
+
+    /// Exchanges two dimensions, as burn's [`swap_dims`](burn::tensor::Tensor::swap_dims).
+    #[must_use]
+    pub fn swap_dims<Dim1: AsIndex, Dim2: AsIndex>(self, dim1: Dim1, dim2: Dim2) -> Self {
+        let (dim1, dim2) = (dim_of("swap_dims", dim1, D), dim_of("swap_dims", dim2, D));
+        let mut axes: [usize; D] = from_fn(|dim| dim);
+        axes.swap(dim1, dim2);
+        self.permute(axes)
+    }
+
+    /// Exchanges the last two dimensions, as burn's [`transpose`](burn::tensor::Tensor::transpose).
+    #[must_use]
+    pub fn transpose(self) -> Self {
+        self.swap_dims(-2, -1)
+    }
+
+    /// [`transpose`](Self::transpose).
+    #[must_use]
+    pub fn t(self) -> Self {
+        self.transpose()
+    }
+
+    /// Moves dimensions `src` to the places `dst`, the others keep their order, as burn's
+    /// [`movedim`](burn::tensor::Tensor::movedim).
+    #[must_use]
+    pub fn movedim<S1: MovedimArgs, S2: MovedimArgs>(self, src: S1, dst: S2) -> Self {
+        let (src, dst) = (src.into_dim_vec::<D>(), dst.into_dim_vec::<D>());
+        if src.len() != dst.len() {
+            let why = format!("{} dimensions cannot move to {} places", src.len(), dst.len());
+            misfit("movedim", &[self.shape()], why).unwind();
+        }
+        let mut others = (0..D).filter(|dim| !src.contains(dim));
+        let axes: [usize; D] = from_fn(|place| match dst.iter().position(|&dim| dim == place) {
+            Some(moved) => src[moved],
+            None => others.next().expect("as many dimensions stay as there are places left"),
+        });
+        self.permute(axes)
+    }
+}

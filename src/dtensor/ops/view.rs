@@ -1,0 +1,274 @@
+//! Views: the same elements in the same order, in another shape.
+//!
+//! Input and output fall into the smallest groups of adjacent dimensions with as many elements.
+//!
+//! ```text
+//! [2, 3, 4, 1, 8] -> [6, 4, 2, 4]      2 3 | 4 | 1 8         lengths of 1 aside:
+//!                                       6  | 4 | 2 4         flatten, same, split
+//! ```
+//!
+//! | | input | output |
+//! |---|---|---|
+//! | same | `S(i)` | `S(o)` |
+//! | flatten, split | `S(first)` | `S(first)`, if the pieces divide both lengths |
+//! | | `P(op)` | `P(op)` |
+
+use std::ops::Range;
+
+use burn::backend::Dispatch;
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::tensor::{AsIndex, ReshapeArgs, Shape, Tensor};
+use smallvec::SmallVec;
+
+use super::args::{dim_of, misfit};
+use super::placements::S;
+use super::rows::{PARTIALS, through};
+use super::{Rule, Strategy, strategy, unary};
+use crate::Result;
+use crate::dtensor::{DTensor, Kind};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct View {
+    name: &'static str,
+    shape: Shape,
+}
+
+impl Rule for View {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        if inputs[0].num_elements() != self.shape.num_elements() {
+            let why = format!("{} has another number of elements", self.shape);
+            return Err(misfit(self.name, inputs, why));
+        }
+        Ok(vec![self.shape.clone()])
+    }
+
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+        let (from, to) = (&inputs[0], &outputs[0]);
+        let row = |(i, o): (usize, usize), whole: bool| {
+            let row = strategy([S(i)], [S(o)]);
+            if whole { row } else { row.if_divides(gcd(from[i], to[o])) }
+        };
+        let sharded = groups(from, to).into_iter().filter_map(|(left, right)| {
+            let (mut left, mut right) = (significant(from, left), significant(to, right));
+            let first = (left.next()?, right.next()?);
+            Some(row(first, left.next().is_none() && right.next().is_none()))
+        });
+        sharded.chain(through(1, PARTIALS)).collect()
+    }
+}
+
+/// The smallest groups of adjacent dimensions of `from` and `to` with as many elements; none of a
+/// tensor without elements.
+fn groups(from: &[usize], to: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
+    let mut groups = Vec::new();
+    if from.contains(&0) {
+        return groups;
+    }
+    let (mut i, mut o) = (0, 0);
+    while i < from.len() && o < to.len() {
+        let (start_i, start_o) = (i, o);
+        let (mut left, mut right) = (from[i], to[o]);
+        (i, o) = (i + 1, o + 1);
+        while left != right {
+            if left < right {
+                left *= from[i];
+                i += 1;
+            } else {
+                right *= to[o];
+                o += 1;
+            }
+        }
+        groups.push((start_i..i, start_o..o));
+    }
+    groups
+}
+
+/// The dimensions of a group that are longer than 1; the first if none is.
+fn significant(shape: &[usize], group: Range<usize>) -> impl Iterator<Item = usize> {
+    let all_ones = group.clone().all(|dim| shape[dim] == 1);
+    let first = group.start;
+    group.filter(move |&dim| if all_ones { dim == first } else { shape[dim] > 1 })
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// `x` in another shape of as many elements. (Burn's own reads a length of 0 as the input's.)
+pub(super) fn reshaped<const D: usize, const O: usize, K: Kind>(x: Tensor<D, K>, shape: &Shape) -> Tensor<O, K> {
+    let (dtype, x, shape) = (x.dtype(), x.into_dispatch(), shape.clone());
+    Tensor::from_dispatch(if dtype.is_float() {
+        Dispatch::float_reshape(x, shape)
+    } else if dtype.is_bool() {
+        Dispatch::bool_reshape(x, shape)
+    } else {
+        Dispatch::int_reshape(x, shape)
+    })
+}
+
+fn view<const D: usize, const O: usize, K: Kind>(
+    name: &'static str,
+    x: DTensor<D, K>,
+    shape: impl Into<Shape>,
+) -> DTensor<O, K> {
+    let shape = shape.into();
+    if shape.num_dims() != O {
+        let why = format!("the result {shape} has {} dimensions, {O} are asked for", shape.num_dims());
+        misfit(name, &[x.shape()], why).unwind();
+    }
+    unary(&View { name, shape }, x, |x, op| reshaped(x, op.output_shape(0)))
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// The same elements in another shape, as burn's [`reshape`](Tensor::reshape): -1 is what is
+    /// left, 0 is the input's length.
+    #[must_use]
+    pub fn reshape<const D2: usize, S: ReshapeArgs<D2>>(self, shape: S) -> DTensor<D2, K> {
+        let shape = shape.into_shape::<D>(self.shape());
+        view("reshape", self, shape)
+    }
+
+    /// Dimensions `start_dim..=end_dim` as one, as burn's [`flatten`](Tensor::flatten).
+    #[must_use]
+    pub fn flatten<const D2: usize>(self, start_dim: impl AsIndex, end_dim: impl AsIndex) -> DTensor<D2, K> {
+        let (start, end) = (dim_of("flatten", start_dim, D), dim_of("flatten", end_dim, D));
+        let mut shape = self.dims().to_vec();
+        if start > end {
+            let why = format!("dimension {start} comes after dimension {end}");
+            misfit("flatten", &[self.shape()], why).unwind();
+        }
+        let len = shape[start..=end].iter().product();
+        shape.splice(start..=end, [len]);
+        view("flatten", self, shape)
+    }
+
+    /// Without the dimensions of length 1, as burn's [`squeeze`](Tensor::squeeze).
+    #[must_use]
+    pub fn squeeze<const D2: usize>(self) -> DTensor<D2, K> {
+        let shape: Vec<_> = self.dims().into_iter().filter(|&len| len != 1).collect();
+        view("squeeze", self, shape)
+    }
+
+    /// Without dimension `dim`, of length 1, as burn's [`squeeze_dim`](Tensor::squeeze_dim).
+    #[must_use]
+    pub fn squeeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
+        self.without("squeeze_dim", &[dim_of("squeeze_dim", dim, D)])
+    }
+
+    /// Without dimensions `dims`, of length 1, or all of length 1 if there are none, as burn's
+    /// [`squeeze_dims`](Tensor::squeeze_dims).
+    #[must_use]
+    pub fn squeeze_dims<const D2: usize>(self, dims: &[impl AsIndex]) -> DTensor<D2, K> {
+        if dims.is_empty() {
+            return self.squeeze();
+        }
+        let dims: SmallVec<[usize; 4]> = dims.iter().map(|&dim| dim_of("squeeze_dims", dim, D)).collect();
+        self.without("squeeze_dims", &dims)
+    }
+
+    fn without<const D2: usize>(self, name: &'static str, dims: &[usize]) -> DTensor<D2, K> {
+        let lens = self.dims();
+        if let Some(dim) = dims.iter().find(|&&dim| lens[dim] != 1) {
+            let why = format!("dimension {dim} has length {}, only those of length 1 can be left out", lens[*dim]);
+            misfit(name, &[self.shape()], why).unwind();
+        }
+        let kept = lens.into_iter().enumerate().filter(|(dim, _)| !dims.contains(dim));
+        let shape: Vec<_> = kept.map(|(_, len)| len).collect();
+        view(name, self, shape)
+    }
+
+    /// Leading dimensions of length 1 up to `D2`, as burn's [`unsqueeze`](Tensor::unsqueeze).
+    #[must_use]
+    pub fn unsqueeze<const D2: usize>(self) -> DTensor<D2, K> {
+        let mut shape = vec![1; D2.saturating_sub(D)];
+        shape.extend(self.dims());
+        view("unsqueeze", self, shape)
+    }
+
+    /// A dimension of length 1 at `dim`, as burn's [`unsqueeze_dim`](Tensor::unsqueeze_dim).
+    #[must_use]
+    pub fn unsqueeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
+        let mut shape = self.dims().to_vec();
+        shape.insert(dim_of("unsqueeze_dim", dim, D + 1), 1);
+        view("unsqueeze_dim", self, shape)
+    }
+
+    /// Dimensions of length 1 at the places `axes` of the result, as burn's
+    /// [`unsqueeze_dims`](Tensor::unsqueeze_dims).
+    #[must_use]
+    pub fn unsqueeze_dims<const D2: usize>(self, axes: &[impl AsIndex]) -> DTensor<D2, K> {
+        let places = places("unsqueeze_dims", axes, D2);
+        let mut shape = self.dims().to_vec();
+        for place in places {
+            shape.insert(place.min(shape.len()), 1);
+        }
+        view("unsqueeze_dims", self, shape)
+    }
+}
+
+/// Where burn inserts dimensions of length 1, ascending: each further negative axis counts from one
+/// place before the end, and of equal axes each moves to the next place.
+fn places(name: &'static str, axes: &[impl AsIndex], dims: usize) -> SmallVec<[usize; 4]> {
+    let mut end = dims;
+    let place = |&axis: &_| {
+        let at = dim_of(name, axis, dims);
+        if AsIndex::as_index(axis) >= 0 {
+            return at;
+        }
+        end -= 1;
+        (at + end + 1).saturating_sub(dims)
+    };
+    let mut places: SmallVec<[usize; 4]> = axes.iter().map(place).collect();
+    places.sort_unstable();
+    for at in 1..places.len() {
+        places[at] = places[at].max(places[at - 1] + 1);
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtensor::ops::placements::SUM;
+
+    #[test]
+    fn groups_are_the_smallest() {
+        for (from, to, expected) in [
+            (&[6, 4][..], &[24][..], vec![(0..2, 0..1)]),
+            (&[24], &[6, 4], vec![(0..1, 0..2)]),
+            (&[2, 3, 4, 1, 8], &[6, 4, 2, 4], vec![(0..2, 0..1), (2..3, 1..2), (3..5, 2..4)]),
+            (&[4, 6], &[6, 4], vec![(0..2, 0..2)]),
+            (&[5, 7], &[5, 7], vec![(0..1, 0..1), (1..2, 1..2)]),
+            (&[5, 7], &[1, 5, 1, 7], vec![(0..1, 0..2), (1..2, 2..4)]),
+            (&[1, 1], &[1], vec![(0..1, 0..1)]),
+            (&[0, 3], &[0], vec![]),
+        ] {
+            assert_eq!(groups(from, to), expected, "{from:?} -> {to:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_leftmost_member_keeps_a_shard() {
+        let rows = |from: &[usize], to: &[usize]| {
+            let (from, to) = (Shape::from(from.to_vec()), Shape::from(to.to_vec()));
+            let rule = View { name: "reshape", shape: to.clone() };
+            rule.strategies(&[from], &[to]).into_iter().take_while(|row| row.inputs[0] != SUM).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(&[6, 4], &[24]), [strategy([S(0)], [S(0)]).if_divides(6)]);
+        assert_eq!(rows(&[24], &[6, 4]), [strategy([S(0)], [S(0)]).if_divides(6)]);
+        assert_eq!(rows(&[4, 6], &[6, 4]), [strategy([S(0)], [S(0)]).if_divides(2)]);
+        assert_eq!(rows(&[5, 1, 7], &[1, 5, 7]), [strategy([S(0)], [S(1)]), strategy([S(2)], [S(2)])]);
+        assert_eq!(rows(&[2, 1, 4], &[8]), [strategy([S(0)], [S(0)]).if_divides(2)]);
+    }
+
+    #[test]
+    fn places_are_burns() {
+        assert_eq!(places("unsqueeze_dims", &[0, -1, -1], 6).to_vec(), [0, 4, 5]);
+        assert_eq!(places("unsqueeze_dims", &[0, 0, 3], 6).to_vec(), [0, 1, 3]);
+        assert_eq!(places("unsqueeze_dims", &[-1], 3).to_vec(), [2]);
+    }
+}
