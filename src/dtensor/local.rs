@@ -49,6 +49,20 @@ pub(super) fn pad_dim<const D: usize, K: Kind>(
     zeros.slice_assign(slices.as_slice(), tensor)
 }
 
+/// `tensor` with this shape, of as many elements. A length of 0 is one: burn's own reshape reads it
+/// as "keep this dimension".
+pub(super) fn reshape<const D: usize, const O: usize, K: Kind>(tensor: Tensor<D, K>, shape: Shape) -> Tensor<O, K> {
+    let dtype = tensor.dtype();
+    let tensor = tensor.into_dispatch();
+    Tensor::from_dispatch(if dtype.is_float() {
+        Dispatch::float_reshape(tensor, shape)
+    } else if dtype.is_bool() {
+        Dispatch::bool_reshape(tensor, shape)
+    } else {
+        Dispatch::int_reshape(tensor, shape)
+    })
+}
+
 /// Zeros of the kind, dtype and device of `like`.
 pub(super) fn zeros<const D: usize, K: Kind>(shape: Shape, like: &Tensor<D, K>) -> Tensor<D, K> {
     Tensor::zeros(shape, (&like.device(), like.dtype()))

@@ -4,8 +4,11 @@
 mod args;
 mod arithmetic;
 mod choose;
+mod empty;
 mod expand;
+mod linear;
 mod matmul;
+pub mod module;
 mod permute;
 mod placements;
 pub mod pointwise;

@@ -3,6 +3,7 @@
 mod distribute;
 mod factory;
 mod gradient;
+mod linear;
 mod misuse;
 mod ops;
 mod text;
