@@ -1,7 +1,7 @@
 //! [`DeviceMesh`]: its construction and its queries.
 
 use std::fmt;
-use std::hash::{Hash, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -22,6 +22,8 @@ struct Inner {
     names: Vec<String>,
     /// Row-major.
     ranks: Vec<usize>,
+    /// Of ranks, shape and names: a mesh is part of every key that an operator is looked up by.
+    hash: u64,
     /// The caller's position, if it is a member.
     coordinate: Option<SmallVec<[usize; 3]>>,
     /// One per dimension; none if the caller is no member.
@@ -74,17 +76,22 @@ impl DeviceMesh {
                 communicators.push(world.group(&along(&ranks, shape, coordinate, &[mesh_dim]))?);
             }
         }
-        let world = world.clone();
-        Ok(Self(Arc::new(Inner { world, shape: shape.into(), names, ranks, coordinate, communicators, root: None })))
+        let (world, shape) = (world.clone(), SmallVec::from(shape));
+        let hash = identity_hash(&ranks, &shape, &names);
+        Ok(Self(Arc::new(Inner { world, shape, names, ranks, hash, coordinate, communicators, root: None })))
     }
 
     /// The slice along `mesh_dims` (ascending) through `coordinate`, the caller's.
     pub(super) fn sub_mesh(&self, mesh_dims: &[usize], coordinate: &[usize]) -> Self {
+        let shape: SmallVec<[usize; 3]> = mesh_dims.iter().map(|&dim| self.0.shape[dim]).collect();
+        let names: Vec<String> = mesh_dims.iter().map(|&dim| self.0.names[dim].clone()).collect();
+        let ranks = along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims);
         Self(Arc::new(Inner {
             world: self.0.world.clone(),
-            shape: mesh_dims.iter().map(|&dim| self.0.shape[dim]).collect(),
-            names: mesh_dims.iter().map(|&dim| self.0.names[dim].clone()).collect(),
-            ranks: along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims),
+            hash: identity_hash(&ranks, &shape, &names),
+            shape,
+            names,
+            ranks,
             coordinate: Some(mesh_dims.iter().map(|&dim| coordinate[dim]).collect()),
             communicators: mesh_dims.iter().map(|&dim| self.0.communicators[dim].clone()).collect(),
             root: Some(self.root().clone()),
@@ -183,8 +190,8 @@ impl DeviceMesh {
         MeshError::NotAMember { rank: self.rank(), mesh: self.to_string(), action }
     }
 
-    fn identity(&self) -> (&[usize], &[usize], &[String]) {
-        (self.ranks(), self.shape(), self.names())
+    fn identity(&self) -> (u64, &[usize], &[usize], &[String]) {
+        (self.0.hash, self.ranks(), self.shape(), self.names())
     }
 }
 
@@ -217,6 +224,12 @@ fn validate(world: &World, ranks: &[usize], shape: &[usize], names: &[String]) -
 pub(super) fn first_repeated<T: Eq + Hash>(items: &[T]) -> Option<&T> {
     let mut seen = std::collections::HashSet::new();
     items.iter().find(|item| !seen.insert(*item))
+}
+
+fn identity_hash(ranks: &[usize], shape: &[usize], names: &[String]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (ranks, shape, names).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The coordinate of a row-major position.
@@ -268,6 +281,6 @@ impl Eq for DeviceMesh {}
 
 impl Hash for DeviceMesh {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.identity().hash(state);
+        state.write_u64(self.0.hash);
     }
 }
