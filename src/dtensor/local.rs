@@ -116,7 +116,7 @@ fn assign_to_new_memory(view: DispatchTensor) -> DispatchTensor {
 }
 
 /// Whether the autodiff graph would record an operation on `tensor`.
-pub(super) fn is_tracked<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool {
+pub(crate) fn is_tracked<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool {
     tensor.dtype().is_float() && tensor.is_autodiff() && as_float(tensor.clone()).is_tracked()
 }
 
@@ -126,7 +126,7 @@ pub(super) fn is_require_grad<const D: usize, K: Kind>(tensor: &Tensor<D, K>) ->
 }
 
 /// A tensor of kind `K`, known to be [`Float`](burn::tensor::Float), as such.
-pub(super) fn as_float<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> Tensor<D> {
+pub(crate) fn as_float<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> Tensor<D> {
     Tensor::from_dispatch(tensor.into_dispatch())
 }
 

@@ -51,6 +51,8 @@ mod vary;
 pub(crate) use distribute::send_parts;
 pub use error::DTensorError;
 pub(crate) use local::own;
+#[cfg(feature = "testing")]
+pub(crate) use local::{as_float, is_tracked};
 pub use picture::picture;
 pub use spec::DTensorSpec;
 pub use tensor::{DTensor, Kind};

@@ -7,12 +7,14 @@
 //! assert_eq!(coordinates, [[0, 0], [0, 1], [1, 0], [1, 1]]);
 //! ```
 //!
-//! A distributed tensor is held to its full value with [`assert_full_close`].
+//! A distributed tensor is held to its full value with [`assert_full_close`], an operator to burn's
+//! in every combination of layouts with [`prove`].
 //!
 //! The ranks are threads. Collectives run under a deadline, so a test that would hang fails.
 
 mod full;
 mod mesh_test;
+pub mod prove;
 
 pub use full::{assert_full_close, assert_full_eq};
 pub use mesh_test::MeshTest;

@@ -7,4 +7,5 @@ mod failure;
 mod fsdp;
 mod golden;
 mod models;
+mod rules;
 mod testing;

@@ -1,0 +1,99 @@
+//! Proves the rule of one operator, as a contributor does who has just written it.
+//!
+//! ```text
+//! cargo run --example prove_rule -- matmul
+//! cargo run --example prove_rule -- --list
+//! ```
+//!
+//! The cases are those of the test `rules_are_proven`, and an operator of this example's own.
+
+#[path = "../tests/suite/rules/mod.rs"]
+mod rules;
+
+use burn::tensor::Shape;
+use burn_dtensor::Result;
+use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::dtensor::ops::{Rule, Strategy, strategy, unary};
+use burn_dtensor::placement::{PartialOp, Placement};
+use burn_dtensor::testing::prove::{Case, case, prove};
+use clap::Parser;
+
+use Placement::{Partial, Shard};
+
+/// Proves operators on DTensors: every combination of layouts of their inputs, on meshes of 2, 3,
+/// 4 and 2 x 2 ranks, forward and backward, against burn's operators on ordinary tensors.
+#[derive(Parser)]
+struct Args {
+    /// Operators to prove; all of them if none is named.
+    operators: Vec<String>,
+    /// Print the operators there are.
+    #[arg(long)]
+    list: bool,
+}
+
+/// `2 x - 1`, an operator that this crate does not have.
+///
+/// | `x` | `2 x - 1` |
+/// |---|---|
+/// | `S(d)` | `S(d)` |
+/// | `P(avg)`, `P(max)`, `P(min)` | the same |
+///
+/// Let a pending sum through, `strategy([Partial(PartialOp::Sum)], [Partial(PartialOp::Sum)])`,
+/// and see what the prover says: every rank would subtract its own 1.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Centered;
+
+impl Rule for Centered {
+    fn name(&self) -> &'static str {
+        "centered"
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn strategies(&self, inputs: &[Shape], _outputs: &[Shape]) -> Vec<Strategy> {
+        let shards = (0..inputs[0].num_dims()).map(Shard);
+        let reductions = [PartialOp::Avg, PartialOp::Max, PartialOp::Min].map(Partial);
+        shards.chain(reductions).map(|placement| strategy([placement], [placement])).collect()
+    }
+}
+
+/// The operator, on whatever a trait says is a tensor here.
+trait CenteredExt {
+    fn centered(self) -> Self;
+}
+
+impl<const D: usize> CenteredExt for burn::tensor::Tensor<D> {
+    fn centered(self) -> Self {
+        self * 2 - 1
+    }
+}
+
+impl<const D: usize> CenteredExt for DTensor<D> {
+    fn centered(self) -> Self {
+        unary(&Centered, self, |x, _| x.centered())
+    }
+}
+
+fn main() {
+    let args = Args::parse();
+    let mut cases: Vec<Case> = rules::cases();
+    cases.push(case!("centered", (x: 2 = [3, 6]) => x.centered()));
+    let mut names: Vec<_> = cases.iter().map(Case::name).collect();
+    names.dedup();
+    if args.list {
+        println!("{}", names.join("\n"));
+        return;
+    }
+    if let Some(unknown) = args.operators.iter().find(|name| !names.contains(&name.as_str())) {
+        eprintln!("there are no cases of `{unknown}`; --list prints the operators there are");
+        std::process::exit(2);
+    }
+    cases.retain(|case| args.operators.is_empty() || args.operators.iter().any(|name| name == case.name()));
+    let report = prove(&cases);
+    println!("{report}");
+    if report.wrong() > 0 {
+        std::process::exit(1);
+    }
+}

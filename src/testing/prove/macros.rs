@@ -1,0 +1,89 @@
+//! [`case!`](crate::case), and the names its two expansions see.
+
+/// A [`Case`](crate::testing::prove::Case): an operator written once, compiled for burn's tensors
+/// and for DTensors.
+///
+/// ```
+/// use burn_dtensor::testing::prove::{Case, case};
+///
+/// fn cases() -> Vec<Case> {
+///     vec![
+///         case!("matmul", (a: 2 = [3, 6], b: 2 = [6, 4]) => a.matmul(b)),
+///         case!("log", (x: 2 positive = [3, 6]) => x.log()),
+///         case!("asin", (x: 2 within(-0.9..0.9) = [3, 6]) => x.asin()),
+///         case!("add", (i: 1 int(5) = [3], j: 1 int(5) = [3]) => i + j),
+///     ]
+/// }
+/// # assert_eq!(cases().len(), 4);
+/// ```
+///
+/// An input is `name: dimensions = shape`, of floats between -2 and 2 unless it says otherwise:
+///
+/// | | elements |
+/// |---|---|
+/// | `x: 2 = [3, 6]` | floats in -2..2, no two equal |
+/// | `x: 2 positive = [3, 6]` | floats in 0.1..4 |
+/// | `x: 2 within(-0.9..0.9) = [3, 6]` | floats in the range |
+/// | `i: 2 int(5) = [3, 6]` | integers from 0 to 4 |
+/// | `m: 2 bool = [3, 6]` | booleans |
+///
+/// In the expression `Tensor` is the tensor of either kind, and `activation` and `module` are the
+/// modules of either; it gives a tensor, or a tuple, array or `Vec` of tensors.
+#[macro_export]
+macro_rules! case {
+    ($name:expr, ($($input:ident : $d:literal $($kind:ident $(($($arg:tt)*))?)? = $shape:expr),+ $(,)?) => $body:expr) => {
+        $crate::testing::prove::Case::new(
+            $name,
+            [$($crate::case!(@input $input $d ($shape) $($kind $(($($arg)*))?)?)),+],
+            |inputs| {
+                #[allow(unused_imports)]
+                use $crate::testing::prove::plain::*;
+                let mut inputs = inputs.iter();
+                $(let $input = inputs.next().unwrap().tensor::<$d, $crate::case!(@kind $($kind)?)>();)+
+                $body
+            },
+            |inputs| {
+                #[allow(unused_imports)]
+                use $crate::testing::prove::sharded::*;
+                let mut inputs = inputs.iter();
+                $(let $input = inputs.next().unwrap().tensor::<$d, $crate::case!(@kind $($kind)?)>();)+
+                $body
+            },
+        )
+    };
+    (@input $input:ident $d:literal ($shape:expr)) => {
+        $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape)
+    };
+    (@input $input:ident $d:literal ($shape:expr) positive) => {
+        $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape).within(0.1..4.0)
+    };
+    (@input $input:ident $d:literal ($shape:expr) within($range:expr)) => {
+        $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape).within($range)
+    };
+    (@input $input:ident $d:literal ($shape:expr) int($bound:expr)) => {
+        $crate::testing::prove::Input::int::<$d>(stringify!($input), $shape, $bound)
+    };
+    (@input $input:ident $d:literal ($shape:expr) bool) => {
+        $crate::testing::prove::Input::bool::<$d>(stringify!($input), $shape)
+    };
+    (@kind) => { $crate::testing::prove::plain::Float };
+    (@kind positive) => { $crate::testing::prove::plain::Float };
+    (@kind within) => { $crate::testing::prove::plain::Float };
+    (@kind int) => { $crate::testing::prove::plain::Int };
+    (@kind bool) => { $crate::testing::prove::plain::Bool };
+}
+
+/// What [`case!`](crate::case) sees where its expression is about burn's tensors.
+#[doc(hidden)]
+pub mod plain {
+    pub use burn::tensor::{Bool, Float, Int, Tensor, activation, loss, module};
+}
+
+/// What [`case!`](crate::case) sees where its expression is about DTensors.
+#[doc(hidden)]
+pub mod sharded {
+    pub use burn::tensor::{Bool, Float, Int};
+
+    pub use crate::dtensor::DTensor as Tensor;
+    pub use crate::dtensor::ops::module;
+}

@@ -1,0 +1,86 @@
+//! The rule prover: holds operators on DTensors to the same operators on ordinary tensors.
+//!
+//! ```
+//! use burn_dtensor::testing::prove::{case, prove};
+//!
+//! let report = prove(&[case!("matmul", (a: 2 = [3, 4], b: 2 = [4, 3]) => a.matmul(b))]);
+//! assert_eq!(report.wrong(), 0, "{report}");
+//! ```
+//!
+//! Each [`Case`] is run with its inputs in every combination of layouts, on meshes of 2, 3, 4 and
+//! 2 x 2 ranks: Replicate, a shard of every dimension, and pending sums, averages, minima and
+//! maxima whose parts differ from rank to rank. Compared are
+//!
+//! * the full value of every output, on every rank;
+//! * of every float input the gradient that each rank holds, against the true derivative by what
+//!   the rank holds (invariant 1 of [`dtensor`](crate::dtensor)), where the loss weighs every
+//!   element of every output differently.
+//!
+//! Expected parts are cut and weighed from the unsharded result number by number, and the
+//! unsharded operator is burn's. A combination counts as served without redistribution if the
+//! operator runs under [`RedistributePolicy::Deny`](crate::dtensor::ops::RedistributePolicy).
+//!
+//! # Shapes
+//! Whether shards are even, uneven or empty depends on a dimension's length:
+//!
+//! | length | mesh 2 | mesh 3 | mesh 4 | mesh 2 x 2, both on it |
+//! |---|---|---|---|---|
+//! | 2 | 1 1 | 1 1 **0** | 1 1 **0 0** | 1 **0** 1 **0** |
+//! | 3 | 2 1 | 1 1 1 | 1 1 1 **0** | 1 1 1 **0** |
+//! | 4 | 2 2 | 2 2 **0** | 1 1 1 1 | 1 1 1 1 |
+//! | 5 | 3 2 | 2 2 1 | 2 2 1 **0** | 2 1 1 1 |
+//! | 6 | 3 3 | 2 2 2 | 2 2 2 **0** | 2 1 2 1 |
+//!
+//! A dimension of 3 meets all three kinds, and is the cheapest that does; 6 does too. A case of
+//! equal lengths tells dimensions apart badly: use different ones.
+
+mod case;
+mod layouts;
+mod macros;
+mod output;
+mod report;
+mod run;
+mod truth;
+mod values;
+
+use std::time::Instant;
+
+pub use crate::case;
+use crate::comm::{Launch, launch};
+pub use case::{Case, Input, Plain, Sharded};
+pub use macros::{plain, sharded};
+pub use output::{Outputs, Whole};
+pub use report::{Combination, Difference, OperatorReport, Report, What, Wrong};
+use run::Plan;
+use truth::Truth;
+
+/// The meshes that cases are tried on.
+const MESHES: [&[usize]; 4] = [&[2], &[3], &[4], &[2, 2]];
+
+/// Combinations tried of one case with several inputs on a mesh of several dimensions, where
+/// there are thousands; spread evenly over all of them.
+const CAP: usize = 200;
+
+/// Tries every case in every combination of layouts; [the module](self) says how.
+///
+/// On meshes of one dimension, and for one input, these are all combinations there are. On 2 x 2
+/// ranks at most 200 combinations of several inputs are tried, spread evenly over all; the report
+/// says of how many.
+///
+/// # Panics
+/// If the unsharded operator of a case fails, or ranks cannot be launched.
+pub fn prove(cases: &[Case]) -> Report {
+    let start = Instant::now();
+    let truths = launch(Launch::threads(1), |world| {
+        let device = world.device().clone().autodiff();
+        cases.iter().map(|case| Truth::of(case, &device)).collect::<crate::Result<Vec<_>>>()
+    });
+    let truths = truths.unwrap_or_else(|error| panic!("an unsharded operator failed: {error}")).remove(0);
+    let (mut possible, mut tried) = (vec![0; cases.len()], Vec::new());
+    for mesh in MESHES {
+        let plan = Plan::new(mesh, cases, &truths, CAP);
+        possible.iter_mut().zip(&plan.possible).for_each(|(sum, one)| *sum += one);
+        tried.extend(plan.run());
+    }
+    Report::new(cases, &possible, tried, start.elapsed())
+}

@@ -1,0 +1,74 @@
+//! [`Outputs`]: what an operator gives back, of whatever number, kind and dimensions.
+
+use burn::tensor::{DType, Tensor};
+
+use crate::Result;
+use crate::dtensor::{DTensor, Kind, as_float, is_tracked};
+
+/// One output of an operator, whole.
+#[derive(Debug)]
+pub struct Whole {
+    pub(super) shape: Vec<usize>,
+    pub(super) dtype: DType,
+    pub(super) values: Vec<f64>,
+    /// The same in the autodiff graph, if it is part of one.
+    pub(super) tracked: Option<Tensor<1>>,
+}
+
+/// What the operator of a [`Case`](super::Case) may return: a tensor or DTensor of any kind, or a
+/// tuple, array or `Vec` of such.
+pub trait Outputs {
+    /// Every output, whole.
+    ///
+    /// # Errors
+    /// If a DTensor's collectives fail.
+    fn wholes(self) -> Result<Vec<Whole>>;
+}
+
+impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
+    fn wholes(self) -> Result<Vec<Whole>> {
+        let (shape, dtype) = (self.shape(), self.dtype());
+        let values = self.to_data().iter::<f64>().collect();
+        let elements = shape.num_elements();
+        let tracked = is_tracked(&self).then(|| as_float(self).reshape([elements]));
+        Ok(vec![Whole { shape: shape.to_vec(), dtype, values, tracked }])
+    }
+}
+
+impl<const D: usize, K: Kind> Outputs for DTensor<D, K> {
+    fn wholes(self) -> Result<Vec<Whole>> {
+        let shape = self.shape().to_vec();
+        let mut wholes = self.full_tensor()?.wholes()?;
+        wholes[0].shape = shape;
+        Ok(wholes)
+    }
+}
+
+impl<T: Outputs> Outputs for Vec<T> {
+    fn wholes(self) -> Result<Vec<Whole>> {
+        let parts: Vec<Vec<Whole>> = self.into_iter().map(Outputs::wholes).collect::<Result<_>>()?;
+        Ok(parts.into_iter().flatten().collect())
+    }
+}
+
+impl<T: Outputs, const N: usize> Outputs for [T; N] {
+    fn wholes(self) -> Result<Vec<Whole>> {
+        Vec::from(self).wholes()
+    }
+}
+
+macro_rules! tuples {
+    ($(($($part:ident)+))+) => {$(
+        impl<$($part: Outputs),+> Outputs for ($($part,)+) {
+            #[allow(non_snake_case)] // the parts are named as their types
+            fn wholes(self) -> Result<Vec<Whole>> {
+                let ($($part,)+) = self;
+                let mut all = Vec::new();
+                $(all.extend($part.wholes()?);)+
+                Ok(all)
+            }
+        }
+    )+};
+}
+
+tuples! { (A B) (A B C) (A B C E) }

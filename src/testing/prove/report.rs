@@ -1,0 +1,221 @@
+//! [`Report`]: what was proven.
+
+use std::fmt;
+use std::time::Duration;
+
+use itertools::Itertools;
+
+use super::case::Case;
+use super::run::Tried;
+use crate::placement::Layout;
+
+/// What the prover found, operator by operator.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// In the order of their first cases.
+    pub operators: Vec<OperatorReport>,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+/// What the prover found about one operator.
+#[derive(Debug, Clone)]
+pub struct OperatorReport {
+    /// The name of its cases.
+    pub name: &'static str,
+    /// How many combinations of layouts its inputs have on all meshes.
+    pub possible: usize,
+    /// How many of them were tried.
+    pub tried: usize,
+    /// Those that were right, but only after an implicit redistribution of an input.
+    pub redistributed: Vec<Combination>,
+    /// Those that were wrong.
+    pub wrong: Vec<Wrong>,
+}
+
+/// The layouts that the inputs of an operator came in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Combination {
+    /// Shape of the mesh.
+    pub mesh: Vec<usize>,
+    /// Global shapes of the inputs.
+    pub shapes: Vec<Vec<usize>>,
+    /// Their layouts.
+    pub layouts: Vec<Layout>,
+}
+
+/// A combination whose result is not that of the unsharded operator.
+#[derive(Debug, Clone)]
+pub struct Wrong {
+    /// What was tried.
+    pub combination: Combination,
+    /// What came out wrong.
+    pub differences: Vec<Difference>,
+}
+
+/// One thing that came out wrong.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Difference {
+    /// What differs.
+    pub what: What,
+    /// The largest error among all ranks; infinite if it is not one of numbers.
+    pub error: f64,
+    /// In words, on the rank with the largest error.
+    pub how: String,
+}
+
+/// What can come out wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// The value of an output.
+    Output(usize),
+    /// The gradient of the input of this name, as some rank holds it.
+    Gradient(&'static str),
+    /// It did not come out at all.
+    Failure,
+}
+
+impl Report {
+    pub(super) fn new(cases: &[Case], possible: &[usize], tried: Vec<Tried>, elapsed: Duration) -> Self {
+        let empty = |name| OperatorReport { name, possible: 0, tried: 0, redistributed: Vec::new(), wrong: Vec::new() };
+        let mut operators: Vec<OperatorReport> = cases.iter().map(|case| case.name).unique().map(empty).collect();
+        let place = |case: &Case| operators.iter().position(|operator| operator.name == case.name);
+        let places: Vec<usize> = cases.iter().map(|case| place(case).expect("every case has its operator")).collect();
+        for (&place, possible) in places.iter().zip(possible) {
+            operators[place].possible += possible;
+        }
+        for Tried { case, combination, outcome } in tried {
+            let operator = &mut operators[places[case]];
+            operator.tried += 1;
+            if !outcome.differences.is_empty() {
+                operator.wrong.push(Wrong { combination, differences: outcome.differences });
+            } else if outcome.redistributed {
+                operator.redistributed.push(combination);
+            }
+        }
+        Self { operators, elapsed }
+    }
+
+    /// How many combinations were tried.
+    pub fn tried(&self) -> usize {
+        self.operators.iter().map(|operator| operator.tried).sum()
+    }
+
+    /// How many of them were right without any implicit redistribution.
+    pub fn direct(&self) -> usize {
+        self.operators.iter().map(OperatorReport::direct).sum()
+    }
+
+    /// How many of them were wrong.
+    pub fn wrong(&self) -> usize {
+        self.operators.iter().map(|operator| operator.wrong.len()).sum()
+    }
+
+    /// The last line of the report.
+    pub fn summary(&self) -> String {
+        let operators = self.operators.len();
+        let (tried, direct, wrong, seconds) = (self.tried(), self.direct(), self.wrong(), self.elapsed.as_secs_f64());
+        format!(
+            "{operators} operators, {tried} combinations, {direct} without redistribution, {wrong} wrong \
+             ({seconds:.1} s)"
+        )
+    }
+}
+
+impl OperatorReport {
+    /// How many combinations were right without any implicit redistribution.
+    pub fn direct(&self) -> usize {
+        self.tried - self.redistributed.len() - self.wrong.len()
+    }
+}
+
+/// One paragraph an operator, and the totals.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for operator in &self.operators {
+            writeln!(f, "{operator}")?;
+        }
+        f.write_str(&self.summary())
+    }
+}
+
+/// How many wrong combinations of an operator are printed.
+const SHOWN: usize = 4;
+
+impl fmt::Display for OperatorReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, possible, tried, .. } = self;
+        write!(f, "{name}: {tried} combinations")?;
+        if tried < possible {
+            write!(f, " of {possible}")?;
+        }
+        write!(f, ", {} without redistribution, {} wrong", self.direct(), self.wrong.len())?;
+        if !self.redistributed.is_empty() {
+            write!(f, "\n  redistributed: {}", Fallbacks(&self.redistributed))?;
+        }
+        for Wrong { combination, differences } in self.wrong.iter().take(SHOWN) {
+            write!(f, "\n  WRONG {combination}:")?;
+            for difference in differences {
+                write!(f, "\n    {difference}")?;
+            }
+        }
+        if self.wrong.len() > SHOWN {
+            write!(f, "\n  .. and {} more wrong", self.wrong.len() - SHOWN)?;
+        }
+        Ok(())
+    }
+}
+
+/// `mesh [2, 2]: [4, 6] as [S(0), R], [6, 4] as [R, R]`
+impl fmt::Display for Combination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "mesh {:?}: ", self.mesh)?;
+        let inputs = self.shapes.iter().zip(&self.layouts);
+        f.write_str(&inputs.map(|(shape, layout)| format!("{shape:?} as {layout}")).join(", "))
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.what {
+            What::Output(at) => write!(f, "output {at} {}", self.how),
+            What::Gradient(input) => write!(f, "gradient of `{input}` {}", self.how),
+            What::Failure => f.write_str(&self.how),
+        }
+    }
+}
+
+/// Combinations, those on meshes of one dimension by the placements of all inputs but the last:
+/// `R with S(0) P(max); S(0) with S(1); and 12 on meshes of more dimensions`.
+struct Fallbacks<'a>(&'a [Combination]);
+
+impl fmt::Display for Fallbacks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |combination: &Combination| {
+            let placements = combination.layouts.iter().map(|layout| layout.placements()[0].to_string());
+            placements.collect::<Vec<_>>()
+        };
+        let (flat, more): (Vec<_>, Vec<_>) = self.0.iter().partition(|combination| combination.mesh.len() == 1);
+        let groups = flat.into_iter().map(line).unique().into_group_map_by(|line| line[..line.len() - 1].to_vec());
+        let mut parts: Vec<String> = groups
+            .into_iter()
+            .sorted()
+            .map(|(first, lines)| {
+                let last = lines.iter().map(|line| &line[line.len() - 1]).join(" ");
+                if first.is_empty() { last } else { format!("{} with {last}", first.join(" ")) }
+            })
+            .collect();
+        if !more.is_empty() {
+            parts.push(format!("and {} on meshes of more dimensions", more.len()));
+        }
+        f.write_str(&parts.join("; "))
+    }
+}
+
+/// The layouts of a combination, for a caller who looks for one.
+impl Combination {
+    /// The placements of input `at`.
+    pub fn placements(&self, at: usize) -> &[crate::placement::Placement] {
+        self.layouts[at].placements()
+    }
+}

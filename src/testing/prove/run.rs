@@ -1,0 +1,295 @@
+//! Trying combinations of layouts, on every rank of a mesh.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use burn::tensor::Device;
+use parking_lot::Mutex;
+
+use super::case::{Case, Input, Sharded};
+use super::layouts::{layouts, selection};
+use super::output::Whole;
+use super::report::{Combination, Difference, What};
+use super::truth::{Truth, furthest, loss};
+use crate::comm::{Launch, launch};
+use crate::dtensor::ops::RedistributePolicy;
+use crate::dtensor::{DTensorError, DTensorSpec};
+use crate::mesh::DeviceMesh;
+use crate::placement::Layout;
+use crate::{Error, Result};
+
+/// One combination of layouts of one case's inputs.
+#[derive(Debug, Clone, Copy)]
+struct Job {
+    case: usize,
+    /// In mixed radix: the layout of each input.
+    combination: usize,
+}
+
+/// What became of a [`Job`].
+#[derive(Debug, Clone, Default)]
+pub(super) struct Outcome {
+    pub(super) redistributed: bool,
+    pub(super) differences: Vec<Difference>,
+}
+
+/// A combination that was tried.
+pub(super) struct Tried {
+    pub(super) case: usize,
+    pub(super) combination: Combination,
+    pub(super) outcome: Outcome,
+}
+
+/// How long a rank waits for the others: a combination takes milliseconds.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// After that many failures on a mesh the rest of a case is not tried there.
+const FAILURES: usize = 10;
+
+/// Everything that is to be done on one mesh.
+pub(super) struct Plan<'a> {
+    mesh_shape: &'a [usize],
+    cases: &'a [Case],
+    truths: &'a [Truth],
+    /// The layouts of each input of each case.
+    layouts: Vec<Vec<Vec<Layout>>>,
+    jobs: Vec<Job>,
+    /// How many combinations each case has.
+    pub(super) possible: Vec<usize>,
+}
+
+impl<'a> Plan<'a> {
+    /// All combinations of a mesh of one dimension or of one input, and `cap` of the others.
+    pub(super) fn new(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], cap: usize) -> Self {
+        let of = |input: &Input| layouts(mesh_shape, input.shape.len(), &input.values);
+        let layouts: Vec<Vec<Vec<Layout>>> = cases.iter().map(|case| case.inputs.iter().map(of).collect()).collect();
+        let possible: Vec<usize> = layouts.iter().map(|inputs| inputs.iter().map(Vec::len).product()).collect();
+        let jobs = possible.iter().zip(&layouts).enumerate().flat_map(|(case, (&total, inputs))| {
+            let exhaustive = mesh_shape.len() == 1 || inputs.len() == 1;
+            let cap = if exhaustive { total } else { cap };
+            selection(total, cap).map(move |combination| Job { case, combination })
+        });
+        let jobs = jobs.collect();
+        Self { mesh_shape, cases, truths, layouts, jobs, possible }
+    }
+
+    /// The layout of each input: its number among those of the input.
+    fn digits(&self, job: Job) -> Vec<usize> {
+        let mut rest = job.combination;
+        let digit = |layouts: &Vec<Layout>| {
+            let digit = rest % layouts.len();
+            rest /= layouts.len();
+            digit
+        };
+        self.layouts[job.case].iter().map(digit).collect()
+    }
+
+    fn combination(&self, job: Job) -> Combination {
+        let pairs = self.layouts[job.case].iter().zip(self.digits(job));
+        let layouts = pairs.map(|(layouts, digit)| layouts[digit].clone()).collect();
+        let shapes = self.cases[job.case].inputs.iter().map(|input| input.shape.clone()).collect();
+        Combination { mesh: self.mesh_shape.to_vec(), shapes, layouts }
+    }
+
+    /// Runs all jobs, in as few launches as possible: one, and one more after every failure.
+    pub(super) fn run(&self) -> Vec<Tried> {
+        let board = Board::new(self.mesh_shape.iter().product(), self.jobs.len());
+        let mut failed: Vec<(usize, String)> = Vec::new();
+        let mut given_up: Vec<usize> = Vec::new();
+        loop {
+            let skip = |at: usize| given_up.contains(&self.jobs[at].case) || failed.iter().any(|(job, _)| *job == at);
+            let Some(start) = (0..self.jobs.len()).find(|&at| !skip(at) && !board.is_done(at)) else { break };
+            let ended = launch(Launch::threads(board.ranks.len()).deadline(DEADLINE), |world| {
+                let names = ["a", "b", "c"];
+                let mesh = DeviceMesh::new(world, self.mesh_shape, &names[..self.mesh_shape.len()])?;
+                let mut rank = Rank { plan: self, mesh: &mesh, device: world.device().clone().autodiff(), held: None };
+                for at in (start..self.jobs.len()).filter(|&at| !skip(at)) {
+                    board.ranks[mesh.rank()].at.store(at, Ordering::Relaxed);
+                    let outcome = rank.attempt(self.jobs[at])?;
+                    board.ranks[mesh.rank()].outcomes.lock()[at] = Some(outcome);
+                }
+                Ok::<_, Error>(())
+            });
+            let Err(error) = ended else { continue };
+            let at = board.ranks[error.rank].at.load(Ordering::Relaxed);
+            failed.push((at, format!("rank {}: {}", error.rank, error.cause)));
+            let case = self.jobs[at].case;
+            if failed.iter().filter(|(at, _)| self.jobs[*at].case == case).count() >= FAILURES {
+                given_up.push(case);
+            }
+        }
+        let tried = self.jobs.iter().enumerate().filter_map(|(at, &job)| {
+            let failure = failed.iter().find(|(failed, _)| *failed == at);
+            let mut outcome = board.outcome(at);
+            if let Some((_, message)) = failure {
+                let failure = Difference { what: What::Failure, error: f64::INFINITY, how: message.clone() };
+                outcome.get_or_insert_default().differences.push(failure);
+            }
+            Some(Tried { case: job.case, combination: self.combination(job), outcome: outcome? })
+        });
+        tried.collect()
+    }
+}
+
+/// What each rank has found so far; it outlives a launch that fails.
+struct Board {
+    ranks: Vec<RankBoard>,
+}
+
+struct RankBoard {
+    /// The job it is at.
+    at: AtomicUsize,
+    outcomes: Mutex<Vec<Option<Outcome>>>,
+}
+
+impl Board {
+    fn new(ranks: usize, jobs: usize) -> Self {
+        let rank = |_| RankBoard { at: AtomicUsize::new(0), outcomes: Mutex::new(vec![None; jobs]) };
+        Self { ranks: (0..ranks).map(rank).collect() }
+    }
+
+    fn is_done(&self, at: usize) -> bool {
+        self.ranks.iter().all(|rank| rank.outcomes.lock()[at].is_some())
+    }
+
+    /// What all ranks together have found: of each thing that differs the largest difference.
+    fn outcome(&self, at: usize) -> Option<Outcome> {
+        let found = self.ranks.iter().filter_map(|rank| rank.outcomes.lock()[at].clone());
+        found.reduce(|mut all, one| {
+            all.redistributed |= one.redistributed;
+            for difference in one.differences {
+                match all.differences.iter_mut().find(|known| known.what == difference.what) {
+                    Some(known) if known.error >= difference.error => {}
+                    Some(known) => *known = difference,
+                    None => all.differences.push(difference),
+                }
+            }
+            all
+        })
+    }
+}
+
+/// One rank at work.
+struct Rank<'a> {
+    plan: &'a Plan<'a>,
+    mesh: &'a DeviceMesh,
+    device: Device,
+    /// What it holds of the inputs of the case it is at.
+    held: Option<(usize, Vec<Vec<Part>>)>,
+}
+
+/// One input in one layout, as a rank holds it.
+struct Part {
+    values: Vec<f64>,
+    shape: Vec<usize>,
+    layout: Layout,
+    /// Of the loss, by these values.
+    gradient: Vec<f64>,
+}
+
+impl Rank<'_> {
+    /// The parts of every input of `case`, in every layout.
+    fn parts(&mut self, case: usize) -> &[Vec<Part>] {
+        if self.held.as_ref().is_none_or(|(held, _)| *held != case) {
+            let coordinate = self.mesh.coordinate().expect("every rank of the world is in the mesh");
+            let truth = &self.plan.truths[case];
+            let inputs = self.plan.cases[case].inputs.iter().enumerate().map(|(at, input)| {
+                let part = |layout: &Layout| {
+                    let gradient = truth.gradients[at].as_deref();
+                    let held = input.values.held(&truth.inputs[at], gradient, &input.shape, layout, coordinate);
+                    let shape = layout.local_shape(&input.shape, coordinate);
+                    Part { values: held.values, shape, layout: layout.clone(), gradient: held.gradient }
+                };
+                self.plan.layouts[case][at].iter().map(part).collect()
+            });
+            self.held = Some((case, inputs.collect()));
+        }
+        let (_, parts) = self.held.as_ref().expect("just made");
+        parts
+    }
+
+    /// Runs one combination, forward and backward, and compares.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    fn attempt(&mut self, job: Job) -> Result<Outcome> {
+        let (case, truth) = (&self.plan.cases[job.case], &self.plan.truths[job.case]);
+        let digits = self.plan.digits(job);
+        let (mesh, device, rank) = (self.mesh, self.device.clone(), self.mesh.rank());
+        let parts: Vec<&Part> = self.parts(job.case).iter().zip(digits).map(|(all, digit)| &all[digit]).collect();
+        let sharded = parts.iter().zip(&case.inputs).map(|(part, input)| {
+            let leaf = input.leaf(&part.values, &part.shape, &device);
+            let dtype = burn::backend::TensorMetadata::dtype(&leaf);
+            let spec = DTensorSpec::new(mesh, part.layout.clone(), input.shape.clone().into(), dtype)?;
+            Ok(Sharded { leaf, spec: spec.shared() })
+        });
+        let sharded: Vec<_> = sharded.collect::<Result<_>>()?;
+        let (wholes, redistributed) = run(case, &sharded)?;
+        let mut differences = Vec::new();
+        if wholes.len() != truth.outputs.len() {
+            let how = format!("{} outputs, must be {}", wholes.len(), truth.outputs.len());
+            differences.push(Difference { what: What::Output(0), error: f64::INFINITY, how });
+            return Ok(Outcome { redistributed, differences });
+        }
+        for (at, (found, expected)) in wholes.iter().zip(&truth.outputs).enumerate() {
+            differences.extend(compare_outputs(found, expected, rank).map(|(error, how)| Difference {
+                what: What::Output(at),
+                error,
+                how,
+            }));
+        }
+        let grads = loss(&wholes).map(|loss| loss.backward());
+        for (at, ((input, part), sharded)) in case.inputs.iter().zip(parts).zip(&sharded).enumerate() {
+            if truth.gradients[at].is_none() && grads.is_none() {
+                continue;
+            }
+            let found = grads.as_ref().and_then(|grads| input.gradient(&sharded.leaf, grads));
+            let (shape, values) = found.unwrap_or_else(|| (part.shape.clone(), vec![0.0; part.values.len()]));
+            let difference = compare(&shape, &values, &part.shape, &part.gradient, rank);
+            differences.extend(difference.map(|(error, how)| Difference {
+                what: What::Gradient(input.name),
+                error,
+                how,
+            }));
+        }
+        Ok(Outcome { redistributed, differences })
+    }
+}
+
+/// The operator as written, and whether it had to redistribute: whether it is denied where that is
+/// forbidden.
+fn run(case: &Case, inputs: &[Sharded]) -> Result<(Vec<Whole>, bool)> {
+    let denied = catch_unwind(AssertUnwindSafe(|| RedistributePolicy::Deny.run(|| (case.sharded)(inputs))));
+    let payload = match denied {
+        Ok(wholes) => return Ok((wholes?, false)),
+        Err(payload) => payload,
+    };
+    match payload.downcast_ref() {
+        Some(Error::DTensor(DTensorError::ImplicitRedistribution { .. })) => Ok(((case.sharded)(inputs)?, true)),
+        _ => resume_unwind(payload),
+    }
+}
+
+fn compare_outputs(found: &Whole, expected: &Whole, rank: usize) -> Option<(f64, String)> {
+    if found.dtype != expected.dtype {
+        return Some((f64::INFINITY, format!("is of {:?}, must be of {:?}", found.dtype, expected.dtype)));
+    }
+    compare(&found.shape, &found.values, &expected.shape, &expected.values, rank)
+}
+
+fn compare(
+    shape: &[usize],
+    values: &[f64],
+    expected_shape: &[usize],
+    expected: &[f64],
+    rank: usize,
+) -> Option<(f64, String)> {
+    if shape != expected_shape || values.len() != expected.len() {
+        return Some((f64::INFINITY, format!("has shape {shape:?}, must have {expected_shape:?} (rank {rank})")));
+    }
+    let (at, error) = furthest(values, expected)?;
+    let how =
+        format!("is off by {error:.2e}: {:.4}, must be {:.4} (rank {rank}, element {at})", values[at], expected[at]);
+    Some((error, how))
+}

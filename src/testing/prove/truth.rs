@@ -1,0 +1,59 @@
+//! What the operator gives without any sharding, and what counts as equal to it.
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use super::case::{Case, Input, Plain};
+use super::output::Whole;
+use super::values::weight;
+use crate::Result;
+
+/// The unsharded operator of one case.
+pub(super) struct Truth {
+    /// Values of every input.
+    pub(super) inputs: Vec<Vec<f64>>,
+    pub(super) outputs: Vec<Whole>,
+    /// Of every input the gradient of the [`loss`], where it has one.
+    pub(super) gradients: Vec<Option<Vec<f64>>>,
+}
+
+impl Truth {
+    pub(super) fn of(case: &Case, device: &Device) -> Result<Self> {
+        let values = |(at, input): (usize, &Input)| input.values.whole(at, input.shape.iter().product());
+        let inputs: Vec<_> = case.inputs.iter().enumerate().map(values).collect();
+        let leaf = |(input, values): (&Input, &Vec<f64>)| Plain(input.leaf(values, &input.shape, device));
+        let leaves: Vec<_> = case.inputs.iter().zip(&inputs).map(leaf).collect();
+        let mut outputs = (case.plain)(&leaves)?;
+        let grads = loss(&outputs).map(|loss| loss.backward());
+        let gradient = |(input, leaf): (&Input, &Plain)| Some(input.gradient(&leaf.0, grads.as_ref()?)?.1);
+        let gradients = case.inputs.iter().zip(&leaves).map(gradient).collect();
+        outputs.iter_mut().for_each(|output| output.tracked = None);
+        Ok(Self { inputs, outputs, gradients })
+    }
+}
+
+/// The sum of all tracked outputs' elements, each with a weight of its own.
+pub(super) fn loss(outputs: &[Whole]) -> Option<Tensor<1>> {
+    let term = |(at, output): (usize, &Whole)| {
+        let tracked = output.tracked.clone()?;
+        let weights: Vec<f32> = (0..output.values.len()).map(|element| weight(at, element) as f32).collect();
+        let weights = TensorData::new(weights, [output.values.len()]);
+        Some((tracked.clone() * Tensor::from_data(weights, (&tracked.device(), tracked.dtype()))).sum())
+    };
+    outputs.iter().enumerate().filter_map(term).reduce(|sum, term| sum + term)
+}
+
+/// Between single-precision results of different orders of summation. A wrong rule is off by about 1.
+const TOLERANCE: f64 = 1e-4;
+
+/// Where `found` is furthest from `expected`, if that is too far: the element and the distance.
+pub(super) fn furthest(found: &[f64], expected: &[f64]) -> Option<(usize, f64)> {
+    let distance = |(found, expected): (&f64, &f64)| {
+        if found == expected || (found.is_nan() && expected.is_nan()) {
+            return 0.0;
+        }
+        let distance = (found - expected).abs();
+        if distance.is_nan() { f64::INFINITY } else { distance }
+    };
+    let far = |&(at, distance): &(usize, f64)| distance > TOLERANCE * expected[at].abs().max(1.0);
+    found.iter().zip(expected).map(distance).enumerate().filter(far).max_by(|a, b| a.1.total_cmp(&b.1))
+}

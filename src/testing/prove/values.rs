@@ -1,0 +1,210 @@
+//! Values of inputs, and the parts that ranks hold of them. Pure.
+//!
+//! Everything is a function of positions, so ranks agree on each other's parts without sending
+//! anything, and a failure repeats.
+
+use std::ops::Range;
+
+use crate::placement::{Layout, PartialOp, Placement};
+
+/// What the elements of an input are.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Values {
+    /// Distinct, inside the range.
+    Float(Range<f64>),
+    /// From 0 to below the bound.
+    Int(i64),
+    Bool,
+}
+
+impl Values {
+    /// Whether a pending reduction by `op` makes sense for such elements.
+    pub(super) fn takes(&self, op: PartialOp) -> bool {
+        match self {
+            Self::Float(_) => true,
+            Self::Int(_) => op != PartialOp::Avg,
+            Self::Bool => false,
+        }
+    }
+
+    /// `len` values of the input number `input`.
+    ///
+    /// Floats are a shuffled ramp with some jitter: no two are equal, none is near a multiple of
+    /// the step, where operators have their kinks.
+    pub(super) fn whole(&self, input: usize, len: usize) -> Vec<f64> {
+        let value = |at: usize| match self {
+            Self::Float(range) => {
+                let step = (range.end - range.start) / len as f64;
+                let offset = 0.3 + 0.17 * (input % 3) as f64 + 0.05 * unit([input, at, 1]);
+                single(range.start + step * (shuffled(at, len) as f64 + offset))
+            }
+            Self::Int(bound) => (bits([input, at, 2]) % *bound as u64) as f64,
+            Self::Bool => (bits([input, at, 3]) % 2) as f64,
+        };
+        (0..len).map(value).collect()
+    }
+
+    /// What the rank at `index` of `size` along `mesh_dim` holds of `value`, the element `at`
+    /// which is to be reduced by `op`; and the derivative of the reduced value by it.
+    ///
+    /// The parts differ between ranks in no regular way. What a minimum or maximum leaves out stays in
+    /// the range, since an increasing operator is applied to it too.
+    fn part(&self, op: PartialOp, value: f64, at: usize, mesh_dim: usize, index: usize, size: usize) -> (f64, f64) {
+        let holds = bits([at, mesh_dim, 4]) % size as u64 == index as u64;
+        let noise = |index: usize| match self {
+            Self::Float(_) => unit([at, mesh_dim, 5 + index]) - 0.4,
+            _ => (bits([at, mesh_dim, 5 + index]) % 7) as f64 - 3.0,
+        };
+        let share = unit([at, mesh_dim, 50 + index]);
+        let last = index + 1 == size;
+        // The last rank's term is what makes the terms add up.
+        let rest = || (0..index).map(|index| single(noise(index))).sum::<f64>();
+        match op {
+            PartialOp::Sum if last => (value - rest(), 1.0),
+            PartialOp::Sum => (noise(index), 1.0),
+            PartialOp::Avg if last => (value - rest(), 1.0 / size as f64),
+            PartialOp::Avg => (value + noise(index), 1.0 / size as f64),
+            PartialOp::Min | PartialOp::Max if holds => (value, 1.0),
+            PartialOp::Max => match self {
+                Self::Float(range) => (value - (0.1 + 0.8 * share) * (value - range.start), 0.0),
+                _ => (value - (share * (value + 1.0)).floor(), 0.0),
+            },
+            PartialOp::Min => match self {
+                Self::Float(range) => (value + (0.1 + 0.8 * share) * (range.end - value), 0.0),
+                Self::Int(bound) => (value + (share * (*bound as f64 - value)).floor(), 0.0),
+                Self::Bool => (value, 0.0),
+            },
+            PartialOp::Product => unreachable!("no input is laid out as a pending product"),
+        }
+    }
+
+    /// What the rank at `coordinate` holds of the tensor `whole`, and the derivative of the loss
+    /// by it, where `gradient` is that by the whole.
+    pub(super) fn held(
+        &self,
+        whole: &[f64],
+        gradient: Option<&[f64]>,
+        shape: &[usize],
+        layout: &Layout,
+        coordinate: &[usize],
+    ) -> Held {
+        let mut held = Held { values: Vec::new(), gradient: Vec::new() };
+        for at in positions(shape, &layout.local_slices(shape, coordinate)) {
+            let (mut value, mut derivative) = (whole[at], gradient.map_or(0.0, |gradient| gradient[at]));
+            for (mesh_dim, placement) in layout.placements().iter().enumerate() {
+                if let Placement::Partial(op) = *placement {
+                    let size = layout.mesh_shape()[mesh_dim];
+                    let (part, factor) = self.part(op, value, at, mesh_dim, coordinate[mesh_dim], size);
+                    (value, derivative) = (single(part), derivative * factor);
+                }
+            }
+            held.values.push(value);
+            held.gradient.push(derivative);
+        }
+        held
+    }
+}
+
+/// A rank's part of an input, in row-major order.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) values: Vec<f64>,
+    pub(super) gradient: Vec<f64>,
+}
+
+/// The weight in the loss of element `at` of output `output`.
+pub(super) fn weight(output: usize, at: usize) -> f64 {
+    single(0.5 + unit([output, at, 99]))
+}
+
+/// Row-major positions, in a tensor of this shape, of the elements inside `ranges`.
+fn positions(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
+    ranges.iter().zip(shape).fold(vec![0], |outer, (range, len)| {
+        outer.iter().flat_map(|&outer| range.clone().map(move |at| outer * len + at)).collect()
+    })
+}
+
+/// `at` in an order that has nothing to do with rows and columns.
+fn shuffled(at: usize, len: usize) -> usize {
+    let coprime = (len * 5 / 8..).find(|step| gcd(*step, len) == 1).unwrap_or(1);
+    (at * coprime + len / 3) % len
+}
+
+/// Of tensors that are stored in single precision.
+fn single(value: f64) -> f64 {
+    f64::from(value as f32)
+}
+
+/// In `0.0..1.0`.
+fn unit(position: [usize; 3]) -> f64 {
+    (bits(position) >> 40) as f64 / (1u64 << 24) as f64
+}
+
+/// The finalizer of SplitMix64, over the numbers in turn.
+fn bits(position: [usize; 3]) -> u64 {
+    position.into_iter().fold(0, |state, number| {
+        let mut z = (state ^ number as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    })
+}
+
+pub(super) fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPS: [PartialOp; 4] = [PartialOp::Sum, PartialOp::Avg, PartialOp::Min, PartialOp::Max];
+
+    #[test]
+    fn floats_have_no_ties_and_stay_in_range() {
+        for (input, len) in [(0, 1), (1, 6), (2, 24), (3, 125)] {
+            let mut values = Values::Float(-2.0..3.0).whole(input, len);
+            assert!(values.iter().all(|value| (-2.0..3.0).contains(value)));
+            values.sort_by(f64::total_cmp);
+            assert!(values.windows(2).all(|pair| pair[0] < pair[1]));
+        }
+    }
+
+    /// Brute force over all ranks, in both orders of the mesh dimensions.
+    #[test]
+    fn parts_reduce_to_the_whole_and_differ() {
+        let (shape, mesh) = ([3, 2], [2, 3]);
+        let reduce = |op, parts: &[f64]| match op {
+            PartialOp::Sum => parts.iter().sum(),
+            PartialOp::Avg => parts.iter().sum::<f64>() / parts.len() as f64,
+            PartialOp::Min => parts.iter().copied().fold(f64::INFINITY, f64::min),
+            _ => parts.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        };
+        for values in [Values::Float(-1.0..2.0), Values::Int(5)] {
+            let whole = values.whole(0, 6);
+            for (a, b) in OPS.into_iter().flat_map(|a| OPS.map(|b| (a, b))) {
+                let Ok(layout) = Layout::new(&mesh, &[Placement::Partial(a), Placement::Partial(b)]) else { continue };
+                if !values.takes(a) || !values.takes(b) {
+                    continue;
+                }
+                let held = |x, y| values.held(&whole, None, &shape, &layout, &[x, y]).values;
+                for (at, expected) in whole.iter().enumerate() {
+                    let value = |x, y| held(x, y)[at];
+                    let inner = [0, 1].map(|x| reduce(b, &[value(x, 0), value(x, 1), value(x, 2)]));
+                    let outer = [0, 1, 2].map(|y| reduce(a, &[value(0, y), value(1, y)]));
+                    for full in [reduce(a, &inner), reduce(b, &outer)] {
+                        assert!((full - expected).abs() < 1e-5, "{layout}: {full} for {expected}");
+                    }
+                }
+                assert_ne!(held(0, 0), held(1, 0));
+                assert_ne!(held(0, 0), held(0, 1));
+            }
+        }
+    }
+
+    #[test]
+    fn slices_are_taken_in_row_major_order() {
+        assert_eq!(positions(&[2, 3], &[0..2, 1..3]), [1, 2, 4, 5]);
+        assert_eq!(positions(&[2, 3], &[1..1, 0..3]), [0; 0]);
+    }
+}
