@@ -8,6 +8,7 @@ use crate::comm::{CommError, LaunchError};
 use crate::dtensor::DTensorError;
 use crate::fsdp::FsdpError;
 use crate::mesh::MeshError;
+use crate::parallel::ParallelError;
 use crate::placement::PlacementError;
 
 /// Shorthand for results carrying the crate's [`Error`].
@@ -32,6 +33,9 @@ pub enum Error {
     /// A module could not be sharded, gathered or stepped.
     #[error(transparent)]
     Fsdp(#[from] FsdpError),
+    /// A model could not be parallelized.
+    #[error(transparent)]
+    Parallel(#[from] ParallelError),
     /// A [`launch`](crate::comm::launch) inside the program failed.
     #[error(transparent)]
     Launch(Box<LaunchError>),

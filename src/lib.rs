@@ -70,6 +70,7 @@
 //! | [`placement`] | placements, layouts, chunk arithmetic, the transition table; pure |
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, and its redistribution |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module |
+//! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan |
 //!
 //! With the feature `testing` there is also a room of mesh fixtures for tests.
 #![warn(missing_docs)]
@@ -80,6 +81,8 @@ pub mod dtensor;
 mod error;
 pub mod fsdp;
 pub mod mesh;
+pub mod parallel;
+mod pattern;
 pub mod placement;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -95,6 +98,7 @@ pub mod prelude {
         unit,
     };
     pub use crate::mesh::DeviceMesh;
+    pub use crate::parallel::{Plan, Style, parallelize};
     pub use crate::placement::{PartialOp, Placement};
     pub use crate::{Error, Result};
 }

@@ -7,8 +7,8 @@
 //!                   \-- x @ wv (S) ---.   dv @ wv^T  /  over the ranks; vary all-reduces it, once
 //! ```
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
@@ -26,7 +26,22 @@ type Dims = SmallVec<[usize; 3]>;
 
 /// What one tensor was already brought to, kept while it or a clone of it lives.
 #[derive(Debug, Default)]
-pub(super) struct Handles<const D: usize>(Mutex<SmallVec<[Handle<D>; 1]>>);
+pub(super) struct Handles<const D: usize> {
+    made: Mutex<SmallVec<[Handle<D>; 1]>>,
+    /// For the tensor as it is laid out, varying: made by an owner who sums its gradient.
+    given: Option<Given<D>>,
+}
+
+struct Given<const D: usize> {
+    varying: Dims,
+    make: Arc<dyn Fn() -> Tensor<D> + Send + Sync>,
+}
+
+impl<const D: usize> std::fmt::Debug for Given<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Given").field("varying", &self.varying).finish_non_exhaustive()
+    }
+}
 
 #[derive(Debug)]
 struct Handle<const D: usize> {
@@ -52,8 +67,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             let route = Route::between(self.layout(), target)?;
             return Ok(travel(self.local, &self.spec, &route, varying)?.0);
         };
+        if let Some(given) = handles.given.as_ref().filter(|given| *given.varying == *varying)
+            && self.layout() == target
+        {
+            return Ok(Tensor::from_dispatch((given.make)().into_dispatch()));
+        }
         // Only floats vary or are cached: what else moves is an index, and small.
-        let mut known = handles.0.lock();
+        let mut known = handles.made.lock();
         known.retain(|handle| !handle.done.load(Ordering::Relaxed));
         let found = known.iter().find(|handle| *handle.varying == *varying && handle.layout == *target);
         if let Some(handle) = found {
@@ -113,6 +133,15 @@ impl<const D: usize> DTensor<D> {
     /// The local tensor as it is, its gradient summed over `dims`.
     pub(super) fn with_summed_grad(&self, dims: &[usize]) -> Result<Tensor<D>> {
         self.shared_handle(self.layout(), &self.dims_of(dims)?)
+    }
+
+    /// The same tensor, whose owner makes its handle for computations that differ between the ranks
+    /// of `mesh_dims`, and sums the gradient that arrives there.
+    pub(crate) fn with_varied(self, mesh_dims: &[usize], make: Arc<dyn Fn() -> Tensor<D> + Send + Sync>) -> Self {
+        let shape = self.mesh().shape();
+        let varying = mesh_dims.iter().copied().filter(|&dim| shape[dim] > 1).collect();
+        let handles = Handles { given: Some(Given { varying, make }), ..Default::default() };
+        Self { handles: OnceLock::from(Arc::new(handles)), ..self }
     }
 
     fn shared_handle(&self, layout: &Layout, dims: &[usize]) -> Result<Tensor<D>> {

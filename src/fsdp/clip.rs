@@ -1,12 +1,15 @@
 //! [`clip_grad_norm`].
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::backend::TensorMetadata;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
+use smallvec::SmallVec;
 
-use super::visit::sharded_parameters;
+use super::visit::distributed_parameters;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp};
 
@@ -29,35 +32,45 @@ impl NormType {
 /// Scales all gradients down so that their joint norm is at most `max_norm`; returns the norm
 /// before scaling, equal on every rank.
 ///
-/// The norm is that of the unsharded gradients, whatever each parameter's placement: sharded
-/// parameters are summed over the ranks that hold their pieces, once a mesh; parameters that every
-/// rank holds whole count once. Gradients of ignored parameters count as this rank has them: reduce
-/// them first, or norm and scale differ from rank to rank.
+/// The norm is that of the undistributed gradients, whatever each parameter's placement: a parameter
+/// is summed over the mesh dimensions that shard it, data-parallel or tensor-parallel, and counts
+/// once where ranks hold the same. Gradients of ignored parameters count as this rank has them:
+/// reduce them first, or norm and scale differ from rank to rank.
 ///
 /// # Collective
-/// Every rank of the model's meshes must call it. One all-reduce of one number a mesh.
+/// Every rank of the model's meshes must call it. One all-reduce of a few numbers for each mesh
+/// dimension that shards parameters.
 ///
 /// # Errors
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64, norm: NormType) -> Result<f64> {
-    let cut = sharded_parameters(model).into_iter().filter(|param| param.sharded.info().dim.is_some());
-    let groups = cut.map(|param| (param.id, param.sharded.unit.shard.clone()));
-    let mut measure = Measure { norm, grads, groups: groups.collect(), local: 0.0, parts: Vec::new() };
+    let holders = distributed_parameters(model).into_iter().map(|visited| {
+        let spec = visited.param.spec(visited.base.dtype());
+        let sharded = (0..spec.mesh().ndim()).filter(|&dim| spec.placements()[dim].shard_dim().is_some());
+        let groups = sharded.map(|dim| Ok(spec.mesh().communicator(dim)?.clone()));
+        Ok((visited.id, groups.collect::<Result<Groups>>()?))
+    });
+    let mut measure = Measure { norm, grads, holders: holders.collect::<Result<_>>()?, parts: Vec::new() };
     model.visit(&mut measure);
-    let Measure { local, parts, .. } = measure;
-    let mut total = local;
+    let mut parts = measure.parts;
     let device = model.devices().into_iter().next().unwrap_or_default().inner();
-    for (group, part) in parts {
-        let part = Tensor::<1>::from_data([part as f32], &device).into_dispatch();
+    while let Some(group) = parts.iter().find_map(|part| part.groups.first().cloned()) {
+        // All parts that this group shares travel together.
+        let mut shared: Vec<_> = parts.iter_mut().filter_map(|part| Some((part.leave(&group)?, part))).collect();
+        let numbers: Vec<_> = shared.iter().map(|((), part)| part.norm as f32).collect();
+        let numbers = Tensor::<1>::from_data(numbers.as_slice(), &device).into_dispatch();
         let op = match norm {
             NormType::P(_) => ReduceOp::Sum,
             NormType::Inf => ReduceOp::Max,
         };
-        let reduced = group.all_reduce(Call::new("clip_grad_norm"), vec![part], op).wait()?;
+        let reduced = group.all_reduce(Call::new("clip_grad_norm"), vec![numbers], op).wait()?;
         let reduced = reduced.into_iter().next().expect("an all-reduce returns every tensor");
-        total = norm.join(total, Tensor::<1>::from_dispatch(reduced).into_scalar::<f32>() as f64);
+        let reduced = Tensor::<1>::from_dispatch(reduced).into_data();
+        for ((_, part), number) in shared.iter_mut().zip(reduced.iter::<f32>()) {
+            part.norm = number as f64;
+        }
     }
-    let total = norm.finish(total);
+    let total = norm.finish(parts.into_iter().fold(0.0, |total, part| norm.join(total, part.norm)));
     let scale = max_norm / (total + 1e-6);
     if scale < 1.0 {
         model.visit(&mut Scale { grads, scale });
@@ -104,28 +117,45 @@ impl NormType {
     }
 }
 
-type Group = Arc<dyn Communicator>;
+/// The groups of the mesh dimensions that shard a parameter: together they hold it once.
+type Groups = SmallVec<[Arc<dyn Communicator>; 2]>;
+
+/// This rank's part of the norm of all parameters that the same groups share.
+struct Part {
+    /// Those over which the part is still to be summed.
+    groups: Groups,
+    /// Those of the parameters.
+    holders: Groups,
+    norm: f64,
+}
+
+impl Part {
+    /// Takes `group` off those still to come, if it is one of them.
+    fn leave(&mut self, group: &Arc<dyn Communicator>) -> Option<()> {
+        let at = self.groups.iter().position(|other| Arc::ptr_eq(other, group))?;
+        self.groups.remove(at);
+        Some(())
+    }
+}
 
 struct Measure<'a> {
     norm: NormType,
     grads: &'a GradientsParams,
-    groups: std::collections::HashMap<burn::module::ParamId, Group>,
-    local: f64,
-    /// One part of the norm for each group of ranks that shares pieces.
-    parts: Vec<(Group, f64)>,
+    holders: HashMap<ParamId, Groups>,
+    parts: Vec<Part>,
 }
 
 impl ModuleVisitor for Measure<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // A rank whose piece is empty, or who has no gradient, still takes part in the reduction.
-        let part = self.grads.get::<D>(param.id).map_or(0.0, |grad| self.norm.of(grad));
-        let Some(group) = self.groups.get(&param.id) else {
-            self.local = self.norm.join(self.local, part);
-            return;
+        let norm = self.grads.get::<D>(param.id).map_or(0.0, |grad| self.norm.of(grad));
+        let holders = self.holders.get(&param.id).cloned().unwrap_or_default();
+        let same = |part: &&mut Part| {
+            part.holders.len() == holders.len() && part.holders.iter().zip(&holders).all(|(a, b)| Arc::ptr_eq(a, b))
         };
-        match self.parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, group)) {
-            Some((_, sum)) => *sum = self.norm.join(*sum, part),
-            None => self.parts.push((group.clone(), part)),
+        match self.parts.iter_mut().find(same) {
+            Some(part) => part.norm = self.norm.join(part.norm, norm),
+            None => self.parts.push(Part { groups: holders.clone(), holders, norm }),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! [`FsdpError`]: why a module could not be sharded.
 
+use crate::pattern::PatternError;
+
 /// Why a module could not be sharded.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -92,6 +94,33 @@ pub enum FsdpError {
         /// Its name.
         dim: String,
     },
+    /// The data-parallel and the tensor-parallel mesh do not make one mesh.
+    #[error(
+        "the parameters are parallelized on {tensor}, which is no other part of one mesh than {data}; \
+         slice both out of one mesh: `mesh.slice([\"replicate\", \"shard\"])` for fully_shard and \
+         `mesh.slice([\"tp\"])` for parallelize"
+    )]
+    Meshes {
+        /// The mesh given to `fully_shard`.
+        data: String,
+        /// The mesh given to `parallelize`.
+        tensor: String,
+    },
+    /// Parameters of one unit are parallelized on different meshes.
+    #[error(
+        "one unit would hold `{param}`, parallelized on {mesh}, and `{other_param}`, parallelized on \
+         {other_mesh}; parallelize both on one mesh, or make them separate units"
+    )]
+    TensorMeshes {
+        /// Path of a parameter.
+        param: String,
+        /// Its mesh.
+        mesh: String,
+        /// Path of the first parameter on another mesh.
+        other_param: String,
+        /// That mesh.
+        other_mesh: String,
+    },
     /// The module is a unit already.
     #[error("the module is sharded already (unit `{unit}`); call fully_shard once a module")]
     AlreadySharded {
@@ -101,4 +130,10 @@ pub enum FsdpError {
     /// The module is not sharded.
     #[error("the module is no unit; pass a module that fully_shard made one")]
     NotSharded,
+}
+
+impl From<PatternError> for FsdpError {
+    fn from(PatternError { pattern, reason }: PatternError) -> Self {
+        Self::Pattern { pattern, reason }
+    }
 }

@@ -8,13 +8,15 @@ use itertools::Itertools;
 use super::scope::open_all;
 use super::shards::Shards;
 use super::unit::Unit;
-use super::visit::{Visited, sharded_parameters};
+use super::visit::{Visited, distributed_parameters};
 use crate::Result;
 
 /// Gathers every parameter and returns the ordinary module, with no trace of sharding.
 ///
-/// One all-gather a unit; of a unit that is only partly in `model`, just those parameters. The result holds the whole model on every rank. Ids, mappers, devices
-/// and training state are kept, so it saves, loads and trains as if it had never been sharded.
+/// One all-gather a unit; of a unit that is only partly in `model`, just those parameters. Then one
+/// for each parameter that is sharded over tensor-parallel ranks. The result holds the whole model
+/// on every rank. Ids, mappers, devices and training state are kept, so it saves, loads and trains
+/// as if it had never been sharded.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it.
@@ -22,15 +24,15 @@ use crate::Result;
 /// # Errors
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn full_model<M: Module>(model: &M) -> Result<M> {
-    let by_unit = |param: &Visited| Arc::as_ptr(&param.sharded.unit);
+    let by_unit = |visited: &Visited| Arc::as_ptr(&visited.param.unit);
     let mut units: Vec<(Arc<Unit>, Shards)> = Vec::new();
     // Units in the order of the model: addresses differ from rank to rank.
-    let visited = sharded_parameters(model);
+    let visited = distributed_parameters(model);
     let order = visited.iter().map(by_unit).unique().collect_vec();
     let mut groups = visited.into_iter().into_group_map_by(by_unit);
     for key in order {
         let params = groups.remove(&key).expect("every unit has a group");
-        let unit = params[0].sharded.unit.clone();
+        let unit = params[0].param.unit.clone();
         let shards = Shards::new(params);
         unit.unshard(shards.clone());
         unit.wait_unsharded()?;

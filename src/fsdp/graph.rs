@@ -11,6 +11,9 @@
 //! reduce-scatter, and its gradients go straight to the shards' leaves. Without the token every
 //! whole gradient would stay alive to the end of backward.
 //!
+//! A parameter that tensor-parallel ranks hold whole may have a second node, [`Term`], for
+//! computations that differ between them: of what is collected there each rank has a term.
+//!
 //! [`EnterUnit`] and [`LeaveUnit`] are identities the graph retains. Under gradient checkpointing
 //! no recomputation crosses them, so one unit at a time is gathered again.
 
@@ -19,6 +22,7 @@ use std::sync::Arc;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
+use parking_lot::Mutex;
 
 use super::pass::Pass;
 use super::storage;
@@ -97,6 +101,35 @@ impl GraphOp for Whole {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         self.pass.collect(self.position, step.take());
+    }
+}
+
+/// A gathered parameter whose gradient differs between the tensor-parallel ranks. Parents: its
+/// shard's leaf, the token.
+#[derive(Debug)]
+pub(super) struct Term {
+    pub(super) pass: Arc<Pass>,
+    pub(super) position: usize,
+    pub(super) retain: Retain,
+    /// The gathered value, until the node is made.
+    pub(super) value: Mutex<Option<DispatchTensor>>,
+}
+
+impl GraphOp for Term {
+    fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
+        self.value.lock().take().expect("a node of the graph is made once")
+    }
+
+    fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
+        self.pass.whole_again(self.position)
+    }
+
+    fn retain(&self) -> Retain {
+        self.retain
+    }
+
+    fn backward(&self, step: &mut BackwardStep<'_>) {
+        self.pass.collect_term(self.position, step.take());
     }
 }
 

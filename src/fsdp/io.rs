@@ -3,9 +3,11 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Int, Tensor};
 
+use crate::dtensor::DTensor;
+
 /// A unit's input or output: any structure whose float tensors can be mapped.
 ///
-/// Implemented for tensors of every rank and kind, tuples, arrays, `Option`, `Vec` and the plain
+/// Implemented for tensors and DTensors of every rank and kind, tuples, arrays, `Option`, `Vec` and the plain
 /// scalars. Implement it for a struct by mapping each of its fields.
 pub trait UnitTensors: Sized {
     /// Replaces every float tensor by `f` of it, in a fixed order.
@@ -15,6 +17,13 @@ pub trait UnitTensors: Sized {
 impl<const D: usize> UnitTensors for Tensor<D> {
     fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
         Tensor::from_dispatch(f(self.into_dispatch()))
+    }
+}
+
+impl<const D: usize> UnitTensors for DTensor<D> {
+    fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
+        let spec = self.spec().clone();
+        DTensor::from_parts(self.to_local().map_floats(f), spec)
     }
 }
 
@@ -49,6 +58,8 @@ macro_rules! without_floats {
 without_floats!(
     [const D: usize] Tensor<D, Int>,
     [const D: usize] Tensor<D, Bool>,
+    [const D: usize] DTensor<D, Int>,
+    [const D: usize] DTensor<D, Bool>,
     [] (), [] bool, [] usize, [] u32, [] u64, [] i32, [] i64, [] f32, [] f64,
 );
 

@@ -29,32 +29,41 @@
 //! keeps it until backward without gradient checkpointing, and `nn::Embedding` always does. A
 //! weight read outside its unit's scope is freed when the graph drops it.
 
+mod attach;
 mod clip;
+mod combine;
 mod config;
 mod error;
 mod full;
 mod graph;
 mod handle;
+mod inventory;
 mod io;
 mod named;
 mod param;
 mod pass;
-mod pattern;
 mod plan;
 mod scope;
 mod shard;
 mod shards;
 mod storage;
 mod unit;
+mod varying;
+mod view;
 mod visit;
 
+pub(crate) use attach::{Attachment, attach};
 pub use clip::{NormType, clip_grad_norm};
 pub use config::{FullyShard, ParamInfo, ReshardAfterForward};
 pub use error::FsdpError;
 pub use full::full_model;
 pub use handle::{UnshardHandle, reshard, unshard};
+pub(crate) use inventory::{Found, Inventory, unmatched};
 pub use io::UnitTensors;
 pub use named::{NamedParameter, named_parameters};
-pub use param::{ParamExt, ShardedParameter};
+pub use param::DistributedParameter;
+pub(crate) use param::TensorParallel;
 pub use scope::unit;
 pub use shard::fully_shard;
+pub(crate) use unit::{UnitParam, make_units};
+pub use view::ParamExt;

@@ -1,4 +1,4 @@
-//! [`named_parameters`]: a model's sharded parameters as DTensors, by path.
+//! [`named_parameters`]: a model's distributed parameters as DTensors, by path.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 
-use super::visit::{Visited, sharded_parameters_with_paths};
+use super::visit::{Visited, distributed_parameters_with_paths};
 use crate::dtensor::{DTensor, DTensorSpec};
 
-/// A sharded parameter of a model.
+/// A distributed parameter of a model.
 #[derive(Debug, Clone)]
 pub struct NamedParameter {
     /// Full path in the model, such as `blocks.0.attention.query.weight`.
@@ -19,16 +19,18 @@ pub struct NamedParameter {
     pub id: ParamId,
     /// Path of the unit it is gathered with; `root` for the model's own.
     pub unit: Arc<str>,
-    /// Mesh, placements, global shape and dtype.
+    /// Mesh, placements, global shape and dtype: over every mesh dimension that places it,
+    /// data-parallel and tensor-parallel.
     pub spec: Arc<DTensorSpec>,
     local: DispatchTensor,
 }
 
 impl NamedParameter {
-    /// The parameter as a [`DTensor`]; `None` if it has not `D` dimensions.
+    /// The parameter as a [`DTensor`] of the shard that the optimizer steps, as
+    /// [`ParamExt::shard`](super::ParamExt::shard) gives it; `None` if it has not `D` dimensions.
     ///
     /// Local: no communication.
-    pub fn dtensor<const D: usize>(&self) -> Option<DTensor<D>> {
+    pub fn shard<const D: usize>(&self) -> Option<DTensor<D>> {
         let local = (self.spec.shape().num_dims() == D).then(|| Tensor::from_dispatch(self.local.clone()))?;
         Some(DTensor::from_parts(local, self.spec.clone()))
     }
@@ -42,16 +44,16 @@ impl fmt::Display for NamedParameter {
     }
 }
 
-/// The sharded parameters of `model`, in burn's order, with their paths in it.
+/// The distributed parameters of `model`, in burn's order, with their paths in it.
 ///
-/// Local: no communication. Parameters that are ignored or not sharded are left out.
+/// Local: no communication. Parameters that are neither sharded nor parallelized are left out.
 pub fn named_parameters<M: Module>(model: &M) -> Vec<NamedParameter> {
-    let named = |Visited { id, sharded, base, path, .. }: Visited| NamedParameter {
+    let named = |Visited { id, param, base, path, .. }: Visited| NamedParameter {
         path: path.expect("paths were asked for"),
         id,
-        unit: sharded.unit.label(),
-        spec: sharded.spec(base.dtype()).expect("the shard was made from this spec").shared(),
+        unit: param.unit.label(),
+        spec: param.spec(base.dtype()),
         local: base,
     };
-    sharded_parameters_with_paths(model).into_iter().map(named).collect()
+    distributed_parameters_with_paths(model).into_iter().map(named).collect()
 }

@@ -1,70 +1,107 @@
-//! [`ShardedParameter`]: what makes `param.val()` the gathered weight.
+//! [`DistributedParameter`]: what makes `param.val()` the whole weight.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn::module::{
-    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
-    Reparameterization,
+    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Reparameterization,
 };
 use burn::tensor::{DType, Device, Tensor};
 
 use super::scope;
 use super::unit::{Unit, UnitParam};
-use crate::Result;
-use crate::dtensor::{DTensor, DTensorSpec};
+use crate::dtensor::DTensorSpec;
+use crate::parallel::Style;
 
-/// The reparameterization `fully_shard` attaches to a parameter.
+/// The reparameterization that [`fully_shard`](super::fully_shard) and
+/// [`parallelize`](crate::parallel::parallelize) attach to a parameter: its unit, its place there,
+/// and its tensor-parallel part.
 ///
 /// The parameter's base is this rank's shard, an ordinary leaf: burn's optimizers, records and
-/// visitors see it and nothing else. Its value is the whole weight, gathered by its unit.
+/// visitors see it and nothing else. Its value is the whole weight, gathered over the data-parallel
+/// ranks by its unit, and over the tensor-parallel ranks by itself.
 ///
 /// # Collective
 /// `param.val()` outside its unit's scope is an all-gather: every rank must call it. Inside the
-/// scope, and `param.base()` anywhere, are local.
+/// scope it is local, but for a weight sharded over tensor-parallel ranks, which is gathered over
+/// them. `param.base()` is local anywhere.
 #[derive(Debug, Clone)]
-pub struct ShardedParameter {
+pub struct DistributedParameter {
     pub(super) unit: Arc<Unit>,
     pub(super) index: usize,
 }
 
-impl ShardedParameter {
-    pub(super) fn info(&self) -> &UnitParam {
+/// What [`parallelize`](crate::parallel::parallelize) made of a parameter.
+#[derive(Debug, Clone)]
+pub(crate) struct TensorParallel {
+    /// The parameter on the tensor-parallel mesh.
+    pub(crate) spec: Arc<DTensorSpec>,
+    pub(crate) style: Style,
+}
+
+impl DistributedParameter {
+    pub(crate) fn info(&self) -> &UnitParam {
         &self.unit.params[self.index]
     }
 
-    /// What the shard is a part of.
-    pub(super) fn spec(&self, dtype: DType) -> Result<DTensorSpec> {
-        let UnitParam { layout, shape, .. } = self.info();
-        DTensorSpec::new(&self.unit.mesh, layout.clone(), shape.clone().into(), dtype)
+    /// Whether `fully_shard` made it one.
+    pub(crate) fn is_data_parallel(&self) -> bool {
+        self.unit.is_data_parallel()
+    }
+
+    /// What the stored shard is a part of.
+    pub(super) fn spec(&self, dtype: DType) -> Arc<DTensorSpec> {
+        with_dtype(&self.info().spec, dtype)
+    }
+
+    /// What the tensor-parallel shard is a part of, if the parameter was parallelized.
+    pub(super) fn tensor_spec(&self, dtype: DType) -> Option<Arc<DTensorSpec>> {
+        self.info().parallel.as_ref().map(|parallel| with_dtype(&parallel.spec, dtype))
     }
 }
 
-impl Reparameterization for ShardedParameter {
-    const NAME: &'static str = "fully_shard";
+/// The spec of the same tensor in another element type: parameters may be cast.
+fn with_dtype(spec: &Arc<DTensorSpec>, dtype: DType) -> Arc<DTensorSpec> {
+    if spec.dtype() == dtype {
+        return spec.clone();
+    }
+    let cast = DTensorSpec::new(spec.mesh(), spec.layout().clone(), spec.shape().clone(), dtype);
+    cast.expect("the layout fits the mesh and the shape").shared()
+}
+
+impl Reparameterization for DistributedParameter {
+    const NAME: &'static str = "distributed";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        Tensor::from_dispatch(scope::gathered(self, base.into_dispatch()))
+        scope::value(self, base)
     }
 }
 
 thread_local! {
     /// Where a visited parameter leaves word of itself: burn hands visitors the base alone.
-    static VISITED: RefCell<Option<ShardedParameter>> = const { RefCell::new(None) };
+    static VISITED: RefCell<Option<DistributedParameter>> = const { RefCell::new(None) };
+    /// What the parameter whose base was mapped last becomes: burn gives it back the
+    /// reparameterization it had, once that has been mapped too.
+    static NEXT: RefCell<Option<DistributedParameter>> = const { RefCell::new(None) };
 }
 
-/// The sharded parameter whose base was visited last, once its reparameterization was too.
-pub(super) fn take_visited() -> Option<ShardedParameter> {
+/// The parameter whose base was visited last, once its reparameterization was too.
+pub(super) fn take_visited() -> Option<DistributedParameter> {
     VISITED.take()
 }
 
-impl Module for ShardedParameter {
+/// Makes `param` of the distributed parameter whose base is being mapped.
+pub(super) fn replace_next(param: &DistributedParameter) {
+    NEXT.set(Some(param.clone()));
+}
+
+impl Module for DistributedParameter {
     fn visit<V: ModuleVisitor>(&self, _: &mut V) {
         VISITED.set(Some(self.clone()));
     }
 
     fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
-        self
+        NEXT.take().unwrap_or(self)
     }
 
     fn collect_devices(&self, devices: Devices) -> Devices {
@@ -92,27 +129,10 @@ impl Module for ShardedParameter {
     }
 }
 
-impl ModuleDisplayDefault for ShardedParameter {
+impl ModuleDisplayDefault for DistributedParameter {
     fn content(&self, content: Content) -> Option<Content> {
-        content.add_formatted(&format!("{}", self.info().layout)).optional()
+        content.add_formatted(&format!("{}", self.info().spec.layout())).optional()
     }
 }
 
-impl ModuleDisplay for ShardedParameter {}
-
-/// A parameter's distributed view.
-pub trait ParamExt<const D: usize> {
-    /// This parameter as a [`DTensor`] on its mesh; `None` when it is not sharded.
-    ///
-    /// Local: no communication. The local tensor is the shard the optimizer steps.
-    fn dtensor(&self) -> Option<DTensor<D>>;
-}
-
-impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
-    fn dtensor(&self) -> Option<DTensor<D>> {
-        let sharded = self.reparameterization::<ShardedParameter>()?;
-        let base = self.base();
-        let spec = sharded.spec(base.dtype()).expect("the shard was made from this spec");
-        Some(DTensor::from_parts(base, spec.shared()))
-    }
-}
+impl ModuleDisplay for DistributedParameter {}

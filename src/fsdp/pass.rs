@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor};
 use parking_lot::Mutex;
 
 use super::storage::{Refill, Slot};
 use super::unit::{Gathering, Kept, Unit, zeros_like_whole};
 use crate::Error;
-use crate::comm::Phase;
+use crate::comm::{CommError, Phase};
 
 /// One forward through a unit: the shards it started from, what is gathered of them right now,
 /// and the gradients collected for its reduction.
@@ -46,7 +47,18 @@ struct State {
     slots: Vec<Option<Arc<Slot>>>,
     gathered_again: bool,
     grads: Vec<Option<DispatchTensor>>,
+    /// This rank's terms of gradients that the tensor-parallel ranks add up.
+    terms: Vec<Term>,
     inputs_seen: Vec<bool>,
+}
+
+/// A rank's term of a gradient.
+#[derive(Debug, Clone, Default)]
+struct Term {
+    /// Whether the weight was read for computations that differ between tensor-parallel ranks: on
+    /// one of them and so on all.
+    expected: bool,
+    grad: Option<DispatchTensor>,
 }
 
 impl Pass {
@@ -65,6 +77,7 @@ impl Pass {
             slots: Vec::new(),
             gathered_again: false,
             grads: vec![None; n],
+            terms: vec![Term::default(); n],
             inputs_seen: Vec::new(),
         };
         Arc::new(Self { unit, members, shards, leaves, kept, in_slots, state: Mutex::new(state) })
@@ -145,10 +158,16 @@ impl Pass {
         self.state.lock().wholes[position].clone().expect("an all-gather returns every member")
     }
 
-    /// The whole parameter during backward; given out once, so that its last reader frees it.
+    /// The whole parameter during backward; given out once, so that its last reader frees it. One
+    /// that has two nodes is freed with the unit.
     pub(super) fn whole_again(self: &Arc<Self>, position: usize) -> DispatchTensor {
         self.unshard_again();
-        self.state.lock().wholes[position].take().expect("a parameter is made again once a backward")
+        let mut state = self.state.lock();
+        let whole = match state.terms[position].expected {
+            true => state.wholes[position].clone(),
+            false => state.wholes[position].take(),
+        };
+        whole.expect("a parameter is made again once a backward")
     }
 
     /// Forward is over: lets go of the whole parameters, but for the part to keep.
@@ -170,26 +189,61 @@ impl Pass {
         self.state.lock().grads[position] = self.leaves[position].is_some().then_some(grad);
     }
 
+    /// The weight at `position` has been read for computations that differ between the
+    /// tensor-parallel ranks.
+    pub(super) fn expect_term(&self, position: usize) {
+        self.state.lock().terms[position].expected = true;
+    }
+
+    /// Collects this rank's term of a gradient until the unit's reduction.
+    pub(super) fn collect_term(&self, position: usize, grad: DispatchTensor) {
+        self.state.lock().terms[position].grad = Some(grad);
+    }
+
+    /// Adds up the terms over the tensor-parallel ranks, in one all-reduce, and adds the sums to the
+    /// gradients that are the same on all of them.
+    fn add_terms(&self, grads: &mut [Option<DispatchTensor>], terms: Vec<Term>) -> Result<(), CommError> {
+        let expected: Vec<_> = terms.into_iter().enumerate().filter(|(_, term)| term.expected).collect();
+        if expected.is_empty() {
+            return Ok(());
+        }
+        let positions: Vec<_> = expected.iter().map(|(position, _)| *position).collect();
+        let own = expected.into_iter().map(|(position, term)| term.grad.unwrap_or_else(|| self.zeros(position)));
+        let sums = self.unit.sum_terms(own.collect())?;
+        for (position, sum) in positions.into_iter().zip(sums) {
+            grads[position] = Some(match grads[position].take() {
+                Some(grad) => Dispatch::float_add(grad, sum),
+                None => sum,
+            });
+        }
+        Ok(())
+    }
+
+    fn zeros(&self, position: usize) -> DispatchTensor {
+        zeros_like_whole(&self.unit.params[self.members[position]].shape, &self.shards[position])
+    }
+
     /// Reduces the collected gradients: the leaf and gradient shard of every trainable parameter.
     ///
     /// A parameter this rank did not use takes part with zeros, since others may have used it.
     pub(super) fn reduce(&self) -> Vec<(NodeId, DispatchTensor)> {
-        let grads = {
+        let (mut grads, terms) = {
             let mut state = self.state.lock();
             state.wholes.clear();
             state.slots.iter().flatten().for_each(|slot| slot.release());
-            std::mem::take(&mut state.grads)
+            (std::mem::take(&mut state.grads), std::mem::take(&mut state.terms))
         };
+        if let Err(error) = self.add_terms(&mut grads, terms) {
+            Error::from(error).unwind();
+        }
         let mut leaves = Vec::new();
         let mut members = Vec::new();
         let mut wholes = Vec::new();
         for (position, grad) in grads.into_iter().enumerate() {
             if let Some(leaf) = self.leaves[position] {
-                let member = self.members[position];
-                let zeros = || zeros_like_whole(&self.unit.params[member].shape, &self.shards[position]);
                 leaves.push(leaf);
-                members.push(member);
-                wholes.push(grad.unwrap_or_else(zeros));
+                members.push(self.members[position]);
+                wholes.push(grad.unwrap_or_else(|| self.zeros(position)));
             }
         }
         if leaves.is_empty() {

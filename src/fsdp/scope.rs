@@ -1,22 +1,25 @@
 //! [`unit`]: the scope in which a unit is gathered.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::Module;
+use burn::tensor::Tensor;
 
 use super::graph::{EnterUnit, LeaveUnit, Token, Whole};
 use super::io::UnitTensors;
-use super::param::ShardedParameter;
+use super::param::DistributedParameter;
 use super::pass::Pass;
 use super::shards::Shards;
 use super::storage;
 use super::unit::{Kept, Unit};
-use super::visit::sharded_parameters;
+use super::varying::Varying;
+use super::visit::{Visited, distributed_parameters};
 use crate::Error;
 use crate::autodiff::{self, Retain};
+use crate::dtensor::DTensor;
 
 /// Runs `forward` with the module's unit gathered: one all-gather before, freed at the end unless
 /// the unit keeps its parameters, one reduce-scatter in backward.
@@ -71,12 +74,12 @@ where
 
 /// The unit whose module is exactly `module`, and its shards.
 pub(super) fn unit_of<M: Module>(module: &M) -> Option<(Arc<Unit>, Shards)> {
-    let visited = sharded_parameters(module);
-    let unit = visited
-        .iter()
-        .find(|param| param.depth == param.sharded.info().depth)
-        .map(|param| param.sharded.unit.clone())?;
-    let own = visited.into_iter().filter(|param| Arc::ptr_eq(&param.sharded.unit, &unit));
+    let visited = distributed_parameters(module);
+    let own = |visited: &&Visited| visited.depth == visited.param.info().depth;
+    // Parameters that `fully_shard` ignored stay in the unit that `parallelize` made.
+    let data_parallel = visited.iter().filter(own).find(|visited| visited.param.is_data_parallel());
+    let unit = data_parallel.or_else(|| visited.iter().find(own))?.param.unit.clone();
+    let own = visited.into_iter().filter(|visited| Arc::ptr_eq(&visited.param.unit, &unit));
     let shards = Shards::new(own.collect());
     Some((unit, shards))
 }
@@ -88,7 +91,17 @@ struct Scope {
     shards: Shards,
     token: Option<DispatchTensor>,
     /// Parameters read so far: a weight read twice is one node.
-    values: RefCell<Vec<Option<DispatchTensor>>>,
+    read: Vec<Read>,
+}
+
+/// What a parameter was read as so far.
+#[derive(Default)]
+struct Read {
+    /// Gathered over the data-parallel ranks.
+    value: OnceCell<DispatchTensor>,
+    /// Gathered over the tensor-parallel ranks, too.
+    full: OnceCell<DispatchTensor>,
+    varying: OnceCell<Arc<Varying>>,
 }
 
 impl Scope {
@@ -133,33 +146,55 @@ impl Scope {
             }
             _ => tensor,
         });
-        let values = RefCell::new(vec![None; bases.len()]);
-        (Self { pass, shards, token, values }, input)
+        let read = bases.iter().map(|_| Read::default()).collect();
+        (Self { pass, shards, token, read }, input)
     }
 
-    /// The whole parameter at `position`.
+    /// The parameter at `position`, whole over the data-parallel ranks.
     fn value(&self, position: usize) -> DispatchTensor {
-        if let Some(value) = &self.values.borrow()[position] {
-            return value.clone();
-        }
+        self.read[position].value.get_or_init(|| self.make_value(position)).clone()
+    }
+
+    fn make_value(&self, position: usize) -> DispatchTensor {
         let base = self.shards.bases[position].clone();
         let pass = self.pass.clone();
         // A frozen weight is no part of backward if the graph can keep it: then its layer saves no
         // activation for a gradient nobody wants.
         let frozen = !Dispatch::is_tracked(&base) && pass.costs_nothing_kept(position);
-        let value = match &self.token {
+        match &self.token {
             Some(token) if !frozen => {
-                let retain = match pass.kept() {
-                    Kept::Whole => Retain::Output,
-                    Kept::Part | Kept::Shard => Retain::Recompute,
-                };
+                let retain = self.retain();
                 autodiff::binary(base, token.clone(), Arc::new(Whole { pass, position, retain }))
             }
             // Untracked: the graph cannot make the weight again.
             _ => autodiff::unary(base, Arc::new(Whole { pass, position, retain: Retain::Output })),
+        }
+    }
+
+    /// What the graph keeps of a gathered weight.
+    fn retain(&self) -> Retain {
+        match self.pass.kept() {
+            Kept::Whole => Retain::Output,
+            Kept::Part | Kept::Shard => Retain::Recompute,
+        }
+    }
+
+    /// The parameter at `position` for computations that differ between tensor-parallel ranks;
+    /// `None` without a backward to come.
+    fn varying(&self, position: usize) -> Option<Arc<Varying>> {
+        let token = self.token.clone()?;
+        let make = || {
+            Arc::new(Varying {
+                pass: self.pass.clone(),
+                position,
+                base: self.shards.bases[position].clone(),
+                token,
+                value: self.value(position),
+                retain: self.retain(),
+                handle: OnceLock::new(),
+            })
         };
-        self.values.borrow_mut()[position] = Some(value.clone());
-        value
+        Some(self.read[position].varying.get_or_init(make).clone())
     }
 
     fn leave<O: UnitTensors>(&self, output: O) -> O {
@@ -215,14 +250,48 @@ impl Drop for Open {
     }
 }
 
-/// The value of a sharded parameter: from its unit's open scope, or gathered by itself.
-pub(super) fn gathered(param: &ShardedParameter, base: DispatchTensor) -> DispatchTensor {
+/// The whole weight: gathered over the data-parallel ranks in its unit's open scope, or else by
+/// itself, and over the tensor-parallel ranks.
+pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
+    let spec = param.tensor_spec(base.dtype());
+    let full = read(param, base.into_dispatch(), |scope, position| {
+        let gather = || match spec {
+            None => scope.value(position),
+            Some(spec) => {
+                let local = Tensor::<D>::from_dispatch(scope.value(position));
+                let full = DTensor::from_parts(local, spec).full_tensor();
+                full.unwrap_or_else(|error| error.unwind()).into_dispatch()
+            }
+        };
+        scope.read[position].full.get_or_init(gather).clone()
+    });
+    Tensor::from_dispatch(full)
+}
+
+/// The weight on its tensor-parallel mesh, gathered over the data-parallel ranks; `None` if it was
+/// not parallelized.
+pub(super) fn dtensor<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Option<DTensor<D>> {
+    let spec = param.tensor_spec(base.dtype())?;
+    let replicated: Vec<usize> = (0..spec.mesh().ndim()).filter(|&dim| spec.placements()[dim].is_replicate()).collect();
+    let (local, varying) = read(param, base.into_dispatch(), |scope, position| {
+        let varying = (!replicated.is_empty()).then(|| scope.varying(position)).flatten();
+        (scope.value(position), varying)
+    });
+    let dtensor = DTensor::from_parts(Tensor::from_dispatch(local), spec);
+    Some(match varying {
+        None => dtensor,
+        Some(varying) => dtensor.with_varied(&replicated, Arc::new(move || Tensor::from_dispatch(varying.get()))),
+    })
+}
+
+/// Reads a parameter with `f` in its unit's open scope, or in one of its own.
+fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&Scope, usize) -> T) -> T {
     let open = OPEN.with_borrow(|open| {
         let mut scopes = open.iter().rev().filter(|scope| Arc::ptr_eq(&scope.pass.unit, &param.unit));
         scopes.find_map(|scope| Some((scope.clone(), scope.shards.position(param.index, &base)?)))
     });
     if let Some((scope, position)) = open {
-        return scope.value(position);
+        return f(&scope, position);
     }
     let kept = match param.unit.kept() {
         Kept::Part => Kept::Shard,
@@ -230,9 +299,9 @@ pub(super) fn gathered(param: &ShardedParameter, base: DispatchTensor) -> Dispat
     };
     // Nothing says when the caller is done with the value: it cannot be in a slot.
     let (scope, ()) = Scope::open(&param.unit, Shards::one(param.index, base), kept, false, ());
-    let value = scope.value(0);
+    let result = f(&scope, 0);
     scope.pass.reshard();
-    value
+    result
 }
 
 /// Runs `f` with these units open at once.

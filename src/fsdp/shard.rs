@@ -1,22 +1,17 @@
 //! [`fully_shard`].
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
-
-use burn::module::{Module, Param, Reparameterizer};
-use burn::tensor::Tensor;
-use itertools::Itertools;
+use burn::module::Module;
 
 use super::FsdpError;
+use super::attach::{Attachment, attach};
+use super::combine::combine;
 use super::config::{FullyShard, ReshardAfterForward};
-use super::param::ShardedParameter;
-use super::plan::{self, Planned, plan};
-use super::unit::{Unit, UnitParam};
-use crate::comm::{Call, Communicator};
-use crate::dtensor::send_parts;
+use super::plan::{Planned, plan};
+use super::unit::{DataParallel, UnitParam, make_units};
+use crate::Result;
+use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
-use crate::{Error, Result};
 
 /// Cuts the parameters of any burn module over the ranks of `mesh`.
 ///
@@ -30,6 +25,10 @@ use crate::{Error, Result};
 ///
 /// Modules sharded by an earlier call keep their units: shard inner modules first, then the model.
 ///
+/// After [`parallelize`](crate::parallel::parallelize) each rank's tensor-parallel shard is cut
+/// once more, and units move nothing but that shard. `mesh` and the tensor-parallel mesh must be
+/// slices of one mesh. The units are those of this call's patterns.
+///
 /// burn allows one reparameterization a parameter: a module with LoRA adapters is refused, and
 /// adapters must not be applied to a sharded module, whose shards they would replace.
 ///
@@ -38,158 +37,60 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`FsdpError`] for a wrong mesh, pattern or placement, before any value moves;
-/// [`Error::Comm`] if another rank fails.
+/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
-    let shard_dim = match mesh.ndim() {
-        1 => 0,
-        2 => 1,
-        _ => return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into()),
-    };
-    let groups = Groups::new(mesh, shard_dim, config.reshard)?;
+    if !(1..=2).contains(&mesh.ndim()) {
+        return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
+    }
+    let data = data_parallel(mesh, config.reshard)?;
     let planned = plan(&model, &config)?;
-    let units = make_units(&planned, mesh, config.reshard, &groups);
-    let queue = planned
-        .iter()
-        .map(|param| {
-            let unit = units[&param.unit].clone();
-            let index = unit.params.iter().position(|candidate| candidate.path == param.path);
-            let index = index.expect("every planned parameter is in its unit");
-            (param.path.clone(), ShardedParameter { unit, index })
-        })
-        .collect();
-    let mut sharder = Sharder { queue, failed: None };
-    let model = model.apply_reparameterization(&mut sharder);
-    if let Some(error) = sharder.failed {
-        return Err(error);
-    }
-    match sharder.queue.pop_front() {
-        Some((param, _)) => Err(FsdpError::NotMet { param }.into()),
-        None => Ok(model),
-    }
-}
-
-/// The communicators a fully sharded module needs.
-struct Groups {
-    shard: Arc<dyn Communicator>,
-    replicate: Option<Arc<dyn Communicator>>,
-    neighbours: Option<Arc<dyn Communicator>>,
-}
-
-impl Groups {
-    fn new(mesh: &DeviceMesh, shard_dim: usize, reshard: ReshardAfterForward) -> Result<Self> {
-        let shard = mesh.communicator(shard_dim)?.clone();
-        let replicate = match shard_dim {
-            0 => None,
-            _ => Some(mesh.communicator(0)?.clone()),
+    let cuts = planned.iter().map(|param| Ok(data_spec(param, mesh)?.shared()));
+    let cuts: Vec<_> = cuts.collect::<Result<_>>()?;
+    let params = planned.into_iter().zip(&cuts).map(|(param, cut)| {
+        let Planned { path, shape, dim, unit, depth, parallel, .. } = param;
+        let spec = match &parallel {
+            None => cut.clone(),
+            Some(parallel) => combine(mesh, dim, &parallel.spec)?.shared(),
         };
-        let neighbours = match reshard {
-            ReshardAfterForward::Ranks(ranks) => {
-                let group = shard.group();
-                if ranks == 0 || group.size() % ranks != 0 {
-                    let dim = mesh.names()[shard_dim].to_string();
-                    return Err(FsdpError::ReshardRanks { ranks, size: group.size(), dim }.into());
-                }
-                let first = group.rank() / ranks * ranks;
-                Some(mesh.world().group(&group.ranks()[first..first + ranks])?)
-            }
-            _ => None,
-        };
-        Ok(Self { shard, replicate, neighbours })
-    }
+        Ok((unit, UnitParam { path, depth, shape, dim, spec, parallel }))
+    });
+    let params = make_units(params.collect::<Result<_>>()?, Some(data))?;
+    let attachments = params.into_iter().zip(cuts).map(|(param, cut)| {
+        let UnitParam { path, parallel, .. } = param.info();
+        Attachment { path: path.clone(), cut, again: parallel.is_some(), param }
+    });
+    attach(model, attachments, "fully_shard", |param| FsdpError::NotMet { param }.into())
 }
 
-fn make_units(
-    planned: &[Planned],
-    mesh: &DeviceMesh,
-    reshard: ReshardAfterForward,
-    groups: &Groups,
-) -> HashMap<String, Arc<Unit>> {
-    let by_unit = planned.iter().map(|param| (param.unit.clone(), param)).into_group_map();
-    let unit = |path: String, params: Vec<&Planned>| {
-        let params = params
-            .into_iter()
-            .map(|param| {
-                let mut placements = vec![Placement::Replicate; mesh.ndim()];
-                if let Some(dim) = param.dim {
-                    placements[mesh.ndim() - 1] = Placement::Shard(dim);
-                }
-                UnitParam {
-                    path: param.path.clone(),
-                    depth: param.depth,
-                    shape: param.shape.clone(),
-                    dim: param.dim,
-                    layout: Layout::new(mesh.shape(), &placements)
-                        .expect("one placement a mesh dimension, on a dimension of the tensor"),
-                }
-            })
-            .collect();
-        let unit = Unit::new(
-            &path,
-            mesh.clone(),
-            params,
-            reshard,
-            groups.shard.clone(),
-            groups.replicate.clone(),
-            groups.neighbours.clone(),
-        );
-        (path, Arc::new(unit))
+/// The groups over which units on `mesh` are gathered and reduced.
+fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward) -> Result<DataParallel> {
+    let shard_dim = mesh.ndim() - 1;
+    let shard = mesh.communicator(shard_dim)?.clone();
+    let replicate = match shard_dim {
+        0 => None,
+        _ => Some(mesh.communicator(0)?.clone()),
     };
-    by_unit.into_iter().map(|(path, params)| unit(path, params)).collect()
-}
-
-/// Replaces each planned parameter by this rank's shard of it.
-struct Sharder {
-    /// Planned parameters in burn's order.
-    queue: VecDeque<(String, ShardedParameter)>,
-    failed: Option<Error>,
-}
-
-impl Reparameterizer for &mut Sharder {
-    type Reparam = ShardedParameter;
-
-    fn reparameterize<const D: usize>(
-        &mut self,
-        path: &str,
-        param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<ShardedParameter>) {
-        if self.failed.is_some() || self.queue.front().is_none_or(|(next, _)| next != path) {
-            return (param, None);
-        }
-        let (_, sharded) = self.queue.pop_front().expect("the front was just looked at");
-        match self.shard(&sharded, param.clone()) {
-            Ok(param) => (param, Some(sharded)),
-            Err(error) => {
-                self.failed = Some(error);
-                (param, None)
+    let neighbours = match reshard {
+        ReshardAfterForward::Ranks(ranks) => {
+            let group = shard.group();
+            if ranks == 0 || group.size() % ranks != 0 {
+                let dim = mesh.names()[shard_dim].to_string();
+                return Err(FsdpError::ReshardRanks { ranks, size: group.size(), dim }.into());
             }
+            let first = group.rank() / ranks * ranks;
+            Some(mesh.world().group(&group.ranks()[first..first + ranks])?)
         }
-    }
+        _ => None,
+    };
+    Ok(DataParallel { reshard, shard, replicate, neighbours })
 }
 
-impl Sharder {
-    fn shard<const D: usize>(&self, sharded: &ShardedParameter, param: Param<Tensor<D>>) -> Result<Param<Tensor<D>>> {
-        let info = sharded.info();
-        let device = param.lazy_device();
-        let dtype = if param.is_initialized() { param.base().dtype() } else { plan::float_dtype(&device) };
-        let spec = sharded.spec(dtype)?;
-        // Reading a lazy parameter draws its values: only the rank they are taken from does.
-        let first = spec.coordinate().iter().all(|&index| index == 0);
-        let whole = first.then(|| param.base().inner());
-        let mut shard = send_parts(whole, &spec, &Call::new(format!("fully_shard {}", info.path)))?;
-
-        let strategy = Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy();
-        if let Some(strategy) = strategy {
-            shard = shard.autodiff().with_gradient_checkpointing_strategy(strategy);
-        }
-        // A parameter that is still lazy must not be initialized to be replaced: that would draw
-        // random numbers. Loading a value keeps its id, mappers and training state.
-        let param = if param.is_initialized() {
-            param
-        } else {
-            let id = param.id;
-            param.transform_for_load(Tensor::zeros(info.shape.clone(), &device), id)
-        };
-        let require_grad = param.is_require_grad();
-        Ok(param.map(|_| shard.set_require_grad(require_grad)))
+/// How data parallelism cuts a parameter, or this rank's tensor-parallel shard of it.
+fn data_spec(param: &Planned, mesh: &DeviceMesh) -> Result<DTensorSpec> {
+    let mut placements = vec![Placement::Replicate; mesh.ndim()];
+    if let Some(dim) = param.dim {
+        placements[mesh.ndim() - 1] = Placement::Shard(dim);
     }
+    let layout = Layout::new(mesh.shape(), &placements)?;
+    DTensorSpec::new(mesh, layout, param.shape.clone().into(), param.dtype)
 }

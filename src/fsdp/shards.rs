@@ -17,8 +17,8 @@ pub(super) struct Shards {
 impl Shards {
     /// The shards of visited parameters of one unit.
     pub(super) fn new(mut params: Vec<Visited>) -> Self {
-        params.sort_by_key(|param| param.sharded.index);
-        let (members, bases) = params.into_iter().map(|param| (param.sharded.index, param.base)).unzip();
+        params.sort_by_key(|visited| visited.param.index);
+        let (members, bases) = params.into_iter().map(|visited| (visited.param.index, visited.base)).unzip();
         Self { members, bases }
     }
 
@@ -56,7 +56,7 @@ fn same_value(a: &DispatchTensor, b: &DispatchTensor) -> bool {
 }
 
 /// The tensor without autodiff.
-fn plain(tensor: DispatchTensor) -> DispatchTensor {
+pub(super) fn plain(tensor: DispatchTensor) -> DispatchTensor {
     match tensor.autodiff {
         DispatchAutodiffContext::Disabled => tensor,
         DispatchAutodiffContext::Enabled(_) => Dispatch::inner(tensor),

@@ -1,5 +1,6 @@
 //! [`Unit`]: the parameters that are gathered and reduced together.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,26 +10,45 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 use parking_lot::{Mutex, RwLock};
 
+use super::FsdpError;
 use super::config::ReshardAfterForward;
+use super::param::{DistributedParameter, TensorParallel};
 use super::shards::Shards;
+use crate::Result;
 use crate::comm::{Call, CommError, Communicator, Phase, ReduceOp, Sharded, Work};
-use crate::dtensor::own;
-use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, chunk};
+use crate::dtensor::{DTensorSpec, own};
+use crate::placement::chunk;
 
 /// One parameter of a unit.
+///
+/// To a unit the *whole* is what its data-parallel ranks have together: the parameter, or this
+/// rank's tensor-parallel shard of it.
 #[derive(Debug)]
-pub(super) struct UnitParam {
-    /// Path in the model it was sharded with.
-    pub(super) path: String,
+pub(crate) struct UnitParam {
+    /// Path in the model it was distributed with.
+    pub(crate) path: String,
     /// Path parts from the unit's module down to the parameter.
-    pub(super) depth: usize,
-    /// Global shape.
-    pub(super) shape: Vec<usize>,
-    /// The cut dimension; `None` for a parameter every rank holds whole.
-    pub(super) dim: Option<usize>,
-    /// Placements on the unit's mesh.
-    pub(super) layout: Layout,
+    pub(crate) depth: usize,
+    /// Shape of the whole.
+    pub(crate) shape: Vec<usize>,
+    /// The dimension cut over the data-parallel ranks; `None` for a parameter each holds whole.
+    pub(crate) dim: Option<usize>,
+    /// What the stored shard is a part of, over all mesh dimensions that place it.
+    pub(crate) spec: Arc<DTensorSpec>,
+    /// What `parallelize` made of it.
+    pub(crate) parallel: Option<TensorParallel>,
+}
+
+/// The data-parallel ranks of a unit: over these it is gathered and reduced.
+#[derive(Debug, Clone)]
+pub(crate) struct DataParallel {
+    pub(super) reshard: ReshardAfterForward,
+    /// Group of the mesh dimension that shards.
+    pub(super) shard: Arc<dyn Communicator>,
+    /// Group of the mesh dimension that replicates (HSDP).
+    pub(super) replicate: Option<Arc<dyn Communicator>>,
+    /// Group of [`ReshardAfterForward::Ranks`].
+    pub(super) neighbours: Option<Arc<dyn Communicator>>,
 }
 
 /// What remains of a unit's gathered parameters between forward and backward.
@@ -44,16 +64,12 @@ pub(super) enum Kept {
 
 /// The parameters that one all-gather and one reduce-scatter move, and their groups.
 #[derive(Debug)]
-pub(super) struct Unit {
-    pub(super) mesh: DeviceMesh,
-    pub(super) params: Vec<UnitParam>,
-    pub(super) reshard: ReshardAfterForward,
-    /// Group of the mesh dimension that shards.
-    pub(super) shard: Arc<dyn Communicator>,
-    /// Group of the mesh dimension that replicates (HSDP).
-    replicate: Option<Arc<dyn Communicator>>,
-    /// Group of [`ReshardAfterForward::Ranks`].
-    neighbours: Option<Arc<dyn Communicator>>,
+pub(crate) struct Unit {
+    pub(crate) params: Vec<UnitParam>,
+    /// `None` after `parallelize` alone.
+    data: Option<DataParallel>,
+    /// Group of the tensor-parallel mesh, on which gradients may be partial.
+    tensor: Option<Arc<dyn Communicator>>,
     /// The unit's module path: its name in the ledger, in fingerprints and in errors.
     label: RwLock<Arc<str>>,
     root: AtomicBool,
@@ -75,27 +91,69 @@ pub(super) enum Gathering {
     Done(Vec<DispatchTensor>),
 }
 
+/// Makes units of parameters, each given with the path of its unit's module, and returns their
+/// places in the same order.
+///
+/// # Errors
+/// [`FsdpError::TensorMeshes`] for parameters of one unit parallelized over different meshes.
+pub(crate) fn make_units(
+    params: Vec<(String, UnitParam)>,
+    data: Option<DataParallel>,
+) -> Result<Vec<DistributedParameter>> {
+    let mut members: HashMap<String, Vec<UnitParam>> = HashMap::new();
+    let mut places = Vec::new();
+    for (path, param) in params {
+        let unit = members.entry(path.clone()).or_default();
+        places.push((path, unit.len()));
+        unit.push(param);
+    }
+    let units = members.into_iter().map(|(path, params)| {
+        let unit = Unit::new(&path, params, data.clone())?;
+        Ok((path, Arc::new(unit)))
+    });
+    let units: HashMap<_, _> = units.collect::<Result<_>>()?;
+    Ok(places.into_iter().map(|(path, index)| DistributedParameter { unit: units[&path].clone(), index }).collect())
+}
+
 impl Unit {
-    pub(super) fn new(
-        path: &str,
-        mesh: DeviceMesh,
-        params: Vec<UnitParam>,
-        reshard: ReshardAfterForward,
-        shard: Arc<dyn Communicator>,
-        replicate: Option<Arc<dyn Communicator>>,
-        neighbours: Option<Arc<dyn Communicator>>,
-    ) -> Self {
-        Self {
-            mesh,
+    /// The unit of the module at `path`.
+    ///
+    /// # Errors
+    /// [`FsdpError::TensorMeshes`] for parameters parallelized over different meshes.
+    fn new(path: &str, params: Vec<UnitParam>, data: Option<DataParallel>) -> Result<Self> {
+        let mut meshes = params.iter().filter_map(|param| Some((param, param.parallel.as_ref()?.spec.mesh())));
+        let tensor = match meshes.next() {
+            None => None,
+            Some((first, mesh)) => {
+                if let Some((param, other)) = meshes.find(|(_, other)| *other != mesh) {
+                    return Err(FsdpError::TensorMeshes {
+                        param: first.path.clone(),
+                        mesh: mesh.to_string(),
+                        other_param: param.path.clone(),
+                        other_mesh: other.to_string(),
+                    }
+                    .into());
+                }
+                Some(mesh.communicator(0)?.clone())
+            }
+        };
+        Ok(Self {
             params,
-            reshard,
-            shard,
-            replicate,
-            neighbours,
+            data,
+            tensor,
             label: RwLock::new(label(path)),
             root: AtomicBool::new(path.is_empty()),
             unsharded: Mutex::new(None),
-        }
+        })
+    }
+
+    /// Whether `fully_shard` made it.
+    pub(super) fn is_data_parallel(&self) -> bool {
+        self.data.is_some()
+    }
+
+    fn data(&self) -> &DataParallel {
+        self.data.as_ref().expect("only a data-parallel unit cuts its parameters")
     }
 
     /// Gives the unit its path in an enclosing model; it is a root no longer.
@@ -111,11 +169,13 @@ impl Unit {
     /// What is left of the gathered parameters after forward.
     pub(super) fn kept(&self) -> Kept {
         let root = self.root.load(Ordering::Relaxed);
+        let Some(data) = &self.data else { return Kept::Whole };
+        let size = data.shard.group().size();
         // A group of one holds the wholes: there is nothing to free.
-        if self.shard.group().size() == 1 {
+        if size == 1 {
             return Kept::Whole;
         }
-        match self.reshard {
+        match data.reshard {
             ReshardAfterForward::Always => Kept::Shard,
             ReshardAfterForward::Never => Kept::Whole,
             ReshardAfterForward::Auto => {
@@ -126,7 +186,7 @@ impl Unit {
                 }
             }
             ReshardAfterForward::Ranks(1) => Kept::Whole,
-            ReshardAfterForward::Ranks(n) if n == self.shard.group().size() => Kept::Shard,
+            ReshardAfterForward::Ranks(n) if n == size => Kept::Shard,
             ReshardAfterForward::Ranks(_) => Kept::Part,
         }
     }
@@ -139,18 +199,17 @@ impl Unit {
     ///
     /// The result is in the order of `members` without those every rank holds whole.
     pub(super) fn all_gather(&self, members: &[usize], shards: Vec<DispatchTensor>, phase: Phase) -> Gathering {
-        self.gather_over(&self.shard, self.sharded(members, shards), phase)
+        match self.sharded(members, shards) {
+            shards if shards.is_empty() => Gathering::Done(Vec::new()),
+            shards => Gathering::UnderWay(self.data().shard.all_gather(self.call(phase), shards)),
+        }
     }
 
     /// Gathers them again from the parts [`split`](Self::split) left.
     pub(super) fn all_gather_parts(&self, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
-        self.gather_over(self.neighbours(), self.sharded(members, parts), Phase::Backward)
-    }
-
-    fn gather_over(&self, group: &Arc<dyn Communicator>, shards: Vec<Sharded>, phase: Phase) -> Gathering {
-        match shards.is_empty() {
-            true => Gathering::Done(Vec::new()),
-            false => Gathering::UnderWay(group.all_gather(self.call(phase), shards)),
+        match self.sharded(members, parts) {
+            parts if parts.is_empty() => Gathering::Done(Vec::new()),
+            parts => Gathering::UnderWay(self.neighbours().all_gather(self.call(Phase::Backward), parts)),
         }
     }
 
@@ -168,7 +227,7 @@ impl Unit {
     }
 
     fn neighbours(&self) -> &Arc<dyn Communicator> {
-        self.neighbours.as_ref().expect("parts are kept only with a group of neighbours")
+        self.data().neighbours.as_ref().expect("parts are kept only with a group of neighbours")
     }
 
     /// Averages whole gradients over the data-parallel ranks; returns what this rank's optimizer
@@ -178,22 +237,29 @@ impl Unit {
         members: &[usize],
         wholes: Vec<DispatchTensor>,
     ) -> Result<Vec<DispatchTensor>, CommError> {
+        let Some(data) = &self.data else { return Ok(wholes) };
         let call = self.call(Phase::Backward);
         let cut = self.sharded(members, wholes.clone());
         let shards = match cut.is_empty() {
             true => Vec::new(),
-            false => self.shard.reduce_scatter(call.clone(), cut, ReduceOp::Avg).wait()?,
+            false => data.shard.reduce_scatter(call.clone(), cut, ReduceOp::Avg).wait()?,
         };
         let uncut = self.uncut(members, wholes);
         let uncut = match uncut.is_empty() {
             true => uncut,
-            false => self.shard.all_reduce(call.clone(), uncut, ReduceOp::Avg).wait()?,
+            false => data.shard.all_reduce(call.clone(), uncut, ReduceOp::Avg).wait()?,
         };
         let reduced = self.merge(members, shards, uncut);
-        match &self.replicate {
+        match &data.replicate {
             None => Ok(reduced),
             Some(group) => group.all_reduce(call, reduced, ReduceOp::Avg).wait(),
         }
+    }
+
+    /// Adds up gradients of which each tensor-parallel rank has a term.
+    pub(super) fn sum_terms(&self, terms: Vec<DispatchTensor>) -> Result<Vec<DispatchTensor>, CommError> {
+        let group = self.tensor.as_ref().expect("only parallelized parameters have partial gradients");
+        group.all_reduce(self.call(Phase::Backward), terms, ReduceOp::Sum).wait()
     }
 
     /// The tensors of the cut parameters, with their cuts.

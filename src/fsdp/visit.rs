@@ -1,15 +1,15 @@
-//! Walking a module's sharded parameters.
+//! Walking a module's distributed parameters.
 
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::Tensor;
 
-use super::param::{ShardedParameter, take_visited};
+use super::param::{DistributedParameter, take_visited};
 
-/// One sharded parameter of a visited module.
+/// One distributed parameter of a visited module.
 pub(super) struct Visited {
     pub(super) id: ParamId,
-    pub(super) sharded: ShardedParameter,
+    pub(super) param: DistributedParameter,
     /// This rank's shard, as the optimizer sees it.
     pub(super) base: DispatchTensor,
     /// Path parts from the visited module down to the parameter.
@@ -18,13 +18,13 @@ pub(super) struct Visited {
     pub(super) path: Option<String>,
 }
 
-/// The sharded parameters of `module`, in burn's order.
-pub(super) fn sharded_parameters<M: Module>(module: &M) -> Vec<Visited> {
+/// The distributed parameters of `module`, in burn's order.
+pub(super) fn distributed_parameters<M: Module>(module: &M) -> Vec<Visited> {
     collect(module, None)
 }
 
-/// [`sharded_parameters`] with their paths.
-pub(super) fn sharded_parameters_with_paths<M: Module>(module: &M) -> Vec<Visited> {
+/// [`distributed_parameters`] with their paths.
+pub(super) fn distributed_parameters_with_paths<M: Module>(module: &M) -> Vec<Visited> {
     collect(module, Some(Vec::new()))
 }
 
@@ -38,7 +38,7 @@ fn collect<M: Module>(module: &M, path: Option<Vec<String>>) -> Vec<Visited> {
 struct Collect {
     depth: usize,
     path: Option<Vec<String>>,
-    /// The tensor visited last: sharded, if its reparameterization follows.
+    /// The tensor visited last: distributed, if its reparameterization follows.
     last: Option<(ParamId, DispatchTensor)>,
     found: Vec<Visited>,
 }
@@ -56,11 +56,11 @@ impl ModuleVisitor for Collect {
         if let Some(path) = &mut self.path {
             path.pop();
         }
-        if name == ShardedParameter::NAME
-            && let (Some(sharded), Some((id, base))) = (take_visited(), self.last.take())
+        if name == DistributedParameter::NAME
+            && let (Some(param), Some((id, base))) = (take_visited(), self.last.take())
         {
             let path = self.path.as_ref().map(|path| path.join("."));
-            self.found.push(Visited { id, sharded, base, depth: self.depth, path });
+            self.found.push(Visited { id, param, base, depth: self.depth, path });
         }
     }
 

@@ -15,7 +15,7 @@ use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::{Error, Result};
 
-use super::support::{max_diff, on_device, tensor, values};
+use crate::support::{max_diff, on_device, tensor, values};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -246,9 +246,9 @@ fn ignored_parameters_stay_as_they_are() {
     launch(Launch::threads(2), |world| {
         let model = on_device(&model, &world.device().clone().autodiff());
         let sharded = fully_shard(model, &mesh(world)?, config().ignore(["spare.*"]))?;
-        assert!(sharded.spare.weight.dtensor().is_none());
+        assert!(sharded.spare.weight.shard().is_none());
         assert_eq!(sharded.spare.weight.base().dims(), [WIDTH, WIDTH]);
-        assert!(sharded.first.weight.dtensor().is_some());
+        assert!(sharded.first.weight.shard().is_some());
         Ok::<_, Error>(())
     })
     .unwrap();
@@ -449,11 +449,11 @@ fn parameters_are_dtensors() {
         let config = config()
             .shard_placement_fn(|param: ParamInfo| param.path.ends_with("1.weight").then_some(Placement::Shard(1)));
         let sharded = fully_shard(model.clone(), &mesh, config)?;
-        let weight = sharded.blocks[0].weight.dtensor().expect("sharded");
+        let weight = sharded.blocks[0].weight.shard().expect("sharded");
         assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(0)]);
         assert_eq!(weight.dims(), [WIDTH, WIDTH]);
         assert_eq!(weight.to_local().dims(), [[3, 2][mesh.coordinate().unwrap()[1]], WIDTH]);
-        let weight = sharded.blocks[1].weight.dtensor().expect("sharded");
+        let weight = sharded.blocks[1].weight.shard().expect("sharded");
         assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(1)]);
         assert_eq!(weight.full_tensor()?.into_data(), model.blocks[1].weight.val().into_data());
 
@@ -463,8 +463,8 @@ fn parameters_are_dtensors() {
         assert_eq!(&paths[..4], ["first.weight", "first.bias", "blocks.0.weight", "blocks.0.bias"]);
         let second = named.iter().find(|param| param.path == "blocks.1.weight").expect("listed");
         assert_eq!((&*second.unit, second.id), ("blocks.1", sharded.blocks[1].weight.id));
-        assert!(second.dtensor::<1>().is_none());
-        let whole = second.dtensor::<2>().expect("a matrix").full_tensor()?;
+        assert!(second.shard::<1>().is_none());
+        let whole = second.shard::<2>().expect("a matrix").full_tensor()?;
         assert_eq!(whole.into_data(), model.blocks[1].weight.val().into_data());
         assert_eq!(&*named[0].unit, "root");
         Ok::<_, Error>(())

@@ -2,31 +2,36 @@
 
 use glob::{MatchOptions, Pattern};
 
-use super::FsdpError;
-
 /// A parsed path pattern.
-pub(super) struct PathPattern {
+pub(crate) struct PathPattern {
     text: String,
     pattern: Pattern,
 }
 
+/// A text that is no path pattern.
+#[derive(Debug)]
+pub(crate) struct PatternError {
+    pub(crate) pattern: String,
+    pub(crate) reason: String,
+}
+
 impl PathPattern {
-    pub(super) fn parse(text: &str) -> Result<Self, FsdpError> {
+    pub(crate) fn parse(text: &str) -> Result<Self, PatternError> {
         let pattern = Pattern::new(&text.replace('.', "/"))
-            .map_err(|error| FsdpError::Pattern { pattern: text.into(), reason: error.msg.into() })?;
+            .map_err(|error| PatternError { pattern: text.into(), reason: error.msg.into() })?;
         Ok(Self { text: text.into(), pattern })
     }
 
-    pub(super) fn parse_all(texts: &[String]) -> Result<Vec<Self>, FsdpError> {
+    pub(crate) fn parse_all(texts: &[String]) -> Result<Vec<Self>, PatternError> {
         texts.iter().map(|text| Self::parse(text)).collect()
     }
 
-    pub(super) fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
     /// Whether the dotted `path` matches. `*` stays within one part.
-    pub(super) fn matches(&self, path: &str) -> bool {
+    pub(crate) fn matches(&self, path: &str) -> bool {
         let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
         self.pattern.matches_with(&path.replace('.', "/"), options)
     }
@@ -49,6 +54,6 @@ mod tests {
 
     #[test]
     fn a_broken_pattern_is_an_error() {
-        assert!(matches!(PathPattern::parse("blocks.[0"), Err(FsdpError::Pattern { .. })));
+        assert_eq!(PathPattern::parse("blocks.[0").err().map(|error| error.pattern), Some("blocks.[0".into()));
     }
 }

@@ -1,0 +1,103 @@
+//! [`attach`]: puts this rank's shards in the place of a model's parameters.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use burn::module::{Module, Param, Reparameterizer};
+use burn::tensor::Tensor;
+
+use super::param::{DistributedParameter, replace_next};
+use crate::comm::Call;
+use crate::dtensor::{DTensorSpec, send_parts};
+use crate::{Error, Result};
+
+/// A parameter and what becomes of it.
+pub(crate) struct Attachment {
+    pub(crate) path: String,
+    pub(crate) param: DistributedParameter,
+    /// How the stored value is cut, and over which ranks: the first of them has the values.
+    pub(crate) cut: Arc<DTensorSpec>,
+    /// Whether it was distributed before.
+    pub(crate) again: bool,
+}
+
+/// Replaces each of these parameters, given in burn's order, by this rank's part of the value that
+/// the first rank has.
+///
+/// `label` names the calls; `not_met` makes the error for a parameter that `map` does not show.
+///
+/// # Collective
+/// Every rank of the cuts' meshes.
+pub(crate) fn attach<M: Module>(
+    model: M,
+    attachments: impl IntoIterator<Item = Attachment>,
+    label: &'static str,
+    not_met: impl FnOnce(String) -> Error,
+) -> Result<M> {
+    let mut attach = Attach { queue: attachments.into_iter().collect(), label, failed: None };
+    let model = model.apply_reparameterization(&mut attach);
+    match (attach.failed, attach.queue.pop_front()) {
+        (Some(error), _) => Err(error),
+        (None, Some(next)) => Err(not_met(next.path)),
+        (None, None) => Ok(model),
+    }
+}
+
+struct Attach {
+    queue: VecDeque<Attachment>,
+    label: &'static str,
+    failed: Option<Error>,
+}
+
+impl Reparameterizer for &mut Attach {
+    type Reparam = DistributedParameter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<DistributedParameter>) {
+        if self.failed.is_some() || self.queue.front().is_none_or(|next| next.path != path) {
+            return (param, None);
+        }
+        let next = self.queue.pop_front().expect("the front was just looked at");
+        match self.shard(&next, param.clone()) {
+            Ok(param) => {
+                if next.again {
+                    replace_next(&next.param);
+                }
+                (param, Some(next.param))
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                (param, None)
+            }
+        }
+    }
+}
+
+impl Attach {
+    fn shard<const D: usize>(&self, next: &Attachment, param: Param<Tensor<D>>) -> Result<Param<Tensor<D>>> {
+        let Attachment { path, cut, .. } = next;
+        let device = param.lazy_device();
+        // Reading a lazy parameter draws its values: only the rank they are taken from does.
+        let first = cut.coordinate().iter().all(|&index| index == 0);
+        let whole = first.then(|| param.base().inner());
+        let mut shard = send_parts(whole, cut, &Call::new(format!("{} {path}", self.label)))?;
+
+        let strategy = Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy();
+        if let Some(strategy) = strategy {
+            shard = shard.autodiff().with_gradient_checkpointing_strategy(strategy);
+        }
+        // A parameter that is still lazy must not be initialized to be replaced: that would draw
+        // random numbers. Loading a value keeps its id, mappers and training state.
+        let param = if param.is_initialized() {
+            param
+        } else {
+            let id = param.id;
+            param.transform_for_load(Tensor::zeros(cut.shape().clone(), &device), id)
+        };
+        let require_grad = param.is_require_grad();
+        Ok(param.map(|_| shard.set_require_grad(require_grad)))
+    }
+}

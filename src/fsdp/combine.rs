@@ -1,0 +1,48 @@
+//! [`combine`]: a parameter cut by tensor parallelism, then by data parallelism.
+
+use super::FsdpError;
+use crate::Result;
+use crate::dtensor::DTensorSpec;
+use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Placement};
+
+/// What a shard is a part of whose tensor-parallel shard, described by `tensor`, is cut once more
+/// along `dim` over the last dimension of `data`.
+///
+/// ```text
+/// parallelize   on tp                  [S(0)]
+/// fully_shard   on (replicate, shard)  [R, S(0)]
+/// combined      on their common mesh   [R, S(0), S(0); dim 0 cut by mesh dims 2, 1]
+/// ```
+pub(super) fn combine(data: &DeviceMesh, dim: Option<usize>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
+    let tp = tensor.mesh();
+    let (root, shard) = (data.root(), data.ndim() - 1);
+    let apart = data.names().iter().all(|name| !tp.names().contains(name));
+    if root != tp.root() || !apart {
+        return Err(FsdpError::Meshes { data: data.to_string(), tensor: tp.to_string() }.into());
+    }
+    let is_part = |name: &&String| data.names().contains(name) || tp.names().contains(name);
+    let names: Vec<&String> = root.names().iter().filter(is_part).collect();
+    let mesh = root.slice(names)?;
+
+    let mut placements = vec![Placement::Replicate; mesh.ndim()];
+    let shard = mesh.dim(&data.names()[shard])?;
+    if let Some(dim) = dim {
+        placements[shard] = Placement::Shard(dim);
+    }
+    let mut order = Vec::new();
+    for (name, &placement) in tp.names().iter().zip(tensor.placements()) {
+        let outer = mesh.dim(name)?;
+        placements[outer] = placement;
+        if let (Placement::Shard(outer_dim), Some(dim)) = (placement, dim)
+            && outer_dim == dim
+        {
+            order = vec![outer, shard];
+        }
+    }
+    let layout = match dim {
+        Some(dim) if !order.is_empty() => Layout::with_order(mesh.shape(), &placements, &[(dim, &order)])?,
+        _ => Layout::new(mesh.shape(), &placements)?,
+    };
+    DTensorSpec::new(&mesh, layout, tensor.shape().clone(), tensor.dtype())
+}

@@ -1,0 +1,154 @@
+//! [`Inventory`]: every parameter of a model, found before any of them is placed.
+
+use burn::module::{Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
+use burn::tensor::{DType, Tensor};
+use itertools::Itertools;
+
+use super::param::{DistributedParameter, take_visited};
+use crate::pattern::PathPattern;
+
+/// The float parameters of a model, in burn's order.
+#[derive(Default)]
+pub(crate) struct Inventory {
+    path: Vec<String>,
+    /// For each part of the path, the type of the module it is a field of.
+    owners: Vec<String>,
+    /// The tensor visited last: a parameter if a reparameterization follows, else a buffer.
+    last: Option<Found>,
+    pub(crate) params: Vec<Found>,
+    /// Parameters with a reparameterization of another kind, and its name.
+    pub(crate) foreign: Vec<(String, String)>,
+}
+
+/// One of them.
+pub(crate) struct Found {
+    pub(crate) path: Vec<String>,
+    owners: Vec<String>,
+    /// Shape of the stored value.
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: DType,
+    /// How an earlier call distributed it.
+    pub(crate) distributed: Option<DistributedParameter>,
+}
+
+impl Inventory {
+    pub(crate) fn of<M: Module>(model: &M) -> Self {
+        let mut inventory = Self::default();
+        take_visited();
+        model.clone().apply_reparameterization(Marker).visit(&mut inventory);
+        inventory
+    }
+
+    /// Paths of the modules that hold parameters.
+    pub(crate) fn modules(&self) -> Vec<String> {
+        let outermost_first = |found: &Found| found.modules().collect_vec().into_iter().rev();
+        self.params.iter().flat_map(outermost_first).unique().collect()
+    }
+
+    /// Paths of the parameters.
+    pub(crate) fn paths(&self) -> Vec<String> {
+        self.params.iter().map(Found::path).collect()
+    }
+}
+
+impl Found {
+    pub(crate) fn path(&self) -> String {
+        self.path.join(".")
+    }
+
+    /// Path of what is so many parts above it: 0 is the parameter, 1 its layer.
+    pub(crate) fn ancestor(&self, above: usize) -> String {
+        self.path[..self.path.len() - above].join(".")
+    }
+
+    /// Paths of the modules that hold it, innermost first, without the model itself.
+    fn modules(&self) -> impl Iterator<Item = String> + '_ {
+        (1..self.path.len()).map(|above| self.ancestor(above))
+    }
+
+    /// The type of the struct that holds what is `above` parts above the parameter as a field: of
+    /// 0 its layer, of 1 the module around the layer.
+    pub(crate) fn owner(&self, above: usize) -> Option<&str> {
+        let at = self.owners.len().checked_sub(above + 1)?;
+        self.owners[at].strip_prefix("Struct:")
+    }
+
+    /// Path of its unit's module, and the path parts from there down to the parameter: the
+    /// innermost module that a pattern takes, or the model.
+    pub(crate) fn unit(&self, units: &[PathPattern]) -> (String, usize) {
+        let taken = |module: &String| units.iter().any(|unit| unit.matches(module));
+        let module = self.modules().find(taken).unwrap_or_default();
+        let depth = self.path.len() - module.split('.').filter(|part| !part.is_empty()).count();
+        (module, depth)
+    }
+}
+
+/// The first pattern that matches none of `present`, as its text and a list of what there is.
+pub(crate) fn unmatched<'a>(
+    patterns: impl IntoIterator<Item = &'a PathPattern>,
+    present: &[String],
+) -> Option<(String, String)> {
+    let pattern = patterns.into_iter().find(|pattern| !present.iter().any(|path| pattern.matches(path)))?;
+    Some((pattern.text().into(), present.iter().map(|path| format!("`{path}`")).join(", ")))
+}
+
+/// Marks parameters. burn shows visitors buffers (`RunningState`) and parameters alike, but only a
+/// parameter keeps a reparameterization.
+#[derive(Module, Debug)]
+struct Marker;
+
+impl Reparameterization for Marker {
+    const NAME: &'static str = "parameter";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        base
+    }
+}
+
+impl Reparameterizer for Marker {
+    type Reparam = Marker;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Marker>) {
+        (param, Some(Marker))
+    }
+}
+
+impl ModuleVisitor for Inventory {
+    fn enter_module(&mut self, name: &str, owner: &str) {
+        // What follows a parameter is its own reparameterization, and nothing else is of this type.
+        if owner == "Reparameterization"
+            && let Some(param) = self.last.take()
+        {
+            match name {
+                Marker::NAME | DistributedParameter::NAME => self.params.push(param),
+                _ => self.foreign.push((param.path(), name.into())),
+            }
+        }
+        self.path.push(name.into());
+        self.owners.push(owner.into());
+    }
+
+    fn exit_module(&mut self, name: &str, owner: &str) {
+        self.path.pop();
+        self.owners.pop();
+        if (name, owner) == (DistributedParameter::NAME, "Reparameterization")
+            && let Some(param) = self.params.last_mut()
+        {
+            param.distributed = take_visited();
+        }
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // Reading a lazy parameter would draw its values.
+        let dtype = match param.is_initialized() {
+            true => param.base().dtype(),
+            false => Tensor::<1>::empty([0], &param.lazy_device()).dtype(),
+        };
+        let (path, owners) = (self.path.clone(), self.owners.clone());
+        self.last = Some(Found { path, owners, shape: param.lazy_shape().to_vec(), dtype, distributed: None });
+    }
+}

@@ -1,0 +1,77 @@
+//! [`parallelize`].
+
+use burn::module::Module;
+
+use super::ParallelError;
+use super::plan::{Plan, Planned};
+use crate::Result;
+use crate::dtensor::DTensorSpec;
+use crate::fsdp::{Attachment, Inventory, TensorParallel, UnitParam, attach, make_units};
+use crate::mesh::DeviceMesh;
+use crate::placement::Layout;
+
+/// Places the parameters of any burn module on the ranks of a tensor-parallel mesh.
+///
+/// The model's type does not change. Every parameter becomes a DTensor on `mesh`, which is 1-D and
+/// usually a slice (`mesh.slice(["tp"])?`): placed as the plan says, or `Replicate` where it says
+/// nothing. Layers over [`DTensor`](crate::dtensor::DTensor) read it by
+/// [`param.dtensor()`](crate::fsdp::ParamExt::dtensor); burn's own layers compute with the whole
+/// weight, on every rank the same. The optimizer steps this rank's shard.
+///
+/// Values are those of the mesh's first rank, and only that rank initializes parameters that are
+/// still lazy. Shards may be uneven.
+///
+/// Then [`fully_shard`](crate::fsdp::fully_shard) cuts each rank's shard over data-parallel ranks.
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::prelude::*;
+/// use burn_dtensor::prelude::*;
+///
+/// #[derive(Module, Debug)]
+/// struct Mlp {
+///     up: Linear,
+///     down: Linear,
+/// }
+///
+/// launch(Launch::threads(4), |world| {
+///     let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
+///     let device = world.device().clone().autodiff();
+///     let mlp = Mlp { up: LinearConfig::new(8, 32).init(&device), down: LinearConfig::new(32, 8).init(&device) };
+///     let plan = Plan::new().with("up", Style::colwise()).with("down", Style::rowwise());
+///     let mlp = parallelize(mlp, &mesh.slice("tp")?, plan)?;
+///     assert_eq!(mlp.up.weight.base().dims(), [8, 16]);
+///     let mlp = fully_shard(mlp, &mesh.slice("dp")?, FullyShard::new())?;
+///     assert_eq!(mlp.up.weight.base().dims(), [4, 16]);
+///     assert_eq!(mlp.up.weight.dtensor()?.local().dims(), [8, 16]);
+///     assert_eq!(mlp.up.weight.val().dims(), [8, 32]);
+///     Ok::<_, Error>(())
+/// })?;
+/// # Ok::<_, Error>(())
+/// ```
+///
+/// # Collective
+/// Every rank of the mesh must call it with an equal model and plan.
+///
+/// # Errors
+/// [`ParallelError`] for a wrong mesh or plan, before any value moves;
+/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result<M> {
+    if mesh.ndim() != 1 {
+        return Err(ParallelError::MeshDims { mesh: mesh.to_string() }.into());
+    }
+    let planned = plan.resolve(Inventory::of(&model), mesh)?;
+    let params = planned.into_iter().map(|param| {
+        let Planned { found, path, style, placement, unit, depth } = param;
+        let layout = Layout::new(mesh.shape(), &[placement])?;
+        let spec = DTensorSpec::new(mesh, layout, found.shape.into(), found.dtype)?.shared();
+        let (shape, parallel) = (spec.local_shape().to_vec(), Some(TensorParallel { spec: spec.clone(), style }));
+        Ok((unit, UnitParam { path, depth, shape, dim: None, spec, parallel }))
+    });
+    let params = make_units(params.collect::<Result<_>>()?, None)?;
+    let attachments = params.into_iter().map(|param| {
+        let UnitParam { path, spec, .. } = param.info();
+        Attachment { path: path.clone(), cut: spec.clone(), param, again: false }
+    });
+    attach(model, attachments, "parallelize", |param| ParallelError::NotMet { param }.into())
+}
