@@ -143,14 +143,14 @@ fn check(
     };
     let len = shape[dim];
     if let Some(heads) = style.heads()
-        && (heads == 0 || heads % size != 0 || len % heads != 0)
+        && (heads == 0 || !heads.is_multiple_of(size) || !len.is_multiple_of(heads))
     {
         return Err(ParallelError::Heads { param, heads, len, size, mesh_dim });
     }
     // Their forward splits features into heads, which a rank must hold whole.
     let attention = ["MultiHeadAttention", "CrossAttention"];
     if let Some(layer) = attention.into_iter().find(|layer| found.owner(1) == Some(layer))
-        && len % size != 0
+        && !len.is_multiple_of(size)
     {
         return Err(ParallelError::Uneven { param, layer, dim, len, size, mesh_dim });
     }

@@ -8,4 +8,5 @@ mod fsdp;
 mod golden;
 mod models;
 mod rules;
+mod parallel;
 mod testing;

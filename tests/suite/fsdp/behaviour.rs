@@ -15,7 +15,7 @@ use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::{Error, Result};
 
-use crate::support::{max_diff, on_device, tensor, values};
+use super::support::{max_diff, on_device, tensor, values};
 
 #[derive(Module, Debug)]
 struct Net {

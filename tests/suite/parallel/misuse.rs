@@ -1,0 +1,156 @@
+//! What `parallelize` refuses, and how it says so.
+
+use burn::module::{Lora, Module};
+use burn::nn::{LayerNormConfig, LinearConfig};
+use burn::tensor::Device;
+use burn_dtensor::fsdp::FsdpError;
+use burn_dtensor::parallel::ParallelError;
+use burn_dtensor::prelude::*;
+use burn_dtensor::testing::MeshTest;
+
+use super::support::{Net, plan};
+
+fn refused<M: std::fmt::Debug>(result: Result<M>) -> ParallelError {
+    match result {
+        Err(Error::Parallel(error)) => error,
+        other => panic!("must be refused, got {other:?}"),
+    }
+}
+
+/// Each names the parameter, the mesh dimension and what to do.
+fn assert_says(error: &ParallelError, parts: &[&str]) {
+    let text = error.to_string();
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+}
+
+#[test]
+fn plans_that_do_not_fit_the_model() {
+    let model = Net::new(&Device::flex());
+    MeshTest::new([3], ["tp"]).run(|mesh| {
+        let refused = |plan: Plan| refused(parallelize(model.clone(), mesh, plan));
+
+        let error = refused(Plan::new().with("layers.*", Style::colwise()));
+        assert!(matches!(&error, ParallelError::NoMatch { pattern, .. } if pattern == "layers.*"));
+        assert_says(&error, &["`layers.*`", "`blocks.0.up`", "`head.weight`"]);
+        let error = refused(Plan::new().units(["head.weight"]));
+        assert!(matches!(&error, ParallelError::NoMatch { what: "module", .. }), "{error}");
+        let error = refused(Plan::new().with("a.[b", Style::colwise()));
+        assert!(matches!(&error, ParallelError::Pattern { pattern, .. } if pattern == "a.[b"), "{error}");
+
+        let error = refused(Plan::new().with("norm", Style::colwise()));
+        assert!(matches!(&error, ParallelError::UnknownLayer { layer, .. } if layer == "LayerNorm"), "{error}");
+        assert_says(&error, &["colwise", "`norm.gamma`", "`tp`", "Linear and Embedding", "Shard(dim)"]);
+        let error = refused(Plan::new().with("blocks.*.attention", Style::rowwise()));
+        assert!(
+            matches!(&error, ParallelError::UnknownLayer { layer, .. } if layer == "MultiHeadAttention"),
+            "{error}"
+        );
+        let error = refused(Plan::new().with("blocks", Style::colwise()));
+        assert!(
+            matches!(&error, ParallelError::UnknownLayer { param, .. } if param == "blocks.0.norm.gamma"),
+            "{error}"
+        );
+
+        for placement in [Placement::Shard(2), Placement::Partial(PartialOp::Sum)] {
+            let error = refused(Plan::new().with("head.weight", placement));
+            assert_says(&error, &["`head.weight`", "[8, 11]", &placement.to_string(), "`tp`"]);
+            assert!(matches!(error, ParallelError::Placement { .. }));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn heads_stay_whole() {
+    let model = Net::new(&Device::flex());
+    MeshTest::new([3], ["tp"]).run(|mesh| {
+        let refused = |style: Style| {
+            let plan = Plan::new().with("blocks.0.attention.query", style);
+            refused(parallelize(model.clone(), mesh, plan))
+        };
+        let error = refused(Style::colwise().with_heads(4));
+        assert!(matches!(error, ParallelError::Heads { heads: 4, size: 3, .. }));
+        assert_says(&error, &["`blocks.0.attention.query.weight`", "4 heads", "3 ranks", "`tp`", "Replicate"]);
+        // 8 features are no 3 heads.
+        assert!(matches!(refused(Style::colwise().with_heads(3)), ParallelError::Heads { heads: 3, len: 8, .. }));
+        assert!(matches!(refused(Style::colwise().with_heads(0)), ParallelError::Heads { heads: 0, .. }));
+        // Without a number of heads, attention needs an even split at the least.
+        let error = refused(Style::colwise());
+        assert!(matches!(error, ParallelError::Uneven { len: 8, size: 3, .. }));
+        assert_says(&error, &["`blocks.0.attention.query.weight`", "length 8", "`tp`", "MultiHeadAttention"]);
+        // A plain layer takes uneven parts.
+        let plan = Plan::new().with("blocks.*.up", Style::colwise());
+        assert_eq!(parallelize(model.clone(), mesh, plan)?.blocks[0].up.weight.base().dims()[0], 8);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_order_of_calls() {
+    let model = Net::new(&Device::flex());
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let (shard, tp) = (mesh.slice("shard")?, mesh.slice("tp")?);
+        let error = refused(parallelize(model.clone(), mesh, plan()));
+        assert!(matches!(error, ParallelError::MeshDims { .. }));
+        assert_says(&error, &["shard=2, tp=2", "slice"]);
+
+        let parallel = parallelize(model.clone(), &tp, plan())?;
+        let error = refused(parallelize(parallel.clone(), &tp, plan()));
+        assert!(matches!(error, ParallelError::AlreadyParallelized { .. }));
+        assert_says(&error, &["`embedding.weight`", "one plan"]);
+
+        let sharded = fully_shard(model.clone(), &shard, FullyShard::new())?;
+        let error = refused(sharded.head.weight.dtensor());
+        assert!(matches!(&error, ParallelError::NotParallelized { param } if param == "head.weight"));
+        assert_says(&error, &["before fully_shard", "`val()`"]);
+        assert!(sharded.head.weight.style().is_none());
+        assert!(matches!(refused(model.head.weight.dtensor()), ParallelError::NotParallelized { .. }));
+        let error = refused(parallelize(sharded, &tp, plan()));
+        assert!(matches!(error, ParallelError::FullySharded { .. }));
+        assert_says(&error, &["`embedding.weight`", "parallelize first"]);
+
+        let lora = LinearConfig::new(4, 4).init(mesh.device()).apply_lora(Lora::new(2, 4.0));
+        let error = refused(parallelize(lora, &tp, Plan::new()));
+        assert!(matches!(error, ParallelError::Reparameterized { .. }));
+
+        let twice = fully_shard(parallel.clone(), &shard, FullyShard::new())?;
+        let error = fully_shard(twice, &shard, FullyShard::new());
+        assert!(matches!(error, Err(Error::Fsdp(FsdpError::AlreadySharded { .. }))));
+        Ok(())
+    });
+}
+
+#[test]
+fn meshes_that_make_no_mesh() {
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let norm = || LayerNormConfig::new(8).init(mesh.device());
+        let other = DeviceMesh::from_ranks(mesh.world(), mesh.slice("shard")?.ranks(), [2], ["shard"])?;
+        let parallel = parallelize(norm(), &mesh.slice("tp")?, Plan::new())?;
+        for data in [&other, &mesh.slice("tp")?, mesh] {
+            match fully_shard(parallel.clone(), data, FullyShard::new()) {
+                Err(Error::Fsdp(error @ FsdpError::Meshes { .. })) => {
+                    assert!(error.to_string().contains("slice both out of one mesh"), "{error}");
+                }
+                other => panic!("must be refused, got {other:?}"),
+            }
+        }
+        // Parallelized apart, sharded together.
+        let second = parallelize(norm(), &mesh.slice("shard")?, Plan::new())?;
+        let error = fully_shard(vec![parallel, second], mesh, FullyShard::new());
+        assert!(matches!(error, Err(Error::Fsdp(FsdpError::Meshes { .. }))));
+        Ok(())
+    });
+    MeshTest::new([2, 2, 1], ["a", "b", "shard"]).run(|mesh| {
+        let norm = || LayerNormConfig::new(8).init(mesh.device());
+        let parallel = |name: &str| -> Result<_> { parallelize(norm(), &mesh.slice(name)?, Plan::new()) };
+        let both = vec![parallel("a")?, parallel("b")?];
+        match fully_shard(both.clone(), &mesh.slice("shard")?, FullyShard::new()) {
+            Err(Error::Fsdp(error @ FsdpError::TensorMeshes { .. })) => {
+                assert!(error.to_string().contains("`0.gamma`") && error.to_string().contains("`1.gamma`"), "{error}");
+            }
+            other => panic!("must be refused, got {other:?}"),
+        }
+        fully_shard(both, &mesh.slice("shard")?, FullyShard::new().units(["0", "1"]))?;
+        Ok(())
+    });
+}

@@ -1,0 +1,9 @@
+//! `parallelize` and its composition with `fully_shard`, against the model on one rank. Tests name
+//! the invariants of `burn_dtensor::parallel` they guard.
+
+mod compute;
+mod misuse;
+mod norms;
+mod placing;
+mod support;
+mod training;

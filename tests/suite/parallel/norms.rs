@@ -1,0 +1,45 @@
+//! `clip_grad_norm` over data-parallel and tensor-parallel dimensions.
+
+use burn::optim::GradientsParams;
+use burn::tensor::Device;
+use burn_dtensor::comm::Op;
+use burn_dtensor::prelude::*;
+
+use super::support::{Net, data_rank, devices, distribute, full_grads, meshes, plan};
+use crate::fsdp::support::{max_diff, on_device, values};
+
+#[test]
+fn the_norm_is_that_of_the_whole_gradients() {
+    let model = Net::new(&Device::flex());
+    for (mesh, dims) in meshes().into_iter().zip([1, 2, 2, 2]) {
+        for (norm, p) in [(NormType::L2, 2.0), (NormType::L1, 1.0), (NormType::Inf, f64::INFINITY)] {
+            let totals = mesh.run(|mesh| {
+                let [device, _] = devices(mesh);
+                let (rank, ranks) = data_rank(mesh);
+                let plain = on_device(&model, &device);
+                let losses = (0..ranks).map(|rank| plain.loss_on(0, rank, &device));
+                let loss = losses.reduce(|a, b| a + b).expect("a rank") / ranks as f32;
+                let whole = values(&plain, Some(&GradientsParams::from_grads(loss.backward(), &plain)));
+                let elements = whole.values().flatten().map(|x| x.abs() as f64);
+                let expected = match p {
+                    f64::INFINITY => elements.fold(0.0, f64::max),
+                    p => elements.map(|x| x.powf(p)).sum::<f64>().powf(1.0 / p),
+                };
+                let model = distribute(plain, mesh, plan(), ReshardAfterForward::Auto)?;
+                let loss = model.loss_on(0, rank, &device);
+                let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+                assert!(max_diff(&full_grads(&model, &grads)?, &whole) < 1e-5);
+                let ledger = mesh.world().ledger();
+                ledger.reset();
+                let max_norm = expected / 4.0;
+                let total = clip_grad_norm(&model, &mut grads, max_norm, norm)?;
+                assert_eq!(ledger.calls(Op::AllReduce), dims, "one a mesh dimension that shards, on {mesh}");
+                assert!((total - expected).abs() < 1e-4 * expected, "{norm:?} on {mesh}: {total} for {expected}");
+                let clipped = clip_grad_norm(&model, &mut grads, f64::MAX, norm)?;
+                assert!((clipped - max_norm).abs() < 1e-3 * max_norm, "{norm:?} on {mesh}: {clipped} for {max_norm}");
+                Ok(total.to_bits())
+            });
+            assert!(totals.iter().all(|total| *total == totals[0]), "{norm:?} on {mesh}: every rank has one total");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! An ordinary burn model, trained distributed: burn's layers read the whole weights.
+
+use burn::module::Module;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::Device;
+use burn_dtensor::comm::{Op, Phase};
+use burn_dtensor::prelude::*;
+use burn_dtensor::testing::MeshTest;
+
+use super::support::{Net, data_rank, devices, distribute, meshes, plan};
+use crate::fsdp::support::{max_diff, on_device, values};
+
+const STEPS: usize = 5;
+
+/// As many steps of the model on one rank, on the data of all data-parallel ranks.
+fn trained(model: &Net, data_ranks: usize) -> Net {
+    let device = Device::flex().autodiff();
+    let mut model = on_device(model, &device);
+    let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
+    for step in 0..STEPS {
+        let losses = (0..data_ranks).map(|rank| model.loss_on(step, rank, &device));
+        let loss = losses.reduce(|a, b| a + b).expect("a rank") / data_ranks as f32;
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optim.step(1e-2, model, grads);
+    }
+    model
+}
+
+fn trains_equal(mesh_test: &MeshTest, reshard: ReshardAfterForward) {
+    let model = Net::new(&Device::flex());
+    mesh_test.run(|mesh| {
+        let (rank, ranks) = data_rank(mesh);
+        let expected = values(&trained(&model, ranks), None);
+        for device in devices(mesh) {
+            let mut model = distribute(on_device(&model, &device), mesh, plan(), reshard)?;
+            let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
+            for step in 0..STEPS {
+                let loss = model.loss_on(step, rank, &device);
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                model = optim.step(1e-2, model, grads);
+            }
+            let diff = max_diff(&values(&full_model(&model)?, None), &expected);
+            assert!(diff < 1e-4, "weights part by {diff} on {mesh}, {reshard:?}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_burn_model_trains_equal_on_every_mesh() {
+    meshes().iter().for_each(|mesh| trains_equal(mesh, ReshardAfterForward::Auto));
+}
+
+#[test]
+fn a_burn_model_trains_equal_whenever_units_are_freed() {
+    let mesh = MeshTest::new([4, 2], ["shard", "tp"]);
+    for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Ranks(2)] {
+        trains_equal(&mesh, reshard);
+    }
+}
+
+/// Records and the optimizer's state hold shards, and resume.
+#[test]
+fn training_resumes_from_the_records_of_shards() {
+    let model = Net::new(&Device::flex());
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let [device, _] = devices(mesh);
+        let (rank, _) = data_rank(mesh);
+        let fresh = || distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Auto);
+        let mut trained = fresh()?;
+        let mut optim = AdamWConfig::new().init();
+        let mut middle = None;
+        for step in 0..4 {
+            if step == 2 {
+                middle = Some((trained.clone().into_record().into_bytes(), optim.to_record()));
+            }
+            let grads = GradientsParams::from_grads(trained.loss_on(step, rank, &device).backward(), &trained);
+            trained = optim.step(1e-2, trained, grads);
+        }
+        let (bytes, state) = middle.expect("step 2 was taken");
+        let record = burn::store::ModuleRecord::from_bytes(bytes.map_err(Error::other)?).map_err(Error::other)?;
+        let mut resumed = fresh()?.load_record(record);
+        let mut optim = AdamWConfig::new().init().load_record(state);
+        for step in 2..4 {
+            let grads = GradientsParams::from_grads(resumed.loss_on(step, rank, &device).backward(), &resumed);
+            resumed = optim.step(1e-2, resumed, grads);
+        }
+        assert_eq!(values(&resumed, None), values(&trained, None));
+        Ok(())
+    });
+}
+
+/// Invariant 2.
+#[test]
+fn units_move_the_tensor_parallel_shard_alone() {
+    let model = Net::new(&Device::flex());
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let [device, _] = devices(mesh);
+        let (rank, _) = data_rank(mesh);
+        let model = distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Always)?;
+        let ledger = mesh.world().ledger();
+        ledger.reset();
+        let loss = model.loss_on(0, rank, &device);
+        let _ = GradientsParams::from_grads(loss.backward(), &model);
+        // Tensor parallelism holds half of every matrix: 7 or 6 of the 13 hidden features.
+        let hidden = [7, 6][mesh.coordinate().expect("a member")[1]];
+        let attention = 3 * (8 * 4 + 4) + (4 * 8 + 8);
+        let block = 4 * (attention + (8 * hidden + hidden) + (hidden * 8 + 8)) as u64;
+        for unit in ["blocks.0", "blocks.1"] {
+            let of = |op, phase| ledger.total(|key| &*key.label == unit && (key.op, key.phase) == (op, phase));
+            for phase in [Phase::Forward, Phase::Backward] {
+                assert_eq!((of(Op::AllGather, phase).calls, of(Op::AllGather, phase).bytes), (1, block), "{unit}");
+            }
+            let reduced = of(Op::ReduceScatter, Phase::Backward);
+            assert_eq!((reduced.calls, reduced.bytes), (1, block), "{unit}");
+            // The RMS norm's, which data-parallel ranks hold whole: burn reads its stored shape.
+            let replicated = of(Op::AllReduce, Phase::Backward);
+            assert_eq!((replicated.calls, replicated.bytes), (1, 4 * 8), "{unit}");
+        }
+        Ok(())
+    });
+}
