@@ -7,6 +7,6 @@ mod failure;
 mod fsdp;
 mod golden;
 mod models;
-mod rules;
 mod parallel;
+mod rules;
 mod testing;
