@@ -7,7 +7,7 @@
 use burn::tensor::{Shape, Tensor, kind, module};
 
 use crate::dtensor::Kind;
-use crate::dtensor::local::reshape;
+use crate::dtensor::local::{reshape, zeros};
 
 /// `a @ b`, of tensors that may be empty.
 pub(super) fn matmul<const D: usize, K: Kind + kind::Numeric>(a: Tensor<D, K>, b: Tensor<D, K>) -> Tensor<D, K> {
@@ -31,4 +31,15 @@ pub(super) fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Opti
         Some(bias) => product + reshape(bias, row),
         None => product,
     }
+}
+
+/// Zero, as the contribution of `x` to what it has no part in.
+pub(super) fn nothing<const D: usize, K: Kind + kind::Numeric>(x: Tensor<D, K>) -> Tensor<1, K> {
+    x.sum().mul_scalar(0)
+}
+
+/// The one element of `x` all over a tensor of this shape.
+pub(super) fn spread<const D: usize, K: Kind + kind::Numeric>(x: Tensor<1, K>, shape: Shape) -> Tensor<D, K> {
+    let zeros = zeros(shape, &x.clone().unsqueeze());
+    zeros + x.unsqueeze()
 }

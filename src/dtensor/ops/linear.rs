@@ -113,15 +113,14 @@ pub fn linear_with_input<const D: usize>(
 /// # Collective
 /// If the bias is itself a pending reduction of another kind: every rank of the mesh.
 pub(super) fn as_term(bias: DTensor<1>, product: &Resolved) -> Result<DTensor<1>> {
-    let target = |(&own, &placement): (&Placement, &Placement)| match own {
-        _ if placement == SUM => SUM,
-        Placement::Partial(_) if own != SUM => R,
-        own => own,
-    };
     let product = product.output(0).placements();
     if !product.contains(&SUM) {
         return Ok(bias);
     }
-    let placements: Placements = bias.placements().iter().zip(product).map(target).collect();
-    bias.redistribute(&placements)
+    // Only what is whole or cut becomes a term.
+    let reduced = |own: &Placement| if own.partial_op().is_some() && *own != SUM { R } else { *own };
+    let reduced: Placements = bias.placements().iter().map(reduced).collect();
+    let term = |(&own, &placement): (&Placement, &Placement)| if placement == SUM { SUM } else { own };
+    let terms: Placements = reduced.iter().zip(product).map(term).collect();
+    bias.redistribute(&reduced)?.redistribute(&terms)
 }

@@ -3,7 +3,10 @@
 
 mod args;
 mod arithmetic;
+mod attention;
 mod choose;
+mod conv;
+mod einsum;
 mod empty;
 mod expand;
 mod linear;
@@ -13,6 +16,7 @@ mod permute;
 mod placements;
 pub mod pointwise;
 mod policy;
+mod pool;
 mod resolved;
 mod rows;
 mod rule;
@@ -20,6 +24,7 @@ mod run;
 mod unary;
 mod view;
 
+pub use einsum::EinsumOperand;
 pub use policy::RedistributePolicy;
 pub use resolved::{Resolved, resolve};
 pub use rule::{Rule, Strategy, strategy};

@@ -3,14 +3,31 @@
 //! `cargo run --example prove_rule -- <operator>` proves one.
 
 mod arithmetic;
+mod attention;
+mod conv;
+mod einsum;
+mod linear;
 mod matmul;
+mod pool;
 mod unary;
 
 use burn_dtensor::testing::prove::Case;
 
 /// Every operator's cases.
 pub fn cases() -> Vec<Case> {
-    [arithmetic::cases(), matmul::cases(), unary::cases()].into_iter().flatten().collect()
+    [
+        arithmetic::cases(),
+        attention::cases(),
+        conv::cases(),
+        einsum::cases(),
+        linear::cases(),
+        matmul::cases(),
+        pool::cases(),
+        unary::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,231 @@
+//! Convolutions and transposed convolutions.
+//!
+//! | | `x` `[b, in, ..]` | `weight` `[out, in, ..]` | `bias` `[out]` | output `[b, out, ..]` |
+//! |---|---|---|---|---|
+//! | batch | `S(0)` | `R` | `R` | `S(0)` |
+//! | output channels, one group | `R` | `S(0)` | `S(0)` | `S(1)` |
+//! | contraction, one group | `S(1)` | `S(1)` | `P(sum)` | `P(sum)` |
+//! | whole groups | `S(1)` | `S(0)` | `S(0)` | `S(1)` |
+//! | linear | `P(sum)`, `P(avg)` | `R` | `P(sum)`; `R`, `P(avg)` | that of `x` |
+//! | linear | `R` | `P(sum)`, `P(avg)` | `P(sum)`; `R`, `P(avg)` | that of `weight` |
+//!
+//! A transposed convolution has its weight as `[in, out, ..]`. A bias joins a sum as that of
+//! [`linear`](super::module::linear) does. Spatial dimensions are whole.
+
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
+use burn::tensor::{Shape, Tensor, module};
+
+use super::args::misfit;
+use super::linear::as_term;
+use super::placements::{AVG, R, S, SUM};
+use super::{Resolved, Rule, Strategy, binary, resolve, strategy, ternary};
+use crate::Result;
+use crate::dtensor::DTensor;
+
+/// A window along one spatial dimension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Window {
+    stride: usize,
+    /// Before and behind.
+    padding: (usize, usize),
+    dilation: usize,
+    /// What a transposed convolution adds behind its output.
+    padding_out: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Convolution<const N: usize> {
+    name: &'static str,
+    windows: [Window; N],
+    groups: usize,
+    transposed: bool,
+}
+
+impl<const N: usize> Convolution<N> {
+    fn forward(name: &'static str, options: &ConvOptions<N>) -> Self {
+        let window = |at| Window {
+            stride: options.stride[at],
+            padding: options.padding[at],
+            dilation: options.dilation[at],
+            padding_out: 0,
+        };
+        Self { name, windows: std::array::from_fn(window), groups: options.groups, transposed: false }
+    }
+
+    fn transposed(name: &'static str, options: &ConvTransposeOptions<N>) -> Self {
+        let window = |at| Window {
+            stride: options.stride[at],
+            padding: (options.padding[at], options.padding[at]),
+            dilation: options.dilation[at],
+            padding_out: options.padding_out[at],
+        };
+        Self { name, windows: std::array::from_fn(window), groups: options.groups, transposed: true }
+    }
+
+    /// Where the weight has its output and input channels.
+    fn channels(&self) -> (usize, usize) {
+        if self.transposed { (1, 0) } else { (0, 1) }
+    }
+
+    /// Length of the output of `window` over `len` elements with a kernel of `kernel`.
+    fn output_len(&self, window: Window, len: usize, kernel: usize) -> Option<usize> {
+        let extent = window.dilation * kernel.checked_sub(1)? + 1;
+        let padding = window.padding.0 + window.padding.1;
+        if self.transposed {
+            (len.checked_sub(1)? * window.stride + extent + window.padding_out).checked_sub(padding)
+        } else {
+            Some((len + padding).checked_sub(extent)? / window.stride + 1)
+        }
+    }
+
+    /// The groups of this rank's part of the convolution.
+    fn local_groups(&self, op: &Resolved, weight: &Shape) -> usize {
+        if self.groups == 1 {
+            return 1;
+        }
+        // A group's channels are never cut: what `x` has here is whole groups.
+        let per_group = if self.transposed { op.input(1).shape()[0] / self.groups } else { weight[1] };
+        (op.input_range(0, 1).len() / per_group).max(1)
+    }
+}
+
+impl<const N: usize> Rule for Convolution<N> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        let (x, weight) = (&inputs[0], &inputs[1]);
+        let (out, within) = self.channels();
+        let grouped = |len: usize| len.is_multiple_of(self.groups);
+        let (taken, made) = if self.transposed {
+            (weight[within], weight[out] * self.groups)
+        } else {
+            (weight[within] * self.groups, weight[out])
+        };
+        let mut output = x.clone();
+        output[1] = made;
+        let mut fits = true;
+        for (at, &window) in self.windows.iter().enumerate() {
+            let len = self.output_len(window, x[2 + at], weight[2 + at]);
+            fits &= len.is_some();
+            output[2 + at] = len.unwrap_or_default();
+        }
+        let why = if x[1] != taken || !grouped(x[1]) || !grouped(made) {
+            "the input's channels must be those that the weight's groups take, and groups must divide channels"
+        } else if !fits {
+            "the kernel is longer than the padded input"
+        } else if inputs.get(2).is_some_and(|bias| bias[0] != made) {
+            "the bias must be as long as the output has channels"
+        } else {
+            return Ok(vec![output]);
+        };
+        Err(misfit(self.name, inputs, why))
+    }
+
+    fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
+        let (out, within) = self.channels();
+        let mut table = vec![[S(0), R, R, S(0)]];
+        if self.groups == 1 {
+            table.extend([[R, S(out), S(0), S(1)], [S(1), S(within), SUM, SUM]]);
+        }
+        table.extend([
+            [SUM, R, SUM, SUM],
+            [AVG, R, R, AVG],
+            [AVG, R, AVG, AVG],
+            [R, SUM, SUM, SUM],
+            [R, AVG, R, AVG],
+            [R, AVG, AVG, AVG],
+        ]);
+        let row = |row: &[_; 4]| strategy(row[..inputs.len()].iter().copied(), [row[3]]);
+        let mut rows: Vec<_> = table.iter().map(row).collect();
+        if self.groups > 1 {
+            // Either way round, groups lie along the first dimension of the weight.
+            rows.push(row(&[S(1), S(0), S(0), S(1)]).if_divides(self.groups));
+        }
+        rows
+    }
+}
+
+/// Runs `local` with this rank's groups on the parts of `x`, `weight` and `bias`.
+fn convolve<const N: usize, const D: usize>(
+    rule: &Convolution<N>,
+    x: DTensor<D>,
+    weight: DTensor<D>,
+    bias: Option<DTensor<1>>,
+    local: impl FnOnce(Tensor<D>, Tensor<D>, Option<Tensor<1>>, usize) -> Tensor<D>,
+) -> DTensor<D> {
+    let Some(bias) = bias else {
+        return binary(rule, x, weight, |x, weight, op| {
+            let groups = rule.local_groups(op, &weight.shape());
+            local(x, weight, None, groups)
+        });
+    };
+    let product = resolve(rule, &[&x.spec, &weight.spec]).unwrap_or_else(|error| error.unwind());
+    let bias = as_term(bias, &product).unwrap_or_else(|error| error.unwind());
+    ternary(rule, x, weight, bias, |x, weight, bias, op| {
+        let groups = rule.local_groups(op, &weight.shape());
+        local(x, weight, Some(bias), groups)
+    })
+}
+
+macro_rules! convolutions {
+    ($($name:ident $N:literal $D:literal $shape:literal),* $(,)?) => {$(
+        #[doc = concat!("A convolution, as burn's [`", stringify!($name), "`](module::", stringify!($name), "): of an input")]
+        #[doc = concat!("`[batch, channels_in, ", $shape, "]`, a weight `[channels_out, channels_in / groups, ", $shape, "]`")]
+        /// and a bias `[channels_out]`.
+        ///
+        /// # Collective
+        /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+        ///
+        /// # Panics
+        /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
+        #[must_use]
+        pub fn $name(
+            x: DTensor<$D>,
+            weight: DTensor<$D>,
+            bias: Option<DTensor<1>>,
+            options: impl Into<ConvOptions<$N>>,
+        ) -> DTensor<$D> {
+            let options = options.into();
+            convolve(&Convolution::forward(stringify!($name), &options), x, weight, bias, |x, weight, bias, groups| {
+                module::$name(x, weight, bias, ConvOptions { groups, ..options })
+            })
+        }
+    )*};
+}
+
+convolutions! {
+    conv1d 1 3 "length",
+    conv2d 2 4 "height, width",
+}
+
+macro_rules! transposed {
+    ($($name:ident $N:literal $D:literal $shape:literal),* $(,)?) => {$(
+        #[doc = concat!("A transposed convolution, as burn's [`", stringify!($name), "`](module::", stringify!($name), "): of an input")]
+        #[doc = concat!("`[batch, channels_in, ", $shape, "]`, a weight `[channels_in, channels_out / groups, ", $shape, "]`")]
+        /// and a bias `[channels_out]`.
+        ///
+        /// # Collective
+        /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+        ///
+        /// # Panics
+        /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
+        #[must_use]
+        pub fn $name(
+            x: DTensor<$D>,
+            weight: DTensor<$D>,
+            bias: Option<DTensor<1>>,
+            options: ConvTransposeOptions<$N>,
+        ) -> DTensor<$D> {
+            convolve(&Convolution::transposed(stringify!($name), &options), x, weight, bias, |x, weight, bias, groups| {
+                module::$name(x, weight, bias, ConvTransposeOptions { groups, ..options })
+            })
+        }
+    )*};
+}
+
+transposed! {
+    conv_transpose1d 1 3 "length",
+    conv_transpose2d 2 4 "height, width",
+}

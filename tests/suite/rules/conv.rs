@@ -1,0 +1,38 @@
+//! Convolutions.
+
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
+use burn_dtensor::testing::prove::{Case, case};
+
+fn one(groups: usize) -> ConvOptions<1> {
+    ConvOptions::new([2], [1], [1], groups)
+}
+
+fn two() -> ConvOptions<2> {
+    ConvOptions::new([1, 2], [1, 0], [2, 1], 1)
+}
+
+fn one_back(groups: usize) -> ConvTransposeOptions<1> {
+    ConvTransposeOptions::new([2], [1], [1], [1], groups)
+}
+
+fn two_back() -> ConvTransposeOptions<2> {
+    ConvTransposeOptions::new([1, 2], [1, 0], [0, 1], [1, 1], 1)
+}
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        case!("conv1d", (x: 3 = [2, 3, 5], w: 3 = [2, 3, 3]) => module::conv1d(x, w, None, one(1))),
+        case!("conv1d", (x: 3 = [1, 2, 5], w: 3 = [3, 2, 3], b: 1 = [3]) => module::conv1d(x, w, Some(b), one(1))),
+        case!("conv1d", (x: 3 = [2, 4, 4], w: 3 = [4, 1, 2]) => module::conv1d(x, w, None, one(4))),
+        case!("conv1d", (x: 3 = [2, 4, 4], w: 3 = [6, 2, 2]) => module::conv1d(x, w, None, one(2))),
+        case!("conv2d", (x: 4 = [2, 3, 4, 4], w: 4 = [2, 3, 2, 3]) => module::conv2d(x, w, None, two())),
+        case!("conv_transpose1d", (x: 3 = [2, 3, 4], w: 3 = [3, 2, 3]) =>
+            module::conv_transpose1d(x, w, None, one_back(1))),
+        case!("conv_transpose1d", (x: 3 = [1, 2, 4], w: 3 = [2, 3, 3], b: 1 = [3]) =>
+            module::conv_transpose1d(x, w, Some(b), one_back(1))),
+        case!("conv_transpose1d", (x: 3 = [2, 4, 4], w: 3 = [4, 2, 3]) =>
+            module::conv_transpose1d(x, w, None, one_back(2))),
+        case!("conv_transpose2d", (x: 4 = [2, 3, 3, 3], w: 4 = [3, 2, 2, 3]) =>
+            module::conv_transpose2d(x, w, None, two_back())),
+    ]
+}
