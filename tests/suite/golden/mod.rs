@@ -5,6 +5,7 @@ mod events;
 mod layout;
 mod plan;
 mod redistribute;
+mod tied;
 mod training;
 
 use std::path::PathBuf;
