@@ -88,6 +88,11 @@ thread_local! {
 }
 
 impl Route {
+    /// The steps, each with the layout after it.
+    pub(super) fn steps(&self) -> &[(Step, Layout)] {
+        &self.steps
+    }
+
     /// The planned route, from this thread's cache.
     pub(super) fn between(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
         let known = ROUTES.with_borrow(|routes| routes.get(from)?.get(to).cloned());

@@ -2,14 +2,14 @@
 //!
 //! Pure: shapes and layouts in, layouts out. Every rank decides alike.
 
-use std::collections::HashMap;
-
 use burn::tensor::Shape;
+use hashbrown::HashMap;
 use itertools::Itertools;
 use smallvec::SmallVec;
 
 use super::rule::Strategy;
-use crate::placement::{Layout, Placement, Placements, plan, plan_cost};
+use crate::dtensor::redistribute::Route;
+use crate::placement::{Layout, Placement, Placements, plan_cost};
 
 /// Mesh dimensions, ascending.
 pub(super) type Dims = SmallVec<[usize; 3]>;
@@ -48,21 +48,33 @@ pub(super) fn choose(
     operands: &[Operand<'_>],
     outputs: usize,
     strategies: &[Strategy],
-    output_shapes: &[Shape],
 ) -> Option<Choice> {
     debug_assert!(
         strategies.iter().all(|row| row.inputs.len() == operands.len() && row.outputs.len() == outputs),
         "{strategies:?}"
     );
-    let mut costs = HashMap::new();
     let mut best: Option<(Cost, Choice)> = None;
     for turn in turns(mesh_shape.len(), operands) {
+        let mut targets: Vec<_> = operands.iter().map(|&operand| Targets::new(operand, &turn)).collect();
         for rows in mesh_shape.iter().map(|_| strategies).multi_cartesian_product() {
-            let Some(choice) = build(mesh_shape, operands, &rows, &turn, output_shapes) else { continue };
-            let Some(cost) = cost(operands, &choice, &mut costs) else { continue };
-            if best.as_ref().is_none_or(|(known, _)| cost < *known) {
-                best = Some((cost, choice));
+            if !divides(mesh_shape, &rows) {
+                continue;
             }
+            let inputs = |at: usize| -> Placements { rows.iter().map(|row| row.inputs[at]).collect() };
+            let mut moves = targets.iter_mut().enumerate().map(|(at, targets)| Some(targets.get(inputs(at))?.1));
+            let Some(cost) = moves.fold_options((0, 0, 0), |a, b| (a.0 + b.0, a.1 + b.1, a.2 + b.2)) else { continue };
+            if best.as_ref().is_some_and(|(known, _)| *known <= cost) {
+                continue;
+            }
+            let output = |at: usize| {
+                let placements: Placements = rows.iter().map(|row| row.outputs[at]).collect();
+                Layout::in_turn(mesh_shape, &placements, &turn).ok()
+            };
+            let Some(outputs) = (0..outputs).map(output).collect() else { continue };
+            let layouts = targets.iter_mut().enumerate().map(|(at, targets)| Some(targets.get(inputs(at))?.0.clone()));
+            let inputs: Vec<Layout> = layouts.collect::<Option<_>>().expect("they have a cost");
+            let varying = inputs.iter().map(|layout| varying(mesh_shape, layout, &rows)).collect();
+            best = Some((cost, Choice { inputs, outputs, varying }));
             if cost == (0, 0, 0) {
                 return best.map(|(_, choice)| choice);
             }
@@ -70,7 +82,6 @@ pub(super) fn choose(
     }
     best.map(|(_, choice)| choice)
 }
-
 /// Orders of the mesh dimensions in which cuts may be made: ascending, and as operands have them.
 fn turns(mesh_dims: usize, operands: &[Operand<'_>]) -> Vec<Dims> {
     let of = |operand: &Operand<'_>| {
@@ -86,29 +97,6 @@ fn turns(mesh_dims: usize, operands: &[Operand<'_>]) -> Vec<Dims> {
         turn
     };
     std::iter::once((0..mesh_dims).collect()).chain(operands.iter().map(of)).unique().collect()
-}
-
-/// The layouts that one row a mesh dimension makes; `None` where they do not exist.
-fn build(
-    mesh_shape: &[usize],
-    operands: &[Operand<'_>],
-    rows: &[&Strategy],
-    turn: &[usize],
-    output_shapes: &[Shape],
-) -> Option<Choice> {
-    if !divides(mesh_shape, rows) {
-        return None;
-    }
-    let layout = |placements: Placements| Layout::in_turn(mesh_shape, &placements, turn).ok();
-    let column = |at: usize| layout(rows.iter().map(|row| row.inputs[at]).collect());
-    let inputs: Vec<Layout> = (0..operands.len()).map(column).collect::<Option<_>>()?;
-    if operands.iter().zip(&inputs).any(|(operand, target)| unasked(operand, target)) {
-        return None;
-    }
-    let column = |at: usize| layout(rows.iter().map(|row| row.outputs[at]).collect());
-    let outputs: Vec<Layout> = (0..output_shapes.len()).map(column).collect::<Option<_>>()?;
-    let varying = inputs.iter().map(|layout| varying(mesh_shape, layout, rows)).collect();
-    Some(Choice { inputs, outputs, varying })
 }
 
 /// Whether the pieces of every output dimension divide what the rows that cut it ask for.
@@ -140,23 +128,36 @@ fn varying(mesh_shape: &[usize], layout: &Layout, rows: &[&Strategy]) -> Dims {
     (0..mesh_shape.len()).filter(varies).collect()
 }
 
-/// The cost of bringing the operands to the layouts of `choice`; `None` if there is no way.
-fn cost(operands: &[Operand<'_>], choice: &Choice, known: &mut HashMap<(usize, Layout), Option<Cost>>) -> Option<Cost> {
-    let mut total = (0, 0, 0);
-    for (at, (operand, target)) in operands.iter().zip(&choice.inputs).enumerate() {
-        if operand.layout == target {
-            continue;
-        }
-        let one = *known.entry((at, target.clone())).or_insert_with(|| move_cost(operand, target));
-        let (bytes, steps, changed) = one?;
-        total = (total.0 + bytes, total.1 + steps, total.2 + changed);
+/// The layouts that an operand may be brought to with cuts in one order, and what that costs.
+struct Targets<'a> {
+    operand: Operand<'a>,
+    turn: &'a [usize],
+    known: HashMap<Placements, Option<(Layout, Cost)>>,
+}
+
+impl<'a> Targets<'a> {
+    fn new(operand: Operand<'a>, turn: &'a [usize]) -> Self {
+        Self { operand, turn, known: HashMap::new() }
     }
-    Some(total)
+
+    /// The layout with these placements; `None` if there is none, or no way to it.
+    fn get(&mut self, placements: Placements) -> Option<&(Layout, Cost)> {
+        let Self { operand, turn, known } = self;
+        let make = |placements: &Placements| {
+            let layout = Layout::in_turn(operand.layout.mesh_shape(), placements, turn).ok()?;
+            let cost = if unasked(operand, &layout) { None } else { move_cost(operand, &layout) };
+            Some((layout, cost?))
+        };
+        known.entry(placements).or_insert_with_key(make).as_ref()
+    }
 }
 
 fn move_cost(operand: &Operand<'_>, target: &Layout) -> Option<Cost> {
-    let steps = plan(operand.layout, target).ok()?;
-    let (calls, bytes) = plan_cost(operand.layout, &steps, operand.shape.num_elements() * operand.width);
+    if operand.layout == target {
+        return Some((0, 0, 0));
+    }
+    let route = Route::between(operand.layout, target).ok()?;
+    let (calls, bytes) = plan_cost(operand.layout, route.steps(), operand.shape.num_elements() * operand.width);
     let pairs = operand.layout.placements().iter().zip(target.placements());
-    Some((bytes + calls * CALL, steps.len(), pairs.filter(|(from, to)| from != to).count()))
+    Some((bytes + calls * CALL, route.steps().len(), pairs.filter(|(from, to)| from != to).count()))
 }

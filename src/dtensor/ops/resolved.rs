@@ -19,8 +19,9 @@ use super::choose::{Choice, Dims, Operand, choose};
 use super::policy::RedistributePolicy;
 use super::rule::{Rule, Strategy};
 use crate::Result;
+use crate::dtensor::redistribute::Route;
 use crate::dtensor::{DTensorError, DTensorSpec};
-use crate::placement::{Layout, Placement, plan};
+use crate::placement::{Layout, Placement};
 
 /// How one operator runs on inputs of certain specs.
 #[derive(Debug)]
@@ -71,6 +72,26 @@ impl Resolved {
         &self.outputs[at].local
     }
 
+    /// Refuses to move an input.
+    fn check_unmoved(&self, operator: &'static str, inputs: &[&Arc<DTensorSpec>]) -> Result<()> {
+        for (input, (from, to)) in inputs.iter().zip(&self.inputs).enumerate() {
+            let moves = to.moves;
+            let (from, to) = (from.layout(), to.spec.layout());
+            if !moves || Route::between(from, to)?.steps().is_empty() {
+                continue;
+            }
+            return Err(DTensorError::ImplicitRedistribution {
+                operator,
+                input,
+                from: from.to_string(),
+                to: to.to_string(),
+                placements: to.placements().to_vec(),
+            }
+            .into());
+        }
+        Ok(())
+    }
+
     /// The spec of output `at` for local results of `dtype`.
     pub(super) fn output_spec(&self, at: usize, dtype: DType) -> Arc<DTensorSpec> {
         let output = &self.outputs[at];
@@ -86,7 +107,6 @@ struct Entry {
     rule: Box<dyn Any>,
     /// Alive as long as the entry, so that no other spec can have their addresses.
     inputs: SmallVec<[Arc<DTensorSpec>; 3]>,
-    policy: RedistributePolicy,
     resolved: Rc<Resolved>,
 }
 
@@ -104,28 +124,33 @@ thread_local! {
 /// [`DTensorError::MeshMismatch`]; [`DTensorError::Operands`] of the rule;
 /// [`DTensorError::ImplicitRedistribution`] under [`RedistributePolicy::Deny`].
 pub fn resolve<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Rc<Resolved>> {
-    let policy = RedistributePolicy::current();
+    let resolved = decision(rule, inputs)?;
+    if RedistributePolicy::current() == RedistributePolicy::Deny {
+        resolved.check_unmoved(rule.name(), inputs)?;
+    }
+    Ok(resolved)
+}
+
+fn decision<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Rc<Resolved>> {
     let hash = HASHER.with(|hasher| {
         let mut hasher = hasher.build_hasher();
-        (TypeId::of::<R>(), rule, policy as u8).hash(&mut hasher);
+        (TypeId::of::<R>(), rule).hash(&mut hasher);
         inputs.iter().for_each(|spec| hasher.write_usize(Arc::as_ptr(spec).addr()));
         hasher.finish()
     });
     let same = |entry: &Entry| {
-        entry.policy == policy
-            && entry.inputs.iter().map(Arc::as_ptr).eq(inputs.iter().map(|spec| Arc::as_ptr(spec)))
+        entry.inputs.iter().map(Arc::as_ptr).eq(inputs.iter().map(|spec| Arc::as_ptr(spec)))
             && entry.rule.downcast_ref::<R>() == Some(rule)
     };
     let known = DECISIONS.with_borrow(|table| table.find(hash, same).map(|entry| entry.resolved.clone()));
     if let Some(resolved) = known {
         return Ok(resolved);
     }
-    let resolved = Rc::new(decide(rule, inputs, policy)?);
+    let resolved = Rc::new(decide(rule, inputs)?);
     let entry = Entry {
         hash,
         rule: Box::new(rule.clone()),
         inputs: inputs.iter().map(|&spec| spec.clone()).collect(),
-        policy,
         resolved: resolved.clone(),
     };
     DECISIONS.with_borrow_mut(|table| {
@@ -138,7 +163,7 @@ pub fn resolve<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Rc<Res
     Ok(resolved)
 }
 
-fn decide<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>], policy: RedistributePolicy) -> Result<Resolved> {
+fn decide<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Resolved> {
     let mesh = inputs[0].mesh();
     for other in &inputs[1..] {
         inputs[0].check_same_mesh(other)?;
@@ -150,23 +175,13 @@ fn decide<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>], policy: RedistributeP
     let owned: Vec<_> = inputs.iter().map(operand).collect();
     let operands: Vec<_> =
         owned.iter().map(|(layout, shape, width)| Operand { layout, shape, width: *width }).collect();
-    let choice = choose(mesh.shape(), &operands, output_shapes.len(), &rows, &output_shapes);
+    let choice = choose(mesh.shape(), &operands, output_shapes.len(), &rows);
     let Choice { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
         operator: rule.name(),
         inputs: inputs.iter().map(|spec| spec.layout().to_string()).collect(),
     })?;
-    let decided = inputs.iter().zip(targets).zip(varying).enumerate().map(|(at, ((&spec, target), varying))| {
+    let decided = inputs.iter().zip(targets).zip(varying).map(|((&spec, target), varying)| {
         let moves = spec.layout() != &target;
-        if policy == RedistributePolicy::Deny && !plan(spec.layout(), &target)?.is_empty() {
-            return Err(DTensorError::ImplicitRedistribution {
-                operator: rule.name(),
-                input: at,
-                from: spec.layout().to_string(),
-                to: target.to_string(),
-                placements: target.placements().iter().copied().collect(),
-            }
-            .into());
-        }
         let spec = if moves { spec.with_layout(target)?.shared() } else { spec.clone() };
         Ok(Input { spec, moves, varying })
     });
