@@ -10,6 +10,7 @@ mod einsum;
 mod empty;
 mod expand;
 mod linear;
+pub mod loss;
 mod matmul;
 pub mod module;
 mod permute;

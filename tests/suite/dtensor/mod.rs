@@ -4,6 +4,7 @@ mod distribute;
 mod factory;
 mod gradient;
 mod linear;
+mod loss;
 mod misuse;
 mod ops;
 mod text;

@@ -7,6 +7,7 @@ mod attention;
 mod conv;
 mod einsum;
 mod linear;
+mod loss;
 mod matmul;
 mod pool;
 mod unary;
@@ -21,6 +22,7 @@ pub fn cases() -> Vec<Case> {
         conv::cases(),
         einsum::cases(),
         linear::cases(),
+        loss::cases(),
         matmul::cases(),
         pool::cases(),
         unary::cases(),

@@ -1,0 +1,95 @@
+//! [`CrossEntropyLossConfig`].
+
+use burn::tensor::{Device, Tensor};
+
+use super::CrossEntropyLoss;
+
+/// How the losses of samples become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Reduction {
+    /// Their sum divided by the sum of their weights, which is their number if none is weighted.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+}
+
+/// Configuration of a [`CrossEntropyLoss`].
+///
+/// ```
+/// # use burn::tensor::Device;
+/// # use burn_dtensor::dtensor::ops::loss::CrossEntropyLossConfig;
+/// let loss = CrossEntropyLossConfig::new().with_ignore_index(-100).with_smoothing(0.1).init(&Device::flex());
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct CrossEntropyLossConfig {
+    weights: Option<Vec<f32>>,
+    smoothing: f32,
+    ignore_index: Option<i64>,
+    reduction: Reduction,
+    log_probs: bool,
+}
+
+impl CrossEntropyLossConfig {
+    /// The mean over all samples of unweighted, hard targets.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A weight for each class.
+    #[must_use]
+    pub fn with_weights(mut self, weights: impl Into<Vec<f32>>) -> Self {
+        self.weights = Some(weights.into());
+        self
+    }
+
+    /// Spreads this much of each target evenly over all classes.
+    #[must_use]
+    pub fn with_smoothing(mut self, smoothing: f32) -> Self {
+        self.smoothing = smoothing;
+        self
+    }
+
+    /// Leaves out samples with this target, which need not be a class.
+    #[must_use]
+    pub fn with_ignore_index(mut self, ignore_index: i64) -> Self {
+        self.ignore_index = Some(ignore_index);
+        self
+    }
+
+    /// How the losses of samples become one. Default: their mean.
+    #[must_use]
+    pub fn with_reduction(mut self, reduction: Reduction) -> Self {
+        self.reduction = reduction;
+        self
+    }
+
+    /// The scores are log-probabilities already. Default: logits, of any scale.
+    #[must_use]
+    pub fn with_log_probs(mut self, log_probs: bool) -> Self {
+        self.log_probs = log_probs;
+        self
+    }
+
+    /// The loss, with its weights on `device`.
+    ///
+    /// # Panics
+    /// If the smoothing is not in `0..=1`, or a weight is negative.
+    pub fn init(self, device: &Device) -> CrossEntropyLoss {
+        assert!((0.0..=1.0).contains(&self.smoothing), "label smoothing is in 0..=1, got {}", self.smoothing);
+        let weights = self.weights.map(|weights| {
+            assert!(
+                weights.iter().all(|&weight| weight >= 0.0),
+                "weights of classes are not negative, got {weights:?}"
+            );
+            Tensor::<1>::from_floats(weights.as_slice(), device).inner()
+        });
+        CrossEntropyLoss {
+            weights,
+            smoothing: f64::from(self.smoothing),
+            ignore_index: self.ignore_index,
+            reduction: self.reduction,
+            log_probs: self.log_probs,
+        }
+    }
+}

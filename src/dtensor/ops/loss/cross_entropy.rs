@@ -1,0 +1,250 @@
+//! [`CrossEntropyLoss`], of scores sharded over classes, samples or both.
+
+use std::sync::Arc;
+
+use burn::tensor::{Float, Int, Shape, Tensor};
+use smallvec::SmallVec;
+
+use super::super::args::misfit;
+use super::super::placements::{MAX, R, S, SUM};
+use super::super::{Resolved, Rule, Strategy, empty, resolve, strategy};
+use super::targets::Targets;
+use super::{CrossEntropyLossConfig, Reduction};
+use crate::Result;
+use crate::dtensor::local::{associate, reshape};
+use crate::dtensor::{DTensor, DTensorSpec};
+use crate::placement::{Layout, Placement, Placements};
+
+/// The cross-entropy of scores `[.., classes]` and class indices `[..]`, as PyTorch's
+/// `cross_entropy` and burn-nn's `CrossEntropyLoss` compute it. Made by [`CrossEntropyLossConfig`].
+///
+/// Scores may be sharded over classes, over any leading dimension, and over both on a mesh of
+/// more dimensions: the rows of [this module](super). Leading dimensions need not be flattened.
+///
+/// A target that is neither a class nor ignored makes its loss NaN.
+#[derive(Debug, Clone)]
+pub struct CrossEntropyLoss {
+    /// Without gradients.
+    pub(super) weights: Option<Tensor<1>>,
+    pub(super) smoothing: f64,
+    pub(super) ignore_index: Option<i64>,
+    pub(super) reduction: Reduction,
+    pub(super) log_probs: bool,
+}
+
+/// The mean [cross-entropy](CrossEntropyLoss) of logits `[.., classes]` and class indices `[..]`.
+///
+/// # Collective
+/// Every rank of the mesh: as [`CrossEntropyLoss::forward`].
+///
+/// # Panics
+/// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
+#[must_use]
+pub fn cross_entropy<const D: usize, const T: usize>(logits: DTensor<D>, targets: DTensor<T, Int>) -> DTensor<1> {
+    let device = targets.local.device();
+    CrossEntropyLossConfig::new().init(&device).forward(logits, targets)
+}
+
+/// The mean negative log-likelihood of log-probabilities `[.., classes]` and class indices `[..]`.
+///
+/// # Collective
+/// Every rank of the mesh: as [`CrossEntropyLoss::forward`].
+///
+/// # Panics
+/// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
+#[must_use]
+pub fn nll_loss<const D: usize, const T: usize>(log_probs: DTensor<D>, targets: DTensor<T, Int>) -> DTensor<1> {
+    let device = targets.local.device();
+    CrossEntropyLossConfig::new().with_log_probs(true).init(&device).forward(log_probs, targets)
+}
+
+impl CrossEntropyLoss {
+    /// The reduced loss: `P(sum)` over mesh dimensions that shard a leading dimension, `R` over
+    /// the others.
+    ///
+    /// # Collective
+    /// Every rank of the mesh. Of class-sharded logits an all-reduce(max) of one element a sample
+    /// and an all-reduce(sum) of two, or of three with smoothing; of log-probabilities only the
+    /// latter. Of sharded samples with weights or an ignored index an all-reduce(sum) of one
+    /// element for a mean. In backward none.
+    ///
+    /// # Panics
+    /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
+    #[must_use]
+    pub fn forward<const D: usize, const T: usize>(&self, scores: DTensor<D>, targets: DTensor<T, Int>) -> DTensor<1> {
+        self.reduced(self.samples(scores, targets)).unwrap_or_else(|error| error.unwind())
+    }
+
+    /// The loss of each sample, in the shape of the targets; 0 where they are ignored.
+    ///
+    /// # Collective
+    /// Every rank of the mesh: as [`forward`](Self::forward).
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
+    #[must_use]
+    pub fn forward_no_reduction<const D: usize, const T: usize>(
+        &self,
+        scores: DTensor<D>,
+        targets: DTensor<T, Int>,
+    ) -> DTensor<T> {
+        let Samples { losses, spec, .. } = self.samples(scores, targets);
+        DTensor::from_parts(reshape(losses, spec.local_shape()), spec)
+    }
+
+    fn samples<const D: usize, const T: usize>(&self, scores: DTensor<D>, targets: DTensor<T, Int>) -> Samples {
+        let rule = Terms { count: 1 + usize::from(!self.log_probs) + usize::from(self.smoothing > 0.0) };
+        let op = resolve(&rule, &[&scores.spec, &targets.spec]).unwrap_or_else(|error| error.unwind());
+        let (scores, targets) = (scores.enter(&op, 0), targets.enter(&op, 1));
+        let strategy = scores.gradient_checkpointing_strategy();
+        let rows = Shape::new([targets.shape().num_elements()]);
+        let targets = Targets {
+            indices: associate(reshape::<T, 1, Int>(targets, rows).inner(), strategy),
+            classes: op.input(0).shape()[D - 1],
+            weights: self.weights.as_ref().map(|weights| associate(weights.clone().cast(scores.dtype()), strategy)),
+            ignored: self.ignore_index,
+        };
+        if let Some(weights) = &targets.weights {
+            assert_eq!(weights.dims(), [targets.classes], "a loss needs a weight for each class");
+        }
+        let losses = self.losses(&op, scores, &targets).unwrap_or_else(|error| error.unwind());
+        let shape = Shape::from(op.input(1).shape().to_vec());
+        let layout = replaced(op.output(0), SUM, R).expect("no reductions are left");
+        let spec = DTensorSpec::decided(op.input(0).mesh(), layout, shape, losses.dtype()).shared();
+        Samples { losses, targets, spec }
+    }
+
+    /// This rank's losses, flat.
+    fn losses<const D: usize>(&self, op: &Resolved, scores: Tensor<D>, targets: &Targets) -> Result<Tensor<1>> {
+        let rows = targets.indices.dims()[0];
+        let own = op.input_range(0, D - 1);
+        let scores: Tensor<2> = reshape(scores, Shape::new([rows, own.len()]));
+        let scores = if self.log_probs { scores } else { scores.clone() - largest::<D>(op, scores)? };
+        let terms = if rows == 0 {
+            empty::spread(empty::nothing(scores), op.output_shape(0).clone())
+        } else {
+            let mut terms = vec![targets.picked(scores.clone(), own.start)];
+            if !self.log_probs {
+                terms.push(scores.clone().exp().sum_dim(1));
+            }
+            if self.smoothing > 0.0 {
+                let weights = targets
+                    .weights
+                    .clone()
+                    .map(|weights| reshape(weights.slice(own.clone()), Shape::new([1, own.len()])));
+                terms.push(
+                    match weights {
+                        Some(weights) => scores * weights,
+                        None => scores,
+                    }
+                    .sum_dim(1),
+                );
+            }
+            reshape(Tensor::cat(terms, 1), op.output_shape(0).clone())
+        };
+        let terms: DTensor<D> = op.leave(0, terms);
+        let whole = replaced(terms.layout(), SUM, R)?;
+        let terms = reshape(terms.redistribute_to(&whole)?.local, Shape::new([rows, op.output_shape(0)[D - 1]]));
+        if rows == 0 {
+            return Ok(empty::spread(empty::nothing::<2, _>(terms), Shape::new([0])));
+        }
+        Ok(self.combine(terms, targets))
+    }
+
+    /// The losses of whole rows, from their terms.
+    fn combine(&self, terms: Tensor<2>, targets: &Targets) -> Tensor<1> {
+        let term = |at: usize| terms.clone().narrow(1, at, 1).squeeze_dim::<1>(1);
+        let log_sum = (!self.log_probs).then(|| term(1).log());
+        let mut losses = match &log_sum {
+            Some(log_sum) => log_sum.clone() - term(0),
+            None => term(0).neg(),
+        };
+        if let Some(weights) = targets.weights() {
+            losses = losses * weights;
+        }
+        if self.smoothing > 0.0 {
+            let all = term(1 + usize::from(!self.log_probs));
+            let all = match log_sum {
+                Some(log_sum) => targets.times_all_weights(log_sum) - all,
+                None => all.neg(),
+            };
+            losses = losses * (1.0 - self.smoothing) + all * (self.smoothing / targets.classes as f64);
+        }
+        targets.without_ignored(losses.mask_fill(targets.invalid(), f32::NAN))
+    }
+
+    fn reduced(&self, samples: Samples) -> Result<DTensor<1>> {
+        let Samples { losses, targets, spec } = samples;
+        let summed: Placements = spec.placements().iter().map(|own| if own.is_replicate() { R } else { SUM }).collect();
+        let total = |local: Tensor<1>| DTensor::from_local(local, spec.mesh(), &summed);
+        let sum = losses.clone().sum();
+        let loss = match self.reduction {
+            Reduction::Sum => sum,
+            Reduction::Mean if targets.count_alike() => sum.div_scalar(spec.shape().num_elements() as f64),
+            // Replicated, and without gradients: no rank's own.
+            Reduction::Mean => sum / total(targets.weight(&losses))?.full_tensor()?,
+        };
+        total(loss)
+    }
+}
+
+/// What a row of scores adds up to, `[.., count]`: the score of its target, the sum of its
+/// exponentials (of logits), and the weighted sum of its scores (for smoothing).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Terms {
+    count: usize,
+}
+
+impl Rule for Terms {
+    fn name(&self) -> &'static str {
+        "cross_entropy"
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        let (scores, targets) = (&inputs[0], &inputs[1]);
+        let Some((_, leading)) = scores.split_last().filter(|(_, leading)| **leading == targets[..]) else {
+            return Err(misfit(self.name(), inputs, "scores `[.., classes]` need targets of shape `[..]`"));
+        };
+        Ok(vec![leading.iter().copied().chain([self.count]).collect::<Vec<_>>().into()])
+    }
+
+    fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
+        let last = inputs[0].num_dims() - 1;
+        let leading = (0..last).map(|dim| strategy([S(dim), S(dim)], [S(dim)]));
+        std::iter::once(strategy([S(last), R], [SUM])).chain(leading).collect()
+    }
+}
+
+/// Losses of this rank's samples, flat, and the spec of all of them in the targets' shape.
+struct Samples {
+    losses: Tensor<1>,
+    targets: Targets,
+    spec: Arc<DTensorSpec>,
+}
+
+/// The largest score of each row over all ranks, outside the graph: it only keeps exponentials
+/// small.
+fn largest<const D: usize>(op: &Resolved, scores: Tensor<2>) -> Result<Tensor<2>> {
+    let strategy = scores.gradient_checkpointing_strategy();
+    let scores = scores.inner();
+    let [rows, own] = scores.dims();
+    let column = Shape::new([rows, 1]);
+    let local = match own {
+        0 => Tensor::full(column.clone(), f32::NEG_INFINITY, (&scores.device(), scores.dtype())),
+        _ => scores.max_dim(1),
+    };
+    let mut shape = op.input(0).shape().clone();
+    shape[D - 1] = 1;
+    let spec = DTensorSpec::decided(op.input(0).mesh(), replaced(op.output(0), SUM, MAX)?, shape, local.dtype());
+    let local = reshape::<2, D, Float>(local, spec.local_shape());
+    let whole = replaced(op.output(0), SUM, R)?;
+    let largest = DTensor::from_parts(local, spec.shared()).redistribute_to(&whole)?;
+    Ok(associate(reshape(largest.local, column), strategy))
+}
+
+/// `layout` with the placement `to` for `from`; the cuts keep their order.
+fn replaced(layout: &Layout, from: Placement, to: Placement) -> Result<Layout> {
+    let placements: Placements = layout.placements().iter().map(|&own| if own == from { to } else { own }).collect();
+    let orders: SmallVec<[(usize, &[usize]); 2]> = layout.orders().collect();
+    Ok(Layout::with_order(layout.mesh_shape(), &placements, &orders)?)
+}

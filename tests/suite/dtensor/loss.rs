@@ -1,0 +1,72 @@
+//! What losses send, and what they say of odd targets.
+
+use burn::tensor::{Int, Tensor};
+use burn_dtensor::comm::{Op, Phase};
+use burn_dtensor::dtensor::ops::loss::{CrossEntropyLossConfig, cross_entropy};
+use burn_dtensor::prelude::*;
+use burn_dtensor::testing::MeshTest;
+
+use super::{R, S, SUM, ramp, values};
+
+/// Loss parallel: the largest logits, then the terms; nothing in backward, and nothing gathered.
+#[test]
+fn loss_parallel_is_two_all_reduces_forward_and_none_backward() {
+    for smoothing in [0.0, 0.1] {
+        MeshTest::new([4], ["tp"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let logits = DTensor::distribute_local(ramp([3, 10], 0.0, &device), mesh, &[S(1)])?.require_grad();
+            let targets = Tensor::<1, Int>::from_ints([0, 5, 9], &device);
+            let targets = DTensor::distribute_local(targets, mesh, &[R])?;
+            let ledger = mesh.world().ledger();
+            ledger.reset();
+            let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&device).forward(logits, targets);
+            assert_eq!(loss.placements(), [R]);
+            assert_eq!(ledger.calls_in(Op::AllReduce, Phase::Forward), 2);
+            loss.to_local().backward();
+            assert_eq!(ledger.total(|_| true).calls, 2);
+            Ok(())
+        });
+    }
+}
+
+/// On a mesh of both, samples cost nothing until the loss is asked for.
+#[test]
+fn sharded_samples_leave_the_loss_partial() {
+    MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let logits = DTensor::distribute_local(ramp([3, 5], 0.0, &device), mesh, &[S(0), S(1)])?.require_grad();
+        let targets = Tensor::<1, Int>::from_ints([0, 4, 2], &device);
+        let targets = DTensor::distribute_local(targets, mesh, &[S(0), R])?;
+        let ledger = mesh.world().ledger();
+        ledger.reset();
+        let loss = cross_entropy(logits.clone(), targets.clone());
+        assert_eq!(loss.placements(), [SUM, R]);
+        assert_eq!(ledger.total(|_| true).calls, 2);
+        let loss = loss.full_tensor()?;
+        assert_eq!(ledger.total(|_| true).calls, 3);
+        loss.backward();
+        assert_eq!(ledger.total(|_| true).calls, 3);
+        // How many samples count is one more number to agree on.
+        ledger.reset();
+        let _ = CrossEntropyLossConfig::new().with_ignore_index(2).init(&device).forward(logits, targets);
+        assert_eq!(ledger.calls_in(Op::AllReduce, Phase::Forward), 3);
+        assert_eq!(ledger.total(|_| true).calls, 3);
+        Ok(())
+    });
+}
+
+/// PyTorch's default ignored index is no class.
+#[test]
+fn an_ignored_target_need_not_be_a_class_and_others_must() {
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let device = mesh.device().clone();
+        let logits = DTensor::distribute_local(ramp([3, 4], 0.0, &device), mesh, &[S(1)])?;
+        let targets = DTensor::distribute_local(Tensor::<1, Int>::from_ints([-100, 4, 3], &device), mesh, &[R])?;
+        let loss = CrossEntropyLossConfig::new().with_ignore_index(-100).init(&device);
+        let losses = values(loss.forward_no_reduction(logits, targets).to_local());
+        assert_eq!(losses[0], 0.0);
+        assert!(losses[1].is_nan());
+        assert!((losses[2] - 0.440_189_7).abs() < 1e-6, "{losses:?}");
+        Ok(())
+    });
+}

@@ -1,0 +1,110 @@
+//! Losses, against what their definitions say of whole rows.
+
+use burn::tensor::{Float, Int, Tensor, activation};
+use burn_dtensor::dtensor::ops::loss::{CrossEntropyLoss, CrossEntropyLossConfig, Reduction, cross_entropy, nll_loss};
+use burn_dtensor::testing::prove::{Case, Input};
+
+const WEIGHTS: [f32; 4] = [1.0, 0.5, 2.0, 1.5];
+
+/// Losses and weights of samples, from log-probabilities `[samples, classes]`.
+struct Reference {
+    weights: Vec<f32>,
+    smoothing: f64,
+    ignored: i64,
+}
+
+impl Reference {
+    fn plain(classes: usize) -> Self {
+        Self { weights: vec![1.0; classes], smoothing: 0.0, ignored: -1 }
+    }
+
+    fn losses(&self, log_probs: Tensor<2>, targets: Tensor<1, Int>) -> (Tensor<1>, Tensor<1>) {
+        let [samples, classes] = log_probs.dims();
+        let weights = Tensor::<1>::from_floats(self.weights.as_slice(), &log_probs.device());
+        let hard = targets.clone().one_hot::<2>(classes).float();
+        let soft = hard * (1.0 - self.smoothing) + self.smoothing / classes as f64;
+        let kept = targets.clone().not_equal_elem(self.ignored).float();
+        let losses = (soft * weights.clone().reshape([1, classes]) * log_probs).sum_dim(1).reshape([samples]).neg();
+        (losses * kept.clone(), weights.select(0, targets) * kept)
+    }
+
+    fn mean(&self, log_probs: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        let (losses, weights) = self.losses(log_probs, targets);
+        losses.sum() / weights.sum()
+    }
+}
+
+fn scored(samples: usize, classes: usize) -> [Input; 2] {
+    [Input::float("logits", [samples, classes]), Input::int("targets", [samples], classes as i64)]
+}
+
+fn of(config: CrossEntropyLossConfig) -> CrossEntropyLoss {
+    config.init(&burn::tensor::Device::flex())
+}
+
+/// A case of `[samples, classes]` logits: log-probabilities to `reference`, both to `sharded`.
+macro_rules! cross_entropy {
+    ($name:literal, $shape:expr, $reference:expr, $sharded:expr) => {
+        Case::new(
+            $name,
+            scored($shape.0, $shape.1),
+            |inputs| {
+                let log_probs = activation::log_softmax(inputs[0].tensor::<2, Float>(), 1);
+                let reference: fn(Tensor<2>, Tensor<1, Int>) -> Tensor<1> = $reference;
+                reference(log_probs, inputs[1].tensor::<1, Int>())
+            },
+            |inputs| $sharded(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
+        )
+    };
+}
+
+fn everything() -> CrossEntropyLossConfig {
+    CrossEntropyLossConfig::new().with_weights(WEIGHTS).with_smoothing(0.1).with_ignore_index(1)
+}
+
+fn reference_of_everything() -> Reference {
+    Reference { weights: WEIGHTS.to_vec(), smoothing: f64::from(0.1f32), ignored: 1 }
+}
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        cross_entropy!("cross_entropy", (5, 6), |p, t| Reference::plain(6).mean(p, t), cross_entropy),
+        cross_entropy!("cross_entropy", (4, 3), |p, t| Reference::plain(3).losses(p, t).0, |l, t| {
+            of(CrossEntropyLossConfig::new()).forward_no_reduction(l, t)
+        }),
+        cross_entropy!("cross_entropy", (7, 4), |p, t| reference_of_everything().mean(p, t), |l, t| {
+            of(everything()).forward(l, t)
+        }),
+        cross_entropy!("cross_entropy", (3, 4), |p, t| reference_of_everything().losses(p, t).0.sum(), |l, t| {
+            of(everything().with_reduction(Reduction::Sum)).forward(l, t)
+        }),
+        Case::new(
+            "cross_entropy",
+            [Input::float("logits", [2, 3, 4]), Input::int("targets", [2, 3], 4)],
+            |inputs| {
+                let log_probs = activation::log_softmax(inputs[0].tensor::<3, Float>().reshape([6, 4]), 1);
+                Reference { ignored: 0, ..Reference::plain(4) }
+                    .mean(log_probs, inputs[1].tensor::<2, Int>().reshape([6]))
+            },
+            |inputs| {
+                let loss = of(CrossEntropyLossConfig::new().with_ignore_index(0));
+                loss.forward(inputs[0].tensor::<3, Float>(), inputs[1].tensor::<2, Int>())
+            },
+        ),
+        Case::new(
+            "nll_loss",
+            scored(5, 4),
+            |inputs| Reference::plain(4).mean(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
+            |inputs| nll_loss(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
+        ),
+        Case::new(
+            "nll_loss",
+            scored(6, 4),
+            |inputs| reference_of_everything().mean(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
+            |inputs| {
+                let loss = of(everything().with_log_probs(true));
+                loss.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
+            },
+        ),
+    ]
+}
