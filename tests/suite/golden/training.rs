@@ -151,11 +151,7 @@ trait Task: Module + Sync + 'static {
 
 impl Task for Gpt {
     fn build(golden: &Golden, run: &Run, device: &Device) -> Self {
-        let size = GptSize {
-            layers: golden.config.layers,
-            heads: golden.config.heads,
-            tied: run.is_tied(),
-        };
+        let size = GptSize { layers: golden.config.layers, heads: golden.config.heads, tied: run.is_tied() };
         Gpt::new(&golden.init[if size.tied { TIED } else { "gpt" }], size, device)
     }
 
