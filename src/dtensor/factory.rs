@@ -128,18 +128,18 @@ impl DTensor<1, Int> {
 }
 
 /// The part of a tensor that a rank fills.
-struct Part<'a> {
+pub(super) struct Part<'a> {
     global: &'a [usize],
-    slices: Vec<Range<usize>>,
+    pub(super) slices: Vec<Range<usize>>,
 }
 
 impl Part<'_> {
-    fn shape(&self) -> Shape {
+    pub(super) fn shape(&self) -> Shape {
         Shape::from(self.slices.iter().map(Range::len).collect::<Vec<_>>())
     }
 }
 
-fn make<const D: usize, K: Kind>(
+pub(super) fn make<const D: usize, K: Kind>(
     operation: &'static str,
     shape: impl Into<Shape>,
     mesh: &DeviceMesh,

@@ -37,6 +37,7 @@ mod distribute;
 mod error;
 mod factory;
 mod local;
+mod mask;
 pub mod ops;
 mod philox;
 mod picture;

@@ -1,0 +1,92 @@
+//! Masks of matrices, made in place: each rank makes only its own rows and columns.
+
+use burn::tensor::{Bool, Device, Shape, Tensor};
+
+use super::DTensor;
+use super::factory::{Part, make};
+use crate::Result;
+use crate::mesh::DeviceMesh;
+use crate::placement::Placement;
+
+/// # Masks
+/// Of the last two dimensions of `shape`, the same for every matrix. False is what belongs to the
+/// part named, true the rest, which [`mask_fill`](burn::tensor::Tensor::mask_fill) overwrites.
+/// They fail as the [factories](#factories) do.
+impl<const D: usize> DTensor<D, Bool> {
+    /// The upper triangle, from the diagonal moved by `offset` to the right, as burn's
+    /// [`triu_mask`](Tensor::triu_mask).
+    ///
+    /// # Errors
+    /// As [all factories](#factories).
+    pub fn triu_mask(
+        shape: impl Into<Shape>,
+        offset: i64,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        device: &Device,
+    ) -> Result<Self> {
+        make("triu_mask", shape, mesh, placements, |part| mask(&part, offset, device, Tensor::triu_mask))
+    }
+
+    /// The lower triangle, up to the diagonal moved by `offset` to the right, as burn's
+    /// [`tril_mask`](Tensor::tril_mask): with offset 0, what causal attention must not see is true.
+    ///
+    /// ```
+    /// use burn::tensor::Bool;
+    /// use burn_dtensor::dtensor::DTensor;
+    /// use burn_dtensor::placement::Placement::Shard;
+    /// use burn_dtensor::testing::MeshTest;
+    ///
+    /// MeshTest::new([2], ["cp"]).run(|mesh| {
+    ///     let mask = DTensor::<2, Bool>::tril_mask([4, 4], 0, mesh, &[Shard(0)], mesh.device())?;
+    ///     let visible: Vec<_> = mask.local().to_data().iter::<bool>().map(|hidden| !hidden).collect();
+    ///     let expected = [
+    ///         [true, false, false, false, true, true, false, false],
+    ///         [true, true, true, false, true, true, true, true],
+    ///     ];
+    ///     assert_eq!(visible, expected[mesh.rank()]);
+    ///     Ok(())
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// As [all factories](#factories).
+    pub fn tril_mask(
+        shape: impl Into<Shape>,
+        offset: i64,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        device: &Device,
+    ) -> Result<Self> {
+        make("tril_mask", shape, mesh, placements, |part| mask(&part, offset, device, Tensor::tril_mask))
+    }
+
+    /// The diagonal moved by `offset` to the right, as burn's [`diag_mask`](Tensor::diag_mask).
+    ///
+    /// # Errors
+    /// As [all factories](#factories).
+    pub fn diag_mask(
+        shape: impl Into<Shape>,
+        offset: i64,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        device: &Device,
+    ) -> Result<Self> {
+        make("diag_mask", shape, mesh, placements, |part| mask(&part, offset, device, Tensor::diag_mask))
+    }
+}
+
+/// The mask of one part: its diagonal is that of the whole, moved by where the part begins.
+fn mask<const D: usize>(
+    part: &Part<'_>,
+    offset: i64,
+    device: &Device,
+    local: impl FnOnce(Shape, i64, &Device) -> Tensor<D, Bool>,
+) -> Tensor<D, Bool> {
+    let shape = part.shape();
+    if shape.num_elements() == 0 {
+        return Tensor::empty(shape, device);
+    }
+    let (rows, columns) = (&part.slices[D - 2], &part.slices[D - 1]);
+    local(shape.clone(), offset + rows.start as i64 - columns.start as i64, device).expand(shape)
+}
