@@ -1,13 +1,34 @@
-//! Products of parts without elements.
+//! Parts without elements.
 //!
 //! A rank past the end of a short dimension holds an empty part. burn-flex 0.22 aborts on some
-//! products of such; and what an empty part contributes must still reach the graph, because the
-//! collectives of backward need every rank.
+//! operators of such, and burn answers others from the shapes alone, outside the autodiff graph;
+//! what an empty part contributes must still reach the graph, because the collectives of backward
+//! need every rank.
 
 use burn::tensor::{Shape, Tensor, kind, module};
 
+use super::Resolved;
 use crate::dtensor::Kind;
-use crate::dtensor::local::{reshape, zeros};
+use crate::dtensor::local::{as_float, reshape, zeros};
+
+/// Whether this rank's part of output `at` has no elements.
+pub(super) fn is_empty(op: &Resolved, at: usize) -> bool {
+    op.output_shape(at).num_elements() == 0
+}
+
+/// What has no element of `inputs` and is in their graph: zeros, where they or the result are empty.
+pub(super) fn blank<const D: usize, const O: usize, K: Kind>(
+    inputs: impl IntoIterator<Item = Tensor<D, K>>,
+    shape: &Shape,
+) -> Tensor<O, K> {
+    let mut inputs = inputs.into_iter();
+    let first = inputs.next().expect("an operator has an input");
+    if !first.dtype().is_float() {
+        return Tensor::zeros(shape.clone(), (&first.device(), first.dtype()));
+    }
+    let zero = inputs.fold(nothing(as_float(first)), |zero, input| zero + nothing(as_float(input)));
+    Tensor::from_dispatch(zero.expand::<O, _>(shape.clone()).into_dispatch())
+}
 
 /// `a @ b`, of tensors that may be empty.
 pub(super) fn matmul<const D: usize, K: Kind + kind::Numeric>(a: Tensor<D, K>, b: Tensor<D, K>) -> Tensor<D, K> {

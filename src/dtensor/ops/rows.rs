@@ -18,3 +18,8 @@ pub(super) fn kept(inputs: usize, dims: impl IntoIterator<Item = usize>) -> impl
 pub(super) fn through(inputs: usize, partials: &'static [Placement]) -> impl Iterator<Item = Strategy> {
     partials.iter().map(move |&partial| strategy(repeat_n(partial, inputs), [partial]))
 }
+
+/// The pending reductions that leave a constant alone which every rank puts in.
+pub(super) fn through_constant(zero: bool) -> &'static [Placement] {
+    if zero { PARTIALS } else { &[AVG, MAX, MIN] }
+}

@@ -15,9 +15,7 @@
 
 use std::ops::Range;
 
-use burn::backend::Dispatch;
-use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::tensor::{AsIndex, ReshapeArgs, Shape, Tensor};
+use burn::tensor::{AsIndex, ReshapeArgs, Shape};
 use smallvec::SmallVec;
 
 use super::args::{dim_of, misfit};
@@ -25,6 +23,7 @@ use super::placements::S;
 use super::rows::{PARTIALS, through};
 use super::{Rule, Strategy, strategy, unary};
 use crate::Result;
+use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -98,18 +97,6 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// `x` in another shape of as many elements. (Burn's own reads a length of 0 as the input's.)
-pub(super) fn reshaped<const D: usize, const O: usize, K: Kind>(x: Tensor<D, K>, shape: &Shape) -> Tensor<O, K> {
-    let (dtype, x, shape) = (x.dtype(), x.into_dispatch(), shape.clone());
-    Tensor::from_dispatch(if dtype.is_float() {
-        Dispatch::float_reshape(x, shape)
-    } else if dtype.is_bool() {
-        Dispatch::bool_reshape(x, shape)
-    } else {
-        Dispatch::int_reshape(x, shape)
-    })
-}
-
 fn view<const D: usize, const O: usize, K: Kind>(
     name: &'static str,
     x: DTensor<D, K>,
@@ -120,11 +107,11 @@ fn view<const D: usize, const O: usize, K: Kind>(
         let why = format!("the result {shape} has {} dimensions, {O} are asked for", shape.num_dims());
         misfit(name, &[x.shape()], why).unwind();
     }
-    unary(&View { name, shape }, x, |x, op| reshaped(x, op.output_shape(0)))
+    unary(&View { name, shape }, x, |x, op| reshape(x, op.output_shape(0).clone()))
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The same elements in another shape, as burn's [`reshape`](Tensor::reshape): -1 is what is
+    /// The same elements in another shape, as burn's [`reshape`](burn::tensor::Tensor::reshape): -1 is what is
     /// left, 0 is the input's length.
     #[must_use]
     pub fn reshape<const D2: usize, S: ReshapeArgs<D2>>(self, shape: S) -> DTensor<D2, K> {
@@ -132,7 +119,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view("reshape", self, shape)
     }
 
-    /// Dimensions `start_dim..=end_dim` as one, as burn's [`flatten`](Tensor::flatten).
+    /// Dimensions `start_dim..=end_dim` as one, as burn's [`flatten`](burn::tensor::Tensor::flatten).
     #[must_use]
     pub fn flatten<const D2: usize>(self, start_dim: impl AsIndex, end_dim: impl AsIndex) -> DTensor<D2, K> {
         let (start, end) = (dim_of("flatten", start_dim, D), dim_of("flatten", end_dim, D));
@@ -146,21 +133,21 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view("flatten", self, shape)
     }
 
-    /// Without the dimensions of length 1, as burn's [`squeeze`](Tensor::squeeze).
+    /// Without the dimensions of length 1, as burn's [`squeeze`](burn::tensor::Tensor::squeeze).
     #[must_use]
     pub fn squeeze<const D2: usize>(self) -> DTensor<D2, K> {
         let shape: Vec<_> = self.dims().into_iter().filter(|&len| len != 1).collect();
         view("squeeze", self, shape)
     }
 
-    /// Without dimension `dim`, of length 1, as burn's [`squeeze_dim`](Tensor::squeeze_dim).
+    /// Without dimension `dim`, of length 1, as burn's [`squeeze_dim`](burn::tensor::Tensor::squeeze_dim).
     #[must_use]
     pub fn squeeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
         self.without("squeeze_dim", &[dim_of("squeeze_dim", dim, D)])
     }
 
     /// Without dimensions `dims`, of length 1, or all of length 1 if there are none, as burn's
-    /// [`squeeze_dims`](Tensor::squeeze_dims).
+    /// [`squeeze_dims`](burn::tensor::Tensor::squeeze_dims).
     #[must_use]
     pub fn squeeze_dims<const D2: usize>(self, dims: &[impl AsIndex]) -> DTensor<D2, K> {
         if dims.is_empty() {
@@ -181,7 +168,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view(name, self, shape)
     }
 
-    /// Leading dimensions of length 1 up to `D2`, as burn's [`unsqueeze`](Tensor::unsqueeze).
+    /// Leading dimensions of length 1 up to `D2`, as burn's [`unsqueeze`](burn::tensor::Tensor::unsqueeze).
     #[must_use]
     pub fn unsqueeze<const D2: usize>(self) -> DTensor<D2, K> {
         let mut shape = vec![1; D2.saturating_sub(D)];
@@ -189,7 +176,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view("unsqueeze", self, shape)
     }
 
-    /// A dimension of length 1 at `dim`, as burn's [`unsqueeze_dim`](Tensor::unsqueeze_dim).
+    /// A dimension of length 1 at `dim`, as burn's [`unsqueeze_dim`](burn::tensor::Tensor::unsqueeze_dim).
     #[must_use]
     pub fn unsqueeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
         let mut shape = self.dims().to_vec();
@@ -198,7 +185,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 
     /// Dimensions of length 1 at the places `axes` of the result, as burn's
-    /// [`unsqueeze_dims`](Tensor::unsqueeze_dims).
+    /// [`unsqueeze_dims`](burn::tensor::Tensor::unsqueeze_dims).
     #[must_use]
     pub fn unsqueeze_dims<const D2: usize>(self, axes: &[impl AsIndex]) -> DTensor<D2, K> {
         let places = places("unsqueeze_dims", axes, D2);

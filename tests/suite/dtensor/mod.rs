@@ -6,6 +6,7 @@ mod gradient;
 mod linear;
 mod loss;
 mod misuse;
+mod movement;
 mod ops;
 mod text;
 mod vary;

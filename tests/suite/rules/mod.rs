@@ -4,13 +4,26 @@
 
 mod arithmetic;
 mod attention;
+mod cat;
 mod conv;
 mod einsum;
+mod embedding;
+mod expand;
+mod flip;
+mod gather;
 mod linear;
 mod loss;
 mod matmul;
+mod one_hot;
+mod pad;
+mod permute;
 mod pool;
+mod select;
+mod slice;
+mod split;
+mod triangle;
 mod unary;
+mod view;
 
 use burn_dtensor::testing::prove::Case;
 
@@ -19,13 +32,26 @@ pub fn cases() -> Vec<Case> {
     [
         arithmetic::cases(),
         attention::cases(),
+        cat::cases(),
         conv::cases(),
         einsum::cases(),
+        embedding::cases(),
+        expand::cases(),
+        flip::cases(),
+        gather::cases(),
         linear::cases(),
         loss::cases(),
         matmul::cases(),
+        one_hot::cases(),
+        pad::cases(),
+        permute::cases(),
         pool::cases(),
+        select::cases(),
+        slice::cases(),
+        split::cases(),
+        triangle::cases(),
         unary::cases(),
+        view::cases(),
     ]
     .into_iter()
     .flatten()

@@ -1,0 +1,78 @@
+//! Lookups in a dimension that is sharded: each rank answers for the rows it holds, zeros for the
+//! others, and the sum over the ranks is the answer.
+//!
+//! ```text
+//! indices [4, 0, 7, 2]                       rank 0: rows 0..4          rank 1: rows 4..8
+//! local indices, 0 for what is elsewhere     [0, 0, 0, 2]               [0, 0, 3, 0]
+//! looked up, zeros for what is elsewhere     [0, x0, 0, x2]             [x4, 0, x7, 0]
+//! ```
+//!
+//! No row is moved, and no rank needs to know what the others hold. An index that no rank holds
+//! finds zeros. Updates go the other way: an extra row takes what is elsewhere, and is dropped.
+
+use std::ops::Range;
+
+use burn::tensor::{Bool, DType, Int, Shape, Tensor};
+
+use super::Resolved;
+use super::empty::{blank, is_empty};
+use crate::dtensor::Kind;
+
+/// Whether dimension `dim` of input `at` is cut: then where.
+pub(super) fn part(op: &Resolved, at: usize, dim: usize) -> Option<Range<usize>> {
+    let range = op.input_range(at, dim);
+    (range.len() < op.input(at).shape()[dim]).then_some(range)
+}
+
+/// Looks `indices` up in `x`, this rank's part `range` of the rows.
+pub(super) fn look_up<const D: usize, const I: usize, const O: usize, K: Kind>(
+    x: Tensor<D, K>,
+    indices: Tensor<I, Int>,
+    range: &Range<usize>,
+    op: &Resolved,
+    spread: impl FnOnce(Tensor<I, Bool>) -> Tensor<O, Bool>,
+    local: impl FnOnce(Tensor<D, K>, Tensor<I, Int>) -> Tensor<O, K>,
+) -> Tensor<O, K> {
+    if range.is_empty() || is_empty(op, 0) {
+        return blank([x], op.output_shape(0));
+    }
+    let (indices, elsewhere) = localize(indices, range, 0);
+    let shape: Shape = op.output_shape(0).clone();
+    local(x, indices).mask_fill(spread(elsewhere).expand(shape), 0)
+}
+
+/// `found`, of the element type of what it was found in: burn-flex 0.22 finds booleans as bytes.
+pub(super) fn of_type<const D: usize, K: Kind>(found: Tensor<D, K>, dtype: DType) -> Tensor<D, K> {
+    if found.dtype() == dtype {
+        return found;
+    }
+    let device = found.device();
+    Tensor::from_data(found.into_data().convert_dtype(dtype), (&device, dtype))
+}
+
+/// Updates `x`, this rank's part `range` of the rows of dimension `dim`, where `indices` say.
+pub(super) fn update<const D: usize, const I: usize, K: Kind>(
+    x: Tensor<D, K>,
+    dim: usize,
+    indices: Tensor<I, Int>,
+    range: &Range<usize>,
+    local: impl FnOnce(Tensor<D, K>, Tensor<I, Int>) -> Tensor<D, K>,
+) -> Tensor<D, K> {
+    let (indices, _) = localize(indices, range, range.len());
+    let mut extra = x.dims();
+    extra[dim] = 1;
+    let extra = Tensor::zeros(extra, (&x.device(), x.dtype()));
+    local(Tensor::cat(vec![x, extra], dim), indices).slice_dim(dim, 0..range.len())
+}
+
+/// Indices within `range`, `other` for those elsewhere; and which these are.
+fn localize<const I: usize>(
+    indices: Tensor<I, Int>,
+    range: &Range<usize>,
+    other: usize,
+) -> (Tensor<I, Int>, Tensor<I, Bool>) {
+    let (start, end) = (range.start as i64, range.end as i64);
+    let elsewhere = indices.clone().lower_scalar(start).bool_or(indices.clone().greater_equal_scalar(end));
+    let indices = indices.mask_fill(elsewhere.clone(), start + other as i64).sub_scalar(start);
+    (indices, elsewhere)
+}
