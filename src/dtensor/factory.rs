@@ -157,7 +157,7 @@ pub(super) fn make<const D: usize, K: Kind>(
     Ok(DTensor::from_parts(local, spec.shared()))
 }
 
-fn check_distribution(distribution: Distribution) -> Result<(), DTensorError> {
+pub(super) fn check_distribution(distribution: Distribution) -> Result<(), DTensorError> {
     let why = match distribution {
         Distribution::Bernoulli(p) if !(0.0..=1.0).contains(&p) => "a probability is in 0..=1",
         Distribution::Uniform(low, high) if low.partial_cmp(&high) != Some(Ordering::Less) => "the interval is empty",

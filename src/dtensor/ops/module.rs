@@ -2,6 +2,7 @@
 
 pub use super::attention::attention;
 pub use super::conv::{conv_transpose1d, conv_transpose2d, conv1d, conv2d};
+pub use super::dropout::dropout;
 pub use super::embedding::embedding;
 pub use super::linear::{linear, linear_with_input};
 pub use super::pool::{

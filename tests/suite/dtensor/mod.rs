@@ -8,6 +8,7 @@ mod loss;
 mod misuse;
 mod movement;
 mod ops;
+mod random;
 mod text;
 mod vary;
 

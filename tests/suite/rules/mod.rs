@@ -6,6 +6,7 @@ mod arithmetic;
 mod attention;
 mod cat;
 mod conv;
+mod cross;
 mod einsum;
 mod embedding;
 mod expand;
@@ -18,6 +19,7 @@ mod one_hot;
 mod pad;
 mod permute;
 mod pool;
+mod random;
 mod select;
 mod slice;
 mod split;
@@ -34,6 +36,7 @@ pub fn cases() -> Vec<Case> {
         attention::cases(),
         cat::cases(),
         conv::cases(),
+        cross::cases(),
         einsum::cases(),
         embedding::cases(),
         expand::cases(),
@@ -46,6 +49,7 @@ pub fn cases() -> Vec<Case> {
         pad::cases(),
         permute::cases(),
         pool::cases(),
+        random::cases(),
         select::cases(),
         slice::cases(),
         split::cases(),

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use burn::tensor::{Float, Int, Shape, Tensor};
-use smallvec::SmallVec;
 
 use super::super::args::misfit;
-use super::super::placements::{MAX, R, S, SUM};
+use super::super::placements::{MAX, R, S, SUM, replaced};
 use super::super::{Resolved, Rule, Strategy, empty, resolve, strategy};
 use super::targets::Targets;
 use super::{CrossEntropyLossConfig, Reduction};
@@ -109,7 +108,7 @@ impl CrossEntropyLoss {
         }
         let losses = self.losses(&op, scores, &targets).unwrap_or_else(|error| error.unwind());
         let shape = Shape::from(op.input(1).shape().to_vec());
-        let layout = replaced(op.output(0), SUM, R).expect("no reductions are left");
+        let layout = with_sums(op.output(0), R).expect("no reductions are left");
         let spec = DTensorSpec::decided(op.input(0).mesh(), layout, shape, losses.dtype()).shared();
         Samples { losses, targets, spec }
     }
@@ -143,7 +142,7 @@ impl CrossEntropyLoss {
             reshape(Tensor::cat(terms, 1), op.output_shape(0).clone())
         };
         let terms: DTensor<D> = op.leave(0, terms);
-        let whole = replaced(terms.layout(), SUM, R)?;
+        let whole = with_sums(terms.layout(), R)?;
         let terms = reshape(terms.redistribute_to(&whole)?.local, Shape::new([rows, op.output_shape(0)[D - 1]]));
         if rows == 0 {
             return Ok(empty::spread(empty::nothing::<2, _>(terms), Shape::new([0])));
@@ -235,16 +234,14 @@ fn largest<const D: usize>(op: &Resolved, scores: Tensor<2>) -> Result<Tensor<2>
     };
     let mut shape = op.input(0).shape().clone();
     shape[D - 1] = 1;
-    let spec = DTensorSpec::decided(op.input(0).mesh(), replaced(op.output(0), SUM, MAX)?, shape, local.dtype());
+    let spec = DTensorSpec::decided(op.input(0).mesh(), with_sums(op.output(0), MAX)?, shape, local.dtype());
     let local = reshape::<2, D, Float>(local, spec.local_shape());
-    let whole = replaced(op.output(0), SUM, R)?;
+    let whole = with_sums(op.output(0), R)?;
     let largest = DTensor::from_parts(local, spec.shared()).redistribute_to(&whole)?;
     Ok(associate(reshape(largest.local, column), strategy))
 }
 
-/// `layout` with the placement `to` for `from`; the cuts keep their order.
-fn replaced(layout: &Layout, from: Placement, to: Placement) -> Result<Layout> {
-    let placements: Placements = layout.placements().iter().map(|&own| if own == from { to } else { own }).collect();
-    let orders: SmallVec<[(usize, &[usize]); 2]> = layout.orders().collect();
-    Ok(Layout::with_order(layout.mesh_shape(), &placements, &orders)?)
+/// `layout` with `placement` in place of sums over ranks.
+fn with_sums(layout: &Layout, placement: Placement) -> Result<Layout> {
+    Ok(replaced(layout, |own| if own == SUM { placement } else { own })?)
 }

@@ -1,0 +1,40 @@
+//! Dropout.
+//!
+//! | `x` | output |
+//! |---|---|
+//! | `S(d)` | `S(d)` |
+//! | `P(sum)`, `P(avg)` | the same |
+//!
+//! The mask is drawn by global position: a rank draws that of its part, and of a pending reduction
+//! all ranks drop the same elements.
+
+use burn::tensor::Distribution;
+
+use super::pointwise::{LINEAR, Pointwise};
+use super::{random, unary};
+use crate::Error;
+use crate::dtensor::{DTensor, DTensorError};
+
+/// `x` with elements set to zero with probability `prob`, and the others divided by `1 - prob`.
+///
+/// Which elements is a function of `seed` and their global positions alone: the result has the
+/// same bits on every mesh. Draw a seed of its own for every call with
+/// [`next_seed`](random::next_seed).
+///
+/// # Panics
+/// Unwinds with [`DTensorError::Distribution`] unless `prob` is in `0..1`.
+#[must_use]
+pub fn dropout<const D: usize>(x: DTensor<D>, prob: f64, seed: u64) -> DTensor<D> {
+    if !(0.0..1.0).contains(&prob) {
+        let why = "a probability to drop is in 0..1, without 1";
+        Error::from(DTensorError::Distribution { distribution: format!("dropout of {prob}"), why }).unwind()
+    }
+    if prob == 0.0 {
+        return x;
+    }
+    let keep = 1.0 - prob;
+    unary(&const { Pointwise::new("dropout", LINEAR) }, x, |x, op| {
+        let mask = random::part(Distribution::Bernoulli(keep), seed, op.input(0), &x, (1.0 / keep) as f32);
+        x * mask
+    })
+}
