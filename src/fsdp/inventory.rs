@@ -89,7 +89,8 @@ pub(crate) fn unmatched<'a>(
     present: &[String],
 ) -> Option<(String, String)> {
     let pattern = patterns.into_iter().find(|pattern| !present.iter().any(|path| pattern.matches(path)))?;
-    Some((pattern.text().into(), present.iter().map(|path| format!("`{path}`")).join(", ")))
+    let list = present.iter().map(|path| format!("`{path}`")).join(", ");
+    Some((pattern.text().into(), if list.is_empty() { "none".into() } else { list }))
 }
 
 /// Marks parameters. burn shows visitors buffers (`RunningState`) and parameters alike, but only a

@@ -16,7 +16,8 @@
 //!    never change.
 //! 2. A unit makes one all-gather in forward, one in backward if it was freed between, and one
 //!    reduce-scatter. It makes no other collective, but for HSDP's all-reduce of the reduced shards,
-//!    and one all-reduce if it holds parameters placed `Replicate`.
+//!    one all-reduce if it holds parameters placed `Replicate`, and one over the tensor-parallel
+//!    ranks if these have terms of its gradients ([`parallel`](crate::parallel), invariant 3).
 //! 3. Gradients are averages over all data-parallel ranks. On power-of-two groups data parallel,
 //!    FSDP and HSDP agree to the bit.
 //! 4. A parameter unused on a rank takes part in the reduction with zeros.
@@ -27,7 +28,9 @@
 //! saved of it: on Flex the gathered weights live in memory that the unit takes back under every
 //! view of them. On other backends the graph makes a freed weight again too, but a view of a weight
 //! keeps it until backward without gradient checkpointing, and `nn::Embedding` always does. A
-//! weight read outside its unit's scope is freed when the graph drops it.
+//! weight read outside its unit's scope is freed when the graph drops it, and so is the whole of a
+//! parallelized weight that is read by [`val`](burn::module::Param::val): to compute with the rank's
+//! part is what [`dtensor`](ParamExt::dtensor) is for.
 
 mod attach;
 mod clip;

@@ -151,6 +151,14 @@ fn gradients_are_right_on_every_mesh() {
 }
 
 #[test]
+fn gradients_are_right_where_a_mesh_dimension_has_one_rank() {
+    for shape in [[2, 1], [1, 2]] {
+        let mesh = MeshTest::new(shape, ["shard", "tp"]);
+        gradients_equal(&mesh, ReshardAfterForward::Always, true, |stack| stack);
+    }
+}
+
+#[test]
 fn gradients_are_right_whenever_units_are_freed() {
     let mesh = MeshTest::new([4, 2], ["shard", "tp"]);
     for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Ranks(2)] {
@@ -218,10 +226,10 @@ fn one_flat_all_reduce_a_unit() {
     }
 }
 
-/// A layer norm that tensor-parallel ranks hold whole, in one unit.
-fn distributed_norm(mesh: &DeviceMesh, device: &Device) -> Result<LayerNorm> {
+/// In one unit, which tensor-parallel ranks hold whole.
+fn distributed(norm: LayerNorm, mesh: &DeviceMesh) -> Result<LayerNorm> {
     let always = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always);
-    distribute_with(LayerNormConfig::new(DIM).init(device), mesh, Plan::new(), always)
+    distribute_with(norm, mesh, Plan::new(), always)
 }
 
 /// A replicated weight in a computation that is the same on all ranks and in one that is not: its
@@ -231,7 +239,7 @@ fn both_kinds_of_gradient_add() {
     for mesh in meshes() {
         mesh.run(|mesh| {
             for device in devices(mesh) {
-                let model = distributed_norm(mesh, &device)?;
+                let model = distributed(LayerNormConfig::new(DIM).init(&device), mesh)?;
                 let tp = mesh.coordinate().expect("a member")[mesh.dim("tp")?];
                 let ledger = mesh.world().ledger();
                 ledger.reset();
@@ -257,12 +265,36 @@ fn both_kinds_of_gradient_add() {
     }
 }
 
+/// Nobody wants the gradient of a frozen weight, in a unit that has others.
+#[test]
+fn a_frozen_weight_has_no_terms_to_add_up() {
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        for device in devices(mesh) {
+            let mut norm = LayerNormConfig::new(DIM).init(&device);
+            norm.gamma = norm.gamma.set_require_grad(false);
+            let model = distributed(norm, mesh)?;
+            let ledger = mesh.world().ledger();
+            ledger.reset();
+            let loss = unit(&model, (), |norm, ()| {
+                let gamma = norm.gamma.dtensor().and_then(|view| view.vary(&[0]));
+                let gamma = gamma.unwrap_or_else(|error| error.unwind());
+                (gamma * norm.beta.as_ref().expect("a bias").val()).sum()
+            });
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            assert!(grads.get::<1>(model.gamma.id).is_none());
+            assert_eq!(full_grads(&model, &grads)?["beta"], [1.0; DIM]);
+            assert_eq!(ledger.calls(Op::AllReduce), 0);
+        }
+        Ok(())
+    });
+}
+
 /// Of what was asked for on all ranks, one used nothing, or none did.
 #[test]
 fn terms_a_rank_does_not_have_are_zeros() {
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         for device in devices(mesh) {
-            let model = distributed_norm(mesh, &device)?;
+            let model = distributed(LayerNormConfig::new(DIM).init(&device), mesh)?;
             let tp = mesh.coordinate().expect("a member")[1];
             let x = tensor(1, [DIM], &device).require_grad();
             let loss = unit(&model, x, |norm, x| {

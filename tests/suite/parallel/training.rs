@@ -4,10 +4,11 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::Device;
 use burn_dtensor::comm::{Op, Phase};
+use burn_dtensor::fsdp::{reshard, unshard};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use super::support::{Net, data_rank, devices, distribute, meshes, plan};
+use super::support::{Block, Net, data_rank, devices, distribute, meshes, plan};
 use crate::fsdp::support::{max_diff, on_device, values};
 
 const STEPS: usize = 5;
@@ -86,6 +87,53 @@ fn training_resumes_from_the_records_of_shards() {
             resumed = optim.step(1e-2, resumed, grads);
         }
         assert_eq!(values(&resumed, None), values(&trained, None));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_weight_read_twice_is_gathered_once() {
+    let model = Net::new(&Device::flex());
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let [device, _] = devices(mesh);
+        let model = distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Always)?;
+        let ledger = mesh.world().ledger();
+        ledger.reset();
+        let loss = unit(&model.blocks[0], (), |block, ()| (block.up.weight.val() + block.up.weight.val()).sum());
+        assert_eq!(ledger.calls_in(Op::AllGather, Phase::Forward), 2, "over data-parallel and tensor-parallel ranks");
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let grad = grads.get::<2>(model.blocks[0].up.weight.id).expect("trained");
+        assert!(grad.into_data().iter::<f32>().all(|x| x == 2.0));
+        Ok(())
+    });
+}
+
+/// Gathering ahead moves the data-parallel dimension only.
+#[test]
+fn unshard_and_reshard_of_a_parallelized_unit() {
+    let model = Net::new(&Device::flex());
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let [device, _] = devices(mesh);
+        let plain = on_device(&model, &device);
+        let model = distribute(plain.clone(), mesh, plan(), ReshardAfterForward::Auto)?;
+        let gathers = || mesh.world().ledger().total(|key| key.op == Op::AllGather && &*key.label == "blocks.1").calls;
+        mesh.world().ledger().reset();
+        let up = |block: &Block| block.up.weight.dtensor().unwrap_or_else(|error| error.unwind()).to_local();
+        unshard(&model.blocks[1])?.wait()?;
+        let local = unit(&model.blocks[1], (), |block, ()| up(block));
+        assert_eq!(gathers(), 1, "gathered ahead");
+        let expected =
+            DTensor::distribute_local(plain.blocks[1].up.weight.val(), &mesh.slice("tp")?, &[Placement::Shard(1)])?;
+        assert_eq!(local.into_data(), expected.to_local().into_data());
+        unshard(&model.blocks[1])?.wait()?;
+        reshard(&model.blocks[1])?;
+        let _ = unit(&model.blocks[1], (), |block, ()| up(block));
+        assert_eq!(gathers(), 3, "what was let go is gathered again");
+
+        // Nothing to gather without data-parallel ranks.
+        let model = parallelize(plain, &mesh.slice("tp")?, plan())?;
+        unshard(&model.blocks[1])?.wait()?;
+        assert_eq!(gathers(), 3);
         Ok(())
     });
 }
