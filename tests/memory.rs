@@ -8,10 +8,8 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor};
-use burn_dtensor::Error;
-use burn_dtensor::comm::{Launch, World, launch};
-use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, fully_shard, unit};
-use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::comm::World;
+use burn_dtensor::prelude::*;
 
 struct Counting;
 
@@ -80,6 +78,27 @@ impl Net {
             x
         })
     }
+
+    /// The same with each block's features split over tensor-parallel ranks.
+    fn forward_parallel(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        unit(self, tokens, |net, tokens| {
+            let x = net.table.forward(tokens);
+            net.blocks.iter().fold(x, |x, block| {
+                unit(block, x, |block, x| block.forward_parallel(x).unwrap_or_else(|error| error.unwind()))
+            })
+        })
+    }
+}
+
+impl Block {
+    fn forward_parallel(&self, x: Tensor<3>) -> Result<Tensor<3>> {
+        let (first, second) = (self.first.weight.dtensor()?, self.second.weight.dtensor()?);
+        let tp = first.mesh().clone();
+        let h = DTensor::from_local(self.norm.forward(x.clone()), &tp, &[Placement::Replicate])?.vary(&[0])?;
+        let terms = h.matmul(first.to_local().unsqueeze()).tanh().matmul(second.to_local().unsqueeze());
+        let sum = DTensor::from_local(terms, &tp, &[Placement::Partial(PartialOp::Sum)])?.full_tensor()?;
+        Ok(x + sum)
+    }
 }
 
 /// Bytes of one block, of the root's table, and of everything one rank stores of `blocks` blocks.
@@ -100,7 +119,13 @@ struct Measured {
 }
 
 fn measure(blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> Measured {
-    let measured = launch(Launch::threads(RANKS), |world| {
+    measure_on(1, blocks, checkpointing, reshard)
+}
+
+/// On two data-parallel ranks for each of `tp` tensor-parallel ones.
+fn measure_on(tp: usize, blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> Measured {
+    let ranks = RANKS * tp;
+    let measured = launch(Launch::threads(ranks), |world| {
         let device = world.device().clone().autodiff();
         let device = if checkpointing { device.gradient_checkpointing() } else { device };
         let settle = |world: &World| {
@@ -114,15 +139,21 @@ fn measure(blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> 
         drop(warm.forward(Tensor::<2, Int>::zeros([1, ROWS], &device)).sum().backward());
         drop(warm);
         let empty = settle(world)?;
-        let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
+        let mesh = DeviceMesh::new(world, [RANKS, tp], ["shard", "tp"])?;
         let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard);
-        let model = fully_shard(Net::new(blocks, &device), &mesh, config)?;
+        let mut model = Net::new(blocks, &device);
+        if tp > 1 {
+            let plan = Plan::new().with("blocks.*.first", Style::colwise()).with("blocks.*.second", Style::rowwise());
+            model = parallelize(model, &mesh.slice("tp")?, plan)?;
+        }
+        let model = fully_shard(model, &mesh.slice("shard")?, config)?;
         let mut last = None;
         // The first step warms up what is allocated once.
         for _ in 0..3 {
             let before = settle(world)?;
             let tokens = Tensor::<2, Int>::zeros([1, ROWS], &device);
-            let loss = model.forward(tokens).sum();
+            let output = if tp > 1 { model.forward_parallel(tokens) } else { model.forward(tokens) };
+            let loss = output.sum();
             let after_forward = settle(world)?;
             if world.rank() == 0 {
                 PEAK.store(LIVE.load(SeqCst), SeqCst);
@@ -133,7 +164,7 @@ fn measure(blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> 
             let peak_backward = PEAK.load(SeqCst);
             let after_backward = settle(world)?;
             drop(grads);
-            let rank = |live: usize| (live - empty) / RANKS;
+            let rank = |live: usize| (live - empty) / ranks;
             last = Some(Measured {
                 before: rank(before),
                 after_forward: rank(after_forward),
@@ -186,6 +217,23 @@ fn backward_peaks_at_shards_gradients_and_four_units() {
         // Both ranks count together, so a peak is of one unit more or less as theirs meet or not.
         // One buffer kept a block would be twelve units.
         assert!(units[1] <= units[0] + BLOCK, "the peak grows with depth: {units:?}");
+    }
+}
+
+/// A unit frees the tensor-parallel shards that it gathered, too.
+#[test]
+fn after_forward_only_shards_of_tensor_parallel_shards_are_live() {
+    let _alone = alone();
+    for checkpointing in [false, true] {
+        for blocks in [4, 16] {
+            let m = measure_on(2, blocks, checkpointing, ReshardAfterForward::Always);
+            // Of a block's matrices each rank has a quarter; of the table and the rest, half.
+            let shards = (blocks * BLOCK / 2 + TABLE) / RANKS;
+            println!("{blocks} blocks, checkpointing {checkpointing}: {m:?}, shards {shards}, block {BLOCK}");
+            assert!(m.before <= shards + small(blocks), "before forward: {m:?}");
+            assert!(m.after_forward <= shards + small(blocks), "after forward: {m:?}");
+            assert!(m.peak_backward - 2 * shards <= 2 * BLOCK + small(blocks), "peak in backward: {m:?}");
+        }
     }
 }
 

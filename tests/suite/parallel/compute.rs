@@ -250,7 +250,7 @@ fn both_kinds_of_gradient_add() {
                     let [a, b] = [gamma.clone(), norm.gamma.dtensor().unwrap_or_else(|error| error.unwind())];
                     let a = a.vary(&[0]).unwrap_or_else(|error| error.unwind());
                     let b = b.to_local_with_grad_placements(&[SUM]).unwrap_or_else(|error| error.unwind());
-                    let terms = (a * (tp as f32 + 1.0)).sum() + (b * 10.0).sum();
+                    let terms = (a.square() * (tp as f32 + 1.0) / 2.0).sum() + (b * 10.0).sum();
                     (same, terms)
                 });
                 let (same, terms) = loss;
