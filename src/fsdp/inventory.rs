@@ -144,12 +144,17 @@ impl ModuleVisitor for Inventory {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // Reading a lazy parameter would draw its values.
-        let dtype = match param.is_initialized() {
-            true => param.base().dtype(),
-            false => Tensor::<1>::empty([0], &param.lazy_device()).dtype(),
+        let value = match param.is_initialized() {
+            true => param.base(),
+            // Reading it would draw its values. What it will be, but for these, is what is loaded into
+            // it: `lazy_shape` is that of the record, which a `Linear` in column layout transposes.
+            false => {
+                let zeros = Tensor::zeros(param.lazy_shape(), &param.lazy_device());
+                param.clone().transform_for_load(zeros, param.id).base()
+            }
         };
         let (path, owners) = (self.path.clone(), self.owners.clone());
-        self.last = Some(Found { path, owners, shape: param.lazy_shape().to_vec(), dtype, distributed: None });
+        self.last =
+            Some(Found { path, owners, shape: value.shape().to_vec(), dtype: value.dtype(), distributed: None });
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::nn::{Initializer, LinearConfig};
+use burn::nn::{Initializer, LinearConfig, LinearLayout};
 use burn::tensor::Device;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -182,6 +182,22 @@ fn inference_without_autodiff() {
         let [device, _] = devices(mesh);
         let sharded = distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Auto)?;
         assert_eq!(sharded.valid().loss_on(0, 0, mesh.device()).into_data(), expected);
+        Ok(())
+    });
+}
+
+/// burn tells the shape of a lazy parameter as its record has it, which is the transpose.
+#[test]
+fn a_lazy_linear_in_column_layout_has_its_true_shape() {
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let lazy = || LinearConfig::new(5, 7).with_layout(LinearLayout::Col).init(&device);
+        let model = fully_shard(lazy(), &mesh.slice("shard")?, FullyShard::new())?;
+        assert_eq!(model.weight.val().dims(), [5, 7]);
+        let model = parallelize(lazy(), &mesh.slice("tp")?, Plan::new().with("", Style::colwise()))?;
+        let rank = mesh.coordinate().expect("a member")[1];
+        assert_eq!(model.weight.base().dims(), [5, [4, 3][rank]]);
+        assert_eq!(model.weight.val().dims(), [5, 7]);
         Ok(())
     });
 }
