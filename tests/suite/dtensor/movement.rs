@@ -1,5 +1,6 @@
 //! Operators that move elements, where the rule prover does not look.
 
+use burn::tensor::ops::PadMode;
 use burn::tensor::{Bool, Int, Tensor};
 use burn_dtensor::comm::Op;
 use burn_dtensor::dtensor::ops::module;
@@ -82,6 +83,34 @@ fn masks_do_not_depend_on_placements() {
                     assert_full_eq(&diagonal, make(Tensor::diag_mask));
                 }
             }
+        }
+        Ok(())
+    });
+}
+
+/// The last rank of four has no row of three, and yet its part in the all-gather of backward. Each
+/// operator with how often it uses an element of its input, over all.
+#[test]
+fn a_rank_without_elements_takes_part_in_backward() {
+    type Used = (&'static str, fn(DTensor<2>) -> DTensor<2>, f32);
+    let operators: [Used; 8] = [
+        ("slice", |x| x.slice_dim(1, 0..1), 3.0),
+        ("split", |x| x.split(1, 1).remove(0), 3.0),
+        ("cat", |x| DTensor::cat(vec![x.clone(), x], 1), 12.0),
+        ("slice_assign", |x| x.clone().slice_assign([0..3, 0..1], x.slice_dim(1, 1..2)), 6.0),
+        ("pad", |x| x.pad([(1, 1)], PadMode::Edge), 12.0),
+        ("flip", |x| x.flip([1]), 6.0),
+        ("roll", |x| x.roll(&[1], &[1]), 6.0),
+        ("tril", |x| x.tril(0), 5.0),
+    ];
+    MeshTest::new([4], ["dp"]).run(|mesh| {
+        for (name, operator, uses) in operators {
+            let x = Tensor::<2>::ones([3, 2], &mesh.device().clone().autodiff());
+            let x = DTensor::distribute_local(x, mesh, &[R])?.require_grad();
+            let y = operator(x.clone().redistribute(&[S(0)])?);
+            assert_eq!(y.placements(), [S(0)], "{name}");
+            let grad = x.local().grad(&y.to_local().sum().backward()).expect(name);
+            assert_eq!(grad.sum().into_scalar::<f32>(), uses, "{name}");
         }
         Ok(())
     });
