@@ -13,6 +13,7 @@
 //! | flatten, split | `S(first)` | `S(first)`, if the pieces divide both lengths |
 //! | | `P(op)` | `P(op)` |
 
+use std::iter::repeat_n;
 use std::ops::Range;
 
 use burn::tensor::{AsIndex, ReshapeArgs, Shape};
@@ -97,12 +98,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-fn view<const D: usize, const O: usize, K: Kind>(
-    name: &'static str,
-    x: DTensor<D, K>,
-    shape: impl Into<Shape>,
-) -> DTensor<O, K> {
-    let shape = shape.into();
+fn view<const D: usize, const O: usize, K: Kind>(name: &'static str, x: DTensor<D, K>, shape: Shape) -> DTensor<O, K> {
     if shape.num_dims() != O {
         let why = format!("the result {shape} has {} dimensions, {O} are asked for", shape.num_dims());
         misfit(name, &[x.shape()], why).unwind();
@@ -123,20 +119,18 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     pub fn flatten<const D2: usize>(self, start_dim: impl AsIndex, end_dim: impl AsIndex) -> DTensor<D2, K> {
         let (start, end) = (dim_of("flatten", start_dim, D), dim_of("flatten", end_dim, D));
-        let mut shape = self.dims().to_vec();
         if start > end {
             let why = format!("dimension {start} comes after dimension {end}");
             misfit("flatten", &[self.shape()], why).unwind();
         }
-        let len = shape[start..=end].iter().product();
-        shape.splice(start..=end, [len]);
+        let shape = self.shape().flatten_dims(start, end);
         view("flatten", self, shape)
     }
 
     /// Without the dimensions of length 1, as burn's [`squeeze`](burn::tensor::Tensor::squeeze).
     #[must_use]
     pub fn squeeze<const D2: usize>(self) -> DTensor<D2, K> {
-        let shape: Vec<_> = self.dims().into_iter().filter(|&len| len != 1).collect();
+        let shape = self.dims().into_iter().filter(|&len| len != 1).collect();
         view("squeeze", self, shape)
     }
 
@@ -164,22 +158,21 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             misfit(name, &[self.shape()], why).unwind();
         }
         let kept = lens.into_iter().enumerate().filter(|(dim, _)| !dims.contains(dim));
-        let shape: Vec<_> = kept.map(|(_, len)| len).collect();
+        let shape = kept.map(|(_, len)| len).collect();
         view(name, self, shape)
     }
 
     /// Leading dimensions of length 1 up to `D2`, as burn's [`unsqueeze`](burn::tensor::Tensor::unsqueeze).
     #[must_use]
     pub fn unsqueeze<const D2: usize>(self) -> DTensor<D2, K> {
-        let mut shape = vec![1; D2.saturating_sub(D)];
-        shape.extend(self.dims());
+        let shape = repeat_n(1, D2.saturating_sub(D)).chain(self.dims()).collect();
         view("unsqueeze", self, shape)
     }
 
     /// A dimension of length 1 at `dim`, as burn's [`unsqueeze_dim`](burn::tensor::Tensor::unsqueeze_dim).
     #[must_use]
     pub fn unsqueeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
-        let mut shape = self.dims().to_vec();
+        let mut shape = self.shape();
         shape.insert(dim_of("unsqueeze_dim", dim, D + 1), 1);
         view("unsqueeze_dim", self, shape)
     }
@@ -189,9 +182,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     pub fn unsqueeze_dims<const D2: usize>(self, axes: &[impl AsIndex]) -> DTensor<D2, K> {
         let places = places("unsqueeze_dims", axes, D2);
-        let mut shape = self.dims().to_vec();
+        let mut shape = self.shape();
         for place in places {
-            shape.insert(place.min(shape.len()), 1);
+            shape.insert(place.min(shape.num_dims()), 1);
         }
         view("unsqueeze_dims", self, shape)
     }
