@@ -1,6 +1,7 @@
 //! Arguments as burn takes them, and the typed error for those that do not fit.
 
 use burn::tensor::{AsIndex, Shape};
+use smallvec::SmallVec;
 
 use crate::Error;
 use crate::dtensor::DTensorError;
@@ -14,6 +15,17 @@ pub(super) fn dim_of(operator: &'static str, index: impl AsIndex, dims: usize) -
         let why = format!("there is no dimension {index:?} of {dims}; use one in -{dims}..{dims}");
         misfit(operator, &[], why).unwind()
     })
+}
+
+/// Dimensions of a tensor, ascending, each once.
+pub(super) type Dims = SmallVec<[usize; 4]>;
+
+/// [`dim_of`] each of `indices`.
+pub(super) fn dims_of(operator: &'static str, indices: &[impl AsIndex], dims: usize) -> Dims {
+    let mut found: Dims = indices.iter().map(|&index| dim_of(operator, index, dims)).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 /// [`DTensorError::Operands`] for inputs of these shapes.

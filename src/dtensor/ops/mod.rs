@@ -1,11 +1,16 @@
 //! Operators on DTensors: burn's names and signatures, and for each family the rule that says
 //! what happens to placements.
 
+pub mod activation;
+mod along;
 mod args;
 mod arithmetic;
 mod attention;
+mod cast;
 mod cat;
 mod choose;
+mod clamp;
+mod compare;
 mod conv;
 mod cross;
 mod dropout;
@@ -15,13 +20,18 @@ mod empty;
 mod expand;
 mod flip;
 mod gather;
+mod like;
 mod linear;
+mod logic;
 mod lookup;
 pub mod loss;
+mod mask;
 mod mask_select;
 mod matmul;
 pub mod module;
+mod norm;
 mod one_hot;
+mod order;
 mod pad;
 mod permute;
 mod placements;
@@ -29,10 +39,12 @@ pub mod pointwise;
 mod policy;
 mod pool;
 pub mod random;
+mod reduce;
 mod resolved;
 mod rows;
 mod rule;
 mod run;
+mod scan;
 mod select;
 mod slice;
 mod split;

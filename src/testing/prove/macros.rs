@@ -85,5 +85,5 @@ pub mod sharded {
     pub use burn::tensor::{Bool, Float, Int};
 
     pub use crate::dtensor::DTensor as Tensor;
-    pub use crate::dtensor::ops::module;
+    pub use crate::dtensor::ops::{activation, module};
 }

@@ -2,9 +2,11 @@
 //!
 //! `cargo run --example prove_rule -- <operator>` proves one.
 
+mod activation;
 mod arithmetic;
 mod attention;
 mod cat;
+mod compare;
 mod conv;
 mod cross;
 mod einsum;
@@ -15,11 +17,14 @@ mod gather;
 mod linear;
 mod loss;
 mod matmul;
+mod norm;
 mod one_hot;
+mod order;
 mod pad;
 mod permute;
 mod pool;
 mod random;
+mod reduce;
 mod select;
 mod slice;
 mod split;
@@ -32,9 +37,11 @@ use burn_dtensor::testing::prove::Case;
 /// Every operator's cases.
 pub fn cases() -> Vec<Case> {
     [
+        activation::cases(),
         arithmetic::cases(),
         attention::cases(),
         cat::cases(),
+        compare::cases(),
         conv::cases(),
         cross::cases(),
         einsum::cases(),
@@ -45,11 +52,14 @@ pub fn cases() -> Vec<Case> {
         linear::cases(),
         loss::cases(),
         matmul::cases(),
+        norm::cases(),
         one_hot::cases(),
+        order::cases(),
         pad::cases(),
         permute::cases(),
         pool::cases(),
         random::cases(),
+        reduce::cases(),
         select::cases(),
         slice::cases(),
         split::cases(),

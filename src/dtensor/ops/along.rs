@@ -1,0 +1,83 @@
+//! Operators that need a dimension whole on every rank, and whatever else may be cut.
+//!
+//! | input | outputs |
+//! |---|---|
+//! | `S(d)`, `d` any other dimension | `S(d)` |
+//! | those of the operator's [`Table`] | its last column |
+
+use burn::tensor::{Shape, Tensor};
+
+use super::placements::S;
+use super::pointwise::Table;
+use super::{Resolved, Rule, Strategy, strategy, unary};
+use crate::Result;
+use crate::dtensor::local::reshape;
+use crate::dtensor::{DTensor, Kind};
+
+/// The rule of an operator along one dimension.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Along {
+    name: &'static str,
+    table: Table,
+    dim: usize,
+    len: Option<usize>,
+    outputs: usize,
+}
+
+impl Along {
+    /// The operator `name` along `dim`, with one output of the input's shape. Its way through
+    /// pending reductions is `table`.
+    pub(super) const fn new(name: &'static str, table: Table, dim: usize) -> Self {
+        Self { name, table, dim, len: None, outputs: 1 }
+    }
+
+    /// The outputs have length `len` along the dimension.
+    pub(super) const fn with_len(self, len: usize) -> Self {
+        Self { len: Some(len), ..self }
+    }
+
+    /// There are `outputs` of them, of the same shape.
+    pub(super) const fn with_outputs(self, outputs: usize) -> Self {
+        Self { outputs, ..self }
+    }
+}
+
+impl Rule for Along {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        let mut output = inputs[0].clone();
+        output[self.dim] = self.len.unwrap_or(output[self.dim]);
+        Ok(vec![output; self.outputs])
+    }
+
+    fn strategies(&self, inputs: &[Shape], _outputs: &[Shape]) -> Vec<Strategy> {
+        let others = (0..inputs[0].num_dims()).filter(|&dim| dim != self.dim);
+        let to_all = |placement| std::iter::repeat_n(placement, self.outputs);
+        let cut = others.map(|dim| strategy([S(dim)], to_all(S(dim))));
+        let pending = self.table.iter().map(|(inputs, output)| strategy(inputs.iter().copied(), to_all(*output)));
+        cut.chain(pending).collect()
+    }
+}
+
+/// Runs the operator. A rank without elements has nothing to compute.
+pub(super) fn along<const D: usize, K: Kind>(
+    rule: &Along,
+    x: DTensor<D, K>,
+    local: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>,
+) -> DTensor<D, K> {
+    unary(rule, x, |x, op| unless_empty(x, op, local))
+}
+
+/// `local` of `x`, or `x` itself in the shape of output 0 if both are empty: it stays in its
+/// graph, in which the other ranks communicate.
+pub(super) fn unless_empty<const D: usize, K: Kind>(
+    x: Tensor<D, K>,
+    op: &Resolved,
+    local: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>,
+) -> Tensor<D, K> {
+    let shape = op.output_shape(0);
+    if shape.num_elements() == 0 && x.shape().num_elements() == 0 { reshape(x, shape.clone()) } else { local(x) }
+}

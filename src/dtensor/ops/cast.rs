@@ -1,0 +1,81 @@
+//! Between element types.
+//!
+//! | from -> to | linear | increasing |
+//! |---|---|---|
+//! | Float -> Float, Int -> Float | yes | yes |
+//! | Float -> Int: rounds towards zero | no | yes |
+//! | Bool -> Int, Bool -> Float | | yes |
+//! | Int -> Int: a narrower type wraps around | no | no |
+//! | a number -> Bool: whether it is not zero | no | no |
+
+use burn::tensor::kind::{self, TensorKind};
+use burn::tensor::{Bool, Cast, Float, Int};
+
+use super::placements::{AVG, MAX, MIN, SUM};
+use super::pointwise::{INCREASING, NOTHING, Pointwise, Table, map};
+use crate::dtensor::{DTensor, Kind};
+
+/// Linear and increasing.
+const EMBEDDING: Table = &[(&[SUM], SUM), (&[AVG], AVG), (&[MAX], MAX), (&[MIN], MIN)];
+
+const TO_FLOAT: Pointwise = Pointwise::new("cast", EMBEDDING);
+const TO_INT: Pointwise = Pointwise::new("cast", INCREASING);
+const WITHIN_INT: Pointwise = Pointwise::new("cast", NOTHING);
+
+macro_rules! cast {
+    ($K:ident: $to_float:ident $otherwise:ident) => {
+        /// The elements as another type, as burn's [`cast`](burn::tensor::Tensor::cast).
+        #[must_use]
+        pub fn cast<T: Cast<D, $K>>(self, dtype: T) -> DTensor<D, T::OutputKind>
+        where
+            T::OutputKind: Kind,
+        {
+            let rule = if T::OutputKind::KIND == Float::KIND { $to_float } else { $otherwise };
+            map(rule, self, |x| x.cast(dtype))
+        }
+    };
+}
+
+impl<const D: usize> DTensor<D> {
+    cast!(Float: TO_FLOAT TO_INT);
+
+    /// The integers towards zero, as burn's [`int`](burn::tensor::Tensor::int).
+    #[must_use]
+    pub fn int(self) -> DTensor<D, Int> {
+        map(TO_INT, self, |x| x.int())
+    }
+}
+
+impl<const D: usize> DTensor<D, Int> {
+    cast!(Int: TO_FLOAT WITHIN_INT);
+
+    /// The numbers as floats, as burn's [`float`](burn::tensor::Tensor::float).
+    #[must_use]
+    pub fn float(self) -> DTensor<D> {
+        map(TO_FLOAT, self, |x| x.float())
+    }
+}
+
+impl<const D: usize> DTensor<D, Bool> {
+    cast!(Bool: TO_FLOAT TO_INT);
+
+    /// 1 where true and 0 where false, as burn's [`int`](burn::tensor::Tensor::int).
+    #[must_use]
+    pub fn int(self) -> DTensor<D, Int> {
+        map(TO_INT, self, |x| x.int())
+    }
+
+    /// 1 where true and 0 where false, as burn's [`float`](burn::tensor::Tensor::float).
+    #[must_use]
+    pub fn float(self) -> DTensor<D> {
+        map(TO_FLOAT, self, |x| x.float())
+    }
+}
+
+impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
+    /// Whether elements are not zero, as burn's [`bool`](burn::tensor::Tensor::bool).
+    #[must_use]
+    pub fn bool(self) -> DTensor<D, Bool> {
+        map(const { Pointwise::new("bool", NOTHING) }, self, |x| x.bool())
+    }
+}

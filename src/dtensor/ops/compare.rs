@@ -1,0 +1,74 @@
+//! Comparisons, and the questions whether numbers are finite.
+//!
+//! Their results are Bool, where `P(max)` is an "or" of the ranks' values and `P(min)` an "and":
+//! `x > c` is increasing in `x`, so it goes through `P(max)` and `P(min)`, and `x < c` swaps them.
+
+use burn::tensor::{Bool, Element, ElementConversion, kind};
+
+use super::pointwise::{DECREASING, INCREASING, NOTHING, Pointwise, map, zip};
+use crate::dtensor::{DTensor, Kind};
+
+macro_rules! pairs {
+    ($($name:ident),* $(,)?) => {$(
+        #[doc = concat!("Elementwise with broadcasting, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
+        #[must_use]
+        pub fn $name(self, other: Self) -> DTensor<D, Bool> {
+            zip(const { Pointwise::new(stringify!($name), NOTHING) }, self, other, |a, b| a.$name(b))
+        }
+    )*};
+}
+
+macro_rules! scalars {
+    ($E:ident: $($name:ident $alias:ident: $table:expr),* $(,)?) => {$(
+        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
+        #[must_use]
+        pub fn $name<E: $E>(self, other: E) -> DTensor<D, Bool> {
+            map(const { Pointwise::new(stringify!($name), $table) }, self, |x| x.$name(other))
+        }
+
+        #[doc = concat!("[`", stringify!($name), "`](Self::", stringify!($name), ").")]
+        #[must_use]
+        pub fn $alias<E: $E>(self, other: E) -> DTensor<D, Bool> {
+            self.$name(other)
+        }
+    )*};
+}
+
+macro_rules! questions {
+    ($($name:ident),* $(,)?) => {$(
+        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
+        #[must_use]
+        pub fn $name(self) -> DTensor<D, Bool> {
+            map(const { Pointwise::new(stringify!($name), NOTHING) }, self, |x| x.$name())
+        }
+    )*};
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    pairs! { equal, not_equal }
+
+    scalars! { Element: equal_scalar equal_elem: NOTHING, not_equal_scalar not_equal_elem: NOTHING }
+}
+
+impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
+    pairs! { greater, greater_equal, lower, lower_equal }
+
+    scalars! {
+        ElementConversion:
+        greater_scalar greater_elem: INCREASING,
+        greater_equal_scalar greater_equal_elem: INCREASING,
+        lower_scalar lower_elem: DECREASING,
+        lower_equal_scalar lower_equal_elem: DECREASING,
+    }
+}
+
+impl<const D: usize> DTensor<D> {
+    questions! { is_nan, is_inf, is_finite }
+
+    /// Whether elements differ by no more than `rtol` of the other's size and `atol`, as burn's
+    /// [`is_close`](burn::tensor::Tensor::is_close).
+    #[must_use]
+    pub fn is_close(self, other: Self, rtol: Option<f64>, atol: Option<f64>) -> DTensor<D, Bool> {
+        zip(const { Pointwise::new("is_close", NOTHING) }, self, other, |a, b| a.is_close(b, rtol, atol))
+    }
+}

@@ -1,0 +1,43 @@
+//! Tensors of one value, of the shape, the type and the shards of another.
+//!
+//! | `x` | the result |
+//! |---|---|
+//! | `R`, `S(d)` | the same |
+//! | `P(op)` | `R` |
+
+use burn::tensor::{ElementConversion, Tensor};
+
+use crate::dtensor::vary::replicated_on;
+use crate::dtensor::{DTensor, DTensorSpec, Kind};
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// Zeros like this tensor, as burn's [`zeros_like`](burn::tensor::Tensor::zeros_like).
+    #[must_use]
+    pub fn zeros_like(&self) -> Self {
+        self.like(self.local.zeros_like())
+    }
+
+    /// Ones like this tensor, as burn's [`ones_like`](burn::tensor::Tensor::ones_like).
+    #[must_use]
+    pub fn ones_like(&self) -> Self {
+        self.like(self.local.ones_like())
+    }
+
+    /// One value like this tensor, as burn's [`full_like`](burn::tensor::Tensor::full_like).
+    #[must_use]
+    pub fn full_like<E: ElementConversion>(&self, fill_value: E) -> Self {
+        self.like(self.local.full_like(fill_value))
+    }
+
+    /// A local tensor whose elements are all the same needs no reduction.
+    fn like(&self, local: Tensor<D, K>) -> Self {
+        if !self.layout().has_partial() {
+            return Self::from_parts(local, self.spec.clone());
+        }
+        let pending = |&dim: &usize| self.placements()[dim].partial_op().is_some();
+        let pending: Vec<usize> = (0..self.placements().len()).filter(pending).collect();
+        let layout = replicated_on(self.layout(), &pending).unwrap_or_else(|error| error.unwind());
+        let spec = DTensorSpec::decided(self.mesh(), layout, self.shape(), self.dtype()).shared();
+        Self::from_parts(local, spec)
+    }
+}

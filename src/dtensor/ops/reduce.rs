@@ -1,0 +1,351 @@
+//! Reductions.
+//!
+//! Along a mesh dimension that cuts a dimension which is reduced, each rank reduces its own part
+//! and the result is pending; the other dimensions stay cut as they are.
+//!
+//! | | reduced `S(d)` | goes through | of nothing |
+//! |---|---|---|---|
+//! | sum | `P(sum)` | `P(sum)`, `P(avg)` | 0 |
+//! | mean: a rank's share of it | `P(sum)` | `P(sum)`, `P(avg)` | 0 |
+//! | product | `P(product)` | `P(product)` | 1 |
+//! | max | `P(max)` | `P(max)` | lowest |
+//! | min | `P(min)` | `P(min)` | highest |
+//! | max of absolute values | `P(max)` | | 0 |
+//! | any | `P(max)` | `P(max)` of Bool | false |
+//! | all | `P(min)` | `P(min)` of Bool | true |
+//!
+//! A mean of integers is rounded, so it needs its dimensions whole. Variances are made of means
+//! and sums.
+
+use burn::tensor::{AsIndex, Bool, DType, Int, Shape, Tensor, kind};
+
+use super::along::Along;
+use super::args::{Dims, dim_of, dims_of};
+use super::order::with_indices;
+use super::placements::{AVG, MAX, MIN, PRODUCT, S, SUM};
+use super::pointwise::NOTHING;
+use super::{Resolved, Rule, Strategy, strategy, unary};
+use crate::Result;
+use crate::dtensor::{DTensor, Kind};
+use crate::placement::Placement;
+
+/// What makes the whole result of those that ranks find in their parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Parts {
+    /// Their sum.
+    Sum,
+    /// Their product.
+    Product,
+    /// Their maximum. `passes`: of inputs that are yet to be reduced by a maximum, too.
+    Max { passes: bool },
+    /// Their minimum. `passes`: of inputs that are yet to be reduced by a minimum, too.
+    Min { passes: bool },
+    /// Nothing: the dimensions must be whole.
+    Whole,
+}
+
+/// The rule of a reduction.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Reduce {
+    name: &'static str,
+    parts: Parts,
+    dims: Dims,
+    /// To one element in one dimension, as burn's reductions without `dim`.
+    full: bool,
+}
+
+impl Rule for Reduce {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        let mut output = if self.full { Shape::from([1]) } else { inputs[0].clone() };
+        self.dims.iter().filter(|_| !self.full).for_each(|&dim| output[dim] = 1);
+        Ok(vec![output])
+    }
+
+    fn strategies(&self, inputs: &[Shape], _outputs: &[Shape]) -> Vec<Strategy> {
+        let (pending, passing): (_, &[Placement]) = match self.parts {
+            Parts::Sum => (Some(SUM), &[SUM, AVG]),
+            Parts::Product => (Some(PRODUCT), &[PRODUCT]),
+            Parts::Max { passes } => (Some(MAX), if passes { &[MAX] } else { &[] }),
+            Parts::Min { passes } => (Some(MIN), if passes { &[MIN] } else { &[] }),
+            Parts::Whole => (None, &[]),
+        };
+        let cut = (0..inputs[0].num_dims()).filter_map(|dim| {
+            let output = if self.dims.contains(&dim) { pending? } else { S(dim) };
+            Some(strategy([S(dim)], [output]))
+        });
+        cut.chain(passing.iter().map(|&placement| strategy([placement], [placement]))).collect()
+    }
+}
+
+impl Reduce {
+    /// Over `dims`, which stay as dimensions of length 1.
+    fn over(name: &'static str, parts: Parts, dims: &[usize]) -> Self {
+        Self { name, parts, dims: dims.into(), full: false }
+    }
+
+    /// Over all dimensions of a tensor of `D`.
+    fn full<const D: usize>(name: &'static str, parts: Parts) -> Self {
+        Self { name, parts, dims: (0..D).collect(), full: true }
+    }
+
+    /// The part of all elements that this rank reduces.
+    fn share(&self, op: &Resolved) -> f64 {
+        let (local, global) = (op.input(0).local_shape(), op.input(0).shape());
+        self.dims.iter().map(|&dim| local[dim] as f64 / global[dim] as f64).product()
+    }
+
+    /// This rank's term of the mean. Its own mean comes first, for no sum of a long dimension is
+    /// then rounded to a narrow type.
+    fn mean<const D: usize, const O: usize, K: Kind + kind::Numeric>(
+        &self,
+        x: Tensor<D, K>,
+        op: &Resolved,
+        mean: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
+        sum: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
+    ) -> Tensor<O, K> {
+        let share = self.share(op);
+        if share == 1.0 {
+            mean(x)
+        } else if share > 0.0 {
+            mean(x).mul_scalar(share)
+        } else {
+            sum(x)
+        }
+    }
+}
+
+/// The extremum of this rank's part, or `of_nothing`, which loses against everything. It is made
+/// from a sum, to stay in the graph, in which the other ranks communicate.
+fn extremum<const D: usize, const O: usize, K: Kind>(
+    x: Tensor<D, K>,
+    extremum: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
+    sum: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
+    of_nothing: impl FnOnce(Tensor<O, K>) -> Tensor<O, K>,
+) -> Tensor<O, K> {
+    if x.shape().num_elements() > 0 { extremum(x) } else { of_nothing(sum(x)) }
+}
+
+/// Zero plus the last value of its element type.
+macro_rules! plus_limit {
+    ($name:ident, $limit:ident, $infinity:expr) => {
+        fn $name<const D: usize, K: Kind + kind::Numeric>(zero: Tensor<D, K>) -> Tensor<D, K> {
+            match zero.dtype() {
+                DType::I64 => zero.add_scalar(i64::$limit),
+                DType::I32 => zero.add_scalar(i32::$limit),
+                DType::I16 => zero.add_scalar(i16::$limit),
+                DType::I8 => zero.add_scalar(i8::$limit),
+                DType::U64 => zero.add_scalar(u64::$limit),
+                DType::U32 => zero.add_scalar(u32::$limit),
+                DType::U16 => zero.add_scalar(u16::$limit),
+                DType::U8 => zero.add_scalar(u8::$limit),
+                _ => zero.add_scalar($infinity),
+            }
+        }
+    };
+}
+
+plus_limit!(plus_lowest, MIN, f64::NEG_INFINITY);
+plus_limit!(plus_highest, MAX, f64::INFINITY);
+
+/// Of integers a mean is rounded.
+fn parts_of_mean<K: Kind>() -> Parts {
+    if K::KIND == kind::Kind::Float { Parts::Sum } else { Parts::Whole }
+}
+
+impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
+    /// The sum of all elements, as burn's [`sum`](Tensor::sum): `[1]`.
+    #[must_use]
+    pub fn sum(self) -> DTensor<1, K> {
+        unary(&Reduce::full::<D>("sum", Parts::Sum), self, |x, _| x.sum())
+    }
+
+    /// The sum along `dim`, which stays with length 1, as burn's [`sum_dim`](Tensor::sum_dim).
+    #[must_use]
+    pub fn sum_dim<I: AsIndex>(self, dim: I) -> Self {
+        let dim = dim_of("sum_dim", dim, D);
+        unary(&Reduce::over("sum_dim", Parts::Sum, &[dim]), self, |x, _| x.sum_dim(dim))
+    }
+
+    /// The sum over `dims`, which stay with length 1, as burn's [`sum_dims`](Tensor::sum_dims).
+    #[must_use]
+    pub fn sum_dims<I: AsIndex>(self, dims: &[I]) -> Self {
+        let dims = dims_of("sum_dims", dims, D);
+        unary(&Reduce::over("sum_dims", Parts::Sum, &dims), self, |x, _| x.sum_dims(&dims))
+    }
+
+    /// The mean of all elements, as burn's [`mean`](Tensor::mean): `[1]`.
+    #[must_use]
+    pub fn mean(self) -> DTensor<1, K> {
+        let rule = Reduce::full::<D>("mean", parts_of_mean::<K>());
+        unary(&rule, self, |x, op| rule.mean(x, op, Tensor::mean, Tensor::sum))
+    }
+
+    /// The mean along `dim`, which stays with length 1, as burn's [`mean_dim`](Tensor::mean_dim).
+    #[must_use]
+    pub fn mean_dim<I: AsIndex>(self, dim: I) -> Self {
+        let dim = dim_of("mean_dim", dim, D);
+        let rule = Reduce::over("mean_dim", parts_of_mean::<K>(), &[dim]);
+        unary(&rule, self, |x, op| rule.mean(x, op, |x| x.mean_dim(dim), |x| x.sum_dim(dim)))
+    }
+
+    /// The mean over `dims`, which stay with length 1, as burn's [`mean_dims`](Tensor::mean_dims).
+    #[must_use]
+    pub fn mean_dims<I: AsIndex>(self, dims: &[I]) -> Self {
+        let dims = dims_of("mean_dims", dims, D);
+        let rule = Reduce::over("mean_dims", parts_of_mean::<K>(), &dims);
+        unary(&rule, self, |x, op| rule.mean(x, op, |x| x.mean_dims(&dims), |x| x.sum_dims(&dims)))
+    }
+
+    /// The product of all elements, as burn's [`prod`](Tensor::prod): `[1]`.
+    #[must_use]
+    pub fn prod(self) -> DTensor<1, K> {
+        unary(&Reduce::full::<D>("prod", Parts::Product), self, |x, _| x.prod())
+    }
+
+    /// The product along `dim`, which stays with length 1, as burn's
+    /// [`prod_dim`](Tensor::prod_dim).
+    #[must_use]
+    pub fn prod_dim<I: AsIndex>(self, dim: I) -> Self {
+        let dim = dim_of("prod_dim", dim, D);
+        unary(&Reduce::over("prod_dim", Parts::Product, &[dim]), self, |x, _| x.prod_dim(dim))
+    }
+
+    /// The product over `dims`, which stay with length 1, as burn's
+    /// [`prod_dims`](Tensor::prod_dims).
+    #[must_use]
+    pub fn prod_dims<I: AsIndex>(self, dims: &[I]) -> Self {
+        let dims = dims_of("prod_dims", dims, D);
+        unary(&Reduce::over("prod_dims", Parts::Product, &dims), self, |x, _| x.prod_dims(&dims))
+    }
+}
+
+macro_rules! extrema {
+    ($($full:ident $dim:ident $dims:ident: $parts:expr, $of_nothing:expr);* $(;)?) => {$(
+        #[doc = concat!("Of all elements, as burn's [`", stringify!($full), "`](Tensor::", stringify!($full), "): `[1]`.")]
+        #[must_use]
+        pub fn $full(self) -> DTensor<1, K> {
+            let rule = Reduce::full::<D>(stringify!($full), $parts);
+            unary(&rule, self, |x, _| extremum(x, Tensor::$full, Tensor::sum, $of_nothing))
+        }
+
+        #[doc = concat!("Along `dim`, which stays with length 1, as burn's [`", stringify!($dim), "`](Tensor::", stringify!($dim), ").")]
+        #[must_use]
+        pub fn $dim<I: AsIndex>(self, dim: I) -> Self {
+            let dim = dim_of(stringify!($dim), dim, D);
+            let rule = Reduce::over(stringify!($dim), $parts, &[dim]);
+            unary(&rule, self, |x, _| extremum(x, |x| x.$dim(dim), |x| x.sum_dim(dim), $of_nothing))
+        }
+
+        #[doc = concat!("Over `dims`, which stay with length 1, as burn's [`", stringify!($dims), "`](Tensor::", stringify!($dims), ").")]
+        #[must_use]
+        pub fn $dims<I: AsIndex>(self, dims: &[I]) -> Self {
+            let dims = dims_of(stringify!($dims), dims, D);
+            let rule = Reduce::over(stringify!($dims), $parts, &dims);
+            unary(&rule, self, |x, _| extremum(x, |x| x.$dims(&dims), |x| x.sum_dims(&dims), $of_nothing))
+        }
+    )*};
+}
+
+macro_rules! positions {
+    ($($arg:ident $with_indices:ident),* $(,)?) => {$(
+        #[doc = concat!("Where it is along `dim`, as burn's [`", stringify!($arg), "`](Tensor::", stringify!($arg), "): the dimension is made whole.")]
+        #[must_use]
+        pub fn $arg(self, dim: impl AsIndex) -> DTensor<D, Int> {
+            let dim = dim_of(stringify!($arg), dim, D);
+            unary(&Along::new(stringify!($arg), NOTHING, dim).with_len(1), self, |x, _| x.$arg(dim))
+        }
+
+        #[doc = concat!("The values along `dim` and where they are, as burn's [`", stringify!($with_indices), "`](Tensor::", stringify!($with_indices), "): the dimension is made whole.")]
+        #[must_use]
+        pub fn $with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
+            let dim = dim_of(stringify!($with_indices), dim, D);
+            let rule = Along::new(stringify!($with_indices), NOTHING, dim).with_len(1);
+            with_indices(&rule, self, |x| x.$with_indices(dim))
+        }
+    )*};
+}
+
+impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
+    extrema! {
+        max max_dim max_dims: Parts::Max { passes: true }, plus_lowest;
+        min min_dim min_dims: Parts::Min { passes: true }, plus_highest;
+        max_abs max_abs_dim max_abs_dims: Parts::Max { passes: false }, |zero| zero;
+    }
+
+    positions! { argmax max_dim_with_indices, argmin min_dim_with_indices }
+}
+
+macro_rules! quantifiers {
+    ($($full:ident $dim:ident: $Parts:ident),* $(,)?) => {$(
+        #[doc = concat!("Of all elements, as burn's [`", stringify!($full), "`](Tensor::", stringify!($full), "): `[1]`.")]
+        #[must_use]
+        pub fn $full(self) -> DTensor<1, Bool> {
+            let parts = Parts::$Parts { passes: self.dtype().is_bool() };
+            unary(&Reduce::full::<D>(stringify!($full), parts), self, |x, _| x.$full())
+        }
+
+        #[doc = concat!("Along `dim`, which stays with length 1, as burn's [`", stringify!($dim), "`](Tensor::", stringify!($dim), ").")]
+        #[must_use]
+        pub fn $dim(self, dim: impl AsIndex) -> DTensor<D, Bool> {
+            let dim = dim_of(stringify!($dim), dim, D);
+            let parts = Parts::$Parts { passes: self.dtype().is_bool() };
+            unary(&Reduce::over(stringify!($dim), parts, &[dim]), self, |x, op| {
+                let shape = op.output_shape(0);
+                if shape.num_elements() == 0 { Tensor::empty(shape.clone(), &x.device()) } else { x.$dim(dim) }
+            })
+        }
+    )*};
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    quantifiers! { any any_dim: Max, all all_dim: Min }
+}
+
+impl<const D: usize> DTensor<D> {
+    /// Whether an element is not a number, as burn's [`contains_nan`](Tensor::contains_nan): `[1]`.
+    #[must_use]
+    pub fn contains_nan(self) -> DTensor<1, Bool> {
+        self.is_nan().any()
+    }
+
+    /// The variance along `dim`, as burn's [`var`](Tensor::var).
+    #[must_use]
+    pub fn var<I: AsIndex>(self, dim: I) -> Self {
+        self.var_mean(dim).0
+    }
+
+    /// The variance along `dim` without Bessel's correction, as burn's
+    /// [`var_bias`](Tensor::var_bias).
+    #[must_use]
+    pub fn var_bias<I: AsIndex>(self, dim: I) -> Self {
+        self.var_mean_bias(dim).0
+    }
+
+    /// The variance along `dim` and the mean, as burn's [`var_mean`](Tensor::var_mean).
+    #[must_use]
+    pub fn var_mean<I: AsIndex>(self, dim: I) -> (Self, Self) {
+        let dim = dim_of("var_mean", dim, D);
+        let freedom = self.dims()[dim] as f32 - 1.0;
+        self.var_mean_of(dim, freedom)
+    }
+
+    /// The variance along `dim` without Bessel's correction, and the mean, as burn's
+    /// [`var_mean_bias`](Tensor::var_mean_bias).
+    #[must_use]
+    pub fn var_mean_bias<I: AsIndex>(self, dim: I) -> (Self, Self) {
+        let dim = dim_of("var_mean_bias", dim, D);
+        let freedom = self.dims()[dim] as f32;
+        self.var_mean_of(dim, freedom)
+    }
+
+    /// Of a cut dimension the mean is reduced first: a few numbers, not the dimension.
+    fn var_mean_of(self, dim: usize, freedom: f32) -> (Self, Self) {
+        let mean = self.clone().mean_dim(dim);
+        let var = self.sub(mean.clone()).square().sum_dim(dim).div_scalar(freedom);
+        (var, mean)
+    }
+}

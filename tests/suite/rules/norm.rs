@@ -1,0 +1,64 @@
+//! Normalizations.
+
+use burn::tensor::Tensor;
+use burn_dtensor::dtensor::{DTensor, ops::module};
+use burn_dtensor::testing::prove::{Case, case};
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        case!("layer_norm", (x: 2 = [3, 5], gamma: 1 = [5], beta: 1 = [5]) => {
+            module::layer_norm(x, gamma, Some(beta), 1e-5)
+        }),
+        case!("layer_norm", (x: 3 = [2, 3, 4], gamma: 1 = [4]) => module::layer_norm(x, gamma, None, 1e-5)),
+        case!("rms_norm", (x: 2 = [3, 5], gamma: 1 = [5]) => x.rms_norm(gamma, 1e-5)),
+        case!("rms_norm", (x: 3 = [2, 3, 4], gamma: 1 = [4]) => x.rms_norm(gamma, 1e-5)),
+        case!("group_norm", (x: 3 = [3, 4, 2], gamma: 1 = [4], beta: 1 = [4]) => x.group_norm(2, Some((gamma, beta)), 1e-5)),
+        case!("group_norm", (x: 2 = [3, 6]) => x.group_norm(3, None, 1e-5)),
+        case!("group_norm", (x: 3 = [1, 6, 2], gamma: 1 = [6], beta: 1 = [6]) => x.group_norm(6, Some((gamma, beta)), 1e-5)),
+    ]
+}
+
+/// What burn has as layers only.
+trait Norms: Sized {
+    type Vector;
+
+    fn rms_norm(self, gamma: Self::Vector, epsilon: f64) -> Self;
+    fn group_norm(self, groups: usize, gamma_beta: Option<(Self::Vector, Self::Vector)>, epsilon: f64) -> Self;
+}
+
+impl<const D: usize> Norms for DTensor<D> {
+    type Vector = DTensor<1>;
+
+    fn rms_norm(self, gamma: DTensor<1>, epsilon: f64) -> Self {
+        module::rms_norm(self, gamma, epsilon)
+    }
+
+    fn group_norm(self, groups: usize, gamma_beta: Option<(DTensor<1>, DTensor<1>)>, epsilon: f64) -> Self {
+        module::group_norm(self, gamma_beta, groups, epsilon)
+    }
+}
+
+impl<const D: usize> Norms for Tensor<D> {
+    type Vector = Tensor<1>;
+
+    fn rms_norm(self, gamma: Tensor<1>, epsilon: f64) -> Self {
+        let squares = self.clone().square().mean_dim(D - 1);
+        self / (squares + epsilon).sqrt() * gamma.unsqueeze()
+    }
+
+    fn group_norm(self, groups: usize, gamma_beta: Option<(Tensor<1>, Tensor<1>)>, epsilon: f64) -> Self {
+        let dims = self.dims();
+        let rows: Tensor<3> = self.reshape([dims[0] as i64, groups as i64, -1]);
+        let (var, mean) = rows.clone().var_mean_bias(2);
+        let normalized = ((rows - mean) / (var + epsilon).sqrt()).reshape(dims);
+        let a_channel = |vector: Tensor<1>| {
+            let mut shape = [1; D];
+            shape[1] = dims[1];
+            vector.reshape(shape)
+        };
+        match gamma_beta {
+            Some((gamma, beta)) => normalized * a_channel(gamma) + a_channel(beta),
+            None => normalized,
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Cumulative operators, sorting, medians.
+
+use burn_dtensor::testing::prove::{Case, case};
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        case!("cumsum", (x: 2 = [3, 5]) => x.cumsum(1)),
+        case!("cumsum", (i: 2 int(5) = [3, 2]) => i.cumsum(0)),
+        case!("cumprod", (x: 2 = [3, 5]) => x.cumprod(1)),
+        case!("cumprod", (x: 2 = [3, 2]) => x.prod_dim(1).cumprod(0)),
+        case!("cummax", (x: 2 = [3, 5]) => x.cummax(1)),
+        case!("cummin", (x: 2 = [3, 5]) => x.cummin(0)),
+        case!("sort", (x: 2 = [3, 5]) => x.sort(1)),
+        case!("sort", (i: 2 int(9) = [3, 2]) => i.sort(0)),
+        case!("sort_descending", (x: 2 = [3, 5]) => x.sort_descending(0)),
+        case!("sort_with_indices", (x: 2 = [3, 5]) => x.sort_with_indices(1)),
+        case!("sort_descending_with_indices", (x: 2 = [3, 5]) => x.sort_descending_with_indices(-1)),
+        case!("argsort", (x: 2 = [3, 5]) => x.argsort(1)),
+        case!("argsort_descending", (x: 2 = [3, 5]) => x.argsort_descending(1)),
+        case!("topk", (x: 2 = [3, 5]) => x.topk(2, 1)),
+        case!("topk", (x: 2 = [3, 5]) => x.topk(3, 0)),
+        case!("topk_with_indices", (x: 2 = [3, 5]) => x.topk_with_indices(2, 1)),
+        case!("argtopk", (x: 2 = [3, 5]) => x.argtopk(2, 1)),
+        case!("median", (x: 2 = [3, 5]) => x.median(1)),
+        case!("median", (x: 2 = [4, 3]) => x.median(0)),
+        case!("median_with_indices", (x: 2 = [3, 4]) => x.median_with_indices(1)),
+    ]
+}
