@@ -1,9 +1,17 @@
 //! Pointwise operators of one tensor: signs, roundings, powers, exponentials, trigonometry.
+//!
+//! A pending reduction goes through only if the operator is defined on all that the ranks may
+//! hold. What a `P(max)` leaves out may be as low as it likes: `log` of it would be no number, and
+//! that is what a maximum keeps. Above a minimum `log` stays defined, while `asin` does not.
 
 use burn::tensor::{ElementConversion, kind};
 
-use super::pointwise::{DECREASING, INCREASING, LINEAR, NEGATION, NOTHING, Pointwise, SHIFT, map};
+use super::placements::MIN;
+use super::pointwise::{INCREASING, LINEAR, NEGATION, NOTHING, Pointwise, SHIFT, Table, map};
 use crate::dtensor::{DTensor, Kind};
+
+/// Increasing, and defined from some number on.
+const INCREASING_FROM: Table = &[(&[MIN], MIN)];
 
 /// Methods that do to a DTensor what burn's method of that name does to a tensor.
 macro_rules! unary {
@@ -26,6 +34,7 @@ macro_rules! scalar {
     )*};
 }
 
+#[allow(clippy::should_implement_trait)] // burn's names; the trait is implemented too
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     unary! { neg: NEGATION, abs: NOTHING, sign: INCREASING }
 
@@ -33,18 +42,24 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         add_scalar: SHIFT,
         sub_scalar: SHIFT,
         mul_scalar: LINEAR,
-        div_scalar: LINEAR,
         remainder_scalar: NOTHING,
         powi_scalar: NOTHING,
+    }
+
+    /// Elementwise, as burn's [`div_scalar`](burn::tensor::Tensor::div_scalar).
+    #[must_use]
+    pub fn div_scalar<E: ElementConversion>(self, other: E) -> Self {
+        let table = if K::KIND == kind::Kind::Float { LINEAR } else { NOTHING };
+        map(Pointwise::new("div_scalar", table), self, |x| x.div_scalar(other))
     }
 }
 
 impl<const D: usize> DTensor<D> {
     unary! {
         exp: INCREASING,
-        log: INCREASING,
-        log1p: INCREASING,
-        sqrt: INCREASING,
+        log: INCREASING_FROM,
+        log1p: INCREASING_FROM,
+        sqrt: INCREASING_FROM,
         square: NOTHING,
         recip: NOTHING,
         erf: INCREASING,
@@ -60,12 +75,12 @@ impl<const D: usize> DTensor<D> {
         sinh: INCREASING,
         cosh: NOTHING,
         tanh: INCREASING,
-        asin: INCREASING,
-        acos: DECREASING,
+        asin: NOTHING,
+        acos: NOTHING,
         atan: INCREASING,
         asinh: INCREASING,
-        acosh: INCREASING,
-        atanh: INCREASING,
+        acosh: INCREASING_FROM,
+        atanh: NOTHING,
     }
 
     scalar! { powf_scalar: NOTHING }

@@ -14,6 +14,7 @@ pub fn cases() -> Vec<Case> {
         case!("mul", (i: 1 int(5) = [3], j: 1 int(5) = [3]) => i * j),
         case!("div", (a: 2 = [3, 2], b: 2 positive = [3, 2]) => a / b),
         case!("div", (a: 2 = [3, 2], b: 2 positive = [1, 2]) => a.div(b)),
+        case!("div", (i: 1 int(9) = [3], j: 1 int(3) = [3]) => i / (j + 1)),
         case!("remainder", (a: 2 positive = [3, 2], b: 2 positive = [3, 2]) => a % b),
         case!("powi", (a: 2 positive = [3, 2], b: 2 = [3, 2]) => a.powi(b)),
         case!("powf", (a: 2 positive = [3, 2], b: 2 = [3, 2]) => a.powf(b)),
