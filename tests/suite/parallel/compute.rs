@@ -8,6 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{Op, Phase};
+use burn_dtensor::dtensor::ops;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -259,6 +260,45 @@ fn both_kinds_of_gradient_add() {
                 assert_eq!(full_grads(&model, &grads)?["gamma"], [2.0 + 1.0 + 1.0 + 2.0 + 20.0; DIM]);
                 let sums = ledger.total(|key| &*key.label == "root" && key.op == Op::AllReduce).calls;
                 assert_eq!(sums, 1 + (mesh.ndim() == 3) as u64, "on {mesh}");
+            }
+            Ok(())
+        });
+    }
+}
+
+/// An operator that lets replicated weights vary reads them as the unit's: its terms travel together.
+#[test]
+fn operators_leave_terms_to_the_unit() {
+    let model = stack(&Device::flex()).blocks.remove(0).down;
+    let whole: Tensor<2> = tensor(3, [ROWS, HIDDEN], &Device::flex());
+    for mesh in meshes() {
+        mesh.run(|mesh| {
+            let tp = mesh.slice("tp")?;
+            for device in devices(mesh) {
+                let x = || Tensor::<2>::from_data(whole.to_data(), &device);
+                let plain = on_device(&model, &device);
+                let grads = plain.forward(x()).square().sum().backward();
+                let expected = values(&plain, Some(&GradientsParams::from_grads(grads, &plain)));
+
+                let always = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always);
+                let model = distribute_with(plain, mesh, Plan::new(), always)?;
+                let ledger = mesh.world().ledger();
+                ledger.reset();
+                // Rows over the ranks, and a replicated layer: each has a term of its gradient.
+                let rows = DTensor::distribute_local(x(), &tp, &[S(0)])?;
+                let output: DTensor<2> = unit(&model, rows, |linear, x| {
+                    let bias = linear.bias.as_ref().expect("a bias").dtensor();
+                    let read = linear.weight.dtensor().and_then(|weight| Ok((weight, bias?)));
+                    let (weight, bias) = read.unwrap_or_else(|error| error.unwind());
+                    ops::module::linear(x, weight, Some(bias))
+                });
+                assert_eq!(output.placements(), [S(0)]);
+                let grads = output.to_local().square().sum().backward();
+                let grads = GradientsParams::from_grads(grads, &model);
+                let sums = ledger.total(|key| key.op == Op::AllReduce);
+                let hsdp = (mesh.ndim() == 3) as u64;
+                assert_eq!(sums.calls, 1 + hsdp, "on {mesh}");
+                assert!(max_diff(&full_grads(&model, &grads)?, &expected) < 1e-4);
             }
             Ok(())
         });
