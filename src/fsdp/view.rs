@@ -23,8 +23,9 @@ pub trait ParamExt<const D: usize> {
     ///
     /// Read it anew in every forward. Its gradient is averaged over the data-parallel ranks with its
     /// unit. Where tensor-parallel ranks compute different things with a replicated parameter, they
-    /// read it through [`vary`](DTensor::vary); the terms that they then have of its gradient are
-    /// added up with all others of the unit, in one all-reduce.
+    /// read it through [`vary`](DTensor::vary), as operators do by themselves; the terms that they
+    /// then have of its gradient are added up with all others of the unit, in one all-reduce. Of
+    /// another tensor made from it, such as a transpose, they are added up by themselves.
     ///
     /// # Collective
     /// Outside its unit's scope an all-gather over the data-parallel ranks; inside it is local.
