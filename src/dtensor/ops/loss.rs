@@ -21,10 +21,17 @@
 //!
 //! A mean divides by what all ranks count, so uneven parts and ignored targets weigh as they
 //! should: over sharded leading dimensions the loss is `P(sum)`.
+//!
+//! # Losses of elements
+//!
+//! The squared error and the binary cross-entropy are pointwise, then a mean or a sum: of inputs
+//! sharded alike they are `P(sum)`, and send nothing.
 
 mod config;
 mod cross_entropy;
+mod elementwise;
 mod targets;
 
 pub use config::{CrossEntropyLossConfig, Reduction};
 pub use cross_entropy::{CrossEntropyLoss, cross_entropy, nll_loss};
+pub use elementwise::{binary_cross_entropy_with_logits, mse_loss};

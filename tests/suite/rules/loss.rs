@@ -1,7 +1,10 @@
 //! Losses, against what their definitions say of whole rows.
 
 use burn::tensor::{Float, Int, Tensor, activation};
-use burn_dtensor::dtensor::ops::loss::{CrossEntropyLoss, CrossEntropyLossConfig, Reduction, cross_entropy, nll_loss};
+use burn_dtensor::dtensor::ops::loss::{
+    CrossEntropyLoss, CrossEntropyLossConfig, Reduction, binary_cross_entropy_with_logits, cross_entropy, mse_loss,
+    nll_loss,
+};
 use burn_dtensor::testing::prove::{Case, Input};
 
 const WEIGHTS: [f32; 4] = [1.0, 0.5, 2.0, 1.5];
@@ -104,6 +107,23 @@ pub fn cases() -> Vec<Case> {
             |inputs| {
                 let loss = of(everything().with_log_probs(true));
                 loss.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
+            },
+        ),
+        Case::new(
+            "mse_loss",
+            [Input::float("x", [5, 3]), Input::float("target", [5, 3])],
+            |inputs| (inputs[0].tensor::<2, Float>() - inputs[1].tensor()).powi_scalar(2).mean(),
+            |inputs| mse_loss(inputs[0].tensor::<2, Float>(), inputs[1].tensor(), Reduction::Mean),
+        ),
+        Case::new(
+            "binary_cross_entropy_with_logits",
+            [Input::float("logits", [3, 2]), Input::float("target", [3, 2]).within(0.0..1.0)],
+            |inputs| {
+                let (x, target) = (inputs[0].tensor::<2, Float>(), inputs[1].tensor());
+                ((-x.clone()).exp().log1p() + x * (-target + 1.0)).sum()
+            },
+            |inputs| {
+                binary_cross_entropy_with_logits(inputs[0].tensor::<2, Float>(), inputs[1].tensor(), Reduction::Sum)
             },
         ),
     ]

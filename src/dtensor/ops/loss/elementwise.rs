@@ -1,0 +1,58 @@
+//! Losses of single elements: pointwise, then [`Reduction`].
+
+use burn::tensor::activation::log_sigmoid;
+
+use super::super::args::misfit;
+use super::super::pointwise::{NOTHING, Pointwise, zip};
+use super::Reduction;
+use crate::dtensor::DTensor;
+
+/// The mean or sum of `(x - target)²`, as burn-nn's `MseLoss`.
+///
+/// # Collective
+/// If the inputs are placed differently: every rank of the mesh, in forward and in backward.
+///
+/// # Panics
+/// Unwinds with a typed [`Error`](crate::Error) if the shapes differ.
+#[must_use]
+pub fn mse_loss<const D: usize>(x: DTensor<D>, target: DTensor<D>, reduction: Reduction) -> DTensor<1> {
+    check_alike("mse_loss", &x, &target);
+    reduced(zip(const { Pointwise::new("mse_loss", NOTHING) }, x, target, |x, target| (x - target).square()), reduction)
+}
+
+/// The mean or sum of `-(target log p + (1 - target) log (1 - p))` with `p = sigmoid(logits)`, of
+/// targets in `0..=1`, as burn-nn's `BinaryCrossEntropyLoss` of logits.
+///
+/// # Collective
+/// If the inputs are placed differently: every rank of the mesh, in forward and in backward.
+///
+/// # Panics
+/// Unwinds with a typed [`Error`](crate::Error) if the shapes differ.
+#[must_use]
+pub fn binary_cross_entropy_with_logits<const D: usize>(
+    logits: DTensor<D>,
+    target: DTensor<D>,
+    reduction: Reduction,
+) -> DTensor<1> {
+    let name = "binary_cross_entropy_with_logits";
+    check_alike(name, &logits, &target);
+    let losses =
+        zip(const { Pointwise::new("binary_cross_entropy_with_logits", NOTHING) }, logits, target, |x, target| {
+            (target.neg() + 1.0) * x.clone() - log_sigmoid(x)
+        });
+    reduced(losses, reduction)
+}
+
+fn reduced<const D: usize>(losses: DTensor<D>, reduction: Reduction) -> DTensor<1> {
+    match reduction {
+        Reduction::Mean => losses.mean(),
+        Reduction::Sum => losses.sum(),
+    }
+}
+
+fn check_alike<const D: usize>(operator: &'static str, x: &DTensor<D>, target: &DTensor<D>) {
+    if x.dims() != target.dims() {
+        let why = "an element needs a target: make the shapes equal";
+        misfit(operator, &[x.shape(), target.shape()], why).unwind()
+    }
+}
