@@ -71,6 +71,7 @@
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, and its redistribution |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module |
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan |
+//! | [`nn`] | the forward of burn-nn's layers over DTensors |
 //!
 //! With the feature `testing` there is also a room of mesh fixtures for tests.
 #![warn(missing_docs)]
@@ -81,6 +82,7 @@ pub mod dtensor;
 mod error;
 pub mod fsdp;
 pub mod mesh;
+pub mod nn;
 pub mod parallel;
 mod pattern;
 pub mod placement;
@@ -98,6 +100,7 @@ pub mod prelude {
         unit,
     };
     pub use crate::mesh::DeviceMesh;
+    pub use crate::nn::DTensorForward;
     pub use crate::parallel::{Plan, Style, parallelize};
     pub use crate::placement::{PartialOp, Placement};
     pub use crate::{Error, Result};

@@ -6,8 +6,10 @@
 
 mod check;
 mod cli;
+#[path = "../common/data.rs"]
 mod data;
 mod model;
+#[path = "../common/progress.rs"]
 mod progress;
 mod report;
 mod sample;

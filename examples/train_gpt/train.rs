@@ -40,7 +40,8 @@ pub fn train(settings: &Settings, world: &World) -> Result<Outcome> {
     let mut losses = Vec::with_capacity(settings.steps);
     world.ledger().reset();
 
-    let mut progress = Progress::new(world.rank() == 0, settings);
+    let mut progress =
+        Progress::new(world.rank() == 0, settings.steps, settings.ranks() * settings.batch * settings.model.seq);
     let rows = world.rank() * settings.batch..(world.rank() + 1) * settings.batch;
     for step in 0..settings.steps {
         let batch = settings.text.batch((settings.seed, step), rows.clone(), settings.model.seq, &device);

@@ -70,3 +70,4 @@ pub use scope::unit;
 pub use shard::fully_shard;
 pub(crate) use unit::{UnitParam, make_units};
 pub use view::ParamExt;
+pub(crate) use view::path;

@@ -53,11 +53,7 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
     fn dtensor(&self) -> Result<DTensor<D>> {
         let param = self.reparameterization::<DistributedParameter>();
         let view = param.and_then(|param| scope::dtensor(param, self.base()));
-        let name = || match param {
-            Some(param) => param.info().path.clone(),
-            None => format!("id {}", self.id),
-        };
-        view.ok_or_else(|| ParallelError::NotParallelized { param: name() }.into())
+        view.ok_or_else(|| ParallelError::NotParallelized { param: path(self) }.into())
     }
 
     fn shard(&self) -> Option<DTensor<D>> {
@@ -70,5 +66,13 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
     fn style(&self) -> Option<Style> {
         let param = self.reparameterization::<DistributedParameter>()?;
         param.info().parallel.as_ref().map(|parallel| parallel.style)
+    }
+}
+
+/// The parameter's path in the model that was distributed, or else its id: for messages.
+pub(crate) fn path<const D: usize>(param: &Param<Tensor<D>>) -> String {
+    match param.reparameterization::<DistributedParameter>() {
+        Some(distributed) => distributed.info().path.clone(),
+        None => format!("id {}", param.id),
     }
 }

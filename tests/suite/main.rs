@@ -7,6 +7,7 @@ mod failure;
 mod fsdp;
 mod golden;
 mod models;
+mod nn;
 mod parallel;
 mod rules;
 mod testing;

@@ -5,6 +5,7 @@ pub use super::conv::{conv_transpose1d, conv_transpose2d, conv1d, conv2d};
 pub use super::dropout::dropout;
 pub use super::embedding::embedding;
 pub use super::linear::{linear, linear_with_input};
+pub(crate) use super::norm::layer_norm_by;
 pub use super::norm::{group_norm, layer_norm, rms_norm};
 pub use super::pool::{
     adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_pool2d, interpolate, max_pool1d, max_pool2d,

@@ -59,12 +59,20 @@ pub fn layer_norm<const D: usize>(
     beta: Option<DTensor<1>>,
     epsilon: f64,
 ) -> DTensor<D> {
+    layer_norm_by(input, gamma, beta, |x, gamma, beta| module::layer_norm(x, gamma, beta, epsilon))
+}
+
+/// [`layer_norm`], computed by `local` on this rank's part.
+pub(crate) fn layer_norm_by<const D: usize>(
+    input: DTensor<D>,
+    gamma: DTensor<1>,
+    beta: Option<DTensor<1>>,
+    local: impl FnOnce(Tensor<D>, Tensor<1>, Option<Tensor<1>>) -> Tensor<D>,
+) -> DTensor<D> {
     let rule = LastDim("layer_norm");
     match beta {
-        Some(beta) => {
-            ternary(&rule, input, gamma, beta, |x, gamma, beta, _| module::layer_norm(x, gamma, Some(beta), epsilon))
-        }
-        None => binary(&rule, input, gamma, |x, gamma, _| module::layer_norm(x, gamma, None, epsilon)),
+        Some(beta) => ternary(&rule, input, gamma, beta, |x, gamma, beta, _| local(x, gamma, Some(beta))),
+        None => binary(&rule, input, gamma, |x, gamma, _| local(x, gamma, None)),
     }
 }
 

@@ -5,5 +5,5 @@ mod compute;
 mod misuse;
 mod norms;
 mod placing;
-mod support;
+pub mod support;
 mod training;

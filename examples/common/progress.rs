@@ -5,8 +5,6 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::Settings;
-
 /// Lines written over a run when stderr is not a terminal.
 const LINES: usize = 10;
 
@@ -20,16 +18,16 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts the clock; shows nothing unless `reports`.
-    pub fn new(reports: bool, settings: &Settings) -> Self {
+    /// Starts the clock of `steps` steps; shows nothing unless `reports`.
+    pub fn new(reports: bool, steps: usize, tokens_a_step: usize) -> Self {
         let style = "{bar:30} {pos}/{len} steps  {msg}  {eta} left";
         let style = ProgressStyle::with_template(style).expect("the template is well formed");
         Self {
-            bar: reports.then(|| ProgressBar::new(settings.steps as u64).with_style(style)),
+            bar: reports.then(|| ProgressBar::new(steps as u64).with_style(style)),
             start: Instant::now(),
-            steps: settings.steps,
+            steps,
             done: 0,
-            tokens_a_step: settings.ranks() * settings.batch * settings.model.seq,
+            tokens_a_step,
         }
     }
 

@@ -1,0 +1,79 @@
+//! Trains a Llama-style decoder in 3-D parallel: replicas, fully sharded parameters, and tensor
+//! with sequence parallelism. The model holds no communication; `plan.rs` is all the parallelism.
+//!
+//! ```text
+//! cargo run --release --example llama_3d -- --mesh 2x2x2 --check
+//! ```
+
+mod cli;
+#[path = "../common/data.rs"]
+#[allow(dead_code, reason = "nothing is sampled here")]
+mod data;
+mod model;
+mod plan;
+#[path = "../common/progress.rs"]
+mod progress;
+mod reference;
+mod report;
+mod train;
+
+use std::process::ExitCode;
+
+use burn::prelude::*;
+use burn_dtensor::prelude::*;
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::cli::{Cli, Settings};
+
+/// Exit code of a wrong command line.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let settings = match Cli::try_parse() {
+        Ok(cli) => cli.settings(),
+        Err(help) if help.kind() == ErrorKind::DisplayHelp => help.exit(),
+        // clap's first line says what is wrong; the usage below it would bury that.
+        Err(error) => Err(error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").into()),
+    };
+    let settings = match settings {
+        Ok(settings) => settings,
+        Err(error) => {
+            eprintln!("error: {error}; see --help");
+            return ExitCode::from(USAGE);
+        }
+    };
+    match run(&settings) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Trains, reports and, if asked, checks; false if a check failed.
+fn run(settings: &Settings) -> Result<bool> {
+    let device = Device::default();
+    device.seed(settings.seed);
+    // Drawn here, once: ranks share one random state. `train` draws what is still lazy.
+    let initial = settings.model.init(&device).train();
+    let params = initial.num_params();
+    let dims = settings.names().iter().zip(&settings.mesh).map(|(name, size)| format!("{name}={size}"));
+    let mesh = dims.collect::<Vec<_>>().join(" ");
+    println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len());
+    let outcomes = launch(Launch::threads(settings.ranks()), |world| train::train(settings, &initial, world))?;
+    let outcome = &outcomes[0];
+    let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
+    println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);
+    println!("rank 0 steps {} of the {params} parameters\n", outcome.local_params);
+    let collectives = report::Collectives::new(settings, outcome);
+    println!("{collectives}\n");
+    if !settings.check {
+        return Ok(true);
+    }
+    let difference = report::Difference::new(&outcome.losses, &train::unsharded(settings, &initial));
+    println!("{difference}");
+    Ok(difference.passes() && collectives.agree())
+}

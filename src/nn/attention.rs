@@ -1,0 +1,111 @@
+//! `MultiHeadAttention`.
+//!
+//! With the projections split by columns each rank computes whole heads, and nothing is sent until
+//! the output projection, split by rows, adds its terms up.
+
+use burn::nn::Linear;
+use burn::nn::attention::MultiHeadAttention;
+use burn::tensor::Bool;
+
+use super::DTensorForward;
+use crate::Result;
+use crate::dtensor::DTensor;
+use crate::dtensor::ops::activation::{quiet_softmax, softmax};
+use crate::fsdp::path;
+use crate::parallel::ParallelError;
+use crate::placement::Placement;
+
+/// What [`MultiHeadAttention`] reads.
+#[derive(Debug, Clone)]
+pub struct MhaInput {
+    query: DTensor<3>,
+    key: DTensor<3>,
+    value: DTensor<3>,
+    mask_pad: Option<DTensor<2, Bool>>,
+    mask_attn: Option<DTensor<3, Bool>>,
+}
+
+impl MhaInput {
+    /// Query, key and value are one tensor `[batch, seq, d_model]`.
+    pub fn self_attn(tensor: DTensor<3>) -> Self {
+        Self::new(tensor.clone(), tensor.clone(), tensor)
+    }
+
+    /// Query `[batch, seq_1, d_model]`, key and value `[batch, seq_2, d_model]`.
+    pub fn new(query: DTensor<3>, key: DTensor<3>, value: DTensor<3>) -> Self {
+        Self { query, key, value, mask_pad: None, mask_attn: None }
+    }
+
+    /// Keys not to read, `[batch, seq_2]`.
+    #[must_use]
+    pub fn mask_pad(mut self, mask: DTensor<2, Bool>) -> Self {
+        self.mask_pad = Some(mask);
+        self
+    }
+
+    /// Keys that a query must not read, `[batch, seq_1, seq_2]`.
+    #[must_use]
+    pub fn mask_attn(mut self, mask: DTensor<3, Bool>) -> Self {
+        self.mask_attn = Some(mask);
+        self
+    }
+}
+
+/// What [`MultiHeadAttention`] returns.
+#[derive(Debug, Clone)]
+pub struct MhaOutput {
+    /// Attention weights `[batch, heads, seq_1, seq_2]`, after dropout.
+    pub weights: DTensor<4>,
+    /// `[batch, seq_1, d_model]`.
+    pub context: DTensor<3>,
+}
+
+impl DTensorForward<MhaInput> for MultiHeadAttention {
+    type Output = MhaOutput;
+
+    fn forward_dtensor(&self, input: MhaInput) -> MhaOutput {
+        let heads = |x, layer| project(x, layer, self.n_heads);
+        let (query, key) = (heads(input.query, &self.query), heads(input.key, &self.key));
+        let value = heads(input.value, &self.value);
+        let mut scores = query.matmul(key.transpose()).div_scalar((self.d_k as f32).sqrt());
+        if let Some(mask) = input.mask_pad {
+            let [batch, seq] = mask.dims();
+            scores = scores.mask_fill(mask.reshape([batch, 1, 1, seq]), self.min_float);
+        }
+        if let Some(mask) = input.mask_attn {
+            scores = scores.mask_fill(mask.unsqueeze_dim(1), self.min_float);
+        }
+        let weights = if self.quiet_softmax { quiet_softmax(scores, 3) } else { softmax(scores, 3) };
+        let weights = self.dropout.forward_dtensor(weights);
+        let context = self.output.forward_dtensor(join(weights.clone().matmul(value)));
+        MhaOutput { weights, context }
+    }
+}
+
+/// `layer` on `x` `[batch, seq, d]`, split into heads: `[batch, heads, seq, d_head]`.
+pub(super) fn project(x: DTensor<3>, layer: &Linear, heads: usize) -> DTensor<4> {
+    let y = layer.forward_dtensor(x);
+    let [batch, seq, width] = y.dims();
+    check_heads(&y, layer, heads).unwrap_or_else(|error| error.unwind());
+    y.reshape([batch, seq, heads, width / heads]).swap_dims(1, 2)
+}
+
+/// `[batch, heads, seq, d_head]` back to `[batch, seq, heads * d_head]`.
+pub(super) fn join(x: DTensor<4>) -> DTensor<3> {
+    let [batch, heads, seq, width] = x.dims();
+    x.swap_dims(1, 2).reshape([batch, seq, heads * width])
+}
+
+/// Ranks that share the features of `y` must share whole heads.
+fn check_heads(y: &DTensor<3>, layer: &Linear, heads: usize) -> Result<()> {
+    let cuts = y.placements().iter().enumerate().filter(|(_, placement)| **placement == Placement::Shard(2));
+    for (dim, _) in cuts {
+        let (size, len) = (y.mesh().size_of(dim), y.dims()[2]);
+        if heads % size != 0 {
+            let mesh_dim = y.mesh().names()[dim].clone();
+            let param = path(&layer.weight);
+            return Err(ParallelError::Heads { param, heads, len, size, mesh_dim }.into());
+        }
+    }
+    Ok(())
+}

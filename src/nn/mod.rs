@@ -1,0 +1,100 @@
+//! burn-nn's own layers, over DTensors.
+//!
+//! [`DTensorForward`] gives each layer a second forward. The layer's type, parameter names and
+//! records stay those of the single-device model; [`parallelize`](crate::parallel::parallelize)
+//! places its parameters, and the [`Style`](crate::parallel::Style) that came with them says where
+//! the layer brings its activations. A model is written once, and the plan decides what it sends.
+//!
+//! ```
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::prelude::*;
+//! use burn_dtensor::prelude::*;
+//!
+//! #[derive(Module, Debug)]
+//! struct Mlp {
+//!     up: Linear,
+//!     down: Linear,
+//! }
+//!
+//! impl Mlp {
+//!     fn forward(&self, x: DTensor<3>) -> DTensor<3> {
+//!         self.down.forward_dtensor(self.up.forward_dtensor(x).tanh())
+//!     }
+//! }
+//!
+//! launch(Launch::threads(2), |world| {
+//!     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+//!     let device = world.device().clone().autodiff();
+//!     let mlp = Mlp { up: LinearConfig::new(8, 32).init(&device), down: LinearConfig::new(32, 8).init(&device) };
+//!     let plan = Plan::new().with("up", Style::colwise()).with("down", Style::rowwise());
+//!     let mlp = parallelize(mlp, &mesh, plan)?;
+//!     let x = DTensor::ones([4, 5, 8], &mesh, &[Placement::Replicate], &device)?;
+//!     let y = mlp.forward(x); // one all-reduce
+//!     assert_eq!(y.placements(), [Placement::Replicate]);
+//!     Ok::<_, Error>(())
+//! })?;
+//! # Ok::<_, Error>(())
+//! ```
+//!
+//! | layer | input | output |
+//! |---|---|---|
+//! | `Linear` | `[.., d_input]` | `[.., d_output]` |
+//! | `Embedding` | `[batch, seq]`, Int | `[batch, seq, d_model]` |
+//! | `LayerNorm`, `RmsNorm` | `[.., d_model]` | the same |
+//! | `GroupNorm` | `[batch, channels, ..]` | the same |
+//! | `Dropout`, activations | any | the same |
+//! | `SwiGlu` | `[.., d_input]` | `[.., d_output]` |
+//! | `RotaryEncoding` | `[.., seq, d_head]` | the same |
+//! | `MultiHeadAttention` | [`MhaInput`] | [`MhaOutput`] |
+//! | [`GroupedQueryAttention`] | `[batch, seq, d_model]` | the same |
+//!
+//! The last is this crate's own: burn-nn keeps the fields of its grouped attention to itself.
+
+mod activation;
+mod attention;
+mod dropout;
+mod embedding;
+mod grouped;
+mod linear;
+mod norm;
+mod rope;
+
+pub use attention::{MhaInput, MhaOutput};
+pub use grouped::{GroupedQueryAttention, GroupedQueryAttentionConfig};
+
+use burn::module::Param;
+use burn::tensor::Tensor;
+
+use crate::dtensor::{DTensor, Kind};
+use crate::fsdp::ParamExt;
+use crate::placement::Placement;
+
+/// The forward of a burn-nn layer over DTensors.
+///
+/// # Collective
+/// Every rank of the tensor-parallel mesh must run it: what its parameters' style brings elsewhere
+/// is communicated, and outside the layer's [`unit`](fn@crate::fsdp::unit) its parameters too.
+///
+/// # Panics
+/// Unwinds with a typed [`Error`](crate::Error): a parameter that was not parallelized, shapes that
+/// do not fit, a collective that fails.
+pub trait DTensorForward<Input> {
+    /// What the layer returns.
+    type Output;
+
+    /// As the layer's `forward`, on DTensors.
+    fn forward_dtensor(&self, input: Input) -> Self::Output;
+}
+
+/// A parameter as a layer computes with it.
+fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
+    param.dtensor().unwrap_or_else(|error| error.unwind())
+}
+
+/// An activation where a style wants it.
+fn bring<const D: usize, K: Kind>(x: DTensor<D, K>, placement: Option<Placement>) -> DTensor<D, K> {
+    match placement {
+        Some(placement) => x.redistribute(&[placement]).unwrap_or_else(|error| error.unwind()),
+        None => x,
+    }
+}

@@ -1,0 +1,94 @@
+//! What layers send: the communication that tensor and sequence parallelism must have, and no more.
+
+use burn::module::Module;
+use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::Device;
+use burn_dtensor::comm::{Op, Phase};
+use burn_dtensor::nn::MhaInput;
+use burn_dtensor::prelude::*;
+use burn_dtensor::testing::MeshTest;
+
+use crate::fsdp::support::tensor;
+
+use Op::{AllGather, AllReduce, ReduceScatter};
+use Phase::{Backward, Forward};
+use Placement::{Replicate as R, Shard as S};
+
+#[derive(Module, Debug)]
+struct Block {
+    norm: LayerNorm,
+    attention: MultiHeadAttention,
+    up: Linear,
+    down: Linear,
+}
+
+fn block(device: &Device) -> Block {
+    Block {
+        norm: LayerNormConfig::new(8).init(device),
+        attention: MultiHeadAttentionConfig::new(8, 4).with_dropout(0.0).init(device),
+        up: LinearConfig::new(8, 12).init(device),
+        down: LinearConfig::new(12, 8).init(device),
+    }
+}
+
+fn mlp(block: &Block, x: DTensor<3>) -> DTensor<3> {
+    block.down.forward_dtensor(block.up.forward_dtensor(x).tanh())
+}
+
+fn attend(block: &Block, x: DTensor<3>) -> DTensor<3> {
+    block.attention.forward_dtensor(MhaInput::self_attn(x)).context
+}
+
+fn plan(between: Placement) -> Plan {
+    let plan = Plan::new()
+        .with("attention.*", Style::colwise().with_heads(4))
+        .with("attention.output", Style::rowwise().with_heads(4).with_output(between))
+        .with("up", Style::colwise())
+        .with("down", Style::rowwise().with_output(between));
+    if between == R { plan } else { plan.with("norm", Style::sequence_parallel()) }
+}
+
+/// Collectives of `forward` and its backward, by kind and pass, on one rank of two.
+fn sent(between: Placement, forward: fn(&Block, DTensor<3>) -> DTensor<3>) -> Vec<(Op, Phase, u64)> {
+    let counts = MeshTest::new([2], ["tp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = parallelize(block(&device), mesh, plan(between))?;
+        let x = DTensor::distribute_local(tensor(1, [2, 4, 8], &device), mesh, &[between])?.require_grad();
+        let ledger = mesh.world().ledger();
+        ledger.reset();
+        let y = unit(&model, x, |model, x| forward(model, x));
+        assert_eq!(y.placements(), [between]);
+        // Local sums are the same in number on every rank: nothing of the loss is sent.
+        y.to_local().sum().backward();
+        let counts = ledger.by_phase().into_iter().map(|((op, phase), total)| (op, phase, total.calls));
+        Ok(counts.collect::<Vec<_>>())
+    });
+    counts.into_iter().next().expect("a rank")
+}
+
+#[test]
+fn a_column_and_row_pair_makes_one_all_reduce_each_way() {
+    let pair = [(AllReduce, Forward, 1), (AllReduce, Backward, 1)];
+    assert_eq!(sent(R, mlp), pair);
+    assert_eq!(sent(R, attend), pair, "query, key and value share theirs");
+}
+
+#[test]
+fn sequence_parallelism_gathers_and_scatters_instead() {
+    let pair =
+        [(AllGather, Forward, 1), (AllGather, Backward, 1), (ReduceScatter, Forward, 1), (ReduceScatter, Backward, 1)];
+    assert_eq!(sent(S(1), mlp), pair);
+    assert_eq!(sent(S(1), attend), pair, "query, key and value share theirs");
+}
+
+#[test]
+fn all_norm_gradients_of_a_unit_are_added_up_at_once() {
+    let two_norms = |block: &Block, x: DTensor<3>| {
+        let x = mlp(block, block.norm.forward_dtensor(x));
+        block.norm.forward_dtensor(x)
+    };
+    let counts = sent(S(1), two_norms);
+    let all_reduces: Vec<_> = counts.into_iter().filter(|(op, ..)| *op == AllReduce).collect();
+    assert_eq!(all_reduces, [(AllReduce, Backward, 1)]);
+}

@@ -1,0 +1,259 @@
+//! Outputs and gradients of every layer, under every style that places it.
+
+use burn::module::{Module, ModuleDisplay};
+use burn::nn::activation::{
+    Elu, EluConfig, Gelu, HardSigmoid, HardSigmoidConfig, HardSwish, LeakyRelu, LeakyReluConfig, LogSigmoid, Mish,
+    Relu, SiLU, Sigmoid, Softplus, SoftplusConfig, SwiGluConfig, Tanh,
+};
+use burn::nn::attention::{MhaInput as PlainMhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::{
+    DropoutConfig, EmbeddingConfig, GroupNormConfig, LayerNormConfig, LinearConfig, RmsNormConfig, RotaryEncodingConfig,
+};
+use burn::optim::GradientsParams;
+use burn::tensor::{Bool, Device, Int, Tensor};
+use burn_dtensor::dtensor::ops::random;
+use burn_dtensor::nn::MhaInput;
+use burn_dtensor::parallel::ParallelError;
+use burn_dtensor::prelude::*;
+use burn_dtensor::testing::MeshTest;
+
+use super::Only;
+use crate::fsdp::support::{on_device, tensor, values};
+use crate::parallel::support::full_grads;
+
+use Placement::{Replicate as R, Shard as S};
+
+/// Values and gradients of one layer on one device: output, input's gradient, parameters' gradients.
+type Results = (Vec<f32>, Vec<f32>, Vec<(String, Vec<f32>)>);
+
+fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().expect("f32")
+}
+
+/// A loss that tells all elements apart.
+fn loss<const D: usize>(y: Tensor<D>) -> Tensor<1> {
+    let weights = tensor(99, y.dims(), &y.device());
+    (y * weights).sum()
+}
+
+fn plain<L: Module + ModuleDisplay, const D: usize, const E: usize>(
+    layer: &L,
+    shape: [usize; D],
+    forward: &impl Fn(&L, Tensor<D>) -> Tensor<E>,
+) -> Results {
+    let device = Device::flex().autodiff();
+    let model = Only { layer: on_device(layer, &device) };
+    let x = tensor(3, shape, &device).require_grad();
+    let y = forward(&model.layer, x.clone());
+    let grads = loss(y.clone()).backward();
+    let x = floats(x.grad(&grads).expect("the input is in the loss"));
+    let grads = GradientsParams::from_grads(grads, &model);
+    (floats(y.inner()), x, values(&model, Some(&grads)).into_iter().collect())
+}
+
+/// Runs `parallel` on 2 and 4 ranks, with the input replicated and sharded along each dimension,
+/// and holds it to `forward`.
+fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
+    layer: L,
+    plan: &(impl Fn() -> Plan + Sync),
+    shape: [usize; D],
+    forward: impl Fn(&L, Tensor<D>) -> Tensor<E>,
+    parallel: impl Fn(&L, DTensor<D>) -> DTensor<E> + Sync,
+) {
+    let _ = values(&Only { layer: layer.clone() }, None); // Draw now, on one thread.
+    let expected = plain(&layer, shape, &forward);
+    for ranks in [2, 4] {
+        MeshTest::new([ranks], ["tp"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            for placement in std::iter::once(R).chain((0..D).map(S)) {
+                let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, plan())?;
+                let x = DTensor::distribute_local(tensor(3, shape, &device), mesh, &[placement])?.require_grad();
+                let leaf = x.local().clone();
+                let y = parallel(&model.layer, x).full_tensor()?;
+                let grads = loss(y.clone()).backward();
+                let x = leaf.grad(&grads).unwrap_or_else(|| leaf.clone().inner().zeros_like());
+                let x = DTensor::from_local_with_shape(x, mesh, &[placement], shape)?.full_tensor()?;
+                let grads = full_grads(&model, &GradientsParams::from_grads(grads, &model))?;
+                let name = std::any::type_name::<L>();
+                near(&floats(y.inner()), &expected.0, || format!("{name}, x {placement}: output"));
+                near(&floats(x), &expected.1, || format!("{name}, x {placement}: gradient of the input"));
+                assert_eq!(grads.len(), expected.2.len(), "{name}");
+                for ((path, grad), (_, expected)) in grads.iter().zip(&expected.2) {
+                    near(grad, expected, || format!("{name}, x {placement}: gradient of {path}"));
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+fn near(found: &[f32], expected: &[f32], what: impl Fn() -> String) {
+    assert_eq!(found.len(), expected.len(), "{}", what());
+    for (at, (a, b)) in found.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= 2e-5 * (1.0 + b.abs()), "{}: element {at} is {a}, expected {b}", what());
+    }
+}
+
+/// `layer` under each of these plans.
+macro_rules! same {
+    ($layer:expr, $shape:expr, [$($plan:expr),* $(,)?]) => {$(
+        same($layer, &|| $plan, $shape, |layer, x| layer.forward(x), |layer, x| layer.forward_dtensor(x));
+    )*};
+}
+
+#[test]
+fn linear_equals_burns() {
+    let device = Device::flex();
+    for (d_in, d_out) in [(6, 8), (5, 7), (3, 3)] {
+        for bias in [true, false] {
+            let layer = || LinearConfig::new(d_in, d_out).with_bias(bias).init(&device);
+            same!(
+                layer(),
+                [3, 4, d_in],
+                [
+                    Plan::new(),
+                    Plan::new().with("layer", Style::colwise()),
+                    Plan::new().with("layer", Style::colwise().with_output(R)),
+                    Plan::new().with("layer", Style::rowwise()),
+                    Plan::new().with("layer", Style::rowwise().with_output(S(1))),
+                ]
+            );
+        }
+    }
+}
+
+#[test]
+fn normalizations_equal_burns() {
+    let device = Device::flex();
+    let sequence = || Plan::new().with("layer", Style::sequence_parallel());
+    same!(LayerNormConfig::new(6).with_epsilon(1e-3).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
+    same!(LayerNormConfig::new(6).with_bias(false).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
+    same!(RmsNormConfig::new(6).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
+    same!(GroupNormConfig::new(2, 6).init(&device), [3, 6, 5], [Plan::new()]);
+}
+
+#[test]
+fn activations_and_gates_equal_burns() {
+    let device = Device::flex();
+    macro_rules! activations {
+        ($($layer:expr),* $(,)?) => {$( same!($layer, [3, 5], [Plan::new()]); )*};
+    }
+    activations! {
+        Gelu::new(), Gelu { approximate: true }, Relu::new(), Sigmoid::new(), SiLU::new(), Tanh::new(), Mish::new(),
+        LogSigmoid::new(), HardSwish::new(),
+    }
+    let leaky: LeakyRelu = LeakyReluConfig::new().init();
+    let hard: HardSigmoid = HardSigmoidConfig::new().init();
+    let elu: Elu = EluConfig::new().init();
+    let softplus: Softplus = SoftplusConfig::new().init();
+    activations! { leaky, hard, elu, softplus }
+    same!(
+        SwiGluConfig::new(4, 6).with_bias(true).init(&device),
+        [3, 4],
+        [Plan::new(), Plan::new().with("layer.*", Style::colwise()),]
+    );
+}
+
+#[test]
+fn rotary_encoding_turns_each_part_by_its_place_in_the_sequence() {
+    same!(RotaryEncodingConfig::new(8, 4).init(&Device::flex()), [2, 3, 7, 4], [Plan::new()]);
+}
+
+#[test]
+fn embedding_equals_burns_by_vocabulary_and_by_feature() {
+    let layer = EmbeddingConfig::new(7, 6).init(&Device::flex());
+    let tokens = |device: &Device| Tensor::<2, Int>::from_data([[0, 6, 3], [3, 1, 5]], device);
+    // The gradient of tokens is none: that of the table is what is compared.
+    let styles: [fn() -> Plan; 4] = [
+        Plan::new,
+        || Plan::new().with("layer", Style::rowwise()),
+        || Plan::new().with("layer", Style::rowwise().with_output(S(1))),
+        || Plan::new().with("layer", Style::colwise()),
+    ];
+    for plan in styles {
+        let forward = |scale: Tensor<1>, y: Tensor<3>| y * scale.unsqueeze();
+        same(
+            layer.clone(),
+            &plan,
+            [1],
+            |layer, x| forward(x.clone(), layer.forward(tokens(&x.device()))),
+            |layer, x| {
+                let tokens = DTensor::distribute_local(tokens(x.mesh().device()), x.mesh(), &[R]).expect("replicated");
+                let x = x.redistribute(&[R]).expect("a vector").reshape([1, 1, 1]);
+                layer.forward_dtensor(tokens) * x
+            },
+        );
+    }
+}
+
+fn attention(heads: usize) -> MultiHeadAttention {
+    MultiHeadAttentionConfig::new(8, heads).with_dropout(0.0).init(&Device::flex())
+}
+
+fn split_heads() -> Plan {
+    Plan::new().with("layer.*", Style::colwise()).with("layer.output", Style::rowwise())
+}
+
+#[test]
+fn attention_equals_burns_with_and_without_masks() {
+    let causal = |device: &Device| Tensor::<2, Bool>::tril_mask([5, 5], 0, device).unsqueeze::<3>().repeat_dim(0, 2);
+    let padded = |device: &Device| Tensor::<2>::from_data([[0., 0., 0., 0., 1.], [0., 0., 0., 0., 0.]], device).bool();
+    for plan in [Plan::new, split_heads] {
+        same(
+            attention(4),
+            &plan,
+            [2, 5, 8],
+            |layer, x| {
+                let device = x.device();
+                let input = PlainMhaInput::self_attn(x).mask_attn(causal(&device)).mask_pad(padded(&device));
+                layer.forward(input).context
+            },
+            |layer, x| {
+                let mesh = x.mesh().clone();
+                let mask_attn = DTensor::distribute_local(causal(mesh.device()), &mesh, &[R]).expect("replicated");
+                let mask_pad = DTensor::distribute_local(padded(mesh.device()), &mesh, &[R]).expect("replicated");
+                layer.forward_dtensor(MhaInput::self_attn(x).mask_attn(mask_attn).mask_pad(mask_pad)).context
+            },
+        );
+    }
+}
+
+#[test]
+fn heads_that_ranks_cannot_share_are_a_typed_error() {
+    MeshTest::new([4], ["tp"]).run(|mesh| {
+        let model = parallelize(Only { layer: attention(2) }, mesh, split_heads())?;
+        let x = DTensor::<3>::ones([2, 5, 8], mesh, &[R], mesh.device())?;
+        let run = || model.layer.forward_dtensor(MhaInput::self_attn(x.clone()));
+        let error = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("2 heads, 4 ranks");
+        let error = error.downcast::<Error>().expect("a typed error");
+        let Error::Parallel(ParallelError::Heads { param, heads: 2, size: 4, mesh_dim, .. }) = &*error else {
+            panic!("{error}")
+        };
+        assert_eq!((param.as_str(), mesh_dim.as_str()), ("layer.query.weight", "tp"));
+        Ok(())
+    });
+}
+
+/// The same tokens are dropped on every mesh, in training alone.
+#[test]
+fn dropout_is_the_same_on_every_mesh_and_rests_outside_training() {
+    let run = |ranks: usize| {
+        let outputs = MeshTest::new([ranks], ["tp"]).run(|mesh| {
+            let layer = DropoutConfig::new(0.4).init();
+            let drop = |device: &Device| {
+                random::seed(11);
+                let x = DTensor::<2>::ones([6, 5], mesh, &[S(0)], device)?;
+                Ok::<_, Error>(floats(layer.forward_dtensor(x).full_tensor()?.inner()))
+            };
+            let resting = DTensor::<2>::ones([6, 5], mesh, &[S(0)], mesh.device())?;
+            let resting = floats(layer.forward_dtensor(resting).full_tensor()?);
+            assert!(resting.iter().all(|&value| value == 1.0));
+            drop(&mesh.device().clone().autodiff())
+        });
+        outputs.into_iter().next().expect("a rank")
+    };
+    let one = run(1);
+    assert!(one.contains(&0.0) && one.iter().any(|&value| value > 1.0), "{one:?}");
+    assert_eq!(run(2), one);
+    assert_eq!(run(4), one);
+}

@@ -1,0 +1,13 @@
+//! burn-nn's layers over DTensors, against burn's own forward on one rank.
+
+mod counts;
+mod layers;
+mod llama;
+
+use burn::module::Module;
+
+/// A layer as a field of a model, for plans to name.
+#[derive(Module, Debug)]
+struct Only<L> {
+    layer: L,
+}
