@@ -82,6 +82,7 @@ pub(super) fn choose(
     }
     best.map(|(_, choice)| choice)
 }
+
 /// Orders of the mesh dimensions in which cuts may be made: ascending, and as operands have them.
 fn turns(mesh_dims: usize, operands: &[Operand<'_>]) -> Vec<Dims> {
     let of = |operand: &Operand<'_>| {
@@ -160,4 +161,166 @@ fn move_cost(operand: &Operand<'_>, target: &Layout) -> Option<Cost> {
     let (calls, bytes) = plan_cost(operand.layout, route.steps(), operand.shape.num_elements() * operand.width);
     let pairs = operand.layout.placements().iter().zip(target.placements());
     Some((bytes + calls * CALL, route.steps().len(), pairs.filter(|(from, to)| from != to).count()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::placements::{AVG, MAX, R, S, SUM};
+    use super::super::strategy;
+    use super::*;
+
+    fn layout(mesh: &[usize], placements: &[Placement]) -> Layout {
+        Layout::new(mesh, placements).unwrap()
+    }
+
+    /// Of single-precision operands of one output.
+    fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) -> Option<Choice> {
+        let shapes: Vec<Shape> = operands.iter().map(|(shape, _)| Shape::from(shape.to_vec())).collect();
+        let operands: Vec<_> =
+            operands.iter().zip(&shapes).map(|((_, layout), shape)| Operand { layout, shape, width: 4 }).collect();
+        choose(mesh, &operands, 1, rows)
+    }
+
+    fn placements(layouts: &[Layout]) -> Vec<Vec<Placement>> {
+        layouts.iter().map(|layout| layout.placements().to_vec()).collect()
+    }
+
+    fn product() -> Vec<Strategy> {
+        vec![
+            strategy([R, R], [R]),
+            strategy([S(0), R], [S(0)]),
+            strategy([R, S(1)], [S(1)]),
+            strategy([S(1), S(0)], [SUM]),
+            strategy([SUM, R], [SUM]),
+        ]
+    }
+
+    #[test]
+    fn what_fits_is_taken_as_it_comes() {
+        let mesh = [2, 2];
+        let rows_and_columns = [(&[4, 4][..], layout(&mesh, &[S(0), R])), (&[4, 4][..], layout(&mesh, &[R, S(1)]))];
+        let found = choice(&mesh, &rows_and_columns, &product()).unwrap();
+        assert_eq!(placements(&found.inputs), [[S(0), R], [R, S(1)]]);
+        assert_eq!(placements(&found.outputs), [[S(0), S(1)]]);
+        assert_eq!(found.varying, [Dims::from_slice(&[1]), Dims::from_slice(&[0])]);
+    }
+
+    #[test]
+    fn nothing_varies_where_all_ranks_do_the_same_or_there_is_one_rank() {
+        let mesh = [2, 1, 2];
+        let operands = [(&[4, 4][..], layout(&mesh, &[S(0), S(0), R])), (&[4, 4][..], layout(&mesh, &[R, R, R]))];
+        let found = choice(&mesh, &operands, &product()).unwrap();
+        assert_eq!(placements(&found.outputs), [[S(0), S(0), R]]);
+        assert_eq!(found.varying, [Dims::new(), Dims::from_slice(&[0])]);
+    }
+
+    #[test]
+    fn the_smaller_operand_moves() {
+        let columns_of = |a: usize, b: usize| {
+            let operands = [(&[4, a][..], layout(&[2], &[S(1)])), (&[a, b][..], layout(&[2], &[S(1)]))];
+            placements(&choice(&[2], &operands, &product()).unwrap().inputs)
+        };
+        // The first is gathered, or the second re-cut, whichever is smaller.
+        assert_eq!(columns_of(8, 1 << 20), [[R], [S(1)]]);
+        assert_eq!(columns_of(1 << 20, 2), [[S(1)], [S(0)]]);
+    }
+
+    #[test]
+    fn a_replicated_operand_is_sliced_for_free() {
+        let operands = [(&[4, 8][..], layout(&[2], &[S(1)])), (&[8, 4][..], layout(&[2], &[R]))];
+        let found = choice(&[2], &operands, &product()).unwrap();
+        assert_eq!(
+            (placements(&found.inputs), placements(&found.outputs)),
+            (vec![vec![S(1)], vec![S(0)]], vec![vec![SUM]])
+        );
+    }
+
+    #[test]
+    fn cuts_keep_the_order_they_come_in() {
+        let mesh = [2, 2];
+        let turned = Layout::with_order(&mesh, &[S(0), S(0)], &[(0, &[1, 0])]).unwrap();
+        let found = choice(&mesh, &[(&[8, 4], turned.clone()), (&[4, 4], layout(&mesh, &[R, R]))], &product()).unwrap();
+        assert_eq!((&found.inputs[0], &found.outputs[0]), (&turned, &turned));
+    }
+
+    #[test]
+    fn pending_reductions_are_never_made() {
+        let rows = [strategy([R, R], [R]), strategy([SUM, SUM], [SUM])];
+        let operands = [(&[4][..], layout(&[2], &[SUM])), (&[4][..], layout(&[2], &[R]))];
+        assert_eq!(placements(&choice(&[2], &operands, &rows).unwrap().inputs), [[R], [R]]);
+    }
+
+    #[test]
+    fn reductions_that_do_not_commute_are_never_left_pending() {
+        let mesh = [2, 2];
+        let rows = [strategy([R, R], [R]), strategy([SUM, R], [SUM]), strategy([R, MAX], [MAX])];
+        let operands = [(&[4][..], layout(&mesh, &[SUM, R])), (&[4][..], layout(&mesh, &[R, MAX]))];
+        let found = choice(&mesh, &operands, &rows).unwrap();
+        assert_eq!(placements(&found.outputs), [[R, MAX]]);
+    }
+
+    #[test]
+    fn a_dimension_shorter_than_the_mesh_is_cut_only_if_it_comes_so() {
+        let rows = [strategy([S(0), S(0)], [S(0)]), strategy([R, R], [R])];
+        let of = |first, second| {
+            let operands = [(&[3, 9][..], layout(&[4], &[first])), (&[3, 9][..], layout(&[4], &[second]))];
+            placements(&choice(&[4], &operands, &rows).unwrap().inputs)
+        };
+        assert_eq!(of(S(0), S(0)), [[S(0)], [S(0)]]);
+        assert_eq!(of(R, S(0)), [[R], [R]]);
+    }
+
+    #[test]
+    fn pieces_over_all_mesh_dimensions_divide_what_the_rows_ask_for() {
+        let mesh = [2, 2];
+        let of = |heads: usize| {
+            let rows = [strategy([R], [R]), strategy([S(0)], [S(0)]).if_divides(heads)];
+            placements(&choice(&mesh, &[(&[8, 8], layout(&mesh, &[S(0), S(0)]))], &rows).unwrap().inputs)
+        };
+        assert_eq!(of(8), [[S(0), S(0)]]);
+        assert_eq!(of(6), [[S(0), R]]);
+        assert_eq!(of(5), [[R, R]]);
+    }
+
+    #[test]
+    fn no_row_that_can_be_reached_is_no_choice() {
+        assert_eq!(choice(&[2], &[(&[4], layout(&[2], &[R]))], &[strategy([AVG], [AVG])]), None);
+    }
+
+    /// Against the definition: every product of rows, in the orders of cuts that are promised.
+    #[test]
+    fn nothing_is_cheaper() {
+        let mesh = [2, 3];
+        let all = [R, S(0), S(1), SUM, AVG];
+        let layouts: Vec<Layout> = all
+            .iter()
+            .cartesian_product(&all)
+            .flat_map(|(&a, &b)| [[0, 1], [1, 0]].map(|turn| Layout::in_turn(&mesh, &[a, b], &turn).unwrap()))
+            .unique()
+            .collect();
+        let rows = product();
+        let shape = Shape::from([12, 12]);
+        let cost = |from: &Layout, to: &Layout| {
+            let steps = crate::placement::plan(from, to).ok()?;
+            let (calls, bytes) = plan_cost(from, &steps, 12 * 12 * 4);
+            Some(bytes + calls * CALL)
+        };
+        for (a, b) in layouts.iter().cartesian_product(&layouts) {
+            let operands = [a, b].map(|layout| Operand { layout, shape: &shape, width: 4 });
+            let found = choose(&mesh, &operands, 1, &rows).unwrap();
+            let found = cost(a, &found.inputs[0]).unwrap() + cost(b, &found.inputs[1]).unwrap();
+            for (first, second) in rows.iter().cartesian_product(&rows) {
+                let turned = !a.has_default_order() || !b.has_default_order();
+                for turn in [[0, 1], [1, 0]].into_iter().take(1 + usize::from(turned)) {
+                    let input =
+                        |at: usize| Layout::in_turn(&mesh, &[first.inputs[at], second.inputs[at]], &turn).unwrap();
+                    if [0, 1].iter().any(|&at| unasked(&operands[at], &input(at))) {
+                        continue;
+                    }
+                    let Some(other) = cost(a, &input(0)).zip(cost(b, &input(1))) else { continue };
+                    assert!(found <= other.0 + other.1, "{a} {b}: {} {} is cheaper", input(0), input(1));
+                }
+            }
+        }
+    }
 }

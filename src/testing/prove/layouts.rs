@@ -27,13 +27,37 @@ pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &Values) -> Vec
     all
 }
 
-/// At most `cap` of the numbers below `total`, spread evenly.
-pub(super) fn selection(total: usize, cap: usize) -> impl Iterator<Item = usize> {
+/// At most `cap` combinations of one layout an input, as numbers in mixed radix: the digits are
+/// places in `inputs`, the first input's the lowest.
+///
+/// Up to half of them are of layouts without pending reductions, which is where most rules have
+/// their rows; the rest are spread over all.
+pub(super) fn combinations(inputs: &[Vec<Layout>], cap: usize) -> Vec<usize> {
+    let total: usize = inputs.iter().map(Vec::len).product();
+    if total <= cap {
+        return (0..total).collect();
+    }
+    let plain = inputs.iter().map(|layouts| (0..layouts.len()).filter(|&at| !layouts[at].has_partial()));
+    let plain: Vec<Vec<usize>> = plain.map(Iterator::collect).collect();
+    let number = |at: usize| {
+        let (mut rest, mut radix, mut number) = (at, 1, 0);
+        for (plain, layouts) in plain.iter().zip(inputs) {
+            number += plain[rest % plain.len()] * radix;
+            (rest, radix) = (rest / plain.len(), radix * layouts.len());
+        }
+        number
+    };
+    let some = spread(plain.iter().map(Vec::len).product()).map(number).take(cap / 2);
+    some.chain(spread(total)).unique().take(cap).collect()
+}
+
+/// All numbers below `total`, in an order whose beginnings are spread evenly.
+fn spread(total: usize) -> impl Iterator<Item = usize> {
     // Multiples of a number near the golden section of `total` fill it evenly, whatever the period
-    // that one is interested in.
-    let golden = if total > cap { (total as f64 * 0.618_034) as usize } else { 1 };
-    let step = (golden.max(1)..).find(|&step| gcd(step, total) == 1).unwrap_or(1);
-    (0..total.min(cap)).map(move |at| at * step % total)
+    // that one looks at.
+    let golden = ((total as f64 * 0.618_034) as usize).max(1);
+    let step = (golden..).find(|&step| gcd(step, total) == 1).unwrap_or(1);
+    (0..total).map(move |at| at * step % total)
 }
 
 #[cfg(test)]
@@ -51,12 +75,16 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_repeats_nothing_and_meets_every_layout_of_every_input() {
-        assert_eq!(selection(5, 10).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
-        let (layouts, cap) = (41, 200);
-        let picked: Vec<_> = selection(layouts * layouts, cap).collect();
-        assert_eq!(picked.iter().unique().count(), cap);
-        assert_eq!(picked.iter().map(|at| at / layouts).unique().count(), layouts);
-        assert_eq!(picked.iter().map(|at| at % layouts).unique().count(), layouts);
+    fn combinations_repeat_nothing_and_meet_every_layout_of_every_input() {
+        let one = layouts(&[2, 2], 2, &Values::Float(0.0..1.0));
+        assert_eq!(combinations(&[one[..5].to_vec(), one[..3].to_vec()], 20), Vec::from_iter(0..15));
+        let picked = combinations(&[one.clone(), one.clone()], 240);
+        assert_eq!(picked.iter().unique().count(), 240);
+        for digit in [|at: &usize| at % 41, |at: &usize| at / 41] {
+            assert_eq!(picked.iter().map(digit).unique().count(), one.len());
+        }
+        let plain = |at: &&usize| !one[**at % 41].has_partial() && !one[**at / 41].has_partial();
+        assert_eq!(picked[..120].iter().filter(plain).count(), 120);
+        assert_eq!(one.iter().filter(|layout| !layout.has_partial()).count(), 11);
     }
 }

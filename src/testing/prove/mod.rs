@@ -50,7 +50,7 @@ use crate::comm::{Launch, launch};
 pub use case::{Case, Input, Plain, Sharded};
 pub use macros::{plain, sharded};
 pub use output::{Outputs, Whole};
-pub use report::{Combination, Difference, OperatorReport, Report, What, Wrong};
+pub use report::{Combination, Difference, LaidOut, OperatorReport, Report, What, Wrong};
 use run::Plan;
 use truth::Truth;
 
@@ -58,14 +58,14 @@ use truth::Truth;
 const MESHES: [&[usize]; 4] = [&[2], &[3], &[4], &[2, 2]];
 
 /// Combinations tried of one case with several inputs on a mesh of several dimensions, where
-/// there are thousands; spread evenly over all of them.
+/// there are thousands.
 const CAP: usize = 200;
 
 /// Tries every case in every combination of layouts; [the module](self) says how.
 ///
 /// On meshes of one dimension, and for one input, these are all combinations there are. On 2 x 2
-/// ranks at most 200 combinations of several inputs are tried, spread evenly over all; the report
-/// says of how many.
+/// ranks at most 200 combinations of several inputs are tried: up to 100 without pending
+/// reductions, the rest spread evenly over all. The report says of how many.
 ///
 /// # Panics
 /// If the unsharded operator of a case fails, or ranks cannot be launched.

@@ -38,10 +38,19 @@ pub struct OperatorReport {
 pub struct Combination {
     /// Shape of the mesh.
     pub mesh: Vec<usize>,
-    /// Global shapes of the inputs.
-    pub shapes: Vec<Vec<usize>>,
-    /// Their layouts.
-    pub layouts: Vec<Layout>,
+    /// The inputs.
+    pub inputs: Vec<LaidOut>,
+}
+
+/// One input of a [`Combination`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct LaidOut {
+    /// Its name.
+    pub name: &'static str,
+    /// Its global shape.
+    pub shape: Vec<usize>,
+    /// How it came.
+    pub layout: Layout,
 }
 
 /// A combination whose result is not that of the unsharded operator.
@@ -166,12 +175,12 @@ impl fmt::Display for OperatorReport {
     }
 }
 
-/// `mesh [2, 2]: [4, 6] as [S(0), R], [6, 4] as [R, R]`
+/// `mesh [2, 2]: a [4, 6] as [S(0), R], b [6, 4] as [R, R]`
 impl fmt::Display for Combination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "mesh {:?}: ", self.mesh)?;
-        let inputs = self.shapes.iter().zip(&self.layouts);
-        f.write_str(&inputs.map(|(shape, layout)| format!("{shape:?} as {layout}")).join(", "))
+        let input = |LaidOut { name, shape, layout }: &LaidOut| format!("{name} {shape:?} as {layout}");
+        f.write_str(&self.inputs.iter().map(input).join(", "))
     }
 }
 
@@ -186,36 +195,37 @@ impl fmt::Display for Difference {
 }
 
 /// Combinations, those on meshes of one dimension by the placements of all inputs but the last:
-/// `R with S(0) P(max); S(0) with S(1); and 12 on meshes of more dimensions`.
+/// `P(max)|P(min) with R S(0); S(0) with S(1); and 12 on 2 x 2`.
 struct Fallbacks<'a>(&'a [Combination]);
 
 impl fmt::Display for Fallbacks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |combination: &Combination| {
-            let placements = combination.layouts.iter().map(|layout| layout.placements()[0].to_string());
-            placements.collect::<Vec<_>>()
-        };
         let (flat, more): (Vec<_>, Vec<_>) = self.0.iter().partition(|combination| combination.mesh.len() == 1);
-        let groups = flat.into_iter().map(line).unique().into_group_map_by(|line| line[..line.len() - 1].to_vec());
-        let mut parts: Vec<String> = groups
-            .into_iter()
-            .sorted()
-            .map(|(first, lines)| {
-                let last = lines.iter().map(|line| &line[line.len() - 1]).join(" ");
-                if first.is_empty() { last } else { format!("{} with {last}", first.join(" ")) }
-            })
-            .collect();
-        if !more.is_empty() {
-            parts.push(format!("and {} on meshes of more dimensions", more.len()));
+        let mut by_first: Vec<(String, Vec<String>)> = Vec::new();
+        for combination in flat {
+            let mut placements = combination.inputs.iter().map(|input| input.layout.placements()[0].to_string());
+            let Some(last) = placements.next_back() else { continue };
+            push(&mut by_first, placements.join(" "), last);
         }
-        f.write_str(&parts.join("; "))
+        let mut by_last: Vec<(Vec<String>, Vec<String>)> = Vec::new();
+        for (first, mut lasts) in by_first {
+            lasts.sort();
+            push(&mut by_last, lasts, first);
+        }
+        let part = |(lasts, firsts): (Vec<String>, Vec<String>)| match &firsts[..] {
+            [first] if first.is_empty() => lasts.join(" "),
+            firsts => format!("{} with {}", firsts.join("|"), lasts.join(" ")),
+        };
+        let more = (!more.is_empty()).then(|| format!("and {} on 2 x 2", more.len()));
+        f.write_str(&by_last.into_iter().map(part).chain(more).join("; "))
     }
 }
 
-/// The layouts of a combination, for a caller who looks for one.
-impl Combination {
-    /// The placements of input `at`.
-    pub fn placements(&self, at: usize) -> &[crate::placement::Placement] {
-        self.layouts[at].placements()
+/// Adds `value`, once, to the group of `key`. Groups keep the order of their first values.
+fn push<K: PartialEq, V: PartialEq>(groups: &mut Vec<(K, Vec<V>)>, key: K, value: V) {
+    match groups.iter_mut().find(|(known, _)| *known == key) {
+        Some((_, values)) if values.contains(&value) => {}
+        Some((_, values)) => values.push(value),
+        None => groups.push((key, vec![value])),
     }
 }

@@ -8,9 +8,9 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::case::{Case, Input, Sharded};
-use super::layouts::{layouts, selection};
+use super::layouts::{combinations, layouts};
 use super::output::Whole;
-use super::report::{Combination, Difference, What};
+use super::report::{Combination, Difference, LaidOut, What};
 use super::truth::{Truth, furthest, loss};
 use crate::comm::{Launch, launch};
 use crate::dtensor::ops::RedistributePolicy;
@@ -65,10 +65,9 @@ impl<'a> Plan<'a> {
         let of = |input: &Input| layouts(mesh_shape, input.shape.len(), &input.values);
         let layouts: Vec<Vec<Vec<Layout>>> = cases.iter().map(|case| case.inputs.iter().map(of).collect()).collect();
         let possible: Vec<usize> = layouts.iter().map(|inputs| inputs.iter().map(Vec::len).product()).collect();
-        let jobs = possible.iter().zip(&layouts).enumerate().flat_map(|(case, (&total, inputs))| {
-            let exhaustive = mesh_shape.len() == 1 || inputs.len() == 1;
-            let cap = if exhaustive { total } else { cap };
-            selection(total, cap).map(move |combination| Job { case, combination })
+        let jobs = layouts.iter().enumerate().flat_map(|(case, inputs)| {
+            let cap = if mesh_shape.len() == 1 || inputs.len() == 1 { usize::MAX } else { cap };
+            combinations(inputs, cap).into_iter().map(move |combination| Job { case, combination })
         });
         let jobs = jobs.collect();
         Self { mesh_shape, cases, truths, layouts, jobs, possible }
@@ -86,10 +85,13 @@ impl<'a> Plan<'a> {
     }
 
     fn combination(&self, job: Job) -> Combination {
-        let pairs = self.layouts[job.case].iter().zip(self.digits(job));
-        let layouts = pairs.map(|(layouts, digit)| layouts[digit].clone()).collect();
-        let shapes = self.cases[job.case].inputs.iter().map(|input| input.shape.clone()).collect();
-        Combination { mesh: self.mesh_shape.to_vec(), shapes, layouts }
+        let inputs = self.cases[job.case].inputs.iter().zip(&self.layouts[job.case]).zip(self.digits(job));
+        let inputs = inputs.map(|((input, layouts), digit)| LaidOut {
+            name: input.name,
+            shape: input.shape.clone(),
+            layout: layouts[digit].clone(),
+        });
+        Combination { mesh: self.mesh_shape.to_vec(), inputs: inputs.collect() }
     }
 
     /// Runs all jobs, in as few launches as possible: one, and one more after every failure.

@@ -58,11 +58,11 @@ impl Values {
         let share = unit([at, mesh_dim, 50 + index]);
         let last = index + 1 == size;
         // The last rank's term is what makes the terms add up.
-        let rest = || (0..index).map(|index| single(noise(index))).sum::<f64>();
+        let rest = || (0..index).map(|index| single(value + noise(index))).sum::<f64>();
         match op {
             PartialOp::Sum if last => (value - rest(), 1.0),
-            PartialOp::Sum => (noise(index), 1.0),
-            PartialOp::Avg if last => (value - rest(), 1.0 / size as f64),
+            PartialOp::Sum => (value + noise(index), 1.0),
+            PartialOp::Avg if last => (value * size as f64 - rest(), 1.0 / size as f64),
             PartialOp::Avg => (value + noise(index), 1.0 / size as f64),
             PartialOp::Min | PartialOp::Max if holds => (value, 1.0),
             PartialOp::Max => match self {
