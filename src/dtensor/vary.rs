@@ -161,7 +161,7 @@ impl<const D: usize> DTensor<D> {
 }
 
 /// `layout` with Replicate on `dims`; the other cuts keep their order.
-pub(super) fn replicated_on(layout: &Layout, dims: &[usize]) -> Result<Layout> {
+fn replicated_on(layout: &Layout, dims: &[usize]) -> Result<Layout> {
     let mut placements = layout.placements().to_vec();
     for &dim in dims {
         placements[dim] = Placement::Replicate;

@@ -5,9 +5,11 @@
 //! | `R`, `S(d)` | the same |
 //! | `P(op)` | `R` |
 
+use std::sync::Arc;
+
 use burn::tensor::{ElementConversion, Tensor};
 
-use crate::dtensor::vary::replicated_on;
+use super::placements::{R, replaced};
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
@@ -31,13 +33,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// A local tensor whose elements are all the same needs no reduction.
     fn like(&self, local: Tensor<D, K>) -> Self {
+        Self::from_parts(local, self.reduced_spec())
+    }
+
+    /// The spec of a tensor like this one, without its pending reductions.
+    pub(super) fn reduced_spec(&self) -> Arc<DTensorSpec> {
         if !self.layout().has_partial() {
-            return Self::from_parts(local, self.spec.clone());
+            return self.spec.clone();
         }
-        let pending = |&dim: &usize| self.placements()[dim].partial_op().is_some();
-        let pending: Vec<usize> = (0..self.placements().len()).filter(pending).collect();
-        let layout = replicated_on(self.layout(), &pending).unwrap_or_else(|error| error.unwind());
-        let spec = DTensorSpec::decided(self.mesh(), layout, self.shape(), self.dtype()).shared();
-        Self::from_parts(local, spec)
+        let layout = replaced(self.layout(), |own| if own.partial_op().is_some() { R } else { own });
+        let layout = layout.expect("the shards and their order stay");
+        DTensorSpec::decided(self.mesh(), layout, self.shape(), self.dtype()).shared()
     }
 }

@@ -23,8 +23,6 @@ use std::cell::Cell;
 
 use burn::tensor::{Distribution, Shape, Tensor, TensorData};
 
-use super::placements::{R, replaced};
-use crate::Result;
 use crate::dtensor::factory::check_distribution;
 use crate::dtensor::philox::philox4x32;
 use crate::dtensor::random::{fill, float};
@@ -92,12 +90,7 @@ impl<const D: usize> DTensor<D> {
     #[must_use]
     pub fn random_like(&self, distribution: Distribution) -> Self {
         check_distribution(distribution).unwrap_or_else(|error| crate::Error::from(error).unwind());
-        let spec = self.reduced_spec().unwrap_or_else(|error| error.unwind());
-        Self::from_parts(part(distribution, next_seed(), &spec, &self.local, 1.0), spec.shared())
-    }
-
-    fn reduced_spec(&self) -> Result<DTensorSpec> {
-        let layout = replaced(self.layout(), |own| if own.partial_op().is_some() { R } else { own })?;
-        self.spec.with_layout(layout)
+        let spec = self.reduced_spec();
+        Self::from_parts(part(distribution, next_seed(), &spec, &self.local, 1.0), spec)
     }
 }
