@@ -1,6 +1,7 @@
 //! Operators that burn has as functions of [`burn::tensor::module`], and their like.
 
 pub use super::attention::attention;
+pub use super::batch_norm::{BatchNormTrainOutput, batch_norm, batch_norm_train};
 pub use super::conv::{conv_transpose1d, conv_transpose2d, conv1d, conv2d};
 pub use super::dropout::dropout;
 pub use super::embedding::embedding;

@@ -14,6 +14,7 @@ mod embedding;
 mod expand;
 mod flip;
 mod gather;
+mod linalg;
 mod linear;
 mod loss;
 mod matmul;
@@ -49,6 +50,7 @@ pub fn cases() -> Vec<Case> {
         expand::cases(),
         flip::cases(),
         gather::cases(),
+        linalg::cases(),
         linear::cases(),
         loss::cases(),
         matmul::cases(),

@@ -15,6 +15,13 @@ pub fn cases() -> Vec<Case> {
         case!("group_norm", (x: 3 = [3, 4, 2], gamma: 1 = [4], beta: 1 = [4]) => x.group_norm(2, Some((gamma, beta)), 1e-5)),
         case!("group_norm", (x: 2 = [3, 6]) => x.group_norm(3, None, 1e-5)),
         case!("group_norm", (x: 3 = [1, 6, 2], gamma: 1 = [6], beta: 1 = [6]) => x.group_norm(6, Some((gamma, beta)), 1e-5)),
+        case!("batch_norm", (x: 2 = [3, 4], gamma: 1 = [4], beta: 1 = [4], mean: 1 = [4]) => {
+            module::batch_norm(x, gamma.clone(), beta, mean, gamma.square(), 1e-5)
+        }),
+        case!("batch_norm_train", (x: 2 = [5, 3], gamma: 1 = [3], beta: 1 = [3]) => {
+            let normalized = module::batch_norm_train(x, gamma, beta, 1e-5);
+            (normalized.output, normalized.mean, normalized.variance)
+        }),
     ]
 }
 
