@@ -24,7 +24,7 @@
 //! | along a dimension: the softmaxes, `glu` | that dimension whole, any other cut |
 //! | `prelu` with an `alpha` a channel | channels cut with their `alpha` |
 
-use burn::tensor::{AsIndex, Shape, activation as local};
+use burn::tensor::{AsIndex, Shape, Tensor, activation as local};
 
 use super::along::{Along, along};
 use super::args::{dim_of, misfit};
@@ -104,7 +104,17 @@ pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> 
     if len % 2 == 1 {
         misfit("glu", &[tensor.shape()], format!("dimension {dim} must have two halves, its length is {len}")).unwind();
     }
-    along(&Along::new("glu", NOTHING, dim).with_len(len / 2), tensor, |x| local::glu(x, dim))
+    along(&Along::new("glu", NOTHING, dim).with_len(len / 2), tensor, |x| {
+        if x.shape().num_elements() > 0 {
+            return local::glu(x, dim);
+        }
+        let half = |x: Tensor<D>| {
+            let mut shape = x.shape();
+            shape[dim] = len / 2;
+            reshape::<D, D, _>(x, shape)
+        };
+        half(x.clone()) * local::sigmoid(half(x))
+    })
 }
 
 /// With an `alpha` for all, or one a channel (dimension 1).
@@ -138,12 +148,12 @@ impl Rule for Prelu {
 /// others.
 #[must_use]
 pub fn prelu<const D: usize>(tensor: DTensor<D>, alpha: DTensor<1>) -> DTensor<D> {
-    binary(&Prelu, tensor, alpha, |x, alpha, op| {
-        if op.output_shape(0).num_elements() > 0 {
-            return local::prelu(x, alpha);
-        }
+    binary(&Prelu, tensor, alpha, |x, alpha, _| {
+        // Burn's own reads an `alpha` without elements as one for all.
         let mut channels = [1; D];
         channels[D.min(2) - 1] = alpha.dims()[0];
-        x * reshape(alpha, Shape::from(channels))
+        let scaled = x.clone() * reshape(alpha, Shape::from(channels));
+        let negative = x.clone().lower_scalar(0);
+        x.mask_where(negative, scaled)
     })
 }

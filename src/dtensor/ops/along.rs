@@ -5,13 +5,12 @@
 //! | `S(d)`, `d` any other dimension | `S(d)` |
 //! | those of the operator's [`Table`] | its last column |
 
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{Int, Shape, Tensor};
 
 use super::placements::S;
 use super::pointwise::Table;
-use super::{Resolved, Rule, Strategy, strategy, unary};
+use super::{Rule, Strategy, resolve, strategy, unary};
 use crate::Result;
-use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
 
 /// The rule of an operator along one dimension.
@@ -62,22 +61,23 @@ impl Rule for Along {
     }
 }
 
-/// Runs the operator. A rank without elements has nothing to compute.
+/// Runs the operator.
 pub(super) fn along<const D: usize, K: Kind>(
     rule: &Along,
     x: DTensor<D, K>,
     local: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>,
 ) -> DTensor<D, K> {
-    unary(rule, x, |x, op| unless_empty(x, op, local))
+    unary(rule, x, |x, _| local(x))
 }
 
-/// `local` of `x`, or `x` itself in the shape of output 0 if both are empty: it stays in its
-/// graph, in which the other ranks communicate.
-pub(super) fn unless_empty<const D: usize, K: Kind>(
-    x: Tensor<D, K>,
-    op: &Resolved,
-    local: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>,
-) -> Tensor<D, K> {
-    let shape = op.output_shape(0);
-    if shape.num_elements() == 0 && x.shape().num_elements() == 0 { reshape(x, shape.clone()) } else { local(x) }
+/// Runs an operator that also says where it found its values.
+pub(super) fn along_with_indices<const D: usize, K: Kind>(
+    rule: &Along,
+    x: DTensor<D, K>,
+    local: impl FnOnce(Tensor<D, K>) -> (Tensor<D, K>, Tensor<D, Int>),
+) -> (DTensor<D, K>, DTensor<D, Int>) {
+    let rule = rule.clone().with_outputs(2);
+    let op = resolve(&rule, &[&x.spec]).unwrap_or_else(|error| error.unwind());
+    let (values, indices) = local(x.enter(&op, 0));
+    (op.leave(0, values), op.leave(1, indices))
 }

@@ -153,9 +153,6 @@ pub fn group_norm<const D: usize>(
 
 fn normalized_groups<const D: usize>(x: Tensor<D>, groups: usize, epsilon: f64) -> Tensor<D> {
     let shape = x.shape();
-    if shape.num_elements() == 0 {
-        return x;
-    }
     let dtype = x.dtype();
     let rows: Tensor<2> = reshape(x, Shape::from([shape[0] * groups, shape[1..].iter().product::<usize>() / groups]));
     // Half precision cannot hold a sum of squares.

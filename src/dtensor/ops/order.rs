@@ -2,10 +2,10 @@
 
 use burn::tensor::{AsIndex, Int, Tensor, kind};
 
-use super::along::{Along, along, unless_empty};
+use super::along::{Along, along, along_with_indices};
 use super::args::{dim_of, misfit};
 use super::pointwise::NOTHING;
-use super::{resolve, unary};
+use super::unary;
 use crate::dtensor::{DTensor, Kind};
 
 macro_rules! sorts {
@@ -25,7 +25,7 @@ macro_rules! sorts_with_indices {
         #[must_use]
         pub fn $name<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
             let dim = dim_of(stringify!($name), dim, D);
-            with_indices(&Along::new(stringify!($name), NOTHING, dim), self, |x| x.$name(dim))
+            along_with_indices(&Along::new(stringify!($name), NOTHING, dim), self, |x| x.$name(dim))
         }
     )*};
 }
@@ -60,7 +60,9 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[must_use]
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
         let dim = self.top("topk_with_indices", k, dim);
-        with_indices(&Along::new("topk_with_indices", NOTHING, dim).with_len(k), self, |x| x.topk_with_indices(k, dim))
+        along_with_indices(&Along::new("topk_with_indices", NOTHING, dim).with_len(k), self, |x| {
+            x.topk_with_indices(k, dim)
+        })
     }
 
     /// Where the `k` largest along `dim` are, as burn's [`argtopk`](Tensor::argtopk).
@@ -89,7 +91,7 @@ impl<const D: usize> DTensor<D> {
     #[must_use]
     pub fn median<I: AsIndex>(self, dim: I) -> Self {
         let dim = dim_of("median", dim, D);
-        along(&Along::new("median", NOTHING, dim).with_len(1), self, |x| x.median(dim))
+        along(&Along::new("median", NOTHING, dim).with_len(1), self, |x| local_median(x, dim).0)
     }
 
     /// [`median`](Self::median), and where it was, as burn's
@@ -98,25 +100,15 @@ impl<const D: usize> DTensor<D> {
     pub fn median_with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
         let dim = dim_of("median_with_indices", dim, D);
         let rule = Along::new("median_with_indices", NOTHING, dim).with_len(1);
-        with_indices(&rule, self, |x| x.median_with_indices(dim))
+        along_with_indices(&rule, self, |x| local_median(x, dim))
     }
 }
 
-/// An operator along a dimension that says where it found its values.
-pub(super) fn with_indices<const D: usize, K: Kind>(
-    rule: &Along,
-    x: DTensor<D, K>,
-    local: impl FnOnce(Tensor<D, K>) -> (Tensor<D, K>, Tensor<D, Int>),
-) -> (DTensor<D, K>, DTensor<D, Int>) {
-    let rule = rule.clone().with_outputs(2);
-    let op = resolve(&rule, &[&x.spec]).unwrap_or_else(|error| error.unwind());
-    let x = x.enter(&op, 0);
-    let mut indices = None;
-    let nowhere = Tensor::empty(op.output_shape(1).clone(), &x.device());
-    let values = unless_empty(x, &op, |x| {
-        let (values, found) = local(x);
-        indices = Some(found);
-        values
-    });
-    (op.leave(0, values), op.leave(1, indices.unwrap_or(nowhere)))
+/// Burn's, which takes the middle of what it has sorted: one node of the graph each.
+fn local_median<const D: usize>(x: Tensor<D>, dim: usize) -> (Tensor<D>, Tensor<D, Int>) {
+    if x.shape().num_elements() > 0 {
+        return x.median_with_indices(dim);
+    }
+    let (values, indices) = x.sort_with_indices(dim);
+    (values.sum_dim(dim), indices.sum_dim(dim))
 }

@@ -19,13 +19,14 @@
 
 use burn::tensor::{AsIndex, Bool, DType, Int, Shape, Tensor, kind};
 
-use super::along::Along;
+use super::along::{Along, along_with_indices};
 use super::args::{Dims, dim_of, dims_of};
-use super::order::with_indices;
+use super::empty::stand_in;
 use super::placements::{AVG, MAX, MIN, PRODUCT, S, SUM};
 use super::pointwise::NOTHING;
 use super::{Resolved, Rule, Strategy, strategy, unary};
 use crate::Result;
+use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
 use crate::placement::Placement;
 
@@ -92,14 +93,8 @@ impl Reduce {
         Self { name, parts, dims: (0..D).collect(), full: true }
     }
 
-    /// The part of all elements that this rank reduces.
-    fn share(&self, op: &Resolved) -> f64 {
-        let (local, global) = (op.input(0).local_shape(), op.input(0).shape());
-        self.dims.iter().map(|&dim| local[dim] as f64 / global[dim] as f64).product()
-    }
-
-    /// This rank's term of the mean. Its own mean comes first, for no sum of a long dimension is
-    /// then rounded to a narrow type.
+    /// This rank's term of the mean: its own mean times its share of the elements. No sum of a
+    /// long dimension is rounded to a narrow type on the way.
     fn mean<const D: usize, const O: usize, K: Kind + kind::Numeric>(
         &self,
         x: Tensor<D, K>,
@@ -107,26 +102,32 @@ impl Reduce {
         mean: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
         sum: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
     ) -> Tensor<O, K> {
-        let share = self.share(op);
-        if share == 1.0 {
-            mean(x)
-        } else if share > 0.0 {
-            mean(x).mul_scalar(share)
-        } else {
-            sum(x)
+        if self.dims.iter().all(|&dim| op.input(0).layout().order(dim).is_empty()) {
+            return mean(x);
         }
+        let (local, global) = (op.input(0).local_shape(), op.input(0).shape());
+        let share: f64 = self.dims.iter().map(|&dim| local[dim] as f64 / global[dim] as f64).product();
+        let own = if share > 0.0 { mean(x) } else { sum(x) };
+        own.mul_scalar(share)
     }
 }
 
-/// The extremum of this rank's part, or `of_nothing`, which loses against everything. It is made
-/// from a sum, to stay in the graph, in which the other ranks communicate.
-fn extremum<const D: usize, const O: usize, K: Kind>(
+/// `extremum` of `x` along `dim`. Of nothing it is `limit` of zeros, which loses against every other
+/// value, in the graph after `before`, which is what burn does to `x` first.
+fn extremum<const D: usize, K: Kind + kind::Ordered>(
     x: Tensor<D, K>,
-    extremum: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
-    sum: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
-    of_nothing: impl FnOnce(Tensor<O, K>) -> Tensor<O, K>,
-) -> Tensor<O, K> {
-    if x.shape().num_elements() > 0 { extremum(x) } else { of_nothing(sum(x)) }
+    dim: usize,
+    before: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>,
+    limit: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>,
+    extremum: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>,
+) -> Tensor<D, K> {
+    let mut shape = x.shape();
+    if shape[dim] > 0 {
+        return extremum(x);
+    }
+    shape[dim] = 1;
+    let zeros = Tensor::zeros(shape, (&x.device(), x.dtype()));
+    stand_in(before(x), limit(zeros))
 }
 
 /// Zero plus the last value of its element type.
@@ -224,12 +225,15 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
 }
 
 macro_rules! extrema {
-    ($($full:ident $dim:ident $dims:ident: $parts:expr, $of_nothing:expr);* $(;)?) => {$(
+    ($($full:ident $dim:ident $dims:ident: $parts:expr, $before:expr, $limit:expr);* $(;)?) => {$(
         #[doc = concat!("Of all elements, as burn's [`", stringify!($full), "`](Tensor::", stringify!($full), "): `[1]`.")]
         #[must_use]
         pub fn $full(self) -> DTensor<1, K> {
             let rule = Reduce::full::<D>(stringify!($full), $parts);
-            unary(&rule, self, |x, _| extremum(x, Tensor::$full, Tensor::sum, $of_nothing))
+            unary(&rule, self, |x, _| match x.shape().num_elements() {
+                0 => extremum(reshape::<D, 1, K>(x, Shape::from([0])), 0, $before, $limit, Tensor::$full),
+                _ => x.$full(),
+            })
         }
 
         #[doc = concat!("Along `dim`, which stays with length 1, as burn's [`", stringify!($dim), "`](Tensor::", stringify!($dim), ").")]
@@ -237,7 +241,7 @@ macro_rules! extrema {
         pub fn $dim<I: AsIndex>(self, dim: I) -> Self {
             let dim = dim_of(stringify!($dim), dim, D);
             let rule = Reduce::over(stringify!($dim), $parts, &[dim]);
-            unary(&rule, self, |x, _| extremum(x, |x| x.$dim(dim), |x| x.sum_dim(dim), $of_nothing))
+            unary(&rule, self, |x, _| extremum(x, dim, $before, $limit, |x| x.$dim(dim)))
         }
 
         #[doc = concat!("Over `dims`, which stay with length 1, as burn's [`", stringify!($dims), "`](Tensor::", stringify!($dims), ").")]
@@ -245,7 +249,7 @@ macro_rules! extrema {
         pub fn $dims<I: AsIndex>(self, dims: &[I]) -> Self {
             let dims = dims_of(stringify!($dims), dims, D);
             let rule = Reduce::over(stringify!($dims), $parts, &dims);
-            unary(&rule, self, |x, _| extremum(x, |x| x.$dims(&dims), |x| x.sum_dims(&dims), $of_nothing))
+            unary(&rule, self, |x, _| dims.iter().fold(x, |x, &dim| extremum(x, dim, $before, $limit, |x| x.$dim(dim))))
         }
     )*};
 }
@@ -264,16 +268,16 @@ macro_rules! positions {
         pub fn $with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
             let dim = dim_of(stringify!($with_indices), dim, D);
             let rule = Along::new(stringify!($with_indices), NOTHING, dim).with_len(1);
-            with_indices(&rule, self, |x| x.$with_indices(dim))
+            along_with_indices(&rule, self, |x| x.$with_indices(dim))
         }
     )*};
 }
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     extrema! {
-        max max_dim max_dims: Parts::Max { passes: true }, plus_lowest;
-        min min_dim min_dims: Parts::Min { passes: true }, plus_highest;
-        max_abs max_abs_dim max_abs_dims: Parts::Max { passes: false }, |zero| zero;
+        max max_dim max_dims: Parts::Max { passes: true }, |x| x, plus_lowest;
+        min min_dim min_dims: Parts::Min { passes: true }, |x| x, plus_highest;
+        max_abs max_abs_dim max_abs_dims: Parts::Max { passes: false }, Tensor::abs, |zeros| zeros;
     }
 
     positions! { argmax max_dim_with_indices, argmin min_dim_with_indices }

@@ -7,7 +7,7 @@
 //! | `cummax` | `P(max)` |
 //! | `cummin` | `P(min)` |
 
-use burn::tensor::{AsIndex, kind};
+use burn::tensor::{AsIndex, Tensor, kind};
 
 use super::along::{Along, along};
 use super::args::dim_of;
@@ -31,7 +31,16 @@ macro_rules! scan {
 }
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
-    scan! { cumsum: LINEAR, cumprod: PRODUCTS }
+    scan! { cumsum: LINEAR }
+
+    /// Along `dim`, as burn's [`cumprod`](burn::tensor::Tensor::cumprod).
+    #[must_use]
+    pub fn cumprod<I: AsIndex>(self, dim: I) -> Self {
+        let dim = dim_of("cumprod", dim, D);
+        // The derivative of an empty product, burn-flex 0.22 aborts on; that of a sum is as empty.
+        let local = |x: Tensor<D, K>| if x.shape().num_elements() > 0 { x.cumprod(dim) } else { x.cumsum(dim) };
+        along(&Along::new("cumprod", PRODUCTS, dim), self, local)
+    }
 }
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
