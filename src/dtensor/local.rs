@@ -1,5 +1,6 @@
 //! Local tensor work that a change of layout needs.
 
+use std::any::Any;
 use std::ops::Range;
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -117,12 +118,17 @@ fn assign_to_new_memory(view: DispatchTensor) -> DispatchTensor {
 
 /// Whether the autodiff graph would record an operation on `tensor`.
 pub(crate) fn is_tracked<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool {
-    tensor.dtype().is_float() && tensor.is_autodiff() && as_float(tensor.clone()).is_tracked()
+    float_ref(tensor).is_some_and(|float| float.is_autodiff() && float.is_tracked())
 }
 
 /// Whether `tensor` keeps a gradient.
 pub(super) fn is_require_grad<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool {
-    tensor.dtype().is_float() && tensor.is_autodiff() && as_float(tensor.clone()).is_require_grad()
+    float_ref(tensor).is_some_and(|float| float.is_autodiff() && float.is_require_grad())
+}
+
+/// A float tensor as such, if `K` is [`Float`](burn::tensor::Float): known when this is compiled.
+fn float_ref<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> Option<&Tensor<D>> {
+    (tensor as &dyn Any).downcast_ref()
 }
 
 /// A tensor of kind `K`, known to be [`Float`](burn::tensor::Float), as such.

@@ -11,8 +11,8 @@ use crate::placement::{Layout, Placement};
 
 /// Kinds of tensor a [`DTensor`] can be: [`Float`], [`Int`](burn::tensor::Int) and
 /// [`Bool`](burn::tensor::Bool). Only floats have gradients.
-pub trait Kind: kind::Autodiff {}
-impl<K: kind::Autodiff> Kind for K {}
+pub trait Kind: kind::Autodiff + 'static {}
+impl<K: kind::Autodiff + 'static> Kind for K {}
 
 /// This rank's part of a tensor of `D` dimensions that is laid out over a mesh of ranks.
 ///
