@@ -2,7 +2,7 @@
 
 use std::ops::{Add, Div, Mul, Neg, Rem, Sub};
 
-use burn::tensor::kind;
+use burn::tensor::{ElementConversion, kind};
 
 use super::pointwise::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NOTHING, Pointwise, SUBTRACTION, zip};
 use crate::dtensor::{DTensor, Kind};
@@ -54,13 +54,10 @@ macro_rules! operators {
             }
         }
 
-        operators! { @scalar $Trait $method $scalar: f32 f64 i32 i64 u32 u64 }
-    )*};
-    (@scalar $Trait:ident $method:ident $scalar:ident: $($ty:ty)*) => {$(
-        impl<const D: usize, K: Kind + kind::Numeric> $Trait<$ty> for DTensor<D, K> {
+        impl<const D: usize, K: Kind + kind::Numeric, E: ElementConversion> $Trait<E> for DTensor<D, K> {
             type Output = Self;
 
-            fn $method(self, other: $ty) -> Self {
+            fn $method(self, other: E) -> Self {
                 self.$scalar(other)
             }
         }
@@ -82,3 +79,44 @@ impl<const D: usize, K: Kind + kind::Numeric> Neg for DTensor<D, K> {
         DTensor::neg(self)
     }
 }
+
+/// A number on the left.
+macro_rules! from_the_left {
+    (/ $($ty:ty)*) => {$(
+        impl<const D: usize> Div<DTensor<D>> for $ty {
+            type Output = DTensor<D>;
+
+            fn div(self, x: DTensor<D>) -> DTensor<D> {
+                x.recip().mul_scalar(self)
+            }
+        }
+    )*};
+    ($($ty:ty)*) => {$(
+        impl<const D: usize, K: Kind + kind::Numeric> Add<DTensor<D, K>> for $ty {
+            type Output = DTensor<D, K>;
+
+            fn add(self, x: DTensor<D, K>) -> DTensor<D, K> {
+                x.add_scalar(self)
+            }
+        }
+
+        impl<const D: usize, K: Kind + kind::Numeric> Sub<DTensor<D, K>> for $ty {
+            type Output = DTensor<D, K>;
+
+            fn sub(self, x: DTensor<D, K>) -> DTensor<D, K> {
+                DTensor::neg(x).add_scalar(self)
+            }
+        }
+
+        impl<const D: usize, K: Kind + kind::Numeric> Mul<DTensor<D, K>> for $ty {
+            type Output = DTensor<D, K>;
+
+            fn mul(self, x: DTensor<D, K>) -> DTensor<D, K> {
+                x.mul_scalar(self)
+            }
+        }
+    )*};
+}
+
+from_the_left!(f32 f64 i32 i64 u32 u64);
+from_the_left!(/ f32 f64);
