@@ -29,7 +29,7 @@ use burn::tensor::{AsIndex, Shape, Tensor, activation as local};
 use super::along::{Along, along};
 use super::args::{dim_of, misfit};
 use super::placements::{R, S};
-use super::pointwise::{INCREASING, NOTHING, Pointwise, Table, map};
+use super::pointwise::{INCREASING, INCREASING_TO, NOTHING, Pointwise, Table, map};
 use super::{Rule, Strategy, binary, strategy};
 use crate::Result;
 use crate::dtensor::DTensor;
@@ -45,32 +45,32 @@ macro_rules! elementwise {
     )*};
 }
 
-/// The table of a function that is increasing under this condition on its parameters.
-const fn increasing_if(condition: bool) -> Table {
-    if condition { INCREASING } else { NOTHING }
+/// `table` under a condition on the function's parameters.
+const fn only_if(condition: bool, table: Table) -> Table {
+    if condition { table } else { NOTHING }
 }
 
 elementwise! {
     relu(): INCREASING,
     relu6(): INCREASING,
-    leaky_relu(negative_slope): increasing_if(negative_slope >= 0.0),
-    thresholded_relu(alpha): increasing_if(alpha >= 0.0),
-    threshold(threshold, value): increasing_if(value <= threshold),
+    leaky_relu(negative_slope): only_if(negative_slope > 0.0, INCREASING),
+    thresholded_relu(alpha): only_if(alpha >= 0.0, INCREASING),
+    threshold(threshold, value): only_if(value <= threshold, INCREASING),
     sigmoid(): INCREASING,
     log_sigmoid(): INCREASING,
-    hard_sigmoid(alpha, beta): increasing_if(alpha >= 0.0),
+    hard_sigmoid(alpha, beta): only_if(alpha >= 0.0, INCREASING),
     tanh(): INCREASING,
     tanhshrink(): INCREASING,
     hardtanh(min_val, max_val): INCREASING,
-    softsign(): INCREASING,
+    softsign(): NOTHING,
     softplus(beta): INCREASING,
     softplus_with_threshold(beta, threshold): INCREASING,
-    elu(alpha): increasing_if(alpha >= 0.0),
-    celu(alpha): increasing_if(alpha > 0.0),
-    selu(): INCREASING,
-    hard_shrink(lambda): increasing_if(lambda >= 0.0),
-    soft_shrink(lambda): increasing_if(lambda >= 0.0),
-    shrink(lambda, bias): increasing_if(lambda >= bias),
+    elu(alpha): only_if(alpha >= 0.0, INCREASING_TO),
+    celu(alpha): only_if(alpha > 0.0, INCREASING_TO),
+    selu(): INCREASING_TO,
+    hard_shrink(lambda): only_if(lambda >= 0.0, INCREASING),
+    soft_shrink(lambda): only_if(lambda >= 0.0, INCREASING),
+    shrink(lambda, bias): only_if(lambda >= bias, INCREASING),
     gelu(): NOTHING,
     gelu_approximate(): NOTHING,
     silu(): NOTHING,

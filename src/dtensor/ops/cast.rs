@@ -2,14 +2,15 @@
 //!
 //! | from -> to | linear | increasing |
 //! |---|---|---|
-//! | Float -> Float, Int -> Float | yes | yes |
+//! | Float -> a wider Float, Int -> Float | yes | yes |
+//! | Float -> a narrower Float: rounds | no | yes |
 //! | Float -> Int: rounds towards zero | no | yes |
 //! | Bool -> Int, Bool -> Float | | yes |
 //! | Int -> Int: a narrower type wraps around | no | no |
 //! | a number -> Bool: whether it is not zero | no | no |
 
 use burn::tensor::kind::{self, TensorKind};
-use burn::tensor::{Bool, Cast, Float, Int};
+use burn::tensor::{Bool, Cast, DType, Float, Int};
 
 use super::placements::{AVG, MAX, MIN, SUM};
 use super::pointwise::{INCREASING, NOTHING, Pointwise, Table, map};
@@ -19,7 +20,7 @@ use crate::dtensor::{DTensor, Kind};
 const EMBEDDING: Table = &[(&[SUM], SUM), (&[AVG], AVG), (&[MAX], MAX), (&[MIN], MIN)];
 
 const TO_FLOAT: Pointwise = Pointwise::new("cast", EMBEDDING);
-const TO_INT: Pointwise = Pointwise::new("cast", INCREASING);
+const ROUNDED: Pointwise = Pointwise::new("cast", INCREASING);
 const WITHIN_INT: Pointwise = Pointwise::new("cast", NOTHING);
 
 macro_rules! cast {
@@ -37,12 +38,21 @@ macro_rules! cast {
 }
 
 impl<const D: usize> DTensor<D> {
-    cast!(Float: TO_FLOAT TO_INT);
+    /// The elements as another type, as burn's [`cast`](burn::tensor::Tensor::cast).
+    #[must_use]
+    pub fn cast<T: Cast<D, Float> + Into<DType> + Copy>(self, dtype: T) -> DTensor<D, T::OutputKind>
+    where
+        T::OutputKind: Kind,
+    {
+        let (from, to): (DType, DType) = (self.dtype(), dtype.into());
+        let exact = to.is_float() && (to == from || to.size() > from.size());
+        map(if exact { TO_FLOAT } else { ROUNDED }, self, |x| x.cast(dtype))
+    }
 
     /// The integers towards zero, as burn's [`int`](burn::tensor::Tensor::int).
     #[must_use]
     pub fn int(self) -> DTensor<D, Int> {
-        map(TO_INT, self, |x| x.int())
+        map(ROUNDED, self, |x| x.int())
     }
 }
 
@@ -57,12 +67,12 @@ impl<const D: usize> DTensor<D, Int> {
 }
 
 impl<const D: usize> DTensor<D, Bool> {
-    cast!(Bool: TO_FLOAT TO_INT);
+    cast!(Bool: TO_FLOAT ROUNDED);
 
     /// 1 where true and 0 where false, as burn's [`int`](burn::tensor::Tensor::int).
     #[must_use]
     pub fn int(self) -> DTensor<D, Int> {
-        map(TO_INT, self, |x| x.int())
+        map(ROUNDED, self, |x| x.int())
     }
 
     /// 1 where true and 0 where false, as burn's [`float`](burn::tensor::Tensor::float).

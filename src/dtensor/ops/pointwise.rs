@@ -23,7 +23,16 @@ pub const NOTHING: Table = &[];
 /// `f(a + b) = f(a) + f(b)`.
 pub const LINEAR: Table = &[(&[SUM], SUM), (&[AVG], AVG)];
 /// `f(max(a, b)) = max(f(a), f(b))`.
+///
+/// `f` and its derivative must be numbers of everything that ranks may hold, and what an extremum
+/// leaves out may be as far from it as it likes (a rank without elements holds an infinity): no
+/// number in one term is none in the result, and a gradient of zero times an infinite derivative
+/// is none either. Hence the two halves below.
 pub const INCREASING: Table = &[(&[MAX], MAX), (&[MIN], MIN)];
+/// Increasing, and defined from some number on, as `log`.
+pub const INCREASING_FROM: Table = &[(&[MIN], MIN)];
+/// Increasing, and finite up to some number, as `exp`.
+pub const INCREASING_TO: Table = &[(&[MAX], MAX)];
 /// `f(max(a, b)) = min(f(a), f(b))`.
 pub const DECREASING: Table = &[(&[MAX], MIN), (&[MIN], MAX)];
 /// `x -> -x`.

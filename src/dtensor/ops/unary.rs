@@ -1,17 +1,9 @@
 //! Pointwise operators of one tensor: signs, roundings, powers, exponentials, trigonometry.
-//!
-//! A pending reduction goes through only if the operator is defined on all that the ranks may
-//! hold. What a `P(max)` leaves out may be as low as it likes: `log` of it would be no number, and
-//! that is what a maximum keeps. Above a minimum `log` stays defined, while `asin` does not.
 
 use burn::tensor::{ElementConversion, kind};
 
-use super::placements::MIN;
-use super::pointwise::{INCREASING, LINEAR, NEGATION, NOTHING, Pointwise, SHIFT, Table, map};
+use super::pointwise::{INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NOTHING, Pointwise, SHIFT, map};
 use crate::dtensor::{DTensor, Kind};
-
-/// Increasing, and defined from some number on.
-const INCREASING_FROM: Table = &[(&[MIN], MIN)];
 
 /// Methods that do to a DTensor what burn's method of that name does to a tensor.
 macro_rules! unary {
@@ -56,7 +48,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
 
 impl<const D: usize> DTensor<D> {
     unary! {
-        exp: INCREASING,
+        exp: INCREASING_TO,
         log: INCREASING_FROM,
         log1p: INCREASING_FROM,
         sqrt: INCREASING_FROM,
@@ -72,7 +64,7 @@ impl<const D: usize> DTensor<D> {
         sin: NOTHING,
         cos: NOTHING,
         tan: NOTHING,
-        sinh: INCREASING,
+        sinh: NOTHING,
         cosh: NOTHING,
         tanh: INCREASING,
         asin: NOTHING,

@@ -2,6 +2,7 @@
 
 mod distribute;
 mod factory;
+mod far;
 mod gradient;
 mod linear;
 mod loss;
