@@ -35,7 +35,7 @@ pub struct Block {
     pub w1: Affine,
     pub w2: Affine,
     #[module(skip)]
-    heads: usize,
+    pub(super) heads: usize,
 }
 
 impl Block {

@@ -2,9 +2,11 @@
 
 mod gpt;
 mod mlp;
+mod parallel;
 
-pub use gpt::{Gpt, GptSize};
+pub use gpt::{Block, Gpt, GptSize};
 pub use mlp::Mlp;
+pub use parallel::plan;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
