@@ -3,6 +3,7 @@
 mod brute;
 mod events;
 mod layout;
+mod ops;
 mod plan;
 mod redistribute;
 mod tied;
@@ -57,4 +58,20 @@ fn coordinates(mesh: &[usize]) -> Vec<Vec<usize>> {
 fn layout(mesh: &[usize], placements: &[String]) -> Result<Layout, PlacementError> {
     let placements = placements.iter().map(|text| text.parse()).collect::<Result<Vec<StridedPlacement>, _>>()?;
     Layout::from_strided(mesh, &placements)
+}
+
+/// The rectangular part of an array: its shape and row-major values.
+fn part<T: Copy>((shape, values): &(Vec<usize>, Vec<T>), slices: &[std::ops::Range<usize>]) -> (Vec<usize>, Vec<T>) {
+    let lens: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
+    let pick = |mut local: usize| {
+        let (mut global, mut stride) = (0, 1);
+        for (dim, slice) in slices.iter().enumerate().rev() {
+            global += (slice.start + local % slice.len()) * stride;
+            local /= slice.len();
+            stride *= shape[dim];
+        }
+        values[global]
+    };
+    let len = lens.iter().product();
+    (lens, (0..len).map(pick).collect())
 }

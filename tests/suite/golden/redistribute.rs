@@ -149,7 +149,7 @@ impl Case {
         let out = array(y.clone());
         let upstream = (self.shape.clone(), self.upstream());
         let slices = dst.local_slices(&self.shape, mesh.coordinate().unwrap());
-        let upstream = tensor(brute_slice(&upstream, &slices));
+        let upstream = tensor(super::part(&upstream, &slices));
         let grads = (y * upstream).sum().backward();
         let calls = |phase| world.ledger().total(|key| key.phase == phase).calls;
         Ok(Outcome {
@@ -182,22 +182,6 @@ impl Case {
 fn array<const D: usize>(tensor: Tensor<D>) -> Array {
     let shape = tensor.dims().to_vec();
     (shape, tensor.into_data().try_into_vec().unwrap())
-}
-
-/// The rectangular part of an array.
-fn brute_slice((shape, values): &Array, slices: &[std::ops::Range<usize>]) -> Array {
-    let part: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
-    let len: usize = part.iter().product();
-    let pick = |mut local: usize| {
-        let (mut global, mut stride) = (0, 1);
-        for (dim, slice) in slices.iter().enumerate().rev() {
-            global += (slice.start + local % slice.len()) * stride;
-            local /= slice.len();
-            stride *= shape[dim];
-        }
-        values[global]
-    };
-    ((part), (0..len).map(pick).collect())
 }
 
 /// How a case ended, for the totals.
