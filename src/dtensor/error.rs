@@ -10,8 +10,8 @@ use crate::placement::Placement;
 pub enum DTensorError {
     /// Two tensors of one operation live on different meshes.
     #[error(
-        "tensors of one operation must share a mesh, got {left} and {right}; \
-         bring one over with `full_tensor` and `distribute_local`"
+        "tensors of one operation must share a mesh, got {left} and {right}; make both on one, which for \
+         layers is that given to `parallelize`, or bring one over with `full_tensor` and `distribute_local`"
     )]
     MeshMismatch {
         /// Mesh of the first tensor.

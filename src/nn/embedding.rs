@@ -12,8 +12,10 @@ impl DTensorForward<DTensor<2, Int>> for Embedding {
     type Output = DTensor<3>;
 
     fn forward_dtensor(&self, indices: DTensor<2, Int>) -> DTensor<3> {
-        let style = self.weight.style();
-        let indices = bring(indices, style.and_then(|style| style.input()));
-        bring(module::embedding(read(&self.weight), indices), style.and_then(|style| style.output()))
+        let (style, weight) = (self.weight.style(), read(&self.weight));
+        let spec = weight.spec().clone();
+        let indices = bring(indices, &spec, style.and_then(|style| style.input()));
+        let y = module::embedding(weight, indices);
+        bring(y, &spec, style.and_then(|style| style.output()))
     }
 }

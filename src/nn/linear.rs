@@ -13,11 +13,12 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Linear {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        let style = self.weight.style();
+        let (style, weight) = (self.weight.style(), read(&self.weight));
+        let spec = weight.spec().clone();
         let input = style.and_then(|style| style.input());
         let output = style.and_then(|style| style.output());
         let bias = self.bias.as_ref().map(read);
-        bring(module::linear_with_input(x, read(&self.weight), bias, input), output)
+        bring(module::linear_with_input(x, weight, bias, input), &spec, output)
     }
 }
 

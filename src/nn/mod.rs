@@ -65,7 +65,8 @@ pub use grouped::{GroupedQueryAttention, GroupedQueryAttentionConfig};
 use burn::module::Param;
 use burn::tensor::Tensor;
 
-use crate::dtensor::{DTensor, Kind};
+use crate::Error;
+use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::fsdp::ParamExt;
 use crate::placement::Placement;
 
@@ -91,10 +92,13 @@ fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
     param.dtensor().unwrap_or_else(|error| error.unwind())
 }
 
-/// An activation where a style wants it.
-fn bring<const D: usize, K: Kind>(x: DTensor<D, K>, placement: Option<Placement>) -> DTensor<D, K> {
-    match placement {
-        Some(placement) => x.redistribute(&[placement]).unwrap_or_else(|error| error.unwind()),
-        None => x,
-    }
+/// An activation where a style wants it, on the mesh of the layer's parameter.
+fn bring<const D: usize, K: Kind>(
+    x: DTensor<D, K>,
+    param: &DTensorSpec,
+    placement: Option<Placement>,
+) -> DTensor<D, K> {
+    let Some(placement) = placement else { return x };
+    let same = x.spec().check_same_mesh(param).map_err(Error::from);
+    same.and_then(|()| x.redistribute(&[placement])).unwrap_or_else(|error| error.unwind())
 }

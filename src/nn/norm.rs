@@ -14,17 +14,18 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LayerNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        let style = self.gamma.style();
-        let x = bring(x, style.and_then(|style| style.input()));
+        let (style, gamma) = (self.gamma.style(), read(&self.gamma));
+        let spec = gamma.spec().clone();
+        let x = bring(x, &spec, style.and_then(|style| style.input()));
         let beta = self.beta.as_ref().map(read);
-        let y = module::layer_norm_by(x, read(&self.gamma), beta, |x, gamma, beta| {
+        let y = module::layer_norm_by(x, gamma, beta, |x, gamma, beta| {
             // burn keeps the layer's epsilon to itself: the layer computes, with what it is given.
             let mut layer = self.clone();
             layer.gamma = Param::initialized(ParamId::new(), gamma);
             layer.beta = beta.map(|beta| Param::initialized(ParamId::new(), beta));
             layer.forward(x)
         });
-        bring(y, style.and_then(|style| style.output()))
+        bring(y, &spec, style.and_then(|style| style.output()))
     }
 }
 
@@ -33,10 +34,11 @@ impl<const D: usize> DTensorForward<DTensor<D>> for RmsNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        let style = self.gamma.style();
-        let x = bring(x, style.and_then(|style| style.input()));
-        let y = module::rms_norm(x, read(&self.gamma), self.epsilon);
-        bring(y, style.and_then(|style| style.output()))
+        let (style, gamma) = (self.gamma.style(), read(&self.gamma));
+        let spec = gamma.spec().clone();
+        let x = bring(x, &spec, style.and_then(|style| style.input()));
+        let y = module::rms_norm(x, gamma, self.epsilon);
+        bring(y, &spec, style.and_then(|style| style.output()))
     }
 }
 

@@ -38,6 +38,8 @@ impl Rule for Linear {
             "the last dimension of the input must be as long as the first of the weight `[d_in, d_out]`"
         } else if inputs.get(2).is_some_and(|bias| bias[0] != weight[1]) {
             "the bias must be as long as the second dimension of the weight `[d_in, d_out]`"
+        } else if self.input.and_then(|placement| placement.shard_dim()).is_some_and(|dim| dim > last) {
+            "the style wants the input sharded along a dimension it does not have"
         } else {
             let mut output = x.clone();
             output[last] = weight[1];

@@ -9,7 +9,8 @@ pub enum RedistributePolicy {
     #[default]
     Auto,
     /// Fails with [`DTensorError::ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution),
-    /// which says what to write.
+    /// which says what to write. What a [`Style`](crate::parallel::Style) asks for is no secret, and
+    /// goes through.
     Deny,
 }
 

@@ -73,16 +73,16 @@ impl Resolved {
         &self.outputs[at].local
     }
 
-    /// Refuses to move an input.
-    fn check_unmoved(&self, operator: &'static str, inputs: &[&Arc<DTensorSpec>]) -> Result<()> {
+    /// Refuses to move an input, but for where the caller pinned it: that was asked for.
+    fn check_unmoved<R: Rule>(&self, rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<()> {
         for (input, (from, to)) in inputs.iter().zip(&self.inputs).enumerate() {
-            let moves = to.moves;
+            let implicit = to.moves && rule.pinned(input).is_none();
             let (from, to) = (from.layout(), to.spec.layout());
-            if !moves || Route::between(from, to)?.steps().is_empty() {
+            if !implicit || Route::between(from, to)?.steps().is_empty() {
                 continue;
             }
             return Err(DTensorError::ImplicitRedistribution {
-                operator,
+                operator: rule.name(),
                 input,
                 from: from.to_string(),
                 to: to.to_string(),
@@ -127,7 +127,7 @@ thread_local! {
 pub fn resolve<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Rc<Resolved>> {
     let resolved = decision(rule, inputs)?;
     if RedistributePolicy::current() == RedistributePolicy::Deny {
-        resolved.check_unmoved(rule.name(), inputs)?;
+        resolved.check_unmoved(rule, inputs)?;
     }
     Ok(resolved)
 }

@@ -12,7 +12,7 @@ use burn::nn::{
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_dtensor::dtensor::ops::random;
-use burn_dtensor::nn::MhaInput;
+use burn_dtensor::nn::{MhaInput, MhaOutput};
 use burn_dtensor::parallel::ParallelError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -256,4 +256,33 @@ fn dropout_is_the_same_on_every_mesh_and_rests_outside_training() {
     assert!(one.contains(&0.0) && one.iter().any(|&value| value > 1.0), "{one:?}");
     assert_eq!(run(2), one);
     assert_eq!(run(4), one);
+}
+
+/// Weights are dropped by global head, query and key, wherever a head is computed.
+#[test]
+fn attention_drops_the_same_weights_wherever_heads_are_split() {
+    let layer = MultiHeadAttentionConfig::new(8, 4).with_dropout(0.3).init(&Device::flex());
+    let _ = values(&Only { layer: layer.clone() }, None);
+    let run = |ranks: usize, plan: fn() -> Plan| {
+        let outputs = MeshTest::new([ranks], ["tp"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            random::seed(4);
+            let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, plan())?;
+            let x = DTensor::distribute_local(tensor(3, [2, 5, 8], &device), mesh, &[R])?;
+            let MhaOutput { weights, context } = model.layer.forward_dtensor(MhaInput::self_attn(x));
+            let (weights, context) = (weights.full_tensor()?, context.full_tensor()?);
+            let grads = GradientsParams::from_grads(loss(context.clone()).backward(), &model);
+            let grads: Vec<_> = full_grads(&model, &grads)?.into_values().collect();
+            Ok((floats(weights.inner()), floats(context.inner()), grads.concat()))
+        });
+        outputs.into_iter().next().expect("a rank")
+    };
+    let one = run(1, Plan::new);
+    assert!(one.0.contains(&0.0));
+    for (ranks, plan) in [(2, split_heads as fn() -> Plan), (4, split_heads), (2, Plan::new)] {
+        let several = run(ranks, plan);
+        near(&several.0, &one.0, || format!("weights on {ranks} ranks"));
+        near(&several.1, &one.1, || format!("context on {ranks} ranks"));
+        near(&several.2, &one.2, || format!("gradients on {ranks} ranks"));
+    }
 }

@@ -10,6 +10,7 @@ mod reference;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_dtensor::comm::{Op, Phase};
+use burn_dtensor::dtensor::ops::RedistributePolicy;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -75,7 +76,9 @@ fn the_plan_trains_as_one_device_and_sends_what_the_formula_says() {
                 ledger.reset();
                 let rows =
                     |shift| DTensor::from_local(tokens(step, rank, shift, &device), &tp, &[Placement::Replicate]);
-                let loss = model.loss(rows(0)?, rows(1)?).full_tensor()?;
+                // What moves is what the plan says.
+                let (tokens, targets) = (rows(0)?, rows(1)?);
+                let loss = RedistributePolicy::Deny.run(|| model.loss(tokens, targets)).full_tensor()?;
                 let value = loss.clone().inner();
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
                 for (op, phase, calls) in formula(mesh) {

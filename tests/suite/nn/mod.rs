@@ -1,8 +1,10 @@
 //! burn-nn's layers over DTensors, against burn's own forward on one rank.
 
+mod composition;
 mod counts;
 mod layers;
 mod llama;
+mod misuse;
 
 use burn::module::Module;
 
