@@ -39,6 +39,21 @@ impl Text {
         Self { tokens: text.chars().map(token).collect(), alphabet }
     }
 
+    /// Checks that it is long enough for a batch of `rows` sequences.
+    ///
+    /// # Errors
+    /// One line saying what would fit.
+    pub fn check_batch(&self, rows: usize, seq: usize) -> Result<(), String> {
+        let (has, needed) = (self.len(), rows.saturating_mul(seq.saturating_add(1)));
+        if has >= needed {
+            return Ok(());
+        }
+        Err(format!(
+            "the text has {has} characters, one batch of {rows} rows takes {needed} (rows x (--seq {seq} + 1)); \
+             give a longer --text or a smaller --batch or --seq"
+        ))
+    }
+
     /// Number of characters.
     pub fn len(&self) -> usize {
         self.tokens.len()

@@ -1,10 +1,10 @@
 //! The command line: parsed, checked against each other, and turned into [`Settings`].
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::Parser;
 
+use crate::common::{MeshShape, positive, positive_float};
 use crate::data::Text;
 use crate::model::LlamaConfig;
 
@@ -16,14 +16,14 @@ pub struct Cli {
     /// Mesh of ranks: T tensor-parallel ranks, SxT that many shards of parameters, RxSxT that many
     /// replicas
     #[arg(long, default_value = "2x2x2")]
-    mesh: MeshShape,
+    mesh: MeshShape<3>,
     /// Training steps
     #[arg(long, default_value_t = 20, value_parser = positive)]
     steps: usize,
     /// Sequences a step of each tensor-parallel group
     #[arg(long, default_value_t = 2, value_parser = positive)]
     batch: usize,
-    /// Characters a sequence; the tensor-parallel ranks must divide it
+    /// Characters a sequence
     #[arg(long, default_value_t = 32, value_parser = positive)]
     seq: usize,
     /// Width of the model
@@ -38,11 +38,11 @@ pub struct Cli {
     /// Query heads a block; must divide --dim, and by the tensor-parallel ranks
     #[arg(long, default_value_t = 8, value_parser = positive)]
     heads: usize,
-    /// Key and value heads a block; must divide --heads
+    /// Key and value heads a block; must divide --heads, and by the tensor-parallel ranks
     #[arg(long, default_value_t = 4, value_parser = positive)]
     kv_heads: usize,
     /// Learning rate of AdamW
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 1e-3, value_parser = positive_float)]
     lr: f64,
     /// Seed of the initial weights and the batches
     #[arg(long, default_value_t = 0)]
@@ -102,13 +102,25 @@ impl Cli {
                 return Err(format!("--{a} {divisor} does not divide --{b} {number}"));
             }
         }
+        let tp = mesh[mesh.len() - 1];
+        for (name, heads) in [("heads", self.heads), ("kv-heads", self.kv_heads)] {
+            if !heads.is_multiple_of(tp) {
+                return Err(format!(
+                    "--{name} {heads} cannot be split over the {tp} tensor-parallel ranks, the last of --mesh; \
+                     take a multiple, or fewer ranks"
+                ));
+            }
+        }
         if !(self.dim / self.heads).is_multiple_of(2) {
             return Err(format!(
-                "--dim {} over --heads {} is an odd width, and rotary encoding turns pairs",
+                "--dim {} over --heads {} is an odd width a head, and rotary encoding turns pairs; \
+                 change either",
                 self.dim, self.heads
             ));
         }
         let text = Text::load(self.text.as_deref())?;
+        let groups: usize = mesh[..mesh.len() - 1].iter().product();
+        text.check_batch(groups.saturating_mul(self.batch), self.seq)?;
         let model = LlamaConfig {
             vocab: text.vocab(),
             seq: self.seq,
@@ -120,32 +132,5 @@ impl Cli {
         };
         let Self { steps, batch, lr, seed, check, .. } = self;
         Ok(Settings { mesh, steps, batch, model, lr, seed, check, text })
-    }
-}
-
-/// `2`, `2x2` or `2x2x2`.
-#[derive(Debug, Clone)]
-struct MeshShape(Vec<usize>);
-
-impl FromStr for MeshShape {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let shape: Vec<usize> = text
-            .split('x')
-            .map(positive)
-            .collect::<Result<_, _>>()
-            .map_err(|_| "expected T (such as 2), SxT or RxSxT (such as 2x2x2)".to_string())?;
-        match shape.len() {
-            1..=3 => Ok(Self(shape)),
-            n => Err(format!("expected one to three mesh dimensions, not {n}")),
-        }
-    }
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
-        Ok(value) => Ok(value),
     }
 }

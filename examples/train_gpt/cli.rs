@@ -6,6 +6,7 @@ use std::str::FromStr;
 use burn_dtensor::prelude::*;
 use clap::Parser;
 
+use crate::common::{MeshShape, positive, positive_float};
 use crate::data::Text;
 use crate::model::GptConfig;
 
@@ -20,7 +21,7 @@ pub struct Cli {
     ranks: Option<usize>,
     /// Mesh of ranks: N shards over N ranks, RxS keeps R replicas of S shards [default: all ranks]
     #[arg(long)]
-    mesh: Option<MeshShape>,
+    mesh: Option<MeshShape<2>>,
     /// When a block gives back its full weights after forward: auto, always, never, or a number of
     /// ranks to reshard to
     #[arg(long, default_value = "auto")]
@@ -119,16 +120,7 @@ impl Cli {
         }
         let text = Text::load(self.text.as_deref())?;
         let ranks: usize = mesh.iter().product();
-        let needed = ranks * self.batch * (self.seq + 1);
-        if text.len() < needed {
-            return Err(format!(
-                "the text has {} characters, one batch takes {needed} (ranks {ranks} x batch {} x (seq {} + 1)); \
-                 give a longer --text or a smaller --batch or --seq",
-                text.len(),
-                self.batch,
-                self.seq
-            ));
-        }
+        text.check_batch(ranks.saturating_mul(self.batch), self.seq)?;
         let model =
             GptConfig { vocab: text.vocab(), seq: self.seq, dim: self.dim, layers: self.layers, heads: self.heads };
         Ok(Settings {
@@ -144,26 +136,6 @@ impl Cli {
             sample: self.sample,
             text,
         })
-    }
-}
-
-/// `4` or `2x2`.
-#[derive(Debug, Clone)]
-struct MeshShape(Vec<usize>);
-
-impl FromStr for MeshShape {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let shape: Vec<usize> = text
-            .split('x')
-            .map(positive)
-            .collect::<Result<_, _>>()
-            .map_err(|_| "expected N (such as 4) or RxS (such as 2x2)".to_string())?;
-        match shape.len() {
-            1 | 2 => Ok(Self(shape)),
-            n => Err(format!("expected one or two mesh dimensions, not {n}")),
-        }
     }
 }
 
@@ -183,19 +155,5 @@ impl FromStr for Reshard {
                 .map(|ranks| Self(ReshardAfterForward::Ranks(ranks)))
                 .map_err(|_| "expected auto, always, never or a number of ranks".into()),
         }
-    }
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
-        Ok(value) => Ok(value),
-    }
-}
-
-fn positive_float(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if f64::is_finite(value) && value > 0.0 => Ok(value),
-        _ => Err("expected a number above 0".into()),
     }
 }

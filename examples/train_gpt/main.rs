@@ -6,6 +6,8 @@
 
 mod check;
 mod cli;
+#[path = "../common/cli.rs"]
+mod common;
 #[path = "../common/data.rs"]
 mod data;
 mod model;
@@ -19,36 +21,11 @@ use std::process::ExitCode;
 
 use burn::prelude::*;
 use burn_dtensor::prelude::*;
-use clap::Parser;
-use clap::error::ErrorKind;
 
 use crate::cli::{Cli, Settings};
 
-/// Exit code of a wrong command line.
-const USAGE: u8 = 2;
-
 fn main() -> ExitCode {
-    let settings = match Cli::try_parse() {
-        Ok(cli) => cli.settings(),
-        Err(help) if help.kind() == ErrorKind::DisplayHelp => help.exit(),
-        // clap's first line says what is wrong; the usage below it would bury that.
-        Err(error) => Err(error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").into()),
-    };
-    let settings = match settings {
-        Ok(settings) => settings,
-        Err(error) => {
-            eprintln!("error: {error}; see --help");
-            return ExitCode::from(USAGE);
-        }
-    };
-    match run(&settings) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    common::main(Cli::settings, run)
 }
 
 /// Trains, reports and, if asked, checks; false if a check failed.

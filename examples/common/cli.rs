@@ -1,0 +1,72 @@
+//! What the examples' command lines have in common.
+
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use burn_dtensor::Result;
+use clap::Parser;
+use clap::error::ErrorKind;
+
+/// Exit code of a wrong command line.
+const USAGE: u8 = 2;
+
+/// Parses the command line and runs what it asks for; `run` returns whether its checks passed.
+///
+/// Whatever is wrong is said in one line.
+pub fn main<C: Parser, S>(
+    settings: impl FnOnce(C) -> Result<S, String>,
+    run: impl FnOnce(&S) -> Result<bool>,
+) -> ExitCode {
+    let settings = match C::try_parse() {
+        Ok(cli) => settings(cli),
+        Err(help) if help.kind() == ErrorKind::DisplayHelp => help.exit(),
+        // clap's first line says what is wrong; the usage below it would bury that.
+        Err(error) => Err(error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").into()),
+    };
+    let settings = match settings {
+        Ok(settings) => settings,
+        Err(error) => {
+            eprintln!("error: {error}; see --help");
+            return ExitCode::from(USAGE);
+        }
+    };
+    match run(&settings) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Sizes of at most `MOST` mesh dimensions, such as `2x2`.
+#[derive(Debug, Clone)]
+pub struct MeshShape<const MOST: usize>(pub Vec<usize>);
+
+impl<const MOST: usize> FromStr for MeshShape<MOST> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let sizes = text.split('x').map(positive).collect::<Result<Vec<_>, _>>();
+        let sizes = sizes.map_err(|_| "expected sizes above 0, joined by x, such as 2x2")?;
+        match sizes.len() {
+            n if n > MOST => Err(format!("expected at most {MOST} mesh dimensions, not {n}")),
+            _ => Ok(Self(sizes)),
+        }
+    }
+}
+
+pub fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
+        Ok(value) => Ok(value),
+    }
+}
+
+pub fn positive_float(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if f64::is_finite(value) && value > 0.0 => Ok(value),
+        _ => Err("expected a number above 0".into()),
+    }
+}
