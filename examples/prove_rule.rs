@@ -17,6 +17,7 @@ use burn_dtensor::dtensor::ops::{Rule, Strategy, strategy, unary};
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::testing::prove::{Case, case, prove};
 use clap::Parser;
+use itertools::Itertools;
 
 use Placement::{Partial, Shard};
 
@@ -80,8 +81,7 @@ fn main() {
     let args = Args::parse();
     let mut cases: Vec<Case> = rules::cases();
     cases.push(case!("centered", (x: 2 = [3, 6]) => x.centered()));
-    let mut names: Vec<_> = cases.iter().map(Case::name).collect();
-    names.dedup();
+    let names: Vec<_> = cases.iter().map(Case::name).unique().collect();
     if args.list {
         println!("{}", names.join("\n"));
         return;
