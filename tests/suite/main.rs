@@ -9,5 +9,6 @@ mod golden;
 mod models;
 mod nn;
 mod parallel;
+mod prover;
 mod rules;
 mod testing;

@@ -45,6 +45,11 @@ impl Case {
     pub fn name(&self) -> &'static str {
         self.name
     }
+
+    /// Its inputs.
+    pub fn inputs(&self) -> &[Input] {
+        &self.inputs
+    }
 }
 
 /// `matmul(a: [4, 6], b: [6, 4])`
@@ -90,6 +95,11 @@ impl Input {
     /// Booleans.
     pub fn bool<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
         Self::constant::<D, Bool>(name, shape, Values::Bool)
+    }
+
+    /// Its global shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
     }
 
     /// Floats in `range`.

@@ -75,9 +75,34 @@ pub fn cases() -> Vec<Case> {
 }
 
 #[cfg(test)]
-#[test]
-fn rules_are_proven() {
-    let report = burn_dtensor::testing::prove::prove(&cases());
-    println!("{report}");
-    assert_eq!(report.wrong(), 0, "{}", report.summary());
+mod tests {
+    use std::collections::BTreeMap;
+
+    use burn_dtensor::placement::chunk;
+    use burn_dtensor::testing::prove::prove;
+
+    /// Every combination of layouts: values and gradients are those of the unsharded operator.
+    #[test]
+    fn rules_are_proven() {
+        let report = prove(&super::cases());
+        println!("{report}");
+        assert_eq!(report.wrong(), 0, "{}", report.summary());
+        assert!(report.operators.len() >= 130, "{}", report.summary());
+    }
+
+    #[test]
+    fn every_operator_meets_even_short_and_empty_shards() {
+        let mut met: BTreeMap<&str, [bool; 3]> = BTreeMap::new();
+        for case in super::cases() {
+            let lengths = case.inputs().iter().flat_map(|input| input.shape());
+            for (&len, ranks) in lengths.flat_map(|len| [2, 3, 4].map(|ranks| (len, ranks))) {
+                let last = chunk(len, ranks, ranks - 1).len();
+                let short = (0..ranks).any(|rank| (1..len.div_ceil(ranks)).contains(&chunk(len, ranks, rank).len()));
+                let met = met.entry(case.name()).or_default();
+                *met = [met[0] || last * ranks == len, met[1] || short, met[2] || last == 0];
+            }
+        }
+        let lacking: Vec<_> = met.into_iter().filter(|(_, met)| *met != [true; 3]).collect();
+        assert!(lacking.is_empty(), "even, short, empty: {lacking:?}");
+    }
 }

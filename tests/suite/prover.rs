@@ -1,0 +1,131 @@
+//! The rule prover finds what is wrong with a rule, and says so.
+
+use burn::tensor::{Float, Shape, Tensor};
+use burn_dtensor::Result;
+use burn_dtensor::dtensor::ops::{Resolved, Rule, Strategy, strategy, unary};
+use burn_dtensor::placement::{PartialOp, Placement};
+use burn_dtensor::testing::prove::{Case, Input, OperatorReport, What, Wrong, case, prove};
+
+use Placement::{Partial, Shard as S};
+
+/// A rule of the rows that a test claims: placements that an elementwise operator lets through.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Claim(Vec<Placement>);
+
+impl Rule for Claim {
+    fn name(&self) -> &'static str {
+        "claimed"
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn strategies(&self, _inputs: &[Shape], _outputs: &[Shape]) -> Vec<Strategy> {
+        self.0.iter().map(|&placement| strategy([placement], [placement])).collect()
+    }
+}
+
+/// What the prover says of an operator on `x: [3, 2]` that claims to let `placements` through.
+fn proven(
+    placements: &[Placement],
+    plain: impl Fn(Tensor<2>) -> Tensor<2> + Send + Sync + 'static,
+    local: impl Fn(Tensor<2>, &Resolved) -> Tensor<2> + Send + Sync + 'static,
+) -> OperatorReport {
+    let claim = Claim(placements.to_vec());
+    let case = Case::new(
+        "claimed",
+        [Input::float("x", [3, 2])],
+        move |inputs| plain(inputs[0].tensor::<2, Float>()),
+        move |inputs| unary(&claim, inputs[0].tensor::<2, Float>(), &local),
+    );
+    prove(&[case]).operators.remove(0)
+}
+
+#[test]
+fn a_right_rule_is_proven_and_what_it_does_not_take_is_listed() {
+    let report = proven(&[S(1), S(0)], |x| x * 2 + 1, |x, _| x * 2 + 1);
+    assert_eq!((report.tried, report.wrong.len()), (62, 0), "{report}");
+    // Of 1 + 2 + 4 layouts a mesh of one dimension, R and the shards; on 2 x 2, 9 and two orders.
+    assert_eq!(report.direct(), 3 * 3 + 11);
+    assert!(report.to_string().contains("redistributed: P(avg) P(max) P(min) P(sum); and 30 on 2 x 2"), "{report}");
+}
+
+#[test]
+fn a_reduction_that_must_not_go_through_is_a_wrong_value() {
+    let report = proven(&[Partial(PartialOp::Sum)], |x| x * 2 + 1, |x, _| x * 2 + 1);
+    let wrong = &report.wrong[0];
+    assert_eq!(wrong.combination.to_string(), "mesh [2]: x [3, 2] as [P(sum)]");
+    assert_eq!(wrong.differences.len(), 1);
+    assert_eq!(wrong.differences[0].what, What::Output(0));
+    assert!((wrong.differences[0].error - 1.0).abs() < 1e-4, "every rank adds its own 1: {report}");
+    assert!(report.to_string().contains("output 0 is off by 1.00e0"), "{report}");
+}
+
+#[test]
+fn a_gradient_that_loses_a_term_is_found_where_the_value_is_right() {
+    let report = proven(
+        &[S(0)],
+        |x| x * 2,
+        |x, op| if op.input_range(0, 0).len() == 3 { x * 2 } else { x.clone() + x.detach() },
+    );
+    let mut differences = report.wrong.iter().flat_map(|wrong| &wrong.differences);
+    assert!(differences.all(|difference| difference.what == What::Gradient("x")), "{report}");
+    assert_eq!(report.wrong[0].combination.to_string(), "mesh [2]: x [3, 2] as [S(0)]");
+}
+
+#[test]
+fn shards_that_are_not_where_the_rule_says_are_found() {
+    let report = proven(&[S(0)], |x| x.flip([0]), |x, _| x.flip([0]));
+    assert_eq!(report.wrong[0].combination.to_string(), "mesh [2]: x [3, 2] as [S(0)]");
+    let replicated = |wrong: &Wrong| wrong.combination.inputs[0].layout.placements().iter().all(|p| p.is_replicate());
+    assert!(!report.wrong.iter().any(replicated), "{report}");
+}
+
+/// On one rank alone: the ranks with elements go on to wait for it.
+#[test]
+fn a_rank_that_panics_is_named_and_the_others_are_tried() {
+    let local = |x: Tensor<2>, _: &Resolved| if x.dims()[0] == 0 { panic!("no rows") } else { x };
+    let report = proven(&[S(0), S(1)], |x| x, local);
+    assert_eq!(report.tried, report.possible);
+    let wrong: Vec<_> = report.wrong.iter().map(|wrong| wrong.combination.to_string()).collect();
+    let expected = ["mesh [4]: x [3, 2] as [S(0)]", "mesh [2, 2]: x [3, 2] as [S(0), S(0)]"];
+    assert_eq!(wrong[..2], expected, "{report}");
+    assert_eq!(wrong.len(), 3, "and the other order of cuts: {report}");
+    let failure = &report.wrong[0].differences;
+    assert!(failure.iter().any(|difference| difference.how.contains("rank 3 panicked: no rows")), "{report}");
+}
+
+#[test]
+fn outputs_of_another_number_or_type_are_found() {
+    let more = Case::new(
+        "more",
+        [Input::float("x", [3, 2])],
+        |inputs| inputs[0].tensor::<2, Float>(),
+        |inputs| [inputs[0].tensor::<2, Float>(), inputs[0].tensor::<2, Float>()],
+    );
+    let other = Case::new(
+        "other",
+        [Input::float("x", [3, 2])],
+        |inputs| inputs[0].tensor::<2, Float>().int(),
+        |inputs| inputs[0].tensor::<2, Float>(),
+    );
+    let report = prove(&[more, other]);
+    assert!(report.operators.iter().all(|operator| operator.wrong.len() == operator.tried));
+    let text = report.to_string();
+    assert!(text.contains("2 outputs, must be 1"), "{text}");
+    assert!(text.contains("is of F32, must be of I"), "{text}");
+}
+
+#[test]
+fn one_expression_is_compiled_for_both_kinds_of_tensor() {
+    let report = prove(&[
+        case!("kinds", (x: 2 within(-1.0..1.0) = [3, 2], i: 2 int(4) = [3, 2], m: 2 bool = [3, 2]) => {
+            (x.clone() * 2.0, i + 1, m.bool_not(), vec![x])
+        }),
+        case!("joined", (a: 1 positive = [3], b: 1 = [3]) => Tensor::cat(vec![a, b], 0)),
+    ]);
+    assert_eq!(report.wrong(), 0, "{report}");
+    assert_eq!(report.operators[0].name, "kinds");
+    assert_eq!(report.operators[1].possible, report.operators[1].tried + 27 * 27 - 200);
+}
