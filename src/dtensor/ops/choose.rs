@@ -53,11 +53,14 @@ pub(super) fn choose(
         strategies.iter().all(|row| row.inputs.len() == operands.len() && row.outputs.len() == outputs),
         "{strategies:?}"
     );
+    let asked: Vec<Vec<&Strategy>> = (0..mesh_shape.len()).map(|dim| asked_for(strategies, operands, dim)).collect();
     let mut best: Option<(Cost, Choice)> = None;
     for turn in turns(mesh_shape.len(), operands) {
         let mut targets: Vec<_> = operands.iter().map(|&operand| Targets::new(operand, &turn)).collect();
-        for rows in mesh_shape.iter().map(|_| strategies).multi_cartesian_product() {
-            if !divides(mesh_shape, &rows) {
+        for rows in asked.iter().map(|rows| rows.iter().copied()).multi_cartesian_product() {
+            // Planning is what takes time: not where it must cost more.
+            let least = CALL * operands.iter().enumerate().map(|(at, operand)| calls(operand, &rows, at)).sum::<u64>();
+            if best.as_ref().is_some_and(|((known, ..), _)| *known < least) || !divides(mesh_shape, &rows) {
                 continue;
             }
             let inputs = |at: usize| -> Placements { rows.iter().map(|row| row.inputs[at]).collect() };
@@ -109,17 +112,31 @@ fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
     })
 }
 
-/// Whether bringing `operand` to `target` would make what nobody asked for: a pending reduction,
-/// which costs nothing to make and all the more to keep, or a cut of a dimension shorter than its
-/// number of pieces.
-fn unasked(operand: &Operand<'_>, target: &Layout) -> bool {
-    let mut pairs = operand.layout.placements().iter().zip(target.placements());
-    let reduction = pairs.any(|(from, to)| from != to && to.partial_op().is_some());
-    let too_fine = |(dim, cuts): (usize, &[usize])| {
+/// The rows to try on `mesh_dim`: those whose pending reductions are there already. One costs
+/// nothing to make and all the more to keep, so none is made.
+fn asked_for<'a>(strategies: &'a [Strategy], operands: &[Operand<'_>], mesh_dim: usize) -> Vec<&'a Strategy> {
+    let made = |(&placement, operand): (&Placement, &Operand<'_>)| {
+        placement.partial_op().is_some() && operand.layout.placements()[mesh_dim] != placement
+    };
+    strategies.iter().filter(|row| !row.inputs.iter().zip(operands).any(made)).collect()
+}
+
+/// The collectives that bringing `operand`, input `at` of these rows, needs at least: one for each
+/// mesh dimension on which its placement ends.
+fn calls(operand: &Operand<'_>, rows: &[&Strategy], at: usize) -> u64 {
+    let ends = |&mesh_dim: &usize| {
+        let from = operand.layout.placements()[mesh_dim];
+        operand.layout.mesh_shape()[mesh_dim] > 1 && !from.is_replicate() && from != rows[mesh_dim].inputs[at]
+    };
+    (0..rows.len()).filter(ends).count() as u64
+}
+
+/// Whether bringing `operand` to `target` would cut a dimension shorter than its number of pieces.
+fn too_fine(operand: &Operand<'_>, target: &Layout) -> bool {
+    target.orders().any(|(dim, cuts)| {
         let pieces: usize = cuts.iter().map(|&cut| target.mesh_shape()[cut]).product();
         operand.shape[dim] < pieces && operand.layout.order(dim) != cuts
-    };
-    reduction || target.orders().any(too_fine)
+    })
 }
 
 /// A value that is the same on all ranks of a mesh dimension varies where anything else on it is not.
@@ -146,7 +163,7 @@ impl<'a> Targets<'a> {
         let Self { operand, turn, known } = self;
         let make = |placements: &Placements| {
             let layout = Layout::in_turn(operand.layout.mesh_shape(), placements, turn).ok()?;
-            let cost = if unasked(operand, &layout) { None } else { move_cost(operand, &layout) };
+            let cost = if too_fine(operand, &layout) { None } else { move_cost(operand, &layout) };
             Some((layout, cost?))
         };
         known.entry(placements).or_insert_with_key(make).as_ref()
@@ -314,7 +331,11 @@ mod tests {
                 for turn in [[0, 1], [1, 0]].into_iter().take(1 + usize::from(turned)) {
                     let input =
                         |at: usize| Layout::in_turn(&mesh, &[first.inputs[at], second.inputs[at]], &turn).unwrap();
-                    if [0, 1].iter().any(|&at| unasked(&operands[at], &input(at))) {
+                    let made = |at: usize| {
+                        let (from, to) = ([a, b][at].placements(), input(at));
+                        from.iter().zip(to.placements()).any(|(from, to)| from != to && to.partial_op().is_some())
+                    };
+                    if made(0) || made(1) {
                         continue;
                     }
                     let Some(other) = cost(a, &input(0)).zip(cost(b, &input(1))) else { continue };
