@@ -4,7 +4,8 @@
 //! The same program runs on every rank. A [`DeviceMesh`](mesh::DeviceMesh) says where a rank sits,
 //! a [`Placement`](placement::Placement) a mesh dimension says what it holds of a tensor, and every
 //! parallelism is a choice of placements: replicate the parameters and it is data parallelism,
-//! shard them and it is FSDP, do both on a 2-D mesh and it is HSDP.
+//! shard them and it is FSDP, do both on a 2-D mesh and it is HSDP. Layers split over ranks that
+//! compute together make tensor parallelism, on a mesh dimension of its own.
 //!
 //! # The smallest complete program
 //!
@@ -68,12 +69,13 @@
 //! | [`comm`] | ranks, groups, collectives that never hang, the ledger |
 //! | [`mesh`] | [`DeviceMesh`](mesh::DeviceMesh): named dimensions, slices |
 //! | [`placement`] | placements, layouts, chunk arithmetic, the transition table; pure |
-//! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, and its redistribution |
+//! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, its redistribution, and its [operators](dtensor::ops) |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module |
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan |
 //! | [`nn`] | the forward of burn-nn's layers over DTensors |
 //!
-//! With the feature `testing` there is also a room of mesh fixtures for tests.
+//! With the feature `testing` there is also a room of mesh fixtures for tests, and the prover of
+//! operators' rules.
 #![warn(missing_docs)]
 
 mod autodiff;

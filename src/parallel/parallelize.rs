@@ -18,6 +18,9 @@ use crate::placement::Layout;
 /// [`param.dtensor()`](crate::fsdp::ParamExt::dtensor); burn's own layers compute with the whole
 /// weight, on every rank the same. The optimizer steps this rank's shard.
 ///
+/// Records hold this rank's shards: a record of the whole model is loaded before, and saved from
+/// [`full_model`](crate::fsdp::full_model).
+///
 /// Values are those of the mesh's first rank, and only that rank initializes parameters that are
 /// still lazy. Shards may be uneven.
 ///

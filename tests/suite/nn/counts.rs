@@ -2,13 +2,15 @@
 
 use burn::module::Module;
 use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::Device;
-use burn_dtensor::comm::{Op, Phase};
+use burn::nn::{EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Int};
+use burn_dtensor::comm::{Op, Phase, Snapshot};
+use burn_dtensor::dtensor::ops::loss::cross_entropy;
 use burn_dtensor::nn::MhaInput;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
+use super::Only;
 use crate::fsdp::support::tensor;
 
 use Op::{AllGather, AllReduce, ReduceScatter};
@@ -91,4 +93,26 @@ fn all_norm_gradients_of_a_unit_are_added_up_at_once() {
     let counts = sent(S(1), two_norms);
     let all_reduces: Vec<_> = counts.into_iter().filter(|(op, ..)| *op == AllReduce).collect();
     assert_eq!(all_reduces, [(AllReduce, Backward, 1)]);
+}
+
+/// Backward of a pending sum is nothing; the loss's is local.
+#[test]
+fn a_table_and_a_loss_sharded_by_vocabulary() {
+    let counts = MeshTest::new([2], ["tp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let table = Only { layer: EmbeddingConfig::new(7, 8).init(&device) };
+        let table = parallelize(table, mesh, Plan::new().with("layer", Style::rowwise()))?;
+        let tokens = DTensor::<2, Int>::zeros([2, 3], mesh, &[R], &device)?;
+        let logits = DTensor::distribute_local(tensor(1, [2, 3, 7], &device), mesh, &[S(2)])?.require_grad();
+        let ledger = mesh.world().ledger();
+        ledger.reset();
+        table.layer.forward_dtensor(tokens.clone()).to_local().sum().backward();
+        let embedding = ledger.snapshot();
+        ledger.reset();
+        cross_entropy(logits, tokens).full_tensor()?.backward();
+        let calls =
+            |snapshot: Snapshot| [Forward, Backward].map(|phase| snapshot.total(|key| key.phase == phase).calls);
+        Ok((calls(embedding), calls(ledger.snapshot()), ledger.calls(AllReduce)))
+    });
+    assert_eq!(counts, vec![([1, 0], [2, 0], 2); 2]);
 }
