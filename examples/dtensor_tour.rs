@@ -12,7 +12,7 @@ use burn_dtensor::prelude::*;
 
 use Placement::{Replicate, Shard};
 
-fn main() -> Result<(), LaunchError> {
+fn main() -> Result<()> {
     launch(Launch::threads(4), |world| {
         let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
         let guide = Guide { talks: world.rank() == 0, world };

@@ -101,7 +101,7 @@ fn check_heads(y: &DTensor<3>, layer: &Linear, heads: usize) -> Result<()> {
     let cuts = y.placements().iter().enumerate().filter(|(_, placement)| **placement == Placement::Shard(2));
     for (dim, _) in cuts {
         let (size, len) = (y.mesh().size_of(dim), y.dims()[2]);
-        if heads % size != 0 {
+        if !heads.is_multiple_of(size) {
             let mesh_dim = y.mesh().names()[dim].clone();
             let param = path(&layer.weight);
             return Err(ParallelError::Heads { param, heads, len, size, mesh_dim }.into());

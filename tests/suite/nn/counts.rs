@@ -59,7 +59,7 @@ fn sent(between: Placement, forward: fn(&Block, DTensor<3>) -> DTensor<3>) -> Ve
         let x = DTensor::distribute_local(tensor(1, [2, 4, 8], &device), mesh, &[between])?.require_grad();
         let ledger = mesh.world().ledger();
         ledger.reset();
-        let y = unit(&model, x, |model, x| forward(model, x));
+        let y = unit(&model, x, forward);
         assert_eq!(y.placements(), [between]);
         // Local sums are the same in number on every rank: nothing of the loss is sent.
         y.to_local().sum().backward();
