@@ -122,7 +122,7 @@ impl Guide<'_> {
 
     fn say(&self, text: impl std::fmt::Display) {
         if self.talks {
-            println!("{text}\n");
+            println!("{}\n", text.to_string().trim_end());
         }
     }
 

@@ -35,10 +35,10 @@ pub struct Cli {
     /// Number of blocks
     #[arg(long, default_value_t = 2, value_parser = positive)]
     layers: usize,
-    /// Query heads a block; must divide --dim, and by the tensor-parallel ranks
+    /// Query heads a block: a divisor of --dim and a multiple of the tensor-parallel ranks
     #[arg(long, default_value_t = 8, value_parser = positive)]
     heads: usize,
-    /// Key and value heads a block; must divide --heads, and by the tensor-parallel ranks
+    /// Key and value heads a block: a divisor of --heads and a multiple of the tensor-parallel ranks
     #[arg(long, default_value_t = 4, value_parser = positive)]
     kv_heads: usize,
     /// Learning rate of AdamW

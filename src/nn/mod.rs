@@ -77,7 +77,7 @@ use crate::placement::Placement;
 /// is communicated, and outside the layer's [`unit`](fn@crate::fsdp::unit) its parameters too.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`](crate::Error): a parameter that was not parallelized, shapes that
+/// Unwinds with a typed [`Error`]: a parameter that was not parallelized, shapes that
 /// do not fit, a collective that fails.
 pub trait DTensorForward<Input> {
     /// What the layer returns.

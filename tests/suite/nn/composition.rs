@@ -16,7 +16,7 @@ use burn_dtensor::nn::MhaInput;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use super::Only;
+use super::{Only, floats, near};
 use crate::fsdp::support::{on_device, tensor, values};
 use crate::parallel::support::{data_rank, devices, distribute, full_grads, meshes};
 
@@ -138,7 +138,7 @@ fn same(mesh_test: &MeshTest, reshard: ReshardAfterForward, in_units: bool) {
             let loss = model.parallel(0, mesh, &device, in_units)? + model.parallel(1, mesh, &device, in_units)?;
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             for (path, grad) in full_grads(&model, &grads)? {
-                near(&grad, &expected[&path], &format!("{path} on {mesh}, {reshard:?}"));
+                near(&grad, &expected[&path], || format!("{path} on {mesh}, {reshard:?}"));
             }
         }
         Ok(())
@@ -182,22 +182,13 @@ fn the_gradients_of_all_views_of_a_weight_add_up() {
                     let sum = part + clone.layer.forward_dtensor(x).sum();
                     whole + sum.full_tensor().expect("gathered")
                 });
-                near(&floats(found.clone().inner()), &floats(expected.clone().inner()), &style);
+                near(&floats(found.clone().inner()), &floats(expected.clone().inner()), || style.to_string());
                 let grads = GradientsParams::from_grads(found.backward(), &model);
-                near(&full_grads(&model, &grads)?["layer.weight"], &expected_grads["layer.weight"], &style);
+                near(&full_grads(&model, &grads)?["layer.weight"], &expected_grads["layer.weight"], || {
+                    style.to_string()
+                });
             }
         }
         Ok(())
     });
-}
-
-fn floats(tensor: Tensor<1>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().expect("f32")
-}
-
-fn near(found: &[f32], expected: &[f32], what: &dyn std::fmt::Display) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (at, (a, b)) in found.iter().zip(expected).enumerate() {
-        assert!((a - b).abs() <= 2e-5 * (1.0 + b.abs()), "{what}: element {at} is {a}, expected {b}");
-    }
 }

@@ -17,7 +17,7 @@ use burn_dtensor::parallel::ParallelError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use super::Only;
+use super::{Only, floats, near};
 use crate::fsdp::support::{on_device, tensor, values};
 use crate::parallel::support::full_grads;
 
@@ -25,10 +25,6 @@ use Placement::{Replicate as R, Shard as S};
 
 /// Values and gradients of one layer on one device: output, input's gradient, parameters' gradients.
 type Results = (Vec<f32>, Vec<f32>, Vec<(String, Vec<f32>)>);
-
-fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_to_vec().expect("f32")
-}
 
 /// A loss that tells all elements apart.
 fn loss<const D: usize>(y: Tensor<D>) -> Tensor<1> {
@@ -84,13 +80,6 @@ fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
             }
             Ok(())
         });
-    }
-}
-
-fn near(found: &[f32], expected: &[f32], what: impl Fn() -> String) {
-    assert_eq!(found.len(), expected.len(), "{}", what());
-    for (at, (a, b)) in found.iter().zip(expected).enumerate() {
-        assert!((a - b).abs() <= 2e-5 * (1.0 + b.abs()), "{}: element {at} is {a}, expected {b}", what());
     }
 }
 

@@ -7,9 +7,21 @@ mod llama;
 mod misuse;
 
 use burn::module::Module;
+use burn::tensor::Tensor;
 
 /// A layer as a field of a model, for plans to name.
 #[derive(Module, Debug)]
 struct Only<L> {
     layer: L,
+}
+
+fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().expect("f32")
+}
+
+fn near(found: &[f32], expected: &[f32], what: impl Fn() -> String) {
+    assert_eq!(found.len(), expected.len(), "{}", what());
+    for (at, (a, b)) in found.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= 2e-5 * (1.0 + b.abs()), "{}: element {at} is {a}, expected {b}", what());
+    }
 }
