@@ -42,12 +42,14 @@ type Cost = (u64, usize, usize);
 /// The cheapest way to run an operator with the rows `strategies` on `operands`.
 ///
 /// Tried are the products of one row a mesh dimension, with the cuts in the order of the mesh
-/// dimensions or in an order that an operand comes in. `None` if no row fits.
+/// dimensions or in an order that an operand comes in. Parts without elements stay only if the
+/// operator `takes_empty_parts`. `None` if no row fits.
 pub(super) fn choose(
     mesh_shape: &[usize],
     operands: &[Operand<'_>],
     outputs: usize,
     strategies: &[Strategy],
+    takes_empty_parts: bool,
 ) -> Option<Choice> {
     debug_assert!(
         strategies.iter().all(|row| row.inputs.len() == operands.len() && row.outputs.len() == outputs),
@@ -56,7 +58,8 @@ pub(super) fn choose(
     let asked: Vec<Vec<&Strategy>> = (0..mesh_shape.len()).map(|dim| asked_for(strategies, operands, dim)).collect();
     let mut best: Option<(Cost, Choice)> = None;
     for turn in turns(mesh_shape.len(), operands) {
-        let mut targets: Vec<_> = operands.iter().map(|&operand| Targets::new(operand, &turn)).collect();
+        let mut targets: Vec<_> =
+            operands.iter().map(|&operand| Targets::new(operand, &turn, takes_empty_parts)).collect();
         for rows in asked.iter().map(|rows| rows.iter().copied()).multi_cartesian_product() {
             // Planning is what takes time: not where it must cost more.
             let least = CALL * operands.iter().enumerate().map(|(at, operand)| calls(operand, &rows, at)).sum::<u64>();
@@ -131,12 +134,11 @@ fn calls(operand: &Operand<'_>, rows: &[&Strategy], at: usize) -> u64 {
     (0..rows.len()).filter(ends).count() as u64
 }
 
-/// Whether bringing `operand` to `target` would cut a dimension shorter than its number of pieces.
-fn too_fine(operand: &Operand<'_>, target: &Layout) -> bool {
-    target.orders().any(|(dim, cuts)| {
-        let pieces: usize = cuts.iter().map(|&cut| target.mesh_shape()[cut]).product();
-        operand.shape[dim] < pieces && operand.layout.order(dim) != cuts
-    })
+/// Whether `layout` leaves a rank without elements of a tensor that has some.
+fn leaves_a_rank_empty(shape: &Shape, layout: &Layout) -> bool {
+    // Chunks get no longer towards the last.
+    let last: Dims = layout.mesh_shape().iter().map(|size| size - 1).collect();
+    shape.num_elements() > 0 && layout.local_shape(shape, &last).contains(&0)
 }
 
 /// A value that is the same on all ranks of a mesh dimension varies where anything else on it is not.
@@ -150,21 +152,25 @@ fn varying(mesh_shape: &[usize], layout: &Layout, rows: &[&Strategy]) -> Dims {
 struct Targets<'a> {
     operand: Operand<'a>,
     turn: &'a [usize],
+    /// Whether parts without elements may stay. New ones are never made.
+    empty_parts: bool,
     known: HashMap<Placements, Option<(Layout, Cost)>>,
 }
 
 impl<'a> Targets<'a> {
-    fn new(operand: Operand<'a>, turn: &'a [usize]) -> Self {
-        Self { operand, turn, known: HashMap::new() }
+    fn new(operand: Operand<'a>, turn: &'a [usize], takes_empty_parts: bool) -> Self {
+        let empty_parts = takes_empty_parts && leaves_a_rank_empty(operand.shape, operand.layout);
+        Self { operand, turn, empty_parts, known: HashMap::new() }
     }
 
     /// The layout with these placements; `None` if there is none, or no way to it.
     fn get(&mut self, placements: Placements) -> Option<&(Layout, Cost)> {
-        let Self { operand, turn, known } = self;
+        let Self { operand, turn, empty_parts, known } = self;
         let make = |placements: &Placements| {
             let layout = Layout::in_turn(operand.layout.mesh_shape(), placements, turn).ok()?;
-            let cost = if too_fine(operand, &layout) { None } else { move_cost(operand, &layout) };
-            Some((layout, cost?))
+            let fits = *empty_parts || !leaves_a_rank_empty(operand.shape, &layout);
+            let cost = fits.then(|| move_cost(operand, &layout))??;
+            Some((layout, cost))
         };
         known.entry(placements).or_insert_with_key(make).as_ref()
     }
@@ -195,7 +201,7 @@ mod tests {
         let shapes: Vec<Shape> = operands.iter().map(|(shape, _)| Shape::from(shape.to_vec())).collect();
         let operands: Vec<_> =
             operands.iter().zip(&shapes).map(|((_, layout), shape)| Operand { layout, shape, width: 4 }).collect();
-        choose(mesh, &operands, 1, rows)
+        choose(mesh, &operands, 1, rows, true)
     }
 
     fn placements(layouts: &[Layout]) -> Vec<Vec<Placement>> {
@@ -210,6 +216,17 @@ mod tests {
             strategy([S(1), S(0)], [SUM]),
             strategy([SUM, R], [SUM]),
         ]
+    }
+
+    /// Five over four ranks are 2, 2, 1 and 0.
+    #[test]
+    fn a_rank_is_left_without_elements_only_where_the_operator_takes_that() {
+        let (comes, shape) = (layout(&[4], &[S(0)]), Shape::from([5, 8]));
+        let operand = Operand { layout: &comes, shape: &shape, width: 4 };
+        let rows = [strategy([R], [R]), strategy([S(0)], [S(0)])];
+        let placed = |takes| placements(&choose(&[4], &[operand], 1, &rows, takes).unwrap().inputs);
+        assert_eq!(placed(true), [[S(0)]]);
+        assert_eq!(placed(false), [[R]]);
     }
 
     #[test]
@@ -324,7 +341,7 @@ mod tests {
         };
         for (a, b) in layouts.iter().cartesian_product(&layouts) {
             let operands = [a, b].map(|layout| Operand { layout, shape: &shape, width: 4 });
-            let found = choose(&mesh, &operands, 1, &rows).unwrap();
+            let found = choose(&mesh, &operands, 1, &rows, true).unwrap();
             let found = cost(a, &found.inputs[0]).unwrap() + cost(b, &found.inputs[1]).unwrap();
             for (first, second) in rows.iter().cartesian_product(&rows) {
                 let turned = !a.has_default_order() || !b.has_default_order();

@@ -35,6 +35,10 @@ impl Rule for Expand {
         Ok(vec![to.clone()])
     }
 
+    fn takes_empty_parts(&self) -> bool {
+        true
+    }
+
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
         let new = outputs[0].num_dims() - inputs[0].num_dims();
         let same = (0..inputs[0].num_dims()).filter(|&dim| inputs[0][dim] == outputs[0][new + dim]);
@@ -57,6 +61,10 @@ impl Rule for RepeatDim {
         let mut shape = inputs[0].clone();
         shape[self.dim] *= self.times;
         Ok(vec![shape])
+    }
+
+    fn takes_empty_parts(&self) -> bool {
+        true
     }
 
     fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {

@@ -35,6 +35,10 @@ impl<const D: usize> Rule for Permute<D> {
         Ok(vec![self.axes.map(|axis| inputs[0][axis]).into()])
     }
 
+    fn takes_empty_parts(&self) -> bool {
+        true
+    }
+
     fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
         let sharded = self.axes.iter().enumerate().map(|(dim, &axis)| strategy([S(axis)], [S(dim)]));
         sharded.chain(through(1, PARTIALS)).collect()

@@ -112,6 +112,10 @@ impl Rule for Pointwise {
         Ok(vec![broadcast(self.name, inputs)?])
     }
 
+    fn takes_empty_parts(&self) -> bool {
+        true
+    }
+
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
         let mut rows = sharded(inputs, &outputs[0]);
         rows.extend(self.table.iter().map(|(inputs, output)| strategy(inputs.iter().copied(), [*output])));

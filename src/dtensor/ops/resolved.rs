@@ -179,7 +179,7 @@ fn decide<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Resolved> {
     let owned: Vec<_> = inputs.iter().map(operand).collect();
     let operands: Vec<_> =
         owned.iter().map(|(layout, shape, width)| Operand { layout, shape, width: *width }).collect();
-    let choice = choose(mesh.shape(), &operands, output_shapes.len(), &rows);
+    let choice = choose(mesh.shape(), &operands, output_shapes.len(), &rows, rule.takes_empty_parts());
     let Choice { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
         operator: rule.name(),
         inputs: inputs.iter().map(|spec| spec.layout().to_string()).collect(),

@@ -56,4 +56,12 @@ pub trait Rule: Debug + Clone + Eq + Hash + 'static {
     fn pinned(&self, _input: usize) -> Option<Placement> {
         None
     }
+
+    /// Whether the local operator goes by itself with parts without elements: it neither fails on
+    /// one, nor records fewer nodes in the graph than on any other. A rank that skips a node falls
+    /// out of step with the others in backward, so where this is false an input that would leave a
+    /// rank without elements is gathered first.
+    fn takes_empty_parts(&self) -> bool {
+        false
+    }
 }

@@ -46,6 +46,10 @@ impl Rule for View {
         Ok(vec![self.shape.clone()])
     }
 
+    fn takes_empty_parts(&self) -> bool {
+        true
+    }
+
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
         let (from, to) = (&inputs[0], &outputs[0]);
         let row = |(i, o): (usize, usize), whole: bool| {
