@@ -29,6 +29,10 @@ use crate::placement::{Layout, Placement};
 /// once more, and units move nothing but that shard. `mesh` and the tensor-parallel mesh must be
 /// slices of one mesh. The units are those of this call's patterns.
 ///
+/// An optimizer that works element by element, such as AdamW, steps shards as it would the whole.
+/// One that looks at a parameter as a whole (Muon, LAMB, Adafactor, LBFGS), and burn's clipping by
+/// norm, sees a shard: clip with [`clip_grad_norm`](super::clip_grad_norm).
+///
 /// burn allows one reparameterization a parameter: a module with LoRA adapters is refused, and
 /// adapters must not be applied to a sharded module, whose shards they would replace.
 ///

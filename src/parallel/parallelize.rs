@@ -16,7 +16,8 @@ use crate::placement::Layout;
 /// usually a slice (`mesh.slice(["tp"])?`): placed as the plan says, or `Replicate` where it says
 /// nothing. Layers over [`DTensor`](crate::dtensor::DTensor) read it by
 /// [`param.dtensor()`](crate::fsdp::ParamExt::dtensor); burn's own layers compute with the whole
-/// weight, on every rank the same. The optimizer steps this rank's shard.
+/// weight, on every rank the same. The optimizer steps this rank's shard, which restricts it as
+/// [`fully_shard`](crate::fsdp::fully_shard) says.
 ///
 /// Records hold this rank's shards: a record of the whole model is loaded before, and saved from
 /// [`full_model`](crate::fsdp::full_model).
