@@ -1,6 +1,6 @@
 //! [`DTensorError`].
 
-use crate::placement::Placement;
+use crate::placement::{Layout, Placement};
 
 /// Why a distributed tensor could not be built, viewed or re-laid-out on this rank.
 ///
@@ -130,7 +130,7 @@ pub enum DTensorError {
     /// An operator would have to redistribute an input, and the policy forbids it.
     #[error(
         "`{operator}` needs its input {input} as {to}, it is {from}, and RedistributePolicy::Deny \
-         forbids moving it silently; write `.redistribute(&{placements:?})?` on it first"
+         forbids moving it silently; write `{write}` on it first"
     )]
     ImplicitRedistribution {
         /// The operator.
@@ -141,8 +141,8 @@ pub enum DTensorError {
         from: String,
         /// The layout the operator needs.
         to: String,
-        /// The placements of that layout.
-        placements: Vec<Placement>,
+        /// What brings it there.
+        write: String,
     },
     /// No row of an operator's rule can be reached from its inputs' layouts.
     #[error("`{operator}` has no strategy for inputs laid out as {inputs:?}; redistribute them to Replicate")]
@@ -160,4 +160,20 @@ pub enum DTensorError {
         /// What is wrong with it.
         why: &'static str,
     },
+}
+
+impl DTensorError {
+    /// [`ImplicitRedistribution`](Self::ImplicitRedistribution) of an input between two layouts.
+    pub(super) fn implicit(operator: &'static str, input: usize, from: &Layout, to: &Layout) -> Self {
+        let placements = to.placements();
+        let write = if to.has_default_order() {
+            format!(".redistribute(&{placements:?})?")
+        } else {
+            let order: Vec<_> = to.orders().collect();
+            let layout =
+                format!("Layout::with_order(mesh.shape(), &{placements:?}, &{order:?})?").replace(", [", ", &[");
+            format!(".redistribute_to(&{layout})?")
+        };
+        Self::ImplicitRedistribution { operator, input, from: from.to_string(), to: to.to_string(), write }
+    }
 }

@@ -127,7 +127,8 @@ impl<const D: usize> DTensor<D> {
     /// collective fails.
     pub fn gather_vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
-        self.shared_handle(&replicated_on(self.layout(), &dims)?, &dims)
+        let gathered = |dim, own| if dims.contains(&dim) { Placement::Replicate } else { own };
+        self.shared_handle(&self.layout().replaced(gathered)?, &dims)
     }
 
     /// The local tensor as it is, its gradient summed over `dims`.
@@ -158,18 +159,4 @@ impl<const D: usize> DTensor<D> {
         dims.dedup();
         Ok(dims)
     }
-}
-
-/// `layout` with Replicate on `dims`; the other cuts keep their order.
-fn replicated_on(layout: &Layout, dims: &[usize]) -> Result<Layout> {
-    let mut placements = layout.placements().to_vec();
-    for &dim in dims {
-        placements[dim] = Placement::Replicate;
-    }
-    let orders: SmallVec<[(usize, Dims); 2]> = layout
-        .orders()
-        .map(|(dim, cuts)| (dim, cuts.iter().copied().filter(|cut| !dims.contains(cut)).collect()))
-        .collect();
-    let orders: SmallVec<[(usize, &[usize]); 2]> = orders.iter().map(|(dim, cuts)| (*dim, cuts.as_slice())).collect();
-    Ok(Layout::with_order(layout.mesh_shape(), &placements, &orders)?)
 }

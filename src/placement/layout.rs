@@ -116,6 +116,21 @@ impl Layout {
         Ok(layout)
     }
 
+    /// The layout with the placements that `by` makes of each mesh dimension and its own. Cuts that
+    /// stay keep their order; new ones come after them.
+    ///
+    /// # Errors
+    /// [`MixedPartial`](PlacementError::MixedPartial), as [`new`](Self::new).
+    pub(crate) fn replaced(&self, by: impl Fn(usize, Placement) -> Placement) -> Result<Self, PlacementError> {
+        let placements: Placements = self.placements.iter().enumerate().map(|(dim, &own)| by(dim, own)).collect();
+        let mut replaced = Self::new(&self.mesh_shape, &placements)?;
+        for (dim, cuts) in &mut replaced.order {
+            let known = self.order(*dim);
+            cuts.sort_by_key(|cut| known.iter().position(|other| other == cut).unwrap_or(known.len()));
+        }
+        Ok(replaced)
+    }
+
     /// All `Replicate`.
     ///
     /// # Errors

@@ -162,7 +162,7 @@ fn convolve<const N: usize, const D: usize>(
         });
     };
     let product = resolve(rule, &[&x.spec, &weight.spec]).unwrap_or_else(|error| error.unwind());
-    let bias = as_term(bias, &product).unwrap_or_else(|error| error.unwind());
+    let bias = as_term(rule.name(), bias, &product).unwrap_or_else(|error| error.unwind());
     ternary(rule, x, weight, bias, |x, weight, bias, op| {
         let groups = rule.local_groups(op, &weight.shape());
         local(x, weight, Some(bias), groups)

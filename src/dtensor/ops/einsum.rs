@@ -185,12 +185,18 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
     pub fn einsum(equation: &str, operands: impl IntoIterator<Item = EinsumOperand<K>>) -> Self {
         let rule = Einsum { equation: equation.into() };
         let operands: Vec<_> = operands.into_iter().map(|operand| operand.0).collect();
-        assert!(!operands.is_empty(), "`einsum` needs an operand");
+        if operands.is_empty() {
+            misfit(rule.name(), &[], "there is no operand; give at least one").unwind()
+        }
         let specs: SmallVec<[_; 3]> = operands.iter().map(|operand| operand.spec()).collect();
         let op = resolve(&rule, &specs).unwrap_or_else(|error| error.unwind());
         drop(specs);
         let shape = op.output_shape(0);
-        assert_eq!(shape.num_dims(), D, "the output of `{equation}` has {} dimensions", shape.num_dims());
+        if shape.num_dims() != D {
+            let shapes: Vec<Shape> = (0..operands.len()).map(|at| op.input(at).shape().clone()).collect();
+            let why = format!("the output of `{equation}` has {} dimensions, {D} are asked for", shape.num_dims());
+            misfit(rule.name(), &shapes, why).unwind()
+        }
         let has_empty = (0..operands.len()).any(|at| op.input(at).local_shape().num_elements() == 0);
         let operands = operands.into_iter().enumerate();
         if has_empty {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use burn::tensor::{ElementConversion, Tensor};
 
-use super::placements::{R, replaced};
+use super::placements::R;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
@@ -41,7 +41,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         if !self.layout().has_partial() {
             return self.spec.clone();
         }
-        let layout = replaced(self.layout(), |own| if own.partial_op().is_some() { R } else { own });
+        let layout = self.layout().replaced(|_, own| if own.partial_op().is_some() { R } else { own });
         let layout = layout.expect("the shards and their order stay");
         DTensorSpec::decided(self.mesh(), layout, self.shape(), self.dtype()).shared()
     }

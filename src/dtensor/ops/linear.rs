@@ -14,11 +14,12 @@
 
 use burn::tensor::Shape;
 
+use super::args::misfit;
 use super::placements::{AVG, R, S, SUM};
-use super::{Resolved, Rule, Strategy, binary, empty, resolve, strategy, ternary};
+use super::{RedistributePolicy, Resolved, Rule, Strategy, binary, empty, resolve, strategy, ternary};
 use crate::Result;
 use crate::dtensor::{DTensor, DTensorError};
-use crate::placement::{Placement, Placements};
+use crate::placement::Placement;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Linear {
@@ -45,8 +46,7 @@ impl Rule for Linear {
             output[last] = weight[1];
             return Ok(vec![output]);
         };
-        let shapes = inputs.iter().map(|shape| shape.to_vec()).collect();
-        Err(DTensorError::Operands { operator: self.name(), shapes, why: why.into() }.into())
+        Err(misfit(self.name(), inputs, why))
     }
 
     fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
@@ -106,23 +106,27 @@ pub fn linear_with_input<const D: usize>(
         return binary(&rule, x, weight, |x, weight, _| empty::linear(x, weight, None));
     };
     let product = resolve(&rule, &[&x.spec, &weight.spec]).unwrap_or_else(|error| error.unwind());
-    let bias = as_term(bias, &product).unwrap_or_else(|error| error.unwind());
+    let bias = as_term(rule.name(), bias, &product).unwrap_or_else(|error| error.unwind());
     ternary(&rule, x, weight, bias, |x, weight, bias, _| empty::linear(x, weight, Some(bias)))
 }
 
-/// `bias` as a term of the sums that `product` leaves.
+/// `bias`, the third input of `operator`, as a term of the sums that `product` leaves.
 ///
 /// # Collective
 /// If the bias is itself a pending reduction of another kind: every rank of the mesh.
-pub(super) fn as_term(bias: DTensor<1>, product: &Resolved) -> Result<DTensor<1>> {
+///
+/// # Errors
+/// [`DTensorError::ImplicitRedistribution`] of such a bias under [`RedistributePolicy::Deny`].
+pub(super) fn as_term(operator: &'static str, bias: DTensor<1>, product: &Resolved) -> Result<DTensor<1>> {
     let product = product.output(0).placements();
     if !product.contains(&SUM) {
         return Ok(bias);
     }
     // Only what is whole or cut becomes a term.
-    let reduced = |own: &Placement| if own.partial_op().is_some() && *own != SUM { R } else { *own };
-    let reduced: Placements = bias.placements().iter().map(reduced).collect();
-    let term = |(&own, &placement): (&Placement, &Placement)| if placement == SUM { SUM } else { own };
-    let terms: Placements = reduced.iter().zip(product).map(term).collect();
-    bias.redistribute(&reduced)?.redistribute(&terms)
+    let reduced = bias.layout().replaced(|_, own| if own.partial_op().is_some() && own != SUM { R } else { own })?;
+    if *bias.layout() != reduced && RedistributePolicy::current() == RedistributePolicy::Deny {
+        return Err(DTensorError::implicit(operator, 2, bias.layout(), &reduced).into());
+    }
+    let terms = reduced.replaced(|dim, own| if product[dim] == SUM { SUM } else { own })?;
+    bias.redistribute_to(&reduced)?.redistribute_to(&terms)
 }

@@ -11,11 +11,12 @@
 
 use burn::tensor::{Shape, kind};
 
+use super::args::misfit;
 use super::placements::{AVG, R, S, SUM};
 use super::pointwise::broadcast;
 use super::{Rule, Strategy, binary, empty, strategy};
 use crate::Result;
-use crate::dtensor::{DTensor, DTensorError, Kind};
+use crate::dtensor::{DTensor, Kind};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Matmul;
@@ -29,9 +30,8 @@ impl Rule for Matmul {
         let [a, b] = inputs else { unreachable!("a product has two factors") };
         let n = a.num_dims();
         if n < 2 || a[n - 1] != b[n - 2] {
-            let shapes = inputs.iter().map(|shape| shape.to_vec()).collect();
-            let why = "the columns of the first must be as many as the rows of the second".into();
-            return Err(DTensorError::Operands { operator: self.name(), shapes, why }.into());
+            let why = "the columns of the first must be as many as the rows of the second";
+            return Err(misfit(self.name(), inputs, why));
         }
         // The batch dimensions broadcast; the matrices' own do not.
         let (mut left, mut right) = (a.clone(), b.clone());

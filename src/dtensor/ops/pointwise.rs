@@ -9,10 +9,11 @@ use std::hash::{Hash, Hasher};
 
 use burn::tensor::{Shape, Tensor};
 
+use super::args::misfit;
 use super::placements::{AVG, MAX, MIN, R, S, SUM};
 use super::{Rule, Strategy, binary, strategy, unary};
 use crate::Result;
-use crate::dtensor::{DTensor, DTensorError, Kind};
+use crate::dtensor::{DTensor, Kind};
 use crate::placement::Placement;
 
 /// Rows in which an operator goes through a pending reduction: inputs, output.
@@ -139,12 +140,8 @@ pub(super) fn broadcast(operator: &'static str, inputs: &[Shape]) -> Result<Shap
         for dim in 0..output.num_dims() {
             let (len, other) = (output[dim], input[dim]);
             if len != other && len != 1 && other != 1 {
-                return Err(DTensorError::Operands {
-                    operator,
-                    shapes: inputs.iter().map(|shape| shape.to_vec()).collect(),
-                    why: format!("dimension {dim} has lengths {len} and {other}: make them equal, or one of them 1"),
-                }
-                .into());
+                let why = format!("dimension {dim} has lengths {len} and {other}: make them equal, or one of them 1");
+                return Err(misfit(operator, inputs, why));
             }
             output[dim] = if len == 1 { other } else { len };
         }

@@ -81,14 +81,7 @@ impl Resolved {
             if !implicit || Route::between(from, to)?.steps().is_empty() {
                 continue;
             }
-            return Err(DTensorError::ImplicitRedistribution {
-                operator: rule.name(),
-                input,
-                from: from.to_string(),
-                to: to.to_string(),
-                placements: to.placements().to_vec(),
-            }
-            .into());
+            return Err(DTensorError::implicit(rule.name(), input, from, to).into());
         }
         Ok(())
     }

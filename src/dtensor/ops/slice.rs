@@ -153,7 +153,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     pub fn select_dim<const D2: usize>(self, dim: impl AsIndex, index: impl AsIndex) -> DTensor<D2, K> {
         let dim = dim_of("select_dim", dim, D);
-        let index = dim_of("select_dim", index, self.dims()[dim]);
+        let len = self.dims()[dim];
+        let Ok(index) = index.try_dim_index(len) else {
+            let why = format!("dimension {dim} has no element {index:?}; use one in -{len}..{len}");
+            misfit("select_dim", &[self.shape()], why).unwind()
+        };
         self.slice_dim(dim, index).squeeze_dim(dim)
     }
 

@@ -1,8 +1,10 @@
 //! Operators end to end: what they send, what they cache, what they refuse.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use burn_dtensor::comm::{Op, Phase};
+use burn_dtensor::dtensor::ops::loss::CrossEntropyLossConfig;
 use burn_dtensor::dtensor::ops::{RedistributePolicy, activation, module};
+use burn_dtensor::placement::Layout;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -49,6 +51,76 @@ fn deny_names_the_redistribution_to_write() {
     });
 }
 
+/// `.redistribute` would cut the other way round, and be denied again.
+#[test]
+fn deny_names_the_order_of_cuts_to_write() {
+    MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
+        let turned = Layout::with_order(&[2, 2], &[S(0), S(0)], &[(0, &[1, 0])])?;
+        let x = DTensor::<1>::ones([8], mesh, &[R, R], mesh.device())?;
+        let y = x.clone().redistribute_to(&turned)?;
+        let denied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            RedistributePolicy::Deny.run(|| x.clone() + y.clone())
+        }));
+        let error = denied.expect_err("the inputs differ").downcast::<Error>().expect("a typed error");
+        let write = ".redistribute_to(&Layout::with_order(mesh.shape(), &[Shard(0), Shard(0)], &[(0, &[1, 0])])?)?";
+        assert!(error.to_string().contains(write), "{error}");
+        let x = x.redistribute_to(&turned)?;
+        assert_eq!(*RedistributePolicy::Deny.run(|| x + y).layout(), turned);
+        Ok(())
+    });
+}
+
+/// A bias cut by tensor parallelism first, then by FSDP, where a third mesh dimension sums.
+#[test]
+fn a_bias_that_joins_a_sum_keeps_its_order_of_cuts() {
+    MeshTest::new([2, 2, 2], ["dp", "tp", "cp"]).run(|mesh| {
+        let ones = |shape: [usize; 2], layout: &Layout| {
+            DTensor::<2>::ones(shape, mesh, &[R, R, R], mesh.device())?.redistribute_to(layout)
+        };
+        let x = ones([2, 4], &Layout::new(mesh.shape(), &[R, R, S(1)])?)?;
+        let columns = Layout::with_order(mesh.shape(), &[S(1), S(1), S(0)], &[(1, &[1, 0])])?;
+        let weight = ones([4, 8], &columns)?;
+        let cut = Layout::with_order(mesh.shape(), &[S(0), S(0), R], &[(0, &[1, 0])])?;
+        let bias = Tensor::<1, Int>::arange(0..8, mesh.device()).float();
+        let bias = DTensor::distribute_local(bias, mesh, &[R, R, R])?.redistribute_to(&cut)?;
+        mesh.world().ledger().reset();
+        let y = module::linear(x, weight, Some(bias));
+        assert_eq!(mesh.world().ledger().total(|_| true).calls, 0);
+        let expected: Vec<f32> = (0..16).map(|at| 4.0 + (at % 8) as f32).collect();
+        assert_eq!(y.full_tensor()?.into_data().try_into_vec::<f32>().expect("floats"), expected);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_bias_that_would_be_reduced_to_join_a_sum_is_denied() {
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let x = DTensor::<2>::ones([2, 4], mesh, &[S(1)], mesh.device())?;
+        let weight = DTensor::<2>::ones([4, 3], mesh, &[S(0)], mesh.device())?;
+        let average = Tensor::<1>::full([3], mesh.rank() as f32, mesh.device());
+        let bias = DTensor::from_local(average, mesh, &[Placement::Partial(PartialOp::Avg)])?;
+        let run = || module::linear(x.clone(), weight.clone(), Some(bias.clone()));
+        let denied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(RedistributePolicy::Deny.run(run))));
+        let error = denied.expect_err("the bias moves").downcast::<Error>().expect("a typed error");
+        assert!(error.to_string().contains("`linear` needs its input 2 as [R], it is [P(avg)]"), "{error}");
+        let y = run().full_tensor()?;
+        assert_eq!(y.into_data(), Tensor::<2>::full([2, 3], 4.5, mesh.device()).into_data());
+        Ok(())
+    });
+}
+
+/// `softplus(-0.1) = 0.64` is larger than 0.1, what is beyond the threshold.
+#[test]
+fn a_function_that_falls_takes_no_pending_maximum() {
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let local = Tensor::<1>::from_data([[0.1, -0.1][mesh.rank()]], mesh.device());
+        let x = DTensor::from_local(local, mesh, &[Placement::Partial(PartialOp::Max)])?;
+        let y = activation::softplus_with_threshold(x, 1.0, 0.0).full_tensor()?;
+        assert_eq!(y.into_data(), Tensor::<1>::from_data([0.1], mesh.device()).into_data());
+        Ok(())
+    });
+}
+
 #[test]
 fn operators_say_what_is_wrong_with_their_arguments() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
@@ -66,6 +138,13 @@ fn operators_say_what_is_wrong_with_their_arguments() {
         refused("one a channel", &|| Ok(drop(activation::prelu(x()?, vector(2)?))));
         refused("the last dimension has 3 elements", &|| Ok(drop(module::layer_norm(x()?, vector(4)?, None, 1e-5))));
         refused("must make 2 groups", &|| Ok(drop(module::group_norm(x()?, None, 2, 1e-5))));
+        refused("there is no operand", &|| Ok(drop(DTensor::<1>::einsum("i->i", []))));
+        refused("2 dimensions, 1 are asked for", &|| Ok(drop(DTensor::<1>::einsum("ij->ij", [x()?.into()]))));
+        refused("dimension 1 has no element 3; use one in -3..3", &|| Ok(drop(x()?.select_dim::<1>(1, 3))));
+        refused("weights for 2 classes", &|| {
+            let loss = CrossEntropyLossConfig::new().with_weights([1.0, 2.0]).init(mesh.device());
+            Ok(drop(loss.forward(x()?, DTensor::<1, Int>::zeros([4], mesh, &[S(0)], mesh.device())?)))
+        });
         refused("one element a channel", &|| Ok(drop(module::batch_norm_train(x()?, vector(2)?, vector(3)?, 1e-5))));
         Ok(())
     });

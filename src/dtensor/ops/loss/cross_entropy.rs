@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Float, Int, Shape, Tensor};
 
 use super::super::args::misfit;
-use super::super::placements::{MAX, R, S, SUM, replaced};
+use super::super::placements::{MAX, R, S, SUM};
 use super::super::{Resolved, Rule, Strategy, empty, resolve, strategy};
 use super::targets::Targets;
 use super::{CrossEntropyLossConfig, Reduction};
@@ -104,7 +104,10 @@ impl CrossEntropyLoss {
             ignored: self.ignore_index,
         };
         if let Some(weights) = &targets.weights {
-            assert_eq!(weights.dims(), [targets.classes], "a loss needs a weight for each class");
+            if weights.dims() != [targets.classes] {
+                let why = format!("the loss has weights for {} classes; give one for each", weights.dims()[0]);
+                misfit(rule.name(), &[op.input(0).shape().clone(), op.input(1).shape().clone()], why).unwind()
+            }
         }
         let losses = self.losses(&op, scores, &targets).unwrap_or_else(|error| error.unwind());
         let shape = Shape::from(op.input(1).shape().to_vec());
@@ -243,5 +246,5 @@ fn largest<const D: usize>(op: &Resolved, scores: Tensor<2>) -> Result<Tensor<2>
 
 /// `layout` with `placement` in place of sums over ranks.
 fn with_sums(layout: &Layout, placement: Placement) -> Result<Layout> {
-    Ok(replaced(layout, |own| if own == SUM { placement } else { own })?)
+    Ok(layout.replaced(|_, own| if own == SUM { placement } else { own })?)
 }
