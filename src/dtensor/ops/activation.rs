@@ -64,7 +64,8 @@ elementwise! {
     hardtanh(min_val, max_val): INCREASING,
     softsign(): NOTHING,
     softplus(beta): INCREASING,
-    softplus_with_threshold(beta, threshold): INCREASING,
+    // It falls where it becomes linear, by more the lower the threshold.
+    softplus_with_threshold(beta, threshold): NOTHING,
     elu(alpha): only_if(alpha >= 0.0, INCREASING_TO),
     celu(alpha): only_if(alpha > 0.0, INCREASING_TO),
     selu(): INCREASING_TO,

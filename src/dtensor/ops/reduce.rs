@@ -333,7 +333,7 @@ impl<const D: usize> DTensor<D> {
     #[must_use]
     pub fn var_mean<I: AsIndex>(self, dim: I) -> (Self, Self) {
         let dim = dim_of("var_mean", dim, D);
-        let freedom = self.dims()[dim] as f32 - 1.0;
+        let freedom = self.dims()[dim] as f64 - 1.0;
         self.var_mean_of(dim, freedom)
     }
 
@@ -342,12 +342,12 @@ impl<const D: usize> DTensor<D> {
     #[must_use]
     pub fn var_mean_bias<I: AsIndex>(self, dim: I) -> (Self, Self) {
         let dim = dim_of("var_mean_bias", dim, D);
-        let freedom = self.dims()[dim] as f32;
+        let freedom = self.dims()[dim] as f64;
         self.var_mean_of(dim, freedom)
     }
 
     /// Of a cut dimension the mean is reduced first: a few numbers, not the dimension.
-    fn var_mean_of(self, dim: usize, freedom: f32) -> (Self, Self) {
+    fn var_mean_of(self, dim: usize, freedom: f64) -> (Self, Self) {
         let mean = self.clone().mean_dim(dim);
         let var = self.sub(mean.clone()).square().sum_dim(dim).div_scalar(freedom);
         (var, mean)
