@@ -103,11 +103,9 @@ impl CrossEntropyLoss {
             weights: self.weights.as_ref().map(|weights| associate(weights.clone().cast(scores.dtype()), strategy)),
             ignored: self.ignore_index,
         };
-        if let Some(weights) = &targets.weights {
-            if weights.dims() != [targets.classes] {
-                let why = format!("the loss has weights for {} classes; give one for each", weights.dims()[0]);
-                misfit(rule.name(), &[op.input(0).shape().clone(), op.input(1).shape().clone()], why).unwind()
-            }
+        if let Some(weights) = targets.weights.as_ref().filter(|weights| weights.dims() != [targets.classes]) {
+            let why = format!("the loss has weights for {} classes; give one for each", weights.dims()[0]);
+            misfit(rule.name(), &[op.input(0).shape().clone(), op.input(1).shape().clone()], why).unwind()
         }
         let losses = self.losses(&op, scores, &targets).unwrap_or_else(|error| error.unwind());
         let shape = Shape::from(op.input(1).shape().to_vec());
