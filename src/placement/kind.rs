@@ -62,7 +62,7 @@ impl Placement {
 }
 
 impl PartialOp {
-    const ALL: [Self; 5] = [Self::Sum, Self::Avg, Self::Min, Self::Max, Self::Product];
+    pub(crate) const ALL: [Self; 5] = [Self::Sum, Self::Avg, Self::Min, Self::Max, Self::Product];
 
     /// Whether reductions by `self` and by `other` over two mesh dimensions may be exchanged.
     pub(super) fn commutes_with(self, other: Self) -> bool {

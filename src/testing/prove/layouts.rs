@@ -8,8 +8,7 @@ use crate::placement::{Layout, PartialOp, Placement};
 /// Every layout that an input of `ndim` dimensions may come in: all placements that can be
 /// combined and, where two mesh dimensions cut one tensor dimension, both orders of the cuts.
 pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &Values) -> Vec<Layout> {
-    let ops = [PartialOp::Sum, PartialOp::Avg, PartialOp::Min, PartialOp::Max];
-    let partials = ops.into_iter().filter(|&op| values.takes(op)).map(Placement::Partial);
+    let partials = PartialOp::ALL.into_iter().filter(|&op| values.takes(op)).map(Placement::Partial);
     let one: Vec<_> =
         std::iter::once(Placement::Replicate).chain((0..ndim).map(Placement::Shard)).chain(partials).collect();
     let mut all = Vec::new();
@@ -47,16 +46,21 @@ pub(super) fn combinations(inputs: &[Vec<Layout>], cap: usize) -> Vec<usize> {
         }
         number
     };
-    let some = spread(plain.iter().map(Vec::len).product()).map(number).take(cap / 2);
-    some.chain(spread(total)).unique().take(cap).collect()
+    let some = spread(plain.iter().map(Vec::len).product(), cap / 2).map(number).take(cap / 2);
+    some.chain(spread(total, cap)).unique().take(cap).collect()
 }
 
-/// All numbers below `total`, in an order whose beginnings are spread evenly.
-fn spread(total: usize) -> impl Iterator<Item = usize> {
+/// All numbers below `total`, the first `count` of them spread evenly.
+fn spread(total: usize, count: usize) -> impl Iterator<Item = usize> {
     // Multiples of a number near the golden section of `total` fill it evenly, whatever the period
-    // that one looks at.
+    // that one looks at; of those numbers, the one that keeps the multiples furthest apart.
     let golden = ((total as f64 * 0.618_034) as usize).max(1);
-    let step = (golden..).find(|&step| gcd(step, total) == 1).unwrap_or(1);
+    let apart = |step: usize| {
+        let distance = |times: usize| (times * step % total).min(total - times * step % total);
+        (1..count.min(total)).map(distance).min()
+    };
+    let near = (golden..).filter(|&step| gcd(step, total) == 1).take(16);
+    let step = near.max_by_key(|&step| apart(step)).unwrap_or(1);
     (0..total).map(move |at| at * step % total)
 }
 
@@ -67,11 +71,11 @@ mod tests {
     #[test]
     fn layouts_are_all_that_exist() {
         let values = Values::Float(0.0..1.0);
-        assert_eq!(layouts(&[3], 2, &values).len(), 7);
-        assert_eq!(layouts(&[3], 2, &Values::Int(4)).len(), 6);
+        assert_eq!(layouts(&[3], 2, &values).len(), 8);
+        assert_eq!(layouts(&[3], 2, &Values::Int(4)).len(), 7);
         assert_eq!(layouts(&[3], 2, &Values::Bool).len(), 3);
-        // 7 x 7, without the ten pairs of reductions that do not commute, and two more orders.
-        assert_eq!(layouts(&[2, 2], 2, &values).len(), 49 - 10 + 2);
+        // 8 x 8, without the 18 pairs of reductions that do not commute, and two more orders.
+        assert_eq!(layouts(&[2, 2], 2, &values).len(), 64 - 18 + 2);
     }
 
     #[test]
@@ -80,10 +84,10 @@ mod tests {
         assert_eq!(combinations(&[one[..5].to_vec(), one[..3].to_vec()], 20), Vec::from_iter(0..15));
         let picked = combinations(&[one.clone(), one.clone()], 240);
         assert_eq!(picked.iter().unique().count(), 240);
-        for digit in [|at: &usize| at % 41, |at: &usize| at / 41] {
+        for digit in [|at: &usize| at % 48, |at: &usize| at / 48] {
             assert_eq!(picked.iter().map(digit).unique().count(), one.len());
         }
-        let plain = |at: &&usize| !one[**at % 41].has_partial() && !one[**at / 41].has_partial();
+        let plain = |at: &&usize| !one[**at % 48].has_partial() && !one[**at / 48].has_partial();
         assert_eq!(picked[..120].iter().filter(plain).count(), 120);
         assert_eq!(one.iter().filter(|layout| !layout.has_partial()).count(), 11);
     }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each [`Case`] is run with its inputs in every combination of layouts, on meshes of 2, 3, 4 and
-//! 2 x 2 ranks: Replicate, a shard of every dimension, and pending sums, averages, minima and
-//! maxima whose parts differ from rank to rank. Compared are
+//! 2 x 2 ranks: Replicate, a shard of every dimension, and every pending reduction, its parts
+//! different from rank to rank. Compared are
 //!
 //! * the full value of every output, on every rank;
 //! * of every float input the gradient that each rank holds, against the true derivative by what

@@ -47,8 +47,9 @@ impl Values {
     /// What the rank at `index` of `size` along `mesh_dim` holds of `value`, the element `at`
     /// which is to be reduced by `op`; and the derivative of the reduced value by it.
     ///
-    /// The parts differ between ranks in no regular way. What a minimum or maximum leaves out stays in
-    /// the range, since an increasing operator is applied to it too.
+    /// The parts differ between ranks in no regular way. Of what a minimum or maximum leaves out, a
+    /// quarter is as far away as can be: a rank without elements holds an infinity. The rest stays in
+    /// the range, where operators have slopes.
     fn part(&self, op: PartialOp, value: f64, at: usize, mesh_dim: usize, index: usize, size: usize) -> (f64, f64) {
         let holds = bits([at, mesh_dim, 4]) % size as u64 == index as u64;
         let noise = |index: usize| match self {
@@ -56,6 +57,7 @@ impl Values {
             _ => (bits([at, mesh_dim, 5 + index]) % 7) as f64 - 3.0,
         };
         let share = unit([at, mesh_dim, 50 + index]);
+        let far = matches!(self, Self::Float(_)) && (share > 0.75 || value.is_infinite());
         let last = index + 1 == size;
         // The last rank's term is what makes the terms add up.
         let rest = || (0..index).map(|index| single(value + noise(index))).sum::<f64>();
@@ -65,6 +67,8 @@ impl Values {
             PartialOp::Avg if last => (value * size as f64 - rest(), 1.0 / size as f64),
             PartialOp::Avg => (value + noise(index), 1.0 / size as f64),
             PartialOp::Min | PartialOp::Max if holds => (value, 1.0),
+            PartialOp::Min if far => (f64::INFINITY, 0.0),
+            PartialOp::Max if far => (f64::NEG_INFINITY, 0.0),
             PartialOp::Max => match self {
                 Self::Float(range) => (value - (0.1 + 0.8 * share) * (value - range.start), 0.0),
                 _ => (value - (share * (value + 1.0)).floor(), 0.0),
@@ -74,7 +78,15 @@ impl Values {
                 Self::Int(bound) => (value + (share * (*bound as f64 - value)).floor(), 0.0),
                 Self::Bool => (value, 0.0),
             },
-            PartialOp::Product => unreachable!("no input is laid out as a pending product"),
+            PartialOp::Product => {
+                let factor = |other: usize| match self {
+                    Self::Float(_) => single(0.5 + unit([at, mesh_dim, 100 + other])),
+                    _ => 1.0,
+                };
+                let others: f64 = (0..size - 1).filter(|&other| other != index).map(factor).product();
+                let rest = value / (0..size - 1).map(factor).product::<f64>();
+                if last { (rest, others) } else { (factor(index), others * rest) }
+            }
         }
     }
 
@@ -158,7 +170,7 @@ pub(super) fn gcd(a: usize, b: usize) -> usize {
 mod tests {
     use super::*;
 
-    const OPS: [PartialOp; 4] = [PartialOp::Sum, PartialOp::Avg, PartialOp::Min, PartialOp::Max];
+    const OPS: [PartialOp; 5] = [PartialOp::Sum, PartialOp::Avg, PartialOp::Min, PartialOp::Max, PartialOp::Product];
 
     #[test]
     fn floats_have_no_ties_and_stay_in_range() {
@@ -178,7 +190,8 @@ mod tests {
             PartialOp::Sum => parts.iter().sum(),
             PartialOp::Avg => parts.iter().sum::<f64>() / parts.len() as f64,
             PartialOp::Min => parts.iter().copied().fold(f64::INFINITY, f64::min),
-            _ => parts.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            PartialOp::Product => parts.iter().product(),
+            PartialOp::Max => parts.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         };
         for values in [Values::Float(-1.0..2.0), Values::Int(5)] {
             let whole = values.whole(0, 6);
@@ -196,8 +209,8 @@ mod tests {
                         assert!((full - expected).abs() < 1e-5, "{layout}: {full} for {expected}");
                     }
                 }
-                assert_ne!(held(0, 0), held(1, 0));
-                assert_ne!(held(0, 0), held(0, 1));
+                let ranks = [(0, 0), (1, 0), (0, 2), (1, 2)];
+                assert!(ranks.iter().any(|&(x, y)| held(x, y) != held(0, 0)), "{layout}");
             }
         }
     }
