@@ -1,8 +1,7 @@
 //! Softmax and normalizations.
 
-use burn_dtensor::dtensor::ops::{activation, module};
+use burn_dtensor::dtensor::ops::{activation, linalg, module};
 
-use super::reductions::norm;
 use super::{F1, F2, F3};
 use crate::golden::ops::call::{Row, op};
 
@@ -30,6 +29,6 @@ pub fn rows() -> Vec<Row> {
                 (x - mean) / (var + 1e-5).sqrt()
             }),
         ),
-        ("l2_normalize", op(|x: F2| x.clone() / norm(x).clamp_min(1e-12))),
+        ("l2_normalize", op(|x: F2| x.clone() / linalg::l2_norm(x, 1).clamp_min(1e-12))),
     ]
 }

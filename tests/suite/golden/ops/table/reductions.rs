@@ -1,6 +1,7 @@
 //! Reductions. Burn's keep the dimension, with length 1.
 
-use burn_dtensor::dtensor::ops::activation;
+use burn_dtensor::dtensor::ops::loss::{self, Reduction};
+use burn_dtensor::dtensor::ops::{activation, linalg};
 
 use super::{F1, F2, F3};
 use crate::golden::ops::call::{Row, op};
@@ -17,7 +18,7 @@ pub fn rows() -> Vec<Row> {
         ("mean_d02", op(|x: F3| x.mean_dims(&[0, 2]).squeeze_dims::<1>(&[0, 2]))),
         ("prod_all", op(|x: F2| x.prod())),
         ("prod_d1", op(|x: F2| x.prod_dim(1).squeeze_dim::<1>(1))),
-        ("dot", op(|a: F1, b: F1| (a * b).sum())),
+        ("dot", op(|a: F1, b: F1| a.dot(b))),
         // Extrema.
         ("amax_all", op(|x: F2| x.max())),
         ("amax_d1", op(|x: F2| x.max_dim(1).squeeze_dim::<1>(1))),
@@ -55,35 +56,27 @@ pub fn rows() -> Vec<Row> {
             }),
         ),
         // Norms.
-        ("vector_norm2", op(|x: F2| x.square().sum().sqrt())),
-        ("vector_norm1_d1", op(|x: F2| x.abs().sum_dim(1).squeeze_dim::<1>(1))),
-        ("vector_norm_inf", op(|x: F2| x.abs().max())),
-        ("norm_d0k", op(|x: F2| x.square().sum_dim(0).sqrt())),
+        ("vector_norm2", op(|x: F2| linalg::l2_norm_dims(x, &[0, 1]).squeeze_dim::<1>(0))),
+        ("vector_norm1_d1", op(|x: F2| linalg::l1_norm(x, 1).squeeze_dim::<1>(1))),
+        ("vector_norm_inf", op(|x: F2| linalg::max_abs_norm_dims(x, &[0, 1]).squeeze_dim::<1>(0))),
+        ("norm_d0k", op(|x: F2| linalg::l2_norm(x, 0))),
         ("logsumexp_d0", op(|x: F2| log_sum_exp(x, 0).squeeze_dim::<1>(0))),
         ("logsumexp_d1", op(|x: F2| log_sum_exp(x, 1).squeeze_dim::<1>(1))),
         // Of pairs.
-        ("mse_loss", op(|x: F2, y: F2| (x - y).square().mean())),
-        // The targets are sigmoids.
+        ("mse_loss", op(|x: F2, y: F2| loss::mse_loss(x, y, Reduction::Mean))),
         (
             "bce_logits",
-            op(|x: F2, y: F2| {
-                let other: F2 = 1.0 - activation::sigmoid(y);
-                (other * x.clone() - activation::log_sigmoid(x)).mean()
-            }),
+            op(|x: F2, y: F2| loss::binary_cross_entropy_with_logits(x, activation::sigmoid(y), Reduction::Mean)),
         ),
         (
             "cosine_similarity",
             op(|x: F2, y: F2| {
-                let norms = norm(x.clone()).clamp_min(1e-8) * norm(y.clone()).clamp_min(1e-8);
+                let norms =
+                    linalg::l2_norm(x.clone(), 1).clamp_min(1e-8) * linalg::l2_norm(y.clone(), 1).clamp_min(1e-8);
                 ((x * y).sum_dim(1) / norms).squeeze_dim::<1>(1)
             }),
         ),
     ]
-}
-
-/// Euclidean, of the rows.
-pub fn norm(x: F2) -> F2 {
-    x.square().sum_dim(1).sqrt()
 }
 
 fn log_sum_exp(x: F2, dim: usize) -> F2 {
