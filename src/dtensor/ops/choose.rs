@@ -36,7 +36,8 @@ pub(super) struct Choice {
 /// What a collective costs before its first byte, in bytes: some 6 us of a 90 GB/s link.
 const CALL: u64 = 1 << 19;
 
-/// Bytes sent (with [`CALL`] a collective), steps taken, placements changed.
+/// Bytes sent (with [`CALL`] a collective, also for one that has to follow), steps taken, placements
+/// changed.
 type Cost = (u64, usize, usize);
 
 /// The cheapest way to run an operator with the rows `strategies` on `operands`.
@@ -69,6 +70,7 @@ pub(super) fn choose(
             let inputs = |at: usize| -> Placements { rows.iter().map(|row| row.inputs[at]).collect() };
             let mut moves = targets.iter_mut().enumerate().map(|(at, targets)| Some(targets.get(inputs(at))?.1));
             let Some(cost) = moves.fold_options((0, 0, 0), |a, b| (a.0 + b.0, a.1 + b.1, a.2 + b.2)) else { continue };
+            let cost = (cost.0 + CALL * scattered(operands, &rows), cost.1, cost.2);
             if best.as_ref().is_some_and(|(known, _)| *known <= cost) {
                 continue;
             }
@@ -132,6 +134,19 @@ fn calls(operand: &Operand<'_>, rows: &[&Strategy], at: usize) -> u64 {
         operand.layout.mesh_shape()[mesh_dim] > 1 && !from.is_replicate() && from != rows[mesh_dim].inputs[at]
     };
     (0..rows.len()).filter(ends).count() as u64
+}
+
+/// The mesh dimensions on which a pending reduction would be scattered though nothing else is cut:
+/// whatever meets it next is whole there, so it will have to be gathered. Below the size at which
+/// the bytes weigh more than a collective, an all-reduce is cheaper than that.
+fn scattered(operands: &[Operand<'_>], rows: &[&Strategy]) -> u64 {
+    let alone = |&mesh_dim: &usize| {
+        let comes = |operand: &Operand<'_>| operand.layout.placements()[mesh_dim];
+        let mut inputs = operands.iter().zip(&rows[mesh_dim].inputs);
+        inputs.any(|(operand, input)| comes(operand).partial_op().is_some() && input.shard_dim().is_some())
+            && operands.iter().all(|operand| comes(operand).shard_dim().is_none())
+    };
+    (0..rows.len()).filter(alone).count() as u64
 }
 
 /// Whether `layout` leaves a rank without elements of a tensor that has some.
@@ -342,7 +357,18 @@ mod tests {
         for (a, b) in layouts.iter().cartesian_product(&layouts) {
             let operands = [a, b].map(|layout| Operand { layout, shape: &shape, width: 4 });
             let found = choose(&mesh, &operands, 1, &rows, true).unwrap();
-            let found = cost(a, &found.inputs[0]).unwrap() + cost(b, &found.inputs[1]).unwrap();
+            // A sum scattered where nothing is cut will have to be gathered.
+            let gathers = |targets: [&Layout; 2]| {
+                let alone = |&mesh_dim: &usize| {
+                    let [from, to] =
+                        [[a, b], targets].map(|layouts| layouts.map(|layout| layout.placements()[mesh_dim]));
+                    let scatters = |at: usize| from[at].partial_op().is_some() && to[at].shard_dim().is_some();
+                    (scatters(0) || scatters(1)) && from.iter().all(|placement| placement.shard_dim().is_none())
+                };
+                CALL * (0..mesh.len()).filter(alone).count() as u64
+            };
+            let total = |targets: [&Layout; 2]| Some(cost(a, targets[0])? + cost(b, targets[1])? + gathers(targets));
+            let found = total([&found.inputs[0], &found.inputs[1]]).unwrap();
             for (first, second) in rows.iter().cartesian_product(&rows) {
                 let turned = !a.has_default_order() || !b.has_default_order();
                 for turn in [[0, 1], [1, 0]].into_iter().take(1 + usize::from(turned)) {
@@ -355,10 +381,22 @@ mod tests {
                     if made(0) || made(1) {
                         continue;
                     }
-                    let Some(other) = cost(a, &input(0)).zip(cost(b, &input(1))) else { continue };
-                    assert!(found <= other.0 + other.1, "{a} {b}: {} {} is cheaper", input(0), input(1));
+                    let Some(other) = total([&input(0), &input(1)]) else { continue };
+                    assert!(found <= other, "{a} {b}: {} {} is cheaper", input(0), input(1));
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_sum_is_scattered_where_something_is_cut_or_where_bytes_weigh_more_than_a_collective() {
+        let rows = [strategy([R, R], [R]), strategy([S(0), S(0)], [S(0)])];
+        let brought = |len: usize, other| {
+            let operands: [(&[usize], Layout); 2] = [(&[len], layout(&[4], &[SUM])), (&[len], layout(&[4], &[other]))];
+            placements(&choice(&[4], &operands, &rows).unwrap().inputs)[0].clone()
+        };
+        assert_eq!(brought(1 << 10, R), [R]);
+        assert_eq!(brought(1 << 10, S(0)), [S(0)]);
+        assert_eq!(brought(1 << 20, R), [S(0)]);
     }
 }
