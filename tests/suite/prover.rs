@@ -24,6 +24,10 @@ impl Rule for Claim {
     fn strategies(&self, _inputs: &[Shape], _outputs: &[Shape]) -> Vec<Strategy> {
         self.0.iter().map(|&placement| strategy([placement], [placement])).collect()
     }
+
+    fn takes_empty_parts(&self) -> bool {
+        true
+    }
 }
 
 /// What the prover says of an operator on `x: [3, 2]` that claims to let `placements` through.
