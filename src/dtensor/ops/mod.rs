@@ -58,7 +58,8 @@
 //! ```
 //!
 //! Any other is a [`Rule`] and a call of [`unary`], [`binary`], [`ternary`] or [`variadic`]. All
-//! rows must hold for uneven and empty parts too; the all-`Replicate` row need not be listed.
+//! rows must hold for uneven parts too; parts without elements are gathered first, unless the rule
+//! [takes them](Rule::takes_empty_parts). The all-`Replicate` row need not be listed.
 //!
 //! ```
 //! use burn::tensor::Shape;
