@@ -24,7 +24,7 @@
 //! | along a dimension: the softmaxes, `glu` | that dimension whole, any other cut |
 //! | `prelu` with an `alpha` a channel | channels cut with their `alpha` |
 
-use burn::tensor::{AsIndex, Shape, Tensor, activation as local};
+use burn::tensor::{AsIndex, Shape, activation as local};
 
 use super::along::{Along, along};
 use super::args::{dim_of, misfit};
@@ -105,17 +105,7 @@ pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> 
     if len % 2 == 1 {
         misfit("glu", &[tensor.shape()], format!("dimension {dim} must have two halves, its length is {len}")).unwind();
     }
-    along(&Along::new("glu", NOTHING, dim).with_len(len / 2), tensor, |x| {
-        if x.shape().num_elements() > 0 {
-            return local::glu(x, dim);
-        }
-        let half = |x: Tensor<D>| {
-            let mut shape = x.shape();
-            shape[dim] = len / 2;
-            reshape::<D, D, _>(x, shape)
-        };
-        half(x.clone()) * local::sigmoid(half(x))
-    })
+    along(&Along::new("glu", NOTHING, dim).with_len(len / 2), tensor, |x| local::glu(x, dim))
 }
 
 /// With an `alpha` for all, or one a channel (dimension 1).

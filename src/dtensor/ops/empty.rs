@@ -1,21 +1,15 @@
-//! Parts without elements.
+//! Tensors without elements.
 //!
-//! A rank past the end of a short dimension holds an empty part. burn-flex 0.22 aborts on some
-//! operators of such, and burn answers others from the shapes alone, outside the autodiff graph;
-//! what an empty part contributes must still reach the graph, because the collectives of backward
-//! need every rank. They run in the order of depth, so a way around an operator has to record as many
-//! nodes as the operator does: of two collectives in different branches, ranks would otherwise not
-//! agree which is first.
+//! burn-flex 0.22 aborts on some operators of such, and burn answers others from the shapes alone,
+//! outside the autodiff graph, though a gradient is asked of them. These go by themselves. That one
+//! rank's part alone is empty does not happen here: see
+//! [`takes_empty_parts`](super::Rule::takes_empty_parts).
 
-use std::sync::Arc;
-
-use burn::backend::DispatchTensor;
 use burn::tensor::{Shape, Tensor, kind, module};
 
 use super::Resolved;
-use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::dtensor::Kind;
-use crate::dtensor::local::{as_float, is_tracked, reshape, zeros};
+use crate::dtensor::local::{as_float, reshape, zeros};
 
 /// Whether this rank's part of output `at` has no elements.
 pub(super) fn is_empty(op: &Resolved, at: usize) -> bool {
@@ -69,33 +63,4 @@ pub(super) fn nothing<const D: usize, K: Kind + kind::Numeric>(x: Tensor<D, K>) 
 pub(super) fn spread<const D: usize, K: Kind + kind::Numeric>(x: Tensor<1, K>, shape: Shape) -> Tensor<D, K> {
     let zeros = zeros(shape, &x.clone().unsqueeze());
     zeros + x.unsqueeze()
-}
-
-/// `value` as the result of one operator on the empty `x`: one node in its graph.
-pub(super) fn stand_in<const D: usize, const O: usize, K: Kind>(x: Tensor<D, K>, value: Tensor<O, K>) -> Tensor<O, K> {
-    if !is_tracked(&x) {
-        return value;
-    }
-    debug_assert_eq!(x.shape().num_elements(), 0);
-    let gradient = x.clone().inner().into_dispatch();
-    let op = StandIn { value: value.inner().into_dispatch(), gradient };
-    Tensor::from_dispatch(autodiff::unary(x.into_dispatch(), Arc::new(op)))
-}
-
-#[derive(Debug)]
-struct StandIn {
-    value: DispatchTensor,
-    /// That of a tensor without elements has none either.
-    gradient: DispatchTensor,
-}
-
-impl GraphOp for StandIn {
-    fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.value.clone()
-    }
-
-    fn backward(&self, step: &mut BackwardStep<'_>) {
-        step.take();
-        step.give(0, || self.gradient.clone());
-    }
 }

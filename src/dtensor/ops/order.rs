@@ -91,7 +91,7 @@ impl<const D: usize> DTensor<D> {
     #[must_use]
     pub fn median<I: AsIndex>(self, dim: I) -> Self {
         let dim = dim_of("median", dim, D);
-        along(&Along::new("median", NOTHING, dim).with_len(1), self, |x| local_median(x, dim).0)
+        along(&Along::new("median", NOTHING, dim).with_len(1), self, |x| x.median(dim))
     }
 
     /// [`median`](Self::median), and where it was, as burn's
@@ -100,15 +100,6 @@ impl<const D: usize> DTensor<D> {
     pub fn median_with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
         let dim = dim_of("median_with_indices", dim, D);
         let rule = Along::new("median_with_indices", NOTHING, dim).with_len(1);
-        along_with_indices(&rule, self, |x| local_median(x, dim))
+        along_with_indices(&rule, self, |x| x.median_with_indices(dim))
     }
-}
-
-/// Burn's, which takes the middle of what it has sorted: one node of the graph each.
-fn local_median<const D: usize>(x: Tensor<D>, dim: usize) -> (Tensor<D>, Tensor<D, Int>) {
-    if x.shape().num_elements() > 0 {
-        return x.median_with_indices(dim);
-    }
-    let (values, indices) = x.sort_with_indices(dim);
-    (values.sum_dim(dim), indices.sum_dim(dim))
 }

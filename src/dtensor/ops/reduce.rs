@@ -3,30 +3,28 @@
 //! Along a mesh dimension that cuts a dimension which is reduced, each rank reduces its own part
 //! and the result is pending; the other dimensions stay cut as they are.
 //!
-//! | | reduced `S(d)` | goes through | of nothing |
-//! |---|---|---|---|
-//! | sum | `P(sum)` | `P(sum)`, `P(avg)` | 0 |
-//! | mean: a rank's share of it | `P(sum)` | `P(sum)`, `P(avg)` | 0 |
-//! | product | `P(product)` | `P(product)` | 1 |
-//! | max | `P(max)` | `P(max)` | lowest |
-//! | min | `P(min)` | `P(min)` | highest |
-//! | max of absolute values | `P(max)` | | 0 |
-//! | any | `P(max)` | `P(max)` of Bool | false |
-//! | all | `P(min)` | `P(min)` of Bool | true |
+//! | | reduced `S(d)` | goes through |
+//! |---|---|---|
+//! | sum | `P(sum)` | `P(sum)`, `P(avg)` |
+//! | mean: a rank's share of it | `P(sum)` | `P(sum)`, `P(avg)` |
+//! | product | `P(product)` | `P(product)` |
+//! | max | `P(max)` | `P(max)` |
+//! | min | `P(min)` | `P(min)` |
+//! | max of absolute values | `P(max)` | |
+//! | any | `P(max)` | `P(max)` of Bool |
+//! | all | `P(min)` | `P(min)` of Bool |
 //!
 //! A mean of integers is rounded, so it needs its dimensions whole. Variances are made of means
 //! and sums.
 
-use burn::tensor::{AsIndex, Bool, DType, Int, Shape, Tensor, kind};
+use burn::tensor::{AsIndex, Bool, Int, Shape, Tensor, kind};
 
 use super::along::{Along, along_with_indices};
 use super::args::{Dims, dim_of, dims_of};
-use super::empty::stand_in;
 use super::placements::{AVG, MAX, MIN, PRODUCT, S, SUM};
 use super::pointwise::NOTHING;
 use super::{Resolved, Rule, Strategy, strategy, unary};
 use crate::Result;
-use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
 use crate::placement::Placement;
 
@@ -100,57 +98,15 @@ impl Reduce {
         x: Tensor<D, K>,
         op: &Resolved,
         mean: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
-        sum: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
     ) -> Tensor<O, K> {
         if self.dims.iter().all(|&dim| op.input(0).layout().order(dim).is_empty()) {
             return mean(x);
         }
         let (local, global) = (op.input(0).local_shape(), op.input(0).shape());
         let share: f64 = self.dims.iter().map(|&dim| local[dim] as f64 / global[dim] as f64).product();
-        let own = if share > 0.0 { mean(x) } else { sum(x) };
-        own.mul_scalar(share)
+        mean(x).mul_scalar(share)
     }
 }
-
-/// `extremum` of `x` along `dim`. Of nothing it is `limit` of zeros, which loses against every other
-/// value, in the graph after `before`, which is what burn does to `x` first.
-fn extremum<const D: usize, K: Kind + kind::Ordered>(
-    x: Tensor<D, K>,
-    dim: usize,
-    before: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>,
-    limit: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>,
-    extremum: impl FnOnce(Tensor<D, K>) -> Tensor<D, K>,
-) -> Tensor<D, K> {
-    let mut shape = x.shape();
-    if shape[dim] > 0 {
-        return extremum(x);
-    }
-    shape[dim] = 1;
-    let zeros = Tensor::zeros(shape, (&x.device(), x.dtype()));
-    stand_in(before(x), limit(zeros))
-}
-
-/// Zero plus the last value of its element type.
-macro_rules! plus_limit {
-    ($name:ident, $limit:ident, $infinity:expr) => {
-        fn $name<const D: usize, K: Kind + kind::Numeric>(zero: Tensor<D, K>) -> Tensor<D, K> {
-            match zero.dtype() {
-                DType::I64 => zero.add_scalar(i64::$limit),
-                DType::I32 => zero.add_scalar(i32::$limit),
-                DType::I16 => zero.add_scalar(i16::$limit),
-                DType::I8 => zero.add_scalar(i8::$limit),
-                DType::U64 => zero.add_scalar(u64::$limit),
-                DType::U32 => zero.add_scalar(u32::$limit),
-                DType::U16 => zero.add_scalar(u16::$limit),
-                DType::U8 => zero.add_scalar(u8::$limit),
-                _ => zero.add_scalar($infinity),
-            }
-        }
-    };
-}
-
-plus_limit!(plus_lowest, MIN, f64::NEG_INFINITY);
-plus_limit!(plus_highest, MAX, f64::INFINITY);
 
 /// Of integers a mean is rounded.
 fn parts_of_mean<K: Kind>() -> Parts {
@@ -182,7 +138,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[must_use]
     pub fn mean(self) -> DTensor<1, K> {
         let rule = Reduce::full::<D>("mean", parts_of_mean::<K>());
-        unary(&rule, self, |x, op| rule.mean(x, op, Tensor::mean, Tensor::sum))
+        unary(&rule, self, |x, op| rule.mean(x, op, Tensor::mean))
     }
 
     /// The mean along `dim`, which stays with length 1, as burn's [`mean_dim`](Tensor::mean_dim).
@@ -190,7 +146,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     pub fn mean_dim<I: AsIndex>(self, dim: I) -> Self {
         let dim = dim_of("mean_dim", dim, D);
         let rule = Reduce::over("mean_dim", parts_of_mean::<K>(), &[dim]);
-        unary(&rule, self, |x, op| rule.mean(x, op, |x| x.mean_dim(dim), |x| x.sum_dim(dim)))
+        unary(&rule, self, |x, op| rule.mean(x, op, |x| x.mean_dim(dim)))
     }
 
     /// The mean over `dims`, which stay with length 1, as burn's [`mean_dims`](Tensor::mean_dims).
@@ -198,7 +154,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     pub fn mean_dims<I: AsIndex>(self, dims: &[I]) -> Self {
         let dims = dims_of("mean_dims", dims, D);
         let rule = Reduce::over("mean_dims", parts_of_mean::<K>(), &dims);
-        unary(&rule, self, |x, op| rule.mean(x, op, |x| x.mean_dims(&dims), |x| x.sum_dims(&dims)))
+        unary(&rule, self, |x, op| rule.mean(x, op, |x| x.mean_dims(&dims)))
     }
 
     /// The product of all elements, as burn's [`prod`](Tensor::prod): `[1]`.
@@ -225,15 +181,12 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
 }
 
 macro_rules! extrema {
-    ($($full:ident $dim:ident $dims:ident: $parts:expr, $before:expr, $limit:expr);* $(;)?) => {$(
+    ($($full:ident $dim:ident $dims:ident: $parts:expr);* $(;)?) => {$(
         #[doc = concat!("Of all elements, as burn's [`", stringify!($full), "`](Tensor::", stringify!($full), "): `[1]`.")]
         #[must_use]
         pub fn $full(self) -> DTensor<1, K> {
             let rule = Reduce::full::<D>(stringify!($full), $parts);
-            unary(&rule, self, |x, _| match x.shape().num_elements() {
-                0 => extremum(reshape::<D, 1, K>(x, Shape::from([0])), 0, $before, $limit, Tensor::$full),
-                _ => x.$full(),
-            })
+            unary(&rule, self, |x, _| x.$full())
         }
 
         #[doc = concat!("Along `dim`, which stays with length 1, as burn's [`", stringify!($dim), "`](Tensor::", stringify!($dim), ").")]
@@ -241,7 +194,7 @@ macro_rules! extrema {
         pub fn $dim<I: AsIndex>(self, dim: I) -> Self {
             let dim = dim_of(stringify!($dim), dim, D);
             let rule = Reduce::over(stringify!($dim), $parts, &[dim]);
-            unary(&rule, self, |x, _| extremum(x, dim, $before, $limit, |x| x.$dim(dim)))
+            unary(&rule, self, |x, _| x.$dim(dim))
         }
 
         #[doc = concat!("Over `dims`, which stay with length 1, as burn's [`", stringify!($dims), "`](Tensor::", stringify!($dims), ").")]
@@ -249,7 +202,7 @@ macro_rules! extrema {
         pub fn $dims<I: AsIndex>(self, dims: &[I]) -> Self {
             let dims = dims_of(stringify!($dims), dims, D);
             let rule = Reduce::over(stringify!($dims), $parts, &dims);
-            unary(&rule, self, |x, _| dims.iter().fold(x, |x, &dim| extremum(x, dim, $before, $limit, |x| x.$dim(dim))))
+            unary(&rule, self, |x, _| x.$dims(&dims))
         }
     )*};
 }
@@ -275,9 +228,9 @@ macro_rules! positions {
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     extrema! {
-        max max_dim max_dims: Parts::Max { passes: true }, |x| x, plus_lowest;
-        min min_dim min_dims: Parts::Min { passes: true }, |x| x, plus_highest;
-        max_abs max_abs_dim max_abs_dims: Parts::Max { passes: false }, Tensor::abs, |zeros| zeros;
+        max max_dim max_dims: Parts::Max { passes: true };
+        min min_dim min_dims: Parts::Min { passes: true };
+        max_abs max_abs_dim max_abs_dims: Parts::Max { passes: false };
     }
 
     positions! { argmax max_dim_with_indices, argmin min_dim_with_indices }
@@ -297,10 +250,7 @@ macro_rules! quantifiers {
         pub fn $dim(self, dim: impl AsIndex) -> DTensor<D, Bool> {
             let dim = dim_of(stringify!($dim), dim, D);
             let parts = Parts::$Parts { passes: self.dtype().is_bool() };
-            unary(&Reduce::over(stringify!($dim), parts, &[dim]), self, |x, op| {
-                let shape = op.output_shape(0);
-                if shape.num_elements() == 0 { Tensor::empty(shape.clone(), &x.device()) } else { x.$dim(dim) }
-            })
+            unary(&Reduce::over(stringify!($dim), parts, &[dim]), self, |x, _| x.$dim(dim))
         }
     )*};
 }

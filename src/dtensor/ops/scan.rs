@@ -7,7 +7,7 @@
 //! | `cummax` | `P(max)` |
 //! | `cummin` | `P(min)` |
 
-use burn::tensor::{AsIndex, Tensor, kind};
+use burn::tensor::{AsIndex, kind};
 
 use super::along::{Along, along};
 use super::args::dim_of;
@@ -37,9 +37,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[must_use]
     pub fn cumprod<I: AsIndex>(self, dim: I) -> Self {
         let dim = dim_of("cumprod", dim, D);
-        // The derivative of an empty product, burn-flex 0.22 aborts on; that of a sum is as empty.
-        let local = |x: Tensor<D, K>| if x.shape().num_elements() > 0 { x.cumprod(dim) } else { x.cumsum(dim) };
-        along(&Along::new("cumprod", PRODUCTS, dim), self, local)
+        along(&Along::new("cumprod", PRODUCTS, dim), self, |x| x.cumprod(dim))
     }
 }
 
