@@ -145,7 +145,10 @@ pub enum DTensorError {
         write: String,
     },
     /// No row of an operator's rule can be reached from its inputs' layouts.
-    #[error("`{operator}` has no strategy for inputs laid out as {inputs:?}; redistribute them to Replicate")]
+    #[error(
+        "`{operator}` has no strategy for inputs laid out as {inputs:?}; redistribute them to Replicate, \
+         and let no style or argument ask for a shard that leaves a rank without elements"
+    )]
     NoStrategy {
         /// The operator.
         operator: &'static str,
