@@ -81,6 +81,15 @@ fn a_gradient_that_loses_a_term_is_found_where_the_value_is_right() {
     assert_eq!(report.wrong[0].combination.to_string(), "mesh [2]: x [3, 2] as [S(0)]");
 }
 
+/// Values are right, and all gradients that there are.
+#[test]
+fn a_rank_that_drops_its_graph_is_found() {
+    let local = |x: Tensor<2>, _: &Resolved| if x.dims()[0] == 0 { x.detach() } else { x };
+    let report = proven(&[S(0)], |x| x, local);
+    assert_eq!(report.wrong[0].combination.to_string(), "mesh [4]: x [3, 2] as [S(0)]");
+    assert!(report.to_string().contains("gradient of `x` is missing (rank 3)"), "{report}");
+}
+
 #[test]
 fn shards_that_are_not_where_the_rule_says_are_found() {
     let report = proven(&[S(0)], |x| x.flip([0]), |x, _| x.flip([0]));

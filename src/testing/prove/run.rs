@@ -243,23 +243,15 @@ impl Rank<'_> {
         }
         let grads = loss(&wholes).map(|loss| loss.backward());
         for (at, ((input, part), sharded)) in case.inputs.iter().zip(parts).zip(&sharded).enumerate() {
-            if truth.gradients[at].is_none() && grads.is_none() {
-                continue;
-            }
             let found = grads.as_ref().and_then(|grads| input.gradient(&sharded.leaf, grads));
-            if found.is_none() && truth.gradients[at].is_some() {
-                // Before the operator may lie collectives, whose backward every rank must reach.
-                let how = format!("does not exist (rank {rank})");
-                differences.push(Difference { what: What::Gradient(input.name), error: f64::INFINITY, how });
-                continue;
-            }
-            let (shape, values) = found.unwrap_or_else(|| (part.shape.clone(), vec![0.0; part.values.len()]));
-            let difference = compare(&shape, &values, &part.shape, &part.gradient, rank);
-            differences.extend(difference.map(|(error, how)| Difference {
-                what: What::Gradient(input.name),
-                error,
-                how,
-            }));
+            let difference = match (found, &truth.gradients[at]) {
+                // A leaf that one rank's graph has lost is a collective that the others wait in.
+                (None, Some(_)) => Some((f64::INFINITY, format!("is missing (rank {rank})"))),
+                (None, None) => None,
+                (Some((shape, values)), _) => compare(&shape, &values, &part.shape, &part.gradient, rank),
+            };
+            let what = What::Gradient(input.name);
+            differences.extend(difference.map(|(error, how)| Difference { what, error, how }));
         }
         Ok(Outcome { redistributed, differences })
     }
