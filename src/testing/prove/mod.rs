@@ -17,7 +17,8 @@
 //!   element of every output differently.
 //!
 //! Expected parts are cut and weighed from the unsharded result number by number, and the
-//! unsharded operator is burn's. A combination counts as served without redistribution if the
+//! unsharded operator is burn's. A gradient that one rank has lost is wrong even of a part without
+//! elements: the other ranks' collectives in backward would wait for it. A combination counts as served without redistribution if the
 //! operator runs under [`RedistributePolicy::Deny`](crate::dtensor::ops::RedistributePolicy).
 //!
 //! # Shapes
@@ -66,6 +67,9 @@ const CAP: usize = 200;
 /// On meshes of one dimension, and for one input, these are all combinations there are. On 2 x 2
 /// ranks at most 200 combinations of several inputs are tried: up to 100 without pending
 /// reductions, the rest spread evenly over all. The report says of how many.
+///
+/// A combination in which a rank panics or does not come is wrong, and ends the launch; the others
+/// go on in a new one. After ten such failures the rest of a case is not tried on that mesh.
 ///
 /// # Panics
 /// If the unsharded operator of a case fails, or ranks cannot be launched.
