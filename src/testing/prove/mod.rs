@@ -18,8 +18,9 @@
 //!
 //! Expected parts are cut and weighed from the unsharded result number by number, and the
 //! unsharded operator is burn's. A gradient that one rank has lost is wrong even of a part without
-//! elements: the other ranks' collectives in backward would wait for it. A combination counts as served without redistribution if the
-//! operator runs under [`RedistributePolicy::Deny`](crate::dtensor::ops::RedistributePolicy).
+//! elements: the other ranks' collectives in backward would wait for it. A combination counts as
+//! served without redistribution if the operator runs under
+//! [`RedistributePolicy::Deny`](crate::dtensor::ops::RedistributePolicy).
 //!
 //! # Shapes
 //! Whether shards are even, uneven or empty depends on a dimension's length:
