@@ -144,7 +144,8 @@ fn table(world: &World, device: &Device, title: &str, peer: &Value) -> Result<()
         println!(
             "{name:<27} {:>8.0} {overhead:>11.0} {:>12.1} {ratio:>14}",
             local.nanoseconds,
-            distributed.allocations - local.allocations
+            // The sum keeps a rounded zero from being negative.
+            (10.0 * (distributed.allocations - local.allocations)).round() / 10.0 + 0.0
         );
     }
     Ok(())

@@ -118,7 +118,7 @@ fn assign_to_new_memory(view: DispatchTensor) -> DispatchTensor {
 
 /// Whether the autodiff graph would record an operation on `tensor`.
 pub(crate) fn is_tracked<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool {
-    float_ref(tensor).is_some_and(|float| float.is_autodiff() && float.is_tracked())
+    float_ref(tensor).is_some_and(Tensor::is_tracked)
 }
 
 /// Whether `tensor` keeps a gradient.
