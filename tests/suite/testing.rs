@@ -6,9 +6,7 @@ use burn::tensor::{Int, Tensor, Tolerance};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{CommError, Op};
 use burn_dtensor::dtensor::DTensor;
-use burn_dtensor::dtensor::ops::pointwise::{NOTHING, Pointwise, map};
 use burn_dtensor::placement::Placement::{Replicate, Shard};
-use burn_dtensor::testing::prove::{Case, Input, prove};
 use burn_dtensor::testing::{MeshTest, assert_full_close, assert_full_eq};
 
 #[test]
@@ -82,22 +80,4 @@ fn a_full_value_of_another_shape_is_found() {
         assert_full_eq(&DTensor::distribute_tensor(tensor, mesh, &[Shard(0)])?, [[1.0, 1.0]]);
         Ok(())
     });
-}
-
-/// Its values and gradients are right; but the collectives of backward before it would miss a rank.
-#[test]
-fn an_operator_that_leaves_the_graph_where_there_are_no_elements_is_wrong() {
-    let twice = |x: Tensor<1>| match x.dims() {
-        [0] => Tensor::zeros([0], &x.device()),
-        _ => x * 2,
-    };
-    let case = Case::new(
-        "twice",
-        [Input::float("x", [2])],
-        move |inputs| twice(inputs[0].tensor()),
-        move |inputs| map(Pointwise::new("twice", NOTHING), inputs[0].tensor::<1, _>(), twice),
-    );
-    let report = prove(&[case]);
-    assert!(report.wrong() > 0, "{report}");
-    assert!(report.to_string().contains("gradient of `x` does not exist"), "{report}");
 }
