@@ -4,22 +4,15 @@ use std::ops::{Add, Div, Mul, Neg, Rem, Sub};
 
 use burn::tensor::{ElementConversion, kind};
 
-use super::pointwise::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NOTHING, Pointwise, SUBTRACTION, zip};
+use super::pointwise::{
+    ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NOTHING, Pointwise, SUBTRACTION, zip, zipped,
+};
 use crate::dtensor::{DTensor, Kind};
-
-macro_rules! arithmetic {
-    ($($name:ident: $table:expr),* $(,)?) => {$(
-        #[doc = concat!("Elementwise with broadcasting, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
-        #[must_use]
-        pub fn $name(self, other: Self) -> Self {
-            zip(const { Pointwise::new(stringify!($name), $table) }, self, other, |a, b| a.$name(b))
-        }
-    )*};
-}
 
 #[allow(clippy::should_implement_trait)] // burn's names; the traits are implemented too
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
-    arithmetic! {
+    zipped! {
+        Self;
         add: ADDITION,
         sub: SUBTRACTION,
         mul: BILINEAR,
@@ -37,11 +30,11 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
 }
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
-    arithmetic! { max_pair: MAXIMUM, min_pair: MINIMUM }
+    zipped! { Self; max_pair: MAXIMUM, min_pair: MINIMUM }
 }
 
 impl<const D: usize> DTensor<D> {
-    arithmetic! { powf: NOTHING, atan2: NOTHING, hypot: NOTHING }
+    zipped! { Self; powf: NOTHING, atan2: NOTHING, hypot: NOTHING }
 }
 
 macro_rules! operators {

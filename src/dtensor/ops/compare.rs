@@ -5,18 +5,8 @@
 
 use burn::tensor::{Bool, Element, ElementConversion, kind};
 
-use super::pointwise::{DECREASING, INCREASING, NOTHING, Pointwise, map, zip};
+use super::pointwise::{DECREASING, INCREASING, NOTHING, Pointwise, map, mapped, zip, zipped};
 use crate::dtensor::{DTensor, Kind};
-
-macro_rules! pairs {
-    ($($name:ident),* $(,)?) => {$(
-        #[doc = concat!("Elementwise with broadcasting, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
-        #[must_use]
-        pub fn $name(self, other: Self) -> DTensor<D, Bool> {
-            zip(const { Pointwise::new(stringify!($name), NOTHING) }, self, other, |a, b| a.$name(b))
-        }
-    )*};
-}
 
 macro_rules! scalars {
     ($E:ident: $($name:ident $alias:ident: $table:expr),* $(,)?) => {$(
@@ -34,24 +24,20 @@ macro_rules! scalars {
     )*};
 }
 
-macro_rules! questions {
-    ($($name:ident),* $(,)?) => {$(
-        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
-        #[must_use]
-        pub fn $name(self) -> DTensor<D, Bool> {
-            map(const { Pointwise::new(stringify!($name), NOTHING) }, self, |x| x.$name())
-        }
-    )*};
-}
-
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    pairs! { equal, not_equal }
+    zipped! { DTensor<D, Bool>; equal: NOTHING, not_equal: NOTHING }
 
     scalars! { Element: equal_scalar equal_elem: NOTHING, not_equal_scalar not_equal_elem: NOTHING }
 }
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
-    pairs! { greater, greater_equal, lower, lower_equal }
+    zipped! {
+        DTensor<D, Bool>;
+        greater: NOTHING,
+        greater_equal: NOTHING,
+        lower: NOTHING,
+        lower_equal: NOTHING,
+    }
 
     scalars! {
         ElementConversion:
@@ -63,7 +49,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 }
 
 impl<const D: usize> DTensor<D> {
-    questions! { is_nan, is_inf, is_finite }
+    mapped! { DTensor<D, Bool>; is_nan: NOTHING, is_inf: NOTHING, is_finite: NOTHING }
 
     /// Whether elements differ by no more than `rtol` of the other's size and `atol`, as burn's
     /// [`is_close`](burn::tensor::Tensor::is_close).

@@ -16,8 +16,8 @@ use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Shape, Tensor, module};
 
 use super::args::misfit;
-use super::linear::as_term;
-use super::placements::{AVG, R, S, SUM};
+use super::linear::{BILINEAR, as_term};
+use super::placements::{R, S, SUM};
 use super::{Resolved, Rule, Strategy, binary, resolve, strategy, ternary};
 use crate::Result;
 use crate::dtensor::DTensor;
@@ -129,14 +129,7 @@ impl<const N: usize> Rule for Convolution<N> {
         if self.groups == 1 {
             table.extend([[R, S(out), S(0), S(1)], [S(1), S(within), SUM, SUM]]);
         }
-        table.extend([
-            [SUM, R, SUM, SUM],
-            [AVG, R, R, AVG],
-            [AVG, R, AVG, AVG],
-            [R, SUM, SUM, SUM],
-            [R, AVG, R, AVG],
-            [R, AVG, AVG, AVG],
-        ]);
+        table.extend(BILINEAR);
         let row = |row: &[_; 4]| strategy(row[..inputs.len()].iter().copied(), [row[3]]);
         let mut rows: Vec<_> = table.iter().map(row).collect();
         if self.groups > 1 {

@@ -21,6 +21,17 @@ use crate::Result;
 use crate::dtensor::{DTensor, DTensorError};
 use crate::placement::Placement;
 
+/// How a product goes through the pending reductions of either factor, with a bias that joins it
+/// as a term: `x`, `weight`, `bias`, output.
+pub(super) const BILINEAR: [[Placement; 4]; 6] = [
+    [SUM, R, SUM, SUM],
+    [AVG, R, R, AVG],
+    [AVG, R, AVG, AVG],
+    [R, SUM, SUM, SUM],
+    [R, AVG, R, AVG],
+    [R, AVG, AVG, AVG],
+];
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Linear {
     /// Where `x` is brought to, whatever is cheapest.
@@ -53,14 +64,7 @@ impl Rule for Linear {
         let last = inputs[0].num_dims() - 1;
         let mut table = vec![[R, S(1), S(0), S(last)], [S(last), S(0), SUM, SUM]];
         table.extend((0..last).map(|dim| [S(dim), R, R, S(dim)]));
-        table.extend([
-            [SUM, R, SUM, SUM],
-            [AVG, R, R, AVG],
-            [AVG, R, AVG, AVG],
-            [R, SUM, SUM, SUM],
-            [R, AVG, R, AVG],
-            [R, AVG, AVG, AVG],
-        ]);
+        table.extend(BILINEAR);
         // Without a bias two of the rows are the same, which is no harm.
         table.iter().map(|row| strategy(row[..inputs.len()].iter().copied(), [row[3]])).collect()
     }

@@ -7,28 +7,8 @@ use std::ops::{BitAnd, BitOr, BitXor, Not};
 
 use burn::tensor::{Bool, ElementConversion, Int};
 
-use super::pointwise::{DECREASING, MAXIMUM, MINIMUM, NOTHING, Pointwise, map, zip};
+use super::pointwise::{DECREASING, MAXIMUM, MINIMUM, NOTHING, Pointwise, map, mapped, zip, zipped};
 use crate::dtensor::DTensor;
-
-macro_rules! pairs {
-    ($($name:ident: $table:expr),* $(,)?) => {$(
-        #[doc = concat!("Elementwise with broadcasting, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
-        #[must_use]
-        pub fn $name(self, other: Self) -> Self {
-            zip(const { Pointwise::new(stringify!($name), $table) }, self, other, |a, b| a.$name(b))
-        }
-    )*};
-}
-
-macro_rules! single {
-    ($($name:ident: $table:expr),* $(,)?) => {$(
-        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
-        #[must_use]
-        pub fn $name(self) -> Self {
-            map(const { Pointwise::new(stringify!($name), $table) }, self, |x| x.$name())
-        }
-    )*};
-}
 
 macro_rules! scalars {
     ($($name:ident),* $(,)?) => {$(
@@ -41,15 +21,16 @@ macro_rules! scalars {
 }
 
 impl<const D: usize> DTensor<D, Bool> {
-    single! { bool_not: DECREASING }
+    mapped! { Self; bool_not: DECREASING }
 
-    pairs! { bool_and: MINIMUM, bool_or: MAXIMUM, bool_xor: NOTHING }
+    zipped! { Self; bool_and: MINIMUM, bool_or: MAXIMUM, bool_xor: NOTHING }
 }
 
 impl<const D: usize> DTensor<D, Int> {
-    single! { bitwise_not: DECREASING }
+    mapped! { Self; bitwise_not: DECREASING }
 
-    pairs! {
+    zipped! {
+        Self;
         bitwise_and: NOTHING,
         bitwise_or: NOTHING,
         bitwise_xor: NOTHING,

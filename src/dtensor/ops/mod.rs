@@ -24,6 +24,18 @@
 //!    backward adds them up. Clones of one tensor share that, and whatever brings it elsewhere.
 //! 4. **No cost when repeated.** A decision is cached by rule and specs.
 //!
+//! # Collective
+//!
+//! Every rank of the mesh calls an operator, in the same order. It communicates where it
+//! redistributes an input, and in backward where an input was moved or varies; else it is local.
+//!
+//! # Panics
+//!
+//! An operator unwinds with a typed [`Error`](crate::Error), on every rank alike: inputs or
+//! arguments that do not fit ([`Operands`](crate::dtensor::DTensorError::Operands)), inputs on
+//! different meshes, a redistribution that the policy denies, a collective that fails.
+//! [`launch`](crate::comm::launch) returns it.
+//!
 //! # Finding a rule
 //!
 //! Each family has a file in this folder, with its table on top.

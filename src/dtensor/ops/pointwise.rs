@@ -149,7 +149,7 @@ pub(super) fn broadcast(operator: &'static str, inputs: &[Shape]) -> Result<Shap
     Ok(output)
 }
 
-/// A pointwise operator on one tensor.
+/// A pointwise operator on one tensor. Collective and failing as [all operators](super#collective).
 pub fn map<const D: usize, K: Kind, L: Kind>(
     rule: Pointwise,
     x: DTensor<D, K>,
@@ -158,7 +158,8 @@ pub fn map<const D: usize, K: Kind, L: Kind>(
     unary(&rule, x, |x, _| local(x))
 }
 
-/// A pointwise operator on two tensors.
+/// A pointwise operator on two tensors, whose dimensions of length 1 broadcast. Collective and
+/// failing as [all operators](super#collective).
 pub fn zip<const D: usize, K: Kind, J: Kind, L: Kind>(
     rule: Pointwise,
     a: DTensor<D, K>,
@@ -167,3 +168,27 @@ pub fn zip<const D: usize, K: Kind, J: Kind, L: Kind>(
 ) -> DTensor<D, L> {
     binary(&rule, a, b, |a, b, _| local(a, b))
 }
+
+/// Methods of one tensor that do on every rank's part what burn's methods of these names do.
+macro_rules! mapped {
+    ($Output:ty; $($name:ident: $table:expr),* $(,)?) => {$(
+        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
+        #[must_use]
+        pub fn $name(self) -> $Output {
+            map(const { Pointwise::new(stringify!($name), $table) }, self, |x| x.$name())
+        }
+    )*};
+}
+
+/// [`mapped`], of two tensors.
+macro_rules! zipped {
+    ($Output:ty; $($name:ident: $table:expr),* $(,)?) => {$(
+        #[doc = concat!("Elementwise with broadcasting, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
+        #[must_use]
+        pub fn $name(self, other: Self) -> $Output {
+            zip(const { Pointwise::new(stringify!($name), $table) }, self, other, |a, b| a.$name(b))
+        }
+    )*};
+}
+
+pub(super) use {mapped, zipped};

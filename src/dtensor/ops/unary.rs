@@ -2,19 +2,10 @@
 
 use burn::tensor::{ElementConversion, kind};
 
-use super::pointwise::{INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NOTHING, Pointwise, SHIFT, map};
+use super::pointwise::{
+    INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NOTHING, Pointwise, SHIFT, map, mapped,
+};
 use crate::dtensor::{DTensor, Kind};
-
-/// Methods that do to a DTensor what burn's method of that name does to a tensor.
-macro_rules! unary {
-    ($($name:ident: $table:expr),* $(,)?) => {$(
-        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
-        #[must_use]
-        pub fn $name(self) -> Self {
-            map(const { Pointwise::new(stringify!($name), $table) }, self, |x| x.$name())
-        }
-    )*};
-}
 
 macro_rules! scalar {
     ($($name:ident: $table:expr),* $(,)?) => {$(
@@ -28,7 +19,7 @@ macro_rules! scalar {
 
 #[allow(clippy::should_implement_trait)] // burn's names; the trait is implemented too
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
-    unary! { neg: NEGATION, abs: NOTHING, sign: INCREASING }
+    mapped! { Self; neg: NEGATION, abs: NOTHING, sign: INCREASING }
 
     scalar! {
         add_scalar: SHIFT,
@@ -47,7 +38,8 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
 }
 
 impl<const D: usize> DTensor<D> {
-    unary! {
+    mapped! {
+        Self;
         exp: INCREASING_TO,
         log: INCREASING_FROM,
         log1p: INCREASING_FROM,
