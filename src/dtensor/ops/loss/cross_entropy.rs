@@ -227,12 +227,8 @@ struct Samples {
 fn largest<const D: usize>(op: &Resolved, scores: Tensor<2>) -> Result<Tensor<2>> {
     let strategy = scores.gradient_checkpointing_strategy();
     let scores = scores.inner();
-    let [rows, own] = scores.dims();
-    let column = Shape::new([rows, 1]);
-    let local = match own {
-        0 => Tensor::full(column.clone(), f32::NEG_INFINITY, (&scores.device(), scores.dtype())),
-        _ => scores.max_dim(1),
-    };
+    let column = Shape::new([scores.dims()[0], 1]);
+    let local = scores.max_dim(1);
     let mut shape = op.input(0).shape().clone();
     shape[D - 1] = 1;
     let spec = DTensorSpec::decided(op.input(0).mesh(), with_sums(op.output(0), MAX)?, shape, local.dtype());
