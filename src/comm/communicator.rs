@@ -55,17 +55,35 @@ pub struct Call {
     pub label: Arc<str>,
     /// The pass it runs in.
     pub phase: Phase,
+    /// Of a collective that the graph runs in backward: the place that [`Communicator::draw`] gave it
+    /// in forward. The graph's order may differ between ranks; a collective that meets one drawn
+    /// elsewhere in forward is then an error, where it could be a wrong sum. The ledger leaves it out.
+    pub drawn: Option<u64>,
+    /// Issued ahead of need: the ledger counts it when its result is taken, and not before.
+    pub ahead: bool,
 }
 
 impl Call {
     /// A call named `label` outside any training pass.
     pub fn new(label: impl Into<Arc<str>>) -> Self {
-        Self { label: label.into(), phase: Phase::Other }
+        Self { label: label.into(), ..Self::default() }
     }
 
     /// The same call counted under `phase`.
     pub fn in_phase(mut self, phase: Phase) -> Self {
         self.phase = phase;
+        self
+    }
+
+    /// The same call with its place in forward.
+    pub fn drawn(mut self, place: u64) -> Self {
+        self.drawn = Some(place);
+        self
+    }
+
+    /// The same call, counted when its result is taken.
+    pub fn ahead(mut self) -> Self {
+        self.ahead = true;
         self
     }
 }
@@ -114,6 +132,16 @@ pub struct Sharded {
 pub trait Communicator: Debug + Send + Sync {
     /// The ranks of this group and the caller's place among them.
     fn group(&self) -> &Group;
+
+    /// The next place in this rank's forward: 0, 1, .. on this communicator. Local.
+    ///
+    /// Ranks that run the same forward draw the same places, in whatever order their backward passes
+    /// come to use them: see [`Call::drawn`].
+    fn draw(&self) -> u64;
+
+    /// The same ranks with a sequence of calls of its own: calls on it meet only calls on it, so that
+    /// neither order waits for the other. Local; of one name there is one.
+    fn duplicate(&self, name: &'static str) -> Arc<dyn Communicator>;
 
     /// Concatenates every rank's piece: each rank gets the whole of every tensor.
     fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>>;

@@ -58,7 +58,8 @@ impl World {
     /// [`CommError::InvalidGroup`] if `ranks` is empty, names a rank twice or one outside the
     /// world, or does not contain the caller.
     pub fn group(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>, CommError> {
-        if let Some(group) = self.0.groups.lock().get(ranks) {
+        let mut groups = self.0.groups.lock();
+        if let Some(group) = groups.get(ranks) {
             return Ok(group.clone());
         }
         let index = self.index_in(ranks).map_err(|problem| CommError::InvalidGroup {
@@ -70,7 +71,7 @@ impl World {
         let group = Group::new(ranks, index);
         let communicator: Arc<dyn Communicator> =
             Arc::new(LocalCommunicator::new(local.clone(), group, ledger.clone(), device.clone()));
-        self.0.groups.lock().insert(ranks.to_vec(), communicator.clone());
+        groups.insert(ranks.to_vec(), communicator.clone());
         Ok(communicator)
     }
 

@@ -144,7 +144,10 @@ pub(super) fn travel<const D: usize, K: Kind>(
     if !tracked {
         return Ok((associate(moved, strategy), done));
     }
-    let summed = |&dim: &usize| Ok((dim, from.mesh().communicator(dim)?.clone()));
+    let summed = |&mesh_dim: &usize| {
+        let comm = from.mesh().communicator(mesh_dim)?.clone();
+        Ok(Varying { mesh_dim, place: comm.draw(), comm })
+    };
     let varying: Result<_> = varying.iter().map(summed).collect();
     let op = Redistribution {
         output: Mutex::new(Some(moved.into_dispatch())),
@@ -163,9 +166,18 @@ struct Redistribution<const D: usize> {
     /// Made before the node, so that a failing collective is an error and not a panic.
     output: Mutex<Option<DispatchTensor>>,
     undos: Vec<Undo<D>>,
-    varying: SmallVec<[(usize, Arc<dyn Communicator>); 1]>,
+    varying: SmallVec<[Varying; 1]>,
     call: Call,
     done: Arc<AtomicBool>,
+}
+
+/// A mesh dimension over which a gradient is summed.
+#[derive(Debug, Clone)]
+struct Varying {
+    mesh_dim: usize,
+    comm: Arc<dyn Communicator>,
+    /// Drawn in forward: see [`Call::drawn`].
+    place: u64,
 }
 
 impl<const D: usize> GraphOp for Redistribution<D> {
@@ -186,12 +198,12 @@ impl<const D: usize> Redistribution<D> {
     fn pull(&self, mut grad: Tensor<D>) -> Result<Tensor<D>> {
         let mut varying = self.varying.clone();
         for undo in self.undos.iter().rev() {
-            let found = varying.iter().position(|(dim, _)| *dim == undo.mesh_dim);
+            let found = varying.iter().position(|varying| varying.mesh_dim == undo.mesh_dim);
             let was_varying = found.map(|at| varying.remove(at)).is_some();
             grad = undo.apply(&self.call, grad, was_varying)?;
         }
-        for (_, comm) in &varying {
-            grad = all_reduce_sum(comm.as_ref(), &self.call, grad)?;
+        for Varying { comm, place, .. } in &varying {
+            grad = all_reduce_sum(comm.as_ref(), &self.call.clone().drawn(*place), grad)?;
         }
         Ok(grad)
     }

@@ -67,7 +67,8 @@ pub(super) fn run<const D: usize, K: Kind>(
         }
     };
     let (mesh_dim, comm) = (step.mesh_dim(), comm.clone());
-    Ok((local, Undo { mesh_dim, comm, kind }))
+    let place = tracked.then(|| comm.draw());
+    Ok((local, Undo { mesh_dim, comm, place, kind }))
 }
 
 /// Concatenates the ranks' pieces of a dimension of length `len`.

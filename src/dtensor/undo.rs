@@ -15,6 +15,8 @@ use crate::placement::{PartialOp, chunk};
 pub(super) struct Undo<const D: usize> {
     pub(super) mesh_dim: usize,
     pub(super) comm: Arc<dyn Communicator>,
+    /// Drawn in forward: see [`Call::drawn`].
+    pub(super) place: Option<u64>,
     pub(super) kind: UndoKind<D>,
 }
 
@@ -112,10 +114,15 @@ impl<const D: usize> Undo<D> {
     /// # Collective
     /// Over the step's mesh dimension.
     pub(super) fn apply(&self, call: &Call, grad: Tensor<D>, varying: bool) -> Result<Tensor<D>> {
-        let comm = self.comm.as_ref();
-        if varying {
-            return self.apply_varying(call, grad);
+        let call = &Call { drawn: self.place, ..call.clone() };
+        match varying {
+            true => self.apply_varying(call, grad),
+            false => self.apply_same(call, grad),
         }
+    }
+
+    fn apply_same(&self, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
+        let comm = self.comm.as_ref();
         match &self.kind {
             UndoKind::Nothing => Ok(grad),
             UndoKind::Cut { dim, len } => {
@@ -149,7 +156,7 @@ impl<const D: usize> Undo<D> {
             }
             _ => {
                 let grad = all_reduce_sum(self.comm.as_ref(), call, grad)?;
-                self.apply(call, grad, false)
+                self.apply_same(call, grad)
             }
         }
     }

@@ -89,6 +89,8 @@ struct Rank {
 
 struct Group<F, P> {
     ranks: Arc<[usize]>,
+    /// Tells groups of the same ranks apart.
+    name: &'static str,
     next: Vec<u64>,
     /// Sequence number of the oldest slot.
     base: u64,
@@ -108,12 +110,12 @@ impl<F: Fingerprint, P> Board<F, P> {
         Self { ranks, groups: Vec::new(), failure: None, scene: Vec::new() }
     }
 
-    /// The group of these ranks in this order; the same for all its ranks.
-    pub fn group(&mut self, ranks: &[usize]) -> GroupKey {
-        let found = self.groups.iter().position(|group| *group.ranks == *ranks);
+    /// The group of these ranks in this order and of this name; the same for all its ranks.
+    pub fn group(&mut self, ranks: &[usize], name: &'static str) -> GroupKey {
+        let found = self.groups.iter().position(|group| *group.ranks == *ranks && group.name == name);
         GroupKey(found.unwrap_or_else(|| {
             let next = vec![0; ranks.len()];
-            self.groups.push(Group { ranks: ranks.into(), next, base: 0, slots: VecDeque::new() });
+            self.groups.push(Group { ranks: ranks.into(), name, next, base: 0, slots: VecDeque::new() });
             self.groups.len() - 1
         }))
     }
@@ -375,7 +377,7 @@ mod tests {
     fn board(ranks: usize) -> (Plain, GroupKey) {
         let mut board = Plain::new(ranks);
         let all: Vec<_> = (0..ranks).collect();
-        let group = board.group(&all);
+        let group = board.group(&all, "");
         (board, group)
     }
 
@@ -431,7 +433,7 @@ mod tests {
     #[test]
     fn invariant_4_the_first_failure_is_final_and_joint() {
         let (mut board, group) = board(3);
-        let pair = board.group(&[0, 2]);
+        let pair = board.group(&[0, 2], "");
         board.fail(Failure::Panicked { rank: 1, message: "first".into() });
         board.fail(Failure::Panicked { rank: 2, message: "second".into() });
         for group in [group, pair] {
@@ -487,7 +489,7 @@ mod tests {
     /// Ranks 0 and 1 wait for each other in two groups; rank 1 came last.
     fn crossed(threaded: bool) -> Plain {
         let (mut board, group) = board(3);
-        let pair = board.group(&[0, 1]);
+        let pair = board.group(&[0, 1], "");
         if threaded {
             board.threaded(0);
         }
@@ -516,7 +518,7 @@ mod tests {
     #[test]
     fn a_wait_that_is_over_is_no_deadlock() {
         let (mut board, group) = board(2);
-        let pair = board.group(&[1, 0]);
+        let pair = board.group(&[1, 0], "");
         let (first, _) = board.join(group, 0, Name("x"), 0).unwrap();
         board.begin_wait(first);
         // Rank 1 completes it, and waits elsewhere before rank 0 has woken up.

@@ -1,16 +1,19 @@
 //! [`LocalCommunicator`]: the collectives of a group of threads.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
+use parking_lot::Mutex;
 
 use super::LocalWorld;
 use super::arguments::{self, Problem};
 use super::board::{Failure, GroupKey};
 use super::data::{Deposit, Exchange};
 use super::fingerprint::{Print, TensorPrint};
-use super::pending::{Joined, Ready, Seat};
+use super::pending::{Charge, Joined, Ready, Seat};
 use crate::comm::{Call, CommError, Communicator, Group, Ledger, Op, ReduceOp, Sharded, TensorMeta, Work};
 
 /// One thread rank's view of one group.
@@ -21,13 +24,19 @@ pub(crate) struct LocalCommunicator {
     key: GroupKey,
     ledger: Arc<Ledger>,
     device: Device,
+    drawn: AtomicU64,
+    duplicates: Mutex<HashMap<&'static str, Arc<dyn Communicator>>>,
 }
 
 impl LocalCommunicator {
     /// The communicator of `group` for its current rank.
     pub fn new(world: Arc<LocalWorld>, group: Group, ledger: Arc<Ledger>, device: Device) -> Self {
-        let key = world.rendezvous.group(group.ranks());
-        Self { world, group, key, ledger, device }
+        Self::named("", world, group, ledger, device)
+    }
+
+    fn named(name: &'static str, world: Arc<LocalWorld>, group: Group, ledger: Arc<Ledger>, device: Device) -> Self {
+        let key = world.rendezvous.group(group.ranks(), name);
+        Self { world, group, key, ledger, device, drawn: AtomicU64::new(0), duplicates: Mutex::default() }
     }
 
     fn rank(&self) -> usize {
@@ -58,7 +67,10 @@ impl LocalCommunicator {
     ) -> Work<T> {
         let (member, device, rank) = (self.group.rank(), self.device.clone(), self.rank());
         self.world.note_thread(rank);
-        self.ledger.record(print.op, self.group.size(), bytes, &call);
+        let charge = Charge { op: print.op, ranks: self.group.size(), bytes, call };
+        if !charge.call.ahead {
+            charge.record(&self.ledger);
+        }
         let ticket = match self.world.rendezvous.join(self.key, member, print, Deposit::new(tensors)) {
             Ok(ticket) => ticket,
             Err(error) => return Work::new(Ready(Err(error))),
@@ -68,6 +80,7 @@ impl LocalCommunicator {
             rank,
             deadline: self.world.deadline,
             ledger: self.ledger.clone(),
+            charge,
             finish: move |deposits: &[Deposit]| finish(Exchange { deposits, member, device: &device }),
         })
     }
@@ -78,7 +91,7 @@ impl LocalCommunicator {
 }
 
 fn print(op: Op, call: &Call, tensors: Vec<TensorPrint>) -> Print {
-    Print { op, label: call.label.clone(), reduce: None, root: None, tensors }
+    Print { op, label: call.label.clone(), reduce: None, root: None, drawn: call.drawn, tensors }
 }
 
 fn bytes(tensors: &[TensorPrint]) -> u64 {
@@ -96,6 +109,18 @@ fn done<T: Send + 'static>(value: T) -> Work<T> {
 impl Communicator for LocalCommunicator {
     fn group(&self) -> &Group {
         &self.group
+    }
+
+    fn draw(&self) -> u64 {
+        self.drawn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn duplicate(&self, name: &'static str) -> Arc<dyn Communicator> {
+        let make = || -> Arc<dyn Communicator> {
+            let Self { world, group, ledger, device, .. } = self;
+            Arc::new(Self::named(name, world.clone(), group.clone(), ledger.clone(), device.clone()))
+        };
+        self.duplicates.lock().entry(name).or_insert_with(make).clone()
     }
 
     fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>> {

@@ -15,6 +15,7 @@ pub(crate) struct Print {
     pub label: Arc<str>,
     pub reduce: Option<ReduceOp>,
     pub root: Option<usize>,
+    pub drawn: Option<u64>,
     pub tensors: Vec<TensorPrint>,
 }
 
@@ -51,6 +52,7 @@ impl Fingerprint for Print {
             .or_else(|| differ("label", &self.label, &other.label, |label| format!("`{label}`")))
             .or_else(|| differ("reduction", &self.reduce, &other.reduce, some))
             .or_else(|| differ("root", &self.root, &other.root, some))
+            .or_else(|| differ("place in forward", &self.drawn, &other.drawn, some))
             .or_else(|| differ("number of tensors", &self.tensors.len(), &other.tensors.len(), usize::to_string))
             .or_else(|| {
                 let mut pairs = self.tensors.iter().zip(&other.tensors).enumerate();
@@ -82,7 +84,7 @@ mod tests {
 
     fn print() -> Print {
         let tensor = TensorPrint { shape: Shape::from([4, 8]), dtype: DType::F32, dim: Some(0), to_dim: None };
-        Print { op: Op::AllGather, label: "a".into(), reduce: None, root: None, tensors: vec![tensor] }
+        Print { op: Op::AllGather, label: "a".into(), reduce: None, root: None, drawn: None, tensors: vec![tensor] }
     }
 
     #[test]
@@ -96,6 +98,7 @@ mod tests {
         assert_eq!(says(|p| p.op = Op::Barrier), "operation all_gather vs barrier");
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
         assert_eq!(says(|p| p.reduce = Some(ReduceOp::Sum)), "reduction none vs Sum");
+        assert_eq!(says(|p| p.drawn = Some(3)), "place in forward none vs 3");
         assert_eq!(says(|p| p.tensors.clear()), "number of tensors 1 vs 0");
         assert_eq!(says(|p| p.tensors[0].shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
         assert_eq!(says(|p| p.tensors[0].dtype = DType::F16), "tensor 0: dtype f32 vs f16");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::LocalWorld;
 use super::board::Ticket;
 use super::data::Deposit;
-use crate::comm::{CommError, Ledger, Pending};
+use crate::comm::{Call, CommError, Ledger, Op, Pending};
 
 /// A result that is there already.
 pub(super) struct Ready<T>(pub Result<T, CommError>);
@@ -41,6 +41,20 @@ impl Drop for Seat {
     }
 }
 
+/// What the ledger counts for a collective.
+pub(super) struct Charge {
+    pub op: Op,
+    pub ranks: usize,
+    pub bytes: u64,
+    pub call: Call,
+}
+
+impl Charge {
+    pub fn record(&self, ledger: &Ledger) {
+        ledger.record(self.op, self.ranks, self.bytes, &self.call);
+    }
+}
+
 /// A collective that this rank has joined, and how it makes its result from the deposits.
 pub(super) struct Joined<F> {
     pub seat: Seat,
@@ -48,6 +62,7 @@ pub(super) struct Joined<F> {
     pub rank: usize,
     pub deadline: Duration,
     pub ledger: Arc<Ledger>,
+    pub charge: Charge,
     pub finish: F,
 }
 
@@ -62,6 +77,9 @@ where
     fn wait(mut self: Box<Self>) -> Result<T, CommError> {
         let world = self.seat.world.clone();
         world.note_thread(self.rank);
+        if self.charge.call.ahead {
+            self.charge.record(&self.ledger);
+        }
         let start = Instant::now();
         let deposits = world.rendezvous.wait(self.seat.take(), self.deadline)?;
         let met = Instant::now();

@@ -48,10 +48,10 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         Self { state: Mutex::new(State { board: Board::new(ranks), bells: Vec::new() }), spins }
     }
 
-    /// The group of these ranks in this order; the same for all its ranks.
-    pub fn group(&self, ranks: &[usize]) -> GroupKey {
+    /// The group of these ranks in this order and of this name; the same for all its ranks.
+    pub fn group(&self, ranks: &[usize], name: &'static str) -> GroupKey {
         let mut state = self.state.lock();
-        let key = state.board.group(ranks);
+        let key = state.board.group(ranks, name);
         if state.bells.len() == key.index() {
             state.bells.push(Arc::default());
         }
@@ -227,7 +227,7 @@ mod tests {
         thread::scope(|scope| {
             for rank in 0..ranks {
                 let (rendezvous, program, all) = (&rendezvous, &program, &all);
-                scope.spawn(move || program(rank, rendezvous, rendezvous.group(all)));
+                scope.spawn(move || program(rank, rendezvous, rendezvous.group(all, "")));
             }
         });
     }
@@ -254,7 +254,7 @@ mod tests {
                     return;
                 }
                 // Ranks 0 and 1 wait for rank 3, rank 2 in a group of its own with it.
-                let (group, member) = if rank < 2 { (group, rank) } else { (rendezvous.group(&[2, 3]), 0) };
+                let (group, member) = if rank < 2 { (group, rank) } else { (rendezvous.group(&[2, 3], ""), 0) };
                 let result = rendezvous.join(group, member, Same, 0).and_then(|ticket| rendezvous.wait(ticket, FAR));
                 assert!(matches!(result, Err(CommError::RankPanicked { rank: 3, .. })));
             });

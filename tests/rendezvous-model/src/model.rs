@@ -54,7 +54,7 @@ fn check(ranks: usize, program: fn(usize, &World, GroupKey)) {
             let threads: Vec<_> = (0..ranks)
                 .map(|rank| {
                     let (world, all) = (world.clone(), all.clone());
-                    thread::spawn(move || program(rank, &world, world.group(&all)))
+                    thread::spawn(move || program(rank, &world, world.group(&all, "")))
                 })
                 .collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -102,7 +102,7 @@ fn a_panic_wakes_every_group() {
                 world.fail(Failure::Panicked { rank, message: String::new() });
                 return;
             }
-            2 => meet(world, world.group(&[2, 3]), 0, "x", 0),
+            2 => meet(world, world.group(&[2, 3], ""), 0, "x", 0),
             _ => meet(world, group, rank, "x", 0),
         };
         assert!(matches!(result, Err(CommError::RankPanicked { rank: 3, .. })));
@@ -131,7 +131,7 @@ fn a_mismatch_reaches_everyone() {
 fn a_cycle_of_waits_is_found_by_whoever_closes_it() {
     check(3, |rank, world, _| {
         let pairs = [[0, 1], [1, 2], [2, 0]];
-        let error = meet(world, world.group(&pairs[rank]), 0, "right", 0).unwrap_err();
+        let error = meet(world, world.group(&pairs[rank], ""), 0, "right", 0).unwrap_err();
         assert!(matches!(&error, CommError::Deadlock { waits } if waits.len() == 3), "{error}");
     });
 }
