@@ -1,5 +1,6 @@
 //! The tables at the end of a run: collectives beside their formulas, and memory.
 
+use burn::module::{ModuleVisitor, Param};
 use burn::prelude::*;
 use burn_dtensor::comm::{Op, Phase, Total};
 use burn_dtensor::prelude::*;
@@ -32,7 +33,10 @@ impl Collectives {
         let whole = params(&settings.model, device);
         let blocks = whole - params(&GptConfig { layers: 0, ..settings.model }, device);
         let shard = outcome.local_params as u64;
+        // A reduction carries one number a parameter, and rank: whether the rank has a gradient of it.
+        let used = tensors(&settings.model, device);
         let all = "steps x (blocks + root)";
+        let reduced = "the same, and a number a parameter";
         let (again, again_params, again_formula) = match settings.reshard {
             ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => (0, 0, "0: kept since forward"),
             ReshardAfterForward::Auto => (units - 1, blocks, "steps x blocks: the root is kept"),
@@ -54,8 +58,15 @@ impl Collectives {
         Self(vec![
             row(Op::AllGather, Phase::Forward, shards, units, whole, all),
             row(Op::AllGather, Phase::Backward, shards, again, again_params, again_formula),
-            row(Op::ReduceScatter, Phase::Backward, shards, units, whole, all),
-            row(Op::AllReduce, Phase::Backward, replicas, units, shard, "the same, of the shards, on a 2-D mesh"),
+            row(Op::ReduceScatter, Phase::Backward, shards, units, whole + used * shards as u64, reduced),
+            row(
+                Op::AllReduce,
+                Phase::Backward,
+                replicas,
+                units,
+                shard + used,
+                "the same, of the shards, on a 2-D mesh",
+            ),
             row(Op::AllReduce, Phase::Forward, settings.ranks(), dims, dims, "steps x mesh dimensions: the loss"),
             row(Op::AllReduce, Phase::Other, shards, norms, norms, "steps with --clip: the norm"),
         ])
@@ -115,6 +126,19 @@ impl std::fmt::Display for Memory {
 /// `[2, 2]` as `2x2`.
 pub fn by(shape: &[usize]) -> String {
     shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
+}
+
+/// Parameters of the unsharded model; draws nothing.
+fn tensors(config: &GptConfig, device: &Device) -> u64 {
+    struct Count(u64);
+    impl ModuleVisitor for Count {
+        fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
+            self.0 += 1;
+        }
+    }
+    let mut count = Count(0);
+    config.init(device).visit(&mut count);
+    count.0
 }
 
 /// Elements of the unsharded model; draws nothing.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use itertools::Itertools;
 
-use super::scope::open_all;
+use super::read::open_all;
 use super::shards::Shards;
 use super::unit::Unit;
 use super::visit::{Visited, distributed_parameters};
@@ -33,10 +33,7 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
     for key in order {
         let params = groups.remove(&key).expect("every unit has a group");
         let unit = params[0].param.unit.clone();
-        let shards = Shards::new(params);
-        unit.unshard(shards.clone());
-        unit.wait_unsharded()?;
-        units.push((unit, shards));
+        units.push((unit, Shards::new(params)));
     }
     Ok(open_all(units, || model.clone().materialize()))
 }

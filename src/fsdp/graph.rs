@@ -1,15 +1,22 @@
 //! A unit's nodes in the autodiff graph.
 //!
 //! ```text
-//!   shard leaf ──┬─> token ──┬────────────> whole weights ──> the unit's operations ──> LeaveUnit ─> output
-//!   input ───────┘           └─> EnterUnit ─────────────────────────┘
+//!   shard leaf ─┬─> Flush ──┐
+//!               │   input ──┼─> token ──┬────────────> whole weights ──> the unit's operations ──> LeaveUnit ─> output
+//!               │   earlier ┘           └─> EnterUnit ─────────────────────────┘
+//!               └──────────────────────────> (parent of each of its whole weights)
 //! ```
 //!
 //! burn runs backward by depth, deepest first. The token is one step above the unit's input, the
 //! whole weights one step deeper: so their gradients are all collected when the token's turn
-//! comes, right before the operation that made the input. There the unit is reduced, in one
-//! reduce-scatter, and its gradients go straight to the shards' leaves. Without the token every
+//! comes, right before the operation that made the input. From there on the unit may be reduced, in
+//! one reduce-scatter, and its gradients go straight to the shards' leaves. Without the token every
 //! whole gradient would stay alive to the end of backward.
+//!
+//! Depth alone is no order between ranks: see [`order`](super::order). Inside an enclosing unit, whose outputs have
+//! one backward anyway, the last token before is another parent: so that units come up in reverse
+//! order of entry whatever their depth, and all of them do, on every rank, if an output of the
+//! enclosing unit is in the loss.
 //!
 //! A parameter that tensor-parallel ranks hold whole may have a second node, [`Term`], for
 //! computations that differ between them: of what is collected there each rank has a term.
@@ -24,7 +31,7 @@ use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use parking_lot::Mutex;
 
-use super::pass::Pass;
+use super::pass::{Pass, Passes, Turn};
 use super::storage;
 use crate::autodiff::{BackwardStep, GraphOp, Retain};
 
@@ -36,22 +43,58 @@ struct Like {
     device: DispatchDevice,
 }
 
-/// Ties a unit's weights to its place in the graph. Parents: a shard's leaf or the token so far,
-/// and a tracked input if there is one.
+/// Sees the end of backward: of depth 1, so that every token has come up before. Parent: a leaf.
+#[derive(Debug)]
+pub(super) struct Flush {
+    pub(super) passes: Arc<Passes>,
+}
+
+impl GraphOp for Flush {
+    fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
+        nothing(&parents[0])
+    }
+
+    fn backward(&self, step: &mut BackwardStep<'_>) {
+        reduce(self.passes.flush(), step);
+    }
+}
+
+/// Reduces these passes one after another: their gradients go to the shards' leaves.
+fn reduce(due: Vec<Arc<Pass>>, step: &mut BackwardStep<'_>) {
+    for pass in due {
+        for (leaf, grad) in pass.reduce() {
+            step.give_to(leaf, grad);
+        }
+    }
+}
+
+/// Whether one operation can have both as parents.
+pub(super) fn one_graph(a: &DispatchTensor, b: &DispatchTensor) -> bool {
+    a.autodiff == b.autodiff && a.device() == b.device()
+}
+
+/// A node that only has a place in the graph.
+fn nothing(like: &DispatchTensor) -> DispatchTensor {
+    Dispatch::float_zeros([1].into(), &like.device(), like.dtype().into())
+}
+
+/// Ties a unit's weights to its place in the graph. Parents: a shard's [`Flush`] or the token so far,
+/// and what it is tied to.
 #[derive(Debug)]
 pub(super) struct Token {
     pass: Arc<Pass>,
-    /// Number and metadata of the input this link ties.
+    /// Number and metadata of the input this link ties, if it ties one.
     input: Option<(usize, Like)>,
     /// Whether the unit's weights hang on this link.
     last: bool,
 }
 
 impl Token {
-    pub(super) fn new(pass: &Arc<Pass>, input: Option<(usize, &DispatchTensor)>, last: bool) -> Arc<Self> {
-        let input = input.map(|(number, tensor)| {
+    /// A link to a tracked input, or else to nothing or an earlier token.
+    pub(super) fn new(pass: &Arc<Pass>, input: Option<&DispatchTensor>, last: bool) -> Arc<Self> {
+        let input = input.map(|tensor| {
             let device = tensor.device().inner();
-            (number, Like { shape: tensor.shape(), dtype: tensor.dtype(), device })
+            (pass.add_input(), Like { shape: tensor.shape(), dtype: tensor.dtype(), device })
         });
         Arc::new(Self { pass: pass.clone(), input, last })
     }
@@ -59,14 +102,14 @@ impl Token {
 
 impl GraphOp for Token {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        let parent = &parents[0];
-        Dispatch::float_zeros([1].into(), &parent.device(), parent.dtype().into())
+        nothing(&parents[0])
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         if self.last {
-            for (leaf, grad) in self.pass.reduce() {
-                step.give_to(leaf, grad);
+            self.pass.finish();
+            if let Some(Turn { passes, place }) = self.pass.turn() {
+                reduce(passes.ready(*place, self.pass.clone()), step);
             }
         }
         // Whatever made the input expects a gradient, even if the unit never used it.
@@ -152,14 +195,21 @@ impl GraphOp for EnterUnit {
     }
 }
 
-/// Identity on a tracked output. Parents: the output, the token: so that the unit is reduced on
-/// this rank whenever its output is in the loss, even if no weight of it is.
+/// Identity on an output. Parents: the output, the last token: so that the unit, and those
+/// inside it, are reduced on this rank whenever its output is in the loss, even if no weight of them
+/// is.
 ///
-/// Its backward comes before the unit's own: a freed unit is gathered again there, whether this
-/// rank will read a weight or not, since the others may.
+/// Its backward comes before the unit's own: a freed unit is gathered again there.
 #[derive(Debug)]
 pub(super) struct LeaveUnit {
-    pub(super) pass: Arc<Pass>,
+    /// `None` for a module that only encloses units.
+    pass: Option<Arc<Pass>>,
+}
+
+impl LeaveUnit {
+    pub(super) fn new(pass: Option<Arc<Pass>>) -> Arc<Self> {
+        Arc::new(Self { pass })
+    }
 }
 
 impl GraphOp for LeaveUnit {
@@ -168,7 +218,9 @@ impl GraphOp for LeaveUnit {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        self.pass.unshard_again();
+        if let Some(pass) = &self.pass {
+            pass.unshard_again();
+        }
         let grad = step.take();
         step.give(0, || grad);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::module::Module;
 
 use super::FsdpError;
-use super::scope::unit_of;
+use super::enter::unit_of;
 use super::unit::Unit;
 use crate::Result;
 

@@ -8,7 +8,7 @@ use burn::module::{
 };
 use burn::tensor::{DType, Device, Tensor};
 
-use super::scope;
+use super::read;
 use super::unit::{Unit, UnitParam};
 use crate::dtensor::DTensorSpec;
 use crate::parallel::Style;
@@ -73,7 +73,7 @@ impl Reparameterization for DistributedParameter {
     const NAME: &'static str = "distributed";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        scope::value(self, base)
+        read::value(self, base)
     }
 }
 

@@ -7,45 +7,58 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use parking_lot::Mutex;
 
-use super::storage::{Refill, Slot};
-use super::unit::{Gathering, Kept, Unit, zeros_like_whole};
+use super::order::{Order, Place};
+use super::source::Source;
+use super::storage::Slot;
+use super::unit::{Kept, zeros_like_whole};
 use crate::Error;
 use crate::comm::{CommError, Phase};
 
-/// One forward through a unit: the shards it started from, what is gathered of them right now,
-/// and the gradients collected for its reduction.
+/// One forward through a unit: what is gathered of it right now, and the gradients collected for
+/// its reduction.
 ///
 /// It holds plain tensors only. The graph's nodes own it, so a tensor of the graph inside would
 /// keep an abandoned graph alive for ever.
 ///
-/// | | gathered weights | slots |
+/// | | weights | slots |
 /// |---|---|---|
 /// | forward | all | full |
 /// | after forward | none, or this rank's part of a few ranks' | empty |
-/// | backward | all, each until its last reader | full until the reduction |
-/// | after the reduction | none | empty |
+/// | backward | all, each until its last reader | full until the last view goes |
+/// | when all gradients are there | none | dropped |
 #[derive(Debug)]
 pub(super) struct Pass {
-    pub(super) unit: Arc<Unit>,
-    /// The unit's parameters that take part, as indices into the unit.
-    members: Vec<usize>,
-    shards: Vec<DispatchTensor>,
+    pub(super) source: Arc<Source>,
     /// The shards' leaves; `None` for a frozen parameter.
     leaves: Vec<Option<NodeId>>,
     kept: Kept,
     /// Whether the gathered weights live in slots, where the backend has them.
     in_slots: bool,
-    state: Mutex<State>,
+    /// Its turn to be reduced; `None` if nothing is.
+    turn: Option<Turn>,
+    weights: Mutex<Weights>,
+    gradients: Mutex<Gradients>,
+}
+
+/// The order of a rank's passes.
+pub(super) type Passes = Order<Arc<Pass>>;
+
+#[derive(Debug)]
+pub(super) struct Turn {
+    pub(super) passes: Arc<Passes>,
+    pub(super) place: Place,
+}
+
+#[derive(Debug, Default)]
+struct Weights {
+    /// As forward reads them. Of a weight in a slot the view stays after forward: see
+    /// [`storage`](super::storage).
+    forward: Vec<Option<DispatchTensor>>,
+    slots: Vec<Option<Arc<Slot>>>,
 }
 
 #[derive(Debug)]
-struct State {
-    /// Empty while the unit is sharded.
-    wholes: Vec<Option<DispatchTensor>>,
-    parts: Option<Vec<DispatchTensor>>,
-    /// Of each weight, once it was gathered; `None` for one that cannot be in a slot.
-    slots: Vec<Option<Arc<Slot>>>,
-    gathered_again: bool,
+struct Gradients {
     grads: Vec<Option<DispatchTensor>>,
     /// This rank's terms of gradients that the tensor-parallel ranks add up.
     terms: Vec<Term>,
@@ -63,141 +76,124 @@ struct Term {
 
 impl Pass {
     pub(super) fn new(
-        unit: Arc<Unit>,
-        members: Vec<usize>,
-        shards: Vec<DispatchTensor>,
+        source: Arc<Source>,
         leaves: Vec<Option<NodeId>>,
         kept: Kept,
         in_slots: bool,
+        turn: Option<Turn>,
     ) -> Arc<Self> {
-        let n = members.len();
-        let state = State {
-            wholes: Vec::new(),
-            parts: None,
-            slots: Vec::new(),
-            gathered_again: false,
-            grads: vec![None; n],
-            terms: vec![Term::default(); n],
-            inputs_seen: Vec::new(),
-        };
-        Arc::new(Self { unit, members, shards, leaves, kept, in_slots, state: Mutex::new(state) })
+        let n = leaves.len();
+        let gradients = Gradients { grads: vec![None; n], terms: vec![Term::default(); n], inputs_seen: Vec::new() };
+        let (weights, gradients) = (Mutex::default(), Mutex::new(gradients));
+        Arc::new(Self { source, leaves, kept, in_slots, turn, weights, gradients })
     }
 
     pub(super) fn kept(&self) -> Kept {
         self.kept
     }
 
-    /// Whether the graph may keep the weight at `position` at no cost: in a slot, or as the shard
-    /// that every rank holds whole.
-    pub(super) fn costs_nothing_kept(&self, position: usize) -> bool {
-        let uncut = self.unit.params[self.members[position]].dim.is_none();
-        uncut || self.state.lock().slots.get(position).is_some_and(Option::is_some)
+    pub(super) fn turn(&self) -> Option<&Turn> {
+        self.turn.as_ref()
     }
 
-    /// Takes the result of an all-gather.
-    pub(super) fn fill(self: &Arc<Self>, gathered: Vec<DispatchTensor>) {
-        let wholes = self.unit.wholes(&self.members, gathered, &self.shards);
-        let mut state = self.state.lock();
+    /// Whether the graph may keep the weight at `position` at no cost: where the unit keeps it, in a
+    /// slot, or as the shard that every rank holds whole.
+    pub(super) fn costs_nothing_kept(&self, position: usize) -> bool {
+        let uncut = self.source.unit.params[self.source.members[position]].dim.is_none();
+        let in_slot = || self.weights.lock().slots.get(position).is_some_and(Option::is_some);
+        self.kept == Kept::Whole || uncut || in_slot()
+    }
+
+    /// Takes weights that were gathered ahead of forward.
+    pub(super) fn fill(&self, wholes: Vec<DispatchTensor>) {
+        let mut weights = self.weights.lock();
         if !self.in_slots {
-            state.wholes = wholes.into_iter().map(Some).collect();
-        } else if state.slots.is_empty() {
-            let slots = wholes.into_iter().zip(&self.members).map(|(whole, &member)| {
-                // One that every rank holds whole is the shard itself: nothing to free.
-                if self.unit.params[member].dim.is_none() {
-                    return (Some(whole), None);
-                }
-                let owner = Arc::downgrade(self);
-                let (whole, slot) = Slot::place(whole, owner);
-                (Some(whole), slot)
-            });
-            (state.wholes, state.slots) = slots.unzip();
-        } else {
-            let views = wholes.into_iter().zip(&state.slots).map(|(whole, slot)| match slot {
-                Some(slot) => {
-                    slot.fill(whole);
-                    slot.view()
-                }
-                None => whole,
-            });
-            state.wholes = views.map(Some).collect();
+            weights.forward = wholes.into_iter().map(Some).collect();
+            return;
         }
+        let placed = wholes.into_iter().zip(&self.source.members).map(|(whole, &member)| {
+            // One that every rank holds whole is the shard itself: nothing to free.
+            if self.source.unit.params[member].dim.is_none() {
+                return (Some(whole), None);
+            }
+            match Slot::place(whole, self.source.clone()) {
+                Ok(slot) => (Some(slot.view()), Some(slot)),
+                Err(whole) => (Some(whole), None),
+            }
+        });
+        (weights.forward, weights.slots) = placed.unzip();
+        self.source.fills(&weights.slots);
     }
 
     /// Gathers for forward, unless that has been done ahead.
-    pub(super) fn unshard(self: &Arc<Self>) {
-        if self.state.lock().wholes.is_empty() {
-            self.gather(|| self.unit.all_gather(&self.members, self.shards.clone(), Phase::Forward));
+    pub(super) fn unshard(&self) {
+        if self.weights.lock().forward.is_empty() {
+            self.fill(self.source.gather());
         }
     }
 
     /// Gathers for backward, once.
-    pub(super) fn unshard_again(self: &Arc<Self>) {
-        let parts = {
-            let mut state = self.state.lock();
-            if self.kept == Kept::Whole || std::mem::replace(&mut state.gathered_again, true) {
-                return;
-            }
-            state.parts.take()
-        };
-        self.gather(|| match parts {
-            Some(parts) => self.unit.all_gather_parts(&self.members, parts),
-            None => self.unit.all_gather(&self.members, self.shards.clone(), Phase::Backward),
-        });
-    }
-
-    fn gather(self: &Arc<Self>, start: impl FnOnce() -> Gathering) {
-        match start().wait() {
-            Ok(gathered) => self.fill(gathered),
-            Err(error) => Error::from(error).unwind(),
-        }
+    pub(super) fn unshard_again(&self) {
+        self.source.take();
     }
 
     /// The whole parameter during forward.
-    pub(super) fn whole(self: &Arc<Self>, position: usize) -> DispatchTensor {
+    pub(super) fn whole(&self, position: usize) -> DispatchTensor {
         self.unshard();
-        self.state.lock().wholes[position].clone().expect("an all-gather returns every member")
+        self.weights.lock().forward[position].clone().expect("forward has every weight until it ends")
     }
 
-    /// The whole parameter during backward; given out once, so that its last reader frees it. One
-    /// that has two nodes is freed with the unit.
-    pub(super) fn whole_again(self: &Arc<Self>, position: usize) -> DispatchTensor {
+    /// The whole parameter during backward. One in no slot is given out once, so that its last reader
+    /// frees it; one that has two nodes is freed with the unit.
+    pub(super) fn whole_again(&self, position: usize) -> DispatchTensor {
         self.unshard_again();
-        let mut state = self.state.lock();
-        let whole = match state.terms[position].expected {
-            true => state.wholes[position].clone(),
-            false => state.wholes[position].take(),
+        if let Some(slot) = self.weights.lock().slots.get(position).and_then(Option::as_ref) {
+            return slot.view();
+        }
+        let whole = match self.gradients.lock().terms[position].expected {
+            true => self.source.again(position),
+            false => self.source.take_again(position),
         };
         whole.expect("a parameter is made again once a backward")
     }
 
-    /// Forward is over: lets go of the whole parameters, but for the part to keep.
-    pub(super) fn reshard(&self) {
-        let mut state = self.state.lock();
-        let wholes = std::mem::take(&mut state.wholes);
-        if self.kept == Kept::Part
-            && let Some(wholes) = wholes.into_iter().collect::<Option<Vec<_>>>()
-        {
-            state.parts = Some(self.unit.split(&self.members, &wholes));
+    /// Forward is over: lets go of the whole parameters, but for the part to keep, and issues the
+    /// all-gather that backward will need.
+    pub(super) fn reshard(&self, backward: bool) {
+        let mut weights = self.weights.lock();
+        let Weights { forward, slots } = &mut *weights;
+        if backward && self.kept != Kept::Whole {
+            let wholes = || forward.iter().cloned().collect::<Option<Vec<_>>>().filter(|wholes| !wholes.is_empty());
+            let wholes = (self.kept == Kept::Part).then(wholes).flatten();
+            self.source.gather_ahead(wholes.map(|wholes| self.source.unit.split(&self.source.members, &wholes)));
         }
-        state.slots.iter().flatten().for_each(|slot| slot.release());
+        let in_slots = slots.iter().map(Option::is_some).chain(std::iter::repeat(false));
+        forward.iter_mut().zip(in_slots).filter(|(_, in_slot)| !in_slot).for_each(|(whole, _)| *whole = None);
+        slots.iter().flatten().for_each(|slot| slot.release());
+    }
+
+    /// All gradients are there: nobody of this backward reads the weights any more.
+    pub(super) fn finish(&self) {
+        *self.weights.lock() = Weights::default();
+        self.source.forget();
     }
 
     /// Collects the gradient of a whole parameter until the unit's reduction.
     ///
     /// A frozen weight's is dropped.
     pub(super) fn collect(&self, position: usize, grad: DispatchTensor) {
-        self.state.lock().grads[position] = self.leaves[position].is_some().then_some(grad);
+        self.gradients.lock().grads[position] = self.leaves[position].is_some().then_some(grad);
     }
 
     /// The weight at `position` has been read for computations that differ between the
     /// tensor-parallel ranks.
     pub(super) fn expect_term(&self, position: usize) {
-        self.state.lock().terms[position].expected = true;
+        self.gradients.lock().terms[position].expected = true;
     }
 
     /// Collects this rank's term of a gradient until the unit's reduction.
     pub(super) fn collect_term(&self, position: usize, grad: DispatchTensor) {
-        self.state.lock().terms[position].grad = Some(grad);
+        self.gradients.lock().terms[position].grad = Some(grad);
     }
 
     /// Adds up the terms over the tensor-parallel ranks, in one all-reduce, and adds the sums to the
@@ -207,73 +203,64 @@ impl Pass {
         if expected.is_empty() {
             return Ok(());
         }
-        let positions: Vec<_> = expected.iter().map(|(position, _)| *position).collect();
-        let own = expected.into_iter().map(|(position, term)| term.grad.unwrap_or_else(|| self.zeros(position)));
-        let sums = self.unit.sum_terms(own.collect())?;
-        for (position, sum) in positions.into_iter().zip(sums) {
-            grads[position] = Some(match grads[position].take() {
-                Some(grad) => Dispatch::float_add(grad, sum),
-                None => sum,
-            });
+        let (positions, own): (Vec<_>, Vec<_>) = expected.into_iter().map(|(at, term)| (at, term.grad)).unzip();
+        let zeros = |at: usize| self.zeros(positions[at]);
+        let sums = self.source.unit.sum_terms(self.source.call(Phase::Backward), own, zeros)?;
+        for (position, sum) in positions.iter().zip(sums) {
+            grads[*position] = match (grads[*position].take(), sum) {
+                (Some(grad), Some(sum)) => Some(Dispatch::float_add(grad, sum)),
+                (grad, sum) => grad.or(sum),
+            };
         }
         Ok(())
     }
 
     fn zeros(&self, position: usize) -> DispatchTensor {
-        zeros_like_whole(&self.unit.params[self.members[position]].shape, &self.shards[position])
+        let Source { unit, members, shards, .. } = &*self.source;
+        zeros_like_whole(&unit.params[members[position]].shape, &shards[position])
     }
 
-    /// Reduces the collected gradients: the leaf and gradient shard of every trainable parameter.
-    ///
-    /// A parameter this rank did not use takes part with zeros, since others may have used it.
+    /// Reduces the collected gradients: the leaf and gradient shard of every trainable parameter that
+    /// a rank used. On one that did not use it, it counts as zeros.
     pub(super) fn reduce(&self) -> Vec<(NodeId, DispatchTensor)> {
+        self.try_reduce().unwrap_or_else(|error| Error::from(error).unwind())
+    }
+
+    fn try_reduce(&self) -> Result<Vec<(NodeId, DispatchTensor)>, CommError> {
         let (mut grads, terms) = {
-            let mut state = self.state.lock();
-            state.wholes.clear();
-            state.slots.iter().flatten().for_each(|slot| slot.release());
-            (std::mem::take(&mut state.grads), std::mem::take(&mut state.terms))
+            let mut gradients = self.gradients.lock();
+            (std::mem::take(&mut gradients.grads), std::mem::take(&mut gradients.terms))
         };
-        if let Err(error) = self.add_terms(&mut grads, terms) {
-            Error::from(error).unwind();
-        }
-        let mut leaves = Vec::new();
-        let mut members = Vec::new();
-        let mut wholes = Vec::new();
-        for (position, grad) in grads.into_iter().enumerate() {
-            if let Some(leaf) = self.leaves[position] {
-                leaves.push(leaf);
-                members.push(self.members[position]);
-                wholes.push(grad.unwrap_or_else(|| self.zeros(position)));
-            }
-        }
-        if leaves.is_empty() {
-            return Vec::new();
-        }
-        let shards = self.unit.reduce(&members, wholes);
-        let shards = shards.unwrap_or_else(|error| Error::from(error).unwind());
-        leaves.into_iter().zip(shards).collect()
+        self.add_terms(&mut grads, terms)?;
+        let trained: Vec<_> = (0..grads.len()).filter(|&position| self.leaves[position].is_some()).collect();
+        let members: Vec<_> = trained.iter().map(|&position| self.source.members[position]).collect();
+        let own: Vec<_> = trained.iter().map(|&position| grads[position].take()).collect();
+        let zeros = |at: usize| self.zeros(trained[at]);
+        let shards = self.source.unit.reduce(self.source.call(Phase::Backward), &members, own, zeros)?;
+        Ok(trained.iter().zip(shards).filter_map(|(&position, shard)| Some((self.leaves[position]?, shard?))).collect())
     }
 
     /// A new tracked input; returns its number.
     pub(super) fn add_input(&self) -> usize {
-        let seen = &mut self.state.lock().inputs_seen;
+        let seen = &mut self.gradients.lock().inputs_seen;
         seen.push(false);
         seen.len() - 1
     }
 
     /// The input's gradient has been passed on.
     pub(super) fn see_input(&self, input: usize) {
-        self.state.lock().inputs_seen[input] = true;
+        self.gradients.lock().inputs_seen[input] = true;
     }
 
     pub(super) fn input_seen(&self, input: usize) -> bool {
-        self.state.lock().inputs_seen[input]
+        self.gradients.lock().inputs_seen[input]
     }
 }
 
-/// Refills the slots of a pass that is still in the graph.
-impl Refill for Pass {
-    fn refill(self: Arc<Self>) {
-        self.unshard_again();
+impl Drop for Pass {
+    fn drop(&mut self) {
+        if let Some(Turn { passes, place }) = &self.turn {
+            passes.leave(*place);
+        }
     }
 }

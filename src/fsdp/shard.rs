@@ -7,7 +7,7 @@ use super::attach::{Attachment, attach};
 use super::combine::combine;
 use super::config::{FullyShard, ReshardAfterForward};
 use super::plan::{Planned, plan};
-use super::unit::{DataParallel, UnitParam, make_units};
+use super::unit::{AGAIN, DataParallel, REDUCE, UnitParam, make_units};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
@@ -72,7 +72,7 @@ fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward) -> Result<Data
     let shard = mesh.communicator(shard_dim)?.clone();
     let replicate = match shard_dim {
         0 => None,
-        _ => Some(mesh.communicator(0)?.clone()),
+        _ => Some(mesh.communicator(0)?.duplicate(REDUCE)),
     };
     let neighbours = match reshard {
         ReshardAfterForward::Ranks(ranks) => {
@@ -82,11 +82,12 @@ fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward) -> Result<Data
                 return Err(FsdpError::ReshardRanks { ranks, size: group.size(), dim }.into());
             }
             let first = group.rank() / ranks * ranks;
-            Some(mesh.world().group(&group.ranks()[first..first + ranks])?)
+            Some(mesh.world().group(&group.ranks()[first..first + ranks])?.duplicate(AGAIN))
         }
         _ => None,
     };
-    Ok(DataParallel { reshard, shard, replicate, neighbours })
+    let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
+    Ok(DataParallel { reshard, shard, again, reduce, replicate, neighbours })
 }
 
 /// How data parallelism cuts a parameter, or this rank's tensor-parallel shard of it.

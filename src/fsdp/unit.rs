@@ -15,7 +15,7 @@ use super::config::ReshardAfterForward;
 use super::param::{DistributedParameter, TensorParallel};
 use super::shards::Shards;
 use crate::Result;
-use crate::comm::{Call, CommError, Communicator, Phase, ReduceOp, Sharded, Work};
+use crate::comm::{Call, CommError, Communicator, Sharded, Work};
 use crate::dtensor::{DTensorSpec, own};
 use crate::placement::chunk;
 
@@ -45,10 +45,21 @@ pub(crate) struct DataParallel {
     pub(super) reshard: ReshardAfterForward,
     /// Group of the mesh dimension that shards.
     pub(super) shard: Arc<dyn Communicator>,
-    /// Group of the mesh dimension that replicates (HSDP).
+    /// The same ranks: what backward gathers again.
+    pub(super) again: Arc<dyn Communicator>,
+    /// The same ranks: what backward reduces.
+    pub(super) reduce: Arc<dyn Communicator>,
+    /// Group of the mesh dimension that replicates (HSDP): what backward reduces.
     pub(super) replicate: Option<Arc<dyn Communicator>>,
-    /// Group of [`ReshardAfterForward::Ranks`].
+    /// Group of [`ReshardAfterForward::Ranks`]: what backward gathers again.
     pub(super) neighbours: Option<Arc<dyn Communicator>>,
+}
+
+impl DataParallel {
+    /// How many ranks have a part in an average.
+    pub(super) fn ranks(&self) -> usize {
+        self.shard.group().size() * self.replicate.as_ref().map_or(1, |group| group.group().size())
+    }
 }
 
 /// What remains of a unit's gathered parameters between forward and backward.
@@ -67,9 +78,9 @@ pub(super) enum Kept {
 pub(crate) struct Unit {
     pub(crate) params: Vec<UnitParam>,
     /// `None` after `parallelize` alone.
-    data: Option<DataParallel>,
-    /// Group of the tensor-parallel mesh, on which gradients may be partial.
-    tensor: Option<Arc<dyn Communicator>>,
+    pub(super) data: Option<DataParallel>,
+    /// Group of the tensor-parallel mesh, on which gradients may be partial: what backward adds up.
+    pub(super) tensor: Option<Arc<dyn Communicator>>,
     /// The unit's module path: its name in the ledger, in fingerprints and in errors.
     label: RwLock<Arc<str>>,
     root: AtomicBool,
@@ -83,6 +94,11 @@ pub(super) struct Unsharded {
     shards: Shards,
     wholes: Gathering,
 }
+
+/// The sequences of the collectives that backward makes: neither waits for the other, nor for what
+/// forward makes.
+pub(super) const AGAIN: &str = "gathered again";
+pub(super) const REDUCE: &str = "reduced";
 
 /// The result of an all-gather, there or on its way.
 #[derive(Debug)]
@@ -134,7 +150,7 @@ impl Unit {
                     }
                     .into());
                 }
-                Some(mesh.communicator(0)?.clone())
+                Some(mesh.communicator(0)?.duplicate(REDUCE))
             }
         };
         Ok(Self {
@@ -191,25 +207,39 @@ impl Unit {
         }
     }
 
-    fn call(&self, phase: Phase) -> Call {
-        Call::new(self.label()).in_phase(phase)
+    /// The place of a pass in forward, on the ranks that it is reduced over.
+    pub(super) fn draw(&self) -> u64 {
+        let group = self.data.as_ref().map(|data| &data.shard).or(self.tensor.as_ref());
+        group.map_or(0, |group| group.draw())
     }
 
     /// Gathers the parameters at `members` from this rank's shards.
     ///
     /// The result is in the order of `members` without those every rank holds whole.
-    pub(super) fn all_gather(&self, members: &[usize], shards: Vec<DispatchTensor>, phase: Phase) -> Gathering {
-        match self.sharded(members, shards) {
-            shards if shards.is_empty() => Gathering::Done(Vec::new()),
-            shards => Gathering::UnderWay(self.data().shard.all_gather(self.call(phase), shards)),
-        }
+    pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
+        self.gather(|data| &data.shard, call, members, shards)
     }
 
-    /// Gathers them again from the parts [`split`](Self::split) left.
-    pub(super) fn all_gather_parts(&self, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
-        match self.sharded(members, parts) {
-            parts if parts.is_empty() => Gathering::Done(Vec::new()),
-            parts => Gathering::UnderWay(self.neighbours().all_gather(self.call(Phase::Backward), parts)),
+    /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
+    pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
+        self.gather(|data| &data.again, call, members, shards)
+    }
+
+    /// The same, from the parts [`split`](Self::split) left.
+    pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
+        self.gather(|_| self.neighbours(), call, members, parts)
+    }
+
+    fn gather<'a>(
+        &'a self,
+        group: impl FnOnce(&'a DataParallel) -> &'a Arc<dyn Communicator>,
+        call: Call,
+        members: &[usize],
+        shards: Vec<DispatchTensor>,
+    ) -> Gathering {
+        match self.sharded(members, shards) {
+            shards if shards.is_empty() => Gathering::Done(Vec::new()),
+            shards => Gathering::UnderWay(group(self.data()).all_gather(call, shards)),
         }
     }
 
@@ -230,40 +260,8 @@ impl Unit {
         self.data().neighbours.as_ref().expect("parts are kept only with a group of neighbours")
     }
 
-    /// Averages whole gradients over the data-parallel ranks; returns what this rank's optimizer
-    /// steps: shards, and wholes of the parameters every rank holds whole.
-    pub(super) fn reduce(
-        &self,
-        members: &[usize],
-        wholes: Vec<DispatchTensor>,
-    ) -> Result<Vec<DispatchTensor>, CommError> {
-        let Some(data) = &self.data else { return Ok(wholes) };
-        let call = self.call(Phase::Backward);
-        let cut = self.sharded(members, wholes.clone());
-        let shards = match cut.is_empty() {
-            true => Vec::new(),
-            false => data.shard.reduce_scatter(call.clone(), cut, ReduceOp::Avg).wait()?,
-        };
-        let uncut = self.uncut(members, wholes);
-        let uncut = match uncut.is_empty() {
-            true => uncut,
-            false => data.shard.all_reduce(call.clone(), uncut, ReduceOp::Avg).wait()?,
-        };
-        let reduced = self.merge(members, shards, uncut);
-        match &data.replicate {
-            None => Ok(reduced),
-            Some(group) => group.all_reduce(call, reduced, ReduceOp::Avg).wait(),
-        }
-    }
-
-    /// Adds up gradients of which each tensor-parallel rank has a term.
-    pub(super) fn sum_terms(&self, terms: Vec<DispatchTensor>) -> Result<Vec<DispatchTensor>, CommError> {
-        let group = self.tensor.as_ref().expect("only parallelized parameters have partial gradients");
-        group.all_reduce(self.call(Phase::Backward), terms, ReduceOp::Sum).wait()
-    }
-
     /// The tensors of the cut parameters, with their cuts.
-    fn sharded(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<Sharded> {
+    pub(super) fn sharded(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<Sharded> {
         let sharded = |(&member, tensor): (&usize, DispatchTensor)| {
             let param = &self.params[member];
             param.dim.map(|dim| Sharded { tensor, dim, len: param.shape[dim] })
@@ -272,13 +270,18 @@ impl Unit {
     }
 
     /// The tensors of the parameters every rank holds whole.
-    fn uncut(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+    pub(super) fn uncut(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
         let uncut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].dim.is_none().then_some(tensor);
         members.iter().zip(tensors).filter_map(uncut).collect()
     }
 
     /// Puts tensors of the cut parameters and of the others back into the order of `members`.
-    fn merge(&self, members: &[usize], cut: Vec<DispatchTensor>, uncut: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+    pub(super) fn merge(
+        &self,
+        members: &[usize],
+        cut: Vec<DispatchTensor>,
+        uncut: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor> {
         let (mut cut, mut uncut) = (cut.into_iter(), uncut.into_iter());
         let next = |&member: &usize| match self.params[member].dim {
             Some(_) => cut.next(),
@@ -299,7 +302,7 @@ impl Unit {
 
     /// Starts gathering parameters ahead of their use.
     pub(super) fn unshard(&self, shards: Shards) {
-        let wholes = self.all_gather(&shards.members, shards.plain(), Phase::Other);
+        let wholes = self.all_gather(Call::new(self.label()), &shards.members, shards.plain());
         *self.unsharded.lock() = Some(Unsharded { shards, wholes });
     }
 
@@ -315,11 +318,8 @@ impl Unit {
 
     /// The parameters gathered ahead, if they were gathered from these shards.
     pub(super) fn take_unsharded(&self, shards: &Shards) -> Result<Option<Vec<DispatchTensor>>, CommError> {
-        let taken = self.unsharded.lock().take();
-        match taken {
-            Some(unsharded) if unsharded.shards.same(shards) => unsharded.wholes.wait().map(Some),
-            _ => Ok(None),
-        }
+        let taken = self.unsharded.lock().take_if(|unsharded| unsharded.shards.same(shards));
+        taken.map(|unsharded| unsharded.wholes.wait()).transpose()
     }
 
     /// Drops the parameters gathered ahead.

@@ -4,7 +4,7 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 
 use super::param::DistributedParameter;
-use super::scope;
+use super::read;
 use crate::Result;
 use crate::dtensor::DTensor;
 use crate::parallel::{ParallelError, Style};
@@ -52,7 +52,7 @@ pub trait ParamExt<const D: usize> {
 impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
     fn dtensor(&self) -> Result<DTensor<D>> {
         let param = self.reparameterization::<DistributedParameter>();
-        let view = param.and_then(|param| scope::dtensor(param, self.base()));
+        let view = param.and_then(|param| read::dtensor(param, self.base()));
         view.ok_or_else(|| ParallelError::NotParallelized { param: path(self) }.into())
     }
 

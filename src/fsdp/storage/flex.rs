@@ -1,7 +1,7 @@
 //! Slots of Flex tensors.
 
 use std::mem::MaybeUninit;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
 use burn::backend::flex::{FlexTensor, Layout};
@@ -15,53 +15,57 @@ use crate::dtensor::own;
 
 /// The memory of one gathered weight, there or not.
 pub(in crate::fsdp) struct Slot {
-    bytes: RwLock<Option<Bytes>>,
+    /// What forward gathered, until it is taken back.
+    forward: RwLock<Option<Bytes>>,
+    /// What was gathered again. Nobody takes it back: it goes with the last view.
+    again: OnceLock<Bytes>,
     len: usize,
     shape: Shape,
     dtype: DType,
-    owner: Weak<dyn Refill>,
-    /// The rank's thread: the only one on which the memory is taken back.
+    source: Arc<dyn Refill>,
+    /// The thread that gathered for forward: the only one on which that memory is taken back.
     thread: ThreadId,
 }
 
 impl std::fmt::Debug for Slot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot").field("len", &self.len).field("full", &self.bytes.read().is_some()).finish()
+        let full = self.forward.read().is_some() || self.again.get().is_some();
+        f.debug_struct("Slot").field("len", &self.len).field("full", &full).finish()
     }
 }
 
 impl Slot {
-    /// Moves `tensor` into a slot of its own; one without memory, or not of Flex, stays as it is.
-    pub(in crate::fsdp) fn place(
-        tensor: DispatchTensor,
-        owner: Weak<dyn Refill>,
-    ) -> (DispatchTensor, Option<Arc<Self>>) {
+    /// Moves `tensor` into a slot of its own; one without memory, or not of Flex, is given back.
+    pub(in crate::fsdp) fn place(tensor: DispatchTensor, source: Arc<dyn Refill>) -> Result<Arc<Self>, DispatchTensor> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         if shape.num_elements() == 0 || !matches!(tensor.kind, DispatchTensorKind::Flex(_)) {
-            return (tensor, None);
+            return Err(tensor);
         }
         let bytes = bytes(tensor);
-        let slot = Arc::new(Self {
+        Ok(Arc::new(Self {
             len: bytes.len(),
-            bytes: RwLock::new(Some(bytes)),
+            forward: RwLock::new(Some(bytes)),
+            again: OnceLock::new(),
             shape,
             dtype,
-            owner,
+            source,
             thread: thread::current().id(),
-        });
-        (slot.view(), Some(slot))
+        }))
     }
 
-    /// Frees the memory.
+    /// Takes back what forward gathered, under every view. On another thread than that of
+    /// [`place`](Self::place) it stays, until the last view goes.
     ///
-    /// To be called between tensor operations of the rank, on its thread.
+    /// The caller still holds a clone of each view that it gave out: see [`View`].
     pub(in crate::fsdp) fn release(&self) {
-        self.bytes.write().take();
+        if thread::current().id() == self.thread {
+            self.forward.write().take();
+        }
     }
 
-    /// Gives the memory back, with the same values. A full slot stays as it is.
+    /// Gives the memory back, with the same values. A slot that was filled again stays as it is.
     pub(in crate::fsdp) fn fill(&self, tensor: DispatchTensor) {
-        self.bytes.write().get_or_insert_with(|| bytes(tensor));
+        self.again.get_or_init(|| bytes(tensor));
     }
 
     /// A tensor that lives in this slot.
@@ -86,44 +90,69 @@ fn bytes(tensor: DispatchTensor) -> Bytes {
 }
 
 /// Bytes that are a slot's, until they are written to: then a copy of their own.
+///
+/// Who may read them, and how long:
+///
+/// | memory | on the slot's thread | on others |
+/// |---|---|---|
+/// | of forward | in place, until the unit is resharded on this very thread | a copy, made under the lock |
+/// | gathered again | in place, as long as the view lives | the same |
+///
+/// Only the first is not plain borrowing. A borrow of a tensor's bytes ends with the operation that
+/// reads them, and resharding is between operations. What outlives an operation is what a program
+/// holds: a `Tensor`, whose handle borrows nothing; or a `TensorData`, which has the bytes to
+/// itself. burn copies to make one, unless the tensor is the only handle: it never is while forward's
+/// memory may be taken back, since the pass holds another until then and after.
 struct View {
     slot: Arc<Slot>,
     own: OnceLock<Bytes>,
 }
 
 impl View {
-    /// Runs `f` on the slot's bytes, filled first if need be, while nobody can take them back.
-    fn with_slot<T>(&self, f: impl FnOnce(&Bytes) -> T) -> Result<T, AccessError> {
-        let empty = self.slot.bytes.read().is_none();
-        if empty && let Some(owner) = self.slot.owner.upgrade() {
-            owner.refill();
-        }
-        let guard = self.slot.bytes.read();
-        guard.as_ref().map(f).ok_or_else(|| AccessError::Read(GONE.into()))
-    }
-
-    /// A copy of the slot's bytes, made once.
-    fn own(&self) -> Result<&Bytes, AccessError> {
+    /// A copy of forward's bytes, made once.
+    fn own(&self) -> Option<&Bytes> {
         if self.own.get().is_none() {
-            let copy = self.with_slot(|bytes| Bytes::from_bytes_vec(bytes.to_vec()))?;
+            let copy = Bytes::from_bytes_vec(self.slot.forward.read().as_ref()?.to_vec());
             let _ = self.own.set(copy);
         }
-        Ok(self.own.get().expect("set above"))
+        self.own.get()
     }
 
-    fn slot_memory(&self) -> Result<&[MaybeUninit<u8>], AccessError> {
-        let (ptr, len) = self.with_slot(|bytes| (bytes.as_ptr(), bytes.len()))?;
-        // SAFETY: the pointer is to `len` initialized bytes, as `Bytes` promises. They stay where
-        // they are until `release`, which the unit calls on the rank's thread, which is this one,
-        // between tensor operations: Flex is eager and borrows a tensor's bytes for one operation
-        // only. Other threads get a copy (`memory`), and other ranks too: a communicator copies a
-        // tensor whose memory is not plain before it lends it out. `fill` never replaces bytes.
-        Ok(unsafe { std::slice::from_raw_parts(ptr.cast(), len) })
+    /// Forward's bytes where they are, if they are there.
+    fn in_place(&self) -> Option<&[u8]> {
+        let guard = self.slot.forward.read();
+        let bytes: &[u8] = guard.as_ref()?;
+        // SAFETY: these bytes stay where they are until `release`, which takes them back on this
+        // thread only, between operations, while no handle to this view is the only one: see `View`.
+        Some(unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) })
+    }
+
+    fn read(&self, policy: AccessPolicy) -> Result<&[u8], AccessError> {
+        let here = thread::current().id() == self.slot.thread;
+        for gathered in [true, false] {
+            if let Some(bytes) = self.own.get().or(self.slot.again.get()) {
+                return Ok(bytes);
+            }
+            if here && let Some(bytes) = self.in_place() {
+                return Ok(bytes);
+            }
+            if !here && self.slot.forward.read().is_some() {
+                if !policy.copy_allowed() {
+                    return Err(AccessError::WouldCopy);
+                }
+                if let Some(bytes) = self.own() {
+                    return Ok(bytes);
+                }
+            }
+            if gathered {
+                self.slot.source.refill();
+            }
+        }
+        Err(AccessError::Read(GONE.into()))
     }
 }
 
-const GONE: &str = "a sharded parameter's value was read after its unit was resharded; read it inside \
-    the unit's scope, or gather the model with `full_model`";
+const GONE: &str = "a sharded parameter's value was read after its unit's forward had failed";
 
 impl AllocationController for View {
     fn alloc_align(&self) -> usize {
@@ -138,25 +167,31 @@ impl AllocationController for View {
         self.slot.len
     }
 
-    fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
-        if self.own.get().is_none() && thread::current().id() == self.slot.thread {
-            return self.slot_memory();
-        }
-        let own = self.own()?;
+    fn memory(&self, policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        let bytes = self.read(policy)?;
         // SAFETY: `u8` is a valid `MaybeUninit<u8>`.
-        Ok(unsafe { std::slice::from_raw_parts(own.as_ptr().cast(), own.len()) })
+        Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 
     unsafe fn memory_mut(&mut self, policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        if self.own.get().is_none() && !policy.copy_allowed() {
-            return Err(AccessError::WouldCopy);
+        if self.own.get().is_none() {
+            if !policy.copy_allowed() {
+                return Err(AccessError::WouldCopy);
+            }
+            let copy = Bytes::from_bytes_vec(self.read(policy)?.to_vec());
+            let _ = self.own.set(copy);
         }
-        self.own()?;
         let own = self.own.get_mut().expect("made above");
         // SAFETY: the caller only writes initialized bytes, as this function's contract says.
         Ok(unsafe { std::slice::from_raw_parts_mut(own.as_mut_ptr().cast(), own.len()) })
     }
 }
+
+const _: fn() = || {
+    // `Bytes` is both, whatever its controller.
+    fn shared<T: Send + Sync>() {}
+    shared::<View>();
+};
 
 /// A tensor that outlives its unit's scope: a copy, if its memory is a slot's.
 pub(in crate::fsdp) fn leave(tensor: DispatchTensor) -> DispatchTensor {
@@ -170,18 +205,19 @@ pub(in crate::fsdp) fn leave(tensor: DispatchTensor) -> DispatchTensor {
     }
 }
 
-/// Whether both tensors are one piece of memory. Other backends cannot tell: there it is assumed.
+/// Whether both tensors are one piece of memory. Other backends cannot tell: there they never are.
 pub(in crate::fsdp) fn same_memory(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     match (&a.kind, &b.kind) {
         (DispatchTensorKind::Flex(BackendTensor::Float(a)), DispatchTensorKind::Flex(BackendTensor::Float(b))) => {
             Arc::ptr_eq(&a.data_arc(), &b.data_arc())
         }
-        _ => true,
+        _ => false,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Weak;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     use burn::tensor::{Device, Tensor};
@@ -191,15 +227,17 @@ mod tests {
 
     /// Refills one slot, and counts.
     #[derive(Default)]
-    struct Owner {
-        slot: Mutex<Option<Arc<Slot>>>,
+    struct Source {
+        slot: Mutex<Weak<Slot>>,
         refills: AtomicUsize,
     }
 
-    impl Refill for Owner {
-        fn refill(self: Arc<Self>) {
+    impl Refill for Source {
+        fn refill(&self) {
             self.refills.fetch_add(1, SeqCst);
-            self.slot.lock().as_ref().unwrap().fill(values());
+            if let Some(slot) = self.slot.lock().upgrade() {
+                slot.fill(values());
+            }
         }
     }
 
@@ -207,46 +245,75 @@ mod tests {
         Tensor::<2>::from_data([[1.0, 2.0], [3.0, 4.0]], &Device::flex()).into_dispatch()
     }
 
-    fn slot(owner: &Arc<Owner>) -> Arc<Slot> {
-        let weak: Weak<dyn Refill> = Arc::downgrade(&(owner.clone() as Arc<dyn Refill>));
-        let slot = Slot::place(values(), weak).1.unwrap();
-        *owner.slot.lock() = Some(slot.clone());
-        slot
+    fn slot() -> (Arc<Source>, Arc<Slot>) {
+        let source = Arc::new(Source::default());
+        let slot = Slot::place(values(), source.clone()).unwrap();
+        *source.slot.lock() = Arc::downgrade(&slot);
+        (source, slot)
+    }
+
+    fn read(tensor: Tensor<2>) -> Vec<f32> {
+        tensor.into_data().try_to_vec().unwrap()
     }
 
     #[test]
     fn views_read_a_slot_that_was_emptied_and_filled() {
-        let owner = Arc::new(Owner::default());
-        let slot = slot(&owner);
+        let (source, slot) = slot();
         let turned = Tensor::<2>::from_dispatch(slot.view()).transpose();
         slot.release();
-        assert!(slot.bytes.read().is_none());
-        let doubled: Vec<f32> = (turned.clone() * 2.0).into_data().try_to_vec().unwrap();
-        assert_eq!(doubled, [2.0, 6.0, 4.0, 8.0]);
-        assert_eq!(owner.refills.load(SeqCst), 1, "the reader had it filled");
-        let again: Vec<f32> = turned.into_data().try_to_vec().unwrap();
-        assert_eq!((again, owner.refills.load(SeqCst)), (vec![1.0, 3.0, 2.0, 4.0], 1));
+        assert!(slot.forward.read().is_none());
+        assert_eq!(read(turned.clone() * 2.0), [2.0, 6.0, 4.0, 8.0]);
+        assert_eq!(source.refills.load(SeqCst), 1, "the reader had it filled");
+        assert_eq!((read(turned), source.refills.load(SeqCst)), (vec![1.0, 3.0, 2.0, 4.0], 1));
+    }
+
+    #[test]
+    fn what_was_gathered_again_stays_as_long_as_a_view() {
+        let (_, slot) = slot();
+        let view = Tensor::<2>::from_dispatch(slot.view());
+        slot.release();
+        slot.fill(values());
+        slot.release();
+        let weak = Arc::downgrade(&slot);
+        drop(slot);
+        let data = view.into_data();
+        assert_eq!(data.as_slice::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0]);
+        drop(data);
+        assert!(weak.upgrade().is_none());
+    }
+
+    #[test]
+    fn another_thread_gets_a_copy_of_what_may_be_taken_back() {
+        let (source, slot) = slot();
+        let view = slot.view();
+        let copy = thread::spawn({
+            let view = view.clone();
+            move || Tensor::<2>::from_dispatch(view) * 1.0
+        });
+        let copy = copy.join().unwrap();
+        slot.release();
+        assert_eq!((read(copy), source.refills.load(SeqCst)), (vec![1.0, 2.0, 3.0, 4.0], 0));
+        // The other thread does not take it back either.
+        let (_, slot) = self::slot();
+        thread::scope(|scope| scope.spawn(|| slot.release()).join().unwrap());
+        assert!(slot.forward.read().is_some());
     }
 
     #[test]
     fn writing_to_a_view_leaves_the_slot_alone() {
-        let owner = Arc::new(Owner::default());
-        let slot = slot(&owner);
+        let (_, slot) = slot();
         // The only handle: burn adds in place.
-        let sum: Vec<f32> = (Tensor::<2>::from_dispatch(slot.view()) + 1.0).into_data().try_to_vec().unwrap();
-        assert_eq!(sum, [2.0, 3.0, 4.0, 5.0]);
-        let kept: Vec<f32> = Tensor::<2>::from_dispatch(slot.view()).into_data().try_to_vec().unwrap();
-        assert_eq!(kept, [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(read(Tensor::<2>::from_dispatch(slot.view()) + 1.0), [2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(read(Tensor::<2>::from_dispatch(slot.view())), [1.0, 2.0, 3.0, 4.0]);
     }
 
     #[test]
-    #[should_panic(expected = "read after its unit was resharded")]
-    fn a_view_without_its_unit_says_so() {
-        let owner = Arc::new(Owner::default());
-        let slot = slot(&owner);
+    #[should_panic(expected = "unit's forward had failed")]
+    fn a_view_that_cannot_be_refilled_says_so() {
+        let (source, slot) = slot();
+        *source.slot.lock() = Weak::new();
         let view = Tensor::<2>::from_dispatch(slot.view());
         slot.release();
-        drop(owner);
         let _ = view + 1.0;
     }
 }

@@ -1,7 +1,7 @@
 //! Without Flex no tensor lives in a slot.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 
@@ -12,8 +12,8 @@ use super::Refill;
 pub(in crate::fsdp) struct Slot(Infallible);
 
 impl Slot {
-    pub(in crate::fsdp) fn place(tensor: DispatchTensor, _: Weak<dyn Refill>) -> (DispatchTensor, Option<Arc<Self>>) {
-        (tensor, None)
+    pub(in crate::fsdp) fn place(tensor: DispatchTensor, _: Arc<dyn Refill>) -> Result<Arc<Self>, DispatchTensor> {
+        Err(tensor)
     }
 
     pub(in crate::fsdp) fn release(&self) {
@@ -34,7 +34,7 @@ pub(in crate::fsdp) fn leave(tensor: DispatchTensor) -> DispatchTensor {
     tensor
 }
 
-/// Whether both tensors are one piece of memory: these backends cannot tell, so it is assumed.
+/// Whether both tensors are one piece of memory: these backends cannot tell, so they never are.
 pub(in crate::fsdp) fn same_memory(_: &DispatchTensor, _: &DispatchTensor) -> bool {
-    true
+    false
 }

@@ -1,7 +1,5 @@
 //! What a model may do between its units.
 
-use std::collections::BTreeMap;
-
 use burn::module::{Lora, Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNormConfig};
 use burn::optim::GradientsParams;
@@ -15,7 +13,7 @@ use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::{Error, Result};
 
-use super::support::{max_diff, on_device, tensor, values};
+use super::support::{Holder, max_diff, mean, on_device, tensor, values};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -85,29 +83,11 @@ fn compare(ranks: usize, prepare: fn(Net) -> Net, config: FullyShard, forward: F
             Ok::<_, Error>((values(&full_model(&holder)?, None), values(&plain, Some(&plain_grads))))
         })
         .unwrap();
-        let mut mean: BTreeMap<String, Vec<f32>> = results[0].1.clone();
-        for (path, grad) in &mut mean {
-            for (i, value) in grad.iter_mut().enumerate() {
-                *value = results.iter().map(|rank| rank.1[path][i]).sum::<f32>() / ranks as f32;
-            }
-        }
+        let mean = mean(results.iter().map(|(_, expected)| expected));
         for (grads, _) in &results {
             let diff = max_diff(grads, &mean);
             assert!(diff < 1e-5, "gradients differ by {diff}, checkpointing {checkpointing}");
         }
-    }
-}
-
-/// Puts gradients where the parameters are.
-struct Holder<'a>(&'a mut GradientsParams);
-
-impl burn::module::ModuleMapper for Holder<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let grad = self.0.remove::<D>(param.id);
-        param.map(|base| match grad {
-            Some(grad) => Tensor::from_data(grad.into_data(), &base.device()),
-            None => base.zeros_like().detach(),
-        })
     }
 }
 

@@ -5,5 +5,6 @@ mod collectives;
 mod failure;
 mod groups;
 mod modules;
+mod order;
 mod parity;
 pub mod support;

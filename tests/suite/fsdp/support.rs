@@ -70,6 +70,32 @@ pub fn max_diff(a: &BTreeMap<String, Vec<f32>>, b: &BTreeMap<String, Vec<f32>>) 
         .fold(0.0, f32::max)
 }
 
+/// The mean over ranks of values by path.
+pub fn mean<'a>(
+    ranks: impl ExactSizeIterator<Item = &'a BTreeMap<String, Vec<f32>>> + Clone,
+) -> BTreeMap<String, Vec<f32>> {
+    let mut mean = ranks.clone().next().expect("at least one rank").clone();
+    for (path, values) in &mut mean {
+        for (i, value) in values.iter_mut().enumerate() {
+            *value = ranks.clone().map(|rank| rank[path][i]).sum::<f32>() / ranks.len() as f32;
+        }
+    }
+    mean
+}
+
+/// Puts gradients where the parameters are.
+pub struct Holder<'a>(pub &'a mut GradientsParams);
+
+impl ModuleMapper for Holder<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let grad = self.0.remove::<D>(param.id);
+        param.map(|base| match grad {
+            Some(grad) => Tensor::from_data(grad.into_data(), &base.device()),
+            None => base.zeros_like().detach(),
+        })
+    }
+}
+
 /// Deterministic values in `-0.5..0.5`, different for every `seed`.
 pub fn fill(seed: u64, shape: &[usize]) -> TensorData {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;

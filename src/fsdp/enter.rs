@@ -1,0 +1,112 @@
+//! [`unit`]: where a unit's forward begins and ends.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+
+use super::io::UnitTensors;
+use super::open::{self, Open};
+use super::scope::{Opening, Scope};
+use super::shards::Shards;
+use super::unit::Unit;
+use super::visit::{Visited, distributed_parameters};
+
+/// Runs `forward` with the module's unit gathered: one all-gather before, freed at the end unless
+/// the unit keeps its parameters, one reduce-scatter in backward.
+///
+/// Write it around each block of a model, and around the model's own forward for the parameters
+/// outside the blocks. Where `module` is no unit it only calls `forward`; if it holds units, it
+/// encloses them.
+///
+/// ```
+/// # use burn::{nn::Linear, module::Module, tensor::Tensor};
+/// # use burn_dtensor::fsdp::unit;
+/// # #[derive(Module, Debug)]
+/// # struct Stack { blocks: Vec<Linear>, head: Linear }
+/// impl Stack {
+///     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+///         unit(self, x, |stack, mut x| {
+///             for block in &stack.blocks {
+///                 x = unit(block, x, |block, x| block.forward(x));
+///             }
+///             stack.head.forward(x)
+///         })
+///     }
+/// }
+/// ```
+///
+/// A parameter read outside its unit's scope, or one whose shard is not the scope's (a stepped or
+/// frozen clone of the module), is right too, but is gathered and reduced by itself: reading it is
+/// collective then.
+///
+/// What a unit returns has **one backward**: two outputs cannot be differentiated apart, nor two
+/// losses computed inside, though they share only leaves ("graph tape has already been consumed").
+/// Add them up, or return from two units. What the unit computes with and is tracked belongs into
+/// `input`; a tracked tensor that `forward` captures is right too, but holds weights for longer. What
+/// a trained unit returns is tracked, whether or not it comes from a weight: detach it outside.
+///
+/// # Collective
+/// Every rank of the unit's mesh must run its units in the same order; what a rank does inside, and
+/// with which batch, is its own affair. Backward follows the order of forward, whatever the graph:
+/// the unit around the others last, the rest in reverse. A unit whose output is in the loss of some
+/// ranks only is an error, unless another unit encloses it.
+///
+/// # Panics
+/// Unwinds with the typed [`Error`] if a collective fails; [`launch`](crate::comm::launch)
+/// returns it.
+pub fn unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I) -> O) -> O
+where
+    M: Module,
+    I: UnitTensors,
+    O: UnitTensors,
+{
+    let (unit, shards) = match Found::of(module) {
+        Found::Unit(unit, shards) => (unit, shards),
+        Found::Around => {
+            let open = Open::around();
+            let output = forward(module, input);
+            return open.leave(output);
+        }
+        Found::Nothing => return forward(module, input),
+    };
+    let opening =
+        Opening { kept: unit.kept(), lone: false, label: unit.label(), tracked: true, earlier: open::last_token() };
+    let (scope, input) = Scope::open(&unit, shards, opening, input);
+    // Not when the first parameter is read: a rank that reads none must take part all the same.
+    scope.pass.unshard();
+    let open = Open::unit(scope);
+    let output = forward(module, input);
+    open.leave(output)
+}
+
+/// What a module is to units.
+enum Found {
+    /// The unit whose module it is exactly, and its shards.
+    Unit(Arc<Unit>, Shards),
+    /// It holds units, or parts of them.
+    Around,
+    Nothing,
+}
+
+impl Found {
+    fn of<M: Module>(module: &M) -> Self {
+        let visited = distributed_parameters(module);
+        let own = |visited: &&Visited| visited.depth == visited.param.info().depth;
+        // Parameters that `fully_shard` ignored stay in the unit that `parallelize` made.
+        let data_parallel = visited.iter().filter(own).find(|visited| visited.param.is_data_parallel());
+        let Some(found) = data_parallel.or_else(|| visited.iter().find(own)) else {
+            return if visited.is_empty() { Self::Nothing } else { Self::Around };
+        };
+        let unit = found.param.unit.clone();
+        let own = visited.into_iter().filter(|visited| Arc::ptr_eq(&visited.param.unit, &unit)).collect();
+        Self::Unit(unit, Shards::new(own))
+    }
+}
+
+/// The unit whose module is exactly `module`, and its shards.
+pub(super) fn unit_of<M: Module>(module: &M) -> Option<(Arc<Unit>, Shards)> {
+    match Found::of(module) {
+        Found::Unit(unit, shards) => Some((unit, shards)),
+        Found::Around | Found::Nothing => None,
+    }
+}

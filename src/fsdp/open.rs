@@ -1,0 +1,105 @@
+//! [`Open`]: the units that are open on this rank.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::thread;
+
+use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor};
+
+use super::graph::{LeaveUnit, one_graph};
+use super::io::UnitTensors;
+use super::scope::Scope;
+use super::storage;
+use crate::autodiff;
+
+/// The units open on this thread.
+#[derive(Default)]
+struct OpenUnits {
+    /// Outermost first; `None` for a module that only encloses units.
+    scopes: Vec<Option<Rc<Scope>>>,
+    /// The token made last, of these units and of those opened while they were.
+    last: Option<DispatchTensor>,
+}
+
+thread_local! {
+    static OPEN: RefCell<OpenUnits> = RefCell::default();
+}
+
+/// The first open scope, innermost first, of which `f` makes something.
+pub(super) fn find<T>(f: impl FnMut(&Rc<Scope>) -> Option<T>) -> Option<T> {
+    OPEN.with_borrow(|open| open.scopes.iter().rev().flatten().find_map(f))
+}
+
+/// The last token made inside the open units.
+pub(super) fn last_token() -> Option<DispatchTensor> {
+    OPEN.with_borrow(|open| open.last.clone())
+}
+
+/// Makes the token of `scope`, which is not kept open, the last one of the units around it.
+pub(super) fn follow(scope: &Scope) {
+    OPEN.with_borrow_mut(|open| {
+        if !open.scopes.is_empty() {
+            open.last = scope.token.clone().or(open.last.take());
+        }
+    });
+}
+
+/// Keeps a unit open, also when `forward` unwinds.
+pub(super) struct Open {
+    /// How many are open around it.
+    depth: usize,
+}
+
+impl Open {
+    pub(super) fn unit(scope: Scope) -> Self {
+        Self::new(Some(scope))
+    }
+
+    /// A module without a unit of its own that holds units.
+    pub(super) fn around() -> Self {
+        Self::new(None)
+    }
+
+    fn new(scope: Option<Scope>) -> Self {
+        OPEN.with_borrow_mut(|open| {
+            let token = scope.as_ref().and_then(|scope| scope.token.clone());
+            open.last = token.or(open.last.take());
+            open.scopes.push(scope.map(Rc::new));
+            Self { depth: open.scopes.len() - 1 }
+        })
+    }
+
+    /// Closes it; ties its outputs to all that was entered inside.
+    pub(super) fn leave<O: UnitTensors>(self, output: O) -> O {
+        let scope = OPEN.with_borrow(|open| open.scopes[self.depth].clone());
+        let mut tracked = false;
+        let output = output.map_floats(&mut |tensor| {
+            tracked |= Dispatch::is_tracked(&tensor);
+            tensor
+        });
+        let pass = scope.map(|scope| scope.pass.clone());
+        let last = last_token();
+        // A rank that uses no weight must take part all the same, as the others do.
+        let all = !tracked && pass.as_ref().is_some_and(|pass| pass.turn().is_some());
+        output.map_floats(&mut |tensor| {
+            let tie = Dispatch::is_tracked(&tensor) || all && tensor.autodiff != DispatchAutodiffContext::Disabled;
+            let last = last.clone().filter(|last| tie && one_graph(last, &tensor));
+            match last {
+                Some(last) => autodiff::binary(tensor, last, LeaveUnit::new(pass.clone())),
+                None => storage::leave(tensor),
+            }
+        })
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let (closed, _last) = OPEN.with_borrow_mut(|open| {
+            let closed = open.scopes.split_off(self.depth.min(open.scopes.len()));
+            (closed, open.scopes.is_empty().then(|| open.last.take()))
+        });
+        // A rank that unwinds issues nothing: the others may have come no further.
+        let backward = !thread::panicking();
+        closed.iter().rev().flatten().for_each(|scope| scope.close(backward));
+    }
+}

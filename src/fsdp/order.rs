@@ -1,0 +1,189 @@
+//! [`Order`]: in which order a rank's units are reduced.
+//!
+//! burn runs backward by the depth of its nodes, and depth is no order between ranks: burn records
+//! other numbers of nodes for other shapes, and data-parallel ranks may run other programs. So each
+//! pass draws a place in forward, which runs alike on all ranks, and reductions follow the places:
+//!
+//! ```text
+//!   entered       root (no tracked input)   0   1   2   3
+//!   reduced       3   2   1   0   root
+//! ```
+//!
+//! 1. Passes tied to something before them (a tracked input, or an enclosing unit's token) are
+//!    reduced in reverse order of entry: as a chain of units comes up in backward.
+//! 2. The others, which come up last whatever the model, follow in order of entry: the root first.
+//! 3. A pass whose gradients are there is **held** while one is open that was entered later, whether
+//!    this backward will reach it or not: what a rank knows is the same on every rank.
+//! 4. What is still held when nothing deeper is left is issued then. A node of depth 1 in each pass
+//!    ([`Flush`](super::graph::Flush)) knows: every token is deeper.
+//!
+//! Inside an enclosing unit the tokens form one chain, so that they come up in this order by
+//! themselves, and nothing is held.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
+/// The passes of one rank, by place.
+///
+/// `P` is a pass: here it is only held and handed back.
+#[derive(Debug)]
+pub(super) struct Order<P>(Mutex<Places<P>>);
+
+#[derive(Debug)]
+struct Places<P> {
+    next: u64,
+    /// Tied passes that have not been reduced.
+    tied: BTreeMap<u64, Tied<P>>,
+    /// Passes tied to nothing whose gradients are there.
+    loose: BTreeMap<u64, P>,
+}
+
+#[derive(Debug)]
+enum Tied<P> {
+    /// Its gradients may come.
+    Open,
+    /// Its gradients are there.
+    Held(P),
+    /// It was dropped. When that happens depends on timing, so it still counts for those before it.
+    Gone,
+}
+
+/// A pass's place in forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Tied(u64),
+    Loose(u64),
+}
+
+impl<P> Default for Order<P> {
+    fn default() -> Self {
+        Self(Mutex::new(Places { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new() }))
+    }
+}
+
+impl<P> Order<P> {
+    /// The next place.
+    pub(super) fn enter(&self, tied: bool) -> Place {
+        let mut places = self.0.lock();
+        let place = places.next;
+        places.next += 1;
+        if !tied {
+            return Place::Loose(place);
+        }
+        places.tied.insert(place, Tied::Open);
+        Place::Tied(place)
+    }
+
+    /// The gradients of `pass` are there. Returns what may be reduced now, in order.
+    pub(super) fn ready(&self, place: Place, pass: P) -> Vec<P> {
+        let mut places = self.0.lock();
+        match place {
+            Place::Tied(place) => {
+                places.tied.insert(place, Tied::Held(pass));
+            }
+            Place::Loose(place) => {
+                places.loose.insert(place, pass);
+            }
+        }
+        let mut due = Vec::new();
+        while let Some(last) = places.tied.last_entry().filter(|last| matches!(last.get(), Tied::Held(_))) {
+            due.extend(last.remove().into_pass());
+        }
+        due
+    }
+
+    /// Nothing deeper is left of this backward. Returns what is still held, in order.
+    pub(super) fn flush(&self) -> Vec<P> {
+        let mut places = self.0.lock();
+        let held = places.tied.iter().rev().filter(|(_, tied)| matches!(tied, Tied::Held(_)));
+        let held: Vec<_> = held.map(|(&place, _)| place).collect();
+        let mut due: Vec<_> = held.iter().filter_map(|place| places.tied.remove(place)?.into_pass()).collect();
+        due.extend(std::mem::take(&mut places.loose).into_values());
+        due
+    }
+
+    /// The pass was dropped, reduced or not.
+    pub(super) fn leave(&self, place: Place) {
+        let Place::Tied(place) = place else { return };
+        let mut places = self.0.lock();
+        if let Some(tied) = places.tied.get_mut(&place) {
+            *tied = Tied::Gone;
+        }
+        // Nobody is left for whom it would count.
+        while let Some(first) = places.tied.first_entry().filter(|first| matches!(first.get(), Tied::Gone)) {
+            first.remove();
+        }
+    }
+}
+
+impl<P> Tied<P> {
+    fn into_pass(self) -> Option<P> {
+        match self {
+            Self::Held(pass) => Some(pass),
+            Self::Open | Self::Gone => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Enters passes that are `tied` or not, and returns their places.
+    fn entered<const N: usize>(order: &Order<usize>, tied: [bool; N]) -> [Place; N] {
+        tied.map(|tied| order.enter(tied))
+    }
+
+    #[test]
+    fn a_chain_is_reduced_as_it_comes_up() {
+        let order = Order::default();
+        let places = entered(&order, [false, true, true, true]);
+        for pass in [3, 2, 1] {
+            assert_eq!(order.ready(places[pass], pass), [pass], "nothing is held");
+        }
+        assert_eq!(order.ready(places[0], 0), [0; 0], "the root waits for the end");
+        assert_eq!(order.flush(), [0]);
+        assert_eq!(order.flush(), [0; 0]);
+    }
+
+    /// Every order in which passes can come up is reduced in the same one.
+    #[test]
+    fn whatever_comes_up_first_the_order_is_that_of_entry() {
+        for mut code in 0..120 {
+            let order = Order::default();
+            let places = entered(&order, [false, true, true, false, true]);
+            let (mut left, mut reduced) = (vec![0, 1, 2, 3, 4], Vec::new());
+            while !left.is_empty() {
+                let pass = left.remove(code % left.len());
+                code /= left.len() + 1;
+                reduced.extend(order.ready(places[pass], pass));
+            }
+            reduced.extend(order.flush());
+            assert_eq!(reduced, [4, 2, 1, 0, 3]);
+        }
+    }
+
+    #[test]
+    fn a_pass_that_never_comes_up_holds_the_others_until_the_end() {
+        let order = Order::default();
+        let places = entered(&order, [true, true, true]);
+        assert_eq!(order.ready(places[0], 0), [0; 0]);
+        assert_eq!(order.ready(places[1], 1), [0; 0]);
+        // Dropped or not: when a rank drops it must not matter.
+        order.leave(places[2]);
+        assert_eq!(order.flush(), [1, 0]);
+        order.leave(places[0]);
+        order.leave(places[1]);
+        assert!(order.0.lock().tied.is_empty(), "what counts for nobody is forgotten");
+    }
+
+    #[test]
+    fn an_earlier_forward_holds_nothing() {
+        let order = Order::default();
+        let old = order.enter(true);
+        let new = order.enter(true);
+        assert_eq!(order.ready(new, 1), [1]);
+        assert_eq!(order.ready(old, 0), [0]);
+    }
+}

@@ -1,0 +1,82 @@
+//! Reading a distributed parameter: in its unit's open scope, or in one of its own.
+
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+
+use super::open::{self, Open};
+use super::param::DistributedParameter;
+use super::scope::{Opening, Scope};
+use super::shards::Shards;
+use super::unit::{Kept, Unit};
+use crate::dtensor::DTensor;
+
+/// The whole weight: gathered over the data-parallel ranks in its unit's open scope, or else by
+/// itself, and over the tensor-parallel ranks.
+pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
+    let spec = param.tensor_spec(base.dtype());
+    let full = read(param, base.into_dispatch(), |scope, position| {
+        let gather = || match spec {
+            None => scope.value(position),
+            Some(spec) => {
+                let local = Tensor::<D>::from_dispatch(scope.value(position));
+                let full = DTensor::from_parts(local, spec).full_tensor();
+                full.unwrap_or_else(|error| error.unwind()).into_dispatch()
+            }
+        };
+        scope.read[position].full.get_or_init(gather).clone()
+    });
+    Tensor::from_dispatch(full)
+}
+
+/// The weight on its tensor-parallel mesh, gathered over the data-parallel ranks; `None` if it was
+/// not parallelized.
+pub(super) fn dtensor<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Option<DTensor<D>> {
+    let spec = param.tensor_spec(base.dtype())?;
+    let replicated: Vec<usize> = (0..spec.mesh().ndim()).filter(|&dim| spec.placements()[dim].is_replicate()).collect();
+    let (local, varying) = read(param, base.into_dispatch(), |scope, position| {
+        let varying = (!replicated.is_empty()).then(|| scope.varying(position)).flatten();
+        (scope.value(position), varying)
+    });
+    let dtensor = DTensor::from_parts(Tensor::from_dispatch(local), spec);
+    Some(match varying {
+        None => dtensor,
+        Some(varying) => dtensor.with_varied(&replicated, Arc::new(move || Tensor::from_dispatch(varying.get()))),
+    })
+}
+
+/// Reads a parameter with `f` in its unit's open scope, or in one of its own.
+fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&Scope, usize) -> T) -> T {
+    let open = open::find(|scope| {
+        let same = Arc::ptr_eq(&scope.pass.source.unit, &param.unit);
+        let position = same.then(|| scope.shards.position(param.index, &base))??;
+        Some((scope.clone(), position))
+    });
+    if let Some((scope, position)) = open {
+        return f(&scope, position);
+    }
+    let kept = match param.unit.kept() {
+        Kept::Part => Kept::Shard,
+        kept => kept,
+    };
+    let label = format!("{} (outside its unit)", param.info().path).into();
+    let opening = Opening { kept, lone: true, label, tracked: true, earlier: open::last_token() };
+    let (scope, ()) = Scope::open(&param.unit, Shards::one(param.index, base), opening, ());
+    open::follow(&scope);
+    let result = f(&scope, 0);
+    scope.close(true);
+    result
+}
+
+/// Runs `f` with these units open at once, their parameters without a backward to come.
+pub(super) fn open_all<T>(units: Vec<(Arc<Unit>, Shards)>, f: impl FnOnce() -> T) -> T {
+    let open = units.into_iter().map(|(unit, shards)| {
+        let opening = Opening { kept: Kept::Whole, lone: false, label: unit.label(), tracked: false, earlier: None };
+        let (scope, ()) = Scope::open(&unit, shards, opening, ());
+        scope.pass.unshard();
+        Open::unit(scope)
+    });
+    let _open: Vec<_> = open.collect();
+    f()
+}

@@ -1,0 +1,120 @@
+//! A unit's reductions: gradients to what this rank's optimizer steps.
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Device, Tensor, TensorData};
+
+use super::unit::{DataParallel, Unit};
+use crate::comm::{Call, CommError, ReduceOp, Sharded};
+
+/// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it
+/// did not use.
+///
+/// Of a parameter that no rank used there is no gradient, as without sharding, and an optimizer
+/// leaves it alone; one that some used is averaged over all, the others counting as zeros. So each
+/// reduction carries, beside the gradients, one number a parameter: whether the rank has used it.
+struct Own {
+    grads: Vec<DispatchTensor>,
+    used: Vec<bool>,
+}
+
+impl Own {
+    fn new(grads: Vec<Option<DispatchTensor>>, zeros: impl Fn(usize) -> DispatchTensor) -> Self {
+        let used = grads.iter().map(Option::is_some).collect();
+        let grads = grads.into_iter().enumerate().map(|(at, grad)| grad.unwrap_or_else(|| zeros(at))).collect();
+        Self { grads, used }
+    }
+
+    /// `[ranks, parameters]`: the same row for each rank, so that each gets a whole one.
+    fn flags(&self, ranks: usize) -> DispatchTensor {
+        let row = self.used.iter().map(|&used| f32::from(used));
+        let rows: Vec<f32> = std::iter::repeat_with(|| row.clone()).take(ranks).flatten().collect();
+        let device = Device::new(self.grads[0].device());
+        Tensor::<2>::from_data(TensorData::new(rows, [ranks, self.used.len()]), &device).into_dispatch()
+    }
+}
+
+/// The reduced gradients of what a rank has used. `flags` is read only where this one has not used
+/// all: it waits for the device.
+fn without_unused(reduced: Vec<DispatchTensor>, flags: DispatchTensor, used: &[bool]) -> Vec<Option<DispatchTensor>> {
+    if used.iter().all(|&used| used) {
+        return reduced.into_iter().map(Some).collect();
+    }
+    let flags: Vec<f32> = Tensor::<2>::from_dispatch(flags).into_data().try_to_vec().expect("flags are f32");
+    reduced.into_iter().zip(flags).map(|(grad, flag)| (flag > 0.0).then_some(grad)).collect()
+}
+
+impl Unit {
+    /// Averages whole gradients of `members` over the data-parallel ranks. Returns what this rank's
+    /// optimizer steps: shards, and wholes of the parameters every rank holds whole.
+    pub(super) fn reduce(
+        &self,
+        call: Call,
+        members: &[usize],
+        grads: Vec<Option<DispatchTensor>>,
+        zeros: impl Fn(usize) -> DispatchTensor,
+    ) -> Result<Vec<Option<DispatchTensor>>, CommError> {
+        let Some(data) = self.data.as_ref().filter(|data| !grads.is_empty() && data.ranks() > 1) else {
+            return Ok(grads);
+        };
+        let own = Own::new(grads, zeros);
+        let (mut reduced, flags) = self.average(data, call.clone(), members, &own)?;
+        let flags = match &data.replicate {
+            None => flags,
+            Some(group) => {
+                reduced.push(flags);
+                reduced = group.all_reduce(call, reduced, ReduceOp::Avg).wait()?;
+                reduced.pop().expect("the flags were sent last")
+            }
+        };
+        Ok(without_unused(reduced, flags, &own.used))
+    }
+
+    /// The averages over the ranks that shard, and of the flags.
+    fn average(
+        &self,
+        data: &DataParallel,
+        call: Call,
+        members: &[usize],
+        own: &Own,
+    ) -> Result<(Vec<DispatchTensor>, DispatchTensor), CommError> {
+        let group = &data.reduce;
+        let (mut cut, mut uncut) = (self.sharded(members, own.grads.clone()), self.uncut(members, own.grads.clone()));
+        let mut flags = None;
+        let mut shards = Vec::new();
+        if !cut.is_empty() {
+            let len = group.group().size();
+            cut.push(Sharded { tensor: own.flags(len), dim: 0, len });
+            shards = group.reduce_scatter(call.clone(), cut, ReduceOp::Avg).wait()?;
+            flags = shards.pop();
+        }
+        if !uncut.is_empty() {
+            let alone = flags.is_none();
+            if alone {
+                uncut.push(own.flags(1));
+            }
+            uncut = group.all_reduce(call, uncut, ReduceOp::Avg).wait()?;
+            if alone {
+                flags = uncut.pop();
+            }
+        }
+        let flags = flags.expect("a parameter is cut or uncut");
+        Ok((self.merge(members, shards, uncut), flags))
+    }
+
+    /// Adds up gradients of which each tensor-parallel rank has a term.
+    pub(super) fn sum_terms(
+        &self,
+        call: Call,
+        terms: Vec<Option<DispatchTensor>>,
+        zeros: impl Fn(usize) -> DispatchTensor,
+    ) -> Result<Vec<Option<DispatchTensor>>, CommError> {
+        let group = self.tensor.as_ref().expect("only parallelized parameters have partial gradients");
+        let own = Own::new(terms, zeros);
+        let flags = own.flags(1);
+        let mut sent = own.grads;
+        sent.push(flags);
+        let mut sums = group.all_reduce(call, sent, ReduceOp::Sum).wait()?;
+        let flags = sums.pop().expect("the flags were sent last");
+        Ok(without_unused(sums, flags, &own.used))
+    }
+}
