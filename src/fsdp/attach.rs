@@ -57,8 +57,11 @@ impl Reparameterizer for &mut Attach {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<DistributedParameter>) {
-        if self.failed.is_some() || self.queue.front().is_none_or(|next| next.path != path) {
+        if self.failed.is_some() {
             return (param, None);
+        }
+        if self.queue.front().is_none_or(|next| next.path != path) {
+            return (own_leaf(param), None);
         }
         let next = self.queue.pop_front().expect("the front was just looked at");
         match self.shard(&next, param.clone()) {
@@ -74,6 +77,18 @@ impl Reparameterizer for &mut Attach {
             }
         }
     }
+}
+
+/// The parameter with a leaf of its own in the graph, if nobody distributed it.
+///
+/// Clones of a parameter share its leaf. Of a model made before `launch` that would be all ranks: their
+/// graphs would be one, behind one lock, which a rank holds while its backward waits for the others.
+fn own_leaf<const D: usize>(param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    let distributed = param.reparameterization::<DistributedParameter>().is_some();
+    if distributed || !param.is_initialized() || !param.is_require_grad() {
+        return param;
+    }
+    param.map(|leaf| leaf.detach().require_grad())
 }
 
 impl Attach {

@@ -73,6 +73,17 @@ pub enum FsdpError {
         /// Name of its reparameterization.
         name: String,
     },
+    /// Two fields hold clones of one parameter.
+    #[error(
+        "`{param}` and `{other}` are clones of one parameter, of which burn's optimizers step one; \
+         keep it in one field and read that in both places: `embedding.weight.val()`"
+    )]
+    Tied {
+        /// Path of the first.
+        param: String,
+        /// Path of the second.
+        other: String,
+    },
     /// The model was walked twice and showed different parameters.
     #[error(
         "parameter `{param}` was planned but not met again while sharding; does the module's `map` visit what its `visit` does?"

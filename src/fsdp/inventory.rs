@@ -1,6 +1,8 @@
 //! [`Inventory`]: every parameter of a model, found before any of them is placed.
 
-use burn::module::{Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Tensor};
 use itertools::Itertools;
 
@@ -22,6 +24,7 @@ pub(crate) struct Inventory {
 
 /// One of them.
 pub(crate) struct Found {
+    id: ParamId,
     pub(crate) path: Vec<String>,
     owners: Vec<String>,
     /// Shape of the stored value.
@@ -43,6 +46,16 @@ impl Inventory {
     pub(crate) fn modules(&self) -> Vec<String> {
         let outermost_first = |found: &Found| found.modules().collect_vec().into_iter().rev();
         self.params.iter().flat_map(outermost_first).unique().collect()
+    }
+
+    /// Paths of two parameters that are clones of one, not both of which are `ignored`.
+    pub(crate) fn tied(&self, ignored: impl Fn(&str) -> bool) -> Option<(String, String)> {
+        let mut first = HashMap::new();
+        let pairs = self.params.iter().filter_map(|found| {
+            let other = first.insert(found.id, found)?;
+            Some((other.path(), found.path()))
+        });
+        pairs.into_iter().find(|(one, other)| !(ignored(one) && ignored(other)))
     }
 
     /// Paths of the parameters.
@@ -154,7 +167,13 @@ impl ModuleVisitor for Inventory {
             }
         };
         let (path, owners) = (self.path.clone(), self.owners.clone());
-        self.last =
-            Some(Found { path, owners, shape: value.shape().to_vec(), dtype: value.dtype(), distributed: None });
+        self.last = Some(Found {
+            id: param.id,
+            path,
+            owners,
+            shape: value.shape().to_vec(),
+            dtype: value.dtype(),
+            distributed: None,
+        });
     }
 }

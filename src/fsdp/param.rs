@@ -1,7 +1,7 @@
 //! [`DistributedParameter`]: what makes `param.val()` the whole weight.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Reparameterization,
@@ -78,8 +78,9 @@ impl Reparameterization for DistributedParameter {
 }
 
 thread_local! {
-    /// Where a visited parameter leaves word of itself: burn hands visitors the base alone.
-    static VISITED: RefCell<Option<DistributedParameter>> = const { RefCell::new(None) };
+    /// Where a visited parameter leaves word of itself: burn hands visitors the base alone. Any visitor
+    /// comes by, also one that does not ask: so the word keeps no unit alive.
+    static VISITED: RefCell<Option<(Weak<Unit>, usize)>> = const { RefCell::new(None) };
     /// What the parameter whose base was mapped last becomes: burn gives it back the
     /// reparameterization it had, once that has been mapped too.
     static NEXT: RefCell<Option<DistributedParameter>> = const { RefCell::new(None) };
@@ -87,7 +88,8 @@ thread_local! {
 
 /// The parameter whose base was visited last, once its reparameterization was too.
 pub(super) fn take_visited() -> Option<DistributedParameter> {
-    VISITED.take()
+    let (unit, index) = VISITED.take()?;
+    Some(DistributedParameter { unit: unit.upgrade()?, index })
 }
 
 /// Makes `param` of the distributed parameter whose base is being mapped.
@@ -97,7 +99,7 @@ pub(super) fn replace_next(param: &DistributedParameter) {
 
 impl Module for DistributedParameter {
     fn visit<V: ModuleVisitor>(&self, _: &mut V) {
-        VISITED.set(Some(self.clone()));
+        VISITED.set(Some((Arc::downgrade(&self.unit), self.index)));
     }
 
     fn map<M: ModuleMapper>(self, _: &mut M) -> Self {

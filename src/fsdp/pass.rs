@@ -116,10 +116,8 @@ impl Pass {
             if self.source.unit.params[member].dim.is_none() {
                 return (Some(whole), None);
             }
-            match Slot::place(whole, self.source.clone()) {
-                Ok(slot) => (Some(slot.view()), Some(slot)),
-                Err(whole) => (Some(whole), None),
-            }
+            let (whole, slot) = Slot::place(whole, self.source.clone());
+            (Some(whole), slot)
         });
         (weights.forward, weights.slots) = placed.unzip();
         self.source.fills(&weights.slots);

@@ -1,5 +1,7 @@
 //! Which parameter belongs to which unit, decided before any value moves.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::tensor::DType;
 
@@ -7,6 +9,7 @@ use super::FsdpError;
 use super::config::{FullyShard, ParamInfo};
 use super::inventory::{Found, Inventory, unmatched};
 use super::param::TensorParallel;
+use super::unit::Unit;
 use crate::pattern::PathPattern;
 use crate::placement::Placement;
 
@@ -26,10 +29,16 @@ pub(super) struct Planned {
     pub(super) parallel: Option<TensorParallel>,
 }
 
+/// What a call of `fully_shard` does.
+pub(super) struct Plan {
+    /// The parameters to shard.
+    pub(super) params: Vec<Planned>,
+    /// Units made by earlier, inner calls, and their paths in this model.
+    pub(super) adopted: Vec<(Arc<Unit>, String)>,
+}
+
 /// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet.
-///
-/// Units made by earlier, inner calls get their path in this model.
-pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Vec<Planned>, FsdpError> {
+pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Plan, FsdpError> {
     let units = PathPattern::parse_all(&config.units)?;
     let ignored = PathPattern::parse_all(&config.ignored)?;
     let inventory = Inventory::of(model);
@@ -39,6 +48,9 @@ pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Vec<Plan
         return Err(FsdpError::NoMatch { pattern, what, present });
     }
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
+    if let Some((param, other)) = inventory.tied(is_ignored) {
+        return Err(FsdpError::Tied { param, other });
+    }
     if let Some((param, name)) = inventory.foreign.into_iter().find(|(path, _)| !is_ignored(path)) {
         return Err(FsdpError::Reparameterized { param, name });
     }
@@ -64,10 +76,7 @@ pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Vec<Plan
         let parallel = found.distributed.and_then(|param| param.info().parallel.clone());
         planned.push(Planned { path, shape: found.shape, dtype: found.dtype, dim, unit, depth, parallel });
     }
-    for (unit, path) in adopted {
-        unit.adopt(&path);
-    }
-    Ok(planned)
+    Ok(Plan { params: planned, adopted })
 }
 
 /// A parameter of which burn-nn reads the stored shape in forward, where a shard has another one.

@@ -6,7 +6,7 @@ use super::FsdpError;
 use super::attach::{Attachment, attach};
 use super::combine::combine;
 use super::config::{FullyShard, ReshardAfterForward};
-use super::plan::{Planned, plan};
+use super::plan::{Plan, Planned, plan};
 use super::unit::{AGAIN, DataParallel, REDUCE, UnitParam, make_units};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
@@ -47,7 +47,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
     }
     let data = data_parallel(mesh, config.reshard)?;
-    let planned = plan(&model, &config)?;
+    let Plan { params: planned, adopted } = plan(&model, &config)?;
     let cuts = planned.iter().map(|param| Ok(data_spec(param, mesh)?.shared()));
     let cuts: Vec<_> = cuts.collect::<Result<_>>()?;
     let params = planned.into_iter().zip(&cuts).map(|(param, cut)| {
@@ -59,6 +59,10 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         Ok((unit, UnitParam { path, depth, shape, dim, spec, parallel }))
     });
     let params = make_units(params.collect::<Result<_>>()?, Some(data))?;
+    // Nothing is wrong with this call: clones of the model may have kept the units as they were.
+    for (unit, path) in adopted {
+        unit.adopt(&path);
+    }
     let attachments = params.into_iter().zip(cuts).map(|(param, cut)| {
         let UnitParam { path, parallel, .. } = param.info();
         Attachment { path: path.clone(), cut, again: parallel.is_some(), param }

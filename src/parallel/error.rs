@@ -31,6 +31,17 @@ pub enum ParallelError {
         /// What there is.
         present: String,
     },
+    /// Two fields hold clones of one parameter.
+    #[error(
+        "`{param}` and `{other}` are clones of one parameter, of which burn's optimizers step one; \
+         keep it in one field and read that in both places: `embedding.weight.dtensor()`"
+    )]
+    Tied {
+        /// Path of the first.
+        param: String,
+        /// Path of the second.
+        other: String,
+    },
     /// A style was given to a layer it does not know.
     #[error(
         "the style {style} of pattern `{pattern}` does not know what becomes of `{param}` in a {layer} on mesh \

@@ -59,6 +59,9 @@ impl Plan {
         let texts: Vec<String> = self.entries.iter().map(|(pattern, _)| pattern.clone()).collect();
         let patterns = PathPattern::parse_all(&texts)?;
         let units = PathPattern::parse_all(&self.units)?;
+        if let Some((param, other)) = inventory.tied(|_| false) {
+            return Err(ParallelError::Tied { param, other });
+        }
         let modules = inventory.modules();
         let named = patterns.iter().filter(|pattern| !pattern.matches(""));
         let present = [modules.clone(), inventory.paths()].concat();

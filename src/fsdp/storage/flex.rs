@@ -35,14 +35,17 @@ impl std::fmt::Debug for Slot {
 }
 
 impl Slot {
-    /// Moves `tensor` into a slot of its own; one without memory, or not of Flex, is given back.
-    pub(in crate::fsdp) fn place(tensor: DispatchTensor, source: Arc<dyn Refill>) -> Result<Arc<Self>, DispatchTensor> {
+    /// Moves `tensor` into a slot of its own; one without memory, or not of Flex, stays as it is.
+    pub(in crate::fsdp) fn place(
+        tensor: DispatchTensor,
+        source: Arc<dyn Refill>,
+    ) -> (DispatchTensor, Option<Arc<Self>>) {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         if shape.num_elements() == 0 || !matches!(tensor.kind, DispatchTensorKind::Flex(_)) {
-            return Err(tensor);
+            return (tensor, None);
         }
         let bytes = bytes(tensor);
-        Ok(Arc::new(Self {
+        let slot = Arc::new(Self {
             len: bytes.len(),
             forward: RwLock::new(Some(bytes)),
             again: OnceLock::new(),
@@ -50,7 +53,8 @@ impl Slot {
             dtype,
             source,
             thread: thread::current().id(),
-        }))
+        });
+        (slot.view(), Some(slot))
     }
 
     /// Takes back what forward gathered, under every view. On another thread than that of
@@ -247,7 +251,7 @@ mod tests {
 
     fn slot() -> (Arc<Source>, Arc<Slot>) {
         let source = Arc::new(Source::default());
-        let slot = Slot::place(values(), source.clone()).unwrap();
+        let slot = Slot::place(values(), source.clone()).1.unwrap();
         *source.slot.lock() = Arc::downgrade(&slot);
         (source, slot)
     }

@@ -12,8 +12,8 @@ use super::Refill;
 pub(in crate::fsdp) struct Slot(Infallible);
 
 impl Slot {
-    pub(in crate::fsdp) fn place(tensor: DispatchTensor, _: Arc<dyn Refill>) -> Result<Arc<Self>, DispatchTensor> {
-        Err(tensor)
+    pub(in crate::fsdp) fn place(tensor: DispatchTensor, _: Arc<dyn Refill>) -> (DispatchTensor, Option<Arc<Self>>) {
+        (tensor, None)
     }
 
     pub(in crate::fsdp) fn release(&self) {

@@ -8,3 +8,4 @@ mod modules;
 mod order;
 mod parity;
 pub mod support;
+mod views;
