@@ -17,11 +17,17 @@
 //! 2. A unit makes one all-gather in forward, one in backward if it was freed between, and one
 //!    reduce-scatter. It makes no other collective, but for HSDP's all-reduce of the reduced shards,
 //!    one all-reduce if it holds parameters placed `Replicate`, and one over the tensor-parallel
-//!    ranks if these have terms of its gradients ([`parallel`](crate::parallel), invariant 3).
+//!    ranks if these have terms of its gradients ([`parallel`](crate::parallel), invariant 3). A
+//!    reduction carries one number a parameter beside the gradients: whether the rank has used it.
 //! 3. Gradients are averages over all data-parallel ranks. On power-of-two groups data parallel,
 //!    FSDP and HSDP agree to the bit.
-//! 4. A parameter unused on a rank takes part in the reduction with zeros.
+//! 4. A parameter that some ranks do not use counts as zeros there; one that no rank uses has no
+//!    gradient, as without sharding.
 //! 5. A collective that fails unwinds the rank with the typed error.
+//! 6. Backward's collectives follow the order of forward, whatever the depth of a rank's graph: ranks
+//!    may have other batches, and use other weights. All-gathers for backward are issued when forward
+//!    leaves a unit, on a sequence of their own; reductions, on another, come in reverse order of
+//!    entry, those of units without a tracked input last, the outermost of these first.
 //!
 //! # What stays in memory
 //! Between forward and backward a freed unit holds its shards and nothing else, whatever the graph
@@ -31,6 +37,11 @@
 //! weight read outside its unit's scope is freed when the graph drops it, and so is the whole of a
 //! parallelized weight that is read by [`val`](burn::module::Param::val): to compute with the rank's
 //! part is what [`dtensor`](ParamExt::dtensor) is for.
+//!
+//! To keep that order a rank may have to hold gradients back. Inside a unit that encloses others it
+//! never does. Units that nothing encloses may belong to two losses, so parallel towers of them hold
+//! the gradients of one tower until the other is through: of 32 blocks beside 32, 11 more than where a
+//! unit encloses both. Write `unit` around the model.
 
 mod attach;
 mod clip;

@@ -1,45 +1,12 @@
-//! Live bytes of a sharded model, by a counting allocator: this binary has nothing else in it.
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard};
+//! A chain of blocks under a root unit, in every mode and with tensor-parallel ranks.
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor};
 use burn_dtensor::comm::World;
 use burn_dtensor::prelude::*;
 
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is the system allocator's; the counters do not touch the memory.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), SeqCst) + layout.size();
-        PEAK.fetch_max(live, SeqCst);
-        // SAFETY: the caller's contract is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), SeqCst);
-        // SAFETY: the caller's contract is passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// One measurement at a time: the counters are the process's.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
+use crate::live::{self, Measured, alone};
 
 const RANKS: usize = 2;
 const WIDTH: usize = 512;
@@ -109,74 +76,26 @@ fn shards(blocks: usize) -> usize {
     (blocks * BLOCK + TABLE) / RANKS
 }
 
-/// What one rank holds, above what it held before it had a model.
-#[derive(Debug, Clone, Copy)]
-struct Measured {
-    before: usize,
-    after_forward: usize,
-    peak_backward: usize,
-    after_backward: usize,
-}
-
 fn measure(blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> Measured {
     measure_on(1, blocks, checkpointing, reshard)
 }
 
 /// On two data-parallel ranks for each of `tp` tensor-parallel ones.
 fn measure_on(tp: usize, blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> Measured {
-    let ranks = RANKS * tp;
-    let measured = launch(Launch::threads(ranks), |world| {
-        let device = world.device().clone().autodiff();
-        let device = if checkpointing { device.gradient_checkpointing() } else { device };
-        let settle = |world: &World| {
-            world.barrier("measure")?;
-            let live = LIVE.load(SeqCst);
-            world.barrier("measured")?;
-            Ok::<_, Error>(live)
-        };
-        // What the matrix products allocate once a thread, and keep.
-        let warm = Net::new(1, &device);
-        drop(warm.forward(Tensor::<2, Int>::zeros([1, ROWS], &device)).sum().backward());
-        drop(warm);
-        let empty = settle(world)?;
+    let make = |world: &World, device: &Device| {
         let mesh = DeviceMesh::new(world, [RANKS, tp], ["shard", "tp"])?;
         let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard);
-        let mut model = Net::new(blocks, &device);
+        let mut model = Net::new(blocks, device);
         if tp > 1 {
             let plan = Plan::new().with("blocks.*.first", Style::colwise()).with("blocks.*.second", Style::rowwise());
             model = parallelize(model, &mesh.slice("tp")?, plan)?;
         }
-        let model = fully_shard(model, &mesh.slice("shard")?, config)?;
-        let mut last = None;
-        // The first step warms up what is allocated once.
-        for _ in 0..3 {
-            let before = settle(world)?;
-            let tokens = Tensor::<2, Int>::zeros([1, ROWS], &device);
-            let output = if tp > 1 { model.forward_parallel(tokens) } else { model.forward(tokens) };
-            let loss = output.sum();
-            let after_forward = settle(world)?;
-            if world.rank() == 0 {
-                PEAK.store(LIVE.load(SeqCst), SeqCst);
-            }
-            world.barrier("peak")?;
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            world.barrier("backward")?;
-            let peak_backward = PEAK.load(SeqCst);
-            let after_backward = settle(world)?;
-            drop(grads);
-            let rank = |live: usize| (live - empty) / ranks;
-            last = Some(Measured {
-                before: rank(before),
-                after_forward: rank(after_forward),
-                peak_backward: rank(peak_backward),
-                after_backward: rank(after_backward),
-            });
-            world.barrier("next")?;
-        }
-        Ok::<_, Error>(last.expect("three steps ran"))
+        fully_shard(model, &mesh.slice("shard")?, config)
+    };
+    live::measure(RANKS * tp, checkpointing, make, |net, device| {
+        let tokens = Tensor::<2, Int>::zeros([1, ROWS], device);
+        if tp > 1 { net.forward_parallel(tokens).sum() } else { net.forward(tokens).sum() }
     })
-    .unwrap();
-    measured[0]
 }
 
 /// Room for graph nodes, activations of two rows, and the ranks' own state: small against a unit.

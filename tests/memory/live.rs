@@ -1,0 +1,103 @@
+//! Live bytes, by a counting allocator.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard};
+
+use burn::module::Module;
+use burn::nn::LinearConfig;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+use burn_dtensor::comm::World;
+use burn_dtensor::prelude::*;
+
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is the system allocator's; the counters do not touch the memory.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), SeqCst) + layout.size();
+        PEAK.fetch_max(live, SeqCst);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), SeqCst);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One measurement at a time: the counters are the process's.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// What one rank holds, above what it held before it had a model.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured {
+    pub before: usize,
+    pub after_forward: usize,
+    pub peak_backward: usize,
+    pub after_backward: usize,
+}
+
+/// Three steps of the model that `make` distributes, on this many ranks; the last one is measured.
+pub fn measure<M: Module>(
+    ranks: usize,
+    checkpointing: bool,
+    make: impl Fn(&World, &Device) -> Result<M> + Sync,
+    loss: impl Fn(&M, &Device) -> Tensor<1> + Sync,
+) -> Measured {
+    let measured = launch(Launch::threads(ranks), |world| {
+        let device = world.device().clone().autodiff();
+        let device = if checkpointing { device.gradient_checkpointing() } else { device };
+        let settle = |world: &World| {
+            world.barrier("measure")?;
+            let live = LIVE.load(SeqCst);
+            world.barrier("measured")?;
+            Ok::<_, Error>(live)
+        };
+        // What the matrix products allocate once a thread, and keep.
+        let warm = LinearConfig::new(512, 512).init(&device);
+        drop(warm.forward(Tensor::<3>::ones([1, 2, 512], &device)).sum().backward());
+        drop(warm);
+        let empty = settle(world)?;
+        let model = make(world, &device)?;
+        let mut last = None;
+        // The first step warms up what is allocated once.
+        for _ in 0..3 {
+            let before = settle(world)?;
+            let loss = loss(&model, &device);
+            let after_forward = settle(world)?;
+            if world.rank() == 0 {
+                PEAK.store(LIVE.load(SeqCst), SeqCst);
+            }
+            world.barrier("peak")?;
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            world.barrier("backward")?;
+            let peak_backward = PEAK.load(SeqCst);
+            let after_backward = settle(world)?;
+            drop(grads);
+            let rank = |live: usize| (live - empty) / ranks;
+            last = Some(Measured {
+                before: rank(before),
+                after_forward: rank(after_forward),
+                peak_backward: rank(peak_backward),
+                after_backward: rank(after_backward),
+            });
+            world.barrier("next")?;
+        }
+        Ok::<_, Error>(last.expect("three steps ran"))
+    })
+    .unwrap();
+    measured[0]
+}
