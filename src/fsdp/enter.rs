@@ -52,7 +52,7 @@ use super::visit::{Visited, distributed_parameters};
 /// ranks only is an error, unless another unit encloses it.
 ///
 /// # Panics
-/// Unwinds with the typed [`Error`] if a collective fails; [`launch`](crate::comm::launch)
+/// Unwinds with the typed [`Error`](crate::Error) if a collective fails; [`launch`](crate::comm::launch)
 /// returns it.
 pub fn unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I) -> O) -> O
 where
