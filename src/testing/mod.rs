@@ -8,13 +8,15 @@
 //! ```
 //!
 //! A distributed tensor is held to its full value with [`assert_full_close`], an operator to burn's
-//! in every combination of layouts with [`prove`].
+//! in every combination of layouts with [`prove`]; [`graph_depth`] shows whether ranks are in step.
 //!
 //! The ranks are threads. Collectives run under a deadline, so a test that would hang fails.
 
 mod full;
+mod graph_depth;
 mod mesh_test;
 pub mod prove;
 
 pub use full::{assert_full_close, assert_full_eq};
+pub use graph_depth::{GraphDepth, graph_depth};
 pub use mesh_test::MeshTest;
