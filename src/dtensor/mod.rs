@@ -29,6 +29,11 @@
 //!    between, in [`Phase::Forward`](crate::comm::Phase::Forward) or
 //!    [`Phase::Backward`](crate::comm::Phase::Backward).
 //! 5. Without tracked gradients nothing is recorded, and an unchanged layout costs nothing.
+//! 6. Every rank records as many nodes of the autodiff graph, whatever the shape of its part: burn
+//!    runs backward by depth, and so all ranks run the collectives of backward in one order. A
+//!    program that puts its own ranks out of step, between [`to_local`](DTensor::to_local) and
+//!    [`from_local`](DTensor::from_local), gets [`CommError::Mismatch`](crate::comm::CommError::Mismatch):
+//!    the collectives carry the place that they were given in forward.
 
 mod check;
 mod create;

@@ -145,3 +145,18 @@ fn one_expression_is_compiled_for_both_kinds_of_tensor() {
     assert_eq!(report.operators[0].name, "kinds");
     assert_eq!(report.operators[1].possible, report.operators[1].tried + 32 * 32 - 200);
 }
+
+/// Values and gradients are right. Of 3 rows over 2 ranks, the second rank has one.
+#[test]
+fn a_rank_that_records_more_nodes_than_another_is_found() {
+    let local = |x: Tensor<2>, _: &Resolved| if x.dims()[0] == 1 { x.neg().neg() } else { x };
+    let report = proven(&[S(0)], |x| x, local);
+    let first = &report.wrong[0];
+    assert_eq!(first.combination.to_string(), "mesh [2]: x [3, 2] as [S(0)]");
+    assert_eq!(first.differences.iter().map(|difference| difference.what).collect::<Vec<_>>(), [What::Depth(0)]);
+    let text = report.to_string();
+    assert!(
+        text.contains("output 0 lies 2 nodes deep in the graph of rank 1, 0 nodes deep in that of rank 0"),
+        "{text}"
+    );
+}

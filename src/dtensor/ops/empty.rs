@@ -5,11 +5,11 @@
 //! rank's part alone is empty does not happen here: see
 //! [`takes_empty_parts`](super::Rule::takes_empty_parts).
 
-use burn::tensor::{Shape, Tensor, kind, module};
+use burn::tensor::{Shape, Tensor, kind};
 
 use super::Resolved;
 use crate::dtensor::Kind;
-use crate::dtensor::local::{as_float, reshape, zeros};
+use crate::dtensor::local::{as_float, zeros};
 
 /// Whether this rank's part of output `at` has no elements.
 pub(super) fn is_empty(op: &Resolved, at: usize) -> bool {
@@ -28,30 +28,6 @@ pub(super) fn blank<const D: usize, const O: usize, K: Kind>(
     }
     let zero = inputs.fold(nothing(as_float(first)), |zero, input| zero + nothing(as_float(input)));
     Tensor::from_dispatch(zero.expand::<O, _>(shape.clone()).into_dispatch())
-}
-
-/// `a @ b`, of tensors that may be empty.
-pub(super) fn matmul<const D: usize, K: Kind + kind::Numeric>(a: Tensor<D, K>, b: Tensor<D, K>) -> Tensor<D, K> {
-    if a.shape().num_elements() > 0 && b.shape().num_elements() > 0 {
-        return a.matmul(b);
-    }
-    // Either nothing comes out, or sums over nothing.
-    (a.sum_dim(D - 1) + b.sum_dim(D - 2)).mul_scalar(0)
-}
-
-/// `x @ weight + bias`, of tensors that may be empty.
-pub(super) fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
-    if x.shape().num_elements() > 0 && weight.shape().num_elements() > 0 {
-        return module::linear(x, weight, bias);
-    }
-    let mut row = [1; D];
-    row[D - 1] = weight.dims()[1];
-    let row = Shape::from(row);
-    let product = (x.sum_dim(D - 1) + reshape(weight.sum_dim(0), row.clone())).mul_scalar(0);
-    match bias {
-        Some(bias) => product + reshape(bias, row),
-        None => product,
-    }
 }
 
 /// Zero, as the contribution of `x` to what it has no part in.

@@ -16,7 +16,7 @@ use burn::tensor::Shape;
 
 use super::args::misfit;
 use super::placements::{AVG, R, S, SUM};
-use super::{RedistributePolicy, Resolved, Rule, Strategy, binary, empty, resolve, strategy, ternary};
+use super::{RedistributePolicy, Resolved, Rule, Strategy, binary, product, resolve, strategy, ternary};
 use crate::Result;
 use crate::dtensor::{DTensor, DTensorError};
 use crate::placement::Placement;
@@ -107,11 +107,11 @@ pub fn linear_with_input<const D: usize>(
 ) -> DTensor<D> {
     let rule = Linear { input };
     let Some(bias) = bias else {
-        return binary(&rule, x, weight, |x, weight, _| empty::linear(x, weight, None));
+        return binary(&rule, x, weight, |x, weight, _| product::linear(x, weight, None));
     };
     let product = resolve(&rule, &[&x.spec, &weight.spec]).unwrap_or_else(|error| error.unwind());
     let bias = as_term(rule.name(), bias, &product).unwrap_or_else(|error| error.unwind());
-    ternary(&rule, x, weight, bias, |x, weight, bias, _| empty::linear(x, weight, Some(bias)))
+    ternary(&rule, x, weight, bias, |x, weight, bias, _| product::linear(x, weight, Some(bias)))
 }
 
 /// `bias`, the third input of `operator`, as a term of the sums that `product` leaves.

@@ -14,7 +14,7 @@ use burn::tensor::{Shape, kind};
 use super::args::misfit;
 use super::placements::{AVG, R, S, SUM};
 use super::pointwise::broadcast;
-use super::{Rule, Strategy, binary, empty, strategy};
+use super::{Rule, Strategy, binary, product, strategy};
 use crate::Result;
 use crate::dtensor::{DTensor, Kind};
 
@@ -65,6 +65,6 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     /// [`matmul`](burn::tensor::Tensor::matmul): `[.., m, k] @ [.., k, n] -> [.., m, n]`.
     #[must_use]
     pub fn matmul(self, other: Self) -> Self {
-        binary(&Matmul, self, other, |a, b, _| empty::matmul(a, b))
+        binary(&Matmul, self, other, product::matmul)
     }
 }

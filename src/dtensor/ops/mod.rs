@@ -73,6 +73,10 @@
 //! rows must hold for uneven parts too; parts without elements are gathered first, unless the rule
 //! [takes them](Rule::takes_empty_parts). The all-`Replicate` row need not be listed.
 //!
+//! The local operator must record as many nodes of the autodiff graph for parts of any length, or
+//! ranks fall out of step in backward. Burn's own do, but for `matmul`, `linear` and `einsum`, which
+//! do something else for a length of 1; the prover compares the depths of all ranks' results.
+//!
 //! ```
 //! use burn::tensor::Shape;
 //! use burn_dtensor::Result;
@@ -133,6 +137,7 @@ mod args;
 mod empty;
 mod lookup;
 mod placements;
+mod product;
 mod rows;
 mod update;
 

@@ -14,7 +14,9 @@
 //! * the full value of every output, on every rank;
 //! * of every float input the gradient that each rank holds, against the true derivative by what
 //!   the rank holds (invariant 1 of [`dtensor`](crate::dtensor)), where the loss weighs every
-//!   element of every output differently.
+//!   element of every output differently;
+//! * of every output how [deep](super::graph_depth) in the autodiff graph its part lies: equally
+//!   deep on all ranks.
 //!
 //! Expected parts are cut and weighed from the unsharded result number by number, and the
 //! unsharded operator is burn's. A gradient that one rank has lost is wrong even of a part without

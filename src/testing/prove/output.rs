@@ -4,6 +4,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::Result;
 use crate::dtensor::{DTensor, Kind, as_float, is_tracked};
+use crate::testing::{GraphDepth, graph_depth};
 
 /// One output of an operator, whole.
 #[derive(Debug)]
@@ -13,6 +14,8 @@ pub struct Whole {
     pub(super) values: Vec<f64>,
     /// The same in the autodiff graph, if it is part of one.
     pub(super) tracked: Option<Tensor<1>>,
+    /// Of this rank's part.
+    pub(super) depth: GraphDepth,
 }
 
 /// What the operator of a [`Case`](super::Case) may return: a tensor or DTensor of any kind, or a
@@ -31,15 +34,16 @@ impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
         let values = self.to_data().iter::<f64>().collect();
         let elements = shape.num_elements();
         let tracked = is_tracked(&self).then(|| as_float(self).reshape([elements]));
-        Ok(vec![Whole { shape: shape.to_vec(), dtype, values, tracked }])
+        Ok(vec![Whole { shape: shape.to_vec(), dtype, values, tracked, depth: GraphDepth::default() }])
     }
 }
 
 impl<const D: usize, K: Kind> Outputs for DTensor<D, K> {
     fn wholes(self) -> Result<Vec<Whole>> {
         let shape = self.shape().to_vec();
-        let mut wholes = self.full_tensor()?.wholes()?;
-        wholes[0].shape = shape;
+        let (part, depth) = graph_depth(self);
+        let mut wholes = part.full_tensor()?.wholes()?;
+        (wholes[0].shape, wholes[0].depth) = (shape, depth);
         Ok(wholes)
     }
 }

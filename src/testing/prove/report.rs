@@ -80,6 +80,8 @@ pub enum What {
     Output(usize),
     /// The gradient of the input of this name, as some rank holds it.
     Gradient(&'static str),
+    /// How deep in the autodiff graph the parts of an output lie: not equally deep on all ranks.
+    Depth(usize),
     /// It did not come out at all.
     Failure,
 }
@@ -187,7 +189,7 @@ impl fmt::Display for Combination {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.what {
-            What::Output(at) => write!(f, "output {at} {}", self.how),
+            What::Output(at) | What::Depth(at) => write!(f, "output {at} {}", self.how),
             What::Gradient(input) => write!(f, "gradient of `{input}` {}", self.how),
             What::Failure => f.write_str(&self.how),
         }

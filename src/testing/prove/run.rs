@@ -31,6 +31,8 @@ struct Job {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Outcome {
     pub(super) redistributed: bool,
+    /// Of each output: how deep in the graph of this rank its part lies.
+    depths: Vec<Option<usize>>,
     pub(super) differences: Vec<Difference>,
 }
 
@@ -157,18 +159,30 @@ impl Board {
 
     /// What all ranks together have found: of each thing that differs the largest difference.
     fn outcome(&self, at: usize) -> Option<Outcome> {
-        let found = self.ranks.iter().filter_map(|rank| rank.outcomes.lock()[at].clone());
-        found.reduce(|mut all, one| {
+        let found = self.ranks.iter().enumerate().filter_map(|(rank, board)| {
+            let outcome = board.outcomes.lock()[at].clone()?;
+            Some((rank, outcome))
+        });
+        let (_, all) = found.reduce(|(first, mut all), (rank, one)| {
             all.redistributed |= one.redistributed;
-            for difference in one.differences {
+            let depths = all.depths.iter().zip(one.depths).enumerate();
+            let uneven = depths.filter(|(_, (known, depth))| *known != depth).map(|(output, (known, depth))| {
+                let nodes = |depth: Option<usize>| depth.map_or("not".into(), |depth| format!("{depth} nodes deep"));
+                let (depth, known) = (nodes(depth), nodes(*known));
+                let how = format!("lies {depth} in the graph of rank {rank}, {known} in that of rank {first}");
+                Difference { what: What::Depth(output), error: f64::INFINITY, how }
+            });
+            let differences: Vec<_> = uneven.chain(one.differences).collect();
+            for difference in differences {
                 match all.differences.iter_mut().find(|known| known.what == difference.what) {
                     Some(known) if known.error >= difference.error => {}
                     Some(known) => *known = difference,
                     None => all.differences.push(difference),
                 }
             }
-            all
-        })
+            (first, all)
+        })?;
+        Some(all)
     }
 }
 
@@ -232,7 +246,7 @@ impl Rank<'_> {
         if wholes.len() != truth.outputs.len() {
             let how = format!("{} outputs, must be {}", wholes.len(), truth.outputs.len());
             differences.push(Difference { what: What::Output(0), error: f64::INFINITY, how });
-            return Ok(Outcome { redistributed, differences });
+            return Ok(Outcome { redistributed, depths: Vec::new(), differences });
         }
         for (at, (found, expected)) in wholes.iter().zip(&truth.outputs).enumerate() {
             differences.extend(compare_outputs(found, expected, rank).map(|(error, how)| Difference {
@@ -253,7 +267,8 @@ impl Rank<'_> {
             let what = What::Gradient(input.name);
             differences.extend(difference.map(|(error, how)| Difference { what, error, how }));
         }
-        Ok(Outcome { redistributed, differences })
+        let depths = wholes.iter().map(|whole| whole.depth.get()).collect();
+        Ok(Outcome { redistributed, depths, differences })
     }
 }
 

@@ -4,6 +4,7 @@ mod distribute;
 mod factory;
 mod far;
 mod gradient;
+mod in_step;
 mod linear;
 mod loss;
 mod misuse;

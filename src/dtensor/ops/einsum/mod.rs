@@ -8,11 +8,15 @@
 //!
 //! A letter that one operand repeats is a diagonal, and stays whole.
 
+mod contract;
+
+use burn::backend::DispatchTensor;
 use burn::tensor::{Shape, Tensor, kind};
 use burn_einsum::{ELLIPSIS, parse};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
+use self::contract::Factor;
 use super::args::misfit;
 use super::placements::{AVG, R, S, SUM};
 use super::{Resolved, Rule, Strategy, empty, resolve, strategy};
@@ -151,7 +155,7 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> From<DTensor<D, K>> for 
 trait Operand<K: Kind + kind::Numeric>: std::fmt::Debug {
     fn spec(&self) -> &Arc<DTensorSpec>;
     /// The local operand.
-    fn enter(self: Box<Self>, op: &Resolved, at: usize) -> burn::tensor::EinsumOperand<K>;
+    fn enter(self: Box<Self>, op: &Resolved, at: usize) -> DispatchTensor;
     /// Zero, in its place in the graph.
     fn nothing(self: Box<Self>, op: &Resolved, at: usize) -> Tensor<1, K>;
 }
@@ -161,8 +165,8 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> Operand<K> for DTensor<D
         &self.spec
     }
 
-    fn enter(self: Box<Self>, op: &Resolved, at: usize) -> burn::tensor::EinsumOperand<K> {
-        DTensor::enter(*self, op, at).into()
+    fn enter(self: Box<Self>, op: &Resolved, at: usize) -> DispatchTensor {
+        DTensor::enter(*self, op, at).into_dispatch()
     }
 
     fn nothing(self: Box<Self>, op: &Resolved, at: usize) -> Tensor<1, K> {
@@ -203,6 +207,20 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
             let sum = operands.map(|(at, operand)| operand.nothing(&op, at)).reduce(|a, b| a + b).expect("an operand");
             return op.leave(0, empty::spread(sum, shape.clone()));
         }
-        op.leave(0, Tensor::einsum(equation, operands.map(|(at, operand)| operand.enter(&op, at))))
+        let shapes: Vec<Shape> = (0..operands.len()).map(|at| op.input(at).shape().clone()).collect();
+        let subscripts = rule.subscripts(&shapes).expect("the rule has read them");
+        let mut factors = operands.map(|(at, operand)| {
+            let axes = &subscripts.inputs[at];
+            let repeats = |dim| shapes[at][dim] == 1 && subscripts.len(axes[dim], &shapes) != Some(1);
+            Factor::new(operand.enter(&op, at), axes, repeats)
+        });
+        let first = factors.next().expect("there is an operand");
+        let product = factors.enumerate().fold(first, |product, (at, factor)| {
+            let to_come = &subscripts.inputs[at + 2..];
+            product.contract(factor, |axis| {
+                subscripts.output.contains(&axis) || to_come.iter().any(|axes| axes.contains(&axis))
+            })
+        });
+        op.leave(0, Tensor::from_dispatch(product.finish(&subscripts.output)))
     }
 }

@@ -1,0 +1,60 @@
+//! Local matrix products that record as many nodes on every rank.
+//!
+//! Burn's own look at the lengths they are given: one row, one matrix or a batch worth folding are
+//! other nodes of the graph. Of three rows over two ranks one has one row, and would fall out of
+//! step with the other in backward. These decide by global shapes, or always do the same.
+
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{Shape, Tensor, kind};
+
+use super::Resolved;
+use crate::dtensor::Kind;
+use crate::dtensor::local::reshape;
+
+/// `a @ b`, the inputs of `op`: `[.., m, k] @ [.., k, n]`.
+pub(super) fn matmul<const D: usize, K: Kind + kind::Numeric>(
+    a: Tensor<D, K>,
+    b: Tensor<D, K>,
+    op: &Resolved,
+) -> Tensor<D, K> {
+    if a.shape().num_elements() == 0 || b.shape().num_elements() == 0 {
+        // Either nothing comes out, or sums over nothing.
+        return (a.sum_dim(D - 1) + b.sum_dim(D - 2)).mul_scalar(0);
+    }
+    // Of vectors that all meet one matrix burn makes one product. What is one of the whole is one
+    // of every part.
+    if D > 2 && op.input(0).shape()[D - 2] == 1 && op.input(1).shape()[D - 3] == 1 {
+        return a.matmul(b);
+    }
+    Tensor::from_dispatch(matmul_of(a.into_dispatch(), b.into_dispatch()))
+}
+
+/// `a @ b`, one node.
+pub(super) fn matmul_of(a: DispatchTensor, b: DispatchTensor) -> DispatchTensor {
+    if a.dtype().is_float() { Dispatch::float_matmul(a, b) } else { Dispatch::int_matmul(a, b) }
+}
+
+/// `x @ weight + bias`, of `[.., d_in]`, `[d_in, d_out]` and `[d_out]`: one product of all rows.
+pub(super) fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    let [d_in, d_out] = weight.dims();
+    let mut shape = x.shape();
+    shape[D - 1] = d_out;
+    let rows = shape[..D - 1].iter().product();
+    let x: Tensor<2> = fold(x, Shape::new([rows, d_in]));
+    let product: Tensor<2> = if x.shape().num_elements() > 0 && d_out > 0 {
+        Tensor::from_dispatch(matmul_of(x.into_dispatch(), weight.into_dispatch()))
+    } else {
+        (x.sum_dim(1) + weight.sum_dim(0)).mul_scalar(0)
+    };
+    let output = match bias {
+        Some(bias) => product + reshape(bias, Shape::new([1, d_out])),
+        None => product,
+    };
+    fold(output, shape)
+}
+
+/// `x` with this shape: a node of the graph unless it has two dimensions before and after.
+fn fold<const D: usize, const O: usize>(x: Tensor<D>, shape: Shape) -> Tensor<O> {
+    if D == O { Tensor::from_dispatch(x.into_dispatch()) } else { reshape(x, shape) }
+}
