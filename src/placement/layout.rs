@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::{Placement, PlacementError, Placements, StridedLayout, StridedPlacement, chunk};
 
@@ -225,6 +225,37 @@ impl Layout {
             *slice = self.nested(slice.len(), cuts, coordinate);
         }
         slices
+    }
+
+    /// Of each tensor dimension the length of the shortest part that any rank has: 0 where one has
+    /// nothing of it. Under nested cuts that need not be the last rank:
+    ///
+    /// ```text
+    /// mesh (2, 3), [S(0), S(0)], a dim of 7:   | 0 1 | 2 3 | | 4 | 5 | 6 |
+    /// ```
+    ///
+    /// # Panics
+    /// If a shard's dimension is missing in `global`.
+    pub fn shortest(&self, global: &[usize]) -> Vec<usize> {
+        let mut shortest = global.to_vec();
+        for (dim, cuts) in self.orders() {
+            let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
+            // Pieces of one cut have three lengths at most: which leaves the shortest part is only
+            // known after the last cut.
+            let mut pieces: SmallVec<[usize; 4]> = smallvec![len];
+            for &cut in cuts {
+                let ranks = self.mesh_shape[cut];
+                let parts = |&len: &usize| {
+                    let full = len.div_ceil(ranks).max(1);
+                    [0, (len / full).min(ranks - 1), ranks - 1].map(|rank| chunk(len, ranks, rank).len())
+                };
+                pieces = pieces.iter().flat_map(parts).collect();
+                pieces.sort_unstable();
+                pieces.dedup();
+            }
+            shortest[dim] = pieces[0];
+        }
+        shortest
     }
 
     /// Where the shard at `coordinate` begins in each tensor dimension, as PyTorch reports it: for

@@ -51,6 +51,28 @@ fn shards_partition_the_tensor() {
     }
 }
 
+/// Against the parts of all ranks, on meshes up to 4 x 4 x 2 and in every order of cuts.
+#[test]
+fn the_shortest_part_is_that_of_some_rank_and_no_rank_has_a_shorter_one() {
+    let sizes = [1..=4, 1..=4, 1..=2];
+    let mut not_the_last = 0;
+    for mesh in sizes.into_iter().multi_cartesian_product() {
+        let placements = (0..3).map(|_| [Replicate, Shard(0), Shard(1)]).multi_cartesian_product();
+        for (placements, turn) in placements.cartesian_product((0..3).permutations(3)) {
+            let layout = Layout::in_turn(&mesh, &placements, &turn).unwrap();
+            let coordinates = mesh.iter().map(|&size| 0..size).multi_cartesian_product().collect_vec();
+            for len in 0..=40 {
+                let parts = coordinates.iter().map(|coordinate| layout.local_shape(&[len, 40 - len], coordinate));
+                let parts = parts.collect_vec();
+                let least = [0, 1].map(|dim| parts.iter().map(|part| part[dim]).min().unwrap());
+                assert_eq!(layout.shortest(&[len, 40 - len]), least, "{layout} on {mesh:?}, {len}");
+                not_the_last += usize::from(*parts.last().unwrap() != least);
+            }
+        }
+    }
+    assert!(not_the_last > 0);
+}
+
 #[test]
 fn layouts_are_told_apart_by_their_order() {
     let layout = |order: &[usize]| Layout::with_order(&[2, 2], &[Shard(1), Shard(1)], &[(1, order)]).unwrap();

@@ -151,9 +151,7 @@ fn scattered(operands: &[Operand<'_>], rows: &[&Strategy]) -> u64 {
 
 /// Whether `layout` leaves a rank without elements of a tensor that has some.
 fn leaves_a_rank_empty(shape: &Shape, layout: &Layout) -> bool {
-    // Chunks get no longer towards the last.
-    let last: Dims = layout.mesh_shape().iter().map(|size| size - 1).collect();
-    shape.num_elements() > 0 && layout.local_shape(shape, &last).contains(&0)
+    shape.num_elements() > 0 && layout.shortest(shape).contains(&0)
 }
 
 /// A value that is the same on all ranks of a mesh dimension varies where anything else on it is not.

@@ -1,6 +1,7 @@
 //! DTensor from outside. Tests name the invariants of `burn_dtensor::dtensor` they guard.
 
 mod distribute;
+mod empty_parts;
 mod factory;
 mod far;
 mod gradient;

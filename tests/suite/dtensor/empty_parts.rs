@@ -1,0 +1,75 @@
+//! A rank may have nothing of a tensor without being the last: 7 over 2 x 3 ranks, both cutting
+//! it, are 2, 2, 0 and 1, 1, 1.
+
+use burn::tensor::{Device, Tensor};
+use burn_dtensor::Result;
+use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::placement::Placement;
+use burn_dtensor::testing::graph_depth;
+
+use super::{R, S, on_mesh, ramp, values};
+
+/// A leaf of the whole, and one of this rank's part of it.
+fn leaves<const D: usize>(
+    shape: [usize; D],
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+) -> Result<(Tensor<D>, DTensor<D>)> {
+    let whole = || ramp(shape, 1.0, &Device::flex().autodiff()).require_grad();
+    Ok((whole(), DTensor::distribute_local(whole(), mesh, placements)?))
+}
+
+fn part<const D: usize>(gradient: Tensor<D>, x: &DTensor<D>) -> Vec<f32> {
+    let local = x.spec().local_shape();
+    let ranges: [_; D] = std::array::from_fn(|dim| x.spec().local_range(dim));
+    if local.num_elements() == 0 { Vec::new() } else { values(gradient.slice(ranges)) }
+}
+
+#[test]
+fn a_rank_in_the_middle_without_elements_spoils_no_reduction() {
+    for (mesh, len) in [([2, 3], 7), ([2, 4], 9), ([2, 4], 17), ([3, 3], 11)] {
+        on_mesh(&mesh, |_, mesh| {
+            let ones = || DTensor::<1>::ones([len], mesh, &[S(0), S(0)], mesh.device());
+            assert_eq!(values(ones()?.mean().full_tensor()?), [1.0]);
+            assert_eq!(values(ones()?.max().full_tensor()?), [1.0]);
+            assert_eq!(values(ones()?.min().full_tensor()?), [1.0]);
+            assert_eq!(values(ones()?.var_bias(0).full_tensor()?), [0.0]);
+            Ok(())
+        });
+    }
+}
+
+/// Operators that record nothing on a part without elements, which is why they get none.
+#[test]
+fn a_rank_in_the_middle_without_elements_stays_in_step() {
+    let depths = on_mesh(&[2, 3], |_, mesh| {
+        let ((x, own_x), (y, own_y)) = (leaves([7], mesh, &[S(0), S(0)])?, leaves([7, 2], mesh, &[S(0), S(0)])?);
+        let whole = x.clone().flip([0]).slice_fill([1..2], 0.0).square().sum() + y.clone().sort(1).triu(0).sum();
+        let expected = whole.clone().backward();
+        let (left, left_depth) = graph_depth(own_x.clone().flip([0]).slice_fill([1..2], 0.0));
+        let (right, right_depth) = graph_depth(own_y.clone().sort(1).triu(0));
+        let own = (left.square().sum() + right.sum()).full_tensor()?;
+        assert_eq!(values(own.clone()), values(whole));
+        let grads = own.backward();
+        assert_eq!(values(own_x.local().grad(&grads).unwrap()), part(x.grad(&expected).unwrap(), &own_x));
+        assert_eq!(values(own_y.local().grad(&grads).unwrap()), part(y.grad(&expected).unwrap(), &own_y));
+        Ok([left_depth, right_depth].map(|depth| depth.get().expect("backward has come by")))
+    });
+    assert_eq!(depths, [depths[0]; 6]);
+}
+
+/// Here no dimension is cut twice by the program.
+#[test]
+fn no_operator_makes_a_rank_without_elements_by_itself() {
+    on_mesh(&[2, 3], |_, mesh| {
+        let (x, own_x) = leaves([7, 1], mesh, &[R, S(1)])?;
+        assert_eq!(values(own_x.clone().mean().full_tensor()?), values(x.clone().mean()));
+        assert_eq!(values(own_x.max().full_tensor()?), values(x.max()));
+        let (x, own_x) = leaves([7, 5], mesh, &[R, S(1)])?;
+        let expected = x.clone().median(1).sum().backward();
+        let grads = own_x.clone().median(1).full_tensor()?.sum().backward();
+        assert_eq!(values(own_x.local().grad(&grads).unwrap()), part(x.grad(&expected).unwrap(), &own_x));
+        Ok(())
+    });
+}
