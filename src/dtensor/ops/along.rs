@@ -5,6 +5,8 @@
 //! | `S(d)`, `d` any other dimension | `S(d)` |
 //! | those of the operator's [`Table`] | its last column |
 
+use std::iter::repeat_n;
+
 use burn::tensor::{Int, Shape, Tensor};
 
 use super::placements::S;
@@ -54,10 +56,8 @@ impl Rule for Along {
 
     fn strategies(&self, inputs: &[Shape], _outputs: &[Shape]) -> Vec<Strategy> {
         let others = (0..inputs[0].num_dims()).filter(|&dim| dim != self.dim);
-        let to_all = |placement| std::iter::repeat_n(placement, self.outputs);
-        let cut = others.map(|dim| strategy([S(dim)], to_all(S(dim))));
-        let pending = self.table.iter().map(|(inputs, output)| strategy(inputs.iter().copied(), to_all(*output)));
-        cut.chain(pending).collect()
+        let cut = others.map(|dim| strategy([S(dim)], repeat_n(S(dim), self.outputs)));
+        cut.chain(self.table.rows(self.outputs)).collect()
     }
 }
 

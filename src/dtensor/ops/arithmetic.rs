@@ -16,16 +16,9 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         add: ADDITION,
         sub: SUBTRACTION,
         mul: BILINEAR,
+        div: LINEAR_IN_FIRST,
         remainder: NOTHING,
         powi: NOTHING,
-    }
-
-    /// Elementwise with broadcasting, as burn's [`div`](burn::tensor::Tensor::div). A quotient of
-    /// integers is rounded, so no pending reduction goes through it.
-    #[must_use]
-    pub fn div(self, other: Self) -> Self {
-        let table = if K::KIND == kind::Kind::Float { LINEAR_IN_FIRST } else { NOTHING };
-        zip(Pointwise::new("div", table), self, other, |a, b| a.div(b))
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! | from -> to | linear | increasing |
 //! |---|---|---|
-//! | Float -> a wider Float, Int -> Float | yes | yes |
+//! | Float -> a wider Float | yes | yes |
 //! | Float -> a narrower Float: rounds | no | yes |
+//! | Int -> Float: a sum of integers wraps around, and large ones are rounded | no | yes |
 //! | Float -> Int: rounds towards zero | no | yes |
 //! | Bool -> Int, Bool -> Float | | yes |
 //! | Int -> Int: a narrower type wraps around | no | no |
@@ -17,21 +18,21 @@ use super::pointwise::{INCREASING, NOTHING, Pointwise, Table, map};
 use crate::dtensor::{DTensor, Kind};
 
 /// Linear and increasing.
-const EMBEDDING: Table = &[(&[SUM], SUM), (&[AVG], AVG), (&[MAX], MAX), (&[MIN], MIN)];
+const EMBEDDING: Table = Table::new(&[(&[SUM], SUM), (&[AVG], AVG), (&[MAX], MAX), (&[MIN], MIN)]);
 
-const TO_FLOAT: Pointwise = Pointwise::new("cast", EMBEDDING);
+const WIDENED: Pointwise = Pointwise::new("cast", EMBEDDING);
 const ROUNDED: Pointwise = Pointwise::new("cast", INCREASING);
 const WITHIN_INT: Pointwise = Pointwise::new("cast", NOTHING);
 
 macro_rules! cast {
-    ($K:ident: $to_float:ident $otherwise:ident) => {
+    ($K:ident: $to_int:ident) => {
         /// The elements as another type, as burn's [`cast`](burn::tensor::Tensor::cast).
         #[must_use]
         pub fn cast<T: Cast<D, $K>>(self, dtype: T) -> DTensor<D, T::OutputKind>
         where
             T::OutputKind: Kind,
         {
-            let rule = if T::OutputKind::KIND == Float::KIND { $to_float } else { $otherwise };
+            let rule = if T::OutputKind::KIND == Float::KIND { ROUNDED } else { $to_int };
             map(rule, self, |x| x.cast(dtype))
         }
     };
@@ -46,7 +47,7 @@ impl<const D: usize> DTensor<D> {
     {
         let (from, to): (DType, DType) = (self.dtype(), dtype.into());
         let exact = to.is_float() && (to == from || to.size() > from.size());
-        map(if exact { TO_FLOAT } else { ROUNDED }, self, |x| x.cast(dtype))
+        map(if exact { WIDENED } else { ROUNDED }, self, |x| x.cast(dtype))
     }
 
     /// The integers towards zero, as burn's [`int`](burn::tensor::Tensor::int).
@@ -57,17 +58,17 @@ impl<const D: usize> DTensor<D> {
 }
 
 impl<const D: usize> DTensor<D, Int> {
-    cast!(Int: TO_FLOAT WITHIN_INT);
+    cast!(Int: WITHIN_INT);
 
     /// The numbers as floats, as burn's [`float`](burn::tensor::Tensor::float).
     #[must_use]
     pub fn float(self) -> DTensor<D> {
-        map(TO_FLOAT, self, |x| x.float())
+        map(ROUNDED, self, |x| x.float())
     }
 }
 
 impl<const D: usize> DTensor<D, Bool> {
-    cast!(Bool: TO_FLOAT ROUNDED);
+    cast!(Bool: ROUNDED);
 
     /// 1 where true and 0 where false, as burn's [`int`](burn::tensor::Tensor::int).
     #[must_use]
@@ -78,7 +79,7 @@ impl<const D: usize> DTensor<D, Bool> {
     /// 1 where true and 0 where false, as burn's [`float`](burn::tensor::Tensor::float).
     #[must_use]
     pub fn float(self) -> DTensor<D> {
-        map(TO_FLOAT, self, |x| x.float())
+        map(ROUNDED, self, |x| x.float())
     }
 }
 

@@ -55,7 +55,7 @@ pub fn embedding(weights: DTensor<2>, indices: DTensor<2, Int>) -> DTensor<3> {
         Some(range) => {
             let [batch, seq] = indices.dims();
             let along = |mask| reshape(mask, [batch, seq, 1].into());
-            lookup::look_up(weights, indices, &range, op, along, module::embedding)
+            lookup::look_up(weights, 0, indices, &range, op, along, module::embedding)
         }
         None => module::embedding(weights, indices),
     })

@@ -99,7 +99,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let dtype = self.dtype();
         let rule = Gather { dim, sums: !dtype.is_bool() };
         binary(&rule, self, indices, |x, indices, op| match lookup::part(op, 0, dim) {
-            Some(range) => lookup::look_up(x, indices, &range, op, |mask| mask, |x, indices| x.gather(dim, indices)),
+            Some(range) => {
+                lookup::look_up(x, dim, indices, &range, op, |mask| mask, |x, indices| x.gather(dim, indices))
+            }
             None => lookup::of_type(x.gather(dim, indices), dtype),
         })
     }
@@ -115,7 +117,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             }
             let local = |x: burn::tensor::Tensor<D, K>, indices| x.scatter(dim, indices, values, update);
             match lookup::part(op, 0, dim) {
-                Some(range) => lookup::update(x, dim, indices, &range, local),
+                Some(range) => lookup::update(x, dim, indices, &range, op, local),
                 None => local(x, indices),
             }
         })

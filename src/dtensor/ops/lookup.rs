@@ -7,12 +7,15 @@
 //! looked up, zeros for what is elsewhere     [0, x0, 0, x2]             [x4, 0, x7, 0]
 //! ```
 //!
-//! No row is moved, and no rank needs to know what the others hold. An index that no rank holds
-//! finds zeros. Updates go the other way: an extra row takes what is elsewhere, and is dropped.
+//! No row is moved, and no rank needs to know what the others hold. Updates go the other way: an
+//! extra row takes what is elsewhere, and is dropped.
+//!
+//! An index that no rank holds is none on any rank: it stays out of bounds, and burn's operator says
+//! what becomes of it, as on a tensor that is not cut (Flex refuses it).
 
 use std::ops::Range;
 
-use burn::tensor::{Bool, DType, Int, Shape, Tensor};
+use burn::tensor::{Bool, DType, Int, IntDType, Shape, Tensor};
 
 use super::Resolved;
 use super::empty::{blank, is_empty};
@@ -24,9 +27,10 @@ pub(super) fn part(op: &Resolved, at: usize, dim: usize) -> Option<Range<usize>>
     (range.len() < op.input(at).shape()[dim]).then_some(range)
 }
 
-/// Looks `indices` up in `x`, this rank's part `range` of the rows.
+/// Looks `indices` up in `x`, this rank's part `range` of the rows of dimension `dim`.
 pub(super) fn look_up<const D: usize, const I: usize, const O: usize, K: Kind>(
     x: Tensor<D, K>,
+    dim: usize,
     indices: Tensor<I, Int>,
     range: &Range<usize>,
     op: &Resolved,
@@ -36,7 +40,7 @@ pub(super) fn look_up<const D: usize, const I: usize, const O: usize, K: Kind>(
     if range.is_empty() || is_empty(op, 0) {
         return blank([x], op.output_shape(0));
     }
-    let (indices, elsewhere) = localize(indices, range, 0);
+    let (indices, elsewhere) = localize(indices, range, op.input(0).shape()[dim], 0);
     let shape: Shape = op.output_shape(0).clone();
     local(x, indices).mask_fill(spread(elsewhere).expand(shape), 0)
 }
@@ -56,23 +60,52 @@ pub(super) fn update<const D: usize, const I: usize, K: Kind>(
     dim: usize,
     indices: Tensor<I, Int>,
     range: &Range<usize>,
+    op: &Resolved,
     local: impl FnOnce(Tensor<D, K>, Tensor<I, Int>) -> Tensor<D, K>,
 ) -> Tensor<D, K> {
-    let (indices, _) = localize(indices, range, range.len());
+    let (indices, _) = localize(indices, range, op.input(0).shape()[dim], range.len());
     let mut extra = x.dims();
     extra[dim] = 1;
     let extra = Tensor::zeros(extra, (&x.device(), x.dtype()));
     local(Tensor::cat(vec![x, extra], dim), indices).slice_dim(dim, 0..range.len())
 }
 
-/// Indices within `range`, `other` for those elsewhere; and which these are.
+/// `indices` of `len` rows, as places in this rank's part `range` of them: `other` for those that
+/// are elsewhere, and which these are; out of bounds where no rank has them.
 fn localize<const I: usize>(
     indices: Tensor<I, Int>,
     range: &Range<usize>,
+    len: usize,
     other: usize,
 ) -> (Tensor<I, Int>, Tensor<I, Bool>) {
-    let (start, end) = (range.start as i64, range.end as i64);
-    let elsewhere = indices.clone().lower_scalar(start).bool_or(indices.clone().greater_equal_scalar(end));
-    let indices = indices.mask_fill(elsewhere.clone(), start + other as i64).sub_scalar(start);
-    (indices, elsewhere)
+    let indices = holding(indices, len);
+    let (elsewhere, nowhere) = (outside(&indices, range), outside(&indices, &(0..len)));
+    let local = moved(indices, &elsewhere, range.start, other);
+    (local.mask_fill(nowhere, len as i64), elsewhere)
+}
+
+/// `indices` counted from `start`, and `other` for those `elsewhere`: unsigned ones go no lower than 0.
+pub(super) fn moved<const I: usize>(
+    indices: Tensor<I, Int>,
+    elsewhere: &Tensor<I, Bool>,
+    start: usize,
+    other: usize,
+) -> Tensor<I, Int> {
+    indices.mask_fill(elsewhere.clone(), (start + other) as i64).sub_scalar(start as i64)
+}
+
+/// `indices` in a type that holds every index of `len` rows and what is outside: narrow ones would
+/// take a bound for another number, as bytes take 256 for 0.
+pub(super) fn holding<const I: usize>(indices: Tensor<I, Int>, len: usize) -> Tensor<I, Int> {
+    match len {
+        _ if len > i32::MAX as usize => indices.cast(IntDType::I64),
+        _ if indices.dtype().size() < 4 => indices.cast(IntDType::I32),
+        _ => indices,
+    }
+}
+
+/// Which indices are not in `range`.
+pub(super) fn outside<const I: usize>(indices: &Tensor<I, Int>, range: &Range<usize>) -> Tensor<I, Bool> {
+    let below = indices.clone().lower_scalar(range.start as i64);
+    below.bool_or(indices.clone().greater_equal_scalar(range.end as i64))
 }

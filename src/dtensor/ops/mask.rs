@@ -17,15 +17,15 @@ use super::pointwise::{Pointwise, Table, zip};
 use super::ternary;
 use crate::dtensor::{DTensor, Kind};
 
-const WHERE: Table = &[
+const WHERE: Table = Table::new(&[
     (&[SUM, R, SUM], SUM),
     (&[AVG, R, AVG], AVG),
     (&[MAX, R, MAX], MAX),
     (&[MIN, R, MIN], MIN),
     (&[PRODUCT, R, PRODUCT], PRODUCT),
-];
-const FILL: Table = &[(&[AVG, R], AVG), (&[MAX, R], MAX), (&[MIN, R], MIN)];
-const FILL_WITH_ZERO: Table = &[(&[SUM, R], SUM), (&[AVG, R], AVG), (&[MAX, R], MAX), (&[MIN, R], MIN)];
+]);
+const FILL: Table = Table::new(&[(&[AVG, R], AVG), (&[MAX, R], MAX), (&[MIN, R], MIN)]);
+const FILL_WITH_ZERO: Table = Table::new(&[(&[SUM, R], SUM), (&[AVG, R], AVG), (&[MAX, R], MAX), (&[MIN, R], MIN)]);
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// `value` where the mask is true, as burn's [`mask_where`](burn::tensor::Tensor::mask_where).

@@ -6,6 +6,7 @@
 //! | those of the operator's [`Table`] | its last column |
 
 use std::hash::{Hash, Hasher};
+use std::iter::repeat_n;
 
 use burn::tensor::{Shape, Tensor};
 
@@ -16,64 +17,97 @@ use crate::Result;
 use crate::dtensor::{DTensor, Kind};
 use crate::placement::Placement;
 
-/// Rows in which an operator goes through a pending reduction: inputs, output.
-pub type Table = &'static [(&'static [Placement], Placement)];
+/// A row of a [`Table`]: how inputs are placed, and the output.
+pub type Row = (&'static [Placement], Placement);
+
+/// Rows in which an operator goes through a pending reduction.
+#[derive(Debug, Clone, Copy)]
+pub struct Table {
+    always: &'static [Row],
+    of_floats: &'static [Row],
+}
+
+impl Table {
+    /// These rows.
+    pub const fn new(rows: &'static [Row]) -> Self {
+        Self { always: rows, of_floats: &[] }
+    }
+
+    /// And these for floats alone: where integers would wrap around, which keeps no order (of bytes
+    /// `max(0, 5) - 1` is 4, and `max(0 - 1, 5 - 1)` 255), or be rounded.
+    #[must_use]
+    pub const fn of_floats(self, rows: &'static [Row]) -> Self {
+        Self { of_floats: rows, ..self }
+    }
+
+    /// The rows, for an operator of `outputs` outputs that are placed alike.
+    pub(super) fn rows(self, outputs: usize) -> impl Iterator<Item = Strategy> {
+        let row = move |(inputs, output): &Row| strategy(inputs.iter().copied(), repeat_n(*output, outputs));
+        self.always.iter().map(row).chain(self.of_floats.iter().map(move |of_floats| row(of_floats).if_floats()))
+    }
+}
+
+/// The same rows, by address.
+impl PartialEq for Table {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.always, other.always) && std::ptr::eq(self.of_floats, other.of_floats)
+    }
+}
+
+impl Eq for Table {}
+
+impl Hash for Table {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.always.as_ptr().addr(), self.of_floats.as_ptr().addr()).hash(state);
+    }
+}
 
 /// Nothing goes through: pending reductions are reduced first.
-pub const NOTHING: Table = &[];
+pub const NOTHING: Table = Table::new(&[]);
 /// `f(a + b) = f(a) + f(b)`.
-pub const LINEAR: Table = &[(&[SUM], SUM), (&[AVG], AVG)];
+pub const LINEAR: Table = Table::new(&[(&[SUM], SUM), (&[AVG], AVG)]);
 /// `f(max(a, b)) = max(f(a), f(b))`.
 ///
 /// `f` and its derivative must be numbers of everything that ranks may hold, and what an extremum
 /// leaves out may be as far from it as it likes (a rank without elements holds an infinity): no
 /// number in one term is none in the result, and a gradient of zero times an infinite derivative
 /// is none either. Hence the two halves below.
-pub const INCREASING: Table = &[(&[MAX], MAX), (&[MIN], MIN)];
+pub const INCREASING: Table = Table::new(&[(&[MAX], MAX), (&[MIN], MIN)]);
 /// Increasing, and defined from some number on, as `log`.
-pub const INCREASING_FROM: Table = &[(&[MIN], MIN)];
+pub const INCREASING_FROM: Table = Table::new(&[(&[MIN], MIN)]);
 /// Increasing, and finite up to some number, as `exp`.
-pub const INCREASING_TO: Table = &[(&[MAX], MAX)];
+pub const INCREASING_TO: Table = Table::new(&[(&[MAX], MAX)]);
 /// `f(max(a, b)) = min(f(a), f(b))`.
-pub const DECREASING: Table = &[(&[MAX], MIN), (&[MIN], MAX)];
+pub const DECREASING: Table = Table::new(&[(&[MAX], MIN), (&[MIN], MAX)]);
 /// `x -> -x`.
-pub const NEGATION: Table = &[(&[SUM], SUM), (&[AVG], AVG), (&[MAX], MIN), (&[MIN], MAX)];
+pub const NEGATION: Table = LINEAR.of_floats(&[(&[MAX], MIN), (&[MIN], MAX)]);
 /// `x -> x + c`.
-pub const SHIFT: Table = &[(&[AVG], AVG), (&[MAX], MAX), (&[MIN], MIN)];
+pub const SHIFT: Table = Table::new(&[(&[AVG], AVG)]).of_floats(&[(&[MAX], MAX), (&[MIN], MIN)]);
 /// `x -> c - x`.
-pub const MIRROR: Table = &[(&[AVG], AVG), (&[MAX], MIN), (&[MIN], MAX)];
+pub const MIRROR: Table = Table::new(&[(&[AVG], AVG)]).of_floats(&[(&[MAX], MIN), (&[MIN], MAX)]);
 /// `a + b`.
-pub const ADDITION: Table = &[
-    (&[SUM, SUM], SUM),
-    (&[AVG, AVG], AVG),
-    (&[AVG, R], AVG),
-    (&[R, AVG], AVG),
-    (&[MAX, R], MAX),
-    (&[R, MAX], MAX),
-    (&[MIN, R], MIN),
-    (&[R, MIN], MIN),
-];
+pub const ADDITION: Table = Table::new(&[(&[SUM, SUM], SUM), (&[AVG, AVG], AVG), (&[AVG, R], AVG), (&[R, AVG], AVG)])
+    .of_floats(&[(&[MAX, R], MAX), (&[R, MAX], MAX), (&[MIN, R], MIN), (&[R, MIN], MIN)]);
 /// `a - b`.
-pub const SUBTRACTION: Table = &[
+pub const SUBTRACTION: Table = Table::new(&[
     (&[SUM, SUM], SUM),
     (&[AVG, AVG], AVG),
     (&[AVG, R], AVG),
     (&[R, AVG], AVG),
-    (&[MAX, R], MAX),
-    (&[R, MAX], MIN),
-    (&[MIN, R], MIN),
-    (&[R, MIN], MAX),
-];
+])
+.of_floats(&[(&[MAX, R], MAX), (&[R, MAX], MIN), (&[MIN, R], MIN), (&[R, MIN], MAX)]);
 /// `a * b`.
-pub const BILINEAR: Table = &[(&[SUM, R], SUM), (&[R, SUM], SUM), (&[AVG, R], AVG), (&[R, AVG], AVG)];
-/// `a / b`.
-pub const LINEAR_IN_FIRST: Table = &[(&[SUM, R], SUM), (&[AVG, R], AVG)];
+pub const BILINEAR: Table = Table::new(&[(&[SUM, R], SUM), (&[R, SUM], SUM), (&[AVG, R], AVG), (&[R, AVG], AVG)]);
+/// `x / c`. A quotient of integers is rounded.
+pub const QUOTIENT: Table = Table::new(&[]).of_floats(&[(&[SUM], SUM), (&[AVG], AVG)]);
+/// `a / b`. A quotient of integers is rounded.
+pub const LINEAR_IN_FIRST: Table = Table::new(&[]).of_floats(&[(&[SUM, R], SUM), (&[AVG, R], AVG)]);
 /// `max(a, b)`.
 pub const MAXIMUM: Table =
-    &[(&[MAX, MAX], MAX), (&[MAX, R], MAX), (&[R, MAX], MAX), (&[MIN, R], MIN), (&[R, MIN], MIN)];
+    Table::new(&[(&[MAX, MAX], MAX), (&[MAX, R], MAX), (&[R, MAX], MAX), (&[MIN, R], MIN), (&[R, MIN], MIN)]);
 /// `min(a, b)`.
 pub const MINIMUM: Table =
-    &[(&[MIN, MIN], MIN), (&[MIN, R], MIN), (&[R, MIN], MIN), (&[MAX, R], MAX), (&[R, MAX], MAX)];
+    Table::new(&[(&[MIN, MIN], MIN), (&[MIN, R], MIN), (&[R, MIN], MIN), (&[MAX, R], MAX), (&[R, MAX], MAX)]);
 
 /// The rule of a pointwise operator.
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +126,7 @@ impl Pointwise {
 /// The same table of the same operator, by address.
 impl PartialEq for Pointwise {
     fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self.name, other.name) && std::ptr::eq(self.table, other.table)
+        std::ptr::eq(self.name, other.name) && self.table == other.table
     }
 }
 
@@ -100,7 +134,7 @@ impl Eq for Pointwise {}
 
 impl Hash for Pointwise {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.name.as_ptr().addr(), self.table.as_ptr().addr()).hash(state);
+        (self.name.as_ptr().addr(), self.table).hash(state);
     }
 }
 
@@ -119,7 +153,7 @@ impl Rule for Pointwise {
 
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
         let mut rows = sharded(inputs, &outputs[0]);
-        rows.extend(self.table.iter().map(|(inputs, output)| strategy(inputs.iter().copied(), [*output])));
+        rows.extend(self.table.rows(1));
         rows
     }
 }

@@ -16,7 +16,6 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 
 use super::choose::{Choice, Dims, Operand, choose};
-use super::placements::AVG;
 use super::policy::RedistributePolicy;
 use super::rule::{Rule, Strategy};
 use crate::Result;
@@ -165,9 +164,8 @@ fn decide<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Resolved> {
     let shapes: Vec<Shape> = inputs.iter().map(|spec| spec.shape().clone()).collect();
     let output_shapes = rule.outputs(&shapes)?;
     let mut rows = rows(rule, &shapes, &output_shapes);
-    // Of integers an average is rounded, and only after the operator would be another number.
-    let rounded = |(placement, spec): (&Placement, &&Arc<DTensorSpec>)| *placement == AVG && !spec.dtype().is_float();
-    rows.retain(|row| !row.inputs.iter().zip(inputs).any(rounded));
+    let dtypes: Vec<DType> = inputs.iter().map(|spec| spec.dtype()).collect();
+    rows.retain(|row| row.takes(&dtypes));
     let operand = |spec: &&Arc<DTensorSpec>| (spec.layout().clone(), spec.shape().clone(), spec.dtype().size());
     let owned: Vec<_> = inputs.iter().map(operand).collect();
     let operands: Vec<_> =

@@ -3,9 +3,10 @@
 use std::fmt::Debug;
 use std::hash::Hash;
 
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
 use smallvec::SmallVec;
 
+use super::placements::AVG;
 use crate::Result;
 use crate::placement::Placement;
 
@@ -16,11 +17,17 @@ pub struct Strategy {
     pub(super) inputs: SmallVec<[Placement; 4]>,
     pub(super) outputs: SmallVec<[Placement; 2]>,
     pub(super) divides: Option<usize>,
+    pub(super) floats: bool,
 }
 
 /// The row `inputs -> outputs`.
 pub fn strategy(inputs: impl IntoIterator<Item = Placement>, outputs: impl IntoIterator<Item = Placement>) -> Strategy {
-    Strategy { inputs: inputs.into_iter().collect(), outputs: outputs.into_iter().collect(), divides: None }
+    Strategy {
+        inputs: inputs.into_iter().collect(),
+        outputs: outputs.into_iter().collect(),
+        divides: None,
+        floats: false,
+    }
 }
 
 impl Strategy {
@@ -30,6 +37,24 @@ impl Strategy {
     pub fn if_divides(mut self, len: usize) -> Self {
         self.divides = Some(len);
         self
+    }
+
+    /// Allows the row for pending reductions of floats only: integers are rounded, or wrap around,
+    /// which keeps no order.
+    #[must_use]
+    pub fn if_floats(mut self) -> Self {
+        self.floats = true;
+        self
+    }
+
+    /// Whether the row holds for inputs of these element types.
+    pub(super) fn takes(&self, dtypes: &[DType]) -> bool {
+        // Of integers an average is rounded, and only after the operator would be another number.
+        let exact = |(placement, dtype): (&Placement, &DType)| match placement {
+            Placement::Partial(_) if self.floats || *placement == AVG => dtype.is_float(),
+            _ => true,
+        };
+        self.inputs.iter().zip(dtypes).all(exact)
     }
 }
 

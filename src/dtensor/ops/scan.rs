@@ -15,9 +15,9 @@ use super::placements::{MAX, MIN, PRODUCT};
 use super::pointwise::{LINEAR, Table};
 use crate::dtensor::{DTensor, Kind};
 
-const PRODUCTS: Table = &[(&[PRODUCT], PRODUCT)];
-const MAXIMA: Table = &[(&[MAX], MAX)];
-const MINIMA: Table = &[(&[MIN], MIN)];
+const PRODUCTS: Table = Table::new(&[(&[PRODUCT], PRODUCT)]);
+const MAXIMA: Table = Table::new(&[(&[MAX], MAX)]);
+const MINIMA: Table = Table::new(&[(&[MIN], MIN)]);
 
 macro_rules! scan {
     ($($name:ident: $table:expr),* $(,)?) => {$(

@@ -98,7 +98,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             reshape(mask, shape.into())
         };
         binary(&rule, self, indices, |x, indices, op| match lookup::part(op, 0, dim) {
-            Some(range) => lookup::look_up(x, indices, &range, op, along, |x, indices| x.select(dim, indices)),
+            Some(range) => lookup::look_up(x, dim, indices, &range, op, along, |x, indices| x.select(dim, indices)),
             None => lookup::of_type(x.select(dim, indices), dtype),
         })
     }
@@ -120,7 +120,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             }
             let local = |x: Tensor<D, K>, indices| x.select_assign(dim, indices, values, update);
             match lookup::part(op, 0, dim) {
-                Some(range) => lookup::update(x, dim, indices, &range, local),
+                Some(range) => lookup::update(x, dim, indices, &range, op, local),
                 None => local(x, indices),
             }
         })

@@ -3,7 +3,7 @@
 use burn::tensor::{ElementConversion, kind};
 
 use super::pointwise::{
-    INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NOTHING, Pointwise, SHIFT, map, mapped,
+    INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NOTHING, Pointwise, QUOTIENT, SHIFT, map, mapped,
 };
 use crate::dtensor::{DTensor, Kind};
 
@@ -25,15 +25,9 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         add_scalar: SHIFT,
         sub_scalar: SHIFT,
         mul_scalar: LINEAR,
+        div_scalar: QUOTIENT,
         remainder_scalar: NOTHING,
         powi_scalar: NOTHING,
-    }
-
-    /// Elementwise, as burn's [`div_scalar`](burn::tensor::Tensor::div_scalar).
-    #[must_use]
-    pub fn div_scalar<E: ElementConversion>(self, other: E) -> Self {
-        let table = if K::KIND == kind::Kind::Float { LINEAR } else { NOTHING };
-        map(Pointwise::new("div_scalar", table), self, |x| x.div_scalar(other))
     }
 }
 

@@ -6,7 +6,7 @@
 //! | assign, not of sum and product | `P(op)`, `R` | `R`, `P(op)` | `P(op)` |
 //! | add | `P(sum)` | `P(sum)` | `P(sum)` |
 //! | add | `P(avg)`, `R` | `P(avg)`, `R` | `P(avg)` |
-//! | add | `P(max)`, `P(min)` | `R` | that of `x` |
+//! | add, of floats | `P(max)`, `P(min)` | `R` | that of `x` |
 //! | mul | `P(sum)`, `P(avg)` | `R` | that of `x` |
 //! | mul | `P(product)` | `P(product)` | `P(product)` |
 //! | max | `P(max)`, `R` | `P(max)`, `R` | `P(max)` |
@@ -49,5 +49,10 @@ pub(super) fn rows(update: IndexingUpdateOp) -> impl Iterator<Item = Strategy> {
         IndexingUpdateOp::Max => MAXIMUM,
         IndexingUpdateOp::Min => MINIMUM,
     };
-    table.iter().map(|&[x, values, output]| strategy([x, R, values], [output]))
+    // An order is kept by a sum only where it does not wrap around.
+    let ordered = move |x| update == IndexingUpdateOp::Add && [MAX, MIN].contains(&x);
+    table.iter().map(move |&[x, values, output]| {
+        let row = strategy([x, R, values], [output]);
+        if ordered(x) { row.if_floats() } else { row }
+    })
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Float, Int, Shape, Tensor};
 
 use super::super::args::misfit;
+use super::super::lookup::holding;
 use super::super::placements::{MAX, R, S, SUM};
 use super::super::{Resolved, Rule, Strategy, empty, resolve, strategy};
 use super::targets::Targets;
@@ -97,9 +98,10 @@ impl CrossEntropyLoss {
         let (scores, targets) = (scores.enter(&op, 0), targets.enter(&op, 1));
         let strategy = scores.gradient_checkpointing_strategy();
         let rows = Shape::new([targets.shape().num_elements()]);
+        let classes = op.input(0).shape()[D - 1];
         let targets = Targets {
-            indices: associate(reshape::<T, 1, Int>(targets, rows).inner(), strategy),
-            classes: op.input(0).shape()[D - 1],
+            indices: associate(holding(reshape::<T, 1, Int>(targets, rows).inner(), classes), strategy),
+            classes,
             weights: self.weights.as_ref().map(|weights| associate(weights.clone().cast(scores.dtype()), strategy)),
             ignored: self.ignore_index,
         };

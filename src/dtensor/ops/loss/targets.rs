@@ -2,9 +2,11 @@
 
 use burn::tensor::{Bool, Int, Tensor};
 
+use super::super::lookup::{moved, outside};
 use crate::dtensor::local::zeros;
 
-/// Class indices of this rank's samples, flat.
+/// Class indices of this rank's samples, flat, in a type that
+/// [holds](super::super::lookup::holding) every class.
 pub(super) struct Targets {
     pub(super) indices: Tensor<1, Int>,
     /// How many classes there are on all ranks.
@@ -22,9 +24,9 @@ impl Targets {
         if classes == 0 {
             return scores.sum_dim(1);
         }
-        let indices = self.indices.clone().sub_scalar(start as i64).reshape([samples, 1]);
-        let elsewhere = outside(indices.clone(), classes);
-        scores.gather(1, indices.clamp(0, classes as i64 - 1)).mask_fill(elsewhere, 0)
+        let elsewhere = outside(&self.indices, &(start..start + classes));
+        let indices = moved(self.indices.clone(), &elsewhere, start, 0);
+        scores.gather(1, indices.reshape([samples, 1])).mask_fill(elsewhere.reshape([samples, 1]), 0)
     }
 
     /// The weight of each target's class, if classes have weights.
@@ -65,10 +67,6 @@ impl Targets {
 
     /// Which samples have a target that is no class.
     pub(super) fn invalid(&self) -> Tensor<1, Bool> {
-        outside(self.indices.clone(), self.classes)
+        outside(&self.indices, &(0..self.classes))
     }
-}
-
-fn outside<const D: usize>(indices: Tensor<D, Int>, len: usize) -> Tensor<D, Bool> {
-    indices.clone().lower_scalar(0).bool_or(indices.greater_equal_scalar(len as i64))
 }
