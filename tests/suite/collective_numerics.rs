@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Communicator, Launch, ReduceOp, Sharded, World, launch};
 use half::{bf16, f16};
@@ -207,5 +207,34 @@ fn an_uneven_model_is_reduced_on_128_ranks() {
             }
             Ok(())
         });
+    }
+}
+
+/// Of narrow integers too: the sum is as wide as it has to be.
+#[test]
+fn an_average_of_integers_does_not_wrap_around() {
+    // Two numbers near either end of the type, and one in the middle.
+    const TYPES: [(DType, i64, i64); 6] = [
+        (DType::I8, i8::MIN as i64, i8::MAX as i64),
+        (DType::U8, 0, u8::MAX as i64),
+        (DType::I16, i16::MIN as i64, i16::MAX as i64),
+        (DType::U16, 0, u16::MAX as i64),
+        (DType::I32, i32::MIN as i64, i32::MAX as i64),
+        (DType::U32, 0, u32::MAX as i64),
+    ];
+    for ranks in [2, 3, 5] {
+        for (dtype, least, most) in TYPES {
+            let own = |rank: usize| [most - rank as i64, least + rank as i64, (least + most) / 2 + 3 * rank as i64];
+            let average = |at: usize| (0..ranks).map(|rank| own(rank)[at]).sum::<i64>() / ranks as i64;
+            run(ranks, |world| {
+                let data = TensorData::new(own(world.rank()).to_vec(), [3]);
+                let wide = (world.device(), DType::I64);
+                let tensor = Tensor::<1, Int>::from_data(data, wide).cast(dtype).into_dispatch();
+                let reduced = world.all().all_reduce("avg".into(), vec![tensor], ReduceOp::Avg).wait()?.remove(0);
+                let found: Vec<i64> = Tensor::<1, Int>::from_dispatch(reduced).into_data().iter::<i64>().collect();
+                assert_eq!(found, [0, 1, 2].map(average), "{dtype:?} on {ranks} ranks");
+                Ok(())
+            });
+        }
     }
 }

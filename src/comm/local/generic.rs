@@ -46,7 +46,7 @@ pub(super) fn reduce(sources: &[&DispatchTensor], ranges: &Ranges, op: ReduceOp,
     } else if dtype.is_bool() {
         with_rank!(rank, D => reduce_bool::<D>(blocks(sources, ranges, device), op).into_dispatch())
     } else {
-        with_rank!(rank, D => reduce_numeric::<D, Int>(blocks(sources, ranges, device), op).into_dispatch())
+        with_rank!(rank, D => reduce_int::<D>(blocks(sources, ranges, device), dtype, op).into_dispatch())
     }
 }
 
@@ -81,6 +81,15 @@ fn block<const D: usize, K: Basic>(tensor: &DispatchTensor, ranges: &Ranges, dev
 fn reduce_float<const D: usize>(blocks: Vec<Tensor<D>>, dtype: DType, op: ReduceOp) -> Tensor<D> {
     if matches!(dtype, DType::F16 | DType::BF16) {
         let blocks = blocks.into_iter().map(|block| block.cast(DType::F32)).collect();
+        return reduce_numeric(blocks, op).cast(dtype);
+    }
+    reduce_numeric(blocks, op)
+}
+
+/// Narrow integers are averaged in 64 bits, where their sum does not wrap around.
+fn reduce_int<const D: usize>(blocks: Vec<Tensor<D, Int>>, dtype: DType, op: ReduceOp) -> Tensor<D, Int> {
+    if op == ReduceOp::Avg && dtype.size() < 8 {
+        let blocks = blocks.into_iter().map(|block| block.cast(DType::I64)).collect();
         return reduce_numeric(blocks, op).cast(dtype);
     }
     reduce_numeric(blocks, op)
@@ -140,7 +149,12 @@ mod tests {
         } else if dtype.is_bool() {
             tensor.greater_scalar(0.0).into_dispatch()
         } else {
-            tensor.int().cast(dtype).into_dispatch()
+            // So large that sums and products of bytes wrap around, and none of 64 bits, where burn
+            // multiplies: a debug build checks those.
+            let scale = if dtype.size() < 8 { 31 } else { 1 };
+            let ints = tensor.mul_scalar(scale).int();
+            let ints = if dtype.is_uint() { ints.abs() } else { ints };
+            ints.cast(dtype).into_dispatch()
         }
     }
 
@@ -157,7 +171,8 @@ mod tests {
 
     fn dtypes(device: &Device) -> Vec<DType> {
         let bool = random(0, DType::Bool(burn::tensor::BoolStore::Native), device).dtype();
-        vec![DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, bool]
+        let ints = [DType::I64, DType::I32, DType::I16, DType::I8, DType::U64, DType::U32, DType::U16, DType::U8];
+        [DType::F32, DType::F64, DType::F16, DType::BF16].into_iter().chain(ints).chain([bool]).collect()
     }
 
     #[test]

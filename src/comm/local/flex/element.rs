@@ -32,7 +32,7 @@ macro_rules! float_number {
 }
 
 macro_rules! int_number {
-    ($($int:ty: $wide:ty),*) => {$(
+    ($($int:ty),*) => {$(
         impl Number for $int {
             #[inline]
             fn plus(self, other: Self) -> Self { self.wrapping_add(other) }
@@ -43,13 +43,13 @@ macro_rules! int_number {
             #[inline]
             fn greatest(self, other: Self) -> Self { self.max(other) }
             #[inline]
-            fn over(self, count: usize) -> Self { (self as $wide / count as $wide) as Self }
+            fn over(self, count: usize) -> Self { self / count as Self }
         }
     )*};
 }
 
 float_number!(f32, f64);
-int_number!(i64: i64, i32: i64, i16: i64, i8: i64, u64: u64, u32: u64, u16: u64, u8: u64);
+int_number!(i64, u64);
 
 /// A stored element and the type it accumulates in.
 pub(super) trait Element: bytemuck::Pod + Send + Sync {
@@ -93,7 +93,48 @@ macro_rules! same_precision {
     )*};
 }
 
-same_precision!(f32, f64, i64, i32, i16, i8, u64, u32, u16, u8);
+same_precision!(f32, f64, i64, u64);
+
+/// In 64 bits, so that a sum does not wrap around before it is divided. Of sums and products the
+/// low bits are those of narrow arithmetic.
+macro_rules! narrow_int {
+    ($($int:ty: $wide:ty),*) => {$(
+        impl Element for $int {
+            type Sum = $wide;
+
+            #[inline]
+            fn widen<'a>(source: &'a [Self], scratch: &mut [$wide]) -> Option<&'a [$wide]> {
+                for (wide, narrow) in scratch.iter_mut().zip(source) {
+                    *wide = (*narrow).into();
+                }
+                None
+            }
+
+            #[inline]
+            fn append(
+                left: &[$wide],
+                right: &[$wide],
+                combine: impl Fn($wide, $wide) -> $wide,
+                out: &mut Vec<Self>,
+            ) {
+                out.extend(left.iter().zip(right).map(|(left, right)| combine(*left, *right) as Self));
+            }
+
+            #[inline]
+            fn append_pair(
+                left: &[Self],
+                right: &[Self],
+                combine: impl Fn($wide, $wide) -> $wide,
+                out: &mut Vec<Self>,
+            ) {
+                let pairs = left.iter().zip(right);
+                out.extend(pairs.map(|(left, right)| combine((*left).into(), (*right).into()) as Self));
+            }
+        }
+    )*};
+}
+
+narrow_int!(i32: i64, i16: i64, i8: i64, u32: u64, u16: u64, u8: u64);
 
 /// Elements converted at a time; the conversion instructions take 8.
 const LANES: usize = 64;
