@@ -1,6 +1,7 @@
 //! [`launch`]: runs one program on every rank.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -127,7 +128,17 @@ enum End<T> {
     Panicked(String),
 }
 
+thread_local! {
+    static IS_RANK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is the one that runs a rank's program.
+pub(crate) fn is_rank() -> bool {
+    IS_RANK.get()
+}
+
 fn run_program<T, E: Into<Error>>(program: impl Fn(&World) -> Result<T, E>, world: &World) -> End<T> {
+    IS_RANK.set(true);
     match catch_unwind(AssertUnwindSafe(|| program(world))) {
         Ok(Ok(value)) => End::Done(value),
         Ok(Err(error)) => End::Failed(error.into()),

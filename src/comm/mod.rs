@@ -40,6 +40,7 @@ mod world;
 pub use communicator::{Call, Communicator, Phase, ReduceOp, Sharded, TensorMeta};
 pub use error::CommError;
 pub use group::Group;
+pub(crate) use launch::is_rank;
 pub use launch::{Launch, LaunchError, RankReport, launch};
 pub use ledger::{Entry, Key, Ledger, Snapshot, Spent, Total};
 pub use op::{CollectiveId, Op};

@@ -30,6 +30,12 @@ pub enum DTensorError {
         /// The tensor's mesh.
         mesh: String,
     },
+    /// A seed was asked for on a thread that has no stream of seeds.
+    #[error(
+        "this thread is no rank's own and has no stream of seeds; call `random::seed` on it, with a seed that all \
+         ranks of a tensor give and no other thread has, or draw with `random::next_seed_on`"
+    )]
+    Unseeded,
     /// A local tensor does not have the shape that the global shape and layout give this rank.
     #[error(
         "the local tensor of rank {rank} has shape {local:?}, but a tensor of global shape \

@@ -83,7 +83,8 @@ impl<const D: usize> DTensor<D> {
 }
 
 impl<const D: usize> DTensor<D, Int> {
-    /// Random integers of `range`, as [`random`](DTensor::random) makes floats.
+    /// Random integers of `range`, as [`random`](DTensor::random) makes floats: each of 32 random bits. Of a
+    /// range of `n > 2^32` integers these reach 2^32, about `n / 2^32` apart.
     ///
     /// # Errors
     /// As [all factories](#factories), and [`DTensorError::Distribution`] for an empty range.

@@ -30,6 +30,8 @@ struct Inner {
     communicators: Vec<Arc<dyn Communicator>>,
     /// For a slice: the mesh it was sliced from.
     root: Option<DeviceMesh>,
+    /// Among the root's slices along the same dimensions.
+    index: usize,
 }
 
 impl DeviceMesh {
@@ -65,7 +67,17 @@ impl DeviceMesh {
         shape: impl AsRef<[usize]>,
         names: impl DimNames,
     ) -> Result<Self, MeshError> {
-        let (ranks, shape) = (ranks.into(), shape.as_ref());
+        Self::with_index(world, ranks.into(), shape.as_ref(), names, 0)
+    }
+
+    /// The mesh of `ranks`, made of a slice that has this [index](Self::slice_index).
+    pub(super) fn with_index(
+        world: &World,
+        ranks: Vec<usize>,
+        shape: &[usize],
+        names: impl DimNames,
+        index: usize,
+    ) -> Result<Self, MeshError> {
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
         validate(world, &ranks, shape, &names)?;
         let position = ranks.iter().position(|&rank| rank == world.rank());
@@ -78,7 +90,7 @@ impl DeviceMesh {
         }
         let (world, shape) = (world.clone(), SmallVec::from(shape));
         let hash = identity_hash(&ranks, &shape, &names);
-        Ok(Self(Arc::new(Inner { world, shape, names, ranks, hash, coordinate, communicators, root: None })))
+        Ok(Self(Arc::new(Inner { world, shape, names, ranks, hash, coordinate, communicators, root: None, index })))
     }
 
     /// The slice along `mesh_dims` (ascending) through `coordinate`, the caller's.
@@ -86,6 +98,8 @@ impl DeviceMesh {
         let shape: SmallVec<[usize; 3]> = mesh_dims.iter().map(|&dim| self.0.shape[dim]).collect();
         let names: Vec<String> = mesh_dims.iter().map(|&dim| self.0.names[dim].clone()).collect();
         let ranks = along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims);
+        let others = (0..self.ndim()).filter(|dim| !mesh_dims.contains(dim));
+        let index = others.fold(self.0.index, |index, dim| index * self.0.shape[dim] + coordinate[dim]);
         Self(Arc::new(Inner {
             world: self.0.world.clone(),
             hash: identity_hash(&ranks, &shape, &names),
@@ -95,6 +109,7 @@ impl DeviceMesh {
             coordinate: Some(mesh_dims.iter().map(|&dim| coordinate[dim]).collect()),
             communicators: mesh_dims.iter().map(|&dim| self.0.communicators[dim].clone()).collect(),
             root: Some(self.root().clone()),
+            index,
         }))
     }
 
@@ -169,6 +184,12 @@ impl DeviceMesh {
     /// The mesh this one was sliced from; itself, if it is no slice.
     pub fn root(&self) -> &Self {
         self.0.root.as_ref().unwrap_or(self)
+    }
+
+    /// Which of the slices that make up the whole this one is, by its position in the dimensions that
+    /// it lacks: 0 for a mesh that is no slice. Of (dp=2, tp=4), the `tp` slices have 0 and 1.
+    pub fn slice_index(&self) -> usize {
+        self.0.index
     }
 
     /// The world the mesh lies in.

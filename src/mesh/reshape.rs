@@ -14,7 +14,7 @@ impl DeviceMesh {
     pub fn flatten(&self, names: impl DimNames) -> Result<Self, MeshError> {
         let slice = self.slice(names)?;
         let name = slice.names().join("_");
-        Self::from_ranks(slice.world(), slice.ranks(), [slice.size()], [name])
+        Self::with_index(slice.world(), slice.ranks().to_vec(), &[slice.size()], [name], slice.slice_index())
     }
 
     /// The mesh with adjacent dimensions made one, called by their names joined with `_`: of
@@ -65,6 +65,6 @@ impl DeviceMesh {
         let (mut shape, mut all_names) = (self.shape().to_vec(), self.names().to_vec());
         shape.splice(dims.clone(), sizes.iter().copied());
         all_names.splice(dims, names.iter().cloned());
-        Self::from_ranks(self.world(), self.ranks(), shape, all_names)
+        Self::with_index(self.world(), self.ranks().to_vec(), &shape, all_names, self.slice_index())
     }
 }

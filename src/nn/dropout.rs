@@ -6,8 +6,9 @@ use super::DTensorForward;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{module, random};
 
-/// The mask depends on the calling rank's [stream of seeds](random::seed) and on the element's place in the
-/// whole tensor: it is the same on every mesh. As burn's own, it acts on tensors with autodiff only.
+/// The mask depends on the calling thread's [stream of seeds](random), on the slice that the tensor's mesh is,
+/// and on the element's place in the whole tensor: it is the same on every mesh, and data-parallel groups have
+/// masks of their own. As burn's own, it acts on tensors with autodiff only.
 impl<const D: usize> DTensorForward<DTensor<D>> for Dropout {
     type Output = DTensor<D>;
 
@@ -15,6 +16,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Dropout {
         if !self.training.is_enabled() || !x.local().is_autodiff() || self.prob == 0.0 {
             return x;
         }
-        module::dropout(x, self.prob, random::next_seed())
+        let seed = random::next_seed_on(x.spec().mesh());
+        module::dropout(x, self.prob, seed)
     }
 }

@@ -5,6 +5,7 @@ use burn::module::Module;
 use super::ParallelError;
 use super::plan::{Plan, Planned};
 use crate::Result;
+use crate::comm::Call;
 use crate::dtensor::DTensorSpec;
 use crate::fsdp::{Attachment, Inventory, TensorParallel, UnitParam, attach, make_units};
 use crate::mesh::DeviceMesh;
@@ -55,7 +56,9 @@ use crate::placement::Layout;
 /// ```
 ///
 /// # Collective
-/// Every rank of the mesh must call it with an equal model and plan.
+/// Every rank of the mesh must call it with an equal model and plan. If the mesh is a slice, so must
+/// every rank of the mesh that it was sliced from, with the model of its own slice: slices initialize
+/// their parameters in turn, the first of them first, so that runs that begin alike draw alike.
 ///
 /// # Errors
 /// [`ParallelError`] for a wrong mesh or plan, before any value moves;
@@ -77,5 +80,27 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         let UnitParam { path, spec, .. } = param.info();
         Attachment { path: path.clone(), cut: spec.clone(), param, again: false }
     });
-    attach(model, attachments, "parallelize", |param| ParallelError::NotMet { param }.into())
+    in_turn(mesh, || attach(model, attachments, "parallelize", |param| ParallelError::NotMet { param }.into()))
+}
+
+/// Runs `body` on one slice after another of the mesh that this one was sliced from.
+///
+/// The first ranks of several slices would else take from burn's one random state at once, and what
+/// each gets would be a matter of time.
+fn in_turn<T>(mesh: &DeviceMesh, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let root = mesh.root();
+    let slices = root.size() / mesh.size();
+    if slices == 1 {
+        return body();
+    }
+    let all = mesh.world().group(root.ranks())?;
+    let wait = |turns: usize| (0..turns).try_for_each(|_| all.barrier(Call::new("parallelize, in turn")).wait());
+    let turn = mesh.slice_index() % slices;
+    wait(turn)?;
+    let result = body();
+    // Where it failed too: the others wait for their turns.
+    match (result, wait(slices - turn)) {
+        (Ok(_), Err(error)) => Err(error.into()),
+        (result, _) => result,
+    }
 }

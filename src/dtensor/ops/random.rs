@@ -4,33 +4,39 @@
 //! and `i` alone. So replicas agree, shards differ, and a tensor has the same bits on every mesh
 //! and under every placement.
 //!
-//! Operators that take no seed draw one from the calling rank's stream, which [`seed`] starts.
-//! A program that is the same on all ranks draws the same seeds on all of them, without a word
-//! between ranks. It starts at seed 0.
+//! Operators that take no seed draw one from the calling thread's stream, which [`seed`] starts. A
+//! program that is the same on all ranks draws the same seeds on all of them, without a word
+//! between ranks. It starts at seed 0, and every other thread of a rank that runs operators at a
+//! stream of its own.
 //!
 //! Ranks along a data-parallel dimension that each make DTensors of their own, of their own part
-//! of the batch, are different programs in this sense: give each its own stream, and all ranks
-//! that share a DTensor the same one.
+//! of the batch, are different programs in this sense. Their DTensors live on slices of one mesh,
+//! and what operators draw depends on the [slice](crate::mesh::DeviceMesh::slice_index): such
+//! ranks draw different values, and those that share a DTensor the same. A mesh that was made by
+//! itself is no slice: give its ranks a seed of their own.
 //!
 //! ```
 //! use burn_dtensor::dtensor::ops::random;
-//! # let (step, dp_rank) = (3, 1);
+//! # let (step, model) = (3, 1);
 //! // At the start of a step, so that a resumed run draws what an uninterrupted one does.
-//! random::seed(random::fold_in(random::fold_in(42, step), dp_rank));
+//! random::seed(random::fold_in(random::fold_in(42, step), model));
 //! ```
 
 use std::cell::Cell;
 
 use burn::tensor::{Distribution, Shape, Tensor, TensorData};
 
+use crate::Error;
+use crate::comm;
 use crate::dtensor::factory::check_distribution;
 use crate::dtensor::philox::philox4x32;
 use crate::dtensor::random::{fill, float};
-use crate::dtensor::{DTensor, DTensorSpec};
+use crate::dtensor::{DTensor, DTensorError, DTensorSpec};
+use crate::mesh::DeviceMesh;
 
 thread_local! {
-    /// The stream's seed, and how many seeds were drawn from it.
-    static STREAM: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    /// The stream's seed, and how many seeds were drawn from it; none before it is seeded.
+    static STREAM: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
 }
 
 /// Numbers of one seed for different ends, by the last word of the counter. Elements have 0.
@@ -38,23 +44,60 @@ thread_local! {
 enum Purpose {
     Draw = 1,
     Fold = 2,
+    Thread = 3,
 }
 
-/// Starts the calling rank's stream of seeds anew.
+/// Starts the calling thread's stream of seeds anew.
 ///
 /// Every rank that holds a part of one DTensor must do so with the same seed.
 pub fn seed(seed: u64) {
-    STREAM.set((seed, 0));
+    STREAM.set(Some((seed, 0)));
 }
 
-/// The next seed of the calling rank's stream, for an operator or a factory that takes one.
+/// The next seed of the calling thread's stream, for an operator or a factory that takes one.
+///
+/// # Panics
+/// Unwinds with [`DTensorError::Unseeded`] on a thread that is no rank's own and that neither
+/// [`seed`] nor an operator has given a stream.
 pub fn next_seed() -> u64 {
-    let (seed, drawn) = STREAM.get();
-    STREAM.set((seed, drawn + 1));
+    let unseeded = || -> (u64, u64) { Error::from(DTensorError::Unseeded).unwind() };
+    next(of_rank().unwrap_or_else(unseeded))
+}
+
+/// [`next_seed`], as operators on tensors of `mesh` draw it: of its own for every
+/// [slice](DeviceMesh::slice_index) of a mesh.
+///
+/// # Panics
+/// Unwinds with [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
+pub fn next_seed_on(mesh: &DeviceMesh) -> u64 {
+    let seed = next(of_rank().unwrap_or_else(|| of_thread(mesh)));
+    match mesh.slice_index() {
+        0 => seed,
+        index => fold_in(seed, index as u64),
+    }
+}
+
+/// The stream that the calling thread has, or has as a rank's own.
+fn of_rank() -> Option<(u64, u64)> {
+    STREAM.get().or_else(|| comm::is_rank().then_some((0, 0)))
+}
+
+/// The stream of another thread of a rank. All ranks of the mesh run its operators in one order, so
+/// its new threads are the same on all of them.
+fn of_thread(mesh: &DeviceMesh) -> (u64, u64) {
+    let number = mesh.member("draw a seed on it").map_err(Error::from).and_then(|_| {
+        let ranks = mesh.world().group(mesh.ranks())?;
+        Ok(ranks.duplicate("threads").draw())
+    });
+    (derived(0, number.unwrap_or_else(|error| error.unwind()), Purpose::Thread), 0)
+}
+
+fn next((seed, drawn): (u64, u64)) -> u64 {
+    STREAM.set(Some((seed, drawn + 1)));
     derived(seed, drawn, Purpose::Draw)
 }
 
-/// A seed made of another and a number: a step, a layer, a data-parallel rank.
+/// A seed made of another and a number: a step, a layer, a replica.
 pub fn fold_in(seed: u64, number: u64) -> u64 {
     derived(seed, number, Purpose::Fold)
 }
@@ -82,15 +125,15 @@ pub(super) fn part<const D: usize>(
 
 impl<const D: usize> DTensor<D> {
     /// Random values in the shape, type and layout of this tensor, as burn's
-    /// [`random_like`](Tensor::random_like): drawn with the next seed of the rank's
+    /// [`random_like`](Tensor::random_like): drawn with the next seed of the thread's
     /// [stream](self). `R` where this tensor is a pending reduction.
     ///
     /// # Panics
     /// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution).
     #[must_use]
     pub fn random_like(&self, distribution: Distribution) -> Self {
-        check_distribution(distribution).unwrap_or_else(|error| crate::Error::from(error).unwind());
+        check_distribution(distribution).unwrap_or_else(|error| Error::from(error).unwind());
         let spec = self.reduced_spec();
-        Self::from_parts(part(distribution, next_seed(), &spec, &self.local, 1.0), spec)
+        Self::from_parts(part(distribution, next_seed_on(spec.mesh()), &spec, &self.local, 1.0), spec)
     }
 }

@@ -1,6 +1,8 @@
 //! Random values are the same on every mesh, to the bit.
 
+use burn::nn::DropoutConfig;
 use burn::tensor::{Device, Distribution, Tensor};
+use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::dtensor::ops::{module, random};
 use burn_dtensor::prelude::*;
 use itertools::Itertools;
@@ -109,4 +111,78 @@ fn a_probability_to_drop_is_below_one() {
         assert_eq!(values(module::dropout(x, 0.0, 0).to_local()), [1.0; 30]);
         Ok(())
     });
+}
+
+/// What dropout keeps of ones on the calling rank's slice called `tp`.
+fn kept(mesh: &DeviceMesh, placement: Placement) -> Result<Vec<u32>> {
+    let (slice, device) = (mesh.slice("tp")?, mesh.device().clone().autodiff());
+    let x = DTensor::<2>::ones(SHAPE, &slice, &[placement], &device)?;
+    Ok(bits(DropoutConfig::new(0.5).init().forward_dtensor(x).full_tensor()?))
+}
+
+/// Without a word about seeds: each group has rows of its own, and one tensor is one on its ranks.
+#[test]
+fn data_parallel_groups_drop_different_elements_and_the_ranks_of_one_the_same() {
+    let run = |shape: [usize; 2], placement| {
+        let masks = launch(Launch::threads(shape[0] * shape[1]), |world| {
+            kept(&DeviceMesh::new(world, shape, ["dp", "tp"])?, placement)
+        });
+        masks.unwrap_or_else(|error| panic!("{error}"))
+    };
+    let masks = run([3, 2], R);
+    let groups: Vec<_> =
+        masks.chunks(2).map(|group| group.iter().all_equal_value().expect("one mask a group")).collect();
+    assert!(groups.iter().all_unique(), "{groups:?}");
+    // However many ranks hold a group's tensor, and how.
+    assert_eq!(run([3, 2], S(1)), masks);
+    assert_eq!(run([3, 1], R), masks.iter().step_by(2).cloned().collect_vec());
+    // A mesh of one group is as one that is no slice.
+    let whole = on_mesh(&[2], |_, mesh| {
+        let x = DTensor::<2>::ones(SHAPE, mesh, &[S(0)], &mesh.device().clone().autodiff())?;
+        Ok(bits(DropoutConfig::new(0.5).init().forward_dtensor(x).full_tensor()?))
+    });
+    assert_eq!(&whole, &masks[..2]);
+}
+
+#[test]
+fn slices_of_slices_and_flattened_ones_are_told_apart() {
+    let found = launch(Launch::threads(12), |world| {
+        let mesh = DeviceMesh::new(world, [2, 3, 2], ["pp", "dp", "tp"])?;
+        let stage = mesh.slice(["dp", "tp"])?;
+        let flat = mesh.flatten(["dp", "tp"])?;
+        let tp = stage.slice("tp")?;
+        assert_eq!(tp.slice_index(), mesh.slice("tp")?.slice_index());
+        Ok::<_, Error>([mesh.slice_index(), stage.slice_index(), flat.slice_index(), tp.slice_index()])
+    });
+    let expected = (0..12).map(|rank| [0, rank / 6, rank / 6, rank / 2]).collect_vec();
+    assert_eq!(found.unwrap_or_else(|error| panic!("{error}")), expected);
+}
+
+/// Seeds of a thread are none of any other's, and those of one thread are the same on all ranks.
+#[test]
+fn every_thread_of_a_rank_draws_from_a_stream_of_its_own() {
+    let masks = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [1, 2], ["dp", "tp"])?;
+        let on_a_new_thread =
+            || std::thread::scope(|scope| scope.spawn(|| [kept(&mesh, R), kept(&mesh, R)]).join().expect("no panic"));
+        let [a, b] = on_a_new_thread();
+        let [c, d] = on_a_new_thread();
+        [kept(&mesh, R), a, b, kept(&mesh, R), c, d].into_iter().collect::<Result<Vec<_>>>()
+    });
+    let masks = masks.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(masks[0], masks[1]);
+    assert!(masks[0].iter().all_unique(), "{:?}", masks[0]);
+}
+
+#[test]
+fn a_seed_is_refused_on_a_thread_that_has_no_stream() {
+    let draw = || std::panic::catch_unwind(random::next_seed);
+    let refused = std::thread::spawn(draw).join().expect("caught").expect_err("no stream");
+    let error = refused.downcast::<Error>().expect("a typed error");
+    assert!(error.to_string().contains("call `random::seed` on it"), "{error}");
+    let seeded = std::thread::spawn(move || {
+        random::seed(0);
+        draw()
+    });
+    assert!(seeded.join().expect("caught").is_ok());
 }

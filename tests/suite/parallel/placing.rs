@@ -1,10 +1,12 @@
 //! Which rank holds what.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::module::Module;
+use burn::module::{Module, Param, ParamId};
 use burn::nn::{Initializer, LinearConfig, LinearLayout};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -154,6 +156,42 @@ fn values_are_the_first_ranks() {
         Ok(data.try_to_vec::<f32>().expect("f32"))
     });
     assert!(weights.iter().all(|weight| *weight == [10.0; 35]));
+}
+
+/// A lazy parameter takes its values from one state of the whole process, as burn's initializers do.
+#[test]
+fn groups_draw_in_turn_from_one_random_state() {
+    let run = || {
+        let state = Arc::new(AtomicUsize::new(0));
+        MeshTest::new([2, 2, 2], ["pp", "dp", "tp"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let lazy = |_| {
+                let state = state.clone();
+                let draw = move |device: &Device, _| {
+                    let drawn = state.fetch_add(1, Ordering::Relaxed);
+                    // Time for the others, if there is anything that they may do.
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    Tensor::full([2], drawn as f32, device).require_grad()
+                };
+                Param::uninitialized(ParamId::new(), draw, device.clone(), true, [2].into())
+            };
+            let model = Weights { weights: (0..4).map(lazy).collect() };
+            let stage = mesh.slice(["dp", "tp"])?;
+            let model = parallelize(model, &stage.slice("tp")?, Plan::new())?;
+            let first = |weight: &Param<Tensor<1>>| weight.val().into_data().iter::<f32>().next().expect("two");
+            Ok(model.weights.iter().map(first).collect::<Vec<_>>())
+        })
+    };
+    // Slice by slice, and parameter by parameter.
+    let expected: Vec<Vec<f32>> = (0..8).map(|rank| (0..4).map(|at| (rank / 2 * 4 + at) as f32).collect()).collect();
+    for _ in 0..3 {
+        assert_eq!(run(), expected);
+    }
+}
+
+#[derive(Module, Debug)]
+struct Weights {
+    weights: Vec<Param<Tensor<1>>>,
 }
 
 #[test]
