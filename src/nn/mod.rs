@@ -92,6 +92,18 @@ fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
     param.dtensor().unwrap_or_else(|error| error.unwind())
 }
 
+/// Runs a layer on `x` with `param`, whose style says where the layer brings its input and output.
+fn styled<const D: usize, const P: usize, const O: usize, K: Kind>(
+    param: &Param<Tensor<P>>,
+    x: DTensor<D, K>,
+    forward: impl FnOnce(DTensor<D, K>, DTensor<P>) -> DTensor<O>,
+) -> DTensor<O> {
+    let (style, value) = (param.style(), read(param));
+    let spec = value.spec().clone();
+    let x = bring(x, &spec, style.and_then(|style| style.input()));
+    bring(forward(x, value), &spec, style.and_then(|style| style.output()))
+}
+
 /// An activation where a style wants it, on the mesh of the layer's parameter.
 fn bring<const D: usize, K: Kind>(
     x: DTensor<D, K>,

@@ -1,12 +1,11 @@
 //! Normalization layers.
 
-use burn::module::{Param, ParamId};
+use burn::module::Param;
 use burn::nn::{GroupNorm, LayerNorm, RmsNorm};
 
-use super::{DTensorForward, bring, read};
+use super::{DTensorForward, read, styled};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::module;
-use crate::fsdp::ParamExt;
 
 /// Under sequence parallelism gamma and beta get a term of their gradient on every rank; all those
 /// of a unit are added up at once.
@@ -14,18 +13,16 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LayerNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        let (style, gamma) = (self.gamma.style(), read(&self.gamma));
-        let spec = gamma.spec().clone();
-        let x = bring(x, &spec, style.and_then(|style| style.input()));
-        let beta = self.beta.as_ref().map(read);
-        let y = module::layer_norm_by(x, gamma, beta, |x, gamma, beta| {
-            // burn keeps the layer's epsilon to itself: the layer computes, with what it is given.
-            let mut layer = self.clone();
-            layer.gamma = Param::initialized(ParamId::new(), gamma);
-            layer.beta = beta.map(|beta| Param::initialized(ParamId::new(), beta));
-            layer.forward(x)
-        });
-        bring(y, &spec, style.and_then(|style| style.output()))
+        styled(&self.gamma, x, |x, gamma| {
+            let beta = self.beta.as_ref().map(read);
+            module::layer_norm_by(x, gamma, beta, |x, gamma, beta| {
+                // burn keeps the layer's epsilon to itself: the layer computes, with what it is given.
+                let mut layer = self.clone();
+                layer.gamma = Param::initialized(layer.gamma.id, gamma);
+                layer.beta = layer.beta.zip(beta).map(|(own, beta)| Param::initialized(own.id, beta));
+                layer.forward(x)
+            })
+        })
     }
 }
 
@@ -34,11 +31,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for RmsNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        let (style, gamma) = (self.gamma.style(), read(&self.gamma));
-        let spec = gamma.spec().clone();
-        let x = bring(x, &spec, style.and_then(|style| style.input()));
-        let y = module::rms_norm(x, gamma, self.epsilon);
-        bring(y, &spec, style.and_then(|style| style.output()))
+        styled(&self.gamma, x, |x, gamma| module::rms_norm(x, gamma, self.epsilon))
     }
 }
 
@@ -47,7 +40,10 @@ impl<const D: usize> DTensorForward<DTensor<D>> for GroupNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        let gamma_beta = self.gamma.as_ref().map(read).zip(self.beta.as_ref().map(read));
-        module::group_norm(x, gamma_beta, self.num_groups, self.epsilon)
+        let normalized = |x, gamma_beta| module::group_norm(x, gamma_beta, self.num_groups, self.epsilon);
+        match (&self.gamma, &self.beta) {
+            (Some(gamma), Some(beta)) => styled(gamma, x, |x, gamma| normalized(x, Some((gamma, read(beta))))),
+            _ => normalized(x, None),
+        }
     }
 }

@@ -11,6 +11,7 @@ use burn::nn::{
 };
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor};
+use burn_dtensor::dtensor::Kind;
 use burn_dtensor::dtensor::ops::random;
 use burn_dtensor::nn::{MhaInput, MhaOutput};
 use burn_dtensor::parallel::ParallelError;
@@ -119,6 +120,41 @@ fn normalizations_equal_burns() {
     same!(LayerNormConfig::new(6).with_bias(false).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
     same!(RmsNormConfig::new(6).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
     same!(GroupNormConfig::new(2, 6).init(&device), [3, 6, 5], [Plan::new()]);
+}
+
+/// Whatever the layer: its style is what it goes by.
+#[test]
+fn every_layer_brings_its_input_and_output_as_its_style_says() {
+    let device = Device::flex();
+    fn brings<L: Module + ModuleDisplay + Sync, const D: usize, K: Kind, const E: usize>(
+        layer: L,
+        x: impl Fn(&Device) -> Tensor<D, K> + Sync,
+        forward: impl Fn(&L, DTensor<D, K>) -> DTensor<E> + Sync,
+    ) {
+        let _ = values(&Only { layer: layer.clone() }, None); // Draw now, on one thread.
+        MeshTest::new([2], ["tp"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let name = std::any::type_name::<L>();
+            let placed = |style| {
+                let model =
+                    parallelize(Only { layer: on_device(&layer, &device) }, mesh, Plan::new().with("layer", style))?;
+                let x = DTensor::distribute_local(x(&device), mesh, &[R])?;
+                Ok::<_, Error>(forward(&model.layer, x).placements().to_vec())
+            };
+            assert_eq!(placed(Style::placed(R))?, [R], "{name}, nothing said");
+            assert_eq!(placed(Style::placed(R).with_input(S(0)))?, [S(0)], "{name}, input");
+            assert_eq!(placed(Style::placed(R).with_output(S(1)))?, [S(1)], "{name}, output");
+            assert_eq!(placed(Style::placed(R).with_input(S(0)).with_output(R))?, [R], "{name}, both");
+            Ok(())
+        });
+    }
+    let floats = |device: &Device| tensor(3, [4, 6, 6], device);
+    brings(LinearConfig::new(6, 4).init(&device), floats, |layer, x| layer.forward_dtensor(x));
+    brings(LayerNormConfig::new(6).init(&device), floats, |layer, x| layer.forward_dtensor(x));
+    brings(RmsNormConfig::new(6).init(&device), floats, |layer, x| layer.forward_dtensor(x));
+    brings(GroupNormConfig::new(2, 6).init(&device), floats, |layer, x| layer.forward_dtensor(x));
+    let tokens = |device: &Device| Tensor::<2, Int>::zeros([4, 6], device);
+    brings(EmbeddingConfig::new(7, 6).init(&device), tokens, |layer, x| layer.forward_dtensor(x));
 }
 
 #[test]
