@@ -1,6 +1,6 @@
 //! What losses send, and what they say of odd targets.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::ops::loss::{CrossEntropyLossConfig, cross_entropy};
 use burn_dtensor::prelude::*;
@@ -69,4 +69,38 @@ fn an_ignored_target_need_not_be_a_class_and_others_must() {
         assert!((losses[2] - 0.440_189_7).abs() < 1e-6, "{losses:?}");
         Ok(())
     });
+}
+
+/// Of a sure prediction the loss is what the other classes have, which eight significant bits lose
+/// beside the one.
+#[test]
+fn half_precision_logits_have_the_loss_of_single_precision() {
+    const CLASSES: usize = 4096;
+    let targets = [5, 4000];
+    let logit = |row: usize, class: usize| if class == targets[row] as usize { 0.0 } else { -12.0 - 4.0 * row as f32 };
+    let logits: Vec<f32> = (0..2 * CLASSES).map(|at| logit(at / CLASSES, at % CLASSES)).collect();
+    let others = |row: usize| (CLASSES - 1) as f64 * (-12.0 - 4.0 * row as f64).exp();
+    let expected = (others(0).ln_1p() + others(1).ln_1p()) / 2.0;
+    for dtype in [DType::BF16, DType::F16] {
+        for placement in [R, S(0), S(1)] {
+            MeshTest::new([2], ["tp"]).run(|mesh| {
+                let device = mesh.device().clone().autodiff();
+                let data = TensorData::new(logits.clone(), [2, CLASSES]).convert_dtype(dtype);
+                let x = Tensor::<2>::from_data(data, (&device, dtype));
+                let x = DTensor::distribute_local(x, mesh, &[placement])?.require_grad();
+                let targets = Tensor::<1, Int>::from_ints(targets, &device);
+                let targets = DTensor::distribute_local(targets, mesh, &[R])?;
+                let loss = cross_entropy(x.clone(), targets.clone());
+                assert_eq!(loss.dtype(), dtype);
+                let loss = loss.full_tensor()?;
+                let found = loss.clone().into_scalar::<f64>();
+                // It is rounded: to a part of 256 of bf16.
+                assert!((found - expected).abs() < expected / 100.0, "{dtype:?} {placement}: {found} for {expected}");
+                let samples = CrossEntropyLossConfig::new().init(&device).forward_no_reduction(x.clone(), targets);
+                assert_eq!(samples.dtype(), dtype);
+                assert_eq!(x.local().grad(&loss.backward()).expect("a leaf").dtype(), dtype);
+                Ok(())
+            });
+        }
+    }
 }

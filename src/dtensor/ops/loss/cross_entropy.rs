@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Float, Int, Shape, Tensor};
+use burn::tensor::{Float, FloatDType, Int, Shape, Tensor};
 
 use super::super::args::misfit;
 use super::super::lookup::holding;
@@ -20,6 +20,8 @@ use crate::placement::{Layout, Placement, Placements};
 ///
 /// Scores may be sharded over classes, over any leading dimension, and over both on a mesh of
 /// more dimensions: the rows of [this module](super). Leading dimensions need not be flattened.
+///
+/// Half precision is computed in single, on a copy of the scores, and the loss rounded to it.
 ///
 /// A target that is neither a class nor ignored makes its loss NaN.
 #[derive(Debug, Clone)]
@@ -89,13 +91,16 @@ impl CrossEntropyLoss {
         targets: DTensor<T, Int>,
     ) -> DTensor<T> {
         let Samples { losses, spec, .. } = self.samples(scores, targets);
-        DTensor::from_parts(reshape(losses, spec.local_shape()), spec)
+        DTensor::from_parts(reshape(losses.cast(spec.dtype()), spec.local_shape()), spec)
     }
 
     fn samples<const D: usize, const T: usize>(&self, scores: DTensor<D>, targets: DTensor<T, Int>) -> Samples {
         let rule = Terms { count: 1 + usize::from(!self.log_probs) + usize::from(self.smoothing > 0.0) };
         let op = resolve(&rule, &[&scores.spec, &targets.spec]).unwrap_or_else(|error| error.unwind());
         let (scores, targets) = (scores.enter(&op, 0), targets.enter(&op, 1));
+        let dtype = scores.dtype();
+        // Half precision cannot hold a sum over many classes.
+        let scores = if dtype.size() < 4 { scores.cast(FloatDType::F32) } else { scores };
         let strategy = scores.gradient_checkpointing_strategy();
         let rows = Shape::new([targets.shape().num_elements()]);
         let classes = op.input(0).shape()[D - 1];
@@ -112,7 +117,7 @@ impl CrossEntropyLoss {
         let losses = self.losses(&op, scores, &targets).unwrap_or_else(|error| error.unwind());
         let shape = Shape::from(op.input(1).shape().to_vec());
         let layout = with_sums(op.output(0), R).expect("no reductions are left");
-        let spec = DTensorSpec::decided(op.input(0).mesh(), layout, shape, losses.dtype()).shared();
+        let spec = DTensorSpec::decided(op.input(0).mesh(), layout, shape, dtype).shared();
         Samples { losses, targets, spec }
     }
 
@@ -186,7 +191,7 @@ impl CrossEntropyLoss {
             // Replicated, and without gradients: no rank's own.
             Reduction::Mean => sum / total(targets.weight(&losses))?.full_tensor()?,
         };
-        total(loss)
+        total(loss.cast(spec.dtype()))
     }
 }
 
