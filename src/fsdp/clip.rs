@@ -30,12 +30,15 @@ impl NormType {
 }
 
 /// Scales all gradients down so that their joint norm is at most `max_norm`; returns the norm
-/// before scaling, equal on every rank.
+/// before scaling. A norm that is no number makes no gradient one, as in PyTorch.
+///
+/// Norms are taken in single precision, of double-precision gradients in double.
 ///
 /// The norm is that of the undistributed gradients, whatever each parameter's placement: a parameter
 /// is summed over the mesh dimensions that shard it, data-parallel or tensor-parallel, and counts
-/// once where ranks hold the same. Gradients of ignored parameters count as this rank has them:
-/// reduce them first, or norm and scale differ from rank to rank.
+/// once where ranks hold the same. It is equal on every rank if what ranks hold alike is equal to the bit,
+/// as reduced gradients are. Gradients of ignored parameters count as this rank has them: reduce them
+/// first, or norm and scale differ from rank to rank.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it. One all-reduce of a few numbers for each mesh
@@ -57,8 +60,9 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
     while let Some(group) = parts.iter().find_map(|part| part.groups.first().cloned()) {
         // All parts that this group shares travel together.
         let mut shared: Vec<_> = parts.iter_mut().filter_map(|part| Some((part.leave(&group)?, part))).collect();
-        let numbers: Vec<_> = shared.iter().map(|((), part)| part.norm as f32).collect();
-        let numbers = Tensor::<1>::from_data(numbers.as_slice(), &device).into_dispatch();
+        let numbers: Vec<_> = shared.iter().map(|((), part)| part.norm).collect();
+        let dtype = if shared.iter().any(|((), part)| part.double) { DType::F64 } else { DType::F32 };
+        let numbers = Tensor::<1>::from_data(numbers.as_slice(), (&device, dtype)).into_dispatch();
         let op = match norm {
             NormType::P(_) => ReduceOp::Sum,
             NormType::Inf => ReduceOp::Max,
@@ -66,13 +70,13 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
         let reduced = group.all_reduce(Call::new("clip_grad_norm"), vec![numbers], op).wait()?;
         let reduced = reduced.into_iter().next().expect("an all-reduce returns every tensor");
         let reduced = Tensor::<1>::from_dispatch(reduced).into_data();
-        for ((_, part), number) in shared.iter_mut().zip(reduced.iter::<f32>()) {
-            part.norm = number as f64;
+        for ((_, part), number) in shared.iter_mut().zip(reduced.iter::<f64>()) {
+            part.norm = number;
         }
     }
     let total = norm.finish(parts.into_iter().fold(0.0, |total, part| norm.join(total, part.norm)));
     let scale = max_norm / (total + 1e-6);
-    if scale < 1.0 {
+    if scale < 1.0 || scale.is_nan() {
         model.visit(&mut Scale { grads, scale });
     }
     Ok(total)
@@ -84,15 +88,16 @@ impl NormType {
         if tensor.shape().num_elements() == 0 {
             return 0.0;
         }
-        let magnitude = tensor.cast(DType::F32).abs();
+        let double = tensor.dtype() == DType::F64;
+        let magnitude = if double { tensor } else { tensor.cast(DType::F32) }.abs();
         let part = match self {
             Self::P(0.0) => magnitude.not_equal_elem(0.0).float().sum(),
             Self::P(1.0) => magnitude.sum(),
             Self::P(2.0) => (magnitude.clone() * magnitude).sum(),
-            Self::P(p) => magnitude.powf_scalar(p as f32).sum(),
+            Self::P(p) => magnitude.powf_scalar(p).sum(),
             Self::Inf => magnitude.max(),
         };
-        part.into_scalar::<f32>() as f64
+        part.into_scalar::<f64>()
     }
 
     fn join(self, a: f64, b: f64) -> f64 {
@@ -126,6 +131,8 @@ struct Part {
     groups: Groups,
     /// Those of the parameters.
     holders: Groups,
+    /// Whether one of them has double precision.
+    double: bool,
     norm: f64,
 }
 
@@ -153,9 +160,13 @@ impl ModuleVisitor for Measure<'_> {
         let same = |part: &&mut Part| {
             part.holders.len() == holders.len() && part.holders.iter().zip(&holders).all(|(a, b)| Arc::ptr_eq(a, b))
         };
+        let double = param.base().dtype() == DType::F64;
         match self.parts.iter_mut().find(same) {
-            Some(part) => part.norm = self.norm.join(part.norm, norm),
-            None => self.parts.push(Part { groups: holders.clone(), holders, norm }),
+            Some(part) => {
+                part.norm = self.norm.join(part.norm, norm);
+                part.double |= double;
+            }
+            None => self.parts.push(Part { groups: holders.clone(), holders, double, norm }),
         }
     }
 }

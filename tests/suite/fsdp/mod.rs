@@ -1,6 +1,7 @@
 //! `fully_shard`, against the unsharded model.
 
 mod behaviour;
+mod clip;
 mod collectives;
 mod failure;
 mod groups;
