@@ -58,7 +58,8 @@ elementwise! {
     threshold(threshold, value): only_if(value <= threshold, INCREASING),
     sigmoid(): INCREASING,
     log_sigmoid(): INCREASING,
-    hard_sigmoid(alpha, beta): only_if(alpha >= 0.0, INCREASING),
+    // Of an infinity, which a rank without elements holds, no slope at all makes no number.
+    hard_sigmoid(alpha, beta): only_if(alpha > 0.0, INCREASING),
     tanh(): INCREASING,
     tanhshrink(): INCREASING,
     hardtanh(min_val, max_val): INCREASING,

@@ -75,9 +75,10 @@ pub fn batch_norm<const D: usize>(
 pub struct BatchNormTrainOutput<const D: usize> {
     /// The normalized input: `[batch, channels, ..]`.
     pub output: DTensor<D>,
-    /// The batch's mean, detached: `[channels]`.
+    /// The mean of the whole batch, detached: `[channels]`, no pending reduction.
     pub mean: DTensor<1>,
-    /// The batch's variance without Bessel's correction, detached: `[channels]`.
+    /// The variance of the whole batch without Bessel's correction, detached: `[channels]`, no
+    /// pending reduction.
     pub variance: DTensor<1>,
 }
 
@@ -109,13 +110,19 @@ pub fn batch_norm_train<const D: usize>(
     let others: Vec<usize> = (0..D).filter(|&dim| dim != 1).collect();
     let mut a_channel = [1; D];
     a_channel[1] = channels;
-    let mean = input.clone().mean_dims(&others);
+    let mean = whole(input.clone().mean_dims(&others));
     let centered = input - mean.clone();
-    let variance = centered.clone().square().mean_dims(&others);
+    let variance = whole(centered.clone().square().mean_dims(&others));
     let normalized = centered / (variance.clone() + epsilon).sqrt();
     BatchNormTrainOutput {
         output: normalized * gamma.reshape(a_channel) + beta.reshape(a_channel),
         mean: mean.detach().reshape([channels]),
         variance: variance.detach().reshape([channels]),
     }
+}
+
+/// `statistics` of the whole batch, not this rank's terms of them.
+fn whole<const D: usize>(statistics: DTensor<D>) -> DTensor<D> {
+    let spec = statistics.reduced_spec();
+    statistics.redistribute_to(spec.layout()).unwrap_or_else(|error| error.unwind())
 }

@@ -171,3 +171,21 @@ fn a_variance_over_cut_rows_sends_no_rows() {
         Ok(())
     });
 }
+
+/// Running statistics are made of them, rank by rank.
+#[test]
+fn the_statistics_of_a_cut_batch_are_whole_on_every_rank() {
+    MeshTest::new([2], ["dp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let rows = Tensor::<2>::from_data([[1.0, 2.0], [3.0, 4.0], [8.0, 0.0]], &device);
+        let x = DTensor::distribute_local(rows, mesh, &[S(0)])?;
+        let vector = || DTensor::<1>::ones([2], mesh, &[R], &device);
+        let normalized = module::batch_norm_train(x, vector()?, vector()?, 1e-5);
+        for (found, expected) in [(normalized.mean, [4.0, 2.0]), (normalized.variance, [26.0 / 3.0, 8.0 / 3.0])] {
+            assert_eq!(found.placements(), [R]);
+            let found: Vec<f32> = found.to_local().into_data().iter::<f32>().collect();
+            assert!(found.iter().zip(expected).all(|(a, b): (&f32, f32)| (a - b).abs() < 1e-5), "{found:?}");
+        }
+        Ok(())
+    });
+}

@@ -16,6 +16,7 @@ pub fn cases() -> Vec<Case> {
         case!("log_sigmoid", (x: 2 = [3, 6]) => activation::log_sigmoid(x)),
         case!("hard_sigmoid", (x: 2 within(-4.0..4.0) = [3, 6]) => activation::hard_sigmoid(x, 0.2, 0.5)),
         case!("hard_sigmoid", (x: 2 within(-4.0..4.0) = [3, 2]) => activation::hard_sigmoid(x, -0.2, 0.5)),
+        case!("hard_sigmoid", (x: 2 = [3, 2]) => activation::hard_sigmoid(x, 0.0, 0.5)),
         case!("tanh", (x: 2 = [3, 6]) => activation::tanh(x)),
         case!("tanhshrink", (x: 2 = [3, 6]) => activation::tanhshrink(x)),
         case!("hardtanh", (x: 2 = [3, 6]) => activation::hardtanh(x, -1.0, 1.0)),
