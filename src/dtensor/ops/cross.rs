@@ -51,10 +51,10 @@ impl<const D: usize> DTensor<D> {
     }
 }
 
-impl<K: Kind + kind::Numeric + 'static> DTensor<1, K> {
+impl<K: Kind + kind::Numeric> DTensor<1, K> {
     /// The dot product of two vectors, as burn's [`dot`](burn::tensor::Tensor::dot).
     #[must_use]
     pub fn dot(self, other: Self) -> Self {
-        Self::einsum("i,i->", [self.into(), other.into()])
+        self.mul(other).sum()
     }
 }
