@@ -10,5 +10,7 @@ mod models;
 mod nn;
 mod parallel;
 mod prover;
+mod random_programs;
+mod random_trees;
 mod rules;
 mod testing;

@@ -17,7 +17,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// Burn's own are behind a feature.
-trait Norm {
+pub trait Norm {
     fn lp(self, p: f64, dims: &[usize]) -> Self;
 }
 
@@ -38,7 +38,7 @@ impl<const D: usize> Norm for DTensor<D> {
 impl<const D: usize> Norm for Tensor<D> {
     fn lp(self, p: f64, dims: &[usize]) -> Self {
         match p {
-            0.0 => self.not_equal_scalar(0.0).float().sum_dims(dims),
+            0.0 => self.clone().not_equal_scalar(0.0).float().cast(self.dtype()).sum_dims(dims),
             f64::INFINITY => self.abs().max_dims(dims),
             f64::NEG_INFINITY => self.abs().min_dims(dims),
             _ => self.abs().powf_scalar(p).sum_dims(dims).powf_scalar(1.0 / p),

@@ -14,7 +14,7 @@ mod embedding;
 mod expand;
 mod flip;
 mod gather;
-mod linalg;
+pub mod linalg;
 mod linear;
 mod loss;
 mod matmul;

@@ -1,0 +1,61 @@
+//! Random programs of operators: run sharded, each must give what it gives on ordinary tensors.
+//!
+//! The prover tries every operator alone, in all layouts. Programs try what comes of several:
+//! results laid out as no test's author would, gradients that meet, values shared or moved, leaves
+//! used again, and other meshes, shapes and dtypes than the prover's.
+//!
+//! A program has 5 to 20 operators on a mesh of up to 2 x 2 x 2 ranks. Its inputs come in any
+//! layout, and some of its results are redistributed. Compared are, on every rank: the global
+//! shape, the local shape, the dtype and the full value of every result; and the gradient of every
+//! leaf, also of one that holds terms of a reduction, by the true derivative.
+//!
+//! The programs of seeds 0, 1, .. are always the same. `RANDOM_PROGRAMS` says how many to run, and
+//! `RANDOM_PROGRAMS_FROM` the first seed. A failing program is made small and printed.
+
+#[macro_use]
+mod value;
+
+mod coverage;
+mod draft;
+mod layouts;
+mod operators;
+mod profile;
+mod program;
+mod run;
+mod shrink;
+
+use coverage::Coverage;
+
+/// How many programs run where the environment does not say.
+const PROGRAMS: u64 = 300;
+
+pub fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+#[test]
+fn random_programs_give_what_they_give_on_ordinary_tensors() {
+    let (first, count) = (setting("RANDOM_PROGRAMS_FROM", 0), setting("RANDOM_PROGRAMS", PROGRAMS));
+    let operators = operators::all();
+    let (mut coverage, mut failures) = (Coverage::default(), Vec::new());
+    for seed in first..first + count {
+        let program = draft::draw(seed, &operators);
+        coverage.add(&program);
+        if let Some(failure) = run::fails(&program) {
+            let (small, how) = shrink::shrink(program, failure, run::fails);
+            println!("{small}// {how}\n");
+            failures.push(seed);
+        }
+    }
+    println!("{coverage}");
+    assert!(failures.is_empty(), "programs of seeds {failures:?} failed");
+}
+
+/// The prover's list of operators is the programs' too.
+#[test]
+fn every_operator_that_is_proven_is_drawn() {
+    let drawn: Vec<_> = operators::all().iter().map(|operator| operator.name).collect();
+    let lacking: Vec<_> =
+        crate::rules::cases().iter().map(|case| case.name()).filter(|name| !drawn.contains(name)).collect();
+    assert!(lacking.is_empty(), "no program has {lacking:?}: give them entries in random_programs/operators");
+}

@@ -1,0 +1,118 @@
+//! Random trees of modules under `fully_shard`: they must train as the unsharded tree does.
+//!
+//! Chains and parallel towers, nested units, with and without a root unit, reads outside `unit`,
+//! frozen and tied parameters, weights that some or all ranks leave unused, batches of other sizes
+//! on other ranks, gradient checkpointing, HSDP, every policy of resharding. After some steps of
+//! SGD or AdamW every parameter, in double precision, is that of the unsharded tree, which is
+//! trained on the mean of all ranks' losses.
+//!
+//! `RANDOM_TREES` says how many to run, `RANDOM_TREES_FROM` the first seed. A failing plan is made
+//! small and printed.
+
+mod net;
+mod plan;
+
+use std::time::Duration;
+
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::Device;
+use burn_dtensor::Result;
+use burn_dtensor::comm::{Launch, launch};
+use burn_dtensor::fsdp::{full_model, fully_shard};
+use burn_dtensor::mesh::DeviceMesh;
+
+use crate::random_programs::setting;
+use net::{Net, values};
+use plan::Plan;
+
+/// How many trees run where the environment does not say.
+const TREES: u64 = 60;
+
+/// A step takes milliseconds.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Between sums in double precision in different orders. AdamW divides by roots of small squares.
+const TOLERANCE: f64 = 1e-9;
+
+const LEARNING_RATE: f64 = 0.05;
+
+#[test]
+fn random_trees_train_as_one_device_does() {
+    let (first, count) = (setting("RANDOM_TREES_FROM", 0), setting("RANDOM_TREES", TREES));
+    let mut failures = Vec::new();
+    for seed in first..first + count {
+        let plan = Plan::draw(seed);
+        if let Some(failure) = fails(&plan) {
+            let (small, how) = shrink(plan, failure);
+            println!("{small:#?}\n// {how}\n");
+            failures.push(seed);
+        }
+    }
+    assert!(failures.is_empty(), "trees of seeds {failures:?} failed");
+}
+
+/// Trains both ways; in words what differs, if anything does.
+fn fails(plan: &Plan) -> Option<String> {
+    let start = Net::new(plan, &Device::flex().autodiff());
+    let expected = values(&unsharded(plan, start.clone()));
+    let start = start.to_owned();
+    let trained = launch(Launch::threads(plan.ranks()).deadline(DEADLINE), |world| -> Result<_> {
+        let names = if plan.mesh.len() == 1 { vec!["shard"] } else { vec!["replicate", "shard"] };
+        let mesh = DeviceMesh::new(world, &plan.mesh, names)?;
+        let device = device(plan, world.device());
+        let mut net = fully_shard(start.on(&device), &mesh, plan.config())?;
+        let mut optimizer = optimizer(plan);
+        for step in 0..plan.steps {
+            let grads = net.loss(plan, world.rank(), step, &device).backward();
+            net = optimizer.step(LEARNING_RATE, net.clone(), GradientsParams::from_grads(grads, &net));
+        }
+        Ok(values(&full_model(&net)?))
+    });
+    let trained = match trained {
+        Ok(trained) => trained,
+        Err(error) => return Some(error.to_string()),
+    };
+    for (rank, found) in trained.iter().enumerate() {
+        for ((path, found), (_, expected)) in found.iter().zip(&expected) {
+            let off = |(found, expected): (&f64, &f64)| (found - expected).abs();
+            let furthest = found.iter().zip(expected).map(off).fold(0.0, f64::max);
+            if !(furthest <= TOLERANCE && found.len() == expected.len()) {
+                return Some(format!("`{path}` is off by {furthest:.1e} on rank {rank}"));
+            }
+        }
+    }
+    None
+}
+
+/// One device, trained on the mean of all ranks' losses.
+fn unsharded(plan: &Plan, net: Net) -> Net {
+    let device = device(plan, &Device::flex());
+    let (mut net, mut optimizer) = (net.on(&device), optimizer(plan));
+    for step in 0..plan.steps {
+        let losses = (0..plan.ranks()).map(|rank| net.loss(plan, rank, step, &device));
+        let loss = losses.reduce(|a, b| a + b).expect("a mesh has ranks") / plan.ranks() as f64;
+        net = optimizer.step(LEARNING_RATE, net.clone(), GradientsParams::from_grads(loss.backward(), &net));
+    }
+    net
+}
+
+fn device(plan: &Plan, device: &Device) -> Device {
+    let device = device.clone().autodiff();
+    if plan.checkpointing { device.gradient_checkpointing() } else { device }
+}
+
+fn optimizer(plan: &Plan) -> ModuleOptimizer {
+    if plan.adam { AdamWConfig::new().with_epsilon(1e-5).init() } else { SgdConfig::new().init() }
+}
+
+fn shrink(mut plan: Plan, mut how: String) -> (Plan, String) {
+    'again: loop {
+        for smaller in plan.smaller() {
+            if let Some(failure) = fails(&smaller) {
+                (plan, how) = (smaller, failure);
+                continue 'again;
+            }
+        }
+        return (plan, how);
+    }
+}

@@ -1,0 +1,151 @@
+//! [`Net`]: the modules of a plan, and their forward.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_dtensor::fsdp::unit;
+
+use super::plan::{Node, Plan};
+
+/// Neither even nor a multiple of the ranks: parts are uneven.
+const WIDTH: usize = 5;
+const WORDS: usize = 7;
+const SEQ: usize = 2;
+
+#[derive(Module, Debug)]
+pub struct Net {
+    table: Embedding,
+    tree: Tree,
+}
+
+#[derive(Module, Debug)]
+struct Tree {
+    layer: Linear,
+    children: Vec<Tree>,
+}
+
+impl Net {
+    /// In double precision; the values depend on the plan alone.
+    pub fn new(plan: &Plan, device: &Device) -> Self {
+        let net = Self { table: EmbeddingConfig::new(WORDS, WIDTH).init(device), tree: Tree::new(&plan.tree, device) };
+        net.map(&mut Fill { device: device.clone(), state: plan.seed })
+    }
+
+    /// A copy on `device`.
+    pub fn on(&self, device: &Device) -> Self {
+        self.clone().map(&mut Copy(device.clone()))
+    }
+
+    /// The loss of this rank's samples in this step.
+    pub fn loss(&self, plan: &Plan, rank: usize, step: usize, device: &Device) -> Tensor<1> {
+        let batch = plan.batches[rank];
+        let word = |at: usize| ((at * 5 + rank * 3 + step) % WORDS) as i64;
+        let words: Vec<i64> = (0..batch * SEQ).map(word).collect();
+        let words = Tensor::<2, Int>::from_data(TensorData::new(words, [batch, SEQ]), device);
+        let output = |net: &Self, words: Tensor<2, Int>| {
+            let x = net.table.forward(words);
+            let y = net.tree.forward(&plan.tree, x.clone(), &x, rank);
+            if plan.tied { y.matmul(net.table.weight.val().transpose().unsqueeze()) } else { y }
+        };
+        let y = if plan.scoped {
+            unit(self, Vec::<Tensor<3>>::new(), |net, _| output(net, words))
+        } else {
+            output(self, words)
+        };
+        let elements = y.shape().num_elements();
+        let weights: Vec<f64> = (0..elements).map(|at| 0.5 + (at % 7) as f64 / 7.0).collect();
+        let weights = Tensor::from_data(TensorData::new(weights, y.shape()), (device, DType::F64));
+        (y.tanh() * weights).mean()
+    }
+}
+
+impl Tree {
+    fn new(node: &Node, device: &Device) -> Self {
+        let layer = LinearConfig::new(WIDTH, WIDTH).init(device);
+        let layer = if node.frozen { layer.no_grad() } else { layer };
+        Self { layer, children: node.children.iter().map(|child| Self::new(child, device)).collect() }
+    }
+
+    /// `[batch, seq, width]` to the same; `captured` is what the whole tree was given.
+    fn forward(&self, node: &Node, x: Tensor<3>, captured: &Tensor<3>, rank: usize) -> Tensor<3> {
+        let body = |tree: &Self, mut x: Tensor<3>| {
+            if node.used.on(rank) {
+                let shape = x.dims();
+                x = if node.flat {
+                    tree.layer.forward(x.reshape([-1, WIDTH as i32])).reshape(shape)
+                } else {
+                    tree.layer.forward(x)
+                };
+            }
+            x = (0..node.tail).fold(x, |x, _| x.tanh());
+            if node.captures {
+                x = x + captured.clone();
+            }
+            let children = || tree.children.iter().zip(&node.children);
+            if node.chain {
+                return children().fold(x, |x, (tree, node)| tree.forward(node, x, captured, rank));
+            }
+            let towers = children().map(|(tree, node)| tree.forward(node, x.clone(), captured, rank));
+            towers.reduce(|a, b| a + b).unwrap_or(x)
+        };
+        if node.scoped { unit(self, x, body) } else { body(self, x) }
+    }
+}
+
+/// Values of every parameter, in the order of the module.
+pub fn values(net: &Net) -> Vec<(String, Vec<f64>)> {
+    let mut values = Values::default();
+    net.visit(&mut values);
+    values.all
+}
+
+#[derive(Default)]
+struct Values {
+    path: Vec<String>,
+    all: Vec<(String, Vec<f64>)>,
+}
+
+impl ModuleVisitor for Values {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.all.push((self.path.join("."), param.base().into_data().iter().collect()));
+    }
+}
+
+/// Gives every parameter values of its own.
+struct Fill {
+    device: Device,
+    state: u64,
+}
+
+impl ModuleMapper for Fill {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|base| {
+            let mut value = |_| {
+                self.state = self.state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                (self.state >> 40) as f64 / (1u64 << 24) as f64 - 0.5
+            };
+            let values: Vec<f64> = (0..base.shape().num_elements()).map(&mut value).collect();
+            let data = TensorData::new(values, base.shape());
+            Tensor::from_data(data, (&self.device, DType::F64)).set_require_grad(base.is_require_grad())
+        })
+    }
+}
+
+struct Copy(Device);
+
+impl ModuleMapper for Copy {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|base| {
+            let trained = base.is_require_grad();
+            Tensor::from_data(base.into_data(), (&self.0, DType::F64)).set_require_grad(trained)
+        })
+    }
+}

@@ -1,0 +1,177 @@
+//! [`Plan`]: a tree of modules, how it is sharded, and how ranks use it. No tensors.
+
+use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// Everything that is drawn about a run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub seed: u64,
+    pub mesh: Vec<usize>,
+    pub reshard: ReshardAfterForward,
+    pub checkpointing: bool,
+    pub adam: bool,
+    pub steps: usize,
+    /// Samples of each rank.
+    pub batches: Vec<usize>,
+    /// Whether the net's own forward is a unit's scope.
+    pub scoped: bool,
+    /// Whether the table of embeddings is a unit of its own.
+    pub table_unit: bool,
+    /// Whether the head reads the table of embeddings once more.
+    pub tied: bool,
+    pub tree: Node,
+}
+
+/// One module: a linear layer, then its children.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Whether it is a unit of its own.
+    pub unit: bool,
+    /// Whether it runs inside `unit`.
+    pub scoped: bool,
+    /// Whether its children run one after the other, or side by side.
+    pub chain: bool,
+    pub frozen: bool,
+    pub used: Used,
+    /// Whether its layer sees rows in two dimensions: burn records fewer nodes then.
+    pub flat: bool,
+    /// How many operators follow its layer.
+    pub tail: usize,
+    /// Whether it adds what the tree was given, past all units between.
+    pub captures: bool,
+    pub children: Vec<Node>,
+}
+
+/// Which ranks read a layer's weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Used {
+    Everywhere,
+    /// Not on this rank.
+    NotOn(usize),
+    Nowhere,
+}
+
+impl Used {
+    pub fn on(self, rank: usize) -> bool {
+        self == Self::Everywhere || matches!(self, Self::NotOn(other) if other != rank)
+    }
+}
+
+impl Plan {
+    pub fn draw(seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mesh = [&[2][..], &[2], &[3], &[4], &[2, 2]][rng.random_range(0..5)].to_vec();
+        let ranks = mesh.iter().product();
+        let uneven = rng.random_bool(0.4);
+        let batches = (0..ranks).map(|_| if uneven { rng.random_range(1..=3) } else { 2 }).collect();
+        let reshard = [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Auto];
+        let scoped = rng.random_bool(0.6);
+        let mut size = 0;
+        Self {
+            seed,
+            reshard: reshard[rng.random_range(0..3)],
+            checkpointing: rng.random_bool(0.3),
+            adam: rng.random_bool(0.5),
+            steps: rng.random_range(2..=3),
+            batches,
+            scoped,
+            table_unit: rng.random_bool(0.5),
+            tied: rng.random_bool(0.3),
+            tree: Node::draw(&mut rng, ranks, scoped, 0, &mut size),
+            mesh,
+        }
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.mesh.iter().product()
+    }
+
+    pub fn config(&self) -> FullyShard {
+        let mut units = Vec::new();
+        self.tree.units("tree", &mut units);
+        if self.table_unit {
+            units.push("table".into());
+        }
+        FullyShard::new().units(units).reshard_after_forward(self.reshard)
+    }
+
+    /// Smaller plans of the same kind.
+    pub fn smaller(&self) -> Vec<Self> {
+        let mut all: Vec<Self> = self.tree.smaller().into_iter().map(|tree| Self { tree, ..self.clone() }).collect();
+        let mut add = |change: fn(&mut Self), differs: bool| {
+            if differs {
+                let mut plan = self.clone();
+                change(&mut plan);
+                all.push(plan);
+            }
+        };
+        add(|plan| plan.steps = 1, self.steps > 1);
+        add(|plan| plan.adam = false, self.adam);
+        add(|plan| plan.tied = false, self.tied);
+        add(|plan| plan.checkpointing = false, self.checkpointing);
+        add(|plan| plan.table_unit = false, self.table_unit);
+        add(|plan| plan.batches.fill(2), self.batches.iter().any(|&batch| batch != 2));
+        all
+    }
+}
+
+impl Node {
+    fn draw(rng: &mut StdRng, ranks: usize, owned: bool, depth: usize, size: &mut usize) -> Self {
+        *size += 1;
+        let unit = rng.random_bool(0.7);
+        let scoped = unit && rng.random_bool(0.85);
+        // Who skips the read of a weight outside its unit's scope skips a collective.
+        let owned = if unit { scoped } else { owned };
+        let used = match rng.random_range(0..10) {
+            0 if owned => Used::NotOn(rng.random_range(0..ranks)),
+            1 if owned => Used::Nowhere,
+            _ => Used::Everywhere,
+        };
+        let children = if depth < 3 { rng.random_range(0..=3) } else { 0 };
+        let (chain, frozen, flat) = (rng.random_bool(0.5), rng.random_bool(0.15), rng.random_bool(0.4));
+        let (tail, captures) = (rng.random_range(0..4), depth > 0 && rng.random_bool(0.2));
+        let children =
+            (0..children).filter_map(|_| (*size < 9).then(|| Self::draw(rng, ranks, owned, depth + 1, size))).collect();
+        Self { unit, scoped, chain, frozen, used, flat, tail, captures, children }
+    }
+
+    fn units(&self, path: &str, units: &mut Vec<String>) {
+        if self.unit {
+            units.push(path.into());
+        }
+        for (at, child) in self.children.iter().enumerate() {
+            child.units(&format!("{path}.children.{at}"), units);
+        }
+    }
+
+    fn smaller(&self) -> Vec<Self> {
+        let mut all = Vec::new();
+        for at in 0..self.children.len() {
+            let mut node = self.clone();
+            node.children.remove(at);
+            all.push(node);
+        }
+        for (at, child) in self.children.iter().enumerate() {
+            all.extend(child.smaller().into_iter().map(|child| {
+                let mut node = self.clone();
+                node.children[at] = child;
+                node
+            }));
+        }
+        let mut add = |change: fn(&mut Self), differs: bool| {
+            if differs {
+                let mut node = self.clone();
+                change(&mut node);
+                all.push(node);
+            }
+        };
+        add(|node| node.used = Used::Everywhere, self.used != Used::Everywhere);
+        add(|node| node.frozen = false, self.frozen);
+        add(|node| node.captures = false, self.captures);
+        add(|node| node.tail = 0, self.tail > 0);
+        add(|node| node.flat = true, !self.flat);
+        all
+    }
+}
