@@ -1,0 +1,17 @@
+//! What hands out memory that it takes back, or waits on other threads: the slots of gathered
+//! weights, the scopes of units, the rendezvous of ranks.
+//!
+//! The tests are the suite's own; `.ci/sanitize` builds them with AddressSanitizer, which knows
+//! of every byte whether it is allocated. Few crates are compiled for it.
+
+#[path = "suite/collective_numerics.rs"]
+mod collective_numerics;
+#[path = "suite/comm.rs"]
+mod comm;
+#[path = "suite/failure.rs"]
+mod failure;
+#[path = "suite/fsdp/mod.rs"]
+mod fsdp;
+#[path = "suite/models/mod.rs"]
+#[allow(dead_code, unused_imports)]
+mod models;
