@@ -53,9 +53,13 @@ impl Error {
     /// Unwinds the calling rank with this error, without running the panic hook.
     ///
     /// For places that cannot return a `Result` (a parameter's value, a backward step).
-    /// [`launch`](crate::comm::launch) catches it and reports it as a typed value.
+    /// [`launch`](crate::comm::launch) catches it and reports it as a typed value. On any other thread than
+    /// that of a rank's program nobody would: there it is a panic with the error's text.
     pub fn unwind(self) -> ! {
-        std::panic::resume_unwind(Box::new(self))
+        if crate::comm::is_rank() {
+            std::panic::resume_unwind(Box::new(self));
+        }
+        panic!("{self}")
     }
 }
 

@@ -59,6 +59,11 @@ pub struct Call {
     /// in forward. The graph's order may differ between ranks; a collective that meets one drawn
     /// elsewhere in forward is then an error, where it could be a wrong sum. The ledger leaves it out.
     pub drawn: Option<u64>,
+    /// The distributed tensor, on all its ranks, of which a part travels. The ledger leaves it out.
+    pub whole: Option<TensorMeta>,
+    /// Of a pending reduction: the global shapes of what its terms were computed from, such as
+    /// `[4, 8] and [8, 2]`. The ledger leaves it out.
+    pub terms: Option<Arc<str>>,
     /// Issued ahead of need: the ledger counts it when its result is taken, and not before.
     pub ahead: bool,
 }

@@ -57,10 +57,44 @@ pub enum CommError {
     },
 
     /// Ranks wait for each other in different collectives.
-    #[error("deadlock: {}", cycle(.waits))]
+    #[error(
+        "deadlock: {}; make the calls in one order on all ranks, or, if another thread of one of them would \
+         have come, declare it: `Launch::multithreaded`",
+        cycle(.waits)
+    )]
     Deadlock {
         /// Each rank of the cycle, what it waits in, and the rank it waits for.
         waits: Vec<(usize, CollectiveId, usize)>,
+    },
+
+    /// A rank called a collective, or waited in one, while another of its threads waited.
+    #[error(
+        "rank {rank} called {called} while it waited in {during}; call from one thread of a rank at a time, \
+         or declare that threads of a rank wait at the same time: `Launch::multithreaded`"
+    )]
+    ConcurrentCalls {
+        /// Global rank.
+        rank: usize,
+        /// What the second thread called.
+        called: CollectiveId,
+        /// What the first thread waited in.
+        during: CollectiveId,
+    },
+
+    /// A rank communicated with something of another rank's.
+    #[error(
+        "rank {rank} called {op} `{label}` with a tensor, mesh, work or module that belongs to rank {owner}; \
+         ranks pass each other plain data (`into_data`), and distribute it on meshes of their own"
+    )]
+    OtherRank {
+        /// Global rank that called.
+        rank: usize,
+        /// Global rank for which it would have been.
+        owner: usize,
+        /// What it called.
+        op: Op,
+        /// The caller's label.
+        label: String,
     },
 
     /// Ranks did not join a collective in time.
@@ -114,6 +148,8 @@ impl CommError {
             | Self::RankFailed { rank, .. }
             | Self::RankLeft { rank, .. }
             | Self::Mismatch { rank, .. }
+            | Self::ConcurrentCalls { rank, .. }
+            | Self::OtherRank { rank, .. }
             | Self::InvalidArgument { rank, .. }
             | Self::InvalidGroup { rank, .. } => *rank,
             Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),

@@ -1,17 +1,15 @@
 //! [`launch`]: runs one program on every rank.
 
-use std::any::Any;
-use std::cell::Cell;
-use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use burn::tensor::Device;
 
-use super::local::{Failure, LocalWorld};
-use super::{CommError, World};
+use super::end::End;
+use super::home::{self, Home};
+use super::local::LocalWorld;
+use super::{LaunchError, World};
 use crate::{Error, Result};
 
 /// Where the ranks of a program run.
@@ -20,6 +18,8 @@ pub struct Launch {
     ranks: Ranks,
     deadline: Duration,
     device: Option<Device>,
+    stack_size: usize,
+    multithreaded: bool,
 }
 
 /// What a rank is.
@@ -35,7 +35,13 @@ impl Launch {
     /// If `ranks` is 0.
     pub fn threads(ranks: usize) -> Self {
         assert!(ranks > 0, "a launch needs at least one rank");
-        Self { ranks: Ranks::Threads(ranks), deadline: Duration::from_secs(600), device: None }
+        Self {
+            ranks: Ranks::Threads(ranks),
+            deadline: Duration::from_secs(600),
+            device: None,
+            stack_size: 8 << 20,
+            multithreaded: false,
+        }
     }
 
     /// How long a rank waits for the others in one collective before it gives up. Default: 10 minutes.
@@ -49,6 +55,30 @@ impl Launch {
         self.device = Some(device.inner());
         self
     }
+
+    /// Bytes of stack that a rank's program may use; only what is used takes memory. Default: 8 MiB, as much
+    /// as a main thread usually has.
+    ///
+    /// The program itself decides what it needs: units whose forwards call each other take about 3.5 KiB a
+    /// level in an optimized build. More than there is ends the process.
+    pub fn stack_size(mut self, bytes: usize) -> Self {
+        self.stack_size = bytes;
+        self
+    }
+
+    /// Lets threads that a rank's program has started wait in collectives at the same time
+    /// (MPI's `MPI_THREAD_MULTIPLE`). Default: one thread of a rank after another (`MPI_THREAD_SERIALIZED`).
+    ///
+    /// Each thread needs a group of its own, since ranks of a group make the same calls in the same order.
+    /// A rank that waits may then still call elsewhere, so ranks that wait for each other are no longer
+    /// told at once: the [`deadline`](Self::deadline) ends their waits.
+    ///
+    /// Of all threads of a rank, one may touch a graph of burn's: backward holds the graph's lock while it
+    /// communicates, and whoever else records on that graph stops every rank of the process.
+    pub fn multithreaded(mut self) -> Self {
+        self.multithreaded = true;
+        self
+    }
 }
 
 /// Runs `program` on every rank and returns what each returned, by rank.
@@ -56,6 +86,9 @@ impl Launch {
 /// Every rank has a rayon pool of its own (its share of the cores, at least one thread), so that
 /// ranks do not wait for each other's tensor operations. A rank that panics, returns an error, or
 /// returns while others still need it ends every wait of every other rank at once.
+///
+/// The program runs on its pool's first thread, often the only one: what it hands to `rayon::spawn` may
+/// not begin before the program ends, so waiting for it may wait for ever. Use `std::thread` for that.
 ///
 /// ```
 /// use burn_dtensor::Error;
@@ -81,11 +114,16 @@ where
 {
     let Ranks::Threads(size) = config.ranks;
     let device = config.device.unwrap_or_else(default_device);
-    let local = Arc::new(LocalWorld::new(size, config.deadline));
+    let local = Arc::new(LocalWorld::new(size, config.deadline, config.multithreaded));
     let cores = thread::available_parallelism().map_or(1, usize::from);
+    let (threads, outer) = ((cores / size).max(1), Home::current());
     let run = |rank: usize| {
-        let world = World::new(rank, device.clone(), local.clone());
-        let end = in_own_pool(rank, (cores / size).max(1), || run_program(&program, &world));
+        let home = Arc::new(Home { launch: local.launch, rank, outer: outer.clone() });
+        // Whatever panics, also while the program's error is converted, is the rank's end.
+        let end = End::of(|| {
+            let world = World::new(rank, device.clone(), local.clone());
+            in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
+        });
         end.tell(rank, &local);
         end
     };
@@ -106,12 +144,12 @@ where
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    match local.rendezvous.failure() {
-        Some(failure) if !ends.iter().all(|end| matches!(end, End::Done(_))) => {
-            Err(LaunchError::new(failure, ends, &local))
-        }
-        _ => Ok(ends.into_iter().filter_map(End::done).collect()),
+    local.finish();
+    if ends.iter().all(End::is_done) {
+        return Ok(ends.into_iter().filter_map(End::done).collect());
     }
+    let failure = local.rendezvous.failure().expect("a rank that does not succeed has told the others");
+    Err(LaunchError::new(failure, ends, &local))
 }
 
 fn default_device() -> Device {
@@ -121,153 +159,23 @@ fn default_device() -> Device {
     return Device::default().inner();
 }
 
-/// How a rank's program ended.
-enum End<T> {
-    Done(T),
-    Failed(Error),
-    Panicked(String),
-}
-
-thread_local! {
-    static IS_RANK: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the calling thread is the one that runs a rank's program.
-pub(crate) fn is_rank() -> bool {
-    IS_RANK.get()
-}
-
 fn run_program<T, E: Into<Error>>(program: impl Fn(&World) -> Result<T, E>, world: &World) -> End<T> {
-    IS_RANK.set(true);
-    match catch_unwind(AssertUnwindSafe(|| program(world))) {
-        Ok(Ok(value)) => End::Done(value),
-        Ok(Err(error)) => End::Failed(error.into()),
-        Err(payload) => End::from_panic(payload),
-    }
+    home::become_rank();
+    program(world).map_or_else(|error| End::Failed(error.into()), End::Done)
 }
 
-/// Runs `body` in a rayon pool of its own, whose first thread is named after the rank.
-fn in_own_pool<T: Send>(rank: usize, threads: usize, body: impl FnOnce() -> End<T> + Send) -> End<T> {
+/// Runs `body` in a rayon pool of the rank's own, whose first thread is named after the rank.
+fn in_own_pool<T: Send>(
+    home: Arc<Home>,
+    threads: usize,
+    stack_size: usize,
+    body: impl FnOnce() -> End<T> + Send,
+) -> End<T> {
+    let rank = home.rank;
     let name = move |worker| if worker == 0 { format!("rank {rank}") } else { format!("rank {rank}.{worker}") };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).stack_size(STACK).build();
-    match pool {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).stack_size(stack_size);
+    match pool.start_handler(move |_| home.clone().settle()).build() {
         Ok(pool) => pool.install(body),
         Err(error) => End::Failed(Error::other(format!("rank {rank} has no thread pool: {error}"))),
-    }
-}
-
-/// As much as a main thread usually has; only what is used takes memory.
-const STACK: usize = 8 << 20;
-
-impl<T> End<T> {
-    fn from_panic(payload: Box<dyn Any + Send>) -> Self {
-        let payload = match payload.downcast::<Error>() {
-            Ok(error) => return Self::Failed(*error),
-            Err(payload) => payload,
-        };
-        Self::Panicked(match payload.downcast::<String>() {
-            Ok(message) => *message,
-            Err(payload) => payload.downcast_ref::<&str>().map_or("(no message)".into(), |message| message.to_string()),
-        })
-    }
-
-    /// Tells the other ranks, of which some may be waiting for this one.
-    fn tell(&self, rank: usize, local: &LocalWorld) {
-        match self {
-            Self::Done(_) => {}
-            Self::Failed(error) => {
-                local.rendezvous.fail(Failure::Failed { rank, message: error.to_string() });
-            }
-            Self::Panicked(message) => {
-                local.rendezvous.fail(Failure::Panicked { rank, message: message.clone() });
-            }
-        }
-        local.rendezvous.returned(rank);
-    }
-
-    fn done(self) -> Option<T> {
-        match self {
-            Self::Done(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    fn error(self, rank: usize) -> Option<Error> {
-        match self {
-            Self::Done(_) => None,
-            Self::Failed(error) => Some(error),
-            Self::Panicked(message) => Some(CommError::RankPanicked { rank, message, during: None }.into()),
-        }
-    }
-}
-
-/// A launch failed: the first failure, and how every other rank fared.
-#[derive(Debug, Clone)]
-pub struct LaunchError {
-    /// The rank at fault.
-    pub rank: usize,
-    /// The first failure.
-    pub cause: Error,
-    /// All other ranks.
-    pub others: Vec<RankReport>,
-}
-
-/// How one rank fared in a failed [`launch`].
-#[derive(Debug, Clone)]
-pub struct RankReport {
-    /// The rank.
-    pub rank: usize,
-    /// What it was doing at the first failure, such as
-    /// ``waiting in all_gather #12 `blocks.3` on ranks [0, 1, 2] for rank 2``.
-    pub doing: String,
-    /// The error it returned, if it did not succeed.
-    pub error: Option<Error>,
-}
-
-impl LaunchError {
-    fn new<T>(failure: Failure, ends: Vec<End<T>>, local: &LocalWorld) -> Self {
-        let culprit = failure.error(None);
-        let rank = culprit.rank();
-        let mut cause = Error::Comm(culprit);
-        let mut others = Vec::new();
-        for (each, end) in ends.into_iter().enumerate() {
-            let error = end.error(each);
-            match error {
-                // The rank's own error is more than its message, which is what the others know.
-                Some(error) if each == rank && matches!(failure, Failure::Failed { .. }) => cause = error,
-                _ if each == rank => {}
-                error => others.push(RankReport { rank: each, doing: local.rendezvous.doing(each), error }),
-            }
-        }
-        Self { rank, cause, others }
-    }
-}
-
-impl fmt::Display for LaunchError {
-    /// Ranks that fared alike share a line.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "launch failed at rank {}: {}", self.rank, self.cause)?;
-        let mut lines: Vec<(String, Vec<usize>)> = Vec::new();
-        for RankReport { rank, doing, error } in &self.others {
-            let end = error.as_ref().map_or("it succeeded".into(), |error| format!("it ended with: {error}"));
-            let line = format!("{doing}; {end}");
-            match lines.iter_mut().find(|(other, _)| *other == line) {
-                Some((_, ranks)) => ranks.push(*rank),
-                None => lines.push((line, vec![*rank])),
-            }
-        }
-        for (line, ranks) in lines {
-            match &ranks[..] {
-                [rank] => write!(f, "\n  rank {rank} was {line}")?,
-                ranks => write!(f, "\n  ranks {ranks:?}, each: {line}")?,
-            }
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for LaunchError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.cause)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -11,6 +11,12 @@ use super::{Call, Op, Phase};
 
 /// How many recent entries a ledger keeps.
 const RECENT: usize = 1024;
+
+/// How many keys a ledger counts apart.
+const KEYS: usize = 4096;
+
+/// What further labels are counted under.
+static OTHERS: LazyLock<Arc<str>> = LazyLock::new(|| "(other labels)".into());
 
 /// Number of calls and bytes of payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -99,7 +105,8 @@ impl Snapshot {
 /// | barrier | 0 |
 ///
 /// A collective on a group of one rank moves nothing and is not counted. The last 1024
-/// collectives are kept one by one, as a flight recorder.
+/// collectives are kept one by one, as a flight recorder. Operations, phases and labels are counted apart
+/// up to 4096 of them; labels that come later are counted together, as `(other labels)`.
 #[derive(Debug, Default)]
 pub struct Ledger(Mutex<Book>);
 
@@ -115,7 +122,10 @@ impl Ledger {
     /// Counts one collective. For implementors of [`Communicator`](super::Communicator).
     pub fn record(&self, op: Op, group_size: usize, bytes: u64, call: &Call) {
         let mut book = self.0.lock();
-        let key = Key { op, phase: call.phase, label: call.label.clone() };
+        let mut key = Key { op, phase: call.phase, label: call.label.clone() };
+        if book.totals.0.len() >= KEYS && !book.totals.0.contains_key(&key) {
+            key.label = OTHERS.clone();
+        }
         book.totals.0.entry(key).or_default().add(bytes);
         if book.recent.len() == RECENT {
             book.recent.pop_front();
@@ -243,6 +253,19 @@ mod tests {
         let recent = ledger.recent();
         assert_eq!(recent.len(), RECENT);
         assert_eq!((recent[0].index, recent[RECENT - 1].bytes), (5, RECENT as u64 + 4));
+    }
+
+    #[test]
+    fn labels_without_end_share_a_row() {
+        let ledger = Ledger::default();
+        for i in 0..KEYS as u64 + 10 {
+            ledger.record(Op::Barrier, 2, 1, &Call::new(i.to_string()));
+        }
+        ledger.record(Op::Barrier, 2, 1, &Call::new("0"));
+        let labels = ledger.by_label();
+        assert_eq!(labels.len(), KEYS + 1);
+        assert_eq!((labels["0"].calls, labels["(other labels)"].calls), (2, 10));
+        assert_eq!(ledger.calls(Op::Barrier), KEYS as u64 + 11);
     }
 
     #[test]

@@ -28,21 +28,25 @@
 //! 3. Every collective of more than one rank is in the rank's [`Ledger`].
 
 mod communicator;
+mod end;
 mod error;
 mod group;
+mod home;
 mod launch;
 mod ledger;
 mod local;
 mod op;
+mod report;
 mod work;
 mod world;
 
 pub use communicator::{Call, Communicator, Phase, ReduceOp, Sharded, TensorMeta};
 pub use error::CommError;
 pub use group::Group;
-pub(crate) use launch::is_rank;
-pub use launch::{Launch, LaunchError, RankReport, launch};
+pub(crate) use home::is_rank;
+pub use launch::{Launch, launch};
 pub use ledger::{Entry, Key, Ledger, Snapshot, Spent, Total};
 pub use op::{CollectiveId, Op};
+pub use report::{LaunchError, RankReport};
 pub use work::{Pending, Work};
 pub use world::World;

@@ -11,8 +11,13 @@ use super::{Call, CommError, Communicator, Group, Ledger};
 
 /// One rank's handle on all ranks of a [`launch`](super::launch). Cheap to clone.
 ///
-/// Collectives belong on the thread that runs the rank's program: the order of calls is part of
-/// what ranks must agree on.
+/// One thread of a rank at a time calls collectives, and waits for them: the order of calls is part of
+/// what ranks must agree on. Which thread does not matter, but for those of other ranks, which are refused
+/// ([`CommError::OtherRank`]); for more at a time see
+/// [`Launch::multithreaded`](super::Launch::multithreaded). A forward and its backward belong on one thread:
+/// backward holds the lock of burn's graph while it communicates.
+///
+/// Displays as `rank 1 of launch 3`: the launches of a process are counted from 0.
 #[derive(Debug, Clone)]
 pub struct World(Arc<Inner>);
 
@@ -24,6 +29,11 @@ struct Inner {
     local: Arc<LocalWorld>,
     groups: Mutex<HashMap<Vec<usize>, Arc<dyn Communicator>>>,
 }
+
+/// Groups of one rank. A mesh takes one a dimension.
+const MAX_GROUPS: usize = 1 << 12;
+
+const FULL: &str = "the rank has 4096 groups, the most there may be; make a mesh once and keep it";
 
 impl World {
     pub(super) fn new(rank: usize, device: Device, local: Arc<LocalWorld>) -> Self {
@@ -40,6 +50,16 @@ impl World {
         self.0.local.size
     }
 
+    /// The number of the launch and the rank: equal for handles of one rank of one launch.
+    pub(crate) fn identity(&self) -> (u64, usize) {
+        (self.0.local.launch, self.0.rank)
+    }
+
+    /// Whether every rank's program is over: nothing will be communicated any more.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.0.local.is_finished()
+    }
+
     /// The device of this rank's tensors, without autodiff.
     pub fn device(&self) -> &Device {
         &self.0.device
@@ -52,20 +72,22 @@ impl World {
 
     /// The group of `ranks`, in this order. Local: needs no other rank.
     ///
-    /// The same ranks in the same order are the same group, however often it is asked for.
+    /// The same ranks in the same order are the same group, however often it is asked for. Groups live as
+    /// long as their world, so a rank may have 4096 of them.
     ///
     /// # Errors
     /// [`CommError::InvalidGroup`] if `ranks` is empty, names a rank twice or one outside the
-    /// world, or does not contain the caller.
+    /// world, or does not contain the caller, or if it would be one too many.
     pub fn group(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>, CommError> {
         let mut groups = self.0.groups.lock();
         if let Some(group) = groups.get(ranks) {
             return Ok(group.clone());
         }
-        let index = self.index_in(ranks).map_err(|problem| CommError::InvalidGroup {
-            rank: self.rank(),
-            ranks: ranks.to_vec(),
-            problem,
+        let room = if groups.len() < MAX_GROUPS { Ok(()) } else { Err(FULL.into()) };
+        let index = room.and_then(|()| self.index_in(ranks));
+        let index = index.map_err(|problem| {
+            let (rank, ranks) = (self.rank(), ranks.to_vec());
+            CommError::InvalidGroup { rank, ranks, problem }
         })?;
         let Inner { local, ledger, device, .. } = &*self.0;
         let group = Group::new(ranks, index);
@@ -103,5 +125,12 @@ impl World {
         }
         let index = ranks.iter().position(|rank| *rank == self.rank());
         index.ok_or_else(|| "only its members can use a group".into())
+    }
+}
+
+impl std::fmt::Display for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (launch, rank) = self.identity();
+        write!(f, "rank {rank} of launch {launch}")
     }
 }

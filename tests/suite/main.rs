@@ -3,6 +3,7 @@
 mod collective_numerics;
 mod comm;
 mod dtensor;
+mod ends;
 mod failure;
 mod fsdp;
 mod golden;

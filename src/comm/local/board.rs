@@ -3,11 +3,14 @@
 //! Invariants, cited by number in the tests:
 //! 1. The n-th call of one rank on a group meets the n-th call of every other rank.
 //! 2. A collective is complete when every rank of its group has joined with the same fingerprint.
-//! 3. A slot is freed once every rank has taken its result or given it up.
+//! 3. A collective's deposits are freed once every rank has taken its result or given it up, whatever
+//!    becomes of others; those of collectives that a failure leaves incomplete are freed with it.
 //! 4. The first failure is the only one: it is final, and joint for all groups.
-//! 5. A rank that waits is told at once when a rank it needs has returned or waits for it.
+//! 5. A rank that waits is told at once when a rank it needs has returned or waits for it. The latter
+//!    proves a deadlock only where a rank that waits does not call: one that does is at fault, and in a
+//!    multithreaded world, where it may, nothing is claimed.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::comm::{CollectiveId, CommError, Op};
@@ -73,9 +76,15 @@ pub(crate) enum Poll<P> {
 pub(crate) struct Board<F, P> {
     ranks: Vec<Rank>,
     groups: Vec<Group<F, P>>,
+    /// By name and ranks.
+    keys: HashMap<&'static str, HashMap<Arc<[usize]>, GroupKey>>,
     failure: Option<Failure>,
     /// What every rank was doing when the first failure came.
     scene: Vec<String>,
+    /// A rank may call and wait on several threads at once.
+    multithreaded: bool,
+    /// Deposits that nobody needs any more, until [`take_freed`](Self::take_freed).
+    freed: Vec<Parts<P>>,
 }
 
 #[derive(Default)]
@@ -83,14 +92,10 @@ struct Rank {
     last: Option<CollectiveId>,
     waits: Vec<Ticket>,
     returned: bool,
-    /// Collectives come from several of its threads, so a wait does not mean that it is stuck.
-    threaded: bool,
 }
 
 struct Group<F, P> {
     ranks: Arc<[usize]>,
-    /// Tells groups of the same ranks apart.
-    name: &'static str,
     next: Vec<u64>,
     /// Sequence number of the oldest slot.
     base: u64,
@@ -105,19 +110,29 @@ struct Slot<F, P> {
 }
 
 impl<F: Fingerprint, P> Board<F, P> {
-    pub fn new(ranks: usize) -> Self {
-        let ranks = (0..ranks).map(|_| Rank::default()).collect();
-        Self { ranks, groups: Vec::new(), failure: None, scene: Vec::new() }
+    pub fn new(ranks: usize, multithreaded: bool) -> Self {
+        Self {
+            ranks: (0..ranks).map(|_| Rank::default()).collect(),
+            groups: Vec::new(),
+            keys: HashMap::new(),
+            failure: None,
+            scene: Vec::new(),
+            multithreaded,
+            freed: Vec::new(),
+        }
     }
 
     /// The group of these ranks in this order and of this name; the same for all its ranks.
     pub fn group(&mut self, ranks: &[usize], name: &'static str) -> GroupKey {
-        let found = self.groups.iter().position(|group| *group.ranks == *ranks && group.name == name);
-        GroupKey(found.unwrap_or_else(|| {
-            let next = vec![0; ranks.len()];
-            self.groups.push(Group { ranks: ranks.into(), name, next, base: 0, slots: VecDeque::new() });
-            self.groups.len() - 1
-        }))
+        let named = self.keys.entry(name).or_default();
+        if let Some(key) = named.get(ranks) {
+            return *key;
+        }
+        let (key, ranks) = (GroupKey(self.groups.len()), Arc::from(ranks));
+        named.insert(Arc::clone(&ranks), key);
+        let next = vec![0; ranks.len()];
+        self.groups.push(Group { ranks, next, base: 0, slots: VecDeque::new() });
+        key
     }
 
     /// Keys of the groups with this rank.
@@ -143,6 +158,10 @@ impl<F: Fingerprint, P> Board<F, P> {
         if let Some(failure) = &self.failure {
             return Err(failure.error(Some(id)));
         }
+        if !self.multithreaded && !self.ranks[rank].waits.is_empty() {
+            return Err(self.fail(self.concurrent(rank, id)).error(None));
+        }
+        let g = &mut self.groups[group.0];
         g.next[member] += 1;
         self.ranks[rank].last = Some(id);
         let at = (seq - g.base) as usize;
@@ -173,9 +192,13 @@ impl<F: Fingerprint, P> Board<F, P> {
     /// Notes that the rank of `ticket` now waits, and looks for a reason why it would wait in vain.
     pub fn begin_wait(&mut self, ticket: Ticket) {
         let rank = self.rank(ticket);
+        if !self.multithreaded && !self.ranks[rank].waits.is_empty() {
+            self.fail(self.concurrent(rank, self.id(ticket)));
+        }
         self.ranks[rank].waits.push(ticket);
         self.check_left(ticket);
-        if self.failure.is_none()
+        if !self.multithreaded
+            && self.failure.is_none()
             && let Some(waits) = self.cycle(rank)
         {
             self.fail(Failure::Collective(CommError::Deadlock { waits }));
@@ -190,33 +213,46 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// Fails if a rank that `ticket` still needs has returned.
     pub fn check_left(&mut self, ticket: Ticket) {
-        let left = self.missing(ticket).into_iter().find(|rank| self.ranks[*rank].returned);
+        let left = self.absent(ticket).find(|rank| self.ranks[*rank].returned);
         if let Some(rank) = left {
             let during = self.id(ticket);
             self.fail(Failure::Collective(CommError::RankLeft { rank, during }));
         }
     }
 
-    /// The result of `ticket` has been taken, or will never be. Returns what to drop outside the lock.
-    #[must_use]
-    pub fn release(&mut self, ticket: Ticket) -> Vec<Option<Parts<P>>> {
+    /// The result of `ticket` has been taken, or will never be.
+    pub fn release(&mut self, ticket: Ticket) {
         let g = &mut self.groups[ticket.group.0];
-        g.slots[(ticket.seq - g.base) as usize].unreleased -= 1;
-        let mut freed = Vec::new();
+        let slot = &mut g.slots[(ticket.seq - g.base) as usize];
+        slot.unreleased -= 1;
+        if slot.unreleased == 0 {
+            self.freed.extend(slot.parts.take());
+        }
         while g.slots.front().is_some_and(|slot| slot.unreleased == 0) {
-            freed.extend(g.slots.pop_front().map(|slot| slot.parts));
+            g.slots.pop_front();
             g.base += 1;
         }
-        freed
+    }
+
+    /// What has been freed, to be dropped outside the lock.
+    #[must_use]
+    pub fn take_freed(&mut self) -> Vec<Parts<P>> {
+        std::mem::take(&mut self.freed)
     }
 
     /// Records the first failure; later ones are ignored. Returns the one that counts.
     pub fn fail(&mut self, failure: Failure) -> Failure {
-        if self.failure.is_none() {
-            self.scene = (0..self.ranks.len()).map(|rank| self.describe(rank)).collect();
-            self.failure = Some(failure.clone());
+        if let Some(first) = &self.failure {
+            return first.clone();
         }
-        self.failure.clone().unwrap_or(failure)
+        self.scene = (0..self.ranks.len()).map(|rank| self.describe(rank)).collect();
+        self.failure = Some(failure.clone());
+        let slots = self.groups.iter_mut().flat_map(|group| &mut group.slots);
+        for slot in slots.filter(|slot| slot.absent > 0) {
+            let incomplete = slot.joined.iter_mut().flatten().filter_map(|(_, part)| part.take());
+            self.freed.push(incomplete.collect());
+        }
+        failure
     }
 
     /// The rank's program is over.
@@ -224,19 +260,15 @@ impl<F: Fingerprint, P> Board<F, P> {
         self.ranks[rank].returned = true;
     }
 
-    /// Collectives of `rank` come from more than one thread.
-    pub fn threaded(&mut self, rank: usize) {
-        self.ranks[rank].threaded = true;
-    }
-
     /// Global ranks that have not joined, in group order.
     pub fn missing(&self, ticket: Ticket) -> Vec<usize> {
-        let g = &self.groups[ticket.group.0];
-        let slot = self.slot(ticket);
-        if slot.absent == 0 {
-            return Vec::new();
-        }
-        g.ranks.iter().zip(&slot.joined).filter(|(_, joined)| joined.is_none()).map(|(rank, _)| *rank).collect()
+        self.absent(ticket).collect()
+    }
+
+    fn absent(&self, ticket: Ticket) -> impl Iterator<Item = usize> {
+        let (g, slot) = (&self.groups[ticket.group.0], self.slot(ticket));
+        let joined = if slot.absent == 0 { &[] } else { &slot.joined[..] };
+        g.ranks.iter().zip(joined).filter(|(_, joined)| joined.is_none()).map(|(rank, _)| *rank)
     }
 
     /// The collective of `ticket`, as its rank called it.
@@ -254,13 +286,24 @@ impl<F: Fingerprint, P> Board<F, P> {
         &g.slots[(ticket.seq - g.base) as usize]
     }
 
-    /// A cycle of waits through `start`: each rank, what it waits in, and the next one.
-    fn cycle(&self, start: usize) -> Option<Vec<(usize, CollectiveId, usize)>> {
-        let mut path = Vec::new();
-        let mut seen = vec![false; self.ranks.len()];
-        self.follow(start, start, &mut seen, &mut path).then_some(path)
+    /// `rank` calls while it waits.
+    fn concurrent(&self, rank: usize, called: CollectiveId) -> Failure {
+        let during = self.id(self.ranks[rank].waits[0]);
+        Failure::Collective(CommError::ConcurrentCalls { rank, called, during })
     }
 
+    /// A cycle of waits through `start`: each rank, what it waits in, and the next one.
+    fn cycle(&self, start: usize) -> Option<Vec<(usize, CollectiveId, usize)>> {
+        let (mut path, mut seen) = (Vec::new(), vec![false; self.ranks.len()]);
+        self.follow(start, start, &mut seen, &mut path).then(|| {
+            path.reverse();
+            path
+        })
+    }
+
+    /// Whether waits lead from `rank` to `start`; if so, adds them to `path`, the last one first.
+    ///
+    /// Most ranks that a rank waits for do not wait themselves: they cost a look.
     fn follow(
         &self,
         rank: usize,
@@ -269,16 +312,12 @@ impl<F: Fingerprint, P> Board<F, P> {
         path: &mut Vec<(usize, CollectiveId, usize)>,
     ) -> bool {
         seen[rank] = true;
-        if self.ranks[rank].threaded {
-            return false;
-        }
         for wait in &self.ranks[rank].waits {
-            for target in self.missing(*wait) {
-                path.push((rank, self.id(*wait), target));
+            for target in self.absent(*wait).filter(|target| !self.ranks[*target].waits.is_empty()) {
                 if target == start || (!seen[target] && self.follow(target, start, seen, path)) {
+                    path.push((rank, self.id(*wait), target));
                     return true;
                 }
-                path.pop();
             }
         }
         false
@@ -352,6 +391,8 @@ impl<F: Fingerprint, P> Slot<F, P> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Weak;
+
     use super::*;
 
     /// An operation and a label; two labels differ.
@@ -375,7 +416,7 @@ mod tests {
     type Plain = Board<Name, usize>;
 
     fn board(ranks: usize) -> (Plain, GroupKey) {
-        let mut board = Plain::new(ranks);
+        let mut board = Plain::new(ranks, false);
         let all: Vec<_> = (0..ranks).collect();
         let group = board.group(&all, "");
         (board, group)
@@ -411,23 +452,62 @@ mod tests {
         }
     }
 
-    #[test]
-    fn invariant_3_slots_go_when_all_have_taken_theirs() {
-        let (mut board, group) = board(2);
-        let mut tickets = Vec::new();
-        for _ in 0..2 {
-            for member in 0..2 {
-                tickets.push(board.join(group, member, Name("x"), member).unwrap().0);
-            }
+    /// Deposits that are nothing but alive, and a look at whether they still are.
+    struct Watched(Board<Name, Arc<()>>, GroupKey, Vec<Vec<Weak<()>>>);
+
+    impl Watched {
+        fn new() -> Self {
+            let mut board = Board::new(2, false);
+            let group = board.group(&[0, 1], "");
+            Self(board, group, Vec::new())
         }
-        // The second collective is released first: its slot waits for the first one's.
-        assert!(board.release(tickets[2]).is_empty());
-        assert!(board.release(tickets[3]).is_empty());
-        assert!(board.release(tickets[0]).is_empty());
-        assert_eq!(board.release(tickets[1]).len(), 2);
-        assert!(board.groups[group.0].slots.is_empty());
-        let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
-        assert_eq!(ticket.seq, 2);
+
+        /// The next collective, joined by its first `joined` ranks.
+        fn join(&mut self, joined: usize) -> Vec<Ticket> {
+            let parts: Vec<_> = (0..joined).map(|_| Arc::new(())).collect();
+            self.2.push(parts.iter().map(Arc::downgrade).collect());
+            let join = |(member, part)| self.0.join(self.1, member, Name("x"), part).unwrap().0;
+            parts.into_iter().enumerate().map(join).collect()
+        }
+
+        /// For each collective whether its deposits are alive, once the freed ones have been dropped.
+        fn alive(&mut self) -> Vec<bool> {
+            drop(self.0.take_freed());
+            self.2.iter().map(|parts| parts.iter().any(|part| part.upgrade().is_some())).collect()
+        }
+    }
+
+    #[test]
+    fn invariant_3_deposits_go_when_all_have_taken_theirs() {
+        let mut watched = Watched::new();
+        let tickets: Vec<_> = (0..3).flat_map(|_| watched.join(2)).collect();
+        // The collectives in the middle and at the end are released first, and wait for nobody.
+        for (ticket, alive) in [
+            (2, [true, true, true]),
+            (3, [true, false, true]),
+            (4, [true, false, true]),
+            (5, [true, false, false]),
+            (0, [true, false, false]),
+            (1, [false, false, false]),
+        ] {
+            watched.0.release(tickets[ticket]);
+            assert_eq!(watched.alive(), alive, "after ticket {ticket}");
+        }
+        assert!(watched.0.groups[0].slots.is_empty());
+        assert_eq!(watched.join(1)[0].seq, 3);
+    }
+
+    #[test]
+    fn invariant_3_a_failure_frees_what_it_leaves_incomplete() {
+        let mut watched = Watched::new();
+        let (complete, incomplete) = (watched.join(2), watched.join(1));
+        assert_eq!(watched.alive(), [true, true]);
+        watched.0.fail(Failure::Panicked { rank: 1, message: String::new() });
+        assert_eq!(watched.alive(), [true, false]);
+        assert!(matches!(watched.0.poll(complete[0]), Poll::Ready(_)));
+        assert!(matches!(watched.0.poll(incomplete[0]), Poll::Failed));
+        [complete[0], complete[1], incomplete[0]].into_iter().for_each(|ticket| watched.0.release(ticket));
+        assert_eq!(watched.alive(), [false, false]);
     }
 
     #[test]
@@ -487,12 +567,9 @@ mod tests {
     }
 
     /// Ranks 0 and 1 wait for each other in two groups; rank 1 came last.
-    fn crossed(threaded: bool) -> Plain {
-        let (mut board, group) = board(3);
-        let pair = board.group(&[0, 1], "");
-        if threaded {
-            board.threaded(0);
-        }
+    fn crossed(multithreaded: bool) -> Plain {
+        let mut board = Plain::new(3, multithreaded);
+        let (group, pair) = (board.group(&[0, 1, 2], ""), board.group(&[0, 1], ""));
         let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
         board.begin_wait(ticket);
         let (ticket, _) = board.join(pair, 1, Name("y"), 0).unwrap();
@@ -506,13 +583,44 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "deadlock: rank 1 waits in barrier #0 `y` on ranks [0, 1] for rank 0, \
-             rank 0 waits in barrier #0 `x` on ranks [0, 1, 2] for rank 1"
+             rank 0 waits in barrier #0 `x` on ranks [0, 1, 2] for rank 1; make the calls in one order on \
+             all ranks, or, if another thread of one of them would have come, declare it: `Launch::multithreaded`"
         );
     }
 
     #[test]
-    fn a_rank_of_several_threads_may_still_come() {
-        assert!(crossed(true).failure().is_none());
+    fn invariant_5_a_multithreaded_rank_that_waits_may_still_come() {
+        let mut board = crossed(true);
+        assert!(board.failure().is_none());
+        let (group, pair) = (board.group(&[0, 1, 2], ""), board.group(&[0, 1], ""));
+        assert!(board.join(pair, 0, Name("y"), 0).is_ok_and(|(_, complete)| complete));
+        assert!(board.join(group, 1, Name("x"), 0).is_ok());
+    }
+
+    #[test]
+    fn invariant_5_a_rank_that_calls_while_it_waits_is_at_fault() {
+        for waits in [false, true] {
+            let (mut board, group) = board(3);
+            let pair = board.group(&[0, 1], "");
+            let (first, _) = board.join(group, 0, Name("x"), 0).unwrap();
+            let (second, _) = board.join(pair, 0, Name("y"), 0).unwrap();
+            board.begin_wait(first);
+            if waits {
+                board.begin_wait(second);
+            } else {
+                board.join(pair, 0, Name("z"), 0).unwrap_err();
+            }
+            let CommError::ConcurrentCalls { rank: 0, called, during } = failure(&board) else { panic!() };
+            assert_eq!((&*called.label, &*during.label), (if waits { "y" } else { "z" }, "x"));
+        }
+    }
+
+    #[test]
+    fn groups_are_told_apart_by_ranks_order_and_name() {
+        let (mut board, group) = board(3);
+        let others = [board.group(&[2, 1, 0], ""), board.group(&[0, 1], ""), board.group(&[0, 1, 2], "copy")];
+        assert_eq!([board.group(&[0, 1, 2], ""), board.group(&[0, 1, 2], "copy")], [group, others[2]]);
+        assert!(others.iter().all(|other| *other != group) && others[0] != others[1] && others[1] != others[2]);
     }
 
     #[test]

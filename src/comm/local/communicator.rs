@@ -66,7 +66,9 @@ impl LocalCommunicator {
         finish: impl FnOnce(Exchange) -> T + Send + 'static,
     ) -> Work<T> {
         let (member, device, rank) = (self.group.rank(), self.device.clone(), self.rank());
-        self.world.note_thread(rank);
+        if let Err(error) = self.world.check_thread(rank, print.op, &call) {
+            return Work::new(Ready(Err(error)));
+        }
         let charge = Charge { op: print.op, ranks: self.group.size(), bytes, call };
         if !charge.call.ahead {
             charge.record(&self.ledger);
@@ -91,7 +93,8 @@ impl LocalCommunicator {
 }
 
 fn print(op: Op, call: &Call, tensors: Vec<TensorPrint>) -> Print {
-    Print { op, label: call.label.clone(), reduce: None, root: None, drawn: call.drawn, tensors }
+    let Call { label, drawn, whole, terms, .. } = call.clone();
+    Print { op, label, reduce: None, root: None, drawn, whole, terms, tensors }
 }
 
 fn bytes(tensors: &[TensorPrint]) -> u64 {

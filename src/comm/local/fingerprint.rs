@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Shape};
 
 use super::board::Fingerprint;
-use crate::comm::{Op, ReduceOp};
+use crate::comm::{Op, ReduceOp, TensorMeta};
 
 /// The arguments of one collective, but for the data.
 #[derive(Debug, Clone)]
@@ -16,6 +16,8 @@ pub(crate) struct Print {
     pub reduce: Option<ReduceOp>,
     pub root: Option<usize>,
     pub drawn: Option<u64>,
+    pub whole: Option<TensorMeta>,
+    pub terms: Option<Arc<str>>,
     pub tensors: Vec<TensorPrint>,
 }
 
@@ -53,6 +55,10 @@ impl Fingerprint for Print {
             .or_else(|| differ("reduction", &self.reduce, &other.reduce, some))
             .or_else(|| differ("root", &self.root, &other.root, some))
             .or_else(|| differ("place in forward", &self.drawn, &other.drawn, some))
+            .or_else(|| differ("global tensor", &self.whole, &other.whole, whole))
+            .or_else(|| {
+                differ("reduction of", &self.terms, &other.terms, |terms| terms.as_deref().unwrap_or("none").into())
+            })
             .or_else(|| differ("number of tensors", &self.tensors.len(), &other.tensors.len(), usize::to_string))
             .or_else(|| {
                 let mut pairs = self.tensors.iter().zip(&other.tensors).enumerate();
@@ -78,13 +84,26 @@ fn some<T: Debug>(value: &Option<T>) -> String {
     value.as_ref().map_or("none".into(), |value| format!("{value:?}"))
 }
 
+fn whole(meta: &Option<TensorMeta>) -> String {
+    meta.as_ref().map_or("none".into(), |TensorMeta { shape, dtype }| format!("{:?} {}", &shape[..], dtype.name()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn print() -> Print {
         let tensor = TensorPrint { shape: Shape::from([4, 8]), dtype: DType::F32, dim: Some(0), to_dim: None };
-        Print { op: Op::AllGather, label: "a".into(), reduce: None, root: None, drawn: None, tensors: vec![tensor] }
+        Print {
+            op: Op::AllGather,
+            label: "a".into(),
+            reduce: None,
+            root: None,
+            drawn: None,
+            whole: None,
+            terms: None,
+            tensors: vec![tensor],
+        }
     }
 
     #[test]
@@ -99,6 +118,9 @@ mod tests {
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
         assert_eq!(says(|p| p.reduce = Some(ReduceOp::Sum)), "reduction none vs Sum");
         assert_eq!(says(|p| p.drawn = Some(3)), "place in forward none vs 3");
+        let whole = |p: &mut Print| p.whole = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 });
+        assert_eq!(says(whole), "global tensor none vs [4, 8] f32");
+        assert_eq!(says(|p| p.terms = Some("[4, 2]".into())), "reduction of none vs [4, 2]");
         assert_eq!(says(|p| p.tensors.clear()), "number of tensors 1 vs 0");
         assert_eq!(says(|p| p.tensors[0].shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
         assert_eq!(says(|p| p.tensors[0].dtype = DType::F16), "tensor 0: dtype f32 vs f16");

@@ -19,12 +19,14 @@ mod ranges;
 mod rendezvous;
 mod sync;
 
-use std::sync::OnceLock;
-use std::thread::ThreadId;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub(super) use board::Failure;
 pub(super) use communicator::LocalCommunicator;
+
+use super::home::Home;
+use super::{Call, CommError, Op};
 
 /// What the ranks of one [`launch`](super::launch) share.
 pub(super) struct LocalWorld {
@@ -32,27 +34,48 @@ pub(super) struct LocalWorld {
     pub size: usize,
     /// How long one wait may last.
     pub deadline: Duration,
-    /// The thread that each rank's program runs on.
-    threads: Box<[OnceLock<ThreadId>]>,
+    /// Tells the launches of a process apart: 0, 1, ..
+    pub launch: u64,
+    finished: AtomicBool,
 }
 
 /// About 20 microseconds, which is what it takes to sleep and be woken.
 const SPINS: u32 = 500;
 
+static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+
 impl LocalWorld {
-    pub fn new(size: usize, deadline: Duration) -> Self {
-        let threads = (0..size).map(|_| OnceLock::new()).collect();
+    pub fn new(size: usize, deadline: Duration, multithreaded: bool) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if size <= cores { SPINS } else { 0 };
-        Self { rendezvous: rendezvous::Rendezvous::new(size, spins), size, deadline, threads }
+        Self {
+            rendezvous: rendezvous::Rendezvous::new(size, spins, multithreaded),
+            size,
+            deadline,
+            launch: LAUNCHES.fetch_add(1, Ordering::Relaxed),
+            finished: AtomicBool::new(false),
+        }
     }
 
-    /// Remembers whether `rank` communicates from more than one thread, see [`board`].
-    fn note_thread(&self, rank: usize) {
-        let current = std::thread::current().id();
-        if *self.threads[rank].get_or_init(|| current) != current {
-            self.rendezvous.threaded(rank);
+    /// Fails the world if the calling thread is known to be another rank's than `owner`'s: what it calls
+    /// on, or waits for, came to it with something of that rank's.
+    fn check_thread(&self, owner: usize, op: Op, call: &Call) -> Result<(), CommError> {
+        match Home::rank_in(self.launch) {
+            Some(rank) if rank != owner => {
+                let error = CommError::OtherRank { rank, owner, op, label: call.label.to_string() };
+                Err(self.rendezvous.fail(Failure::Collective(error)))
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// No rank's program runs any more.
+    pub fn finish(&self) {
+        self.finished.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_finished(&self) -> bool {
+        self.finished.load(Ordering::Relaxed)
     }
 }
 

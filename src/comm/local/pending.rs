@@ -76,7 +76,7 @@ where
 
     fn wait(mut self: Box<Self>) -> Result<T, CommError> {
         let world = self.seat.world.clone();
-        world.note_thread(self.rank);
+        world.check_thread(self.rank, self.charge.op, &self.charge.call)?;
         if self.charge.call.ahead {
             self.charge.record(&self.ledger);
         }

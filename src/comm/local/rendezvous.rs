@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::board::{Board, Failure, Fingerprint, GroupKey, Parts, Poll, Ticket};
-use super::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, spin_loop};
+use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop};
 use crate::comm::CommError;
 
 pub(crate) struct Rendezvous<F, P> {
@@ -44,8 +44,8 @@ impl Bell {
 
 impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks, whose waiters look `spins` times before they sleep.
-    pub fn new(ranks: usize, spins: u32) -> Self {
-        Self { state: Mutex::new(State { board: Board::new(ranks), bells: Vec::new() }), spins }
+    pub fn new(ranks: usize, spins: u32, multithreaded: bool) -> Self {
+        Self { state: Mutex::new(State { board: Board::new(ranks, multithreaded), bells: Vec::new() }), spins }
     }
 
     /// The group of these ranks in this order and of this name; the same for all its ranks.
@@ -70,6 +70,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
             }
             Err(error) => {
                 state.ring_all();
+                leave(state);
                 Err(error)
             }
         }
@@ -120,16 +121,16 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         if until.is_some() {
             state.board.end_wait(ticket);
         }
-        let freed = state.board.release(ticket);
-        drop(state);
-        drop(freed);
+        state.board.release(ticket);
+        leave(state);
         result
     }
 
     /// Gives up the result of `ticket`.
     pub fn release(&self, ticket: Ticket) {
-        let freed = self.state.lock().board.release(ticket);
-        drop(freed);
+        let mut state = self.state.lock();
+        state.board.release(ticket);
+        leave(state);
     }
 
     /// Records the first failure and wakes everyone. Returns the error that counts.
@@ -137,6 +138,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         let mut state = self.state.lock();
         let failure = state.board.fail(failure);
         state.ring_all();
+        leave(state);
         failure.error(None)
     }
 
@@ -154,15 +156,17 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         }
     }
 
-    /// Collectives of `rank` come from more than one thread.
-    pub fn threaded(&self, rank: usize) {
-        self.state.lock().board.threaded(rank);
-    }
-
     /// What `rank` was doing at the first failure.
     pub fn doing(&self, rank: usize) -> String {
         self.state.lock().board.doing(rank)
     }
+}
+
+/// Unlocks, and only then drops what has been freed.
+fn leave<F: Fingerprint, P>(mut state: MutexGuard<'_, State<F, P>>) {
+    let freed = state.board.take_freed();
+    drop(state);
+    drop(freed);
 }
 
 impl<F: Fingerprint, P> State<F, P> {
@@ -222,7 +226,7 @@ mod tests {
 
     /// Runs `program` on `ranks` threads that share a rendezvous.
     fn run(ranks: usize, spins: u32, program: impl Fn(usize, &Plain, GroupKey) + Sync) {
-        let rendezvous = Plain::new(ranks, spins);
+        let rendezvous = Plain::new(ranks, spins, false);
         let all: Vec<_> = (0..ranks).collect();
         thread::scope(|scope| {
             for rank in 0..ranks {

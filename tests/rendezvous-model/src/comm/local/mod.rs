@@ -2,4 +2,4 @@
 pub(crate) mod board;
 #[path = "../../../../../src/comm/local/rendezvous.rs"]
 pub(crate) mod rendezvous;
-mod sync;
+pub(crate) mod sync;

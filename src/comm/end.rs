@@ -1,0 +1,72 @@
+//! [`End`]: how a rank's program ended.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::CommError;
+use super::local::{Failure, LocalWorld};
+use crate::Error;
+
+/// How a rank's program ended.
+pub(super) enum End<T> {
+    Done(T),
+    Failed(Error),
+    Panicked(String),
+}
+
+impl<T> End<T> {
+    /// What `body` ends with; its panic, if it panics.
+    pub fn of(body: impl FnOnce() -> Self) -> Self {
+        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(Self::from_panic)
+    }
+
+    /// Never panics itself, whatever the payload does when it is dropped.
+    pub fn from_panic(payload: Box<dyn Any + Send>) -> Self {
+        let end = if let Some(error) = payload.downcast_ref::<Error>() {
+            Self::Failed(error.clone())
+        } else if let Some(message) = payload.downcast_ref::<String>() {
+            Self::Panicked(message.clone())
+        } else {
+            let message = payload.downcast_ref::<&str>();
+            Self::Panicked(message.map_or("(no message)".into(), ToString::to_string))
+        };
+        // A payload that panics when dropped may leave one that does the same.
+        if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            std::mem::forget(another);
+        }
+        end
+    }
+
+    /// Tells the other ranks, of which some may be waiting for this one.
+    pub fn tell(&self, rank: usize, local: &LocalWorld) {
+        match self {
+            Self::Done(_) => {}
+            Self::Failed(error) => {
+                local.rendezvous.fail(Failure::Failed { rank, message: error.to_string() });
+            }
+            Self::Panicked(message) => {
+                local.rendezvous.fail(Failure::Panicked { rank, message: message.clone() });
+            }
+        }
+        local.rendezvous.returned(rank);
+    }
+
+    pub fn is_done(&self) -> bool {
+        matches!(self, Self::Done(_))
+    }
+
+    pub fn done(self) -> Option<T> {
+        match self {
+            Self::Done(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    pub fn error(self, rank: usize) -> Option<Error> {
+        match self {
+            Self::Done(_) => None,
+            Self::Failed(error) => Some(error),
+            Self::Panicked(message) => Some(CommError::RankPanicked { rank, message, during: None }.into()),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Which rank the calling thread belongs to.
+//!
+//! Known of the threads that [`launch`](super::launch) makes. A thread that a rank's program has
+//! started is not known, and may speak for any rank.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+/// A rank of a launch, as one of its threads knows it.
+#[derive(Debug)]
+pub(super) struct Home {
+    pub launch: u64,
+    pub rank: usize,
+    /// Where the launch was made: its ranks speak for that rank too.
+    pub outer: Option<Arc<Self>>,
+}
+
+thread_local! {
+    static HOME: RefCell<Option<Arc<Home>>> = const { RefCell::new(None) };
+    static IS_RANK: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Home {
+    /// Makes this the home of the calling thread, for as long as it lives.
+    pub fn settle(self: Arc<Self>) {
+        HOME.set(Some(self));
+    }
+
+    /// The calling thread's home, if `launch` made it.
+    pub fn current() -> Option<Arc<Self>> {
+        HOME.with_borrow(Clone::clone)
+    }
+
+    /// The rank of `launch` that the calling thread belongs to, if that is known.
+    pub fn rank_in(launch: u64) -> Option<usize> {
+        HOME.with_borrow(|home| {
+            let mut home = home.as_ref();
+            while let Some(Self { launch: other, rank, outer }) = home.map(AsRef::as_ref) {
+                if *other == launch {
+                    return Some(*rank);
+                }
+                home = outer.as_ref();
+            }
+            None
+        })
+    }
+}
+
+/// Notes that the calling thread runs a rank's program, for as long as it lives.
+pub(super) fn become_rank() {
+    IS_RANK.set(true);
+}
+
+/// Whether the calling thread runs a rank's program: `launch` catches what unwinds from it.
+pub(crate) fn is_rank() -> bool {
+    IS_RANK.get()
+}
