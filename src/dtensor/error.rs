@@ -19,6 +19,18 @@ pub enum DTensorError {
         /// Mesh of the other.
         right: String,
     },
+    /// Two tensors of one operation are the parts of different ranks, or of different launches.
+    #[error(
+        "tensors of one operation must be one rank's own parts, got parts of {left} and of {right}; pass \
+         plain data from rank to rank (`full_tensor`, then `into_data`), and make a part of it there \
+         (`distribute_local`)"
+    )]
+    RankMismatch {
+        /// Whose part the first tensor is, such as `rank 0 of launch 3`.
+        left: String,
+        /// Whose part the other is.
+        right: String,
+    },
     /// A layout was made for a mesh of another shape.
     #[error(
         "the layout is for a mesh of shape {layout:?}, but the tensor is on {mesh}; \

@@ -82,6 +82,9 @@ pub(super) struct Route {
     label: Arc<str>,
 }
 
+/// Routes kept a thread; past that many planning starts anew.
+const CAPACITY: usize = 1 << 10;
+
 thread_local! {
     /// A rank walks the same few routes in every training step, and planning one is a search.
     static ROUTES: RefCell<HashMap<Layout, HashMap<Layout, Arc<Route>>>> = RefCell::default();
@@ -103,6 +106,9 @@ impl Route {
         let label = format!("redistribute {from} -> {to}").into();
         let route = Arc::new(Self { steps, label });
         ROUTES.with_borrow_mut(|routes| {
+            if routes.values().map(HashMap::len).sum::<usize>() >= CAPACITY {
+                routes.clear();
+            }
             let from = routes.entry(from.clone()).or_default();
             from.insert(to.clone(), route.clone());
         });
@@ -127,7 +133,7 @@ pub(super) fn travel<const D: usize, K: Kind>(
     if route.steps.is_empty() && (varying.is_empty() || !tracked) {
         return Ok((local, done));
     }
-    let call = Call::new(route.label.clone());
+    let call = from.call(Call::new(route.label.clone()));
     let strategy = local.gradient_checkpointing_strategy();
     let (mut moved, mut undos) = (local.clone().inner(), Vec::new());
     let mut before = None;

@@ -10,6 +10,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::DTensorError;
 use crate::Result;
+use crate::comm::{Call, TensorMeta};
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
 
@@ -23,6 +24,8 @@ pub struct DTensorSpec {
     layout: Layout,
     shape: Shape,
     dtype: DType,
+    /// Of a pending reduction: global shapes of the tensors that its terms were computed from, if known.
+    terms: Option<Arc<str>>,
 }
 
 impl DTensorSpec {
@@ -35,17 +38,35 @@ impl DTensorSpec {
     pub fn new(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Result<Self> {
         mesh.member("hold a part of a DTensor")?;
         check_layout(mesh, &layout, shape.num_dims())?;
-        Ok(Self { mesh: mesh.clone(), layout, shape, dtype })
+        Ok(Self::decided(mesh, layout, shape, dtype))
     }
 
     /// A spec that an operator's rule has decided on: its layout fits mesh and shape.
     pub(super) fn decided(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Self {
-        Self { mesh: mesh.clone(), layout, shape, dtype }
+        Self { mesh: mesh.clone(), layout, shape, dtype, terms: None }
+    }
+
+    /// The same spec, saying what the terms of its pending reduction, if there is one, were computed from.
+    pub(super) fn with_terms(mut self, terms: Option<Arc<str>>) -> Self {
+        self.terms = terms.filter(|_| self.layout.has_partial());
+        self
+    }
+
+    /// `call`, of this tensor or a part of it.
+    pub(super) fn call(&self, call: Call) -> Call {
+        let whole = TensorMeta { shape: self.shape.clone(), dtype: self.dtype };
+        Call { whole: Some(whole), terms: self.terms.clone(), ..call }
     }
 
     /// The one shared copy of this spec that the calling thread has: equal specs are the same
     /// pointer, which is what the cache of decisions compares.
+    ///
+    /// Not of tensors that outlive their launch: a thread that does too would keep every world that it
+    /// ever saw a tensor of.
     pub(crate) fn shared(self) -> Arc<Self> {
+        if self.mesh.world().is_finished() {
+            return Arc::new(self);
+        }
         SPECS.with_borrow_mut(|(hasher, specs)| {
             let hash = hasher.hash_one(&self);
             if let Some(known) = specs.find(hash, |known| **known == self) {
@@ -73,6 +94,11 @@ impl DTensorSpec {
     /// One placement per mesh dimension.
     pub fn placements(&self) -> &[Placement] {
         self.layout.placements()
+    }
+
+    /// What the terms of its pending reduction were computed from, if that is known.
+    pub(super) fn terms(&self) -> Option<&Arc<str>> {
+        self.terms.as_ref()
     }
 
     /// Global shape.
@@ -112,16 +138,21 @@ impl DTensorSpec {
     /// [`PlacementError::DimOutOfRange`](crate::placement::PlacementError::DimOutOfRange).
     pub fn with_layout(&self, layout: Layout) -> Result<Self> {
         check_layout(&self.mesh, &layout, self.shape.num_dims())?;
-        Ok(Self { layout, ..self.clone() })
+        let terms = self.terms.clone();
+        Ok(Self::decided(&self.mesh, layout, self.shape.clone(), self.dtype).with_terms(terms))
     }
 
-    /// Checks that `other` lives on the same mesh.
+    /// Checks that `other` lives on the same mesh, and is the same rank's.
     ///
     /// # Errors
-    /// [`DTensorError::MeshMismatch`].
+    /// [`DTensorError::RankMismatch`] or [`DTensorError::MeshMismatch`].
     pub fn check_same_mesh(&self, other: &Self) -> Result<(), DTensorError> {
-        if self.mesh == other.mesh {
+        if self.mesh.congruent(&other.mesh) {
             return Ok(());
+        }
+        let (left, right) = (self.mesh.world(), other.mesh.world());
+        if left.identity() != right.identity() {
+            return Err(DTensorError::RankMismatch { left: left.to_string(), right: right.to_string() });
         }
         Err(DTensorError::MeshMismatch { left: self.mesh.to_string(), right: other.mesh.to_string() })
     }
@@ -132,8 +163,9 @@ impl DTensorSpec {
     }
 }
 
-/// Specs shared a thread; past that many sharing starts anew.
-const CAPACITY: usize = 1 << 14;
+/// Specs shared a thread, and decisions kept; past that many sharing starts anew. Far more than a model
+/// has, and with shapes that change from step to step a few MB.
+pub(super) const CAPACITY: usize = 1 << 12;
 
 thread_local! {
     static SPECS: RefCell<(DefaultHashBuilder, HashTable<Arc<DTensorSpec>>)> = RefCell::default();

@@ -13,6 +13,9 @@ use crate::comm::{Communicator, World};
 /// An array of ranks with named dimensions, and one communicator per dimension.
 ///
 /// Cheap to clone. See the [module](super) for a picture.
+///
+/// A mesh is seen from one rank. Meshes are equal if they have equal ranks, shape and names, are slices
+/// of equal meshes or of none, and are one rank's of one launch: another rank's communicate for that rank.
 #[derive(Clone)]
 pub struct DeviceMesh(Arc<Inner>);
 
@@ -22,7 +25,7 @@ struct Inner {
     names: Vec<String>,
     /// Row-major.
     ranks: Vec<usize>,
-    /// Of ranks, shape and names: a mesh is part of every key that an operator is looked up by.
+    /// Of all that equality looks at: a mesh is part of every key that an operator is looked up by.
     hash: u64,
     /// The caller's position, if it is a member.
     coordinate: Option<SmallVec<[usize; 3]>>,
@@ -89,7 +92,7 @@ impl DeviceMesh {
             }
         }
         let (world, shape) = (world.clone(), SmallVec::from(shape));
-        let hash = identity_hash(&ranks, &shape, &names);
+        let hash = identity_hash(&world, &ranks, &shape, &names, None);
         Ok(Self(Arc::new(Inner { world, shape, names, ranks, hash, coordinate, communicators, root: None, index })))
     }
 
@@ -102,7 +105,7 @@ impl DeviceMesh {
         let index = others.fold(self.0.index, |index, dim| index * self.0.shape[dim] + coordinate[dim]);
         Self(Arc::new(Inner {
             world: self.0.world.clone(),
-            hash: identity_hash(&ranks, &shape, &names),
+            hash: identity_hash(&self.0.world, &ranks, &shape, &names, Some(self.root())),
             shape,
             names,
             ranks,
@@ -211,8 +214,14 @@ impl DeviceMesh {
         MeshError::NotAMember { rank: self.rank(), mesh: self.to_string(), action }
     }
 
-    fn identity(&self) -> (u64, &[usize], &[usize], &[String]) {
-        (self.0.hash, self.ranks(), self.shape(), self.names())
+    /// Whether both are the same array of ranks with the same names, seen from one rank of one launch,
+    /// whatever they were sliced from: they share their communicators, so tensors on both may meet.
+    pub(crate) fn congruent(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.identity() == other.identity()
+    }
+
+    fn identity(&self) -> ((u64, usize), &[usize], &[usize], &[String]) {
+        (self.0.world.identity(), self.ranks(), self.shape(), self.names())
     }
 }
 
@@ -247,9 +256,9 @@ pub(super) fn first_repeated<T: Eq + Hash>(items: &[T]) -> Option<&T> {
     items.iter().find(|item| !seen.insert(*item))
 }
 
-fn identity_hash(ranks: &[usize], shape: &[usize], names: &[String]) -> u64 {
+fn identity_hash(world: &World, ranks: &[usize], shape: &[usize], names: &[String], root: Option<&DeviceMesh>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (ranks, shape, names).hash(&mut hasher);
+    (world.identity(), ranks, shape, names, root).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -294,7 +303,8 @@ impl fmt::Debug for DeviceMesh {
 
 impl PartialEq for DeviceMesh {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.identity() == other.identity()
+        let (a, b) = (&self.0, &other.0);
+        Arc::ptr_eq(a, b) || (a.hash == b.hash && self.congruent(other) && a.root == b.root && a.index == b.index)
     }
 }
 

@@ -14,7 +14,7 @@
 //! 1. Ranks are row-major: the last dimension varies fastest.
 //! 2. In the group of a dimension, a rank's group rank is its coordinate along that dimension.
 //! 3. A slice shares its parent's communicators; it makes none.
-//! 4. Equal meshes have equal ranks, shape and names.
+//! 4. Equal meshes have equal ranks, shape, names and roots, and are one rank's of one launch.
 
 mod device_mesh;
 mod error;

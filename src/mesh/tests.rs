@@ -124,7 +124,7 @@ fn flattening_makes_one_dim_of_several() {
 }
 
 #[test]
-fn equality_and_hash_cover_ranks_shape_and_names() {
+fn equality_and_hash_cover_ranks_shape_names_and_root() {
     on(4, |world| {
         let hash = |mesh: &DeviceMesh| {
             let mut hasher = DefaultHasher::new();
@@ -138,8 +138,22 @@ fn equality_and_hash_cover_ranks_shape_and_names() {
         assert_ne!(mesh, DeviceMesh::new(world, [4, 1], ["replicate", "shard"])?);
         assert_ne!(mesh, DeviceMesh::new(world, [2, 2], ["replicate", "tp"])?);
         assert_ne!(mesh, DeviceMesh::from_ranks(world, [1, 0, 2, 3], [2, 2], ["replicate", "shard"])?);
+        let slice = mesh.slice("shard")?;
+        let alone = DeviceMesh::from_ranks(world, slice.ranks(), [2], "shard")?;
+        assert_eq!((&slice, hash(&slice)), (&same.slice("shard")?, hash(&same.slice("shard")?)));
+        assert_ne!((&slice, hash(&slice)), (&alone, hash(&alone)));
+        assert!(slice.congruent(&alone));
         Ok(())
     });
+}
+
+#[test]
+fn meshes_of_other_ranks_and_other_launches_differ() {
+    let meshes = || on(2, |world| Ok(DeviceMesh::new(world, [2], "x")?));
+    let [first, second] = [meshes(), meshes()];
+    assert!(first[0] != first[1] && first[0] != second[0]);
+    assert!(!first[0].congruent(&first[1]) && !first[0].congruent(&second[0]));
+    assert_eq!(first[0], first[0].clone());
 }
 
 /// One test case a variant: what is refused, the variant, and the remedy in its message.

@@ -41,6 +41,11 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// Bytes that are live in the whole process.
+pub fn live() -> usize {
+    LIVE.load(SeqCst)
+}
+
 /// What one rank holds, above what it held before it had a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {

@@ -3,3 +3,4 @@
 mod chain;
 mod live;
 mod order;
+mod tables;

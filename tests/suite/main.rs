@@ -15,3 +15,4 @@ mod random_programs;
 mod random_trees;
 mod rules;
 mod testing;
+mod worlds;

@@ -20,6 +20,7 @@ use super::policy::RedistributePolicy;
 use super::rule::{Rule, Strategy};
 use crate::Result;
 use crate::dtensor::redistribute::Route;
+use crate::dtensor::spec::CAPACITY;
 use crate::dtensor::{DTensorError, DTensorSpec};
 use crate::placement::{Layout, Placement};
 
@@ -47,6 +48,7 @@ pub(super) struct Output {
     layout: Layout,
     shape: Shape,
     local: Shape,
+    terms: Option<Arc<str>>,
     /// Made when the first local result shows its element type.
     spec: OnceCell<Arc<DTensorSpec>>,
 }
@@ -89,7 +91,10 @@ impl Resolved {
     pub(super) fn output_spec(&self, at: usize, dtype: DType) -> Arc<DTensorSpec> {
         let output = &self.outputs[at];
         let mesh = self.inputs[0].spec.mesh();
-        let make = || DTensorSpec::decided(mesh, output.layout.clone(), output.shape.clone(), dtype).shared();
+        let make = || {
+            let spec = DTensorSpec::decided(mesh, output.layout.clone(), output.shape.clone(), dtype);
+            spec.with_terms(output.terms.clone()).shared()
+        };
         let spec = output.spec.get_or_init(make);
         if spec.dtype() == dtype { spec.clone() } else { make() }
     }
@@ -103,9 +108,6 @@ struct Entry {
     resolved: Rc<Resolved>,
 }
 
-/// Decisions kept a thread; past that many the cache starts anew.
-const CAPACITY: usize = 1 << 14;
-
 thread_local! {
     static DECISIONS: RefCell<HashTable<Entry>> = const { RefCell::new(HashTable::new()) };
     static HASHER: DefaultHashBuilder = DefaultHashBuilder::default();
@@ -114,7 +116,7 @@ thread_local! {
 /// The decision for `rule` on inputs of these specs, from this thread's cache.
 ///
 /// # Errors
-/// [`DTensorError::MeshMismatch`]; [`DTensorError::Operands`] of the rule;
+/// [`DTensorError::MeshMismatch`] and [`DTensorError::RankMismatch`]; [`DTensorError::Operands`] of the rule;
 /// [`DTensorError::ImplicitRedistribution`] under [`RedistributePolicy::Deny`].
 pub fn resolve<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Rc<Resolved>> {
     let resolved = decision(rule, inputs)?;
@@ -140,6 +142,10 @@ fn decision<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Rc<Resolv
         return Ok(resolved);
     }
     let resolved = Rc::new(decide(rule, inputs)?);
+    // The specs of a finished launch are not shared, so the entry would never be found.
+    if inputs[0].mesh().world().is_finished() {
+        return Ok(resolved);
+    }
     let entry = Entry {
         hash,
         rule: Box::new(rule.clone()),
@@ -181,12 +187,24 @@ fn decide<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Resolved> {
         Ok(Input { spec, moves, varying })
     });
     let decided: Result<_> = decided.collect();
+    let terms = outputs.iter().any(Layout::has_partial).then(|| terms(inputs));
     let outputs = output_shapes.into_iter().zip(outputs).map(|(shape, layout)| {
         let coordinate = inputs[0].coordinate();
         let local = Shape::from(layout.local_shape(&shape, coordinate));
-        Output { layout, shape, local, spec: OnceCell::new() }
+        Output { layout, shape, local, terms: terms.clone(), spec: OnceCell::new() }
     });
     Ok(Resolved { inputs: decided?, outputs: outputs.collect() })
+}
+
+/// What the terms of a pending reduction come from: where those of the inputs do, or else the inputs.
+///
+/// Of several the least, so that a sum that grows from step to step does not grow here as well.
+fn terms(inputs: &[&Arc<DTensorSpec>]) -> Arc<str> {
+    if let Some(terms) = inputs.iter().filter_map(|spec| spec.terms()).min() {
+        return terms.clone();
+    }
+    let shapes: Vec<_> = inputs.iter().map(|spec| format!("{:?}", &spec.shape()[..])).collect();
+    shapes.join(" and ").into()
 }
 
 /// The rule's table, with the all-Replicate row in front.

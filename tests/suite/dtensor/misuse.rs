@@ -1,6 +1,6 @@
 //! Every misuse is a typed error that names what is wrong and how to repair it.
 
-use burn::tensor::{DType, Device, Distribution, Int};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{CommError, Launch, launch};
 use burn_dtensor::dtensor::{DTensor, DTensorError};
@@ -237,4 +237,49 @@ fn a_rank_that_leaves_before_backward_is_named_by_those_that_wait() {
         panic!("{error}");
     };
     assert!(during.to_string().contains("redistribute [R] -> [S(0)]"), "{during}");
+}
+
+/// What ranks are told whose whole tensors have `rows[rank]` rows of 2, in `program`.
+fn unequal_rows(rows: [usize; 2], program: impl Fn(DTensor<2>) -> Result<(), Error> + Sync) -> String {
+    let error = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["x"])?;
+        let whole = Tensor::<2>::ones([rows[world.rank()], 2], world.device());
+        program(DTensor::distribute_local(whole, &mesh, &[S(0)])?)
+    });
+    let cause = error.unwrap_err().cause;
+    let Error::Comm(CommError::Mismatch { differs, .. }) = cause else { panic!("{cause}") };
+    differs
+}
+
+#[test]
+fn ranks_whose_tensors_have_other_global_shapes_are_told() {
+    // What travels is one number on either rank.
+    let told = unequal_rows([4, 6], |x| x.sum().full_tensor().map(drop));
+    assert!(["[4, 2] vs [6, 2]", "[6, 2] vs [4, 2]"].iter().any(|differs| told.ends_with(differs)), "{told}");
+    // Also when more is computed of it, with others like it, before it travels.
+    let told = unequal_rows([4, 6], |x| {
+        let sum = x.clone().sum() * 0.5;
+        let squares = x.square().sum();
+        (sum + squares).full_tensor().map(drop)
+    });
+    assert!(told.starts_with("reduction of "), "{told}");
+    // And where the parts themselves would do.
+    let told = unequal_rows([4, 6], |x| x.full_tensor().map(drop));
+    assert!(told.starts_with("global tensor "), "{told}");
+}
+
+#[test]
+fn a_sum_that_grows_from_step_to_step_stays_one_of_few_specs() {
+    on_mesh(&[2], |_, mesh| {
+        let x = |rows| DTensor::<2>::ones([rows, 2], mesh, &[S(0)], mesh.device());
+        let mut sum = x(4)?.sum();
+        let mut specs = Vec::new();
+        for rows in [4, 6, 8, 4, 6, 8] {
+            sum = sum + x(rows)?.sum();
+            specs.push(sum.spec().clone());
+        }
+        assert_eq!(specs[0], specs[5]);
+        assert_eq!(sum.full_tensor()?.into_scalar::<f32>(), 2.0 * 40.0);
+        Ok(())
+    });
 }
