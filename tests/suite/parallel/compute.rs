@@ -198,7 +198,8 @@ fn one_flat_all_reduce_a_unit() {
                 let tp = mesh.coordinate().expect("a member")[mesh.dim("tp")?];
                 let hidden = [5, 4][tp];
                 let unit = 4 * (2 * DIM + (DIM * hidden + hidden) + (hidden * DIM + DIM)) as u64;
-                let terms = 4 * (3 * DIM) as u64;
+                // Both norms, the bias, and whether the rank has terms of each.
+                let terms = 4 * (3 * DIM + 3) as u64;
                 for label in ["blocks.0", "blocks.1"] {
                     let of = |op| ledger.total(|key| &*key.label == label && key.op == op);
                     let gathers = if data_ranks > 1 { 2 } else { 0 };
