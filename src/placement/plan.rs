@@ -47,13 +47,25 @@ pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, Placement
     Ok(steps)
 }
 
-/// Collectives of a plan from `from`, and the bytes a rank sends in them, for a tensor of `bytes`.
-pub(crate) fn plan_cost(from: &Layout, steps: &[(Step, Layout)], bytes: usize) -> (u64, u64) {
+/// What a plan costs, whatever the size of the tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PlanCost {
+    /// Collectives in forward.
+    pub forward: usize,
+    /// Collectives that undo the plan in backward.
+    pub backward: usize,
+    /// What a rank sends in forward, in units of [`Step::WHOLE`] per tensor.
+    pub traffic: u64,
+}
+
+/// What the steps of a plan from `from` cost.
+pub(crate) fn plan_cost(from: &Layout, steps: &[(Step, Layout)]) -> PlanCost {
     let before = std::iter::once(from).chain(steps.iter().map(|(_, after)| after));
-    let sent: u64 = before.zip(steps).map(|(before, (step, _))| step.traffic(before)).sum();
-    let calls = steps.iter().filter(|(step, _)| step.is_collective()).count();
-    let sent = u128::from(sent) * bytes as u128 / u128::from(Step::WHOLE);
-    (calls as u64, u64::try_from(sent).unwrap_or(u64::MAX))
+    PlanCost {
+        forward: steps.iter().filter(|(step, _)| step.is_collective()).count(),
+        backward: steps.iter().filter(|(step, _)| step.is_undone_by_collective()).count(),
+        traffic: before.zip(steps).map(|(before, (step, _))| step.traffic(before)).sum(),
+    }
 }
 
 /// Bytes sent, then number of steps.

@@ -103,6 +103,15 @@ impl Step {
         }
     }
 
+    /// Whether the gradient takes a collective on its way back: the table of
+    /// [`dtensor`](crate::dtensor).
+    pub(super) fn is_undone_by_collective(self) -> bool {
+        match self {
+            Self::Slice { .. } | Self::ReduceScatter { .. } | Self::AllToAll { .. } => true,
+            Self::AllGather { .. } | Self::AllReduce { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => false,
+        }
+    }
+
     /// What a rank sends when `before` is the layout before the step, in units of
     /// [`WHOLE`](Self::WHOLE) per tensor.
     pub(super) fn traffic(self, before: &Layout) -> u64 {

@@ -172,10 +172,10 @@ fn decide<R: Rule>(rule: &R, inputs: &[&Arc<DTensorSpec>]) -> Result<Resolved> {
     let mut rows = rows(rule, &shapes, &output_shapes);
     let dtypes: Vec<DType> = inputs.iter().map(|spec| spec.dtype()).collect();
     rows.retain(|row| row.takes(&dtypes));
-    let operand = |spec: &&Arc<DTensorSpec>| (spec.layout().clone(), spec.shape().clone(), spec.dtype().size());
+    let operand = |spec: &&Arc<DTensorSpec>| (spec.layout().clone(), spec.shape().clone(), spec.dtype().is_float());
     let owned: Vec<_> = inputs.iter().map(operand).collect();
     let operands: Vec<_> =
-        owned.iter().map(|(layout, shape, width)| Operand { layout, shape, width: *width }).collect();
+        owned.iter().map(|(layout, shape, float)| Operand { layout, shape, differentiable: *float }).collect();
     let choice = choose(mesh.shape(), &operands, output_shapes.len(), &rows, rule.takes_empty_parts());
     let Choice { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
         operator: rule.name(),

@@ -4,7 +4,7 @@ use burn::tensor::{Int, Tensor};
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::ops::loss::CrossEntropyLossConfig;
 use burn_dtensor::dtensor::ops::{RedistributePolicy, activation, module};
-use burn_dtensor::placement::Layout;
+use burn_dtensor::placement::{Layout, PartialOp};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -188,4 +188,20 @@ fn the_statistics_of_a_cut_batch_are_whole_on_every_rank() {
         }
         Ok(())
     });
+}
+
+/// A program that works on a small batch works on a large one: a residual meets a pending sum, and
+/// its local part is read.
+#[test]
+fn the_layout_of_a_result_does_not_depend_on_the_size_of_the_batch() {
+    let placed = |batch: usize| {
+        MeshTest::new([4], ["tp"]).run(|mesh| {
+            let of = |shape, placement| DTensor::<2>::ones(shape, mesh, &[placement], mesh.device());
+            let sum = of([batch, 4], R)? + of([batch, 4], R)?.redistribute(&[Placement::Partial(PartialOp::Sum)])?;
+            let product = of([batch, 4], S(1))?.matmul(of([4, 64], S(1))?);
+            Ok([sum.placements().to_vec(), product.placements().to_vec()])
+        })
+    };
+    assert_eq!(placed(4)[0][0], [R]);
+    assert_eq!(placed(4), placed(4 << 16));
 }
