@@ -304,7 +304,9 @@ impl fmt::Debug for DeviceMesh {
 impl PartialEq for DeviceMesh {
     fn eq(&self, other: &Self) -> bool {
         let (a, b) = (&self.0, &other.0);
-        Arc::ptr_eq(a, b) || (a.hash == b.hash && self.congruent(other) && a.root == b.root && a.index == b.index)
+        // Of a slice the root tells which it is. Of a mesh made of a slice, the index alone does.
+        let same_slice = || a.root == b.root && (a.root.is_some() || a.index == b.index);
+        Arc::ptr_eq(a, b) || (a.hash == b.hash && self.congruent(other) && same_slice())
     }
 }
 
