@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::placement::Layout;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -72,8 +72,8 @@ impl Draft {
         let profile = Profile::any(&mut rng);
         let (leaves, steps) = (Vec::new(), Vec::new());
         let (rounds, moves) = (if rng.random_bool(0.3) { 2 } else { 1 }, rng.random_bool(0.5));
-        let watches = rng.random_bool(0.6);
-        let program = Program { seed, mesh, profile, leaves, steps, rounds, moves, watches };
+        let (watches, probes) = (rng.random_bool(0.6), rng.random_bool(0.5));
+        let program = Program { seed, mesh, profile, leaves, steps, rounds, moves, watches, probes };
         Self { rng, program, known: Vec::new(), device: Device::flex().autodiff() }
     }
 
@@ -262,6 +262,15 @@ impl Draft {
         })
     }
 
+    /// Floats of two dimensions to look up rows of: sometimes more rows than a byte counts.
+    pub fn table(&mut self) -> Id {
+        if self.chance(0.75) {
+            return self.any::<2>();
+        }
+        let shape = [250 + self.below(20), 1 + self.below(2)];
+        self.leaf(ElementKind::Float, &shape, -2.0..2.0)
+    }
+
     /// Floats of this shape.
     pub fn floats(&mut self, shape: impl AsRef<[usize]>) -> Id {
         let shape = shape.as_ref();
@@ -307,6 +316,7 @@ impl Draft {
 
     /// Integers of this shape, from 0 to below `bound`.
     pub fn ints(&mut self, shape: impl AsRef<[usize]>, bound: usize) -> Id {
+        let bound = if self.program.profile.int == DType::U8 { bound.min(256) } else { bound };
         let (shape, range) = (shape.as_ref(), 0.0..bound as f64);
         let fits = |data: &Data| data.shape == shape && data.values.iter().all(|value| range.contains(value));
         self.known_one(ElementKind::Int, fits).unwrap_or_else(|| self.leaf(ElementKind::Int, shape, range))

@@ -52,6 +52,8 @@ pub struct Program {
     pub moves: bool,
     /// Whether every result is compared where it is made, or only those that no step uses.
     pub watches: bool,
+    /// Whether it is measured how deep in the graph each rank's part of every result lies.
+    pub probes: bool,
 }
 
 impl Program {
@@ -127,10 +129,10 @@ pub fn weighed(id: Id, row: Tensor<1>, whole_numbers: bool) -> Tensor<1> {
 /// As one would write it.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, mesh, profile, rounds, moves, watches, .. } = self;
+        let Self { seed, mesh, profile, rounds, moves, watches, probes, .. } = self;
         writeln!(
             f,
-            "// seed {seed}, mesh {mesh:?}, {:?} and {:?}; {rounds} rounds, moves: {moves}, watches: {watches}",
+            "// seed {seed}, mesh {mesh:?}, {:?} and {:?}; {rounds} rounds, moves: {moves}, watches: {watches}, probes: {probes}",
             profile.float, profile.int
         )?;
         for Leaf { id, data, layout } in &self.leaves {

@@ -1,5 +1,6 @@
 //! Running a program whole and sharded, and what differs.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use burn::tensor::Device;
@@ -8,7 +9,7 @@ use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::mesh::DeviceMesh;
 
 use super::layouts::held;
-use super::program::{Id, Program};
+use super::program::{Id, Program, Step};
 use super::value::{Data, Value};
 
 /// A program takes milliseconds.
@@ -58,10 +59,27 @@ pub fn fails(program: &Program) -> Option<String> {
         Rank { program, truth: &truth, mesh: &mesh, differences: Vec::new() }.run()
     });
     match ended {
-        Ok(ranks) => ranks.into_iter().flatten().next(),
+        Ok(ranks) => {
+            let (differences, depths): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
+            differences.into_iter().flatten().next().or_else(|| out_of_step(program, &depths))
+        }
         Err(error) => Some(error.to_string()),
     }
 }
+
+/// Which result lies deeper in the graph of one rank than of another. `depths` is by rank.
+///
+/// Ranks that are out of step may run the collectives of backward in different orders.
+fn out_of_step(program: &Program, depths: &[Depths]) -> Option<String> {
+    let by_result = (0..depths[0].len()).map(|at| depths.iter().map(|ranks| ranks[at].1).collect::<Vec<_>>());
+    let (at, ranks) = by_result.enumerate().find(|(_, ranks)| ranks.iter().any(|depth| *depth != ranks[0]))?;
+    let id = depths[0][at].0;
+    let step = program.steps.iter().find(|step| step.results.contains(&id))?;
+    Some(format!("v{id} ({step}) lies at the depths {ranks:?} of ranks' graphs"))
+}
+
+/// Results, and how deep in a rank's graph they lie.
+type Depths = Vec<(Id, Option<usize>)>;
 
 /// One rank at work. It goes on after a difference, since the others may not see it.
 struct Rank<'a> {
@@ -72,7 +90,8 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    fn run(mut self) -> Result<Vec<String>> {
+    fn run(mut self) -> Result<(Vec<String>, Depths)> {
+        let mut depths = Depths::new();
         let device = self.mesh.device().clone().autodiff();
         let coordinate = self.mesh.coordinate().expect("every rank of the world is in the mesh").to_vec();
         let (mut leaves, mut expected) = (Vec::new(), Vec::new());
@@ -83,7 +102,16 @@ impl Rank<'_> {
         }
         for round in 1..=self.program.rounds {
             let program = self.program;
-            let apply = |step: &super::program::Step, operands| (step.sharded)(operands);
+            let probes = RefCell::new(Vec::new());
+            let probed = |(value, &id): (Value, &Id)| {
+                let (value, depth) = value.probed();
+                probes.borrow_mut().push((id, depth));
+                value
+            };
+            let apply = |step: &Step, operands| {
+                let results = (step.sharded)(operands);
+                if program.probes { results.into_iter().zip(&step.results).map(probed).collect() } else { results }
+            };
             let ends = program.run(&leaves, apply, |step, values| {
                 if values.len() != step.results.len() {
                     self.differences.push(format!("{step}: {} results", values.len()));
@@ -97,6 +125,7 @@ impl Rank<'_> {
                 self.compare_result("at the end", *id, value)?;
             }
             let grads = program.backward(&ends)?;
+            depths.extend(probes.into_inner().into_iter().map(|(id, depth)| (id, depth.get())));
             for ((leaf, input), expected) in leaves.iter().zip(&program.leaves).zip(&expected) {
                 let found = grads.as_ref().and_then(|grads| leaf.gradient(grads));
                 let what = format!("gradient of v{}, round {round}", input.id);
@@ -109,7 +138,7 @@ impl Rank<'_> {
                 }
             }
         }
-        Ok(self.differences)
+        Ok((self.differences, depths))
     }
 
     fn compare_result(&mut self, place: &str, id: Id, value: &Value) -> Result<()> {

@@ -53,6 +53,9 @@ fn candidates(program: &Program) -> Vec<Program> {
     if program.watches {
         add(&|smaller| smaller.watches = false);
     }
+    if program.probes {
+        add(&|smaller| smaller.probes = false);
+    }
     if program.moves {
         add(&|smaller| smaller.moves = false);
     }

@@ -7,6 +7,7 @@ use burn_dtensor::Result;
 use burn_dtensor::dtensor::{DTensor, Kind};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Layout;
+use burn_dtensor::testing::{GraphDepth, graph_depth};
 
 /// `$expr` with the constant `D`, of the number of dimensions `$rank`.
 macro_rules! by_rank {
@@ -144,9 +145,17 @@ pub trait Erased: Any {
     /// The same laid out as `layout` says, where its own pending reductions allow it; an
     /// undistributed tensor stays as it is.
     fn moved(self: Box<Self>, layout: &Layout) -> Result<Value>;
+
+    /// The same, and how deep in the graph it lies.
+    fn measured(self: Box<Self>) -> (Value, GraphDepth);
 }
 
 impl Value {
+    /// [`Erased::measured`].
+    pub fn probed(self) -> (Self, GraphDepth) {
+        self.0.measured()
+    }
+
     /// [`Erased::moved`].
     pub fn redistributed(self, layout: &Layout) -> Result<Self> {
         self.0.moved(layout)
@@ -187,6 +196,10 @@ impl<const D: usize, K: Kind> Erased for Tensor<D, K> {
     fn moved(self: Box<Self>, _: &Layout) -> Result<Value> {
         Ok(Value(self))
     }
+
+    fn measured(self: Box<Self>) -> (Value, GraphDepth) {
+        (Value(self), GraphDepth::default())
+    }
 }
 
 impl<const D: usize, K: Kind> Erased for DTensor<D, K> {
@@ -220,6 +233,11 @@ impl<const D: usize, K: Kind> Erased for DTensor<D, K> {
     fn moved(self: Box<Self>, layout: &Layout) -> Result<Value> {
         let layout = super::layouts::reachable(self.layout(), layout);
         Ok(Value::new(self.redistribute_to(&layout)?))
+    }
+
+    fn measured(self: Box<Self>) -> (Value, GraphDepth) {
+        let (same, depth) = graph_depth(*self);
+        (Value::new(same), depth)
     }
 }
 

@@ -15,7 +15,7 @@ mod plan;
 use std::time::Duration;
 
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::fsdp::{full_model, fully_shard};
@@ -89,8 +89,9 @@ fn unsharded(plan: &Plan, net: Net) -> Net {
     let device = device(plan, &Device::flex());
     let (mut net, mut optimizer) = (net.on(&device), optimizer(plan));
     for step in 0..plan.steps {
-        let losses = (0..plan.ranks()).map(|rank| net.loss(plan, rank, step, &device));
-        let loss = losses.reduce(|a, b| a + b).expect("a mesh has ranks") / plan.ranks() as f64;
+        let losses = (0..plan.ranks()).map(|rank| net.loss(plan, rank, step, &device)).collect();
+        // Burn's gradient of a quotient by a scalar is in single precision; that of a mean is not.
+        let loss = Tensor::cat(losses, 0).mean();
         net = optimizer.step(LEARNING_RATE, net.clone(), GradientsParams::from_grads(loss.backward(), &net));
     }
     net

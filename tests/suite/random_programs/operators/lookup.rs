@@ -7,7 +7,7 @@ use super::{Operator, operator, step};
 pub fn operators() -> Vec<Operator> {
     vec![
         operator!("gather", |d| {
-            let (x, dim) = (d.any::<2>(), d.below(2));
+            let (x, dim) = (d.table(), d.below(2));
             let mut shape = d.shape::<2>(x);
             let len = std::mem::replace(&mut shape[dim], d.len());
             let i = d.ints(shape, len);
@@ -27,6 +27,12 @@ pub fn operators() -> Vec<Operator> {
             let (i, v) = (d.ints(shape, len), d.floats(shape));
             step!((x: Float<2>, i: Int<2>, v: Float<2>) [dim] => x.scatter(dim, i, v, IndexingUpdateOp::Add))
         }),
+        operator!("select", |d| {
+            let (x, count) = (d.table(), d.len());
+            let rows = d.shape::<2>(x)[0];
+            let i = d.ints([count], rows);
+            step!((x: Float<2>, i: Int<1>) [] => x.select(0, i))
+        }),
         operator!("select", D in [2 3], |d| {
             let (x, dim, count) = (d.any::<D>(), d.below(D), d.len());
             let len = d.shape::<D>(x)[dim];
@@ -40,14 +46,14 @@ pub fn operators() -> Vec<Operator> {
             step!((x: Int<2>, i: Int<1>) [dim] => x.select(dim, i))
         }),
         operator!("select_assign", |d| {
-            let (x, dim, count) = (d.any::<2>(), d.below(2), d.len());
+            let (x, dim, count) = (d.table(), d.below(2), d.len());
             let mut shape = d.shape::<2>(x);
             let len = std::mem::replace(&mut shape[dim], count);
             let (i, v) = (d.ints([count], len), d.floats(shape));
             step!((x: Float<2>, i: Int<1>, v: Float<2>) [dim] => x.select_assign(dim, i, v, IndexingUpdateOp::Add))
         }),
         operator!("take", |d| {
-            let (x, dim, shape) = (d.any::<2>(), d.below(2), [1 + d.below(3), 1 + d.below(4)]);
+            let (x, dim, shape) = (d.table(), d.below(2), [1 + d.below(3), 1 + d.below(4)]);
             let len = d.shape::<2>(x)[dim];
             let i = d.ints(shape, len);
             step!((x: Float<2>, i: Int<2>) [dim] => x.take::<2, 3>(dim, i))
@@ -59,7 +65,7 @@ pub fn operators() -> Vec<Operator> {
             step!((x: Float<2>, m: Bool<2>) [] => x.mask_select(m))
         }),
         operator!("embedding", |d| {
-            let (weight, shape) = (d.any::<2>(), [1 + d.below(5), 1 + d.below(5)]);
+            let (weight, shape) = (d.table(), [1 + d.below(5), 1 + d.below(5)]);
             let rows = d.shape::<2>(weight)[0];
             let i = d.ints(shape, rows);
             step!((weight: Float<2>, i: Int<2>) [] => module::embedding(weight, i))

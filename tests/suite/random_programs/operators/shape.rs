@@ -30,7 +30,7 @@ pub fn operators() -> Vec<Operator> {
         }] x.reshape(shape);
         "reshape" [any Float any_ints Int] => |d, x: 2| [shape = {
             let [a, b] = d.shape::<2>(x);
-            let split = |len: usize| (2..=len).find(|part| len % part == 0).unwrap_or(1);
+            let split = |len: usize| (2..=len).find(|part| len.is_multiple_of(*part)).unwrap_or(1);
             let (p, q) = (split(a), split(b));
             d.one_of(&[[p, a / p, b], [a, q, b / q], [a, b / q, q], [p, a * b / p, 1], [a * b / q, 1, q]])
         }] x.reshape(shape);
