@@ -24,14 +24,14 @@
 //! [`EnterUnit`] and [`LeaveUnit`] are identities the graph retains. Under gradient checkpointing
 //! no recomputation crosses them, so one unit at a time is gathered again.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use parking_lot::Mutex;
 
-use super::pass::{Pass, Passes, Turn};
+use super::pass::{Pass, Turn};
 use super::storage;
 use crate::autodiff::{BackwardStep, GraphOp, Retain};
 
@@ -44,9 +44,11 @@ struct Like {
 }
 
 /// Sees the end of backward: of depth 1, so that every token has come up before. Parent: a leaf.
+///
+/// Until then it keeps the pass alive, whose gradients may be held.
 #[derive(Debug)]
 pub(super) struct Flush {
-    pub(super) passes: Arc<Passes>,
+    pub(super) pass: Arc<Pass>,
 }
 
 impl GraphOp for Flush {
@@ -55,13 +57,15 @@ impl GraphOp for Flush {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        reduce(self.passes.flush(), step);
+        if let Some(Turn { passes, .. }) = self.pass.turn() {
+            reduce(passes.flush(), step);
+        }
     }
 }
 
 /// Reduces these passes one after another: their gradients go to the shards' leaves.
-fn reduce(due: Vec<Arc<Pass>>, step: &mut BackwardStep<'_>) {
-    for pass in due {
+fn reduce(due: Vec<Weak<Pass>>, step: &mut BackwardStep<'_>) {
+    for pass in due.iter().filter_map(Weak::upgrade) {
         for (leaf, grad) in pass.reduce() {
             step.give_to(leaf, grad);
         }
@@ -109,7 +113,7 @@ impl GraphOp for Token {
         if self.last {
             self.pass.finish();
             if let Some(Turn { passes, place }) = self.pass.turn() {
-                reduce(passes.ready(*place, self.pass.clone()), step);
+                reduce(passes.ready(*place, Arc::downgrade(&self.pass)), step);
             }
         }
         // Whatever made the input expects a gradient, even if the unit never used it.

@@ -26,7 +26,8 @@ use parking_lot::Mutex;
 
 /// The passes of one rank, by place.
 ///
-/// `P` is a pass: here it is only held and handed back.
+/// `P` is a pass: here it is only held and handed back. What is held must not keep it alive: its nodes
+/// do, and if a backward is given up, they go, and it [leaves](Self::leave).
 #[derive(Debug)]
 pub(super) struct Order<P>(Mutex<Places<P>>);
 
@@ -105,11 +106,11 @@ impl<P> Order<P> {
 
     /// The pass was dropped, reduced or not.
     pub(super) fn leave(&self, place: Place) {
-        let Place::Tied(place) = place else { return };
         let mut places = self.0.lock();
-        if let Some(tied) = places.tied.get_mut(&place) {
-            *tied = Tied::Gone;
-        }
+        match place {
+            Place::Tied(place) => places.tied.entry(place).and_modify(|tied| *tied = Tied::Gone),
+            Place::Loose(place) => return drop(places.loose.remove(&place)),
+        };
         // Nobody is left for whom it would count.
         while let Some(first) = places.tied.first_entry().filter(|first| matches!(first.get(), Tied::Gone)) {
             first.remove();
@@ -176,6 +177,16 @@ mod tests {
         order.leave(places[0]);
         order.leave(places[1]);
         assert!(order.0.lock().tied.is_empty(), "what counts for nobody is forgotten");
+    }
+
+    #[test]
+    fn what_a_backward_held_when_it_was_given_up_is_never_reduced() {
+        let order = Order::default();
+        let places = entered(&order, [false, true, true]);
+        assert_eq!([order.ready(places[1], 1), order.ready(places[0], 0)], [[0; 0]; 2]);
+        // The graph goes, and all passes with it.
+        places.map(|place| order.leave(place));
+        assert_eq!(order.flush(), [0; 0]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! [`Pass`]: one forward through a unit, and the backward that belongs to it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
@@ -41,7 +41,7 @@ pub(super) struct Pass {
 }
 
 /// The order of a rank's passes.
-pub(super) type Passes = Order<Arc<Pass>>;
+pub(super) type Passes = Order<Weak<Pass>>;
 
 #[derive(Debug)]
 pub(super) struct Turn {

@@ -164,7 +164,7 @@ fn token(
     earlier: Option<DispatchTensor>,
 ) -> DispatchTensor {
     let flush = match pass.turn() {
-        Some(Turn { passes, .. }) => autodiff::unary(parent, Arc::new(Flush { passes: passes.clone() })),
+        Some(_) => autodiff::unary(parent, Arc::new(Flush { pass: pass.clone() })),
         None => parent,
     };
     let links = inputs.iter().map(|input| (input, Some(input))).chain(earlier.iter().map(|earlier| (earlier, None)));
