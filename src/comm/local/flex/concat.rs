@@ -4,6 +4,7 @@ use burn::backend::DispatchTensor;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Shape};
 use bytemuck::Pod;
+use smallvec::SmallVec;
 
 use super::block::{Block, Offsets};
 use super::{build, elements, primitive, wrap};
@@ -53,14 +54,15 @@ fn copy<E: Pod + Send + Sync>(
 struct Walk<'a, E> {
     source: &'a [E],
     bases: Offsets,
-    offsets: Vec<usize>,
+    /// Usually one: a source costs no allocation then.
+    offsets: SmallVec<[usize; 4]>,
     run: usize,
 }
 
 impl<'a, E: Pod> Walk<'a, E> {
     fn new(block: &Block, source: &'a [E]) -> Self {
         // An empty block still has outer indices where other sources have elements.
-        let offsets = if block.run == 0 { Vec::new() } else { block.inner().collect() };
+        let offsets = if block.run == 0 { SmallVec::new() } else { block.inner().collect() };
         Self { source, bases: block.outer(), offsets, run: block.run }
     }
 
