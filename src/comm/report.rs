@@ -19,7 +19,7 @@ pub struct LaunchError {
     pub others: Vec<RankReport>,
 }
 
-/// How one rank fared in a failed [`launch`].
+/// How one rank fared in a failed [`launch`](super::launch).
 #[derive(Debug, Clone)]
 pub struct RankReport {
     /// The rank.
