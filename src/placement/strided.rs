@@ -1,6 +1,7 @@
 //! [`StridedLayout`]: PyTorch's strided shards, and their conversion to an order of cuts.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::str::FromStr;
 
@@ -11,8 +12,9 @@ use super::{Layout, Placement, PlacementError, Placements, chunk};
 /// A placement as PyTorch writes it, where a shard may be strided: `SS(dim, split_factor)`.
 ///
 /// A strided shard cuts the dimension into `split_factor` pieces and each piece into one chunk
-/// per rank; rank `r` holds the `r`-th chunk of every piece, joined. `SS(d,1)` is `S(d)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// per rank; rank `r` holds the `r`-th chunk of every piece, joined. `SS(d,1)` is `S(d)`, and equal
+/// to it.
+#[derive(Debug, Clone, Copy)]
 pub enum StridedPlacement {
     /// Any placement without a stride.
     Plain(Placement),
@@ -139,11 +141,30 @@ impl StridedPlacement {
         }
     }
 
+    /// The split factor, and the placement but for it: what it means, however it is spelled.
+    fn meaning(self) -> (Placement, usize) {
+        (self.without_stride(), self.shard().map_or(1, |(_, split_factor)| split_factor))
+    }
+
     fn without_stride(self) -> Placement {
         match self {
             Self::Plain(placement) => placement,
             Self::Strided { dim, .. } => Placement::Shard(dim),
         }
+    }
+}
+
+impl PartialEq for StridedPlacement {
+    fn eq(&self, other: &Self) -> bool {
+        self.meaning() == other.meaning()
+    }
+}
+
+impl Eq for StridedPlacement {}
+
+impl Hash for StridedPlacement {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.meaning().hash(state);
     }
 }
 

@@ -233,3 +233,16 @@ fn strided_text_round_trips() {
         assert_eq!(error, PlacementError::Unreadable { text: text.into() });
     }
 }
+
+/// However it is spelled: what PyTorch wrote comes back as it was meant.
+#[test]
+fn a_stride_of_one_is_a_plain_shard() {
+    let (one, plain) = (StridedPlacement::Strided { dim: 0, split_factor: 1 }, StridedPlacement::from(Shard(0)));
+    assert_eq!(one, plain);
+    assert!(![one, plain].iter().all_unique(), "and has its hash");
+    assert_ne!(one, StridedPlacement::Strided { dim: 0, split_factor: 2 });
+    assert_ne!(one, Shard(1).into());
+    let layout = Layout::from_strided(&[2, 2], &[one, one]).unwrap();
+    assert_eq!(layout, Layout::new(&[2, 2], &[Shard(0), Shard(0)]).unwrap());
+    assert_eq!(layout.to_strided().as_slice(), [one, one]);
+}
