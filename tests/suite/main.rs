@@ -1,5 +1,6 @@
 //! The public API, from outside.
 
+mod burn_limits;
 mod collective_numerics;
 mod comm;
 mod dtensor;

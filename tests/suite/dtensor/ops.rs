@@ -1,5 +1,6 @@
 //! Operators end to end: what they send, what they cache, what they refuse.
 
+use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Int, Tensor};
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::ops::loss::CrossEntropyLossConfig;
@@ -204,4 +205,31 @@ fn the_layout_of_a_result_does_not_depend_on_the_size_of_the_batch() {
     };
     assert_eq!(placed(4)[0][0], [R]);
     assert_eq!(placed(4), placed(4 << 16));
+}
+
+/// Burn's own gradient is wrong: see `burn_limits`.
+#[test]
+fn a_grouped_conv1d_whose_stride_leaves_elements_over_has_the_gradient_of_its_weight() {
+    // The windows that fit: of the first two elements, or with one of padding in front of none and the first.
+    for (padding, expected) in [((0, 0), [[1.0, 2.0], [3.0, 5.0]]), ((1, 1), [[2.0, 41.0], [5.0, 73.0]])] {
+        for placements in [[R, R], [S(1), S(0)]] {
+            MeshTest::new([2], ["tp"]).run(|mesh| {
+                let device = mesh.device().clone().autodiff();
+                let x = Tensor::<3>::from_data([[[1.0, 2.0, 40.0], [3.0, 5.0, 70.0]]], &device);
+                let x = DTensor::distribute_local(x, mesh, &placements[..1])?.require_grad();
+                let weight = DTensor::distribute_local(Tensor::<3>::ones([6, 1, 2], &device), mesh, &placements[1..])?;
+                let weight = weight.require_grad();
+                let mut options = ConvOptions::new([2], [0], [1], 2);
+                options.padding = [padding];
+                let y = module::conv1d(x.clone(), weight.clone(), None, options);
+                let grads = y.sum().full_tensor()?.backward();
+                let found: Vec<f32> = weight.local().grad(&grads).expect("a leaf").into_data().iter::<f32>().collect();
+                let all: Vec<f32> = expected.iter().flat_map(|row| [*row; 3]).flatten().collect();
+                let own = weight.spec().local_range(0);
+                assert_eq!(found, all[2 * own.start..2 * own.end], "{padding:?} {placements:?}");
+                assert_eq!(x.local().grad(&grads).expect("a leaf").dims(), x.local().dims());
+                Ok(())
+            });
+        }
+    }
 }
