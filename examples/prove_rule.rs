@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --example prove_rule -- matmul
 //! cargo run --example prove_rule -- --list
+//! cargo run --release --example prove_rule -- --exhaustive
 //! ```
 //!
 //! The cases are those of the test `rules_are_proven`, and an operator of this example's own.
@@ -15,14 +16,14 @@ use burn_dtensor::Result;
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::dtensor::ops::{Rule, Strategy, strategy, unary};
 use burn_dtensor::placement::{PartialOp, Placement};
-use burn_dtensor::testing::prove::{Case, case, prove};
+use burn_dtensor::testing::prove::{Case, Effort, case, prove_with};
 use clap::Parser;
 use itertools::Itertools;
 
 use Placement::{Partial, Shard};
 
-/// Proves operators on DTensors: every combination of layouts of their inputs, on meshes of 2, 3,
-/// 4 and 2 x 2 ranks, forward and backward, against burn's operators on ordinary tensors.
+/// Proves operators on DTensors: combinations of layouts of their inputs, on meshes of one, two and
+/// three dimensions, forward and backward, against burn's operators on ordinary tensors.
 #[derive(Parser)]
 struct Args {
     /// Operators to prove; all of them if none is named.
@@ -30,6 +31,9 @@ struct Args {
     /// Print the operators there are.
     #[arg(long)]
     list: bool,
+    /// Try thousands of combinations of every case on every mesh, where the tests try hundreds.
+    #[arg(long)]
+    exhaustive: bool,
 }
 
 /// `2 x - 1`, an operator that this crate does not have.
@@ -91,7 +95,7 @@ fn main() {
         std::process::exit(2);
     }
     cases.retain(|case| args.operators.is_empty() || args.operators.iter().any(|name| name == case.name()));
-    let report = prove(&cases);
+    let report = prove_with(&cases, if args.exhaustive { Effort::Exhaustive } else { Effort::Test });
     println!("{report}");
     if report.wrong() > 0 {
         std::process::exit(1);

@@ -4,7 +4,7 @@ use burn::tensor::{Float, Shape, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::dtensor::ops::{Resolved, Rule, Strategy, strategy, unary};
 use burn_dtensor::placement::{PartialOp, Placement};
-use burn_dtensor::testing::prove::{Case, Input, OperatorReport, What, Wrong, case, prove};
+use burn_dtensor::testing::prove::{Case, Combination, Input, OperatorReport, What, Wrong, case, prove};
 
 use Placement::{Partial, Shard as S};
 
@@ -49,13 +49,15 @@ fn proven(
 #[test]
 fn a_right_rule_is_proven_and_what_it_does_not_take_is_listed() {
     let report = proven(&[S(1), S(0)], |x| x * 2 + 1, |x, _| x * 2 + 1);
-    assert_eq!((report.tried, report.wrong.len()), (72, 0), "{report}");
-    // Of 1 + 2 + 5 layouts on a mesh of one dimension, R and the shards; on 2 x 2, 9 and two orders.
-    assert_eq!(report.direct(), 3 * 3 + 11);
-    assert!(
-        report.to_string().contains("redistributed: P(avg) P(max) P(min) P(product) P(sum); and 37 on 2 x 2"),
-        "{report}"
-    );
+    // 1 + 2 + 5 layouts on a mesh of one dimension, 48 on one of two, some on 1 x 2 and 2 x 2 x 2.
+    assert_eq!((report.tried, report.wrong.len()), (3 * 8 + 2 * 48 + 24 + 12, 0), "{report}");
+    let has_partial = |tried: &Combination| tried.inputs[0].layout.has_partial();
+    assert!(report.redistributed.iter().all(has_partial), "{report}");
+    let flat = report.redistributed.iter().filter(|tried| tried.mesh.len() == 1);
+    assert_eq!(flat.count(), 3 * 5, "{report}");
+    let text = report.to_string();
+    assert!(text.contains("redistributed: P(avg) P(max) P(min) P(product) P(sum); and "), "{text}");
+    assert!(text.contains(" on meshes of several dimensions"), "{text}");
 }
 
 #[test]
@@ -103,11 +105,12 @@ fn shards_that_are_not_where_the_rule_says_are_found() {
 fn a_rank_that_panics_is_named_and_the_others_are_tried() {
     let local = |x: Tensor<2>, _: &Resolved| if x.dims()[0] == 0 { panic!("no rows") } else { x };
     let report = proven(&[S(0), S(1)], |x| x, local);
-    assert_eq!(report.tried, report.possible);
+    assert_eq!(report.tried, 3 * 8 + 2 * 48 + 24 + 12);
     let wrong: Vec<_> = report.wrong.iter().map(|wrong| wrong.combination.to_string()).collect();
-    let expected = ["mesh [4]: x [3, 2] as [S(0)]", "mesh [2, 2]: x [3, 2] as [S(0), S(0)]"];
-    assert_eq!(wrong[..2], expected, "{report}");
-    assert_eq!(wrong.len(), 3, "and the other order of cuts: {report}");
+    let of_four = ["mesh [4]: x [3, 2] as [S(0)]", "mesh [2, 2]: x [3, 2] as [S(0), S(0)]"];
+    assert_eq!(wrong[..2], of_four, "{report}");
+    assert!(wrong[2].starts_with("mesh [2, 2]"), "the other order of cuts: {report}");
+    assert!(wrong[3..].iter().all(|wrong| wrong.contains("S(0), ") && !wrong.starts_with("mesh [1")), "{report}");
     let failure = &report.wrong[0].differences;
     assert!(failure.iter().any(|difference| difference.how.contains("rank 3 panicked: no rows")), "{report}");
 }
@@ -143,7 +146,8 @@ fn one_expression_is_compiled_for_both_kinds_of_tensor() {
     ]);
     assert_eq!(report.wrong(), 0, "{report}");
     assert_eq!(report.operators[0].name, "kinds");
-    assert_eq!(report.operators[1].possible, report.operators[1].tried + 32 * 32 - 200);
+    // 7 x 7 on each mesh of one dimension, and what the others are capped at.
+    assert_eq!(report.operators[1].tried, 3 * 49 + 24 + 160 + 48 + 12);
 }
 
 /// Values and gradients are right. Of 3 rows over 2 ranks, the second rank has one.

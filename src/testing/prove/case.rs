@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{Bool, Device, Gradients, Int, Tensor, TensorData};
+use burn::tensor::{Bool, BoolStore, DType, Device, Float, Gradients, Int, Tensor, TensorData};
 
 use super::output::{Outputs, Whole};
 use super::values::Values;
@@ -46,6 +46,11 @@ impl Case {
         self.name
     }
 
+    /// That of its least precise input.
+    pub(super) fn tolerance(&self) -> f64 {
+        self.inputs.iter().map(Input::tolerance).fold(0.0, f64::max)
+    }
+
     /// Its inputs.
     pub fn inputs(&self) -> &[Input] {
         &self.inputs
@@ -75,6 +80,7 @@ pub struct Input {
     pub(super) name: &'static str,
     pub(super) shape: Vec<usize>,
     pub(super) values: Values,
+    dtype: DType,
     leaf: fn(TensorData, &Device) -> DispatchTensor,
     gradient: fn(DispatchTensor, &Gradients) -> Option<TensorData>,
 }
@@ -82,19 +88,26 @@ pub struct Input {
 impl Input {
     /// Floats without ties in `-2.0..2.0`.
     pub fn float<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
-        let leaf = |data, device: &Device| Tensor::<D>::from_data(data, device).require_grad().into_dispatch();
+        let leaf = |data, device: &Device| leaf::<D, Float>(data, device).require_grad().into_dispatch();
         let gradient = |leaf, grads: &Gradients| Some(Tensor::<D>::from_dispatch(leaf).grad(grads)?.into_data());
-        Self { name, shape: shape.to_vec(), values: Values::Float(-2.0..2.0), leaf, gradient }
+        let values = Values::Float(-2.0..2.0);
+        Self { name, shape: shape.to_vec(), values, dtype: DType::F32, leaf, gradient }
     }
 
-    /// Integers from 0 to below `bound`.
-    pub fn int<const D: usize>(name: &'static str, shape: [usize; D], bound: i64) -> Self {
-        Self::constant::<D, Int>(name, shape, Values::Int(bound))
+    /// Floats of which most are equal to another: `count` whole numbers around 0. Without gradients,
+    /// which operators are free to give to any of the equal.
+    pub fn tied<const D: usize>(name: &'static str, shape: [usize; D], count: usize) -> Self {
+        Self::constant::<D, Float>(name, shape, Values::Tied(count), DType::F32)
+    }
+
+    /// Integers of `range`, of 64 bits.
+    pub fn int<const D: usize>(name: &'static str, shape: [usize; D], range: impl IntRange) -> Self {
+        Self::constant::<D, Int>(name, shape, Values::Int(range.range()), DType::I64)
     }
 
     /// Booleans.
     pub fn bool<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
-        Self::constant::<D, Bool>(name, shape, Values::Bool)
+        Self::constant::<D, Bool>(name, shape, Values::Bool, DType::Bool(BoolStore::Native))
     }
 
     /// Its global shape.
@@ -113,25 +126,83 @@ impl Input {
         self
     }
 
-    fn constant<const D: usize, K: Kind>(name: &'static str, shape: [usize; D], values: Values) -> Self {
-        let leaf = |data, device: &Device| Tensor::<D, K>::from_data(data, device).into_dispatch();
-        Self { name, shape: shape.to_vec(), values, leaf, gradient: |_, _| None }
+    /// Elements of this type.
+    ///
+    /// # Panics
+    /// If they are of another kind.
+    #[must_use]
+    pub fn of(mut self, dtype: DType) -> Self {
+        let kind = |dtype: DType| (dtype.is_float(), dtype.is_bool());
+        assert_eq!(kind(self.dtype), kind(dtype), "`{}` has no elements of {dtype:?}", self.name);
+        self.dtype = dtype;
+        self
     }
 
-    /// A leaf of these values.
+    fn constant<const D: usize, K: Kind>(name: &'static str, shape: [usize; D], values: Values, dtype: DType) -> Self {
+        let leaf = |data, device: &Device| leaf::<D, K>(data, device).into_dispatch();
+        Self { name, shape: shape.to_vec(), values, dtype, leaf, gradient: |_, _| None }
+    }
+
+    /// A leaf of these values. Integers wrap around, as terms of a sum may have to.
     pub(super) fn leaf(&self, values: &[f64], shape: &[usize], device: &Device) -> DispatchTensor {
-        let data = match self.values {
-            Values::Float(_) => TensorData::new(values.iter().map(|&value| value as f32).collect(), shape.to_vec()),
-            Values::Int(_) => TensorData::new(values.iter().map(|&value| value as i64).collect(), shape.to_vec()),
-            Values::Bool => TensorData::new(values.iter().map(|&value| value != 0.0).collect(), shape.to_vec()),
+        macro_rules! wrapped {
+            ($int:ty) => {
+                TensorData::new(values.iter().map(|&value| value as i64 as $int).collect(), shape.to_vec())
+            };
+        }
+        let data = match self.dtype {
+            DType::I64 => wrapped!(i64),
+            DType::I32 => wrapped!(i32),
+            DType::I16 => wrapped!(i16),
+            DType::I8 => wrapped!(i8),
+            DType::U64 => wrapped!(u64),
+            DType::U32 => wrapped!(u32),
+            DType::U16 => wrapped!(u16),
+            DType::U8 => wrapped!(u8),
+            DType::Bool(_) => TensorData::new(values.iter().map(|&value| value != 0.0).collect(), shape.to_vec()),
+            float => TensorData::new(values.to_vec(), shape.to_vec()).convert_dtype(float),
         };
         (self.leaf)(data, device)
+    }
+
+    /// How far a result may be from another of other order of summation, relative to its size.
+    pub(super) fn tolerance(&self) -> f64 {
+        match self.dtype {
+            DType::BF16 => 0.05,
+            DType::F16 => 0.01,
+            // Of single precision, in which all else is computed. A wrong rule is off by about 1.
+            _ => 1e-4,
+        }
     }
 
     /// The gradient of a leaf, if it has one: shape and values.
     pub(super) fn gradient(&self, leaf: &DispatchTensor, grads: &Gradients) -> Option<(Vec<usize>, Vec<f64>)> {
         let data = (self.gradient)(leaf.clone(), grads)?;
         Some((data.shape().to_vec(), data.iter::<f64>().collect()))
+    }
+}
+
+/// A tensor of the data's own type.
+fn leaf<const D: usize, K: Kind>(data: TensorData, device: &Device) -> Tensor<D, K> {
+    let dtype = data.dtype();
+    Tensor::from_data(data, (device, dtype))
+}
+
+/// The integers of an [`Input`]: from 0 to below a bound, or a range.
+pub trait IntRange {
+    /// The range.
+    fn range(self) -> Range<i64>;
+}
+
+impl IntRange for i64 {
+    fn range(self) -> Range<i64> {
+        0..self
+    }
+}
+
+impl IntRange for Range<i64> {
+    fn range(self) -> Range<i64> {
+        self
     }
 }
 

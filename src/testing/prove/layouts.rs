@@ -72,7 +72,7 @@ mod tests {
     fn layouts_are_all_that_exist() {
         let values = Values::Float(0.0..1.0);
         assert_eq!(layouts(&[3], 2, &values).len(), 8);
-        assert_eq!(layouts(&[3], 2, &Values::Int(4)).len(), 7);
+        assert_eq!(layouts(&[3], 2, &Values::Int(0..4)).len(), 7);
         assert_eq!(layouts(&[3], 2, &Values::Bool).len(), 3);
         // 8 x 8, without the 18 pairs of reductions that do not commute, and two more orders.
         assert_eq!(layouts(&[2, 2], 2, &values).len(), 64 - 18 + 2);

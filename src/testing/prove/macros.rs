@@ -24,8 +24,13 @@
 /// | `x: 2 = [3, 6]` | floats in -2..2, no two equal |
 /// | `x: 2 positive = [3, 6]` | floats in 0.1..4 |
 /// | `x: 2 within(-0.9..0.9) = [3, 6]` | floats in the range |
+/// | `x: 2 tied(3) = [3, 6]` | floats -1, 0 and 1, without gradients |
 /// | `i: 2 int(5) = [3, 6]` | integers from 0 to 4 |
+/// | `i: 2 int(-3..5) = [3, 6]` | integers of the range |
 /// | `m: 2 bool = [3, 6]` | booleans |
+///
+/// Floats are of single precision and integers of 64 bits, or of a type that comes last in the
+/// parentheses: `float(BF16)`, `within(-0.9..0.9, F16)`, `int(0..256, U8)`.
 ///
 /// In the expression `Tensor` is the tensor of either kind, and `activation` and `module` are the
 /// modules of either; it gives a tensor, or a tuple, array or `Vec` of tensors.
@@ -57,11 +62,17 @@ macro_rules! case {
     (@input $input:ident $d:literal ($shape:expr) positive) => {
         $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape).within(0.1..4.0)
     };
-    (@input $input:ident $d:literal ($shape:expr) within($range:expr)) => {
-        $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape).within($range)
+    (@input $input:ident $d:literal ($shape:expr) within($range:expr $(, $dtype:ident)?)) => {
+        $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape).within($range)$(.of($crate::case!(@dtype $dtype)))?
     };
-    (@input $input:ident $d:literal ($shape:expr) int($bound:expr)) => {
-        $crate::testing::prove::Input::int::<$d>(stringify!($input), $shape, $bound)
+    (@input $input:ident $d:literal ($shape:expr) float($dtype:ident)) => {
+        $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape).of($crate::case!(@dtype $dtype))
+    };
+    (@input $input:ident $d:literal ($shape:expr) tied($count:expr)) => {
+        $crate::testing::prove::Input::tied::<$d>(stringify!($input), $shape, $count)
+    };
+    (@input $input:ident $d:literal ($shape:expr) int($range:expr $(, $dtype:ident)?)) => {
+        $crate::testing::prove::Input::int::<$d>(stringify!($input), $shape, $range)$(.of($crate::case!(@dtype $dtype)))?
     };
     (@input $input:ident $d:literal ($shape:expr) bool) => {
         $crate::testing::prove::Input::bool::<$d>(stringify!($input), $shape)
@@ -69,14 +80,17 @@ macro_rules! case {
     (@kind) => { $crate::testing::prove::plain::Float };
     (@kind positive) => { $crate::testing::prove::plain::Float };
     (@kind within) => { $crate::testing::prove::plain::Float };
+    (@kind float) => { $crate::testing::prove::plain::Float };
+    (@kind tied) => { $crate::testing::prove::plain::Float };
     (@kind int) => { $crate::testing::prove::plain::Int };
     (@kind bool) => { $crate::testing::prove::plain::Bool };
+    (@dtype $dtype:ident) => { $crate::testing::prove::plain::DType::$dtype };
 }
 
 /// What [`case!`](crate::case) sees where its expression is about burn's tensors.
 #[doc(hidden)]
 pub mod plain {
-    pub use burn::tensor::{Bool, Float, Int, Tensor, activation, loss, module};
+    pub use burn::tensor::{Bool, DType, Float, Int, Tensor, activation, loss, module};
 }
 
 /// What [`case!`](crate::case) sees where its expression is about DTensors.

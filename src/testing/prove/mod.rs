@@ -7,8 +7,8 @@
 //! assert_eq!(report.wrong(), 0, "{report}");
 //! ```
 //!
-//! Each [`Case`] is run with its inputs in every combination of layouts, on meshes of 2, 3, 4 and
-//! 2 x 2 ranks: Replicate, a shard of every dimension, and every pending reduction, its parts
+//! Each [`Case`] is run with its inputs in every combination of layouts, on meshes of 2, 3, 4,
+//! 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2 ranks: Replicate, a shard of every dimension, and every pending reduction, its parts
 //! different from rank to rank. Compared are
 //!
 //! * the full value of every output, on every rank;
@@ -35,8 +35,9 @@
 //! | 5 | 3 2 | 2 2 1 | 2 2 1 **0** | 2 1 1 1 |
 //! | 6 | 3 3 | 2 2 2 | 2 2 2 **0** | 2 1 2 1 |
 //!
-//! A dimension of 3 meets all three kinds, and is the cheapest that does; 6 does too. A case of
-//! equal lengths tells dimensions apart badly: use different ones.
+//! A dimension of 3 meets all three kinds, and is the cheapest that does; 6 does too. On 2 x 3 a
+//! dimension of 7, cut by both, is `2 2 0 1 1 1`: a rank in the middle has nothing. A case of equal
+//! lengths tells dimensions apart badly: use different ones.
 
 mod case;
 mod layouts;
@@ -51,32 +52,62 @@ use std::time::Instant;
 
 pub use crate::case;
 use crate::comm::{Launch, launch};
-pub use case::{Case, Input, Plain, Sharded};
+pub use case::{Case, Input, IntRange, Plain, Sharded};
 pub use macros::{plain, sharded};
 pub use output::{Outputs, Whole};
 pub use report::{Combination, Difference, LaidOut, OperatorReport, Report, What, Wrong};
 use run::Plan;
 use truth::Truth;
 
-/// The meshes that cases are tried on.
-const MESHES: [&[usize]; 4] = [&[2], &[3], &[4], &[2, 2]];
+/// How much is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Effort {
+    /// What a test has time for.
+    #[default]
+    Test,
+    /// Thousands of combinations of every case on every mesh.
+    Exhaustive,
+}
 
-/// Combinations tried of one case with several inputs on a mesh of several dimensions, where
-/// there are thousands.
-const CAP: usize = 200;
+/// All combinations there are.
+const ALL: usize = usize::MAX;
+
+/// The meshes that cases are tried on, and how many combinations of a case at most: of one input,
+/// and of several, of which there are thousands on a mesh of several dimensions.
+const MESHES: [(&[usize], [usize; 2]); 7] = [
+    (&[2], [ALL, ALL]),
+    (&[3], [ALL, ALL]),
+    (&[4], [ALL, ALL]),
+    (&[1, 2], [24, 24]),
+    (&[2, 2], [ALL, 160]),
+    // All that there are of an input of two dimensions.
+    (&[2, 3], [48, 48]),
+    (&[2, 2, 2], [12, 12]),
+];
+
+/// Combinations of a case and mesh of the exhaustive proof.
+const EXHAUSTIVE: usize = 4000;
+
+/// [`prove_with`] the effort of a test.
+///
+/// # Panics
+/// As [`prove_with`].
+pub fn prove(cases: &[Case]) -> Report {
+    prove_with(cases, Effort::Test)
+}
 
 /// Tries every case in every combination of layouts; [the module](self) says how.
 ///
-/// On meshes of one dimension, and for one input, these are all combinations there are. On 2 x 2
-/// ranks at most 200 combinations of several inputs are tried: up to 100 without pending
-/// reductions, the rest spread evenly over all. The report says of how many.
+/// On meshes of one dimension, and of one input on 2 x 2, these are all combinations there are. Else
+/// some are tried, up to half of them without pending reductions, the rest spread evenly over all.
+/// The report says of how many.
 ///
 /// A combination in which a rank panics or does not come is wrong, and ends the launch; the others
 /// go on in a new one. After ten such failures the rest of a case is not tried on that mesh.
 ///
 /// # Panics
 /// If the unsharded operator of a case fails, or ranks cannot be launched.
-pub fn prove(cases: &[Case]) -> Report {
+pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
     let start = Instant::now();
     let truths = launch(Launch::threads(1), |world| {
         let device = world.device().clone().autodiff();
@@ -84,8 +115,12 @@ pub fn prove(cases: &[Case]) -> Report {
     });
     let truths = truths.unwrap_or_else(|error| panic!("an unsharded operator failed: {error}")).remove(0);
     let (mut possible, mut tried) = (vec![0; cases.len()], Vec::new());
-    for mesh in MESHES {
-        let plan = Plan::new(mesh, cases, &truths, CAP);
+    for (mesh, caps) in MESHES {
+        let caps = match effort {
+            Effort::Test => caps,
+            Effort::Exhaustive => caps.map(|cap| cap.max(EXHAUSTIVE)),
+        };
+        let plan = Plan::new(mesh, cases, &truths, caps);
         possible.iter_mut().zip(&plan.possible).for_each(|(sum, one)| *sum += one);
         tried.extend(plan.run());
     }

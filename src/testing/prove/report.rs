@@ -197,7 +197,7 @@ impl fmt::Display for Difference {
 }
 
 /// Combinations, those on meshes of one dimension by the placements of all inputs but the last:
-/// `P(max)|P(min) with R S(0); S(0) with S(1); and 12 on 2 x 2`.
+/// `P(max)|P(min) with R S(0); S(0) with S(1); and 12 on meshes of several dimensions`.
 struct Fallbacks<'a>(&'a [Combination]);
 
 impl fmt::Display for Fallbacks<'_> {
@@ -218,7 +218,7 @@ impl fmt::Display for Fallbacks<'_> {
             [first] if first.is_empty() => lasts.join(" "),
             firsts => format!("{} with {}", firsts.join("|"), lasts.join(" ")),
         };
-        let more = (!more.is_empty()).then(|| format!("and {} on 2 x 2", more.len()));
+        let more = (!more.is_empty()).then(|| format!("and {} on meshes of several dimensions", more.len()));
         f.write_str(&by_last.into_iter().map(part).chain(more).join("; "))
     }
 }

@@ -62,14 +62,15 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// All combinations of a mesh of one dimension or of one input, and `cap` of the others.
-    pub(super) fn new(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], cap: usize) -> Self {
+    /// At most `caps` combinations of a case: of one input, of several.
+    pub(super) fn new(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], caps: [usize; 2]) -> Self {
         let of = |input: &Input| layouts(mesh_shape, input.shape.len(), &input.values);
         let layouts: Vec<Vec<Vec<Layout>>> = cases.iter().map(|case| case.inputs.iter().map(of).collect()).collect();
         let possible: Vec<usize> = layouts.iter().map(|inputs| inputs.iter().map(Vec::len).product()).collect();
         let jobs = layouts.iter().enumerate().flat_map(|(case, inputs)| {
-            let cap = if mesh_shape.len() == 1 || inputs.len() == 1 { usize::MAX } else { cap };
-            combinations(inputs, cap).into_iter().map(move |combination| Job { case, combination })
+            combinations(inputs, caps[usize::from(inputs.len() > 1)])
+                .into_iter()
+                .map(move |combination| Job { case, combination })
         });
         let jobs = jobs.collect();
         Self { mesh_shape, cases, truths, layouts, jobs, possible }
@@ -231,7 +232,7 @@ impl Rank<'_> {
     /// Every rank of the mesh.
     fn attempt(&mut self, job: Job) -> Result<Outcome> {
         let (case, truth) = (&self.plan.cases[job.case], &self.plan.truths[job.case]);
-        let digits = self.plan.digits(job);
+        let (digits, tolerance) = (self.plan.digits(job), case.tolerance());
         let (mesh, device, rank) = (self.mesh, self.device.clone(), self.mesh.rank());
         let parts: Vec<&Part> = self.parts(job.case).iter().zip(digits).map(|(all, digit)| &all[digit]).collect();
         let sharded = parts.iter().zip(&case.inputs).map(|(part, input)| {
@@ -249,7 +250,7 @@ impl Rank<'_> {
             return Ok(Outcome { redistributed, depths: Vec::new(), differences });
         }
         for (at, (found, expected)) in wholes.iter().zip(&truth.outputs).enumerate() {
-            differences.extend(compare_outputs(found, expected, rank).map(|(error, how)| Difference {
+            differences.extend(compare_outputs(found, expected, tolerance, rank).map(|(error, how)| Difference {
                 what: What::Output(at),
                 error,
                 how,
@@ -262,7 +263,9 @@ impl Rank<'_> {
                 // A leaf that one rank's graph has lost is a collective that the others wait in.
                 (None, Some(_)) => Some((f64::INFINITY, format!("is missing (rank {rank})"))),
                 (None, None) => None,
-                (Some((shape, values)), _) => compare(&shape, &values, &part.shape, &part.gradient, rank),
+                (Some((shape, values)), _) => {
+                    compare((&shape, &values), (&part.shape, &part.gradient), tolerance, rank)
+                }
             };
             let what = What::Gradient(input.name);
             differences.extend(difference.map(|(error, how)| Difference { what, error, how }));
@@ -286,24 +289,24 @@ fn run(case: &Case, inputs: &[Sharded]) -> Result<(Vec<Whole>, bool)> {
     }
 }
 
-fn compare_outputs(found: &Whole, expected: &Whole, rank: usize) -> Option<(f64, String)> {
+fn compare_outputs(found: &Whole, expected: &Whole, tolerance: f64, rank: usize) -> Option<(f64, String)> {
     if found.dtype != expected.dtype {
         return Some((f64::INFINITY, format!("is of {:?}, must be of {:?}", found.dtype, expected.dtype)));
     }
-    compare(&found.shape, &found.values, &expected.shape, &expected.values, rank)
+    compare((&found.shape, &found.values), (&expected.shape, &expected.values), tolerance, rank)
 }
 
+/// Of shapes and values.
 fn compare(
-    shape: &[usize],
-    values: &[f64],
-    expected_shape: &[usize],
-    expected: &[f64],
+    (shape, values): (&[usize], &[f64]),
+    (expected_shape, expected): (&[usize], &[f64]),
+    tolerance: f64,
     rank: usize,
 ) -> Option<(f64, String)> {
     if shape != expected_shape || values.len() != expected.len() {
         return Some((f64::INFINITY, format!("has shape {shape:?}, must have {expected_shape:?} (rank {rank})")));
     }
-    let (at, error) = furthest(values, expected)?;
+    let (at, error) = furthest(values, expected, tolerance)?;
     let how =
         format!("is off by {error:.2e}: {:.4}, must be {:.4} (rank {rank}, element {at})", values[at], expected[at]);
     Some((error, how))

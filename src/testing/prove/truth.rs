@@ -42,11 +42,9 @@ pub(super) fn loss(outputs: &[Whole]) -> Option<Tensor<1>> {
     outputs.iter().enumerate().filter_map(term).reduce(|sum, term| sum + term)
 }
 
-/// Between single-precision results of different orders of summation. A wrong rule is off by about 1.
-const TOLERANCE: f64 = 1e-4;
-
-/// Where `found` is furthest from `expected`, if that is too far: the element and the distance.
-pub(super) fn furthest(found: &[f64], expected: &[f64]) -> Option<(usize, f64)> {
+/// Where `found` is furthest from `expected`, if that is more than `tolerance` times its size: the
+/// element and the distance.
+pub(super) fn furthest(found: &[f64], expected: &[f64], tolerance: f64) -> Option<(usize, f64)> {
     let distance = |(found, expected): (&f64, &f64)| {
         if found == expected || (found.is_nan() && expected.is_nan()) {
             return 0.0;
@@ -54,6 +52,6 @@ pub(super) fn furthest(found: &[f64], expected: &[f64]) -> Option<(usize, f64)> 
         let distance = (found - expected).abs();
         if distance.is_nan() { f64::INFINITY } else { distance }
     };
-    let far = |&(at, distance): &(usize, f64)| distance > TOLERANCE * expected[at].abs().max(1.0);
+    let far = |&(at, distance): &(usize, f64)| distance > tolerance * expected[at].abs().max(1.0);
     found.iter().zip(expected).map(distance).enumerate().filter(far).max_by(|a, b| a.1.total_cmp(&b.1))
 }

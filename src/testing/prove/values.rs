@@ -12,8 +12,10 @@ use crate::placement::{Layout, PartialOp, Placement};
 pub(super) enum Values {
     /// Distinct, inside the range.
     Float(Range<f64>),
-    /// From 0 to below the bound.
-    Int(i64),
+    /// This many whole numbers around 0, most of them more than once.
+    Tied(usize),
+    /// Inside the range.
+    Int(Range<i64>),
     Bool,
 }
 
@@ -23,7 +25,7 @@ impl Values {
         match self {
             Self::Float(_) => true,
             Self::Int(_) => op != PartialOp::Avg,
-            Self::Bool => false,
+            Self::Tied(_) | Self::Bool => false,
         }
     }
 
@@ -38,7 +40,8 @@ impl Values {
                 let offset = 0.3 + 0.17 * (input % 3) as f64 + 0.05 * unit([input, at, 1]);
                 single(range.start + step * (shuffled(at, len) as f64 + offset))
             }
-            Self::Int(bound) => (bits([input, at, 2]) % *bound as u64) as f64,
+            Self::Tied(count) => (bits([input, at, 2]) % *count as u64) as f64 - (*count / 2) as f64,
+            Self::Int(range) => (range.start + (bits([input, at, 2]) % range.end.abs_diff(range.start)) as i64) as f64,
             Self::Bool => (bits([input, at, 3]) % 2) as f64,
         };
         (0..len).map(value).collect()
@@ -71,12 +74,13 @@ impl Values {
             PartialOp::Max if far => (f64::NEG_INFINITY, 0.0),
             PartialOp::Max => match self {
                 Self::Float(range) => (value - (0.1 + 0.8 * share) * (value - range.start), 0.0),
-                _ => (value - (share * (value + 1.0)).floor(), 0.0),
+                Self::Int(range) => (value - (share * (value - range.start as f64 + 1.0)).floor(), 0.0),
+                Self::Tied(_) | Self::Bool => (value, 0.0),
             },
             PartialOp::Min => match self {
                 Self::Float(range) => (value + (0.1 + 0.8 * share) * (range.end - value), 0.0),
-                Self::Int(bound) => (value + (share * (*bound as f64 - value)).floor(), 0.0),
-                Self::Bool => (value, 0.0),
+                Self::Int(range) => (value + (share * (range.end as f64 - value)).floor(), 0.0),
+                Self::Tied(_) | Self::Bool => (value, 0.0),
             },
             PartialOp::Product => {
                 let factor = |other: usize| match self {
@@ -193,7 +197,7 @@ mod tests {
             PartialOp::Product => parts.iter().product(),
             PartialOp::Max => parts.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         };
-        for values in [Values::Float(-1.0..2.0), Values::Int(5)] {
+        for values in [Values::Float(-1.0..2.0), Values::Int(0..5), Values::Int(-4..3)] {
             let whole = values.whole(0, 6);
             for (a, b) in OPS.into_iter().flat_map(|a| OPS.map(|b| (a, b))) {
                 let Ok(layout) = Layout::new(&mesh, &[Placement::Partial(a), Placement::Partial(b)]) else { continue };

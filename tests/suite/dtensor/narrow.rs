@@ -134,8 +134,8 @@ fn an_index_that_no_row_has_is_refused_under_every_layout() {
         ("select", |x, at| x.select(0, at)),
         ("gather", |x, at| x.gather(0, at)),
         ("take", |x, at| x.take(0, at)),
-        ("select_assign", |x, at| x.clone().select_assign(0, at, x.slice([0..1]), IndexingUpdateOp::Add)),
-        ("scatter", |x, at| x.clone().scatter(0, at, x.slice([0..1]), IndexingUpdateOp::Add)),
+        ("select_assign", |x, at| x.clone().select_assign(0, at, x.narrow(0, 0, 1), IndexingUpdateOp::Add)),
+        ("scatter", |x, at| x.clone().scatter(0, at, x.narrow(0, 0, 1), IndexingUpdateOp::Add)),
     ];
     let refused = |index: i64, dtype, placement, operator: &(dyn Fn(DTensor<1>, DTensor<1, Int>) + Sync)| {
         launch(Launch::threads(2), |world| {

@@ -1,7 +1,10 @@
 //! Scaled dot-product attention.
 
+use burn::nn::RotaryEncodingConfig;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn_dtensor::testing::prove::{Case, case};
+use burn::tensor::{Device, Float};
+use burn_dtensor::nn::DTensorForward;
+use burn_dtensor::testing::prove::{Case, Input, case};
 
 fn causal() -> AttentionModuleOptions {
     AttentionModuleOptions { is_causal: true, ..Default::default() }
@@ -23,5 +26,18 @@ pub fn cases() -> Vec<Case> {
             module::attention(x.clone(), x.clone(), x, Some(m), Some(b), causal())),
         case!("attention", (x: 4 = [2, 2, 3, 2], b: 4 = [1, 2, 3, 3]) =>
             module::attention(x.clone(), x.clone(), x, None, Some(b), causal())),
+        rotary([2, 3, 4]),
+        rotary([3, 5, 2]),
     ]
+}
+
+/// Against burn's layer.
+fn rotary(shape: [usize; 3]) -> Case {
+    let layer = move || RotaryEncodingConfig::new(shape[1], shape[2]).init(&Device::flex().autodiff());
+    Case::new(
+        "rotary_encoding",
+        [Input::float("x", shape)],
+        move |inputs| layer().forward(inputs[0].tensor::<3, Float>()),
+        move |inputs| layer().forward_dtensor(inputs[0].tensor::<3, Float>()),
+    )
 }

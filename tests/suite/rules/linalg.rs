@@ -12,7 +12,12 @@ pub fn cases() -> Vec<Case> {
         case!("max_abs_norm", (x: 2 = [3, 5]) => x.lp(f64::INFINITY, &[1])),
         case!("min_abs_norm", (x: 2 = [3, 5]) => x.lp(f64::NEG_INFINITY, &[1])),
         case!("lp_norm", (x: 2 = [3, 5]) => x.lp(3.0, &[1])),
-        case!("lp_norm", (x: 3 = [3, 2, 3]) => x.lp(1.5, &[0, 2])),
+        case!("l0_norm_dims", (x: 3 = [3, 2, 3]) => x.clamp_min(0.0).lp(0.0, &[0, 2])),
+        case!("l1_norm_dims", (x: 3 = [3, 2, 3]) => x.lp(1.0, &[0, 2])),
+        case!("l2_norm_dims", (x: 3 = [3, 2, 3]) => x.lp(2.0, &[0, 1])),
+        case!("max_abs_norm_dims", (x: 3 = [3, 2, 3]) => x.lp(f64::INFINITY, &[0, 2])),
+        case!("min_abs_norm_dims", (x: 3 = [3, 2, 3]) => x.lp(f64::NEG_INFINITY, &[0, 2])),
+        case!("lp_norm_dims", (x: 3 = [3, 2, 3]) => x.lp(1.5, &[0, 2])),
     ]
 }
 
@@ -30,6 +35,11 @@ impl<const D: usize> Norm for DTensor<D> {
             (f64::INFINITY, &[dim]) => linalg::max_abs_norm(self, dim),
             (f64::NEG_INFINITY, &[dim]) => linalg::min_abs_norm(self, dim),
             (_, &[dim]) => linalg::lp_norm(self, p, dim),
+            (0.0, _) => linalg::l0_norm_dims(self, dims),
+            (1.0, _) => linalg::l1_norm_dims(self, dims),
+            (2.0, _) => linalg::l2_norm_dims(self, dims),
+            (f64::INFINITY, _) => linalg::max_abs_norm_dims(self, dims),
+            (f64::NEG_INFINITY, _) => linalg::min_abs_norm_dims(self, dims),
             _ => linalg::lp_norm_dims(self, p, dims),
         }
     }

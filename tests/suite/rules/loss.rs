@@ -1,6 +1,7 @@
-//! Losses, against what their definitions say of whole rows.
+//! Losses, against burn's, and what burn has not against the definition on whole rows.
 
-use burn::tensor::{Float, Int, Tensor, activation};
+use burn::nn::loss::{CrossEntropyLoss as PlainLoss, CrossEntropyLossConfig as PlainConfig, MseLoss};
+use burn::tensor::{DType, Float, Int, Tensor, activation};
 use burn_dtensor::dtensor::ops::loss::{
     CrossEntropyLoss, CrossEntropyLossConfig, Reduction, binary_cross_entropy_with_logits, cross_entropy, mse_loss,
     nll_loss,
@@ -45,6 +46,21 @@ fn of(config: CrossEntropyLossConfig) -> CrossEntropyLoss {
     config.init(&burn::tensor::Device::flex())
 }
 
+/// A case of burn's loss on `[samples, classes]` logits.
+fn of_burn(shape: [usize; 2], plain: PlainConfig, config: CrossEntropyLossConfig) -> Case {
+    let device = burn::tensor::Device::flex();
+    let (plain, loss) = (plain.init(&device), of(config));
+    Case::new(
+        "cross_entropy",
+        scored(shape[0], shape[1]),
+        move |inputs| {
+            let weights = plain.weights.clone().map(Tensor::autodiff);
+            PlainLoss { weights, ..plain.clone() }.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
+        },
+        move |inputs| loss.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
+    )
+}
+
 /// A case of `[samples, classes]` logits: log-probabilities to `reference`, both to `sharded`.
 macro_rules! cross_entropy {
     ($name:literal, $shape:expr, $reference:expr, $sharded:expr) => {
@@ -71,13 +87,27 @@ fn reference_of_everything() -> Reference {
 
 pub fn cases() -> Vec<Case> {
     vec![
-        cross_entropy!("cross_entropy", (5, 6), |p, t| Reference::plain(6).mean(p, t), cross_entropy),
+        of_burn([5, 6], PlainConfig::new(), CrossEntropyLossConfig::new()),
+        of_burn(
+            [7, 4],
+            PlainConfig::new()
+                .with_weights(Some(WEIGHTS.to_vec()))
+                .with_smoothing(Some(0.1))
+                .with_pad_tokens(Some(vec![1])),
+            everything(),
+        ),
         cross_entropy!("cross_entropy", (4, 3), |p, t| Reference::plain(3).losses(p, t).0, |l, t| {
             of(CrossEntropyLossConfig::new()).forward_no_reduction(l, t)
         }),
-        cross_entropy!("cross_entropy", (7, 4), |p, t| reference_of_everything().mean(p, t), |l, t| {
-            of(everything()).forward(l, t)
-        }),
+        Case::new(
+            "cross_entropy",
+            [Input::float("logits", [3, 4]).of(DType::BF16), Input::int("targets", [3], 4).of(DType::U8)],
+            |inputs| {
+                let loss = PlainConfig::new().init(&inputs[0].tensor::<2, Float>().device());
+                loss.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
+            },
+            |inputs| cross_entropy(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
+        ),
         cross_entropy!("cross_entropy", (3, 4), |p, t| reference_of_everything().losses(p, t).0.sum(), |l, t| {
             of(everything().with_reduction(Reduction::Sum)).forward(l, t)
         }),
@@ -112,7 +142,13 @@ pub fn cases() -> Vec<Case> {
         Case::new(
             "mse_loss",
             [Input::float("x", [5, 3]), Input::float("target", [5, 3])],
-            |inputs| (inputs[0].tensor::<2, Float>() - inputs[1].tensor()).powi_scalar(2).mean(),
+            |inputs| {
+                MseLoss::new().forward(
+                    inputs[0].tensor::<2, Float>(),
+                    inputs[1].tensor(),
+                    burn::nn::loss::Reduction::Mean,
+                )
+            },
             |inputs| mse_loss(inputs[0].tensor::<2, Float>(), inputs[1].tensor(), Reduction::Mean),
         ),
         Case::new(

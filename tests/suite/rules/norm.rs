@@ -1,5 +1,7 @@
 //! Normalizations.
 
+use burn::module::Param;
+use burn::nn::{GroupNorm, GroupNormConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::Tensor;
 use burn_dtensor::dtensor::{DTensor, ops::module};
 use burn_dtensor::testing::prove::{Case, case};
@@ -25,7 +27,7 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
-/// What burn has as layers only.
+/// What burn has as layers only: held to those layers.
 trait Norms: Sized {
     type Vector;
 
@@ -49,23 +51,15 @@ impl<const D: usize> Norms for Tensor<D> {
     type Vector = Tensor<1>;
 
     fn rms_norm(self, gamma: Tensor<1>, epsilon: f64) -> Self {
-        let squares = self.clone().square().mean_dim(D - 1);
-        self / (squares + epsilon).sqrt() * gamma.unsqueeze()
+        let layer = RmsNormConfig::new(gamma.dims()[0]).with_epsilon(epsilon).init(&gamma.device());
+        RmsNorm { gamma: layer.gamma.map(|_| gamma), ..layer }.forward(self)
     }
 
     fn group_norm(self, groups: usize, gamma_beta: Option<(Tensor<1>, Tensor<1>)>, epsilon: f64) -> Self {
-        let dims = self.dims();
-        let rows: Tensor<3> = self.reshape([dims[0] as i64, groups as i64, -1]);
-        let (var, mean) = rows.clone().var_mean_bias(2);
-        let normalized = ((rows - mean) / (var + epsilon).sqrt()).reshape(dims);
-        let a_channel = |vector: Tensor<1>| {
-            let mut shape = [1; D];
-            shape[1] = dims[1];
-            vector.reshape(shape)
-        };
-        match gamma_beta {
-            Some((gamma, beta)) => normalized * a_channel(gamma) + a_channel(beta),
-            None => normalized,
-        }
+        let config = GroupNormConfig::new(groups, self.dims()[1]).with_epsilon(epsilon);
+        let layer = config.with_affine(gamma_beta.is_some()).init(&self.device());
+        let (gamma, beta) = gamma_beta.unzip();
+        let own = |param: Option<Param<Tensor<1>>>, value| param.zip(value).map(|(param, value)| param.map(|_| value));
+        GroupNorm { gamma: own(layer.gamma.clone(), gamma), beta: own(layer.beta.clone(), beta), ..layer }.forward(self)
     }
 }

@@ -68,10 +68,16 @@ pub fn operators() -> Vec<Operator> {
     all.extend(of_one! {
         "greater_scalar" any Float => |x| x.greater_scalar(0.2);
         "lower_scalar" any Float => |x| x.lower_scalar(0.2);
+        "greater_elem" any Float => |x| x.greater_elem(0.2);
+        "lower_elem" any Float => |x| x.lower_elem(0.2);
         "cast" any Float => |x| x.cast(FloatDType::F32);
         "int" any Float => |x| x.int();
-        "equal_scalar" any_ints Int => |i| (i.clone().equal_scalar(1), i.equal_elem(2));
-        "not_equal_scalar" any_ints Int => |i| (i.clone().not_equal_scalar(1), i.not_equal_elem(2));
+        "equal_scalar" any_ints Int => |i| i.equal_scalar(1);
+        "equal_elem" any_ints Int => |i| i.equal_elem(2);
+        "not_equal_scalar" any_ints Int => |i| i.not_equal_scalar(1);
+        "not_equal_elem" any_ints Int => |i| i.not_equal_elem(2);
+        "greater_equal_elem" any_ints Int => |i| i.greater_equal_elem(2);
+        "lower_equal_elem" any_ints Int => |i| i.lower_equal_elem(2);
         "greater_equal_scalar" any_ints Int => |i| i.greater_equal_scalar(2);
         "lower_equal_scalar" any_ints Int => |i| i.lower_equal_scalar(2);
         "bitwise_not" any_ints Int => |i| i.bitwise_not();

@@ -84,22 +84,28 @@ pub mod sharded {
 }
 
 macro_rules! norms {
-    ($($name:literal $p:expr;)*) => {
-        vec![$(operator!($name, |d| {
-            let (x, dim) = (d.any::<2>(), d.below(2));
-            step!((x: Float<2>) [dim] => x.lp($p, &[dim]))
-        })),*]
+    ($($name:literal $name_dims:literal $p:expr;)*) => {
+        vec![$(
+            operator!($name, |d| {
+                let (x, dim) = (d.any::<2>(), d.below(2));
+                step!((x: Float<2>) [dim] => x.lp($p, &[dim]))
+            }),
+            operator!($name_dims, |d| {
+                let (x, dim) = (d.any::<3>(), d.below(3));
+                step!((x: Float<3>) [dim] => x.lp($p, &[dim, (dim + 1) % 3]))
+            }),
+        )*]
     };
 }
 
 pub fn operators() -> Vec<Operator> {
     let mut all = norms! {
-        "l0_norm" 0.0;
-        "l1_norm" 1.0;
-        "l2_norm" 2.0;
-        "max_abs_norm" f64::INFINITY;
-        "min_abs_norm" f64::NEG_INFINITY;
-        "lp_norm" 3.0;
+        "l0_norm" "l0_norm_dims" 0.0;
+        "l1_norm" "l1_norm_dims" 1.0;
+        "l2_norm" "l2_norm_dims" 2.0;
+        "max_abs_norm" "max_abs_norm_dims" f64::INFINITY;
+        "min_abs_norm" "min_abs_norm_dims" f64::NEG_INFINITY;
+        "lp_norm" "lp_norm_dims" 3.0;
     };
     all.extend(attention());
     all.extend(normalizations());

@@ -1,0 +1,116 @@
+//! The operators that there are, as their sources say: what must have a case.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use itertools::Itertools;
+
+/// Files of operators that are none: how rules are written, decided and run.
+const MACHINERY: [&str; 9] = ["choose", "config", "empty", "lookup", "pointwise", "policy", "resolved", "rule", "run"];
+
+/// Functions beside operators: methods of a loss, seeds, what a style calls.
+const BESIDE: [&str; 7] =
+    ["forward", "forward_no_reduction", "fold_in", "linear_with_input", "next_seed", "next_seed_on", "seed"];
+
+/// Local functions that a macro names beside the operator.
+const LOCAL: [&str; 2] = ["avg_pool", "max_pool"];
+
+/// Layers with a rule of their own.
+const LAYERS: [&str; 1] = ["rotary_encoding"];
+
+/// The names of all operators.
+pub fn operators() -> BTreeSet<String> {
+    let mut names = BTreeSet::from(LAYERS.map(String::from));
+    let sources: Vec<Vec<String>> = files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dtensor/ops"))
+        .into_iter()
+        .filter(|file| !MACHINERY.contains(&file.file_stem().expect("a name").to_str().expect("a name of ASCII")))
+        .map(|file| tokens(&fs::read_to_string(file).expect("a source")))
+        .collect();
+    let shared = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dtensor/ops/pointwise.rs"));
+    let shared = tokens(&shared.expect("a source"));
+    let macros: BTreeSet<&str> = sources.iter().chain([&shared]).flat_map(|source| macros(source)).collect();
+    for source in &sources {
+        names.extend(functions(source));
+        for (at, window) in source.windows(3).enumerate() {
+            if let [name, bang, open] = window
+                && (macros.contains(name.as_str()), bang.as_str(), open.as_str()) == (true, "!", "{")
+            {
+                names.extend(invoked(&source[at + 3..]));
+            }
+        }
+    }
+    for other in BESIDE.into_iter().chain(LOCAL) {
+        assert!(names.remove(other), "`{other}` is gone from the sources: take it off the list of exceptions");
+    }
+    names
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder of sources").map(|entry| entry.expect("an entry").path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).sorted().collect()
+}
+
+/// Words, and signs one by one; no comments, no strings.
+fn tokens(source: &str) -> Vec<String> {
+    let mut tokens = Vec::new();
+    for line in source.lines() {
+        let outside = line.split("//").next().expect("a first part");
+        for (at, part) in outside.split('"').enumerate() {
+            // Within a string.
+            if at % 2 == 1 {
+                continue;
+            }
+            let is_word = |c: char| c.is_alphanumeric() || c == '_';
+            for (word, group) in &part.chars().chunk_by(|&c| is_word(c)) {
+                match word {
+                    true => tokens.push(group.collect()),
+                    false => tokens.extend(group.filter(|c| !c.is_whitespace()).map(String::from)),
+                }
+            }
+        }
+    }
+    tokens
+}
+
+/// What is written out as `pub fn`.
+fn functions(source: &[String]) -> impl Iterator<Item = String> + '_ {
+    let named = |window: &&[String]| window[0] == "pub" && window[1] == "fn" && window[2] != "$";
+    source.windows(3).filter(named).map(|window| window[2].clone())
+}
+
+/// The macros that write a `pub fn` of a name that they are given.
+fn macros(source: &[String]) -> impl Iterator<Item = &str> {
+    let places = source.iter().positions(|token| token == "macro_rules");
+    places.filter_map(|at| {
+        let body = body(&source[at + 4..]);
+        body.windows(3).any(|window| window == ["pub", "fn", "$"]).then(|| source[at + 2].as_str())
+    })
+}
+
+/// Up to the bracket that closes what is open.
+fn body(source: &[String]) -> &[String] {
+    let mut depth = 1;
+    let end = source.iter().position(|token| {
+        depth += i32::from("{([".contains(token.as_str())) - i32::from("})]".contains(token.as_str()));
+        depth == 0
+    });
+    &source[..end.expect("brackets are closed")]
+}
+
+/// The names that an invocation gives: `name: table`, `name other: table`, `(arguments): table`.
+fn invoked(source: &[String]) -> Vec<String> {
+    let (mut names, mut depth) = (Vec::new(), 0);
+    let body = body(source);
+    for (at, token) in body.iter().enumerate() {
+        depth += i32::from("{([".contains(token.as_str())) - i32::from("})]".contains(token.as_str()));
+        let is_name = depth == 0 && token.starts_with(|c: char| c.is_lowercase());
+        // A table, or a condition on it: but for `Bound: name`.
+        let upper = |token: &String| token.starts_with(char::is_uppercase);
+        let is_table = at > 0 && body[at - 1] == ":" && !(at > 1 && upper(&body[at - 2]));
+        if is_name && !is_table {
+            names.push(token.clone());
+        }
+    }
+    names
+}
