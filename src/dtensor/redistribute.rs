@@ -2,8 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -12,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::local::{associate, is_tracked};
 use super::undo::{Undo, all_reduce_sum};
+use super::vary::Kept;
 use super::{DTensor, DTensorSpec, Kind, step};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
@@ -57,7 +57,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         }
         let spec = self.spec.with_layout(layout.clone())?;
         let route = Route::between(self.layout(), layout)?;
-        let (local, _) = travel(self.local, &self.spec, &route, &[])?;
+        let local = travel(self.local, &self.spec, &route, &[], Weak::new())?;
         Ok(Self::from_parts(local, spec.shared()))
     }
 
@@ -118,7 +118,7 @@ impl Route {
 
 /// Walks `route` with a tensor laid out as `from`, then lets it vary over the mesh dimensions
 /// `varying`: its gradient is summed over them. Records one node if anything happens and `local`
-/// is tracked; the flag becomes true when its backward has run.
+/// is tracked; when its backward has run, what is `kept` of it is let go.
 ///
 /// # Collective
 /// Every rank of the mesh.
@@ -127,11 +127,11 @@ pub(super) fn travel<const D: usize, K: Kind>(
     from: &DTensorSpec,
     route: &Route,
     varying: &[usize],
-) -> Result<(Tensor<D, K>, Arc<AtomicBool>)> {
+    kept: Weak<Kept<D>>,
+) -> Result<Tensor<D, K>> {
     let tracked = is_tracked(&local);
-    let done = Arc::new(AtomicBool::new(false));
     if route.steps.is_empty() && (varying.is_empty() || !tracked) {
-        return Ok((local, done));
+        return Ok(local);
     }
     let call = from.call(Call::new(route.label.clone()));
     let strategy = local.gradient_checkpointing_strategy();
@@ -148,7 +148,7 @@ pub(super) fn travel<const D: usize, K: Kind>(
         before = Some(from.with_layout(after.clone())?);
     }
     if !tracked {
-        return Ok((associate(moved, strategy), done));
+        return Ok(associate(moved, strategy));
     }
     let summed = |&mesh_dim: &usize| {
         let comm = from.mesh().communicator(mesh_dim)?.clone();
@@ -160,10 +160,10 @@ pub(super) fn travel<const D: usize, K: Kind>(
         undos,
         varying: varying?,
         call: call.in_phase(Phase::Backward),
-        done: done.clone(),
+        kept,
     };
     let local = autodiff::unary(local.into_dispatch(), Arc::new(op));
-    Ok((Tensor::from_dispatch(local), done))
+    Ok(Tensor::from_dispatch(local))
 }
 
 /// A change of layout in the graph.
@@ -174,7 +174,7 @@ struct Redistribution<const D: usize> {
     undos: Vec<Undo<D>>,
     varying: SmallVec<[Varying; 1]>,
     call: Call,
-    done: Arc<AtomicBool>,
+    kept: Weak<Kept<D>>,
 }
 
 /// A mesh dimension over which a gradient is summed.
@@ -192,7 +192,9 @@ impl<const D: usize> GraphOp for Redistribution<D> {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        self.done.store(true, Ordering::Relaxed);
+        if let Some(kept) = self.kept.upgrade() {
+            kept.lock().take();
+        }
         let grad = Tensor::from_dispatch(step.take());
         let grad = self.pull(grad).unwrap_or_else(|error| error.unwind());
         step.give(0, || grad.into_dispatch());

@@ -12,7 +12,7 @@ use super::DTensorError;
 use crate::Result;
 use crate::comm::{Call, TensorMeta};
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, Placement};
+use crate::placement::{Layout, Placement, Placements};
 
 /// Mesh, layout, global shape and element type of a [`DTensor`](super::DTensor).
 ///
@@ -140,6 +140,19 @@ impl DTensorSpec {
         check_layout(&self.mesh, &layout, self.shape.num_dims())?;
         let terms = self.terms.clone();
         Ok(Self::decided(&self.mesh, layout, self.shape.clone(), self.dtype).with_terms(terms))
+    }
+
+    /// `placement` of every mesh dimension, or Replicate if that would leave a rank without elements
+    /// of a tensor that has some.
+    pub(crate) fn with_elements(&self, placement: Placement) -> Placement {
+        let placements: Placements = self.mesh.shape().iter().map(|_| placement).collect();
+        let fits = |layout: &Layout| layout.check(self.shape.num_dims()).is_ok();
+        match Layout::new(self.mesh.shape(), &placements) {
+            Ok(cut) if fits(&cut) && self.shape.num_elements() > 0 && cut.shortest(&self.shape).contains(&0) => {
+                Placement::Replicate
+            }
+            _ => placement,
+        }
     }
 
     /// Checks that `other` lives on the same mesh, and is the same rank's.

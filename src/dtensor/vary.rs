@@ -7,8 +7,7 @@
 //!                   \-- x @ wv (S) ---.   dv @ wv^T  /  over the ranks; vary all-reduces it, once
 //! ```
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
@@ -24,7 +23,7 @@ use crate::placement::{Layout, Placement};
 /// Mesh dimensions, ascending, without those of size 1.
 type Dims = SmallVec<[usize; 3]>;
 
-/// What one tensor was already brought to, kept while it or a clone of it lives.
+/// What one tensor was already brought to, kept until backward or while it or a clone of it lives.
 #[derive(Debug, Default)]
 pub(super) struct Handles<const D: usize> {
     made: Mutex<SmallVec<[Handle<D>; 1]>>,
@@ -47,10 +46,12 @@ impl<const D: usize> std::fmt::Debug for Given<D> {
 struct Handle<const D: usize> {
     layout: Layout,
     varying: Dims,
-    tensor: Tensor<D>,
-    /// Its node is spent: a leaf that outlives a training step needs a new one.
-    done: Arc<AtomicBool>,
+    kept: Arc<Kept<D>>,
 }
+
+/// A tensor, until backward has run its node: that is spent, and with it the memory is let go. One
+/// that is not tracked stays.
+pub(super) type Kept<const D: usize> = Mutex<Option<Tensor<D>>>;
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The local tensor laid out as `target`, for a computation that differs between the ranks of
@@ -65,27 +66,47 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         }
         let Some(handles) = self.handles.get() else {
             let route = Route::between(self.layout(), target)?;
-            return Ok(travel(self.local, &self.spec, &route, varying)?.0);
+            return travel(self.local, &self.spec, &route, varying, Weak::new());
         };
         if let Some(given) = handles.given.as_ref().filter(|given| *given.varying == *varying)
             && self.layout() == target
         {
             return Ok(Tensor::from_dispatch((given.make)().into_dispatch()));
         }
-        // Only floats vary or are cached: what else moves is an index, and small.
-        let mut known = handles.made.lock();
-        known.retain(|handle| !handle.done.load(Ordering::Relaxed));
-        let found = known.iter().find(|handle| *handle.varying == *varying && handle.layout == *target);
-        if let Some(handle) = found {
-            return Ok(Tensor::from_dispatch(handle.tensor.clone().into_dispatch()));
+        if let Some(known) = handles.find(target, varying) {
+            return Ok(Tensor::from_dispatch(known.into_dispatch()));
         }
-        let route = Route::between(self.layout(), target)?;
-        let (tensor, done) = travel(self.local.clone(), &self.spec, &route, varying)?;
+        // No lock is held while this communicates.
+        let (route, kept) = (Route::between(self.layout(), target)?, Arc::new(Kept::default()));
+        let tensor = travel(self.local.clone(), &self.spec, &route, varying, Arc::downgrade(&kept))?;
+        // Only floats vary or are cached: what else moves is an index, and small.
         if tensor.dtype().is_float() {
-            let tensor = as_float(tensor.clone());
-            known.push(Handle { layout: target.clone(), varying: varying.into(), tensor, done });
+            *kept.lock() = Some(as_float(tensor.clone()));
+            handles.made.lock().push(Handle { layout: target.clone(), varying: varying.into(), kept });
         }
         Ok(tensor)
+    }
+
+    /// [`redistribute_to`](Self::redistribute_to), once for all clones of this tensor.
+    ///
+    /// # Collective
+    /// As [`redistribute_to`](Self::redistribute_to).
+    pub(crate) fn redistribute_shared(self, layout: &Layout) -> Result<Self> {
+        if self.layout() == layout {
+            return Ok(self);
+        }
+        let spec = self.spec.with_layout(layout.clone())?.shared();
+        Ok(Self::from_parts(self.brought_to(layout, &[])?, spec))
+    }
+}
+
+impl<const D: usize> Handles<D> {
+    fn find(&self, layout: &Layout, varying: &[usize]) -> Option<Tensor<D>> {
+        let mut made = self.made.lock();
+        made.retain(|handle| handle.kept.lock().is_some());
+        let found = made.iter().find(|handle| *handle.varying == *varying && handle.layout == *layout)?;
+        let tensor = found.kept.lock().clone();
+        tensor
     }
 }
 
@@ -118,7 +139,8 @@ impl<const D: usize> DTensor<D> {
     /// [`vary`](Self::vary) of a tensor that is first made Replicate on `mesh_dims`.
     ///
     /// Of a sharded dimension this is one all-gather forward and one reduce-scatter backward. The
-    /// gathered tensor is cached with the handle.
+    /// gathered tensor is cached with the handle: until backward, and without gradients as long as
+    /// this tensor or a clone of it lives.
     ///
     /// # Collective
     /// In forward and in backward: every rank of the mesh.
@@ -159,5 +181,36 @@ impl<const D: usize> DTensor<D> {
         dims.sort_unstable();
         dims.dedup();
         Ok(dims)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use crate::comm::{Launch, launch};
+    use crate::dtensor::DTensor;
+    use crate::mesh::DeviceMesh;
+    use crate::placement::Placement::Shard;
+
+    /// A leaf outlives its backward by an optimizer step and more.
+    #[test]
+    fn what_a_leaf_was_gathered_to_goes_with_its_node() {
+        let run = launch(Launch::threads(2), |world| -> crate::Result<()> {
+            let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+            let leaf = Tensor::<2>::ones([4, 2], &world.device().clone().autodiff()).require_grad();
+            let x = DTensor::distribute_local(leaf, &mesh, &[Shard(0)])?;
+            let gathered = x.clone().gather_vary(&[0])?;
+            let kept = || {
+                let made = x.handles.get().expect("it has a clone").made.lock();
+                made.iter().filter(|handle| handle.kept.lock().is_some()).count()
+            };
+            assert_eq!(kept(), 1);
+            let grads = gathered.sum().backward();
+            assert_eq!(kept(), 0, "before anything else is asked of the leaf");
+            assert!(x.local().grad(&grads).is_some());
+            Ok(())
+        });
+        run.unwrap_or_else(|error| panic!("{error}"));
     }
 }

@@ -68,7 +68,7 @@ use burn::tensor::Tensor;
 use crate::Error;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::fsdp::ParamExt;
-use crate::placement::Placement;
+use crate::placement::{Layout, Placement};
 
 /// The forward of a burn-nn layer over DTensors.
 ///
@@ -104,7 +104,8 @@ fn styled<const D: usize, const P: usize, const O: usize, K: Kind>(
     bring(forward(x, value), &spec, style.and_then(|style| style.output()))
 }
 
-/// An activation where a style wants it, on the mesh of the layer's parameter.
+/// An activation where a style wants it, on the mesh of the layer's parameter; whole, where it has
+/// not an element for every rank. Clones of one activation share what that sends.
 fn bring<const D: usize, K: Kind>(
     x: DTensor<D, K>,
     param: &DTensorSpec,
@@ -112,5 +113,9 @@ fn bring<const D: usize, K: Kind>(
 ) -> DTensor<D, K> {
     let Some(placement) = placement else { return x };
     let same = x.spec().check_same_mesh(param).map_err(Error::from);
-    same.and_then(|()| x.redistribute(&[placement])).unwrap_or_else(|error| error.unwind())
+    let bring = || {
+        let layout = Layout::new(x.mesh().shape(), &[x.spec().with_elements(placement)])?;
+        x.redistribute_shared(&layout)
+    };
+    same.and_then(|()| bring()).unwrap_or_else(|error| error.unwind())
 }

@@ -75,13 +75,14 @@ impl Style {
         Self { params: Params::Placed(placement), input: None, output: None, heads: None }
     }
 
-    /// Brings the layer's input to this placement.
+    /// Brings the layer's input to this placement; to `Replicate` instead of a shard of which a rank
+    /// would have nothing, such as that of one token in decoding.
     pub const fn with_input(mut self, placement: Placement) -> Self {
         self.input = Some(placement);
         self
     }
 
-    /// Brings the layer's output to this placement.
+    /// Brings the layer's output to this placement, as [`with_input`](Self::with_input) does.
     pub const fn with_output(mut self, placement: Placement) -> Self {
         self.output = Some(placement);
         self

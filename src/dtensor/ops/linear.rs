@@ -88,7 +88,8 @@ pub fn linear<const D: usize>(x: DTensor<D>, weight: DTensor<2>, bias: Option<DT
 }
 
 /// [`linear`], with `x` brought to the placement `input` on every mesh dimension even where
-/// another row of the table is cheaper: what a tensor-parallel style asks for.
+/// another row of the table is cheaper: what a tensor-parallel style asks for. To `R` instead of a
+/// shard that would leave a rank without elements.
 ///
 /// Clones of `x` share what it is brought to: three projections of one sequence-sharded
 /// activation, gathered to `R`, cost one all-gather, and one reduce-scatter in backward.
@@ -105,7 +106,7 @@ pub fn linear_with_input<const D: usize>(
     bias: Option<DTensor<1>>,
     input: Option<Placement>,
 ) -> DTensor<D> {
-    let rule = Linear { input };
+    let rule = Linear { input: input.map(|placement| x.spec.with_elements(placement)) };
     let Some(bias) = bias else {
         return binary(&rule, x, weight, |x, weight, _| product::linear(x, weight, None));
     };

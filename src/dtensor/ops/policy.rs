@@ -3,6 +3,10 @@
 use std::cell::Cell;
 
 /// What an operator does with inputs that its rule cannot take as they are.
+///
+/// It is about forward. In backward the gradient of a replicated input that ranks compute different
+/// things with is [summed](crate::dtensor::DTensor::vary) under either policy: nothing that could be
+/// written instead would spare that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RedistributePolicy {
     /// Redistributes them, as cheaply as the rule allows.

@@ -25,7 +25,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
 impl Resolved {
     /// The DTensor of this rank's part `local` of output `at`.
+    ///
+    /// # Panics
+    /// If that is not the part which the rule promised: the tensor would not be what its spec says.
     pub(super) fn leave<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
+        let (made, promised) = (local.dims(), self.output_shape(at));
+        assert!(made[..] == promised[..], "the local operator made {made:?} of output {at}, its rule says {promised}");
         let spec = self.output_spec(at, local.dtype());
         DTensor::from_parts(local, spec)
     }

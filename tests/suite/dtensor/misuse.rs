@@ -1,8 +1,9 @@
 //! Every misuse is a typed error that names what is wrong and how to repair it.
 
-use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{CommError, Launch, launch};
+use burn_dtensor::dtensor::ops::{Rule, Strategy, unary};
 use burn_dtensor::dtensor::{DTensor, DTensorError};
 use burn_dtensor::mesh::{DeviceMesh, MeshError};
 use burn_dtensor::placement::{Layout, PlacementError};
@@ -282,4 +283,33 @@ fn a_sum_that_grows_from_step_to_step_stays_one_of_few_specs() {
         assert_eq!(sum.full_tensor()?.into_scalar::<f32>(), 2.0 * 40.0);
         Ok(())
     });
+}
+
+/// The tensor would not be what its spec says; also where debug assertions are off.
+#[test]
+fn a_rule_that_promises_another_shape_than_its_operator_makes_is_found() {
+    #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+    struct Longer;
+
+    impl Rule for Longer {
+        fn name(&self) -> &'static str {
+            "longer"
+        }
+
+        fn outputs(&self, inputs: &[Shape]) -> burn_dtensor::Result<Vec<Shape>> {
+            Ok(vec![Shape::new([inputs[0][0] + 1])])
+        }
+
+        fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
+            Vec::new()
+        }
+    }
+
+    let error = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+        let x = DTensor::<1>::ones([4], &mesh, &[R], world.device())?;
+        Ok::<_, Error>(unary(&Longer, x, |x, _| x).to_local().into_data())
+    });
+    let message = error.expect_err("the operator makes 4 elements").to_string();
+    assert!(message.contains("the local operator made [4] of output 0, its rule says [5]"), "{message}");
 }

@@ -84,6 +84,22 @@ fn sequence_parallelism_gathers_and_scatters_instead() {
     assert_eq!(sent(S(1), attend), pair, "query, key and value share theirs");
 }
 
+/// As the parallel attention and feed-forward of one block read it.
+#[test]
+fn norms_that_read_one_activation_share_what_brings_it_to_them() {
+    let counts = MeshTest::new([2], ["tp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = parallelize(block(&device), mesh, plan(S(1)))?;
+        let x = DTensor::distribute_local(tensor(1, [2, 4, 8], &device), mesh, &[R])?.require_grad();
+        let ledger = mesh.world().ledger();
+        ledger.reset();
+        let y = model.norm.forward_dtensor(x.clone()) + model.norm.forward_dtensor(x);
+        y.to_local().sum().backward();
+        Ok(ledger.calls_in(AllGather, Backward))
+    });
+    assert_eq!(counts, [1, 1]);
+}
+
 #[test]
 fn all_norm_gradients_of_a_unit_are_added_up_at_once() {
     let two_norms = |block: &Block, x: DTensor<3>| {

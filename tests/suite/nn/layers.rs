@@ -12,7 +12,7 @@ use burn::nn::{
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_dtensor::dtensor::Kind;
-use burn_dtensor::dtensor::ops::random;
+use burn_dtensor::dtensor::ops::{RedistributePolicy, random};
 use burn_dtensor::nn::{MhaInput, MhaOutput};
 use burn_dtensor::parallel::ParallelError;
 use burn_dtensor::prelude::*;
@@ -155,6 +155,33 @@ fn every_layer_brings_its_input_and_output_as_its_style_says() {
     brings(GroupNormConfig::new(2, 6).init(&device), floats, |layer, x| layer.forward_dtensor(x));
     let tokens = |device: &Device| Tensor::<2, Int>::zeros([4, 6], device);
     brings(EmbeddingConfig::new(7, 6).init(&device), tokens, |layer, x| layer.forward_dtensor(x));
+}
+
+/// Decoding: of one, three or five tokens one of four ranks has none. Styles of long sequences hold,
+/// and nothing moves but for them.
+#[test]
+fn a_sequence_of_which_a_rank_would_have_nothing_is_whole_where_a_style_wants_it_cut() {
+    let device = Device::flex().autodiff();
+    for tokens in [1, 3, 5] {
+        let model = (
+            Only { layer: LayerNormConfig::new(8).init(&device) },
+            Only { layer: LinearConfig::new(8, 4).init(&device) },
+        );
+        let x = tensor(1, [2, tokens, 8], &device);
+        let y = model.1.layer.forward(model.0.layer.forward(x.clone()));
+        let expected = floats(y);
+        let (norm, linear) = &model;
+        MeshTest::new([4], ["tp"]).run(|mesh| {
+            let norm = parallelize(norm.clone(), mesh, Plan::new().with("layer", Style::sequence_parallel()))?;
+            let placed = Style::placed(R).with_input(S(1)).with_output(S(1));
+            let linear = parallelize(linear.clone(), mesh, Plan::new().with("layer", placed))?;
+            let x = DTensor::distribute_local(x.clone().detach(), mesh, &[R])?;
+            let y = RedistributePolicy::Deny.run(|| linear.layer.forward_dtensor(norm.layer.forward_dtensor(x)));
+            assert_eq!(y.placements(), [R], "{tokens} tokens");
+            near(&floats(y.full_tensor()?), &expected, || format!("{tokens} tokens"));
+            Ok(())
+        });
+    }
 }
 
 #[test]
