@@ -104,9 +104,8 @@ impl<const D: usize> Handles<D> {
     fn find(&self, layout: &Layout, varying: &[usize]) -> Option<Tensor<D>> {
         let mut made = self.made.lock();
         made.retain(|handle| handle.kept.lock().is_some());
-        let found = made.iter().find(|handle| *handle.varying == *varying && handle.layout == *layout)?;
-        let tensor = found.kept.lock().clone();
-        tensor
+        let found = made.iter().find(|handle| *handle.varying == *varying && handle.layout == *layout);
+        found.and_then(|handle| handle.kept.lock().clone())
     }
 }
 
