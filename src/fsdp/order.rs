@@ -185,7 +185,7 @@ mod tests {
         let places = entered(&order, [false, true, true]);
         assert_eq!([order.ready(places[1], 1), order.ready(places[0], 0)], [[0; 0]; 2]);
         // The graph goes, and all passes with it.
-        places.map(|place| order.leave(place));
+        places.into_iter().for_each(|place| order.leave(place));
         assert_eq!(order.flush(), [0; 0]);
     }
 
