@@ -1,7 +1,7 @@
 //! A rank may have nothing of a tensor without being the last: 7 over 2 x 3 ranks, both cutting
 //! it, are 2, 2, 0 and 1, 1, 1.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, s};
 use burn_dtensor::Result;
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::mesh::DeviceMesh;
@@ -45,9 +45,9 @@ fn a_rank_in_the_middle_without_elements_spoils_no_reduction() {
 fn a_rank_in_the_middle_without_elements_stays_in_step() {
     let depths = on_mesh(&[2, 3], |_, mesh| {
         let ((x, own_x), (y, own_y)) = (leaves([7], mesh, &[S(0), S(0)])?, leaves([7, 2], mesh, &[S(0), S(0)])?);
-        let whole = x.clone().flip([0]).slice_fill([1..2], 0.0).square().sum() + y.clone().sort(1).triu(0).sum();
+        let whole = x.clone().flip([0]).slice_fill(s![1..2], 0.0).square().sum() + y.clone().sort(1).triu(0).sum();
         let expected = whole.clone().backward();
-        let (left, left_depth) = graph_depth(own_x.clone().flip([0]).slice_fill([1..2], 0.0));
+        let (left, left_depth) = graph_depth(own_x.clone().flip([0]).slice_fill(s![1..2], 0.0));
         let (right, right_depth) = graph_depth(own_y.clone().sort(1).triu(0));
         let own = (left.square().sum() + right.sum()).full_tensor()?;
         assert_eq!(values(own.clone()), values(whole));
