@@ -78,11 +78,11 @@ const MESHES: [(&[usize], [usize; 2]); 7] = [
     (&[2], [ALL, ALL]),
     (&[3], [ALL, ALL]),
     (&[4], [ALL, ALL]),
-    (&[1, 2], [24, 24]),
-    (&[2, 2], [ALL, 160]),
+    (&[1, 2], [16, 16]),
+    (&[2, 2], [ALL, 100]),
     // All that there are of an input of two dimensions.
-    (&[2, 3], [48, 48]),
-    (&[2, 2, 2], [12, 12]),
+    (&[2, 3], [48, 24]),
+    (&[2, 2, 2], [8, 8]),
 ];
 
 /// Combinations of a case and mesh of the exhaustive proof.
