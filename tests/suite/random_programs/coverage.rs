@@ -11,12 +11,12 @@ pub struct Coverage {
     operators: BTreeMap<&'static str, Counts>,
 }
 
-#[derive(Default, Clone, Copy)]
-pub struct Counts {
+#[derive(Default)]
+struct Counts {
     /// Steps of the operator.
-    pub drawn: usize,
+    drawn: usize,
     /// Of them, those of which a result was redistributed.
-    pub redistributed: usize,
+    redistributed: usize,
 }
 
 impl Coverage {
@@ -32,9 +32,11 @@ impl Coverage {
         }
     }
 
-    /// Names and counts, in the order of names.
-    pub fn counts(&self) -> impl Iterator<Item = (&'static str, Counts)> {
-        self.operators.iter().map(|(name, counts)| (*name, *counts))
+    /// Operators that were drawn less often than this, or whose results were redistributed less often.
+    pub fn lacking(&self, least: usize) -> Vec<&'static str> {
+        let few = |counts: &Counts| counts.drawn < least || counts.redistributed < least;
+        let few = self.operators.iter().filter(|(name, counts)| **name != "redistribute" && few(counts));
+        few.map(|(name, _)| *name).collect()
     }
 }
 
@@ -42,7 +44,7 @@ impl Coverage {
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:34} {:>8} {:>14}", "operator", "drawn", "redistributed")?;
-        self.counts().try_for_each(|(name, Counts { drawn, redistributed })| {
+        self.operators.iter().try_for_each(|(name, Counts { drawn, redistributed })| {
             writeln!(f, "{name:34} {drawn:>8} {redistributed:>14}")
         })
     }

@@ -21,8 +21,23 @@ use super::program::{Id, Leaf, Program, Step, weighed};
 use super::value::{Data, ElementKind, Value};
 
 /// The meshes of programs.
-const MESHES: [&[usize]; 13] =
-    [&[1], &[2], &[2], &[3], &[4], &[5], &[1, 2], &[2, 1], &[2, 2], &[2, 3], &[3, 2], &[1, 3, 2], &[2, 2, 2]];
+const MESHES: [&[usize]; 15] = [
+    &[1],
+    &[2],
+    &[2],
+    &[3],
+    &[4],
+    &[5],
+    &[1, 2],
+    &[2, 1],
+    &[2, 2],
+    &[2, 3],
+    &[2, 3],
+    &[2, 3],
+    &[3, 2],
+    &[1, 3, 2],
+    &[2, 2, 2],
+];
 
 /// The most elements of an input, and of a result.
 const INPUT: usize = 240;
@@ -72,7 +87,7 @@ impl Draft {
         let profile = Profile::any(&mut rng);
         let (leaves, steps) = (Vec::new(), Vec::new());
         let (rounds, moves) = (if rng.random_bool(0.3) { 2 } else { 1 }, rng.random_bool(0.5));
-        let (watches, probes) = (rng.random_bool(0.6), rng.random_bool(0.5));
+        let (watches, probes) = (rng.random_bool(0.6), rng.random_bool(0.8));
         let program = Program { seed, mesh, profile, leaves, steps, rounds, moves, watches, probes };
         Self { rng, program, known: Vec::new(), device: Device::flex().autodiff() }
     }
@@ -235,9 +250,14 @@ impl Draft {
         choices[self.below(choices.len())]
     }
 
-    /// A length: 1 to 13, more often short.
+    /// A length: 1 to 13, more often short, or one that nested cuts part unevenly (7 over 2 x 3 ranks
+    /// leaves one in the middle empty).
     pub fn len(&mut self) -> usize {
-        if self.chance(0.7) { 1 + self.below(6) } else { 1 + self.below(13) }
+        match self.below(10) {
+            0..5 => 1 + self.below(6),
+            5..8 => self.one_of(&[5, 7, 7, 9]),
+            _ => 1 + self.below(13),
+        }
     }
 
     pub fn shape<const D: usize>(&self, id: Id) -> [usize; D] {
@@ -264,7 +284,7 @@ impl Draft {
 
     /// Floats of two dimensions to look up rows of: sometimes more rows than a byte counts.
     pub fn table(&mut self) -> Id {
-        if self.chance(0.75) {
+        if self.chance(0.6) {
             return self.any::<2>();
         }
         let shape = [250 + self.below(20), 1 + self.below(2)];

@@ -26,9 +26,16 @@ pub fn target(rng: &mut StdRng, mesh: &[usize], ndim: usize, kind: ElementKind) 
 
 fn one(rng: &mut StdRng, mesh: &[usize], ndim: usize, partial: impl Fn(&mut StdRng) -> Placement) -> Layout {
     loop {
+        let mut cut = rng.random_range(0..ndim);
         let placement = |_| match rng.random_range(0..10) {
             0..2 => Placement::Replicate,
-            2..8 => Placement::Shard(rng.random_range(0..ndim)),
+            2..8 => {
+                // Often the dimension that is cut already.
+                if rng.random_bool(0.6) {
+                    cut = rng.random_range(0..ndim);
+                }
+                Placement::Shard(cut)
+            }
             _ => partial(rng),
         };
         let placements: Vec<_> = mesh.iter().map(placement).collect();

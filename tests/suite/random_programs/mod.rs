@@ -10,8 +10,9 @@
 //! leaf, also of one that holds terms of a reduction, by the true derivative. All ranks' parts of a
 //! result must lie equally deep in the autodiff graph.
 //!
-//! The programs of seeds 0, 1, .. are always the same. `RANDOM_PROGRAMS` says how many to run, and
-//! `RANDOM_PROGRAMS_FROM` the first seed. A failing program is made small and printed.
+//! The programs of seeds 0, 1, .. are always the same. `RANDOM_PROGRAMS` says how many to run,
+//! `RANDOM_PROGRAMS_FROM` the first seed, and `RANDOM_PROGRAMS_COVERAGE` how often every operator
+//! must be drawn, and a result of it redistributed. A failing program is made small and printed.
 
 #[macro_use]
 mod value;
@@ -28,7 +29,7 @@ mod shrink;
 use coverage::Coverage;
 
 /// How many programs run where the environment does not say.
-const PROGRAMS: u64 = 400;
+const PROGRAMS: u64 = 600;
 
 pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
@@ -49,6 +50,8 @@ fn random_programs_give_what_they_give_on_ordinary_tensors() {
         }
     }
     println!("{coverage}");
+    let lacking = coverage.lacking(setting("RANDOM_PROGRAMS_COVERAGE", 0) as usize);
+    assert!(lacking.is_empty(), "too few programs for {lacking:?}");
     assert!(failures.is_empty(), "programs of seeds {failures:?} failed");
 }
 

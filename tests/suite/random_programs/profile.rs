@@ -19,8 +19,8 @@ impl Profile {
     pub fn any(rng: &mut StdRng) -> Self {
         let [f64, f32, bf16] = [DType::F64, DType::F32, DType::BF16];
         let (float, int) = match rng.random_range(0..10) {
-            0..4 => (f64, DType::I64),
-            4 => (f64, DType::U8),
+            0..3 => (f64, DType::I64),
+            3 | 4 => (f64, DType::U8),
             5 => (f64, DType::I32),
             6 => (f32, DType::I32),
             7 => (f32, DType::U8),
