@@ -31,7 +31,7 @@ use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use parking_lot::Mutex;
 
-use super::pass::{Pass, Turn};
+use super::pass::Pass;
 use super::storage;
 use crate::autodiff::{BackwardStep, GraphOp, Retain};
 
@@ -57,9 +57,7 @@ impl GraphOp for Flush {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        if let Some(Turn { passes, .. }) = self.pass.turn() {
-            reduce(passes.flush(), step);
-        }
+        reduce(self.pass.passes.flush(), step);
     }
 }
 
@@ -111,15 +109,13 @@ impl GraphOp for Token {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         if self.last {
-            self.pass.finish();
-            if let Some(Turn { passes, place }) = self.pass.turn() {
-                reduce(passes.ready(*place, Arc::downgrade(&self.pass)), step);
-            }
+            reduce(self.pass.finish(), step);
         }
         // Whatever made the input expects a gradient, even if the unit never used it.
         if let Some((number, like)) = &self.input
             && !self.pass.input_seen(*number)
         {
+            self.pass.passes.pad();
             step.give(1, || Dispatch::float_zeros(like.shape.clone(), &like.device, like.dtype.into()));
         }
     }

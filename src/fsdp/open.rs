@@ -80,7 +80,7 @@ impl Open {
         let pass = scope.map(|scope| scope.pass.clone());
         let last = last_token();
         // A rank that uses no weight must take part all the same, as the others do.
-        let all = !tracked && pass.as_ref().is_some_and(|pass| pass.turn().is_some());
+        let all = !tracked && pass.as_ref().is_some_and(|pass| pass.is_reduced());
         output.map_floats(&mut |tensor| {
             let tie = Dispatch::is_tracked(&tensor) || all && tensor.autodiff != DispatchAutodiffContext::Disabled;
             let last = last.clone().filter(|last| tie && one_graph(last, &tensor));

@@ -38,6 +38,8 @@ struct Places<P> {
     tied: BTreeMap<u64, Tied<P>>,
     /// Passes tied to nothing whose gradients are there.
     loose: BTreeMap<u64, P>,
+    /// Whether this backward has been given zeros where no gradient came.
+    padded: bool,
 }
 
 #[derive(Debug)]
@@ -59,7 +61,7 @@ pub(super) enum Place {
 
 impl<P> Default for Order<P> {
     fn default() -> Self {
-        Self(Mutex::new(Places { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new() }))
+        Self(Mutex::new(Places { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new(), padded: false }))
     }
 }
 
@@ -94,9 +96,21 @@ impl<P> Order<P> {
         due
     }
 
+    /// Zeros were given where no gradient came: what made an input of a unit expects one. From here on
+    /// zeros may be all that a parameter gets, of which there is no gradient without sharding.
+    pub(super) fn pad(&self) {
+        self.0.lock().padded = true;
+    }
+
+    /// Whether zeros were given in this backward.
+    pub(super) fn padded(&self) -> bool {
+        self.0.lock().padded
+    }
+
     /// Nothing deeper is left of this backward. Returns what is still held, in order.
     pub(super) fn flush(&self) -> Vec<P> {
         let mut places = self.0.lock();
+        places.padded = false;
         let held = places.tied.iter().rev().filter(|(_, tied)| matches!(tied, Tied::Held(_)));
         let held: Vec<_> = held.map(|(&place, _)| place).collect();
         let mut due: Vec<_> = held.iter().filter_map(|place| places.tied.remove(place)?.into_pass()).collect();

@@ -4,7 +4,8 @@ use std::sync::{Arc, Weak};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::order::{Order, Place};
@@ -34,20 +35,15 @@ pub(super) struct Pass {
     kept: Kept,
     /// Whether the gathered weights live in slots, where the backend has them.
     in_slots: bool,
-    /// Its turn to be reduced; `None` if nothing is.
-    turn: Option<Turn>,
+    pub(super) passes: Arc<Passes>,
+    /// Its place among them; `None` if nothing is reduced.
+    place: Option<Place>,
     weights: Mutex<Weights>,
     gradients: Mutex<Gradients>,
 }
 
 /// The order of a rank's passes.
 pub(super) type Passes = Order<Weak<Pass>>;
-
-#[derive(Debug)]
-pub(super) struct Turn {
-    pub(super) passes: Arc<Passes>,
-    pub(super) place: Place,
-}
 
 #[derive(Debug, Default)]
 struct Weights {
@@ -80,20 +76,22 @@ impl Pass {
         leaves: Vec<Option<NodeId>>,
         kept: Kept,
         in_slots: bool,
-        turn: Option<Turn>,
+        passes: Arc<Passes>,
+        place: Option<Place>,
     ) -> Arc<Self> {
         let n = leaves.len();
         let gradients = Gradients { grads: vec![None; n], terms: vec![Term::default(); n], inputs_seen: Vec::new() };
         let (weights, gradients) = (Mutex::default(), Mutex::new(gradients));
-        Arc::new(Self { source, leaves, kept, in_slots, turn, weights, gradients })
+        Arc::new(Self { source, leaves, kept, in_slots, passes, place, weights, gradients })
     }
 
     pub(super) fn kept(&self) -> Kept {
         self.kept
     }
 
-    pub(super) fn turn(&self) -> Option<&Turn> {
-        self.turn.as_ref()
+    /// Whether it trains a parameter.
+    pub(super) fn is_reduced(&self) -> bool {
+        self.place.is_some()
     }
 
     /// Whether the graph may keep the weight at `position` at no cost: where the unit keeps it, in a
@@ -170,10 +168,19 @@ impl Pass {
         slots.iter().flatten().for_each(|slot| slot.release());
     }
 
-    /// All gradients are there: nobody of this backward reads the weights any more.
-    pub(super) fn finish(&self) {
+    /// All gradients are there: nobody of this backward reads the weights any more. Returns the passes
+    /// to reduce now, in order.
+    pub(super) fn finish(self: &Arc<Self>) -> Vec<Weak<Self>> {
         *self.weights.lock() = Weights::default();
         self.source.forget();
+        if self.passes.padded() {
+            let mut gradients = self.gradients.lock();
+            let Gradients { grads, terms, .. } = &mut *gradients;
+            for grad in grads.iter_mut().chain(terms.iter_mut().map(|term| &mut term.grad)) {
+                grad.take_if(|grad| is_zero(grad));
+            }
+        }
+        self.place.map_or_else(Vec::new, |place| self.passes.ready(place, Arc::downgrade(self)))
     }
 
     /// Collects the gradient of a whole parameter until the unit's reduction.
@@ -255,10 +262,19 @@ impl Pass {
     }
 }
 
+/// Whether every element is zero. Waits for the device.
+fn is_zero(grad: &DispatchTensor) -> bool {
+    if grad.shape().num_elements() == 0 {
+        return true;
+    }
+    let largest = Dispatch::float_max(Dispatch::float_abs(grad.clone()));
+    Tensor::<1>::from_dispatch(largest).into_scalar::<f64>() == 0.0
+}
+
 impl Drop for Pass {
     fn drop(&mut self) {
-        if let Some(Turn { passes, place }) = &self.turn {
-            passes.leave(*place);
+        if let Some(place) = self.place {
+            self.passes.leave(place);
         }
     }
 }

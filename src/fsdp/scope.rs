@@ -7,7 +7,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 
 use super::graph::{EnterUnit, Flush, Token, Whole, one_graph};
 use super::io::UnitTensors;
-use super::pass::{Pass, Passes, Turn};
+use super::pass::{Pass, Passes};
 use super::shards::Shards;
 use super::source::Source;
 use super::unit::{Gathering, Kept, Unit};
@@ -70,15 +70,13 @@ impl Scope {
 
         let parent = first.or(bases.first()).filter(|_| tracked);
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
-        let turn = first.map(|_| {
-            let passes = PASSES.with(Arc::clone);
-            let place = passes.enter(!inputs.is_empty() || opening.lone && earlier.is_some());
-            Turn { passes, place }
-        });
+        let passes = PASSES.with(Arc::clone);
+        let tied = !inputs.is_empty() || opening.lone && earlier.is_some();
+        let place = first.map(|_| passes.enter(tied));
         let call = Call::new(opening.label).drawn(unit.draw());
         let source = Source::new(unit.clone(), members.clone(), shards.plain(), call);
         let leaf = |base: &DispatchTensor| Some(base).filter(trained).and_then(|base| autodiff::node_id(base.clone()));
-        let pass = Pass::new(source, bases.iter().map(leaf).collect(), kept, in_slots, turn);
+        let pass = Pass::new(source, bases.iter().map(leaf).collect(), kept, in_slots, passes, place);
         match unit.take_unsharded(&shards) {
             Ok(Some(gathered)) => pass.fill(pass.source.wholes(Gathering::Done(gathered))),
             Ok(None) => {}
@@ -163,9 +161,9 @@ fn token(
     inputs: &[DispatchTensor],
     earlier: Option<DispatchTensor>,
 ) -> DispatchTensor {
-    let flush = match pass.turn() {
-        Some(_) => autodiff::unary(parent, Arc::new(Flush { pass: pass.clone() })),
-        None => parent,
+    let flush = match pass.is_reduced() {
+        true => autodiff::unary(parent, Arc::new(Flush { pass: pass.clone() })),
+        false => parent,
     };
     let links = inputs.iter().map(|input| (input, Some(input))).chain(earlier.iter().map(|earlier| (earlier, None)));
     let count = inputs.len() + usize::from(earlier.is_some());

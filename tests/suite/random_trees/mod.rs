@@ -2,7 +2,7 @@
 //!
 //! Chains and parallel towers, nested units, with and without a root unit, reads outside `unit`,
 //! frozen and tied parameters, weights that some or all ranks leave unused, batches of other sizes
-//! on other ranks, gradient checkpointing, HSDP, every policy of resharding. After some steps of
+//! on other ranks, towers that no loss hears, gradient checkpointing, HSDP, every policy of resharding. After some steps of
 //! SGD or AdamW every parameter, in double precision, is that of the unsharded tree, which is
 //! trained on the mean of all ranks' losses.
 //!
@@ -26,7 +26,7 @@ use net::{Net, values};
 use plan::Plan;
 
 /// How many trees run where the environment does not say.
-const TREES: u64 = 60;
+const TREES: u64 = 150;
 
 /// A step takes milliseconds.
 const DEADLINE: Duration = Duration::from_secs(20);

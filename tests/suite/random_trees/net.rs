@@ -85,8 +85,9 @@ impl Tree {
             if node.chain {
                 return children().fold(x, |x, (tree, node)| tree.forward(node, x, captured, rank));
             }
-            let towers = children().map(|(tree, node)| tree.forward(node, x.clone(), captured, rank));
-            towers.reduce(|a, b| a + b).unwrap_or(x)
+            let towers = children().map(|(tree, node)| (node, tree.forward(node, x.clone(), captured, rank)));
+            let heard = towers.filter(|(node, _)| !node.unheard).map(|(_, tower)| tower);
+            heard.reduce(|a, b| a + b).unwrap_or(x)
         };
         if node.scoped { unit(self, x, body) } else { body(self, x) }
     }

@@ -37,6 +37,8 @@ pub struct Node {
     pub used: Used,
     /// Whether its layer sees rows in two dimensions: burn records fewer nodes then.
     pub flat: bool,
+    /// Whether the towers beside it go on without what it gives: backward does not come by.
+    pub unheard: bool,
     /// How many operators follow its layer.
     pub tail: usize,
     /// Whether it adds what the tree was given, past all units between.
@@ -131,10 +133,11 @@ impl Node {
         };
         let children = if depth < 3 { rng.random_range(0..=3) } else { 0 };
         let (chain, frozen, flat) = (rng.random_bool(0.5), rng.random_bool(0.15), rng.random_bool(0.4));
+        let unheard = depth > 0 && rng.random_bool(0.15);
         let (tail, captures) = (rng.random_range(0..4), depth > 0 && rng.random_bool(0.2));
         let children =
             (0..children).filter_map(|_| (*size < 9).then(|| Self::draw(rng, ranks, owned, depth + 1, size))).collect();
-        Self { unit, scoped, chain, frozen, used, flat, tail, captures, children }
+        Self { unit, scoped, chain, frozen, used, flat, unheard, tail, captures, children }
     }
 
     fn units(&self, path: &str, units: &mut Vec<String>) {
@@ -169,6 +172,7 @@ impl Node {
         };
         add(|node| node.used = Used::Everywhere, self.used != Used::Everywhere);
         add(|node| node.frozen = false, self.frozen);
+        add(|node| node.unheard = false, self.unheard);
         add(|node| node.captures = false, self.captures);
         add(|node| node.tail = 0, self.tail > 0);
         add(|node| node.flat = true, !self.flat);
