@@ -135,9 +135,13 @@ impl Node {
         let (chain, frozen, flat) = (rng.random_bool(0.5), rng.random_bool(0.15), rng.random_bool(0.4));
         let unheard = depth > 0 && rng.random_bool(0.15);
         let (tail, captures) = (rng.random_range(0..4), depth > 0 && rng.random_bool(0.2));
-        let children =
-            (0..children).filter_map(|_| (*size < 9).then(|| Self::draw(rng, ranks, owned, depth + 1, size))).collect();
-        Self { unit, scoped, chain, frozen, used, flat, unheard, tail, captures, children }
+        let mut drawn = Vec::new();
+        for _ in 0..children {
+            if *size < 9 {
+                drawn.push(Self::draw(rng, ranks, owned, depth + 1, size));
+            }
+        }
+        Self { children: drawn, unit, scoped, chain, frozen, used, flat, unheard, tail, captures }
     }
 
     fn units(&self, path: &str, units: &mut Vec<String>) {
