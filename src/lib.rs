@@ -83,6 +83,8 @@ pub mod comm;
 pub mod dtensor;
 mod error;
 pub mod fsdp;
+#[cfg(feature = "flex")]
+mod memory;
 pub mod mesh;
 pub mod nn;
 pub mod parallel;

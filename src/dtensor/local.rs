@@ -8,10 +8,10 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{BackendTensor, BackendTypes, DispatchKindConversion, Flex};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{GradientCheckpointingStrategy, Shape, Slice, Tensor};
-#[cfg(feature = "flex")]
-use burn_std::AllocationProperty;
 
 use super::Kind;
+#[cfg(feature = "flex")]
+use crate::memory;
 
 /// The part of `tensor` inside `ranges`, in memory of its own: a view would keep the whole buffer
 /// alive. A part that is the whole stays as it is.
@@ -91,12 +91,10 @@ type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;
 #[cfg(feature = "flex")]
 fn own_flex(view: FlexTensor) -> FlexTensor {
     let bytes = view.layout().num_elements() * view.dtype().size();
-    // A gathered parameter's memory may be taken back.
-    let lasting = view.data_arc().property() == AllocationProperty::Native;
-    if lasting && view.is_contiguous() && view.bytes().len() == bytes {
+    if memory::is_lasting(&view) && view.is_contiguous() && view.bytes().len() == bytes {
         return view;
     }
-    FlexTensor::from_data(view.into_data())
+    memory::copied(&view)
 }
 
 /// Any backend's copy. Cube, too, slices without copying where the offset is aligned.
@@ -152,6 +150,21 @@ mod tests {
     use burn::tensor::{Bool, Device, Float, Int, Tensor};
 
     use super::*;
+
+    /// Of the only handle, too: burn would hand on the buffer itself.
+    #[cfg(feature = "flex")]
+    #[test]
+    fn what_is_owned_is_in_lasting_memory() {
+        for view in [memory::tests::foreign(2), memory::tests::foreign(2).narrow(0, 1, 1)] {
+            let shape = view.layout().shape().clone();
+            let owned = own_flex(view);
+            assert!(memory::is_lasting(&owned));
+            assert_eq!(*owned.layout().shape(), shape);
+        }
+        let own = memory::copied(&memory::tests::foreign(2));
+        let address = own.bytes().as_ptr();
+        assert_eq!(own_flex(own).bytes().as_ptr(), address, "what is its own already stays");
+    }
 
     /// The generic copy, on the backend at hand.
     #[test]

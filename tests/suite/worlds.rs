@@ -208,6 +208,40 @@ fn ranks_that_wait_on_several_threads_do_so_when_that_was_declared() {
 }
 
 #[test]
+fn multithreaded_ranks_that_wait_for_each_other_run_into_the_deadline() {
+    let config = Launch::threads(2).multithreaded().deadline(Duration::from_millis(50));
+    let error = launch(config, |world| {
+        let ranks = if world.rank() == 0 { [0, 1] } else { [1, 0] };
+        world.group(&ranks)?.barrier("mine first".into()).wait()
+    });
+    let cause = error.unwrap_err().cause;
+    assert!(matches!(cause, Error::Comm(CommError::DeadlineExceeded { .. })), "{cause}");
+}
+
+#[test]
+fn groups_without_end_are_refused() {
+    launch(Launch::threads(8), |world| -> Result<()> {
+        // Every order of all ranks: 40,320.
+        let orders = (0..40_320).map(|mut nth| {
+            let mut rest: Vec<usize> = (0..8).collect();
+            let mut next = |left: usize| {
+                let rank = rest.remove(nth % left);
+                nth /= left;
+                rank
+            };
+            (1..=8).rev().map(&mut next).collect::<Vec<_>>()
+        });
+        let refused = orders.map(|ranks| world.group(&ranks)).position(|group| group.is_err());
+        assert_eq!(refused, Some(4096));
+        let error = world.group(&[7, 0, 1]).map(drop).unwrap_err();
+        assert!(error.to_string().contains("make a mesh once and keep it"), "{error}");
+        assert!(world.group(&[0, 1, 2, 3, 4, 5, 6, 7]).is_ok(), "those there are stay");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_rank_that_calls_while_it_waits_is_told_how_to_declare_it() {
     let told = AtomicBool::new(false);
     let error = launch(Launch::threads(2).deadline(FAR), |world| -> Result<()> {

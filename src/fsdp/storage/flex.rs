@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 
 use super::Refill;
 use crate::dtensor::own;
+use crate::memory::is_lasting;
 
 /// The memory of one gathered weight, there or not.
 pub(in crate::fsdp) struct Slot {
@@ -200,11 +201,7 @@ const _: fn() = || {
 /// A tensor that outlives its unit's scope: a copy, if its memory is a slot's.
 pub(in crate::fsdp) fn leave(tensor: DispatchTensor) -> DispatchTensor {
     match &tensor.kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(flex))
-            if flex.data_arc().property() == AllocationProperty::Other =>
-        {
-            own(tensor)
-        }
+        DispatchTensorKind::Flex(BackendTensor::Float(flex)) if !is_lasting(flex) => own(tensor),
         _ => tensor,
     }
 }

@@ -13,6 +13,7 @@ use burn_dtensor::fsdp::{
     FsdpError, FullyShard, ParamExt, ReshardAfterForward, UnitTensors, full_model, fully_shard, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::parallel::{Plan, Style, parallelize};
 use burn_dtensor::{Error, Result};
 
 use super::support::{on_device, tensor, values};
@@ -141,36 +142,38 @@ fn one_rank_may_print_a_kept_weight() {
 #[test]
 fn a_frozen_weight_with_a_captured_shallower_activation() {
     let frozen = |net: Net| Net { blocks: net.blocks.into_iter().map(Module::no_grad).collect(), ..net };
-    type Forward = fn(&Linear, Tensor<2>, Tensor<2>) -> Tensor<2>;
-    let whole: Forward = |block, context, deep| block.forward(context) + deep;
-    let detached: Forward = |block, context, deep| context.matmul(block.weight.val().detach()) + deep;
-    // The captured branch alone is in the loss: nothing of the unit is in that backward.
-    let alone: Forward = |block, context, _| block.forward(context);
-    for (prepare, forward) in [(frozen as fn(Net) -> Net, whole), (|net| net, detached), (frozen, alone)] {
-        let run = |net: &Net, x: Tensor<2>| {
-            let context = net.first.forward(x);
-            let deep = context.clone().tanh().tanh().tanh();
-            let mut captured = None;
-            let both = unit(&net.blocks[0], deep, |block, deep| {
-                captured = Some(forward(block, context.clone(), deep.clone()));
-                forward(block, context, deep)
-            });
-            let grads = |loss: Tensor<2>| GradientsParams::from_grads(loss.sum().backward(), net);
-            let first = grads(captured.expect("set in forward"));
-            drop(both);
-            first
-        };
-        sharded(
-            prepare,
-            || config().ignore(["first.*"]),
-            |world, net, plain| {
-                let (grads, expected) = (run(net, x(world)), run(plain, x(world)));
-                let weight =
-                    |net: &Net, grads: &GradientsParams| grads.get::<2>(net.first.weight.id).map(Tensor::into_data);
-                assert_eq!(weight(net, &grads), weight(plain, &expected));
-                Ok(())
-            },
-        );
+    type Forward = fn(&Linear, Tensor<2>) -> Tensor<2>;
+    let whole: Forward = |block, context| block.forward(context);
+    let detached: Forward = |block, context| context.matmul(block.weight.val().detach());
+    let run = |net: &Net, x: Tensor<2>, forward: Forward, alone: bool| {
+        let context = net.first.forward(x);
+        let deep = context.clone().tanh().tanh().tanh();
+        let mut captured = None;
+        let both = unit(&net.blocks[0], deep, |block, deep| {
+            let shallow = forward(block, context);
+            captured = Some(shallow.clone());
+            shallow + deep
+        });
+        // Alone, nothing else of the unit is in that backward, or alive.
+        let loss = if alone { captured.expect("set in forward") } else { both };
+        GradientsParams::from_grads(loss.sum().backward(), net)
+    };
+    for (prepare, forward) in [(frozen as fn(Net) -> Net, whole), (|net| net, detached)] {
+        for alone in [false, true] {
+            sharded(
+                prepare,
+                || config().ignore(["first.*"]),
+                |world, net, plain| {
+                    let grads = run(net, x(world), forward, alone);
+                    let expected = run(plain, x(world), forward, alone);
+                    let weight = |net: &Net, grads: &GradientsParams| {
+                        grads.get::<2>(net.first.weight.id).map(Tensor::into_data).expect("trained")
+                    };
+                    assert_eq!(weight(net, &grads), weight(plain, &expected));
+                    Ok(())
+                },
+            );
+        }
     }
 }
 
@@ -251,12 +254,15 @@ fn a_call_that_fails_leaves_units_as_they_were() {
     let model = net(&Device::flex());
     launch(Launch::threads(2), |world| {
         let inner = fully_shard(model.blocks[0].clone(), &mesh(world)?, FullyShard::new())?;
-        let outer = Net { blocks: vec![inner.clone()], ..model.clone() };
-        let bad = FullyShard::new().shard_placement_fn(|_| Some(burn_dtensor::placement::Placement::Shard(9)));
-        assert!(fully_shard(outer.clone(), &mesh(world)?, bad).is_err());
+        // Parallelized on a mesh that has no root in common with the one to shard on.
+        let other = DeviceMesh::new(world, [2], ["tp"])?;
+        let first = parallelize(model.first.clone(), &other, Plan::new().with("", Style::colwise()))?;
+        let outer = |first| Net { first, blocks: vec![inner.clone()] };
+        let failed = fully_shard(outer(first), &mesh(world)?, FullyShard::new());
+        assert!(matches!(failed, Err(Error::Fsdp(FsdpError::Meshes { .. }))));
         let again = |model: &Linear| fully_shard(model.clone(), &mesh(world).unwrap(), FullyShard::new()).unwrap_err();
         assert!(again(&inner).to_string().contains("unit `root`"));
-        let _outer = fully_shard(outer, &mesh(world)?, FullyShard::new())?;
+        let _outer = fully_shard(outer(model.first.clone()), &mesh(world)?, FullyShard::new())?;
         assert!(again(&inner).to_string().contains("unit `blocks.0`"));
         Ok::<_, Error>(())
     })

@@ -8,7 +8,8 @@ mod reduce;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, Flex};
 use burn::tensor::{Bytes, DType, Shape};
-use burn_std::AllocationProperty;
+
+use crate::memory;
 
 pub(super) use concat::{concat, join};
 pub(super) use reduce::{reduce, reduce_flat};
@@ -24,14 +25,10 @@ pub(super) fn primitive(tensor: &DispatchTensor) -> Option<&FlexTensor> {
 }
 
 /// The same tensor with adjacent elements, in memory that stays while a handle does: so that peers
-/// can read it as a slice. A gathered parameter's memory may be taken back; it is copied.
+/// can read it as a slice.
 pub(super) fn settle(tensor: DispatchTensor) -> DispatchTensor {
     match primitive(&tensor) {
-        Some(flex) if !flex.is_contiguous() => wrap(flex.to_contiguous()),
-        Some(flex) if flex.data_arc().property() != AllocationProperty::Native => {
-            let own = Bytes::from_bytes_vec(flex.bytes().to_vec());
-            wrap(FlexTensor::new(own, flex.layout().clone(), flex.dtype()))
-        }
+        Some(flex) if !flex.is_contiguous() || !memory::is_lasting(flex) => wrap(memory::copied(flex)),
         _ => tensor,
     }
 }

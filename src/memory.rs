@@ -1,0 +1,91 @@
+//! Whose a Flex tensor's memory is.
+//!
+//! A buffer is anything that can show bytes. Most own them; a gathered parameter's are memory that
+//! its unit takes back and fills again, and reading them may be a collective. What outlives the
+//! operation at hand, or is read by other ranks, is in memory that lasts.
+
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::Bytes;
+use burn_std::AllocationProperty;
+
+/// Whether the memory of `tensor` stays as it is for as long as a handle to it lives.
+pub(crate) fn is_lasting(tensor: &FlexTensor) -> bool {
+    tensor.data_arc().property() == AllocationProperty::Native
+}
+
+/// The elements of `tensor`, and nothing else, in lasting memory of their own.
+///
+/// Not by way of burn's `into_data`: of the only handle to a buffer that gives the buffer itself.
+pub(crate) fn copied(tensor: &FlexTensor) -> FlexTensor {
+    if !tensor.is_contiguous() {
+        return tensor.to_contiguous();
+    }
+    let size = tensor.dtype().size();
+    let start = tensor.layout().start_offset() * size;
+    let elements = &tensor.bytes()[start..start + tensor.layout().num_elements() * size];
+    let shape = tensor.layout().shape().clone();
+    FlexTensor::new(Bytes::from_bytes_vec(elements.to_vec()), Layout::contiguous(shape), tensor.dtype())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::mem::MaybeUninit;
+
+    use burn::tensor::{DType, Shape};
+    use burn_std::{AccessError, AccessPolicy, AllocationController};
+
+    use super::*;
+
+    /// Memory of somebody else.
+    struct Foreign(Vec<u128>);
+
+    impl AllocationController for Foreign {
+        fn alloc_align(&self) -> usize {
+            align_of::<u128>()
+        }
+
+        fn property(&self) -> AllocationProperty {
+            AllocationProperty::Other
+        }
+
+        fn capacity(&self) -> usize {
+            size_of_val(self.0.as_slice())
+        }
+
+        fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+            let bytes: &[u8] = bytemuck::cast_slice(&self.0);
+            // SAFETY: `u8` is a valid `MaybeUninit<u8>`.
+            Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
+        }
+
+        unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+            Err(AccessError::WouldCopy)
+        }
+    }
+
+    /// A tensor of `4 * rows` floats in memory of somebody else, of which this is the only handle.
+    pub(crate) fn foreign(rows: usize) -> FlexTensor {
+        let values: Vec<[f32; 4]> = (0..rows).map(|row| [row as f32; 4]).collect();
+        let memory: Vec<u128> = values.into_iter().map(bytemuck::cast).collect();
+        let len = size_of_val(memory.as_slice());
+        // SAFETY: all `len` bytes are initialized.
+        let bytes = unsafe { Bytes::from_controller(Box::new(Foreign(memory)), len) };
+        FlexTensor::new(bytes, Layout::contiguous(Shape::new([rows, 4])), DType::F32)
+    }
+
+    #[test]
+    fn a_copy_has_its_elements_alone() {
+        let whole = foreign(3);
+        assert!(!is_lasting(&whole));
+        for (tensor, expected) in [
+            (whole.clone(), vec![0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]),
+            (whole.narrow(0, 1, 1), vec![1.0; 4]),
+            (whole.transpose(0, 1), [0.0, 1.0, 2.0].repeat(4)),
+        ] {
+            let copy = copied(&tensor);
+            assert!(is_lasting(&copy) && copy.bytes().len() == 4 * expected.len());
+            assert_eq!(copy.layout().shape(), tensor.layout().shape());
+            assert_eq!(bytemuck::cast_slice::<u8, f32>(copy.bytes()), expected);
+        }
+    }
+}
