@@ -158,14 +158,14 @@ impl Pass {
     pub(super) fn reshard(&self, backward: bool) {
         let mut weights = self.weights.lock();
         let Weights { forward, slots } = &mut *weights;
-        if backward && self.kept != Kept::Whole {
+        let ahead = (backward && self.kept != Kept::Whole).then(|| {
             let wholes = || forward.iter().cloned().collect::<Option<Vec<_>>>().filter(|wholes| !wholes.is_empty());
             let wholes = (self.kept == Kept::Part).then(wholes).flatten();
-            self.source.gather_ahead(wholes.map(|wholes| self.source.unit.split(&self.source.members, &wholes)));
-        }
+            self.source.gather_ahead(wholes.map(|wholes| self.source.unit.split(&self.source.members, &wholes)))
+        });
         let in_slots = slots.iter().map(Option::is_some).chain(std::iter::repeat(false));
         forward.iter_mut().zip(in_slots).filter(|(_, in_slot)| !in_slot).for_each(|(whole, _)| *whole = None);
-        slots.iter().flatten().for_each(|slot| slot.release());
+        self.source.leave(ahead, slots);
     }
 
     /// All gradients are there: nobody of this backward reads the weights any more. Returns the passes

@@ -1,11 +1,10 @@
 //! [`Source`]: where the weights of one pass come from, in forward and again in backward.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use parking_lot::Mutex;
 
-use super::storage::{Refill, Slot};
+use super::storage::{Ahead, Refill, Slot};
 use super::unit::{Gathering, Unit};
 use crate::Error;
 use crate::comm::{Call, Phase};
@@ -26,22 +25,12 @@ pub(super) struct Source {
     pub(super) shards: Vec<DispatchTensor>,
     /// What the pass's collectives are called.
     call: Call,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Issued, not taken.
-    ahead: Option<Gathering>,
-    /// Of each weight; `None` for one that is in no slot.
-    slots: Vec<Option<Weak<Slot>>>,
-    /// Gathered again, of the weights in no slot.
-    again: Vec<Option<DispatchTensor>>,
+    ahead: Ahead<Gathering, Slot, DispatchTensor>,
 }
 
 impl Source {
     pub(super) fn new(unit: Arc<Unit>, members: Vec<usize>, shards: Vec<DispatchTensor>, call: Call) -> Arc<Self> {
-        Arc::new(Self { unit, members, shards, call, state: Mutex::default() })
+        Arc::new(Self { unit, members, shards, call, ahead: Ahead::new() })
     }
 
     pub(super) fn call(&self, phase: Phase) -> Call {
@@ -62,49 +51,42 @@ impl Source {
 
     /// The slots to fill.
     pub(super) fn fills(&self, slots: &[Option<Arc<Slot>>]) {
-        self.state.lock().slots = slots.iter().map(|slot| slot.as_ref().map(Arc::downgrade)).collect();
+        self.ahead.fills(slots);
     }
 
     /// Issues the all-gather for backward: of `parts`, the shards over a few ranks, or else of the
     /// shards over all.
-    pub(super) fn gather_ahead(&self, parts: Option<Vec<DispatchTensor>>) {
+    pub(super) fn gather_ahead(&self, parts: Option<Vec<DispatchTensor>>) -> Gathering {
         let call = self.call(Phase::Backward).ahead();
-        let ahead = match parts {
+        match parts {
             Some(parts) => self.unit.all_gather_parts(call, &self.members, parts),
             None => self.unit.all_gather_again(call, &self.members, self.shards.clone()),
-        };
-        self.state.lock().ahead = Some(ahead);
+        }
     }
 
-    /// Takes the result of that all-gather, once. Every slot is full then.
+    /// Forward is over: backward reads what `ahead` gathers, and what forward gathered goes.
+    pub(super) fn leave(&self, ahead: Option<Gathering>, slots: &[Option<Arc<Slot>>]) {
+        self.ahead.leave(ahead, slots, Slot::release);
+    }
+
+    /// Takes the result of the all-gather for backward, once. Every slot is full then.
     pub(super) fn take(&self) {
-        let mut state = self.state.lock();
-        let Some(ahead) = state.ahead.take() else { return };
-        let wholes = self.wholes(ahead);
-        let slots = std::mem::take(&mut state.slots).into_iter().chain(std::iter::repeat_with(|| None));
-        let again = wholes.into_iter().zip(slots).map(|(whole, slot)| match slot {
-            None => Some(whole),
-            Some(slot) => {
-                slot.upgrade().inspect(|slot| slot.fill(whole));
-                None
-            }
-        });
-        state.again = again.collect();
+        self.ahead.take(|ahead| self.wholes(ahead), Slot::fill);
     }
 
     /// The weight at `position`, gathered again, of those in no slot.
     pub(super) fn again(&self, position: usize) -> Option<DispatchTensor> {
-        self.state.lock().again.get(position).cloned().flatten()
+        self.ahead.again(position)
     }
 
     /// [`again`](Self::again), given away.
     pub(super) fn take_again(&self, position: usize) -> Option<DispatchTensor> {
-        self.state.lock().again.get_mut(position).and_then(Option::take)
+        self.ahead.take_again(position)
     }
 
     /// Drops what was gathered again and nobody holds.
     pub(super) fn forget(&self) {
-        self.state.lock().again.clear();
+        self.ahead.forget();
     }
 }
 

@@ -1,37 +1,37 @@
 //! Slots of Flex tensors.
 
 use std::mem::MaybeUninit;
-use std::sync::{Arc, OnceLock};
-use std::thread::{self, ThreadId};
+use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, TensorMetadata};
 use burn::tensor::{Bytes, DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
-use parking_lot::RwLock;
 
 use super::Refill;
+use super::slot::{self, Memory, Unread};
 use crate::dtensor::own;
 use crate::memory::is_lasting;
 
 /// The memory of one gathered weight, there or not.
-pub(in crate::fsdp) struct Slot {
-    /// What forward gathered, until it is taken back.
-    forward: RwLock<Option<Bytes>>,
-    /// What was gathered again. Nobody takes it back: it goes with the last view.
-    again: OnceLock<Bytes>,
+pub(in crate::fsdp) type Slot = slot::Slot<Bytes, Whole>;
+
+/// What a gathered weight looks like.
+pub(in crate::fsdp) struct Whole {
     len: usize,
     shape: Shape,
     dtype: DType,
-    source: Arc<dyn Refill>,
-    /// The thread that gathered for forward: the only one on which that memory is taken back.
-    thread: ThreadId,
+}
+
+impl Memory for Bytes {
+    fn copy(&self) -> Self {
+        Bytes::from_bytes_vec(self.to_vec())
+    }
 }
 
 impl std::fmt::Debug for Slot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let full = self.forward.read().is_some() || self.again.get().is_some();
-        f.debug_struct("Slot").field("len", &self.len).field("full", &full).finish()
+        f.debug_struct("Slot").field("len", &self.layout.len).field("full", &self.is_full()).finish()
     }
 }
 
@@ -46,39 +46,23 @@ impl Slot {
             return (tensor, None);
         }
         let bytes = bytes(tensor);
-        let slot = Arc::new(Self {
-            len: bytes.len(),
-            forward: RwLock::new(Some(bytes)),
-            again: OnceLock::new(),
-            shape,
-            dtype,
-            source,
-            thread: thread::current().id(),
-        });
+        let whole = Whole { len: bytes.len(), shape, dtype };
+        let slot = Self::new(bytes, whole, source);
         (slot.view(), Some(slot))
-    }
-
-    /// Takes back what forward gathered, under every view. On another thread than that of
-    /// [`place`](Self::place) it stays, until the last view goes.
-    ///
-    /// The caller still holds a clone of each view that it gave out: see [`View`].
-    pub(in crate::fsdp) fn release(&self) {
-        if thread::current().id() == self.thread {
-            self.forward.write().take();
-        }
     }
 
     /// Gives the memory back, with the same values. A slot that was filled again stays as it is.
     pub(in crate::fsdp) fn fill(&self, tensor: DispatchTensor) {
-        self.again.get_or_init(|| bytes(tensor));
+        self.put_back(bytes(tensor));
     }
 
     /// A tensor that lives in this slot.
     pub(in crate::fsdp) fn view(self: &Arc<Self>) -> DispatchTensor {
-        let view = View { slot: self.clone(), own: OnceLock::new() };
-        // SAFETY: a view's memory has `len` bytes, all initialized: see `View`.
-        let bytes = unsafe { Bytes::from_controller(Box::new(view), self.len) };
-        let tensor = FlexTensor::new(bytes, Layout::contiguous(self.shape.clone()), self.dtype);
+        let Whole { len, shape, dtype } = &self.layout;
+        let view = View(slot::View::new(self.clone()));
+        // SAFETY: a view's memory has `len` bytes, all initialized: it is a weight's, or a copy.
+        let bytes = unsafe { Bytes::from_controller(Box::new(view), *len) };
+        let tensor = FlexTensor::new(bytes, Layout::contiguous(shape.clone()), *dtype);
         DispatchTensor {
             kind: DispatchTensorKind::Flex(BackendTensor::Float(tensor)),
             autodiff: DispatchAutodiffContext::Disabled,
@@ -94,66 +78,15 @@ fn bytes(tensor: DispatchTensor) -> Bytes {
     }
 }
 
-/// Bytes that are a slot's, until they are written to: then a copy of their own.
-///
-/// Who may read them, and how long:
-///
-/// | memory | on the slot's thread | on others |
-/// |---|---|---|
-/// | of forward | in place, until the unit is resharded on this very thread | a copy, made under the lock |
-/// | gathered again | in place, as long as the view lives | the same |
-///
-/// Only the first is not plain borrowing. A borrow of a tensor's bytes ends with the operation that
-/// reads them, and resharding is between operations. What outlives an operation is what a program
-/// holds: a `Tensor`, whose handle borrows nothing; or a `TensorData`, which has the bytes to
-/// itself. burn copies to make one, unless the tensor is the only handle: it never is while forward's
-/// memory may be taken back, since the pass holds another until then and after.
-struct View {
-    slot: Arc<Slot>,
-    own: OnceLock<Bytes>,
-}
+/// Bytes of a tensor that are a slot's.
+struct View(slot::View<Bytes, Whole>);
 
-impl View {
-    /// A copy of forward's bytes, made once.
-    fn own(&self) -> Option<&Bytes> {
-        if self.own.get().is_none() {
-            let copy = Bytes::from_bytes_vec(self.slot.forward.read().as_ref()?.to_vec());
-            let _ = self.own.set(copy);
+impl From<Unread> for AccessError {
+    fn from(unread: Unread) -> Self {
+        match unread {
+            Unread::WouldCopy => Self::WouldCopy,
+            Unread::Gone => Self::Read(GONE.into()),
         }
-        self.own.get()
-    }
-
-    /// Forward's bytes where they are, if they are there.
-    fn in_place(&self) -> Option<&[u8]> {
-        let guard = self.slot.forward.read();
-        let bytes: &[u8] = guard.as_ref()?;
-        // SAFETY: these bytes stay where they are until `release`, which takes them back on this
-        // thread only, between operations, while no handle to this view is the only one: see `View`.
-        Some(unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) })
-    }
-
-    fn read(&self, policy: AccessPolicy) -> Result<&[u8], AccessError> {
-        let here = thread::current().id() == self.slot.thread;
-        for gathered in [true, false] {
-            if let Some(bytes) = self.own.get().or(self.slot.again.get()) {
-                return Ok(bytes);
-            }
-            if here && let Some(bytes) = self.in_place() {
-                return Ok(bytes);
-            }
-            if !here && self.slot.forward.read().is_some() {
-                if !policy.copy_allowed() {
-                    return Err(AccessError::WouldCopy);
-                }
-                if let Some(bytes) = self.own() {
-                    return Ok(bytes);
-                }
-            }
-            if gathered {
-                self.slot.source.refill();
-            }
-        }
-        Err(AccessError::Read(GONE.into()))
     }
 }
 
@@ -161,7 +94,7 @@ const GONE: &str = "a sharded parameter's value was read after its unit's forwar
 
 impl AllocationController for View {
     fn alloc_align(&self) -> usize {
-        self.slot.dtype.size()
+        self.0.slot.layout.dtype.size()
     }
 
     fn property(&self) -> AllocationProperty {
@@ -169,24 +102,21 @@ impl AllocationController for View {
     }
 
     fn capacity(&self) -> usize {
-        self.slot.len
+        self.0.slot.layout.len
     }
 
     fn memory(&self, policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
-        let bytes = self.read(policy)?;
-        // SAFETY: `u8` is a valid `MaybeUninit<u8>`.
+        let place = self.0.read(policy.copy_allowed())?;
+        let bytes: &[u8] = &place;
+        // SAFETY: `u8` is a valid `MaybeUninit<u8>`. The bytes stay where they are as long as the view,
+        // but for forward's, which are only read on the slot's thread and until `release`: that takes
+        // them back on this thread only, between operations, while no handle to this view is the only
+        // one. See `slot::Place`.
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 
     unsafe fn memory_mut(&mut self, policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        if self.own.get().is_none() {
-            if !policy.copy_allowed() {
-                return Err(AccessError::WouldCopy);
-            }
-            let copy = Bytes::from_bytes_vec(self.read(policy)?.to_vec());
-            let _ = self.own.set(copy);
-        }
-        let own = self.own.get_mut().expect("made above");
+        let own = self.0.write(policy.copy_allowed())?;
         // SAFETY: the caller only writes initialized bytes, as this function's contract says.
         Ok(unsafe { std::slice::from_raw_parts_mut(own.as_mut_ptr().cast(), own.len()) })
     }
@@ -220,6 +150,7 @@ pub(in crate::fsdp) fn same_memory(a: &DispatchTensor, b: &DispatchTensor) -> bo
 mod tests {
     use std::sync::Weak;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::thread;
 
     use burn::tensor::{Device, Tensor};
     use parking_lot::Mutex;

@@ -21,11 +21,16 @@
 //!
 //! Other backends have no slots: such views keep their memory there.
 
+mod ahead;
 #[cfg(feature = "flex")]
 mod flex;
 #[cfg(not(feature = "flex"))]
 mod none;
+#[cfg(feature = "flex")]
+mod slot;
+mod sync;
 
+pub(super) use ahead::Ahead;
 #[cfg(feature = "flex")]
 pub(super) use flex::{Slot, leave, same_memory};
 #[cfg(not(feature = "flex"))]

@@ -1,0 +1,9 @@
+//! The blocking primitives of slots, in one place so that a model checker can replace them.
+
+pub(super) use parking_lot::Mutex;
+#[cfg(feature = "flex")]
+pub(super) use parking_lot::{RwLock, RwLockReadGuard};
+#[cfg(feature = "flex")]
+pub(super) use std::sync::OnceLock;
+#[cfg(feature = "flex")]
+pub(super) use std::thread::{self, ThreadId};

@@ -1,0 +1,293 @@
+//! Programs of a few threads that read a weight, under many schedules.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::thread::{self, JoinHandle};
+use shuttle::{Runner, sync::atomic::AtomicBool};
+
+use crate::memory::{Bytes, Heap, Slice, Values};
+use crate::storage::Refill;
+use crate::storage::ahead::Ahead;
+use crate::storage::slot::{self, Unread};
+
+/// Every check, by name.
+pub const CHECKS: [(&str, fn(Pass)); 11] = [
+    ("readers_meet_the_end_of_forward", readers_meet_the_end_of_forward),
+    ("another_thread_takes_nothing_back", another_thread_takes_nothing_back),
+    ("readers_at_once_gather_once", readers_at_once_gather_once),
+    ("threads_share_a_view", threads_share_a_view),
+    ("backward_gathers_while_another_thread_reads", backward_gathers_while_another_thread_reads),
+    ("a_view_outlives_its_pass", a_view_outlives_its_pass),
+    ("a_view_that_goes_takes_nothing_along", a_view_that_goes_takes_nothing_along),
+    ("what_was_gathered_again_is_not_taken_back", what_was_gathered_again_is_not_taken_back),
+    ("who_writes_has_a_copy", who_writes_has_a_copy),
+    ("who_may_not_copy_is_told", who_may_not_copy_is_told),
+    ("a_forward_that_failed_is_told", a_forward_that_failed_is_told),
+];
+
+const WEIGHT: Values = [1, 2];
+/// Of the parameter beside it, which is in no slot.
+const BESIDE: Values = [3, 4];
+
+type Slot = slot::Slot<Bytes, ()>;
+type View = slot::View<Bytes, ()>;
+
+/// What a unit has under way: a slot that was gathered on this thread, and its source.
+pub struct Pass {
+    source: Arc<Source>,
+    slots: [Option<Arc<Slot>>; 2],
+    /// Forward's memory.
+    forward: Slice,
+}
+
+struct Source {
+    ahead: Ahead<Gathering, Slot, Bytes>,
+    heap: Heap,
+    /// How often the all-gather was waited for.
+    waits: Arc<AtomicUsize>,
+}
+
+/// An all-gather under way. One of ranks has no copies; this one has, so that a check must tell.
+#[derive(Clone)]
+struct Gathering {
+    heap: Heap,
+    waits: Arc<AtomicUsize>,
+}
+
+impl Gathering {
+    fn wait(self) -> Vec<Bytes> {
+        // The other ranks take their time.
+        AtomicBool::new(false).load(SeqCst);
+        assert_eq!(self.waits.fetch_add(1, SeqCst), 0, "waited for twice");
+        vec![Bytes::new(&self.heap, WEIGHT), Bytes::new(&self.heap, BESIDE)]
+    }
+}
+
+impl Source {
+    fn issue(&self) -> Gathering {
+        Gathering { heap: self.heap.clone(), waits: self.waits.clone() }
+    }
+}
+
+impl Refill for Source {
+    fn refill(&self) {
+        self.ahead.take(Gathering::wait, Slot::put_back);
+    }
+}
+
+impl Pass {
+    fn gather(heap: &Heap) -> Self {
+        let source = Arc::new(Source { ahead: Ahead::new(), heap: heap.clone(), waits: Arc::default() });
+        let memory = Bytes::new(heap, WEIGHT);
+        let forward = memory.slice();
+        let slots = [Some(Slot::new(memory, (), source.clone())), None];
+        source.ahead.fills(&slots);
+        Self { source, slots, forward }
+    }
+
+    fn slot(&self) -> Arc<Slot> {
+        self.slots[0].clone().expect("the first weight's")
+    }
+
+    fn view(&self) -> View {
+        View::new(self.slot())
+    }
+
+    /// The end of forward.
+    fn leave(&self) {
+        self.source.ahead.leave(Some(self.source.issue()), &self.slots, Slot::release);
+        assert!(self.forward.is_freed(), "taken back when forward has ended");
+    }
+
+    fn waits(&self) -> usize {
+        self.source.waits.load(SeqCst)
+    }
+}
+
+/// Where an operation reads: the lock is let go of, as a tensor's bytes have no room for a guard.
+fn slice(view: &View) -> Slice {
+    view.read(true).expect("a weight").slice()
+}
+
+fn read(view: &View) {
+    assert_eq!(slice(view).read(), WEIGHT);
+}
+
+fn reader(view: View) -> JoinHandle<()> {
+    thread::spawn(move || read(&view))
+}
+
+fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// Which schedules to try.
+#[derive(Clone, Copy)]
+pub struct Schedules {
+    pub seed: u64,
+    /// Of each check.
+    pub count: usize,
+}
+
+impl Schedules {
+    /// Runs `program` where its pass is gathered; half of the schedules are random, half have few
+    /// preemptions (PCT). In the end every buffer has been freed.
+    pub fn check(self, program: fn(Pass)) {
+        let count = self.count.div_ceil(2);
+        run(RandomScheduler::new_from_seed(self.seed, count), 0, program);
+        run(PctScheduler::new_from_seed(self.seed, 3, count), count, program);
+    }
+}
+
+fn run(scheduler: impl Scheduler + 'static, before: usize, program: fn(Pass)) {
+    let schedule = Arc::new(AtomicUsize::new(before));
+    let counted = schedule.clone();
+    let program = move || {
+        counted.fetch_add(1, SeqCst);
+        let heap = Heap::default();
+        program(Pass::gather(&heap));
+        assert_eq!(heap.load(SeqCst), 0, "every buffer is freed");
+    };
+    let ran = catch_unwind(AssertUnwindSafe(|| Runner::new(scheduler, Default::default()).run(program)));
+    if let Err(panic) = ran {
+        println!("failed in schedule {}", schedule.load(SeqCst));
+        resume_unwind(panic);
+    }
+}
+
+fn readers_meet_the_end_of_forward(pass: Pass) {
+    let (here, elsewhere) = (pass.view(), [pass.view(), pass.view()].map(reader));
+    read(&here);
+    pass.leave();
+    read(&here);
+    join(elsewhere);
+    assert_eq!(pass.waits(), 1);
+}
+
+fn another_thread_takes_nothing_back(pass: Pass) {
+    let slot = pass.slot();
+    let other = thread::spawn(move || slot.release());
+    let view = pass.view();
+    read(&view);
+    join([other]);
+    read(&view);
+    assert_eq!(pass.waits(), 0);
+    pass.leave();
+}
+
+fn readers_at_once_gather_once(pass: Pass) {
+    let (here, elsewhere) = (pass.view(), [pass.view(), pass.view()]);
+    pass.leave();
+    let elsewhere = elsewhere.map(reader);
+    read(&here);
+    join(elsewhere);
+    assert_eq!(pass.waits(), 1);
+}
+
+fn threads_share_a_view(pass: Pass) {
+    let view = Arc::new(pass.view());
+    let elsewhere = [view.clone(), view.clone()].map(|view| {
+        thread::spawn(move || {
+            read(&view);
+            read(&view);
+        })
+    });
+    read(&view);
+    pass.leave();
+    read(&view);
+    join(elsewhere);
+    assert!(pass.waits() <= 1);
+}
+
+/// Backward asks for the weights itself: also for one in no slot, which is given out once.
+fn backward_gathers_while_another_thread_reads(pass: Pass) {
+    let elsewhere = reader(pass.view());
+    pass.leave();
+    pass.source.refill();
+    read(&pass.view());
+    assert_eq!(pass.source.ahead.take_again(1).expect("in no slot").slice().read(), BESIDE);
+    assert!(pass.source.ahead.take_again(1).is_none() && pass.source.ahead.take_again(0).is_none());
+    join([elsewhere]);
+    assert_eq!(pass.waits(), 1);
+}
+
+fn a_view_outlives_its_pass(pass: Pass) {
+    let view = pass.view();
+    let other = thread::spawn(move || {
+        read(&view);
+        read(&view);
+    });
+    pass.leave();
+    pass.source.ahead.forget();
+    drop(pass);
+    join([other]);
+}
+
+fn a_view_that_goes_takes_nothing_along(pass: Pass) {
+    let [kept, here, elsewhere] = [pass.view(), pass.view(), pass.view()];
+    let other = thread::spawn(move || drop(elsewhere));
+    let reads = slice(&kept);
+    drop(here);
+    assert_eq!(reads.read(), WEIGHT);
+    join([other]);
+    assert_eq!(reads.read(), WEIGHT);
+    assert_eq!(pass.waits(), 0);
+}
+
+fn what_was_gathered_again_is_not_taken_back(pass: Pass) {
+    let (here, elsewhere) = (pass.view(), reader(pass.view()));
+    pass.leave();
+    let reads = slice(&here);
+    pass.slot().release();
+    // Nor is it filled twice.
+    pass.slot().put_back(Bytes::new(&pass.source.heap, BESIDE));
+    assert_eq!(reads.read(), WEIGHT);
+    read(&here);
+    join([elsewhere]);
+}
+
+fn who_writes_has_a_copy(pass: Pass) {
+    let (here, mut elsewhere) = (pass.view(), pass.view());
+    let writer = thread::spawn(move || {
+        elsewhere.write(true).expect("a weight").write(BESIDE);
+        assert_eq!(slice(&elsewhere).read(), BESIDE);
+    });
+    read(&here);
+    pass.leave();
+    read(&here);
+    let mut own = pass.view();
+    own.write(true).expect("a weight").write(BESIDE);
+    read(&here);
+    join([writer]);
+}
+
+fn who_may_not_copy_is_told(pass: Pass) {
+    let (here, mut elsewhere) = (pass.view(), pass.view());
+    let other = thread::spawn(move || {
+        match elsewhere.read(false) {
+            // Gathered again, which is read in place.
+            Ok(place) => assert_eq!(place.slice().read(), WEIGHT),
+            Err(unread) => assert!(matches!(unread, Unread::WouldCopy)),
+        }
+        assert!(matches!(elsewhere.write(false), Err(Unread::WouldCopy)));
+    });
+    assert_eq!(here.read(false).expect("in place").slice().read(), WEIGHT);
+    pass.leave();
+    assert_eq!(here.read(false).expect("gathered again").slice().read(), WEIGHT);
+    join([other]);
+}
+
+/// Nothing is issued: whoever has no copy by then has nothing to read, and does not wait for it.
+fn a_forward_that_failed_is_told(pass: Pass) {
+    let (here, elsewhere) = (pass.view(), pass.view());
+    let other = thread::spawn(move || match elsewhere.read(true) {
+        Ok(place) => assert_eq!(place.slice().read(), WEIGHT),
+        Err(unread) => assert!(matches!(unread, Unread::Gone)),
+    });
+    pass.source.ahead.leave(None, &pass.slots, Slot::release);
+    assert!(matches!(here.read(true), Err(Unread::Gone)));
+    join([other]);
+}
