@@ -13,8 +13,11 @@ use crate::storage::Refill;
 use crate::storage::ahead::Ahead;
 use crate::storage::slot::{self, Unread};
 
+/// A program of the thread that gathered, and of those that it starts.
+type Check = fn(Pass);
+
 /// Every check, by name.
-pub const CHECKS: [(&str, fn(Pass)); 11] = [
+pub const CHECKS: [(&str, Check); 11] = [
     ("readers_meet_the_end_of_forward", readers_meet_the_end_of_forward),
     ("another_thread_takes_nothing_back", another_thread_takes_nothing_back),
     ("readers_at_once_gather_once", readers_at_once_gather_once),
@@ -135,14 +138,14 @@ pub struct Schedules {
 impl Schedules {
     /// Runs `program` where its pass is gathered; half of the schedules are random, half have few
     /// preemptions (PCT). In the end every buffer has been freed.
-    pub fn check(self, program: fn(Pass)) {
+    pub fn check(self, program: Check) {
         let count = self.count.div_ceil(2);
         run(RandomScheduler::new_from_seed(self.seed, count), 0, program);
         run(PctScheduler::new_from_seed(self.seed, 3, count), count, program);
     }
 }
 
-fn run(scheduler: impl Scheduler + 'static, before: usize, program: fn(Pass)) {
+fn run(scheduler: impl Scheduler + 'static, before: usize, program: Check) {
     let schedule = Arc::new(AtomicUsize::new(before));
     let counted = schedule.clone();
     let program = move || {
