@@ -122,7 +122,8 @@ impl Plan {
 impl Node {
     fn draw(rng: &mut StdRng, ranks: usize, owned: bool, depth: usize, size: &mut usize) -> Self {
         *size += 1;
-        let unit = rng.random_bool(0.7);
+        // Without a unit around all others, units may be in no loss, and what others wait for never comes.
+        let unit = rng.random_bool(if depth == 0 { 0.4 } else { 0.7 });
         let scoped = unit && rng.random_bool(0.85);
         // Who skips the read of a weight outside its unit's scope skips a collective.
         let owned = if unit { scoped } else { owned };
@@ -133,7 +134,7 @@ impl Node {
         };
         let children = if depth < 3 { rng.random_range(0..=3) } else { 0 };
         let (chain, frozen, flat) = (rng.random_bool(0.5), rng.random_bool(0.15), rng.random_bool(0.4));
-        let unheard = depth > 0 && rng.random_bool(0.15);
+        let unheard = depth > 0 && rng.random_bool(0.25);
         let (tail, captures) = (rng.random_range(0..4), depth > 0 && rng.random_bool(0.2));
         let mut drawn = Vec::new();
         for _ in 0..children {
