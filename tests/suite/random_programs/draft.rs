@@ -142,16 +142,18 @@ impl Draft {
             return None;
         }
         if inputs.iter().any(|data| data.kind == ElementKind::Float) && step.operator != "redistribute" {
-            let noisy: Vec<Data> = inputs.iter().map(|data| self.moved(data)).collect();
-            let (moved, moved_gradients) = self.evaluate(&step, &noisy);
-            let steady = |a: &Data, b: &Data| self.is_steady(a, b);
-            let all = results.iter().zip(&moved).all(|(a, b)| steady(a, b));
-            let by_gradient = |(a, b): (&Option<Data>, &Option<Data>)| match (a, b) {
-                (Some(a), Some(b)) => steady(a, b),
-                (a, b) => a.is_none() && b.is_none(),
-            };
-            if !all || !gradients.iter().zip(&moved_gradients).all(by_gradient) {
-                return None;
+            let (there, back): (Vec<Data>, Vec<Data>) = inputs.iter().map(|data| self.moved(data)).unzip();
+            for noisy in [there, back] {
+                let (moved, moved_gradients) = self.evaluate(&step, &noisy);
+                let steady = |a: &Data, b: &Data| self.is_steady(a, b);
+                let all = results.iter().zip(&moved).all(|(a, b)| steady(a, b));
+                let by_gradient = |(a, b): (&Option<Data>, &Option<Data>)| match (a, b) {
+                    (Some(a), Some(b)) => steady(a, b),
+                    (a, b) => a.is_none() && b.is_none(),
+                };
+                if !all || !gradients.iter().zip(&moved_gradients).all(by_gradient) {
+                    return None;
+                }
             }
         }
         // The wide dtypes have said that nothing overflows; which dtypes come out, the real ones say.
@@ -191,14 +193,19 @@ impl Draft {
         (whole, leaves.iter().map(|leaf| leaf.gradient(grads.as_ref()?)).collect())
     }
 
-    /// The floats, each a little off.
-    fn moved(&mut self, data: &Data) -> Data {
+    /// The floats, each a little off; and as much off to the other side: of elements that tie, another is
+    /// the least there.
+    fn moved(&mut self, data: &Data) -> (Data, Data) {
         let noise = self.program.profile.noise();
-        let mut moved = data.clone();
+        let (mut there, mut back) = (data.clone(), data.clone());
         if data.kind == ElementKind::Float {
-            moved.values.iter_mut().for_each(|value| *value += self.rng.random_range(-noise..noise));
+            for (there, back) in there.values.iter_mut().zip(&mut back.values) {
+                let by = self.rng.random_range(-noise..noise);
+                *there += by;
+                *back -= by;
+            }
         }
-        moved
+        (there, back)
     }
 
     fn is_steady(&self, a: &Data, b: &Data) -> bool {
@@ -211,15 +218,18 @@ impl Draft {
     fn is_well_conditioned(&mut self) -> bool {
         let program = self.program.clone();
         let exact = self.evaluate_all(&program);
-        let mut noisy = program;
-        for leaf in &mut noisy.leaves {
-            leaf.data = self.moved(&leaf.data);
+        let (mut there, mut back) = (program.clone(), program);
+        for (there, back) in there.leaves.iter_mut().zip(&mut back.leaves) {
+            (there.data, back.data) = self.moved(&there.data);
         }
-        let moved = self.evaluate_all(&noisy);
+        let moved = [self.evaluate_all(&there), self.evaluate_all(&back)];
         let holds = |data: &Data| data.values.iter().all(|value| value.abs() < 1e3);
         let fits =
             |data: &Data| if self.program.profile.is_exact() { self.program.profile.holds(data) } else { holds(data) };
-        exact.len() == moved.len() && exact.iter().zip(&moved).all(|(a, b)| self.is_steady(a, b) && fits(a))
+        let steady = |moved: &Vec<Data>| {
+            exact.len() == moved.len() && exact.iter().zip(moved).all(|(a, b)| self.is_steady(a, b))
+        };
+        exact.iter().all(fits) && moved.iter().all(steady)
     }
 
     /// All ends and all gradients, in double precision.
