@@ -11,12 +11,14 @@
 #[path = "../tests/suite/rules/mod.rs"]
 mod rules;
 
+use std::time::Duration;
+
 use burn::tensor::Shape;
 use burn_dtensor::Result;
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::dtensor::ops::{Rule, Strategy, strategy, unary};
 use burn_dtensor::placement::{PartialOp, Placement};
-use burn_dtensor::testing::prove::{Case, Effort, case, prove_with};
+use burn_dtensor::testing::prove::{Case, Effort, Report, case, prove_with};
 use clap::Parser;
 use itertools::Itertools;
 
@@ -94,10 +96,19 @@ fn main() {
         eprintln!("there are no cases of `{unknown}`; --list prints the operators there are");
         std::process::exit(2);
     }
-    cases.retain(|case| args.operators.is_empty() || args.operators.iter().any(|name| name == case.name()));
-    let report = prove_with(&cases, if args.exhaustive { Effort::Exhaustive } else { Effort::Test });
-    println!("{report}");
-    if report.wrong() > 0 {
+    let effort = if args.exhaustive { Effort::Exhaustive } else { Effort::Test };
+    let asked = |name: &&str| args.operators.is_empty() || args.operators.iter().any(|asked| asked == name);
+    // One by one: of all operators it takes hours, and what is wrong should be seen at once.
+    let mut all = Report { operators: Vec::new(), elapsed: Duration::ZERO };
+    for name in names.into_iter().filter(asked) {
+        let of_it: Vec<Case> = cases.extract_if(.., |case| case.name() == name).collect();
+        let Report { operators, elapsed } = prove_with(&of_it, effort);
+        println!("{}", operators.iter().format("\n"));
+        all.operators.extend(operators);
+        all.elapsed += elapsed;
+    }
+    println!("{}", all.summary());
+    if all.wrong() > 0 {
         std::process::exit(1);
     }
 }

@@ -98,6 +98,19 @@ impl Resolved {
         let spec = output.spec.get_or_init(make);
         if spec.dtype() == dtype { spec.clone() } else { make() }
     }
+
+    /// Holds the first local result of output `at` to the shape that the rule promised; with debug
+    /// assertions every one, since the key of a rule may lack an argument.
+    ///
+    /// # Panics
+    /// If it has another: no tensor would be what its spec says.
+    pub(super) fn check_output(&self, at: usize, made: impl FnOnce() -> Shape) {
+        let output = &self.outputs[at];
+        if cfg!(debug_assertions) || output.spec.get().is_none() {
+            let (made, promised) = (made(), &output.local);
+            assert!(made == *promised, "the local operator made {made} of output {at}, its rule says {promised}");
+        }
+    }
 }
 
 struct Entry {

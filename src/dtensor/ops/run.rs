@@ -27,10 +27,9 @@ impl Resolved {
     /// The DTensor of this rank's part `local` of output `at`.
     ///
     /// # Panics
-    /// If that is not the part which the rule promised: the tensor would not be what its spec says.
+    /// If that is not the part which the rule promised.
     pub(super) fn leave<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
-        let (made, promised) = (local.dims(), self.output_shape(at));
-        assert!(made[..] == promised[..], "the local operator made {made:?} of output {at}, its rule says {promised}");
+        self.check_output(at, || local.shape());
         let spec = self.output_spec(at, local.dtype());
         DTensor::from_parts(local, spec)
     }
