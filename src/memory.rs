@@ -7,6 +7,7 @@
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::Bytes;
 use burn_std::AllocationProperty;
+use bytemuck::Pod;
 
 /// Whether the memory of `tensor` stays as it is for as long as a handle to it lives.
 pub(crate) fn is_lasting(tensor: &FlexTensor) -> bool {
@@ -24,7 +25,21 @@ pub(crate) fn copied(tensor: &FlexTensor) -> FlexTensor {
     let start = tensor.layout().start_offset() * size;
     let elements = &tensor.bytes()[start..start + tensor.layout().num_elements() * size];
     let shape = tensor.layout().shape().clone();
-    FlexTensor::new(Bytes::from_bytes_vec(elements.to_vec()), Layout::contiguous(shape), tensor.dtype())
+    FlexTensor::new(aligned(elements, size), Layout::contiguous(shape), tensor.dtype())
+}
+
+/// A copy, aligned for elements of `size` bytes. burn would copy unaligned bytes a second time.
+fn aligned(bytes: &[u8], size: usize) -> Bytes {
+    fn of<E: Pod + Send + Sync>(bytes: &[u8]) -> Bytes {
+        Bytes::from_elems(bytemuck::cast_slice::<u8, E>(bytes).to_vec())
+    }
+    match size {
+        1 => of::<u8>(bytes),
+        2 => of::<u16>(bytes),
+        4 => of::<u32>(bytes),
+        8 => of::<u64>(bytes),
+        size => unreachable!("Flex has no dtype of {size} bytes"),
+    }
 }
 
 #[cfg(test)]

@@ -146,6 +146,9 @@ pub trait Communicator: Debug + Send + Sync {
 
     /// The same ranks with a sequence of calls of its own: calls on it meet only calls on it, so that
     /// neither order waits for the other. Local; of one name there is one.
+    ///
+    /// Names are the group's, duplicates have none of their own; `fully_shard` has taken "reduced" and
+    /// "gathered again".
     fn duplicate(&self, name: &'static str) -> Arc<dyn Communicator>;
 
     /// Concatenates every rank's piece: each rank gets the whole of every tensor.

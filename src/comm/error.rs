@@ -44,7 +44,10 @@ pub enum CommError {
     },
 
     /// Two ranks disagree about the same collective.
-    #[error("rank {rank} and rank {other} disagree in {during}: {differs} (rank {rank} vs rank {other})")]
+    #[error(
+        "rank {rank} and rank {other} disagree in {during}: {differs} (rank {rank} vs rank {other}); every rank of a \
+         group must make the same calls, enter the same units, and read the same parameters outside units, in one order"
+    )]
     Mismatch {
         /// Global rank that differs; of three or more ranks present, the one outside the majority.
         rank: usize,

@@ -33,8 +33,6 @@ struct Inner {
 /// Groups of one rank. A mesh takes one a dimension.
 const MAX_GROUPS: usize = 1 << 12;
 
-const FULL: &str = "the rank has 4096 groups, the most there may be; make a mesh once and keep it";
-
 impl World {
     pub(super) fn new(rank: usize, device: Device, local: Arc<LocalWorld>) -> Self {
         Self(Arc::new(Inner { rank, device, ledger: Arc::default(), local, groups: Mutex::default() }))
@@ -83,7 +81,9 @@ impl World {
         if let Some(group) = groups.get(ranks) {
             return Ok(group.clone());
         }
-        let room = if groups.len() < MAX_GROUPS { Ok(()) } else { Err(FULL.into()) };
+        let full =
+            || Err(format!("the rank has {MAX_GROUPS} groups, the most there may be; make a mesh once and keep it"));
+        let room = if groups.len() < MAX_GROUPS { Ok(()) } else { full() };
         let index = room.and_then(|()| self.index_in(ranks));
         let index = index.map_err(|problem| {
             let (rank, ranks) = (self.rank(), ranks.to_vec());

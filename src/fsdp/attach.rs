@@ -1,9 +1,10 @@
 //! [`attach`]: puts this rank's shards in the place of a model's parameters.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use burn::module::{Module, Param, Reparameterizer};
+use burn::backend::DispatchTensor;
+use burn::module::{Module, Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;
 
 use super::param::{DistributedParameter, replace_next};
@@ -22,7 +23,7 @@ pub(crate) struct Attachment {
 }
 
 /// Replaces each of these parameters, given in burn's order, by this rank's part of the value that
-/// the first rank has.
+/// the first rank has. All others get leaves of their own.
 ///
 /// `label` names the calls; `not_met` makes the error for a parameter that `map` does not show.
 ///
@@ -34,7 +35,7 @@ pub(crate) fn attach<M: Module>(
     label: &'static str,
     not_met: impl FnOnce(String) -> Error,
 ) -> Result<M> {
-    let mut attach = Attach { queue: attachments.into_iter().collect(), label, failed: None };
+    let mut attach = Attach { queue: attachments.into_iter().collect(), leaves: HashMap::new(), label, failed: None };
     let model = model.apply_reparameterization(&mut attach);
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
@@ -45,6 +46,8 @@ pub(crate) fn attach<M: Module>(
 
 struct Attach {
     queue: VecDeque<Attachment>,
+    /// The new leaves of parameters that stay as they are.
+    leaves: HashMap<ParamId, DispatchTensor>,
     label: &'static str,
     failed: Option<Error>,
 }
@@ -61,7 +64,7 @@ impl Reparameterizer for &mut Attach {
             return (param, None);
         }
         if self.queue.front().is_none_or(|next| next.path != path) {
-            return (own_leaf(param), None);
+            return (self.own_leaf(param), None);
         }
         let next = self.queue.pop_front().expect("the front was just looked at");
         match self.shard(&next, param.clone()) {
@@ -79,19 +82,22 @@ impl Reparameterizer for &mut Attach {
     }
 }
 
-/// The parameter with a leaf of its own in the graph, if nobody distributed it.
-///
-/// Clones of a parameter share its leaf. Of a model made before `launch` that would be all ranks: their
-/// graphs would be one, behind one lock, which a rank holds while its backward waits for the others.
-fn own_leaf<const D: usize>(param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-    let distributed = param.reparameterization::<DistributedParameter>().is_some();
-    if distributed || !param.is_initialized() || !param.is_require_grad() {
-        return param;
-    }
-    param.map(|leaf| leaf.detach().require_grad())
-}
-
 impl Attach {
+    /// The parameter with a leaf of this model's own in the graph; clones inside the model share it.
+    ///
+    /// Clones of a model share their leaves. Of one made before `launch` that would be all ranks: their
+    /// graphs would be one, behind one lock, which a rank holds while its backward waits for the others.
+    fn own_leaf<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !param.is_initialized() || !param.is_require_grad() {
+            return param;
+        }
+        let known = self.leaves.entry(param.id);
+        param.map(|leaf| {
+            let own = || leaf.detach().require_grad().into_dispatch();
+            Tensor::from_dispatch(known.or_insert_with(own).clone())
+        })
+    }
+
     fn shard<const D: usize>(&self, next: &Attachment, param: Param<Tensor<D>>) -> Result<Param<Tensor<D>>> {
         let Attachment { path, cut, .. } = next;
         let device = param.lazy_device();

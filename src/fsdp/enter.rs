@@ -37,13 +37,15 @@ use super::visit::{Visited, distributed_parameters};
 ///
 /// A parameter read outside its unit's scope, or one whose shard is not the scope's (a stepped or
 /// frozen clone of the module), is right too, but is gathered and reduced by itself: reading it is
-/// collective then.
+/// collective then. So may be reading one that was kept past its unit: it waits for what the unit
+/// gathers for backward.
 ///
 /// What a unit returns has **one backward**: two outputs cannot be differentiated apart, nor two
 /// losses computed inside, though they share only leaves ("graph tape has already been consumed").
 /// Add them up, or return from two units. What the unit computes with and is tracked belongs into
-/// `input`; a tracked tensor that `forward` captures is right too, but holds weights for longer. What
-/// a trained unit returns is tracked, whether or not it comes from a weight: detach it outside.
+/// `input`; a tracked tensor that `forward` captures is right too, but holds weights for longer. Where
+/// nothing that a trained unit returns comes from a weight, all of it is tracked all the same: detach
+/// it outside.
 ///
 /// # Collective
 /// Every rank of the unit's mesh must run its units in the same order; what a rank does inside, and
@@ -60,17 +62,23 @@ where
     I: UnitTensors,
     O: UnitTensors,
 {
-    let (unit, shards) = match Found::of(module) {
-        Found::Unit(unit, shards) => (unit, shards),
-        Found::Around => {
+    let (unit, shards) = match Scoped::of(module) {
+        Scoped::Unit(unit, shards) => (unit, shards),
+        Scoped::Around => {
             let open = Open::around();
             let output = forward(module, input);
             return open.leave(output);
         }
-        Found::Nothing => return forward(module, input),
+        Scoped::Nothing => return forward(module, input),
     };
-    let opening =
-        Opening { kept: unit.kept(), lone: false, label: unit.label(), tracked: true, earlier: open::last_token() };
+    let opening = Opening {
+        kept: unit.kept(),
+        lone: false,
+        label: unit.label(),
+        tracked: true,
+        enclosed: open::is_any(),
+        earlier: open::last_token(),
+    };
     let (scope, input) = Scope::open(&unit, shards, opening, input);
     // Not when the first parameter is read: a rank that reads none must take part all the same.
     scope.pass.unshard();
@@ -80,7 +88,7 @@ where
 }
 
 /// What a module is to units.
-enum Found {
+enum Scoped {
     /// The unit whose module it is exactly, and its shards.
     Unit(Arc<Unit>, Shards),
     /// It holds units, or parts of them.
@@ -88,7 +96,7 @@ enum Found {
     Nothing,
 }
 
-impl Found {
+impl Scoped {
     fn of<M: Module>(module: &M) -> Self {
         let visited = distributed_parameters(module);
         let own = |visited: &&Visited| visited.depth == visited.param.info().depth;
@@ -105,8 +113,8 @@ impl Found {
 
 /// The unit whose module is exactly `module`, and its shards.
 pub(super) fn unit_of<M: Module>(module: &M) -> Option<(Arc<Unit>, Shards)> {
-    match Found::of(module) {
-        Found::Unit(unit, shards) => Some((unit, shards)),
-        Found::Around | Found::Nothing => None,
+    match Scoped::of(module) {
+        Scoped::Unit(unit, shards) => Some((unit, shards)),
+        Scoped::Around | Scoped::Nothing => None,
     }
 }

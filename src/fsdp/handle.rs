@@ -27,7 +27,8 @@ impl UnshardHandle {
 /// Starts gathering the parameters of the unit `module`, for its next forward to use.
 ///
 /// Not recursive: inner units stay as they are. An optimizer step in between makes the gathered
-/// values stale; the forward notices and gathers again.
+/// values stale; the forward notices and gathers again. Until then, or until [`reshard`], what was
+/// gathered stays in memory, stale or not.
 ///
 /// # Collective
 /// Every rank of the unit's mesh must call it.

@@ -22,12 +22,14 @@
 //! 3. Gradients are averages over all data-parallel ranks. On power-of-two groups data parallel,
 //!    FSDP and HSDP agree to the bit.
 //! 4. A parameter that some ranks do not use counts as zeros there; one that no rank uses has no
-//!    gradient, as without sharding.
+//!    gradient, as without sharding. Where a unit has left a tracked input unused, what made it gets
+//!    zeros, and from there on a gradient that is all zeros on every rank counts as none.
 //! 5. A collective that fails unwinds the rank with the typed error.
 //! 6. Backward's collectives follow the order of forward, whatever the depth of a rank's graph: ranks
 //!    may have other batches, and use other weights. All-gathers for backward are issued when forward
 //!    leaves a unit, on a sequence of their own; reductions, on another, come in reverse order of
-//!    entry, those of units without a tracked input last, the outermost of these first.
+//!    entry, and those of units that nothing leads to (no tracked input, no unit around them) last, in
+//!    order of entry.
 //!
 //! # What stays in memory
 //! Between forward and backward a freed unit holds its shards and nothing else, whatever the graph

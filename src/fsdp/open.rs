@@ -19,6 +19,16 @@ struct OpenUnits {
     scopes: Vec<Option<Rc<Scope>>>,
     /// The token made last, of these units and of those opened while they were.
     last: Option<DispatchTensor>,
+    /// How many passes that train a parameter were entered, ever.
+    reduced: u64,
+}
+
+impl OpenUnits {
+    /// `scope` is entered.
+    fn enter(&mut self, scope: &Scope) {
+        self.last = scope.token.clone().or(self.last.take());
+        self.reduced += u64::from(scope.pass.is_reduced());
+    }
 }
 
 thread_local! {
@@ -30,6 +40,11 @@ pub(super) fn find<T>(f: impl FnMut(&Rc<Scope>) -> Option<T>) -> Option<T> {
     OPEN.with_borrow(|open| open.scopes.iter().rev().flatten().find_map(f))
 }
 
+/// Whether a unit is open.
+pub(super) fn is_any() -> bool {
+    OPEN.with_borrow(|open| !open.scopes.is_empty())
+}
+
 /// The last token made inside the open units.
 pub(super) fn last_token() -> Option<DispatchTensor> {
     OPEN.with_borrow(|open| open.last.clone())
@@ -39,7 +54,7 @@ pub(super) fn last_token() -> Option<DispatchTensor> {
 pub(super) fn follow(scope: &Scope) {
     OPEN.with_borrow_mut(|open| {
         if !open.scopes.is_empty() {
-            open.last = scope.token.clone().or(open.last.take());
+            open.enter(scope);
         }
     });
 }
@@ -48,6 +63,8 @@ pub(super) fn follow(scope: &Scope) {
 pub(super) struct Open {
     /// How many are open around it.
     depth: usize,
+    /// [`OpenUnits::reduced`] before it.
+    reduced: u64,
 }
 
 impl Open {
@@ -62,25 +79,25 @@ impl Open {
 
     fn new(scope: Option<Scope>) -> Self {
         OPEN.with_borrow_mut(|open| {
-            let token = scope.as_ref().and_then(|scope| scope.token.clone());
-            open.last = token.or(open.last.take());
+            let (depth, reduced) = (open.scopes.len(), open.reduced);
+            scope.iter().for_each(|scope| open.enter(scope));
             open.scopes.push(scope.map(Rc::new));
-            Self { depth: open.scopes.len() - 1 }
+            Self { depth, reduced }
         })
     }
 
     /// Closes it; ties its outputs to all that was entered inside.
     pub(super) fn leave<O: UnitTensors>(self, output: O) -> O {
-        let scope = OPEN.with_borrow(|open| open.scopes[self.depth].clone());
+        let (scope, last, trains) =
+            OPEN.with_borrow(|open| (open.scopes[self.depth].clone(), open.last.clone(), open.reduced > self.reduced));
         let mut tracked = false;
         let output = output.map_floats(&mut |tensor| {
             tracked |= Dispatch::is_tracked(&tensor);
             tensor
         });
         let pass = scope.map(|scope| scope.pass.clone());
-        let last = last_token();
         // A rank that uses no weight must take part all the same, as the others do.
-        let all = !tracked && pass.as_ref().is_some_and(|pass| pass.is_reduced());
+        let all = !tracked && trains;
         output.map_floats(&mut |tensor| {
             let tie = Dispatch::is_tracked(&tensor) || all && tensor.autodiff != DispatchAutodiffContext::Disabled;
             let last = last.clone().filter(|last| tie && one_graph(last, &tensor));

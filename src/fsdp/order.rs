@@ -5,12 +5,12 @@
 //! pass draws a place in forward, which runs alike on all ranks, and reductions follow the places:
 //!
 //! ```text
-//!   entered       root (no tracked input)   0   1   2   3
+//!   entered       root (nothing before it)   0   1   2   3
 //!   reduced       3   2   1   0   root
 //! ```
 //!
-//! 1. Passes tied to something before them (a tracked input, or an enclosing unit's token) are
-//!    reduced in reverse order of entry: as a chain of units comes up in backward.
+//! 1. Passes tied to something before them (a tracked input, or a unit around them) are reduced in
+//!    reverse order of entry: as a chain of units comes up in backward.
 //! 2. The others, which come up last whatever the model, follow in order of entry: the root first.
 //! 3. A pass whose gradients are there is **held** while one is open that was entered later, whether
 //!    this backward will reach it or not: what a rank knows is the same on every rank.
@@ -69,6 +69,8 @@ impl<P> Order<P> {
     /// The next place.
     pub(super) fn enter(&self, tied: bool) -> Place {
         let mut places = self.0.lock();
+        // A backward that was given up has left it.
+        places.padded = false;
         let place = places.next;
         places.next += 1;
         if !tied {
@@ -201,6 +203,15 @@ mod tests {
         // The graph goes, and all passes with it.
         places.into_iter().for_each(|place| order.leave(place));
         assert_eq!(order.flush(), [0; 0]);
+    }
+
+    #[test]
+    fn zeros_that_a_given_up_backward_gave_are_nothing_to_the_next() {
+        let order = Order::<usize>::default();
+        order.pad();
+        assert!(order.padded());
+        order.enter(true);
+        assert!(!order.padded());
     }
 
     #[test]

@@ -143,8 +143,9 @@ impl Pass {
     /// frees it; one that has two nodes is freed with the unit.
     pub(super) fn whole_again(&self, position: usize) -> DispatchTensor {
         self.unshard_again();
-        if let Some(slot) = self.weights.lock().slots.get(position).and_then(Option::as_ref) {
-            return slot.view();
+        // In a slot, or inside the unit's own forward.
+        if let Some(whole) = self.weights.lock().forward.get(position).cloned().flatten() {
+            return whole;
         }
         let whole = match self.gradients.lock().terms[position].expected {
             true => self.source.again(position),

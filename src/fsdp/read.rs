@@ -61,7 +61,8 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
         kept => kept,
     };
     let label = format!("{} (outside its unit)", param.info().path).into();
-    let opening = Opening { kept, lone: true, label, tracked: true, earlier: open::last_token() };
+    let (enclosed, earlier) = (open::is_any(), open::last_token());
+    let opening = Opening { kept, lone: true, label, tracked: true, enclosed, earlier };
     let (scope, ()) = Scope::open(&param.unit, Shards::one(param.index, base), opening, ());
     open::follow(&scope);
     let result = f(&scope, 0);
@@ -72,7 +73,14 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
 /// Runs `f` with these units open at once, their parameters without a backward to come.
 pub(super) fn open_all<T>(units: Vec<(Arc<Unit>, Shards)>, f: impl FnOnce() -> T) -> T {
     let open = units.into_iter().map(|(unit, shards)| {
-        let opening = Opening { kept: Kept::Whole, lone: false, label: unit.label(), tracked: false, earlier: None };
+        let opening = Opening {
+            kept: Kept::Shard,
+            lone: false,
+            label: unit.label(),
+            tracked: false,
+            enclosed: open::is_any(),
+            earlier: None,
+        };
         let (scope, ()) = Scope::open(&unit, shards, opening, ());
         scope.pass.unshard();
         Open::unit(scope)

@@ -22,6 +22,8 @@ pub(super) struct Scope {
     pub(super) pass: Arc<Pass>,
     pub(super) shards: Shards,
     pub(super) token: Option<DispatchTensor>,
+    /// Whether a backward may need it, on this rank or another.
+    backward: bool,
     /// Parameters read so far: a weight read twice is one node.
     pub(super) read: Vec<Read>,
 }
@@ -46,6 +48,8 @@ pub(super) struct Opening {
     pub(super) label: Arc<str>,
     /// Whether a backward may follow.
     pub(super) tracked: bool,
+    /// Whether it is opened inside another unit.
+    pub(super) enclosed: bool,
     /// The last token made inside the units around it.
     pub(super) earlier: Option<DispatchTensor>,
 }
@@ -64,14 +68,16 @@ impl Scope {
         let trained = |base: &&DispatchTensor| opening.tracked && Dispatch::is_tracked(base);
         let first = bases.iter().find(trained);
         let tracked = first.is_some() || !inputs.is_empty();
+        // Whether an input is tracked is a rank's own affair where a unit around it has weights that the
+        // rank need not use: there neither the order nor what is issued may depend on it.
+        let backward = tracked || opening.tracked && opening.earlier.is_some();
+        let tied = !inputs.is_empty() || opening.enclosed;
         // Without a backward to come nothing is worth keeping.
-        let kept = if tracked { opening.kept } else { Kept::Shard };
+        let kept = if backward { opening.kept } else { Kept::Shard };
         let in_slots = !opening.lone && tracked && kept != Kept::Whole;
-
         let parent = first.or(bases.first()).filter(|_| tracked);
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
         let passes = PASSES.with(Arc::clone);
-        let tied = !inputs.is_empty() || opening.lone && earlier.is_some();
         let place = first.map(|_| passes.enter(tied));
         let call = Call::new(opening.label).drawn(unit.draw());
         let source = Source::new(unit.clone(), members.clone(), shards.plain(), call);
@@ -93,7 +99,7 @@ impl Scope {
             _ => tensor,
         });
         let read = bases.iter().map(|_| Read::default()).collect();
-        (Self { pass, shards, token, read }, input)
+        (Self { pass, shards, token, backward, read }, input)
     }
 
     /// The parameter at `position`, whole over the data-parallel ranks.
@@ -145,7 +151,7 @@ impl Scope {
 
     /// Forward is over. Issues what backward will need, unless there is none.
     pub(super) fn close(&self, backward: bool) {
-        self.pass.reshard(backward && self.token.is_some());
+        self.pass.reshard(backward && self.backward);
     }
 }
 

@@ -156,9 +156,12 @@ impl<F: Fingerprint, P> Board<F, P> {
         let seq = g.next[member];
         let id = CollectiveId { op: print.op(), seq, label: print.label(), ranks: g.ranks.clone() };
         if let Some(failure) = &self.failure {
-            return Err(failure.error(Some(id)));
+            let error = failure.error(Some(id));
+            self.freed.push(Arc::from([part]));
+            return Err(error);
         }
         if !self.multithreaded && !self.ranks[rank].waits.is_empty() {
+            self.freed.push(Arc::from([part]));
             return Err(self.fail(self.concurrent(rank, id)).error(None));
         }
         let g = &mut self.groups[group.0];
@@ -227,6 +230,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         slot.unreleased -= 1;
         if slot.unreleased == 0 {
             self.freed.extend(slot.parts.take());
+            slot.joined = Vec::new();
         }
         while g.slots.front().is_some_and(|slot| slot.unreleased == 0) {
             g.slots.pop_front();
@@ -248,7 +252,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         self.scene = (0..self.ranks.len()).map(|rank| self.describe(rank)).collect();
         self.failure = Some(failure.clone());
         let slots = self.groups.iter_mut().flat_map(|group| &mut group.slots);
-        for slot in slots.filter(|slot| slot.absent > 0) {
+        for slot in slots.filter(|slot| slot.parts.is_none()) {
             let incomplete = slot.joined.iter_mut().flatten().filter_map(|(_, part)| part.take());
             self.freed.push(incomplete.collect());
         }
@@ -494,7 +498,13 @@ mod tests {
             assert_eq!(watched.alive(), alive, "after ticket {ticket}");
         }
         assert!(watched.0.groups[0].slots.is_empty());
-        assert_eq!(watched.join(1)[0].seq, 3);
+        // One that is never released keeps nothing of those after it.
+        watched.join(2);
+        let later = watched.join(2);
+        later.into_iter().for_each(|ticket| watched.0.release(ticket));
+        let kept = |slot: &Slot<_, _>| slot.joined.iter().flatten().count();
+        assert_eq!(watched.0.groups[0].slots.iter().map(kept).collect::<Vec<_>>(), [2, 0]);
+        assert_eq!(watched.join(1)[0].seq, 5);
     }
 
     #[test]
@@ -508,6 +518,22 @@ mod tests {
         assert!(matches!(watched.0.poll(incomplete[0]), Poll::Failed));
         [complete[0], complete[1], incomplete[0]].into_iter().for_each(|ticket| watched.0.release(ticket));
         assert_eq!(watched.alive(), [false, false]);
+    }
+
+    /// Also where the last one to come is the one that differs: nobody is absent then.
+    #[test]
+    fn invariant_3_a_mismatch_frees_what_it_is_about() {
+        let mut watched = Watched::new();
+        watched.join(1);
+        let (part, group) = (Arc::new(()), watched.1);
+        watched.2.push(vec![Arc::downgrade(&part)]);
+        watched.0.join(group, 1, Name("y"), part).unwrap_err();
+        assert_eq!(watched.alive(), [false, false]);
+        let late = Arc::new(());
+        watched.2.push(vec![Arc::downgrade(&late)]);
+        watched.0.join(group, 0, Name("x"), late).unwrap_err();
+        assert_eq!(watched.2[2][0].strong_count(), 1, "it is dropped outside the lock");
+        assert_eq!(watched.alive(), [false; 3]);
     }
 
     #[test]

@@ -4,7 +4,10 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, TensorMetadata};
+use burn::backend::{
+    AutodiffBackend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
+    TensorMetadata,
+};
 use burn::tensor::{Bytes, DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
@@ -25,7 +28,7 @@ pub(in crate::fsdp) struct Whole {
 
 impl Memory for Bytes {
     fn copy(&self) -> Self {
-        Bytes::from_bytes_vec(self.to_vec())
+        self.clone()
     }
 }
 
@@ -90,7 +93,8 @@ impl From<Unread> for AccessError {
     }
 }
 
-const GONE: &str = "a sharded parameter's value was read after its unit's forward had failed";
+const GONE: &str = "a sharded parameter's value was read after its unit's forward or all-gather had failed: see the \
+                    first error of the launch";
 
 impl AllocationController for View {
     fn alloc_align(&self) -> usize {
@@ -128,10 +132,14 @@ const _: fn() = || {
     shared::<View>();
 };
 
-/// A tensor that outlives its unit's scope: a copy, if its memory is a slot's.
+/// An untracked tensor that outlives its unit's scope: a copy, if its memory is a slot's.
 pub(in crate::fsdp) fn leave(tensor: DispatchTensor) -> DispatchTensor {
     match &tensor.kind {
         DispatchTensorKind::Flex(BackendTensor::Float(flex)) if !is_lasting(flex) => own(tensor),
+        DispatchTensorKind::Autodiff(_) if !Dispatch::is_tracked(&tensor) => {
+            let autodiff = tensor.autodiff;
+            DispatchTensor { autodiff, ..Dispatch::from_inner(leave(Dispatch::inner(tensor))) }
+        }
         _ => tensor,
     }
 }
@@ -240,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "unit's forward had failed")]
+    #[should_panic(expected = "unit's forward or all-gather had failed")]
     fn a_view_that_cannot_be_refilled_says_so() {
         let (source, slot) = slot();
         *source.slot.lock() = Weak::new();

@@ -3,7 +3,7 @@
 use burn::module::{Lora, Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNormConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, Tolerance};
 use burn_dtensor::comm::{Launch, Op, Phase, World, launch};
 use burn_dtensor::fsdp::{
     FsdpError, FullyShard, ParamExt, ParamInfo, ReshardAfterForward, full_model, fully_shard, named_parameters,
@@ -12,6 +12,7 @@ use burn_dtensor::fsdp::{
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::{Error, Result};
+use itertools::iproduct;
 
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
 
@@ -358,6 +359,61 @@ fn a_weight_may_leave_its_unit_as_an_output() {
         let grad = sharded.blocks[1].weight.base().grad(&grads).expect("trained");
         assert_eq!(grad.into_data(), (sharded.blocks[1].weight.base().inner() * 2.0).into_data());
         assert_eq!(kept.into_data(), plain.blocks[0].weight.val().into_data());
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+/// A copy: it neither waits for what the unit gathers for backward nor keeps it.
+#[test]
+fn a_frozen_weight_may_leave_its_unit_as_an_output() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let always = config().reshard_after_forward(ReshardAfterForward::Always);
+        let sharded = fully_shard(on_device(&model, &device), &mesh(world)?, always)?;
+        let frozen = sharded.blocks[0].clone().no_grad();
+        world.ledger().reset();
+        let x = tensor(1, [3, WIDTH], &device).require_grad();
+        let (y, weight) = unit(&frozen, x.clone(), |block, x| (block.forward(x), block.weight.val()));
+        assert!(!weight.is_tracked() && weight.is_autodiff());
+        assert_eq!(weight.into_data(), model.blocks[0].weight.val().into_data());
+        assert_eq!(world.ledger().calls(Op::AllGather), 1, "reading it gathers nothing");
+        assert!(x.grad(&y.sum().backward()).is_some());
+        assert_eq!(world.ledger().calls(Op::AllGather), 2);
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+/// Also of weights in no slot, which only the forward under way has.
+#[test]
+fn a_backward_inside_its_units_own_forward() {
+    let model = LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        for (placement, checkpointing) in iproduct!([Placement::Shard(0), Placement::Replicate], [false, true]) {
+            let device = world.device().clone().autodiff();
+            let device = if checkpointing { device.gradient_checkpointing() } else { device };
+            let plain = on_device(&model, &device);
+            let always = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always);
+            let sharded =
+                fully_shard(plain.clone(), &mesh(world)?, always.shard_placement_fn(move |_| Some(placement)))?;
+            let grads = |model: &Linear| {
+                let x = tensor(1, [3, WIDTH], &device).require_grad();
+                let mut grads = None;
+                unit(model, x.clone(), |linear, x| {
+                    let y = linear.forward(linear.forward(x).tanh());
+                    grads = Some(y.square().mean().backward());
+                });
+                let mut grads = grads.expect("just made");
+                let own = x.grad_remove(&mut grads).expect("tracked").into_data();
+                (own, GradientsParams::from_grads(grads, model))
+            };
+            let ((found, mut shards), (expected, whole)) = (grads(&sharded), grads(&plain));
+            found.assert_approx_eq::<f32>(&expected, Tolerance::default());
+            let found = values(&full_model(&sharded.map(&mut Holder(&mut shards)))?, None);
+            assert!(max_diff(&found, &values(&plain, Some(&whole))) < 1e-6, "{placement} {checkpointing}");
+        }
         Ok::<_, Error>(())
     })
     .unwrap();

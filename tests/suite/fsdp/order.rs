@@ -30,9 +30,7 @@ fn net(device: &Device) -> Net {
     net
 }
 
-fn config() -> FullyShard {
-    FullyShard::new().units(["a.*", "b.*", "table"])
-}
+const UNITS: [&str; 3] = ["a.*", "b.*", "table"];
 
 /// A rank's batch: rank 0 has more rows than the others.
 fn batch(rank: usize, device: &Device) -> Tensor<3> {
@@ -45,6 +43,10 @@ type Losses = fn(&Net, Tensor<3>, usize) -> Vec<Tensor<1>>;
 /// Runs `losses` on every rank, sharded and not, and compares the gradients: averaged over ranks,
 /// added up over losses. `reshard` in all modes, with and without gradient checkpointing.
 fn compare(ranks: usize, prepare: fn(Net) -> Net, losses: Losses) {
+    compare_units(&UNITS, ranks, prepare, losses);
+}
+
+fn compare_units(units: &[&str], ranks: usize, prepare: fn(Net) -> Net, losses: Losses) {
     let model = net(&Device::flex());
     for checkpointing in [false, true] {
         for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Auto, ReshardAfterForward::Never] {
@@ -53,7 +55,11 @@ fn compare(ranks: usize, prepare: fn(Net) -> Net, losses: Losses) {
                 let device = if checkpointing { device.gradient_checkpointing() } else { device };
                 let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
                 let plain = prepare(on_device(&model, &device));
-                let sharded = fully_shard(plain.clone(), &mesh, config().reshard_after_forward(reshard))?;
+                let sharded = fully_shard(
+                    plain.clone(),
+                    &mesh,
+                    FullyShard::new().units(units.iter().copied()).reshard_after_forward(reshard),
+                )?;
                 let run = |model: &Net| {
                     let losses = losses(model, batch(world.rank(), &device), world.rank());
                     losses.into_iter().map(|loss| GradientsParams::from_grads(loss.backward(), model)).collect()
@@ -134,6 +140,44 @@ fn skipping(net: &Net, x: Tensor<3>, rank: usize, more: usize) -> Vec<Tensor<1>>
         .enumerate()
         .fold(x.clone(), |x, (at, layer)| unit(layer, x, |layer, x| if skips(at) { x } else { layer.forward(x) }));
     vec![a.mean() + chain(&net.b, x, more).mean()]
+}
+
+/// The root's own weight, which one rank does not use, is what makes the blocks' input tracked.
+#[test]
+fn blocks_whose_input_one_rank_alone_tracks() {
+    let trained: fn(Net) -> Net = |net| net;
+    let frozen: fn(Net) -> Net = |net| Net { a: net.a.into_iter().map(Linear::no_grad).collect(), ..net };
+    let first: fn(Net) -> Net = |mut net| {
+        net.a[0] = net.a[0].clone().no_grad();
+        net
+    };
+    for prepare in [trained, frozen, first] {
+        let prompt: Losses = |net, x, rank| {
+            vec![unit(net, x, |net, x| {
+                let prompt = net.table.weight.val().sum_dim(0).unsqueeze::<3>();
+                let x = if rank == 0 { x + prompt.clone() } else { x };
+                chain(&net.a, x, 1).mean() + chain(&net.b, prompt, 0).mean()
+            })]
+        };
+        compare_units(&["a.*", "b.*"], 2, prepare, prompt);
+        compare_units(&["a.*"], 2, prepare, prompt);
+    }
+}
+
+/// Around them is a module without parameters of its own; one rank returns what it was given.
+#[test]
+fn an_enclosing_module_ties_what_it_returns_to_the_units_inside() {
+    compare(
+        2,
+        |net| net,
+        |net, x, rank| {
+            let y = unit(net, x.clone(), |net, x| {
+                let tower = chain(&net.a, x.clone(), 0);
+                if rank == 0 { tower } else { x }
+            });
+            vec![y.mean() + chain(&net.b, x, 0).mean()]
+        },
+    );
 }
 
 #[test]
@@ -238,7 +282,7 @@ fn a_unit_in_one_ranks_loss_alone_is_named() {
     let error = launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-        let net = fully_shard(on_device(&model, &device), &mesh, config())?;
+        let net = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().units(UNITS))?;
         let x = batch(world.rank(), &device);
         let (a, b) = (chain(&net.a, x.clone(), 0).mean(), chain(&net.b, x, 0).mean());
         let _ = if world.rank() == 0 { a } else { a + b }.backward();

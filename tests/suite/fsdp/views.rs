@@ -351,9 +351,18 @@ fn clones_of_one_parameter_are_refused() {
             let Error::Fsdp(FsdpError::Tied { param, other }) = &error else { panic!("{error}") };
             assert_eq!((param.as_str(), other.as_str()), ("first.weight", "blocks.0.weight"));
         }
-        // Left to burn altogether.
-        let ignored = fully_shard(tied(), &mesh(world)?, FullyShard::new().ignore(["first.*", "blocks.0.*"]))?;
+        // Left to burn altogether: one leaf, of whose gradient the optimizer sees all.
+        let device = world.device().clone().autodiff();
+        let grad = |net: &Net| {
+            let x = tensor(1, [3, WIDTH], &device);
+            let y = net.first.forward(x.clone()) * 2.0 + net.blocks[0].forward(x);
+            GradientsParams::from_grads(y.square().mean().backward(), net).get::<2>(net.first.weight.id)
+        };
+        let plain = on_device(&tied(), &device);
+        let whole = Net { blocks: vec![plain.first.clone(), plain.blocks[1].clone()], ..plain };
+        let ignored = fully_shard(whole.clone(), &mesh(world)?, FullyShard::new().ignore(["first.*", "blocks.0.*"]))?;
         assert!(ignored.blocks[1].weight.shard().is_some());
+        assert_eq!(grad(&ignored).unwrap().into_data(), grad(&whole).unwrap().into_data());
         Ok::<_, Error>(())
     })
     .unwrap();

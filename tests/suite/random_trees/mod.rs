@@ -1,10 +1,11 @@
 //! Random trees of modules under `fully_shard`: they must train as the unsharded tree does.
 //!
 //! Chains and parallel towers, nested units, with and without a root unit, reads outside `unit`,
-//! frozen and tied parameters, weights that some or all ranks leave unused, batches of other sizes
-//! on other ranks, towers that no loss hears, gradient checkpointing, HSDP, every policy of resharding. After some steps of
-//! SGD or AdamW every parameter, in double precision, is that of the unsharded tree, which is
-//! trained on the mean of all ranks' losses.
+//! frozen, tied and replicated parameters, weights that some or all ranks leave unused, inputs that
+//! some ranks alone track, batches of other sizes on other ranks, towers that no loss hears, gradient
+//! checkpointing, HSDP, every policy of resharding. After some steps of SGD or AdamW every parameter,
+//! in double precision, is that of the unsharded tree, which is trained on the mean of all ranks'
+//! losses.
 //!
 //! `RANDOM_TREES` says how many to run, `RANDOM_TREES_FROM` the first seed. A failing plan is made
 //! small and printed.

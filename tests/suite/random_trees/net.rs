@@ -44,6 +44,7 @@ impl Net {
         let words = Tensor::<2, Int>::from_data(TensorData::new(words, [batch, SEQ]), device);
         let output = |net: &Self, words: Tensor<2, Int>| {
             let x = net.table.forward(words);
+            let x = if plan.given.on(rank) { x } else { x.detach() };
             let y = net.tree.forward(&plan.tree, x.clone(), &x, rank);
             if plan.tied { y.matmul(net.table.weight.val().transpose().unsqueeze()) } else { y }
         };

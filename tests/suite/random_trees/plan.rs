@@ -1,6 +1,7 @@
 //! [`Plan`]: a tree of modules, how it is sharded, and how ranks use it. No tensors.
 
-use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward};
+use burn_dtensor::fsdp::{FullyShard, ParamInfo, ReshardAfterForward};
+use burn_dtensor::placement::Placement;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -21,6 +22,10 @@ pub struct Plan {
     pub table_unit: bool,
     /// Whether the head reads the table of embeddings once more.
     pub tied: bool,
+    /// Where what the tree is given depends on the table.
+    pub given: Used,
+    /// Whether every rank keeps biases whole.
+    pub whole_biases: bool,
     pub tree: Node,
 }
 
@@ -46,7 +51,7 @@ pub struct Node {
     pub children: Vec<Node>,
 }
 
-/// Which ranks read a layer's weights.
+/// On which ranks a layer's weights are read, or something depends on them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Used {
     Everywhere,
@@ -68,12 +73,21 @@ impl Plan {
         let ranks = mesh.iter().product();
         let uneven = rng.random_bool(0.4);
         let batches = (0..ranks).map(|_| if uneven { rng.random_range(1..=3) } else { 2 }).collect();
-        let reshard = [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Auto];
+        let few = if mesh == [4] { ReshardAfterForward::Ranks(2) } else { ReshardAfterForward::Always };
+        let reshard = [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Auto, few];
         let scoped = rng.random_bool(0.6);
         let mut size = 0;
+        let tree = Node::draw(&mut rng, ranks, scoped, 0, &mut size);
+        // A loss depends on something; and outside any unit ranks are alike.
+        let trained = tree.used == Used::Everywhere && !tree.frozen;
+        let given = match rng.random_range(0..6) {
+            0 if trained && scoped => Used::NotOn(rng.random_range(0..ranks)),
+            1 if trained => Used::Nowhere,
+            _ => Used::Everywhere,
+        };
         Self {
             seed,
-            reshard: reshard[rng.random_range(0..3)],
+            reshard: reshard[rng.random_range(0..4)],
             checkpointing: rng.random_bool(0.3),
             adam: rng.random_bool(0.5),
             steps: rng.random_range(2..=3),
@@ -81,7 +95,9 @@ impl Plan {
             scoped,
             table_unit: rng.random_bool(0.5),
             tied: rng.random_bool(0.3),
-            tree: Node::draw(&mut rng, ranks, scoped, 0, &mut size),
+            given,
+            whole_biases: rng.random_bool(0.3),
+            tree,
             mesh,
         }
     }
@@ -96,7 +112,9 @@ impl Plan {
         if self.table_unit {
             units.push("table".into());
         }
-        FullyShard::new().units(units).reshard_after_forward(self.reshard)
+        let config = FullyShard::new().units(units).reshard_after_forward(self.reshard);
+        let whole = |param: ParamInfo<'_>| param.path.ends_with("bias").then_some(Placement::Replicate);
+        if self.whole_biases { config.shard_placement_fn(whole) } else { config }
     }
 
     /// Smaller plans of the same kind.
@@ -112,6 +130,8 @@ impl Plan {
         add(|plan| plan.steps = 1, self.steps > 1);
         add(|plan| plan.adam = false, self.adam);
         add(|plan| plan.tied = false, self.tied);
+        add(|plan| plan.given = Used::Everywhere, self.given != Used::Everywhere);
+        add(|plan| plan.whole_biases = false, self.whole_biases);
         add(|plan| plan.checkpointing = false, self.checkpointing);
         add(|plan| plan.table_unit = false, self.table_unit);
         add(|plan| plan.batches.fill(2), self.batches.iter().any(|&batch| batch != 2));
