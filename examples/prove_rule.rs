@@ -33,7 +33,8 @@ struct Args {
     /// Print the operators there are.
     #[arg(long)]
     list: bool,
-    /// Try thousands of combinations of every case on every mesh, where the tests try hundreds.
+    /// Try a thousand combinations of every case on every mesh, where the tests try some dozens: of all operators it
+    /// takes about an hour.
     #[arg(long)]
     exhaustive: bool,
 }

@@ -65,7 +65,7 @@ pub enum Effort {
     /// What a test has time for.
     #[default]
     Test,
-    /// Thousands of combinations of every case on every mesh.
+    /// A thousand combinations of every case on every mesh.
     Exhaustive,
 }
 
@@ -86,7 +86,7 @@ const MESHES: [(&[usize], [usize; 2]); 7] = [
 ];
 
 /// Combinations of a case and mesh of the exhaustive proof.
-const EXHAUSTIVE: usize = 4000;
+const EXHAUSTIVE: usize = 1000;
 
 /// [`prove_with`] the effort of a test.
 ///
