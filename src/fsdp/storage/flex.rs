@@ -60,7 +60,7 @@ impl Slot {
     }
 
     /// A tensor that lives in this slot.
-    pub(in crate::fsdp) fn view(self: &Arc<Self>) -> DispatchTensor {
+    fn view(self: &Arc<Self>) -> DispatchTensor {
         let Whole { len, shape, dtype } = &self.layout;
         let view = View(slot::View::new(self.clone()));
         // SAFETY: a view's memory has `len` bytes, all initialized: it is a weight's, or a copy.

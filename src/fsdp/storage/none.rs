@@ -23,10 +23,6 @@ impl Slot {
     pub(in crate::fsdp) fn fill(&self, _: DispatchTensor) {
         match self.0 {}
     }
-
-    pub(in crate::fsdp) fn view(self: &Arc<Self>) -> DispatchTensor {
-        match self.0 {}
-    }
 }
 
 /// A tensor that outlives its unit's scope.
