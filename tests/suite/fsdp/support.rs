@@ -4,24 +4,29 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Element, Tensor, TensorData};
 
 use crate::models::Init;
 
 /// Values of every parameter by path; gradients instead where given, zeros where missing.
 pub fn values<M: Module>(module: &M, grads: Option<&GradientsParams>) -> BTreeMap<String, Vec<f32>> {
+    elements(module, grads)
+}
+
+/// [`values`], of a module whose parameters are of another element type.
+pub fn elements<E: Element>(module: &impl Module, grads: Option<&GradientsParams>) -> BTreeMap<String, Vec<E>> {
     let mut values = Values { path: vec![], grads, values: BTreeMap::new() };
     module.visit(&mut values);
     values.values
 }
 
-struct Values<'a> {
+struct Values<'a, E> {
     path: Vec<String>,
     grads: Option<&'a GradientsParams>,
-    values: BTreeMap<String, Vec<f32>>,
+    values: BTreeMap<String, Vec<E>>,
 }
 
-impl ModuleVisitor for Values<'_> {
+impl<E: Element> ModuleVisitor for Values<'_, E> {
     fn enter_module(&mut self, name: &str, _: &str) {
         self.path.push(name.into());
     }
@@ -55,19 +60,40 @@ impl ModuleMapper for OnDevice {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|base| {
             let trained = base.is_require_grad();
-            Tensor::from_data(base.into_data(), &self.0).set_require_grad(trained && self.0.is_autodiff())
+            let dtype = base.dtype();
+            Tensor::from_data(base.into_data(), (&self.0, dtype)).set_require_grad(trained && self.0.is_autodiff())
         })
     }
 }
 
-pub fn max_diff(a: &BTreeMap<String, Vec<f32>>, b: &BTreeMap<String, Vec<f32>>) -> f32 {
+/// How far apart two lists of values are where they are furthest; NaN if one has a NaN, infinity if
+/// one is longer.
+pub fn furthest<E: Copy + Into<f64>>(a: &[E], b: &[E]) -> f64 {
+    if a.len() != b.len() {
+        return f64::INFINITY;
+    }
+    greatest(a.iter().zip(b).map(|(&a, &b)| (a.into() - b.into()).abs()))
+}
+
+/// NaN if one is: `f64::max` would pass over it.
+fn greatest(distances: impl Iterator<Item = f64>) -> f64 {
+    distances.fold(0.0, |greatest, distance| if distance.is_nan() || distance > greatest { distance } else { greatest })
+}
+
+/// [`furthest`] over all parameters.
+pub fn max_diff(a: &BTreeMap<String, Vec<f32>>, b: &BTreeMap<String, Vec<f32>>) -> f64 {
     assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
-    a.iter()
-        .flat_map(|(path, values)| {
-            assert_eq!(values.len(), b[path].len(), "{path}");
-            values.iter().zip(&b[path]).map(|(x, y)| (x - y).abs())
-        })
-        .fold(0.0, f32::max)
+    greatest(a.iter().map(|(path, values)| furthest(values, &b[path])))
+}
+
+#[test]
+fn nan_is_near_nothing() {
+    let by_path = |values: [f32; 3]| BTreeMap::from([("a".into(), vec![1.0]), ("b".into(), values.into())]);
+    for broken in [[f32::NAN, 1.0, 1.0], [1.0, 1.0, f32::NAN], [f32::NAN; 3]] {
+        let diff = max_diff(&by_path(broken), &by_path([1.0; 3]));
+        assert!(diff.is_nan(), "{broken:?}: {diff}");
+    }
+    assert_eq!(max_diff(&by_path([1.0, 4.0, 1.0]), &by_path([1.0; 3])), 3.0);
 }
 
 /// The mean over ranks of values by path.

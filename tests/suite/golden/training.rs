@@ -17,6 +17,7 @@ use burn_dtensor::placement::Placement;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::fsdp::support::furthest;
 use crate::models::{Gpt, GptSize, Init, Mlp, plan};
 
 #[derive(Deserialize)]
@@ -413,11 +414,6 @@ fn train<M: Task>(golden: &Golden, run: &Run, world: &World) -> Result<Trained> 
     Ok(trained)
 }
 
-fn max_diff(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
-}
-
 fn check(golden: &Golden, name: &str, run: &Run, trained: &[Trained]) {
     let baseline = golden.runs.get(&run.baseline());
     // A run that torch refuses is held to the one without sharding.
@@ -457,7 +453,7 @@ fn check(golden: &Golden, name: &str, run: &Run, trained: &[Trained]) {
     let baseline = baseline.filter(|baseline| values.losses.len() == baseline.losses.len());
     for (path, expected) in [Some(run), baseline].into_iter().flatten().flat_map(|run| &run.final_weights) {
         let expected = expected.floats().try_to_vec::<f32>().unwrap();
-        let diff = max_diff(&trained[0].weights[path], &expected);
+        let diff = furthest(&trained[0].weights[path], &expected);
         assert!(diff < 1e-4, "{name}: {path} differs from torch by {diff}");
     }
     let calls = |counts: &BTreeMap<String, u64>| counts.values().sum::<u64>();
@@ -473,7 +469,7 @@ fn check(golden: &Golden, name: &str, run: &Run, trained: &[Trained]) {
     }
     for (rank, grads) in run.grad_local_step0.iter().flatten().enumerate() {
         for (path, expected) in grads {
-            let diff = max_diff(&trained[rank].first_grads[path], &expected.floats().try_to_vec::<f32>().unwrap());
+            let diff = furthest(&trained[rank].first_grads[path], &expected.floats().try_to_vec::<f32>().unwrap());
             assert!(diff < 1e-5, "{name}: first gradient of {path} on rank {rank} differs by {diff}");
         }
     }

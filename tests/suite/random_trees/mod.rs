@@ -22,8 +22,9 @@ use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::fsdp::{full_model, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
 
+use crate::fsdp::support::{elements, furthest, on_device};
 use crate::random_programs::setting;
-use net::{Net, values};
+use net::Net;
 use plan::Plan;
 
 /// How many trees run where the environment does not say.
@@ -55,29 +56,30 @@ fn random_trees_train_as_one_device_does() {
 /// Trains both ways; in words what differs, if anything does.
 fn fails(plan: &Plan) -> Option<String> {
     let start = Net::new(plan, &Device::flex().autodiff());
-    let expected = values(&unsharded(plan, start.clone()));
-    let start = start.to_owned();
+    let expected = elements::<f64>(&unsharded(plan, start.clone()), None);
     let trained = launch(Launch::threads(plan.ranks()).deadline(DEADLINE), |world| -> Result<_> {
         let names = if plan.mesh.len() == 1 { vec!["shard"] } else { vec!["replicate", "shard"] };
         let mesh = DeviceMesh::new(world, &plan.mesh, names)?;
         let device = device(plan, world.device());
-        let mut net = fully_shard(start.on(&device), &mesh, plan.config())?;
+        let mut net = fully_shard(on_device(&start, &device), &mesh, plan.config())?;
         let mut optimizer = optimizer(plan);
         for step in 0..plan.steps {
             let grads = net.loss(plan, world.rank(), step, &device).backward();
             net = optimizer.step(LEARNING_RATE, net.clone(), GradientsParams::from_grads(grads, &net));
         }
-        Ok(values(&full_model(&net)?))
+        Ok(elements::<f64>(&full_model(&net)?, None))
     });
     let trained = match trained {
         Ok(trained) => trained,
         Err(error) => return Some(error.to_string()),
     };
     for (rank, found) in trained.iter().enumerate() {
-        for ((path, found), (_, expected)) in found.iter().zip(&expected) {
-            let off = |(found, expected): (&f64, &f64)| (found - expected).abs();
-            let furthest = found.iter().zip(expected).map(off).fold(0.0, f64::max);
-            if !(furthest <= TOLERANCE && found.len() == expected.len()) {
+        if !found.keys().eq(expected.keys()) {
+            return Some(format!("rank {rank} has the parameters {:?}", found.keys()));
+        }
+        for (path, expected) in &expected {
+            let furthest = furthest(&found[path], expected);
+            if furthest.is_nan() || furthest > TOLERANCE {
                 return Some(format!("`{path}` is off by {furthest:.1e} on rank {rank}"));
             }
         }
@@ -88,7 +90,7 @@ fn fails(plan: &Plan) -> Option<String> {
 /// One device, trained on the mean of all ranks' losses.
 fn unsharded(plan: &Plan, net: Net) -> Net {
     let device = device(plan, &Device::flex());
-    let (mut net, mut optimizer) = (net.on(&device), optimizer(plan));
+    let (mut net, mut optimizer) = (on_device(&net, &device), optimizer(plan));
     for step in 0..plan.steps {
         let losses = (0..plan.ranks()).map(|rank| net.loss(plan, rank, step, &device)).collect();
         // Burn's gradient of a quotient by a scalar is in single precision; that of a mean is not.

@@ -1,6 +1,6 @@
 //! [`Net`]: the modules of a plan, and their forward.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_dtensor::fsdp::unit;
@@ -29,11 +29,6 @@ impl Net {
     pub fn new(plan: &Plan, device: &Device) -> Self {
         let net = Self { table: EmbeddingConfig::new(WORDS, WIDTH).init(device), tree: Tree::new(&plan.tree, device) };
         net.map(&mut Fill { device: device.clone(), state: plan.seed })
-    }
-
-    /// A copy on `device`.
-    pub fn on(&self, device: &Device) -> Self {
-        self.clone().map(&mut Copy(device.clone()))
     }
 
     /// The loss of this rank's samples in this step.
@@ -94,33 +89,6 @@ impl Tree {
     }
 }
 
-/// Values of every parameter, in the order of the module.
-pub fn values(net: &Net) -> Vec<(String, Vec<f64>)> {
-    let mut values = Values::default();
-    net.visit(&mut values);
-    values.all
-}
-
-#[derive(Default)]
-struct Values {
-    path: Vec<String>,
-    all: Vec<(String, Vec<f64>)>,
-}
-
-impl ModuleVisitor for Values {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.all.push((self.path.join("."), param.base().into_data().iter().collect()));
-    }
-}
-
 /// Gives every parameter values of its own.
 struct Fill {
     device: Device,
@@ -137,17 +105,6 @@ impl ModuleMapper for Fill {
             let values: Vec<f64> = (0..base.shape().num_elements()).map(&mut value).collect();
             let data = TensorData::new(values, base.shape());
             Tensor::from_data(data, (&self.device, DType::F64)).set_require_grad(base.is_require_grad())
-        })
-    }
-}
-
-struct Copy(Device);
-
-impl ModuleMapper for Copy {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|base| {
-            let trained = base.is_require_grad();
-            Tensor::from_data(base.into_data(), (&self.0, DType::F64)).set_require_grad(trained)
         })
     }
 }
