@@ -68,8 +68,8 @@ pub fn draw(seed: u64, operators: &[Operator]) -> Program {
         // Some programs end short of it: one that has grown too large has no more room.
         for _ in 0..length * 4 {
             if draft.program.steps.len() < length {
-                let operator = &operators[draft.rng.random_range(0..operators.len())];
-                draft.extend(operator);
+                let entry = draft.rng.random_range(0..operators.len());
+                draft.extend(entry, &operators[entry]);
             }
         }
         draft.program.prune();
@@ -93,9 +93,10 @@ impl Draft {
     }
 
     /// Adds one step of the operator, and perhaps a redistribution of a result; or nothing.
-    fn extend(&mut self, operator: &Operator) {
+    fn extend(&mut self, entry: usize, operator: &Operator) {
         let (leaves, steps, known) = (self.program.leaves.len(), self.program.steps.len(), self.known.len());
-        let drawn = (operator.draw)(self).and_then(|step| self.accept(Step { operator: operator.name, ..step }));
+        let named = |step| Step { operator: operator.name, entry: Some(entry), ..step };
+        let drawn = (operator.draw)(self).and_then(|step| self.accept(named(step)));
         let Some(results) = drawn else {
             self.program.leaves.truncate(leaves);
             self.program.steps.truncate(steps);
@@ -119,6 +120,7 @@ impl Draft {
         };
         Step {
             operator: "redistribute",
+            entry: None,
             operands: vec![id],
             results: Vec::new(),
             plain: Arc::new(|operands| operands),

@@ -39,7 +39,7 @@ pub fn setting(name: &str, default: u64) -> u64 {
 fn random_programs_give_what_they_give_on_ordinary_tensors() {
     let (first, count) = (setting("RANDOM_PROGRAMS_FROM", 0), setting("RANDOM_PROGRAMS", PROGRAMS));
     let operators = operators::all();
-    let (mut coverage, mut failures) = (Coverage::default(), Vec::new());
+    let (mut coverage, mut failures) = (Coverage::new(&operators), Vec::new());
     for seed in first..first + count {
         let program = draft::draw(seed, &operators);
         coverage.add(&program);

@@ -28,6 +28,8 @@ pub struct Leaf {
 #[derive(Clone)]
 pub struct Step {
     pub operator: &'static str,
+    /// Its place in the list of [operators](super::operators::all), if it was drawn from there.
+    pub entry: Option<usize>,
     pub operands: Vec<Id>,
     pub results: Vec<Id>,
     pub plain: Apply,

@@ -82,6 +82,7 @@ macro_rules! step {
         let again = Clone::clone(&arguments);
         Some($crate::random_programs::program::Step {
             operator: "",
+            entry: None,
             operands: vec![$($x),+],
             results: Vec::new(),
             text: stringify!($expr),
