@@ -52,6 +52,23 @@ pub(super) fn furthest(found: &[f64], expected: &[f64], tolerance: f64) -> Optio
         let distance = (found - expected).abs();
         if distance.is_nan() { f64::INFINITY } else { distance }
     };
-    let far = |&(at, distance): &(usize, f64)| distance > tolerance * expected[at].abs().max(1.0);
+    // Of an infinity any distance is a small part: none but itself is near it.
+    let far =
+        |&(at, distance): &(usize, f64)| distance.is_infinite() || distance > tolerance * expected[at].abs().max(1.0);
     found.iter().zip(expected).map(distance).enumerate().filter(far).max_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_infinity_is_near_to_an_infinity() {
+        let infinity = f64::INFINITY;
+        for found in [3.0, -infinity, f64::NAN, f64::MAX] {
+            assert_eq!(furthest(&[found], &[infinity], 0.1), Some((0, infinity)), "{found}");
+            assert_eq!(furthest(&[infinity], &[found], 0.1), Some((0, infinity)), "{found}");
+        }
+        assert_eq!(furthest(&[infinity, f64::NAN, 5.0], &[infinity, f64::NAN, 5.1], 0.1), None);
+    }
 }
