@@ -82,14 +82,15 @@ fn of_rank() -> Option<(u64, u64)> {
     STREAM.get().or_else(|| comm::is_rank().then_some((0, 0)))
 }
 
-/// The stream of another thread of a rank. All ranks of the mesh run its operators in one order, so
-/// its new threads are the same on all of them.
+/// The stream of another thread of a rank: by the ranks that run its first operator, and how many such
+/// threads they had before. They run the mesh's operators in one order, so that is the same on all of them.
 fn of_thread(mesh: &DeviceMesh) -> (u64, u64) {
     let number = mesh.member("draw a seed on it").map_err(Error::from).and_then(|_| {
         let ranks = mesh.world().group(mesh.ranks())?;
         Ok(ranks.duplicate("threads").draw())
     });
-    (derived(0, number.unwrap_or_else(|error| error.unwind()), Purpose::Thread), 0)
+    let group = mesh.ranks().iter().fold(0, |seed, &rank| fold_in(seed, rank as u64));
+    (derived(group, number.unwrap_or_else(|error| error.unwind()), Purpose::Thread), 0)
 }
 
 fn next((seed, drawn): (u64, u64)) -> u64 {

@@ -174,6 +174,30 @@ fn every_thread_of_a_rank_draws_from_a_stream_of_its_own() {
     assert!(masks[0].iter().all_unique(), "{:?}", masks[0]);
 }
 
+/// The first tensor that a thread draws says which ranks run it, and how many such threads there were.
+#[test]
+fn threads_whose_first_tensors_are_on_other_groups_of_ranks_draw_from_other_streams() {
+    let masks = launch(Launch::threads(4), |world| {
+        let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
+        let tp = mesh.slice("tp")?;
+        let draw = |mesh: &DeviceMesh| {
+            let x = DTensor::<2>::ones(SHAPE, mesh, &vec![R; mesh.shape().len()], &mesh.device().clone().autodiff())?;
+            Ok::<_, Error>(bits(DropoutConfig::new(0.5).init().forward_dtensor(x).full_tensor()?))
+        };
+        let on_a_new_thread =
+            |mesh: &DeviceMesh| std::thread::scope(|scope| scope.spawn(|| draw(mesh)).join().unwrap());
+        Ok::<_, Error>([on_a_new_thread(&mesh)?, on_a_new_thread(&tp)?])
+    });
+    let masks = masks.unwrap_or_else(|error| panic!("{error}"));
+    for [whole, tp] in &masks {
+        assert_ne!(whole, tp);
+    }
+    assert!(masks.iter().map(|[whole, _]| whole).all_equal());
+    assert_eq!(masks[0][1], masks[1][1]);
+    assert_eq!(masks[2][1], masks[3][1]);
+    assert_ne!(masks[0][1], masks[2][1]);
+}
+
 #[test]
 fn a_seed_is_refused_on_a_thread_that_has_no_stream() {
     let draw = || std::panic::catch_unwind(random::next_seed);
