@@ -1,7 +1,7 @@
 //! [`DTensorSpec`]: what a local tensor is a part of.
 
 use std::cell::RefCell;
-use std::hash::{BuildHasher, Hash};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,14 +18,31 @@ use crate::placement::{Layout, Placement, Placements};
 ///
 /// Equal on every rank of the mesh; [`local_shape`](Self::local_shape) and
 /// [`coordinate`](Self::coordinate) are the caller's own.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone)]
 pub struct DTensorSpec {
     mesh: DeviceMesh,
     layout: Layout,
     shape: Shape,
     dtype: DType,
     /// Of a pending reduction: global shapes of the tensors that its terms were computed from, if known.
+    /// For messages: no part of what is equal.
     terms: Option<Arc<str>>,
+}
+
+impl PartialEq for DTensorSpec {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { mesh, layout, shape, dtype, terms: _ } = self;
+        (mesh, layout, shape, dtype) == (&other.mesh, &other.layout, &other.shape, &other.dtype)
+    }
+}
+
+impl Eq for DTensorSpec {}
+
+impl Hash for DTensorSpec {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { mesh, layout, shape, dtype, terms: _ } = self;
+        (mesh, layout, shape, dtype).hash(state);
+    }
 }
 
 impl DTensorSpec {
@@ -58,8 +75,8 @@ impl DTensorSpec {
         Call { whole: Some(whole), terms: self.terms.clone(), ..call }
     }
 
-    /// The one shared copy of this spec that the calling thread has: equal specs are the same
-    /// pointer, which is what the cache of decisions compares.
+    /// The one shared copy of this spec that the calling thread has: equal specs of equal terms are the
+    /// same pointer, which is what the cache of decisions compares.
     ///
     /// Not of tensors that outlive their launch: a thread that does too would keep every world that it
     /// ever saw a tensor of.
@@ -69,7 +86,8 @@ impl DTensorSpec {
         }
         SPECS.with_borrow_mut(|(hasher, specs)| {
             let hash = hasher.hash_one(&self);
-            if let Some(known) = specs.find(hash, |known| **known == self) {
+            let same = |known: &Arc<Self>| **known == self && known.terms == self.terms;
+            if let Some(known) = specs.find(hash, same) {
                 return known.clone();
             }
             if specs.len() >= CAPACITY {

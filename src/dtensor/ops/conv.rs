@@ -175,10 +175,11 @@ fn without_rest<const N: usize, const D: usize>(
     };
     let len = x.dims()[2];
     let rest = (len + padding.0 + padding.1 - dilation * (weight.dims()[2] - 1) - 1) % stride;
-    if options.groups == 1 || rest == 0 {
+    let padded = rest.min(padding.1);
+    // All of them behind the last window, which sees the padding before them alone: no gradient at all.
+    if options.groups == 1 || rest == 0 || rest - padded >= len {
         return (x, options);
     }
-    let padded = rest.min(padding.1);
     padding.1 -= padded;
     (x.slice_dim(2, 0..len - (rest - padded)), options)
 }

@@ -233,3 +233,54 @@ fn a_grouped_conv1d_whose_stride_leaves_elements_over_has_the_gradient_of_its_we
         }
     }
 }
+
+/// What its terms were computed from is no part of a spec.
+#[test]
+fn specs_of_pending_sums_are_equal_however_their_terms_came_about() {
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let ones = |shape, placement| DTensor::<2>::ones(shape, mesh, &[placement], mesh.device());
+        let product = |len| Ok::<_, Error>(ones([2, len], S(1))?.matmul(ones([len, 2], S(0))?));
+        let (four, eight) = (product(4)?, product(8)?);
+        let made = ones([2, 2], R)?.redistribute(&[Placement::Partial(PartialOp::Sum)])?;
+        assert_eq!(four.placements(), [Placement::Partial(PartialOp::Sum)]);
+        assert_eq!(four.spec(), eight.spec());
+        assert_eq!(four.spec(), made.spec());
+        let specs: std::collections::HashSet<_> = [four.spec(), eight.spec(), made.spec()].into_iter().collect();
+        assert_eq!(specs.len(), 1);
+        Ok(())
+    });
+}
+
+/// A stride of 8 leaves one window, and its kernel lies before the two elements.
+#[test]
+fn a_grouped_conv1d_whose_only_window_sees_padding_alone_is_that_of_burn() {
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        for padding in [3, 2, 1] {
+            let options = || ConvOptions::new([8], [padding], [1], 2);
+            let x = Tensor::<3>::from_floats([[[1.0, 2.0], [3.0, 5.0]]], &device).require_grad();
+            let weight = Tensor::<3>::from_floats([[[7.0, 11.0]], [[13.0, 17.0]]], &device).require_grad();
+            let expected = burn::tensor::module::conv1d(x.clone(), weight.clone(), None, options());
+            for placements in [[R, R], [S(1), S(0)]] {
+                let cut = |tensor: &Tensor<3>, placement| {
+                    DTensor::distribute_local(tensor.clone().detach(), mesh, &[placement]).map(DTensor::require_grad)
+                };
+                let (own_x, own_weight) = (cut(&x, placements[0])?, cut(&weight, placements[1])?);
+                let y = module::conv1d(own_x.clone(), own_weight.clone(), None, options()).full_tensor()?;
+                assert_eq!(y.to_data(), expected.to_data(), "padding {padding}");
+                // The kernel's second element lies on the first of each row where the padding is 1.
+                let seen = if padding == 1 { 1.0 } else { 0.0 };
+                let grads = y.sum().backward();
+                let whole = |found: Tensor<3>, of: &DTensor<3>| {
+                    let grad = DTensor::from_local(found, mesh, of.placements())?;
+                    grad.full_tensor().map(|grad| grad.into_data().iter::<f32>().collect::<Vec<_>>())
+                };
+                let of_x = whole(own_x.local().grad(&grads).expect("a leaf"), &own_x)?;
+                assert_eq!(of_x, [11.0 * seen, 0.0, 17.0 * seen, 0.0], "padding {padding}");
+                let of_weight = whole(own_weight.local().grad(&grads).expect("a leaf"), &own_weight)?;
+                assert_eq!(of_weight, [0.0, seen, 0.0, 3.0 * seen], "padding {padding}");
+            }
+        }
+        Ok(())
+    });
+}
