@@ -4,7 +4,9 @@ use burn::tensor::{Float, Shape, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::dtensor::ops::{Resolved, Rule, Strategy, strategy, unary};
 use burn_dtensor::placement::{PartialOp, Placement};
-use burn_dtensor::testing::prove::{Case, Combination, Input, OperatorReport, What, Wrong, case, prove};
+use burn_dtensor::testing::prove::{
+    Case, Combination, Input, OperatorReport, Plain, Sharded, What, Wrong, case, prove,
+};
 
 use Placement::{Partial, Shard as S};
 
@@ -163,4 +165,21 @@ fn a_rank_that_records_more_nodes_than_another_is_found() {
         text.contains("output 0 lies 2 nodes deep in the graph of rank 1, 0 nodes deep in that of rank 0"),
         "{text}"
     );
+}
+
+/// Where another rank holds a number: `max(0, 5)` is 5, and NaN must be 0.
+#[test]
+fn a_reduction_that_loses_a_nan_is_found() {
+    let claim = Claim(vec![Partial(PartialOp::Max)]);
+    let filled = |x: Tensor<2>| x.clone().mask_fill(x.is_nan(), 0);
+    let prove_on = |input: Input| {
+        let claim = claim.clone();
+        let plain = move |inputs: &[_]| filled(Plain::tensor::<2, Float>(&inputs[0]));
+        let local = move |inputs: &[_]| unary(&claim, Sharded::tensor::<2, Float>(&inputs[0]), |x, _| filled(x));
+        prove(&[Case::new("claimed", [input], plain, local)]).operators.remove(0)
+    };
+    let report = prove_on(Input::float("x", [3, 2]));
+    assert!(report.wrong.is_empty(), "{report}");
+    let report = prove_on(Input::nan("x", [3, 2]));
+    assert_eq!(report.wrong[0].combination.to_string(), "mesh [2]: x [3, 2] as [P(max)]", "{report}");
 }

@@ -4,9 +4,7 @@ use std::ops::{Add, Div, Mul, Neg, Rem, Sub};
 
 use burn::tensor::{ElementConversion, kind};
 
-use super::pointwise::{
-    ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NOTHING, Pointwise, SUBTRACTION, zip, zipped,
-};
+use super::pointwise::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NOTHING, Pointwise, zip, zipped};
 use crate::dtensor::{DTensor, Kind};
 
 #[allow(clippy::should_implement_trait)] // burn's names; the traits are implemented too
@@ -14,7 +12,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     zipped! {
         Self;
         add: ADDITION,
-        sub: SUBTRACTION,
+        sub: ADDITION,
         mul: BILINEAR,
         div: LINEAR_IN_FIRST,
         remainder: NOTHING,

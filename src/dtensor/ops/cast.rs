@@ -3,9 +3,9 @@
 //! | from -> to | linear | increasing |
 //! |---|---|---|
 //! | Float -> a wider Float | yes | yes |
-//! | Float -> a narrower Float: rounds | no | yes |
+//! | Float -> a narrower Float: what it rounds to one number would share the gradient of the greatest | no | no |
 //! | Int -> Float: a sum of integers wraps around, and large ones are rounded | no | yes |
-//! | Float -> Int: rounds towards zero | no | yes |
+//! | Float -> Int: NaN becomes 0 | no | no |
 //! | Bool -> Int, Bool -> Float | | yes |
 //! | Int -> Int: a narrower type wraps around | no | no |
 //! | a number -> Bool: whether it is not zero | no | no |
@@ -21,8 +21,8 @@ use crate::dtensor::{DTensor, Kind};
 const EMBEDDING: Table = Table::new(&[(&[SUM], SUM), (&[AVG], AVG), (&[MAX], MAX), (&[MIN], MIN)]);
 
 const WIDENED: Pointwise = Pointwise::new("cast", EMBEDDING);
-const ROUNDED: Pointwise = Pointwise::new("cast", INCREASING);
-const WITHIN_INT: Pointwise = Pointwise::new("cast", NOTHING);
+const ORDERED: Pointwise = Pointwise::new("cast", INCREASING);
+const NEITHER: Pointwise = Pointwise::new("cast", NOTHING);
 
 macro_rules! cast {
     ($K:ident: $to_int:ident) => {
@@ -32,7 +32,7 @@ macro_rules! cast {
         where
             T::OutputKind: Kind,
         {
-            let rule = if T::OutputKind::KIND == Float::KIND { ROUNDED } else { $to_int };
+            let rule = if T::OutputKind::KIND == Float::KIND { ORDERED } else { $to_int };
             map(rule, self, |x| x.cast(dtype))
         }
     };
@@ -47,39 +47,39 @@ impl<const D: usize> DTensor<D> {
     {
         let (from, to): (DType, DType) = (self.dtype(), dtype.into());
         let exact = to.is_float() && (to == from || to.size() > from.size());
-        map(if exact { WIDENED } else { ROUNDED }, self, |x| x.cast(dtype))
+        map(if exact { WIDENED } else { NEITHER }, self, |x| x.cast(dtype))
     }
 
     /// The integers towards zero, as burn's [`int`](burn::tensor::Tensor::int).
     #[must_use]
     pub fn int(self) -> DTensor<D, Int> {
-        map(ROUNDED, self, |x| x.int())
+        map(NEITHER, self, |x| x.int())
     }
 }
 
 impl<const D: usize> DTensor<D, Int> {
-    cast!(Int: WITHIN_INT);
+    cast!(Int: NEITHER);
 
     /// The numbers as floats, as burn's [`float`](burn::tensor::Tensor::float).
     #[must_use]
     pub fn float(self) -> DTensor<D> {
-        map(ROUNDED, self, |x| x.float())
+        map(ORDERED, self, |x| x.float())
     }
 }
 
 impl<const D: usize> DTensor<D, Bool> {
-    cast!(Bool: ROUNDED);
+    cast!(Bool: ORDERED);
 
     /// 1 where true and 0 where false, as burn's [`int`](burn::tensor::Tensor::int).
     #[must_use]
     pub fn int(self) -> DTensor<D, Int> {
-        map(ROUNDED, self, |x| x.int())
+        map(ORDERED, self, |x| x.int())
     }
 
     /// 1 where true and 0 where false, as burn's [`float`](burn::tensor::Tensor::float).
     #[must_use]
     pub fn float(self) -> DTensor<D> {
-        map(ROUNDED, self, |x| x.float())
+        map(ORDERED, self, |x| x.float())
     }
 }
 

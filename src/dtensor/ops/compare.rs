@@ -1,12 +1,19 @@
 //! Comparisons, and the questions whether numbers are finite.
 //!
-//! Their results are Bool, where `P(max)` is an "or" of the ranks' values and `P(min)` an "and":
-//! `x > c` is increasing in `x`, so it goes through `P(max)` and `P(min)`, and `x < c` swaps them.
+//! Their results are Bool, where `P(min)` is an "and" of the ranks' values. An extremum is NaN where
+//! one term is, and a comparison with NaN is false: an "and" says so too, an "or" may not. So `x > c`
+//! goes through `P(min)` alone, and `x < c` makes a `P(min)` of a `P(max)`.
 
 use burn::tensor::{Bool, Element, ElementConversion, kind};
 
-use super::pointwise::{DECREASING, INCREASING, NOTHING, Pointwise, map, mapped, zip, zipped};
+use super::placements::{MAX, MIN};
+use super::pointwise::{NOTHING, Pointwise, Table, map, mapped, zip, zipped};
 use crate::dtensor::{DTensor, Kind};
+
+/// Whether it is more: every term of a minimum is.
+const MORE: Table = Table::new(&[(&[MIN], MIN)]);
+/// Whether it is less: every term of a maximum is.
+const LESS: Table = Table::new(&[(&[MAX], MIN)]);
 
 macro_rules! scalars {
     ($E:ident: $($name:ident $alias:ident: $table:expr),* $(,)?) => {$(
@@ -41,10 +48,10 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 
     scalars! {
         ElementConversion:
-        greater_scalar greater_elem: INCREASING,
-        greater_equal_scalar greater_equal_elem: INCREASING,
-        lower_scalar lower_elem: DECREASING,
-        lower_equal_scalar lower_equal_elem: DECREASING,
+        greater_scalar greater_elem: MORE,
+        greater_equal_scalar greater_equal_elem: MORE,
+        lower_scalar lower_elem: LESS,
+        lower_equal_scalar lower_equal_elem: LESS,
     }
 }
 

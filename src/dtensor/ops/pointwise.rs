@@ -34,7 +34,7 @@ impl Table {
     }
 
     /// And these for floats alone: where integers would wrap around, which keeps no order (of bytes
-    /// `max(0, 5) - 1` is 4, and `max(0 - 1, 5 - 1)` 255), or be rounded.
+    /// `-max(0, 5)` is 251, and `min(-0, -5)` 0), or be rounded.
     #[must_use]
     pub const fn of_floats(self, rows: &'static [Row]) -> Self {
         Self { of_floats: rows, ..self }
@@ -65,6 +65,9 @@ impl Hash for Table {
 /// Nothing goes through: pending reductions are reduced first.
 pub const NOTHING: Table = Table::new(&[]);
 /// `f(a + b) = f(a) + f(b)`.
+///
+/// Of numbers. Terms are added up later than on one device: where a term is zero (other ranks' rows of
+/// a table are) and the factor infinite, or both terms overflow, one gives NaN and the other an infinity.
 pub const LINEAR: Table = Table::new(&[(&[SUM], SUM), (&[AVG], AVG)]);
 /// `f(max(a, b)) = max(f(a), f(b))`.
 ///
@@ -82,20 +85,12 @@ pub const DECREASING: Table = Table::new(&[(&[MAX], MIN), (&[MIN], MAX)]);
 /// `x -> -x`.
 pub const NEGATION: Table = LINEAR.of_floats(&[(&[MAX], MIN), (&[MIN], MAX)]);
 /// `x -> x + c`.
-pub const SHIFT: Table = Table::new(&[(&[AVG], AVG)]).of_floats(&[(&[MAX], MAX), (&[MIN], MIN)]);
-/// `x -> c - x`.
-pub const MIRROR: Table = Table::new(&[(&[AVG], AVG)]).of_floats(&[(&[MAX], MIN), (&[MIN], MAX)]);
-/// `a + b`.
-pub const ADDITION: Table = Table::new(&[(&[SUM, SUM], SUM), (&[AVG, AVG], AVG), (&[AVG, R], AVG), (&[R, AVG], AVG)])
-    .of_floats(&[(&[MAX, R], MAX), (&[R, MAX], MAX), (&[MIN, R], MIN), (&[R, MIN], MIN)]);
-/// `a - b`.
-pub const SUBTRACTION: Table = Table::new(&[
-    (&[SUM, SUM], SUM),
-    (&[AVG, AVG], AVG),
-    (&[AVG, R], AVG),
-    (&[R, AVG], AVG),
-])
-.of_floats(&[(&[MAX, R], MAX), (&[R, MAX], MIN), (&[MIN, R], MIN), (&[R, MIN], MAX)]);
+///
+/// No extremum goes through: a sum is rounded, and terms that it rounds to one number would share
+/// the gradient of the greatest.
+pub const SHIFT: Table = Table::new(&[(&[AVG], AVG)]);
+/// `a + b` and `a - b`; of extrema as [`SHIFT`].
+pub const ADDITION: Table = Table::new(&[(&[SUM, SUM], SUM), (&[AVG, AVG], AVG), (&[AVG, R], AVG), (&[R, AVG], AVG)]);
 /// `a * b`.
 pub const BILINEAR: Table = Table::new(&[(&[SUM, R], SUM), (&[R, SUM], SUM), (&[AVG, R], AVG), (&[R, AVG], AVG)]);
 /// `x / c`. A quotient of integers is rounded.

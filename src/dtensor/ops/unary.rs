@@ -19,7 +19,8 @@ macro_rules! scalar {
 
 #[allow(clippy::should_implement_trait)] // burn's names; the trait is implemented too
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
-    mapped! { Self; neg: NEGATION, abs: NOTHING, sign: INCREASING }
+    // The sign of NaN is 0.
+    mapped! { Self; neg: NEGATION, abs: NOTHING, sign: NOTHING }
 
     scalar! {
         add_scalar: SHIFT,

@@ -100,6 +100,11 @@ impl Input {
         Self::constant::<D, Float>(name, shape, Values::Tied(count), DType::F32)
     }
 
+    /// Floats in `-2.0..2.0`, but for every third, which is NaN. Without gradients.
+    pub fn nan<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
+        Self::constant::<D, Float>(name, shape, Values::Nan(-2.0..2.0), DType::F32)
+    }
+
     /// Integers of `range`, of 64 bits.
     pub fn int<const D: usize>(name: &'static str, shape: [usize; D], range: impl IntRange) -> Self {
         Self::constant::<D, Int>(name, shape, Values::Int(range.range()), DType::I64)

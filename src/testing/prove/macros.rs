@@ -24,6 +24,7 @@
 /// | `x: 2 = [3, 6]` | floats in -2..2, no two equal |
 /// | `x: 2 positive = [3, 6]` | floats in 0.1..4 |
 /// | `x: 2 within(-0.9..0.9) = [3, 6]` | floats in the range |
+/// | `x: 2 nan = [3, 6]` | floats in -2..2 and NaN, without gradients |
 /// | `x: 2 tied(3) = [3, 6]` | floats -1, 0 and 1, without gradients |
 /// | `i: 2 int(5) = [3, 6]` | integers from 0 to 4 |
 /// | `i: 2 int(-3..5) = [3, 6]` | integers of the range |
@@ -68,6 +69,9 @@ macro_rules! case {
     (@input $input:ident $d:literal ($shape:expr) float($dtype:ident)) => {
         $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape).of($crate::case!(@dtype $dtype))
     };
+    (@input $input:ident $d:literal ($shape:expr) nan) => {
+        $crate::testing::prove::Input::nan::<$d>(stringify!($input), $shape)
+    };
     (@input $input:ident $d:literal ($shape:expr) tied($count:expr)) => {
         $crate::testing::prove::Input::tied::<$d>(stringify!($input), $shape, $count)
     };
@@ -81,6 +85,7 @@ macro_rules! case {
     (@kind positive) => { $crate::testing::prove::plain::Float };
     (@kind within) => { $crate::testing::prove::plain::Float };
     (@kind float) => { $crate::testing::prove::plain::Float };
+    (@kind nan) => { $crate::testing::prove::plain::Float };
     (@kind tied) => { $crate::testing::prove::plain::Float };
     (@kind int) => { $crate::testing::prove::plain::Int };
     (@kind bool) => { $crate::testing::prove::plain::Bool };

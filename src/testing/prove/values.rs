@@ -12,6 +12,8 @@ use crate::placement::{Layout, PartialOp, Placement};
 pub(super) enum Values {
     /// Distinct, inside the range.
     Float(Range<f64>),
+    /// The same, but for every third, which is NaN.
+    Nan(Range<f64>),
     /// This many whole numbers around 0, most of them more than once.
     Tied(usize),
     /// Inside the range.
@@ -23,7 +25,7 @@ impl Values {
     /// Whether a pending reduction by `op` makes sense for such elements.
     pub(super) fn takes(&self, op: PartialOp) -> bool {
         match self {
-            Self::Float(_) => true,
+            Self::Float(_) | Self::Nan(_) => true,
             Self::Int(_) => op != PartialOp::Avg,
             Self::Tied(_) | Self::Bool => false,
         }
@@ -40,6 +42,8 @@ impl Values {
                 let offset = 0.3 + 0.17 * (input % 3) as f64 + 0.05 * unit([input, at, 1]);
                 single(range.start + step * (shuffled(at, len) as f64 + offset))
             }
+            Self::Nan(_) if at % 3 == 1 => f64::NAN,
+            Self::Nan(range) => Self::Float(range.clone()).whole(input, len)[at],
             Self::Tied(count) => (bits([input, at, 2]) % *count as u64) as f64 - (*count / 2) as f64,
             Self::Int(range) => (range.start + (bits([input, at, 2]) % range.end.abs_diff(range.start)) as i64) as f64,
             Self::Bool => (bits([input, at, 3]) % 2) as f64,
@@ -55,6 +59,15 @@ impl Values {
     /// the range, where operators have slopes.
     fn part(&self, op: PartialOp, value: f64, at: usize, mesh_dim: usize, index: usize, size: usize) -> (f64, f64) {
         let holds = bits([at, mesh_dim, 4]) % size as u64 == index as u64;
+        if let Self::Nan(range) = self {
+            // Beside the NaN there is what would be the extremum without it.
+            let share = 0.4 * unit([at, mesh_dim, 60 + index]) * (range.end - range.start);
+            return match op {
+                PartialOp::Max if value.is_nan() && !holds => (range.end - share, 0.0),
+                PartialOp::Min if value.is_nan() && !holds => (range.start + share, 0.0),
+                _ => Self::Float(range.clone()).part(op, value, at, mesh_dim, index, size),
+            };
+        }
         let noise = |index: usize| match self {
             Self::Float(_) => unit([at, mesh_dim, 5 + index]) - 0.4,
             _ => (bits([at, mesh_dim, 5 + index]) % 7) as f64 - 3.0,
@@ -75,12 +88,12 @@ impl Values {
             PartialOp::Max => match self {
                 Self::Float(range) => (value - (0.1 + 0.8 * share) * (value - range.start), 0.0),
                 Self::Int(range) => (value - (share * (value - range.start as f64 + 1.0)).floor(), 0.0),
-                Self::Tied(_) | Self::Bool => (value, 0.0),
+                Self::Nan(_) | Self::Tied(_) | Self::Bool => (value, 0.0),
             },
             PartialOp::Min => match self {
                 Self::Float(range) => (value + (0.1 + 0.8 * share) * (range.end - value), 0.0),
                 Self::Int(range) => (value + (share * (range.end as f64 - value)).floor(), 0.0),
-                Self::Tied(_) | Self::Bool => (value, 0.0),
+                Self::Nan(_) | Self::Tied(_) | Self::Bool => (value, 0.0),
             },
             PartialOp::Product => {
                 let factor = |other: usize| match self {

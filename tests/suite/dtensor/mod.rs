@@ -10,6 +10,7 @@ mod linear;
 mod loss;
 mod misuse;
 mod movement;
+mod nan;
 mod narrow;
 mod ops;
 mod random;

@@ -21,6 +21,7 @@ mod linear;
 mod list;
 mod loss;
 mod matmul;
+mod nan;
 mod norm;
 mod numbers;
 mod one_hot;
@@ -59,6 +60,7 @@ pub fn cases() -> Vec<Case> {
         linear::cases(),
         loss::cases(),
         matmul::cases(),
+        nan::cases(),
         norm::cases(),
         numbers::cases(),
         one_hot::cases(),

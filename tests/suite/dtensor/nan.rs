@@ -1,0 +1,48 @@
+//! What is no number, and what is rounded: a layout changes nothing about them.
+
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use burn_dtensor::dtensor::DTensor;
+
+use super::*;
+
+/// The truth is burn's on the whole tensor.
+#[test]
+fn a_comparison_with_a_greatest_or_least_element_that_is_nan_is_false_under_every_layout() {
+    for x in [[f32::NAN, 5.0], [-5.0, f32::NAN], [f32::NAN, f32::NAN], [5.0, -5.0]] {
+        on_mesh(&[2], |_, mesh| {
+            let whole = || Tensor::<1>::from_floats(x, mesh.device());
+            let cut = || DTensor::distribute_local(whole(), mesh, &[S(0)]);
+            let truth = |x: Tensor<1, Bool>| x.into_data().iter::<bool>().collect::<Vec<_>>();
+            macro_rules! check {
+                ($($reduced:ident $compared:ident),*) => {$(
+                    let found = cut()?.$reduced().$compared(1.0).full_tensor()?;
+                    let name = concat!(stringify!($reduced), " ", stringify!($compared));
+                    assert_eq!(truth(found), truth(whole().$reduced().$compared(1.0)), "{name} of {x:?}");
+                )*};
+            }
+            check! { max greater_scalar, max greater_equal_elem, max lower_elem, max lower_equal_scalar }
+            check! { min greater_elem, min greater_equal_scalar, min lower_scalar, min lower_equal_elem }
+            let ints = |x: Tensor<1, Int>| x.into_data().iter::<i64>().collect::<Vec<_>>();
+            assert_eq!(ints(cut()?.max().int().full_tensor()?), ints(whole().max().int()), "max of {x:?}");
+            assert_eq!(ints(cut()?.min().int().full_tensor()?), ints(whole().min().int()), "min of {x:?}");
+            Ok(())
+        });
+    }
+}
+
+/// 1.001 is 1 in eight bits.
+#[test]
+fn the_gradient_of_a_greatest_element_is_its_own_also_where_the_others_round_to_it() {
+    on_mesh(&[2], |_, mesh| {
+        let device = Device::flex().autodiff();
+        let leaf = || Tensor::<1>::from_floats([1.0, 1.001], &device).require_grad();
+        let (whole, cut) = (leaf(), DTensor::distribute_local(leaf(), mesh, &[S(0)])?);
+        let loss = whole.clone().max().cast(FloatDType::BF16).cast(FloatDType::F32);
+        let expected = values(whole.grad(&loss.sum().backward()).expect("a leaf"));
+        assert_eq!(expected, [0.0, 1.0]);
+        let loss = cut.clone().max().cast(FloatDType::BF16).cast(FloatDType::F32).full_tensor()?;
+        let found = values(cut.local().grad(&loss.sum().backward()).expect("a leaf"));
+        assert_eq!(found, expected[cut.spec().local_range(0)]);
+        Ok(())
+    });
+}
