@@ -1,5 +1,6 @@
 //! What hands out memory that it takes back, or waits on other threads: the slots of gathered
-//! weights, the scopes of units, the rendezvous of ranks.
+//! weights, the scopes of units, the rendezvous of ranks and their ends, tensors of several ranks and
+//! threads.
 //!
 //! The tests are the suite's own; `.ci/sanitize` builds them with AddressSanitizer, which knows
 //! of every byte whether it is allocated. Few crates are compiled for it.
@@ -8,6 +9,8 @@
 mod collective_numerics;
 #[path = "suite/comm.rs"]
 mod comm;
+#[path = "suite/ends.rs"]
+mod ends;
 #[path = "suite/failure.rs"]
 mod failure;
 #[path = "suite/fsdp/mod.rs"]
@@ -15,3 +18,5 @@ mod fsdp;
 #[path = "suite/models/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod models;
+#[path = "suite/worlds.rs"]
+mod worlds;

@@ -16,8 +16,8 @@ impl<K: kind::Autodiff + 'static> Kind for K {}
 
 /// This rank's part of a tensor of `D` dimensions that is laid out over a mesh of ranks.
 ///
-/// Cheap to clone. Clones share the handles that [`vary`](Self::vary) makes, so that q, k and v
-/// computed from clones of one activation share one all-reduce in backward.
+/// Cheap to clone. Clones share the handles that [`vary`](Self::vary) makes, until backward, so that
+/// q, k and v computed from clones of one activation share one all-reduce in it.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

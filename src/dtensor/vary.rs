@@ -114,9 +114,9 @@ impl<const D: usize> DTensor<D> {
     /// of which the tensor is Replicate.
     ///
     /// Free in forward; in backward the gradient is summed over `mesh_dims` by one all-reduce a
-    /// dimension. The handle is cached: as long as this tensor or a clone of it lives, further
-    /// calls return the same one, and their gradients share the all-reduce. So two losses computed
-    /// from one tensor are one graph: take the gradient of their sum.
+    /// dimension. The handle is cached: until backward, and without gradients as long as this tensor
+    /// or a clone of it lives, further calls return the same one, and their gradients share the
+    /// all-reduce. So two losses computed from one tensor are one graph: take the gradient of their sum.
     ///
     /// # Collective
     /// In backward: every rank of the mesh.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A distributed tensor is held to its full value with [`assert_full_close`], an operator to burn's
-//! in every combination of layouts with [`prove`]; [`graph_depth`] shows whether ranks are in step.
+//! in combinations of layouts with [`prove`]; [`graph_depth`] shows whether ranks are in step.
 //!
 //! The ranks are threads. Collectives run under a deadline, so a test that would hang fails.
 

@@ -2,9 +2,10 @@
 //!
 //! Pure: shapes and layouts in, layouts out. Every rank decides alike.
 //!
-//! A choice depends on how tensors are placed and on what divides what, never on how long they are:
-//! a program's layouts are the same for every batch that is cut alike, for every dtype, with and
-//! without gradients. What counts is, in this order,
+//! A choice depends on how tensors are placed and on what divides what, not on how long they are: a
+//! program's layouts are the same for every batch that is cut alike, for every dtype, with and without
+//! gradients. Two lengths are others: one that leaves a rank without elements, which few operators
+//! take, and 1, along which a tensor may be only repeated. What counts is, in this order,
 //!
 //! 1. collectives in forward: between fewer and shorter the fewer are faster up to some megabytes,
 //!    and a program that has longer ones to choose from says where it wants its tensors;
@@ -211,7 +212,8 @@ struct Targets<'a> {
     operand: Operand<'a>,
     size: u128,
     turn: &'a [usize],
-    /// Whether parts without elements may stay. New ones are never made.
+    /// Whether parts without elements may stay, or other ranks have them: of an operand that comes with
+    /// some. To one that comes without, none are made.
     empty_parts: bool,
     known: HashMap<Placements, Option<(Layout, Cost)>>,
 }

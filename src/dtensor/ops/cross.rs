@@ -2,8 +2,8 @@
 //!
 //! | cross product | other dimensions | linear | linear |
 //! |---|---|---|---|
-//! | `a`, `b` | `S(d)`, `S(d)` | `P(sum)`, `R` | `R`, `P(sum)` |
-//! | output | `S(d)` | `P(sum)` | `P(sum)` |
+//! | `a`, `b` | `S(d)`, `S(d)` | `P(sum)`, `R`; `P(avg)`, `R` | `R`, `P(sum)`; `R`, `P(avg)` |
+//! | output | `S(d)` | `P(sum)`; `P(avg)` | `P(sum)`; `P(avg)` |
 
 use burn::tensor::{AsIndex, Shape, kind};
 

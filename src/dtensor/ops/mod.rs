@@ -18,7 +18,7 @@
 //!    takes a row of its own.
 //! 2. **Any placements.** Where the inputs come otherwise, the cheapest rows are found (the fewest
 //!    collectives, then what is sent, whatever the lengths: a program's layouts are the same for
-//!    every batch that is cut alike) and the inputs redistributed to them, in forward;
+//!    every batch that is cut alike and longer than 1) and the inputs redistributed to them, in forward;
 //!    [`RedistributePolicy::Deny`] makes that an error that says what to write.
 //! 3. **Gradients.** A replicated input of a row whose other columns differ between ranks is
 //!    [varied](crate::dtensor::DTensor::vary): its gradient is a term of a sum on every rank, and

@@ -7,8 +7,8 @@
 //! assert_eq!(report.wrong(), 0, "{report}");
 //! ```
 //!
-//! Each [`Case`] is run with its inputs in every combination of layouts, on meshes of 2, 3, 4,
-//! 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2 ranks: Replicate, a shard of every dimension, and every pending reduction, its parts
+//! Each [`Case`] is run with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks,
+//! and in [as many as time allows](prove_with) on 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2: Replicate, a shard of every dimension, and every pending reduction, its parts
 //! different from rank to rank. Compared are
 //!
 //! * the full value of every output, on every rank;
@@ -96,7 +96,7 @@ pub fn prove(cases: &[Case]) -> Report {
     prove_with(cases, Effort::Test)
 }
 
-/// Tries every case in every combination of layouts; [the module](self) says how.
+/// Tries every case in combinations of layouts; [the module](self) says how.
 ///
 /// On meshes of one dimension, and of one input on 2 x 2, these are all combinations there are. Else
 /// some are tried, up to half of them without pending reductions, the rest spread evenly over all.

@@ -8,7 +8,7 @@ use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
 use burn_dtensor::testing::graph_depth;
 
-use super::{R, S, on_mesh, ramp, values};
+use super::{R, S, on_mesh, part, ramp, values};
 
 /// A leaf of the whole, and one of this rank's part of it.
 fn leaves<const D: usize>(
@@ -18,12 +18,6 @@ fn leaves<const D: usize>(
 ) -> Result<(Tensor<D>, DTensor<D>)> {
     let whole = || ramp(shape, 1.0, &Device::flex().autodiff()).require_grad();
     Ok((whole(), DTensor::distribute_local(whole(), mesh, placements)?))
-}
-
-fn part<const D: usize>(gradient: Tensor<D>, x: &DTensor<D>) -> Vec<f32> {
-    let local = x.spec().local_shape();
-    let ranges: [_; D] = std::array::from_fn(|dim| x.spec().local_range(dim));
-    if local.num_elements() == 0 { Vec::new() } else { values(gradient.slice(ranges)) }
 }
 
 #[test]

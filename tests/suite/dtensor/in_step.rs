@@ -12,7 +12,7 @@ use burn_dtensor::dtensor::ops::{EinsumOperand, module};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::graph_depth;
 
-use super::{R, S, on_mesh, ramp, values};
+use super::{R, S, on_mesh, part, ramp, values};
 
 fn device() -> Device {
     Device::flex().autodiff()
@@ -26,12 +26,6 @@ fn leaves<const D: usize>(
 ) -> burn_dtensor::Result<(Tensor<D>, DTensor<D>)> {
     let whole = || ramp(shape, 0.5, &device()).div_scalar(10.0).detach().require_grad();
     Ok((whole(), DTensor::distribute_local(whole(), mesh, &[S(dim)])?))
-}
-
-/// The part that this rank must have of the gradient `of` the whole.
-fn part<const D: usize>(gradient: Tensor<D>, x: &DTensor<D>) -> Vec<f32> {
-    let ranges: [_; D] = std::array::from_fn(|dim| x.spec().local_range(dim));
-    values(gradient.slice(ranges))
 }
 
 /// Both branches are redistributed between the same layouts, so that crossed collectives sum one

@@ -19,6 +19,7 @@ mod vary;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_dtensor::comm::{Launch, World, launch};
+use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::{Error, Result};
@@ -64,6 +65,13 @@ fn ramp<const D: usize>(shape: [usize; D], offset: f32, device: &Device) -> Tens
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
+}
+
+/// The part that this rank must have of the `gradient` of the whole that `x` is.
+fn part<const D: usize>(gradient: Tensor<D>, x: &DTensor<D>) -> Vec<f32> {
+    let local = x.spec().local_shape();
+    let ranges: [_; D] = std::array::from_fn(|dim| x.spec().local_range(dim));
+    if local.num_elements() == 0 { Vec::new() } else { values(gradient.slice(ranges)) }
 }
 
 /// Every choice of `R`, `S(0)`, .. for a mesh of `ndim` dimensions.

@@ -1,5 +1,7 @@
 //! Operators end to end: what they send, what they cache, what they refuse.
 
+use std::hash::{BuildHasher, RandomState};
+
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Int, Tensor};
 use burn_dtensor::comm::{Op, Phase};
@@ -245,8 +247,8 @@ fn specs_of_pending_sums_are_equal_however_their_terms_came_about() {
         assert_eq!(four.placements(), [Placement::Partial(PartialOp::Sum)]);
         assert_eq!(four.spec(), eight.spec());
         assert_eq!(four.spec(), made.spec());
-        let specs: std::collections::HashSet<_> = [four.spec(), eight.spec(), made.spec()].into_iter().collect();
-        assert_eq!(specs.len(), 1);
+        let hasher = RandomState::new();
+        assert_eq!(hasher.hash_one(four.spec()), hasher.hash_one(eight.spec()));
         Ok(())
     });
 }

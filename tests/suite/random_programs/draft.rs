@@ -1,7 +1,7 @@
 //! [`Draft`]: a program that is being drawn.
 //!
-//! A step is accepted after it has run on its operands' values, with single elements moved a
-//! little: where results or gradients jump (a kink, a tie, a rounding) or run away, what a sharded
+//! A step is accepted after it has run on its operands' values, with every float moved a little, there
+//! and back: where results or gradients jump (a kink, a tie, a rounding) or run away, what a sharded
 //! run must give is not certain, and the step is left out. So an operator's entry need not know
 //! where its kinks are.
 

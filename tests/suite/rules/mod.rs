@@ -91,7 +91,8 @@ mod tests {
 
     use super::list::operators;
 
-    /// Every combination of layouts: values and gradients are those of the unsharded operator.
+    /// In every combination of layouts on meshes of one dimension, and some on others: values and
+    /// gradients are those of the unsharded operator.
     #[test]
     fn rules_are_proven() {
         let report = prove(&super::cases());
