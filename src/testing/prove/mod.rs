@@ -78,10 +78,9 @@ const MESHES: [(&[usize], [usize; 2]); 7] = [
     (&[2], [ALL, ALL]),
     (&[3], [ALL, ALL]),
     (&[4], [ALL, ALL]),
-    (&[1, 2], [16, 16]),
-    (&[2, 2], [ALL, 100]),
-    // All that there are of an input of two dimensions.
-    (&[2, 3], [48, 24]),
+    (&[1, 2], [8, 8]),
+    (&[2, 2], [ALL, 50]),
+    (&[2, 3], [24, 12]),
     (&[2, 2, 2], [8, 8]),
 ];
 
