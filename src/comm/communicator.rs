@@ -148,7 +148,7 @@ pub trait Communicator: Debug + Send + Sync {
     /// neither order waits for the other. Local; of one name there is one.
     ///
     /// Names are the group's, duplicates have none of their own; `fully_shard` has taken "reduced" and
-    /// "gathered again".
+    /// "gathered again", and random streams "threads".
     fn duplicate(&self, name: &'static str) -> Arc<dyn Communicator>;
 
     /// Concatenates every rank's piece: each rank gets the whole of every tensor.
