@@ -30,19 +30,31 @@ fn a_comparison_with_a_greatest_or_least_element_that_is_nan_is_false_under_ever
     }
 }
 
-/// 1.001 is 1 in eight bits.
+/// 1.001 is 1 in eight bits, and 100001 beside 100000.
 #[test]
 fn the_gradient_of_a_greatest_element_is_its_own_also_where_the_others_round_to_it() {
+    macro_rules! check {
+        ($device:ident $mesh:ident; $(|$x:ident| $rounded:expr),* $(,)?) => {$(
+            let leaf = || Tensor::<1>::from_floats([1.0, 1.001], &$device).require_grad();
+            let (whole, cut) = (leaf(), DTensor::distribute_local(leaf(), $mesh, &[S(0)])?);
+            let $x = whole.clone().max();
+            let expected = values(whole.grad(&$rounded.sum().backward()).expect("a leaf"));
+            assert_eq!(expected, [0.0, 1.0]);
+            let $x = cut.clone().max();
+            let loss = $rounded.full_tensor()?;
+            let found = values(cut.local().grad(&loss.sum().backward()).expect("a leaf"));
+            assert_eq!(found, expected[cut.spec().local_range(0)], stringify!($rounded));
+        )*};
+    }
     on_mesh(&[2], |_, mesh| {
         let device = Device::flex().autodiff();
-        let leaf = || Tensor::<1>::from_floats([1.0, 1.001], &device).require_grad();
-        let (whole, cut) = (leaf(), DTensor::distribute_local(leaf(), mesh, &[S(0)])?);
-        let loss = whole.clone().max().cast(FloatDType::BF16).cast(FloatDType::F32);
-        let expected = values(whole.grad(&loss.sum().backward()).expect("a leaf"));
-        assert_eq!(expected, [0.0, 1.0]);
-        let loss = cut.clone().max().cast(FloatDType::BF16).cast(FloatDType::F32).full_tensor()?;
-        let found = values(cut.local().grad(&loss.sum().backward()).expect("a leaf"));
-        assert_eq!(found, expected[cut.spec().local_range(0)]);
+        check! {
+            device mesh;
+            |x| x.cast(FloatDType::BF16).cast(FloatDType::F32),
+            |x| x.add_scalar(1e5),
+            |x| x.clone().ones_like().mul_scalar(1e5) + x,
+            |x| x.clone() - x.ones_like().mul_scalar(1e5),
+        }
         Ok(())
     });
 }
