@@ -4,8 +4,8 @@ use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
 use itertools::Itertools;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use super::collective::all_gather;
 use super::local::is_require_grad;
-use super::step::all_gather;
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::Call;

@@ -12,9 +12,9 @@
 use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
 
+use super::collective::single;
 use super::local::{as_float, associate, cut, is_require_grad, is_tracked};
 use super::spec::mesh_dim_name;
-use super::step::single;
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::{Call, TensorMeta};

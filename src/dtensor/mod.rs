@@ -36,11 +36,14 @@
 //!    the collectives carry the place that they were given in forward.
 
 mod check;
+mod collective;
 mod create;
 mod display;
 mod distribute;
 mod error;
 mod factory;
+mod handles;
+mod kind;
 mod local;
 mod mask;
 pub mod ops;
@@ -56,9 +59,10 @@ mod vary;
 
 pub(crate) use distribute::send_parts;
 pub use error::DTensorError;
+pub use kind::Kind;
 pub(crate) use local::own;
 #[cfg(feature = "testing")]
 pub(crate) use local::{as_float, is_tracked};
 pub use picture::picture;
 pub use spec::DTensorSpec;
-pub use tensor::{DTensor, Kind};
+pub use tensor::DTensor;

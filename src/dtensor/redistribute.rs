@@ -9,9 +9,9 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::handles::Kept;
 use super::local::{associate, is_tracked};
 use super::undo::{Undo, all_reduce_sum};
-use super::vary::Kept;
 use super::{DTensor, DTensorSpec, Kind, step};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};

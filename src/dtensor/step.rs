@@ -1,13 +1,13 @@
 //! One step of a change of layout, forward, on local tensors without autodiff.
 
-use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
+use super::collective::{all_gather, all_to_all, single};
 use super::local::{as_float, cut_dim, pad_dim, zeros};
 use super::undo::{Reduced, Undo, UndoKind};
 use super::{DTensorSpec, Kind};
 use crate::Result;
-use crate::comm::{Call, Communicator, ReduceOp, Sharded, Work};
+use crate::comm::{Call, ReduceOp, Sharded};
 use crate::placement::{PartialOp, Step, chunk};
 
 /// Runs `step` on a `local` tensor laid out as `before`, and says how to undo it on a gradient.
@@ -69,38 +69,6 @@ pub(super) fn run<const D: usize, K: Kind>(
     let (mesh_dim, comm) = (step.mesh_dim(), comm.clone());
     let place = tracked.then(|| comm.draw());
     Ok((local, Undo { mesh_dim, comm, place, kind }))
-}
-
-/// Concatenates the ranks' pieces of a dimension of length `len`.
-pub(super) fn all_gather<const D: usize, K: Kind>(
-    comm: &dyn Communicator,
-    call: Call,
-    piece: Tensor<D, K>,
-    dim: usize,
-    len: usize,
-) -> Result<Tensor<D, K>> {
-    let piece = Sharded { tensor: piece.into_dispatch(), dim, len };
-    single(comm.all_gather(call, vec![piece]))
-}
-
-/// Re-cuts from pieces of `from`, of length `len` over all ranks, to pieces of `to`.
-pub(super) fn all_to_all<const D: usize, K: Kind>(
-    comm: &dyn Communicator,
-    call: Call,
-    piece: Tensor<D, K>,
-    from: usize,
-    len: usize,
-    to: usize,
-) -> Result<Tensor<D, K>> {
-    let piece = Sharded { tensor: piece.into_dispatch(), dim: from, len };
-    Ok(Tensor::from_dispatch(comm.all_to_all(call, piece, to).wait()?))
-}
-
-/// The result of a collective on one tensor.
-pub(super) fn single<const D: usize, K: Kind>(work: Work<Vec<DispatchTensor>>) -> Result<Tensor<D, K>> {
-    let mut tensors = work.wait()?;
-    let tensor = tensors.pop().expect("a collective returns as many tensors as it takes");
-    Ok(Tensor::from_dispatch(tensor))
 }
 
 fn reduce_op(op: PartialOp) -> ReduceOp {

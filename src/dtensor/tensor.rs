@@ -2,17 +2,12 @@
 
 use std::sync::{Arc, OnceLock};
 
-use burn::tensor::{DType, Float, Shape, Tensor, kind};
+use burn::tensor::{DType, Float, Shape, Tensor};
 
-use super::DTensorSpec;
-use super::vary::Handles;
+use super::handles::Handles;
+use super::{DTensorSpec, Kind};
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
-
-/// Kinds of tensor a [`DTensor`] can be: [`Float`], [`Int`](burn::tensor::Int) and
-/// [`Bool`](burn::tensor::Bool). Only floats have gradients.
-pub trait Kind: kind::Autodiff + 'static {}
-impl<K: kind::Autodiff + 'static> Kind for K {}
 
 /// This rank's part of a tensor of `D` dimensions that is laid out over a mesh of ranks.
 ///

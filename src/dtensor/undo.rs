@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
+use super::collective::{all_gather, all_to_all, single};
 use super::local::cut_dim;
-use super::step::{all_gather, all_to_all, single};
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, Sharded};
 use crate::placement::{PartialOp, chunk};

@@ -10,48 +10,14 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn::tensor::Tensor;
-use parking_lot::Mutex;
-use smallvec::SmallVec;
 
+use super::handles::{Dims, Given, Handle, Handles, Kept};
 use super::local::{as_float, is_tracked};
 use super::redistribute::{Route, travel};
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, Kind};
 use crate::Result;
 use crate::placement::{Layout, Placement};
-
-/// Mesh dimensions, ascending, without those of size 1.
-type Dims = SmallVec<[usize; 3]>;
-
-/// What one tensor was already brought to, kept until backward or while it or a clone of it lives.
-#[derive(Debug, Default)]
-pub(super) struct Handles<const D: usize> {
-    made: Mutex<SmallVec<[Handle<D>; 1]>>,
-    /// For the tensor as it is laid out, varying: made by an owner who sums its gradient.
-    given: Option<Given<D>>,
-}
-
-struct Given<const D: usize> {
-    varying: Dims,
-    make: Arc<dyn Fn() -> Tensor<D> + Send + Sync>,
-}
-
-impl<const D: usize> std::fmt::Debug for Given<D> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Given").field("varying", &self.varying).finish_non_exhaustive()
-    }
-}
-
-#[derive(Debug)]
-struct Handle<const D: usize> {
-    layout: Layout,
-    varying: Dims,
-    kept: Arc<Kept<D>>,
-}
-
-/// A tensor, until backward has run its node: that is spent, and with it the memory is let go. One
-/// that is not tracked stays.
-pub(super) type Kept<const D: usize> = Mutex<Option<Tensor<D>>>;
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The local tensor laid out as `target`, for a computation that differs between the ranks of
@@ -97,15 +63,6 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         }
         let spec = self.spec.with_layout(layout.clone())?.shared();
         Ok(Self::from_parts(self.brought_to(layout, &[])?, spec))
-    }
-}
-
-impl<const D: usize> Handles<D> {
-    fn find(&self, layout: &Layout, varying: &[usize]) -> Option<Tensor<D>> {
-        let mut made = self.made.lock();
-        made.retain(|handle| handle.kept.lock().is_some());
-        let found = made.iter().find(|handle| *handle.varying == *varying && handle.layout == *layout);
-        found.and_then(|handle| handle.kept.lock().clone())
     }
 }
 

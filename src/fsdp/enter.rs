@@ -106,8 +106,9 @@ impl Scoped {
             return if visited.is_empty() { Self::Nothing } else { Self::Around };
         };
         let unit = found.param.unit.clone();
-        let own = visited.into_iter().filter(|visited| Arc::ptr_eq(&visited.param.unit, &unit)).collect();
-        Self::Unit(unit, Shards::new(own))
+        let own = visited.into_iter().filter(|visited| Arc::ptr_eq(&visited.param.unit, &unit));
+        let shards = Shards::new(own.map(Visited::shard));
+        Self::Unit(unit, shards)
     }
 }
 

@@ -33,7 +33,7 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
     for key in order {
         let params = groups.remove(&key).expect("every unit has a group");
         let unit = params[0].param.unit.clone();
-        units.push((unit, Shards::new(params)));
+        units.push((unit, Shards::new(params.into_iter().map(Visited::shard))));
     }
     Ok(open_all(units, || model.clone().materialize()))
 }

@@ -1,17 +1,15 @@
 //! [`DistributedParameter`]: what makes `param.val()` the whole weight.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use burn::module::{
-    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Reparameterization,
-};
-use burn::tensor::{DType, Device, Tensor};
+use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor};
+use burn::tensor::{DType, Device};
 
-use super::read;
-use super::unit::{Unit, UnitParam};
+use super::unit::{DataParallel, Unit, UnitParam};
+use crate::Result;
 use crate::dtensor::DTensorSpec;
-use crate::parallel::Style;
 
 /// The reparameterization that [`fully_shard`](super::fully_shard) and
 /// [`parallelize`](crate::parallel::parallelize) attach to a parameter: its unit, its place there,
@@ -31,12 +29,28 @@ pub struct DistributedParameter {
     pub(super) index: usize,
 }
 
-/// What [`parallelize`](crate::parallel::parallelize) made of a parameter.
-#[derive(Debug, Clone)]
-pub(crate) struct TensorParallel {
-    /// The parameter on the tensor-parallel mesh.
-    pub(crate) spec: Arc<DTensorSpec>,
-    pub(crate) style: Style,
+/// Makes units of parameters, each given with the path of its unit's module, and returns their
+/// places in the same order.
+///
+/// # Errors
+/// [`TensorMeshes`](super::FsdpError::TensorMeshes) for parameters of one unit parallelized over different meshes.
+pub(crate) fn make_units(
+    params: Vec<(String, UnitParam)>,
+    data: Option<DataParallel>,
+) -> Result<Vec<DistributedParameter>> {
+    let mut members: HashMap<String, Vec<UnitParam>> = HashMap::new();
+    let mut places = Vec::new();
+    for (path, param) in params {
+        let unit = members.entry(path.clone()).or_default();
+        places.push((path, unit.len()));
+        unit.push(param);
+    }
+    let units = members.into_iter().map(|(path, params)| {
+        let unit = Unit::new(&path, params, data.clone())?;
+        Ok((path, Arc::new(unit)))
+    });
+    let units: HashMap<_, _> = units.collect::<Result<_>>()?;
+    Ok(places.into_iter().map(|(path, index)| DistributedParameter { unit: units[&path].clone(), index }).collect())
 }
 
 impl DistributedParameter {
@@ -67,14 +81,6 @@ fn with_dtype(spec: &Arc<DTensorSpec>, dtype: DType) -> Arc<DTensorSpec> {
     }
     let cast = DTensorSpec::new(spec.mesh(), spec.layout().clone(), spec.shape().clone(), dtype);
     cast.expect("the layout fits the mesh and the shape").shared()
-}
-
-impl Reparameterization for DistributedParameter {
-    const NAME: &'static str = "distributed";
-
-    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        read::value(self, base)
-    }
 }
 
 thread_local! {

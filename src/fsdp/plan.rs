@@ -8,7 +8,7 @@ use burn::tensor::DType;
 use super::FsdpError;
 use super::config::{FullyShard, ParamInfo};
 use super::inventory::{Found, Inventory, unmatched};
-use super::param::TensorParallel;
+use super::unit::TensorParallel;
 use super::unit::Unit;
 use crate::pattern::PathPattern;
 use crate::placement::Placement;

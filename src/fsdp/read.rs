@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
+use burn::module::Reparameterization;
 use burn::tensor::Tensor;
 
 use super::open::{self, Open};
@@ -12,9 +13,17 @@ use super::shards::Shards;
 use super::unit::{Kept, Unit};
 use crate::dtensor::DTensor;
 
+impl Reparameterization for DistributedParameter {
+    const NAME: &'static str = "distributed";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        value(self, base)
+    }
+}
+
 /// The whole weight: gathered over the data-parallel ranks in its unit's open scope, or else by
 /// itself, and over the tensor-parallel ranks.
-pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
+fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
     let spec = param.tensor_spec(base.dtype());
     let full = read(param, base.into_dispatch(), |scope, position| {
         let gather = || match spec {

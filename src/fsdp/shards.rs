@@ -1,9 +1,9 @@
 //! [`Shards`]: this rank's shards of some or all parameters of a unit.
 
 use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
+use itertools::Itertools;
 
 use super::storage;
-use super::visit::Visited;
 use crate::autodiff;
 
 /// Parameters of a unit, as sorted indices into it, and this rank's shard of each, as stored in the
@@ -15,10 +15,9 @@ pub(super) struct Shards {
 }
 
 impl Shards {
-    /// The shards of visited parameters of one unit.
-    pub(super) fn new(mut params: Vec<Visited>) -> Self {
-        params.sort_by_key(|visited| visited.param.index);
-        let (members, bases) = params.into_iter().map(|visited| (visited.param.index, visited.base)).unzip();
+    /// Of parameters of one unit, each with its index there.
+    pub(super) fn new(params: impl IntoIterator<Item = (usize, DispatchTensor)>) -> Self {
+        let (members, bases) = params.into_iter().sorted_by_key(|(index, _)| *index).unzip();
         Self { members, bases }
     }
 

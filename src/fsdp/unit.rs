@@ -1,6 +1,5 @@
 //! [`Unit`]: the parameters that are gathered and reduced together.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +11,11 @@ use parking_lot::{Mutex, RwLock};
 
 use super::FsdpError;
 use super::config::ReshardAfterForward;
-use super::param::{DistributedParameter, TensorParallel};
 use super::shards::Shards;
 use crate::Result;
 use crate::comm::{Call, CommError, Communicator, Sharded, Work};
 use crate::dtensor::{DTensorSpec, own};
+use crate::parallel::Style;
 use crate::placement::chunk;
 
 /// One parameter of a unit.
@@ -37,6 +36,14 @@ pub(crate) struct UnitParam {
     pub(crate) spec: Arc<DTensorSpec>,
     /// What `parallelize` made of it.
     pub(crate) parallel: Option<TensorParallel>,
+}
+
+/// What [`parallelize`](crate::parallel::parallelize) made of a parameter.
+#[derive(Debug, Clone)]
+pub(crate) struct TensorParallel {
+    /// The parameter on the tensor-parallel mesh.
+    pub(crate) spec: Arc<DTensorSpec>,
+    pub(crate) style: Style,
 }
 
 /// The data-parallel ranks of a unit: over these it is gathered and reduced.
@@ -107,36 +114,12 @@ pub(super) enum Gathering {
     Done(Vec<DispatchTensor>),
 }
 
-/// Makes units of parameters, each given with the path of its unit's module, and returns their
-/// places in the same order.
-///
-/// # Errors
-/// [`FsdpError::TensorMeshes`] for parameters of one unit parallelized over different meshes.
-pub(crate) fn make_units(
-    params: Vec<(String, UnitParam)>,
-    data: Option<DataParallel>,
-) -> Result<Vec<DistributedParameter>> {
-    let mut members: HashMap<String, Vec<UnitParam>> = HashMap::new();
-    let mut places = Vec::new();
-    for (path, param) in params {
-        let unit = members.entry(path.clone()).or_default();
-        places.push((path, unit.len()));
-        unit.push(param);
-    }
-    let units = members.into_iter().map(|(path, params)| {
-        let unit = Unit::new(&path, params, data.clone())?;
-        Ok((path, Arc::new(unit)))
-    });
-    let units: HashMap<_, _> = units.collect::<Result<_>>()?;
-    Ok(places.into_iter().map(|(path, index)| DistributedParameter { unit: units[&path].clone(), index }).collect())
-}
-
 impl Unit {
     /// The unit of the module at `path`.
     ///
     /// # Errors
     /// [`FsdpError::TensorMeshes`] for parameters parallelized over different meshes.
-    fn new(path: &str, params: Vec<UnitParam>, data: Option<DataParallel>) -> Result<Self> {
+    pub(super) fn new(path: &str, params: Vec<UnitParam>, data: Option<DataParallel>) -> Result<Self> {
         let mut meshes = params.iter().filter_map(|param| Some((param, param.parallel.as_ref()?.spec.mesh())));
         let tensor = match meshes.next() {
             None => None,

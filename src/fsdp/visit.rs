@@ -18,6 +18,13 @@ pub(super) struct Visited {
     pub(super) path: Option<String>,
 }
 
+impl Visited {
+    /// Its index in its unit, and its shard.
+    pub(super) fn shard(self) -> (usize, DispatchTensor) {
+        (self.param.index, self.base)
+    }
+}
+
 /// The distributed parameters of `module`, in burn's order.
 pub(super) fn distributed_parameters<M: Module>(module: &M) -> Vec<Visited> {
     collect(module, None)

@@ -1,11 +1,8 @@
 //! [`Placement`]: how the ranks along one mesh dimension share a tensor.
 
 use std::fmt;
-use std::str::FromStr;
 
 use smallvec::SmallVec;
-
-use super::PlacementError;
 
 /// How the partial values of several ranks become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,7 +21,7 @@ pub enum PartialOp {
 
 /// How the ranks along one mesh dimension share a tensor.
 ///
-/// Written `R`, `S(0)` and `P(sum)`, by [`Display`](fmt::Display) and [`FromStr`] alike.
+/// Written `R`, `S(0)` and `P(sum)`, by [`Display`](fmt::Display) and [`FromStr`](std::str::FromStr) alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// Every rank holds the same value.
@@ -89,53 +86,6 @@ impl fmt::Display for Placement {
             Self::Replicate => f.write_str("R"),
             Self::Shard(dim) => write!(f, "S({dim})"),
             Self::Partial(op) => write!(f, "P({op})"),
-        }
-    }
-}
-
-impl FromStr for PartialOp {
-    type Err = PlacementError;
-
-    fn from_str(text: &str) -> Result<Self, PlacementError> {
-        let found = Self::ALL.into_iter().find(|op| op.to_string() == text);
-        found.ok_or_else(|| PlacementError::Unreadable { text: text.into() })
-    }
-}
-
-impl FromStr for Placement {
-    type Err = PlacementError;
-
-    fn from_str(text: &str) -> Result<Self, PlacementError> {
-        let inner = |prefix| text.strip_prefix(prefix)?.strip_suffix(')');
-        if text == "R" {
-            return Ok(Self::Replicate);
-        }
-        let read = inner("S(")
-            .and_then(|dim| dim.parse().ok().map(Self::Shard))
-            .or_else(|| inner("P(").and_then(|op| op.parse().ok().map(Self::Partial)));
-        read.ok_or_else(|| PlacementError::Unreadable { text: text.into() })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_round_trips() {
-        let texts = ["R", "S(0)", "S(12)", "P(sum)", "P(avg)", "P(min)", "P(max)", "P(product)"];
-        for text in texts {
-            assert_eq!(text.parse::<Placement>().unwrap().to_string(), text);
-        }
-        assert_eq!("P(max)".parse(), Ok(Placement::Partial(PartialOp::Max)));
-    }
-
-    #[test]
-    fn other_text_is_refused() {
-        for text in ["", "S", "S()", "S(-1)", "S(1", "P(mean)", "r", "SS(0,2)"] {
-            let error = text.parse::<Placement>().unwrap_err();
-            assert_eq!(error, PlacementError::Unreadable { text: text.into() });
-            assert!(error.to_string().contains("`R`, `S(0)` or `P(sum)`"), "{error}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Placement, PlacementError, Placements, StridedLayout, StridedPlacement, chunk};
+use super::{Placement, PlacementError, Placements, chunk};
 
 /// Mesh dimensions that cut one tensor dimension, outermost cut first.
 type Cuts = SmallVec<[usize; 3]>;
@@ -138,24 +138,6 @@ impl Layout {
     pub fn replicate(mesh_shape: &[usize]) -> Result<Self, PlacementError> {
         let placements: Placements = mesh_shape.iter().map(|_| Placement::Replicate).collect();
         Self::new(mesh_shape, &placements)
-    }
-
-    /// The layout that PyTorch writes with strided shards.
-    ///
-    /// The layout's shards equal the strided ones wherever the cuts divide evenly; for what
-    /// happens elsewhere see [`StridedLayout`].
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); [`Strided`](PlacementError::Strided) for a split factor that no
-    /// order of cuts expresses, [`SplitFactor`](PlacementError::SplitFactor) for 0.
-    pub fn from_strided(mesh_shape: &[usize], placements: &[StridedPlacement]) -> Result<Self, PlacementError> {
-        StridedLayout::new(mesh_shape, placements)?.decode()
-    }
-
-    /// The placements that PyTorch writes for this layout: a shard whose tensor dimension is
-    /// already cut by mesh dimensions to its right becomes a strided shard.
-    pub fn to_strided(&self) -> SmallVec<[StridedPlacement; 3]> {
-        StridedLayout::encode(self)
     }
 
     /// One placement per mesh dimension.

@@ -37,6 +37,7 @@ mod chunk;
 mod error;
 mod kind;
 mod layout;
+mod parse;
 mod plan;
 #[cfg(test)]
 mod simulation;

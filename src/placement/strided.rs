@@ -224,3 +224,23 @@ impl FromStr for StridedPlacement {
         read.ok_or_else(|| PlacementError::Unreadable { text: text.into() })
     }
 }
+
+impl Layout {
+    /// The layout that PyTorch writes with strided shards.
+    ///
+    /// The layout's shards equal the strided ones wherever the cuts divide evenly; for what
+    /// happens elsewhere see [`StridedLayout`].
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`Strided`](PlacementError::Strided) for a split factor that no
+    /// order of cuts expresses, [`SplitFactor`](PlacementError::SplitFactor) for 0.
+    pub fn from_strided(mesh_shape: &[usize], placements: &[StridedPlacement]) -> Result<Self, PlacementError> {
+        StridedLayout::new(mesh_shape, placements)?.decode()
+    }
+
+    /// The placements that PyTorch writes for this layout: a shard whose tensor dimension is
+    /// already cut by mesh dimensions to its right becomes a strided shard.
+    pub fn to_strided(&self) -> SmallVec<[StridedPlacement; 3]> {
+        StridedLayout::encode(self)
+    }
+}

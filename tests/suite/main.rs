@@ -16,4 +16,5 @@ mod random_programs;
 mod random_trees;
 mod rules;
 mod testing;
+mod tree;
 mod worlds;

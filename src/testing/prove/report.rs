@@ -6,7 +6,6 @@ use std::time::Duration;
 use itertools::Itertools;
 
 use super::case::Case;
-use super::run::Tried;
 use crate::placement::Layout;
 
 /// What the prover found, operator by operator.
@@ -84,6 +83,22 @@ pub enum What {
     Depth(usize),
     /// It did not come out at all.
     Failure,
+}
+
+/// What became of a combination.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Outcome {
+    pub(super) redistributed: bool,
+    /// Of each output: how deep in the graph of this rank its part lies.
+    pub(super) depths: Vec<Option<usize>>,
+    pub(super) differences: Vec<Difference>,
+}
+
+/// A combination that was tried.
+pub(super) struct Tried {
+    pub(super) case: usize,
+    pub(super) combination: Combination,
+    pub(super) outcome: Outcome,
 }
 
 impl Report {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::case::{Case, Input, Sharded};
 use super::layouts::{combinations, layouts};
 use super::output::Whole;
-use super::report::{Combination, Difference, LaidOut, What};
+use super::report::{Combination, Difference, LaidOut, Outcome, Tried, What};
 use super::truth::{Truth, furthest, loss};
 use crate::comm::{Launch, launch};
 use crate::dtensor::ops::RedistributePolicy;
@@ -25,22 +25,6 @@ struct Job {
     case: usize,
     /// In mixed radix: the layout of each input.
     combination: usize,
-}
-
-/// What became of a [`Job`].
-#[derive(Debug, Clone, Default)]
-pub(super) struct Outcome {
-    pub(super) redistributed: bool,
-    /// Of each output: how deep in the graph of this rank its part lies.
-    depths: Vec<Option<usize>>,
-    pub(super) differences: Vec<Difference>,
-}
-
-/// A combination that was tried.
-pub(super) struct Tried {
-    pub(super) case: usize,
-    pub(super) combination: Combination,
-    pub(super) outcome: Outcome,
 }
 
 /// How long a rank waits for the others: a combination takes milliseconds.

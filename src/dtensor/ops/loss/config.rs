@@ -1,9 +1,5 @@
 //! [`CrossEntropyLossConfig`].
 
-use burn::tensor::{Device, Tensor};
-
-use super::CrossEntropyLoss;
-
 /// How the losses of samples become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Reduction {
@@ -14,7 +10,7 @@ pub enum Reduction {
     Sum,
 }
 
-/// Configuration of a [`CrossEntropyLoss`].
+/// Configuration of a [`CrossEntropyLoss`](super::CrossEntropyLoss).
 ///
 /// ```
 /// # use burn::tensor::Device;
@@ -23,11 +19,11 @@ pub enum Reduction {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct CrossEntropyLossConfig {
-    weights: Option<Vec<f32>>,
-    smoothing: f32,
-    ignore_index: Option<i64>,
-    reduction: Reduction,
-    log_probs: bool,
+    pub(super) weights: Option<Vec<f32>>,
+    pub(super) smoothing: f32,
+    pub(super) ignore_index: Option<i64>,
+    pub(super) reduction: Reduction,
+    pub(super) log_probs: bool,
 }
 
 impl CrossEntropyLossConfig {
@@ -69,27 +65,5 @@ impl CrossEntropyLossConfig {
     pub fn with_log_probs(mut self, log_probs: bool) -> Self {
         self.log_probs = log_probs;
         self
-    }
-
-    /// The loss, with its weights on `device`.
-    ///
-    /// # Panics
-    /// If the smoothing is not in `0..=1`, or a weight is negative.
-    pub fn init(self, device: &Device) -> CrossEntropyLoss {
-        assert!((0.0..=1.0).contains(&self.smoothing), "label smoothing is in 0..=1, got {}", self.smoothing);
-        let weights = self.weights.map(|weights| {
-            assert!(
-                weights.iter().all(|&weight| weight >= 0.0),
-                "weights of classes are not negative, got {weights:?}"
-            );
-            Tensor::<1>::from_floats(weights.as_slice(), device).inner()
-        });
-        CrossEntropyLoss {
-            weights,
-            smoothing: f64::from(self.smoothing),
-            ignore_index: self.ignore_index,
-            reduction: self.reduction,
-            log_probs: self.log_probs,
-        }
     }
 }

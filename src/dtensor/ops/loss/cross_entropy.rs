@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Float, FloatDType, Int, Shape, Tensor};
+use burn::tensor::{Device, Float, FloatDType, Int, Shape, Tensor};
 
 use super::super::args::misfit;
 use super::super::lookup::holding;
@@ -27,11 +27,35 @@ use crate::placement::{Layout, Placement, Placements};
 #[derive(Debug, Clone)]
 pub struct CrossEntropyLoss {
     /// Without gradients.
-    pub(super) weights: Option<Tensor<1>>,
-    pub(super) smoothing: f64,
-    pub(super) ignore_index: Option<i64>,
-    pub(super) reduction: Reduction,
-    pub(super) log_probs: bool,
+    weights: Option<Tensor<1>>,
+    smoothing: f64,
+    ignore_index: Option<i64>,
+    reduction: Reduction,
+    log_probs: bool,
+}
+
+impl CrossEntropyLossConfig {
+    /// The loss, with its weights on `device`.
+    ///
+    /// # Panics
+    /// If the smoothing is not in `0..=1`, or a weight is negative.
+    pub fn init(self, device: &Device) -> CrossEntropyLoss {
+        assert!((0.0..=1.0).contains(&self.smoothing), "label smoothing is in 0..=1, got {}", self.smoothing);
+        let weights = self.weights.map(|weights| {
+            assert!(
+                weights.iter().all(|&weight| weight >= 0.0),
+                "weights of classes are not negative, got {weights:?}"
+            );
+            Tensor::<1>::from_floats(weights.as_slice(), device).inner()
+        });
+        CrossEntropyLoss {
+            weights,
+            smoothing: f64::from(self.smoothing),
+            ignore_index: self.ignore_index,
+            reduction: self.reduction,
+            log_probs: self.log_probs,
+        }
+    }
 }
 
 /// The mean [cross-entropy](CrossEntropyLoss) of logits `[.., classes]` and class indices `[..]`.

@@ -1,0 +1,263 @@
+//! The order of the rooms, and that no files use each other in a circle.
+//!
+//! Read from the sources: `use` declarations, and paths that begin with `crate` or `super`. A name is
+//! followed to the file that defines it through the `pub use` of modules above. What only tests use
+//! does not count, nor does what a module and those inside it have of each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use itertools::Itertools;
+use syn::visit::{self, Visit};
+use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
+
+/// Every room may use those above it. Of one line, each other.
+const ROOMS: [&[&str]; 9] = [
+    &["placement"],
+    &["memory", "pattern"],
+    &["autodiff"],
+    &["comm"],
+    &["mesh"],
+    &["dtensor"],
+    // Units hold the placements of both.
+    &["fsdp", "parallel"],
+    &["nn"],
+    &["testing"],
+];
+
+/// What gathers all rooms, and is used by all.
+const ERROR: &str = "error";
+
+/// A module's path from the root of the crate, which is empty.
+type Module = Vec<String>;
+
+#[test]
+fn rooms_use_those_above_them_and_no_files_each_other() {
+    let tree = Tree::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    let rooms: BTreeSet<&str> = tree.files.keys().filter_map(|module| Some(module.first()?.as_str())).collect();
+    assert_eq!(rooms, ROOMS.into_iter().flatten().copied().chain([ERROR]).collect(), "every room has its place");
+    assert_eq!(tree.faults(), [""; 0]);
+}
+
+#[test]
+fn a_circle_and_a_room_that_uses_one_below_it_are_found() {
+    let planted =
+        |sources: &[(&str, &str)]| Tree::new(sources.iter().map(|&(path, text)| (path, text.into()))).faults();
+    assert_eq!(planted(&[("mesh/a.rs", "use crate::comm::b::B;"), ("comm/b.rs", "struct B;")]), [""; 0]);
+    let upward = [
+        ("comm/b.rs", "fn f() -> crate::mesh::A { a() }"),
+        ("mesh/mod.rs", "mod a; pub use a::A;"),
+        ("mesh/a.rs", "#[cfg(test)] mod tests { use crate::nn::C; }"),
+    ];
+    assert_eq!(planted(&upward), ["comm/b uses mesh/a, a room below its own"]);
+    let circle = [
+        ("mesh/mod.rs", "mod a; mod b; mod c; use c::C; pub(crate) use {a::A, b::{B, D as E}};"),
+        ("mesh/a.rs", "use super::{B, c};"),
+        ("mesh/b.rs", "pub struct B; use super::c::C;"),
+        ("mesh/c.rs", "fn f(_: super::A) {}"),
+    ];
+    assert_eq!(planted(&circle), ["a circle: mesh/a, mesh/b, mesh/c"]);
+}
+
+/// The sources of a crate.
+struct Tree {
+    files: BTreeMap<Module, File>,
+}
+
+impl Tree {
+    fn read(root: &Path) -> Self {
+        let (mut paths, mut open) = (Vec::new(), vec![root.to_path_buf()]);
+        while let Some(folder) = open.pop() {
+            for entry in fs::read_dir(&folder).expect("a folder of sources") {
+                let path = entry.expect("an entry of a folder").path();
+                if path.is_dir() { open.push(path) } else { paths.push(path) }
+            }
+        }
+        let name = |path: &Path| path.strip_prefix(root).expect("inside").to_str().expect("a name").to_owned();
+        let sources: Vec<_> =
+            paths.iter().map(|path| (name(path), fs::read_to_string(path).expect("a source"))).collect();
+        Self::new(sources.iter().map(|(path, text)| (path.as_str(), text.clone())))
+    }
+
+    /// Of paths such as `mesh/mod.rs`, and texts.
+    fn new<'a>(sources: impl IntoIterator<Item = (&'a str, String)>) -> Self {
+        let module = |path: &str| -> Module {
+            let parts = path.trim_end_matches(".rs").split('/').map(String::from);
+            parts.filter(|part| !["mod", "lib"].contains(&part.as_str())).collect()
+        };
+        let parsed = |(path, text): (&str, String)| (module(path), syn::parse_file(&text).expect("Rust"));
+        let mut tree = Self { files: sources.into_iter().map(parsed).collect() };
+        let tests: Vec<Module> = tree.files.iter().flat_map(|(module, file)| tests(module, file)).collect();
+        tree.files.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
+        tree
+    }
+
+    /// What is wrong, in words.
+    fn faults(&self) -> Vec<String> {
+        let uses = self.uses();
+        let place = |module: &Module| ROOMS.iter().position(|rooms| rooms.contains(&module[0].as_str()));
+        let upward = uses.iter().filter(|(from, to)| place(from).zip(place(to)).is_some_and(|(from, to)| from < to));
+        let upward = upward.map(|(from, to)| format!("{} uses {}, a room below its own", from.join("/"), to.join("/")));
+        let circles = circles(&uses)
+            .into_iter()
+            .map(|circle| format!("a circle: {}", circle.into_iter().map(|module| module.join("/")).join(", ")));
+        upward.chain(circles).collect()
+    }
+
+    /// Which file uses which, but for those that lie inside each other.
+    fn uses(&self) -> BTreeSet<(&Module, &Module)> {
+        let exports: BTreeMap<(&Module, String), &Module> = self.exports();
+        let mut uses = BTreeSet::new();
+        for (from, file) in &self.files {
+            let mut paths = Paths::default();
+            paths.visit_file(file);
+            for path in paths.0 {
+                let Some(to) = self.definer(from, &path, &exports) else { continue };
+                let error = [from, to].iter().any(|module| module.first().is_some_and(|room| room == ERROR));
+                if !error && !to.starts_with(from) && !from.starts_with(to) {
+                    uses.insert((from, to));
+                }
+            }
+        }
+        uses
+    }
+
+    /// What modules hand on: by module and name, the module where it comes from.
+    fn exports(&self) -> BTreeMap<(&Module, String), &Module> {
+        let mut exports = BTreeMap::new();
+        for (module, file) in &self.files {
+            for item in &file.items {
+                let Item::Use(ItemUse { vis, tree, .. }) = item else { continue };
+                let mut paths = Vec::new();
+                flatten(tree, &mut Vec::new(), &mut paths);
+                for Used { path, name } in paths {
+                    if !matches!(vis, Visibility::Inherited)
+                        && let Some(from) = self.definer(module, &path, &BTreeMap::new())
+                    {
+                        exports.insert((module, name), from);
+                    }
+                }
+            }
+        }
+        exports
+    }
+
+    /// The file that defines what `path` names in `module`.
+    fn definer<'a>(
+        &'a self,
+        module: &Module,
+        path: &[String],
+        exports: &BTreeMap<(&Module, String), &'a Module>,
+    ) -> Option<&'a Module> {
+        let inside =
+            |module: &Module, part: &String| self.files.get_key_value(&[&module[..], &[part.clone()]].concat());
+        let (mut at, mut rest) = match path.first()?.as_str() {
+            "crate" => (Module::new(), &path[1..]),
+            "super" | "self" => (module.clone(), path),
+            _ => (inside(module, &path[0])?.0.clone(), &path[1..]),
+        };
+        while let Some(first @ ("super" | "self")) = rest.first().map(String::as_str) {
+            if first == "super" {
+                at.pop();
+            }
+            rest = &rest[1..];
+        }
+        while let Some(part) = rest.first() {
+            let known = self.files.get_key_value(&at).map(|(at, _)| (at, part.clone()));
+            let handed_on = known.and_then(|key| exports.get(&key));
+            // A function that is handed on may be called like a module beside it.
+            at = match (handed_on, inside(&at, part)) {
+                (Some(from), None) => (*from).clone(),
+                (Some(from), Some(_)) if rest.len() == 1 => (*from).clone(),
+                (_, Some((next, _))) => next.clone(),
+                (None, None) => break,
+            };
+            rest = &rest[1..];
+        }
+        self.files.get_key_value(&at).map(|(at, _)| at)
+    }
+}
+
+/// The modules inside `module` that only tests have.
+fn tests(module: &Module, file: &File) -> Vec<Module> {
+    let only = |item: &Item| match item {
+        Item::Mod(ItemMod { attrs, ident, .. }) if is_test(attrs) => Some([&module[..], &[ident.to_string()]].concat()),
+        _ => None,
+    };
+    file.items.iter().filter_map(only).collect()
+}
+
+fn is_test(attributes: &[Attribute]) -> bool {
+    let is_test = |attribute: &Attribute| {
+        attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Path>().is_ok_and(|cfg| cfg.is_ident("test"))
+    };
+    attributes.iter().any(is_test)
+}
+
+/// The paths that a file names.
+#[derive(Default)]
+struct Paths(Vec<Vec<String>>);
+
+impl Visit<'_> for Paths {
+    fn visit_item_use(&mut self, item: &ItemUse) {
+        let mut used = Vec::new();
+        flatten(&item.tree, &mut Vec::new(), &mut used);
+        self.0.extend(used.into_iter().map(|used| used.path));
+    }
+
+    fn visit_item_mod(&mut self, item: &ItemMod) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_visibility(&mut self, _: &Visibility) {}
+
+    fn visit_path(&mut self, path: &syn::Path) {
+        if path.segments.first().is_some_and(|first| first.ident == "crate" || first.ident == "super") {
+            self.0.push(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        }
+        visit::visit_path(self, path);
+    }
+}
+
+/// One name of a `use`.
+struct Used {
+    path: Vec<String>,
+    /// What it is called here.
+    name: String,
+}
+
+fn flatten(tree: &UseTree, before: &mut Vec<String>, used: &mut Vec<Used>) {
+    let at = |ident: &syn::Ident| [&before[..], &[ident.to_string()]].concat();
+    match tree {
+        UseTree::Path(path) => {
+            before.push(path.ident.to_string());
+            flatten(&path.tree, before, used);
+            before.pop();
+        }
+        UseTree::Name(name) => used.push(Used { path: at(&name.ident), name: name.ident.to_string() }),
+        UseTree::Rename(name) => used.push(Used { path: at(&name.ident), name: name.rename.to_string() }),
+        UseTree::Glob(_) => used.push(Used { path: before.clone(), name: "*".into() }),
+        UseTree::Group(group) => group.items.iter().for_each(|tree| flatten(tree, before, used)),
+    }
+}
+
+/// The largest sets of modules that all reach each other.
+fn circles<'a>(uses: &BTreeSet<(&'a Module, &'a Module)>) -> BTreeSet<Vec<&'a Module>> {
+    let reached = |start: &'a Module| {
+        let (mut reached, mut open) = (BTreeSet::new(), vec![start]);
+        while let Some(at) = open.pop() {
+            let next = uses.iter().filter(|(from, _)| *from == at).map(|(_, to)| *to);
+            open.extend(next.filter(|to| reached.insert(*to)));
+        }
+        reached
+    };
+    let all: BTreeMap<&Module, BTreeSet<&Module>> = uses.iter().map(|(from, _)| (*from, reached(from))).collect();
+    let circle = |(start, reached): (&&'a Module, &BTreeSet<&'a Module>)| -> Vec<&'a Module> {
+        let back = |to: &&&Module| all.get(**to).is_some_and(|back| back.contains(*start));
+        reached.iter().filter(back).copied().collect()
+    };
+    all.iter().map(circle).filter(|circle| !circle.is_empty()).collect()
+}
