@@ -9,6 +9,7 @@ use crate::dtensor::DTensorError;
 use crate::fsdp::FsdpError;
 use crate::mesh::MeshError;
 use crate::parallel::ParallelError;
+use crate::param::ParamError;
 use crate::placement::PlacementError;
 
 /// Shorthand for results carrying the crate's [`Error`].
@@ -30,6 +31,9 @@ pub enum Error {
     /// A distributed tensor was built or redistributed wrongly.
     #[error(transparent)]
     DTensor(#[from] DTensorError),
+    /// A parameter could not be distributed, or read as what it is not.
+    #[error(transparent)]
+    Param(#[from] ParamError),
     /// A module could not be sharded, gathered or stepped.
     #[error(transparent)]
     Fsdp(#[from] FsdpError),

@@ -70,6 +70,7 @@
 //! | [`mesh`] | [`DeviceMesh`](mesh::DeviceMesh): named dimensions, slices |
 //! | [`placement`] | placements, layouts, chunk arithmetic, the transition table; pure |
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, its redistribution, and its [operators](dtensor::ops) |
+//! | [`param`] | parameters stored as shards and read as wholes, moved by [`unit`](fn@param::unit) |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module |
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan |
 //! | [`nn`] | the forward of burn-nn's layers over DTensors |
@@ -88,6 +89,7 @@ mod memory;
 pub mod mesh;
 pub mod nn;
 pub mod parallel;
+pub mod param;
 mod pattern;
 pub mod placement;
 #[cfg(feature = "testing")]

@@ -9,9 +9,9 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 use smallvec::SmallVec;
 
-use super::visit::distributed_parameters;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp};
+use crate::param::distributed_parameters;
 
 /// The norm [`clip_grad_norm`] measures.
 #[derive(Debug, Clone, Copy, PartialEq)]

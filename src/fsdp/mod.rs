@@ -45,48 +45,23 @@
 //! the gradients of one tower until the other is through: of 32 blocks beside 32, 11 more than where a
 //! unit encloses both. Write `unit` around the model.
 
-mod attach;
 mod clip;
 mod combine;
 mod config;
-mod enter;
 mod error;
 mod full;
-mod graph;
-mod handle;
-mod inventory;
-mod io;
 mod named;
-mod open;
-mod order;
-mod param;
-mod pass;
 mod plan;
-mod read;
-mod reduce;
-mod scope;
 mod shard;
-mod shards;
-mod source;
-mod storage;
-mod unit;
-mod varying;
-mod view;
-mod visit;
 
-pub(crate) use attach::{Attachment, attach};
 pub use clip::{NormType, clip_grad_norm};
-pub use config::{FullyShard, ParamInfo, ReshardAfterForward};
-pub use enter::unit;
+pub use config::{FullyShard, ParamInfo};
 pub use error::FsdpError;
 pub use full::full_model;
-pub use handle::{UnshardHandle, reshard, unshard};
-pub(crate) use inventory::{Found, Inventory, unmatched};
-pub use io::UnitTensors;
 pub use named::{NamedParameter, named_parameters};
-pub use param::DistributedParameter;
-pub(crate) use param::make_units;
 pub use shard::fully_shard;
-pub(crate) use unit::{TensorParallel, UnitParam};
-pub use view::ParamExt;
-pub(crate) use view::path;
+
+#[doc(no_inline)]
+pub use crate::param::{
+    DistributedParameter, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle, reshard, unit, unshard,
+};

@@ -7,8 +7,8 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 
-use super::visit::{Visited, distributed_parameters_with_paths};
 use crate::dtensor::{DTensor, DTensorSpec};
+use crate::param::{Visited, distributed_parameters_with_paths};
 
 /// A distributed parameter of a model.
 #[derive(Debug, Clone)]

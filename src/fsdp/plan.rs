@@ -7,9 +7,8 @@ use burn::tensor::DType;
 
 use super::FsdpError;
 use super::config::{FullyShard, ParamInfo};
-use super::inventory::{Found, Inventory, unmatched};
-use super::unit::TensorParallel;
-use super::unit::Unit;
+use crate::Result;
+use crate::param::{Found, Inventory, ParamError, TensorParallel, Unit};
 use crate::pattern::PathPattern;
 use crate::placement::Placement;
 
@@ -38,22 +37,14 @@ pub(super) struct Plan {
 }
 
 /// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet.
-pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Plan, FsdpError> {
-    let units = PathPattern::parse_all(&config.units)?;
-    let ignored = PathPattern::parse_all(&config.ignored)?;
+pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Plan> {
+    let units = PathPattern::parse_all(&config.units).map_err(ParamError::from)?;
+    let ignored = PathPattern::parse_all(&config.ignored).map_err(ParamError::from)?;
     let inventory = Inventory::of(model);
-    let modules = unmatched(&units, &inventory.modules()).map(|found| ("module", found));
-    let params = unmatched(&ignored, &inventory.paths()).map(|found| ("parameter", found));
-    if let Some((what, (pattern, present))) = modules.or(params) {
-        return Err(FsdpError::NoMatch { pattern, what, present });
-    }
+    inventory.check_modules(&units)?;
+    inventory.check_params(&ignored)?;
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
-    if let Some((param, other)) = inventory.tied(is_ignored) {
-        return Err(FsdpError::Tied { param, other });
-    }
-    if let Some((param, name)) = inventory.foreign.into_iter().find(|(path, _)| !is_ignored(path)) {
-        return Err(FsdpError::Reparameterized { param, name });
-    }
+    inventory.check(is_ignored)?;
 
     let mut planned = Vec::new();
     let mut adopted = Vec::new();
@@ -63,7 +54,7 @@ pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Plan, Fs
         if let Some(sharded) = sharded {
             let module = found.path.len() - sharded.info().depth;
             if module == 0 {
-                return Err(FsdpError::AlreadySharded { unit: sharded.unit.label().to_string() });
+                return Err(FsdpError::AlreadySharded { unit: sharded.unit.label().to_string() }.into());
             }
             adopted.push((sharded.unit.clone(), found.path[..module].join(".")));
             continue;

@@ -3,15 +3,13 @@
 use burn::module::Module;
 
 use super::FsdpError;
-use super::attach::{Attachment, attach};
 use super::combine::combine;
-use super::config::{FullyShard, ReshardAfterForward};
-use super::param::make_units;
+use super::config::FullyShard;
 use super::plan::{Plan, Planned, plan};
-use super::unit::{AGAIN, DataParallel, REDUCE, UnitParam};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
+use crate::param::{AGAIN, Attachment, DataParallel, REDUCE, ReshardAfterForward, UnitParam, attach, make_units};
 use crate::placement::{Layout, Placement};
 
 /// Cuts the parameters of any burn module over the ranks of `mesh`.
@@ -41,7 +39,8 @@ use crate::placement::{Layout, Placement};
 /// Every rank of the mesh must call it with an equal model and configuration.
 ///
 /// # Errors
-/// [`FsdpError`] for a wrong mesh, pattern or placement, before any value moves;
+/// [`FsdpError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh, pattern or placement,
+/// before any value moves;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
     if !(1..=2).contains(&mesh.ndim()) {
@@ -68,7 +67,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         let UnitParam { path, parallel, .. } = param.info();
         Attachment { path: path.clone(), cut, again: parallel.is_some(), param }
     });
-    attach(model, attachments, "fully_shard", |param| FsdpError::NotMet { param }.into())
+    attach(model, attachments, "fully_shard")
 }
 
 /// The groups over which units on `mesh` are gathered and reduced.

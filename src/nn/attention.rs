@@ -11,8 +11,8 @@ use super::DTensorForward;
 use crate::Result;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::activation::{quiet_softmax, softmax};
-use crate::fsdp::path;
 use crate::parallel::ParallelError;
+use crate::param::path;
 use crate::placement::Placement;
 
 /// What [`MultiHeadAttention`] reads.

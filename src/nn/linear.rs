@@ -6,7 +6,7 @@ use burn::nn::activation::SwiGlu;
 use super::{DTensorForward, bring, read};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{activation, module};
-use crate::fsdp::ParamExt;
+use crate::param::ParamExt;
 
 /// Clones of one input share the communication that brings it to the layers of one style.
 impl<const D: usize> DTensorForward<DTensor<D>> for Linear {

@@ -67,7 +67,7 @@ use burn::tensor::Tensor;
 
 use crate::Error;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
-use crate::fsdp::ParamExt;
+use crate::param::ParamExt;
 use crate::placement::{Layout, Placement};
 
 /// The forward of a burn-nn layer over DTensors.

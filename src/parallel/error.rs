@@ -1,9 +1,8 @@
 //! [`ParallelError`]: why a model could not be parallelized.
 
-use crate::pattern::PatternError;
 use crate::placement::Placement;
 
-/// Why a model could not be parallelized, or its parameters read as such.
+/// Why a model could not be parallelized.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParallelError {
@@ -12,35 +11,6 @@ pub enum ParallelError {
     MeshDims {
         /// The mesh.
         mesh: String,
-    },
-    /// A pattern cannot be parsed.
-    #[error("`{pattern}` is no path pattern: {reason}")]
-    Pattern {
-        /// The pattern.
-        pattern: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A pattern matches nothing in the model.
-    #[error("the pattern `{pattern}` matches no {what} of the model; it has {present}")]
-    NoMatch {
-        /// The pattern.
-        pattern: String,
-        /// What was looked for: modules or parameters.
-        what: &'static str,
-        /// What there is.
-        present: String,
-    },
-    /// Two fields hold clones of one parameter.
-    #[error(
-        "`{param}` and `{other}` are clones of one parameter, of which burn's optimizers step one; \
-         keep it in one field and read that in both places: `embedding.weight.dtensor()`"
-    )]
-    Tied {
-        /// Path of the first.
-        param: String,
-        /// Path of the second.
-        other: String,
     },
     /// A style was given to a layer it does not know.
     #[error(
@@ -126,35 +96,4 @@ pub enum ParallelError {
         /// Path of the parameter.
         param: String,
     },
-    /// The parameter has a reparameterization already, and burn allows one.
-    #[error(
-        "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter; materialize it first"
-    )]
-    Reparameterized {
-        /// Path of the parameter.
-        param: String,
-        /// Name of its reparameterization.
-        name: String,
-    },
-    /// The model was walked twice and showed different parameters.
-    #[error("parameter `{param}` was planned but not met again; does the module's `map` visit what its `visit` does?")]
-    NotMet {
-        /// Path of the parameter.
-        param: String,
-    },
-    /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel mesh.
-    #[error(
-        "parameter `{param}` was not parallelized, so it has no tensor-parallel mesh; call parallelize on the model \
-         before fully_shard (an empty plan replicates everything), or read it with `val()`"
-    )]
-    NotParallelized {
-        /// Path of the parameter, or its id.
-        param: String,
-    },
-}
-
-impl From<PatternError> for ParallelError {
-    fn from(PatternError { pattern, reason }: PatternError) -> Self {
-        Self::Pattern { pattern, reason }
-    }
 }

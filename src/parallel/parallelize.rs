@@ -7,8 +7,8 @@ use super::plan::{Plan, Planned};
 use crate::Result;
 use crate::comm::Call;
 use crate::dtensor::DTensorSpec;
-use crate::fsdp::{Attachment, Inventory, TensorParallel, UnitParam, attach, make_units};
 use crate::mesh::DeviceMesh;
+use crate::param::{Attachment, Inventory, TensorParallel, UnitParam, attach, make_units};
 use crate::placement::Layout;
 
 /// Places the parameters of any burn module on the ranks of a tensor-parallel mesh.
@@ -62,7 +62,8 @@ use crate::placement::Layout;
 /// [flattened](DeviceMesh::flatten) slice is a mesh by itself, which takes no turns.
 ///
 /// # Errors
-/// [`ParallelError`] for a wrong mesh or plan, before any value moves;
+/// [`ParallelError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh or plan, before any
+/// value moves;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result<M> {
     if mesh.ndim() != 1 {
@@ -81,7 +82,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         let UnitParam { path, spec, .. } = param.info();
         Attachment { path: path.clone(), cut: spec.clone(), param, again: false }
     });
-    in_turn(mesh, || attach(model, attachments, "parallelize", |param| ParallelError::NotMet { param }.into()))
+    in_turn(mesh, || attach(model, attachments, "parallelize"))
 }
 
 /// Runs `body` on one slice after another of the mesh that this one was sliced from.

@@ -1,8 +1,8 @@
 //! [`Plan`]: which layers are split how.
 
 use super::{ParallelError, Style};
-use crate::fsdp::{Found, Inventory, unmatched};
 use crate::mesh::DeviceMesh;
+use crate::param::{Found, Inventory, ParamError};
 use crate::pattern::PathPattern;
 use crate::placement::Placement;
 
@@ -55,27 +55,16 @@ impl Plan {
     }
 
     /// Decides what becomes of every parameter, before any value moves.
-    pub(super) fn resolve(&self, inventory: Inventory, mesh: &DeviceMesh) -> Result<Vec<Planned>, ParallelError> {
+    pub(super) fn resolve(&self, inventory: Inventory, mesh: &DeviceMesh) -> crate::Result<Vec<Planned>> {
         let texts: Vec<String> = self.entries.iter().map(|(pattern, _)| pattern.clone()).collect();
-        let patterns = PathPattern::parse_all(&texts)?;
-        let units = PathPattern::parse_all(&self.units)?;
-        if let Some((param, other)) = inventory.tied(|_| false) {
-            return Err(ParallelError::Tied { param, other });
-        }
-        let modules = inventory.modules();
-        let named = patterns.iter().filter(|pattern| !pattern.matches(""));
-        let present = [modules.clone(), inventory.paths()].concat();
-        if let Some((pattern, present)) = unmatched(named, &present) {
-            return Err(ParallelError::NoMatch { pattern, what: "module or parameter", present });
-        }
-        if let Some((pattern, present)) = unmatched(&units, &modules) {
-            return Err(ParallelError::NoMatch { pattern, what: "module", present });
-        }
-        if let Some((param, name)) = inventory.foreign.into_iter().next() {
-            return Err(ParallelError::Reparameterized { param, name });
-        }
+        let patterns = PathPattern::parse_all(&texts).map_err(ParamError::from)?;
+        let units = PathPattern::parse_all(&self.units).map_err(ParamError::from)?;
+        inventory.check_any(&patterns)?;
+        inventory.check_modules(&units)?;
+        inventory.check(|_| false)?;
         let entries: Vec<_> = patterns.iter().zip(self.entries.iter().map(|(_, style)| *style)).collect();
-        inventory.params.into_iter().map(|found| planned(found, &entries, &units, mesh)).collect()
+        let planned = |found| Ok(planned(found, &entries, &units, mesh)?);
+        inventory.params.into_iter().map(planned).collect()
     }
 }
 

@@ -10,6 +10,7 @@ use burn_dtensor::fsdp::{
     reshard, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::param::ParamError;
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::{Error, Result};
 use itertools::iproduct;
@@ -461,7 +462,7 @@ fn unshard_gathers_ahead_and_reshard_lets_go() {
         let stepped = sharded.clone().map(&mut Shift);
         let output = unit(&stepped.blocks[0], x.clone(), |block, x| block.forward(x));
         assert_eq!(output.into_data(), plain.map(&mut Shift).blocks[0].forward(x).into_data());
-        assert!(matches!(unshard(&model), Err(Error::Fsdp(FsdpError::NotSharded))));
+        assert!(matches!(unshard(&model), Err(Error::Param(ParamError::NotSharded))));
         Ok::<_, Error>(())
     })
     .unwrap();
@@ -514,22 +515,25 @@ fn wrong_configurations_are_typed_errors() {
     launch(Launch::threads(4), |world| {
         let shard = |config: FullyShard| {
             let mesh = DeviceMesh::new(world, [4], ["shard"]).unwrap();
-            match fully_shard(model.clone(), &mesh, config) {
-                Err(Error::Fsdp(error)) => error,
-                other => panic!("expected an error, got {:?}", other.map(|_| ())),
-            }
+            fully_shard(model.clone(), &mesh, config).map(|_| ()).expect_err("it is wrong")
         };
         let error = shard(FullyShard::new().units(["layers.*"]));
-        assert!(matches!(&error, FsdpError::NoMatch { pattern, .. } if pattern == "layers.*"), "{error}");
+        assert!(
+            matches!(&error, Error::Param(ParamError::NoMatch { pattern, .. }) if pattern == "layers.*"),
+            "{error}"
+        );
         assert!(error.to_string().contains("`blocks.0`"), "{error}");
         let error = shard(FullyShard::new().ignore(["blocks.9.weight"]));
-        assert!(matches!(error, FsdpError::NoMatch { what: "parameter", .. }));
-        assert!(matches!(shard(FullyShard::new().units(["a.[b"])), FsdpError::Pattern { .. }));
+        assert!(matches!(error, Error::Param(ParamError::NoMatch { what: "parameter", .. })));
+        assert!(matches!(shard(FullyShard::new().units(["a.[b"])), Error::Param(ParamError::Pattern { .. })));
         let error = shard(FullyShard::new().reshard_after_forward(ReshardAfterForward::Ranks(3)));
-        assert!(matches!(error, FsdpError::ReshardRanks { ranks: 3, size: 4, .. }), "{error}");
+        assert!(matches!(error, Error::Fsdp(FsdpError::ReshardRanks { ranks: 3, size: 4, .. })), "{error}");
         for placement in [Placement::Shard(2), Placement::Partial(PartialOp::Sum)] {
             let error = shard(FullyShard::new().shard_placement_fn(move |_| Some(placement)));
-            assert!(matches!(&error, FsdpError::Placement { param, .. } if param.contains('.')), "{error}");
+            assert!(
+                matches!(&error, Error::Fsdp(FsdpError::Placement { param, .. }) if param.contains('.')),
+                "{error}"
+            );
         }
         let mesh = DeviceMesh::new(world, [4], ["shard"])?;
         let norm = RmsNormConfig::new(8).init(world.device());
@@ -537,7 +541,7 @@ fn wrong_configurations_are_typed_errors() {
         assert!(matches!(error, Err(Error::Fsdp(FsdpError::StoredShape { module: "RmsNorm", .. }))));
         let lora = model.clone().apply_lora(Lora::new(2, 4.0));
         let error = fully_shard(lora, &mesh, FullyShard::new());
-        assert!(matches!(error, Err(Error::Fsdp(FsdpError::Reparameterized { .. }))));
+        assert!(matches!(error, Err(Error::Param(ParamError::Reparameterized { .. }))));
         let mesh = DeviceMesh::new(world, [2, 2, 1], ["a", "b", "c"])?;
         let error = fully_shard(model.clone(), &mesh, FullyShard::new());
         assert!(matches!(error, Err(Error::Fsdp(FsdpError::MeshDims { .. }))));

@@ -14,6 +14,7 @@ use burn_dtensor::fsdp::{
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, Style, parallelize};
+use burn_dtensor::param::ParamError;
 use burn_dtensor::{Error, Result};
 
 use super::support::{on_device, tensor, values};
@@ -348,7 +349,7 @@ fn clones_of_one_parameter_are_refused() {
         let tied = || Net { blocks: vec![model.first.clone(), model.blocks[0].clone()], ..model.clone() };
         for config in [FullyShard::new(), config(), FullyShard::new().ignore(["first.*"])] {
             let error = fully_shard(tied(), &mesh(world)?, config).map(|_| ()).unwrap_err();
-            let Error::Fsdp(FsdpError::Tied { param, other }) = &error else { panic!("{error}") };
+            let Error::Param(ParamError::Tied { param, other }) = &error else { panic!("{error}") };
             assert_eq!((param.as_str(), other.as_str()), ("first.weight", "blocks.0.weight"));
         }
         // Left to burn altogether: one leaf, of whose gradient the optimizer sees all.

@@ -3,7 +3,7 @@
 use burn::nn::{EmbeddingConfig, LayerNormConfig, LinearConfig};
 use burn::tensor::Int;
 use burn_dtensor::dtensor::DTensorError;
-use burn_dtensor::parallel::ParallelError;
+use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -51,7 +51,7 @@ fn a_layer_that_was_not_parallelized() {
         let layer = LinearConfig::new(8, 4).init(mesh.device());
         let x = DTensor::<2>::ones([3, 8], mesh, &[R], mesh.device())?;
         let error = refused(|| layer.forward_dtensor(x));
-        assert!(matches!(error, Error::Parallel(ParallelError::NotParallelized { .. })), "{error}");
+        assert!(matches!(error, Error::Param(ParamError::NotParallelized { .. })), "{error}");
         Ok(())
     });
 }

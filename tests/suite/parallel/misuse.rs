@@ -5,20 +5,18 @@ use burn::nn::{LayerNormConfig, LinearConfig};
 use burn::tensor::Device;
 use burn_dtensor::fsdp::FsdpError;
 use burn_dtensor::parallel::ParallelError;
+use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
 use super::support::{Net, plan};
 
-fn refused<M: std::fmt::Debug>(result: Result<M>) -> ParallelError {
-    match result {
-        Err(Error::Parallel(error)) => error,
-        other => panic!("must be refused, got {other:?}"),
-    }
+fn refused<M: std::fmt::Debug>(result: Result<M>) -> Error {
+    result.expect_err("must be refused")
 }
 
 /// Each names the parameter, the mesh dimension and what to do.
-fn assert_says(error: &ParallelError, parts: &[&str]) {
+fn assert_says(error: &impl std::fmt::Display, parts: &[&str]) {
     let text = error.to_string();
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
 }
@@ -30,31 +28,31 @@ fn plans_that_do_not_fit_the_model() {
         let refused = |plan: Plan| refused(parallelize(model.clone(), mesh, plan));
 
         let error = refused(Plan::new().with("layers.*", Style::colwise()));
-        assert!(matches!(&error, ParallelError::NoMatch { pattern, .. } if pattern == "layers.*"));
+        assert!(matches!(&error, Error::Param(ParamError::NoMatch { pattern, .. }) if pattern == "layers.*"));
         assert_says(&error, &["`layers.*`", "`blocks.0.up`", "`head.weight`"]);
         let error = refused(Plan::new().units(["head.weight"]));
-        assert!(matches!(&error, ParallelError::NoMatch { what: "module", .. }), "{error}");
+        assert!(matches!(&error, Error::Param(ParamError::NoMatch { what: "module", .. })), "{error}");
         let error = refused(Plan::new().with("a.[b", Style::colwise()));
-        assert!(matches!(&error, ParallelError::Pattern { pattern, .. } if pattern == "a.[b"), "{error}");
+        assert!(matches!(&error, Error::Param(ParamError::Pattern { pattern, .. }) if pattern == "a.[b"), "{error}");
 
         let error = refused(Plan::new().with("norm", Style::colwise()));
-        assert!(matches!(&error, ParallelError::UnknownLayer { layer, .. } if layer == "LayerNorm"), "{error}");
+        assert!(matches!(&error, Error::Parallel(ParallelError::UnknownLayer { layer, .. }) if layer == "LayerNorm"), "{error}");
         assert_says(&error, &["colwise", "`norm.gamma`", "`tp`", "Linear and Embedding", "Shard(dim)"]);
         let error = refused(Plan::new().with("blocks.*.attention", Style::rowwise()));
         assert!(
-            matches!(&error, ParallelError::UnknownLayer { layer, .. } if layer == "MultiHeadAttention"),
+            matches!(&error, Error::Parallel(ParallelError::UnknownLayer { layer, .. }) if layer == "MultiHeadAttention"),
             "{error}"
         );
         let error = refused(Plan::new().with("blocks", Style::colwise()));
         assert!(
-            matches!(&error, ParallelError::UnknownLayer { param, .. } if param == "blocks.0.norm.gamma"),
+            matches!(&error, Error::Parallel(ParallelError::UnknownLayer { param, .. }) if param == "blocks.0.norm.gamma"),
             "{error}"
         );
 
         for placement in [Placement::Shard(2), Placement::Partial(PartialOp::Sum)] {
             let error = refused(Plan::new().with("head.weight", placement));
             assert_says(&error, &["`head.weight`", "[8, 11]", &placement.to_string(), "`tp`"]);
-            assert!(matches!(error, ParallelError::Placement { .. }));
+            assert!(matches!(error, Error::Parallel(ParallelError::Placement { .. })));
         }
         Ok(())
     });
@@ -69,14 +67,20 @@ fn heads_stay_whole() {
             refused(parallelize(model.clone(), mesh, plan))
         };
         let error = refused(Style::colwise().with_heads(4));
-        assert!(matches!(error, ParallelError::Heads { heads: 4, size: 3, .. }));
+        assert!(matches!(error, Error::Parallel(ParallelError::Heads { heads: 4, size: 3, .. })));
         assert_says(&error, &["`blocks.0.attention.query.weight`", "4 heads", "3 ranks", "`tp`", "Replicate"]);
         // 8 features are no 3 heads.
-        assert!(matches!(refused(Style::colwise().with_heads(3)), ParallelError::Heads { heads: 3, len: 8, .. }));
-        assert!(matches!(refused(Style::colwise().with_heads(0)), ParallelError::Heads { heads: 0, .. }));
+        assert!(matches!(
+            refused(Style::colwise().with_heads(3)),
+            Error::Parallel(ParallelError::Heads { heads: 3, len: 8, .. })
+        ));
+        assert!(matches!(
+            refused(Style::colwise().with_heads(0)),
+            Error::Parallel(ParallelError::Heads { heads: 0, .. })
+        ));
         // Without a number of heads, attention needs an even split at the least.
         let error = refused(Style::colwise());
-        assert!(matches!(error, ParallelError::Uneven { len: 8, size: 3, .. }));
+        assert!(matches!(error, Error::Parallel(ParallelError::Uneven { len: 8, size: 3, .. })));
         assert_says(&error, &["`blocks.0.attention.query.weight`", "length 8", "`tp`", "MultiHeadAttention"]);
         // A plain layer takes uneven parts.
         let plan = Plan::new().with("blocks.*.up", Style::colwise());
@@ -91,27 +95,27 @@ fn the_order_of_calls() {
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let (shard, tp) = (mesh.slice("shard")?, mesh.slice("tp")?);
         let error = refused(parallelize(model.clone(), mesh, plan()));
-        assert!(matches!(error, ParallelError::MeshDims { .. }));
+        assert!(matches!(error, Error::Parallel(ParallelError::MeshDims { .. })));
         assert_says(&error, &["shard=2, tp=2", "slice"]);
 
         let parallel = parallelize(model.clone(), &tp, plan())?;
         let error = refused(parallelize(parallel.clone(), &tp, plan()));
-        assert!(matches!(error, ParallelError::AlreadyParallelized { .. }));
+        assert!(matches!(error, Error::Parallel(ParallelError::AlreadyParallelized { .. })));
         assert_says(&error, &["`embedding.weight`", "one plan"]);
 
         let sharded = fully_shard(model.clone(), &shard, FullyShard::new())?;
         let error = refused(sharded.head.weight.dtensor());
-        assert!(matches!(&error, ParallelError::NotParallelized { param } if param == "head.weight"));
+        assert!(matches!(&error, Error::Param(ParamError::NotParallelized { param }) if param == "head.weight"));
         assert_says(&error, &["before fully_shard", "`val()`"]);
         assert!(sharded.head.weight.style().is_none());
-        assert!(matches!(refused(model.head.weight.dtensor()), ParallelError::NotParallelized { .. }));
+        assert!(matches!(refused(model.head.weight.dtensor()), Error::Param(ParamError::NotParallelized { .. })));
         let error = refused(parallelize(sharded, &tp, plan()));
-        assert!(matches!(error, ParallelError::FullySharded { .. }));
+        assert!(matches!(error, Error::Parallel(ParallelError::FullySharded { .. })));
         assert_says(&error, &["`embedding.weight`", "parallelize first"]);
 
         let lora = LinearConfig::new(4, 4).init(mesh.device()).apply_lora(Lora::new(2, 4.0));
         let error = refused(parallelize(lora, &tp, Plan::new()));
-        assert!(matches!(error, ParallelError::Reparameterized { .. }));
+        assert!(matches!(error, Error::Param(ParamError::Reparameterized { .. })));
 
         let twice = fully_shard(parallel.clone(), &shard, FullyShard::new())?;
         let error = fully_shard(twice, &shard, FullyShard::new());
@@ -145,7 +149,7 @@ fn meshes_that_make_no_mesh() {
         let parallel = |name: &str| -> Result<_> { parallelize(norm(), &mesh.slice(name)?, Plan::new()) };
         let both = vec![parallel("a")?, parallel("b")?];
         match fully_shard(both.clone(), &mesh.slice("shard")?, FullyShard::new()) {
-            Err(Error::Fsdp(error @ FsdpError::TensorMeshes { .. })) => {
+            Err(Error::Param(error @ ParamError::TensorMeshes { .. })) => {
                 assert!(error.to_string().contains("`0.gamma`") && error.to_string().contains("`1.gamma`"), "{error}");
             }
             other => panic!("must be refused, got {other:?}"),

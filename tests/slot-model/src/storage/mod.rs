@@ -1,10 +1,10 @@
-#[path = "../../../../src/fsdp/storage/ahead.rs"]
+#[path = "../../../../src/param/storage/ahead.rs"]
 pub mod ahead;
-#[path = "../../../../src/fsdp/storage/slot.rs"]
+#[path = "../../../../src/param/storage/slot.rs"]
 pub mod slot;
 mod sync;
 
-/// As in `src/fsdp/storage/mod.rs`.
+/// As in `src/param/storage/mod.rs`.
 pub trait Refill: Send + Sync {
     fn refill(&self);
 }

@@ -3,11 +3,10 @@
 use burn::module::Param;
 use burn::tensor::Tensor;
 
-use super::param::DistributedParameter;
-use super::read;
+use super::distributed::DistributedParameter;
+use super::{ParamError, Style, read};
 use crate::Result;
 use crate::dtensor::DTensor;
-use crate::parallel::{ParallelError, Style};
 
 /// The distributed views of a parameter.
 ///
@@ -31,7 +30,7 @@ pub trait ParamExt<const D: usize> {
     /// Outside its unit's scope an all-gather over the data-parallel ranks; inside it is local.
     ///
     /// # Errors
-    /// [`ParallelError::NotParallelized`] for a parameter without tensor-parallel placements.
+    /// [`ParamError::NotParallelized`] for a parameter without tensor-parallel placements.
     ///
     /// # Panics
     /// As [`unit`](fn@super::unit).
@@ -53,7 +52,7 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
     fn dtensor(&self) -> Result<DTensor<D>> {
         let param = self.reparameterization::<DistributedParameter>();
         let view = param.and_then(|param| read::dtensor(param, self.base()));
-        view.ok_or_else(|| ParallelError::NotParallelized { param: path(self) }.into())
+        view.ok_or_else(|| ParamError::NotParallelized { param: path(self) }.into())
     }
 
     fn shard(&self) -> Option<DTensor<D>> {

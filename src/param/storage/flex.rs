@@ -17,10 +17,10 @@ use crate::dtensor::own;
 use crate::memory::is_lasting;
 
 /// The memory of one gathered weight, there or not.
-pub(in crate::fsdp) type Slot = slot::Slot<Bytes, Whole>;
+pub(in crate::param) type Slot = slot::Slot<Bytes, Whole>;
 
 /// What a gathered weight looks like.
-pub(in crate::fsdp) struct Whole {
+pub(in crate::param) struct Whole {
     len: usize,
     shape: Shape,
     dtype: DType,
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Slot {
 
 impl Slot {
     /// Moves `tensor` into a slot of its own; one without memory, or not of Flex, stays as it is.
-    pub(in crate::fsdp) fn place(
+    pub(in crate::param) fn place(
         tensor: DispatchTensor,
         source: Arc<dyn Refill>,
     ) -> (DispatchTensor, Option<Arc<Self>>) {
@@ -55,7 +55,7 @@ impl Slot {
     }
 
     /// Gives the memory back, with the same values. A slot that was filled again stays as it is.
-    pub(in crate::fsdp) fn fill(&self, tensor: DispatchTensor) {
+    pub(in crate::param) fn fill(&self, tensor: DispatchTensor) {
         self.put_back(bytes(tensor));
     }
 
@@ -133,7 +133,7 @@ const _: fn() = || {
 };
 
 /// An untracked tensor that outlives its unit's scope: a copy, if its memory is a slot's.
-pub(in crate::fsdp) fn leave(tensor: DispatchTensor) -> DispatchTensor {
+pub(in crate::param) fn leave(tensor: DispatchTensor) -> DispatchTensor {
     match &tensor.kind {
         DispatchTensorKind::Flex(BackendTensor::Float(flex)) if !is_lasting(flex) => own(tensor),
         DispatchTensorKind::Autodiff(_) if !Dispatch::is_tracked(&tensor) => {
@@ -145,7 +145,7 @@ pub(in crate::fsdp) fn leave(tensor: DispatchTensor) -> DispatchTensor {
 }
 
 /// Whether both tensors are one piece of memory. Other backends cannot tell: there they never are.
-pub(in crate::fsdp) fn same_memory(a: &DispatchTensor, b: &DispatchTensor) -> bool {
+pub(in crate::param) fn same_memory(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     match (&a.kind, &b.kind) {
         (DispatchTensorKind::Flex(BackendTensor::Float(a)), DispatchTensorKind::Flex(BackendTensor::Float(b))) => {
             Arc::ptr_eq(&a.data_arc(), &b.data_arc())

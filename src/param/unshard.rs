@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 
-use super::FsdpError;
+use super::ParamError;
 use super::enter::unit_of;
 use super::unit::Unit;
 use crate::Result;
@@ -34,10 +34,10 @@ impl UnshardHandle {
 /// Every rank of the unit's mesh must call it.
 ///
 /// # Errors
-/// [`FsdpError::NotSharded`] if `module` is no unit. A failing collective shows in
+/// [`ParamError::NotSharded`] if `module` is no unit. A failing collective shows in
 /// [`wait`](UnshardHandle::wait), or in the unit's forward.
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
-    let (unit, shards) = unit_of(module).ok_or(FsdpError::NotSharded)?;
+    let (unit, shards) = unit_of(module).ok_or(ParamError::NotSharded)?;
     unit.unshard(shards);
     Ok(UnshardHandle(unit))
 }
@@ -47,9 +47,9 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
 /// Local: no communication.
 ///
 /// # Errors
-/// [`FsdpError::NotSharded`] if `module` is no unit.
+/// [`ParamError::NotSharded`] if `module` is no unit.
 pub fn reshard<M: Module>(module: &M) -> Result<()> {
-    let (unit, _) = unit_of(module).ok_or(FsdpError::NotSharded)?;
+    let (unit, _) = unit_of(module).ok_or(ParamError::NotSharded)?;
     unit.reshard();
     Ok(())
 }

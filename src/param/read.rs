@@ -6,8 +6,8 @@ use burn::backend::DispatchTensor;
 use burn::module::Reparameterization;
 use burn::tensor::Tensor;
 
+use super::distributed::DistributedParameter;
 use super::open::{self, Open};
-use super::param::DistributedParameter;
 use super::scope::{Opening, Scope};
 use super::shards::Shards;
 use super::unit::{Kept, Unit};
@@ -80,7 +80,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
 }
 
 /// Runs `f` with these units open at once, their parameters without a backward to come.
-pub(super) fn open_all<T>(units: Vec<(Arc<Unit>, Shards)>, f: impl FnOnce() -> T) -> T {
+pub(crate) fn open_all<T>(units: Vec<(Arc<Unit>, Shards)>, f: impl FnOnce() -> T) -> T {
     let open = units.into_iter().map(|(unit, shards)| {
         let opening = Opening {
             kept: Kept::Shard,

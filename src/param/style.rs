@@ -115,7 +115,7 @@ impl Style {
 
     /// What becomes of field `param` of a layer of type `layer`; `None` if the style does not know
     /// the layer.
-    pub(super) fn placement(&self, layer: Option<&str>, param: &str) -> Option<Placement> {
+    pub(crate) fn placement(&self, layer: Option<&str>, param: &str) -> Option<Placement> {
         let split = SPLITS.iter().find(|split| Some(split.layer) == layer && split.param == param);
         match self.params {
             Params::Placed(placement) => Some(placement),

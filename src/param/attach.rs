@@ -7,7 +7,8 @@ use burn::backend::DispatchTensor;
 use burn::module::{Module, Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;
 
-use super::param::{DistributedParameter, replace_next};
+use super::ParamError;
+use super::distributed::{DistributedParameter, replace_next};
 use crate::comm::Call;
 use crate::dtensor::{DTensorSpec, send_parts};
 use crate::{Error, Result};
@@ -25,21 +26,23 @@ pub(crate) struct Attachment {
 /// Replaces each of these parameters, given in burn's order, by this rank's part of the value that
 /// the first rank has. All others get leaves of their own.
 ///
-/// `label` names the calls; `not_met` makes the error for a parameter that `map` does not show.
+/// `label` names the calls.
 ///
 /// # Collective
 /// Every rank of the cuts' meshes.
+///
+/// # Errors
+/// [`ParamError::NotMet`] for a parameter that the model's `map` does not show.
 pub(crate) fn attach<M: Module>(
     model: M,
     attachments: impl IntoIterator<Item = Attachment>,
     label: &'static str,
-    not_met: impl FnOnce(String) -> Error,
 ) -> Result<M> {
     let mut attach = Attach { queue: attachments.into_iter().collect(), leaves: HashMap::new(), label, failed: None };
     let model = model.apply_reparameterization(&mut attach);
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
-        (None, Some(next)) => Err(not_met(next.path)),
+        (None, Some(Attachment { path: param, .. })) => Err(ParamError::NotMet { param }.into()),
         (None, None) => Ok(model),
     }
 }

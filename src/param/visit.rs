@@ -4,34 +4,34 @@ use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::Tensor;
 
-use super::param::{DistributedParameter, take_visited};
+use super::distributed::{DistributedParameter, take_visited};
 
 /// One distributed parameter of a visited module.
-pub(super) struct Visited {
-    pub(super) id: ParamId,
-    pub(super) param: DistributedParameter,
+pub(crate) struct Visited {
+    pub(crate) id: ParamId,
+    pub(crate) param: DistributedParameter,
     /// This rank's shard, as the optimizer sees it.
-    pub(super) base: DispatchTensor,
+    pub(crate) base: DispatchTensor,
     /// Path parts from the visited module down to the parameter.
-    pub(super) depth: usize,
+    pub(crate) depth: usize,
     /// Those parts, where asked for.
-    pub(super) path: Option<String>,
+    pub(crate) path: Option<String>,
 }
 
 impl Visited {
     /// Its index in its unit, and its shard.
-    pub(super) fn shard(self) -> (usize, DispatchTensor) {
+    pub(crate) fn shard(self) -> (usize, DispatchTensor) {
         (self.param.index, self.base)
     }
 }
 
 /// The distributed parameters of `module`, in burn's order.
-pub(super) fn distributed_parameters<M: Module>(module: &M) -> Vec<Visited> {
+pub(crate) fn distributed_parameters<M: Module>(module: &M) -> Vec<Visited> {
     collect(module, None)
 }
 
 /// [`distributed_parameters`] with their paths.
-pub(super) fn distributed_parameters_with_paths<M: Module>(module: &M) -> Vec<Visited> {
+pub(crate) fn distributed_parameters_with_paths<M: Module>(module: &M) -> Vec<Visited> {
     collect(module, Some(Vec::new()))
 }
 

@@ -6,7 +6,8 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Re
 use burn::tensor::{DType, Tensor};
 use itertools::Itertools;
 
-use super::param::{DistributedParameter, take_visited};
+use super::ParamError;
+use super::distributed::{DistributedParameter, take_visited};
 use crate::pattern::PathPattern;
 
 /// The float parameters of a model, in burn's order.
@@ -19,7 +20,7 @@ pub(crate) struct Inventory {
     last: Option<Found>,
     pub(crate) params: Vec<Found>,
     /// Parameters with a reparameterization of another kind, and its name.
-    pub(crate) foreign: Vec<(String, String)>,
+    foreign: Vec<(String, String)>,
 }
 
 /// One of them.
@@ -43,23 +44,58 @@ impl Inventory {
     }
 
     /// Paths of the modules that hold parameters.
-    pub(crate) fn modules(&self) -> Vec<String> {
+    fn modules(&self) -> Vec<String> {
         let outermost_first = |found: &Found| found.modules().collect_vec().into_iter().rev();
         self.params.iter().flat_map(outermost_first).unique().collect()
     }
 
-    /// Paths of two parameters that are clones of one, not both of which are `ignored`.
-    pub(crate) fn tied(&self, ignored: impl Fn(&str) -> bool) -> Option<(String, String)> {
+    /// Checks that all parameters but those `ignored` can be distributed.
+    ///
+    /// # Errors
+    /// [`ParamError::Tied`] for two that are clones of one, unless both are ignored;
+    /// [`ParamError::Reparameterized`].
+    pub(crate) fn check(&self, ignored: impl Fn(&str) -> bool) -> Result<(), ParamError> {
         let mut first = HashMap::new();
         let pairs = self.params.iter().filter_map(|found| {
             let other = first.insert(found.id, found)?;
             Some((other.path(), found.path()))
         });
-        pairs.into_iter().find(|(one, other)| !(ignored(one) && ignored(other)))
+        if let Some((param, other)) = pairs.into_iter().find(|(one, other)| !(ignored(one) && ignored(other))) {
+            return Err(ParamError::Tied { param, other });
+        }
+        match self.foreign.iter().find(|(path, _)| !ignored(path)).cloned() {
+            Some((param, name)) => Err(ParamError::Reparameterized { param, name }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that every pattern matches a module.
+    ///
+    /// # Errors
+    /// [`ParamError::NoMatch`].
+    pub(crate) fn check_modules(&self, patterns: &[PathPattern]) -> Result<(), ParamError> {
+        matched(patterns, "module", &self.modules())
+    }
+
+    /// Checks that every pattern matches a parameter.
+    ///
+    /// # Errors
+    /// [`ParamError::NoMatch`].
+    pub(crate) fn check_params(&self, patterns: &[PathPattern]) -> Result<(), ParamError> {
+        matched(patterns, "parameter", &self.paths())
+    }
+
+    /// Checks that every pattern matches a module or a parameter; the empty one is the model.
+    ///
+    /// # Errors
+    /// [`ParamError::NoMatch`].
+    pub(crate) fn check_any(&self, patterns: &[PathPattern]) -> Result<(), ParamError> {
+        let named = patterns.iter().filter(|pattern| !pattern.matches(""));
+        matched(named, "module or parameter", &[self.modules(), self.paths()].concat())
     }
 
     /// Paths of the parameters.
-    pub(crate) fn paths(&self) -> Vec<String> {
+    fn paths(&self) -> Vec<String> {
         self.params.iter().map(Found::path).collect()
     }
 }
@@ -96,14 +132,19 @@ impl Found {
     }
 }
 
-/// The first pattern that matches none of `present`, as its text and a list of what there is.
-pub(crate) fn unmatched<'a>(
+/// Checks that every pattern matches one of `present`.
+fn matched<'a>(
     patterns: impl IntoIterator<Item = &'a PathPattern>,
+    what: &'static str,
     present: &[String],
-) -> Option<(String, String)> {
-    let pattern = patterns.into_iter().find(|pattern| !present.iter().any(|path| pattern.matches(path)))?;
+) -> Result<(), ParamError> {
+    let mut patterns = patterns.into_iter();
+    let Some(pattern) = patterns.find(|pattern| !present.iter().any(|path| pattern.matches(path))) else {
+        return Ok(());
+    };
     let list = present.iter().map(|path| format!("`{path}`")).join(", ");
-    Some((pattern.text().into(), if list.is_empty() { "none".into() } else { list }))
+    let present = if list.is_empty() { "none".into() } else { list };
+    Err(ParamError::NoMatch { pattern: pattern.text().into(), what, present })
 }
 
 /// Marks parameters. burn shows visitors buffers (`RunningState`) and parameters alike, but only a

@@ -11,7 +11,7 @@ use super::unit::{DataParallel, Unit, UnitParam};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
 
-/// The reparameterization that [`fully_shard`](super::fully_shard) and
+/// The reparameterization that [`fully_shard`](crate::fsdp::fully_shard) and
 /// [`parallelize`](crate::parallel::parallelize) attach to a parameter: its unit, its place there,
 /// and its tensor-parallel part.
 ///
@@ -25,7 +25,7 @@ use crate::dtensor::DTensorSpec;
 /// them. `param.base()` is local anywhere.
 #[derive(Debug, Clone)]
 pub struct DistributedParameter {
-    pub(super) unit: Arc<Unit>,
+    pub(crate) unit: Arc<Unit>,
     pub(super) index: usize,
 }
 
@@ -33,7 +33,7 @@ pub struct DistributedParameter {
 /// places in the same order.
 ///
 /// # Errors
-/// [`TensorMeshes`](super::FsdpError::TensorMeshes) for parameters of one unit parallelized over different meshes.
+/// [`TensorMeshes`](super::ParamError::TensorMeshes) for parameters of one unit parallelized over different meshes.
 pub(crate) fn make_units(
     params: Vec<(String, UnitParam)>,
     data: Option<DataParallel>,
@@ -64,7 +64,7 @@ impl DistributedParameter {
     }
 
     /// What the stored shard is a part of.
-    pub(super) fn spec(&self, dtype: DType) -> Arc<DTensorSpec> {
+    pub(crate) fn spec(&self, dtype: DType) -> Arc<DTensorSpec> {
         with_dtype(&self.info().spec, dtype)
     }
 

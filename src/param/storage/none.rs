@@ -9,28 +9,28 @@ use super::Refill;
 
 /// A slot that cannot exist.
 #[derive(Debug)]
-pub(in crate::fsdp) struct Slot(Infallible);
+pub(in crate::param) struct Slot(Infallible);
 
 impl Slot {
-    pub(in crate::fsdp) fn place(tensor: DispatchTensor, _: Arc<dyn Refill>) -> (DispatchTensor, Option<Arc<Self>>) {
+    pub(in crate::param) fn place(tensor: DispatchTensor, _: Arc<dyn Refill>) -> (DispatchTensor, Option<Arc<Self>>) {
         (tensor, None)
     }
 
-    pub(in crate::fsdp) fn release(&self) {
+    pub(in crate::param) fn release(&self) {
         match self.0 {}
     }
 
-    pub(in crate::fsdp) fn fill(&self, _: DispatchTensor) {
+    pub(in crate::param) fn fill(&self, _: DispatchTensor) {
         match self.0 {}
     }
 }
 
 /// A tensor that outlives its unit's scope.
-pub(in crate::fsdp) fn leave(tensor: DispatchTensor) -> DispatchTensor {
+pub(in crate::param) fn leave(tensor: DispatchTensor) -> DispatchTensor {
     tensor
 }
 
 /// Whether both tensors are one piece of memory: these backends cannot tell, so they never are.
-pub(in crate::fsdp) fn same_memory(_: &DispatchTensor, _: &DispatchTensor) -> bool {
+pub(in crate::param) fn same_memory(_: &DispatchTensor, _: &DispatchTensor) -> bool {
     false
 }

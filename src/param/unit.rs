@@ -9,13 +9,11 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 use parking_lot::{Mutex, RwLock};
 
-use super::FsdpError;
-use super::config::ReshardAfterForward;
 use super::shards::Shards;
+use super::{ParamError, ReshardAfterForward, Style};
 use crate::Result;
 use crate::comm::{Call, CommError, Communicator, Sharded, Work};
 use crate::dtensor::{DTensorSpec, own};
-use crate::parallel::Style;
 use crate::placement::chunk;
 
 /// One parameter of a unit.
@@ -49,17 +47,17 @@ pub(crate) struct TensorParallel {
 /// The data-parallel ranks of a unit: over these it is gathered and reduced.
 #[derive(Debug, Clone)]
 pub(crate) struct DataParallel {
-    pub(super) reshard: ReshardAfterForward,
+    pub(crate) reshard: ReshardAfterForward,
     /// Group of the mesh dimension that shards.
-    pub(super) shard: Arc<dyn Communicator>,
+    pub(crate) shard: Arc<dyn Communicator>,
     /// The same ranks: what backward gathers again.
-    pub(super) again: Arc<dyn Communicator>,
+    pub(crate) again: Arc<dyn Communicator>,
     /// The same ranks: what backward reduces.
-    pub(super) reduce: Arc<dyn Communicator>,
+    pub(crate) reduce: Arc<dyn Communicator>,
     /// Group of the mesh dimension that replicates (HSDP): what backward reduces.
-    pub(super) replicate: Option<Arc<dyn Communicator>>,
+    pub(crate) replicate: Option<Arc<dyn Communicator>>,
     /// Group of [`ReshardAfterForward::Ranks`]: what backward gathers again.
-    pub(super) neighbours: Option<Arc<dyn Communicator>>,
+    pub(crate) neighbours: Option<Arc<dyn Communicator>>,
 }
 
 impl DataParallel {
@@ -104,8 +102,8 @@ pub(super) struct Unsharded {
 
 /// The sequences of the collectives that backward makes: neither waits for the other, nor for what
 /// forward makes.
-pub(super) const AGAIN: &str = "gathered again";
-pub(super) const REDUCE: &str = "reduced";
+pub(crate) const AGAIN: &str = "gathered again";
+pub(crate) const REDUCE: &str = "reduced";
 
 /// The result of an all-gather, there or on its way.
 #[derive(Debug)]
@@ -118,14 +116,14 @@ impl Unit {
     /// The unit of the module at `path`.
     ///
     /// # Errors
-    /// [`FsdpError::TensorMeshes`] for parameters parallelized over different meshes.
+    /// [`ParamError::TensorMeshes`] for parameters parallelized over different meshes.
     pub(super) fn new(path: &str, params: Vec<UnitParam>, data: Option<DataParallel>) -> Result<Self> {
         let mut meshes = params.iter().filter_map(|param| Some((param, param.parallel.as_ref()?.spec.mesh())));
         let tensor = match meshes.next() {
             None => None,
             Some((first, mesh)) => {
                 if let Some((param, other)) = meshes.find(|(_, other)| *other != mesh) {
-                    return Err(FsdpError::TensorMeshes {
+                    return Err(ParamError::TensorMeshes {
                         param: first.path.clone(),
                         mesh: mesh.to_string(),
                         other_param: param.path.clone(),
@@ -147,7 +145,7 @@ impl Unit {
     }
 
     /// Whether `fully_shard` made it.
-    pub(super) fn is_data_parallel(&self) -> bool {
+    pub(crate) fn is_data_parallel(&self) -> bool {
         self.data.is_some()
     }
 
@@ -156,12 +154,12 @@ impl Unit {
     }
 
     /// Gives the unit its path in an enclosing model; it is a root no longer.
-    pub(super) fn adopt(&self, path: &str) {
+    pub(crate) fn adopt(&self, path: &str) {
         *self.label.write() = label(path);
         self.root.store(path.is_empty(), Ordering::Relaxed);
     }
 
-    pub(super) fn label(&self) -> Arc<str> {
+    pub(crate) fn label(&self) -> Arc<str> {
         self.label.read().clone()
     }
 

@@ -9,14 +9,14 @@ use crate::autodiff;
 /// Parameters of a unit, as sorted indices into it, and this rank's shard of each, as stored in the
 /// model: a leaf of the graph, or plain.
 #[derive(Debug, Clone)]
-pub(super) struct Shards {
+pub(crate) struct Shards {
     pub(super) members: Vec<usize>,
     pub(super) bases: Vec<DispatchTensor>,
 }
 
 impl Shards {
     /// Of parameters of one unit, each with its index there.
-    pub(super) fn new(params: impl IntoIterator<Item = (usize, DispatchTensor)>) -> Self {
+    pub(crate) fn new(params: impl IntoIterator<Item = (usize, DispatchTensor)>) -> Self {
         let (members, bases) = params.into_iter().sorted_by_key(|(index, _)| *index).unzip();
         Self { members, bases }
     }

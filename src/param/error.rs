@@ -1,0 +1,88 @@
+//! [`ParamError`]: why a model's parameters could not be distributed, or read as such.
+
+use crate::pattern::PatternError;
+
+/// Why a model's parameters could not be distributed, or read as such.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParamError {
+    /// A pattern of paths cannot be parsed.
+    #[error("`{pattern}` is no path pattern: {reason}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A pattern of paths matches nothing in the model.
+    #[error("the pattern `{pattern}` matches no {what} of the model; it has {present}")]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+        /// What was looked for: modules or parameters.
+        what: &'static str,
+        /// What there is.
+        present: String,
+    },
+    /// The parameter has a reparameterization already, and burn allows one.
+    #[error(
+        "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter; \
+         materialize it first, or have `fully_shard` ignore the parameter"
+    )]
+    Reparameterized {
+        /// Path of the parameter.
+        param: String,
+        /// Name of its reparameterization.
+        name: String,
+    },
+    /// Two fields hold clones of one parameter.
+    #[error(
+        "`{param}` and `{other}` are clones of one parameter, of which burn's optimizers step one; \
+         keep it in one field and read that in both places: `embedding.weight.val()`, or `.dtensor()`"
+    )]
+    Tied {
+        /// Path of the first.
+        param: String,
+        /// Path of the second.
+        other: String,
+    },
+    /// The model was walked twice and showed different parameters.
+    #[error("parameter `{param}` was planned but not met again; does the module's `map` visit what its `visit` does?")]
+    NotMet {
+        /// Path of the parameter.
+        param: String,
+    },
+    /// Parameters of one unit are parallelized on different meshes.
+    #[error(
+        "one unit would hold `{param}`, parallelized on {mesh}, and `{other_param}`, parallelized on \
+         {other_mesh}; parallelize both on one mesh, or make them separate units"
+    )]
+    TensorMeshes {
+        /// Path of a parameter.
+        param: String,
+        /// Its mesh.
+        mesh: String,
+        /// Path of the first parameter on another mesh.
+        other_param: String,
+        /// That mesh.
+        other_mesh: String,
+    },
+    /// The module is not sharded.
+    #[error("the module is no unit; pass a module that fully_shard made one")]
+    NotSharded,
+    /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel mesh.
+    #[error(
+        "parameter `{param}` was not parallelized, so it has no tensor-parallel mesh; call parallelize on the model \
+         before fully_shard (an empty plan replicates everything), or read it with `val()`"
+    )]
+    NotParallelized {
+        /// Path of the parameter, or its id.
+        param: String,
+    },
+}
+
+impl From<PatternError> for ParamError {
+    fn from(PatternError { pattern, reason }: PatternError) -> Self {
+        Self::Pattern { pattern, reason }
+    }
+}

@@ -1,0 +1,56 @@
+//! Distributed parameters: stored as this rank's shard, read as the whole, moved unit by unit.
+//!
+//! What [`fully_shard`](crate::fsdp::fully_shard) and [`parallelize`](crate::parallel::parallelize) make of a parameter is
+//! one thing, a [`DistributedParameter`]: they differ in over which ranks it is cut. Units of parameters
+//! are gathered and reduced here, whoever made them.
+//!
+//! | to find | look in |
+//! |---|---|
+//! | every parameter of a model; what it becomes | `inventory`, `attach` |
+//! | the parameter, and its views | `distributed`, `view`, `read`, `varying` |
+//! | what moves together, over which groups | `unit`, `shards`, `reduce` |
+//! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass`, `source` |
+//! | in which order backward reduces | `order`, `graph` |
+//! | whose the gathered memory is | `storage` |
+//! | where a layer's activations go | `style` |
+
+mod attach;
+mod distributed;
+mod enter;
+mod error;
+mod graph;
+mod inventory;
+mod io;
+mod open;
+mod order;
+mod pass;
+mod read;
+mod reduce;
+mod reshard;
+mod scope;
+mod shards;
+mod source;
+mod storage;
+mod style;
+mod unit;
+mod unshard;
+mod varying;
+mod view;
+mod visit;
+
+pub(crate) use attach::{Attachment, attach};
+pub use distributed::DistributedParameter;
+pub(crate) use distributed::make_units;
+pub use enter::unit;
+pub use error::ParamError;
+pub(crate) use inventory::{Found, Inventory};
+pub use io::UnitTensors;
+pub(crate) use read::open_all;
+pub use reshard::ReshardAfterForward;
+pub(crate) use shards::Shards;
+pub use style::Style;
+pub(crate) use unit::{AGAIN, DataParallel, REDUCE, TensorParallel, Unit, UnitParam};
+pub use unshard::{UnshardHandle, reshard, unshard};
+pub use view::ParamExt;
+pub(crate) use view::path;
+pub(crate) use visit::{Visited, distributed_parameters, distributed_parameters_with_paths};
