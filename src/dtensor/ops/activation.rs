@@ -52,17 +52,18 @@ const fn only_if(condition: bool, table: Table) -> Table {
 
 elementwise! {
     relu(): INCREASING,
-    relu6(): INCREASING,
+    // These clamp.
+    relu6(): NOTHING,
     leaky_relu(negative_slope): only_if(negative_slope > 0.0, INCREASING),
     thresholded_relu(alpha): only_if(alpha >= 0.0, INCREASING),
     threshold(threshold, value): only_if(value <= threshold, INCREASING),
     sigmoid(): INCREASING,
     log_sigmoid(): INCREASING,
     // Of an infinity, which a rank without elements holds, no slope at all makes no number.
-    hard_sigmoid(alpha, beta): only_if(alpha > 0.0, INCREASING),
+    hard_sigmoid(alpha, beta): NOTHING,
     tanh(): INCREASING,
     tanhshrink(): INCREASING,
-    hardtanh(min_val, max_val): INCREASING,
+    hardtanh(min_val, max_val): NOTHING,
     softsign(): NOTHING,
     softplus(beta): INCREASING,
     // It falls where it becomes linear, by more the lower the threshold.

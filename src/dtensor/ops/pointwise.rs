@@ -75,7 +75,8 @@ pub const LINEAR: Table = Table::new(&[(&[SUM], SUM), (&[AVG], AVG)]);
 /// leaves out may be as far from it as it likes (a rank without elements holds an infinity): no
 /// number in one term is none in the result, and a gradient of zero times an infinite derivative
 /// is none either. Hence the two halves below. Of NaN `f` must be NaN: so is an extremum of which one
-/// term is. And terms so close that `f` rounds them to one number share the gradient of the greatest.
+/// term is. And where several terms become one number they share the gradient of the greatest: `f` must
+/// be flat there, as `relu` is; else, of terms so close that `f` rounds them to one, neighbours do.
 pub const INCREASING: Table = Table::new(&[(&[MAX], MAX), (&[MIN], MIN)]);
 /// Increasing, and defined from some number on, as `log`.
 pub const INCREASING_FROM: Table = Table::new(&[(&[MIN], MIN)]);

@@ -30,16 +30,16 @@ fn a_comparison_with_a_greatest_or_least_element_that_is_nan_is_false_under_ever
     }
 }
 
-/// 1.001 is 1 in eight bits, and 100001 beside 100000.
+/// 1.001 is 1 in eight bits, and 100001 beside 100000. All beyond a bound are the bound.
 #[test]
-fn the_gradient_of_a_greatest_element_is_its_own_also_where_the_others_round_to_it() {
+fn the_gradient_of_a_greatest_element_is_its_own_also_where_the_others_become_what_it_is() {
     macro_rules! check {
-        ($device:ident $mesh:ident; $(|$x:ident| $rounded:expr),* $(,)?) => {$(
-            let leaf = || Tensor::<1>::from_floats([1.0, 1.001], &$device).require_grad();
+        ($device:ident $mesh:ident $values:expr, $gradient:expr; $(|$x:ident| $rounded:expr),* $(,)?) => {$(
+            let leaf = || Tensor::<1>::from_floats($values, &$device).require_grad();
             let (whole, cut) = (leaf(), DTensor::distribute_local(leaf(), $mesh, &[S(0)])?);
             let $x = whole.clone().max();
             let expected = values(whole.grad(&$rounded.sum().backward()).expect("a leaf"));
-            assert_eq!(expected, [0.0, 1.0]);
+            assert_eq!(expected, $gradient);
             let $x = cut.clone().max();
             let loss = $rounded.full_tensor()?;
             let found = values(cut.local().grad(&loss.sum().backward()).expect("a leaf"));
@@ -49,11 +49,16 @@ fn the_gradient_of_a_greatest_element_is_its_own_also_where_the_others_round_to_
     on_mesh(&[2], |_, mesh| {
         let device = Device::flex().autodiff();
         check! {
-            device mesh;
+            device mesh [1.0, 1.001], [0.0, 1.0];
             |x| x.cast(FloatDType::BF16).cast(FloatDType::F32),
             |x| x.add_scalar(1e5),
             |x| x.clone().ones_like().mul_scalar(1e5) + x,
             |x| x.clone() - x.ones_like().mul_scalar(1e5),
+        }
+        check! {
+            device mesh [6.0, 7.0], [0.0, 0.0];
+            |x| x.clamp_max(6.0),
+            |x| x.clamp(-6.0, 6.0),
         }
         Ok(())
     });

@@ -1,5 +1,6 @@
 //! Layouts of inputs and results, and what a rank holds of an input. No tensors.
 
+use burn::tensor::DType;
 use burn_dtensor::placement::{Layout, PartialOp, Placement};
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -131,6 +132,10 @@ impl Place {
                 (if last { value * size - others } else { term(index) }, 1.0 / size)
             }
             PartialOp::Min | PartialOp::Max if self.below(50, self.size) == index as f64 => (value, 1.0),
+            // A byte holds no more.
+            PartialOp::Min if kind == ElementKind::Int && profile.int == DType::U8 => {
+                ((value + far(index)).min(255.0), 0.0)
+            }
             PartialOp::Min => (value + far(index), 0.0),
             // Of unsigned elements nothing is below zero.
             PartialOp::Max if kind == ElementKind::Int => ((value - far(index)).max(0.0), 0.0),
