@@ -9,9 +9,9 @@ use itertools::Itertools;
 /// Files of operators that are none: how rules are written, decided and run.
 const MACHINERY: [&str; 9] = ["choose", "config", "empty", "lookup", "pointwise", "policy", "resolved", "rule", "run"];
 
-/// Functions beside operators: methods of a loss, seeds, what a style calls.
-const BESIDE: [&str; 7] =
-    ["forward", "forward_no_reduction", "fold_in", "linear_with_input", "next_seed", "next_seed_on", "seed"];
+/// Functions beside operators: methods of a loss and of its configuration, seeds, what a style calls.
+const BESIDE: [&str; 8] =
+    ["forward", "forward_no_reduction", "fold_in", "init", "linear_with_input", "next_seed", "next_seed_on", "seed"];
 
 /// Local functions that a macro names beside the operator.
 const LOCAL: [&str; 2] = ["avg_pool", "max_pool"];
