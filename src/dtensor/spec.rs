@@ -25,7 +25,7 @@ pub struct DTensorSpec {
     shape: Shape,
     dtype: DType,
     /// Of a pending reduction: global shapes of the tensors that its terms were computed from, if known.
-    /// For messages: no part of what is equal.
+    /// Ranks compare them when it is reduced; no part of what is equal.
     terms: Option<Arc<str>>,
 }
 

@@ -8,7 +8,7 @@ use burn::tensor::DType;
 use super::FsdpError;
 use super::config::{FullyShard, ParamInfo};
 use crate::Result;
-use crate::param::{Found, Inventory, ParamError, TensorParallel, Unit};
+use crate::param::{Found, Inventory, TensorParallel, Unit};
 use crate::pattern::PathPattern;
 use crate::placement::Placement;
 
@@ -38,8 +38,8 @@ pub(super) struct Plan {
 
 /// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet.
 pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Plan> {
-    let units = PathPattern::parse_all(&config.units).map_err(ParamError::from)?;
-    let ignored = PathPattern::parse_all(&config.ignored).map_err(ParamError::from)?;
+    let units = PathPattern::parse_all(&config.units)?;
+    let ignored = PathPattern::parse_all(&config.ignored)?;
     let inventory = Inventory::of(model);
     inventory.check_modules(&units)?;
     inventory.check_params(&ignored)?;

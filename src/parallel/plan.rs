@@ -2,7 +2,7 @@
 
 use super::{ParallelError, Style};
 use crate::mesh::DeviceMesh;
-use crate::param::{Found, Inventory, ParamError};
+use crate::param::{Found, Inventory};
 use crate::pattern::PathPattern;
 use crate::placement::Placement;
 
@@ -57,8 +57,8 @@ impl Plan {
     /// Decides what becomes of every parameter, before any value moves.
     pub(super) fn resolve(&self, inventory: Inventory, mesh: &DeviceMesh) -> crate::Result<Vec<Planned>> {
         let texts: Vec<String> = self.entries.iter().map(|(pattern, _)| pattern.clone()).collect();
-        let patterns = PathPattern::parse_all(&texts).map_err(ParamError::from)?;
-        let units = PathPattern::parse_all(&self.units).map_err(ParamError::from)?;
+        let patterns = PathPattern::parse_all(&texts)?;
+        let units = PathPattern::parse_all(&self.units)?;
         inventory.check_any(&patterns)?;
         inventory.check_modules(&units)?;
         inventory.check(|_| false)?;

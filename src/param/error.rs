@@ -81,8 +81,8 @@ pub enum ParamError {
     },
 }
 
-impl From<PatternError> for ParamError {
+impl From<PatternError> for crate::Error {
     fn from(PatternError { pattern, reason }: PatternError) -> Self {
-        Self::Pattern { pattern, reason }
+        ParamError::Pattern { pattern, reason }.into()
     }
 }

@@ -20,7 +20,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | elementwise | `S(d)` to `S(d)`; increasing ones go through `P(max)` and `P(min)` |
+//! | elementwise | `S(d)` to `S(d)`; increasing ones that do not clamp go through `P(max)` or `P(min)` |
 //! | along a dimension: the softmaxes, `glu` | that dimension whole, any other cut |
 //! | `prelu` with an `alpha` a channel | channels cut with their `alpha` |
 
@@ -52,18 +52,16 @@ const fn only_if(condition: bool, table: Table) -> Table {
 
 elementwise! {
     relu(): INCREASING,
-    // These clamp.
-    relu6(): NOTHING,
+    relu6(): NOTHING, // clamps
     leaky_relu(negative_slope): only_if(negative_slope > 0.0, INCREASING),
     thresholded_relu(alpha): only_if(alpha >= 0.0, INCREASING),
     threshold(threshold, value): only_if(value <= threshold, INCREASING),
     sigmoid(): INCREASING,
     log_sigmoid(): INCREASING,
-    // Of an infinity, which a rank without elements holds, no slope at all makes no number.
-    hard_sigmoid(alpha, beta): NOTHING,
+    hard_sigmoid(alpha, beta): NOTHING, // clamps
     tanh(): INCREASING,
     tanhshrink(): INCREASING,
-    hardtanh(min_val, max_val): NOTHING,
+    hardtanh(min_val, max_val): NOTHING, // clamps
     softsign(): NOTHING,
     softplus(beta): INCREASING,
     // It falls where it becomes linear, by more the lower the threshold.

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each [`Case`] is run with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks,
-//! and in [as many as time allows](prove_with) on 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2: Replicate, a shard of every dimension, and every pending reduction, its parts
-//! different from rank to rank. Compared are
+//! and in [as many as time allows](prove_with) on 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2: Replicate, a shard
+//! of every dimension, and every pending reduction, its parts different from rank to rank. Compared are
 //!
 //! * the full value of every output, on every rank;
 //! * of every float input the gradient that each rank holds, against the true derivative by what

@@ -86,6 +86,15 @@ pub fn max_diff(a: &BTreeMap<String, Vec<f32>>, b: &BTreeMap<String, Vec<f32>>) 
     greatest(a.iter().map(|(path, values)| furthest(values, &b[path])))
 }
 
+/// Random trees of frozen layers would else have none.
+#[test]
+fn a_copy_of_a_frozen_layer_is_frozen() {
+    let device = Device::flex().autodiff();
+    let layer = burn::nn::LinearConfig::new(2, 2).init(&device);
+    assert!(on_device(&layer, &device).weight.is_require_grad());
+    assert!(!on_device(&layer.no_grad(), &device).weight.is_require_grad());
+}
+
 #[test]
 fn nan_is_near_nothing() {
     let by_path = |values: [f32; 3]| BTreeMap::from([("a".into(), vec![1.0]), ("b".into(), values.into())]);
