@@ -13,16 +13,12 @@ mod rules;
 
 use std::time::Duration;
 
-use burn::tensor::Shape;
-use burn_dtensor::Result;
 use burn_dtensor::dtensor::DTensor;
-use burn_dtensor::dtensor::ops::{Rule, Strategy, strategy, unary};
-use burn_dtensor::placement::{PartialOp, Placement};
+use burn_dtensor::dtensor::ops::partials::SHIFT;
+use burn_dtensor::dtensor::ops::{Axes, apply};
 use burn_dtensor::testing::prove::{Case, Effort, Report, case, prove_with};
 use clap::Parser;
 use itertools::Itertools;
-
-use Placement::{Partial, Shard};
 
 /// Proves operators on DTensors: combinations of layouts of their inputs, on meshes of one, two and
 /// three dimensions, forward and backward, against burn's operators on ordinary tensors.
@@ -39,33 +35,11 @@ struct Args {
     exhaustive: bool,
 }
 
-/// `2 x - 1`, an operator that this crate does not have.
+/// `2 x - 1`, an operator that this crate does not have: elementwise, and of what is yet to be averaged each
+/// rank may compute it alone.
 ///
-/// | `x` | `2 x - 1` |
-/// |---|---|
-/// | `S(d)` | `S(d)` |
-/// | `P(avg)`, `P(max)`, `P(min)` | the same |
-///
-/// Let a pending sum through, `strategy([Partial(PartialOp::Sum)], [Partial(PartialOp::Sum)])`,
-/// and see what the prover says: every rank would subtract its own 1.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Centered;
-
-impl Rule for Centered {
-    fn name(&self) -> &'static str {
-        "centered"
-    }
-
-    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn strategies(&self, inputs: &[Shape], _outputs: &[Shape]) -> Vec<Strategy> {
-        let shards = (0..inputs[0].num_dims()).map(Shard);
-        let reductions = [PartialOp::Avg, PartialOp::Max, PartialOp::Min].map(Partial);
-        shards.chain(reductions).map(|placement| strategy([placement], [placement])).collect()
-    }
-}
+/// Let a partial sum through, with `LINEAR`, and see what the prover says: every rank would subtract its own 1.
+const CENTERED: Axes = Axes::pointwise("centered", SHIFT);
 
 /// The operator, on whatever a trait says is a tensor here.
 trait CenteredExt {
@@ -80,7 +54,7 @@ impl<const D: usize> CenteredExt for burn::tensor::Tensor<D> {
 
 impl<const D: usize> CenteredExt for DTensor<D> {
     fn centered(self) -> Self {
-        unary(&Centered, self, |x, _| x.centered())
+        apply(&CENTERED, self, |x, _| x.centered())
     }
 }
 

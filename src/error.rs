@@ -4,6 +4,8 @@
 //! like burn's own do; where such a panic carries an [`Error`] (a collective failing inside a
 //! backward pass), [`launch`](crate::comm::launch) turns it back into the typed value.
 
+use std::panic::Location;
+
 use crate::comm::{CommError, LaunchError};
 use crate::dtensor::DTensorError;
 use crate::fsdp::FsdpError;
@@ -57,13 +59,32 @@ impl Error {
     /// Unwinds the calling rank with this error, without running the panic hook.
     ///
     /// For places that cannot return a `Result` (a parameter's value, a backward step).
-    /// [`launch`](crate::comm::launch) catches it and reports it as a typed value. On any other thread than
+    /// [`launch`](crate::comm::launch) catches it and reports it as a typed value, with the line that
+    /// [`unwind`](Self::unwind) or an operator was called in. On any other thread than
     /// that of a rank's program nobody would: there it is a panic with the error's text.
+    #[track_caller]
     pub fn unwind(self) -> ! {
         if crate::comm::is_rank() {
+            crate::comm::note_unwinding(Location::caller());
             std::panic::resume_unwind(Box::new(self));
         }
         panic!("{self}")
+    }
+}
+
+/// The value, or the error unwound from where the caller is.
+pub(crate) trait OrUnwind<T> {
+    #[track_caller]
+    fn or_unwind(self) -> T;
+}
+
+impl<T, E: Into<Error>> OrUnwind<T> for std::result::Result<T, E> {
+    #[track_caller]
+    fn or_unwind(self) -> T {
+        match self {
+            Ok(value) => value,
+            Err(error) => error.into().unwind(),
+        }
     }
 }
 

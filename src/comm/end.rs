@@ -1,16 +1,20 @@
 //! [`End`]: how a rank's program ended.
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 
-use super::CommError;
 use super::local::{Failure, LocalWorld};
+use super::{CommError, home};
 use crate::Error;
 
 /// How a rank's program ended.
 pub(super) enum End<T> {
     Done(T),
-    Failed(Error),
+    Failed {
+        error: Error,
+        /// Where the program unwound with it.
+        at: Option<&'static Location<'static>>,
+    },
     Panicked(String),
 }
 
@@ -23,7 +27,7 @@ impl<T> End<T> {
     /// Never panics itself, whatever the payload does when it is dropped.
     pub fn from_panic(payload: Box<dyn Any + Send>) -> Self {
         let end = if let Some(error) = payload.downcast_ref::<Error>() {
-            Self::Failed(error.clone())
+            Self::Failed { error: error.clone(), at: home::unwound_at() }
         } else if let Some(message) = payload.downcast_ref::<String>() {
             Self::Panicked(message.clone())
         } else {
@@ -41,7 +45,7 @@ impl<T> End<T> {
     pub fn tell(&self, rank: usize, local: &LocalWorld) {
         match self {
             Self::Done(_) => {}
-            Self::Failed(error) => {
+            Self::Failed { error, .. } => {
                 local.rendezvous.fail(Failure::Failed { rank, message: error.to_string() });
             }
             Self::Panicked(message) => {
@@ -62,10 +66,22 @@ impl<T> End<T> {
         }
     }
 
+    pub fn unwound_at(&self) -> Option<&'static Location<'static>> {
+        match self {
+            Self::Failed { at, .. } => *at,
+            _ => None,
+        }
+    }
+
+    /// The program returned it.
+    pub fn failed(error: Error) -> Self {
+        Self::Failed { error, at: None }
+    }
+
     pub fn error(self, rank: usize) -> Option<Error> {
         match self {
             Self::Done(_) => None,
-            Self::Failed(error) => Some(error),
+            Self::Failed { error, .. } => Some(error),
             Self::Panicked(message) => Some(CommError::RankPanicked { rank, message, during: None }.into()),
         }
     }

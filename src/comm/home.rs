@@ -4,6 +4,7 @@
 //! started is not known, and may speak for any rank.
 
 use std::cell::{Cell, RefCell};
+use std::panic::Location;
 use std::sync::Arc;
 
 /// A rank of a launch, as one of its threads knows it.
@@ -18,6 +19,7 @@ pub(super) struct Home {
 thread_local! {
     static HOME: RefCell<Option<Arc<Home>>> = const { RefCell::new(None) };
     static IS_RANK: Cell<bool> = const { Cell::new(false) };
+    static UNWOUND_AT: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
 
 impl Home {
@@ -54,4 +56,14 @@ pub(super) fn become_rank() {
 /// Whether the calling thread runs a rank's program: `launch` catches what unwinds from it.
 pub(crate) fn is_rank() -> bool {
     IS_RANK.get()
+}
+
+/// Notes the line that the calling thread unwinds with an error from.
+pub(crate) fn note_unwinding(at: &'static Location<'static>) {
+    UNWOUND_AT.set(Some(at));
+}
+
+/// The line that was last unwound from.
+pub(super) fn unwound_at() -> Option<&'static Location<'static>> {
+    UNWOUND_AT.get()
 }

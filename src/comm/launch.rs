@@ -132,7 +132,7 @@ where
             let thread = thread::Builder::new().name(format!("launch {rank}"));
             let run = &run;
             thread.spawn_scoped(scope, move || run(rank)).map_err(|error| {
-                let end = End::Failed(Error::other(format!("rank {rank} has no thread: {error}")));
+                let end = End::failed(Error::other(format!("rank {rank} has no thread: {error}")));
                 end.tell(rank, &local);
                 end
             })
@@ -161,7 +161,8 @@ fn default_device() -> Device {
 
 fn run_program<T, E: Into<Error>>(program: impl Fn(&World) -> Result<T, E>, world: &World) -> End<T> {
     home::become_rank();
-    program(world).map_or_else(|error| End::Failed(error.into()), End::Done)
+    // Here, on the rank's own thread, it is known where the program unwound.
+    End::of(|| program(world).map_or_else(|error| End::failed(error.into()), End::Done))
 }
 
 /// Runs `body` in a rayon pool of the rank's own, whose first thread is named after the rank.
@@ -176,6 +177,6 @@ fn in_own_pool<T: Send>(
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).stack_size(stack_size);
     match pool.start_handler(move |_| home.clone().settle()).build() {
         Ok(pool) => pool.install(body),
-        Err(error) => End::Failed(Error::other(format!("rank {rank} has no thread pool: {error}"))),
+        Err(error) => End::failed(Error::other(format!("rank {rank} has no thread pool: {error}"))),
     }
 }

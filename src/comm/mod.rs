@@ -44,7 +44,7 @@ mod world;
 pub use communicator::{Call, Communicator, Phase, ReduceOp, Sharded, TensorMeta};
 pub use error::CommError;
 pub use group::Group;
-pub(crate) use home::is_rank;
+pub(crate) use home::{is_rank, note_unwinding};
 pub use launch::{Launch, launch};
 pub use ledger::{Entry, Key, Ledger, Snapshot, Spent, Total};
 pub use op::{CollectiveId, Op};

@@ -1,6 +1,7 @@
 //! [`LaunchError`]: how every rank fared in a launch that failed.
 
 use std::fmt;
+use std::panic::Location;
 
 use super::end::End;
 use super::local::{Failure, LocalWorld};
@@ -13,6 +14,8 @@ pub struct LaunchError {
     pub rank: usize,
     /// The first failure.
     pub cause: Error,
+    /// Where in the program an operator unwound with it, if it was not returned.
+    pub at: Option<&'static Location<'static>>,
     /// What the rank at fault itself ended with, where that says more than the first failure.
     pub own: Option<Error>,
     /// All other ranks.
@@ -36,8 +39,11 @@ impl LaunchError {
         let culprit = failure.error(None);
         let rank = culprit.rank();
         let mut cause = Error::Comm(culprit);
-        let (mut own, mut others) = (None, Vec::new());
+        let (mut own, mut at, mut others) = (None, None, Vec::new());
         for (each, end) in ends.into_iter().enumerate() {
+            if each == rank {
+                at = end.unwound_at();
+            }
             let error = end.error(each);
             match error {
                 // The rank's own error is more than its message, which is what the others know.
@@ -48,7 +54,7 @@ impl LaunchError {
         }
         let text = cause.to_string();
         let own = own.filter(|own| own.to_string() != text);
-        Self { rank, cause, own, others }
+        Self { rank, cause, at, own, others }
     }
 }
 
@@ -56,6 +62,9 @@ impl fmt::Display for LaunchError {
     /// Ranks that fared alike share a line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "launch failed at rank {}: {}", self.rank, self.cause)?;
+        if let Some(at) = self.at {
+            write!(f, "\n  in {at}")?;
+        }
         if let Some(own) = &self.own {
             write!(f, "\n  rank {} itself ended with: {own}", self.rank)?;
         }

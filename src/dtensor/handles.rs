@@ -1,15 +1,69 @@
-//! [`Handles`]: what a tensor was already brought to.
+//! [`Destination`] and [`Handles`]: what a tensor is brought to, and what it was already brought to.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::local::{as_float, is_tracked};
+use super::route::{Dims, Kept, Route};
+use super::{DTensorSpec, Kind};
+use crate::Result;
 use crate::placement::Layout;
 
-/// Mesh dimensions, ascending, without those of size 1.
-pub(super) type Dims = SmallVec<[usize; 3]>;
+/// What a tensor is brought to.
+#[derive(Debug)]
+pub(super) struct Destination {
+    pub(super) spec: Arc<DTensorSpec>,
+    /// The way there.
+    pub(super) route: Arc<Route>,
+    /// Mesh dimensions on which ranks compute different things with one replicated value.
+    pub(super) varying: Dims,
+}
+
+impl Destination {
+    /// Whether the tensor is there as it comes.
+    pub(super) fn is_here(&self) -> bool {
+        self.varying.is_empty() && self.route.steps().is_empty()
+    }
+
+    /// The local tensor there, of one laid out as `from`. Clones of it share `handles`, and with them the
+    /// result.
+    ///
+    /// # Collective
+    /// In forward and in backward: every rank of the mesh.
+    pub(super) fn bring<const D: usize, K: Kind>(
+        &self,
+        local: Tensor<D, K>,
+        from: &DTensorSpec,
+        handles: Option<&Handles<D>>,
+    ) -> Result<Tensor<D, K>> {
+        let varying = if self.varying.is_empty() || !is_tracked(&local) { &[] } else { &self.varying[..] };
+        let stays = self.route.steps().is_empty();
+        if varying.is_empty() && stays {
+            return Ok(local);
+        }
+        let Some(handles) = handles else {
+            return self.route.walk(local, from, varying, Weak::new());
+        };
+        if let Some(given) = handles.given.as_ref().filter(|given| stays && *given.varying == *varying) {
+            return Ok(Tensor::from_dispatch((given.make)().into_dispatch()));
+        }
+        if let Some(known) = handles.find(self.spec.layout(), varying) {
+            return Ok(Tensor::from_dispatch(known.into_dispatch()));
+        }
+        // No lock is held while this communicates.
+        let kept = Arc::new(Kept::default());
+        let tensor = self.route.walk(local, from, varying, Arc::downgrade(&kept))?;
+        // Only floats vary or are cached: what else moves is an index, and small.
+        if tensor.dtype().is_float() {
+            *kept.lock() = Some(as_float(tensor.clone()));
+            handles.made.lock().push(Handle { layout: self.spec.layout().clone(), varying: varying.into(), kept });
+        }
+        Ok(tensor)
+    }
+}
 
 /// What one tensor was already brought to, kept until backward or while it or a clone of it lives.
 #[derive(Debug, Default)]
@@ -34,18 +88,14 @@ impl<const D: usize> std::fmt::Debug for Given<D> {
 /// One layout that it was brought to.
 #[derive(Debug)]
 pub(super) struct Handle<const D: usize> {
-    pub(super) layout: Layout,
-    pub(super) varying: Dims,
+    layout: Layout,
+    varying: Dims,
     pub(super) kept: Arc<Kept<D>>,
 }
 
-/// A tensor, until backward has run its node: that is spent, and with it the memory is let go. One
-/// that is not tracked stays.
-pub(super) type Kept<const D: usize> = Mutex<Option<Tensor<D>>>;
-
 impl<const D: usize> Handles<D> {
     /// What it was brought to in this layout, if that is still there.
-    pub(super) fn find(&self, layout: &Layout, varying: &[usize]) -> Option<Tensor<D>> {
+    fn find(&self, layout: &Layout, varying: &[usize]) -> Option<Tensor<D>> {
         let mut made = self.made.lock();
         made.retain(|handle| handle.kept.lock().is_some());
         let found = made.iter().find(|handle| *handle.varying == *varying && handle.layout == *layout);

@@ -51,6 +51,7 @@ mod philox;
 mod picture;
 mod random;
 mod redistribute;
+mod route;
 mod spec;
 mod step;
 mod tensor;

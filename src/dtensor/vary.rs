@@ -7,62 +7,41 @@
 //!                   \-- x @ wv (S) ---.   dv @ wv^T  /  over the ranks; vary all-reduces it, once
 //! ```
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Tensor;
 
-use super::handles::{Dims, Given, Handle, Handles, Kept};
-use super::local::{as_float, is_tracked};
-use super::redistribute::{Route, travel};
+use super::handles::{Destination, Given, Handles};
+use super::route::{Dims, Route};
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, Kind};
 use crate::Result;
-use crate::placement::{Layout, Placement};
+use crate::placement::{Layout, Placement, Placements};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The local tensor laid out as `target`, for a computation that differs between the ranks of
-    /// `varying`. If the tensor has clones, they share the result.
-    ///
-    /// # Collective
-    /// In forward and in backward: every rank of the mesh.
-    pub(super) fn brought_to(self, target: &Layout, varying: &[usize]) -> Result<Tensor<D, K>> {
-        let varying = if varying.is_empty() || !is_tracked(&self.local) { &[] } else { varying };
-        if varying.is_empty() && self.layout() == target {
-            return Ok(self.local);
-        }
-        let Some(handles) = self.handles.get() else {
-            let route = Route::between(self.layout(), target)?;
-            return travel(self.local, &self.spec, &route, varying, Weak::new());
-        };
-        if let Some(given) = handles.given.as_ref().filter(|given| *given.varying == *varying)
-            && self.layout() == target
-        {
-            return Ok(Tensor::from_dispatch((given.make)().into_dispatch()));
-        }
-        if let Some(known) = handles.find(target, varying) {
-            return Ok(Tensor::from_dispatch(known.into_dispatch()));
-        }
-        // No lock is held while this communicates.
-        let (route, kept) = (Route::between(self.layout(), target)?, Arc::new(Kept::default()));
-        let tensor = travel(self.local.clone(), &self.spec, &route, varying, Arc::downgrade(&kept))?;
-        // Only floats vary or are cached: what else moves is an index, and small.
-        if tensor.dtype().is_float() {
-            *kept.lock() = Some(as_float(tensor.clone()));
-            handles.made.lock().push(Handle { layout: target.clone(), varying: varying.into(), kept });
-        }
-        Ok(tensor)
-    }
-
-    /// [`redistribute_to`](Self::redistribute_to), once for all clones of this tensor.
+    /// This tensor with `placement` on every mesh dimension, or Replicate if that would leave a rank without
+    /// elements; once for all clones of it.
     ///
     /// # Collective
     /// As [`redistribute_to`](Self::redistribute_to).
-    pub(crate) fn redistribute_shared(self, layout: &Layout) -> Result<Self> {
-        if self.layout() == layout {
+    pub(crate) fn brought(self, placement: Placement) -> Result<Self> {
+        let placement = self.spec.with_elements(placement);
+        let placements: Placements = self.mesh().shape().iter().map(|_| placement).collect();
+        let layout = Layout::new(self.mesh().shape(), &placements)?;
+        if *self.layout() == layout {
             return Ok(self);
         }
-        let spec = self.spec.with_layout(layout.clone())?.shared();
-        Ok(Self::from_parts(self.brought_to(layout, &[])?, spec))
+        let to = self.destination(&layout, &[])?;
+        let local = to.bring(self.local, &self.spec, self.handles.get().map(|handles| &**handles))?;
+        Ok(Self::from_parts(local, to.spec))
+    }
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    fn destination(&self, layout: &Layout, varying: &[usize]) -> Result<Destination> {
+        let spec =
+            if self.layout() == layout { self.spec.clone() } else { self.spec.with_layout(layout.clone())?.shared() };
+        Ok(Destination { spec, route: Route::between(self.layout(), layout)?, varying: varying.into() })
     }
 }
 
@@ -70,8 +49,7 @@ impl<const D: usize> DTensor<D> {
     /// The local tensor, for a computation that differs between the ranks of `mesh_dims`, on all
     /// of which the tensor is Replicate.
     ///
-    /// Free in forward; in backward the gradient is summed over `mesh_dims` by one all-reduce a
-    /// dimension. The handle is cached: until backward, and without gradients as long as this tensor
+    /// Free in forward; in backward the gradient is summed over `mesh_dims` by one all-reduce. The handle is cached: until backward, and without gradients as long as this tensor
     /// or a clone of it lives, further calls return the same one, and their gradients share the
     /// all-reduce. So two losses computed from one tensor are one graph: take the gradient of their sum.
     ///
@@ -125,7 +103,8 @@ impl<const D: usize> DTensor<D> {
     }
 
     fn shared_handle(&self, layout: &Layout, dims: &[usize]) -> Result<Tensor<D>> {
-        self.clone().brought_to(layout, dims)
+        let handles = self.handles.get_or_init(Default::default);
+        self.destination(layout, dims)?.bring(self.local.clone(), &self.spec, Some(handles))
     }
 
     fn dims_of(&self, mesh_dims: &[usize]) -> Result<Dims> {

@@ -184,6 +184,19 @@ impl DeviceMesh {
         self.0.communicators.get(mesh_dim).ok_or_else(|| self.not_a_member("communicate on it"))
     }
 
+    /// The communicator of the ranks that differ from the caller only along `mesh_dims`, ascending: in
+    /// the order of the mesh.
+    ///
+    /// # Errors
+    /// As [`communicator`](Self::communicator), and a failure of the world.
+    pub(crate) fn communicator_over(&self, mesh_dims: &[usize]) -> Result<Arc<dyn Communicator>, MeshError> {
+        if let [mesh_dim] = *mesh_dims {
+            return Ok(self.communicator(mesh_dim)?.clone());
+        }
+        let coordinate = self.member("communicate on it")?;
+        Ok(self.0.world.group(&along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims))?)
+    }
+
     /// The mesh this one was sliced from; itself, if it is no slice.
     pub fn root(&self) -> &Self {
         self.0.root.as_ref().unwrap_or(self)

@@ -11,6 +11,7 @@ use super::DTensorForward;
 use crate::Result;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::activation::{quiet_softmax, softmax};
+use crate::error::OrUnwind;
 use crate::parallel::ParallelError;
 use crate::param::path;
 use crate::placement::Placement;
@@ -86,7 +87,7 @@ impl DTensorForward<MhaInput> for MultiHeadAttention {
 pub(super) fn project(x: DTensor<3>, layer: &Linear, heads: usize) -> DTensor<4> {
     let y = layer.forward_dtensor(x);
     let [batch, seq, width] = y.dims();
-    check_heads(&y, layer, heads).unwrap_or_else(|error| error.unwind());
+    check_heads(&y, layer, heads).or_unwind();
     y.reshape([batch, seq, heads, width / heads]).swap_dims(1, 2)
 }
 

@@ -65,10 +65,10 @@ pub use grouped::{GroupedQueryAttention, GroupedQueryAttentionConfig};
 use burn::module::Param;
 use burn::tensor::Tensor;
 
-use crate::Error;
-use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::dtensor::ops::Operand;
+use crate::dtensor::{DTensor, Kind};
+use crate::error::OrUnwind;
 use crate::param::ParamExt;
-use crate::placement::{Layout, Placement};
 
 /// The forward of a burn-nn layer over DTensors.
 ///
@@ -77,45 +77,61 @@ use crate::placement::{Layout, Placement};
 /// is communicated, and outside the layer's [`unit`](fn@crate::fsdp::unit) its parameters too.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`]: a parameter that was not parallelized, shapes that
+/// Unwinds with a typed [`Error`](crate::Error): a parameter that was not parallelized, shapes that
 /// do not fit, a collective that fails.
 pub trait DTensorForward<Input> {
     /// What the layer returns.
     type Output;
 
     /// As the layer's `forward`, on DTensors.
+    #[track_caller]
     fn forward_dtensor(&self, input: Input) -> Self::Output;
 }
 
 /// A parameter as a layer computes with it.
+#[track_caller]
 fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
-    param.dtensor().unwrap_or_else(|error| error.unwind())
+    param.dtensor().or_unwind()
 }
 
-/// Runs a layer on `x` with `param`, whose style says where the layer brings its input and output.
-fn styled<const D: usize, const P: usize, const O: usize, K: Kind>(
+/// Runs a layer on `x` with `param`, whose style says where the layer brings its input and output: what
+/// the forward of a layer of one's own is made of. Clones of one activation share what that sends.
+///
+/// ```
+/// # use burn::module::{Module, Param};
+/// # use burn::tensor::Tensor;
+/// use burn_dtensor::dtensor::ops::module;
+/// use burn_dtensor::nn::styled;
+/// use burn_dtensor::prelude::*;
+///
+/// /// `x @ weightᵀ`, of a weight `[d_out, d_in]`.
+/// #[derive(Module, Debug)]
+/// struct Projection {
+///     weight: Param<Tensor<2>>,
+/// }
+///
+/// impl Projection {
+///     fn forward(&self, x: DTensor<3>) -> DTensor<3> {
+///         styled(&self.weight, x, |x, weight| module::linear(x, weight.transpose(), None))
+///     }
+/// }
+/// ```
+///
+/// # Collective
+/// As [`DTensorForward`].
+///
+/// # Panics
+/// As [`DTensorForward`].
+#[track_caller]
+pub fn styled<const D: usize, const P: usize, const O: usize, K: Kind>(
     param: &Param<Tensor<P>>,
     x: DTensor<D, K>,
-    forward: impl FnOnce(DTensor<D, K>, DTensor<P>) -> DTensor<O>,
+    forward: impl FnOnce(Operand<D, K>, DTensor<P>) -> DTensor<O>,
 ) -> DTensor<O> {
     let (style, value) = (param.style(), read(param));
-    let spec = value.spec().clone();
-    let x = bring(x, &spec, style.and_then(|style| style.input()));
-    bring(forward(x, value), &spec, style.and_then(|style| style.output()))
-}
-
-/// An activation where a style wants it, on the mesh of the layer's parameter; whole, where it has
-/// not an element for every rank. Clones of one activation share what that sends.
-fn bring<const D: usize, K: Kind>(
-    x: DTensor<D, K>,
-    param: &DTensorSpec,
-    placement: Option<Placement>,
-) -> DTensor<D, K> {
-    let Some(placement) = placement else { return x };
-    let same = x.spec().check_same_mesh(param).map_err(Error::from);
-    let bring = || {
-        let layout = Layout::new(x.mesh().shape(), &[x.spec().with_elements(placement)])?;
-        x.redistribute_shared(&layout)
-    };
-    same.and_then(|()| bring()).unwrap_or_else(|error| error.unwind())
+    let y = forward(x.pinned(style.and_then(|style| style.input())), value);
+    match style.and_then(|style| style.output()) {
+        Some(placement) => y.brought(placement).or_unwind(),
+        None => y,
+    }
 }

@@ -5,7 +5,7 @@ use burn::nn::{GroupNorm, LayerNorm, RmsNorm};
 
 use super::{DTensorForward, read, styled};
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::module;
+use crate::dtensor::ops::{Operand, module};
 
 /// Under sequence parallelism gamma and beta get a term of their gradient on every rank; all those
 /// of a unit are added up at once.
@@ -40,10 +40,10 @@ impl<const D: usize> DTensorForward<DTensor<D>> for GroupNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        let normalized = |x, gamma_beta| module::group_norm(x, gamma_beta, self.num_groups, self.epsilon);
+        let normalized = |x: Operand<D>, gamma_beta| module::group_norm(x, gamma_beta, self.num_groups, self.epsilon);
         match (&self.gamma, &self.beta) {
             (Some(gamma), Some(beta)) => styled(gamma, x, |x, gamma| normalized(x, Some((gamma, read(beta))))),
-            _ => normalized(x, None),
+            _ => normalized(x.into(), None),
         }
     }
 }

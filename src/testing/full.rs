@@ -3,6 +3,7 @@
 use burn::tensor::{Tensor, TensorData, Tolerance};
 
 use crate::dtensor::{DTensor, Kind};
+use crate::error::OrUnwind;
 
 /// Asserts that the tensor's full value is close to `expected`, as every rank gathers it.
 ///
@@ -36,6 +37,6 @@ pub fn assert_full_eq<const D: usize, K: Kind>(actual: &DTensor<D, K>, expected:
 }
 
 fn full<const D: usize, K: Kind>(tensor: DTensor<D, K>) -> TensorData {
-    let full: Tensor<D, K> = tensor.full_tensor().unwrap_or_else(|error| error.unwind());
+    let full: Tensor<D, K> = tensor.full_tensor().or_unwind();
     full.into_data()
 }

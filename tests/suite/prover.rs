@@ -2,7 +2,7 @@
 
 use burn::tensor::{Float, Shape, Tensor};
 use burn_dtensor::Result;
-use burn_dtensor::dtensor::ops::{Resolved, Rule, Strategy, strategy, unary};
+use burn_dtensor::dtensor::ops::{Operator, Rule, Strategy, apply, strategy};
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::testing::prove::{
     Case, Combination, Input, OperatorReport, Plain, Sharded, What, Wrong, case, prove,
@@ -36,14 +36,14 @@ impl Rule for Claim {
 fn proven(
     placements: &[Placement],
     plain: impl Fn(Tensor<2>) -> Tensor<2> + Send + Sync + 'static,
-    local: impl Fn(Tensor<2>, &Resolved) -> Tensor<2> + Send + Sync + 'static,
+    local: impl Fn(Tensor<2>, &Operator) -> Tensor<2> + Send + Sync + 'static,
 ) -> OperatorReport {
     let claim = Claim(placements.to_vec());
     let case = Case::new(
         "claimed",
         [Input::float("x", [3, 2])],
         move |inputs| plain(inputs[0].tensor::<2, Float>()),
-        move |inputs| unary(&claim, inputs[0].tensor::<2, Float>(), &local),
+        move |inputs| apply(&claim, inputs[0].tensor::<2, Float>(), &local),
     );
     prove(&[case]).operators.remove(0)
 }
@@ -88,7 +88,7 @@ fn a_gradient_that_loses_a_term_is_found_where_the_value_is_right() {
 /// Values are right, and all gradients that there are.
 #[test]
 fn a_rank_that_drops_its_graph_is_found() {
-    let local = |x: Tensor<2>, _: &Resolved| if x.dims()[0] == 0 { x.detach() } else { x };
+    let local = |x: Tensor<2>, _: &Operator| if x.dims()[0] == 0 { x.detach() } else { x };
     let report = proven(&[S(0)], |x| x, local);
     assert_eq!(report.wrong[0].combination.to_string(), "mesh [4]: x [3, 2] as [S(0)]");
     assert!(report.to_string().contains("gradient of `x` is missing (rank 3)"), "{report}");
@@ -105,7 +105,7 @@ fn shards_that_are_not_where_the_rule_says_are_found() {
 /// On one rank alone: the ranks with elements go on to wait for it.
 #[test]
 fn a_rank_that_panics_is_named_and_the_others_are_tried() {
-    let local = |x: Tensor<2>, _: &Resolved| if x.dims()[0] == 0 { panic!("no rows") } else { x };
+    let local = |x: Tensor<2>, _: &Operator| if x.dims()[0] == 0 { panic!("no rows") } else { x };
     let report = proven(&[S(0), S(1)], |x| x, local);
     assert_eq!(report.tried, 3 * 8 + 48 + 24 + 8 + 8);
     let wrong: Vec<_> = report.wrong.iter().map(|wrong| wrong.combination.to_string()).collect();
@@ -155,7 +155,7 @@ fn one_expression_is_compiled_for_both_kinds_of_tensor() {
 /// Values and gradients are right. Of 3 rows over 2 ranks, the second rank has one.
 #[test]
 fn a_rank_that_records_more_nodes_than_another_is_found() {
-    let local = |x: Tensor<2>, _: &Resolved| if x.dims()[0] == 1 { x.neg().neg() } else { x };
+    let local = |x: Tensor<2>, _: &Operator| if x.dims()[0] == 1 { x.neg().neg() } else { x };
     let report = proven(&[S(0)], |x| x, local);
     let first = &report.wrong[0];
     assert_eq!(first.combination.to_string(), "mesh [2]: x [3, 2] as [S(0)]");
@@ -175,7 +175,7 @@ fn a_reduction_that_loses_a_nan_is_found() {
     let prove_on = |input: Input| {
         let claim = claim.clone();
         let plain = move |inputs: &[_]| filled(Plain::tensor::<2, Float>(&inputs[0]));
-        let local = move |inputs: &[_]| unary(&claim, Sharded::tensor::<2, Float>(&inputs[0]), |x, _| filled(x));
+        let local = move |inputs: &[_]| apply(&claim, Sharded::tensor::<2, Float>(&inputs[0]), |x, _| filled(x));
         prove(&[Case::new("claimed", [input], plain, local)]).operators.remove(0)
     };
     let report = prove_on(Input::float("x", [3, 2]));

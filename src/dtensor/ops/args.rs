@@ -10,19 +10,27 @@ use crate::dtensor::DTensorError;
 ///
 /// # Panics
 /// Unwinds with [`DTensorError::Operands`] if there is none.
+#[track_caller]
 pub(super) fn dim_of(operator: &'static str, index: impl AsIndex, dims: usize) -> usize {
-    index.try_dim_index(dims).unwrap_or_else(|_| {
-        let why = format!("there is no dimension {index:?} of {dims}; use one in -{dims}..{dims}");
-        misfit(operator, &[], why).unwind()
-    })
+    match index.try_dim_index(dims) {
+        Ok(dim) => dim,
+        Err(_) => {
+            let why = format!("there is no dimension {index:?} of {dims}; use one in -{dims}..{dims}");
+            misfit(operator, &[], why).unwind()
+        }
+    }
 }
 
 /// Dimensions of a tensor, ascending, each once.
 pub(super) type Dims = SmallVec<[usize; 4]>;
 
 /// [`dim_of`] each of `indices`.
+#[track_caller]
 pub(super) fn dims_of(operator: &'static str, indices: &[impl AsIndex], dims: usize) -> Dims {
-    let mut found: Dims = indices.iter().map(|&index| dim_of(operator, index, dims)).collect();
+    let mut found = Dims::new();
+    for &index in indices {
+        found.push(dim_of(operator, index, dims));
+    }
     found.sort_unstable();
     found.dedup();
     found

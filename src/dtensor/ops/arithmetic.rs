@@ -4,7 +4,9 @@ use std::ops::{Add, Div, Mul, Neg, Rem, Sub};
 
 use burn::tensor::{ElementConversion, kind};
 
-use super::pointwise::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NOTHING, Pointwise, zip, zipped};
+use super::methods::zipped;
+use super::partials::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NOTHING};
+use super::{Axes, apply};
 use crate::dtensor::{DTensor, Kind};
 
 #[allow(clippy::should_implement_trait)] // burn's names; the traits are implemented too
@@ -33,6 +35,7 @@ macro_rules! operators {
         impl<const D: usize, K: Kind + kind::Numeric> $Trait for DTensor<D, K> {
             type Output = Self;
 
+            #[track_caller]
             fn $method(self, other: Self) -> Self {
                 self.$named(other)
             }
@@ -41,6 +44,7 @@ macro_rules! operators {
         impl<const D: usize, K: Kind + kind::Numeric, E: ElementConversion> $Trait<E> for DTensor<D, K> {
             type Output = Self;
 
+            #[track_caller]
             fn $method(self, other: E) -> Self {
                 self.$scalar(other)
             }
@@ -59,6 +63,7 @@ operators! {
 impl<const D: usize, K: Kind + kind::Numeric> Neg for DTensor<D, K> {
     type Output = Self;
 
+    #[track_caller]
     fn neg(self) -> Self {
         DTensor::neg(self)
     }
@@ -70,6 +75,7 @@ macro_rules! from_the_left {
         impl<const D: usize> Div<DTensor<D>> for $ty {
             type Output = DTensor<D>;
 
+            #[track_caller]
             fn div(self, x: DTensor<D>) -> DTensor<D> {
                 x.recip().mul_scalar(self)
             }
@@ -79,6 +85,7 @@ macro_rules! from_the_left {
         impl<const D: usize, K: Kind + kind::Numeric> Add<DTensor<D, K>> for $ty {
             type Output = DTensor<D, K>;
 
+            #[track_caller]
             fn add(self, x: DTensor<D, K>) -> DTensor<D, K> {
                 x.add_scalar(self)
             }
@@ -87,6 +94,7 @@ macro_rules! from_the_left {
         impl<const D: usize, K: Kind + kind::Numeric> Sub<DTensor<D, K>> for $ty {
             type Output = DTensor<D, K>;
 
+            #[track_caller]
             fn sub(self, x: DTensor<D, K>) -> DTensor<D, K> {
                 DTensor::neg(x).add_scalar(self)
             }
@@ -95,6 +103,7 @@ macro_rules! from_the_left {
         impl<const D: usize, K: Kind + kind::Numeric> Mul<DTensor<D, K>> for $ty {
             type Output = DTensor<D, K>;
 
+            #[track_caller]
             fn mul(self, x: DTensor<D, K>) -> DTensor<D, K> {
                 x.mul_scalar(self)
             }

@@ -13,27 +13,29 @@
 use burn::tensor::kind::{self, TensorKind};
 use burn::tensor::{Bool, Cast, DType, Float, Int};
 
+use super::partials::{INCREASING, NOTHING, Partials};
 use super::placements::{AVG, MAX, MIN, SUM};
-use super::pointwise::{INCREASING, NOTHING, Pointwise, Table, map};
+use super::{Axes, apply};
 use crate::dtensor::{DTensor, Kind};
 
 /// Linear and increasing.
-const EMBEDDING: Table = Table::new(&[(&[SUM], SUM), (&[AVG], AVG), (&[MAX], MAX), (&[MIN], MIN)]);
+const EMBEDDING: Partials = Partials::alike(&[SUM, AVG, MAX, MIN]);
 
-const WIDENED: Pointwise = Pointwise::new("cast", EMBEDDING);
-const ORDERED: Pointwise = Pointwise::new("cast", INCREASING);
-const NEITHER: Pointwise = Pointwise::new("cast", NOTHING);
+const WIDENED: Axes = Axes::pointwise("cast", EMBEDDING);
+const ORDERED: Axes = Axes::pointwise("cast", INCREASING);
+const NEITHER: Axes = Axes::pointwise("cast", NOTHING);
 
 macro_rules! cast {
     ($K:ident: $to_int:ident) => {
         /// The elements as another type, as burn's [`cast`](burn::tensor::Tensor::cast).
         #[must_use]
+        #[track_caller]
         pub fn cast<T: Cast<D, $K>>(self, dtype: T) -> DTensor<D, T::OutputKind>
         where
             T::OutputKind: Kind,
         {
             let rule = if T::OutputKind::KIND == Float::KIND { ORDERED } else { $to_int };
-            map(rule, self, |x| x.cast(dtype))
+            apply(&rule, self, |x, _| x.cast(dtype))
         }
     };
 }
@@ -41,19 +43,21 @@ macro_rules! cast {
 impl<const D: usize> DTensor<D> {
     /// The elements as another type, as burn's [`cast`](burn::tensor::Tensor::cast).
     #[must_use]
+    #[track_caller]
     pub fn cast<T: Cast<D, Float> + Into<DType> + Copy>(self, dtype: T) -> DTensor<D, T::OutputKind>
     where
         T::OutputKind: Kind,
     {
         let (from, to): (DType, DType) = (self.dtype(), dtype.into());
         let exact = to.is_float() && (to == from || to.size() > from.size());
-        map(if exact { WIDENED } else { NEITHER }, self, |x| x.cast(dtype))
+        apply(if exact { &WIDENED } else { &NEITHER }, self, |x, _| x.cast(dtype))
     }
 
     /// The integers towards zero, as burn's [`int`](burn::tensor::Tensor::int).
     #[must_use]
+    #[track_caller]
     pub fn int(self) -> DTensor<D, Int> {
-        map(NEITHER, self, |x| x.int())
+        apply(&NEITHER, self, |x, _| x.int())
     }
 }
 
@@ -62,8 +66,9 @@ impl<const D: usize> DTensor<D, Int> {
 
     /// The numbers as floats, as burn's [`float`](burn::tensor::Tensor::float).
     #[must_use]
+    #[track_caller]
     pub fn float(self) -> DTensor<D> {
-        map(ORDERED, self, |x| x.float())
+        apply(&ORDERED, self, |x, _| x.float())
     }
 }
 
@@ -72,21 +77,24 @@ impl<const D: usize> DTensor<D, Bool> {
 
     /// 1 where true and 0 where false, as burn's [`int`](burn::tensor::Tensor::int).
     #[must_use]
+    #[track_caller]
     pub fn int(self) -> DTensor<D, Int> {
-        map(ORDERED, self, |x| x.int())
+        apply(&ORDERED, self, |x, _| x.int())
     }
 
     /// 1 where true and 0 where false, as burn's [`float`](burn::tensor::Tensor::float).
     #[must_use]
+    #[track_caller]
     pub fn float(self) -> DTensor<D> {
-        map(ORDERED, self, |x| x.float())
+        apply(&ORDERED, self, |x, _| x.float())
     }
 }
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     /// Whether elements are not zero, as burn's [`bool`](burn::tensor::Tensor::bool).
     #[must_use]
+    #[track_caller]
     pub fn bool(self) -> DTensor<D, Bool> {
-        map(const { Pointwise::new("bool", NOTHING) }, self, |x| x.bool())
+        apply(&const { Axes::pointwise("bool", NOTHING) }, self, |x, _| x.bool())
     }
 }

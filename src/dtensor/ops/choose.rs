@@ -21,7 +21,8 @@ use itertools::Itertools;
 use smallvec::SmallVec;
 
 use super::rule::Strategy;
-use crate::dtensor::redistribute::Route;
+use crate::dtensor::DTensorSpec;
+use crate::dtensor::route::Route;
 use crate::placement::{Layout, Placement, Placements, plan_cost};
 
 /// Mesh dimensions, ascending.
@@ -29,11 +30,17 @@ pub(super) type Dims = SmallVec<[usize; 3]>;
 
 /// An input as it comes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Operand<'a> {
+pub(super) struct Incoming<'a> {
     pub(super) layout: &'a Layout,
     pub(super) shape: &'a Shape,
     /// Whether it can have a gradient.
     pub(super) differentiable: bool,
+}
+
+impl<'a> Incoming<'a> {
+    pub(super) fn new(spec: &'a DTensorSpec) -> Self {
+        Self { layout: spec.layout(), shape: spec.shape(), differentiable: spec.dtype().is_float() }
+    }
 }
 
 /// Layouts to bring the inputs to, and what comes out.
@@ -81,7 +88,7 @@ impl Add for Cost {
 /// operator `takes_empty_parts`. `None` if no row fits.
 pub(super) fn choose(
     mesh_shape: &[usize],
-    operands: &[Operand<'_>],
+    operands: &[Incoming<'_>],
     outputs: usize,
     strategies: &[Strategy],
     takes_empty_parts: bool,
@@ -130,8 +137,8 @@ pub(super) fn choose(
 }
 
 /// Orders of the mesh dimensions in which cuts may be made: ascending, and as operands have them.
-fn turns(mesh_dims: usize, operands: &[Operand<'_>]) -> Vec<Dims> {
-    let of = |operand: &Operand<'_>| {
+fn turns(mesh_dims: usize, operands: &[Incoming<'_>]) -> Vec<Dims> {
+    let of = |operand: &Incoming<'_>| {
         let mut turn: Dims = (0..mesh_dims).collect();
         for (_, cuts) in operand.layout.orders() {
             // The positions these mesh dimensions have among all stay; only their order changes.
@@ -155,18 +162,20 @@ fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
     })
 }
 
-/// The rows to try on `mesh_dim`: those whose pending reductions are there already. One costs
-/// nothing to make and all the more to keep, so none is made.
-fn asked_for<'a>(strategies: &'a [Strategy], operands: &[Operand<'_>], mesh_dim: usize) -> Vec<&'a Strategy> {
-    let made = |(&placement, operand): (&Placement, &Operand<'_>)| {
-        placement.partial_op().is_some() && operand.layout.placements()[mesh_dim] != placement
+/// The rows to try on `mesh_dim`: those whose partial inputs are there already. One costs nothing to make
+/// and all the more to keep, so none is made, but for a term of a sum that is kept anyhow.
+fn asked_for<'a>(strategies: &'a [Strategy], operands: &[Incoming<'_>], mesh_dim: usize) -> Vec<&'a Strategy> {
+    let made = |row: &Strategy, at: usize| {
+        let placement = row.inputs[at];
+        placement.partial_op().is_some() && operands[at].layout.placements()[mesh_dim] != placement
     };
-    strategies.iter().filter(|row| !row.inputs.iter().zip(operands).any(made)).collect()
+    let asked = |row: &&Strategy| (0..operands.len()).all(|at| row.makes_term(at) || !made(row, at));
+    strategies.iter().filter(asked).collect()
 }
 
 /// The collectives that bringing `operand`, input `at` of these rows, needs at least: one for each
 /// mesh dimension on which its placement ends.
-fn calls(operand: &Operand<'_>, rows: &[&Strategy], at: usize) -> usize {
+fn calls(operand: &Incoming<'_>, rows: &[&Strategy], at: usize) -> usize {
     let ends = |&mesh_dim: &usize| {
         let from = operand.layout.placements()[mesh_dim];
         operand.layout.mesh_shape()[mesh_dim] > 1 && !from.is_replicate() && from != rows[mesh_dim].inputs[at]
@@ -176,9 +185,9 @@ fn calls(operand: &Operand<'_>, rows: &[&Strategy], at: usize) -> usize {
 
 /// The mesh dimensions on which a pending reduction would be scattered though nothing else is cut:
 /// whatever meets it next is whole there, so that it will have to be gathered, one collective more.
-fn scattered(operands: &[Operand<'_>], rows: &[&Strategy]) -> usize {
+fn scattered(operands: &[Incoming<'_>], rows: &[&Strategy]) -> usize {
     let alone = |&mesh_dim: &usize| {
-        let comes = |operand: &Operand<'_>| operand.layout.placements()[mesh_dim];
+        let comes = |operand: &Incoming<'_>| operand.layout.placements()[mesh_dim];
         let mut inputs = operands.iter().zip(&rows[mesh_dim].inputs);
         inputs.any(|(operand, input)| comes(operand).partial_op().is_some() && input.shard_dim().is_some())
             && operands.iter().all(|operand| comes(operand).shard_dim().is_none())
@@ -200,7 +209,7 @@ fn varying(mesh_shape: &[usize], layout: &Layout, rows: &[&Strategy]) -> Dims {
 
 /// How large `operand` is taken to be beside the others: every dimension makes it 256 times as
 /// large, but for those along which it is only repeated.
-fn nominal_size(operand: &Operand<'_>, operands: &[Operand<'_>]) -> u128 {
+fn nominal_size(operand: &Incoming<'_>, operands: &[Incoming<'_>]) -> u128 {
     let dims = operand.shape.num_dims();
     let longer = |dim: usize| operands.iter().any(|other| other.shape.num_dims() == dims && other.shape[dim] > 1);
     let own = (0..dims).filter(|&dim| operand.shape[dim] > 1 || !longer(dim)).count();
@@ -209,7 +218,7 @@ fn nominal_size(operand: &Operand<'_>, operands: &[Operand<'_>]) -> u128 {
 
 /// The layouts that an operand may be brought to with cuts in one order, and what that costs.
 struct Targets<'a> {
-    operand: Operand<'a>,
+    operand: Incoming<'a>,
     size: u128,
     turn: &'a [usize],
     /// Whether parts without elements may stay, or other ranks have them: of an operand that comes with
@@ -219,7 +228,7 @@ struct Targets<'a> {
 }
 
 impl<'a> Targets<'a> {
-    fn new(operand: Operand<'a>, operands: &[Operand<'a>], turn: &'a [usize], takes_empty_parts: bool) -> Self {
+    fn new(operand: Incoming<'a>, operands: &[Incoming<'a>], turn: &'a [usize], takes_empty_parts: bool) -> Self {
         let empty_parts = takes_empty_parts && leaves_a_rank_empty(operand.shape, operand.layout);
         Self { operand, size: nominal_size(&operand, operands), turn, empty_parts, known: HashMap::new() }
     }
@@ -237,11 +246,11 @@ impl<'a> Targets<'a> {
     }
 }
 
-fn move_cost(operand: &Operand<'_>, size: u128, target: &Layout) -> Option<Cost> {
+fn move_cost(operand: &Incoming<'_>, size: u128, target: &Layout) -> Option<Cost> {
     if operand.layout == target {
         return Some(Cost::default());
     }
-    let route = Route::between(operand.layout, target).ok()?;
+    let route = Route::of_input(operand.layout, target).ok()?;
     let plan = plan_cost(operand.layout, route.steps());
     let pairs = operand.layout.placements().iter().zip(target.placements());
     Some(Cost {
@@ -269,7 +278,7 @@ mod tests {
         let operands: Vec<_> = operands
             .iter()
             .zip(&shapes)
-            .map(|((_, layout), shape)| Operand { layout, shape, differentiable: true })
+            .map(|((_, layout), shape)| Incoming { layout, shape, differentiable: true })
             .collect();
         choose(mesh, &operands, 1, rows, true)
     }
@@ -292,7 +301,7 @@ mod tests {
     #[test]
     fn a_rank_is_left_without_elements_only_where_the_operator_takes_that() {
         let (comes, shape) = (layout(&[4], &[S(0)]), Shape::from([5, 8]));
-        let operand = Operand { layout: &comes, shape: &shape, differentiable: true };
+        let operand = Incoming { layout: &comes, shape: &shape, differentiable: true };
         let rows = [strategy([R], [R]), strategy([S(0)], [S(0)])];
         let placed = |takes| placements(&choose(&[4], &[operand], 1, &rows, takes).unwrap().inputs);
         assert_eq!(placed(true), [[S(0)]]);
@@ -333,7 +342,8 @@ mod tests {
         let rows = [strategy([R, R], [R]), strategy([R, S(0)], [S(0)]), strategy([S(0), R], [SUM])];
         let (cut, shape) = (layout(&[2], &[S(0)]), Shape::from([8, 8]));
         let brought = |differentiable: [bool; 2]| {
-            let operands = differentiable.map(|differentiable| Operand { layout: &cut, shape: &shape, differentiable });
+            let operands =
+                differentiable.map(|differentiable| Incoming { layout: &cut, shape: &shape, differentiable });
             placements(&choose(&[2], &operands, 1, &rows, true).unwrap().inputs)
         };
         assert_eq!(brought([true, false]), [[S(0)], [R]]);
@@ -447,7 +457,7 @@ mod tests {
             Some((steps.len(), plan_cost(from, &steps)))
         };
         for (a, b) in layouts.iter().cartesian_product(&layouts) {
-            let operands = [a, b].map(|layout| Operand { layout, shape: &shape, differentiable: true });
+            let operands = [a, b].map(|layout| Incoming { layout, shape: &shape, differentiable: true });
             let found = choose(&mesh, &operands, 1, &rows, true).unwrap();
             // A sum scattered where nothing is cut will have to be gathered.
             let gathers = |targets: [&Layout; 2]| {

@@ -6,26 +6,24 @@
 
 use burn::tensor::{Bool, Element, ElementConversion, kind};
 
+use super::methods::{mapped, zipped};
+use super::partials::{NOTHING, Partials};
 use super::placements::{MAX, MIN};
-use super::pointwise::{NOTHING, Pointwise, Table, map, mapped, zip, zipped};
+use super::{Axes, apply};
 use crate::dtensor::{DTensor, Kind};
 
 /// Whether it is more: every term of a minimum is.
-const MORE: Table = Table::new(&[(&[MIN], MIN)]);
+const MORE: Partials = Partials::new(&[(&[MIN], MIN)]);
 /// Whether it is less: every term of a maximum is.
-const LESS: Table = Table::new(&[(&[MAX], MIN)]);
+const LESS: Partials = Partials::new(&[(&[MAX], MIN)]);
 
-macro_rules! scalars {
-    ($E:ident: $($name:ident $alias:ident: $table:expr),* $(,)?) => {$(
-        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
-        #[must_use]
-        pub fn $name<E: $E>(self, other: E) -> DTensor<D, Bool> {
-            map(const { Pointwise::new(stringify!($name), $table) }, self, |x| x.$name(other))
-        }
-
+/// Burn's second names of comparisons with a scalar.
+macro_rules! aliases {
+    ($Bound:ident; $($alias:ident = $name:ident),* $(,)?) => {$(
         #[doc = concat!("[`", stringify!($name), "`](Self::", stringify!($name), ").")]
         #[must_use]
-        pub fn $alias<E: $E>(self, other: E) -> DTensor<D, Bool> {
+        #[track_caller]
+        pub fn $alias<E: $Bound>(self, other: E) -> DTensor<D, Bool> {
             self.$name(other)
         }
     )*};
@@ -34,7 +32,13 @@ macro_rules! scalars {
 impl<const D: usize, K: Kind> DTensor<D, K> {
     zipped! { DTensor<D, Bool>; equal: NOTHING, not_equal: NOTHING }
 
-    scalars! { Element: equal_scalar equal_elem: NOTHING, not_equal_scalar not_equal_elem: NOTHING }
+    mapped! {
+        DTensor<D, Bool>;
+        equal_scalar<E: Element>(other): NOTHING,
+        not_equal_scalar<E: Element>(other): NOTHING,
+    }
+
+    aliases! { Element; equal_elem = equal_scalar, not_equal_elem = not_equal_scalar }
 }
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
@@ -46,12 +50,20 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         lower_equal: NOTHING,
     }
 
-    scalars! {
-        ElementConversion:
-        greater_scalar greater_elem: MORE,
-        greater_equal_scalar greater_equal_elem: MORE,
-        lower_scalar lower_elem: LESS,
-        lower_equal_scalar lower_equal_elem: LESS,
+    mapped! {
+        DTensor<D, Bool>;
+        greater_scalar<E: ElementConversion>(other): MORE,
+        greater_equal_scalar<E: ElementConversion>(other): MORE,
+        lower_scalar<E: ElementConversion>(other): LESS,
+        lower_equal_scalar<E: ElementConversion>(other): LESS,
+    }
+
+    aliases! {
+        ElementConversion;
+        greater_elem = greater_scalar,
+        greater_equal_elem = greater_equal_scalar,
+        lower_elem = lower_scalar,
+        lower_equal_elem = lower_equal_scalar,
     }
 }
 
@@ -61,7 +73,9 @@ impl<const D: usize> DTensor<D> {
     /// Whether elements differ by no more than `rtol` of the other's size and `atol`, as burn's
     /// [`is_close`](burn::tensor::Tensor::is_close).
     #[must_use]
+    #[track_caller]
     pub fn is_close(self, other: Self, rtol: Option<f64>, atol: Option<f64>) -> DTensor<D, Bool> {
-        zip(const { Pointwise::new("is_close", NOTHING) }, self, other, |a, b| a.is_close(b, rtol, atol))
+        let rule = const { Axes::pointwise("is_close", NOTHING) };
+        apply(&rule, (self, other), |(a, b), _| a.is_close(b, rtol, atol))
     }
 }

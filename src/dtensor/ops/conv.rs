@@ -1,13 +1,7 @@
 //! Convolutions and transposed convolutions.
 //!
-//! | | `x` `[b, in, ..]` | `weight` `[out, in, ..]` | `bias` `[out]` | output `[b, out, ..]` |
-//! |---|---|---|---|---|
-//! | batch | `S(0)` | `R` | `R` | `S(0)` |
-//! | output channels, one group | `R` | `S(0)` | `S(0)` | `S(1)` |
-//! | contraction, one group | `S(1)` | `S(1)` | `P(sum)` | `P(sum)` |
-//! | whole groups | `S(1)` | `S(0)` | `S(0)` | `S(1)` |
-//! | linear | `P(sum)`, `P(avg)` | `R` | `P(sum)`; `R`, `P(avg)` | that of `x` |
-//! | linear | `R` | `P(sum)`, `P(avg)` | `P(sum)`; `R`, `P(avg)` | that of `weight` |
+//! Of one group they are linear layers over channels: see the letters below. Of several, whole groups may
+//! be cut: `S(1)` of the input, `S(0)` of weight and bias, `S(1)` of the output.
 //!
 //! A transposed convolution has its weight as `[in, out, ..]`. A bias joins a sum as that of
 //! [`linear`](super::module::linear) does. Spatial dimensions are whole.
@@ -16,9 +10,9 @@ use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Shape, Tensor, module};
 
 use super::args::misfit;
-use super::linear::{BILINEAR, as_term};
-use super::placements::{R, S, SUM};
-use super::{Resolved, Rule, Strategy, binary, resolve, strategy, ternary};
+use super::axes::AxesAt;
+use super::placements::S;
+use super::{Axes, Operator, Rule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::DTensor;
 
@@ -62,9 +56,17 @@ impl<const N: usize> Convolution<N> {
         Self { name, windows: std::array::from_fn(window), groups: options.groups, transposed: true }
     }
 
-    /// Where the weight has its output and input channels.
-    fn channels(&self) -> (usize, usize) {
-        if self.transposed { (1, 0) } else { (0, 1) }
+    /// The letters: several groups' channels are taken for whole.
+    fn axes(&self) -> AxesAt {
+        let text = match (self.groups, self.transposed, N) {
+            (1, false, 1) => "bi_, oi_ + o* -> boL",
+            (1, false, _) => "bi__, oi__ + o* -> boHW",
+            (1, true, 1) => "bi_, io_ + o* -> boL",
+            (1, true, _) => "bi__, io__ + o* -> boHW",
+            (_, _, 1) => "b__, ___ + _* -> bCL",
+            _ => "b___, ____ + _* -> bCHW",
+        };
+        Axes::new(self.name, text).linear(&[0, 1]).at([])
     }
 
     /// Length of the output of `window` over `len` elements with a kernel of `kernel`.
@@ -79,12 +81,12 @@ impl<const N: usize> Convolution<N> {
     }
 
     /// The groups of this rank's part of the convolution.
-    fn local_groups(&self, op: &Resolved, weight: &Shape) -> usize {
+    fn local_groups(&self, op: &Operator, weight: &Shape) -> usize {
         if self.groups == 1 {
             return 1;
         }
         // A group's channels are never cut: what `x` has here is whole groups.
-        let per_group = if self.transposed { op.input(1).shape()[0] / self.groups } else { weight[1] };
+        let per_group = if self.transposed { op.input_spec(1).shape()[0] / self.groups } else { weight[1] };
         (op.input_range(0, 1).len() / per_group).max(1)
     }
 }
@@ -96,51 +98,38 @@ impl<const N: usize> Rule for Convolution<N> {
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
         let (x, weight) = (&inputs[0], &inputs[1]);
-        let (out, within) = self.channels();
-        let grouped = |len: usize| len.is_multiple_of(self.groups);
-        let (taken, made) = if self.transposed {
-            (weight[within], weight[out] * self.groups)
-        } else {
-            (weight[within] * self.groups, weight[out])
-        };
-        let mut output = x.clone();
-        output[1] = made;
-        let mut fits = true;
-        for (at, &window) in self.windows.iter().enumerate() {
-            let len = self.output_len(window, x[2 + at], weight[2 + at]);
-            fits &= len.is_some();
-            output[2 + at] = len.unwrap_or_default();
+        // Either way round, groups lie along the first dimension of the weight.
+        let (taken, made) =
+            if self.transposed { (weight[0], weight[1] * self.groups) } else { (weight[1] * self.groups, weight[0]) };
+        let refuse = |why| Err(misfit(self.name, inputs, why));
+        if x[1] != taken || !x[1].is_multiple_of(self.groups) || !made.is_multiple_of(self.groups) {
+            return refuse(
+                "the input's channels must be those that the weight's groups take, and groups must divide channels",
+            );
         }
-        let why = if x[1] != taken || !grouped(x[1]) || !grouped(made) {
-            "the input's channels must be those that the weight's groups take, and groups must divide channels"
-        } else if !fits {
-            "the kernel is longer than the padded input"
-        } else if inputs.get(2).is_some_and(|bias| bias[0] != made) {
-            "the bias must be as long as the output has channels"
-        } else {
-            return Ok(vec![output]);
-        };
-        Err(misfit(self.name, inputs, why))
+        if inputs.get(2).is_some_and(|bias| bias[0] != made) {
+            return refuse("the bias must be as long as the output has channels");
+        }
+        let windows = self.windows.iter().enumerate();
+        let lens = windows.map(|(at, &window)| self.output_len(window, x[2 + at], weight[2 + at]));
+        match lens.collect::<Option<Vec<usize>>>() {
+            Some(lens) => self.axes().lens((self.groups > 1).then_some(made)).lens(lens).outputs(inputs),
+            None => refuse("the kernel is longer than the padded input"),
+        }
     }
 
-    fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        let (out, within) = self.channels();
-        let mut table = vec![[S(0), R, R, S(0)]];
-        if self.groups == 1 {
-            table.extend([[R, S(out), S(0), S(1)], [S(1), S(within), SUM, SUM]]);
-        }
-        table.extend(BILINEAR);
-        let row = |row: &[_; 4]| strategy(row[..inputs.len()].iter().copied(), [row[3]]);
-        let mut rows: Vec<_> = table.iter().map(row).collect();
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+        let mut rows = self.axes().strategies(inputs, outputs);
         if self.groups > 1 {
-            // Either way round, groups lie along the first dimension of the weight.
-            rows.push(row(&[S(1), S(0), S(0), S(1)]).if_divides(self.groups));
+            let groups = [S(1), S(0), S(0)].into_iter().take(inputs.len());
+            rows.push(strategy(groups, [S(1)]).if_divides(self.groups));
         }
         rows
     }
 }
 
 /// Runs `local` with this rank's groups on the parts of `x`, `weight` and `bias`.
+#[track_caller]
 fn convolve<const N: usize, const D: usize>(
     rule: &Convolution<N>,
     x: DTensor<D>,
@@ -148,17 +137,9 @@ fn convolve<const N: usize, const D: usize>(
     bias: Option<DTensor<1>>,
     local: impl FnOnce(Tensor<D>, Tensor<D>, Option<Tensor<1>>, usize) -> Tensor<D>,
 ) -> DTensor<D> {
-    let Some(bias) = bias else {
-        return binary(rule, x, weight, |x, weight, op| {
-            let groups = rule.local_groups(op, &weight.shape());
-            local(x, weight, None, groups)
-        });
-    };
-    let product = resolve(rule, &[&x.spec, &weight.spec]).unwrap_or_else(|error| error.unwind());
-    let bias = as_term(rule.name(), bias, &product).unwrap_or_else(|error| error.unwind());
-    ternary(rule, x, weight, bias, |x, weight, bias, op| {
+    apply(rule, (x, weight, bias), |(x, weight, bias), op| {
         let groups = rule.local_groups(op, &weight.shape());
-        local(x, weight, Some(bias), groups)
+        local(x, weight, bias, groups)
     })
 }
 
@@ -196,6 +177,7 @@ macro_rules! convolutions {
         /// # Panics
         /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
         #[must_use]
+        #[track_caller]
         pub fn $name(
             x: DTensor<$D>,
             weight: DTensor<$D>,
@@ -228,6 +210,7 @@ macro_rules! transposed {
         /// # Panics
         /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
         #[must_use]
+        #[track_caller]
         pub fn $name(
             x: DTensor<$D>,
             weight: DTensor<$D>,

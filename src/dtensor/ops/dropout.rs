@@ -1,17 +1,12 @@
 //! Dropout.
 //!
-//! | `x` | output |
-//! |---|---|
-//! | `S(d)` | `S(d)` |
-//! | `P(sum)`, `P(avg)` | the same |
-//!
-//! The mask is drawn by global position: a rank draws that of its part, and of a pending reduction
-//! all ranks drop the same elements.
+//! The mask is drawn by global position: a rank draws that of its part, and of a partial
+//! input all ranks drop the same elements.
 
 use burn::tensor::Distribution;
 
-use super::pointwise::{LINEAR, Pointwise};
-use super::{random, unary};
+use super::partials::LINEAR;
+use super::{Axes, apply, random};
 use crate::Error;
 use crate::dtensor::{DTensor, DTensorError};
 
@@ -24,6 +19,7 @@ use crate::dtensor::{DTensor, DTensorError};
 /// # Panics
 /// Unwinds with [`DTensorError::Distribution`] unless `prob` is in `0..1`.
 #[must_use]
+#[track_caller]
 pub fn dropout<const D: usize>(x: DTensor<D>, prob: f64, seed: u64) -> DTensor<D> {
     if !(0.0..1.0).contains(&prob) {
         let why = "a probability to drop is in 0..1, without 1";
@@ -33,8 +29,8 @@ pub fn dropout<const D: usize>(x: DTensor<D>, prob: f64, seed: u64) -> DTensor<D
         return x;
     }
     let keep = 1.0 - prob;
-    unary(&const { Pointwise::new("dropout", LINEAR) }, x, |x, op| {
-        let mask = random::part(Distribution::Bernoulli(keep), seed, op.input(0), &x, (1.0 / keep) as f32);
+    apply(&const { Axes::pointwise("dropout", LINEAR) }, x, |x, op| {
+        let mask = random::part(Distribution::Bernoulli(keep), seed, op.input_spec(0), &x, (1.0 / keep) as f32);
         x * mask
     })
 }

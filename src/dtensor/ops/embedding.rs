@@ -1,45 +1,15 @@
 //! Embedding.
 //!
-//! | | weights `[vocabulary, features]` | indices `[batch, seq]` | output `[batch, seq, features]` |
-//! |---|---|---|---|
-//! | features | `S(1)` | `R` | `S(2)` |
-//! | vocabulary, masked [lookup](super::lookup) | `S(0)` | `R` | `P(sum)` |
-//! | batch, sequence | `R` | `S(d)` | `S(d)` |
-//! | | `P(op)` | `R` | `P(op)` |
+//! Where the vocabulary is cut, a masked [lookup](super::lookup).
 
-use burn::tensor::{Int, Shape, module};
+use burn::tensor::{Int, module};
 
-use super::placements::{R, S, SUM};
-use super::rows::PARTIALS;
-use super::{Rule, Strategy, binary, lookup, strategy};
-use crate::Result;
+use super::partials::MOVED_BY;
+use super::{Axes, Operand, apply, lookup};
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Embedding;
-
-impl Rule for Embedding {
-    fn name(&self) -> &'static str {
-        "embedding"
-    }
-
-    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let [weights, indices] = inputs else { unreachable!("weights and indices") };
-        Ok(vec![[indices[0], indices[1], weights[1]].into()])
-    }
-
-    fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        let mut rows = vec![
-            strategy([S(1), R], [S(2)]),
-            strategy([S(0), R], [SUM]),
-            strategy([R, S(0)], [S(0)]),
-            strategy([R, S(1)], [S(1)]),
-        ];
-        rows.extend(PARTIALS.iter().map(|&partial| strategy([partial, R], [partial])));
-        rows
-    }
-}
+const EMBEDDING: Axes = Axes::new("embedding", "ve, bs -> bse").through(MOVED_BY);
 
 /// The rows of `weights` `[vocabulary, features]` at `indices` `[batch, seq]`, as burn's
 /// [`embedding`](module::embedding): `[batch, seq, features]`.
@@ -50,8 +20,9 @@ impl Rule for Embedding {
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
 #[must_use]
-pub fn embedding(weights: DTensor<2>, indices: DTensor<2, Int>) -> DTensor<3> {
-    binary(&Embedding, weights, indices, |weights, indices, op| match lookup::part(op, 0, 0) {
+#[track_caller]
+pub fn embedding(weights: DTensor<2>, indices: impl Into<Operand<2, Int>>) -> DTensor<3> {
+    apply(&EMBEDDING, (weights, indices.into()), |(weights, indices), op| match lookup::part(op, 0, 0) {
         Some(range) => {
             let [batch, seq] = indices.dims();
             let along = |mask| reshape(mask, [batch, seq, 1].into());

@@ -1,33 +1,57 @@
 //! Tensors without elements.
 //!
 //! burn-flex 0.22 aborts on some operators of such, and burn answers others from the shapes alone,
-//! outside the autodiff graph, though a gradient is asked of them. These go by themselves. That one
-//! rank's part alone is empty does not happen here: see
-//! [`takes_empty_parts`](super::Rule::takes_empty_parts).
+//! outside the autodiff graph, though a gradient is asked of them. [`apply`](super::apply) makes their
+//! results by itself. That one rank's part alone is empty does not happen to operators that are not made for
+//! it: see [`takes_empty_parts`](super::Rule::takes_empty_parts).
 
-use burn::tensor::{Shape, Tensor, kind};
+use burn::tensor::{DType, Device, Shape, Tensor, kind};
 
-use super::Resolved;
 use crate::dtensor::Kind;
 use crate::dtensor::local::{as_float, zeros};
 
-/// Whether this rank's part of output `at` has no elements.
-pub(super) fn is_empty(op: &Resolved, at: usize) -> bool {
-    op.output_shape(at).num_elements() == 0
+/// What results without elements are made of: zero in the graph of all inputs, and their element types.
+#[derive(Debug, Default)]
+pub struct Blank {
+    zero: Option<Tensor<1>>,
+    dtypes: Vec<DType>,
+    device: Option<Device>,
 }
 
-/// What has no element of `inputs` and is in their graph: zeros, where they or the result are empty.
-pub(super) fn blank<const D: usize, const O: usize, K: Kind>(
-    inputs: impl IntoIterator<Item = Tensor<D, K>>,
-    shape: &Shape,
-) -> Tensor<O, K> {
-    let mut inputs = inputs.into_iter();
-    let first = inputs.next().expect("an operator has an input");
-    if !first.dtype().is_float() {
-        return Tensor::zeros(shape.clone(), (&first.device(), first.dtype()));
+impl Blank {
+    /// An input.
+    pub(super) fn see<const D: usize, K: Kind>(&mut self, input: &Tensor<D, K>) {
+        let dtype = input.dtype();
+        if dtype.is_float() {
+            let zero = nothing(as_float(input.clone()));
+            self.zero = Some(match self.zero.take() {
+                Some(sum) if sum.dtype() == dtype => sum + zero,
+                Some(sum) => sum.clone() + zero.cast(sum.dtype()),
+                None => zero,
+            });
+        }
+        self.dtypes.push(dtype);
+        self.device.get_or_insert_with(|| input.device());
     }
-    let zero = inputs.fold(nothing(as_float(first)), |zero, input| zero + nothing(as_float(input)));
-    Tensor::from_dispatch(zero.expand::<O, _>(shape.clone()).into_dispatch())
+
+    /// A result of this shape, of no elements.
+    pub(super) fn make<const O: usize, K: Kind>(&self, shape: &Shape) -> Tensor<O, K> {
+        let of_kind = |dtype: &&DType| match K::KIND {
+            kind::Kind::Float => dtype.is_float(),
+            kind::Kind::Bool => dtype.is_bool(),
+            kind::Kind::Int => !dtype.is_float() && !dtype.is_bool(),
+        };
+        if K::KIND == kind::Kind::Float
+            && let Some(zero) = &self.zero
+        {
+            return Tensor::from_dispatch(zero.clone().expand::<O, _>(shape.clone()).into_dispatch());
+        }
+        let device = self.device.as_ref().expect("an operator has an input");
+        match self.dtypes.iter().find(of_kind) {
+            Some(&dtype) => Tensor::zeros(shape.clone(), (device, dtype)),
+            None => Tensor::zeros(shape.clone(), device),
+        }
+    }
 }
 
 /// Zero, as the contribution of `x` to what it has no part in.

@@ -3,15 +3,14 @@
 //! | | input | output |
 //! |---|---|---|
 //! | expand, length kept | `S(i)` | `S(o)` |
-//! | repeat, dimension not repeated | `S(d)` | `S(d)` |
 //! | | `P(op)` | `P(op)` |
 
 use burn::tensor::{AsIndex, BroadcastArgs, Shape};
 
 use super::args::{dim_of, misfit};
+use super::partials::MOVED;
 use super::placements::S;
-use super::rows::{PARTIALS, kept, through};
-use super::{Rule, Strategy, strategy, unary};
+use super::{Axes, Rule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::{DTensor, Kind};
 
@@ -42,55 +41,34 @@ impl Rule for Expand {
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
         let new = outputs[0].num_dims() - inputs[0].num_dims();
         let same = (0..inputs[0].num_dims()).filter(|&dim| inputs[0][dim] == outputs[0][new + dim]);
-        same.map(|dim| strategy([S(dim)], [S(new + dim)])).chain(through(1, PARTIALS)).collect()
+        same.map(|dim| strategy([S(dim)], [S(new + dim)])).chain(MOVED.rows(1, 1)).collect()
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct RepeatDim {
-    dim: usize,
-    times: usize,
-}
-
-impl Rule for RepeatDim {
-    fn name(&self) -> &'static str {
-        "repeat_dim"
-    }
-
-    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let mut shape = inputs[0].clone();
-        shape[self.dim] *= self.times;
-        Ok(vec![shape])
-    }
-
-    fn takes_empty_parts(&self) -> bool {
-        true
-    }
-
-    fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        let others = (0..inputs[0].num_dims()).filter(|&dim| dim != self.dim);
-        kept(1, others).chain(through(1, PARTIALS)).collect()
-    }
-}
+const REPEAT_DIM: Axes = Axes::new("repeat_dim", ".._.. -> ..D..").through(MOVED).with_empty_parts();
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Dimensions of length 1, and new ones in front, to the lengths of `shape`, as burn's
     /// [`expand`](burn::tensor::Tensor::expand): -1 keeps a length.
     #[must_use]
+    #[track_caller]
     pub fn expand<const D2: usize, S: BroadcastArgs<D, D2>>(self, shape: S) -> DTensor<D2, K> {
         let shape = shape.into_shape(&self.shape());
-        unary(&Expand { shape }, self, |x, op| x.expand(op.output_shape(0).clone()))
+        apply(&Expand { shape }, self, |x, op| x.expand(op.output_shape(0).clone()))
     }
 
     /// The tensor `times` times along `dim`, as burn's [`repeat_dim`](burn::tensor::Tensor::repeat_dim).
     #[must_use]
+    #[track_caller]
     pub fn repeat_dim(self, dim: impl AsIndex, times: usize) -> Self {
         let dim = dim_of("repeat_dim", dim, D);
-        unary(&RepeatDim { dim, times }, self, |x, _| x.repeat_dim(dim, times))
+        let len = self.dims()[dim] * times;
+        apply(&REPEAT_DIM.at([dim]).len(len), self, |x, _| x.repeat_dim(dim, times))
     }
 
     /// The tensor `sizes[d]` times along each dimension `d`, as burn's [`repeat`](burn::tensor::Tensor::repeat).
     #[must_use]
+    #[track_caller]
     pub fn repeat(self, sizes: &[usize]) -> Self {
         let repeated = sizes.iter().enumerate().filter(|(_, times)| **times != 1);
         repeated.fold(self, |x, (dim, &times)| x.repeat_dim(dim, times))

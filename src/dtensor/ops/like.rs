@@ -15,18 +15,21 @@ use crate::dtensor::{DTensor, DTensorSpec, Kind};
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Zeros like this tensor, as burn's [`zeros_like`](burn::tensor::Tensor::zeros_like).
     #[must_use]
+    #[track_caller]
     pub fn zeros_like(&self) -> Self {
         self.like(self.local.zeros_like())
     }
 
     /// Ones like this tensor, as burn's [`ones_like`](burn::tensor::Tensor::ones_like).
     #[must_use]
+    #[track_caller]
     pub fn ones_like(&self) -> Self {
         self.like(self.local.ones_like())
     }
 
     /// One value like this tensor, as burn's [`full_like`](burn::tensor::Tensor::full_like).
     #[must_use]
+    #[track_caller]
     pub fn full_like<E: ElementConversion>(&self, fill_value: E) -> Self {
         self.like(self.local.full_like(fill_value))
     }

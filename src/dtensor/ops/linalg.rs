@@ -12,6 +12,7 @@ macro_rules! norms {
     ($($doc:literal $name:ident $dims:ident ($($p:ident)?): $norm:expr),* $(,)?) => {$(
         #[doc = concat!($doc, " along `dim`, which stays with length 1.")]
         #[must_use]
+        #[track_caller]
         pub fn $name<const D: usize>(x: DTensor<D>, $($p: f64,)? dim: impl AsIndex) -> DTensor<D> {
             let dim = dim_of(stringify!($name), dim, D);
             $norm(x, &[dim], $($p)?)
@@ -19,6 +20,7 @@ macro_rules! norms {
 
         #[doc = concat!($doc, " over `dims`, which stay with length 1.")]
         #[must_use]
+        #[track_caller]
         pub fn $dims<const D: usize, I: AsIndex>(x: DTensor<D>, $($p: f64,)? dims: &[I]) -> DTensor<D> {
             let dims: Dims = dims_of(stringify!($dims), dims, D);
             $norm(x, &dims, $($p)?)

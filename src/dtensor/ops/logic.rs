@@ -7,18 +7,10 @@ use std::ops::{BitAnd, BitOr, BitXor, Not};
 
 use burn::tensor::{Bool, ElementConversion, Int};
 
-use super::pointwise::{DECREASING, MAXIMUM, MINIMUM, NOTHING, Pointwise, map, mapped, zip, zipped};
+use super::methods::{mapped, zipped};
+use super::partials::{DECREASING, MAXIMUM, MINIMUM, NOTHING};
+use super::{Axes, apply};
 use crate::dtensor::DTensor;
-
-macro_rules! scalars {
-    ($($name:ident),* $(,)?) => {$(
-        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
-        #[must_use]
-        pub fn $name(self, other: impl ElementConversion) -> Self {
-            map(const { Pointwise::new(stringify!($name), NOTHING) }, self, |x| x.$name(other))
-        }
-    )*};
-}
 
 impl<const D: usize> DTensor<D, Bool> {
     mapped! { Self; bool_not: DECREASING }
@@ -38,12 +30,13 @@ impl<const D: usize> DTensor<D, Int> {
         bitwise_right_shift: NOTHING,
     }
 
-    scalars! {
-        bitwise_and_scalar,
-        bitwise_or_scalar,
-        bitwise_xor_scalar,
-        bitwise_left_shift_scalar,
-        bitwise_right_shift_scalar,
+    mapped! {
+        Self;
+        bitwise_and_scalar<E: ElementConversion>(other): NOTHING,
+        bitwise_or_scalar<E: ElementConversion>(other): NOTHING,
+        bitwise_xor_scalar<E: ElementConversion>(other): NOTHING,
+        bitwise_left_shift_scalar<E: ElementConversion>(other): NOTHING,
+        bitwise_right_shift_scalar<E: ElementConversion>(other): NOTHING,
     }
 }
 
@@ -52,6 +45,7 @@ macro_rules! operators {
         impl<const D: usize> $Trait for DTensor<D, Bool> {
             type Output = Self;
 
+            #[track_caller]
             fn $method(self, other: Self) -> Self {
                 self.$named(other)
             }
@@ -64,6 +58,7 @@ operators! { BitAnd bitand bool_and, BitOr bitor bool_or, BitXor bitxor bool_xor
 impl<const D: usize> Not for DTensor<D, Bool> {
     type Output = Self;
 
+    #[track_caller]
     fn not(self) -> Self {
         self.bool_not()
     }

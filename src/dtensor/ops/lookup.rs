@@ -17,14 +17,13 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, DType, Int, IntDType, Shape, Tensor};
 
-use super::Resolved;
-use super::empty::{blank, is_empty};
+use super::Operator;
 use crate::dtensor::Kind;
 
 /// Whether dimension `dim` of input `at` is cut: then where.
-pub(super) fn part(op: &Resolved, at: usize, dim: usize) -> Option<Range<usize>> {
+pub(super) fn part(op: &Operator, at: usize, dim: usize) -> Option<Range<usize>> {
     let range = op.input_range(at, dim);
-    (range.len() < op.input(at).shape()[dim]).then_some(range)
+    (range.len() < op.input_spec(at).shape()[dim]).then_some(range)
 }
 
 /// Looks `indices` up in `x`, this rank's part `range` of the rows of dimension `dim`.
@@ -33,14 +32,11 @@ pub(super) fn look_up<const D: usize, const I: usize, const O: usize, K: Kind>(
     dim: usize,
     indices: Tensor<I, Int>,
     range: &Range<usize>,
-    op: &Resolved,
+    op: &Operator,
     spread: impl FnOnce(Tensor<I, Bool>) -> Tensor<O, Bool>,
     local: impl FnOnce(Tensor<D, K>, Tensor<I, Int>) -> Tensor<O, K>,
 ) -> Tensor<O, K> {
-    if range.is_empty() || is_empty(op, 0) {
-        return blank([x], op.output_shape(0));
-    }
-    let (indices, elsewhere) = localize(indices, range, op.input(0).shape()[dim], 0);
+    let (indices, elsewhere) = localize(indices, range, op.input_spec(0).shape()[dim], 0);
     let shape: Shape = op.output_shape(0).clone();
     local(x, indices).mask_fill(spread(elsewhere).expand(shape), 0)
 }
@@ -60,10 +56,10 @@ pub(super) fn update<const D: usize, const I: usize, K: Kind>(
     dim: usize,
     indices: Tensor<I, Int>,
     range: &Range<usize>,
-    op: &Resolved,
+    op: &Operator,
     local: impl FnOnce(Tensor<D, K>, Tensor<I, Int>) -> Tensor<D, K>,
 ) -> Tensor<D, K> {
-    let (indices, _) = localize(indices, range, op.input(0).shape()[dim], range.len());
+    let (indices, _) = localize(indices, range, op.input_spec(0).shape()[dim], range.len());
     let mut extra = x.dims();
     extra[dim] = 1;
     let extra = Tensor::zeros(extra, (&x.device(), x.dtype()));

@@ -2,11 +2,6 @@
 //!
 //! # Cross-entropy
 //!
-//! | | `logits` `[.., classes]` | `targets` `[..]` | terms `[.., term]` |
-//! |---|---|---|---|
-//! | classes | `S(last)` | `R` | `P(sum)` |
-//! | leading | `S(d)` | `S(d)` | `S(d)` |
-//!
 //! Of class-sharded logits ("loss parallel") no rank sees a whole row. With `m` the largest logit
 //! of a row, its terms are sums over classes, and one all-reduce of all of them makes the loss:
 //!

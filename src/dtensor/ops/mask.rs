@@ -1,7 +1,7 @@
 //! Choosing by a mask.
 //!
 //! Every element of the result is one of two values, whichever way the ranks reduce it, so a
-//! pending reduction goes through if both values have it. A filled-in scalar is its own average,
+//! partial value goes through if both values have it. A filled-in scalar is its own average,
 //! maximum and minimum; as a sum it is its own only if it is zero.
 //!
 //! | | | mask | value | |
@@ -12,36 +12,49 @@
 
 use burn::tensor::{Bool, ElementConversion};
 
+use super::partials::Partials;
 use super::placements::{AVG, MAX, MIN, PRODUCT, R, SUM};
-use super::pointwise::{Pointwise, Table, zip};
-use super::ternary;
-use crate::dtensor::{DTensor, Kind};
+use super::{Axes, Operator, apply};
+use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::error::OrUnwind;
 
-const WHERE: Table = Table::new(&[
+const CHOSEN: Partials = Partials::new(&[
     (&[SUM, R, SUM], SUM),
     (&[AVG, R, AVG], AVG),
     (&[MAX, R, MAX], MAX),
     (&[MIN, R, MIN], MIN),
     (&[PRODUCT, R, PRODUCT], PRODUCT),
 ]);
-const FILL: Table = Table::new(&[(&[AVG, R], AVG), (&[MAX, R], MAX), (&[MIN, R], MIN)]);
-const FILL_WITH_ZERO: Table = Table::new(&[(&[SUM, R], SUM), (&[AVG, R], AVG), (&[MAX, R], MAX), (&[MIN, R], MIN)]);
+const FILLED: Partials = Partials::of_first(&[AVG, MAX, MIN]);
+const FILLED_WITH_ZERO: Partials = Partials::of_first(&[SUM, AVG, MAX, MIN]);
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// `value` where the mask is true, as burn's [`mask_where`](burn::tensor::Tensor::mask_where).
     #[must_use]
+    #[track_caller]
     pub fn mask_where(self, mask: DTensor<D, Bool>, value: Self) -> Self {
-        let rule = const { Pointwise::new("mask_where", WHERE) };
-        ternary(&rule, self, mask, value, |x, mask, value, _| x.mask_where(mask, value))
+        let rule = const { Axes::pointwise("mask_where", CHOSEN) };
+        apply(&rule, (self, mask, value), |(x, mask, value), _| x.mask_where(mask, value))
     }
 
     /// One value where the mask is true, as burn's [`mask_fill`](burn::tensor::Tensor::mask_fill).
     #[must_use]
+    #[track_caller]
     pub fn mask_fill<E: ElementConversion + Copy>(self, mask: DTensor<D, Bool>, value: E) -> Self {
-        let rule = match value.elem::<f64>() == 0.0 {
-            true => const { Pointwise::new("mask_fill", FILL_WITH_ZERO) },
-            false => const { Pointwise::new("mask_fill", FILL) },
-        };
-        zip(rule, self, mask, |x, mask| x.mask_fill(mask, value))
+        let partials = if value.elem::<f64>() == 0.0 { FILLED_WITH_ZERO } else { FILLED };
+        apply(&Axes::pointwise("mask_fill", partials), (self, mask), |(x, mask), _| x.mask_fill(mask, value))
+    }
+
+    /// The elements where `mask` is true, as burn's [`mask_select`](burn::tensor::Tensor::mask_select):
+    /// Replicate, of Replicate inputs. How many there are depends on the values, so every rank needs all of them.
+    #[must_use]
+    #[track_caller]
+    pub fn mask_select(self, mask: DTensor<D, Bool>) -> DTensor<1, K> {
+        let rule = const { Axes::new("mask_select", "..D.., ..D.. -> ..D..") }.at(0..D);
+        let op = Operator::resolve(&rule, &[(&self).into(), (&mask).into()]).or_unwind();
+        let local = op.input(0, self).mask_select(op.input(1, mask));
+        let spec =
+            DTensorSpec::decided(op.input_spec(0).mesh(), op.output_layout(0).clone(), local.shape(), local.dtype());
+        DTensor::from_parts(local, spec.shared())
     }
 }

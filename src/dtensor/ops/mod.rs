@@ -1,16 +1,16 @@
 //! Operators on DTensors: burn's names and signatures, and for each family the rule that says
 //! what happens to placements.
 //!
-//! A rule is a table for *one* mesh dimension. A row of it says: with the inputs placed like this,
-//! every rank computes its part of the output alone, with burn's own operator on local tensors. Of
-//! `a @ b`, for example (`S(d)` shards tensor dimension `d`, `R` replicates, `P` is a pending
-//! reduction):
+//! A rule says, in einsum's [letters](Axes), what the dimensions of inputs and outputs are. Of the matrix
+//! product it is `..mk, ..kn -> ..mn`, and from that follows a table for *one* mesh dimension. A row of it
+//! says: with the inputs placed like this, every rank computes its part of the output alone, with burn's own
+//! operator on local tensors (`S(d)` shards tensor dimension `d`, `R` replicates, `P` is partial):
 //!
-//! | `a` | `b` | `a @ b` |
-//! |---|---|---|
-//! | `S(0)` | `R` | `S(0)` |
-//! | `R` | `S(1)` | `S(1)` |
-//! | `S(1)` | `S(0)` | `P(sum)` |
+//! | axis | `a` | `b` | `a @ b` |
+//! |---|---|---|---|
+//! | `m` | `S(0)` | `R` | `S(0)` |
+//! | `n` | `R` | `S(1)` | `S(1)` |
+//! | `k` | `S(1)` | `S(0)` | `P(sum)` |
 //!
 //! The rest follows, for every operator alike:
 //!
@@ -39,107 +39,99 @@
 //!
 //! # Finding a rule
 //!
-//! Each family has a file in this folder, with its table on top.
+//! Each family has a file in this folder; its rules are the [`Axes`] on top.
 //!
 //! | file | operators |
 //! |---|---|
-//! | `pointwise` | the rule of all that is elementwise, and how it meets pending reductions |
-//! | `arithmetic`, `unary`, `clamp` | `+ - * / %`, powers, exponentials, trigonometry, rounding, clamping |
+//! | `arithmetic`, `unary` | `+ - * / %`, powers, exponentials, trigonometry, rounding, clamping |
 //! | `compare`, `logic`, `mask`, `cast`, `like` | comparisons, Boolean and bitwise logic, masked values, kinds and dtypes |
 //! | `activation` | activations and softmaxes |
 //! | `matmul`, `linear`, `einsum`, `cross` | products |
-//! | `attention`, `conv`, `pool`, `norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
-//! | `reduce`, `scan`, `order` | sums to medians, cumulative sums, sorting and top k |
+//! | `attention`, `conv`, `pool`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
+//! | `reduce`, `order` | sums to variances; along a dimension: sorting, top k, medians, cumulative sums |
 //! | `view`, `permute`, `expand` | shapes |
 //! | `slice`, `split`, `cat`, `flip`, `pad`, `triangle` | pieces put apart and together |
-//! | `gather`, `select`, `one_hot`, `mask_select` | by index |
+//! | `gather`, `select`, `one_hot` | by index |
 //! | `loss` | cross-entropy, also of class-sharded logits |
 //! | `random` | values and seeds that do not depend on the mesh |
 //!
+//! How a call runs: [`apply`] has its inputs decided on ([`Operator::resolve`], from a cache), brings each to
+//! where the decision wants it ([`Operator::input`]), runs burn's operator, and gives the result its spec
+//! ([`Operator::output`]). `choose` is the search behind a decision; how a tensor gets from one layout to
+//! another is [`plan`](crate::placement::plan)'s.
+//!
 //! # Adding an operator
 //!
-//! A pointwise operator is one line: its name and how it goes through pending reductions.
+//! An elementwise operator is one line: its name, and how it goes through [partial](partials) inputs.
 //!
 //! ```
 //! use burn_dtensor::dtensor::DTensor;
-//! use burn_dtensor::dtensor::ops::pointwise::{NOTHING, Pointwise, map};
+//! use burn_dtensor::dtensor::ops::{Axes, apply, partials::NOTHING};
 //!
 //! /// `x * sigmoid(1.702 x)`.
 //! fn quick_gelu<const D: usize>(x: DTensor<D>) -> DTensor<D> {
-//!     map(Pointwise::new("quick_gelu", NOTHING), x, |x| x.clone() * burn::tensor::activation::sigmoid(x * 1.702))
+//!     apply(&Axes::pointwise("quick_gelu", NOTHING), x, |x, _| x.clone() * burn::tensor::activation::sigmoid(x * 1.702))
 //! }
 //! ```
 //!
-//! Any other is a [`Rule`] and a call of [`unary`], [`binary`], [`ternary`] or [`variadic`]. All
-//! rows must hold for uneven parts too; parts without elements are gathered first, unless the rule
-//! [takes them](Rule::takes_empty_parts). The all-`Replicate` row need not be listed.
-//!
-//! The local operator must record as many nodes of the autodiff graph for parts of any length, or
-//! ranks fall out of step in backward. Burn's own do, but for `matmul`, `linear` and `einsum`, which
-//! do something else for a length of 1; the prover compares the depths of all ranks' results.
+//! Any other is its letters, with as many results as they say. All rows must hold for uneven parts too;
+//! parts without elements are gathered first, unless the rule [takes them](Rule::takes_empty_parts).
 //!
 //! ```
-//! use burn::tensor::Shape;
-//! use burn_dtensor::Result;
+//! use burn::tensor::Tensor;
 //! use burn_dtensor::dtensor::DTensor;
-//! use burn_dtensor::dtensor::ops::{Rule, Strategy, strategy, unary};
+//! use burn_dtensor::dtensor::ops::{Axes, apply};
 //! use burn_dtensor::placement::{PartialOp, Placement::{Partial, Shard}};
 //!
-//! /// Sum of the squares of each row: `[rows, columns] -> [rows, 1]`.
-//! #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-//! struct RowEnergy;
+//! /// The sum of the elements of each row, and that of their squares: `[rows, columns] -> [rows, 1]`.
+//! const MOMENTS: Axes = Axes::new("moments", "rc -> r1, r1");
 //!
-//! impl Rule for RowEnergy {
-//!     fn name(&self) -> &'static str {
-//!         "row_energy"
-//!     }
-//!
-//!     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-//!         Ok(vec![Shape::new([inputs[0][0], 1])])
-//!     }
-//!
-//!     fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-//!         vec![
-//!             strategy([Shard(0)], [Shard(0)]),
-//!             strategy([Shard(1)], [Partial(PartialOp::Sum)]),
-//!         ]
-//!     }
-//! }
-//!
-//! fn row_energy(x: DTensor<2>) -> DTensor<2> {
-//!     unary(&RowEnergy, x, |x, _| x.square().sum_dim(1))
+//! fn moments(x: DTensor<2>) -> (DTensor<2>, DTensor<2>) {
+//!     apply(&MOMENTS, x, |x: Tensor<2>, _| (x.clone().sum_dim(1), x.square().sum_dim(1)))
 //! }
 //!
 //! # use burn_dtensor::prelude::*;
 //! # launch(Launch::threads(2), |world| {
 //! let mesh = DeviceMesh::new(world, [2], ["tp"])?;
 //! let x = DTensor::<2>::ones([3, 4], &mesh, &[Shard(1)], world.device())?;
-//! let energy = row_energy(x);
-//! assert_eq!(energy.placements(), [Partial(PartialOp::Sum)]); // nothing was sent
-//! assert_eq!(energy.full_tensor()?.into_data(), burn::tensor::Tensor::<2>::full([3, 1], 4.0, world.device()).into_data());
+//! let (_, squares) = moments(x);
+//! assert_eq!(squares.placements(), [Partial(PartialOp::Sum)]); // nothing was sent
+//! assert_eq!(squares.full_tensor()?.into_data(), Tensor::<2>::full([3, 1], 4.0, world.device()).into_data());
 //! # Ok::<_, Error>(())
 //! # })?;
 //! # Ok::<_, burn_dtensor::comm::LaunchError>(())
 //! ```
 //!
+//! The few operators whose dimensions letters cannot name (views, permutations, expansion, grouped
+//! channels) write their tables out: they implement [`Rule`] themselves. A row never communicates: what
+//! needs its neighbours is made of redistributions.
+//!
+//! The local operator must record as many nodes of the autodiff graph for parts of any length, or
+//! ranks fall out of step in backward. Burn's own do, but for `matmul`, `linear` and `einsum`, which
+//! do something else for a length of 1; the prover compares the depths of all ranks' results.
+//!
 //! Then prove it: `cargo run --example prove_rule` shows how, and tries every placement on every
 //! mesh against the operator on whole tensors, forward and backward.
 
 // Deciding and running.
+mod apply;
+mod axes;
 mod choose;
+mod decide;
+mod operand;
+mod operator;
 mod policy;
-mod resolved;
 mod rule;
-mod run;
+mod subscripts;
 
 // What rules share.
-mod along;
 mod args;
 mod empty;
 mod lookup;
+mod methods;
+pub mod partials;
 mod placements;
 mod product;
-mod rows;
 mod update;
 
 // The families.
@@ -149,7 +141,6 @@ mod attention;
 mod batch_norm;
 mod cast;
 mod cat;
-mod clamp;
 mod compare;
 mod conv;
 mod cross;
@@ -165,7 +156,6 @@ mod linear;
 mod logic;
 pub mod loss;
 mod mask;
-mod mask_select;
 mod matmul;
 pub mod module;
 mod norm;
@@ -173,11 +163,9 @@ mod one_hot;
 mod order;
 mod pad;
 mod permute;
-pub mod pointwise;
 mod pool;
 pub mod random;
 mod reduce;
-mod scan;
 mod select;
 mod slice;
 mod split;
@@ -185,8 +173,10 @@ mod triangle;
 mod unary;
 mod view;
 
+pub use apply::{Inputs, Outputs, apply};
+pub use axes::{Axes, AxesAt};
 pub use einsum::EinsumOperand;
+pub use operand::{Arg, Operand};
+pub use operator::Operator;
 pub use policy::RedistributePolicy;
-pub use resolved::{Resolved, resolve};
 pub use rule::{Rule, Strategy, strategy};
-pub use run::{binary, ternary, unary, variadic};

@@ -2,7 +2,6 @@
 //!
 //! | | input | scale and shift | |
 //! |---|---|---|---|
-//! | `layer_norm`, `rms_norm` | `S(d)`, any but the last | `R` | `S(d)` |
 //! | `group_norm` | `S(batch)` | `R` | `S(batch)` |
 //! | `group_norm` | `S(channels)`, in whole groups | `S(channels)` | `S(channels)` |
 //!
@@ -12,36 +11,13 @@ use burn::tensor::{DType, FloatDType, Shape, Tensor, module};
 
 use super::args::misfit;
 use super::placements::{R, S};
-use super::{Resolved, Rule, Strategy, binary, strategy, ternary, unary};
+use super::{Axes, Operand, Rule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;
 
-/// The last dimension is normalized, and scaled by vectors of its length.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct LastDim(&'static str);
-
-impl Rule for LastDim {
-    fn name(&self) -> &'static str {
-        self.0
-    }
-
-    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let x = &inputs[0];
-        let len = x[x.num_dims() - 1];
-        if inputs[1..].iter().any(|scale| scale[0] != len) {
-            let why = format!("the last dimension has {len} elements, and so must scale and shift");
-            return Err(misfit(self.name(), inputs, why));
-        }
-        Ok(vec![x.clone()])
-    }
-
-    fn strategies(&self, inputs: &[Shape], _outputs: &[Shape]) -> Vec<Strategy> {
-        let scales = std::iter::repeat_n(R, inputs.len() - 1);
-        let row = |dim| strategy(std::iter::once(S(dim)).chain(scales.clone()), [S(dim)]);
-        (0..inputs[0].num_dims() - 1).map(row).collect()
-    }
-}
+const LAYER_NORM: Axes = Axes::new("layer_norm", "..D, D* -> ..D");
+const RMS_NORM: Axes = Axes::new("rms_norm", "..D, D -> ..D");
 
 /// Layer normalization over the last dimension, as burn's
 /// [`layer_norm`](burn::tensor::module::layer_norm): `(x - mean) / sqrt(var + epsilon) * gamma + beta`.
@@ -53,8 +29,9 @@ impl Rule for LastDim {
 /// # Panics
 /// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for others.
 #[must_use]
+#[track_caller]
 pub fn layer_norm<const D: usize>(
-    input: DTensor<D>,
+    input: impl Into<Operand<D>>,
     gamma: DTensor<1>,
     beta: Option<DTensor<1>>,
     epsilon: f64,
@@ -63,17 +40,14 @@ pub fn layer_norm<const D: usize>(
 }
 
 /// [`layer_norm`], computed by `local` on this rank's part.
+#[track_caller]
 pub(crate) fn layer_norm_by<const D: usize>(
-    input: DTensor<D>,
+    input: impl Into<Operand<D>>,
     gamma: DTensor<1>,
     beta: Option<DTensor<1>>,
     local: impl FnOnce(Tensor<D>, Tensor<1>, Option<Tensor<1>>) -> Tensor<D>,
 ) -> DTensor<D> {
-    let rule = LastDim("layer_norm");
-    match beta {
-        Some(beta) => ternary(&rule, input, gamma, beta, |x, gamma, beta, _| local(x, gamma, Some(beta))),
-        None => binary(&rule, input, gamma, |x, gamma, _| local(x, gamma, None)),
-    }
+    apply(&LAYER_NORM, (input.into(), gamma, beta), |(x, gamma, beta), _| local(x, gamma, beta))
 }
 
 /// Root mean square normalization over the last dimension, as burn's
@@ -87,8 +61,9 @@ pub(crate) fn layer_norm_by<const D: usize>(
 /// # Panics
 /// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for others.
 #[must_use]
-pub fn rms_norm<const D: usize>(input: DTensor<D>, gamma: DTensor<1>, epsilon: f64) -> DTensor<D> {
-    binary(&LastDim("rms_norm"), input, gamma, |x, gamma, _| {
+#[track_caller]
+pub fn rms_norm<const D: usize>(input: impl Into<Operand<D>>, gamma: DTensor<1>, epsilon: f64) -> DTensor<D> {
+    apply(&RMS_NORM, (input.into(), gamma), |(x, gamma), _| {
         let dtype = x.dtype();
         let rms = x.clone().cast(FloatDType::F32).square().mean_dim(D - 1).add_scalar(epsilon).sqrt();
         (x / rms.cast(dtype)) * gamma.unsqueeze()
@@ -125,7 +100,7 @@ impl Rule for Groups {
 
 /// Group normalization, as burn's [`GroupNorm`](burn::nn::GroupNorm): channels in `num_groups`
 /// groups, each normalized over its channels and all dimensions after them, then
-/// `* gamma + beta` a channel.
+/// `* gamma + beta` per channel.
 ///
 /// # Shapes
 /// - input and output: `[batch, channels, ..]`
@@ -134,21 +109,21 @@ impl Rule for Groups {
 /// # Panics
 /// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for others.
 #[must_use]
+#[track_caller]
 pub fn group_norm<const D: usize>(
-    input: DTensor<D>,
+    input: impl Into<Operand<D>>,
     gamma_beta: Option<(DTensor<1>, DTensor<1>)>,
     num_groups: usize,
     epsilon: f64,
 ) -> DTensor<D> {
-    let rule = Groups(num_groups);
-    let groups_of = |op: &Resolved| num_groups * op.output_shape(0)[1] / op.input(0).shape()[1].max(1);
-    match gamma_beta {
-        Some((gamma, beta)) => ternary(&rule, input, gamma, beta, |x, gamma, beta, op| {
-            let [gamma, beta] = [gamma, beta].map(a_channel);
-            normalized_groups(x, groups_of(op), epsilon) * gamma + beta
-        }),
-        None => unary(&rule, input, |x, op| normalized_groups(x, groups_of(op), epsilon)),
-    }
+    apply(&Groups(num_groups), (input.into(), gamma_beta), |(x, gamma_beta), op| {
+        let groups = num_groups * op.output_shape(0)[1] / op.input_spec(0).shape()[1].max(1);
+        let normalized = normalized_groups(x, groups, epsilon);
+        match gamma_beta {
+            Some((gamma, beta)) => normalized * per_channel(gamma) + per_channel(beta),
+            None => normalized,
+        }
+    })
 }
 
 fn normalized_groups<const D: usize>(x: Tensor<D>, groups: usize, epsilon: f64) -> Tensor<D> {
@@ -163,7 +138,7 @@ fn normalized_groups<const D: usize>(x: Tensor<D>, groups: usize, epsilon: f64) 
 }
 
 /// `[channels]` as `[1, channels, 1, ..]`.
-fn a_channel<const D: usize>(vector: Tensor<1>) -> Tensor<D> {
+fn per_channel<const D: usize>(vector: Tensor<1>) -> Tensor<D> {
     let mut shape = [1; D];
     shape[1] = vector.dims()[0];
     reshape(vector, Shape::from(shape))

@@ -10,9 +10,9 @@ use std::array::from_fn;
 use burn::tensor::{AsIndex, MovedimArgs, Shape};
 
 use super::args::{dim_of, misfit};
+use super::partials::MOVED;
 use super::placements::S;
-use super::rows::{PARTIALS, through};
-use super::{Rule, Strategy, strategy, unary};
+use super::{Rule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::{DTensor, Kind};
 
@@ -41,23 +41,25 @@ impl<const D: usize> Rule for Permute<D> {
 
     fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
         let sharded = self.axes.iter().enumerate().map(|(dim, &axis)| strategy([S(axis)], [S(dim)]));
-        sharded.chain(through(1, PARTIALS)).collect()
+        sharded.chain(MOVED.rows(1, 1)).collect()
     }
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Dimension `d` of the result is dimension `axes[d]`, as burn's [`permute`](burn::tensor::Tensor::permute).
     #[must_use]
+    #[track_caller]
     pub fn permute<Dim: AsIndex>(self, axes: [Dim; D]) -> Self {
         let axes = axes.map(|axis| dim_of("permute", axis, D));
         if axes == from_fn(|dim| dim) {
             return self;
         }
-        unary(&Permute { axes }, self, |x, _| x.permute(axes))
+        apply(&Permute { axes }, self, |x, _| x.permute(axes))
     }
 
     /// Exchanges two dimensions, as burn's [`swap_dims`](burn::tensor::Tensor::swap_dims).
     #[must_use]
+    #[track_caller]
     pub fn swap_dims<Dim1: AsIndex, Dim2: AsIndex>(self, dim1: Dim1, dim2: Dim2) -> Self {
         let (dim1, dim2) = (dim_of("swap_dims", dim1, D), dim_of("swap_dims", dim2, D));
         let mut axes: [usize; D] = from_fn(|dim| dim);
@@ -67,12 +69,14 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// Exchanges the last two dimensions, as burn's [`transpose`](burn::tensor::Tensor::transpose).
     #[must_use]
+    #[track_caller]
     pub fn transpose(self) -> Self {
         self.swap_dims(-2, -1)
     }
 
     /// [`transpose`](Self::transpose).
     #[must_use]
+    #[track_caller]
     pub fn t(self) -> Self {
         self.transpose()
     }
@@ -80,6 +84,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Moves dimensions `src` to the places `dst`, the others keep their order, as burn's
     /// [`movedim`](burn::tensor::Tensor::movedim).
     #[must_use]
+    #[track_caller]
     pub fn movedim<S1: MovedimArgs, S2: MovedimArgs>(self, src: S1, dst: S2) -> Self {
         let (src, dst) = (src.into_dim_vec::<D>(), dst.into_dim_vec::<D>());
         if src.len() != dst.len() {

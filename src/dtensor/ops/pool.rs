@@ -1,51 +1,18 @@
 //! Pooling and interpolation: windows over spatial dimensions, which are whole.
-//!
-//! | | `x` `[b, c, ..]` | output `[b, c, ..]` |
-//! |---|---|---|
-//! | batch | `S(0)` | `S(0)` |
-//! | channels | `S(1)` | `S(1)` |
-//! | averages | `P(sum)`, `P(avg)` | the same |
-//! | maxima | `P(max)` | `P(max)` |
 
+use burn::tensor::module;
 use burn::tensor::ops::{AvgPoolOptions, InterpolateOptions, MaxPoolOptions};
-use burn::tensor::{Shape, module};
 
 use super::args::misfit;
-use super::placements::{AVG, MAX, SUM};
-use super::rows::{kept, through};
-use super::{Rule, Strategy, unary};
-use crate::Result;
+use super::axes::AxesAt;
+use super::partials::{INCREASING_TO, LINEAR, Partials};
+use super::{Axes, apply};
 use crate::dtensor::DTensor;
-use crate::placement::Placement;
 
-const AVERAGE: &[Placement] = &[SUM, AVG];
-const MAXIMUM: &[Placement] = &[MAX];
-
-/// A pooling to spatial dimensions of known lengths; none where the windows do not fit.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Pool<const N: usize> {
-    name: &'static str,
-    output: Option<[usize; N]>,
-    partials: &'static [Placement],
-}
-
-impl<const N: usize> Rule for Pool<N> {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let Some(lens) = self.output else {
-            return Err(misfit(self.name, inputs, "the kernel is longer than the padded input"));
-        };
-        let mut output = inputs[0].clone();
-        output[2..].copy_from_slice(&lens);
-        Ok(vec![output])
-    }
-
-    fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        kept(1, 0..2).chain(through(1, self.partials)).collect()
-    }
+/// A pooling of `[batch, channels, ..]` to spatial dimensions of these lengths.
+fn pool<const N: usize>(name: &'static str, partials: Partials, lens: [usize; N]) -> AxesAt {
+    let text = if N == 1 { "bc_ -> bcL" } else { "bc__ -> bcHW" };
+    Axes::new(name, text).through(partials).at([]).lens(lens)
 }
 
 /// Number of windows along a dimension of `len`.
@@ -64,32 +31,32 @@ fn windows(
     Some(count - usize::from(beyond))
 }
 
-fn max_pool<const D: usize, const N: usize>(
-    name: &'static str,
-    x: &DTensor<D>,
-    options: &MaxPoolOptions<N>,
-) -> Pool<N> {
+#[track_caller]
+fn max_pool<const D: usize, const N: usize>(name: &'static str, x: &DTensor<D>, options: &MaxPoolOptions<N>) -> AxesAt {
     let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = options;
-    let len = |at| windows(x.spec.shape()[2 + at], kernel_size[at], stride[at], padding[at], dilation[at], *ceil_mode);
-    Pool { name, output: all(len), partials: MAXIMUM }
+    let len = |at| windows(x.dims()[2 + at], kernel_size[at], stride[at], padding[at], dilation[at], *ceil_mode);
+    pool(name, INCREASING_TO, all::<D, N>(name, x, len))
 }
 
-fn avg_pool<const D: usize, const N: usize>(
+#[track_caller]
+fn avg_pool<const D: usize, const N: usize>(name: &'static str, x: &DTensor<D>, options: &AvgPoolOptions<N>) -> AxesAt {
+    let AvgPoolOptions { kernel_size, stride, padding, ceil_mode, .. } = options;
+    let len = |at| windows(x.dims()[2 + at], kernel_size[at], stride[at], padding[at], 1, *ceil_mode);
+    pool(name, LINEAR, all::<D, N>(name, x, len))
+}
+
+#[track_caller]
+fn all<const D: usize, const N: usize>(
     name: &'static str,
     x: &DTensor<D>,
-    options: &AvgPoolOptions<N>,
-) -> Pool<N> {
-    let AvgPoolOptions { kernel_size, stride, padding, ceil_mode, .. } = options;
-    let len = |at| windows(x.spec.shape()[2 + at], kernel_size[at], stride[at], padding[at], 1, *ceil_mode);
-    Pool { name, output: all(len), partials: AVERAGE }
-}
-
-fn all<const N: usize>(len: impl Fn(usize) -> Option<usize>) -> Option<[usize; N]> {
+    len: impl Fn(usize) -> Option<usize>,
+) -> [usize; N] {
     let mut lens = [0; N];
     for (at, slot) in lens.iter_mut().enumerate() {
-        *slot = len(at)?;
+        let why = "the kernel is longer than the padded input";
+        *slot = len(at).unwrap_or_else(|| misfit(name, &[x.shape()], why).unwind());
     }
-    Some(lens)
+    lens
 }
 
 macro_rules! pools {
@@ -102,8 +69,9 @@ macro_rules! pools {
         /// # Panics
         /// Unwinds with a typed [`Error`](crate::Error) if the kernel is longer than the padded input.
         #[must_use]
+        #[track_caller]
         pub fn $name(x: DTensor<$D>, options: $Options) -> DTensor<$D> {
-            unary(&$rule(stringify!($name), &x, &options), x, |x, _| module::$name(x, options))
+            apply(&$rule(stringify!($name), &x, &options), x, |x, _| module::$name(x, options))
         }
     )*};
 }
@@ -121,9 +89,9 @@ pools! {
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
 #[must_use]
+#[track_caller]
 pub fn adaptive_avg_pool1d(x: DTensor<3>, output_size: usize) -> DTensor<3> {
-    let rule = Pool { name: "adaptive_avg_pool1d", output: Some([output_size]), partials: AVERAGE };
-    unary(&rule, x, |x, _| module::adaptive_avg_pool1d(x, output_size))
+    apply(&pool("adaptive_avg_pool1d", LINEAR, [output_size]), x, |x, _| module::adaptive_avg_pool1d(x, output_size))
 }
 
 /// Averages of an input `[batch, channels, height, width]` over `output_size` windows, as burn's
@@ -132,9 +100,9 @@ pub fn adaptive_avg_pool1d(x: DTensor<3>, output_size: usize) -> DTensor<3> {
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
 #[must_use]
+#[track_caller]
 pub fn adaptive_avg_pool2d(x: DTensor<4>, output_size: [usize; 2]) -> DTensor<4> {
-    let rule = Pool { name: "adaptive_avg_pool2d", output: Some(output_size), partials: AVERAGE };
-    unary(&rule, x, |x, _| module::adaptive_avg_pool2d(x, output_size))
+    apply(&pool("adaptive_avg_pool2d", LINEAR, output_size), x, |x, _| module::adaptive_avg_pool2d(x, output_size))
 }
 
 /// Resizes an input `[batch, channels, height, width]`, as burn's
@@ -146,6 +114,7 @@ pub fn adaptive_avg_pool2d(x: DTensor<4>, output_size: [usize; 2]) -> DTensor<4>
 /// # Panics
 /// As burn's, unless exactly one of `output_size` and `scale_factor` is set.
 #[must_use]
+#[track_caller]
 pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
     let [_, _, height, width] = x.dims();
     let scaled = |len: usize, scale: f32| (len as f64 * f64::from(scale)) as usize;
@@ -153,6 +122,5 @@ pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
         let [tall, wide] = options.scale_factor?;
         Some([scaled(height, tall), scaled(width, wide)])
     });
-    let rule = Pool { name: "interpolate", output: size.or(Some([height, width])), partials: AVERAGE };
-    unary(&rule, x, |x, _| module::interpolate(x, options))
+    apply(&pool("interpolate", LINEAR, size.unwrap_or([height, width])), x, |x, _| module::interpolate(x, options))
 }

@@ -8,7 +8,7 @@ use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Tensor, kind};
 
-use super::Resolved;
+use super::Operator;
 use crate::dtensor::Kind;
 use crate::dtensor::local::reshape;
 
@@ -16,7 +16,7 @@ use crate::dtensor::local::reshape;
 pub(super) fn matmul<const D: usize, K: Kind + kind::Numeric>(
     a: Tensor<D, K>,
     b: Tensor<D, K>,
-    op: &Resolved,
+    op: &Operator,
 ) -> Tensor<D, K> {
     if a.shape().num_elements() == 0 || b.shape().num_elements() == 0 {
         // Either nothing comes out, or sums over nothing.
@@ -24,7 +24,7 @@ pub(super) fn matmul<const D: usize, K: Kind + kind::Numeric>(
     }
     // Of vectors that all meet one matrix burn makes one product. What is one of the whole is one
     // of every part.
-    if D > 2 && op.input(0).shape()[D - 2] == 1 && op.input(1).shape()[D - 3] == 1 {
+    if D > 2 && op.input_spec(0).shape()[D - 2] == 1 && op.input_spec(1).shape()[D - 3] == 1 {
         return a.matmul(b);
     }
     Tensor::from_dispatch(matmul_of(a.into_dispatch(), b.into_dispatch()))

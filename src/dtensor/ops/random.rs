@@ -32,6 +32,7 @@ use crate::dtensor::factory::check_distribution;
 use crate::dtensor::philox::philox4x32;
 use crate::dtensor::random::{fill, float};
 use crate::dtensor::{DTensor, DTensorError, DTensorSpec};
+use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 
 thread_local! {
@@ -90,7 +91,7 @@ fn of_thread(mesh: &DeviceMesh) -> (u64, u64) {
         Ok(ranks.duplicate("threads").draw())
     });
     let group = mesh.ranks().iter().fold(0, |seed, &rank| fold_in(seed, rank as u64));
-    (derived(group, number.unwrap_or_else(|error| error.unwind()), Purpose::Thread), 0)
+    (derived(group, number.or_unwind(), Purpose::Thread), 0)
 }
 
 fn next((seed, drawn): (u64, u64)) -> u64 {
@@ -132,6 +133,7 @@ impl<const D: usize> DTensor<D> {
     /// # Panics
     /// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution).
     #[must_use]
+    #[track_caller]
     pub fn random_like(&self, distribution: Distribution) -> Self {
         check_distribution(distribution).unwrap_or_else(|error| Error::from(error).unwind());
         let spec = self.reduced_spec();

@@ -1,12 +1,13 @@
 //! [`Rule`] and [`Strategy`]: what an operator may do along one mesh dimension.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::hash::Hash;
 
 use burn::tensor::{DType, Shape};
+use itertools::Itertools;
 use smallvec::SmallVec;
 
-use super::placements::AVG;
+use super::placements::{AVG, SUM};
 use crate::Result;
 use crate::placement::Placement;
 
@@ -18,6 +19,8 @@ pub struct Strategy {
     pub(super) outputs: SmallVec<[Placement; 2]>,
     pub(super) divides: Option<usize>,
     pub(super) floats: bool,
+    /// Inputs that become terms of a sum over ranks.
+    terms: SmallVec<[usize; 1]>,
 }
 
 /// The row `inputs -> outputs`.
@@ -27,6 +30,7 @@ pub fn strategy(inputs: impl IntoIterator<Item = Placement>, outputs: impl IntoI
         outputs: outputs.into_iter().collect(),
         divides: None,
         floats: false,
+        terms: SmallVec::new(),
     }
 }
 
@@ -39,12 +43,26 @@ impl Strategy {
         self
     }
 
-    /// Allows the row for pending reductions of floats only: integers are rounded, or wrap around,
+    /// Makes these inputs, where the row wants them as `P(sum)`, terms of a sum: the first rank's value, or
+    /// every rank's own shard, and zeros. That costs nothing, in forward or in backward. Without it a row
+    /// that wants a partial input is for one that comes so.
+    #[must_use]
+    pub fn with_terms(mut self, inputs: &[usize]) -> Self {
+        self.terms = inputs.into();
+        self
+    }
+
+    /// Allows the row for partial inputs of floats only: integers are rounded, or wrap around,
     /// which keeps no order.
     #[must_use]
     pub fn if_floats(mut self) -> Self {
         self.floats = true;
         self
+    }
+
+    /// Whether input `at` may be made into what the row wants of it, partial though that is.
+    pub(super) fn makes_term(&self, at: usize) -> bool {
+        self.terms.contains(&at) && self.inputs[at] == SUM
     }
 
     /// Whether the row holds for inputs of these element types.
@@ -58,7 +76,15 @@ impl Strategy {
     }
 }
 
-/// How an operator goes along with placements.
+/// `S(0), R -> S(0)`.
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} -> {}", self.inputs.iter().format(", "), self.outputs.iter().format(", "))
+    }
+}
+
+/// How an operator goes along with placements: mostly [`Axes`](super::Axes), which are one; an operator
+/// whose dimensions letters cannot name writes its table out.
 ///
 /// A rule is a small value: the operator's static arguments, which are also its key in the cache
 /// of decisions. The all-`Replicate` row is always allowed and never listed.
@@ -76,11 +102,6 @@ pub trait Rule: Debug + Clone + Eq + Hash + 'static {
     /// The rows of the table, for inputs and outputs of these global shapes. Of two rows that cost
     /// the same the first is taken.
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy>;
-
-    /// The placement input `input` must be brought to, whatever is cheapest.
-    fn pinned(&self, _input: usize) -> Option<Placement> {
-        None
-    }
 
     /// Whether the local operator goes by itself with parts without elements: it neither fails on
     /// one, nor records fewer nodes in the graph than on any other. A rank that skips a node falls

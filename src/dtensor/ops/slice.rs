@@ -1,27 +1,27 @@
 //! Slices, and assignment to them.
-//!
-//! | | input | values | output |
-//! |---|---|---|---|
-//! | the slice is the whole of `d` | `S(d)` | `S(d)` | `S(d)` |
-//! | | `P(op)` | `P(op)` | `P(op)` |
-//! | not of sum and product | `P(op)` | `R` | `P(op)` |
-//! | not of sum and product | `R` | `P(op)` | `P(op)` |
-//!
-//! A constant that fills a slice is a value that is `R`; zeros pass through every reduction.
 
 use burn::tensor::{AsIndex, Element, Shape, Slice, SliceArg};
 use smallvec::SmallVec;
 
 use super::args::{dim_of, misfit};
-use super::empty::{blank, is_empty};
+use super::partials::{MOVED, MOVED_WITH_CONSTANT};
 use super::placements::{AVG, MAX, MIN, R};
-use super::rows::{PARTIALS, kept, through, through_constant};
-use super::{Rule, Strategy, binary, strategy, unary};
-use crate::Result;
+use super::{Axes, apply};
 use crate::dtensor::{DTensor, Kind};
 
-/// One slice a dimension. That of a whole dimension is [`Slice::full`], right for any part of it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+const SLICE: Axes = Axes::new("slice", ".._.. -> ..D..").through(MOVED);
+const SLICE_FILL: Axes = Axes::new("slice_fill", "..D.. -> ..D..").through(MOVED_WITH_CONSTANT);
+const SLICE_FILL_WITH_ZERO: Axes = SLICE_FILL.through(MOVED);
+const SLICE_ASSIGN: Axes = Axes::new("slice_assign", "..D.., .._.. -> ..D..").through(MOVED.and(&[
+    (&[AVG, R], AVG),
+    (&[R, AVG], AVG),
+    (&[MAX, R], MAX),
+    (&[R, MAX], MAX),
+    (&[MIN, R], MIN),
+    (&[R, MIN], MIN),
+]));
+
+/// One slice per dimension. That of a whole dimension is [`Slice::full`], right for any part of it.
 struct Slices(SmallVec<[Slice; 4]>);
 
 impl Slices {
@@ -33,102 +33,33 @@ impl Slices {
         Self(slices.into_slices(shape).into_iter().zip(shape.iter()).map(full).collect())
     }
 
-    fn is_whole(&self) -> bool {
-        self.whole_dims().count() == self.0.len()
+    /// The dimensions that are not whole.
+    fn dims(&self) -> impl Iterator<Item = usize> {
+        (0..self.0.len()).filter(|&dim| self.0[dim] != Slice::full())
     }
 
-    fn whole_dims(&self) -> impl Iterator<Item = usize> {
-        (0..self.0.len()).filter(|&dim| self.0[dim] == Slice::full())
-    }
-
-    fn shape_of(&self, shape: &Shape) -> Shape {
-        let lens: Vec<_> = self.0.iter().zip(shape.iter()).map(|(slice, &len)| slice.output_size(len)).collect();
-        lens.into()
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct SliceRule(Slices);
-
-impl Rule for SliceRule {
-    fn name(&self) -> &'static str {
-        "slice"
-    }
-
-    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(vec![self.0.shape_of(&inputs[0])])
-    }
-
-    fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        kept(1, self.0.whole_dims()).chain(through(1, PARTIALS)).collect()
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct SliceAssign(Slices);
-
-impl Rule for SliceAssign {
-    fn name(&self) -> &'static str {
-        "slice_assign"
-    }
-
-    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let slice = self.0.shape_of(&inputs[0]);
-        if slice != inputs[1] {
-            return Err(misfit(
-                self.name(),
-                inputs,
-                format!("the slice has shape {slice}, the values must have it too"),
-            ));
-        }
-        Ok(vec![inputs[0].clone()])
-    }
-
-    fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        let one = [AVG, MAX, MIN].into_iter().flat_map(|op| [strategy([op, R], [op]), strategy([R, op], [op])]);
-        kept(2, self.0.whole_dims()).chain(through(2, PARTIALS)).chain(one).collect()
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct SliceFill {
-    slices: Slices,
-    zero: bool,
-}
-
-impl Rule for SliceFill {
-    fn name(&self) -> &'static str {
-        "slice_fill"
-    }
-
-    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        kept(1, self.slices.whole_dims()).chain(through(1, through_constant(self.zero))).collect()
+    /// How long those are.
+    fn lens(&self, shape: &Shape) -> impl Iterator<Item = usize> {
+        self.dims().map(|dim| self.0[dim].output_size(shape[dim]))
     }
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The elements inside `slices`, as burn's [`slice`](burn::tensor::Tensor::slice).
     #[must_use]
+    #[track_caller]
     pub fn slice<S: SliceArg>(self, slices: S) -> Self {
-        let rule = SliceRule(Slices::new(slices, self.spec.shape()));
-        if rule.0.is_whole() {
+        let slices = Slices::new(slices, self.spec.shape());
+        if slices.dims().next().is_none() {
             return self;
         }
-        unary(
-            &rule,
-            self,
-            |x, op| {
-                if is_empty(op, 0) { blank([x], op.output_shape(0)) } else { x.slice(&rule.0.0[..]) }
-            },
-        )
+        let rule = SLICE.at(slices.dims()).lens(slices.lens(self.spec.shape()));
+        apply(&rule, self, |x, _| x.slice(&slices.0[..]))
     }
 
     /// The elements inside `slice` of `dim`, as burn's [`slice_dim`](burn::tensor::Tensor::slice_dim).
     #[must_use]
+    #[track_caller]
     pub fn slice_dim<S: Into<Slice>>(self, dim: impl AsIndex, slice: S) -> Self {
         let mut slices = [Slice::full(); D];
         slices[dim_of("slice_dim", dim, D)] = slice.into();
@@ -137,6 +68,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// `length` elements of `dim` from `start` on, as burn's [`narrow`](burn::tensor::Tensor::narrow).
     #[must_use]
+    #[track_caller]
     pub fn narrow(self, dim: impl AsIndex, start: usize, length: usize) -> Self {
         let dim = dim_of("narrow", dim, D);
         let len = self.dims()[dim];
@@ -151,6 +83,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Element `index` of `dim`, without that dimension, as burn's
     /// [`select_dim`](burn::tensor::Tensor::select_dim).
     #[must_use]
+    #[track_caller]
     pub fn select_dim<const D2: usize>(self, dim: impl AsIndex, index: impl AsIndex) -> DTensor<D2, K> {
         let dim = dim_of("select_dim", dim, D);
         let len = self.dims()[dim];
@@ -164,22 +97,26 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// `values` in the place of the elements inside `slices`, as burn's
     /// [`slice_assign`](burn::tensor::Tensor::slice_assign).
     #[must_use]
+    #[track_caller]
     pub fn slice_assign<S: SliceArg>(self, slices: S, values: Self) -> Self {
-        let rule = SliceAssign(Slices::new(slices, self.spec.shape()));
-        if rule.0.shape_of(self.spec.shape()).num_elements() == 0 && self.spec.shape().num_elements() > 0 {
+        let (shape, slices) = (self.shape(), Slices::new(slices, self.spec.shape()));
+        if slices.lens(&shape).any(|len| len == 0) && shape.num_elements() > 0 {
             return self;
         }
-        binary(&rule, self, values, |x, values, op| {
-            if is_empty(op, 0) { blank([x, values], op.output_shape(0)) } else { x.slice_assign(&rule.0.0[..], values) }
-        })
+        for (dim, len) in slices.dims().zip(slices.lens(&shape)).filter(|&(dim, len)| values.dims()[dim] != len) {
+            let why = format!("the slice is {len} long in dimension {dim}, and so must the values be");
+            misfit("slice_assign", &[shape.clone(), values.shape()], why).unwind()
+        }
+        apply(&SLICE_ASSIGN.at(slices.dims()), (self, values), |(x, values), _| x.slice_assign(&slices.0[..], values))
     }
 
     /// `value` in the place of the elements inside `slices`, as burn's
     /// [`slice_fill`](burn::tensor::Tensor::slice_fill).
     #[must_use]
+    #[track_caller]
     pub fn slice_fill<S: SliceArg, E: Element>(self, slices: S, value: E) -> Self {
         let slices = Slices::new(slices, self.spec.shape());
-        let rule = SliceFill { slices, zero: value.elem::<f64>() == 0.0 };
-        unary(&rule, self, |x, op| if is_empty(op, 0) { x } else { x.slice_fill(&rule.slices.0[..], value) })
+        let rule = if value.elem::<f64>() == 0.0 { &SLICE_FILL_WITH_ZERO } else { &SLICE_FILL };
+        apply(&rule.at(slices.dims()), self, |x, _| x.slice_fill(&slices.0[..], value))
     }
 }

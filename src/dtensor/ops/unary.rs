@@ -1,34 +1,42 @@
-//! Pointwise operators of one tensor: signs, roundings, powers, exponentials, trigonometry.
+//! Elementwise operators of one tensor: signs, roundings, powers, exponentials, trigonometry, clamping.
 
 use burn::tensor::{ElementConversion, kind};
 
-use super::pointwise::{
-    INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NOTHING, Pointwise, QUOTIENT, SHIFT, map, mapped,
-};
+use super::methods::mapped;
+use super::partials::{INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NOTHING, QUOTIENT, SHIFT};
+use super::{Axes, apply};
 use crate::dtensor::{DTensor, Kind};
-
-macro_rules! scalar {
-    ($($name:ident: $table:expr),* $(,)?) => {$(
-        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
-        #[must_use]
-        pub fn $name<E: ElementConversion>(self, other: E) -> Self {
-            map(const { Pointwise::new(stringify!($name), $table) }, self, |x| x.$name(other))
-        }
-    )*};
-}
 
 #[allow(clippy::should_implement_trait)] // burn's names; the trait is implemented too
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
-    // The sign of NaN is 0.
-    mapped! { Self; neg: NEGATION, abs: NOTHING, sign: NOTHING }
+    mapped! {
+        Self;
+        neg: NEGATION,
+        abs: NOTHING,
+        sign: NOTHING, // of NaN it is 0
+        add_scalar<E: ElementConversion>(other): SHIFT,
+        sub_scalar<E: ElementConversion>(other): SHIFT,
+        mul_scalar<E: ElementConversion>(other): LINEAR,
+        div_scalar<E: ElementConversion>(other): QUOTIENT,
+        remainder_scalar<E: ElementConversion>(other): NOTHING,
+        powi_scalar<E: ElementConversion>(other): NOTHING,
+    }
+}
 
-    scalar! {
-        add_scalar: SHIFT,
-        sub_scalar: SHIFT,
-        mul_scalar: LINEAR,
-        div_scalar: QUOTIENT,
-        remainder_scalar: NOTHING,
-        powi_scalar: NOTHING,
+// Clamping is increasing, and yet no extremum goes through: all terms beyond a bound become the bound, and
+// one that is the bound itself, where the slope is 1, would share the gradient that is the greatest's.
+impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
+    /// Elements between `min` and `max`, as burn's [`clamp`](burn::tensor::Tensor::clamp).
+    #[must_use]
+    #[track_caller]
+    pub fn clamp<E: ElementConversion>(self, min: E, max: E) -> Self {
+        apply(&const { Axes::pointwise("clamp", NOTHING) }, self, |x, _| x.clamp(min, max))
+    }
+
+    mapped! {
+        Self;
+        clamp_min<E: ElementConversion>(min): NOTHING,
+        clamp_max<E: ElementConversion>(max): NOTHING,
     }
 }
 
@@ -60,7 +68,6 @@ impl<const D: usize> DTensor<D> {
         asinh: INCREASING,
         acosh: INCREASING_FROM,
         atanh: NOTHING,
+        powf_scalar<E: ElementConversion>(other): NOTHING,
     }
-
-    scalar! { powf_scalar: NOTHING }
 }

@@ -1,4 +1,5 @@
-//! Updates of indexed elements (scatter, select_assign) through pending reductions.
+//! [`Update`]: updates of indexed elements, scatter and select_assign, through partial inputs with
+//! replicated indices.
 //!
 //! | | `x` | values | output |
 //! |---|---|---|---|
@@ -13,46 +14,66 @@
 //! | max | `P(min)` | `R` | `P(min)` |
 //! | min | as max, mirrored | | |
 
-use burn::tensor::IndexingUpdateOp;
+use burn::tensor::{IndexingUpdateOp, Shape};
 
-use super::placements::{AVG, MAX, MIN, PRODUCT, R, SUM};
-use super::{Strategy, strategy};
-use crate::placement::Placement;
-
-/// The tensor, the values, the result.
-type Row = [Placement; 3];
+use super::axes::AxesAt;
+use super::partials::{Partials, Row};
+use super::placements::{AVG, MAX, MIN, PRODUCT, R, S, SUM};
+use super::{Rule, Strategy, strategy};
+use crate::Result;
 
 const ASSIGN: &[Row] = &[
-    [SUM, SUM, SUM],
-    [AVG, AVG, AVG],
-    [MAX, MAX, MAX],
-    [MIN, MIN, MIN],
-    [PRODUCT, PRODUCT, PRODUCT],
-    [AVG, R, AVG],
-    [R, AVG, AVG],
-    [MAX, R, MAX],
-    [R, MAX, MAX],
-    [MIN, R, MIN],
-    [R, MIN, MIN],
+    (&[SUM, R, SUM], SUM),
+    (&[AVG, R, AVG], AVG),
+    (&[MAX, R, MAX], MAX),
+    (&[MIN, R, MIN], MIN),
+    (&[PRODUCT, R, PRODUCT], PRODUCT),
+    (&[AVG, R, R], AVG),
+    (&[R, R, AVG], AVG),
+    (&[MAX, R, R], MAX),
+    (&[R, R, MAX], MAX),
+    (&[MIN, R, R], MIN),
+    (&[R, R, MIN], MIN),
 ];
-const ADD: &[Row] = &[[SUM, SUM, SUM], [AVG, AVG, AVG], [AVG, R, AVG], [R, AVG, AVG], [MAX, R, MAX], [MIN, R, MIN]];
-const MUL: &[Row] = &[[SUM, R, SUM], [AVG, R, AVG], [PRODUCT, PRODUCT, PRODUCT]];
-const MAXIMUM: &[Row] = &[[MAX, MAX, MAX], [MAX, R, MAX], [R, MAX, MAX], [MIN, R, MIN]];
-const MINIMUM: &[Row] = &[[MIN, MIN, MIN], [MIN, R, MIN], [R, MIN, MIN], [MAX, R, MAX]];
+const ADD: &[Row] = &[(&[SUM, R, SUM], SUM), (&[AVG, R, AVG], AVG), (&[AVG, R, R], AVG), (&[R, R, AVG], AVG)];
+/// An order is kept by a sum only where it does not wrap around.
+const ADD_FLOATS: &[Row] = &[(&[MAX, R, R], MAX), (&[MIN, R, R], MIN)];
+const MUL: &[Row] = &[(&[SUM, R, R], SUM), (&[AVG, R, R], AVG), (&[PRODUCT, R, PRODUCT], PRODUCT)];
+const MAXIMUM: &[Row] = &[(&[MAX, R, MAX], MAX), (&[MAX, R, R], MAX), (&[R, R, MAX], MAX), (&[MIN, R, R], MIN)];
+const MINIMUM: &[Row] = &[(&[MIN, R, MIN], MIN), (&[MIN, R, R], MIN), (&[R, R, MIN], MIN), (&[MAX, R, R], MAX)];
 
-/// The rows of an update with replicated indices.
-pub(super) fn rows(update: IndexingUpdateOp) -> impl Iterator<Item = Strategy> {
-    let table = match update {
-        IndexingUpdateOp::Assign => ASSIGN,
-        IndexingUpdateOp::Add => ADD,
-        IndexingUpdateOp::Mul => MUL,
-        IndexingUpdateOp::Max => MAXIMUM,
-        IndexingUpdateOp::Min => MINIMUM,
-    };
-    // An order is kept by a sum only where it does not wrap around.
-    let ordered = move |x| update == IndexingUpdateOp::Add && [MAX, MIN].contains(&x);
-    table.iter().map(move |&[x, values, output]| {
-        let row = strategy([x, R, values], [output]);
-        if ordered(x) { row.if_floats() } else { row }
-    })
+/// The rule of an update of a tensor, at indices, by values.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Update {
+    pub(super) axes: AxesAt,
+    pub(super) update: IndexingUpdateOp,
+    /// The dimension of the tensor, and that of the indices.
+    pub(super) dims: [usize; 2],
+}
+
+impl Rule for Update {
+    fn name(&self) -> &'static str {
+        self.axes.name()
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.axes.outputs(inputs)
+    }
+
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+        let [dim, index] = self.dims;
+        let partials = match self.update {
+            IndexingUpdateOp::Assign => Partials::new(ASSIGN),
+            IndexingUpdateOp::Add => Partials::new(ADD).of_floats(ADD_FLOATS),
+            IndexingUpdateOp::Mul => Partials::new(MUL),
+            IndexingUpdateOp::Max => Partials::new(MAXIMUM),
+            IndexingUpdateOp::Min => Partials::new(MINIMUM),
+        };
+        let mut rows = self.axes.strategies(inputs, outputs);
+        if self.update == IndexingUpdateOp::Add {
+            rows.push(strategy([SUM, S(index), S(dim)], [SUM]));
+        }
+        rows.extend(partials.rows(3, 1));
+        rows
+    }
 }

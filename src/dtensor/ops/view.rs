@@ -20,9 +20,9 @@ use burn::tensor::{AsIndex, ReshapeArgs, Shape};
 use smallvec::SmallVec;
 
 use super::args::{dim_of, misfit};
+use super::partials::MOVED;
 use super::placements::S;
-use super::rows::{PARTIALS, through};
-use super::{Rule, Strategy, strategy, unary};
+use super::{Rule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
@@ -61,7 +61,7 @@ impl Rule for View {
             let first = (left.next()?, right.next()?);
             Some(row(first, left.next().is_none() && right.next().is_none()))
         });
-        sharded.chain(through(1, PARTIALS)).collect()
+        sharded.chain(MOVED.rows(1, 1)).collect()
     }
 }
 
@@ -102,18 +102,20 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+#[track_caller]
 fn view<const D: usize, const O: usize, K: Kind>(name: &'static str, x: DTensor<D, K>, shape: Shape) -> DTensor<O, K> {
     if shape.num_dims() != O {
         let why = format!("the result {shape} has {} dimensions, {O} are asked for", shape.num_dims());
         misfit(name, &[x.shape()], why).unwind();
     }
-    unary(&View { name, shape }, x, |x, op| reshape(x, op.output_shape(0).clone()))
+    apply(&View { name, shape }, x, |x, op| reshape(x, op.output_shape(0).clone()))
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The same elements in another shape, as burn's [`reshape`](burn::tensor::Tensor::reshape): -1 is what is
     /// left, 0 is the input's length.
     #[must_use]
+    #[track_caller]
     pub fn reshape<const D2: usize, S: ReshapeArgs<D2>>(self, shape: S) -> DTensor<D2, K> {
         let shape = shape.into_shape::<D>(self.shape());
         view("reshape", self, shape)
@@ -121,6 +123,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// Dimensions `start_dim..=end_dim` as one, as burn's [`flatten`](burn::tensor::Tensor::flatten).
     #[must_use]
+    #[track_caller]
     pub fn flatten<const D2: usize>(self, start_dim: impl AsIndex, end_dim: impl AsIndex) -> DTensor<D2, K> {
         let (start, end) = (dim_of("flatten", start_dim, D), dim_of("flatten", end_dim, D));
         if start > end {
@@ -133,6 +136,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// Without the dimensions of length 1, as burn's [`squeeze`](burn::tensor::Tensor::squeeze).
     #[must_use]
+    #[track_caller]
     pub fn squeeze<const D2: usize>(self) -> DTensor<D2, K> {
         let shape = self.dims().into_iter().filter(|&len| len != 1).collect();
         view("squeeze", self, shape)
@@ -140,6 +144,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// Without dimension `dim`, of length 1, as burn's [`squeeze_dim`](burn::tensor::Tensor::squeeze_dim).
     #[must_use]
+    #[track_caller]
     pub fn squeeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
         self.without("squeeze_dim", &[dim_of("squeeze_dim", dim, D)])
     }
@@ -147,6 +152,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Without dimensions `dims`, of length 1, or all of length 1 if there are none, as burn's
     /// [`squeeze_dims`](burn::tensor::Tensor::squeeze_dims).
     #[must_use]
+    #[track_caller]
     pub fn squeeze_dims<const D2: usize>(self, dims: &[impl AsIndex]) -> DTensor<D2, K> {
         if dims.is_empty() {
             return self.squeeze();
@@ -155,6 +161,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.without("squeeze_dims", &dims)
     }
 
+    #[track_caller]
     fn without<const D2: usize>(self, name: &'static str, dims: &[usize]) -> DTensor<D2, K> {
         let lens = self.dims();
         if let Some(dim) = dims.iter().find(|&&dim| lens[dim] != 1) {
@@ -168,6 +175,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// Leading dimensions of length 1 up to `D2`, as burn's [`unsqueeze`](burn::tensor::Tensor::unsqueeze).
     #[must_use]
+    #[track_caller]
     pub fn unsqueeze<const D2: usize>(self) -> DTensor<D2, K> {
         let shape = repeat_n(1, D2.saturating_sub(D)).chain(self.dims()).collect();
         view("unsqueeze", self, shape)
@@ -175,6 +183,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// A dimension of length 1 at `dim`, as burn's [`unsqueeze_dim`](burn::tensor::Tensor::unsqueeze_dim).
     #[must_use]
+    #[track_caller]
     pub fn unsqueeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
         let mut shape = self.shape();
         shape.insert(dim_of("unsqueeze_dim", dim, D + 1), 1);
@@ -184,6 +193,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Dimensions of length 1 at the places `axes` of the result, as burn's
     /// [`unsqueeze_dims`](burn::tensor::Tensor::unsqueeze_dims).
     #[must_use]
+    #[track_caller]
     pub fn unsqueeze_dims<const D2: usize>(self, axes: &[impl AsIndex]) -> DTensor<D2, K> {
         let places = places("unsqueeze_dims", axes, D2);
         let mut shape = self.shape();

@@ -25,7 +25,7 @@ fn q_k_and_v_share_one_all_gather_and_one_reduce_scatter() {
         ledger.reset();
         let mut outputs = Vec::new();
         for weight in weights {
-            let y = module::linear_with_input(x.clone(), weight?, None, Some(R));
+            let y = module::linear(x.clone().pinned(R), weight?, None);
             assert_eq!(y.placements(), [S(2)]);
             outputs.push(y.to_local().tanh().sum());
         }

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{CommError, Launch, launch};
-use burn_dtensor::dtensor::ops::{Rule, Strategy, unary};
+use burn_dtensor::dtensor::ops::{Rule, Strategy, apply};
 use burn_dtensor::dtensor::{DTensor, DTensorError};
 use burn_dtensor::mesh::{DeviceMesh, MeshError};
 use burn_dtensor::placement::{Layout, PlacementError};
@@ -308,8 +308,23 @@ fn a_rule_that_promises_another_shape_than_its_operator_makes_is_found() {
     let error = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["tp"])?;
         let x = DTensor::<1>::ones([4], &mesh, &[R], world.device())?;
-        Ok::<_, Error>(unary(&Longer, x, |x, _| x).to_local().into_data())
+        Ok::<_, Error>(apply(&Longer, x, |x, _| x).to_local().into_data())
     });
     let message = error.expect_err("the operator makes 4 elements").to_string();
     assert!(message.contains("the local operator made [4] of output 0, its rule says [5]"), "{message}");
+}
+
+/// Of forty products, the one whose shapes do not fit.
+#[test]
+fn an_operator_that_unwinds_names_the_line_it_was_called_in() {
+    let line = line!() + 4;
+    let failed = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+        let x = DTensor::<2>::ones([4, 3], &mesh, &[R], world.device())?;
+        Ok::<_, Error>(x.clone().matmul(x).to_local().into_data())
+    });
+    let error = failed.expect_err("3 columns meet 4 rows");
+    let at = error.at.expect("an operator unwound");
+    assert_eq!((at.file(), at.line()), (file!(), line), "{error}");
+    assert!(error.to_string().contains(&format!("\n  in {at}")), "{error}");
 }

@@ -130,9 +130,17 @@ fn operands_that_do_not_fit_say_what_would() {
         ("swap_dims", |x| x.swap_dims(0, 2), "use one in -2..2"),
         ("permute", |x| x.permute([0, 0]), "must name every dimension once"),
         ("narrow", |x| x.narrow(0, 2, 3), "no 3 elements from 2 on"),
-        ("slice_assign", |x| x.clone().slice_assign(0..1, x), "the values must have it too"),
+        (
+            "slice_assign",
+            |x| x.clone().slice_assign(0..1, x),
+            "the slice is 1 long in dimension 0, and so must the values be",
+        ),
         ("split_with_sizes", |x| x.split_with_sizes(vec![1, 1], 0).remove(0), "add up to 2"),
-        ("cat", |x| DTensor::cat(vec![x.clone(), x.transpose()], 0), "all lengths but those of dimension 0"),
+        (
+            "cat",
+            |x| DTensor::cat(vec![x.clone(), x.transpose()], 0),
+            "dimension 1 of the first input is 3 and dimension 1 of the second 4; make them equal",
+        ),
         ("squeeze", |x| x.squeeze(), "2 are asked for"),
     ];
     let tall = [4, 3];

@@ -141,8 +141,10 @@ fn operators_say_what_is_wrong_with_their_arguments() {
         refused("there is no dimension -3 of 2", &|| x().map(|x| drop(activation::softmax(x, -3))));
         refused("dimension 1 has 3 elements", &|| x().map(|x| drop(x.topk(4, 1))));
         refused("must have two halves", &|| x().map(|x| drop(activation::glu(x, 1))));
-        refused("one a channel", &|| done(activation::prelu(x()?, vector(2)?)));
-        refused("the last dimension has 3 elements", &|| done(module::layer_norm(x()?, vector(4)?, None, 1e-5)));
+        refused("axis `c` is 3 in the first input and 2 in the second", &|| done(activation::prelu(x()?, vector(2)?)));
+        refused("axis `D` is 3 in the first input and 4 in the second", &|| {
+            done(module::layer_norm(x()?, vector(4)?, None, 1e-5))
+        });
         refused("must make 2 groups", &|| done(module::group_norm(x()?, None, 2, 1e-5)));
         refused("there is no operand", &|| done(DTensor::<1>::einsum("i->i", [])));
         refused("2 dimensions, 1 are asked for", &|| done(DTensor::<1>::einsum("ij->ij", [x()?.into()])));
@@ -151,7 +153,7 @@ fn operators_say_what_is_wrong_with_their_arguments() {
             let loss = CrossEntropyLossConfig::new().with_weights([1.0, 2.0]).init(mesh.device());
             done(loss.forward(x()?, DTensor::<1, Int>::zeros([4], mesh, &[S(0)], mesh.device())?))
         });
-        refused("one element a channel", &|| done(module::batch_norm_train(x()?, vector(2)?, vector(3)?, 1e-5)));
+        refused("one element per channel", &|| done(module::batch_norm_train(x()?, vector(2)?, vector(3)?, 1e-5)));
         Ok(())
     });
 }

@@ -4,6 +4,7 @@ use burn::module::Param;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Int, Tensor};
 use burn_dtensor::dtensor::ops::{activation, loss, module};
+use burn_dtensor::nn::styled;
 use burn_dtensor::prelude::*;
 
 use super::{Affine, Block, Gpt, GptSize, Norm, Table};
@@ -37,34 +38,21 @@ fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
     param.dtensor().unwrap_or_else(|error| error.unwind())
 }
 
-fn bring<const D: usize>(x: DTensor<D>, placement: Option<Placement>) -> DTensor<D> {
-    match placement {
-        Some(placement) => x.redistribute(&[placement]).unwrap_or_else(|error| error.unwind()),
-        None => x,
-    }
-}
-
-fn style<const D: usize>(param: &Param<Tensor<D>>) -> Style {
-    param.style().expect("every parameter is parallelized")
-}
-
 impl Affine {
     fn forward_dtensor<const D: usize>(&self, x: DTensor<D>) -> DTensor<D> {
-        let (style, bias) = (style(&self.weight), self.bias.as_ref().map(read));
-        bring(module::linear_with_input(x, read(&self.weight).transpose(), bias, style.input()), style.output())
+        styled(&self.weight, x, |x, weight| module::linear(x, weight.transpose(), self.bias.as_ref().map(read)))
     }
 }
 
 impl Norm {
     fn forward_dtensor(&self, x: DTensor<3>) -> DTensor<3> {
-        let x = bring(x, style(&self.weight).input());
-        module::layer_norm(x, read(&self.weight), Some(read(&self.bias)), 1e-5)
+        styled(&self.weight, x, |x, weight| module::layer_norm(x, weight, Some(read(&self.bias)), 1e-5))
     }
 }
 
 impl Table {
     fn forward_dtensor(&self, tokens: DTensor<2, Int>) -> DTensor<3> {
-        bring(module::embedding(read(&self.weight), tokens), style(&self.weight).output())
+        styled(&self.weight, tokens, |tokens, weight| module::embedding(weight, tokens))
     }
 }
 

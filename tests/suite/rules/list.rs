@@ -7,11 +7,26 @@ use std::path::{Path, PathBuf};
 use itertools::Itertools;
 
 /// Files of operators that are none: how rules are written, decided and run.
-const MACHINERY: [&str; 9] = ["choose", "config", "empty", "lookup", "pointwise", "policy", "resolved", "rule", "run"];
+const MACHINERY: [&str; 15] = [
+    "apply",
+    "axes",
+    "choose",
+    "config",
+    "decide",
+    "empty",
+    "lookup",
+    "methods",
+    "operand",
+    "operator",
+    "partials",
+    "policy",
+    "rule",
+    "subscripts",
+    "update",
+];
 
-/// Functions beside operators: methods of a loss and of its configuration, seeds, what a style calls.
-const BESIDE: [&str; 8] =
-    ["forward", "forward_no_reduction", "fold_in", "init", "linear_with_input", "next_seed", "next_seed_on", "seed"];
+/// Functions beside operators: methods of a loss and of its configuration, seeds.
+const BESIDE: [&str; 7] = ["forward", "forward_no_reduction", "fold_in", "init", "next_seed", "next_seed_on", "seed"];
 
 /// Local functions that a macro names beside the operator.
 const LOCAL: [&str; 2] = ["avg_pool", "max_pool"];
@@ -27,7 +42,7 @@ pub fn operators() -> BTreeSet<String> {
         .filter(|file| !MACHINERY.contains(&file.file_stem().expect("a name").to_str().expect("a name of ASCII")))
         .map(|file| tokens(&fs::read_to_string(file).expect("a source")))
         .collect();
-    let shared = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dtensor/ops/pointwise.rs"));
+    let shared = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dtensor/ops/methods.rs"));
     let shared = tokens(&shared.expect("a source"));
     let macros: BTreeSet<&str> = sources.iter().chain([&shared]).flat_map(|source| macros(source)).collect();
     for source in &sources {

@@ -8,8 +8,9 @@ use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Slice};
 
-use super::{Axes, Axis};
+use super::Axes;
 use crate::dtensor::ops::product::matmul_of;
+use crate::dtensor::ops::subscripts::Axis;
 
 /// A local tensor and the axes of its dimensions. One without axes is a scalar of shape `[1]`.
 #[derive(Debug)]

@@ -6,13 +6,14 @@ use burn::tensor::{Device, Float, FloatDType, Int, Shape, Tensor};
 
 use super::super::args::misfit;
 use super::super::lookup::holding;
-use super::super::placements::{MAX, R, S, SUM};
-use super::super::{Resolved, Rule, Strategy, empty, resolve, strategy};
+use super::super::placements::{MAX, R, SUM};
+use super::super::{Axes, Operator, empty};
 use super::targets::Targets;
 use super::{CrossEntropyLossConfig, Reduction};
 use crate::Result;
 use crate::dtensor::local::{associate, reshape};
 use crate::dtensor::{DTensor, DTensorSpec};
+use crate::error::OrUnwind;
 use crate::placement::{Layout, Placement, Placements};
 
 /// The cross-entropy of scores `[.., classes]` and class indices `[..]`, as PyTorch's
@@ -66,6 +67,7 @@ impl CrossEntropyLossConfig {
 /// # Panics
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
 #[must_use]
+#[track_caller]
 pub fn cross_entropy<const D: usize, const T: usize>(logits: DTensor<D>, targets: DTensor<T, Int>) -> DTensor<1> {
     let device = targets.local.device();
     CrossEntropyLossConfig::new().init(&device).forward(logits, targets)
@@ -79,6 +81,7 @@ pub fn cross_entropy<const D: usize, const T: usize>(logits: DTensor<D>, targets
 /// # Panics
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
 #[must_use]
+#[track_caller]
 pub fn nll_loss<const D: usize, const T: usize>(log_probs: DTensor<D>, targets: DTensor<T, Int>) -> DTensor<1> {
     let device = targets.local.device();
     CrossEntropyLossConfig::new().with_log_probs(true).init(&device).forward(log_probs, targets)
@@ -97,8 +100,9 @@ impl CrossEntropyLoss {
     /// # Panics
     /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
     #[must_use]
+    #[track_caller]
     pub fn forward<const D: usize, const T: usize>(&self, scores: DTensor<D>, targets: DTensor<T, Int>) -> DTensor<1> {
-        self.reduced(self.samples(scores, targets)).unwrap_or_else(|error| error.unwind())
+        self.reduced(self.samples(scores, targets)).or_unwind()
     }
 
     /// The loss of each sample, in the shape of the targets; 0 where they are ignored.
@@ -109,6 +113,7 @@ impl CrossEntropyLoss {
     /// # Panics
     /// As [`forward`](Self::forward).
     #[must_use]
+    #[track_caller]
     pub fn forward_no_reduction<const D: usize, const T: usize>(
         &self,
         scores: DTensor<D>,
@@ -118,16 +123,17 @@ impl CrossEntropyLoss {
         DTensor::from_parts(reshape(losses.cast(spec.dtype()), spec.local_shape()), spec)
     }
 
+    #[track_caller]
     fn samples<const D: usize, const T: usize>(&self, scores: DTensor<D>, targets: DTensor<T, Int>) -> Samples {
-        let rule = Terms { count: 1 + usize::from(!self.log_probs) + usize::from(self.smoothing > 0.0) };
-        let op = resolve(&rule, &[&scores.spec, &targets.spec]).unwrap_or_else(|error| error.unwind());
-        let (scores, targets) = (scores.enter(&op, 0), targets.enter(&op, 1));
+        let rule = TERMS.at([]).len(1 + usize::from(!self.log_probs) + usize::from(self.smoothing > 0.0));
+        let op = Operator::resolve(&rule, &[(&scores).into(), (&targets).into()]).or_unwind();
+        let (scores, targets) = (op.input(0, scores), op.input(1, targets));
         let dtype = scores.dtype();
         // Half precision cannot hold a sum over many classes.
         let scores = if dtype.size() < 4 { scores.cast(FloatDType::F32) } else { scores };
         let strategy = scores.gradient_checkpointing_strategy();
         let rows = Shape::new([targets.shape().num_elements()]);
-        let classes = op.input(0).shape()[D - 1];
+        let classes = op.input_spec(0).shape()[D - 1];
         let targets = Targets {
             indices: associate(holding(reshape::<T, 1, Int>(targets, rows).inner(), classes), strategy),
             classes,
@@ -136,17 +142,17 @@ impl CrossEntropyLoss {
         };
         if let Some(weights) = targets.weights.as_ref().filter(|weights| weights.dims() != [targets.classes]) {
             let why = format!("the loss has weights for {} classes; give one for each", weights.dims()[0]);
-            misfit(rule.name(), &[op.input(0).shape().clone(), op.input(1).shape().clone()], why).unwind()
+            misfit("cross_entropy", &[op.input_spec(0).shape().clone(), op.input_spec(1).shape().clone()], why).unwind()
         }
-        let losses = self.losses(&op, scores, &targets).unwrap_or_else(|error| error.unwind());
-        let shape = Shape::from(op.input(1).shape().to_vec());
-        let layout = with_sums(op.output(0), R).expect("no reductions are left");
-        let spec = DTensorSpec::decided(op.input(0).mesh(), layout, shape, dtype).shared();
+        let losses = self.losses(&op, scores, &targets).or_unwind();
+        let shape = Shape::from(op.input_spec(1).shape().to_vec());
+        let layout = with_sums(op.output_layout(0), R).expect("no reductions are left");
+        let spec = DTensorSpec::decided(op.input_spec(0).mesh(), layout, shape, dtype).shared();
         Samples { losses, targets, spec }
     }
 
     /// This rank's losses, flat.
-    fn losses<const D: usize>(&self, op: &Resolved, scores: Tensor<D>, targets: &Targets) -> Result<Tensor<1>> {
+    fn losses<const D: usize>(&self, op: &Operator, scores: Tensor<D>, targets: &Targets) -> Result<Tensor<1>> {
         let rows = targets.indices.dims()[0];
         let own = op.input_range(0, D - 1);
         let scores: Tensor<2> = reshape(scores, Shape::new([rows, own.len()]));
@@ -173,7 +179,7 @@ impl CrossEntropyLoss {
             }
             reshape(Tensor::cat(terms, 1), op.output_shape(0).clone())
         };
-        let terms: DTensor<D> = op.leave(0, terms);
+        let terms: DTensor<D> = op.output(0, terms);
         let whole = with_sums(terms.layout(), R)?;
         let terms = reshape(terms.redistribute_to(&whole)?.local, Shape::new([rows, op.output_shape(0)[D - 1]]));
         if rows == 0 {
@@ -219,32 +225,9 @@ impl CrossEntropyLoss {
     }
 }
 
-/// What a row of scores adds up to, `[.., count]`: the score of its target, the sum of its
-/// exponentials (of logits), and the weighted sum of its scores (for smoothing).
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Terms {
-    count: usize,
-}
-
-impl Rule for Terms {
-    fn name(&self) -> &'static str {
-        "cross_entropy"
-    }
-
-    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let (scores, targets) = (&inputs[0], &inputs[1]);
-        let Some((_, leading)) = scores.split_last().filter(|(_, leading)| **leading == targets[..]) else {
-            return Err(misfit(self.name(), inputs, "scores `[.., classes]` need targets of shape `[..]`"));
-        };
-        Ok(vec![leading.iter().copied().chain([self.count]).collect::<Vec<_>>().into()])
-    }
-
-    fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        let last = inputs[0].num_dims() - 1;
-        let leading = (0..last).map(|dim| strategy([S(dim), S(dim)], [S(dim)]));
-        std::iter::once(strategy([S(last), R], [SUM])).chain(leading).collect()
-    }
-}
+/// What a row of scores adds up to: the score of its target, the sum of its exponentials (of logits), and
+/// the weighted sum of its scores (for smoothing).
+const TERMS: Axes = Axes::new("cross_entropy", "..c, .. -> ..T");
 
 /// Losses of this rank's samples, flat, and the spec of all of them in the targets' shape.
 struct Samples {
@@ -255,16 +238,17 @@ struct Samples {
 
 /// The largest score of each row over all ranks, outside the graph: it only keeps exponentials
 /// small.
-fn largest<const D: usize>(op: &Resolved, scores: Tensor<2>) -> Result<Tensor<2>> {
+fn largest<const D: usize>(op: &Operator, scores: Tensor<2>) -> Result<Tensor<2>> {
     let strategy = scores.gradient_checkpointing_strategy();
     let scores = scores.inner();
     let column = Shape::new([scores.dims()[0], 1]);
     let local = scores.max_dim(1);
-    let mut shape = op.input(0).shape().clone();
+    let mut shape = op.input_spec(0).shape().clone();
     shape[D - 1] = 1;
-    let spec = DTensorSpec::decided(op.input(0).mesh(), with_sums(op.output(0), MAX)?, shape, local.dtype());
+    let spec =
+        DTensorSpec::decided(op.input_spec(0).mesh(), with_sums(op.output_layout(0), MAX)?, shape, local.dtype());
     let local = reshape::<2, D, Float>(local, spec.local_shape());
-    let whole = with_sums(op.output(0), R)?;
+    let whole = with_sums(op.output_layout(0), R)?;
     let largest = DTensor::from_parts(local, spec.shared()).redistribute_to(&whole)?;
     Ok(associate(reshape(largest.local, column), strategy))
 }

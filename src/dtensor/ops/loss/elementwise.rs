@@ -3,7 +3,8 @@
 use burn::tensor::activation::log_sigmoid;
 
 use super::super::args::misfit;
-use super::super::pointwise::{NOTHING, Pointwise, zip};
+use super::super::partials::NOTHING;
+use super::super::{Axes, apply};
 use super::Reduction;
 use crate::dtensor::DTensor;
 
@@ -15,9 +16,11 @@ use crate::dtensor::DTensor;
 /// # Panics
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes differ.
 #[must_use]
+#[track_caller]
 pub fn mse_loss<const D: usize>(x: DTensor<D>, target: DTensor<D>, reduction: Reduction) -> DTensor<1> {
     check_alike("mse_loss", &x, &target);
-    reduced(zip(const { Pointwise::new("mse_loss", NOTHING) }, x, target, |x, target| (x - target).square()), reduction)
+    let rule = const { Axes::pointwise("mse_loss", NOTHING) };
+    reduced(apply(&rule, (x, target), |(x, target), _| (x - target).square()), reduction)
 }
 
 /// The mean or sum of `-(target log p + (1 - target) log (1 - p))` with `p = sigmoid(logits)`, of
@@ -29,6 +32,7 @@ pub fn mse_loss<const D: usize>(x: DTensor<D>, target: DTensor<D>, reduction: Re
 /// # Panics
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes differ.
 #[must_use]
+#[track_caller]
 pub fn binary_cross_entropy_with_logits<const D: usize>(
     logits: DTensor<D>,
     target: DTensor<D>,
@@ -36,10 +40,8 @@ pub fn binary_cross_entropy_with_logits<const D: usize>(
 ) -> DTensor<1> {
     let name = "binary_cross_entropy_with_logits";
     check_alike(name, &logits, &target);
-    let losses =
-        zip(const { Pointwise::new("binary_cross_entropy_with_logits", NOTHING) }, logits, target, |x, target| {
-            (target.neg() + 1.0) * x.clone() - log_sigmoid(x)
-        });
+    let rule = const { Axes::pointwise("binary_cross_entropy_with_logits", NOTHING) };
+    let losses = apply(&rule, (logits, target), |(x, target), _| (target.neg() + 1.0) * x.clone() - log_sigmoid(x));
     reduced(losses, reduction)
 }
 
@@ -50,6 +52,7 @@ fn reduced<const D: usize>(losses: DTensor<D>, reduction: Reduction) -> DTensor<
     }
 }
 
+#[track_caller]
 fn check_alike<const D: usize>(operator: &'static str, x: &DTensor<D>, target: &DTensor<D>) {
     if x.dims() != target.dims() {
         let why = "an element needs a target: make the shapes equal";

@@ -1,0 +1,204 @@
+//! [`apply`]: running an operator. Inputs are brought to where its rule wants them, the local operator
+//! computes this rank's part, and what it makes gets its spec.
+
+use burn::tensor::Tensor;
+use smallvec::SmallVec;
+
+use super::empty::Blank;
+use super::operand::{Arg, Operand};
+use super::{Operator, Rule};
+use crate::dtensor::{DTensor, Kind};
+use crate::error::OrUnwind;
+
+/// Runs the operator of `rule` on `inputs`: `local` on every rank's part of them.
+///
+/// Inputs are a [`DTensor`] or an [`Operand`], an `Option` or a `Vec` of such, or a tuple of up to five
+/// of all these; results are a tensor, a tuple of two or three, or a `Vec`. The rule says how many there
+/// are and how they are placed.
+///
+/// Where this rank's part of all results is empty, and the rule does not
+/// [take such parts](Rule::takes_empty_parts), `local` is not asked: results without elements, in the
+/// graph of the inputs, are made for it.
+///
+/// # Collective
+/// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+///
+/// # Panics
+/// Unwinds with a typed [`Error`](crate::Error), as [all operators](super#panics).
+#[track_caller]
+pub fn apply<R: Rule, I: Inputs, O: Outputs>(
+    rule: &R,
+    inputs: I,
+    local: impl FnOnce(I::Local, &Operator) -> O,
+) -> O::Global {
+    let operator = {
+        let mut args = SmallVec::new();
+        inputs.args(&mut args);
+        Operator::resolve(rule, &args).or_unwind()
+    };
+    let inputs = inputs.enter(&operator, &mut 0);
+    let outputs = if operator.is_blank() {
+        let mut blank = Blank::default();
+        I::see(&inputs, &mut blank);
+        O::blank(&blank, &operator, &mut 0)
+    } else {
+        local(inputs, &operator)
+    };
+    outputs.leave(&operator, &mut 0)
+}
+
+/// What [`apply`] takes.
+pub trait Inputs {
+    /// The parts of one rank.
+    type Local;
+
+    /// Says what there is.
+    #[doc(hidden)]
+    fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>);
+
+    /// Brings all to where `operator` wants them; they are its inputs from `at` on.
+    #[doc(hidden)]
+    #[track_caller]
+    fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local;
+
+    /// Shows what the parts are.
+    #[doc(hidden)]
+    fn see(local: &Self::Local, blank: &mut Blank);
+}
+
+macro_rules! tensors {
+    ($($Tensor:ident),*) => {$(
+        impl<const D: usize, K: Kind> Inputs for $Tensor<D, K> {
+            type Local = Tensor<D, K>;
+
+            fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>) {
+                args.push(self.into());
+            }
+
+            #[track_caller]
+            fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local {
+                *at += 1;
+                operator.input(*at - 1, self)
+            }
+
+            fn see(local: &Self::Local, blank: &mut Blank) {
+                blank.see(local);
+            }
+        }
+    )*};
+}
+
+tensors! { DTensor, Operand }
+
+macro_rules! collections {
+    ($($Collection:ident: $enter:expr);*) => {$(
+        impl<I: Inputs> Inputs for $Collection<I> {
+            type Local = $Collection<I::Local>;
+
+            fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>) {
+                self.iter().for_each(|input| input.args(args));
+            }
+
+            fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local {
+                $enter(self, |input: I| input.enter(operator, at))
+            }
+
+            fn see(local: &Self::Local, blank: &mut Blank) {
+                local.iter().for_each(|input| I::see(input, blank));
+            }
+        }
+    )*};
+}
+
+collections! {
+    Option: Option::map;
+    Vec: |inputs: Self, enter| inputs.into_iter().map(enter).collect()
+}
+
+/// What the local operator of [`apply`] makes.
+pub trait Outputs: Sized {
+    /// The DTensors of that.
+    type Global;
+
+    /// Results without elements.
+    #[doc(hidden)]
+    fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self;
+
+    /// Gives each its spec; they are the operator's outputs from `at` on.
+    #[doc(hidden)]
+    fn leave(self, operator: &Operator, at: &mut usize) -> Self::Global;
+}
+
+impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
+    type Global = DTensor<D, K>;
+
+    fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self {
+        *at += 1;
+        blank.make(operator.output_shape(*at - 1))
+    }
+
+    fn leave(self, operator: &Operator, at: &mut usize) -> DTensor<D, K> {
+        *at += 1;
+        operator.output(*at - 1, self)
+    }
+}
+
+impl<O: Outputs> Outputs for Vec<O> {
+    type Global = Vec<O::Global>;
+
+    fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self {
+        let mut outputs = Self::new();
+        while *at < operator.outputs() {
+            outputs.push(O::blank(blank, operator, at));
+        }
+        outputs
+    }
+
+    fn leave(self, operator: &Operator, at: &mut usize) -> Self::Global {
+        self.into_iter().map(|output| output.leave(operator, at)).collect()
+    }
+}
+
+macro_rules! tuples {
+    ($trait:ident: $($($name:ident)+),+) => {$(tuples! { @$trait $($name)+ })+};
+    (@Inputs $($name:ident)+) => {
+        #[allow(non_snake_case)] // the types' names
+        impl<$($name: Inputs),+> Inputs for ($($name,)+) {
+            type Local = ($($name::Local,)+);
+
+            fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>) {
+                let ($($name,)+) = self;
+                $($name.args(args);)+
+            }
+
+            #[track_caller]
+            fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local {
+                let ($($name,)+) = self;
+                ($($name.enter(operator, at),)+)
+            }
+
+            fn see(local: &Self::Local, blank: &mut Blank) {
+                let ($($name,)+) = local;
+                $($name::see($name, blank);)+
+            }
+        }
+    };
+    (@Outputs $($name:ident)+) => {
+        #[allow(non_snake_case)]
+        impl<$($name: Outputs),+> Outputs for ($($name,)+) {
+            type Global = ($($name::Global,)+);
+
+            fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self {
+                ($($name::blank(blank, operator, at),)+)
+            }
+
+            fn leave(self, operator: &Operator, at: &mut usize) -> Self::Global {
+                let ($($name,)+) = self;
+                ($($name.leave(operator, at),)+)
+            }
+        }
+    };
+}
+
+tuples! { Inputs: A B, A B C, A B C D, A B C D E }
+tuples! { Outputs: A B, A B C }

@@ -1,0 +1,205 @@
+//! [`Axes`]: a rule in einsum's letters.
+
+use std::hash::{Hash, Hasher};
+use std::ptr;
+
+use burn::tensor::Shape;
+use smallvec::SmallVec;
+
+use super::args::misfit;
+use super::partials::{NOTHING, Partials};
+use super::placements::SUM;
+use super::subscripts::Subscripts;
+use super::{Rule, Strategy};
+use crate::Result;
+use crate::placement::{PartialOp, Placement};
+
+/// The rule of an operator, as letters for the dimensions of its inputs and outputs.
+///
+/// | in the text | the dimension |
+/// |---|---|
+/// | a small letter | an axis that may be cut: `S` where an input has it, `R` where not. The output is `S` too, or `P(sum)` if it lacks the axis |
+/// | a capital | an axis that is whole on every rank |
+/// | `..` | all dimensions that the letters leave, each an axis of its own, lined up from the right |
+/// | `..d..` | `d` stands at the operator's own dimensions, given with [`at`](Self::at); the dots are all others |
+/// | `?` | after an axis: its length may be 1 here, and is then repeated |
+/// | `_`, `1` | whole, of any length; of length 1 |
+/// | `operand*` | any number of such operands |
+/// | `+ operand` | is added to what the others make: where that is a partial sum, it becomes a term of it |
+///
+/// Inputs must agree on the length of an axis. A capital that no input has is as long as
+/// [`len`](AxesAt::len) says.
+///
+/// Of `..i, io + o* -> ..o`, the linear layer, follow the rows
+///
+/// ```
+/// # use burn::tensor::Shape;
+/// # use burn_dtensor::dtensor::ops::{Axes, Rule};
+/// const LINEAR: Axes = Axes::new("linear", "..i, io + o* -> ..o").linear(&[0, 1]);
+/// let inputs = [Shape::new([8, 6]), Shape::new([6, 4]), Shape::new([4])];
+/// let outputs = LINEAR.outputs(&inputs)?;
+/// assert_eq!(outputs, [Shape::new([8, 4])]);
+/// let rows: Vec<_> = LINEAR.strategies(&inputs, &outputs).iter().map(ToString::to_string).collect();
+/// assert_eq!(rows, [
+///     "S(1), S(0), P(sum) -> P(sum)", // i: nobody has all of it
+///     "R, S(1), S(0) -> S(1)", // o
+///     "S(0), R, R -> S(0)", // ..
+///     "P(sum), R, P(sum) -> P(sum)", // linear in the first input
+///     "P(avg), R, R -> P(avg)",
+///     "P(avg), R, P(avg) -> P(avg)",
+///     "R, P(sum), P(sum) -> P(sum)", // and in the second
+///     "R, P(avg), R -> P(avg)",
+///     "R, P(avg), P(avg) -> P(avg)",
+/// ]);
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Axes {
+    name: &'static str,
+    text: &'static str,
+    linear: &'static [usize],
+    partials: Partials,
+    reduced: Placement,
+    empty_parts: bool,
+}
+
+impl Axes {
+    /// The operator `name`, whose dimensions are `text`. No partial input goes through it.
+    pub const fn new(name: &'static str, text: &'static str) -> Self {
+        Self { name, text, linear: &[], partials: NOTHING, reduced: SUM, empty_parts: false }
+    }
+
+    /// The elementwise operator `name`, of inputs that broadcast.
+    pub const fn pointwise(name: &'static str, partials: Partials) -> Self {
+        Self::new(name, "..?* -> ..").through(partials).with_empty_parts()
+    }
+
+    /// It is linear in each of these inputs.
+    #[must_use]
+    pub const fn linear(self, inputs: &'static [usize]) -> Self {
+        Self { linear: inputs, ..self }
+    }
+
+    /// How partial inputs go through it.
+    #[must_use]
+    pub const fn through(self, partials: Partials) -> Self {
+        Self { partials, ..self }
+    }
+
+    /// What makes the whole of the results that ranks find along an axis that the output lacks.
+    /// Default: their sum.
+    #[must_use]
+    pub const fn reduced_by(self, op: PartialOp) -> Self {
+        Self { reduced: Placement::Partial(op), ..self }
+    }
+
+    /// The local operator goes by itself with [parts without elements](Rule::takes_empty_parts).
+    #[must_use]
+    pub const fn with_empty_parts(self) -> Self {
+        Self { empty_parts: true, ..self }
+    }
+
+    /// The rule of the operator along its own dimensions `dims`, where the text says `..d..`.
+    pub fn at(&self, dims: impl IntoIterator<Item = usize>) -> AxesAt {
+        let mut at: SmallVec<[usize; 4]> = dims.into_iter().collect();
+        at.sort_unstable();
+        at.dedup();
+        AxesAt { axes: *self, at, lens: SmallVec::new() }
+    }
+
+    fn subscripts(&self, at: &[usize], inputs: &[Shape], outputs: usize) -> Result<Subscripts> {
+        Subscripts::new(self.text, at, inputs, outputs).map_err(|why| misfit(self.name, inputs, why))
+    }
+
+    fn outputs_at(&self, at: &[usize], lens: &[usize], inputs: &[Shape]) -> Result<Vec<Shape>> {
+        let subscripts = self.subscripts(at, inputs, lens.len())?;
+        let explained = |why| misfit(self.name, inputs, format!("of `{}`, {why}", self.text));
+        subscripts.shapes(inputs, lens).map_err(explained)
+    }
+
+    fn strategies_at(&self, at: &[usize], inputs: &[Shape], outputs: usize) -> Vec<Strategy> {
+        let Ok(subscripts) = self.subscripts(at, inputs, outputs) else { return Vec::new() };
+        let rows = subscripts.rows(inputs, self.reduced).chain(subscripts.linear(self.linear));
+        rows.chain(self.partials.rows(inputs.len(), outputs)).collect()
+    }
+}
+
+/// The same operator, by address.
+impl PartialEq for Axes {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.name, other.name)
+            && ptr::eq(self.text, other.text)
+            && self.partials == other.partials
+            && self.reduced == other.reduced
+    }
+}
+
+impl Eq for Axes {}
+
+impl Hash for Axes {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.name.as_ptr().addr(), self.text.as_ptr().addr(), self.partials).hash(state);
+    }
+}
+
+impl Rule for Axes {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.outputs_at(&[], &[], inputs)
+    }
+
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+        self.strategies_at(&[], inputs, outputs.len())
+    }
+
+    fn takes_empty_parts(&self) -> bool {
+        self.empty_parts
+    }
+}
+
+/// [`Axes`] of an operator along dimensions of its own, or to lengths of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct AxesAt {
+    axes: Axes,
+    at: SmallVec<[usize; 4]>,
+    lens: SmallVec<[usize; 4]>,
+}
+
+impl AxesAt {
+    /// The next axis that no input has is of length `len`.
+    #[must_use]
+    #[track_caller]
+    pub fn len(mut self, len: usize) -> Self {
+        self.lens.push(len);
+        self
+    }
+
+    /// [`len`](Self::len), of several.
+    #[must_use]
+    #[track_caller]
+    pub fn lens(mut self, lens: impl IntoIterator<Item = usize>) -> Self {
+        self.lens.extend(lens);
+        self
+    }
+}
+
+impl Rule for AxesAt {
+    fn name(&self) -> &'static str {
+        self.axes.name
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.axes.outputs_at(&self.at, &self.lens, inputs)
+    }
+
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+        self.axes.strategies_at(&self.at, inputs, outputs.len())
+    }
+
+    fn takes_empty_parts(&self) -> bool {
+        self.axes.empty_parts
+    }
+}

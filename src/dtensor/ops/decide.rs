@@ -1,0 +1,119 @@
+//! Deciding a rule for inputs of certain specs: rows, the cheapest of them, and what follows.
+
+use std::cell::OnceCell;
+use std::iter::repeat_n;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Shape};
+use smallvec::SmallVec;
+
+use super::args::misfit;
+use super::choose::{Choice, Incoming, choose};
+use super::operand::Arg;
+use super::{Rule, Strategy, strategy};
+use crate::Result;
+use crate::dtensor::handles::Destination;
+use crate::dtensor::route::Route;
+use crate::dtensor::{DTensorError, DTensorSpec};
+use crate::placement::{Layout, Placement, Step};
+
+/// What is decided of an operator on inputs of certain specs.
+#[derive(Debug)]
+pub(super) struct Decision {
+    pub(super) inputs: SmallVec<[Destination; 3]>,
+    pub(super) outputs: SmallVec<[Output; 1]>,
+    /// What [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) says to it.
+    pub(super) implicit: Option<Box<DTensorError>>,
+    /// Whether this rank has nothing to compute, and the local operator cannot do that.
+    pub(super) is_blank: bool,
+}
+
+/// One output.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) layout: Layout,
+    pub(super) shape: Shape,
+    pub(super) local: Shape,
+    pub(super) terms: Option<Arc<str>>,
+    /// Made when the first local result shows its element type.
+    pub(super) spec: OnceCell<Arc<DTensorSpec>>,
+}
+
+/// The decision, made anew.
+pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Decision> {
+    let first = inputs[0].spec;
+    for other in &inputs[1..] {
+        first.check_same_mesh(other.spec)?;
+    }
+    let shapes: Vec<Shape> = inputs.iter().map(|input| input.spec.shape().clone()).collect();
+    let output_shapes = rule.outputs(&shapes)?;
+    let mut rows = rows(rule, &shapes, &output_shapes);
+    let dtypes: Vec<DType> = inputs.iter().map(|input| input.spec.dtype()).collect();
+    rows.retain(|row| row.takes(&dtypes));
+    for (at, input) in inputs.iter().enumerate() {
+        if let Some(pin) = pinned(rule, input, &shapes)? {
+            rows.retain(|row| row.inputs[at] == pin);
+        }
+    }
+    let incoming: Vec<_> = inputs.iter().map(|input| Incoming::new(input.spec)).collect();
+    let choice = choose(first.mesh().shape(), &incoming, output_shapes.len(), &rows, rule.takes_empty_parts());
+    let Choice { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
+        operator: rule.name(),
+        inputs: inputs.iter().map(|input| input.spec.layout().to_string()).collect(),
+    })?;
+    let destinations = inputs.iter().zip(targets).zip(varying).map(|((input, target), varying)| {
+        let (spec, route) = (input.spec, Route::of_input(input.spec.layout(), &target)?);
+        let spec = if *spec.layout() == target { spec.clone() } else { spec.with_layout(target)?.shared() };
+        Ok(Destination { spec, route, varying })
+    });
+    let destinations: SmallVec<[Destination; 3]> = destinations.collect::<Result<_>>()?;
+    let terms = outputs.iter().any(Layout::has_partial).then(|| terms(inputs));
+    let outputs = output_shapes.into_iter().zip(outputs).map(|(shape, layout)| {
+        let local = Shape::from(layout.local_shape(&shape, first.coordinate()));
+        Output { layout, shape, local, terms: terms.clone(), spec: OnceCell::new() }
+    });
+    let outputs: SmallVec<[Output; 1]> = outputs.collect();
+    let implicit = implicit(rule, inputs, &destinations).map(Box::new);
+    let has_nothing = outputs.iter().all(|output| output.local.num_elements() == 0);
+    Ok(Decision { inputs: destinations, outputs, implicit, is_blank: has_nothing && !rule.takes_empty_parts() })
+}
+
+/// The rule's table, with the all-Replicate row in front.
+fn rows<R: Rule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+    let replicate = |n| repeat_n(Placement::Replicate, n);
+    let mut rows = vec![strategy(replicate(inputs.len()), replicate(outputs.len()))];
+    rows.extend(rule.strategies(inputs, outputs));
+    rows
+}
+
+/// Where the caller wants `input`; whole, where it has not an element for every rank.
+fn pinned<R: Rule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<Option<Placement>> {
+    let Some(pin) = input.pin else { return Ok(None) };
+    if pin.shard_dim().is_some_and(|dim| dim >= input.spec.shape().num_dims()) {
+        let why = format!("the style or pin of an input wants it as {pin}, along a dimension that it does not have");
+        return Err(misfit(rule.name(), shapes, why));
+    }
+    Ok(Some(input.spec.with_elements(pin)))
+}
+
+/// The first input that is moved though the caller did not ask for it. What becomes a term of a sum by
+/// itself, without a word between ranks, is none.
+fn implicit<R: Rule>(rule: &R, inputs: &[Arg<'_>], destinations: &[Destination]) -> Option<DTensorError> {
+    let is_term = |step: &Step| matches!(step, Step::ZeroOthers { .. } | Step::ZeroPad { .. });
+    let mut moved = inputs.iter().zip(destinations).enumerate().filter(|(_, (input, _))| input.pin.is_none());
+    moved.find_map(|(at, (input, to))| {
+        let (_, to) = to.route.steps().iter().rfind(|(step, _)| !is_term(step))?;
+        Some(DTensorError::implicit(rule.name(), at, input.spec.layout(), to))
+    })
+}
+
+/// What the terms of a partial output come from: where those of the inputs do, or else the inputs.
+///
+/// Of several the least, so that a sum that grows from step to step does not grow here as well.
+fn terms(inputs: &[Arg<'_>]) -> Arc<str> {
+    if let Some(terms) = inputs.iter().filter_map(|input| input.spec.terms()).min() {
+        return terms.clone();
+    }
+    let shape = |spec: &DTensorSpec| format!("{:?}", &spec.shape()[..]);
+    inputs.iter().map(|input| shape(input.spec)).collect::<Vec<_>>().join(" and ").into()
+}

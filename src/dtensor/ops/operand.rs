@@ -1,0 +1,53 @@
+//! [`Operand`]: an input of an operator, and where its caller wants it.
+
+use std::sync::Arc;
+
+use burn::tensor::Float;
+
+use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::placement::Placement;
+
+/// A DTensor as an operator takes it: wherever is cheapest, or pinned to one placement.
+#[derive(Debug)]
+pub struct Operand<const D: usize, K: Kind = Float> {
+    pub(super) tensor: DTensor<D, K>,
+    pub(super) pin: Option<Placement>,
+}
+
+impl<const D: usize, K: Kind> From<DTensor<D, K>> for Operand<D, K> {
+    fn from(tensor: DTensor<D, K>) -> Self {
+        Self { tensor, pin: None }
+    }
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// This tensor, for an operator that brings it to `placement` on every mesh dimension, even where
+    /// another row of its rule is cheaper: what a tensor-parallel style asks for. To `R` instead of a
+    /// shard that would leave a rank without elements; `None` leaves the choice to the rule.
+    ///
+    /// Bringing it there is then one step with what the operator needs in backward: of a
+    /// sequence-sharded activation that three projections read as `R`, one all-gather and one
+    /// reduce-scatter for all three.
+    pub fn pinned(self, placement: impl Into<Option<Placement>>) -> Operand<D, K> {
+        Operand { tensor: self, pin: placement.into() }
+    }
+}
+
+/// What a decision needs to know of an input.
+#[derive(Debug, Clone, Copy)]
+pub struct Arg<'a> {
+    pub(super) spec: &'a Arc<DTensorSpec>,
+    pub(super) pin: Option<Placement>,
+}
+
+impl<'a, const D: usize, K: Kind> From<&'a DTensor<D, K>> for Arg<'a> {
+    fn from(tensor: &'a DTensor<D, K>) -> Self {
+        Self { spec: tensor.spec(), pin: None }
+    }
+}
+
+impl<'a, const D: usize, K: Kind> From<&'a Operand<D, K>> for Arg<'a> {
+    fn from(operand: &'a Operand<D, K>) -> Self {
+        Self { spec: operand.tensor.spec(), pin: operand.pin }
+    }
+}

@@ -1,0 +1,181 @@
+//! [`Operator`]: a rule decided for inputs of certain specs, and the cache of decisions.
+//!
+//! A decision is a search over placements; a training step repeats the same few. The key is the
+//! rule and the inputs' specs. Specs are interned, so a repeated operator costs a hash of a few
+//! pointers and allocates nothing.
+
+use std::any::{Any, TypeId};
+use std::cell::RefCell;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Shape, Tensor};
+use hashbrown::{DefaultHashBuilder, HashTable};
+use smallvec::SmallVec;
+
+use super::Rule;
+use super::decide::{Decision, decide};
+use super::operand::{Arg, Operand};
+use super::policy::RedistributePolicy;
+use crate::Result;
+use crate::dtensor::spec::CAPACITY;
+
+use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::error::OrUnwind;
+use crate::placement::{Layout, Placement};
+
+/// How an operator runs on inputs of certain specs: what each is brought to, and what comes out.
+///
+/// [`apply`](super::apply) takes inputs in and results out by itself. An operator that does more
+/// between the two, such as a collective of its own, does it with [`resolve`](Self::resolve),
+/// [`input`](Self::input) and [`output`](Self::output).
+#[derive(Debug)]
+pub struct Operator(Decision);
+
+impl Operator {
+    /// The decision for `rule` on these inputs, from this thread's cache.
+    ///
+    /// # Errors
+    /// [`MeshMismatch`](crate::dtensor::DTensorError::MeshMismatch) and [`RankMismatch`](crate::dtensor::DTensorError::RankMismatch);
+    /// [`Operands`](crate::dtensor::DTensorError::Operands) of the rule; [`ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution) under [`RedistributePolicy::Deny`].
+    pub fn resolve<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Self>> {
+        let operator = decision(rule, inputs)?;
+        match &operator.0.implicit {
+            Some(error) if RedistributePolicy::current() == RedistributePolicy::Deny => Err((**error).clone().into()),
+            _ => Ok(operator),
+        }
+    }
+
+    /// The local tensor of `operand` as the local operator takes input `at`.
+    ///
+    /// # Collective
+    /// If the input moves: every rank of the mesh. In backward also if it varies.
+    ///
+    /// # Panics
+    /// Unwinds with the typed error if a collective fails.
+    #[track_caller]
+    pub fn input<const D: usize, K: Kind>(&self, at: usize, operand: impl Into<Operand<D, K>>) -> Tensor<D, K> {
+        let (tensor, to) = (operand.into().tensor, &self.0.inputs[at]);
+        if to.is_here() {
+            return tensor.local;
+        }
+        to.bring(tensor.local, &tensor.spec, tensor.handles.get().map(|handles| &**handles)).or_unwind()
+    }
+
+    /// The DTensor of this rank's part `local` of output `at`.
+    ///
+    /// # Panics
+    /// If that is not the part which the rule promised.
+    pub fn output<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
+        self.check_output(at, || local.shape());
+        let spec = self.output_spec(at, local.dtype());
+        DTensor::from_parts(local, spec)
+    }
+
+    /// Whether this rank has nothing to compute, and the local operator cannot do that.
+    pub(super) fn is_blank(&self) -> bool {
+        self.0.is_blank
+    }
+
+    /// What input `at` is brought to.
+    pub fn input_spec(&self, at: usize) -> &Arc<DTensorSpec> {
+        &self.0.inputs[at].spec
+    }
+
+    /// Where this rank's part of input `at` lies along `dim`.
+    pub fn input_range(&self, at: usize, dim: usize) -> Range<usize> {
+        self.0.inputs[at].spec.local_range(dim)
+    }
+
+    /// How many outputs there are.
+    pub fn outputs(&self) -> usize {
+        self.0.outputs.len()
+    }
+
+    /// The layout of output `at`.
+    pub fn output_layout(&self, at: usize) -> &Layout {
+        &self.0.outputs[at].layout
+    }
+
+    /// Shape of this rank's part of output `at`.
+    pub fn output_shape(&self, at: usize) -> &Shape {
+        &self.0.outputs[at].local
+    }
+
+    /// The spec of output `at` for local results of `dtype`.
+    fn output_spec(&self, at: usize, dtype: DType) -> Arc<DTensorSpec> {
+        let output = &self.0.outputs[at];
+        let mesh = self.0.inputs[0].spec.mesh();
+        let make = || {
+            let spec = DTensorSpec::decided(mesh, output.layout.clone(), output.shape.clone(), dtype);
+            spec.with_terms(output.terms.clone()).shared()
+        };
+        let spec = output.spec.get_or_init(make);
+        if spec.dtype() == dtype { spec.clone() } else { make() }
+    }
+
+    /// Holds the first local result of output `at` to the shape that the rule promised; with debug
+    /// assertions every one, since the key of a rule may lack an argument.
+    ///
+    /// # Panics
+    /// If it has another: no tensor would be what its spec says.
+    fn check_output(&self, at: usize, made: impl FnOnce() -> Shape) {
+        let output = &self.0.outputs[at];
+        if cfg!(debug_assertions) || output.spec.get().is_none() {
+            let (made, promised) = (made(), &output.local);
+            assert!(made == *promised, "the local operator made {made} of output {at}, its rule says {promised}");
+        }
+    }
+}
+
+struct Entry {
+    hash: u64,
+    rule: Box<dyn Any>,
+    /// Alive as long as the entry, so that no other spec can have their addresses.
+    inputs: SmallVec<[(Arc<DTensorSpec>, Option<Placement>); 3]>,
+    operator: Rc<Operator>,
+}
+
+thread_local! {
+    static DECISIONS: RefCell<HashTable<Entry>> = const { RefCell::new(HashTable::new()) };
+    static HASHER: DefaultHashBuilder = DefaultHashBuilder::default();
+}
+
+fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
+    let hash = HASHER.with(|hasher| {
+        let mut hasher = hasher.build_hasher();
+        (TypeId::of::<R>(), rule).hash(&mut hasher);
+        inputs.iter().for_each(|input| hasher.write_usize(Arc::as_ptr(input.spec).addr()));
+        hasher.finish()
+    });
+    let same = |entry: &Entry| {
+        let known = entry.inputs.iter().map(|(spec, pin)| (Arc::as_ptr(spec), *pin));
+        known.eq(inputs.iter().map(|input| (Arc::as_ptr(input.spec), input.pin)))
+            && entry.rule.downcast_ref::<R>() == Some(rule)
+    };
+    let known = DECISIONS.with_borrow(|table| table.find(hash, same).map(|entry| entry.operator.clone()));
+    if let Some(operator) = known {
+        return Ok(operator);
+    }
+    let operator = Rc::new(Operator(decide(rule, inputs)?));
+    // The specs of a finished launch are not shared, so the entry would never be found.
+    if inputs[0].spec.mesh().world().is_finished() {
+        return Ok(operator);
+    }
+    let entry = Entry {
+        hash,
+        rule: Box::new(rule.clone()),
+        inputs: inputs.iter().map(|input| (input.spec.clone(), input.pin)).collect(),
+        operator: operator.clone(),
+    };
+    DECISIONS.with_borrow_mut(|table| {
+        if table.len() >= CAPACITY {
+            table.clear();
+        }
+        let rehash = |entry: &Entry| entry.hash;
+        table.insert_unique(hash, entry, rehash);
+    });
+    Ok(operator)
+}

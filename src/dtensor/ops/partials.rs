@@ -1,0 +1,142 @@
+//! [`Partials`]: how an operator goes through partial inputs, whose value is yet to be reduced over
+//! the ranks.
+
+use std::hash::{Hash, Hasher};
+use std::iter::repeat_n;
+use std::ptr;
+
+use super::placements::{AVG, MAX, MIN, PRODUCT, R, SUM};
+use super::{Strategy, strategy};
+use crate::placement::Placement;
+
+/// A row: how inputs are placed, and the outputs.
+pub type Row = (&'static [Placement], Placement);
+
+/// Rows in which an operator goes through partial inputs.
+#[derive(Debug, Clone, Copy)]
+pub struct Partials {
+    /// All inputs and outputs have one of these.
+    alike: &'static [Placement],
+    /// The first input has one of these, the others are `R`.
+    first: &'static [Placement],
+    rows: &'static [Row],
+    of_floats: &'static [Row],
+}
+
+impl Partials {
+    /// These rows.
+    pub const fn new(rows: &'static [Row]) -> Self {
+        Self { alike: &[], first: &[], rows, of_floats: &[] }
+    }
+
+    /// Of inputs that are all partial in one of these ways the result is too.
+    pub const fn alike(alike: &'static [Placement]) -> Self {
+        Self { alike, ..NOTHING }
+    }
+
+    /// Of a first input that is partial in one of these ways, and others that are `R`, the result is too.
+    pub const fn of_first(first: &'static [Placement]) -> Self {
+        Self { first, ..NOTHING }
+    }
+
+    /// And these rows.
+    #[must_use]
+    pub const fn and(self, rows: &'static [Row]) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// And these for floats alone: where integers would wrap around, which keeps no order (of bytes
+    /// `-max(0, 5)` is 251, and `min(-0, -5)` 0), or be rounded.
+    #[must_use]
+    pub const fn of_floats(self, rows: &'static [Row]) -> Self {
+        Self { of_floats: rows, ..self }
+    }
+
+    /// The rows, of an operator of so many inputs, and outputs that are placed alike.
+    pub(super) fn rows(self, inputs: usize, outputs: usize) -> impl Iterator<Item = Strategy> {
+        let to = move |inputs: &mut dyn Iterator<Item = Placement>, output| strategy(inputs, repeat_n(output, outputs));
+        let alike = self.alike.iter().map(move |&one| to(&mut repeat_n(one, inputs), one));
+        let first = move |&one| to(&mut std::iter::once(one).chain(repeat_n(R, inputs - 1)), one);
+        let row = move |(inputs, output): &Row| to(&mut inputs.iter().copied(), *output);
+        let of_floats = self.of_floats.iter().map(move |of_floats| row(of_floats).if_floats());
+        alike.chain(self.first.iter().map(first)).chain(self.rows.iter().map(row)).chain(of_floats)
+    }
+
+    fn parts(&self) -> [*const (); 4] {
+        [
+            self.alike.as_ptr().cast(),
+            self.first.as_ptr().cast(),
+            self.rows.as_ptr().cast(),
+            self.of_floats.as_ptr().cast(),
+        ]
+    }
+}
+
+/// The same rows, by address.
+impl PartialEq for Partials {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.alike, other.alike)
+            && ptr::eq(self.first, other.first)
+            && ptr::eq(self.rows, other.rows)
+            && ptr::eq(self.of_floats, other.of_floats)
+    }
+}
+
+impl Eq for Partials {}
+
+impl Hash for Partials {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().map(|part| part.addr()).hash(state);
+    }
+}
+
+/// Nothing goes through: partial inputs are reduced first.
+pub const NOTHING: Partials = Partials::new(&[]);
+/// Elements are only moved: all of it goes through.
+pub const MOVED: Partials = Partials::alike(&[SUM, AVG, MAX, MIN, PRODUCT]);
+/// Elements are moved as other inputs, that all ranks hold, say.
+pub const MOVED_BY: Partials = Partials::of_first(&[SUM, AVG, MAX, MIN, PRODUCT]);
+/// Elements are moved, and a constant joins them that is its own average, maximum and minimum; zero, as
+/// [`MOVED`], also its own sum and product.
+pub const MOVED_WITH_CONSTANT: Partials = Partials::alike(&[AVG, MAX, MIN]);
+/// `f(a + b) = f(a) + f(b)`.
+///
+/// Of numbers. Terms are added up later than on one device: where a term is zero (other ranks' rows of
+/// a table are) and the factor infinite, or both terms overflow, one gives NaN and the other an infinity.
+pub const LINEAR: Partials = Partials::alike(&[SUM, AVG]);
+/// `f(max(a, b)) = max(f(a), f(b))`.
+///
+/// `f` and its derivative must be numbers of everything that ranks may hold, and what an extremum
+/// leaves out may be as far from it as it likes (a rank without elements holds an infinity): no
+/// number in one term is none in the result, and a gradient of zero times an infinite derivative
+/// is none either. Hence the two halves below. Of NaN `f` must be NaN: so is an extremum of which one
+/// term is. And where several terms become one number they share the gradient of the greatest: `f` must
+/// be flat there, as `relu` is; else, of terms so close that `f` rounds them to one, neighbours do.
+pub const INCREASING: Partials = Partials::alike(&[MAX, MIN]);
+/// Increasing, and defined from some number on, as `log`.
+pub const INCREASING_FROM: Partials = Partials::alike(&[MIN]);
+/// Increasing, and finite up to some number, as `exp`.
+pub const INCREASING_TO: Partials = Partials::alike(&[MAX]);
+/// `f(max(a, b)) = min(f(a), f(b))`.
+pub const DECREASING: Partials = Partials::new(&[(&[MAX], MIN), (&[MIN], MAX)]);
+/// `x -> -x`.
+pub const NEGATION: Partials = LINEAR.of_floats(&[(&[MAX], MIN), (&[MIN], MAX)]);
+/// `x -> x + c`.
+///
+/// No extremum goes through: a sum is rounded, and terms that it rounds to one number would share
+/// the gradient of the greatest.
+pub const SHIFT: Partials = Partials::alike(&[AVG]);
+/// `a + b` and `a - b`; of extrema as [`SHIFT`].
+pub const ADDITION: Partials = LINEAR.and(&[(&[AVG, R], AVG), (&[R, AVG], AVG)]);
+/// `a * b`.
+pub const BILINEAR: Partials = Partials::new(&[(&[SUM, R], SUM), (&[R, SUM], SUM), (&[AVG, R], AVG), (&[R, AVG], AVG)]);
+/// `x / c`. A quotient of integers is rounded.
+pub const QUOTIENT: Partials = NOTHING.of_floats(&[(&[SUM], SUM), (&[AVG], AVG)]);
+/// `a / b`. A quotient of integers is rounded.
+pub const LINEAR_IN_FIRST: Partials = NOTHING.of_floats(&[(&[SUM, R], SUM), (&[AVG, R], AVG)]);
+/// `max(a, b)`.
+pub const MAXIMUM: Partials =
+    Partials::alike(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX), (&[MIN, R], MIN), (&[R, MIN], MIN)]);
+/// `min(a, b)`.
+pub const MINIMUM: Partials =
+    Partials::alike(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN), (&[MAX, R], MAX), (&[R, MAX], MAX)]);

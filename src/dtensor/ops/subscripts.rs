@@ -1,0 +1,359 @@
+//! [`Subscripts`]: what each dimension of an operator's inputs and outputs is, in einsum's letters.
+//!
+//! The text of a rule, such as `..?mk, ..?kn -> ..mn`, is read into patterns; on inputs of a known
+//! number of dimensions a pattern names the axis of each. The rows of a rule's table, the check of its
+//! inputs and the shapes of its outputs follow from the axes alone.
+
+use burn::tensor::Shape;
+use smallvec::{SmallVec, smallvec};
+
+use super::placements::{R, S, SUM};
+use super::{Strategy, strategy};
+use crate::placement::Placement;
+
+/// An axis of an operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Axis {
+    /// A letter, or [`DOTS`].
+    pub(super) name: char,
+    /// Which of several axes of this name: of the dots, counted from the right.
+    pub(super) index: usize,
+}
+
+/// The name of the axes that an ellipsis stands for.
+pub(super) const DOTS: char = '.';
+
+/// One dimension of an input or output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dim {
+    /// An axis; where it `repeats` a length of 1 stands for any.
+    Axis { axis: Axis, repeats: bool },
+    /// Of any length, and whole.
+    Any,
+    /// Of length 1.
+    One,
+}
+
+impl Dim {
+    pub(super) fn axis(self) -> Option<Axis> {
+        match self {
+            Self::Axis { axis, .. } => Some(axis),
+            Self::Any | Self::One => None,
+        }
+    }
+}
+
+/// The dimensions of an input or output.
+pub(super) type Dims = SmallVec<[Dim; 6]>;
+
+/// One operand of a text.
+#[derive(Debug)]
+struct Pattern<'a> {
+    text: &'a str,
+    parts: SmallVec<[Part; 4]>,
+    /// `operand*`: any number of them.
+    many: bool,
+    /// `+ operand`: added to what the others make.
+    added: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Dim(Dim),
+    Dots { repeats: bool },
+}
+
+impl<'a> Pattern<'a> {
+    /// `operand, operand + operand`.
+    fn list(text: &'a str) -> SmallVec<[Self; 4]> {
+        let operands = text.split(',').flat_map(|list| list.split('+').enumerate());
+        let operands = operands.map(|(at, text)| (at > 0, text.trim())).filter(|(_, text)| !text.is_empty());
+        operands.map(|(added, text)| Self::new(text, added)).collect()
+    }
+
+    fn new(text: &'a str, added: bool) -> Self {
+        let many = text.ends_with('*');
+        let text = text.trim_end_matches('*');
+        let mut parts: SmallVec<[Part; 4]> = SmallVec::new();
+        let mut signs = text.chars();
+        while let Some(sign) = signs.next() {
+            let part = match sign {
+                DOTS => {
+                    signs.next();
+                    Part::Dots { repeats: false }
+                }
+                '_' => Part::Dim(Dim::Any),
+                '1' => Part::Dim(Dim::One),
+                '?' => match parts.pop().expect("`?` comes after an axis") {
+                    Part::Dots { .. } => Part::Dots { repeats: true },
+                    Part::Dim(Dim::Axis { axis, .. }) => Part::Dim(Dim::Axis { axis, repeats: true }),
+                    Part::Dim(other) => Part::Dim(other),
+                },
+                name => Part::Dim(Dim::Axis { axis: Axis { name, index: 0 }, repeats: false }),
+            };
+            parts.push(part);
+        }
+        Self { text, parts, many, added }
+    }
+
+    /// Whether it is `..d..`: dots around what stands at the operator's own dimensions.
+    fn around(&self) -> Option<(Part, bool)> {
+        match self.parts[..] {
+            [Part::Dots { repeats }, own @ Part::Dim(_), Part::Dots { .. }] => Some((own, repeats)),
+            _ => None,
+        }
+    }
+
+    /// How many dimensions its dots are of an operand that has `rank`.
+    fn dots(&self, rank: usize, at: &[usize]) -> Option<usize> {
+        if self.around().is_some() {
+            return rank.checked_sub(at.len());
+        }
+        let dots = rank.checked_sub(self.letters())?;
+        let has_dots = self.parts.iter().any(|part| matches!(part, Part::Dots { .. }));
+        (dots == 0 || has_dots).then_some(dots)
+    }
+
+    fn letters(&self) -> usize {
+        self.parts.iter().filter(|part| matches!(part, Part::Dim(_))).count()
+    }
+
+    /// The dimensions, if its dots are so many. What several operands have of their own is told apart by
+    /// `own`.
+    fn dims(&self, dots: usize, at: &[usize], own: usize) -> Dims {
+        let dotted = |index, repeats| Dim::Axis { axis: Axis { name: DOTS, index }, repeats };
+        let indexed = |dim: Dim, index: usize| match dim {
+            Dim::Axis { axis, repeats } => Dim::Axis { axis: Axis { index, ..axis }, repeats },
+            other => other,
+        };
+        if let Some((Part::Dim(dim), repeats)) = self.around() {
+            let mut left = dots;
+            return (0..dots + at.len())
+                .map(|place| match at.iter().position(|&at| at == place) {
+                    Some(index) => indexed(dim, index + own),
+                    None => {
+                        left -= 1;
+                        dotted(left, repeats)
+                    }
+                })
+                .collect();
+        }
+        let mut dims = Dims::new();
+        for part in &self.parts {
+            match *part {
+                Part::Dim(dim) => dims.push(dim),
+                Part::Dots { repeats } => dims.extend((0..dots).rev().map(|index| dotted(index, repeats))),
+            }
+        }
+        dims
+    }
+}
+
+/// The axes of every dimension of an operator's inputs and outputs.
+#[derive(Debug)]
+pub(super) struct Subscripts {
+    pub(super) inputs: SmallVec<[Dims; 4]>,
+    pub(super) outputs: SmallVec<[Dims; 2]>,
+    /// The inputs that are added to what the others make.
+    pub(super) added: SmallVec<[usize; 1]>,
+}
+
+impl Subscripts {
+    /// Reads `text` on inputs of these shapes, with the operator's own dimensions `at`. Of an output
+    /// `operand*` there are `outputs`.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub(super) fn new(text: &str, at: &[usize], inputs: &[Shape], outputs: usize) -> Result<Self, String> {
+        let (left, right) = text.split_once("->").expect("a rule's text has an arrow");
+        let patterns = Pattern::list(left);
+        let mut read = Self { inputs: SmallVec::new(), outputs: SmallVec::new(), added: SmallVec::new() };
+        let mut widest = 0;
+        let fixed = patterns.iter().filter(|pattern| !pattern.many).count();
+        let many = inputs.len().saturating_sub(fixed);
+        for pattern in &patterns {
+            for _ in 0..if pattern.many { many } else { 1 } {
+                let input = read.inputs.len();
+                let Some(rank) = inputs.get(input).map(Shape::num_dims) else { break };
+                let Some(dots) = pattern.dots(rank, at) else {
+                    let (text, letters) = (pattern.text, pattern.letters());
+                    let more = if pattern.parts.len() > letters { " or more" } else { "" };
+                    let which = nth(input);
+                    return Err(format!("the {which} input is `{text}`, of {letters} dimensions{more}; it has {rank}"));
+                };
+                widest = widest.max(dots);
+                read.inputs.push(pattern.dims(dots, at, 0));
+                read.added.extend(pattern.added.then_some(input));
+            }
+        }
+        if read.inputs.len() != inputs.len() {
+            return Err(format!("`{text}` is of {} inputs", read.inputs.len()));
+        }
+        for pattern in Pattern::list(right) {
+            let count = if pattern.many { outputs } else { 1 };
+            read.outputs.extend((0..count).map(|own| pattern.dims(widest, at, if pattern.many { own } else { 0 })));
+        }
+        Ok(read)
+    }
+
+    /// The axes of the inputs, in the order in which letters come, then those of dots.
+    pub(super) fn axes(&self) -> SmallVec<[Axis; 8]> {
+        let mut axes: SmallVec<[Axis; 8]> = SmallVec::new();
+        for axis in self.inputs.iter().flatten().filter_map(|dim| dim.axis()) {
+            if !axes.contains(&axis) {
+                axes.push(axis);
+            }
+        }
+        axes.sort_by_key(|axis| axis.name == DOTS);
+        axes
+    }
+
+    /// Length of `axis`; none if no input has it.
+    ///
+    /// # Errors
+    /// Which inputs disagree, and the remedy.
+    pub(super) fn len(&self, axis: Axis, shapes: &[Shape]) -> Result<Option<usize>, String> {
+        let mut known: Option<Found> = None;
+        for (input, (dims, shape)) in self.inputs.iter().zip(shapes).enumerate() {
+            for (dim, &len) in shape.iter().enumerate() {
+                let Some(&Dim::Axis { axis: own, repeats }) = dims.get(dim) else { continue };
+                if own != axis {
+                    continue;
+                }
+                let found = Found { input, dim, len, repeats };
+                known = Some(match known {
+                    Some(known) if known.len == len || found.is_repeated_along(known) => known,
+                    Some(known) if known.is_repeated_along(found) => found,
+                    Some(known) => return Err(known.disagreement(axis, found)),
+                    None => found,
+                });
+            }
+        }
+        Ok(known.map(|known| known.len))
+    }
+
+    /// Shapes of the outputs. Axes that no input has are as long as `own` says, in the order in which they come.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub(super) fn shapes(&self, inputs: &[Shape], own: &[usize]) -> Result<Vec<Shape>, String> {
+        for (input, (dims, shape)) in self.inputs.iter().zip(inputs).enumerate() {
+            for (dim, _) in
+                dims.iter().zip(shape.iter()).enumerate().filter(|(_, (dim, len))| **dim == Dim::One && **len != 1)
+            {
+                return Err(format!(
+                    "dimension {dim} of the {} input must have length 1, it is {}",
+                    nth(input),
+                    shape[dim]
+                ));
+            }
+        }
+        for axis in self.axes() {
+            self.len(axis, inputs)?;
+        }
+        let mut made: SmallVec<[Axis; 4]> = SmallVec::new();
+        let mut shapes = Vec::with_capacity(self.outputs.len());
+        for dims in &self.outputs {
+            let mut lens: SmallVec<[usize; 6]> = smallvec![];
+            for dim in dims {
+                let Some(axis) = dim.axis() else {
+                    lens.push(1);
+                    continue;
+                };
+                lens.push(match self.len(axis, inputs)? {
+                    Some(len) => len,
+                    None => {
+                        let at = made.iter().position(|known| *known == axis).unwrap_or_else(|| {
+                            made.push(axis);
+                            made.len() - 1
+                        });
+                        own[at]
+                    }
+                });
+            }
+            shapes.push(Shape::from(lens.to_vec()));
+        }
+        Ok(shapes)
+    }
+
+    /// A row for each axis that may be cut. Outputs without the axis are `reduced` over the ranks.
+    pub(super) fn rows<'a>(&'a self, shapes: &'a [Shape], reduced: Placement) -> impl Iterator<Item = Strategy> + 'a {
+        let cuttable = self.axes().into_iter().filter(|axis| !axis.name.is_uppercase());
+        cuttable.filter_map(move |axis| {
+            let len = self.len(axis, shapes).ok()??;
+            let place = |dims: &Dims| dims.iter().position(|dim| dim.axis() == Some(axis));
+            let outputs: SmallVec<[Placement; 2]> =
+                self.outputs.iter().map(|dims| place(dims).map_or(reduced, S)).collect();
+            let sums = outputs.contains(&SUM);
+            let mut inputs: SmallVec<[Placement; 4]> = SmallVec::new();
+            for (input, (dims, shape)) in self.inputs.iter().zip(shapes).enumerate() {
+                // A diagonal stays whole.
+                if dims.iter().filter(|dim| dim.axis() == Some(axis)).count() > 1 {
+                    return None;
+                }
+                inputs.push(match place(dims).filter(|&dim| shape[dim] == len) {
+                    Some(dim) => S(dim),
+                    None if sums && self.added.contains(&input) => SUM,
+                    None => R,
+                });
+            }
+            let row = strategy(inputs, outputs);
+            Some(if sums { row.with_terms(&self.added) } else { row })
+        })
+    }
+
+    /// The rows of an operator that is linear in each of the inputs `linear`: a partial sum of one stays one.
+    pub(super) fn linear<'a>(&'a self, linear: &'a [usize]) -> impl Iterator<Item = Strategy> + 'a {
+        let row = |own: usize, partial: Placement, added: Placement| {
+            let input = |at: usize| match at {
+                at if at == own => partial,
+                at if self.added.contains(&at) => added,
+                _ => R,
+            };
+            strategy((0..self.inputs.len()).map(input), self.outputs.iter().map(|_| partial)).with_terms(&self.added)
+        };
+        let rows = move |&own: &usize| {
+            use super::placements::AVG;
+            // A value that all ranks add is its own average.
+            let averages = [R, AVG].into_iter().take(1 + usize::from(!self.added.is_empty()));
+            std::iter::once(row(own, SUM, SUM))
+                .chain(averages.map(move |added| row(own, AVG, added)))
+                .collect::<SmallVec<[_; 3]>>()
+        };
+        linear.iter().flat_map(rows)
+    }
+}
+
+/// A dimension of an input that has an axis.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    input: usize,
+    dim: usize,
+    len: usize,
+    repeats: bool,
+}
+
+impl Found {
+    fn is_repeated_along(self, other: Self) -> bool {
+        self.repeats && self.len == 1 && self.input != other.input
+    }
+
+    fn disagreement(self, axis: Axis, other: Self) -> String {
+        let (len, input, second) = (self.len, nth(self.input), nth(other.input));
+        let remedy =
+            if self.repeats || other.repeats { "make them equal, or one of them 1" } else { "make them equal" };
+        match axis.name {
+            DOTS => format!(
+                "dimension {} of the {input} input is {len} and dimension {} of the {second} {}; {remedy}",
+                self.dim, other.dim, other.len
+            ),
+            name => format!("axis `{name}` is {len} in the {input} input and {} in the {second}; {remedy}", other.len),
+        }
+    }
+}
+
+/// `first`.
+fn nth(input: usize) -> String {
+    let known = ["first", "second", "third", "fourth", "fifth"].get(input);
+    known.map_or_else(|| format!("{}th", input + 1), ToString::to_string)
+}

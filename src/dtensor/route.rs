@@ -1,0 +1,192 @@
+//! [`Route`]: from one layout to another by a plan's steps, and one node of the graph that pulls gradients
+//! back.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::local::{associate, is_tracked};
+use super::undo::{Undo, all_reduce_sum};
+use super::{DTensorSpec, Kind, step};
+use crate::Result;
+use crate::autodiff::{self, BackwardStep, GraphOp};
+use crate::comm::{Call, Communicator, Phase};
+use crate::error::OrUnwind;
+use crate::placement::{Layout, Placement, Step, plan};
+
+/// Mesh dimensions, ascending.
+pub(super) type Dims = SmallVec<[usize; 3]>;
+
+/// The steps from one layout to another, and what the collectives on the way are called.
+#[derive(Debug)]
+pub(super) struct Route {
+    steps: Vec<(Step, Layout)>,
+    label: Arc<str>,
+}
+
+/// Routes kept a thread; past that many planning starts anew.
+const CAPACITY: usize = 1 << 10;
+
+thread_local! {
+    /// A rank walks the same few routes in every training step, and planning one is a search.
+    static ROUTES: RefCell<HashMap<Layout, HashMap<Layout, Arc<Route>>>> = RefCell::default();
+}
+
+impl Route {
+    /// The steps, each with the layout after it.
+    pub(super) fn steps(&self) -> &[(Step, Layout)] {
+        &self.steps
+    }
+
+    /// The planned route, from this thread's cache.
+    pub(super) fn between(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
+        let known = ROUTES.with_borrow(|routes| routes.get(from)?.get(to).cloned());
+        if let Some(route) = known {
+            return Ok(route);
+        }
+        let steps = plan(from, to)?;
+        let label = format!("redistribute {from} -> {to}").into();
+        let route = Arc::new(Self { steps, label });
+        ROUTES.with_borrow_mut(|routes| {
+            if routes.values().map(HashMap::len).sum::<usize>() >= CAPACITY {
+                routes.clear();
+            }
+            let from = routes.entry(from.clone()).or_default();
+            from.insert(to.clone(), route.clone());
+        });
+        Ok(route)
+    }
+}
+
+impl Route {
+    /// [`between`](Self::between), for an input that may become a term of a sum though it is partial in
+    /// another way: it is reduced first.
+    pub(super) fn of_input(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
+        let made = |dim: usize, own: Placement| own.partial_op().is_some() && to.placements()[dim] != own;
+        let reduced = from.replaced(|dim, own| if made(dim, own) { Placement::Replicate } else { own })?;
+        if reduced == *from || !to.has_partial() {
+            return Self::between(from, to);
+        }
+        let (first, second) = (Self::between(from, &reduced)?, Self::between(&reduced, to)?);
+        let steps = [&first.steps[..], &second.steps].concat();
+        Ok(Arc::new(Self { steps, label: format!("redistribute {from} -> {to}").into() }))
+    }
+
+    /// Walks it with a tensor laid out as `from`, then lets the tensor vary over the mesh dimensions
+    /// `varying`: its gradient is summed over them. Records one node if anything happens and `local`
+    /// is tracked; when its backward has run, what is `kept` of it is let go.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    pub(super) fn walk<const D: usize, K: Kind>(
+        &self,
+        local: Tensor<D, K>,
+        from: &DTensorSpec,
+        varying: &[usize],
+        kept: Weak<Kept<D>>,
+    ) -> Result<Tensor<D, K>> {
+        let tracked = is_tracked(&local);
+        if self.steps.is_empty() && (varying.is_empty() || !tracked) {
+            return Ok(local);
+        }
+        let call = from.call(Call::new(self.label.clone()));
+        let strategy = local.gradient_checkpointing_strategy();
+        let (mut moved, mut undos) = (local.clone().inner(), Vec::new());
+        let mut before = None;
+        for (step, after) in &self.steps {
+            let spec = before.as_ref().unwrap_or(from);
+            let call = call.clone().in_phase(Phase::Forward);
+            let (next, undo) = step::run(*step, spec, moved, call, tracked)?;
+            moved = next;
+            if tracked {
+                undos.push(undo);
+            }
+            before = Some(from.with_layout(after.clone())?);
+        }
+        if !tracked {
+            return Ok(associate(moved, strategy));
+        }
+        let is_walked = |dim: &usize| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim);
+        let (walked, stayed): (Dims, Dims) = varying.iter().copied().partition(is_walked);
+        let sum = match &stayed[..] {
+            [] => None,
+            dims => {
+                let comm = from.mesh().communicator_over(dims)?;
+                Some(Sum { place: comm.draw(), comm })
+            }
+        };
+        let op = Redistribution {
+            output: Mutex::new(Some(moved.into_dispatch())),
+            undos,
+            varying: walked,
+            sum,
+            call: call.in_phase(Phase::Backward),
+            kept,
+        };
+        let local = autodiff::unary(local.into_dispatch(), Arc::new(op));
+        Ok(Tensor::from_dispatch(local))
+    }
+}
+
+/// A tensor, until backward has run its node: that is spent, and with it the memory is let go. One
+/// that is not tracked stays.
+pub(super) type Kept<const D: usize> = Mutex<Option<Tensor<D>>>;
+
+/// A change of layout in the graph.
+#[derive(Debug)]
+struct Redistribution<const D: usize> {
+    /// Made before the node, so that a failing collective is an error and not a panic.
+    output: Mutex<Option<DispatchTensor>>,
+    undos: Vec<Undo<D>>,
+    /// Mesh dimensions over which the gradient is summed where their step is pulled back.
+    varying: Dims,
+    /// The sum over all others.
+    sum: Option<Sum>,
+    call: Call,
+    kept: Weak<Kept<D>>,
+}
+
+/// The ranks over which a gradient is summed: one group for all mesh dimensions.
+#[derive(Debug)]
+struct Sum {
+    comm: Arc<dyn Communicator>,
+    /// Drawn in forward: see [`Call::drawn`].
+    place: u64,
+}
+
+impl<const D: usize> GraphOp for Redistribution<D> {
+    fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
+        self.output.lock().take().expect("a node of the graph is made once")
+    }
+
+    fn backward(&self, step: &mut BackwardStep<'_>) {
+        if let Some(kept) = self.kept.upgrade() {
+            kept.lock().take();
+        }
+        let grad = Tensor::from_dispatch(step.take());
+        let grad = self.pull(grad).or_unwind();
+        step.give(0, || grad.into_dispatch());
+    }
+}
+
+impl<const D: usize> Redistribution<D> {
+    /// The gradient of the input, from the gradient of the output.
+    fn pull(&self, mut grad: Tensor<D>) -> Result<Tensor<D>> {
+        for undo in self.undos.iter().rev() {
+            // A mesh dimension that takes two steps varies after the last.
+            let last = self.undos.iter().rfind(|other| other.mesh_dim == undo.mesh_dim);
+            let is_last = last.is_some_and(|last| std::ptr::eq(last, undo));
+            let varying = is_last && self.varying.contains(&undo.mesh_dim);
+            grad = undo.apply(&self.call, grad, varying)?;
+        }
+        if let Some(Sum { comm, place }) = &self.sum {
+            grad = all_reduce_sum(comm.as_ref(), &self.call.clone().drawn(*place), grad)?;
+        }
+        Ok(grad)
+    }
+}
