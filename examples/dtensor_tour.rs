@@ -6,7 +6,6 @@
 
 use burn::tensor::{Int, Tensor};
 use burn_dtensor::comm::{Op, Phase};
-use burn_dtensor::dtensor::ops::RedistributePolicy;
 use burn_dtensor::dtensor::picture;
 use burn_dtensor::prelude::*;
 

@@ -2,7 +2,7 @@
 //! parallelism (FSDP) as one placement.
 //!
 //! The same program runs on every rank. A [`DeviceMesh`](mesh::DeviceMesh) says where a rank sits,
-//! a [`Placement`](placement::Placement) a mesh dimension says what it holds of a tensor, and every
+//! a [`Placement`](placement::Placement) per mesh dimension says what it holds of a tensor, and every
 //! parallelism is a choice of placements: replicate the parameters and it is data parallelism,
 //! shard them and it is FSDP, do both on a 2-D mesh and it is HSDP. Layers split over ranks that
 //! compute together make tensor parallelism, on a mesh dimension of its own.
@@ -97,18 +97,20 @@ pub mod testing;
 
 pub use error::{Error, Result};
 
-/// What most programs import.
+/// What most programs import, those that write a parallel model too: with `module`, `activation` and `loss`
+/// they find burn's functions over DTensors.
 pub mod prelude {
     pub use crate::comm::{Launch, LaunchError, World, launch};
+    pub use crate::dtensor::ops::{RedistributePolicy, activation, loss, module};
     pub use crate::dtensor::{DTensor, DTensorSpec};
     pub use crate::fsdp::{
         FullyShard, NormType, ParamExt, ReshardAfterForward, clip_grad_norm, full_model, fully_shard, named_parameters,
         unit,
     };
     pub use crate::mesh::DeviceMesh;
-    pub use crate::nn::DTensorForward;
+    pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, MhaInput, styled};
     pub use crate::parallel::{Plan, Style, parallelize};
-    pub use crate::placement::{PartialOp, Placement};
+    pub use crate::placement::{Layout, PartialOp, Placement};
     pub use crate::{Error, Result};
 }
 

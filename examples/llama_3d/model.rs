@@ -6,8 +6,6 @@ use burn::nn::RotaryEncodingConfig;
 use burn::nn::activation::{SwiGlu, SwiGluConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Int};
-use burn_dtensor::dtensor::ops::loss::cross_entropy;
-use burn_dtensor::nn::{GroupedQueryAttention, GroupedQueryAttentionConfig};
 use burn_dtensor::prelude::*;
 
 /// Sizes of a [`Llama`].
@@ -92,7 +90,7 @@ impl Llama {
 
     /// Mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
     pub fn loss(&self, tokens: DTensor<2, Int>, targets: DTensor<2, Int>) -> DTensor<1> {
-        cross_entropy(self.forward(tokens), targets)
+        loss::cross_entropy(self.forward(tokens), targets)
     }
 }
 

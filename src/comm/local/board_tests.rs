@@ -1,0 +1,281 @@
+//! Tests of [`Board`], by its invariants.
+
+use std::sync::Weak;
+
+use super::*;
+
+/// An operation and a label; two labels differ.
+#[derive(Debug, Clone)]
+struct Name(&'static str);
+
+impl Fingerprint for Name {
+    fn op(&self) -> Op {
+        Op::Barrier
+    }
+
+    fn label(&self) -> Arc<str> {
+        self.0.into()
+    }
+
+    fn difference(&self, other: &Self) -> Option<String> {
+        (self.0 != other.0).then(|| format!("label `{}` vs `{}`", self.0, other.0))
+    }
+}
+
+type Plain = Board<Name, usize>;
+
+fn board(ranks: usize) -> (Plain, GroupKey) {
+    let mut board = Plain::new(ranks, false);
+    let all: Vec<_> = (0..ranks).collect();
+    let group = board.group(&all, "");
+    (board, group)
+}
+
+fn ready(board: &mut Plain, ticket: Ticket) -> Option<Vec<usize>> {
+    match board.poll(ticket) {
+        Poll::Ready(parts) => Some(parts.to_vec()),
+        _ => None,
+    }
+}
+
+fn failure(board: &Plain) -> CommError {
+    board.failure().expect("it has failed").error(None)
+}
+
+#[test]
+fn invariants_1_and_2_nth_calls_meet_and_complete_with_the_last() {
+    let (mut board, group) = board(3);
+    let mut tickets = [Vec::new(), Vec::new(), Vec::new()];
+    // Rank 0 runs three calls ahead.
+    for member in [0, 0, 0, 1, 2, 2, 1, 1, 2] {
+        let nth = tickets[member].len();
+        let (ticket, complete) = board.join(group, member, Name("x"), 10 * nth + member).unwrap();
+        tickets[member].push(ticket);
+        let joined = tickets.iter().filter(|tickets| tickets.len() > nth).count();
+        assert_eq!(complete, joined == 3);
+    }
+    for nth in 0..3 {
+        for tickets in &tickets {
+            assert_eq!(ready(&mut board, tickets[nth]), Some(vec![10 * nth, 10 * nth + 1, 10 * nth + 2]));
+        }
+    }
+}
+
+/// Deposits that are nothing but alive, and a look at whether they still are.
+struct Watched(Board<Name, Arc<()>>, GroupKey, Vec<Vec<Weak<()>>>);
+
+impl Watched {
+    fn new() -> Self {
+        let mut board = Board::new(2, false);
+        let group = board.group(&[0, 1], "");
+        Self(board, group, Vec::new())
+    }
+
+    /// The next collective, joined by its first `joined` ranks.
+    fn join(&mut self, joined: usize) -> Vec<Ticket> {
+        let parts: Vec<_> = (0..joined).map(|_| Arc::new(())).collect();
+        self.2.push(parts.iter().map(Arc::downgrade).collect());
+        let join = |(member, part)| self.0.join(self.1, member, Name("x"), part).unwrap().0;
+        parts.into_iter().enumerate().map(join).collect()
+    }
+
+    /// For each collective whether its deposits are alive, once the freed ones have been dropped.
+    fn alive(&mut self) -> Vec<bool> {
+        drop(self.0.take_freed());
+        self.2.iter().map(|parts| parts.iter().any(|part| part.upgrade().is_some())).collect()
+    }
+}
+
+#[test]
+fn invariant_3_deposits_go_when_all_have_taken_theirs() {
+    let mut watched = Watched::new();
+    let tickets: Vec<_> = (0..3).flat_map(|_| watched.join(2)).collect();
+    // The collectives in the middle and at the end are released first, and wait for nobody.
+    for (ticket, alive) in [
+        (2, [true, true, true]),
+        (3, [true, false, true]),
+        (4, [true, false, true]),
+        (5, [true, false, false]),
+        (0, [true, false, false]),
+        (1, [false, false, false]),
+    ] {
+        watched.0.release(tickets[ticket]);
+        assert_eq!(watched.alive(), alive, "after ticket {ticket}");
+    }
+    assert!(watched.0.groups[0].slots.is_empty());
+    // One that is never released keeps nothing of those after it.
+    watched.join(2);
+    let later = watched.join(2);
+    later.into_iter().for_each(|ticket| watched.0.release(ticket));
+    let kept = |slot: &Slot<_, _>| slot.joined.iter().flatten().count();
+    assert_eq!(watched.0.groups[0].slots.iter().map(kept).collect::<Vec<_>>(), [2, 0]);
+    assert_eq!(watched.join(1)[0].seq, 5);
+}
+
+#[test]
+fn invariant_3_a_failure_frees_what_it_leaves_incomplete() {
+    let mut watched = Watched::new();
+    let (complete, incomplete) = (watched.join(2), watched.join(1));
+    assert_eq!(watched.alive(), [true, true]);
+    watched.0.fail(Failure::Panicked { rank: 1, message: String::new() });
+    assert_eq!(watched.alive(), [true, false]);
+    assert!(matches!(watched.0.poll(complete[0]), Poll::Ready(_)));
+    assert!(matches!(watched.0.poll(incomplete[0]), Poll::Failed));
+    [complete[0], complete[1], incomplete[0]].into_iter().for_each(|ticket| watched.0.release(ticket));
+    assert_eq!(watched.alive(), [false, false]);
+}
+
+/// Also where the last one to come is the one that differs: nobody is absent then.
+#[test]
+fn invariant_3_a_mismatch_frees_what_it_is_about() {
+    let mut watched = Watched::new();
+    watched.join(1);
+    let (part, group) = (Arc::new(()), watched.1);
+    watched.2.push(vec![Arc::downgrade(&part)]);
+    watched.0.join(group, 1, Name("y"), part).unwrap_err();
+    assert_eq!(watched.alive(), [false, false]);
+    let late = Arc::new(());
+    watched.2.push(vec![Arc::downgrade(&late)]);
+    watched.0.join(group, 0, Name("x"), late).unwrap_err();
+    assert_eq!(watched.2[2][0].strong_count(), 1, "it is dropped outside the lock");
+    assert_eq!(watched.alive(), [false; 3]);
+}
+
+#[test]
+fn invariant_4_the_first_failure_is_final_and_joint() {
+    let (mut board, group) = board(3);
+    let pair = board.group(&[0, 2], "");
+    board.fail(Failure::Panicked { rank: 1, message: "first".into() });
+    board.fail(Failure::Panicked { rank: 2, message: "second".into() });
+    for group in [group, pair] {
+        let error = board.join(group, 0, Name("x"), 0).unwrap_err();
+        assert!(
+            matches!(error, CommError::RankPanicked { rank: 1, ref message, during: Some(_) } if message == "first")
+        );
+    }
+}
+
+#[test]
+fn a_complete_collective_is_ready_even_after_a_failure() {
+    let (mut board, group) = board(2);
+    let (ticket, _) = board.join(group, 0, Name("x"), 5).unwrap();
+    board.join(group, 1, Name("x"), 6).unwrap();
+    board.fail(Failure::Panicked { rank: 1, message: String::new() });
+    assert_eq!(ready(&mut board, ticket), Some(vec![5, 6]));
+}
+
+#[test]
+fn of_three_ranks_the_one_outside_the_majority_is_named() {
+    let (mut board, group) = board(4);
+    board.join(group, 3, Name("x"), 0).unwrap();
+    board.join(group, 0, Name("x"), 0).unwrap();
+    let error = board.join(group, 2, Name("y"), 0).unwrap_err();
+    let CommError::Mismatch { rank, other, differs, .. } = &error else { panic!("{error}") };
+    assert_eq!((*rank, *other, differs.as_str()), (2, 0, "label `y` vs `x`"));
+    assert_eq!(board.join(group, 1, Name("x"), 0).unwrap_err(), error, "who comes later sees the same");
+}
+
+#[test]
+fn invariant_5_a_missing_rank_that_has_returned_is_named() {
+    let (mut board, group) = board(3);
+    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    board.begin_wait(ticket);
+    board.returned(2);
+    board.check_left(ticket);
+    let error = failure(&board);
+    assert!(matches!(&error, CommError::RankLeft { rank: 2, during } if during.seq == 0), "{error}");
+    assert_eq!(board.doing(2), "finished");
+}
+
+#[test]
+fn a_rank_that_has_joined_may_return() {
+    let (mut board, group) = board(2);
+    board.join(group, 1, Name("x"), 0).unwrap();
+    board.returned(1);
+    let (ticket, complete) = board.join(group, 0, Name("x"), 0).unwrap();
+    board.begin_wait(ticket);
+    assert!(complete && board.failure().is_none());
+}
+
+/// Ranks 0 and 1 wait for each other in two groups; rank 1 came last.
+fn crossed(multithreaded: bool) -> Plain {
+    let mut board = Plain::new(3, multithreaded);
+    let (group, pair) = (board.group(&[0, 1, 2], ""), board.group(&[0, 1], ""));
+    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    board.begin_wait(ticket);
+    let (ticket, _) = board.join(pair, 1, Name("y"), 0).unwrap();
+    board.begin_wait(ticket);
+    board
+}
+
+#[test]
+fn invariant_5_ranks_that_wait_for_each_other_are_told() {
+    let error = failure(&crossed(false));
+    assert_eq!(
+        error.to_string(),
+        "deadlock: rank 1 waits in barrier #0 `y` on ranks [0, 1] for rank 0, \
+         rank 0 waits in barrier #0 `x` on ranks [0, 1, 2] for rank 1; make the calls in one order on \
+         all ranks, or, if another thread of one of them would have come, declare it: `Launch::multithreaded`"
+    );
+}
+
+#[test]
+fn invariant_5_a_multithreaded_rank_that_waits_may_still_come() {
+    let mut board = crossed(true);
+    assert!(board.failure().is_none());
+    let (group, pair) = (board.group(&[0, 1, 2], ""), board.group(&[0, 1], ""));
+    assert!(board.join(pair, 0, Name("y"), 0).is_ok_and(|(_, complete)| complete));
+    assert!(board.join(group, 1, Name("x"), 0).is_ok());
+}
+
+#[test]
+fn invariant_5_a_rank_that_calls_while_it_waits_is_at_fault() {
+    for waits in [false, true] {
+        let (mut board, group) = board(3);
+        let pair = board.group(&[0, 1], "");
+        let (first, _) = board.join(group, 0, Name("x"), 0).unwrap();
+        let (second, _) = board.join(pair, 0, Name("y"), 0).unwrap();
+        board.begin_wait(first);
+        if waits {
+            board.begin_wait(second);
+        } else {
+            board.join(pair, 0, Name("z"), 0).unwrap_err();
+        }
+        let CommError::ConcurrentCalls { rank: 0, called, during } = failure(&board) else { panic!() };
+        assert_eq!((&*called.label, &*during.label), (if waits { "y" } else { "z" }, "x"));
+    }
+}
+
+#[test]
+fn groups_are_told_apart_by_ranks_order_and_name() {
+    let (mut board, group) = board(3);
+    let others = [board.group(&[2, 1, 0], ""), board.group(&[0, 1], ""), board.group(&[0, 1, 2], "copy")];
+    assert_eq!([board.group(&[0, 1, 2], ""), board.group(&[0, 1, 2], "copy")], [group, others[2]]);
+    assert!(others.iter().all(|other| *other != group) && others[0] != others[1] && others[1] != others[2]);
+}
+
+#[test]
+fn a_wait_that_is_over_is_no_deadlock() {
+    let (mut board, group) = board(2);
+    let pair = board.group(&[1, 0], "");
+    let (first, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    board.begin_wait(first);
+    // Rank 1 completes it, and waits elsewhere before rank 0 has woken up.
+    board.join(group, 1, Name("x"), 0).unwrap();
+    let (second, _) = board.join(pair, 0, Name("y"), 0).unwrap();
+    board.begin_wait(second);
+    assert!(board.failure().is_none());
+}
+
+#[test]
+fn doing_is_what_it_was_at_the_failure() {
+    let (mut board, group) = board(3);
+    assert_eq!(board.doing(0), "computing, before any collective");
+    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    assert_eq!(board.doing(0), "computing since barrier #0 `x` on ranks [0, 1, 2]");
+    board.begin_wait(ticket);
+    board.fail(Failure::Panicked { rank: 1, message: String::new() });
+    board.end_wait(ticket);
+    board.returned(0);
+    assert_eq!(board.doing(0), "waiting in barrier #0 `x` on ranks [0, 1, 2] for ranks [1, 2]");
+}
