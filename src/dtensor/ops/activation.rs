@@ -78,7 +78,7 @@ macro_rules! along_a_dimension {
         #[track_caller]
         pub fn $name<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> {
             let dim = dim_of(stringify!($name), dim, D);
-            apply(&const { Axes::new(stringify!($name), "..D.. -> ..D..") }.at([dim]), tensor, |x, _| local::$name(x, dim))
+            apply(&(&const { Axes::new(stringify!($name), "..D.. -> ..D..") }).at([dim]), tensor, |x, _| local::$name(x, dim))
         }
     )*};
 }
@@ -103,7 +103,7 @@ pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> 
     if len % 2 == 1 {
         misfit("glu", &[tensor.shape()], format!("dimension {dim} must have two halves, its length is {len}")).unwind();
     }
-    apply(&GLU.at([dim]).len(len / 2), tensor, |x, _| local::glu(x, dim))
+    apply(&GLU.at([dim]).lens([len / 2]), tensor, |x, _| local::glu(x, dim))
 }
 
 /// Negative elements times `alpha`, of which there is one, or one per channel (dimension 1), as

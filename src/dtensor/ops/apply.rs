@@ -67,18 +67,20 @@ pub trait Inputs {
 }
 
 macro_rules! tensors {
-    ($($Tensor:ident),*) => {$(
+    ($($Tensor:ident $($tensor:ident)?),*) => {$(
         impl<const D: usize, K: Kind> Inputs for $Tensor<D, K> {
             type Local = Tensor<D, K>;
 
+            #[inline]
             fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>) {
                 args.push(self.into());
             }
 
             #[track_caller]
+            #[inline]
             fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 *at += 1;
-                operator.input(*at - 1, self)
+                operator.bring(*at - 1, self$(.$tensor)?)
             }
 
             fn see(local: &Self::Local, blank: &mut Blank) {
@@ -88,13 +90,14 @@ macro_rules! tensors {
     )*};
 }
 
-tensors! { DTensor, Operand }
+tensors! { DTensor, Operand tensor }
 
 macro_rules! collections {
     ($($Collection:ident: $enter:expr);*) => {$(
         impl<I: Inputs> Inputs for $Collection<I> {
             type Local = $Collection<I::Local>;
 
+            #[inline]
             fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>) {
                 self.iter().for_each(|input| input.args(args));
             }
@@ -137,6 +140,7 @@ impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
         blank.make(operator.output_shape(*at - 1))
     }
 
+    #[inline]
     fn leave(self, operator: &Operator, at: &mut usize) -> DTensor<D, K> {
         *at += 1;
         operator.output(*at - 1, self)
@@ -166,12 +170,14 @@ macro_rules! tuples {
         impl<$($name: Inputs),+> Inputs for ($($name,)+) {
             type Local = ($($name::Local,)+);
 
+            #[inline]
             fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>) {
                 let ($($name,)+) = self;
                 $($name.args(args);)+
             }
 
             #[track_caller]
+            #[inline]
             fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 let ($($name,)+) = self;
                 ($($name.enter(operator, at),)+)
@@ -192,6 +198,7 @@ macro_rules! tuples {
                 ($($name::blank(blank, operator, at),)+)
             }
 
+            #[inline]
             fn leave(self, operator: &Operator, at: &mut usize) -> Self::Global {
                 let ($($name,)+) = self;
                 ($($name.leave(operator, at),)+)

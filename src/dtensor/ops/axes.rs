@@ -28,7 +28,7 @@ use crate::placement::{PartialOp, Placement};
 /// | `+ operand` | is added to what the others make: where that is a partial sum, it becomes a term of it |
 ///
 /// Inputs must agree on the length of an axis. A capital that no input has is as long as
-/// [`len`](AxesAt::len) says.
+/// [`lens`](Self::lens) say.
 ///
 /// Of `..i, io + o* -> ..o`, the linear layer, follow the rows
 ///
@@ -100,11 +100,19 @@ impl Axes {
     }
 
     /// The rule of the operator along its own dimensions `dims`, where the text says `..d..`.
-    pub fn at(&self, dims: impl IntoIterator<Item = usize>) -> AxesAt {
-        let mut at: SmallVec<[usize; 4]> = dims.into_iter().collect();
-        at.sort_unstable();
-        at.dedup();
-        AxesAt { axes: *self, at, lens: SmallVec::new() }
+    ///
+    /// # Panics
+    /// If a dimension is 64 or more.
+    #[must_use]
+    pub fn at(&'static self, dims: impl IntoIterator<Item = usize>) -> AxesAt {
+        let at = dims.into_iter().fold(0, |at, dim| at | 1 << dim);
+        AxesAt { axes: self, at, lens: SmallVec::new() }
+    }
+
+    /// The rule of the operator whose result has axes that no input has, of lengths `lens`.
+    #[must_use]
+    pub fn lens(&'static self, lens: impl IntoIterator<Item = usize>) -> AxesAt {
+        AxesAt { axes: self, at: 0, lens: lens.into_iter().collect() }
     }
 
     fn subscripts(&self, at: &[usize], inputs: &[Shape], outputs: usize) -> Result<Subscripts> {
@@ -138,7 +146,8 @@ impl Eq for Axes {}
 
 impl Hash for Axes {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.name.as_ptr().addr(), self.text.as_ptr().addr(), self.partials).hash(state);
+        state.write_usize(self.name.as_ptr().addr());
+        state.write_usize(self.text.as_ptr().addr());
     }
 }
 
@@ -161,28 +170,41 @@ impl Rule for Axes {
 }
 
 /// [`Axes`] of an operator along dimensions of its own, or to lengths of its own.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone)]
 pub struct AxesAt {
-    axes: Axes,
-    at: SmallVec<[usize; 4]>,
-    lens: SmallVec<[usize; 4]>,
+    axes: &'static Axes,
+    /// A bit per dimension.
+    at: u64,
+    lens: SmallVec<[usize; 2]>,
 }
 
 impl AxesAt {
-    /// The next axis that no input has is of length `len`.
+    /// The next axes that no input has are as long as this.
     #[must_use]
-    #[track_caller]
-    pub fn len(mut self, len: usize) -> Self {
-        self.lens.push(len);
-        self
-    }
-
-    /// [`len`](Self::len), of several.
-    #[must_use]
-    #[track_caller]
     pub fn lens(mut self, lens: impl IntoIterator<Item = usize>) -> Self {
         self.lens.extend(lens);
         self
+    }
+
+    fn at(&self) -> SmallVec<[usize; 4]> {
+        (0..64).filter(|dim| self.at & 1 << dim != 0).collect()
+    }
+}
+
+/// The same operator, by address.
+impl PartialEq for AxesAt {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.axes, other.axes) && self.at == other.at && self.lens == other.lens
+    }
+}
+
+impl Eq for AxesAt {}
+
+impl Hash for AxesAt {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_usize(ptr::from_ref(self.axes).addr());
+        state.write_u64(self.at);
+        self.lens.iter().for_each(|&len| state.write_usize(len));
     }
 }
 
@@ -192,11 +214,11 @@ impl Rule for AxesAt {
     }
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        self.axes.outputs_at(&self.at, &self.lens, inputs)
+        self.axes.outputs_at(&self.at(), &self.lens, inputs)
     }
 
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
-        self.axes.strategies_at(&self.at, inputs, outputs.len())
+        self.axes.strategies_at(&self.at(), inputs, outputs.len())
     }
 
     fn takes_empty_parts(&self) -> bool {

@@ -23,7 +23,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             tensors.retain(|tensor| tensor.dims()[dim] > 0);
         }
         let len = tensors.iter().map(|tensor| tensor.dims()[dim]).sum();
-        apply(&CAT.at([dim]).len(len), tensors, |locals, _| Tensor::cat(locals, dim))
+        apply(&CAT.at([dim]).lens([len]), tensors, |locals, _| Tensor::cat(locals, dim))
     }
 
     /// The tensors side by side along a new dimension `dim`, as burn's [`stack`](Tensor::stack).

@@ -10,7 +10,6 @@ use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Shape, Tensor, module};
 
 use super::args::misfit;
-use super::axes::AxesAt;
 use super::placements::S;
 use super::{Axes, Operator, Rule, Strategy, apply, strategy};
 use crate::Result;
@@ -29,44 +28,47 @@ struct Window {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Convolution<const N: usize> {
-    name: &'static str,
     windows: [Window; N],
     groups: usize,
     transposed: bool,
 }
 
 impl<const N: usize> Convolution<N> {
-    fn forward(name: &'static str, options: &ConvOptions<N>) -> Self {
+    fn forward(options: &ConvOptions<N>) -> Self {
         let window = |at| Window {
             stride: options.stride[at],
             padding: options.padding[at],
             dilation: options.dilation[at],
             padding_out: 0,
         };
-        Self { name, windows: std::array::from_fn(window), groups: options.groups, transposed: false }
+        Self { windows: std::array::from_fn(window), groups: options.groups, transposed: false }
     }
 
-    fn transposed(name: &'static str, options: &ConvTransposeOptions<N>) -> Self {
+    fn transposed(options: &ConvTransposeOptions<N>) -> Self {
         let window = |at| Window {
             stride: options.stride[at],
             padding: (options.padding[at], options.padding[at]),
             dilation: options.dilation[at],
             padding_out: options.padding_out[at],
         };
-        Self { name, windows: std::array::from_fn(window), groups: options.groups, transposed: true }
+        Self { windows: std::array::from_fn(window), groups: options.groups, transposed: true }
     }
 
     /// The letters: several groups' channels are taken for whole.
-    fn axes(&self) -> AxesAt {
-        let text = match (self.groups, self.transposed, N) {
-            (1, false, 1) => "bi_, oi_ + o* -> boL",
-            (1, false, _) => "bi__, oi__ + o* -> boHW",
-            (1, true, 1) => "bi_, io_ + o* -> boL",
-            (1, true, _) => "bi__, io__ + o* -> boHW",
-            (_, _, 1) => "b__, ___ + _* -> bCL",
-            _ => "b___, ____ + _* -> bCHW",
-        };
-        Axes::new(self.name, text).linear(&[0, 1]).at([])
+    fn axes(&self) -> &'static Axes {
+        const fn linear(name: &'static str, text: &'static str) -> Axes {
+            Axes::new(name, text).linear(&[0, 1])
+        }
+        match (N, self.transposed, self.groups) {
+            (1, false, 1) => &const { linear("conv1d", "bi_, oi_ + o* -> boL") },
+            (1, false, _) => &const { linear("conv1d", "b__, ___ + _* -> bCL") },
+            (1, true, 1) => &const { linear("conv_transpose1d", "bi_, io_ + o* -> boL") },
+            (1, true, _) => &const { linear("conv_transpose1d", "b__, ___ + _* -> bCL") },
+            (_, false, 1) => &const { linear("conv2d", "bi__, oi__ + o* -> boHW") },
+            (_, false, _) => &const { linear("conv2d", "b___, ____ + _* -> bCHW") },
+            (_, true, 1) => &const { linear("conv_transpose2d", "bi__, io__ + o* -> boHW") },
+            (_, true, _) => &const { linear("conv_transpose2d", "b___, ____ + _* -> bCHW") },
+        }
     }
 
     /// Length of the output of `window` over `len` elements with a kernel of `kernel`.
@@ -93,7 +95,7 @@ impl<const N: usize> Convolution<N> {
 
 impl<const N: usize> Rule for Convolution<N> {
     fn name(&self) -> &'static str {
-        self.name
+        self.axes().name()
     }
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
@@ -101,7 +103,7 @@ impl<const N: usize> Rule for Convolution<N> {
         // Either way round, groups lie along the first dimension of the weight.
         let (taken, made) =
             if self.transposed { (weight[0], weight[1] * self.groups) } else { (weight[1] * self.groups, weight[0]) };
-        let refuse = |why| Err(misfit(self.name, inputs, why));
+        let refuse = |why| Err(misfit(self.name(), inputs, why));
         if x[1] != taken || !x[1].is_multiple_of(self.groups) || !made.is_multiple_of(self.groups) {
             return refuse(
                 "the input's channels must be those that the weight's groups take, and groups must divide channels",
@@ -185,7 +187,7 @@ macro_rules! convolutions {
             options: impl Into<ConvOptions<$N>>,
         ) -> DTensor<$D> {
             let options = options.into();
-            convolve(&Convolution::forward(stringify!($name), &options), x, weight, bias, |x, weight, bias, groups| {
+            convolve(&Convolution::forward(&options), x, weight, bias, |x, weight, bias, groups| {
                 let (x, options) = without_rest(x, &weight, options);
                 module::$name(x, weight, bias, ConvOptions { groups, ..options })
             })
@@ -217,7 +219,7 @@ macro_rules! transposed {
             bias: Option<DTensor<1>>,
             options: ConvTransposeOptions<$N>,
         ) -> DTensor<$D> {
-            convolve(&Convolution::transposed(stringify!($name), &options), x, weight, bias, |x, weight, bias, groups| {
+            convolve(&Convolution::transposed(&options), x, weight, bias, |x, weight, bias, groups| {
                 module::$name(x, weight, bias, ConvTransposeOptions { groups, ..options })
             })
         }

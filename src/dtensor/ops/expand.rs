@@ -63,7 +63,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn repeat_dim(self, dim: impl AsIndex, times: usize) -> Self {
         let dim = dim_of("repeat_dim", dim, D);
         let len = self.dims()[dim] * times;
-        apply(&REPEAT_DIM.at([dim]).len(len), self, |x, _| x.repeat_dim(dim, times))
+        apply(&REPEAT_DIM.at([dim]).lens([len]), self, |x, _| x.repeat_dim(dim, times))
     }
 
     /// The tensor `sizes[d]` times along each dimension `d`, as burn's [`repeat`](burn::tensor::Tensor::repeat).

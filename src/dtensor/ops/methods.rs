@@ -32,20 +32,20 @@ macro_rules! along {
         #[track_caller]
         pub fn $name<I: AsIndex>(self, dim: I) -> $Output {
             let dim = dim_of(stringify!($name), dim, D);
-            apply(&const { Axes::new(stringify!($name), $text)$(.$($more)+)? }.at([dim]), self, |x, _| x.$name(dim))
+            apply(&(&const { Axes::new(stringify!($name), $text)$(.$($more)+)? }).at([dim]), self, |x, _| x.$name(dim))
         }
     )*};
 }
 
 /// Reductions: of all elements, along one dimension, over several.
 macro_rules! reductions {
-    (@rule $name:ident $text:literal [$($rule:tt)+]) => { const { Axes::new(stringify!($name), $text).$($rule)+ } };
+    (@rule $name:ident $text:literal [$($rule:tt)+]) => { (&const { Axes::new(stringify!($name), $text).$($rule)+ }) };
     ($($full:ident $dim:ident $($dims:ident)? -> $K:ty: $rule:tt);* $(;)?) => {$(
         #[doc = concat!("Of all elements, as burn's [`", stringify!($full), "`](Tensor::", stringify!($full), "): `[1]`.")]
         #[must_use]
         #[track_caller]
         pub fn $full(self) -> DTensor<1, $K> {
-            apply(&reductions!(@rule $full ".. -> 1" $rule), self, |x, _| x.$full())
+            apply(reductions!(@rule $full ".. -> 1" $rule), self, |x, _| x.$full())
         }
 
         #[doc = concat!("Along `dim`, which stays with length 1, as burn's [`", stringify!($dim), "`](Tensor::", stringify!($dim), ").")]

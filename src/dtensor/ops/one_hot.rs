@@ -19,7 +19,7 @@ fn encode<const D: usize, const D2: usize, K: Kind + kind::Ordered>(
         let why = format!("it has {} dimensions, {D2} are asked for, and at least 2 classes, not {classes}", D + 1);
         misfit("one_hot", &[x.shape()], why).unwind();
     }
-    apply(&ONE_HOT.at([axis]).len(classes), x, |x, _| local(x))
+    apply(&ONE_HOT.at([axis]).lens([classes]), x, |x, _| local(x))
 }
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {

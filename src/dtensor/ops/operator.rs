@@ -57,7 +57,13 @@ impl Operator {
     /// Unwinds with the typed error if a collective fails.
     #[track_caller]
     pub fn input<const D: usize, K: Kind>(&self, at: usize, operand: impl Into<Operand<D, K>>) -> Tensor<D, K> {
-        let (tensor, to) = (operand.into().tensor, &self.0.inputs[at]);
+        self.bring(at, operand.into().tensor)
+    }
+
+    #[track_caller]
+    #[inline]
+    pub(super) fn bring<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K> {
+        let to = &self.0.inputs[at];
         if to.is_here() {
             return tensor.local;
         }
@@ -68,6 +74,7 @@ impl Operator {
     ///
     /// # Panics
     /// If that is not the part which the rule promised.
+    #[inline]
     pub fn output<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
         self.check_output(at, || local.shape());
         let spec = self.output_spec(at, local.dtype());

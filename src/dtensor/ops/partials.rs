@@ -1,7 +1,6 @@
 //! [`Partials`]: how an operator goes through partial inputs, whose value is yet to be reduced over
 //! the ranks.
 
-use std::hash::{Hash, Hasher};
 use std::iter::repeat_n;
 use std::ptr;
 
@@ -61,15 +60,6 @@ impl Partials {
         let of_floats = self.of_floats.iter().map(move |of_floats| row(of_floats).if_floats());
         alike.chain(self.first.iter().map(first)).chain(self.rows.iter().map(row)).chain(of_floats)
     }
-
-    fn parts(&self) -> [*const (); 4] {
-        [
-            self.alike.as_ptr().cast(),
-            self.first.as_ptr().cast(),
-            self.rows.as_ptr().cast(),
-            self.of_floats.as_ptr().cast(),
-        ]
-    }
 }
 
 /// The same rows, by address.
@@ -83,12 +73,6 @@ impl PartialEq for Partials {
 }
 
 impl Eq for Partials {}
-
-impl Hash for Partials {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.parts().map(|part| part.addr()).hash(state);
-    }
-}
 
 /// Nothing goes through: partial inputs are reduced first.
 pub const NOTHING: Partials = Partials::new(&[]);

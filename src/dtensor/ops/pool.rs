@@ -6,13 +6,12 @@ use burn::tensor::ops::{AvgPoolOptions, InterpolateOptions, MaxPoolOptions};
 use super::args::misfit;
 use super::axes::AxesAt;
 use super::partials::{INCREASING_TO, LINEAR, Partials};
-use super::{Axes, apply};
+use super::{Axes, Rule, apply};
 use crate::dtensor::DTensor;
 
-/// A pooling of `[batch, channels, ..]` to spatial dimensions of these lengths.
-fn pool<const N: usize>(name: &'static str, partials: Partials, lens: [usize; N]) -> AxesAt {
-    let text = if N == 1 { "bc_ -> bcL" } else { "bc__ -> bcHW" };
-    Axes::new(name, text).through(partials).at([]).lens(lens)
+/// A pooling of `[batch, channels, ..]`, to spatial dimensions of given lengths.
+const fn pool<const D: usize>(name: &'static str, partials: Partials) -> Axes {
+    Axes::new(name, if D == 3 { "bc_ -> bcL" } else { "bc__ -> bcHW" }).through(partials)
 }
 
 /// Number of windows along a dimension of `len`.
@@ -32,17 +31,25 @@ fn windows(
 }
 
 #[track_caller]
-fn max_pool<const D: usize, const N: usize>(name: &'static str, x: &DTensor<D>, options: &MaxPoolOptions<N>) -> AxesAt {
+fn max_pool<const D: usize, const N: usize>(
+    rule: &'static Axes,
+    x: &DTensor<D>,
+    options: &MaxPoolOptions<N>,
+) -> AxesAt {
     let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = options;
     let len = |at| windows(x.dims()[2 + at], kernel_size[at], stride[at], padding[at], dilation[at], *ceil_mode);
-    pool(name, INCREASING_TO, all::<D, N>(name, x, len))
+    rule.lens(all::<D, N>(rule.name(), x, len))
 }
 
 #[track_caller]
-fn avg_pool<const D: usize, const N: usize>(name: &'static str, x: &DTensor<D>, options: &AvgPoolOptions<N>) -> AxesAt {
+fn avg_pool<const D: usize, const N: usize>(
+    rule: &'static Axes,
+    x: &DTensor<D>,
+    options: &AvgPoolOptions<N>,
+) -> AxesAt {
     let AvgPoolOptions { kernel_size, stride, padding, ceil_mode, .. } = options;
     let len = |at| windows(x.dims()[2 + at], kernel_size[at], stride[at], padding[at], 1, *ceil_mode);
-    pool(name, LINEAR, all::<D, N>(name, x, len))
+    rule.lens(all::<D, N>(rule.name(), x, len))
 }
 
 #[track_caller]
@@ -60,7 +67,7 @@ fn all<const D: usize, const N: usize>(
 }
 
 macro_rules! pools {
-    ($($name:ident $rule:ident $D:literal $Options:ty, $shape:literal);* $(;)?) => {$(
+    ($($name:ident $rule:ident($partials:ident) $D:literal $Options:ty, $shape:literal);* $(;)?) => {$(
         #[doc = concat!("Pooling, as burn's [`", stringify!($name), "`](module::", stringify!($name), "), of an input `[batch, channels, ", $shape, "]`.")]
         ///
         /// # Collective
@@ -71,16 +78,17 @@ macro_rules! pools {
         #[must_use]
         #[track_caller]
         pub fn $name(x: DTensor<$D>, options: $Options) -> DTensor<$D> {
-            apply(&$rule(stringify!($name), &x, &options), x, |x, _| module::$name(x, options))
+            let rule = &const { pool::<$D>(stringify!($name), $partials) };
+            apply(&$rule(rule, &x, &options), x, |x, _| module::$name(x, options))
         }
     )*};
 }
 
 pools! {
-    max_pool1d max_pool 3 MaxPoolOptions<1>, "length";
-    max_pool2d max_pool 4 MaxPoolOptions<2>, "height, width";
-    avg_pool1d avg_pool 3 AvgPoolOptions<1>, "length";
-    avg_pool2d avg_pool 4 AvgPoolOptions<2>, "height, width";
+    max_pool1d max_pool(INCREASING_TO) 3 MaxPoolOptions<1>, "length";
+    max_pool2d max_pool(INCREASING_TO) 4 MaxPoolOptions<2>, "height, width";
+    avg_pool1d avg_pool(LINEAR) 3 AvgPoolOptions<1>, "length";
+    avg_pool2d avg_pool(LINEAR) 4 AvgPoolOptions<2>, "height, width";
 }
 
 /// Averages of an input `[batch, channels, length]` over `output_size` windows, as burn's
@@ -91,7 +99,8 @@ pools! {
 #[must_use]
 #[track_caller]
 pub fn adaptive_avg_pool1d(x: DTensor<3>, output_size: usize) -> DTensor<3> {
-    apply(&pool("adaptive_avg_pool1d", LINEAR, [output_size]), x, |x, _| module::adaptive_avg_pool1d(x, output_size))
+    let rule = &const { pool::<3>("adaptive_avg_pool1d", LINEAR) };
+    apply(&rule.lens([output_size]), x, |x, _| module::adaptive_avg_pool1d(x, output_size))
 }
 
 /// Averages of an input `[batch, channels, height, width]` over `output_size` windows, as burn's
@@ -102,7 +111,8 @@ pub fn adaptive_avg_pool1d(x: DTensor<3>, output_size: usize) -> DTensor<3> {
 #[must_use]
 #[track_caller]
 pub fn adaptive_avg_pool2d(x: DTensor<4>, output_size: [usize; 2]) -> DTensor<4> {
-    apply(&pool("adaptive_avg_pool2d", LINEAR, output_size), x, |x, _| module::adaptive_avg_pool2d(x, output_size))
+    let rule = &const { pool::<4>("adaptive_avg_pool2d", LINEAR) };
+    apply(&rule.lens(output_size), x, |x, _| module::adaptive_avg_pool2d(x, output_size))
 }
 
 /// Resizes an input `[batch, channels, height, width]`, as burn's
@@ -122,5 +132,6 @@ pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
         let [tall, wide] = options.scale_factor?;
         Some([scaled(height, tall), scaled(width, wide)])
     });
-    apply(&pool("interpolate", LINEAR, size.unwrap_or([height, width])), x, |x, _| module::interpolate(x, options))
+    let rule = &const { pool::<4>("interpolate", LINEAR) };
+    apply(&rule.lens(size.unwrap_or([height, width])), x, |x, _| module::interpolate(x, options))
 }

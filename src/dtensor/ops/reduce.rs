@@ -25,10 +25,9 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn mean(self) -> DTensor<1, K> {
-        let (sums, whole) = const { (Axes::new("mean", ".. -> 1").through(LINEAR), Axes::new("mean", "..D.. -> 1")) };
         let all: [usize; D] = std::array::from_fn(|dim| dim);
         let local = |x, op: &Operator| share(x, op, &all, Tensor::mean);
-        if is_rounded::<K>() { apply(&whole.at(all), self, local) } else { apply(&sums, self, local) }
+        if is_rounded::<K>() { apply(&WHOLE_MEAN.at(all), self, local) } else { apply(&MEAN, self, local) }
     }
 
     /// The mean along `dim`, which stays with length 1, as burn's [`mean_dim`](Tensor::mean_dim).
@@ -36,7 +35,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[track_caller]
     pub fn mean_dim<I: AsIndex>(self, dim: I) -> Self {
         let dim = dim_of("mean_dim", dim, D);
-        let rule = mean_over::<K>("mean_dim").at([dim]);
+        let rule = (&const { mean_over::<K>("mean_dim") }).at([dim]);
         apply(&rule, self, |x, op| share(x, op, &[dim], |x| x.mean_dim(dim)))
     }
 
@@ -45,10 +44,13 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[track_caller]
     pub fn mean_dims<I: AsIndex>(self, dims: &[I]) -> Self {
         let dims = dims_of("mean_dims", dims, D);
-        let rule = mean_over::<K>("mean_dims").at(dims.iter().copied());
+        let rule = (&const { mean_over::<K>("mean_dims") }).at(dims.iter().copied());
         apply(&rule, self, |x, op| share(x, op, &dims, |x| x.mean_dims(&dims)))
     }
 }
+
+const MEAN: Axes = Axes::new("mean", ".. -> 1").through(LINEAR);
+const WHOLE_MEAN: Axes = Axes::new("mean", "..D.. -> 1");
 
 /// Of integers a mean is rounded: it needs its dimensions whole.
 const fn is_rounded<K: Kind>() -> bool {

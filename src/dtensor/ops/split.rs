@@ -5,8 +5,17 @@ use smallvec::{SmallVec, smallvec};
 
 use super::args::{dim_of, misfit};
 use super::partials::MOVED;
-use super::{Axes, apply};
+use super::{Axes, Rule, apply};
 use crate::dtensor::{DTensor, Kind};
+
+const SPLIT: Axes = pieces("split");
+const CHUNK: Axes = pieces("chunk");
+const ITER_DIM: Axes = pieces("iter_dim");
+const SPLIT_WITH_SIZES: Axes = pieces("split_with_sizes");
+
+const fn pieces(name: &'static str) -> Axes {
+    Axes::new(name, ".._.. -> ..D..*").through(MOVED)
+}
 
 type Sizes = SmallVec<[usize; 8]>;
 
@@ -16,7 +25,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn split(self, split_size: usize, dim: impl AsIndex) -> Vec<Self> {
-        self.pieces("split", split_size, dim_of("split", dim, D))
+        self.pieces(&SPLIT, split_size, dim_of("split", dim, D))
     }
 
     /// At most `chunks` equal pieces along `dim`, the last perhaps shorter, as burn's
@@ -26,14 +35,14 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn chunk(self, chunks: usize, dim: impl AsIndex) -> Vec<Self> {
         let dim = dim_of("chunk", dim, D);
         let size = if chunks == 0 { 0 } else { self.dims()[dim].div_ceil(chunks).max(1) };
-        self.pieces("chunk", size, dim)
+        self.pieces(&CHUNK, size, dim)
     }
 
     /// The slices of length 1 along `dim`, as burn's [`iter_dim`](burn::tensor::Tensor::iter_dim).
     #[must_use]
     #[track_caller]
     pub fn iter_dim(self, dim: impl AsIndex) -> std::vec::IntoIter<Self> {
-        self.pieces("iter_dim", 1, dim_of("iter_dim", dim, D)).into_iter()
+        self.pieces(&ITER_DIM, 1, dim_of("iter_dim", dim, D)).into_iter()
     }
 
     /// Pieces of these sizes along `dim`, without those of size 0, as burn's
@@ -42,28 +51,28 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[allow(clippy::needless_pass_by_value)] // burn's signature
     pub fn split_with_sizes(self, split_sizes: Vec<usize>, dim: impl AsIndex) -> Vec<Self> {
         let sizes = split_sizes.iter().copied().filter(|&size| size > 0).collect();
-        self.split_into("split_with_sizes", dim_of("split_with_sizes", dim, D), sizes)
+        self.split_into(&SPLIT_WITH_SIZES, dim_of("split_with_sizes", dim, D), sizes)
     }
 
     #[track_caller]
-    fn pieces(self, name: &'static str, size: usize, dim: usize) -> Vec<Self> {
+    fn pieces(self, rule: &'static Axes, size: usize, dim: usize) -> Vec<Self> {
         let len = self.dims()[dim];
         if size == 0 {
-            misfit(name, &[self.shape()], "there are no pieces of length 0; ask for at least 1").unwind();
+            misfit(rule.name(), &[self.shape()], "there are no pieces of length 0; ask for at least 1").unwind();
         }
         let mut sizes: Sizes = smallvec![size; len / size];
         sizes.extend((!len.is_multiple_of(size)).then_some(len % size));
-        self.split_into(name, dim, sizes)
+        self.split_into(rule, dim, sizes)
     }
 
     #[track_caller]
-    fn split_into(self, name: &'static str, dim: usize, sizes: Sizes) -> Vec<Self> {
+    fn split_into(self, rule: &'static Axes, dim: usize, sizes: Sizes) -> Vec<Self> {
         let (len, sum) = (self.dims()[dim], sizes.iter().sum::<usize>());
         if len != sum {
             let why = format!("the sizes {sizes:?} add up to {sum}, dimension {dim} has {len}");
-            misfit(name, &[self.shape()], why).unwind()
+            misfit(rule.name(), &[self.shape()], why).unwind()
         }
-        let rule = Axes::new(name, ".._.. -> ..D..*").through(MOVED).at([dim]).lens(sizes.iter().copied());
+        let rule = rule.at([dim]).lens(sizes.iter().copied());
         apply(&rule, self, |x, _| {
             let mut start = 0;
             let mut pieces = Vec::with_capacity(sizes.len());

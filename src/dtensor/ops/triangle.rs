@@ -22,13 +22,13 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn triu(self, diagonal: i64) -> Self {
-        apply(&triangle("triu"), self, |x, op| x.triu(local::<D>(diagonal, op)))
+        apply(&const { triangle("triu") }, self, |x, op| x.triu(local::<D>(diagonal, op)))
     }
 
     /// The lower triangles of matrices, zeros above, as burn's [`tril`](burn::tensor::Tensor::tril).
     #[must_use]
     #[track_caller]
     pub fn tril(self, diagonal: i64) -> Self {
-        apply(&triangle("tril"), self, |x, op| x.tril(local::<D>(diagonal, op)))
+        apply(&const { triangle("tril") }, self, |x, op| x.tril(local::<D>(diagonal, op)))
     }
 }

@@ -125,7 +125,7 @@ impl CrossEntropyLoss {
 
     #[track_caller]
     fn samples<const D: usize, const T: usize>(&self, scores: DTensor<D>, targets: DTensor<T, Int>) -> Samples {
-        let rule = TERMS.at([]).len(1 + usize::from(!self.log_probs) + usize::from(self.smoothing > 0.0));
+        let rule = TERMS.lens([1 + usize::from(!self.log_probs) + usize::from(self.smoothing > 0.0)]);
         let op = Operator::resolve(&rule, &[(&scores).into(), (&targets).into()]).or_unwind();
         let (scores, targets) = (op.input(0, scores), op.input(1, targets));
         let dtype = scores.dtype();
