@@ -81,7 +81,7 @@ where
     };
     let (scope, input) = Scope::open(&unit, shards, opening, input);
     // Not when the first parameter is read: a rank that reads none must take part all the same.
-    scope.pass.unshard();
+    scope.pass.buffer.gather();
     let open = Open::unit(scope);
     let output = forward(module, input);
     open.leave(output)

@@ -31,8 +31,8 @@ use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use parking_lot::Mutex;
 
+use super::buffer::UnitBuffer;
 use super::pass::Pass;
-use super::storage;
 use crate::autodiff::{BackwardStep, GraphOp, Retain};
 
 /// A tensor's metadata: enough to make zeros like it.
@@ -131,11 +131,11 @@ pub(super) struct Whole {
 
 impl GraphOp for Whole {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.pass.whole(self.position)
+        self.pass.buffer.view(self.position)
     }
 
     fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.pass.whole_again(self.position)
+        self.pass.buffer.view_again(self.position)
     }
 
     fn retain(&self) -> Retain {
@@ -164,7 +164,7 @@ impl GraphOp for Term {
     }
 
     fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.pass.whole_again(self.position)
+        self.pass.buffer.view_again(self.position)
     }
 
     fn retain(&self) -> Retain {
@@ -172,7 +172,7 @@ impl GraphOp for Term {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        self.pass.collect_term(self.position, step.take());
+        self.pass.buffer.reduce_in_term(self.position, step.take());
     }
 }
 
@@ -214,12 +214,12 @@ impl LeaveUnit {
 
 impl GraphOp for LeaveUnit {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        storage::leave(parents[0].clone())
+        UnitBuffer::copy_out(parents[0].clone())
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         if let Some(pass) = &self.pass {
-            pass.unshard_again();
+            pass.buffer.gather_again();
         }
         let grad = step.take();
         step.give(0, || grad);

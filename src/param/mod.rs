@@ -9,12 +9,13 @@
 //! | every parameter of a model; what it becomes | `inventory`, `attach` |
 //! | the parameter, and its views | `distributed`, `view`, `read`, `varying` |
 //! | what moves together, over which groups | `unit`, `shards`, `reduce` |
-//! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass`, `source` |
+//! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | in which order backward reduces | `order`, `graph` |
-//! | whose the gathered memory is | `storage` |
+//! | whose the gathered memory is | `buffer` |
 //! | where a layer's activations go | `style` |
 
 mod attach;
+mod buffer;
 mod distributed;
 mod enter;
 mod error;
@@ -29,8 +30,6 @@ mod reduce;
 mod reshard;
 mod scope;
 mod shards;
-mod source;
-mod storage;
 mod style;
 mod unit;
 mod unshard;

@@ -6,10 +6,10 @@ use std::thread;
 
 use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor};
 
+use super::buffer::UnitBuffer;
 use super::graph::{LeaveUnit, one_graph};
 use super::io::UnitTensors;
 use super::scope::Scope;
-use super::storage;
 use crate::autodiff;
 
 /// The units open on this thread.
@@ -103,7 +103,7 @@ impl Open {
             let last = last.clone().filter(|last| tie && one_graph(last, &tensor));
             match last {
                 Some(last) => autodiff::binary(tensor, last, LeaveUnit::new(pass.clone())),
-                None => storage::leave(tensor),
+                None => UnitBuffer::copy_out(tensor),
             }
         })
     }

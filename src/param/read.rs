@@ -58,7 +58,7 @@ pub(super) fn dtensor<const D: usize>(param: &DistributedParameter, base: Tensor
 /// Reads a parameter with `f` in its unit's open scope, or in one of its own.
 fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&Scope, usize) -> T) -> T {
     let open = open::find(|scope| {
-        let same = Arc::ptr_eq(&scope.pass.source.unit, &param.unit);
+        let same = Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit);
         let position = same.then(|| scope.shards.position(param.index, &base))??;
         Some((scope.clone(), position))
     });
@@ -91,7 +91,7 @@ pub(crate) fn open_all<T>(units: Vec<(Arc<Unit>, Shards)>, f: impl FnOnce() -> T
             earlier: None,
         };
         let (scope, ()) = Scope::open(&unit, shards, opening, ());
-        scope.pass.unshard();
+        scope.pass.buffer.gather();
         Open::unit(scope)
     });
     let _open: Vec<_> = open.collect();

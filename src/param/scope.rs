@@ -5,12 +5,12 @@ use std::sync::{Arc, OnceLock};
 
 use burn::backend::{Dispatch, DispatchTensor};
 
+use super::buffer::UnitBuffer;
 use super::graph::{EnterUnit, Flush, Token, Whole, one_graph};
 use super::io::UnitTensors;
 use super::pass::{Pass, Passes};
 use super::shards::Shards;
-use super::source::Source;
-use super::unit::{Gathering, Kept, Unit};
+use super::unit::{Kept, Unit};
 use super::varying::Varying;
 use crate::Error;
 use crate::autodiff::{self, Retain};
@@ -80,11 +80,11 @@ impl Scope {
         let passes = PASSES.with(Arc::clone);
         let place = first.map(|_| passes.enter(tied));
         let call = Call::new(opening.label).drawn(unit.draw());
-        let source = Source::new(unit.clone(), members.clone(), shards.plain(), call);
+        let buffer = UnitBuffer::new(unit.clone(), members.clone(), shards.plain(), call, kept, in_slots);
         let leaf = |base: &DispatchTensor| Some(base).filter(trained).and_then(|base| autodiff::node_id(base.clone()));
-        let pass = Pass::new(source, bases.iter().map(leaf).collect(), kept, in_slots, passes, place);
+        let pass = Pass::new(buffer, bases.iter().map(leaf).collect(), passes, place);
         match unit.take_unsharded(&shards) {
-            Ok(Some(gathered)) => pass.fill(pass.source.wholes(Gathering::Done(gathered))),
+            Ok(Some(gathered)) => pass.buffer.copy_in(gathered),
             Ok(None) => {}
             Err(error) => Error::from(error).unwind(),
         }
@@ -112,7 +112,7 @@ impl Scope {
         let pass = self.pass.clone();
         // A frozen weight is no part of backward if the graph can keep it: then its layer saves no
         // activation for a gradient nobody wants.
-        let frozen = !Dispatch::is_tracked(&base) && pass.costs_nothing_kept(position);
+        let frozen = !Dispatch::is_tracked(&base) && pass.buffer.costs_nothing_kept(position);
         match &self.token {
             Some(token) if !frozen => {
                 let retain = self.retain();
@@ -125,7 +125,7 @@ impl Scope {
 
     /// What the graph keeps of a gathered weight.
     fn retain(&self) -> Retain {
-        match self.pass.kept() {
+        match self.pass.buffer.kept() {
             Kept::Whole => Retain::Output,
             Kept::Part | Kept::Shard => Retain::Recompute,
         }
@@ -151,7 +151,7 @@ impl Scope {
 
     /// Forward is over. Issues what backward will need, unless there is none.
     pub(super) fn close(&self, backward: bool) {
-        self.pass.reshard(backward && self.backward);
+        self.pass.buffer.take_back(backward && self.backward);
     }
 }
 

@@ -38,7 +38,7 @@ impl Varying {
         if !Dispatch::is_tracked(&self.base) {
             return self.value.clone();
         }
-        self.pass.expect_term(self.position);
+        self.pass.buffer.expect_term(self.position);
         let op = Term {
             pass: self.pass.clone(),
             position: self.position,

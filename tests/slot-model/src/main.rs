@@ -1,4 +1,4 @@
-//! The sources of `burn_dtensor::fsdp`'s slots, compiled against shuttle's primitives.
+//! The sources of what gathered weights live in, `burn_dtensor::param::buffer`, compiled against shuttle's primitives.
 //!
 //! Shuttle runs a program under many schedules. A weight's memory is overwritten when it is freed, so
 //! that a read of freed memory shows. Run with `cargo test --manifest-path
@@ -9,9 +9,9 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+mod buffer;
 mod memory;
 mod model;
-mod storage;
 
 fn main() {
     let mut numbers = std::env::args().skip(1).map(|n| n.parse::<u64>().expect("schedules and seed are numbers"));

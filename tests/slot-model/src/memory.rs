@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst};
 
 use shuttle::sync::atomic::AtomicBool;
 
-use crate::storage::slot::Memory;
+use crate::buffer::slot::Memory;
 
 /// A weight, or what was written over it.
 pub type Values = [u8; 2];

@@ -8,22 +8,23 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::thread::{self, JoinHandle};
 use shuttle::{Runner, sync::atomic::AtomicBool};
 
+use crate::buffer::Refill;
+use crate::buffer::gathered::{Gathered, InSlot, Weight};
+use crate::buffer::slot::{self, Unread};
 use crate::memory::{Bytes, Heap, Slice, Values};
-use crate::storage::Refill;
-use crate::storage::ahead::Ahead;
-use crate::storage::slot::{self, Unread};
 
 /// A program of the thread that gathered, and of those that it starts.
 type Check = fn(Pass);
 
 /// Every check, by name.
-pub const CHECKS: [(&str, Check); 11] = [
+pub const CHECKS: [(&str, Check); 12] = [
     ("readers_meet_the_end_of_forward", readers_meet_the_end_of_forward),
     ("another_thread_takes_nothing_back", another_thread_takes_nothing_back),
     ("readers_at_once_gather_once", readers_at_once_gather_once),
     ("threads_share_a_view", threads_share_a_view),
     ("backward_gathers_while_another_thread_reads", backward_gathers_while_another_thread_reads),
     ("a_view_outlives_its_pass", a_view_outlives_its_pass),
+    ("a_pass_that_unwinds_lets_go", a_pass_that_unwinds_lets_go),
     ("a_view_that_goes_takes_nothing_along", a_view_that_goes_takes_nothing_along),
     ("what_was_gathered_again_is_not_taken_back", what_was_gathered_again_is_not_taken_back),
     ("who_writes_has_a_copy", who_writes_has_a_copy),
@@ -38,19 +39,26 @@ const BESIDE: Values = [3, 4];
 type Slot = slot::Slot<Bytes, ()>;
 type View = slot::View<Bytes, ()>;
 
-/// What a unit has under way: a slot that was gathered on this thread, and its source.
+/// A unit's weights: one in a slot that was gathered on this thread, and one beside it.
 pub struct Pass {
     source: Arc<Source>,
-    slots: [Option<Arc<Slot>>; 2],
-    /// Forward's memory.
+    slot: Arc<Slot>,
+    /// Forward's memory of the first.
     forward: Slice,
 }
 
 struct Source {
-    ahead: Ahead<Gathering, Slot, Bytes>,
+    gathered: Gathered<Gathering, Slot, Tensor>,
     heap: Heap,
     /// How often the all-gather was waited for.
     waits: Arc<AtomicUsize>,
+}
+
+/// A weight as operations get it.
+#[derive(Clone)]
+enum Tensor {
+    View(Arc<View>),
+    Own(Arc<Bytes>),
 }
 
 /// An all-gather under way. One of ranks has no copies; this one has, so that a check must tell.
@@ -61,11 +69,30 @@ struct Gathering {
 }
 
 impl Gathering {
-    fn wait(self) -> Vec<Bytes> {
+    fn wait(self) -> Vec<Tensor> {
         // The other ranks take their time.
         AtomicBool::new(false).load(SeqCst);
         assert_eq!(self.waits.fetch_add(1, SeqCst), 0, "waited for twice");
-        vec![Bytes::new(&self.heap, WEIGHT), Bytes::new(&self.heap, BESIDE)]
+        [WEIGHT, BESIDE].map(|values| Tensor::Own(Arc::new(Bytes::new(&self.heap, values)))).into()
+    }
+}
+
+impl Tensor {
+    /// Where an operation reads.
+    fn slice(&self) -> Slice {
+        match self {
+            Self::View(view) => slice(view),
+            Self::Own(bytes) => bytes.slice(),
+        }
+    }
+}
+
+impl Slot {
+    fn fill(&self, tensor: Tensor) {
+        match tensor {
+            Tensor::Own(bytes) => self.put_back(Arc::into_inner(bytes).expect("the only handle")),
+            Tensor::View(_) => unreachable!("an all-gather makes no views"),
+        }
     }
 }
 
@@ -73,26 +100,35 @@ impl Source {
     fn issue(&self) -> Gathering {
         Gathering { heap: self.heap.clone(), waits: self.waits.clone() }
     }
+
+    /// What backward computes with.
+    fn again(&self, position: usize, shared: bool) -> Option<Tensor> {
+        self.gathered.again(position, shared, Gathering::wait, Slot::fill)
+    }
 }
 
 impl Refill for Source {
     fn refill(&self) {
-        self.ahead.take(Gathering::wait, Slot::put_back);
+        self.gathered.refill(Gathering::wait, Slot::fill);
     }
 }
 
 impl Pass {
     fn gather(heap: &Heap) -> Self {
-        let source = Arc::new(Source { ahead: Ahead::new(), heap: heap.clone(), waits: Arc::default() });
+        let source = Arc::new(Source { gathered: Gathered::new(), heap: heap.clone(), waits: Arc::default() });
         let memory = Bytes::new(heap, WEIGHT);
         let forward = memory.slice();
-        let slots = [Some(Slot::new(memory, (), source.clone())), None];
-        source.ahead.fills(&slots);
-        Self { source, slots, forward }
+        let slot = Slot::new(memory, (), source.clone());
+        source.gathered.unshard(|| {
+            let view = Tensor::View(Arc::new(View::new(slot.clone())));
+            let beside = Tensor::Own(Arc::new(Bytes::new(heap, BESIDE)));
+            vec![Weight::InSlot(InSlot { view, slot: slot.clone() }), Weight::Own(beside)]
+        });
+        Self { source, slot, forward }
     }
 
     fn slot(&self) -> Arc<Slot> {
-        self.slots[0].clone().expect("the first weight's")
+        self.slot.clone()
     }
 
     fn view(&self) -> View {
@@ -101,12 +137,18 @@ impl Pass {
 
     /// The end of forward.
     fn leave(&self) {
-        self.source.ahead.leave(Some(self.source.issue()), &self.slots, Slot::release);
+        self.source.gathered.leave(|_| Some(self.source.issue()), Slot::release);
         assert!(self.forward.is_freed(), "taken back when forward has ended");
     }
 
     fn waits(&self) -> usize {
         self.source.waits.load(SeqCst)
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.source.gathered.end();
     }
 }
 
@@ -211,8 +253,9 @@ fn backward_gathers_while_another_thread_reads(pass: Pass) {
     pass.leave();
     pass.source.refill();
     read(&pass.view());
-    assert_eq!(pass.source.ahead.take_again(1).expect("in no slot").slice().read(), BESIDE);
-    assert!(pass.source.ahead.take_again(1).is_none() && pass.source.ahead.take_again(0).is_none());
+    assert!([true, false].iter().all(|&shared| pass.source.again(0, shared).expect("a view").slice().read() == WEIGHT));
+    assert!([true, false].iter().all(|&shared| pass.source.again(1, shared).expect("whole").slice().read() == BESIDE));
+    assert!(pass.source.again(1, false).is_none(), "given out once");
     join([elsewhere]);
     assert_eq!(pass.waits(), 1);
 }
@@ -224,8 +267,16 @@ fn a_view_outlives_its_pass(pass: Pass) {
         read(&view);
     });
     pass.leave();
-    pass.source.ahead.forget();
     drop(pass);
+    join([other]);
+}
+
+/// It and its views hold each other until then.
+fn a_pass_that_unwinds_lets_go(pass: Pass) {
+    let view = pass.view();
+    let other = reader(pass.view());
+    drop(pass);
+    read(&view);
     join([other]);
 }
 
@@ -290,7 +341,7 @@ fn a_forward_that_failed_is_told(pass: Pass) {
         Ok(place) => assert_eq!(place.slice().read(), WEIGHT),
         Err(unread) => assert!(matches!(unread, Unread::Gone)),
     });
-    pass.source.ahead.leave(None, &pass.slots, Slot::release);
+    pass.source.gathered.leave(|_| None, Slot::release);
     assert!(matches!(here.read(true), Err(Unread::Gone)));
     join([other]);
 }

@@ -74,7 +74,7 @@ pub struct View<M, L> {
 /// the lock is no longer held. What outlives an operation is what a program holds: a `Tensor`, whose
 /// handle borrows nothing; or a `TensorData`, which has the bytes to itself. burn copies to make one,
 /// unless the tensor is the only handle: it never is while forward's memory may be taken back, since
-/// the pass holds another until then and after.
+/// the unit's buffer holds another until then and after.
 pub enum Place<'a, M> {
     /// The view's own, or gathered again.
     Held(&'a M),

@@ -12,15 +12,16 @@ use burn::tensor::{Bytes, DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
 use super::Refill;
+use super::gathered::{InSlot, Weight};
 use super::slot::{self, Memory, Unread};
 use crate::dtensor::own;
 use crate::memory::is_lasting;
 
 /// The memory of one gathered weight, there or not.
-pub(in crate::param) type Slot = slot::Slot<Bytes, Whole>;
+pub(super) type Slot = slot::Slot<Bytes, Whole>;
 
 /// What a gathered weight looks like.
-pub(in crate::param) struct Whole {
+pub(super) struct Whole {
     len: usize,
     shape: Shape,
     dtype: DType,
@@ -40,22 +41,19 @@ impl std::fmt::Debug for Slot {
 
 impl Slot {
     /// Moves `tensor` into a slot of its own; one without memory, or not of Flex, stays as it is.
-    pub(in crate::param) fn place(
-        tensor: DispatchTensor,
-        source: Arc<dyn Refill>,
-    ) -> (DispatchTensor, Option<Arc<Self>>) {
+    pub(super) fn place(tensor: DispatchTensor, source: Arc<dyn Refill>) -> Weight<Self, DispatchTensor> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         if shape.num_elements() == 0 || !matches!(tensor.kind, DispatchTensorKind::Flex(_)) {
-            return (tensor, None);
+            return Weight::Own(tensor);
         }
         let bytes = bytes(tensor);
         let whole = Whole { len: bytes.len(), shape, dtype };
         let slot = Self::new(bytes, whole, source);
-        (slot.view(), Some(slot))
+        Weight::InSlot(InSlot { view: slot.view(), slot })
     }
 
     /// Gives the memory back, with the same values. A slot that was filled again stays as it is.
-    pub(in crate::param) fn fill(&self, tensor: DispatchTensor) {
+    pub(super) fn fill(&self, tensor: DispatchTensor) {
         self.put_back(bytes(tensor));
     }
 
@@ -132,25 +130,15 @@ const _: fn() = || {
     shared::<View>();
 };
 
-/// An untracked tensor that outlives its unit's scope: a copy, if its memory is a slot's.
-pub(in crate::param) fn leave(tensor: DispatchTensor) -> DispatchTensor {
+/// An untracked tensor in memory that lasts: a copy, if it is a slot's.
+pub(super) fn lasting(tensor: DispatchTensor) -> DispatchTensor {
     match &tensor.kind {
         DispatchTensorKind::Flex(BackendTensor::Float(flex)) if !is_lasting(flex) => own(tensor),
         DispatchTensorKind::Autodiff(_) if !Dispatch::is_tracked(&tensor) => {
             let autodiff = tensor.autodiff;
-            DispatchTensor { autodiff, ..Dispatch::from_inner(leave(Dispatch::inner(tensor))) }
+            DispatchTensor { autodiff, ..Dispatch::from_inner(lasting(Dispatch::inner(tensor))) }
         }
         _ => tensor,
-    }
-}
-
-/// Whether both tensors are one piece of memory. Other backends cannot tell: there they never are.
-pub(in crate::param) fn same_memory(a: &DispatchTensor, b: &DispatchTensor) -> bool {
-    match (&a.kind, &b.kind) {
-        (DispatchTensorKind::Flex(BackendTensor::Float(a)), DispatchTensorKind::Flex(BackendTensor::Float(b))) => {
-            Arc::ptr_eq(&a.data_arc(), &b.data_arc())
-        }
-        _ => false,
     }
 }
 
@@ -187,7 +175,7 @@ mod tests {
 
     fn slot() -> (Arc<Source>, Arc<Slot>) {
         let source = Arc::new(Source::default());
-        let slot = Slot::place(values(), source.clone()).1.unwrap();
+        let Weight::InSlot(InSlot { slot, .. }) = Slot::place(values(), source.clone()) else { unreachable!() };
         *source.slot.lock() = Arc::downgrade(&slot);
         (source, slot)
     }

@@ -1,0 +1,202 @@
+//! [`Gathered`]: the weights of one forward through a unit, and of the backward that belongs to it.
+//!
+//! Apart from burn, as [`slot`](super::slot) is.
+//!
+//! ```text
+//!            unshard           leave             again              end
+//!   Sharded ─────────> Forward ──────> UnderWay ───────> Backward ──────> Done
+//!      ^───── end ────────┘                └───── end ──> Kept ── again ───┘
+//! ```
+//!
+//! | state | a weight in a slot | another |
+//! |---|---|---|
+//! | `Sharded` | not there | not there |
+//! | `Forward` | in forward's memory | there |
+//! | `UnderWay` | the slot is empty: who reads a view has all slots filled | not there |
+//! | `Backward` | filled again, until the last view goes | until it is given out |
+//! | `Kept` | as `UnderWay`, for views that the program keeps | not there |
+//! | `Done` | as long as its views | not there |
+//!
+//! A unit left before it was gathered is `UnderWay` too, since others gather; one that no backward follows
+//! is `Done` at once.
+
+use std::mem;
+use std::sync::{Arc, Weak};
+
+use super::sync::Mutex;
+
+/// Weights `T`, some of them views of slots `S`, and an all-gather `G` of them.
+///
+/// Views hold it, to be filled, and it holds views: until [`end`](Self::end), which whoever made it calls.
+#[derive(Debug)]
+pub struct Gathered<G, S, T>(Mutex<State<G, S, T>>);
+
+#[derive(Debug)]
+enum State<G, S, T> {
+    /// This rank has its shards alone.
+    Sharded,
+    /// Forward computes with these.
+    Forward(Vec<Weight<S, T>>),
+    /// Forward is over. Issued, and not waited for, is what backward needs; of a weight in a slot the view
+    /// stays.
+    UnderWay(G, Vec<Option<InSlot<S, T>>>),
+    /// Gathered again.
+    Backward(Vec<Again<T>>),
+    /// The pass has ended without them.
+    Kept(G, Vec<Option<Weak<S>>>),
+    /// Nothing is gathered any more.
+    Done,
+}
+
+/// A weight in forward.
+#[derive(Debug)]
+pub enum Weight<S, T> {
+    /// In memory of its own, or the shard that every rank holds whole.
+    Own(T),
+    InSlot(InSlot<S, T>),
+}
+
+/// A view, and the slot that it sees.
+#[derive(Debug)]
+pub struct InSlot<S, T> {
+    pub view: T,
+    pub slot: Arc<S>,
+}
+
+/// A weight in backward.
+#[derive(Debug)]
+enum Again<T> {
+    View(T),
+    /// In no slot: given out once, so that its last reader frees it.
+    Whole(Option<T>),
+}
+
+impl<S, T: Clone> Weight<S, T> {
+    pub fn value(&self) -> &T {
+        match self {
+            Self::Own(whole) => whole,
+            Self::InSlot(InSlot { view, .. }) => view,
+        }
+    }
+
+    fn in_slot(self) -> Option<InSlot<S, T>> {
+        match self {
+            Self::Own(_) => None,
+            Self::InSlot(in_slot) => Some(in_slot),
+        }
+    }
+}
+
+impl<G, S, T: Clone> Gathered<G, S, T> {
+    pub fn new() -> Self {
+        Self(Mutex::new(State::Sharded))
+    }
+
+    /// Puts there what `gather` makes, unless forward has its weights.
+    pub fn unshard(&self, gather: impl FnOnce() -> Vec<Weight<S, T>>) {
+        let mut state = self.0.lock();
+        if let State::Sharded = *state {
+            *state = State::Forward(gather());
+        }
+    }
+
+    /// The weight at `position`, in forward.
+    pub fn forward(&self, position: usize) -> Option<T> {
+        match &*self.0.lock() {
+            State::Forward(weights) => Some(weights[position].value().clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether the weight at `position` is in a slot, in forward.
+    pub fn is_in_slot(&self, position: usize) -> bool {
+        matches!(&*self.0.lock(), State::Forward(weights) if matches!(weights[position], Weight::InSlot(_)))
+    }
+
+    /// Forward is over: what `issue` makes of its weights is for backward, and the slots are released.
+    /// Whoever finds a slot empty finds what fills it.
+    pub fn leave(&self, issue: impl FnOnce(&[Weight<S, T>]) -> Option<G>, release: impl Fn(&S)) {
+        let mut state = self.0.lock();
+        let issued = match &*state {
+            State::Forward(weights) => issue(weights),
+            _ => issue(&[]),
+        };
+        let weights = match mem::replace(&mut *state, State::Done) {
+            State::Forward(weights) => weights,
+            _ => Vec::new(),
+        };
+        let in_slots: Vec<_> = weights.into_iter().map(Weight::in_slot).collect();
+        in_slots.iter().flatten().for_each(|in_slot| release(&in_slot.slot));
+        if let Some(issued) = issued {
+            *state = State::UnderWay(issued, in_slots);
+        }
+    }
+
+    /// Waits for what was issued, once, and fills every slot, whoever comes first.
+    pub fn refill(&self, wait: impl FnOnce(G) -> Vec<T>, fill: impl Fn(&S, T)) {
+        self.0.lock().refill(wait, fill);
+    }
+
+    /// The weight at `position`, in backward; refills first. Of one in no slot the last handle, unless it is
+    /// `shared`; `None` once that was given out.
+    pub fn again(
+        &self,
+        position: usize,
+        shared: bool,
+        wait: impl FnOnce(G) -> Vec<T>,
+        fill: impl Fn(&S, T),
+    ) -> Option<T> {
+        let mut state = self.0.lock();
+        state.refill(wait, fill);
+        match &mut *state {
+            // A backward inside the unit's own forward.
+            State::Forward(weights) => Some(weights[position].value().clone()),
+            State::Backward(again) => match &mut again[position] {
+                Again::View(view) => Some(view.clone()),
+                Again::Whole(whole) if shared => whole.clone(),
+                Again::Whole(whole) => whole.take(),
+            },
+            State::Sharded | State::UnderWay(..) | State::Kept(..) | State::Done => None,
+        }
+    }
+
+    /// The pass lets go of all that it held. What a view reads it can still have filled.
+    pub fn end(&self) {
+        let mut state = self.0.lock();
+        let left = |in_slot: Option<InSlot<S, T>>| in_slot.map(|in_slot| Arc::downgrade(&in_slot.slot));
+        *state = match mem::replace(&mut *state, State::Done) {
+            State::Sharded | State::Forward(_) => State::Sharded,
+            State::UnderWay(issued, in_slots) => State::Kept(issued, in_slots.into_iter().map(left).collect()),
+            State::Kept(issued, slots) => State::Kept(issued, slots),
+            State::Backward(_) | State::Done => State::Done,
+        };
+    }
+}
+
+impl<G, S, T> State<G, S, T> {
+    /// The lock is held while the ranks are waited for: who comes then finds the slots full.
+    fn refill(&mut self, wait: impl FnOnce(G) -> Vec<T>, fill: impl Fn(&S, T)) {
+        *self = match mem::replace(self, Self::Done) {
+            Self::UnderWay(issued, in_slots) => {
+                let in_slots = in_slots.into_iter().chain(std::iter::repeat_with(|| None));
+                let again = wait(issued).into_iter().zip(in_slots).map(|(whole, in_slot)| match in_slot {
+                    None => Again::Whole(Some(whole)),
+                    Some(InSlot { view, slot }) => {
+                        fill(&slot, whole);
+                        Again::View(view)
+                    }
+                });
+                Self::Backward(again.collect())
+            }
+            Self::Kept(issued, slots) => {
+                for (whole, slot) in wait(issued).into_iter().zip(slots) {
+                    if let Some(slot) = slot.and_then(|slot| slot.upgrade()) {
+                        fill(&slot, whole);
+                    }
+                }
+                Self::Done
+            }
+            state => state,
+        };
+    }
+}
