@@ -49,7 +49,6 @@ pub(crate) trait GraphOp: Debug + Send + Sync + 'static {
 
 /// The graph's gradients, as one backward step sees them.
 pub(crate) struct BackwardStep<'a> {
-    #[cfg(feature = "testing")]
     depth: usize,
     parents: &'a [Option<NodeId>],
     grads: &'a mut dyn GradStore,
@@ -58,7 +57,6 @@ pub(crate) struct BackwardStep<'a> {
 impl BackwardStep<'_> {
     /// How deep the operation lies in the graph: one node below the deepest of its parents. Leaves
     /// lie at 0.
-    #[cfg(feature = "testing")]
     pub(crate) fn depth(&self) -> usize {
         self.depth
     }

@@ -78,12 +78,7 @@ impl<B: Wrap, const N: usize> Backward<B, N> for Node {
     fn backward(self, ops: Ops<Op, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let parents = ops.parents.each_ref().map(|node| node.as_ref().map(|node| node.id));
         let mut store = Store::<B, N> { ops: &ops, grads, backend: PhantomData };
-        ops.state.backward(&mut BackwardStep {
-            #[cfg(feature = "testing")]
-            depth: ops.node.order,
-            parents: &parents,
-            grads: &mut store,
-        });
+        ops.state.backward(&mut BackwardStep { depth: ops.node.order, parents: &parents, grads: &mut store });
     }
 }
 

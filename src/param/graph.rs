@@ -1,28 +1,4 @@
-//! A unit's nodes in the autodiff graph.
-//!
-//! ```text
-//!   shard leaf ─┬─> Flush ──┐
-//!               │   input ──┼─> token ──┬────────────> whole weights ──> the unit's operations ──> LeaveUnit ─> output
-//!               │   earlier ┘           └─> EnterUnit ─────────────────────────┘
-//!               └──────────────────────────> (parent of each of its whole weights)
-//! ```
-//!
-//! burn runs backward by depth, deepest first. The token is one step above the unit's input, the
-//! whole weights one step deeper: so their gradients are all collected when the token's turn
-//! comes, right before the operation that made the input. From there on the unit may be reduced, in
-//! one reduce-scatter, and its gradients go straight to the shards' leaves. Without the token every
-//! whole gradient would stay alive to the end of backward.
-//!
-//! Depth alone is no order between ranks: see [`order`](super::order). Inside an enclosing unit, whose outputs have
-//! one backward anyway, the last token before is another parent: so that units come up in reverse
-//! order of entry whatever their depth, and all of them do, on every rank, if an output of the
-//! enclosing unit is in the loss.
-//!
-//! A parameter that tensor-parallel ranks hold whole may have a second node, [`Term`], for
-//! computations that differ between them: of what is collected there each rank has a term.
-//!
-//! [`EnterUnit`] and [`LeaveUnit`] are identities the graph retains. Under gradient checkpointing
-//! no recomputation crosses them, so one unit at a time is gathered again.
+#![doc = include_str!("backward.md")]
 
 use std::sync::{Arc, Weak};
 
@@ -43,7 +19,7 @@ struct Like {
     device: DispatchDevice,
 }
 
-/// Sees the end of backward: of depth 1, so that every token has come up before. Parent: a leaf.
+/// Sees the end of backward: rule 6. Parent: a leaf.
 ///
 /// Until then it keeps the pass alive, whose gradients may be held.
 #[derive(Debug)]
@@ -57,7 +33,9 @@ impl GraphOp for Flush {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
+        self.pass.progress.flush(step.depth());
         reduce(self.pass.passes.flush(), step);
+        ran("Flush", Some(&self.pass), step);
     }
 }
 
@@ -70,6 +48,15 @@ fn reduce(due: Vec<Weak<Pass>>, step: &mut BackwardStep<'_>) {
     }
 }
 
+/// The node's backward has run: tests look.
+#[cfg(feature = "testing")]
+fn ran(node: &'static str, pass: Option<&Arc<Pass>>, step: &BackwardStep<'_>) {
+    super::trace::ran(node, pass, step.depth());
+}
+
+#[cfg(not(feature = "testing"))]
+fn ran(_: &'static str, _: Option<&Arc<Pass>>, _: &BackwardStep<'_>) {}
+
 /// Whether one operation can have both as parents.
 pub(super) fn one_graph(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     a.autodiff == b.autodiff && a.device() == b.device()
@@ -80,8 +67,8 @@ fn nothing(like: &DispatchTensor) -> DispatchTensor {
     Dispatch::float_zeros([1].into(), &like.device(), like.dtype().into())
 }
 
-/// Ties a unit's weights to its place in the graph. Parents: a shard's [`Flush`] or the token so far,
-/// and what it is tied to.
+/// Ties a unit's weights to its place in the graph: rules 2 to 4 and 7. Parents: a shard's [`Flush`] or the token
+/// so far, and what it is tied to.
 #[derive(Debug)]
 pub(super) struct Token {
     pass: Arc<Pass>,
@@ -109,6 +96,7 @@ impl GraphOp for Token {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         if self.last {
+            self.pass.progress.token(step.depth());
             reduce(self.pass.finish(), step);
         }
         // Whatever made the input expects a gradient, even if the unit never used it.
@@ -118,6 +106,7 @@ impl GraphOp for Token {
             self.pass.passes.pad();
             step.give(1, || Dispatch::float_zeros(like.shape.clone(), &like.device, like.dtype.into()));
         }
+        ran(if self.last { "Token" } else { "Link" }, Some(&self.pass), step);
     }
 }
 
@@ -143,7 +132,9 @@ impl GraphOp for Whole {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
+        self.pass.progress.node(step.depth());
         self.pass.collect(self.position, step.take());
+        ran("Whole", Some(&self.pass), step);
     }
 }
 
@@ -172,11 +163,13 @@ impl GraphOp for Term {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
+        self.pass.progress.node(step.depth());
         self.pass.buffer.reduce_in_term(self.position, step.take());
+        ran("Term", Some(&self.pass), step);
     }
 }
 
-/// Identity on a tracked input. Parents: the input, the token: so it is deeper than the token.
+/// Identity on a tracked input. Parents: the input, the token: rule 2.
 #[derive(Debug)]
 pub(super) struct EnterUnit {
     pub(super) pass: Arc<Pass>,
@@ -189,17 +182,15 @@ impl GraphOp for EnterUnit {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
+        self.pass.progress.node(step.depth());
         self.pass.see_input(self.input);
         let grad = step.take();
         step.give(0, || grad);
+        ran("EnterUnit", Some(&self.pass), step);
     }
 }
 
-/// Identity on an output. Parents: the output, the last token: so that the unit, and those
-/// inside it, are reduced on this rank whenever its output is in the loss, even if no weight of them
-/// is.
-///
-/// Its backward comes before the unit's own: a freed unit is gathered again there.
+/// Identity on an output. Parents: the output, the last token: rule 8.
 #[derive(Debug)]
 pub(super) struct LeaveUnit {
     /// `None` for a module that only encloses units.
@@ -223,5 +214,6 @@ impl GraphOp for LeaveUnit {
         }
         let grad = step.take();
         step.give(0, || grad);
+        ran("LeaveUnit", self.pass.as_ref(), step);
     }
 }

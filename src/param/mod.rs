@@ -10,7 +10,7 @@
 //! | the parameter, and its views | `distributed`, `view`, `read`, `varying` |
 //! | what moves together, over which groups | `unit`, `shards`, `reduce` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
-//! | in which order backward reduces | `order`, `graph` |
+//! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
 //! | whose the gathered memory is | `buffer` |
 //! | where a layer's activations go | `style` |
 
@@ -25,12 +25,15 @@ mod io;
 mod open;
 mod order;
 mod pass;
+mod progress;
 mod read;
 mod reduce;
 mod reshard;
 mod scope;
 mod shards;
 mod style;
+#[cfg(feature = "testing")]
+pub(crate) mod trace;
 mod unit;
 mod unshard;
 mod varying;

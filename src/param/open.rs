@@ -86,7 +86,7 @@ impl Open {
         })
     }
 
-    /// Closes it; ties its outputs to all that was entered inside.
+    /// Closes it; ties its outputs to all that was entered inside: rule 8 of [`graph`](super::graph).
     pub(super) fn leave<O: UnitTensors>(self, output: O) -> O {
         let (scope, last, trains) =
             OPEN.with_borrow(|open| (open.scopes[self.depth].clone(), open.last.clone(), open.reduced > self.reduced));

@@ -1,24 +1,19 @@
 //! [`Order`]: in which order a rank's units are reduced.
 //!
-//! burn runs backward by the depth of its nodes, and depth is no order between ranks: burn records
-//! other numbers of nodes for other shapes, and data-parallel ranks may run other programs. So each
-//! pass draws a place in forward, which runs alike on all ranks, and reductions follow the places:
+//! Each pass draws a place in forward, which runs alike on all ranks, and reductions follow the places: rule 5 of
+//! [`graph`](super::graph).
 //!
 //! ```text
 //!   entered       root (nothing before it)   0   1   2   3
 //!   reduced       3   2   1   0   root
 //! ```
 //!
-//! 1. Passes tied to something before them (a tracked input, or a unit around them) are reduced in
-//!    reverse order of entry: as a chain of units comes up in backward.
-//! 2. The others, which come up last whatever the model, follow in order of entry: the root first.
-//! 3. A pass whose gradients are there is **held** while one is open that was entered later, whether
-//!    this backward will reach it or not: what a rank knows is the same on every rank.
-//! 4. What is still held when nothing deeper is left is issued then. A node of depth 1 in each pass
-//!    ([`Flush`](super::graph::Flush)) knows: every token is deeper.
-//!
-//! Inside an enclosing unit the tokens form one chain, so that they come up in this order by
-//! themselves, and nothing is held.
+//! * Passes tied to something before them (a tracked input, or a unit around them) are reduced in
+//!   reverse order of entry: as a chain of units comes up in backward.
+//! * The others, which come up last whatever the model, follow in order of entry: the root first.
+//! * A pass whose gradients are there is **held** while one is open that was entered later, whether
+//!   this backward will reach it or not: what a rank knows is the same on every rank.
+//! * What is still held when nothing deeper is left is issued then, by [`Flush`](super::graph::Flush).
 
 use std::collections::BTreeMap;
 
@@ -38,6 +33,8 @@ struct Places<P> {
     tied: BTreeMap<u64, Tied<P>>,
     /// Passes tied to nothing whose gradients are there.
     loose: BTreeMap<u64, P>,
+    /// The one that this backward has reduced last.
+    last: Option<Place>,
     /// Whether this backward has been given zeros where no gradient came.
     padded: bool,
 }
@@ -61,7 +58,7 @@ pub(super) enum Place {
 
 impl<P> Default for Order<P> {
     fn default() -> Self {
-        Self(Mutex::new(Places { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new(), padded: false }))
+        Self(Mutex::new(Places { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new(), last: None, padded: false }))
     }
 }
 
@@ -69,8 +66,8 @@ impl<P> Order<P> {
     /// The next place.
     pub(super) fn enter(&self, tied: bool) -> Place {
         let mut places = self.0.lock();
-        // A backward that was given up has left it.
-        places.padded = false;
+        // A backward that was given up has left them.
+        (places.padded, places.last) = (false, None);
         let place = places.next;
         places.next += 1;
         if !tied {
@@ -85,7 +82,12 @@ impl<P> Order<P> {
         let mut places = self.0.lock();
         match place {
             Place::Tied(place) => {
-                places.tied.insert(place, Tied::Held(pass));
+                let before = places.tied.insert(place, Tied::Held(pass));
+                debug_assert!(
+                    matches!(before, Some(Tied::Open)),
+                    "rule 5: {place} is ready, and was {}",
+                    before.is_some()
+                );
             }
             Place::Loose(place) => {
                 places.loose.insert(place, pass);
@@ -93,7 +95,9 @@ impl<P> Order<P> {
         }
         let mut due = Vec::new();
         while let Some(last) = places.tied.last_entry().filter(|last| matches!(last.get(), Tied::Held(_))) {
-            due.extend(last.remove().into_pass());
+            let (place, tied) = last.remove_entry();
+            due.extend(tied.into_pass());
+            places.reduced(Place::Tied(place));
         }
         due
     }
@@ -115,8 +119,16 @@ impl<P> Order<P> {
         places.padded = false;
         let held = places.tied.iter().rev().filter(|(_, tied)| matches!(tied, Tied::Held(_)));
         let held: Vec<_> = held.map(|(&place, _)| place).collect();
-        let mut due: Vec<_> = held.iter().filter_map(|place| places.tied.remove(place)?.into_pass()).collect();
-        due.extend(std::mem::take(&mut places.loose).into_values());
+        let mut due = Vec::new();
+        for place in held {
+            due.extend(places.tied.remove(&place).and_then(Tied::into_pass));
+            places.reduced(Place::Tied(place));
+        }
+        for (place, pass) in std::mem::take(&mut places.loose) {
+            due.push(pass);
+            places.reduced(Place::Loose(place));
+        }
+        places.last = None;
         due
     }
 
@@ -130,6 +142,33 @@ impl<P> Order<P> {
         // Nobody is left for whom it would count.
         while let Some(first) = places.tied.first_entry().filter(|first| matches!(first.get(), Tied::Gone)) {
             first.remove();
+        }
+    }
+}
+
+impl<P> Places<P> {
+    /// The pass at `place` is reduced next.
+    fn reduced(&mut self, place: Place) {
+        let last = self.last.replace(place);
+        debug_assert!(last.is_none_or(|last| last.is_before(place)), "rule 5: {place:?} is reduced after {last:?}");
+    }
+}
+
+impl Place {
+    /// Whether it is reduced first, of one backward.
+    fn is_before(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Tied(this), Self::Tied(other)) => this > other,
+            (Self::Loose(this), Self::Loose(other)) => this < other,
+            (Self::Tied(_), Self::Loose(_)) => true,
+            (Self::Loose(_), Self::Tied(_)) => false,
+        }
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn number(self) -> u64 {
+        match self {
+            Self::Tied(number) | Self::Loose(number) => number,
         }
     }
 }

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::buffer::UnitBuffer;
 use super::order::{Order, Place};
+use super::progress::Progress;
 use crate::Error;
 
 /// One forward through a unit: what is gathered of it, whose gradients those are, and when they are reduced.
@@ -24,6 +25,7 @@ pub(super) struct Pass {
     place: Option<Place>,
     /// Of each tracked input, whether its gradient has been passed on.
     inputs_seen: Mutex<Vec<bool>>,
+    pub(super) progress: Progress,
 }
 
 /// The order of a rank's passes.
@@ -36,12 +38,18 @@ impl Pass {
         passes: Arc<Passes>,
         place: Option<Place>,
     ) -> Arc<Self> {
-        Arc::new(Self { buffer, leaves, passes, place, inputs_seen: Mutex::default() })
+        Arc::new(Self { buffer, leaves, passes, place, inputs_seen: Mutex::default(), progress: Progress::default() })
     }
 
     /// Whether it trains a parameter.
     pub(super) fn is_reduced(&self) -> bool {
         self.place.is_some()
+    }
+
+    /// Its number among all passes of the rank.
+    #[cfg(feature = "testing")]
+    pub(super) fn number(&self) -> Option<u64> {
+        self.place.map(Place::number)
     }
 
     /// Collects the gradient of a whole parameter until the unit's reduction.

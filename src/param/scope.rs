@@ -69,7 +69,7 @@ impl Scope {
         let first = bases.iter().find(trained);
         let tracked = first.is_some() || !inputs.is_empty();
         // Whether an input is tracked is a rank's own affair where a unit around it has weights that the
-        // rank need not use: there neither the order nor what is issued may depend on it.
+        // rank need not use: there neither the order nor what is issued may depend on it (rules 5 and 9).
         let backward = tracked || opening.tracked && opening.earlier.is_some();
         let tied = !inputs.is_empty() || opening.enclosed;
         // Without a backward to come nothing is worth keeping.
@@ -83,6 +83,8 @@ impl Scope {
         let buffer = UnitBuffer::new(unit.clone(), members.clone(), shards.plain(), call, kept, in_slots);
         let leaf = |base: &DispatchTensor| Some(base).filter(trained).and_then(|base| autodiff::node_id(base.clone()));
         let pass = Pass::new(buffer, bases.iter().map(leaf).collect(), passes, place);
+        #[cfg(feature = "testing")]
+        super::trace::entered(&pass);
         match unit.take_unsharded(&shards) {
             Ok(Some(gathered)) => pass.buffer.copy_in(gathered),
             Ok(None) => {}
@@ -160,7 +162,8 @@ thread_local! {
     static PASSES: Arc<Passes> = Arc::default();
 }
 
-/// The token of a unit with these tracked inputs and this `earlier` token: one link each.
+/// The token of a unit with these tracked inputs and this `earlier` token: one link each. Rules 3, 4, 6 and 7 of
+/// [`graph`](super::graph).
 fn token(
     pass: &Arc<Pass>,
     parent: DispatchTensor,

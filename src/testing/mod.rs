@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A distributed tensor is held to its full value with [`assert_full_close`], an operator to burn's
-//! in combinations of layouts with [`prove`]; [`graph_depth`] shows whether ranks are in step.
+//! in combinations of layouts with [`prove`]; [`graph_depth`] shows whether ranks are in step, and
+//! [`trace_backward`] what backward does with the units of a model.
 //!
 //! The ranks are threads. Collectives run under a deadline, so a test that would hang fails.
 
@@ -20,3 +21,5 @@ pub mod prove;
 pub use full::{assert_full_close, assert_full_eq};
 pub use graph_depth::{GraphDepth, graph_depth};
 pub use mesh_test::MeshTest;
+
+pub use crate::param::trace::{RanNode, trace_backward};

@@ -160,6 +160,17 @@ impl<G, S, T: Clone> Gathered<G, S, T> {
         }
     }
 
+    /// Whether a weight that the pass holds is there.
+    #[cfg(feature = "testing")]
+    pub fn is_there(&self, is_full: impl Fn(&S) -> bool) -> bool {
+        match &*self.0.lock() {
+            State::Forward(_) => true,
+            State::UnderWay(_, in_slots) => in_slots.iter().flatten().any(|in_slot| is_full(&in_slot.slot)),
+            State::Backward(again) => again.iter().any(|again| !matches!(again, Again::Whole(None))),
+            State::Sharded | State::Kept(..) | State::Done => false,
+        }
+    }
+
     /// The pass lets go of all that it held. What a view reads it can still have filled.
     pub fn end(&self) {
         let mut state = self.0.lock();

@@ -43,6 +43,11 @@ impl Gradients {
         self.terms[position].grad = Some(grad);
     }
 
+    #[cfg(feature = "testing")]
+    pub(super) fn is_any(&self) -> bool {
+        self.grads.iter().chain(self.terms.iter().map(|term| &term.grad)).any(Option::is_some)
+    }
+
     /// Drops those that are zero everywhere.
     pub(super) fn drop_zeros(&mut self) {
         for grad in self.grads.iter_mut().chain(self.terms.iter_mut().map(|term| &mut term.grad)) {

@@ -219,6 +219,18 @@ impl UnitBuffer {
         unit.reduce(call, &members, own, |at| zeros(trained[at]))
     }
 
+    /// Whether whole weights are in memory.
+    #[cfg(feature = "testing")]
+    pub(super) fn has_weights(&self) -> bool {
+        self.source.gathered.is_there(Slot::is_full)
+    }
+
+    /// Whether whole gradients wait to be reduced.
+    #[cfg(feature = "testing")]
+    pub(super) fn has_gradients(&self) -> bool {
+        self.gradients.lock().is_any()
+    }
+
     /// An untracked tensor that outlives its unit: a copy, if its memory is a buffer's.
     pub(super) fn copy_out(tensor: DispatchTensor) -> DispatchTensor {
         lasting(tensor)

@@ -17,6 +17,11 @@ impl Slot {
         Weight::Own(tensor)
     }
 
+    #[cfg(feature = "testing")]
+    pub(super) fn is_full(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(super) fn release(&self) {
         match self.0 {}
     }

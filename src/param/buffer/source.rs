@@ -12,9 +12,8 @@ use crate::param::unit::{Gathering, Unit};
 
 /// The shards that a pass started from, and what is gathered of them.
 ///
-/// The all-gather for backward is issued when forward leaves the unit, where all ranks come by in one
-/// order, and on a sequence of its own: so backward may take results in any order, or never, and no
-/// gather waits for a reduction. Nothing moves until a result is taken.
+/// The all-gather for backward is issued when forward leaves the unit (rule 9 of [`graph`](crate::param::graph)): so
+/// backward may take results in any order, or never. Nothing moves until a result is taken.
 ///
 /// Views of a slot hold the source: a weight that outlives its pass can still be read.
 #[derive(Debug)]

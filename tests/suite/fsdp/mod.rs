@@ -1,5 +1,6 @@
 //! `fully_shard`, against the unsharded model.
 
+mod backward;
 mod behaviour;
 mod clip;
 mod collectives;
