@@ -172,7 +172,9 @@ impl UnitBuffer {
         let shared = self.gradients.lock().is_term_expected(position);
         match self.source.again(position, shared) {
             Some(weight) => weight,
-            None => unreachable!("a node is made again once a backward, before its unit's token"),
+            None => unreachable!(
+                "rules 2 and 9: made again once a backward, before its unit's token, of what forward issued"
+            ),
         }
     }
 
