@@ -26,7 +26,7 @@ use rand::{Rng, SeedableRng};
 use model::{Gpt, GptConfig};
 
 const RANKS: usize = 2;
-/// Sequences a rank and step.
+/// Sequences per rank and step.
 const BATCH: usize = 4;
 const LR: f64 = 1e-4;
 const MODEL: GptConfig = GptConfig { vocab: 4096, seq: 256, dim: 512, layers: 8, heads: 8 };

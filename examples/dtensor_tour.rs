@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A tensor on every rank is one tensor; a placement a mesh dimension says which part is whose.
+/// A tensor on every rank is one tensor; a placement per mesh dimension says which part is whose.
 fn placements(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("1. Placements");
     guide.say(format!("Four ranks make a mesh, {mesh}. Rank 0 is at {:?}.", mesh.coordinate().unwrap_or_default()));

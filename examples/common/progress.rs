@@ -44,7 +44,7 @@ impl Progress {
         bar.inc(1);
     }
 
-    /// Ends the bar; returns tokens a second over the whole run.
+    /// Ends the bar; returns tokens per second over the whole run.
     pub fn finish(self) -> f64 {
         let tokens_per_s = self.tokens_per_s();
         if let Some(bar) = self.bar {

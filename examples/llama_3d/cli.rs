@@ -20,7 +20,7 @@ pub struct Cli {
     /// Training steps
     #[arg(long, default_value_t = 20, value_parser = positive)]
     steps: usize,
-    /// Sequences a step of each tensor-parallel group
+    /// Sequences per step of each tensor-parallel group
     #[arg(long, default_value_t = 2, value_parser = positive)]
     batch: usize,
     /// Characters a sequence
@@ -35,10 +35,10 @@ pub struct Cli {
     /// Number of blocks
     #[arg(long, default_value_t = 2, value_parser = positive)]
     layers: usize,
-    /// Query heads a block: a divisor of --dim and a multiple of the tensor-parallel ranks
+    /// Query heads per block: a divisor of --dim and a multiple of the tensor-parallel ranks
     #[arg(long, default_value_t = 8, value_parser = positive)]
     heads: usize,
-    /// Key and value heads a block: a divisor of --heads and a multiple of the tensor-parallel ranks
+    /// Key and value heads per block: a divisor of --heads and a multiple of the tensor-parallel ranks
     #[arg(long, default_value_t = 4, value_parser = positive)]
     kv_heads: usize,
     /// Learning rate of AdamW
@@ -61,7 +61,7 @@ pub struct Settings {
     /// Sizes of the mesh dimensions, the last one tensor-parallel.
     pub mesh: Vec<usize>,
     pub steps: usize,
-    /// Sequences a step of each tensor-parallel group.
+    /// Sequences per step of each tensor-parallel group.
     pub batch: usize,
     pub model: LlamaConfig,
     pub lr: f64,

@@ -19,9 +19,9 @@ pub struct LlamaConfig {
     pub dim: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Query heads a block; divides `dim`.
+    /// Query heads per block; divides `dim`.
     pub heads: usize,
-    /// Key and value heads a block; divides `heads`.
+    /// Key and value heads per block; divides `heads`.
     pub kv_heads: usize,
     /// Width inside the multilayer perceptron.
     pub hidden: usize,

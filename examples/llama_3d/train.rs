@@ -19,7 +19,7 @@ pub struct Outcome {
     pub local_params: usize,
     /// The collectives of the training steps.
     pub ledger: Snapshot,
-    /// Tokens of all ranks a second.
+    /// Tokens of all ranks per second.
     pub tokens_per_s: f64,
 }
 

@@ -29,7 +29,7 @@ pub struct Cli {
     /// Training steps
     #[arg(long, default_value_t = 300, value_parser = positive)]
     steps: usize,
-    /// Sequences a rank and step
+    /// Sequences per rank and step
     #[arg(long, default_value_t = 4, value_parser = positive)]
     batch: usize,
     /// Characters a sequence
@@ -41,7 +41,7 @@ pub struct Cli {
     /// Number of blocks
     #[arg(long, default_value_t = 4, value_parser = positive)]
     layers: usize,
-    /// Attention heads a block; must divide --dim
+    /// Attention heads per block; must divide --dim
     #[arg(long, default_value_t = 4, value_parser = positive)]
     heads: usize,
     /// Learning rate of AdamW
@@ -71,7 +71,7 @@ pub struct Settings {
     pub mesh: Vec<usize>,
     pub reshard: ReshardAfterForward,
     pub steps: usize,
-    /// Sequences a rank and step.
+    /// Sequences per rank and step.
     pub batch: usize,
     pub model: GptConfig,
     pub lr: f64,

@@ -17,7 +17,7 @@ pub struct GptConfig {
     pub dim: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Attention heads a block; divides `dim`.
+    /// Attention heads per block; divides `dim`.
     pub heads: usize,
 }
 

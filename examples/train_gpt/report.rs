@@ -33,7 +33,7 @@ impl Collectives {
         let whole = params(&settings.model, device);
         let blocks = whole - params(&GptConfig { layers: 0, ..settings.model }, device);
         let shard = outcome.local_params as u64;
-        // A reduction carries one number a parameter, and rank: whether the rank has a gradient of it.
+        // A reduction carries one number per parameter and rank: whether the rank has a gradient of it.
         let used = tensors(&settings.model, device);
         let all = "steps x (blocks + root)";
         let reduced = "the same, and a number a parameter";

@@ -20,7 +20,7 @@ pub struct Outcome {
     pub ledger: Snapshot,
     /// The gathered model, on rank 0.
     pub model: Option<Gpt>,
-    /// Tokens of all ranks a second.
+    /// Tokens of all ranks per second.
     pub tokens_per_s: f64,
 }
 

@@ -59,7 +59,7 @@ impl Launch {
     /// Bytes of stack that a rank's program may use; only what is used takes memory. Default: 8 MiB, as much
     /// as a main thread usually has.
     ///
-    /// The program itself decides what it needs: units whose forwards call each other take about 3.5 KiB a
+    /// The program itself decides what it needs: units whose forwards call each other take about 3.5 KiB per
     /// level in an optimized build. More than there is ends the process.
     pub fn stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = bytes;
@@ -105,7 +105,7 @@ impl Launch {
 /// # Errors
 /// If any rank panicked or returned an error: the first failure, and what every other rank was
 /// doing at that moment and ended with.
-#[expect(clippy::result_large_err, reason = "made once a program")]
+#[expect(clippy::result_large_err, reason = "made once per program")]
 pub fn launch<T, E, F>(config: Launch, program: F) -> Result<Vec<T>, LaunchError>
 where
     T: Send,

@@ -30,7 +30,7 @@ struct Inner {
     groups: Mutex<HashMap<Vec<usize>, Arc<dyn Communicator>>>,
 }
 
-/// Groups of one rank. A mesh takes one a dimension.
+/// Groups of one rank. A mesh takes one per dimension.
 const MAX_GROUPS: usize = 1 << 12;
 
 impl World {

@@ -2,7 +2,7 @@
 //! from the mesh's first rank, [`distribute_local`](DTensor::distribute_local) has every rank cut
 //! its own copy.
 //!
-//! On a mesh (2, 2) with `[S(0), R]`, a row a mesh dimension; ranks not named wait:
+//! On a mesh (2, 2) with `[S(0), R]`, a row per mesh dimension; ranks not named wait:
 //!
 //! ```text
 //! mesh dim 0   scatter     (0,0) -> (1,0)

@@ -6,7 +6,7 @@
 //! ```text
 //! element    0   1   2   3 | 4   5   6   7 | ..
 //! counter        0         |       1       | ..     four words a counter
-//! uniform    w0  w1  w2  w3                         one word an element
+//! uniform    w0  w1  w2  w3                         one word per element
 //! normal     cos sin cos sin                        Box-Muller on (w0, w1) and (w2, w3)
 //! ```
 

@@ -29,7 +29,7 @@ pub(super) struct Route {
     label: Arc<str>,
 }
 
-/// Routes kept a thread; past that many planning starts anew.
+/// Routes kept per thread; past that many planning starts anew.
 const CAPACITY: usize = 1 << 10;
 
 thread_local! {

@@ -194,7 +194,7 @@ impl DTensorSpec {
     }
 }
 
-/// Specs shared a thread, and decisions kept; past that many sharing starts anew. Far more than a model
+/// Specs shared per thread, and decisions kept; past that many sharing starts anew. Far more than a model
 /// has, and with shapes that change from step to step a few MB.
 pub(super) const CAPACITY: usize = 1 << 12;
 

@@ -10,7 +10,7 @@ use crate::param::{Shards, Unit, Visited, distributed_parameters, open_all};
 
 /// Gathers every parameter and returns the ordinary module, with no trace of sharding.
 ///
-/// One all-gather a unit; of a unit that is only partly in `model`, just those parameters. Then one
+/// One all-gather per unit; of a unit that is only partly in `model`, just those parameters. Then one
 /// for each parameter that is sharded over tensor-parallel ranks. The result holds the whole model
 /// on every rank. Ids, mappers, devices and training state are kept, so it saves, loads and trains
 /// as if it had never been sharded.

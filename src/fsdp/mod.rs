@@ -18,7 +18,7 @@
 //!    reduce-scatter. It makes no other collective, but for HSDP's all-reduce of the reduced shards,
 //!    one all-reduce if it holds parameters placed `Replicate`, and one over the tensor-parallel
 //!    ranks if these have terms of its gradients ([`parallel`](crate::parallel), invariant 3). A
-//!    reduction carries one number a parameter beside the gradients: whether the rank has used it.
+//!    reduction carries one number per parameter beside the gradients: whether the rank has used it.
 //! 3. Gradients are averages over all data-parallel ranks. On power-of-two groups data parallel,
 //!    FSDP and HSDP agree to the bit.
 //! 4. A parameter that some ranks do not use counts as zeros there; one that no rank uses has no

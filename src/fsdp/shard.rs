@@ -32,7 +32,7 @@ use crate::placement::{Layout, Placement};
 /// One that looks at a parameter as a whole (Muon, LAMB, Adafactor, LBFGS), and burn's clipping by
 /// norm, sees a shard: clip with [`clip_grad_norm`](super::clip_grad_norm).
 ///
-/// burn allows one reparameterization a parameter: a module with LoRA adapters is refused, and
+/// burn allows one reparameterization per parameter: a module with LoRA adapters is refused, and
 /// adapters must not be applied to a sharded module, whose shards they would replace.
 ///
 /// # Collective

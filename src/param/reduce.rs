@@ -11,7 +11,7 @@ use crate::comm::{Call, CommError, ReduceOp, Sharded};
 ///
 /// Of a parameter that no rank used there is no gradient, as without sharding, and an optimizer
 /// leaves it alone; one that some used is averaged over all, the others counting as zeros. So each
-/// reduction carries, beside the gradients, one number a parameter: whether the rank has used it.
+/// reduction carries, beside the gradients, one number per parameter: whether the rank has used it.
 struct Own {
     grads: Vec<DispatchTensor>,
     used: Vec<bool>,

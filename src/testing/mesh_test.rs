@@ -47,7 +47,7 @@ impl MeshTest {
         self.launch(body).err().unwrap_or_else(|| panic!("on {self}: every rank succeeded, a failure was expected"))
     }
 
-    #[expect(clippy::result_large_err, reason = "made once a test")]
+    #[expect(clippy::result_large_err, reason = "made once per test")]
     fn launch<T: Send>(&self, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> Result<Vec<T>, LaunchError> {
         let ranks = self.shape.iter().product();
         launch(Launch::threads(ranks).deadline(self.deadline), |world| {

@@ -134,7 +134,7 @@ fn backward_peaks_at_shards_gradients_and_four_units() {
             units.push(above);
         }
         // Both ranks count together, so a peak is of one unit more or less as theirs meet or not.
-        // One buffer kept a block would be twelve units.
+        // One buffer kept per block would be twelve units.
         assert!(units[1] <= units[0] + BLOCK, "the peak grows with depth: {units:?}");
     }
 }

@@ -71,7 +71,7 @@ pub fn measure<M: Module>(
             world.barrier("measured")?;
             Ok::<_, Error>(live)
         };
-        // What the matrix products allocate once a thread, and keep.
+        // What the matrix products allocate once per thread, and keep.
         let warm = LinearConfig::new(512, 512).init(&device);
         drop(warm.forward(Tensor::<3>::ones([1, 2, 512], &device)).sum().backward());
         drop(warm);

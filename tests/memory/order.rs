@@ -8,7 +8,7 @@ use burn_dtensor::prelude::*;
 
 use crate::live::{self, alone};
 
-/// Two towers of blocks, a table for the second, and a matrix a block that is read outside its unit.
+/// Two towers of blocks, a table for the second, and a matrix per block that is read outside its unit.
 #[derive(Module, Debug)]
 struct Net {
     table: Embedding,

@@ -83,7 +83,7 @@ impl Add for Cost {
 
 /// The cheapest way to run an operator with the rows `strategies` on `operands`.
 ///
-/// Tried are the products of one row a mesh dimension, with the cuts in the order of the mesh
+/// Tried are the products of one row per mesh dimension, with the cuts in the order of the mesh
 /// dimensions or in an order that an operand comes in. Parts without elements stay only if the
 /// operator `takes_empty_parts`. `None` if no row fits.
 pub(super) fn choose(

@@ -26,7 +26,7 @@ pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &Values) -> Vec
     all
 }
 
-/// At most `cap` combinations of one layout an input, as numbers in mixed radix: the digits are
+/// At most `cap` combinations of one layout per input, as numbers in mixed radix: the digits are
 /// places in `inputs`, the first input's the lowest.
 ///
 /// Up to half of them are of layouts without pending reductions, which is where most rules have

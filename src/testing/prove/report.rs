@@ -155,7 +155,7 @@ impl OperatorReport {
     }
 }
 
-/// One paragraph an operator, and the totals.
+/// One paragraph per operator, and the totals.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for operator in &self.operators {

@@ -70,7 +70,7 @@ fn linear_of_three_rows_on_two_ranks_is_in_step_with_another_branch() {
     }
 }
 
-/// Decoding: one query row a head. Burn transposes twice where the other factor has one head.
+/// Decoding: one query row per head. Burn transposes twice where the other factor has one head.
 #[test]
 fn matmul_of_three_heads_on_two_ranks_is_in_step_with_another_branch() {
     for nodes in 0..5 {

@@ -95,7 +95,7 @@ pub fn plan() -> Plan {
         .units(["blocks.*"])
 }
 
-/// Tensor parallel on the dimension `tp`, fully sharded over all others, a unit a block.
+/// Tensor parallel on the dimension `tp`, fully sharded over all others, a unit per block.
 pub fn distribute<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan, reshard: ReshardAfterForward) -> Result<M> {
     distribute_with(model, mesh, plan, FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard))
 }

@@ -1,4 +1,4 @@
-//! The cases that prove the rules, a file a family, and the test that proves them.
+//! The cases that prove the rules, a file per family, and the test that proves them.
 //!
 //! `cargo run --example prove_rule -- <operator>` proves one.
 

@@ -92,7 +92,7 @@ impl CrossEntropyLoss {
     /// the others.
     ///
     /// # Collective
-    /// Every rank of the mesh. Of class-sharded logits an all-reduce(max) of one element a sample
+    /// Every rank of the mesh. Of class-sharded logits an all-reduce(max) of one element per sample
     /// and an all-reduce(sum) of two, or of three with smoothing; of log-probabilities only the
     /// latter. Of sharded samples with weights or an ignored index an all-reduce(sum) of one
     /// element for a mean. In backward none.

@@ -57,7 +57,7 @@ impl Targets {
         self.without_ignored(weights).sum()
     }
 
-    /// `x`, an element a sample, with 0 for those that are ignored.
+    /// `x`, an element per sample, with 0 for those that are ignored.
     pub(super) fn without_ignored(&self, x: Tensor<1>) -> Tensor<1> {
         match self.ignored {
             Some(ignored) => x.mask_fill(self.indices.clone().equal_scalar(ignored), 0),
