@@ -26,6 +26,7 @@ use crate::error::OrUnwind;
 /// # Panics
 /// Unwinds with a typed [`Error`](crate::Error), as [all operators](super#panics).
 #[track_caller]
+#[inline]
 pub fn apply<R: Rule, I: Inputs, O: Outputs>(
     rule: &R,
     inputs: I,
@@ -71,13 +72,13 @@ macro_rules! tensors {
         impl<const D: usize, K: Kind> Inputs for $Tensor<D, K> {
             type Local = Tensor<D, K>;
 
-            #[inline]
+            #[inline(always)]
             fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>) {
                 args.push(self.into());
             }
 
             #[track_caller]
-            #[inline]
+            #[inline(always)]
             fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 *at += 1;
                 operator.bring(*at - 1, self$(.$tensor)?)
@@ -97,7 +98,7 @@ macro_rules! collections {
         impl<I: Inputs> Inputs for $Collection<I> {
             type Local = $Collection<I::Local>;
 
-            #[inline]
+            #[inline(always)]
             fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>) {
                 self.iter().for_each(|input| input.args(args));
             }
@@ -140,7 +141,7 @@ impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
         blank.make(operator.output_shape(*at - 1))
     }
 
-    #[inline]
+    #[inline(always)]
     fn leave(self, operator: &Operator, at: &mut usize) -> DTensor<D, K> {
         *at += 1;
         operator.output(*at - 1, self)
@@ -170,14 +171,14 @@ macro_rules! tuples {
         impl<$($name: Inputs),+> Inputs for ($($name,)+) {
             type Local = ($($name::Local,)+);
 
-            #[inline]
+            #[inline(always)]
             fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>) {
                 let ($($name,)+) = self;
                 $($name.args(args);)+
             }
 
             #[track_caller]
-            #[inline]
+            #[inline(always)]
             fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 let ($($name,)+) = self;
                 ($($name.enter(operator, at),)+)
@@ -198,7 +199,7 @@ macro_rules! tuples {
                 ($($name::blank(blank, operator, at),)+)
             }
 
-            #[inline]
+            #[inline(always)]
             fn leave(self, operator: &Operator, at: &mut usize) -> Self::Global {
                 let ($($name,)+) = self;
                 ($($name.leave(operator, at),)+)

@@ -61,7 +61,7 @@ impl Operator {
     }
 
     #[track_caller]
-    #[inline]
+    #[inline(always)]
     pub(super) fn bring<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K> {
         let to = &self.0.inputs[at];
         if to.is_here() {
@@ -74,7 +74,7 @@ impl Operator {
     ///
     /// # Panics
     /// If that is not the part which the rule promised.
-    #[inline]
+    #[inline(always)]
     pub fn output<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
         self.check_output(at, || local.shape());
         let spec = self.output_spec(at, local.dtype());
