@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Communicator, Launch, ReduceOp, Sharded, World, launch};
+use burn_dtensor::placement::Cut;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -115,7 +116,7 @@ fn gather(bytes: usize, dim: usize, world: &World) -> Step {
     let tensor = Tensor::<2>::full(piece, 1.0, world.device()).into_dispatch();
     let comm: Arc<dyn Communicator> = world.all();
     Box::new(move || {
-        let shard = Sharded { tensor: tensor.clone(), dim, len: whole[dim] };
+        let shard = Sharded { tensor: tensor.clone(), dim, cut: Cut::Chunks(whole[dim]) };
         let work = comm.all_gather("gather".into(), vec![shard]);
         drop(black_box(work.wait().expect("both ranks gather")));
     })
@@ -127,7 +128,7 @@ fn scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
     let tensor = Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch();
     let comm: Arc<dyn Communicator> = world.all();
     Box::new(move || {
-        let shard = Sharded { tensor: tensor.clone(), dim, len: shape[dim] };
+        let shard = Sharded { tensor: tensor.clone(), dim, cut: Cut::Chunks(shape[dim]) };
         let work = comm.reduce_scatter("scatter".into(), vec![shard], ReduceOp::Sum);
         drop(black_box(work.wait().expect("both ranks reduce")));
     })

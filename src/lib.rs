@@ -68,7 +68,7 @@
 //! |---|---|
 //! | [`comm`] | ranks, groups, collectives that never hang, the ledger |
 //! | [`mesh`] | [`DeviceMesh`](mesh::DeviceMesh): named dimensions, slices |
-//! | [`placement`] | placements, layouts, chunk arithmetic, the transition table; pure |
+//! | [`placement`] | placements, layouts, how lengths are cut, the transition table; pure |
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, its redistribution, and its [operators](dtensor::ops) |
 //! | [`param`] | parameters stored as shards and read as wholes, moved by [`unit`](fn@param::unit) |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module |

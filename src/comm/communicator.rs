@@ -7,6 +7,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Shape};
 
 use super::{Group, Work};
+use crate::placement::Cut;
 
 /// How values of several ranks become one.
 ///
@@ -108,18 +109,18 @@ pub struct TensorMeta {
     pub dtype: DType,
 }
 
-/// One tensor cut along `dim` over the group: rank `r` holds the `r`-th `chunk` of `len`.
+/// One tensor cut along `dim` over the group: rank `r` holds the `r`-th part of `cut`.
 ///
 /// In an all-gather `tensor` is the rank's own piece (possibly empty); in a reduce-scatter it is
-/// the whole. `len` is the length of `dim` in the whole, so that every rank knows every piece.
+/// the whole. `cut` is the same on every rank, so that every rank knows every piece.
 #[derive(Debug, Clone)]
 pub struct Sharded {
     /// The piece or the whole; plain (no autodiff), any kind.
     pub tensor: DispatchTensor,
     /// The cut dimension.
     pub dim: usize,
-    /// Length of `dim` over all ranks.
-    pub len: usize,
+    /// How the length of `dim` in the whole falls on the ranks.
+    pub cut: Cut,
 }
 
 /// The collectives of one group. Tensors are plain (no autodiff), of any kind and dtype.
@@ -128,7 +129,7 @@ pub struct Sharded {
 ///
 /// # Collective
 /// Every rank of the group must make the same calls in the same order, with equal labels,
-/// shapes and dtypes. Each call carries a fingerprint of all of these; a difference is
+/// shapes, cuts and dtypes. Each call carries a fingerprint of all of these; a difference is
 /// [`CommError::Mismatch`](super::CommError::Mismatch) on every rank, never a hang.
 ///
 /// # Errors
@@ -154,17 +155,17 @@ pub trait Communicator: Debug + Send + Sync {
     /// Concatenates every rank's piece: each rank gets the whole of every tensor.
     fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>>;
 
-    /// Reduces the wholes of all ranks; each rank gets its own chunk of every tensor.
+    /// Reduces the wholes of all ranks; each rank gets its own part of every tensor.
     fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>>;
 
     /// Reduces tensors of one shape over the ranks; each rank gets the result.
     fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>>;
 
-    /// Re-cuts a tensor: from pieces along `shard.dim` to pieces along `to_dim`.
+    /// Re-cuts a tensor: from pieces along `shard.dim` to pieces along `to_dim`, cut as `to_cut`.
     ///
     /// `shard` is the rank's own piece, whole along `to_dim`; the result is whole along `shard.dim`
-    /// and holds the rank's chunk of `to_dim`.
-    fn all_to_all(&self, call: Call, shard: Sharded, to_dim: usize) -> Work<DispatchTensor>;
+    /// and holds the rank's part of `to_dim`.
+    fn all_to_all(&self, call: Call, shard: Sharded, to_dim: usize, to_cut: Cut) -> Work<DispatchTensor>;
 
     /// Every rank gets the tensors of group rank `root`. `metas` describes them on every rank;
     /// `tensors` is `Some` on the root and ignored elsewhere.
@@ -176,14 +177,15 @@ pub trait Communicator: Debug + Send + Sync {
         root: usize,
     ) -> Work<Vec<DispatchTensor>>;
 
-    /// Each rank gets its own chunk, along `dims[i]`, of tensor `i` of group rank `root`.
-    /// `metas` describes the wholes on every rank; `tensors` is `Some` on the root and ignored elsewhere.
+    /// Each rank gets its own part of tensor `i` of group rank `root`: `cuts[i]` is the dimension, and
+    /// how it is cut. `metas` describes the wholes on every rank; `tensors` is `Some` on the root and
+    /// ignored elsewhere.
     fn scatter(
         &self,
         call: Call,
         tensors: Option<Vec<DispatchTensor>>,
         metas: Vec<TensorMeta>,
-        dims: Vec<usize>,
+        cuts: Vec<(usize, Cut)>,
         root: usize,
     ) -> Work<Vec<DispatchTensor>>;
 

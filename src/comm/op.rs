@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub enum Op {
     /// Every rank gets the pieces of all ranks.
     AllGather,
-    /// Every rank gets its chunk of the reduced whole.
+    /// Every rank gets its part of the reduced whole.
     ReduceScatter,
     /// Every rank gets the reduced whole.
     AllReduce,
@@ -16,7 +16,7 @@ pub enum Op {
     AllToAll,
     /// Every rank gets the root's tensors.
     Broadcast,
-    /// Every rank gets its chunk of the root's tensors.
+    /// Every rank gets its part of the root's tensors.
     Scatter,
     /// No data; all ranks meet.
     Barrier,

@@ -10,7 +10,7 @@ use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::Call;
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, Placement};
+use crate::placement::{Cut, Layout, Placement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`from_local`](Self::from_local), with all ranks' parts compared. The global shape is found
@@ -74,7 +74,7 @@ impl Table {
         for mesh_dim in (0..mesh.ndim()).rev() {
             let comm = mesh.communicator(mesh_dim)?;
             let len = rows.dims()[0] * comm.group().size();
-            rows = all_gather(comm.as_ref(), call.clone(), rows, 0, len)?;
+            rows = all_gather(comm.as_ref(), call.clone(), rows, 0, Cut::Chunks(len))?;
         }
         let values: Vec<i64> = rows.into_data().iter::<i64>().collect();
         let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();

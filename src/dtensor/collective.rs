@@ -6,30 +6,30 @@ use burn::tensor::Tensor;
 use super::Kind;
 use crate::Result;
 use crate::comm::{Call, Communicator, Sharded, Work};
+use crate::placement::Cut;
 
-/// Concatenates the ranks' pieces of a dimension of length `len`.
+/// Concatenates the ranks' pieces of dimension `dim`.
 pub(super) fn all_gather<const D: usize, K: Kind>(
     comm: &dyn Communicator,
     call: Call,
     piece: Tensor<D, K>,
     dim: usize,
-    len: usize,
+    cut: Cut,
 ) -> Result<Tensor<D, K>> {
-    let piece = Sharded { tensor: piece.into_dispatch(), dim, len };
+    let piece = Sharded { tensor: piece.into_dispatch(), dim, cut };
     single(comm.all_gather(call, vec![piece]))
 }
 
-/// Re-cuts from pieces of `from`, of length `len` over all ranks, to pieces of `to`.
+/// Re-cuts from pieces of one dimension to pieces of another: each with its cut.
 pub(super) fn all_to_all<const D: usize, K: Kind>(
     comm: &dyn Communicator,
     call: Call,
     piece: Tensor<D, K>,
-    from: usize,
-    len: usize,
-    to: usize,
+    (dim, cut): (usize, Cut),
+    (to_dim, to_cut): (usize, Cut),
 ) -> Result<Tensor<D, K>> {
-    let piece = Sharded { tensor: piece.into_dispatch(), dim: from, len };
-    Ok(Tensor::from_dispatch(comm.all_to_all(call, piece, to).wait()?))
+    let piece = Sharded { tensor: piece.into_dispatch(), dim, cut };
+    Ok(Tensor::from_dispatch(comm.all_to_all(call, piece, to_dim, to_cut).wait()?))
 }
 
 /// The result of a collective on one tensor.

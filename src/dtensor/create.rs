@@ -47,11 +47,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::from_local_with_layout(local, mesh, Layout::new(mesh.shape(), placements)?, shape)
     }
 
-    /// [`from_local_with_shape`](Self::from_local_with_shape) with an order of cuts.
+    /// [`from_local_with_shape`](Self::from_local_with_shape) with an order of cuts, or lengths.
     ///
     /// # Errors
-    /// As [`from_local_with_shape`](Self::from_local_with_shape), and
-    /// [`DTensorError::LayoutMesh`] for a layout of another mesh shape.
+    /// As [`from_local_with_shape`](Self::from_local_with_shape), [`DTensorError::LayoutMesh`] for a
+    /// layout of another mesh shape, and
+    /// [`LengthSum`](crate::placement::PlacementError::LengthSum) for lengths that are not the tensor's.
     pub fn from_local_with_layout(
         local: Tensor<D, K>,
         mesh: &DeviceMesh,

@@ -19,7 +19,7 @@ use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::{Call, TensorMeta};
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, Placement, chunk};
+use crate::placement::{Layout, Placement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Distributes the whole tensor that the mesh's first rank holds.
@@ -40,14 +40,15 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::distribute_tensor_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
-    /// [`distribute_tensor`](Self::distribute_tensor) with an order of cuts.
+    /// [`distribute_tensor`](Self::distribute_tensor) with an order of cuts, or lengths.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// As [`distribute_tensor`](Self::distribute_tensor), and [`DTensorError::LayoutMesh`] for a
-    /// layout of another mesh shape.
+    /// As [`distribute_tensor`](Self::distribute_tensor), [`DTensorError::LayoutMesh`] for a layout of
+    /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::LengthSum) for lengths that
+    /// are not the tensor's.
     pub fn distribute_tensor_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         leaves("distribute_tensor", full, mesh, layout, |full, spec| {
             let first = spec.coordinate().iter().all(|&index| index == 0);
@@ -69,11 +70,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::distribute_local_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
-    /// [`distribute_local`](Self::distribute_local) with an order of cuts.
+    /// [`distribute_local`](Self::distribute_local) with an order of cuts, or lengths.
     ///
     /// # Errors
-    /// As [`distribute_local`](Self::distribute_local), and [`DTensorError::LayoutMesh`] for a
-    /// layout of another mesh shape.
+    /// As [`distribute_local`](Self::distribute_local), [`DTensorError::LayoutMesh`] for a layout of
+    /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::LengthSum) for lengths that
+    /// are not the tensor's.
     pub fn distribute_local_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         leaves("distribute_local", full, mesh, layout, |full, spec| {
             let ranges = spec.layout().local_slices(spec.shape(), spec.coordinate());
@@ -122,18 +124,18 @@ pub(crate) fn send_parts<const D: usize, K: Kind>(
         let mut later = sequence[at + 1..].iter();
         let taking_part = later.all(|&later| coordinate[later] == 0);
         let comm = spec.mesh().communicator(mesh_dim)?;
-        let shard = spec.placements()[mesh_dim].shard_dim();
+        let shard = spec.placements()[mesh_dim].shard_dim().map(|dim| (dim, spec.cut(mesh_dim)));
         if taking_part {
             let metas = vec![TensorMeta { shape: Shape::from(shape), dtype: spec.dtype() }];
             let whole = held.take().map(|whole| vec![whole.into_dispatch()]);
-            held = Some(single(match shard {
-                Some(dim) => comm.scatter(call.clone(), whole, metas, vec![dim], 0),
+            held = Some(single(match shard.clone() {
+                Some(cut) => comm.scatter(call.clone(), whole, metas, vec![cut], 0),
                 None => comm.broadcast(call.clone(), whole, metas, 0),
             })?);
         }
-        if let Some(dim) = shard {
+        if let Some((dim, cut)) = shard {
             let group = comm.group();
-            shape[dim] = chunk(shape[dim], group.size(), group.rank()).len();
+            shape[dim] = cut.range(group.size(), group.rank()).len();
         }
     }
     Ok(held.expect("after the last mesh dimension every rank has taken part"))

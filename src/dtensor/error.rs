@@ -187,13 +187,14 @@ impl DTensorError {
     /// [`ImplicitRedistribution`](Self::ImplicitRedistribution) of an input between two layouts.
     pub(super) fn implicit(operator: &'static str, input: usize, from: &Layout, to: &Layout) -> Self {
         let placements = to.placements();
-        let write = if to.has_default_order() {
+        let write = if to.has_default_cuts() {
             format!(".redistribute(&{placements:?})?")
         } else {
             let order: Vec<_> = to.orders().collect();
             let layout =
                 format!("Layout::with_order(mesh.shape(), &{placements:?}, &{order:?})?").replace(", [", ", &[");
-            format!(".redistribute_to(&{layout})?")
+            let lengths = to.ragged().map(|(mesh_dim, lengths)| format!(".with_lengths({mesh_dim}, {lengths:?})?"));
+            format!(".redistribute_to(&{layout}{})?", lengths.collect::<String>())
         };
         Self::ImplicitRedistribution { operator, input, from: from.to_string(), to: to.to_string(), write }
     }

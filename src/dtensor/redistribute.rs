@@ -10,7 +10,7 @@ use crate::Result;
 use crate::placement::{Layout, Placement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The same tensor under other placements, cut in the order of the mesh dimensions.
+    /// The same tensor under other placements, cut into chunks in the order of the mesh dimensions.
     ///
     /// Differentiable (the table of [this module](super)); placements that do not change cost
     /// nothing. The steps are those of [`plan`].
@@ -27,21 +27,22 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// A collective that fails in backward unwinds the rank with its error; see
     /// [`Error::unwind`](crate::Error::unwind).
     pub fn redistribute(self, placements: &[Placement]) -> Result<Self> {
-        if self.placements() == placements && self.layout().has_default_order() {
+        if self.placements() == placements && self.layout().has_default_cuts() {
             return Ok(self);
         }
         let layout = Layout::new(self.mesh().shape(), placements)?;
         self.redistribute_to(&layout)
     }
 
-    /// [`redistribute`](Self::redistribute) to a layout with an order of cuts of its own.
+    /// [`redistribute`](Self::redistribute) to a layout with an order of cuts or lengths of its own.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// As [`redistribute`](Self::redistribute), and
-    /// [`LayoutMesh`](super::DTensorError::LayoutMesh) for a layout of another mesh shape.
+    /// As [`redistribute`](Self::redistribute), [`LayoutMesh`](super::DTensorError::LayoutMesh) for a
+    /// layout of another mesh shape, and
+    /// [`LengthSum`](crate::placement::PlacementError::LengthSum) for lengths that are not the tensor's.
     pub fn redistribute_to(self, layout: &Layout) -> Result<Self> {
         if self.layout() == layout {
             return Ok(self);

@@ -100,13 +100,14 @@ impl Route {
         let mut before = None;
         for (step, after) in &self.steps {
             let spec = before.as_ref().unwrap_or(from);
+            let after = from.with_layout(after.clone())?;
             let call = call.clone().in_phase(Phase::Forward);
-            let (next, undo) = step::run(*step, spec, moved, call, tracked)?;
+            let (next, undo) = step::run(*step, (spec, &after), moved, call, tracked)?;
             moved = next;
             if tracked {
                 undos.push(undo);
             }
-            before = Some(from.with_layout(after.clone())?);
+            before = Some(after);
         }
         if !tracked {
             return Ok(associate(moved, strategy));

@@ -12,7 +12,7 @@ use super::DTensorError;
 use crate::Result;
 use crate::comm::{Call, TensorMeta};
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, Placement, Placements};
+use crate::placement::{Cut, Layout, Placement, Placements};
 
 /// Mesh, layout, global shape and element type of a [`DTensor`](super::DTensor).
 ///
@@ -50,11 +50,10 @@ impl DTensorSpec {
     ///
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember),
-    /// [`DTensorError::LayoutMesh`], or
-    /// [`PlacementError::DimOutOfRange`](crate::placement::PlacementError::DimOutOfRange).
+    /// [`DTensorError::LayoutMesh`], or what [`Layout::check_shape`] finds.
     pub fn new(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Result<Self> {
         mesh.member("hold a part of a DTensor")?;
-        check_layout(mesh, &layout, shape.num_dims())?;
+        check_layout(mesh, &layout, &shape)?;
         Ok(Self::decided(mesh, layout, shape, dtype))
     }
 
@@ -104,7 +103,7 @@ impl DTensorSpec {
         &self.mesh
     }
 
-    /// Placements and the order of cuts.
+    /// Placements, and the order and lengths of cuts.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -152,10 +151,9 @@ impl DTensorSpec {
     /// The same tensor laid out differently.
     ///
     /// # Errors
-    /// [`DTensorError::LayoutMesh`], or
-    /// [`PlacementError::DimOutOfRange`](crate::placement::PlacementError::DimOutOfRange).
+    /// [`DTensorError::LayoutMesh`], or what [`Layout::check_shape`] finds.
     pub fn with_layout(&self, layout: Layout) -> Result<Self> {
-        check_layout(&self.mesh, &layout, self.shape.num_dims())?;
+        check_layout(&self.mesh, &layout, &self.shape)?;
         let terms = self.terms.clone();
         Ok(Self::decided(&self.mesh, layout, self.shape.clone(), self.dtype).with_terms(terms))
     }
@@ -188,9 +186,9 @@ impl DTensorSpec {
         Err(DTensorError::MeshMismatch { left: self.mesh.to_string(), right: other.mesh.to_string() })
     }
 
-    /// Length of the piece of `dim` that mesh dimension `mesh_dim` cuts.
-    pub(super) fn parent_len(&self, mesh_dim: usize) -> usize {
-        self.layout.parent_len(&self.shape, self.coordinate(), mesh_dim)
+    /// How mesh dimension `mesh_dim` cuts its piece of the dimension that it shards.
+    pub(super) fn cut(&self, mesh_dim: usize) -> Cut {
+        self.layout.cut(&self.shape, self.coordinate(), mesh_dim)
     }
 }
 
@@ -210,10 +208,10 @@ pub(super) fn mesh_dim_name(mesh: &DeviceMesh, index: usize) -> String {
     }
 }
 
-fn check_layout(mesh: &DeviceMesh, layout: &Layout, ndim: usize) -> Result<()> {
+fn check_layout(mesh: &DeviceMesh, layout: &Layout, shape: &Shape) -> Result<()> {
     if layout.mesh_shape() != mesh.shape() {
         let (layout, mesh) = (layout.mesh_shape().to_vec(), mesh.to_string());
         return Err(DTensorError::LayoutMesh { layout, mesh }.into());
     }
-    Ok(layout.check(ndim)?)
+    Ok(layout.check_shape(shape)?)
 }

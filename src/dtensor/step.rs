@@ -8,9 +8,9 @@ use super::undo::{Reduced, Undo, UndoKind};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::{Call, ReduceOp, Sharded};
-use crate::placement::{PartialOp, Step, chunk};
+use crate::placement::{Cut, PartialOp, Step};
 
-/// Runs `step` on a `local` tensor laid out as `before`, and says how to undo it on a gradient.
+/// Runs `step`, from `before` to `after`, on a `local` tensor, and says how to undo it on a gradient.
 ///
 /// With `tracked`, the undo keeps the values that the gradient depends on.
 ///
@@ -18,23 +18,23 @@ use crate::placement::{PartialOp, Step, chunk};
 /// Over the step's mesh dimension.
 pub(super) fn run<const D: usize, K: Kind>(
     step: Step,
-    before: &DTensorSpec,
+    (before, after): (&DTensorSpec, &DTensorSpec),
     local: Tensor<D, K>,
     call: Call,
     tracked: bool,
 ) -> Result<(Tensor<D, K>, Undo<D>)> {
     let comm = before.mesh().communicator(step.mesh_dim())?;
-    let own = |len| chunk(len, comm.group().size(), comm.group().rank());
+    let own = |cut: &Cut| cut.range(comm.group().size(), comm.group().rank());
     let keep = |tensor: &Tensor<D, K>| tracked.then(|| as_float(tensor.clone()));
     let (local, kind) = match step {
         Step::AllGather { mesh_dim, dim } => {
-            let len = before.parent_len(mesh_dim);
-            let whole = all_gather(comm.as_ref(), call, local, dim, len)?;
-            (whole, UndoKind::Cut { dim, len })
+            let cut = before.cut(mesh_dim);
+            let whole = all_gather(comm.as_ref(), call, local, dim, cut.clone())?;
+            (whole, UndoKind::Slice { dim, cut })
         }
-        Step::Slice { dim, .. } => {
-            let len = local.dims()[dim];
-            (cut_dim(local, dim, own(len)), UndoKind::AllGather { dim, len })
+        Step::Slice { mesh_dim, dim } => {
+            let cut = after.cut(mesh_dim);
+            (cut_dim(local, dim, own(&cut)), UndoKind::AllGather { dim, cut })
         }
         Step::AllReduce { op, .. } => {
             let kept = keep(&local);
@@ -43,18 +43,18 @@ pub(super) fn run<const D: usize, K: Kind>(
             let reduced = Reduced::new(op, kept, keep(&whole));
             (whole, UndoKind::AllReduce { reduced })
         }
-        Step::ReduceScatter { dim, op, .. } => {
-            let len = local.dims()[dim];
+        Step::ReduceScatter { mesh_dim, dim, op } => {
+            let cut = after.cut(mesh_dim);
             let kept = keep(&local);
-            let whole = Sharded { tensor: local.into_dispatch(), dim, len };
+            let whole = Sharded { tensor: local.into_dispatch(), dim, cut: cut.clone() };
             let piece = single(comm.reduce_scatter(call, vec![whole], reduce_op(op)))?;
             let reduced = Reduced::new(op, kept, keep(&piece));
-            (piece, UndoKind::ReduceScatter { dim, len, reduced })
+            (piece, UndoKind::ReduceScatter { dim, cut, reduced })
         }
         Step::AllToAll { mesh_dim, from, to } => {
-            let len = before.parent_len(mesh_dim);
-            let undo = UndoKind::AllToAll { from: to, len: local.dims()[to], to: from };
-            (all_to_all(comm.as_ref(), call, local, from, len, to)?, undo)
+            let (from, to) = ((from, before.cut(mesh_dim)), (to, after.cut(mesh_dim)));
+            let undo = UndoKind::AllToAll { from: to.clone(), to: from.clone() };
+            (all_to_all(comm.as_ref(), call, local, from, to)?, undo)
         }
         Step::ZeroOthers { .. } => {
             let first = comm.group().rank() == 0;
@@ -62,8 +62,8 @@ pub(super) fn run<const D: usize, K: Kind>(
             (local, UndoKind::Nothing)
         }
         Step::ZeroPad { mesh_dim, dim } => {
-            let len = before.parent_len(mesh_dim);
-            (pad_dim(local, dim, own(len), len), UndoKind::Cut { dim, len })
+            let cut = before.cut(mesh_dim);
+            (pad_dim(local, dim, own(&cut), cut.total()), UndoKind::Slice { dim, cut })
         }
     };
     let (mesh_dim, comm) = (step.mesh_dim(), comm.clone());

@@ -8,7 +8,7 @@ use super::collective::{all_gather, all_to_all, single};
 use super::local::cut_dim;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, Sharded};
-use crate::placement::{PartialOp, chunk};
+use crate::placement::{Cut, PartialOp};
 
 /// Takes the gradient of a step's result to the gradient of its input.
 #[derive(Debug)]
@@ -20,21 +20,21 @@ pub(super) struct Undo<const D: usize> {
     pub(super) kind: UndoKind<D>,
 }
 
-/// What a step's gradient needs. `len` is the length of `dim` over all ranks.
+/// What a step's gradient needs.
 #[derive(Debug)]
 pub(super) enum UndoKind<const D: usize> {
     /// `R` -> `P(sum)`.
     Nothing,
     /// `S(dim)` -> `R` and `S(dim)` -> `P(sum)`.
-    Cut { dim: usize, len: usize },
+    Slice { dim: usize, cut: Cut },
     /// `R` -> `S(dim)`.
-    AllGather { dim: usize, len: usize },
+    AllGather { dim: usize, cut: Cut },
     /// `P(op)` -> `R`.
     AllReduce { reduced: Reduced<D> },
     /// `P(op)` -> `S(dim)`.
-    ReduceScatter { dim: usize, len: usize, reduced: Reduced<D> },
-    /// `S(to)` -> `S(from)`.
-    AllToAll { from: usize, len: usize, to: usize },
+    ReduceScatter { dim: usize, cut: Cut, reduced: Reduced<D> },
+    /// `S(to)` -> `S(from)`: each dimension with its cut.
+    AllToAll { from: (usize, Cut), to: (usize, Cut) },
 }
 
 /// A reduction's derivative by the local value.
@@ -100,7 +100,7 @@ impl<const D: usize> Reduced<D> {
 /// this rank must not reach its own derivative.
 fn others_product<const D: usize>(comm: &dyn Communicator, call: &Call, local: &Tensor<D>) -> Result<Tensor<D>> {
     let (size, rank, len) = (comm.group().size(), comm.group().rank(), local.dims()[0]);
-    let all: Tensor<D> = all_gather(comm, call.clone(), local.clone(), 0, size * len)?;
+    let all: Tensor<D> = all_gather(comm, call.clone(), local.clone(), 0, Cut::Chunks(size * len))?;
     let others = (0..size).filter(|&other| other != rank);
     let values = others.map(|other| all.clone().slice_dim(0, other * len..(other + 1) * len));
     Ok(values.reduce(|product, value| product * value).unwrap_or_else(|| local.ones_like()))
@@ -125,33 +125,35 @@ impl<const D: usize> Undo<D> {
         let comm = self.comm.as_ref();
         match &self.kind {
             UndoKind::Nothing => Ok(grad),
-            UndoKind::Cut { dim, len } => {
-                let own = chunk(*len, comm.group().size(), comm.group().rank());
+            UndoKind::Slice { dim, cut } => {
+                let own = cut.range(comm.group().size(), comm.group().rank());
                 Ok(cut_dim(grad, *dim, own))
             }
-            UndoKind::AllGather { dim, len } => all_gather(comm, call.clone(), grad, *dim, *len),
+            UndoKind::AllGather { dim, cut } => all_gather(comm, call.clone(), grad, *dim, cut.clone()),
             UndoKind::AllReduce { reduced } => reduced.derivative(comm, call, grad, None),
-            UndoKind::ReduceScatter { dim, len, reduced } => {
-                let whole =
-                    |tensor: &Tensor<D>| Sharded { tensor: tensor.clone().into_dispatch(), dim: *dim, len: *len };
-                let mut wholes = vec![whole(&grad)];
+            UndoKind::ReduceScatter { dim, cut, reduced } => {
+                let piece = |tensor: &Tensor<D>| {
+                    let tensor = tensor.clone().into_dispatch();
+                    Sharded { tensor, dim: *dim, cut: cut.clone() }
+                };
+                let mut wholes = vec![piece(&grad)];
                 if let Reduced::Extremum(extremum) = reduced {
-                    wholes.push(whole(&extremum.reduced));
+                    wholes.push(piece(&extremum.reduced));
                 }
                 let wholes = comm.all_gather(call.clone(), wholes).wait()?;
                 let mut wholes = wholes.into_iter().map(Tensor::from_dispatch);
                 let grad = wholes.next().expect("the gradient was gathered");
                 reduced.derivative(comm, call, grad, wholes.next())
             }
-            UndoKind::AllToAll { from, len, to } => all_to_all(comm, call.clone(), grad, *from, *len, *to),
+            UndoKind::AllToAll { from, to } => all_to_all(comm, call.clone(), grad, from.clone(), to.clone()),
         }
     }
 
     fn apply_varying(&self, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
-        match self.kind {
+        match &self.kind {
             // The sum's own slice is all that is needed: `S(dim)` -> varying.
-            UndoKind::Cut { dim, len } => {
-                let grad = Sharded { tensor: grad.into_dispatch(), dim, len };
+            UndoKind::Slice { dim, cut } => {
+                let grad = Sharded { tensor: grad.into_dispatch(), dim: *dim, cut: cut.clone() };
                 single(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum))
             }
             _ => {

@@ -4,17 +4,18 @@ use super::FsdpError;
 use crate::Result;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, Placement};
+use crate::placement::{Cut, Layout, Placement};
 
 /// What a shard is a part of whose tensor-parallel shard, described by `tensor`, is cut once more
-/// along `dim` over the last dimension of `data`.
+/// as `cut` says over the last dimension of `data`.
 ///
 /// ```text
 /// parallelize   on tp                  [S(0)]
 /// fully_shard   on (replicate, shard)  [R, S(0)]
 /// combined      on their common mesh   [R, S(0), S(0); dim 0 cut by mesh dims 2, 1]
 /// ```
-pub(super) fn combine(data: &DeviceMesh, dim: Option<usize>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
+pub(super) fn combine(data: &DeviceMesh, cut: Option<&(usize, Cut)>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
+    let dim = cut.map(|(dim, _)| *dim);
     let tp = tensor.mesh();
     let (root, shard) = (data.root(), data.ndim() - 1);
     let apart = data.names().iter().all(|name| !tp.names().contains(name));
@@ -40,9 +41,12 @@ pub(super) fn combine(data: &DeviceMesh, dim: Option<usize>, tensor: &DTensorSpe
             order = vec![outer, shard];
         }
     }
-    let layout = match dim {
+    let mut layout = match dim {
         Some(dim) if !order.is_empty() => Layout::with_order(mesh.shape(), &placements, &[(dim, &order)])?,
         _ => Layout::new(mesh.shape(), &placements)?,
     };
+    if let Some((_, Cut::Lengths(lengths))) = cut {
+        layout = layout.with_lengths(shard, lengths.clone())?;
+    }
     DTensorSpec::new(&mesh, layout, tensor.shape().clone(), tensor.dtype())
 }

@@ -11,11 +11,35 @@ use crate::placement::Placement;
 pub struct ParamInfo<'a> {
     /// Full path in the model, such as `blocks.0.attention.query.weight`.
     pub path: &'a str,
-    /// Global shape.
+    /// Its shape: of a parallelized one, that of this rank's tensor-parallel shard.
     pub shape: &'a [usize],
 }
 
-type PlacementFn = Arc<dyn Fn(ParamInfo<'_>) -> Option<Placement> + Send + Sync>;
+/// How a parameter lies on the ranks that shard: what a shard-placement function returns.
+///
+/// Any [`Placement`] is one. [`ragged`](Self::ragged) says beside it what each rank holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParamPlacement {
+    pub(super) placement: Placement,
+    /// Of a shard that is no chunk.
+    pub(super) lengths: Option<Arc<[usize]>>,
+}
+
+impl ParamPlacement {
+    /// `Shard(dim)` of which each rank of the mesh dimension that shards holds one of these lengths,
+    /// possibly 0. They add up to the length of `dim`.
+    pub fn ragged(dim: usize, lengths: impl Into<Arc<[usize]>>) -> Self {
+        Self { placement: Placement::Shard(dim), lengths: Some(lengths.into()) }
+    }
+}
+
+impl From<Placement> for ParamPlacement {
+    fn from(placement: Placement) -> Self {
+        Self { placement, lengths: None }
+    }
+}
+
+type PlacementFn = Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync>;
 
 /// Configuration of [`fully_shard`](super::fully_shard).
 ///
@@ -60,17 +84,26 @@ impl FullyShard {
         self
     }
 
-    /// Chooses the dimension each parameter is cut along.
+    /// Chooses the dimension each parameter is cut along, and how.
     ///
-    /// `Shard(dim)` on any dimension, even or not; or `Replicate`, for a parameter every rank keeps
-    /// whole and whose gradient is all-reduced. `None` is `Shard(0)`, but for the parameters whose
+    /// `Shard(dim)` on any dimension, even or not; [`ParamPlacement::ragged`], where each rank is told
+    /// what it holds; or `Replicate`, for a parameter every rank keeps whole and whose gradient is
+    /// all-reduced. Every rank must return the same. `None` is `Shard(0)`, but for the parameters whose
     /// stored shape burn's layers read in forward: `Replicate` for `gamma` of `BatchNorm` and
     /// `RmsNorm`, `Shard(1)` for `linear_inner.weight` of `PositionWiseFeedForward`.
-    pub fn shard_placement_fn(
+    ///
+    /// ```
+    /// # use burn_dtensor::fsdp::{FullyShard, ParamInfo, ParamPlacement};
+    /// // The second of three ranks has less memory.
+    /// let config = FullyShard::new().shard_placement_fn(|param: ParamInfo| {
+    ///     (param.shape[0] == 100).then(|| ParamPlacement::ragged(0, [40, 20, 40]))
+    /// });
+    /// ```
+    pub fn shard_placement_fn<P: Into<ParamPlacement>>(
         mut self,
-        placement: impl Fn(ParamInfo<'_>) -> Option<Placement> + Send + Sync + 'static,
+        placement: impl Fn(ParamInfo<'_>) -> Option<P> + Send + Sync + 'static,
     ) -> Self {
-        self.placement = Some(Arc::new(placement));
+        self.placement = Some(Arc::new(move |param| placement(param).map(Into::into)));
         self
     }
 }

@@ -1,5 +1,7 @@
 //! [`FsdpError`]: why a module could not be sharded.
 
+use crate::placement::PlacementError;
+
 /// Why a module could not be sharded.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -26,6 +28,20 @@ pub enum FsdpError {
         shape: Vec<usize>,
         /// What the function returned.
         placement: String,
+    },
+    /// The shard-placement function returned lengths that are not one per rank, or do not add up.
+    #[error(
+        "parameter `{param}` cannot be cut along dimension {dim} over the ranks of mesh dimension `{mesh_dim}`: {problem}"
+    )]
+    Lengths {
+        /// Path of the parameter.
+        param: String,
+        /// The tensor dimension.
+        dim: usize,
+        /// Name of the mesh dimension that shards.
+        mesh_dim: String,
+        /// What is wrong with the lengths, and what would be right.
+        problem: PlacementError,
     },
     /// burn's layer reads the parameter's stored shape, which this placement would change.
     #[error(

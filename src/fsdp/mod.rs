@@ -55,7 +55,7 @@ mod plan;
 mod shard;
 
 pub use clip::{NormType, clip_grad_norm};
-pub use config::{FullyShard, ParamInfo};
+pub use config::{FullyShard, ParamInfo, ParamPlacement};
 pub use error::FsdpError;
 pub use full::full_model;
 pub use named::{NamedParameter, named_parameters};

@@ -6,11 +6,11 @@ use burn::module::Module;
 use burn::tensor::DType;
 
 use super::FsdpError;
-use super::config::{FullyShard, ParamInfo};
+use super::config::{FullyShard, ParamInfo, ParamPlacement};
 use crate::Result;
 use crate::param::{Found, Inventory, TensorParallel, Unit};
 use crate::pattern::PathPattern;
-use crate::placement::Placement;
+use crate::placement::{Cut, Placement};
 
 /// A parameter to shard.
 pub(super) struct Planned {
@@ -18,8 +18,8 @@ pub(super) struct Planned {
     /// Shape of what is cut: the parameter, or this rank's tensor-parallel shard of it.
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
-    /// The cut dimension; `None` to replicate.
-    pub(super) dim: Option<usize>,
+    /// The cut dimension, and how it is cut; `None` to replicate.
+    pub(super) cut: Option<(usize, Cut)>,
     /// Path of the unit's module.
     pub(super) unit: String,
     /// Path parts from there to the parameter.
@@ -62,10 +62,10 @@ pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Plan> {
         if is_ignored(&path) {
             continue;
         }
-        let dim = cut(config, &found, &path)?;
+        let cut = cut(config, &found, &path)?;
         let (unit, depth) = found.unit(&units);
         let parallel = found.distributed.and_then(|param| param.info().parallel.clone());
-        planned.push(Planned { path, shape: found.shape, dtype: found.dtype, dim, unit, depth, parallel });
+        planned.push(Planned { path, shape: found.shape, dtype: found.dtype, cut, unit, depth, parallel });
     }
     Ok(Plan { params: planned, adopted })
 }
@@ -96,12 +96,12 @@ impl StoredShape {
     }
 }
 
-fn cut(config: &FullyShard, found: &Found, path: &str) -> Result<Option<usize>, FsdpError> {
+fn cut(config: &FullyShard, found: &Found, path: &str) -> Result<Option<(usize, Cut)>, FsdpError> {
     let shape = &found.shape;
     let stored = StoredShape::of(found);
     let choice = config.placement.as_ref().and_then(|f| f(ParamInfo { path, shape }));
     let default = stored.map_or(Placement::Shard(0), |stored| stored.placement);
-    let placement = choice.unwrap_or(default);
+    let ParamPlacement { placement, lengths } = choice.unwrap_or_else(|| default.into());
     if let Some(stored) = stored
         && ![stored.placement, Placement::Replicate].contains(&placement)
     {
@@ -114,7 +114,9 @@ fn cut(config: &FullyShard, found: &Found, path: &str) -> Result<Option<usize>, 
     }
     match placement {
         Placement::Replicate => Ok(None),
-        Placement::Shard(dim) if dim < shape.len() => Ok(Some(dim)),
+        Placement::Shard(dim) if dim < shape.len() => {
+            Ok(Some((dim, lengths.map_or(Cut::Chunks(shape[dim]), Cut::Lengths))))
+        }
         placement => {
             Err(FsdpError::Placement { param: path.into(), shape: shape.to_vec(), placement: placement.to_string() })
         }

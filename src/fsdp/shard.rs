@@ -6,11 +6,11 @@ use super::FsdpError;
 use super::combine::combine;
 use super::config::FullyShard;
 use super::plan::{Plan, Planned, plan};
-use crate::Result;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
 use crate::param::{AGAIN, Attachment, DataParallel, REDUCE, ReshardAfterForward, UnitParam, attach, make_units};
-use crate::placement::{Layout, Placement};
+use crate::placement::{Cut, Layout, Placement, PlacementError};
+use crate::{Error, Result};
 
 /// Cuts the parameters of any burn module over the ranks of `mesh`.
 ///
@@ -48,15 +48,19 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     }
     let data = data_parallel(mesh, config.reshard)?;
     let Plan { params: planned, adopted } = plan(&model, &config)?;
-    let cuts = planned.iter().map(|param| Ok(data_spec(param, mesh)?.shared()));
+    let cuts =
+        planned.iter().map(|param| Ok(data_spec(param, mesh).map_err(|error| named(param, mesh, error))?.shared()));
     let cuts: Vec<_> = cuts.collect::<Result<_>>()?;
     let params = planned.into_iter().zip(&cuts).map(|(param, cut)| {
-        let Planned { path, shape, dim, unit, depth, parallel, .. } = param;
-        let spec = match &parallel {
+        let spec = match &param.parallel {
             None => cut.clone(),
-            Some(parallel) => combine(mesh, dim, &parallel.spec)?.shared(),
+            Some(parallel) => {
+                let combined = combine(mesh, param.cut.as_ref(), &parallel.spec);
+                combined.map_err(|error| named(&param, mesh, error))?.shared()
+            }
         };
-        Ok((unit, UnitParam { path, depth, shape, dim, spec, parallel }))
+        let Planned { path, shape, cut, unit, depth, parallel, .. } = param;
+        Ok((unit, UnitParam { path, depth, shape, cut, spec, parallel }))
     });
     let params = make_units(params.collect::<Result<_>>()?, Some(data))?;
     // Nothing is wrong with this call: clones of the model may have kept the units as they were.
@@ -96,10 +100,27 @@ fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward) -> Result<Data
 
 /// How data parallelism cuts a parameter, or this rank's tensor-parallel shard of it.
 fn data_spec(param: &Planned, mesh: &DeviceMesh) -> Result<DTensorSpec> {
-    let mut placements = vec![Placement::Replicate; mesh.ndim()];
-    if let Some(dim) = param.dim {
-        placements[mesh.ndim() - 1] = Placement::Shard(dim);
+    let (mut placements, shard) = (vec![Placement::Replicate; mesh.ndim()], mesh.ndim() - 1);
+    if let Some((dim, _)) = param.cut {
+        placements[shard] = Placement::Shard(dim);
     }
-    let layout = Layout::new(mesh.shape(), &placements)?;
+    let mut layout = Layout::new(mesh.shape(), &placements)?;
+    if let Some((_, Cut::Lengths(lengths))) = &param.cut {
+        layout = layout.with_lengths(shard, lengths.clone())?;
+    }
     DTensorSpec::new(mesh, layout, param.shape.clone().into(), param.dtype)
+}
+
+/// The error of lengths that do not fit, with the parameter that they are for.
+fn named(param: &Planned, mesh: &DeviceMesh, error: Error) -> Error {
+    match (error, &param.cut) {
+        (
+            Error::Placement(problem @ (PlacementError::LengthCount { .. } | PlacementError::LengthSum { .. })),
+            Some((dim, _)),
+        ) => {
+            let mesh_dim = mesh.names()[mesh.ndim() - 1].to_string();
+            FsdpError::Lengths { param: param.path.clone(), dim: *dim, mesh_dim, problem }.into()
+        }
+        (error, _) => error,
+    }
 }

@@ -75,7 +75,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         let layout = Layout::new(mesh.shape(), &[placement])?;
         let spec = DTensorSpec::new(mesh, layout, found.shape.into(), found.dtype)?.shared();
         let (shape, parallel) = (spec.local_shape().to_vec(), Some(TensorParallel { spec: spec.clone(), style }));
-        Ok((unit, UnitParam { path, depth, shape, dim: None, spec, parallel }))
+        Ok((unit, UnitParam { path, depth, shape, cut: None, spec, parallel }))
     });
     let params = make_units(params.collect::<Result<_>>()?, None)?;
     let attachments = params.into_iter().map(|param| {

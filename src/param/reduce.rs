@@ -5,6 +5,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use super::unit::{DataParallel, Unit};
 use crate::comm::{Call, CommError, ReduceOp, Sharded};
+use crate::placement::Cut;
 
 /// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it
 /// did not use.
@@ -82,8 +83,8 @@ impl Unit {
         let mut flags = None;
         let mut shards = Vec::new();
         if !cut.is_empty() {
-            let len = group.group().size();
-            cut.push(Sharded { tensor: own.flags(len), dim: 0, len });
+            let ranks = group.group().size();
+            cut.push(Sharded { tensor: own.flags(ranks), dim: 0, cut: Cut::Chunks(ranks) });
             shards = group.reduce_scatter(call.clone(), cut, ReduceOp::Avg).wait()?;
             flags = shards.pop();
         }

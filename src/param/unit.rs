@@ -14,7 +14,7 @@ use super::{ParamError, ReshardAfterForward, Style};
 use crate::Result;
 use crate::comm::{Call, CommError, Communicator, Sharded, Work};
 use crate::dtensor::{DTensorSpec, own};
-use crate::placement::chunk;
+use crate::placement::Cut;
 
 /// One parameter of a unit.
 ///
@@ -28,8 +28,8 @@ pub(crate) struct UnitParam {
     pub(crate) depth: usize,
     /// Shape of the whole.
     pub(crate) shape: Vec<usize>,
-    /// The dimension cut over the data-parallel ranks; `None` for a parameter each holds whole.
-    pub(crate) dim: Option<usize>,
+    /// The dimension cut over the data-parallel ranks, and how; `None` for a parameter each holds whole.
+    pub(crate) cut: Option<(usize, Cut)>,
     /// What the stored shard is a part of, over all mesh dimensions that place it.
     pub(crate) spec: Arc<DTensorSpec>,
     /// What `parallelize` made of it.
@@ -198,41 +198,37 @@ impl Unit {
     ///
     /// The result is in the order of `members` without those every rank holds whole.
     pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(|data| &data.shard, call, members, shards)
+        self.gather(|data| &data.shard, call, self.sharded(members, shards))
     }
 
     /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
     pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(|data| &data.again, call, members, shards)
+        self.gather(|data| &data.again, call, self.sharded(members, shards))
     }
 
     /// The same, from the parts [`split`](Self::split) left.
     pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
-        self.gather(|_| self.neighbours(), call, members, parts)
+        self.gather(|_| self.neighbours(), call, self.cut_by(over_neighbours, members, parts))
     }
 
     fn gather<'a>(
         &'a self,
         group: impl FnOnce(&'a DataParallel) -> &'a Arc<dyn Communicator>,
         call: Call,
-        members: &[usize],
-        shards: Vec<DispatchTensor>,
+        shards: Vec<Sharded>,
     ) -> Gathering {
-        match self.sharded(members, shards) {
-            shards if shards.is_empty() => Gathering::Done(Vec::new()),
-            shards => Gathering::UnderWay(group(self.data()).all_gather(call, shards)),
+        if shards.is_empty() {
+            return Gathering::Done(Vec::new());
         }
+        Gathering::UnderWay(group(self.data()).all_gather(call, shards))
     }
 
     /// This rank's part of every whole, over the group of neighbours.
     pub(super) fn split(&self, members: &[usize], wholes: &[DispatchTensor]) -> Vec<DispatchTensor> {
         let group = self.neighbours().group();
-        let part = |(&member, whole): (&usize, &DispatchTensor)| match self.params[member].dim {
+        let part = |(&member, whole): (&usize, &DispatchTensor)| match &self.params[member].cut {
             None => whole.clone(),
-            Some(dim) => {
-                let len = self.params[member].shape[dim];
-                copy_range(whole, dim, chunk(len, group.size(), group.rank()))
-            }
+            Some((dim, cut)) => copy_range(whole, *dim, over_neighbours(cut).range(group.size(), group.rank())),
         };
         members.iter().zip(wholes).map(part).collect()
     }
@@ -243,16 +239,21 @@ impl Unit {
 
     /// The tensors of the cut parameters, with their cuts.
     pub(super) fn sharded(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<Sharded> {
+        self.cut_by(Cut::clone, members, tensors)
+    }
+
+    /// The tensors of the cut parameters, with what `by` makes of their cuts.
+    fn cut_by(&self, by: impl Fn(&Cut) -> Cut, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<Sharded> {
         let sharded = |(&member, tensor): (&usize, DispatchTensor)| {
-            let param = &self.params[member];
-            param.dim.map(|dim| Sharded { tensor, dim, len: param.shape[dim] })
+            let (dim, cut) = self.params[member].cut.as_ref()?;
+            Some(Sharded { tensor, dim: *dim, cut: by(cut) })
         };
         members.iter().zip(tensors).filter_map(sharded).collect()
     }
 
     /// The tensors of the parameters every rank holds whole.
     pub(super) fn uncut(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        let uncut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].dim.is_none().then_some(tensor);
+        let uncut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].cut.is_none().then_some(tensor);
         members.iter().zip(tensors).filter_map(uncut).collect()
     }
 
@@ -264,7 +265,7 @@ impl Unit {
         uncut: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
         let (mut cut, mut uncut) = (cut.into_iter(), uncut.into_iter());
-        let next = |&member: &usize| match self.params[member].dim {
+        let next = |&member: &usize| match self.params[member].cut {
             Some(_) => cut.next(),
             None => uncut.next(),
         };
@@ -316,6 +317,12 @@ impl Gathering {
             Self::Done(wholes) => Ok(wholes),
         }
     }
+}
+
+/// How a whole falls on the ranks of [`ReshardAfterForward::Ranks`]: evenly, however ragged the shards
+/// are that it was gathered from.
+fn over_neighbours(cut: &Cut) -> Cut {
+    Cut::Chunks(cut.total())
 }
 
 /// A copy of `range` of `dim`.

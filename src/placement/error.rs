@@ -54,6 +54,46 @@ pub enum PlacementError {
         /// The tensor dimension.
         dim: usize,
     },
+    /// Lengths for a mesh dimension that cuts nothing.
+    #[error(
+        "lengths {lengths:?} for mesh dim {mesh_dim}, which has {placement}: only a shard has lengths; place `S(d)` there, or leave them out"
+    )]
+    NotCut {
+        /// The mesh dimension.
+        mesh_dim: usize,
+        /// Its placement.
+        placement: Placement,
+        /// The lengths given.
+        lengths: Vec<usize>,
+    },
+    /// A ragged cut does not have one length per rank.
+    #[error(
+        "{} lengths {lengths:?} for the {ranks} ranks of mesh dim {mesh_dim}: give one length per rank, 0 for one that holds nothing",
+        lengths.len()
+    )]
+    LengthCount {
+        /// The mesh dimension.
+        mesh_dim: usize,
+        /// Its size.
+        ranks: usize,
+        /// The lengths given.
+        lengths: Vec<usize>,
+    },
+    /// The lengths of a ragged cut do not add up to what it cuts.
+    #[error(
+        "the lengths {lengths:?} on mesh dim {mesh_dim} add up to {}, but a rank's piece of tensor dim {dim} that they cut is {len} long: give lengths that add up to it on every rank, or none",
+        lengths.iter().sum::<usize>()
+    )]
+    LengthSum {
+        /// The mesh dimension.
+        mesh_dim: usize,
+        /// The tensor dimension.
+        dim: usize,
+        /// The lengths given.
+        lengths: Vec<usize>,
+        /// Length of a piece that they cut: the dimension, or what the cuts outside leave of it.
+        len: usize,
+    },
     /// Two mesh dimensions hold partial values whose reductions cannot be exchanged.
     #[error(
         "P({op}) on mesh dim {mesh_dim} beside P({other}) on mesh dim {other_mesh_dim}: the value would depend on which is reduced first; redistribute one of them to Replicate before the other is made"

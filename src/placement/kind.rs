@@ -26,7 +26,8 @@ pub enum PartialOp {
 pub enum Placement {
     /// Every rank holds the same value.
     Replicate,
-    /// Rank `r` holds the `r`-th [`chunk`](super::chunk) of this tensor dimension.
+    /// Rank `r` holds the `r`-th part of this tensor dimension: a [`chunk`](super::chunk), or as
+    /// long as the lengths say that a [`Layout`](super::Layout) has beside it.
     Shard(usize),
     /// Every rank holds a value of full shape; the tensor is their reduction.
     Partial(PartialOp),

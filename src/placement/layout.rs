@@ -1,16 +1,17 @@
-//! [`Layout`]: one placement per mesh dimension, and the order of the cuts.
+//! [`Layout`]: one placement per mesh dimension, the order of the cuts, and their lengths where ragged.
 
 use std::fmt;
-use std::ops::Range;
+use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
-use super::{Placement, PlacementError, Placements, chunk};
+use super::{Placement, PlacementError, Placements};
 
 /// Mesh dimensions that cut one tensor dimension, outermost cut first.
 type Cuts = SmallVec<[usize; 3]>;
 
-/// How a tensor lies on a mesh: a placement per mesh dimension, and the order of the cuts.
+/// How a tensor lies on a mesh: a placement per mesh dimension, the order of the cuts, and the lengths
+/// of those that are ragged.
 ///
 /// Where several mesh dimensions shard one tensor dimension, the first in order cuts the whole,
 /// the next cuts the piece, and so on. The default order is that of the mesh dimensions. FSDP
@@ -25,8 +26,11 @@ type Cuts = SmallVec<[usize; 3]>;
 ///                              rank (1, 1)  | 6 7 |            | 6 7 |
 /// ```
 ///
-/// A layout knows nothing of a tensor's shape; one fits every shape with enough dimensions
-/// (see [`check`](Self::check)). Where a method takes a `coordinate`, it is a rank's position in
+/// A cut is into chunks of what the cuts before it left, unless [`with_lengths`](Self::with_lengths)
+/// says what each rank holds.
+///
+/// A layout knows nothing of a tensor's shape; one without lengths fits every shape with enough
+/// dimensions (see [`check_shape`](Self::check_shape)). Where a method takes a `coordinate`, it is a rank's position in
 /// the mesh, one index per mesh dimension.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layout {
@@ -34,6 +38,8 @@ pub struct Layout {
     placements: Placements,
     /// Sharded tensor dimensions, ascending, each with its cuts.
     order: SmallVec<[(usize, Cuts); 2]>,
+    /// Mesh dimensions whose cut is ragged, ascending, each with the length that every rank holds.
+    ragged: SmallVec<[(usize, Arc<[usize]>); 1]>,
 }
 
 impl Layout {
@@ -54,12 +60,13 @@ impl Layout {
         if let Some(mesh_dim) = mesh_shape.iter().position(|&size| size == 0) {
             return Err(PlacementError::EmptyMesh { mesh_dim, mesh_shape: mesh_shape.to_vec() });
         }
-        let mut layout = Self { mesh_shape: mesh_shape.into(), placements: placements.into(), order: SmallVec::new() };
+        let (mesh_shape, placements) = (mesh_shape.into(), placements.into());
+        let mut layout = Self { mesh_shape, placements, order: SmallVec::new(), ragged: SmallVec::new() };
         if let Some(error) = layout.mixed_partial() {
             return Err(error);
         }
-        for (mesh_dim, placement) in placements.iter().enumerate() {
-            if let Placement::Shard(dim) = *placement {
+        for mesh_dim in 0..layout.placements.len() {
+            if let Placement::Shard(dim) = layout.placements[mesh_dim] {
                 layout.cuts_mut(dim).push(mesh_dim);
             }
         }
@@ -98,6 +105,40 @@ impl Layout {
         Ok(layout)
     }
 
+    /// The same layout where `mesh_dim` cuts into these lengths, one per rank, and no longer into
+    /// chunks.
+    ///
+    /// They add up to the length of the tensor dimension or, where other cuts come before this one,
+    /// to that of the pieces that these leave, which are then all of one length. Cuts after this one
+    /// are chunks of its parts, unless they have lengths of their own.
+    ///
+    /// ```
+    /// # use burn_dtensor::placement::{Layout, Placement::Shard};
+    /// let layout = Layout::new(&[3], &[Shard(0)])?.with_lengths(0, [3, 0, 2])?;
+    /// assert_eq!(layout.local_slices(&[5], &[2])[0], 3..5);
+    /// assert_eq!(layout.to_string(), "[S(0); mesh dim 0 cuts 3 + 0 + 2]");
+    /// # Ok::<(), burn_dtensor::placement::PlacementError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NotCut`](PlacementError::NotCut) if `mesh_dim` has no shard, and
+    /// [`LengthCount`](PlacementError::LengthCount) unless there is one length per rank.
+    ///
+    /// # Panics
+    /// If the mesh has no dimension `mesh_dim`.
+    pub fn with_lengths(mut self, mesh_dim: usize, lengths: impl Into<Arc<[usize]>>) -> Result<Self, PlacementError> {
+        let (lengths, ranks) = (lengths.into(), self.mesh_shape[mesh_dim]);
+        let placement = self.placements[mesh_dim];
+        if placement.shard_dim().is_none() {
+            return Err(PlacementError::NotCut { mesh_dim, placement, lengths: lengths.to_vec() });
+        }
+        if lengths.len() != ranks {
+            return Err(PlacementError::LengthCount { mesh_dim, ranks, lengths: lengths.to_vec() });
+        }
+        self.set_lengths(mesh_dim, Some(lengths));
+        Ok(self)
+    }
+
     /// The layout whose cuts are made in the order `turn` of the mesh dimensions, on every tensor
     /// dimension.
     ///
@@ -117,7 +158,7 @@ impl Layout {
     }
 
     /// The layout with the placements that `by` makes of each mesh dimension and its own. Cuts that
-    /// stay keep their order; new ones come after them.
+    /// stay keep their order; new ones come after them. Lengths stay where what they cut does.
     ///
     /// # Errors
     /// [`MixedPartial`](PlacementError::MixedPartial), as [`new`](Self::new).
@@ -127,6 +168,16 @@ impl Layout {
         for (dim, cuts) in &mut replaced.order {
             let known = self.order(*dim);
             cuts.sort_by_key(|cut| known.iter().position(|other| other == cut).unwrap_or(known.len()));
+        }
+        for (mesh_dim, lengths) in self.ragged() {
+            let outside = |layout: &Self| {
+                let dim = layout.placements[mesh_dim].shard_dim()?;
+                let outside = layout.order(dim).iter().take_while(|&&cut| cut != mesh_dim);
+                Some((dim, outside.copied().collect::<Cuts>()))
+            };
+            if outside(&replaced) == outside(self) {
+                replaced.set_lengths(mesh_dim, Some(lengths.clone()));
+            }
         }
         Ok(replaced)
     }
@@ -166,6 +217,27 @@ impl Layout {
         self.order.iter().all(|(_, cuts)| cuts.is_sorted())
     }
 
+    /// The lengths that `mesh_dim` cuts into, one per rank; `None` of one that cuts into chunks or
+    /// nothing.
+    pub fn lengths(&self, mesh_dim: usize) -> Option<&Arc<[usize]>> {
+        self.ragged.iter().find(|(ragged, _)| *ragged == mesh_dim).map(|(_, lengths)| lengths)
+    }
+
+    /// The mesh dimensions whose cuts are ragged, ascending, each with its lengths.
+    pub fn ragged(&self) -> impl Iterator<Item = (usize, &Arc<[usize]>)> {
+        self.ragged.iter().map(|(mesh_dim, lengths)| (*mesh_dim, lengths))
+    }
+
+    /// Whether every tensor dimension is cut into chunks, in the order of the mesh dimensions.
+    pub fn has_default_cuts(&self) -> bool {
+        self.has_default_order() && !self.is_ragged()
+    }
+
+    /// Whether any cut is ragged.
+    pub fn is_ragged(&self) -> bool {
+        !self.ragged.is_empty()
+    }
+
     /// Whether any placement is `Partial`.
     pub fn has_partial(&self) -> bool {
         self.placements.iter().any(|placement| placement.partial_op().is_some())
@@ -186,100 +258,9 @@ impl Layout {
         Ok(())
     }
 
-    /// The shape of the shard at `coordinate`.
-    ///
-    /// # Panics
-    /// As [`local_slices`](Self::local_slices).
-    pub fn local_shape(&self, global: &[usize], coordinate: &[usize]) -> Vec<usize> {
-        self.local_slices(global, coordinate).iter().map(ExactSizeIterator::len).collect()
-    }
-
-    /// The interval of each tensor dimension that the rank at `coordinate` holds.
-    ///
-    /// An empty shard is an empty interval at the end of the piece it was cut from.
-    ///
-    /// # Panics
-    /// If a shard's dimension is missing in `global`, or `coordinate` is outside the mesh.
-    pub fn local_slices(&self, global: &[usize], coordinate: &[usize]) -> Vec<Range<usize>> {
-        let mut slices: Vec<_> = global.iter().map(|&len| 0..len).collect();
-        for (dim, cuts) in self.orders() {
-            let slice = slices.get_mut(dim).unwrap_or_else(|| self.misfit(dim, global));
-            *slice = self.nested(slice.len(), cuts, coordinate);
-        }
-        slices
-    }
-
-    /// Of each tensor dimension the length of the shortest part that any rank has: 0 where one has
-    /// nothing of it. Under nested cuts that need not be the last rank:
-    ///
-    /// ```text
-    /// mesh (2, 3), [S(0), S(0)], a dim of 7:   | 0 1 | 2 3 | | 4 | 5 | 6 |
-    /// ```
-    ///
-    /// # Panics
-    /// If a shard's dimension is missing in `global`.
-    pub fn shortest(&self, global: &[usize]) -> Vec<usize> {
-        let mut shortest = global.to_vec();
-        for (dim, cuts) in self.orders() {
-            let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
-            // Pieces of one cut have three lengths at most: which leaves the shortest part is only
-            // known after the last cut.
-            let mut pieces: SmallVec<[usize; 4]> = smallvec![len];
-            for &cut in cuts {
-                let ranks = self.mesh_shape[cut];
-                let parts = |&len: &usize| {
-                    let full = len.div_ceil(ranks).max(1);
-                    [0, (len / full).min(ranks - 1), ranks - 1].map(|rank| chunk(len, ranks, rank).len())
-                };
-                pieces = pieces.iter().flat_map(parts).collect();
-                pieces.sort_unstable();
-                pieces.dedup();
-            }
-            shortest[dim] = pieces[0];
-        }
-        shortest
-    }
-
-    /// Where the shard at `coordinate` begins in each tensor dimension, as PyTorch reports it: for
-    /// an interval that is empty, the length of the dimension.
-    ///
-    /// # Panics
-    /// As [`local_slices`](Self::local_slices).
-    pub fn global_offset(&self, global: &[usize], coordinate: &[usize]) -> Vec<usize> {
-        let slices = self.local_slices(global, coordinate).into_iter();
-        slices.zip(global).map(|(slice, &len)| if slice.is_empty() { len } else { slice.start }).collect()
-    }
-
-    /// The length of the piece that mesh dimension `mesh_dim` cuts, for the rank at `coordinate`:
-    /// the interval left by the cuts before it. The same for all ranks that differ only along
-    /// `mesh_dim`.
-    ///
-    /// # Panics
-    /// If `mesh_dim` shards nothing, and as [`local_slices`](Self::local_slices).
-    pub fn parent_len(&self, global: &[usize], coordinate: &[usize], mesh_dim: usize) -> usize {
-        let Placement::Shard(dim) = self.placements[mesh_dim] else {
-            panic!("mesh dim {mesh_dim} of {self} cuts nothing");
-        };
-        let outer = self.order(dim).iter().take_while(|&&cut| cut != mesh_dim);
-        let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
-        self.nested(len, outer, coordinate).len()
-    }
-
-    /// The interval left of `0..len` by `cuts`, outermost first.
-    fn nested<'a>(&self, len: usize, cuts: impl IntoIterator<Item = &'a usize>, coordinate: &[usize]) -> Range<usize> {
-        cuts.into_iter().fold(0..len, |piece, &mesh_dim| {
-            let part = chunk(piece.len(), self.mesh_shape[mesh_dim], coordinate[mesh_dim]);
-            piece.start + part.start..piece.start + part.end
-        })
-    }
-
-    fn misfit(&self, dim: usize, global: &[usize]) -> ! {
-        panic!("{self} shards dim {dim}, which a tensor of shape {global:?} lacks")
-    }
-
-    /// The layout with `placement` on `mesh_dim`: as the innermost cut, if it is a shard.
-    /// `None` where the table of transitions has no such step from here.
-    pub(super) fn moved(&self, mesh_dim: usize, placement: Placement) -> Option<Self> {
+    /// The layout with `placement` on `mesh_dim`: as the innermost cut, into `lengths` or else
+    /// chunks, if it is a shard. `None` where the table of transitions has no such step from here.
+    pub(super) fn moved(&self, mesh_dim: usize, placement: Placement, lengths: Option<&Arc<[usize]>>) -> Option<Self> {
         let mut moved = self.clone();
         if let Placement::Shard(dim) = self.placements[mesh_dim] {
             if moved.cuts_mut(dim).pop() != Some(mesh_dim) {
@@ -291,6 +272,7 @@ impl Layout {
             moved.cuts_mut(dim).push(mesh_dim);
         }
         moved.placements[mesh_dim] = placement;
+        moved.set_lengths(mesh_dim, lengths.cloned());
         moved.mixed_partial().is_none().then_some(moved)
     }
 
@@ -307,7 +289,16 @@ impl Layout {
             cuts.retain(|cut| self.mesh_shape[*cut] > 1);
         }
         plain.order.retain(|(_, cuts)| !cuts.is_empty());
+        plain.ragged.retain(|(mesh_dim, _)| self.mesh_shape[*mesh_dim] > 1);
         plain
+    }
+
+    fn set_lengths(&mut self, mesh_dim: usize, lengths: Option<Arc<[usize]>>) {
+        self.ragged.retain(|(ragged, _)| *ragged != mesh_dim);
+        if let Some(lengths) = lengths {
+            let at = self.ragged.partition_point(|(ragged, _)| *ragged < mesh_dim);
+            self.ragged.insert(at, (mesh_dim, lengths));
+        }
     }
 
     fn cuts_mut(&mut self, dim: usize) -> &mut Cuts {
@@ -326,13 +317,18 @@ impl Layout {
     }
 }
 
-/// `[S(0), R]`; a non-default order follows: `[S(0), S(0); dim 0 cut by mesh dims 1, 0]`.
+/// `[S(0), R]`; a non-default order follows: `[S(0), S(0); dim 0 cut by mesh dims 1, 0]`; then the
+/// lengths of ragged cuts: `[S(0), R; mesh dim 0 cuts 3 + 0 + 2]`.
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
         write!(f, "[{}", list(&mut self.placements.iter().map(ToString::to_string)))?;
         for (dim, cuts) in self.orders().filter(|(_, cuts)| !cuts.is_sorted()) {
             write!(f, "; dim {dim} cut by mesh dims {}", list(&mut cuts.iter().map(ToString::to_string)))?;
+        }
+        for (mesh_dim, lengths) in self.ragged() {
+            let lengths: Vec<_> = lengths.iter().map(ToString::to_string).collect();
+            write!(f, "; mesh dim {mesh_dim} cuts {}", lengths.join(" + "))?;
         }
         write!(f, "]")
     }

@@ -1,9 +1,10 @@
-//! What a rank holds: placements, shard order, chunk arithmetic and the planner. Pure: numbers
+//! What a rank holds: placements, shard order, how lengths are cut, and the planner. Pure: numbers
 //! in, numbers out; no tensors, no communication.
 //!
 //! A [`Placement`] says, for one mesh dimension, how ranks that differ only along it share a
-//! tensor. A [`Layout`] holds one placement per mesh dimension, and the order of the cuts where
-//! several mesh dimensions shard one tensor dimension. [`plan`] lists the [`Step`]s that lead
+//! tensor. A [`Layout`] holds one placement per mesh dimension, the order of the cuts where
+//! several mesh dimensions shard one tensor dimension, and the lengths of cuts that are ragged. A
+//! [`Cut`] says which interval of a length each rank holds. [`plan`] lists the [`Step`]s that lead
 //! from one layout to another.
 //!
 //! # The table of transitions
@@ -23,8 +24,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A shard is one contiguous interval per tensor dimension: nested [`chunk`]s, outermost cut
-//!    first, with uneven and empty shards on any dimension.
+//! 1. A shard is one contiguous interval per tensor dimension: nested [`Cut`]s, outermost cut
+//!    first, into [`chunk`]s or given lengths, with uneven and empty shards on any dimension.
 //! 2. A step that ends in `Shard(d)` makes `m` the innermost cut of `d`; one that starts there
 //!    finds it innermost. So cuts are undone in the reverse of their order.
 //! 3. A mesh dimension of size 1 never takes a step.
@@ -32,13 +33,18 @@
 //!    reductions commute, so a layout has one value whatever the order of the steps. Layouts that
 //!    would mix others (sum with max) do not exist.
 //! 5. A plan depends on the two layouts alone: every rank finds the same one, for every shape.
+//! 6. A ragged cut has one length per rank of its mesh dimension; they add up to the length that it
+//!    cuts, which is the same on all ranks. Cuts of the same mesh dimension into other lengths are
+//!    other cuts: from one to another leads an all-gather and a slice.
 
 mod chunk;
+mod cut;
 mod error;
 mod kind;
 mod layout;
 mod parse;
 mod plan;
+mod shards;
 #[cfg(test)]
 mod simulation;
 mod step;
@@ -47,6 +53,7 @@ mod strided;
 mod tests;
 
 pub use chunk::chunk;
+pub use cut::Cut;
 pub use error::PlacementError;
 pub use kind::{PartialOp, Placement, Placements};
 pub use layout::Layout;

@@ -14,7 +14,8 @@ use super::{Layout, PartialOp, Placement, PlacementError, Step};
 ///
 /// A plan has as few collectives as the table of transitions allows: one for each mesh
 /// dimension that must leave its placement (none where a shard becomes a partial sum). A cut must
-/// leave if it, or a cut outside it on the same tensor dimension, is not where `to` wants it.
+/// leave if it, or a cut outside it on the same tensor dimension, is not where `to` wants it, or not
+/// of the lengths that `to` wants.
 /// Among the orders of these steps, the one that sends the fewest bytes is taken, then the one
 /// with the fewest steps: tensors are reduced before they are gathered, slices come as early as
 /// they can, and a mesh dimension goes straight to its target (one reduce-scatter, one
@@ -115,7 +116,8 @@ fn moves(layout: &Layout, to: &Layout) -> SmallVec<[(Step, Layout); 4]> {
         let placement = layout.placements()[mesh_dim];
         for next in [target, Placement::Replicate] {
             let step = Step::between(mesh_dim, placement, next);
-            let Some((step, moved)) = step.zip(layout.moved(mesh_dim, next)) else { continue };
+            let lengths = to.lengths(mesh_dim).filter(|_| next == target);
+            let Some((step, moved)) = step.zip(layout.moved(mesh_dim, next, lengths)) else { continue };
             if next != target || settled(&moved, to, mesh_dim) {
                 moves.push((step, moved));
             }
@@ -127,8 +129,8 @@ fn moves(layout: &Layout, to: &Layout) -> SmallVec<[(Step, Layout); 4]> {
     moves
 }
 
-/// Whether `mesh_dim` is where `to` wants it: the same placement and, for a shard, the same cuts
-/// outside it.
+/// Whether `mesh_dim` is where `to` wants it: the same placement and, for a shard, the same cut and
+/// the same cuts outside it.
 fn settled(layout: &Layout, to: &Layout, mesh_dim: usize) -> bool {
     let placement = layout.placements()[mesh_dim];
     if placement != to.placements()[mesh_dim] {
@@ -136,7 +138,11 @@ fn settled(layout: &Layout, to: &Layout, mesh_dim: usize) -> bool {
     }
     let Placement::Shard(dim) = placement else { return true };
     let mut cuts = layout.order(dim).iter().zip(to.order(dim));
-    cuts.find_map(|(cut, wanted)| (cut != wanted || *cut == mesh_dim).then_some(cut == wanted)) == Some(true)
+    let found = cuts.find_map(|(cut, wanted)| {
+        let same = cut == wanted && layout.lengths(*cut) == to.lengths(*cut);
+        (!same || *cut == mesh_dim).then_some(same)
+    });
+    found == Some(true)
 }
 
 fn trace(mut reached: Vec<Reached>, mut at: usize) -> Vec<(Step, Layout)> {

@@ -79,6 +79,15 @@ fn deal(list: &[usize], parts: usize, part: usize) -> Vec<usize> {
     list.iter().copied().skip(part * size).take(size).collect()
 }
 
+/// The same for the ranks of `mesh_dim`, in the lengths that `layout` has for it, if it has any.
+fn dealt(list: &[usize], layout: &Layout, mesh_dim: usize, part: usize) -> Vec<usize> {
+    let Some(lengths) = layout.lengths(mesh_dim) else { return deal(list, layout.mesh_shape()[mesh_dim], part) };
+    let mut list = list.to_vec();
+    let mut piles = lengths.iter().map(|&len| list.drain(..len).collect_vec()).collect_vec();
+    assert!(list.is_empty(), "{layout} leaves {list:?} of mesh dim {mesh_dim}");
+    piles.swap_remove(part)
+}
+
 fn coordinates(mesh: &[usize]) -> Vec<Vec<usize>> {
     mesh.iter().map(|&size| 0..size).multi_cartesian_product().collect()
 }
@@ -87,7 +96,7 @@ fn coordinates(mesh: &[usize]) -> Vec<Vec<usize>> {
 fn shard(layout: &Layout, global: &Matrix, coordinate: &[usize]) -> Matrix {
     (0..2).fold(global.clone(), |local, dim| {
         layout.order(dim).iter().fold(local, |local, &m| {
-            let kept = deal(&(0..local.shape[dim]).collect_vec(), layout.mesh_shape()[m], coordinate[m]);
+            let kept = dealt(&(0..local.shape[dim]).collect_vec(), layout, m, coordinate[m]);
             local.pick(dim, &kept)
         })
     })
@@ -104,21 +113,22 @@ fn groups(mesh: &[usize], mesh_dim: usize) -> Vec<Vec<usize>> {
     groups.into_values().map(|ranks| ranks.into_iter().map(|(rank, _)| rank).collect()).collect()
 }
 
-/// Every rank's local matrix after `step`.
-fn execute(step: Step, mesh: &[usize], locals: &[Matrix]) -> Vec<Matrix> {
+/// Every rank's local matrix after `step`, which leads to the layout `to`.
+fn execute(step: Step, to_layout: &Layout, locals: &[Matrix]) -> Vec<Matrix> {
     let mut after = locals.to_vec();
-    for group in groups(mesh, step.mesh_dim()) {
+    for group in groups(to_layout.mesh_shape(), step.mesh_dim()) {
         let inputs = group.iter().map(|&rank| locals[rank].clone()).collect_vec();
-        let chunk_of =
-            |m: &Matrix, dim: usize, r: usize| m.pick(dim, &deal(&(0..m.shape[dim]).collect_vec(), group.len(), r));
+        let part_of = |m: &Matrix, dim: usize, r: usize| {
+            m.pick(dim, &dealt(&(0..m.shape[dim]).collect_vec(), to_layout, step.mesh_dim(), r))
+        };
         for (r, &rank) in group.iter().enumerate() {
             after[rank] = match step {
                 Step::AllGather { dim, .. } => Matrix::concat(dim, &inputs),
-                Step::Slice { dim, .. } => chunk_of(&inputs[r], dim, r),
+                Step::Slice { dim, .. } => part_of(&inputs[r], dim, r),
                 Step::AllReduce { op, .. } => Matrix::reduce(op, &inputs),
-                Step::ReduceScatter { dim, op, .. } => chunk_of(&Matrix::reduce(op, &inputs), dim, r),
+                Step::ReduceScatter { dim, op, .. } => part_of(&Matrix::reduce(op, &inputs), dim, r),
                 Step::AllToAll { from, to, .. } => {
-                    Matrix::concat(from, &inputs.iter().map(|input| chunk_of(input, to, r)).collect_vec())
+                    Matrix::concat(from, &inputs.iter().map(|input| part_of(input, to, r)).collect_vec())
                 }
                 Step::ZeroOthers { .. } if r == 0 => inputs[r].clone(),
                 Step::ZeroOthers { .. } => inputs[r].zeros_like(),
@@ -156,7 +166,7 @@ fn distribute(layout: &Layout, shape: [usize; 2]) -> (Vec<Matrix>, Matrix) {
 /// Reduces every partial mesh dimension.
 fn reduce_partials(layout: &Layout, locals: Vec<Matrix>) -> Vec<Matrix> {
     layout.placements().iter().enumerate().fold(locals, |locals, (mesh_dim, placement)| match placement.partial_op() {
-        Some(op) => execute(Step::AllReduce { mesh_dim, op }, layout.mesh_shape(), &locals),
+        Some(op) => execute(Step::AllReduce { mesh_dim, op }, layout, &locals),
         None => locals,
     })
 }
@@ -168,9 +178,12 @@ fn check(from: &Layout, to: &Layout, shape: [usize; 2]) -> Vec<(Step, Layout)> {
     let (mut locals, whole) = distribute(from, shape);
     for (step, after) in &steps {
         let orders = after.orders().collect_vec();
-        assert_eq!(Layout::with_order(mesh, after.placements(), &orders).as_ref(), Ok(after), "{from} -> {to}");
+        let rebuilt = Layout::with_order(mesh, after.placements(), &orders).unwrap();
+        let mut lengths = after.ragged();
+        let rebuilt = lengths.try_fold(rebuilt, |layout, (m, lengths)| layout.with_lengths(m, lengths.clone()));
+        assert_eq!(rebuilt.as_ref(), Ok(after), "{from} -> {to}");
         assert!(mesh[step.mesh_dim()] > 1, "{from} -> {to}: {step:?} on a mesh dim of size 1");
-        locals = execute(*step, mesh, &locals);
+        locals = execute(*step, after, &locals);
         for (local, coordinate) in locals.iter().zip(coordinates(mesh)) {
             let promised = after.local_shape(&shape, &coordinate);
             assert_eq!(promised, local.shape, "{from} -> {to}, {shape:?}: {step:?} at {coordinate:?}");
@@ -199,6 +212,18 @@ fn layouts(mesh: &[usize], placements: &[Placement]) -> Vec<Layout> {
     ordered.collect()
 }
 
+/// These layouts and, wherever `lengths` of a mesh dimension fit a matrix of `shape`, the same with
+/// them: on any of its mesh dimensions.
+fn with_ragged(layouts: Vec<Layout>, shape: [usize; 2], lengths: &[(usize, &[usize])]) -> Vec<Layout> {
+    lengths.iter().fold(layouts, |mut layouts, &(mesh_dim, lengths)| {
+        let free = layouts.iter().filter(|layout| layout.lengths(mesh_dim).is_none());
+        let ragged = free.filter_map(|layout| layout.clone().with_lengths(mesh_dim, lengths).ok());
+        let ragged = ragged.filter(|layout| layout.check_shape(&shape).is_ok()).collect_vec();
+        layouts.extend(ragged);
+        layouts
+    })
+}
+
 const SHARDS: [Placement; 3] = [Placement::Replicate, Placement::Shard(0), Placement::Shard(1)];
 
 fn alphabet(ops: &[PartialOp]) -> Vec<Placement> {
@@ -217,9 +242,12 @@ fn refused(from: &Layout, to: &Layout) -> bool {
 
 /// Checks all pairs of layouts; returns how many had a plan.
 fn all_pairs(mesh: &[usize], ops: &[PartialOp], shapes: &[[usize; 2]]) -> usize {
-    let layouts = layouts(mesh, &alphabet(ops));
+    all_pairs_of(&layouts(mesh, &alphabet(ops)), shapes)
+}
+
+fn all_pairs_of(layouts: &[Layout], shapes: &[[usize; 2]]) -> usize {
     let mut planned = 0;
-    for (from, to) in layouts.iter().cartesian_product(&layouts) {
+    for (from, to) in layouts.iter().cartesian_product(layouts) {
         if refused(from, to) {
             let error = plan(from, to).unwrap_err();
             assert!(matches!(error, PlacementError::PartialTarget { .. }), "{from} -> {to}: {error}");
@@ -262,6 +290,28 @@ fn every_pair_on_three_mesh_dims() {
     all_pairs(&[2, 2, 2], &[Max], &[[5, 9]]);
 }
 
+#[test]
+fn every_pair_with_ragged_cuts() {
+    // 5 rows and 3 columns; two ways to cut the rows, one with nothing on the first rank.
+    let one = with_ragged(
+        layouts(&[3], &alphabet(&[Sum, Max])),
+        [5, 3],
+        &[(0, &[0, 4, 1]), (0, &[3, 0, 2]), (0, &[1, 2, 0])],
+    );
+    // R, S, S, P, P, and three that are ragged. From P(max) to P(sum) leads no way, and none to P(max).
+    assert_eq!(one.len(), 5 + 3);
+    assert_eq!(all_pairs_of(&one, &[[5, 3]]), 8 * 8 - 1 - 7);
+    // Outermost on either mesh dim, with chunks or other lengths inside where all pieces are of 3 rows.
+    let lengths: [(usize, &[usize]); 5] =
+        [(0, &[1, 5]), (0, &[3, 3]), (1, &[4, 0, 2]), (1, &[0, 2, 1]), (1, &[0, 0, 4])];
+    let two = with_ragged(layouts(&[2, 3], &alphabet(&[Sum])), [6, 4], &lengths);
+    let nested = |layout: &&Layout| layout.lengths(0).is_some() && layout.order(0) == [0, 1];
+    assert_eq!(two.iter().filter(nested).filter(|layout| layout.lengths(1).is_some()).count(), 1);
+    assert!(all_pairs_of(&two, &[[6, 4]]) > 1000, "{} layouts", two.len());
+    let three = with_ragged(layouts(&[2, 1, 2], &SHARDS), [5, 2], &[(0, &[5, 0]), (1, &[5]), (2, &[1, 1])]);
+    assert!(all_pairs_of(&three, &[[5, 2]]) > 1000, "{} layouts", three.len());
+}
+
 /// What a rank sends in `step` when it holds `held` elements, by the table of transitions.
 fn sent(step: Step, held: usize, ranks: usize) -> usize {
     match step {
@@ -283,6 +333,11 @@ fn cost(step: Step, before: &Layout) -> (usize, usize) {
 fn no_sequence_of_steps_is_cheaper_than_the_plan() {
     for mesh in [&[2, 3][..], &[4, 2], &[2, 2, 2]] {
         let layouts = layouts(mesh, &alphabet(&[Sum]));
+        // Even lengths, so that parts are as large as chunks are, and yet other cuts.
+        let layouts = match mesh {
+            [2, 3] => with_ragged(layouts, [144, 144], &[(0, &[72, 72]), (1, &[48, 48, 48])]),
+            _ => layouts,
+        };
         for from in layouts.iter().step_by(if mesh.len() == 3 { 7 } else { 1 }) {
             for (to, cheapest) in layouts.iter().zip(cheapest(from, &layouts)) {
                 let Ok(steps) = plan(from, to) else { continue };
@@ -301,10 +356,16 @@ fn no_sequence_of_steps_is_cheaper_than_the_plan() {
 fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
     let start = |layout| if layout == from { (0, 0) } else { (usize::MAX, 0) };
     let mut cheapest = layouts.iter().map(start).collect_vec();
+    let given = layouts.iter().flat_map(|layout| layout.ragged().map(|(m, lengths)| (m, lengths.clone())));
+    let shards = given.unique().cartesian_product([0, 1].map(Placement::Shard));
+    let ragged = shards.map(|((mesh_dim, lengths), shard)| (mesh_dim, shard, Some(lengths)));
+    let plain = (0..from.mesh_shape().len()).cartesian_product(alphabet(&[Sum]));
+    let ways = plain.map(|(mesh_dim, placement)| (mesh_dim, placement, None)).chain(ragged).collect_vec();
     loop {
         let before = cheapest.clone();
         for (at, layout) in layouts.iter().enumerate().filter(|(at, _)| before[*at].0 < usize::MAX) {
-            for (mesh_dim, placement) in (0..from.mesh_shape().len()).cartesian_product(alphabet(&[Sum])) {
+            for (mesh_dim, placement, lengths) in &ways {
+                let (mesh_dim, placement) = (*mesh_dim, *placement);
                 let current = layout.placements()[mesh_dim];
                 let source = from.placements()[mesh_dim];
                 let step = Step::between(mesh_dim, current, placement);
@@ -312,8 +373,11 @@ fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
                     Step::ZeroPad { .. } => !source.is_replicate(),
                     _ => current.partial_op().is_none() || current == source,
                 });
-                let Some((step, moved)) = step.zip(layout.moved(mesh_dim, placement)) else { continue };
-                let next = layouts.iter().position(|layout| *layout == moved).unwrap();
+                let Some((step, moved)) = step.zip(layout.moved(mesh_dim, placement, lengths.as_ref())) else {
+                    continue;
+                };
+                // Lengths that do not fit are no layout.
+                let Some(next) = layouts.iter().position(|layout| *layout == moved) else { continue };
                 let (collectives, sent) = cost(step, layout);
                 cheapest[next] = cheapest[next].min((cheapest[at].0 + collectives, cheapest[at].1 + sent));
             }
@@ -349,6 +413,28 @@ fn direct_ways_are_taken() {
     assert_eq!(plan_text(&[2, 2], &["P(sum)", "S(0)"], &["S(0)", "R"]), "[P(sum), R] [S(0), R]");
     // A partial max is reduced before a partial sum appears beside it.
     assert_eq!(plan_text(&[2, 2], &["P(max)", "S(1)"], &["R", "P(sum)"]), "[R, S(1)] [R, P(sum)]");
+}
+
+#[test]
+fn other_lengths_are_gathered_and_sliced() {
+    let rows = |mesh: &[usize], order: &[usize], lengths: &[(usize, &[usize])]| {
+        let placements = mesh.iter().map(|_| Placement::Shard(0)).collect_vec();
+        let layout = Layout::with_order(mesh, &placements, &[(0, order)]).unwrap();
+        lengths.iter().fold(layout, |layout, &(m, lengths)| layout.with_lengths(m, lengths).unwrap())
+    };
+    let text =
+        |from: &Layout, to: &Layout| check(from, to, [6, 2]).iter().map(|(_, after)| after.to_string()).join(" ");
+    let (chunks, ragged) = (rows(&[2], &[0], &[]), rows(&[2], &[0], &[(0, &[1, 5])]));
+    assert_eq!(text(&chunks, &ragged), "[R] [S(0); mesh dim 0 cuts 1 + 5]");
+    assert_eq!(text(&ragged, &chunks), "[R] [S(0)]");
+    let columns = Layout::new(&[2], &[Placement::Shard(1)]).unwrap();
+    assert_eq!(text(&ragged, &columns), "[S(1)]");
+    // What is inside such a cut is gathered before it, and cut again after it.
+    let (chunks, ragged) = (rows(&[2, 2], &[0, 1], &[]), rows(&[2, 2], &[0, 1], &[(0, &[4, 2])]));
+    assert_eq!(check(&chunks, &ragged, [6, 2]).iter().filter(|(step, _)| step.is_collective()).count(), 2);
+    // What is outside it stays.
+    let (inner, other) = (rows(&[2, 2], &[0, 1], &[(1, &[3, 0])]), rows(&[2, 2], &[0, 1], &[(1, &[1, 2])]));
+    assert_eq!(text(&inner, &other), "[S(0), R] [S(0), S(0); mesh dim 1 cuts 1 + 2]");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use super::{Layout, PartialOp, Placement};
 /// One change of placement on one mesh dimension (see the [table](super#the-table-of-transitions)).
 ///
 /// A step's lengths follow from the layouts around it: with `m` the step's mesh dimension, a
-/// gathered or padded dimension has the [`parent_len`](Layout::parent_len) of `m` in the layout
-/// before the step, and a dimension that is cut has the `parent_len` of `m` in the layout after.
+/// gathered or padded dimension was cut by the [`cut`](Layout::cut) of `m` in the layout before the
+/// step, and a dimension that is cut is so by the `cut` of `m` in the layout after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
     /// `Shard(dim)` -> `Replicate`: concatenate the shards.
@@ -16,7 +16,7 @@ pub enum Step {
         /// The tensor dimension it sharded.
         dim: usize,
     },
-    /// `Replicate` -> `Shard(dim)`: keep one's own chunk.
+    /// `Replicate` -> `Shard(dim)`: keep one's own part.
     Slice {
         /// The mesh dimension.
         mesh_dim: usize,
@@ -30,7 +30,7 @@ pub enum Step {
         /// The reduction.
         op: PartialOp,
     },
-    /// `Partial(op)` -> `Shard(dim)`: reduce, and keep one's own chunk.
+    /// `Partial(op)` -> `Shard(dim)`: reduce, and keep one's own part.
     ReduceScatter {
         /// The mesh dimension.
         mesh_dim: usize,
@@ -39,7 +39,7 @@ pub enum Step {
         /// The reduction.
         op: PartialOp,
     },
-    /// `Shard(from)` -> `Shard(to)`: exchange chunks.
+    /// `Shard(from)` -> `Shard(to)`: exchange parts.
     AllToAll {
         /// The mesh dimension.
         mesh_dim: usize,
@@ -113,7 +113,7 @@ impl Step {
     }
 
     /// What a rank sends when `before` is the layout before the step, in units of
-    /// [`WHOLE`](Self::WHOLE) per tensor.
+    /// [`WHOLE`](Self::WHOLE) per tensor. Ragged parts count as even ones: a plan depends on no shape.
     pub(super) fn traffic(self, before: &Layout) -> u64 {
         let held = before.orders().flat_map(|(_, cuts)| cuts);
         let local = held.fold(Self::WHOLE, |local, &cut| local / before.mesh_shape()[cut] as u64);

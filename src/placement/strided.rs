@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Layout, Placement, PlacementError, Placements, chunk};
+use super::{Cut, Layout, Placement, PlacementError, Placements};
 
 /// A placement as PyTorch writes it, where a shard may be strided: `SS(dim, split_factor)`.
 ///
@@ -81,8 +81,8 @@ impl StridedLayout {
             let Some((dim, split_factor)) = placement.shard() else { continue };
             let len = runs[dim].iter().map(ExactSizeIterator::len).sum();
             let kept = (0..split_factor).flat_map(|piece| {
-                let piece = chunk(len, split_factor, piece);
-                let part = chunk(piece.len(), self.mesh_shape[mesh_dim], coordinate[mesh_dim]);
+                let piece = Cut::Chunks(len).range(split_factor, piece);
+                let part = Cut::Chunks(piece.len()).range(self.mesh_shape[mesh_dim], coordinate[mesh_dim]);
                 select(&runs[dim], piece.start + part.start..piece.start + part.end)
             });
             runs[dim] = merged(kept.collect::<Runs>());
@@ -239,7 +239,8 @@ impl Layout {
     }
 
     /// The placements that PyTorch writes for this layout: a shard whose tensor dimension is
-    /// already cut by mesh dimensions to its right becomes a strided shard.
+    /// already cut by mesh dimensions to its right becomes a strided shard. PyTorch cuts into chunks
+    /// alone, so the lengths of a ragged shard are left out.
     pub fn to_strided(&self) -> SmallVec<[StridedPlacement; 3]> {
         StridedLayout::encode(self)
     }

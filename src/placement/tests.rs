@@ -33,7 +33,7 @@ fn a_piece_is_what_the_cuts_before_left() {
     ] {
         assert_eq!(layout.local_shape(&[7, 4], &coordinate), shape);
         assert_eq!(layout.local_slices(&[7, 4], &coordinate), slices);
-        let parents = [0, 1, 2].map(|mesh_dim| layout.parent_len(&[7, 4], &coordinate, mesh_dim));
+        let parents = [0, 1, 2].map(|mesh_dim| layout.cut(&[7, 4], &coordinate, mesh_dim).total());
         assert_eq!(parents, [parent, 4, 7], "{coordinate:?}");
     }
 }
@@ -71,6 +71,67 @@ fn the_shortest_part_is_that_of_some_rank_and_no_rank_has_a_shorter_one() {
         }
     }
     assert!(not_the_last > 0);
+}
+
+/// Layouts of one tensor dimension on a mesh (2, 3), in both orders, with any lengths on either mesh
+/// dimension, against rows dealt one by one.
+#[test]
+fn ragged_cuts_deal_what_the_cuts_before_them_left() {
+    let two = (0..=6).map(|len| Some(vec![len, 6 - len])).chain([None, Some(vec![2, 0]), Some(vec![1, 1])]);
+    let three: [Option<Vec<usize>>; 5] =
+        [None, Some(vec![4, 0, 2]), Some(vec![0, 0, 6]), Some(vec![0, 3, 0]), Some(vec![1, 1, 1])];
+    let deal = |rows: &[usize], lengths: Option<&Vec<usize>>, ranks: usize| -> Option<Vec<Vec<usize>>> {
+        let mut rows = rows.iter().copied();
+        let full = rows.len().div_ceil(ranks);
+        let parts = (0..ranks).map(|rank| rows.by_ref().take(lengths.map_or(full, |lengths| lengths[rank])).collect());
+        let parts: Vec<Vec<usize>> = parts.collect();
+        let exact = lengths.is_none_or(|lengths| parts.iter().map(Vec::len).eq(lengths.iter().copied()));
+        (exact && rows.next().is_none()).then_some(parts)
+    };
+    let mut fitting = 0;
+    for ((first, second), order) in two.cartesian_product(three).cartesian_product([[0, 1], [1, 0]]) {
+        let given = [first.as_ref(), second.as_ref()];
+        let plain = Layout::with_order(&[2, 3], &[Shard(0), Shard(0)], &[(0, &order)]).unwrap();
+        let layout = [0, 1].into_iter().fold(plain, |layout, mesh_dim| match given[mesh_dim] {
+            Some(lengths) => layout.with_lengths(mesh_dim, lengths.clone()).unwrap(),
+            None => layout,
+        });
+        let outer = deal(&[0, 1, 2, 3, 4, 5], given[order[0]], [2, 3][order[0]]);
+        let inner = |piece: &Vec<usize>| deal(piece, given[order[1]], [2, 3][order[1]]);
+        let dealt: Option<Vec<Vec<Vec<usize>>>> = outer.and_then(|outer| outer.iter().map(inner).collect());
+        assert_eq!(layout.check_shape(&[6]).is_ok(), dealt.is_some(), "{layout}");
+        let Some(dealt) = dealt else { continue };
+        fitting += 1;
+        for (outer, inner) in (0..[2, 3][order[0]]).cartesian_product(0..[2, 3][order[1]]) {
+            let mut coordinate = [outer; 2];
+            coordinate[order[1]] = inner;
+            let held = layout.local_slices(&[6], &coordinate)[0].clone().collect_vec();
+            assert_eq!(held, dealt[outer][inner], "{layout} at {coordinate:?}");
+        }
+        let shortest = dealt.iter().flatten().map(Vec::len).min();
+        assert_eq!(layout.shortest(&[6]).first().copied(), shortest, "{layout}");
+    }
+    // Cut by the first mesh dim first: 8, and 4 whose pieces of 3 have lengths too. By the second: 3 and 2.
+    assert_eq!(fitting, 17);
+}
+
+#[test]
+fn lengths_are_part_of_a_layout() {
+    let plain = Layout::new(&[2, 3], &[Shard(1), Shard(0)]).unwrap();
+    let ragged = plain.clone().with_lengths(1, [3, 0, 2]).unwrap();
+    assert_ne!(plain, ragged);
+    assert_ne!(ragged, plain.clone().with_lengths(1, [2, 0, 3]).unwrap());
+    let both = ragged.clone().with_lengths(0, [1, 6]).unwrap();
+    assert_eq!(both, plain.with_lengths(0, [1, 6]).unwrap().with_lengths(1, [3, 0, 2]).unwrap());
+    assert_eq!(both.to_string(), "[S(1), S(0); mesh dim 0 cuts 1 + 6; mesh dim 1 cuts 3 + 0 + 2]");
+    assert!(both.has_default_order() && !both.has_default_cuts());
+    assert_eq!(both.cut(&[5, 7], &[0, 0], 1).lengths().unwrap()[..], [3, 0, 2]);
+    // With their cut they go, and with those outside it.
+    let without = |gone: usize| both.replaced(|dim, own| if dim == gone { Replicate } else { own }).unwrap();
+    assert_eq!(without(0).to_string(), "[R, S(0); mesh dim 1 cuts 3 + 0 + 2]");
+    assert_eq!(without(1).to_string(), "[S(1), R; mesh dim 0 cuts 1 + 6]");
+    let nested = Layout::new(&[2, 3], &[Shard(0), Shard(0)]).unwrap().with_lengths(1, [3, 0, 2]).unwrap();
+    assert_eq!(nested.replaced(|dim, own| if dim == 0 { Replicate } else { own }).unwrap().to_string(), "[R, S(0)]");
 }
 
 #[test]
@@ -121,6 +182,28 @@ fn bad_layouts_are_refused_with_their_remedy() {
         PlacementError::MixedPartial { mesh_dim: 0, op: PartialOp::Max, other_mesh_dim: 2, other: PartialOp::Sum },
         "redistribute one of them to Replicate",
     );
+    let one = |placement| Layout::new(&[2], &[placement]).unwrap();
+    refused(
+        one(Replicate).with_lengths(0, [1, 2]),
+        PlacementError::NotCut { mesh_dim: 0, placement: Replicate, lengths: vec![1, 2] },
+        "only a shard has lengths",
+    );
+    refused(
+        one(Shard(1)).with_lengths(0, [1, 2, 3]),
+        PlacementError::LengthCount { mesh_dim: 0, ranks: 2, lengths: vec![1, 2, 3] },
+        "3 lengths [1, 2, 3] for the 2 ranks of mesh dim 0: give one length per rank",
+    );
+    let checked = |layout: Layout, shape: &[usize]| layout.check_shape(shape).map(|()| layout);
+    refused(
+        checked(one(Shard(1)).with_lengths(0, [1, 2]).unwrap(), &[3, 4]),
+        PlacementError::LengthSum { mesh_dim: 0, dim: 1, lengths: vec![1, 2], len: 4 },
+        "add up to 3, but a rank's piece of tensor dim 1 that they cut is 4 long",
+    );
+    refused(
+        checked(Layout::new(&[2, 2], &two).unwrap().with_lengths(1, [1, 2]).unwrap(), &[5]),
+        PlacementError::LengthSum { mesh_dim: 1, dim: 0, lengths: vec![1, 2], len: 2 },
+        "on every rank",
+    );
     let error = Layout::new(&[2, 2], &[Replicate, Shard(2)]).unwrap().check(2).unwrap_err();
     assert_eq!(error, PlacementError::DimOutOfRange { mesh_dim: 1, dim: 2, ndim: 2 });
     assert!(error.to_string().contains("S(2) on mesh dim 1 does not fit a tensor of 2 dimensions"), "{error}");
@@ -142,7 +225,7 @@ fn a_tensor_without_the_sharded_dim_panics() {
 #[test]
 #[should_panic(expected = "mesh dim 0 of [R] cuts nothing")]
 fn a_mesh_dim_that_cuts_nothing_has_no_piece() {
-    Layout::new(&[2], &[Replicate]).unwrap().parent_len(&[4], &[0], 0);
+    Layout::new(&[2], &[Replicate]).unwrap().cut(&[4], &[0], 0);
 }
 
 /// Torch's rule: the split factor of a shard is the product of the mesh dims to its right that cut

@@ -8,6 +8,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Float, Int, Shape, Tensor, TensorData};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Call, Communicator, Launch, Op, Phase, ReduceOp, Sharded, TensorMeta, World, launch};
+use burn_dtensor::placement::Cut;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -118,6 +119,25 @@ fn chunk(len: usize, parts: usize, index: usize) -> Range<usize> {
     (index * size).min(len)..((index + 1) * size).min(len)
 }
 
+/// The cuts of a length that are tried: into chunks, and ragged, with nothing on the first of several
+/// ranks and most on the last.
+fn cuts(len: usize, ranks: usize) -> [Cut; 2] {
+    let mut lengths: Vec<usize> = (0..ranks).map(|rank| usize::from(rank > 0 && rank <= len)).collect();
+    lengths[ranks - 1] += len - lengths.iter().sum::<usize>();
+    [Cut::Chunks(len), Cut::Lengths(lengths.into())]
+}
+
+/// What a rank holds, by the definition.
+fn held(cut: &Cut, parts: usize, index: usize) -> Range<usize> {
+    match cut {
+        Cut::Chunks(len) => chunk(*len, parts, index),
+        Cut::Lengths(lengths) => {
+            let before = lengths.iter().take(index).fold(0, |sum, len| sum + len);
+            before..before + lengths[index]
+        }
+    }
+}
+
 /// Shapes with even, uneven and empty chunks for groups of up to 8.
 fn shapes() -> Vec<Vec<usize>> {
     vec![vec![17], vec![1], vec![8, 6], vec![5, 3], vec![2, 70], vec![3, 4, 5], vec![4, 2, 9]]
@@ -144,27 +164,29 @@ fn on_groups(program: impl Fn(&World, &Arc<dyn Communicator>) -> Result<(), Erro
     }
 }
 
-fn piece(whole: &Plain, dim: usize, dtype: DType, comm: &dyn Communicator, device: &Device) -> Sharded {
-    let range = chunk(whole.shape[dim], comm.group().size(), comm.group().rank());
-    Sharded { tensor: whole.narrow(dim, range).tensor(dtype, device), dim, len: whole.shape[dim] }
+fn piece(whole: &Plain, dim: usize, cut: Cut, dtype: DType, comm: &dyn Communicator, device: &Device) -> Sharded {
+    let range = held(&cut, comm.group().size(), comm.group().rank());
+    Sharded { tensor: whole.narrow(dim, range).tensor(dtype, device), dim, cut }
 }
 
 #[test]
 fn all_gather_restores_the_whole() {
     on_groups(|world, comm| {
         for (shape, dim, dtype) in cases() {
-            let whole = Plain::sample(&shape, 0, dtype);
-            let piece = piece(&whole, dim, dtype, comm.as_ref(), world.device());
-            let gathered = comm.all_gather(Call::default(), vec![piece]).wait()?.remove(0);
-            assert_eq!(gathered.dtype(), dtype);
-            assert_eq!(Plain::of(gathered), whole, "{shape:?} dim {dim} {dtype:?}");
+            for cut in cuts(shape[dim], comm.group().size()) {
+                let whole = Plain::sample(&shape, 0, dtype);
+                let piece = piece(&whole, dim, cut.clone(), dtype, comm.as_ref(), world.device());
+                let gathered = comm.all_gather(Call::default(), vec![piece]).wait()?.remove(0);
+                assert_eq!(gathered.dtype(), dtype);
+                assert_eq!(Plain::of(gathered), whole, "{shape:?} dim {dim} {cut:?} {dtype:?}");
+            }
         }
         Ok(())
     });
 }
 
 #[test]
-fn reduce_scatter_gives_each_rank_its_chunk_of_the_sum() {
+fn reduce_scatter_gives_each_rank_its_part_of_the_sum() {
     on_groups(|world, comm| {
         let (size, rank) = (comm.group().size(), comm.group().rank());
         for (shape, dim, dtype) in cases() {
@@ -172,12 +194,15 @@ fn reduce_scatter_gives_each_rank_its_chunk_of_the_sum() {
                 if dtype.is_bool() && op == ReduceOp::Sum {
                     continue;
                 }
-                let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
-                let whole = Sharded { tensor: all[rank].tensor(dtype, world.device()), dim, len: shape[dim] };
-                let part = comm.reduce_scatter(Call::default(), vec![whole], op).wait()?.remove(0);
-                let expected = Plain::reduced(&all, op, dtype).narrow(dim, chunk(shape[dim], size, rank));
-                assert_eq!(part.dtype(), dtype);
-                assert_eq!(Plain::of(part), expected, "{shape:?} dim {dim} {dtype:?} {op:?}");
+                for cut in cuts(shape[dim], size) {
+                    let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
+                    let tensor = all[rank].tensor(dtype, world.device());
+                    let whole = Sharded { tensor, dim, cut: cut.clone() };
+                    let part = comm.reduce_scatter(Call::default(), vec![whole], op).wait()?.remove(0);
+                    let expected = Plain::reduced(&all, op, dtype).narrow(dim, held(&cut, size, rank));
+                    assert_eq!(part.dtype(), dtype);
+                    assert_eq!(Plain::of(part), expected, "{shape:?} dim {dim} {cut:?} {dtype:?} {op:?}");
+                }
             }
         }
         Ok(())
@@ -234,11 +259,14 @@ fn all_to_all_moves_the_cut_to_another_dimension() {
         let (size, rank) = (comm.group().size(), comm.group().rank());
         for (shape, dim, dtype) in cases() {
             for to_dim in (0..shape.len()).filter(|to_dim| *to_dim != dim) {
-                let whole = Plain::sample(&shape, 0, dtype);
-                let piece = piece(&whole, dim, dtype, comm.as_ref(), world.device());
-                let recut = comm.all_to_all(Call::default(), piece, to_dim).wait()?;
-                let expected = whole.narrow(to_dim, chunk(shape[to_dim], size, rank));
-                assert_eq!(Plain::of(recut), expected, "{shape:?} {dim} -> {to_dim} {dtype:?}");
+                let pairs = cuts(shape[dim], size).map(|cut| cuts(shape[to_dim], size).map(|to| (cut.clone(), to)));
+                for (cut, to_cut) in pairs.into_iter().flatten() {
+                    let whole = Plain::sample(&shape, 0, dtype);
+                    let piece = piece(&whole, dim, cut.clone(), dtype, comm.as_ref(), world.device());
+                    let recut = comm.all_to_all(Call::default(), piece, to_dim, to_cut.clone()).wait()?;
+                    let expected = whole.narrow(to_dim, held(&to_cut, size, rank));
+                    assert_eq!(Plain::of(recut), expected, "{shape:?} {dim} {cut:?} -> {to_dim} {to_cut:?} {dtype:?}");
+                }
             }
         }
         Ok(())
@@ -256,8 +284,11 @@ fn broadcast_and_scatter_take_the_roots_tensors() {
                 let tensors = || (rank == root).then(|| vec![whole.tensor(dtype, world.device())]);
                 let copy = comm.broadcast(Call::default(), tensors(), metas.clone(), root).wait()?.remove(0);
                 assert_eq!(Plain::of(copy), whole);
-                let part = comm.scatter(Call::default(), tensors(), metas, vec![dim], root).wait()?.remove(0);
-                assert_eq!(Plain::of(part), whole.narrow(dim, chunk(shape[dim], size, rank)));
+                for cut in cuts(shape[dim], size) {
+                    let sent = comm.scatter(Call::default(), tensors(), metas.clone(), vec![(dim, cut.clone())], root);
+                    let expected = whole.narrow(dim, held(&cut, size, rank));
+                    assert_eq!(Plain::of(sent.wait()?.remove(0)), expected, "{shape:?} dim {dim} {cut:?}");
+                }
             }
         }
         Ok(())
@@ -276,7 +307,8 @@ fn strided_inputs_are_read_as_they_look() {
         let tensor = view(world.rank()).into_dispatch();
         let sum = comm.all_reduce("sum".into(), vec![tensor.clone()], ReduceOp::Sum).wait()?.remove(0);
         assert_eq!(into_data(sum).try_to_vec::<f32>().unwrap(), expected);
-        let gathered = comm.all_gather("gather".into(), vec![Sharded { tensor, dim: 0, len: 18 }]).wait()?.remove(0);
+        let gathered =
+            comm.all_gather("gather".into(), vec![Sharded { tensor, dim: 0, cut: Cut::Chunks(18) }]).wait()?.remove(0);
         let expected = Tensor::cat(vec![view(0), view(1), view(2)], 0).into_data();
         assert_eq!(into_data(gathered), expected);
         Ok(())
@@ -302,7 +334,11 @@ fn several_tensors_travel_together() {
     run(4, |world| {
         let comm = world.all();
         let wholes: Vec<_> = cases().map(|(shape, dim, dtype)| (Plain::sample(&shape, 1, dtype), dim, dtype)).collect();
-        let pieces = wholes.iter().map(|(whole, dim, dtype)| piece(whole, *dim, *dtype, comm.as_ref(), world.device()));
+        // Cut in turn into chunks and raggedly.
+        let pieces = wholes.iter().enumerate().map(|(at, (whole, dim, dtype))| {
+            let cut = cuts(whole.shape[*dim], comm.group().size())[at % 2].clone();
+            piece(whole, *dim, cut, *dtype, comm.as_ref(), world.device())
+        });
         let gathered = comm.all_gather("unit".into(), pieces.collect()).wait()?;
         assert!(gathered.into_iter().map(Plain::of).eq(wholes.into_iter().map(|(whole, ..)| whole)));
         assert_eq!(world.ledger().calls(Op::AllGather), 1);
@@ -393,11 +429,21 @@ fn the_ledger_counts_payload() {
         let (comm, device) = (world.all(), world.device());
         let tensor = |shape: [usize; 2]| Tensor::<2>::ones(shape, device).into_dispatch();
         let forward = Call::new("block").in_phase(Phase::Forward);
-        comm.all_gather(forward, vec![Sharded { tensor: tensor([2, 3]), dim: 0, len: 8 }]).wait()?;
-        comm.reduce_scatter("block".into(), vec![Sharded { tensor: tensor([8, 3]), dim: 0, len: 8 }], ReduceOp::Sum)
-            .wait()?;
+        comm.all_gather(forward, vec![Sharded { tensor: tensor([2, 3]), dim: 0, cut: Cut::Chunks(8) }]).wait()?;
+        comm.reduce_scatter(
+            "block".into(),
+            vec![Sharded { tensor: tensor([8, 3]), dim: 0, cut: Cut::Chunks(8) }],
+            ReduceOp::Sum,
+        )
+        .wait()?;
         comm.all_reduce("norm".into(), vec![tensor([1, 1]), tensor([2, 2])], ReduceOp::Sum).wait()?;
-        comm.all_to_all("a2a".into(), Sharded { tensor: tensor([2, 3]), dim: 0, len: 8 }, 1).wait()?;
+        comm.all_to_all(
+            "a2a".into(),
+            Sharded { tensor: tensor([2, 3]), dim: 0, cut: Cut::Chunks(8) },
+            1,
+            Cut::Chunks(3),
+        )
+        .wait()?;
         comm.barrier("end".into()).wait()?;
         world.group(&[world.rank()])?.all_reduce("alone".into(), vec![tensor([9, 9])], ReduceOp::Sum).wait()?;
         let ledger = world.ledger();

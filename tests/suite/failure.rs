@@ -10,6 +10,7 @@ use burn_dtensor::Error;
 use burn_dtensor::comm::{
     CommError, Communicator, Launch, LaunchError, Op, ReduceOp, Sharded, TensorMeta, World, launch,
 };
+use burn_dtensor::placement::Cut;
 
 const FAR: Duration = Duration::from_secs(3600);
 
@@ -29,7 +30,7 @@ fn provoke(wrong: impl Fn(&World, &dyn Communicator) -> Result<(), Error> + Sync
 
 fn gather(world: &World, comm: &dyn Communicator, label: &str, dtype: DType, width: usize) -> Result<(), Error> {
     let tensor = Tensor::<2>::ones([2, width], world.device()).cast(dtype).into_dispatch();
-    comm.all_gather(label.into(), vec![Sharded { tensor, dim: 0, len: 8 }]).wait()?;
+    comm.all_gather(label.into(), vec![Sharded { tensor, dim: 0, cut: Cut::Chunks(8) }]).wait()?;
     Ok(())
 }
 
@@ -134,7 +135,7 @@ fn a_rank_uses_another_label() {
 fn a_rank_passes_a_piece_of_the_wrong_size() {
     let error = provoke(|world, comm| {
         let tensor = Tensor::<2>::ones([3, 9], world.device()).into_dispatch();
-        comm.all_gather("unit".into(), vec![Sharded { tensor, dim: 0, len: 8 }]).wait()?;
+        comm.all_gather("unit".into(), vec![Sharded { tensor, dim: 0, cut: Cut::Chunks(8) }]).wait()?;
         Ok(())
     });
     for error in of_the_others(&error) {
@@ -255,7 +256,7 @@ fn refused(wrong: impl Fn(&World, &dyn Communicator) -> Result<(), CommError> + 
 fn arguments_are_checked_before_anyone_waits() {
     let matrix = |world: &World| Tensor::<2>::ones([2, 9], world.device()).into_dispatch();
     let meta = || vec![TensorMeta { shape: Shape::from([2, 9]), dtype: DType::F32 }];
-    let shard = |world: &World, dim, len| Sharded { tensor: matrix(world), dim, len };
+    let shard = |world: &World, dim, len| Sharded { tensor: matrix(world), dim, cut: Cut::Chunks(len) };
 
     let told = refused(|world, comm| comm.all_gather("x".into(), vec![shard(world, 2, 8)]).wait().map(drop));
     assert!(
@@ -265,8 +266,28 @@ fn arguments_are_checked_before_anyone_waits() {
     let told = refused(|world, comm| {
         comm.reduce_scatter("x".into(), vec![shard(world, 0, 8)], ReduceOp::Sum).wait().map(drop)
     });
-    assert!(told.contains("has length 2 in dimension 0, but `len` is 8"), "{told}");
-    let told = refused(|world, comm| comm.all_to_all("x".into(), shard(world, 0, 8), 0).wait().map(drop));
+    assert!(told.contains("has length 2 in dimension 0, but its cut is of 8"), "{told}");
+    let ragged = |world: &World, dim, lengths: &[usize]| {
+        vec![Sharded { tensor: matrix(world), dim, cut: Cut::Lengths(lengths.into()) }]
+    };
+    let told = refused(|world, comm| comm.all_gather("x".into(), ragged(world, 0, &[2, 2, 2])).wait().map(drop));
+    assert!(told.contains("tensor 0 is cut into the 3 lengths [2, 2, 2] over 4 ranks; give one length"), "{told}");
+    let told = refused(|world, comm| comm.all_gather("x".into(), ragged(world, 0, &[2, 2, 3, 1])).wait().map(drop));
+    assert!(told.contains("has length 2 in dimension 0, but length 2 of [2, 2, 3, 1] is 3"), "{told}");
+    let told = refused(|world, comm| {
+        comm.reduce_scatter("x".into(), ragged(world, 1, &[2, 2, 3, 1]), ReduceOp::Sum).wait().map(drop)
+    });
+    assert!(told.contains("has length 9 in dimension 1, but its cut is of 8"), "{told}");
+    let told = refused(|_, comm| {
+        let cut = (1, Cut::Lengths([4, 5].into()));
+        comm.scatter("x".into(), None, meta(), vec![cut], 0).wait().map(drop)
+    });
+    assert!(told.contains("cut into the 2 lengths [4, 5] over 4 ranks"), "{told}");
+    let told =
+        refused(|world, comm| comm.all_to_all("x".into(), shard(world, 0, 8), 1, Cut::Chunks(8)).wait().map(drop));
+    assert!(told.contains("has length 9 in dimension 1, but its cut is of 8"), "{told}");
+    let told =
+        refused(|world, comm| comm.all_to_all("x".into(), shard(world, 0, 8), 0, Cut::Chunks(8)).wait().map(drop));
     assert!(told.contains("`to_dim` is 0, which is the cut dimension already"), "{told}");
     let told = refused(|_, comm| comm.broadcast("x".into(), None, meta(), 4).wait().map(drop));
     assert!(told.contains("root 4 is outside a group of 4 ranks"), "{told}");
@@ -278,7 +299,7 @@ fn arguments_are_checked_before_anyone_waits() {
     });
     assert!(told.contains("tensor 0 is [2, 9] f32, but `metas` says [2, 8] f32"), "{told}");
     let told = refused(|_, comm| comm.scatter("x".into(), None, meta(), vec![], 0).wait().map(drop));
-    assert!(told.contains("1 tensors, but 0 `dims`"), "{told}");
+    assert!(told.contains("1 tensors, but 0 `cuts`"), "{told}");
     let told = refused(|world, comm| {
         let flags = Tensor::<1>::ones([4], world.device()).greater_scalar(0.0).into_dispatch();
         comm.all_reduce("x".into(), vec![flags], ReduceOp::Sum).wait().map(drop)

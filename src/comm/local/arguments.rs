@@ -3,9 +3,9 @@
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
-use super::fingerprint::TensorPrint;
+use super::fingerprint::{CutPrint, TensorPrint};
 use crate::comm::{Group, ReduceOp, Sharded, TensorMeta};
-use crate::placement::chunk;
+use crate::placement::Cut;
 
 /// What is wrong with an argument, and what to do instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,39 +23,31 @@ fn problem<T>(problem: String, remedy: &'static str) -> Checked<T> {
 /// Prints of the wholes that these pieces are cut from.
 pub(super) fn pieces(shards: &[Sharded], group: &Group) -> Checked<Vec<TensorPrint>> {
     let piece = |(i, shard): (usize, &Sharded)| {
-        let mut print = whole_of(i, shard)?;
-        let expected = chunk(shard.len, group.size(), group.rank()).len();
+        let mut print = whole_of(i, shard, group)?;
+        let expected = shard.cut.range(group.size(), group.rank()).len();
         let found = print.shape[shard.dim];
         if found != expected {
+            let part = match &shard.cut {
+                Cut::Chunks(len) => format!("chunk {} of {len} over {} ranks has", group.rank(), group.size()),
+                Cut::Lengths(lengths) => format!("length {} of {lengths:?} is", group.rank()),
+            };
             return problem(
-                format!(
-                    "tensor {i} has length {found} in dimension {}, but chunk {} of {} over {} ranks has {expected}",
-                    shard.dim,
-                    group.rank(),
-                    shard.len,
-                    group.size()
-                ),
-                "cut the whole with `placement::chunk`",
+                format!("tensor {i} has length {found} in dimension {}, but {part} {expected}", shard.dim),
+                "cut the whole with `placement::Cut`",
             );
         }
-        print.shape[shard.dim] = shard.len;
+        print.shape[shard.dim] = shard.cut.total();
         Ok(print)
     };
     shards.iter().enumerate().map(piece).collect()
 }
 
 /// Prints of these wholes, to be reduced and cut.
-pub(super) fn wholes(shards: &[Sharded], op: ReduceOp) -> Checked<Vec<TensorPrint>> {
+pub(super) fn wholes(shards: &[Sharded], op: ReduceOp, group: &Group) -> Checked<Vec<TensorPrint>> {
     let whole = |(i, shard): (usize, &Sharded)| {
-        let print = whole_of(i, shard)?;
+        let print = whole_of(i, shard, group)?;
         reducible(i, print.dtype, op)?;
-        let found = print.shape[shard.dim];
-        if found != shard.len {
-            return problem(
-                format!("tensor {i} has length {found} in dimension {}, but `len` is {}", shard.dim, shard.len),
-                "pass the whole tensor and its length in the cut dimension",
-            );
-        }
+        is_whole(i, &print.shape, shard.dim, &shard.cut)?;
         Ok(print)
     };
     shards.iter().enumerate().map(whole).collect()
@@ -72,7 +64,7 @@ pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<T
 }
 
 /// The print of a whole that is re-cut along `to_dim`.
-pub(super) fn recut(shard: &Sharded, to_dim: usize, group: &Group) -> Checked<TensorPrint> {
+pub(super) fn recut(shard: &Sharded, to_dim: usize, to_cut: &Cut, group: &Group) -> Checked<TensorPrint> {
     let mut print = pieces(std::slice::from_ref(shard), group)?.remove(0);
     in_range(0, to_dim, &print.shape)?;
     if to_dim == shard.dim {
@@ -81,7 +73,9 @@ pub(super) fn recut(shard: &Sharded, to_dim: usize, group: &Group) -> Checked<Te
             "name another dimension, or leave the tensor as it is",
         );
     }
-    print.to_dim = Some(to_dim);
+    one_per_rank(0, to_cut, group)?;
+    is_whole(0, &print.shape, to_dim, to_cut)?;
+    print.to = Some(CutPrint::new(to_dim, to_cut));
     Ok(print)
 }
 
@@ -124,28 +118,30 @@ pub(super) fn rooted(
             }
         }
     }
-    let print =
-        |meta: &TensorMeta| TensorPrint { shape: meta.shape.clone(), dtype: meta.dtype, dim: None, to_dim: None };
+    let print = |meta: &TensorMeta| TensorPrint { shape: meta.shape.clone(), dtype: meta.dtype, cut: None, to: None };
     Ok(metas.iter().map(print).collect())
 }
 
-/// Adds the dimensions that a scatter cuts.
-pub(super) fn scattered(prints: &mut [TensorPrint], dims: &[usize]) -> Checked<()> {
-    if prints.len() != dims.len() {
-        return problem(format!("{} tensors, but {} `dims`", prints.len(), dims.len()), "name one dimension a tensor");
+/// Adds the cuts that a scatter makes.
+pub(super) fn scattered(prints: &mut [TensorPrint], cuts: &[(usize, Cut)], group: &Group) -> Checked<()> {
+    if prints.len() != cuts.len() {
+        return problem(format!("{} tensors, but {} `cuts`", prints.len(), cuts.len()), "give one cut a tensor");
     }
-    for (i, (print, dim)) in prints.iter_mut().zip(dims).enumerate() {
+    for (i, (print, (dim, cut))) in prints.iter_mut().zip(cuts).enumerate() {
         in_range(i, *dim, &print.shape)?;
-        print.dim = Some(*dim);
+        one_per_rank(i, cut, group)?;
+        is_whole(i, &print.shape, *dim, cut)?;
+        print.cut = Some(CutPrint::new(*dim, cut));
     }
     Ok(())
 }
 
-/// The print of `shard.tensor`, with its dimension checked.
-fn whole_of(i: usize, shard: &Sharded) -> Checked<TensorPrint> {
+/// The print of `shard.tensor`, with its cut checked.
+fn whole_of(i: usize, shard: &Sharded, group: &Group) -> Checked<TensorPrint> {
     let mut print = plain(i, &shard.tensor)?;
     in_range(i, shard.dim, &print.shape)?;
-    print.dim = Some(shard.dim);
+    one_per_rank(i, &shard.cut, group)?;
+    print.cut = Some(CutPrint::new(shard.dim, &shard.cut));
     Ok(print)
 }
 
@@ -160,7 +156,7 @@ fn plain(i: usize, tensor: &DispatchTensor) -> Checked<TensorPrint> {
     if matches!(dtype, DType::QFloat(_)) {
         return problem(format!("tensor {i} is quantized"), "dequantize it first");
     }
-    Ok(TensorPrint { shape: tensor.shape(), dtype, dim: None, to_dim: None })
+    Ok(TensorPrint { shape: tensor.shape(), dtype, cut: None, to: None })
 }
 
 fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {
@@ -170,6 +166,27 @@ fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {
     problem(
         format!("tensor {i} has {} dimensions, so dimension {dim} is out of range", shape.num_dims()),
         "count dimensions from 0",
+    )
+}
+
+fn one_per_rank(i: usize, cut: &Cut, group: &Group) -> Checked<()> {
+    let lengths = cut.lengths().filter(|lengths| lengths.len() != group.size());
+    lengths.map_or(Ok(()), |lengths| {
+        problem(
+            format!("tensor {i} is cut into the {} lengths {lengths:?} over {} ranks", lengths.len(), group.size()),
+            "give one length per rank of the group",
+        )
+    })
+}
+
+fn is_whole(i: usize, shape: &Shape, dim: usize, cut: &Cut) -> Checked<()> {
+    let (found, total) = (shape[dim], cut.total());
+    if found == total {
+        return Ok(());
+    }
+    problem(
+        format!("tensor {i} has length {found} in dimension {dim}, but its cut is of {total}"),
+        "pass the whole tensor, and a cut of its length in the cut dimension",
     )
 }
 

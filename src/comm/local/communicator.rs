@@ -15,6 +15,7 @@ use super::data::{Deposit, Exchange};
 use super::fingerprint::{Print, TensorPrint};
 use super::pending::{Charge, Joined, Ready, Seat};
 use crate::comm::{Call, CommError, Communicator, Group, Ledger, Op, ReduceOp, Sharded, TensorMeta, Work};
+use crate::placement::Cut;
 
 /// One thread rank's view of one group.
 #[derive(Debug)]
@@ -101,8 +102,8 @@ fn bytes(tensors: &[TensorPrint]) -> u64 {
     tensors.iter().map(TensorPrint::bytes).sum()
 }
 
-fn unpack(shards: Vec<Sharded>) -> (Vec<DispatchTensor>, Vec<usize>) {
-    shards.into_iter().map(|shard| (shard.tensor, shard.dim)).unzip()
+fn unpack(shards: Vec<Sharded>) -> (Vec<DispatchTensor>, Vec<(usize, Cut)>) {
+    shards.into_iter().map(|Sharded { tensor, dim, cut }| (tensor, (dim, cut))).unzip()
 }
 
 fn done<T: Send + 'static>(value: T) -> Work<T> {
@@ -131,29 +132,30 @@ impl Communicator for LocalCommunicator {
             Ok(prints) => prints,
             Err(problem) => return self.refuse(Op::AllGather, &call, problem),
         };
-        let (tensors, dims) = unpack(shards);
+        let (tensors, cuts) = unpack(shards);
         if self.alone() {
             return done(tensors);
         }
         let (bytes, print) = (bytes(&prints), print(Op::AllGather, &call, prints));
         self.join(call, print, bytes, tensors, move |exchange| {
-            dims.iter().enumerate().map(|(index, dim)| exchange.gather(index, *dim)).collect()
+            cuts.iter().enumerate().map(|(index, (dim, _))| exchange.gather(index, *dim)).collect()
         })
     }
 
     fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
-        let prints = match arguments::wholes(&wholes, op) {
+        let prints = match arguments::wholes(&wholes, op, &self.group) {
             Ok(prints) => prints,
             Err(problem) => return self.refuse(Op::ReduceScatter, &call, problem),
         };
-        let (tensors, dims) = unpack(wholes);
+        let (tensors, cuts) = unpack(wholes);
         if self.alone() {
             return done(tensors);
         }
         let bytes = bytes(&prints);
         let print = Print { reduce: Some(op), ..print(Op::ReduceScatter, &call, prints) };
         self.join(call, print, bytes, tensors, move |exchange| {
-            dims.iter().enumerate().map(|(index, dim)| exchange.reduce_part(index, *dim, op)).collect()
+            let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);
+            cuts.iter().enumerate().map(part).collect()
         })
     }
 
@@ -172,8 +174,8 @@ impl Communicator for LocalCommunicator {
         })
     }
 
-    fn all_to_all(&self, call: Call, shard: Sharded, to_dim: usize) -> Work<DispatchTensor> {
-        let whole = match arguments::recut(&shard, to_dim, &self.group) {
+    fn all_to_all(&self, call: Call, shard: Sharded, to_dim: usize, to_cut: Cut) -> Work<DispatchTensor> {
+        let whole = match arguments::recut(&shard, to_dim, &to_cut, &self.group) {
             Ok(whole) => whole,
             Err(problem) => return self.refuse(Op::AllToAll, &call, problem),
         };
@@ -183,7 +185,7 @@ impl Communicator for LocalCommunicator {
         }
         let piece = (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
         let print = print(Op::AllToAll, &call, vec![whole]);
-        self.join(call, print, piece, vec![tensor], move |exchange| exchange.recut(dim, to_dim))
+        self.join(call, print, piece, vec![tensor], move |exchange| exchange.recut(dim, to_dim, &to_cut))
     }
 
     fn broadcast(
@@ -213,11 +215,11 @@ impl Communicator for LocalCommunicator {
         call: Call,
         tensors: Option<Vec<DispatchTensor>>,
         metas: Vec<TensorMeta>,
-        dims: Vec<usize>,
+        cuts: Vec<(usize, Cut)>,
         root: usize,
     ) -> Work<Vec<DispatchTensor>> {
         let checked = arguments::rooted(tensors.as_deref(), &metas, root, &self.group).and_then(|mut prints| {
-            arguments::scattered(&mut prints, &dims)?;
+            arguments::scattered(&mut prints, &cuts, &self.group)?;
             Ok(prints)
         });
         let prints = match checked {
@@ -231,7 +233,8 @@ impl Communicator for LocalCommunicator {
         let bytes = bytes(&prints);
         let print = Print { root: Some(root), ..print(Op::Scatter, &call, prints) };
         self.join(call, print, bytes, tensors, move |exchange| {
-            dims.iter().enumerate().map(|(index, dim)| exchange.part(index, root, *dim)).collect()
+            let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.part(index, root, *dim, cut);
+            cuts.iter().enumerate().map(part).collect()
         })
     }
 

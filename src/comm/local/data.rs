@@ -12,6 +12,8 @@ use super::flex;
 use super::generic;
 use super::ranges::{Ranges, cut, full};
 use crate::comm::ReduceOp;
+use crate::placement::Cut;
+#[cfg(feature = "flex")]
 use crate::placement::chunk;
 
 /// What one rank brings to a collective.
@@ -52,12 +54,9 @@ impl Exchange<'_> {
         concat(self.sources(index, |tensor| full(&tensor.shape()[..])), dim, &self.home(index))
     }
 
-    /// This rank's chunk, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
-    pub fn recut(&self, dim: usize, to_dim: usize) -> DispatchTensor {
-        let sources = self.sources(0, |tensor| {
-            let shape = tensor.shape();
-            cut(&shape[..], to_dim, self.mine(shape[to_dim]))
-        });
+    /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
+    pub fn recut(&self, dim: usize, to_dim: usize, to_cut: &Cut) -> DispatchTensor {
+        let sources = self.sources(0, |tensor| cut(&tensor.shape()[..], to_dim, self.mine(to_cut)));
         concat(sources, dim, &self.home(0))
     }
 
@@ -67,17 +66,16 @@ impl Exchange<'_> {
         concat(vec![(tensor, full(&tensor.shape()[..]))], 0, &self.home(index))
     }
 
-    /// This rank's chunk, along `dim`, of tensor `index` of `root`.
-    pub fn part(&self, index: usize, root: usize, dim: usize) -> DispatchTensor {
+    /// This rank's part, along `dim`, of tensor `index` of `root`.
+    pub fn part(&self, index: usize, root: usize, dim: usize, whole: &Cut) -> DispatchTensor {
         let tensor = &self.deposits[root].tensors[index];
-        let shape = tensor.shape();
-        concat(vec![(tensor, cut(&shape[..], dim, self.mine(shape[dim])))], 0, &self.home(index))
+        concat(vec![(tensor, cut(&tensor.shape()[..], dim, self.mine(whole)))], 0, &self.home(index))
     }
 
-    /// This rank's chunk, along `dim`, of the reduction of tensor `index`.
-    pub fn reduce_part(&self, index: usize, dim: usize, op: ReduceOp) -> DispatchTensor {
+    /// This rank's part, along `dim`, of the reduction of tensor `index`.
+    pub fn reduce_part(&self, index: usize, dim: usize, whole: &Cut, op: ReduceOp) -> DispatchTensor {
         let shape = self.deposits[0].tensors[index].shape();
-        self.reduce(index, &cut(&shape[..], dim, self.mine(shape[dim])), op)
+        self.reduce(index, &cut(&shape[..], dim, self.mine(whole)), op)
     }
 
     /// The reduction of tensor `index`.
@@ -129,9 +127,9 @@ impl Exchange<'_> {
         tensors.map(|tensor| (tensor, ranges(tensor))).collect()
     }
 
-    /// This rank's chunk of a dimension of length `len`.
-    fn mine(&self, len: usize) -> Range<usize> {
-        chunk(len, self.deposits.len(), self.member)
+    /// The interval that this rank holds.
+    fn mine(&self, whole: &Cut) -> Range<usize> {
+        whole.range(self.deposits.len(), self.member)
     }
 
     /// Where tensor `index` of this rank lives.

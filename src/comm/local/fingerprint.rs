@@ -1,12 +1,13 @@
 //! [`Print`]: what every rank of a collective must agree on.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 use burn::tensor::{DType, Shape};
 
 use super::board::Fingerprint;
 use crate::comm::{Op, ReduceOp, TensorMeta};
+use crate::placement::Cut;
 
 /// The arguments of one collective, but for the data.
 #[derive(Debug, Clone)]
@@ -27,10 +28,31 @@ pub(crate) struct TensorPrint {
     /// Shape of the whole.
     pub shape: Shape,
     pub dtype: DType,
-    /// The cut dimension.
-    pub dim: Option<usize>,
-    /// The dimension cut afterwards (all-to-all).
-    pub to_dim: Option<usize>,
+    /// How it is cut.
+    pub cut: Option<CutPrint>,
+    /// How it is cut afterwards (all-to-all).
+    pub to: Option<CutPrint>,
+}
+
+/// A cut of a whole whose shape is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CutPrint {
+    dim: usize,
+    /// Of a ragged cut.
+    lengths: Option<Arc<[usize]>>,
+}
+
+impl CutPrint {
+    pub fn new(dim: usize, cut: &Cut) -> Self {
+        Self { dim, lengths: cut.lengths().cloned() }
+    }
+}
+
+impl fmt::Display for CutPrint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.dim)?;
+        self.lengths.as_ref().map_or(Ok(()), |lengths| write!(f, " into {lengths:?}"))
+    }
 }
 
 impl TensorPrint {
@@ -71,8 +93,8 @@ impl TensorPrint {
     fn difference(&self, other: &Self) -> Option<String> {
         differ("shape", &self.shape, &other.shape, |shape| format!("{:?}", &shape[..]))
             .or_else(|| differ("dtype", &self.dtype, &other.dtype, |dtype| dtype.name().to_string()))
-            .or_else(|| differ("cut dimension", &self.dim, &other.dim, some))
-            .or_else(|| differ("new cut dimension", &self.to_dim, &other.to_dim, some))
+            .or_else(|| differ("cut dimension", &self.cut, &other.cut, cut))
+            .or_else(|| differ("new cut dimension", &self.to, &other.to, cut))
     }
 }
 
@@ -84,6 +106,10 @@ fn some<T: Debug>(value: &Option<T>) -> String {
     value.as_ref().map_or("none".into(), |value| format!("{value:?}"))
 }
 
+fn cut(print: &Option<CutPrint>) -> String {
+    print.as_ref().map_or("none".into(), CutPrint::to_string)
+}
+
 fn whole(meta: &Option<TensorMeta>) -> String {
     meta.as_ref().map_or("none".into(), |TensorMeta { shape, dtype }| format!("{:?} {}", &shape[..], dtype.name()))
 }
@@ -93,7 +119,8 @@ mod tests {
     use super::*;
 
     fn print() -> Print {
-        let tensor = TensorPrint { shape: Shape::from([4, 8]), dtype: DType::F32, dim: Some(0), to_dim: None };
+        let cut = Some(CutPrint::new(0, &Cut::Chunks(4)));
+        let tensor = TensorPrint { shape: Shape::from([4, 8]), dtype: DType::F32, cut, to: None };
         Print {
             op: Op::AllGather,
             label: "a".into(),
@@ -124,6 +151,11 @@ mod tests {
         assert_eq!(says(|p| p.tensors.clear()), "number of tensors 1 vs 0");
         assert_eq!(says(|p| p.tensors[0].shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
         assert_eq!(says(|p| p.tensors[0].dtype = DType::F16), "tensor 0: dtype f32 vs f16");
-        assert_eq!(says(|p| p.tensors[0].dim = Some(1)), "tensor 0: cut dimension 0 vs 1");
+        let along = |p: &mut Print| p.tensors[0].cut = Some(CutPrint::new(1, &Cut::Chunks(8)));
+        assert_eq!(says(along), "tensor 0: cut dimension 0 vs 1");
+        let ragged = |p: &mut Print| p.tensors[0].cut = Some(CutPrint::new(0, &Cut::Lengths([3, 1].into())));
+        assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
+        let again = |p: &mut Print| p.tensors[0].to = Some(CutPrint::new(1, &Cut::Chunks(8)));
+        assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
     }
 }

@@ -20,6 +20,7 @@ use hashbrown::HashMap;
 use itertools::Itertools;
 use smallvec::SmallVec;
 
+use super::cutting::{Cutting, ragged};
 use super::rule::Strategy;
 use crate::dtensor::DTensorSpec;
 use crate::dtensor::route::Route;
@@ -84,24 +85,29 @@ impl Add for Cost {
 /// The cheapest way to run an operator with the rows `strategies` on `operands`.
 ///
 /// Tried are the products of one row per mesh dimension, with the cuts in the order of the mesh
-/// dimensions or in an order that an operand comes in. Parts without elements stay only if the
-/// operator `takes_empty_parts`. `None` if no row fits.
+/// dimensions or in an order that an operand comes in, and into chunks or the lengths that an operand
+/// comes with. Parts without elements stay only if the operator `takes_empty_parts`. `None` if no row fits.
 pub(super) fn choose(
     mesh_shape: &[usize],
     operands: &[Incoming<'_>],
-    outputs: usize,
+    outputs: &[Shape],
     strategies: &[Strategy],
     takes_empty_parts: bool,
 ) -> Option<Choice> {
     debug_assert!(
-        strategies.iter().all(|row| row.inputs.len() == operands.len() && row.outputs.len() == outputs),
+        strategies.iter().all(|row| row.inputs.len() == operands.len() && row.outputs.len() == outputs.len()),
         "{strategies:?}"
     );
     let asked: Vec<Vec<&Strategy>> = (0..mesh_shape.len()).map(|dim| asked_for(strategies, operands, dim)).collect();
     let mut best: Option<(Cost, Choice)> = None;
-    for turn in turns(mesh_shape.len(), operands) {
+    let cuttings = turns(mesh_shape.len(), operands)
+        .into_iter()
+        .cartesian_product(ragged(operands.iter().map(|operand| operand.layout)));
+    let shapes: SmallVec<[&Shape; 3]> = operands.iter().map(|operand| operand.shape).collect();
+    for (turn, lengths) in cuttings {
+        let cutting = Cutting { mesh_shape, turn: &turn, lengths: &lengths };
         let mut targets: Vec<_> =
-            operands.iter().map(|&operand| Targets::new(operand, operands, &turn, takes_empty_parts)).collect();
+            operands.iter().map(|&operand| Targets::new(operand, operands, cutting, takes_empty_parts)).collect();
         for rows in asked.iter().map(|rows| rows.iter().copied()).multi_cartesian_product() {
             // Planning is what takes time: not where it must cost more.
             let least: usize = operands.iter().enumerate().map(|(at, operand)| calls(operand, &rows, at)).sum();
@@ -109,8 +115,9 @@ pub(super) fn choose(
                 continue;
             }
             let inputs = |at: usize| -> Placements { rows.iter().map(|row| row.inputs[at]).collect() };
+            let uneven = cutting.kept(&rows, &shapes, outputs);
             let mut moves = targets.iter_mut().enumerate().map(|(at, targets)| {
-                let (layout, cost) = targets.get(inputs(at))?;
+                let (layout, cost) = targets.get(inputs(at), &uneven)?;
                 let summed = if operands[at].differentiable { varying(mesh_shape, layout, &rows).len() } else { 0 };
                 Some(Cost { backward: cost.backward + summed, ..*cost })
             });
@@ -121,10 +128,11 @@ pub(super) fn choose(
             }
             let output = |at: usize| {
                 let placements: Placements = rows.iter().map(|row| row.outputs[at]).collect();
-                Layout::in_turn(mesh_shape, &placements, &turn).ok()
+                cutting.layout(&placements, &uneven)
             };
-            let Some(outputs) = (0..outputs).map(output).collect() else { continue };
-            let layouts = targets.iter_mut().enumerate().map(|(at, targets)| Some(targets.get(inputs(at))?.0.clone()));
+            let Some(outputs) = (0..outputs.len()).map(output).collect() else { continue };
+            let layouts = targets.iter_mut().enumerate();
+            let layouts = layouts.map(|(at, targets)| Some(targets.get(inputs(at), &uneven)?.0.clone()));
             let inputs: Vec<Layout> = layouts.collect::<Option<_>>().expect("they have a cost");
             let varying = inputs.iter().map(|layout| varying(mesh_shape, layout, &rows)).collect();
             best = Some((cost, Choice { inputs, outputs, varying }));
@@ -220,29 +228,30 @@ fn nominal_size(operand: &Incoming<'_>, operands: &[Incoming<'_>]) -> u128 {
 struct Targets<'a> {
     operand: Incoming<'a>,
     size: u128,
-    turn: &'a [usize],
+    cutting: Cutting<'a>,
     /// Whether parts without elements may stay, or other ranks have them: of an operand that comes with
     /// some. To one that comes without, none are made.
     empty_parts: bool,
-    known: HashMap<Placements, Option<(Layout, Cost)>>,
+    /// By placements, and the mesh dimensions that are ragged.
+    known: HashMap<(Placements, Dims), Option<(Layout, Cost)>>,
 }
 
 impl<'a> Targets<'a> {
-    fn new(operand: Incoming<'a>, operands: &[Incoming<'a>], turn: &'a [usize], takes_empty_parts: bool) -> Self {
+    fn new(operand: Incoming<'a>, operands: &[Incoming<'a>], cutting: Cutting<'a>, takes_empty_parts: bool) -> Self {
         let empty_parts = takes_empty_parts && leaves_a_rank_empty(operand.shape, operand.layout);
-        Self { operand, size: nominal_size(&operand, operands), turn, empty_parts, known: HashMap::new() }
+        Self { operand, size: nominal_size(&operand, operands), cutting, empty_parts, known: HashMap::new() }
     }
 
     /// The layout with these placements; `None` if there is none, or no way to it.
-    fn get(&mut self, placements: Placements) -> Option<&(Layout, Cost)> {
-        let Self { operand, size, turn, empty_parts, known } = self;
-        let make = |placements: &Placements| {
-            let layout = Layout::in_turn(operand.layout.mesh_shape(), placements, turn).ok()?;
+    fn get(&mut self, placements: Placements, uneven: &Dims) -> Option<&(Layout, Cost)> {
+        let Self { operand, size, cutting, empty_parts, known } = self;
+        let make = |(placements, uneven): &(Placements, Dims)| {
+            let layout = cutting.layout(placements, uneven)?;
             let fits = *empty_parts || !leaves_a_rank_empty(operand.shape, &layout);
             let cost = fits.then(|| move_cost(operand, *size, &layout))??;
             Some((layout, cost))
         };
-        known.entry(placements).or_insert_with_key(make).as_ref()
+        known.entry((placements, uneven.clone())).or_insert_with_key(make).as_ref()
     }
 }
 
@@ -280,7 +289,7 @@ mod tests {
             .zip(&shapes)
             .map(|((_, layout), shape)| Incoming { layout, shape, differentiable: true })
             .collect();
-        choose(mesh, &operands, 1, rows, true)
+        choose(mesh, &operands, &[Shape::from([1])], rows, true)
     }
 
     fn placements(layouts: &[Layout]) -> Vec<Vec<Placement>> {
@@ -303,7 +312,7 @@ mod tests {
         let (comes, shape) = (layout(&[4], &[S(0)]), Shape::from([5, 8]));
         let operand = Incoming { layout: &comes, shape: &shape, differentiable: true };
         let rows = [strategy([R], [R]), strategy([S(0)], [S(0)])];
-        let placed = |takes| placements(&choose(&[4], &[operand], 1, &rows, takes).unwrap().inputs);
+        let placed = |takes| placements(&choose(&[4], &[operand], &[Shape::from([1])], &rows, takes).unwrap().inputs);
         assert_eq!(placed(true), [[S(0)]]);
         assert_eq!(placed(false), [[R]]);
     }
@@ -344,7 +353,7 @@ mod tests {
         let brought = |differentiable: [bool; 2]| {
             let operands =
                 differentiable.map(|differentiable| Incoming { layout: &cut, shape: &shape, differentiable });
-            placements(&choose(&[2], &operands, 1, &rows, true).unwrap().inputs)
+            placements(&choose(&[2], &operands, &[Shape::from([1])], &rows, true).unwrap().inputs)
         };
         assert_eq!(brought([true, false]), [[S(0)], [R]]);
         assert_eq!(brought([false, true]), [[R], [S(0)]]);
@@ -458,7 +467,7 @@ mod tests {
         };
         for (a, b) in layouts.iter().cartesian_product(&layouts) {
             let operands = [a, b].map(|layout| Incoming { layout, shape: &shape, differentiable: true });
-            let found = choose(&mesh, &operands, 1, &rows, true).unwrap();
+            let found = choose(&mesh, &operands, &[Shape::from([1])], &rows, true).unwrap();
             // A sum scattered where nothing is cut will have to be gathered.
             let gathers = |targets: [&Layout; 2]| {
                 let alone = |&mesh_dim: &usize| {

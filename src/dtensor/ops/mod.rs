@@ -75,7 +75,9 @@
 //! ```
 //!
 //! Any other is its letters, with as many results as they say. All rows must hold for uneven parts too;
-//! parts without elements are gathered first, unless the rule [takes them](Rule::takes_empty_parts).
+//! parts without elements are gathered first, unless the rule [takes them](Rule::takes_empty_parts). A
+//! ragged cut stays under a row if all that the row cuts is as long as its lengths add up to, and no
+//! shard has to divide anything.
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -117,6 +119,7 @@
 mod apply;
 mod axes;
 mod choose;
+mod cutting;
 mod decide;
 mod operand;
 mod operator;

@@ -130,7 +130,7 @@ impl UnitBuffer {
 
     /// Whether every rank holds the weight whole: then it is the shard itself, and there is nothing to free.
     fn is_uncut(&self, position: usize) -> bool {
-        self.source.unit.params[self.source.members[position]].dim.is_none()
+        self.source.unit.params[self.source.members[position]].cut.is_none()
     }
 
     /// Whether the graph may keep the weight at `position` at no cost: where the unit keeps it, in a

@@ -13,6 +13,7 @@ mod movement;
 mod nan;
 mod narrow;
 mod ops;
+mod ragged;
 mod random;
 mod text;
 mod vary;

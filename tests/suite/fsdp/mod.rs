@@ -9,5 +9,6 @@ mod groups;
 mod modules;
 mod order;
 mod parity;
+mod ragged;
 pub mod support;
 mod views;

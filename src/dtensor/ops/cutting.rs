@@ -1,0 +1,111 @@
+//! [`Cutting`]: the order and the lengths in which the dimensions of an operator's tensors are cut.
+
+use std::iter;
+use std::sync::Arc;
+
+use burn::tensor::Shape;
+use itertools::Itertools;
+use smallvec::SmallVec;
+
+use super::rule::Strategy;
+use crate::placement::{Layout, Placement, Placements};
+
+/// The lengths of ragged cuts, each with its mesh dimension.
+pub(super) type Lengths = SmallVec<[(usize, Arc<[usize]>); 1]>;
+
+/// The lengths in which cuts may be made: none, so that all are into chunks, and those that each
+/// operand comes with.
+pub(super) fn ragged<'a>(operands: impl Iterator<Item = &'a Layout>) -> Vec<Lengths> {
+    let of = |layout: &Layout| -> Lengths {
+        layout.ragged().map(|(mesh_dim, lengths)| (mesh_dim, lengths.clone())).collect()
+    };
+    iter::once(Lengths::new()).chain(operands.map(of)).unique().collect()
+}
+
+/// How the cuts of all inputs and outputs are made.
+#[derive(Clone, Copy)]
+pub(super) struct Cutting<'a> {
+    pub(super) mesh_shape: &'a [usize],
+    /// The order of the mesh dimensions.
+    pub(super) turn: &'a [usize],
+    pub(super) lengths: &'a Lengths,
+}
+
+impl Cutting<'_> {
+    /// The layout with these placements, of which those on the mesh dimensions `uneven` have their
+    /// lengths.
+    pub(super) fn layout(&self, placements: &[Placement], uneven: &[usize]) -> Option<Layout> {
+        let layout = Layout::in_turn(self.mesh_shape, placements, self.turn).ok()?;
+        let mut lengths = self
+            .lengths
+            .iter()
+            .filter(|(mesh_dim, _)| uneven.contains(mesh_dim) && placements[*mesh_dim].shard_dim().is_some());
+        lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_lengths(*mesh_dim, lengths.clone()).ok())
+    }
+
+    /// The mesh dimensions on which these rows leave the lengths as they are: whatever they cut there,
+    /// input or output, is as long as the lengths add up to, and no piece has to divide anything.
+    pub(super) fn kept(&self, rows: &[&Strategy], inputs: &[&Shape], outputs: &[Shape]) -> SmallVec<[usize; 3]> {
+        let mut kept = SmallVec::new();
+        let fits = |placements: Placements, shape: &Shape, kept: &[usize]| {
+            self.layout(&placements, kept).is_none_or(|layout| layout.check_shape(shape).is_ok())
+        };
+        // Outermost first: a cut outside another leaves the pieces that this one cuts.
+        for &mesh_dim in self.turn {
+            if rows[mesh_dim].divides.is_some() || !self.lengths.iter().any(|(ragged, _)| *ragged == mesh_dim) {
+                continue;
+            }
+            kept.push(mesh_dim);
+            let input = |at| rows.iter().map(|row| row.inputs[at]).collect();
+            let output = |at| rows.iter().map(|row| row.outputs[at]).collect();
+            let all = inputs.iter().enumerate().all(|(at, shape)| fits(input(at), shape, &kept))
+                && outputs.iter().enumerate().all(|(at, shape)| fits(output(at), shape, &kept));
+            if !all {
+                kept.pop();
+            }
+        }
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::placements::{R, S, SUM};
+    use super::super::strategy;
+    use super::*;
+
+    fn kept(rows: [Strategy; 2], inputs: &[[usize; 2]], output: [usize; 2]) -> Vec<usize> {
+        // On mesh (2, 3): 4 rows as 1 + 3, 6 columns as 6 + 0 + 0.
+        let lengths = Lengths::from_iter([(0, Arc::from([1, 3])), (1, Arc::from([6, 0, 0]))]);
+        let cutting = Cutting { mesh_shape: &[2, 3], turn: &[0, 1], lengths: &lengths };
+        let inputs: Vec<Shape> = inputs.iter().map(|&shape| Shape::from(shape)).collect();
+        let inputs: Vec<&Shape> = inputs.iter().collect();
+        cutting.kept(&[&rows[0], &rows[1]], &inputs, &[Shape::from(output)]).to_vec()
+    }
+
+    #[test]
+    fn lengths_stay_where_all_that_is_cut_is_as_long() {
+        let unary = |dim: usize| strategy([S(dim)], [S(dim)]);
+        assert_eq!(kept([unary(0), unary(1)], &[[4, 6]], [4, 6]), [0, 1]);
+        // An input or an output of other lengths.
+        assert_eq!(kept([unary(0), unary(1)], &[[4, 6]], [4, 12]), [0]);
+        assert_eq!(kept([unary(0), unary(1)], &[[8, 6]], [4, 6]), [1]);
+        // What is not cut may be as long as it likes.
+        let product = [strategy([S(0), R], [S(0)]), strategy([S(1), S(0)], [SUM])];
+        assert_eq!(kept(product, &[[4, 6], [6, 9]], [4, 9]), [0, 1]);
+        // Pieces that have to divide something are chunks.
+        assert_eq!(kept([unary(0).if_divides(4), unary(1)], &[[4, 6]], [4, 6]), [1]);
+        // The second cut would need pieces of 6, the first leaves 1 and 3.
+        assert_eq!(kept([unary(0), unary(0)], &[[4, 6]], [4, 6]), [0]);
+    }
+
+    #[test]
+    fn only_what_is_cut_is_ragged() {
+        let lengths = Lengths::from_iter([(0, Arc::from([1, 3]))]);
+        let cutting = Cutting { mesh_shape: &[2], turn: &[0], lengths: &lengths };
+        let layout = |placement, uneven: &[usize]| cutting.layout(&[placement], uneven).unwrap().to_string();
+        assert_eq!(layout(S(0), &[0]), "[S(0); mesh dim 0 cuts 1 + 3]");
+        assert_eq!(layout(S(0), &[]), "[S(0)]");
+        assert_eq!(layout(R, &[0]), "[R]");
+    }
+}

@@ -1,0 +1,134 @@
+//! What ranks hold of a tensor of a certain shape: intervals, and their lengths.
+
+use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{Cut, Layout, Placement, PlacementError};
+
+impl Layout {
+    /// Checks that a tensor of shape `global` can lie this way.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check), and [`LengthSum`](PlacementError::LengthSum) for a ragged cut whose
+    /// lengths do not add up to what it cuts, on any rank.
+    pub fn check_shape(&self, global: &[usize]) -> Result<(), PlacementError> {
+        self.check(global.len())?;
+        if self.is_ragged() {
+            self.orders().try_for_each(|(dim, _)| self.parts(dim, global[dim]).map(drop))?;
+        }
+        Ok(())
+    }
+
+    /// The shape of the shard at `coordinate`.
+    ///
+    /// # Panics
+    /// As [`local_slices`](Self::local_slices).
+    pub fn local_shape(&self, global: &[usize], coordinate: &[usize]) -> Vec<usize> {
+        self.local_slices(global, coordinate).iter().map(ExactSizeIterator::len).collect()
+    }
+
+    /// The interval of each tensor dimension that the rank at `coordinate` holds.
+    ///
+    /// An empty chunk is an empty interval at the end of the piece it was cut from; an empty part of
+    /// a ragged cut lies where the next one begins.
+    ///
+    /// # Panics
+    /// If a tensor of shape `global` [cannot](Self::check_shape) lie this way, or `coordinate` is outside
+    /// the mesh.
+    pub fn local_slices(&self, global: &[usize], coordinate: &[usize]) -> Vec<Range<usize>> {
+        let mut slices: Vec<_> = global.iter().map(|&len| 0..len).collect();
+        for (dim, cuts) in self.orders() {
+            let slice = slices.get_mut(dim).unwrap_or_else(|| self.misfit(dim, global));
+            *slice = self.nested(dim, slice.len(), cuts, coordinate);
+        }
+        slices
+    }
+
+    /// Of each tensor dimension the length of the shortest part that any rank has: 0 where one has
+    /// nothing of it. Under nested cuts that need not be the last rank:
+    ///
+    /// ```text
+    /// mesh (2, 3), [S(0), S(0)], a dim of 7:   | 0 1 | 2 3 | | 4 | 5 | 6 |
+    /// ```
+    ///
+    /// # Panics
+    /// If a tensor of shape `global` [cannot](Self::check_shape) lie this way.
+    pub fn shortest(&self, global: &[usize]) -> Vec<usize> {
+        let mut shortest = global.to_vec();
+        for (dim, _) in self.orders() {
+            let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
+            shortest[dim] = self.parts(dim, len).unwrap_or_else(|error| panic!("{error}"))[0];
+        }
+        shortest
+    }
+
+    /// The lengths of the parts that ranks have of dimension `dim`, `len` long: each once, ascending.
+    fn parts(&self, dim: usize, len: usize) -> Result<SmallVec<[usize; 4]>, PlacementError> {
+        let mut pieces: SmallVec<[usize; 4]> = smallvec![len];
+        // Which piece leaves the shortest part is only known after the last cut.
+        for &mesh_dim in self.order(dim) {
+            let mut parts = SmallVec::new();
+            for &piece in &pieces {
+                parts.extend(self.cut_of(dim, mesh_dim, piece)?.distinct(self.mesh_shape()[mesh_dim]));
+            }
+            parts.sort_unstable();
+            parts.dedup();
+            pieces = parts;
+        }
+        Ok(pieces)
+    }
+
+    /// How `mesh_dim` cuts a piece of dimension `dim`, `len` long.
+    fn cut_of(&self, dim: usize, mesh_dim: usize, len: usize) -> Result<Cut, PlacementError> {
+        match self.lengths(mesh_dim) {
+            None => Ok(Cut::Chunks(len)),
+            Some(lengths) if lengths.iter().sum::<usize>() == len => Ok(Cut::Lengths(lengths.clone())),
+            Some(lengths) => Err(PlacementError::LengthSum { mesh_dim, dim, lengths: lengths.to_vec(), len }),
+        }
+    }
+
+    /// Where the shard at `coordinate` begins in each tensor dimension, as PyTorch reports it: for
+    /// an interval that is empty, the length of the dimension.
+    ///
+    /// # Panics
+    /// As [`local_slices`](Self::local_slices).
+    pub fn global_offset(&self, global: &[usize], coordinate: &[usize]) -> Vec<usize> {
+        let slices = self.local_slices(global, coordinate).into_iter();
+        slices.zip(global).map(|(slice, &len)| if slice.is_empty() { len } else { slice.start }).collect()
+    }
+
+    /// How mesh dimension `mesh_dim` cuts its piece, for the rank at `coordinate`: the interval left
+    /// by the cuts before it. The same for all ranks that differ only along `mesh_dim`.
+    ///
+    /// # Panics
+    /// If `mesh_dim` shards nothing, and as [`local_slices`](Self::local_slices).
+    pub fn cut(&self, global: &[usize], coordinate: &[usize], mesh_dim: usize) -> Cut {
+        let Placement::Shard(dim) = self.placements()[mesh_dim] else {
+            panic!("mesh dim {mesh_dim} of {self} cuts nothing");
+        };
+        let outer = self.order(dim).iter().take_while(|&&cut| cut != mesh_dim);
+        let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
+        let piece = self.nested(dim, len, outer, coordinate);
+        self.cut_of(dim, mesh_dim, piece.len()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The interval left of dimension `dim`, `len` long, by `cuts`, outermost first.
+    fn nested<'a>(
+        &self,
+        dim: usize,
+        len: usize,
+        cuts: impl IntoIterator<Item = &'a usize>,
+        coordinate: &[usize],
+    ) -> Range<usize> {
+        cuts.into_iter().fold(0..len, |piece, &mesh_dim| {
+            let cut = self.cut_of(dim, mesh_dim, piece.len()).unwrap_or_else(|error| panic!("{error}"));
+            let part = cut.range(self.mesh_shape()[mesh_dim], coordinate[mesh_dim]);
+            piece.start + part.start..piece.start + part.end
+        })
+    }
+
+    fn misfit(&self, dim: usize, global: &[usize]) -> ! {
+        panic!("{self} shards dim {dim}, which a tensor of shape {global:?} lacks")
+    }
+}
