@@ -42,6 +42,8 @@ mod cut;
 mod error;
 mod kind;
 mod layout;
+#[cfg(test)]
+mod matrix;
 mod parse;
 mod plan;
 mod shards;

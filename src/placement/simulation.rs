@@ -5,70 +5,8 @@
 
 use itertools::Itertools;
 
+use super::matrix::Matrix;
 use super::{Layout, PartialOp, Placement, PlacementError, Step, plan};
-
-/// A matrix; values are exact (averages stay whole by the choice of the inputs).
-#[derive(Debug, Clone, PartialEq)]
-struct Matrix {
-    shape: [usize; 2],
-    values: Vec<i128>,
-}
-
-impl Matrix {
-    fn from_fn(shape: [usize; 2], value: impl Fn([usize; 2]) -> i128) -> Self {
-        let at = (0..shape[0]).flat_map(|row| (0..shape[1]).map(move |column| [row, column]));
-        Self { shape, values: at.map(value).collect() }
-    }
-
-    fn get(&self, at: [usize; 2]) -> i128 {
-        self.values[at[0] * self.shape[1] + at[1]]
-    }
-
-    /// The elements with these indices along `dim`.
-    fn pick(&self, dim: usize, indices: &[usize]) -> Self {
-        let mut shape = self.shape;
-        shape[dim] = indices.len();
-        Self::from_fn(shape, |mut at| {
-            at[dim] = indices[at[dim]];
-            self.get(at)
-        })
-    }
-
-    fn concat(dim: usize, parts: &[Self]) -> Self {
-        let owners =
-            parts.iter().enumerate().flat_map(|(part, m)| (0..m.shape[dim]).map(move |i| (part, i))).collect_vec();
-        let mut shape = parts[0].shape;
-        assert!(parts.iter().all(|part| part.shape[1 - dim] == shape[1 - dim]), "ragged {parts:?}");
-        shape[dim] = owners.len();
-        Self::from_fn(shape, |mut at| {
-            let (part, index) = owners[at[dim]];
-            at[dim] = index;
-            parts[part].get(at)
-        })
-    }
-
-    fn reduce(op: PartialOp, parts: &[Self]) -> Self {
-        assert!(parts.iter().all(|part| part.shape == parts[0].shape), "unequal {parts:?}");
-        Self::from_fn(parts[0].shape, |at| {
-            let values = parts.iter().map(|part| part.get(at));
-            match op {
-                PartialOp::Sum => values.sum(),
-                PartialOp::Avg => {
-                    let sum: i128 = values.sum();
-                    assert_eq!(sum % parts.len() as i128, 0, "the inputs are too small for exact averages");
-                    sum / parts.len() as i128
-                }
-                PartialOp::Min => values.min().unwrap(),
-                PartialOp::Max => values.max().unwrap(),
-                PartialOp::Product => values.product(),
-            }
-        })
-    }
-
-    fn zeros_like(&self) -> Self {
-        Self::from_fn(self.shape, |_| 0)
-    }
-}
 
 /// The `part`-th of `parts` of a list, as `torch.chunk` deals it out.
 fn deal(list: &[usize], parts: usize, part: usize) -> Vec<usize> {

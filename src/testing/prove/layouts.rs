@@ -26,6 +26,45 @@ pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &Values) -> Vec
     all
 }
 
+/// Layouts of a tensor of this shape with ragged cuts, and those that they meet: Replicate, chunks and
+/// pending sums. Of every tensor dimension the outermost cut is ragged, in two ways: all ranks have
+/// something if there is enough, most of it the last one; and the first has nothing.
+///
+/// ```text
+/// a dim of 5 over 3 ranks:   | 0 | 1 | 2 3 4 |    | | 0 | 1 2 3 4 |
+/// ```
+pub(super) fn ragged(mesh_shape: &[usize], shape: &[usize], values: &Values) -> Vec<Layout> {
+    let sum = Placement::Partial(PartialOp::Sum);
+    let shards = (0..shape.len()).map(Placement::Shard);
+    let one: Vec<_> = std::iter::once(Placement::Replicate)
+        .chain(shards)
+        .chain(values.takes(PartialOp::Sum).then_some(sum))
+        .collect();
+    let mut all = Vec::new();
+    for placements in mesh_shape.iter().map(|_| one.iter().copied()).multi_cartesian_product() {
+        let layout = Layout::new(mesh_shape, &placements).expect("sums commute");
+        for nothing in [0, 1] {
+            let outermost =
+                layout.orders().map(|(dim, cuts)| (cuts[0], lengths(shape[dim], mesh_shape[cuts[0]], nothing)));
+            let ragged =
+                outermost.collect::<Vec<_>>().into_iter().fold(layout.clone(), |layout, (mesh_dim, lengths)| {
+                    layout.with_lengths(mesh_dim, lengths).expect("a cut has as many lengths as ranks")
+                });
+            all.push(ragged);
+        }
+        all.push(layout);
+    }
+    all.into_iter().unique().collect()
+}
+
+/// `nothing` for so many ranks, then one element each while there are any, the rest for the last.
+fn lengths(len: usize, ranks: usize, nothing: usize) -> Vec<usize> {
+    let ones = (0..ranks - 1).map(|rank| usize::from(rank >= nothing && rank - nothing < len));
+    let mut lengths: Vec<usize> = ones.collect();
+    lengths.push(len - lengths.iter().sum::<usize>());
+    lengths
+}
+
 /// At most `cap` combinations of one layout per input, as numbers in mixed radix: the digits are
 /// places in `inputs`, the first input's the lowest.
 ///
@@ -76,6 +115,24 @@ mod tests {
         assert_eq!(layouts(&[3], 2, &Values::Bool).len(), 3);
         // 8 x 8, without the 18 pairs of reductions that do not commute, and two more orders.
         assert_eq!(layouts(&[2, 2], 2, &values).len(), 64 - 18 + 2);
+    }
+
+    #[test]
+    fn ragged_layouts_deal_out_the_shape() {
+        let texts = |mesh: &[usize], shape: &[usize], values| {
+            let layouts = ragged(mesh, shape, &values);
+            layouts.iter().for_each(|layout| layout.check_shape(shape).unwrap());
+            layouts.iter().map(ToString::to_string).collect_vec()
+        };
+        let [none, some] = ["[S(0); mesh dim 0 cuts 0 + 1 + 4]", "[S(0); mesh dim 0 cuts 1 + 1 + 3]"];
+        assert_eq!(texts(&[3], &[5], Values::Bool), ["[R]", some, none, "[S(0)]"]);
+        let [none, some] = ["[S(0); mesh dim 0 cuts 0 + 1 + 0]", "[S(0); mesh dim 0 cuts 1 + 0 + 0]"];
+        assert_eq!(texts(&[3], &[1], Values::Int(0..4)), ["[R]", some, none, "[S(0)]", "[P(sum)]"]);
+        // R, S(0), S(1), P on either; cuts of one dimension by both have one that is ragged.
+        let two = texts(&[2, 2], &[3, 4], Values::Int(0..4));
+        assert!(two.contains(&"[S(0), S(0); mesh dim 0 cuts 1 + 2]".into()), "{two:?}");
+        assert!(two.contains(&"[S(1), S(0); mesh dim 0 cuts 0 + 4; mesh dim 1 cuts 0 + 3]".into()), "{two:?}");
+        assert_eq!(two.len(), 16 + 2 * 12);
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //!
 //! Each [`Case`] is run with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks,
 //! and in [as many as time allows](prove_with) on 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2: Replicate, a shard
-//! of every dimension, and every pending reduction, its parts different from rank to rank. Compared are
+//! of every dimension, and every pending reduction, its parts different from rank to rank. Then with
+//! ragged cuts, beside chunks, replicas and pending sums, on 2 and 2 x 2 ranks. Compared are
 //!
 //! * the full value of every output, on every rank;
 //! * of every float input the gradient that each rank holds, against the true derivative by what
@@ -84,6 +85,9 @@ const MESHES: [(&[usize], [usize; 2]); 7] = [
     (&[2, 2, 2], [8, 8]),
 ];
 
+/// The same for ragged cuts: between two ranks 3 elements are 1 and 2, which no chunks are.
+const RAGGED_MESHES: [(&[usize], [usize; 2]); 2] = [(&[2], [ALL, 24]), (&[2, 2], [8, 8])];
+
 /// Combinations of a case and mesh of the exhaustive proof.
 const EXHAUSTIVE: usize = 1000;
 
@@ -97,8 +101,8 @@ pub fn prove(cases: &[Case]) -> Report {
 
 /// Tries every case in combinations of layouts; [the module](self) says how.
 ///
-/// On meshes of one dimension, and of one input on 2 x 2, these are all combinations there are. Else
-/// some are tried, up to half of them without pending reductions, the rest spread evenly over all.
+/// Of chunks, on meshes of one dimension and of one input on 2 x 2, these are all combinations there
+/// are. Else some are tried, up to half of them without pending reductions, the rest spread evenly over all.
 /// The report says of how many.
 ///
 /// A combination in which a rank panics or does not come is wrong, and ends the launch; the others
@@ -114,12 +118,14 @@ pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
     });
     let truths = truths.unwrap_or_else(|error| panic!("an unsharded operator failed: {error}")).remove(0);
     let (mut possible, mut tried) = (vec![0; cases.len()], Vec::new());
-    for (mesh, caps) in MESHES {
+    let chunks = MESHES.map(|(mesh, caps)| (mesh, caps, Plan::new as fn(_, _, _, _) -> _));
+    let ragged = RAGGED_MESHES.map(|(mesh, caps)| (mesh, caps, Plan::ragged as fn(_, _, _, _) -> _));
+    for (mesh, caps, plan) in chunks.into_iter().chain(ragged) {
         let caps = match effort {
             Effort::Test => caps,
             Effort::Exhaustive => caps.map(|cap| cap.max(EXHAUSTIVE)),
         };
-        let plan = Plan::new(mesh, cases, &truths, caps);
+        let plan: Plan = plan(mesh, cases, &truths[..], caps);
         possible.iter_mut().zip(&plan.possible).for_each(|(sum, one)| *sum += one);
         tried.extend(plan.run());
     }

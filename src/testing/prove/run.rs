@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::case::{Case, Input, Sharded};
-use super::layouts::{combinations, layouts};
+use super::layouts::{combinations, layouts, ragged};
 use super::output::Whole;
 use super::report::{Combination, Difference, LaidOut, Outcome, Tried, What};
 use super::truth::{Truth, furthest, loss};
@@ -49,7 +49,23 @@ impl<'a> Plan<'a> {
     /// At most `caps` combinations of a case: of one input, of several.
     pub(super) fn new(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], caps: [usize; 2]) -> Self {
         let of = |input: &Input| layouts(mesh_shape, input.shape.len(), &input.values);
-        let layouts: Vec<Vec<Vec<Layout>>> = cases.iter().map(|case| case.inputs.iter().map(of).collect()).collect();
+        Self::of(mesh_shape, cases, truths, caps, of)
+    }
+
+    /// The same with ragged cuts.
+    pub(super) fn ragged(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], caps: [usize; 2]) -> Self {
+        let of = |input: &Input| ragged(mesh_shape, &input.shape, &input.values);
+        Self::of(mesh_shape, cases, truths, caps, of)
+    }
+
+    fn of(
+        mesh_shape: &'a [usize],
+        cases: &'a [Case],
+        truths: &'a [Truth],
+        caps: [usize; 2],
+        of: impl Fn(&Input) -> Vec<Layout>,
+    ) -> Self {
+        let layouts: Vec<Vec<Vec<Layout>>> = cases.iter().map(|case| case.inputs.iter().map(&of).collect()).collect();
         let possible: Vec<usize> = layouts.iter().map(|inputs| inputs.iter().map(Vec::len).product()).collect();
         let jobs = layouts.iter().enumerate().flat_map(|(case, inputs)| {
             combinations(inputs, caps[usize::from(inputs.len() > 1)])

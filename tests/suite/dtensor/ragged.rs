@@ -95,6 +95,20 @@ fn redistribution_moves_values_and_gradients() {
     }
 }
 
+/// Placements alone mean chunks, also where the tensor has them already in other lengths.
+#[test]
+fn placements_without_lengths_are_chunks() {
+    on_mesh(&[3], |world, mesh| {
+        let layout = ragged(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
+        let x = DTensor::distribute_local_to(ramp(SHAPE, 1.0, &Device::flex()), mesh, layout)?;
+        let even = x.redistribute(&[S(0)])?;
+        assert_eq!(even.layout(), &ragged(&[3], &[S(0)], &[]));
+        let first = world.rank() as f32 * 8.0 + 1.0;
+        assert_eq!(values(even.local().clone()), Vec::from_iter((0..8).map(|i| first + i as f32)));
+        Ok(())
+    });
+}
+
 /// A pending sum is scattered into the lengths.
 #[test]
 fn a_partial_sum_is_reduced_into_the_lengths() {

@@ -122,6 +122,7 @@ impl Draft {
     fn redistribution(&mut self, id: Id) -> Step {
         let data = &self.known[id].data;
         let layout = layouts::target(&mut self.rng, &self.program.mesh, data.shape.len(), data.kind);
+        let layout = layouts::ragged(layout, &data.shape, self.program.seed ^ (id as u64) << 32);
         let text = format!("\"{layout}\"");
         let redistribute = move |operands: Vec<Value>| {
             let moved = operands.into_iter().map(|value| value.redistributed(&layout));
@@ -407,6 +408,7 @@ impl Draft {
         let data = Data { kind, dtype, shape: shape.to_vec(), values };
         let layout: Layout = layouts::any(&mut self.rng, &self.program.mesh, shape.len(), kind, &self.program.profile);
         let id = self.known.len();
+        let layout = layouts::ragged(layout, shape, self.program.seed ^ (id as u64) << 40);
         self.known.push(Known { data: data.clone(), usable: true });
         self.program.leaves.push(Leaf { id, data, layout });
         id

@@ -2,8 +2,8 @@
 
 use burn::tensor::DType;
 use burn_dtensor::placement::{Layout, PartialOp, Placement};
-use rand::Rng;
 use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use super::profile::Profile;
 use super::value::{Data, ElementKind};
@@ -61,7 +61,30 @@ pub fn reachable(from: &Layout, target: &Layout) -> Layout {
     };
     let placements: Vec<_> = from.placements().iter().zip(target.placements()).map(placement).collect();
     let orders: Vec<_> = target.orders().collect();
-    Layout::with_order(target.mesh_shape(), &placements, &orders).expect("the cuts are those of the target")
+    let layout =
+        Layout::with_order(target.mesh_shape(), &placements, &orders).expect("the cuts are those of the target");
+    let mut lengths = target.ragged();
+    let layout = lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_lengths(mesh_dim, lengths.clone()));
+    layout.expect("the cuts are those of the target")
+}
+
+/// Every third of these layouts with ragged cuts, which ones a function of `salt`: so the programs are
+/// otherwise those of chunks. The outermost cut of each tensor dimension gets lengths, often 0.
+pub fn ragged(layout: Layout, shape: &[usize], salt: u64) -> Layout {
+    let mut rng = StdRng::seed_from_u64(salt);
+    if !rng.random_bool(1.0 / 3.0) {
+        return layout;
+    }
+    let outermost: Vec<_> = layout.orders().map(|(dim, cuts)| (dim, cuts[0])).collect();
+    outermost.into_iter().fold(layout, |layout, (dim, mesh_dim)| {
+        let mut ends: Vec<usize> =
+            (1..layout.mesh_shape()[mesh_dim]).map(|_| rng.random_range(0..=shape[dim])).collect();
+        ends.push(shape[dim]);
+        ends.sort_unstable();
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let lengths: Vec<usize> = ends.iter().zip(starts).map(|(end, start)| end - start).collect();
+        layout.with_lengths(mesh_dim, lengths).expect("one length per rank of a cut")
+    })
 }
 
 fn takes(kind: ElementKind, op: PartialOp, profile: &Profile) -> bool {

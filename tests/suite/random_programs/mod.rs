@@ -7,7 +7,7 @@
 //! that wrap around.
 //!
 //! A program has 5 to 22 steps, redistributions among them, on a mesh of up to 2 x 2 x 2 ranks. Its
-//! inputs come in any layout. Compared are, on every rank: the global
+//! inputs come in any layout, cut raggedly at times. Compared are, on every rank: the global
 //! shape, the local shape, the dtype and the full value of every result; and the gradient of every
 //! leaf, also of one that holds terms of a reduction, by the true derivative. All ranks' parts of a
 //! result must lie equally deep in the autodiff graph.
