@@ -31,7 +31,8 @@ pub enum FsdpError {
     },
     /// The shard-placement function returned lengths that are not one per rank, or do not add up.
     #[error(
-        "parameter `{param}` cannot be cut along dimension {dim} over the ranks of mesh dimension `{mesh_dim}`: {problem}"
+        "parameter `{param}` cannot be cut along dimension {dim} over the ranks of mesh dimension \
+         `{mesh_dim}`: {problem}"
     )]
     Lengths {
         /// Path of the parameter.

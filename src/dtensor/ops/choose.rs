@@ -5,7 +5,8 @@
 //! A choice depends on how tensors are placed and on what divides what, not on how long they are: a
 //! program's layouts are the same for every batch that is cut alike, for every dtype, with and without
 //! gradients. Two lengths are others: one that leaves a rank without elements, which few operators
-//! take, and 1, along which a tensor may be only repeated. What counts is, in this order,
+//! take, and 1, along which a tensor may be only repeated. And ragged cuts stay only where all that is cut
+//! is as long as their lengths add up to. What counts is, in this order,
 //!
 //! 1. collectives in forward: between fewer and shorter the fewer are faster up to some megabytes,
 //!    and a program that has longer ones to choose from says where it wants its tensors;
