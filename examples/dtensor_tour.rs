@@ -61,7 +61,7 @@ fn operators(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.say(format!("x {{S(0), R}} @ columns {{R, S(1)}}, tanh -> {}: {sent}", h.layout()));
     let (y, sent) = guide.count(|| Ok(h.matmul(rows)))?;
     guide.say(format!("        .. @ rows {{R, S(0)}}          -> {}: {sent}", y.layout()));
-    guide.say("P(sum) is a pending sum: every rank has a term, and nobody has added them up.");
+    guide.say("P(sum) is a partial sum: every rank has a term, and nobody has added them up.");
     let (y, sent) = guide.count(|| y.redistribute(&[Shard(0), Replicate]))?;
     guide.say(format!("        .. to where x was           -> {}: {sent}", y.layout()));
     Ok(())

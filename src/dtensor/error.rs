@@ -76,7 +76,7 @@ pub enum DTensorError {
         /// The operation.
         operation: &'static str,
     },
-    /// A tensor cannot be made with a pending reduction.
+    /// A tensor cannot be made partial.
     #[error(
         "`{operation}` cannot make a tensor placed {placement} on mesh dimension {mesh_dim}: no \
          rank holds a part of it yet; make it Replicate and `redistribute`, or give each rank's \

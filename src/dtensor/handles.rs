@@ -1,4 +1,4 @@
-//! [`Destination`] and [`Handles`]: what a tensor is brought to, and what it was already brought to.
+//! [`Destination`] and [`Handles`]: what a tensor is redistributed to, and what it already was redistributed to.
 
 use std::sync::{Arc, Weak};
 
@@ -7,12 +7,13 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::local::{as_float, is_tracked};
-use super::route::{Dims, Kept, Route};
+use super::pullback::Dims;
+use super::route::{Kept, Route};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::placement::Layout;
 
-/// What a tensor is brought to.
+/// What a tensor is redistributed to.
 #[derive(Debug)]
 pub(super) struct Destination {
     pub(super) spec: Arc<DTensorSpec>,
@@ -33,7 +34,7 @@ impl Destination {
     ///
     /// # Collective
     /// In forward and in backward: every rank of the mesh.
-    pub(super) fn bring<const D: usize, K: Kind>(
+    pub(super) fn redistribute<const D: usize, K: Kind>(
         &self,
         local: Tensor<D, K>,
         from: &DTensorSpec,
@@ -65,7 +66,7 @@ impl Destination {
     }
 }
 
-/// What one tensor was already brought to, kept until backward or while it or a clone of it lives.
+/// What one tensor was already redistributed to, kept until backward or while it or a clone of it lives.
 #[derive(Debug, Default)]
 pub(super) struct Handles<const D: usize> {
     pub(super) made: Mutex<SmallVec<[Handle<D>; 1]>>,

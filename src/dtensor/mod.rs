@@ -49,13 +49,13 @@ mod mask;
 pub mod ops;
 mod philox;
 mod picture;
+mod pullback;
 mod random;
 mod redistribute;
 mod route;
 mod spec;
 mod step;
 mod tensor;
-mod undo;
 mod vary;
 
 pub(crate) use distribute::send_parts;

@@ -8,19 +8,15 @@ use std::sync::{Arc, Weak};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use super::local::{associate, is_tracked};
-use super::undo::{Undo, all_reduce_sum};
+use super::pullback::{Dims, Pullback, all_reduce_sum};
 use super::{DTensorSpec, Kind, step};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase};
 use crate::error::OrUnwind;
 use crate::placement::{Layout, Placement, Step, plan};
-
-/// Mesh dimensions, ascending.
-pub(super) type Dims = SmallVec<[usize; 3]>;
 
 /// The steps from one layout to another, and what the collectives on the way are called.
 #[derive(Debug)]
@@ -67,14 +63,33 @@ impl Route {
     /// [`between`](Self::between), for an input that may become a term of a sum though it is partial in
     /// another way: it is reduced first.
     pub(super) fn of_input(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
-        let made = |dim: usize, own: Placement| own.partial_op().is_some() && to.placements()[dim] != own;
-        let reduced = from.replaced(|dim, own| if made(dim, own) { Placement::Replicate } else { own })?;
-        if reduced == *from || !to.has_partial() {
+        let is_term = |dim: usize, own: Placement| {
+            let target = to.placements()[dim];
+            own.partial_op().is_some() && target.partial_op().is_some() && own != target
+        };
+        let reduced = from.replaced(|dim, own| if is_term(dim, own) { Placement::Replicate } else { own })?;
+        if reduced == *from {
             return Self::between(from, to);
         }
         let (first, second) = (Self::between(from, &reduced)?, Self::between(&reduced, to)?);
         let steps = [&first.steps[..], &second.steps].concat();
         Ok(Arc::new(Self { steps, label: format!("redistribute {from} -> {to}").into() }))
+    }
+
+    /// The steps, those together that are one collective: reductions that follow each other, by one
+    /// operation, over mesh dimensions that all vary afterwards or none does.
+    fn legs<'a>(&'a self, varying: &'a [usize]) -> impl Iterator<Item = (Dims, &'a [(Step, Layout)])> {
+        let joined = |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| match (a, b) {
+            (Step::AllReduce { op: a, mesh_dim: first }, Step::AllReduce { op: b, mesh_dim: second }) => {
+                a == b && varying.contains(first) == varying.contains(second)
+            }
+            _ => false,
+        };
+        self.steps.chunk_by(joined).map(|leg| {
+            let mut mesh_dims: Dims = leg.iter().map(|(step, _)| step.mesh_dim()).collect();
+            mesh_dims.sort_unstable();
+            (mesh_dims, leg)
+        })
     }
 
     /// Walks it with a tensor laid out as `from`, then lets the tensor vary over the mesh dimensions
@@ -96,16 +111,17 @@ impl Route {
         }
         let call = from.call(Call::new(self.label.clone()));
         let strategy = local.gradient_checkpointing_strategy();
-        let (mut moved, mut undos) = (local.clone().inner(), Vec::new());
+        let (mut moved, mut pullbacks) = (local.clone().inner(), Vec::new());
         let mut before = None;
-        for (step, after) in &self.steps {
+        for (mesh_dims, leg) in self.legs(varying) {
+            let [.., (step, after)] = leg else { continue };
             let spec = before.as_ref().unwrap_or(from);
             let after = from.with_layout(after.clone())?;
             let call = call.clone().in_phase(Phase::Forward);
-            let (next, undo) = step::run(*step, (spec, &after), moved, call, tracked)?;
+            let (next, pullback) = step::run(*step, mesh_dims, (spec, &after), moved, call, tracked)?;
             moved = next;
             if tracked {
-                undos.push(undo);
+                pullbacks.push(pullback);
             }
             before = Some(after);
         }
@@ -123,7 +139,7 @@ impl Route {
         };
         let op = Redistribution {
             output: Mutex::new(Some(moved.into_dispatch())),
-            undos,
+            pullbacks,
             varying: walked,
             sum,
             call: call.in_phase(Phase::Backward),
@@ -143,7 +159,7 @@ pub(super) type Kept<const D: usize> = Mutex<Option<Tensor<D>>>;
 struct Redistribution<const D: usize> {
     /// Made before the node, so that a failing collective is an error and not a panic.
     output: Mutex<Option<DispatchTensor>>,
-    undos: Vec<Undo<D>>,
+    pullbacks: Vec<Pullback<D>>,
     /// Mesh dimensions over which the gradient is summed where their step is pulled back.
     varying: Dims,
     /// The sum over all others.
@@ -178,12 +194,12 @@ impl<const D: usize> GraphOp for Redistribution<D> {
 impl<const D: usize> Redistribution<D> {
     /// The gradient of the input, from the gradient of the output.
     fn pull(&self, mut grad: Tensor<D>) -> Result<Tensor<D>> {
-        for undo in self.undos.iter().rev() {
+        for (at, pullback) in self.pullbacks.iter().enumerate().rev() {
             // A mesh dimension that takes two steps varies after the last.
-            let last = self.undos.iter().rfind(|other| other.mesh_dim == undo.mesh_dim);
-            let is_last = last.is_some_and(|last| std::ptr::eq(last, undo));
-            let varying = is_last && self.varying.contains(&undo.mesh_dim);
-            grad = undo.apply(&self.call, grad, varying)?;
+            let later = &self.pullbacks[at + 1..];
+            let is_last = !later.iter().any(|later| later.mesh_dims.iter().any(|dim| pullback.mesh_dims.contains(dim)));
+            let varying = is_last && pullback.mesh_dims.iter().all(|dim| self.varying.contains(dim));
+            grad = pullback.apply(&self.call, grad, varying)?;
         }
         if let Some(Sum { comm, place }) = &self.sum {
             grad = all_reduce_sum(comm.as_ref(), &self.call.clone().drawn(*place), grad)?;

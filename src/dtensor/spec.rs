@@ -24,7 +24,7 @@ pub struct DTensorSpec {
     layout: Layout,
     shape: Shape,
     dtype: DType,
-    /// Of a pending reduction: global shapes of the tensors that its terms were computed from, if known.
+    /// Of a partial tensor: global shapes of the tensors that its terms were computed from, if known.
     /// Ranks compare them when it is reduced; no part of what is equal.
     terms: Option<Arc<str>>,
 }
@@ -62,7 +62,7 @@ impl DTensorSpec {
         Self { mesh: mesh.clone(), layout, shape, dtype, terms: None }
     }
 
-    /// The same spec, saying what the terms of its pending reduction, if there is one, were computed from.
+    /// The same spec, saying what its terms, if it is partial, were computed from.
     pub(super) fn with_terms(mut self, terms: Option<Arc<str>>) -> Self {
         self.terms = terms.filter(|_| self.layout.has_partial());
         self
@@ -113,7 +113,7 @@ impl DTensorSpec {
         self.layout.placements()
     }
 
-    /// What the terms of its pending reduction were computed from, if that is known.
+    /// What the terms of a partial tensor were computed from, if that is known.
     pub(super) fn terms(&self) -> Option<&Arc<str>> {
         self.terms.as_ref()
     }

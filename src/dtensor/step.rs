@@ -4,44 +4,47 @@ use burn::tensor::Tensor;
 
 use super::collective::{all_gather, all_to_all, single};
 use super::local::{as_float, cut_dim, pad_dim, zeros};
-use super::undo::{Reduced, Undo, UndoKind};
+use super::pullback::{Dims, Pullback, PullbackKind, Reduced};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::{Call, ReduceOp, Sharded};
 use crate::placement::{Cut, PartialOp, Step};
 
-/// Runs `step`, from `before` to `after`, on a `local` tensor, and says how to undo it on a gradient.
+/// Runs `step`, from `before` to `after`, on a `local` tensor, and says how to pull a gradient back through it.
 ///
-/// With `tracked`, the undo keeps the values that the gradient depends on.
+/// With `tracked`, the pullback keeps the values that the gradient depends on.
+///
+/// A reduction is over all of `mesh_dims` at once, any other step over its own.
 ///
 /// # Collective
-/// Over the step's mesh dimension.
+/// Over `mesh_dims`.
 pub(super) fn run<const D: usize, K: Kind>(
     step: Step,
+    mesh_dims: Dims,
     (before, after): (&DTensorSpec, &DTensorSpec),
     local: Tensor<D, K>,
     call: Call,
     tracked: bool,
-) -> Result<(Tensor<D, K>, Undo<D>)> {
-    let comm = before.mesh().communicator(step.mesh_dim())?;
+) -> Result<(Tensor<D, K>, Pullback<D>)> {
+    let comm = before.mesh().communicator_over(&mesh_dims)?;
     let own = |cut: &Cut| cut.range(comm.group().size(), comm.group().rank());
     let keep = |tensor: &Tensor<D, K>| tracked.then(|| as_float(tensor.clone()));
     let (local, kind) = match step {
         Step::AllGather { mesh_dim, dim } => {
             let cut = before.cut(mesh_dim);
             let whole = all_gather(comm.as_ref(), call, local, dim, cut.clone())?;
-            (whole, UndoKind::Slice { dim, cut })
+            (whole, PullbackKind::Slice { dim, cut })
         }
         Step::Slice { mesh_dim, dim } => {
             let cut = after.cut(mesh_dim);
-            (cut_dim(local, dim, own(&cut)), UndoKind::AllGather { dim, cut })
+            (cut_dim(local, dim, own(&cut)), PullbackKind::AllGather { dim, cut })
         }
         Step::AllReduce { op, .. } => {
             let kept = keep(&local);
             let work = comm.all_reduce(call, vec![local.into_dispatch()], reduce_op(op));
             let whole = single(work)?;
             let reduced = Reduced::new(op, kept, keep(&whole));
-            (whole, UndoKind::AllReduce { reduced })
+            (whole, PullbackKind::AllReduce { reduced })
         }
         Step::ReduceScatter { mesh_dim, dim, op } => {
             let cut = after.cut(mesh_dim);
@@ -49,26 +52,25 @@ pub(super) fn run<const D: usize, K: Kind>(
             let whole = Sharded { tensor: local.into_dispatch(), dim, cut: cut.clone() };
             let piece = single(comm.reduce_scatter(call, vec![whole], reduce_op(op)))?;
             let reduced = Reduced::new(op, kept, keep(&piece));
-            (piece, UndoKind::ReduceScatter { dim, cut, reduced })
+            (piece, PullbackKind::ReduceScatter { dim, cut, reduced })
         }
         Step::AllToAll { mesh_dim, from, to } => {
             let (from, to) = ((from, before.cut(mesh_dim)), (to, after.cut(mesh_dim)));
-            let undo = UndoKind::AllToAll { from: to.clone(), to: from.clone() };
-            (all_to_all(comm.as_ref(), call, local, from, to)?, undo)
+            let pullback = PullbackKind::AllToAll { from: to.clone(), to: from.clone() };
+            (all_to_all(comm.as_ref(), call, local, from, to)?, pullback)
         }
         Step::ZeroOthers { .. } => {
             let first = comm.group().rank() == 0;
             let local = if first { local } else { zeros(local.shape(), &local) };
-            (local, UndoKind::Nothing)
+            (local, PullbackKind::Nothing)
         }
         Step::ZeroPad { mesh_dim, dim } => {
             let cut = before.cut(mesh_dim);
-            (pad_dim(local, dim, own(&cut), cut.total()), UndoKind::Slice { dim, cut })
+            (pad_dim(local, dim, own(&cut), cut.total()), PullbackKind::Slice { dim, cut })
         }
     };
-    let (mesh_dim, comm) = (step.mesh_dim(), comm.clone());
     let place = tracked.then(|| comm.draw());
-    Ok((local, Undo { mesh_dim, comm, place, kind }))
+    Ok((local, Pullback { mesh_dims, comm, place, kind }))
 }
 
 fn reduce_op(op: PartialOp) -> ReduceOp {

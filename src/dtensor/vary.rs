@@ -12,7 +12,8 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::Tensor;
 
 use super::handles::{Destination, Given, Handles};
-use super::route::{Dims, Route};
+use super::pullback::Dims;
+use super::route::Route;
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, Kind};
 use crate::Result;
@@ -24,7 +25,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     ///
     /// # Collective
     /// As [`redistribute_to`](Self::redistribute_to).
-    pub(crate) fn brought(self, placement: Placement) -> Result<Self> {
+    pub(crate) fn redistribute_all(self, placement: Placement) -> Result<Self> {
         let placement = self.spec.with_elements(placement);
         let placements: Placements = self.mesh().shape().iter().map(|_| placement).collect();
         let layout = Layout::new(self.mesh().shape(), &placements)?;
@@ -32,7 +33,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             return Ok(self);
         }
         let to = self.destination(&layout, &[])?;
-        let local = to.bring(self.local, &self.spec, self.handles.get().map(|handles| &**handles))?;
+        let local = to.redistribute(self.local, &self.spec, self.handles.get().map(|handles| &**handles))?;
         Ok(Self::from_parts(local, to.spec))
     }
 }
@@ -104,7 +105,7 @@ impl<const D: usize> DTensor<D> {
 
     fn shared_handle(&self, layout: &Layout, dims: &[usize]) -> Result<Tensor<D>> {
         let handles = self.handles.get_or_init(Default::default);
-        self.destination(layout, dims)?.bring(self.local.clone(), &self.spec, Some(handles))
+        self.destination(layout, dims)?.redistribute(self.local.clone(), &self.spec, Some(handles))
     }
 
     fn dims_of(&self, mesh_dims: &[usize]) -> Result<Dims> {

@@ -131,7 +131,7 @@ pub fn styled<const D: usize, const P: usize, const O: usize, K: Kind>(
     let (style, value) = (param.style(), read(param));
     let y = forward(x.pinned(style.and_then(|style| style.input())), value);
     match style.and_then(|style| style.output()) {
-        Some(placement) => y.brought(placement).or_unwind(),
+        Some(placement) => y.redistribute_all(placement).or_unwind(),
         None => y,
     }
 }

@@ -50,7 +50,7 @@ impl Placement {
         self == Self::Replicate
     }
 
-    /// The pending reduction, if there is one.
+    /// How it is yet to be reduced, if it is partial.
     pub fn partial_op(self) -> Option<PartialOp> {
         match self {
             Self::Partial(op) => Some(op),

@@ -139,18 +139,18 @@ impl Layout {
         Ok(self)
     }
 
-    /// The layout whose cuts are made in the order `turn` of the mesh dimensions, on every tensor
+    /// The layout whose cuts are made in the order `mesh_order` of the mesh dimensions, on every tensor
     /// dimension.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub(crate) fn in_turn(
+    pub(crate) fn in_order(
         mesh_shape: &[usize],
         placements: &[Placement],
-        turn: &[usize],
+        mesh_order: &[usize],
     ) -> Result<Self, PlacementError> {
         let mut layout = Self::new(mesh_shape, placements)?;
-        let place = |cut: &usize| turn.iter().position(|mesh_dim| mesh_dim == cut);
+        let place = |cut: &usize| mesh_order.iter().position(|mesh_dim| mesh_dim == cut);
         for (_, cuts) in &mut layout.order {
             cuts.sort_by_key(place);
         }

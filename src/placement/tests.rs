@@ -58,8 +58,8 @@ fn the_shortest_part_is_that_of_some_rank_and_no_rank_has_a_shorter_one() {
     let mut not_the_last = 0;
     for mesh in sizes.into_iter().multi_cartesian_product() {
         let placements = (0..3).map(|_| [Replicate, Shard(0), Shard(1)]).multi_cartesian_product();
-        for (placements, turn) in placements.cartesian_product((0..3).permutations(3)) {
-            let layout = Layout::in_turn(&mesh, &placements, &turn).unwrap();
+        for (placements, mesh_order) in placements.cartesian_product((0..3).permutations(3)) {
+            let layout = Layout::in_order(&mesh, &placements, &mesh_order).unwrap();
             let coordinates = mesh.iter().map(|&size| 0..size).multi_cartesian_product().collect_vec();
             for len in 0..=40 {
                 let parts = coordinates.iter().map(|coordinate| layout.local_shape(&[len, 40 - len], coordinate));

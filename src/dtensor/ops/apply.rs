@@ -37,7 +37,7 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
         inputs.args(&mut args);
         Operator::resolve(rule, &args).or_unwind()
     };
-    let inputs = inputs.enter(&operator, &mut 0);
+    let inputs = inputs.redistribute(&operator, &mut 0);
     let outputs = if operator.is_blank() {
         let mut blank = Blank::default();
         I::see(&inputs, &mut blank);
@@ -45,7 +45,7 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
     } else {
         local(inputs, &operator)
     };
-    outputs.leave(&operator, &mut 0)
+    outputs.global(&operator, &mut 0)
 }
 
 /// What [`apply`] takes.
@@ -60,7 +60,7 @@ pub trait Inputs {
     /// Brings all to where `operator` wants them; they are its inputs from `at` on.
     #[doc(hidden)]
     #[track_caller]
-    fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local;
+    fn redistribute(self, operator: &Operator, at: &mut usize) -> Self::Local;
 
     /// Shows what the parts are.
     #[doc(hidden)]
@@ -79,9 +79,9 @@ macro_rules! tensors {
 
             #[track_caller]
             #[inline(always)]
-            fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local {
+            fn redistribute(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 *at += 1;
-                operator.bring(*at - 1, self$(.$tensor)?)
+                operator.redistribute(*at - 1, self$(.$tensor)?)
             }
 
             fn see(local: &Self::Local, blank: &mut Blank) {
@@ -94,7 +94,7 @@ macro_rules! tensors {
 tensors! { DTensor, Operand tensor }
 
 macro_rules! collections {
-    ($($Collection:ident: $enter:expr);*) => {$(
+    ($($Collection:ident: $each:expr);*) => {$(
         impl<I: Inputs> Inputs for $Collection<I> {
             type Local = $Collection<I::Local>;
 
@@ -103,8 +103,8 @@ macro_rules! collections {
                 self.iter().for_each(|input| input.args(args));
             }
 
-            fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local {
-                $enter(self, |input: I| input.enter(operator, at))
+            fn redistribute(self, operator: &Operator, at: &mut usize) -> Self::Local {
+                $each(self, |input: I| input.redistribute(operator, at))
             }
 
             fn see(local: &Self::Local, blank: &mut Blank) {
@@ -116,7 +116,7 @@ macro_rules! collections {
 
 collections! {
     Option: Option::map;
-    Vec: |inputs: Self, enter| inputs.into_iter().map(enter).collect()
+    Vec: |inputs: Self, redistribute| inputs.into_iter().map(redistribute).collect()
 }
 
 /// What the local operator of [`apply`] makes.
@@ -130,7 +130,7 @@ pub trait Outputs: Sized {
 
     /// Gives each its spec; they are the operator's outputs from `at` on.
     #[doc(hidden)]
-    fn leave(self, operator: &Operator, at: &mut usize) -> Self::Global;
+    fn global(self, operator: &Operator, at: &mut usize) -> Self::Global;
 }
 
 impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
@@ -142,7 +142,7 @@ impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
     }
 
     #[inline(always)]
-    fn leave(self, operator: &Operator, at: &mut usize) -> DTensor<D, K> {
+    fn global(self, operator: &Operator, at: &mut usize) -> DTensor<D, K> {
         *at += 1;
         operator.output(*at - 1, self)
     }
@@ -159,8 +159,8 @@ impl<O: Outputs> Outputs for Vec<O> {
         outputs
     }
 
-    fn leave(self, operator: &Operator, at: &mut usize) -> Self::Global {
-        self.into_iter().map(|output| output.leave(operator, at)).collect()
+    fn global(self, operator: &Operator, at: &mut usize) -> Self::Global {
+        self.into_iter().map(|output| output.global(operator, at)).collect()
     }
 }
 
@@ -179,9 +179,9 @@ macro_rules! tuples {
 
             #[track_caller]
             #[inline(always)]
-            fn enter(self, operator: &Operator, at: &mut usize) -> Self::Local {
+            fn redistribute(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 let ($($name,)+) = self;
-                ($($name.enter(operator, at),)+)
+                ($($name.redistribute(operator, at),)+)
             }
 
             fn see(local: &Self::Local, blank: &mut Blank) {
@@ -200,9 +200,9 @@ macro_rules! tuples {
             }
 
             #[inline(always)]
-            fn leave(self, operator: &Operator, at: &mut usize) -> Self::Global {
+            fn global(self, operator: &Operator, at: &mut usize) -> Self::Global {
                 let ($($name,)+) = self;
-                ($($name.leave(operator, at),)+)
+                ($($name.global(operator, at),)+)
             }
         }
     };

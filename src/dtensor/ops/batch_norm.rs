@@ -46,8 +46,8 @@ pub struct BatchNormTrainOutput<const D: usize> {
     pub output: DTensor<D>,
     /// The mean of the whole batch, detached: `[channels]`, not partial.
     pub mean: DTensor<1>,
-    /// The variance of the whole batch without Bessel's correction, detached: `[channels]`, no
-    /// pending reduction.
+    /// The variance of the whole batch without Bessel's correction, detached: `[channels]`, not
+    /// partial.
     pub variance: DTensor<1>,
 }
 

@@ -27,7 +27,7 @@ pub(super) fn ragged<'a>(operands: impl Iterator<Item = &'a Layout>) -> Vec<Leng
 pub(super) struct Cutting<'a> {
     pub(super) mesh_shape: &'a [usize],
     /// The order of the mesh dimensions.
-    pub(super) turn: &'a [usize],
+    pub(super) mesh_order: &'a [usize],
     pub(super) lengths: &'a Lengths,
 }
 
@@ -35,7 +35,7 @@ impl Cutting<'_> {
     /// The layout with these placements, of which those on the mesh dimensions `uneven` have their
     /// lengths.
     pub(super) fn layout(&self, placements: &[Placement], uneven: &[usize]) -> Option<Layout> {
-        let layout = Layout::in_turn(self.mesh_shape, placements, self.turn).ok()?;
+        let layout = Layout::in_order(self.mesh_shape, placements, self.mesh_order).ok()?;
         let mut lengths = self
             .lengths
             .iter()
@@ -51,7 +51,7 @@ impl Cutting<'_> {
             self.layout(&placements, kept).is_none_or(|layout| layout.check_shape(shape).is_ok())
         };
         // Outermost first: a cut outside another leaves the pieces that this one cuts.
-        for &mesh_dim in self.turn {
+        for &mesh_dim in self.mesh_order {
             if rows[mesh_dim].divides.is_some() || !self.lengths.iter().any(|(ragged, _)| *ragged == mesh_dim) {
                 continue;
             }
@@ -77,7 +77,7 @@ mod tests {
     fn kept(rows: [Strategy; 2], inputs: &[[usize; 2]], output: [usize; 2]) -> Vec<usize> {
         // On mesh (2, 3): 4 rows as 1 + 3, 6 columns as 6 + 0 + 0.
         let lengths = Lengths::from_iter([(0, Arc::from([1, 3])), (1, Arc::from([6, 0, 0]))]);
-        let cutting = Cutting { mesh_shape: &[2, 3], turn: &[0, 1], lengths: &lengths };
+        let cutting = Cutting { mesh_shape: &[2, 3], mesh_order: &[0, 1], lengths: &lengths };
         let inputs: Vec<Shape> = inputs.iter().map(|&shape| Shape::from(shape)).collect();
         let inputs: Vec<&Shape> = inputs.iter().collect();
         cutting.kept(&[&rows[0], &rows[1]], &inputs, &[Shape::from(output)]).to_vec()
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn only_what_is_cut_is_ragged() {
         let lengths = Lengths::from_iter([(0, Arc::from([1, 3]))]);
-        let cutting = Cutting { mesh_shape: &[2], turn: &[0], lengths: &lengths };
+        let cutting = Cutting { mesh_shape: &[2], mesh_order: &[0], lengths: &lengths };
         let layout = |placement, uneven: &[usize]| cutting.layout(&[placement], uneven).unwrap().to_string();
         assert_eq!(layout(S(0), &[0]), "[S(0); mesh dim 0 cuts 1 + 3]");
         assert_eq!(layout(S(0), &[]), "[S(0)]");

@@ -15,7 +15,7 @@ const EMBEDDING: Axes = Axes::new("embedding", "ve, bs -> bse").through(MOVED_BY
 /// [`embedding`](module::embedding): `[batch, seq, features]`.
 ///
 /// Weights sharded over the vocabulary are not moved: each rank looks up the rows it holds, and the
-/// result is a pending sum.
+/// result is a partial sum.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.

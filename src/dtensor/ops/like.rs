@@ -39,7 +39,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::from_parts(local, self.reduced_spec())
     }
 
-    /// The spec of a tensor like this one, without its pending reductions.
+    /// The spec of a tensor like this one, reduced.
     pub(super) fn reduced_spec(&self) -> Arc<DTensorSpec> {
         if !self.layout().has_partial() {
             return self.spec.clone();

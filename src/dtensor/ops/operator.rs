@@ -57,17 +57,17 @@ impl Operator {
     /// Unwinds with the typed error if a collective fails.
     #[track_caller]
     pub fn input<const D: usize, K: Kind>(&self, at: usize, operand: impl Into<Operand<D, K>>) -> Tensor<D, K> {
-        self.bring(at, operand.into().tensor)
+        self.redistribute(at, operand.into().tensor)
     }
 
     #[track_caller]
     #[inline(always)]
-    pub(super) fn bring<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K> {
+    pub(super) fn redistribute<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K> {
         let to = &self.0.inputs[at];
         if to.is_here() {
             return tensor.local;
         }
-        to.bring(tensor.local, &tensor.spec, tensor.handles.get().map(|handles| &**handles)).or_unwind()
+        to.redistribute(tensor.local, &tensor.spec, tensor.handles.get().map(|handles| &**handles)).or_unwind()
     }
 
     /// The DTensor of this rank's part `local` of output `at`.

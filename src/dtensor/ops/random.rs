@@ -128,7 +128,7 @@ pub(super) fn part<const D: usize>(
 impl<const D: usize> DTensor<D> {
     /// Random values in the shape, type and layout of this tensor, as burn's
     /// [`random_like`](Tensor::random_like): drawn with the next seed of the thread's
-    /// [stream](self). `R` where this tensor is a pending reduction.
+    /// [stream](self). `R` where this tensor is partial.
     ///
     /// # Panics
     /// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution).

@@ -16,7 +16,7 @@ pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &Values) -> Vec
         // Reductions that do not commute are no layout.
         let Ok(layout) = Layout::new(mesh_shape, &placements) else { continue };
         let reversed: Vec<usize> = (0..mesh_shape.len()).rev().collect();
-        let turned = Layout::in_turn(mesh_shape, &placements, &reversed).expect("the placements form a layout");
+        let turned = Layout::in_order(mesh_shape, &placements, &reversed).expect("the placements form a layout");
         let differs = turned != layout;
         all.push(layout);
         if differs {
@@ -27,7 +27,7 @@ pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &Values) -> Vec
 }
 
 /// Layouts of a tensor of this shape with ragged cuts, and those that they meet: Replicate, chunks and
-/// pending sums. Of every tensor dimension the outermost cut is ragged, in two ways: all ranks have
+/// partial sums. Of every tensor dimension the outermost cut is ragged, in two ways: all ranks have
 /// something if there is enough, most of it the last one; and the first has nothing.
 ///
 /// ```text
@@ -68,7 +68,7 @@ fn lengths(len: usize, ranks: usize, nothing: usize) -> Vec<usize> {
 /// At most `cap` combinations of one layout per input, as numbers in mixed radix: the digits are
 /// places in `inputs`, the first input's the lowest.
 ///
-/// Up to half of them are of layouts without pending reductions, which is where most rules have
+/// Up to half of them are of layouts without partial placements, which is where most rules have
 /// their rows; the rest are spread over all.
 pub(super) fn combinations(inputs: &[Vec<Layout>], cap: usize) -> Vec<usize> {
     let total: usize = inputs.iter().map(Vec::len).product();

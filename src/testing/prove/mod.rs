@@ -9,8 +9,8 @@
 //!
 //! Each [`Case`] is run with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks,
 //! and in [as many as time allows](prove_with) on 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2: Replicate, a shard
-//! of every dimension, and every pending reduction, its parts different from rank to rank. Then with
-//! ragged cuts, beside chunks, replicas and pending sums, on 2 and 2 x 2 ranks. Compared are
+//! of every dimension, and every partial placement, its parts different from rank to rank. Then with
+//! ragged cuts, beside chunks, replicas and partial sums, on 2 and 2 x 2 ranks. Compared are
 //!
 //! * the full value of every output, on every rank;
 //! * of every float input the gradient that each rank holds, against the true derivative by what
@@ -102,7 +102,7 @@ pub fn prove(cases: &[Case]) -> Report {
 /// Tries every case in combinations of layouts; [the module](self) says how.
 ///
 /// Of chunks, on meshes of one dimension and of one input on 2 x 2, these are all combinations there
-/// are. Else some are tried, up to half of them without pending reductions, the rest spread evenly over all.
+/// are. Else some are tried, up to half of them without partial placements, the rest spread evenly over all.
 /// The report says of how many.
 ///
 /// A combination in which a rank panics or does not come is wrong, and ends the launch; the others

@@ -22,7 +22,7 @@ pub(super) enum Values {
 }
 
 impl Values {
-    /// Whether a pending reduction by `op` makes sense for such elements.
+    /// Whether a partial value by `op` makes sense for such elements.
     pub(super) fn takes(&self, op: PartialOp) -> bool {
         match self {
             Self::Float(_) | Self::Nan(_) => true,

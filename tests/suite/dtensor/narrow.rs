@@ -16,7 +16,7 @@ fn integers<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i64> {
     tensor.into_data().iter::<i64>().collect()
 }
 
-/// What every rank of a mesh of 2 holds: `parts` by rank, a pending reduction.
+/// What every rank of a mesh of 2 holds: `parts` by rank, a partial value.
 fn pending(parts: [i64; 2], by: Placement, dtype: IntDType, mesh: &DeviceMesh) -> Result<DTensor<1, Int>> {
     let own = parts[mesh.coordinate().expect("a member")[0]];
     DTensor::from_local(ints(&[own], [1], dtype, mesh.device()), mesh, &[by])

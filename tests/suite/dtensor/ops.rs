@@ -195,7 +195,7 @@ fn the_statistics_of_a_cut_batch_are_whole_on_every_rank() {
     });
 }
 
-/// A program that works on a small batch works on a large one: a residual meets a pending sum, and
+/// A program that works on a small batch works on a large one: a residual meets a partial sum, and
 /// its local part is read.
 #[test]
 fn the_layout_of_a_result_does_not_depend_on_the_size_of_the_batch() {

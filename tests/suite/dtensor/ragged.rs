@@ -109,7 +109,7 @@ fn placements_without_lengths_are_chunks() {
     });
 }
 
-/// A pending sum is scattered into the lengths.
+/// A partial sum is scattered into the lengths.
 #[test]
 fn a_partial_sum_is_reduced_into_the_lengths() {
     for lengths in [[1, 3, 2], [0, 5, 1]] {

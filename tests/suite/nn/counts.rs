@@ -111,7 +111,7 @@ fn all_norm_gradients_of_a_unit_are_added_up_at_once() {
     assert_eq!(all_reduces, [(AllReduce, Backward, 1)]);
 }
 
-/// Backward of a pending sum is nothing; the loss's is local.
+/// Backward of a partial sum is nothing; the loss's is local.
 #[test]
 fn a_table_and_a_loss_sharded_by_vocabulary() {
     let counts = MeshTest::new([2], ["tp"]).run(|mesh| {

@@ -53,7 +53,7 @@ fn one(rng: &mut StdRng, mesh: &[usize], ndim: usize, partial: impl Fn(&mut StdR
     }
 }
 
-/// `target`, with Replicate for the pending sums that cannot be made of a tensor laid out as `from`.
+/// `target`, with Replicate for the partial sums that cannot be made of a tensor laid out as `from`.
 pub fn reachable(from: &Layout, target: &Layout) -> Layout {
     let sum = Placement::Partial(PartialOp::Sum);
     let placement = |(&from, &to): (&Placement, &Placement)| {

@@ -142,7 +142,7 @@ pub trait Erased: Any {
     /// Global shape, layout and local shape, if it is distributed.
     fn placed(&self) -> Option<(Vec<usize>, Layout, Vec<usize>)>;
 
-    /// The same laid out as `layout` says, where its own pending reductions allow it; an
+    /// The same laid out as `layout` says, where its own partial values allow it; an
     /// undistributed tensor stays as it is.
     fn moved(self: Box<Self>, layout: &Layout) -> Result<Value>;
 

@@ -43,7 +43,7 @@ fn logic() -> Vec<Case> {
         case!("bool_and", (m: 2 bool = [3, 2], n: 2 bool = [3, 2]) => (m.clone().bool_and(n.clone()), m & n)),
         case!("bool_or", (m: 2 bool = [3, 2], n: 2 bool = [1, 2]) => (m.clone().bool_or(n.clone()), m | n)),
         case!("bool_xor", (m: 2 bool = [3, 2], n: 2 bool = [3, 2]) => (m.clone().bool_xor(n.clone()), m ^ n)),
-        // A pending "or" or "and" comes out of a comparison.
+        // A partial "or" or "and" comes out of a comparison.
         case!("bool_not", (x: 2 = [3, 2]) => x.greater_scalar(0.2).bool_not()),
         case!("bool_and", (x: 2 = [3, 2], m: 2 bool = [3, 2]) => x.greater_scalar(0.2).bool_and(m)),
         case!("bool_or", (x: 2 = [3, 2], m: 2 bool = [3, 2]) => x.greater_scalar(0.2).bool_or(m)),

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use itertools::Itertools;
 
 /// Files of operators that are none: how rules are written, decided and run.
-const MACHINERY: [&str; 15] = [
+const MACHINERY: [&str; 17] = [
     "apply",
     "axes",
     "choose",
     "config",
+    "cutting",
     "decide",
     "empty",
     "lookup",
@@ -22,6 +23,7 @@ const MACHINERY: [&str; 15] = [
     "policy",
     "rule",
     "subscripts",
+    "tests",
     "update",
 ];
 

@@ -1,4 +1,4 @@
-//! NaN on one rank and a number on another, through every operator that lets pending extrema through:
+//! NaN on one rank and a number on another, through every operator that lets partial extrema through:
 //! what comes out is that of the whole. Operators of one table share a case.
 
 use burn::tensor::IntDType;

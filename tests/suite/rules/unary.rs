@@ -18,7 +18,7 @@ pub fn cases() -> Vec<Case> {
         case!("powf_scalar", (x: 2 positive = [3, 6]) => x.powf_scalar(1.5)),
         case!("exp", (x: 2 = [3, 6]) => x.exp()),
         case!("log", (x: 2 positive = [3, 6]) => x.log()),
-        // What a pending maximum leaves out need not have a logarithm or a root.
+        // What a partial maximum leaves out need not have a logarithm or a root.
         case!("log", (x: 2 = [3, 6]) => x.max_dim(1).log()),
         case!("sqrt", (x: 2 = [3, 6]) => x.max_dim(1).sqrt()),
         case!("log1p", (x: 2 positive = [3, 6]) => x.log1p()),

@@ -52,7 +52,7 @@ pub fn judge(operator: &Operator, case: &Case, truth: &Truth, ranks: &[&Result<O
                     let full = (theirs.gshape.clone(), expected.1.clone());
                     super::super::part(&full, &out.layout.local_slices(&full.0, &coordinates[rank]))
                 });
-                // The terms of a pending reduction are a choice: a bias is a term of its own, or
+                // The terms of a partial value are a choice: a bias is a term of its own, or
                 // a share of each.
                 match close(&local, &out.local, FORWARD) {
                     Err(_) if out.layout.has_partial() => terms_differ = true,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
+use smallvec::SmallVec;
 
 use super::collective::{all_gather, all_to_all, single};
 use super::local::cut_dim;
@@ -10,19 +11,23 @@ use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, Sharded};
 use crate::placement::{Cut, PartialOp};
 
+/// Mesh dimensions, ascending.
+pub(super) type Dims = SmallVec<[usize; 3]>;
+
 /// Takes the gradient of a step's result to the gradient of its input.
 #[derive(Debug)]
-pub(super) struct Undo<const D: usize> {
-    pub(super) mesh_dim: usize,
+pub(super) struct Pullback<const D: usize> {
+    pub(super) mesh_dims: Dims,
+    /// Of the ranks along them.
     pub(super) comm: Arc<dyn Communicator>,
     /// Drawn in forward: see [`Call::drawn`].
     pub(super) place: Option<u64>,
-    pub(super) kind: UndoKind<D>,
+    pub(super) kind: PullbackKind<D>,
 }
 
 /// What a step's gradient needs.
 #[derive(Debug)]
-pub(super) enum UndoKind<const D: usize> {
+pub(super) enum PullbackKind<const D: usize> {
     /// `R` -> `P(sum)`.
     Nothing,
     /// `S(dim)` -> `R` and `S(dim)` -> `P(sum)`.
@@ -106,13 +111,13 @@ fn others_product<const D: usize>(comm: &dyn Communicator, call: &Call, local: &
     Ok(values.reduce(|product, value| product * value).unwrap_or_else(|| local.ones_like()))
 }
 
-impl<const D: usize> Undo<D> {
+impl<const D: usize> Pullback<D> {
     /// The gradient of the step's input.
     ///
-    /// With `varying`, `grad` is one rank's term of a sum over the step's mesh dimension.
+    /// With `varying`, `grad` is one rank's term of a sum over the step's mesh dimensions.
     ///
     /// # Collective
-    /// Over the step's mesh dimension.
+    /// Over the step's mesh dimensions.
     pub(super) fn apply(&self, call: &Call, grad: Tensor<D>, varying: bool) -> Result<Tensor<D>> {
         let call = &Call { drawn: self.place, ..call.clone() };
         match varying {
@@ -124,14 +129,14 @@ impl<const D: usize> Undo<D> {
     fn apply_same(&self, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
         let comm = self.comm.as_ref();
         match &self.kind {
-            UndoKind::Nothing => Ok(grad),
-            UndoKind::Slice { dim, cut } => {
+            PullbackKind::Nothing => Ok(grad),
+            PullbackKind::Slice { dim, cut } => {
                 let own = cut.range(comm.group().size(), comm.group().rank());
                 Ok(cut_dim(grad, *dim, own))
             }
-            UndoKind::AllGather { dim, cut } => all_gather(comm, call.clone(), grad, *dim, cut.clone()),
-            UndoKind::AllReduce { reduced } => reduced.derivative(comm, call, grad, None),
-            UndoKind::ReduceScatter { dim, cut, reduced } => {
+            PullbackKind::AllGather { dim, cut } => all_gather(comm, call.clone(), grad, *dim, cut.clone()),
+            PullbackKind::AllReduce { reduced } => reduced.derivative(comm, call, grad, None),
+            PullbackKind::ReduceScatter { dim, cut, reduced } => {
                 let piece = |tensor: &Tensor<D>| {
                     let tensor = tensor.clone().into_dispatch();
                     Sharded { tensor, dim: *dim, cut: cut.clone() }
@@ -145,14 +150,14 @@ impl<const D: usize> Undo<D> {
                 let grad = wholes.next().expect("the gradient was gathered");
                 reduced.derivative(comm, call, grad, wholes.next())
             }
-            UndoKind::AllToAll { from, to } => all_to_all(comm, call.clone(), grad, from.clone(), to.clone()),
+            PullbackKind::AllToAll { from, to } => all_to_all(comm, call.clone(), grad, from.clone(), to.clone()),
         }
     }
 
     fn apply_varying(&self, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
         match &self.kind {
             // The sum's own slice is all that is needed: `S(dim)` -> varying.
-            UndoKind::Slice { dim, cut } => {
+            PullbackKind::Slice { dim, cut } => {
                 let grad = Sharded { tensor: grad.into_dispatch(), dim: *dim, cut: cut.clone() };
                 single(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum))
             }
