@@ -83,11 +83,7 @@ impl<P> Order<P> {
         match place {
             Place::Tied(place) => {
                 let before = places.tied.insert(place, Tied::Held(pass));
-                debug_assert!(
-                    matches!(before, Some(Tied::Open)),
-                    "rule 5: {place} is ready, and was {}",
-                    before.is_some()
-                );
+                debug_assert!(matches!(before, Some(Tied::Open)), "rule 5: the pass at {place} is ready twice");
             }
             Place::Loose(place) => {
                 places.loose.insert(place, pass);

@@ -72,7 +72,12 @@ impl Tree {
         while let Some(folder) = open.pop() {
             for entry in fs::read_dir(&folder).expect("a folder of sources") {
                 let path = entry.expect("an entry of a folder").path();
-                if path.is_dir() { open.push(path) } else { paths.push(path) }
+                // Beside the sources are pages that they include.
+                match path.extension() {
+                    _ if path.is_dir() => open.push(path),
+                    Some(extension) if extension == "rs" => paths.push(path),
+                    _ => {}
+                }
             }
         }
         let name = |path: &Path| path.strip_prefix(root).expect("inside").to_str().expect("a name").to_owned();

@@ -53,6 +53,7 @@ enum State<G, S, T> {
 pub enum Weight<S, T> {
     /// In memory of its own, or the shard that every rank holds whole.
     Own(T),
+    #[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "only Flex has slots"))]
     InSlot(InSlot<S, T>),
 }
 

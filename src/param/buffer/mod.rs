@@ -4,18 +4,21 @@
 //! they are reduced. All of that memory is a buffer's: scopes, passes and nodes of the graph hold the buffer, and
 //! know nothing of what is behind it.
 //!
-//! | operation | | communicates | today, on every backend | kernels and overlap change |
-//! |---|---|---|---|---|
-//! | [`new`](UnitBuffer::new) | allocate | | the communicator allocates, a tensor a weight | one block for all weights |
-//! | [`copy_in`](UnitBuffer::copy_in) | what was gathered ahead of forward | | as it is, or moved into slots | where the shards go |
-//! | [`gather`](UnitBuffer::gather) | for forward | waits for an all-gather | one pass over memory, shards to wholes | a stream of its own |
-//! | [`view`](UnitBuffer::view) | a weight to compute with | | a handle | a copy out, where a whole is not contiguous |
-//! | [`take_back`](UnitBuffer::take_back) | forward is over | issues an all-gather | Flex frees under views: see below | |
-//! | [`gather_again`](UnitBuffer::gather_again), [`view_again`](UnitBuffer::view_again) | for backward | waits for it | | one unit ahead |
-//! | [`reduce_in`](UnitBuffer::reduce_in) | a whole gradient | | kept as it comes | copied into the block |
-//! | [`end`](UnitBuffer::end) | nobody of the pass reads the weights any more | | handles go | |
-//! | [`reduce`](UnitBuffer::reduce) | gradients to shards | waits for a reduce-scatter | | handed over, and waited for later |
-//! | [`copy_out`](UnitBuffer::copy_out) | what leaves the unit | | a copy, of what a slot holds | |
+//! | operation | | waits for | behind it |
+//! |---|---|---|---|
+//! | [`new`](UnitBuffer::new) | allocate | | nothing yet: the communicator makes results, a tensor a weight |
+//! | [`copy_in`](UnitBuffer::copy_in) | what was gathered ahead of forward | | the tensor, or a slot of its memory |
+//! | [`gather`](UnitBuffer::gather) | for forward | all-gather | the same |
+//! | [`view`](UnitBuffer::view) | a weight in forward | | a handle |
+//! | [`take_back`](UnitBuffer::take_back) | forward is over | | slots are emptied, and an all-gather is issued |
+//! | [`gather_again`](UnitBuffer::gather_again), [`view_again`](UnitBuffer::view_again) | a weight in backward | that all-gather | slots are filled |
+//! | [`reduce_in`](UnitBuffer::reduce_in) | a whole gradient | | the tensor |
+//! | [`end`](UnitBuffer::end) | the pass needs the weights no longer | | handles go |
+//! | [`reduce`](UnitBuffer::reduce) | gradients to shards | reduce-scatter | |
+//! | [`copy_out`](UnitBuffer::copy_out) | what leaves the unit | | a copy, of a slot's memory |
+//!
+//! Another layout of that memory, such as one block for all weights that kernels copy shards into and views out
+//! of, changes what is behind these; so does a communication that is issued earlier or waited for later.
 //!
 //! # Slots
 //!
@@ -68,7 +71,6 @@ use super::unit::{Gathering, Kept, Unit, zeros_like_whole};
 use crate::comm::{Call, CommError, Phase};
 
 /// Fills slots that are read while empty.
-#[cfg_attr(not(feature = "flex"), expect(dead_code, reason = "only Flex has slots"))]
 trait Refill: Send + Sync {
     /// Fills every slot of the unit.
     fn refill(&self);
