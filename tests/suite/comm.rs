@@ -132,7 +132,7 @@ fn held(cut: &Cut, parts: usize, index: usize) -> Range<usize> {
     match cut {
         Cut::Chunks(len) => chunk(*len, parts, index),
         Cut::Lengths(lengths) => {
-            let before = lengths.iter().take(index).fold(0, |sum, len| sum + len);
+            let before = lengths.iter().take(index).sum::<usize>();
             before..before + lengths[index]
         }
     }
