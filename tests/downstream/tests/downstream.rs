@@ -2,6 +2,7 @@
 
 use burn::module::Param;
 use burn::tensor::{Device, Distribution, Tensor, Tolerance};
+use burn_dtensor::fsdp::{ParamInfo, ParamPlacement};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::prove::{case, prove};
 use burn_dtensor::testing::{MeshTest, assert_full_close};
@@ -30,6 +31,25 @@ fn a_layer_of_its_own_goes_where_its_style_says() {
         let y = model.forward_dtensor(rows);
         assert_eq!(y.placements(), [Placement::Shard(1)]);
         assert_full_close(&y, expected.clone(), Tolerance::default());
+        Ok(())
+    });
+}
+
+/// The rows of a weight by the ranks' shares of memory: 5, 1 and 2.
+#[test]
+fn its_placement_function_gives_ranks_different_lengths() {
+    let device = Device::flex();
+    let weight = Tensor::<2>::random([8, 6], Distribution::Default, &device);
+    let x = Tensor::<2>::random([4, 6], Distribution::Default, &device);
+    let model = Projection { weight: Param::from_tensor(weight.clone()) };
+    let expected = model.forward(x.clone()).into_data();
+    MeshTest::new([3], ["shard"]).run(|mesh| {
+        let by_memory = |_: ParamInfo<'_>| Some(ParamPlacement::ragged(0, [5, 1, 2]));
+        let sharded = fully_shard(model.clone(), mesh, FullyShard::new().shard_placement_fn(by_memory))?;
+        assert_eq!(sharded.weight.base().dims(), [[5, 6], [1, 6], [2, 6]][mesh.rank()]);
+        let y = unit(&sharded, x.clone(), |model, x| model.forward(x));
+        y.into_data().assert_approx_eq::<f32>(&expected, Tolerance::default());
+        assert_eq!(full_model(&sharded)?.weight.val().into_data(), weight.to_data());
         Ok(())
     });
 }
