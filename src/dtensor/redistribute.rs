@@ -13,7 +13,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The same tensor under other placements, cut into chunks in the order of the mesh dimensions.
     ///
     /// Differentiable (the table of [this module](super)); placements that do not change cost
-    /// nothing. The steps are those of [`plan`].
+    /// nothing. The steps are those of [`plan`](crate::placement::plan).
     ///
     /// # Collective
     /// Every rank of the mesh.

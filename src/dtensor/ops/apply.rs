@@ -45,7 +45,10 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
     } else {
         local(inputs, &operator)
     };
-    outputs.global(&operator, &mut 0)
+    let mut made = 0;
+    let outputs = outputs.global(&operator, &mut made);
+    assert!(made == operator.outputs(), "`{}` made {made} of {} outputs", rule.name(), operator.outputs());
+    outputs
 }
 
 /// What [`apply`] takes.

@@ -65,7 +65,15 @@ pub struct Axes {
 
 impl Axes {
     /// The operator `name`, whose dimensions are `text`. No partial input goes through it.
+    ///
+    /// # Panics
+    /// If `text` has no `->`; of a `const` that is an error of the compiler.
     pub const fn new(name: &'static str, text: &'static str) -> Self {
+        let (bytes, mut at) = (text.as_bytes(), 1);
+        while at < bytes.len() && !(bytes[at - 1] == b'-' && bytes[at] == b'>') {
+            at += 1;
+        }
+        assert!(at < bytes.len(), "a rule's text is `inputs -> outputs`");
         Self { name, text, linear: &[], partials: NOTHING, reduced: SUM, empty_parts: false }
     }
 

@@ -5,7 +5,7 @@
 //! inputs and the shapes of its outputs follow from the axes alone.
 
 use burn::tensor::Shape;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::placements::{R, S, SUM};
 use super::{Strategy, strategy};
@@ -107,11 +107,20 @@ impl<'a> Pattern<'a> {
     /// How many dimensions its dots are of an operand that has `rank`.
     fn dots(&self, rank: usize, at: &[usize]) -> Option<usize> {
         if self.around().is_some() {
-            return rank.checked_sub(at.len());
+            return rank.checked_sub(at.len()).filter(|_| at.iter().all(|&dim| dim < rank));
         }
         let dots = rank.checked_sub(self.letters())?;
         let has_dots = self.parts.iter().any(|part| matches!(part, Part::Dots { .. }));
         (dots == 0 || has_dots).then_some(dots)
+    }
+
+    /// How many dimensions it is of, for messages.
+    fn wanted(&self, at: &[usize]) -> String {
+        match (self.around(), at.last()) {
+            (Some(_), Some(last)) => format!("{} dimensions or more", last + 1),
+            _ if self.parts.len() > self.letters() => format!("{} dimensions or more", self.letters()),
+            _ => format!("{} dimensions", self.letters()),
+        }
     }
 
     fn letters(&self) -> usize {
@@ -171,23 +180,21 @@ impl Subscripts {
         let mut widest = 0;
         let fixed = patterns.iter().filter(|pattern| !pattern.many).count();
         let many = inputs.len().saturating_sub(fixed);
+        if inputs.len() < fixed || (many > 0 && fixed == patterns.len()) {
+            return Err(format!("`{text}` is of {fixed} inputs, there are {}", inputs.len()));
+        }
         for pattern in &patterns {
             for _ in 0..if pattern.many { many } else { 1 } {
                 let input = read.inputs.len();
-                let Some(rank) = inputs.get(input).map(Shape::num_dims) else { break };
+                let rank = inputs[input].num_dims();
                 let Some(dots) = pattern.dots(rank, at) else {
-                    let (text, letters) = (pattern.text, pattern.letters());
-                    let more = if pattern.parts.len() > letters { " or more" } else { "" };
-                    let which = nth(input);
-                    return Err(format!("the {which} input is `{text}`, of {letters} dimensions{more}; it has {rank}"));
+                    let (which, wanted) = (nth(input), pattern.wanted(at));
+                    return Err(format!("the {which} input is `{}`, of {wanted}; it has {rank}", pattern.text));
                 };
                 widest = widest.max(dots);
                 read.inputs.push(pattern.dims(dots, at, 0));
                 read.added.extend(pattern.added.then_some(input));
             }
-        }
-        if read.inputs.len() != inputs.len() {
-            return Err(format!("`{text}` is of {} inputs", read.inputs.len()));
         }
         for pattern in Pattern::list(right) {
             let count = if pattern.many { outputs } else { 1 };
@@ -252,28 +259,20 @@ impl Subscripts {
             self.len(axis, inputs)?;
         }
         let mut made: SmallVec<[Axis; 4]> = SmallVec::new();
-        let mut shapes = Vec::with_capacity(self.outputs.len());
-        for dims in &self.outputs {
-            let mut lens: SmallVec<[usize; 6]> = smallvec![];
-            for dim in dims {
-                let Some(axis) = dim.axis() else {
-                    lens.push(1);
-                    continue;
-                };
-                lens.push(match self.len(axis, inputs)? {
-                    Some(len) => len,
-                    None => {
-                        let at = made.iter().position(|known| *known == axis).unwrap_or_else(|| {
-                            made.push(axis);
-                            made.len() - 1
-                        });
-                        own[at]
-                    }
-                });
+        let mut len = |dim: Dim| -> Result<usize, String> {
+            let Some(axis) = dim.axis() else { return Ok(1) };
+            if let Some(len) = self.len(axis, inputs)? {
+                return Ok(len);
             }
-            shapes.push(Shape::from(lens.to_vec()));
-        }
-        Ok(shapes)
+            if !made.contains(&axis) {
+                made.push(axis);
+            }
+            let at = made.iter().position(|known| *known == axis).expect("it is there now");
+            let missing = || format!("axis `{}` is the result's alone; say with `lens` how long it is", axis.name);
+            own.get(at).copied().ok_or_else(missing)
+        };
+        let shape = |dims: &Dims| dims.iter().map(|&dim| len(dim)).collect::<Result<Vec<_>, _>>().map(Shape::from);
+        self.outputs.iter().map(shape).collect()
     }
 
     /// A row for each axis that may be cut. Outputs without the axis are `reduced` over the ranks.

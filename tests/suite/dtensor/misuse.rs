@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{CommError, Launch, launch};
-use burn_dtensor::dtensor::ops::{Rule, Strategy, apply};
+use burn_dtensor::dtensor::ops::{Axes, Rule, Strategy, apply};
 use burn_dtensor::dtensor::{DTensor, DTensorError};
 use burn_dtensor::mesh::{DeviceMesh, MeshError};
 use burn_dtensor::placement::{Layout, PlacementError};
@@ -327,4 +327,32 @@ fn an_operator_that_unwinds_names_the_line_it_was_called_in() {
     let at = error.at.expect("an operator unwound");
     assert_eq!((at.file(), at.line()), (file!(), line), "{error}");
     assert!(error.to_string().contains(&format!("\n  in {at}")), "{error}");
+}
+
+/// Letters that a crate of one's own gets wrong.
+#[test]
+fn a_rule_that_does_not_fit_its_operator_says_where() {
+    const LONGER: Axes = Axes::new("longer", "..d.. -> ..K..");
+    const PAIR: Axes = Axes::new("pair", "rc -> rc, rc");
+    const PRODUCT: Axes = Axes::new("product", "mk, kn -> mn");
+    let message = |operator: fn(DTensor<2>) -> DTensor<2>| {
+        let failed = launch(Launch::threads(1), |world| {
+            let mesh = DeviceMesh::new(world, [1], ["tp"])?;
+            Ok::<_, Error>(operator(DTensor::ones([4, 3], &mesh, &[R], world.device())?).to_local().into_data())
+        });
+        failed.expect_err("the rule does not fit").to_string()
+    };
+    for (operator, says) in [
+        ((|x| apply(&LONGER.at([0]), x, |x: Tensor<2>, _| x)) as fn(DTensor<2>) -> _, "say with `lens` how long it is"),
+        (|x| apply(&LONGER.at([2]).lens([1]), x, |x: Tensor<2>, _| x), "of 3 dimensions or more; it has 2"),
+        (|x| apply(&PAIR, x, |x: Tensor<2>, _| x), "`pair` made 1 of 2 outputs"),
+        (|x| apply(&PRODUCT, x, |x: Tensor<2>, _| x), "`mk, kn -> mn` is of 2 inputs, there are 1"),
+        (
+            |x| apply(&PRODUCT, (x.clone(), x), |(a, b): (Tensor<2>, Tensor<2>), _| a.matmul(b)),
+            "of `mk, kn -> mn`, axis `k` is 3 in the first input and 4 in the second; make them equal",
+        ),
+    ] {
+        let message = message(operator);
+        assert!(message.contains(says), "{message}");
+    }
 }

@@ -1,13 +1,13 @@
 //! Values that ranks use differently (invariant 2).
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, Tolerance};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::placement::Placement;
 use itertools::Itertools;
 
-use super::{AVG, R, S, SUM, on_mesh, placements_of, ramp, tracked_devices, values};
+use super::{AVG, MAX, PRODUCT, R, S, SUM, on_mesh, placements_of, ramp, tracked_devices, values};
 
 /// Invariant 4, and the cache: three projections of one replicated activation, each rank with its own columns.
 #[test]
@@ -149,6 +149,60 @@ fn local_gradients_are_summed_where_the_caller_says_so() {
         assert_eq!(run([S(0), R], [S(0), SUM])?, [[1.0, 1.0, 5.0, 5.0][rank]; 2]);
         assert_eq!(run([R, SUM], [SUM, R])?, [[2.0, 4.0, 2.0, 4.0][rank]; 2]);
         assert_eq!(run([R, SUM], [SUM, SUM])?, [6.0; 2]);
+        Ok(())
+    });
+}
+
+/// Of a value that is partial over two mesh dimensions, or varies over both: forward and backward are one
+/// collective of all ranks each, with every reduction's own derivative.
+#[test]
+fn reductions_over_two_mesh_dimensions_are_one_collective() {
+    let device = Device::flex().autodiff();
+    let terms = |rank: usize| ramp([2, 3], 1.0 + rank as f32, &device);
+    let weights = ramp([2, 3], 5.0, &device);
+    for (partial, joined) in [(SUM, true), (AVG, true), (MAX, true), (PRODUCT, true), (S(0), false)] {
+        on_mesh(&[2, 3], |world, mesh| {
+            let leaf = terms(world.rank()).require_grad();
+            let x = DTensor::from_local(leaf.clone(), mesh, &[partial, partial])?;
+            world.ledger().reset();
+            let whole = x.full_tensor()?;
+            assert_eq!(world.ledger().total(|key| key.phase == Phase::Forward).calls, if joined { 1 } else { 2 });
+            let all: Vec<Tensor<2>> = (0..6).map(|rank| terms(rank).inner()).collect();
+            let fold = |by: fn(Tensor<2>, Tensor<2>) -> Tensor<2>| all.iter().cloned().reduce(by).expect("six");
+            let (others, own) = (
+                all.iter().enumerate().filter(|(rank, _)| *rank != world.rank()).map(|(_, term)| term.clone()),
+                leaf.clone().inner(),
+            );
+            let w = weights.clone().inner();
+            let (value, grad) = match partial {
+                SUM => (fold(|a, b| a + b), w),
+                AVG => (fold(|a, b| a + b) / 6.0, w / 6.0),
+                MAX => {
+                    let max = fold(|a, b| a.max_pair(b));
+                    let holds = own.equal(max.clone()).float();
+                    (max, w * holds)
+                }
+                PRODUCT => (fold(|a, b| a * b), w * others.reduce(|a, b| a * b).expect("five")),
+                _ => return Ok(()),
+            };
+            let grads = (whole.clone() * weights.clone()).sum().backward();
+            let close = |found: Tensor<2>, expected: Tensor<2>| {
+                found.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::default());
+            };
+            close(whole.inner(), value);
+            close(leaf.grad(&grads).expect("a leaf"), grad);
+            Ok(())
+        });
+    }
+    on_mesh(&[2, 3], |world, mesh| {
+        let leaf = ramp([2, 3], 0.0, &device).require_grad();
+        let x = DTensor::from_local(leaf.clone(), mesh, &[R, R])?;
+        let y = x.vary(&[0, 1])? * (1.0 + world.rank() as f32);
+        world.ledger().reset();
+        let grads = y.sum().backward();
+        assert_eq!(world.ledger().calls_in(Op::AllReduce, Phase::Backward), 1);
+        let grad = leaf.grad(&grads).expect("a leaf").into_data();
+        assert_eq!(grad, Tensor::<2>::full([2, 3], 21.0, &Device::flex()).into_data());
         Ok(())
     });
 }
