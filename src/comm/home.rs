@@ -59,8 +59,8 @@ pub(crate) fn is_rank() -> bool {
 }
 
 /// Notes the line that the calling thread unwinds with an error from.
-pub(crate) fn note_unwinding(at: &'static Location<'static>) {
-    UNWOUND_AT.set(Some(at));
+pub(crate) fn note_unwinding(at: Option<&'static Location<'static>>) {
+    UNWOUND_AT.set(at);
 }
 
 /// The line that was last unwound from.
