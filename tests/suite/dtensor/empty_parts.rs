@@ -1,9 +1,11 @@
 //! A rank may have nothing of a tensor without being the last: 7 over 2 x 3 ranks, both cutting
 //! it, are 2, 2, 0 and 1, 1, 1.
 
+use burn::tensor::ops::PadMode;
 use burn::tensor::{Device, Tensor, s};
 use burn_dtensor::Result;
 use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::dtensor::ops::activation;
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
 use burn_dtensor::testing::graph_depth;
@@ -66,4 +68,40 @@ fn no_operator_makes_a_rank_without_elements_by_itself() {
         assert_eq!(values(own_x.local().grad(&grads).unwrap()), part(x.grad(&expected).unwrap(), &own_x));
         Ok(())
     });
+}
+
+/// burn aborts on some of them, and answers others outside the graph.
+#[test]
+fn an_operator_of_a_tensor_without_elements_is_in_its_graph() {
+    type Operator = fn(DTensor<2>) -> DTensor<2>;
+    let operators: [(&str, Operator, [usize; 2]); 13] = [
+        ("cat", |x| DTensor::cat(vec![x.clone(), x], 1), [0, 6]),
+        ("cross", |x| x.clone().cross(x, 1), [0, 3]),
+        ("flip", |x| x.flip([1]), [0, 3]),
+        ("roll", |x| x.roll(&[1], &[1]), [0, 3]),
+        ("pad", |x| x.pad([(1, 1)], PadMode::Constant(1.5)), [0, 5]),
+        ("slice", |x| x.slice([0..0, 1..3]), [0, 2]),
+        ("slice_fill", |x| x.slice_fill([0..0, 1..3], 1.0), [0, 3]),
+        ("slice_assign", |x| x.clone().slice_assign([0..0, 1..3], x.slice([0..0, 0..2])), [0, 3]),
+        ("split", |x| x.split(2, 1).remove(0), [0, 2]),
+        ("triu", |x| x.triu(1), [0, 3]),
+        ("select_dim", |x| x.select_dim::<1>(1, 2).unsqueeze_dim(1), [0, 1]),
+        ("softmax", |x| activation::softmax(x, 1), [0, 3]),
+        ("sort", |x| x.sort_with_indices(1).0, [0, 3]),
+    ];
+    for (name, operator, shape) in operators {
+        for placement in [R, S(0), S(1)] {
+            on_mesh(&[2], |_, mesh| {
+                let device = Device::flex().autodiff();
+                let leaf =
+                    DTensor::distribute_local(Tensor::<2>::zeros([0, 3], &device), mesh, &[placement])?.require_grad();
+                let y = operator(leaf.clone());
+                assert_eq!(y.dims(), shape, "{name} of {placement}");
+                let grads = y.full_tensor()?.sum().backward();
+                let grad = leaf.local().grad(&grads).unwrap_or_else(|| panic!("{name} of {placement} left the graph"));
+                assert_eq!(grad.dims(), leaf.local().dims(), "{name} of {placement}");
+                Ok(())
+            });
+        }
+    }
 }
