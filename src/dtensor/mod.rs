@@ -19,6 +19,15 @@
 //! | `R` -> varying | nothing | all-reduce |
 //! | `S(d)` -> varying | all-gather | reduce-scatter |
 //!
+//! | to find | look in |
+//! |---|---|
+//! | which steps lead from one layout to another | [`plan`](crate::placement::plan) |
+//! | a step forward, and its gradient | `step`, `pullback`; together, as one node of the graph, `route` |
+//! | what a tensor already was redistributed to | `handles` |
+//! | values that ranks use differently | `vary` |
+//! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory` |
+//! | operators | [`ops`] |
+//!
 //! # Invariants
 //! 1. The gradient of a Replicate value is Replicate, of a `S(d)` value is `S(d)`, of a Partial
 //!    value is Replicate; it is the true derivative of the loss by the local value.

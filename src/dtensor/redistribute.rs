@@ -4,10 +4,11 @@ use std::sync::Weak;
 
 use burn::tensor::Tensor;
 
+use super::handles::Destination;
 use super::route::Route;
 use super::{DTensor, Kind};
 use crate::Result;
-use crate::placement::{Layout, Placement};
+use crate::placement::{Layout, Placement, Placements};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The same tensor under other placements, cut into chunks in the order of the mesh dimensions.
@@ -64,5 +65,29 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn full_tensor(self) -> Result<Tensor<D, K>> {
         let replicate = Layout::replicate(self.mesh().shape())?;
         Ok(self.redistribute_to(&replicate)?.local)
+    }
+
+    /// This tensor with `placement` on every mesh dimension, or Replicate if that would leave a rank without
+    /// elements; once for all clones of it.
+    ///
+    /// # Collective
+    /// As [`redistribute_to`](Self::redistribute_to).
+    pub(crate) fn redistribute_all(self, placement: Placement) -> Result<Self> {
+        let placement = self.spec.with_elements(placement);
+        let placements: Placements = self.mesh().shape().iter().map(|_| placement).collect();
+        let layout = Layout::new(self.mesh().shape(), &placements)?;
+        if *self.layout() == layout {
+            return Ok(self);
+        }
+        let to = self.destination(&layout, &[])?;
+        let local = to.redistribute(self.local, &self.spec, self.handles.get().map(|handles| &**handles))?;
+        Ok(Self::from_parts(local, to.spec))
+    }
+
+    /// How to get there.
+    pub(super) fn destination(&self, layout: &Layout, varying: &[usize]) -> Result<Destination> {
+        let spec =
+            if self.layout() == layout { self.spec.clone() } else { self.spec.with_layout(layout.clone())?.shared() };
+        Ok(Destination { spec, route: Route::between(self.layout(), layout)?, varying: varying.into() })
     }
 }

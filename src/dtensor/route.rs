@@ -16,7 +16,7 @@ use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase};
 use crate::error::OrUnwind;
-use crate::placement::{Layout, Placement, Step, plan};
+use crate::placement::{Layout, Step, plan, plan_input};
 
 /// The steps from one layout to another, and what the collectives on the way are called.
 #[derive(Debug)]
@@ -46,8 +46,7 @@ impl Route {
             return Ok(route);
         }
         let steps = plan(from, to)?;
-        let label = format!("redistribute {from} -> {to}").into();
-        let route = Arc::new(Self { steps, label });
+        let route = Arc::new(Self { steps, label: label(from, to) });
         ROUTES.with_borrow_mut(|routes| {
             if routes.values().map(HashMap::len).sum::<usize>() >= CAPACITY {
                 routes.clear();
@@ -60,20 +59,9 @@ impl Route {
 }
 
 impl Route {
-    /// [`between`](Self::between), for an input that may become a term of a sum though it is partial in
-    /// another way: it is reduced first.
+    /// The way of an operator's input, which may become a term of a sum whatever it comes as.
     pub(super) fn of_input(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
-        let is_term = |dim: usize, own: Placement| {
-            let target = to.placements()[dim];
-            own.partial_op().is_some() && target.partial_op().is_some() && own != target
-        };
-        let reduced = from.replaced(|dim, own| if is_term(dim, own) { Placement::Replicate } else { own })?;
-        if reduced == *from {
-            return Self::between(from, to);
-        }
-        let (first, second) = (Self::between(from, &reduced)?, Self::between(&reduced, to)?);
-        let steps = [&first.steps[..], &second.steps].concat();
-        Ok(Arc::new(Self { steps, label: format!("redistribute {from} -> {to}").into() }))
+        Self::between(from, to).or_else(|_| Ok(Arc::new(Self { steps: plan_input(from, to)?, label: label(from, to) })))
     }
 
     /// The steps, those together that are one collective: reductions that follow each other, by one
@@ -148,6 +136,10 @@ impl Route {
         let local = autodiff::unary(local.into_dispatch(), Arc::new(op));
         Ok(Tensor::from_dispatch(local))
     }
+}
+
+fn label(from: &Layout, to: &Layout) -> Arc<str> {
+    format!("redistribute {from} -> {to}").into()
 }
 
 /// A tensor, until backward has run its node: that is spent, and with it the memory is let go. One

@@ -11,48 +11,21 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Tensor;
 
-use super::handles::{Destination, Given, Handles};
+use super::handles::{Given, Handles};
 use super::pullback::Dims;
-use super::route::Route;
 use super::spec::mesh_dim_name;
-use super::{DTensor, DTensorError, Kind};
+use super::{DTensor, DTensorError};
 use crate::Result;
-use crate::placement::{Layout, Placement, Placements};
-
-impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// This tensor with `placement` on every mesh dimension, or Replicate if that would leave a rank without
-    /// elements; once for all clones of it.
-    ///
-    /// # Collective
-    /// As [`redistribute_to`](Self::redistribute_to).
-    pub(crate) fn redistribute_all(self, placement: Placement) -> Result<Self> {
-        let placement = self.spec.with_elements(placement);
-        let placements: Placements = self.mesh().shape().iter().map(|_| placement).collect();
-        let layout = Layout::new(self.mesh().shape(), &placements)?;
-        if *self.layout() == layout {
-            return Ok(self);
-        }
-        let to = self.destination(&layout, &[])?;
-        let local = to.redistribute(self.local, &self.spec, self.handles.get().map(|handles| &**handles))?;
-        Ok(Self::from_parts(local, to.spec))
-    }
-}
-
-impl<const D: usize, K: Kind> DTensor<D, K> {
-    fn destination(&self, layout: &Layout, varying: &[usize]) -> Result<Destination> {
-        let spec =
-            if self.layout() == layout { self.spec.clone() } else { self.spec.with_layout(layout.clone())?.shared() };
-        Ok(Destination { spec, route: Route::between(self.layout(), layout)?, varying: varying.into() })
-    }
-}
+use crate::placement::{Layout, Placement};
 
 impl<const D: usize> DTensor<D> {
     /// The local tensor, for a computation that differs between the ranks of `mesh_dims`, on all
     /// of which the tensor is Replicate.
     ///
-    /// Free in forward; in backward the gradient is summed over `mesh_dims` by one all-reduce. The handle is cached: until backward, and without gradients as long as this tensor
-    /// or a clone of it lives, further calls return the same one, and their gradients share the
-    /// all-reduce. So two losses computed from one tensor are one graph: take the gradient of their sum.
+    /// Free in forward; in backward the gradient is summed over `mesh_dims` by one all-reduce. The handle
+    /// is cached: until backward, and without gradients as long as this tensor or a clone of it lives,
+    /// further calls return the same one, and their gradients share the all-reduce. So two losses computed
+    /// from one tensor are one graph: take the gradient of their sum.
     ///
     /// # Collective
     /// In backward: every rank of the mesh.

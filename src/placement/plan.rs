@@ -48,6 +48,22 @@ pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, Placement
     Ok(steps)
 }
 
+/// [`plan`], for an operator's input that may become a term of a sum though it is partial in another way:
+/// it is reduced first.
+///
+/// # Errors
+/// As [`plan`], for other partial targets.
+pub(crate) fn plan_input(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, PlacementError> {
+    let becomes_term = |mesh_dim: usize, own: Placement| {
+        let target = to.placements()[mesh_dim];
+        own.partial_op().is_some() && target.partial_op().is_some() && own != target
+    };
+    let reduced = from.replaced(|dim, own| if becomes_term(dim, own) { Placement::Replicate } else { own })?;
+    let mut steps = plan(from, &reduced)?;
+    steps.extend(plan(&reduced, to)?);
+    Ok(steps)
+}
+
 /// What a plan costs, whatever the size of the tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlanCost {

@@ -37,7 +37,7 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
         inputs.args(&mut args);
         Operator::resolve(rule, &args).or_unwind()
     };
-    let inputs = inputs.redistribute(&operator, &mut 0);
+    let inputs = inputs.localize(&operator, &mut 0);
     let outputs = if operator.is_blank() {
         let mut blank = Blank::default();
         I::see(&inputs, &mut blank);
@@ -46,7 +46,7 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
         local(inputs, &operator)
     };
     let mut made = 0;
-    let outputs = outputs.global(&operator, &mut made);
+    let outputs = outputs.globalize(&operator, &mut made);
     assert!(made == operator.outputs(), "`{}` made {made} of {} outputs", rule.name(), operator.outputs());
     outputs
 }
@@ -63,7 +63,7 @@ pub trait Inputs {
     /// Brings all to where `operator` wants them; they are its inputs from `at` on.
     #[doc(hidden)]
     #[track_caller]
-    fn redistribute(self, operator: &Operator, at: &mut usize) -> Self::Local;
+    fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local;
 
     /// Shows what the parts are.
     #[doc(hidden)]
@@ -82,9 +82,9 @@ macro_rules! tensors {
 
             #[track_caller]
             #[inline(always)]
-            fn redistribute(self, operator: &Operator, at: &mut usize) -> Self::Local {
+            fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 *at += 1;
-                operator.redistribute(*at - 1, self$(.$tensor)?)
+                operator.localize(*at - 1, self$(.$tensor)?)
             }
 
             fn see(local: &Self::Local, blank: &mut Blank) {
@@ -106,8 +106,8 @@ macro_rules! collections {
                 self.iter().for_each(|input| input.args(args));
             }
 
-            fn redistribute(self, operator: &Operator, at: &mut usize) -> Self::Local {
-                $each(self, |input: I| input.redistribute(operator, at))
+            fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local {
+                $each(self, |input: I| input.localize(operator, at))
             }
 
             fn see(local: &Self::Local, blank: &mut Blank) {
@@ -119,7 +119,7 @@ macro_rules! collections {
 
 collections! {
     Option: Option::map;
-    Vec: |inputs: Self, redistribute| inputs.into_iter().map(redistribute).collect()
+    Vec: |inputs: Self, localize| inputs.into_iter().map(localize).collect()
 }
 
 /// What the local operator of [`apply`] makes.
@@ -133,7 +133,7 @@ pub trait Outputs: Sized {
 
     /// Gives each its spec; they are the operator's outputs from `at` on.
     #[doc(hidden)]
-    fn global(self, operator: &Operator, at: &mut usize) -> Self::Global;
+    fn globalize(self, operator: &Operator, at: &mut usize) -> Self::Global;
 }
 
 impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
@@ -145,7 +145,7 @@ impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
     }
 
     #[inline(always)]
-    fn global(self, operator: &Operator, at: &mut usize) -> DTensor<D, K> {
+    fn globalize(self, operator: &Operator, at: &mut usize) -> DTensor<D, K> {
         *at += 1;
         operator.output(*at - 1, self)
     }
@@ -162,8 +162,8 @@ impl<O: Outputs> Outputs for Vec<O> {
         outputs
     }
 
-    fn global(self, operator: &Operator, at: &mut usize) -> Self::Global {
-        self.into_iter().map(|output| output.global(operator, at)).collect()
+    fn globalize(self, operator: &Operator, at: &mut usize) -> Self::Global {
+        self.into_iter().map(|output| output.globalize(operator, at)).collect()
     }
 }
 
@@ -182,9 +182,9 @@ macro_rules! tuples {
 
             #[track_caller]
             #[inline(always)]
-            fn redistribute(self, operator: &Operator, at: &mut usize) -> Self::Local {
+            fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 let ($($name,)+) = self;
-                ($($name.redistribute(operator, at),)+)
+                ($($name.localize(operator, at),)+)
             }
 
             fn see(local: &Self::Local, blank: &mut Blank) {
@@ -203,9 +203,9 @@ macro_rules! tuples {
             }
 
             #[inline(always)]
-            fn global(self, operator: &Operator, at: &mut usize) -> Self::Global {
+            fn globalize(self, operator: &Operator, at: &mut usize) -> Self::Global {
                 let ($($name,)+) = self;
-                ($($name.global(operator, at),)+)
+                ($($name.globalize(operator, at),)+)
             }
         }
     };

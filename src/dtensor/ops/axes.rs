@@ -145,8 +145,10 @@ impl PartialEq for Axes {
     fn eq(&self, other: &Self) -> bool {
         ptr::eq(self.name, other.name)
             && ptr::eq(self.text, other.text)
+            && ptr::eq(self.linear, other.linear)
             && self.partials == other.partials
             && self.reduced == other.reduced
+            && self.empty_parts == other.empty_parts
     }
 }
 

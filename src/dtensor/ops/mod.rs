@@ -114,6 +114,10 @@
 //!
 //! Then prove it: `cargo run --example prove_rule` shows how, and tries every placement on every
 //! mesh against the operator on whole tensors, forward and backward.
+//!
+//! Inside this crate a method with burn's name is a line in one of the macros of `methods` (`mapped!`,
+//! `zipped!`, `along!`, `reductions!`), and its proof a `case!` in `tests/suite/rules`, without which the
+//! suite fails.
 
 // Deciding and running.
 mod apply;

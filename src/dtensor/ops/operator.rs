@@ -57,12 +57,12 @@ impl Operator {
     /// Unwinds with the typed error if a collective fails.
     #[track_caller]
     pub fn input<const D: usize, K: Kind>(&self, at: usize, operand: impl Into<Operand<D, K>>) -> Tensor<D, K> {
-        self.redistribute(at, operand.into().tensor)
+        self.localize(at, operand.into().tensor)
     }
 
     #[track_caller]
     #[inline(always)]
-    pub(super) fn redistribute<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K> {
+    pub(super) fn localize<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K> {
         let to = &self.0.inputs[at];
         if to.is_here() {
             return tensor.local;
