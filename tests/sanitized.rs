@@ -7,7 +7,7 @@
 
 #[path = "suite/collective_numerics.rs"]
 mod collective_numerics;
-#[path = "suite/comm.rs"]
+#[path = "suite/comm/mod.rs"]
 mod comm;
 #[path = "suite/ends.rs"]
 mod ends;

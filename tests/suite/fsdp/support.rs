@@ -131,6 +131,15 @@ impl ModuleMapper for Holder<'_> {
     }
 }
 
+/// An optimizer of sorts: new leaves.
+pub struct Shift;
+
+impl ModuleMapper for Shift {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|base| Tensor::from_data((base.inner() + 1.0).into_data(), &Device::flex().autodiff()).require_grad())
+    }
+}
+
 /// Deterministic values in `-0.5..0.5`, different for every `seed`.
 pub fn fill(seed: u64, shape: &[usize]) -> TensorData {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;

@@ -6,7 +6,6 @@ mod layout;
 mod ops;
 mod plan;
 mod redistribute;
-mod tied;
 mod training;
 
 use std::path::PathBuf;

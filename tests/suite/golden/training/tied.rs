@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use super::training::Array;
+use super::file::Array;
 
 /// The tied model's values; `None` where those of the untied one follow another rule.
 pub fn init(untied: &HashMap<String, Array>) -> Option<HashMap<String, Array>> {

@@ -1,0 +1,44 @@
+//! What the ledger counts.
+
+use burn::tensor::Tensor;
+use burn_dtensor::comm::{Call, Op, Phase, ReduceOp, Sharded};
+use burn_dtensor::placement::Cut;
+
+use super::cases::run;
+
+#[test]
+fn the_ledger_counts_payload() {
+    run(4, |world| {
+        let (comm, device) = (world.all(), world.device());
+        let tensor = |shape: [usize; 2]| Tensor::<2>::ones(shape, device).into_dispatch();
+        let forward = Call::new("block").in_phase(Phase::Forward);
+        comm.all_gather(forward, vec![Sharded { tensor: tensor([2, 3]), dim: 0, cut: Cut::Chunks(8) }]).wait()?;
+        comm.reduce_scatter(
+            "block".into(),
+            vec![Sharded { tensor: tensor([8, 3]), dim: 0, cut: Cut::Chunks(8) }],
+            ReduceOp::Sum,
+        )
+        .wait()?;
+        comm.all_reduce("norm".into(), vec![tensor([1, 1]), tensor([2, 2])], ReduceOp::Sum).wait()?;
+        comm.all_to_all(
+            "a2a".into(),
+            Sharded { tensor: tensor([2, 3]), dim: 0, cut: Cut::Chunks(8) },
+            1,
+            Cut::Chunks(3),
+        )
+        .wait()?;
+        comm.barrier("end".into()).wait()?;
+        world.group(&[world.rank()])?.all_reduce("alone".into(), vec![tensor([9, 9])], ReduceOp::Sum).wait()?;
+        let ledger = world.ledger();
+        assert_eq!((ledger.calls(Op::AllGather), ledger.bytes(Op::AllGather)), (1, 8 * 3 * 4));
+        assert_eq!(ledger.calls_in(Op::AllGather, Phase::Forward), 1);
+        assert_eq!(ledger.bytes(Op::ReduceScatter), 8 * 3 * 4);
+        assert_eq!(ledger.bytes(Op::AllReduce), 5 * 4);
+        assert_eq!(ledger.bytes(Op::AllToAll), 6 * 4);
+        assert_eq!((ledger.calls(Op::Barrier), ledger.bytes(Op::Barrier)), (1, 0));
+        assert_eq!(ledger.by_label()["block"].calls, 2);
+        assert!(!ledger.by_label().contains_key("alone"), "a group of one moves nothing");
+        assert_eq!(ledger.recent().len(), 5);
+        Ok(())
+    });
+}

@@ -1,0 +1,104 @@
+//! What `fully_shard` makes of a model: its units, and its parameters as DTensors.
+
+use burn::nn::{Initializer, LinearConfig};
+use burn::tensor::Device;
+use burn_dtensor::comm::{Launch, Op, Phase, launch};
+use burn_dtensor::fsdp::{FsdpError, FullyShard, ParamExt, ParamInfo, full_model, fully_shard, named_parameters};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::placement::Placement;
+use burn_dtensor::{Error, Result};
+
+use super::net::{WIDTH, config, mesh, net, with_units};
+use super::support::{on_device, tensor};
+
+#[test]
+fn ignored_parameters_stay_as_they_are() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let model = on_device(&model, &world.device().clone().autodiff());
+        let sharded = fully_shard(model, &mesh(world)?, config().ignore(["spare.*"]))?;
+        assert!(sharded.spare.weight.shard().is_none());
+        assert_eq!(sharded.spare.weight.base().dims(), [WIDTH, WIDTH]);
+        assert!(sharded.first.weight.shard().is_some());
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn inner_calls_come_first_and_keep_their_units() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let plain = on_device(&model, &device);
+        let mesh = mesh(world)?;
+        let mut sharded = plain.clone();
+        sharded.blocks = sharded
+            .blocks
+            .into_iter()
+            .map(|block| fully_shard(block, &mesh, FullyShard::new()))
+            .collect::<Result<_>>()?;
+        let sharded = fully_shard(sharded, &mesh, FullyShard::new())?;
+        world.ledger().reset();
+        let x = tensor(1, [4, WIDTH], &device);
+        let output = with_units(&sharded, x.clone(), 0);
+        assert_eq!(output.clone().into_data(), with_units(&plain, x, 0).into_data());
+        let _ = output.sum().backward();
+        // Root keeps, blocks are gathered again: their units are no roots any more.
+        assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Forward), 4);
+        assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Backward), 3);
+        let again = fully_shard(sharded, &mesh, FullyShard::new());
+        assert!(matches!(again, Err(Error::Fsdp(FsdpError::AlreadySharded { .. }))));
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn lazy_parameters_take_the_first_ranks_values() {
+    let weights = launch(Launch::threads(4), |world| {
+        let device = world.device().clone().autodiff();
+        let value = 10.0 + world.rank() as f64;
+        let lazy = LinearConfig::new(WIDTH, 7).with_initializer(Initializer::Constant { value }).init(&device);
+        let sharded = fully_shard(lazy.clone(), &mesh(world)?, FullyShard::new())?;
+        if world.rank() > 0 {
+            assert!(!lazy.weight.is_initialized(), "only the first rank makes values");
+        }
+        assert!(sharded.weight.base().is_require_grad());
+        Ok::<_, Error>(full_model(&sharded)?.weight.val().into_data().try_to_vec::<f32>().unwrap())
+    })
+    .unwrap();
+    assert!(weights.iter().all(|weight| *weight == [10.0; WIDTH * 7]));
+}
+
+#[test]
+fn parameters_are_dtensors() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(4), |world| {
+        let model = on_device(&model, &world.device().clone().autodiff());
+        let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
+        let config = config()
+            .shard_placement_fn(|param: ParamInfo| param.path.ends_with("1.weight").then_some(Placement::Shard(1)));
+        let sharded = fully_shard(model.clone(), &mesh, config)?;
+        let weight = sharded.blocks[0].weight.shard().expect("sharded");
+        assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(0)]);
+        assert_eq!(weight.dims(), [WIDTH, WIDTH]);
+        assert_eq!(weight.to_local().dims(), [[3, 2][mesh.coordinate().unwrap()[1]], WIDTH]);
+        let weight = sharded.blocks[1].weight.shard().expect("sharded");
+        assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(1)]);
+        assert_eq!(weight.full_tensor()?.into_data(), model.blocks[1].weight.val().into_data());
+
+        let named = named_parameters(&sharded);
+        let paths: Vec<_> = named.iter().map(|param| param.path.as_str()).collect();
+        assert_eq!(paths.len(), 2 + 3 * 2 + 1 + 2);
+        assert_eq!(&paths[..4], ["first.weight", "first.bias", "blocks.0.weight", "blocks.0.bias"]);
+        let second = named.iter().find(|param| param.path == "blocks.1.weight").expect("listed");
+        assert_eq!((&*second.unit, second.id), ("blocks.1", sharded.blocks[1].weight.id));
+        assert!(second.shard::<1>().is_none());
+        let whole = second.shard::<2>().expect("a matrix").full_tensor()?;
+        assert_eq!(whole.into_data(), model.blocks[1].weight.val().into_data());
+        assert_eq!(&*named[0].unit, "root");
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
