@@ -18,5 +18,10 @@ mod fsdp;
 #[path = "suite/models/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod models;
+#[path = "suite/parallel"]
+#[allow(dead_code)]
+mod parallel {
+    pub mod support;
+}
 #[path = "suite/worlds.rs"]
 mod worlds;
