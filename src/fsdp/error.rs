@@ -72,18 +72,6 @@ pub enum FsdpError {
         /// Its name.
         dim: String,
     },
-    /// The data-parallel and the tensor-parallel mesh do not make one mesh.
-    #[error(
-        "the parameters are parallelized on {tensor}, which is no other part of one mesh than {data}; \
-         slice both out of one mesh: `mesh.slice([\"replicate\", \"shard\"])` for fully_shard and \
-         `mesh.slice([\"tp\"])` for parallelize"
-    )]
-    Meshes {
-        /// The mesh given to `fully_shard`.
-        data: String,
-        /// The mesh given to `parallelize`.
-        tensor: String,
-    },
     /// The module is a unit already.
     #[error("the module is sharded already (unit `{unit}`); call fully_shard once a module")]
     AlreadySharded {

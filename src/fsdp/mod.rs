@@ -46,10 +46,8 @@
 //! unit encloses both. Write `unit` around the model.
 
 mod clip;
-mod combine;
 mod config;
 mod error;
-mod full;
 mod named;
 mod plan;
 mod shard;
@@ -57,11 +55,10 @@ mod shard;
 pub use clip::{NormType, clip_grad_norm};
 pub use config::{FullyShard, ParamInfo, ParamPlacement};
 pub use error::FsdpError;
-pub use full::full_model;
 pub use named::{NamedParameter, named_parameters};
 pub use shard::fully_shard;
 
 #[doc(no_inline)]
 pub use crate::param::{
-    DistributedParameter, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle, reshard, unit, unshard,
+    DistributedParameter, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle, full_model, reshard, unit, unshard,
 };

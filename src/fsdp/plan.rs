@@ -52,11 +52,10 @@ pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Plan> {
         let path = found.path();
         let sharded = found.distributed.as_ref().filter(|param| param.is_data_parallel());
         if let Some(sharded) = sharded {
-            let module = found.path.len() - sharded.info().depth;
-            if module == 0 {
-                return Err(FsdpError::AlreadySharded { unit: sharded.unit.label().to_string() }.into());
+            match found.module(sharded) {
+                Some(module) if !module.is_empty() => adopted.push((sharded.unit.clone(), module)),
+                _ => return Err(FsdpError::AlreadySharded { unit: sharded.unit.label().to_string() }.into()),
             }
-            adopted.push((sharded.unit.clone(), found.path[..module].join(".")));
             continue;
         }
         if is_ignored(&path) {

@@ -3,13 +3,13 @@
 use burn::module::Module;
 
 use super::FsdpError;
-use super::combine::combine;
 use super::config::FullyShard;
 use super::plan::{Plan, Planned, plan};
-use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
-use crate::param::{AGAIN, Attachment, DataParallel, REDUCE, ReshardAfterForward, UnitParam, attach, make_units};
-use crate::placement::{Cut, Layout, Placement, PlacementError};
+use crate::param::{
+    AGAIN, Attachment, DataParallel, REDUCE, ReshardAfterForward, UnitParam, attach, combine, data_spec, make_units,
+};
+use crate::placement::PlacementError;
 use crate::{Error, Result};
 
 /// Cuts the parameters of any burn module over the ranks of `mesh`.
@@ -24,9 +24,9 @@ use crate::{Error, Result};
 ///
 /// Modules sharded by an earlier call keep their units: shard inner modules first, then the model.
 ///
-/// After [`parallelize`](crate::parallel::parallelize) each rank's tensor-parallel shard is cut
-/// once more, and units move nothing but that shard. `mesh` and the tensor-parallel mesh must be
-/// slices of one mesh. The units are those of this call's patterns.
+/// Of a model that is also [`parallelized`](crate::parallel::parallelize), before or after, each rank's
+/// tensor-parallel shard is cut once more, and units move nothing but that shard. `mesh` and the
+/// tensor-parallel mesh must be slices of one mesh. The units are those of this call's patterns.
 ///
 /// An optimizer that works element by element, such as AdamW, steps shards as it would the whole.
 /// One that looks at a parameter as a whole (Muon, LAMB, Adafactor, LBFGS), and burn's clipping by
@@ -48,8 +48,10 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     }
     let data = data_parallel(mesh, config.reshard)?;
     let Plan { params: planned, adopted } = plan(&model, &config)?;
-    let cuts =
-        planned.iter().map(|param| Ok(data_spec(param, mesh).map_err(|error| named(param, mesh, error))?.shared()));
+    let cuts = planned.iter().map(|param| {
+        let cut = data_spec(mesh, param.cut.as_ref(), &param.shape, param.dtype);
+        Ok(cut.map_err(|error| named(param, mesh, error))?.shared())
+    });
     let cuts: Vec<_> = cuts.collect::<Result<_>>()?;
     let params = planned.into_iter().zip(&cuts).map(|(param, cut)| {
         let spec = match &param.parallel {
@@ -96,19 +98,6 @@ fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward) -> Result<Data
     };
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
     Ok(DataParallel { reshard, shard, again, reduce, replicate, neighbours })
-}
-
-/// How data parallelism cuts a parameter, or this rank's tensor-parallel shard of it.
-fn data_spec(param: &Planned, mesh: &DeviceMesh) -> Result<DTensorSpec> {
-    let (mut placements, shard) = (vec![Placement::Replicate; mesh.ndim()], mesh.ndim() - 1);
-    if let Some((dim, _)) = param.cut {
-        placements[shard] = Placement::Shard(dim);
-    }
-    let mut layout = Layout::new(mesh.shape(), &placements)?;
-    if let Some((_, Cut::Lengths(lengths))) = &param.cut {
-        layout = layout.with_lengths(shard, lengths.clone())?;
-    }
-    DTensorSpec::new(mesh, layout, param.shape.clone().into(), param.dtype)
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.

@@ -90,10 +90,29 @@ pub enum ParallelError {
         /// Path of the parameter.
         param: String,
     },
-    /// The parameter is sharded by `fully_shard`.
-    #[error("parameter `{param}` is fully sharded already; call parallelize first, and fully_shard on its result")]
-    FullySharded {
+    /// `fully_shard` cut the parameter into given lengths, of a dimension that would have others.
+    #[error(
+        "dimension {dim} of parameter `{param}` is fully sharded in lengths that are given for the whole, and mesh \
+         dimension `{mesh_dim}` would cut it first; call parallelize first, and fully_shard with lengths of this \
+         rank's tensor-parallel shard"
+    )]
+    Lengths {
         /// Path of the parameter.
         param: String,
+        /// The tensor dimension.
+        dim: usize,
+        /// Name of the tensor-parallel mesh dimension.
+        mesh_dim: String,
+    },
+    /// The parameter is sharded in a unit whose module is not in the model.
+    #[error(
+        "parameter `{param}` is sharded in the unit `{unit}`, and this is only a part of the unit's module; \
+         parallelize the module that fully_shard was called on, or call parallelize first"
+    )]
+    PartOfUnit {
+        /// Path of the parameter.
+        param: String,
+        /// The unit.
+        unit: String,
     },
 }

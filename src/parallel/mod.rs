@@ -18,8 +18,8 @@
 //! # Invariants
 //! 1. The optimizer, records and gradients see shards only; the model's type and parameter paths
 //!    never change.
-//! 2. Tensor parallelism cuts first, [`fully_shard`](crate::fsdp::fully_shard) cuts its shard: units
-//!    gather and reduce nothing but the rank's own tensor-parallel shard.
+//! 2. Tensor parallelism cuts first, [`fully_shard`](crate::fsdp::fully_shard) cuts its shard, whichever is
+//!    called first: units gather and reduce nothing but the rank's own tensor-parallel shard.
 //! 3. The gradients of which tensor-parallel ranks have terms (a norm's weight under sequence
 //!    parallelism) are added up by one all-reduce a unit, before they are averaged over the
 //!    data-parallel ranks. A unit without such gradients makes none.

@@ -8,7 +8,7 @@ use crate::Result;
 use crate::comm::Call;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
-use crate::param::{Attachment, Inventory, TensorParallel, UnitParam, attach, make_units};
+use crate::param::{Attachment, Inventory, Recut, TensorParallel, UnitParam, attach, full_model, make_units, recut};
 use crate::placement::Layout;
 
 /// Places the parameters of any burn module on the ranks of a tensor-parallel mesh.
@@ -26,7 +26,11 @@ use crate::placement::Layout;
 /// Values are those of the mesh's first rank, and only that rank initializes parameters that are
 /// still lazy. Shards may be uneven.
 ///
-/// Then [`fully_shard`](crate::fsdp::fully_shard) cuts each rank's shard over data-parallel ranks.
+/// With [`fully_shard`](crate::fsdp::fully_shard), in either order, each rank's shard is cut once more over
+/// data-parallel ranks. Of a model that is sharded before, units keep their modules, their ranks and the dimensions
+/// they cut: a placement function has then seen the whole parameters' shapes, and not those of this rank's shards.
+/// Lazy parameters have been drawn by then, without turns. And the model is gathered for that moment, the whole of it
+/// on every rank; what does not fit is parallelized first.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -59,7 +63,8 @@ use crate::placement::Layout;
 /// Every rank of the mesh must call it with an equal model and plan. If the mesh is a slice, so must
 /// every rank of the mesh that it was sliced from, with the model of its own slice: slices initialize
 /// their parameters in turn, the first of them first, so that runs that begin alike draw alike. A
-/// [flattened](DeviceMesh::flatten) slice is a mesh by itself, which takes no turns.
+/// [flattened](DeviceMesh::flatten) slice is a mesh by itself, which takes no turns. Of a model that is sharded
+/// already, so must every rank of its meshes.
 ///
 /// # Errors
 /// [`ParallelError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh or plan, before any
@@ -70,19 +75,32 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         return Err(ParallelError::MeshDims { mesh: mesh.to_string() }.into());
     }
     let planned = plan.resolve(Inventory::of(&model), mesh)?;
+    let mut sharded = Vec::new();
     let params = planned.into_iter().map(|param| {
-        let Planned { found, path, style, placement, unit, depth } = param;
+        let Planned { path, shape, dtype, sharded: before, style, placement, unit, depth } = param;
         let layout = Layout::new(mesh.shape(), &[placement])?;
-        let spec = DTensorSpec::new(mesh, layout, found.shape.into(), found.dtype)?.shared();
-        let (shape, parallel) = (spec.local_shape().to_vec(), Some(TensorParallel { spec: spec.clone(), style }));
-        Ok((unit, UnitParam { path, depth, shape, cut: None, spec, parallel }))
+        let spec = DTensorSpec::new(mesh, layout, shape.into(), dtype)?.shared();
+        let parallel = TensorParallel { spec: spec.clone(), style };
+        if let Some((before, module)) = before {
+            sharded.push(Recut { path: path.clone(), module, before, parallel: parallel.clone() });
+        }
+        let shape = spec.local_shape().to_vec();
+        Ok((unit, UnitParam { path, depth, shape, cut: None, spec, parallel: Some(parallel) }))
     });
     let params = make_units(params.collect::<Result<_>>()?, None)?;
     let attachments = params.into_iter().map(|param| {
         let UnitParam { path, spec, .. } = param.info();
         Attachment { path: path.clone(), cut: spec.clone(), param, again: false }
     });
-    in_turn(mesh, || attach(model, attachments, "parallelize"))
+    let again = recut(sharded)?;
+    if again.is_empty() {
+        return in_turn(mesh, || attach(model, attachments, "parallelize"));
+    }
+    // Data-parallel ranks are in different slices: what they do together comes before the turns and after them.
+    let whole = full_model(&model)?;
+    drop(model);
+    let model = in_turn(mesh, || attach(whole, attachments, "parallelize"))?;
+    attach(model, again, "parallelize, sharded")
 }
 
 /// Runs `body` on one slice after another of the mesh that this one was sliced from.

@@ -1,10 +1,12 @@
 //! [`Plan`]: which layers are split how.
 
+use burn::tensor::DType;
+
 use super::{ParallelError, Style};
 use crate::mesh::DeviceMesh;
-use crate::param::{Found, Inventory};
+use crate::param::{DistributedParameter, Found, Inventory};
 use crate::pattern::PathPattern;
-use crate::placement::Placement;
+use crate::placement::{Cut, Placement};
 
 /// Path patterns and the [`Style`]s of what they match; see [`parallelize`](super::parallelize).
 ///
@@ -70,8 +72,12 @@ impl Plan {
 
 /// A parameter to parallelize.
 pub(super) struct Planned {
-    pub(super) found: Found,
     pub(super) path: String,
+    /// Its global shape.
+    pub(super) shape: Vec<usize>,
+    pub(super) dtype: DType,
+    /// How `fully_shard` distributed it, and the path of that unit's module.
+    pub(super) sharded: Option<(DistributedParameter, String)>,
     pub(super) style: Style,
     pub(super) placement: Placement,
     /// Path of the unit's module.
@@ -87,12 +93,20 @@ fn planned(
     mesh: &DeviceMesh,
 ) -> Result<Planned, ParallelError> {
     let path = found.path();
-    if let Some(param) = &found.distributed {
-        return Err(match param.is_data_parallel() {
-            true => ParallelError::FullySharded { param: path },
-            false => ParallelError::AlreadyParallelized { param: path },
-        });
-    }
+    let sharded = match &found.distributed {
+        None => None,
+        Some(param) if param.info().parallel.is_some() => {
+            return Err(ParallelError::AlreadyParallelized { param: path });
+        }
+        Some(param) => match found.module(param) {
+            Some(module) => Some((param.clone(), module)),
+            None => return Err(ParallelError::PartOfUnit { param: path, unit: param.unit.label().to_string() }),
+        },
+    };
+    let shape = match &sharded {
+        None => found.shape.clone(),
+        Some((param, _)) => param.info().shape.clone(),
+    };
     // The last entry that takes the parameter, and how many parts above it what it names is.
     let above = |pattern: &PathPattern| (0..=found.path.len()).find(|&above| pattern.matches(&found.ancestor(above)));
     let taken = entries.iter().rev().find_map(|(pattern, style)| Some((pattern, *style, above(pattern)?)));
@@ -113,25 +127,32 @@ fn planned(
             (style, placement)
         }
     };
-    check(&found, &path, style, placement, mesh)?;
+    check(&found, &path, &shape, style, placement, mesh)?;
+    if let Some((param, _)) = &sharded
+        && let Some((dim, Cut::Lengths(_))) = param.info().cut
+        && placement == Placement::Shard(dim)
+        && mesh.size() > 1
+    {
+        return Err(ParallelError::Lengths { param: path, dim, mesh_dim: mesh.names()[0].clone() });
+    }
     let (unit, depth) = found.unit(units);
-    Ok(Planned { found, path, style, placement, unit, depth })
+    Ok(Planned { path, shape, dtype: found.dtype, sharded, style, placement, unit, depth })
 }
 
 /// Checks that the parameter can be placed so, and its layer can compute with it.
 fn check(
     found: &Found,
     path: &str,
+    shape: &[usize],
     style: Style,
     placement: Placement,
     mesh: &DeviceMesh,
 ) -> Result<(), ParallelError> {
     let (param, mesh_dim, size) = (path.to_string(), mesh.names()[0].clone(), mesh.size());
-    let shape = &found.shape;
     let dim = match placement {
         Placement::Replicate => return Ok(()),
         Placement::Shard(dim) if dim < shape.len() => dim,
-        _ => return Err(ParallelError::Placement { param, shape: shape.clone(), placement, mesh_dim }),
+        _ => return Err(ParallelError::Placement { param, shape: shape.to_vec(), placement, mesh_dim }),
     };
     let len = shape[dim];
     if let Some(heads) = style.heads()

@@ -67,13 +67,25 @@ pub enum ParamError {
         /// That mesh.
         other_mesh: String,
     },
+    /// The data-parallel and the tensor-parallel mesh do not make one mesh.
+    #[error(
+        "the parameters are parallelized on {tensor}, which is no other part of one mesh than {data}; \
+         slice both out of one mesh: `mesh.slice([\"replicate\", \"shard\"])` for fully_shard and \
+         `mesh.slice([\"tp\"])` for parallelize"
+    )]
+    Meshes {
+        /// The mesh given to `fully_shard`.
+        data: String,
+        /// The mesh given to `parallelize`.
+        tensor: String,
+    },
     /// The module is not sharded.
     #[error("the module is no unit; pass a module that fully_shard made one")]
     NotSharded,
     /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel mesh.
     #[error(
         "parameter `{param}` was not parallelized, so it has no tensor-parallel mesh; call parallelize on the model \
-         before fully_shard (an empty plan replicates everything), or read it with `val()`"
+         (an empty plan replicates everything), or read it with `val()`"
     )]
     NotParallelized {
         /// Path of the parameter, or its id.

@@ -122,6 +122,13 @@ impl Found {
         self.owners[at].strip_prefix("Struct:")
     }
 
+    /// Path of the module of the unit it is in, being distributed as `param`; `None` if that module is not in
+    /// the model, but around it.
+    pub(crate) fn module(&self, param: &DistributedParameter) -> Option<String> {
+        let module = self.path.len().checked_sub(param.info().depth)?;
+        Some(self.path[..module].join("."))
+    }
+
     /// Path of its unit's module, and the path parts from there down to the parameter: the
     /// innermost module that a pattern takes, or the model.
     pub(crate) fn unit(&self, units: &[PathPattern]) -> (String, usize) {

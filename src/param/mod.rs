@@ -7,18 +7,22 @@
 //! | to find | look in |
 //! |---|---|
 //! | every parameter of a model; what it becomes | `inventory`, `attach` |
+//! | over which ranks it is cut, and cut again | `combine`, `recut` |
 //! | the parameter, and its views | `distributed`, `view`, `read`, `varying` |
 //! | what moves together, over which groups | `unit`, `shards`, `reduce` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
 //! | whose the gathered memory is | `buffer` |
+//! | the ordinary model again | `full` |
 //! | where a layer's activations go | `style` |
 
 mod attach;
 mod buffer;
+mod combine;
 mod distributed;
 mod enter;
 mod error;
+mod full;
 mod graph;
 mod inventory;
 mod io;
@@ -27,6 +31,7 @@ mod order;
 mod pass;
 mod progress;
 mod read;
+mod recut;
 mod reduce;
 mod reshard;
 mod scope;
@@ -41,15 +46,16 @@ mod view;
 mod visit;
 
 pub(crate) use attach::{Attachment, attach};
+pub(crate) use combine::{combine, data_spec};
 pub use distributed::DistributedParameter;
 pub(crate) use distributed::make_units;
 pub use enter::unit;
 pub use error::ParamError;
+pub use full::full_model;
 pub(crate) use inventory::{Found, Inventory};
 pub use io::UnitTensors;
-pub(crate) use read::open_all;
+pub(crate) use recut::{Recut, recut};
 pub use reshard::ReshardAfterForward;
-pub(crate) use shards::Shards;
 pub use style::Style;
 pub(crate) use unit::{AGAIN, DataParallel, REDUCE, TensorParallel, Unit, UnitParam};
 pub use unshard::{UnshardHandle, reshard, unshard};

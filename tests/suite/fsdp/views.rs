@@ -10,7 +10,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_dtensor::comm::{CommError, Launch, Op, Phase, World, launch};
 use burn_dtensor::fsdp::{
-    FsdpError, FullyShard, ParamExt, ReshardAfterForward, UnitTensors, full_model, fully_shard, unit, unshard,
+    FullyShard, ParamExt, ReshardAfterForward, UnitTensors, full_model, fully_shard, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, Style, parallelize};
@@ -260,7 +260,7 @@ fn a_call_that_fails_leaves_units_as_they_were() {
         let first = parallelize(model.first.clone(), &other, Plan::new().with("", Style::colwise()))?;
         let outer = |first| Net { first, blocks: vec![inner.clone()] };
         let failed = fully_shard(outer(first), &mesh(world)?, FullyShard::new());
-        assert!(matches!(failed, Err(Error::Fsdp(FsdpError::Meshes { .. }))));
+        assert!(matches!(failed, Err(Error::Param(ParamError::Meshes { .. }))));
         let again = |model: &Linear| fully_shard(model.clone(), &mesh(world).unwrap(), FullyShard::new()).unwrap_err();
         assert!(again(&inner).to_string().contains("unit `root`"));
         let _outer = fully_shard(outer(model.first.clone()), &mesh(world)?, FullyShard::new())?;

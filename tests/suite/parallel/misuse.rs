@@ -3,7 +3,7 @@
 use burn::module::{Lora, Module};
 use burn::nn::{LayerNormConfig, LinearConfig};
 use burn::tensor::Device;
-use burn_dtensor::fsdp::FsdpError;
+use burn_dtensor::fsdp::{FsdpError, ParamInfo, ParamPlacement};
 use burn_dtensor::parallel::ParallelError;
 use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
@@ -90,7 +90,7 @@ fn heads_stay_whole() {
 }
 
 #[test]
-fn the_order_of_calls() {
+fn models_distributed_before() {
     let model = Net::new(&Device::flex());
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let (shard, tp) = (mesh.slice("shard")?, mesh.slice("tp")?);
@@ -106,12 +106,28 @@ fn the_order_of_calls() {
         let sharded = fully_shard(model.clone(), &shard, FullyShard::new())?;
         let error = refused(sharded.head.weight.dtensor());
         assert!(matches!(&error, Error::Param(ParamError::NotParallelized { param }) if param == "head.weight"));
-        assert_says(&error, &["before fully_shard", "`val()`"]);
+        assert_says(&error, &["call parallelize", "`val()`"]);
         assert!(sharded.head.weight.style().is_none());
         assert!(matches!(refused(model.head.weight.dtensor()), Error::Param(ParamError::NotParallelized { .. })));
-        let error = refused(parallelize(sharded, &tp, plan()));
-        assert!(matches!(error, Error::Parallel(ParallelError::FullySharded { .. })));
-        assert_says(&error, &["`embedding.weight`", "parallelize first"]);
+        // A part of a unit is none, to either.
+        let error = refused(parallelize(sharded.head.clone(), &tp, Plan::new()));
+        assert!(matches!(error, Error::Parallel(ParallelError::PartOfUnit { .. })));
+        assert_says(&error, &["`weight`", "`root`", "parallelize first"]);
+        let error = refused(fully_shard(sharded.head.clone(), &shard, FullyShard::new()));
+        assert!(matches!(error, Error::Fsdp(FsdpError::AlreadySharded { .. })), "{error}");
+        let both = parallelize(sharded, &tp, plan())?;
+        let error = refused(parallelize(both.clone(), &tp, plan()));
+        assert!(matches!(error, Error::Parallel(ParallelError::AlreadyParallelized { .. })));
+        let error = refused(fully_shard(both, &shard, FullyShard::new()));
+        assert!(matches!(error, Error::Fsdp(FsdpError::AlreadySharded { .. })), "{error}");
+
+        // Of 13 rows, of which this rank's part has 7 or 6.
+        let lengths = FullyShard::new().shard_placement_fn(|param: ParamInfo| {
+            (param.path == "blocks.1.down.weight").then(|| ParamPlacement::ragged(0, [9, 4]))
+        });
+        let error = refused(parallelize(fully_shard(model.clone(), &shard, lengths)?, &tp, plan()));
+        assert!(matches!(error, Error::Parallel(ParallelError::Lengths { dim: 0, .. })), "{error}");
+        assert_says(&error, &["`blocks.1.down.weight`", "`tp`", "parallelize first"]);
 
         let lora = LinearConfig::new(4, 4).init(mesh.device()).apply_lora(Lora::new(2, 4.0));
         let error = refused(parallelize(lora, &tp, Plan::new()));
@@ -132,16 +148,21 @@ fn meshes_that_make_no_mesh() {
         let parallel = parallelize(norm(), &mesh.slice("tp")?, Plan::new())?;
         for data in [&other, &mesh.slice("tp")?, mesh] {
             match fully_shard(parallel.clone(), data, FullyShard::new()) {
-                Err(Error::Fsdp(error @ FsdpError::Meshes { .. })) => {
+                Err(Error::Param(error @ ParamError::Meshes { .. })) => {
                     assert!(error.to_string().contains("slice both out of one mesh"), "{error}");
                 }
                 other => panic!("must be refused, got {other:?}"),
             }
+            // In the other order too.
+            let error =
+                refused(parallelize(fully_shard(norm(), data, FullyShard::new())?, &mesh.slice("tp")?, Plan::new()));
+            assert!(matches!(error, Error::Param(ParamError::Meshes { .. })), "{error}");
+            assert_says(&error, &[&data.to_string(), &mesh.slice("tp")?.to_string(), "slice both out of one mesh"]);
         }
         // Parallelized apart, sharded together.
         let second = parallelize(norm(), &mesh.slice("shard")?, Plan::new())?;
         let error = fully_shard(vec![parallel, second], mesh, FullyShard::new());
-        assert!(matches!(error, Err(Error::Fsdp(FsdpError::Meshes { .. }))));
+        assert!(matches!(error, Err(Error::Param(ParamError::Meshes { .. }))));
         Ok(())
     });
     MeshTest::new([2, 2, 1], ["a", "b", "shard"]).run(|mesh| {

@@ -4,6 +4,7 @@
 mod compute;
 mod misuse;
 mod norms;
+mod order;
 mod placing;
 pub mod support;
 mod training;

@@ -1,10 +1,31 @@
-//! [`combine`]: a parameter cut by tensor parallelism, then by data parallelism.
+//! [`data_spec`] and [`combine`]: a parameter cut by data parallelism, alone or after tensor parallelism.
 
-use super::FsdpError;
+use burn::tensor::DType;
+
+use super::ParamError;
 use crate::Result;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Cut, Layout, Placement};
+
+/// How data parallelism on `mesh` cuts what has this shape: a parameter, or this rank's tensor-parallel
+/// shard of it.
+pub(crate) fn data_spec(
+    mesh: &DeviceMesh,
+    cut: Option<&(usize, Cut)>,
+    shape: &[usize],
+    dtype: DType,
+) -> Result<DTensorSpec> {
+    let (mut placements, shard) = (vec![Placement::Replicate; mesh.ndim()], mesh.ndim() - 1);
+    if let Some((dim, _)) = cut {
+        placements[shard] = Placement::Shard(*dim);
+    }
+    let mut layout = Layout::new(mesh.shape(), &placements)?;
+    if let Some((_, Cut::Lengths(lengths))) = cut {
+        layout = layout.with_lengths(shard, lengths.clone())?;
+    }
+    DTensorSpec::new(mesh, layout, shape.to_vec().into(), dtype)
+}
 
 /// What a shard is a part of whose tensor-parallel shard, described by `tensor`, is cut once more
 /// as `cut` says over the last dimension of `data`.
@@ -14,13 +35,16 @@ use crate::placement::{Cut, Layout, Placement};
 /// fully_shard   on (replicate, shard)  [R, S(0)]
 /// combined      on their common mesh   [R, S(0), S(0); dim 0 cut by mesh dims 2, 1]
 /// ```
-pub(super) fn combine(data: &DeviceMesh, cut: Option<&(usize, Cut)>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
+///
+/// # Errors
+/// [`ParamError::Meshes`] unless both meshes are slices of one, along different dimensions.
+pub(crate) fn combine(data: &DeviceMesh, cut: Option<&(usize, Cut)>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
     let dim = cut.map(|(dim, _)| *dim);
     let tp = tensor.mesh();
     let (root, shard) = (data.root(), data.ndim() - 1);
     let apart = data.names().iter().all(|name| !tp.names().contains(name));
     if root != tp.root() || !apart {
-        return Err(FsdpError::Meshes { data: data.to_string(), tensor: tp.to_string() }.into());
+        return Err(ParamError::Meshes { data: data.to_string(), tensor: tp.to_string() }.into());
     }
     let is_part = |name: &&String| data.names().contains(name) || tp.names().contains(name);
     let names: Vec<&String> = root.names().iter().filter(is_part).collect();

@@ -1,12 +1,15 @@
-//! [`full_model`]: a plain burn module out of a sharded one.
+//! [`full_model`]: a plain burn module out of a distributed one.
 
 use std::sync::Arc;
 
 use burn::module::Module;
 use itertools::Itertools;
 
+use super::read::open_all;
+use super::shards::Shards;
+use super::unit::Unit;
+use super::visit::{Visited, distributed_parameters};
 use crate::Result;
-use crate::param::{Shards, Unit, Visited, distributed_parameters, open_all};
 
 /// Gathers every parameter and returns the ordinary module, with no trace of sharding.
 ///

@@ -1,0 +1,71 @@
+//! [`recut`]: data-parallel cuts of parameters that are parallelized after they were sharded.
+//!
+//! Tensor parallelism cuts first, whatever was called first. So a sharded model is made whole,
+//! parallelized, and cut again as it was:
+//!
+//! ```text
+//!   fully_shard   W[mine, :]          cut by the shard ranks
+//!   full_model    W
+//!   parallelize   W[:, part]          cut by the tensor-parallel ranks
+//!   recut         W[mine, part]       cut by the same shard ranks, along the same dimension
+//! ```
+
+use std::sync::Arc;
+
+use itertools::Itertools;
+
+use super::attach::Attachment;
+use super::combine::{combine, data_spec};
+use super::distributed::{DistributedParameter, make_units};
+use super::unit::{TensorParallel, UnitParam};
+use crate::Result;
+use crate::placement::Cut;
+
+/// A sharded parameter that is being parallelized.
+pub(crate) struct Recut {
+    /// Path in the model.
+    pub(crate) path: String,
+    /// Path of its unit's module.
+    pub(crate) module: String,
+    /// How `fully_shard` cut it.
+    pub(crate) before: DistributedParameter,
+    /// What `parallelize` makes of it.
+    pub(crate) parallel: TensorParallel,
+}
+
+/// What cuts these parameters, given in burn's order, once they are whole and then parallelized: units of
+/// the modules, groups and dimensions that they had.
+///
+/// Local: no communication.
+///
+/// # Errors
+/// [`ParamError::Meshes`](super::ParamError::Meshes) unless the meshes are slices of one, along different dimensions.
+pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
+    let params = params.into_iter().map(|Recut { path, module, before, parallel }| {
+        let (info, mesh) = (before.info(), before.info().spec.mesh());
+        let shape = parallel.spec.local_shape().to_vec();
+        // Chunks are those of the rank's shard.
+        let cut = info.cut.as_ref().map(|(dim, cut)| match cut {
+            Cut::Chunks(_) => (*dim, Cut::Chunks(shape[*dim])),
+            Cut::Lengths(_) => (*dim, cut.clone()),
+        });
+        let over_data = data_spec(mesh, cut.as_ref(), &shape, parallel.spec.dtype())?.shared();
+        let spec = combine(mesh, cut.as_ref(), &parallel.spec)?.shared();
+        let param = UnitParam { path, depth: info.depth, shape, cut, spec, parallel: Some(parallel) };
+        Ok((before.unit.clone(), over_data, (module, param)))
+    });
+    let params: Vec<_> = params.collect::<Result<_>>()?;
+    let units = params.into_iter().enumerate().into_group_map_by(|(_, (unit, ..))| Arc::as_ptr(unit));
+    let mut attachments = Vec::new();
+    for params in units.into_values() {
+        // By the unit and not by its module: of one module there may be several, made by several calls.
+        let data = params[0].1.0.data.clone();
+        let (cuts, params): (Vec<_>, Vec<_>) =
+            params.into_iter().map(|(at, (_, cut, param))| ((at, cut), param)).unzip();
+        for ((at, cut), param) in cuts.into_iter().zip(make_units(params, data)?) {
+            attachments.push((at, Attachment { path: param.info().path.clone(), cut, param, again: true }));
+        }
+    }
+    attachments.sort_by_key(|(at, _)| *at);
+    Ok(attachments.into_iter().map(|(_, attachment)| attachment).collect())
+}
