@@ -65,5 +65,5 @@ pub(crate) fn note_unwinding(at: Option<&'static Location<'static>>) {
 
 /// The line that was last unwound from.
 pub(super) fn unwound_at() -> Option<&'static Location<'static>> {
-    UNWOUND_AT.get()
+    UNWOUND_AT.take()
 }

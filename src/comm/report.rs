@@ -62,11 +62,11 @@ impl fmt::Display for LaunchError {
     /// Ranks that fared alike share a line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "launch failed at rank {}: {}", self.rank, self.cause)?;
-        if let Some(at) = self.at {
-            write!(f, "\n  in {at}")?;
-        }
         if let Some(own) = &self.own {
             write!(f, "\n  rank {} itself ended with: {own}", self.rank)?;
+        }
+        if let Some(at) = self.at {
+            write!(f, "\n  in {at}")?;
         }
         let mut lines: Vec<(String, Vec<usize>)> = Vec::new();
         for RankReport { rank, doing, error } in &self.others {

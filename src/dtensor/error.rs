@@ -164,8 +164,8 @@ pub enum DTensorError {
     },
     /// No row of an operator's rule can be reached from its inputs' layouts.
     #[error(
-        "`{operator}` has no strategy for inputs laid out as {inputs:?}; redistribute them to Replicate, \
-         and let no style or argument ask for a shard that leaves a rank without elements"
+        "`{operator}` has no strategy for inputs laid out as {inputs:?}; redistribute them to Replicate, and let \
+         no style or pin ask for a placement that the operator cannot take, or that leaves a rank without elements"
     )]
     NoStrategy {
         /// The operator.

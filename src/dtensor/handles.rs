@@ -46,7 +46,7 @@ impl Destination {
             return Ok(local);
         }
         let Some(handles) = handles else {
-            return self.route.walk(local, from, varying, Weak::new());
+            return self.route.walk(local, from, &self.varying, Weak::new());
         };
         if let Some(given) = handles.given.as_ref().filter(|given| stays && *given.varying == *varying) {
             return Ok(Tensor::from_dispatch((given.make)().into_dispatch()));
@@ -56,7 +56,7 @@ impl Destination {
         }
         // No lock is held while this communicates.
         let kept = Arc::new(Kept::default());
-        let tensor = self.route.walk(local, from, varying, Arc::downgrade(&kept))?;
+        let tensor = self.route.walk(local, from, &self.varying, Arc::downgrade(&kept))?;
         // Only floats vary or are cached: what else moves is an index, and small.
         if tensor.dtype().is_float() {
             *kept.lock() = Some(as_float(tensor.clone()));

@@ -13,10 +13,10 @@ use crate::error::OrUnwind;
 /// Runs the operator of `rule` on `inputs`: `local` on every rank's part of them.
 ///
 /// Inputs are a [`DTensor`] or an [`Operand`], an `Option` or a `Vec` of such, or a tuple of up to five
-/// of all these; results are a tensor, a tuple of two or three, or a `Vec`. The rule says how many there
+/// of all these; results are a tensor, a tuple of two or three, or, last, a `Vec`. The rule says how many there
 /// are and how they are placed.
 ///
-/// Where this rank's part of all results is empty, and the rule does not
+/// Where all results are empty, and the rule does not
 /// [take such parts](Rule::takes_empty_parts), `local` is not asked: results without elements, in the
 /// graph of the inputs, are made for it.
 ///
@@ -106,6 +106,7 @@ macro_rules! collections {
                 self.iter().for_each(|input| input.args(args));
             }
 
+            #[track_caller]
             fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 $each(self, |input: I| input.localize(operator, at))
             }

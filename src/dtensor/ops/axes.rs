@@ -107,17 +107,21 @@ impl Axes {
         Self { empty_parts: true, ..self }
     }
 
-    /// The rule of the operator along its own dimensions `dims`, where the text says `..d..`.
+    /// The rule of the operator along its own dimensions `dims`, in any order, where the text says `..d..`.
     ///
     /// # Panics
     /// If a dimension is 64 or more.
     #[must_use]
     pub fn at(&'static self, dims: impl IntoIterator<Item = usize>) -> AxesAt {
-        let at = dims.into_iter().fold(0, |at, dim| at | 1 << dim);
+        let at = dims.into_iter().fold(0, |at, dim| {
+            assert!(dim < 64, "dimension {dim} is past the 64th");
+            at | 1 << dim
+        });
         AxesAt { axes: self, at, lens: SmallVec::new() }
     }
 
-    /// The rule of the operator whose result has axes that no input has, of lengths `lens`.
+    /// The rule of the operator whose result has axes that no input has, of lengths `lens`: of those at the
+    /// operator's own dimensions, ascending. Of a result `operand*` there are as many as lengths.
     #[must_use]
     pub fn lens(&'static self, lens: impl IntoIterator<Item = usize>) -> AxesAt {
         AxesAt { axes: self, at: 0, lens: lens.into_iter().collect() }
@@ -196,7 +200,7 @@ impl AxesAt {
         self
     }
 
-    fn at(&self) -> SmallVec<[usize; 4]> {
+    fn dims(&self) -> SmallVec<[usize; 4]> {
         (0..64).filter(|dim| self.at & 1 << dim != 0).collect()
     }
 }
@@ -224,11 +228,11 @@ impl Rule for AxesAt {
     }
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        self.axes.outputs_at(&self.at(), &self.lens, inputs)
+        self.axes.outputs_at(&self.dims(), &self.lens, inputs)
     }
 
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
-        self.axes.strategies_at(&self.at(), inputs, outputs.len())
+        self.axes.strategies_at(&self.dims(), inputs, outputs.len())
     }
 
     fn takes_empty_parts(&self) -> bool {

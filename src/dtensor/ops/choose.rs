@@ -187,7 +187,9 @@ fn asked_for<'a>(strategies: &'a [Strategy], operands: &[Incoming<'_>], mesh_dim
 fn calls(operand: &Incoming<'_>, rows: &[&Strategy], at: usize) -> usize {
     let ends = |&mesh_dim: &usize| {
         let from = operand.layout.placements()[mesh_dim];
-        operand.layout.mesh_shape()[mesh_dim] > 1 && !from.is_replicate() && from != rows[mesh_dim].inputs[at]
+        let becomes_term = from.shard_dim().is_some() && rows[mesh_dim].makes_term(at);
+        let stays = from.is_replicate() || from == rows[mesh_dim].inputs[at] || becomes_term;
+        operand.layout.mesh_shape()[mesh_dim] > 1 && !stays
     };
     (0..rows.len()).filter(ends).count()
 }

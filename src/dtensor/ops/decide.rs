@@ -13,6 +13,7 @@ use super::operand::Arg;
 use super::{Rule, Strategy, strategy};
 use crate::Result;
 use crate::dtensor::handles::Destination;
+use crate::dtensor::pullback::Dims;
 use crate::dtensor::route::Route;
 use crate::dtensor::{DTensorError, DTensorSpec};
 use crate::placement::{Layout, Placement, Step};
@@ -24,7 +25,7 @@ pub(super) struct Decision {
     pub(super) outputs: SmallVec<[Output; 1]>,
     /// What [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) says to it.
     pub(super) implicit: Option<Box<DTensorError>>,
-    /// Whether this rank has nothing to compute, and the local operator cannot do that.
+    /// Whether there is nothing to compute, and the local operator cannot do that.
     pub(super) is_blank: bool,
 }
 
@@ -41,7 +42,9 @@ pub(super) struct Output {
 
 /// The decision, made anew.
 pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Decision> {
-    let first = inputs[0].spec;
+    let Some(Arg { spec: first, .. }) = inputs.first() else {
+        return Err(misfit(rule.name(), &[], "there is no input; give at least one"));
+    };
     for other in &inputs[1..] {
         first.check_same_mesh(other.spec)?;
     }
@@ -64,6 +67,8 @@ pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Decision> 
     let destinations = inputs.iter().zip(targets).zip(varying).map(|((input, target), varying)| {
         let (spec, route) = (input.spec, Route::of_input(input.spec.layout(), &target)?);
         let spec = if *spec.layout() == target { spec.clone() } else { spec.with_layout(target)?.shared() };
+        // Only floats have gradients to sum.
+        let varying = if spec.dtype().is_float() { varying } else { Dims::new() };
         Ok(Destination { spec, route, varying })
     });
     let destinations: SmallVec<[Destination; 3]> = destinations.collect::<Result<_>>()?;
@@ -74,7 +79,8 @@ pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Decision> 
     });
     let outputs: SmallVec<[Output; 1]> = outputs.collect();
     let implicit = implicit(rule, inputs, &destinations).map(Box::new);
-    let has_nothing = outputs.iter().all(|output| output.local.num_elements() == 0);
+    // Of the whole, so that it is the same on every rank.
+    let has_nothing = outputs.iter().all(|output| output.shape.num_elements() == 0);
     Ok(Decision { inputs: destinations, outputs, implicit, is_blank: has_nothing && !rule.takes_empty_parts() })
 }
 

@@ -18,7 +18,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn flip<const N: usize>(self, axes: [impl AsIndex; N]) -> Self {
         let axes = axes.map(|axis| dim_of("flip", axis, D));
-        apply(&(&const { reordered("flip") }).at(axes), self, |x, _| x.flip(axes))
+        apply(&const { reordered("flip") }.at(axes), self, |x, _| x.flip(axes))
     }
 
     /// The elements moved by `shift` along `dim`, around the end, as burn's
@@ -27,7 +27,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn roll_dim<Shift: AsIndex, Dim: AsIndex>(self, shift: Shift, dim: Dim) -> Self {
         let dim = dim_of("roll_dim", dim, D);
-        apply(&(&const { reordered("roll_dim") }).at([dim]), self, |x, _| x.roll_dim(shift, dim))
+        apply(&const { reordered("roll_dim") }.at([dim]), self, |x, _| x.roll_dim(shift, dim))
     }
 
     /// The elements moved by `shifts` along `dims`, around the end, as burn's [`roll`](burn::tensor::Tensor::roll).
@@ -39,6 +39,6 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             misfit("roll", &[self.shape()], why).unwind();
         }
         let dims: SmallVec<[usize; 4]> = dims.iter().map(|&dim| dim_of("roll", dim, D)).collect();
-        apply(&(&const { reordered("roll") }).at(dims.iter().copied()), self, |x, _| x.roll(shifts, &dims))
+        apply(&const { reordered("roll") }.at(dims.iter().copied()), self, |x, _| x.roll(shifts, &dims))
     }
 }

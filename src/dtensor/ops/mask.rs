@@ -50,7 +50,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn mask_select(self, mask: DTensor<D, Bool>) -> DTensor<1, K> {
-        let rule = (&const { Axes::new("mask_select", "..D.., ..D.. -> ..D..") }).at(0..D);
+        let rule = const { Axes::new("mask_select", "..D.., ..D.. -> ..D..") }.at(0..D);
         let op = Operator::resolve(&rule, &[(&self).into(), (&mask).into()]).or_unwind();
         let local = op.input(0, self).mask_select(op.input(1, mask));
         let spec =

@@ -1,7 +1,7 @@
 //! [`Operator`]: a rule decided for inputs of certain specs, and the cache of decisions.
 //!
 //! A decision is a search over placements; a training step repeats the same few. The key is the
-//! rule and the inputs' specs. Specs are interned, so a repeated operator costs a hash of a few
+//! rule, the inputs' specs and their pins. Specs are interned, so a repeated operator costs a hash of a few
 //! pointers and allocates nothing.
 
 use std::any::{Any, TypeId};
@@ -21,7 +21,6 @@ use super::operand::{Arg, Operand};
 use super::policy::RedistributePolicy;
 use crate::Result;
 use crate::dtensor::spec::CAPACITY;
-
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::error::OrUnwind;
 use crate::placement::{Layout, Placement};
@@ -81,7 +80,7 @@ impl Operator {
         DTensor::from_parts(local, spec)
     }
 
-    /// Whether this rank has nothing to compute, and the local operator cannot do that.
+    /// Whether there is nothing to compute, and the local operator cannot do that.
     pub(super) fn is_blank(&self) -> bool {
         self.0.is_blank
     }

@@ -37,7 +37,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[track_caller]
     pub fn topk<I: AsIndex>(self, k: usize, dim: I) -> Self {
         let dim = self.top("topk", k, dim);
-        apply(&(&const { Axes::new("topk", ".._.. -> ..K..") }).at([dim]).lens([k]), self, |x, _| x.topk(k, dim))
+        apply(&const { Axes::new("topk", ".._.. -> ..K..") }.at([dim]).lens([k]), self, |x, _| x.topk(k, dim))
     }
 
     /// [`topk`](Self::topk), and where they were, as burn's
@@ -57,7 +57,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         let dim = self.top("argtopk", k, dim);
         // burn's own refuses `k` as large as the dimension.
         let local = |x: Tensor<D, K>| if x.dims()[dim] > k { x.argtopk(k, dim) } else { x.argsort_descending(dim) };
-        apply(&(&const { Axes::new("argtopk", ".._.. -> ..K..") }).at([dim]).lens([k]), self, |x, _| local(x))
+        apply(&const { Axes::new("argtopk", ".._.. -> ..K..") }.at([dim]).lens([k]), self, |x, _| local(x))
     }
 
     /// `dim`, if it has at least `k` elements.

@@ -18,7 +18,9 @@ pub struct Partials {
     alike: &'static [Placement],
     /// The first input has one of these, the others are `R`.
     first: &'static [Placement],
+    /// Any others.
     rows: &'static [Row],
+    /// Any others, of floats alone.
     of_floats: &'static [Row],
 }
 
@@ -39,15 +41,23 @@ impl Partials {
     }
 
     /// And these rows.
+    ///
+    /// # Panics
+    /// If it has rows of [`new`](Self::new) or of another `and`: say all of them at once.
     #[must_use]
     pub const fn and(self, rows: &'static [Row]) -> Self {
+        assert!(self.rows.is_empty(), "it has rows: say all of them at once");
         Self { rows, ..self }
     }
 
     /// And these for floats alone: where integers would wrap around, which keeps no order (of bytes
     /// `-max(0, 5)` is 251, and `min(-0, -5)` 0), or be rounded.
+    ///
+    /// # Panics
+    /// If it has such rows.
     #[must_use]
     pub const fn of_floats(self, rows: &'static [Row]) -> Self {
+        assert!(self.of_floats.is_empty(), "it has rows of floats: say all of them at once");
         Self { of_floats: rows, ..self }
     }
 

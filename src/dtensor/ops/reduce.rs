@@ -35,7 +35,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[track_caller]
     pub fn mean_dim<I: AsIndex>(self, dim: I) -> Self {
         let dim = dim_of("mean_dim", dim, D);
-        let rule = (&const { mean_over::<K>("mean_dim") }).at([dim]);
+        let rule = const { mean_over::<K>("mean_dim") }.at([dim]);
         apply(&rule, self, |x, op| share(x, op, &[dim], |x| x.mean_dim(dim)))
     }
 
@@ -44,7 +44,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[track_caller]
     pub fn mean_dims<I: AsIndex>(self, dims: &[I]) -> Self {
         let dims = dims_of("mean_dims", dims, D);
-        let rule = (&const { mean_over::<K>("mean_dims") }).at(dims.iter().copied());
+        let rule = const { mean_over::<K>("mean_dims") }.at(dims.iter().copied());
         apply(&rule, self, |x, op| share(x, op, &dims, |x| x.mean_dims(&dims)))
     }
 }

@@ -103,7 +103,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         if slices.lens(&shape).any(|len| len == 0) && shape.num_elements() > 0 {
             return self;
         }
-        for (dim, len) in slices.dims().zip(slices.lens(&shape)).filter(|&(dim, len)| values.dims()[dim] != len) {
+        let mut sliced = slices.dims().zip(slices.lens(&shape));
+        if let Some((dim, len)) = sliced.find(|&(dim, len)| values.dims()[dim] != len) {
             let why = format!("the slice is {len} long in dimension {dim}, and so must the values be");
             misfit("slice_assign", &[shape.clone(), values.shape()], why).unwind()
         }

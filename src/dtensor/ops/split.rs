@@ -49,6 +49,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`split_with_sizes`](burn::tensor::Tensor::split_with_sizes).
     #[must_use]
     #[allow(clippy::needless_pass_by_value)] // burn's signature
+    #[track_caller]
     pub fn split_with_sizes(self, split_sizes: Vec<usize>, dim: impl AsIndex) -> Vec<Self> {
         let sizes = split_sizes.iter().copied().filter(|&size| size > 0).collect();
         self.split_into(&SPLIT_WITH_SIZES, dim_of("split_with_sizes", dim, D), sizes)

@@ -7,7 +7,7 @@
 use burn::tensor::Shape;
 use smallvec::SmallVec;
 
-use super::placements::{R, S, SUM};
+use super::placements::{AVG, R, S, SUM};
 use super::{Strategy, strategy};
 use crate::placement::Placement;
 
@@ -139,7 +139,7 @@ impl<'a> Pattern<'a> {
             let mut left = dots;
             return (0..dots + at.len())
                 .map(|place| match at.iter().position(|&at| at == place) {
-                    Some(index) => indexed(dim, index + own),
+                    Some(index) => indexed(dim, index + own * at.len()),
                     None => {
                         left -= 1;
                         dotted(left, repeats)
@@ -177,7 +177,7 @@ impl Subscripts {
         let (left, right) = text.split_once("->").expect("a rule's text has an arrow");
         let patterns = Pattern::list(left);
         let mut read = Self { inputs: SmallVec::new(), outputs: SmallVec::new(), added: SmallVec::new() };
-        let mut widest = 0;
+        let (mut widest, mut strict) = (0, None);
         let fixed = patterns.iter().filter(|pattern| !pattern.many).count();
         let many = inputs.len().saturating_sub(fixed);
         if inputs.len() < fixed || (many > 0 && fixed == patterns.len()) {
@@ -192,6 +192,15 @@ impl Subscripts {
                     return Err(format!("the {which} input is `{}`, of {wanted}; it has {rank}", pattern.text));
                 };
                 widest = widest.max(dots);
+                if pattern.parts.iter().any(|part| matches!(part, Part::Dots { repeats: false })) {
+                    let (first, as_many) = *strict.get_or_insert((input, dots));
+                    if dots != as_many {
+                        let (first, which) = (nth(first), nth(input));
+                        let why =
+                            format!("`..` is of {as_many} dimensions in the {first} input and {dots} in the {which}");
+                        return Err(why + "; make them as many");
+                    }
+                }
                 read.inputs.push(pattern.dims(dots, at, 0));
                 read.added.extend(pattern.added.then_some(input));
             }
@@ -222,12 +231,18 @@ impl Subscripts {
     pub(super) fn len(&self, axis: Axis, shapes: &[Shape]) -> Result<Option<usize>, String> {
         let mut known: Option<Found> = None;
         for (input, (dims, shape)) in self.inputs.iter().zip(shapes).enumerate() {
+            let mut own_first: Option<Found> = None;
             for (dim, &len) in shape.iter().enumerate() {
                 let Some(&Dim::Axis { axis: own, repeats }) = dims.get(dim) else { continue };
                 if own != axis {
                     continue;
                 }
                 let found = Found { input, dim, len, repeats };
+                // The two dimensions of a diagonal are as long: neither repeats the other.
+                match own_first {
+                    Some(first) if first.len != len => return Err(first.disagreement(axis, found)),
+                    first => own_first = first.or(Some(found)),
+                }
                 known = Some(match known {
                     Some(known) if known.len == len || found.is_repeated_along(known) => known,
                     Some(known) if known.is_repeated_along(found) => found,
@@ -245,14 +260,10 @@ impl Subscripts {
     /// What does not fit.
     pub(super) fn shapes(&self, inputs: &[Shape], own: &[usize]) -> Result<Vec<Shape>, String> {
         for (input, (dims, shape)) in self.inputs.iter().zip(inputs).enumerate() {
-            for (dim, _) in
-                dims.iter().zip(shape.iter()).enumerate().filter(|(_, (dim, len))| **dim == Dim::One && **len != 1)
-            {
-                return Err(format!(
-                    "dimension {dim} of the {} input must have length 1, it is {}",
-                    nth(input),
-                    shape[dim]
-                ));
+            let mut of_one = dims.iter().zip(shape.iter()).map(|(dim, &len)| *dim == Dim::One && len != 1);
+            if let Some(dim) = of_one.position(|misfits| misfits) {
+                let (which, len) = (nth(input), shape[dim]);
+                return Err(format!("dimension {dim} of the {which} input must have length 1, it is {len}"));
             }
         }
         for axis in self.axes() {
@@ -281,15 +292,16 @@ impl Subscripts {
         cuttable.filter_map(move |axis| {
             let len = self.len(axis, shapes).ok()??;
             let place = |dims: &Dims| dims.iter().position(|dim| dim.axis() == Some(axis));
+            let is_diagonal = |dims: &Dims| dims.iter().filter(|dim| dim.axis() == Some(axis)).count() > 1;
+            // It stays whole.
+            if self.inputs.iter().chain(&self.outputs).any(is_diagonal) {
+                return None;
+            }
             let outputs: SmallVec<[Placement; 2]> =
                 self.outputs.iter().map(|dims| place(dims).map_or(reduced, S)).collect();
             let sums = outputs.contains(&SUM);
             let mut inputs: SmallVec<[Placement; 4]> = SmallVec::new();
             for (input, (dims, shape)) in self.inputs.iter().zip(shapes).enumerate() {
-                // A diagonal stays whole.
-                if dims.iter().filter(|dim| dim.axis() == Some(axis)).count() > 1 {
-                    return None;
-                }
                 inputs.push(match place(dims).filter(|&dim| shape[dim] == len) {
                     Some(dim) => S(dim),
                     None if sums && self.added.contains(&input) => SUM,
@@ -312,7 +324,6 @@ impl Subscripts {
             strategy((0..self.inputs.len()).map(input), self.outputs.iter().map(|_| partial)).with_terms(&self.added)
         };
         let rows = move |&own: &usize| {
-            use super::placements::AVG;
             // A value that all ranks add is its own average.
             let averages = [R, AVG].into_iter().take(1 + usize::from(!self.added.is_empty()));
             std::iter::once(row(own, SUM, SUM))
@@ -334,7 +345,7 @@ struct Found {
 
 impl Found {
     fn is_repeated_along(self, other: Self) -> bool {
-        self.repeats && self.len == 1 && self.input != other.input
+        self.repeats && self.len == 1 && other.len != 1
     }
 
     fn disagreement(self, axis: Axis, other: Self) -> String {

@@ -1,12 +1,13 @@
 //! Every misuse is a typed error that names what is wrong and how to repair it.
 
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor};
-use burn_dtensor::Error;
 use burn_dtensor::comm::{CommError, Launch, launch};
-use burn_dtensor::dtensor::ops::{Axes, Rule, Strategy, apply};
+use burn_dtensor::dtensor::ops::{Axes, Rule, Strategy, apply, loss};
 use burn_dtensor::dtensor::{DTensor, DTensorError};
 use burn_dtensor::mesh::{DeviceMesh, MeshError};
 use burn_dtensor::placement::{Layout, PlacementError};
+use burn_dtensor::testing::MeshTest;
+use burn_dtensor::{Error, Result};
 
 use super::{AVG, MAX, PRODUCT, R, S, SUM, error_of, on_mesh, ramp};
 
@@ -296,7 +297,7 @@ fn a_rule_that_promises_another_shape_than_its_operator_makes_is_found() {
             "longer"
         }
 
-        fn outputs(&self, inputs: &[Shape]) -> burn_dtensor::Result<Vec<Shape>> {
+        fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
             Ok(vec![Shape::new([inputs[0][0] + 1])])
         }
 
@@ -355,4 +356,34 @@ fn a_rule_that_does_not_fit_its_operator_says_where() {
         let message = message(operator);
         assert!(message.contains(says), "{message}");
     }
+}
+
+/// What burn-flex would abort on, or compute something else of.
+#[test]
+fn shapes_that_only_look_as_if_they_fit_are_refused() {
+    MeshTest::new([1], ["tp"]).run(|mesh| {
+        let ones = |shape: &[usize]| Tensor::<1>::ones([shape.iter().product::<usize>()], mesh.device());
+        let matrix =
+            |shape: [usize; 2]| -> Result<DTensor<2>> { DTensor::from_local(ones(&shape).reshape(shape), mesh, &[R]) };
+        let refused = |run: &dyn Fn() -> Result<DTensor<1>>, says: &str| {
+            let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+            let error = unwound.expect_err("it does not fit").downcast::<Error>().expect("a typed error");
+            assert!(error.to_string().contains(says), "{error}");
+        };
+        let vector = || DTensor::<1>::from_local(ones(&[3]), mesh, &[R]);
+        for equation in ["i,ii->i", "ii,i->i"] {
+            for shape in [[3, 1], [1, 3]] {
+                let operands = || -> Result<_> {
+                    let (a, b) = (vector()?.into(), matrix(shape)?.into());
+                    Ok(if equation.starts_with("ii") { [b, a] } else { [a, b] })
+                };
+                refused(&|| Ok(DTensor::einsum(equation, operands()?)), "axis `i` is");
+            }
+        }
+        let logits = DTensor::<3>::ones([2, 5, 4], mesh, &[R], mesh.device())?;
+        let targets = DTensor::<1, Int>::zeros([5], mesh, &[R], mesh.device())?;
+        let run = || Ok(loss::cross_entropy(logits.clone(), targets.clone()));
+        refused(&run, "`..` is of 2 dimensions in the first input and 1 in the second; make them as many");
+        Ok(())
+    });
 }

@@ -54,13 +54,13 @@ impl Einsum {
 /// `labels` with the ellipsis spelled out as `dots` axes.
 fn spelled(labels: &[u8], dots: usize) -> Dims {
     let mut dims = Dims::new();
-    // Small and capital letters are alike here: none is whole.
+    // Small and capital letters are alike here, none is whole; labels count them, capital ones first.
     let axis = |name, index| Dim::Axis { axis: Axis { name, index }, repeats: true };
     for &label in labels {
         if label == ELLIPSIS {
             dims.extend((0..dots).rev().map(|dot| axis(DOTS, dot)));
         } else {
-            dims.push(axis(label.to_ascii_lowercase() as char, usize::from(label.is_ascii_uppercase())));
+            dims.push(axis((b'a' + label % 26) as char, usize::from(label < 26)));
         }
     }
     dims
