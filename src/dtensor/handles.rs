@@ -11,7 +11,6 @@ use super::pullback::Dims;
 use super::route::{Kept, Route};
 use super::{DTensorSpec, Kind};
 use crate::Result;
-use crate::placement::Layout;
 
 /// What a tensor is redistributed to.
 #[derive(Debug)]
@@ -51,7 +50,7 @@ impl Destination {
         if let Some(given) = handles.given.as_ref().filter(|given| stays && *given.varying == *varying) {
             return Ok(Tensor::from_dispatch((given.make)().into_dispatch()));
         }
-        if let Some(known) = handles.find(self.spec.layout(), varying) {
+        if let Some(known) = handles.find(&self.spec, varying) {
             return Ok(Tensor::from_dispatch(known.into_dispatch()));
         }
         // No lock is held while this communicates.
@@ -60,7 +59,7 @@ impl Destination {
         // Only floats vary or are cached: what else moves is an index, and small.
         if tensor.dtype().is_float() {
             *kept.lock() = Some(as_float(tensor.clone()));
-            handles.made.lock().push(Handle { layout: self.spec.layout().clone(), varying: varying.into(), kept });
+            handles.push(Handle { spec: self.spec.clone(), varying: varying.into(), kept });
         }
         Ok(tensor)
     }
@@ -86,20 +85,27 @@ impl<const D: usize> std::fmt::Debug for Given<D> {
     }
 }
 
-/// One layout that it was brought to.
+/// One layout that it was redistributed to.
 #[derive(Debug)]
 pub(super) struct Handle<const D: usize> {
-    layout: Layout,
+    spec: Arc<DTensorSpec>,
     varying: Dims,
     pub(super) kept: Arc<Kept<D>>,
 }
 
 impl<const D: usize> Handles<D> {
-    /// What it was brought to in this layout, if that is still there.
-    fn find(&self, layout: &Layout, varying: &[usize]) -> Option<Tensor<D>> {
+    /// What it was redistributed to there, if that is still there.
+    fn find(&self, to: &Arc<DTensorSpec>, varying: &[usize]) -> Option<Tensor<D>> {
+        let is_there = |handle: &&Handle<D>| {
+            *handle.varying == *varying && (Arc::ptr_eq(&handle.spec, to) || handle.spec.layout() == to.layout())
+        };
+        self.made.lock().iter().filter(is_there).find_map(|handle| handle.kept.lock().clone())
+    }
+
+    /// Adds what was made, in the place of all that is spent.
+    fn push(&self, handle: Handle<D>) {
         let mut made = self.made.lock();
         made.retain(|handle| handle.kept.lock().is_some());
-        let found = made.iter().find(|handle| *handle.varying == *varying && handle.layout == *layout);
-        found.and_then(|handle| handle.kept.lock().clone())
+        made.push(handle);
     }
 }
