@@ -45,7 +45,7 @@ impl Collectives {
         Self(vec![
             row(AllGather, Forward, tp * pairs + shard * units, "tp: 2 blocks + 1; shard: units"),
             row(ReduceScatter, Forward, tp * pairs, "tp: 2 blocks + 1"),
-            row(AllReduce, Forward, tp * LOSS + shard + replicate, "tp: the loss's parts; its mean over data"),
+            row(AllReduce, Forward, tp * LOSS + shard.max(replicate), "tp: the loss's parts; its mean over data"),
             row(AllGather, Backward, tp * pairs + shard * blocks, "tp: 2 blocks + 1; shard: blocks"),
             row(ReduceScatter, Backward, tp * pairs + shard * units, "tp: 2 blocks + 1; shard: units"),
             row(

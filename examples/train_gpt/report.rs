@@ -36,13 +36,12 @@ impl Collectives {
         // A reduction carries one number per parameter and rank: whether the rank has a gradient of it.
         let used = tensors(&settings.model, device);
         let all = "steps x (blocks + root)";
-        let reduced = "the same, and a number a parameter";
+        let reduced = "the same, and a number per parameter";
         let (again, again_params, again_formula) = match settings.reshard {
             ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => (0, 0, "0: kept since forward"),
             ReshardAfterForward::Auto => (units - 1, blocks, "steps x blocks: the root is kept"),
             ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => (units, whole, all),
         };
-        let dims = settings.mesh.iter().filter(|&&size| size > 1).count() as u64;
         let norms = u64::from(settings.clip.is_some());
         let row = |op, phase, group: usize, calls: u64, elements: u64, formula: &str| {
             // A group of one rank moves nothing.
@@ -67,7 +66,7 @@ impl Collectives {
                 shard + used,
                 "the same, of the shards, on a 2-D mesh",
             ),
-            row(Op::AllReduce, Phase::Forward, settings.ranks(), dims, dims, "steps x mesh dimensions: the loss"),
+            row(Op::AllReduce, Phase::Forward, settings.ranks(), 1, 1, "steps: the loss, over all ranks"),
             row(Op::AllReduce, Phase::Other, shards, norms, norms, "steps with --clip: the norm"),
         ])
     }
