@@ -56,9 +56,7 @@ impl Route {
         });
         Ok(route)
     }
-}
 
-impl Route {
     /// The way of an operator's input, which may become a term of a sum whatever it comes as.
     pub(super) fn of_input(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
         Self::between(from, to).or_else(|_| Ok(Arc::new(Self { steps: plan_input(from, to)?, label: label(from, to) })))

@@ -79,7 +79,9 @@ impl Axes {
 
     /// The elementwise operator `name`, of inputs that broadcast.
     pub const fn pointwise(name: &'static str, partials: Partials) -> Self {
-        Self::new(name, "..?* -> ..").through(partials).with_empty_parts()
+        // Read once: activations with parameters make their rule anew at every call.
+        const POINTWISE: Axes = Axes::new("", "..?* -> ..").with_empty_parts();
+        Self { name, partials, ..POINTWISE }
     }
 
     /// It is linear in each of these inputs.

@@ -49,12 +49,12 @@ impl Array {
     }
 
     /// Row block `rows` of step `step`; the leading dimension is the step.
-    pub fn batch(&self, step: usize, rows: Range<usize>) -> (Vec<f64>, Vec<usize>) {
+    pub fn batch(&self, step: usize, rows: Range<usize>) -> TensorData {
         let row: usize = self.shape[2..].iter().product();
         let start = step * self.shape[1] * row;
         let data = self.data[start + rows.start * row..start + rows.end * row].to_vec();
         let shape = [&[rows.len()], &self.shape[2..]].concat();
-        (data, shape)
+        TensorData::new(data, shape)
     }
 }
 

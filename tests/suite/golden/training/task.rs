@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::Plan;
@@ -42,9 +42,7 @@ impl Task for Gpt {
         device: &Device,
     ) -> Result<Tensor<1>> {
         let ints = |array: &Array| {
-            let (data, shape) = array.batch(step, rows.clone());
-            let data: Vec<i64> = data.into_iter().map(|x| x as i64).collect();
-            Tensor::<2, Int>::from_data(TensorData::new(data, shape), device)
+            Tensor::<2, Int>::from_data(array.batch(step, rows.clone()).convert_dtype(DType::I64), (device, DType::I64))
         };
         let (inputs, targets) = (ints(&golden.gpt_inputs), ints(&golden.gpt_targets));
         match tensor {
@@ -80,9 +78,7 @@ impl Task for Mlp {
         device: &Device,
     ) -> Result<Tensor<1>> {
         let floats = |array: &Array| {
-            let (data, shape) = array.batch(step, rows.clone());
-            let data: Vec<f32> = data.into_iter().map(|x| x as f32).collect();
-            Tensor::<2>::from_data(TensorData::new(data, shape), device)
+            Tensor::<2>::from_data(array.batch(step, rows.clone()).convert_dtype(DType::F32), (device, DType::F32))
         };
         Ok(Mlp::loss(self, floats(&golden.mlp_inputs), floats(&golden.mlp_targets)))
     }
