@@ -37,18 +37,25 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
         inputs.args(&mut args);
         Operator::resolve(rule, &args).or_unwind()
     };
-    let inputs = inputs.localize(&operator, &mut 0);
-    let outputs = if operator.is_blank() {
-        let mut blank = Blank::default();
-        I::see(&inputs, &mut blank);
-        O::blank(&blank, &operator, &mut 0)
-    } else {
-        local(inputs, &operator)
-    };
-    let mut made = 0;
-    let outputs = outputs.globalize(&operator, &mut made);
-    assert!(made == operator.outputs(), "`{}` made {made} of {} outputs", rule.name(), operator.outputs());
-    outputs
+    let outputs =
+        if operator.is_direct() { local(inputs.into_local(), &operator) } else { indirect(inputs, &operator, local) };
+    let (made, said) = (outputs.count(), operator.outputs());
+    assert!(made == said, "`{}` made {made} of {said} outputs", rule.name());
+    outputs.globalize(&operator, &mut 0)
+}
+
+/// An operator that redistributes inputs, or has nothing to compute. Apart from the others, for which
+/// tensors, of 256 bytes each, are moved less often that way.
+#[track_caller]
+#[inline(never)]
+fn indirect<I: Inputs, O: Outputs>(inputs: I, operator: &Operator, local: impl FnOnce(I::Local, &Operator) -> O) -> O {
+    let inputs = inputs.localize(operator, &mut 0);
+    if !operator.is_blank() {
+        return local(inputs, operator);
+    }
+    let mut blank = Blank::default();
+    I::see(&inputs, &mut blank);
+    O::blank(&blank, operator, &mut 0)
 }
 
 /// What [`apply`] takes.
@@ -59,6 +66,10 @@ pub trait Inputs {
     /// Says what there is.
     #[doc(hidden)]
     fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>);
+
+    /// The parts, as they are.
+    #[doc(hidden)]
+    fn into_local(self) -> Self::Local;
 
     /// Brings all to where `operator` wants them; they are its inputs from `at` on.
     #[doc(hidden)]
@@ -80,8 +91,12 @@ macro_rules! tensors {
                 args.push(self.into());
             }
 
-            #[track_caller]
             #[inline(always)]
+            fn into_local(self) -> Self::Local {
+                self$(.$tensor)?.local
+            }
+
+            #[track_caller]
             fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 *at += 1;
                 operator.localize(*at - 1, self$(.$tensor)?)
@@ -106,6 +121,11 @@ macro_rules! collections {
                 self.iter().for_each(|input| input.args(args));
             }
 
+            #[inline(always)]
+            fn into_local(self) -> Self::Local {
+                $each(self, I::into_local)
+            }
+
             #[track_caller]
             fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 $each(self, |input: I| input.localize(operator, at))
@@ -120,7 +140,7 @@ macro_rules! collections {
 
 collections! {
     Option: Option::map;
-    Vec: |inputs: Self, localize| inputs.into_iter().map(localize).collect()
+    Vec: |inputs: Self, each| inputs.into_iter().map(each).collect()
 }
 
 /// What the local operator of [`apply`] makes.
@@ -131,6 +151,10 @@ pub trait Outputs: Sized {
     /// Results without elements.
     #[doc(hidden)]
     fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self;
+
+    /// How many they are.
+    #[doc(hidden)]
+    fn count(&self) -> usize;
 
     /// Gives each its spec; they are the operator's outputs from `at` on.
     #[doc(hidden)]
@@ -143,6 +167,11 @@ impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
     fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self {
         *at += 1;
         blank.make(operator.output_shape(*at - 1))
+    }
+
+    #[inline(always)]
+    fn count(&self) -> usize {
+        1
     }
 
     #[inline(always)]
@@ -163,6 +192,10 @@ impl<O: Outputs> Outputs for Vec<O> {
         outputs
     }
 
+    fn count(&self) -> usize {
+        self.iter().map(O::count).sum()
+    }
+
     fn globalize(self, operator: &Operator, at: &mut usize) -> Self::Global {
         self.into_iter().map(|output| output.globalize(operator, at)).collect()
     }
@@ -181,8 +214,13 @@ macro_rules! tuples {
                 $($name.args(args);)+
             }
 
-            #[track_caller]
             #[inline(always)]
+            fn into_local(self) -> Self::Local {
+                let ($($name,)+) = self;
+                ($($name.into_local(),)+)
+            }
+
+            #[track_caller]
             fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local {
                 let ($($name,)+) = self;
                 ($($name.localize(operator, at),)+)
@@ -201,6 +239,12 @@ macro_rules! tuples {
 
             fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self {
                 ($($name::blank(blank, operator, at),)+)
+            }
+
+            #[inline(always)]
+            fn count(&self) -> usize {
+                let ($($name,)+) = self;
+                0 $(+ $name.count())+
             }
 
             #[inline(always)]

@@ -60,7 +60,6 @@ impl Operator {
     }
 
     #[track_caller]
-    #[inline(always)]
     pub(super) fn localize<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K> {
         let to = &self.0.inputs[at];
         if to.is_here() {
@@ -80,9 +79,19 @@ impl Operator {
         DTensor::from_parts(local, spec)
     }
 
+    /// Whether all inputs are where it wants them, and there is something to compute.
+    pub(super) fn is_direct(&self) -> bool {
+        self.0.is_direct
+    }
+
     /// Whether there is nothing to compute, and the local operator cannot do that.
     pub(super) fn is_blank(&self) -> bool {
         self.0.is_blank
+    }
+
+    /// Whether this rank's part of an input has no elements.
+    pub(super) fn has_empty_part(&self) -> bool {
+        self.0.has_empty_part
     }
 
     /// What input `at` is brought to.

@@ -18,7 +18,7 @@ pub(super) fn matmul<const D: usize, K: Kind + kind::Numeric>(
     b: Tensor<D, K>,
     op: &Operator,
 ) -> Tensor<D, K> {
-    if a.shape().num_elements() == 0 || b.shape().num_elements() == 0 {
+    if op.has_empty_part() {
         // Either nothing comes out, or sums over nothing.
         return (a.sum_dim(D - 1) + b.sum_dim(D - 2)).mul_scalar(0);
     }
