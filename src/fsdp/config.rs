@@ -54,6 +54,7 @@ pub struct FullyShard {
     pub(super) units: Vec<String>,
     pub(super) ignored: Vec<String>,
     pub(super) reshard: ReshardAfterForward,
+    pub(super) strict: bool,
     pub(super) placement: Option<PlacementFn>,
 }
 
@@ -81,6 +82,14 @@ impl FullyShard {
     /// Sets when gathered parameters are freed.
     pub fn reshard_after_forward(mut self, reshard: ReshardAfterForward) -> Self {
         self.reshard = reshard;
+        self
+    }
+
+    /// Makes it an error to read a parameter outside its unit ([`unit`](fn@super::unit) says what that is):
+    /// [`ParamError::ReadOutside`](crate::param::ParamError::ReadOutside), on every rank that does. Without it
+    /// such parameters are gathered and reduced one by one, and a warning names the first of each unit.
+    pub fn strict(mut self) -> Self {
+        self.strict = true;
         self
     }
 
@@ -114,6 +123,7 @@ impl fmt::Debug for FullyShard {
             .field("units", &self.units)
             .field("ignored", &self.ignored)
             .field("reshard_after_forward", &self.reshard)
+            .field("strict", &self.strict)
             .field("shard_placement_fn", &self.placement.is_some())
             .finish()
     }

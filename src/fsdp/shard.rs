@@ -46,7 +46,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     if !(1..=2).contains(&mesh.ndim()) {
         return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
     }
-    let data = data_parallel(mesh, config.reshard)?;
+    let data = data_parallel(mesh, config.reshard, config.strict)?;
     let Plan { params: planned, adopted } = plan(&model, &config)?;
     let cuts = planned.iter().map(|param| {
         let cut = data_spec(mesh, param.cut.as_ref(), &param.shape, param.dtype);
@@ -77,7 +77,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
 }
 
 /// The groups over which units on `mesh` are gathered and reduced.
-fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward) -> Result<DataParallel> {
+fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward, strict: bool) -> Result<DataParallel> {
     let shard_dim = mesh.ndim() - 1;
     let shard = mesh.communicator(shard_dim)?.clone();
     let replicate = match shard_dim {
@@ -97,7 +97,7 @@ fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward) -> Result<Data
         _ => None,
     };
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
-    Ok(DataParallel { reshard, shard, again, reduce, replicate, neighbours })
+    Ok(DataParallel { reshard, strict, shard, again, reduce, replicate, neighbours })
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.

@@ -62,15 +62,15 @@ where
     I: UnitTensors,
     O: UnitTensors,
 {
-    let (unit, shards) = match Scoped::of(module) {
-        Scoped::Unit(unit, shards) => (unit, shards),
-        Scoped::Around => {
-            let open = Open::around();
-            let output = forward(module, input);
-            return open.leave(output);
-        }
-        Scoped::Nothing => return forward(module, input),
+    let Some(Scoped { own, inside }) = Scoped::of(module) else {
+        return forward(module, input);
     };
+    let Some((unit, shards)) = own else {
+        let open = Open::new(None, inside);
+        let output = forward(module, input);
+        return open.leave(output);
+    };
+    open::close_read(&unit);
     let opening = Opening {
         kept: unit.kept(),
         lone: false,
@@ -78,44 +78,67 @@ where
         tracked: true,
         enclosed: open::is_any(),
         earlier: open::last_token(),
+        deeper: 0,
     };
     let (scope, input) = Scope::open(&unit, shards, opening, input);
     // Not when the first parameter is read: a rank that reads none must take part all the same.
     scope.pass.buffer.gather();
-    let open = Open::unit(scope);
+    let open = Open::new(Some(scope), inside);
     let output = forward(module, input);
     open.leave(output)
 }
 
-/// What a module is to units.
-enum Scoped {
+/// What a module that holds distributed parameters is to units.
+struct Scoped {
     /// The unit whose module it is exactly, and its shards.
-    Unit(Arc<Unit>, Shards),
-    /// It holds units, or parts of them.
-    Around,
-    Nothing,
+    own: Option<(Arc<Unit>, Shards)>,
+    /// The data-parallel units of modules inside.
+    inside: Vec<(Arc<Unit>, Shards)>,
 }
 
 impl Scoped {
-    fn of<M: Module>(module: &M) -> Self {
+    /// `None` for a module without distributed parameters.
+    fn of<M: Module>(module: &M) -> Option<Self> {
         let visited = distributed_parameters(module);
-        let own = |visited: &&Visited| visited.depth == visited.param.info().depth;
+        if visited.is_empty() {
+            return None;
+        }
+        let is_own = |visited: &&Visited| visited.depth == visited.param.info().depth;
         // Parameters that `fully_shard` ignored stay in the unit that `parallelize` made.
-        let data_parallel = visited.iter().filter(own).find(|visited| visited.param.is_data_parallel());
-        let Some(found) = data_parallel.or_else(|| visited.iter().find(own)) else {
-            return if visited.is_empty() { Self::Nothing } else { Self::Around };
-        };
-        let unit = found.param.unit.clone();
-        let own = visited.into_iter().filter(|visited| Arc::ptr_eq(&visited.param.unit, &unit));
-        let shards = Shards::new(own.map(Visited::shard));
-        Self::Unit(unit, shards)
+        let data_parallel = visited.iter().filter(is_own).find(|visited| visited.param.is_data_parallel());
+        let own = data_parallel.or_else(|| visited.iter().find(is_own)).map(|found| found.param.unit.clone());
+        let mut units: Vec<(Arc<Unit>, Vec<Visited>)> = Vec::new();
+        for visited in visited {
+            let is_in_own = own.as_ref().is_some_and(|own| Arc::ptr_eq(own, &visited.param.unit));
+            // Not of a unit around the module.
+            let is_inside = visited.depth > visited.param.info().depth && visited.param.is_data_parallel();
+            if !is_in_own && !is_inside {
+                continue;
+            }
+            // A clone inside the same module, frozen perhaps, has shards of its own.
+            let index = visited.param.index;
+            let lacks = |members: &[Visited]| {
+                members.last().is_none_or(|last| last.param.index < index)
+                    || members.iter().all(|member| member.param.index != index)
+            };
+            let group =
+                units.iter_mut().find(|(unit, members)| Arc::ptr_eq(unit, &visited.param.unit) && lacks(members));
+            match group {
+                Some((_, members)) => members.push(visited),
+                None => units.push((visited.param.unit.clone(), vec![visited])),
+            }
+        }
+        let shards = |(unit, members): (_, Vec<Visited>)| (unit, Shards::new(members.into_iter().map(Visited::shard)));
+        let mut inside: Vec<_> = units.into_iter().map(shards).collect();
+        let own = own.and_then(|own| {
+            let at = inside.iter().position(|(unit, _)| Arc::ptr_eq(unit, &own))?;
+            Some(inside.swap_remove(at))
+        });
+        Some(Self { own, inside })
     }
 }
 
 /// The unit whose module is exactly `module`, and its shards.
 pub(super) fn unit_of<M: Module>(module: &M) -> Option<(Arc<Unit>, Shards)> {
-    match Scoped::of(module) {
-        Scoped::Unit(unit, shards) => Some((unit, shards)),
-        Scoped::Around | Scoped::Nothing => None,
-    }
+    Scoped::of(module)?.own
 }

@@ -79,6 +79,17 @@ pub enum ParamError {
         /// The mesh given to `parallelize`.
         tensor: String,
     },
+    /// A parameter of a [strict](crate::fsdp::FullyShard::strict) model was read outside its unit.
+    #[error(
+        "parameter `{param}` is read outside its unit `{unit}`, which would gather and reduce it by itself; write \
+         `unit(module, input, ..)` around the forward of the unit's module, or of one around it"
+    )]
+    ReadOutside {
+        /// Path of the parameter.
+        param: String,
+        /// The unit.
+        unit: String,
+    },
     /// The module is not sharded.
     #[error("the module is no unit; pass a module that fully_shard made one")]
     NotSharded,

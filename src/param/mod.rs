@@ -11,6 +11,7 @@
 //! | the parameter, and its views | `distributed`, `view`, `read`, `varying` |
 //! | what moves together, over which groups | `unit`, `shards`, `reduce` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
+//! | a parameter read outside its unit | `read`, `outside` |
 //! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
 //! | whose the gathered memory is | `buffer` |
 //! | the ordinary model again | `full` |
@@ -28,6 +29,7 @@ mod inventory;
 mod io;
 mod open;
 mod order;
+mod outside;
 mod pass;
 mod progress;
 mod read;

@@ -65,13 +65,18 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     if let Some((scope, position)) = open {
         return f(&scope, position);
     }
+    let position = |shards: &Shards| shards.position(param.index, &base);
+    if let Some(scope) = open::by_read(&param.unit, |shards| position(shards).is_some()) {
+        return f(&scope, position(&scope.shards).expect("it was opened for these shards"));
+    }
+    param.unit.read_outside(param.index);
     let kept = match param.unit.kept() {
         Kept::Part => Kept::Shard,
         kept => kept,
     };
     let label = format!("{} (outside its unit)", param.info().path).into();
     let (enclosed, earlier) = (open::is_any(), open::last_token());
-    let opening = Opening { kept, lone: true, label, tracked: true, enclosed, earlier };
+    let opening = Opening { kept, lone: true, label, tracked: true, enclosed, earlier, deeper: 0 };
     let (scope, ()) = Scope::open(&param.unit, Shards::one(param.index, base), opening, ());
     open::follow(&scope);
     let result = f(&scope, 0);
@@ -89,10 +94,11 @@ pub(crate) fn open_all<T>(units: Vec<(Arc<Unit>, Shards)>, f: impl FnOnce() -> T
             tracked: false,
             enclosed: open::is_any(),
             earlier: None,
+            deeper: 0,
         };
         let (scope, ()) = Scope::open(&unit, shards, opening, ());
         scope.pass.buffer.gather();
-        Open::unit(scope)
+        Open::new(Some(scope), Vec::new())
     });
     let _open: Vec<_> = open.collect();
     f()

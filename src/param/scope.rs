@@ -52,6 +52,8 @@ pub(super) struct Opening {
     pub(super) enclosed: bool,
     /// The last token made inside the units around it.
     pub(super) earlier: Option<DispatchTensor>,
+    /// By how many nodes to set its token below the earlier one.
+    pub(super) deeper: usize,
 }
 
 impl Scope {
@@ -90,7 +92,7 @@ impl Scope {
             Ok(None) => {}
             Err(error) => Error::from(error).unwind(),
         }
-        let token = parent.map(|parent| token(&pass, parent.clone(), &inputs, earlier));
+        let token = parent.map(|parent| token(&pass, parent.clone(), &inputs, earlier, opening.deeper));
         let mut number = 0;
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
@@ -169,7 +171,10 @@ fn token(
     parent: DispatchTensor,
     inputs: &[DispatchTensor],
     earlier: Option<DispatchTensor>,
+    deeper: usize,
 ) -> DispatchTensor {
+    let link = |earlier, _| autodiff::unary(earlier, Token::new(pass, None, false));
+    let earlier = earlier.map(|earlier| (0..deeper).fold(earlier, link));
     let flush = match pass.is_reduced() {
         true => autodiff::unary(parent, Arc::new(Flush { pass: pass.clone() })),
         false => parent,

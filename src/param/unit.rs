@@ -9,6 +9,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 use parking_lot::{Mutex, RwLock};
 
+use super::outside::ReadOutside;
 use super::shards::Shards;
 use super::{ParamError, ReshardAfterForward, Style};
 use crate::Result;
@@ -48,6 +49,8 @@ pub(crate) struct TensorParallel {
 #[derive(Debug, Clone)]
 pub(crate) struct DataParallel {
     pub(crate) reshard: ReshardAfterForward,
+    /// Whether a parameter read outside its unit is an error.
+    pub(crate) strict: bool,
     /// Group of the mesh dimension that shards.
     pub(crate) shard: Arc<dyn Communicator>,
     /// The same ranks: what backward gathers again.
@@ -90,6 +93,7 @@ pub(crate) struct Unit {
     label: RwLock<Arc<str>>,
     root: AtomicBool,
     unsharded: Mutex<Option<Unsharded>>,
+    pub(super) outside: Mutex<ReadOutside>,
 }
 
 /// Parameters gathered ahead of the forward that will use them.
@@ -141,6 +145,7 @@ impl Unit {
             label: RwLock::new(label(path)),
             root: AtomicBool::new(path.is_empty()),
             unsharded: Mutex::new(None),
+            outside: Mutex::default(),
         })
     }
 
@@ -157,6 +162,12 @@ impl Unit {
     pub(crate) fn adopt(&self, path: &str) {
         *self.label.write() = label(path);
         self.root.store(path.is_empty(), Ordering::Relaxed);
+    }
+
+    /// Whether its module holds that of `other`, of the same model.
+    pub(super) fn encloses(&self, other: &Self) -> bool {
+        let is_inside = |path: &str| path.strip_prefix(&*self.label()).is_some_and(|rest| rest.starts_with('.'));
+        self.root.load(Ordering::Relaxed) || is_inside(&other.label())
     }
 
     pub(crate) fn label(&self) -> Arc<str> {

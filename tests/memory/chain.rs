@@ -35,14 +35,16 @@ impl Net {
 
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         unit(self, tokens, |net, tokens| {
-            let mut x = net.table.forward(tokens);
-            for block in &net.blocks {
-                x = unit(block, x, |block, x| {
-                    let h = block.first.forward(block.norm.forward(x.clone())).tanh();
-                    x + block.second.forward(h)
-                });
-            }
-            x
+            let x = net.table.forward(tokens);
+            net.blocks.iter().fold(x, |x, block| unit(block, x, Block::forward))
+        })
+    }
+
+    /// The same, where reads open the blocks.
+    fn forward_by_read(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        unit(self, tokens, |net, tokens| {
+            let x = net.table.forward(tokens);
+            net.blocks.iter().fold(x, |x, block| block.forward(x))
         })
     }
 
@@ -58,6 +60,11 @@ impl Net {
 }
 
 impl Block {
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let h = self.first.forward(self.norm.forward(x.clone())).tanh();
+        x + self.second.forward(h)
+    }
+
     fn forward_parallel(&self, x: Tensor<3>) -> Result<Tensor<3>> {
         let (first, second) = (self.first.weight.dtensor()?, self.second.weight.dtensor()?);
         let tp = first.mesh().clone();
@@ -77,11 +84,19 @@ fn shards(blocks: usize) -> usize {
 }
 
 fn measure(blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> Measured {
-    measure_on(1, blocks, checkpointing, reshard)
+    measure_on(1, blocks, checkpointing, reshard, Net::forward)
 }
 
+type Forward = fn(&Net, Tensor<2, Int>) -> Tensor<3>;
+
 /// On two data-parallel ranks for each of `tp` tensor-parallel ones.
-fn measure_on(tp: usize, blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> Measured {
+fn measure_on(
+    tp: usize,
+    blocks: usize,
+    checkpointing: bool,
+    reshard: ReshardAfterForward,
+    forward: Forward,
+) -> Measured {
     let make = |world: &World, device: &Device| {
         let mesh = DeviceMesh::new(world, [RANKS, tp], ["shard", "tp"])?;
         let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard);
@@ -94,7 +109,7 @@ fn measure_on(tp: usize, blocks: usize, checkpointing: bool, reshard: ReshardAft
     };
     live::measure(RANKS * tp, checkpointing, make, |net, device| {
         let tokens = Tensor::<2, Int>::zeros([1, ROWS], device);
-        if tp > 1 { net.forward_parallel(tokens).sum() } else { net.forward(tokens).sum() }
+        forward(net, tokens).sum()
     })
 }
 
@@ -139,13 +154,30 @@ fn backward_peaks_at_shards_gradients_and_four_units() {
     }
 }
 
+/// Their nodes in the graph stand in for inputs to hang on: some bytes each.
+#[test]
+fn blocks_that_reads_open_take_no_more() {
+    const NODES: usize = 96 * 1024;
+    let _alone = alone();
+    let mut units = Vec::new();
+    for blocks in [4, 16] {
+        let m = measure_on(1, blocks, false, ReshardAfterForward::Always, Net::forward_by_read);
+        let above = m.peak_backward - 2 * shards(blocks);
+        println!("{blocks} blocks: {m:?}, {:.2} units above shards and gradients", above as f64 / BLOCK as f64);
+        assert!(m.after_forward <= shards(blocks) + small(blocks) + blocks * NODES, "after forward: {m:?}");
+        assert!(above <= 4 * BLOCK + small(blocks), "peak in backward: {m:?}");
+        units.push(above);
+    }
+    assert!(units[1] <= units[0] + BLOCK + 12 * NODES, "the peak grows with depth: {units:?}");
+}
+
 /// A unit frees the tensor-parallel shards that it gathered, too.
 #[test]
 fn after_forward_only_shards_of_tensor_parallel_shards_are_live() {
     let _alone = alone();
     for checkpointing in [false, true] {
         for blocks in [4, 16] {
-            let m = measure_on(2, blocks, checkpointing, ReshardAfterForward::Always);
+            let m = measure_on(2, blocks, checkpointing, ReshardAfterForward::Always, Net::forward_parallel);
             // Of a block's matrices each rank has a quarter; of the table and the rest, half.
             let shards = (blocks * BLOCK / 2 + TABLE) / RANKS;
             println!("{blocks} blocks, checkpointing {checkpointing}: {m:?}, shards {shards}, block {BLOCK}");
