@@ -9,7 +9,7 @@
 //! [`fully_shard`] attaches a reparameterization to every parameter of an ordinary burn module:
 //! the stored value is this rank's shard, the value layers read is the whole. Parameters move in
 //! **units**, each with one all-gather and one reduce-scatter; [`unit`](fn@unit) marks where a unit's
-//! forward begins and ends.
+//! forward begins and ends; of units inside, reads may.
 //!
 //! # Invariants
 //! 1. The optimizer, records and gradients see shards only; the model's type and parameter paths

@@ -35,10 +35,28 @@ use super::visit::{Visited, distributed_parameters};
 /// }
 /// ```
 ///
-/// A parameter read outside its unit's scope, or one whose shard is not the scope's (a stepped or
-/// frozen clone of the module), is right too, but is gathered and reduced by itself: reading it is
-/// collective then. So may be reading one that was kept past its unit: it waits for what the unit
-/// gathers for backward.
+/// A unit inside `module` that `forward` does not open, because the code between is not the program's
+/// own, is opened by the first read of one of its parameters, and closed by the first read of another
+/// unit's that is not inside it. So patterns and one line suffice for a model of burn's own layers, whose
+/// collectives and memory are the same:
+///
+/// ```
+/// # use burn::{nn::transformer::*, module::Module, tensor::Tensor};
+/// # use burn_dtensor::fsdp::unit;
+/// // Sharded with the units `layers.*`; the loop over them is inside burn.
+/// fn forward(encoder: &TransformerEncoder, x: Tensor<3>) -> Tensor<3> {
+///     unit(encoder, x, |encoder, x| encoder.forward(TransformerEncoderInput::new(x)))
+/// }
+/// ```
+///
+/// There every rank must read the same units in the same order. With gradient checkpointing such units are
+/// gathered again sooner than needed, and more of them are in memory at once.
+///
+/// A parameter read outside its unit with no module around that is open, or one whose shard is not the
+/// scope's (a stepped or frozen clone of the module), is right too, but is gathered and reduced by itself:
+/// reading it is collective then. A warning says so, or an error, as
+/// [`strict`](crate::fsdp::FullyShard::strict) has it. So may be reading one that was kept past its unit:
+/// it waits for what the unit gathers for backward.
 ///
 /// What a unit returns has **one backward**: two outputs cannot be differentiated apart, nor two
 /// losses computed inside, though they share only leaves ("graph tape has already been consumed").

@@ -1,13 +1,16 @@
 //! Units that the program does not open: their modules' forward is burn's own.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, Op, Phase, Snapshot, World, launch};
-use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, unit};
+use burn_dtensor::fsdp::{FullyShard, ParamExt, ReshardAfterForward, full_model, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::param::ParamError;
 
@@ -91,7 +94,7 @@ fn train(
     Ok((losses, values(&full_model(&model)?, None), collectives))
 }
 
-type Values = std::collections::BTreeMap<String, Vec<f32>>;
+type Values = BTreeMap<String, Vec<f32>>;
 
 fn layers() -> FullyShard {
     FullyShard::new().units(["encoder.layers.*"])
@@ -212,8 +215,6 @@ fn a_weight_kept_past_the_next_unit_stays_right() {
     );
 }
 
-/// `blocks.*.bias` is a unit inside `blocks.*` in nothing but its name, so of modules: an encoder's layers, and the
-/// norms inside.
 #[test]
 fn a_unit_stays_open_while_those_inside_it_are_read() {
     let start = Text::new(&Device::flex());
@@ -245,4 +246,79 @@ fn a_strict_model_refuses_what_is_read_outside_its_unit() {
     .unwrap_err();
     let Error::Param(ParamError::ReadOutside { param, unit }) = &error.cause else { panic!("{error}") };
     assert_eq!((&**param, &**unit), ("blocks.1.weight", "blocks.1"));
+}
+
+/// Warnings of the whole process: tests run beside each other.
+struct Warnings(Mutex<Vec<String>>);
+
+static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        self.0.lock().unwrap().push(record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+#[derive(Module, Debug)]
+struct Unopened {
+    unopened: Vec<Linear>,
+}
+
+#[test]
+fn one_warning_a_unit_names_the_first_parameter_read_outside() {
+    log::set_logger(&WARNINGS).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let device = Device::flex();
+    let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device);
+    let start = Unopened { unopened: vec![linear(), linear(), linear()] };
+    let _ = values(&start, None);
+    launch(Launch::threads(2), |world| {
+        let model = fully_shard(start.clone(), &mesh(world)?, FullyShard::new().units(["unopened.*"]))?;
+        for _ in 0..2 {
+            let x = tensor(1, [4, WIDTH], world.device());
+            let x = model.unopened[0].forward(x);
+            // One parameter of a unit costs no more than the unit.
+            let x = x.matmul(model.unopened[1].weight.val());
+            // Opened inside the model's forward.
+            let _ = unit(&model, x, |model, x| model.unopened[2].forward(x));
+        }
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    let warnings = WARNINGS.0.lock().unwrap();
+    let own: Vec<_> = warnings.iter().filter(|text| text.contains("unopened")).collect();
+    assert_eq!(own.len(), 1, "{own:?}");
+    assert!(own[0].contains("unit `unopened.0`") && own[0].contains("first `unopened.0.weight`"), "{own:?}");
+}
+
+/// A copy that is frozen has leaves of its own: a unit is opened for each.
+#[test]
+fn a_frozen_copy_beside_its_module_is_a_unit_of_its_own() {
+    let start = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let plain = on_device(&start, &device);
+        let sharded = fully_shard(plain.clone(), &mesh(world)?, FullyShard::new().units(["blocks.*"]))?;
+        let both = |net: &Net| vec![net.blocks[0].clone(), net.blocks[0].clone().no_grad()];
+        let forward = |both: &Vec<Linear>, x| both[1].forward(both[0].forward(x));
+        let x = || tensor(1, [4, WIDTH], &device);
+        let expected = forward(&both(&plain), x());
+        world.ledger().reset();
+        let output = unit(&both(&sharded), x(), forward);
+        assert_eq!(output.to_data(), expected.to_data());
+        assert_eq!(world.ledger().calls(Op::AllGather), 2);
+        let grad = |output: Tensor<2>, net: &Net| net.blocks[0].weight.base().grad(&output.sum().backward()).unwrap();
+        let expected = grad(expected, &plain);
+        let own = grad(output, &sharded);
+        let rows = sharded.blocks[0].weight.shard().unwrap().spec().local_range(0);
+        assert_eq!(own.to_data(), expected.slice_dim(0, rows).to_data());
+        Ok::<_, Error>(())
+    })
+    .unwrap();
 }
