@@ -22,6 +22,12 @@ use crate::{Error, Result};
 /// and shards over the second (HSDP): `[R, S(0)]`. Values are those of the mesh's first rank, and
 /// only that rank initializes parameters that are still lazy; the others draw no random numbers.
 ///
+/// What sees the stored value sees the shard: burn's `{model}` and `num_params`
+/// ([`describe`](super::describe) shows the whole), and a layer of your own that asks for
+/// `self.weight.dims()`, whose numbers are then silently others (a scale of `1 / sqrt(d)`). It asks the value,
+/// `self.weight.val().dims()`, or the parameter is placed `Replicate`. burn's own layers that do are known to
+/// [`FullyShard::shard_placement_fn`].
+///
 /// Modules sharded by an earlier call keep their units: shard inner modules first, then the model.
 ///
 /// Of a model that is also [`parallelized`](crate::parallel::parallelize), before or after, each rank's

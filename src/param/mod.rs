@@ -14,12 +14,13 @@
 //! | a parameter read outside its unit | `read`, `outside` |
 //! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
 //! | whose the gathered memory is | `buffer` |
-//! | the ordinary model again | `full` |
+//! | the ordinary model again; all parameters in a table | `full`; `describe` |
 //! | where a layer's activations go | `style` |
 
 mod attach;
 mod buffer;
 mod combine;
+mod describe;
 mod distributed;
 mod enter;
 mod error;
@@ -49,6 +50,7 @@ mod visit;
 
 pub(crate) use attach::{Attachment, attach};
 pub(crate) use combine::{combine, data_spec};
+pub use describe::{Description, describe};
 pub use distributed::DistributedParameter;
 pub(crate) use distributed::make_units;
 pub use enter::unit;

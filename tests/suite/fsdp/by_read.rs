@@ -172,7 +172,7 @@ fn check(config: FullyShard, forward: fn(&Net, Tensor<2>) -> Tensor<2>) -> u64 {
         let x = || tensor(world.rank() as u64 + 1, [4, WIDTH], &device);
         let expected = forward(&plain, x());
         world.ledger().reset();
-        let output = unit(&sharded, x(), |net, x| forward(net, x));
+        let output = unit(&sharded, x(), forward);
         let gathers = world.ledger().calls_in(Op::AllGather, Phase::Forward);
         assert_eq!(output.to_data(), expected.to_data());
         let grads = |model: &Net, output: Tensor<2>| {

@@ -1,9 +1,12 @@
 //! What `fully_shard` makes of a model: its units, and its parameters as DTensors.
 
+use burn::module::Module;
 use burn::nn::{Initializer, LinearConfig};
 use burn::tensor::Device;
 use burn_dtensor::comm::{Launch, Op, Phase, launch};
-use burn_dtensor::fsdp::{FsdpError, FullyShard, ParamExt, ParamInfo, full_model, fully_shard, named_parameters};
+use burn_dtensor::fsdp::{
+    FsdpError, FullyShard, ParamExt, ParamInfo, describe, full_model, fully_shard, named_parameters,
+};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
 use burn_dtensor::{Error, Result};
@@ -101,4 +104,35 @@ fn parameters_are_dtensors() {
         Ok::<_, Error>(())
     })
     .unwrap();
+}
+
+/// Against shapes and counts by hand.
+#[test]
+fn a_model_is_described_whole_and_as_it_is_here() {
+    let start = net(&Device::flex());
+    let tables = launch(Launch::threads(2), |world| {
+        let config = FullyShard::new().units(["blocks.*"]).ignore(["spare.*"]);
+        let model = fully_shard(start.clone(), &mesh(world)?, config)?;
+        let description = describe(&model);
+        let linear = WIDTH * WIDTH + WIDTH;
+        assert_eq!(description.global_count(), 5 * linear + WIDTH);
+        // Of each dimension of 5 the first rank has 3.
+        let rows = [3, 2][world.rank()];
+        assert_eq!(description.local_count(), 4 * (rows * WIDTH + rows) + rows + linear);
+        assert_eq!(model.num_params(), description.local_count(), "burn sees what is here");
+        Ok::<_, Error>(description.to_string())
+    })
+    .unwrap();
+    let rows: Vec<&str> = tables[1].lines().collect();
+    assert_eq!(rows.len(), 2 + 11 + 1, "{}", tables[1]);
+    assert_eq!(rows[0], "on DeviceMesh(shard=2; ranks 0..2)");
+    let cells = |row: &str| {
+        row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(String::from).collect::<Vec<_>>()
+    };
+    let expected = ["blocks.1.weight", "[5, 5]", "[S(0)]", "[2, 5]", "blocks.1", "f32", "25", "10"];
+    let row = rows.iter().find(|row| row.starts_with("blocks.1.weight")).unwrap();
+    assert_eq!(cells(row), expected);
+    let row = rows.iter().find(|row| row.starts_with("spare.bias")).unwrap();
+    assert_eq!(cells(row), ["spare.bias", "[5]", "-", "[5]", "-", "f32", "5", "5"]);
+    assert_eq!(cells(rows[13]), ["total", "155", "80"]);
 }

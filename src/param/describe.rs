@@ -1,0 +1,123 @@
+//! [`describe`]: what a model's parameters are, over all ranks and on this one.
+
+use std::fmt;
+
+use burn::module::Module;
+use burn::tensor::DType;
+use itertools::Itertools;
+
+use super::inventory::{Found, Inventory};
+
+/// A model's parameters, as a table: printed, it shows what burn's own `{model}` and
+/// [`num_params`](Module::num_params) cannot, which see this rank's shards alone.
+///
+/// ```text
+/// on DeviceMesh(shard=4; ranks 0..4)
+/// parameter  global   placed  local   unit  dtype  parameters  here
+/// weight     [6, 16]  [S(0)]  [2, 16]  root  f32            96    32
+/// ```
+#[derive(Debug, Clone)]
+pub struct Description(Vec<Row>);
+
+/// One parameter.
+#[derive(Debug, Clone)]
+struct Row {
+    path: String,
+    global: Vec<usize>,
+    local: Vec<usize>,
+    dtype: DType,
+    /// Placements, mesh and unit of one that is distributed.
+    placed: Option<(String, String, String)>,
+}
+
+/// Describes the parameters of `model`, distributed or not, in burn's order: global and local shapes,
+/// placements, units and counts.
+///
+/// Local: no communication, and no parameter is gathered or drawn.
+///
+/// ```
+/// # use burn::nn::LinearConfig;
+/// # use burn_dtensor::prelude::*;
+/// launch(Launch::threads(4), |world| {
+///     let mesh = DeviceMesh::new(world, [4], ["shard"])?;
+///     let model = fully_shard(LinearConfig::new(6, 16).init(world.device()), &mesh, FullyShard::new())?;
+///     let description = describe(&model);
+///     assert_eq!(description.global_count(), 6 * 16 + 16);
+///     if world.rank() == 3 {
+///         assert_eq!(description.local_count(), 4); // of 6 rows none is left for it
+///         println!("{description}");
+///     }
+///     Ok::<_, Error>(())
+/// })?;
+/// # Ok::<_, Error>(())
+/// ```
+pub fn describe<M: Module>(model: &M) -> Description {
+    let row = |found: Found| {
+        let (path, dtype, local) = (found.path(), found.dtype, found.shape);
+        let Some(param) = found.distributed else {
+            return Row { path, global: local.clone(), local, dtype, placed: None };
+        };
+        let spec = param.spec(dtype);
+        let placed = (spec.layout().to_string(), spec.mesh().to_string(), param.unit.label().to_string());
+        Row { path, global: spec.shape().to_vec(), local, dtype, placed: Some(placed) }
+    };
+    Description(Inventory::of(model).params.into_iter().map(row).collect())
+}
+
+impl Description {
+    /// Numbers in all parameters.
+    pub fn global_count(&self) -> usize {
+        self.0.iter().map(|row| count(&row.global)).sum()
+    }
+
+    /// Numbers that this rank stores of them.
+    pub fn local_count(&self) -> usize {
+        self.0.iter().map(|row| count(&row.local)).sum()
+    }
+}
+
+fn count(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+impl fmt::Display for Description {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let meshes: Vec<_> = self.0.iter().filter_map(|row| Some(&row.placed.as_ref()?.1)).unique().collect();
+        let mut lines =
+            vec![["parameter", "global", "placed", "local", "unit", "dtype", "parameters", "here"].map(String::from)];
+        for Row { path, global, local, dtype, placed } in &self.0 {
+            let (placements, mesh, unit) = match placed {
+                Some((placements, mesh, unit)) => (placements.as_str(), mesh.as_str(), unit.as_str()),
+                None => ("-", "", "-"),
+            };
+            let mesh = if meshes.len() > 1 && !mesh.is_empty() { format!(" on {mesh}") } else { String::new() };
+            lines.push([
+                path.clone(),
+                format!("{global:?}"),
+                format!("{placements}{mesh}"),
+                format!("{local:?}"),
+                unit.into(),
+                dtype.name().into(),
+                count(global).to_string(),
+                count(local).to_string(),
+            ]);
+        }
+        let (all, here) = (self.global_count().to_string(), self.local_count().to_string());
+        lines.push(["total", "", "", "", "", "", &all, &here].map(String::from));
+        let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
+        let widths: [usize; 8] = std::array::from_fn(width);
+        if let [mesh] = meshes[..] {
+            writeln!(f, "on {mesh}")?;
+        }
+        for (at, line) in lines.iter().enumerate() {
+            let (text, numbers) = line.split_at(6);
+            let text = text.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).join("  ");
+            let numbers = numbers.iter().zip(&widths[6..]).map(|(cell, width)| format!("{cell:>width$}")).join("  ");
+            write!(f, "{text}  {numbers}")?;
+            if at + 1 < lines.len() {
+                writeln!(f)?;
+            }
+        }
+        Ok(())
+    }
+}
