@@ -7,8 +7,16 @@ use crate::dtensor::DTensor;
 
 /// A unit's input or output: any structure whose float tensors can be mapped.
 ///
-/// Implemented for tensors and DTensors of every rank and kind, tuples, arrays, `Option`, `Vec` and the plain
-/// scalars. Implement it for a struct by mapping each of its fields.
+/// Implemented for tensors and DTensors of every rank and kind, tuples, arrays, `Option`, `Result`, `Vec`, `Box`,
+/// strings and the plain scalars. Implement it for a struct of your own by mapping each of its fields; take one
+/// of burn's apart into a tuple, or let the closure capture it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no input or output of a unit",
+    label = "not made of tensors that can be mapped",
+    note = "take it apart into a tuple of its tensors, and put it together again inside; or let the closure capture it, \
+            which is right too, gradients included",
+    note = "for a struct of your own, implement `UnitTensors` by mapping each field"
+)]
 pub trait UnitTensors: Sized {
     /// Replaces every float tensor by `f` of it, in a fixed order.
     fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self;
@@ -30,6 +38,18 @@ impl<const D: usize> UnitTensors for DTensor<D> {
 impl<T: UnitTensors> UnitTensors for Option<T> {
     fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
         self.map(|value| value.map_floats(f))
+    }
+}
+
+impl<T: UnitTensors, E> UnitTensors for Result<T, E> {
+    fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
+        self.map(|value| value.map_floats(f))
+    }
+}
+
+impl<T: UnitTensors> UnitTensors for Box<T> {
+    fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
+        Box::new((*self).map_floats(f))
     }
 }
 
@@ -60,7 +80,7 @@ without_floats!(
     [const D: usize] Tensor<D, Bool>,
     [const D: usize] DTensor<D, Int>,
     [const D: usize] DTensor<D, Bool>,
-    [] (), [] bool, [] usize, [] u32, [] u64, [] i32, [] i64, [] f32, [] f64,
+    [] (), [] bool, [] String, ['a] &'a str, [] usize, [] u32, [] u64, [] i32, [] i64, [] f32, [] f64,
 );
 
 macro_rules! tuple {
@@ -81,3 +101,24 @@ tuple!(A B C);
 tuple!(A B C E);
 tuple!(A B C E G);
 tuple!(A B C E G H);
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn every_float_tensor_is_mapped_once_wherever_it_is() {
+        let x = || Tensor::<1>::ones([2], &Device::default());
+        let value = (Ok::<_, String>(Box::new(x())), vec![Some(x()), None], [x(), x()], (x(), "text", String::new()));
+        let mut met = 0;
+        let (result, listed, _, _) = value.map_floats(&mut |tensor| {
+            met += 1;
+            Tensor::<1>::from_dispatch(tensor).mul_scalar(met).into_dispatch()
+        });
+        assert_eq!(met, 5);
+        assert_eq!(result.unwrap().into_data(), (x() * 1).into_data());
+        assert_eq!(listed[0].clone().unwrap().into_data(), (x() * 2).into_data());
+    }
+}

@@ -3,14 +3,14 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tolerance};
+use burn::tensor::{Device, Tensor, Tolerance};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, Op, launch};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, unit};
 use burn_dtensor::placement::Placement;
 use itertools::iproduct;
 
-use super::net::{WIDTH, config, mesh, net};
+use super::net::{Net, WIDTH, compare, config, mesh, net};
 use super::support::{Holder, Shift, max_diff, on_device, tensor, values};
 
 #[test]
@@ -115,4 +115,19 @@ fn a_backward_inside_its_units_own_forward() {
         Ok::<_, Error>(())
     })
     .unwrap();
+}
+
+/// Tied to the graph wherever they are: the unit before is gathered again, and both are reduced.
+#[test]
+fn tensors_in_a_result_a_box_and_beside_text_are_inputs_and_outputs() {
+    fn forward(net: &Net, x: Tensor<2>, _: usize) -> Tensor<2> {
+        unit(net, x, |net, x| {
+            let x = unit(&net.blocks[0], (Box::new(x), "tanh", String::new()), |block, (x, name, _)| match name {
+                "tanh" => Ok(Box::new(block.forward(*x).tanh())),
+                other => Err(format!("no activation {other}")),
+            });
+            net.first.forward(*x.expect("it is known")) * net.scale.val().unsqueeze()
+        })
+    }
+    compare(2, |net| net, config().reshard_after_forward(ReshardAfterForward::Always), forward);
 }
