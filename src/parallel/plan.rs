@@ -61,6 +61,7 @@ impl Plan {
         let texts: Vec<String> = self.entries.iter().map(|(pattern, _)| pattern.clone()).collect();
         let patterns = PathPattern::parse_all(&texts)?;
         let units = PathPattern::parse_all(&self.units)?;
+        inventory.check_whole()?;
         inventory.check_any(&patterns)?;
         inventory.check_modules(&units)?;
         inventory.check(|_| false)?;

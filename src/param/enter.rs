@@ -4,12 +4,16 @@ use std::sync::Arc;
 
 use burn::module::Module;
 
+use super::ParamError;
 use super::io::UnitTensors;
 use super::open::{self, Open};
+use super::replaced::check_whole;
 use super::scope::{Opening, Scope};
 use super::shards::Shards;
 use super::unit::Unit;
-use super::visit::{Visited, distributed_parameters};
+use super::visit::{Visited, walk};
+use crate::Result;
+use crate::error::OrUnwind;
 
 /// Runs `forward` with the module's unit gathered: one all-gather before, freed at the end unless
 /// the unit keeps its parameters, one reduce-scatter in backward.
@@ -54,15 +58,15 @@ use super::visit::{Visited, distributed_parameters};
 /// ranks only is an error, unless another unit encloses it.
 ///
 /// # Panics
-/// Unwinds with the typed [`Error`](crate::Error) if a collective fails; [`launch`](crate::comm::launch)
-/// returns it.
+/// Unwinds with the typed [`Error`](crate::Error) if a collective fails, and with [`ParamError::Replaced`] if a
+/// parameter of the module was replaced after it was distributed; [`launch`](crate::comm::launch) returns it.
 pub fn unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I) -> O) -> O
 where
     M: Module,
     I: UnitTensors,
     O: UnitTensors,
 {
-    let (unit, shards) = match Scoped::of(module) {
+    let (unit, shards) = match Scoped::of(module).or_unwind() {
         Scoped::Unit(unit, shards) => (unit, shards),
         Scoped::Around => {
             let open = Open::around();
@@ -97,25 +101,30 @@ enum Scoped {
 }
 
 impl Scoped {
-    fn of<M: Module>(module: &M) -> Self {
-        let visited = distributed_parameters(module);
+    fn of<M: Module>(module: &M) -> Result<Self> {
+        let walk = walk(module);
+        check_whole(module, &walk)?;
+        let visited = walk.distributed;
         let own = |visited: &&Visited| visited.depth == visited.param.info().depth;
         // Parameters that `fully_shard` ignored stay in the unit that `parallelize` made.
         let data_parallel = visited.iter().filter(own).find(|visited| visited.param.is_data_parallel());
         let Some(found) = data_parallel.or_else(|| visited.iter().find(own)) else {
-            return if visited.is_empty() { Self::Nothing } else { Self::Around };
+            return Ok(if visited.is_empty() { Self::Nothing } else { Self::Around });
         };
         let unit = found.param.unit.clone();
         let own = visited.into_iter().filter(|visited| Arc::ptr_eq(&visited.param.unit, &unit));
         let shards = Shards::new(own.map(Visited::shard));
-        Self::Unit(unit, shards)
+        Ok(Self::Unit(unit, shards))
     }
 }
 
 /// The unit whose module is exactly `module`, and its shards.
-pub(super) fn unit_of<M: Module>(module: &M) -> Option<(Arc<Unit>, Shards)> {
-    match Scoped::of(module) {
-        Scoped::Unit(unit, shards) => Some((unit, shards)),
-        Scoped::Around | Scoped::Nothing => None,
+///
+/// # Errors
+/// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
+pub(super) fn unit_of<M: Module>(module: &M) -> Result<(Arc<Unit>, Shards)> {
+    match Scoped::of(module)? {
+        Scoped::Unit(unit, shards) => Ok((unit, shards)),
+        Scoped::Around | Scoped::Nothing => Err(ParamError::NotSharded.into()),
     }
 }

@@ -26,14 +26,25 @@ pub enum ParamError {
     },
     /// The parameter has a reparameterization already, and burn allows one.
     #[error(
-        "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter; \
-         materialize it first, or have `fully_shard` ignore the parameter"
+        "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter; merge it with \
+         `model.materialize()`, or have fully_shard leave the stored value as it is, `.ignore([\"{param}\"])`, and \
+         distribute what `{name}` trains"
     )]
     Reparameterized {
         /// Path of the parameter.
         param: String,
         /// Name of its reparameterization.
         name: String,
+    },
+    /// A parameter has been put into a model that was distributed before.
+    #[error(
+        "parameter `{param}` is not distributed as those around it: it was replaced after fully_shard or parallelize, \
+         by an assignment or by a method of the parameter (`map`, `set_require_grad`), and would be trained by each \
+         rank alone; gather the model with full_model, replace the parameter in that, and distribute it again"
+    )]
+    Replaced {
+        /// Path of the parameter.
+        param: String,
     },
     /// Two fields hold clones of one parameter.
     #[error(

@@ -7,6 +7,7 @@
 //! | to find | look in |
 //! |---|---|
 //! | every parameter of a model; what it becomes | `inventory`, `attach` |
+//! | whether they all still are | `replaced` |
 //! | over which ranks it is cut, and cut again | `combine`, `recut` |
 //! | the parameter, and its views | `distributed`, `view`, `read`, `varying` |
 //! | what moves together, over which groups | `unit`, `shards`, `reduce` |
@@ -14,6 +15,7 @@
 //! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
 //! | whose the gathered memory is | `buffer` |
 //! | the ordinary model again | `full` |
+//! | what records say of a shard | `part` |
 //! | where a layer's activations go | `style` |
 
 mod attach;
@@ -28,11 +30,13 @@ mod inventory;
 mod io;
 mod open;
 mod order;
+mod part;
 mod pass;
 mod progress;
 mod read;
 mod recut;
 mod reduce;
+mod replaced;
 mod reshard;
 mod scope;
 mod shards;
@@ -55,10 +59,11 @@ pub use full::full_model;
 pub(crate) use inventory::{Found, Inventory};
 pub use io::UnitTensors;
 pub(crate) use recut::{Recut, recut};
+pub(crate) use replaced::check_whole;
 pub use reshard::ReshardAfterForward;
 pub use style::Style;
 pub(crate) use unit::{AGAIN, DataParallel, REDUCE, TensorParallel, Unit, UnitParam};
 pub use unshard::{UnshardHandle, reshard, unshard};
 pub use view::ParamExt;
 pub(crate) use view::path;
-pub(crate) use visit::{Visited, distributed_parameters, distributed_parameters_with_paths};
+pub(crate) use visit::{Visited, walk, walk_with_paths};
