@@ -8,6 +8,7 @@ use burn::tensor::DType;
 use super::FsdpError;
 use super::config::{FullyShard, ParamInfo, ParamPlacement};
 use crate::Result;
+use crate::mesh::DeviceMesh;
 use crate::param::{Found, Inventory, TensorParallel, Unit};
 use crate::pattern::PathPattern;
 use crate::placement::{Cut, Placement};
@@ -39,11 +40,12 @@ pub(super) struct Plan {
 }
 
 /// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet.
-pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Plan> {
+pub(super) fn plan<M: Module>(model: &M, mesh: &DeviceMesh, config: &FullyShard) -> Result<Plan> {
     let units = PathPattern::parse_all(&config.units)?;
     let ignored = PathPattern::parse_all(&config.ignored)?;
     let inventory = Inventory::of(model);
     inventory.check_whole()?;
+    inventory.check_devices(mesh)?;
     inventory.check_modules(&units)?;
     inventory.check_params(&ignored)?;
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));

@@ -43,7 +43,7 @@ use crate::{Error, Result};
 ///
 /// An optimizer that works element by element, such as AdamW, steps shards as it would the whole.
 /// One that looks at a parameter as a whole (Muon, LAMB, Adafactor, LBFGS), and burn's clipping by
-/// norm, sees a shard: clip with [`clip_grad_norm`](super::clip_grad_norm).
+/// norm, sees a shard: clip with [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
 ///
 /// burn allows one reparameterization per parameter. Where LoRA has adapted weights, these are ignored,
 /// `FullyShard::new().ignore(["**.weight"])`, each rank keeping the frozen values that it has, and the adapters are
@@ -60,7 +60,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     if !(1..=2).contains(&mesh.ndim()) {
         return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
     }
-    let Plan { params: planned, adopted, ignored } = plan(&model, &config)?;
+    let Plan { params: planned, adopted, ignored } = plan(&model, mesh, &config)?;
     let data = data_parallel(mesh, config.reshard, ignored)?;
     let cuts = planned.iter().map(|param| {
         let cut = data_spec(mesh, param.cut.as_ref(), &param.shape, param.dtype);

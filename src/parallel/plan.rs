@@ -62,6 +62,7 @@ impl Plan {
         let patterns = PathPattern::parse_all(&texts)?;
         let units = PathPattern::parse_all(&self.units)?;
         inventory.check_whole()?;
+        inventory.check_devices(mesh)?;
         inventory.check_any(&patterns)?;
         inventory.check_modules(&units)?;
         inventory.check(|_| false)?;

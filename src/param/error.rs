@@ -36,6 +36,29 @@ pub enum ParamError {
         /// Name of its reparameterization.
         name: String,
     },
+    /// No graph of this crate's operations can be recorded on the ranks' device.
+    #[error(
+        "the ranks compute on {device}, where this crate cannot record gradients: it was built for the backends of its \
+         features, of `flex` (CPU), `cuda` and `wgpu`; enable the one of the device, or launch on another: \
+         `Launch::threads(4).device(..)`"
+    )]
+    Backend {
+        /// The device.
+        device: String,
+    },
+    /// The parameter is on another device than its rank computes on.
+    #[error(
+        "parameter `{param}` is on {device}, and this rank computes on {own}; make the model on `world.device()`, or \
+         move it there: `model.to_device(world.device())`"
+    )]
+    Device {
+        /// Path of the parameter.
+        param: String,
+        /// Its device.
+        device: String,
+        /// The rank's.
+        own: String,
+    },
     /// A parameter has been put into a model that was distributed before.
     #[error(
         "parameter `{param}` is not distributed as those around it: it was replaced after fully_shard or parallelize, \

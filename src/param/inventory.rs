@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
@@ -31,6 +31,7 @@ pub(crate) struct Found {
     /// Shape of the stored value.
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
+    pub(super) device: Device,
     /// How an earlier call distributed it.
     pub(crate) distributed: Option<DistributedParameter>,
 }
@@ -222,6 +223,7 @@ impl ModuleVisitor for Inventory {
             owners,
             shape: value.shape().to_vec(),
             dtype: value.dtype(),
+            device: value.device(),
             distributed: None,
         });
     }

@@ -7,7 +7,7 @@
 //! | to find | look in |
 //! |---|---|
 //! | every parameter of a model; what it becomes | `inventory`, `attach` |
-//! | whether they all still are | `replaced` |
+//! | whether they all still are; where they are | `replaced`, `device` |
 //! | over which ranks it is cut, and cut again | `combine`, `recut` |
 //! | the parameter, and its views | `distributed`, `view`, `read`, `varying` |
 //! | what moves together, over which groups | `unit`, `shards`, `reduce` |
@@ -21,6 +21,7 @@
 mod attach;
 mod buffer;
 mod combine;
+mod device;
 mod distributed;
 mod enter;
 mod error;

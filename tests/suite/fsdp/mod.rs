@@ -11,6 +11,7 @@ mod lora;
 mod misuse;
 mod modules;
 mod net;
+mod optimizers;
 mod order;
 mod parity;
 mod ragged;
