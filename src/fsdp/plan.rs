@@ -45,11 +45,11 @@ pub(super) fn plan<M: Module>(model: &M, mesh: &DeviceMesh, config: &FullyShard)
     let ignored = PathPattern::parse_all(&config.ignored)?;
     let inventory = Inventory::of(model);
     inventory.check_whole()?;
-    inventory.check_devices(mesh)?;
     inventory.check_modules(&units)?;
     inventory.check_params(&ignored)?;
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
     inventory.check(is_ignored)?;
+    inventory.check_devices(mesh, is_ignored)?;
 
     let mut planned = Vec::new();
     let mut adopted = Vec::new();

@@ -46,8 +46,8 @@ use crate::{Error, Result};
 /// norm, sees a shard: clip with [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
 ///
 /// burn allows one reparameterization per parameter. Where LoRA has adapted weights, these are ignored,
-/// `FullyShard::new().ignore(["**.weight"])`, each rank keeping the frozen values that it has, and the adapters are
-/// sharded. Apply them first: of a module that is sharded already burn would keep the shards and drop the adapters.
+/// `FullyShard::new().ignore(["**.weight"])`: each rank keeps the frozen values that it has, whole, and the adapters
+/// are sharded. Apply them first: of a module that is sharded already burn would keep the shards and drop the adapters.
 ///
 /// # Collective
 /// Every rank of the mesh must call it with an equal model and configuration.

@@ -7,13 +7,14 @@ use crate::autodiff;
 use crate::mesh::DeviceMesh;
 
 impl Inventory {
-    /// Checks that all parameters are on the rank's device, and that graphs can be recorded there.
+    /// Checks that all parameters but those `ignored` are on the rank's device, and that graphs can be recorded
+    /// there.
     ///
     /// # Errors
     /// [`ParamError::Backend`], [`ParamError::Device`].
-    pub(crate) fn check_devices(&self, mesh: &DeviceMesh) -> Result<(), ParamError> {
+    pub(crate) fn check_devices(&self, mesh: &DeviceMesh, ignored: impl Fn(&str) -> bool) -> Result<(), ParamError> {
         let params = self.params.iter().map(|found| (found.path(), found.device.clone().inner()));
-        check_devices(mesh.device(), autodiff::is_supported, params)
+        check_devices(mesh.device(), autodiff::is_supported, params.filter(|(path, _)| !ignored(path)))
     }
 }
 
