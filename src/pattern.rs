@@ -3,6 +3,7 @@
 use glob::{MatchOptions, Pattern};
 
 /// A parsed path pattern.
+#[derive(Debug)]
 pub(crate) struct PathPattern {
     text: String,
     pattern: Pattern,

@@ -14,7 +14,10 @@ use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, backend_extension};
+use burn::backend::{
+    Backend, BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor, backend_extension,
+};
+use burn::tensor::Device;
 
 /// What the graph keeps of an operation's output for the operations that read it in backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +109,20 @@ pub(crate) fn binary(a: DispatchTensor, b: DispatchTensor, op: Op) -> DispatchTe
 /// Two tensors with one node are the same value.
 pub(crate) fn node_id(tensor: DispatchTensor) -> Option<NodeId> {
     <Dispatch as GraphOps>::graph_node(tensor)
+}
+
+/// Whether operations can be recorded on the device.
+pub(crate) fn is_supported(device: &Device) -> bool {
+    match device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => true,
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        DispatchDevice::Cube(_) => true,
+        DispatchDevice::Autodiff(_) => is_supported(&device.clone().inner()),
+        // burn may have been built with backends that this crate does not know.
+        #[allow(unreachable_patterns)]
+        _ => false,
+    }
 }
 
 /// The backend extension behind [`unary`], [`binary`] and [`node_id`].

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp};
-use crate::param::distributed_parameters;
+use crate::param::{check_whole, walk};
 
 /// The norm [`clip_grad_norm`] measures.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,9 +45,12 @@ impl NormType {
 /// dimension that shards parameters.
 ///
 /// # Errors
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64, norm: NormType) -> Result<f64> {
-    let holders = distributed_parameters(model).into_iter().map(|visited| {
+    let walk = walk(model);
+    check_whole(model, &walk)?;
+    let holders = walk.distributed.into_iter().map(|visited| {
         let spec = visited.param.spec(visited.base.dtype());
         let sharded = (0..spec.mesh().ndim()).filter(|&dim| spec.placements()[dim].shard_dim().is_some());
         let groups = sharded.map(|dim| Ok(spec.mesh().communicator(dim)?.clone()));

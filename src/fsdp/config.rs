@@ -74,6 +74,9 @@ impl FullyShard {
     }
 
     /// Leaves the parameters whose path matches a pattern as they are: neither sharded nor reduced.
+    ///
+    /// Of a weight with an adapter (LoRA) `layer.weight` is the stored value alone; the adapter's parameters have paths
+    /// of their own, such as `layer.weight.lora.a`.
     pub fn ignore<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.ignored.extend(patterns.into_iter().map(Into::into));
         self

@@ -73,7 +73,10 @@ pub enum FsdpError {
         dim: String,
     },
     /// The module is a unit already.
-    #[error("the module is sharded already (unit `{unit}`); call fully_shard once a module")]
+    #[error(
+        "the module is sharded already (unit `{unit}`); to shard it otherwise, make it an ordinary module first: \
+         `fully_shard(full_model(&model)?, ..)`"
+    )]
     AlreadySharded {
         /// The unit.
         unit: String,

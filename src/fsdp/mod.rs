@@ -31,6 +31,28 @@
 //!    entry, and those of units that nothing leads to (no tracked input, no unit around them) last, in
 //!    order of entry.
 //!
+//! # Optimizers
+//! burn's optimizers step shards. What works element by element makes of a shard what it makes of the whole; what looks
+//! at a whole parameter, or at all of them, sees shards. `tests/suite/fsdp/optimizers.rs` holds this table to 2 and 3
+//! ranks with uneven shards on Flex, where "equal" is to the bit, in every configuration of an optimizer that does
+//! something else:
+//!
+//! | optimizer | on shards | why |
+//! |---|---|---|
+//! | `Sgd` | equal | with momentum, Nesterov's too, and weight decay |
+//! | `Adam` | equal | with AMSGrad and weight decay |
+//! | `AdamW` | equal | with AMSGrad and cautious weight decay |
+//! | `AdaGrad` | equal | with decaying rates and weight decay |
+//! | `RmsProp` | equal | centered or not, with weight decay |
+//! | `Adan` | equal | with weight decay, by the proximal step or not |
+//! | `Lion` | equal | with weight decay |
+//! | `GradientClipping::Value` | equal | element by element |
+//! | `GradientClipping::Norm` | different | the norm of one parameter's shard; [`clip_grad_norm`] has that of them all |
+//! | `Lamb` | different | steps are as long as the norm of a parameter says |
+//! | `Adafactor` | different | means over rows, columns and the whole of a parameter |
+//! | `Muon` | different | a parameter's step is made orthogonal as a whole, and scaled by its shape |
+//! | `LBFGS` | different | products of vectors of all parameters, and a loss of its own on each rank |
+//!
 //! # What stays in memory
 //! Between forward and backward a freed unit holds its shards and nothing else, whatever the graph
 //! saved of it: on Flex the gathered weights live in memory that the unit takes back under every

@@ -7,8 +7,9 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 
+use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec};
-use crate::param::{Visited, distributed_parameters_with_paths};
+use crate::param::{Visited, check_whole, walk_with_paths};
 
 /// A distributed parameter of a model.
 #[derive(Debug, Clone)]
@@ -47,7 +48,12 @@ impl fmt::Display for NamedParameter {
 /// The distributed parameters of `model`, in burn's order, with their paths in it.
 ///
 /// Local: no communication. Parameters that are neither sharded nor parallelized are left out.
-pub fn named_parameters<M: Module>(model: &M) -> Vec<NamedParameter> {
+///
+/// # Errors
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed.
+pub fn named_parameters<M: Module>(model: &M) -> Result<Vec<NamedParameter>> {
+    let walk = walk_with_paths(model);
+    check_whole(model, &walk)?;
     let named = |Visited { id, param, base, path, .. }: Visited| NamedParameter {
         path: path.expect("paths were asked for"),
         id,
@@ -55,5 +61,5 @@ pub fn named_parameters<M: Module>(model: &M) -> Vec<NamedParameter> {
         spec: param.spec(base.dtype()),
         local: base,
     };
-    distributed_parameters_with_paths(model).into_iter().map(named).collect()
+    Ok(walk.distributed.into_iter().map(named).collect())
 }

@@ -8,6 +8,7 @@ use burn::tensor::DType;
 use super::FsdpError;
 use super::config::{FullyShard, ParamInfo, ParamPlacement};
 use crate::Result;
+use crate::mesh::DeviceMesh;
 use crate::param::{Found, Inventory, TensorParallel, Unit};
 use crate::pattern::PathPattern;
 use crate::placement::{Cut, Placement};
@@ -34,17 +35,21 @@ pub(super) struct Plan {
     pub(super) params: Vec<Planned>,
     /// Units made by earlier, inner calls, and their paths in this model.
     pub(super) adopted: Vec<(Arc<Unit>, String)>,
+    /// What it leaves out.
+    pub(super) ignored: Arc<[PathPattern]>,
 }
 
 /// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet.
-pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Plan> {
+pub(super) fn plan<M: Module>(model: &M, mesh: &DeviceMesh, config: &FullyShard) -> Result<Plan> {
     let units = PathPattern::parse_all(&config.units)?;
     let ignored = PathPattern::parse_all(&config.ignored)?;
     let inventory = Inventory::of(model);
+    inventory.check_whole()?;
     inventory.check_modules(&units)?;
     inventory.check_params(&ignored)?;
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
     inventory.check(is_ignored)?;
+    inventory.check_devices(mesh, is_ignored)?;
 
     let mut planned = Vec::new();
     let mut adopted = Vec::new();
@@ -66,7 +71,7 @@ pub(super) fn plan<M: Module>(model: &M, config: &FullyShard) -> Result<Plan> {
         let parallel = found.distributed.and_then(|param| param.info().parallel.clone());
         planned.push(Planned { path, shape: found.shape, dtype: found.dtype, cut, unit, depth, parallel });
     }
-    Ok(Plan { params: planned, adopted })
+    Ok(Plan { params: planned, adopted, ignored: ignored.into() })
 }
 
 /// A parameter of which burn-nn reads the stored shape in forward, where a shard has another one.

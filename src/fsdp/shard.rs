@@ -1,5 +1,7 @@
 //! [`fully_shard`].
 
+use std::sync::Arc;
+
 use burn::module::Module;
 
 use super::FsdpError;
@@ -9,6 +11,7 @@ use crate::mesh::DeviceMesh;
 use crate::param::{
     AGAIN, Attachment, DataParallel, REDUCE, ReshardAfterForward, UnitParam, attach, combine, data_spec, make_units,
 };
+use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
 use crate::{Error, Result};
 
@@ -30,16 +33,27 @@ use crate::{Error, Result};
 ///
 /// Modules sharded by an earlier call keep their units: shard inner modules first, then the model.
 ///
+/// Parameters are replaced before, or in the [gathered](super::full_model) model, which is then sharded again. One
+/// assigned afterwards (`model.head = LinearConfig::new(4, 2).init(&device)`), or made by a method of the old one
+/// (`map`, `set_require_grad`; those of the module are right), is trained by each rank alone. The next
+/// [`unit`](fn@super::unit) around it, and every function that is given the model, is an error; a forward without
+/// `unit` and burn's optimizers cannot know.
+///
+/// Records hold this rank's shards, and of each that is less than its parameter which part it is: they load on ranks
+/// that hold the same part, as replicas do, and burn's error names the part that is missing in any other. An optimizer's
+/// record does not say whose it is.
+///
 /// Of a model that is also [`parallelized`](crate::parallel::parallelize), before or after, each rank's
 /// tensor-parallel shard is cut once more, and units move nothing but that shard. `mesh` and the
 /// tensor-parallel mesh must be slices of one mesh. The units are those of this call's patterns.
 ///
 /// An optimizer that works element by element, such as AdamW, steps shards as it would the whole.
 /// One that looks at a parameter as a whole (Muon, LAMB, Adafactor, LBFGS), and burn's clipping by
-/// norm, sees a shard: clip with [`clip_grad_norm`](super::clip_grad_norm).
+/// norm, sees a shard: clip with [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
 ///
-/// burn allows one reparameterization per parameter: a module with LoRA adapters is refused, and
-/// adapters must not be applied to a sharded module, whose shards they would replace.
+/// burn allows one reparameterization per parameter. Where LoRA has adapted weights, these are ignored,
+/// `FullyShard::new().ignore(["**.weight"])`: each rank keeps the frozen values that it has, whole, and the adapters
+/// are sharded. Apply them first: of a module that is sharded already burn would keep the shards and drop the adapters.
 ///
 /// # Collective
 /// Every rank of the mesh must call it with an equal model and configuration.
@@ -52,8 +66,8 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     if !(1..=2).contains(&mesh.ndim()) {
         return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
     }
-    let data = data_parallel(mesh, config.reshard, config.strict)?;
-    let Plan { params: planned, adopted } = plan(&model, &config)?;
+    let Plan { params: planned, adopted, ignored } = plan(&model, mesh, &config)?;
+    let data = data_parallel(mesh, &config, ignored)?;
     let cuts = planned.iter().map(|param| {
         let cut = data_spec(mesh, param.cut.as_ref(), &param.shape, param.dtype);
         Ok(cut.map_err(|error| named(param, mesh, error))?.shared())
@@ -83,7 +97,8 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
 }
 
 /// The groups over which units on `mesh` are gathered and reduced.
-fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward, strict: bool) -> Result<DataParallel> {
+fn data_parallel(mesh: &DeviceMesh, config: &FullyShard, ignored: Arc<[PathPattern]>) -> Result<DataParallel> {
+    let FullyShard { reshard, strict, .. } = *config;
     let shard_dim = mesh.ndim() - 1;
     let shard = mesh.communicator(shard_dim)?.clone();
     let replicate = match shard_dim {
@@ -103,7 +118,7 @@ fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward, strict: bool) 
         _ => None,
     };
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
-    Ok(DataParallel { reshard, strict, shard, again, reduce, replicate, neighbours })
+    Ok(DataParallel { ignored, reshard, strict, shard, again, reduce, replicate, neighbours })
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.

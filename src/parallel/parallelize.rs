@@ -20,8 +20,9 @@ use crate::placement::Layout;
 /// weight, on every rank the same. The optimizer steps this rank's shard, which restricts it as
 /// [`fully_shard`](crate::fsdp::fully_shard) says.
 ///
-/// Records hold this rank's shards: a record of the whole model is loaded before, and saved from
-/// [`full_model`](crate::fsdp::full_model).
+/// Records hold this rank's shards and load where the same part is held: a record of the whole model is loaded before,
+/// and saved from [`full_model`](crate::fsdp::full_model). Parameters are replaced before, too, as
+/// [`fully_shard`](crate::fsdp::fully_shard) says.
 ///
 /// Values are those of the mesh's first rank, and only that rank initializes parameters that are
 /// still lazy. Shards may be uneven.

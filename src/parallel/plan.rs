@@ -61,9 +61,11 @@ impl Plan {
         let texts: Vec<String> = self.entries.iter().map(|(pattern, _)| pattern.clone()).collect();
         let patterns = PathPattern::parse_all(&texts)?;
         let units = PathPattern::parse_all(&self.units)?;
+        inventory.check_whole()?;
         inventory.check_any(&patterns)?;
         inventory.check_modules(&units)?;
         inventory.check(|_| false)?;
+        inventory.check_devices(mesh, |_| false)?;
         let entries: Vec<_> = patterns.iter().zip(self.entries.iter().map(|(_, style)| *style)).collect();
         let planned = |found| Ok(planned(found, &entries, &units, mesh)?);
         inventory.params.into_iter().map(planned).collect()

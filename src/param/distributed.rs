@@ -104,11 +104,13 @@ pub(super) fn replace_next(param: &DistributedParameter) {
 }
 
 impl Module for DistributedParameter {
-    fn visit<V: ModuleVisitor>(&self, _: &mut V) {
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         VISITED.set(Some((Arc::downgrade(&self.unit), self.index)));
+        self.unit.parts[self.index].iter().for_each(|part| part.visit(visitor));
     }
 
-    fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        self.unit.parts[self.index].iter().for_each(|part| part.map(mapper));
         NEXT.take().unwrap_or(self)
     }
 

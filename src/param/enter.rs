@@ -4,12 +4,16 @@ use std::sync::Arc;
 
 use burn::module::Module;
 
+use super::ParamError;
 use super::io::UnitTensors;
 use super::open::{self, Open};
+use super::replaced::check_whole;
 use super::scope::{Opening, Scope};
 use super::shards::Shards;
 use super::unit::Unit;
-use super::visit::{Visited, distributed_parameters};
+use super::visit::{Visited, walk};
+use crate::Result;
+use crate::error::OrUnwind;
 
 /// Runs `forward` with the module's unit gathered: one all-gather before, freed at the end unless
 /// the unit keeps its parameters, one reduce-scatter in backward.
@@ -72,15 +76,15 @@ use super::visit::{Visited, distributed_parameters};
 /// ranks only is an error, unless another unit encloses it.
 ///
 /// # Panics
-/// Unwinds with the typed [`Error`](crate::Error) if a collective fails; [`launch`](crate::comm::launch)
-/// returns it.
+/// Unwinds with the typed [`Error`](crate::Error) if a collective fails, and with [`ParamError::Replaced`] if a
+/// parameter of the module was replaced after it was distributed; [`launch`](crate::comm::launch) returns it.
 pub fn unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I) -> O) -> O
 where
     M: Module,
     I: UnitTensors,
     O: UnitTensors,
 {
-    let Some(Scoped { own, inside }) = Scoped::of(module) else {
+    let Some(Scoped { own, inside }) = Scoped::of(module).or_unwind() else {
         return forward(module, input);
     };
     let Some((unit, shards)) = own else {
@@ -116,11 +120,16 @@ struct Scoped {
 
 impl Scoped {
     /// `None` for a module without distributed parameters.
-    fn of<M: Module>(module: &M) -> Option<Self> {
-        let visited = distributed_parameters(module);
-        if visited.is_empty() {
-            return None;
+    ///
+    /// # Errors
+    /// [`ParamError::Replaced`].
+    fn of<M: Module>(module: &M) -> Result<Option<Self>> {
+        let walk = walk(module);
+        if walk.distributed.is_empty() {
+            return Ok(None);
         }
+        check_whole(module, &walk)?;
+        let visited = walk.distributed;
         let is_own = |visited: &&Visited| visited.depth == visited.param.info().depth;
         // Parameters that `fully_shard` ignored stay in the unit that `parallelize` made.
         let data_parallel = visited.iter().filter(is_own).find(|visited| visited.param.is_data_parallel());
@@ -152,11 +161,15 @@ impl Scoped {
             let at = inside.iter().position(|(unit, _)| Arc::ptr_eq(unit, &own))?;
             Some(inside.swap_remove(at))
         });
-        Some(Self { own, inside })
+        Ok(Some(Self { own, inside }))
     }
 }
 
 /// The unit whose module is exactly `module`, and its shards.
-pub(super) fn unit_of<M: Module>(module: &M) -> Option<(Arc<Unit>, Shards)> {
-    Scoped::of(module)?.own
+///
+/// # Errors
+/// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
+pub(super) fn unit_of<M: Module>(module: &M) -> Result<(Arc<Unit>, Shards)> {
+    let own = Scoped::of(module)?.and_then(|scoped| scoped.own);
+    own.ok_or_else(|| ParamError::NotSharded.into())
 }

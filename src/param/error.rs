@@ -26,14 +26,48 @@ pub enum ParamError {
     },
     /// The parameter has a reparameterization already, and burn allows one.
     #[error(
-        "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter; \
-         materialize it first, or have `fully_shard` ignore the parameter"
+        "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter; merge it with \
+         `model.materialize()`, or have fully_shard leave the stored value as it is, `.ignore([\"{param}\"])`, and \
+         distribute what `{name}` trains"
     )]
     Reparameterized {
         /// Path of the parameter.
         param: String,
         /// Name of its reparameterization.
         name: String,
+    },
+    /// No graph of this crate's operations can be recorded on the ranks' device.
+    #[error(
+        "the ranks compute on {device}, where this crate cannot record gradients: it was built for the backends of its \
+         features, of `flex` (CPU), `cuda` and `wgpu`; enable the one of the device, or launch on another: \
+         `Launch::threads(4).device(..)`"
+    )]
+    Backend {
+        /// The device.
+        device: String,
+    },
+    /// The parameter is on another device than its rank computes on.
+    #[error(
+        "parameter `{param}` is on {device}, and this rank computes on {own}; make the model on `world.device()`, or \
+         move it there: `model.to_device(world.device())`"
+    )]
+    Device {
+        /// Path of the parameter.
+        param: String,
+        /// Its device.
+        device: String,
+        /// The rank's.
+        own: String,
+    },
+    /// A parameter has been put into a model that was distributed before.
+    #[error(
+        "parameter `{param}` is not distributed as those around it: it was replaced after fully_shard or parallelize, \
+         by an assignment or by a method of the parameter (`map`, `set_require_grad`), and would be trained by each \
+         rank alone; gather the model with full_model, replace the parameter in that, and distribute it again"
+    )]
+    Replaced {
+        /// Path of the parameter.
+        param: String,
     },
     /// Two fields hold clones of one parameter.
     #[error(

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
@@ -20,7 +20,7 @@ pub(crate) struct Inventory {
     last: Option<Found>,
     pub(crate) params: Vec<Found>,
     /// Parameters with a reparameterization of another kind, and its name.
-    foreign: Vec<(String, String)>,
+    pub(super) foreign: Vec<(Vec<String>, String)>,
 }
 
 /// One of them.
@@ -31,6 +31,7 @@ pub(crate) struct Found {
     /// Shape of the stored value.
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
+    pub(super) device: Device,
     /// How an earlier call distributed it.
     pub(crate) distributed: Option<DistributedParameter>,
 }
@@ -63,7 +64,8 @@ impl Inventory {
         if let Some((param, other)) = pairs.into_iter().find(|(one, other)| !(ignored(one) && ignored(other))) {
             return Err(ParamError::Tied { param, other });
         }
-        match self.foreign.iter().find(|(path, _)| !ignored(path)).cloned() {
+        let mut foreign = self.foreign.iter().map(|(path, name)| (path.join("."), name.clone()));
+        match foreign.find(|(path, _)| !ignored(path)) {
             Some((param, name)) => Err(ParamError::Reparameterized { param, name }),
             None => Ok(()),
         }
@@ -94,9 +96,9 @@ impl Inventory {
         matched(named, "module or parameter", &[self.modules(), self.paths()].concat())
     }
 
-    /// Paths of the parameters.
+    /// Paths of the parameters, those that cannot be distributed too.
     fn paths(&self) -> Vec<String> {
-        self.params.iter().map(Found::path).collect()
+        self.foreign.iter().map(|(path, _)| path.join(".")).chain(self.params.iter().map(Found::path)).collect()
     }
 }
 
@@ -187,7 +189,7 @@ impl ModuleVisitor for Inventory {
         {
             match name {
                 Marker::NAME | DistributedParameter::NAME => self.params.push(param),
-                _ => self.foreign.push((param.path(), name.into())),
+                _ => self.foreign.push((param.path, name.into())),
             }
         }
         self.path.push(name.into());
@@ -221,6 +223,7 @@ impl ModuleVisitor for Inventory {
             owners,
             shape: value.shape().to_vec(),
             dtype: value.dtype(),
+            device: value.device(),
             distributed: None,
         });
     }

@@ -7,6 +7,7 @@
 //! | to find | look in |
 //! |---|---|
 //! | every parameter of a model; what it becomes | `inventory`, `attach` |
+//! | whether they all still are; where they are | `replaced`, `device` |
 //! | over which ranks it is cut, and cut again | `combine`, `recut` |
 //! | the parameter, and its views | `distributed`, `view`, `read`, `varying` |
 //! | what moves together, over which groups | `unit`, `shards`, `reduce` |
@@ -15,12 +16,14 @@
 //! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
 //! | whose the gathered memory is | `buffer` |
 //! | the ordinary model again; all parameters in a table | `full`; `describe` |
+//! | what records say of a shard | `part` |
 //! | where a layer's activations go | `style` |
 
 mod attach;
 mod buffer;
 mod combine;
 mod describe;
+mod device;
 mod distributed;
 mod enter;
 mod error;
@@ -31,11 +34,13 @@ mod io;
 mod open;
 mod order;
 mod outside;
+mod part;
 mod pass;
 mod progress;
 mod read;
 mod recut;
 mod reduce;
+mod replaced;
 mod reshard;
 mod scope;
 mod shards;
@@ -59,10 +64,11 @@ pub use full::full_model;
 pub(crate) use inventory::{Found, Inventory};
 pub use io::UnitTensors;
 pub(crate) use recut::{Recut, recut};
+pub(crate) use replaced::check_whole;
 pub use reshard::ReshardAfterForward;
 pub use style::Style;
 pub(crate) use unit::{AGAIN, DataParallel, REDUCE, TensorParallel, Unit, UnitParam};
 pub use unshard::{UnshardHandle, reshard, unshard};
 pub use view::ParamExt;
 pub(crate) use view::path;
-pub(crate) use visit::{Visited, distributed_parameters, distributed_parameters_with_paths};
+pub(crate) use visit::{Visited, walk, walk_with_paths};

@@ -8,13 +8,16 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 
 use super::outside::ReadOutside;
+use super::part::Part;
 use super::shards::Shards;
 use super::{ParamError, ReshardAfterForward, Style};
 use crate::Result;
 use crate::comm::{Call, CommError, Communicator, Sharded, Work};
 use crate::dtensor::{DTensorSpec, own};
+use crate::pattern::PathPattern;
 use crate::placement::Cut;
 
 /// One parameter of a unit.
@@ -48,6 +51,8 @@ pub(crate) struct TensorParallel {
 /// The data-parallel ranks of a unit: over these it is gathered and reduced.
 #[derive(Debug, Clone)]
 pub(crate) struct DataParallel {
+    /// The parameters that the call left out.
+    pub(crate) ignored: Arc<[PathPattern]>,
     pub(crate) reshard: ReshardAfterForward,
     /// Whether a parameter read outside its unit is an error.
     pub(crate) strict: bool,
@@ -85,6 +90,8 @@ pub(super) enum Kept {
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) params: Vec<UnitParam>,
+    /// What records say of their shards.
+    pub(super) parts: Vec<Option<Part>>,
     /// `None` after `parallelize` alone.
     pub(super) data: Option<DataParallel>,
     /// Group of the tensor-parallel mesh, on which gradients may be partial: what backward adds up.
@@ -92,6 +99,8 @@ pub(crate) struct Unit {
     /// The unit's module path: its name in the ledger, in fingerprints and in errors.
     label: RwLock<Arc<str>>,
     root: AtomicBool,
+    /// What modules around its parameters look like that were found to be whole.
+    whole: Mutex<SmallVec<[[usize; 3]; 2]>>,
     unsharded: Mutex<Option<Unsharded>>,
     pub(super) outside: Mutex<ReadOutside>,
 }
@@ -103,6 +112,9 @@ pub(super) struct Unsharded {
     shards: Shards,
     wholes: Gathering,
 }
+
+/// How many looks of modules a unit remembers.
+const MAX_WHOLE: usize = 16;
 
 /// The sequences of the collectives that backward makes: neither waits for the other, nor for what
 /// forward makes.
@@ -139,14 +151,35 @@ impl Unit {
             }
         };
         Ok(Self {
+            parts: params.iter().map(|param| Part::of(&param.spec)).collect(),
             params,
             data,
             tensor,
             label: RwLock::new(label(path)),
             root: AtomicBool::new(path.is_empty()),
+            whole: Mutex::default(),
             unsharded: Mutex::new(None),
             outside: Mutex::default(),
         })
+    }
+
+    /// Patterns of the parameters that its call has left out.
+    pub(super) fn ignored(&self) -> &[PathPattern] {
+        self.data.as_ref().map_or(&[], |data| &data.ignored)
+    }
+
+    /// Whether a module that looks like this was found to be whole.
+    pub(super) fn found_whole(&self, key: [usize; 3]) -> bool {
+        self.whole.lock().contains(&key)
+    }
+
+    /// A module that looks like this is whole.
+    pub(super) fn note_whole(&self, key: [usize; 3]) {
+        let mut whole = self.whole.lock();
+        if whole.len() == MAX_WHOLE {
+            whole.clear();
+        }
+        whole.push(key);
     }
 
     /// Whether `fully_shard` made it.

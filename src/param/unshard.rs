@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use burn::module::Module;
 
-use super::ParamError;
 use super::enter::unit_of;
 use super::unit::Unit;
 use crate::Result;
@@ -34,10 +33,10 @@ impl UnshardHandle {
 /// Every rank of the unit's mesh must call it.
 ///
 /// # Errors
-/// [`ParamError::NotSharded`] if `module` is no unit. A failing collective shows in
+/// [`ParamError`](super::ParamError) if `module` is no unit, or a parameter of it was replaced. A failing collective shows in
 /// [`wait`](UnshardHandle::wait), or in the unit's forward.
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
-    let (unit, shards) = unit_of(module).ok_or(ParamError::NotSharded)?;
+    let (unit, shards) = unit_of(module)?;
     unit.unshard(shards);
     Ok(UnshardHandle(unit))
 }
@@ -47,9 +46,9 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
 /// Local: no communication.
 ///
 /// # Errors
-/// [`ParamError::NotSharded`] if `module` is no unit.
+/// [`ParamError`](super::ParamError) if `module` is no unit, or a parameter of it was replaced.
 pub fn reshard<M: Module>(module: &M) -> Result<()> {
-    let (unit, _) = unit_of(module).ok_or(ParamError::NotSharded)?;
+    let (unit, _) = unit_of(module)?;
     unit.reshard();
     Ok(())
 }

@@ -18,6 +18,14 @@ pub(crate) struct Visited {
     pub(crate) path: Option<String>,
 }
 
+/// What a module shows a visitor.
+pub(crate) struct Walk {
+    /// Its distributed parameters, in burn's order.
+    pub(crate) distributed: Vec<Visited>,
+    /// How many float tensors are no distributed parameters: buffers, and parameters that are not distributed.
+    pub(super) others: usize,
+}
+
 impl Visited {
     /// Its index in its unit, and its shard.
     pub(crate) fn shard(self) -> (usize, DispatchTensor) {
@@ -25,21 +33,21 @@ impl Visited {
     }
 }
 
-/// The distributed parameters of `module`, in burn's order.
-pub(crate) fn distributed_parameters<M: Module>(module: &M) -> Vec<Visited> {
+/// Walks `module`.
+pub(crate) fn walk<M: Module>(module: &M) -> Walk {
     collect(module, None)
 }
 
-/// [`distributed_parameters`] with their paths.
-pub(crate) fn distributed_parameters_with_paths<M: Module>(module: &M) -> Vec<Visited> {
+/// [`walk`], and the paths of what it finds.
+pub(crate) fn walk_with_paths<M: Module>(module: &M) -> Walk {
     collect(module, Some(Vec::new()))
 }
 
-fn collect<M: Module>(module: &M, path: Option<Vec<String>>) -> Vec<Visited> {
-    let mut collect = Collect { depth: 0, path, last: None, found: Vec::new() };
+fn collect<M: Module>(module: &M, path: Option<Vec<String>>) -> Walk {
+    let mut collect = Collect { depth: 0, path, last: None, floats: 0, found: Vec::new() };
     take_visited();
     module.visit(&mut collect);
-    collect.found
+    Walk { others: collect.floats - collect.found.len(), distributed: collect.found }
 }
 
 struct Collect {
@@ -47,6 +55,7 @@ struct Collect {
     path: Option<Vec<String>>,
     /// The tensor visited last: distributed, if its reparameterization follows.
     last: Option<(ParamId, DispatchTensor)>,
+    floats: usize,
     found: Vec<Visited>,
 }
 
@@ -72,6 +81,7 @@ impl ModuleVisitor for Collect {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.floats += 1;
         self.last = param.is_initialized().then(|| (param.id, param.base().into_dispatch()));
     }
 }

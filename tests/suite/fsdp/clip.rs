@@ -6,8 +6,11 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{FullyShard, NormType, clip_grad_norm, fully_shard};
+use burn_dtensor::fsdp::{FullyShard, NormType, ParamExt, clip_grad_norm, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::testing::MeshTest;
+
+use super::support::tensor;
 
 fn only(value: f64, dtype: DType, device: &Device) -> Linear {
     let mut linear = LinearConfig::new(4, 4).with_bias(false).init(device);
@@ -60,6 +63,71 @@ fn double_precision_gradients_have_a_norm_of_double_precision() {
         for (norm, grad) in clipped(value, DType::F64, 1.0) {
             assert!((norm / (4.0 * value) - 1.0).abs() < 1e-14, "{norm:e} for {:e}", 4.0 * value);
             assert!(grad.iter().all(|element| (element - 0.25).abs() < 1e-6), "{grad:?}");
+        }
+    }
+}
+
+/// Elements of a gradient of this shape, the same on every rank.
+fn whole(seed: u64, shape: [usize; 2], (device, dtype): (&Device, DType)) -> Tensor<2> {
+    tensor::<2>(seed, shape, device).cast(DType::F64).mul_scalar(3.0).cast(dtype)
+}
+
+/// Norms of a model whose layers have these types, from given gradients; the same from all elements in double
+/// precision; and the clipped gradients' norm.
+fn norms(ranks: usize, dtypes: &[DType], norm: NormType) -> Vec<[f64; 3]> {
+    MeshTest::new([ranks], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let layers: Vec<_> = dtypes.iter().map(|&dtype| wide(dtype, &device)).collect();
+        let model = fully_shard(layers, mesh, FullyShard::new())?;
+        let (mut grads, mut elements) = (GradientsParams::new(), Vec::new());
+        for (seed, (layer, &dtype)) in (1..).zip(model.iter().zip(dtypes)) {
+            let grad = whole(seed, WIDE, (mesh.device(), dtype));
+            elements.extend(grad.clone().into_data().iter::<f64>());
+            let rows = layer.weight.shard().expect("it is sharded").spec().local_range(0);
+            grads.register(layer.weight.id, grad.slice([rows]));
+        }
+        let measured = clip_grad_norm(&model, &mut grads, f64::MAX, norm)?;
+        let before = grads.get::<2>(model[0].weight.id).expect("a gradient");
+        clip_grad_norm(&model, &mut grads, measured / 8.0, norm)?;
+        let after = grads.get::<2>(model[0].weight.id).expect("a gradient");
+        assert_eq!(after.dtype(), dtypes[0]);
+        let largest = |grad: Tensor<2>| grad.into_data().iter::<f64>().fold(0.0, |a: f64, b| a.max(b.abs()));
+        let magnitudes = elements.iter().map(|element| element.abs());
+        let expected = match norm {
+            NormType::P(0.0) => magnitudes.filter(|&element| element != 0.0).count() as f64,
+            NormType::P(p) => magnitudes.map(|element| element.powf(p)).sum::<f64>().powf(1.0 / p),
+            NormType::Inf => magnitudes.fold(0.0, f64::max),
+        };
+        Ok([measured, expected, largest(before) / largest(after)])
+    })
+}
+
+/// Sums of a half-precision gradient's elements lose it all: 2 ^ 13 elements of about 1 are far beyond the 2 ^ 8
+/// up to which bf16 counts.
+const WIDE: [usize; 2] = [129, 64];
+
+fn wide(dtype: DType, device: &Device) -> Linear {
+    let mut linear = LinearConfig::new(WIDE[0], WIDE[1]).with_bias(false).init(device);
+    let weight = Tensor::<2>::ones(WIDE, (device, dtype)).require_grad();
+    linear.weight = Param::initialized(linear.weight.id, weight);
+    linear
+}
+
+/// Against the unsharded norm in double precision, on two ranks and on three with shards of unequal lengths.
+#[test]
+fn a_norm_is_as_precise_as_its_gradients_or_single_precision() {
+    let single = [DType::F32, DType::BF16, DType::F16];
+    let mixed = [DType::F64, DType::F32, DType::BF16, DType::F16];
+    let models: Vec<(&[DType], f64)> = single.chunks(1).map(|only| (only, 1e-6)).collect();
+    for (dtypes, bound) in models.into_iter().chain([(&[DType::F64][..], 1e-14), (&mixed[..], 1e-6)]) {
+        for norm in [NormType::L1, NormType::L2, NormType::P(3.0), NormType::P(0.0), NormType::Inf] {
+            for ranks in [2, 3] {
+                for [measured, expected, scaled] in norms(ranks, dtypes, norm) {
+                    let apart = (measured / expected - 1.0).abs();
+                    assert!(apart < bound, "{norm:?} of {dtypes:?} on {ranks} ranks: {measured}, not {expected}");
+                    assert!((scaled / 8.0 - 1.0).abs() < 0.02, "{norm:?} of {dtypes:?}: scaled by {scaled}");
+                }
+            }
         }
     }
 }

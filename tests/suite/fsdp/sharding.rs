@@ -91,7 +91,7 @@ fn parameters_are_dtensors() {
         assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(1)]);
         assert_eq!(weight.full_tensor()?.into_data(), model.blocks[1].weight.val().into_data());
 
-        let named = named_parameters(&sharded);
+        let named = named_parameters(&sharded)?;
         let paths: Vec<_> = named.iter().map(|param| param.path.as_str()).collect();
         assert_eq!(paths.len(), 2 + 3 * 2 + 1 + 2);
         assert_eq!(&paths[..4], ["first.weight", "first.bias", "blocks.0.weight", "blocks.0.bias"]);

@@ -347,8 +347,10 @@ fn clones_of_one_parameter_are_refused() {
     let model = net(&Device::flex());
     launch(Launch::threads(2), |world| {
         let tied = || Net { blocks: vec![model.first.clone(), model.blocks[0].clone()], ..model.clone() };
-        for config in [FullyShard::new(), config(), FullyShard::new().ignore(["first.*"])] {
-            let error = fully_shard(tied(), &mesh(world)?, config).map(|_| ()).unwrap_err();
+        let configs = [FullyShard::new(), config(), FullyShard::new().ignore(["first.*"])];
+        let sharded = configs.map(|config| fully_shard(tied(), &mesh(world)?, config));
+        for refused in sharded.into_iter().chain([parallelize(tied(), &mesh(world)?, Plan::new())]) {
+            let error = refused.map(|_| ()).unwrap_err();
             let Error::Param(ParamError::Tied { param, other }) = &error else { panic!("{error}") };
             assert_eq!((param.as_str(), other.as_str()), ("first.weight", "blocks.0.weight"));
         }

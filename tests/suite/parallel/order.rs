@@ -20,7 +20,7 @@ fn slices(mesh: &DeviceMesh) -> Result<(DeviceMesh, DeviceMesh)> {
 /// Path, unit, mesh, layout and values of every parameter, as this rank holds it.
 fn held(model: &Net) -> Vec<(String, String, DeviceMesh, Layout, Vec<u32>)> {
     let stored = bits(model);
-    let held = named_parameters(model).into_iter().map(|param| {
+    let held = named_parameters(model).unwrap().into_iter().map(|param| {
         let values = stored[&param.path].clone();
         (param.path, param.unit.to_string(), param.spec.mesh().clone(), param.spec.layout().clone(), values)
     });

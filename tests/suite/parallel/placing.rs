@@ -50,7 +50,7 @@ fn shards_are_the_pieces_of_pieces() {
                 let dim = mesh.dim(name).ok()?;
                 Some((mesh.size_of(dim), mesh.coordinate().expect("a member")[dim]))
             };
-            let named = named_parameters(&model);
+            let named = named_parameters(&model)?;
             assert_eq!(named.iter().map(|param| &param.path).collect::<Vec<_>>().len(), whole.len());
             for param in named {
                 let mut ranges: Vec<_> = param.spec.shape().iter().map(|&len| 0..len).collect();
@@ -100,7 +100,7 @@ fn a_parameter_has_three_views() {
         assert_eq!((style.input(), style.output()), (Some(R), None));
         let style = bias.style().expect("parallelized");
         assert_eq!((style.input(), style.output()), (None, Some(R)));
-        let text = named_parameters(&model).iter().find(|p| p.path == "head.weight").map(ToString::to_string);
+        let text = named_parameters(&model)?.iter().find(|p| p.path == "head.weight").map(ToString::to_string);
         let local = [4, [6, 5][mesh.coordinate().expect("a member")[2]]];
         assert_eq!(text, Some(format!("head.weight: [8, 11] as [R, S(0), S(1)], local {local:?}, unit root")));
         Ok(())

@@ -148,5 +148,5 @@ pub fn full_grads<M: Module>(model: &M, grads: &GradientsParams) -> Result<BTree
         };
         Ok((param.path, full))
     };
-    named_parameters(model).into_iter().map(grad).collect()
+    named_parameters(model).unwrap().into_iter().map(grad).collect()
 }

@@ -1,0 +1,68 @@
+//! [`check_devices`]: whether a model is where its ranks compute.
+
+use std::fmt::Debug;
+
+use super::{Inventory, ParamError};
+use crate::autodiff;
+use crate::mesh::DeviceMesh;
+
+impl Inventory {
+    /// Checks that all parameters but those `ignored` are on the rank's device, and that graphs can be recorded
+    /// there.
+    ///
+    /// # Errors
+    /// [`ParamError::Backend`], [`ParamError::Device`].
+    pub(crate) fn check_devices(&self, mesh: &DeviceMesh, ignored: impl Fn(&str) -> bool) -> Result<(), ParamError> {
+        let params = self.params.iter().map(|found| (found.path(), found.device.clone().inner()));
+        check_devices(mesh.device(), autodiff::is_supported, params.filter(|(path, _)| !ignored(path)))
+    }
+}
+
+/// [`Inventory::check_devices`], of any kind of device.
+fn check_devices<D: PartialEq + Debug>(
+    own: &D,
+    supported: impl Fn(&D) -> bool,
+    params: impl IntoIterator<Item = (String, D)>,
+) -> Result<(), ParamError> {
+    let own_text = format!("{own:?}");
+    if !supported(own) {
+        return Err(ParamError::Backend { device: own_text });
+    }
+    match params.into_iter().find(|(_, device)| device != own) {
+        Some((param, device)) => Err(ParamError::Device { param, device: format!("{device:?}"), own: own_text }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(own: u8, params: [u8; 2]) -> Result<(), ParamError> {
+        let params = ["first", "second"].map(String::from).into_iter().zip(params);
+        check_devices(&own, |&device| device < 10, params)
+    }
+
+    #[test]
+    fn parameters_are_on_the_ranks_device() {
+        assert!(checked(3, [3, 3]).is_ok());
+        let error = checked(3, [3, 4]).unwrap_err();
+        let ParamError::Device { param, device, own } = &error else { panic!("{error}") };
+        assert_eq!([param.as_str(), device, own], ["second", "4", "3"]);
+        assert!(error.to_string().contains("world.device()"), "{error}");
+    }
+
+    #[test]
+    fn a_backend_without_custom_operations_is_told() {
+        let error = checked(12, [12, 12]).unwrap_err();
+        assert!(matches!(&error, ParamError::Backend { device } if device == "12"), "{error}");
+        assert!(["flex", "cuda", "wgpu"].iter().all(|feature| error.to_string().contains(feature)), "{error}");
+    }
+
+    #[cfg(feature = "flex")]
+    #[test]
+    fn flex_is_supported() {
+        use burn::tensor::Device;
+        assert!(autodiff::is_supported(&Device::flex()) && autodiff::is_supported(&Device::flex().autodiff()));
+    }
+}
