@@ -1,21 +1,12 @@
 //! Parameters read outside their unit: gathered and reduced one by one, which is right, and slow.
 
+use std::sync::atomic::Ordering;
+
 use log::{LevelFilter, log_enabled, max_level};
 
 use super::ParamError;
 use super::unit::Unit;
 use crate::Error;
-
-/// What was read of a unit outside of it.
-#[derive(Debug, Default)]
-pub(super) enum ReadOutside {
-    #[default]
-    Nothing,
-    /// This parameter, which costs no more than its unit would.
-    One(usize),
-    /// Several, of which the program has been warned.
-    Several,
-}
 
 impl Unit {
     /// The parameter at `index` is about to be read by itself. Warns of the second that is, once a unit and on
@@ -29,23 +20,20 @@ impl Unit {
             let (param, unit) = (self.params[index].path.clone(), self.label().to_string());
             Error::from(ParamError::ReadOutside { param, unit }).unwind();
         }
-        let mut read = self.outside.lock();
-        match *read {
-            ReadOutside::Nothing => *read = ReadOutside::One(index),
-            ReadOutside::One(first) if first != index => {
-                *read = ReadOutside::Several;
-                let first = &self.params[first];
-                if data.shard.group().size() > 1 && first.spec.coordinate().iter().all(|&index| index == 0) {
-                    warn(&format!(
-                        "parameters of unit `{}` are read outside of it, first `{}`: each is gathered and reduced by \
-                         itself. Write `unit(&model, input, |model, input| model.forward(input))` around the forward of \
-                         the model, or of the unit's module",
-                        self.label(),
-                        first.path
-                    ));
-                }
-            }
-            _ => {}
+        let first = *self.first_outside.get_or_init(|| index);
+        // One costs no more than the unit would.
+        if first == index || self.warned.swap(true, Ordering::Relaxed) || data.shard.group().size() == 1 {
+            return;
+        }
+        let first = &self.params[first];
+        if first.spec.coordinate().iter().all(|&index| index == 0) {
+            warn(&format!(
+                "parameters of unit `{}` are read outside of it, first `{}`: each is gathered and reduced by itself. \
+                 Write `unit(&model, input, |model, input| model.forward(input))` around the forward of the model, or \
+                 of the unit's module",
+                self.label(),
+                first.path
+            ));
         }
     }
 }

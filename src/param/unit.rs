@@ -1,8 +1,8 @@
 //! [`Unit`]: the parameters that are gathered and reduced together.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -10,7 +10,6 @@ use burn::tensor::Slice;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
-use super::outside::ReadOutside;
 use super::part::Part;
 use super::shards::Shards;
 use super::{ParamError, ReshardAfterForward, Style};
@@ -102,7 +101,9 @@ pub(crate) struct Unit {
     /// What modules around its parameters look like that were found to be whole.
     whole: Mutex<SmallVec<[[usize; 3]; 2]>>,
     unsharded: Mutex<Option<Unsharded>>,
-    pub(super) outside: Mutex<ReadOutside>,
+    /// The parameter that was first read outside, and whether the program was warned.
+    pub(super) first_outside: OnceLock<usize>,
+    pub(super) warned: AtomicBool,
 }
 
 /// Parameters gathered ahead of the forward that will use them.
@@ -159,7 +160,8 @@ impl Unit {
             root: AtomicBool::new(path.is_empty()),
             whole: Mutex::default(),
             unsharded: Mutex::new(None),
-            outside: Mutex::default(),
+            first_outside: OnceLock::new(),
+            warned: AtomicBool::new(false),
         })
     }
 
