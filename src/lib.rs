@@ -56,7 +56,7 @@
 //!     }
 //!     let full = full_model(&net)?; // an ordinary module again
 //!     assert_eq!(full.head.weight.val().dims(), [16, 1]);
-//!     Ok::<_, Error>(())
+//!     Ok(())
 //! })?;
 //! # Ok(())
 //! # }

@@ -159,6 +159,15 @@ impl CommError {
             Self::Deadlock { waits } => waits.first().map_or(0, |(rank, ..)| *rank),
         }
     }
+
+    /// The failure itself, whoever noticed it.
+    pub(super) fn without_notice(&self) -> Self {
+        let mut failure = self.clone();
+        if let Self::RankPanicked { during, .. } | Self::RankFailed { during, .. } = &mut failure {
+            *during = None;
+        }
+        failure
+    }
 }
 
 fn noticed(during: &Option<CollectiveId>) -> String {

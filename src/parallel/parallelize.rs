@@ -54,9 +54,9 @@ use crate::placement::Layout;
 ///     assert_eq!(mlp.up.weight.base().dims(), [4, 16]);
 ///     assert_eq!(mlp.up.weight.dtensor()?.local().dims(), [8, 16]);
 ///     assert_eq!(mlp.up.weight.val().dims(), [8, 32]);
-///     Ok::<_, Error>(())
+///     Ok(())
 /// })?;
-/// # Ok::<_, Error>(())
+/// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
 /// # Collective

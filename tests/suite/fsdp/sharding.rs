@@ -20,7 +20,7 @@ fn ignored_parameters_stay_as_they_are() {
         assert!(sharded.spare.weight.shard().is_none());
         assert_eq!(sharded.spare.weight.base().dims(), [WIDTH, WIDTH]);
         assert!(sharded.first.weight.shard().is_some());
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -49,7 +49,7 @@ fn inner_calls_come_first_and_keep_their_units() {
         assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Backward), 3);
         let again = fully_shard(sharded, &mesh, FullyShard::new());
         assert!(matches!(again, Err(Error::Fsdp(FsdpError::AlreadySharded { .. }))));
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -65,7 +65,7 @@ fn lazy_parameters_take_the_first_ranks_values() {
             assert!(!lazy.weight.is_initialized(), "only the first rank makes values");
         }
         assert!(sharded.weight.base().is_require_grad());
-        Ok::<_, Error>(full_model(&sharded)?.weight.val().into_data().try_to_vec::<f32>().unwrap())
+        Ok(full_model(&sharded)?.weight.val().into_data().try_to_vec::<f32>().unwrap())
     })
     .unwrap();
     assert!(weights.iter().all(|weight| *weight == [10.0; WIDTH * 7]));
@@ -98,7 +98,7 @@ fn parameters_are_dtensors() {
         let whole = second.shard::<2>().expect("a matrix").full_tensor()?;
         assert_eq!(whole.into_data(), model.blocks[1].weight.val().into_data());
         assert_eq!(&*named[0].unit, "root");
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }

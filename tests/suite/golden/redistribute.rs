@@ -311,7 +311,7 @@ fn golden_redistribute() {
     let (mut verdicts, mut problems) = (BTreeMap::new(), Vec::new());
     for (size, cases) in by_size {
         let ranks = launch(Launch::threads(size), |world| {
-            Ok::<_, Error>(cases.iter().map(|case| case.run(world)).collect::<Vec<_>>())
+            Ok(cases.iter().map(|case| case.run(world)).collect::<Vec<_>>())
         })
         .unwrap();
         for (at, case) in cases.iter().enumerate() {
