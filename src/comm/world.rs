@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::local::{LocalCommunicator, LocalWorld};
 use super::{Call, CommError, Communicator, Group, Ledger};
+use crate::Result;
 
 /// One rank's handle on all ranks of a [`launch`](super::launch). Cheap to clone.
 ///
@@ -76,7 +77,7 @@ impl World {
     /// # Errors
     /// [`CommError::InvalidGroup`] if `ranks` is empty, names a rank twice or one outside the
     /// world, or does not contain the caller, or if it would be one too many.
-    pub fn group(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>, CommError> {
+    pub fn group(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
         let mut groups = self.0.groups.lock();
         if let Some(group) = groups.get(ranks) {
             return Ok(group.clone());
@@ -110,8 +111,8 @@ impl World {
     ///
     /// # Errors
     /// See [`Communicator`].
-    pub fn barrier(&self, call: impl Into<Call>) -> Result<(), CommError> {
-        self.all().barrier(call.into()).wait()
+    pub fn barrier(&self, call: impl Into<Call>) -> Result<()> {
+        Ok(self.all().barrier(call.into()).wait()?)
     }
 
     fn index_in(&self, ranks: &[usize]) -> Result<usize, String> {
