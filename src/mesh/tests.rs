@@ -2,8 +2,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use super::{DeviceMesh, MeshError};
-use crate::{Error, Result};
 use crate::comm::{Launch, World, launch};
+use crate::{Error, Result};
 
 /// Runs `program` on `ranks` thread ranks.
 fn on<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {

@@ -87,7 +87,10 @@ fn errors_of_others_enter_by_a_question_mark() {
     let io = ended(|| Err(missing())?);
     let Error::Other(cause) = &io.cause else { panic!("{io}") };
     assert_eq!(cause.downcast_ref::<io::Error>().expect("an I/O error").kind(), io::ErrorKind::NotFound);
-    assert_eq!(ended(|| "ten".parse::<usize>().map(drop).map_err(Error::from)).cause.to_string(), "invalid digit found in string");
+    assert_eq!(
+        ended(|| "ten".parse::<usize>().map(drop).map_err(Error::from)).cause.to_string(),
+        "invalid digit found in string"
+    );
     let record = ended(|| {
         let layer = LinearConfig::new(2, 2).init(&Device::flex());
         layer.try_load_file("/nowhere")?;

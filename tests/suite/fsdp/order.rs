@@ -4,10 +4,10 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor};
+use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::Result;
 
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
 

@@ -17,9 +17,9 @@ mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::Result;
 
 use call::Row;
 use file::{Case, Golden, Operator};
