@@ -85,7 +85,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
             sharded.push(Recut { path: path.clone(), module, before, parallel: parallel.clone() });
         }
         let shape = spec.local_shape().to_vec();
-        Ok((unit, UnitParam { path, depth, shape, cut: None, spec, parallel: Some(parallel) }))
+        Ok((unit, UnitParam { path: path.into(), depth, shape, cut: None, spec, parallel: Some(parallel) }))
     });
     let params = make_units(params.collect::<Result<_>>()?, None)?;
     let attachments = params.into_iter().map(|param| {

@@ -129,7 +129,7 @@ fn as_shard<const D: usize>(param: &Param<Tensor<D>>, local: Tensor<D>) -> Optio
 /// The parameter's path in the model that was distributed, or else its id: for messages.
 pub(crate) fn path<const D: usize>(param: &Param<Tensor<D>>) -> String {
     match param.reparameterization::<DistributedParameter>() {
-        Some(distributed) => distributed.info().path.clone(),
+        Some(distributed) => distributed.info().path.to_string(),
         None => format!("id {}", param.id),
     }
 }

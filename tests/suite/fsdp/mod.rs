@@ -7,6 +7,7 @@ mod failure;
 mod forward;
 mod gathering;
 mod groups;
+mod mismatch;
 mod misuse;
 mod modules;
 mod net;

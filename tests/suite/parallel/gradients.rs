@@ -41,8 +41,9 @@ fn check<const D: usize>(
     grads: &Gradients,
     of_optimizer: &GradientsParams,
 ) -> Result<()> {
-    let close =
-        |a: Tensor<D>, b: Tensor<D>| a.into_data().assert_approx_eq::<f32>(&b.into_data(), Tolerance::permissive());
+    let close = |a: Tensor<D>, b: Tensor<D>| {
+        a.into_data().assert_approx_eq::<f32>(&b.into_data(), Tolerance::rel_abs(1e-4, 1e-6))
+    };
     let shard = param.shard_grad(grads).expect("a trained parameter");
     let stored = param.shard().expect("a distributed parameter");
     assert_eq!((shard.layout(), shard.mesh()), (stored.layout(), stored.mesh()));
