@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
-use burn_dtensor::Error;
 use burn_dtensor::comm::{Communicator, Launch, ReduceOp, Sharded, World, launch};
 use burn_dtensor::placement::Cut;
 
@@ -78,7 +77,7 @@ fn measure(bytes: usize, prepare: impl Fn(&World) -> Step + Sync) -> f64 {
             world.barrier("end")?;
             best = best.min(start.elapsed());
         }
-        Ok::<_, Error>(best.as_secs_f64() / repeats as f64)
+        Ok(best.as_secs_f64() / repeats as f64)
     });
     seconds.unwrap_or_else(|error| panic!("{error}")).into_iter().fold(0.0, f64::max)
 }

@@ -88,7 +88,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             // The others wait: nothing measured communicates.
             world.barrier("dispatch")?;
         }
-        Ok::<_, Error>(())
+        Ok(())
     })?;
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! backward pass), [`launch`](crate::comm::launch) turns it back into the typed value.
 
 use std::panic::Location;
+use std::sync::Arc;
 
 use crate::comm::{CommError, LaunchError};
 use crate::dtensor::DTensorError;
@@ -45,15 +46,36 @@ pub enum Error {
     /// A [`launch`](crate::comm::launch) inside the program failed.
     #[error(transparent)]
     Launch(Box<LaunchError>),
-    /// The program's own error, carried through [`launch`](crate::comm::launch).
-    #[error("{0}")]
-    Other(String),
+    /// The program's own error, carried through [`launch`](crate::comm::launch): with its text and
+    /// its sources, and for `downcast_ref` as what it was.
+    #[error(transparent)]
+    Other(Arc<dyn std::error::Error + Send + Sync>),
 }
 
 impl Error {
-    /// Wraps any error of the program's own.
-    pub fn other(error: impl std::fmt::Display) -> Self {
-        Self::Other(error.to_string())
+    /// Wraps any error of the program's own, or a text.
+    ///
+    /// Inside `launch`, `?` does so by itself for boxed errors, I/O, parsing, burn's records and tensor
+    /// data, and, with the feature `anyhow`, for `anyhow::Error`; all others enter by
+    /// `.map_err(Error::other)?`.
+    ///
+    /// ```
+    /// use burn_dtensor::prelude::*;
+    ///
+    /// fn steps(text: &str) -> Result<usize> {
+    ///     match text.parse::<usize>()? {
+    ///         0 => Err(Error::other("train for a step at least")),
+    ///         steps => Ok(steps),
+    ///     }
+    /// }
+    ///
+    /// assert_eq!(steps("100")?, 100);
+    /// assert_eq!(steps("0").unwrap_err().to_string(), "train for a step at least");
+    /// assert_eq!(steps("ten").unwrap_err().to_string(), "invalid digit found in string");
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Other(error.into().into())
     }
 
     /// Unwinds the calling rank with this error, without running the panic hook.
@@ -96,8 +118,25 @@ impl From<LaunchError> for Error {
     }
 }
 
-impl From<std::io::Error> for Error {
-    fn from(error: std::io::Error) -> Self {
-        Self::other(error)
-    }
+/// Errors that programs meet beside this crate's: they enter by `?`.
+macro_rules! entering {
+    ($($foreign:ty),+ $(,)?) => {$(
+        impl From<$foreign> for Error {
+            fn from(error: $foreign) -> Self {
+                Self::other(error)
+            }
+        }
+    )+};
 }
+
+entering!(
+    Box<dyn std::error::Error + Send + Sync>,
+    std::io::Error,
+    std::num::ParseIntError,
+    std::num::ParseFloatError,
+    burn::store::RecordError,
+    burn::tensor::DataError,
+    burn::tensor::TensorReadError,
+);
+#[cfg(feature = "anyhow")]
+entering!(anyhow::Error);

@@ -56,7 +56,7 @@
 //!     }
 //!     let full = full_model(&net)?; // an ordinary module again
 //!     assert_eq!(full.head.weight.val().dims(), [16, 1]);
-//!     Ok::<_, Error>(())
+//!     Ok(())
 //! })?;
 //! # Ok(())
 //! # }
@@ -100,7 +100,7 @@ pub use error::{Error, Result};
 /// What most programs import, those that write a parallel model too: with `module`, `activation` and `loss`
 /// they find burn's functions over DTensors.
 pub mod prelude {
-    pub use crate::comm::{Launch, LaunchError, World, launch};
+    pub use crate::comm::{Launch, LaunchError, ReduceOp, World, launch};
     pub use crate::dtensor::ops::{RedistributePolicy, activation, loss, module};
     pub use crate::dtensor::{DTensor, DTensorSpec};
     pub use crate::fsdp::{

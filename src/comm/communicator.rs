@@ -65,6 +65,9 @@ pub struct Call {
     /// Of a pending reduction: the global shapes of what its terms were computed from, such as
     /// `[4, 8] and [8, 2]`. The ledger leaves it out.
     pub terms: Option<Arc<str>>,
+    /// Names of the tensors, such as the parameters' paths, in the order in which they travel; tensors
+    /// after the last name have none. Must agree on all ranks. The ledger leaves them out.
+    pub tensors: Option<Arc<[Arc<str>]>>,
     /// Issued ahead of need: the ledger counts it when its result is taken, and not before.
     pub ahead: bool,
 }
@@ -84,6 +87,12 @@ impl Call {
     /// The same call with its place in forward.
     pub fn drawn(mut self, place: u64) -> Self {
         self.drawn = Some(place);
+        self
+    }
+
+    /// The same call, of tensors of these names.
+    pub fn of(mut self, tensors: impl IntoIterator<Item = Arc<str>>) -> Self {
+        self.tensors = Some(tensors.into_iter().collect());
         self
     }
 

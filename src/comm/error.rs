@@ -84,6 +84,18 @@ pub enum CommError {
         during: CollectiveId,
     },
 
+    /// A rank called a collective in what it runs alone.
+    #[error(
+        "rank {rank} called {called} inside `World::only`, which the other ranks do not run; communicate before \
+         it or after it, on all ranks"
+    )]
+    InsideOnly {
+        /// Global rank.
+        rank: usize,
+        /// What it called.
+        called: CollectiveId,
+    },
+
     /// A rank communicated with something of another rank's.
     #[error(
         "rank {rank} called {op} `{label}` with a tensor, mesh, work or module that belongs to rank {owner}; \
@@ -152,12 +164,22 @@ impl CommError {
             | Self::RankLeft { rank, .. }
             | Self::Mismatch { rank, .. }
             | Self::ConcurrentCalls { rank, .. }
+            | Self::InsideOnly { rank, .. }
             | Self::OtherRank { rank, .. }
             | Self::InvalidArgument { rank, .. }
             | Self::InvalidGroup { rank, .. } => *rank,
             Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),
             Self::Deadlock { waits } => waits.first().map_or(0, |(rank, ..)| *rank),
         }
+    }
+
+    /// The failure itself, whoever noticed it.
+    pub(super) fn without_notice(&self) -> Self {
+        let mut failure = self.clone();
+        if let Self::RankPanicked { during, .. } | Self::RankFailed { during, .. } = &mut failure {
+            *during = None;
+        }
+        failure
     }
 }
 

@@ -90,27 +90,28 @@ impl Launch {
 /// The program runs on its pool's first thread, often the only one: what it hands to `rayon::spawn` may
 /// not begin before the program ends, so waiting for it may wait for ever. Use `std::thread` for that.
 ///
+/// The program's errors are this crate's [`Error`]; those of others enter it by `?`, as
+/// [`Error::other`] says.
+///
 /// ```
-/// use burn_dtensor::Error;
 /// use burn_dtensor::comm::{Launch, launch};
 ///
 /// let ranks = launch(Launch::threads(4), |world| {
 ///     world.barrier("start")?;
-///     Ok::<_, Error>(world.rank())
+///     Ok(world.rank())
 /// })?;
 /// assert_eq!(ranks, [0, 1, 2, 3]);
-/// # Ok::<_, Error>(())
+/// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
 /// # Errors
 /// If any rank panicked or returned an error: the first failure, and what every other rank was
 /// doing at that moment and ended with.
 #[expect(clippy::result_large_err, reason = "made once per program")]
-pub fn launch<T, E, F>(config: Launch, program: F) -> Result<Vec<T>, LaunchError>
+pub fn launch<T, F>(config: Launch, program: F) -> Result<Vec<T>, LaunchError>
 where
     T: Send,
-    E: Into<Error>,
-    F: Fn(&World) -> Result<T, E> + Sync,
+    F: Fn(&World) -> Result<T> + Sync,
 {
     let Ranks::Threads(size) = config.ranks;
     let device = config.device.unwrap_or_else(default_device);
@@ -119,7 +120,7 @@ where
     let (threads, outer) = ((cores / size).max(1), Home::current());
     let run = |rank: usize| {
         let home = Arc::new(Home { launch: local.launch, rank, outer: outer.clone() });
-        // Whatever panics, also while the program's error is converted, is the rank's end.
+        // Whatever panics, also while the rank's pool is made, is the rank's end.
         let end = End::of(|| {
             let world = World::new(rank, device.clone(), local.clone());
             in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
@@ -159,10 +160,10 @@ fn default_device() -> Device {
     return Device::default().inner();
 }
 
-fn run_program<T, E: Into<Error>>(program: impl Fn(&World) -> Result<T, E>, world: &World) -> End<T> {
+fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> End<T> {
     home::become_rank();
     // Here, on the rank's own thread, it is known where the program unwound.
-    End::of(|| program(world).map_or_else(|error| End::failed(error.into()), End::Done))
+    End::of(|| program(world).map_or_else(End::failed, End::Done))
 }
 
 /// Runs `body` in a rayon pool of the rank's own, whose first thread is named after the rank.

@@ -5,7 +5,6 @@
 //!
 //! ```
 //! use burn::tensor::Tensor;
-//! use burn_dtensor::Error;
 //! use burn_dtensor::comm::{Launch, ReduceOp, launch};
 //!
 //! launch(Launch::threads(2), |world| {
@@ -13,9 +12,9 @@
 //!     let work = world.all().all_reduce("sum".into(), vec![tensor.into_dispatch()], ReduceOp::Sum);
 //!     let sum = Tensor::<1>::from_dispatch(work.wait()?.remove(0));
 //!     assert_eq!(sum.sum().into_scalar::<f32>(), 9.0);
-//!     Ok::<_, Error>(())
+//!     Ok(())
 //! })?;
-//! # Ok::<_, Error>(())
+//! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
 //! # What holds on every backend

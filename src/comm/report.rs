@@ -3,6 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
+use super::CommError;
 use super::end::End;
 use super::local::{Failure, LocalWorld};
 use crate::Error;
@@ -58,33 +59,64 @@ impl LaunchError {
     }
 }
 
+impl LaunchError {
+    /// Whether `error` is no more than word of the cause.
+    fn is_word_of_cause(&self, error: &Error) -> bool {
+        match (error, &self.cause) {
+            (Error::Comm(CommError::RankFailed { rank, message, .. }), cause) if *rank == self.rank => {
+                *message == cause.to_string()
+            }
+            (Error::Comm(error), Error::Comm(cause)) => error.without_notice() == cause.without_notice(),
+            _ => false,
+        }
+    }
+}
+
 impl fmt::Display for LaunchError {
-    /// Ranks that fared alike share a line.
+    /// What several ranks did, or ended with, is said once, with all of them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "launch failed at rank {}: {}", self.rank, self.cause)?;
+        if let Error::Other(cause) = &self.cause {
+            let mut source = cause.source();
+            while let Some(error) = source {
+                write!(f, "\n  caused by: {error}")?;
+                source = error.source();
+            }
+        }
         if let Some(own) = &self.own {
             write!(f, "\n  rank {} itself ended with: {own}", self.rank)?;
         }
         if let Some(at) = self.at {
             write!(f, "\n  in {at}")?;
         }
-        let mut lines: Vec<(String, Vec<usize>)> = Vec::new();
-        for RankReport { rank, doing, error } in &self.others {
-            let end = error.as_ref().map_or("it succeeded".into(), |error| format!("it ended with: {error}"));
-            let line = format!("{doing}; {end}");
-            match lines.iter_mut().find(|(other, _)| *other == line) {
-                Some((_, ranks)) => ranks.push(*rank),
-                None => lines.push((line, vec![*rank])),
-            }
-        }
-        for (line, ranks) in lines {
-            match &ranks[..] {
-                [rank] => write!(f, "\n  rank {rank} was {line}")?,
-                ranks => write!(f, "\n  ranks {ranks:?}, each: {line}")?,
-            }
+        let end = |report: &RankReport| match &report.error {
+            None => "succeeded".into(),
+            Some(error) if self.is_word_of_cause(error) => "ended with it".into(),
+            Some(error) => format!("ended with: {error}"),
+        };
+        let doing = by_text(&self.others, |report| format!("was {}", report.doing));
+        for (ranks, text) in doing.into_iter().chain(by_text(&self.others, end)) {
+            write!(f, "\n  {ranks} {text}")?;
         }
         Ok(())
     }
+}
+
+/// What `text` says of each rank, with the ranks that it says it of, in the order of the first.
+fn by_text(reports: &[RankReport], text: impl Fn(&RankReport) -> String) -> Vec<(String, String)> {
+    let mut lines: Vec<(Vec<usize>, String)> = Vec::new();
+    for report in reports {
+        let text = text(report);
+        match lines.iter_mut().find(|(_, other)| *other == text) {
+            Some((ranks, _)) => ranks.push(report.rank),
+            None => lines.push((vec![report.rank], text)),
+        }
+    }
+    let named = |ranks: Vec<usize>| match &ranks[..] {
+        [rank] => format!("rank {rank}"),
+        ranks => format!("each of ranks {ranks:?}"),
+    };
+    lines.into_iter().map(|(ranks, text)| (named(ranks), text)).collect()
 }
 
 impl std::error::Error for LaunchError {

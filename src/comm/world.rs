@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::local::{LocalCommunicator, LocalWorld};
 use super::{Call, CommError, Communicator, Group, Ledger};
+use crate::{Error, Result};
 
 /// One rank's handle on all ranks of a [`launch`](super::launch). Cheap to clone.
 ///
@@ -76,7 +77,7 @@ impl World {
     /// # Errors
     /// [`CommError::InvalidGroup`] if `ranks` is empty, names a rank twice or one outside the
     /// world, or does not contain the caller, or if it would be one too many.
-    pub fn group(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>, CommError> {
+    pub fn group(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
         let mut groups = self.0.groups.lock();
         if let Some(group) = groups.get(ranks) {
             return Ok(group.clone());
@@ -110,14 +111,50 @@ impl World {
     ///
     /// # Errors
     /// See [`Communicator`].
-    pub fn barrier(&self, call: impl Into<Call>) -> Result<(), CommError> {
-        self.all().barrier(call.into()).wait()
+    pub fn barrier(&self, call: impl Into<Call>) -> Result<()> {
+        Ok(self.all().barrier(call.into()).wait()?)
+    }
+
+    /// Runs `program` on `rank` and on no other, such as to print or log what all of them have; returns
+    /// what it returned there, and `None` on the others. Local: nobody waits.
+    ///
+    /// ```
+    /// use burn_dtensor::prelude::*;
+    ///
+    /// launch(Launch::threads(2), |world| {
+    ///     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+    ///     // Every rank has a part in what is printed ..
+    ///     let loss = mesh.all_reduce(0.5 + world.rank() as f64, ReduceOp::Avg)?;
+    ///     // .. and one prints it.
+    ///     world.only(0, || println!("loss {loss}"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// The others are not there for a collective inside `program`, whether it is called, belongs to a unit's
+    /// forward or to a backward pass: it is an error at once, [`CommError::InsideOnly`], on all ranks. So is,
+    /// while `program` runs, one on another thread of the rank.
+    ///
+    /// # Panics
+    /// Unwinds every rank with [`CommError::InvalidGroup`] if the world has no such rank.
+    #[track_caller]
+    pub fn only<T>(&self, rank: usize, program: impl FnOnce() -> T) -> Option<T> {
+        if rank >= self.size() {
+            let problem = self.outside(rank);
+            Error::from(CommError::InvalidGroup { rank: self.rank(), ranks: vec![rank], problem }).unwind();
+        }
+        (rank == self.rank()).then(|| self.0.local.rendezvous.alone(rank, program))
+    }
+
+    fn outside(&self, rank: usize) -> String {
+        format!("rank {rank} is outside a world of {} ranks", self.size())
     }
 
     fn index_in(&self, ranks: &[usize]) -> Result<usize, String> {
         let size = self.size();
         if let Some(rank) = ranks.iter().find(|rank| **rank >= size) {
-            return Err(format!("rank {rank} is outside a world of {size} ranks"));
+            return Err(self.outside(*rank));
         }
         let mut seen = vec![false; size];
         if let Some(rank) = ranks.iter().find(|rank| std::mem::replace(&mut seen[**rank], true)) {

@@ -30,9 +30,9 @@ use crate::placement::{Layout, Placement};
 ///     let columns = rows.redistribute(&[Replicate, Shard(1)])?;
 ///     assert_eq!(columns.local().dims(), [8, 8]);
 ///     assert_eq!(columns.full_tensor()?.dims(), [8, 16]);
-///     Ok::<_, Error>(())
+///     Ok(())
 /// })?;
-/// # Ok::<_, Error>(())
+/// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
 /// Methods that communicate say so under *Collective*: every rank of the mesh must call them, in

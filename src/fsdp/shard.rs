@@ -82,7 +82,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
             }
         };
         let Planned { path, shape, cut, unit, depth, parallel, .. } = param;
-        Ok((unit, UnitParam { path, depth, shape, cut, spec, parallel }))
+        Ok((unit, UnitParam { path: path.into(), depth, shape, cut, spec, parallel }))
     });
     let params = make_units(params.collect::<Result<_>>()?, Some(data))?;
     // Nothing is wrong with this call: clones of the model may have kept the units as they were.

@@ -8,6 +8,7 @@ use burn::tensor::Device;
 use smallvec::SmallVec;
 
 use super::{DimNames, MeshError};
+use crate::Result;
 use crate::comm::{Communicator, World};
 
 /// An array of ranks with named dimensions, and one communicator per dimension.
@@ -48,11 +49,11 @@ impl DeviceMesh {
     ///
     /// # Errors
     /// A [`MeshError`] if shape and names do not fit each other, or the world is too small.
-    pub fn new(world: &World, shape: impl AsRef<[usize]>, names: impl DimNames) -> Result<Self, MeshError> {
+    pub fn new(world: &World, shape: impl AsRef<[usize]>, names: impl DimNames) -> Result<Self> {
         let shape = shape.as_ref();
         let needed = shape.iter().product();
         if needed > world.size() {
-            return Err(MeshError::WorldTooSmall { shape: shape.to_vec(), needed, world_size: world.size() });
+            return Err(MeshError::WorldTooSmall { shape: shape.to_vec(), needed, world_size: world.size() }.into());
         }
         Self::from_ranks(world, (0..needed).collect::<Vec<_>>(), shape, names)
     }
@@ -69,7 +70,7 @@ impl DeviceMesh {
         ranks: impl Into<Vec<usize>>,
         shape: impl AsRef<[usize]>,
         names: impl DimNames,
-    ) -> Result<Self, MeshError> {
+    ) -> Result<Self> {
         Self::with_index(world, ranks.into(), shape.as_ref(), names, 0)
     }
 
@@ -80,7 +81,7 @@ impl DeviceMesh {
         shape: &[usize],
         names: impl DimNames,
         index: usize,
-    ) -> Result<Self, MeshError> {
+    ) -> Result<Self> {
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
         validate(world, &ranks, shape, &names)?;
         let position = ranks.iter().position(|&rank| rank == world.rank());
@@ -163,13 +164,11 @@ impl DeviceMesh {
     ///
     /// # Errors
     /// [`UnknownName`](MeshError::UnknownName), which lists the names there are.
-    pub fn dim(&self, name: &str) -> Result<usize, MeshError> {
+    pub fn dim(&self, name: &str) -> Result<usize> {
         let found = self.0.names.iter().position(|known| known == name);
-        found.ok_or_else(|| MeshError::UnknownName {
-            name: name.into(),
-            names: self.0.names.clone(),
-            mesh: self.to_string(),
-        })
+        let unknown =
+            || MeshError::UnknownName { name: name.into(), names: self.0.names.clone(), mesh: self.to_string() };
+        Ok(found.ok_or_else(unknown)?)
     }
 
     /// The communicator of the ranks that differ from the caller only along `mesh_dim`.
@@ -177,11 +176,11 @@ impl DeviceMesh {
     /// # Errors
     /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and
     /// [`DimOutOfRange`](MeshError::DimOutOfRange) for a dimension the mesh lacks.
-    pub fn communicator(&self, mesh_dim: usize) -> Result<&Arc<dyn Communicator>, MeshError> {
+    pub fn communicator(&self, mesh_dim: usize) -> Result<&Arc<dyn Communicator>> {
         if mesh_dim >= self.ndim() {
-            return Err(MeshError::DimOutOfRange { mesh_dim, ndim: self.ndim(), mesh: self.to_string() });
+            return Err(MeshError::DimOutOfRange { mesh_dim, ndim: self.ndim(), mesh: self.to_string() }.into());
         }
-        self.0.communicators.get(mesh_dim).ok_or_else(|| self.not_a_member("communicate on it"))
+        Ok(self.0.communicators.get(mesh_dim).ok_or_else(|| self.not_a_member("communicate on it"))?)
     }
 
     /// The communicator of the ranks that differ from the caller only along `mesh_dims`, ascending: in
@@ -189,12 +188,12 @@ impl DeviceMesh {
     ///
     /// # Errors
     /// As [`communicator`](Self::communicator), and a failure of the world.
-    pub(crate) fn communicator_over(&self, mesh_dims: &[usize]) -> Result<Arc<dyn Communicator>, MeshError> {
+    pub(crate) fn communicator_over(&self, mesh_dims: &[usize]) -> Result<Arc<dyn Communicator>> {
         if let [mesh_dim] = *mesh_dims {
             return Ok(self.communicator(mesh_dim)?.clone());
         }
         let coordinate = self.member("communicate on it")?;
-        Ok(self.0.world.group(&along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims))?)
+        self.0.world.group(&along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims))
     }
 
     /// The mesh this one was sliced from; itself, if it is no slice.

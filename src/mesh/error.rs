@@ -1,7 +1,5 @@
 //! [`MeshError`]: a mesh that cannot be built, sliced or used.
 
-use crate::comm::CommError;
-
 /// Why a mesh could not be built, sliced or used.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -142,7 +140,4 @@ pub enum MeshError {
         /// The other mesh.
         right: String,
     },
-    /// A group of the mesh could not be made.
-    #[error(transparent)]
-    Comm(#[from] CommError),
 }

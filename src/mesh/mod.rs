@@ -19,6 +19,7 @@
 mod device_mesh;
 mod error;
 mod names;
+mod reduce;
 mod reshape;
 mod slice;
 #[cfg(test)]
@@ -27,3 +28,4 @@ mod tests;
 pub use device_mesh::DeviceMesh;
 pub use error::MeshError;
 pub use names::DimNames;
+pub use reduce::Reducible;

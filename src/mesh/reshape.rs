@@ -1,6 +1,7 @@
 //! Dimensions of a mesh made one, or one made several.
 
 use super::{DeviceMesh, DimNames, MeshError};
+use crate::Result;
 
 impl DeviceMesh {
     /// The 1-D mesh over the named dimensions, called by their names joined with `_`:
@@ -11,7 +12,7 @@ impl DeviceMesh {
     ///
     /// # Errors
     /// As [`slice`](Self::slice).
-    pub fn flatten(&self, names: impl DimNames) -> Result<Self, MeshError> {
+    pub fn flatten(&self, names: impl DimNames) -> Result<Self> {
         let slice = self.slice(names)?;
         let name = slice.names().join("_");
         Self::with_index(slice.world(), slice.ranks().to_vec(), &[slice.size()], [name], slice.slice_index())
@@ -26,13 +27,13 @@ impl DeviceMesh {
     /// # Errors
     /// [`NotAdjacent`](MeshError::NotAdjacent), [`DuplicateName`](MeshError::DuplicateName) if
     /// another dimension has the joined name, and the errors of names in [`slice`](Self::slice).
-    pub fn flatten_dims(&self, names: impl DimNames) -> Result<Self, MeshError> {
+    pub fn flatten_dims(&self, names: impl DimNames) -> Result<Self> {
         let dims = self.dims(names)?;
         let (first, last) = (dims[0], dims[dims.len() - 1]);
         let flattened = self.names()[first..=last].to_vec();
         if dims.len() != flattened.len() {
             let given = dims.iter().map(|&dim| self.names()[dim].clone()).collect();
-            return Err(MeshError::NotAdjacent { given, mesh: self.to_string() });
+            return Err(MeshError::NotAdjacent { given, mesh: self.to_string() }.into());
         }
         let size = self.shape()[first..=last].iter().product();
         self.replace_dims(first..last + 1, &[size], &[flattened.join("_")])
@@ -48,20 +49,20 @@ impl DeviceMesh {
     /// [`UnknownName`](MeshError::UnknownName), [`Unflatten`](MeshError::Unflatten) if the
     /// product of `sizes` is not the dimension's size, and the errors of names in
     /// [`new`](Self::new).
-    pub fn unflatten(&self, name: &str, sizes: impl AsRef<[usize]>, names: impl DimNames) -> Result<Self, MeshError> {
+    pub fn unflatten(&self, name: &str, sizes: impl AsRef<[usize]>, names: impl DimNames) -> Result<Self> {
         let (dim, sizes) = (self.dim(name)?, sizes.as_ref());
         let size = self.size_of(dim);
         if sizes.is_empty() || sizes.iter().product::<usize>() != size {
-            return Err(MeshError::Unflatten { name: name.into(), size, sizes: sizes.to_vec() });
+            return Err(MeshError::Unflatten { name: name.into(), size, sizes: sizes.to_vec() }.into());
         }
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
         if names.len() != sizes.len() {
-            return Err(MeshError::NameCount { names, shape: sizes.to_vec() });
+            return Err(MeshError::NameCount { names, shape: sizes.to_vec() }.into());
         }
         self.replace_dims(dim..dim + 1, sizes, &names)
     }
 
-    fn replace_dims(&self, dims: std::ops::Range<usize>, sizes: &[usize], names: &[String]) -> Result<Self, MeshError> {
+    fn replace_dims(&self, dims: std::ops::Range<usize>, sizes: &[usize], names: &[String]) -> Result<Self> {
         let (mut shape, mut all_names) = (self.shape().to_vec(), self.names().to_vec());
         shape.splice(dims.clone(), sizes.iter().copied());
         all_names.splice(dims, names.iter().cloned());

@@ -2,19 +2,19 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use super::{DeviceMesh, MeshError};
-use crate::Error;
 use crate::comm::{Launch, World, launch};
+use crate::{Error, Result};
 
 /// Runs `program` on `ranks` thread ranks.
-fn on<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T, Error> + Sync) -> Vec<T> {
+fn on<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {
     let launched = launch(Launch::threads(ranks).deadline(Duration::from_secs(20)), program);
     launched.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The error of `build` in a world of `ranks`, and its message.
-fn refused(ranks: usize, build: impl Fn(&World) -> Result<DeviceMesh, MeshError> + Sync) -> (MeshError, String) {
+fn refused(ranks: usize, build: impl Fn(&World) -> Result<DeviceMesh> + Sync) -> (MeshError, String) {
     let mut errors = on(ranks, |world| Ok(build(world).unwrap_err()));
-    let error = errors.swap_remove(0);
+    let Error::Mesh(error) = errors.swap_remove(0) else { panic!("no error of a mesh") };
     let message = error.to_string();
     (error, message)
 }
@@ -71,10 +71,10 @@ fn a_rank_outside_has_no_coordinate_and_no_communicator() {
         }
         assert_eq!((mesh.coordinate(), mesh.rank()), (None, 2));
         let error = mesh.communicator(0).unwrap_err();
-        assert!(matches!(error, MeshError::NotAMember { rank: 2, .. }), "{error:?}");
+        assert!(matches!(error, Error::Mesh(MeshError::NotAMember { rank: 2, .. })), "{error:?}");
         assert!(error.to_string().contains("rank 2 is not in DeviceMesh(dp=2; ranks 0..2)"), "{error}");
         let two = DeviceMesh::new(world, [1, 2], ["dp", "tp"])?;
-        assert!(matches!(two.slice("tp"), Err(MeshError::NotAMember { .. })));
+        assert!(matches!(two.slice("tp"), Err(Error::Mesh(MeshError::NotAMember { .. }))));
         Ok(())
     });
 }

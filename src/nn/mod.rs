@@ -31,9 +31,9 @@
 //!     let x = DTensor::ones([4, 5, 8], &mesh, &[Placement::Replicate], &device)?;
 //!     let y = mlp.forward(x); // one all-reduce
 //!     assert_eq!(y.placements(), [Placement::Replicate]);
-//!     Ok::<_, Error>(())
+//!     Ok(())
 //! })?;
-//! # Ok::<_, Error>(())
+//! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
 //! | layer | input | output |

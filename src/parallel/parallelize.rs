@@ -55,9 +55,9 @@ use crate::placement::Layout;
 ///     assert_eq!(mlp.up.weight.base().dims(), [4, 16]);
 ///     assert_eq!(mlp.up.weight.dtensor()?.local().dims(), [8, 16]);
 ///     assert_eq!(mlp.up.weight.val().dims(), [8, 32]);
-///     Ok::<_, Error>(())
+///     Ok(())
 /// })?;
-/// # Ok::<_, Error>(())
+/// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
 /// # Collective
@@ -86,7 +86,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
             sharded.push(Recut { path: path.clone(), module, before, parallel: parallel.clone() });
         }
         let shape = spec.local_shape().to_vec();
-        Ok((unit, UnitParam { path, depth, shape, cut: None, spec, parallel: Some(parallel) }))
+        Ok((unit, UnitParam { path: path.into(), depth, shape, cut: None, spec, parallel: Some(parallel) }))
     });
     let params = make_units(params.collect::<Result<_>>()?, None)?;
     let attachments = params.into_iter().map(|param| {

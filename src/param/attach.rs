@@ -15,7 +15,7 @@ use crate::{Error, Result};
 
 /// A parameter and what becomes of it.
 pub(crate) struct Attachment {
-    pub(crate) path: String,
+    pub(crate) path: Arc<str>,
     pub(crate) param: DistributedParameter,
     /// How the stored value is cut, and over which ranks: the first of them has the values.
     pub(crate) cut: Arc<DTensorSpec>,
@@ -42,7 +42,7 @@ pub(crate) fn attach<M: Module>(
     let model = model.apply_reparameterization(&mut attach);
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
-        (None, Some(Attachment { path: param, .. })) => Err(ParamError::NotMet { param }.into()),
+        (None, Some(Attachment { path: param, .. })) => Err(ParamError::NotMet { param: param.to_string() }.into()),
         (None, None) => Ok(model),
     }
 }
@@ -66,7 +66,7 @@ impl Reparameterizer for &mut Attach {
         if self.failed.is_some() {
             return (param, None);
         }
-        if self.queue.front().is_none_or(|next| next.path != path) {
+        if self.queue.front().is_none_or(|next| *next.path != *path) {
             return (self.own_leaf(param), None);
         }
         let next = self.queue.pop_front().expect("the front was just looked at");

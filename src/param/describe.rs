@@ -47,7 +47,7 @@ struct Row {
 ///         assert_eq!(description.local_count(), 4); // of 6 rows none is left for it
 ///         println!("{description}");
 ///     }
-///     Ok::<_, Error>(())
+///     Ok(())
 /// })?;
 /// # Ok::<_, Error>(())
 /// ```

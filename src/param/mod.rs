@@ -9,7 +9,7 @@
 //! | every parameter of a model; what it becomes | `inventory`, `attach` |
 //! | whether they all still are; where they are | `replaced`, `device` |
 //! | over which ranks it is cut, and cut again | `combine`, `recut` |
-//! | the parameter, and its views | `distributed`, `view`, `read`, `varying` |
+//! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
 //! | what moves together, over which groups | `unit`, `shards`, `reduce` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | a parameter read outside its unit | `read`, `outside` |
@@ -28,6 +28,7 @@ mod distributed;
 mod enter;
 mod error;
 mod full;
+mod grad;
 mod graph;
 mod inventory;
 mod io;
@@ -61,6 +62,7 @@ pub(crate) use distributed::make_units;
 pub use enter::unit;
 pub use error::ParamError;
 pub use full::full_model;
+pub use grad::Grads;
 pub(crate) use inventory::{Found, Inventory};
 pub use io::UnitTensors;
 pub(crate) use recut::{Recut, recut};

@@ -17,7 +17,7 @@ impl Unit {
     pub(super) fn read_outside(&self, index: usize) {
         let Some(data) = &self.data else { return };
         if data.strict {
-            let (param, unit) = (self.params[index].path.clone(), self.label().to_string());
+            let (param, unit) = (self.params[index].path.to_string(), self.label().to_string());
             Error::from(ParamError::ReadOutside { param, unit }).unwind();
         }
         let first = *self.first_outside.get_or_init(|| index);

@@ -51,7 +51,7 @@ pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
         });
         let over_data = data_spec(mesh, cut.as_ref(), &shape, parallel.spec.dtype())?.shared();
         let spec = combine(mesh, cut.as_ref(), &parallel.spec)?.shared();
-        let param = UnitParam { path, depth: info.depth, shape, cut, spec, parallel: Some(parallel) };
+        let param = UnitParam { path: path.into(), depth: info.depth, shape, cut, spec, parallel: Some(parallel) };
         Ok((before.unit.clone(), over_data, (module, param)))
     });
     let params: Vec<_> = params.collect::<Result<_>>()?;

@@ -63,6 +63,7 @@ impl Unit {
             None => flags,
             Some(group) => {
                 reduced.push(flags);
+                let call = self.named(call, members.iter().copied());
                 reduced = group.all_reduce(call, reduced, ReduceOp::Avg).wait()?;
                 reduced.pop().expect("the flags were sent last")
             }
@@ -85,7 +86,7 @@ impl Unit {
         if !cut.is_empty() {
             let ranks = group.group().size();
             cut.push(Sharded { tensor: own.flags(ranks), dim: 0, cut: Cut::Chunks(ranks) });
-            shards = group.reduce_scatter(call.clone(), cut, ReduceOp::Avg).wait()?;
+            shards = group.reduce_scatter(self.named_cut(call.clone(), members), cut, ReduceOp::Avg).wait()?;
             flags = shards.pop();
         }
         if !uncut.is_empty() {
@@ -93,7 +94,7 @@ impl Unit {
             if alone {
                 uncut.push(own.flags(1));
             }
-            uncut = group.all_reduce(call, uncut, ReduceOp::Avg).wait()?;
+            uncut = group.all_reduce(self.named_uncut(call, members), uncut, ReduceOp::Avg).wait()?;
             if alone {
                 flags = uncut.pop();
             }
@@ -102,10 +103,11 @@ impl Unit {
         Ok((self.merge(members, shards, uncut), flags))
     }
 
-    /// Adds up gradients of which each tensor-parallel rank has a term.
+    /// Adds up gradients of `members`, of which each tensor-parallel rank has a term.
     pub(super) fn sum_terms(
         &self,
         call: Call,
+        members: impl IntoIterator<Item = usize>,
         terms: Vec<Option<DispatchTensor>>,
         zeros: impl Fn(usize) -> DispatchTensor,
     ) -> Result<Vec<Option<DispatchTensor>>, CommError> {
@@ -114,7 +116,7 @@ impl Unit {
         let flags = own.flags(1);
         let mut sent = own.grads;
         sent.push(flags);
-        let mut sums = group.all_reduce(call, sent, ReduceOp::Sum).wait()?;
+        let mut sums = group.all_reduce(self.named(call, members), sent, ReduceOp::Sum).wait()?;
         let flags = sums.pop().expect("the flags were sent last");
         Ok(without_unused(sums, flags, &own.used))
     }

@@ -26,7 +26,7 @@ use crate::placement::Cut;
 #[derive(Debug)]
 pub(crate) struct UnitParam {
     /// Path in the model it was distributed with.
-    pub(crate) path: String,
+    pub(crate) path: Arc<str>,
     /// Path parts from the unit's module down to the parameter.
     pub(crate) depth: usize,
     /// Shape of the whole.
@@ -141,9 +141,9 @@ impl Unit {
             Some((first, mesh)) => {
                 if let Some((param, other)) = meshes.find(|(_, other)| *other != mesh) {
                     return Err(ParamError::TensorMeshes {
-                        param: first.path.clone(),
+                        param: first.path.to_string(),
                         mesh: mesh.to_string(),
-                        other_param: param.path.clone(),
+                        other_param: param.path.to_string(),
                         other_mesh: other.to_string(),
                     }
                     .into());
@@ -244,29 +244,45 @@ impl Unit {
     ///
     /// The result is in the order of `members` without those every rank holds whole.
     pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(|data| &data.shard, call, self.sharded(members, shards))
+        self.gather(|data| &data.shard, call, members, self.sharded(members, shards))
     }
 
     /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
     pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(|data| &data.again, call, self.sharded(members, shards))
+        self.gather(|data| &data.again, call, members, self.sharded(members, shards))
     }
 
     /// The same, from the parts [`split`](Self::split) left.
     pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
-        self.gather(|_| self.neighbours(), call, self.cut_by(over_neighbours, members, parts))
+        self.gather(|_| self.neighbours(), call, members, self.cut_by(over_neighbours, members, parts))
     }
 
     fn gather<'a>(
         &'a self,
         group: impl FnOnce(&'a DataParallel) -> &'a Arc<dyn Communicator>,
         call: Call,
+        members: &[usize],
         shards: Vec<Sharded>,
     ) -> Gathering {
         if shards.is_empty() {
             return Gathering::Done(Vec::new());
         }
-        Gathering::UnderWay(group(self.data()).all_gather(call, shards))
+        Gathering::UnderWay(group(self.data()).all_gather(self.named_cut(call, members), shards))
+    }
+
+    /// The call, of tensors of these parameters.
+    pub(super) fn named(&self, call: Call, members: impl IntoIterator<Item = usize>) -> Call {
+        call.of(members.into_iter().map(|member| self.params[member].path.clone()))
+    }
+
+    /// The call, of those that are cut.
+    pub(super) fn named_cut(&self, call: Call, members: &[usize]) -> Call {
+        self.named(call, members.iter().copied().filter(|&member| self.params[member].cut.is_some()))
+    }
+
+    /// The call, of those that every rank holds whole.
+    pub(super) fn named_uncut(&self, call: Call, members: &[usize]) -> Call {
+        self.named(call, members.iter().copied().filter(|&member| self.params[member].cut.is_none()))
     }
 
     /// This rank's part of every whole, over the group of neighbours.

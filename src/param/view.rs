@@ -4,7 +4,7 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 
 use super::distributed::DistributedParameter;
-use super::{ParamError, Style, read};
+use super::{Grads, ParamError, Style, read};
 use crate::Result;
 use crate::dtensor::DTensor;
 
@@ -15,6 +15,14 @@ use crate::dtensor::DTensor;
 /// | [`val`](Param::val) | the whole weight, for burn's own layers | data-parallel and tensor-parallel ranks |
 /// | [`dtensor`](Self::dtensor) | a DTensor on the tensor-parallel mesh, for layers over DTensor | data-parallel ranks |
 /// | [`shard`](Self::shard) | what the optimizer steps | nothing |
+///
+/// burn keeps gradients for what a parameter stores, which is the shard: `param.val().grad(..)` is `None` of
+/// a distributed parameter. Its gradient has two views:
+///
+/// | view | what it is | communicates over |
+/// |---|---|---|
+/// | [`shard_grad`](Self::shard_grad) | what the optimizer steps by | nothing |
+/// | [`full_grad`](Self::full_grad) | the whole gradient | data-parallel and tensor-parallel ranks |
 pub trait ParamExt<const D: usize> {
     /// The parameter as layers over [`DTensor`] compute with it: on the mesh that
     /// [`parallelize`](crate::parallel::parallelize) placed it on, whole over the data-parallel
@@ -43,6 +51,42 @@ pub trait ParamExt<const D: usize> {
     /// Where both cut one tensor dimension, tensor parallelism cuts first. Local: no communication.
     fn shard(&self) -> Option<DTensor<D>>;
 
+    /// This rank's shard of the gradient, averaged over the data-parallel ranks, laid out as
+    /// [`shard`](Self::shard); `None` for a frozen parameter, one that no rank has used, and an ordinary
+    /// one, whose gradient is [`full_grad`](Self::full_grad).
+    ///
+    /// `grads` is what `backward` returned, or the `GradientsParams` made of it. Local: no communication.
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::tensor::Tensor;
+    /// # use burn_dtensor::prelude::*;
+    /// launch(Launch::threads(2), |world| {
+    ///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+    ///     let device = world.device().clone().autodiff();
+    ///     let layer = fully_shard(LinearConfig::new(4, 3).init(&device), &mesh, FullyShard::new())?;
+    ///     let x = Tensor::ones([1, 4], &device) * world.rank() as f32;
+    ///     let grads = layer.forward(x).sum().backward();
+    ///     let shard = layer.weight.shard_grad(&grads).expect("the weight is in the loss");
+    ///     assert_eq!(shard.local().dims(), [2, 3]);
+    ///     let whole = layer.weight.full_grad(&grads)?.expect("the weight is in the loss");
+    ///     assert_eq!(whole.into_data().iter::<f32>().collect::<Vec<_>>(), [0.5; 12]); // of the ranks' 0 and 1
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    fn shard_grad(&self, grads: &impl Grads) -> Option<DTensor<D>>;
+
+    /// The whole gradient, averaged over the data-parallel ranks, on every rank; `None` where
+    /// [`shard_grad`](Self::shard_grad) is. Of an ordinary parameter burn's own, which is this rank's.
+    ///
+    /// # Collective
+    /// Of a distributed parameter: every rank of its mesh.
+    ///
+    /// # Errors
+    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    fn full_grad(&self, grads: &impl Grads) -> Result<Option<Tensor<D>>>;
+
     /// How [`parallelize`](crate::parallel::parallelize) placed the parameter, and where its layer
     /// brings activations; `None` for a parameter without tensor-parallel placements.
     fn style(&self) -> Option<Style>;
@@ -56,10 +100,18 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
     }
 
     fn shard(&self) -> Option<DTensor<D>> {
-        let param = self.reparameterization::<DistributedParameter>()?;
-        let base = self.base();
-        let spec = param.spec(base.dtype());
-        Some(DTensor::from_parts(base, spec))
+        as_shard(self, self.base())
+    }
+
+    fn shard_grad(&self, grads: &impl Grads) -> Option<DTensor<D>> {
+        as_shard(self, grads.of(self)?)
+    }
+
+    fn full_grad(&self, grads: &impl Grads) -> Result<Option<Tensor<D>>> {
+        match self.reparameterization::<DistributedParameter>() {
+            Some(_) => self.shard_grad(grads).map(DTensor::full_tensor).transpose(),
+            None => Ok(grads.of(self)),
+        }
     }
 
     fn style(&self) -> Option<Style> {
@@ -68,10 +120,16 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
     }
 }
 
+/// What is laid out as the stored shard of `param`; `None` for an ordinary parameter.
+fn as_shard<const D: usize>(param: &Param<Tensor<D>>, local: Tensor<D>) -> Option<DTensor<D>> {
+    let spec = param.reparameterization::<DistributedParameter>()?.spec(local.dtype());
+    Some(DTensor::from_parts(local, spec))
+}
+
 /// The parameter's path in the model that was distributed, or else its id: for messages.
 pub(crate) fn path<const D: usize>(param: &Param<Tensor<D>>) -> String {
     match param.reparameterization::<DistributedParameter>() {
-        Some(distributed) => distributed.info().path.clone(),
+        Some(distributed) => distributed.info().path.to_string(),
         None => format!("id {}", param.id),
     }
 }

@@ -101,7 +101,7 @@ pub fn measure<M: Module>(
             });
             world.barrier("next")?;
         }
-        Ok::<_, Error>(last.expect("three steps ran"))
+        Ok(last.expect("three steps ran"))
     })
     .unwrap();
     measured[0]

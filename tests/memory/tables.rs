@@ -42,7 +42,7 @@ fn tensors_of_ever_new_shapes_leave_little() {
         });
         // Above what the first 4000 left.
         assert!(left < 2 << 20, "{left} bytes");
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -70,7 +70,7 @@ fn one_work_that_is_not_waited_for_keeps_no_later_deposits() {
         // Each of the hundred deposits of a rank is 64 KiB.
         assert!(left < 1 << 20, "{left} bytes");
         drop(held);
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }

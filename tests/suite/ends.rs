@@ -13,43 +13,8 @@ use burn_dtensor::{Error, Result};
 
 const FAR: Duration = Duration::from_secs(3600);
 
-/// An error that not every value of becomes a report.
-struct Untold(Option<&'static str>);
-
-impl From<CommError> for Untold {
-    fn from(_: CommError) -> Self {
-        Self(Some("a collective failed"))
-    }
-}
-
-impl From<Untold> for Error {
-    fn from(error: Untold) -> Self {
-        Self::other(error.0.expect("a text"))
-    }
-}
-
 fn panicked(error: &Error, text: &str) -> bool {
     matches!(error, Error::Comm(CommError::RankPanicked { rank: 1, message, .. }) if message == text)
-}
-
-#[test]
-fn a_panic_while_the_error_is_converted_reaches_those_who_wait() {
-    let error = launch(Launch::threads(2).deadline(FAR), |world| match world.rank() {
-        1 => Err(Untold(None)),
-        _ => Ok(world.barrier("step")?),
-    })
-    .unwrap_err();
-    assert!(panicked(&error.cause, "a text"), "{error}");
-    assert!(matches!(&error.others[0].error, Some(Error::Other(text)) if text == "a collective failed"), "{error}");
-}
-
-#[test]
-fn a_panic_while_the_error_is_converted_is_no_success_where_nobody_waits() {
-    let result =
-        launch(Launch::threads(2), |world| if world.rank() == 1 { Err(Untold(None)) } else { Ok(world.rank()) });
-    let error = result.unwrap_err();
-    assert!(panicked(&error.cause, "a text"), "{error}");
-    assert!(error.others[0].error.is_none());
 }
 
 /// A panic payload that panics again when it is dropped.
@@ -159,6 +124,6 @@ fn a_rank_may_have_a_stack_of_its_own_size() {
         if levels == 0 { 0 } else { usize::from(frame[1023] == levels as u8) + dive(levels - 1) }
     }
     // 16 Ki levels of 1 KiB are more than the 8 MiB that a rank has by default.
-    let depths = launch(Launch::threads(2).stack_size(64 << 20), |_| Ok::<_, Error>(dive(16 << 10)));
+    let depths = launch(Launch::threads(2).stack_size(64 << 20), |_| Ok(dive(16 << 10)));
     assert_eq!(depths.unwrap(), [16 << 10; 2]);
 }

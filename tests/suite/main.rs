@@ -5,6 +5,7 @@ mod collective_numerics;
 mod comm;
 mod dtensor;
 mod ends;
+mod errors;
 mod failure;
 mod fsdp;
 mod golden;

@@ -157,13 +157,13 @@ fn ranks_of_an_inner_launch_may_speak_for_the_rank_that_launched_them_and_no_oth
     pair(|outer, _| {
         *worlds[outer.rank()].lock().unwrap() = Some(outer.clone());
         outer.barrier("both are there")?;
-        launch(Launch::threads(1), |_| meet(outer.rank(), outer).barrier("inner")).map_err(Error::from)?;
+        launch(Launch::threads(1), |_| Ok(meet(outer.rank(), outer).barrier("inner")?)).map_err(Error::from)?;
         Ok(())
     });
     let error = launch(Launch::threads(2).deadline(FAR), |outer| -> Result<()> {
         *worlds[outer.rank()].lock().unwrap() = Some(outer.clone());
         outer.barrier("both are there")?;
-        Ok(launch(Launch::threads(1), |_| meet(0, outer).barrier("inner")).map(drop)?)
+        Ok(launch(Launch::threads(1), |_| Ok(meet(0, outer).barrier("inner")?)).map(drop)?)
     })
     .unwrap_err();
     assert!(error.to_string().contains("belongs to rank 0"), "{error}");
@@ -212,7 +212,7 @@ fn multithreaded_ranks_that_wait_for_each_other_run_into_the_deadline() {
     let config = Launch::threads(2).multithreaded().deadline(Duration::from_millis(50));
     let error = launch(config, |world| {
         let ranks = if world.rank() == 0 { [0, 1] } else { [1, 0] };
-        world.group(&ranks)?.barrier("mine first".into()).wait()
+        Ok(world.group(&ranks)?.barrier("mine first".into()).wait()?)
     });
     let cause = error.unwrap_err().cause;
     assert!(matches!(cause, Error::Comm(CommError::DeadlineExceeded { .. })), "{cause}");

@@ -9,6 +9,7 @@
 //! 5. A rank that waits is told at once when a rank it needs has returned or waits for it. The latter
 //!    proves a deadlock only where a rank that waits does not call: one that does is at fault, and in a
 //!    multithreaded world, where it may, nothing is claimed.
+//! 6. A rank that runs something alone joins nothing: the others would not come.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -92,6 +93,8 @@ struct Rank {
     last: Option<CollectiveId>,
     waits: Vec<Ticket>,
     returned: bool,
+    /// How many things it runs alone, one inside the other.
+    alone: usize,
 }
 
 struct Group<F, P> {
@@ -160,9 +163,15 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.freed.push(Arc::from([part]));
             return Err(error);
         }
-        if !self.multithreaded && !self.ranks[rank].waits.is_empty() {
+        let wrong = if self.ranks[rank].alone > 0 {
+            Some(Failure::Collective(CommError::InsideOnly { rank, called: id.clone() }))
+        } else {
+            let concurrent = !self.multithreaded && !self.ranks[rank].waits.is_empty();
+            concurrent.then(|| self.concurrent(rank, id.clone()))
+        };
+        if let Some(wrong) = wrong {
             self.freed.push(Arc::from([part]));
-            return Err(self.fail(self.concurrent(rank, id)).error(None));
+            return Err(self.fail(wrong).error(None));
         }
         let g = &mut self.groups[group.0];
         g.next[member] += 1;
@@ -257,6 +266,16 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.freed.push(incomplete.collect());
         }
         failure
+    }
+
+    /// `rank` begins something that the others do not run.
+    pub fn begin_alone(&mut self, rank: usize) {
+        self.ranks[rank].alone += 1;
+    }
+
+    /// It is over.
+    pub fn end_alone(&mut self, rank: usize) {
+        self.ranks[rank].alone -= 1;
     }
 
     /// The rank's program is over.

@@ -94,8 +94,8 @@ impl LocalCommunicator {
 }
 
 fn print(op: Op, call: &Call, tensors: Vec<TensorPrint>) -> Print {
-    let Call { label, drawn, whole, terms, .. } = call.clone();
-    Print { op, label, reduce: None, root: None, drawn, whole, terms, tensors }
+    let Call { label, drawn, whole, terms, tensors: names, .. } = call.clone();
+    Print { op, label, reduce: None, root: None, drawn, whole, terms, names, tensors }
 }
 
 fn bytes(tensors: &[TensorPrint]) -> u64 {

@@ -19,6 +19,8 @@ pub(crate) struct Print {
     pub drawn: Option<u64>,
     pub whole: Option<TensorMeta>,
     pub terms: Option<Arc<str>>,
+    /// Of the first tensors, one each.
+    pub names: Option<Arc<[Arc<str>]>>,
     pub tensors: Vec<TensorPrint>,
 }
 
@@ -81,11 +83,37 @@ impl Fingerprint for Print {
             .or_else(|| {
                 differ("reduction of", &self.terms, &other.terms, |terms| terms.as_deref().unwrap_or("none").into())
             })
-            .or_else(|| differ("number of tensors", &self.tensors.len(), &other.tensors.len(), usize::to_string))
+            .or_else(|| {
+                let number = differ("number of tensors", &self.tensors.len(), &other.tensors.len(), usize::to_string)?;
+                Some(number + &self.named_otherwise(other).map(|name| format!("; {name}")).unwrap_or_default())
+            })
+            .or_else(|| self.named_otherwise(other))
             .or_else(|| {
                 let mut pairs = self.tensors.iter().zip(&other.tensors).enumerate();
-                pairs.find_map(|(i, (a, b))| a.difference(b).map(|what| format!("tensor {i}: {what}")))
+                pairs.find_map(|(i, (a, b))| a.difference(b).map(|what| format!("{}: {what}", self.tensor(i))))
             })
+    }
+}
+
+impl Print {
+    fn names(&self) -> &[Arc<str>] {
+        self.names.as_deref().unwrap_or_default()
+    }
+
+    /// How messages call tensor `i`.
+    fn tensor(&self, i: usize) -> String {
+        self.names().get(i).map_or_else(|| format!("tensor {i}"), |name| format!("`{name}`"))
+    }
+
+    /// The first tensor that is called otherwise.
+    fn named_otherwise(&self, other: &Self) -> Option<String> {
+        if self.names == other.names {
+            return None;
+        }
+        let name = |print: &Self, i: usize| print.names().get(i).map_or("none".into(), |name| format!("`{name}`"));
+        let count = self.names().len().max(other.names().len());
+        let mut pairs = (0..count).map(|i| (i, name(self, i), name(other, i)));
+        pairs.find_map(|(i, a, b)| (a != b).then(|| format!("tensor {i}: {a} vs {b}")))
     }
 }
 
@@ -129,6 +157,7 @@ mod tests {
             drawn: None,
             whole: None,
             terms: None,
+            names: None,
             tensors: vec![tensor],
         }
     }
@@ -157,5 +186,24 @@ mod tests {
         assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
         let again = |p: &mut Print| p.tensors[0].to = Some(CutPrint::new(1, &Cut::Chunks(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
+    }
+
+    #[test]
+    fn says_which_tensor_differs_by_its_name() {
+        let named = |names: &[&str], width: usize| {
+            let tensor = TensorPrint { shape: Shape::from([4, width]), ..print().tensors.remove(0) };
+            let names = Some(names.iter().map(|&name| name.into()).collect());
+            Print { names, tensors: vec![tensor.clone(), tensor], ..print() }
+        };
+        let says = |a: &Print, b: &Print| a.difference(b).unwrap();
+        let both = named(&["a", "b"], 8);
+        assert_eq!(both.difference(&named(&["a", "b"], 8)), None);
+        assert_eq!(says(&both, &named(&["a", "b"], 9)), "`a`: shape [4, 8] vs [4, 9]");
+        // Without a name: what travels beside the parameters.
+        assert_eq!(says(&named(&[], 8), &named(&[], 9)), "tensor 0: shape [4, 8] vs [4, 9]");
+        assert_eq!(says(&both, &named(&["a", "c"], 8)), "tensor 1: `b` vs `c`");
+        let mut fewer = named(&["a"], 8);
+        fewer.tensors.pop();
+        assert_eq!(says(&both, &fewer), "number of tensors 2 vs 1; tensor 1: `b` vs none");
     }
 }

@@ -13,9 +13,9 @@
 //!     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
 //!     let scores = DTensor::<2>::zeros([4, 8], &mesh, &[Shard(0)], mesh.device())?;
 //!     assert_eq!(softmax(scores, -1).placements(), [Shard(0)]);
-//!     Ok::<_, Error>(())
+//!     Ok(())
 //! })?;
-//! # Ok::<_, Error>(())
+//! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 
 use burn::tensor::{AsIndex, Shape, activation as local};

@@ -99,7 +99,7 @@
 //! let (_, squares) = moments(x);
 //! assert_eq!(squares.placements(), [Partial(PartialOp::Sum)]); // nothing was sent
 //! assert_eq!(squares.full_tensor()?.into_data(), Tensor::<2>::full([3, 1], 4.0, world.device()).into_data());
-//! # Ok::<_, Error>(())
+//! # Ok::<_, burn_dtensor::Error>(())
 //! # })?;
 //! # Ok::<_, burn_dtensor::comm::LaunchError>(())
 //! ```

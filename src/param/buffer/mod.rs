@@ -215,7 +215,8 @@ impl UnitBuffer {
         let (mut grads, terms) = self.gradients.lock().take();
         if !terms.is_empty() {
             let (positions, own): (Vec<_>, Vec<_>) = terms.into_iter().unzip();
-            let sums = unit.sum_terms(call.clone(), own, |at| zeros(positions[at]))?;
+            let summed = positions.iter().map(|&position| members[position]);
+            let sums = unit.sum_terms(call.clone(), summed, own, |at| zeros(positions[at]))?;
             gradients::add_sums(&mut grads, &positions, sums);
         }
         let members: Vec<_> = trained.iter().map(|&position| members[position]).collect();

@@ -114,7 +114,7 @@ impl<'a> Plan<'a> {
                     let outcome = rank.attempt(self.jobs[at])?;
                     board.ranks[mesh.rank()].outcomes.lock()[at] = Some(outcome);
                 }
-                Ok::<_, Error>(())
+                Ok(())
             });
             let Err(error) = ended else { continue };
             let at = board.ranks[error.rank].at.load(Ordering::Relaxed);

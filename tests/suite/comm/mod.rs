@@ -5,5 +5,7 @@ mod collectives;
 mod groups;
 mod ledger;
 mod memory;
+mod numbers;
+mod only;
 mod plain;
 mod works;

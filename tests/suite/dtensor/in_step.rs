@@ -118,7 +118,7 @@ fn ranks_that_a_program_puts_out_of_step_get_an_error_and_not_each_others_gradie
             world.ledger().reset();
             let grads = (a.mul_scalar(10.0).sum() + b.sum()).full_tensor()?.backward();
             assert_eq!(world.ledger().calls(Op::AllToAll), 2);
-            Ok::<_, Error>(values(y.local().grad(&grads).unwrap()))
+            Ok(values(y.local().grad(&grads).unwrap()))
         });
         ended.map_err(|error| error.cause)
     };

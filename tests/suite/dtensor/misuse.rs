@@ -137,7 +137,7 @@ fn a_rank_outside_the_mesh_is_told_so() {
             DTensor::distribute_tensor(full, &mesh, &[S(0)]),
             DTensor::zeros([4, 2], &mesh, &[S(0)], &device),
         ];
-        Ok::<_, Error>(results.map(|result| match result {
+        Ok(results.map(|result| match result {
             Err(Error::Mesh(MeshError::NotAMember { rank, .. })) => Some(rank),
             Err(error) => panic!("{error}"),
             Ok(_) => None,
@@ -212,7 +212,7 @@ fn ranks_that_go_different_ways_are_told_of_each_other() {
         let x = DTensor::from_local(ramp([4, 4], 0.0, &Device::flex()), &mesh, &[S(0)])?;
         let to = if world.rank() == 0 { R } else { S(1) };
         x.redistribute(&[to])?;
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap_err();
     assert!(matches!(error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
@@ -232,7 +232,7 @@ fn a_rank_that_leaves_before_backward_is_named_by_those_that_wait() {
         if world.rank() == 0 {
             y.backward();
         }
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap_err();
     let Error::Comm(CommError::RankLeft { rank: 1, during }) = &error.cause else {
@@ -309,7 +309,7 @@ fn a_rule_that_promises_another_shape_than_its_operator_makes_is_found() {
     let error = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["tp"])?;
         let x = DTensor::<1>::ones([4], &mesh, &[R], world.device())?;
-        Ok::<_, Error>(apply(&Longer, x, |x, _| x).to_local().into_data())
+        Ok(apply(&Longer, x, |x, _| x).to_local().into_data())
     });
     let message = error.expect_err("the operator makes 4 elements").to_string();
     assert!(message.contains("the local operator made [4] of output 0, its rule says [5]"), "{message}");
@@ -322,7 +322,7 @@ fn an_operator_that_unwinds_names_the_line_it_was_called_in() {
     let failed = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["tp"])?;
         let x = DTensor::<2>::ones([4, 3], &mesh, &[R], world.device())?;
-        Ok::<_, Error>(x.clone().matmul(x).to_local().into_data())
+        Ok(x.clone().matmul(x).to_local().into_data())
     });
     let error = failed.expect_err("3 columns meet 4 rows");
     let at = error.at.expect("an operator unwound");
@@ -339,7 +339,7 @@ fn a_rule_that_does_not_fit_its_operator_says_where() {
     let message = |operator: fn(DTensor<2>) -> DTensor<2>| {
         let failed = launch(Launch::threads(1), |world| {
             let mesh = DeviceMesh::new(world, [1], ["tp"])?;
-            Ok::<_, Error>(operator(DTensor::ones([4, 3], &mesh, &[R], world.device())?).to_local().into_data())
+            Ok(operator(DTensor::ones([4, 3], &mesh, &[R], world.device())?).to_local().into_data())
         });
         failed.expect_err("the rule does not fit").to_string()
     };

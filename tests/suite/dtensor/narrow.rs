@@ -142,7 +142,7 @@ fn an_index_that_no_row_has_is_refused_under_every_layout() {
             let mesh = DeviceMesh::new(world, [2], ["a"])?;
             let at = DTensor::distribute_local(ints(&[index], [1], dtype, mesh.device()), &mesh, &[R])?;
             operator(DTensor::distribute_local(ramp([5], 1.0, mesh.device()), &mesh, &[placement])?, at);
-            Ok::<_, Error>(())
+            Ok(())
         })
         .expect_err(&format!("index {index} of 5"))
         .to_string()

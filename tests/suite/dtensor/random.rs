@@ -152,7 +152,7 @@ fn slices_of_slices_and_flattened_ones_are_told_apart() {
         let flat = mesh.flatten(["dp", "tp"])?;
         let tp = stage.slice("tp")?;
         assert_eq!(tp.slice_index(), mesh.slice("tp")?.slice_index());
-        Ok::<_, Error>([mesh.slice_index(), stage.slice_index(), flat.slice_index(), tp.slice_index()])
+        Ok([mesh.slice_index(), stage.slice_index(), flat.slice_index(), tp.slice_index()])
     });
     let expected = (0..12).map(|rank| [0, rank / 6, rank / 6, rank / 2]).collect_vec();
     assert_eq!(found.unwrap_or_else(|error| panic!("{error}")), expected);
@@ -186,7 +186,7 @@ fn threads_whose_first_tensors_are_on_other_groups_of_ranks_draw_from_other_stre
         };
         let on_a_new_thread =
             |mesh: &DeviceMesh| std::thread::scope(|scope| scope.spawn(|| draw(mesh)).join().unwrap());
-        Ok::<_, Error>([on_a_new_thread(&mesh)?, on_a_new_thread(&tp)?])
+        Ok([on_a_new_thread(&mesh)?, on_a_new_thread(&tp)?])
     });
     let masks = masks.unwrap_or_else(|error| panic!("{error}"));
     for [whole, tp] in &masks {

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, Op, Phase, launch};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
@@ -74,7 +73,7 @@ fn compare(title: &str, loss: fn(&Net, Tensor<2>) -> Tensor<1>) {
             });
             let entries = world.ledger().recent().into_iter();
             let reduced = entries.filter(|entry| (entry.op, entry.phase) == (Op::ReduceScatter, Phase::Backward));
-            Ok::<_, Error>(rows(&ran, reduced.map(|entry| entry.label.to_string())))
+            Ok(rows(&ran, reduced.map(|entry| entry.label.to_string())))
         });
         for (rank, ran) in ranks.unwrap().into_iter().enumerate() {
             let show = |rows: &[Row]| rows.iter().map(|row| format!("| {} |\n", row.join(" | "))).collect::<String>();

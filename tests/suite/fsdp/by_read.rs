@@ -126,7 +126,7 @@ fn a_unit_opened_by_a_read_is_a_unit_opened() {
                     assert_eq!(losses, expected.0, "{context}");
                     assert_eq!(weights, expected.1, "{context}");
                     assert_eq!(collectives, expected.2, "{context}");
-                    Ok::<_, Error>(())
+                    Ok(())
                 })
                 .unwrap();
             }
@@ -145,7 +145,7 @@ fn burns_own_encoder_makes_eight_collectives_a_step() {
         assert_eq!(calls(Op::AllGather, Phase::Backward), units - 1, "the root keeps its own");
         assert_eq!(calls(Op::ReduceScatter, Phase::Backward), units);
         assert_eq!(collectives.total(|_| true).calls, 3 * units - 1);
-        Ok::<_, Error>(weights)
+        Ok(weights)
     })
     .unwrap();
     // The same steps without sharding, gradients averaged by hand.
@@ -182,7 +182,7 @@ fn check(config: FullyShard, forward: fn(&Net, Tensor<2>) -> Tensor<2>) -> u64 {
         let expected = values(&plain, Some(&grads(&plain, expected)));
         let mut own = grads(&sharded, output);
         let holder = sharded.clone().map(&mut super::support::Holder(&mut own));
-        Ok::<_, Error>((values(&full_model(&holder)?, None), expected, gathers))
+        Ok((values(&full_model(&holder)?, None), expected, gathers))
     })
     .unwrap();
     let mean = mean(results.iter().map(|(_, expected, _)| expected));
@@ -226,7 +226,7 @@ fn a_unit_stays_open_while_those_inside_it_are_read() {
         }
         let units = 3 * LAYERS as u64 + 1;
         assert_eq!(collectives.total(|key| key.op == Op::ReduceScatter).calls, units);
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -241,7 +241,7 @@ fn a_strict_model_refuses_what_is_read_outside_its_unit() {
         // Inside the model's own unit all others are opened by reads.
         let _ = unit(&model, x.clone(), |net, x| net.blocks[1].forward(net.first.forward(x)));
         let _ = model.blocks[1].forward(x);
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap_err();
     let Error::Param(ParamError::ReadOutside { param, unit }) = &error.cause else { panic!("{error}") };
@@ -288,7 +288,7 @@ fn one_warning_a_unit_names_the_first_parameter_read_outside() {
             // Opened inside the model's forward.
             let _ = unit(&model, x, |model, x| model.unopened[2].forward(x));
         }
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
     let warnings = WARNINGS.0.lock().unwrap();
@@ -318,7 +318,7 @@ fn a_frozen_copy_beside_its_module_is_a_unit_of_its_own() {
         let own = grad(output, &sharded);
         let rows = sharded.blocks[0].weight.shard().unwrap().spec().local_range(0);
         assert_eq!(own.to_data(), expected.slice_dim(0, rows).to_data());
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }

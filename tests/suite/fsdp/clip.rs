@@ -4,7 +4,6 @@ use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::fsdp::{FullyShard, NormType, ParamExt, clip_grad_norm, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
@@ -30,7 +29,7 @@ fn clipped(value: f64, dtype: DType, max_norm: f64) -> Vec<(f64, Vec<f64>)> {
         let mut grads = GradientsParams::from_grads(loss.backward(), &model);
         let norm = clip_grad_norm(&model, &mut grads, max_norm, NormType::L2)?;
         let grad = grads.get::<2>(model.weight.id).expect("a gradient");
-        Ok::<_, Error>((norm, grad.into_data().iter::<f64>().collect()))
+        Ok((norm, grad.into_data().iter::<f64>().collect()))
     })
     .unwrap_or_else(|error| panic!("{error}"))
 }
@@ -51,7 +50,7 @@ fn a_norm_that_is_no_number_makes_no_gradient_one() {
         let mut grads = GradientsParams::from_grads(loss.backward(), &model);
         let norm = clip_grad_norm(&model, &mut grads, f64::MAX, NormType::Inf)?;
         let grad = grads.get::<2>(model.weight.id).expect("a gradient");
-        Ok::<_, Error>(norm.is_nan() && grad.into_data().iter::<f64>().all(f64::is_nan))
+        Ok(norm.is_nan() && grad.into_data().iter::<f64>().all(f64::is_nan))
     });
     assert_eq!(all.unwrap_or_else(|error| panic!("{error}")), [true, true]);
 }

@@ -4,7 +4,6 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, Op, Phase, launch};
 use burn_dtensor::fsdp::{FullyShard, NormType, ReshardAfterForward, clip_grad_norm, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
@@ -98,7 +97,7 @@ fn one_all_gather_and_one_reduce_scatter_a_unit() {
                     clip_grad_norm(&model, &mut grads, 1.0, NormType::L2)?;
                     assert_eq!(ledger.calls(Op::AllReduce), all_reduces + 1, "one number a mesh");
                 }
-                Ok::<_, Error>(())
+                Ok(())
             })
             .unwrap();
         }
@@ -119,7 +118,7 @@ fn one_rank_makes_no_collective() {
         for op in [Op::AllGather, Op::ReduceScatter, Op::AllReduce, Op::Broadcast, Op::Scatter] {
             assert_eq!(world.ledger().calls(op), 0);
         }
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -162,7 +161,7 @@ fn clip_grad_norm_is_the_unsharded_norm() {
                     let clipped = clip_grad_norm(&sharded, &mut grads, f64::MAX, norm)?;
                     assert!((clipped - max_norm).abs() < 1e-3 * max_norm, "{norm:?}: {clipped} for {max_norm}");
                 }
-                Ok::<_, Error>(())
+                Ok(())
             })
             .unwrap();
         }

@@ -2,7 +2,6 @@
 
 use burn::module::Module;
 use burn::tensor::Device;
-use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::fsdp::{FullyShard, fully_shard, unit};
 
@@ -150,7 +149,7 @@ fn inference_without_autodiff() {
         let plain = fully_shard(on_device(&model, &device), &mesh(world)?, config())?;
         let output = with_units(&plain, tensor(1, [4, WIDTH], &device), 0);
         assert_eq!(output.into_data(), expected.into_data());
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }

@@ -39,7 +39,7 @@ fn unshard_gathers_ahead_and_reshard_lets_go() {
         let output = unit(&stepped.blocks[0], x.clone(), |block, x| block.forward(x));
         assert_eq!(output.into_data(), plain.map(&mut Shift).blocks[0].forward(x).into_data());
         assert!(matches!(unshard(&model), Err(Error::Param(ParamError::NotSharded))));
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -52,7 +52,7 @@ fn part_of_a_unit_can_be_gathered() {
         let sharded = fully_shard(plain.clone(), &mesh(world)?, FullyShard::new())?;
         let spare = full_model(&sharded.spare)?;
         assert_eq!(spare.weight.val().into_data(), plain.spare.weight.val().into_data());
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -68,7 +68,7 @@ fn a_dimension_of_one_is_kept_by_a_few_ranks() {
         let output = unit(&sharded, x, |linear, x| linear.forward(x) * linear.bias.as_ref().unwrap().val().unsqueeze());
         let grads = GradientsParams::from_grads(output.sum().backward(), &sharded);
         assert_eq!(grads.len(), 2);
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }

@@ -3,7 +3,6 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, Op, Phase, launch};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
@@ -75,7 +74,7 @@ fn eight_sizes_on_128_ranks() {
                     assert_eq!(param.base().into_data(), expected);
                 }
             }
-            Ok::<_, Error>(())
+            Ok(())
         })
         .unwrap_or_else(|error| panic!("{dtype:?}, {reshard:?}: {error}"));
     }

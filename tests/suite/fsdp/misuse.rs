@@ -48,7 +48,7 @@ fn wrong_configurations_are_typed_errors() {
         let mesh = DeviceMesh::new(world, [2, 2, 1], ["a", "b", "c"])?;
         let error = fully_shard(model.clone(), &mesh, FullyShard::new());
         assert!(matches!(error, Err(Error::Fsdp(FsdpError::MeshDims { .. }))));
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }

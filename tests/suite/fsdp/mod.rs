@@ -9,6 +9,7 @@ mod forward;
 mod gathering;
 mod groups;
 mod lora;
+mod mismatch;
 mod misuse;
 mod modules;
 mod net;

@@ -70,13 +70,7 @@ fn check<M: Module + Sync + 'static>(name: &str, build: fn(&Device) -> M, forwar
                 let (plain_output, plain_grads) = run(&plain, world.rank(), forward, &device);
                 let full_grads = gather_grads(&sharded, &mut grads)?;
                 let restored = values(&full_model(&sharded)?, None);
-                Ok::<_, burn_dtensor::Error>((
-                    output,
-                    plain_output,
-                    full_grads,
-                    values(&plain, Some(&plain_grads)),
-                    restored,
-                ))
+                Ok((output, plain_output, full_grads, values(&plain, Some(&plain_grads)), restored))
             })
             .unwrap_or_else(|error| panic!("{name}: {error}"));
 

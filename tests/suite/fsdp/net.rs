@@ -4,10 +4,10 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
+use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, World, launch};
 use burn_dtensor::fsdp::{FullyShard, full_model, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::{Error, Result};
 
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
 
@@ -76,7 +76,7 @@ pub fn compare(ranks: usize, prepare: fn(Net) -> Net, config: FullyShard, forwar
             let (output, mut grads) = run(&sharded);
             assert_eq!(output, expected);
             let holder = sharded.clone().map(&mut Holder(&mut grads));
-            Ok::<_, Error>((values(&full_model(&holder)?, None), values(&plain, Some(&plain_grads))))
+            Ok((values(&full_model(&holder)?, None), values(&plain, Some(&plain_grads))))
         })
         .unwrap();
         let mean = mean(results.iter().map(|(_, expected)| expected));

@@ -4,10 +4,10 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor};
+use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::{Error, Result};
 
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
 
@@ -68,7 +68,7 @@ fn compare_units(units: &[&str], ranks: usize, prepare: fn(Net) -> Net, losses: 
                 let grads: Vec<GradientsParams> = run(&sharded);
                 let expected = plain_grads.iter().map(|grads| values(&plain, Some(grads))).collect::<Vec<_>>();
                 let whole = |mut grads| Ok(values(&full_model(&sharded.clone().map(&mut Holder(&mut grads)))?, None));
-                Ok::<_, Error>((grads.into_iter().map(whole).collect::<Result<Vec<_>>>()?, expected))
+                Ok((grads.into_iter().map(whole).collect::<Result<Vec<_>>>()?, expected))
             });
             let context = format!("{ranks} ranks, {reshard:?}, checkpointing {checkpointing}");
             let results = results.unwrap_or_else(|error| panic!("{context}: {error}"));
@@ -286,7 +286,7 @@ fn a_unit_in_one_ranks_loss_alone_is_named() {
         let x = batch(world.rank(), &device);
         let (a, b) = (chain(&net.a, x.clone(), 0).mean(), chain(&net.b, x, 0).mean());
         let _ = if world.rank() == 0 { a } else { a + b }.backward();
-        Ok::<_, Error>(())
+        Ok(())
     });
     let error = error.unwrap_err().to_string();
     assert!(error.contains("`b.2`") && error.contains("rank 0") && error.contains("rank 1"), "{error}");

@@ -4,7 +4,6 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, Tolerance};
-use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, Op, launch};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, unit};
 use burn_dtensor::placement::Placement;
@@ -35,7 +34,7 @@ fn another_clones_shards_are_not_the_scopes() {
         let grad = sharded.blocks[0].bias.as_ref().unwrap().base().grad(&grads).expect("trained").into_data();
         let rows: Vec<f32> = grad.try_to_vec().unwrap();
         assert!(rows.iter().all(|row| *row == 4.0), "the frozen clone adds nothing: {rows:?}");
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -57,7 +56,7 @@ fn a_weight_may_leave_its_unit_as_an_output() {
         let grad = sharded.blocks[1].weight.base().grad(&grads).expect("trained");
         assert_eq!(grad.into_data(), (sharded.blocks[1].weight.base().inner() * 2.0).into_data());
         assert_eq!(kept.into_data(), plain.blocks[0].weight.val().into_data());
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -79,7 +78,7 @@ fn a_frozen_weight_may_leave_its_unit_as_an_output() {
         assert_eq!(world.ledger().calls(Op::AllGather), 1, "reading it gathers nothing");
         assert!(x.grad(&y.sum().backward()).is_some());
         assert_eq!(world.ledger().calls(Op::AllGather), 2);
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -112,7 +111,7 @@ fn a_backward_inside_its_units_own_forward() {
             let found = values(&full_model(&sharded.map(&mut Holder(&mut shards)))?, None);
             assert!(max_diff(&found, &values(&plain, Some(&whole))) < 1e-6, "{placement} {checkpointing}");
         }
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }

@@ -23,7 +23,7 @@ fn ignored_parameters_stay_as_they_are() {
         assert!(sharded.spare.weight.shard().is_none());
         assert_eq!(sharded.spare.weight.base().dims(), [WIDTH, WIDTH]);
         assert!(sharded.first.weight.shard().is_some());
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -52,7 +52,7 @@ fn inner_calls_come_first_and_keep_their_units() {
         assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Backward), 3);
         let again = fully_shard(sharded, &mesh, FullyShard::new());
         assert!(matches!(again, Err(Error::Fsdp(FsdpError::AlreadySharded { .. }))));
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -68,7 +68,7 @@ fn lazy_parameters_take_the_first_ranks_values() {
             assert!(!lazy.weight.is_initialized(), "only the first rank makes values");
         }
         assert!(sharded.weight.base().is_require_grad());
-        Ok::<_, Error>(full_model(&sharded)?.weight.val().into_data().try_to_vec::<f32>().unwrap())
+        Ok(full_model(&sharded)?.weight.val().into_data().try_to_vec::<f32>().unwrap())
     })
     .unwrap();
     assert!(weights.iter().all(|weight| *weight == [10.0; WIDTH * 7]));
@@ -101,7 +101,7 @@ fn parameters_are_dtensors() {
         let whole = second.shard::<2>().expect("a matrix").full_tensor()?;
         assert_eq!(whole.into_data(), model.blocks[1].weight.val().into_data());
         assert_eq!(&*named[0].unit, "root");
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -120,7 +120,7 @@ fn a_model_is_described_whole_and_as_it_is_here() {
         let rows = [3, 2][world.rank()];
         assert_eq!(description.local_count(), 4 * (rows * WIDTH + rows) + rows + linear);
         assert_eq!(model.num_params(), description.local_count(), "burn sees what is here");
-        Ok::<_, Error>(description.to_string())
+        Ok(description.to_string())
     })
     .unwrap();
     let rows: Vec<&str> = tables[1].lines().collect();

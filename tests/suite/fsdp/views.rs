@@ -265,7 +265,7 @@ fn a_call_that_fails_leaves_units_as_they_were() {
         assert!(again(&inner).to_string().contains("unit `root`"));
         let _outer = fully_shard(outer(model.first.clone()), &mesh(world)?, FullyShard::new())?;
         assert!(again(&inner).to_string().contains("unit `blocks.0`"));
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }
@@ -282,7 +282,7 @@ fn ranks_share_no_leaf_of_an_ignored_parameter() {
             let grads = GradientsParams::from_grads(y.sum().backward(), &net);
             assert_eq!(grads.len(), 4);
         }
-        Ok::<_, Error>(())
+        Ok(())
     });
     outcome.unwrap();
 }
@@ -320,7 +320,7 @@ fn a_parameter_that_no_rank_uses_stays_where_it_is() {
             assert_eq!(trained["blocks.1.weight"], start["blocks.1.weight"]);
             let trained = values(&full_model(&train(sharded, true))?, None);
             assert_ne!(trained["blocks.1.weight"], start["blocks.1.weight"], "one rank has used it");
-            Ok::<_, Error>(())
+            Ok(())
         })
         .unwrap();
     }
@@ -334,7 +334,7 @@ fn parameters_read_alone_in_another_order_are_told_apart() {
         for at in if world.rank() == 0 { [0, 1] } else { [1, 0] } {
             let _ = model[at].val();
         }
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap_err();
     assert!(matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
@@ -366,7 +366,7 @@ fn clones_of_one_parameter_are_refused() {
         let ignored = fully_shard(whole.clone(), &mesh(world)?, FullyShard::new().ignore(["first.*", "blocks.0.*"]))?;
         assert!(ignored.blocks[1].weight.shard().is_some());
         assert_eq!(grad(&ignored).unwrap().into_data(), grad(&whole).unwrap().into_data());
-        Ok::<_, Error>(())
+        Ok(())
     })
     .unwrap();
 }

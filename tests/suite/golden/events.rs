@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, Op, Phase, launch};
 use burn_dtensor::fsdp::{FullyShard, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
@@ -89,7 +88,7 @@ fn golden_events_unshard_and_reduce_counts() {
                 assert_eq!(gathers, count(&iter["backward"], "unshard"), "{name}: backward");
                 assert_eq!(reduces, count(&iter["backward"], "post_backward"), "{name}: reductions");
             }
-            Ok::<_, Error>(())
+            Ok(())
         })
         .unwrap_or_else(|error| panic!("{name}: {error}"));
         passes += 1;

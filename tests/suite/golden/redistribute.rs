@@ -310,10 +310,9 @@ fn golden_redistribute() {
     }
     let (mut verdicts, mut problems) = (BTreeMap::new(), Vec::new());
     for (size, cases) in by_size {
-        let ranks = launch(Launch::threads(size), |world| {
-            Ok::<_, Error>(cases.iter().map(|case| case.run(world)).collect::<Vec<_>>())
-        })
-        .unwrap();
+        let ranks =
+            launch(Launch::threads(size), |world| Ok(cases.iter().map(|case| case.run(world)).collect::<Vec<_>>()))
+                .unwrap();
         for (at, case) in cases.iter().enumerate() {
             match judge(case, &ranks.iter().map(|rank| &rank[at]).collect::<Vec<_>>()) {
                 Ok(verdict) => *verdicts.entry(verdict).or_insert(0) += 1,

@@ -295,7 +295,7 @@ fn dropout_is_the_same_on_every_mesh_and_rests_outside_training() {
             let drop = |device: &Device| {
                 random::seed(11);
                 let x = DTensor::<2>::ones([6, 5], mesh, &[S(0)], device)?;
-                Ok::<_, Error>(floats(layer.forward_dtensor(x).full_tensor()?.inner()))
+                Ok(floats(layer.forward_dtensor(x).full_tensor()?.inner()))
             };
             let resting = DTensor::<2>::ones([6, 5], mesh, &[S(0)], mesh.device())?;
             let resting = floats(layer.forward_dtensor(resting).full_tensor()?);

@@ -2,6 +2,7 @@
 //! the invariants of `burn_dtensor::parallel` they guard.
 
 mod compute;
+mod gradients;
 mod misuse;
 mod norms;
 mod order;

@@ -79,7 +79,7 @@ fn training_resumes_from_the_records_of_shards() {
             trained = optim.step(1e-2, trained, grads);
         }
         let (bytes, state) = middle.expect("step 2 was taken");
-        let record = burn::store::ModuleRecord::from_bytes(bytes.map_err(Error::other)?).map_err(Error::other)?;
+        let record = burn::store::ModuleRecord::from_bytes(bytes?)?;
         let mut resumed = fresh()?.load_record(record);
         let mut optim = AdamWConfig::new().init().load_record(state);
         for step in 2..4 {

@@ -13,7 +13,7 @@ fn alone(shape: [usize; 2], make: impl Fn(DTensor<2>) -> DTensor<2> + Sync) -> T
     let mut all = launch(Launch::threads(1), |world| {
         let mesh = DeviceMesh::new(world, [1], ["one"])?;
         let ones = DTensor::ones(shape, &mesh, &[Placement::Replicate], &Device::flex())?;
-        Ok::<_, burn_dtensor::Error>(make(ones).to_local().into_data())
+        Ok(make(ones).to_local().into_data())
     })
     .expect("one rank");
     Tensor::from_data(all.remove(0), &Device::flex().autodiff())

@@ -17,9 +17,9 @@ mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::{Error, Result};
 
 use call::Row;
 use file::{Case, Golden, Operator};
@@ -35,7 +35,7 @@ fn run_all(mesh: &[usize], jobs: &[Job<'_>]) -> Vec<Vec<Result<Outcome>>> {
     let ranks = launch(Launch::threads(mesh.iter().product()), |world| {
         let mesh = DeviceMesh::new(world, mesh, (0..mesh.len()).map(|dim| format!("d{dim}")).collect::<Vec<_>>())?;
         let table: BTreeMap<&str, _> = table::rows().into_iter().collect();
-        Ok::<_, Error>(jobs.iter().map(|(name, op, case)| run(&mesh, op, case, &*table[name])).collect::<Vec<_>>())
+        Ok(jobs.iter().map(|(name, op, case)| run(&mesh, op, case, &*table[name])).collect::<Vec<_>>())
     });
     ranks.unwrap_or_else(|error| panic!("mesh {mesh:?}: {error}"))
 }

@@ -53,7 +53,7 @@ pub mod plain {
         let mut all = launch(Launch::threads(1), |world| {
             let mesh = DeviceMesh::new(world, [1], ["one"])?;
             let ones = DTensor::ones(shape, &mesh, &[Placement::Replicate], (world.device(), dtype))?;
-            Ok::<_, burn_dtensor::Error>(make(ones).to_local().into_data())
+            Ok(make(ones).to_local().into_data())
         })
         .expect("one rank");
         Tensor::from_data(all.remove(0), (device, dtype))

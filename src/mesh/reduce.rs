@@ -1,0 +1,103 @@
+//! Numbers and plain tensors reduced over a mesh: [`DeviceMesh::all_reduce`].
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Device, Tensor};
+
+use super::DeviceMesh;
+use crate::Result;
+use crate::comm::{Call, ReduceOp};
+
+/// What [`DeviceMesh::all_reduce`] reduces: an `f32`, an `f64`, or a `Tensor` of floats.
+pub trait Reducible: sealed::Sealed {}
+
+impl<T: sealed::Sealed> Reducible for T {}
+
+mod sealed {
+    use burn::backend::DispatchTensor;
+    use burn::tensor::Device;
+
+    pub trait Sealed: Sized {
+        /// As a tensor without autodiff; a number goes to `device`.
+        fn into_plain(self, device: &Device) -> DispatchTensor;
+
+        fn from_plain(tensor: DispatchTensor) -> Self;
+    }
+}
+
+impl sealed::Sealed for f64 {
+    fn into_plain(self, device: &Device) -> DispatchTensor {
+        let dtype = if device.supports_dtype(DType::F64) { DType::F64 } else { DType::F32 };
+        Tensor::<1>::from_data([self], (device, dtype)).into_dispatch()
+    }
+
+    fn from_plain(tensor: DispatchTensor) -> Self {
+        Tensor::<1>::from_dispatch(tensor).into_scalar()
+    }
+}
+
+impl sealed::Sealed for f32 {
+    fn into_plain(self, device: &Device) -> DispatchTensor {
+        Tensor::<1>::from_data([self], (device, DType::F32)).into_dispatch()
+    }
+
+    fn from_plain(tensor: DispatchTensor) -> Self {
+        Tensor::<1>::from_dispatch(tensor).into_scalar()
+    }
+}
+
+impl<const D: usize> sealed::Sealed for Tensor<D> {
+    fn into_plain(self, _: &Device) -> DispatchTensor {
+        self.inner().into_dispatch()
+    }
+
+    fn from_plain(tensor: DispatchTensor) -> Self {
+        Self::from_dispatch(tensor)
+    }
+}
+
+impl DeviceMesh {
+    /// A loss, a metric or a count of all ranks of the mesh made one, the same to the bit on each: with
+    /// [`ReduceOp::Avg`] the mean of what they pass in.
+    ///
+    /// What ranks decide by must be equal on all of them, or they part. A validation loss is that of a
+    /// rank's own data; its mean tells every rank at once that training is over:
+    ///
+    /// ```
+    /// use burn_dtensor::prelude::*;
+    ///
+    /// launch(Launch::threads(2), |world| {
+    ///     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+    ///     // What each rank measures, epoch by epoch.
+    ///     let measured = [[4.0, 1.0, 3.0], [4.0, 2.0, 1.0]][world.rank()];
+    ///     let (mut best, mut epochs) = (f64::INFINITY, 0);
+    ///     for loss in measured {
+    ///         let loss = mesh.all_reduce(loss, ReduceOp::Avg)?;
+    ///         if loss >= best {
+    ///             break; // early stopping: on all ranks, after the same epoch
+    ///         }
+    ///         (best, epochs) = (loss, epochs + 1);
+    ///     }
+    ///     assert_eq!((best, epochs), (1.5, 2));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// Ranks that have averaged over different numbers of items reduce a sum and a count instead, together
+    /// in one tensor. The result of a tensor is plain, whatever the tensor's autodiff: the gradient of a
+    /// distributed loss is a [`DTensor`](crate::dtensor::DTensor)'s business. A number goes through `f64` where
+    /// the device has it. Reductions add in a fixed order.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    ///
+    /// # Errors
+    /// [`NotAMember`](super::MeshError::NotAMember) outside the mesh, and
+    /// [`CommError`](crate::comm::CommError) if a rank fails, or passes in another shape or element type.
+    pub fn all_reduce<T: Reducible>(&self, value: T, op: ReduceOp) -> Result<T> {
+        let mesh_dims: Vec<usize> = (0..self.ndim()).collect();
+        let group = self.communicator_over(&mesh_dims)?;
+        let work = group.all_reduce(Call::new("all_reduce"), vec![value.into_plain(self.device())], op);
+        Ok(T::from_plain(work.wait()?.pop().expect("an all-reduce returns every tensor")))
+    }
+}
