@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::param::ReshardAfterForward;
+use crate::param::{Buffers, ReshardAfterForward};
 use crate::placement::Placement;
 
 /// The parameter a shard-placement function decides about.
@@ -54,11 +54,13 @@ pub struct FullyShard {
     pub(super) units: Vec<String>,
     pub(super) ignored: Vec<String>,
     pub(super) reshard: ReshardAfterForward,
+    pub(super) buffers: Buffers,
     pub(super) placement: Option<PlacementFn>,
 }
 
 impl FullyShard {
-    /// One unit holding every parameter, [`ReshardAfterForward::Auto`], placement `Shard(0)`.
+    /// One unit holding every parameter, [`ReshardAfterForward::Auto`], placement `Shard(0)`,
+    /// [`Buffers::FirstRank`].
     pub fn new() -> Self {
         Self::default()
     }
@@ -81,6 +83,13 @@ impl FullyShard {
     /// Sets when gathered parameters are freed.
     pub fn reshard_after_forward(mut self, reshard: ReshardAfterForward) -> Self {
         self.reshard = reshard;
+        self
+    }
+
+    /// Sets which running statistics, such as a batch norm's, all ranks get when
+    /// [`sync_buffers`](super::sync_buffers) or [`full_model`](super::full_model) makes them equal.
+    pub fn buffers(mut self, buffers: Buffers) -> Self {
+        self.buffers = buffers;
         self
     }
 
@@ -114,6 +123,7 @@ impl fmt::Debug for FullyShard {
             .field("units", &self.units)
             .field("ignored", &self.ignored)
             .field("reshard_after_forward", &self.reshard)
+            .field("buffers", &self.buffers)
             .field("shard_placement_fn", &self.placement.is_some())
             .finish()
     }

@@ -60,5 +60,6 @@ pub use shard::fully_shard;
 
 #[doc(no_inline)]
 pub use crate::param::{
-    DistributedParameter, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle, full_model, reshard, unit, unshard,
+    Buffers, DistributedParameter, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle, full_model, reshard,
+    sync_buffers, unit, unshard,
 };

@@ -8,6 +8,7 @@ use super::plan::{Plan, Planned, plan};
 use crate::mesh::DeviceMesh;
 use crate::param::{
     AGAIN, Attachment, DataParallel, REDUCE, ReshardAfterForward, UnitParam, attach, combine, data_spec, make_units,
+    own_buffers,
 };
 use crate::placement::PlacementError;
 use crate::{Error, Result};
@@ -21,6 +22,12 @@ use crate::{Error, Result};
 /// A 1-D mesh shards over its dimension: placements `[S(0)]`. A 2-D mesh replicates over the first
 /// and shards over the second (HSDP): `[R, S(0)]`. Values are those of the mesh's first rank, and
 /// only that rank initializes parameters that are still lazy; the others draw no random numbers.
+///
+/// Buffers are that rank's too: running statistics, int and bool parameters. No clone shares them from then
+/// on, so one model may be built before `launch` and cloned on every rank. In training each rank's running
+/// statistics follow its own batches; [`sync_buffers`](super::sync_buffers) makes them equal again as
+/// [`FullyShard::buffers`] says, before `valid()` or a record, and [`full_model`](super::full_model) by
+/// itself. Tensors in fields that are no `Param` stay each rank's own.
 ///
 /// Modules sharded by an earlier call keep their units: shard inner modules first, then the model.
 ///
@@ -46,7 +53,8 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     if !(1..=2).contains(&mesh.ndim()) {
         return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
     }
-    let data = data_parallel(mesh, config.reshard)?;
+    let data = data_parallel(mesh, &config)?;
+    let all = data.all.clone();
     let Plan { params: planned, adopted } = plan(&model, &config)?;
     let cuts = planned.iter().map(|param| {
         let cut = data_spec(mesh, param.cut.as_ref(), &param.shape, param.dtype);
@@ -69,15 +77,17 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     for (unit, path) in adopted {
         unit.adopt(&path);
     }
+    let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().zip(cuts).map(|(param, cut)| {
         let UnitParam { path, parallel, .. } = param.info();
         Attachment { path: path.clone(), cut, again: parallel.is_some(), param }
     });
-    attach(model, attachments, "fully_shard")
+    own_buffers(attach(model, attachments, "fully_shard")?, &units, &*all, "fully_shard")
 }
 
 /// The groups over which units on `mesh` are gathered and reduced.
-fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward) -> Result<DataParallel> {
+fn data_parallel(mesh: &DeviceMesh, config: &FullyShard) -> Result<DataParallel> {
+    let FullyShard { reshard, buffers, .. } = *config;
     let shard_dim = mesh.ndim() - 1;
     let shard = mesh.communicator(shard_dim)?.clone();
     let replicate = match shard_dim {
@@ -96,8 +106,9 @@ fn data_parallel(mesh: &DeviceMesh, reshard: ReshardAfterForward) -> Result<Data
         }
         _ => None,
     };
+    let all = mesh.communicator_over(&(0..=shard_dim).collect::<Vec<_>>())?;
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
-    Ok(DataParallel { reshard, shard, again, reduce, replicate, neighbours })
+    Ok(DataParallel { reshard, buffers, all, shard, again, reduce, replicate, neighbours })
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.

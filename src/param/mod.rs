@@ -13,6 +13,7 @@
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
 //! | whose the gathered memory is | `buffer` |
+//! | what is beside the parameters: running statistics | `running` |
 //! | the ordinary model again | `full` |
 //! | where a layer's activations go | `style` |
 
@@ -34,6 +35,7 @@ mod read;
 mod recut;
 mod reduce;
 mod reshard;
+mod running;
 mod scope;
 mod shards;
 mod style;
@@ -56,6 +58,8 @@ pub(crate) use inventory::{Found, Inventory};
 pub use io::UnitTensors;
 pub(crate) use recut::{Recut, recut};
 pub use reshard::ReshardAfterForward;
+pub(crate) use running::own_buffers;
+pub use running::{Buffers, sync_buffers};
 pub use style::Style;
 pub(crate) use unit::{AGAIN, DataParallel, REDUCE, TensorParallel, Unit, UnitParam};
 pub use unshard::{UnshardHandle, reshard, unshard};

@@ -10,7 +10,7 @@ use burn::tensor::Slice;
 use parking_lot::{Mutex, RwLock};
 
 use super::shards::Shards;
-use super::{ParamError, ReshardAfterForward, Style};
+use super::{Buffers, ParamError, ReshardAfterForward, Style};
 use crate::Result;
 use crate::comm::{Call, CommError, Communicator, Sharded, Work};
 use crate::dtensor::{DTensorSpec, own};
@@ -48,6 +48,9 @@ pub(crate) struct TensorParallel {
 #[derive(Debug, Clone)]
 pub(crate) struct DataParallel {
     pub(crate) reshard: ReshardAfterForward,
+    pub(crate) buffers: Buffers,
+    /// All of these ranks: what makes buffers equal.
+    pub(crate) all: Arc<dyn Communicator>,
     /// Group of the mesh dimension that shards.
     pub(crate) shard: Arc<dyn Communicator>,
     /// The same ranks: what backward gathers again.

@@ -1,6 +1,7 @@
 //! `fully_shard`, against the unsharded model.
 
 mod backward;
+mod buffers;
 mod clip;
 mod collectives;
 mod failure;
