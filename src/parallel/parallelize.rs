@@ -5,7 +5,7 @@ use burn::module::Module;
 use super::ParallelError;
 use super::plan::{Plan, Planned};
 use crate::Result;
-use crate::comm::Call;
+use crate::comm;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
 use crate::param::{
@@ -119,13 +119,5 @@ fn in_turn<T>(mesh: &DeviceMesh, body: impl FnOnce() -> Result<T>) -> Result<T> 
         return body();
     }
     let all = mesh.world().group(root.ranks())?;
-    let wait = |turns: usize| (0..turns).try_for_each(|_| all.barrier(Call::new("parallelize, in turn")).wait());
-    let turn = mesh.slice_index() % slices;
-    wait(turn)?;
-    let result = body();
-    // Where it failed too: the others wait for their turns.
-    match (result, wait(slices - turn)) {
-        (Ok(_), Err(error)) => Err(error.into()),
-        (result, _) => result,
-    }
+    comm::in_turn(&*all, "parallelize, in turn", mesh.slice_index() % slices, slices, body)
 }
