@@ -288,6 +288,7 @@ fn buffers_follow_the_call_that_sharded_their_module() {
         for norm in model.norms_mut() {
             norm.running_mean = RunningState::new(Tensor::full([WIDTH], rank, device));
         }
+        model.steps = model.steps.map(|steps| steps + rank as i32);
         let inner = FullyShard::new().buffers(Buffers::Average);
         let blocks = model.blocks.into_iter();
         model.blocks =
@@ -297,6 +298,8 @@ fn buffers_follow_the_call_that_sharded_their_module() {
             model.norms().map(|norm| norm.running_mean.value().into_data().try_to_vec::<f32>().unwrap()[0]).collect()
         };
         let taken = means(&model);
+        // As near to every module: it goes with the first parameter, of the outer call.
+        assert_eq!(model.steps.val().into_data().try_to_vec::<i32>().unwrap(), [0, 0]);
         for norm in model.norms_mut() {
             norm.running_mean = RunningState::new(Tensor::full([WIDTH], rank, device));
         }
