@@ -74,7 +74,8 @@ impl FullyShard {
         self
     }
 
-    /// Leaves the parameters whose path matches a pattern as they are: neither sharded nor reduced.
+    /// Leaves the parameters whose path matches a pattern as they are, neither sharded nor reduced, and with
+    /// all parameters of a module its buffers.
     pub fn ignore<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.ignored.extend(patterns.into_iter().map(Into::into));
         self

@@ -3,7 +3,7 @@
 use burn::module::Module;
 
 use crate::param::distributed::DistributedParameter;
-use crate::param::inventory::{Buffer, Inventory};
+use crate::param::inventory::{Buffer, Found, Inventory};
 
 /// A buffer and the parameter that it goes with.
 pub(super) struct Home {
@@ -13,10 +13,11 @@ pub(super) struct Home {
     pub(super) param: DistributedParameter,
 }
 
-/// The buffers of a distributed model, in burn's order; of an ordinary one none.
+/// The buffers of a distributed model that go with a distributed parameter, in burn's order.
 ///
-/// A buffer goes with the first of the distributed parameters that share most of its path: the statistics
-/// of a batch norm with its scale.
+/// A buffer goes with the parameter that shares most of its path: the statistics of a batch norm with its
+/// scale. Of several it is the first that is distributed. Where none of them is, the buffer is left alone,
+/// as they are.
 ///
 /// ```text
 ///   stem.norm.gamma             stem.norm.running_mean      with stem.norm.gamma
@@ -25,13 +26,11 @@ pub(super) struct Home {
 /// ```
 pub(super) fn homes<M: Module>(model: &M) -> Vec<Home> {
     let Inventory { params, buffers, .. } = Inventory::of(model);
-    let params: Vec<_> =
-        params.into_iter().filter_map(|found| Some((modules(&found.path).to_vec(), found.distributed?))).collect();
     let home = |Buffer { path, running }: Buffer| {
-        let near = |(other, _): &&(Vec<String>, _)| common(modules(&path), other);
+        let near = |found: &&Found| (common(modules(&path), modules(&found.path)), found.distributed.is_some());
         // Of several that are as near, `max_by_key` takes the last.
-        let (_, param) = params.iter().rev().max_by_key(near)?;
-        Some(Home { path: path.join("."), running, param: param.clone() })
+        let param = params.iter().rev().max_by_key(near)?.distributed.clone()?;
+        Some(Home { path: path.join("."), running, param })
     };
     buffers.into_iter().filter_map(home).collect()
 }

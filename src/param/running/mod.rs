@@ -6,7 +6,7 @@
 //! batches, until [`sync_buffers`] makes them equal. Int and bool parameters are taken from the first rank
 //! too; nothing changes them in place.
 //!
-//! A buffer [belongs](home) to the parameter nearest to it: what distributes that one has a say in it.
+//! A buffer goes with the parameter nearest to it: what distributes that one has a say in it.
 //!
 //! | to find | look in |
 //! |---|---|

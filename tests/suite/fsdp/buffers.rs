@@ -7,6 +7,7 @@ use burn::prelude::*;
 use burn_dtensor::comm::{CommError, Op};
 use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
+use itertools::Itertools;
 
 use super::support::{fill, tensor};
 
@@ -311,6 +312,25 @@ fn buffers_follow_the_call_that_sharded_their_module() {
         assert_eq!(taken, [0.0, pair, pair], "the first of the ranks that shard the module");
         assert_eq!(synced, [0.0, pair + 0.5, pair + 0.5], "and the average over them");
     }
+}
+
+/// A module that is not distributed keeps its own; one of whose parameters some are does not.
+#[test]
+fn buffers_of_ignored_modules_are_left_alone() {
+    let ranks = on_mesh(&[2], |mesh, device| {
+        let mut model = Net::new(device);
+        let rank = mesh.rank() as f32;
+        for norm in model.norms_mut() {
+            norm.running_mean = RunningState::new(Tensor::full([WIDTH], rank, device));
+        }
+        let config = FullyShard::new().ignore(["blocks.0.**", "blocks.1.norm.gamma"]).buffers(Buffers::Average);
+        let model = fully_shard(model, mesh, config)?;
+        let means = |model: &Net| model.norms().map(|norm| norm.running_mean.value().max().into_scalar()).collect_vec();
+        let taken: Vec<f32> = means(&model);
+        sync_buffers(&model)?;
+        Ok([taken, means(&model)])
+    });
+    assert_eq!(ranks[1], [[0.0, 1.0, 0.0]; 2]);
 }
 
 impl Net {
