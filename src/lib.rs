@@ -104,8 +104,8 @@ pub mod prelude {
     pub use crate::dtensor::ops::{RedistributePolicy, activation, loss, module};
     pub use crate::dtensor::{DTensor, DTensorSpec};
     pub use crate::fsdp::{
-        FullyShard, NormType, ParamExt, ReshardAfterForward, clip_grad_norm, describe, full_model, fully_shard,
-        named_parameters, unit,
+        Buffers, FullyShard, NormType, ParamExt, ReshardAfterForward, clip_grad_norm, describe, full_model,
+        fully_shard, named_parameters, sync_buffers, unit,
     };
     pub use crate::mesh::DeviceMesh;
     pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, MhaInput, styled};

@@ -58,6 +58,11 @@ pub(crate) fn is_rank() -> bool {
     IS_RANK.get()
 }
 
+/// The rank that the calling thread belongs to, of the innermost launch, if that is known.
+pub(crate) fn rank_of_thread() -> Option<usize> {
+    Home::current().map(|home| home.rank)
+}
+
 /// Notes the line that the calling thread unwinds with an error from.
 pub(crate) fn note_unwinding(at: Option<&'static Location<'static>>) {
     UNWOUND_AT.set(at);

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::local::{LocalCommunicator, LocalWorld};
-use super::{Call, CommError, Communicator, Group, Ledger};
+use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
 use crate::{Error, Result};
 
 /// One rank's handle on all ranks of a [`launch`](super::launch). Cheap to clone.
@@ -149,6 +149,41 @@ impl World {
 
     fn outside(&self, rank: usize) -> String {
         format!("rank {rank} is outside a world of {} ranks", self.size())
+    }
+
+    /// Runs `build` on one rank after the other, each time with burn's random state started anew at `seed`:
+    /// every rank draws the same, at every run.
+    ///
+    /// burn's CPU backend has one random state a process, of which ranks that draw at once get each a part,
+    /// as time will have it. Lazy parameters, which most of burn's layers have, need none of this to be made:
+    /// only the first rank draws them, in [`fully_shard`](crate::fsdp::fully_shard). A model that reads or draws values
+    /// while it is built does, unless it is built before [`launch`](super::launch).
+    ///
+    /// Random numbers of a rank's own come from [`random::tensor`](crate::dtensor::ops::random::tensor).
+    ///
+    /// ```
+    /// use burn::tensor::{Distribution, Tensor};
+    /// use burn_dtensor::Error;
+    /// use burn_dtensor::comm::{Launch, launch};
+    ///
+    /// let drawn = launch(Launch::threads(3), |world| {
+    ///     let draw = || Tensor::<1>::random([4], Distribution::Default, world.device());
+    ///     Ok::<_, Error>(world.seeded(7, draw)?.into_data())
+    /// })?;
+    /// assert!(drawn.iter().all(|values| *values == drawn[0]));
+    /// # Ok::<_, Error>(())
+    /// ```
+    ///
+    /// # Collective
+    /// Of all ranks. `build` must call no other: the others wait for it.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn seeded<T>(&self, seed: u64, build: impl FnOnce() -> T) -> Result<T, CommError> {
+        in_turn(&*self.all(), "seeded", self.rank(), self.size(), || {
+            self.device().seed(seed);
+            Ok(build())
+        })
     }
 
     fn index_in(&self, ranks: &[usize]) -> Result<usize, String> {

@@ -135,7 +135,7 @@ pub(crate) fn as_float<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> Tensor<
 }
 
 /// `plain` with the autodiff association of a tensor that has `strategy`, untracked.
-pub(super) fn associate<const D: usize, K: Kind>(
+pub(crate) fn associate<const D: usize, K: Kind>(
     plain: Tensor<D, K>,
     strategy: Option<GradientCheckpointingStrategy>,
 ) -> Tensor<D, K> {

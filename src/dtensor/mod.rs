@@ -70,9 +70,9 @@ mod vary;
 pub(crate) use distribute::send_parts;
 pub use error::DTensorError;
 pub use kind::Kind;
-pub(crate) use local::own;
 #[cfg(feature = "testing")]
 pub(crate) use local::{as_float, is_tracked};
+pub(crate) use local::{associate, own};
 pub use picture::picture;
 pub use spec::DTensorSpec;
 pub use tensor::DTensor;

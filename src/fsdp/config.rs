@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::param::ReshardAfterForward;
+use crate::param::{Buffers, ReshardAfterForward};
 use crate::placement::Placement;
 
 /// The parameter a shard-placement function decides about.
@@ -55,11 +55,13 @@ pub struct FullyShard {
     pub(super) ignored: Vec<String>,
     pub(super) reshard: ReshardAfterForward,
     pub(super) strict: bool,
+    pub(super) buffers: Buffers,
     pub(super) placement: Option<PlacementFn>,
 }
 
 impl FullyShard {
-    /// One unit holding every parameter, [`ReshardAfterForward::Auto`], placement `Shard(0)`.
+    /// One unit holding every parameter, [`ReshardAfterForward::Auto`], placement `Shard(0)`,
+    /// [`Buffers::FirstRank`].
     pub fn new() -> Self {
         Self::default()
     }
@@ -73,7 +75,8 @@ impl FullyShard {
         self
     }
 
-    /// Leaves the parameters whose path matches a pattern as they are: neither sharded nor reduced.
+    /// Leaves the parameters whose path matches a pattern as they are, neither sharded nor reduced, and with
+    /// all parameters of a module its buffers.
     ///
     /// Of a weight with an adapter (LoRA) `layer.weight` is the stored value alone; the adapter's parameters have paths
     /// of their own, such as `layer.weight.lora.a`.
@@ -93,6 +96,13 @@ impl FullyShard {
     /// such parameters are gathered and reduced one by one, and a warning names the first of each unit.
     pub fn strict(mut self) -> Self {
         self.strict = true;
+        self
+    }
+
+    /// Sets which running statistics, such as a batch norm's, all ranks get when
+    /// [`sync_buffers`](super::sync_buffers) or [`full_model`](super::full_model) makes them equal.
+    pub fn buffers(mut self, buffers: Buffers) -> Self {
+        self.buffers = buffers;
         self
     }
 
@@ -127,6 +137,7 @@ impl fmt::Debug for FullyShard {
             .field("ignored", &self.ignored)
             .field("reshard_after_forward", &self.reshard)
             .field("strict", &self.strict)
+            .field("buffers", &self.buffers)
             .field("shard_placement_fn", &self.placement.is_some())
             .finish()
     }

@@ -82,6 +82,6 @@ pub use shard::fully_shard;
 
 #[doc(no_inline)]
 pub use crate::param::{
-    Description, DistributedParameter, Grads, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle, describe,
-    full_model, reshard, unit, unshard,
+    Buffers, Description, DistributedParameter, Grads, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle,
+    describe, full_model, reshard, sync_buffers, unit, unshard,
 };

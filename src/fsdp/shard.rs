@@ -10,6 +10,7 @@ use super::plan::{Plan, Planned, plan};
 use crate::mesh::DeviceMesh;
 use crate::param::{
     AGAIN, Attachment, DataParallel, REDUCE, ReshardAfterForward, UnitParam, attach, combine, data_spec, make_units,
+    own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -30,6 +31,12 @@ use crate::{Error, Result};
 /// `self.weight.dims()`, whose numbers are then silently others (a scale of `1 / sqrt(d)`). It asks the value,
 /// `self.weight.val().dims()`, or the parameter is placed `Replicate`. burn's own layers that do are known to
 /// [`FullyShard::shard_placement_fn`].
+///
+/// Buffers are that rank's too: running statistics, int and bool parameters. No clone shares them from then
+/// on, so one model may be built before `launch` and cloned on every rank. In training each rank's running
+/// statistics follow its own batches; [`sync_buffers`](super::sync_buffers) makes them equal again as
+/// [`FullyShard::buffers`] says, before `valid()` or a record, and [`full_model`](super::full_model) by
+/// itself. Tensors in fields that are no `Param` stay each rank's own.
 ///
 /// Modules sharded by an earlier call keep their units: shard inner modules first, then the model.
 ///
@@ -68,6 +75,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     }
     let Plan { params: planned, adopted, ignored } = plan(&model, mesh, &config)?;
     let data = data_parallel(mesh, &config, ignored)?;
+    let all = data.all.clone();
     let cuts = planned.iter().map(|param| {
         let cut = data_spec(mesh, param.cut.as_ref(), &param.shape, param.dtype);
         Ok(cut.map_err(|error| named(param, mesh, error))?.shared())
@@ -89,16 +97,17 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     for (unit, path) in adopted {
         unit.adopt(&path);
     }
+    let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().zip(cuts).map(|(param, cut)| {
         let UnitParam { path, parallel, .. } = param.info();
         Attachment { path: path.clone(), cut, again: parallel.is_some(), param }
     });
-    attach(model, attachments, "fully_shard")
+    own_buffers(attach(model, attachments, "fully_shard")?, &units, &*all, "fully_shard")
 }
 
 /// The groups over which units on `mesh` are gathered and reduced.
 fn data_parallel(mesh: &DeviceMesh, config: &FullyShard, ignored: Arc<[PathPattern]>) -> Result<DataParallel> {
-    let FullyShard { reshard, strict, .. } = *config;
+    let FullyShard { reshard, strict, buffers, .. } = *config;
     let shard_dim = mesh.ndim() - 1;
     let shard = mesh.communicator(shard_dim)?.clone();
     let replicate = match shard_dim {
@@ -117,8 +126,9 @@ fn data_parallel(mesh: &DeviceMesh, config: &FullyShard, ignored: Arc<[PathPatte
         }
         _ => None,
     };
+    let all = mesh.communicator_over(&(0..=shard_dim).collect::<Vec<_>>())?;
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
-    Ok(DataParallel { ignored, reshard, strict, shard, again, reduce, replicate, neighbours })
+    Ok(DataParallel { ignored, reshard, strict, buffers, all, shard, again, reduce, replicate, neighbours })
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.

@@ -48,7 +48,8 @@
 //! | `MultiHeadAttention` | [`MhaInput`] | [`MhaOutput`] |
 //! | [`GroupedQueryAttention`] | `[batch, seq, d_model]` | the same |
 //!
-//! The last is this crate's own: burn-nn keeps the fields of its grouped attention to itself.
+//! The last is this crate's own: burn-nn keeps the fields of its grouped attention to itself. And
+//! [`dropout`] of plain tensors repeats from run to run, where burn's own does not.
 
 mod activation;
 mod attention;
@@ -60,6 +61,7 @@ mod norm;
 mod rope;
 
 pub use attention::{MhaInput, MhaOutput};
+pub use dropout::dropout;
 pub use grouped::{GroupedQueryAttention, GroupedQueryAttentionConfig};
 
 use burn::module::Param;

@@ -5,10 +5,12 @@ use burn::module::Module;
 use super::ParallelError;
 use super::plan::{Plan, Planned};
 use crate::Result;
-use crate::comm::Call;
+use crate::comm;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
-use crate::param::{Attachment, Inventory, Recut, TensorParallel, UnitParam, attach, full_model, make_units, recut};
+use crate::param::{
+    Attachment, Inventory, Recut, TensorParallel, UnitParam, attach, full_model, make_units, own_buffers, recut,
+};
 use crate::placement::Layout;
 
 /// Places the parameters of any burn module on the ranks of a tensor-parallel mesh.
@@ -25,7 +27,8 @@ use crate::placement::Layout;
 /// [`fully_shard`](crate::fsdp::fully_shard) says.
 ///
 /// Values are those of the mesh's first rank, and only that rank initializes parameters that are
-/// still lazy. Shards may be uneven.
+/// still lazy. Buffers, such as running statistics, are that rank's too, and no clone shares them from then
+/// on. Shards may be uneven.
 ///
 /// With [`fully_shard`](crate::fsdp::fully_shard), in either order, each rank's shard is cut once more over
 /// data-parallel ranks. Of a model that is sharded before, units keep their modules, their ranks and the dimensions
@@ -89,18 +92,20 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         Ok((unit, UnitParam { path: path.into(), depth, shape, cut: None, spec, parallel: Some(parallel) }))
     });
     let params = make_units(params.collect::<Result<_>>()?, None)?;
+    let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {
         let UnitParam { path, spec, .. } = param.info();
         Attachment { path: path.clone(), cut: spec.clone(), param, again: false }
     });
+    let own = |model: M| own_buffers(model, &units, &**mesh.communicator(0)?, "parallelize");
     let again = recut(sharded)?;
     if again.is_empty() {
-        return in_turn(mesh, || attach(model, attachments, "parallelize"));
+        return own(in_turn(mesh, || attach(model, attachments, "parallelize"))?);
     }
     // Data-parallel ranks are in different slices: what they do together comes before the turns and after them.
     let whole = full_model(&model)?;
     drop(model);
-    let model = in_turn(mesh, || attach(whole, attachments, "parallelize"))?;
+    let model = own(in_turn(mesh, || attach(whole, attachments, "parallelize"))?)?;
     attach(model, again, "parallelize, sharded")
 }
 
@@ -115,13 +120,5 @@ fn in_turn<T>(mesh: &DeviceMesh, body: impl FnOnce() -> Result<T>) -> Result<T> 
         return body();
     }
     let all = mesh.world().group(root.ranks())?;
-    let wait = |turns: usize| (0..turns).try_for_each(|_| all.barrier(Call::new("parallelize, in turn")).wait());
-    let turn = mesh.slice_index() % slices;
-    wait(turn)?;
-    let result = body();
-    // Where it failed too: the others wait for their turns.
-    match (result, wait(slices - turn)) {
-        (Ok(_), Err(error)) => Err(error.into()),
-        (result, _) => result,
-    }
+    comm::in_turn(&*all, "parallelize, in turn", mesh.slice_index() % slices, slices, body)
 }

@@ -7,6 +7,7 @@ use itertools::Itertools;
 
 use super::read::open_all;
 use super::replaced::check_whole;
+use super::running::{sync_buffers, unshared};
 use super::shards::Shards;
 use super::unit::Unit;
 use super::visit::{Visited, walk};
@@ -15,8 +16,10 @@ use crate::Result;
 /// Gathers every parameter and returns the ordinary module, with no trace of sharding.
 ///
 /// One all-gather per unit; of a unit that is only partly in `model`, just those parameters. Then one
-/// for each parameter that is sharded over tensor-parallel ranks. The result holds the whole model
-/// on every rank. Adapters of ignored weights (LoRA) are merged into them. Ids, mappers, devices and training state are kept, so it saves, loads and trains
+/// for each parameter that is sharded over tensor-parallel ranks. Before them comes
+/// [`sync_buffers`], which makes running statistics equal on all ranks, also those of `model`. The result
+/// holds the whole model on every rank, and shares nothing that a forward writes. Adapters of ignored weights (LoRA) are
+/// merged into them. Ids, mappers, devices and training state are kept, so it saves, loads and trains
 /// as if it had never been sharded.
 ///
 /// # Collective
@@ -27,6 +30,7 @@ use crate::Result;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn full_model<M: Module>(model: &M) -> Result<M> {
     let by_unit = |visited: &Visited| Arc::as_ptr(&visited.param.unit);
+    sync_buffers(model)?;
     let mut units: Vec<(Arc<Unit>, Shards)> = Vec::new();
     // Units in the order of the model: addresses differ from rank to rank.
     let walk = walk(model);
@@ -39,5 +43,5 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
         let unit = params[0].param.unit.clone();
         units.push((unit, Shards::new(params.into_iter().map(Visited::shard))));
     }
-    Ok(open_all(units, || model.clone().materialize()))
+    unshared(open_all(units, || model.clone().materialize()))
 }

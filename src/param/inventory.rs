@@ -1,16 +1,17 @@
-//! [`Inventory`]: every parameter of a model, found before any of them is placed.
+//! [`Inventory`]: every parameter of a model, found before any of them is placed, and what is beside them.
 
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
 use super::distributed::{DistributedParameter, take_visited};
+use super::part::Part;
 use crate::pattern::PathPattern;
 
-/// The float parameters of a model, in burn's order.
+/// The float parameters of a model, and its buffers, in burn's order.
 #[derive(Default)]
 pub(crate) struct Inventory {
     path: Vec<String>,
@@ -19,11 +20,20 @@ pub(crate) struct Inventory {
     /// The tensor visited last: a parameter if a reparameterization follows, else a buffer.
     last: Option<Found>,
     pub(crate) params: Vec<Found>,
+    pub(crate) buffers: Vec<Buffer>,
     /// Parameters with a reparameterization of another kind, and its name.
     pub(super) foreign: Vec<(Vec<String>, String)>,
 }
 
-/// One of them.
+/// What is beside the float parameters.
+pub(crate) struct Buffer {
+    pub(crate) path: Vec<String>,
+    /// Whether it is a `RunningState`, which is written in place and shared by clones; else it is an int or
+    /// bool parameter.
+    pub(crate) running: bool,
+}
+
+/// A float parameter.
 pub(crate) struct Found {
     id: ParamId,
     pub(crate) path: Vec<String>,
@@ -41,7 +51,28 @@ impl Inventory {
         let mut inventory = Self::default();
         take_visited();
         model.clone().apply_reparameterization(Marker).visit(&mut inventory);
+        inventory.replace_last(None);
         inventory
+    }
+
+    /// Whether the model has `RunningState`s.
+    pub(crate) fn has_running(&self) -> bool {
+        self.buffers.iter().any(|buffer| buffer.running)
+    }
+
+    /// Makes `next` the tensor visited last: no reparameterization has followed the one before.
+    fn replace_last(&mut self, next: Option<Found>) {
+        let before = std::mem::replace(&mut self.last, next);
+        self.buffers.extend(before.map(|Found { path, .. }| Buffer { path, running: true }));
+    }
+
+    /// An int or bool parameter is here.
+    fn beside(&mut self) {
+        if self.owners.last().is_some_and(|owner| owner == Part::OWNER) {
+            return;
+        }
+        self.replace_last(None);
+        self.buffers.push(Buffer { path: self.path.clone(), running: false });
     }
 
     /// Paths of the modules that hold parameters.
@@ -217,7 +248,7 @@ impl ModuleVisitor for Inventory {
             }
         };
         let (path, owners) = (self.path.clone(), self.owners.clone());
-        self.last = Some(Found {
+        self.replace_last(Some(Found {
             id: param.id,
             path,
             owners,
@@ -225,6 +256,14 @@ impl ModuleVisitor for Inventory {
             dtype: value.dtype(),
             device: value.device(),
             distributed: None,
-        });
+        }));
+    }
+
+    fn visit_int<const D: usize>(&mut self, _: &Param<Tensor<D, Int>>) {
+        self.beside();
+    }
+
+    fn visit_bool<const D: usize>(&mut self, _: &Param<Tensor<D, Bool>>) {
+        self.beside();
     }
 }

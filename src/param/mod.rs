@@ -17,6 +17,7 @@
 //! | whose the gathered memory is | `buffer` |
 //! | the ordinary model again; all parameters in a table | `full`; `describe` |
 //! | what records say of a shard | `part` |
+//! | what is beside the parameters: running statistics | `running` |
 //! | where a layer's activations go | `style` |
 
 mod attach;
@@ -43,6 +44,7 @@ mod recut;
 mod reduce;
 mod replaced;
 mod reshard;
+mod running;
 mod scope;
 mod shards;
 mod style;
@@ -68,6 +70,8 @@ pub use io::UnitTensors;
 pub(crate) use recut::{Recut, recut};
 pub(crate) use replaced::check_whole;
 pub use reshard::ReshardAfterForward;
+pub(crate) use running::own_buffers;
+pub use running::{Buffers, sync_buffers};
 pub use style::Style;
 pub(crate) use unit::{AGAIN, DataParallel, REDUCE, TensorParallel, Unit, UnitParam};
 pub use unshard::{UnshardHandle, reshard, unshard};

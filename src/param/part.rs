@@ -27,6 +27,9 @@ pub(super) struct Part {
 }
 
 impl Part {
+    /// What visitors are told that it is a field of.
+    pub(super) const OWNER: &'static str = "Part";
+
     /// The part of the tensor that the calling rank holds; `None` if it is the whole.
     pub(super) fn of(spec: &DTensorSpec) -> Option<Self> {
         let shape = spec.shape();
@@ -44,15 +47,15 @@ impl Part {
     }
 
     pub(super) fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        visitor.enter_module(&self.name, "Part");
+        visitor.enter_module(&self.name, Self::OWNER);
         visitor.visit_int(&self.marker);
-        visitor.exit_module(&self.name, "Part");
+        visitor.exit_module(&self.name, Self::OWNER);
     }
 
     /// What `mapper` makes of it, such as what it loads, is dropped.
     pub(super) fn map<M: ModuleMapper>(&self, mapper: &mut M) {
-        mapper.enter_module(&self.name, "Part");
+        mapper.enter_module(&self.name, Self::OWNER);
         mapper.map_int(self.marker.clone());
-        mapper.exit_module(&self.name, "Part");
+        mapper.exit_module(&self.name, Self::OWNER);
     }
 }

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::part::Part;
 use super::shards::Shards;
-use super::{ParamError, ReshardAfterForward, Style};
+use super::{Buffers, ParamError, ReshardAfterForward, Style};
 use crate::Result;
 use crate::comm::{Call, CommError, Communicator, Sharded, Work};
 use crate::dtensor::{DTensorSpec, own};
@@ -55,6 +55,9 @@ pub(crate) struct DataParallel {
     pub(crate) reshard: ReshardAfterForward,
     /// Whether a parameter read outside its unit is an error.
     pub(crate) strict: bool,
+    pub(crate) buffers: Buffers,
+    /// All of these ranks: what makes buffers equal.
+    pub(crate) all: Arc<dyn Communicator>,
     /// Group of the mesh dimension that shards.
     pub(crate) shard: Arc<dyn Communicator>,
     /// The same ranks: what backward gathers again.

@@ -21,10 +21,7 @@ use crate::dtensor::{DTensor, DTensorError};
 #[must_use]
 #[track_caller]
 pub fn dropout<const D: usize>(x: DTensor<D>, prob: f64, seed: u64) -> DTensor<D> {
-    if !(0.0..1.0).contains(&prob) {
-        let why = "a probability to drop is in 0..1, without 1";
-        Error::from(DTensorError::Distribution { distribution: format!("dropout of {prob}"), why }).unwind()
-    }
+    check_probability(prob);
     if prob == 0.0 {
         return x;
     }
@@ -33,4 +30,13 @@ pub fn dropout<const D: usize>(x: DTensor<D>, prob: f64, seed: u64) -> DTensor<D
         let mask = random::part(Distribution::Bernoulli(keep), seed, op.input_spec(0), &x, (1.0 / keep) as f32);
         x * mask
     })
+}
+
+/// Unwinds with [`DTensorError::Distribution`] unless something is left.
+#[track_caller]
+pub(crate) fn check_probability(prob: f64) {
+    if !(0.0..1.0).contains(&prob) {
+        let why = "a probability to drop is in 0..1, without 1";
+        Error::from(DTensorError::Distribution { distribution: format!("dropout of {prob}"), why }).unwind()
+    }
 }

@@ -182,6 +182,7 @@ mod view;
 
 pub use apply::{Inputs, Outputs, apply};
 pub use axes::{Axes, AxesAt};
+pub(crate) use dropout::check_probability;
 pub use einsum::EinsumOperand;
 pub use operand::{Arg, Operand};
 pub use operator::Operator;

@@ -1,4 +1,4 @@
-//! Random numbers that do not depend on the mesh, and the seeds they are drawn with.
+//! Random numbers that repeat from run to run, and the seeds they are drawn with.
 //!
 //! Element `i` (row-major, in the global tensor) of what a seed draws is a function of the seed
 //! and `i` alone. So replicas agree, shards differ, and a tensor has the same bits on every mesh
@@ -15,6 +15,11 @@
 //! ranks draw different values, and those that share a DTensor the same. A mesh that was made by
 //! itself is no slice: give its ranks a seed of their own.
 //!
+//! Plain tensors are each rank's own. [`tensor`] draws their values, and [`nn::dropout`](crate::nn::dropout) their
+//! masks, from a stream of the rank's own, which [`seed`] starts too: other numbers on every rank, the
+//! same at every run. burn's own `Tensor::random` and `Dropout` take from one state of the process, on
+//! the CPU, of which ranks that draw at once get what time will have it.
+//!
 //! ```
 //! use burn_dtensor::dtensor::ops::random;
 //! # let (step, model) = (3, 1);
@@ -24,7 +29,7 @@
 
 use std::cell::Cell;
 
-use burn::tensor::{Distribution, Shape, Tensor, TensorData};
+use burn::tensor::{Distribution, Shape, Tensor, TensorCreationOptions, TensorData};
 
 use crate::Error;
 use crate::comm;
@@ -36,8 +41,24 @@ use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 
 thread_local! {
-    /// The stream's seed, and how many seeds were drawn from it; none before it is seeded.
-    static STREAM: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
+    /// None before it is seeded.
+    static STREAM: Cell<Option<Stream>> = const { Cell::new(None) };
+}
+
+/// A thread's stream of seeds.
+#[derive(Debug, Clone, Copy)]
+struct Stream {
+    seed: u64,
+    /// How many were drawn from it that all ranks have.
+    shared: u64,
+    /// How many were drawn from it that are the rank's own: ranks may draw as many as they like.
+    own: u64,
+}
+
+impl Stream {
+    fn new(seed: u64) -> Self {
+        Self { seed, shared: 0, own: 0 }
+    }
 }
 
 /// Numbers of one seed for different ends, by the last word of the counter. Elements have 0.
@@ -46,13 +67,14 @@ enum Purpose {
     Draw = 1,
     Fold = 2,
     Thread = 3,
+    Own = 4,
 }
 
 /// Starts the calling thread's stream of seeds anew.
 ///
 /// Every rank that holds a part of one DTensor must do so with the same seed.
 pub fn seed(seed: u64) {
-    STREAM.set(Some((seed, 0)));
+    STREAM.set(Some(Stream::new(seed)));
 }
 
 /// The next seed of the calling thread's stream, for an operator or a factory that takes one.
@@ -61,8 +83,46 @@ pub fn seed(seed: u64) {
 /// Unwinds with [`DTensorError::Unseeded`] on a thread that is no rank's own and that neither
 /// [`seed`] nor an operator has given a stream.
 pub fn next_seed() -> u64 {
-    let unseeded = || -> (u64, u64) { Error::from(DTensorError::Unseeded).unwind() };
     next(of_rank().unwrap_or_else(unseeded))
+}
+
+/// A plain tensor of values that are this rank's own: others on every rank, the same at every run.
+///
+/// They follow from the seed of the calling thread's [stream](self), the rank, and how many such tensors
+/// the thread has drawn. Noise, latent codes and random inputs of data-parallel ranks are such values.
+/// Tensor-parallel ranks that need one tensor draw a [`DTensor`].
+///
+/// A thread that a rank's program has started does not know its rank: start its stream with a seed of the
+/// rank's, `seed(fold_in(seed, rank))`.
+///
+/// # Panics
+/// Unwinds with [`DTensorError::Distribution`], and with [`DTensorError::Unseeded`] on a thread that is no
+/// rank's own and has no stream.
+#[must_use]
+#[track_caller]
+pub fn tensor<const D: usize>(
+    shape: impl Into<Shape>,
+    distribution: Distribution,
+    options: impl Into<TensorCreationOptions>,
+) -> Tensor<D> {
+    check_distribution(distribution).unwrap_or_else(|error| Error::from(error).unwind());
+    let shape = shape.into();
+    let whole: Vec<_> = shape.iter().map(|&len| 0..len).collect();
+    let values = fill(next_own_seed(), &shape, &whole, |words, lane| float(distribution, words, lane));
+    Tensor::from_data(TensorData::new(values, shape), options)
+}
+
+/// The next seed that is the rank's own.
+fn next_own_seed() -> u64 {
+    let stream @ Stream { seed, own, .. } = of_rank().unwrap_or_else(unseeded);
+    STREAM.set(Some(Stream { own: own + 1, ..stream }));
+    // Outside of a launch there is one rank.
+    let rank = comm::rank_of_thread().unwrap_or(0);
+    fold_in(derived(seed, own, Purpose::Own), rank as u64)
+}
+
+fn unseeded() -> Stream {
+    Error::from(DTensorError::Unseeded).unwind()
 }
 
 /// [`next_seed`], as operators on tensors of `mesh` draw it: of its own for every
@@ -79,24 +139,24 @@ pub fn next_seed_on(mesh: &DeviceMesh) -> u64 {
 }
 
 /// The stream that the calling thread has, or has as a rank's own.
-fn of_rank() -> Option<(u64, u64)> {
-    STREAM.get().or_else(|| comm::is_rank().then_some((0, 0)))
+fn of_rank() -> Option<Stream> {
+    STREAM.get().or_else(|| comm::is_rank().then_some(Stream::new(0)))
 }
 
 /// The stream of another thread of a rank: by the ranks that run its first operator, and how many such
 /// threads they had before. They run the mesh's operators in one order, so that is the same on all of them.
-fn of_thread(mesh: &DeviceMesh) -> (u64, u64) {
+fn of_thread(mesh: &DeviceMesh) -> Stream {
     let number = mesh.member("draw a seed on it").map_err(Error::from).and_then(|_| {
         let ranks = mesh.world().group(mesh.ranks())?;
         Ok(ranks.duplicate("threads").draw())
     });
     let group = mesh.ranks().iter().fold(0, |seed, &rank| fold_in(seed, rank as u64));
-    (derived(group, number.or_unwind(), Purpose::Thread), 0)
+    Stream::new(derived(group, number.or_unwind(), Purpose::Thread))
 }
 
-fn next((seed, drawn): (u64, u64)) -> u64 {
-    STREAM.set(Some((seed, drawn + 1)));
-    derived(seed, drawn, Purpose::Draw)
+fn next(stream: Stream) -> u64 {
+    STREAM.set(Some(Stream { shared: stream.shared + 1, ..stream }));
+    derived(stream.seed, stream.shared, Purpose::Draw)
 }
 
 /// A seed made of another and a number: a step, a layer, a replica.

@@ -1,6 +1,7 @@
 //! `fully_shard`, against the unsharded model.
 
 mod backward;
+mod buffers;
 mod by_read;
 mod clip;
 mod collectives;

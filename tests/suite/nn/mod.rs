@@ -2,6 +2,7 @@
 
 mod composition;
 mod counts;
+mod dropout;
 mod layers;
 mod llama;
 mod misuse;

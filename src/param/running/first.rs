@@ -1,0 +1,45 @@
+//! [`own_buffers`]: the first rank's buffers, for each rank to keep.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use burn::module::Module;
+
+use super::home::{Home, homes};
+use super::unshare::unshared;
+use super::values::{meta, read, write};
+use crate::Result;
+use crate::comm::{Call, Communicator};
+use crate::param::unit::Unit;
+
+/// A model that has just been distributed, with buffers that no clone of it shares. Those that go with a
+/// parameter of these units have the values of the group's first rank.
+///
+/// `label` names the call.
+///
+/// # Collective
+/// Every rank of the group; of a model without buffers no communication.
+///
+/// # Errors
+/// [`ParamError::NotMet`](crate::param::ParamError::NotMet) for a module whose `map` does not show what its `visit` does, and
+/// [`Error::Comm`](crate::Error::Comm) if ranks have other buffers, or another rank fails.
+pub(crate) fn own_buffers<M: Module>(
+    model: M,
+    units: &[Arc<Unit>],
+    group: &dyn Communicator,
+    label: &'static str,
+) -> Result<M> {
+    let units: HashSet<_> = units.iter().map(Arc::as_ptr).collect();
+    let of_units = |home: &Home| units.contains(&Arc::as_ptr(&home.param.unit));
+    let model = unshared(model)?;
+    let paths: Vec<_> = homes(&model).into_iter().filter(of_units).map(|home| home.path).collect();
+    if paths.is_empty() {
+        return Ok(model);
+    }
+    let first = group.group().rank() == 0;
+    let values = read(&model, &paths, first);
+    let metas = values.iter().map(meta).collect();
+    let call = Call::new(format!("{label}, buffers"));
+    let values = group.broadcast(call, first.then_some(values), metas, 0).wait()?;
+    Ok(write(model, paths, values))
+}

@@ -1,0 +1,147 @@
+//! [`unshared`]: a model whose buffers no clone of it shares.
+
+use std::any::Any;
+use std::collections::VecDeque;
+
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter, ParameterValue};
+use burn::tensor::{Bool, Int, Shape, Tensor};
+
+use crate::Result;
+use crate::param::ParamError;
+use crate::param::inventory::Inventory;
+
+/// The model with buffers of its own: everything else is as it was, lazy parameters too.
+///
+/// The one thing of burn's that makes a new `RunningState` of another is a transition to validation or
+/// training. So a copy of the model goes through [`valid`](Module::valid), which also counts updates that a
+/// thread has left for later, and everything that a mapper sees is then put back: parameters with their ids,
+/// gradients, mappers and training state, flags, and the statistics' own place in autodiff. What remains of
+/// the transition is that plain tensors in fields are without autodiff: constants to every operation.
+///
+/// # Errors
+/// [`ParamError::NotMet`] for a parameter that the model's `map` does not show as its `visit` does.
+pub(in crate::param) fn unshared<M: Module>(model: M) -> Result<M> {
+    if !Inventory::of(&model).has_running() {
+        return Ok(model);
+    }
+    let fresh = settled(&model);
+    let mut kept = Kept::default();
+    model.visit(&mut kept);
+    let mut restore = Restore { kept: kept.params, path: Vec::new(), failed: None };
+    let model = fresh.map(&mut restore);
+    match (restore.failed, restore.kept.pop_front()) {
+        (None, None) => Ok(model),
+        (Some(param), _) => Err(ParamError::NotMet { param }.into()),
+        (None, Some((id, _))) => Err(ParamError::NotMet { param: format!("id {id}") }.into()),
+    }
+}
+
+/// The model in validation, with buffers of its own and without lazy parameters, of which nothing is drawn.
+///
+/// What a thread has left for later is counted now, in `model` too.
+pub(super) fn settled<M: Module>(model: &M) -> M {
+    model.clone().map(&mut WithoutLazy).valid()
+}
+
+/// Puts empty tensors in the place of lazy parameters, which `valid` would draw.
+struct WithoutLazy;
+
+impl WithoutLazy {
+    fn map<T: Parameter>(param: Param<T>, empty: impl FnOnce(&Param<T>) -> T) -> Param<T> {
+        match param.is_initialized() {
+            true => param,
+            false => Param::initialized(param.id, empty(&param)),
+        }
+    }
+}
+
+impl ModuleMapper for WithoutLazy {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        Self::map(param, |param| Tensor::empty(Shape::from([0; D]), &param.lazy_device()))
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        Self::map(param, |param| Tensor::empty(Shape::from([0; D]), &param.lazy_device()))
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        Self::map(param, |param| Tensor::empty(Shape::from([0; D]), &param.lazy_device()))
+    }
+}
+
+/// All that a visitor sees of a model, in burn's order.
+#[derive(Default)]
+struct Kept {
+    params: VecDeque<(ParamId, Box<dyn Any>)>,
+}
+
+impl Kept {
+    fn keep<T: ParameterValue + 'static>(&mut self, param: &Param<T>) {
+        self.params.push_back((param.id, Box::new(param.clone())));
+    }
+}
+
+impl ModuleVisitor for Kept {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.keep(param);
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.keep(param);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.keep(param);
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.keep(flag);
+    }
+}
+
+/// Puts it back.
+struct Restore {
+    kept: VecDeque<(ParamId, Box<dyn Any>)>,
+    path: Vec<String>,
+    /// Path of the first that was not visited.
+    failed: Option<String>,
+}
+
+impl Restore {
+    fn restore<T: ParameterValue + 'static>(&mut self, param: Param<T>) -> Param<T> {
+        let kept = self.kept.pop_front().filter(|(id, _)| *id == param.id);
+        match kept.and_then(|(_, kept)| kept.downcast::<Param<T>>().ok()) {
+            Some(kept) => *kept,
+            None => {
+                self.failed.get_or_insert_with(|| self.path.join("."));
+                param
+            }
+        }
+    }
+}
+
+impl ModuleMapper for Restore {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.restore(param)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        self.restore(param)
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        self.restore(param)
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        self.restore(flag)
+    }
+}

@@ -1,0 +1,71 @@
+//! Models that draw while they are built, on every rank. A process of its own: burn's random state is the
+//! process's, and other tests draw from it.
+
+use burn::nn::{Linear, LinearConfig};
+use burn::prelude::*;
+use burn_dtensor::comm::CommError;
+use burn_dtensor::prelude::*;
+
+#[derive(Module, Debug)]
+struct Net {
+    /// Read while it is built, as burn's examples do to set a bias.
+    eager: Vec<Linear>,
+    lazy: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let linear = || LinearConfig::new(16, 16).with_bias(false).init(device);
+        let eager: Vec<Linear> = (0..6).map(|_| linear()).collect();
+        for linear in &eager {
+            let _ = linear.weight.val();
+        }
+        Self { eager, lazy: linear() }
+    }
+
+    fn eager(&self) -> Vec<TensorData> {
+        self.eager.iter().map(|linear| linear.weight.val().into_data()).collect()
+    }
+}
+
+/// What each rank builds, and what it then trains.
+fn run(ranks: usize) -> Vec<(Vec<TensorData>, Vec<TensorData>, TensorData)> {
+    let outcome = launch(Launch::threads(ranks), |world| {
+        let device = world.device().clone().autodiff();
+        let net = world.seeded(3, || Net::new(&device))?;
+        let built = net.eager();
+        let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
+        let net = full_model(&fully_shard(net, &mesh, FullyShard::new())?)?;
+        Ok::<_, Error>((built, net.eager(), net.lazy.weight.val().into_data()))
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// One test, for one random state.
+#[test]
+fn a_model_built_on_every_rank_is_the_same_on_all_and_at_every_run() {
+    let device = Device::flex().autodiff();
+    device.seed(3);
+    let alone = Net::new(&device);
+    let (eager, lazy) = (alone.eager(), alone.lazy.weight.val().into_data());
+    for ranks in [1, 2, 3] {
+        for _ in 0..3 {
+            for (built, trained, drawn_later) in run(ranks) {
+                assert_eq!(built, eager);
+                assert_eq!(trained, eager);
+                assert_eq!(drawn_later, lazy, "only the first rank draws what is lazy");
+            }
+        }
+    }
+
+    let error = launch(Launch::threads(2), |world| {
+        world.seeded(0, || assert_eq!(world.rank(), 0, "rank 1 cannot build"))?;
+        Ok::<_, Error>(())
+    });
+    let error = error.expect_err("a rank panics");
+    assert!(error.to_string().contains("rank 1 cannot build"), "{error}");
+    let error = launch(Launch::threads(2), |world| world.seeded(0, || world.barrier("inside"))?);
+    let error = error.expect_err("the others are waiting elsewhere");
+    assert!(matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
+    assert!(error.to_string().contains("seeded"), "{error}");
+}
