@@ -33,7 +33,9 @@ fn told(mesh: &MeshTest, differ: fn(Pair, usize) -> Pair) -> (Op, String) {
     // Whoever comes second is named first.
     let swapped = differs.rsplit_once(": ").and_then(|(what, pair)| {
         let (a, b) = pair.split_once(" vs ")?;
-        Some(format!("{what}: {b} vs {a}"))
+        // What is compared, such as `dtype`, stands before the first.
+        let (compared, a) = a.rsplit_once(' ').map_or((String::new(), a), |(compared, a)| (format!("{compared} "), a));
+        Some(format!("{what}: {compared}{b} vs {a}"))
     });
     (during.op, if *rank == 0 { differs.clone() } else { swapped.unwrap_or(differs.clone()) })
 }

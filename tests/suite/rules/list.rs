@@ -27,8 +27,9 @@ const MACHINERY: [&str; 17] = [
     "update",
 ];
 
-/// Functions beside operators: methods of a loss and of its configuration, seeds.
-const BESIDE: [&str; 7] = ["forward", "forward_no_reduction", "fold_in", "init", "next_seed", "next_seed_on", "seed"];
+/// Functions beside operators: methods of a loss and of its configuration, seeds, plain random tensors.
+const BESIDE: [&str; 8] =
+    ["forward", "forward_no_reduction", "fold_in", "init", "next_seed", "next_seed_on", "seed", "tensor"];
 
 /// Local functions that a macro names beside the operator.
 const LOCAL: [&str; 2] = ["avg_pool", "max_pool"];
