@@ -60,6 +60,6 @@ pub use shard::fully_shard;
 
 #[doc(no_inline)]
 pub use crate::param::{
-    DistributedParameter, Grads, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle, full_model, reshard, unit,
-    unshard,
+    DistributedParameter, Grads, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle, full_model, full_model_on,
+    reshard, unit, unshard,
 };

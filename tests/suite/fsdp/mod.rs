@@ -18,3 +18,4 @@ mod scope;
 mod sharding;
 pub mod support;
 mod views;
+mod whole;
