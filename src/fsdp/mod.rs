@@ -83,5 +83,5 @@ pub use shard::fully_shard;
 #[doc(no_inline)]
 pub use crate::param::{
     Buffers, Description, DistributedParameter, Grads, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle,
-    describe, full_model, reshard, sync_buffers, unit, unshard,
+    describe, full_model, full_model_on, reshard, sync_buffers, unit, unshard,
 };

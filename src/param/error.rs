@@ -127,6 +127,14 @@ pub enum ParamError {
     /// The module is not sharded.
     #[error("the module is no unit; pass a module that fully_shard made one")]
     NotSharded,
+    /// The model was to be gathered on a rank that has no part of it.
+    #[error("rank {rank} is not of {mesh}, on which the model is distributed: name one of its ranks")]
+    NotOfMesh {
+        /// The rank asked for.
+        rank: usize,
+        /// The mesh of the first parameter.
+        mesh: String,
+    },
     /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel mesh.
     #[error(
         "parameter `{param}` was not parallelized, so it has no tensor-parallel mesh; call parallelize on the model \

@@ -1,26 +1,26 @@
-//! [`full_model`]: a plain burn module out of a distributed one.
+//! [`full_model`] and [`full_model_on`]: a plain burn module out of a distributed one.
 
 use std::sync::Arc;
 
 use burn::module::Module;
 use itertools::Itertools;
 
-use super::read::open_all;
+use super::ParamError;
+use super::read::open_gathered;
 use super::replaced::check_whole;
 use super::running::{sync_buffers, unshared};
 use super::shards::Shards;
-use super::unit::Unit;
 use super::visit::{Visited, walk};
 use crate::Result;
 
 /// Gathers every parameter and returns the ordinary module, with no trace of sharding.
 ///
 /// One all-gather per unit; of a unit that is only partly in `model`, just those parameters. Then one
-/// for each parameter that is sharded over tensor-parallel ranks. Before them comes
+/// for each of its parameters that is sharded over tensor-parallel ranks. Before them comes
 /// [`sync_buffers`], which makes running statistics equal on all ranks, also those of `model`. The result
-/// holds the whole model on every rank, and shares nothing that a forward writes. Adapters of ignored weights (LoRA) are
-/// merged into them. Ids, mappers, devices and training state are kept, so it saves, loads and trains
-/// as if it had never been sharded.
+/// holds the whole model on every rank, and shares nothing that a forward writes; for a model that only one rank has the
+/// memory for, see [`full_model_on`]. Adapters of ignored weights (LoRA) are merged into them. Ids, mappers, devices and
+/// training state are kept, so it saves, loads and trains as if it had never been sharded.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it.
@@ -29,19 +29,68 @@ use crate::Result;
 /// [`ParamError::Replaced`](super::ParamError::Replaced) if a parameter was replaced after it was distributed;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn full_model<M: Module>(model: &M) -> Result<M> {
-    let by_unit = |visited: &Visited| Arc::as_ptr(&visited.param.unit);
-    sync_buffers(model)?;
-    let mut units: Vec<(Arc<Unit>, Shards)> = Vec::new();
-    // Units in the order of the model: addresses differ from rank to rank.
     let walk = walk(model);
     check_whole(model, &walk)?;
-    let visited = walk.distributed;
+    sync_buffers(model)?;
+    unshared(gathered(model, walk.distributed, true).expect("it stays on every rank"))
+}
+
+/// [`full_model`] on one rank, such as to save it there; `None` on the others, of which each holds no more
+/// than one unit at a time.
+///
+/// The same collectives as [`full_model`]'s.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn_dtensor::fsdp::full_model_on;
+/// use burn_dtensor::prelude::*;
+///
+/// # let file = std::env::temp_dir().join(format!("full_model_on-{}", std::process::id()));
+/// launch(Launch::threads(2), |world| {
+///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+///     let model = fully_shard(LinearConfig::new(4, 4).init(world.device()), &mesh, FullyShard::new())?;
+///     if let Some(full) = full_model_on(&model, 0)? {
+///         full.save_file(&file)?;
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+///
+/// # Collective
+/// Every rank of the model's meshes must call it.
+///
+/// # Errors
+/// [`ParamError::NotSharded`] for a model without distributed parameters, which every rank has already,
+/// [`ParamError::Replaced`] as [`full_model`], [`ParamError::NotOfMesh`] if `rank`, a global one, is not of their mesh, and
+/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
+    let walk = walk(model);
+    check_whole(model, &walk)?;
+    let mesh = walk.distributed.first().ok_or(ParamError::NotSharded)?.param.info().spec.mesh().clone();
+    if !mesh.ranks().contains(&rank) {
+        return Err(ParamError::NotOfMesh { rank, mesh: mesh.to_string() }.into());
+    }
+    sync_buffers(model)?;
+    gathered(model, walk.distributed, mesh.rank() == rank).map(unshared).transpose()
+}
+
+/// The ordinary module, where it is to `stay`. Gathers unit by unit, and lets go of each at once elsewhere.
+fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Option<M> {
+    let by_unit = |visited: &Visited| Arc::as_ptr(&visited.param.unit);
+    // Units in the order of the model: addresses differ from rank to rank.
     let order = visited.iter().map(by_unit).unique().collect_vec();
     let mut groups = visited.into_iter().into_group_map_by(by_unit);
+    let mut open = Vec::new();
     for key in order {
         let params = groups.remove(&key).expect("every unit has a group");
-        let unit = params[0].param.unit.clone();
-        units.push((unit, Shards::new(params.into_iter().map(Visited::shard))));
+        let shards = Shards::new(params.iter().map(|Visited { param, base, .. }| (param.index, base.clone())));
+        let unit = open_gathered(&params[0].param.unit, shards);
+        for Visited { param, base, read, .. } in params {
+            read(&param, base);
+        }
+        open.extend(stay.then_some(unit));
     }
-    unshared(open_all(units, || model.clone().materialize()))
+    stay.then(|| model.clone().materialize())
 }

@@ -63,7 +63,7 @@ pub use distributed::DistributedParameter;
 pub(crate) use distributed::make_units;
 pub use enter::unit;
 pub use error::ParamError;
-pub use full::full_model;
+pub use full::{full_model, full_model_on};
 pub use grad::Grads;
 pub(crate) use inventory::{Found, Inventory};
 pub use io::UnitTensors;

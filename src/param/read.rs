@@ -23,7 +23,7 @@ impl Reparameterization for DistributedParameter {
 
 /// The whole weight: gathered over the data-parallel ranks in its unit's open scope, or else by
 /// itself, and over the tensor-parallel ranks.
-fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
+pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
     let spec = param.tensor_spec(base.dtype());
     let full = read(param, base.into_dispatch(), |scope, position| {
         let gather = || match spec {
@@ -84,22 +84,18 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     result
 }
 
-/// Runs `f` with these units open at once, their parameters without a backward to come.
-pub(crate) fn open_all<T>(units: Vec<(Arc<Unit>, Shards)>, f: impl FnOnce() -> T) -> T {
-    let open = units.into_iter().map(|(unit, shards)| {
-        let opening = Opening {
-            kept: Kept::Shard,
-            lone: false,
-            label: unit.label(),
-            tracked: false,
-            enclosed: open::is_any(),
-            earlier: None,
-            deeper: 0,
-        };
-        let (scope, ()) = Scope::open(&unit, shards, opening, ());
-        scope.pass.buffer.gather();
-        Open::new(Some(scope), Vec::new())
-    });
-    let _open: Vec<_> = open.collect();
-    f()
+/// Gathers these parameters of a unit, which then stays open, without a backward to come.
+pub(super) fn open_gathered(unit: &Arc<Unit>, shards: Shards) -> Open {
+    let opening = Opening {
+        kept: Kept::Shard,
+        lone: false,
+        label: unit.label(),
+        tracked: false,
+        enclosed: open::is_any(),
+        earlier: None,
+        deeper: 0,
+    };
+    let (scope, ()) = Scope::open(unit, shards, opening, ());
+    scope.pass.buffer.gather();
+    Open::new(Some(scope), Vec::new())
 }

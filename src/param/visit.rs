@@ -5,6 +5,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::Tensor;
 
 use super::distributed::{DistributedParameter, take_visited};
+use super::read::value;
 
 /// One distributed parameter of a visited module.
 pub(crate) struct Visited {
@@ -12,6 +13,8 @@ pub(crate) struct Visited {
     pub(crate) param: DistributedParameter,
     /// This rank's shard, as the optimizer sees it.
     pub(crate) base: DispatchTensor,
+    /// Reads it, whole: by [`value`], in its number of dimensions.
+    pub(crate) read: fn(&DistributedParameter, DispatchTensor),
     /// Path parts from the visited module down to the parameter.
     pub(crate) depth: usize,
     /// Those parts, where asked for.
@@ -54,7 +57,7 @@ struct Collect {
     depth: usize,
     path: Option<Vec<String>>,
     /// The tensor visited last: distributed, if its reparameterization follows.
-    last: Option<(ParamId, DispatchTensor)>,
+    last: Option<(ParamId, DispatchTensor, fn(&DistributedParameter, DispatchTensor))>,
     floats: usize,
     found: Vec<Visited>,
 }
@@ -73,15 +76,16 @@ impl ModuleVisitor for Collect {
             path.pop();
         }
         if name == DistributedParameter::NAME
-            && let (Some(param), Some((id, base))) = (take_visited(), self.last.take())
+            && let (Some(param), Some((id, base, read))) = (take_visited(), self.last.take())
         {
             let path = self.path.as_ref().map(|path| path.join("."));
-            self.found.push(Visited { id, param, base, depth: self.depth, path });
+            self.found.push(Visited { id, param, base, read, depth: self.depth, path });
         }
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.floats += 1;
-        self.last = param.is_initialized().then(|| (param.id, param.base().into_dispatch()));
+        let read = |param: &DistributedParameter, base| drop(value(param, Tensor::<D>::from_dispatch(base)));
+        self.last = param.is_initialized().then(|| (param.id, param.base().into_dispatch(), read as _));
     }
 }

@@ -46,6 +46,19 @@ pub fn live() -> usize {
     LIVE.load(SeqCst)
 }
 
+/// What the process held at most, beyond what it held before, while every rank ran `program`.
+pub fn peak<T>(world: &World, program: impl FnOnce() -> Result<T>) -> Result<(T, usize)> {
+    world.barrier("before")?;
+    let before = LIVE.load(SeqCst);
+    world.only(0, || PEAK.store(before, SeqCst));
+    world.barrier("begin")?;
+    let result = program()?;
+    world.barrier("end")?;
+    let peak = PEAK.load(SeqCst) - before;
+    world.barrier("measured")?;
+    Ok((result, peak))
+}
+
 /// What one rank holds, above what it held before it had a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {

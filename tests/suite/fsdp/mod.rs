@@ -24,3 +24,4 @@ mod scope;
 mod sharding;
 pub mod support;
 mod views;
+mod whole;
