@@ -15,6 +15,9 @@ use super::support::{on_device, tensor};
 /// A change of a sharded model, and the parameter that it loses.
 type Change = (fn(&mut Net, &Device), &'static str);
 
+/// What sees the whole model.
+type Use = fn(&Net, &DeviceMesh) -> Result<()>;
+
 const CHANGES: [Change; 6] = [
     (|net, device| net.first = LinearConfig::new(WIDTH, WIDTH).init(device), "first.weight"),
     (|net, device| net.first = LinearConfig::new(WIDTH, WIDTH).init(device).no_grad(), "first.weight"),
@@ -24,12 +27,11 @@ const CHANGES: [Change; 6] = [
     (|net, device| net.blocks.push(LinearConfig::new(WIDTH, WIDTH).init(device)), "blocks.3.weight"),
 ];
 
-/// Of every function that sees the whole model.
 #[test]
 fn a_replaced_parameter_is_named_by_whatever_sees_the_model() {
     let model = net(&Device::flex());
     for (change, lost) in CHANGES {
-        let uses: [(&str, fn(&Net, &DeviceMesh) -> Result<()>); 7] = [
+        let uses: [(&str, Use); 7] = [
             ("clip_grad_norm", |net, _| {
                 clip_grad_norm(net, &mut GradientsParams::new(), 1.0, NormType::L2).map(|_| ())
             }),
