@@ -14,7 +14,7 @@ pub(crate) struct Visited {
     /// This rank's shard, as the optimizer sees it.
     pub(crate) base: DispatchTensor,
     /// Reads it, whole: by [`value`], in its number of dimensions.
-    pub(crate) read: fn(&DistributedParameter, DispatchTensor),
+    pub(crate) read: Read,
     /// Path parts from the visited module down to the parameter.
     pub(crate) depth: usize,
     /// Those parts, where asked for.
@@ -53,11 +53,14 @@ fn collect<M: Module>(module: &M, path: Option<Vec<String>>) -> Walk {
     Walk { others: collect.floats - collect.found.len(), distributed: collect.found }
 }
 
+/// Reads a parameter of any number of dimensions.
+type Read = fn(&DistributedParameter, DispatchTensor);
+
 struct Collect {
     depth: usize,
     path: Option<Vec<String>>,
     /// The tensor visited last: distributed, if its reparameterization follows.
-    last: Option<(ParamId, DispatchTensor, fn(&DistributedParameter, DispatchTensor))>,
+    last: Option<(ParamId, DispatchTensor, Read)>,
     floats: usize,
     found: Vec<Visited>,
 }
