@@ -7,6 +7,9 @@ use burn::tensor::Tensor;
 use super::distributed::{DistributedParameter, take_visited};
 use super::read::value;
 
+/// Reads a parameter of a number of dimensions that is known no longer.
+type Read = fn(&DistributedParameter, DispatchTensor);
+
 /// One distributed parameter of a visited module.
 pub(crate) struct Visited {
     pub(crate) id: ParamId,
@@ -14,7 +17,7 @@ pub(crate) struct Visited {
     /// This rank's shard, as the optimizer sees it.
     pub(crate) base: DispatchTensor,
     /// Reads it, whole: by [`value`], in its number of dimensions.
-    pub(crate) read: fn(&DistributedParameter, DispatchTensor),
+    pub(crate) read: Read,
     /// Path parts from the visited module down to the parameter.
     pub(crate) depth: usize,
     /// Those parts, where asked for.
@@ -49,7 +52,7 @@ struct Collect {
     depth: usize,
     path: Option<Vec<String>>,
     /// The tensor visited last: distributed, if its reparameterization follows.
-    last: Option<(ParamId, DispatchTensor, fn(&DistributedParameter, DispatchTensor))>,
+    last: Option<(ParamId, DispatchTensor, Read)>,
     found: Vec<Visited>,
 }
 
