@@ -157,13 +157,13 @@ fn ranks_of_an_inner_launch_may_speak_for_the_rank_that_launched_them_and_no_oth
     pair(|outer, _| {
         *worlds[outer.rank()].lock().unwrap() = Some(outer.clone());
         outer.barrier("both are there")?;
-        launch(Launch::threads(1), |_| Ok(meet(outer.rank(), outer).barrier("inner")?)).map_err(Error::from)?;
+        launch(Launch::threads(1), |_| meet(outer.rank(), outer).barrier("inner")).map_err(Error::from)?;
         Ok(())
     });
     let error = launch(Launch::threads(2).deadline(FAR), |outer| -> Result<()> {
         *worlds[outer.rank()].lock().unwrap() = Some(outer.clone());
         outer.barrier("both are there")?;
-        Ok(launch(Launch::threads(1), |_| Ok(meet(0, outer).barrier("inner")?)).map(drop)?)
+        Ok(launch(Launch::threads(1), |_| meet(0, outer).barrier("inner")).map(drop)?)
     })
     .unwrap_err();
     assert!(error.to_string().contains("belongs to rank 0"), "{error}");

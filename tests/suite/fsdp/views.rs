@@ -36,7 +36,7 @@ fn net(device: &Device) -> Net {
 }
 
 fn mesh(world: &World) -> Result<DeviceMesh> {
-    Ok(DeviceMesh::new(world, [world.size()], ["shard"])?)
+    DeviceMesh::new(world, [world.size()], ["shard"])
 }
 
 fn config() -> FullyShard {
