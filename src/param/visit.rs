@@ -7,6 +7,9 @@ use burn::tensor::Tensor;
 use super::distributed::{DistributedParameter, take_visited};
 use super::read::value;
 
+/// Reads a parameter of a number of dimensions that is known no longer.
+type Read = fn(&DistributedParameter, DispatchTensor);
+
 /// One distributed parameter of a visited module.
 pub(crate) struct Visited {
     pub(crate) id: ParamId,
@@ -52,9 +55,6 @@ fn collect<M: Module>(module: &M, path: Option<Vec<String>>) -> Walk {
     module.visit(&mut collect);
     Walk { others: collect.floats - collect.found.len(), distributed: collect.found }
 }
-
-/// Reads a parameter of any number of dimensions.
-type Read = fn(&DistributedParameter, DispatchTensor);
 
 struct Collect {
     depth: usize,

@@ -15,29 +15,31 @@ struct Pair {
     second: Linear,
 }
 
-/// What differs if `differ` changes the sharded model, each rank's otherwise, between two ranks: the
-/// operation, and in words.
-fn told(mesh: &MeshTest, differ: fn(Pair, usize) -> Pair) -> (Op, String) {
+/// Between two ranks whose sharded models `differ` changes, each by its rank: the operation, what differs,
+/// and what it is on either.
+fn told(mesh: &MeshTest, differ: fn(Pair, usize) -> Pair) -> (Op, String, [String; 2]) {
     let layer = || LinearConfig::new(4, 4).with_bias(false).init(&Device::flex());
     let pair = Pair { first: layer(), second: layer() };
     let error = mesh.run_failing(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(on_device(&pair, &device), mesh, FullyShard::new())?;
         let model = differ(model, mesh.rank());
-        unit(&model, Tensor::<2>::ones([1, 4], &device), |pair, x| pair.second.forward(pair.first.forward(x)))
-            .sum()
-            .backward();
+        let x = Tensor::<2>::ones([1, 4], &device);
+        unit(&model, x, |pair, x| pair.second.forward(pair.first.forward(x))).sum().backward();
         Ok(())
     });
     let Error::Comm(CommError::Mismatch { rank, during, differs, .. }) = &error.cause else { panic!("{error}") };
-    // Whoever comes second is named first.
-    let swapped = differs.rsplit_once(": ").and_then(|(what, pair)| {
-        let (a, b) = pair.split_once(" vs ")?;
-        // What is compared, such as `dtype`, stands before the first.
-        let (compared, a) = a.rsplit_once(' ').map_or((String::new(), a), |(compared, a)| (format!("{compared} "), a));
-        Some(format!("{what}: {compared}{b} vs {a}"))
-    });
-    (during.op, if *rank == 0 { differs.clone() } else { swapped.unwrap_or(differs.clone()) })
+    let (what, second) = differs.rsplit_once(" vs ").expect("two values");
+    let (what, first) = what.rsplit_once(' ').expect("what it is, and a value");
+    let mut values = [first, second].map(String::from);
+    // Whoever came second is named first.
+    values.rotate_left(*rank);
+    (during.op, what.into(), values)
+}
+
+/// Of a value that differs.
+fn either(of_rank_0: &str, of_rank_1: &str) -> [String; 2] {
+    [of_rank_0, of_rank_1].map(String::from)
 }
 
 fn two() -> MeshTest {
@@ -54,7 +56,9 @@ fn a_rank_trains_one_weight_and_another_rank_another() {
         }
         pair
     };
-    assert_eq!(told(&two(), freeze), (Op::ReduceScatter, "tensor 0: `second.weight` vs `first.weight`".into()));
+    let (op, what, weights) = told(&two(), freeze);
+    assert_eq!((op, what.as_str()), (Op::ReduceScatter, "tensor 0:"));
+    assert_eq!(weights, either("`second.weight`", "`first.weight`"));
 }
 
 #[test]
@@ -65,14 +69,15 @@ fn a_rank_freezes_a_weight() {
         }
         pair
     };
-    let (op, differs) = told(&two(), freeze);
-    assert_eq!(op, Op::ReduceScatter);
-    assert!(differs.ends_with("tensor 1: none vs `second.weight`"), "{differs}");
     // Replicated weights are reduced whole.
-    let mesh = MeshTest::new([2, 1], ["replicate", "shard"]);
-    let (op, differs) = told(&mesh, freeze);
-    assert_eq!(op, Op::AllReduce);
-    assert!(differs.ends_with("tensor 1: none vs `second.weight`"), "{differs}");
+    for (mesh, reduction) in
+        [(two(), Op::ReduceScatter), (MeshTest::new([2, 1], ["replicate", "shard"]), Op::AllReduce)]
+    {
+        let (op, what, weights) = told(&mesh, freeze);
+        assert_eq!(op, reduction);
+        assert!(what.starts_with("number of tensors ") && what.ends_with("; tensor 1:"), "{what}");
+        assert_eq!(weights, either("none", "`second.weight`"));
+    }
 }
 
 struct ToDouble;
@@ -91,5 +96,7 @@ fn a_rank_casts_a_weight() {
         }
         pair
     };
-    assert_eq!(told(&two(), cast), (Op::AllGather, "`second.weight`: dtype f64 vs f32".into()));
+    let (op, what, dtypes) = told(&two(), cast);
+    assert_eq!((op, what.as_str()), (Op::AllGather, "`second.weight`: dtype"));
+    assert_eq!(dtypes, either("f64", "f32"));
 }
