@@ -38,7 +38,8 @@ fn program(ranks: usize) -> Vec<Vec<Vec<u32>>> {
             random::seed(random::fold_in(5, step));
             let x = random::tensor::<2>([64, 4], Distribution::Normal(0.0, 1.0), device);
             let y = dropout(model.forward(x.clone()), 0.3);
-            drawn.extend([bits(x), bits(y.clone())]);
+            let again = || bits(dropout(ones([8, 8], device), 0.5));
+            drawn.extend([bits(x), bits(y.clone()), again(), again()]);
             let grads = GradientsParams::from_grads(y.square().mean().backward(), &model);
             model = optim.step(0.1, model, grads);
         }
