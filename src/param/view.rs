@@ -65,7 +65,7 @@ pub trait ParamExt<const D: usize> {
     ///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
     ///     let device = world.device().clone().autodiff();
     ///     let layer = fully_shard(LinearConfig::new(4, 3).init(&device), &mesh, FullyShard::new())?;
-    ///     let x = Tensor::ones([1, 4], &device) * world.rank() as f32;
+    ///     let x = Tensor::<2>::ones([1, 4], &device) * world.rank() as f32;
     ///     let grads = layer.forward(x).sum().backward();
     ///     let shard = layer.weight.shard_grad(&grads).expect("the weight is in the loss");
     ///     assert_eq!(shard.local().dims(), [2, 3]);

@@ -156,6 +156,11 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         }
     }
 
+    /// What `rank` was doing at the first failure.
+    pub fn doing(&self, rank: usize) -> String {
+        self.state.lock().board.doing(rank)
+    }
+
     /// Runs what the other ranks do not: until it ends, or unwinds, `rank` joins nothing.
     pub fn alone<T>(&self, rank: usize, program: impl FnOnce() -> T) -> T {
         struct Alone<'a, F: Fingerprint, P>(&'a Rendezvous<F, P>, usize);
@@ -167,11 +172,6 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         self.state.lock().board.begin_alone(rank);
         let _alone = Alone(self, rank);
         program()
-    }
-
-    /// What `rank` was doing at the first failure.
-    pub fn doing(&self, rank: usize) -> String {
-        self.state.lock().board.doing(rank)
     }
 }
 
