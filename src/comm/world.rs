@@ -163,15 +163,14 @@ impl World {
     ///
     /// ```
     /// use burn::tensor::{Distribution, Tensor};
-    /// use burn_dtensor::Error;
     /// use burn_dtensor::comm::{Launch, launch};
     ///
     /// let drawn = launch(Launch::threads(3), |world| {
     ///     let draw = || Tensor::<1>::random([4], Distribution::Default, world.device());
-    ///     Ok::<_, Error>(world.seeded(7, draw)?.into_data())
+    ///     Ok(world.seeded(7, draw)?.into_data())
     /// })?;
     /// assert!(drawn.iter().all(|values| *values == drawn[0]));
-    /// # Ok::<_, Error>(())
+    /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///
     /// # Collective
@@ -179,7 +178,7 @@ impl World {
     ///
     /// # Errors
     /// See [`Communicator`].
-    pub fn seeded<T>(&self, seed: u64, build: impl FnOnce() -> T) -> Result<T, CommError> {
+    pub fn seeded<T>(&self, seed: u64, build: impl FnOnce() -> T) -> Result<T> {
         in_turn(&*self.all(), "seeded", self.rank(), self.size(), || {
             self.device().seed(seed);
             Ok(build())

@@ -44,7 +44,13 @@ pub(super) fn plan<M: Module>(model: &M, mesh: &DeviceMesh, config: &FullyShard)
     let units = PathPattern::parse_all(&config.units)?;
     let ignored = PathPattern::parse_all(&config.ignored)?;
     let inventory = Inventory::of(model);
-    inventory.check_whole()?;
+    // Parts of a sharded model may stand beside parameters of another, which this call shards; what has lost its
+    // tensor-parallel placements it cannot place.
+    let whole = inventory.check_whole();
+    let is_parallel = |found: &Found| found.distributed.as_ref().is_some_and(|param| !param.is_data_parallel());
+    if inventory.params.iter().any(is_parallel) {
+        whole.clone()?;
+    }
     inventory.check_modules(&units)?;
     inventory.check_params(&ignored)?;
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
@@ -59,7 +65,11 @@ pub(super) fn plan<M: Module>(model: &M, mesh: &DeviceMesh, config: &FullyShard)
         if let Some(sharded) = sharded {
             match found.module(sharded) {
                 Some(module) if !module.is_empty() => adopted.push((sharded.unit.clone(), module)),
-                _ => return Err(FsdpError::AlreadySharded { unit: sharded.unit.label().to_string() }.into()),
+                _ => {
+                    // What was replaced may be why it is called again.
+                    whole?;
+                    return Err(FsdpError::AlreadySharded { unit: sharded.unit.label().to_string() }.into());
+                }
             }
             continue;
         }

@@ -39,9 +39,9 @@ use crate::error::OrUnwind;
 /// }
 /// ```
 ///
-/// A unit inside `module` that `forward` does not open, because the code between is not the program's
-/// own, is opened by the first read of one of its parameters, and closed by the first read of another
-/// unit's that is not inside it. So patterns and one line suffice for a model of burn's own layers, whose
+/// A unit that `fully_shard` made inside `module` and that `forward` does not open, because the code between is
+/// not the program's own, is opened by the first read of one of its parameters, and closed when another one that
+/// is not inside it is opened, or with `module`. So patterns and one line suffice for a model of burn's own layers, whose
 /// collectives and memory are the same:
 ///
 /// ```
@@ -53,13 +53,14 @@ use crate::error::OrUnwind;
 /// }
 /// ```
 ///
-/// There every rank must read the same units in the same order. With gradient checkpointing such units are
+/// There every rank must read the same units in the same order. A unit that is read again after it was closed is
+/// gathered, and its gradients reduced, once more. With gradient checkpointing such units are
 /// gathered again sooner than needed, and more of them are in memory at once.
 ///
-/// A parameter read outside its unit with no module around that is open, or one whose shard is not the
-/// scope's (a stepped or frozen clone of the module), is right too, but is gathered and reduced by itself:
-/// reading it is collective then. A warning says so, or an error, as
-/// [`strict`](crate::fsdp::FullyShard::strict) has it. So may be reading one that was kept past its unit:
+/// A parameter read outside its unit with no module around that is open is right too, but is gathered and
+/// reduced by itself: reading it is collective then. A warning says so, or an error, as
+/// [`strict`](crate::fsdp::FullyShard::strict) has it. Inside its unit the same happens, without a word, to one
+/// whose shard is not the scope's (a stepped or frozen clone of the module). So may be reading one that was kept past its unit:
 /// it waits for what the unit gathers for backward.
 ///
 /// What a unit returns has **one backward**: two outputs cannot be differentiated apart, nor two
@@ -149,7 +150,7 @@ impl Scoped {
                     || members.iter().all(|member| member.param.index != index)
             };
             let group =
-                units.iter_mut().find(|(unit, members)| Arc::ptr_eq(unit, &visited.param.unit) && lacks(members));
+                units.iter_mut().rfind(|(unit, members)| Arc::ptr_eq(unit, &visited.param.unit) && lacks(members));
             match group {
                 Some((_, members)) => members.push(visited),
                 None => units.push((visited.param.unit.clone(), vec![visited])),

@@ -68,12 +68,13 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
 pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
     let walk = walk(model);
     check_whole(model, &walk)?;
-    let mesh = walk.distributed.first().ok_or(ParamError::NotSharded)?.param.info().spec.mesh().clone();
-    if !mesh.ranks().contains(&rank) {
-        return Err(ParamError::NotOfMesh { rank, mesh: mesh.to_string() }.into());
+    let mut meshes = walk.distributed.iter().map(|visited| visited.param.info().spec.mesh());
+    let first = meshes.next().ok_or(ParamError::NotSharded)?.clone();
+    if ![&first].into_iter().chain(meshes).any(|mesh| mesh.ranks().contains(&rank)) {
+        return Err(ParamError::NotOfMesh { rank, mesh: first.to_string() }.into());
     }
     sync_buffers(model)?;
-    gathered(model, walk.distributed, mesh.rank() == rank).map(unshared).transpose()
+    gathered(model, walk.distributed, first.rank() == rank).map(unshared).transpose()
 }
 
 /// The ordinary module, where it is to `stay`. Gathers unit by unit, and lets go of each at once elsewhere.

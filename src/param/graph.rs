@@ -91,7 +91,10 @@ impl Token {
 
 impl GraphOp for Token {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        nothing(&parents[0])
+        match &self.input {
+            None if !self.last => parents[0].clone(),
+            _ => nothing(&parents[0]),
+        }
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {

@@ -2,7 +2,7 @@
 //!
 //! The program opens a unit with [`unit`](super::unit()). Inside, a unit of a module further in that the program
 //! does not open, because its forward is not the program's own, is opened by the first read of one of its
-//! parameters, and closed by the first read of another that is not inside it: a unit of layers that run one after
+//! parameters, and closed when another that is not inside it is opened: a unit of layers that run one after
 //! another is gathered once, as if each had been opened.
 
 use std::cell::RefCell;

@@ -69,7 +69,10 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     if let Some(scope) = open::by_read(&param.unit, |shards| position(shards).is_some()) {
         return f(&scope, position(&scope.shards).expect("it was opened for these shards"));
     }
-    param.unit.read_outside(param.index);
+    // Other backends than Flex cannot tell whether untracked shards are those of the unit that is open.
+    if open::find(|scope| Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit).then_some(())).is_none() {
+        param.unit.read_outside(param.index);
+    }
     let kept = match param.unit.kept() {
         Kept::Part => Kept::Shard,
         kept => kept,

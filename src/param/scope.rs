@@ -76,7 +76,7 @@ impl Scope {
         let tied = !inputs.is_empty() || opening.enclosed;
         // Without a backward to come nothing is worth keeping.
         let kept = if backward { opening.kept } else { Kept::Shard };
-        let in_slots = !opening.lone && tracked && kept != Kept::Whole;
+        let in_slots = !opening.lone && backward && kept != Kept::Whole;
         let parent = first.or(bases.first()).filter(|_| tracked);
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
         let passes = PASSES.with(Arc::clone);

@@ -84,7 +84,7 @@ fn shards(blocks: usize) -> usize {
 }
 
 fn measure(blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> Measured {
-    measure_on(1, blocks, checkpointing, reshard, Net::forward)
+    measure_on(1, blocks, checkpointing, reshard, false, Net::forward)
 }
 
 type Forward = fn(&Net, Tensor<2, Int>) -> Tensor<3>;
@@ -95,12 +95,16 @@ fn measure_on(
     blocks: usize,
     checkpointing: bool,
     reshard: ReshardAfterForward,
+    frozen: bool,
     forward: Forward,
 ) -> Measured {
     let make = |world: &World, device: &Device| {
         let mesh = DeviceMesh::new(world, [RANKS, tp], ["shard", "tp"])?;
         let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard);
         let mut model = Net::new(blocks, device);
+        if frozen {
+            model.blocks = model.blocks.no_grad();
+        }
         if tp > 1 {
             let plan = Plan::new().with("blocks.*.first", Style::colwise()).with("blocks.*.second", Style::rowwise());
             model = parallelize(model, &mesh.slice("tp")?, plan)?;
@@ -161,7 +165,7 @@ fn blocks_that_reads_open_take_no_more() {
     let _alone = alone();
     let mut units = Vec::new();
     for blocks in [4, 16] {
-        let m = measure_on(1, blocks, false, ReshardAfterForward::Always, Net::forward_by_read);
+        let m = measure_on(1, blocks, false, ReshardAfterForward::Always, false, Net::forward_by_read);
         let above = m.peak_backward - 2 * shards(blocks);
         println!("{blocks} blocks: {m:?}, {:.2} units above shards and gradients", above as f64 / BLOCK as f64);
         assert!(m.after_forward <= shards(blocks) + small(blocks) + blocks * NODES, "after forward: {m:?}");
@@ -171,13 +175,24 @@ fn blocks_that_reads_open_take_no_more() {
     assert!(units[1] <= units[0] + BLOCK + 12 * NODES, "the peak grows with depth: {units:?}");
 }
 
+#[test]
+fn frozen_blocks_are_freed_after_forward_whoever_opens_them() {
+    let _alone = alone();
+    for forward in [Net::forward as Forward, Net::forward_by_read] {
+        let m = measure_on(1, 8, false, ReshardAfterForward::Always, true, forward);
+        println!("{m:?}, block {BLOCK}");
+        assert!(m.after_forward <= shards(8) + BLOCK + small(8), "after forward: {m:?}");
+        assert!(m.peak_backward <= shards(8) + 4 * BLOCK + small(8), "peak in backward: {m:?}");
+    }
+}
+
 /// A unit frees the tensor-parallel shards that it gathered, too.
 #[test]
 fn after_forward_only_shards_of_tensor_parallel_shards_are_live() {
     let _alone = alone();
     for checkpointing in [false, true] {
         for blocks in [4, 16] {
-            let m = measure_on(2, blocks, checkpointing, ReshardAfterForward::Always, Net::forward_parallel);
+            let m = measure_on(2, blocks, checkpointing, ReshardAfterForward::Always, false, Net::forward_parallel);
             // Of a block's matrices each rank has a quarter; of the table and the rest, half.
             let shards = (blocks * BLOCK / 2 + TABLE) / RANKS;
             println!("{blocks} blocks, checkpointing {checkpointing}: {m:?}, shards {shards}, block {BLOCK}");

@@ -37,24 +37,26 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
         inputs.args(&mut args);
         Operator::resolve(rule, &args).or_unwind()
     };
-    let outputs =
-        if operator.is_direct() { local(inputs.into_local(), &operator) } else { indirect(inputs, &operator, local) };
+    let inputs = if operator.is_direct() { inputs.into_local() } else { redistributed(inputs, &operator) };
+    let outputs = if operator.is_blank() { blank::<I, O>(&inputs, &operator) } else { local(inputs, &operator) };
     let (made, said) = (outputs.count(), operator.outputs());
     assert!(made == said, "`{}` made {made} of {said} outputs", rule.name());
     outputs.globalize(&operator, &mut 0)
 }
 
-/// An operator that redistributes inputs, or has nothing to compute. Apart from the others, for which
-/// tensors, of 256 bytes each, are moved less often that way.
+/// Inputs of which some are to be redistributed. Apart from the others, for which tensors, of 256 bytes
+/// each, are moved less often that way.
 #[track_caller]
 #[inline(never)]
-fn indirect<I: Inputs, O: Outputs>(inputs: I, operator: &Operator, local: impl FnOnce(I::Local, &Operator) -> O) -> O {
-    let inputs = inputs.localize(operator, &mut 0);
-    if !operator.is_blank() {
-        return local(inputs, operator);
-    }
+fn redistributed<I: Inputs>(inputs: I, operator: &Operator) -> I::Local {
+    inputs.localize(operator, &mut 0)
+}
+
+/// Results of which there is nothing to compute.
+#[inline(never)]
+fn blank<I: Inputs, O: Outputs>(inputs: &I::Local, operator: &Operator) -> O {
     let mut blank = Blank::default();
-    I::see(&inputs, &mut blank);
+    I::see(inputs, &mut blank);
     O::blank(&blank, operator, &mut 0)
 }
 

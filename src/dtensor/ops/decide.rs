@@ -27,7 +27,7 @@ pub(super) struct Decision {
     pub(super) implicit: Option<Box<DTensorError>>,
     /// Whether there is nothing to compute, and the local operator cannot do that.
     pub(super) is_blank: bool,
-    /// Whether all inputs are where it wants them, and there is something to compute.
+    /// Whether all inputs are where it wants them.
     pub(super) is_direct: bool,
     /// Whether this rank's part of an input has no elements.
     pub(super) has_empty_part: bool,
@@ -86,7 +86,7 @@ pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Decision> 
     // Of the whole, so that it is the same on every rank.
     let has_nothing = outputs.iter().all(|output| output.shape.num_elements() == 0);
     let is_blank = has_nothing && !rule.takes_empty_parts();
-    let is_direct = !is_blank && destinations.iter().all(Destination::is_here);
+    let is_direct = destinations.iter().all(Destination::is_here);
     let has_empty_part = destinations.iter().any(|input| input.spec.local_shape().num_elements() == 0);
     Ok(Decision { inputs: destinations, outputs, implicit, is_blank, is_direct, has_empty_part })
 }

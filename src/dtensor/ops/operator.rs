@@ -79,7 +79,7 @@ impl Operator {
         DTensor::from_parts(local, spec)
     }
 
-    /// Whether all inputs are where it wants them, and there is something to compute.
+    /// Whether all inputs are where it wants them.
     pub(super) fn is_direct(&self) -> bool {
         self.0.is_direct
     }

@@ -166,3 +166,31 @@ fn what_was_never_distributed_is_no_replacement() {
         Ok(())
     });
 }
+
+#[derive(Module, Debug)]
+struct Tuned {
+    blocks: Vec<Linear>,
+    head: Linear,
+}
+
+/// Under the paths that they had, beside a layer that was never in that model.
+#[test]
+fn units_of_one_model_may_stand_in_another() {
+    let model = net(&Device::flex());
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let whole = on_device(&model, &device);
+        let head = LinearConfig::new(WIDTH, 2).init(&device);
+        let sharded = fully_shard(whole.clone(), mesh, config())?;
+        let tuned = fully_shard(Tuned { blocks: sharded.blocks, head }, mesh, FullyShard::new())?;
+        let x = || tensor::<2>(1, [4, WIDTH], &device);
+        let forward = |tuned: &Tuned, x| tuned.head.forward(tuned.blocks[1].forward(x));
+        let output = unit(&tuned, x(), forward);
+        let expected = forward(&full_model(&tuned)?, x());
+        assert_eq!(output.to_data(), expected.to_data());
+        let block = |net: &Tuned| net.blocks[1].weight.val().to_data();
+        assert_eq!(block(&full_model(&tuned)?), whole.blocks[1].weight.val().to_data());
+        assert_eq!(tuned.head.weight.shard().expect("sharded").placements(), [Placement::Shard(0)]);
+        Ok(())
+    });
+}

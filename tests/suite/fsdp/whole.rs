@@ -61,3 +61,20 @@ fn a_rank_that_has_no_part_and_a_model_that_is_whole_are_refused() {
         Ok(())
     });
 }
+
+/// The first parameter's ranks are fewer than the model's.
+#[test]
+fn a_parameter_that_fully_shard_ignores_hides_no_rank() {
+    let model = Net::new(&Device::flex());
+    let expected = values(&model, None);
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let parallel = parallelize(model.clone(), &mesh.slice("tp")?, plan())?;
+        let first = named_parameters(&parallel)?[0].path.clone();
+        let sharded = fully_shard(parallel, &mesh.slice("shard")?, FullyShard::new().ignore([first]))?;
+        for root in 0..mesh.size() {
+            let full = full_model_on(&sharded, root)?;
+            assert_eq!(full.map(|full| values(&full, None)), (mesh.rank() == root).then(|| expected.clone()));
+        }
+        Ok(())
+    });
+}
