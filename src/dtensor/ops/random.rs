@@ -53,11 +53,13 @@ struct Stream {
     shared: u64,
     /// How many were drawn from it that are the rank's own: ranks may draw as many as they like.
     own: u64,
+    /// Whether ranks of a mesh have it in common: then it cannot give numbers of a rank's own.
+    common: bool,
 }
 
 impl Stream {
     fn new(seed: u64) -> Self {
-        Self { seed, shared: 0, own: 0 }
+        Self { seed, shared: 0, own: 0, common: false }
     }
 }
 
@@ -93,7 +95,7 @@ pub fn next_seed() -> u64 {
 /// Tensor-parallel ranks that need one tensor draw a [`DTensor`].
 ///
 /// A thread that a rank's program has started does not know its rank: start its stream with a seed of the
-/// rank's, `seed(fold_in(seed, rank))`.
+/// rank's, `seed(fold_in(seed, rank))`, before anything is drawn on it.
 ///
 /// # Panics
 /// Unwinds with [`DTensorError::Distribution`], and with [`DTensorError::Unseeded`] on a thread that is no
@@ -114,7 +116,7 @@ pub fn tensor<const D: usize>(
 
 /// The next seed that is the rank's own.
 fn next_own_seed() -> u64 {
-    let stream @ Stream { seed, own, .. } = of_rank().unwrap_or_else(unseeded);
+    let stream @ Stream { seed, own, .. } = of_rank().filter(|stream| !stream.common).unwrap_or_else(unseeded);
     STREAM.set(Some(Stream { own: own + 1, ..stream }));
     // Outside of a launch there is one rank.
     let rank = comm::rank_of_thread().unwrap_or(0);
@@ -151,7 +153,7 @@ fn of_thread(mesh: &DeviceMesh) -> Stream {
         Ok(ranks.duplicate("threads").draw())
     });
     let group = mesh.ranks().iter().fold(0, |seed, &rank| fold_in(seed, rank as u64));
-    Stream::new(derived(group, number.or_unwind(), Purpose::Thread))
+    Stream { common: true, ..Stream::new(derived(group, number.or_unwind(), Purpose::Thread)) }
 }
 
 fn next(stream: Stream) -> u64 {

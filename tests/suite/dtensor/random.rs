@@ -211,3 +211,19 @@ fn a_seed_is_refused_on_a_thread_that_has_no_stream() {
     });
     assert!(seeded.join().expect("caught").is_ok());
 }
+
+/// An operator has given it one that other ranks have too.
+#[test]
+fn values_of_a_ranks_own_are_refused_on_a_thread_whose_stream_ranks_share() {
+    let refused = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+        let draw = || {
+            kept(&mesh, R)?;
+            let own = || random::tensor::<1>([2], Distribution::Default, world.device());
+            Ok::<_, Error>(std::panic::catch_unwind(std::panic::AssertUnwindSafe(own)).is_err())
+        };
+        let refused = std::thread::scope(|scope| scope.spawn(draw).join().expect("caught"))?;
+        Ok((refused, draw()?))
+    });
+    assert_eq!(refused.unwrap_or_else(|error| panic!("{error}")), [(true, false); 2]);
+}
