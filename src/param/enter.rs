@@ -8,7 +8,7 @@ use super::ParamError;
 use super::io::UnitTensors;
 use super::open::{self, Open};
 use super::replaced::check_whole;
-use super::scope::{Opening, Scope};
+use super::scope::Scope;
 use super::shards::Shards;
 use super::unit::Unit;
 use super::visit::{Visited, walk};
@@ -41,8 +41,8 @@ use crate::error::OrUnwind;
 ///
 /// A unit that `fully_shard` made inside `module` and that `forward` does not open, because the code between is
 /// not the program's own, is opened by the first read of one of its parameters, and closed when another one that
-/// is not inside it is opened, or with `module`. So patterns and one line suffice for a model of burn's own layers, whose
-/// collectives and memory are the same:
+/// is not inside it is opened, or with `module`. So patterns and one line suffice for a model of burn's own
+/// layers, whose collectives and memory are the same:
 ///
 /// ```
 /// # use burn::{nn::transformer::*, module::Module, tensor::Tensor};
@@ -60,8 +60,8 @@ use crate::error::OrUnwind;
 /// A parameter read outside its unit with no module around that is open is right too, but is gathered and
 /// reduced by itself: reading it is collective then. A warning says so, or an error, as
 /// [`strict`](crate::fsdp::FullyShard::strict) has it. Inside its unit the same happens, without a word, to one
-/// whose shard is not the scope's (a stepped or frozen clone of the module). So may be reading one that was kept past its unit:
-/// it waits for what the unit gathers for backward.
+/// whose shard is not the scope's (a stepped or frozen clone of the module). Reading one that was kept past its
+/// unit may be collective too: it waits for what the unit gathers for backward.
 ///
 /// What a unit returns has **one backward**: two outputs cannot be differentiated apart, nor two
 /// losses computed inside, though they share only leaves ("graph tape has already been consumed").
@@ -94,16 +94,7 @@ where
         return open.leave(output);
     };
     open::close_read(&unit);
-    let opening = Opening {
-        kept: unit.kept(),
-        lone: false,
-        label: unit.label(),
-        tracked: true,
-        enclosed: open::is_any(),
-        earlier: open::last_token(),
-        deeper: 0,
-    };
-    let (scope, input) = Scope::open(&unit, shards, opening, input);
+    let (scope, input) = Scope::open(&unit, shards, open::opening(&unit), input);
     // Not when the first parameter is read: a rank that reads none must take part all the same.
     scope.pass.buffer.gather();
     let open = Open::new(Some(scope), inside);

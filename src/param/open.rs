@@ -69,16 +69,6 @@ pub(super) fn find<T>(f: impl FnMut(&Rc<Scope>) -> Option<T>) -> Option<T> {
     OPEN.with_borrow(|open| open.stack.iter().rev().filter_map(|opened| opened.scope.as_ref()).find_map(f))
 }
 
-/// Whether a unit is open.
-pub(super) fn is_any() -> bool {
-    OPEN.with_borrow(|open| !open.stack.is_empty())
-}
-
-/// The last token made inside the open units.
-pub(super) fn last_token() -> Option<DispatchTensor> {
-    OPEN.with_borrow(|open| open.last.clone())
-}
-
 /// Makes the token of `scope`, which is not kept open, the last one of the units around it.
 pub(super) fn follow(scope: &Scope) {
     OPEN.with_borrow_mut(|open| {
@@ -86,6 +76,19 @@ pub(super) fn follow(scope: &Scope) {
             open.enter(scope);
         }
     });
+}
+
+/// How the program opens `unit` here.
+pub(super) fn opening(unit: &Unit) -> Opening {
+    OPEN.with_borrow(|open| Opening {
+        kept: unit.kept(),
+        lone: false,
+        label: unit.label(),
+        tracked: true,
+        enclosed: !open.stack.is_empty(),
+        earlier: open.last.clone(),
+        deeper: 0,
+    })
 }
 
 /// Opens the unit of which `shards` makes those at hand, if a module around its own is open: until
@@ -96,16 +99,7 @@ pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&Shards) -> bool) -> Opti
         inside.find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards)).map(|(_, shards)| shards.clone())
     })?;
     close_read(unit);
-    let opening = Opening {
-        kept: unit.kept(),
-        lone: false,
-        label: unit.label(),
-        tracked: true,
-        enclosed: true,
-        earlier: last_token(),
-        deeper: DEEPER,
-    };
-    let (scope, ()) = Scope::open(unit, shards, opening, ());
+    let (scope, ()) = Scope::open(unit, shards, Opening { deeper: DEEPER, ..opening(unit) }, ());
     scope.pass.buffer.gather();
     OPEN.with_borrow_mut(|open| open.push(Some(scope), Vec::new(), true))
 }

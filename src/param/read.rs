@@ -78,8 +78,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
         kept => kept,
     };
     let label = format!("{} (outside its unit)", param.info().path).into();
-    let (enclosed, earlier) = (open::is_any(), open::last_token());
-    let opening = Opening { kept, lone: true, label, tracked: true, enclosed, earlier, deeper: 0 };
+    let opening = Opening { kept, lone: true, label, ..open::opening(&param.unit) };
     let (scope, ()) = Scope::open(&param.unit, Shards::one(param.index, base), opening, ());
     open::follow(&scope);
     let result = f(&scope, 0);
@@ -89,15 +88,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
 
 /// Gathers these parameters of a unit, which then stays open, without a backward to come.
 pub(super) fn open_gathered(unit: &Arc<Unit>, shards: Shards) -> Open {
-    let opening = Opening {
-        kept: Kept::Shard,
-        lone: false,
-        label: unit.label(),
-        tracked: false,
-        enclosed: open::is_any(),
-        earlier: None,
-        deeper: 0,
-    };
+    let opening = Opening { kept: Kept::Shard, tracked: false, earlier: None, ..open::opening(unit) };
     let (scope, ()) = Scope::open(unit, shards, opening, ());
     scope.pass.buffer.gather();
     Open::new(Some(scope), Vec::new())

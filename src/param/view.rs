@@ -77,8 +77,8 @@ pub trait ParamExt<const D: usize> {
     /// ```
     fn shard_grad(&self, grads: &impl Grads) -> Option<DTensor<D>>;
 
-    /// The whole gradient, averaged over the data-parallel ranks, on every rank; `None` where
-    /// [`shard_grad`](Self::shard_grad) is. Of an ordinary parameter burn's own, which is this rank's.
+    /// The whole gradient, averaged over the data-parallel ranks, on every rank; `None` for a frozen parameter
+    /// and one that no rank has used. Of an ordinary parameter it is burn's own, which is this rank's.
     ///
     /// # Collective
     /// Of a distributed parameter: every rank of its mesh.
