@@ -67,7 +67,7 @@ pub struct Call {
     pub terms: Option<Arc<str>>,
     /// Names of the tensors, such as the parameters' paths, in the order in which they travel; tensors
     /// after the last name have none. Must agree on all ranks. The ledger leaves them out.
-    pub tensors: Option<Arc<[Arc<str>]>>,
+    pub names: Option<Arc<[Arc<str>]>>,
     /// Issued ahead of need: the ledger counts it when its result is taken, and not before.
     pub ahead: bool,
 }
@@ -91,8 +91,8 @@ impl Call {
     }
 
     /// The same call, of tensors of these names.
-    pub fn of(mut self, tensors: impl IntoIterator<Item = Arc<str>>) -> Self {
-        self.tensors = Some(tensors.into_iter().collect());
+    pub fn named(mut self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
+        self.names = Some(names.into_iter().collect());
         self
     }
 

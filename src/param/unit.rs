@@ -275,7 +275,7 @@ impl Unit {
 
     /// The call, of tensors of these parameters.
     pub(super) fn named(&self, call: Call, members: impl IntoIterator<Item = usize>) -> Call {
-        call.of(members.into_iter().map(|member| self.params[member].path.clone()))
+        call.named(members.into_iter().map(|member| self.params[member].path.clone()))
     }
 
     /// The call, of those that are cut.

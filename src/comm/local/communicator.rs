@@ -94,7 +94,7 @@ impl LocalCommunicator {
 }
 
 fn print(op: Op, call: &Call, tensors: Vec<TensorPrint>) -> Print {
-    let Call { label, drawn, whole, terms, tensors: names, .. } = call.clone();
+    let Call { label, drawn, whole, terms, names, .. } = call.clone();
     Print { op, label, reduce: None, root: None, drawn, whole, terms, names, tensors }
 }
 
