@@ -94,6 +94,7 @@ mod pattern;
 pub mod placement;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod watch;
 
 pub use error::{Error, Result};
 

@@ -1,5 +1,6 @@
 //! [`Ledger`]: every collective of a rank, counted.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -17,6 +18,15 @@ const KEYS: usize = 4096;
 
 /// What further labels are counted under.
 static OTHERS: LazyLock<Arc<str>> = LazyLock::new(|| "(other labels)".into());
+
+thread_local! {
+    static LISTENER: Cell<Option<fn(&Entry)>> = const { Cell::new(None) };
+}
+
+/// Has `listener` told of every collective that the calling thread has counted from now on.
+pub(crate) fn listen(listener: Option<fn(&Entry)>) {
+    LISTENER.set(listener);
+}
 
 /// Number of calls and bytes of payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -132,6 +142,9 @@ impl Ledger {
             book.recent.pop_front();
         }
         let entry = Entry { index: book.count, op, group_size, bytes, label: call.label.clone(), phase: call.phase };
+        if let Some(listener) = LISTENER.get() {
+            listener(&entry);
+        }
         book.recent.push_back(entry);
         book.count += 1;
     }

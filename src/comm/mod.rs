@@ -46,6 +46,7 @@ pub use error::CommError;
 pub use group::Group;
 pub(crate) use home::{is_rank, note_unwinding, rank_of_thread};
 pub use launch::{Launch, launch};
+pub(crate) use ledger::listen;
 pub use ledger::{Entry, Key, Ledger, Snapshot, Spent, Total};
 pub use op::{CollectiveId, Op};
 pub use report::{LaunchError, RankReport};

@@ -8,6 +8,37 @@ use crate::Result;
 use crate::comm::{Call, Communicator, Sharded, Work};
 use crate::placement::Cut;
 
+/// One local tensor, there or on its way.
+#[derive(Debug)]
+pub(super) enum Moving<const D: usize, K: Kind> {
+    /// It is there.
+    There(Tensor<D, K>),
+    /// Alone in a collective of many.
+    Many(Work<Vec<DispatchTensor>>),
+    /// In a collective of one.
+    One(Work<DispatchTensor>),
+}
+
+impl<const D: usize, K: Kind> Moving<D, K> {
+    /// Whether it is there.
+    pub fn is_complete(&self) -> bool {
+        match self {
+            Self::There(_) => true,
+            Self::Many(work) => work.is_complete(),
+            Self::One(work) => work.is_complete(),
+        }
+    }
+
+    /// The tensor, once it is there.
+    pub fn wait(self) -> Result<Tensor<D, K>> {
+        match self {
+            Self::There(tensor) => Ok(tensor),
+            Self::Many(work) => single(work),
+            Self::One(work) => Ok(Tensor::from_dispatch(work.wait()?)),
+        }
+    }
+}
+
 /// Concatenates the ranks' pieces of dimension `dim`.
 pub(super) fn all_gather<const D: usize, K: Kind>(
     comm: &dyn Communicator,
@@ -15,9 +46,9 @@ pub(super) fn all_gather<const D: usize, K: Kind>(
     piece: Tensor<D, K>,
     dim: usize,
     cut: Cut,
-) -> Result<Tensor<D, K>> {
+) -> Moving<D, K> {
     let piece = Sharded { tensor: piece.into_dispatch(), dim, cut };
-    single(comm.all_gather(call, vec![piece]))
+    Moving::Many(comm.all_gather(call, vec![piece]))
 }
 
 /// Re-cuts from pieces of one dimension to pieces of another: each with its cut.
@@ -27,9 +58,9 @@ pub(super) fn all_to_all<const D: usize, K: Kind>(
     piece: Tensor<D, K>,
     (dim, cut): (usize, Cut),
     (to_dim, to_cut): (usize, Cut),
-) -> Result<Tensor<D, K>> {
+) -> Moving<D, K> {
     let piece = Sharded { tensor: piece.into_dispatch(), dim, cut };
-    Ok(Tensor::from_dispatch(comm.all_to_all(call, piece, to_dim, to_cut).wait()?))
+    Moving::One(comm.all_to_all(call, piece, to_dim, to_cut))
 }
 
 /// The result of a collective on one tensor.

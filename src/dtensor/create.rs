@@ -96,6 +96,7 @@ impl<const D: usize> DTensor<D> {
     /// # Errors
     /// [`DTensorError::GradPlacement`] for any other placement, and
     /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of them.
+    #[track_caller]
     pub fn to_local_with_grad_placements(self, grad_placements: &[Placement]) -> Result<Tensor<D>> {
         Layout::new(self.mesh().shape(), grad_placements)?;
         let mut summed: SmallVec<[usize; 3]> = SmallVec::new();

@@ -124,7 +124,7 @@ pub(crate) fn send_parts<const D: usize, K: Kind>(
         let mut later = sequence[at + 1..].iter();
         let taking_part = later.all(|&later| coordinate[later] == 0);
         let comm = spec.mesh().communicator(mesh_dim)?;
-        let shard = spec.placements()[mesh_dim].shard_dim().map(|dim| (dim, spec.cut(mesh_dim)));
+        let shard = spec.placements()[mesh_dim].shard_dim().map(|dim| (dim, spec.cut(&[mesh_dim])));
         if taking_part {
             let metas = vec![TensorMeta { shape: Shape::from(shape), dtype: spec.dtype() }];
             let whole = held.take().map(|whole| vec![whole.into_dispatch()]);

@@ -1,5 +1,7 @@
 //! [`DTensorError`].
 
+use burn::tensor::DType;
+
 use crate::placement::{Layout, Placement};
 
 /// Why a distributed tensor could not be built, viewed or re-laid-out on this rank.
@@ -172,6 +174,18 @@ pub enum DTensorError {
         operator: &'static str,
         /// Layouts of the inputs.
         inputs: Vec<String>,
+    },
+    /// An element type for floats was given for a tensor of something else.
+    #[error(
+        "`{operation}` was given an element type to send in, which is for floats: the tensor is {}; leave it out, or \
+         make floats of it",
+        dtype.name()
+    )]
+    NotFloat {
+        /// The operation.
+        operation: &'static str,
+        /// The tensor's element type.
+        dtype: DType,
     },
     /// A distribution's parameters make no sense.
     #[error("{distribution} is not a distribution: {why}")]

@@ -20,6 +20,8 @@ pub(super) struct Destination {
     pub(super) route: Arc<Route>,
     /// Mesh dimensions on which ranks compute different things with one replicated value.
     pub(super) varying: Dims,
+    /// What asks for it.
+    pub(super) operator: &'static str,
 }
 
 impl Destination {
@@ -33,10 +35,11 @@ impl Destination {
     ///
     /// # Collective
     /// In forward and in backward: every rank of the mesh.
+    #[track_caller]
     pub(super) fn redistribute<const D: usize, K: Kind>(
         &self,
         local: Tensor<D, K>,
-        from: &DTensorSpec,
+        from: &Arc<DTensorSpec>,
         handles: Option<&Handles<D>>,
     ) -> Result<Tensor<D, K>> {
         let varying = if self.varying.is_empty() || !is_tracked(&local) { &[] } else { &self.varying[..] };
@@ -45,7 +48,7 @@ impl Destination {
             return Ok(local);
         }
         let Some(handles) = handles else {
-            return self.route.walk(local, from, &self.varying, Weak::new());
+            return self.route.walk(local, from, &self.varying, Weak::new(), self.operator);
         };
         if let Some(given) = handles.given.as_ref().filter(|given| stays && *given.varying == *varying) {
             return Ok(Tensor::from_dispatch((given.make)().into_dispatch()));
@@ -55,7 +58,7 @@ impl Destination {
         }
         // No lock is held while this communicates.
         let kept = Arc::new(Kept::default());
-        let tensor = self.route.walk(local, from, &self.varying, Arc::downgrade(&kept))?;
+        let tensor = self.route.walk(local, from, &self.varying, Arc::downgrade(&kept), self.operator)?;
         // Only floats vary or are cached: what else moves is an index, and small.
         if tensor.dtype().is_float() {
             *kept.lock() = Some(as_float(tensor.clone()));

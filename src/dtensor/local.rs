@@ -7,7 +7,7 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 #[cfg(feature = "flex")]
 use burn::backend::{BackendTensor, BackendTypes, DispatchKindConversion, Flex};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{GradientCheckpointingStrategy, Shape, Slice, Tensor};
+use burn::tensor::{DType, GradientCheckpointingStrategy, Shape, Slice, Tensor};
 
 use super::Kind;
 #[cfg(feature = "flex")]
@@ -62,6 +62,14 @@ pub(super) fn reshape<const D: usize, const O: usize, K: Kind>(tensor: Tensor<D,
     } else {
         Dispatch::int_reshape(tensor, shape)
     })
+}
+
+/// `tensor`, of floats if it has another one, in this element type.
+pub(super) fn cast<const D: usize, K: Kind>(tensor: Tensor<D, K>, dtype: DType) -> Tensor<D, K> {
+    if tensor.dtype() == dtype {
+        return tensor;
+    }
+    Tensor::from_dispatch(as_float(tensor).cast(dtype).into_dispatch())
 }
 
 /// Zeros of the kind, dtype and device of `like`.

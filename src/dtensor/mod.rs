@@ -23,6 +23,7 @@
 //! |---|---|
 //! | which steps lead from one layout to another | [`plan`](crate::placement::plan) |
 //! | a step forward, and its gradient | `step`, `pullback`; together, as one node of the graph, `route` |
+//! | with other element types, or not waited for at once | `request` |
 //! | what a tensor already was redistributed to | `handles` |
 //! | values that ranks use differently | `vary` |
 //! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory` |
@@ -34,8 +35,8 @@
 //! 2. A computation that differs between ranks reads a Replicate value only through
 //!    [`vary`](DTensor::vary): each rank's gradient is then a term of a sum, and vary adds them up.
 //! 3. A local tensor has exactly the shape that its spec gives this rank, also when that is empty.
-//! 4. A collective runs on the ranks of one mesh dimension, labelled with the layouts it goes
-//!    between, in [`Phase::Forward`](crate::comm::Phase::Forward) or
+//! 4. A collective runs on the ranks of one mesh dimension, or of those whose steps it makes at once, labelled
+//!    with the layouts it goes between, in [`Phase::Forward`](crate::comm::Phase::Forward) or
 //!    [`Phase::Backward`](crate::comm::Phase::Backward).
 //! 5. Without tracked gradients nothing is recorded, and an unchanged layout costs nothing.
 //! 6. Every rank records as many nodes of the autodiff graph, whatever the shape of its part: burn
@@ -61,6 +62,7 @@ mod picture;
 mod pullback;
 mod random;
 mod redistribute;
+mod request;
 mod route;
 mod spec;
 mod step;
@@ -74,5 +76,6 @@ pub use kind::Kind;
 pub(crate) use local::{as_float, is_tracked};
 pub(crate) use local::{associate, own};
 pub use picture::picture;
+pub use request::{Redistribute, Redistributing};
 pub use spec::DTensorSpec;
 pub use tensor::DTensor;

@@ -11,7 +11,7 @@ use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, Sharded};
 use crate::placement::{Cut, PartialOp};
 
-/// Mesh dimensions, ascending.
+/// Mesh dimensions.
 pub(super) type Dims = SmallVec<[usize; 3]>;
 
 /// Takes the gradient of a step's result to the gradient of its input.
@@ -94,7 +94,10 @@ impl<const D: usize> Reduced<D> {
                 let holders = single(comm.all_reduce(call.clone(), holders, ReduceOp::Sum))?;
                 Ok(grad * holds / holders)
             }
-            Self::Product(local) => Ok(grad * others_product(comm, call, local)?),
+            Self::Product(local) => {
+                let others = others_product(comm, call, local)?.cast(grad.dtype());
+                Ok(grad * others)
+            }
         }
     }
 }
@@ -105,7 +108,7 @@ impl<const D: usize> Reduced<D> {
 /// this rank must not reach its own derivative.
 fn others_product<const D: usize>(comm: &dyn Communicator, call: &Call, local: &Tensor<D>) -> Result<Tensor<D>> {
     let (size, rank, len) = (comm.group().size(), comm.group().rank(), local.dims()[0]);
-    let all: Tensor<D> = all_gather(comm, call.clone(), local.clone(), 0, Cut::Chunks(size * len))?;
+    let all = all_gather(comm, call.clone(), local.clone(), 0, Cut::Chunks(size * len)).wait()?;
     let others = (0..size).filter(|&other| other != rank);
     let values = others.map(|other| all.clone().slice_dim(0, other * len..(other + 1) * len));
     Ok(values.reduce(|product, value| product * value).unwrap_or_else(|| local.ones_like()))
@@ -134,7 +137,7 @@ impl<const D: usize> Pullback<D> {
                 let own = cut.range(comm.group().size(), comm.group().rank());
                 Ok(cut_dim(grad, *dim, own))
             }
-            PullbackKind::AllGather { dim, cut } => all_gather(comm, call.clone(), grad, *dim, cut.clone()),
+            PullbackKind::AllGather { dim, cut } => all_gather(comm, call.clone(), grad, *dim, cut.clone()).wait(),
             PullbackKind::AllReduce { reduced } => reduced.derivative(comm, call, grad, None),
             PullbackKind::ReduceScatter { dim, cut, reduced } => {
                 let piece = |tensor: &Tensor<D>| {
@@ -150,7 +153,9 @@ impl<const D: usize> Pullback<D> {
                 let grad = wholes.next().expect("the gradient was gathered");
                 reduced.derivative(comm, call, grad, wholes.next())
             }
-            PullbackKind::AllToAll { from, to } => all_to_all(comm, call.clone(), grad, from.clone(), to.clone()),
+            PullbackKind::AllToAll { from, to } => {
+                all_to_all(comm, call.clone(), grad, from.clone(), to.clone()).wait()
+            }
         }
     }
 

@@ -6,17 +6,20 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use burn::backend::DispatchTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
-use super::local::{associate, is_tracked};
+use super::local::{associate, cast, is_tracked};
 use super::pullback::{Dims, Pullback, all_reduce_sum};
-use super::{DTensorSpec, Kind, step};
+use super::step::{Leg, Started};
+use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase};
 use crate::error::OrUnwind;
 use crate::placement::{Layout, Step, plan, plan_input};
+use crate::watch::{self, Change, Origin};
 
 /// The steps from one layout to another, and what the collectives on the way are called.
 #[derive(Debug)]
@@ -62,77 +65,176 @@ impl Route {
         Self::between(from, to).or_else(|_| Ok(Arc::new(Self { steps: plan_input(from, to)?, label: label(from, to) })))
     }
 
-    /// The steps, those together that are one collective: reductions that follow each other, by one
-    /// operation, over mesh dimensions that all vary afterwards or none does.
-    fn legs<'a>(&'a self, varying: &'a [usize]) -> impl Iterator<Item = (Dims, &'a [(Step, Layout)])> {
-        let joined = |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| match (a, b) {
-            (Step::AllReduce { op: a, mesh_dim: first }, Step::AllReduce { op: b, mesh_dim: second }) => {
-                a == b && varying.contains(first) == varying.contains(second)
+    /// The steps, those together that are one collective, and whose mesh dimensions all vary afterwards or
+    /// none does; each with the mesh dimensions, the outermost cut first.
+    fn joined<'a>(&'a self, varying: &'a [usize]) -> impl Iterator<Item = (Dims, &'a [(Step, Layout)])> {
+        let varies = |step: &Step| varying.contains(&step.mesh_dim());
+        let joined = move |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| a.joins(*b) && varies(a) == varies(b);
+        self.steps.chunk_by(joined).map(|steps| {
+            let mut mesh_dims: Dims = steps.iter().map(|(step, _)| step.mesh_dim()).collect();
+            match steps[0].0 {
+                Step::AllReduce { .. } => mesh_dims.sort_unstable(),
+                // Cuts are undone from the innermost on.
+                Step::AllGather { .. } => mesh_dims.reverse(),
+                _ => {}
             }
-            _ => false,
-        };
-        self.steps.chunk_by(joined).map(|leg| {
-            let mut mesh_dims: Dims = leg.iter().map(|(step, _)| step.mesh_dim()).collect();
-            mesh_dims.sort_unstable();
-            (mesh_dims, leg)
+            (mesh_dims, steps)
         })
+    }
+
+    /// The legs on `from`'s mesh.
+    fn legs(&self, from: &DTensorSpec, varying: &[usize], tracked: bool) -> Result<Legs> {
+        let mut legs = Legs::new();
+        let mut before = None;
+        for (mesh_dims, steps) in self.joined(varying) {
+            let [.., (step, after)] = steps else { continue };
+            let after = from.with_layout(after.clone())?;
+            legs.push(Leg::new(*step, mesh_dims, (before.as_ref().unwrap_or(from), &after), tracked)?);
+            before = Some(after);
+        }
+        Ok(legs)
     }
 
     /// Walks it with a tensor laid out as `from`, then lets the tensor vary over the mesh dimensions
     /// `varying`: its gradient is summed over them. Records one node if anything happens and `local`
-    /// is tracked; when its backward has run, what is `kept` of it is let go.
+    /// is tracked; when its backward has run, what is `kept` of it is let go. `operator` is what asks for it.
     ///
     /// # Collective
     /// Every rank of the mesh.
+    #[track_caller]
     pub(super) fn walk<const D: usize, K: Kind>(
-        &self,
+        self: &Arc<Self>,
         local: Tensor<D, K>,
-        from: &DTensorSpec,
+        from: &Arc<DTensorSpec>,
         varying: &[usize],
         kept: Weak<Kept<D>>,
+        operator: &'static str,
     ) -> Result<Tensor<D, K>> {
-        let tracked = is_tracked(&local);
-        if self.steps.is_empty() && (varying.is_empty() || !tracked) {
+        if self.steps.is_empty() && (varying.is_empty() || !is_tracked(&local)) {
             return Ok(local);
         }
-        let call = from.call(Call::new(self.label.clone()));
-        let strategy = local.gradient_checkpointing_strategy();
-        let (mut moved, mut pullbacks) = (local.clone().inner(), Vec::new());
-        let mut before = None;
-        for (mesh_dims, leg) in self.legs(varying) {
-            let [.., (step, after)] = leg else { continue };
-            let spec = before.as_ref().unwrap_or(from);
-            let after = from.with_layout(after.clone())?;
-            let call = call.clone().in_phase(Phase::Forward);
-            let (next, pullback) = step::run(*step, mesh_dims, (spec, &after), moved, call, tracked)?;
-            moved = next;
-            if tracked {
-                pullbacks.push(pullback);
-            }
-            before = Some(after);
-        }
-        if !tracked {
-            return Ok(associate(moved, strategy));
-        }
+        self.start(local, from, varying, None, Origin::new(operator))?.finish(kept)
+    }
+
+    /// [`walk`](Self::walk), but the last collective is issued and not waited for: all that remains after it is
+    /// local. The tensor and its gradient are cast as `casts` says.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    pub(super) fn start<const D: usize, K: Kind>(
+        self: &Arc<Self>,
+        local: Tensor<D, K>,
+        from: &Arc<DTensorSpec>,
+        varying: &[usize],
+        casts: Option<Casts>,
+        origin: Origin,
+    ) -> Result<Walk<D, K>> {
+        let tracked = is_tracked(&local);
         let is_walked = |dim: &usize| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim);
         let (walked, stayed): (Dims, Dims) = varying.iter().copied().partition(is_walked);
+        let legs = self.legs(from, varying, tracked)?;
         let sum = match &stayed[..] {
-            [] => None,
+            dims if dims.is_empty() || !tracked => None,
             dims => {
                 let comm = from.mesh().communicator_over(dims)?;
-                Some(Sum { place: comm.draw(), comm })
+                Some(Sum { place: comm.draw(), mesh_dims: dims.into(), comm })
             }
         };
-        let op = Redistribution {
-            output: Mutex::new(Some(moved.into_dispatch())),
-            pullbacks,
+        let tensor = casts.map_or_else(|| local.clone().inner(), |casts| casts.forward(local.clone().inner()));
+        let call = from.call_as(Call::new(self.label.clone()), tensor.dtype());
+        let node = Redistribution {
+            output: Mutex::new(None),
+            route: self.clone(),
+            from: from.clone(),
+            pullbacks: Vec::new(),
             varying: walked,
             sum,
-            call: call.in_phase(Phase::Backward),
-            kept,
+            call: call.clone().in_phase(Phase::Backward),
+            casts,
+            origin,
+            kept: Weak::new(),
         };
-        let local = autodiff::unary(local.into_dispatch(), Arc::new(op));
-        Ok(Tensor::from_dispatch(local))
+        let walk = Walk { local, at: At::There(tensor), legs: legs.into_iter(), node };
+        let issued = walk.legs.as_slice().iter().rposition(Leg::is_collective).map_or(0, |last| last + 1);
+        let call = call.in_phase(Phase::Forward);
+        let _changing = watch::changing(|| walk.node.change(Phase::Forward));
+        walk.take(issued, &call)
+    }
+
+    /// Where it leads to from `from`.
+    fn end<'a>(&'a self, from: &'a Layout) -> &'a Layout {
+        self.steps.last().map_or(from, |(_, layout)| layout)
+    }
+}
+
+type Legs = SmallVec<[Leg; 2]>;
+
+/// A tensor under way: all collectives are issued, of which the last may not be through.
+#[derive(Debug)]
+pub(super) struct Walk<const D: usize, K: Kind> {
+    /// As it was, in its graph.
+    local: Tensor<D, K>,
+    at: At<D, K>,
+    legs: smallvec::IntoIter<[Leg; 2]>,
+    node: Redistribution<D>,
+}
+
+/// Where a tensor under way is.
+#[derive(Debug)]
+enum At<const D: usize, K: Kind> {
+    There(Tensor<D, K>),
+    Between(Started<D, K>),
+}
+
+impl<const D: usize, K: Kind> Walk<D, K> {
+    /// The next `legs`, of which the last is started.
+    fn take(mut self, legs: usize, call: &Call) -> Result<Self> {
+        for _ in 0..legs {
+            let Some(leg) = self.legs.next() else { break };
+            let tensor = self.node.arrive(self.at)?;
+            self.at = At::Between(leg.start(tensor, call.clone()));
+        }
+        Ok(self)
+    }
+
+    /// Whether the end is reached without waiting for other ranks.
+    pub(super) fn is_complete(&self) -> bool {
+        match &self.at {
+            At::There(_) => true,
+            At::Between(started) => started.is_complete(),
+        }
+    }
+
+    /// The tensor at the end, in its graph.
+    pub(super) fn finish(self, kept: Weak<Kept<D>>) -> Result<Tensor<D, K>> {
+        let (tracked, strategy) = (is_tracked(&self.local), self.local.gradient_checkpointing_strategy());
+        let (rest, call) = (self.legs.len(), self.node.call.clone());
+        let Self { local, at, mut node, .. } = self.take(rest, &call)?;
+        let tensor = node.arrive(at)?;
+        if !tracked {
+            return Ok(associate(tensor, strategy));
+        }
+        node.output = Mutex::new(Some(tensor.into_dispatch()));
+        node.kept = kept;
+        Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(node))))
+    }
+}
+
+/// The element types that a tensor and its gradient are sent in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Casts {
+    /// Of the tensor, and what it is afterwards; its own, if `None`.
+    pub(super) forward: Option<DType>,
+    /// Of the gradient; that of the tensor before, if `None`.
+    pub(super) backward: Option<DType>,
+}
+
+impl Casts {
+    fn forward<const D: usize, K: Kind>(self, tensor: Tensor<D, K>) -> Tensor<D, K> {
+        match self.forward {
+            Some(dtype) => cast(tensor, dtype),
+            None => tensor,
+        }
     }
 }
 
@@ -149,18 +251,23 @@ pub(super) type Kept<const D: usize> = Mutex<Option<Tensor<D>>>;
 struct Redistribution<const D: usize> {
     /// Made before the node, so that a failing collective is an error and not a panic.
     output: Mutex<Option<DispatchTensor>>,
+    route: Arc<Route>,
+    from: Arc<DTensorSpec>,
     pullbacks: Vec<Pullback<D>>,
     /// Mesh dimensions over which the gradient is summed where their step is pulled back.
     varying: Dims,
     /// The sum over all others.
     sum: Option<Sum>,
     call: Call,
+    casts: Option<Casts>,
+    origin: Origin,
     kept: Weak<Kept<D>>,
 }
 
 /// The ranks over which a gradient is summed: one group for all mesh dimensions.
 #[derive(Debug)]
 struct Sum {
+    mesh_dims: Dims,
     comm: Arc<dyn Communicator>,
     /// Drawn in forward: see [`Call::drawn`].
     place: u64,
@@ -176,24 +283,62 @@ impl<const D: usize> GraphOp for Redistribution<D> {
             kept.lock().take();
         }
         let grad = Tensor::from_dispatch(step.take());
-        let grad = self.pull(grad).or_unwind();
+        let _changing = watch::changing(|| self.change(Phase::Backward));
+        let grad = self.pull_cast(grad).or_unwind();
         step.give(0, || grad.into_dispatch());
     }
 }
 
 impl<const D: usize> Redistribution<D> {
+    /// The tensor after the leg that it is in.
+    fn arrive<K: Kind>(&mut self, at: At<D, K>) -> Result<Tensor<D, K>> {
+        match at {
+            At::There(tensor) => Ok(tensor),
+            At::Between(started) => {
+                let (tensor, pullback) = started.wait()?;
+                self.pullbacks.push(pullback);
+                Ok(tensor)
+            }
+        }
+    }
+
+    /// [`pull`](Self::pull), in the element type that gradients are sent in.
+    fn pull_cast(&self, grad: Tensor<D>) -> Result<Tensor<D>> {
+        let Some(casts) = self.casts else { return self.pull(grad) };
+        let (own, sent) = (self.from.dtype(), casts.backward.unwrap_or(self.from.dtype()));
+        Ok(cast(self.pull(cast(grad, sent))?, own))
+    }
+
     /// The gradient of the input, from the gradient of the output.
     fn pull(&self, mut grad: Tensor<D>) -> Result<Tensor<D>> {
+        let call = &self.from.call_as(self.call.clone(), grad.dtype());
         for (at, pullback) in self.pullbacks.iter().enumerate().rev() {
             // A mesh dimension that takes two steps varies after the last.
             let later = &self.pullbacks[at + 1..];
             let is_last = !later.iter().any(|later| later.mesh_dims.iter().any(|dim| pullback.mesh_dims.contains(dim)));
             let varying = is_last && pullback.mesh_dims.iter().all(|dim| self.varying.contains(dim));
-            grad = pullback.apply(&self.call, grad, varying)?;
+            grad = pullback.apply(call, grad, varying)?;
         }
-        if let Some(Sum { comm, place }) = &self.sum {
-            grad = all_reduce_sum(comm.as_ref(), &self.call.clone().drawn(*place), grad)?;
+        if let Some(Sum { comm, place, .. }) = &self.sum {
+            grad = all_reduce_sum(comm.as_ref(), &call.clone().drawn(*place), grad)?;
         }
         Ok(grad)
+    }
+
+    /// For a watch.
+    fn change(&self, phase: Phase) -> Change {
+        let (from, to) = (self.from.layout(), self.route.end(self.from.layout()));
+        let backward = phase == Phase::Backward;
+        let (from, to) = if backward { (to, from) } else { (from, to) };
+        let names = self.from.mesh().names();
+        let summed = self.varying.iter().chain(self.sum.iter().flat_map(|sum| &sum.mesh_dims));
+        Change {
+            origin: self.origin.clone(),
+            from: from.clone(),
+            to: to.clone(),
+            summed: summed.filter(|_| backward).map(|&dim| names[dim].clone()).collect(),
+            shape: self.from.shape().to_vec(),
+            phase,
+        }
     }
 }

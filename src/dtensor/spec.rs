@@ -68,9 +68,9 @@ impl DTensorSpec {
         self
     }
 
-    /// `call`, of this tensor or a part of it.
-    pub(super) fn call(&self, call: Call) -> Call {
-        let whole = TensorMeta { shape: self.shape.clone(), dtype: self.dtype };
+    /// `call`, of this tensor or a part of it, sent in this element type.
+    pub(super) fn call_as(&self, call: Call, dtype: DType) -> Call {
+        let whole = TensorMeta { shape: self.shape.clone(), dtype };
         Call { whole: Some(whole), terms: self.terms.clone(), ..call }
     }
 
@@ -186,9 +186,14 @@ impl DTensorSpec {
         Err(DTensorError::MeshMismatch { left: self.mesh.to_string(), right: other.mesh.to_string() })
     }
 
-    /// How mesh dimension `mesh_dim` cuts its piece of the dimension that it shards.
-    pub(super) fn cut(&self, mesh_dim: usize) -> Cut {
-        self.layout.cut(&self.shape, self.coordinate(), mesh_dim)
+    /// How `mesh_dims` cut their piece of the dimension that they shard, one inside the other.
+    pub(super) fn cut(&self, mesh_dims: &[usize]) -> Cut {
+        self.layout.cut_over(&self.shape, self.coordinate(), mesh_dims)
+    }
+
+    /// The same tensor in another element type.
+    pub(super) fn with_dtype(&self, dtype: DType) -> Self {
+        Self { dtype, ..self.clone() }
     }
 }
 

@@ -1,76 +1,130 @@
-//! One step of a change of layout, forward, on local tensors without autodiff.
+//! A step of a change of layout, or several that are one, forward, on local tensors without autodiff.
+
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::collective::{all_gather, all_to_all, single};
+use super::collective::{Moving, all_gather, all_to_all};
 use super::local::{as_float, cut_dim, pad_dim, zeros};
 use super::pullback::{Dims, Pullback, PullbackKind, Reduced};
 use super::{DTensorSpec, Kind};
 use crate::Result;
-use crate::comm::{Call, ReduceOp, Sharded};
+use crate::comm::{Call, Communicator, ReduceOp, Sharded};
 use crate::placement::{Cut, PartialOp, Step};
 
-/// Runs `step`, from `before` to `after`, on a `local` tensor, and says how to pull a gradient back through it.
-///
-/// With `tracked`, the pullback keeps the values that the gradient depends on.
-///
-/// A reduction is over all of `mesh_dims` at once, any other step over its own.
-///
-/// # Collective
-/// Over `mesh_dims`.
-pub(super) fn run<const D: usize, K: Kind>(
-    step: Step,
+/// A step, or several that are one, over the ranks along all their mesh dimensions.
+#[derive(Debug)]
+pub(super) struct Leg {
     mesh_dims: Dims,
-    (before, after): (&DTensorSpec, &DTensorSpec),
-    local: Tensor<D, K>,
-    call: Call,
-    tracked: bool,
-) -> Result<(Tensor<D, K>, Pullback<D>)> {
-    let comm = before.mesh().communicator_over(&mesh_dims)?;
-    let own = |cut: &Cut| cut.range(comm.group().size(), comm.group().rank());
-    let keep = |tensor: &Tensor<D, K>| tracked.then(|| as_float(tensor.clone()));
-    let (local, kind) = match step {
-        Step::AllGather { mesh_dim, dim } => {
-            let cut = before.cut(mesh_dim);
-            let whole = all_gather(comm.as_ref(), call, local, dim, cut.clone())?;
-            (whole, PullbackKind::Slice { dim, cut })
-        }
-        Step::Slice { mesh_dim, dim } => {
-            let cut = after.cut(mesh_dim);
-            (cut_dim(local, dim, own(&cut)), PullbackKind::AllGather { dim, cut })
-        }
-        Step::AllReduce { op, .. } => {
-            let kept = keep(&local);
-            let work = comm.all_reduce(call, vec![local.into_dispatch()], reduce_op(op));
-            let whole = single(work)?;
-            let reduced = Reduced::new(op, kept, keep(&whole));
-            (whole, PullbackKind::AllReduce { reduced })
-        }
-        Step::ReduceScatter { mesh_dim, dim, op } => {
-            let cut = after.cut(mesh_dim);
-            let kept = keep(&local);
-            let whole = Sharded { tensor: local.into_dispatch(), dim, cut: cut.clone() };
-            let piece = single(comm.reduce_scatter(call, vec![whole], reduce_op(op)))?;
-            let reduced = Reduced::new(op, kept, keep(&piece));
-            (piece, PullbackKind::ReduceScatter { dim, cut, reduced })
-        }
-        Step::AllToAll { mesh_dim, from, to } => {
-            let (from, to) = ((from, before.cut(mesh_dim)), (to, after.cut(mesh_dim)));
-            let pullback = PullbackKind::AllToAll { from: to.clone(), to: from.clone() };
-            (all_to_all(comm.as_ref(), call, local, from, to)?, pullback)
-        }
-        Step::ZeroOthers { .. } => {
-            let first = comm.group().rank() == 0;
-            let local = if first { local } else { zeros(local.shape(), &local) };
-            (local, PullbackKind::Nothing)
-        }
-        Step::ZeroPad { mesh_dim, dim } => {
-            let cut = before.cut(mesh_dim);
-            (pad_dim(local, dim, own(&cut), cut.total()), PullbackKind::Slice { dim, cut })
-        }
-    };
-    let place = tracked.then(|| comm.draw());
-    Ok((local, Pullback { mesh_dims, comm, place, kind }))
+    comm: Arc<dyn Communicator>,
+    /// Of the gradient's collective: see [`Call::drawn`].
+    place: Option<u64>,
+    action: Action,
+}
+
+/// A [`Step`], with its cuts.
+#[derive(Debug)]
+enum Action {
+    AllGather { dim: usize, cut: Cut },
+    Slice { dim: usize, cut: Cut },
+    AllReduce { op: PartialOp },
+    ReduceScatter { dim: usize, cut: Cut, op: PartialOp },
+    AllToAll { from: (usize, Cut), to: (usize, Cut) },
+    ZeroOthers,
+    ZeroPad { dim: usize, cut: Cut },
+}
+
+/// A leg whose collective, if it is one, is issued.
+#[derive(Debug)]
+pub(super) struct Started<const D: usize, K: Kind> {
+    leg: Leg,
+    moving: Moving<D, K>,
+    /// What a reduction's gradient may depend on.
+    local: Option<Tensor<D>>,
+}
+
+impl Leg {
+    /// The leg of `step` over `mesh_dims`, the outermost cut first, from `before` to `after`.
+    ///
+    /// With `tracked`, a gradient comes back.
+    pub fn new(
+        step: Step,
+        mesh_dims: Dims,
+        (before, after): (&DTensorSpec, &DTensorSpec),
+        tracked: bool,
+    ) -> Result<Self> {
+        let comm = before.mesh().communicator_over(&mesh_dims)?;
+        let action = match step {
+            Step::AllGather { dim, .. } => Action::AllGather { dim, cut: before.cut(&mesh_dims) },
+            Step::Slice { dim, .. } => Action::Slice { dim, cut: after.cut(&mesh_dims) },
+            Step::AllReduce { op, .. } => Action::AllReduce { op },
+            Step::ReduceScatter { dim, op, .. } => Action::ReduceScatter { dim, cut: after.cut(&mesh_dims), op },
+            Step::AllToAll { from, to, .. } => {
+                Action::AllToAll { from: (from, before.cut(&mesh_dims)), to: (to, after.cut(&mesh_dims)) }
+            }
+            Step::ZeroOthers { .. } => Action::ZeroOthers,
+            Step::ZeroPad { dim, .. } => Action::ZeroPad { dim, cut: before.cut(&mesh_dims) },
+        };
+        let place = tracked.then(|| comm.draw());
+        Ok(Self { mesh_dims, comm, place, action })
+    }
+
+    /// Whether it communicates.
+    pub fn is_collective(&self) -> bool {
+        !matches!(self.action, Action::Slice { .. } | Action::ZeroOthers | Action::ZeroPad { .. })
+    }
+
+    /// Starts with a `local` tensor. If a gradient comes back, what it depends on is kept.
+    ///
+    /// # Collective
+    /// Over its mesh dimensions.
+    pub fn start<const D: usize, K: Kind>(self, local: Tensor<D, K>, call: Call) -> Started<D, K> {
+        let comm = self.comm.as_ref();
+        let own = |cut: &Cut| cut.range(comm.group().size(), comm.group().rank());
+        let reduces = matches!(self.action, Action::AllReduce { .. } | Action::ReduceScatter { .. });
+        let kept = (reduces && self.place.is_some()).then(|| as_float(local.clone()));
+        let moving = match &self.action {
+            Action::AllGather { dim, cut } => all_gather(comm, call, local, *dim, cut.clone()),
+            Action::Slice { dim, cut } => Moving::There(cut_dim(local, *dim, own(cut))),
+            Action::AllReduce { op } => {
+                Moving::Many(comm.all_reduce(call, vec![local.into_dispatch()], reduce_op(*op)))
+            }
+            Action::ReduceScatter { dim, cut, op } => {
+                let whole = Sharded { tensor: local.into_dispatch(), dim: *dim, cut: cut.clone() };
+                Moving::Many(comm.reduce_scatter(call, vec![whole], reduce_op(*op)))
+            }
+            Action::AllToAll { from, to } => all_to_all(comm, call, local, from.clone(), to.clone()),
+            Action::ZeroOthers if comm.group().rank() == 0 => Moving::There(local),
+            Action::ZeroOthers => Moving::There(zeros(local.shape(), &local)),
+            Action::ZeroPad { dim, cut } => Moving::There(pad_dim(local, *dim, own(cut), cut.total())),
+        };
+        Started { leg: self, moving, local: kept }
+    }
+}
+
+impl<const D: usize, K: Kind> Started<D, K> {
+    /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
+    pub fn is_complete(&self) -> bool {
+        self.moving.is_complete()
+    }
+
+    /// The tensor there, and how a gradient is pulled back.
+    pub fn wait(self) -> Result<(Tensor<D, K>, Pullback<D>)> {
+        let Self { leg: Leg { mesh_dims, comm, place, action }, moving, local } = self;
+        let there = moving.wait()?;
+        let whole = local.is_some().then(|| as_float(there.clone()));
+        let kind = match action {
+            Action::AllGather { dim, cut } | Action::ZeroPad { dim, cut } => PullbackKind::Slice { dim, cut },
+            Action::Slice { dim, cut } => PullbackKind::AllGather { dim, cut },
+            Action::AllReduce { op } => PullbackKind::AllReduce { reduced: Reduced::new(op, local, whole) },
+            Action::ReduceScatter { dim, cut, op } => {
+                PullbackKind::ReduceScatter { dim, cut, reduced: Reduced::new(op, local, whole) }
+            }
+            Action::AllToAll { from, to } => PullbackKind::AllToAll { from: to, to: from },
+            Action::ZeroOthers => PullbackKind::Nothing,
+        };
+        Ok((there, Pullback { mesh_dims, comm, place, kind }))
+    }
 }
 
 fn reduce_op(op: PartialOp) -> ReduceOp {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use burn::tensor::{DType, Float, Shape, Tensor};
+use burn::tensor::{DType, Float, Gradients, Shape, Tensor};
 
 use super::handles::Handles;
 use super::{DTensorSpec, Kind};
@@ -106,6 +106,19 @@ impl<const D: usize> DTensor<D> {
     #[must_use]
     pub fn require_grad(self) -> Self {
         Self::from_parts(self.local.autodiff().require_grad(), self.spec)
+    }
+
+    /// The gradient of this tensor, which is a leaf, as burn's [`grad`](Tensor::grad): laid out as the tensor,
+    /// but Replicate where that is Partial, since every rank's term counts in full. Without autodiff. `None` for
+    /// a tensor that keeps none, or that is not in the loss.
+    ///
+    /// Local: no communication.
+    pub fn grad(&self, grads: &Gradients) -> Option<Self> {
+        let grad = self.local.grad(grads)?;
+        let whole = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
+        let layout = self.layout().replaced(whole).expect("there is no partial placement");
+        let spec = self.spec.with_layout(layout).expect("its cuts are those of the tensor").with_dtype(grad.dtype());
+        Some(Self::from_parts(grad, spec.shared()))
     }
 
     /// Cuts the tensor off the graph that made it.

@@ -32,6 +32,7 @@ impl<const D: usize> DTensor<D> {
     ///
     /// # Errors
     /// [`DTensorError::NotReplicated`] or [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange).
+    #[track_caller]
     pub fn vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
         for &dim in &dims {
@@ -41,7 +42,7 @@ impl<const D: usize> DTensor<D> {
                 return Err(DTensorError::NotReplicated { mesh_dim, placement }.into());
             }
         }
-        self.shared_handle(self.layout(), &dims)
+        self.shared_handle(self.layout(), &dims, "vary")
     }
 
     /// [`vary`](Self::vary) of a tensor that is first made Replicate on `mesh_dims`.
@@ -56,15 +57,17 @@ impl<const D: usize> DTensor<D> {
     /// # Errors
     /// [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange), or [`CommError`](crate::comm::CommError) if a
     /// collective fails.
+    #[track_caller]
     pub fn gather_vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
         let gathered = |dim, own| if dims.contains(&dim) { Placement::Replicate } else { own };
-        self.shared_handle(&self.layout().replaced(gathered)?, &dims)
+        self.shared_handle(&self.layout().replaced(gathered)?, &dims, "gather_vary")
     }
 
     /// The local tensor as it is, its gradient summed over `dims`.
+    #[track_caller]
     pub(super) fn with_summed_grad(&self, dims: &[usize]) -> Result<Tensor<D>> {
-        self.shared_handle(self.layout(), &self.dims_of(dims)?)
+        self.shared_handle(self.layout(), &self.dims_of(dims)?, "to_local_with_grad_placements")
     }
 
     /// The same tensor, whose owner makes its handle for computations that differ between the ranks
@@ -76,9 +79,10 @@ impl<const D: usize> DTensor<D> {
         Self { handles: OnceLock::from(Arc::new(handles)), ..self }
     }
 
-    fn shared_handle(&self, layout: &Layout, dims: &[usize]) -> Result<Tensor<D>> {
+    #[track_caller]
+    fn shared_handle(&self, layout: &Layout, dims: &[usize], operator: &'static str) -> Result<Tensor<D>> {
         let handles = self.handles.get_or_init(Default::default);
-        self.destination(layout, dims)?.redistribute(self.local.clone(), &self.spec, Some(handles))
+        self.destination(layout, dims, operator)?.redistribute(self.local.clone(), &self.spec, Some(handles))
     }
 
     fn dims_of(&self, mesh_dims: &[usize]) -> Result<Dims> {

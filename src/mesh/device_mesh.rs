@@ -183,8 +183,8 @@ impl DeviceMesh {
         Ok(self.0.communicators.get(mesh_dim).ok_or_else(|| self.not_a_member("communicate on it"))?)
     }
 
-    /// The communicator of the ranks that differ from the caller only along `mesh_dims`, ascending: in
-    /// the order of the mesh.
+    /// The communicator of the ranks that differ from the caller only along `mesh_dims`, of which the last
+    /// changes fastest from one to the next.
     ///
     /// # Errors
     /// As [`communicator`](Self::communicator), and a failure of the world.
@@ -284,11 +284,15 @@ fn unravel(position: usize, shape: &[usize]) -> SmallVec<[usize; 3]> {
     coordinate
 }
 
-/// The ranks that differ from `coordinate` only along `free`, row-major.
+/// The ranks that differ from `coordinate` only along `free`, of which the last changes fastest.
 fn along(ranks: &[usize], shape: &[usize], coordinate: &[usize], free: &[usize]) -> Vec<usize> {
-    let at = |position| unravel(position, shape);
-    let shares = |other: &[usize]| (0..shape.len()).all(|dim| free.contains(&dim) || other[dim] == coordinate[dim]);
-    ranks.iter().enumerate().filter(|(position, _)| shares(&at(*position))).map(|(_, &rank)| rank).collect()
+    let stride = |dim: usize| shape[dim + 1..].iter().product::<usize>();
+    let fixed = (0..shape.len()).filter(|dim| !free.contains(dim)).map(|dim| coordinate[dim] * stride(dim)).sum();
+    let positions = free.iter().fold(vec![fixed], |positions: Vec<usize>, &dim| {
+        let steps = |position| (0..shape[dim]).map(move |index| position + index * stride(dim));
+        positions.into_iter().flat_map(steps).collect()
+    });
+    positions.into_iter().map(|position| ranks[position]).collect()
 }
 
 /// `DeviceMesh(replicate=2, shard=2; ranks 0..4)`

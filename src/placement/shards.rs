@@ -113,6 +113,32 @@ impl Layout {
         self.cut_of(dim, mesh_dim, piece.len()).unwrap_or_else(|error| panic!("{error}"))
     }
 
+    /// How `mesh_dims` together cut their piece, for the rank at `coordinate`: cuts of one tensor dimension that
+    /// follow each other, outermost first. Of the ranks along them, the last of `mesh_dims` changes fastest.
+    ///
+    /// ```text
+    /// mesh (2, 3), [S(0), S(0)], a dim of 7:   both cut 2 + 2 + 0 + 1 + 1 + 1
+    /// ```
+    ///
+    /// # Panics
+    /// As [`cut`](Self::cut), and without any `mesh_dims`.
+    pub(crate) fn cut_over(&self, global: &[usize], coordinate: &[usize], mesh_dims: &[usize]) -> Cut {
+        let piece = self.cut(global, coordinate, mesh_dims[0]);
+        let Placement::Shard(dim) = self.placements()[mesh_dims[0]] else { unreachable!("it cuts something") };
+        if mesh_dims.len() == 1 {
+            return piece;
+        }
+        let lengths = mesh_dims.iter().fold(vec![piece.total()], |lengths, &mesh_dim| {
+            let ranks = self.mesh_shape()[mesh_dim];
+            let parts = |len: usize| {
+                let cut = self.cut_of(dim, mesh_dim, len).unwrap_or_else(|error| panic!("{error}"));
+                (0..ranks).map(move |rank| cut.range(ranks, rank).len())
+            };
+            lengths.into_iter().flat_map(parts).collect()
+        });
+        Cut::Lengths(lengths.into())
+    }
+
     /// The interval left of dimension `dim`, `len` long, by `cuts`, outermost first.
     fn nested<'a>(
         &self,

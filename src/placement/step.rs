@@ -93,6 +93,21 @@ impl Step {
         }
     }
 
+    /// Whether this step and the one that follows it are one, over the ranks of both mesh dimensions:
+    /// reductions by one operation, and cuts or gathers of one tensor dimension, which lie inside each
+    /// other.
+    pub(crate) fn joins(self, next: Self) -> bool {
+        match (self, next) {
+            (Self::AllReduce { op, .. }, Self::AllReduce { op: next, .. }) => op == next,
+            (Self::AllGather { dim, .. }, Self::AllGather { dim: next, .. })
+            | (Self::Slice { dim, .. }, Self::Slice { dim: next, .. }) => dim == next,
+            (Self::ReduceScatter { dim, op, .. }, Self::ReduceScatter { dim: next, op: by, .. }) => {
+                (dim, op) == (next, by)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the step communicates.
     pub fn is_collective(self) -> bool {
         match self {

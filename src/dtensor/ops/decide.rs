@@ -73,7 +73,7 @@ pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Decision> 
         let spec = if *spec.layout() == target { spec.clone() } else { spec.with_layout(target)?.shared() };
         // Only floats have gradients to sum.
         let varying = if spec.dtype().is_float() { varying } else { Dims::new() };
-        Ok(Destination { spec, route, varying })
+        Ok(Destination { spec, route, varying, operator: rule.name() })
     });
     let destinations: SmallVec<[Destination; 3]> = destinations.collect::<Result<_>>()?;
     let terms = outputs.iter().any(Layout::has_partial).then(|| terms(inputs));

@@ -1,0 +1,168 @@
+//! What a rank communicates, noted while it does: what asked for it, and in which module.
+//!
+//! Nothing is noted, and nothing is made to be noted, but inside of [`watch`]. The [`debug`](crate::debug)
+//! room shows what was.
+
+use std::cell::{Cell, RefCell};
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::comm::{Entry, Phase, listen};
+use crate::placement::Layout;
+
+/// What asked for a change of layout.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin {
+    /// The operator that needed an input elsewhere, or the method that was called, such as `redistribute`.
+    pub operator: &'static str,
+    /// The line of the program that called it.
+    pub at: &'static Location<'static>,
+    /// The path of the module whose forward called it, where a layer of [`nn`](crate::nn) or a
+    /// [unit](fn@crate::fsdp::unit) did.
+    pub module: Option<Arc<str>>,
+}
+
+/// A tensor that changed its layout, or whose gradient did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// What asked for it; of a gradient, in forward.
+    pub origin: Origin,
+    /// The layout before.
+    pub from: Layout,
+    /// The layout after.
+    pub to: Layout,
+    /// Names of the mesh dimensions over whose ranks a gradient was summed, because they computed
+    /// different things with one value.
+    pub summed: Vec<String>,
+    /// Global shape.
+    pub shape: Vec<usize>,
+    /// The pass.
+    pub phase: Phase,
+}
+
+/// A collective that was issued.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub entry: Entry,
+    /// The module whose forward issued it.
+    pub module: Option<Arc<str>>,
+    /// The change of layout that it is a step of.
+    pub change: Option<Arc<Change>>,
+}
+
+/// What was noted, in order.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Log {
+    pub changes: Vec<Arc<Change>>,
+    pub collectives: Vec<Seen>,
+}
+
+thread_local! {
+    static WATCHES: Cell<usize> = const { Cell::new(0) };
+    static LOG: RefCell<Log> = RefCell::default();
+    /// Modules whose forwards run, innermost last, and the lines that called them.
+    static MODULES: RefCell<Vec<(Arc<str>, &'static Location<'static>)>> = const { RefCell::new(Vec::new()) };
+    static CHANGE: RefCell<Option<Arc<Change>>> = const { RefCell::new(None) };
+}
+
+/// Runs `body`, and notes what the calling thread communicates meanwhile.
+pub(crate) fn watch<T>(body: impl FnOnce() -> T) -> (T, Log) {
+    let (changes, collectives) = LOG.with_borrow(|log| (log.changes.len(), log.collectives.len()));
+    let begun = Begun::new();
+    let value = body();
+    let log = LOG.with_borrow(|log| Log {
+        changes: log.changes[changes..].to_vec(),
+        collectives: log.collectives[collectives..].to_vec(),
+    });
+    drop(begun);
+    (value, log)
+}
+
+/// A watch; one inside another sees what the other does.
+struct Begun;
+
+impl Begun {
+    fn new() -> Self {
+        WATCHES.set(WATCHES.get() + 1);
+        listen(Some(note));
+        Self
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        WATCHES.set(WATCHES.get() - 1);
+        if !is_on() {
+            listen(None);
+            LOG.take();
+        }
+    }
+}
+
+fn is_on() -> bool {
+    WATCHES.get() > 0
+}
+
+fn note(entry: &Entry) {
+    let change = CHANGE.with_borrow(Clone::clone);
+    let module = change.as_ref().map_or_else(module, |change| change.origin.module.clone());
+    LOG.with_borrow_mut(|log| log.collectives.push(Seen { entry: entry.clone(), module, change }));
+}
+
+fn module() -> Option<Arc<str>> {
+    MODULES.with_borrow(|modules| modules.last().map(|(path, _)| path.clone()))
+}
+
+impl Origin {
+    /// The caller, as far as a watch will want to know it.
+    #[track_caller]
+    pub(crate) fn new(operator: &'static str) -> Self {
+        let at = Location::caller();
+        if !is_on() {
+            return Self { operator, at, module: None };
+        }
+        // A line of this crate's says nothing to the program's author: that of the layer's call does.
+        let own = file!().trim_end_matches("watch.rs");
+        let called = MODULES.with_borrow(|modules| modules.last().map(|(_, at)| *at));
+        let at = called.filter(|_| at.file().starts_with(own)).unwrap_or(at);
+        Self { operator, at, module: module() }
+    }
+}
+
+/// Until it is dropped, what is communicated are steps of `change`.
+pub(crate) fn changing(change: impl FnOnce() -> Change) -> Option<Changing> {
+    is_on().then(|| {
+        let change = Arc::new(change());
+        LOG.with_borrow_mut(|log| log.changes.push(change.clone()));
+        Changing(CHANGE.replace(Some(change)))
+    })
+}
+
+/// A change of layout that is being made; inside is the one around it.
+#[must_use]
+pub(crate) struct Changing(Option<Arc<Change>>);
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        CHANGE.set(self.0.take());
+    }
+}
+
+/// Runs `body`, which is the forward of the module at the path that `module` says, if it has one.
+#[track_caller]
+pub(crate) fn inside<T>(module: impl FnOnce() -> Option<Arc<str>>, body: impl FnOnce() -> T) -> T {
+    let entered = if is_on() { module() } else { None };
+    let Some(path) = entered else { return body() };
+    let at = Location::caller();
+    MODULES.with_borrow_mut(|modules| modules.push((path, at)));
+    let _leave = Leave;
+    body()
+}
+
+struct Leave;
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        MODULES.with_borrow_mut(|modules| modules.pop());
+    }
+}
