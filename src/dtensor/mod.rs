@@ -25,7 +25,7 @@
 //! | a step forward, and its gradient | `step`, `pullback`; together, as one node of the graph, `route` |
 //! | what a tensor already was redistributed to | `handles` |
 //! | values that ranks use differently | `vary` |
-//! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory` |
+//! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory`, `initialize` |
 //! | operators | [`ops`] |
 //!
 //! # Invariants
@@ -52,6 +52,7 @@ mod distribute;
 mod error;
 mod factory;
 mod handles;
+mod initialize;
 mod kind;
 mod local;
 mod mask;

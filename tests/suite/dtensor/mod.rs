@@ -6,6 +6,7 @@ mod factory;
 mod far;
 mod gradient;
 mod in_step;
+mod initialize;
 mod linear;
 mod loss;
 mod misuse;
@@ -15,6 +16,7 @@ mod narrow;
 mod ops;
 mod ragged;
 mod random;
+mod stream;
 mod text;
 mod vary;
 
