@@ -1,9 +1,13 @@
 //! Models that draw while they are built, on every rank. A process of its own: burn's random state is the
 //! process's, and other tests draw from it.
 
-use burn::nn::{Linear, LinearConfig};
+use std::sync::{Mutex, PoisonError};
+
+use burn::nn::{DropoutConfig, Linear, LinearConfig};
 use burn::prelude::*;
+use burn::tensor::Distribution;
 use burn_dtensor::comm::CommError;
+use burn_dtensor::dtensor::ops::random;
 use burn_dtensor::prelude::*;
 
 #[derive(Module, Debug)]
@@ -41,9 +45,37 @@ fn run(ranks: usize) -> Vec<(Vec<TensorData>, Vec<TensorData>, TensorData)> {
     outcome.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// One test, for one random state.
+/// burn's random state is one for all tests.
+static STATE: Mutex<()> = Mutex::new(());
+
+/// And they take nothing from it: what they draw is theirs alone.
+#[test]
+fn what_dtensors_draw_leaves_burns_random_state_alone() {
+    let _alone = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let drawn = |dtensors: bool| {
+        let outcome = launch(Launch::threads(1), |world| {
+            let (mesh, device) = (DeviceMesh::new(world, [1], ["tp"])?, world.device().clone().autodiff());
+            device.seed(5);
+            let mut masks = Vec::new();
+            if dtensors {
+                let x = DTensor::<2>::ones([4, 6], &mesh, &[Placement::Shard(0)], &device)?;
+                masks.push(x.random_like(Distribution::Default).full_tensor()?.into_data());
+                masks.push(DropoutConfig::new(0.5).init().forward_dtensor(x).full_tensor()?.into_data());
+                masks.push(random::tensor::<2>([2, 2], Distribution::Default, &device).into_data());
+            }
+            let burns = Tensor::<1>::random([8], Distribution::Default, &device).into_data();
+            Ok((masks, burns))
+        });
+        outcome.unwrap_or_else(|error| panic!("{error}")).remove(0)
+    };
+    let (masks, after) = drawn(true);
+    assert_eq!(drawn(false).1, after);
+    assert_eq!(drawn(true).0, masks, "nor does it matter where burn's stands");
+}
+
 #[test]
 fn a_model_built_on_every_rank_is_the_same_on_all_and_at_every_run() {
+    let _alone = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     let device = Device::flex().autodiff();
     device.seed(3);
     let alone = Net::new(&device);

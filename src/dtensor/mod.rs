@@ -26,7 +26,7 @@
 //! | with other element types, or not waited for at once | `request` |
 //! | what a tensor already was redistributed to | `handles` |
 //! | values that ranks use differently | `vary` |
-//! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory` |
+//! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory`, `initialize` |
 //! | operators | [`ops`] |
 //!
 //! # Invariants
@@ -53,6 +53,7 @@ mod distribute;
 mod error;
 mod factory;
 mod handles;
+mod initialize;
 mod kind;
 mod local;
 mod mask;

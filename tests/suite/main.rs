@@ -12,6 +12,7 @@ mod golden;
 mod models;
 mod nn;
 mod parallel;
+mod parity;
 mod prover;
 mod random_programs;
 mod random_trees;

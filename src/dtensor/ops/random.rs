@@ -20,15 +20,24 @@
 //! same at every run. burn's own `Tensor::random` and `Dropout` take from one state of the process, on
 //! the CPU, of which ranks that draw at once get what time will have it.
 //!
+//! # How a stream advances
+//! By one for every call that draws, whatever the tensor's shape, mesh and placements: dropout, a `random_like`, a
+//! [`next_seed`]. A call that draws nothing, such as dropout outside of training, leaves it where it is. What is
+//! [a rank's own](tensor) is counted apart, and burn's random state is never touched: neither draws change the others.
+//! (PyTorch advances one offset by the elements that were drawn, and its values depend on the placements.)
+//!
+//! A [`Stream`] is two numbers beside the seed, so it is saved with a checkpoint and [resumed](resume) on any mesh. Or
+//! every step starts a stream of its own, and there is nothing to save:
+//!
 //! ```
 //! use burn_dtensor::dtensor::ops::random;
 //! # let (step, model) = (3, 1);
-//! // At the start of a step, so that a resumed run draws what an uninterrupted one does.
 //! random::seed(random::fold_in(random::fold_in(42, step), model));
 //! ```
 
 use std::cell::Cell;
 
+use burn::serde::{Deserialize, Serialize};
 use burn::tensor::{Distribution, Shape, Tensor, TensorCreationOptions, TensorData};
 
 use crate::Error;
@@ -45,9 +54,12 @@ thread_local! {
     static STREAM: Cell<Option<Stream>> = const { Cell::new(None) };
 }
 
-/// A thread's stream of seeds.
-#[derive(Debug, Clone, Copy)]
-struct Stream {
+/// A thread's stream of seeds, and how far it has come: what a checkpoint saves of random numbers.
+///
+/// [`stream`] is that of the calling thread, and [`resume`] goes on with one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(crate = "burn::serde")]
+pub struct Stream {
     seed: u64,
     /// How many were drawn from it that all ranks have.
     shared: u64,
@@ -77,6 +89,38 @@ enum Purpose {
 /// Every rank that holds a part of one DTensor must do so with the same seed.
 pub fn seed(seed: u64) {
     STREAM.set(Some(Stream::new(seed)));
+}
+
+/// The calling thread's stream: what it is to draw next.
+///
+/// All ranks that have drawn together have the same. Where ranks have also drawn tensors of their [own](tensor), as
+/// many on each, one stream resumes all ranks, and of other numbers each rank's resumes that rank.
+///
+/// ```
+/// use burn_dtensor::dtensor::ops::random;
+///
+/// random::seed(3);
+/// random::next_seed();
+/// let saved = random::stream(); // with serde, in a checkpoint
+/// let next = random::next_seed();
+/// random::resume(saved);
+/// assert_eq!(random::next_seed(), next);
+/// ```
+///
+/// # Panics
+/// As [`next_seed`].
+#[track_caller]
+pub fn stream() -> Stream {
+    of_rank().unwrap_or_else(unseeded)
+}
+
+/// Goes on with `stream` on the calling thread, as the thread that it was [taken](stream) from would have: on any
+/// mesh, of any number of ranks.
+///
+/// As with [`seed`], every rank that holds a part of one DTensor must do so with the same stream, but for what it has
+/// counted of tensors of the ranks' own.
+pub fn resume(stream: Stream) {
+    STREAM.set(Some(stream));
 }
 
 /// The next seed of the calling thread's stream, for an operator or a factory that takes one.

@@ -7,6 +7,7 @@ mod far;
 mod gradient;
 mod in_step;
 mod joined;
+mod initialize;
 mod linear;
 mod loss;
 mod misuse;
@@ -17,6 +18,7 @@ mod ops;
 mod ragged;
 mod random;
 mod request;
+mod stream;
 mod text;
 mod vary;
 

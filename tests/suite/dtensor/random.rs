@@ -12,13 +12,13 @@ use super::{R, S, SUM, on_mesh, placements_of, ramp, values};
 const SHAPE: [usize; 2] = [5, 6];
 const MESHES: [&[usize]; 4] = [&[1], &[2], &[4], &[2, 2]];
 
-fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
+pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
     values(tensor).into_iter().map(f32::to_bits).collect()
 }
 
 /// What `program` gives on every rank, for every mesh and every placement of shards and replicas:
 /// asserted to be one thing.
-fn same_everywhere(program: impl Fn(&DeviceMesh, &[Placement]) -> Result<Vec<Vec<u32>>> + Sync) -> Vec<Vec<u32>> {
+pub fn same_everywhere(program: impl Fn(&DeviceMesh, &[Placement]) -> Result<Vec<Vec<u32>>> + Sync) -> Vec<Vec<u32>> {
     let mut all = Vec::new();
     for mesh_shape in MESHES {
         for placements in placements_of(mesh_shape.len(), 2) {
@@ -54,6 +54,36 @@ fn initialization_is_bitwise_the_same_on_every_mesh() {
         Ok(all?.into_iter().flatten().collect())
     });
     assert!(bits.iter().all_unique(), "every draw has a seed of its own");
+}
+
+/// What is kept whole and what is cut, at once: rows over the first mesh dimension.
+#[test]
+fn replicas_draw_alike_and_shards_differ() {
+    let draw = |like: bool, distribution| {
+        on_mesh(&[2, 2], |_, mesh| {
+            random::seed(4);
+            let ones = DTensor::<2>::ones([8, 6], mesh, &[S(0), R], mesh.device())?;
+            let seed = random::next_seed();
+            let made = DTensor::<2>::random([8, 6], distribution, seed, mesh, &[S(0), R], mesh.device())?;
+            Ok(bits(if like { ones.random_like(distribution) } else { made }.to_local()))
+        })
+    };
+    for distribution in [Distribution::Default, Distribution::Normal(0.0, 1.0), Distribution::Uniform(2.0, 3.0)] {
+        for like in [false, true] {
+            let parts = draw(like, distribution);
+            assert_eq!((&parts[0], &parts[2]), (&parts[1], &parts[3]), "replicas");
+            assert!(parts[0].iter().zip(&parts[2]).all(|(a, b)| a != b), "shards");
+            assert_eq!(draw(like, distribution), parts, "at every run");
+        }
+    }
+    let masks = on_mesh(&[2, 2], |_, mesh| {
+        let x = DTensor::<2>::ones([64, 6], mesh, &[S(0), R], mesh.device())?;
+        Ok(bits(module::dropout(x, 0.5, 1).to_local()))
+    });
+    assert_eq!((&masks[0], &masks[2]), (&masks[1], &masks[3]), "replicas");
+    let same = masks[0].iter().zip(&masks[2]).filter(|(a, b)| a == b).count();
+    // Of 192 elements about a half: five standard errors.
+    assert!(same.abs_diff(96) < 35, "{same} of 192 are alike on two shards");
 }
 
 #[test]

@@ -123,6 +123,40 @@ fn one_rank_makes_no_collective() {
     .unwrap();
 }
 
+/// Bytes of frozen parameters are gathered, and never reduced; of a unit that trains nothing, nothing is.
+#[test]
+fn a_reduce_scatter_carries_what_is_trained() {
+    let model = stack(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        let mut model = on_device(&model, &device);
+        model.blocks[0].weight = model.blocks[0].weight.clone().set_require_grad(false);
+        model.blocks[1] = model.blocks[1].clone().no_grad();
+        let model = fully_shard(model, &mesh, FullyShard::new().units(["blocks.*"]))?;
+        let ledger = world.ledger();
+        for _ in 0..2 {
+            ledger.reset();
+            let loss = model.forward(model.forward(tensor(1, [2, WIDTH], &device))).sum();
+            assert_eq!(ledger.bytes_in(Op::AllGather, Phase::Forward), 2 * (BLOCKS as u64 + 1) * LAYER);
+            let _ = loss.backward();
+            let reduced = |unit: &str| ledger.total(|key| key.op == Op::ReduceScatter && &*key.label == unit);
+            let bias = WIDTH as u64 * 4;
+            let flag = 2 * 4;
+            for (unit, calls, bytes) in [
+                ("blocks.0", 2, 2 * (bias + flag)),
+                ("blocks.1", 0, 0),
+                ("blocks.2", 2, 2 * (LAYER + 2 * FLAGS)),
+                ("root", 2, 2 * (LAYER + 2 * FLAGS)),
+            ] {
+                assert_eq!((reduced(unit).calls, reduced(unit).bytes), (calls, bytes), "{unit}");
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn clip_grad_norm_is_the_unsharded_norm() {
     let norm = Some(RmsNormConfig::new(WIDTH).init(&Device::flex()));

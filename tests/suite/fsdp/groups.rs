@@ -1,10 +1,9 @@
-//! SPEC F1 to F3 through `fully_shard`: the eight sizes on 128 thread ranks, and the integer
-//! reshard group.
+//! Eight uneven sizes through `fully_shard` on 128 ranks, and backward's gather over a few of them.
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::comm::{Launch, Op, Phase, launch};
-use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, fully_shard, unit};
+use burn_dtensor::comm::{Entry, Launch, Op, Phase, launch};
+use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, fully_shard, unit, unshard};
 use burn_dtensor::mesh::DeviceMesh;
 
 use super::support::fill;
@@ -37,10 +36,10 @@ fn squares(group: &Group) -> Tensor<1> {
 
 #[test]
 fn eight_sizes_on_128_ranks() {
-    for (dtype, reshard) in [
-        (DType::F32, ReshardAfterForward::Always),
-        (DType::F16, ReshardAfterForward::Always),
-        (DType::F32, ReshardAfterForward::Ranks(8)),
+    for (dtype, reshard, again) in [
+        (DType::F32, ReshardAfterForward::Always, 128),
+        (DType::F16, ReshardAfterForward::Always, 128),
+        (DType::F32, ReshardAfterForward::Ranks(8), 8),
     ] {
         launch(Launch::threads(128), |world| {
             let device = world.device().clone().autodiff();
@@ -48,10 +47,24 @@ fn eight_sizes_on_128_ranks() {
             let plain = group(dtype, &device);
             let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().reshard_after_forward(reshard))?;
             world.ledger().reset();
-            let loss = unit(&sharded, (), |group, ()| squares(group));
+            // Ahead of forward in one case, by forward in the others.
+            if dtype == DType::F16 {
+                unshard(&sharded)?.wait()?;
+            }
+            let ahead = world.ledger().calls(Op::AllGather);
+            let loss = unit(&sharded, (), |group, ()| {
+                let read = |param: &Param<Tensor<2>>| param.val().into_data();
+                assert!(group.matrices.iter().map(read).eq(plain.matrices.iter().map(read)));
+                let read = |param: &Param<Tensor<1>>| param.val().into_data();
+                assert!(group.vectors.iter().map(read).eq(plain.vectors.iter().map(read)));
+                squares(group)
+            });
+            assert_eq!(world.ledger().calls(Op::AllGather), 1, "{ahead} of them ahead");
             let grads = loss.backward();
-            assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Forward), 1);
-            assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Backward), 1);
+            let is_gather = |entry: &&Entry| (entry.op, entry.phase) == (Op::AllGather, Phase::Backward);
+            let gathers: Vec<_> =
+                world.ledger().recent().iter().filter(is_gather).map(|entry| entry.group_size).collect();
+            assert_eq!(gathers, [again]);
             assert_eq!(world.ledger().calls(Op::ReduceScatter), 1);
             // Every rank has the same gradient, twice the weight: so has the average of them.
             for (param, whole) in sharded.matrices.iter().zip(&plain.matrices) {

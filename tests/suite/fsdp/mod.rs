@@ -23,5 +23,6 @@ mod replaced;
 mod scope;
 mod sharding;
 pub mod support;
+mod training;
 mod views;
 mod whole;

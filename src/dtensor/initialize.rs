@@ -1,0 +1,111 @@
+//! Parameters drawn in place, by burn's [`Initializer`].
+
+use burn::linalg;
+use burn::module::Initializer;
+use burn::tensor::{Distribution, Shape, Tensor, TensorCreationOptions};
+
+use super::DTensor;
+use crate::Result;
+use crate::mesh::DeviceMesh;
+use crate::placement::Placement;
+
+impl<const D: usize> DTensor<D> {
+    /// What `initializer` makes of a parameter of this `shape`: the same tensor on every mesh and under every
+    /// placement, a function of `seed` as [`random`](Self::random) is.
+    ///
+    /// Each rank draws its own part and nothing is sent, so no rank ever holds the whole; but for
+    /// [`Orthogonal`](Initializer::Orthogonal), which every rank draws whole before it cuts it. `fans` are the
+    /// numbers of features in and out that Kaiming's and Xavier's initializers scale by, of a
+    /// [`Linear`](burn::nn::Linear) `[d_input, d_output]`; others ignore them.
+    ///
+    /// ```
+    /// use burn::module::Initializer;
+    /// use burn_dtensor::prelude::*;
+    ///
+    /// launch(Launch::threads(2), |world| {
+    ///     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+    ///     let device = world.device().clone().autodiff();
+    ///     let init = Initializer::KaimingUniform { gain: 1.0, fan_out_only: false };
+    ///     let weight = DTensor::<2>::initialized(&init, [8, 6], [8, 6], 1, &mesh, &[Placement::Shard(1)], &device)?;
+    ///     assert_eq!(weight.require_grad().local().dims(), [8, 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [all factories](#factories), and [`DTensorError::Distribution`](super::DTensorError::Distribution) for an
+    /// initializer whose numbers make no distribution.
+    ///
+    /// # Panics
+    /// As burn's: an orthogonal parameter has two dimensions or more.
+    pub fn initialized(
+        initializer: &Initializer,
+        shape: impl Into<Shape>,
+        fans: [usize; 2],
+        seed: u64,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<Self> {
+        let draw = match *initializer {
+            Initializer::Constant { value } => return Self::full(shape, value, mesh, placements, options),
+            Initializer::Ones => return Self::ones(shape, mesh, placements, options),
+            Initializer::Zeros => return Self::zeros(shape, mesh, placements, options),
+            Initializer::Orthogonal { gain } => {
+                return Self::orthogonal(shape.into(), gain, seed, mesh, placements, options.into());
+            }
+            Initializer::Uniform { min, max } => Distribution::Uniform(min, max),
+            Initializer::Normal { mean, std } => Distribution::Normal(mean, std),
+            Initializer::KaimingUniform { gain, fan_out_only } => uniform(gain * kaiming(fans, fan_out_only)),
+            Initializer::KaimingNormal { gain, fan_out_only } => normal(gain * kaiming(fans, fan_out_only)),
+            Initializer::XavierUniform { gain } => uniform(gain * xavier(fans)),
+            Initializer::XavierNormal { gain } => normal(gain * xavier(fans)),
+        };
+        Self::random(shape, draw, seed, mesh, placements, options)
+    }
+
+    /// Rows or columns, whichever are fewer, at right angles: `Q` of a matrix of normal numbers, with the signs that
+    /// make it unique.
+    fn orthogonal(
+        shape: Shape,
+        gain: f64,
+        seed: u64,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: TensorCreationOptions,
+    ) -> Result<Self> {
+        assert!(D >= 2, "an orthogonal parameter has two dimensions or more, not {D}");
+        let (rows, all) = (shape[0], shape.num_elements());
+        let replicated = vec![Placement::Replicate; mesh.ndim()];
+        let matrix = [rows, all / rows.max(1)];
+        let drawn = DTensor::<2>::random(matrix, Distribution::Normal(0.0, 1.0), seed, mesh, &replicated, options)?;
+        let (drawn, wide) = (drawn.to_local(), matrix[0] < matrix[1]);
+        let (q, r) = linalg::qr::<2>(if wide { drawn.transpose() } else { drawn }, true);
+        let signs = linalg::diag::<2, 1, _>(r).sign().unsqueeze();
+        let q: Tensor<2> = q * signs;
+        let whole = if wide { q.transpose() } else { q };
+        Self::distribute_local(whole.reshape(shape).mul_scalar(gain), mesh, placements)
+    }
+}
+
+/// The standard deviation that keeps the size of what goes in, or comes back.
+fn kaiming([fan_in, fan_out]: [usize; 2], fan_out_only: bool) -> f64 {
+    let fan = if fan_out_only { fan_out } else { fan_in };
+    1.0 / (fan as f64).sqrt()
+}
+
+/// That of both, about.
+fn xavier(fans: [usize; 2]) -> f64 {
+    (2.0 / fans.iter().sum::<usize>() as f64).sqrt()
+}
+
+/// Of that standard deviation.
+fn uniform(std: f64) -> Distribution {
+    let bound = 3.0_f64.sqrt() * std;
+    Distribution::Uniform(-bound, bound)
+}
+
+fn normal(std: f64) -> Distribution {
+    Distribution::Normal(0.0, std)
+}
