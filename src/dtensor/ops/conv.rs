@@ -64,10 +64,14 @@ impl<const N: usize> Convolution<N> {
             (1, false, _) => &const { linear("conv1d", "b__, ___ + _* -> bCL") },
             (1, true, 1) => &const { linear("conv_transpose1d", "bi_, io_ + o* -> boL") },
             (1, true, _) => &const { linear("conv_transpose1d", "b__, ___ + _* -> bCL") },
-            (_, false, 1) => &const { linear("conv2d", "bi__, oi__ + o* -> boHW") },
-            (_, false, _) => &const { linear("conv2d", "b___, ____ + _* -> bCHW") },
-            (_, true, 1) => &const { linear("conv_transpose2d", "bi__, io__ + o* -> boHW") },
-            (_, true, _) => &const { linear("conv_transpose2d", "b___, ____ + _* -> bCHW") },
+            (2, false, 1) => &const { linear("conv2d", "bi__, oi__ + o* -> boHW") },
+            (2, false, _) => &const { linear("conv2d", "b___, ____ + _* -> bCHW") },
+            (2, true, 1) => &const { linear("conv_transpose2d", "bi__, io__ + o* -> boHW") },
+            (2, true, _) => &const { linear("conv_transpose2d", "b___, ____ + _* -> bCHW") },
+            (_, false, 1) => &const { linear("conv3d", "bi___, oi___ + o* -> boDHW") },
+            (_, false, _) => &const { linear("conv3d", "b____, _____ + _* -> bCDHW") },
+            (_, true, 1) => &const { linear("conv_transpose3d", "bi___, io___ + o* -> boDHW") },
+            (_, true, _) => &const { linear("conv_transpose3d", "b____, _____ + _* -> bCDHW") },
         }
     }
 
@@ -198,6 +202,7 @@ macro_rules! convolutions {
 convolutions! {
     conv1d 1 3 "length",
     conv2d 2 4 "height, width",
+    conv3d 3 5 "depth, height, width",
 }
 
 macro_rules! transposed {
@@ -229,4 +234,5 @@ macro_rules! transposed {
 transposed! {
     conv_transpose1d 1 3 "length",
     conv_transpose2d 2 4 "height, width",
+    conv_transpose3d 3 5 "depth, height, width",
 }

@@ -2,7 +2,7 @@
 
 pub use super::attention::attention;
 pub use super::batch_norm::{BatchNormTrainOutput, batch_norm, batch_norm_train};
-pub use super::conv::{conv_transpose1d, conv_transpose2d, conv1d, conv2d};
+pub use super::conv::{conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv2d, conv3d};
 pub use super::dropout::dropout;
 pub use super::embedding::embedding;
 pub use super::linear::linear;

@@ -19,6 +19,14 @@ fn two_back() -> ConvTransposeOptions<2> {
     ConvTransposeOptions::new([1, 2], [1, 0], [0, 1], [1, 1], 1)
 }
 
+fn three(groups: usize) -> ConvOptions<3> {
+    ConvOptions::new([1, 2, 1], [1, 0, 1], [1, 1, 2], groups)
+}
+
+fn three_back(groups: usize) -> ConvTransposeOptions<3> {
+    ConvTransposeOptions::new([1, 2, 1], [0, 1, 1], [0, 1, 0], [1, 1, 2], groups)
+}
+
 pub fn cases() -> Vec<Case> {
     vec![
         case!("conv1d", (x: 3 = [2, 3, 5], w: 3 = [2, 3, 3]) => module::conv1d(x, w, None, one(1))),
@@ -34,5 +42,12 @@ pub fn cases() -> Vec<Case> {
             module::conv_transpose1d(x, w, None, one_back(2))),
         case!("conv_transpose2d", (x: 4 = [2, 3, 3, 3], w: 4 = [3, 2, 2, 3]) =>
             module::conv_transpose2d(x, w, None, two_back())),
+        case!("conv3d", (x: 5 = [2, 3, 3, 4, 4], w: 5 = [2, 3, 2, 2, 2], b: 1 = [2]) =>
+            module::conv3d(x, w, Some(b), three(1))),
+        case!("conv3d", (x: 5 = [1, 4, 3, 5, 4], w: 5 = [4, 2, 2, 2, 2]) => module::conv3d(x, w, None, three(2))),
+        case!("conv_transpose3d", (x: 5 = [2, 3, 2, 2, 3], w: 5 = [3, 2, 2, 2, 2], b: 1 = [2]) =>
+            module::conv_transpose3d(x, w, Some(b), three_back(1))),
+        case!("conv_transpose3d", (x: 5 = [1, 4, 2, 2, 3], w: 5 = [4, 1, 2, 2, 2]) =>
+            module::conv_transpose3d(x, w, None, three_back(2))),
     ]
 }

@@ -230,6 +230,19 @@ fn convolutions() -> Vec<Operator> {
             step!((x: Float<4>, weight: Float<4>) [] => module::conv_transpose2d(
                 x, weight, None, ConvTransposeOptions::new([1, 2], [1, 0], [0, 1], [1, 1], 1)))
         }),
+        operator!("conv3d", |d| {
+            let [batch, channels, out] = [3, 2, 3].map(|most| 1 + d.below(most));
+            let (x, weight) = (d.floats([batch, channels, 3, 2, 3]), d.floats([out, channels, 2, 1, 2]));
+            let stride = 1 + d.below(2);
+            step!((x: Float<5>, weight: Float<5>) [stride] =>
+                module::conv3d(x, weight, None, ConvOptions::new([1, stride, 1], [1, 0, 1], [1, 1, 2], 1)))
+        }),
+        operator!("conv_transpose3d", |d| {
+            let [batch, channels, out] = [3, 2, 2].map(|most| 1 + d.below(most));
+            let (x, weight) = (d.floats([batch, channels, 2, 2, 1]), d.floats([channels, out, 2, 1, 2]));
+            step!((x: Float<5>, weight: Float<5>) [] => module::conv_transpose3d(
+                x, weight, None, ConvTransposeOptions::new([1, 2, 1], [1, 0, 0], [0, 1, 0], [1, 1, 1], 1)))
+        }),
     ]
 }
 
