@@ -50,6 +50,10 @@ impl MhaInput {
         self.mask_attn = Some(mask);
         self
     }
+
+    pub(super) fn with_masks(self, mask_pad: Option<DTensor<2, Bool>>, mask_attn: Option<DTensor<3, Bool>>) -> Self {
+        Self { mask_pad, mask_attn, ..self }
+    }
 }
 
 /// What [`MultiHeadAttention`] returns.
@@ -68,14 +72,9 @@ impl DTensorForward<MhaInput> for MultiHeadAttention {
         let heads = |x, layer| project(x, layer, self.n_heads);
         let (query, key) = (heads(input.query, &self.query), heads(input.key, &self.key));
         let value = heads(input.value, &self.value);
-        let mut scores = query.matmul(key.transpose()).div_scalar((self.d_k as f32).sqrt());
-        if let Some(mask) = input.mask_pad {
-            let [batch, seq] = mask.dims();
-            scores = scores.mask_fill(mask.reshape([batch, 1, 1, seq]), self.min_float);
-        }
-        if let Some(mask) = input.mask_attn {
-            scores = scores.mask_fill(mask.unsqueeze_dim(1), self.min_float);
-        }
+        let scores = query.matmul(key.transpose()).div_scalar((self.d_k as f32).sqrt());
+        let masks = [input.mask_pad.map(of_keys), input.mask_attn.map(|mask| mask.unsqueeze_dim(1))];
+        let scores = masks.into_iter().flatten().fold(scores, |scores, mask| scores.mask_fill(mask, self.min_float));
         let weights = if self.quiet_softmax { quiet_softmax(scores, 3) } else { softmax(scores, 3) };
         let weights = self.dropout.forward_dtensor(weights);
         let context = self.output.forward_dtensor(join(weights.clone().matmul(value)));
@@ -89,6 +88,12 @@ pub(super) fn project(x: DTensor<3>, layer: &Linear, heads: usize) -> DTensor<4>
     let [batch, seq, width] = y.dims();
     check_heads(&y, layer, heads).or_unwind();
     y.reshape([batch, seq, heads, width / heads]).swap_dims(1, 2)
+}
+
+/// A mask of keys `[batch, seq]`, for the scores of all heads and queries.
+pub(super) fn of_keys(mask: DTensor<2, Bool>) -> DTensor<4, Bool> {
+    let [batch, seq] = mask.dims();
+    mask.reshape([batch, 1, 1, seq])
 }
 
 /// `[batch, heads, seq, d_head]` back to `[batch, seq, heads * d_head]`.

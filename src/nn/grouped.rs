@@ -106,7 +106,7 @@ impl DTensorForward<DTensor<3>> for GroupedQueryAttention {
 }
 
 /// Each head of `[batch, heads, seq, d_head]`, `times` times in a row.
-fn repeat_heads(x: DTensor<4>, times: usize) -> DTensor<4> {
+pub(super) fn repeat_heads(x: DTensor<4>, times: usize) -> DTensor<4> {
     if times == 1 {
         return x;
     }

@@ -41,28 +41,50 @@
 //! | `Linear` | `[.., d_input]` | `[.., d_output]` |
 //! | `Embedding` | `[batch, seq]`, Int | `[batch, seq, d_model]` |
 //! | `LayerNorm`, `RmsNorm` | `[.., d_model]` | the same |
-//! | `GroupNorm` | `[batch, channels, ..]` | the same |
-//! | `Dropout`, activations | any | the same |
+//! | `BatchNorm`, `GroupNorm`, `InstanceNorm`, `Normalization` | `[batch, channels, ..]` | the same |
+//! | `LocalResponseNorm` | `[batch, channels, .., length]` | the same |
+//! | `Conv1d`, `Conv2d`, `ConvTranspose1d`, `ConvTranspose2d` | `[batch, channels, ..]` | the same, of other lengths |
+//! | `MaxPool1d`, `MaxPool2d`, `AvgPool1d`, `AvgPool2d`, `AdaptiveAvgPool1d`, `AdaptiveAvgPool2d` | `[batch, channels, ..]` | the same, of other lengths |
+//! | `Interpolate1d`, `Interpolate2d`, `PixelShuffle`, `PixelUnshuffle` | `[batch, channels, ..]` | the same, of other lengths |
+//! | `Dropout`, `GaussianNoise`, `Identity`, `Activation`, the activations but `GLU` | any | the same |
 //! | `SwiGlu` | `[.., d_input]` | `[.., d_output]` |
 //! | `RotaryEncoding` | `[.., seq, d_head]` | the same |
+//! | `PositionalEncoding` | `[batch, seq, d_model]` | the same |
+//! | `CosineSimilarity`, `PairwiseDistance` | two of `[batch, features]` | `[batch]` |
+//! | `PositionWiseFeedForward` | `[.., d_model]` | the same |
 //! | `MultiHeadAttention` | [`MhaInput`] | [`MhaOutput`] |
+//! | `TransformerEncoder`, `TransformerEncoderLayer` | [`TransformerEncoderInput`] | `[batch, seq, d_model]` |
+//! | `TransformerDecoder`, `TransformerDecoderLayer` | [`TransformerDecoderInput`] | `[batch, seq_1, d_model]` |
+//! | [`CrossAttention`] | query `[batch, seq_1, d_model]`, context `[batch, seq_2, d_context]`, a mask | `[batch, seq_1, d_model]` |
 //! | [`GroupedQueryAttention`] | `[batch, seq, d_model]` | the same |
 //!
-//! The last is this crate's own: burn-nn keeps the fields of its grouped attention to itself. And
-//! [`dropout`] of plain tensors repeats from run to run, where burn's own does not.
+//! The last two are this crate's own: burn-nn keeps the fields of its cross attention to itself, as it does `GLU`'s
+//! (write [`activation::glu`](crate::dtensor::ops::activation::glu)). And [`dropout`] of plain tensors repeats from
+//! run to run, where burn's own does not.
 
 mod activation;
 mod attention;
+mod batch_norm;
+mod conv;
+mod cross_attention;
+mod distance;
 mod dropout;
 mod embedding;
 mod grouped;
 mod linear;
+mod noise;
 mod norm;
-mod rope;
+mod padding;
+mod pool;
+mod position;
+mod spatial;
+mod transformer;
 
 pub use attention::{MhaInput, MhaOutput};
+pub use cross_attention::CrossAttention;
 pub use dropout::dropout;
 pub use grouped::{GroupedQueryAttention, GroupedQueryAttentionConfig};
+pub use transformer::{TransformerDecoderInput, TransformerEncoderInput};
 
 use burn::module::Param;
 use burn::tensor::Tensor;

@@ -22,7 +22,7 @@ use burn::tensor::{AsIndex, Shape, activation as local};
 
 use super::args::{dim_of, misfit};
 use super::partials::{INCREASING, INCREASING_TO, NOTHING, Partials};
-use super::{Axes, apply};
+use super::{Axes, Operand, apply};
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;
 
@@ -114,9 +114,9 @@ pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> 
 /// others.
 #[must_use]
 #[track_caller]
-pub fn prelu<const D: usize>(tensor: DTensor<D>, alpha: DTensor<1>) -> DTensor<D> {
+pub fn prelu<const D: usize>(tensor: impl Into<Operand<D>>, alpha: DTensor<1>) -> DTensor<D> {
     let rule = if alpha.dims() == [1] { &PRELU } else { &PRELU_PER_CHANNEL };
-    apply(rule, (tensor, alpha), |(x, alpha), _| {
+    apply(rule, (tensor.into(), alpha), |(x, alpha), _| {
         // Burn's own reads an `alpha` without elements as one for all.
         let mut channels = [1; D];
         channels[D.min(2) - 1] = alpha.dims()[0];

@@ -4,11 +4,21 @@
 //! cuts the batch adds up its ranks' terms, a few numbers per channel. This is what other frameworks
 //! call synchronized batch normalization, and without it a sharded batch would not give what the
 //! whole one gives.
+//!
+//! ```text
+//!             rank 0 (4 rows)    rank 1 (3 rows)    all
+//! mean        4/7 its mean       3/7 its mean       all-reduce: the mean of 7 rows
+//! variance    4/7 its mean of    3/7 its mean of    all-reduce: the variance of 7 rows
+//!             (x - mean)^2       (x - mean)^2
+//! ```
+//!
+//! The variance has an all-reduce of its own: without the mean of the whole batch it would be a small
+//! difference of large numbers. Backward sends as much again.
 
-use burn::tensor::module;
+use burn::tensor::{DType, FloatDType, Tensor, module};
 
 use super::args::misfit;
-use super::{Axes, apply};
+use super::{Axes, Operand, apply};
 use crate::dtensor::DTensor;
 use crate::error::OrUnwind;
 
@@ -17,6 +27,8 @@ const BATCH_NORM: Axes = Axes::new("batch_norm", "bc.., c, c, c, c -> bc..");
 /// Batch normalization with given statistics, as burn's
 /// [`batch_norm`](burn::tensor::module::batch_norm):
 /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, per channel.
+///
+/// Of half precision all is computed in single precision, and the output is of the input's type again.
 ///
 /// # Shapes
 /// - input and output: `[batch, channels, ..]`
@@ -27,15 +39,21 @@ const BATCH_NORM: Axes = Axes::new("batch_norm", "bc.., c, c, c, c -> bc..");
 #[must_use]
 #[track_caller]
 pub fn batch_norm<const D: usize>(
-    input: DTensor<D>,
+    input: impl Into<Operand<D>>,
     gamma: DTensor<1>,
     beta: DTensor<1>,
     mean: DTensor<1>,
     variance: DTensor<1>,
     epsilon: f64,
 ) -> DTensor<D> {
-    apply(&BATCH_NORM, (input, gamma, beta, mean, variance), |(x, gamma, beta, mean, variance), _| {
-        module::batch_norm(x, gamma, beta, mean, variance, epsilon)
+    apply(&BATCH_NORM, (input.into(), gamma, beta, mean, variance), |(x, gamma, beta, mean, variance), _| {
+        let dtype = x.dtype();
+        if !is_half(dtype) {
+            return module::batch_norm(x, gamma, beta, mean, variance, epsilon);
+        }
+        let [gamma, beta, mean, variance]: [Tensor<1>; 4] =
+            [gamma, beta, mean, variance].map(|vector| vector.cast(FloatDType::F32));
+        module::batch_norm(x.cast(FloatDType::F32), gamma, beta, mean, variance, epsilon).cast(dtype)
     })
 }
 
@@ -54,23 +72,27 @@ pub struct BatchNormTrainOutput<const D: usize> {
 /// Batch normalization with the statistics of the whole batch, as burn's
 /// [`batch_norm_train`](burn::tensor::module::batch_norm_train).
 ///
+/// Of half precision all is computed in single precision, of which the statistics stay.
+///
 /// # Shapes
 /// - input and output: `[batch, channels, ..]`
 /// - gamma, beta: `[channels]`
 ///
 /// # Collective
-/// If the batch is cut, in forward and in backward: every rank of the mesh.
+/// If the batch is cut, in forward and in backward: every rank of the mesh, two all-reduces each of a
+/// number per channel.
 ///
 /// # Panics
 /// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for others.
 #[must_use]
 #[track_caller]
 pub fn batch_norm_train<const D: usize>(
-    input: DTensor<D>,
+    input: impl Into<Operand<D>>,
     gamma: DTensor<1>,
     beta: DTensor<1>,
     epsilon: f64,
 ) -> BatchNormTrainOutput<D> {
+    let input = input.into().placed().or_unwind();
     let shapes = [input.shape(), gamma.shape(), beta.shape()];
     if D < 2 || shapes[1..].iter().any(|vector| vector[0] != shapes[0][1]) {
         let why = "gamma and beta need one element per channel, dimension 1 of the input";
@@ -80,12 +102,15 @@ pub fn batch_norm_train<const D: usize>(
     let others: Vec<usize> = (0..D).filter(|&dim| dim != 1).collect();
     let mut per_channel = [1; D];
     per_channel[1] = channels;
+    let dtype = input.dtype();
+    let (input, gamma, beta) = (single(input), single(gamma), single(beta));
     let mean = whole(input.clone().mean_dims(&others));
     let centered = input - mean.clone();
     let variance = whole(centered.clone().square().mean_dims(&others));
     let normalized = centered / (variance.clone() + epsilon).sqrt();
+    let output = normalized * gamma.reshape(per_channel) + beta.reshape(per_channel);
     BatchNormTrainOutput {
-        output: normalized * gamma.reshape(per_channel) + beta.reshape(per_channel),
+        output: if is_half(dtype) { output.cast(dtype) } else { output },
         mean: mean.detach().reshape([channels]),
         variance: variance.detach().reshape([channels]),
     }
@@ -95,4 +120,14 @@ pub fn batch_norm_train<const D: usize>(
 fn whole<const D: usize>(statistics: DTensor<D>) -> DTensor<D> {
     let spec = statistics.reduced_spec();
     statistics.redistribute_to(spec.layout()).or_unwind()
+}
+
+/// Squares of half precision overflow or vanish.
+fn is_half(dtype: DType) -> bool {
+    dtype.size() < 4
+}
+
+/// In single precision at least.
+fn single<const D: usize>(x: DTensor<D>) -> DTensor<D> {
+    if is_half(x.dtype()) { x.cast(FloatDType::F32) } else { x }
 }

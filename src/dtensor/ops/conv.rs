@@ -11,7 +11,7 @@ use burn::tensor::{Shape, Tensor, module};
 
 use super::args::misfit;
 use super::placements::S;
-use super::{Axes, Operator, Rule, Strategy, apply, strategy};
+use super::{Axes, Operand, Operator, Rule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::DTensor;
 
@@ -138,7 +138,7 @@ impl<const N: usize> Rule for Convolution<N> {
 #[track_caller]
 fn convolve<const N: usize, const D: usize>(
     rule: &Convolution<N>,
-    x: DTensor<D>,
+    x: Operand<D>,
     weight: DTensor<D>,
     bias: Option<DTensor<1>>,
     local: impl FnOnce(Tensor<D>, Tensor<D>, Option<Tensor<1>>, usize) -> Tensor<D>,
@@ -185,13 +185,13 @@ macro_rules! convolutions {
         #[must_use]
         #[track_caller]
         pub fn $name(
-            x: DTensor<$D>,
+            x: impl Into<Operand<$D>>,
             weight: DTensor<$D>,
             bias: Option<DTensor<1>>,
             options: impl Into<ConvOptions<$N>>,
         ) -> DTensor<$D> {
             let options = options.into();
-            convolve(&Convolution::forward(&options), x, weight, bias, |x, weight, bias, groups| {
+            convolve(&Convolution::forward(&options), x.into(), weight, bias, |x, weight, bias, groups| {
                 let (x, options) = without_rest(x, &weight, options);
                 module::$name(x, weight, bias, ConvOptions { groups, ..options })
             })
@@ -219,12 +219,12 @@ macro_rules! transposed {
         #[must_use]
         #[track_caller]
         pub fn $name(
-            x: DTensor<$D>,
+            x: impl Into<Operand<$D>>,
             weight: DTensor<$D>,
             bias: Option<DTensor<1>>,
             options: ConvTransposeOptions<$N>,
         ) -> DTensor<$D> {
-            convolve(&Convolution::transposed(&options), x, weight, bias, |x, weight, bias, groups| {
+            convolve(&Convolution::transposed(&options), x.into(), weight, bias, |x, weight, bias, groups| {
                 module::$name(x, weight, bias, ConvTransposeOptions { groups, ..options })
             })
         }

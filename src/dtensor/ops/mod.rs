@@ -181,6 +181,7 @@ mod unary;
 mod view;
 
 pub use apply::{Inputs, Outputs, apply};
+pub(crate) use args::misfit;
 pub use axes::{Axes, AxesAt};
 pub(crate) use dropout::check_probability;
 pub use einsum::EinsumOperand;

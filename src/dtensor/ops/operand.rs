@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Float;
 
+use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::placement::Placement;
 
@@ -30,6 +31,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// reduce-scatter for all three.
     pub fn pinned(self, placement: impl Into<Option<Placement>>) -> Operand<D, K> {
         Operand { tensor: self, pin: placement.into() }
+    }
+}
+
+impl<const D: usize, K: Kind> Operand<D, K> {
+    /// The tensor where its pin wants it: for what is made of several operators, of which each reads it.
+    pub(super) fn placed(self) -> Result<DTensor<D, K>> {
+        match self.pin {
+            Some(placement) => self.tensor.redistribute_all(placement),
+            None => Ok(self.tensor),
+        }
     }
 }
 

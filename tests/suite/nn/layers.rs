@@ -18,78 +18,12 @@ use burn_dtensor::parallel::ParallelError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
+use super::same::{loss, same, same_under};
 use super::{Only, floats, near};
 use crate::fsdp::support::{on_device, tensor, values};
 use crate::parallel::support::full_grads;
 
 use Placement::{Replicate as R, Shard as S};
-
-/// Values and gradients of one layer on one device: output, input's gradient, parameters' gradients.
-type Results = (Vec<f32>, Vec<f32>, Vec<(String, Vec<f32>)>);
-
-/// A loss that tells all elements apart.
-fn loss<const D: usize>(y: Tensor<D>) -> Tensor<1> {
-    let weights = tensor(99, y.dims(), &y.device());
-    (y * weights).sum()
-}
-
-fn plain<L: Module + ModuleDisplay, const D: usize, const E: usize>(
-    layer: &L,
-    shape: [usize; D],
-    forward: &impl Fn(&L, Tensor<D>) -> Tensor<E>,
-) -> Results {
-    let device = Device::flex().autodiff();
-    let model = Only { layer: on_device(layer, &device) };
-    let x = tensor(3, shape, &device).require_grad();
-    let y = forward(&model.layer, x.clone());
-    let grads = loss(y.clone()).backward();
-    let x = floats(x.grad(&grads).expect("the input is in the loss"));
-    let grads = GradientsParams::from_grads(grads, &model);
-    (floats(y.inner()), x, values(&model, Some(&grads)).into_iter().collect())
-}
-
-/// Runs `parallel` on 2 and 4 ranks, with the input replicated and sharded along each dimension,
-/// and holds it to `forward`.
-fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
-    layer: L,
-    plan: &(impl Fn() -> Plan + Sync),
-    shape: [usize; D],
-    forward: impl Fn(&L, Tensor<D>) -> Tensor<E>,
-    parallel: impl Fn(&L, DTensor<D>) -> DTensor<E> + Sync,
-) {
-    let _ = values(&Only { layer: layer.clone() }, None); // Draw now, on one thread.
-    let expected = plain(&layer, shape, &forward);
-    for ranks in [2, 4] {
-        MeshTest::new([ranks], ["tp"]).run(|mesh| {
-            let device = mesh.device().clone().autodiff();
-            for placement in std::iter::once(R).chain((0..D).map(S)) {
-                let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, plan())?;
-                let x = DTensor::distribute_local(tensor(3, shape, &device), mesh, &[placement])?.require_grad();
-                let leaf = x.local().clone();
-                let y = parallel(&model.layer, x).full_tensor()?;
-                let grads = loss(y.clone()).backward();
-                let x = leaf.grad(&grads).unwrap_or_else(|| leaf.clone().inner().zeros_like());
-                let x = DTensor::from_local_with_shape(x, mesh, &[placement], shape)?.full_tensor()?;
-                let grads = full_grads(&model, &GradientsParams::from_grads(grads, &model))?;
-                let name = std::any::type_name::<L>();
-                near(&floats(y.inner()), &expected.0, || format!("{name}, x {placement}: output"));
-                near(&floats(x), &expected.1, || format!("{name}, x {placement}: gradient of the input"));
-                assert_eq!(grads.len(), expected.2.len(), "{name}");
-                for ((path, grad), (_, expected)) in grads.iter().zip(&expected.2) {
-                    near(grad, expected, || format!("{name}, x {placement}: gradient of {path}"));
-                }
-            }
-            Ok(())
-        });
-    }
-}
-
-/// `layer` under each of these plans.
-macro_rules! same {
-    ($layer:expr, $shape:expr, [$($plan:expr),* $(,)?]) => {$(
-        same($layer, &|| $plan, $shape, |layer, x| layer.forward(x), |layer, x| layer.forward_dtensor(x));
-    )*};
-}
 
 #[test]
 fn linear_equals_burns() {
@@ -97,7 +31,7 @@ fn linear_equals_burns() {
     for (d_in, d_out) in [(6, 8), (5, 7), (3, 3)] {
         for bias in [true, false] {
             let layer = || LinearConfig::new(d_in, d_out).with_bias(bias).init(&device);
-            same!(
+            same_under!(
                 layer(),
                 [3, 4, d_in],
                 [
@@ -110,16 +44,6 @@ fn linear_equals_burns() {
             );
         }
     }
-}
-
-#[test]
-fn normalizations_equal_burns() {
-    let device = Device::flex();
-    let sequence = || Plan::new().with("layer", Style::sequence_parallel());
-    same!(LayerNormConfig::new(6).with_epsilon(1e-3).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
-    same!(LayerNormConfig::new(6).with_bias(false).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
-    same!(RmsNormConfig::new(6).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
-    same!(GroupNormConfig::new(2, 6).init(&device), [3, 6, 5], [Plan::new()]);
 }
 
 /// Whatever the layer: its style is what it goes by.
@@ -188,7 +112,7 @@ fn a_sequence_of_which_a_rank_would_have_nothing_is_whole_where_a_style_wants_it
 fn activations_and_gates_equal_burns() {
     let device = Device::flex();
     macro_rules! activations {
-        ($($layer:expr),* $(,)?) => {$( same!($layer, [3, 5], [Plan::new()]); )*};
+        ($($layer:expr),* $(,)?) => {$( same_under!($layer, [3, 5], [Plan::new()]); )*};
     }
     activations! {
         Gelu::new(), Gelu { approximate: true }, Relu::new(), Sigmoid::new(), SiLU::new(), Tanh::new(), Mish::new(),
@@ -199,7 +123,7 @@ fn activations_and_gates_equal_burns() {
     let elu: Elu = EluConfig::new().init();
     let softplus: Softplus = SoftplusConfig::new().init();
     activations! { leaky, hard, elu, softplus }
-    same!(
+    same_under!(
         SwiGluConfig::new(4, 6).with_bias(true).init(&device),
         [3, 4],
         [Plan::new(), Plan::new().with("layer.*", Style::colwise()),]
@@ -208,7 +132,7 @@ fn activations_and_gates_equal_burns() {
 
 #[test]
 fn rotary_encoding_turns_each_part_by_its_place_in_the_sequence() {
-    same!(RotaryEncodingConfig::new(8, 4).init(&Device::flex()), [2, 3, 7, 4], [Plan::new()]);
+    same_under!(RotaryEncodingConfig::new(8, 4).init(&Device::flex()), [2, 3, 7, 4], [Plan::new()]);
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! burn-nn's layers over DTensors, against burn's own forward on one rank.
 
+mod batch_norm;
 mod composition;
 mod counts;
 mod dropout;
 mod layers;
 mod llama;
 mod misuse;
+mod norms;
+mod same;
+mod vision;
 
 use burn::module::Module;
 use burn::tensor::Tensor;

@@ -144,7 +144,10 @@ pub fn full_grads<M: Module>(model: &M, grads: &GradientsParams) -> Result<BTree
     let grad = |param: NamedParameter| {
         let full = match param.spec.shape().num_dims() {
             1 => full::<1>(&param, grads)?,
-            _ => full::<2>(&param, grads)?,
+            2 => full::<2>(&param, grads)?,
+            3 => full::<3>(&param, grads)?,
+            4 => full::<4>(&param, grads)?,
+            dims => panic!("no parameter here has {dims} dimensions"),
         };
         Ok((param.path, full))
     };

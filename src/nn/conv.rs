@@ -1,0 +1,57 @@
+//! Convolutions.
+//!
+//! A rank may hold part of the batch, of the output channels (weight and bias `S(0)`), or of the input
+//! channels (weight `S(1)`, bias `R`): then the ranks' terms are added up.
+
+use burn::nn::conv::{Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d};
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
+
+use super::padding::Padding;
+use super::{DTensorForward, read, styled};
+use crate::dtensor::DTensor;
+use crate::dtensor::ops::module;
+
+/// Layers whose fields are numbers in one dimension, and arrays of them in several.
+macro_rules! convolutions {
+    ($($Layer:ident $conv:ident $N:literal $D:literal $each:tt),* $(,)?) => {$(
+        impl DTensorForward<DTensor<$D>> for $Layer {
+            type Output = DTensor<$D>;
+
+            fn forward_dtensor(&self, x: DTensor<$D>) -> DTensor<$D> {
+                let lens: [usize; $N] = std::array::from_fn(|at| x.dims()[2 + at]);
+                let [kernel, stride, dilation] = convolutions!(@arrays $each self: kernel_size, stride, dilation);
+                let padding = self.padding.pairs(lens, kernel, stride);
+                let options = ConvOptions::new_with_padding(stride, padding, dilation, self.groups);
+                styled(&self.weight, x, |x, weight| module::$conv(x, weight, self.bias.as_ref().map(read), options))
+            }
+        }
+    )*};
+    (@arrays number $layer:ident: $($field:ident),*) => { [$([$layer.$field]),*] };
+    (@arrays array $layer:ident: $($field:ident),*) => { [$($layer.$field),*] };
+}
+
+convolutions! {
+    Conv1d conv1d 1 3 number,
+    Conv2d conv2d 2 4 array,
+}
+
+macro_rules! transposed {
+    ($($Layer:ident $conv:ident $D:literal $each:tt),* $(,)?) => {$(
+        /// A weight has its input channels first here: `S(1)` cuts output channels.
+        impl DTensorForward<DTensor<$D>> for $Layer {
+            type Output = DTensor<$D>;
+
+            fn forward_dtensor(&self, x: DTensor<$D>) -> DTensor<$D> {
+                let [stride, padding, padding_out, dilation] =
+                    convolutions!(@arrays $each self: stride, padding, padding_out, dilation);
+                let options = ConvTransposeOptions::new(stride, padding, padding_out, dilation, self.groups);
+                styled(&self.weight, x, |x, weight| module::$conv(x, weight, self.bias.as_ref().map(read), options))
+            }
+        }
+    )*};
+}
+
+transposed! {
+    ConvTranspose1d conv_transpose1d 3 number,
+    ConvTranspose2d conv_transpose2d 4 array,
+}

@@ -1,0 +1,39 @@
+//! `RotaryEncoding` and `PositionalEncoding`.
+
+use burn::nn::{PositionalEncoding, RotaryEncoding};
+
+use super::DTensorForward;
+use crate::dtensor::DTensor;
+use crate::dtensor::ops::partials::SHIFT;
+use crate::dtensor::ops::{Axes, apply, misfit};
+
+/// Rotates pairs of the last dimension by an angle that grows along the one before.
+const ROTARY: Axes = Axes::new("rotary encoding", "..sD -> ..sD");
+/// Adds what depends on the place in the sequence.
+const POSITIONAL: Axes = Axes::new("positional encoding", "bsd -> bsd").through(SHIFT);
+
+/// A part of a sharded sequence is rotated by its place in the whole.
+impl<const D: usize> DTensorForward<DTensor<D>> for RotaryEncoding {
+    type Output = DTensor<D>;
+
+    fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
+        apply(&ROTARY, x, |x, op| self.apply(x, op.input_range(0, D - 2).start))
+    }
+}
+
+/// A part of a sharded sequence gets what belongs to its place in the whole.
+impl DTensorForward<DTensor<3>> for PositionalEncoding {
+    type Output = DTensor<3>;
+
+    fn forward_dtensor(&self, x: DTensor<3>) -> DTensor<3> {
+        let ([_, seq, width], [_, longest, d_model]) = (x.dims(), self.sinusoids.dims());
+        if seq > longest || width != d_model {
+            let why = format!("it encodes up to {longest} tokens of width {d_model}");
+            misfit("positional encoding", &[x.shape()], why).unwind();
+        }
+        apply(&POSITIONAL, x, |x, op| {
+            let sinusoids = self.sinusoids.clone().to_device(&x.device());
+            x + sinusoids.slice([0..1, op.input_range(0, 1), op.input_range(0, 2)])
+        })
+    }
+}

@@ -1,0 +1,336 @@
+//! `BatchNorm` over a batch that ranks share, against burn's own on the whole batch: the variants of PyTorch's
+//! tests of `SyncBatchNorm` (`test_DistributedDataParallel_SyncBatchNorm*`), with burn's momentum and variances.
+
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Device, Tensor};
+use burn_dtensor::comm::{Op, Phase};
+use burn_dtensor::dtensor::DTensorError;
+use burn_dtensor::dtensor::ops::RedistributePolicy;
+use burn_dtensor::prelude::*;
+use burn_dtensor::testing::MeshTest;
+
+use super::misuse::refused;
+use super::same::loss;
+use super::{Only, floats, near};
+use crate::fsdp::support::{on_device, tensor, values};
+use crate::parallel::support::full_grads;
+
+use Placement::{Replicate as R, Shard as S};
+
+const STEPS: u64 = 3;
+
+/// One training step: output, gradients of the input and of `beta` and `gamma`, running mean and variance.
+type Step = [Vec<f32>; 6];
+
+fn layer(channels: usize) -> Only<BatchNorm> {
+    let device = Device::flex();
+    let mut layer = BatchNormConfig::new(channels).with_momentum(0.3).with_epsilon(1e-3).init(&device);
+    layer.gamma = layer.gamma.map(|_| tensor::<1>(5, [channels], &device) + 1.0);
+    layer.beta = layer.beta.map(|_| tensor::<1>(6, [channels], &device));
+    Only { layer }
+}
+
+/// A batch whose channels have means and variances of their own.
+fn batch<const D: usize>(step: u64, shape: [usize; D], device: &Device) -> Tensor<D> {
+    let mut channels = [1; D];
+    channels[1] = shape[1];
+    let [mean, scale] = [70, 80].map(|seed| tensor(seed, channels, device) * 4.0);
+    tensor(step + 10, shape, device) * (scale + 3.0) + mean
+}
+
+fn running(layer: &BatchNorm) -> [Vec<f32>; 2] {
+    [floats(layer.running_mean.value_sync().inner()), floats(layer.running_var.value_sync().inner())]
+}
+
+/// Steps of burn's layer on the whole batch.
+fn expected<const D: usize>(model: &Only<BatchNorm>, shape: [usize; D]) -> Vec<Step> {
+    let device = Device::flex().autodiff();
+    let model = on_device(model, &device);
+    let step = |step| {
+        let x = batch(step, shape, &device).require_grad();
+        let y = model.layer.forward(x.clone());
+        let grads = loss(y.clone()).backward();
+        let x = floats(x.grad(&grads).expect("the input is in the loss"));
+        let grads = values(&model, Some(&GradientsParams::from_grads(grads, &model)));
+        let [mean, variance] = running(&model.layer);
+        [floats(y.inner()), x, grads["layer.beta"].clone(), grads["layer.gamma"].clone(), mean, variance]
+    };
+    (0..STEPS).map(step).collect()
+}
+
+/// Steps of the layer on a batch that is laid out over the ranks.
+fn steps<const D: usize>(model: &Only<BatchNorm>, shape: [usize; D], layout: &Layout) -> Result<Vec<Step>> {
+    let (mesh, mesh_device) = {
+        let gamma = model.layer.gamma.dtensor()?;
+        (gamma.mesh().clone(), gamma.local().device())
+    };
+    let step = |step| {
+        let x = DTensor::distribute_local_to(batch(step, shape, &mesh_device), &mesh, layout.clone())?.require_grad();
+        let leaf = x.local().clone();
+        let y = unit(model, x, |model, x| model.layer.forward_dtensor(x)).full_tensor()?;
+        let grads = loss(y.clone()).backward();
+        let x = leaf.grad(&grads).unwrap_or_else(|| leaf.clone().inner().zeros_like());
+        let x = DTensor::from_local_with_layout(x, &mesh, layout.clone(), shape)?.full_tensor()?;
+        let grads = full_grads(model, &GradientsParams::from_grads(grads, model))?;
+        let [mean, variance] = running(&model.layer);
+        Ok([floats(y.inner()), floats(x), grads["layer.beta"].clone(), grads["layer.gamma"].clone(), mean, variance])
+    };
+    (0..STEPS).map(step).collect()
+}
+
+fn hold(found: &[Step], expected: &[Step], what: impl Fn() -> String) {
+    const PARTS: [&str; 6] =
+        ["output", "gradient of the input", "beta's gradient", "gamma's gradient", "running mean", "running variance"];
+    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+        for (part, (found, expected)) in PARTS.iter().zip(found.iter().zip(expected)) {
+            near(found, expected, || format!("{}, step {step}: {part}", what()));
+        }
+    }
+}
+
+/// The layer on ranks that share a batch of `shape` in each of these lengths, and evenly.
+fn shared<const D: usize>(shape: [usize; D], lengths: &[&[usize]]) {
+    let model = layer(shape[1]);
+    let expected = expected(&model, shape);
+    for &lengths in lengths {
+        MeshTest::new([lengths.len()], ["batch"]).run(|mesh| {
+            for device in crate::parallel::support::devices(mesh) {
+                for layout in [
+                    Layout::new(mesh.shape(), &[S(0)])?,
+                    Layout::new(mesh.shape(), &[S(0)])?.with_lengths(0, lengths.to_vec())?,
+                ] {
+                    let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
+                    let what = || format!("{shape:?} as {layout}");
+                    hold(&steps(&model, shape, &layout)?, &expected, what);
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// `.._2D_Input`, `.._Diff_Input_Sizes_Running_Value`, `.._Diff_Input_Sizes_gradient`.
+#[test]
+fn statistics_are_those_of_all_rows_whatever_each_rank_has_of_them() {
+    shared([7, 4], &[&[5, 2], &[1, 4, 2], &[3, 0, 4]]);
+}
+
+/// `test_DistributedDataParallel_SyncBatchNorm`: images, and signals and volumes.
+#[test]
+fn statistics_are_those_of_all_images() {
+    shared([5, 3, 2, 2], &[&[4, 1], &[2, 2, 1]]);
+    shared([4, 3, 5], &[&[1, 3]]);
+    shared([3, 2, 2, 1, 2], &[&[1, 2]]);
+}
+
+/// `.._Single_Input_Per_Process`: alone it would have no variance. And less than one.
+#[test]
+fn a_rank_may_have_one_row_or_none() {
+    shared([2, 4], &[&[1, 1], &[1, 0, 1]]);
+}
+
+/// Each rank normalizes channels of its own, whose statistics all ranks get.
+#[test]
+fn ranks_may_share_the_channels() {
+    for shape in [[4, 6, 3], [4, 5, 2], [3, 1, 4]] {
+        let model = layer(shape[1]);
+        let expected = expected(&model, shape);
+        MeshTest::new([3], ["tp"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            for style in [R, S(0)] {
+                for placement in [S(1), R, S(2)] {
+                    let plan = Plan::new().with("layer", style);
+                    let model = parallelize(on_device(&model, &device), mesh, plan)?;
+                    let found = steps(&model, shape, &Layout::new(mesh.shape(), &[placement])?)?;
+                    hold(&found, &expected, || format!("{shape:?}, parameters {style}, x {placement}"));
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// `test_SyncBatchNorm_process_group`: groups that see batches of their own.
+#[test]
+fn statistics_are_those_of_the_ranks_of_the_layers_mesh() {
+    let model = layer(3);
+    let (pair, four) = (expected(&model, [4, 3]), expected(&model, [5, 3]));
+    MeshTest::new([2, 2], ["group", "batch"]).run(|mesh| {
+        let (slice, device) = (mesh.slice("batch")?, mesh.device().clone().autodiff());
+        let group = mesh.coordinate().expect("a member")[0];
+        let model = parallelize(on_device(&model, &device), &slice, Plan::new())?;
+        let layout = Layout::new(slice.shape(), &[S(0)])?;
+        let (shape, expected) = [([4, 3], &pair), ([5, 3], &four)][group];
+        hold(&steps(&model, shape, &layout)?, expected, || format!("group {group}"));
+        Ok(())
+    });
+}
+
+/// `.._No_Affine`: burn's layer has `gamma` and `beta` always; frozen, they are 1 and 0 for good.
+#[test]
+fn without_training_gamma_and_beta_the_statistics_follow_all_the_same() {
+    let shape = [5, 3];
+    let mut model = Only { layer: BatchNormConfig::new(3).init(&Device::flex()) };
+    let _ = values(&model, None); // Draw now, on one thread.
+    model = model.no_grad();
+    let expected = expected(&model, shape);
+    assert!(expected[0][3].iter().all(|&gradient| gradient == 0.0), "they have no gradient");
+    MeshTest::new([2], ["batch"]).run(|mesh| {
+        let model = parallelize(on_device(&model, &mesh.device().clone().autodiff()), mesh, Plan::new())?;
+        hold(&steps(&model, shape, &Layout::new(mesh.shape(), &[S(0)])?)?, &expected, || "frozen".into());
+        Ok(())
+    });
+}
+
+/// `.._Channels_Last`: burn has no memory formats, but views of any strides.
+#[test]
+fn images_may_lie_channels_last() {
+    let model = layer(3);
+    let shape = [5, 2, 3, 3];
+    let plain = |device: &Device| tensor::<4>(4, shape, device).permute([0, 3, 1, 2]);
+    let expected = on_device(&model, &Device::flex().autodiff());
+    let expected_y = floats(expected.layer.forward(plain(&Device::flex().autodiff())).inner());
+    let expected = running(&expected.layer);
+    MeshTest::new([2], ["batch"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
+        let x = DTensor::<4>::distribute_local(tensor(4, shape, &device), mesh, &[S(0)])?.permute([0, 3, 1, 2]);
+        near(&floats(model.layer.forward_dtensor(x).full_tensor()?.inner()), &expected_y, || "output".into());
+        for (found, expected) in running(&model.layer).iter().zip(&expected) {
+            near(found, expected, || "running statistics".into());
+        }
+        Ok(())
+    });
+}
+
+/// `.._half`: parameters of single precision, activations of half. Their squares would be infinite.
+#[test]
+fn half_precision_has_statistics_of_single_precision() {
+    let model = layer(3);
+    let shape = [6, 3, 4];
+    for (dtype, precision) in [(DType::F16, 1e-3), (DType::BF16, 8e-3)] {
+        let large = |device: &Device| (batch::<3>(0, shape, device) * 300.0).cast(dtype);
+        let device = Device::flex().autodiff();
+        let single = on_device(&model, &device);
+        let x = large(&device).cast(DType::F32).require_grad();
+        let y = single.layer.forward(x.clone());
+        let grads = loss(y.clone()).backward();
+        let (y, x) = (floats(y.inner()), floats(x.grad(&grads).expect("in the loss")));
+        let scale = x.iter().fold(0.0f32, |scale, gradient| scale.max(gradient.abs()));
+        let grads = values(&single, Some(&GradientsParams::from_grads(grads, &single)));
+        let statistics = running(&single.layer);
+        MeshTest::new([2], ["batch"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
+            // Gradients near the smallest numbers of half precision would be rounded away.
+            let input = DTensor::distribute_local(large(&device), mesh, &[S(0)])?.require_grad();
+            let leaf = input.local().clone();
+            let output = model.layer.forward_dtensor(input);
+            assert_eq!(output.dtype(), dtype);
+            let output = output.full_tensor()?.cast(DType::F32);
+            let backward = (loss(output.clone()) * 1024.0).backward();
+            let within = |found: &[f32], expected: &[f32], scale: f32, what: &str| {
+                let furthest = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(furthest <= precision * scale, "{dtype:?}: {what} is {furthest} off, of {scale}");
+            };
+            within(&floats(output.inner()), &y, 4.0, "the output");
+            let gradient = leaf.grad(&backward).expect("in the loss");
+            assert_eq!(gradient.dtype(), dtype);
+            let gradient = DTensor::from_local_with_shape(gradient.cast(DType::F32), mesh, &[S(0)], shape)?;
+            within(&floats(gradient.full_tensor()? / 1024.0), &x, scale, "the input's gradient");
+            let found = full_grads(&model, &GradientsParams::from_grads(backward, &model))?;
+            for (path, expected) in &grads {
+                let found: Vec<f32> = found[path].iter().map(|gradient| gradient / 1024.0).collect();
+                within(&found, expected, 8.0, path);
+            }
+            for (found, expected) in running(&model.layer).iter().zip(&statistics) {
+                near(found, expected, || format!("{dtype:?}: running statistics"));
+            }
+            // What runs on them in validation is of half precision, too.
+            let x = DTensor::distribute_local(large(mesh.device()), mesh, &[S(0)])?;
+            assert_eq!(model.valid().layer.forward_dtensor(x).dtype(), dtype);
+            Ok(())
+        });
+    }
+}
+
+/// Validation, and a layer that is frozen on the training device.
+#[test]
+fn outside_of_training_the_running_statistics_normalize() {
+    let (model, shape) = (layer(4), [5, 4, 2]);
+    let device = Device::flex().autodiff();
+    let trained = on_device(&model, &device);
+    trained.layer.forward(batch(0, shape, &device));
+    let x = batch(1, shape, &Device::flex());
+    let expected = floats(trained.valid().layer.forward(x.clone()));
+    MeshTest::new([3], ["batch"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        for (placement, style) in [(S(0), R), (S(1), R), (S(1), S(0)), (R, S(0))] {
+            let plan = Plan::new().with("layer", style);
+            let model = parallelize(on_device(&model, &device), mesh, plan)?;
+            model.layer.forward_dtensor(DTensor::distribute_local(batch(0, shape, &device), mesh, &[placement])?);
+            let before = running(&model.layer);
+            let what = || format!("x {placement}, parameters {style}");
+            let valid = model.valid();
+            let y = valid.layer.forward_dtensor(DTensor::distribute_local(x.clone(), mesh, &[placement])?);
+            near(&floats(y.full_tensor()?), &expected, what);
+            let frozen = model.clone().freeze();
+            let y = frozen.layer.forward_dtensor(DTensor::distribute_local(batch(1, shape, &device), mesh, &[placement])?);
+            near(&floats(y.full_tensor()?.inner()), &expected, what);
+            assert_eq!(running(&model.layer), before, "what is frozen follows no batch");
+        }
+        Ok(())
+    });
+}
+
+/// The gathered model is an ordinary one.
+#[test]
+fn the_gathered_layer_has_the_statistics_of_the_whole_batch() {
+    let (model, shape) = (layer(3), [5, 3]);
+    let expected = expected(&model, shape).pop().expect("a step");
+    MeshTest::new([2], ["batch"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
+        steps(&model, shape, &Layout::new(mesh.shape(), &[S(0)])?)?;
+        let whole = full_model(&model)?.valid();
+        near(&floats(whole.layer.running_mean.value()), &expected[4], || "running mean".into());
+        near(&floats(whole.layer.running_var.value()), &expected[5], || "running variance".into());
+        Ok(())
+    });
+}
+
+/// A mean and a variance each way, and what the unit adds up.
+#[test]
+fn a_shared_batch_sends_two_numbers_a_channel_each_way() {
+    let (model, shape) = (layer(3), [6, 3, 4]);
+    MeshTest::new([2], ["batch"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
+        let x = DTensor::distribute_local(batch(0, shape, &device), mesh, &[S(0)])?.require_grad();
+        let ledger = mesh.world().ledger();
+        ledger.reset();
+        let y = RedistributePolicy::Deny.run(|| unit(&model, x, |model, x| model.layer.forward_dtensor(x)));
+        assert_eq!(y.placements(), [S(0)]);
+        loss(y.to_local()).backward();
+        let counts: Vec<_> =
+            ledger.by_phase().into_iter().map(|((op, phase), total)| (op, phase, total.calls)).collect();
+        assert_eq!(counts, [(Op::AllReduce, Phase::Forward, 2), (Op::AllReduce, Phase::Backward, 3)]);
+        Ok(())
+    });
+}
+
+#[test]
+fn an_input_of_other_channels_is_a_typed_error() {
+    let model = layer(3);
+    MeshTest::new([2], ["batch"]).run(|mesh| {
+        for device in [mesh.device().clone(), mesh.device().clone().autodiff()] {
+            let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
+            let x = DTensor::<2>::ones([4, 5], mesh, &[S(0)], &device)?;
+            let error = refused(|| model.layer.forward_dtensor(x));
+            assert!(matches!(error, Error::DTensor(DTensorError::Operands { .. })), "{error}");
+        }
+        Ok(())
+    });
+}
