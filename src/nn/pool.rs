@@ -1,8 +1,6 @@
 //! Pools.
 
-use burn::nn::pool::{
-    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d,
-};
+use burn::nn::pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 
 use super::DTensorForward;

@@ -18,9 +18,12 @@ impl DTensorForward<DTensor<4>> for PixelShuffle {
             misfit("pixel_shuffle", &[x.shape()], why).unwind();
         }
         let channels = channels / (factor * factor);
-        x.reshape([batch, channels, factor, factor, height, width])
-            .permute([0, 1, 4, 2, 5, 3])
-            .reshape([batch, channels, height * factor, width * factor])
+        x.reshape([batch, channels, factor, factor, height, width]).permute([0, 1, 4, 2, 5, 3]).reshape([
+            batch,
+            channels,
+            height * factor,
+            width * factor,
+        ])
     }
 }
 
@@ -34,9 +37,12 @@ impl DTensorForward<DTensor<4>> for PixelUnshuffle {
             misfit("pixel_unshuffle", &[x.shape()], why).unwind();
         }
         let (height, width) = (height / factor, width / factor);
-        x.reshape([batch, channels, height, factor, width, factor])
-            .permute([0, 1, 3, 5, 2, 4])
-            .reshape([batch, channels * factor * factor, height, width])
+        x.reshape([batch, channels, height, factor, width, factor]).permute([0, 1, 3, 5, 2, 4]).reshape([
+            batch,
+            channels * factor * factor,
+            height,
+            width,
+        ])
     }
 }
 
