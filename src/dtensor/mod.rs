@@ -25,7 +25,7 @@
 //! | a step forward, and its gradient | `step`, `pullback`; together, as one node of the graph, `route` |
 //! | what a tensor already was redistributed to | `handles` |
 //! | values that ranks use differently | `vary` |
-//! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory` |
+//! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory`; from and to PyTorch's strided shards, `strided` |
 //! | operators | [`ops`] |
 //!
 //! # Invariants
@@ -64,6 +64,7 @@ mod redistribute;
 mod route;
 mod spec;
 mod step;
+mod strided;
 mod tensor;
 mod vary;
 

@@ -51,6 +51,7 @@ mod shards;
 mod simulation;
 mod step;
 mod strided;
+mod unstride;
 #[cfg(test)]
 mod tests;
 

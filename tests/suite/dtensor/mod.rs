@@ -15,6 +15,8 @@ mod narrow;
 mod ops;
 mod ragged;
 mod random;
+mod source;
+mod strided;
 mod text;
 mod vary;
 
