@@ -42,7 +42,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         make("ones", shape, mesh, placements, |part| Tensor::ones(part.shape(), options))
     }
 
-    /// Memory alone: what its values are is not said.
+    /// Any values: to be overwritten.
     ///
     /// # Errors
     /// As [all factories](#factories).

@@ -1,9 +1,12 @@
 //! PyTorch's strided shards: [`from_strided`](DTensor::from_strided) and [`to_strided`](DTensor::to_strided).
 
-use burn::tensor::{Int, Shape, Tensor, TensorData};
+use std::ops::Range;
+
+use burn::tensor::{Shape, Tensor};
 
 use super::collective::all_gather;
 use super::distribute::leaves;
+use super::local::cut_dim;
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::Call;
@@ -109,14 +112,20 @@ fn checked(mesh: &DeviceMesh, placements: &[StridedPlacement], ndim: usize) -> R
     Ok(strided)
 }
 
-/// `tensor` with these elements of `dim`, in this order.
+/// `tensor` with these elements of `dim`, in this order, in memory of its own.
 fn picked<const D: usize, K: Kind>(tensor: Tensor<D, K>, dim: usize, elements: Vec<usize>) -> Tensor<D, K> {
-    if elements.iter().copied().eq(0..tensor.dims()[dim]) {
-        return tensor;
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for element in elements {
+        match runs.last_mut() {
+            Some(run) if run.end == element => run.end += 1,
+            _ => runs.push(element..element + 1),
+        }
     }
-    let (device, len) = (tensor.device(), elements.len());
-    let indices = elements.into_iter().map(|element| element as i64).collect::<Vec<_>>();
-    tensor.select(dim, Tensor::<1, Int>::from_data(TensorData::new(indices, [len]), &device))
+    match &runs[..] {
+        [] => cut_dim(tensor, dim, 0..0),
+        [run] => cut_dim(tensor, dim, run.clone()),
+        _ => Tensor::cat(runs.into_iter().map(|run| tensor.clone().slice_dim(dim, run)).collect(), dim),
+    }
 }
 
 /// `[SS(0,2), S(0)]`

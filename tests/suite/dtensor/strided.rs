@@ -117,7 +117,7 @@ fn strided_shards_that_do_not_fit_are_typed_errors() {
         assert!(matches!(error, Error::Placement(PlacementError::Count { .. })), "{error:?}");
         let error = read(&[SUM.into()], [4]);
         assert!(matches!(error, Error::DTensor(DTensorError::Partial { .. })), "{error:?}");
-        let error = read(&[ss(0, 2)], [9]);
+        let error = read(&[ss(0, 2)], [12]);
         assert!(matches!(error, Error::DTensor(DTensorError::LocalShape { .. })), "{error:?}");
         assert!(error.to_string().contains("[SS(0,2)]"), "{error}");
         let whole = DTensor::distribute_local(ramp([8], 0.0, &Device::flex()), mesh, &[R])?;

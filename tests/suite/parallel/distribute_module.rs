@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
@@ -38,7 +38,11 @@ impl Mlp {
         };
         mlp.up.weight = mlp.up.weight.map(|_| ramp([4, HIDDEN]).require_grad());
         mlp.down.weight = mlp.down.weight.map(|_| ramp([HIDDEN, 4]).require_grad());
-        mlp.up.bias = mlp.up.bias.map(|bias| bias.map(|_| ramp([1, HIDDEN]).flatten::<1>(0, 1).require_grad()));
+        let bias = |bias: Option<Param<Tensor<1>>>, len| {
+            bias.map(|bias| bias.map(|_| ramp([1, len]).flatten::<1>(0, 1).require_grad()))
+        };
+        mlp.up.bias = bias(mlp.up.bias, HIDDEN);
+        mlp.down.bias = bias(mlp.down.bias, 4);
         mlp
     }
 
