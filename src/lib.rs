@@ -108,7 +108,7 @@ pub mod prelude {
         Buffers, FullyShard, NormType, ParamExt, ReshardAfterForward, clip_grad_norm, describe, full_model,
         fully_shard, named_parameters, sync_buffers, unit,
     };
-    pub use crate::mesh::DeviceMesh;
+    pub use crate::mesh::{DeviceMesh, with_mesh};
     pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, MhaInput, styled};
     pub use crate::parallel::{Plan, Style, parallelize};
     pub use crate::placement::{Layout, PartialOp, Placement};

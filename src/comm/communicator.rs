@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Shape};
@@ -160,6 +161,10 @@ pub trait Communicator: Debug + Send + Sync {
     /// Names are the group's, duplicates have none of their own; `fully_shard` has taken "reduced" and
     /// "gathered again", and random streams "threads".
     fn duplicate(&self, name: &'static str) -> Arc<dyn Communicator>;
+
+    /// The same ranks with the same sequence of calls, where this rank waits `deadline` for the others and not
+    /// [`Launch::deadline`](super::Launch::deadline). Local; of one deadline there is one.
+    fn with_deadline(&self, deadline: Duration) -> Arc<dyn Communicator>;
 
     /// Concatenates every rank's piece: each rank gets the whole of every tensor.
     fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>>;

@@ -115,7 +115,7 @@ pub enum CommError {
     /// Ranks did not join a collective in time.
     #[error(
         "{during}: ranks {missing:?} did not join within {deadline:?} of rank {rank}'s wait; \
-         raise `Launch::deadline` if they are only slow"
+         raise `Launch::deadline`, or that of the mesh dimension (`DeviceMesh::with_deadline`), if they are only slow"
     )]
     DeadlineExceeded {
         /// Global rank whose wait ran out.

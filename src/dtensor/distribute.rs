@@ -1,8 +1,7 @@
 //! From a whole tensor to its parts: [`distribute_tensor`](DTensor::distribute_tensor) sends them
-//! from the mesh's first rank, [`distribute_local`](DTensor::distribute_local) has every rank cut
-//! its own copy.
+//! from one rank, [`distribute_local`](DTensor::distribute_local) has every rank cut its own copy.
 //!
-//! On a mesh (2, 2) with `[S(0), R]`, a row per mesh dimension; ranks not named wait:
+//! On a mesh (2, 2) with `[S(0), R]`, from the first rank, a row per mesh dimension; ranks not named wait:
 //!
 //! ```text
 //! mesh dim 0   scatter     (0,0) -> (1,0)
@@ -22,14 +21,15 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Distributes the whole tensor that the mesh's first rank holds.
+    /// Distributes the whole tensor that the mesh's first rank holds; another one's, by
+    /// [`distribute_tensor_from`](Self::distribute_tensor_from).
     ///
     /// Every rank passes a tensor of the same shape and dtype; the values of all but the first
     /// rank are ignored. The parts are leaves, with `full`'s setting of `require_grad`.
     ///
     /// # Collective
     /// Every rank of the mesh: mesh dimension by mesh dimension, a scatter for `S(d)` and a
-    /// broadcast for `R`, among the ranks that are first in the dimensions still to come.
+    /// broadcast for `R`, among the ranks that are where the source is in the dimensions still to come.
     ///
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::NotALeaf`], [`DTensorError::Partial`],
@@ -50,10 +50,29 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::LengthSum) for lengths that
     /// are not the tensor's.
     pub fn distribute_tensor_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
-        leaves("distribute_tensor", full, mesh, layout, |full, spec| {
-            let first = spec.coordinate().iter().all(|&index| index == 0);
+        Self::distribute_tensor_from(full, mesh, layout, 0)
+    }
+
+    /// [`distribute_tensor_to`](Self::distribute_tensor_to) of the whole tensor that the rank at position
+    /// `source` of the mesh holds, 0 the first. The values of all others are ignored.
+    ///
+    /// # Collective
+    /// Every rank of the mesh, with the same source.
+    ///
+    /// # Errors
+    /// As [`distribute_tensor_to`](Self::distribute_tensor_to), and
+    /// [`MeshError::PositionOutOfRange`](crate::mesh::MeshError::PositionOutOfRange) for a source past the last rank.
+    pub fn distribute_tensor_from(
+        full: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        layout: Layout,
+        source: usize,
+    ) -> Result<Self> {
+        let source = mesh.coordinate_at(source)?;
+        let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
+        leaves("distribute_tensor", full, spec, |full, spec| {
             let call = Call::new(format!("distribute {}", spec.layout()));
-            send_parts(first.then_some(full), spec, &call)
+            send_parts((*spec.coordinate() == *source).then_some(full), spec, &source, &call)
         })
     }
 
@@ -77,43 +96,46 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::LengthSum) for lengths that
     /// are not the tensor's.
     pub fn distribute_local_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
-        leaves("distribute_local", full, mesh, layout, |full, spec| {
+        let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
+        leaves("distribute_local", full, spec, |full, spec| {
             let ranges = spec.layout().local_slices(spec.shape(), spec.coordinate());
             Ok(cut(full, &ranges))
         })
     }
 }
 
-/// Checks the arguments, makes this rank's part of the plain whole with `part`, and gives it
-/// `full`'s place in autodiff.
-fn leaves<const D: usize, K: Kind>(
+/// What `part` makes of a plain tensor: this rank's part of what `spec` describes, with the tensor's place in
+/// autodiff.
+///
+/// # Errors
+/// [`DTensorError::Partial`] and [`DTensorError::NotALeaf`], before anything is made.
+pub(super) fn leaves<const D: usize, K: Kind>(
     operation: &'static str,
-    full: Tensor<D, K>,
-    mesh: &DeviceMesh,
-    layout: Layout,
+    tensor: Tensor<D, K>,
+    spec: DTensorSpec,
     part: impl FnOnce(Tensor<D, K>, &DTensorSpec) -> Result<Tensor<D, K>>,
 ) -> Result<DTensor<D, K>> {
-    check_no_partial(operation, mesh, &layout)?;
-    let leaf = is_require_grad(&full);
-    if is_tracked(&full) && !leaf {
+    check_no_partial(operation, spec.mesh(), spec.layout())?;
+    let leaf = is_require_grad(&tensor);
+    if is_tracked(&tensor) && !leaf {
         return Err(DTensorError::NotALeaf { operation }.into());
     }
-    let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
-    let strategy = full.gradient_checkpointing_strategy();
-    let mut local = associate(part(full.inner(), &spec)?, strategy);
+    let strategy = tensor.gradient_checkpointing_strategy();
+    let mut local = associate(part(tensor.inner(), &spec)?, strategy);
     if leaf {
         local = Tensor::from_dispatch(as_float(local).require_grad().into_dispatch());
     }
     Ok(DTensor::from_parts(local, spec.shared()))
 }
 
-/// This rank's part of the plain whole that the mesh's first rank, and it alone, passes in.
+/// This rank's part of the plain whole that the rank at coordinate `source`, and it alone, passes in.
 ///
 /// # Collective
 /// Every rank of the mesh.
 pub(crate) fn send_parts<const D: usize, K: Kind>(
     whole: Option<Tensor<D, K>>,
     spec: &DTensorSpec,
+    source: &[usize],
     call: &Call,
 ) -> Result<Tensor<D, K>> {
     let coordinate = spec.coordinate();
@@ -122,15 +144,15 @@ pub(crate) fn send_parts<const D: usize, K: Kind>(
     let mut held = whole;
     for (at, &mesh_dim) in sequence.iter().enumerate() {
         let mut later = sequence[at + 1..].iter();
-        let taking_part = later.all(|&later| coordinate[later] == 0);
+        let taking_part = later.all(|&later| coordinate[later] == source[later]);
         let comm = spec.mesh().communicator(mesh_dim)?;
         let shard = spec.placements()[mesh_dim].shard_dim().map(|dim| (dim, spec.cut(&[mesh_dim])));
         if taking_part {
             let metas = vec![TensorMeta { shape: Shape::from(shape), dtype: spec.dtype() }];
             let whole = held.take().map(|whole| vec![whole.into_dispatch()]);
             held = Some(single(match shard.clone() {
-                Some(cut) => comm.scatter(call.clone(), whole, metas, vec![cut], 0),
-                None => comm.broadcast(call.clone(), whole, metas, 0),
+                Some(cut) => comm.scatter(call.clone(), whole, metas, vec![cut], source[mesh_dim]),
+                None => comm.broadcast(call.clone(), whole, metas, source[mesh_dim]),
             })?);
         }
         if let Some((dim, cut)) = shard {

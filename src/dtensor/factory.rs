@@ -42,6 +42,19 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         make("ones", shape, mesh, placements, |part| Tensor::ones(part.shape(), options))
     }
 
+    /// Any values: to be overwritten.
+    ///
+    /// # Errors
+    /// As [all factories](#factories).
+    pub fn empty(
+        shape: impl Into<Shape>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<Self> {
+        make("empty", shape, mesh, placements, |part| Tensor::empty(part.shape(), options))
+    }
+
     /// `value` everywhere.
     ///
     /// # Errors

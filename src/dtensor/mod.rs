@@ -27,6 +27,7 @@
 //! | what a tensor already was redistributed to | `handles` |
 //! | values that ranks use differently | `vary` |
 //! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory`, `initialize` |
+//! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory`; from and to PyTorch's strided shards, `strided` |
 //! | operators | [`ops`] |
 //!
 //! # Invariants
@@ -67,6 +68,7 @@ mod request;
 mod route;
 mod spec;
 mod step;
+mod strided;
 mod tensor;
 mod vary;
 

@@ -1,11 +1,11 @@
 //! [`DeviceMesh`]: its construction and its queries.
 
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use smallvec::SmallVec;
+use parking_lot::Mutex;
+use smallvec::{SmallVec, smallvec};
 
 use super::{DimNames, MeshError};
 use crate::Result;
@@ -15,8 +15,19 @@ use crate::comm::{Communicator, World};
 ///
 /// Cheap to clone. See the [module](super) for a picture.
 ///
-/// A mesh is seen from one rank. Meshes are equal if they have equal ranks, shape and names, are slices
-/// of equal meshes or of none, and are one rank's of one launch: another rank's communicate for that rank.
+/// A mesh is seen from one rank. Meshes are equal if they have equal ranks, shape and names, communicate over
+/// the same communicators, are slices of equal meshes or of none, and are one rank's of one launch: another
+/// rank's communicate for that rank.
+///
+/// Displays in one line, and as a grid of ranks by `{:#}`:
+///
+/// ```text
+/// DeviceMesh(dp=2, tp=4; ranks 0..8)
+///
+///      tp 0  1  2  3
+/// dp 0    0  1  2  3
+/// dp 1    4  5  6  7
+/// ```
 #[derive(Clone)]
 pub struct DeviceMesh(Arc<Inner>);
 
@@ -24,6 +35,8 @@ struct Inner {
     world: World,
     shape: SmallVec<[usize; 3]>,
     names: Vec<String>,
+    /// For each dimension, those of the root that it is made of.
+    made_of: Vec<RootDims>,
     /// Row-major.
     ranks: Vec<usize>,
     /// Of all that equality looks at: a mesh is part of every key that an operator is looked up by.
@@ -36,6 +49,18 @@ struct Inner {
     root: Option<DeviceMesh>,
     /// Among the root's slices along the same dimensions.
     index: usize,
+    /// Of a root: names that flattening has given, and to which of its dimensions.
+    flattened: Mutex<Vec<MeshDim>>,
+}
+
+/// Dimensions of a root, the last varying fastest: one, or those that flattening has joined.
+pub(super) type RootDims = SmallVec<[usize; 2]>;
+
+/// A dimension of a root or of a slice: its name, and the dimensions of the root that it is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct MeshDim {
+    pub(super) name: String,
+    pub(super) made_of: RootDims,
 }
 
 impl DeviceMesh {
@@ -85,36 +110,69 @@ impl DeviceMesh {
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
         validate(world, &ranks, shape, &names)?;
         let position = ranks.iter().position(|&rank| rank == world.rank());
-        let coordinate = position.map(|position| unravel(position, shape));
         let mut communicators = Vec::new();
-        if let Some(coordinate) = &coordinate {
+        if let Some(coordinate) = position.map(|position| unravel(position, shape)) {
             for mesh_dim in 0..shape.len() {
-                communicators.push(world.group(&along(&ranks, shape, coordinate, &[mesh_dim]))?);
+                communicators.push(world.group(&along(&ranks, shape, &coordinate, &[mesh_dim]))?);
             }
         }
-        let (world, shape) = (world.clone(), SmallVec::from(shape));
-        let hash = identity_hash(&world, &ranks, &shape, &names, None);
-        Ok(Self(Arc::new(Inner { world, shape, names, ranks, hash, coordinate, communicators, root: None, index })))
+        Ok(Self::over(world, ranks, shape, names, communicators, index))
     }
 
-    /// The slice along `mesh_dims` (ascending) through `coordinate`, the caller's.
-    pub(super) fn sub_mesh(&self, mesh_dims: &[usize], coordinate: &[usize]) -> Self {
-        let shape: SmallVec<[usize; 3]> = mesh_dims.iter().map(|&dim| self.0.shape[dim]).collect();
-        let names: Vec<String> = mesh_dims.iter().map(|&dim| self.0.names[dim].clone()).collect();
-        let ranks = along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims);
-        let others = (0..self.ndim()).filter(|dim| !mesh_dims.contains(dim));
-        let index = others.fold(self.0.index, |index, dim| index * self.0.shape[dim] + coordinate[dim]);
+    /// The mesh by itself that communicates over these, one per dimension, or none outside of it.
+    pub(super) fn over(
+        world: &World,
+        ranks: Vec<usize>,
+        shape: &[usize],
+        names: Vec<String>,
+        communicators: Vec<Arc<dyn Communicator>>,
+        index: usize,
+    ) -> Self {
+        let position = ranks.iter().position(|&rank| rank == world.rank());
         Self(Arc::new(Inner {
-            world: self.0.world.clone(),
-            hash: identity_hash(&self.0.world, &ranks, &shape, &names, Some(self.root())),
-            shape,
+            world: world.clone(),
+            hash: identity_hash(world, &ranks, shape, &names, None),
+            shape: shape.into(),
+            names,
+            made_of: (0..shape.len()).map(|dim| smallvec![dim]).collect(),
+            coordinate: position.map(|position| unravel(position, shape)),
+            ranks,
+            communicators,
+            root: None,
+            index,
+            flattened: Mutex::default(),
+        }))
+    }
+
+    /// The slice of this mesh, a root, through the caller's position, that has these dimensions.
+    ///
+    /// # Errors
+    /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and a failure of the world.
+    pub(super) fn sub_mesh(&self, dims: Vec<MeshDim>) -> Result<Self> {
+        let Inner { world, shape, ranks, .. } = &*self.0;
+        let coordinate = self.member("slice it")?;
+        let (names, made_of): (Vec<String>, Vec<RootDims>) =
+            dims.into_iter().map(|dim| (dim.name, dim.made_of)).unzip();
+        let kept: RootDims = made_of.iter().flatten().copied().collect();
+        let ranks = along(ranks, shape, coordinate, &kept);
+        let join = |of: &[usize], dims: &RootDims| dims.iter().fold(0, |index, &dim| index * shape[dim] + of[dim]);
+        let others: RootDims = (0..self.ndim()).filter(|dim| !kept.contains(dim)).collect();
+        let sizes: SmallVec<[usize; 3]> =
+            made_of.iter().map(|dims| dims.iter().map(|&dim| shape[dim]).product()).collect();
+        let communicators = made_of.iter().map(|dims| self.communicator_over(dims)).collect::<Result<_>>()?;
+        Ok(Self(Arc::new(Inner {
+            hash: identity_hash(world, &ranks, &sizes, &names, Some(self)),
+            world: world.clone(),
+            shape: sizes,
             names,
             ranks,
-            coordinate: Some(mesh_dims.iter().map(|&dim| coordinate[dim]).collect()),
-            communicators: mesh_dims.iter().map(|&dim| self.0.communicators[dim].clone()).collect(),
-            root: Some(self.root().clone()),
-            index,
-        }))
+            coordinate: Some(made_of.iter().map(|dims| join(coordinate, dims)).collect()),
+            communicators,
+            root: Some(self.clone()),
+            index: others.iter().fold(self.0.index, |index, &dim| index * shape[dim] + coordinate[dim]),
+            made_of,
+            flattened: Mutex::default(),
+        })))
     }
 
     /// Sizes of the dimensions.
@@ -207,6 +265,22 @@ impl DeviceMesh {
         self.0.index
     }
 
+    /// The dimensions, by those of the root.
+    pub(super) fn mesh_dims(&self) -> impl Iterator<Item = MeshDim> {
+        let pairs = self.0.names.iter().zip(&self.0.made_of);
+        pairs.map(|(name, made_of)| MeshDim { name: name.clone(), made_of: made_of.clone() })
+    }
+
+    /// What flattening has named on this mesh, a root.
+    pub(super) fn flattened(&self) -> parking_lot::MutexGuard<'_, Vec<MeshDim>> {
+        self.0.flattened.lock()
+    }
+
+    /// The ranks that differ from `coordinate` only along `mesh_dim`, in the order of their group.
+    pub(super) fn row(&self, coordinate: &[usize], mesh_dim: usize) -> Vec<usize> {
+        along(&self.0.ranks, &self.0.shape, coordinate, &[mesh_dim])
+    }
+
     /// The world the mesh lies in.
     pub fn world(&self) -> &World {
         &self.0.world
@@ -215,6 +289,17 @@ impl DeviceMesh {
     /// The caller's device, without autodiff.
     pub fn device(&self) -> &Device {
         self.0.world.device()
+    }
+
+    /// The coordinate of the rank at `position`, row-major.
+    ///
+    /// # Errors
+    /// [`PositionOutOfRange`](MeshError::PositionOutOfRange).
+    pub(crate) fn coordinate_at(&self, position: usize) -> Result<SmallVec<[usize; 3]>, MeshError> {
+        if position >= self.size() {
+            return Err(MeshError::PositionOutOfRange { position, size: self.size(), mesh: self.to_string() });
+        }
+        Ok(unravel(position, self.shape()))
     }
 
     /// The caller's position, or the error that says what it cannot do.
@@ -226,10 +311,12 @@ impl DeviceMesh {
         MeshError::NotAMember { rank: self.rank(), mesh: self.to_string(), action }
     }
 
-    /// Whether both are the same array of ranks with the same names, seen from one rank of one launch,
-    /// whatever they were sliced from: they share their communicators, so tensors on both may meet.
+    /// Whether both are the same array of ranks with the same names and communicators, seen from one rank of
+    /// one launch, whatever they were sliced from: tensors on both may meet.
     pub(crate) fn congruent(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.identity() == other.identity()
+        let (ours, theirs) = (&self.0.communicators, &other.0.communicators);
+        let one = || ours.iter().zip(theirs).all(|(ours, theirs)| Arc::ptr_eq(ours, theirs));
+        Arc::ptr_eq(&self.0, &other.0) || (self.identity() == other.identity() && one())
     }
 
     fn identity(&self) -> ((u64, usize), &[usize], &[usize], &[String]) {
@@ -237,7 +324,7 @@ impl DeviceMesh {
     }
 }
 
-fn validate(world: &World, ranks: &[usize], shape: &[usize], names: &[String]) -> Result<(), MeshError> {
+pub(super) fn validate(world: &World, ranks: &[usize], shape: &[usize], names: &[String]) -> Result<(), MeshError> {
     let needed: usize = shape.iter().product();
     if shape.is_empty() || needed == 0 {
         return Err(MeshError::EmptyShape { shape: shape.to_vec() });
@@ -293,28 +380,6 @@ fn along(ranks: &[usize], shape: &[usize], coordinate: &[usize], free: &[usize])
         positions.into_iter().flat_map(steps).collect()
     });
     positions.into_iter().map(|position| ranks[position]).collect()
-}
-
-/// `DeviceMesh(replicate=2, shard=2; ranks 0..4)`
-impl fmt::Display for DeviceMesh {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("DeviceMesh(")?;
-        for (at, (name, size)) in self.names().iter().zip(self.shape()).enumerate() {
-            write!(f, "{}{name}={size}", if at == 0 { "" } else { ", " })?;
-        }
-        let (first, ranks) = (self.ranks()[0], self.ranks());
-        if ranks.iter().copied().eq(first..first + ranks.len()) {
-            write!(f, "; ranks {:?})", first..first + ranks.len())
-        } else {
-            write!(f, "; ranks {ranks:?})")
-        }
-    }
-}
-
-impl fmt::Debug for DeviceMesh {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
 }
 
 impl PartialEq for DeviceMesh {

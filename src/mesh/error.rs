@@ -114,14 +114,71 @@ pub enum MeshError {
         /// The mesh.
         mesh: String,
     },
-    /// Dimensions to flatten into one are not next to each other.
-    #[error("mesh dims {given:?} of {mesh} are not adjacent: flatten adjacent dimensions, or slice them out first")]
-    NotAdjacent {
+    /// Several of the dimensions named are made of one.
+    #[error(
+        "mesh dims {given:?} of {mesh} overlap: `{name}` is in two of them; name each dimension once, flattened or not"
+    )]
+    Overlap {
         /// Names given.
         given: Vec<String>,
+        /// The dimension that is in two.
+        name: String,
+        /// The mesh that has it.
+        mesh: String,
+    },
+    /// A name for flattened dimensions that others have.
+    #[error(
+        "`{name}` names the dims {taken:?} of {mesh}, so it cannot name {given:?} flattened: use another with `flatten_as`"
+    )]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// The dimensions that have it.
+        taken: Vec<String>,
+        /// Those to flatten.
+        given: Vec<String>,
+        /// The mesh that has both.
+        mesh: String,
+    },
+    /// The number of communicators is not the number of dimensions.
+    #[error("{groups} groups for mesh shape {shape:?}: give one communicator per mesh dimension, in their order")]
+    GroupCount {
+        /// Communicators given.
+        groups: usize,
+        /// The shape.
+        shape: Vec<usize>,
+    },
+    /// A communicator is not that of the caller's row.
+    #[error(
+        "the group of mesh dim `{name}` is of ranks {found:?}, as rank {of} has it, but rank {rank} needs one of \
+         {row:?}, its row along `{name}`, of its own: make it with `world.group(&{row:?})`, or give the ranks as the \
+         groups have them"
+    )]
+    GroupRanks {
+        /// The dimension's name.
+        name: String,
+        /// The calling rank.
+        rank: usize,
+        /// Ranks that differ from it only along the dimension.
+        row: Vec<usize>,
+        /// Ranks of the group.
+        found: Vec<usize>,
+        /// The rank whose communicator it is.
+        of: usize,
+    },
+    /// A position past the last rank.
+    #[error("position {position} is past the {size} ranks of {mesh}: ranks are counted from 0, row-major in the mesh")]
+    PositionOutOfRange {
+        /// The position.
+        position: usize,
+        /// Ranks in the mesh.
+        size: usize,
         /// The mesh.
         mesh: String,
     },
+    /// There is no current mesh.
+    #[error("no mesh is current on this thread: call this inside `with_mesh(&mesh, || ..)`, or pass a mesh")]
+    NoCurrent,
     /// Sizes that do not split a dimension.
     #[error("sizes {sizes:?} do not split mesh dim `{name}` of size {size}: their product must be {size}")]
     Unflatten {

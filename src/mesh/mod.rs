@@ -14,10 +14,23 @@
 //! 1. Ranks are row-major: the last dimension varies fastest.
 //! 2. In the group of a dimension, a rank's group rank is its coordinate along that dimension.
 //! 3. A slice shares its parent's communicators; it makes none.
-//! 4. Equal meshes have equal ranks, shape, names and roots, and are one rank's of one launch.
+//! 4. Equal meshes have equal ranks, shape, names, communicators and roots, and are one rank's of one launch.
+//! 5. One set of ranks in one order has one communicator, whichever meshes it is a row of; but for meshes made of
+//!    communicators of their own ([`from_groups`](DeviceMesh::from_groups)) or with deadlines of their own.
+//!
+//! # Outside the mesh
+//!
+//! A mesh over a part of the world is made on all ranks alike. Where the caller is none of its ranks it has no
+//! [coordinate](DeviceMesh::coordinate), and whatever would hold a part of something there, or communicate, is
+//! [`NotAMember`](MeshError::NotAMember): slices, every way to make a DTensor, `parallelize`, `fully_shard`. So a
+//! program asks `mesh.coordinate().is_some()` first; there are no empty tensors that stand for nothing.
 
+mod collectives;
+mod current;
 mod device_mesh;
+mod display;
 mod error;
+mod groups;
 mod names;
 mod reduce;
 mod reshape;
@@ -25,6 +38,7 @@ mod slice;
 #[cfg(test)]
 mod tests;
 
+pub use current::with_mesh;
 pub use device_mesh::DeviceMesh;
 pub use error::MeshError;
 pub use names::DimNames;

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::DeviceMesh;
 use crate::Result;
-use crate::comm::{Call, ReduceOp};
+use crate::comm::ReduceOp;
 
 /// What [`DeviceMesh::all_reduce`] reduces: an `f32`, an `f64`, or a `Tensor` of floats.
 pub trait Reducible: sealed::Sealed {}
@@ -95,9 +95,7 @@ impl DeviceMesh {
     /// [`NotAMember`](super::MeshError::NotAMember) outside the mesh, and
     /// [`CommError`](crate::comm::CommError) if a rank fails, or passes in another shape or element type.
     pub fn all_reduce<T: Reducible>(&self, value: T, op: ReduceOp) -> Result<T> {
-        let mesh_dims: Vec<usize> = (0..self.ndim()).collect();
-        let group = self.communicator_over(&mesh_dims)?;
-        let work = group.all_reduce(Call::new("all_reduce"), vec![value.into_plain(self.device())], op);
+        let work = self.all()?.all_reduce(self.call(), vec![value.into_plain(self.device())], op);
         Ok(T::from_plain(work.wait()?.pop().expect("an all-reduce returns every tensor")))
     }
 }

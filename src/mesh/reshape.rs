@@ -1,46 +1,61 @@
 //! Dimensions of a mesh made one, or one made several.
 
+use super::device_mesh::MeshDim;
 use super::{DeviceMesh, DimNames, MeshError};
 use crate::Result;
 
 impl DeviceMesh {
-    /// The 1-D mesh over the named dimensions, called by their names joined with `_`:
-    /// `mesh.flatten(["dp", "cp"])` is the mesh `dp_cp` of the caller's slice.
+    /// The 1-D slice over the named dimensions, called by their names joined with `_`:
+    /// `mesh.flatten(["dp", "cp"])` is the mesh `dp_cp`.
+    ///
+    /// [`slice`](Self::slice) finds the name from then on, alone and beside other dimensions, on the mesh and on
+    /// all its clones and slices that have the dimensions. Flattening the same again gives the same. One
+    /// dimension alone is its slice.
     ///
     /// # Collective
     /// Every rank of the mesh: it makes a group.
     ///
     /// # Errors
-    /// As [`slice`](Self::slice).
+    /// As [`flatten_as`](Self::flatten_as).
     pub fn flatten(&self, names: impl DimNames) -> Result<Self> {
-        let slice = self.slice(names)?;
-        let name = slice.names().join("_");
-        Self::with_index(slice.world(), slice.ranks().to_vec(), &[slice.size()], [name], slice.slice_index())
+        let name = names.dim_names().join("_");
+        self.flatten_as(names, &name)
     }
 
-    /// The mesh with adjacent dimensions made one, called by their names joined with `_`: of
-    /// (replicate, dp, cp), `flatten_dims(["dp", "cp"])` is (replicate, dp_cp).
+    /// [`flatten`](Self::flatten), called `name`.
     ///
     /// # Collective
-    /// Every rank of the world, as for [`new`](Self::new): it makes groups.
+    /// Every rank of the mesh: it makes a group.
     ///
     /// # Errors
-    /// [`NotAdjacent`](MeshError::NotAdjacent), [`DuplicateName`](MeshError::DuplicateName) if
-    /// another dimension has the joined name, and the errors of names in [`slice`](Self::slice).
-    pub fn flatten_dims(&self, names: impl DimNames) -> Result<Self> {
-        let dims = self.dims(names)?;
-        let (first, last) = (dims[0], dims[dims.len() - 1]);
-        let flattened = self.names()[first..=last].to_vec();
-        if dims.len() != flattened.len() {
-            let given = dims.iter().map(|&dim| self.names()[dim].clone()).collect();
-            return Err(MeshError::NotAdjacent { given, mesh: self.to_string() }.into());
+    /// As [`slice`](Self::slice); [`EmptyName`](MeshError::EmptyName), and
+    /// [`NameTaken`](MeshError::NameTaken) if the mesh, or the one that it was sliced from, has other dimensions
+    /// of this name.
+    pub fn flatten_as(&self, names: impl DimNames, name: &str) -> Result<Self> {
+        let (dims, root) = (self.dims(names)?, self.root());
+        let flat = MeshDim { name: name.into(), made_of: dims.iter().flat_map(|dim| dim.made_of.clone()).collect() };
+        root.member("flatten it")?;
+        if name.is_empty() {
+            return Err(MeshError::EmptyName { mesh_dim: flat.made_of[0] }.into());
         }
-        let size = self.shape()[first..=last].iter().product();
-        self.replace_dims(first..last + 1, &[size], &[flattened.join("_")])
+        let mut flattened = root.flattened();
+        let known = root.mesh_dims().chain(flattened.iter().cloned()).find(|known| known.name == name);
+        if let Some(known) = &known
+            && known.made_of != flat.made_of
+        {
+            let text = |dim: &MeshDim| dim.made_of.iter().map(|&dim| root.names()[dim].clone()).collect();
+            let (taken, given) = (text(known), text(&flat));
+            return Err(MeshError::NameTaken { name: name.into(), taken, given, mesh: root.to_string() }.into());
+        }
+        if known.is_none() {
+            flattened.push(flat.clone());
+        }
+        drop(flattened);
+        root.sliced(vec![flat])
     }
 
     /// The mesh with the dimension `name` split in several, the last varying fastest: of
-    /// (dp=8, tp=2), `unflatten("dp", [2, 4], ["efsdp", "ep"])` is (efsdp=2, ep=4, tp=2).
+    /// (dp=8, tp=2), `unflatten("dp", [2, 4], ["efsdp", "ep"])` is (efsdp=2, ep=4, tp=2). A mesh by itself.
     ///
     /// # Collective
     /// Every rank of the world, as for [`new`](Self::new): it makes groups.
@@ -59,13 +74,9 @@ impl DeviceMesh {
         if names.len() != sizes.len() {
             return Err(MeshError::NameCount { names, shape: sizes.to_vec() }.into());
         }
-        self.replace_dims(dim..dim + 1, sizes, &names)
-    }
-
-    fn replace_dims(&self, dims: std::ops::Range<usize>, sizes: &[usize], names: &[String]) -> Result<Self> {
         let (mut shape, mut all_names) = (self.shape().to_vec(), self.names().to_vec());
-        shape.splice(dims.clone(), sizes.iter().copied());
-        all_names.splice(dims, names.iter().cloned());
+        shape.splice(dim..=dim, sizes.iter().copied());
+        all_names.splice(dim..=dim, names);
         Self::with_index(self.world(), self.ranks().to_vec(), &shape, all_names, self.slice_index())
     }
 }

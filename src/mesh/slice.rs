@@ -1,6 +1,6 @@
 //! Slices of a mesh, and slices put together again.
 
-use super::device_mesh::first_repeated;
+use super::device_mesh::{MeshDim, first_repeated};
 use super::{DeviceMesh, DimNames, MeshError};
 use crate::Result;
 
@@ -8,49 +8,97 @@ impl DeviceMesh {
     /// The mesh of the ranks that share the caller's position in all other dimensions:
     /// `mesh.slice("tp")` or `mesh.slice(["dp", "tp"])`, names in the order of the mesh.
     ///
+    /// A name is that of a dimension, or one that [flattening](Self::flatten) has given to several: of
+    /// (pp, dp, cp, tp) whose dp and cp were flattened, `mesh.slice(["dp_cp", "tp"])` has two dimensions.
+    ///
     /// Shares the mesh's communicators. Naming all dimensions gives the mesh itself.
     ///
     /// # Errors
     /// [`NoNames`](MeshError::NoNames), [`UnknownName`](MeshError::UnknownName),
-    /// [`DuplicateName`](MeshError::DuplicateName), [`NameOrder`](MeshError::NameOrder), and
-    /// [`NotAMember`](MeshError::NotAMember) outside the mesh.
+    /// [`DuplicateName`](MeshError::DuplicateName), [`Overlap`](MeshError::Overlap),
+    /// [`NameOrder`](MeshError::NameOrder), and [`NotAMember`](MeshError::NotAMember) outside the mesh.
     pub fn slice(&self, names: impl DimNames) -> Result<Self> {
         let dims = self.dims(names)?;
-        if dims.len() == self.ndim() {
+        if dims.iter().cloned().eq(self.mesh_dims()) {
             return Ok(self.clone());
         }
-        Ok(self.sub_mesh(&dims, self.member("slice it")?))
+        self.root().sliced(dims)
     }
 
-    /// The mesh over the dimensions of several slices of one mesh: of `dp` and `tp`, the slice
-    /// (dp, tp). Its dimensions come in the order of that mesh, which must be theirs.
+    /// The mesh over the dimensions of several slices of one mesh, in that mesh's order: of `dp` and `tp`,
+    /// the slice (dp, tp).
     ///
     /// # Errors
-    /// [`DifferentRoots`](MeshError::DifferentRoots) unless all are slices of one mesh, and as
-    /// [`slice`](Self::slice).
+    /// [`DifferentRoots`](MeshError::DifferentRoots) unless all are slices of one mesh,
+    /// [`DuplicateName`](MeshError::DuplicateName) and [`Overlap`](MeshError::Overlap) for those that share a
+    /// dimension.
     pub fn concatenate(&self, others: &[&Self]) -> Result<Self> {
         if let Some(other) = others.iter().find(|other| other.root() != self.root()) {
             return Err(MeshError::DifferentRoots { left: self.to_string(), right: other.to_string() }.into());
         }
-        let names: Vec<&String> = self.names().iter().chain(others.iter().flat_map(|other| other.names())).collect();
-        self.root().slice(names)
+        let mut dims: Vec<_> = self.mesh_dims().chain(others.iter().flat_map(|other| other.mesh_dims())).collect();
+        self.root().check_apart(&dims)?;
+        dims.sort_by_key(MeshDim::first);
+        self.root().sliced(dims)
     }
 
-    /// Indices of the named dimensions.
-    pub(super) fn dims(&self, names: impl DimNames) -> Result<Vec<usize>> {
+    /// The slice of this mesh, a root; itself, if these are all its dimensions.
+    pub(super) fn sliced(&self, dims: Vec<MeshDim>) -> Result<Self> {
+        if dims.iter().cloned().eq(self.mesh_dims()) { Ok(self.clone()) } else { self.sub_mesh(dims) }
+    }
+
+    /// The named dimensions.
+    pub(super) fn dims(&self, names: impl DimNames) -> Result<Vec<MeshDim>> {
         let names = names.dim_names();
-        let owned = || names.iter().map(ToString::to_string).collect();
         if names.is_empty() {
             return Err(MeshError::NoNames { mesh: self.to_string() }.into());
         }
-        let dims = names.iter().map(|name| self.dim(name)).collect::<Result<Vec<_>>>()?;
-        if let Some(&dim) = first_repeated(&dims) {
-            return Err(MeshError::DuplicateName { name: self.names()[dim].clone(), names: owned() }.into());
-        }
-        if !dims.is_sorted() {
-            let expected = self.names().iter().filter(|name| names.contains(&name.as_str())).cloned().collect();
-            return Err(MeshError::NameOrder { given: owned(), expected, mesh: self.to_string() }.into());
+        let known: Vec<_> = self.mesh_dims().chain(self.joined()).collect();
+        let find = |name: &&str| {
+            let unknown = || MeshError::UnknownName {
+                name: (*name).into(),
+                names: known.iter().map(|dim| dim.name.clone()).collect(),
+                mesh: self.to_string(),
+            };
+            known.iter().find(|dim| dim.name == *name).cloned().ok_or_else(unknown)
+        };
+        let dims = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        self.check_apart(&dims)?;
+        if !dims.is_sorted_by_key(MeshDim::first) {
+            let mut expected = dims.clone();
+            expected.sort_by_key(MeshDim::first);
+            let [given, expected] = [dims, expected].map(|dims| dims.into_iter().map(|dim| dim.name).collect());
+            return Err(MeshError::NameOrder { given, expected, mesh: self.to_string() }.into());
         }
         Ok(dims)
+    }
+
+    /// What flattening has made of dimensions that this mesh has.
+    fn joined(&self) -> Vec<MeshDim> {
+        let held: Vec<usize> = self.mesh_dims().flat_map(|dim| dim.made_of).collect();
+        let inside = |dim: &&MeshDim| dim.made_of.iter().all(|dim| held.contains(dim));
+        self.root().flattened().iter().filter(inside).cloned().collect()
+    }
+
+    /// Checks that no dimension is named twice, by its own name or by that of several.
+    fn check_apart(&self, dims: &[MeshDim]) -> Result<(), MeshError> {
+        let given = || dims.iter().map(|dim| dim.name.clone()).collect::<Vec<_>>();
+        if let Some(name) = first_repeated(&given()) {
+            return Err(MeshError::DuplicateName { name: name.clone(), names: given() });
+        }
+        let made_of: Vec<usize> = dims.iter().flat_map(|dim| dim.made_of.iter().copied()).collect();
+        match first_repeated(&made_of) {
+            Some(&dim) => {
+                let name = self.root().names()[dim].clone();
+                Err(MeshError::Overlap { given: given(), name, mesh: self.root().to_string() })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl MeshDim {
+    fn first(&self) -> usize {
+        self.made_of[0]
     }
 }

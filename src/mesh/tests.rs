@@ -114,13 +114,113 @@ fn flattening_makes_one_dim_of_several() {
             (&["dp_tp".to_string()][..], &[base, base + 1, base + 4, base + 5][..])
         );
         assert_eq!(groups(&flat), [(flat.ranks().to_vec(), 2 * coordinate[0] + coordinate[2])]);
-
-        let joined = mesh.flatten_dims(["dp", "cp"])?;
+        assert_eq!((flat.root(), flat.slice_index()), (&mesh, coordinate[1]));
+        // Beside the dimension between them, in the order of the first of each.
+        let both = mesh.slice(["dp_tp", "cp"])?;
+        assert_eq!(both.to_string(), "DeviceMesh(dp_tp=4, cp=2; ranks [0, 2, 1, 3, 4, 6, 5, 7])");
+        assert_eq!(both.coordinate().unwrap(), [2 * coordinate[0] + coordinate[2], coordinate[1]]);
+        for (dim, (ranks, place)) in groups(&both).into_iter().enumerate() {
+            assert_eq!(ranks[place], mesh.rank());
+            assert_eq!(place, both.coordinate().unwrap()[dim]);
+        }
+        // All flattened, and split again.
+        mesh.flatten(["dp", "cp"])?;
+        let joined = mesh.slice(["dp_cp", "tp"])?;
         assert_eq!(joined.to_string(), "DeviceMesh(dp_cp=4, tp=2; ranks 0..8)");
         assert_eq!(joined.coordinate().unwrap(), [2 * coordinate[0] + coordinate[1], coordinate[2]]);
         assert_eq!(joined.unflatten("dp_cp", [2, 2], ["dp", "cp"])?, mesh);
         Ok(())
     });
+}
+
+#[test]
+fn a_flattened_name_is_found_again_with_its_one_communicator() {
+    on(8, |world| {
+        let mesh = DeviceMesh::new(world, [2, 2, 2], ["pp", "dp", "cp"])?;
+        let stage = mesh.slice(["dp", "cp"])?;
+        let unknown = |found: Result<DeviceMesh>| {
+            let error = found.unwrap_err();
+            assert!(matches!(error, Error::Mesh(MeshError::UnknownName { .. })), "{error:?}");
+            error.to_string()
+        };
+        unknown(mesh.slice("dp_cp"));
+        let flat = stage.flatten(["dp", "cp"])?;
+        // On the root, on the slice, on a clone; made again.
+        for again in
+            [mesh.slice("dp_cp"), stage.slice("dp_cp"), mesh.clone().slice("dp_cp"), mesh.flatten(["dp", "cp"])]
+        {
+            let again = again?;
+            assert_eq!(again, flat);
+            assert!(std::ptr::eq(again.communicator(0)?.as_ref(), flat.communicator(0)?.as_ref()));
+        }
+        assert_eq!(flat.slice("dp_cp")?, flat);
+        assert_eq!(mesh.slice(["pp", "dp_cp"])?.to_string(), "DeviceMesh(pp=2, dp_cp=4; ranks 0..8)");
+        assert_eq!(mesh.slice("pp")?.concatenate(&[&flat])?, mesh.slice(["pp", "dp_cp"])?);
+        assert_eq!(flat.concatenate(&[&mesh.slice("pp")?])?, mesh.slice(["pp", "dp_cp"])?);
+        // A slice without cp cannot have it, and says what it has.
+        assert!(unknown(mesh.slice(["pp", "dp"])?.slice("dp_cp")).contains(r#"use one of ["pp", "dp"]"#));
+        assert!(unknown(mesh.slice("tp")).contains(r#"use one of ["pp", "dp", "cp", "dp_cp"]"#));
+        // One dimension is its own slice; another name is another slice of the same group.
+        assert_eq!(mesh.flatten("dp")?, mesh.slice("dp")?);
+        let batch = mesh.flatten_as(["dp", "cp"], "batch")?;
+        assert!(batch != flat && std::ptr::eq(batch.communicator(0)?.as_ref(), flat.communicator(0)?.as_ref()));
+        Ok(())
+    });
+}
+
+/// The index counts the root's slices along the same dimensions, by whatever slices it was come to.
+#[test]
+fn a_slice_of_a_slice_has_the_index_of_the_slice() {
+    on(12, |world| {
+        let mesh = DeviceMesh::new(world, [2, 3, 2], ["a", "b", "c"])?;
+        let coordinate = mesh.coordinate().unwrap();
+        for names in [["a", "c"], ["b", "c"]] {
+            assert_eq!(mesh.slice(names)?.slice("c")?.slice_index(), 3 * coordinate[0] + coordinate[1]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_mesh_is_drawn_as_a_grid() {
+    let drawn = on(13, |world| {
+        let mesh = |ranks: Vec<usize>, shape: &[usize], names: &[&str]| {
+            Ok::<_, Error>(format!("{:#}", DeviceMesh::from_ranks(world, ranks, shape, names)?))
+        };
+        Ok([
+            mesh((0..3).collect(), &[3], &["tp"])?,
+            mesh((5..13).collect(), &[2, 4], &["dp", "tp"])?,
+            mesh((0..12).rev().collect(), &[2, 3, 2], &["pp", "dp", "tp"])?,
+        ])
+    });
+    let expected = [
+        "\
+DeviceMesh(tp=3; ranks 0..3)
+
+tp  0  1  2
+    0  1  2",
+        "\
+DeviceMesh(dp=2, tp=4; ranks 5..13)
+
+     tp   0   1   2   3
+dp 0      5   6   7   8
+dp 1      9  10  11  12",
+        "\
+DeviceMesh(pp=2, dp=3, tp=2; ranks [11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+
+pp 0
+     tp   0   1
+dp 0     11  10
+dp 1      9   8
+dp 2      7   6
+
+pp 1
+     tp   0   1
+dp 0      5   4
+dp 1      3   2
+dp 2      1   0",
+    ];
+    assert_eq!(drawn[4], expected);
 }
 
 #[test]
@@ -144,8 +244,8 @@ fn equality_and_hash_cover_ranks_shape_names_and_root() {
         assert_ne!((&slice, hash(&slice)), (&alone, hash(&alone)));
         assert!(slice.congruent(&alone));
         // Made of a slice, and of nothing: what is drawn on them differs on all but the first slice.
-        let (flat, first) = (mesh.flatten("shard")?, slice.slice_index() == 0);
-        assert_eq!(flat == alone, first);
+        let (made, first) = (slice.unflatten("shard", [2], "shard")?, slice.slice_index() == 0);
+        assert_eq!(made == alone, first);
         Ok(())
     });
 }
@@ -198,10 +298,29 @@ refusals! {
         => MeshError::DuplicateName { .. }, "`dp` is given twice";
     a_reordered_slice: 1, |w| DeviceMesh::new(w, [1, 1], ["dp", "tp"])?.slice(["tp", "dp"])
         => MeshError::NameOrder { .. }, r#"list them as ["dp", "tp"]"#;
-    flattening_dims_that_are_apart: 1, |w| DeviceMesh::new(w, [1, 1, 1], ["a", "b", "c"])?.flatten_dims(["a", "c"])
-        => MeshError::NotAdjacent { .. }, "flatten adjacent dimensions";
-    flattening_to_a_name_in_use: 1, |w| DeviceMesh::new(w, [1, 1, 1], ["a", "b", "a_b"])?.flatten_dims(["a", "b"])
-        => MeshError::DuplicateName { .. }, "`a_b` is given twice";
+    a_dim_twice_by_a_flattened_name: 1, |w| {
+        let mesh = DeviceMesh::new(w, [1, 1, 1], ["a", "b", "c"])?;
+        mesh.flatten(["a", "b"])?;
+        mesh.slice(["a_b", "b"])
+    } => MeshError::Overlap { .. }, "`b` is in two of them";
+    a_reordered_slice_with_a_flattened_name: 1, |w| {
+        let mesh = DeviceMesh::new(w, [1, 1, 1], ["a", "b", "c"])?;
+        mesh.flatten(["a", "b"])?;
+        mesh.slice(["c", "a_b"])
+    } => MeshError::NameOrder { .. }, r#"list them as ["a_b", "c"]"#;
+    flattening_to_a_name_of_a_dim: 1, |w| DeviceMesh::new(w, [1, 1, 1], ["a", "b", "a_b"])?.flatten(["a", "b"])
+        => MeshError::NameTaken { .. }, r#"`a_b` names the dims ["a_b"]"#;
+    flattening_to_a_name_of_other_flattened_dims: 1, |w| {
+        let mesh = DeviceMesh::new(w, [1, 1, 1], ["a", "b", "c"])?;
+        mesh.flatten_as(["a", "b"], "batch")?;
+        mesh.slice(["b", "c"])?.flatten_as(["b", "c"], "batch")
+    } => MeshError::NameTaken { .. }, r#"`batch` names the dims ["a", "b"]"#;
+    flattening_to_an_empty_name: 1, |w| DeviceMesh::new(w, [1, 1], ["a", "b"])?.flatten_as(["a", "b"], "")
+        => MeshError::EmptyName { .. }, "name every mesh dimension";
+    slices_that_share_a_dim: 1, |w| {
+        let mesh = DeviceMesh::new(w, [1, 1, 1], ["a", "b", "c"])?;
+        mesh.slice(["a", "b"])?.concatenate(&[&mesh.flatten(["b", "c"])?])
+    } => MeshError::Overlap { .. }, "`b` is in two of them";
     sizes_that_do_not_split: 2, |w| DeviceMesh::new(w, [2], "dp")?.unflatten("dp", [2, 2], ["a", "b"])
         => MeshError::Unflatten { size: 2, .. }, "their product must be 2";
     unflattening_with_too_few_names: 2, |w| DeviceMesh::new(w, [2], "dp")?.unflatten("dp", [2, 1], ["a"])

@@ -24,10 +24,12 @@
 //!    parallelism) are added up by one all-reduce a unit, before they are averaged over the
 //!    data-parallel ranks. A unit without such gradients makes none.
 
+mod distribute_module;
 mod error;
 mod parallelize;
 mod plan;
 
+pub use distribute_module::{Boundary, distribute_module};
 pub use error::ParallelError;
 pub use parallelize::parallelize;
 pub use plan::Plan;

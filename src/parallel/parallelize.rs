@@ -66,9 +66,8 @@ use crate::placement::Layout;
 /// # Collective
 /// Every rank of the mesh must call it with an equal model and plan. If the mesh is a slice, so must
 /// every rank of the mesh that it was sliced from, with the model of its own slice: slices initialize
-/// their parameters in turn, the first of them first, so that runs that begin alike draw alike. A
-/// [flattened](DeviceMesh::flatten) slice is a mesh by itself, which takes no turns. Of a model that is sharded
-/// already, so must every rank of its meshes.
+/// their parameters in turn, the first of them first, so that runs that begin alike draw alike. Of a model that is
+/// sharded already, so must every rank of its meshes.
 ///
 /// # Errors
 /// [`ParallelError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh or plan, before any

@@ -105,9 +105,9 @@ impl Attach {
         let Attachment { path, cut, .. } = next;
         let device = param.lazy_device();
         // Reading a lazy parameter draws its values: only the rank they are taken from does.
-        let first = cut.coordinate().iter().all(|&index| index == 0);
-        let whole = first.then(|| param.base().inner());
-        let mut shard = send_parts(whole, cut, &Call::new(format!("{} {path}", self.label)))?;
+        let first = vec![0; cut.coordinate().len()];
+        let whole = (*cut.coordinate() == *first).then(|| param.base().inner());
+        let mut shard = send_parts(whole, cut, &first, &Call::new(format!("{} {path}", self.label)))?;
 
         let strategy = Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy();
         if let Some(strategy) = strategy {

@@ -41,17 +41,11 @@ pub(crate) fn data_spec(
 pub(crate) fn combine(data: &DeviceMesh, cut: Option<&(usize, Cut)>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
     let dim = cut.map(|(dim, _)| *dim);
     let tp = tensor.mesh();
-    let (root, shard) = (data.root(), data.ndim() - 1);
-    let apart = data.names().iter().all(|name| !tp.names().contains(name));
-    if root != tp.root() || !apart {
-        return Err(ParamError::Meshes { data: data.to_string(), tensor: tp.to_string() }.into());
-    }
-    let is_part = |name: &&String| data.names().contains(name) || tp.names().contains(name);
-    let names: Vec<&String> = root.names().iter().filter(is_part).collect();
-    let mesh = root.slice(names)?;
+    let meshes = |_| ParamError::Meshes { data: data.to_string(), tensor: tp.to_string() };
+    let mesh = data.concatenate(&[tp]).map_err(meshes)?;
 
     let mut placements = vec![Placement::Replicate; mesh.ndim()];
-    let shard = mesh.dim(&data.names()[shard])?;
+    let shard = mesh.dim(&data.names()[data.ndim() - 1])?;
     if let Some(dim) = dim {
         placements[shard] = Placement::Shard(dim);
     }

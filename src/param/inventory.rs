@@ -138,6 +138,11 @@ impl Found {
         self.path.join(".")
     }
 
+    /// Shape of the parameter, of which a part may be stored.
+    pub(crate) fn global_shape(&self) -> &[usize] {
+        self.distributed.as_ref().map_or(&self.shape, |param| &param.info().shape)
+    }
+
     /// Path of what is so many parts above it: 0 is the parameter, 1 its layer.
     pub(crate) fn ancestor(&self, above: usize) -> String {
         self.path[..self.path.len() - above].join(".")

@@ -132,7 +132,7 @@ pub enum PlacementError {
     },
     /// A strided shard that no shard order expresses.
     #[error(
-        "SS({dim},{split_factor}) on mesh dim {mesh_dim} is no shard order: the mesh dims to its right that shard dim {dim} allow the split factors {allowed:?}; use one of these, or read the tensor through `StridedLayout`"
+        "SS({dim},{split_factor}) on mesh dim {mesh_dim} is no shard order: the mesh dims to its right that shard dim {dim} allow the split factors {allowed:?}; use one of these, or bring the tensor to a layout with `DTensor::from_strided`"
     )]
     Strided {
         /// The mesh dimension.

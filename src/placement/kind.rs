@@ -4,7 +4,12 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-/// How the partial values of several ranks become one.
+/// How the partial values of several ranks become one: what a collective can reduce, element by element.
+///
+/// PyTorch has two more, which are operators' affairs here. A norm's (`_NormPartial(p)`) is the sum or the extremum
+/// of powers with the root taken afterwards: the operator is written so, and has `P(sum)` or `P(max)` between. That
+/// of a masked lookup (`_MaskPartial`) is a sum, whose ranks have zeros for the rows that they lack: the mask is
+/// needed where the local result is made, and by nobody who reduces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PartialOp {
     /// The value is the sum over the ranks.

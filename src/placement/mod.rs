@@ -53,6 +53,7 @@ mod step;
 mod strided;
 #[cfg(test)]
 mod tests;
+mod unstride;
 
 pub use chunk::chunk;
 pub use cut::Cut;

@@ -35,7 +35,8 @@ pub enum StridedPlacement {
 /// to this one type, for reading what PyTorch wrote:
 ///
 /// 1. A strided shard whose pieces no other mesh dimension cuts (`[R, SS(0,2)]`) is no
-///    interval, and no order expresses it: [`decode`](Self::decode) is an error.
+///    interval, and no order expresses it: [`decode`](Self::decode) is an error, and
+///    [`DTensor::from_strided`](crate::dtensor::DTensor::from_strided) brings such a tensor to a layout.
 /// 2. Where a cut is uneven, joining pieces moves the later cuts. The order (outermost cut
 ///    first) and the strided shards then disagree about a few elements, and the strided shard may
 ///    hold two intervals: 13 elements as `[SS(0,4), SS(0,2), S(0)]` on a mesh (2, 2, 2) give
@@ -70,6 +71,11 @@ impl StridedLayout {
         &self.placements
     }
 
+    /// The sizes of the mesh dimensions.
+    pub(super) fn mesh_shape(&self) -> &[usize] {
+        &self.mesh_shape
+    }
+
     /// The intervals of each tensor dimension that the rank at `coordinate` holds, ascending.
     /// The shard is their product, in order.
     ///
@@ -80,12 +86,8 @@ impl StridedLayout {
         for (mesh_dim, placement) in self.placements.iter().enumerate() {
             let Some((dim, split_factor)) = placement.shard() else { continue };
             let len = runs[dim].iter().map(ExactSizeIterator::len).sum();
-            let kept = (0..split_factor).flat_map(|piece| {
-                let piece = Cut::Chunks(len).range(split_factor, piece);
-                let part = Cut::Chunks(piece.len()).range(self.mesh_shape[mesh_dim], coordinate[mesh_dim]);
-                select(&runs[dim], piece.start + part.start..piece.start + part.end)
-            });
-            runs[dim] = merged(kept.collect::<Runs>());
+            let parts = dealt(len, split_factor, self.mesh_shape[mesh_dim], coordinate[mesh_dim]);
+            runs[dim] = merged(parts.flat_map(|part| select(&runs[dim], part)).collect::<Runs>());
         }
         runs
     }
@@ -95,7 +97,7 @@ impl StridedLayout {
     /// # Errors
     /// [`Strided`](PlacementError::Strided) for a split factor that no order gives.
     pub fn decode(&self) -> Result<Layout, PlacementError> {
-        let plain: Placements = self.placements.iter().map(|placement| placement.without_stride()).collect();
+        let plain = self.without_strides();
         let mut orders: SmallVec<[(usize, SmallVec<[usize; 3]>); 2]> = SmallVec::new();
         // From the right: a shard's split factor is the product of the cuts to its right that
         // come before it, so its place among them is already determined.
@@ -118,6 +120,11 @@ impl StridedLayout {
         Layout::with_order(&self.mesh_shape, &plain, &orders)
     }
 
+    /// Every strided shard as a plain one.
+    pub(super) fn without_strides(&self) -> Placements {
+        self.placements.iter().map(|placement| placement.without_stride()).collect()
+    }
+
     /// The placements that stand for `layout`.
     pub(super) fn encode(layout: &Layout) -> SmallVec<[StridedPlacement; 3]> {
         let strided = layout.placements().iter().enumerate().map(|(mesh_dim, &placement)| {
@@ -134,7 +141,7 @@ impl StridedLayout {
 
 impl StridedPlacement {
     /// The sharded tensor dimension and the split factor (1 for a plain shard).
-    fn shard(self) -> Option<(usize, usize)> {
+    pub(super) fn shard(self) -> Option<(usize, usize)> {
         match self {
             Self::Plain(placement) => Some((placement.shard_dim()?, 1)),
             Self::Strided { dim, split_factor } => Some((dim, split_factor)),
@@ -166,6 +173,15 @@ impl Hash for StridedPlacement {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.meaning().hash(state);
     }
+}
+
+/// The intervals of a length that rank `rank` of `ranks` holds of a strided shard.
+pub(super) fn dealt(len: usize, split_factor: usize, ranks: usize, rank: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..split_factor).map(move |piece| {
+        let piece = Cut::Chunks(len).range(split_factor, piece);
+        let part = Cut::Chunks(piece.len()).range(ranks, rank);
+        piece.start + part.start..piece.start + part.end
+    })
 }
 
 /// The elements at positions `range` of `runs`.

@@ -9,6 +9,7 @@ mod errors;
 mod failure;
 mod fsdp;
 mod golden;
+mod mesh;
 mod models;
 mod nn;
 mod parallel;

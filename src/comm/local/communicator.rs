@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
@@ -25,19 +26,26 @@ pub(crate) struct LocalCommunicator {
     key: GroupKey,
     ledger: Arc<Ledger>,
     device: Device,
-    drawn: AtomicU64,
+    deadline: Duration,
+    drawn: Arc<AtomicU64>,
     duplicates: Mutex<HashMap<&'static str, Arc<dyn Communicator>>>,
+    by_deadline: Mutex<HashMap<Duration, Arc<dyn Communicator>>>,
 }
 
 impl LocalCommunicator {
     /// The communicator of `group` for its current rank.
     pub fn new(world: Arc<LocalWorld>, group: Group, ledger: Arc<Ledger>, device: Device) -> Self {
-        Self::named("", world, group, ledger, device)
+        let (key, deadline) = (world.rendezvous.group(group.ranks(), ""), world.deadline);
+        let (drawn, duplicates, by_deadline) = (Arc::default(), Mutex::default(), Mutex::default());
+        Self { world, group, key, ledger, device, deadline, drawn, duplicates, by_deadline }
     }
 
-    fn named(name: &'static str, world: Arc<LocalWorld>, group: Group, ledger: Arc<Ledger>, device: Device) -> Self {
-        let key = world.rendezvous.group(group.ranks(), name);
-        Self { world, group, key, ledger, device, drawn: AtomicU64::new(0), duplicates: Mutex::default() }
+    /// Another view of the same ranks.
+    fn view(&self, key: GroupKey, deadline: Duration, drawn: Arc<AtomicU64>) -> Arc<dyn Communicator> {
+        let Self { world, group, ledger, device, .. } = self;
+        let (world, group, ledger, device) = (world.clone(), group.clone(), ledger.clone(), device.clone());
+        let (duplicates, by_deadline) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { world, group, key, ledger, device, deadline, drawn, duplicates, by_deadline })
     }
 
     fn rank(&self) -> usize {
@@ -92,7 +100,7 @@ impl LocalCommunicator {
         Work::new(Joined {
             seat: Seat { world: self.world.clone(), ticket: Some(ticket) },
             rank,
-            deadline: self.world.deadline,
+            deadline: self.deadline,
             ledger: self.ledger.clone(),
             charge,
             finish: move |deposits: &[Deposit]| finish(Exchange { deposits, member, device: &device }),
@@ -131,11 +139,14 @@ impl Communicator for LocalCommunicator {
     }
 
     fn duplicate(&self, name: &'static str) -> Arc<dyn Communicator> {
-        let make = || -> Arc<dyn Communicator> {
-            let Self { world, group, ledger, device, .. } = self;
-            Arc::new(Self::named(name, world.clone(), group.clone(), ledger.clone(), device.clone()))
-        };
+        let key = || self.world.rendezvous.group(self.group.ranks(), name);
+        let make = || self.view(key(), self.deadline, Arc::default());
         self.duplicates.lock().entry(name).or_insert_with(make).clone()
+    }
+
+    fn with_deadline(&self, deadline: Duration) -> Arc<dyn Communicator> {
+        let make = || self.view(self.key, deadline, self.drawn.clone());
+        self.by_deadline.lock().entry(deadline).or_insert_with(make).clone()
     }
 
     fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>> {

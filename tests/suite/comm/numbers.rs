@@ -77,7 +77,7 @@ fn other_numbers_and_other_ranks_are_typed_errors() {
         _ => mesh.all_reduce(1.0f32, ReduceOp::Sum).map(f64::from),
     });
     let Error::Comm(CommError::Mismatch { during, differs, .. }) = &error.cause else { panic!("{error}") };
-    assert_eq!((during.op, &*during.label), (Op::AllReduce, "all_reduce"));
+    assert_eq!((during.op, &*during.label), (Op::AllReduce, "mesh_dp"));
     assert!(differs.contains("dtype"), "{differs}");
     MeshTest::new([3], ["dp"]).run(|mesh| {
         let two = DeviceMesh::new(mesh.world(), [2], ["pair"])?;

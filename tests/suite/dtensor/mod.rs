@@ -18,7 +18,9 @@ mod ops;
 mod ragged;
 mod random;
 mod request;
+mod source;
 mod stream;
+mod strided;
 mod text;
 mod vary;
 

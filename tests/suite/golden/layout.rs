@@ -2,7 +2,12 @@
 
 use std::ops::Range;
 
-use burn_dtensor::placement::{Layout, PlacementError, StridedLayout, StridedPlacement};
+use burn::tensor::{Shape, Tensor, TensorData};
+use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::placement::{Layout, Placement, PlacementError, StridedLayout, StridedPlacement};
+use burn_dtensor::testing::MeshTest;
+use itertools::Itertools;
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
@@ -59,6 +64,39 @@ impl Case {
         let starts = runs.iter().zip(&self.shape).map(|(runs, &len)| runs.first().map_or(len, |run| run.start));
         let offset = starts.collect();
         self.local(&runs, offset)
+    }
+
+    /// The whole tensor from the parts and the parts from it; 1 if an order of cuts did not do.
+    fn read_and_write<const D: usize>(&self, mesh: &DeviceMesh) -> burn_dtensor::Result<usize> {
+        let device = mesh.device();
+        let whole: Tensor<D> = Tensor::arange(0..self.shape.iter().product::<usize>() as i64, device)
+            .float()
+            .reshape::<D, _>(Shape::from(self.shape.clone()));
+        let strided = self.strided();
+        let runs = strided.local_runs(&self.shape, mesh.coordinate().expect("a member"));
+        // Where torch crashed, what its other ranks lack.
+        let computed = self.local(&runs.into_iter().map(|runs| runs.to_vec()).collect::<Vec<_>>(), Vec::new());
+        let (shape, _, values) = match &self.ranks[mesh.rank()] {
+            (Some(shape), _, Some(values)) => (shape.clone(), Vec::new(), values.clone()),
+            _ => computed,
+        };
+        let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
+        let local = Tensor::<D>::from_data(TensorData::new(values, shape), device);
+
+        let ledger = mesh.world().ledger();
+        ledger.reset();
+        let read = DTensor::from_strided(local.clone(), mesh, strided.placements(), self.shape.clone())?;
+        let sent = ledger.total(|_| true).calls > 0;
+        let at_once = read.placements().iter().zip(strided.placements()).all(|(own, given)| match given {
+            StridedPlacement::Strided { dim, .. } => *own == Placement::Shard(*dim),
+            StridedPlacement::Plain(_) => true,
+        });
+        assert_eq!(sent, !at_once, "{self:?}: {read}");
+        assert_eq!(read.full_tensor()?.into_data(), whole.to_data(), "{self:?}");
+        let plain: Vec<Placement> = mesh.shape().iter().map(|_| Placement::Shard(0)).collect();
+        let written = DTensor::distribute_local(whole, mesh, &plain)?.to_strided(strided.placements())?;
+        assert_eq!(written.into_data(), local.into_data(), "{self:?}");
+        Ok(usize::from(sent))
     }
 
     /// Whether every cut of `layout` divides what it cuts.
@@ -122,5 +160,37 @@ fn golden_strided_shards_are_orders_of_cuts() {
         // The four that differ are uneven `[SS(0,4), SS(0,2), S(0)]`, whose shards torch itself
         // cannot gather.
         assert_eq!((decoded, agreed, refused), (108, 104, 36));
+    }
+}
+
+/// What torch's ranks hold of every strided case, one that is no order of cuts too, read as one tensor, and written
+/// as torch lays it out.
+#[test]
+fn golden_strided_shards_are_read_and_written() {
+    let cases: Vec<Case> = super::cases("1_shard_layout.json");
+    let strided = cases.iter().filter(|case| case.placements.iter().any(|text| text.starts_with("SS")));
+    let by_mesh = strided.into_group_map_by(|case| case.mesh.clone());
+    let (mut read, mut gathered) = (0, 0);
+    for (mesh, cases) in by_mesh {
+        let names = ["a", "b", "c"];
+        let counts = MeshTest::new(&mesh, &names[..mesh.len()]).run(|mesh| {
+            let mut gathered = 0;
+            for case in &cases {
+                gathered += match case.shape.len() {
+                    1 => case.read_and_write::<1>(mesh)?,
+                    2 => case.read_and_write::<2>(mesh)?,
+                    3 => case.read_and_write::<3>(mesh)?,
+                    _ => panic!("{case:?} has other dimensions"),
+                };
+            }
+            Ok(gathered)
+        });
+        read += cases.len();
+        gathered += counts[0];
+    }
+    println!("{read} strided cases read and written, {gathered} of them gathered");
+    if super::is_own() {
+        // As many as no order of cuts expresses, or expresses otherwise.
+        assert_eq!((read, gathered), (144, 36 + 4));
     }
 }

@@ -2,6 +2,7 @@
 //! the invariants of `burn_dtensor::parallel` they guard.
 
 mod compute;
+mod distribute_module;
 mod gradients;
 mod misuse;
 mod norms;

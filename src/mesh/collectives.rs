@@ -1,0 +1,157 @@
+//! Plain tensors sent over a mesh: [`DeviceMesh::broadcast`] and its kin.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Tensor, kind};
+
+use super::DeviceMesh;
+use crate::Result;
+use crate::comm::{Call, ReduceOp, Sharded, TensorMeta, Work};
+use crate::placement::Cut;
+
+/// # Collectives of plain tensors
+///
+/// They run over all ranks of the mesh, in its row-major order; along one dimension, on its slice:
+/// `mesh.slice("tp")?.broadcast(x, 0)`. Results are plain, whatever the tensors' autodiff: gradients through
+/// collectives are a [`DTensor`](crate::dtensor::DTensor)'s business, and so are parts of unequal lengths. Errors
+/// and the [ledger](crate::comm::Ledger) call them `mesh_` and the names of the dimensions.
+///
+/// ```
+/// use burn::tensor::Tensor;
+/// use burn_dtensor::prelude::*;
+///
+/// launch(Launch::threads(4), |world| {
+///     let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
+///     let own = Tensor::<1>::full([1], world.rank() as f32, world.device());
+///     let values = |x: Tensor<1>| x.into_data().to_vec::<f32>().unwrap();
+///     let tp = mesh.slice("tp")?; // ranks 0 and 1, ranks 2 and 3
+///     assert_eq!(values(tp.broadcast(own.clone(), 1)?), [[1.0], [1.0], [3.0], [3.0]][world.rank()]);
+///     assert_eq!(values(mesh.all_gather(own, 0)?), [0.0, 1.0, 2.0, 3.0]);
+///     Ok(())
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+///
+/// All fail with [`NotAMember`](super::MeshError::NotAMember) outside the mesh, and with a
+/// [`CommError`](crate::comm::CommError) if a rank fails, passes in another shape or element type, or if the tensor
+/// lacks the dimension or the mesh the source.
+impl DeviceMesh {
+    /// The tensor of the rank at position `source` of the mesh, 0 the first. The others pass one of the same
+    /// shape and element type, whose values do not count.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    ///
+    /// # Errors
+    /// As [all of these](#collectives-of-plain-tensors).
+    pub fn broadcast<const D: usize, K: kind::Autodiff>(
+        &self,
+        tensor: Tensor<D, K>,
+        source: usize,
+    ) -> Result<Tensor<D, K>> {
+        let metas = vec![meta(&tensor)];
+        single(self.all()?.broadcast(self.call(), Some(plain(tensor)), metas, source))
+    }
+
+    /// This rank's [chunk](crate::placement::chunk) of dimension `dim` of the whole that the rank at position
+    /// `source` has; possibly shorter, or empty. The others pass one of the same shape and element type, whose
+    /// values do not count.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    ///
+    /// # Errors
+    /// As [all of these](#collectives-of-plain-tensors).
+    pub fn scatter<const D: usize, K: kind::Autodiff>(
+        &self,
+        whole: Tensor<D, K>,
+        dim: usize,
+        source: usize,
+    ) -> Result<Tensor<D, K>> {
+        let (metas, cuts) = (vec![meta(&whole)], vec![(dim, chunks(&whole, dim, 1))]);
+        single(self.all()?.scatter(self.call(), Some(plain(whole)), metas, cuts, source))
+    }
+
+    /// The parts of all ranks, of one shape, joined along `dim`.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    ///
+    /// # Errors
+    /// As [all of these](#collectives-of-plain-tensors).
+    pub fn all_gather<const D: usize, K: kind::Autodiff>(
+        &self,
+        part: Tensor<D, K>,
+        dim: usize,
+    ) -> Result<Tensor<D, K>> {
+        let cut = chunks(&part, dim, self.size());
+        single(self.all()?.all_gather(self.call(), sharded(part, dim, cut)))
+    }
+
+    /// This rank's [chunk](crate::placement::chunk) of dimension `dim` of what all ranks' tensors reduce to.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    ///
+    /// # Errors
+    /// As [all of these](#collectives-of-plain-tensors).
+    pub fn reduce_scatter<const D: usize, K: kind::Autodiff>(
+        &self,
+        whole: Tensor<D, K>,
+        dim: usize,
+        op: ReduceOp,
+    ) -> Result<Tensor<D, K>> {
+        let cut = chunks(&whole, dim, 1);
+        single(self.all()?.reduce_scatter(self.call(), sharded(whole, dim, cut), op))
+    }
+
+    /// From parts of `dim`, of one shape, to [chunks](crate::placement::chunk) of `to_dim`: the result is whole
+    /// along `dim`.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    ///
+    /// # Errors
+    /// As [all of these](#collectives-of-plain-tensors).
+    pub fn all_to_all<const D: usize, K: kind::Autodiff>(
+        &self,
+        part: Tensor<D, K>,
+        dim: usize,
+        to_dim: usize,
+    ) -> Result<Tensor<D, K>> {
+        let (cut, to_cut) = (chunks(&part, dim, self.size()), chunks(&part, to_dim, 1));
+        let shard = Sharded { tensor: part.inner().into_dispatch(), dim, cut };
+        Ok(Tensor::from_dispatch(self.all()?.all_to_all(self.call(), shard, to_dim, to_cut).wait()?))
+    }
+
+    /// The communicator of all ranks of the mesh.
+    pub(super) fn all(&self) -> Result<std::sync::Arc<dyn crate::comm::Communicator>> {
+        self.communicator_over(&(0..self.ndim()).collect::<Vec<_>>())
+    }
+
+    /// What a collective over the mesh is called.
+    pub(super) fn call(&self) -> Call {
+        Call::new(format!("mesh_{}", self.names().join("_")))
+    }
+}
+
+fn meta<const D: usize, K: kind::Autodiff>(tensor: &Tensor<D, K>) -> TensorMeta {
+    TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() }
+}
+
+fn plain<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>) -> Vec<DispatchTensor> {
+    vec![tensor.inner().into_dispatch()]
+}
+
+fn sharded<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>, dim: usize, cut: Cut) -> Vec<Sharded> {
+    vec![Sharded { tensor: tensor.inner().into_dispatch(), dim, cut }]
+}
+
+/// Chunks of `times` the length of `dim`. Of a dimension that is missing the communicator says so.
+fn chunks<const D: usize, K: kind::Autodiff>(tensor: &Tensor<D, K>, dim: usize, times: usize) -> Cut {
+    Cut::Chunks(tensor.dims().get(dim).map_or(0, |len| len * times))
+}
+
+fn single<const D: usize, K: kind::Autodiff>(work: Work<Vec<DispatchTensor>>) -> Result<Tensor<D, K>> {
+    let tensor = work.wait()?.pop().expect("a collective returns as many tensors as it takes");
+    Ok(Tensor::from_dispatch(tensor))
+}

@@ -1,0 +1,115 @@
+//! [`distribute_module`], and the [`Boundary`] between plain tensors and a distributed module.
+
+use burn::module::Module;
+
+use super::{Plan, Style, parallelize};
+use crate::Result;
+use crate::mesh::DeviceMesh;
+use crate::param::Inventory;
+
+/// [`parallelize`] by a function instead of patterns: `partition` is asked for each parameter, by path and global
+/// shape, for its placement or style.
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::prelude::*;
+/// use burn_dtensor::parallel::{Boundary, distribute_module};
+/// use burn_dtensor::prelude::*;
+/// use burn_dtensor::placement::Placement::{Replicate, Shard};
+///
+/// #[derive(Module, Debug)]
+/// struct Mlp {
+///     up: Linear,
+///     down: Linear,
+/// }
+///
+/// impl Mlp {
+///     fn forward(&self, x: DTensor<2>) -> DTensor<2> {
+///         self.down.forward_dtensor(self.up.forward_dtensor(x).tanh())
+///     }
+/// }
+///
+/// launch(Launch::threads(2), |world| {
+///     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+///     let device = world.device().clone().autodiff();
+///     let mlp = Mlp { up: LinearConfig::new(8, 30).init(&device), down: LinearConfig::new(30, 8).init(&device) };
+///     // Whatever has 30 features is cut along them.
+///     let mlp = distribute_module(mlp, &mesh, |_, shape| match shape.iter().position(|&len| len == 30) {
+///         Some(dim) => Shard(dim),
+///         None => Replicate,
+///     })?;
+///     assert_eq!(mlp.down.weight.base().dims(), [15, 8]);
+///     // Plain tensors in, plain tensors out.
+///     let boundary = Boundary::new(
+///         &mesh,
+///         |x: Tensor<2>, mesh| DTensor::from_local(x, mesh, &[Replicate]),
+///         |y: DTensor<2>, _| y.full_tensor(),
+///     );
+///     let y = boundary.forward(&mlp, Tensor::ones([4, 8], &device), Mlp::forward)?;
+///     assert_eq!(y.dims(), [4, 8]);
+///     Ok(())
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+///
+/// # Collective
+/// As [`parallelize`]; `partition` must answer alike on every rank.
+///
+/// # Errors
+/// As [`parallelize`]: of a model that has been distributed before,
+/// [`AlreadyParallelized`](super::ParallelError::AlreadyParallelized).
+pub fn distribute_module<M: Module, S: Into<Style>>(
+    module: M,
+    mesh: &DeviceMesh,
+    mut partition: impl FnMut(&str, &[usize]) -> S,
+) -> Result<M> {
+    let plan = Inventory::of(&module).params.iter().fold(Plan::new(), |plan, found| {
+        let path = found.path();
+        let style = partition(&path, found.global_shape());
+        plan.with(path, style)
+    });
+    parallelize(module, mesh, plan)
+}
+
+/// What becomes of inputs before a module's forward, and of outputs after it: where a program has plain tensors and
+/// the module [`DTensor`](crate::dtensor::DTensor)s, each rank's part goes in by
+/// [`from_local`](crate::dtensor::DTensor::from_local), or one rank's whole by
+/// [`distribute_tensor`](crate::dtensor::DTensor::distribute_tensor), and comes out by
+/// [`to_local`](crate::dtensor::DTensor::to_local) or [`full_tensor`](crate::dtensor::DTensor::full_tensor).
+///
+/// A burn module has no hooks around its forward, so the boundary stands where the forward is called; see
+/// [`distribute_module`] for an example. It knows nothing of the module's parameters: one serves all modules of
+/// the mesh with such inputs and outputs.
+#[derive(Debug, Clone)]
+pub struct Boundary<I, O> {
+    mesh: DeviceMesh,
+    input: I,
+    output: O,
+}
+
+impl<I, O> Boundary<I, O> {
+    /// Gives `input` what comes, and `output` what goes, with the mesh.
+    pub fn new<X, A, B, Y>(mesh: &DeviceMesh, input: I, output: O) -> Self
+    where
+        I: Fn(X, &DeviceMesh) -> Result<A>,
+        O: Fn(B, &DeviceMesh) -> Result<Y>,
+    {
+        Self { mesh: mesh.clone(), input, output }
+    }
+
+    /// `forward` of `module` between the two functions.
+    ///
+    /// # Collective
+    /// As the functions and the forward are.
+    ///
+    /// # Errors
+    /// Those of the functions.
+    pub fn forward<M, X, A, B, Y>(&self, module: &M, x: X, forward: impl FnOnce(&M, A) -> B) -> Result<Y>
+    where
+        I: Fn(X, &DeviceMesh) -> Result<A>,
+        O: Fn(B, &DeviceMesh) -> Result<Y>,
+    {
+        let y = forward(module, (self.input)(x, &self.mesh)?);
+        (self.output)(y, &self.mesh)
+    }
+}

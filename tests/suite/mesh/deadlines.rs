@@ -1,0 +1,64 @@
+//! A dimension's own deadline.
+
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+use burn_dtensor::Error;
+use burn_dtensor::comm::{Call, CommError, Launch, ReduceOp, launch};
+use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::mesh::{DeviceMesh, MeshError};
+use burn_dtensor::placement::Placement::{Replicate, Shard};
+
+use super::{error_of, on, values};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+#[test]
+fn a_dimension_has_a_deadline_of_its_own_which_its_slices_and_duplicates_keep() {
+    for duplicate in [false, true] {
+        let (given_up, wait) = mpsc::channel();
+        let wait = Mutex::new(wait);
+        // The launch's own would hold for an hour.
+        let error = launch(Launch::threads(4).deadline(Duration::from_secs(3600)), |world| {
+            let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?.with_deadline("tp", SHORT)?;
+            let tp = mesh.slice("tp")?.communicator(0)?.clone();
+            let tp = if duplicate { tp.duplicate("again") } else { tp };
+            // Rank 3 is there when rank 2 has given up, and not before.
+            if world.rank() == 3 {
+                wait.lock().unwrap().recv().expect("rank 2 gives up");
+                return Ok(());
+            }
+            let waited = tp.barrier(Call::new("in time")).wait();
+            if world.rank() == 2 {
+                given_up.send(()).expect("rank 3 waits");
+            }
+            Ok(waited?)
+        })
+        .unwrap_err();
+        let Error::Comm(CommError::DeadlineExceeded { rank: 2, missing, deadline, .. }) = &error.cause else {
+            panic!("{error}")
+        };
+        assert_eq!((&missing[..], *deadline), (&[3][..], SHORT));
+        assert!(error.to_string().contains("`DeviceMesh::with_deadline`"), "{error}");
+    }
+}
+
+#[test]
+fn a_mesh_with_deadlines_is_another_mesh_over_the_same_order_of_calls() {
+    on(4, |world| {
+        let plain = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
+        let mesh = plain.with_deadline("tp", Duration::from_secs(30))?;
+        assert_ne!(mesh, plain);
+        assert_eq!(mesh, plain.with_deadline("tp", Duration::from_secs(30))?);
+        assert_ne!(mesh, plain.with_deadline("tp", Duration::from_secs(31))?);
+        assert_eq!(mesh.slice("dp")?.communicator(0)?.group(), plain.slice("dp")?.communicator(0)?.group());
+        // Calls on one meet calls on the other.
+        let tp = [&plain, &mesh][world.rank() % 2].slice("tp")?;
+        assert_eq!(tp.all_reduce(1.0, ReduceOp::Sum)?, 2.0);
+        let x = DTensor::<1>::ones([5], &mesh, &[Replicate, Shard(0)], world.device())?;
+        assert_eq!(values((x.clone() + x).full_tensor()?), [2.0; 5]);
+        let error = error_of(plain.with_deadline("pp", SHORT));
+        assert!(matches!(error, Error::Mesh(MeshError::UnknownName { .. })), "{error:?}");
+        Ok(())
+    });
+}
