@@ -37,7 +37,7 @@ pub(super) fn dims_of(operator: &'static str, indices: &[impl AsIndex], dims: us
 }
 
 /// [`DTensorError::Operands`] for inputs of these shapes.
-pub(super) fn misfit(operator: &'static str, shapes: &[Shape], why: impl Into<String>) -> Error {
+pub(in crate::dtensor) fn misfit(operator: &'static str, shapes: &[Shape], why: impl Into<String>) -> Error {
     let shapes = shapes.iter().map(|shape| shape.to_vec()).collect();
     DTensorError::Operands { operator, shapes, why: why.into() }.into()
 }

@@ -15,6 +15,8 @@ mod narrow;
 mod ops;
 mod ragged;
 mod random;
+mod refused;
+mod replicated;
 mod text;
 mod vary;
 
