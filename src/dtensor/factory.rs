@@ -1,10 +1,12 @@
 //! Tensors made in place: each rank fills only its own part.
 
-use burn::tensor::{Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData};
+use burn::tensor::{Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData, kind};
+use itertools::Itertools;
 use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::distribute::check_no_partial;
+use super::ops::misfit;
 use super::{DTensor, DTensorError, DTensorSpec, Kind, random};
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -70,6 +72,28 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 }
 
+impl<K: Kind + kind::Numeric> DTensor<2, K> {
+    /// The identity matrix, `[size, size]`.
+    ///
+    /// # Errors
+    /// As [all factories](#factories).
+    pub fn eye(
+        size: usize,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<Self> {
+        make("eye", [size, size], mesh, placements, |part| {
+            let ones = Tensor::ones(part.shape(), options);
+            if part.shape().num_elements() == 0 {
+                return ones;
+            }
+            let diagonal = part.slices[0].start as i64 - part.slices[1].start as i64;
+            ones.triu(diagonal).tril(diagonal)
+        })
+    }
+}
+
 impl<const D: usize> DTensor<D> {
     /// Random values, the same tensor on every mesh and under every placement: element `i`
     /// (row-major) depends on `seed` and `i` alone (Philox4x32-10), not on burn's random state.
@@ -132,10 +156,69 @@ impl DTensor<1, Int> {
         placements: &[Placement],
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
-        let len = range.end.saturating_sub(range.start).max(0) as usize;
-        make("arange", [len], mesh, placements, |part| {
-            let own = &part.slices[0];
-            let values = own.clone().map(|index| range.start + index as i64).collect::<Vec<_>>();
+        steps("arange", range, 1, mesh, placements, options)
+    }
+
+    /// Every `step`th integer of `range`, from its first on.
+    ///
+    /// # Errors
+    /// As [all factories](#factories), and [`DTensorError::Operands`] for a step of 0.
+    pub fn arange_step(
+        range: Range<i64>,
+        step: usize,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<Self> {
+        if step == 0 {
+            return Err(misfit("arange_step", &[], "a step of 0 leads nowhere; take at least 1"));
+        }
+        steps("arange_step", range, step, mesh, placements, options)
+    }
+}
+
+fn steps(
+    operation: &'static str,
+    range: Range<i64>,
+    step: usize,
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+    options: impl Into<TensorCreationOptions>,
+) -> Result<DTensor<1, Int>> {
+    let len = range.end.saturating_sub(range.start).max(0) as usize;
+    make(operation, [len.div_ceil(step)], mesh, placements, |part| {
+        let own = part.slices[0].clone();
+        let values: Vec<_> = own.map(|index| range.start + (index * step) as i64).collect();
+        Tensor::from_data(TensorData::new(values, part.shape()), options)
+    })
+}
+
+impl<const D: usize> DTensor<D, Int> {
+    /// The indices of every element of a tensor of `shape`: `[..shape, D]`.
+    ///
+    /// # Errors
+    /// As [all factories](#factories), and [`DTensorError::Operands`] if `D2` is not `D + 1`, or `shape` not of
+    /// `D` dimensions.
+    pub fn cartesian_grid<S: Into<Shape>, const D2: usize>(
+        shape: S,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+        options: impl Into<TensorCreationOptions>,
+    ) -> Result<DTensor<D2, Int>> {
+        let shape = shape.into();
+        if D2 != D + 1 || shape.num_dims() != D {
+            let why = format!("the grid of a shape of {D} dimensions has {}, {D2} are asked for", D + 1);
+            return Err(misfit("cartesian_grid", &[shape], why));
+        }
+        let global = Shape::from([&shape[..], &[D]].concat());
+        make("cartesian_grid", global, mesh, placements, |part| {
+            let values: Vec<i64> = match part.slices.split_last() {
+                Some((which, indices)) => {
+                    let places = indices.iter().cloned().multi_cartesian_product();
+                    places.flat_map(|place| which.clone().map(move |dim| place[dim] as i64)).collect()
+                }
+                None => Vec::new(),
+            };
             Tensor::from_data(TensorData::new(values, part.shape()), options)
         })
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use burn::tensor::{DType, Float, Gradients, Shape, Tensor};
+use burn::tensor::{DType, Device, Float, Gradients, Shape, Tensor};
 
 use super::handles::Handles;
 use super::{DTensorSpec, Kind};
@@ -91,6 +91,18 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.spec.dtype()
+    }
+
+    /// Where the local tensor is.
+    pub fn device(&self) -> Device {
+        self.local.device()
+    }
+
+    /// The same, with the local tensor on `device`, as burn's [`to_device`](Tensor::to_device); each rank
+    /// chooses its own.
+    #[must_use]
+    pub fn to_device(self, device: &Device) -> Self {
+        Self::from_parts(self.local.to_device(device), self.spec)
     }
 
     /// The local tensor, borrowed: its values, outside the layout's rules for gradients.

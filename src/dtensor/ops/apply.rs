@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::empty::Blank;
 use super::operand::{Arg, Operand};
 use super::{Operator, Rule};
-use crate::dtensor::{DTensor, Kind};
+use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::error::OrUnwind;
 
 /// Runs the operator of `rule` on `inputs`: `local` on every rank's part of them.
@@ -161,6 +161,10 @@ pub trait Outputs: Sized {
     /// Gives each its spec; they are the operator's outputs from `at` on.
     #[doc(hidden)]
     fn globalize(self, operator: &Operator, at: &mut usize) -> Self::Global;
+
+    /// Gives each the spec of a tensor that every rank has whole, laid out as `like`, which is.
+    #[doc(hidden)]
+    fn replicate(self, like: &DTensorSpec) -> Self::Global;
 }
 
 impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
@@ -181,6 +185,11 @@ impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
         *at += 1;
         operator.output(*at - 1, self)
     }
+
+    fn replicate(self, like: &DTensorSpec) -> DTensor<D, K> {
+        let spec = DTensorSpec::decided(like.mesh(), like.layout().clone(), self.shape(), self.dtype());
+        DTensor::from_parts(self, spec.shared())
+    }
 }
 
 impl<O: Outputs> Outputs for Vec<O> {
@@ -200,6 +209,10 @@ impl<O: Outputs> Outputs for Vec<O> {
 
     fn globalize(self, operator: &Operator, at: &mut usize) -> Self::Global {
         self.into_iter().map(|output| output.globalize(operator, at)).collect()
+    }
+
+    fn replicate(self, like: &DTensorSpec) -> Self::Global {
+        self.into_iter().map(|output| output.replicate(like)).collect()
     }
 }
 
@@ -253,6 +266,11 @@ macro_rules! tuples {
             fn globalize(self, operator: &Operator, at: &mut usize) -> Self::Global {
                 let ($($name,)+) = self;
                 ($($name.globalize(operator, at),)+)
+            }
+
+            fn replicate(self, like: &DTensorSpec) -> Self::Global {
+                let ($($name,)+) = self;
+                ($($name.replicate(like),)+)
             }
         }
     };

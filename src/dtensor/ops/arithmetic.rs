@@ -27,7 +27,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 }
 
 impl<const D: usize> DTensor<D> {
-    zipped! { Self; powf: NOTHING, atan2: NOTHING, hypot: NOTHING }
+    zipped! { Self; powf: NOTHING, atan2: NOTHING, hypot: NOTHING, fmod: NOTHING }
 }
 
 macro_rules! operators {

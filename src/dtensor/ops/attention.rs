@@ -10,7 +10,12 @@ use super::{Axes, Operator, apply};
 use crate::dtensor::DTensor;
 
 /// Query, key, value; a mask, a bias of the scores or both.
-const ATTENTION: Axes = Axes::new("attention", "bhsD, bhTD, bhTe, b?h?s?T?* -> bhse").linear(&[2]);
+const ATTENTION: Axes = of_scores("attention");
+const ATTENTION_FALLBACK: Axes = of_scores("attention_fallback");
+
+const fn of_scores(name: &'static str) -> Axes {
+    Axes::new(name, "bhsD, bhTD, bhTe, b?h?s?T?* -> bhse").linear(&[2])
+}
 
 /// `softmax(query @ keyᵀ * scale) @ value`, as burn's [`attention`](module::attention): of a query
 /// `[batch, heads, queries, dim]`, a key `[batch, heads, keys, dim]` and a value
@@ -32,21 +37,49 @@ pub fn attention(
     attn_bias: Option<DTensor<4>>,
     options: AttentionModuleOptions,
 ) -> DTensor<4> {
-    apply(&ATTENTION, (query, key, value, mask, attn_bias), |(query, key, value, mask, attn_bias), op| {
-        let (mask, is_causal) = visible(op, &query, mask, options.is_causal);
-        let options = AttentionModuleOptions { is_causal, ..options };
-        module::attention(query, key, value, mask, attn_bias, options)
+    apply(&ATTENTION, (query, key, value, mask, attn_bias), |inputs, op| local(inputs, op, options, module::attention))
+}
+
+/// [`attention`] made of other operators of the backend, as burn's
+/// [`attention_fallback`](module::attention_fallback): what a backend's own is held to.
+///
+/// # Collective
+/// As [`attention`].
+///
+/// # Panics
+/// As [`attention`].
+#[must_use]
+#[track_caller]
+pub fn attention_fallback(
+    query: DTensor<4>,
+    key: DTensor<4>,
+    value: DTensor<4>,
+    mask: Option<DTensor<4, Bool>>,
+    attn_bias: Option<DTensor<4>>,
+    options: AttentionModuleOptions,
+) -> DTensor<4> {
+    apply(&ATTENTION_FALLBACK, (query, key, value, mask, attn_bias), |inputs, op| {
+        local(inputs, op, options, module::attention_fallback)
     })
+}
+
+type Mask = Option<Tensor<4, Bool>>;
+type Bias = Option<Tensor<4>>;
+
+/// This rank's part, by `attention`.
+fn local(
+    (query, key, value, mask, attn_bias): (Tensor<4>, Tensor<4>, Tensor<4>, Mask, Bias),
+    op: &Operator,
+    options: AttentionModuleOptions,
+    attention: impl FnOnce(Tensor<4>, Tensor<4>, Tensor<4>, Mask, Bias, AttentionModuleOptions) -> Tensor<4>,
+) -> Tensor<4> {
+    let (mask, is_causal) = visible(op, &query, mask, options.is_causal);
+    attention(query, key, value, mask, attn_bias, AttentionModuleOptions { is_causal, ..options })
 }
 
 /// The mask of this rank's queries, and whether they are causal by themselves: a part of the
 /// queries gets a mask, since burn aligns the last query with the last key.
-fn visible(
-    op: &Operator,
-    query: &Tensor<4>,
-    mask: Option<Tensor<4, Bool>>,
-    is_causal: bool,
-) -> (Option<Tensor<4, Bool>>, bool) {
+fn visible(op: &Operator, query: &Tensor<4>, mask: Mask, is_causal: bool) -> (Mask, bool) {
     let (rows, queries, keys) = (op.input_range(0, 2), op.input_spec(0).shape()[2], op.input_spec(1).shape()[2]);
     if !is_causal || rows.len() == queries || rows.is_empty() {
         return (mask, is_causal && !rows.is_empty());

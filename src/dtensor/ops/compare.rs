@@ -78,4 +78,15 @@ impl<const D: usize> DTensor<D> {
         let rule = const { Axes::pointwise("is_close", NOTHING) };
         apply(&rule, (self, other), |(a, b), _| a.is_close(b, rtol, atol))
     }
+
+    /// Whether all elements [are close](Self::is_close), as burn's
+    /// [`all_close`](burn::tensor::Tensor::all_close): the same answer on every rank.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    #[must_use]
+    #[track_caller]
+    pub fn all_close(self, other: Self, rtol: Option<f64>, atol: Option<f64>) -> bool {
+        self.is_close(other, rtol, atol).all().into_scalar()
+    }
 }

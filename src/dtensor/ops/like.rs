@@ -27,6 +27,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.like(self.local.ones_like())
     }
 
+    /// A tensor like this one, of any values, as burn's [`empty_like`](burn::tensor::Tensor::empty_like).
+    #[must_use]
+    pub fn empty_like(&self) -> Self {
+        self.like(self.local.empty_like())
+    }
+
     /// One value like this tensor, as burn's [`full_like`](burn::tensor::Tensor::full_like).
     #[must_use]
     #[track_caller]

@@ -1,19 +1,30 @@
-//! Norms of vectors, with the names of `burn::linalg`.
+//! Linear algebra, with the names of [`burn::linalg`].
 //!
-//! They are made of reductions, so a cut dimension is never gathered: ranks send their parts of
-//! the sum, or of the maximum.
+//! Norms and products are made of other operators, so a cut dimension is never gathered: ranks send their
+//! parts of the sum, or of the maximum. [`decompositions`](lu) need whole matrices, and cut batches of them.
 
-use burn::tensor::AsIndex;
+mod decompositions;
 
-use super::args::{Dims, dim_of, dims_of};
-use crate::dtensor::DTensor;
+use burn::tensor::{AsIndex, ElementConversion, kind};
+
+pub use burn::linalg::Norm;
+pub use decompositions::{det, lu, qr, svd};
+
+use super::args::{Dims, dim_of, dims_of, misfit};
+use super::partials::MOVED;
+use super::{Axes, apply};
+use crate::dtensor::{DTensor, Kind};
 
 macro_rules! norms {
-    ($($doc:literal $name:ident $dims:ident ($($p:ident)?): $norm:expr),* $(,)?) => {$(
+    ($($doc:literal $name:ident $dims:ident $(<$K:ident: $Bound:ident>)? ($($p:ident)?): $norm:expr),* $(,)?) => {$(
         #[doc = concat!($doc, " along `dim`, which stays with length 1.")]
         #[must_use]
         #[track_caller]
-        pub fn $name<const D: usize>(x: DTensor<D>, $($p: f64,)? dim: impl AsIndex) -> DTensor<D> {
+        pub fn $name<const D: usize $(, $K: Kind + kind::$Bound)?>(
+            x: DTensor<D $(, $K)?>,
+            $($p: f64,)?
+            dim: impl AsIndex,
+        ) -> DTensor<D $(, $K)?> {
             let dim = dim_of(stringify!($name), dim, D);
             $norm(x, &[dim], $($p)?)
         }
@@ -21,7 +32,11 @@ macro_rules! norms {
         #[doc = concat!($doc, " over `dims`, which stay with length 1.")]
         #[must_use]
         #[track_caller]
-        pub fn $dims<const D: usize, I: AsIndex>(x: DTensor<D>, $($p: f64,)? dims: &[I]) -> DTensor<D> {
+        pub fn $dims<const D: usize $(, $K: Kind + kind::$Bound)?, I: AsIndex>(
+            x: DTensor<D $(, $K)?>,
+            $($p: f64,)?
+            dims: &[I],
+        ) -> DTensor<D $(, $K)?> {
             let dims: Dims = dims_of(stringify!($dims), dims, D);
             $norm(x, &dims, $($p)?)
         }
@@ -29,19 +44,19 @@ macro_rules! norms {
 }
 
 norms! {
-    "How many elements are not zero," l0_norm l0_norm_dims (): l0,
-    "The sum of the absolute values" l1_norm l1_norm_dims (): l1,
+    "How many elements are not zero," l0_norm l0_norm_dims<K: Numeric> (): l0,
+    "The sum of the absolute values" l1_norm l1_norm_dims<K: Numeric> (): l1,
     "The Euclidean norm" l2_norm l2_norm_dims (): l2,
-    "The largest absolute value" max_abs_norm max_abs_norm_dims (): max_abs,
-    "The smallest absolute value" min_abs_norm min_abs_norm_dims (): min_abs,
+    "The largest absolute value" max_abs_norm max_abs_norm_dims<K: Ordered> (): max_abs,
+    "The smallest absolute value" min_abs_norm min_abs_norm_dims<K: Ordered> (): min_abs,
     "The `p`-norm, for any `p`," lp_norm lp_norm_dims (p): lp,
 }
 
-fn l0<const D: usize>(x: DTensor<D>, dims: &[usize]) -> DTensor<D> {
+fn l0<const D: usize, K: Kind + kind::Numeric>(x: DTensor<D, K>, dims: &[usize]) -> DTensor<D, K> {
     x.zeros_like().mask_fill(x.not_equal_scalar(0), 1).sum_dims(dims)
 }
 
-fn l1<const D: usize>(x: DTensor<D>, dims: &[usize]) -> DTensor<D> {
+fn l1<const D: usize, K: Kind + kind::Numeric>(x: DTensor<D, K>, dims: &[usize]) -> DTensor<D, K> {
     x.abs().sum_dims(dims)
 }
 
@@ -49,11 +64,11 @@ fn l2<const D: usize>(x: DTensor<D>, dims: &[usize]) -> DTensor<D> {
     x.square().sum_dims(dims).sqrt()
 }
 
-fn max_abs<const D: usize>(x: DTensor<D>, dims: &[usize]) -> DTensor<D> {
+fn max_abs<const D: usize, K: Kind + kind::Ordered>(x: DTensor<D, K>, dims: &[usize]) -> DTensor<D, K> {
     x.max_abs_dims(dims)
 }
 
-fn min_abs<const D: usize>(x: DTensor<D>, dims: &[usize]) -> DTensor<D> {
+fn min_abs<const D: usize, K: Kind + kind::Ordered>(x: DTensor<D, K>, dims: &[usize]) -> DTensor<D, K> {
     x.abs().min_dims(dims)
 }
 
@@ -66,4 +81,119 @@ fn lp<const D: usize>(x: DTensor<D>, dims: &[usize], p: f64) -> DTensor<D> {
         f64::NEG_INFINITY => min_abs(x, dims),
         _ => x.abs().powf_scalar(p).sum_dims(dims).powf_scalar(p.recip()),
     }
+}
+
+/// The `norm` of vectors along `dim`, which stays with length 1.
+#[must_use]
+#[track_caller]
+pub fn vector_norm<const D: usize>(x: DTensor<D>, norm: impl Into<Norm>, dim: impl AsIndex) -> DTensor<D> {
+    lp(x, &[dim_of("vector_norm", dim, D)], norm.into().to_exponent())
+}
+
+/// The `norm` over `dims`, which stay with length 1.
+#[must_use]
+#[track_caller]
+pub fn vector_norm_dims<const D: usize, I: AsIndex>(x: DTensor<D>, norm: impl Into<Norm>, dims: &[I]) -> DTensor<D> {
+    lp(x, &dims_of("vector_norm_dims", dims, D), norm.into().to_exponent())
+}
+
+/// Vectors along `dim` over their `norm`, or over `eps` where that is more.
+#[must_use]
+#[track_caller]
+pub fn vector_normalize<const D: usize, E: ElementConversion>(
+    x: DTensor<D>,
+    norm: impl Into<Norm>,
+    dim: impl AsIndex,
+    eps: E,
+) -> DTensor<D> {
+    let dim = dim_of("vector_normalize", dim, D);
+    let norm = lp(x.clone(), &[dim], norm.into().to_exponent()).clamp_min(eps);
+    x / norm
+}
+
+/// The cosine of the angle between vectors along `dim`, which stays with length 1. Their lengths count as at
+/// least `eps`, by default the smallest positive normal number of the type.
+#[must_use]
+#[track_caller]
+pub fn cosine_similarity<const D: usize>(
+    x1: DTensor<D>,
+    x2: DTensor<D>,
+    dim: impl AsIndex,
+    eps: Option<f64>,
+) -> DTensor<D> {
+    let dim = dim_of("cosine_similarity", dim, D);
+    let smallest = || x1.dtype().finfo().expect("it is of floats").min_positive;
+    let eps = eps.unwrap_or_else(smallest);
+    let normalized = |x: DTensor<D>| vector_normalize(x, Norm::L2, dim, eps);
+    (normalized(x1.clone()) * normalized(x2)).sum_dim(dim)
+}
+
+/// All products of an element of `lhs` and one of `rhs` along the last dimension, with broadcasting of the
+/// others: `[.., m]` and `[.., n]` to `[.., m, n]`.
+#[must_use]
+#[track_caller]
+pub fn outer<const D: usize, const R: usize, K: Kind + kind::Numeric>(
+    lhs: DTensor<D, K>,
+    rhs: DTensor<D, K>,
+) -> DTensor<R, K> {
+    outer_dim(lhs, rhs, -1)
+}
+
+/// [`outer`] along `dim`, whose place both dimensions take.
+#[must_use]
+#[track_caller]
+pub fn outer_dim<const D: usize, const R: usize, Dim: AsIndex, K: Kind + kind::Numeric>(
+    lhs: DTensor<D, K>,
+    rhs: DTensor<D, K>,
+    dim: Dim,
+) -> DTensor<R, K> {
+    let dim = dim_of("outer_dim", dim, D);
+    if R != D + 1 {
+        let why = format!("it makes {} dimensions, {R} are asked for", D + 1);
+        misfit("outer_dim", &[lhs.shape(), rhs.shape()], why).unwind();
+    }
+    lhs.unsqueeze_dim::<R>(dim + 1) * rhs.unsqueeze_dim::<R>(dim)
+}
+
+/// Products of matrices `[.., m, n]` and vectors `[.., n]`, with broadcasting of the other dimensions:
+/// `[.., m]`.
+#[must_use]
+#[track_caller]
+pub fn matvec<const DM: usize, const DV: usize, K: Kind + kind::Numeric>(
+    matrix: DTensor<DM, K>,
+    vector: DTensor<DV, K>,
+) -> DTensor<DV, K> {
+    if DM < 2 || DM != DV + 1 {
+        let why = "matrices have at least 2 dimensions, and vectors one less than they";
+        misfit("matvec", &[matrix.shape(), vector.shape()], why).unwind();
+    }
+    matrix.matmul(vector.unsqueeze_dim::<DM>(DV)).squeeze_dim(DM - 1)
+}
+
+const DIAG: Axes = Axes::new("diag", "..MN -> ..K").through(MOVED);
+
+/// The diagonals of matrices: `[.., m, n]` to `[.., min(m, n)]`.
+#[must_use]
+#[track_caller]
+pub fn diag<const D: usize, const DO: usize, K: Kind>(tensor: DTensor<D, K>) -> DTensor<DO, K> {
+    let len = matrix("diag", &tensor, DO + 1).into_iter().min().unwrap_or(0);
+    apply(&DIAG.lens([len]), tensor, |x, _| burn::linalg::diag(x))
+}
+
+/// The sums of the diagonals of matrices: `[.., m, n]` to `[.., 1]`.
+#[must_use]
+#[track_caller]
+pub fn trace<const D: usize, const DO: usize>(tensor: DTensor<D>) -> DTensor<DO> {
+    matrix("trace", &tensor, DO + 1);
+    diag::<D, DO, _>(tensor).sum_dim(DO - 1)
+}
+
+/// Rows and columns of matrices of `rank` dimensions.
+#[track_caller]
+fn matrix<const D: usize, K: Kind>(operator: &'static str, x: &DTensor<D, K>, rank: usize) -> [usize; 2] {
+    if D < 2 || D != rank {
+        let why = format!("a result is asked for that matrices of {rank} dimensions have, at least 2; these have {D}");
+        misfit(operator, &[x.shape()], why).unwind();
+    }
+    [x.dims()[D - 2], x.dims()[D - 1]]
 }

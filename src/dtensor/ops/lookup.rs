@@ -60,15 +60,20 @@ pub(super) fn update<const D: usize, const I: usize, K: Kind>(
     local: impl FnOnce(Tensor<D, K>, Tensor<I, Int>) -> Tensor<D, K>,
 ) -> Tensor<D, K> {
     let (indices, _) = localize(indices, range, op.input_spec(0).shape()[dim], range.len());
+    local(with_extra_row(x, dim), indices).slice_dim(dim, 0..range.len())
+}
+
+/// `x` and one more row of dimension `dim`, for what is elsewhere.
+pub(super) fn with_extra_row<const D: usize, K: Kind>(x: Tensor<D, K>, dim: usize) -> Tensor<D, K> {
     let mut extra = x.dims();
     extra[dim] = 1;
     let extra = Tensor::zeros(extra, (&x.device(), x.dtype()));
-    local(Tensor::cat(vec![x, extra], dim), indices).slice_dim(dim, 0..range.len())
+    Tensor::cat(vec![x, extra], dim)
 }
 
 /// `indices` of `len` rows, as places in this rank's part `range` of them: `other` for those that
 /// are elsewhere, and which these are; out of bounds where no rank has them.
-fn localize<const I: usize>(
+pub(super) fn localize<const I: usize>(
     indices: Tensor<I, Int>,
     range: &Range<usize>,
     len: usize,

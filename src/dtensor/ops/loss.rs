@@ -28,5 +28,5 @@ mod elementwise;
 mod targets;
 
 pub use config::{CrossEntropyLossConfig, Reduction};
-pub use cross_entropy::{CrossEntropyLoss, cross_entropy, nll_loss};
+pub use cross_entropy::{CrossEntropyLoss, cross_entropy, cross_entropy_with_logits, nll_loss};
 pub use elementwise::{binary_cross_entropy_with_logits, mse_loss};

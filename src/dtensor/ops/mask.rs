@@ -12,11 +12,11 @@
 
 use burn::tensor::{Bool, ElementConversion};
 
+use super::args::misfit;
 use super::partials::Partials;
 use super::placements::{AVG, MAX, MIN, PRODUCT, R, SUM};
-use super::{Axes, Operator, apply};
-use crate::dtensor::{DTensor, DTensorSpec, Kind};
-use crate::error::OrUnwind;
+use super::{Axes, apply, replicated};
+use crate::dtensor::{DTensor, Kind};
 
 const CHOSEN: Partials = Partials::new(&[
     (&[SUM, R, SUM], SUM),
@@ -46,15 +46,14 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 
     /// The elements where `mask` is true, as burn's [`mask_select`](burn::tensor::Tensor::mask_select):
-    /// Replicate, of Replicate inputs. How many there are depends on the values, so every rank needs all of them.
+    /// `[as many]`. How many there are depends on the values, so all are made [whole](replicated) first.
     #[must_use]
     #[track_caller]
     pub fn mask_select(self, mask: DTensor<D, Bool>) -> DTensor<1, K> {
-        let rule = const { Axes::new("mask_select", "..D.., ..D.. -> ..D..") }.at(0..D);
-        let op = Operator::resolve(&rule, &[(&self).into(), (&mask).into()]).or_unwind();
-        let local = op.input(0, self).mask_select(op.input(1, mask));
-        let spec =
-            DTensorSpec::decided(op.input_spec(0).mesh(), op.output_layout(0).clone(), local.shape(), local.dtype());
-        DTensor::from_parts(local, spec.shared())
+        if self.dims() != mask.dims() {
+            let why = "the mask must have the shape of the tensor";
+            misfit("mask_select", &[self.shape(), mask.shape()], why).unwind();
+        }
+        replicated("mask_select", (self, mask), |(x, mask)| x.mask_select(mask))
     }
 }

@@ -48,12 +48,15 @@
 //! | `activation` | activations and softmaxes |
 //! | `matmul`, `linear`, `einsum`, `cross` | products |
 //! | `attention`, `conv`, `pool`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
-//! | `reduce`, `order` | sums to variances; along a dimension: sorting, top k, medians, cumulative sums |
-//! | `view`, `permute`, `expand` | shapes |
+//! | `reduce`, `order` | sums to covariances; along a dimension: sorting, top k, medians, cumulative sums |
+//! | `view`, `permute`, `expand`, `unfold` | shapes |
 //! | `slice`, `split`, `cat`, `flip`, `pad`, `triangle` | pieces put apart and together |
-//! | `gather`, `select`, `one_hot` | by index |
-//! | `loss` | cross-entropy, also of class-sharded logits |
-//! | `random` | values and seeds that do not depend on the mesh |
+//! | `gather`, `gather_nd`, `select`, `one_hot`, `nonzero` | by index, and to indices |
+//! | `linalg`, `signal`, `grid` | norms and decompositions; Fourier transforms; coordinates |
+//! | `loss`, `ctc` | cross-entropy, also of class-sharded logits; losses of sequences |
+//! | `random`, `categorical` | values and seeds that do not depend on the mesh, and draws |
+//! | `read` | single numbers, for the program |
+//! | [`replicated`] | any other, on whole tensors |
 //!
 //! How a call runs: [`apply`] has its inputs decided on ([`Operator::resolve`], from a cache), brings each to
 //! where the decision wants it ([`Operator::input`]), runs burn's operator, and gives the result its spec
@@ -148,15 +151,19 @@ mod attention;
 mod batch_norm;
 mod cast;
 mod cat;
+mod categorical;
 mod compare;
 mod conv;
 mod cross;
+mod ctc;
 mod dropout;
 mod einsum;
 mod embedding;
 mod expand;
 mod flip;
 mod gather;
+mod gather_nd;
+pub mod grid;
 mod like;
 pub mod linalg;
 mod linear;
@@ -165,6 +172,7 @@ pub mod loss;
 mod mask;
 mod matmul;
 pub mod module;
+mod nonzero;
 mod norm;
 mod one_hot;
 mod order;
@@ -172,12 +180,16 @@ mod pad;
 mod permute;
 mod pool;
 pub mod random;
+mod read;
 mod reduce;
+mod replicated;
 mod select;
+pub mod signal;
 mod slice;
 mod split;
 mod triangle;
 mod unary;
+mod unfold;
 mod view;
 
 pub use apply::{Inputs, Outputs, apply};
@@ -188,4 +200,5 @@ pub use einsum::EinsumOperand;
 pub use operand::{Arg, Operand};
 pub use operator::Operator;
 pub use policy::RedistributePolicy;
+pub use replicated::replicated;
 pub use rule::{Rule, Strategy, strategy};

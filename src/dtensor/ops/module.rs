@@ -1,8 +1,9 @@
 //! Operators that burn has as functions of [`burn::tensor::module`], and their like.
 
-pub use super::attention::attention;
+pub use super::attention::{attention, attention_fallback};
 pub use super::batch_norm::{BatchNormTrainOutput, batch_norm, batch_norm_train};
 pub use super::conv::{conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv2d, conv3d};
+pub use super::ctc::ctc_loss;
 pub use super::dropout::dropout;
 pub use super::embedding::embedding;
 pub use super::linear::linear;

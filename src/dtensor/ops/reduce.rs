@@ -7,7 +7,7 @@
 
 use burn::tensor::{AsIndex, Bool, Tensor, kind};
 
-use super::args::{dim_of, dims_of};
+use super::args::{dim_of, dims_of, misfit};
 use super::methods::reductions;
 use super::partials::{INCREASING_FROM, INCREASING_TO, LINEAR, NOTHING, Partials};
 use super::placements::PRODUCT;
@@ -19,6 +19,13 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     reductions! {
         sum sum_dim sum_dims -> K: [through(LINEAR)];
         prod prod_dim prod_dims -> K: [reduced_by(PartialOp::Product).through(Partials::alike(&[PRODUCT]))];
+    }
+
+    /// The sum over `dims`, without them, as burn's [`sum_dims_squeeze`](Tensor::sum_dims_squeeze).
+    #[must_use]
+    #[track_caller]
+    pub fn sum_dims_squeeze<const D2: usize, I: AsIndex>(self, dims: &[I]) -> DTensor<D2, K> {
+        self.sum_dims(dims).squeeze_dims(dims)
     }
 
     /// The mean of all elements, as burn's [`mean`](Tensor::mean): `[1]`.
@@ -142,6 +149,22 @@ impl<const D: usize> DTensor<D> {
         let dim = dim_of("var_mean_bias", dim, D);
         let freedom = self.dims()[dim] as f64;
         self.var_mean_of(dim, freedom)
+    }
+
+    /// The covariances of what lies along `dim`, less `correction_factor` degrees of freedom, as burn's
+    /// [`cov`](Tensor::cov): of a matrix `[samples, variables]` and `dim` 0 `[variables, variables]`.
+    ///
+    /// Where samples are cut, ranks add up their terms of the means and of the products.
+    #[must_use]
+    #[track_caller]
+    pub fn cov<I: AsIndex>(self, dim: I, correction_factor: usize) -> Self {
+        let dim = dim_of("cov", dim, D);
+        if D < 2 {
+            misfit("cov", &[self.shape()], "it is of matrices; give at least 2 dimensions").unwind();
+        }
+        let freedom = self.dims()[dim] as f32 - correction_factor as f32;
+        let centered = (self.clone() - self.mean_dim(dim)).swap_dims(dim, 0);
+        centered.clone().transpose().matmul(centered).div_scalar(freedom)
     }
 
     /// Of a cut dimension the mean is reduced first: a few numbers, not the dimension.

@@ -1,6 +1,6 @@
 //! Elementwise operators of one tensor: signs, roundings, powers, exponentials, trigonometry, clamping.
 
-use burn::tensor::{ElementConversion, kind};
+use burn::tensor::{ElementConversion, Int, kind};
 
 use super::methods::mapped;
 use super::partials::{INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NOTHING, QUOTIENT, SHIFT};
@@ -70,4 +70,16 @@ impl<const D: usize> DTensor<D> {
         atanh: NOTHING,
         powf_scalar<E: ElementConversion>(other): NOTHING,
     }
+
+    /// The remainder of the division by `scalar`, with the sign of the element, as burn's
+    /// [`fmod_scalar`](burn::tensor::Tensor::fmod_scalar).
+    #[must_use]
+    #[track_caller]
+    pub fn fmod_scalar(self, scalar: f32) -> Self {
+        apply(&const { Axes::pointwise("fmod_scalar", NOTHING) }, self, |x, _| x.fmod_scalar(scalar))
+    }
+}
+
+impl<const D: usize> DTensor<D, Int> {
+    mapped! { Self; square: NOTHING }
 }

@@ -42,6 +42,17 @@ const MUL: &[Row] = &[(&[SUM, R, R], SUM), (&[AVG, R, R], AVG), (&[PRODUCT, R, P
 const MAXIMUM: &[Row] = &[(&[MAX, R, MAX], MAX), (&[MAX, R, R], MAX), (&[R, R, MAX], MAX), (&[MIN, R, R], MIN)];
 const MINIMUM: &[Row] = &[(&[MIN, R, MIN], MIN), (&[MIN, R, R], MIN), (&[R, R, MIN], MIN), (&[MAX, R, R], MAX)];
 
+/// How an update goes through partial inputs: a tensor, indices, and values.
+pub(super) fn through(update: IndexingUpdateOp) -> Partials {
+    match update {
+        IndexingUpdateOp::Assign => Partials::new(ASSIGN),
+        IndexingUpdateOp::Add => Partials::new(ADD).of_floats(ADD_FLOATS),
+        IndexingUpdateOp::Mul => Partials::new(MUL),
+        IndexingUpdateOp::Max => Partials::new(MAXIMUM),
+        IndexingUpdateOp::Min => Partials::new(MINIMUM),
+    }
+}
+
 /// The rule of an update of a tensor, at indices, by values.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Update {
@@ -62,18 +73,11 @@ impl Rule for Update {
 
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
         let [dim, index] = self.dims;
-        let partials = match self.update {
-            IndexingUpdateOp::Assign => Partials::new(ASSIGN),
-            IndexingUpdateOp::Add => Partials::new(ADD).of_floats(ADD_FLOATS),
-            IndexingUpdateOp::Mul => Partials::new(MUL),
-            IndexingUpdateOp::Max => Partials::new(MAXIMUM),
-            IndexingUpdateOp::Min => Partials::new(MINIMUM),
-        };
         let mut rows = self.axes.strategies(inputs, outputs);
         if self.update == IndexingUpdateOp::Add {
             rows.push(strategy([SUM, S(index), S(dim)], [SUM]));
         }
-        rows.extend(partials.rows(3, 1));
+        rows.extend(through(self.update).rows(3, 1));
         rows
     }
 }

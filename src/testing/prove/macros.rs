@@ -33,8 +33,8 @@
 /// Floats are of single precision and integers of 64 bits, or of a type that comes last in the
 /// parentheses: `float(BF16)`, `within(-0.9..0.9, F16)`, `int(0..256, U8)`.
 ///
-/// In the expression `Tensor` is the tensor of either kind, and `activation` and `module` are the
-/// modules of either; it gives a tensor, or a tuple, array or `Vec` of tensors.
+/// In the expression `Tensor` is the tensor of either kind, and `activation`, `grid`, `linalg`, `loss`, `module` and
+/// `signal` are the modules of either; it gives a tensor, or a tuple, array or `Vec` of tensors.
 #[macro_export]
 macro_rules! case {
     ($name:expr, ($($input:ident : $d:literal $($kind:ident $(($($arg:tt)*))?)? = $shape:expr),+ $(,)?) => $body:expr) => {
@@ -95,7 +95,8 @@ macro_rules! case {
 /// What [`case!`](crate::case) sees where its expression is about burn's tensors.
 #[doc(hidden)]
 pub mod plain {
-    pub use burn::tensor::{Bool, DType, Float, Int, Tensor, activation, loss, module};
+    pub use burn::tensor::{Bool, DType, Float, Int, Tensor, activation, grid, loss, module};
+    pub use burn::{linalg, signal};
 }
 
 /// What [`case!`](crate::case) sees where its expression is about DTensors.
@@ -104,5 +105,5 @@ pub mod sharded {
     pub use burn::tensor::{Bool, Float, Int};
 
     pub use crate::dtensor::DTensor as Tensor;
-    pub use crate::dtensor::ops::{activation, module};
+    pub use crate::dtensor::ops::{activation, grid, linalg, loss, module, signal};
 }

@@ -45,6 +45,23 @@ fn factories_make_the_same_tensor_on_every_mesh() {
     assert_eq!(empty, Tensor::<2, Int>::zeros(shape, (device, DType::I32)).into_data());
     let range = everywhere([9], |mesh, p| DTensor::<1, Int>::arange(-4..5, mesh, p, device));
     assert_eq!(range, Tensor::<1, Int>::arange(-4..5, device).into_data());
+    for (range, step) in [(-4..5, 2), (0..7, 3), (3..4, 9), (2..2, 1)] {
+        let len = range.end.abs_diff(range.start).div_ceil(step as u64) as usize;
+        let steps = everywhere([len], |mesh, p| DTensor::<1, Int>::arange_step(range.clone(), step, mesh, p, device));
+        let expected: Vec<i64> = range.step_by(step).collect();
+        assert_eq!(steps.iter::<i64>().collect_vec(), expected);
+    }
+    let eye = everywhere([5, 5], |mesh, p| DTensor::<2>::eye(5, mesh, p, device));
+    assert_eq!(eye, Tensor::<2>::eye(5, device).into_data());
+    let eye = everywhere([3, 3], |mesh, p| DTensor::<2, Int>::eye(3, mesh, p, (device, DType::I8)));
+    assert_eq!(eye.convert::<i64>(), Tensor::<2, Int>::eye(3, device).into_data().convert::<i64>());
+    let grid = everywhere([3, 1, 5, 3], |mesh, p| DTensor::<3, Int>::cartesian_grid([3, 1, 5], mesh, p, device));
+    assert_eq!(grid, Tensor::<3, Int>::cartesian_grid::<_, 4>([3, 1, 5], device).into_data());
+    on_mesh(&[3], |_, mesh| {
+        let any = DTensor::<2>::empty(shape, mesh, &[S(0)], device)?;
+        assert_eq!((any.dims(), any.local().dims()), (shape, if mesh.rank() < 2 { [2, 7] } else { [1, 7] }));
+        Ok(())
+    });
 
     for distribution in [
         Distribution::Default,

@@ -17,6 +17,8 @@ mod narrow;
 mod ops;
 mod ragged;
 mod random;
+mod refused;
+mod replicated;
 mod request;
 mod source;
 mod stream;

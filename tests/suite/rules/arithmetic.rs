@@ -23,6 +23,8 @@ pub fn cases() -> Vec<Case> {
         case!("min_pair", (a: 2 = [3, 2], b: 2 = [3, 2]) => a.min_pair(b)),
         case!("min_pair", (a: 2 = [1, 3], b: 2 = [5, 3]) => a.min_pair(b)),
         case!("atan2", (a: 2 = [3, 2], b: 2 positive = [3, 2]) => a.atan2(b)),
+        case!("fmod", (a: 2 = [3, 6], b: 2 within(0.3..0.9) = [3, 6]) => a.fmod(b)),
+        case!("fmod", (a: 2 nan = [3, 6], b: 2 within(-0.9..-0.3) = [3, 6]) => a.fmod(b)),
         case!("hypot", (a: 2 = [3, 2], b: 2 = [3, 2]) => a.hypot(b)),
     ]
 }

@@ -26,6 +26,10 @@ pub fn cases() -> Vec<Case> {
             module::attention(x.clone(), x.clone(), x, Some(m), Some(b), causal())),
         case!("attention", (x: 4 = [2, 2, 3, 2], b: 4 = [1, 2, 3, 3]) =>
             module::attention(x.clone(), x.clone(), x, None, Some(b), causal())),
+        case!("attention_fallback", (q: 4 = [2, 2, 3, 2], k: 4 = [2, 2, 4, 2], v: 4 = [2, 2, 4, 2]) =>
+            module::attention_fallback(q, k, v, None, None, scaled())),
+        case!("attention_fallback", (x: 4 = [2, 1, 3, 2], m: 4 bool = [1, 1, 3, 3]) =>
+            module::attention_fallback(x.clone(), x.clone(), x, Some(m), None, causal())),
         rotary([2, 3, 4]),
         rotary([3, 5, 2]),
     ]

@@ -31,6 +31,12 @@ fn comparisons() -> Vec<Case> {
         case!("is_nan", (x: 2 = [3, 2]) => x.sqrt().is_nan()),
         case!("is_inf", (x: 2 = [3, 2]) => x.clamp_min(0.0).log().is_inf()),
         case!("is_finite", (x: 2 = [3, 2]) => x.sqrt().is_finite()),
+        case!("all_close", (x: 2 = [3, 6]) => {
+            let close = [1e-3, 2.0].map(|by| x.clone().all_close(x.clone() + by, None, Some(1.0)));
+            x.clone() * f32::from(u8::from(close[0])) + x * f32::from(u8::from(close[1]))
+        }),
+        case!("into_scalar", (x: 2 = [3, 6]) => x.clone() * x.detach().sum().into_scalar::<f32>()),
+        case!("into_scalar", (i: 2 int(9) = [3, 6]) => i.clone() + i.max_dims(&[0, 1]).into_scalar::<i64>()),
         case!("is_close", (a: 2 = [3, 2], b: 2 = [3, 2]) => a.is_close(b, Some(0.5), None)),
         case!("contains_nan", (x: 2 = [3, 2]) => x.sqrt().contains_nan()),
         case!("contains_nan", (x: 2 positive = [3, 2]) => x.sqrt().contains_nan()),
@@ -96,6 +102,7 @@ fn masks() -> Vec<Case> {
 
 fn likes() -> Vec<Case> {
     vec![
+        case!("empty_like", (x: 2 = [3, 6]) => x.empty_like().zeros_like()),
         case!("zeros_like", (x: 2 = [3, 6]) => x.zeros_like()),
         case!("ones_like", (x: 2 = [3, 6]) => x.ones_like()),
         case!("full_like", (i: 2 int(5) = [3, 6]) => i.full_like(3)),

@@ -1,13 +1,13 @@
 //! The operators that there are, as their sources say: what must have a case.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use itertools::Itertools;
 
 /// Files of operators that are none: how rules are written, decided and run.
-const MACHINERY: [&str; 17] = [
+const MACHINERY: [&str; 18] = [
     "apply",
     "axes",
     "choose",
@@ -21,6 +21,7 @@ const MACHINERY: [&str; 17] = [
     "operator",
     "partials",
     "policy",
+    "replicated",
     "rule",
     "subscripts",
     "tests",
@@ -47,14 +48,16 @@ pub fn operators() -> BTreeSet<String> {
         .collect();
     let shared = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dtensor/ops/methods.rs"));
     let shared = tokens(&shared.expect("a source"));
-    let macros: BTreeSet<&str> = sources.iter().chain([&shared]).flat_map(|source| macros(source)).collect();
+    let macros: BTreeMap<&str, &[String]> =
+        sources.iter().chain([&shared]).flat_map(|source| macro_bodies(source)).collect();
     for source in &sources {
         names.extend(functions(source));
         for (at, window) in source.windows(3).enumerate() {
             if let [name, bang, open] = window
-                && (macros.contains(name.as_str()), bang.as_str(), open.as_str()) == (true, "!", "{")
+                && let Some(made_of) = macros.get(name.as_str())
+                && (bang.as_str(), open.as_str()) == ("!", "{")
             {
-                names.extend(invoked(&source[at + 3..]));
+                names.extend(names_of_macro(made_of, &source[at + 3..]));
             }
         }
     }
@@ -64,13 +67,13 @@ pub fn operators() -> BTreeSet<String> {
     names
 }
 
-fn files(folder: &Path) -> Vec<PathBuf> {
+pub fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder of sources").map(|entry| entry.expect("an entry").path());
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).sorted().collect()
 }
 
 /// Words, and signs one by one; no comments, no strings.
-fn tokens(source: &str) -> Vec<String> {
+pub fn tokens(source: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     for line in source.lines() {
         let outside = line.split("//").next().expect("a first part");
@@ -92,28 +95,34 @@ fn tokens(source: &str) -> Vec<String> {
 }
 
 /// What is written out as `pub fn`.
-fn functions(source: &[String]) -> impl Iterator<Item = String> + '_ {
+pub fn functions(source: &[String]) -> impl Iterator<Item = String> + '_ {
     let named = |window: &&[String]| window[0] == "pub" && window[1] == "fn" && window[2] != "$";
     source.windows(3).filter(named).map(|window| window[2].clone())
 }
 
-/// The macros that write a `pub fn` of a name that they are given.
-fn macros(source: &[String]) -> impl Iterator<Item = &str> {
+/// The macros that write a `pub fn`, and what they are made of.
+pub fn macro_bodies(source: &[String]) -> impl Iterator<Item = (&str, &[String])> {
     let places = source.iter().positions(|token| token == "macro_rules");
-    places.filter_map(|at| {
-        let body = body(&source[at + 4..]);
-        body.windows(3).any(|window| window == ["pub", "fn", "$"]).then(|| source[at + 2].as_str())
-    })
+    let bodies = places.map(|at| (source[at + 2].as_str(), body(&source[at + 4..])));
+    bodies.filter(|(_, body)| body.windows(2).any(|window| window == ["pub", "fn"]))
 }
 
-/// Up to the bracket that closes what is open.
+/// What an invocation of a macro makes: the names that it is given, if the macro takes names, and those that
+/// the macro has of its own.
+pub fn names_of_macro(made_of: &[String], given: &[String]) -> Vec<String> {
+    let takes_names = made_of.windows(3).any(|window| window == ["pub", "fn", "$"]);
+    let given = if takes_names { invoked(given) } else { Vec::new() };
+    given.into_iter().chain(functions(made_of)).collect()
+}
+
+/// Up to the bracket that closes what is open, or to the end.
 fn body(source: &[String]) -> &[String] {
     let mut depth = 1;
     let end = source.iter().position(|token| {
         depth += i32::from("{([".contains(token.as_str())) - i32::from("})]".contains(token.as_str()));
         depth == 0
     });
-    &source[..end.expect("brackets are closed")]
+    &source[..end.unwrap_or(source.len())]
 }
 
 /// The names that an invocation gives: `name: table`, `name other: table`, `(arguments): table`.

@@ -6,7 +6,7 @@ use burn_dtensor::dtensor::ops::loss::{
     CrossEntropyLoss, CrossEntropyLossConfig, Reduction, binary_cross_entropy_with_logits, cross_entropy, mse_loss,
     nll_loss,
 };
-use burn_dtensor::testing::prove::{Case, Input};
+use burn_dtensor::testing::prove::{Case, Input, case};
 
 const WEIGHTS: [f32; 4] = [1.0, 0.5, 2.0, 1.5];
 
@@ -162,5 +162,17 @@ pub fn cases() -> Vec<Case> {
                 binary_cross_entropy_with_logits(inputs[0].tensor::<2, Float>(), inputs[1].tensor(), Reduction::Sum)
             },
         ),
+        case!("cross_entropy_with_logits", (x: 2 = [3, 4], p: 2 positive = [3, 4]) => {
+            loss::cross_entropy_with_logits(x, p)
+        }),
+        case!("cross_entropy_with_logits", (x: 3 = [2, 3, 2], p: 3 positive = [2, 3, 2]) => {
+            loss::cross_entropy_with_logits(x, p)
+        }),
+        case!("ctc_loss", (x: 3 = [4, 3, 3], t: 2 int(1..3) = [3, 2], n: 1 int(3..5) = [3], m: 1 int(1..3) = [3]) => {
+            module::ctc_loss(activation::log_softmax(x, 2), t, n, m, 0)
+        }),
+        case!("ctc_loss", (x: 3 = [3, 6, 2], t: 2 int(0..1) = [6, 1], n: 1 int(1..4) = [6], m: 1 int(0..2) = [6]) => {
+            module::ctc_loss(x, t, n, m, 1)
+        }),
     ]
 }

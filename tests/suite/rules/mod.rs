@@ -7,6 +7,8 @@ mod arithmetic;
 mod attention;
 mod cat;
 mod compare;
+#[cfg(test)]
+mod completeness;
 mod conv;
 mod cross;
 mod einsum;
@@ -14,8 +16,9 @@ mod embedding;
 mod expand;
 mod flip;
 mod gather;
+mod grid;
 mod lengths;
-pub mod linalg;
+mod linalg;
 mod linear;
 #[cfg(test)]
 mod list;
@@ -32,6 +35,7 @@ mod pool;
 mod random;
 mod reduce;
 mod select;
+mod signal;
 mod slice;
 mod split;
 mod triangle;
@@ -55,6 +59,7 @@ pub fn cases() -> Vec<Case> {
         expand::cases(),
         flip::cases(),
         gather::cases(),
+        grid::cases(),
         lengths::cases(),
         linalg::cases(),
         linear::cases(),
@@ -71,6 +76,7 @@ pub fn cases() -> Vec<Case> {
         random::cases(),
         reduce::cases(),
         select::cases(),
+        signal::cases(),
         slice::cases(),
         split::cases(),
         triangle::cases(),

@@ -19,6 +19,8 @@ fn narrow_integers() -> Vec<Case> {
         case!("take", (x: 1 = [300], i: 1 int(256, U8) = [3]) => x.take::<1, 1>(0, i)),
         case!("scatter", (x: 1 = [300], i: 1 int(256, U8) = [3], v: 1 = [3]) => x.scatter(0, i, v, Add)),
         case!("select_assign", (x: 1 = [300], i: 1 int(256, U16) = [3], v: 1 = [3]) => x.select_assign(0, i, v, Add)),
+        case!("gather_nd", (x: 1 = [300], i: 2 int(256, U8) = [3, 1]) => x.gather_nd::<2, 1>(i)),
+        case!("scatter_nd", (x: 1 = [300], i: 2 int(256, U8) = [3, 1], v: 1 = [3]) => x.scatter_nd(i, v, Add)),
         case!("one_hot", (i: 1 int(4, U8) = [3]) => i.one_hot::<2>(4)),
         case!("add", (i: 1 int(256, U8) = [3], j: 1 int(256, U8) = [3]) => i + j),
         case!("sub", (i: 2 int(256, U8) = [3, 2], j: 2 int(256, U8) = [3, 2]) => i - j),

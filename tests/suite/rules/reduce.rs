@@ -9,6 +9,8 @@ pub fn cases() -> Vec<Case> {
         case!("sum_dim", (x: 2 = [3, 6]) => x.sum_dim(0)),
         case!("sum_dim", (x: 3 = [2, 3, 5]) => x.sum_dim(-1)),
         case!("sum_dims", (x: 3 = [3, 2, 3]) => x.sum_dims(&[0, 2])),
+        case!("sum_dims_squeeze", (x: 3 = [3, 2, 3]) => x.sum_dims_squeeze::<1, _>(&[0, -1])),
+        case!("sum_dims_squeeze", (i: 2 int(9) = [3, 2]) => i.sum_dims_squeeze::<1, _>(&[1])),
         case!("mean", (x: 2 = [3, 6]) => x.mean()),
         case!("mean", (i: 2 int(9) = [3, 2]) => i.mean()),
         case!("mean_dim", (x: 2 = [3, 5]) => x.mean_dim(1)),
@@ -51,5 +53,8 @@ pub fn cases() -> Vec<Case> {
         case!("var_bias", (x: 2 = [3, 5]) => x.var_bias(0)),
         case!("var_mean", (x: 2 = [3, 5]) => x.var_mean(0)),
         case!("var_mean_bias", (x: 3 = [2, 3, 2]) => x.var_mean_bias(1)),
+        case!("cov", (x: 2 = [3, 5]) => x.cov(0, 1)),
+        case!("cov", (x: 2 = [3, 5]) => x.cov(-1, 0)),
+        case!("cov", (x: 3 = [2, 3, 2]) => x.cov(1, 1)),
     ]
 }

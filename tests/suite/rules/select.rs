@@ -1,4 +1,4 @@
-//! Selection by index.
+//! Selection by index and by mask.
 
 use burn::tensor::IndexingUpdateOp::{Add, Assign, Max, Min, Mul};
 use burn_dtensor::testing::prove::{Case, case};
@@ -17,5 +17,9 @@ pub fn cases() -> Vec<Case> {
         case!("take", (x: 2 = [5, 3], i: 2 int(5) = [2, 3]) => x.take::<2, 3>(0, i)),
         case!("take", (x: 2 = [3, 3], i: 2 int(3) = [4, 2]) => x.take::<2, 3>(-1, i)),
         case!("mask_select", (x: 2 = [3, 5], m: 2 bool = [3, 5]) => x.mask_select(m)),
+        case!("argwhere", (m: 2 bool = [3, 6]) => m.argwhere()),
+        case!("argwhere", (x: 1 = [3]) => x.greater_scalar(9.0).argwhere()),
+        case!("nonzero", (m: 3 bool = [3, 1, 6]) => m.nonzero()),
+        case!("nonzero", (x: 1 = [3]) => x.greater_scalar(9.0).nonzero()),
     ]
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Float, FloatDType, Int, Shape, Tensor};
 
+use super::super::activation::log_softmax;
 use super::super::args::misfit;
 use super::super::lookup::holding;
 use super::super::placements::{MAX, R, SUM};
@@ -71,6 +72,22 @@ impl CrossEntropyLossConfig {
 pub fn cross_entropy<const D: usize, const T: usize>(logits: DTensor<D>, targets: DTensor<T, Int>) -> DTensor<1> {
     let device = targets.local.device();
     CrossEntropyLossConfig::new().init(&device).forward(logits, targets)
+}
+
+/// The mean over all rows of `-sum(target_probs * log_softmax(logits))`, of logits and probabilities
+/// `[.., classes]`, as burn's [`cross_entropy_with_logits`](burn::tensor::loss::cross_entropy_with_logits): `[1]`.
+///
+/// The classes are made whole.
+///
+/// # Collective
+/// If the classes are cut, or the inputs placed differently: every rank of the mesh, in forward and in backward.
+///
+/// # Panics
+/// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
+#[must_use]
+#[track_caller]
+pub fn cross_entropy_with_logits<const D: usize>(logits: DTensor<D>, target_probs: DTensor<D>) -> DTensor<1> {
+    log_softmax(logits, D - 1).mul(target_probs).sum_dim(D - 1).mean().neg()
 }
 
 /// The mean negative log-likelihood of log-probabilities `[.., classes]` and class indices `[..]`.

@@ -44,6 +44,7 @@ pub fn operators() -> Vec<Operator> {
         "max_pair" (,) => |a, b| a.max_pair(b);
         "min_pair" (,) => |a, b| b.min_pair(a);
         "atan2" (, 0.2..4.0) => |a, b| a.atan2(b);
+        "fmod" (, 0.3..4.0) => |a, b| a.fmod(b);
         "hypot" (, 0.2..4.0) => |a, b| a.hypot(b);
     };
     all.extend(binary_int! {

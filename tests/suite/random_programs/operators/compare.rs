@@ -56,6 +56,7 @@ pub fn operators() -> Vec<Operator> {
         "lower_equal" => |a, b| a.lower_equal(b);
         "equal" => |a, b| a.equal(b);
         "is_close" => |a, b| a.is_close(b, Some(0.5), None);
+        "all_close" => |a, b| a.clone() * f64::from(u8::from(a.clone().all_close(b.sin() * 0.01 + a, None, Some(0.02))));
     };
     all.extend(ints! {
         "equal" => |i, j| i.equal(j);

@@ -1,4 +1,4 @@
-//! Attention, normalizations, convolutions, pools, dropout and norms of vectors.
+//! Attention, normalizations, convolutions, pools and dropout.
 
 use burn::tensor::ops::{
     AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions,
@@ -7,15 +7,13 @@ use burn::tensor::ops::{
 
 use super::{Operator, operator, step};
 
-/// What burn has as layers only, or behind a feature, or draws at random.
+/// What burn has as layers only, or draws at random.
 pub mod plain {
-    use burn::tensor::{DType, Device, FloatDType, Tensor};
+    use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
     use burn_dtensor::comm::{Launch, launch};
     use burn_dtensor::dtensor::DTensor;
     use burn_dtensor::mesh::DeviceMesh;
     use burn_dtensor::placement::Placement;
-
-    pub use crate::rules::linalg::Norm;
 
     pub fn dropout(x: Tensor<2>, seed: u64) -> Tensor<2> {
         let mask = alone(x.dims(), x.dtype(), &x.device(), |ones| super::sharded::dropout(ones, seed));
@@ -43,6 +41,15 @@ pub mod plain {
         alone(x.dims(), x.dtype(), &x.device(), |ones| super::sharded::random_like(ones, seed))
     }
 
+    /// By the shares that the categories add up to, of the numbers that `random_like` draws.
+    pub fn categorical(x: Tensor<2>, samples: usize, seed: u64) -> Tensor<2, Int> {
+        let [rows, categories] = x.dims();
+        let uniform = alone([rows, samples], x.dtype(), &x.device(), |ones| super::sharded::uniform(&ones, seed));
+        let shares = (x.clone() / x.sum_dim(1)).cumsum(1);
+        let below = shares.unsqueeze_dim::<3>(2).lower(uniform.unsqueeze_dim::<3>(1));
+        below.int().sum_dim(1).squeeze_dim::<2>(1).clamp(0, categories as i64 - 1)
+    }
+
     /// What `make` gives of ones on a mesh of one rank.
     fn alone(
         shape: [usize; 2],
@@ -62,11 +69,10 @@ pub mod plain {
 
 /// The same of DTensors.
 pub mod sharded {
-    use burn::tensor::Distribution;
+    use burn::tensor::{Distribution, Int};
     use burn_dtensor::dtensor::DTensor;
     use burn_dtensor::dtensor::ops::{module, random};
 
-    pub use super::plain::Norm;
     pub use burn_dtensor::dtensor::ops::module::rms_norm;
 
     pub fn group_norm(x: DTensor<3>, groups: usize, gamma: DTensor<1>, beta: DTensor<1>, epsilon: f64) -> DTensor<3> {
@@ -81,33 +87,20 @@ pub mod sharded {
         random::seed(seed);
         x.random_like(Distribution::Uniform(-1.0, 1.0))
     }
-}
 
-macro_rules! norms {
-    ($($name:literal $name_dims:literal $p:expr;)*) => {
-        vec![$(
-            operator!($name, |d| {
-                let (x, dim) = (d.any::<2>(), d.below(2));
-                step!((x: Float<2>) [dim] => x.lp($p, &[dim]))
-            }),
-            operator!($name_dims, |d| {
-                let (x, dim) = (d.any::<3>(), d.below(3));
-                step!((x: Float<3>) [dim] => x.lp($p, &[dim, (dim + 1) % 3]))
-            }),
-        )*]
-    };
+    pub fn uniform(x: &DTensor<2>, seed: u64) -> DTensor<2> {
+        random::seed(seed);
+        x.random_like(Distribution::Uniform(0.0, 1.0))
+    }
+
+    pub fn categorical(x: DTensor<2>, samples: usize, seed: u64) -> DTensor<2, Int> {
+        random::seed(seed);
+        x.categorical(samples)
+    }
 }
 
 pub fn operators() -> Vec<Operator> {
-    let mut all = norms! {
-        "l0_norm" "l0_norm_dims" 0.0;
-        "l1_norm" "l1_norm_dims" 1.0;
-        "l2_norm" "l2_norm_dims" 2.0;
-        "max_abs_norm" "max_abs_norm_dims" f64::INFINITY;
-        "min_abs_norm" "min_abs_norm_dims" f64::NEG_INFINITY;
-        "lp_norm" "lp_norm_dims" 3.0;
-    };
-    all.extend(attention());
+    let mut all = attention();
     all.extend(normalizations());
     all.extend(convolutions());
     all.extend(pools());
@@ -115,6 +108,10 @@ pub fn operators() -> Vec<Operator> {
         operator!("dropout", |d| {
             let (x, seed) = (d.any::<2>(), d.below(1000) as u64);
             step!((x: Float<2>) [seed] => dropout(x, seed))
+        }),
+        operator!("categorical", |d| {
+            let (x, samples, seed) = (d.within::<2>(0.1..4.0), 1 + d.below(4), d.below(1000) as u64);
+            step!((x: Float<2>) [samples, seed] => categorical(x, samples, seed))
         }),
         operator!("random_like", |d| {
             let (x, seed) = (d.any::<2>(), d.below(1000) as u64);
@@ -136,6 +133,12 @@ fn attention() -> Vec<Operator> {
             let options = AttentionModuleOptions { scale: Some(0.4), softcap: Some(2.0), is_causal: false };
             step!((q: Float<4>, k: Float<4>, v: Float<4>) [options] =>
                 module::attention(q, k, v, None, None, options))
+        }),
+        operator!("attention_fallback", |d| {
+            let [batch, heads, len, width] = [3, 3, 5, 3].map(|most| 1 + d.below(most));
+            let x = d.floats([batch, heads, len, width]);
+            let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+            step!((x: Float<4>) [options] => module::attention_fallback(x.clone(), x.clone(), x, None, None, options))
         }),
         operator!("attention", |d| {
             let [batch, heads, len, width] = [3, 3, 5, 3].map(|most| 1 + d.below(most));

@@ -58,6 +58,44 @@ pub fn operators() -> Vec<Operator> {
             let i = d.ints(shape, len);
             step!((x: Float<2>, i: Int<2>) [dim] => x.take::<2, 3>(dim, i))
         }),
+        operator!("gather_nd", |d| {
+            let (x, count) = (d.any::<3>(), d.len());
+            let [rows, columns, _] = d.shape::<3>(x);
+            let i = d.ints([count, 2], rows.min(columns));
+            step!((x: Float<3>, i: Int<2>) [] => x.gather_nd::<2, 2>(i))
+        }),
+        operator!("gather_nd", |d| {
+            let (x, shape) = (d.table(), [1 + d.below(4), 1 + d.below(4), 1]);
+            let i = d.ints(shape, d.shape::<2>(x)[0]);
+            step!((x: Float<2>, i: Int<3>) [] => x.gather_nd::<3, 3>(i))
+        }),
+        operator!("gather_nd", |d| {
+            let (x, count) = (d.any_ints::<2>(), d.len());
+            let [rows, columns] = d.shape::<2>(x);
+            let i = d.ints([count, 2], rows.min(columns));
+            step!((x: Int<2>, i: Int<2>) [] => x.gather_nd::<2, 1>(i))
+        }),
+        operator!("scatter_nd", |d| {
+            let (x, count) = (d.any::<3>(), d.len());
+            let [rows, columns, width] = d.shape::<3>(x);
+            let (i, v) = (d.ints([count, 2], rows.min(columns)), d.floats([count, width]));
+            step!((x: Float<3>, i: Int<2>, v: Float<2>) [] => x.scatter_nd(i, v, IndexingUpdateOp::Add))
+        }),
+        operator!("scatter_nd", |d| {
+            let x = d.table();
+            let [rows, columns] = d.shape::<2>(x);
+            let update = d.one_of(&[IndexingUpdateOp::Assign, IndexingUpdateOp::Mul]);
+            let (i, v) = (d.ints([1], rows), d.floats([columns]));
+            step!((x: Float<2>, i: Int<1>, v: Float<1>) [update] => x.scatter_nd(i, v, update))
+        }),
+        operator!("argwhere", |d| {
+            let m = d.any_bools::<2>();
+            step!((m: Bool<2>) [] => m.argwhere())
+        }),
+        operator!("nonzero", |d| {
+            let m = d.any_bools::<2>();
+            step!((m: Bool<2>) [] => m.nonzero())
+        }),
         operator!("mask_select", |d| {
             let x = d.any::<2>();
             let shape = d.shape::<2>(x);

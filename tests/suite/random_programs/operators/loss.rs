@@ -65,6 +65,19 @@ pub fn operators() -> Vec<Operator> {
             let targets = d.ints([samples], classes);
             step!((x: Float<2>, targets: Int<1>) [] => nll_loss(x, targets))
         }),
+        operator!("cross_entropy_with_logits", |d| {
+            let x = d.any::<2>();
+            let p = d.floats(d.shape::<2>(x));
+            step!((x: Float<2>, p: Float<2>) [] => loss::cross_entropy_with_logits(x, p))
+        }),
+        operator!("ctc_loss", |d| {
+            let (time, batch, classes) = (3 + d.below(3), d.len(), 2 + d.below(2));
+            let x = d.floats([time, batch, classes]);
+            let (t, n, m) = (d.ints([batch, 1], classes - 1), d.ints([batch], 2), d.ints([batch], 2));
+            step!((x: Float<3>, t: Int<2>, n: Int<1>, m: Int<1>) [time] => {
+                module::ctc_loss(x, t + 1, n.neg() + time as i64, m, 0)
+            })
+        }),
         operator!("mse_loss", |d| {
             let x = d.any::<2>();
             let target = d.floats(d.shape::<2>(x));

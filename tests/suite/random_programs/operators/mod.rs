@@ -8,12 +8,14 @@ mod activation;
 mod arithmetic;
 mod compare;
 mod layers;
+mod linalg;
 mod lookup;
 mod loss;
 mod order;
 mod products;
 mod reduce;
 mod shape;
+mod signal;
 mod slice;
 mod unary;
 
@@ -37,12 +39,14 @@ pub fn all() -> Vec<Operator> {
         arithmetic::operators(),
         compare::operators(),
         layers::operators(),
+        linalg::operators(),
         loss::operators(),
         lookup::operators(),
         order::operators(),
         products::operators(),
         reduce::operators(),
         shape::operators(),
+        signal::operators(),
         slice::operators(),
         unary::operators(),
     ]
@@ -54,7 +58,7 @@ pub fn all() -> Vec<Operator> {
 /// An [`Operator`]: its name, perhaps numbers of dimensions of which one is drawn as `D`, and the
 /// block that draws.
 macro_rules! operator {
-    ($name:literal, D in [$($rank:literal)+], |$d:ident| $block:block) => {
+    ($name:expr, D in [$($rank:literal)+], |$d:ident| $block:block) => {
         $crate::random_programs::operators::Operator {
             name: $name,
             draw: |$d: &mut $crate::random_programs::draft::Draft| match $d.one_of(&[$($rank),+]) {
@@ -66,7 +70,7 @@ macro_rules! operator {
             },
         }
     };
-    ($name:literal, |$d:ident| $block:block) => {
+    ($name:expr, |$d:ident| $block:block) => {
         $crate::random_programs::operators::Operator {
             name: $name,
             draw: |$d: &mut $crate::random_programs::draft::Draft| $block,
@@ -112,20 +116,23 @@ use {operator, step};
 
 /// What the expressions see where they are about burn's tensors.
 mod plain {
-    pub use burn::tensor::{Bool, Float, Int, Tensor, activation, module};
+    pub use burn::tensor::{Bool, Float, Int, Tensor, activation, grid, loss, module};
+    pub use burn::{linalg, signal};
 
     pub use super::layers::plain::*;
     pub use super::loss::plain::*;
+    pub use super::signal::plain::*;
 }
 
 /// What the expressions see where they are about DTensors.
 mod sharded {
     pub use burn::tensor::{Bool, Float, Int};
     pub use burn_dtensor::dtensor::DTensor as Tensor;
-    pub use burn_dtensor::dtensor::ops::{activation, module};
+    pub use burn_dtensor::dtensor::ops::{activation, grid, linalg, loss, module, signal};
 
     pub use super::layers::sharded::*;
     pub use super::loss::sharded::*;
+    pub use super::signal::sharded::*;
 }
 
 /// A step that brings the floats `x`, of `rank` dimensions, into `range`, smoothly.

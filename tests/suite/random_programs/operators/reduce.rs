@@ -85,6 +85,7 @@ pub fn operators() -> Vec<Operator> {
     });
     all.extend(along_some! {
         "sum_dims" => |x, dims| x.sum_dims(&dims);
+        "sum_dims_squeeze" => |x, dims| x.sum_dims_squeeze::<1, _>(&dims[..2]);
         "mean_dims" => |x, dims| x.mean_dims(&dims);
         "prod_dims" => |x, dims| x.prod_dims(&dims);
         "max_dims" => |x, dims| x.max_dims(&dims);
@@ -96,6 +97,7 @@ pub fn operators() -> Vec<Operator> {
         "var_bias" => |x, dim| x.var_bias(dim);
         "var_mean" => |x, dim| x.var_mean(dim);
         "var_mean_bias" => |x, dim| x.var_mean_bias(dim);
+        "cov" => |x, dim| x.cov(dim, 1);
     });
     all
 }

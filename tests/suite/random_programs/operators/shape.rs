@@ -46,6 +46,8 @@ pub fn operators() -> Vec<Operator> {
             x.roll_dim(by, dim);
         "roll" [any Float any_ints Int] => |d, x: 2| [by = [d.below(3) as i64, d.below(5) as i64 - 2]]
             x.roll(&by, &[0, 1]);
+        "unfold" [any Float any_ints Int any_bools Bool] => |d, x: 2|
+            [dim = d.below(2), size = 1 + d.below(3), step = 1 + d.below(3)] x.unfold::<3, _>(dim, size, step);
         "chunk" [any Float any_ints Int any_bools Bool] => |d, x: 2| [dim = d.below(2), count = {
             // Burn panics where the last chunks would be empty.
             let (len, count) = (d.shape::<2>(x)[dim], 1 + d.below(4));

@@ -24,6 +24,7 @@ pub fn operators() -> Vec<Operator> {
         "mul_scalar" => |x| x * -1.5;
         "div_scalar" => |x| x / -2.0;
         "remainder_scalar" => |x| x % 1.5;
+        "fmod_scalar" => |x| x.fmod_scalar(0.7);
         "powi_scalar" in -3.0..3.0 => |x| x.powi_scalar(3);
         "powf_scalar" in 0.1..4.0 => |x| x.powf_scalar(1.5);
         "exp" in -4.0..3.0 => |x| x.exp();
@@ -52,6 +53,8 @@ pub fn operators() -> Vec<Operator> {
         "acosh" in 1.2..3.0 => |x| x.acosh();
         "atanh" in -0.9..0.9 => |x| x.atanh();
         "zeros_like" => |x| x.zeros_like();
+        "empty_like" => |x| x.empty_like().ones_like();
+        "into_scalar" => |x| x.clone() + x.detach().abs().max().into_scalar::<f64>();
         "ones_like" => |x| x.ones_like();
         "full_like" => |x| x.full_like(3);
         "clamp" => |x| x.clamp(-1.0, 1.0);
@@ -67,6 +70,10 @@ pub fn operators() -> Vec<Operator> {
         operator!("abs", D in [1 2], |d| {
             let i = d.any_ints::<D>();
             step!((i: Int<D>) [] => i.abs())
+        }),
+        operator!("square", D in [1 2], |d| {
+            let i = d.any_ints::<D>();
+            step!((i: Int<D>) [] => i.square())
         }),
         operator!("add_scalar", D in [1 2], |d| {
             let (i, by) = (d.any_ints::<D>(), d.below(5) as i64);

@@ -1,0 +1,47 @@
+//! Draws of categories by their weights.
+
+use burn::tensor::{Distribution, Int, Tensor};
+
+use super::args::misfit;
+use super::{Axes, apply, random};
+use crate::dtensor::local::reshape;
+use crate::dtensor::{DTensor, DTensorSpec};
+
+const CATEGORICAL: Axes = Axes::new("categorical", "..C -> ..K");
+
+impl<const D: usize> DTensor<D> {
+    /// `num_samples` categories of each of the distributions along the last dimension, which holds weights, as
+    /// burn's [`categorical`](Tensor::categorical): `[.., categories] -> [.., num_samples]`.
+    ///
+    /// Drawn with the next seed of the thread's [stream](random), the same on every mesh and under every
+    /// placement.
+    #[must_use]
+    #[track_caller]
+    pub fn categorical(self, num_samples: usize) -> DTensor<D, Int> {
+        if num_samples == 0 || self.dims()[D - 1] == 0 {
+            let why = format!("it draws at least 1 sample, not {num_samples}, of at least 1 category");
+            misfit("categorical", &[self.shape()], why).unwind();
+        }
+        let seed = random::next_seed_on(self.mesh());
+        let mut shape = self.shape();
+        shape[D - 1] = num_samples;
+        apply(&CATEGORICAL.lens([num_samples]), self, |weights, op| {
+            let mesh = op.input_spec(0).mesh();
+            let spec = DTensorSpec::decided(mesh, op.output_layout(0).clone(), shape, weights.dtype());
+            let uniform = random::part(Distribution::Uniform(0.0, 1.0), seed, &spec, &weights, 1.0);
+            sample(weights, uniform)
+        })
+    }
+}
+
+/// The category of each number of `uniform`, in 0..1: how many of the shares up to a category's it is above.
+fn sample<const D: usize>(weights: Tensor<D>, uniform: Tensor<D>) -> Tensor<D, Int> {
+    let (categories, shape) = (weights.dims()[D - 1], uniform.shape());
+    let (rows, samples) = (shape.num_elements() / shape[D - 1], shape[D - 1]);
+    let total = weights.clone().sum_dim(D - 1);
+    let shares: Tensor<3> = reshape((weights / total).cumsum(D - 1), [rows, categories, 1].into());
+    let below = shares.lower(reshape(uniform, [rows, 1, samples].into()));
+    // Shares may add up to a little less than 1.
+    let category = below.int().sum_dim(1).clamp(0, categories as i64 - 1);
+    reshape(category, shape)
+}

@@ -1,0 +1,215 @@
+//! Gather and scatter of slices by tuples of indices: `k` along the last dimension of the indices, which say
+//! where in the first `k` dimensions of the tensor.
+//!
+//! ```text
+//! x [a, b, c], indices [i, 2]  ->  found [i, c]     found[n, :] = x[indices[n, 0], indices[n, 1], :]
+//! ```
+//!
+//! | axis | `x` | indices | found |
+//! |---|---|---|---|
+//! | `a`, `b` | `S(0)`, `S(1)` | `R` | `P(sum)`, not of Bool |
+//! | `c` | `S(2)` | `R` | `S(1)` |
+//! | `i` | `R` | `S(0)` | `S(0)` |
+//!
+//! | axis | `x` | indices | values | updated |
+//! |---|---|---|---|---|
+//! | `a`, `b` | `S(0)`, `S(1)` | `R` | `R` | that of `x` |
+//! | `c` | `S(2)` | `R` | `S(1)` | `S(2)` |
+//! | `i`, of additions | `P(sum)` | `S(0)` | `S(0)` | `P(sum)` |
+//!
+//! Where `a` or `b` is cut, gather is a masked [lookup](super::lookup), and scatter updates own rows.
+
+use std::ops::Range;
+
+use burn::tensor::{Bool, IndexingUpdateOp, Int, Shape, Tensor};
+use smallvec::SmallVec;
+
+use super::args::misfit;
+use super::partials::MOVED_BY;
+use super::placements::{R, S, SUM};
+use super::update::through;
+use super::{Operator, Rule, Strategy, apply, lookup, strategy};
+use crate::Result;
+use crate::dtensor::local::reshape;
+use crate::dtensor::{DTensor, Kind};
+
+/// The shapes of a tensor and of tuples of indices into it.
+struct Tuples<'a> {
+    x: &'a [usize],
+    indices: &'a [usize],
+    /// How many dimensions a tuple indexes.
+    indexed: usize,
+}
+
+impl<'a> Tuples<'a> {
+    fn new(operator: &'static str, inputs: &'a [Shape]) -> Result<Self> {
+        let (x, indices) = (&inputs[0][..], &inputs[1][..]);
+        let (&indexed, indices) = indices.split_last().expect("a tensor has a dimension");
+        if indexed == 0 || indexed > x.len() {
+            let why = format!("tuples of {indexed} indices, of the last dimension; have 1 to {} of them", x.len());
+            return Err(misfit(operator, inputs, why));
+        }
+        Ok(Self { x, indices, indexed })
+    }
+
+    /// All that the tuples stand for.
+    fn slices(&self) -> Shape {
+        [self.indices, &self.x[self.indexed..]].concat().into()
+    }
+
+    /// Dimensions of the tensor that are not indexed, and where they are in the slices.
+    fn others(&self) -> impl Iterator<Item = (usize, usize)> {
+        (self.indexed..self.x.len()).map(|dim| (dim, self.indices.len() + dim - self.indexed))
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct GatherNd {
+    is_bool: bool,
+}
+
+impl Rule for GatherNd {
+    fn name(&self) -> &'static str {
+        "gather_nd"
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(vec![Tuples::new(self.name(), inputs)?.slices()])
+    }
+
+    fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
+        let Ok(tuples) = Tuples::new(self.name(), inputs) else { return Vec::new() };
+        // Bool cannot be added.
+        let indexed = (0..tuples.indexed).filter(|_| !self.is_bool).map(|dim| strategy([S(dim), R], [SUM]));
+        let others = tuples.others().map(|(dim, slice)| strategy([S(dim), R], [S(slice)]));
+        let places = (0..tuples.indices.len()).map(|dim| strategy([R, S(dim)], [S(dim)]));
+        indexed.chain(others).chain(places).chain(MOVED_BY.rows(2, 1)).collect()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct ScatterNd {
+    update: IndexingUpdateOp,
+}
+
+impl Rule for ScatterNd {
+    fn name(&self) -> &'static str {
+        "scatter_nd"
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        let slices = Tuples::new(self.name(), inputs)?.slices();
+        if inputs[2] != slices {
+            return Err(misfit(
+                self.name(),
+                inputs,
+                format!("the values must be the slices that the indices name, {slices}"),
+            ));
+        }
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
+        let Ok(tuples) = Tuples::new(self.name(), inputs) else { return Vec::new() };
+        let indexed = (0..tuples.indexed).map(|dim| strategy([S(dim), R, R], [S(dim)]));
+        let others = tuples.others().map(|(dim, slice)| strategy([S(dim), R, S(slice)], [S(dim)]));
+        let adds = self.update == IndexingUpdateOp::Add;
+        let places = (0..tuples.indices.len()).filter(|_| adds).map(|dim| strategy([SUM, S(dim), S(dim)], [SUM]));
+        indexed.chain(others).chain(places).chain(through(self.update).rows(3, 1)).collect()
+    }
+}
+
+/// The indexed dimensions of the tensor that are cut, and where.
+fn cuts(op: &Operator, indexed: usize) -> SmallVec<[(usize, Range<usize>); 2]> {
+    (0..indexed).filter_map(|dim| Some((dim, lookup::part(op, 0, dim)?))).collect()
+}
+
+/// `indices` as places in this rank's part, cut at `cuts`: `other` of the part for those that are elsewhere, and which
+/// tuples these are, `[.., 1]`.
+fn localize<const M: usize>(
+    indices: Tensor<M, Int>,
+    cuts: &[(usize, Range<usize>)],
+    op: &Operator,
+    other: impl Fn(&Range<usize>) -> usize,
+) -> (Tensor<M, Int>, Option<Tensor<M, Bool>>) {
+    let shape = op.input_spec(0).shape();
+    let indexed = indices.dims()[M - 1];
+    let longest = shape[..indexed].iter().copied().max().unwrap_or(0);
+    let mut columns = lookup::holding(indices, longest).split(1, M - 1);
+    let mut elsewhere: Option<Tensor<M, Bool>> = None;
+    for (dim, range) in cuts {
+        let (column, away) = lookup::localize(columns[*dim].clone(), range, shape[*dim], other(range));
+        columns[*dim] = column;
+        elsewhere = Some(match elsewhere {
+            Some(elsewhere) => elsewhere.bool_or(away),
+            None => away,
+        });
+    }
+    (Tensor::cat(columns, M - 1), elsewhere)
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// The slices at tuples of `indices`, as burn's [`gather_nd`](Tensor::gather_nd): of a tensor
+    /// `[a, b, c]` and indices `[.., 2]` the result is `[.., c]`.
+    ///
+    /// A tensor sharded along an indexed dimension is not moved: the result is a partial sum.
+    #[must_use]
+    #[track_caller]
+    pub fn gather_nd<const M: usize, const DV: usize>(self, indices: DTensor<M, Int>) -> DTensor<DV, K> {
+        let (dtype, indexed) = (self.dtype(), indices.dims()[M - 1]);
+        if DV + indexed + 1 != M + D {
+            let why = format!(
+                "tuples of {indexed} indices make {} dimensions, {DV} are asked for",
+                M + D - 1 - indexed.min(D)
+            );
+            misfit("gather_nd", &[self.shape(), indices.shape()], why).unwind();
+        }
+        apply(&GatherNd { is_bool: dtype.is_bool() }, (self, indices), |(x, indices), op| {
+            let (indices, elsewhere) = match &cuts(op, indexed)[..] {
+                [] => (indices, None),
+                cuts => localize(indices, cuts, op, |_| 0),
+            };
+            match elsewhere {
+                Some(elsewhere) => {
+                    let shape = op.output_shape(0).clone();
+                    let mut places = vec![1; DV];
+                    places[..M - 1].copy_from_slice(&shape[..M - 1]);
+                    let elsewhere = reshape::<M, DV, _>(elsewhere, places.into()).expand(shape);
+                    x.gather_nd(indices).mask_fill(elsewhere, 0)
+                }
+                None => lookup::of_type(x.gather_nd(indices), dtype),
+            }
+        })
+    }
+
+    /// `values` put at, or combined with, the slices at tuples of `indices`, as burn's
+    /// [`scatter_nd`](Tensor::scatter_nd): of a tensor `[a, b, c]` and indices `[.., 2]` the values are `[.., c]`.
+    #[must_use]
+    #[track_caller]
+    pub fn scatter_nd<const M: usize, const DV: usize>(
+        self,
+        indices: DTensor<M, Int>,
+        values: DTensor<DV, K>,
+        update: IndexingUpdateOp,
+    ) -> Self {
+        let indexed = indices.dims()[M - 1];
+        if indexed > 0 && indices.shape().num_elements() == 0 {
+            return self;
+        }
+        apply(&ScatterNd { update }, (self, indices, values), |(mut x, indices, values), op| {
+            let cuts = cuts(op, indexed);
+            if cuts.is_empty() {
+                return x.scatter_nd(indices, values, update);
+            }
+            let (indices, _) = localize(indices, &cuts, op, Range::len);
+            for (dim, _) in &cuts {
+                x = lookup::with_extra_row(x, *dim);
+            }
+            x = x.scatter_nd(indices, values, update);
+            for (dim, range) in cuts {
+                x = x.slice_dim(dim, 0..range.len());
+            }
+            x
+        })
+    }
+}

@@ -1,0 +1,169 @@
+//! Fourier transforms, with the names of [`burn::signal`]. Signals go by themselves; the dimension that is
+//! transformed is whole on every rank. All are linear.
+//!
+//! Lengths are powers of two, as burn's own.
+
+use burn::signal as local;
+use burn::signal::StftOptions;
+use burn::tensor::{AsIndex, Tensor, TensorCreationOptions};
+
+use super::args::{dim_of, misfit};
+use super::partials::LINEAR;
+use super::{Axes, apply};
+use crate::Result;
+use crate::dtensor::DTensor;
+use crate::dtensor::factory::make;
+use crate::mesh::DeviceMesh;
+use crate::placement::Placement;
+
+const RFFT: Axes = Axes::new("rfft", ".._.. -> ..F.., ..F..").through(LINEAR);
+const IRFFT: Axes = Axes::new("irfft", ".._.., .._.. -> ..T..").through(LINEAR);
+const CFFT: Axes = Axes::new("cfft", "..T.., ..T.. -> ..F.., ..F..").through(LINEAR);
+const STFT: Axes = Axes::new("stft", "b_, W* -> bFKC").linear(&[0]);
+const ISTFT: Axes = Axes::new("istft", "bFKC, W* -> bT").linear(&[0]);
+
+/// The spectrum of real signals along `dim`, real and imaginary parts, as burn's [`rfft`](local::rfft): of `n`
+/// elements, by default all of them, the `n / 2 + 1` frequencies from 0 up.
+#[must_use]
+#[track_caller]
+pub fn rfft<const D: usize>(signal: DTensor<D>, dim: impl AsIndex, n: Option<usize>) -> (DTensor<D>, DTensor<D>) {
+    let dim = dim_of("rfft", dim, D);
+    let len = length("rfft", &signal, n.unwrap_or(signal.dims()[dim]));
+    apply(&RFFT.at([dim]).lens([len / 2 + 1]), signal, |x, _| local::rfft(x, dim, n))
+}
+
+/// The real signals of a spectrum along `dim`, as burn's [`irfft`](local::irfft): `n` elements, by default as
+/// many as the spectrum has frequencies for.
+#[must_use]
+#[track_caller]
+pub fn irfft<const D: usize>(
+    spectrum_re: DTensor<D>,
+    spectrum_im: DTensor<D>,
+    dim: impl AsIndex,
+    n: Option<usize>,
+) -> DTensor<D> {
+    let dim = dim_of("irfft", dim, D);
+    alike("irfft", &spectrum_re, &spectrum_im);
+    let len = n.unwrap_or(2 * spectrum_re.dims()[dim].saturating_sub(1));
+    let len = length("irfft", &spectrum_re, len);
+    apply(&IRFFT.at([dim]).lens([len]), (spectrum_re, spectrum_im), |(re, im), _| local::irfft(re, im, dim, n))
+}
+
+/// The spectrum of complex signals along `dim`, real and imaginary parts, as burn's [`cfft`](local::cfft): of `n`
+/// elements, by default all of them, as many frequencies.
+#[must_use]
+#[track_caller]
+pub fn cfft<const D: usize>(
+    signal_re: DTensor<D>,
+    signal_im: DTensor<D>,
+    dim: impl AsIndex,
+    n: Option<usize>,
+) -> (DTensor<D>, DTensor<D>) {
+    let dim = dim_of("cfft", dim, D);
+    alike("cfft", &signal_re, &signal_im);
+    let len = length("cfft", &signal_re, n.unwrap_or(signal_re.dims()[dim]));
+    apply(&CFFT.at([dim]).lens([len]), (signal_re, signal_im), |(re, im), _| local::cfft(re, im, dim, n))
+}
+
+/// The spectra of overlapping frames of signals `[batch, time]`, as burn's [`stft`](local::stft):
+/// `[batch, frames, frequencies, 2]`, real and imaginary parts last.
+#[must_use]
+#[track_caller]
+pub fn stft(signal: DTensor<2>, window: Option<DTensor<1>>, options: StftOptions) -> DTensor<4> {
+    let StftOptions { n_fft, hop_length, center, .. } = options;
+    check("stft", &signal, window.as_ref(), options);
+    let [_, len] = signal.dims();
+    if len < n_fft && (!center || len <= n_fft / 2) {
+        let why = format!("the signal is too short for frames of {n_fft}");
+        misfit("stft", &[signal.shape()], why).unwind();
+    }
+    let padded = if center { len + 2 * (n_fft / 2) } else { len };
+    let frames = 1 + (padded - n_fft) / hop_length;
+    apply(&STFT.lens([frames, frequencies(options), 2]), (signal, window), |(signal, window), _| {
+        local::stft(signal, window, options)
+    })
+}
+
+/// The signals `[batch, time]` of spectra `[batch, frames, frequencies, 2]`, as burn's [`istft`](local::istft): of
+/// `length` elements, by default as many as the frames reach over.
+#[must_use]
+#[track_caller]
+pub fn istft(
+    stft_matrix: DTensor<4>,
+    window: Option<DTensor<1>>,
+    length: Option<usize>,
+    options: StftOptions,
+) -> DTensor<2> {
+    let StftOptions { n_fft, hop_length, center, .. } = options;
+    check("istft", &stft_matrix, window.as_ref(), options);
+    let ([_, frames, found, parts], wanted) = (stft_matrix.dims(), frequencies(options));
+    if frames == 0 || found != wanted || parts != 2 {
+        let why = format!("spectra must be [batch, frames, {wanted}, 2] of at least 1 frame");
+        misfit("istft", &[stft_matrix.shape()], why).unwind();
+    }
+    let reach = n_fft + (frames - 1) * hop_length - if center { 2 * (n_fft / 2) } else { 0 };
+    apply(&ISTFT.lens([length.unwrap_or(reach)]), (stft_matrix, window), |(spectra, window), _| {
+        local::istft(spectra, window, length, options)
+    })
+}
+
+macro_rules! windows {
+    ($($name:ident)*) => {$(
+        #[doc = concat!("A window of `size` elements, as burn's [`", stringify!($name), "`](local::", stringify!($name), ").")]
+        ///
+        /// # Errors
+        /// As [all factories](DTensor#factories).
+        pub fn $name(
+            size: usize,
+            periodic: bool,
+            mesh: &DeviceMesh,
+            placements: &[Placement],
+            options: impl Into<TensorCreationOptions>,
+        ) -> Result<DTensor<1>> {
+            make(stringify!($name), [size], mesh, placements, |part| {
+                let window: Tensor<1> = local::$name(size, periodic, options);
+                window.slice([part.slices[0].clone()])
+            })
+        }
+    )*};
+}
+
+windows! { hann_window hamming_window blackman_window }
+
+/// `len`, if a transform is that long.
+#[track_caller]
+fn length<const D: usize>(operator: &'static str, signal: &DTensor<D>, len: usize) -> usize {
+    if !len.is_power_of_two() {
+        let why = format!("a transform of {len} elements; it must be of a power of two: ask for `n` of them");
+        misfit(operator, &[signal.shape()], why).unwind();
+    }
+    len
+}
+
+#[track_caller]
+fn alike<const D: usize>(operator: &'static str, re: &DTensor<D>, im: &DTensor<D>) {
+    if re.dims() != im.dims() {
+        misfit(operator, &[re.shape(), im.shape()], "real and imaginary parts must have one shape").unwind();
+    }
+}
+
+#[track_caller]
+fn check<const D: usize>(operator: &'static str, x: &DTensor<D>, window: Option<&DTensor<1>>, options: StftOptions) {
+    let StftOptions { n_fft, hop_length, win_length, .. } = options;
+    let len = win_length.unwrap_or(n_fft);
+    if !n_fft.is_power_of_two() || hop_length == 0 || hop_length > len || len > n_fft {
+        let why = format!(
+            "{options:?}: `n_fft` must be a power of two, `win_length` at most that, and `hop_length` between 1 and \
+             `win_length`"
+        );
+        misfit(operator, &[x.shape()], why).unwind();
+    }
+    if let Some(window) = window.filter(|window| window.dims() != [len]) {
+        misfit(operator, &[x.shape(), window.shape()], format!("the window must have {len} elements")).unwind();
+    }
+}
+
+/// How many there are in a frame.
+fn frequencies(options: StftOptions) -> usize {
+    if options.onesided { options.n_fft / 2 + 1 } else { options.n_fft }
+}
