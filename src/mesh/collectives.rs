@@ -43,7 +43,11 @@ impl DeviceMesh {
     ///
     /// # Errors
     /// As [all of these](#collectives-of-plain-tensors).
-    pub fn broadcast<const D: usize, K: kind::Autodiff>(&self, tensor: Tensor<D, K>, source: usize) -> Result<Tensor<D, K>> {
+    pub fn broadcast<const D: usize, K: kind::Autodiff>(
+        &self,
+        tensor: Tensor<D, K>,
+        source: usize,
+    ) -> Result<Tensor<D, K>> {
         let metas = vec![meta(&tensor)];
         single(self.all()?.broadcast(self.call(), Some(plain(tensor)), metas, source))
     }
@@ -74,7 +78,11 @@ impl DeviceMesh {
     ///
     /// # Errors
     /// As [all of these](#collectives-of-plain-tensors).
-    pub fn all_gather<const D: usize, K: kind::Autodiff>(&self, part: Tensor<D, K>, dim: usize) -> Result<Tensor<D, K>> {
+    pub fn all_gather<const D: usize, K: kind::Autodiff>(
+        &self,
+        part: Tensor<D, K>,
+        dim: usize,
+    ) -> Result<Tensor<D, K>> {
         let cut = chunks(&part, dim, self.size());
         single(self.all()?.all_gather(self.call(), sharded(part, dim, cut)))
     }

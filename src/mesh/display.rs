@@ -37,7 +37,9 @@ fn grid(mesh: &DeviceMesh, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         [] => vec![Vec::new()],
         _ => outer.iter().map(|&size| 0..size).multi_cartesian_product().collect(),
     };
-    let label = |coordinate: &[usize]| coordinate.last().map_or_else(String::new, |row| format!("{} {row} ", names[outer.len() - 1]));
+    let label = |coordinate: &[usize]| {
+        coordinate.last().map_or_else(String::new, |row| format!("{} {row} ", names[outer.len() - 1]))
+    };
     let margin = coordinates.iter().map(|coordinate| label(coordinate).len()).max().unwrap_or(0);
     let width = mesh.ranks().iter().chain([&(columns - 1)]).map(|cell| cell.to_string().len()).max().unwrap_or(0);
     let under = heading.len();

@@ -115,7 +115,9 @@ pub enum MeshError {
         mesh: String,
     },
     /// Several of the dimensions named are made of one.
-    #[error("mesh dims {given:?} of {mesh} overlap: `{name}` is in two of them; name each dimension once, flattened or not")]
+    #[error(
+        "mesh dims {given:?} of {mesh} overlap: `{name}` is in two of them; name each dimension once, flattened or not"
+    )]
     Overlap {
         /// Names given.
         given: Vec<String>,
@@ -125,7 +127,9 @@ pub enum MeshError {
         mesh: String,
     },
     /// A name for flattened dimensions that others have.
-    #[error("`{name}` names the dims {taken:?} of {mesh}, so it cannot name {given:?} flattened: use another with `flatten_as`")]
+    #[error(
+        "`{name}` names the dims {taken:?} of {mesh}, so it cannot name {given:?} flattened: use another with `flatten_as`"
+    )]
     NameTaken {
         /// The name.
         name: String,

@@ -146,7 +146,9 @@ fn a_flattened_name_is_found_again_with_its_one_communicator() {
         unknown(mesh.slice("dp_cp"));
         let flat = stage.flatten(["dp", "cp"])?;
         // On the root, on the slice, on a clone; made again.
-        for again in [mesh.slice("dp_cp"), stage.slice("dp_cp"), mesh.clone().slice("dp_cp"), mesh.flatten(["dp", "cp"])] {
+        for again in
+            [mesh.slice("dp_cp"), stage.slice("dp_cp"), mesh.clone().slice("dp_cp"), mesh.flatten(["dp", "cp"])]
+        {
             let again = again?;
             assert_eq!(again, flat);
             assert!(std::ptr::eq(again.communicator(0)?.as_ref(), flat.communicator(0)?.as_ref()));

@@ -51,9 +51,9 @@ mod shards;
 mod simulation;
 mod step;
 mod strided;
-mod unstride;
 #[cfg(test)]
 mod tests;
+mod unstride;
 
 pub use chunk::chunk;
 pub use cut::Cut;

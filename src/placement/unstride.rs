@@ -74,10 +74,12 @@ impl StridedLayout {
     /// If `mesh_dim` shards nothing, and as [`local_runs`](Self::local_runs).
     pub(crate) fn dealt(&self, global: &[usize], coordinate: &[usize], mesh_dim: usize) -> Dealt {
         let (dim, split_factor) = self.placements()[mesh_dim].shard().expect("a shard is undone");
-        let outside = Self::new(&self.mesh_shape()[..mesh_dim], &self.placements()[..mesh_dim]).expect("a part of a layout");
+        let outside =
+            Self::new(&self.mesh_shape()[..mesh_dim], &self.placements()[..mesh_dim]).expect("a part of a layout");
         let len = outside.local_runs(global, &coordinate[..mesh_dim])[dim].iter().map(ExactSizeIterator::len).sum();
         let ranks = self.mesh_shape()[mesh_dim];
-        let parts = (0..ranks).map(|rank| dealt(len, split_factor, ranks, rank).flatten().collect()).collect::<Vec<Vec<_>>>();
+        let parts =
+            (0..ranks).map(|rank| dealt(len, split_factor, ranks, rank).flatten().collect()).collect::<Vec<Vec<_>>>();
         let mut places = vec![0; len];
         parts.iter().flatten().enumerate().for_each(|(place, &element)| places[element] = place);
         Dealt { dim, lengths: parts.iter().map(Vec::len).collect(), places }

@@ -40,7 +40,8 @@ fn factories_make_the_same_tensor_on_every_mesh() {
     let falses = everywhere(shape, |mesh, p| DTensor::<2, Bool>::zeros(shape, mesh, p, device));
     assert_eq!(falses, Tensor::<2, Bool>::zeros(shape, device).into_data());
     // Whatever the values are, these are shape, element type and kind.
-    let empty = everywhere(shape, |mesh, p| Ok(DTensor::<2, Int>::empty(shape, mesh, p, (device, DType::I32))?.mul_scalar(0)));
+    let empty =
+        everywhere(shape, |mesh, p| Ok(DTensor::<2, Int>::empty(shape, mesh, p, (device, DType::I32))?.mul_scalar(0)));
     assert_eq!(empty, Tensor::<2, Int>::zeros(shape, (device, DType::I32)).into_data());
     let range = everywhere([9], |mesh, p| DTensor::<1, Int>::arange(-4..5, mesh, p, device));
     assert_eq!(range, Tensor::<1, Int>::arange(-4..5, device).into_data());

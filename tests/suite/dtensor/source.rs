@@ -36,7 +36,8 @@ fn any_rank_may_hold_what_is_distributed() {
 #[test]
 fn a_source_is_counted_in_its_slice() {
     on_mesh(&[2, 2], |world, mesh| {
-        let mesh = DeviceMesh::from_ranks(world, mesh.ranks().iter().rev().copied().collect::<Vec<_>>(), [2, 2], names(2))?;
+        let mesh =
+            DeviceMesh::from_ranks(world, mesh.ranks().iter().rev().copied().collect::<Vec<_>>(), [2, 2], names(2))?;
         let slice = mesh.slice("b")?;
         let own = ramp([4], 10.0 * world.rank() as f32, &Device::flex());
         world.ledger().reset();

@@ -39,9 +39,12 @@ fn any_split_factor_on_any_mesh_dimension_is_read_and_written() {
                 for len in [0, 1, 5, 7, 12] {
                     let whole = Tensor::<1, Int>::arange(0..len as i64, &Device::flex());
                     let own = held(len, mesh_shape, coordinate, &factors);
-                    let shift = |tensor: Tensor<1, Int>| tensor.into_data().iter::<i64>().map(|x| x as usize).collect_vec();
+                    let shift =
+                        |tensor: Tensor<1, Int>| tensor.into_data().iter::<i64>().map(|x| x as usize).collect_vec();
                     let local = match (own.first(), own.last()) {
-                        (Some(_), Some(_)) => Tensor::from_data(&own.iter().map(|&x| x as i64).collect_vec()[..], &Device::flex()),
+                        (Some(_), Some(_)) => {
+                            Tensor::from_data(&own.iter().map(|&x| x as i64).collect_vec()[..], &Device::flex())
+                        }
                         _ => Tensor::empty([0], &Device::flex()),
                     };
                     let read = DTensor::from_strided(local, mesh, &placements, [len])?;
@@ -65,7 +68,7 @@ fn what_is_not_strided_is_not_moved() {
         let runs = |rank: usize| [[0, 2, 4, 6], [1, 3, 5, 7]][rank / 2 % 2];
         let columns = Tensor::<1, Int>::from_data(runs(world.rank()), &Device::flex());
         let rows = 3 * (world.rank() / 4);
-        let local = whole.clone().slice([rows..rows + 3]).select(1, columns);
+        let local = whole.clone().narrow(0, rows, 3).select(1, columns);
         world.ledger().reset();
         let read = DTensor::from_strided(local.clone(), mesh, &placements, [6, 8])?;
         assert_eq!(read.placements(), [S(0), R, R]);
@@ -96,7 +99,10 @@ fn parts_of_strided_shards_are_leaves_of_their_own() {
                 assert!(leaf.grad(&grads).is_some() && local.grad(&grads).is_none());
                 assert!(!x.to_strided(&[ss(0, factor)])?.device().is_autodiff());
                 let error = error_of(DTensor::from_strided(local * 2.0, mesh, &[ss(0, factor)], [8]));
-                assert!(matches!(error, Error::DTensor(DTensorError::NotALeaf { operation: "from_strided" })), "{error:?}");
+                assert!(
+                    matches!(error, Error::DTensor(DTensorError::NotALeaf { operation: "from_strided" })),
+                    "{error:?}"
+                );
             }
         }
         Ok(())

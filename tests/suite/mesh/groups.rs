@@ -18,7 +18,10 @@ fn a_line_takes_its_ranks_from_the_group() {
         }
         let group = world.group(&[3, 1])?;
         let mesh = DeviceMesh::from_group(world, group.clone(), "tp")?;
-        assert_eq!((mesh.ranks(), mesh.names(), mesh.coordinate()), (&[3, 1][..], &["tp".into()][..], Some(&[group.group().rank()][..])));
+        assert_eq!(
+            (mesh.ranks(), mesh.names(), mesh.coordinate()),
+            (&[3, 1][..], &["tp".into()][..], Some(&[group.group().rank()][..]))
+        );
         assert!(std::ptr::eq(mesh.communicator(0)?.as_ref(), group.as_ref()));
         // The world's one group of these ranks: the mesh that makes it itself is the same.
         assert_eq!(mesh, DeviceMesh::from_ranks(world, [3, 1], [2], "tp")?);
@@ -78,7 +81,11 @@ fn groups_that_are_no_rows_of_the_array_are_refused() {
         refused(build(vec![rows.clone(), columns.clone()], [0, 1, 2, 3]), "dp", "its row along `dp`");
         refused(build(vec![columns.clone(), rows.clone()], [0, 1, 3, 2]), "dp", "its row along `dp`");
         let turned = world.group(&[row + 1, row])?;
-        refused(build(vec![columns.clone(), turned], [0, 1, 2, 3]), "tp", &format!("world.group(&[{row}, {}])", row + 1));
+        refused(
+            build(vec![columns.clone(), turned], [0, 1, 2, 3]),
+            "tp",
+            &format!("world.group(&[{row}, {}])", row + 1),
+        );
 
         for groups in [vec![], vec![columns.clone()]] {
             let error = build(groups, [0, 1, 2, 3]);
