@@ -17,7 +17,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// from them, so parts may be uneven as [`chunk`](crate::placement::chunk) makes them.
     ///
     /// Compared are dtype, `require_grad`, shape, and, bit for bit, the values that Replicate
-    /// says are equal. It reads the values of every rank: for set-up and debugging.
+    /// says are equal. It reads the values of every rank: for set-up and debugging. Nothing is put right: PyTorch's
+    /// `run_check` sends the first rank's values over the others' instead.
     ///
     /// # Collective
     /// Every rank of the mesh; an error is the same on all of them.

@@ -7,6 +7,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 
+use super::array::{along, unravel, validate};
 use super::{DimNames, MeshError};
 use crate::Result;
 use crate::comm::{Communicator, World};
@@ -24,9 +25,9 @@ use crate::comm::{Communicator, World};
 /// ```text
 /// DeviceMesh(dp=2, tp=4; ranks 0..8)
 ///
-///      tp 0  1  2  3
-/// dp 0    0  1  2  3
-/// dp 1    4  5  6  7
+///      tp  0  1  2  3
+/// dp 0     0  1  2  3
+/// dp 1     4  5  6  7
 /// ```
 #[derive(Clone)]
 pub struct DeviceMesh(Arc<Inner>);
@@ -108,7 +109,7 @@ impl DeviceMesh {
         index: usize,
     ) -> Result<Self> {
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
-        validate(world, &ranks, shape, &names)?;
+        validate(world.size(), &ranks, shape, &names)?;
         let position = ranks.iter().position(|&rank| rank == world.rank());
         let mut communicators = Vec::new();
         if let Some(coordinate) = position.map(|position| unravel(position, shape)) {
@@ -324,62 +325,10 @@ impl DeviceMesh {
     }
 }
 
-pub(super) fn validate(world: &World, ranks: &[usize], shape: &[usize], names: &[String]) -> Result<(), MeshError> {
-    let needed: usize = shape.iter().product();
-    if shape.is_empty() || needed == 0 {
-        return Err(MeshError::EmptyShape { shape: shape.to_vec() });
-    }
-    if names.len() != shape.len() {
-        return Err(MeshError::NameCount { names: names.to_vec(), shape: shape.to_vec() });
-    }
-    if let Some(mesh_dim) = names.iter().position(String::is_empty) {
-        return Err(MeshError::EmptyName { mesh_dim });
-    }
-    if let Some(name) = first_repeated(names) {
-        return Err(MeshError::DuplicateName { name: name.clone(), names: names.to_vec() });
-    }
-    if ranks.len() != needed {
-        return Err(MeshError::RankCount { given: ranks.len(), needed, shape: shape.to_vec() });
-    }
-    if let Some(&rank) = ranks.iter().find(|rank| **rank >= world.size()) {
-        return Err(MeshError::RankOutOfRange { rank, world_size: world.size() });
-    }
-    match first_repeated(ranks) {
-        Some(&rank) => Err(MeshError::DuplicateRank { rank }),
-        None => Ok(()),
-    }
-}
-
-pub(super) fn first_repeated<T: Eq + Hash>(items: &[T]) -> Option<&T> {
-    let mut seen = std::collections::HashSet::new();
-    items.iter().find(|item| !seen.insert(*item))
-}
-
 fn identity_hash(world: &World, ranks: &[usize], shape: &[usize], names: &[String], root: Option<&DeviceMesh>) -> u64 {
     let mut hasher = DefaultHasher::new();
     (world.identity(), ranks, shape, names, root).hash(&mut hasher);
     hasher.finish()
-}
-
-/// The coordinate of a row-major position.
-fn unravel(position: usize, shape: &[usize]) -> SmallVec<[usize; 3]> {
-    let mut rest = position;
-    let mut coordinate: SmallVec<[usize; 3]> = shape.into();
-    for index in coordinate.iter_mut().rev() {
-        (rest, *index) = (rest / *index, rest % *index);
-    }
-    coordinate
-}
-
-/// The ranks that differ from `coordinate` only along `free`, of which the last changes fastest.
-fn along(ranks: &[usize], shape: &[usize], coordinate: &[usize], free: &[usize]) -> Vec<usize> {
-    let stride = |dim: usize| shape[dim + 1..].iter().product::<usize>();
-    let fixed = (0..shape.len()).filter(|dim| !free.contains(dim)).map(|dim| coordinate[dim] * stride(dim)).sum();
-    let positions = free.iter().fold(vec![fixed], |positions: Vec<usize>, &dim| {
-        let steps = |position| (0..shape[dim]).map(move |index| position + index * stride(dim));
-        positions.into_iter().flat_map(steps).collect()
-    });
-    positions.into_iter().map(|position| ranks[position]).collect()
 }
 
 impl PartialEq for DeviceMesh {

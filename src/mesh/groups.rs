@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::device_mesh::validate;
+use super::array::validate;
 use super::{DeviceMesh, DimNames, MeshError};
 use crate::Result;
 use crate::comm::{Communicator, World};
@@ -59,7 +59,7 @@ impl DeviceMesh {
         if groups.len() != shape.len() {
             return Err(MeshError::GroupCount { groups: groups.len(), shape: shape.to_vec() }.into());
         }
-        validate(world, &ranks, shape, &names)?;
+        validate(world.size(), &ranks, shape, &names)?;
         let mesh = Self::over(world, ranks, shape, names, groups, 0);
         let coordinate = mesh.member("make it of groups")?;
         for (mesh_dim, name) in mesh.names().iter().enumerate() {

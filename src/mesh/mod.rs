@@ -25,6 +25,7 @@
 //! [`NotAMember`](MeshError::NotAMember): slices, every way to make a DTensor, `parallelize`, `fully_shard`. So a
 //! program asks `mesh.coordinate().is_some()` first; there are no empty tensors that stand for nothing.
 
+mod array;
 mod collectives;
 mod current;
 mod device_mesh;

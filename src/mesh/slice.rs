@@ -1,6 +1,7 @@
 //! Slices of a mesh, and slices put together again.
 
-use super::device_mesh::{MeshDim, first_repeated};
+use super::array::first_repeated;
+use super::device_mesh::MeshDim;
 use super::{DeviceMesh, DimNames, MeshError};
 use crate::Result;
 

@@ -13,7 +13,7 @@
 //! [`parallelize`] places every parameter of an ordinary burn module on a 1-D mesh, as a [`Plan`]
 //! of path patterns and [`Style`]s says. It moves values and nothing else: what a rank computes with
 //! its shard is the business of the layer, which finds the style with its parameters
-//! ([`ParamExt`](crate::param::ParamExt)).
+//! ([`ParamExt`](crate::param::ParamExt)). [`distribute_module`] asks a function instead of a plan.
 //!
 //! # Invariants
 //! 1. The optimizer, records and gradients see shards only; the model's type and parameter paths

@@ -68,7 +68,7 @@ fn what_is_not_strided_is_not_moved() {
         let runs = |rank: usize| [[0, 2, 4, 6], [1, 3, 5, 7]][rank / 2 % 2];
         let columns = Tensor::<1, Int>::from_data(runs(world.rank()), &Device::flex());
         let rows = 3 * (world.rank() / 4);
-        let local = whole.clone().slice([rows..rows + 3]).select(1, columns);
+        let local = whole.clone().narrow(0, rows, 3).select(1, columns);
         world.ledger().reset();
         let read = DTensor::from_strided(local.clone(), mesh, &placements, [6, 8])?;
         assert_eq!(read.placements(), [S(0), R, R]);

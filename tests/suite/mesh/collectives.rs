@@ -20,11 +20,11 @@ fn tensors_go_along_the_dimension_of_a_slice() {
         let (tp, place) = (mesh.slice("tp")?, world.rank() % 3);
         let row: Vec<usize> = (0..3).map(|place| world.rank() / 3 * 3 + place).collect();
         let x = || tensor([5, 2], own(world.rank(), 10), world);
-        for source in 0..3 {
-            assert_eq!(values(tp.broadcast(x(), source)?), own(row[source], 10));
+        for (source, &rank) in row.iter().enumerate() {
+            assert_eq!(values(tp.broadcast(x(), source)?), own(rank, 10));
             // Five rows over three ranks: 2, 2 and 1.
             let rows = [0..4, 4..8, 8..10][place].clone();
-            assert_eq!(values(tp.scatter(x(), 0, source)?), own(row[source], 10)[rows]);
+            assert_eq!(values(tp.scatter(x(), 0, source)?), own(rank, 10)[rows]);
         }
         let all: Vec<f32> = row.iter().flat_map(|&rank| own(rank, 10)).collect();
         assert_eq!(values(tp.all_gather(x(), 0)?), all);

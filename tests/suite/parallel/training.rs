@@ -1,5 +1,7 @@
 //! An ordinary burn model, trained distributed: burn's layers read the whole weights.
 
+use std::time::Duration;
+
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::Device;
@@ -167,5 +169,43 @@ fn units_move_the_tensor_parallel_shard_alone() {
             assert_eq!((replicated.calls, replicated.bytes), (1, 4 * 8), "{unit}");
         }
         Ok(())
+    });
+}
+
+/// Two data-parallel dimensions as one, next to each other and around the tensor-parallel one; and meshes over
+/// communicators of their own.
+#[test]
+fn a_burn_model_trains_equal_over_flattened_dimensions_and_adopted_groups() {
+    let model = Net::new(&Device::flex());
+    let expected = values(&trained(&model, 4), None);
+    let trains = |mesh: &DeviceMesh, data: &DeviceMesh| -> Result<()> {
+        let device = mesh.device().clone().autodiff();
+        let parallel = parallelize(on_device(&model, &device), &mesh.slice("tp")?, plan())?;
+        let mut model = fully_shard(parallel, data, FullyShard::new().units(["blocks.*"]))?;
+        let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
+        for step in 0..STEPS {
+            let loss = model.loss_on(step, data.coordinate().expect("a member")[0], &device);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(1e-2, model, grads);
+        }
+        let diff = max_diff(&values(&full_model(&model)?, None), &expected);
+        assert!(diff < 1e-4, "weights part by {diff} on {mesh}, {data}");
+        Ok(())
+    };
+    for names in [["dp", "cp", "tp"], ["dp", "tp", "cp"]] {
+        MeshTest::new([2, 2, 2], names).run(|mesh| {
+            let data = mesh.flatten(["dp", "cp"])?;
+            trains(mesh, &data)?;
+            assert_eq!(mesh.slice("dp_cp")?, data);
+            Ok(())
+        });
+    }
+    MeshTest::new([4, 2], ["dp", "tp"]).run(|mesh| {
+        let deadlines = mesh.with_deadline("dp", Duration::from_secs(60))?;
+        trains(&deadlines, &deadlines.slice("dp")?)?;
+        let duplicate = |dim: usize| Ok::<_, Error>(mesh.communicator(dim)?.duplicate("adopted"));
+        let groups = [duplicate(0)?, duplicate(1)?];
+        let adopted = DeviceMesh::from_groups(mesh.world(), groups, mesh.ranks(), [4, 2], ["dp", "tp"])?;
+        trains(&adopted, &adopted.slice("dp")?)
     });
 }
