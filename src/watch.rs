@@ -148,20 +148,20 @@ impl Drop for Changing {
     }
 }
 
-/// Runs `body`, which is the forward of the module at the path that `module` says, if it has one.
+/// Until it is dropped, the forward of the module at the path that `module` says runs, if it has one.
 #[track_caller]
-pub(crate) fn inside<T>(module: impl FnOnce() -> Option<Arc<str>>, body: impl FnOnce() -> T) -> T {
-    let entered = if is_on() { module() } else { None };
-    let Some(path) = entered else { return body() };
+pub(crate) fn entered(module: impl FnOnce() -> Option<Arc<str>>) -> Option<Entered> {
+    let path = if is_on() { module()? } else { return None };
     let at = Location::caller();
     MODULES.with_borrow_mut(|modules| modules.push((path, at)));
-    let _leave = Leave;
-    body()
+    Some(Entered)
 }
 
-struct Leave;
+/// A module whose forward runs.
+#[must_use]
+pub(crate) struct Entered;
 
-impl Drop for Leave {
+impl Drop for Entered {
     fn drop(&mut self) {
         MODULES.with_borrow_mut(|modules| modules.pop());
     }

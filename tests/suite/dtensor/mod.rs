@@ -18,6 +18,7 @@ mod ragged;
 mod random;
 mod request;
 mod text;
+mod transfer;
 mod vary;
 
 use burn::tensor::{Device, Tensor, TensorData};
