@@ -166,3 +166,24 @@ impl Drop for Entered {
         MODULES.with_borrow_mut(|modules| modules.pop());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_noted_is_kept_no_longer_than_it_is_watched() {
+        let change = || Change {
+            origin: Origin::new("test"),
+            from: Layout::replicate(&[2]).unwrap(),
+            to: Layout::replicate(&[2]).unwrap(),
+            summed: Vec::new(),
+            shape: vec![4],
+            phase: Phase::Forward,
+        };
+        assert!(changing(change).is_none(), "nobody watches");
+        let (_, log) = watch(|| changing(change).is_some());
+        assert_eq!(log.changes.len(), 1);
+        assert!(LOG.with_borrow(|log| log.changes.is_empty()) && !is_on());
+    }
+}
