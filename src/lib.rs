@@ -74,6 +74,7 @@
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module |
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan |
 //! | [`nn`] | the forward of burn-nn's layers over DTensors |
+//! | [`debug`] | watching: what is sent and why, which rank holds what |
 //!
 //! With the feature `testing` there is also a room of mesh fixtures for tests, and the prover of
 //! operators' rules.
@@ -81,6 +82,7 @@
 
 mod autodiff;
 pub mod comm;
+pub mod debug;
 pub mod dtensor;
 mod error;
 pub mod fsdp;

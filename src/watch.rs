@@ -148,21 +148,42 @@ impl Drop for Changing {
     }
 }
 
-/// Runs `body`, which is the forward of the module at the path that `module` says, if it has one.
+/// Until it is dropped, the forward of the module at the path that `module` says runs, if it has one.
 #[track_caller]
-pub(crate) fn inside<T>(module: impl FnOnce() -> Option<Arc<str>>, body: impl FnOnce() -> T) -> T {
-    let entered = if is_on() { module() } else { None };
-    let Some(path) = entered else { return body() };
+pub(crate) fn entered(module: impl FnOnce() -> Option<Arc<str>>) -> Option<Entered> {
+    let path = if is_on() { module()? } else { return None };
     let at = Location::caller();
     MODULES.with_borrow_mut(|modules| modules.push((path, at)));
-    let _leave = Leave;
-    body()
+    Some(Entered)
 }
 
-struct Leave;
+/// A module whose forward runs.
+#[must_use]
+pub(crate) struct Entered;
 
-impl Drop for Leave {
+impl Drop for Entered {
     fn drop(&mut self) {
         MODULES.with_borrow_mut(|modules| modules.pop());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_noted_is_kept_no_longer_than_it_is_watched() {
+        let change = || Change {
+            origin: Origin::new("test"),
+            from: Layout::replicate(&[2]).unwrap(),
+            to: Layout::replicate(&[2]).unwrap(),
+            summed: Vec::new(),
+            shape: vec![4],
+            phase: Phase::Forward,
+        };
+        assert!(changing(change).is_none(), "nobody watches");
+        let (_, log) = watch(|| changing(change).is_some());
+        assert_eq!(log.changes.len(), 1);
+        assert!(LOG.with_borrow(|log| log.changes.is_empty()) && !is_on());
     }
 }

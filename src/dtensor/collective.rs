@@ -10,6 +10,7 @@ use crate::placement::Cut;
 
 /// One local tensor, there or on its way.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it is on the stack for as long as a collective takes")]
 pub(super) enum Moving<const D: usize, K: Kind> {
     /// It is there.
     There(Tensor<D, K>),

@@ -175,6 +175,30 @@ pub enum DTensorError {
         /// Layouts of the inputs.
         inputs: Vec<String>,
     },
+    /// A transfer was given another tensor than it is of.
+    #[error(
+        "rank {rank} brings {found} to a transfer of {expected}; make a `Transfer` of what there is, and give it the part \
+         of every rank of the mesh that it comes from, and `None` on the others"
+    )]
+    TransferOf {
+        /// The calling rank.
+        rank: usize,
+        /// The tensor that the transfer is of.
+        expected: String,
+        /// What it was given.
+        found: String,
+    },
+    /// Gradients cannot come back from a mesh of other ranks.
+    #[error(
+        "a tracked tensor cannot go from {from} to {to}: not every rank is in both, and one that is not has no graph to \
+         run backward through; `detach` it, or choose meshes of the same ranks"
+    )]
+    TransferTracked {
+        /// The mesh that it comes from.
+        from: String,
+        /// The mesh that it goes to.
+        to: String,
+    },
     /// An element type for floats was given for a tensor of something else.
     #[error(
         "`{operation}` was given an element type to send in, which is for floats: the tensor is {}; leave it out, or \

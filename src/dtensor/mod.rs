@@ -24,6 +24,7 @@
 //! | which steps lead from one layout to another | [`plan`](crate::placement::plan) |
 //! | a step forward, and its gradient | `step`, `pullback`; together, as one node of the graph, `route` |
 //! | with other element types, or not waited for at once | `request` |
+//! | to another mesh | `transfer` |
 //! | what a tensor already was redistributed to | `handles` |
 //! | values that ranks use differently | `vary` |
 //! | from plain tensors to DTensors | `create`, `distribute`, `check`, `factory`, `initialize` |
@@ -53,6 +54,7 @@ mod display;
 mod distribute;
 mod error;
 mod factory;
+mod grid;
 mod handles;
 mod initialize;
 mod kind;
@@ -70,10 +72,12 @@ mod spec;
 mod step;
 mod strided;
 mod tensor;
+mod transfer;
 mod vary;
 
 pub(crate) use distribute::send_parts;
 pub use error::DTensorError;
+pub(crate) use grid::Grid;
 pub use kind::Kind;
 #[cfg(feature = "testing")]
 pub(crate) use local::{as_float, is_tracked};
@@ -82,3 +86,4 @@ pub use picture::picture;
 pub use request::{Redistribute, Redistributing};
 pub use spec::DTensorSpec;
 pub use tensor::DTensor;
+pub use transfer::Transfer;

@@ -111,7 +111,7 @@ impl Redistribute {
         }
         let own = |dtype: Option<DType>| dtype.is_none_or(|dtype| dtype == x.dtype());
         if *x.layout() == layout && own(forward) && own(backward) {
-            return Ok(Redistributing(State::There(x)));
+            return Ok(Redistributing(State::There(Box::new(x))));
         }
         let spec = x.spec.with_layout(layout)?.with_dtype(forward.unwrap_or(x.dtype()));
         let route = Route::between(x.layout(), spec.layout())?;
@@ -131,7 +131,7 @@ pub struct Redistributing<const D: usize, K: Kind = Float>(State<D, K>);
 
 #[derive(Debug)]
 enum State<const D: usize, K: Kind> {
-    There(DTensor<D, K>),
+    There(Box<DTensor<D, K>>),
     UnderWay(Box<Walk<D, K>>, Arc<DTensorSpec>),
 }
 
@@ -150,7 +150,7 @@ impl<const D: usize, K: Kind> Redistributing<D, K> {
     /// [`CommError`](crate::comm::CommError) if a collective fails.
     pub fn wait(self) -> Result<DTensor<D, K>> {
         match self.0 {
-            State::There(x) => Ok(x),
+            State::There(x) => Ok(*x),
             State::UnderWay(walk, spec) => Ok(DTensor::from_parts(walk.finish(Weak::new())?, spec)),
         }
     }

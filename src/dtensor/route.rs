@@ -181,6 +181,7 @@ pub(super) struct Walk<const D: usize, K: Kind> {
 
 /// Where a tensor under way is.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it is on the stack for as long as a collective takes")]
 enum At<const D: usize, K: Kind> {
     There(Tensor<D, K>),
     Between(Started<D, K>),

@@ -213,7 +213,7 @@ pub(super) fn mesh_dim_name(mesh: &DeviceMesh, index: usize) -> String {
     }
 }
 
-fn check_layout(mesh: &DeviceMesh, layout: &Layout, shape: &Shape) -> Result<()> {
+pub(super) fn check_layout(mesh: &DeviceMesh, layout: &Layout, shape: &Shape) -> Result<()> {
     if layout.mesh_shape() != mesh.shape() {
         let (layout, mesh) = (layout.mesh_shape().to_vec(), mesh.to_string());
         return Err(DTensorError::LayoutMesh { layout, mesh }.into());

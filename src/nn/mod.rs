@@ -92,7 +92,8 @@ use burn::tensor::Tensor;
 use crate::dtensor::ops::Operand;
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
-use crate::param::ParamExt;
+use crate::param::{ParamExt, module_path};
+use crate::watch;
 
 /// The forward of a burn-nn layer over DTensors.
 ///
@@ -152,6 +153,7 @@ pub fn styled<const D: usize, const P: usize, const O: usize, K: Kind>(
     x: DTensor<D, K>,
     forward: impl FnOnce(Operand<D, K>, DTensor<P>) -> DTensor<O>,
 ) -> DTensor<O> {
+    let _inside = watch::entered(|| module_path(param));
     let (style, value) = (param.style(), read(param));
     let y = forward(x.pinned(style.and_then(|style| style.input())), value);
     match style.and_then(|style| style.output()) {

@@ -14,6 +14,7 @@ use super::unit::Unit;
 use super::visit::{Visited, walk};
 use crate::Result;
 use crate::error::OrUnwind;
+use crate::watch;
 
 /// Runs `forward` with the module's unit gathered: one all-gather before, freed at the end unless
 /// the unit keeps its parameters, one reduce-scatter in backward.
@@ -79,6 +80,7 @@ use crate::error::OrUnwind;
 /// # Panics
 /// Unwinds with the typed [`Error`](crate::Error) if a collective fails, and with [`ParamError::Replaced`] if a
 /// parameter of the module was replaced after it was distributed; [`launch`](crate::comm::launch) returns it.
+#[track_caller]
 pub fn unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I) -> O) -> O
 where
     M: Module,
@@ -93,6 +95,8 @@ where
         let output = forward(module, input);
         return open.leave(output);
     };
+    let label = unit.label();
+    let _inside = watch::entered(|| Some(label));
     open::close_read(&unit);
     let (scope, input) = Scope::open(&unit, shards, open::opening(&unit), input);
     // Not when the first parameter is read: a rank that reads none must take part all the same.

@@ -76,5 +76,5 @@ pub use style::Style;
 pub(crate) use unit::{AGAIN, DataParallel, REDUCE, TensorParallel, Unit, UnitParam};
 pub use unshard::{UnshardHandle, reshard, unshard};
 pub use view::ParamExt;
-pub(crate) use view::path;
+pub(crate) use view::{module_path, path};
 pub(crate) use visit::{Visited, walk, walk_with_paths};

@@ -1,5 +1,7 @@
 //! [`ParamExt`]: the distributed views of a parameter.
 
+use std::sync::Arc;
+
 use burn::module::Param;
 use burn::tensor::Tensor;
 
@@ -124,6 +126,12 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
 fn as_shard<const D: usize>(param: &Param<Tensor<D>>, local: Tensor<D>) -> Option<DTensor<D>> {
     let spec = param.reparameterization::<DistributedParameter>()?.spec(local.dtype());
     Some(DTensor::from_parts(local, spec))
+}
+
+/// The path of the module that has the parameter as a field, in the model that was distributed.
+pub(crate) fn module_path<const D: usize>(param: &Param<Tensor<D>>) -> Option<Arc<str>> {
+    let path = &param.reparameterization::<DistributedParameter>()?.info().path;
+    Some(path.rsplit_once('.').map_or("root", |(module, _)| module).into())
 }
 
 /// The parameter's path in the model that was distributed, or else its id: for messages.

@@ -45,6 +45,7 @@ mod layout;
 #[cfg(test)]
 mod matrix;
 mod parse;
+mod pieces;
 mod plan;
 mod shards;
 #[cfg(test)]
@@ -60,6 +61,7 @@ pub use cut::Cut;
 pub use error::PlacementError;
 pub use kind::{PartialOp, Placement, Placements};
 pub use layout::Layout;
+pub(crate) use pieces::{Piece, pieces};
 pub use plan::plan;
 pub(crate) use plan::{plan_cost, plan_input};
 pub use step::Step;

@@ -3,6 +3,7 @@
 mod burn_limits;
 mod collective_numerics;
 mod comm;
+mod debug;
 mod dtensor;
 mod ends;
 mod errors;

@@ -14,16 +14,17 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
 
 /// Every room may use those of the lines above it. Rooms of one line do not know each other.
-const ROOMS: [&[&str]; 10] = [
+const ROOMS: [&[&str]; 11] = [
     &["placement"],
     &["memory", "pattern"],
     &["autodiff"],
     &["comm"],
-    &["mesh"],
+    &["mesh", "watch"],
     &["dtensor"],
     &["param"],
     &["fsdp", "parallel"],
     &["nn"],
+    &["debug"],
     &["testing"],
 ];
 

@@ -61,6 +61,12 @@ fn blank<I: Inputs, O: Outputs>(inputs: &I::Local, operator: &Operator) -> O {
 }
 
 /// What [`apply`] takes.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no input of an operator on DTensors",
+    label = "neither a `DTensor` or `Operand`, nor an `Option`, `Vec` or tuple of such",
+    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_local` where every rank holds the \
+            whole, `DTensor::from_local` where each holds its part"
+)]
 pub trait Inputs {
     /// The parts of one rank.
     type Local;

@@ -30,6 +30,20 @@ impl<const D: usize> DTensor<D> {
     zipped! { Self; powf: NOTHING, atan2: NOTHING, hypot: NOTHING, fmod: NOTHING }
 }
 
+/// A number beside a [`DTensor`] in Rust's operators.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no operand beside a `DTensor`",
+    label = "neither a `DTensor` nor a number",
+    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_local` where every rank holds the \
+            whole, `DTensor::from_local` where each holds its part",
+    note = "or take this rank's part of the DTensor, `to_local`, or the whole, `full_tensor`, and compute with plain \
+            tensors"
+)]
+pub trait Number: ElementConversion {}
+
+#[diagnostic::do_not_recommend]
+impl<E: ElementConversion> Number for E {}
+
 macro_rules! operators {
     ($($Trait:ident $method:ident $named:ident $scalar:ident);* $(;)?) => {$(
         impl<const D: usize, K: Kind + kind::Numeric> $Trait for DTensor<D, K> {
@@ -41,7 +55,7 @@ macro_rules! operators {
             }
         }
 
-        impl<const D: usize, K: Kind + kind::Numeric, E: ElementConversion> $Trait<E> for DTensor<D, K> {
+        impl<const D: usize, K: Kind + kind::Numeric, E: Number> $Trait<E> for DTensor<D, K> {
             type Output = Self;
 
             #[track_caller]

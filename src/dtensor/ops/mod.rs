@@ -37,6 +37,30 @@
 //! different meshes, a redistribution that the policy denies, a collective that fails.
 //! [`launch`](crate::comm::launch) returns it.
 //!
+//! # Plain tensors
+//!
+//! A plain tensor is no operand of a DTensor: what it is on other ranks, only the program knows. Beside one it
+//! does not compile, and the compiler says what to write:
+//!
+//! ```compile_fail,E0277
+//! # use burn::tensor::Tensor;
+//! # use burn_dtensor::dtensor::DTensor;
+//! fn add(x: DTensor<2>, plain: Tensor<2>) -> DTensor<2> {
+//!     x + plain
+//! }
+//! ```
+//!
+//! ```
+//! # use burn::tensor::Tensor;
+//! # use burn_dtensor::{Result, dtensor::DTensor, placement::Placement};
+//! fn add(x: DTensor<2>, plain: Tensor<2>) -> Result<DTensor<2>> {
+//!     // The same on every rank.
+//!     let everywhere = vec![Placement::Replicate; x.mesh().ndim()];
+//!     let plain = DTensor::distribute_local(plain, x.mesh(), &everywhere)?;
+//!     Ok(x + plain)
+//! }
+//! ```
+//!
 //! # Finding a rule
 //!
 //! Each family has a file in this folder; its rules are the [`Axes`] on top.
@@ -194,6 +218,7 @@ mod view;
 
 pub use apply::{Inputs, Outputs, apply};
 pub(crate) use args::misfit;
+pub use arithmetic::Number;
 pub use axes::{Axes, AxesAt};
 pub(crate) use dropout::check_probability;
 pub use einsum::EinsumOperand;

@@ -24,6 +24,7 @@ mod source;
 mod stream;
 mod strided;
 mod text;
+mod transfer;
 mod vary;
 
 use burn::tensor::{Device, Tensor, TensorData};

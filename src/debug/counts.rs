@@ -1,0 +1,114 @@
+//! [`Counts`]: collectives by module and operator.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use itertools::Itertools;
+use serde_json::json;
+
+use crate::comm::{Op, Phase, Total};
+use crate::watch::Seen;
+
+/// What one kind of collective came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// The path of the module whose forward, or its gradient, sent it: a layer of [`nn`](crate::nn) or a
+    /// [unit](fn@crate::fsdp::unit), which is `root` for the model. Empty outside of any. Of a collective that
+    /// no operator made, its label, which of a unit is the path.
+    pub module: Arc<str>,
+    /// The operator or method of a DTensor that asked for it, if one did.
+    pub operator: Option<&'static str>,
+    /// What it did.
+    pub op: Op,
+    /// The pass.
+    pub phase: Phase,
+    /// Calls and payload bytes.
+    pub total: Total,
+}
+
+/// The collectives of a rank by module, operator, operation and phase.
+///
+/// Displays as a table:
+///
+/// ```text
+/// module    operator  collective  phase     calls  bytes
+/// blocks.0  -         all_gather  forward       1   4096
+/// blocks.0  linear    all_reduce  forward       1    512
+/// total                                         2   4608
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counts(Vec<Row>);
+
+impl Counts {
+    pub(super) fn of(collectives: &[Seen]) -> Self {
+        let mut totals: BTreeMap<_, Total> = BTreeMap::new();
+        for Seen { entry, module, change } in collectives {
+            let module = match change {
+                Some(_) => module.clone().unwrap_or_default(),
+                None => entry.label.clone(),
+            };
+            let operator = change.as_ref().map(|change| change.origin.operator);
+            let total = totals.entry((module, operator, entry.op, entry.phase)).or_default();
+            *total = [*total, Total { calls: 1, bytes: entry.bytes }].into_iter().sum();
+        }
+        let row = |((module, operator, op, phase), total)| Row { module, operator, op, phase, total };
+        Self(totals.into_iter().map(row).collect())
+    }
+
+    /// What there was, in order of module, operator, operation and phase.
+    pub fn rows(&self) -> &[Row] {
+        &self.0
+    }
+
+    /// Totals of the rows that `select` accepts.
+    pub fn total(&self, select: impl Fn(&Row) -> bool) -> Total {
+        self.0.iter().filter(|row| select(row)).map(|row| row.total).sum()
+    }
+
+    /// Totals of the module at `path` and all inside it.
+    pub fn inside(&self, path: &str) -> Total {
+        let below =
+            |module: &str| module.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        self.total(|row| below(&row.module))
+    }
+
+    /// The same as JSON: `{"calls", "bytes", "collectives": [{"module", "operator", "collective", "phase", "calls",
+    /// "bytes"}]}`, where `operator` may be null.
+    pub fn to_json(&self) -> String {
+        let Total { calls, bytes } = self.total(|_| true);
+        let row = |Row { module, operator, op, phase, total }: &Row| {
+            json!({
+                "module": **module,
+                "operator": operator,
+                "collective": op.name(),
+                "phase": phase.to_string(),
+                "calls": total.calls,
+                "bytes": total.bytes,
+            })
+        };
+        json!({ "calls": calls, "bytes": bytes, "collectives": self.0.iter().map(row).collect_vec() }).to_string()
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut lines = vec![["module", "operator", "collective", "phase", "calls", "bytes"].map(String::from)];
+        for Row { module, operator, op, phase, total: Total { calls, bytes } } in &self.0 {
+            let operator = operator.unwrap_or("-").into();
+            let module = if module.is_empty() { "-".into() } else { module.to_string() };
+            lines.push([module, operator, op.to_string(), phase.to_string(), calls.to_string(), bytes.to_string()]);
+        }
+        let Total { calls, bytes } = self.total(|_| true);
+        lines.push(["total", "", "", "", &calls.to_string(), &bytes.to_string()].map(String::from));
+        let widths: [usize; 6] = std::array::from_fn(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0));
+        let line = |line: &[String; 6]| {
+            let cell = |(at, cell): (usize, &String)| match at {
+                0..4 => format!("{cell:<0$}", widths[at]),
+                _ => format!("{cell:>0$}", widths[at]),
+            };
+            line.iter().enumerate().map(cell).join("  ")
+        };
+        write!(f, "{}", lines.iter().map(line).join("\n"))
+    }
+}

@@ -1,0 +1,44 @@
+//! Watching from outside: what a program sends and why, and which rank holds what.
+//!
+//! [`watch`] runs a part of a program on this rank and says what it sent meanwhile: counted by module and
+//! operator, and every tensor that changed its layout with the line of the program that asked for it. The
+//! program is the same, watched or not.
+//!
+//! ```
+//! use burn_dtensor::debug::watch;
+//! use burn_dtensor::prelude::*;
+//! use burn_dtensor::placement::Placement::{Replicate, Shard};
+//!
+//! launch(Launch::threads(2), |world| {
+//!     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+//!     let x = DTensor::<2>::ones([4, 6], &mesh, &[Shard(1)], world.device())?;
+//!     let (y, watched) = watch(|| x.tanh().redistribute(&[Replicate]));
+//!     assert_eq!(y?.dims(), [4, 6]);
+//!     let changes = watched.changes();
+//!     assert_eq!(changes[0].origin.operator, "redistribute"); // and `origin.at` is this file's line 14
+//!     assert_eq!(changes[0].bytes(), 4 * 6 * 4);
+//!     world.only(0, || println!("{watched}"));
+//!     Ok(())
+//! })?;
+//! # Ok::<_, burn_dtensor::Error>(())
+//! ```
+//!
+//! | to see | call |
+//! |---|---|
+//! | collectives by module and operator, as a table or JSON | [`Watched::counts`] |
+//! | what changed its layout, and why | [`Watched::changes`] |
+//! | one tensor's layout | [`picture`](crate::dtensor::picture) |
+//! | a model's, as text or a page | [`layout`] |
+//! | parameters in a table | [`describe`](crate::fsdp::describe) |
+//! | all collectives of a rank, watched or not | [`Ledger`](crate::comm::Ledger) |
+
+mod counts;
+mod layout;
+mod page;
+mod parameter;
+mod watched;
+
+pub use crate::watch::{Change, Origin};
+pub use counts::{Counts, Row};
+pub use layout::{ModelLayout, layout};
+pub use watched::{Changed, Collective, Watched, watch};

@@ -1,0 +1,116 @@
+//! [`watch`]: a part of a program, and what it sent.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::Counts;
+use crate::comm::Op;
+use crate::watch::{self, Change, Log};
+
+/// Runs `program` and says what the calling thread sends meanwhile, in forward and in backward. One inside
+/// another sees what is its own, the outer one all.
+///
+/// Local: nothing more is sent, and every rank may watch or not.
+pub fn watch<T>(program: impl FnOnce() -> T) -> (T, Watched) {
+    let (value, log) = watch::watch(program);
+    (value, Watched(log))
+}
+
+/// What a rank sent, and why.
+///
+/// Displays as the table of [`counts`](Self::counts), and one line for each of the [`changes`](Self::changes).
+#[derive(Debug, Clone)]
+pub struct Watched(Log);
+
+/// A tensor that changed its layout, or whose gradient did; derefs to what is said of the [`Change`].
+///
+/// Displays as `src/main.rs:12 matmul in blocks.0.up, forward: [4, 8] [S(0)] -> [R]: all_gather of 2 ranks, 128
+/// bytes`.
+#[derive(Debug, Clone)]
+pub struct Changed {
+    change: Arc<Change>,
+    /// What was sent for it, in order; nothing where each rank had what it needs.
+    pub collectives: Vec<Collective>,
+}
+
+/// One collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Collective {
+    /// What it did.
+    pub op: Op,
+    /// Number of ranks in its group.
+    pub ranks: usize,
+    /// Payload bytes, as the [`Ledger`](crate::comm::Ledger) counts them.
+    pub bytes: u64,
+}
+
+impl Watched {
+    /// The collectives, counted by module, operator, operation and phase.
+    pub fn counts(&self) -> Counts {
+        Counts::of(&self.0.collectives)
+    }
+
+    /// The changes of layout, in order: those that operators and methods of DTensors made, each where it was
+    /// made for the first time. An input that is there already, for a clone of it was brought there, is none.
+    pub fn changes(&self) -> Vec<Changed> {
+        let changed = |change: &Arc<Change>| {
+            let steps = self
+                .0
+                .collectives
+                .iter()
+                .filter(|seen| seen.change.as_ref().is_some_and(|cause| Arc::ptr_eq(cause, change)));
+            let step = |seen: &watch::Seen| {
+                let entry = &seen.entry;
+                Collective { op: entry.op, ranks: entry.group_size, bytes: entry.bytes }
+            };
+            Changed { change: change.clone(), collectives: steps.map(step).collect() }
+        };
+        self.0.changes.iter().map(changed).collect()
+    }
+}
+
+impl Changed {
+    /// Payload bytes of all its collectives.
+    pub fn bytes(&self) -> u64 {
+        self.collectives.iter().map(|collective| collective.bytes).sum()
+    }
+}
+
+impl Deref for Changed {
+    type Target = Change;
+
+    fn deref(&self) -> &Change {
+        &self.change
+    }
+}
+
+impl fmt::Display for Changed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Change { origin, from, to, summed, shape, phase } = &*self.change;
+        write!(f, "{}:{} {}", origin.at.file(), origin.at.line(), origin.operator)?;
+        if let Some(module) = &origin.module {
+            write!(f, " in {module}")?;
+        }
+        write!(f, ", {phase}: {shape:?} ")?;
+        match from == to {
+            true => write!(f, "{from}")?,
+            false => write!(f, "{from} -> {to}")?,
+        }
+        if !summed.is_empty() {
+            write!(f, ", summed over {}", summed.join(", "))?;
+        }
+        for (at, Collective { op, ranks, bytes }) in self.collectives.iter().enumerate() {
+            let separator = if at == 0 { ':' } else { ',' };
+            write!(f, "{separator} {op} of {ranks} ranks, {bytes} bytes")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.counts())?;
+        self.changes().iter().try_for_each(|change| write!(f, "\n{change}"))
+    }
+}

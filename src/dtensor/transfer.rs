@@ -1,0 +1,277 @@
+//! [`Transfer`]: from one mesh to another.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Shape, Slice, Tensor};
+use parking_lot::Mutex;
+
+use super::distribute::check_no_partial;
+use super::local::{associate, cut, is_tracked};
+use super::{DTensor, DTensorError, DTensorSpec, Kind};
+use crate::Result;
+use crate::autodiff::{self, BackwardStep, GraphOp};
+use crate::comm::{Call, Communicator, Phase, TensorMeta};
+use crate::error::OrUnwind;
+use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Piece, Placement, pieces};
+use crate::watch::{self, Change, Origin};
+
+/// How tensors of one shape go from a layout on one mesh to a layout on another of the same world: of other
+/// shape, with other ranks, or some of the same.
+///
+/// All ranks make it alike; which piece goes from whom to whom is planned once, for as many tensors as there
+/// are. A rank sends another what that one lacks and nothing else, in one collective of all ranks of both
+/// meshes, and ranks that hold copies share what there is to send. Terms of a sum are added up on their own
+/// mesh first.
+///
+/// ```
+/// use burn::tensor::{DType, Tensor};
+/// use burn_dtensor::dtensor::Transfer;
+/// use burn_dtensor::prelude::*;
+/// use burn_dtensor::placement::Placement::{Replicate, Shard};
+///
+/// launch(Launch::threads(4), |world| {
+///     let first = DeviceMesh::from_ranks(world, [0, 1], [2], ["stage 0"])?;
+///     let second = DeviceMesh::from_ranks(world, [2, 3], [2], ["stage 1"])?;
+///     let (rows, columns) = (Layout::new(&[2], &[Shard(0)])?, Layout::new(&[2], &[Shard(1)])?);
+///     let transfer = Transfer::new([6, 4], DType::F32, (&first, rows), (&second, columns))?;
+///     // A part on the ranks of the first mesh ..
+///     let x = match world.rank() < 2 {
+///         true => Some(DTensor::ones([6, 4], &first, &[Shard(0)], world.device())?),
+///         false => None,
+///     };
+///     // .. becomes one on those of the second.
+///     let y: Option<DTensor<2>> = transfer.run(x)?;
+///     assert_eq!(y.is_some(), world.rank() >= 2);
+///     Ok(())
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+///
+/// # Gradients
+/// Between meshes of the same ranks it is differentiable: the gradient goes the same way back. Where a rank is
+/// in one mesh and not in the other there is no graph that its backward could follow, in step with the others:
+/// a tracked tensor is then an error, and what arrives is without autodiff on every rank.
+#[derive(Debug)]
+pub struct Transfer {
+    from: (DeviceMesh, Layout),
+    to: (DeviceMesh, Layout),
+    shape: Shape,
+    dtype: DType,
+    label: Arc<str>,
+    /// Of all ranks of both meshes; `None` on any other.
+    comm: Option<Arc<dyn Communicator>>,
+    there: Moves,
+    back: Arc<Moves>,
+}
+
+/// What a rank gives to others and what it gets, in one direction.
+#[derive(Debug)]
+struct Moves {
+    /// Whether any rank gives something to another.
+    communicates: bool,
+    /// By place in the group.
+    gives: Vec<(usize, Vec<Range<usize>>)>,
+    gets: Vec<(usize, Vec<Range<usize>>)>,
+    /// Of the rank's part, if it has one.
+    part: Option<Shape>,
+}
+
+impl Transfer {
+    /// The way of tensors of global `shape` and `dtype`: between these layouts, each on its mesh. Local.
+    ///
+    /// # Errors
+    /// [`DTensorError::RankMismatch`] for meshes of two worlds, [`DTensorError::LayoutMesh`] or what
+    /// [`Layout::check_shape`] finds, [`DTensorError::Partial`] for a target that is partial, and
+    /// [`CommError::InvalidGroup`](crate::comm::CommError::InvalidGroup) for one group too many.
+    pub fn new(
+        shape: impl Into<Shape>,
+        dtype: DType,
+        (from, from_layout): (&DeviceMesh, Layout),
+        (to, to_layout): (&DeviceMesh, Layout),
+    ) -> Result<Self> {
+        let shape = shape.into();
+        let (left, right) = (from.world(), to.world());
+        if left.identity() != right.identity() {
+            return Err(DTensorError::RankMismatch { left: left.to_string(), right: right.to_string() }.into());
+        }
+        super::spec::check_layout(from, &from_layout, &shape)?;
+        super::spec::check_layout(to, &to_layout, &shape)?;
+        check_no_partial("Transfer", to, &to_layout)?;
+        let label = format!("transfer {from_layout} on {from} -> {to_layout} on {to}").into();
+        let mut ranks: Vec<usize> = from.ranks().iter().chain(to.ranks()).copied().collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        let is_member = ranks.binary_search(&from.rank()).is_ok();
+        let comm = if is_member { Some(from.world().group(&ranks)?) } else { None };
+        let whole = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
+        let reduced = from_layout.replaced(whole)?;
+        let (a, b) = ((from, &reduced), (to, &to_layout));
+        let there = Moves::new(a, b, &ranks, &shape);
+        let back = Arc::new(Moves::new(b, a, &ranks, &shape));
+        let (from, to) = ((from.clone(), from_layout), (to.clone(), to_layout));
+        Ok(Self { from, to, shape, dtype, label, comm, there, back })
+    }
+
+    /// Brings a tensor over: `x` is this rank's part of it, `None` outside the mesh that it comes from. Returns
+    /// this rank's part there, `None` outside the mesh that it goes to.
+    ///
+    /// # Collective
+    /// Every rank of both meshes; a rank of neither may call it, and has no part in it. In backward, too.
+    ///
+    /// # Errors
+    /// [`DTensorError::TransferOf`] for another tensor than the transfer is of, or `None`;
+    /// [`DTensorError::TransferTracked`]; [`CommError`](crate::comm::CommError) if a collective fails.
+    #[track_caller]
+    pub fn run<const D: usize, K: Kind>(&self, x: Option<DTensor<D, K>>) -> Result<Option<DTensor<D, K>>> {
+        self.check(x.as_ref())?;
+        let Some(comm) = &self.comm else { return Ok(None) };
+        let same_ranks = self.same_ranks();
+        if let Some(x) = x.as_ref().filter(|x| !same_ranks && is_tracked(&x.local)) {
+            let (from, to) = (x.mesh().to_string(), self.to.0.to_string());
+            return Err(DTensorError::TransferTracked { from, to }.into());
+        }
+        let origin = Origin::new("Transfer");
+        let whole = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
+        let x = x.map(|x| x.redistribute_to(&self.from.1.replaced(whole)?)).transpose()?;
+        let meta = TensorMeta { shape: self.shape.clone(), dtype: self.dtype };
+        let call = Call { whole: Some(meta), ..Call::new(self.label.clone()) };
+        let local = x.as_ref().map(|x| x.local.clone().inner());
+        let changing = watch::changing(|| self.change(&origin, Phase::Forward));
+        let arrived = self.there.run(comm, call.clone().in_phase(Phase::Forward), local, &self.to.0, self.dtype)?;
+        drop(changing);
+        let Some(arrived) = arrived else { return Ok(None) };
+        let spec = DTensorSpec::new(&self.to.0, self.to.1.clone(), self.shape.clone(), self.dtype)?.shared();
+        let local = match x.filter(|_| same_ranks) {
+            Some(x) if is_tracked(&x.local) => {
+                let node = Returned::<D> {
+                    output: Mutex::new(Some(arrived.into_dispatch())),
+                    comm: comm.clone(),
+                    call: call.in_phase(Phase::Backward).drawn(comm.draw()),
+                    back: self.back.clone(),
+                    mesh: self.from.0.clone(),
+                    change: self.change(&origin, Phase::Backward),
+                };
+                Tensor::from_dispatch(autodiff::unary(x.local.into_dispatch(), Arc::new(node)))
+            }
+            Some(x) => associate(arrived, x.local.gradient_checkpointing_strategy()),
+            None => arrived,
+        };
+        Ok(Some(DTensor::from_parts(local, spec)))
+    }
+
+    fn same_ranks(&self) -> bool {
+        let (from, to) = (self.from.0.ranks(), self.to.0.ranks());
+        from.len() == to.len() && from.iter().all(|rank| to.contains(rank))
+    }
+
+    /// Whether `x` is what the transfer is of, on this rank.
+    fn check<const D: usize, K: Kind>(&self, x: Option<&DTensor<D, K>>) -> Result<()> {
+        let (mesh, layout) = &self.from;
+        let expected = format!("{:?} {} on {mesh}: {layout}", &self.shape[..], self.dtype.name());
+        let found = match x {
+            Some(x) if !x.mesh().congruent(mesh) || x.layout() != layout => x.spec.to_string(),
+            Some(x) if (&x.shape(), x.dtype()) != (&self.shape, self.dtype) => x.spec.to_string(),
+            None if mesh.coordinate().is_some() => "no part".into(),
+            _ => return Ok(()),
+        };
+        Err(DTensorError::TransferOf { rank: mesh.rank(), expected, found }.into())
+    }
+
+    fn change(&self, origin: &Origin, phase: Phase) -> Change {
+        let (from, to) = match phase {
+            Phase::Backward => (&self.to.1, &self.from.1),
+            _ => (&self.from.1, &self.to.1),
+        };
+        let (from, to, shape) = (from.clone(), to.clone(), self.shape.to_vec());
+        Change { origin: origin.clone(), from, to, summed: Vec::new(), shape, phase }
+    }
+}
+
+impl Moves {
+    /// The calling rank's, of the group of `ranks`.
+    fn new(from: (&DeviceMesh, &Layout), to: (&DeviceMesh, &Layout), ranks: &[usize], shape: &Shape) -> Self {
+        let (rank, place) = (from.0.rank(), |rank: usize| ranks.binary_search(&rank).expect("a rank of a mesh"));
+        let part = |(mesh, layout): (&DeviceMesh, &Layout)| {
+            mesh.coordinate().map(|coordinate| layout.local_slices(shape, coordinate))
+        };
+        let (own, there) = (part(from), part(to));
+        let all = pieces((from.1, from.0.ranks()), (to.1, to.0.ranks()), shape);
+        let inside = |block: &[Range<usize>], part: &Option<Vec<Range<usize>>>| {
+            let part = part.as_ref().expect("a rank that holds something is in the mesh");
+            block.iter().zip(part).map(|(block, part)| block.start - part.start..block.end - part.start).collect()
+        };
+        let (mut gives, mut gets) = (Vec::new(), Vec::new());
+        for Piece { from, to, block } in &all {
+            if *from == rank {
+                gives.push((place(*to), inside(block, &own)));
+            }
+            if *to == rank {
+                gets.push((place(*from), inside(block, &there)));
+            }
+        }
+        let part = there.map(|there| Shape::from(there.iter().map(ExactSizeIterator::len).collect::<Vec<_>>()));
+        Self { communicates: all.iter().any(|piece| piece.from != piece.to), gives, gets, part }
+    }
+
+    /// The part that this rank gets, if any, for the one that it has.
+    fn run<const D: usize, K: Kind>(
+        &self,
+        comm: &Arc<dyn Communicator>,
+        call: Call,
+        local: Option<Tensor<D, K>>,
+        mesh: &DeviceMesh,
+        dtype: DType,
+    ) -> Result<Option<Tensor<D, K>>> {
+        let (mut parts, mut metas) = (vec![None; comm.group().size()], vec![None; comm.group().size()]);
+        for (member, ranges) in &self.gives {
+            let local = local.clone().expect("a rank that gives something has a part");
+            parts[*member] = Some(cut(local, ranges).into_dispatch());
+        }
+        for (member, ranges) in &self.gets {
+            let shape = Shape::from(ranges.iter().map(ExactSizeIterator::len).collect::<Vec<_>>());
+            metas[*member] = Some(TensorMeta { shape, dtype });
+        }
+        let mut got = if self.communicates { comm.all_to_all_list(call, parts, metas).wait()? } else { parts };
+        let Some(part) = &self.part else { return Ok(None) };
+        let mut piece = |member: usize| Tensor::from_dispatch(got[member].take().expect("it was promised"));
+        if let [(member, _)] = self.gets[..] {
+            return Ok(Some(piece(member)));
+        }
+        let device = local.map_or_else(|| mesh.device().clone(), |local| local.device());
+        let empty = Tensor::<D, K>::empty(part.clone(), (&device, dtype));
+        let whole = self.gets.iter().fold(empty, |whole, (member, ranges)| {
+            let slices: Vec<Slice> = ranges.iter().cloned().map(Slice::from).collect();
+            whole.slice_assign(slices.as_slice(), piece(*member))
+        });
+        Ok(Some(whole))
+    }
+}
+
+/// A transfer in the graph.
+#[derive(Debug)]
+struct Returned<const D: usize> {
+    /// Made before the node, so that a failing collective is an error and not a panic.
+    output: Mutex<Option<DispatchTensor>>,
+    comm: Arc<dyn Communicator>,
+    call: Call,
+    back: Arc<Moves>,
+    mesh: DeviceMesh,
+    change: Change,
+}
+
+impl<const D: usize> GraphOp for Returned<D> {
+    fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
+        self.output.lock().take().expect("a node of the graph is made once")
+    }
+
+    fn backward(&self, step: &mut BackwardStep<'_>) {
+        let grad = Tensor::<D>::from_dispatch(step.take());
+        let dtype = grad.dtype();
+        let _changing = watch::changing(|| self.change.clone());
+        let grad = self.back.run(&self.comm, self.call.clone(), Some(grad), &self.mesh, dtype).or_unwind();
+        step.give(0, || grad.expect("both meshes have the same ranks").into_dispatch());
+    }
+}

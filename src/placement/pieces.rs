@@ -1,0 +1,136 @@
+//! [`pieces`]: which rank gives what to whom, from one layout on some ranks to another on others.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::Layout;
+
+/// A rectangular block of a tensor that one rank gives to another, or keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The rank that holds it.
+    pub from: usize,
+    /// The rank that gets it.
+    pub to: usize,
+    /// Where it lies in the whole.
+    pub block: Vec<Range<usize>>,
+}
+
+/// The pieces of a tensor of shape `global` that lead from one layout to another: of every mesh its layout
+/// and its ranks, row-major.
+///
+/// Every rank gets each element of its part once, and of itself if it holds it. Of the ranks that hold copies
+/// the one gives that has given least, so that they share the load.
+///
+/// ```text
+/// [4, 2] on (2), [S(0)]         ->   on (2, 2), [R, S(1)]
+/// rank 0  | a b |  rank 1  | e f |   ranks 0 and 2  | a |   ranks 1 and 3  | b |
+///         | c d |          | g h |                  | c |                  | d |
+///                                                   | e |                  | f |
+///                                                   | g |                  | h |
+/// ```
+///
+/// # Panics
+/// If a layout has a partial placement, or a tensor of that shape cannot lie so.
+pub(crate) fn pieces(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global: &[usize]) -> Vec<Piece> {
+    assert!(!from.0.has_partial() && !to.0.has_partial(), "terms of a sum are no pieces of a tensor");
+    let mut holders: Vec<(Vec<Range<usize>>, Vec<usize>)> = Vec::new();
+    for (rank, slices) in held(from, global) {
+        match holders.iter_mut().find(|(known, _)| *known == slices) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => holders.push((slices, vec![rank])),
+        }
+    }
+    let mut given: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut pieces = Vec::new();
+    for (to, wanted) in held(to, global) {
+        for (slices, ranks) in &holders {
+            let block: Vec<_> =
+                slices.iter().zip(&wanted).map(|(a, b)| a.start.max(b.start)..a.end.min(b.end)).collect();
+            if block.iter().any(Range::is_empty) {
+                continue;
+            }
+            let from = if ranks.contains(&to) {
+                to
+            } else {
+                let load = |rank: &&usize| given.get(*rank).copied().unwrap_or(0);
+                let from = *ranks.iter().min_by_key(load).expect("somebody holds it");
+                *given.entry(from).or_default() += block.iter().map(ExactSizeIterator::len).product::<usize>();
+                from
+            };
+            pieces.push(Piece { from, to, block });
+        }
+    }
+    pieces
+}
+
+/// What each rank holds, of those that hold something.
+fn held<'a>(
+    (layout, ranks): (&'a Layout, &'a [usize]),
+    global: &'a [usize],
+) -> impl Iterator<Item = (usize, Vec<Range<usize>>)> {
+    let coordinate = |position: usize| {
+        let mut rest = position;
+        let mut coordinate = layout.mesh_shape().to_vec();
+        for index in coordinate.iter_mut().rev() {
+            (rest, *index) = (rest / *index, rest % *index);
+        }
+        coordinate
+    };
+    let slices = move |position| layout.local_slices(global, &coordinate(position));
+    let all = ranks.iter().enumerate().map(move |(position, &rank)| (rank, slices(position)));
+    all.filter(|(_, slices)| !slices.iter().any(Range::is_empty))
+}
+
+#[cfg(test)]
+mod tests {
+    use itertools::Itertools;
+
+    use super::super::Placement::{Replicate as R, Shard as S};
+    use super::*;
+
+    /// Elements of a block.
+    fn elements(block: &[Range<usize>]) -> Vec<Vec<usize>> {
+        block.iter().cloned().multi_cartesian_product().collect()
+    }
+
+    #[test]
+    fn every_rank_gets_its_part_once_and_of_one_that_holds_it() {
+        let layouts = |mesh: &[usize]| {
+            let placements = mesh.iter().map(|_| [R, S(0), S(1)]).multi_cartesian_product();
+            placements.map(|placements| Layout::new(mesh, &placements).unwrap()).collect_vec()
+        };
+        let sources = [(vec![2], vec![0, 1]), (vec![2, 2], vec![3, 1, 0, 2]), (vec![3], vec![4, 5, 6])];
+        let targets = [(vec![4], vec![0, 1, 2, 3]), (vec![2, 3], vec![5, 4, 3, 2, 1, 0]), (vec![1], vec![7])];
+        for ((mesh, ranks), (other_mesh, other_ranks)) in sources.iter().cartesian_product(&targets) {
+            for (from, to) in layouts(mesh).iter().cartesian_product(&layouts(other_mesh)) {
+                for shape in [[5, 3], [1, 4], [0, 2]] {
+                    let pieces = pieces((from, ranks), (to, other_ranks), &shape);
+                    let holds: BTreeMap<_, _> = held((from, ranks), &shape).collect();
+                    for Piece { from, block, to } in &pieces {
+                        let slices = &holds[from];
+                        assert!(block.iter().zip(slices).all(|(a, b)| b.start <= a.start && a.end <= b.end));
+                        assert!(from == to || !holds.get(to).is_some_and(|own| own == slices), "it has that itself");
+                    }
+                    for (rank, slices) in held((to, other_ranks), &shape) {
+                        let got = pieces.iter().filter(|piece| piece.to == rank);
+                        let got = got.flat_map(|piece| elements(&piece.block)).sorted().collect_vec();
+                        assert_eq!(got, elements(&slices), "{from} -> {to}, rank {rank}");
+                    }
+                    let wanted = held((to, other_ranks), &shape).map(|(rank, _)| rank).collect_vec();
+                    assert!(pieces.iter().all(|piece| wanted.contains(&piece.to)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn copies_share_the_load() {
+        let (copies, rows) = (Layout::replicate(&[3]).unwrap(), Layout::new(&[6], &[S(0)]).unwrap());
+        let pieces = pieces((&copies, &[0, 1, 2]), (&rows, &[3, 4, 5, 6, 7, 8]), &[12, 2]);
+        assert_eq!(
+            pieces.iter().map(|piece| (piece.from, piece.to)).collect_vec(),
+            [(0, 3), (1, 4), (2, 5), (0, 6), (1, 7), (2, 8)]
+        );
+    }
+}
