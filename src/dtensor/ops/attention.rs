@@ -79,12 +79,7 @@ fn local(
 
 /// The mask of this rank's queries, and whether they are causal by themselves: a part of the
 /// queries gets a mask, since burn aligns the last query with the last key.
-fn visible(
-    op: &Operator,
-    query: &Tensor<4>,
-    mask: Mask,
-    is_causal: bool,
-) -> (Mask, bool) {
+fn visible(op: &Operator, query: &Tensor<4>, mask: Mask, is_causal: bool) -> (Mask, bool) {
     let (rows, queries, keys) = (op.input_range(0, 2), op.input_spec(0).shape()[2], op.input_spec(1).shape()[2]);
     if !is_causal || rows.len() == queries || rows.is_empty() {
         return (mask, is_causal && !rows.is_empty());

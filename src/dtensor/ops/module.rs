@@ -3,10 +3,10 @@
 pub use super::attention::{attention, attention_fallback};
 pub use super::batch_norm::{BatchNormTrainOutput, batch_norm, batch_norm_train};
 pub use super::conv::{conv_transpose1d, conv_transpose2d, conv1d, conv2d};
+pub use super::ctc::ctc_loss;
 pub use super::dropout::dropout;
 pub use super::embedding::embedding;
 pub use super::linear::linear;
-pub use super::ctc::ctc_loss;
 pub(crate) use super::norm::layer_norm_by;
 pub use super::norm::{group_norm, layer_norm, rms_norm};
 pub use super::pool::{

@@ -59,7 +59,10 @@ fn what_it_gathers_is_in_the_ledger_and_what_is_whole_costs_nothing() {
         let again = replicated("product", (y.clone(), y.clone()), product);
         assert_eq!([Op::AllGather, Op::AllReduce].map(|op| ledger.calls(op)), [1, 1], "all was whole");
         let grads = y.to_local().sum().backward();
-        let sent: u64 = [Op::AllGather, Op::AllReduce, Op::ReduceScatter].map(|op| ledger.calls_in(op, Phase::Backward)).iter().sum();
+        let sent: u64 = [Op::AllGather, Op::AllReduce, Op::ReduceScatter]
+            .map(|op| ledger.calls_in(op, Phase::Backward))
+            .iter()
+            .sum();
         assert_eq!(sent, 0, "a whole gradient is there already");
         let of_x = x.local().grad(&grads).expect("a leaf");
         assert_eq!(values(of_x), super::part(whole.clone().inner() * 3.0, &x));

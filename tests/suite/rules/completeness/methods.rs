@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use syn::{GenericArgument, GenericParam, ImplItem, Item, ItemImpl, PathArguments, Type, TypeParamBound, Visibility, WherePredicate};
+use syn::{
+    GenericArgument, GenericParam, ImplItem, Item, ItemImpl, PathArguments, Type, TypeParamBound, Visibility,
+    WherePredicate,
+};
 
 use super::super::list::{files, macro_bodies, names_of_macro, tokens};
 use super::sources::{is_test, of_crate, parsed};
@@ -71,7 +74,9 @@ fn kinds(block: &ItemImpl, tensor: &str) -> Option<&'static [&'static str]> {
     });
     let clauses = block.generics.where_clause.iter().flat_map(|clause| &clause.predicates);
     let of_clauses = clauses.filter_map(|clause| match clause {
-        WherePredicate::Type(clause) => matches!(&clause.bounded_ty, Type::Path(path) if path.path.is_ident(&kind)).then_some(&clause.bounds),
+        WherePredicate::Type(clause) => {
+            matches!(&clause.bounded_ty, Type::Path(path) if path.path.is_ident(&kind)).then_some(&clause.bounds)
+        }
         _ => None,
     });
     let bounds = of_parameters.chain(of_clauses).flatten().filter_map(|bound| match bound {
