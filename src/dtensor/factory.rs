@@ -84,12 +84,9 @@ impl<K: Kind + kind::Numeric> DTensor<2, K> {
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
         make("eye", [size, size], mesh, placements, |part| {
-            let ones = Tensor::ones(part.shape(), options);
-            if part.shape().num_elements() == 0 {
-                return ones;
-            }
-            let diagonal = part.slices[0].start as i64 - part.slices[1].start as i64;
-            ones.triu(diagonal).tril(diagonal)
+            let places = part.slices.iter().cloned().multi_cartesian_product();
+            let values: Vec<u8> = places.map(|place| u8::from(place.iter().all_equal())).collect();
+            Tensor::from_data(TensorData::new(values, part.shape()), options)
         })
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! | axis | `x` | indices | found |
 //! |---|---|---|---|
-//! | `a`, `b` | `S(0)`, `S(1)` | `R` | `P(sum)`, not of Bool |
+//! | `a`, `b` | `S(0)`, `S(1)` | `R` | `P(sum)` |
 //! | `c` | `S(2)` | `R` | `S(1)` |
 //! | `i` | `R` | `S(0)` | `S(0)` |
 //!
@@ -64,9 +64,7 @@ impl<'a> Tuples<'a> {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct GatherNd {
-    is_bool: bool,
-}
+struct GatherNd;
 
 impl Rule for GatherNd {
     fn name(&self) -> &'static str {
@@ -79,8 +77,7 @@ impl Rule for GatherNd {
 
     fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
         let Ok(tuples) = Tuples::new(self.name(), inputs) else { return Vec::new() };
-        // Bool cannot be added.
-        let indexed = (0..tuples.indexed).filter(|_| !self.is_bool).map(|dim| strategy([S(dim), R], [SUM]));
+        let indexed = (0..tuples.indexed).map(|dim| strategy([S(dim), R], [SUM]));
         let others = tuples.others().map(|(dim, slice)| strategy([S(dim), R], [S(slice)]));
         let places = (0..tuples.indices.len()).map(|dim| strategy([R, S(dim)], [S(dim)]));
         indexed.chain(others).chain(places).chain(MOVED_BY.rows(2, 1)).collect()
@@ -148,6 +145,14 @@ fn localize<const M: usize>(
     (Tensor::cat(columns, M - 1), elsewhere)
 }
 
+/// Burn's backends have no such operator of booleans.
+#[track_caller]
+fn check_numbers<const D: usize, K: Kind>(operator: &'static str, x: &DTensor<D, K>) {
+    if x.dtype().is_bool() {
+        misfit(operator, &[x.shape()], "it is of numbers; make them of booleans with `int`").unwind();
+    }
+}
+
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The slices at tuples of `indices`, as burn's [`gather_nd`](Tensor::gather_nd): of a tensor
     /// `[a, b, c]` and indices `[.., 2]` the result is `[.., c]`.
@@ -156,7 +161,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn gather_nd<const M: usize, const DV: usize>(self, indices: DTensor<M, Int>) -> DTensor<DV, K> {
-        let (dtype, indexed) = (self.dtype(), indices.dims()[M - 1]);
+        let indexed = indices.dims()[M - 1];
         if DV + indexed + 1 != M + D {
             let why = format!(
                 "tuples of {indexed} indices make {} dimensions, {DV} are asked for",
@@ -164,7 +169,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             );
             misfit("gather_nd", &[self.shape(), indices.shape()], why).unwind();
         }
-        apply(&GatherNd { is_bool: dtype.is_bool() }, (self, indices), |(x, indices), op| {
+        check_numbers("gather_nd", &self);
+        apply(&GatherNd, (self, indices), |(x, indices), op| {
             let (indices, elsewhere) = match &cuts(op, indexed)[..] {
                 [] => (indices, None),
                 cuts => localize(indices, cuts, op, |_| 0),
@@ -177,7 +183,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
                     let elsewhere = reshape::<M, DV, _>(elsewhere, places.into()).expand(shape);
                     x.gather_nd(indices).mask_fill(elsewhere, 0)
                 }
-                None => lookup::of_type(x.gather_nd(indices), dtype),
+                None => x.gather_nd(indices),
             }
         })
     }
@@ -196,6 +202,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         if indexed > 0 && indices.shape().num_elements() == 0 {
             return self;
         }
+        check_numbers("scatter_nd", &self);
         apply(&ScatterNd { update }, (self, indices, values), |(mut x, indices, values), op| {
             let cuts = cuts(op, indexed);
             if cuts.is_empty() {

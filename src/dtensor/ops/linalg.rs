@@ -1,7 +1,7 @@
 //! Linear algebra, with the names of [`burn::linalg`].
 //!
 //! Norms and products are made of other operators, so a cut dimension is never gathered: ranks send their
-//! parts of the sum, or of the maximum. [`decompositions`](lu) need whole matrices, and cut batches of them.
+//! parts of the sum, or of the maximum. [Decompositions](lu) need whole matrices; batches of them may be cut.
 
 mod decompositions;
 
@@ -12,7 +12,7 @@ pub use decompositions::{det, lu, qr, svd};
 
 use super::args::{Dims, dim_of, dims_of, misfit};
 use super::partials::MOVED;
-use super::{Axes, apply};
+use super::{Axes, apply, lookup};
 use crate::dtensor::{DTensor, Kind};
 
 macro_rules! norms {
@@ -177,7 +177,8 @@ const DIAG: Axes = Axes::new("diag", "..MN -> ..K").through(MOVED);
 #[track_caller]
 pub fn diag<const D: usize, const DO: usize, K: Kind>(tensor: DTensor<D, K>) -> DTensor<DO, K> {
     let len = matrix("diag", &tensor, DO + 1).into_iter().min().unwrap_or(0);
-    apply(&DIAG.lens([len]), tensor, |x, _| burn::linalg::diag(x))
+    let dtype = tensor.dtype();
+    apply(&DIAG.lens([len]), tensor, |x, _| lookup::of_type(burn::linalg::diag(x), dtype))
 }
 
 /// The sums of the diagonals of matrices: `[.., m, n]` to `[.., 1]`.

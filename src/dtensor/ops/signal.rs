@@ -122,7 +122,8 @@ macro_rules! windows {
         ) -> Result<DTensor<1>> {
             make(stringify!($name), [size], mesh, placements, |part| {
                 let window: Tensor<1> = local::$name(size, periodic, options);
-                window.slice([part.slices[0].clone()])
+                // How it was made is no part of the graph: it would be on some ranks only.
+                window.slice([part.slices[0].clone()]).detach()
             })
         }
     )*};

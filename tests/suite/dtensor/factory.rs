@@ -45,7 +45,7 @@ fn factories_make_the_same_tensor_on_every_mesh() {
     assert_eq!(empty, Tensor::<2, Int>::zeros(shape, (device, DType::I32)).into_data());
     let range = everywhere([9], |mesh, p| DTensor::<1, Int>::arange(-4..5, mesh, p, device));
     assert_eq!(range, Tensor::<1, Int>::arange(-4..5, device).into_data());
-    for (range, step) in [(-4..5, 2), (0..7, 3), (3..4, 9), (2..2, 1)] {
+    for (range, step) in [(-4_i64..5, 2), (0..7, 3), (3..4, 9), (2..2, 1)] {
         let len = range.end.abs_diff(range.start).div_ceil(step as u64) as usize;
         let steps = everywhere([len], |mesh, p| DTensor::<1, Int>::arange_step(range.clone(), step, mesh, p, device));
         let expected: Vec<i64> = range.step_by(step).collect();

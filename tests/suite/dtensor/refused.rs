@@ -32,6 +32,8 @@ fn what_does_not_fit_is_told_what_would() {
         let i = || DTensor::<2, Int>::ones([3, 2], mesh, &[R], &device).expect("it fits");
         let far = || DTensor::<2, Int>::ones([3, 4], mesh, &[R], &device).expect("it fits");
         let mask = || DTensor::<1, Bool>::ones([4], mesh, &[R], &device).expect("it fits");
+        let tracked =
+            || DTensor::<2>::ones([4, 6], mesh, &[R], &device.clone().autodiff()).expect("it fits").require_grad();
         let add = IndexingUpdateOp::Add;
         refused! {
             "into_scalar" "reduce the tensor first" x().into_scalar::<f32>();
@@ -41,6 +43,8 @@ fn what_does_not_fit_is_told_what_would() {
             "gather_nd" "have 1 to 3 of them" x3().gather_nd::<2, 0>(far());
             "scatter_nd" "have 1 to 2 of them" x().scatter_nd(far(), row(), add);
             "scatter_nd" "the slices that the indices name" x().scatter_nd(i(), row(), add);
+            "gather_nd" "it is of numbers" x().is_nan().gather_nd::<2, 1>(i());
+            "scatter_nd" "it is of numbers" x().is_nan().scatter_nd(i(), mask(), add);
             "unfold" "at least 1 element, not 0" x().unfold::<3, _>(0, 0, 1);
             "unfold" "apart, not 0" x().unfold::<3, _>(0, 2, 0);
             "unfold" "makes 3 dimensions, 2 are asked for" x().unfold::<2, _>(0, 2, 1);
@@ -57,7 +61,7 @@ fn what_does_not_fit_is_told_what_would() {
             "qr" "these have 1" linalg::qr(row(), true);
             "det" "square matrices" linalg::det::<3, 2, 1>(x3());
             "svd" "at least 1 sweep, not 0" linalg::svd::<2, 1>(x(), 0);
-            "svd" "`detach` the matrices" linalg::svd::<2, 1>(x().require_grad(), 3);
+            "svd" "matrices that need no gradient" linalg::svd::<2, 1>(tracked(), 3);
             "rfft" "of 6 elements; it must be of a power of two" signal::rfft(x(), 1, None);
             "irfft" "of 10 elements; it must be of a power of two" signal::irfft(x(), x(), 1, None);
             "cfft" "must have one shape" signal::cfft(x(), x().slice_dim(0, 0..2), 0, Some(4));

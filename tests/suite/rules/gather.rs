@@ -19,7 +19,6 @@ pub fn cases() -> Vec<Case> {
         case!("gather_nd", (x: 3 = [3, 4, 2], i: 2 int(3) = [5, 2]) => x.gather_nd::<2, 2>(i)),
         case!("gather_nd", (x: 2 = [6, 3], i: 3 int(6) = [2, 3, 1]) => x.gather_nd::<3, 3>(i)),
         case!("gather_nd", (x: 2 int(9) = [3, 6], i: 2 int(3) = [3, 2]) => x.gather_nd::<2, 1>(i)),
-        case!("gather_nd", (m: 2 bool = [3, 2], i: 2 int(2) = [3, 2]) => m.gather_nd::<2, 1>(i)),
         case!("scatter_nd", (x: 3 = [3, 2, 2], i: 2 int(2) = [3, 2], v: 2 = [3, 2]) => x.scatter_nd(i, v, Add)),
         case!("scatter_nd", (x: 2 = [3, 2], i: 3 int(3) = [2, 2, 1], v: 3 = [2, 2, 2]) => x.scatter_nd(i, v, Add)),
         case!("scatter_nd", (x: 2 int(9) = [3, 3], i: 2 int(3) = [3, 2], v: 1 int(9) = [3]) => x.scatter_nd(i, v, Add)),

@@ -27,6 +27,5 @@ pub fn cases() -> Vec<Case> {
         case!("unfold", (x: 3 = [3, 2, 3]) => x.unfold::<4, _>(-3, 2, 1)),
         case!("unfold", (i: 2 int(9) = [3, 2]) => i.unfold::<3, _>(0, 2, 3)),
         case!("unfold", (m: 2 bool = [3, 2]) => m.unfold::<3, _>(1, 2, 1)),
-        case!("unfold", (x: 2 = [3, 2]) => x.unfold::<3, _>(1, 3, 1)),
     ]
 }

@@ -4,6 +4,26 @@ use burn::linalg::Norm;
 
 use super::{Operator, operator, step};
 
+/// What burn has outside the graph alone.
+pub mod plain {
+    use burn::linalg;
+    use burn::tensor::Tensor;
+
+    pub fn svd(x: Tensor<3>) -> (Tensor<3>, Tensor<2>, Tensor<3>) {
+        linalg::svd(x.without_autodiff(), 10)
+    }
+}
+
+/// The same of DTensors.
+pub mod sharded {
+    use burn_dtensor::dtensor::DTensor;
+    use burn_dtensor::dtensor::ops::linalg;
+
+    pub fn svd(x: DTensor<3>) -> (DTensor<3>, DTensor<2>, DTensor<3>) {
+        linalg::svd((x * 1.0).detach(), 10)
+    }
+}
+
 macro_rules! norms {
     ($($name:ident $name_dims:ident ($($p:expr)?);)*) => {
         vec![$(
@@ -95,7 +115,7 @@ fn of_matrices() -> Vec<Operator> {
         operator!("svd", |d| {
             let shape = [d.len(), 1 + d.below(3), 1 + d.below(3)];
             let x = d.floats(shape);
-            step!((x: Float<3>) [] => linalg::svd::<3, 2>(x.detach(), 10))
+            step!((x: Float<3>) [] => svd(x))
         }),
         operator!("det", |d| {
             let (batch, size) = (d.len(), 1 + d.below(4));

@@ -120,6 +120,7 @@ mod plain {
     pub use burn::{linalg, signal};
 
     pub use super::layers::plain::*;
+    pub use super::linalg::plain::*;
     pub use super::loss::plain::*;
     pub use super::signal::plain::*;
 }
@@ -131,6 +132,7 @@ mod sharded {
     pub use burn_dtensor::dtensor::ops::{activation, grid, linalg, loss, module, signal};
 
     pub use super::layers::sharded::*;
+    pub use super::linalg::sharded::*;
     pub use super::loss::sharded::*;
     pub use super::signal::sharded::*;
 }

@@ -85,7 +85,7 @@ pub fn operators() -> Vec<Operator> {
     });
     all.extend(along_some! {
         "sum_dims" => |x, dims| x.sum_dims(&dims);
-        "sum_dims_squeeze" => |x, dims| x.sum_dims_squeeze::<1, _>(&dims[..2]);
+        "sum_dims_squeeze" => |x, dims| x.sum_dims_squeeze::<1, _>(&[dims[0], (dims[0] + 1) % 3]);
         "mean_dims" => |x, dims| x.mean_dims(&dims);
         "prod_dims" => |x, dims| x.prod_dims(&dims);
         "max_dims" => |x, dims| x.max_dims(&dims);

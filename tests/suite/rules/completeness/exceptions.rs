@@ -86,6 +86,7 @@ pub const EXCEPTIONS: &[(&[&str], &str)] = &[
         &["Tensor::is_distributed", "Tensor::set_distributed", "distributed::all_reduce"],
         "burn's own data parallelism: a DTensor's placements say what is reduced, and where",
     ),
+    (&["Tensor::random"], "of integers it is `random_range`, which says of which"),
     (&["tensor::capture"], "it records what a device does, not what tensors are"),
     (&["tensor::set_print_options", "tensor::check_closeness"], "printing: of `full_tensor`"),
     (
