@@ -60,6 +60,6 @@ pub use error::PlacementError;
 pub use kind::{PartialOp, Placement, Placements};
 pub use layout::Layout;
 pub use plan::plan;
-pub(crate) use plan::{plan_cost, plan_input};
+pub(crate) use plan::{Sent, plan_input, sent_backward, sent_forward};
 pub use step::Step;
 pub use strided::{StridedLayout, StridedPlacement};

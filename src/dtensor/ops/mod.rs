@@ -123,13 +123,16 @@
 mod apply;
 mod axes;
 mod choose;
+mod cost_model;
 mod cutting;
 mod decide;
+mod explain;
 mod operand;
 mod operator;
 mod policy;
 mod rule;
 mod subscripts;
+mod weigh;
 
 // What rules share.
 mod args;
@@ -137,6 +140,7 @@ mod empty;
 mod lookup;
 mod methods;
 pub mod partials;
+mod parts;
 mod placements;
 mod product;
 mod update;
@@ -182,8 +186,10 @@ mod view;
 
 pub use apply::{Inputs, Outputs, apply};
 pub use axes::{Axes, AxesAt};
+pub use cost_model::CostModel;
 pub(crate) use dropout::check_probability;
 pub use einsum::EinsumOperand;
+pub use explain::{Explanation, explain};
 pub use operand::{Arg, Operand};
 pub use operator::Operator;
 pub use policy::RedistributePolicy;

@@ -1,0 +1,109 @@
+//! How an operator chooses its layouts, as a program says and sees it.
+
+use burn::tensor::Tensor;
+use burn_dtensor::comm::{CommError, Launch, Op, launch};
+use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::dtensor::ops::{CostModel, explain};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::{Error, Result};
+
+use super::{R, S, SUM, on_mesh, values};
+
+/// A few rows of a column-parallel layer's output, and a weight that is whole on every rank.
+fn unplaced(mesh: &DeviceMesh, rows: usize) -> Result<(DTensor<2>, DTensor<2>)> {
+    let device = mesh.device();
+    Ok((DTensor::ones([rows, 64], mesh, &[S(1)], device)?, DTensor::ones([64, 64], mesh, &[R], device)?))
+}
+
+#[test]
+fn a_cost_model_decides_as_long_as_it_runs() {
+    on_mesh(&[2], |_, mesh| {
+        let product = |rows| unplaced(mesh, rows).map(|(x, w)| x.matmul(w).placements().to_vec());
+        let ledger = mesh.world().ledger();
+        let slow = CostModel::default().with_bandwidth(1e6);
+        for _ in 0..2 {
+            ledger.reset();
+            assert_eq!(product(4)?, [SUM]);
+            assert_eq!(ledger.total(|_| true).calls, 0);
+            // The rows are gathered, not the weight's gradient.
+            slow.run(|| {
+                assert_eq!(product(4)?, [R]);
+                assert_eq!(ledger.calls(Op::AllGather), 1);
+                assert_eq!(slow.clone().with_backward(0.0).run(|| product(4))?, [SUM]);
+                assert_eq!(slow.clone().with_bandwidth_of("a", 1e15).with_call(1.0).run(|| product(4))?, [SUM]);
+                assert_eq!(slow.clone().with_bandwidth_of("b", 1e15).run(|| product(4))?, [R]);
+                assert_eq!(product(4096)?, [SUM]);
+                Ok::<_, Error>(())
+            })?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn ranks_that_run_different_cost_models_are_told() {
+    let ended = launch(Launch::threads(2), |world| -> Result<()> {
+        let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+        let (x, w) = unplaced(&mesh, 4)?;
+        let slow = CostModel::default().with_bandwidth(1e6);
+        let y = if world.rank() == 0 { slow.run(|| x.matmul(w)) } else { x.matmul(w) };
+        y.full_tensor().map(drop)
+    });
+    let error = ended.expect_err("the ranks go different ways");
+    assert!(matches!(error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
+}
+
+#[test]
+#[should_panic(expected = "a bandwidth is positive, not 0")]
+fn a_bandwidth_of_nothing_is_refused() {
+    let _ = CostModel::default().with_bandwidth_of("tp", 0.0);
+}
+
+/// Decided before or not: the table is the same, and so is what is computed.
+#[test]
+fn an_explanation_has_every_operator_and_what_each_would_send() {
+    on_mesh(&[2], |_, mesh| {
+        let (x, w) = unplaced(mesh, 4)?;
+        let expected = values(x.clone().matmul(w.clone()).full_tensor()?);
+        for _ in 0..2 {
+            let (y, why) = explain(|| x.clone().matmul(w.clone()).argmax(1));
+            let tables: Vec<&str> = why.tables().collect();
+            let [product, found] = tables[..] else { panic!("{why}") };
+            assert_eq!(
+                product.lines().take(5).collect::<Vec<_>>(),
+                [
+                    "matmul of [4, 64] [S(1)], [64, 64] [R] on mesh 2 (a)",
+                    "  | inputs                 | output   | forward          | backward",
+                    "* | [S(1)], [R] -> [S(0)]  | [P(sum)] |                  | all-gather 8192 B",
+                    "  | [S(1)] -> [R], [R]     | [R]      | all-gather 512 B |",
+                    "x",
+                ]
+            );
+            assert!(found.starts_with("argmax of [4, 64] [P(sum)] on mesh"), "{found}");
+            drop(y);
+        }
+        let (_, nothing) = explain(|| ());
+        assert_eq!((nothing.tables().len(), nothing.to_string().as_str()), (0, ""));
+        assert_eq!(values(x.matmul(w).full_tensor()?), expected);
+        Ok(())
+    });
+}
+
+#[test]
+fn an_explanation_says_why_others_are_out() {
+    on_mesh(&[4], |_, mesh| {
+        let device = mesh.device();
+        let x = DTensor::distribute_local(Tensor::<2>::ones([6, 5], device), mesh, &[S(0)])?;
+        // 6 over 4 are 2, 2, 2 and 0.
+        let (_, why) = explain(|| x.clone().sort(0));
+        println!("{why}");
+        assert!(why.to_string().contains("out, a rank would have no elements"), "{why}");
+        let (_, why) = explain(|| x.clone().cumsum(1));
+        println!("{why}");
+        assert!(why.to_string().contains("out, not partial like that: P(sum) -> P(sum)"), "{why}");
+        let (_, why) = CostModel::default().run(|| explain(|| x.cumsum(0)));
+        println!("{why}");
+        assert!(why.to_string().contains("| time"), "{why}");
+        Ok(())
+    });
+}
