@@ -27,10 +27,12 @@ use crate::placement::{Layout, Sent};
 /// let (y, why) = explain(|| x.matmul(w));
 /// assert_eq!(y.dims(), [4, 8]);
 /// assert_eq!(format!("\n{why}"), "
-/// matmul of [4, 6] [S(1)], [6, 8] [R] on mesh 2 (tp)
-///   | inputs                    | output   | forward          | backward
-/// * | [S(1)], [R] -> [S(0)]     | [P(sum)] |                  | all-gather 96 B
-///   | [S(1)] -> [R], [R]        | [R]      | all-gather 48 B  |
+/// matmul of [4, 6] [S(1)], [6, 8] [R] on DeviceMesh(tp=2; ranks 0..2)
+///   | inputs                       | output   | forward         | backward
+/// * | [S(1)], [R] -> [S(0)]        | [P(sum)] |                 | all-gather 96 B
+///   | [S(1)] -> [S(0)], [R]        | [S(0)]   | all-to-all 24 B | all-to-all 24 B, all-reduce 192 B
+///   | [S(1)] -> [R], [R]           | [R]      | all-gather 48 B |
+///   | [S(1)] -> [R], [R] -> [S(1)] | [S(1)]   | all-gather 48 B | all-reduce 96 B
 /// ");
 /// # Ok::<_, burn_dtensor::Error>(())
 /// # })?;
@@ -38,7 +40,7 @@ use crate::placement::{Layout, Sent};
 /// ```
 ///
 /// The first line is marked as chosen, the others cost more in the order of [how layouts are
-/// chosen](super#how-layouts-are-chosen). Bytes are what this rank sends; `backward` is of inputs that can have
+/// chosen](super#how-layouts-are-chosen). Bytes are what a rank sends of even parts; `backward` is of inputs that can have
 /// gradients, whether or not one is taken. Under a [`CostModel`](super::CostModel) a column has the times.
 ///
 /// # Collective

@@ -50,7 +50,7 @@ macro_rules! extrema {
             let dim = dim_of(stringify!($with_indices), dim, D);
             let axes = &const { Axes::new(stringify!($with_indices), "..d.. -> ..1.., ..1..") };
             apply(&axes.at([dim]).with_slots(2), self, |x, op| match Parts::of(op, dim) {
-                Some(parts) => parts.pick(x, |x| x.$with_indices(dim)).or_unwind(),
+                Some(parts) => parts.pick(x, 1, |x| x.$with_indices(dim)).or_unwind(),
                 None => x.$with_indices(dim),
             })
         }
@@ -65,7 +65,7 @@ macro_rules! extrema {
             let dim = dim_of(stringify!($indices), dim, D);
             let axes = &const { Axes::new(stringify!($indices), "..d.. -> ..1..") };
             apply(&axes.at([dim]).with_slots(2), self, |x, op| match Parts::of(op, dim) {
-                Some(parts) => parts.pick(untracked(&x), |x| x.$with_indices(dim)).or_unwind().1,
+                Some(parts) => parts.pick(untracked(&x), 1, |x| x.$with_indices(dim)).or_unwind().1,
                 None => x.$indices(dim),
             })
         }
@@ -108,12 +108,9 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[track_caller]
     pub fn topk<I: AsIndex>(self, k: usize, dim: I) -> Self {
         let dim = self.top("topk", k, dim);
-        let axes = match self.finds_in_parts(k, dim) {
-            true => &const { Axes::new("topk", "..d.. -> ..K..") },
-            false => &const { Axes::new("topk", ".._.. -> ..K..") },
-        };
+        let axes = &const { Axes::new("topk", "..d.. -> ..K..") };
         apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim) {
-            Some(parts) => parts.pick(x, |x| x.topk_with_indices(k, dim)).or_unwind().0,
+            Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind().0,
             None => x.topk(k, dim),
         })
     }
@@ -122,19 +119,15 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     /// [`topk_with_indices`](Tensor::topk_with_indices). Of equal elements it is any, as in burn.
     ///
     /// # Collective
-    /// Of a dimension that is cut: every rank of the mesh gathers the `k` largest of each part. All have the
-    /// result. The dimension itself is gathered, or brought to another cut, where that is less, or a part has
-    /// fewer than `k`.
+    /// Of a dimension that is cut: every rank of the mesh gathers the `k` largest of each part, or the dimension
+    /// where that is less or a part has fewer than `k`. All have the result.
     #[must_use]
     #[track_caller]
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
         let dim = self.top("topk_with_indices", k, dim);
-        let axes = match self.finds_in_parts(k, dim) {
-            true => &const { Axes::new("topk_with_indices", "..d.. -> ..K.., ..K..") },
-            false => &const { Axes::new("topk_with_indices", ".._.. -> ..K.., ..K..") },
-        };
+        let axes = &const { Axes::new("topk_with_indices", "..d.. -> ..K.., ..K..") };
         apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim) {
-            Some(parts) => parts.pick(x, |x| x.topk_with_indices(k, dim)).or_unwind(),
+            Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind(),
             None => x.topk_with_indices(k, dim),
         })
     }
@@ -149,21 +142,11 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         let dim = self.top("argtopk", k, dim);
         // burn's own refuses `k` as large as the dimension.
         let local = |x: Tensor<D, K>| if x.dims()[dim] > k { x.argtopk(k, dim) } else { x.argsort_descending(dim) };
-        let axes = match self.finds_in_parts(k, dim) {
-            true => &const { Axes::new("argtopk", "..d.. -> ..K..") },
-            false => &const { Axes::new("argtopk", ".._.. -> ..K..") },
-        };
+        let axes = &const { Axes::new("argtopk", "..d.. -> ..K..") };
         apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim) {
-            Some(parts) => parts.pick(untracked(&x), |x| x.topk_with_indices(k, dim)).or_unwind().1,
+            Some(parts) => parts.pick(untracked(&x), k, |x| x.topk_with_indices(k, dim)).or_unwind().1,
             None => local(x),
         })
-    }
-
-    /// Whether the `k` largest of every part, each with its place, are fewer than `dim` is long.
-    fn finds_in_parts(&self, k: usize, dim: usize) -> bool {
-        let parts: usize = self.layout().order(dim).iter().map(|&cut| self.mesh().shape()[cut]).product();
-        let shortest = self.layout().shortest(&self.shape())[dim];
-        k <= shortest && 2 * k * parts <= self.dims()[dim]
     }
 
     /// `dim`, if it has at least `k` elements.

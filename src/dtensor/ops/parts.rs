@@ -19,6 +19,8 @@
 //! elements as there are parts, times the slots of one. Every rank does the same number of steps, whatever the
 //! length of its part, and none is empty: a rule that does not say otherwise gathers such first.
 
+use std::sync::Arc;
+
 use burn::backend::DispatchTensor;
 use burn::tensor::{FloatDType, Int, Slice, Tensor, kind};
 
@@ -28,11 +30,11 @@ use crate::Result;
 use crate::comm::{Call, Phase, Sharded};
 use crate::dtensor::local::{as_float, associate};
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
-use crate::placement::{Cut, Placement};
+use crate::placement::{Cut, Layout, Placement};
 
 /// The parts of one input along a dimension that is cut.
 pub(super) struct Parts<'a> {
-    spec: &'a DTensorSpec,
+    spec: &'a Arc<DTensorSpec>,
     dim: usize,
 }
 
@@ -81,25 +83,31 @@ impl<'a> Parts<'a> {
         Ok(if dtype == scanned.dtype() { scanned } else { cast(scanned, dtype.into()) })
     }
 
-    /// What `pick` finds in the whole, and where: it takes elements of a tensor along the dimension, and must
-    /// take of what it took of the parts what it takes of the whole.
+    /// The `count` elements that `pick` finds in the whole, and where: it must find among what it found in the
+    /// parts what it finds in the whole. That is gathered where a part has fewer, or it is less.
     ///
-    /// The gradient goes to the rank that holds what was found.
+    /// The same on all ranks; the gradient goes to the rank that holds what was found.
     ///
     /// # Collective
     /// Every rank of the mesh, in forward.
     pub(super) fn pick<const D: usize, K: Kind + kind::Basic>(
         &self,
         x: Tensor<D, K>,
+        count: usize,
         pick: impl Fn(Tensor<D, K>) -> (Tensor<D, K>, Tensor<D, Int>),
     ) -> Result<(Tensor<D, K>, Tensor<D, Int>)> {
         let dim = self.dim;
+        let (layout, shape) = (self.spec.layout(), self.spec.shape());
+        let (value, place) = (x.dtype().size(), size_of::<i64>());
+        if count > layout.shortest(shape)[dim] || count * self.count() * (value + place) > shape[dim] * value {
+            let x = DTensor::from_parts(x, self.spec.clone());
+            return Ok(pick(x.redistribute_to(&self.whole(layout)?)?.local));
+        }
         let (found, places) = pick(x);
-        let slots = places.dims()[dim];
         let places = places.add_scalar(self.spec.local_range(dim).start as i64);
         let (values, places) = self.exchange(&found, places)?;
         let (values, at) = pick(values);
-        let own = self.index() * slots..(self.index() + 1) * slots;
+        let own = self.index() * count..(self.index() + 1) * count;
         let elsewhere = outside(&at, &own);
         let here = moved(at.clone(), &elsewhere, own.start, 0);
         Ok((found.gather(dim, here).mask_where(elsewhere, values), places.gather(dim, at)))
@@ -131,11 +139,14 @@ impl<'a> Parts<'a> {
         let layout = spec.layout().clone().in_chunks(self.dim);
         let cut = DTensorSpec::decided(spec.mesh(), layout, shape, slots.dtype()).with_terms(spec.terms().cloned());
         let slots = DTensor::from_parts(slots, cut.shared());
-        let whole = slots.layout().replaced(|mesh_dim, own| match self.cuts().contains(&mesh_dim) {
-            true => Placement::Replicate,
-            false => own,
-        })?;
+        let whole = self.whole(slots.layout())?;
         slots.destination(&whole, self.cuts())?.redistribute(slots.local, &slots.spec, None)
+    }
+
+    /// `layout` with the dimension whole.
+    fn whole(&self, layout: &Layout) -> Result<Layout> {
+        let whole = |mesh_dim, own| if self.cuts().contains(&mesh_dim) { Placement::Replicate } else { own };
+        Ok(layout.replaced(whole)?)
     }
 
     /// The slots of all parts and where they are, outside the graph: both in one collective.

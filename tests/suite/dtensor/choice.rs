@@ -30,7 +30,9 @@ fn a_cost_model_decides_as_long_as_it_runs() {
                 assert_eq!(product(4)?, [R]);
                 assert_eq!(ledger.calls(Op::AllGather), 1);
                 assert_eq!(slow.clone().with_backward(0.0).run(|| product(4))?, [SUM]);
-                assert_eq!(slow.clone().with_bandwidth_of("a", 1e15).with_call(1.0).run(|| product(4))?, [SUM]);
+                // Bytes cost next to nothing, and a call in backward less than one in forward.
+                let calls = slow.clone().with_bandwidth_of("a", 1e15).with_call(1.0).with_backward(0.9);
+                assert_eq!(calls.run(|| product(4))?, [SUM]);
                 assert_eq!(slow.clone().with_bandwidth_of("b", 1e15).run(|| product(4))?, [R]);
                 assert_eq!(product(4096)?, [SUM]);
                 Ok::<_, Error>(())
@@ -72,14 +74,14 @@ fn an_explanation_has_every_operator_and_what_each_would_send() {
             assert_eq!(
                 product.lines().take(5).collect::<Vec<_>>(),
                 [
-                    "matmul of [4, 64] [S(1)], [64, 64] [R] on mesh 2 (a)",
-                    "  | inputs                 | output   | forward          | backward",
-                    "* | [S(1)], [R] -> [S(0)]  | [P(sum)] |                  | all-gather 8192 B",
-                    "  | [S(1)] -> [R], [R]     | [R]      | all-gather 512 B |",
-                    "x",
+                    "matmul of [4, 64] [S(1)], [64, 64] [R] on DeviceMesh(a=2; ranks 0..2)",
+                    "  | inputs                       | output   | forward          | backward",
+                    "* | [S(1)], [R] -> [S(0)]        | [P(sum)] |                  | all-gather 8192 B",
+                    "  | [S(1)] -> [S(0)], [R]        | [S(0)]   | all-to-all 256 B | all-to-all 256 B, all-reduce 16384 B",
+                    "  | [S(1)] -> [R], [R]           | [R]      | all-gather 512 B |",
                 ]
             );
-            assert!(found.starts_with("argmax of [4, 64] [P(sum)] on mesh"), "{found}");
+            assert!(found.starts_with("argmax of [4, 64] [P(sum)] on DeviceMesh"), "{found}");
             drop(y);
         }
         let (_, nothing) = explain(|| ());
@@ -96,14 +98,11 @@ fn an_explanation_says_why_others_are_out() {
         let x = DTensor::distribute_local(Tensor::<2>::ones([6, 5], device), mesh, &[S(0)])?;
         // 6 over 4 are 2, 2, 2 and 0.
         let (_, why) = explain(|| x.clone().sort(0));
-        println!("{why}");
         assert!(why.to_string().contains("out, a rank would have no elements"), "{why}");
         let (_, why) = explain(|| x.clone().cumsum(1));
-        println!("{why}");
         assert!(why.to_string().contains("out, not partial like that: P(sum) -> P(sum)"), "{why}");
         let (_, why) = CostModel::default().run(|| explain(|| x.cumsum(0)));
-        println!("{why}");
-        assert!(why.to_string().contains("| time"), "{why}");
+        assert!(why.to_string().contains("| all-gather 90 B |          | 6.6 us"), "{why}");
         Ok(())
     });
 }

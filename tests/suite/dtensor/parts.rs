@@ -84,6 +84,12 @@ macro_rules! check {
     }};
 }
 
+/// Rows of 21, so that six parts have fewer extrema, with their places, than elements.
+fn long_rows(values: [f32; 7]) -> Vec<f32> {
+    let row = values.repeat(3);
+    [row.clone(), row.into_iter().rev().collect()].concat()
+}
+
 /// Rows of seven: with ties, zeros and an infinity; the second mirrors the first.
 fn rows(values: [f32; 7]) -> Vec<f32> {
     values.into_iter().chain(values.into_iter().rev()).collect()
@@ -122,17 +128,17 @@ fn extrema_are_the_first_of_equal_ones_and_no_number_comes_before_all() {
     ];
     for values in cases {
         let tracked = !values.contains(&inf);
-        check!(rows(values), tracked, |x| x.max_dim_with_indices(1).0);
-        check!(rows(values), tracked, |x| x.min_dim_with_indices(1).0);
-        check!(rows(values), false, |x| x.max_dim_with_indices(1).1.float());
-        check!(rows(values), false, |x| x.min_dim_with_indices(1).1.float());
-        check!(rows(values), false, |x| x.argmax(1).float());
-        check!(rows(values), false, |x| x.argmin(-1).float());
+        check!(long_rows(values), tracked, |x| x.max_dim_with_indices(1).0);
+        check!(long_rows(values), tracked, |x| x.min_dim_with_indices(1).0);
+        check!(long_rows(values), false, |x| x.max_dim_with_indices(1).1.float());
+        check!(long_rows(values), false, |x| x.min_dim_with_indices(1).1.float());
+        check!(long_rows(values), false, |x| x.argmax(1).float());
+        check!(long_rows(values), false, |x| x.argmin(-1).float());
     }
 }
 
-/// Of 24, of which parts have 12, 8, 6 and 4: the largest of parts are few enough for `k` of 2, and for more
-/// the dimension is gathered.
+/// Of 24: the largest of four parts are few enough for `k` of 2, and those of six for 1; else the dimension is
+/// gathered.
 #[test]
 fn the_largest_are_those_of_the_whole() {
     let shuffled: Vec<f32> = (0..48).map(|i| ((i * 29 + 7) % 48) as f32).collect();
@@ -143,7 +149,7 @@ fn the_largest_are_those_of_the_whole() {
         check!(values.clone(), false, |x| x.topk_with_indices(2, 1).1.float());
         check!(values.clone(), false, |x| x.argtopk(1, 1).float());
         check!(values.clone(), true, |x| x.topk(5, 1));
-        check!(values.clone(), false, |x| x.argtopk(24, 1).float());
+        check!(values.clone(), false, |x| x.argtopk(11, 1).float());
     }
 }
 
@@ -259,6 +265,7 @@ fn a_few_elements_of_each_part_are_sent_and_nothing_else() {
         let layout = Layout::new(mesh, &placements).unwrap();
         let slots = SHAPE[0] as u64 * gathered;
         on_mesh(mesh, |_, mesh| {
+            let found = 4 + Tensor::<1, Int>::zeros([1], mesh.device()).dtype().size() as u64;
             let there_and_back = |bytes| [(calls, bytes), (calls, bytes), (0, 0)];
             let there = |bytes| [(calls, bytes), (0, 0), (0, 0)];
             assert_eq!(sent(mesh, &layout, SHAPE, |x| x.cumsum(1))?, there_and_back(4 * slots));
@@ -266,13 +273,29 @@ fn a_few_elements_of_each_part_are_sent_and_nothing_else() {
             use burn_dtensor::dtensor::ops::activation::{log_softmax, softmax};
             assert_eq!(sent(mesh, &layout, SHAPE, |x| softmax(x, 1))?, there_and_back(8 * slots));
             assert_eq!(sent(mesh, &layout, SHAPE, |x| log_softmax(x, 1))?, there_and_back(8 * slots));
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.max_dim_with_indices(1).0)?, there(12 * slots));
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.argmin(1).float())?, there(12 * slots));
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.topk(5, 1))?, there(5 * 12 * slots));
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.argtopk(5, 1).float())?, there(5 * 12 * slots));
+            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.max_dim_with_indices(1).0)?, there(found * slots));
+            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.argmin(1).float())?, there(found * slots));
+            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.topk(5, 1))?, there(5 * found * slots));
+            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.argtopk(5, 1).float())?, there(5 * found * slots));
             Ok(())
         });
     }
+}
+
+/// Fewer than a part has, more, and nearly all: layouts do not depend on lengths.
+#[test]
+fn the_largest_are_on_every_rank_however_they_were_found() {
+    on_mesh(&[2], |_, mesh| {
+        for (len, k) in [(100, 3), (100, 49), (100, 60), (7, 6)] {
+            let x = DTensor::<2>::ones([4, len], mesh, &[S(1)], mesh.device())?;
+            let ledger = mesh.world().ledger();
+            ledger.reset();
+            assert_eq!(x.topk(k, 1).placements(), [R], "{k} of {len}");
+            assert_eq!((ledger.calls(Op::AllGather), ledger.total(|_| true).calls), (1, 1), "{k} of {len}");
+            assert!(ledger.bytes(Op::AllGather) <= 4 * len as u64 * 4, "{k} of {len}");
+        }
+        Ok(())
+    });
 }
 
 /// What has to be whole to be sorted goes to another cut, and each rank sends a part.
