@@ -75,7 +75,7 @@ elementwise! {
 
 /// Softmaxes: what each is of a part, of `x - max`, `max` and the sum of the exponentials of the former.
 macro_rules! softmaxes {
-    ($($name:ident(|$x:ident| $of:expr) = |$shifted:ident, $max:ident, $sum:ident| $value:expr);* $(;)?) => {$(
+    ($($name:ident(|$x:ident| $of:expr) = (|$shifted:ident, $max:ident, $sum:ident| $value:expr));* $(;)?) => {$(
         #[doc = concat!("Along `dim`, as burn's [`", stringify!($name), "`](local::", stringify!($name), ").")]
         ///
         /// # Collective
@@ -99,10 +99,10 @@ macro_rules! softmaxes {
 }
 
 softmaxes! {
-    softmax(|x| x) = |shifted, _max, sum| shifted.exp() / sum;
-    log_softmax(|x| x) = |shifted, _max, sum| shifted - sum.log();
-    softmin(|x| x.neg()) = |shifted, _max, sum| shifted.exp() / sum;
-    quiet_softmax(|x| x) = |shifted, max, sum| shifted.exp() / (sum + max.neg().exp());
+    softmax(|x| x) = (|shifted, _max, sum| shifted.exp() / sum);
+    log_softmax(|x| x) = (|shifted, _max, sum| shifted - sum.log());
+    softmin(|x| x.neg()) = (|shifted, _max, sum| shifted.exp() / sum);
+    quiet_softmax(|x| x) = (|shifted, max, sum| shifted.exp() / (sum + max.neg().exp()));
 }
 
 const GLU: Axes = Axes::new("glu", ".._.. -> ..D..");

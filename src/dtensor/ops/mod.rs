@@ -38,7 +38,7 @@
 //!
 //! Every rank of the mesh calls an operator, in the same order. It communicates where it
 //! redistributes an input, and in backward where an input was moved or varies; else it is local, but
-//! for those that tell others a few elements of their [parts](DTensor::cumsum), and say so.
+//! for those that tell others a few elements of their [parts](crate::dtensor::DTensor::cumsum), and say so.
 //!
 //! # Panics
 //!

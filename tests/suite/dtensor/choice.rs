@@ -1,13 +1,14 @@
 //! How an operator chooses its layouts, as a program says and sees it.
 
 use burn::tensor::Tensor;
-use burn_dtensor::comm::{CommError, Launch, Op, launch};
+use burn_dtensor::comm::{CommError, Launch, Op, Phase, launch};
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::dtensor::ops::{CostModel, explain};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::{Error, Result};
+use itertools::Itertools;
 
-use super::{R, S, SUM, on_mesh, values};
+use super::{AVG, MAX, R, S, SUM, on_mesh, values};
 
 /// A few rows of a column-parallel layer's output, and a weight that is whole on every rank.
 fn unplaced(mesh: &DeviceMesh, rows: usize) -> Result<(DTensor<2>, DTensor<2>)> {
@@ -87,6 +88,54 @@ fn an_explanation_has_every_operator_and_what_each_would_send() {
         let (_, nothing) = explain(|| ());
         assert_eq!((nothing.tables().len(), nothing.to_string().as_str()), (0, ""));
         assert_eq!(values(x.matmul(w).full_tensor()?), expected);
+        Ok(())
+    });
+}
+
+/// `all-gather 8 B, all-reduce 4 B` as names, sorted.
+fn collectives(cell: &str) -> Vec<String> {
+    let one = |text: &str| text.split(' ').next().expect("a name").to_owned();
+    cell.trim().split(", ").filter(|text| !text.is_empty()).map(one).sorted().collect()
+}
+
+/// Those that the ledger has counted in a phase.
+fn counted(mesh: &DeviceMesh, phase: Phase) -> Vec<String> {
+    let known = [
+        (Op::AllGather, "all-gather"),
+        (Op::AllReduce, "all-reduce"),
+        (Op::ReduceScatter, "reduce-scatter"),
+        (Op::AllToAll, "all-to-all"),
+    ];
+    let calls = |(op, name): (Op, &str)| vec![name.to_owned(); mesh.world().ledger().calls_in(op, phase) as usize];
+    known.into_iter().flat_map(calls).sorted().collect()
+}
+
+/// What is said to be sent is sent, in forward and in backward.
+#[test]
+fn an_explanation_is_what_happens() {
+    type Two = fn(DTensor<2>, DTensor<2>) -> DTensor<2>;
+    let operators: [Two; 5] =
+        [|a, b| a.matmul(b), |a, b| a + b, |a, b| a * b, |a, _| a.cumsum(1), |a, b| DTensor::cat(vec![a, b], 1)];
+    let placements = [R, S(0), S(1), SUM, AVG, MAX];
+    on_mesh(&[2], |_, mesh| {
+        let leaf = |placement| {
+            let whole = Tensor::<2>::ones([4, 4], &mesh.device().clone().autodiff()).require_grad();
+            if matches!(placement, R | S(_)) {
+                return DTensor::distribute_local(whole, mesh, &[placement]);
+            }
+            DTensor::from_local(whole, mesh, &[placement])
+        };
+        for (operator, (a, b)) in operators.iter().cartesian_product(placements.iter().cartesian_product(&placements)) {
+            let (x, y) = (leaf(*a)?, leaf(*b)?);
+            mesh.world().ledger().reset();
+            let (z, why) = explain(|| operator(x, y));
+            z.to_local().sum().backward();
+            let why = why.to_string();
+            let chosen = why.lines().find(|line| line.starts_with('*')).expect("one is chosen");
+            let cells: Vec<&str> = chosen.split('|').collect();
+            let (forward, backward) = (collectives(cells[3]), collectives(cells.get(4).unwrap_or(&"")));
+            assert_eq!((forward, backward), (counted(mesh, Phase::Forward), counted(mesh, Phase::Backward)), "{why}");
+        }
         Ok(())
     });
 }

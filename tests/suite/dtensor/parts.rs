@@ -5,9 +5,10 @@ use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor, TensorData};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::DTensor;
-use burn_dtensor::dtensor::ops::RedistributePolicy;
+use burn_dtensor::dtensor::ops::{RedistributePolicy, module};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Layout;
+use itertools::Itertools;
 
 use super::{R, S, on_mesh, part, values};
 
@@ -50,9 +51,10 @@ macro_rules! check {
         let len = rows.len() / ROWS;
         for mesh in MESHES {
             on_mesh(mesh, |_, mesh| {
-                let device = Device::flex().autodiff();
-                let leaf = || Tensor::<2>::from_data(TensorData::new(rows.clone(), [ROWS, len]), &device).require_grad();
-                for layout in layouts(mesh.shape(), len) {
+                let devices = super::tracked_devices();
+                for (layout, device) in layouts(mesh.shape(), len).into_iter().cartesian_product(devices) {
+                    let data = TensorData::new(rows.clone(), [ROWS, len]);
+                    let leaf = || Tensor::<2>::from_data(data.clone(), &device).require_grad();
                     let what = format!("{} of {rows:?} {layout}", stringify!($body));
                     let whole = leaf();
                     let $x = whole.clone();
@@ -255,7 +257,7 @@ fn sent(
     Ok([known[0], known[1], others])
 }
 
-/// With `k` parts: a scan sends an element of each, a softmax two, and what is found one and its place. Where two
+/// With `k` parts: a scan and a norm send an element of each, a softmax two, and what is found one and its place. Where two
 /// mesh dimensions cut, the inner is gathered before the outer. The whole is 4096 elements a row.
 #[test]
 fn a_few_elements_of_each_part_are_sent_and_nothing_else() {
@@ -270,6 +272,9 @@ fn a_few_elements_of_each_part_are_sent_and_nothing_else() {
             let there = |bytes| [(calls, bytes), (0, 0), (0, 0)];
             assert_eq!(sent(mesh, &layout, SHAPE, |x| x.cumsum(1))?, there_and_back(4 * slots));
             assert_eq!(sent(mesh, &layout, SHAPE, |x| x.cummin(1))?, there_and_back(4 * slots));
+            let gamma = DTensor::<1>::ones([SHAPE[1]], mesh, &vec![S(0); mesh.ndim()], mesh.device())?;
+            let norm = |x| module::rms_norm(x, gamma.clone(), 1e-5);
+            assert_eq!(sent(mesh, &layout, SHAPE, norm)?, there_and_back(4 * slots));
             use burn_dtensor::dtensor::ops::activation::{log_softmax, softmax};
             assert_eq!(sent(mesh, &layout, SHAPE, |x| softmax(x, 1))?, there_and_back(8 * slots));
             assert_eq!(sent(mesh, &layout, SHAPE, |x| log_softmax(x, 1))?, there_and_back(8 * slots));
