@@ -86,10 +86,7 @@ impl Sent {
 }
 
 /// The collectives of a plan from `from`.
-pub(crate) fn sent_forward<'a>(
-    from: &'a Layout,
-    steps: &'a [(Step, Layout)],
-) -> impl Iterator<Item = Sent> + 'a {
+pub(crate) fn sent_forward<'a>(from: &'a Layout, steps: &'a [(Step, Layout)]) -> impl Iterator<Item = Sent> + 'a {
     befores(from, steps).filter_map(|(before, step)| {
         let (collective, share) = (step.collective()?, step.traffic(before));
         Some(Sent { mesh_dim: step.mesh_dim(), collective, share })

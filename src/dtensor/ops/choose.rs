@@ -181,7 +181,11 @@ fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
 
 /// The rows to try on `mesh_dim`: those whose partial inputs are there already. One costs nothing to make
 /// and all the more to keep, so none is made, but for a term of a sum that is kept anyhow.
-pub(super) fn asked_for<'a>(strategies: &'a [Strategy], operands: &[Incoming<'_>], mesh_dim: usize) -> Vec<&'a Strategy> {
+pub(super) fn asked_for<'a>(
+    strategies: &'a [Strategy],
+    operands: &[Incoming<'_>],
+    mesh_dim: usize,
+) -> Vec<&'a Strategy> {
     let made = |row: &Strategy, at: usize| {
         let placement = row.inputs[at];
         placement.partial_op().is_some() && operands[at].layout.placements()[mesh_dim] != placement

@@ -194,11 +194,7 @@ struct Slots {
     back: bool,
 }
 
-fn slots<'a>(
-    operand: &'a Incoming<'_>,
-    layout: &'a Layout,
-    rows: &'a [&Strategy],
-) -> impl Iterator<Item = Slots> + 'a {
+fn slots<'a>(operand: &'a Incoming<'_>, layout: &'a Layout, rows: &'a [&Strategy]) -> impl Iterator<Item = Slots> + 'a {
     rows.iter().enumerate().filter_map(move |(mesh_dim, row)| {
         let (sizes, dim) = (layout.mesh_shape(), layout.placements()[mesh_dim].shard_dim()?);
         if row.slots == 0 || sizes[mesh_dim] == 1 {

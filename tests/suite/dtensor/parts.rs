@@ -20,11 +20,7 @@ fn layouts(mesh: &[usize], len: usize) -> Vec<Layout> {
     let layout = |placements: &[_]| Layout::new(mesh, placements).unwrap();
     let ragged = |layout: Layout, lengths: &[usize]| layout.with_lengths(0, lengths).unwrap();
     match mesh {
-        [2] => vec![
-            layout(&[S(1)]),
-            ragged(layout(&[S(1)]), &[1, len - 1]),
-            ragged(layout(&[S(1)]), &[len, 0]),
-        ],
+        [2] => vec![layout(&[S(1)]), ragged(layout(&[S(1)]), &[1, len - 1]), ragged(layout(&[S(1)]), &[len, 0])],
         [3] => vec![layout(&[S(1)]), ragged(layout(&[S(1)]), &[2, len - 3, 1])],
         _ => vec![
             layout(&[S(1), S(1)]),
@@ -41,7 +37,10 @@ const MESHES: [&[usize]; 4] = [&[2], &[3], &[2, 2], &[2, 3]];
 #[track_caller]
 fn assert_close(found: &[f32], expected: &[f32], what: &str) {
     let close = |(a, b): (&f32, &f32)| (a.is_nan() && b.is_nan()) || a == b || (a - b).abs() <= 1e-5 * b.abs().max(1.0);
-    assert!(found.len() == expected.len() && found.iter().zip(expected).all(close), "{what}: {found:?}, not {expected:?}");
+    assert!(
+        found.len() == expected.len() && found.iter().zip(expected).all(close),
+        "{what}: {found:?}, not {expected:?}"
+    );
 }
 
 /// `$body` of a DTensor in every layout and of the whole tensor; with gradients if so said.
@@ -221,7 +220,8 @@ fn integers_accumulate_and_are_found_in_their_own_type() {
     for dtype in [IntDType::I64, IntDType::I32, IntDType::U8] {
         on_mesh(&[2], |_, mesh| {
             let numbers: Vec<i64> = vec![3, 9, 9, 0, 2, 9, 1];
-            let whole = || Tensor::<1, Int>::from_data(TensorData::new(numbers.clone(), [7]), mesh.device()).cast(dtype);
+            let whole =
+                || Tensor::<1, Int>::from_data(TensorData::new(numbers.clone(), [7]), mesh.device()).cast(dtype);
             let cut = || DTensor::distribute_local(whole(), mesh, &[S(0)]);
             assert_eq!(cut()?.cumsum(0).full_tensor()?.into_data(), whole().cumsum(0).into_data());
             assert_eq!(cut()?.cummax(0).full_tensor()?.into_data(), whole().cummax(0).into_data());

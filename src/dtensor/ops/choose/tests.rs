@@ -12,8 +12,7 @@ fn layout(mesh: &[usize], placements: &[Placement]) -> Layout {
 /// Of floats, for one output.
 fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) -> Option<Choice> {
     let shapes: Vec<Shape> = operands.iter().map(|(shape, _)| Shape::from(shape.to_vec())).collect();
-    let operands: Vec<_> =
-        operands.iter().zip(&shapes).map(|((_, layout), shape)| float(layout, shape)).collect();
+    let operands: Vec<_> = operands.iter().zip(&shapes).map(|((_, layout), shape)| float(layout, shape)).collect();
     chosen(mesh, &operands, rows, true, None)
 }
 
