@@ -182,6 +182,13 @@ impl Layout {
         Ok(replaced)
     }
 
+    /// The same layout where every cut of `tensor_dim` is into chunks.
+    pub(crate) fn in_chunks(mut self, tensor_dim: usize) -> Self {
+        let cuts: Cuts = self.order(tensor_dim).into();
+        self.ragged.retain(|(mesh_dim, _)| !cuts.contains(mesh_dim));
+        self
+    }
+
     /// All `Replicate`.
     ///
     /// # Errors

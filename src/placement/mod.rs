@@ -63,6 +63,6 @@ pub use kind::{PartialOp, Placement, Placements};
 pub use layout::Layout;
 pub(crate) use pieces::{Piece, pieces};
 pub use plan::plan;
-pub(crate) use plan::{plan_cost, plan_input};
+pub(crate) use plan::{Sent, plan_input, sent_backward, sent_forward};
 pub use step::Step;
 pub use strided::{StridedLayout, StridedPlacement};

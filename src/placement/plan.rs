@@ -64,25 +64,71 @@ pub(crate) fn plan_input(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout
     Ok(steps)
 }
 
-/// What a plan costs, whatever the size of the tensor.
+/// A collective, and what a rank sends in it, whatever the size of the tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PlanCost {
-    /// Collectives in forward.
-    pub forward: usize,
-    /// Collectives that undo the plan in backward.
-    pub backward: usize,
-    /// What a rank sends in forward, in units of [`Step::WHOLE`] per tensor.
-    pub traffic: u64,
+pub(crate) struct Sent {
+    pub mesh_dim: usize,
+    /// Its name, such as `all-gather`.
+    pub collective: &'static str,
+    /// In units of [`WHOLE`](Self::WHOLE) per tensor.
+    pub share: u64,
 }
 
-/// What the steps of a plan from `from` cost.
-pub(crate) fn plan_cost(from: &Layout, steps: &[(Step, Layout)]) -> PlanCost {
-    let before = std::iter::once(from).chain(steps.iter().map(|(_, after)| after));
-    PlanCost {
-        forward: steps.iter().filter(|(step, _)| step.is_collective()).count(),
-        backward: steps.iter().filter(|(step, _)| step.is_undone_by_collective()).count(),
-        traffic: before.zip(steps).map(|(before, (step, _))| step.traffic(before)).sum(),
+impl Sent {
+    /// The unit: a whole tensor.
+    pub(crate) const WHOLE: u64 = Step::WHOLE;
+
+    /// The bytes that a rank sends of a tensor of `bytes`.
+    pub(crate) fn bytes(self, bytes: u64) -> u64 {
+        let sent = u128::from(self.share) * u128::from(bytes);
+        ((sent + u128::from(Self::WHOLE / 2)) / u128::from(Self::WHOLE)) as u64
     }
+}
+
+/// The collectives of a plan from `from`.
+pub(crate) fn sent_forward<'a>(from: &'a Layout, steps: &'a [(Step, Layout)]) -> impl Iterator<Item = Sent> + 'a {
+    befores(from, steps).filter_map(|(before, step)| {
+        let (collective, share) = (step.collective()?, step.traffic(before));
+        Some(Sent { mesh_dim: step.mesh_dim(), collective, share })
+    })
+}
+
+/// The collectives that take a gradient back along a plan, and that sum it over the mesh dimensions
+/// `varying`, on which ranks compute different things with what the plan ends with.
+pub(crate) fn sent_backward<'a>(
+    from: &'a Layout,
+    steps: &'a [(Step, Layout)],
+    varying: &'a [usize],
+) -> impl Iterator<Item = Sent> + 'a {
+    let undone = befores(from, steps).flat_map(|(before, step)| {
+        let sent = move |(collective, share)| Sent { mesh_dim: step.mesh_dim(), collective, share };
+        step.undone_by(before).into_iter().map(sent)
+    });
+    let last = steps.last().map_or(from, |(_, last)| last);
+    let summed = varying.iter().map(move |&mesh_dim| {
+        let own = steps.iter().rfind(|(step, _)| step.mesh_dim() == mesh_dim);
+        match own {
+            // The sum's own slice is all that is needed.
+            Some((Step::AllGather { .. }, _)) => {
+                let share = scattered(last, mesh_dim);
+                Sent { mesh_dim, collective: "reduce-scatter", share }
+            }
+            _ => Sent { mesh_dim, collective: "all-reduce", share: 2 * scattered(last, mesh_dim) },
+        }
+    });
+    undone.chain(summed)
+}
+
+/// The steps, each with the layout before it.
+fn befores<'a>(from: &'a Layout, steps: &'a [(Step, Layout)]) -> impl Iterator<Item = (&'a Layout, Step)> + 'a {
+    let befores = std::iter::once(from).chain(steps.iter().map(|(_, after)| after));
+    befores.zip(steps.iter().map(|(step, _)| *step))
+}
+
+/// What a rank sends to reduce a tensor over a mesh dimension that does not cut it, and to scatter it.
+fn scattered(layout: &Layout, mesh_dim: usize) -> u64 {
+    let ranks = layout.mesh_shape()[mesh_dim] as u64;
+    layout.local_share() / ranks * (ranks - 1)
 }
 
 /// Bytes sent, then number of steps.

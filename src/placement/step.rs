@@ -1,5 +1,7 @@
 //! [`Step`]: one row of the table of transitions, applied to one mesh dimension.
 
+use smallvec::SmallVec;
+
 use super::{Layout, PartialOp, Placement};
 
 /// One change of placement on one mesh dimension (see the [table](super#the-table-of-transitions)).
@@ -108,30 +110,49 @@ impl Step {
         }
     }
 
-    /// Whether the step communicates.
-    pub fn is_collective(self) -> bool {
+    /// The collective that the step is, if it communicates.
+    pub(super) fn collective(self) -> Option<&'static str> {
         match self {
-            Self::AllGather { .. } | Self::AllReduce { .. } | Self::ReduceScatter { .. } | Self::AllToAll { .. } => {
-                true
-            }
-            Self::Slice { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => false,
+            Self::AllGather { .. } => Some("all-gather"),
+            Self::AllReduce { .. } => Some("all-reduce"),
+            Self::ReduceScatter { .. } => Some("reduce-scatter"),
+            Self::AllToAll { .. } => Some("all-to-all"),
+            Self::Slice { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => None,
         }
     }
 
-    /// Whether the gradient takes a collective on its way back: the table of
-    /// [`dtensor`](crate::dtensor).
-    pub(super) fn is_undone_by_collective(self) -> bool {
+    /// Whether the step communicates.
+    pub fn is_collective(self) -> bool {
+        self.collective().is_some()
+    }
+
+    /// The collectives that the gradient takes on its way back, to where the layout was `before`, and what
+    /// a rank sends in each: the table of [`dtensor`](crate::dtensor).
+    pub(super) fn undone_by(self, before: &Layout) -> SmallVec<[(&'static str, u64); 2]> {
+        let (local, ranks) = (before.local_share(), before.mesh_shape()[self.mesh_dim()] as u64);
+        let part = local / ranks * (ranks - 1);
+        let mut undone = SmallVec::new();
         match self {
-            Self::Slice { .. } | Self::ReduceScatter { .. } | Self::AllToAll { .. } => true,
-            Self::AllGather { .. } | Self::AllReduce { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => false,
+            Self::Slice { .. } | Self::ReduceScatter { .. } => undone.push(("all-gather", part)),
+            Self::AllToAll { .. } => undone.push(("all-to-all", part)),
+            Self::AllGather { .. } | Self::AllReduce { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => {}
         }
+        // The derivative of what is no sum asks for the other ranks' values.
+        match self {
+            Self::AllReduce { op, .. } | Self::ReduceScatter { op, .. } => match op {
+                PartialOp::Sum | PartialOp::Avg => {}
+                PartialOp::Min | PartialOp::Max => undone.push(("all-reduce", 2 * part)),
+                PartialOp::Product => undone.push(("all-gather", local * (ranks - 1))),
+            },
+            _ => {}
+        }
+        undone
     }
 
     /// What a rank sends when `before` is the layout before the step, in units of
     /// [`WHOLE`](Self::WHOLE) per tensor. Ragged parts count as even ones: a plan depends on no shape.
-    pub(super) fn traffic(self, before: &Layout) -> u64 {
-        let held = before.orders().flat_map(|(_, cuts)| cuts);
-        let local = held.fold(Self::WHOLE, |local, &cut| local / before.mesh_shape()[cut] as u64);
+    pub(crate) fn traffic(self, before: &Layout) -> u64 {
+        let local = before.local_share();
         let ranks = before.mesh_shape()[self.mesh_dim()] as u64;
         match self {
             Self::AllGather { .. } => local * (ranks - 1),
@@ -143,4 +164,12 @@ impl Step {
 
     /// The traffic unit: a whole tensor.
     pub(super) const WHOLE: u64 = 1 << 40;
+}
+
+impl Layout {
+    /// What a rank holds, in units of [`Step::WHOLE`]. Ragged parts count as even ones.
+    pub(super) fn local_share(&self) -> u64 {
+        let cuts = self.orders().flat_map(|(_, cuts)| cuts);
+        cuts.fold(Step::WHOLE, |local, &cut| local / self.mesh_shape()[cut] as u64)
+    }
 }

@@ -22,9 +22,11 @@ use burn::tensor::{AsIndex, Shape, activation as local};
 
 use super::args::{dim_of, misfit};
 use super::partials::{INCREASING, INCREASING_TO, NOTHING, Partials};
+use super::parts::Parts;
 use super::{Axes, Operand, apply};
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;
+use crate::error::OrUnwind;
 
 macro_rules! elementwise {
     ($($name:ident($($arg:ident),*): $partials:expr),* $(,)?) => {$(
@@ -71,19 +73,37 @@ elementwise! {
     mish(): NOTHING,
 }
 
-macro_rules! along_a_dimension {
-    ($($name:ident),* $(,)?) => {$(
-        #[doc = concat!("Along `dim`, as burn's [`", stringify!($name), "`](local::", stringify!($name), "): the dimension is made whole.")]
+/// Softmaxes: what each is of a part, of `x - max`, `max` and the sum of the exponentials of the former.
+macro_rules! softmaxes {
+    ($($name:ident(|$x:ident| $of:expr) = (|$shifted:ident, $max:ident, $sum:ident| $value:expr));* $(;)?) => {$(
+        #[doc = concat!("Along `dim`, as burn's [`", stringify!($name), "`](local::", stringify!($name), ").")]
+        ///
+        /// # Collective
+        /// Of a dimension that is cut: every rank of the mesh. Two elements of every part are gathered in
+        /// forward, and in backward the sums of their gradients scattered.
         #[must_use]
         #[track_caller]
         pub fn $name<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> {
             let dim = dim_of(stringify!($name), dim, D);
-            apply(&(&const { Axes::new(stringify!($name), "..D.. -> ..D..") }).at([dim]), tensor, |x, _| local::$name(x, dim))
+            let axes = &const { Axes::new(stringify!($name), "..d.. -> ..d..") };
+            apply(&axes.at([dim]).with_slots(2), tensor, |$x, op| match Parts::of(op, dim) {
+                Some(parts) => {
+                    let dtype = $x.dtype();
+                    let [$shifted, $max, $sum] = parts.exponentials($of).or_unwind();
+                    ($value).cast(dtype)
+                }
+                None => local::$name($x, dim),
+            })
         }
     )*};
 }
 
-along_a_dimension! { softmax, log_softmax, softmin, quiet_softmax }
+softmaxes! {
+    softmax(|x| x) = (|shifted, _max, sum| shifted.exp() / sum);
+    log_softmax(|x| x) = (|shifted, _max, sum| shifted - sum.log());
+    softmin(|x| x.neg()) = (|shifted, _max, sum| shifted.exp() / sum);
+    quiet_softmax(|x| x) = (|shifted, max, sum| shifted.exp() / (sum + max.neg().exp()));
+}
 
 const GLU: Axes = Axes::new("glu", ".._.. -> ..D..");
 const PRELU: Axes = Axes::new("prelu", ".., 1 -> ..");

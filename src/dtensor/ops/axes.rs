@@ -119,14 +119,14 @@ impl Axes {
             assert!(dim < 64, "dimension {dim} is past the 64th");
             at | 1 << dim
         });
-        AxesAt { axes: self, at, lens: SmallVec::new() }
+        AxesAt { axes: self, at, lens: SmallVec::new(), slots: 0 }
     }
 
     /// The rule of the operator whose result has axes that no input has, of lengths `lens`: of those at the
     /// operator's own dimensions, ascending. Of a result `operand*` there are as many as lengths.
     #[must_use]
     pub fn lens(&'static self, lens: impl IntoIterator<Item = usize>) -> AxesAt {
-        AxesAt { axes: self, at: 0, lens: lens.into_iter().collect() }
+        AxesAt { axes: self, at: 0, lens: lens.into_iter().collect(), slots: 0 }
     }
 
     fn subscripts(&self, at: &[usize], inputs: &[Shape], outputs: usize) -> Result<Subscripts> {
@@ -139,9 +139,9 @@ impl Axes {
         subscripts.shapes(inputs, lens).map_err(explained)
     }
 
-    fn strategies_at(&self, at: &[usize], inputs: &[Shape], outputs: usize) -> Vec<Strategy> {
+    fn strategies_at(&self, at: &[usize], inputs: &[Shape], outputs: usize, reduced: Placement) -> Vec<Strategy> {
         let Ok(subscripts) = self.subscripts(at, inputs, outputs) else { return Vec::new() };
-        let rows = subscripts.rows(inputs, self.reduced).chain(subscripts.linear(self.linear));
+        let rows = subscripts.rows(inputs, reduced).chain(subscripts.linear(self.linear));
         rows.chain(self.partials.rows(inputs.len(), outputs)).collect()
     }
 }
@@ -177,7 +177,7 @@ impl Rule for Axes {
     }
 
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
-        self.strategies_at(&[], inputs, outputs.len())
+        self.strategies_at(&[], inputs, outputs.len(), self.reduced)
     }
 
     fn takes_empty_parts(&self) -> bool {
@@ -192,6 +192,7 @@ pub struct AxesAt {
     /// A bit per dimension.
     at: u64,
     lens: SmallVec<[usize; 2]>,
+    slots: usize,
 }
 
 impl AxesAt {
@@ -199,6 +200,14 @@ impl AxesAt {
     #[must_use]
     pub fn lens(mut self, lens: impl IntoIterator<Item = usize>) -> Self {
         self.lens.extend(lens);
+        self
+    }
+
+    /// Along the operator's own dimension, where that is cut, each rank tells all this many elements of its
+    /// part ([`Parts`](super::parts::Parts)): results that lack it are whole. As many for equal lengths.
+    #[must_use]
+    pub(super) fn with_slots(mut self, slots: usize) -> Self {
+        self.slots = slots;
         self
     }
 
@@ -234,7 +243,13 @@ impl Rule for AxesAt {
     }
 
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
-        self.axes.strategies_at(&self.dims(), inputs, outputs.len())
+        let dims = self.dims();
+        if self.slots == 0 {
+            return self.axes.strategies_at(&dims, inputs, outputs.len(), self.axes.reduced);
+        }
+        let rows = self.axes.strategies_at(&dims, inputs, outputs.len(), Placement::Replicate);
+        let cuts = |row: &Strategy| row.inputs[0].shard_dim().is_some_and(|dim| dims.contains(&dim));
+        rows.into_iter().map(|row| if cuts(&row) { row.with_slots(self.slots) } else { row }).collect()
     }
 
     fn takes_empty_parts(&self) -> bool {

@@ -6,47 +6,32 @@
 //! program's layouts are the same for every batch that is cut alike, for every dtype, with and without
 //! gradients. Two lengths are others: one that leaves a rank without elements, which few operators
 //! take, and 1, along which a tensor may be only repeated. And ragged cuts stay only where all that is cut
-//! is as long as their lengths add up to. What counts is, in this order,
+//! is as long as their lengths add up to. What fits is taken as it comes; else counts, in this order,
 //!
 //! 1. collectives in forward: between fewer and shorter the fewer are faster up to some megabytes,
-//!    and a program that has longer ones to choose from says where it wants its tensors;
+//!    and a program that has longer ones to choose from says where it wants its tensors, or how long
+//!    collectives take;
 //! 2. what is sent in forward, where a tensor of more dimensions is taken for the larger;
 //! 3. collectives in backward, of what can have gradients;
-//! 4. steps, then placements that change.
-
-use std::ops::Add;
+//! 4. what is sent in backward;
+//! 5. steps, then placements that change.
+//!
+//! Backward comes after forward since what is sent in forward is sent also where no gradients are taken, and
+//! no operand is asked whether one is taken of it. Under a [`CostModel`](super::CostModel) the time of both comes
+//! first, of tensors as long as they are.
 
 use burn::tensor::Shape;
-use hashbrown::HashMap;
 use itertools::Itertools;
 use smallvec::SmallVec;
 
-use super::cutting::{Cutting, ragged};
+use super::cost_model::Times;
+use super::cutting::{Cutting, Dims, ragged};
 use super::rule::Strategy;
-use crate::dtensor::DTensorSpec;
-use crate::dtensor::route::Route;
-use crate::placement::{Layout, Placement, Placements, plan_cost};
-
-/// Mesh dimensions, ascending.
-pub(super) type Dims = SmallVec<[usize; 3]>;
-
-/// An input as it comes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Incoming<'a> {
-    pub(super) layout: &'a Layout,
-    pub(super) shape: &'a Shape,
-    /// Whether it can have a gradient.
-    pub(super) differentiable: bool,
-}
-
-impl<'a> Incoming<'a> {
-    pub(super) fn new(spec: &'a DTensorSpec) -> Self {
-        Self { layout: spec.layout(), shape: spec.shape(), differentiable: spec.dtype().is_float() }
-    }
-}
+use super::weigh::{Cost, Incoming, Scale, Targets, Unfit, summed, told};
+use crate::placement::{Layout, Placement, Placements};
 
 /// Layouts to bring the inputs to, and what comes out.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) inputs: Vec<Layout>,
     pub(super) outputs: Vec<Layout>,
@@ -55,94 +40,117 @@ pub(super) struct Choice {
     pub(super) varying: Vec<Dims>,
 }
 
-/// What a choice costs; the fields are compared in this order.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Cost {
-    /// Collectives in forward, also those that have to follow.
-    forward: usize,
-    /// What a rank sends in forward, of tensors of a nominal size.
-    sent: u128,
-    /// Collectives in backward.
-    backward: usize,
-    steps: usize,
-    /// Placements.
-    changed: usize,
+/// What a choice is made from.
+#[derive(Clone, Copy)]
+pub(super) struct Given<'a> {
+    pub(super) mesh_shape: &'a [usize],
+    pub(super) operands: &'a [Incoming<'a>],
+    /// Shapes.
+    pub(super) outputs: &'a [Shape],
+    /// The rule's table.
+    pub(super) strategies: &'a [Strategy],
+    pub(super) takes_empty_parts: bool,
+    /// The times of collectives; without them counts decide.
+    pub(super) times: Option<&'a Times>,
 }
 
-impl Add for Cost {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            forward: self.forward + other.forward,
-            sent: self.sent + other.sent,
-            backward: self.backward + other.backward,
-            steps: self.steps + other.steps,
-            changed: self.changed + other.changed,
-        }
-    }
+/// A product of rows, one per mesh dimension, that was weighed.
+pub(super) struct Weighed<'a> {
+    pub(super) rows: Vec<&'a Strategy>,
+    pub(super) found: Result<(Cost, Choice), Unfit>,
 }
 
-/// The cheapest way to run an operator with the rows `strategies` on `operands`.
+/// The cheapest way to run an operator; `None` if no row fits.
 ///
 /// Tried are the products of one row per mesh dimension, with the cuts in the order of the mesh
 /// dimensions or in an order that an operand comes in, and into chunks or the lengths that an operand
-/// comes with. Parts without elements stay only if the operator `takes_empty_parts`. `None` if no row fits.
-pub(super) fn choose(
-    mesh_shape: &[usize],
-    operands: &[Incoming<'_>],
-    outputs: &[Shape],
-    strategies: &[Strategy],
-    takes_empty_parts: bool,
-) -> Option<Choice> {
+/// comes with. Parts without elements stay only if the operator takes them.
+pub(super) fn choose(given: Given<'_>) -> Option<Choice> {
+    let mut best: Option<(Cost, Choice)> = None;
+    search(given, |rows, weigh| {
+        // Planning is what takes time: not where it must cost more.
+        let least = || given.operands.iter().enumerate().map(|(at, operand)| calls(operand, rows, at)).sum();
+        let known = best.as_ref().map(|(known, _)| *known);
+        if given.times.is_none() && known.is_some_and(|known| known.forward < least()) {
+            return true;
+        }
+        let Ok((cost, choice)) = weigh(known) else { return true };
+        best = Some((cost, choice));
+        cost.time > 0 || cost.forward > 0 || cost.changed > 0
+    });
+    best.map(|(_, choice)| choice)
+}
+
+/// All products of rows that [`choose`] has to choose from.
+pub(super) fn weighed(given: Given<'_>) -> Vec<Weighed<'_>> {
+    let mut all = Vec::new();
+    search(given, |rows, weigh| {
+        all.push(Weighed { rows: rows.to_vec(), found: weigh(None) });
+        true
+    });
+    all
+}
+
+/// Visits every product of rows as long as `visit` says so; `visit` may have it weighed: against a known cost,
+/// where it is of no interest what costs as much.
+fn search<'a>(
+    given: Given<'a>,
+    mut visit: impl FnMut(&[&'a Strategy], &mut dyn FnMut(Option<Cost>) -> Result<(Cost, Choice), Unfit>) -> bool,
+) {
+    let Given { mesh_shape, operands, outputs, strategies, takes_empty_parts, times } = given;
     debug_assert!(
         strategies.iter().all(|row| row.inputs.len() == operands.len() && row.outputs.len() == outputs.len()),
         "{strategies:?}"
     );
     let asked: Vec<Vec<&Strategy>> = (0..mesh_shape.len()).map(|dim| asked_for(strategies, operands, dim)).collect();
-    let mut best: Option<(Cost, Choice)> = None;
+    let scales: SmallVec<[Scale<'_>; 3]> =
+        operands.iter().map(|operand| Scale::new(operand, operands, times)).collect();
+    let shapes: SmallVec<[&Shape; 3]> = operands.iter().map(|operand| operand.shape).collect();
     let cuttings = mesh_orders(mesh_shape.len(), operands)
         .into_iter()
         .cartesian_product(ragged(operands.iter().map(|operand| operand.layout)));
-    let shapes: SmallVec<[&Shape; 3]> = operands.iter().map(|operand| operand.shape).collect();
     for (mesh_order, lengths) in cuttings {
         let cutting = Cutting { mesh_shape, mesh_order: &mesh_order, lengths: &lengths };
+        let targets = operands.iter().zip(&scales);
         let mut targets: Vec<_> =
-            operands.iter().map(|&operand| Targets::new(operand, operands, cutting, takes_empty_parts)).collect();
+            targets.map(|(operand, scale)| Targets::new(*operand, *scale, cutting, takes_empty_parts)).collect();
         for rows in asked.iter().map(|rows| rows.iter().copied()).multi_cartesian_product() {
-            // Planning is what takes time: not where it must cost more.
-            let least: usize = operands.iter().enumerate().map(|(at, operand)| calls(operand, &rows, at)).sum();
-            if best.as_ref().is_some_and(|(known, _)| known.forward < least) || !divides(mesh_shape, &rows) {
-                continue;
-            }
-            let inputs = |at: usize| -> Placements { rows.iter().map(|row| row.inputs[at]).collect() };
-            let uneven = cutting.kept(&rows, &shapes, outputs);
-            let mut moves = targets.iter_mut().enumerate().map(|(at, targets)| {
-                let (layout, cost) = targets.get(inputs(at), &uneven)?;
-                let summed = if operands[at].differentiable { varying(mesh_shape, layout, &rows).len() } else { 0 };
-                Some(Cost { backward: cost.backward + summed, ..*cost })
-            });
-            let to_come = Cost { forward: scattered(operands, &rows), ..Cost::default() };
-            let Some(cost) = moves.fold_options(to_come, Add::add) else { continue };
-            if best.as_ref().is_some_and(|(known, _)| *known <= cost) {
-                continue;
-            }
-            let output = |at: usize| {
-                let placements: Placements = rows.iter().map(|row| row.outputs[at]).collect();
-                cutting.layout(&placements, &uneven)
+            let mut weigh = |known: Option<Cost>| {
+                if !divides(mesh_shape, &rows) {
+                    return Err(Unfit::Divides);
+                }
+                let uneven = cutting.kept(&rows, &shapes, outputs);
+                let mut cost = Cost { forward: scattered(operands, &rows), ..Cost::default() };
+                for (at, (targets, operand)) in targets.iter_mut().zip(operands).enumerate() {
+                    let placements: Placements = rows.iter().map(|row| row.inputs[at]).collect();
+                    let (layout, moved) = targets.get(placements, &uneven)?;
+                    let varying = varying(mesh_shape, layout, &rows);
+                    cost = cost + *moved + summed(operand, scales[at], layout, &varying);
+                    if at == 0 {
+                        cost = cost + told(operand, scales[0], layout, &rows);
+                    }
+                }
+                if known.is_some_and(|known| known <= cost) {
+                    return Err(Unfit::Dearer);
+                }
+                let output = |at: usize| {
+                    let placements: Placements = rows.iter().map(|row| row.outputs[at]).collect();
+                    cutting.layout(&placements, &uneven).ok_or(Unfit::NoWay)
+                };
+                let outputs = (0..outputs.len()).map(output).collect::<Result<_, _>>()?;
+                let input = |(at, targets): (usize, &mut Targets<'_>)| {
+                    let placements: Placements = rows.iter().map(|row| row.inputs[at]).collect();
+                    targets.get(placements, &uneven).map(|(layout, _)| layout.clone())
+                };
+                let inputs: Vec<Layout> = targets.iter_mut().enumerate().map(input).collect::<Result<_, _>>()?;
+                let varying = inputs.iter().map(|layout| varying(mesh_shape, layout, &rows)).collect();
+                Ok((cost, Choice { inputs, outputs, varying }))
             };
-            let Some(outputs) = (0..outputs.len()).map(output).collect() else { continue };
-            let layouts = targets.iter_mut().enumerate();
-            let layouts = layouts.map(|(at, targets)| Some(targets.get(inputs(at), &uneven)?.0.clone()));
-            let inputs: Vec<Layout> = layouts.collect::<Option<_>>().expect("they have a cost");
-            let varying = inputs.iter().map(|layout| varying(mesh_shape, layout, &rows)).collect();
-            best = Some((cost, Choice { inputs, outputs, varying }));
-            if cost.forward == 0 && cost.changed == 0 {
-                return best.map(|(_, choice)| choice);
+            if !visit(&rows, &mut weigh) {
+                return;
             }
         }
     }
-    best.map(|(_, choice)| choice)
 }
 
 /// Orders of the mesh dimensions in which cuts may be made: ascending, and as operands have them.
@@ -173,7 +181,11 @@ fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
 
 /// The rows to try on `mesh_dim`: those whose partial inputs are there already. One costs nothing to make
 /// and all the more to keep, so none is made, but for a term of a sum that is kept anyhow.
-fn asked_for<'a>(strategies: &'a [Strategy], operands: &[Incoming<'_>], mesh_dim: usize) -> Vec<&'a Strategy> {
+pub(super) fn asked_for<'a>(
+    strategies: &'a [Strategy],
+    operands: &[Incoming<'_>],
+    mesh_dim: usize,
+) -> Vec<&'a Strategy> {
     let made = |row: &Strategy, at: usize| {
         let placement = row.inputs[at];
         placement.partial_op().is_some() && operands[at].layout.placements()[mesh_dim] != placement
@@ -206,72 +218,11 @@ fn scattered(operands: &[Incoming<'_>], rows: &[&Strategy]) -> usize {
     (0..rows.len()).filter(alone).count()
 }
 
-/// Whether `layout` leaves a rank without elements of a tensor that has some.
-fn leaves_a_rank_empty(shape: &Shape, layout: &Layout) -> bool {
-    shape.num_elements() > 0 && layout.shortest(shape).contains(&0)
-}
-
 /// A value that is the same on all ranks of a mesh dimension varies where anything else on it is not.
 fn varying(mesh_shape: &[usize], layout: &Layout, rows: &[&Strategy]) -> Dims {
     let same = |row: &Strategy| row.inputs.iter().chain(&row.outputs).all(|placement| placement.is_replicate());
     let varies = |&dim: &usize| mesh_shape[dim] > 1 && layout.placements()[dim].is_replicate() && !same(rows[dim]);
     (0..mesh_shape.len()).filter(varies).collect()
-}
-
-/// How large `operand` is taken to be beside the others: every dimension makes it 256 times as
-/// large, but for those along which it is only repeated.
-fn nominal_size(operand: &Incoming<'_>, operands: &[Incoming<'_>]) -> u128 {
-    let dims = operand.shape.num_dims();
-    let longer = |dim: usize| operands.iter().any(|other| other.shape.num_dims() == dims && other.shape[dim] > 1);
-    let own = (0..dims).filter(|&dim| operand.shape[dim] > 1 || !longer(dim)).count();
-    1 << (8 * own.min(10))
-}
-
-/// The layouts that an operand may be brought to with cuts in one order, and what that costs.
-struct Targets<'a> {
-    operand: Incoming<'a>,
-    size: u128,
-    cutting: Cutting<'a>,
-    /// Whether parts without elements may stay, or other ranks have them: of an operand that comes with
-    /// some. To one that comes without, none are made.
-    empty_parts: bool,
-    /// By placements, and the mesh dimensions that are ragged.
-    known: HashMap<(Placements, Dims), Option<(Layout, Cost)>>,
-}
-
-impl<'a> Targets<'a> {
-    fn new(operand: Incoming<'a>, operands: &[Incoming<'a>], cutting: Cutting<'a>, takes_empty_parts: bool) -> Self {
-        let empty_parts = takes_empty_parts && leaves_a_rank_empty(operand.shape, operand.layout);
-        Self { operand, size: nominal_size(&operand, operands), cutting, empty_parts, known: HashMap::new() }
-    }
-
-    /// The layout with these placements; `None` if there is none, or no way to it.
-    fn get(&mut self, placements: Placements, uneven: &Dims) -> Option<&(Layout, Cost)> {
-        let Self { operand, size, cutting, empty_parts, known } = self;
-        let make = |(placements, uneven): &(Placements, Dims)| {
-            let layout = cutting.layout(placements, uneven)?;
-            let fits = *empty_parts || !leaves_a_rank_empty(operand.shape, &layout);
-            let cost = fits.then(|| move_cost(operand, *size, &layout))??;
-            Some((layout, cost))
-        };
-        known.entry((placements, uneven.clone())).or_insert_with_key(make).as_ref()
-    }
-}
-
-fn move_cost(operand: &Incoming<'_>, size: u128, target: &Layout) -> Option<Cost> {
-    if operand.layout == target {
-        return Some(Cost::default());
-    }
-    let route = Route::of_input(operand.layout, target).ok()?;
-    let plan = plan_cost(operand.layout, route.steps());
-    let pairs = operand.layout.placements().iter().zip(target.placements());
-    Some(Cost {
-        forward: plan.forward,
-        sent: u128::from(plan.traffic) * size,
-        backward: if operand.differentiable { plan.backward } else { 0 },
-        steps: route.steps().len(),
-        changed: pairs.filter(|(from, to)| from != to).count(),
-    })
 }
 
 #[cfg(test)]

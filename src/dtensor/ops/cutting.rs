@@ -10,6 +10,9 @@ use smallvec::SmallVec;
 use super::rule::Strategy;
 use crate::placement::{Layout, Placement, Placements};
 
+/// Mesh dimensions, ascending.
+pub(super) type Dims = SmallVec<[usize; 3]>;
+
 /// The lengths of ragged cuts, each with its mesh dimension.
 pub(super) type Lengths = SmallVec<[(usize, Arc<[usize]>); 1]>;
 
@@ -45,8 +48,8 @@ impl Cutting<'_> {
 
     /// The mesh dimensions on which these rows leave the lengths as they are: whatever they cut there,
     /// input or output, is as long as the lengths add up to, and no piece has to divide anything.
-    pub(super) fn kept(&self, rows: &[&Strategy], inputs: &[&Shape], outputs: &[Shape]) -> SmallVec<[usize; 3]> {
-        let mut kept = SmallVec::new();
+    pub(super) fn kept(&self, rows: &[&Strategy], inputs: &[&Shape], outputs: &[Shape]) -> Dims {
+        let mut kept = Dims::new();
         let fits = |placements: Placements, shape: &Shape, kept: &[usize]| {
             self.layout(&placements, kept).is_none_or(|layout| layout.check_shape(shape).is_ok())
         };

@@ -8,12 +8,14 @@ use burn::tensor::{DType, Shape};
 use smallvec::SmallVec;
 
 use super::args::misfit;
-use super::choose::{Choice, Incoming, choose};
+use super::choose::{Choice, Given, choose};
+use super::cost_model::Scope;
+use super::cutting::Dims;
 use super::operand::Arg;
+use super::weigh::Incoming;
 use super::{Rule, Strategy, strategy};
 use crate::Result;
 use crate::dtensor::handles::Destination;
-use crate::dtensor::pullback::Dims;
 use crate::dtensor::route::Route;
 use crate::dtensor::{DTensorError, DTensorSpec};
 use crate::placement::{Layout, Placement, Step};
@@ -44,26 +46,55 @@ pub(super) struct Output {
     pub(super) spec: OnceCell<Arc<DTensorSpec>>,
 }
 
-/// The decision, made anew.
-pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Decision> {
-    let Some(Arg { spec: first, .. }) = inputs.first() else {
-        return Err(misfit(rule.name(), &[], "there is no input; give at least one"));
-    };
-    for other in &inputs[1..] {
-        first.check_same_mesh(other.spec)?;
-    }
-    let shapes: Vec<Shape> = inputs.iter().map(|input| input.spec.shape().clone()).collect();
-    let output_shapes = rule.outputs(&shapes)?;
-    let mut rows = rows(rule, &shapes, &output_shapes);
-    let dtypes: Vec<DType> = inputs.iter().map(|input| input.spec.dtype()).collect();
-    rows.retain(|row| row.takes(&dtypes));
-    for (at, input) in inputs.iter().enumerate() {
-        if let Some(pin) = pinned(rule, input, &shapes)? {
-            rows.retain(|row| row.inputs[at] == pin);
+/// The rows that hold for inputs of certain specs.
+pub(super) struct Table {
+    pub(super) outputs: Vec<Shape>,
+    pub(super) rows: Vec<Strategy>,
+    /// Rows that an input is pinned away from, or whose partial inputs are not of these element types.
+    pub(super) out: Vec<(Strategy, &'static str)>,
+}
+
+impl Table {
+    pub(super) fn new<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Self> {
+        let Some(Arg { spec: first, .. }) = inputs.first() else {
+            return Err(misfit(rule.name(), &[], "there is no input; give at least one"));
+        };
+        for other in &inputs[1..] {
+            first.check_same_mesh(other.spec)?;
         }
+        let shapes: Vec<Shape> = inputs.iter().map(|input| input.spec.shape().clone()).collect();
+        let outputs = rule.outputs(&shapes)?;
+        let dtypes: Vec<DType> = inputs.iter().map(|input| input.spec.dtype()).collect();
+        let pins = inputs.iter().map(|input| pinned(rule, input, &shapes)).collect::<Result<Vec<_>>>()?;
+        let mut out = Vec::new();
+        let mut rows = rows(rule, &shapes, &outputs);
+        rows.retain(|row| {
+            let kept = |(pin, input): (&Option<Placement>, &Placement)| pin.is_none_or(|pin| pin == *input);
+            let why = match row {
+                row if !row.takes(&dtypes) => "not of this element type",
+                row if !pins.iter().zip(&row.inputs).all(kept) => "an input is pinned elsewhere",
+                _ => return true,
+            };
+            out.push((row.clone(), why));
+            false
+        });
+        Ok(Self { outputs, rows, out })
     }
+}
+
+/// The decision, made anew.
+pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Decision> {
+    let Table { outputs: output_shapes, rows, .. } = Table::new(rule, inputs)?;
+    let first = inputs[0].spec;
     let incoming: Vec<_> = inputs.iter().map(|input| Incoming::new(input.spec)).collect();
-    let choice = choose(first.mesh().shape(), &incoming, &output_shapes, &rows, rule.takes_empty_parts());
+    let choice = choose(Given {
+        mesh_shape: first.mesh().shape(),
+        operands: &incoming,
+        outputs: &output_shapes,
+        strategies: &rows,
+        takes_empty_parts: rule.takes_empty_parts(),
+        times: scope.times(first.mesh()).as_ref(),
+    });
     let Choice { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
         operator: rule.name(),
         inputs: inputs.iter().map(|input| input.spec.layout().to_string()).collect(),

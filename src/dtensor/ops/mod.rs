@@ -16,19 +16,29 @@
 //!
 //! 1. **Any mesh.** A rank's part of an operator is that operator on parts, so each mesh dimension
 //!    takes a row of its own.
-//! 2. **Any placements.** Where the inputs come otherwise, the cheapest rows are found (the fewest
-//!    collectives, then what is sent, whatever the lengths: a program's layouts are the same for
-//!    every batch that is cut alike and longer than 1) and the inputs redistributed to them, in forward;
-//!    [`RedistributePolicy::Deny`] makes that an error that says what to write.
+//! 2. **Any placements.** Where the inputs come otherwise, the [cheapest rows](#how-layouts-are-chosen) are
+//!    found and the inputs redistributed to them, in forward; [`RedistributePolicy::Deny`] makes that an
+//!    error that says what to write.
 //! 3. **Gradients.** A replicated input of a row whose other columns differ between ranks is
 //!    [varied](crate::dtensor::DTensor::vary): its gradient is a term of a sum on every rank, and
 //!    backward adds them up. Clones of one tensor share that, and whatever brings it elsewhere.
 //! 4. **No cost when repeated.** A decision is cached by rule and specs.
 //!
+//! # How layouts are chosen
+//!
+//! Inputs that fit a row stay. Else the rows count that take the fewest collectives in forward, of these the
+//! ones that send the least in forward, then the fewest collectives in backward, and the least sent in it. That
+//! is so whatever the lengths, and whether or not a gradient is taken: a program's layouts are the same for every
+//! batch that is cut alike and longer than 1, in training and in inference. What that costs is sometimes sent in
+//! backward: a large weight that no plan has placed is sliced for nothing, and its gradient gathered.
+//! [`explain`] shows it. A program says otherwise by placing its tensors or, under a [`CostModel`], lets the
+//! time of both decide, of tensors as long as they are.
+//!
 //! # Collective
 //!
 //! Every rank of the mesh calls an operator, in the same order. It communicates where it
-//! redistributes an input, and in backward where an input was moved or varies; else it is local.
+//! redistributes an input, and in backward where an input was moved or varies; else it is local, but
+//! for those that tell others a few elements of their [parts](crate::dtensor::DTensor::cumsum), and say so.
 //!
 //! # Panics
 //!
@@ -74,6 +84,8 @@
 //! | `attention`, `conv`, `pool`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
 //! | `reduce`, `order` | sums to covariances; along a dimension: sorting, top k, medians, cumulative sums |
 //! | `view`, `permute`, `expand`, `unfold` | shapes |
+//! | `reduce`, `order` | sums to variances; along a dimension: cumulative sums, extrema, top k, sorting, medians |
+//! | `view`, `permute`, `expand` | shapes |
 //! | `slice`, `split`, `cat`, `flip`, `pad`, `triangle` | pieces put apart and together |
 //! | `gather`, `gather_nd`, `select`, `one_hot`, `nonzero` | by index, and to indices |
 //! | `linalg`, `signal`, `grid` | norms and decompositions; Fourier transforms; coordinates |
@@ -84,8 +96,8 @@
 //!
 //! How a call runs: [`apply`] has its inputs decided on ([`Operator::resolve`], from a cache), brings each to
 //! where the decision wants it ([`Operator::input`]), runs burn's operator, and gives the result its spec
-//! ([`Operator::output`]). `choose` is the search behind a decision; how a tensor gets from one layout to
-//! another is [`plan`](crate::placement::plan)'s.
+//! ([`Operator::output`]). `choose` is the search behind a decision, and `weigh` its costs; how a tensor gets
+//! from one layout to another is [`plan`](crate::placement::plan)'s.
 //!
 //! # Adding an operator
 //!
@@ -133,7 +145,8 @@
 //!
 //! The few operators whose dimensions letters cannot name (views, permutations, expansion, grouped
 //! channels) write their tables out: they implement [`Rule`] themselves. A row never communicates: what
-//! needs its neighbours is made of redistributions.
+//! needs its neighbours is made of redistributions. Of a dimension that it needs whole, a row may ask the other
+//! ranks for a few elements of each part (`parts`), and says how many.
 //!
 //! The local operator must record as many nodes of the autodiff graph for parts of any length, or
 //! ranks fall out of step in backward. Burn's own do, but for `matmul`, `linear` and `einsum`, which
@@ -150,13 +163,16 @@
 mod apply;
 mod axes;
 mod choose;
+mod cost_model;
 mod cutting;
 mod decide;
+mod explain;
 mod operand;
 mod operator;
 mod policy;
 mod rule;
 mod subscripts;
+mod weigh;
 
 // What rules share.
 mod args;
@@ -164,6 +180,7 @@ mod empty;
 mod lookup;
 mod methods;
 pub mod partials;
+mod parts;
 mod placements;
 mod product;
 mod update;
@@ -220,8 +237,10 @@ pub use apply::{Inputs, Outputs, apply};
 pub(crate) use args::misfit;
 pub use arithmetic::Number;
 pub use axes::{Axes, AxesAt};
+pub use cost_model::CostModel;
 pub(crate) use dropout::check_probability;
 pub use einsum::EinsumOperand;
+pub use explain::{Explanation, explain};
 pub use operand::{Arg, Operand};
 pub use operator::Operator;
 pub use policy::RedistributePolicy;

@@ -1,8 +1,8 @@
 //! [`Operator`]: a rule decided for inputs of certain specs, and the cache of decisions.
 //!
 //! A decision is a search over placements; a training step repeats the same few. The key is the
-//! rule, the inputs' specs and their pins. Specs are interned, so a repeated operator costs a hash of a few
-//! pointers and allocates nothing.
+//! rule, the inputs' specs and their pins, and which [cost model](super::CostModel) is in force. Specs are
+//! interned, so a repeated operator costs a hash of a few pointers and allocates nothing.
 
 use std::any::{Any, TypeId};
 use std::cell::RefCell;
@@ -16,7 +16,9 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 
 use super::Rule;
+use super::cost_model::Scope;
 use super::decide::{Decision, decide};
+use super::explain;
 use super::operand::{Arg, Operand};
 use super::policy::RedistributePolicy;
 use crate::Result;
@@ -77,6 +79,11 @@ impl Operator {
         self.check_output(at, || local.shape());
         let spec = self.output_spec(at, local.dtype());
         DTensor::from_parts(local, spec)
+    }
+
+    /// What it is called.
+    pub(super) fn name(&self) -> &'static str {
+        self.0.inputs[0].operator
     }
 
     /// Whether all inputs are where it wants them.
@@ -150,6 +157,8 @@ struct Entry {
     rule: Box<dyn Any>,
     /// Alive as long as the entry, so that no other spec can have their addresses.
     inputs: SmallVec<[(Arc<DTensorSpec>, Option<Placement>); 3]>,
+    /// Of the [cost model](super::CostModel) that it was chosen by.
+    model: u32,
     operator: Rc<Operator>,
 }
 
@@ -159,6 +168,10 @@ thread_local! {
 }
 
 fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
+    let scope = Scope::current();
+    if scope.explained {
+        explain::record(rule, inputs, scope)?;
+    }
     let hash = HASHER.with(|hasher| {
         let mut hasher = hasher.build_hasher();
         (TypeId::of::<R>(), rule).hash(&mut hasher);
@@ -168,13 +181,14 @@ fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
     let same = |entry: &Entry| {
         let known = entry.inputs.iter().map(|(spec, pin)| (Arc::as_ptr(spec), *pin));
         known.eq(inputs.iter().map(|input| (Arc::as_ptr(input.spec), input.pin)))
+            && entry.model == scope.model
             && entry.rule.downcast_ref::<R>() == Some(rule)
     };
     let known = DECISIONS.with_borrow(|table| table.find(hash, same).map(|entry| entry.operator.clone()));
     if let Some(operator) = known {
         return Ok(operator);
     }
-    let operator = Rc::new(Operator(decide(rule, inputs)?));
+    let operator = Rc::new(Operator(decide(rule, inputs, scope)?));
     // The specs of a finished launch are not shared, so the entry would never be found.
     if inputs[0].spec.mesh().world().is_finished() {
         return Ok(operator);
@@ -183,6 +197,7 @@ fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
         hash,
         rule: Box::new(rule.clone()),
         inputs: inputs.iter().map(|input| (input.spec.clone(), input.pin)).collect(),
+        model: scope.model,
         operator: operator.clone(),
     };
     DECISIONS.with_borrow_mut(|table| {

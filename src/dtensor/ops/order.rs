@@ -1,63 +1,152 @@
-//! Along a dimension that is whole on every rank: sorting and what it finds, cumulative operators.
+//! Along a dimension: cumulative operators, extrema and where they are, the largest, sorting, medians.
+//!
+//! Of a dimension that is cut, the first three tell other ranks a few elements of each [part](Parts). Sorting
+//! needs the whole: it goes to another cut by an all-to-all where there is another dimension, and is gathered
+//! where not.
 
 use burn::tensor::{AsIndex, Int, Tensor, kind};
 
 use super::args::{dim_of, misfit};
 use super::methods::along;
 use super::partials::{INCREASING_FROM, INCREASING_TO, LINEAR, Partials};
+use super::parts::{Parts, untracked};
 use super::placements::PRODUCT;
 use super::{Axes, apply};
 use crate::dtensor::{DTensor, Kind};
+use crate::error::OrUnwind;
+
+/// Cumulative operators: how partial inputs go through, and what comes before the first element.
+macro_rules! scans {
+    ($($name:ident [$partials:expr, $start:path]);* $(;)?) => {$(
+        #[doc = concat!("Along `dim`, as burn's [`", stringify!($name), "`](Tensor::", stringify!($name), ").")]
+        ///
+        /// # Collective
+        /// Of a dimension that is cut: every rank of the mesh. One element of every part is gathered in forward,
+        /// and in backward the sum of their gradients scattered. Half precision is computed in single.
+        #[must_use]
+        #[track_caller]
+        pub fn $name<I: AsIndex>(self, dim: I) -> Self {
+            let dim = dim_of(stringify!($name), dim, D);
+            let axes = &const { Axes::new(stringify!($name), "..d.. -> ..d..").through($partials) };
+            apply(&axes.at([dim]).with_slots(1), self, |x, op| match Parts::of(op, dim) {
+                Some(parts) => parts.scan(x, $start, |x| x.$name(dim)).or_unwind(),
+                None => x.$name(dim),
+            })
+        }
+    )*};
+}
+
+/// Extrema and where they are, and only where.
+macro_rules! extrema {
+    ($($with_indices:ident $indices:ident);* $(;)?) => {$(
+        #[doc = concat!("Along `dim`, as burn's [`", stringify!($with_indices), "`](Tensor::", stringify!($with_indices), ").")]
+        ///
+        /// # Collective
+        /// Of a dimension that is cut: every rank of the mesh gathers what each found in its part. All have
+        /// the result.
+        #[must_use]
+        #[track_caller]
+        pub fn $with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
+            let dim = dim_of(stringify!($with_indices), dim, D);
+            let axes = &const { Axes::new(stringify!($with_indices), "..d.. -> ..1.., ..1..") };
+            apply(&axes.at([dim]).with_slots(2), self, |x, op| match Parts::of(op, dim) {
+                Some(parts) => parts.pick(x, 1, |x| x.$with_indices(dim)).or_unwind(),
+                None => x.$with_indices(dim),
+            })
+        }
+
+        #[doc = concat!("Along `dim`, as burn's [`", stringify!($indices), "`](Tensor::", stringify!($indices), ").")]
+        ///
+        /// # Collective
+        #[doc = concat!("As [`", stringify!($with_indices), "`](Self::", stringify!($with_indices), ").")]
+        #[must_use]
+        #[track_caller]
+        pub fn $indices(self, dim: impl AsIndex) -> DTensor<D, Int> {
+            let dim = dim_of(stringify!($indices), dim, D);
+            let axes = &const { Axes::new(stringify!($indices), "..d.. -> ..1..") };
+            apply(&axes.at([dim]).with_slots(2), self, |x, op| match Parts::of(op, dim) {
+                Some(parts) => parts.pick(untracked(&x), 1, |x| x.$with_indices(dim)).or_unwind().1,
+                None => x.$indices(dim),
+            })
+        }
+    )*};
+}
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
-    along! {
-        cumsum -> Self: "..D.. -> ..D.." [through(LINEAR)];
-        cumprod -> Self: "..D.. -> ..D.." [through(Partials::alike(&[PRODUCT]))];
+    scans! {
+        cumsum [LINEAR, Tensor::zeros_like];
+        cumprod [Partials::alike(&[PRODUCT]), Tensor::ones_like];
     }
 }
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
+    // The first element of a part is among what it starts with.
+    scans! {
+        cummax [INCREASING_TO, Tensor::clone];
+        cummin [INCREASING_FROM, Tensor::clone];
+    }
+
+    extrema! {
+        max_dim_with_indices argmax;
+        min_dim_with_indices argmin;
+    }
+
     along! {
-        cummax -> Self: "..D.. -> ..D.." [through(INCREASING_TO)];
-        cummin -> Self: "..D.. -> ..D.." [through(INCREASING_FROM)];
         sort -> Self: "..D.. -> ..D..";
         sort_descending -> Self: "..D.. -> ..D..";
         sort_with_indices -> (Self, DTensor<D, Int>): "..D.. -> ..D.., ..D..";
         sort_descending_with_indices -> (Self, DTensor<D, Int>): "..D.. -> ..D.., ..D..";
         argsort -> DTensor<D, Int>: "..D.. -> ..D..";
         argsort_descending -> DTensor<D, Int>: "..D.. -> ..D..";
-        argmax -> DTensor<D, Int>: ".._.. -> ..1..";
-        argmin -> DTensor<D, Int>: ".._.. -> ..1..";
-        max_dim_with_indices -> (Self, DTensor<D, Int>): ".._.. -> ..1.., ..1..";
-        min_dim_with_indices -> (Self, DTensor<D, Int>): ".._.. -> ..1.., ..1..";
     }
 
     /// The `k` largest along `dim`, the largest first, as burn's [`topk`](Tensor::topk).
+    ///
+    /// # Collective
+    /// As [`topk_with_indices`](Self::topk_with_indices).
     #[must_use]
     #[track_caller]
     pub fn topk<I: AsIndex>(self, k: usize, dim: I) -> Self {
         let dim = self.top("topk", k, dim);
-        apply(&const { Axes::new("topk", ".._.. -> ..K..") }.at([dim]).lens([k]), self, |x, _| x.topk(k, dim))
+        let axes = &const { Axes::new("topk", "..d.. -> ..K..") };
+        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim) {
+            Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind().0,
+            None => x.topk(k, dim),
+        })
     }
 
     /// [`topk`](Self::topk), and where they were, as burn's
-    /// [`topk_with_indices`](Tensor::topk_with_indices).
+    /// [`topk_with_indices`](Tensor::topk_with_indices). Of equal elements it is any, as in burn.
+    ///
+    /// # Collective
+    /// Of a dimension that is cut: every rank of the mesh gathers the `k` largest of each part, or the dimension
+    /// where that is less or a part has fewer than `k`. All have the result.
     #[must_use]
     #[track_caller]
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
         let dim = self.top("topk_with_indices", k, dim);
-        let rule = &const { Axes::new("topk_with_indices", ".._.. -> ..K.., ..K..") };
-        apply(&rule.at([dim]).lens([k]), self, |x, _| x.topk_with_indices(k, dim))
+        let axes = &const { Axes::new("topk_with_indices", "..d.. -> ..K.., ..K..") };
+        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim) {
+            Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind(),
+            None => x.topk_with_indices(k, dim),
+        })
     }
 
     /// Where the `k` largest along `dim` are, as burn's [`argtopk`](Tensor::argtopk).
+    ///
+    /// # Collective
+    /// As [`topk_with_indices`](Self::topk_with_indices).
     #[must_use]
     #[track_caller]
     pub fn argtopk(self, k: usize, dim: impl AsIndex) -> DTensor<D, Int> {
         let dim = self.top("argtopk", k, dim);
         // burn's own refuses `k` as large as the dimension.
         let local = |x: Tensor<D, K>| if x.dims()[dim] > k { x.argtopk(k, dim) } else { x.argsort_descending(dim) };
-        apply(&const { Axes::new("argtopk", ".._.. -> ..K..") }.at([dim]).lens([k]), self, |x, _| local(x))
+        let axes = &const { Axes::new("argtopk", "..d.. -> ..K..") };
+        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim) {
+            Some(parts) => parts.pick(untracked(&x), k, |x| x.topk_with_indices(k, dim)).or_unwind().1,
+            None => local(x),
+        })
     }
 
     /// `dim`, if it has at least `k` elements.

@@ -19,6 +19,8 @@ pub struct Strategy {
     pub(super) outputs: SmallVec<[Placement; 2]>,
     pub(super) divides: Option<usize>,
     pub(super) floats: bool,
+    /// What every part of the first input comes down to, for the other ranks; see [`Parts`](super::parts::Parts).
+    pub(super) slots: usize,
     /// Inputs that become terms of a sum over ranks.
     terms: SmallVec<[usize; 1]>,
 }
@@ -30,6 +32,7 @@ pub fn strategy(inputs: impl IntoIterator<Item = Placement>, outputs: impl IntoI
         outputs: outputs.into_iter().collect(),
         divides: None,
         floats: false,
+        slots: 0,
         terms: SmallVec::new(),
     }
 }
@@ -57,6 +60,14 @@ impl Strategy {
     #[must_use]
     pub fn if_floats(mut self) -> Self {
         self.floats = true;
+        self
+    }
+
+    /// The local operator tells the other ranks along the mesh dimension this many elements of its part of
+    /// the first input, for each that there is of the other dimensions.
+    #[must_use]
+    pub(super) fn with_slots(mut self, slots: usize) -> Self {
+        self.slots = slots;
         self
     }
 

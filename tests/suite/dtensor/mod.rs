@@ -1,5 +1,6 @@
 //! DTensor from outside. Tests name the invariants of `burn_dtensor::dtensor` they guard.
 
+mod choice;
 mod distribute;
 mod empty_parts;
 mod factory;
@@ -15,6 +16,7 @@ mod movement;
 mod nan;
 mod narrow;
 mod ops;
+mod parts;
 mod ragged;
 mod random;
 mod refused;

@@ -43,6 +43,7 @@ pub fn cases() -> Vec<Case> {
         case!("glu", (x: 2 = [4, 3]) => activation::glu(x, -2)),
         case!("softmax", (x: 2 = [3, 6]) => activation::softmax(x, -1)),
         case!("softmax", (x: 3 = [3, 2, 5]) => activation::softmax(x, 1)),
+        case!("softmax", (x: 1 within(-90.0..90.0) = [7]) => activation::softmax(x, 0)),
         case!("log_softmax", (x: 2 = [3, 6]) => activation::log_softmax(x, 1)),
         case!("softmin", (x: 2 = [3, 6]) => activation::softmin(x, 0)),
         case!("quiet_softmax", (x: 2 = [3, 6]) => activation::quiet_softmax(x, 1)),

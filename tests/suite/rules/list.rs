@@ -7,25 +7,29 @@ use std::path::{Path, PathBuf};
 use itertools::Itertools;
 
 /// Files of operators that are none: how rules are written, decided and run.
-const MACHINERY: [&str; 18] = [
+const MACHINERY: [&str; 22] = [
     "apply",
     "axes",
     "choose",
     "config",
+    "cost_model",
     "cutting",
     "decide",
     "empty",
+    "explain",
     "lookup",
     "methods",
     "operand",
     "operator",
     "partials",
+    "parts",
     "policy",
     "replicated",
     "rule",
     "subscripts",
     "tests",
     "update",
+    "weigh",
 ];
 
 /// Functions beside operators: methods of a loss and of its configuration, seeds, plain random tensors.

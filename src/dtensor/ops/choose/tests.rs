@@ -3,6 +3,7 @@
 use super::super::placements::{AVG, MAX, R, S, SUM};
 use super::super::strategy;
 use super::*;
+use crate::placement::{Sent, sent_backward, sent_forward};
 
 fn layout(mesh: &[usize], placements: &[Placement]) -> Layout {
     Layout::new(mesh, placements).unwrap()
@@ -11,12 +12,24 @@ fn layout(mesh: &[usize], placements: &[Placement]) -> Layout {
 /// Of floats, for one output.
 fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) -> Option<Choice> {
     let shapes: Vec<Shape> = operands.iter().map(|(shape, _)| Shape::from(shape.to_vec())).collect();
-    let operands: Vec<_> = operands
-        .iter()
-        .zip(&shapes)
-        .map(|((_, layout), shape)| Incoming { layout, shape, differentiable: true })
-        .collect();
-    choose(mesh, &operands, &[Shape::from([1])], rows, true)
+    let operands: Vec<_> = operands.iter().zip(&shapes).map(|((_, layout), shape)| float(layout, shape)).collect();
+    chosen(mesh, &operands, rows, true, None)
+}
+
+/// In single precision.
+fn float<'a>(layout: &'a Layout, shape: &'a Shape) -> Incoming<'a> {
+    Incoming { layout, shape, bytes: 4 * shape.num_elements() as u64, differentiable: true }
+}
+
+fn chosen(
+    mesh_shape: &[usize],
+    operands: &[Incoming<'_>],
+    strategies: &[Strategy],
+    takes_empty_parts: bool,
+    times: Option<&Times>,
+) -> Option<Choice> {
+    let outputs = &[Shape::from([1])];
+    choose(Given { mesh_shape, operands, outputs, strategies, takes_empty_parts, times })
 }
 
 fn placements(layouts: &[Layout]) -> Vec<Vec<Placement>> {
@@ -37,9 +50,9 @@ fn product() -> Vec<Strategy> {
 #[test]
 fn a_rank_is_left_without_elements_only_where_the_operator_takes_that() {
     let (comes, shape) = (layout(&[4], &[S(0)]), Shape::from([5, 8]));
-    let operand = Incoming { layout: &comes, shape: &shape, differentiable: true };
+    let operand = float(&comes, &shape);
     let rows = [strategy([R], [R]), strategy([S(0)], [S(0)])];
-    let placed = |takes| placements(&choose(&[4], &[operand], &[Shape::from([1])], &rows, takes).unwrap().inputs);
+    let placed = |takes| placements(&chosen(&[4], &[operand], &rows, takes, None).unwrap().inputs);
     assert_eq!(placed(true), [[S(0)]]);
     assert_eq!(placed(false), [[R]]);
 }
@@ -78,8 +91,8 @@ fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
     let rows = [strategy([R, R], [R]), strategy([R, S(0)], [S(0)]), strategy([S(0), R], [SUM])];
     let (cut, shape) = (layout(&[2], &[S(0)]), Shape::from([8, 8]));
     let brought = |differentiable: [bool; 2]| {
-        let operands = differentiable.map(|differentiable| Incoming { layout: &cut, shape: &shape, differentiable });
-        placements(&choose(&[2], &operands, &[Shape::from([1])], &rows, true).unwrap().inputs)
+        let operands = differentiable.map(|differentiable| Incoming { differentiable, ..float(&cut, &shape) });
+        placements(&chosen(&[2], &operands, &rows, true, None).unwrap().inputs)
     };
     assert_eq!(brought([true, false]), [[S(0)], [R]]);
     assert_eq!(brought([false, true]), [[R], [S(0)]]);
@@ -184,16 +197,20 @@ fn nothing_is_cheaper() {
     let rows = product();
     let shape = Shape::from([12, 12]);
     // The gradient of a replicated value that ranks compute different things with is summed.
-    let summed = |layout: &Layout, varies: &[bool]| {
-        layout.placements().iter().zip(varies).filter(|(own, varies)| own.is_replicate() && **varies).count()
+    let summed = |layout: &Layout, varies: &[bool]| -> Vec<usize> {
+        (0..mesh.len()).filter(|&dim| layout.placements()[dim].is_replicate() && varies[dim]).collect()
     };
-    let cost = |from: &Layout, to: &Layout| {
+    let times = Times { call: 1e-6, bandwidths: vec![1e8, 3e8], backward: 1.5 };
+    let sent = |from: &Layout, to: &Layout, varies: &[bool]| {
         let steps = crate::placement::plan(from, to).ok()?;
-        Some((steps.len(), plan_cost(from, &steps)))
+        let forward: Vec<Sent> = sent_forward(from, &steps).collect();
+        let backward: Vec<Sent> = sent_backward(from, &steps, &summed(to, varies)).collect();
+        Some((steps.len(), forward, backward))
     };
-    for (a, b) in layouts.iter().cartesian_product(&layouts) {
-        let operands = [a, b].map(|layout| Incoming { layout, shape: &shape, differentiable: true });
-        let found = choose(&mesh, &operands, &[Shape::from([1])], &rows, true).unwrap();
+    let all = layouts.iter().cartesian_product(&layouts).cartesian_product([None, Some(&times)]);
+    for ((a, b), times) in all {
+        let operands = [a, b].map(|layout| float(layout, &shape));
+        let found = chosen(&mesh, &operands, &rows, true, times).unwrap();
         // A sum scattered where nothing is cut will have to be gathered.
         let gathers = |targets: [&Layout; 2]| {
             let alone = |&mesh_dim: &usize| {
@@ -204,11 +221,18 @@ fn nothing_is_cheaper() {
             (0..mesh.len()).filter(alone).count()
         };
         let total = |targets: [&Layout; 2], varies: &[bool]| {
-            let ((some, first), (more, second)) = (cost(a, targets[0])?, cost(b, targets[1])?);
-            let backward = summed(targets[0], varies) + summed(targets[1], varies);
-            let forward = first.forward + second.forward + gathers(targets);
-            let backward = first.backward + second.backward + backward;
-            Some((forward, first.traffic + second.traffic, backward, some + more))
+            let (some, mut forward, mut backward) = sent(a, targets[0], varies)?;
+            let (more, forward_of_second, backward_of_second) = sent(b, targets[1], varies)?;
+            forward.extend(forward_of_second);
+            backward.extend(backward_of_second);
+            let share = |sent: &[Sent]| -> u64 { sent.iter().map(|sent| sent.share).sum() };
+            let time = times.map(|times| {
+                let bytes = operands[0].bytes;
+                let forward: u128 = forward.iter().map(|sent| times.of(*sent, bytes)).sum();
+                forward + backward.iter().map(|sent| times.of_backward(*sent, bytes)).sum::<u128>()
+            });
+            let calls = (forward.len() + gathers(targets), backward.len());
+            Some((time, calls.0, share(&forward), calls.1, share(&backward), some + more))
         };
         let varies: Vec<bool> = (0..mesh.len())
             .map(|dim| {
@@ -231,7 +255,8 @@ fn nothing_is_cheaper() {
                 }
                 let varies = [first, second].map(|row| *row != strategy([R, R], [R]));
                 let Some(other) = total([&input(0), &input(1)], &varies) else { continue };
-                assert!(found <= other, "{a} {b}: {} {} is cheaper", input(0), input(1));
+                let model = if times.is_some() { "with times" } else { "" };
+                assert!(found <= other, "{a} {b} {model}: {} {} is cheaper", input(0), input(1));
             }
         }
     }
@@ -247,5 +272,61 @@ fn a_sum_is_scattered_where_something_is_cut_and_nowhere_else() {
     for len in [1 << 10, 1 << 30] {
         assert_eq!(brought(len, R), [R]);
         assert_eq!(brought(len, S(0)), [S(0)]);
+    }
+}
+
+/// A column of a wide layer's output times a weight that no plan has placed: what slicing the weight
+/// costs comes in backward, when its gradient is gathered.
+#[test]
+fn with_times_what_is_sent_in_backward_counts_and_lengths_decide() {
+    let brought = |rows: usize, times: Option<&Times>| {
+        let (x, w) = (Shape::from([rows, 512]), Shape::from([512, 512]));
+        let (cut, whole) = (layout(&[4], &[S(1)]), layout(&[4], &[R]));
+        placements(&chosen(&[4], &[float(&cut, &x), float(&whole, &w)], &product(), true, times).unwrap().inputs)
+    };
+    let times = Times { call: 1e-6, bandwidths: vec![1e9], backward: 1.0 };
+    let inference = Times { backward: 0.0, bandwidths: vec![1e9], ..times };
+    for rows in [8, 1 << 16] {
+        assert_eq!(brought(rows, None), [[S(1)], [S(0)]]);
+        assert_eq!(brought(rows, Some(&inference)), [[S(1)], [S(0)]]);
+    }
+    assert_eq!(brought(8, Some(&times)), [[R], [R]]);
+    assert_eq!(brought(1 << 16, Some(&times)), [[S(1)], [S(0)]]);
+}
+
+/// A microsecond a call, and a byte takes ten times as long along the second mesh dimension.
+#[test]
+fn a_collective_takes_its_call_and_its_bytes() {
+    let times = Times { call: 1e-6, bandwidths: vec![1e9, 1e8], backward: 0.5 };
+    let sent = |mesh_dim| Sent { mesh_dim, collective: "all-gather", share: Sent::WHOLE / 4 };
+    assert_eq!([times.of(sent(0), 4000), times.of(sent(1), 4000)], [2_000_000, 11_000_000]);
+    assert_eq!(times.of_backward(sent(1), 4000), 5_500_000);
+}
+
+#[test]
+fn what_parts_come_down_to_counts_as_sent() {
+    let (cut, shape) = (layout(&[4], &[S(0)]), Shape::from([64, 64]));
+    let told = strategy([S(0)], [S(0)]).with_slots(1);
+    // A collective beside a collective: the one that sends less, of a dimension less.
+    let rows = [strategy([S(1)], [S(1)]), told.clone()];
+    assert_eq!(placements(&chosen(&[4], &[float(&cut, &shape)], &rows, true, None).unwrap().inputs), [[S(0)]]);
+    // Beside none.
+    let rows = [told, strategy([S(0)], [S(0)])];
+    let free = Times { call: 1.0, bandwidths: vec![1e9], backward: 1.0 };
+    let operands = [float(&cut, &shape)];
+    for times in [None, Some(&free)] {
+        let found = weighed(Given {
+            mesh_shape: &[4],
+            operands: &operands,
+            outputs: std::slice::from_ref(&shape),
+            strategies: &rows,
+            takes_empty_parts: true,
+            times,
+        });
+        let cost = |at: usize| found[at].found.as_ref().unwrap().0;
+        assert_eq!((cost(0).forward, cost(0).backward), (1, 1));
+        assert_eq!(cost(1), Cost::default());
+        // Forward and backward, a second and 768 bytes each.
+        assert_eq!(cost(0).time, if times.is_some() { 2 * (1_000_000_000_000 + 768_000) } else { 0 });
     }
 }

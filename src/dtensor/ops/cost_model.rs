@@ -1,0 +1,177 @@
+//! [`CostModel`]: what collectives cost, where a program knows.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::mesh::DeviceMesh;
+use crate::placement::Sent;
+
+/// How long collectives take, to choose an operator's layouts by.
+///
+/// Without one, counts decide, so that a program's layouts do not depend on how long its tensors are: the
+/// fewest collectives in forward, then the least sent in it, then backward
+/// ([operators](super#how-layouts-are-chosen)). With one, time decides, of tensors as long as they are, forward
+/// and backward together: a collective takes [`call`](Self::call), and what a rank sends by the bandwidth of
+/// the mesh dimension that it is sent along.
+///
+/// ```
+/// use burn_dtensor::dtensor::ops::CostModel;
+///
+/// // Ranks of one host, and hosts on a slower network.
+/// let model = CostModel::default().with_bandwidth(80e9).with_bandwidth_of("hosts", 20e9);
+/// let layouts = model.run(|| "operators, whose layouts are chosen by time");
+/// # let _ = layouts;
+/// ```
+///
+/// Every rank of a mesh must run its operators under an equal one, or they choose differently: their
+/// collectives then end with [`CommError::Mismatch`](crate::comm::CommError::Mismatch).
+#[derive(Debug, Clone, PartialEq)]
+pub struct CostModel {
+    /// Seconds that a collective takes whatever it sends. Default: 6.6e-6, what PyTorch counts.
+    pub call: f64,
+    /// Bytes that a rank sends in a second. Default: 87.7e9, what PyTorch counts between devices of a host.
+    pub bandwidth: f64,
+    /// The same along mesh dimensions of these names.
+    pub bandwidths: BTreeMap<String, f64>,
+    /// What a second in backward counts beside one in forward. Default: 1; 0 where no gradients are taken. Of
+    /// operands that can have one: whether an operand has is not asked, so that layouts are the same with and
+    /// without.
+    pub backward: f64,
+}
+
+impl Default for CostModel {
+    fn default() -> Self {
+        Self { call: 6.6e-6, bandwidth: 87.7e9, bandwidths: BTreeMap::new(), backward: 1.0 }
+    }
+}
+
+impl CostModel {
+    /// With another [`call`](Self::call).
+    ///
+    /// # Panics
+    /// If it is negative, or no number.
+    #[must_use]
+    pub fn with_call(self, seconds: f64) -> Self {
+        assert!(seconds >= 0.0 && seconds.is_finite(), "a collective takes 0 seconds or more, not {seconds}");
+        Self { call: seconds, ..self }
+    }
+
+    /// With another [`bandwidth`](Self::bandwidth).
+    ///
+    /// # Panics
+    /// If it is not positive.
+    #[must_use]
+    pub fn with_bandwidth(self, bytes_per_second: f64) -> Self {
+        Self { bandwidth: checked(bytes_per_second), ..self }
+    }
+
+    /// With another bandwidth along mesh dimensions of this name.
+    ///
+    /// # Panics
+    /// If it is not positive.
+    #[must_use]
+    pub fn with_bandwidth_of(mut self, mesh_dim: impl Into<String>, bytes_per_second: f64) -> Self {
+        self.bandwidths.insert(mesh_dim.into(), checked(bytes_per_second));
+        self
+    }
+
+    /// With another [`backward`](Self::backward).
+    ///
+    /// # Panics
+    /// If it is negative, or no number.
+    #[must_use]
+    pub fn with_backward(self, factor: f64) -> Self {
+        assert!(factor >= 0.0 && factor.is_finite(), "backward counts 0 times or more, not {factor}");
+        Self { backward: factor, ..self }
+    }
+
+    /// Runs `f` with operators of the calling rank choosing by this model.
+    pub fn run<T>(&self, f: impl FnOnce() -> T) -> T {
+        Scope { model: self.number(), ..Scope::current() }.run(f)
+    }
+
+    /// Its number among all that this thread has run, from 1.
+    fn number(&self) -> u32 {
+        MODELS.with_borrow_mut(|models| {
+            let known = models.iter().position(|known| **known == *self).unwrap_or_else(|| {
+                models.push(Arc::new(self.clone()));
+                models.len() - 1
+            });
+            known as u32 + 1
+        })
+    }
+
+    /// The times of collectives on `mesh`.
+    fn times(&self, mesh: &DeviceMesh) -> Times {
+        let bandwidth = |name: Option<&String>| name.and_then(|name| self.bandwidths.get(name)).copied();
+        let bandwidths = (0..mesh.ndim()).map(|dim| bandwidth(mesh.names().get(dim)).unwrap_or(self.bandwidth));
+        Times { call: self.call, bandwidths: bandwidths.collect(), backward: self.backward }
+    }
+}
+
+fn checked(bytes_per_second: f64) -> f64 {
+    assert!(bytes_per_second > 0.0, "a bandwidth is positive, not {bytes_per_second}");
+    bytes_per_second
+}
+
+/// What decisions of the calling thread depend on beside rule and inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Scope {
+    /// Which [`CostModel`], counted from 1; 0 for none.
+    pub(super) model: u32,
+    /// Whether decisions are to be [explained](super::explain).
+    pub(super) explained: bool,
+}
+
+thread_local! {
+    static SCOPE: Cell<Scope> = const { Cell::new(Scope { model: 0, explained: false }) };
+    /// Few: a number stays one model's as long as the thread lives.
+    static MODELS: RefCell<Vec<Arc<CostModel>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Scope {
+    #[inline(always)]
+    pub(super) fn current() -> Self {
+        SCOPE.get()
+    }
+
+    pub(super) fn run<T>(self, f: impl FnOnce() -> T) -> T {
+        struct Restore(Scope);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                SCOPE.set(self.0);
+            }
+        }
+        let _restore = Restore(SCOPE.replace(self));
+        f()
+    }
+
+    /// The times of collectives on `mesh`, if there is a model.
+    pub(super) fn times(self, mesh: &DeviceMesh) -> Option<Times> {
+        let model = (self.model as usize).checked_sub(1)?;
+        MODELS.with_borrow(|models| Some(models[model].times(mesh)))
+    }
+}
+
+/// The times of collectives on one mesh.
+#[derive(Debug)]
+pub(super) struct Times {
+    pub(super) call: f64,
+    /// By mesh dimension.
+    pub(super) bandwidths: Vec<f64>,
+    pub(super) backward: f64,
+}
+
+impl Times {
+    /// Of a collective on a tensor of so many bytes, in picoseconds.
+    pub(super) fn of(&self, sent: Sent, bytes: u64) -> u128 {
+        let seconds = self.call + sent.bytes(bytes) as f64 / self.bandwidths[sent.mesh_dim];
+        (seconds * 1e12).round() as u128
+    }
+
+    /// The same, of one in backward.
+    pub(super) fn of_backward(&self, sent: Sent, bytes: u64) -> u128 {
+        (self.of(sent, bytes) as f64 * self.backward).round() as u128
+    }
+}

@@ -1,0 +1,179 @@
+//! [`explain`]: which layouts an operator had to choose from, and why one was chosen.
+
+use std::cell::RefCell;
+use std::fmt::{self, Write};
+
+use itertools::Itertools;
+
+use super::choose::{Given, Weighed, asked_for, choose, weighed};
+use super::cost_model::Scope;
+use super::decide::Table;
+use super::operand::Arg;
+use super::weigh::{Incoming, Sends, Unfit, sends};
+use super::{Rule, Strategy};
+use crate::Result;
+use crate::placement::{Layout, Sent};
+
+/// Runs `f`, and says of every operator in it, also of those decided on before, which layouts were weighed.
+///
+/// ```
+/// use burn_dtensor::dtensor::ops::explain;
+/// # use burn_dtensor::prelude::*;
+/// # use burn_dtensor::placement::Placement::{Replicate, Shard};
+/// # launch(Launch::threads(2), |world| {
+/// let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+/// let x = DTensor::<2>::ones([4, 6], &mesh, &[Shard(1)], world.device())?;
+/// let w = DTensor::<2>::ones([6, 8], &mesh, &[Replicate], world.device())?;
+/// let (y, why) = explain(|| x.matmul(w));
+/// assert_eq!(y.dims(), [4, 8]);
+/// assert_eq!(format!("\n{why}"), "
+/// matmul of [4, 6] [S(1)], [6, 8] [R] on DeviceMesh(tp=2; ranks 0..2)
+///   | inputs                       | output   | forward         | backward
+/// * | [S(1)], [R] -> [S(0)]        | [P(sum)] |                 | all-gather 96 B
+///   | [S(1)] -> [S(0)], [R]        | [S(0)]   | all-to-all 24 B | all-to-all 24 B, all-reduce 192 B
+///   | [S(1)] -> [R], [R]           | [R]      | all-gather 48 B |
+///   | [S(1)] -> [R], [R] -> [S(1)] | [S(1)]   | all-gather 48 B | all-reduce 96 B
+/// ");
+/// # Ok::<_, burn_dtensor::Error>(())
+/// # })?;
+/// # Ok::<_, burn_dtensor::comm::LaunchError>(())
+/// ```
+///
+/// The first line is marked as chosen, the others cost more in the order of [how layouts are
+/// chosen](super#how-layouts-are-chosen). Bytes are what a rank sends of even parts; `backward` is of inputs that can have
+/// gradients, whether or not one is taken. Under a [`CostModel`](super::CostModel) a column has the times.
+///
+/// # Collective
+/// As `f`.
+pub fn explain<T>(f: impl FnOnce() -> T) -> (T, Explanation) {
+    /// The explanations around this one go on after it, also if `f` unwinds.
+    struct Around(Vec<String>);
+    impl Drop for Around {
+        fn drop(&mut self) {
+            RECORDED.replace(std::mem::take(&mut self.0));
+        }
+    }
+    let around = Around(RECORDED.take());
+    let result = Scope { explained: true, ..Scope::current() }.run(f);
+    let tables = RECORDED.take();
+    drop(around);
+    (result, Explanation { tables })
+}
+
+/// What [`explain`] says: a table for each operator, in the order in which they ran.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    tables: Vec<String>,
+}
+
+impl Explanation {
+    /// The table of each operator.
+    pub fn tables(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tables.iter().map(String::as_str)
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.tables.iter().format("\n"))
+    }
+}
+
+thread_local! {
+    static RECORDED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lines of a table at most; of a mesh of several dimensions there may be hundreds.
+const LINES: usize = 12;
+
+/// Adds the table of `rule` on these inputs.
+pub(super) fn record<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<()> {
+    let Table { outputs, rows, out } = Table::new(rule, inputs)?;
+    let mesh = inputs[0].spec.mesh();
+    let operands: Vec<_> = inputs.iter().map(|input| Incoming::new(input.spec)).collect();
+    let times = scope.times(mesh);
+    let given = Given {
+        mesh_shape: mesh.shape(),
+        operands: &operands,
+        outputs: &outputs,
+        strategies: &rows,
+        takes_empty_parts: rule.takes_empty_parts(),
+        times: times.as_ref(),
+    };
+    let chosen = choose(given);
+    let (mut found, mut unfit) = (Vec::new(), Vec::new());
+    for Weighed { rows, found: weighed } in weighed(given) {
+        match weighed {
+            Ok((cost, choice)) => found.push((Some(&choice) != chosen.as_ref(), cost, rows, choice)),
+            Err(why) => unfit.push((rows.iter().join(" x "), reason(why))),
+        }
+    }
+    found.sort_by_key(|(other, cost, ..)| (*other, *cost));
+    found.dedup_by(|(.., a), (.., b)| a == b);
+    let lines = found.iter().map(|(other, cost, rows, choice)| {
+        let sends = operands.iter().enumerate().map(|(at, operand)| {
+            let first = (at == 0).then_some(&rows[..]);
+            sends(operand, &choice.inputs[at], &choice.varying[at], first)
+        });
+        let sends: Vec<Sends> = sends.collect();
+        let mut line = vec![
+            if *other { " " } else { "*" }.into(),
+            operands.iter().zip(&choice.inputs).map(|(operand, to)| moved(operand.layout, to)).join(", "),
+            choice.outputs.iter().join(", "),
+            sent(sends.iter().flat_map(|sends| &sends.forward)),
+            sent(sends.iter().flat_map(|sends| &sends.backward)),
+        ];
+        line.extend(times.as_ref().map(|_| format!("{:.1} us", cost.time as f64 / 1e6)));
+        line
+    });
+    let mut header = vec![" ", "inputs", if outputs.len() == 1 { "output" } else { "outputs" }, "forward", "backward"];
+    header.extend(times.as_ref().map(|_| "time"));
+    let header = header.into_iter().map(String::from).collect();
+    let lines: Vec<Vec<String>> = std::iter::once(header).chain(lines).collect();
+    let mut text = format!("{} of {} on {mesh}\n", rule.name(), inputs.iter().map(incoming).join(", "));
+    write_table(&mut text, &lines);
+    let asked = |row: &&Strategy| (0..mesh.ndim()).all(|dim| !asked_for(&rows, &operands, dim).contains(row));
+    let partial = rows.iter().filter(asked).map(|row| (row.to_string(), "not partial like that"));
+    let out = out.iter().map(|(row, why)| (row.to_string(), *why)).chain(partial).chain(unfit);
+    for (why, rows) in &out.map(|(row, why)| (why, row)).into_group_map().into_iter().sorted().collect_vec() {
+        let more = if rows.len() > LINES { format!("; and {} more", rows.len() - LINES) } else { String::new() };
+        let _ = writeln!(text, "out, {why}: {}{more}", rows.iter().take(LINES).format("; "));
+    }
+    RECORDED.with_borrow_mut(|tables| tables.push(text));
+    Ok(())
+}
+
+fn incoming(input: &Arg<'_>) -> String {
+    let pin = input.pin.map(|pin| format!(" pinned to {pin}")).unwrap_or_default();
+    format!("{:?} {}{pin}", &input.spec.shape()[..], input.spec.layout())
+}
+
+fn moved(from: &Layout, to: &Layout) -> String {
+    if from == to { from.to_string() } else { format!("{from} -> {to}") }
+}
+
+fn sent<'a>(sends: impl Iterator<Item = &'a (Sent, u64)>) -> String {
+    sends.map(|(sent, bytes)| format!("{} {} B", sent.collective, sent.bytes(*bytes))).join(", ")
+}
+
+fn reason(why: Unfit) -> &'static str {
+    match why {
+        Unfit::Empty => "a rank would have no elements",
+        Unfit::NoWay => "there is no way to such a layout",
+        Unfit::Divides => "the pieces do not divide what must stay together",
+        Unfit::Dearer => "it costs more",
+    }
+}
+
+/// Columns as wide as their widest cell.
+fn write_table(text: &mut String, lines: &[Vec<String>]) {
+    let width = |column: usize| lines.iter().take(LINES + 1).map(|line| line[column].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
+    for line in lines.iter().take(LINES + 1) {
+        let cells = line.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        let _ = writeln!(text, "{}", cells.format(" | ").to_string().trim_end());
+    }
+    if lines.len() > LINES + 1 {
+        let _ = writeln!(text, "  and {} more", lines.len() - LINES - 1);
+    }
+}

@@ -1,0 +1,203 @@
+//! [`Parts`]: operators along a dimension that is cut, without the whole of it.
+//!
+//! Every rank brings its part down to a few *slots*, the slots of all parts are gathered in their order along
+//! the dimension, and with those it finishes its own part:
+//!
+//! | | the slots of a part | what becomes of all slots | operators |
+//! |---|---|---|---|
+//! | [`scan`](Parts::scan) | its total | what comes before a part is carried into it | cumulative ones |
+//! | [`pick`](Parts::pick) | what it finds, and where | it finds among them, the same on all ranks | extrema and where they are, the `k` largest |
+//! | [`exponentials`](Parts::exponentials) | its maximum, and its sum of exponentials | those of the whole | softmaxes |
+//! | [`sum`](Parts::sum) | its sum | their sum | `rms_norm` |
+//!
+//! ```text
+//! cumsum of  1 2 3 | 4 5 | 6          totals  6 | 9 | 6
+//! carried in     0 |   6 | 15                       all gathered by all
+//! results    1 3 6 | 10 15 | 21
+//! ```
+//!
+//! That is one collective for each mesh dimension that cuts the dimension, as gathering it is, of as many
+//! elements as there are parts, times the slots of one. Every rank does the same number of steps, whatever the
+//! length of its part, and none is empty: a rule that does not say otherwise gathers such first.
+
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{FloatDType, Int, Slice, Tensor, kind};
+
+use super::Operator;
+use super::lookup::{moved, outside};
+use crate::Result;
+use crate::comm::{Call, Phase, Sharded};
+use crate::dtensor::local::{as_float, associate};
+use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::placement::{Cut, Layout, Placement};
+
+/// The parts of one input along a dimension that is cut.
+pub(super) struct Parts<'a> {
+    spec: &'a Arc<DTensorSpec>,
+    dim: usize,
+    /// The operator.
+    name: &'static str,
+}
+
+impl<'a> Parts<'a> {
+    /// Of the first input of `op`; `None` if it has `dim` whole.
+    pub(super) fn of(op: &'a Operator, dim: usize) -> Option<Self> {
+        let spec = op.input_spec(0);
+        let parts = Self { spec, dim, name: op.name() };
+        (parts.count() > 1).then_some(parts)
+    }
+
+    /// How many there are.
+    fn count(&self) -> usize {
+        self.cuts().iter().map(|&mesh_dim| self.spec.mesh().shape()[mesh_dim]).product()
+    }
+
+    /// Which one is this rank's, in their order along the dimension.
+    fn index(&self) -> usize {
+        let (sizes, coordinate) = (self.spec.mesh().shape(), self.spec.coordinate());
+        self.cuts().iter().fold(0, |index, &mesh_dim| index * sizes[mesh_dim] + coordinate[mesh_dim])
+    }
+
+    /// The mesh dimensions that cut it, outermost first.
+    fn cuts(&self) -> &[usize] {
+        self.spec.layout().order(self.dim)
+    }
+
+    /// `scan` of this rank's part, after what the parts before it come to: of each that is the last element
+    /// of its own scan, and before the first comes what `start` makes of the first element, which must not
+    /// matter to the scan.
+    ///
+    /// # Collective
+    /// Every rank of the mesh; in backward the sums of the totals' gradients are scattered.
+    pub(super) fn scan<const D: usize, K: Kind + kind::Basic>(
+        &self,
+        x: Tensor<D, K>,
+        start: impl Fn(&Tensor<D, K>) -> Tensor<D, K>,
+        scan: impl Fn(Tensor<D, K>) -> Tensor<D, K>,
+    ) -> Result<Tensor<D, K>> {
+        let (dim, dtype) = (self.dim, x.dtype());
+        let (x, len) = (held(x), self.spec.local_range(dim).len());
+        let total = scan(x.clone()).narrow(dim, len - 1, 1);
+        let start = start(&x.clone().narrow(dim, 0, 1));
+        let before = scan(Tensor::cat(vec![start, self.gather(total)?], dim)).narrow(dim, self.index(), 1);
+        let scanned = scan(Tensor::cat(vec![before, x], dim)).narrow(dim, 1, len);
+        Ok(if dtype == scanned.dtype() { scanned } else { cast(scanned, dtype.into()) })
+    }
+
+    /// The `count` elements that `pick` finds in the whole, and where: it must find among what it found in the
+    /// parts what it finds in the whole. That is gathered where a part has fewer, or it is less.
+    ///
+    /// The same on all ranks; the gradient goes to the rank that holds what was found.
+    ///
+    /// # Collective
+    /// Every rank of the mesh, in forward.
+    pub(super) fn pick<const D: usize, K: Kind + kind::Basic>(
+        &self,
+        x: Tensor<D, K>,
+        count: usize,
+        pick: impl Fn(Tensor<D, K>) -> (Tensor<D, K>, Tensor<D, Int>),
+    ) -> Result<(Tensor<D, K>, Tensor<D, Int>)> {
+        let dim = self.dim;
+        let (layout, shape) = (self.spec.layout(), self.spec.shape());
+        let (value, place) = (x.dtype().size(), size_of::<i64>());
+        if count > layout.shortest(shape)[dim] || count * self.count() * (value + place) > shape[dim] * value {
+            let x = DTensor::from_parts(x, self.spec.clone());
+            return Ok(pick(x.redistribute_to(&self.whole(layout)?)?.local));
+        }
+        let (found, places) = pick(x);
+        let places = places.add_scalar(self.spec.local_range(dim).start as i64);
+        let (values, places) = self.exchange(&found, places)?;
+        let (values, at) = pick(values);
+        let own = self.index() * count..(self.index() + 1) * count;
+        let elsewhere = outside(&at, &own);
+        let here = moved(at.clone(), &elsewhere, own.start, 0);
+        Ok((found.gather(dim, here).mask_where(elsewhere, values), places.gather(dim, at)))
+    }
+
+    /// `x` less its maximum over all parts, the maximum, and the sum of the exponentials of that: in single
+    /// precision at least. A maximum of minus infinity counts as 0.
+    ///
+    /// # Collective
+    /// Every rank of the mesh; in backward the sums of the slots' gradients are scattered.
+    pub(super) fn exponentials<const D: usize>(&self, x: Tensor<D>) -> Result<[Tensor<D>; 3]> {
+        let (dim, x) = (self.dim, held(x));
+        let finite = |max: Tensor<D>| max.clone().mask_fill(max.equal_scalar(f32::NEG_INFINITY), 0);
+        let own = untracked(&x).max_dim(dim);
+        let sum = (x.clone() - finite(own.clone())).exp().sum_dim(dim);
+        let slots = self.gather(Tensor::cat(vec![own, sum], dim))?;
+        let every_other = |from: isize| slots.clone().slice_dim(dim, Slice::new(from, None, 2));
+        let (maxima, sums) = (every_other(0).detach(), every_other(1));
+        let max = finite(maxima.clone().max_dim(dim));
+        let sum = (sums * (maxima - max.clone()).exp()).sum_dim(dim);
+        Ok([x - max.clone(), max, sum])
+    }
+
+    /// The sum over all parts, for a rank's own use.
+    ///
+    /// # Collective
+    /// Every rank of the mesh; in backward the sums of the slots' gradients are scattered.
+    pub(super) fn sum<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
+        Ok(self.gather(x.sum_dim(self.dim))?.sum_dim(self.dim))
+    }
+
+    /// The slots of all parts, of which every rank makes something else.
+    fn gather<const D: usize, K: Kind>(&self, slots: Tensor<D, K>) -> Result<Tensor<D, K>> {
+        let spec = self.spec;
+        let mut shape = spec.shape().clone();
+        shape[self.dim] = self.count() * slots.dims()[self.dim];
+        let layout = spec.layout().clone().in_chunks(self.dim);
+        let cut = DTensorSpec::decided(spec.mesh(), layout, shape, slots.dtype()).with_terms(spec.terms().cloned());
+        let slots = DTensor::from_parts(slots, cut.shared());
+        let whole = self.whole(slots.layout())?;
+        slots.destination(&whole, self.cuts(), self.name)?.redistribute(slots.local, &slots.spec, None)
+    }
+
+    /// `layout` with the dimension whole.
+    fn whole(&self, layout: &Layout) -> Result<Layout> {
+        let whole = |mesh_dim, own| if self.cuts().contains(&mesh_dim) { Placement::Replicate } else { own };
+        Ok(layout.replaced(whole)?)
+    }
+
+    /// The slots of all parts and where they are, outside the graph: both in one collective.
+    fn exchange<const D: usize, K: Kind>(
+        &self,
+        slots: &Tensor<D, K>,
+        places: Tensor<D, Int>,
+    ) -> Result<(Tensor<D, K>, Tensor<D, Int>)> {
+        let strategies = (slots.gradient_checkpointing_strategy(), places.gradient_checkpointing_strategy());
+        let mut pieces: Vec<DispatchTensor> =
+            vec![slots.clone().inner().into_dispatch(), places.inner().into_dispatch()];
+        let mut len = slots.dims()[self.dim];
+        for &mesh_dim in self.cuts().iter().rev() {
+            let comm = self.spec.mesh().communicator(mesh_dim)?;
+            len *= comm.group().size();
+            let piece = |tensor| Sharded { tensor, dim: self.dim, cut: Cut::Chunks(len) };
+            let call = Call::new("what ranks found in their parts").in_phase(Phase::Forward);
+            let call = self.spec.call_as(call, self.spec.dtype());
+            pieces = comm.all_gather(call, pieces.into_iter().map(piece).collect()).wait()?;
+        }
+        let [slots, places] = <[_; 2]>::try_from(pieces).expect("a collective returns as many tensors as it takes");
+        Ok((
+            associate(Tensor::from_dispatch(slots), strategies.0),
+            associate(Tensor::from_dispatch(places), strategies.1),
+        ))
+    }
+}
+
+/// `x` outside the graph.
+pub(super) fn untracked<const D: usize, K: Kind>(x: &Tensor<D, K>) -> Tensor<D, K> {
+    associate(x.clone().inner(), x.gradient_checkpointing_strategy())
+}
+
+/// `x` in a type that holds what is added up over ranks: half precision is made single.
+fn held<const D: usize, K: Kind>(x: Tensor<D, K>) -> Tensor<D, K> {
+    let dtype = x.dtype();
+    if dtype.is_float() && dtype.size() < 4 { cast(x, FloatDType::F32) } else { x }
+}
+
+/// A tensor of floats in another type.
+fn cast<const D: usize, K: Kind>(x: Tensor<D, K>, dtype: FloatDType) -> Tensor<D, K> {
+    Tensor::from_dispatch(as_float(x).cast(dtype).into_dispatch())
+}

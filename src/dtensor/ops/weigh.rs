@@ -1,0 +1,234 @@
+//! [`Cost`]: what it costs to bring an operator's operands to where rows want them.
+
+use std::ops::Add;
+
+use burn::tensor::Shape;
+use hashbrown::HashMap;
+
+use super::cost_model::Times;
+use super::cutting::{Cutting, Dims};
+use super::rule::Strategy;
+use crate::dtensor::DTensorSpec;
+use crate::dtensor::route::Route;
+use crate::placement::{Layout, Placements, Sent, Step, sent_backward, sent_forward};
+
+/// An input as it comes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Incoming<'a> {
+    pub(super) layout: &'a Layout,
+    pub(super) shape: &'a Shape,
+    /// Of the whole.
+    pub(super) bytes: u64,
+    /// Whether it can have a gradient.
+    pub(super) differentiable: bool,
+}
+
+impl<'a> Incoming<'a> {
+    pub(super) fn new(spec: &'a DTensorSpec) -> Self {
+        let (shape, dtype) = (spec.shape(), spec.dtype());
+        let bytes = (shape.num_elements() * dtype.size()) as u64;
+        Self { layout: spec.layout(), shape, bytes, differentiable: dtype.is_float() }
+    }
+}
+
+/// What a choice costs; the fields are compared in this order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Cost {
+    /// Picoseconds, forward and backward; 0 without a [model](super::CostModel).
+    pub(super) time: u128,
+    /// Collectives in forward, also those that have to follow.
+    pub(super) forward: usize,
+    /// What a rank sends in forward, of tensors of a nominal size.
+    pub(super) sent: u128,
+    /// Collectives in backward.
+    pub(super) backward: usize,
+    /// What a rank sends in backward.
+    pub(super) sent_back: u128,
+    pub(super) steps: usize,
+    /// Placements.
+    pub(super) changed: usize,
+}
+
+impl Add for Cost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            time: self.time + other.time,
+            forward: self.forward + other.forward,
+            sent: self.sent + other.sent,
+            backward: self.backward + other.backward,
+            sent_back: self.sent_back + other.sent_back,
+            steps: self.steps + other.steps,
+            changed: self.changed + other.changed,
+        }
+    }
+}
+
+/// How much a tensor counts, and the time it takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scale<'a> {
+    /// How large it is taken to be beside the others, whatever its lengths: every dimension makes it 256
+    /// times as large, but for those along which it is only repeated.
+    nominal: u128,
+    bytes: u64,
+    times: Option<&'a Times>,
+}
+
+impl<'a> Scale<'a> {
+    pub(super) fn new(operand: &Incoming<'_>, operands: &[Incoming<'_>], times: Option<&'a Times>) -> Self {
+        let dims = operand.shape.num_dims();
+        let longer = |dim: usize| operands.iter().any(|other| other.shape.num_dims() == dims && other.shape[dim] > 1);
+        let own = (0..dims).filter(|&dim| operand.shape[dim] > 1 || !longer(dim)).count();
+        Self { nominal: 1 << (8 * own.min(10)), bytes: operand.bytes, times }
+    }
+
+    /// Of a few elements of each part, so many bytes in all.
+    fn of_slots(self, bytes: u64) -> Self {
+        Self { nominal: (self.nominal >> 8).max(1), bytes, ..self }
+    }
+
+    fn forward(self, sent: Sent) -> Cost {
+        let time = self.times.map_or(0, |times| times.of(sent, self.bytes));
+        Cost { time, forward: 1, sent: u128::from(sent.share) * self.nominal, ..Cost::default() }
+    }
+
+    fn backward(self, sent: Sent) -> Cost {
+        let time = self.times.map_or(0, |times| times.of_backward(sent, self.bytes));
+        Cost { time, backward: 1, sent_back: u128::from(sent.share) * self.nominal, ..Cost::default() }
+    }
+}
+
+/// The layouts that an operand may be brought to with cuts in one order, and what that costs.
+pub(super) struct Targets<'a> {
+    operand: Incoming<'a>,
+    scale: Scale<'a>,
+    cutting: Cutting<'a>,
+    /// Whether parts without elements may stay, or other ranks have them: of an operand that comes with
+    /// some. To one that comes without, none are made.
+    empty_parts: bool,
+    /// By placements, and the mesh dimensions that are ragged.
+    known: HashMap<(Placements, Dims), Result<(Layout, Cost), Unfit>>,
+}
+
+/// Why a product of rows is out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unfit {
+    /// A rank would have no elements.
+    Empty,
+    /// No steps lead to an input's layout, or there is none.
+    NoWay,
+    /// Pieces of the first output are no whole rows of what the row asks for.
+    Divides,
+    /// It costs no less than what is known.
+    Dearer,
+}
+
+impl<'a> Targets<'a> {
+    pub(super) fn new(operand: Incoming<'a>, scale: Scale<'a>, cutting: Cutting<'a>, takes_empty_parts: bool) -> Self {
+        let empty_parts = takes_empty_parts && leaves_a_rank_empty(operand.shape, operand.layout);
+        Self { operand, scale, cutting, empty_parts, known: HashMap::new() }
+    }
+
+    /// The layout with these placements, and what it costs to get there, but for a sum of gradients.
+    pub(super) fn get(&mut self, placements: Placements, uneven: &Dims) -> Result<&(Layout, Cost), Unfit> {
+        let Self { operand, scale, cutting, empty_parts, known } = self;
+        let make = |(placements, uneven): &(Placements, Dims)| {
+            let layout = cutting.layout(placements, uneven).ok_or(Unfit::NoWay)?;
+            if !*empty_parts && leaves_a_rank_empty(operand.shape, &layout) {
+                return Err(Unfit::Empty);
+            }
+            let cost = move_cost(operand, *scale, &layout).ok_or(Unfit::NoWay)?;
+            Ok((layout, cost))
+        };
+        known.entry((placements, uneven.clone())).or_insert_with_key(make).as_ref().map_err(|unfit| *unfit)
+    }
+}
+
+/// Whether `layout` leaves a rank without elements of a tensor that has some.
+fn leaves_a_rank_empty(shape: &Shape, layout: &Layout) -> bool {
+    shape.num_elements() > 0 && layout.shortest(shape).contains(&0)
+}
+
+fn move_cost(operand: &Incoming<'_>, scale: Scale<'_>, target: &Layout) -> Option<Cost> {
+    if operand.layout == target {
+        return Some(Cost::default());
+    }
+    let route = Route::of_input(operand.layout, target).ok()?;
+    let pairs = operand.layout.placements().iter().zip(target.placements());
+    let changed = pairs.filter(|(from, to)| from != to).count();
+    let own = Cost { steps: route.steps().len(), changed, ..Cost::default() };
+    let forward = sent_forward(operand.layout, route.steps()).map(|sent| scale.forward(sent));
+    let backward = sent_backward(operand.layout, route.steps(), &[]).map(|sent| scale.backward(sent));
+    let backward = backward.filter(|_| operand.differentiable);
+    Some(forward.chain(backward).fold(own, Add::add))
+}
+
+/// What the sum of the gradients of `operand` costs, which `layout` has the same on all ranks of the mesh
+/// dimensions `varying`, where they compute different things with it.
+pub(super) fn summed(operand: &Incoming<'_>, scale: Scale<'_>, layout: &Layout, varying: &Dims) -> Cost {
+    if !operand.differentiable || varying.is_empty() {
+        return Cost::default();
+    }
+    let Ok(route) = Route::of_input(operand.layout, layout) else { return Cost::default() };
+    let sums = sent_backward(operand.layout, route.steps(), varying);
+    let moved = sent_backward(operand.layout, route.steps(), &[]).count();
+    sums.skip(moved).map(|sent| scale.backward(sent)).fold(Cost::default(), Add::add)
+}
+
+/// What ranks tell each other of their parts of `operand`, the first, in `layout`.
+pub(super) fn told(operand: &Incoming<'_>, scale: Scale<'_>, layout: &Layout, rows: &[&Strategy]) -> Cost {
+    let costs = slots(operand, layout, rows).map(|Slots { sent, bytes, back }| {
+        let scale = scale.of_slots(bytes);
+        if back { scale.forward(sent) + scale.backward(sent) } else { scale.forward(sent) }
+    });
+    costs.fold(Cost::default(), Add::add)
+}
+
+/// What ranks tell each other along one mesh dimension.
+struct Slots {
+    sent: Sent,
+    /// Of the slots of all parts.
+    bytes: u64,
+    /// Whether their gradients go back.
+    back: bool,
+}
+
+fn slots<'a>(operand: &'a Incoming<'_>, layout: &'a Layout, rows: &'a [&Strategy]) -> impl Iterator<Item = Slots> + 'a {
+    rows.iter().enumerate().filter_map(move |(mesh_dim, row)| {
+        let (sizes, dim) = (layout.mesh_shape(), layout.placements()[mesh_dim].shard_dim()?);
+        if row.slots == 0 || sizes[mesh_dim] == 1 {
+            return None;
+        }
+        let share = Step::AllGather { mesh_dim, dim }.traffic(layout);
+        let parts: usize = layout.order(dim).iter().map(|&cut| sizes[cut]).product();
+        let bytes = operand.bytes / operand.shape[dim].max(1) as u64 * (row.slots * parts) as u64;
+        let back = operand.differentiable && row.outputs[0].shard_dim().is_some();
+        Some(Slots { sent: Sent { mesh_dim, collective: "all-gather", share }, bytes, back })
+    })
+}
+
+/// The collectives of one operand, each with the bytes of the tensor that it is on.
+#[derive(Debug, Default)]
+pub(super) struct Sends {
+    pub(super) forward: Vec<(Sent, u64)>,
+    pub(super) backward: Vec<(Sent, u64)>,
+}
+
+/// All that is sent of `operand`, which goes to `layout`; of the first operand also what its parts come down to.
+pub(super) fn sends(operand: &Incoming<'_>, layout: &Layout, varying: &Dims, first: Option<&[&Strategy]>) -> Sends {
+    let Ok(route) = Route::of_input(operand.layout, layout) else { return Sends::default() };
+    let mut sends = Sends::default();
+    sends.forward.extend(sent_forward(operand.layout, route.steps()).map(|sent| (sent, operand.bytes)));
+    if operand.differentiable {
+        let back = sent_backward(operand.layout, route.steps(), varying);
+        sends.backward.extend(back.map(|sent| (sent, operand.bytes)));
+    }
+    for Slots { sent, bytes, back } in first.into_iter().flat_map(|rows| slots(operand, layout, rows)) {
+        sends.forward.push((sent, bytes));
+        if back {
+            sends.backward.push((Sent { collective: "reduce-scatter", ..sent }, bytes));
+        }
+    }
+    sends
+}

@@ -1,0 +1,157 @@
+//! How an operator chooses its layouts, as a program says and sees it.
+
+use burn::tensor::Tensor;
+use burn_dtensor::comm::{CommError, Launch, Op, Phase, launch};
+use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::dtensor::ops::{CostModel, explain};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::{Error, Result};
+use itertools::Itertools;
+
+use super::{AVG, MAX, R, S, SUM, on_mesh, values};
+
+/// A few rows of a column-parallel layer's output, and a weight that is whole on every rank.
+fn unplaced(mesh: &DeviceMesh, rows: usize) -> Result<(DTensor<2>, DTensor<2>)> {
+    let device = mesh.device();
+    Ok((DTensor::ones([rows, 64], mesh, &[S(1)], device)?, DTensor::ones([64, 64], mesh, &[R], device)?))
+}
+
+#[test]
+fn a_cost_model_decides_as_long_as_it_runs() {
+    on_mesh(&[2], |_, mesh| {
+        let product = |rows| unplaced(mesh, rows).map(|(x, w)| x.matmul(w).placements().to_vec());
+        let ledger = mesh.world().ledger();
+        let slow = CostModel::default().with_bandwidth(1e6);
+        for _ in 0..2 {
+            ledger.reset();
+            assert_eq!(product(4)?, [SUM]);
+            assert_eq!(ledger.total(|_| true).calls, 0);
+            // The rows are gathered, not the weight's gradient.
+            slow.run(|| {
+                assert_eq!(product(4)?, [R]);
+                assert_eq!(ledger.calls(Op::AllGather), 1);
+                assert_eq!(slow.clone().with_backward(0.0).run(|| product(4))?, [SUM]);
+                // Bytes cost next to nothing, and a call in backward less than one in forward.
+                let calls = slow.clone().with_bandwidth_of("a", 1e15).with_call(1.0).with_backward(0.9);
+                assert_eq!(calls.run(|| product(4))?, [SUM]);
+                assert_eq!(slow.clone().with_bandwidth_of("b", 1e15).run(|| product(4))?, [R]);
+                assert_eq!(product(4096)?, [SUM]);
+                Ok::<_, Error>(())
+            })?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn ranks_that_run_different_cost_models_are_told() {
+    let ended = launch(Launch::threads(2), |world| -> Result<()> {
+        let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+        let (x, w) = unplaced(&mesh, 4)?;
+        let slow = CostModel::default().with_bandwidth(1e6);
+        let y = if world.rank() == 0 { slow.run(|| x.matmul(w)) } else { x.matmul(w) };
+        y.full_tensor().map(drop)
+    });
+    let error = ended.expect_err("the ranks go different ways");
+    assert!(matches!(error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
+}
+
+#[test]
+#[should_panic(expected = "a bandwidth is positive, not 0")]
+fn a_bandwidth_of_nothing_is_refused() {
+    let _ = CostModel::default().with_bandwidth_of("tp", 0.0);
+}
+
+/// Decided before or not: the table is the same, and so is what is computed.
+#[test]
+fn an_explanation_has_every_operator_and_what_each_would_send() {
+    on_mesh(&[2], |_, mesh| {
+        let (x, w) = unplaced(mesh, 4)?;
+        let expected = values(x.clone().matmul(w.clone()).full_tensor()?);
+        for _ in 0..2 {
+            let (y, why) = explain(|| x.clone().matmul(w.clone()).argmax(1));
+            let tables: Vec<&str> = why.tables().collect();
+            let [product, found] = tables[..] else { panic!("{why}") };
+            assert_eq!(
+                product.lines().take(5).collect::<Vec<_>>(),
+                [
+                    "matmul of [4, 64] [S(1)], [64, 64] [R] on DeviceMesh(a=2; ranks 0..2)",
+                    "  | inputs                       | output   | forward          | backward",
+                    "* | [S(1)], [R] -> [S(0)]        | [P(sum)] |                  | all-gather 8192 B",
+                    "  | [S(1)] -> [S(0)], [R]        | [S(0)]   | all-to-all 256 B | all-to-all 256 B, all-reduce 16384 B",
+                    "  | [S(1)] -> [R], [R]           | [R]      | all-gather 512 B |",
+                ]
+            );
+            assert!(found.starts_with("argmax of [4, 64] [P(sum)] on DeviceMesh"), "{found}");
+            drop(y);
+        }
+        let (_, nothing) = explain(|| ());
+        assert_eq!((nothing.tables().len(), nothing.to_string().as_str()), (0, ""));
+        assert_eq!(values(x.matmul(w).full_tensor()?), expected);
+        Ok(())
+    });
+}
+
+/// `all-gather 8 B, all-reduce 4 B` as names, sorted.
+fn collectives(cell: &str) -> Vec<String> {
+    let one = |text: &str| text.split(' ').next().expect("a name").to_owned();
+    cell.trim().split(", ").filter(|text| !text.is_empty()).map(one).sorted().collect()
+}
+
+/// Those that the ledger has counted in a phase.
+fn counted(mesh: &DeviceMesh, phase: Phase) -> Vec<String> {
+    let known = [
+        (Op::AllGather, "all-gather"),
+        (Op::AllReduce, "all-reduce"),
+        (Op::ReduceScatter, "reduce-scatter"),
+        (Op::AllToAll, "all-to-all"),
+    ];
+    let calls = |(op, name): (Op, &str)| vec![name.to_owned(); mesh.world().ledger().calls_in(op, phase) as usize];
+    known.into_iter().flat_map(calls).sorted().collect()
+}
+
+/// What is said to be sent is sent, in forward and in backward.
+#[test]
+fn an_explanation_is_what_happens() {
+    type Two = fn(DTensor<2>, DTensor<2>) -> DTensor<2>;
+    let operators: [Two; 5] =
+        [|a, b| a.matmul(b), |a, b| a + b, |a, b| a * b, |a, _| a.cumsum(1), |a, b| DTensor::cat(vec![a, b], 1)];
+    let placements = [R, S(0), S(1), SUM, AVG, MAX];
+    on_mesh(&[2], |_, mesh| {
+        let leaf = |placement| {
+            let whole = Tensor::<2>::ones([4, 4], &mesh.device().clone().autodiff()).require_grad();
+            if matches!(placement, R | S(_)) {
+                return DTensor::distribute_local(whole, mesh, &[placement]);
+            }
+            DTensor::from_local(whole, mesh, &[placement])
+        };
+        for (operator, (a, b)) in operators.iter().cartesian_product(placements.iter().cartesian_product(&placements)) {
+            let (x, y) = (leaf(*a)?, leaf(*b)?);
+            mesh.world().ledger().reset();
+            let (z, why) = explain(|| operator(x, y));
+            z.to_local().sum().backward();
+            let why = why.to_string();
+            let chosen = why.lines().find(|line| line.starts_with('*')).expect("one is chosen");
+            let cells: Vec<&str> = chosen.split('|').collect();
+            let (forward, backward) = (collectives(cells[3]), collectives(cells.get(4).unwrap_or(&"")));
+            assert_eq!((forward, backward), (counted(mesh, Phase::Forward), counted(mesh, Phase::Backward)), "{why}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn an_explanation_says_why_others_are_out() {
+    on_mesh(&[4], |_, mesh| {
+        let device = mesh.device();
+        let x = DTensor::distribute_local(Tensor::<2>::ones([6, 5], device), mesh, &[S(0)])?;
+        // 6 over 4 are 2, 2, 2 and 0.
+        let (_, why) = explain(|| x.clone().sort(0));
+        assert!(why.to_string().contains("out, a rank would have no elements"), "{why}");
+        let (_, why) = explain(|| x.clone().cumsum(1));
+        assert!(why.to_string().contains("out, not partial like that: P(sum) -> P(sum)"), "{why}");
+        let (_, why) = CostModel::default().run(|| explain(|| x.cumsum(0)));
+        assert!(why.to_string().contains("| all-gather 90 B |          | 6.6 us"), "{why}");
+        Ok(())
+    });
+}
