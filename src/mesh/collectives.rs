@@ -1,11 +1,13 @@
 //! Plain tensors sent over a mesh: [`DeviceMesh::broadcast`] and its kin.
 
+use std::sync::Arc;
+
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, kind};
 
 use super::DeviceMesh;
 use crate::Result;
-use crate::comm::{Call, ReduceOp, Sharded, TensorMeta, Work};
+use crate::comm::{Call, Communicator, ReduceOp, Sharded, TensorMeta, Work};
 use crate::placement::Cut;
 
 /// # Collectives of plain tensors
@@ -124,7 +126,7 @@ impl DeviceMesh {
     }
 
     /// The communicator of all ranks of the mesh.
-    pub(super) fn all(&self) -> Result<std::sync::Arc<dyn crate::comm::Communicator>> {
+    pub(super) fn all(&self) -> Result<Arc<dyn Communicator>> {
         self.communicator_over(&(0..self.ndim()).collect::<Vec<_>>())
     }
 

@@ -80,7 +80,7 @@ pub fn distribute_module<M: Module, S: Into<Style>>(
 /// A burn module has no hooks around its forward, so the boundary stands where the forward is called; see
 /// [`distribute_module`] for an example. It knows nothing of the module's parameters: one serves all modules of
 /// the mesh with such inputs and outputs.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Boundary<I, O> {
     mesh: DeviceMesh,
     input: I,
