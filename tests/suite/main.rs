@@ -11,6 +11,7 @@ mod fsdp;
 mod golden;
 mod models;
 mod nn;
+mod optim;
 mod parallel;
 mod parity;
 mod prover;

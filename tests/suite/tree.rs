@@ -22,7 +22,7 @@ const ROOMS: [&[&str]; 10] = [
     &["mesh"],
     &["dtensor"],
     &["param"],
-    &["fsdp", "parallel"],
+    &["fsdp", "optim", "parallel"],
     &["nn"],
     &["testing"],
 ];
