@@ -11,6 +11,7 @@ use crate::comm::{CommError, LaunchError};
 use crate::dtensor::DTensorError;
 use crate::fsdp::FsdpError;
 use crate::mesh::MeshError;
+use crate::optim::OptimError;
 use crate::parallel::ParallelError;
 use crate::param::ParamError;
 use crate::placement::PlacementError;
@@ -43,6 +44,9 @@ pub enum Error {
     /// A model could not be parallelized.
     #[error(transparent)]
     Parallel(#[from] ParallelError),
+    /// An optimizer could not step a parameter, or its state not be taken or loaded.
+    #[error(transparent)]
+    Optim(#[from] OptimError),
     /// A [`launch`](crate::comm::launch) inside the program failed.
     #[error(transparent)]
     Launch(Box<LaunchError>),

@@ -73,6 +73,7 @@
 //! | [`param`] | parameters stored as shards and read as wholes, moved by [`unit`](fn@param::unit) |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module |
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan |
+//! | [`optim`] | burn's optimizers on DTensors, and their state by path |
 //! | [`nn`] | the forward of burn-nn's layers over DTensors |
 //! | [`debug`] | watching: what is sent and why, which rank holds what |
 //!
@@ -90,6 +91,7 @@ pub mod fsdp;
 mod memory;
 pub mod mesh;
 pub mod nn;
+pub mod optim;
 pub mod parallel;
 pub mod param;
 mod pattern;

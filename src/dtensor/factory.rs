@@ -255,7 +255,9 @@ pub(super) fn check_distribution(distribution: Distribution) -> Result<(), DTens
     let why = match distribution {
         Distribution::Bernoulli(p) if !(0.0..=1.0).contains(&p) => "a probability is in 0..=1",
         Distribution::Uniform(low, high) if low.partial_cmp(&high) != Some(Ordering::Less) => "the interval is empty",
+        Distribution::Uniform(low, high) if !(high - low).is_finite() => "the interval is finite",
         Distribution::Normal(_, std) if std.is_nan() || std < 0.0 => "a standard deviation is at least 0",
+        Distribution::Normal(mean, std) if !(mean + std).is_finite() => "mean and standard deviation are finite",
         _ => return Ok(()),
     };
     Err(DTensorError::Distribution { distribution: format!("{distribution:?}"), why })

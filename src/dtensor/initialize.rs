@@ -4,7 +4,7 @@ use burn::linalg;
 use burn::module::Initializer;
 use burn::tensor::{Distribution, Shape, Tensor, TensorCreationOptions};
 
-use super::DTensor;
+use super::{DTensor, DTensorError};
 use crate::Result;
 use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
@@ -34,11 +34,9 @@ impl<const D: usize> DTensor<D> {
     /// ```
     ///
     /// # Errors
-    /// As [all factories](#factories), and [`DTensorError::Distribution`](super::DTensorError::Distribution) for an
-    /// initializer whose numbers make no distribution.
-    ///
-    /// # Panics
-    /// As burn's: an orthogonal parameter has two dimensions or more.
+    /// As [all factories](#factories), and [`DTensorError::Distribution`] for an
+    /// initializer whose numbers make no distribution, such as Kaiming's of no features, and for an orthogonal
+    /// parameter of one dimension.
     pub fn initialized(
         initializer: &Initializer,
         shape: impl Into<Shape>,
@@ -75,7 +73,10 @@ impl<const D: usize> DTensor<D> {
         placements: &[Placement],
         options: TensorCreationOptions,
     ) -> Result<Self> {
-        assert!(D >= 2, "an orthogonal parameter has two dimensions or more, not {D}");
+        if D < 2 {
+            let (distribution, why) = (format!("orthogonal over {shape:?}"), "it has two dimensions or more");
+            return Err(DTensorError::Distribution { distribution, why }.into());
+        }
         let (rows, all) = (shape[0], shape.num_elements());
         let replicated = vec![Placement::Replicate; mesh.ndim()];
         let matrix = [rows, all / rows.max(1)];

@@ -53,6 +53,8 @@
 //! | `Muon` | different | a parameter's step is made orthogonal as a whole, and scaled by its shape |
 //! | `LBFGS` | different | products of vectors of all parameters, and a loss of its own on each rank |
 //!
+//! What they remember, by path and for any mesh, is [`optim`](crate::optim)'s business.
+//!
 //! # What stays in memory
 //! Between forward and backward a freed unit holds its shards and nothing else, whatever the graph
 //! saved of it: on Flex the gathered weights live in memory that the unit takes back under every

@@ -13,6 +13,7 @@ mod golden;
 mod mesh;
 mod models;
 mod nn;
+mod optim;
 mod parallel;
 mod parity;
 mod prover;

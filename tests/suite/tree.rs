@@ -22,7 +22,7 @@ const ROOMS: [&[&str]; 11] = [
     &["mesh", "watch"],
     &["dtensor"],
     &["param"],
-    &["fsdp", "parallel"],
+    &["fsdp", "optim", "parallel"],
     &["nn"],
     &["debug"],
     &["testing"],

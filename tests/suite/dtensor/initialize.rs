@@ -101,10 +101,20 @@ fn an_orthogonal_parameter_has_its_rows_or_columns_at_right_angles() {
 #[test]
 fn an_initializer_of_no_distribution_is_refused() {
     on_mesh(&[2], |_, mesh| {
-        for init in [Initializer::Uniform { min: 1.0, max: 1.0 }, Initializer::Normal { mean: 0.0, std: -1.0 }] {
-            let made = DTensor::<2>::initialized(&init, [2, 2], FANS, 0, mesh, &[R], mesh.device());
+        for (init, fans) in [
+            (Initializer::Uniform { min: 1.0, max: 1.0 }, FANS),
+            (Initializer::Uniform { min: f64::NEG_INFINITY, max: 1.0 }, FANS),
+            (Initializer::Normal { mean: 0.0, std: -1.0 }, FANS),
+            (Initializer::Normal { mean: f64::INFINITY, std: 1.0 }, FANS),
+            (Initializer::KaimingUniform { gain: 1.0, fan_out_only: false }, [0, 2]),
+            (Initializer::XavierNormal { gain: 1.0 }, [0, 0]),
+        ] {
+            let made = DTensor::<2>::initialized(&init, [2, 2], fans, 0, mesh, &[R], mesh.device());
             assert!(matches!(made, Err(Error::DTensor(DTensorError::Distribution { .. }))), "{init:?}");
         }
+        let init = Initializer::Orthogonal { gain: 1.0 };
+        let made = DTensor::<1>::initialized(&init, [4], FANS, 0, mesh, &[R], mesh.device());
+        assert!(matches!(made, Err(Error::DTensor(DTensorError::Distribution { .. }))));
         Ok(())
     });
 }

@@ -10,8 +10,17 @@ use itertools::Itertools;
 use super::random::bits;
 use super::{R, S, on_mesh};
 
-/// Everything that draws: what all ranks have, and what is this rank's own.
-fn draws(mesh: &DeviceMesh, placements: &[Placement]) -> Result<(Vec<Vec<u32>>, Vec<Vec<u32>>)> {
+/// The bits of what was drawn.
+#[derive(Debug, PartialEq)]
+struct Draws {
+    /// By all ranks together.
+    shared: Vec<Vec<u32>>,
+    /// By this rank.
+    own: Vec<Vec<u32>>,
+}
+
+/// Everything that draws.
+fn draws(mesh: &DeviceMesh, placements: &[Placement]) -> Result<Draws> {
     let device = mesh.device().clone().autodiff();
     let (mut shared, mut own) = (Vec::new(), Vec::new());
     for _ in 0..3 {
@@ -24,7 +33,7 @@ fn draws(mesh: &DeviceMesh, placements: &[Placement]) -> Result<(Vec<Vec<u32>>, 
         own.push(bits(random::tensor::<1>([6], Distribution::Default, &device)));
         own.push(bits(burn_dtensor::nn::dropout(burn::Tensor::<1>::ones([64], &device), 0.5)));
     }
-    Ok((shared, own))
+    Ok(Draws { shared, own })
 }
 
 /// As a checkpoint keeps it.
@@ -48,9 +57,9 @@ fn a_resumed_stream_draws_what_the_uninterrupted_one_does_on_any_mesh() {
                 random::resume(saved_and_loaded(*stream));
                 draws(mesh, &vec![placement; shape.len()])
             });
-            for (rank, (shared, own)) in resumed.into_iter().enumerate() {
-                assert_eq!(shared, after.0, "rank {rank} of {shape:?}");
-                assert_eq!(own, runs[rank].2.1, "rank {rank} of {shape:?}: its own");
+            for (rank, drawn) in resumed.into_iter().enumerate() {
+                assert_eq!(drawn.shared, after.shared, "rank {rank} of {shape:?}");
+                assert_eq!(drawn.own, runs[rank].2.own, "rank {rank} of {shape:?}: its own");
             }
         }
     }

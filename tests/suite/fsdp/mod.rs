@@ -14,7 +14,7 @@ mod mismatch;
 mod misuse;
 mod modules;
 mod net;
-mod optimizers;
+pub mod optimizers;
 mod order;
 mod parity;
 mod ragged;

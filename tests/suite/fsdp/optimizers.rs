@@ -21,10 +21,10 @@ use burn_dtensor::testing::MeshTest;
 
 use super::support::{max_diff, on_device, tensor, values};
 
-type Init = fn() -> ModuleOptimizer;
+pub type Init = fn() -> ModuleOptimizer;
 
 /// Each optimizer in every configuration that does something else.
-const EQUAL: [(&str, &[Init]); 8] = [
+pub const EQUAL: [(&str, &[Init]); 8] = [
     (
         "Sgd",
         &[
@@ -127,7 +127,7 @@ fn the_documented_table_is_what_is_tested() {
 }
 
 /// Uneven shards, and on three ranks an empty one.
-fn layers(bias: bool) -> Vec<Linear> {
+pub fn layers(bias: bool) -> Vec<Linear> {
     let device = Device::flex();
     device.seed(7);
     let layers =
@@ -150,7 +150,7 @@ fn stepped(ranks: usize, bias: bool, step: impl Fn(Vec<Linear>) -> Vec<Linear> +
     apart.into_iter().fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
 
-fn train(mut optim: ModuleOptimizer, mut model: Vec<Linear>) -> Vec<Linear> {
+pub fn train(mut optim: ModuleOptimizer, mut model: Vec<Linear>) -> Vec<Linear> {
     for step in 0..6 {
         let grads = grads(&model, step);
         model = optim.step(0.05, model, grads);
@@ -159,7 +159,7 @@ fn train(mut optim: ModuleOptimizer, mut model: Vec<Linear>) -> Vec<Linear> {
 }
 
 /// Gradients of both signs, other ones in every step: of a sharded parameter this rank's part.
-fn grads(model: &Vec<Linear>, step: u64) -> GradientsParams {
+pub fn grads(model: &Vec<Linear>, step: u64) -> GradientsParams {
     let named = named_parameters(model).expect("a model as it was sharded");
     let parts = named.into_iter().map(|param| {
         let shape = param.spec.shape().to_vec();

@@ -1,0 +1,207 @@
+//! [`DTensorOptimizer`]: burn's optimizers on DTensors without a module.
+
+use std::any::TypeId;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::optim::{Adafactor, DynOptimizer, DynState, Lamb, LearningRate, Muon, Optimizer, StateSink, StateSource};
+use burn::tensor::Tensor;
+
+use super::state::{ParameterState, describe, join, layout_error};
+use super::{OptimError, OptimizerState};
+use crate::Result;
+use crate::dtensor::{DTensor, DTensorSpec};
+
+/// One of burn's optimizers, for parameters that are [`DTensor`]s without a module around them: a list of them, by
+/// path.
+///
+/// | optimizer | a step | state |
+/// |---|---|---|
+/// | `Sgd`, `Adam`, `AdamW`, `AdaGrad`, `RmsProp`, `Adan`, `Lion` | steps each rank's part; sends nothing | parts |
+/// | `Lamb`, `Adafactor`, `Muon`, which look at a parameter as a whole | gathers parameter and gradient, and takes this rank's part of the result | whole on every rank |
+///
+/// Either way the numbers are those of one device. An optimizer of one's own is taken for one that works element by
+/// element, unless it is told to look [at the whole](Self::on_whole_parameters). burn's `LBFGS` steps a model, not a
+/// parameter, and is none of these.
+///
+/// ```
+/// use burn::module::Initializer;
+/// use burn::optim::AdamWConfig;
+/// use burn_dtensor::optim::DTensorOptimizer;
+/// use burn_dtensor::prelude::*;
+///
+/// launch(Launch::threads(2), |world| {
+///     let (mesh, rows) = (DeviceMesh::new(world, [2], ["tp"])?, [Placement::Shard(0)]);
+///     let device = world.device().clone().autodiff();
+///     let normal = Initializer::Normal { mean: 0.0, std: 1.0 };
+///     let mut weight = DTensor::<2>::initialized(&normal, [4, 3], [4, 3], 1, &mesh, &rows, &device)?.require_grad();
+///     let mut optim = DTensorOptimizer::new(AdamWConfig::new().build());
+///     for _ in 0..3 {
+///         let grads = weight.clone().square().sum().full_tensor()?.backward();
+///         let grad = weight.local().grad(&grads).expect("the weight is in the loss");
+///         let grad = DTensor::from_local(grad, &mesh, &rows)?;
+///         weight = optim.step(1e-2, "weight", weight, grad)?;
+///     }
+///     let state = optim.state()?;
+///     let moment = state.tensor::<2>("weight.momentum.moment_2").expect("AdamW has one");
+///     assert_eq!((moment.dims(), moment.placements()), ([4, 3], &rows[..]));
+///     Ok(())
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+pub struct DTensorOptimizer {
+    optimizer: Arc<dyn DynOptimizer>,
+    whole: bool,
+    states: BTreeMap<String, Kept>,
+}
+
+/// What is remembered of one parameter.
+struct Kept {
+    /// The parameter's, when it was stepped last.
+    spec: Arc<DTensorSpec>,
+    state: DynState,
+}
+
+impl DTensorOptimizer {
+    /// The optimizer that a burn configuration's `build` makes.
+    pub fn new<O: Optimizer>(optimizer: O) -> Self {
+        let whole =
+            [TypeId::of::<Lamb>(), TypeId::of::<Adafactor>(), TypeId::of::<Muon>()].contains(&TypeId::of::<O>());
+        Self { optimizer: Arc::new(optimizer), whole, states: BTreeMap::new() }
+    }
+
+    /// Gathers every parameter and gradient before a step: for an optimizer of one's own that looks at more than an
+    /// element.
+    #[must_use]
+    pub fn on_whole_parameters(mut self) -> Self {
+        self.whole = true;
+        self
+    }
+
+    /// Steps the parameter called `path` by its gradient, which is laid out as it is, and returns it as a new leaf,
+    /// tracked as the old one was. What has no gradient is not stepped.
+    ///
+    /// # Collective
+    /// Local, but for optimizers that look at whole parameters: then every rank of the parameter's mesh.
+    ///
+    /// # Errors
+    /// [`OptimError::Partial`], [`OptimError::Gradient`], and [`OptimError::Layout`] if the parameter was laid out
+    /// otherwise when it was stepped last; [`Error::Comm`](crate::Error::Comm) if a collective fails.
+    pub fn step<const D: usize>(
+        &mut self,
+        lr: LearningRate,
+        path: &str,
+        param: DTensor<D>,
+        grad: DTensor<D>,
+    ) -> Result<DTensor<D>> {
+        self.check(path, &param, &grad)?;
+        let spec = param.spec().clone();
+        let [tensor, grad] =
+            if self.whole { [whole(&param)?, whole(&grad)?] } else { [plain(param.local()), plain(grad.local())] };
+        let state = self.states.remove(path).map(|kept| kept.state);
+        let (stepped, state) = self.optimizer.step_dyn(D, lr, tensor.into_bridge(), grad.into_bridge(), state);
+        if let Some(state) = state {
+            self.states.insert(path.into(), Kept { spec: spec.clone(), state });
+        }
+        let mut stepped = Tensor::from_bridge(stepped);
+        if self.whole {
+            stepped = DTensor::distribute_local_to(stepped, spec.mesh(), spec.layout().clone())?.to_local();
+        }
+        Ok(DTensor::from_parts(tracked_as(param.local(), stepped), spec))
+    }
+
+    fn check<const D: usize>(&self, path: &str, param: &DTensor<D>, grad: &DTensor<D>) -> Result<(), OptimError> {
+        for (what, layout) in [("the value", param.layout()), ("the gradient", grad.layout())] {
+            if layout.has_partial() {
+                return Err(OptimError::Partial { path: path.into(), what, layout: layout.to_string() });
+            }
+        }
+        if grad.spec() != param.spec() {
+            let (gradient, param) = (describe(grad.spec()), describe(param.spec()));
+            return Err(OptimError::Gradient { path: path.into(), gradient, param });
+        }
+        match self.states.get(path) {
+            Some(Kept { spec, .. }) if spec != param.spec() => Err(layout_error(path, spec, param.spec())),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the optimizer remembers, as DTensors. A copy: later steps leave it alone. Local: no communication.
+    ///
+    /// # Errors
+    /// [`OptimError::Shape`] for an optimizer that looks at more than an element and was not
+    /// [told so](Self::on_whole_parameters).
+    pub fn state(&self) -> Result<OptimizerState> {
+        let of = |(path, kept): (&String, &Kept)| {
+            let state = ParameterState::new(path, &kept.spec, self.flat(&kept.state), self.whole)?;
+            Ok((path.clone(), state))
+        };
+        Ok(OptimizerState { params: self.states.iter().map(of).collect::<Result<_>>()? })
+    }
+
+    /// Goes on with `state`, and forgets what was remembered.
+    ///
+    /// # Collective
+    /// Local, but for optimizers that look at whole parameters: then every rank of the parameters' meshes.
+    ///
+    /// # Errors
+    /// [`OptimError::Foreign`] for the state of another optimizer, [`OptimError::Shape`] for tensors that are not laid
+    /// out as their parameter, [`OptimError::ElementType`], and [`Error::Comm`](crate::Error::Comm) if a collective
+    /// fails. The optimizer is then as it was.
+    pub fn load(&mut self, state: OptimizerState) -> Result<()> {
+        let load = |(path, state): (String, ParameterState)| {
+            let kept = Kept { state: self.loaded(&path, &state)?, spec: state.spec };
+            Ok((path, kept))
+        };
+        self.states = state.params.into_iter().map(load).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    fn loaded(&self, path: &str, state: &ParameterState) -> Result<DynState> {
+        let ParameterState { spec, tensors, scalars } = state;
+        let mut source = StateSource::new(scalars.clone());
+        for (field, tensor) in tensors {
+            let data = if self.whole {
+                tensor.full_data()?
+            } else if tensor.spec().layout() == spec.layout() && tensor.spec().shape() == spec.shape() {
+                tensor.local_data()
+            } else {
+                let (found, expected) = (tensor.spec().local_shape().to_vec(), spec.local_shape().to_vec());
+                return Err(OptimError::Shape { name: join(path, field), found, expected }.into());
+            };
+            source.insert_tensor(field.clone(), data);
+        }
+        let loaded = self.optimizer.state_unflatten(spec.shape().num_dims(), "", &mut source, spec.mesh().device());
+        let found = loaded.as_ref().map(|loaded| self.flat(loaded));
+        state.check_loaded(path, found.as_ref())?;
+        Ok(loaded.expect("what is lacking was told"))
+    }
+
+    fn flat(&self, state: &DynState) -> StateSink {
+        let mut sink = StateSink::default();
+        self.optimizer.state_flatten("", state, &mut sink);
+        sink
+    }
+}
+
+/// Without autodiff.
+fn plain<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
+    if tensor.is_autodiff() { tensor.clone().inner() } else { tensor.clone() }
+}
+
+/// The whole, without autodiff.
+fn whole<const D: usize>(tensor: &DTensor<D>) -> Result<Tensor<D>> {
+    DTensor::from_parts(plain(tensor.local()), tensor.spec().clone()).full_tensor()
+}
+
+/// `stepped` with the place in autodiff that the parameter had.
+fn tracked_as<const D: usize>(param: &Tensor<D>, stepped: Tensor<D>) -> Tensor<D> {
+    if !param.is_autodiff() {
+        return stepped;
+    }
+    let mut stepped = Tensor::from_inner(stepped);
+    if let Some(strategy) = param.gradient_checkpointing_strategy() {
+        stepped = stepped.with_gradient_checkpointing_strategy(strategy);
+    }
+    stepped.set_require_grad(param.is_require_grad())
+}

@@ -1,0 +1,211 @@
+//! The state of burn's own optimizer of a distributed model, by path.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::nn::Linear;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdafactorConfig, AdamWConfig, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_dtensor::optim::{
+    FullOptimizerState, OptimError, Scalar, load_optimizer_state, optimizer_state, parameter_specs,
+};
+use burn_dtensor::prelude::*;
+use burn_dtensor::testing::MeshTest;
+
+use crate::fsdp::optimizers::{EQUAL, grads, layers};
+use crate::fsdp::support::{on_device, values};
+
+/// Some steps, from `step` on.
+fn train(optim: &mut ModuleOptimizer, mut model: Vec<Linear>, steps: std::ops::Range<u64>) -> Vec<Linear> {
+    for step in steps {
+        let grads = grads(&model, step);
+        model = optim.step(0.05, model, grads);
+    }
+    model
+}
+
+/// burn's record, with paths in the place of ids.
+fn recorded(optim: &ModuleOptimizer, model: &Vec<Linear>) -> FullOptimizerState {
+    struct Paths(Vec<String>, BTreeMap<String, String>);
+    impl ModuleVisitor for Paths {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.0.push(name.into());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.1.insert(param.id.val().to_string(), self.0.join("."));
+        }
+    }
+    let mut paths = Paths(vec![], BTreeMap::new());
+    model.visit(&mut paths);
+    let reader = burn_pack::Reader::from_bytes(optim.into_bytes().expect("it is written")).expect("it is read");
+    let name = |name: &str| {
+        let (id, field) = name.split_once('.').expect("an id and a field");
+        (field != "__rank").then(|| format!("{}.{field}", paths.1[id]))
+    };
+    let scalars: BTreeMap<String, Scalar> =
+        reader.scalars().iter().filter_map(|(key, scalar)| Some((name(key)?, *scalar))).collect();
+    let tensors = reader.into_tensors().expect("tensors").into_iter().map(|tensor| {
+        let (key, dtype, shape, _, bytes) = tensor.into_parts().expect("a tensor");
+        (name(&key).expect("a field"), TensorData::from_bytes(bytes, shape, dtype))
+    });
+    FullOptimizerState { tensors: tensors.collect(), scalars }
+}
+
+/// Cut over `shard` ranks, and split over `tp` ranks before that, if the mesh has them.
+fn distribute(model: Vec<Linear>, mesh: &DeviceMesh) -> Result<Vec<Linear>> {
+    if mesh.ndim() == 1 {
+        return fully_shard(model, mesh, FullyShard::new());
+    }
+    let plan = Plan::new().with("0", Style::colwise()).with("1", Style::rowwise());
+    fully_shard(parallelize(model, &mesh.slice("tp")?, plan)?, &mesh.slice("shard")?, FullyShard::new())
+}
+
+fn meshes() -> [MeshTest; 4] {
+    let one = [1, 2, 3].map(|ranks| MeshTest::new([ranks], ["shard"]));
+    let [a, b, c] = one;
+    [a, b, c, MeshTest::new([2, 2], ["shard", "tp"])]
+}
+
+/// To the bit, and laid out as the parameters.
+#[test]
+fn a_models_state_is_that_of_one_device_by_path() {
+    let model = layers(true);
+    for (name, configurations) in EQUAL {
+        for init in configurations {
+            let mut optim = init();
+            let alone = train(&mut optim, on_device(&model, &Device::flex().autodiff()), 0..3);
+            let expected = recorded(&optim, &alone);
+            for mesh in meshes() {
+                mesh.run(|mesh| {
+                    let mut optim = init();
+                    let sharded = distribute(on_device(&model, &mesh.device().clone().autodiff()), mesh)?;
+                    let sharded = train(&mut optim, sharded, 0..3);
+                    let calls = mesh.world().ledger().total(|_| true).calls;
+                    let state = optimizer_state(&optim, &sharded)?;
+                    assert_eq!(mesh.world().ledger().total(|_| true).calls, calls, "it is local");
+                    let specs = parameter_specs(&sharded)?;
+                    for (tensor, kept) in state.tensors() {
+                        let (_, spec) = specs.iter().find(|(path, _)| tensor.starts_with(*path)).expect("a parameter");
+                        assert_eq!(kept.spec(), spec, "{tensor}");
+                    }
+                    assert_eq!(state.full()?, expected, "{name} on {mesh}");
+                    Ok(())
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn names_are_paths_and_burns_fields() {
+    let model = layers(true);
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let mut optim = AdamWConfig::new().init();
+        let sharded = distribute(on_device(&model, &mesh.device().clone().autodiff()), mesh)?;
+        let sharded = train(&mut optim, sharded, 0..2);
+        let state = optimizer_state(&optim, &sharded)?;
+        let names: Vec<_> = state.tensors().map(|(name, _)| name).collect();
+        assert_eq!(&names[..2], ["0.bias.momentum.moment_1", "0.bias.momentum.moment_2"]);
+        assert_eq!(names.len(), 8);
+        assert_eq!(usize::try_from(state.scalar("1.weight.momentum.time").expect("it counts")), Ok(2));
+        let moment = state.tensor::<2>("1.weight.momentum.moment_2").expect("there");
+        assert_eq!(moment.spec(), sharded[1].weight.shard().expect("sharded").spec());
+        Ok(())
+    });
+}
+
+/// Saved on two ranks, loaded on every mesh: as if nothing had happened.
+#[test]
+fn training_goes_on_on_any_mesh() {
+    let model = layers(true);
+    for (name, configurations) in EQUAL {
+        for init in configurations {
+            let alone = train(&mut init(), on_device(&model, &Device::flex().autodiff()), 0..6);
+            let expected = values(&alone, None);
+            let saved = MeshTest::new([2], ["shard"]).run(|mesh| {
+                let mut optim = init();
+                let sharded = distribute(on_device(&model, &mesh.device().clone().autodiff()), mesh)?;
+                let sharded = train(&mut optim, sharded, 0..3);
+                Ok((full_model(&sharded)?, optimizer_state(&optim, &sharded)?.full()?.into_bytes()?))
+            });
+            for mesh in meshes() {
+                mesh.run(|mesh| {
+                    let (model, bytes) = &saved[0];
+                    let sharded = distribute(on_device(model, &mesh.device().clone().autodiff()), mesh)?;
+                    let full = FullOptimizerState::from_bytes(bytes.clone())?;
+                    let state = full.distribute(parameter_specs(&sharded)?)?;
+                    let mut optim = load_optimizer_state(init(), &sharded, state)?;
+                    let found = values(&full_model(&train(&mut optim, sharded, 3..6))?, None);
+                    assert_eq!(found, expected, "{name} on {mesh}");
+                    Ok(())
+                });
+            }
+        }
+    }
+}
+
+/// Each group's state goes to its own optimizer, and that of parameters left to burn stays where it is.
+#[test]
+fn groups_and_parameters_that_are_not_distributed_keep_their_own() {
+    let model = layers(true);
+    let init = || {
+        let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).build();
+        let group = ParamGroup::from_predicate("bias");
+        AdamWConfig::new().init().with_group(group, momentum, None)
+    };
+    let expected = values(&train(&mut init(), on_device(&model, &Device::flex().autodiff()), 0..4), None);
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let plain = on_device(&model, &mesh.device().clone().autodiff());
+        let sharded = fully_shard(plain, mesh, FullyShard::new().ignore(["1.*"]))?;
+        let mut optim = init();
+        let sharded = train(&mut optim, sharded, 0..2);
+        let state = optimizer_state(&optim, &sharded)?;
+        let names: Vec<_> = state.tensors().map(|(name, _)| name).collect();
+        assert_eq!(names, ["0.bias.momentum.velocity", "0.weight.momentum.moment_1", "0.weight.momentum.moment_2"]);
+        let mut loaded = load_optimizer_state(optim, &sharded, state.clone())?;
+        assert_eq!(values(&full_model(&train(&mut loaded, sharded.clone(), 2..4))?, None), expected);
+        // One that has stepped nothing yet finds the group by path.
+        let fresh = load_optimizer_state(init(), &sharded, state.clone())?;
+        assert_eq!(optimizer_state(&fresh, &sharded)?.full()?, state.full()?);
+        Ok(())
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_a_typed_error() {
+    let model = layers(true);
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let plain = on_device(&model, &mesh.device().clone().autodiff());
+        let sharded = distribute(plain.clone(), mesh)?;
+        let mut optim = AdamWConfig::new().init();
+        let sharded = train(&mut optim, sharded, 0..1);
+        let state = optimizer_state(&optim, &sharded)?;
+        let refused = |result: Result<ModuleOptimizer>| match result.map(|_| ()).expect_err("it must be refused") {
+            Error::Optim(error) => error,
+            other => panic!("{other}"),
+        };
+        let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init();
+        let error = refused(load_optimizer_state(sgd, &sharded, state.clone()));
+        assert!(matches!(&error, OptimError::Foreign { path, .. } if path == "0.bias"), "{error}");
+        let columns = FullyShard::new().shard_placement_fn(|param| Some(Placement::Shard(param.shape.len() - 1)));
+        let other = fully_shard(plain.clone(), mesh, columns)?;
+        let error = refused(load_optimizer_state(AdamWConfig::new().init(), &other, state.clone()));
+        assert!(matches!(&error, OptimError::Layout { path, .. } if path == "0.weight"), "{error}");
+        let moved = state.clone().redistribute(parameter_specs(&other)?)?;
+        let loaded = load_optimizer_state(AdamWConfig::new().init(), &other, moved)?;
+        assert_eq!(optimizer_state(&loaded, &other)?.full()?, state.full()?);
+        let fewer = fully_shard(plain[..1].to_vec(), mesh, FullyShard::new())?;
+        let error = refused(load_optimizer_state(AdamWConfig::new().init(), &fewer, state));
+        assert!(matches!(&error, OptimError::NoParameter { name, .. } if name == "1.bias"), "{error}");
+
+        let mut optim = AdafactorConfig::new().init();
+        let sharded = train(&mut optim, distribute(plain, mesh)?, 0..1);
+        let Err(Error::Optim(error)) = optimizer_state(&optim, &sharded) else { panic!("no part of the whole's") };
+        assert!(matches!(&error, OptimError::Shape { name, .. } if name.starts_with("0.weight.")), "{error}");
+        Ok(())
+    });
+}
