@@ -230,8 +230,8 @@ mod slice;
 mod split;
 mod triangle;
 mod unary;
-mod unfold;
 mod view;
+mod windows;
 
 pub use apply::{Inputs, Outputs, apply};
 pub(crate) use args::misfit;
