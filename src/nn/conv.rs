@@ -3,7 +3,7 @@
 //! A rank may hold part of the batch, of the output channels (weight and bias `S(0)`), or of the input
 //! channels (weight `S(1)`, bias `R`): then the ranks' terms are added up.
 
-use burn::nn::conv::{Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d};
+use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 
 use super::padding::Padding;
@@ -33,6 +33,7 @@ macro_rules! convolutions {
 convolutions! {
     Conv1d conv1d 1 3 number,
     Conv2d conv2d 2 4 array,
+    Conv3d conv3d 3 5 array,
 }
 
 macro_rules! transposed {
@@ -54,4 +55,5 @@ macro_rules! transposed {
 transposed! {
     ConvTranspose1d conv_transpose1d 3 number,
     ConvTranspose2d conv_transpose2d 4 array,
+    ConvTranspose3d conv_transpose3d 5 array,
 }

@@ -9,5 +9,5 @@ pub use super::linear::linear;
 pub(crate) use super::norm::layer_norm_by;
 pub use super::norm::{group_norm, layer_norm, rms_norm};
 pub use super::pool::{
-    adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_pool2d, interpolate, max_pool1d, max_pool2d,
+    adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, avg_pool1d, avg_pool2d, interpolate, max_pool1d, max_pool2d,
 };

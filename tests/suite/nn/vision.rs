@@ -1,13 +1,15 @@
 //! Layers over images and signals.
 
 use burn::module::{Module, ModuleDisplay};
-use burn::nn::conv::{Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig};
+use burn::nn::conv::{
+    Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig, ConvTranspose3dConfig,
+};
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
 use burn::nn::pool::{
-    AdaptiveAvgPool1dConfig, AdaptiveAvgPool2dConfig, AvgPool1dConfig, AvgPool2dConfig, MaxPool1dConfig,
-    MaxPool2dConfig,
+    AdaptiveAvgPool1dConfig, AdaptiveAvgPool2dConfig, AdaptiveAvgPool3dConfig, AvgPool1dConfig, AvgPool2dConfig,
+    MaxPool1dConfig, MaxPool2dConfig,
 };
-use burn::nn::{PaddingConfig1d, PaddingConfig2d, PixelShuffleConfig, PixelUnshuffleConfig};
+use burn::nn::{PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, PixelShuffleConfig, PixelUnshuffleConfig};
 use burn::tensor::Device;
 use burn_dtensor::dtensor::DTensorError;
 use burn_dtensor::dtensor::ops::RedistributePolicy;
@@ -55,6 +57,10 @@ fn convolutions_equal_burns() {
             .with_stride([2, 1])
             .with_bias(false)
             .init(&device), [5, 2, 3, 3];
+        Conv3dConfig::new([2, 3], [3, 1, 2])
+            .with_padding(PaddingConfig3d::Explicit(1, 0, 1))
+            .init(&device), [3, 2, 2, 2, 3];
+        Conv3dConfig::new([2, 2], [1, 3, 1]).with_padding(PaddingConfig3d::Same).init(&device), [2, 2, 2, 2, 2];
     }
 }
 
@@ -66,6 +72,7 @@ fn transposed_convolutions_equal_burns() {
         ConvTranspose1dConfig::new([3, 4], 3).with_stride(2).with_padding(1).with_padding_out(1).init(&device), [3, 3, 4];
         ConvTranspose1dConfig::new([4, 4], 2).with_dilation(2).with_bias(false).init(&device), [2, 4, 3];
         ConvTranspose2dConfig::new([3, 5], [2, 3]).with_stride([1, 2]).with_padding([0, 1]).init(&device), [3, 3, 3, 2];
+        ConvTranspose3dConfig::new([2, 3], [1, 2, 2]).with_stride([2, 1, 1]).init(&device), [3, 2, 2, 2, 1];
     }
     // Of several groups the weight's first dimension holds whole ones.
     let grouped = ConvTranspose1dConfig::new([4, 4], 2).with_groups(2).with_bias(false).init(&device);
@@ -84,6 +91,7 @@ fn pools_equal_burns() {
     same_under!(AvgPool2dConfig::new([2, 2]).with_ceil_mode(true).init(), [3, 2, 5, 3], [Plan::new()]);
     same_under!(AdaptiveAvgPool1dConfig::new(3).init(), [3, 2, 6], [Plan::new()]);
     same_under!(AdaptiveAvgPool2dConfig::new([1, 2]).init(), [3, 2, 5, 4], [Plan::new()]);
+    same_under!(AdaptiveAvgPool3dConfig::new([1, 2, 1]).init(), [3, 2, 2, 4, 3], [Plan::new()]);
 }
 
 #[test]

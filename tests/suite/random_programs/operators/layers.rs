@@ -280,6 +280,11 @@ fn pools() -> Vec<Operator> {
             let x = d.floats(shape);
             step!((x: Float<4>) [] => module::adaptive_avg_pool2d(x, [2, 3]))
         }),
+        operator!("adaptive_avg_pool3d", |d| {
+            let shape = [1 + d.below(3), 1 + d.below(3), 2, 3, 1 + d.below(3)];
+            let x = d.floats(shape);
+            step!((x: Float<5>) [] => module::adaptive_avg_pool3d(x, [1, 2, 3]))
+        }),
         operator!("interpolate", |d| {
             let shape = [1 + d.below(3), 1 + d.below(3), 2, 1 + d.below(4)];
             let x = d.floats(shape);
