@@ -57,9 +57,8 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
         styled(&self.gamma, x, |x, gamma| {
             let beta = read(&self.beta);
             if !training {
-                let statistics = |state: &RunningState<Tensor<1>>| {
-                    replicated(state.value().to_device(&device), &mesh).or_unwind()
-                };
+                let statistics =
+                    |state: &RunningState<Tensor<1>>| replicated(state.value().to_device(&device), &mesh).or_unwind();
                 let (mean, variance) = (statistics(&self.running_mean), statistics(&self.running_var));
                 return module::batch_norm(x, gamma, beta, mean, variance, self.epsilon);
             }

@@ -50,8 +50,7 @@ impl CrossAttention {
         let CrossAttentionConfig { d_model, d_context, n_heads, n_heads_kv, d_head, .. } = *config;
         assert_eq!(n_heads % n_heads_kv, 0, "n_heads {n_heads} must divide by n_heads_kv {n_heads_kv}");
         let initializer = Initializer::KaimingUniform { gain: 1.0 / (d_head as f64).sqrt(), fan_out_only: false };
-        let linear =
-            |d_in, d_out| LinearConfig::new(d_in, d_out).with_initializer(initializer.clone()).init(device);
+        let linear = |d_in, d_out| LinearConfig::new(d_in, d_out).with_initializer(initializer.clone()).init(device);
         Self {
             query: linear(d_model, n_heads * d_head),
             key: linear(d_context, n_heads_kv * d_head),
@@ -72,7 +71,10 @@ impl CrossAttention {
 impl DTensorForward<(DTensor<3>, DTensor<3>, Option<DTensor<2, Bool>>)> for CrossAttention {
     type Output = DTensor<3>;
 
-    fn forward_dtensor(&self, (query, context, mask): (DTensor<3>, DTensor<3>, Option<DTensor<2, Bool>>)) -> DTensor<3> {
+    fn forward_dtensor(
+        &self,
+        (query, context, mask): (DTensor<3>, DTensor<3>, Option<DTensor<2, Bool>>),
+    ) -> DTensor<3> {
         let groups = self.n_heads / self.n_heads_kv;
         let query = project(query, &self.query, self.n_heads);
         let key = repeat_heads(project(context.clone(), &self.key, self.n_heads_kv), groups);

@@ -44,8 +44,10 @@
 //! | `BatchNorm`, `GroupNorm`, `InstanceNorm`, `Normalization` | `[batch, channels, ..]` | the same |
 //! | `LocalResponseNorm` | `[batch, channels, .., length]` | the same |
 //! | `Conv1d` to `Conv3d`, `ConvTranspose1d` to `ConvTranspose3d` | `[batch, channels, ..]` | the same, of other lengths |
+//! | `DeformConv2d` | `[batch, channels, ..]`, an offset, a mask | the same, of other lengths |
 //! | `MaxPool1d`, `MaxPool2d`, `AvgPool1d`, `AvgPool2d`, `AdaptiveAvgPool1d` to `AdaptiveAvgPool3d` | `[batch, channels, ..]` | the same, of other lengths |
 //! | `Interpolate1d`, `Interpolate2d`, `PixelShuffle`, `PixelUnshuffle` | `[batch, channels, ..]` | the same, of other lengths |
+//! | `Unfold4d`, `Fold4d` | `[batch, channels, height, width]`, `[batch, rows, windows]` | the other |
 //! | `Dropout`, `GaussianNoise`, `Identity`, `Activation`, the activations but `GLU` | any | the same |
 //! | `SwiGlu` | `[.., d_input]` | `[.., d_output]` |
 //! | `RotaryEncoding` | `[.., seq, d_head]` | the same |

@@ -47,7 +47,7 @@
 //! | `compare`, `logic`, `mask`, `cast`, `like` | comparisons, Boolean and bitwise logic, masked values, kinds and dtypes |
 //! | `activation` | activations and softmaxes |
 //! | `matmul`, `linear`, `einsum`, `cross` | products |
-//! | `attention`, `conv`, `pool`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
+//! | `attention`, `conv`, `deform`, `unfold`, `pool`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
 //! | `reduce`, `order` | sums to variances; along a dimension: sorting, top k, medians, cumulative sums |
 //! | `view`, `permute`, `expand` | shapes |
 //! | `slice`, `split`, `cat`, `flip`, `pad`, `triangle` | pieces put apart and together |
@@ -151,6 +151,7 @@ mod cat;
 mod compare;
 mod conv;
 mod cross;
+mod deform;
 mod dropout;
 mod einsum;
 mod embedding;
@@ -178,6 +179,7 @@ mod slice;
 mod split;
 mod triangle;
 mod unary;
+mod unfold;
 mod view;
 
 pub use apply::{Inputs, Outputs, apply};

@@ -24,7 +24,8 @@ impl DTensorForward<(DTensor<3>, Option<DTensor<3>>)> for BiRnn {
     fn forward_dtensor(&self, (x, state): (DTensor<3>, Option<DTensor<3>>)) -> Self::Output {
         batch_first(x, self.batch_first, |x| {
             let [ahead, back] = directions(state);
-            let ((ahead, last), (back, first)) = (run(&self.forward, x.clone(), ahead, false), run(&self.reverse, x, back, true));
+            let ((ahead, last), (back, first)) =
+                (run(&self.forward, x.clone(), ahead, false), run(&self.reverse, x, back, true));
             (DTensor::cat(vec![ahead, back], 2), DTensor::stack(vec![last, first], 0))
         })
     }

@@ -60,7 +60,11 @@ fn zeros(x: &DTensor<3>, d_hidden: usize) -> Result<DTensor<2>> {
 
 /// With the batch in dimension 0, where a layer has it in dimension 1.
 #[track_caller]
-fn batch_first<T>(x: DTensor<3>, already: bool, forward: impl FnOnce(DTensor<3>) -> (DTensor<3>, T)) -> (DTensor<3>, T) {
+fn batch_first<T>(
+    x: DTensor<3>,
+    already: bool,
+    forward: impl FnOnce(DTensor<3>) -> (DTensor<3>, T),
+) -> (DTensor<3>, T) {
     if already {
         return forward(x);
     }

@@ -277,7 +277,8 @@ fn outside_of_training_the_running_statistics_normalize() {
             let y = valid.layer.forward_dtensor(DTensor::distribute_local(x.clone(), mesh, &[placement])?);
             near(&floats(y.full_tensor()?), &expected, what);
             let frozen = model.clone().freeze();
-            let y = frozen.layer.forward_dtensor(DTensor::distribute_local(batch(1, shape, &device), mesh, &[placement])?);
+            let y =
+                frozen.layer.forward_dtensor(DTensor::distribute_local(batch(1, shape, &device), mesh, &[placement])?);
             near(&floats(y.full_tensor()?.inner()), &expected, what);
             assert_eq!(running(&model.layer), before, "what is frozen follows no batch");
         }

@@ -140,7 +140,13 @@ fn expected(net: &ResNet, images: usize, groups: usize) -> Trained {
 }
 
 /// The same steps with each group's batch laid out as `layout` over its `batch` ranks.
-fn train(mut model: ResNet, images: usize, layout: &Layout, mesh: &DeviceMesh, group: usize) -> Result<(Vec<f32>, ResNet)> {
+fn train(
+    mut model: ResNet,
+    images: usize,
+    layout: &Layout,
+    mesh: &DeviceMesh,
+    group: usize,
+) -> Result<(Vec<f32>, ResNet)> {
     let shared = mesh.slice("batch")?;
     let device = mesh.device().clone().autodiff();
     let mut optim = AdamWConfig::new().init();

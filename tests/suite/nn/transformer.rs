@@ -76,9 +76,8 @@ fn whole<const D: usize>(mask: Tensor<D, Bool>, mesh: &DeviceMesh) -> DTensor<D,
 #[test]
 fn feed_forward_equals_burns() {
     let layer = PositionWiseFeedForwardConfig::new(6, 7).with_dropout(0.0).init(&Device::flex());
-    let split = || {
-        Plan::new().with("layer.linear_inner", Style::colwise()).with("layer.linear_outer", Style::rowwise())
-    };
+    let split =
+        || Plan::new().with("layer.linear_inner", Style::colwise()).with("layer.linear_outer", Style::rowwise());
     same_under!(layer.clone(), [3, 5, 6], [Plan::new(), split()]);
 }
 

@@ -46,7 +46,8 @@ fn rotary(shape: [usize; 3]) -> Case {
 
 /// Against burn's layer.
 fn positional(shape: [usize; 3]) -> Case {
-    let layer = move || PositionalEncodingConfig::new(shape[2]).with_max_sequence_size(shape[1] + 2).init(&Device::flex());
+    let layer =
+        move || PositionalEncodingConfig::new(shape[2]).with_max_sequence_size(shape[1] + 2).init(&Device::flex());
     Case::new(
         "positional_encoding",
         [Input::float("x", shape)],

@@ -1,9 +1,7 @@
 //! Normalizations.
 
 use burn::module::Param;
-use burn::nn::{
-    GroupNorm, GroupNormConfig, LocalResponseNorm, LocalResponseNormConfig, RmsNorm, RmsNormConfig,
-};
+use burn::nn::{GroupNorm, GroupNormConfig, LocalResponseNorm, LocalResponseNormConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::Tensor;
 use burn_dtensor::dtensor::{DTensor, ops::module};
 use burn_dtensor::nn::DTensorForward;
