@@ -3,13 +3,13 @@
 //! A rank may hold part of the batch, of the output channels (weight and bias `S(0)`), or of the input
 //! channels (weight `S(1)`, bias `R`): then the ranks' terms are added up.
 
-use burn::nn::conv::{Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d};
-use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
+use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, DeformConv2d};
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions};
 
 use super::padding::Padding;
 use super::{DTensorForward, read, styled};
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::module;
+use crate::dtensor::ops::{misfit, module};
 
 /// Layers whose fields are numbers in one dimension, and arrays of them in several.
 macro_rules! convolutions {
@@ -33,6 +33,7 @@ macro_rules! convolutions {
 convolutions! {
     Conv1d conv1d 1 3 number,
     Conv2d conv2d 2 4 array,
+    Conv3d conv3d 3 5 array,
 }
 
 macro_rules! transposed {
@@ -54,4 +55,26 @@ macro_rules! transposed {
 transposed! {
     ConvTranspose1d conv_transpose1d 3 number,
     ConvTranspose2d conv_transpose2d 4 array,
+    ConvTranspose3d conv_transpose3d 5 array,
+}
+
+/// An input, an offset, and perhaps a mask, as
+/// [`deform_conv2d`](crate::dtensor::ops::module::deform_conv2d) has them. Padding before and behind must be the same.
+impl DTensorForward<(DTensor<4>, DTensor<4>, Option<DTensor<4>>)> for DeformConv2d {
+    type Output = DTensor<4>;
+
+    fn forward_dtensor(&self, (x, offset, mask): (DTensor<4>, DTensor<4>, Option<DTensor<4>>)) -> DTensor<4> {
+        let [_, _, height, width] = x.dims();
+        let padding = self.padding.pairs([height, width], self.kernel_size, self.stride).map(|(before, behind)| {
+            if before != behind {
+                let why = format!("its padding is {before} before and {behind} behind, which must be the same");
+                misfit("deform_conv2d", &[x.shape()], why).unwind();
+            }
+            before
+        });
+        let options =
+            DeformConvOptions::new(self.stride, padding, self.dilation, self.weight_groups, self.offset_groups);
+        let bias = || self.bias.as_ref().map(read);
+        styled(&self.weight, x, |x, weight| module::deform_conv2d(x, offset, weight, mask, bias(), options))
+    }
 }

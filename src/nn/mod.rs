@@ -43,9 +43,11 @@
 //! | `LayerNorm`, `RmsNorm` | `[.., d_model]` | the same |
 //! | `BatchNorm`, `GroupNorm`, `InstanceNorm`, `Normalization` | `[batch, channels, ..]` | the same |
 //! | `LocalResponseNorm` | `[batch, channels, .., length]` | the same |
-//! | `Conv1d`, `Conv2d`, `ConvTranspose1d`, `ConvTranspose2d` | `[batch, channels, ..]` | the same, of other lengths |
-//! | `MaxPool1d`, `MaxPool2d`, `AvgPool1d`, `AvgPool2d`, `AdaptiveAvgPool1d`, `AdaptiveAvgPool2d` | `[batch, channels, ..]` | the same, of other lengths |
+//! | `Conv1d` to `Conv3d`, `ConvTranspose1d` to `ConvTranspose3d` | `[batch, channels, ..]` | the same, of other lengths |
+//! | `DeformConv2d` | `[batch, channels, ..]`, an offset, a mask | the same, of other lengths |
+//! | `MaxPool1d`, `MaxPool2d`, `AvgPool1d`, `AvgPool2d`, `AdaptiveAvgPool1d` to `AdaptiveAvgPool3d` | `[batch, channels, ..]` | the same, of other lengths |
 //! | `Interpolate1d`, `Interpolate2d`, `PixelShuffle`, `PixelUnshuffle` | `[batch, channels, ..]` | the same, of other lengths |
+//! | `Unfold4d`, `Fold4d` | `[batch, channels, height, width]`, `[batch, rows, windows]` | the other |
 //! | `Dropout`, `GaussianNoise`, `Identity`, `Activation`, the activations but `GLU` | any | the same |
 //! | `SwiGlu` | `[.., d_input]` | `[.., d_output]` |
 //! | `RotaryEncoding` | `[.., seq, d_head]` | the same |
@@ -57,8 +59,9 @@
 //! | `TransformerDecoder`, `TransformerDecoderLayer` | [`TransformerDecoderInput`] | `[batch, seq_1, d_model]` |
 //! | [`CrossAttention`] | query `[batch, seq_1, d_model]`, context `[batch, seq_2, d_context]`, a mask | `[batch, seq_1, d_model]` |
 //! | [`GroupedQueryAttention`] | `[batch, seq, d_model]` | the same |
+//! | `Rnn`, `Gru`, `Lstm`, `BiRnn`, `BiGru`, `BiLstm` | `[batch, seq, d_input]` and a first state | as burn's |
 //!
-//! The last two are this crate's own: burn-nn keeps the fields of its cross attention to itself, as it does `GLU`'s
+//! [`CrossAttention`] and [`GroupedQueryAttention`] are this crate's own: burn-nn keeps the fields of its cross attention to itself, as it does `GLU`'s
 //! (write [`activation::glu`](crate::dtensor::ops::activation::glu)). And [`dropout`] of plain tensors repeats from
 //! run to run, where burn's own does not.
 
@@ -77,6 +80,7 @@ mod norm;
 mod padding;
 mod pool;
 mod position;
+mod rnn;
 mod spatial;
 mod transformer;
 
@@ -84,6 +88,7 @@ pub use attention::{MhaInput, MhaOutput};
 pub use cross_attention::CrossAttention;
 pub use dropout::dropout;
 pub use grouped::{GroupedQueryAttention, GroupedQueryAttentionConfig};
+pub use rnn::LstmState;
 pub use transformer::{TransformerDecoderInput, TransformerEncoderInput};
 
 use burn::module::Param;

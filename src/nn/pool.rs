@@ -1,6 +1,8 @@
 //! Pools.
 
-use burn::nn::pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
+use burn::nn::pool::{
+    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d,
+};
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 
 use super::DTensorForward;
@@ -46,6 +48,7 @@ pools! {
     },
     AdaptiveAvgPool1d[3](pool, x) => module::adaptive_avg_pool1d(x, pool.output_size),
     AdaptiveAvgPool2d[4](pool, x) => module::adaptive_avg_pool2d(x, pool.output_size),
+    AdaptiveAvgPool3d[5](pool, x) => module::adaptive_avg_pool3d(x, pool.output_size),
 }
 
 fn max<const N: usize>(kernel: [usize; N], stride: [usize; N], dilation: [usize; N], ceil: bool) -> MaxPoolOptions<N> {

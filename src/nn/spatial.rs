@@ -1,8 +1,9 @@
-//! Layers that rearrange or resize images: `PixelShuffle`, `PixelUnshuffle`, `Interpolate1d`, `Interpolate2d`.
+//! Layers that rearrange or resize images: `PixelShuffle`, `PixelUnshuffle`, `Unfold4d`, `Fold4d`, `Interpolate1d`,
+//! `Interpolate2d`.
 
 use burn::nn::interpolate::{Interpolate1d, Interpolate2d};
-use burn::nn::{PixelShuffle, PixelUnshuffle};
-use burn::tensor::ops::InterpolateOptions;
+use burn::nn::{Fold4d, PixelShuffle, PixelUnshuffle, Unfold4d};
+use burn::tensor::ops::{InterpolateOptions, UnfoldOptions};
 
 use super::DTensorForward;
 use crate::dtensor::DTensor;
@@ -43,6 +44,23 @@ impl DTensorForward<DTensor<4>> for PixelUnshuffle {
             height,
             width,
         ])
+    }
+}
+
+impl DTensorForward<DTensor<4>> for Unfold4d {
+    type Output = DTensor<3>;
+
+    fn forward_dtensor(&self, x: DTensor<4>) -> DTensor<3> {
+        module::unfold4d(x, self.kernel_size, UnfoldOptions::new(self.stride, self.padding, self.dilation))
+    }
+}
+
+impl DTensorForward<DTensor<3>> for Fold4d {
+    type Output = DTensor<4>;
+
+    fn forward_dtensor(&self, x: DTensor<3>) -> DTensor<4> {
+        let options = UnfoldOptions::new(self.stride, self.padding, self.dilation);
+        module::fold4d(x, self.output_size, self.kernel_size, options)
     }
 }
 

@@ -15,14 +15,18 @@
 //! The variance has an all-reduce of its own: without the mean of the whole batch it would be a small
 //! difference of large numbers. Backward sends as much again.
 
-use burn::tensor::{DType, FloatDType, Tensor, module};
+use burn::tensor::{DType, FloatDType, Shape, Tensor, module};
 
 use super::args::misfit;
-use super::{Axes, Operand, apply};
+use super::norm::per_channel;
+use super::{Axes, Operand, Operator, apply};
 use crate::dtensor::DTensor;
+use crate::dtensor::local::reshape;
 use crate::error::OrUnwind;
 
 const BATCH_NORM: Axes = Axes::new("batch_norm", "bc.., c, c, c, c -> bc..");
+const MEAN: Axes = Axes::new("batch_norm_train", "bc.. -> c");
+const VARIANCE: Axes = Axes::new("batch_norm_train", "bc.., c -> c");
 
 /// Batch normalization with given statistics, as burn's
 /// [`batch_norm`](burn::tensor::module::batch_norm):
@@ -51,9 +55,8 @@ pub fn batch_norm<const D: usize>(
         if !is_half(dtype) {
             return module::batch_norm(x, gamma, beta, mean, variance, epsilon);
         }
-        let [gamma, beta, mean, variance]: [Tensor<1>; 4] =
-            [gamma, beta, mean, variance].map(|vector| vector.cast(FloatDType::F32));
-        module::batch_norm(x.cast(FloatDType::F32), gamma, beta, mean, variance, epsilon).cast(dtype)
+        let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(single);
+        module::batch_norm(single(x), gamma, beta, mean, variance, epsilon).cast(dtype)
     })
 }
 
@@ -98,22 +101,23 @@ pub fn batch_norm_train<const D: usize>(
         let why = "gamma and beta need one element per channel, dimension 1 of the input";
         misfit("batch_norm_train", &shapes, why).unwind();
     }
-    let channels = shapes[0][1];
-    let others: Vec<usize> = (0..D).filter(|&dim| dim != 1).collect();
-    let mut per_channel = [1; D];
-    per_channel[1] = channels;
-    let dtype = input.dtype();
-    let (input, gamma, beta) = (single(input), single(gamma), single(beta));
-    let mean = whole(input.clone().mean_dims(&others));
-    let centered = input - mean.clone();
-    let variance = whole(centered.clone().square().mean_dims(&others));
-    let normalized = centered / (variance.clone() + epsilon).sqrt();
-    let output = normalized * gamma.reshape(per_channel) + beta.reshape(per_channel);
+    let mean = whole(apply(&MEAN, input.clone(), |x, op| term_of_mean(single(x), op)));
+    let variance = whole(apply(&VARIANCE, (input.clone(), mean.clone()), |(x, mean), op| {
+        term_of_mean((single(x) - per_channel(mean)).square(), op)
+    }));
     BatchNormTrainOutput {
-        output: if is_half(dtype) { output.cast(dtype) } else { output },
-        mean: mean.detach().reshape([channels]),
-        variance: variance.detach().reshape([channels]),
+        output: batch_norm(input, gamma, beta, mean.clone(), variance.clone(), epsilon),
+        mean: mean.detach(),
+        variance: variance.detach(),
     }
+}
+
+/// This rank's term of the mean of each channel: the mean of its own elements times its share of all.
+fn term_of_mean<const D: usize>(x: Tensor<D>, op: &Operator) -> Tensor<1> {
+    let (local, global) = (x.shape(), op.input_spec(0).shape());
+    let others: Vec<usize> = (0..D).filter(|&dim| dim != 1).collect();
+    let share: f64 = others.iter().map(|&dim| local[dim] as f64 / global[dim] as f64).product();
+    reshape(x.mean_dims(&others).mul_scalar(share), Shape::from([local[1]]))
 }
 
 /// `statistics` of the whole batch, not this rank's terms of them.
@@ -128,6 +132,6 @@ fn is_half(dtype: DType) -> bool {
 }
 
 /// In single precision at least.
-fn single<const D: usize>(x: DTensor<D>) -> DTensor<D> {
+fn single<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if is_half(x.dtype()) { x.cast(FloatDType::F32) } else { x }
 }

@@ -85,6 +85,8 @@
 //! | `reduce`, `order` | sums to covariances; along a dimension: sorting, top k, medians, cumulative sums |
 //! | `view`, `permute`, `expand`, `unfold` | shapes |
 //! | `reduce`, `order` | sums to variances; along a dimension: cumulative sums, extrema, top k, sorting, medians |
+//! | `attention`, `conv`, `deform`, `unfold`, `pool`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
+//! | `reduce`, `order` | sums to variances; along a dimension: sorting, top k, medians, cumulative sums |
 //! | `view`, `permute`, `expand` | shapes |
 //! | `slice`, `split`, `cat`, `flip`, `pad`, `triangle` | pieces put apart and together |
 //! | `gather`, `gather_nd`, `select`, `one_hot`, `nonzero` | by index, and to indices |
@@ -197,6 +199,7 @@ mod compare;
 mod conv;
 mod cross;
 mod ctc;
+mod deform;
 mod dropout;
 mod einsum;
 mod embedding;
@@ -230,6 +233,7 @@ mod slice;
 mod split;
 mod triangle;
 mod unary;
+mod unfold;
 mod view;
 mod windows;
 

@@ -150,7 +150,7 @@ fn normalized_groups<const D: usize>(x: Tensor<D>, groups: usize, epsilon: f64) 
 }
 
 /// `[channels]` as `[1, channels, 1, ..]`.
-fn per_channel<const D: usize>(vector: Tensor<1>) -> Tensor<D> {
+pub(super) fn per_channel<const D: usize>(vector: Tensor<1>) -> Tensor<D> {
     let mut shape = [1; D];
     shape[1] = vector.dims()[0];
     reshape(vector, Shape::from(shape))

@@ -11,7 +11,12 @@ use crate::dtensor::DTensor;
 
 /// A pooling of `[batch, channels, ..]`, to spatial dimensions of given lengths.
 const fn pool<const D: usize>(name: &'static str, partials: Partials) -> Axes {
-    Axes::new(name, if D == 3 { "bc_ -> bcL" } else { "bc__ -> bcHW" }).through(partials)
+    let text = match D {
+        3 => "bc_ -> bcL",
+        4 => "bc__ -> bcHW",
+        _ => "bc___ -> bcDHW",
+    };
+    Axes::new(name, text).through(partials)
 }
 
 /// Number of windows along a dimension of `len`.
@@ -113,6 +118,18 @@ pub fn adaptive_avg_pool1d(x: DTensor<3>, output_size: usize) -> DTensor<3> {
 pub fn adaptive_avg_pool2d(x: DTensor<4>, output_size: [usize; 2]) -> DTensor<4> {
     let rule = &const { pool::<4>("adaptive_avg_pool2d", LINEAR) };
     apply(&rule.lens(output_size), x, |x, _| module::adaptive_avg_pool2d(x, output_size))
+}
+
+/// Averages of an input `[batch, channels, depth, height, width]` over `output_size` windows, as burn's
+/// [`adaptive_avg_pool3d`](module::adaptive_avg_pool3d).
+///
+/// # Collective
+/// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+#[must_use]
+#[track_caller]
+pub fn adaptive_avg_pool3d(x: DTensor<5>, output_size: [usize; 3]) -> DTensor<5> {
+    let rule = &const { pool::<5>("adaptive_avg_pool3d", LINEAR) };
+    apply(&rule.lens(output_size), x, |x, _| module::adaptive_avg_pool3d(x, output_size))
 }
 
 /// Resizes an input `[batch, channels, height, width]`, as burn's

@@ -7,8 +7,8 @@
 ///
 /// Statistics of one batch that lies on all ranks (synchronized batch normalization) are none of these:
 /// burn's `BatchNorm` computes a batch's mean and variance inside its forward, where nothing reaches in. Of
-/// a batch that is a [`DTensor`](crate::dtensor::DTensor),
-/// [`batch_norm_train`](crate::dtensor::ops::module::batch_norm_train) has them.
+/// a batch that is a [`DTensor`](crate::dtensor::DTensor) its second forward, `forward_dtensor`, has them, the
+/// same on all ranks that share it; how to share one, the layer's docs in `nn` say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Buffers {
     /// Those of the mesh's first rank: of the batches that one rank has seen.

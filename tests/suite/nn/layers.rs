@@ -1,13 +1,10 @@
 //! Outputs and gradients of every layer, under every style that places it.
 
 use burn::module::{Module, ModuleDisplay};
-use burn::nn::activation::{
-    Elu, EluConfig, Gelu, HardSigmoid, HardSigmoidConfig, HardSwish, LeakyRelu, LeakyReluConfig, LogSigmoid, Mish,
-    Relu, SiLU, Sigmoid, Softplus, SoftplusConfig, SwiGluConfig, Tanh,
-};
 use burn::nn::attention::{MhaInput as PlainMhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::{
-    DropoutConfig, EmbeddingConfig, GroupNormConfig, LayerNormConfig, LinearConfig, RmsNormConfig, RotaryEncodingConfig,
+    CosineSimilarityConfig, DropoutConfig, EmbeddingConfig, GroupNormConfig, LayerNormConfig, LinearConfig,
+    PairwiseDistanceConfig, PositionalEncodingConfig, RmsNormConfig, RotaryEncodingConfig,
 };
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor};
@@ -18,6 +15,7 @@ use burn_dtensor::parallel::ParallelError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
+use super::misuse::refused;
 use super::same::{loss, same, same_under};
 use super::{Only, floats, near};
 use crate::fsdp::support::{on_device, tensor, values};
@@ -109,30 +107,40 @@ fn a_sequence_of_which_a_rank_would_have_nothing_is_whole_where_a_style_wants_it
 }
 
 #[test]
-fn activations_and_gates_equal_burns() {
-    let device = Device::flex();
-    macro_rules! activations {
-        ($($layer:expr),* $(,)?) => {$( same_under!($layer, [3, 5], [Plan::new()]); )*};
-    }
-    activations! {
-        Gelu::new(), Gelu { approximate: true }, Relu::new(), Sigmoid::new(), SiLU::new(), Tanh::new(), Mish::new(),
-        LogSigmoid::new(), HardSwish::new(),
-    }
-    let leaky: LeakyRelu = LeakyReluConfig::new().init();
-    let hard: HardSigmoid = HardSigmoidConfig::new().init();
-    let elu: Elu = EluConfig::new().init();
-    let softplus: Softplus = SoftplusConfig::new().init();
-    activations! { leaky, hard, elu, softplus }
-    same_under!(
-        SwiGluConfig::new(4, 6).with_bias(true).init(&device),
-        [3, 4],
-        [Plan::new(), Plan::new().with("layer.*", Style::colwise()),]
-    );
+fn rotary_encoding_turns_each_part_by_its_place_in_the_sequence() {
+    same_under!(RotaryEncodingConfig::new(8, 4).init(&Device::flex()), [2, 3, 7, 4], [Plan::new()]);
 }
 
 #[test]
-fn rotary_encoding_turns_each_part_by_its_place_in_the_sequence() {
-    same_under!(RotaryEncodingConfig::new(8, 4).init(&Device::flex()), [2, 3, 7, 4], [Plan::new()]);
+fn positions_are_those_in_the_whole_sequence() {
+    let layer = PositionalEncodingConfig::new(4).with_max_sequence_size(9).init(&Device::flex());
+    same_under!(layer, [2, 7, 4], [Plan::new()]);
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let layer = PositionalEncodingConfig::new(4).with_max_sequence_size(9).init(mesh.device());
+        for shape in [[2, 10, 4], [2, 9, 6]] {
+            let x = DTensor::<3>::ones(shape, mesh, &[R], mesh.device())?;
+            let error = refused(|| layer.forward_dtensor(x));
+            assert!(error.to_string().contains("9 tokens of width 4"), "{error}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn distances_equal_burns() {
+    macro_rules! distances {
+        ($($layer:expr),* $(,)?) => {$(same(
+            $layer,
+            &Plan::new,
+            [5, 4],
+            |layer, x| layer.forward(x.clone(), x.square() - 0.3),
+            |layer, x| layer.forward_dtensor((x.clone(), x.square() - 0.3)),
+        );)*};
+    }
+    distances! {
+        CosineSimilarityConfig::new().init(), CosineSimilarityConfig::new().with_dim(-2).with_eps(0.9).init(),
+        PairwiseDistanceConfig::new().init(), PairwiseDistanceConfig::new().with_p(3.0).with_eps(0.1).init(),
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! burn-nn's layers over DTensors, against burn's own forward on one rank.
 
+mod activations;
 mod batch_norm;
 mod composition;
 mod counts;
@@ -8,7 +9,10 @@ mod layers;
 mod llama;
 mod misuse;
 mod norms;
+mod resnet;
+mod rnn;
 mod same;
+mod transformer;
 mod vision;
 
 use burn::module::Module;

@@ -1,13 +1,19 @@
 //! Layers over images and signals.
 
 use burn::module::{Module, ModuleDisplay};
-use burn::nn::conv::{Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig};
+use burn::nn::conv::{
+    Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig, ConvTranspose3dConfig,
+    DeformConv2dConfig,
+};
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
 use burn::nn::pool::{
-    AdaptiveAvgPool1dConfig, AdaptiveAvgPool2dConfig, AvgPool1dConfig, AvgPool2dConfig, MaxPool1dConfig,
-    MaxPool2dConfig,
+    AdaptiveAvgPool1dConfig, AdaptiveAvgPool2dConfig, AdaptiveAvgPool3dConfig, AvgPool1dConfig, AvgPool2dConfig,
+    MaxPool1dConfig, MaxPool2dConfig,
 };
-use burn::nn::{PaddingConfig1d, PaddingConfig2d, PixelShuffleConfig, PixelUnshuffleConfig};
+use burn::nn::{
+    Fold4dConfig, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, PixelShuffleConfig, PixelUnshuffleConfig,
+    Unfold4dConfig,
+};
 use burn::tensor::Device;
 use burn_dtensor::dtensor::DTensorError;
 use burn_dtensor::dtensor::ops::RedistributePolicy;
@@ -55,6 +61,10 @@ fn convolutions_equal_burns() {
             .with_stride([2, 1])
             .with_bias(false)
             .init(&device), [5, 2, 3, 3];
+        Conv3dConfig::new([2, 3], [3, 1, 2])
+            .with_padding(PaddingConfig3d::Explicit(1, 0, 1))
+            .init(&device), [3, 2, 2, 2, 3];
+        Conv3dConfig::new([2, 2], [1, 3, 1]).with_padding(PaddingConfig3d::Same).init(&device), [2, 2, 2, 2, 2];
     }
 }
 
@@ -66,10 +76,40 @@ fn transposed_convolutions_equal_burns() {
         ConvTranspose1dConfig::new([3, 4], 3).with_stride(2).with_padding(1).with_padding_out(1).init(&device), [3, 3, 4];
         ConvTranspose1dConfig::new([4, 4], 2).with_dilation(2).with_bias(false).init(&device), [2, 4, 3];
         ConvTranspose2dConfig::new([3, 5], [2, 3]).with_stride([1, 2]).with_padding([0, 1]).init(&device), [3, 3, 3, 2];
+        ConvTranspose3dConfig::new([2, 3], [1, 2, 2]).with_stride([2, 1, 1]).init(&device), [3, 2, 2, 2, 1];
     }
     // Of several groups the weight's first dimension holds whole ones.
     let grouped = ConvTranspose1dConfig::new([4, 4], 2).with_groups(2).with_bias(false).init(&device);
     same_under!(grouped.clone(), [2, 4, 3], [Plan::new(), Plan::new().with("layer.weight", S(0))]);
+}
+
+#[test]
+fn deformable_convolutions_equal_burns() {
+    let device = Device::flex();
+    let config = DeformConv2dConfig::new([4, 6], [3, 1]).with_padding(PaddingConfig2d::Same);
+    for (layer, offsets, masked) in [
+        (config.clone().init(&device), 1, false),
+        (config.with_weight_groups(2).with_offset_groups(2).with_bias(false).init(&device), 2, true),
+    ] {
+        let outputs = || Plan::new().with("layer", S(0));
+        for plan in [Plan::new, outputs as fn() -> Plan] {
+            same(
+                layer.clone(),
+                &plan,
+                [3, 4, 3, 2],
+                |layer, x| {
+                    let moved = x.clone().repeat_dim(1, 2 * offsets).slice_dim(1, 0..6 * offsets);
+                    let mask = x.clone().slice_dim(1, 0..3).repeat_dim(1, offsets) + 1.0;
+                    layer.forward(x, moved * 0.4, masked.then_some(mask))
+                },
+                |layer, x| {
+                    let moved = x.clone().repeat_dim(1, 2 * offsets).slice_dim(1, 0..6 * offsets);
+                    let mask = x.clone().slice_dim(1, 0..3).repeat_dim(1, offsets) + 1.0;
+                    layer.forward_dtensor((x, moved * 0.4, masked.then_some(mask)))
+                },
+            );
+        }
+    }
 }
 
 #[test]
@@ -84,12 +124,18 @@ fn pools_equal_burns() {
     same_under!(AvgPool2dConfig::new([2, 2]).with_ceil_mode(true).init(), [3, 2, 5, 3], [Plan::new()]);
     same_under!(AdaptiveAvgPool1dConfig::new(3).init(), [3, 2, 6], [Plan::new()]);
     same_under!(AdaptiveAvgPool2dConfig::new([1, 2]).init(), [3, 2, 5, 4], [Plan::new()]);
+    same_under!(AdaptiveAvgPool3dConfig::new([1, 2, 1]).init(), [3, 2, 2, 4, 3], [Plan::new()]);
 }
 
 #[test]
 fn shuffled_and_resized_images_equal_burns() {
     same_under!(PixelShuffleConfig::new(2).init(), [3, 8, 2, 3], [Plan::new()]);
     same_under!(PixelUnshuffleConfig::new(2).init(), [3, 2, 4, 6], [Plan::new()]);
+    same_under!(Unfold4dConfig::new([2, 2]).with_padding([1, 0]).init(), [3, 2, 3, 3], [Plan::new()]);
+    let columns = Unfold4dConfig::new([2, 1]).with_stride([2, 1]).with_dilation([1, 2]);
+    same_under!(columns.init(), [3, 2, 4, 3], [Plan::new()]);
+    let images = Fold4dConfig::new([4, 3], [2, 2]).with_stride([2, 1]);
+    same_under!(images.init(), [3, 8, 4], [Plan::new()]);
     let linear = Interpolate1dConfig::new().with_mode(InterpolateMode::Linear);
     same_under!(linear.with_output_size(Some(7)).init(), [3, 2, 4], [Plan::new()]);
     same_under!(Interpolate1dConfig::new().with_scale_factor(Some(1.5)).init(), [3, 2, 4], [Plan::new()]);
@@ -144,6 +190,32 @@ fn padding_keeps_the_length_of_any_signal() {
             Ok(())
         });
     }
+}
+
+/// Windows of other images, offsets of another kernel, padding that is not the same on both sides.
+#[test]
+fn windows_and_offsets_that_do_not_fit_are_typed_errors() {
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let device = mesh.device();
+        let x = |shape| DTensor::<4>::ones(shape, mesh, &[R], device);
+        let (small, image, offset) = (x([2, 1, 1, 1])?, x([2, 1, 3, 3])?, x([2, 8, 2, 3])?);
+        let columns = DTensor::<3>::ones([2, 4, 5], mesh, &[R], device)?;
+        let deform = |padding| {
+            let layer = DeformConv2dConfig::new([1, 1], [2, 2]).with_padding(padding).init(device);
+            parallelize(Only { layer }, mesh, Plan::new())
+        };
+        let (valid, same) = (deform(PaddingConfig2d::Valid)?, deform(PaddingConfig2d::Explicit(0, 0, 1, 1))?);
+        for (error, why) in [
+            (refused(|| Unfold4dConfig::new([2, 2]).init().forward_dtensor(small)), "longer than the padded input"),
+            (refused(|| Fold4dConfig::new([3, 3], [2, 2]).init().forward_dtensor(columns)), "have 4 windows"),
+            (refused(|| valid.layer.forward_dtensor((image.clone(), offset.clone(), None))), "high and wide"),
+            (refused(|| same.layer.forward_dtensor((image, offset, None))), "0 before and 1 behind"),
+        ] {
+            assert!(matches!(error, Error::DTensor(DTensorError::Operands { .. })), "{error}");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        Ok(())
+    });
 }
 
 #[test]

@@ -147,6 +147,7 @@ pub fn full_grads<M: Module>(model: &M, grads: &GradientsParams) -> Result<BTree
             2 => full::<2>(&param, grads)?,
             3 => full::<3>(&param, grads)?,
             4 => full::<4>(&param, grads)?,
+            5 => full::<5>(&param, grads)?,
             dims => panic!("no parameter here has {dims} dimensions"),
         };
         Ok((param.path, full))

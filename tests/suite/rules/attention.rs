@@ -1,6 +1,6 @@
 //! Scaled dot-product attention.
 
-use burn::nn::RotaryEncodingConfig;
+use burn::nn::{PositionalEncodingConfig, RotaryEncodingConfig};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Float};
 use burn_dtensor::nn::DTensorForward;
@@ -32,6 +32,8 @@ pub fn cases() -> Vec<Case> {
             module::attention_fallback(x.clone(), x.clone(), x, Some(m), None, causal())),
         rotary([2, 3, 4]),
         rotary([3, 5, 2]),
+        positional([2, 3, 4]),
+        positional([3, 5, 2]),
     ]
 }
 
@@ -40,6 +42,18 @@ fn rotary(shape: [usize; 3]) -> Case {
     let layer = move || RotaryEncodingConfig::new(shape[1], shape[2]).init(&Device::flex().autodiff());
     Case::new(
         "rotary_encoding",
+        [Input::float("x", shape)],
+        move |inputs| layer().forward(inputs[0].tensor::<3, Float>()),
+        move |inputs| layer().forward_dtensor(inputs[0].tensor::<3, Float>()),
+    )
+}
+
+/// Against burn's layer.
+fn positional(shape: [usize; 3]) -> Case {
+    let layer =
+        move || PositionalEncodingConfig::new(shape[2]).with_max_sequence_size(shape[1] + 2).init(&Device::flex());
+    Case::new(
+        "positional_encoding",
         [Input::float("x", shape)],
         move |inputs| layer().forward(inputs[0].tensor::<3, Float>()),
         move |inputs| layer().forward_dtensor(inputs[0].tensor::<3, Float>()),

@@ -40,7 +40,7 @@ const BESIDE: [&str; 8] =
 const LOCAL: [&str; 2] = ["avg_pool", "max_pool"];
 
 /// Layers with a rule of their own.
-const LAYERS: [&str; 1] = ["rotary_encoding"];
+pub const LAYERS: [&str; 3] = ["local_response_norm", "positional_encoding", "rotary_encoding"];
 
 /// The names of all operators.
 pub fn operators() -> BTreeSet<String> {

@@ -42,6 +42,9 @@ mod triangle;
 mod unary;
 mod view;
 
+#[cfg(test)]
+pub use list::LAYERS;
+
 use burn_dtensor::testing::prove::Case;
 
 /// Every operator's cases.

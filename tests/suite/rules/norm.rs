@@ -1,9 +1,10 @@
 //! Normalizations.
 
 use burn::module::Param;
-use burn::nn::{GroupNorm, GroupNormConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{GroupNorm, GroupNormConfig, LocalResponseNorm, LocalResponseNormConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::Tensor;
 use burn_dtensor::dtensor::{DTensor, ops::module};
+use burn_dtensor::nn::DTensorForward;
 use burn_dtensor::testing::prove::{Case, case};
 
 pub fn cases() -> Vec<Case> {
@@ -17,6 +18,8 @@ pub fn cases() -> Vec<Case> {
         case!("group_norm", (x: 3 = [3, 4, 2], gamma: 1 = [4], beta: 1 = [4]) => x.group_norm(2, Some((gamma, beta)), 1e-5)),
         case!("group_norm", (x: 2 = [3, 6]) => x.group_norm(3, None, 1e-5)),
         case!("group_norm", (x: 3 = [1, 6, 2], gamma: 1 = [6], beta: 1 = [6]) => x.group_norm(6, Some((gamma, beta)), 1e-5)),
+        case!("local_response_norm", (x: 3 = [3, 4, 2]) => x.local_response_norm()),
+        case!("local_response_norm", (x: 4 = [2, 3, 3, 1]) => x.local_response_norm()),
         case!("batch_norm", (x: 2 = [3, 4], gamma: 1 = [4], beta: 1 = [4], mean: 1 = [4]) => {
             module::batch_norm(x, gamma.clone(), beta, mean, gamma.square(), 1e-5)
         }),
@@ -33,6 +36,11 @@ trait Norms: Sized {
 
     fn rms_norm(self, gamma: Self::Vector, epsilon: f64) -> Self;
     fn group_norm(self, groups: usize, gamma_beta: Option<(Self::Vector, Self::Vector)>, epsilon: f64) -> Self;
+    fn local_response_norm(self) -> Self;
+}
+
+fn local_response() -> LocalResponseNorm {
+    LocalResponseNormConfig::new(3).with_alpha(0.5).with_beta(0.6).with_k(1.5).init()
 }
 
 impl<const D: usize> Norms for DTensor<D> {
@@ -44,6 +52,10 @@ impl<const D: usize> Norms for DTensor<D> {
 
     fn group_norm(self, groups: usize, gamma_beta: Option<(DTensor<1>, DTensor<1>)>, epsilon: f64) -> Self {
         module::group_norm(self, gamma_beta, groups, epsilon)
+    }
+
+    fn local_response_norm(self) -> Self {
+        local_response().forward_dtensor(self)
     }
 }
 
@@ -61,5 +73,9 @@ impl<const D: usize> Norms for Tensor<D> {
         let (gamma, beta) = gamma_beta.unzip();
         let own = |param: Option<Param<Tensor<1>>>, value| param.zip(value).map(|(param, value)| param.map(|_| value));
         GroupNorm { gamma: own(layer.gamma.clone(), gamma), beta: own(layer.beta.clone(), beta), ..layer }.forward(self)
+    }
+
+    fn local_response_norm(self) -> Self {
+        local_response().forward(self)
     }
 }

@@ -27,6 +27,7 @@ pub fn cases() -> Vec<Case> {
         case!("avg_pool2d", (x: 4 = [3, 2, 4, 5]) => module::avg_pool2d(x, avg([2, 3]))),
         case!("adaptive_avg_pool1d", (x: 3 = [2, 3, 6]) => module::adaptive_avg_pool1d(x, 4)),
         case!("adaptive_avg_pool2d", (x: 4 = [3, 2, 4, 6]) => module::adaptive_avg_pool2d(x, [2, 3])),
+        case!("adaptive_avg_pool3d", (x: 5 = [3, 2, 2, 3, 4]) => module::adaptive_avg_pool3d(x, [1, 2, 3])),
         case!("interpolate", (x: 4 = [2, 3, 2, 4]) => module::interpolate(x, resized())),
         case!("interpolate", (x: 4 = [2, 3, 2, 2]) => module::interpolate(x, scaled())),
     ]

@@ -1,8 +1,8 @@
 //! Attention, normalizations, convolutions, pools and dropout.
 
 use burn::tensor::ops::{
-    AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions,
-    MaxPoolOptions,
+    AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateMode,
+    InterpolateOptions, MaxPoolOptions, UnfoldOptions,
 };
 
 use super::{Operator, operator, step};
@@ -233,6 +233,24 @@ fn convolutions() -> Vec<Operator> {
             step!((x: Float<4>, weight: Float<4>) [] => module::conv_transpose2d(
                 x, weight, None, ConvTransposeOptions::new([1, 2], [1, 0], [0, 1], [1, 1], 1)))
         }),
+        operator!("deform_conv2d", |d| {
+            let [batch, out] = [3, 3].map(|most| 1 + d.below(most));
+            let (x, offset, mask) =
+                (d.floats([batch, 2, 3, 2]), d.floats([batch, 4, 3, 3]), d.floats([batch, 2, 3, 3]));
+            let (weight, bias) = (d.floats([out, 2, 1, 2]), d.floats([out]));
+            step!((x: Float<4>, offset: Float<4>, mask: Float<4>, weight: Float<4>, bias: Float<1>) [] => module::deform_conv2d(
+                x, offset, weight, Some(mask), Some(bias), DeformConvOptions::new([1, 1], [0, 1], [1, 1], 1, 1)))
+        }),
+        operator!("unfold4d", |d| {
+            let shape = [1 + d.below(3), 1 + d.below(3), 3, 2];
+            let x = d.floats(shape);
+            step!((x: Float<4>) [] => module::unfold4d(x, [2, 1], UnfoldOptions::new([1, 1], [1, 0], [1, 1])))
+        }),
+        operator!("fold4d", |d| {
+            let shape = [1 + d.below(3), 2 * (1 + d.below(2)), 8];
+            let x = d.floats(shape);
+            step!((x: Float<3>) [] => module::fold4d(x, [3, 2], [2, 1], UnfoldOptions::new([1, 1], [1, 0], [1, 1])))
+        }),
         operator!("conv3d", |d| {
             let [batch, channels, out] = [3, 2, 3].map(|most| 1 + d.below(most));
             let (x, weight) = (d.floats([batch, channels, 3, 2, 3]), d.floats([out, channels, 2, 1, 2]));
@@ -282,6 +300,11 @@ fn pools() -> Vec<Operator> {
             let shape = [1 + d.below(3), 1 + d.below(3), 4, 1 + d.below(5)];
             let x = d.floats(shape);
             step!((x: Float<4>) [] => module::adaptive_avg_pool2d(x, [2, 3]))
+        }),
+        operator!("adaptive_avg_pool3d", |d| {
+            let shape = [1 + d.below(3), 1 + d.below(3), 2, 3, 1 + d.below(3)];
+            let x = d.floats(shape);
+            step!((x: Float<5>) [] => module::adaptive_avg_pool3d(x, [1, 2, 3]))
         }),
         operator!("interpolate", |d| {
             let shape = [1 + d.below(3), 1 + d.below(3), 2, 1 + d.below(4)];

@@ -1,0 +1,42 @@
+//! `Rnn` and `BiRnn`.
+
+use burn::nn::{BiRnn, Rnn};
+
+use super::{batch_first, clamped, directions, gate, over_time, zeros};
+use crate::dtensor::DTensor;
+use crate::error::OrUnwind;
+use crate::nn::DTensorForward;
+
+/// An input `[batch, seq, d_input]` and the first hidden state `[batch, d_hidden]`, zeros if there is none: to all
+/// hidden states `[batch, seq, d_hidden]`, and the last.
+impl DTensorForward<(DTensor<3>, Option<DTensor<2>>)> for Rnn {
+    type Output = (DTensor<3>, DTensor<2>);
+
+    fn forward_dtensor(&self, (x, state): (DTensor<3>, Option<DTensor<2>>)) -> Self::Output {
+        batch_first(x, self.batch_first, |x| run(self, x, state, self.reverse))
+    }
+}
+
+/// As `Rnn`, of two states `[2, batch, d_hidden]`: to both directions' hidden states, `[batch, seq, 2 * d_hidden]`.
+impl DTensorForward<(DTensor<3>, Option<DTensor<3>>)> for BiRnn {
+    type Output = (DTensor<3>, DTensor<3>);
+
+    fn forward_dtensor(&self, (x, state): (DTensor<3>, Option<DTensor<3>>)) -> Self::Output {
+        batch_first(x, self.batch_first, |x| {
+            let [ahead, back] = directions(state);
+            let ((ahead, last), (back, first)) =
+                (run(&self.forward, x.clone(), ahead, false), run(&self.reverse, x, back, true));
+            (DTensor::cat(vec![ahead, back], 2), DTensor::stack(vec![last, first], 0))
+        })
+    }
+}
+
+#[track_caller]
+fn run(layer: &Rnn, x: DTensor<3>, state: Option<DTensor<2>>, reverse: bool) -> (DTensor<3>, DTensor<2>) {
+    let state = state.unwrap_or_else(|| zeros(&x, layer.d_hidden).or_unwind());
+    over_time(x, reverse, state, |x, hidden| {
+        let hidden = layer.hidden_activation.forward_dtensor(gate(&layer.gate, x, hidden));
+        let hidden = clamped(hidden, layer.clip);
+        (hidden.clone(), hidden)
+    })
+}

@@ -1,0 +1,54 @@
+//! `Gru` and `BiGru`.
+
+use burn::nn::{BiGru, Gru};
+
+use super::{batch_first, clamped, directions, gate, over_time, zeros};
+use crate::dtensor::DTensor;
+use crate::error::OrUnwind;
+use crate::nn::DTensorForward;
+
+/// An input `[batch, seq, d_input]` and the first hidden state `[batch, d_hidden]`, zeros if there is none: to all
+/// hidden states `[batch, seq, d_hidden]`.
+impl DTensorForward<(DTensor<3>, Option<DTensor<2>>)> for Gru {
+    type Output = DTensor<3>;
+
+    fn forward_dtensor(&self, (x, state): (DTensor<3>, Option<DTensor<2>>)) -> DTensor<3> {
+        run(self, x, state, false).0
+    }
+}
+
+/// As `Gru`, of two states `[2, batch, d_hidden]`: to both directions' hidden states, `[batch, seq, 2 * d_hidden]`,
+/// and the last of each.
+impl DTensorForward<(DTensor<3>, Option<DTensor<3>>)> for BiGru {
+    type Output = (DTensor<3>, DTensor<3>);
+
+    fn forward_dtensor(&self, (x, state): (DTensor<3>, Option<DTensor<3>>)) -> Self::Output {
+        batch_first(x, self.batch_first, |x| {
+            let [ahead, back] = directions(state);
+            let ((ahead, last), (back, first)) =
+                (run(&self.forward, x.clone(), ahead, false), run(&self.reverse, x, back, true));
+            (DTensor::cat(vec![ahead, back], 2), DTensor::stack(vec![last, first], 0))
+        })
+    }
+}
+
+#[track_caller]
+fn run(layer: &Gru, x: DTensor<3>, state: Option<DTensor<2>>, reverse: bool) -> (DTensor<3>, DTensor<2>) {
+    let state = state.unwrap_or_else(|| zeros(&x, layer.d_hidden).or_unwind());
+    over_time(x, reverse, state, |x, hidden| {
+        let activated = |controller| layer.gate_activation.forward_dtensor(gate(controller, x.clone(), hidden.clone()));
+        let (update, reset) = (activated(&layer.update_gate), activated(&layer.reset_gate));
+        let new = &layer.new_gate;
+        let candidate = match layer.reset_after {
+            true => {
+                let kept = reset * new.hidden_transform.forward_dtensor(hidden.clone());
+                new.input_transform.forward_dtensor(x) + kept
+            }
+            false => gate(new, x, hidden.clone() * reset),
+        };
+        let candidate = layer.hidden_activation.forward_dtensor(candidate);
+        let hidden = candidate * (update.clone().neg() + 1.0) + update * hidden;
+        let hidden = clamped(hidden, layer.clip);
+        (hidden.clone(), hidden)
+    })
+}
