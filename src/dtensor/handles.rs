@@ -47,8 +47,8 @@ impl Destination {
         let Some(handles) = handles else {
             return self.route.walk(local, from, &self.varying, Weak::new());
         };
-        if let Some(given) = handles.given.as_ref().filter(|given| stays && *given.varying == *varying) {
-            return Ok(Tensor::from_dispatch((given.make)().into_dispatch()));
+        if let Some(given) = handles.given.as_ref().filter(|given| stays && given.takes(varying)) {
+            return Ok(Tensor::from_dispatch((given.make)(varying).into_dispatch()));
         }
         if let Some(known) = handles.find(&self.spec, varying) {
             return Ok(Tensor::from_dispatch(known.into_dispatch()));
@@ -75,8 +75,18 @@ pub(super) struct Handles<const D: usize> {
 
 /// Made by an owner, each time.
 pub(super) struct Given<const D: usize> {
+    /// The mesh dimensions, some or all, that the owner knows how to sum gradients over.
     pub(super) varying: Dims,
-    pub(super) make: Arc<dyn Fn() -> Tensor<D> + Send + Sync>,
+    pub(super) make: Arc<MakeVarying<D>>,
+}
+
+/// Makes a tensor that varies over these mesh dimensions.
+pub(crate) type MakeVarying<const D: usize> = dyn Fn(&[usize]) -> Tensor<D> + Send + Sync;
+
+impl<const D: usize> Given<D> {
+    fn takes(&self, varying: &[usize]) -> bool {
+        varying.iter().all(|dim| self.varying.contains(dim))
+    }
 }
 
 impl<const D: usize> std::fmt::Debug for Given<D> {

@@ -74,5 +74,7 @@ pub use kind::Kind;
 pub(crate) use local::{as_float, is_tracked};
 pub(crate) use local::{associate, own};
 pub use picture::picture;
+pub(crate) use pullback::Dims;
 pub use spec::DTensorSpec;
+pub(crate) use spec::Wanted;
 pub use tensor::DTensor;

@@ -136,6 +136,55 @@ impl Route {
     }
 }
 
+/// A route that only gathers.
+pub(super) struct Gathering<'a> {
+    route: &'a Route,
+    /// The mesh dimensions that it gathers over, ascending.
+    pub(super) mesh_dims: Dims,
+}
+
+impl Route {
+    /// The route, if it takes steps and all of them gather.
+    pub(super) fn gathering(&self) -> Option<Gathering<'_>> {
+        let gathers = |(step, _): &(Step, Layout)| matches!(step, Step::AllGather { .. });
+        if self.steps.is_empty() || !self.steps.iter().all(gathers) {
+            return None;
+        }
+        let mut mesh_dims: Dims = self.steps.iter().map(|(step, _)| step.mesh_dim()).collect();
+        mesh_dims.sort_unstable();
+        Some(Gathering { route: self, mesh_dims })
+    }
+}
+
+impl Gathering<'_> {
+    /// What `local` was gathered to, `whole`, with a second node in the graph: there its gradient is summed over the
+    /// mesh dimensions `varying`, some of those gathered. Local: no communication.
+    pub(super) fn varying<const D: usize>(
+        &self,
+        local: Tensor<D>,
+        from: &DTensorSpec,
+        whole: Tensor<D>,
+        varying: &[usize],
+    ) -> Result<Tensor<D>> {
+        let (mut pullbacks, mut before) = (Vec::new(), from.clone());
+        for (step, after) in &self.route.steps {
+            if let Step::AllGather { mesh_dim, dim } = *step {
+                pullbacks.push(step::gather_pullback::<D>(&before, mesh_dim, dim)?);
+            }
+            before = from.with_layout(after.clone())?;
+        }
+        let op = Redistribution {
+            output: Mutex::new(Some(whole.inner().into_dispatch())),
+            pullbacks,
+            varying: varying.into(),
+            sum: None,
+            call: from.call(Call::new(self.route.label.clone())).in_phase(Phase::Backward),
+            kept: Weak::new(),
+        };
+        Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op))))
+    }
+}
+
 fn label(from: &Layout, to: &Layout) -> Arc<str> {
     format!("redistribute {from} -> {to}").into()
 }

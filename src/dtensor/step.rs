@@ -73,6 +73,14 @@ pub(super) fn run<const D: usize, K: Kind>(
     Ok((local, Pullback { mesh_dims, comm, place, kind }))
 }
 
+/// How to pull a gradient back through the all-gather over `mesh_dim` of what is laid out as `before`.
+pub(super) fn gather_pullback<const D: usize>(before: &DTensorSpec, mesh_dim: usize, dim: usize) -> Result<Pullback<D>> {
+    let comm = before.mesh().communicator(mesh_dim)?.clone();
+    let place = Some(comm.draw());
+    let kind = PullbackKind::Slice { dim, cut: before.cut(mesh_dim) };
+    Ok(Pullback { mesh_dims: Dims::from_slice(&[mesh_dim]), comm, place, kind })
+}
+
 fn reduce_op(op: PartialOp) -> ReduceOp {
     match op {
         PartialOp::Sum => ReduceOp::Sum,

@@ -48,6 +48,9 @@
 //! | `MultiHeadAttention` | [`MhaInput`] | [`MhaOutput`] |
 //! | [`GroupedQueryAttention`] | `[batch, seq, d_model]` | the same |
 //!
+//! Around a block of layers [`prepared`] brings inputs and outputs to where the plan wants them, and
+//! [`prepared_local`] lets a block over DTensors stand in an ordinary model.
+//!
 //! The last is this crate's own: burn-nn keeps the fields of its grouped attention to itself. And
 //! [`dropout`] of plain tensors repeats from run to run, where burn's own does not.
 
@@ -56,13 +59,17 @@ mod attention;
 mod dropout;
 mod embedding;
 mod grouped;
+mod heads;
 mod linear;
 mod norm;
+mod prepare;
 mod rope;
 
 pub use attention::{MhaInput, MhaOutput};
 pub use dropout::dropout;
 pub use grouped::{GroupedQueryAttention, GroupedQueryAttentionConfig};
+pub use heads::local_heads;
+pub use prepare::{ModuleTensors, prepared, prepared_local};
 
 use burn::module::Param;
 use burn::tensor::Tensor;
@@ -70,7 +77,7 @@ use burn::tensor::Tensor;
 use crate::dtensor::ops::Operand;
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
-use crate::param::ParamExt;
+use crate::param::{ParamExt, layer_styles};
 
 /// The forward of a burn-nn layer over DTensors.
 ///
@@ -130,10 +137,10 @@ pub fn styled<const D: usize, const P: usize, const O: usize, K: Kind>(
     x: DTensor<D, K>,
     forward: impl FnOnce(Operand<D, K>, DTensor<P>) -> DTensor<O>,
 ) -> DTensor<O> {
-    let (style, value) = (param.style(), read(param));
-    let y = forward(x.pinned(style.and_then(|style| style.input())), value);
-    match style.and_then(|style| style.output()) {
-        Some(placement) => y.redistribute_all(placement).or_unwind(),
+    let (styles, value) = (layer_styles(param), read(param));
+    let y = forward(x.pinned_each(styles.and_then(|styles| styles.input.as_ref())), value);
+    match styles.and_then(|styles| styles.output.as_ref()) {
+        Some(wanted) => y.redistribute_each(wanted).or_unwind(),
         None => y,
     }
 }

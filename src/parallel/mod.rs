@@ -10,10 +10,10 @@
 //!                 y (R)                            y (S(1))
 //! ```
 //!
-//! [`parallelize`] places every parameter of an ordinary burn module on a 1-D mesh, as a [`Plan`]
+//! [`parallelize`] places every parameter of an ordinary burn module on a mesh, as a [`Plan`]
 //! of path patterns and [`Style`]s says. It moves values and nothing else: what a rank computes with
 //! its shard is the business of the layer, which finds the style with its parameters
-//! ([`ParamExt`](crate::param::ParamExt)).
+//! ([`styled`](crate::nn::styled)), as a block finds what it takes and returns ([`prepared`](crate::nn::prepared)).
 //!
 //! # Invariants
 //! 1. The optimizer, records and gradients see shards only; the model's type and parameter paths
@@ -27,10 +27,11 @@
 mod error;
 mod parallelize;
 mod plan;
+mod resolve;
 
 pub use error::ParallelError;
 pub use parallelize::parallelize;
 pub use plan::Plan;
 
 #[doc(no_inline)]
-pub use crate::param::Style;
+pub use crate::param::{LayerParam, PrepareModule, Style};

@@ -37,11 +37,18 @@ pub(super) struct Incoming<'a> {
     pub(super) shape: &'a Shape,
     /// Whether it can have a gradient.
     pub(super) differentiable: bool,
+    /// Where its caller wants it on each mesh dimension; nothing if it does not care.
+    pub(super) wanted: &'a [Option<Placement>],
 }
 
 impl<'a> Incoming<'a> {
-    pub(super) fn new(spec: &'a DTensorSpec) -> Self {
-        Self { layout: spec.layout(), shape: spec.shape(), differentiable: spec.dtype().is_float() }
+    pub(super) fn new(spec: &'a DTensorSpec, wanted: &'a [Option<Placement>]) -> Self {
+        Self { layout: spec.layout(), shape: spec.shape(), differentiable: spec.dtype().is_float(), wanted }
+    }
+
+    /// Whether its caller has it as `placement` on `mesh_dim`.
+    fn takes(&self, mesh_dim: usize, placement: Placement) -> bool {
+        self.wanted.get(mesh_dim).copied().flatten().is_none_or(|wanted| wanted == placement)
     }
 }
 
@@ -171,14 +178,20 @@ fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
     })
 }
 
-/// The rows to try on `mesh_dim`: those whose partial inputs are there already. One costs nothing to make
-/// and all the more to keep, so none is made, but for a term of a sum that is kept anyhow.
+/// The rows to try on `mesh_dim`: those that have inputs where callers want them, and whose partial inputs are
+/// there already. One costs nothing to make and all the more to keep, so none is made, but for a term of a sum that
+/// is kept anyhow.
 fn asked_for<'a>(strategies: &'a [Strategy], operands: &[Incoming<'_>], mesh_dim: usize) -> Vec<&'a Strategy> {
     let made = |row: &Strategy, at: usize| {
         let placement = row.inputs[at];
         placement.partial_op().is_some() && operands[at].layout.placements()[mesh_dim] != placement
     };
-    let asked = |row: &&Strategy| (0..operands.len()).all(|at| row.makes_term(at) || !made(row, at));
+    let asked = |row: &&Strategy| {
+        let mut inputs = operands.iter().zip(&row.inputs).enumerate();
+        inputs.all(|(at, (operand, &placement))| {
+            operand.takes(mesh_dim, placement) && (row.makes_term(at) || !made(row, at))
+        })
+    };
     strategies.iter().filter(asked).collect()
 }
 

@@ -15,7 +15,7 @@ use crate::Result;
 use crate::dtensor::handles::Destination;
 use crate::dtensor::pullback::Dims;
 use crate::dtensor::route::Route;
-use crate::dtensor::{DTensorError, DTensorSpec};
+use crate::dtensor::{DTensorError, DTensorSpec, Wanted};
 use crate::placement::{Layout, Placement, Step};
 
 /// What is decided of an operator on inputs of certain specs.
@@ -57,12 +57,9 @@ pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Decision> 
     let mut rows = rows(rule, &shapes, &output_shapes);
     let dtypes: Vec<DType> = inputs.iter().map(|input| input.spec.dtype()).collect();
     rows.retain(|row| row.takes(&dtypes));
-    for (at, input) in inputs.iter().enumerate() {
-        if let Some(pin) = pinned(rule, input, &shapes)? {
-            rows.retain(|row| row.inputs[at] == pin);
-        }
-    }
-    let incoming: Vec<_> = inputs.iter().map(|input| Incoming::new(input.spec)).collect();
+    let wanted: Vec<Wanted> = inputs.iter().map(|input| wanted(rule, input, &shapes)).collect::<Result<_>>()?;
+    let incoming = inputs.iter().zip(&wanted).map(|(input, wanted)| Incoming::new(input.spec, wanted));
+    let incoming: Vec<_> = incoming.collect();
     let choice = choose(first.mesh().shape(), &incoming, &output_shapes, &rows, rule.takes_empty_parts());
     let Choice { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
         operator: rule.name(),
@@ -99,14 +96,17 @@ fn rows<R: Rule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy>
     rows
 }
 
-/// Where the caller wants `input`; whole, where it has not an element for every rank.
-fn pinned<R: Rule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<Option<Placement>> {
-    let Some(pin) = input.pin else { return Ok(None) };
-    if pin.shard_dim().is_some_and(|dim| dim >= input.spec.shape().num_dims()) {
-        let why = format!("the style or pin of an input wants it as {pin}, along a dimension that it does not have");
+/// Where the caller wants `input` on each mesh dimension; whole, where it has not an element for every rank.
+fn wanted<R: Rule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<Wanted> {
+    let Some(pin) = input.pin else { return Ok(Wanted::new()) };
+    let wanted = pin.on(input.spec.mesh().ndim());
+    let lacks = |placement: &&Placement| placement.shard_dim().is_some_and(|dim| dim >= input.spec.shape().num_dims());
+    if let Some(placement) = wanted.iter().flatten().find(lacks) {
+        let why =
+            format!("the style or pin of an input wants it as {placement}, along a dimension that it does not have");
         return Err(misfit(rule.name(), shapes, why));
     }
-    Ok(Some(input.spec.with_elements(pin)))
+    Ok(input.spec.with_elements(wanted))
 }
 
 /// The first input that is moved though the caller did not ask for it. What becomes a term of a sum by

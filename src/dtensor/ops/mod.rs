@@ -105,7 +105,8 @@
 //! ```
 //!
 //! The few operators whose dimensions letters cannot name (views, permutations, expansion, grouped
-//! channels) write their tables out: they implement [`Rule`] themselves. A row never communicates: what
+//! channels) write their tables out, as a [`Table`] or by implementing [`Rule`]. A computation that is written once,
+//! at one place, needs none: a [`LocalMap`] says there what it takes and makes. A row never communicates: what
 //! needs its neighbours is made of redistributions.
 //!
 //! The local operator must record as many nodes of the autodiff graph for parts of any length, or
@@ -130,10 +131,12 @@ mod operator;
 mod policy;
 mod rule;
 mod subscripts;
+mod table;
 
 // What rules share.
 mod args;
 mod empty;
+mod local_map;
 mod lookup;
 mod methods;
 pub mod partials;
@@ -184,7 +187,9 @@ pub use apply::{Inputs, Outputs, apply};
 pub use axes::{Axes, AxesAt};
 pub(crate) use dropout::check_probability;
 pub use einsum::EinsumOperand;
+pub use local_map::LocalMap;
 pub use operand::{Arg, Operand};
 pub use operator::Operator;
 pub use policy::RedistributePolicy;
 pub use rule::{Rule, Strategy, strategy};
+pub use table::Table;

@@ -1,17 +1,36 @@
-//! [`Operand`]: an input of an operator, and where its caller wants it.
+//! [`Operand`]: an input of an operator, and where its caller wants it: its [`Pin`].
 
 use std::sync::Arc;
 
 use burn::tensor::Float;
 
-use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::dtensor::{DTensor, DTensorSpec, Kind, Wanted};
 use crate::placement::Placement;
 
 /// A DTensor as an operator takes it: wherever is cheapest, or pinned to one placement.
 #[derive(Debug)]
 pub struct Operand<const D: usize, K: Kind = Float> {
     pub(super) tensor: DTensor<D, K>,
-    pub(super) pin: Option<Placement>,
+    pub(super) pin: Option<Pin>,
+}
+
+/// Where a caller wants an input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Pin {
+    /// On every mesh dimension.
+    Every(Placement),
+    /// On each; `None` leaves it to the rule.
+    Each(Arc<[Option<Placement>]>),
+}
+
+impl Pin {
+    /// What is wanted on each dimension of a mesh.
+    pub(super) fn on(&self, mesh_dims: usize) -> Wanted {
+        match self {
+            Self::Every(placement) => (0..mesh_dims).map(|_| Some(*placement)).collect(),
+            Self::Each(wanted) => wanted.as_ref().into(),
+        }
+    }
 }
 
 impl<const D: usize, K: Kind> From<DTensor<D, K>> for Operand<D, K> {
@@ -29,7 +48,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// sequence-sharded activation that three projections read as `R`, one all-gather and one
     /// reduce-scatter for all three.
     pub fn pinned(self, placement: impl Into<Option<Placement>>) -> Operand<D, K> {
-        Operand { tensor: self, pin: placement.into() }
+        Operand { tensor: self, pin: placement.into().map(Pin::Every) }
+    }
+
+    /// [`pinned`](Self::pinned), to a placement for each mesh dimension.
+    pub(crate) fn pinned_each(self, wanted: Option<&Arc<[Option<Placement>]>>) -> Operand<D, K> {
+        Operand { tensor: self, pin: wanted.cloned().map(Pin::Each) }
     }
 }
 
@@ -37,7 +61,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 #[derive(Debug, Clone, Copy)]
 pub struct Arg<'a> {
     pub(super) spec: &'a Arc<DTensorSpec>,
-    pub(super) pin: Option<Placement>,
+    pub(super) pin: Option<&'a Pin>,
 }
 
 impl<'a, const D: usize, K: Kind> From<&'a DTensor<D, K>> for Arg<'a> {
@@ -48,6 +72,6 @@ impl<'a, const D: usize, K: Kind> From<&'a DTensor<D, K>> for Arg<'a> {
 
 impl<'a, const D: usize, K: Kind> From<&'a Operand<D, K>> for Arg<'a> {
     fn from(operand: &'a Operand<D, K>) -> Self {
-        Self { spec: operand.tensor.spec(), pin: operand.pin }
+        Self { spec: operand.tensor.spec(), pin: operand.pin.as_ref() }
     }
 }

@@ -12,7 +12,7 @@ use super::Only;
 use Placement::{Replicate as R, Shard as S};
 
 /// The error with which `f` unwinds.
-fn refused<T>(f: impl FnOnce() -> T) -> Error {
+pub fn refused<T>(f: impl FnOnce() -> T) -> Error {
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
     let payload = caught.err().expect("an error was expected");
     *payload.downcast::<Error>().expect("a typed error")

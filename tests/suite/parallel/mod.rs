@@ -3,6 +3,7 @@
 
 mod compute;
 mod gradients;
+mod mesh_dims;
 mod misuse;
 mod norms;
 mod order;

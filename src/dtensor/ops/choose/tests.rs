@@ -14,7 +14,7 @@ fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) ->
     let operands: Vec<_> = operands
         .iter()
         .zip(&shapes)
-        .map(|((_, layout), shape)| Incoming { layout, shape, differentiable: true })
+        .map(|((_, layout), shape)| Incoming { layout, shape, differentiable: true, wanted: &[] })
         .collect();
     choose(mesh, &operands, &[Shape::from([1])], rows, true)
 }
@@ -37,7 +37,7 @@ fn product() -> Vec<Strategy> {
 #[test]
 fn a_rank_is_left_without_elements_only_where_the_operator_takes_that() {
     let (comes, shape) = (layout(&[4], &[S(0)]), Shape::from([5, 8]));
-    let operand = Incoming { layout: &comes, shape: &shape, differentiable: true };
+    let operand = Incoming { layout: &comes, shape: &shape, differentiable: true, wanted: &[] };
     let rows = [strategy([R], [R]), strategy([S(0)], [S(0)])];
     let placed = |takes| placements(&choose(&[4], &[operand], &[Shape::from([1])], &rows, takes).unwrap().inputs);
     assert_eq!(placed(true), [[S(0)]]);
@@ -78,7 +78,7 @@ fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
     let rows = [strategy([R, R], [R]), strategy([R, S(0)], [S(0)]), strategy([S(0), R], [SUM])];
     let (cut, shape) = (layout(&[2], &[S(0)]), Shape::from([8, 8]));
     let brought = |differentiable: [bool; 2]| {
-        let operands = differentiable.map(|differentiable| Incoming { layout: &cut, shape: &shape, differentiable });
+        let operands = differentiable.map(|differentiable| Incoming { layout: &cut, shape: &shape, differentiable, wanted: &[] });
         placements(&choose(&[2], &operands, &[Shape::from([1])], &rows, true).unwrap().inputs)
     };
     assert_eq!(brought([true, false]), [[S(0)], [R]]);
@@ -192,7 +192,7 @@ fn nothing_is_cheaper() {
         Some((steps.len(), plan_cost(from, &steps)))
     };
     for (a, b) in layouts.iter().cartesian_product(&layouts) {
-        let operands = [a, b].map(|layout| Incoming { layout, shape: &shape, differentiable: true });
+        let operands = [a, b].map(|layout| Incoming { layout, shape: &shape, differentiable: true, wanted: &[] });
         let found = choose(&mesh, &operands, &[Shape::from([1])], &rows, true).unwrap();
         // A sum scattered where nothing is cut will have to be gathered.
         let gathers = |targets: [&Layout; 2]| {
