@@ -47,8 +47,9 @@ impl Destination {
         let Some(handles) = handles else {
             return self.route.walk(local, from, &self.varying, Weak::new());
         };
-        if let Some(given) = handles.given.as_ref().filter(|given| stays && given.takes(varying)) {
-            return Ok(Tensor::from_dispatch((given.make)(varying).into_dispatch()));
+        if let Some(given) = handles.given.as_ref().filter(|given| given.takes(varying, &self.route)) {
+            let tensor = Tensor::from_dispatch((given.make)(varying).into_dispatch());
+            return self.route.walk(tensor, from, &[], Weak::new());
         }
         if let Some(known) = handles.find(&self.spec, varying) {
             return Ok(Tensor::from_dispatch(known.into_dispatch()));
@@ -84,8 +85,10 @@ pub(super) struct Given<const D: usize> {
 pub(crate) type MakeVarying<const D: usize> = dyn Fn(&[usize]) -> Tensor<D> + Send + Sync;
 
 impl<const D: usize> Given<D> {
-    fn takes(&self, varying: &[usize]) -> bool {
-        varying.iter().all(|dim| self.varying.contains(dim))
+    /// Whether a tensor that goes this way, and then varies, may vary before.
+    fn takes(&self, varying: &[usize], route: &Route) -> bool {
+        let stays = |dim: &usize| route.steps().iter().all(|(step, _)| step.mesh_dim() != *dim);
+        !varying.is_empty() && varying.iter().all(|dim| self.varying.contains(dim) && stays(dim))
     }
 }
 

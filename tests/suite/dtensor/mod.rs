@@ -7,6 +7,7 @@ mod far;
 mod gradient;
 mod in_step;
 mod linear;
+mod local_map;
 mod loss;
 mod misuse;
 mod movement;

@@ -5,7 +5,7 @@ mod counts;
 mod dropout;
 mod layers;
 mod llama;
-mod misuse;
+pub mod misuse;
 mod prepare;
 
 use burn::module::Module;

@@ -163,14 +163,13 @@ fn terms_over_the_same_ranks_are_added_up_at_once() {
             let ledger = mesh.world().ledger();
             ledger.reset();
             y.to_local().square().sum().backward();
-            // Those of layers are called after what they redistribute.
             let units = ledger.snapshot();
             let unit = units.total(|key| key.op == Op::AllReduce && &*key.label == "root" && key.phase == Phase::Backward);
             Ok((unit.calls, ledger.calls_in(Op::AllReduce, Phase::Backward)))
         };
         // All parameters over `cp`; and the activation over `tp`, which features of `up` read.
         assert_eq!(reduced(Plan::new().on("tp", features()), &[S(1), R])?, (1, 2));
-        // Weights over `cp`; norm, and the bias of `down`, over both.
+        // Weights, and the bias of `down`, over `cp`; the norm over both.
         assert_eq!(reduced(Plan::new().on("tp", features_and_sequence()), &[S(1), S(1)])?, (2, 2));
         Ok(())
     });
