@@ -74,7 +74,11 @@ pub(super) fn run<const D: usize, K: Kind>(
 }
 
 /// How to pull a gradient back through the all-gather over `mesh_dim` of what is laid out as `before`.
-pub(super) fn gather_pullback<const D: usize>(before: &DTensorSpec, mesh_dim: usize, dim: usize) -> Result<Pullback<D>> {
+pub(super) fn gather_pullback<const D: usize>(
+    before: &DTensorSpec,
+    mesh_dim: usize,
+    dim: usize,
+) -> Result<Pullback<D>> {
     let comm = before.mesh().communicator(mesh_dim)?.clone();
     let place = Some(comm.draw());
     let kind = PullbackKind::Slice { dim, cut: before.cut(mesh_dim) };

@@ -164,9 +164,11 @@ impl Side<'_> {
             let (left, right) = (mesh.to_string(), tensor.mesh().to_string());
             return Err(DTensorError::MeshMismatch { left, right }.into());
         }
-        let other = edge.declared.iter().zip(tensor.placements()).position(|(declared, own)| {
-            declared.is_some_and(|declared| declared != *own)
-        });
+        let other = edge
+            .declared
+            .iter()
+            .zip(tensor.placements())
+            .position(|(declared, own)| declared.is_some_and(|declared| declared != *own));
         if let Some((mesh_dim, declared)) = other.and_then(|mesh_dim| Some((mesh_dim, edge.declared[mesh_dim]?))) {
             return Err(ParallelError::Layout {
                 module: self.module.into(),

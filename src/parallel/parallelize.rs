@@ -11,7 +11,8 @@ use crate::comm;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    Attachment, Inventory, LayerStyles, Recut, TensorParallel, UnitParam, attach, full_model, make_units, own_buffers, recut,
+    Attachment, Inventory, LayerStyles, Recut, TensorParallel, UnitParam, attach, full_model, make_units, own_buffers,
+    recut,
 };
 use crate::placement::Layout;
 

@@ -79,10 +79,9 @@ impl Plan {
     #[must_use]
     pub fn on(mut self, mesh_dim: impl Into<String>, plan: Self) -> Self {
         fn named<T>(entries: Vec<Entry<T>>, name: &str) -> impl Iterator<Item = Entry<T>> {
-            entries.into_iter().map(move |entry| Entry {
-                mesh_dim: entry.mesh_dim.or_else(|| Some(name.into())),
-                ..entry
-            })
+            entries
+                .into_iter()
+                .map(move |entry| Entry { mesh_dim: entry.mesh_dim.or_else(|| Some(name.into())), ..entry })
         }
         let name = mesh_dim.into();
         self.styles.extend(named(plan.styles, &name));

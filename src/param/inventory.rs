@@ -125,10 +125,7 @@ impl Inventory {
     ///
     /// # Errors
     /// [`ParamError::NoMatch`].
-    pub(crate) fn check_any<'a>(
-        &self,
-        patterns: impl IntoIterator<Item = &'a PathPattern>,
-    ) -> Result<(), ParamError> {
+    pub(crate) fn check_any<'a>(&self, patterns: impl IntoIterator<Item = &'a PathPattern>) -> Result<(), ParamError> {
         let named = patterns.into_iter().filter(|pattern| !pattern.matches(""));
         matched(named, "module or parameter", &[self.modules(), self.paths()].concat())
     }

@@ -72,7 +72,8 @@ impl ModuleLayouts {
         let edges = |of: fn(&PrepareModule) -> &[Edge<Option<Placement>>]| {
             let count = dims.iter().flatten().map(|dim| of(dim).len()).max().unwrap_or(0);
             let edge = |at: usize| {
-                let said = |dim: &Option<&PrepareModule>| dim.and_then(|dim| of(dim).get(at)).cloned().unwrap_or_default();
+                let said =
+                    |dim: &Option<&PrepareModule>| dim.and_then(|dim| of(dim).get(at)).cloned().unwrap_or_default();
                 let said: Vec<_> = dims.iter().map(said).collect();
                 Edge {
                     declared: said.iter().map(|edge| edge.declared).collect(),

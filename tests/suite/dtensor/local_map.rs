@@ -1,11 +1,11 @@
 //! Local maps: values and gradients against the whole computation, and what they refuse.
 
 use burn::tensor::{Int, Tensor};
+use burn_dtensor::Error;
 use burn_dtensor::comm::Phase;
 use burn_dtensor::dtensor::ops::LocalMap;
 use burn_dtensor::dtensor::{DTensor, DTensorError};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::Error;
 
 use super::{R, S, SUM, on_mesh, part, ramp, tracked_devices, values};
 use crate::nn::misuse::refused;
@@ -26,8 +26,10 @@ fn values_and_gradients_are_those_of_the_whole() {
                 let grads = (y.clone() * ramp([7, 3], 0.0, &device)).sum().backward();
 
                 let (by_rows, whole) = (vec![S(0); mesh.ndim()], vec![R; mesh.ndim()]);
-                let (rows, weight) =
-                    (DTensor::distribute_local(rows(), mesh, &by_rows)?, DTensor::distribute_local(weight(), mesh, &whole)?);
+                let (rows, weight) = (
+                    DTensor::distribute_local(rows(), mesh, &by_rows)?,
+                    DTensor::distribute_local(weight(), mesh, &whole)?,
+                );
                 let map = LocalMap::new()
                     .input(&by_rows)
                     .input_with_grad(&whole, vec![SUM; mesh.ndim()])
@@ -39,7 +41,10 @@ fn values_and_gradients_are_those_of_the_whole() {
                 assert_eq!(values(found.clone().detach().full_tensor()?.inner()), values(y.clone().inner()));
                 let near = |found: Vec<f32>, expected: Vec<f32>| {
                     assert_eq!(found.len(), expected.len());
-                    assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-3), "{found:?} for {expected:?}");
+                    assert!(
+                        found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-3),
+                        "{found:?} for {expected:?}"
+                    );
                 };
                 let of = |x: &DTensor<2>| x.local().grad(&back).map(values).unwrap_or_default();
                 near(of(&rows), part(x.grad(&grads).expect("a leaf"), &rows));
@@ -76,17 +81,18 @@ fn any_number_and_kind_of_tensors_go_in_and_out() {
         let device = world.device();
         let x = DTensor::distribute_local(ramp([4, 2], 0.0, device), mesh, &[S(0)])?;
         let tokens = DTensor::<1, Int>::zeros([4], mesh, &[S(0)], device)?;
-        let map = LocalMap::new().any_input().input([S(0)]).output([S(0)]).output([R]);
+        let map = LocalMap::new().any_input().any_input().input([S(0)]).output([S(0)]).output([R]);
         let (doubled, counts) = map.run((vec![x.clone(), x.clone()], Some(tokens)), |(xs, tokens)| {
             let [a, b] = <[Tensor<2>; 2]>::try_from(xs).expect("two");
             (a + b, tokens.expect("some").ones_like().sum())
         });
-    	assert_eq!((doubled.dims(), counts.dims()), ([4, 2], [1]));
+        assert_eq!((doubled.dims(), counts.dims()), ([4, 2], [1]));
         assert_eq!(values(doubled.full_tensor()?), values(ramp([4, 2], 0.0, device) * 2.0));
         assert_eq!(counts.to_local().into_scalar::<i64>(), 2);
         // Without inputs the mesh is named.
         let none = Vec::<DTensor<2>>::new();
-        let rank = LocalMap::new().on(mesh).output([S(0)]).run(none, |_| Tensor::<1>::full([1], mesh.rank() as f32, device));
+        let rank =
+            LocalMap::new().on(mesh).output([S(0)]).run(none, |_| Tensor::<1>::full([1], mesh.rank() as f32, device));
         assert_eq!(values(rank.full_tensor()?), [0.0, 1.0]);
         Ok(())
     });
@@ -110,9 +116,15 @@ fn what_a_map_does_not_list_is_a_typed_error() {
         assert!(matches!(&error, Error::DTensor(DTensorError::MapInput { input: 0, .. })), "{error}");
         said(error, &["[S(0)]", "[R]", "redistribute_inputs"]);
         let error = run(LocalMap::new().input([S(0)]).output([S(0)]));
-        assert!(matches!(&error, Error::DTensor(DTensorError::MapCount { what: "inputs", given: 2, listed: 1 })), "{error}");
+        assert!(
+            matches!(&error, Error::DTensor(DTensorError::MapCount { what: "inputs", given: 2, listed: 1 })),
+            "{error}"
+        );
         let error = run(LocalMap::new().output([S(0)]).output([S(0)]));
-        assert!(matches!(&error, Error::DTensor(DTensorError::MapCount { what: "outputs", given: 1, listed: 2 })), "{error}");
+        assert!(
+            matches!(&error, Error::DTensor(DTensorError::MapCount { what: "outputs", given: 1, listed: 2 })),
+            "{error}"
+        );
         let error = run(LocalMap::new().input_with_grad([S(0)], [SUM]).any_input().output([S(0)]));
         assert!(matches!(&error, Error::DTensor(DTensorError::GradPlacement { .. })), "{error}");
         let error = run(LocalMap::new().output_of_shape([S(0)], [8, 2]));

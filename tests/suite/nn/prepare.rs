@@ -60,7 +60,8 @@ impl Block {
 }
 
 fn split() -> Plan {
-    let columns = |plan: Plan, layer: &str| plan.with(format!("{layer}.weight"), S(1)).with(format!("{layer}.bias"), S(0));
+    let columns =
+        |plan: Plan, layer: &str| plan.with(format!("{layer}.weight"), S(1)).with(format!("{layer}.bias"), S(0));
     let plan = columns(columns(Plan::new(), "block.up"), "block.gate");
     plan.with("block.down.weight", S(0))
 }
@@ -79,7 +80,10 @@ fn inputs(device: &Device) -> (Tensor<3>, Tensor<3>) {
 #[test]
 fn a_block_between_shards_of_the_sequence_gathers_once_and_scatters_once_each_way() {
     let plain = net();
-    let (y, h) = { let (x, scale) = inputs(&Device::flex()); plain.block.plain(x, scale) };
+    let (y, h) = {
+        let (x, scale) = inputs(&Device::flex());
+        plain.block.plain(x, scale)
+    };
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = parallelize(on_device(&plain, &device), mesh, split().prepare("block", between_shards()))?;
@@ -88,15 +92,15 @@ fn a_block_between_shards_of_the_sequence_gathers_once_and_scatters_once_each_wa
         let scale = DTensor::distribute_local(scale, mesh, &[R])?;
         let ledger = mesh.world().ledger();
         ledger.reset();
-        let (y_found, h_found) =
-            prepared(&model.block, (x.clone(), scale), |block, (x, scale)| {
-                assert_eq!((x.placements(), scale.placements()), (&[R][..], &[S(2)][..]));
-                block.parallel(x, scale)
-            });
+        let (y_found, h_found) = prepared(&model.block, (x.clone(), scale), |block, (x, scale)| {
+            assert_eq!((x.placements(), scale.placements()), (&[R][..], &[S(2)][..]));
+            block.parallel(x, scale)
+        });
         assert_eq!((y_found.placements(), h_found.placements()), (&[S(1)][..], &[S(2)][..]));
         let loss = y_found.local().clone().square().sum() + h_found.local().clone().sum();
         let grads = loss.backward();
-        let sent = [AllGather, ReduceScatter, AllReduce].map(|op| [Forward, Backward].map(|phase| ledger.calls_in(op, phase)));
+        let sent =
+            [AllGather, ReduceScatter, AllReduce].map(|op| [Forward, Backward].map(|phase| ledger.calls_in(op, phase)));
         assert_eq!(sent, [[1, 1], [1, 1], [0, 0]], "of all-gathers, reduce-scatters and all-reduces");
         near(&floats(y_found.detach().full_tensor()?.inner()), &floats(y.clone()), || "y".into());
         near(&floats(h_found.detach().full_tensor()?.inner()), &floats(h.clone()), || "h".into());
@@ -185,7 +189,8 @@ fn a_module_that_the_plan_does_not_prepare_is_left_alone() {
         });
         assert_eq!(found.placements(), [S(0)]);
         // A plain tensor is one on the mesh of its parameters.
-        let whole = prepared_local(&model.last, tensor(1, SHAPE, mesh.device()), |last, x: DTensor<3>| last.forward_dtensor(x));
+        let whole =
+            prepared_local(&model.last, tensor(1, SHAPE, mesh.device()), |last, x: DTensor<3>| last.forward_dtensor(x));
         near(&floats(found.full_tensor()?), &floats(whole), || "last".into());
         Ok(())
     });
@@ -199,7 +204,8 @@ fn tensors_that_are_not_as_declared() {
         let (x, scale) = inputs(mesh.device());
         let of = |tensor: &Tensor<3>, placement| DTensor::distribute_local(tensor.clone(), mesh, &[placement]);
         let (shards, whole, scale) = (of(&x, S(1))?, of(&x, R)?, of(&scale, R)?);
-        let run = |x: DTensor<3>| prepared(&model.block, (x, scale.clone()), |block, (x, scale)| block.parallel(x, scale));
+        let run =
+            |x: DTensor<3>| prepared(&model.block, (x, scale.clone()), |block, (x, scale)| block.parallel(x, scale));
         let error = refused(|| run(whole.clone()));
         assert!(matches!(&error, Error::Parallel(ParallelError::Layout { what: "input", at: 0, .. })), "{error}");
         let text = error.to_string();
@@ -211,10 +217,16 @@ fn tensors_that_are_not_as_declared() {
         assert!(matches!(&error, Error::Parallel(ParallelError::Layout { what: "output", at: 1, .. })), "{error}");
 
         let error = refused(|| prepared(&model.block, shards.clone(), |_, x| (x.clone(), x)));
-        assert!(matches!(&error, Error::Parallel(ParallelError::Count { what: "input", given: 1, prepared: 2, .. })), "{error}");
+        assert!(
+            matches!(&error, Error::Parallel(ParallelError::Count { what: "input", given: 1, prepared: 2, .. })),
+            "{error}"
+        );
         assert!(error.to_string().contains(".input(None, None)"), "{error}");
         let error = refused(|| prepared(&model.block, (shards.clone(), scale.clone()), |_, (x, _)| x));
-        assert!(matches!(&error, Error::Parallel(ParallelError::Count { what: "output", given: 1, prepared: 2, .. })), "{error}");
+        assert!(
+            matches!(&error, Error::Parallel(ParallelError::Count { what: "output", given: 1, prepared: 2, .. })),
+            "{error}"
+        );
 
         let error = refused(|| prepared(&plain.block, x.clone(), |_, x| x));
         assert!(matches!(&error, Error::Parallel(ParallelError::NoMesh { what: "input", at: 0 })), "{error}");
@@ -230,14 +242,19 @@ fn tensors_that_are_not_as_declared() {
 #[test]
 fn local_parts_have_the_heads_of_their_features() {
     MeshTest::new([2, 2], ["a", "b"]).run(|mesh| {
-        let x = |features: usize, placements: &[Placement]| DTensor::<3>::ones([2, 3, features], mesh, placements, mesh.device());
+        let x = |features: usize, placements: &[Placement]| {
+            DTensor::<3>::ones([2, 3, features], mesh, placements, mesh.device())
+        };
         assert_eq!(local_heads(&x(24, &[S(2), S(2)])?, 8), 2);
         assert_eq!(local_heads(&x(24, &[S(2), S(0)])?, 8), 4);
         assert_eq!(local_heads(&x(24, &[R, S(1)])?, 3), 3);
         for (features, heads) in [(24, 2), (24, 6), (20, 8), (24, 0)] {
             let x = x(features, &[S(2), S(2)])?;
             let error = refused(|| local_heads(&x, heads));
-            assert!(matches!(&error, Error::DTensor(DTensorError::Operands { operator: "local_heads", .. })), "{error}");
+            assert!(
+                matches!(&error, Error::DTensor(DTensorError::Operands { operator: "local_heads", .. })),
+                "{error}"
+            );
             assert!(error.to_string().contains("4 ranks of mesh dimension `a` and `b`"), "{error}");
         }
         Ok(())

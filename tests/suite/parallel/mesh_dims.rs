@@ -164,7 +164,8 @@ fn terms_over_the_same_ranks_are_added_up_at_once() {
             ledger.reset();
             y.to_local().square().sum().backward();
             let units = ledger.snapshot();
-            let unit = units.total(|key| key.op == Op::AllReduce && &*key.label == "root" && key.phase == Phase::Backward);
+            let unit =
+                units.total(|key| key.op == Op::AllReduce && &*key.label == "root" && key.phase == Phase::Backward);
             Ok((unit.calls, ledger.calls_in(Op::AllReduce, Phase::Backward)))
         };
         // All parameters over `cp`; and the activation over `tp`, which features of `up` read.

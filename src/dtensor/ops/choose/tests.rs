@@ -78,7 +78,8 @@ fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
     let rows = [strategy([R, R], [R]), strategy([R, S(0)], [S(0)]), strategy([S(0), R], [SUM])];
     let (cut, shape) = (layout(&[2], &[S(0)]), Shape::from([8, 8]));
     let brought = |differentiable: [bool; 2]| {
-        let operands = differentiable.map(|differentiable| Incoming { layout: &cut, shape: &shape, differentiable, wanted: &[] });
+        let operands =
+            differentiable.map(|differentiable| Incoming { layout: &cut, shape: &shape, differentiable, wanted: &[] });
         placements(&choose(&[2], &operands, &[Shape::from([1])], &rows, true).unwrap().inputs)
     };
     assert_eq!(brought([true, false]), [[S(0)], [R]]);
