@@ -36,6 +36,37 @@ impl PathPattern {
         let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
         self.pattern.matches_with(&path.replace('.', "/"), options)
     }
+
+    /// The path that the pattern would match with a letter or two written otherwise; the nearest, if there are
+    /// several. Parts are compared one by one, and those with wildcards must match.
+    pub(crate) fn nearest<'a>(&self, paths: &'a [String]) -> Option<&'a String> {
+        let far = paths.iter().filter_map(|path| Some((self.letters_from(path)?, path)));
+        far.filter(|(letters, _)| *letters <= 2).min_by_key(|(letters, _)| *letters).map(|(_, path)| path)
+    }
+
+    /// How many letters are otherwise in `path`.
+    fn letters_from(&self, path: &str) -> Option<usize> {
+        let (own, parts): (Vec<_>, Vec<_>) = (self.text.split('.').collect(), path.split('.').collect());
+        let letters = |(own, part): (&&str, &&str)| match own.contains(['*', '?', '[']) {
+            true => Pattern::new(own).ok()?.matches(part).then_some(0),
+            false => Some(edits(own, part)),
+        };
+        (own.len() == parts.len()).then(|| own.iter().zip(&parts).map(letters).sum())?
+    }
+}
+
+/// How many letters have to be put in, left out or changed to make one of the other (Levenshtein's distance).
+fn edits(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, letter) in a.chars().enumerate() {
+        let mut above_left = std::mem::replace(&mut row[0], i + 1);
+        for (j, other) in b.chars().enumerate() {
+            let above = row[j + 1];
+            row[j + 1] = (above + 1).min(row[j] + 1).min(above_left + usize::from(letter != other));
+            above_left = above;
+        }
+    }
+    row[row.len() - 1]
 }
 
 #[cfg(test)]
@@ -51,6 +82,19 @@ mod tests {
         assert!(PathPattern::parse("**.norm").unwrap().matches("blocks.3.norm"));
         assert!(PathPattern::parse("blocks.[0-3]").unwrap().matches("blocks.2"));
         assert!(!PathPattern::parse("blocks.[0-3]").unwrap().matches("blocks.4"));
+    }
+
+    #[test]
+    fn the_nearest_path_differs_by_two_letters_at_most() {
+        let paths = ["blocks.0.attention.query", "blocks.0.attention.key", "blocks.0.up", "head"].map(String::from);
+        let nearest = |text| PathPattern::parse(text).unwrap().nearest(&paths).map(|path| &**path);
+        assert_eq!(nearest("blocks.*.atention.key"), Some("blocks.0.attention.key"));
+        assert_eq!(nearest("block.*.qp"), Some("blocks.0.up"));
+        assert_eq!(nearest("haed"), Some("head"));
+        assert_eq!(nearest("layers.*.up"), None, "too many letters");
+        assert_eq!(nearest("blocks.[1-9].ub"), None, "its wildcard does not match");
+        assert_eq!(nearest("blocks.up"), None, "another number of parts");
+        assert_eq!(["kitten", ""].map(|word| edits(word, "sitting")), [3, 7]);
     }
 
     #[test]

@@ -2,10 +2,9 @@
 //! [`to_local`](DTensor::to_local).
 
 use burn::tensor::{Shape, Tensor};
-use smallvec::SmallVec;
 
 use super::spec::mesh_dim_name;
-use super::{DTensor, DTensorError, DTensorSpec, Kind};
+use super::{DTensor, DTensorError, DTensorSpec, Dims, Kind};
 use crate::Result;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, PartialOp, Placement};
@@ -98,18 +97,27 @@ impl<const D: usize> DTensor<D> {
     /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of them.
     #[track_caller]
     pub fn to_local_with_grad_placements(self, grad_placements: &[Placement]) -> Result<Tensor<D>> {
-        Layout::new(self.mesh().shape(), grad_placements)?;
-        let mut summed: SmallVec<[usize; 3]> = SmallVec::new();
-        for (dim, (&forward, &grad)) in self.placements().iter().zip(grad_placements).enumerate() {
-            let natural = if forward.shard_dim().is_some() { forward } else { Placement::Replicate };
-            // A shard of a sharded value is nobody else's: there is nothing to add up.
-            if grad == Placement::Partial(PartialOp::Sum) && natural.is_replicate() {
-                summed.push(dim);
-            } else if grad != natural {
-                let mesh_dim = mesh_dim_name(self.mesh(), dim);
-                return Err(DTensorError::GradPlacement { mesh_dim, forward, grad, natural }.into());
-            }
-        }
+        let summed = summed_dims(self.mesh(), self.placements(), grad_placements)?;
         self.with_summed_grad(&summed)
     }
+}
+
+/// The mesh dimensions on which each rank makes only a term of the gradient of a value laid out as `forward`.
+///
+/// # Errors
+/// As [`to_local_with_grad_placements`](DTensor::to_local_with_grad_placements).
+pub(super) fn summed_dims(mesh: &DeviceMesh, forward: &[Placement], grads: &[Placement]) -> Result<Dims> {
+    Layout::new(mesh.shape(), grads)?;
+    let mut summed = Dims::new();
+    for (dim, (&forward, &grad)) in forward.iter().zip(grads).enumerate() {
+        let natural = if forward.shard_dim().is_some() { forward } else { Placement::Replicate };
+        // A shard of a sharded value is nobody else's: there is nothing to add up.
+        if grad == Placement::Partial(PartialOp::Sum) && natural.is_replicate() {
+            summed.push(dim);
+        } else if grad != natural {
+            let mesh_dim = mesh_dim_name(mesh, dim);
+            return Err(DTensorError::GradPlacement { mesh_dim, forward, grad, natural }.into());
+        }
+    }
+    Ok(summed)
 }

@@ -211,6 +211,35 @@ pub enum DTensorError {
         /// The tensor's element type.
         dtype: DType,
     },
+    /// A [`LocalMap`](crate::dtensor::ops::LocalMap) was run with other inputs, or made other outputs, than it lists.
+    #[error(
+        "the local map lists {listed} {what}, and there are {given}; list each, in its order, with `.any_input()` for \
+         an input of any placement"
+    )]
+    MapCount {
+        /// Inputs or outputs.
+        what: &'static str,
+        /// How many there are.
+        given: usize,
+        /// How many it lists.
+        listed: usize,
+    },
+    /// An input of a [`LocalMap`](crate::dtensor::ops::LocalMap) is placed otherwise than it must be.
+    #[error(
+        "input {input} of the local map is {from}, and must be {to}; `redistribute` it first, or let the map do that: \
+         `.redistribute_inputs()`"
+    )]
+    MapInput {
+        /// Which input, from 0.
+        input: usize,
+        /// Its layout.
+        from: String,
+        /// The one that it must have.
+        to: String,
+    },
+    /// Nothing says which mesh the outputs of a [`LocalMap`](crate::dtensor::ops::LocalMap) are on.
+    #[error("the local map has no input to take the mesh of its outputs from; name it: `.on(&mesh)`")]
+    MapMesh,
     /// A distribution's parameters make no sense.
     #[error("{distribution} is not a distribution: {why}")]
     Distribution {

@@ -50,8 +50,9 @@ impl Destination {
         let Some(handles) = handles else {
             return self.route.walk(local, from, &self.varying, Weak::new(), self.operator);
         };
-        if let Some(given) = handles.given.as_ref().filter(|given| stays && *given.varying == *varying) {
-            return Ok(Tensor::from_dispatch((given.make)().into_dispatch()));
+        if let Some(given) = handles.given.as_ref().filter(|given| given.takes(varying, &self.route)) {
+            let tensor = Tensor::from_dispatch((given.make)(varying).into_dispatch());
+            return self.route.walk(tensor, from, &[], Weak::new(), self.operator);
         }
         if let Some(known) = handles.find(&self.spec, varying) {
             return Ok(Tensor::from_dispatch(known.into_dispatch()));
@@ -78,8 +79,20 @@ pub(super) struct Handles<const D: usize> {
 
 /// Made by an owner, each time.
 pub(super) struct Given<const D: usize> {
+    /// The mesh dimensions, some or all, that the owner knows how to sum gradients over.
     pub(super) varying: Dims,
-    pub(super) make: Arc<dyn Fn() -> Tensor<D> + Send + Sync>,
+    pub(super) make: Arc<MakeVarying<D>>,
+}
+
+/// Makes a tensor that varies over these mesh dimensions.
+pub(crate) type MakeVarying<const D: usize> = dyn Fn(&[usize]) -> Tensor<D> + Send + Sync;
+
+impl<const D: usize> Given<D> {
+    /// Whether a tensor that goes this way, and then varies, may vary before.
+    fn takes(&self, varying: &[usize], route: &Route) -> bool {
+        let stays = |dim: &usize| route.steps().iter().all(|(step, _)| step.mesh_dim() != *dim);
+        !varying.is_empty() && varying.iter().all(|dim| self.varying.contains(dim) && stays(dim))
+    }
 }
 
 impl<const D: usize> std::fmt::Debug for Given<D> {

@@ -12,7 +12,7 @@ use crate::comm::{Call, Communicator, ReduceOp, Sharded};
 use crate::placement::{Cut, PartialOp};
 
 /// Mesh dimensions.
-pub(super) type Dims = SmallVec<[usize; 3]>;
+pub(crate) type Dims = SmallVec<[usize; 3]>;
 
 /// Takes the gradient of a step's result to the gradient of its input.
 #[derive(Debug)]

@@ -1,14 +1,19 @@
 //! Changing a layout: [`redistribute`](DTensor::redistribute) and [`full_tensor`](DTensor::full_tensor).
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use burn::tensor::Tensor;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::handles::Destination;
+use super::local::{as_float, is_tracked};
 use super::route::Route;
-use super::{DTensor, Kind};
+use super::{DTensor, Dims, Kind};
 use crate::Result;
-use crate::placement::{Layout, Placement, Placements};
+use crate::error::OrUnwind;
+use crate::placement::{Layout, Placement};
+use crate::watch::Origin;
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The same tensor under other placements, cut into chunks in the order of the mesh dimensions.
@@ -78,22 +83,40 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(local, spec.shared()))
     }
 
-    /// This tensor with `placement` on every mesh dimension, or Replicate if that would leave a rank without
-    /// elements; once for all clones of it.
+    /// This tensor with what is `wanted` of each mesh dimension, with Replicate for shards that would leave a rank
+    /// without elements; once for all clones of it.
+    ///
+    /// What is only gathered is so once, and its gradient reduce-scattered, by operators that let it
+    /// [vary](Self::vary).
     ///
     /// # Collective
     /// As [`redistribute_to`](Self::redistribute_to).
     #[track_caller]
-    pub(crate) fn redistribute_all(self, placement: Placement) -> Result<Self> {
-        let placement = self.spec.with_elements(placement);
-        let placements: Placements = self.mesh().shape().iter().map(|_| placement).collect();
-        let layout = Layout::new(self.mesh().shape(), &placements)?;
+    pub(crate) fn redistribute_each(self, wanted: &[Option<Placement>]) -> Result<Self> {
+        let wanted = self.spec.with_elements(wanted.into());
+        let layout = self.layout().replaced(|mesh_dim, own| wanted[mesh_dim].unwrap_or(own))?;
         if *self.layout() == layout {
             return Ok(self);
         }
         let to = self.destination(&layout, &[], "style")?;
-        let local = to.redistribute(self.local, &self.spec, self.handles.get().map(|handles| &**handles))?;
-        Ok(Self::from_parts(local, to.spec))
+        let (local, handles) = (self.local.clone(), self.handles.get().map(|handles| &**handles));
+        let there = Self::from_parts(to.redistribute(local, &self.spec, handles)?, to.spec);
+        let Some(gathering) = to.route.gathering().filter(|_| is_tracked(&self.local)) else { return Ok(there) };
+        let mesh_dims = gathering.mesh_dims;
+        let (from, route, whole) = (self.spec.clone(), to.route.clone(), as_float(there.local.clone()));
+        let (local, known) = (as_float(self.local), Mutex::new(SmallVec::<[(Dims, Tensor<D>); 1]>::new()));
+        let origin = Origin::new("style");
+        let make = move |varying: &[usize]| {
+            let mut known = known.lock();
+            if let Some((_, tensor)) = known.iter().find(|(dims, _)| **dims == *varying) {
+                return tensor.clone();
+            }
+            let gathering = route.gathering().expect("it gathered when it was walked");
+            let tensor = gathering.varying(local.clone(), &from, whole.clone(), varying, origin.clone()).or_unwind();
+            known.push((varying.into(), tensor.clone()));
+            tensor
+        };
+        Ok(there.with_varied(&mesh_dims, Arc::new(make)))
     }
 
     /// How to get there, for `operator`.

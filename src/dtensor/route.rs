@@ -239,6 +239,54 @@ impl Casts {
     }
 }
 
+/// A route that only gathers.
+pub(super) struct Gathering<'a> {
+    route: &'a Arc<Route>,
+    /// The mesh dimensions that it gathers over, ascending.
+    pub(super) mesh_dims: Dims,
+}
+
+impl Route {
+    /// The route, if it takes steps and all of them gather.
+    pub(super) fn gathering(self: &Arc<Self>) -> Option<Gathering<'_>> {
+        let gathers = |(step, _): &(Step, Layout)| matches!(step, Step::AllGather { .. });
+        if self.steps.is_empty() || !self.steps.iter().all(gathers) {
+            return None;
+        }
+        let mut mesh_dims: Dims = self.steps.iter().map(|(step, _)| step.mesh_dim()).collect();
+        mesh_dims.sort_unstable();
+        Some(Gathering { route: self, mesh_dims })
+    }
+}
+
+impl Gathering<'_> {
+    /// What `local` was gathered to, `whole`, with a second node in the graph: there its gradient is summed over the
+    /// mesh dimensions `varying`, some of those gathered. Local: no communication.
+    pub(super) fn varying<const D: usize>(
+        &self,
+        local: Tensor<D>,
+        from: &Arc<DTensorSpec>,
+        whole: Tensor<D>,
+        varying: &[usize],
+        origin: Origin,
+    ) -> Result<Tensor<D>> {
+        let legs = self.route.legs(from, varying, true)?;
+        let op = Redistribution {
+            output: Mutex::new(Some(whole.inner().into_dispatch())),
+            route: self.route.clone(),
+            from: from.clone(),
+            pullbacks: legs.into_iter().filter_map(Leg::gather_pullback::<D>).collect(),
+            varying: varying.into(),
+            sum: None,
+            call: from.call_as(Call::new(self.route.label.clone()), from.dtype()).in_phase(Phase::Backward),
+            casts: None,
+            origin,
+            kept: Weak::new(),
+        };
+        Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op))))
+    }
+}
+
 fn label(from: &Layout, to: &Layout) -> Arc<str> {
     format!("redistribute {from} -> {to}").into()
 }

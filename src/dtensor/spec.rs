@@ -7,12 +7,16 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Shape};
 use hashbrown::{DefaultHashBuilder, HashTable};
+use smallvec::SmallVec;
 
 use super::DTensorError;
 use crate::Result;
 use crate::comm::{Call, TensorMeta};
 use crate::mesh::DeviceMesh;
 use crate::placement::{Cut, Layout, Placement, Placements};
+
+/// A placement for each mesh dimension; `None` for one that is as it may be.
+pub(crate) type Wanted = SmallVec<[Option<Placement>; 3]>;
 
 /// Mesh, layout, global shape and element type of a [`DTensor`](super::DTensor).
 ///
@@ -158,17 +162,20 @@ impl DTensorSpec {
         Ok(Self::decided(&self.mesh, layout, self.shape.clone(), self.dtype).with_terms(terms))
     }
 
-    /// `placement` of every mesh dimension, or Replicate if that would leave a rank without elements
-    /// of a tensor that has some.
-    pub(crate) fn with_elements(&self, placement: Placement) -> Placement {
-        let placements: Placements = self.mesh.shape().iter().map(|_| placement).collect();
+    /// What is `wanted` of each mesh dimension, with Replicate for shards if these would leave a rank without
+    /// elements of a tensor that has some.
+    pub(crate) fn with_elements(&self, mut wanted: Wanted) -> Wanted {
+        let placements: Placements = wanted.iter().map(|wanted| wanted.unwrap_or(Placement::Replicate)).collect();
         let fits = |layout: &Layout| layout.check(self.shape.num_dims()).is_ok();
-        match Layout::new(self.mesh.shape(), &placements) {
-            Ok(cut) if fits(&cut) && self.shape.num_elements() > 0 && cut.shortest(&self.shape).contains(&0) => {
-                Placement::Replicate
-            }
-            _ => placement,
+        if let Ok(cut) = Layout::new(self.mesh.shape(), &placements)
+            && fits(&cut)
+            && self.shape.num_elements() > 0
+            && cut.shortest(&self.shape).contains(&0)
+        {
+            let shards = wanted.iter_mut().flatten().filter(|placement| placement.shard_dim().is_some());
+            shards.for_each(|placement| *placement = Placement::Replicate);
         }
+        wanted
     }
 
     /// Checks that `other` lives on the same mesh, and is the same rank's.

@@ -74,6 +74,13 @@ impl Leg {
         !matches!(self.action, Action::Slice { .. } | Action::ZeroOthers | Action::ZeroPad { .. })
     }
 
+    /// How a gradient is pulled back through it, if it gathers.
+    pub fn gather_pullback<const D: usize>(self) -> Option<Pullback<D>> {
+        let Self { mesh_dims, comm, place, action } = self;
+        let Action::AllGather { dim, cut } = action else { return None };
+        Some(Pullback { mesh_dims, comm, place, kind: PullbackKind::Slice { dim, cut } })
+    }
+
     /// Starts with a `local` tensor. If a gradient comes back, what it depends on is kept.
     ///
     /// # Collective

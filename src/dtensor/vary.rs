@@ -11,10 +11,10 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Tensor;
 
-use super::handles::{Given, Handles};
+use super::handles::{Given, Handles, MakeVarying};
 use super::pullback::Dims;
 use super::spec::mesh_dim_name;
-use super::{DTensor, DTensorError};
+use super::{DTensor, DTensorError, Kind};
 use crate::Result;
 use crate::placement::{Layout, Placement};
 
@@ -70,15 +70,6 @@ impl<const D: usize> DTensor<D> {
         self.shared_handle(self.layout(), &self.dims_of(dims)?, "to_local_with_grad_placements")
     }
 
-    /// The same tensor, whose owner makes its handle for computations that differ between the ranks
-    /// of `mesh_dims`, and sums the gradient that arrives there.
-    pub(crate) fn with_varied(self, mesh_dims: &[usize], make: Arc<dyn Fn() -> Tensor<D> + Send + Sync>) -> Self {
-        let shape = self.mesh().shape();
-        let varying = mesh_dims.iter().copied().filter(|&dim| shape[dim] > 1).collect();
-        let handles = Handles { given: Some(Given { varying, make }), ..Default::default() };
-        Self { handles: OnceLock::from(Arc::new(handles)), ..self }
-    }
-
     #[track_caller]
     fn shared_handle(&self, layout: &Layout, dims: &[usize], operator: &'static str) -> Result<Tensor<D>> {
         let handles = self.handles.get_or_init(Default::default);
@@ -94,6 +85,17 @@ impl<const D: usize> DTensor<D> {
         dims.sort_unstable();
         dims.dedup();
         Ok(dims)
+    }
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// The same tensor, whose owner makes its handles for computations that differ between the ranks
+    /// of some of `mesh_dims`, and sums the gradients that arrive there.
+    pub(crate) fn with_varied(self, mesh_dims: &[usize], make: Arc<MakeVarying<D>>) -> Self {
+        let shape = self.mesh().shape();
+        let varying = mesh_dims.iter().copied().filter(|&dim| shape[dim] > 1).collect();
+        let handles = Handles { given: Some(Given { varying, make }), ..Default::default() };
+        Self { handles: OnceLock::from(Arc::new(handles)), ..self }
     }
 }
 

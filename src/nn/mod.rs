@@ -61,9 +61,12 @@
 //! | [`GroupedQueryAttention`] | `[batch, seq, d_model]` | the same |
 //! | `Rnn`, `Gru`, `Lstm`, `BiRnn`, `BiGru`, `BiLstm` | `[batch, seq, d_input]` and a first state | as burn's |
 //!
-//! [`CrossAttention`] and [`GroupedQueryAttention`] are this crate's own: burn-nn keeps the fields of its cross attention to itself, as it does `GLU`'s
-//! (write [`activation::glu`](crate::dtensor::ops::activation::glu)). And [`dropout`] of plain tensors repeats from
-//! run to run, where burn's own does not.
+//! Around a block of layers [`prepared`] brings inputs and outputs to where the plan wants them, and
+//! [`prepared_local`] lets a block over DTensors stand in an ordinary model.
+//!
+//! [`CrossAttention`] and [`GroupedQueryAttention`] are this crate's own: burn-nn keeps the fields of its cross
+//! attention to itself, as it does `GLU`'s (write [`activation::glu`](crate::dtensor::ops::activation::glu)). And
+//! [`dropout`] of plain tensors repeats from run to run, where burn's own does not.
 
 mod activation;
 mod attention;
@@ -74,12 +77,14 @@ mod distance;
 mod dropout;
 mod embedding;
 mod grouped;
+mod heads;
 mod linear;
 mod noise;
 mod norm;
 mod padding;
 mod pool;
 mod position;
+mod prepare;
 mod rnn;
 mod spatial;
 mod transformer;
@@ -88,6 +93,8 @@ pub use attention::{MhaInput, MhaOutput};
 pub use cross_attention::CrossAttention;
 pub use dropout::dropout;
 pub use grouped::{GroupedQueryAttention, GroupedQueryAttentionConfig};
+pub use heads::local_heads;
+pub use prepare::{ModuleTensors, prepared, prepared_local};
 pub use rnn::LstmState;
 pub use transformer::{TransformerDecoderInput, TransformerEncoderInput};
 
@@ -97,7 +104,7 @@ use burn::tensor::Tensor;
 use crate::dtensor::ops::Operand;
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
-use crate::param::{ParamExt, module_path};
+use crate::param::{ParamExt, layer_styles, module_path};
 use crate::watch;
 
 /// The forward of a burn-nn layer over DTensors.
@@ -159,10 +166,10 @@ pub fn styled<const D: usize, const P: usize, const O: usize, K: Kind>(
     forward: impl FnOnce(Operand<D, K>, DTensor<P>) -> DTensor<O>,
 ) -> DTensor<O> {
     let _inside = watch::entered(|| module_path(param));
-    let (style, value) = (param.style(), read(param));
-    let y = forward(x.pinned(style.and_then(|style| style.input())), value);
-    match style.and_then(|style| style.output()) {
-        Some(placement) => y.redistribute_all(placement).or_unwind(),
+    let (styles, value) = (layer_styles(param), read(param));
+    let y = forward(x.pinned_each(styles.and_then(|styles| styles.input.as_ref())), value);
+    match styles.and_then(|styles| styles.output.as_ref()) {
+        Some(wanted) => y.redistribute_each(wanted).or_unwind(),
         None => y,
     }
 }

@@ -6,16 +6,22 @@ use crate::placement::Placement;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParallelError {
-    /// The mesh has the wrong number of dimensions.
-    #[error("parallelize takes a 1-D mesh, not {mesh}; slice it: `mesh.slice([\"tp\"])`")]
+    /// On a mesh of several dimensions a plan must say which it is for.
+    #[error(
+        "the plan does not say for which dimension of {mesh} its entry `{pattern}` is: write \
+         `Plan::new().on(\"tp\", plan)`, or slice the mesh: `mesh.slice(\"tp\")`"
+    )]
     MeshDims {
+        /// Pattern of the first entry that does not.
+        pattern: String,
         /// The mesh.
         mesh: String,
     },
     /// A style was given to a layer it does not know.
     #[error(
         "the style {style} of pattern `{pattern}` does not know what becomes of `{param}` in a {layer} on mesh \
-         dimension `{mesh_dim}`: it knows Linear and Embedding; name these layers themselves, or place the \
+         dimension `{mesh_dim}`: colwise and rowwise know Linear and Embedding, and a style of your own \
+         what it answers for; name these layers themselves, have `Style::custom` know the layer, or place the \
          parameter with `.with(\"{param}\", Shard(dim))`"
     )]
     UnknownLayer {
@@ -83,6 +89,51 @@ pub enum ParallelError {
         size: usize,
         /// Name of the mesh dimension.
         mesh_dim: String,
+    },
+    /// A tensor of a prepared module is not placed as declared.
+    #[error(
+        "{what} {at} of module `{module}` is {found} on mesh dimension `{mesh_dim}`, and its PrepareModule declares \
+         {declared}; redistribute it before, or declare what it is, `None` for any placement"
+    )]
+    Layout {
+        /// Path of the module.
+        module: String,
+        /// Input or output.
+        what: &'static str,
+        /// Which, from 0.
+        at: usize,
+        /// What was declared.
+        declared: Placement,
+        /// What it is.
+        found: Placement,
+        /// Name of the mesh dimension.
+        mesh_dim: String,
+    },
+    /// A prepared module was called with another number of tensors, or returned it.
+    #[error(
+        "module `{module}` has {given} {what}s, and its PrepareModule lists {prepared}; list each, in its order, with \
+         `.{what}(None, None)` for one that stays as it is"
+    )]
+    Count {
+        /// Path of the module.
+        module: String,
+        /// Input or output.
+        what: &'static str,
+        /// How many there are.
+        given: usize,
+        /// How many are listed.
+        prepared: usize,
+    },
+    /// A plain tensor enters or leaves a module that has no mesh.
+    #[error(
+        "{what} {at} of the module is a plain tensor, and no parameter of the module was parallelized, so it has no \
+         mesh; call parallelize on the model, or make a DTensor: `DTensor::from_local`"
+    )]
+    NoMesh {
+        /// Input or output.
+        what: &'static str,
+        /// Which, from 0.
+        at: usize,
     },
     /// The parameter has tensor-parallel placements already.
     #[error("parameter `{param}` is parallelized already; call parallelize once a model, with all styles in one plan")]

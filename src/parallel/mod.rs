@@ -10,10 +10,11 @@
 //!                 y (R)                            y (S(1))
 //! ```
 //!
-//! [`parallelize`] places every parameter of an ordinary burn module on a 1-D mesh, as a [`Plan`]
+//! [`parallelize`] places every parameter of an ordinary burn module on a mesh, as a [`Plan`]
 //! of path patterns and [`Style`]s says. It moves values and nothing else: what a rank computes with
 //! its shard is the business of the layer, which finds the style with its parameters
-//! ([`ParamExt`](crate::param::ParamExt)). [`distribute_module`] asks a function instead of a plan.
+//! ([`styled`](crate::nn::styled)), as a block finds what it takes and returns ([`prepared`](crate::nn::prepared)).
+//! [`distribute_module`] asks a function instead of a plan.
 //!
 //! # Invariants
 //! 1. The optimizer, records and gradients see shards only; the model's type and parameter paths
@@ -28,6 +29,7 @@ mod distribute_module;
 mod error;
 mod parallelize;
 mod plan;
+mod resolve;
 
 pub use distribute_module::{Boundary, distribute_module};
 pub use error::ParallelError;
@@ -35,4 +37,4 @@ pub use parallelize::parallelize;
 pub use plan::Plan;
 
 #[doc(no_inline)]
-pub use crate::param::Style;
+pub use crate::param::{LayerParam, PrepareModule, Style};

@@ -1,23 +1,26 @@
 //! [`parallelize`].
 
+use std::sync::Arc;
+
 use burn::module::Module;
 
-use super::ParallelError;
-use super::plan::{Plan, Planned};
+use super::Plan;
+use super::resolve::{Planned, resolve};
 use crate::Result;
 use crate::comm;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    Attachment, Inventory, Recut, TensorParallel, UnitParam, attach, full_model, make_units, own_buffers, recut,
+    Attachment, Inventory, LayerStyles, Recut, TensorParallel, UnitParam, attach, full_model, make_units, own_buffers,
+    recut,
 };
 use crate::placement::Layout;
 
 /// Places the parameters of any burn module on the ranks of a tensor-parallel mesh.
 ///
-/// The model's type does not change. Every parameter becomes a DTensor on `mesh`, which is 1-D and
-/// usually a slice (`mesh.slice(["tp"])?`): placed as the plan says, or `Replicate` where it says
-/// nothing. Layers over [`DTensor`](crate::dtensor::DTensor) read it by
+/// The model's type does not change. Every parameter becomes a DTensor on `mesh`, which is usually a slice
+/// (`mesh.slice("tp")?`): placed as the plan says, or `Replicate` where it says nothing. For a mesh of several
+/// dimensions the plan says for which of them each entry is ([`Plan::on`]). Layers over [`DTensor`](crate::dtensor::DTensor) read it by
 /// [`param.dtensor()`](crate::fsdp::ParamExt::dtensor); burn's own layers compute with the whole
 /// weight, on every rank the same. The optimizer steps this rank's shard, which restricts it as
 /// [`fully_shard`](crate::fsdp::fully_shard) says.
@@ -74,16 +77,13 @@ use crate::placement::Layout;
 /// value moves;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result<M> {
-    if mesh.ndim() != 1 {
-        return Err(ParallelError::MeshDims { mesh: mesh.to_string() }.into());
-    }
-    let planned = plan.resolve(Inventory::of(&model), mesh)?;
+    let planned = resolve(&plan, Inventory::of(&model), mesh)?;
     let mut sharded = Vec::new();
     let params = planned.into_iter().map(|param| {
-        let Planned { path, shape, dtype, sharded: before, style, placement, unit, depth } = param;
-        let layout = Layout::new(mesh.shape(), &[placement])?;
+        let Planned { path, shape, dtype, sharded: before, styles, placements, modules, unit, depth } = param;
+        let layout = Layout::new(mesh.shape(), &placements)?;
         let spec = DTensorSpec::new(mesh, layout, shape.into(), dtype)?.shared();
-        let parallel = TensorParallel { spec: spec.clone(), style };
+        let parallel = TensorParallel { spec: spec.clone(), styles: Arc::new(LayerStyles::new(styles)), modules };
         if let Some((before, module)) = before {
             sharded.push(Recut { path: path.clone(), module, before, parallel: parallel.clone() });
         }
@@ -96,7 +96,8 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         let UnitParam { path, spec, .. } = param.info();
         Attachment { path: path.clone(), cut: spec.clone(), param, again: false }
     });
-    let own = |model: M| own_buffers(model, &units, &**mesh.communicator(0)?, "parallelize");
+    let all = mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?;
+    let own = |model: M| own_buffers(model, &units, &*all, "parallelize");
     let again = recut(sharded)?;
     if again.is_empty() {
         return own(in_turn(mesh, || attach(model, attachments, "parallelize"))?);

@@ -49,18 +49,16 @@ pub(crate) fn combine(data: &DeviceMesh, cut: Option<&(usize, Cut)>, tensor: &DT
     if let Some(dim) = dim {
         placements[shard] = Placement::Shard(dim);
     }
-    let mut order = Vec::new();
-    for (name, &placement) in tp.names().iter().zip(tensor.placements()) {
-        let outer = mesh.dim(name)?;
+    let of_tensor: Vec<usize> = tp.names().iter().map(|name| mesh.dim(name)).collect::<Result<_>>()?;
+    for (&outer, &placement) in of_tensor.iter().zip(tensor.placements()) {
         placements[outer] = placement;
-        if let (Placement::Shard(outer_dim), Some(dim)) = (placement, dim)
-            && outer_dim == dim
-        {
-            order = vec![outer, shard];
-        }
     }
+    let outer = dim.map_or(&[][..], |dim| tensor.layout().order(dim));
     let mut layout = match dim {
-        Some(dim) if !order.is_empty() => Layout::with_order(mesh.shape(), &placements, &[(dim, &order)])?,
+        Some(dim) if !outer.is_empty() => {
+            let order: Vec<_> = outer.iter().map(|&cut| of_tensor[cut]).chain([shard]).collect();
+            Layout::with_order(mesh.shape(), &placements, &[(dim, &order)])?
+        }
         _ => Layout::new(mesh.shape(), &placements)?,
     };
     if let Some((_, Cut::Lengths(lengths))) = cut {

@@ -15,12 +15,14 @@ pub enum ParamError {
         reason: String,
     },
     /// A pattern of paths matches nothing in the model.
-    #[error("the pattern `{pattern}` matches no {what} of the model; it has {present}")]
+    #[error("the pattern `{pattern}` matches no {what} of the model{}; it has {present}", near(near_path.as_deref()))]
     NoMatch {
         /// The pattern.
         pattern: String,
         /// What was looked for: modules or parameters.
         what: &'static str,
+        /// What is written almost like it.
+        near_path: Option<String>,
         /// What there is.
         present: String,
     },
@@ -144,6 +146,10 @@ pub enum ParamError {
         /// Path of the parameter, or its id.
         param: String,
     },
+}
+
+fn near(path: Option<&str>) -> String {
+    path.map_or_else(String::new, |path| format!(": did you mean `{path}`?"))
 }
 
 impl From<PatternError> for crate::Error {

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::buffer::UnitBuffer;
 use super::pass::Pass;
 use crate::autodiff::{BackwardStep, GraphOp, Retain};
+use crate::dtensor::Dims;
 
 /// A tensor's metadata: enough to make zeros like it.
 #[derive(Debug)]
@@ -147,6 +148,8 @@ impl GraphOp for Whole {
 pub(super) struct Term {
     pub(super) pass: Arc<Pass>,
     pub(super) position: usize,
+    /// The mesh dimensions over which the gradients are summed.
+    pub(super) dims: Dims,
     pub(super) retain: Retain,
     /// The gathered value, until the node is made.
     pub(super) value: Mutex<Option<DispatchTensor>>,
@@ -167,7 +170,7 @@ impl GraphOp for Term {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         self.pass.progress.node(step.depth());
-        self.pass.buffer.reduce_in_term(self.position, step.take());
+        self.pass.buffer.reduce_in_term(self.position, &self.dims, step.take());
         ran("Term", Some(&self.pass), step);
     }
 }

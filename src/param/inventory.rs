@@ -106,7 +106,10 @@ impl Inventory {
     ///
     /// # Errors
     /// [`ParamError::NoMatch`].
-    pub(crate) fn check_modules(&self, patterns: &[PathPattern]) -> Result<(), ParamError> {
+    pub(crate) fn check_modules<'a>(
+        &self,
+        patterns: impl IntoIterator<Item = &'a PathPattern>,
+    ) -> Result<(), ParamError> {
         matched(patterns, "module", &self.modules())
     }
 
@@ -122,8 +125,8 @@ impl Inventory {
     ///
     /// # Errors
     /// [`ParamError::NoMatch`].
-    pub(crate) fn check_any(&self, patterns: &[PathPattern]) -> Result<(), ParamError> {
-        let named = patterns.iter().filter(|pattern| !pattern.matches(""));
+    pub(crate) fn check_any<'a>(&self, patterns: impl IntoIterator<Item = &'a PathPattern>) -> Result<(), ParamError> {
+        let named = patterns.into_iter().filter(|pattern| !pattern.matches(""));
         matched(named, "module or parameter", &[self.modules(), self.paths()].concat())
     }
 
@@ -181,15 +184,16 @@ impl Found {
 fn matched<'a>(
     patterns: impl IntoIterator<Item = &'a PathPattern>,
     what: &'static str,
-    present: &[String],
+    present_paths: &[String],
 ) -> Result<(), ParamError> {
     let mut patterns = patterns.into_iter();
-    let Some(pattern) = patterns.find(|pattern| !present.iter().any(|path| pattern.matches(path))) else {
+    let Some(pattern) = patterns.find(|pattern| !present_paths.iter().any(|path| pattern.matches(path))) else {
         return Ok(());
     };
-    let list = present.iter().map(|path| format!("`{path}`")).join(", ");
+    let list = present_paths.iter().map(|path| format!("`{path}`")).join(", ");
     let present = if list.is_empty() { "none".into() } else { list };
-    Err(ParamError::NoMatch { pattern: pattern.text().into(), what, present })
+    let near_path = pattern.nearest(present_paths).cloned();
+    Err(ParamError::NoMatch { pattern: pattern.text().into(), what, near_path, present })
 }
 
 /// Marks parameters. burn shows visitors buffers (`RunningState`) and parameters alike, but only a

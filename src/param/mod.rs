@@ -10,7 +10,7 @@
 //! | whether they all still are; where they are | `replaced`, `device` |
 //! | over which ranks it is cut, and cut again | `combine`, `recut` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
-//! | what moves together, over which groups | `unit`, `shards`, `reduce` |
+//! | what moves together, over which groups | `unit`, `shards`, `reduce`, `terms` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | a parameter read outside its unit | `read`, `outside` |
 //! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
@@ -18,7 +18,7 @@
 //! | the ordinary model again; all parameters in a table | `full`; `describe` |
 //! | what records say of a shard | `part` |
 //! | what is beside the parameters: running statistics | `running` |
-//! | where a layer's activations go | `style` |
+//! | where a layer's activations go, and a module's | `style`, `prepare`, `prepared` |
 
 mod attach;
 mod buffer;
@@ -38,6 +38,8 @@ mod order;
 mod outside;
 mod part;
 mod pass;
+mod prepare;
+mod prepared;
 mod progress;
 mod read;
 mod recut;
@@ -48,6 +50,7 @@ mod running;
 mod scope;
 mod shards;
 mod style;
+mod terms;
 #[cfg(feature = "testing")]
 pub(crate) mod trace;
 mod unit;
@@ -67,14 +70,19 @@ pub use full::{full_model, full_model_on};
 pub use grad::Grads;
 pub(crate) use inventory::{Found, Inventory};
 pub use io::UnitTensors;
+pub use prepare::PrepareModule;
+pub(crate) use prepare::{Edge, ModuleLayouts};
+pub(crate) use prepared::{Prepared, prepared_of};
 pub(crate) use recut::{Recut, recut};
 pub(crate) use replaced::check_whole;
 pub use reshard::ReshardAfterForward;
 pub(crate) use running::own_buffers;
 pub use running::{Buffers, sync_buffers};
-pub use style::Style;
-pub(crate) use unit::{AGAIN, DataParallel, REDUCE, TensorParallel, Unit, UnitParam};
+pub(crate) use style::LayerStyles;
+pub use style::{LayerParam, Style};
+pub(crate) use terms::REDUCE;
+pub(crate) use unit::{AGAIN, DataParallel, TensorParallel, Unit, UnitParam};
 pub use unshard::{UnshardHandle, reshard, unshard};
 pub use view::ParamExt;
-pub(crate) use view::{module_path, path};
+pub(crate) use view::{layer_styles, module_path, path};
 pub(crate) use visit::{Visited, walk, walk_with_paths};

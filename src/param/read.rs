@@ -51,7 +51,9 @@ pub(super) fn dtensor<const D: usize>(param: &DistributedParameter, base: Tensor
     let dtensor = DTensor::from_parts(Tensor::from_dispatch(local), spec);
     Some(match varying {
         None => dtensor,
-        Some(varying) => dtensor.with_varied(&replicated, Arc::new(move || Tensor::from_dispatch(varying.get()))),
+        Some(varying) => {
+            dtensor.with_varied(&replicated, Arc::new(move |dims| Tensor::from_dispatch(varying.get(dims))))
+        }
     })
 }
 

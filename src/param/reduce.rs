@@ -103,15 +103,17 @@ impl Unit {
         Ok((self.merge(members, shards, uncut), flags))
     }
 
-    /// Adds up gradients of `members`, of which each tensor-parallel rank has a term.
+    /// Adds up gradients of `members`, of which each tensor-parallel rank along the mesh dimensions `dims` has a
+    /// term.
     pub(super) fn sum_terms(
         &self,
+        dims: &[usize],
         call: Call,
         members: impl IntoIterator<Item = usize>,
         terms: Vec<Option<DispatchTensor>>,
         zeros: impl Fn(usize) -> DispatchTensor,
     ) -> Result<Vec<Option<DispatchTensor>>, CommError> {
-        let group = self.tensor.as_ref().expect("only parallelized parameters have partial gradients");
+        let group = self.tensor.as_ref().expect("only parallelized parameters have partial gradients").along(dims);
         let own = Own::new(terms, zeros);
         let flags = own.flags(1);
         let mut sent = own.grads;

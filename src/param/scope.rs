@@ -1,9 +1,10 @@
 //! [`Scope`]: a unit while it is gathered, tied to the graph.
 
 use std::cell::OnceCell;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor};
+use parking_lot::Mutex;
 
 use super::buffer::UnitBuffer;
 use super::graph::{EnterUnit, Flush, Token, Whole, one_graph};
@@ -147,7 +148,7 @@ impl Scope {
                 token,
                 value: self.value(position),
                 retain: self.retain(),
-                handle: OnceLock::new(),
+                handles: Mutex::default(),
             })
         };
         Some(self.read[position].varying.get_or_init(make).clone())

@@ -1,10 +1,11 @@
 //! [`Style`]: what becomes of a layer's parameters and activations.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::placement::Placement;
 
-/// How a layer is split over the ranks of the tensor-parallel mesh.
+/// How a layer is split over the ranks of one tensor-parallel mesh dimension.
 ///
 /// | style | `Linear` weight `[d_in, d_out]` | `Linear` bias | `Embedding` weight `[vocab, d]` | input | output |
 /// |---|---|---|---|---|---|
@@ -12,12 +13,13 @@ use crate::placement::Placement;
 /// | [`rowwise`](Self::rowwise) | `S(0)` | `R` | `S(0)`: by vocabulary | left as it is | `R` |
 ///
 /// [`sequence_parallel`](Self::sequence_parallel) and [`placed`](Self::placed) take any layer or
-/// parameter. A [`Placement`] is a style by itself, that of all parameters it is given to.
+/// parameter. A [`Placement`] is a style by itself, that of all parameters it is given to. And
+/// [`custom`](Self::custom) is a style of one's own, for layers of one's own.
 ///
 /// Input and output are the placements that the layer's forward over
 /// [`DTensor`](crate::dtensor::DTensor) brings its activations to; burn's own forward computes with
 /// the whole weights and knows nothing of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Style {
     params: Params,
     input: Option<Placement>,
@@ -25,11 +27,27 @@ pub struct Style {
     heads: Option<usize>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 enum Params {
     Colwise,
     Rowwise,
     Placed(Placement),
+    Custom(&'static str, Place),
+}
+
+/// Places a parameter; `None` if it does not know the layer.
+type Place = fn(LayerParam<'_>) -> Option<Placement>;
+
+/// A parameter of a layer, as a [style of one's own](Style::custom) sees it.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct LayerParam<'a> {
+    /// Type of the module that has the parameter as a field, such as `Linear`; empty in a collection of parameters.
+    pub layer: &'a str,
+    /// Name of the field.
+    pub name: &'a str,
+    /// Shape of the whole parameter.
+    pub shape: &'a [usize],
 }
 
 /// A parameter of a layer that can be split by columns and by rows.
@@ -75,6 +93,27 @@ impl Style {
         Self { params: Params::Placed(placement), input: None, output: None, heads: None }
     }
 
+    /// Places parameters as `place` says: what a layer of one's own becomes. It is asked of every parameter that the
+    /// plan's pattern takes, and answers `None` for one that it does not know, which makes the plan an error.
+    ///
+    /// ```
+    /// use burn_dtensor::parallel::{LayerParam, Style};
+    /// use burn_dtensor::placement::Placement::{self, Replicate, Shard};
+    ///
+    /// /// Splits the output features of layers that store `[d_out, d_in]`.
+    /// const COLWISE: Style = Style::custom("colwise", |param: LayerParam<'_>| match (param.layer, param.name) {
+    ///     ("Projection", "weight" | "bias") => Some(Shard(0)),
+    ///     _ => None,
+    /// })
+    /// .with_input(Replicate);
+    /// ```
+    ///
+    /// `name` is what messages call it. The layer's forward brings activations to the style's input and output by
+    /// [`styled`](crate::nn::styled).
+    pub const fn custom(name: &'static str, place: fn(LayerParam<'_>) -> Option<Placement>) -> Self {
+        Self { params: Params::Custom(name, place), input: None, output: None, heads: None }
+    }
+
     /// Brings the layer's input to this placement; to `Replicate` instead of a shard of which a rank
     /// would have nothing, such as that of one token in decoding.
     pub const fn with_input(mut self, placement: Placement) -> Self {
@@ -113,15 +152,37 @@ impl Style {
         self.heads
     }
 
-    /// What becomes of field `param` of a layer of type `layer`; `None` if the style does not know
-    /// the layer.
-    pub(crate) fn placement(&self, layer: Option<&str>, param: &str) -> Option<Placement> {
-        let split = SPLITS.iter().find(|split| Some(split.layer) == layer && split.param == param);
+    /// What becomes of `param`; `None` if the style does not know the layer. `named` says whether it was given to
+    /// the layer itself or the parameter, and not to a module around it, of which columns and rows are not known.
+    pub(crate) fn placement(&self, param: LayerParam<'_>, named: bool) -> Option<Placement> {
+        let split = SPLITS.iter().find(|split| named && split.layer == param.layer && split.param == param.name);
         match self.params {
             Params::Placed(placement) => Some(placement),
             Params::Colwise => split.map(|split| split.colwise),
             Params::Rowwise => split.map(|split| split.rowwise),
+            Params::Custom(_, place) => place(param),
         }
+    }
+}
+
+/// What a layer's parameters were given: a style for each dimension of the mesh, and where these bring activations.
+#[derive(Debug)]
+pub(crate) struct LayerStyles {
+    pub(crate) styles: Box<[Style]>,
+    /// `None` if no style moves the input.
+    pub(crate) input: Option<Arc<[Option<Placement>]>>,
+    pub(crate) output: Option<Arc<[Option<Placement>]>>,
+}
+
+impl LayerStyles {
+    /// Of one style per mesh dimension.
+    pub(crate) fn new(styles: Vec<Style>) -> Self {
+        let wanted = |of: fn(&Style) -> Option<Placement>| {
+            let wanted: Arc<[_]> = styles.iter().map(of).collect();
+            wanted.iter().any(Option::is_some).then_some(wanted)
+        };
+        let (input, output) = (wanted(Style::input), wanted(Style::output));
+        Self { styles: styles.into(), input, output }
     }
 }
 
@@ -131,11 +192,12 @@ impl From<Placement> for Style {
     }
 }
 
-/// `colwise`, `rowwise` or the placement.
+/// `colwise`, `rowwise`, the name it was given or the placement.
 impl fmt::Display for Style {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.params {
             Params::Colwise => f.write_str("colwise"),
+            Params::Custom(name, _) => f.write_str(name),
             Params::Rowwise => f.write_str("rowwise"),
             Params::Placed(placement) => write!(f, "{placement}"),
         }

@@ -11,8 +11,11 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use super::part::Part;
+use super::prepare::ModuleLayouts;
 use super::shards::Shards;
-use super::{Buffers, ParamError, ReshardAfterForward, Style};
+use super::style::LayerStyles;
+use super::terms::TensorGroups;
+use super::{Buffers, ParamError, ReshardAfterForward};
 use crate::Result;
 use crate::comm::{Call, CommError, Communicator, Sharded, Work};
 use crate::dtensor::{DTensorSpec, own};
@@ -44,7 +47,9 @@ pub(crate) struct UnitParam {
 pub(crate) struct TensorParallel {
     /// The parameter on the tensor-parallel mesh.
     pub(crate) spec: Arc<DTensorSpec>,
-    pub(crate) style: Style,
+    pub(crate) styles: Arc<LayerStyles>,
+    /// What the modules around it take and return: each with the path parts from the module down to the parameter.
+    pub(crate) modules: Vec<(usize, Arc<ModuleLayouts>)>,
 }
 
 /// The data-parallel ranks of a unit: over these it is gathered and reduced.
@@ -96,8 +101,8 @@ pub(crate) struct Unit {
     pub(super) parts: Vec<Option<Part>>,
     /// `None` after `parallelize` alone.
     pub(super) data: Option<DataParallel>,
-    /// Group of the tensor-parallel mesh, on which gradients may be partial: what backward adds up.
-    pub(super) tensor: Option<Arc<dyn Communicator>>,
+    /// The tensor-parallel ranks, on which gradients may be partial: what backward adds up.
+    pub(super) tensor: Option<TensorGroups>,
     /// The unit's module path: its name in the ledger, in fingerprints and in errors.
     label: RwLock<Arc<str>>,
     root: AtomicBool,
@@ -120,10 +125,9 @@ pub(super) struct Unsharded {
 /// How many looks of modules a unit remembers.
 const MAX_WHOLE: usize = 16;
 
-/// The sequences of the collectives that backward makes: neither waits for the other, nor for what
-/// forward makes.
+/// The sequence of the all-gathers that backward makes: they wait neither for its
+/// [reductions](super::terms::REDUCE), nor for what forward makes.
 pub(crate) const AGAIN: &str = "gathered again";
-pub(crate) const REDUCE: &str = "reduced";
 
 /// The result of an all-gather, there or on its way.
 #[derive(Debug)]
@@ -151,7 +155,7 @@ impl Unit {
                     }
                     .into());
                 }
-                Some(mesh.communicator(0)?.duplicate(REDUCE))
+                Some(TensorGroups::of(mesh)?)
             }
         };
         Ok(Self {
@@ -239,7 +243,7 @@ impl Unit {
 
     /// The place of a pass in forward, on the ranks that it is reduced over.
     pub(super) fn draw(&self) -> u64 {
-        let group = self.data.as_ref().map(|data| &data.shard).or(self.tensor.as_ref());
+        let group = self.data.as_ref().map(|data| &data.shard).or(self.tensor.as_ref().map(TensorGroups::all));
         group.map_or(0, |group| group.draw())
     }
 

@@ -6,6 +6,7 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 
 use super::distributed::DistributedParameter;
+use super::style::LayerStyles;
 use super::{Grads, ParamError, Style, read};
 use crate::Result;
 use crate::dtensor::DTensor;
@@ -90,8 +91,9 @@ pub trait ParamExt<const D: usize> {
     fn full_grad(&self, grads: &impl Grads) -> Result<Option<Tensor<D>>>;
 
     /// How [`parallelize`](crate::parallel::parallelize) placed the parameter, and where its layer
-    /// brings activations; `None` for a parameter without tensor-parallel placements.
-    fn style(&self) -> Option<Style>;
+    /// brings activations, on each dimension of its mesh; nothing for a parameter without tensor-parallel
+    /// placements.
+    fn styles(&self) -> &[Style];
 }
 
 impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
@@ -116,10 +118,15 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
         }
     }
 
-    fn style(&self) -> Option<Style> {
-        let param = self.reparameterization::<DistributedParameter>()?;
-        param.info().parallel.as_ref().map(|parallel| parallel.style)
+    fn styles(&self) -> &[Style] {
+        layer_styles(self).map_or(&[], |known| &known.styles)
     }
+}
+
+/// What the layer of `param` was given; `None` without tensor-parallel placements.
+pub(crate) fn layer_styles<const D: usize>(param: &Param<Tensor<D>>) -> Option<&LayerStyles> {
+    let param = param.reparameterization::<DistributedParameter>()?;
+    param.info().parallel.as_ref().map(|parallel| &*parallel.styles)
 }
 
 /// What is laid out as the stored shard of `param`; `None` for an ordinary parameter.

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::empty::Blank;
 use super::operand::{Arg, Operand};
 use super::{Operator, Rule};
-use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 
 /// Runs the operator of `rule` on `inputs`: `local` on every rank's part of them.
@@ -41,7 +41,7 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
     let outputs = if operator.is_blank() { blank::<I, O>(&inputs, &operator) } else { local(inputs, &operator) };
     let (made, said) = (outputs.count(), operator.outputs());
     assert!(made == said, "`{}` made {made} of {said} outputs", rule.name());
-    outputs.globalize(&operator, &mut 0)
+    outputs.globalize(&*operator, &mut 0)
 }
 
 /// Inputs of which some are to be redistributed. Apart from the others, for which tensors, of 256 bytes
@@ -58,6 +58,32 @@ fn blank<I: Inputs, O: Outputs>(inputs: &I::Local, operator: &Operator) -> O {
     let mut blank = Blank::default();
     I::see(inputs, &mut blank);
     O::blank(&blank, operator, &mut 0)
+}
+
+/// Where tensors go in and come out: what an operator is to those that it computes with, and a
+/// [`LocalMap`](super::LocalMap) to its own.
+#[doc(hidden)]
+pub trait Boundary {
+    /// The local tensor of input `at`.
+    #[track_caller]
+    fn localize<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K>;
+
+    /// The DTensor of this rank's part `local` of output `at`.
+    #[track_caller]
+    fn globalize<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K>;
+}
+
+impl Boundary for Operator {
+    #[inline(always)]
+    #[track_caller]
+    fn localize<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K> {
+        self.localize(at, tensor)
+    }
+
+    #[inline(always)]
+    fn globalize<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
+        self.output(at, local)
+    }
 }
 
 /// What [`apply`] takes.
@@ -79,10 +105,10 @@ pub trait Inputs {
     #[doc(hidden)]
     fn into_local(self) -> Self::Local;
 
-    /// Brings all to where `operator` wants them; they are its inputs from `at` on.
+    /// Takes all of them in; they are the inputs from `at` on.
     #[doc(hidden)]
     #[track_caller]
-    fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local;
+    fn localize<By: Boundary>(self, by: &By, at: &mut usize) -> Self::Local;
 
     /// Shows what the parts are.
     #[doc(hidden)]
@@ -105,9 +131,9 @@ macro_rules! tensors {
             }
 
             #[track_caller]
-            fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local {
+            fn localize<By: Boundary>(self, by: &By, at: &mut usize) -> Self::Local {
                 *at += 1;
-                operator.localize(*at - 1, self$(.$tensor)?)
+                by.localize(*at - 1, self$(.$tensor)?)
             }
 
             fn see(local: &Self::Local, blank: &mut Blank) {
@@ -135,8 +161,8 @@ macro_rules! collections {
             }
 
             #[track_caller]
-            fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local {
-                $each(self, |input: I| input.localize(operator, at))
+            fn localize<By: Boundary>(self, by: &By, at: &mut usize) -> Self::Local {
+                $each(self, |input: I| input.localize(by, at))
             }
 
             fn see(local: &Self::Local, blank: &mut Blank) {
@@ -164,13 +190,10 @@ pub trait Outputs: Sized {
     #[doc(hidden)]
     fn count(&self) -> usize;
 
-    /// Gives each its spec; they are the operator's outputs from `at` on.
+    /// Gives each its spec; they are the outputs from `at` on.
     #[doc(hidden)]
-    fn globalize(self, operator: &Operator, at: &mut usize) -> Self::Global;
-
-    /// Gives each the spec of a tensor that every rank has whole, laid out as `like`, which is.
-    #[doc(hidden)]
-    fn replicate(self, like: &DTensorSpec) -> Self::Global;
+    #[track_caller]
+    fn globalize<By: Boundary>(self, by: &By, at: &mut usize) -> Self::Global;
 }
 
 impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
@@ -187,14 +210,10 @@ impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
     }
 
     #[inline(always)]
-    fn globalize(self, operator: &Operator, at: &mut usize) -> DTensor<D, K> {
+    #[track_caller]
+    fn globalize<By: Boundary>(self, by: &By, at: &mut usize) -> DTensor<D, K> {
         *at += 1;
-        operator.output(*at - 1, self)
-    }
-
-    fn replicate(self, like: &DTensorSpec) -> DTensor<D, K> {
-        let spec = DTensorSpec::decided(like.mesh(), like.layout().clone(), self.shape(), self.dtype());
-        DTensor::from_parts(self, spec.shared())
+        by.globalize(*at - 1, self)
     }
 }
 
@@ -213,12 +232,9 @@ impl<O: Outputs> Outputs for Vec<O> {
         self.iter().map(O::count).sum()
     }
 
-    fn globalize(self, operator: &Operator, at: &mut usize) -> Self::Global {
-        self.into_iter().map(|output| output.globalize(operator, at)).collect()
-    }
-
-    fn replicate(self, like: &DTensorSpec) -> Self::Global {
-        self.into_iter().map(|output| output.replicate(like)).collect()
+    #[track_caller]
+    fn globalize<By: Boundary>(self, by: &By, at: &mut usize) -> Self::Global {
+        self.into_iter().map(|output| output.globalize(by, at)).collect()
     }
 }
 
@@ -242,9 +258,9 @@ macro_rules! tuples {
             }
 
             #[track_caller]
-            fn localize(self, operator: &Operator, at: &mut usize) -> Self::Local {
+            fn localize<By: Boundary>(self, by: &By, at: &mut usize) -> Self::Local {
                 let ($($name,)+) = self;
-                ($($name.localize(operator, at),)+)
+                ($($name.localize(by, at),)+)
             }
 
             fn see(local: &Self::Local, blank: &mut Blank) {
@@ -269,14 +285,10 @@ macro_rules! tuples {
             }
 
             #[inline(always)]
-            fn globalize(self, operator: &Operator, at: &mut usize) -> Self::Global {
+            #[track_caller]
+            fn globalize<By: Boundary>(self, by: &By, at: &mut usize) -> Self::Global {
                 let ($($name,)+) = self;
-                ($($name.globalize(operator, at),)+)
-            }
-
-            fn replicate(self, like: &DTensorSpec) -> Self::Global {
-                let ($($name,)+) = self;
-                ($($name.replicate(like),)+)
+                ($($name.globalize(by, at),)+)
             }
         }
     };

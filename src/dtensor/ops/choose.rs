@@ -179,8 +179,9 @@ fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
     })
 }
 
-/// The rows to try on `mesh_dim`: those whose partial inputs are there already. One costs nothing to make
-/// and all the more to keep, so none is made, but for a term of a sum that is kept anyhow.
+/// The rows to try on `mesh_dim`: those that have inputs where callers want them, and whose partial inputs are
+/// there already. One costs nothing to make and all the more to keep, so none is made, but for a term of a sum that
+/// is kept anyhow.
 pub(super) fn asked_for<'a>(
     strategies: &'a [Strategy],
     operands: &[Incoming<'_>],
@@ -190,7 +191,12 @@ pub(super) fn asked_for<'a>(
         let placement = row.inputs[at];
         placement.partial_op().is_some() && operands[at].layout.placements()[mesh_dim] != placement
     };
-    let asked = |row: &&Strategy| (0..operands.len()).all(|at| row.makes_term(at) || !made(row, at));
+    let asked = |row: &&Strategy| {
+        let mut inputs = operands.iter().zip(&row.inputs).enumerate();
+        inputs.all(|(at, (operand, &placement))| {
+            operand.takes(mesh_dim, placement) && (row.makes_term(at) || !made(row, at))
+        })
+    };
     strategies.iter().filter(asked).collect()
 }
 

@@ -17,7 +17,7 @@ use super::{Rule, Strategy, strategy};
 use crate::Result;
 use crate::dtensor::handles::Destination;
 use crate::dtensor::route::Route;
-use crate::dtensor::{DTensorError, DTensorSpec};
+use crate::dtensor::{DTensorError, DTensorSpec, Wanted};
 use crate::placement::{Layout, Placement, Step};
 
 /// What is decided of an operator on inputs of certain specs.
@@ -50,6 +50,8 @@ pub(super) struct Output {
 pub(super) struct Table {
     pub(super) outputs: Vec<Shape>,
     pub(super) rows: Vec<Strategy>,
+    /// Where callers want each input on each mesh dimension.
+    pub(super) wanted: Vec<Wanted>,
     /// Rows that an input is pinned away from, or whose partial inputs are not of these element types.
     pub(super) out: Vec<(Strategy, &'static str)>,
 }
@@ -65,28 +67,35 @@ impl Table {
         let shapes: Vec<Shape> = inputs.iter().map(|input| input.spec.shape().clone()).collect();
         let outputs = rule.outputs(&shapes)?;
         let dtypes: Vec<DType> = inputs.iter().map(|input| input.spec.dtype()).collect();
-        let pins = inputs.iter().map(|input| pinned(rule, input, &shapes)).collect::<Result<Vec<_>>>()?;
+        let wanted: Vec<Wanted> = inputs.iter().map(|input| wanted(rule, input, &shapes)).collect::<Result<_>>()?;
+        let incoming = incoming(inputs, &wanted);
+        let mesh_dims = 0..first.mesh().ndim();
         let mut out = Vec::new();
         let mut rows = rows(rule, &shapes, &outputs);
         rows.retain(|row| {
-            let kept = |(pin, input): (&Option<Placement>, &Placement)| pin.is_none_or(|pin| pin == *input);
+            let takes = |mesh_dim| incoming.iter().zip(&row.inputs).all(|(input, &to)| input.takes(mesh_dim, to));
             let why = match row {
                 row if !row.takes(&dtypes) => "not of this element type",
-                row if !pins.iter().zip(&row.inputs).all(kept) => "an input is pinned elsewhere",
+                _ if !mesh_dims.clone().any(takes) => "an input is pinned elsewhere",
                 _ => return true,
             };
             out.push((row.clone(), why));
             false
         });
-        Ok(Self { outputs, rows, out })
+        Ok(Self { outputs, rows, wanted, out })
     }
+}
+
+/// The inputs as they come, and where they are wanted.
+pub(super) fn incoming<'a>(inputs: &[Arg<'a>], wanted: &'a [Wanted]) -> Vec<Incoming<'a>> {
+    inputs.iter().zip(wanted).map(|(input, wanted)| Incoming::new(input.spec, wanted)).collect()
 }
 
 /// The decision, made anew.
 pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Decision> {
-    let Table { outputs: output_shapes, rows, .. } = Table::new(rule, inputs)?;
+    let Table { outputs: output_shapes, rows, wanted, .. } = Table::new(rule, inputs)?;
     let first = inputs[0].spec;
-    let incoming: Vec<_> = inputs.iter().map(|input| Incoming::new(input.spec)).collect();
+    let incoming = incoming(inputs, &wanted);
     let choice = choose(Given {
         mesh_shape: first.mesh().shape(),
         operands: &incoming,
@@ -130,14 +139,17 @@ fn rows<R: Rule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy>
     rows
 }
 
-/// Where the caller wants `input`; whole, where it has not an element for every rank.
-fn pinned<R: Rule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<Option<Placement>> {
-    let Some(pin) = input.pin else { return Ok(None) };
-    if pin.shard_dim().is_some_and(|dim| dim >= input.spec.shape().num_dims()) {
-        let why = format!("the style or pin of an input wants it as {pin}, along a dimension that it does not have");
+/// Where the caller wants `input` on each mesh dimension; whole, where it has not an element for every rank.
+fn wanted<R: Rule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<Wanted> {
+    let Some(pin) = input.pin else { return Ok(Wanted::new()) };
+    let wanted = pin.on(input.spec.mesh().ndim());
+    let lacks = |placement: &&Placement| placement.shard_dim().is_some_and(|dim| dim >= input.spec.shape().num_dims());
+    if let Some(placement) = wanted.iter().flatten().find(lacks) {
+        let why =
+            format!("the style or pin of an input wants it as {placement}, along a dimension that it does not have");
         return Err(misfit(rule.name(), shapes, why));
     }
-    Ok(Some(input.spec.with_elements(pin)))
+    Ok(input.spec.with_elements(wanted))
 }
 
 /// The first input that is moved though the caller did not ask for it. What becomes a term of a sum by

@@ -7,9 +7,9 @@ use itertools::Itertools;
 
 use super::choose::{Given, Weighed, asked_for, choose, weighed};
 use super::cost_model::Scope;
-use super::decide::Table;
+use super::decide::{Table, incoming};
 use super::operand::Arg;
-use super::weigh::{Incoming, Sends, Unfit, sends};
+use super::weigh::{Sends, Unfit, sends};
 use super::{Rule, Strategy};
 use crate::Result;
 use crate::placement::{Layout, Sent};
@@ -88,9 +88,9 @@ const LINES: usize = 12;
 
 /// Adds the table of `rule` on these inputs.
 pub(super) fn record<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<()> {
-    let Table { outputs, rows, out } = Table::new(rule, inputs)?;
+    let Table { outputs, rows, wanted, out } = Table::new(rule, inputs)?;
     let mesh = inputs[0].spec.mesh();
-    let operands: Vec<_> = inputs.iter().map(|input| Incoming::new(input.spec)).collect();
+    let operands = incoming(inputs, &wanted);
     let times = scope.times(mesh);
     let given = Given {
         mesh_shape: mesh.shape(),
@@ -130,7 +130,7 @@ pub(super) fn record<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Res
     header.extend(times.as_ref().map(|_| "time"));
     let header = header.into_iter().map(String::from).collect();
     let lines: Vec<Vec<String>> = std::iter::once(header).chain(lines).collect();
-    let mut text = format!("{} of {} on {mesh}\n", rule.name(), inputs.iter().map(incoming).join(", "));
+    let mut text = format!("{} of {} on {mesh}\n", rule.name(), inputs.iter().map(described).join(", "));
     write_table(&mut text, &lines);
     let asked = |row: &&Strategy| (0..mesh.ndim()).all(|dim| !asked_for(&rows, &operands, dim).contains(row));
     let partial = rows.iter().filter(asked).map(|row| (row.to_string(), "not partial like that"));
@@ -143,7 +143,7 @@ pub(super) fn record<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Res
     Ok(())
 }
 
-fn incoming(input: &Arg<'_>) -> String {
+fn described(input: &Arg<'_>) -> String {
     let pin = input.pin.map(|pin| format!(" pinned to {pin}")).unwrap_or_default();
     format!("{:?} {}{pin}", &input.spec.shape()[..], input.spec.layout())
 }

@@ -149,6 +149,9 @@
 //! channels) write their tables out: they implement [`Rule`] themselves. A row never communicates: what
 //! needs its neighbours is made of redistributions. Of a dimension that it needs whole, a row may ask the other
 //! ranks for a few elements of each part (`parts`), and says how many.
+//! channels) write their tables out, as a [`Table`] or by implementing [`Rule`]. A computation that is written once,
+//! at one place, needs none: a [`LocalMap`] says there what it takes and makes. A row never communicates: what
+//! needs its neighbours is made of redistributions.
 //!
 //! The local operator must record as many nodes of the autodiff graph for parts of any length, or
 //! ranks fall out of step in backward. Burn's own do, but for `matmul`, `linear` and `einsum`, which
@@ -174,11 +177,13 @@ mod operator;
 mod policy;
 mod rule;
 mod subscripts;
+mod table;
 mod weigh;
 
 // What rules share.
 mod args;
 mod empty;
+mod local_map;
 mod lookup;
 mod methods;
 pub mod partials;
@@ -245,8 +250,10 @@ pub use cost_model::CostModel;
 pub(crate) use dropout::check_probability;
 pub use einsum::EinsumOperand;
 pub use explain::{Explanation, explain};
+pub use local_map::LocalMap;
 pub use operand::{Arg, Operand};
 pub use operator::Operator;
 pub use policy::RedistributePolicy;
 pub use replicated::replicated;
 pub use rule::{Rule, Strategy, strategy};
+pub use table::Table;

@@ -1,18 +1,52 @@
-//! [`Operand`]: an input of an operator, and where its caller wants it.
+//! [`Operand`]: an input of an operator, and where its caller wants it: its [`Pin`].
 
+use std::fmt;
 use std::sync::Arc;
 
 use burn::tensor::Float;
+use itertools::Itertools;
 
 use crate::Result;
-use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::dtensor::{DTensor, DTensorSpec, Kind, Wanted};
 use crate::placement::Placement;
 
 /// A DTensor as an operator takes it: wherever is cheapest, or pinned to one placement.
 #[derive(Debug)]
 pub struct Operand<const D: usize, K: Kind = Float> {
     pub(super) tensor: DTensor<D, K>,
-    pub(super) pin: Option<Placement>,
+    pub(super) pin: Option<Pin>,
+}
+
+/// Where a caller wants an input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Pin {
+    /// On every mesh dimension.
+    Every(Placement),
+    /// On each; `None` leaves it to the rule.
+    Each(Arc<[Option<Placement>]>),
+}
+
+impl Pin {
+    /// What is wanted on each dimension of a mesh.
+    pub(super) fn on(&self, mesh_dims: usize) -> Wanted {
+        match self {
+            Self::Every(placement) => (0..mesh_dims).map(|_| Some(*placement)).collect(),
+            Self::Each(wanted) => wanted.as_ref().into(),
+        }
+    }
+}
+
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Every(placement) => write!(f, "{placement}"),
+            Self::Each(wanted) => {
+                let each =
+                    wanted.iter().map(|wanted| wanted.map_or("_".to_string(), |placement| placement.to_string()));
+                write!(f, "[{}]", each.format(", "))
+            }
+        }
+    }
 }
 
 impl<const D: usize, K: Kind> From<DTensor<D, K>> for Operand<D, K> {
@@ -30,7 +64,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// sequence-sharded activation that three projections read as `R`, one all-gather and one
     /// reduce-scatter for all three.
     pub fn pinned(self, placement: impl Into<Option<Placement>>) -> Operand<D, K> {
-        Operand { tensor: self, pin: placement.into() }
+        Operand { tensor: self, pin: placement.into().map(Pin::Every) }
+    }
+
+    /// [`pinned`](Self::pinned), to a placement for each mesh dimension.
+    pub(crate) fn pinned_each(self, wanted: Option<&Arc<[Option<Placement>]>>) -> Operand<D, K> {
+        Operand { tensor: self, pin: wanted.cloned().map(Pin::Each) }
     }
 }
 
@@ -38,7 +77,10 @@ impl<const D: usize, K: Kind> Operand<D, K> {
     /// The tensor where its pin wants it: for what is made of several operators, of which each reads it.
     pub(super) fn placed(self) -> Result<DTensor<D, K>> {
         match self.pin {
-            Some(placement) => self.tensor.redistribute_all(placement),
+            Some(pin) => {
+                let wanted = pin.on(self.tensor.mesh().ndim());
+                self.tensor.redistribute_each(&wanted)
+            }
             None => Ok(self.tensor),
         }
     }
@@ -48,7 +90,7 @@ impl<const D: usize, K: Kind> Operand<D, K> {
 #[derive(Debug, Clone, Copy)]
 pub struct Arg<'a> {
     pub(super) spec: &'a Arc<DTensorSpec>,
-    pub(super) pin: Option<Placement>,
+    pub(super) pin: Option<&'a Pin>,
 }
 
 impl<'a, const D: usize, K: Kind> From<&'a DTensor<D, K>> for Arg<'a> {
@@ -59,6 +101,6 @@ impl<'a, const D: usize, K: Kind> From<&'a DTensor<D, K>> for Arg<'a> {
 
 impl<'a, const D: usize, K: Kind> From<&'a Operand<D, K>> for Arg<'a> {
     fn from(operand: &'a Operand<D, K>) -> Self {
-        Self { spec: operand.tensor.spec(), pin: operand.pin }
+        Self { spec: operand.tensor.spec(), pin: operand.pin.as_ref() }
     }
 }

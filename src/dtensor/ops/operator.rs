@@ -19,13 +19,13 @@ use super::Rule;
 use super::cost_model::Scope;
 use super::decide::{Decision, decide};
 use super::explain;
-use super::operand::{Arg, Operand};
+use super::operand::{Arg, Operand, Pin};
 use super::policy::RedistributePolicy;
 use crate::Result;
 use crate::dtensor::spec::CAPACITY;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::error::OrUnwind;
-use crate::placement::{Layout, Placement};
+use crate::placement::Layout;
 
 /// How an operator runs on inputs of certain specs: what each is brought to, and what comes out.
 ///
@@ -156,7 +156,7 @@ struct Entry {
     hash: u64,
     rule: Box<dyn Any>,
     /// Alive as long as the entry, so that no other spec can have their addresses.
-    inputs: SmallVec<[(Arc<DTensorSpec>, Option<Placement>); 3]>,
+    inputs: SmallVec<[(Arc<DTensorSpec>, Option<Pin>); 3]>,
     /// Of the [cost model](super::CostModel) that it was chosen by.
     model: u32,
     operator: Rc<Operator>,
@@ -179,7 +179,7 @@ fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
         hasher.finish()
     });
     let same = |entry: &Entry| {
-        let known = entry.inputs.iter().map(|(spec, pin)| (Arc::as_ptr(spec), *pin));
+        let known = entry.inputs.iter().map(|(spec, pin)| (Arc::as_ptr(spec), pin.as_ref()));
         known.eq(inputs.iter().map(|input| (Arc::as_ptr(input.spec), input.pin)))
             && entry.model == scope.model
             && entry.rule.downcast_ref::<R>() == Some(rule)
@@ -196,7 +196,7 @@ fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
     let entry = Entry {
         hash,
         rule: Box::new(rule.clone()),
-        inputs: inputs.iter().map(|input| (input.spec.clone(), input.pin)).collect(),
+        inputs: inputs.iter().map(|input| (input.spec.clone(), input.pin.cloned())).collect(),
         model: scope.model,
         operator: operator.clone(),
     };

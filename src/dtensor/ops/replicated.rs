@@ -1,10 +1,12 @@
 //! [`replicated`]: operators that have no rule.
 
-use burn::tensor::Shape;
+use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
 
+use super::apply::Boundary;
 use super::{Inputs, Operator, Outputs, Rule, Strategy};
 use crate::Result;
+use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::error::OrUnwind;
 
 /// Runs `local`, an operator `name` that has no rule, on whole tensors: every rank gathers all `inputs`, computes
@@ -55,8 +57,25 @@ pub fn replicated<I: Inputs, O: Outputs>(
         inputs.args(&mut args);
         Operator::resolve(&Whole(name), &args).or_unwind()
     };
-    let inputs = if operator.is_direct() { inputs.into_local() } else { inputs.localize(&operator, &mut 0) };
-    local(inputs).replicate(operator.input_spec(0))
+    let everywhere = Everywhere(&operator);
+    let inputs = if operator.is_direct() { inputs.into_local() } else { inputs.localize(&everywhere, &mut 0) };
+    local(inputs).globalize(&everywhere, &mut 0)
+}
+
+/// Inputs as the operator wants them, whole; and outputs that every rank has whole.
+struct Everywhere<'a>(&'a Operator);
+
+impl Boundary for Everywhere<'_> {
+    #[track_caller]
+    fn localize<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K> {
+        self.0.localize(at, tensor)
+    }
+
+    fn globalize<const D: usize, K: Kind>(&self, _: usize, local: Tensor<D, K>) -> DTensor<D, K> {
+        let whole = self.0.input_spec(0);
+        let spec = DTensorSpec::decided(whole.mesh(), whole.layout().clone(), local.shape(), local.dtype());
+        DTensor::from_parts(local, spec.shared())
+    }
 }
 
 /// The rule of an operator of which nothing is known but its name: the all-Replicate row, and results that

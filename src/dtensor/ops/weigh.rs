@@ -10,7 +10,7 @@ use super::cutting::{Cutting, Dims};
 use super::rule::Strategy;
 use crate::dtensor::DTensorSpec;
 use crate::dtensor::route::Route;
-use crate::placement::{Layout, Placements, Sent, Step, sent_backward, sent_forward};
+use crate::placement::{Layout, Placement, Placements, Sent, Step, sent_backward, sent_forward};
 
 /// An input as it comes.
 #[derive(Debug, Clone, Copy)]
@@ -21,13 +21,20 @@ pub(super) struct Incoming<'a> {
     pub(super) bytes: u64,
     /// Whether it can have a gradient.
     pub(super) differentiable: bool,
+    /// Where its caller wants it on each mesh dimension; nothing if it does not care.
+    pub(super) wanted: &'a [Option<Placement>],
 }
 
 impl<'a> Incoming<'a> {
-    pub(super) fn new(spec: &'a DTensorSpec) -> Self {
+    pub(super) fn new(spec: &'a DTensorSpec, wanted: &'a [Option<Placement>]) -> Self {
         let (shape, dtype) = (spec.shape(), spec.dtype());
         let bytes = (shape.num_elements() * dtype.size()) as u64;
-        Self { layout: spec.layout(), shape, bytes, differentiable: dtype.is_float() }
+        Self { layout: spec.layout(), shape, bytes, differentiable: dtype.is_float(), wanted }
+    }
+
+    /// Whether its caller has it as `placement` on `mesh_dim`.
+    pub(super) fn takes(&self, mesh_dim: usize, placement: Placement) -> bool {
+        self.wanted.get(mesh_dim).copied().flatten().is_none_or(|wanted| wanted == placement)
     }
 }
 

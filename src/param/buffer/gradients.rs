@@ -1,66 +1,80 @@
 //! [`Gradients`]: whole gradients of a unit, until they are reduced.
 
+use std::collections::BTreeMap;
+
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
+use smallvec::SmallVec;
+
+use crate::dtensor::Dims;
 
 /// Gradients of whole weights, by position.
 #[derive(Debug)]
 pub(super) struct Gradients {
     /// Those that are the same on all tensor-parallel ranks.
     grads: Vec<Option<DispatchTensor>>,
-    terms: Vec<Term>,
+    /// Those that are expected.
+    terms: Vec<SmallVec<[Term; 1]>>,
 }
 
-/// This rank's term of a gradient that the tensor-parallel ranks add up.
-#[derive(Debug, Clone, Default)]
+/// This rank's term of a gradient that tensor-parallel ranks add up: of a weight that was read for computations
+/// that differ between these ranks, on one of them and so on all.
+#[derive(Debug, Clone)]
 struct Term {
-    /// Whether the weight was read for computations that differ between tensor-parallel ranks: on
-    /// one of them and so on all.
-    expected: bool,
+    /// The mesh dimensions along which they differ.
+    dims: Dims,
     grad: Option<DispatchTensor>,
 }
+
+/// Terms that are summed over the ranks along some mesh dimensions, each with its position.
+pub(super) type Terms = BTreeMap<Dims, Vec<(usize, Option<DispatchTensor>)>>;
 
 impl Gradients {
     /// Of `n` weights.
     pub(super) fn new(n: usize) -> Self {
-        Self { grads: vec![None; n], terms: vec![Term::default(); n] }
+        Self { grads: vec![None; n], terms: vec![SmallVec::new(); n] }
     }
 
     pub(super) fn add(&mut self, position: usize, grad: DispatchTensor) {
         self.grads[position] = Some(grad);
     }
 
-    pub(super) fn expect_term(&mut self, position: usize) {
-        self.terms[position].expected = true;
+    pub(super) fn expect_term(&mut self, position: usize, dims: &[usize]) {
+        self.terms[position].push(Term { dims: dims.into(), grad: None });
     }
 
     pub(super) fn is_term_expected(&self, position: usize) -> bool {
-        self.terms[position].expected
+        !self.terms[position].is_empty()
     }
 
-    pub(super) fn add_term(&mut self, position: usize, grad: DispatchTensor) {
-        self.terms[position].grad = Some(grad);
+    pub(super) fn add_term(&mut self, position: usize, dims: &[usize], grad: DispatchTensor) {
+        let term = self.terms[position].iter_mut().find(|term| *term.dims == *dims);
+        term.expect("a term is expected when its node is made").grad = Some(grad);
     }
 
     #[cfg(feature = "testing")]
     pub(super) fn is_any(&self) -> bool {
-        self.grads.iter().chain(self.terms.iter().map(|term| &term.grad)).any(Option::is_some)
+        self.grads.iter().chain(self.terms.iter().flatten().map(|term| &term.grad)).any(Option::is_some)
     }
 
     /// Drops those that are zero everywhere.
     pub(super) fn drop_zeros(&mut self) {
-        for grad in self.grads.iter_mut().chain(self.terms.iter_mut().map(|term| &mut term.grad)) {
+        for grad in self.grads.iter_mut().chain(self.terms.iter_mut().flatten().map(|term| &mut term.grad)) {
             grad.take_if(|grad| is_zero(grad));
         }
     }
 
-    /// The gradients, and the terms that are expected, each with its position.
-    #[expect(clippy::type_complexity, reason = "two lists")]
-    pub(super) fn take(&mut self) -> (Vec<Option<DispatchTensor>>, Vec<(usize, Option<DispatchTensor>)>) {
+    /// The gradients, and the terms.
+    pub(super) fn take(&mut self) -> (Vec<Option<DispatchTensor>>, Terms) {
         let Self { grads, terms } = std::mem::replace(self, Self::new(0));
-        let expected = terms.into_iter().enumerate().filter(|(_, term)| term.expected);
-        (grads, expected.map(|(position, term)| (position, term.grad)).collect())
+        let mut by_dims = Terms::new();
+        for (position, terms) in terms.into_iter().enumerate() {
+            for Term { dims, grad } in terms {
+                by_dims.entry(dims).or_default().push((position, grad));
+            }
+        }
+        (grads, by_dims)
     }
 }
 

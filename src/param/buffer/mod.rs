@@ -185,15 +185,15 @@ impl UnitBuffer {
         self.gradients.lock().add(position, grad);
     }
 
-    /// The weight at `position` has been read for computations that differ between the
-    /// tensor-parallel ranks.
-    pub(super) fn expect_term(&self, position: usize) {
-        self.gradients.lock().expect_term(position);
+    /// The weight at `position` has been read, for the first time, for computations that differ between the
+    /// tensor-parallel ranks along the mesh dimensions `dims`.
+    pub(super) fn expect_term(&self, position: usize, dims: &[usize]) {
+        self.gradients.lock().expect_term(position, dims);
     }
 
     /// Collects this rank's term of the gradient at `position`.
-    pub(super) fn reduce_in_term(&self, position: usize, grad: DispatchTensor) {
-        self.gradients.lock().add_term(position, grad);
+    pub(super) fn reduce_in_term(&self, position: usize, dims: &[usize], grad: DispatchTensor) {
+        self.gradients.lock().add_term(position, dims, grad);
     }
 
     /// Nobody of the pass reads the weights any more. A view that the program keeps stays as it is.
@@ -213,10 +213,10 @@ impl UnitBuffer {
         let zeros = |position: usize| zeros_like_whole(&unit.params[members[position]].shape, &shards[position]);
         let call = self.source.call(Phase::Backward);
         let (mut grads, terms) = self.gradients.lock().take();
-        if !terms.is_empty() {
+        for (dims, terms) in terms {
             let (positions, own): (Vec<_>, Vec<_>) = terms.into_iter().unzip();
             let summed = positions.iter().map(|&position| members[position]);
-            let sums = unit.sum_terms(call.clone(), summed, own, |at| zeros(positions[at]))?;
+            let sums = unit.sum_terms(&dims, call.clone(), summed, own, |at| zeros(positions[at]))?;
             gradients::add_sums(&mut grads, &positions, sums);
         }
         let members: Vec<_> = trained.iter().map(|&position| members[position]).collect();

@@ -1,10 +1,12 @@
 //! What losses send, and what they say of odd targets.
 
+use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_dtensor::comm::{Op, Phase};
-use burn_dtensor::dtensor::ops::loss::{CrossEntropyLossConfig, cross_entropy};
+use burn_dtensor::dtensor::ops::loss::{CrossEntropyLossConfig, Reduction, cross_entropy};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
+use itertools::Itertools;
 
 use super::{R, S, SUM, ramp, values};
 
@@ -53,6 +55,77 @@ fn sharded_samples_leave_the_loss_partial() {
         assert_eq!(ledger.total(|_| true).calls, 3);
         Ok(())
     });
+}
+
+/// Whatever the number of mesh dimensions: two all-reduces over all that cut classes, and one more for what samples
+/// count. Values are burn's on the whole.
+#[test]
+fn classes_cut_over_several_mesh_dimensions_send_no_more() {
+    let weights = [1.0, 0.5, 2.0, 1.5, 0.25];
+    let meshes: [(&[usize], &[Placement]); 4] = [
+        (&[2, 2], &[S(1), S(1)]),
+        (&[2, 3], &[S(1), S(0)]),
+        (&[2, 2, 2], &[S(0), S(1), S(1)]),
+        (&[2, 2, 2], &[S(1), R, S(1)]),
+    ];
+    for (shape, placements) in meshes {
+        MeshTest::new(shape, &["a", "b", "c"][..shape.len()]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let by_samples: Vec<_> = placements.iter().map(|own| if *own == S(0) { S(0) } else { R }).collect();
+            let has_samples = by_samples.contains(&S(0));
+            for (weighted, smoothing, reduction) in [false, true]
+                .into_iter()
+                .cartesian_product([0.0, 0.1])
+                .cartesian_product([Reduction::Mean, Reduction::Sum])
+                .map(|((a, b), c)| (a, b, c))
+            {
+                let whole = (ramp([7, 5], 0.0, &device) * 0.1).sin().require_grad();
+                let targets = Tensor::<1, Int>::from_ints([0, 4, 2, 1, 3, 4, 2], &device);
+                let soft =
+                    targets.clone().one_hot::<2>(5).float() * (1.0 - f64::from(smoothing)) + f64::from(smoothing) / 5.0;
+                let weights = if weighted { weights } else { [1.0; 5] };
+                let class_weights = Tensor::<1>::from_floats(weights, &device);
+                let losses = (soft * class_weights.clone().unsqueeze() * log_softmax(whole.clone(), 1)).sum().neg();
+                let expected = match reduction {
+                    Reduction::Mean => losses / class_weights.select(0, targets.clone()).sum(),
+                    Reduction::Sum => losses,
+                };
+                let expected_grad = whole.grad(&expected.clone().backward()).expect("a leaf");
+
+                let logits = DTensor::distribute_local(whole.detach(), mesh, placements)?.require_grad();
+                let targets = DTensor::distribute_local(targets, mesh, &by_samples)?;
+                let mut config = CrossEntropyLossConfig::new().with_smoothing(smoothing).with_reduction(reduction);
+                if weighted {
+                    config = config.with_weights(weights);
+                }
+                let loss = config.init(&device);
+                let ledger = mesh.world().ledger();
+                ledger.reset();
+                let found = loss.forward(logits.clone(), targets.clone());
+                let counted = usize::from(has_samples && weighted && reduction == Reduction::Mean) as u64;
+                assert_eq!(ledger.total(|_| true).calls, 2 + counted, "on {mesh}");
+                let found = found.full_tensor()?;
+                let summed = u64::from(has_samples);
+                assert_eq!(ledger.calls(Op::AllReduce), 2 + counted + summed, "on {mesh}");
+                let grads = found.backward();
+                assert_eq!(ledger.total(|_| true).calls, 2 + counted + summed, "nothing in backward");
+                let near = |a: Vec<f32>, b: Vec<f32>| {
+                    assert!(
+                        a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-5),
+                        "{a:?} for {b:?} on {mesh}"
+                    );
+                };
+                near(values(found), values(expected));
+                let grad = logits.local().grad(&grads).map(values).unwrap_or_default();
+                near(grad, super::part(expected_grad, &logits));
+                // Of each sample, too, nothing is sent beyond the two.
+                ledger.reset();
+                let samples = loss.forward_no_reduction(logits, targets);
+                assert_eq!((samples.placements(), ledger.total(|_| true).calls), (&by_samples[..], 2));
+            }
+            Ok(())
+        });
+    }
 }
 
 /// PyTorch's default ignored index is no class.

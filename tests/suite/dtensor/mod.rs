@@ -10,6 +10,7 @@ mod in_step;
 mod initialize;
 mod joined;
 mod linear;
+mod local_map;
 mod loss;
 mod misuse;
 mod movement;

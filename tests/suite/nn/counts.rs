@@ -1,11 +1,13 @@
 //! What layers send: the communication that tensor and sequence parallelism must have, and no more.
 
-use burn::module::Module;
+use burn::module::{Module, ModuleDisplay};
 use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::{EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int};
 use burn_dtensor::comm::{Op, Phase, Snapshot};
+use burn_dtensor::dtensor::Kind;
 use burn_dtensor::dtensor::ops::loss::cross_entropy;
+use burn_dtensor::fsdp::UnitTensors;
 use burn_dtensor::nn::MhaInput;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -67,6 +69,67 @@ fn sent(between: Placement, forward: fn(&Block, DTensor<3>) -> DTensor<3>) -> Ve
         Ok(counts.collect::<Vec<_>>())
     });
     counts.into_iter().next().expect("a rank")
+}
+
+/// Collectives of one layer of this style, read from `x`, and of its backward, on one rank of two.
+fn layer_sends<L, const D: usize, K: Kind>(
+    layer: fn(&Device) -> L,
+    style: Style,
+    x: fn(&DeviceMesh, &Device) -> Result<DTensor<D, K>>,
+) -> Vec<(Op, Phase, u64)>
+where
+    L: Module + ModuleDisplay + DTensorForward<DTensor<D, K>, Output = DTensor<3>>,
+    DTensor<D, K>: UnitTensors,
+{
+    let counts = MeshTest::new([2], ["tp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = parallelize(Only { layer: layer(&device) }, mesh, Plan::new().with("layer", style))?;
+        let x = x(mesh, &device)?;
+        let ledger = mesh.world().ledger();
+        ledger.reset();
+        unit(&model, x, |model, x| model.layer.forward_dtensor(x)).to_local().sum().backward();
+        let counts = ledger.by_phase().into_iter().map(|((op, phase), total)| (op, phase, total.calls));
+        Ok(counts.collect::<Vec<_>>())
+    });
+    counts.into_iter().next().expect("a rank")
+}
+
+/// The styles of PyTorch's tensor parallelism, one by one.
+#[test]
+fn each_style_sends_what_its_placements_need() {
+    fn placed(placement: Placement) -> fn(&DeviceMesh, &Device) -> Result<DTensor<3>> {
+        macro_rules! of {
+            ($placement:expr) => {
+                |mesh, device| {
+                    Ok(DTensor::distribute_local(tensor(1, [2, 4, 8], device), mesh, &[$placement])?.require_grad())
+                }
+            };
+        }
+        match placement {
+            R => of!(R),
+            S(1) => of!(S(1)),
+            _ => of!(S(2)),
+        }
+    }
+    fn tokens(mesh: &DeviceMesh, device: &Device) -> Result<DTensor<2, Int>> {
+        DTensor::zeros([2, 4], mesh, &[R], device)
+    }
+    let linear = |style, x| layer_sends(|device| LinearConfig::new(8, 12).init(device), style, placed(x));
+    let (gathered, scattered) = ((AllGather, Forward, 1), (ReduceScatter, Forward, 1));
+    assert_eq!(linear(Style::colwise(), R), [(AllReduce, Backward, 1)]);
+    assert_eq!(linear(Style::colwise(), S(1)), [gathered, (ReduceScatter, Backward, 1)]);
+    assert_eq!(linear(Style::colwise().with_output(R), R), [gathered, (AllReduce, Backward, 1)]);
+    assert_eq!(linear(Style::rowwise(), S(2)), [(AllReduce, Forward, 1)]);
+    assert_eq!(linear(Style::rowwise().with_output(S(1)), S(2)), [(AllGather, Backward, 1), scattered]);
+
+    let embedding = |style| layer_sends(|device| EmbeddingConfig::new(7, 8).init(device), style, tokens);
+    assert_eq!(embedding(Style::colwise()), []);
+    assert_eq!(embedding(Style::rowwise()), [(AllReduce, Forward, 1)]);
+    assert_eq!(embedding(Style::rowwise().with_output(S(1))), [(AllGather, Backward, 1), scattered]);
+
+    let norm = |style, x| layer_sends(|device| LayerNormConfig::new(8).init(device), style, placed(x));
+    assert_eq!(norm(Style::sequence_parallel(), S(1)), [(AllReduce, Backward, 1)], "of gamma and beta together");
+    assert_eq!(norm(Style::sequence_parallel(), R), [(AllGather, Backward, 1), (AllReduce, Backward, 1)]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use burn::module::{Lora, Module};
 use burn::nn::{LayerNormConfig, LinearConfig};
 use burn::tensor::Device;
 use burn_dtensor::fsdp::{FsdpError, ParamInfo, ParamPlacement};
+use burn_dtensor::mesh::MeshError;
 use burn_dtensor::parallel::ParallelError;
 use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
@@ -30,6 +31,8 @@ fn plans_that_do_not_fit_the_model() {
         let error = refused(Plan::new().with("layers.*", Style::colwise()));
         assert!(matches!(&error, Error::Param(ParamError::NoMatch { pattern, .. }) if pattern == "layers.*"));
         assert_says(&error, &["`layers.*`", "`blocks.0.up`", "`head.weight`"]);
+        let error = refused(Plan::new().with("blocks.*.atention.query", Style::colwise()));
+        assert_says(&error, &["did you mean `blocks.0.attention.query`?"]);
         let error = refused(Plan::new().units(["head.weight"]));
         assert!(matches!(&error, Error::Param(ParamError::NoMatch { what: "module", .. })), "{error}");
         let error = refused(Plan::new().with("a.[b", Style::colwise()));
@@ -96,7 +99,9 @@ fn models_distributed_before() {
         let (shard, tp) = (mesh.slice("shard")?, mesh.slice("tp")?);
         let error = refused(parallelize(model.clone(), mesh, plan()));
         assert!(matches!(error, Error::Parallel(ParallelError::MeshDims { .. })));
-        assert_says(&error, &["shard=2, tp=2", "slice"]);
+        assert_says(&error, &["`embedding`", "shard=2, tp=2", "slice", ".on("]);
+        let error = refused(parallelize(model.clone(), mesh, Plan::new().on("pp", plan())));
+        assert!(matches!(&error, Error::Mesh(MeshError::UnknownName { name, .. }) if name == "pp"), "{error}");
 
         let parallel = parallelize(model.clone(), &tp, plan())?;
         let error = refused(parallelize(parallel.clone(), &tp, plan()));
@@ -107,7 +112,7 @@ fn models_distributed_before() {
         let error = refused(sharded.head.weight.dtensor());
         assert!(matches!(&error, Error::Param(ParamError::NotParallelized { param }) if param == "head.weight"));
         assert_says(&error, &["call parallelize", "`val()`"]);
-        assert!(sharded.head.weight.style().is_none());
+        assert!(sharded.head.weight.styles().is_empty());
         assert!(matches!(refused(model.head.weight.dtensor()), Error::Param(ParamError::NotParallelized { .. })));
         // A part of a unit is none, to either.
         let error = refused(parallelize(sharded.head.clone(), &tp, Plan::new()));

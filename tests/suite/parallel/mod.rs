@@ -4,6 +4,7 @@
 mod compute;
 mod distribute_module;
 mod gradients;
+mod mesh_dims;
 mod misuse;
 mod norms;
 mod order;

@@ -96,9 +96,9 @@ fn a_parameter_has_three_views() {
         let bias = down.bias.as_ref().expect("a bias");
         assert_eq!(bias.dtensor()?.placements(), [R]);
         assert_eq!(bias.val().into_data(), whole.bias.as_ref().expect("a bias").val().into_data());
-        let style = model.blocks[1].up.weight.style().expect("parallelized");
+        let [style] = model.blocks[1].up.weight.styles() else { panic!("parallelized on one dimension") };
         assert_eq!((style.input(), style.output()), (Some(R), None));
-        let style = bias.style().expect("parallelized");
+        let [style] = bias.styles() else { panic!("parallelized on one dimension") };
         assert_eq!((style.input(), style.output()), (None, Some(R)));
         let text = named_parameters(&model)?.iter().find(|p| p.path == "head.weight").map(ToString::to_string);
         let local = [4, [6, 5][mesh.coordinate().expect("a member")[2]]];
@@ -123,15 +123,16 @@ fn later_entries_count_and_the_rest_is_replicated() {
         assert_eq!(up(0).bias.as_ref().expect("a bias").dtensor()?.placements(), [R]);
         assert_eq!(up(1).weight.dtensor()?.placements(), [R]);
         assert_eq!(model.head.weight.dtensor()?.placements(), [S(0)]);
-        let style = up(0).weight.style().expect("parallelized");
+        let [style] = up(0).weight.styles() else { panic!("parallelized on one dimension") };
         assert_eq!((style.input(), style.output()), (Some(S(0)), Some(R)));
-        assert_eq!(model.norm.gamma.style().expect("parallelized").input(), Some(S(1)));
+        assert_eq!(model.norm.gamma.styles()[0].input(), Some(S(1)));
 
         let linear = LinearConfig::new(4, 6).init(mesh.device());
         let model = parallelize(linear, mesh, Plan::new().with("", Style::colwise()))?;
         assert_eq!(model.weight.base().dims(), [4, 3]);
         let linear = LinearConfig::new(4, 6).init(mesh.device());
-        let style = parallelize(linear, mesh, Plan::new())?.weight.style().expect("parallelized");
+        let linear = parallelize(linear, mesh, Plan::new())?;
+        let [style] = linear.weight.styles() else { panic!("parallelized on one dimension") };
         assert_eq!((style.input(), style.output()), (None, None));
         Ok(())
     });

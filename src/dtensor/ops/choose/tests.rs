@@ -18,7 +18,7 @@ fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) ->
 
 /// In single precision.
 fn float<'a>(layout: &'a Layout, shape: &'a Shape) -> Incoming<'a> {
-    Incoming { layout, shape, bytes: 4 * shape.num_elements() as u64, differentiable: true }
+    Incoming { layout, shape, bytes: 4 * shape.num_elements() as u64, differentiable: true, wanted: &[] }
 }
 
 fn chosen(

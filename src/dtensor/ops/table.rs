@@ -1,0 +1,84 @@
+//! [`Table`]: a rule written out as its rows.
+
+use std::hash::{Hash, Hasher};
+
+use burn::tensor::Shape;
+
+use super::{Rule, Strategy};
+use crate::Result;
+
+/// A [`Rule`] given as a plain table: PyTorch's `register_sharding`. For an operator whose dimensions
+/// [letters](super::Axes) cannot name, and which takes no arguments beside its tensors; with arguments, of which a
+/// decision may depend, implement [`Rule`].
+///
+/// A row says which placements of the inputs, along one mesh dimension, give which of the outputs when every rank
+/// computes alone. The all-`Replicate` row is always allowed and need not be listed.
+///
+/// ```
+/// use burn::tensor::Tensor;
+/// use burn_dtensor::dtensor::DTensor;
+/// use burn_dtensor::dtensor::ops::{Table, apply, strategy};
+/// use burn_dtensor::placement::Placement::Shard;
+///
+/// /// `[a, b, c] -> [b, a, c]`, which keeps whatever shards it.
+/// const TURN: Table = Table::new(
+///     "turn",
+///     |inputs| Ok(vec![[inputs[0][1], inputs[0][0], inputs[0][2]].into()]),
+///     |_, _| [(0, 1), (1, 0), (2, 2)].map(|(from, to)| strategy([Shard(from)], [Shard(to)])).into(),
+/// );
+///
+/// fn turn(x: DTensor<3>) -> DTensor<3> {
+///     apply(&TURN, x, |x: Tensor<3>, _| x.swap_dims(0, 1))
+/// }
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Table {
+    name: &'static str,
+    shapes: fn(&[Shape]) -> Result<Vec<Shape>>,
+    rows: fn(&[Shape], &[Shape]) -> Vec<Strategy>,
+}
+
+impl Table {
+    /// The table of the operator `name`: global shapes of the outputs for those of the inputs, and the
+    /// [rows](super::strategy()) for inputs and outputs of given shapes.
+    pub const fn new(
+        name: &'static str,
+        shapes: fn(&[Shape]) -> Result<Vec<Shape>>,
+        rows: fn(&[Shape], &[Shape]) -> Vec<Strategy>,
+    ) -> Self {
+        Self { name, shapes, rows }
+    }
+
+    /// What tells tables apart: those of one name whose functions are the same code are one.
+    fn key(&self) -> (&'static str, usize, usize) {
+        (self.name, self.shapes as usize, self.rows as usize)
+    }
+}
+
+impl PartialEq for Table {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Table {}
+
+impl Hash for Table {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+impl Rule for Table {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        (self.shapes)(inputs)
+    }
+
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+        (self.rows)(inputs, outputs)
+    }
+}

@@ -1,0 +1,207 @@
+//! A [`Plan`] resolved: what becomes of every parameter, decided before any value moves.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::tensor::DType;
+use itertools::Itertools;
+
+use super::plan::Entry;
+use super::{ParallelError, Plan, PrepareModule, Style};
+use crate::Result;
+use crate::mesh::DeviceMesh;
+use crate::param::{DistributedParameter, Found, Inventory, LayerParam, ModuleLayouts};
+use crate::pattern::PathPattern;
+use crate::placement::{Cut, Placement, Placements};
+
+/// A parameter to parallelize.
+pub(super) struct Planned {
+    pub(super) path: String,
+    /// Its global shape.
+    pub(super) shape: Vec<usize>,
+    pub(super) dtype: DType,
+    /// How `fully_shard` distributed it, and the path of that unit's module.
+    pub(super) sharded: Option<(DistributedParameter, String)>,
+    /// One per mesh dimension.
+    pub(super) styles: Vec<Style>,
+    pub(super) placements: Placements,
+    /// What modules around it take and return, with the path parts from each to the parameter.
+    pub(super) modules: Vec<(usize, Arc<ModuleLayouts>)>,
+    /// Path of the unit's module.
+    pub(super) unit: String,
+    /// Path parts from there to the parameter.
+    pub(super) depth: usize,
+}
+
+/// Decides what becomes of every parameter.
+pub(super) fn resolve(plan: &Plan, inventory: Inventory, mesh: &DeviceMesh) -> Result<Vec<Planned>> {
+    let styles = Entries::parse(&plan.styles, mesh)?;
+    let modules = Entries::parse(&plan.modules, mesh)?;
+    let units = PathPattern::parse_all(&plan.units)?;
+    inventory.check_whole()?;
+    inventory.check_any(styles.patterns())?;
+    inventory.check_modules(modules.patterns().filter(|pattern| !pattern.matches("")))?;
+    inventory.check_modules(&units)?;
+    inventory.check(|_| false)?;
+    inventory.check_devices(mesh, |_| false)?;
+    let resolver = Resolver { styles, modules, units, mesh };
+    let mut prepared = HashMap::new();
+    let planned = |found| Ok(resolver.planned(found, &mut prepared)?);
+    inventory.params.into_iter().map(planned).collect()
+}
+
+/// The entries of a plan, by mesh dimension.
+struct Entries<'a, T>(Vec<Vec<(PathPattern, &'a T)>>);
+
+impl<'a, T> Entries<'a, T> {
+    fn parse(entries: &'a [Entry<T>], mesh: &DeviceMesh) -> Result<Self> {
+        let mut by_dim: Vec<_> = (0..mesh.ndim()).map(|_| Vec::new()).collect();
+        for Entry { mesh_dim, pattern, given } in entries {
+            let dim = match mesh_dim {
+                Some(name) => mesh.dim(name)?,
+                None if mesh.ndim() == 1 => 0,
+                None => {
+                    return Err(ParallelError::MeshDims { pattern: pattern.clone(), mesh: mesh.to_string() }.into());
+                }
+            };
+            by_dim[dim].push((PathPattern::parse(pattern)?, given));
+        }
+        Ok(Self(by_dim))
+    }
+
+    fn patterns(&self) -> impl Iterator<Item = &PathPattern> {
+        self.0.iter().flatten().map(|(pattern, _)| pattern)
+    }
+}
+
+struct Resolver<'a> {
+    styles: Entries<'a, Style>,
+    modules: Entries<'a, PrepareModule>,
+    units: Vec<PathPattern>,
+    mesh: &'a DeviceMesh,
+}
+
+impl Resolver<'_> {
+    fn planned(
+        &self,
+        found: Found,
+        prepared: &mut HashMap<String, Arc<ModuleLayouts>>,
+    ) -> Result<Planned, ParallelError> {
+        let path = found.path();
+        let sharded = match &found.distributed {
+            None => None,
+            Some(param) if param.info().parallel.is_some() => {
+                return Err(ParallelError::AlreadyParallelized { param: path });
+            }
+            Some(param) => match found.module(param) {
+                Some(module) => Some((param.clone(), module)),
+                None => return Err(ParallelError::PartOfUnit { param: path, unit: param.unit.label().to_string() }),
+            },
+        };
+        let shape = match &sharded {
+            None => found.shape.clone(),
+            Some((param, _)) => param.info().shape.clone(),
+        };
+        let styled = (0..self.mesh.ndim()).map(|mesh_dim| self.style(&found, &path, &shape, mesh_dim));
+        let (styles, placements): (Vec<_>, Placements) =
+            styled.collect::<Result<Vec<_>, ParallelError>>()?.into_iter().unzip();
+        self.check(&found, &path, &shape, &styles, &placements)?;
+        if let Some((param, _)) = &sharded
+            && let Some((dim, Cut::Lengths(_))) = param.info().cut
+            && let Some((mesh_dim, _)) = self.cutting(&placements, dim).find(|(_, size)| *size > 1)
+        {
+            return Err(ParallelError::Lengths { param: path, dim, mesh_dim: self.mesh.names()[mesh_dim].clone() });
+        }
+        let modules = (1..=found.path.len()).filter_map(|above| {
+            let module = found.ancestor(above);
+            if let Some(known) = prepared.get(&module) {
+                return Some((above, known.clone()));
+            }
+            let dims = self.modules.0.iter().map(|entries| {
+                entries.iter().rev().find(|(pattern, _)| pattern.matches(&module)).map(|(_, given)| *given)
+            });
+            let dims = dims.collect_vec();
+            dims.iter().any(Option::is_some).then(|| {
+                let layouts = Arc::new(ModuleLayouts::new(module.clone(), &dims));
+                prepared.insert(module, layouts.clone());
+                (above, layouts)
+            })
+        });
+        let modules = modules.collect();
+        let (unit, depth) = found.unit(&self.units);
+        Ok(Planned { path, shape, dtype: found.dtype, sharded, styles, placements, modules, unit, depth })
+    }
+
+    /// What the plan's last entry that takes the parameter makes of it on a mesh dimension.
+    fn style(
+        &self,
+        found: &Found,
+        path: &str,
+        shape: &[usize],
+        mesh_dim: usize,
+    ) -> Result<(Style, Placement), ParallelError> {
+        // How many parts above the parameter what it names is.
+        let above =
+            |pattern: &PathPattern| (0..=found.path.len()).find(|&above| pattern.matches(&found.ancestor(above)));
+        let entries = self.styles.0[mesh_dim].iter().rev();
+        let taken = entries.into_iter().find_map(|(pattern, style)| Some((pattern, *style, above(pattern)?)));
+        let Some((pattern, style, above)) = taken else {
+            return Ok((Style::placed(Placement::Replicate), Placement::Replicate));
+        };
+        let name = found.path.last().expect("a parameter has a name");
+        let param = LayerParam { layer: found.owner(0).unwrap_or_default(), name, shape };
+        let placement = style.placement(param, above <= 1).ok_or_else(|| ParallelError::UnknownLayer {
+            pattern: pattern.text().into(),
+            style: style.to_string(),
+            layer: found.owner(above.saturating_sub(1)).unwrap_or("collection").into(),
+            param: path.into(),
+            mesh_dim: self.mesh.names()[mesh_dim].clone(),
+        })?;
+        Ok((*style, placement))
+    }
+
+    /// The mesh dimensions that cut dimension `dim`, with their sizes.
+    fn cutting<'a>(&'a self, placements: &'a [Placement], dim: usize) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let cuts = placements.iter().enumerate().filter(move |(_, placement)| **placement == Placement::Shard(dim));
+        cuts.map(|(mesh_dim, _)| (mesh_dim, self.mesh.size_of(mesh_dim)))
+    }
+
+    /// Checks that the parameter can be placed so, and its layer can compute with it.
+    fn check(
+        &self,
+        found: &Found,
+        path: &str,
+        shape: &[usize],
+        styles: &[Style],
+        placements: &[Placement],
+    ) -> Result<(), ParallelError> {
+        for (at, (style, &placement)) in styles.iter().zip(placements).enumerate() {
+            let param = path.to_string();
+            let dim = match placement {
+                Placement::Replicate => continue,
+                Placement::Shard(dim) if dim < shape.len() => dim,
+                _ => {
+                    let mesh_dim = self.mesh.names()[at].clone();
+                    return Err(ParallelError::Placement { param, shape: shape.to_vec(), placement, mesh_dim });
+                }
+            };
+            // The ranks of all mesh dimensions that cut it share it.
+            let size = self.cutting(placements, dim).map(|(_, size)| size).product();
+            let mesh_dim = self.cutting(placements, dim).map(|(mesh_dim, _)| &self.mesh.names()[mesh_dim]).join("`, `");
+            let len = shape[dim];
+            if let Some(heads) = style.heads()
+                && (heads == 0 || !heads.is_multiple_of(size) || !len.is_multiple_of(heads))
+            {
+                return Err(ParallelError::Heads { param, heads, len, size, mesh_dim });
+            }
+            // Their forward splits features into heads, which a rank must hold whole.
+            let attention = ["MultiHeadAttention", "CrossAttention"];
+            if let Some(layer) = attention.into_iter().find(|layer| found.owner(1) == Some(layer))
+                && !len.is_multiple_of(size)
+            {
+                return Err(ParallelError::Uneven { param, layer, dim, len, size, mesh_dim });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! [`PrepareModule`]: what a block takes and what it returns.
+
+use crate::placement::Placement;
+
+/// Where a plan brings the inputs and outputs of a module, whatever is inside: of a block of several layers, or of
+/// one that has no [`Style`](super::Style) of its own.
+///
+/// Each input and output has a *declared* placement, which it must come with, and a *desired* one, which it is
+/// brought to; `None` takes any, and leaves it. Placements are those on one mesh dimension. The module's forward is
+/// called by [`prepared`](crate::nn::prepared), which finds this with the parameters inside the module.
+///
+/// ```
+/// use burn_dtensor::parallel::{Plan, PrepareModule};
+/// use burn_dtensor::placement::Placement::{Replicate, Shard};
+///
+/// // Attention that comes as shards of the sequence, computes with the whole of it, and returns shards; its
+/// // second input, a mask, stays as it is.
+/// let attention = PrepareModule::new()
+///     .input(Shard(1), Replicate)
+///     .input(None, None)
+///     .output(None, Shard(1));
+/// let plan = Plan::new().prepare("blocks.*.attention", attention);
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct PrepareModule {
+    pub(crate) inputs: Vec<Edge<Option<Placement>>>,
+    pub(crate) outputs: Vec<Edge<Option<Placement>>>,
+}
+
+/// One input or output.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Edge<T> {
+    pub(crate) declared: T,
+    pub(crate) desired: T,
+}
+
+impl PrepareModule {
+    /// Leaves all inputs and outputs as they are.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The next input: where it comes, and where the module wants it. Of a module that has any, as many as its
+    /// forward is called with.
+    #[must_use]
+    pub fn input(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
+        self.inputs.push(Edge { declared: declared.into(), desired: desired.into() });
+        self
+    }
+
+    /// The next output: where the module leaves it, and where it is brought.
+    #[must_use]
+    pub fn output(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
+        self.outputs.push(Edge { declared: declared.into(), desired: desired.into() });
+        self
+    }
+}
+
+/// A [`PrepareModule`] for each dimension of a mesh, of one module.
+#[derive(Debug)]
+pub(crate) struct ModuleLayouts {
+    /// Path of the module in the model that was parallelized.
+    pub(crate) path: String,
+    /// Each with a placement, or none, per mesh dimension.
+    pub(crate) inputs: Vec<Edge<Vec<Option<Placement>>>>,
+    pub(crate) outputs: Vec<Edge<Vec<Option<Placement>>>>,
+}
+
+impl ModuleLayouts {
+    /// Of the module at `path`, from what is said for each mesh dimension; `None` says nothing.
+    pub(crate) fn new(path: String, dims: &[Option<&PrepareModule>]) -> Self {
+        let edges = |of: fn(&PrepareModule) -> &[Edge<Option<Placement>>]| {
+            let count = dims.iter().flatten().map(|dim| of(dim).len()).max().unwrap_or(0);
+            let edge = |at: usize| {
+                let said =
+                    |dim: &Option<&PrepareModule>| dim.and_then(|dim| of(dim).get(at)).cloned().unwrap_or_default();
+                let said: Vec<_> = dims.iter().map(said).collect();
+                Edge {
+                    declared: said.iter().map(|edge| edge.declared).collect(),
+                    desired: said.iter().map(|edge| edge.desired).collect(),
+                }
+            };
+            (0..count).map(edge).collect()
+        };
+        let (inputs, outputs) = (edges(|dim| &dim.inputs), edges(|dim| &dim.outputs));
+        Self { path, inputs, outputs }
+    }
+}
