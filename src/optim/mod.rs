@@ -27,7 +27,7 @@
 //!     let device = world.device().clone().autodiff();
 //!     let mut model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
 //!     let mut optim = AdamWConfig::new().init();
-//!     let loss = model.forward(Tensor::ones([1, 8], &device)).square().sum();
+//!     let loss = model.forward(Tensor::<2>::ones([1, 8], &device)).square().sum();
 //!     let grads = GradientsParams::from_grads(loss.backward(), &model);
 //!     model = optim.step(1e-3, model, grads);
 //!     let state = optimizer_state(&optim, &model)?;

@@ -91,6 +91,25 @@ fn an_input_the_unit_does_not_use_gets_zeros() {
 }
 
 #[test]
+fn an_output_that_nothing_reads_changes_nothing() {
+    compare(
+        2,
+        |net| net,
+        config(),
+        |net, x, _| {
+            unit(net, x, |net, x| {
+                let x = net.first.forward(x);
+                let (read, _) = unit(&net.blocks[0], x, |block, x| {
+                    let y = block.forward(x);
+                    (y.clone().tanh(), y * 2.0)
+                });
+                unit(&net.blocks[1], read, |block, x| block.forward(x))
+            })
+        },
+    );
+}
+
+#[test]
 fn a_unit_run_twice_adds_its_gradients() {
     compare(
         2,

@@ -126,6 +126,26 @@ fn names_are_paths_and_burns_fields() {
     });
 }
 
+/// `w.bias` is a parameter, not a field of `w`.
+#[test]
+fn of_paths_that_begin_alike_the_longest_counts() {
+    on_mesh(&[2], |mesh| {
+        let of = |shape: [usize; 2]| {
+            Ok::<_, Error>(DTensor::<2>::zeros(shape, mesh, &[S(0)], mesh.device())?.spec().clone())
+        };
+        let specs = BTreeMap::from([("w".to_owned(), of([4, 4])?), ("w.bias".to_owned(), of([2, 2])?)]);
+        let full = FullOptimizerState {
+            tensors: BTreeMap::from([("w.moment".into(), start(0)), ("w.bias.moment".into(), start(2))]),
+            scalars: BTreeMap::from([("w.bias.time".into(), 1_usize.into())]),
+        };
+        let state = full.distribute(specs)?;
+        assert!(state.paths().eq(["w", "w.bias"]));
+        assert_eq!(state.tensor::<2>("w.bias.moment").expect("there").dims(), PARAMS[2].1);
+        assert_eq!(state.full()?, full);
+        Ok(())
+    });
+}
+
 /// Saved after three steps on four ranks, and gone on with on every mesh: as if nothing had happened.
 #[test]
 fn a_saved_state_goes_on_on_any_mesh() {
