@@ -15,7 +15,7 @@
 //!     let (y, watched) = watch(|| x.tanh().redistribute(&[Replicate]));
 //!     assert_eq!(y?.dims(), [4, 6]);
 //!     let changes = watched.changes();
-//!     assert_eq!(changes[0].origin.operator, "redistribute"); // and `origin.at` is this file's line 14
+//!     assert_eq!(changes[0].origin.operator, "redistribute");
 //!     assert_eq!(changes[0].bytes(), 4 * 6 * 4);
 //!     world.only(0, || println!("{watched}"));
 //!     Ok(())
