@@ -21,6 +21,7 @@ use crate::error::OrUnwind;
 ///
 /// ```
 /// use burn::tensor::Tensor;
+/// use burn_dtensor::comm::Op;
 /// use burn_dtensor::dtensor::DTensor;
 /// use burn_dtensor::dtensor::ops::replicated;
 /// use burn_dtensor::placement::Placement::{Replicate, Shard};
@@ -35,7 +36,7 @@ use crate::error::OrUnwind;
 ///     (rows.clone(), next - rows)
 /// });
 /// assert_eq!((rows.dims(), steps.placements()), ([3, 6], &[Replicate][..]));
-/// assert_eq!(world.ledger().calls(), 1); // one all-gather
+/// assert_eq!(world.ledger().calls(Op::AllGather), 1);
 /// # Ok::<_, burn_dtensor::Error>(())
 /// # })?;
 /// # Ok::<_, burn_dtensor::comm::LaunchError>(())

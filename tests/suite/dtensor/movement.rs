@@ -1,9 +1,9 @@
 //! Operators that move elements, where the rule prover does not look.
 
 use burn::tensor::ops::PadMode;
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
 use burn_dtensor::comm::Op;
-use burn_dtensor::dtensor::ops::module;
+use burn_dtensor::dtensor::ops::{linalg, module};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::{MeshTest, assert_full_eq};
 use itertools::Itertools;
@@ -152,6 +152,17 @@ fn operands_that_do_not_fit_say_what_would() {
             let error = failed.expect_err(name).downcast::<Error>().expect("a typed error");
             assert!(error.to_string().contains(why), "{name}: {error}");
         }
+        Ok(())
+    });
+}
+
+/// Burn finds them as bytes, which no collective of booleans takes.
+#[test]
+fn a_diagonal_of_booleans_is_of_booleans_and_moves() {
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let mask = DTensor::<2, Bool>::tril_mask([3, 4], -1, mesh, &[S(0)], mesh.device())?;
+        let diagonal: DTensor<1, Bool> = linalg::diag(mask).redistribute(&[S(0)])?;
+        assert_eq!(diagonal.full_tensor()?.into_data(), TensorData::from([true; 3]));
         Ok(())
     });
 }

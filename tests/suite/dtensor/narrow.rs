@@ -130,10 +130,14 @@ fn a_pending_sum_of_integers_is_added_up_before_it_is_a_float() {
 #[test]
 fn an_index_that_no_row_has_is_refused_under_every_layout() {
     type Operator = fn(DTensor<1>, DTensor<1, Int>) -> DTensor<1>;
-    let operators: [(&str, Operator); 5] = [
+    let operators: [(&str, Operator); 7] = [
         ("select", |x, at| x.select(0, at)),
         ("gather", |x, at| x.gather(0, at)),
         ("take", |x, at| x.take(0, at)),
+        ("gather_nd", |x, at| x.gather_nd(at.unsqueeze_dim::<2>(1))),
+        ("scatter_nd", |x, at| {
+            x.clone().scatter_nd(at.unsqueeze_dim::<2>(1), x.narrow(0, 0, 1), IndexingUpdateOp::Add)
+        }),
         ("select_assign", |x, at| x.clone().select_assign(0, at, x.narrow(0, 0, 1), IndexingUpdateOp::Add)),
         ("scatter", |x, at| x.clone().scatter(0, at, x.narrow(0, 0, 1), IndexingUpdateOp::Add)),
     ];

@@ -53,7 +53,7 @@ pub struct Draft {
 
 /// What burn computes in single precision whatever the dtype: the last bits of a double decide how it
 /// is rounded.
-const IN_SINGLE_PRECISION: [&str; 2] = ["hard_sigmoid", "hard_swish"];
+const IN_SINGLE_PRECISION: [&str; 7] = ["hard_sigmoid", "hard_swish", "rfft", "irfft", "cfft", "stft", "istft"];
 
 /// A value of the program.
 #[derive(Clone)]

@@ -46,7 +46,7 @@ fn products() -> Vec<Case> {
         case!("matvec", (x: 3 = [3, 2, 5], y: 2 = [3, 5]) => linalg::matvec::<3, 2, Float>(x, y)),
         case!("matvec", (i: 2 int(9) = [3, 6], j: 1 int(9) = [6]) => linalg::matvec::<2, 1, Int>(i, j)),
         case!("diag", (x: 3 = [3, 2, 5]) => linalg::diag::<3, 2, Float>(x)),
-        case!("diag", (m: 2 bool = [3, 3]) => linalg::diag::<2, 1, Bool>(m)),
+        case!("diag", (i: 2 int(9) = [3, 3]) => linalg::diag::<2, 1, Int>(i)),
         case!("trace", (x: 3 = [3, 5, 2]) => linalg::trace::<3, 2>(x)),
         case!("trace", (x: 2 = [3, 6]) => linalg::trace::<2, 1>(x)),
     ]

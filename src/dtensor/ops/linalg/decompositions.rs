@@ -61,7 +61,7 @@ pub fn svd<const D: usize, const D1: usize>(
         // Burn has it of tensors on a plain device alone.
         let strategy = x.gradient_checkpointing_strategy();
         let (u, s, vt) = local::svd::<D, D1>(x.without_autodiff(), sweeps);
-        (associate(u, strategy.clone()), associate(s, strategy.clone()), associate(vt, strategy))
+        (associate(u, strategy), associate(s, strategy), associate(vt, strategy))
     })
 }
 

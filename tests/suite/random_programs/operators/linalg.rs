@@ -95,8 +95,8 @@ fn of_matrices() -> Vec<Operator> {
             step!((x: Float<3>) [] => linalg::diag::<3, 2, Float>(x))
         }),
         operator!("diag", |d| {
-            let m = d.any_bools::<2>();
-            step!((m: Bool<2>) [] => linalg::diag::<2, 1, Bool>(m))
+            let i = d.any_ints::<2>();
+            step!((i: Int<2>) [] => linalg::diag::<2, 1, Int>(i))
         }),
         operator!("trace", |d| {
             let x = d.any::<3>();
