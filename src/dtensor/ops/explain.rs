@@ -32,7 +32,8 @@ use crate::placement::{Layout, Sent};
 /// * | [S(1)], [R] -> [S(0)]        | [P(sum)] |                 | all-gather 96 B
 ///   | [S(1)] -> [S(0)], [R]        | [S(0)]   | all-to-all 24 B | all-to-all 24 B, all-reduce 192 B
 ///   | [S(1)] -> [R], [R]           | [R]      | all-gather 48 B |
-///   | [S(1)] -> [R], [R] -> [S(1)] | [S(1)]   | all-gather 48 B | all-reduce 96 B
+///   | [S(1)] -> [R], [R] -> [S(1)] | [S(1)]   | all-gather 48 B | reduce-scatter 48 B, all-gather 96 B
+/// out, not partial like that: P(sum), R -> P(sum); P(avg), R -> P(avg); R, P(sum) -> P(sum); R, P(avg) -> P(avg)
 /// ");
 /// # Ok::<_, burn_dtensor::Error>(())
 /// # })?;

@@ -2,7 +2,6 @@
 //!
 //! | | input | scale and shift | |
 //! |---|---|---|---|
-//! | `rms_norm` | `S(last)`, its parts' sums of squares are gathered | `S(0)` | `S(last)` |
 //! | `group_norm` | `S(batch)` | `R` | `S(batch)` |
 //! | `group_norm` | `S(channels)`, in whole groups | `S(channels)` | `S(channels)` |
 //!
@@ -11,16 +10,14 @@
 use burn::tensor::{DType, FloatDType, Shape, Tensor, module};
 
 use super::args::misfit;
-use super::parts::Parts;
 use super::placements::{R, S};
 use super::{Axes, Operand, Rule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;
-use crate::error::OrUnwind;
 
 const LAYER_NORM: Axes = Axes::new("layer_norm", "..D, D* -> ..D");
-const RMS_NORM: Axes = Axes::new("rms_norm", "..d.., d -> ..d..");
+const RMS_NORM: Axes = Axes::new("rms_norm", "..D, D -> ..D");
 
 /// Layer normalization over the last dimension, as burn's
 /// [`layer_norm`](burn::tensor::module::layer_norm): `(x - mean) / sqrt(var + epsilon) * gamma + beta`.
@@ -61,24 +58,15 @@ pub(crate) fn layer_norm_by<const D: usize>(
 /// - input and output: `[.., d_model]`
 /// - gamma: `[d_model]`
 ///
-/// # Collective
-/// If `d_model` is cut: every rank of the mesh. A sum of squares of every part is gathered in forward, and in
-/// backward the sums of their gradients scattered.
-///
 /// # Panics
 /// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for others.
 #[must_use]
 #[track_caller]
 pub fn rms_norm<const D: usize>(input: impl Into<Operand<D>>, gamma: DTensor<1>, epsilon: f64) -> DTensor<D> {
-    let last = D - 1;
-    apply(&RMS_NORM.at([last]).with_slots(1), (input.into(), gamma), |(x, gamma), op| {
+    apply(&RMS_NORM, (input.into(), gamma), |(x, gamma), _| {
         let dtype = x.dtype();
-        let squares = x.clone().cast(FloatDType::F32).square();
-        let mean = match Parts::of(op, last) {
-            Some(parts) => parts.sum(squares).or_unwind().div_scalar(op.input_spec(0).shape()[last] as f64),
-            None => squares.mean_dim(last),
-        };
-        (x / mean.add_scalar(epsilon).sqrt().cast(dtype)) * gamma.unsqueeze()
+        let rms = x.clone().cast(FloatDType::F32).square().mean_dim(D - 1).add_scalar(epsilon).sqrt();
+        (x / rms.cast(dtype)) * gamma.unsqueeze()
     })
 }
 

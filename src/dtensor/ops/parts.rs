@@ -8,7 +8,6 @@
 //! | [`scan`](Parts::scan) | its total | what comes before a part is carried into it | cumulative ones |
 //! | [`pick`](Parts::pick) | what it finds, and where | it finds among them, the same on all ranks | extrema and where they are, the `k` largest |
 //! | [`exponentials`](Parts::exponentials) | its maximum, and its sum of exponentials | those of the whole | softmaxes |
-//! | [`sum`](Parts::sum) | its sum | their sum | `rms_norm` |
 //!
 //! ```text
 //! cumsum of  1 2 3 | 4 5 | 6          totals  6 | 9 | 6
@@ -132,14 +131,6 @@ impl<'a> Parts<'a> {
         let max = finite(maxima.clone().max_dim(dim));
         let sum = (sums * (maxima - max.clone()).exp()).sum_dim(dim);
         Ok([x - max.clone(), max, sum])
-    }
-
-    /// The sum over all parts, for a rank's own use.
-    ///
-    /// # Collective
-    /// Every rank of the mesh; in backward the sums of the slots' gradients are scattered.
-    pub(super) fn sum<const D: usize>(&self, x: Tensor<D>) -> Result<Tensor<D>> {
-        Ok(self.gather(x.sum_dim(self.dim))?.sum_dim(self.dim))
     }
 
     /// The slots of all parts, of which every rank makes something else.

@@ -187,7 +187,11 @@ pub(super) fn summed(operand: &Incoming<'_>, scale: Scale<'_>, layout: &Layout, 
 pub(super) fn told(operand: &Incoming<'_>, scale: Scale<'_>, layout: &Layout, rows: &[&Strategy]) -> Cost {
     let costs = slots(operand, layout, rows).map(|Slots { sent, bytes, back }| {
         let scale = scale.of_slots(bytes);
-        if back { scale.forward(sent) + scale.backward(sent) } else { scale.forward(sent) }
+        let cost = if back { scale.forward(sent) + scale.backward(sent) } else { scale.forward(sent) };
+        // As if nothing else were cut: no input is sliced for so little to be less.
+        let ranks = layout.mesh_shape()[sent.mesh_dim] as u64;
+        let nominal = u128::from(Sent::WHOLE / ranks * (ranks - 1)) * scale.nominal;
+        Cost { sent: nominal, sent_back: if back { nominal } else { 0 }, ..cost }
     });
     costs.fold(Cost::default(), Add::add)
 }
