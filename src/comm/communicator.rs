@@ -176,6 +176,33 @@ pub trait Communicator: Debug + Send + Sync {
     /// and holds the rank's part of `to_dim`.
     fn all_to_all(&self, call: Call, shard: Sharded, to_dim: usize, to_cut: Cut) -> Work<DispatchTensor>;
 
+    /// Every rank gives each rank of the group a tensor of its own, of any shape and dtype, or none: `parts[i]`
+    /// is for group rank `i`. It gets what each had for it, in group order; `metas` describes that, and is
+    /// compared with what is given. Its own part comes back as it is.
+    ///
+    /// ```
+    /// use burn::tensor::{DType, Shape, Tensor};
+    /// use burn_dtensor::comm::{Launch, TensorMeta, launch};
+    ///
+    /// // Every rank gives its neighbour as many elements as its rank says.
+    /// launch(Launch::threads(3), |world| {
+    ///     let (rank, next, last) = (world.rank(), (world.rank() + 1) % 3, (world.rank() + 2) % 3);
+    ///     let (mut parts, mut metas) = (vec![None; 3], vec![None; 3]);
+    ///     parts[next] = Some(Tensor::<1>::zeros([rank], world.device()).into_dispatch());
+    ///     metas[last] = Some(TensorMeta { shape: Shape::from([last]), dtype: DType::F32 });
+    ///     let mut got = world.all().all_to_all_list("neighbours".into(), parts, metas).wait()?;
+    ///     assert_eq!(Tensor::<1>::from_dispatch(got[last].take().unwrap()).dims(), [last]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    fn all_to_all_list(
+        &self,
+        call: Call,
+        parts: Vec<Option<DispatchTensor>>,
+        metas: Vec<Option<TensorMeta>>,
+    ) -> Work<Vec<Option<DispatchTensor>>>;
+
     /// Every rank gets the tensors of group rank `root`. `metas` describes them on every rank;
     /// `tensors` is `Some` on the root and ignored elsewhere.
     fn broadcast(

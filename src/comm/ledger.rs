@@ -102,6 +102,7 @@ impl Snapshot {
 /// | all-gather, reduce-scatter | of the wholes |
 /// | all-reduce, broadcast, scatter | of the tensors |
 /// | all-to-all | of the rank's piece |
+/// | all-to-all of lists | of what the rank gives to others |
 /// | barrier | 0 |
 ///
 /// A collective on a group of one rank moves nothing and is not counted. The last 1024

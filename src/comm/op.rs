@@ -14,6 +14,8 @@ pub enum Op {
     AllReduce,
     /// Every rank swaps a piece with every other.
     AllToAll,
+    /// Every rank gives each other a tensor of any shape, or none.
+    AllToAllList,
     /// Every rank gets the root's tensors.
     Broadcast,
     /// Every rank gets its part of the root's tensors.
@@ -30,6 +32,7 @@ impl Op {
             Self::ReduceScatter => "reduce_scatter",
             Self::AllReduce => "all_reduce",
             Self::AllToAll => "all_to_all",
+            Self::AllToAllList => "all_to_all_list",
             Self::Broadcast => "broadcast",
             Self::Scatter => "scatter",
             Self::Barrier => "barrier",

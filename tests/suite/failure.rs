@@ -308,6 +308,50 @@ fn arguments_are_checked_before_anyone_waits() {
 }
 
 #[test]
+fn lists_of_parts_are_checked_before_anyone_waits() {
+    let part = |world: &World| Some(Tensor::<1>::ones([2], world.device()).into_dispatch());
+    let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
+    let told =
+        refused(|world, comm| comm.all_to_all_list("x".into(), vec![part(world); 3], vec![None; 4]).wait().map(drop));
+    assert!(told.contains("3 parts and 4 `metas` in a group of 4 ranks; give one of each per rank"), "{told}");
+    let told = refused(|world, comm| {
+        let mut parts = vec![None; 4];
+        parts[2] = part(world);
+        comm.all_to_all_list("x".into(), parts, vec![None, None, meta(3), None]).wait().map(drop)
+    });
+    assert!(told.contains("its own part is [2] f32, but `metas` says [3] f32"), "{told}");
+    let told = refused(|world, comm| {
+        let tracked = Tensor::<1>::ones([2], &world.device().clone().autodiff()).into_dispatch();
+        comm.all_to_all_list("x".into(), vec![None, Some(tracked), None, None], vec![None; 4]).wait().map(drop)
+    });
+    assert!(told.contains("tensor 1 belongs to an autodiff device"), "{told}");
+}
+
+/// Every pair has an agreement of its own: the other ranks of the group have no part in it.
+#[test]
+fn a_tensor_that_its_addressee_does_not_expect_is_an_error_of_both() {
+    for (given, taken, differs) in [(2, Some(3), "[2] f32 vs [3] f32"), (2, None, "[2] f32 vs none")] {
+        let error = launch(Launch::threads(4).deadline(FAR), |world| {
+            let (mut parts, mut metas) = (vec![None; 4], vec![None; 4]);
+            match world.rank() {
+                1 => parts[3] = Some(Tensor::<1>::ones([given], world.device()).into_dispatch()),
+                3 => metas[1] = taken.map(|len| TensorMeta { shape: Shape::from([len]), dtype: DType::F32 }),
+                _ => {}
+            }
+            world.all().all_to_all_list("unit".into(), parts, metas).wait()?;
+            Ok(())
+        })
+        .unwrap_err();
+        let Error::Comm(CommError::Mismatch { rank, other, differs: what, .. }) = &error.cause else {
+            panic!("{error}")
+        };
+        let (a, b) = differs.split_once(" vs ").unwrap();
+        let says = |a, b| format!("tensor of group rank 1 for group rank 3 {a} vs {b}");
+        assert!([(1, 3, says(a, b)), (3, 1, says(b, a))].contains(&(*rank, *other, what.clone())), "{error}");
+    }
+}
+
+#[test]
 fn ranks_that_name_different_roots_are_told() {
     let error = launch(Launch::threads(3).deadline(FAR), |world| {
         let root = world.rank().min(1);

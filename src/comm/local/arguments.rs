@@ -3,7 +3,7 @@
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 
-use super::fingerprint::{CutPrint, TensorPrint};
+use super::fingerprint::{CutPrint, Pairs, TensorPrint, whole};
 use crate::comm::{Group, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
@@ -77,6 +77,33 @@ pub(super) fn recut(shard: &Sharded, to_dim: usize, to_cut: &Cut, group: &Group)
     is_whole(0, &print.shape, to_dim, to_cut)?;
     print.to = Some(CutPrint::new(to_dim, to_cut));
     Ok(print)
+}
+
+/// What this rank gives to each rank of the group, and what it says it gets of each.
+pub(super) fn listed(
+    parts: &[Option<DispatchTensor>],
+    metas: Vec<Option<TensorMeta>>,
+    group: &Group,
+) -> Checked<Pairs> {
+    let (size, member) = (group.size(), group.rank());
+    if parts.len() != size || metas.len() != size {
+        return problem(
+            format!("{} parts and {} `metas` in a group of {size} ranks", parts.len(), metas.len()),
+            "give one of each per rank of the group, `None` where nothing goes",
+        );
+    }
+    let meta = |(i, part): (usize, &Option<DispatchTensor>)| {
+        let print = part.as_ref().map(|part| plain(i, part)).transpose()?;
+        Ok(print.map(|TensorPrint { shape, dtype, .. }| TensorMeta { shape, dtype }))
+    };
+    let given: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
+    if given[member] != metas[member] {
+        return problem(
+            format!("its own part is {}, but `metas` says {}", whole(&given[member]), whole(&metas[member])),
+            "describe the part that the rank keeps as it is",
+        );
+    }
+    Ok(Pairs { member, given, taken: metas })
 }
 
 /// Prints of what the root holds, checked against its tensors if this rank is the root.

@@ -24,6 +24,11 @@ pub(crate) trait Fingerprint {
     fn label(&self) -> Arc<str>;
     /// What differs, this one's value first; `None` if nothing does.
     fn difference(&self, other: &Self) -> Option<String>;
+    /// Whether every two ranks have an agreement of their own: one that agrees with a second need not agree
+    /// with a third that does.
+    fn is_of_pairs(&self) -> bool {
+        false
+    }
 }
 
 /// The first thing that went wrong in a world.
@@ -391,11 +396,12 @@ impl<F: Fingerprint, P> Slot<F, P> {
 
     /// If `print` differs from those present: the member to blame, and one it differs from.
     ///
-    /// Everyone present agreed so far, so with two or more present `member` is the odd one out.
+    /// Everyone present agreed so far, so with two or more present `member` is the odd one out, and one of
+    /// them stands for all.
     fn suspect(&self, member: usize, print: &F) -> Option<(usize, usize)> {
-        let (present, (first, _)) =
-            self.joined.iter().enumerate().find_map(|(i, joined)| joined.as_ref().map(|joined| (i, joined)))?;
-        print.difference(first).map(|_| (member, present))
+        let present = self.joined.iter().enumerate().filter_map(|(i, joined)| Some((i, &joined.as_ref()?.0)));
+        let mut asked = present.take(if print.is_of_pairs() { self.joined.len() } else { 1 });
+        asked.find_map(|(present, other)| print.difference(other).map(|_| (member, present)))
     }
 
     /// Hands the deposits out once all are there.

@@ -301,3 +301,37 @@ fn invariant_6_ends_with_it() {
     board.join(group, 1, Name("x"), 1).unwrap();
     assert_eq!(ready(&mut board, ticket), Some(vec![0, 1]));
 }
+
+/// What a rank expects of each of the others, by its place: two agree if both expect the same of each other.
+struct Expects(usize, [u8; 3]);
+
+impl Fingerprint for Expects {
+    fn op(&self) -> Op {
+        Op::AllToAllList
+    }
+
+    fn label(&self) -> Arc<str> {
+        "".into()
+    }
+
+    fn difference(&self, other: &Self) -> Option<String> {
+        let (a, b) = (self.1[other.0], other.1[self.0]);
+        (a != b).then(|| format!("{a} vs {b}"))
+    }
+
+    fn is_of_pairs(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn invariant_2_agreements_of_pairs_are_checked_with_all_who_are_there() {
+    let mut board = Board::new(3, false);
+    let group = board.group(&[0, 1, 2], "");
+    board.join(group, 0, Expects(0, [0, 1, 2]), 0).unwrap();
+    board.join(group, 1, Expects(1, [1, 0, 3]), 0).unwrap();
+    // It agrees with the first that is there, and not with the second.
+    let error = board.join(group, 2, Expects(2, [2, 4, 0]), 0).unwrap_err();
+    let CommError::Mismatch { rank: 2, other: 1, differs, .. } = &error else { panic!("{error}") };
+    assert_eq!(differs, "4 vs 3");
+}

@@ -66,6 +66,17 @@ impl LocalCommunicator {
         tensors: Vec<DispatchTensor>,
         finish: impl FnOnce(Exchange) -> T + Send + 'static,
     ) -> Work<T> {
+        self.join_with(call, print, bytes, Deposit::new(tensors), finish)
+    }
+
+    fn join_with<T: Send + 'static>(
+        &self,
+        call: Call,
+        print: Print,
+        bytes: u64,
+        deposit: Deposit,
+        finish: impl FnOnce(Exchange) -> T + Send + 'static,
+    ) -> Work<T> {
         let (member, device, rank) = (self.group.rank(), self.device.clone(), self.rank());
         if let Err(error) = self.world.check_thread(rank, print.op, &call) {
             return Work::new(Ready(Err(error)));
@@ -74,7 +85,7 @@ impl LocalCommunicator {
         if !charge.call.ahead {
             charge.record(&self.ledger);
         }
-        let ticket = match self.world.rendezvous.join(self.key, member, print, Deposit::new(tensors)) {
+        let ticket = match self.world.rendezvous.join(self.key, member, print, deposit) {
             Ok(ticket) => ticket,
             Err(error) => return Work::new(Ready(Err(error))),
         };
@@ -95,7 +106,7 @@ impl LocalCommunicator {
 
 fn print(op: Op, call: &Call, tensors: Vec<TensorPrint>) -> Print {
     let Call { label, drawn, whole, terms, names, .. } = call.clone();
-    Print { op, label, reduce: None, root: None, drawn, whole, terms, names, tensors }
+    Print { op, label, reduce: None, root: None, drawn, whole, terms, names, tensors, pairs: None }
 }
 
 fn bytes(tensors: &[TensorPrint]) -> u64 {
@@ -186,6 +197,24 @@ impl Communicator for LocalCommunicator {
         let piece = (tensor.shape().num_elements() * tensor.dtype().size()) as u64;
         let print = print(Op::AllToAll, &call, vec![whole]);
         self.join(call, print, piece, vec![tensor], move |exchange| exchange.recut(dim, to_dim, &to_cut))
+    }
+
+    fn all_to_all_list(
+        &self,
+        call: Call,
+        mut parts: Vec<Option<DispatchTensor>>,
+        metas: Vec<Option<TensorMeta>>,
+    ) -> Work<Vec<Option<DispatchTensor>>> {
+        let pairs = match arguments::listed(&parts, metas, &self.group) {
+            Ok(pairs) => pairs,
+            Err(problem) => return self.refuse(Op::AllToAllList, &call, problem),
+        };
+        if self.alone() {
+            return done(parts);
+        }
+        let (bytes, own) = (pairs.bytes(), parts[self.group.rank()].take());
+        let print = Print { pairs: Some(pairs.into()), ..print(Op::AllToAllList, &call, Vec::new()) };
+        self.join_with(call, print, bytes, Deposit::addressed(parts), move |exchange| exchange.addressed(own))
     }
 
     fn broadcast(

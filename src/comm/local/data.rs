@@ -20,6 +20,8 @@ use crate::placement::chunk;
 #[derive(Debug)]
 pub(crate) struct Deposit {
     pub tensors: Vec<DispatchTensor>,
+    /// Of an all-to-all of lists: the member that each tensor is for, ascending.
+    addressees: Vec<usize>,
     /// Of the first member's deposit: slices of an all-reduce, made by whichever rank comes first.
     #[cfg(feature = "flex")]
     shares: OnceLock<Box<[OnceLock<DispatchTensor>]>>,
@@ -32,9 +34,22 @@ impl Deposit {
         let tensors = tensors.into_iter().map(flex::settle).collect();
         Self {
             tensors,
+            addressees: Vec::new(),
             #[cfg(feature = "flex")]
             shares: OnceLock::new(),
         }
+    }
+
+    /// A deposit of what there is for each member.
+    pub fn addressed(parts: Vec<Option<DispatchTensor>>) -> Self {
+        let parts = parts.into_iter().enumerate().filter_map(|(member, part)| Some((member, part?)));
+        let (addressees, tensors) = parts.unzip();
+        Self { addressees, ..Self::new(tensors) }
+    }
+
+    /// What there is for `member`.
+    fn part_for(&self, member: usize) -> Option<&DispatchTensor> {
+        Some(&self.tensors[self.addressees.binary_search(&member).ok()?])
     }
 }
 
@@ -64,6 +79,18 @@ impl Exchange<'_> {
     pub fn copy(&self, index: usize, root: usize) -> DispatchTensor {
         let tensor = &self.deposits[root].tensors[index];
         concat(vec![(tensor, full(&tensor.shape()[..]))], 0, &self.home(index))
+    }
+
+    /// A copy of what each rank has for this one; `own` of its own.
+    pub fn addressed(&self, mut own: Option<DispatchTensor>) -> Vec<Option<DispatchTensor>> {
+        let part = |(member, deposit): (usize, &Deposit)| {
+            if member == self.member {
+                return own.take();
+            }
+            let tensor = deposit.part_for(self.member)?;
+            Some(concat(vec![(tensor, full(&tensor.shape()[..]))], 0, &self.home(0)))
+        };
+        self.deposits.iter().enumerate().map(part).collect()
     }
 
     /// This rank's part, along `dim`, of tensor `index` of `root`.

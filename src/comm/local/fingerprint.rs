@@ -22,6 +22,33 @@ pub(crate) struct Print {
     /// Of the first tensors, one each.
     pub names: Option<Arc<[Arc<str>]>>,
     pub tensors: Vec<TensorPrint>,
+    /// Of an all-to-all of lists, where every two ranks have an agreement of their own.
+    pub pairs: Option<Box<Pairs>>,
+}
+
+/// What one rank gives to each rank of its group, and takes from each, in group order.
+#[derive(Debug, Clone)]
+pub(crate) struct Pairs {
+    /// The rank's place in the group.
+    pub member: usize,
+    pub given: Vec<Option<TensorMeta>>,
+    pub taken: Vec<Option<TensorMeta>>,
+}
+
+impl Pairs {
+    /// Bytes given to others.
+    pub fn bytes(&self) -> u64 {
+        let others = self.given.iter().enumerate().filter(|(to, _)| *to != self.member);
+        let bytes = |meta: &TensorMeta| (meta.shape.num_elements() * meta.dtype.size()) as u64;
+        others.filter_map(|(_, meta)| meta.as_ref().map(bytes)).sum()
+    }
+
+    fn difference(&self, other: &Self) -> Option<String> {
+        let says = |from: usize, to: usize| format!("tensor of group rank {from} for group rank {to}");
+        let (own, its) = (self.member, other.member);
+        differ(&says(own, its), &self.given[its], &other.taken[own], whole)
+            .or_else(|| differ(&says(its, own), &self.taken[its], &other.given[own], whole))
+    }
 }
 
 /// One tensor of a collective.
@@ -92,6 +119,11 @@ impl Fingerprint for Print {
                 let mut pairs = self.tensors.iter().zip(&other.tensors).enumerate();
                 pairs.find_map(|(i, (a, b))| a.difference(b).map(|what| format!("{}: {what}", self.tensor(i))))
             })
+            .or_else(|| self.pairs.as_ref()?.difference(other.pairs.as_ref()?))
+    }
+
+    fn is_of_pairs(&self) -> bool {
+        self.pairs.is_some()
     }
 }
 
@@ -138,7 +170,7 @@ fn cut(print: &Option<CutPrint>) -> String {
     print.as_ref().map_or("none".into(), CutPrint::to_string)
 }
 
-fn whole(meta: &Option<TensorMeta>) -> String {
+pub(super) fn whole(meta: &Option<TensorMeta>) -> String {
     meta.as_ref().map_or("none".into(), |TensorMeta { shape, dtype }| format!("{:?} {}", &shape[..], dtype.name()))
 }
 
@@ -159,6 +191,7 @@ mod tests {
             terms: None,
             names: None,
             tensors: vec![tensor],
+            pairs: None,
         }
     }
 
@@ -186,6 +219,21 @@ mod tests {
         assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
         let again = |p: &mut Print| p.tensors[0].to = Some(CutPrint::new(1, &Cut::Chunks(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
+    }
+
+    #[test]
+    fn what_one_gives_is_what_the_other_takes() {
+        let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
+        let pairs = |member, given: [usize; 2], taken: [usize; 2]| {
+            let pairs = Pairs { member, given: given.map(meta).into(), taken: taken.map(meta).into() };
+            Print { pairs: Some(pairs.into()), ..print() }
+        };
+        let first = pairs(0, [1, 2], [1, 3]);
+        assert_eq!(first.pairs.as_ref().unwrap().bytes(), 8, "its own part goes nowhere");
+        assert_eq!(first.difference(&pairs(1, [3, 4], [2, 4])), None);
+        let says = |other| first.difference(&other).unwrap();
+        assert_eq!(says(pairs(1, [3, 4], [5, 4])), "tensor of group rank 0 for group rank 1 [2] f32 vs [5] f32");
+        assert_eq!(says(pairs(1, [5, 4], [2, 4])), "tensor of group rank 1 for group rank 0 [3] f32 vs [5] f32");
     }
 
     #[test]

@@ -112,6 +112,29 @@ fn all_to_all_moves_the_cut_to_another_dimension() {
 }
 
 #[test]
+fn all_to_all_list_gives_every_rank_what_each_has_for_it() {
+    on_groups(|world, comm| {
+        let (size, rank) = (comm.group().size(), comm.group().rank());
+        for dtype in DTYPES {
+            // As many rows as the pair says, down to none, and of some pairs no tensor at all.
+            let part = |from: usize, to: usize| {
+                let rows = (from + 2 * to) % 4;
+                let shape = if (from + to) % 2 == 0 { vec![rows, 3] } else { vec![rows] };
+                ((from * to + from) % 3 < 2).then(|| Plain::sample(&shape, from * size + to, dtype))
+            };
+            let parts = (0..size).map(|to| part(rank, to).map(|part| part.tensor(dtype, world.device())));
+            let meta = |part: Plain| TensorMeta { shape: Shape::from(part.shape), dtype };
+            let metas = (0..size).map(|from| part(from, rank).map(meta));
+            let got = comm.all_to_all_list(Call::default(), parts.collect(), metas.collect()).wait()?;
+            assert!(got.iter().flatten().all(|part| part.dtype() == dtype));
+            let got: Vec<_> = got.into_iter().map(|part| part.map(Plain::of)).collect();
+            assert_eq!(got, (0..size).map(|from| part(from, rank)).collect::<Vec<_>>(), "{dtype:?}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn broadcast_and_scatter_take_the_roots_tensors() {
     on_groups(|world, comm| {
         let (size, rank) = (comm.group().size(), comm.group().rank());

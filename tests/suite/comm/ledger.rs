@@ -1,7 +1,7 @@
 //! What the ledger counts.
 
-use burn::tensor::Tensor;
-use burn_dtensor::comm::{Call, Op, Phase, ReduceOp, Sharded};
+use burn::tensor::{DType, Shape, Tensor};
+use burn_dtensor::comm::{Call, Op, Phase, ReduceOp, Sharded, TensorMeta};
 use burn_dtensor::placement::Cut;
 
 use super::cases::run;
@@ -27,6 +27,14 @@ fn the_ledger_counts_payload() {
             Cut::Chunks(3),
         )
         .wait()?;
+        // To itself 9 elements, to each other as many as that one's rank.
+        let sizes = |to: usize| if to == world.rank() { 9 } else { to };
+        let parts = (0..4).map(|to| Some(tensor([1, sizes(to)]))).collect();
+        let meta = |from: usize| {
+            let len = if from == world.rank() { 9 } else { world.rank() };
+            Some(TensorMeta { shape: Shape::from([1, len]), dtype: DType::F32 })
+        };
+        comm.all_to_all_list("list".into(), parts, (0..4).map(meta).collect()).wait()?;
         comm.barrier("end".into()).wait()?;
         world.group(&[world.rank()])?.all_reduce("alone".into(), vec![tensor([9, 9])], ReduceOp::Sum).wait()?;
         let ledger = world.ledger();
@@ -35,10 +43,11 @@ fn the_ledger_counts_payload() {
         assert_eq!(ledger.bytes(Op::ReduceScatter), 8 * 3 * 4);
         assert_eq!(ledger.bytes(Op::AllReduce), 5 * 4);
         assert_eq!(ledger.bytes(Op::AllToAll), 6 * 4);
+        assert_eq!(ledger.bytes(Op::AllToAllList), (6 - world.rank() as u64) * 4, "what it keeps moves nowhere");
         assert_eq!((ledger.calls(Op::Barrier), ledger.bytes(Op::Barrier)), (1, 0));
         assert_eq!(ledger.by_label()["block"].calls, 2);
         assert!(!ledger.by_label().contains_key("alone"), "a group of one moves nothing");
-        assert_eq!(ledger.recent().len(), 5);
+        assert_eq!(ledger.recent().len(), 6);
         Ok(())
     });
 }
