@@ -207,7 +207,7 @@ fn windows_and_offsets_that_do_not_fit_are_typed_errors() {
         let (valid, same) = (deform(PaddingConfig2d::Valid)?, deform(PaddingConfig2d::Explicit(0, 0, 1, 1))?);
         for (error, why) in [
             (refused(|| Unfold4dConfig::new([2, 2]).init().forward_dtensor(small)), "longer than the padded input"),
-            (refused(|| Fold4dConfig::new([3, 3], [2, 2]).init().forward_dtensor(columns)), "have 4 windows"),
+            (refused(|| Fold4dConfig::new([3, 3], [2, 2]).init().forward_dtensor(columns)), "an image of 3 x 3"),
             (refused(|| valid.layer.forward_dtensor((image.clone(), offset.clone(), None))), "high and wide"),
             (refused(|| same.layer.forward_dtensor((image, offset, None))), "0 before and 1 behind"),
         ] {
