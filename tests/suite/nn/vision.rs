@@ -147,9 +147,9 @@ fn shuffled_and_resized_images_equal_burns() {
 /// Each rank computes its images, and nothing is sent.
 #[test]
 fn a_batch_that_is_cut_stays_with_its_ranks() {
-    fn stays<L: Module + ModuleDisplay + Sync, const D: usize>(layer: L, shape: [usize; D])
+    fn stays<L, const D: usize>(layer: L, shape: [usize; D])
     where
-        L: DTensorForward<DTensor<D>, Output = DTensor<D>>,
+        L: Module + ModuleDisplay + Sync + DTensorForward<DTensor<D>, Output = DTensor<D>>,
     {
         let _ = values(&Only { layer: layer.clone() }, None); // Draw now, on one thread.
         MeshTest::new([2], ["batch"]).run(|mesh| {
