@@ -1,7 +1,7 @@
 //! Convolutions.
 //!
-//! A rank may hold part of the batch, of the output channels (weight and bias `S(0)`), or of the input
-//! channels (weight `S(1)`, bias `R`): then the ranks' terms are added up.
+//! A rank may hold part of the batch or of the image, of the output channels (weight and bias `S(0)`), or of the
+//! input channels (weight `S(1)`, bias `R`): then the ranks' terms are added up.
 
 use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, DeformConv2d};
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions};

@@ -49,7 +49,8 @@ pub(super) struct Given<'a> {
     pub(super) outputs: &'a [Shape],
     /// The rule's table.
     pub(super) strategies: &'a [Strategy],
-    pub(super) takes_empty_parts: bool,
+    /// Whether the operator takes parts of an input that are empty along a dimension.
+    pub(super) takes_empty_parts: &'a dyn Fn(usize, usize) -> bool,
     /// The times of collectives; without them counts decide.
     pub(super) times: Option<&'a Times>,
 }
@@ -112,8 +113,10 @@ fn search<'a>(
     for (mesh_order, lengths) in cuttings {
         let cutting = Cutting { mesh_shape, mesh_order: &mesh_order, lengths: &lengths };
         let targets = operands.iter().zip(&scales);
-        let mut targets: Vec<_> =
-            targets.map(|(operand, scale)| Targets::new(*operand, *scale, cutting, takes_empty_parts)).collect();
+        let mut targets: Vec<_> = targets
+            .enumerate()
+            .map(|(at, (operand, scale))| Targets::new(*operand, *scale, cutting, |dim| takes_empty_parts(at, dim)))
+            .collect();
         for rows in asked.iter().map(|rows| rows.iter().copied()).multi_cartesian_product() {
             let mut weigh = |known: Option<Cost>| {
                 if !divides(mesh_shape, &rows) {
@@ -135,7 +138,7 @@ fn search<'a>(
                 }
                 let output = |at: usize| {
                     let placements: Placements = rows.iter().map(|row| row.outputs[at]).collect();
-                    cutting.layout(&placements, &uneven).ok_or(Unfit::NoWay)
+                    cutting.output(&placements, &uneven, &rows, (&shapes, &outputs[at])).ok_or(Unfit::NoWay)
                 };
                 let outputs = (0..outputs.len()).map(output).collect::<Result<_, _>>()?;
                 let input = |(at, targets): (usize, &mut Targets<'_>)| {

@@ -101,7 +101,7 @@ pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Res
         operands: &incoming,
         outputs: &output_shapes,
         strategies: &rows,
-        takes_empty_parts: rule.takes_empty_parts(),
+        takes_empty_parts: &|input, dim| rule.takes_empty_parts_along(input, dim),
         times: scope.times(first.mesh()).as_ref(),
     });
     let Choice { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {

@@ -98,7 +98,7 @@ pub(super) fn record<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Res
         operands: &operands,
         outputs: &outputs,
         strategies: &rows,
-        takes_empty_parts: rule.takes_empty_parts(),
+        takes_empty_parts: &|input, dim| rule.takes_empty_parts_along(input, dim),
         times: times.as_ref(),
     };
     let chosen = choose(given);

@@ -81,13 +81,9 @@
 //! | `compare`, `logic`, `mask`, `cast`, `like` | comparisons, Boolean and bitwise logic, masked values, kinds and dtypes |
 //! | `activation` | activations and softmaxes |
 //! | `matmul`, `linear`, `einsum`, `cross` | products |
-//! | `attention`, `conv`, `pool`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
-//! | `reduce`, `order` | sums to covariances; along a dimension: sorting, top k, medians, cumulative sums |
-//! | `view`, `permute`, `expand`, `unfold` | shapes |
-//! | `reduce`, `order` | sums to variances; along a dimension: cumulative sums, extrema, top k, sorting, medians |
-//! | `attention`, `conv`, `deform`, `unfold`, `pool`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
-//! | `reduce`, `order` | sums to variances; along a dimension: sorting, top k, medians, cumulative sums |
-//! | `view`, `permute`, `expand` | shapes |
+//! | `reduce`, `order` | sums to covariances; along a dimension: cumulative sums, extrema, top k, sorting, medians |
+//! | `view`, `permute`, `expand`, `windows` | shapes |
+//! | `attention`, `conv`, `deform_conv`, `pool`, `interpolate`, `unfold`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
 //! | `slice`, `split`, `cat`, `flip`, `pad`, `triangle` | pieces put apart and together |
 //! | `gather`, `gather_nd`, `select`, `one_hot`, `nonzero` | by index, and to indices |
 //! | `linalg`, `signal`, `grid` | norms and decompositions; Fourier transforms; coordinates |
@@ -152,6 +148,8 @@
 //! channels) write their tables out, as a [`Table`] or by implementing [`Rule`]. A computation that is written once,
 //! at one place, needs none: a [`LocalMap`] says there what it takes and makes. A row never communicates: what
 //! needs its neighbours is made of redistributions.
+//! needs its neighbours is made of redistributions, but for windows over a dimension that is cut, which get what they
+//! lack in an exchange of their own, forward and backward (`halo`).
 //!
 //! The local operator must record as many nodes of the autodiff graph for parts of any length, or
 //! ranks fall out of step in backward. Burn's own do, but for `matmul`, `linear` and `einsum`, which
@@ -183,6 +181,7 @@ mod weigh;
 // What rules share.
 mod args;
 mod empty;
+mod halo;
 mod local_map;
 mod lookup;
 mod methods;
@@ -191,6 +190,7 @@ mod parts;
 mod placements;
 mod product;
 mod update;
+mod window;
 
 // The families.
 pub mod activation;
@@ -204,7 +204,7 @@ mod compare;
 mod conv;
 mod cross;
 mod ctc;
-mod deform;
+mod deform_conv;
 mod dropout;
 mod einsum;
 mod embedding;
@@ -213,6 +213,7 @@ mod flip;
 mod gather;
 mod gather_nd;
 pub mod grid;
+mod interpolate;
 mod like;
 pub mod linalg;
 mod linear;

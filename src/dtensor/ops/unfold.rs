@@ -1,68 +1,98 @@
-//! Windows of images as columns, and back: whole images on every rank, some of the batch.
+//! Images as columns of blocks, and back. Blocks lie across spatial dimensions, which are whole; a channel's
+//! elements of a block follow each other, so that whole channels may be cut:
+//!
+//! | | input | output | |
+//! |---|---|---|---|
+//! | `unfold4d` | `S(0)` | `S(0)` | |
+//! | `unfold4d` | `S(1)` | `S(1)` | of as many channels on every rank |
+//! | `fold4d` | `S(1)` | `S(1)` | the same |
 
-use burn::tensor::module;
 use burn::tensor::ops::UnfoldOptions;
+use burn::tensor::{Shape, module};
 
 use super::args::misfit;
+use super::axes::AxesAt;
 use super::partials::LINEAR;
-use super::{Axes, Rule, apply};
+use super::placements::S;
+use super::window::Window;
+use super::{Axes, Rule, Strategy, apply, strategy};
+use crate::Result;
 use crate::dtensor::DTensor;
-use crate::error::OrUnwind;
 
-const UNFOLD: Axes = Axes::new("unfold4d", "b___ -> bCL").through(LINEAR);
-const FOLD: Axes = Axes::new("fold4d", "b__ -> bCHW").through(LINEAR);
-
-/// How many windows there are along both dimensions of an image of `size`.
-fn windows(size: [usize; 2], kernel: [usize; 2], options: &UnfoldOptions) -> Option<usize> {
-    let along = |at: usize| {
-        let extent = options.dilation[at] * kernel[at].checked_sub(1)? + 1;
-        Some((size[at] + 2 * options.padding[at]).checked_sub(extent)? / options.stride[at] + 1)
-    };
-    Some(along(0)? * along(1)?)
+/// Letters that take channels for whole, and how many there are.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Blocks {
+    axes: AxesAt,
+    channels: usize,
 }
 
-/// The windows of images `[batch, channels, height, width]`, as burn's [`unfold4d`](module::unfold4d):
-/// `[batch, channels * kernel height * kernel width, windows]`.
+impl Rule for Blocks {
+    fn name(&self) -> &'static str {
+        self.axes.name()
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.axes.outputs(inputs)
+    }
+
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+        let mut rows = self.axes.strategies(inputs, outputs);
+        rows.push(strategy([S(1)], [S(1)]).if_divides(self.channels));
+        rows
+    }
+}
+
+/// How many blocks lie across an image of this size.
+fn blocks(size: [usize; 2], kernel: [usize; 2], options: &UnfoldOptions) -> Option<usize> {
+    let count = |at: usize| {
+        let (padding, dilation) = ((options.padding[at], options.padding[at]), options.dilation[at]);
+        Window { stride: options.stride[at], padding, dilation, padding_out: 0 }.count(size[at], kernel[at], false)
+    };
+    Some(count(0)? * count(1)?)
+}
+
+/// The blocks of an input `[batch, channels, height, width]` as columns, as burn's
+/// [`unfold4d`](module::unfold4d): `[batch, channels * kernel, blocks]`.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if the kernel is longer than the
-/// padded input.
+/// Unwinds with a typed [`Error`](crate::Error) if the kernel is longer than the padded input.
 #[must_use]
 #[track_caller]
 pub fn unfold4d(x: DTensor<4>, kernel_size: [usize; 2], options: UnfoldOptions) -> DTensor<3> {
     let [_, channels, height, width] = x.dims();
-    let windows = windows([height, width], kernel_size, &options)
-        .ok_or_else(|| misfit(UNFOLD.name(), &[x.shape()], "the kernel is longer than the padded input"))
-        .or_unwind();
-    let rule = (&UNFOLD).lens([channels * kernel_size[0] * kernel_size[1], windows]);
+    let Some(blocks) = blocks([height, width], kernel_size, &options) else {
+        misfit("unfold4d", &[x.shape()], "the kernel is longer than the padded input").unwind()
+    };
+    let axes = &const { Axes::new("unfold4d", "b___ -> bCL").through(LINEAR) };
+    let rule = Blocks { axes: axes.lens([channels * kernel_size[0] * kernel_size[1], blocks]), channels };
     apply(&rule, x, |x, _| module::unfold4d(x, kernel_size, options))
 }
 
-/// Images `[batch, channels, height, width]` of `output_size`, each the sum of its windows
-/// `[batch, channels * kernel height * kernel width, windows]`, as burn's [`fold4d`](module::fold4d).
+/// The sum of blocks where they overlap, as burn's [`fold4d`](module::fold4d): from columns
+/// `[batch, channels * kernel, blocks]` to `[batch, channels, height, width]`.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if these are not the windows of
-/// such images.
+/// Unwinds with a typed [`Error`](crate::Error) if the input is no columns of such blocks.
 #[must_use]
 #[track_caller]
 pub fn fold4d(x: DTensor<3>, output_size: [usize; 2], kernel_size: [usize; 2], options: UnfoldOptions) -> DTensor<4> {
-    let ([_, rows, columns], window) = (x.dims(), kernel_size[0] * kernel_size[1]);
-    let expected = windows(output_size, kernel_size, &options);
-    if window == 0 || rows % window != 0 || expected != Some(columns) {
+    let ([_, columns, count], [height, width], kernel) = (x.dims(), output_size, kernel_size[0] * kernel_size[1]);
+    let whole = kernel > 0 && columns % kernel == 0;
+    if !whole || blocks(output_size, kernel_size, &options) != Some(count) {
         let why = format!(
-            "images of {output_size:?} have {} windows of {kernel_size:?}, and each channel {window} rows of them",
-            expected.unwrap_or(0)
+            "it must be {kernel} elements of a block for each channel, and one column for each block of an image of \
+             {height} x {width}"
         );
-        misfit(FOLD.name(), &[x.shape()], why).unwind();
+        misfit("fold4d", &[x.shape()], why).unwind()
     }
-    let [height, width] = output_size;
-    let rule = (&FOLD).lens([rows / window, height, width]);
+    let axes = &const { Axes::new("fold4d", "b__ -> bCHW").through(LINEAR) };
+    let channels = columns / kernel;
+    let rule = Blocks { axes: axes.lens([channels, height, width]), channels };
     apply(&rule, x, |x, _| module::fold4d(x, output_size, kernel_size, options))
 }

@@ -4,6 +4,7 @@ use std::ops::Add;
 
 use burn::tensor::Shape;
 use hashbrown::HashMap;
+use itertools::Itertools;
 
 use super::cost_model::Times;
 use super::cutting::{Cutting, Dims};
@@ -111,9 +112,9 @@ pub(super) struct Targets<'a> {
     operand: Incoming<'a>,
     scale: Scale<'a>,
     cutting: Cutting<'a>,
-    /// Whether parts without elements may stay, or other ranks have them: of an operand that comes with
-    /// some. To one that comes without, none are made.
-    empty_parts: bool,
+    /// The dimensions along which parts without elements may stay, or other ranks have them: of an operand
+    /// that comes with some. To one that comes without, none are made.
+    may_be_empty: Dims,
     /// By placements, and the mesh dimensions that are ragged.
     known: HashMap<(Placements, Dims), Result<(Layout, Cost), Unfit>>,
 }
@@ -132,17 +133,23 @@ pub(super) enum Unfit {
 }
 
 impl<'a> Targets<'a> {
-    pub(super) fn new(operand: Incoming<'a>, scale: Scale<'a>, cutting: Cutting<'a>, takes_empty_parts: bool) -> Self {
-        let empty_parts = takes_empty_parts && leaves_a_rank_empty(operand.shape, operand.layout);
-        Self { operand, scale, cutting, empty_parts, known: HashMap::new() }
+    pub(super) fn new(
+        operand: Incoming<'a>,
+        scale: Scale<'a>,
+        cutting: Cutting<'a>,
+        takes_empty_parts: impl Fn(usize) -> bool,
+    ) -> Self {
+        let comes_so = !left_empty(operand.shape, operand.layout).is_empty();
+        let may_be_empty = (0..operand.shape.num_dims()).filter(|&dim| comes_so && takes_empty_parts(dim)).collect();
+        Self { operand, scale, cutting, may_be_empty, known: HashMap::new() }
     }
 
     /// The layout with these placements, and what it costs to get there, but for a sum of gradients.
     pub(super) fn get(&mut self, placements: Placements, uneven: &Dims) -> Result<&(Layout, Cost), Unfit> {
-        let Self { operand, scale, cutting, empty_parts, known } = self;
+        let Self { operand, scale, cutting, may_be_empty, known } = self;
         let make = |(placements, uneven): &(Placements, Dims)| {
             let layout = cutting.layout(placements, uneven).ok_or(Unfit::NoWay)?;
-            if !*empty_parts && leaves_a_rank_empty(operand.shape, &layout) {
+            if !left_empty(operand.shape, &layout).iter().all(|dim| may_be_empty.contains(dim)) {
                 return Err(Unfit::Empty);
             }
             let cost = move_cost(operand, *scale, &layout).ok_or(Unfit::NoWay)?;
@@ -152,9 +159,12 @@ impl<'a> Targets<'a> {
     }
 }
 
-/// Whether `layout` leaves a rank without elements of a tensor that has some.
-fn leaves_a_rank_empty(shape: &Shape, layout: &Layout) -> bool {
-    shape.num_elements() > 0 && layout.shortest(shape).contains(&0)
+/// The dimensions along which `layout` leaves a rank without elements of a tensor that has some.
+fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
+    if shape.num_elements() == 0 {
+        return Dims::new();
+    }
+    layout.shortest(shape).iter().positions(|&len| len == 0).collect()
 }
 
 fn move_cost(operand: &Incoming<'_>, scale: Scale<'_>, target: &Layout) -> Option<Cost> {

@@ -6,6 +6,7 @@ mod empty_parts;
 mod factory;
 mod far;
 mod gradient;
+mod halo;
 mod in_step;
 mod initialize;
 mod joined;

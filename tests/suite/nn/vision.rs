@@ -147,9 +147,9 @@ fn shuffled_and_resized_images_equal_burns() {
 /// Each rank computes its images, and nothing is sent.
 #[test]
 fn a_batch_that_is_cut_stays_with_its_ranks() {
-    fn stays<L: Module + ModuleDisplay + Sync, const D: usize>(layer: L, shape: [usize; D])
+    fn stays<L, const D: usize>(layer: L, shape: [usize; D])
     where
-        L: DTensorForward<DTensor<D>, Output = DTensor<D>>,
+        L: Module + ModuleDisplay + Sync + DTensorForward<DTensor<D>, Output = DTensor<D>>,
     {
         let _ = values(&Only { layer: layer.clone() }, None); // Draw now, on one thread.
         MeshTest::new([2], ["batch"]).run(|mesh| {
@@ -207,7 +207,7 @@ fn windows_and_offsets_that_do_not_fit_are_typed_errors() {
         let (valid, same) = (deform(PaddingConfig2d::Valid)?, deform(PaddingConfig2d::Explicit(0, 0, 1, 1))?);
         for (error, why) in [
             (refused(|| Unfold4dConfig::new([2, 2]).init().forward_dtensor(small)), "longer than the padded input"),
-            (refused(|| Fold4dConfig::new([3, 3], [2, 2]).init().forward_dtensor(columns)), "have 4 windows"),
+            (refused(|| Fold4dConfig::new([3, 3], [2, 2]).init().forward_dtensor(columns)), "an image of 3 x 3"),
             (refused(|| valid.layer.forward_dtensor((image.clone(), offset.clone(), None))), "high and wide"),
             (refused(|| same.layer.forward_dtensor((image, offset, None))), "0 before and 1 behind"),
         ] {

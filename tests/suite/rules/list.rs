@@ -7,15 +7,17 @@ use std::path::{Path, PathBuf};
 use itertools::Itertools;
 
 /// Files of operators that are none: how rules are written, decided and run.
-const MACHINERY: [&str; 22] = [
+const MACHINERY: [&str; 26] = [
     "apply",
     "axes",
     "choose",
     "config",
     "cost_model",
+    "crop",
     "cutting",
     "decide",
     "empty",
+    "exchange",
     "explain",
     "lookup",
     "methods",
@@ -23,6 +25,7 @@ const MACHINERY: [&str; 22] = [
     "operator",
     "partials",
     "parts",
+    "plan",
     "policy",
     "replicated",
     "rule",
@@ -30,6 +33,7 @@ const MACHINERY: [&str; 22] = [
     "tests",
     "update",
     "weigh",
+    "window",
 ];
 
 /// Functions beside operators: methods of a loss and of its configuration, seeds, plain random tensors.
