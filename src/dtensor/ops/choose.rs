@@ -87,13 +87,14 @@ impl Add for Cost {
 ///
 /// Tried are the products of one row per mesh dimension, with the cuts in the order of the mesh
 /// dimensions or in an order that an operand comes in, and into chunks or the lengths that an operand
-/// comes with. Parts without elements stay only if the operator `takes_empty_parts`. `None` if no row fits.
+/// comes with. Parts without elements stay only where the operator takes such parts of an input, which are empty
+/// along a dimension. `None` if no row fits.
 pub(super) fn choose(
     mesh_shape: &[usize],
     operands: &[Incoming<'_>],
     outputs: &[Shape],
     strategies: &[Strategy],
-    takes_empty_parts: bool,
+    takes_empty_parts: impl Fn(usize, usize) -> bool,
 ) -> Option<Choice> {
     debug_assert!(
         strategies.iter().all(|row| row.inputs.len() == operands.len() && row.outputs.len() == outputs.len()),
@@ -107,8 +108,11 @@ pub(super) fn choose(
     let shapes: SmallVec<[&Shape; 3]> = operands.iter().map(|operand| operand.shape).collect();
     for (mesh_order, lengths) in cuttings {
         let cutting = Cutting { mesh_shape, mesh_order: &mesh_order, lengths: &lengths };
-        let mut targets: Vec<_> =
-            operands.iter().map(|&operand| Targets::new(operand, operands, cutting, takes_empty_parts)).collect();
+        let mut targets: Vec<_> = operands
+            .iter()
+            .enumerate()
+            .map(|(at, &operand)| Targets::new(operand, operands, cutting, |dim| takes_empty_parts(at, dim)))
+            .collect();
         for rows in asked.iter().map(|rows| rows.iter().copied()).multi_cartesian_product() {
             // Planning is what takes time: not where it must cost more.
             let least: usize = operands.iter().enumerate().map(|(at, operand)| calls(operand, &rows, at)).sum();
@@ -129,7 +133,7 @@ pub(super) fn choose(
             }
             let output = |at: usize| {
                 let placements: Placements = rows.iter().map(|row| row.outputs[at]).collect();
-                cutting.layout(&placements, &uneven)
+                cutting.output(&placements, &uneven, &rows, (&shapes, &outputs[at]))
             };
             let Some(outputs) = (0..outputs.len()).map(output).collect() else { continue };
             let layouts = targets.iter_mut().enumerate();
@@ -206,9 +210,12 @@ fn scattered(operands: &[Incoming<'_>], rows: &[&Strategy]) -> usize {
     (0..rows.len()).filter(alone).count()
 }
 
-/// Whether `layout` leaves a rank without elements of a tensor that has some.
-fn leaves_a_rank_empty(shape: &Shape, layout: &Layout) -> bool {
-    shape.num_elements() > 0 && layout.shortest(shape).contains(&0)
+/// The dimensions along which `layout` leaves a rank without elements of a tensor that has some.
+fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
+    if shape.num_elements() == 0 {
+        return Dims::new();
+    }
+    layout.shortest(shape).iter().positions(|&len| len == 0).collect()
 }
 
 /// A value that is the same on all ranks of a mesh dimension varies where anything else on it is not.
@@ -232,25 +239,31 @@ struct Targets<'a> {
     operand: Incoming<'a>,
     size: u128,
     cutting: Cutting<'a>,
-    /// Whether parts without elements may stay, or other ranks have them: of an operand that comes with
-    /// some. To one that comes without, none are made.
-    empty_parts: bool,
+    /// The dimensions along which parts without elements may stay, or other ranks have them: of an operand
+    /// that comes with some. To one that comes without, none are made.
+    may_be_empty: Dims,
     /// By placements, and the mesh dimensions that are ragged.
     known: HashMap<(Placements, Dims), Option<(Layout, Cost)>>,
 }
 
 impl<'a> Targets<'a> {
-    fn new(operand: Incoming<'a>, operands: &[Incoming<'a>], cutting: Cutting<'a>, takes_empty_parts: bool) -> Self {
-        let empty_parts = takes_empty_parts && leaves_a_rank_empty(operand.shape, operand.layout);
-        Self { operand, size: nominal_size(&operand, operands), cutting, empty_parts, known: HashMap::new() }
+    fn new(
+        operand: Incoming<'a>,
+        operands: &[Incoming<'a>],
+        cutting: Cutting<'a>,
+        takes_empty_parts: impl Fn(usize) -> bool,
+    ) -> Self {
+        let comes_so = !left_empty(operand.shape, operand.layout).is_empty();
+        let may_be_empty = (0..operand.shape.num_dims()).filter(|&dim| comes_so && takes_empty_parts(dim)).collect();
+        Self { operand, size: nominal_size(&operand, operands), cutting, may_be_empty, known: HashMap::new() }
     }
 
     /// The layout with these placements; `None` if there is none, or no way to it.
     fn get(&mut self, placements: Placements, uneven: &Dims) -> Option<&(Layout, Cost)> {
-        let Self { operand, size, cutting, empty_parts, known } = self;
+        let Self { operand, size, cutting, may_be_empty, known } = self;
         let make = |(placements, uneven): &(Placements, Dims)| {
             let layout = cutting.layout(placements, uneven)?;
-            let fits = *empty_parts || !leaves_a_rank_empty(operand.shape, &layout);
+            let fits = left_empty(operand.shape, &layout).iter().all(|dim| may_be_empty.contains(dim));
             let cost = fits.then(|| move_cost(operand, *size, &layout))??;
             Some((layout, cost))
         };

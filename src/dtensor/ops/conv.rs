@@ -4,27 +4,22 @@
 //! be cut: `S(1)` of the input, `S(0)` of weight and bias, `S(1)` of the output.
 //!
 //! A transposed convolution has its weight as `[in, out, ..]`. A bias joins a sum as that of
-//! [`linear`](super::module::linear) does. Spatial dimensions are whole.
+//! [`linear`](super::module::linear) does. Spatial dimensions may be cut: every rank then gets the [halo](super::halo)
+//! that it lacks.
+
+use std::ops::Range;
 
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Shape, Tensor, module};
+use smallvec::SmallVec;
 
 use super::args::misfit;
+use super::halo::{Halo, Reach, SPATIAL, Spatial};
 use super::placements::S;
+use super::window::Window;
 use super::{Axes, Operator, Rule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::DTensor;
-
-/// A window along one spatial dimension.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Window {
-    stride: usize,
-    /// Before and behind.
-    padding: (usize, usize),
-    dilation: usize,
-    /// What a transposed convolution adds behind its output.
-    padding_out: usize,
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Convolution<const N: usize> {
@@ -77,13 +72,11 @@ impl<const N: usize> Convolution<N> {
 
     /// Length of the output of `window` over `len` elements with a kernel of `kernel`.
     fn output_len(&self, window: Window, len: usize, kernel: usize) -> Option<usize> {
-        let extent = window.dilation * kernel.checked_sub(1)? + 1;
-        let padding = window.padding.0 + window.padding.1;
-        if self.transposed {
-            (len.checked_sub(1)? * window.stride + extent + window.padding_out).checked_sub(padding)
-        } else {
-            Some((len + padding).checked_sub(extent)? / window.stride + 1)
-        }
+        if self.transposed { window.spread(len, kernel) } else { window.count(len, kernel, false) }
+    }
+
+    fn reach(&self, window: Window, kernel: usize, len: usize, output: Range<usize>) -> Reach {
+        if self.transposed { window.reach_spread(kernel, len, output) } else { window.reach(kernel, len, output) }
     }
 
     /// The groups of this rank's part of the convolution.
@@ -134,18 +127,28 @@ impl<const N: usize> Rule for Convolution<N> {
     }
 }
 
-/// Runs `local` with this rank's groups on the parts of `x`, `weight` and `bias`.
+/// Runs `local` with this rank's groups on the parts of `x`, `weight` and `bias`, and says along which spatial
+/// dimensions, counted from 0, `x` is padded already.
 #[track_caller]
 fn convolve<const N: usize, const D: usize>(
-    rule: &Convolution<N>,
+    rule: Convolution<N>,
     x: DTensor<D>,
     weight: DTensor<D>,
     bias: Option<DTensor<1>>,
-    local: impl FnOnce(Tensor<D>, Tensor<D>, Option<Tensor<1>>, usize) -> Tensor<D>,
+    local: impl FnOnce(Tensor<D>, Tensor<D>, Option<Tensor<1>>, usize, &[usize]) -> Tensor<D>,
 ) -> DTensor<D> {
-    apply(rule, (x, weight, bias), |(x, weight, bias), op| {
-        let groups = rule.local_groups(op, &weight.shape());
-        local(x, weight, bias, groups)
+    let (rule, lens) = (Spatial(rule), x.dims());
+    apply(&rule, (x, weight, bias), |(x, weight, bias), op| {
+        let Spatial(rule) = &rule;
+        let (groups, kernel) = (rule.local_groups(op, &weight.shape()), weight.shape());
+        let reach = |at: usize, output| rule.reach(rule.windows[at], kernel[SPATIAL + at], lens[SPATIAL + at], output);
+        match Halo::of(rule.name(), op, reach) {
+            None => local(x, weight, bias, groups, &[]),
+            Some(halo) => halo.run(x, 0.0, |x, halo| {
+                let padded: SmallVec<[usize; 3]> = halo.outputs().map(|(dim, _)| dim - SPATIAL).collect();
+                local(x, weight, bias, groups, &padded)
+            }),
+        }
     })
 }
 
@@ -190,8 +193,9 @@ macro_rules! convolutions {
             bias: Option<DTensor<1>>,
             options: impl Into<ConvOptions<$N>>,
         ) -> DTensor<$D> {
-            let options = options.into();
-            convolve(&Convolution::forward(&options), x, weight, bias, |x, weight, bias, groups| {
+            let mut options = options.into();
+            convolve(Convolution::forward(&options), x, weight, bias, |x, weight, bias, groups, padded| {
+                padded.iter().for_each(|&at| options.padding[at] = (0, 0));
                 let (x, options) = without_rest(x, &weight, options);
                 module::$name(x, weight, bias, ConvOptions { groups, ..options })
             })
@@ -222,9 +226,15 @@ macro_rules! transposed {
             x: DTensor<$D>,
             weight: DTensor<$D>,
             bias: Option<DTensor<1>>,
-            options: ConvTransposeOptions<$N>,
+            mut options: ConvTransposeOptions<$N>,
         ) -> DTensor<$D> {
-            convolve(&Convolution::transposed(&options), x, weight, bias, |x, weight, bias, groups| {
+            let rule = Convolution::transposed(&options);
+            let windows = rule.windows;
+            convolve(rule, x, weight, bias, |x, weight, bias, groups, padded| {
+                for &at in padded {
+                    options.padding[at] = 0;
+                    options.padding_out[at] = windows[at].behind(weight.dims()[SPATIAL + at]);
+                }
                 module::$name(x, weight, bias, ConvTransposeOptions { groups, ..options })
             })
         }

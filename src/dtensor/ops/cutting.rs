@@ -43,12 +43,35 @@ impl Cutting<'_> {
         lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_lengths(*mesh_dim, lengths.clone()).ok())
     }
 
+    /// [`layout`](Self::layout) of an output of `shape`: by rows that are [in
+    /// proportion](Strategy::in_proportion), the lengths are those that the first input has.
+    pub(super) fn output(
+        &self,
+        placements: &[Placement],
+        uneven: &[usize],
+        rows: &[&Strategy],
+        (inputs, shape): (&[&Shape], &Shape),
+    ) -> Option<Layout> {
+        let layout = self.layout(placements, uneven)?;
+        let mut scaled = uneven.iter().filter(|&&mesh_dim| rows[mesh_dim].in_proportion);
+        scaled.try_fold(layout, |layout, &mesh_dim| {
+            let dim = placements[mesh_dim].shard_dim()?;
+            let lengths = layout.lengths(mesh_dim)?;
+            let is_alone = layout.order(dim).len() == 1;
+            let lengths = if is_alone { in_proportion(lengths, inputs[0][dim], shape[dim]) } else { lengths.clone() };
+            layout.with_lengths(mesh_dim, lengths).ok()
+        })
+    }
+
     /// The mesh dimensions on which these rows leave the lengths as they are: whatever they cut there,
     /// input or output, is as long as the lengths add up to, and no piece has to divide anything.
     pub(super) fn kept(&self, rows: &[&Strategy], inputs: &[&Shape], outputs: &[Shape]) -> SmallVec<[usize; 3]> {
         let mut kept = SmallVec::new();
         let fits = |placements: Placements, shape: &Shape, kept: &[usize]| {
             self.layout(&placements, kept).is_none_or(|layout| layout.check_shape(shape).is_ok())
+        };
+        let output_fits = |placements: Placements, shape: &Shape, kept: &[usize]| {
+            self.output(&placements, kept, rows, (inputs, shape)).is_none_or(|layout| layout.check_shape(shape).is_ok())
         };
         // Outermost first: a cut outside another leaves the pieces that this one cuts.
         for &mesh_dim in self.mesh_order {
@@ -59,13 +82,22 @@ impl Cutting<'_> {
             let input = |at| rows.iter().map(|row| row.inputs[at]).collect();
             let output = |at| rows.iter().map(|row| row.outputs[at]).collect();
             let all = inputs.iter().enumerate().all(|(at, shape)| fits(input(at), shape, &kept))
-                && outputs.iter().enumerate().all(|(at, shape)| fits(output(at), shape, &kept));
+                && outputs.iter().enumerate().all(|(at, shape)| output_fits(output(at), shape, &kept));
             if !all {
                 kept.pop();
             }
         }
         kept
     }
+}
+
+/// A length of `to`, cut where `lengths` cut one of `from`, in proportion.
+fn in_proportion(lengths: &[usize], from: usize, to: usize) -> Arc<[usize]> {
+    let ends = lengths.iter().scan(0, |end, len| {
+        *end += len;
+        Some((*end * to + from / 2).checked_div(from).unwrap_or(0))
+    });
+    iter::once(0).chain(ends).tuple_windows().map(|(start, end)| end - start).collect()
 }
 
 #[cfg(test)]
@@ -97,6 +129,16 @@ mod tests {
         assert_eq!(kept([unary(0).if_divides(4), unary(1)], &[[4, 6]], [4, 6]), [1]);
         // The second cut would need pieces of 6, the first leaves 1 and 3.
         assert_eq!(kept([unary(0), unary(0)], &[[4, 6]], [4, 6]), [0]);
+    }
+
+    #[test]
+    fn lengths_in_proportion_add_up_and_go_back_to_what_they_were() {
+        let scaled = |lengths: &[usize], to: usize| in_proportion(lengths, lengths.iter().sum(), to).to_vec();
+        assert_eq!(scaled(&[3, 0, 2], 5), [3, 0, 2]);
+        assert_eq!(scaled(&[6, 0, 4], 5), [3, 0, 2]);
+        assert_eq!(scaled(&[3, 0, 2], 10), [6, 0, 4]);
+        assert_eq!(scaled(&[1, 3, 9], 7), [1, 1, 5]);
+        assert_eq!(scaled(&[3, 0, 2], 0), [0, 0, 0]);
     }
 
     #[test]

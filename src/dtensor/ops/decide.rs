@@ -63,7 +63,9 @@ pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Decision> 
         }
     }
     let incoming: Vec<_> = inputs.iter().map(|input| Incoming::new(input.spec)).collect();
-    let choice = choose(first.mesh().shape(), &incoming, &output_shapes, &rows, rule.takes_empty_parts());
+    let choice = choose(first.mesh().shape(), &incoming, &output_shapes, &rows, |input, dim| {
+        rule.takes_empty_parts_along(input, dim)
+    });
     let Choice { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
         operator: rule.name(),
         inputs: inputs.iter().map(|input| input.spec.layout().to_string()).collect(),

@@ -47,7 +47,7 @@
 //! | `compare`, `logic`, `mask`, `cast`, `like` | comparisons, Boolean and bitwise logic, masked values, kinds and dtypes |
 //! | `activation` | activations and softmaxes |
 //! | `matmul`, `linear`, `einsum`, `cross` | products |
-//! | `attention`, `conv`, `pool`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
+//! | `attention`, `conv`, `deform_conv`, `pool`, `interpolate`, `unfold`, `norm`, `batch_norm`, `embedding`, `dropout`, `ctc_loss` | what layers are made of, in [`module`] |
 //! | `reduce`, `order` | sums to variances; along a dimension: sorting, top k, medians, cumulative sums |
 //! | `view`, `permute`, `expand` | shapes |
 //! | `slice`, `split`, `cat`, `flip`, `pad`, `triangle` | pieces put apart and together |
@@ -106,7 +106,8 @@
 //!
 //! The few operators whose dimensions letters cannot name (views, permutations, expansion, grouped
 //! channels) write their tables out: they implement [`Rule`] themselves. A row never communicates: what
-//! needs its neighbours is made of redistributions.
+//! needs its neighbours is made of redistributions, but for windows over a dimension that is cut, which get what they
+//! lack in an exchange of their own, forward and backward (`halo`).
 //!
 //! The local operator must record as many nodes of the autodiff graph for parts of any length, or
 //! ranks fall out of step in backward. Burn's own do, but for `matmul`, `linear` and `einsum`, which
@@ -134,12 +135,14 @@ mod subscripts;
 // What rules share.
 mod args;
 mod empty;
+mod halo;
 mod lookup;
 mod methods;
 pub mod partials;
 mod placements;
 mod product;
 mod update;
+mod window;
 
 // The families.
 pub mod activation;
@@ -151,12 +154,15 @@ mod cat;
 mod compare;
 mod conv;
 mod cross;
+mod ctc_loss;
+mod deform_conv;
 mod dropout;
 mod einsum;
 mod embedding;
 mod expand;
 mod flip;
 mod gather;
+mod interpolate;
 mod like;
 pub mod linalg;
 mod linear;
@@ -178,6 +184,7 @@ mod slice;
 mod split;
 mod triangle;
 mod unary;
+mod unfold;
 mod view;
 
 pub use apply::{Inputs, Outputs, apply};

@@ -114,6 +114,12 @@ impl Operator {
         &self.0.outputs[at].layout
     }
 
+    /// The interval of each dimension of output `at` that the rank at `coordinate` has.
+    pub(super) fn output_slices(&self, at: usize, coordinate: &[usize]) -> Vec<Range<usize>> {
+        let output = &self.0.outputs[at];
+        output.layout.local_slices(&output.shape, coordinate)
+    }
+
     /// Shape of this rank's part of output `at`.
     pub fn output_shape(&self, at: usize) -> &Shape {
         &self.0.outputs[at].local

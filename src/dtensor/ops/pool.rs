@@ -1,85 +1,140 @@
-//! Pooling and interpolation: windows over spatial dimensions, which are whole.
+//! Pooling: windows over spatial dimensions. Of a dimension that is cut every rank gets the [halo](super::halo)
+//! that its windows lack; adaptive pools, and those that give indices, take it whole.
 
-use burn::tensor::module;
-use burn::tensor::ops::{AvgPoolOptions, InterpolateOptions, MaxPoolOptions};
+use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
+use burn::tensor::{Int, Tensor, module};
 
 use super::args::misfit;
-use super::axes::AxesAt;
-use super::partials::{INCREASING_TO, LINEAR, Partials};
+use super::halo::{Halo, SPATIAL, Spatial};
+use super::partials::{INCREASING_TO, LINEAR, NOTHING, Partials};
+use super::window::Window;
 use super::{Axes, Rule, apply};
 use crate::dtensor::DTensor;
 
 /// A pooling of `[batch, channels, ..]`, to spatial dimensions of given lengths.
 const fn pool<const D: usize>(name: &'static str, partials: Partials) -> Axes {
-    Axes::new(name, if D == 3 { "bc_ -> bcL" } else { "bc__ -> bcHW" }).through(partials)
+    let text = match D {
+        3 => "bc_ -> bcL",
+        4 => "bc__ -> bcHW",
+        _ => "bc___ -> bcDHW",
+    };
+    Axes::new(name, text).through(partials)
 }
 
-/// Number of windows along a dimension of `len`.
-fn windows(
-    len: usize,
-    kernel: usize,
-    stride: usize,
-    padding: (usize, usize),
-    dilation: usize,
-    ceil: bool,
-) -> Option<usize> {
-    let padded = len + padding.0 + padding.1 + if ceil { stride - 1 } else { 0 };
-    let count = padded.checked_sub(dilation * (kernel - 1) + 1)? / stride + 1;
-    // In ceil mode the last window must start before the padding behind.
-    let beyond = ceil && count > 1 && (count - 1) * stride >= len + padding.0;
-    Some(count - usize::from(beyond))
+/// Windows over the spatial dimensions of one input.
+struct Windows<const N: usize> {
+    windows: [Window; N],
+    kernel: [usize; N],
+    /// How often each fits in.
+    counts: [usize; N],
+}
+
+impl<const N: usize> Windows<N> {
+    /// Those of these options over `x`.
+    #[track_caller]
+    fn new<const D: usize>(
+        name: &'static str,
+        x: &DTensor<D>,
+        kernel: [usize; N],
+        (stride, padding, dilation): ([usize; N], [(usize, usize); N], [usize; N]),
+        ceil: bool,
+    ) -> Self {
+        let windows = std::array::from_fn(|at| Window {
+            stride: stride[at],
+            padding: padding[at],
+            dilation: dilation[at],
+            padding_out: 0,
+        });
+        let count = |at: usize| {
+            let window: &Window = &windows[at];
+            window
+                .count(x.dims()[SPATIAL + at], kernel[at], ceil)
+                .unwrap_or_else(|| misfit(name, &[x.shape()], "the kernel is longer than the padded input").unwind())
+        };
+        let counts = std::array::from_fn(count);
+        Self { windows, kernel, counts }
+    }
+
+    fn of_max<const D: usize>(name: &'static str, x: &DTensor<D>, options: &MaxPoolOptions<N>) -> Self {
+        let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = options.clone();
+        Self::new(name, x, kernel_size, (stride, padding, dilation), ceil_mode)
+    }
+
+    fn of_avg<const D: usize>(name: &'static str, x: &DTensor<D>, options: &AvgPoolOptions<N>) -> Self {
+        let AvgPoolOptions { kernel_size, stride, padding, ceil_mode, .. } = options.clone();
+        Self::new(name, x, kernel_size, (stride, padding, [1; N]), ceil_mode)
+    }
 }
 
 #[track_caller]
 fn max_pool<const D: usize, const N: usize>(
     rule: &'static Axes,
-    x: &DTensor<D>,
-    options: &MaxPoolOptions<N>,
-) -> AxesAt {
-    let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = options;
-    let len = |at| windows(x.dims()[2 + at], kernel_size[at], stride[at], padding[at], dilation[at], *ceil_mode);
-    rule.lens(all::<D, N>(rule.name(), x, len))
+    x: DTensor<D>,
+    mut options: MaxPoolOptions<N>,
+    local: impl FnOnce(Tensor<D>, MaxPoolOptions<N>) -> Tensor<D>,
+) -> DTensor<D> {
+    let name = rule.name();
+    let Windows { windows, kernel, counts } = Windows::of_max(name, &x, &options);
+    let lens = x.dims();
+    apply(&Spatial(rule.lens(counts)), x, |x, op| {
+        match Halo::of(name, op, |at, output| windows[at].reach(kernel[at], lens[SPATIAL + at], output)) {
+            None => local(x, options),
+            Some(halo) => halo.run(x, f64::NEG_INFINITY, |x, halo| {
+                halo.outputs().for_each(|(dim, _)| options.padding[dim - SPATIAL] = (0, 0));
+                local(x, options)
+            }),
+        }
+    })
 }
 
+/// Where padding does not count, burn would count that which is written into the input: averages are corrected.
 #[track_caller]
 fn avg_pool<const D: usize, const N: usize>(
     rule: &'static Axes,
-    x: &DTensor<D>,
-    options: &AvgPoolOptions<N>,
-) -> AxesAt {
-    let AvgPoolOptions { kernel_size, stride, padding, ceil_mode, .. } = options;
-    let len = |at| windows(x.dims()[2 + at], kernel_size[at], stride[at], padding[at], 1, *ceil_mode);
-    rule.lens(all::<D, N>(rule.name(), x, len))
-}
-
-#[track_caller]
-fn all<const D: usize, const N: usize>(
-    name: &'static str,
-    x: &DTensor<D>,
-    len: impl Fn(usize) -> Option<usize>,
-) -> [usize; N] {
-    let mut lens = [0; N];
-    for (at, slot) in lens.iter_mut().enumerate() {
-        let why = "the kernel is longer than the padded input";
-        *slot = len(at).unwrap_or_else(|| misfit(name, &[x.shape()], why).unwind());
-    }
-    lens
+    x: DTensor<D>,
+    mut options: AvgPoolOptions<N>,
+    local: impl FnOnce(Tensor<D>, AvgPoolOptions<N>) -> Tensor<D>,
+) -> DTensor<D> {
+    let name = rule.name();
+    let Windows { windows, kernel, counts } = Windows::of_avg(name, &x, &options);
+    let (lens, padding_counts) = (x.dims(), options.count_include_pad);
+    apply(&Spatial(rule.lens(counts)), x, |x, op| {
+        match Halo::of(name, op, |at, output| windows[at].reach(kernel[at], lens[SPATIAL + at], output)) {
+            None => local(x, options),
+            Some(halo) => halo.run(x, 0.0, |x, halo| {
+                halo.outputs().for_each(|(dim, _)| options.padding[dim - SPATIAL] = (0, 0));
+                halo.outputs().fold(local(x, options), |averages, (dim, output)| {
+                    let at = dim - SPATIAL;
+                    let counted = |position| windows[at].counted(lens[dim], kernel[at], position, padding_counts);
+                    if (0..counts[at]).all(|position| counted(position) == kernel[at]) {
+                        return averages;
+                    }
+                    let factors: Vec<f32> =
+                        output.clone().map(|position| kernel[at] as f32 / counted(position).max(1) as f32).collect();
+                    let mut shape = [1; D];
+                    shape[dim] = factors.len();
+                    let factors = Tensor::<1>::from_data(&factors[..], (&averages.device(), averages.dtype()));
+                    averages * factors.reshape(shape)
+                })
+            }),
+        }
+    })
 }
 
 macro_rules! pools {
-    ($($name:ident $rule:ident($partials:ident) $D:literal $Options:ty, $shape:literal);* $(;)?) => {$(
+    ($($name:ident $local:ident($partials:ident) $D:literal $Options:ty, $shape:literal);* $(;)?) => {$(
         #[doc = concat!("Pooling, as burn's [`", stringify!($name), "`](module::", stringify!($name), "), of an input `[batch, channels, ", $shape, "]`.")]
         ///
         /// # Collective
-        /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+        /// If the rule has to redistribute, or a spatial dimension is cut: every rank of the mesh, in forward
+        /// and in backward.
         ///
         /// # Panics
         /// Unwinds with a typed [`Error`](crate::Error) if the kernel is longer than the padded input.
         #[must_use]
         #[track_caller]
         pub fn $name(x: DTensor<$D>, options: $Options) -> DTensor<$D> {
-            let rule = &const { pool::<$D>(stringify!($name), $partials) };
-            apply(&$rule(rule, &x, &options), x, |x, _| module::$name(x, options))
+            $local(&const { pool::<$D>(stringify!($name), $partials) }, x, options, |x, options| module::$name(x, options))
         }
     )*};
 }
@@ -91,47 +146,50 @@ pools! {
     avg_pool2d avg_pool(LINEAR) 4 AvgPoolOptions<2>, "height, width";
 }
 
-/// Averages of an input `[batch, channels, length]` over `output_size` windows, as burn's
-/// [`adaptive_avg_pool1d`](module::adaptive_avg_pool1d).
-///
-/// # Collective
-/// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
-#[must_use]
-#[track_caller]
-pub fn adaptive_avg_pool1d(x: DTensor<3>, output_size: usize) -> DTensor<3> {
-    let rule = &const { pool::<3>("adaptive_avg_pool1d", LINEAR) };
-    apply(&rule.lens([output_size]), x, |x, _| module::adaptive_avg_pool1d(x, output_size))
+macro_rules! with_indices {
+    ($($name:ident $text:literal $D:literal $N:literal, $shape:literal);* $(;)?) => {$(
+        #[doc = concat!("Maxima and where they are, as burn's [`", stringify!($name), "`](module::", stringify!($name), "), of an")]
+        #[doc = concat!("input `[batch, channels, ", $shape, "]`: places are counted over all spatial dimensions together.")]
+        ///
+        /// # Collective
+        /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+        ///
+        /// # Panics
+        /// Unwinds with a typed [`Error`](crate::Error) if the kernel is longer than the padded input.
+        #[must_use]
+        #[track_caller]
+        pub fn $name(x: DTensor<$D>, options: MaxPoolOptions<$N>) -> (DTensor<$D>, DTensor<$D, Int>) {
+            let rule = &const { Axes::new(stringify!($name), $text).through(NOTHING) };
+            let counts = Windows::of_max(stringify!($name), &x, &options).counts;
+            apply(&rule.lens(counts), x, |x, _| module::$name(x, options))
+        }
+    )*};
 }
 
-/// Averages of an input `[batch, channels, height, width]` over `output_size` windows, as burn's
-/// [`adaptive_avg_pool2d`](module::adaptive_avg_pool2d).
-///
-/// # Collective
-/// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
-#[must_use]
-#[track_caller]
-pub fn adaptive_avg_pool2d(x: DTensor<4>, output_size: [usize; 2]) -> DTensor<4> {
-    let rule = &const { pool::<4>("adaptive_avg_pool2d", LINEAR) };
-    apply(&rule.lens(output_size), x, |x, _| module::adaptive_avg_pool2d(x, output_size))
+with_indices! {
+    max_pool1d_with_indices "bc_ -> bcL, bcL" 3 1, "length";
+    max_pool2d_with_indices "bc__ -> bcHW, bcHW" 4 2, "height, width";
 }
 
-/// Resizes an input `[batch, channels, height, width]`, as burn's
-/// [`interpolate`](module::interpolate).
-///
-/// # Collective
-/// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
-///
-/// # Panics
-/// As burn's, unless exactly one of `output_size` and `scale_factor` is set.
-#[must_use]
-#[track_caller]
-pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
-    let [_, _, height, width] = x.dims();
-    let scaled = |len: usize, scale: f32| (len as f64 * f64::from(scale)) as usize;
-    let size = options.output_size.or_else(|| {
-        let [tall, wide] = options.scale_factor?;
-        Some([scaled(height, tall), scaled(width, wide)])
-    });
-    let rule = &const { pool::<4>("interpolate", LINEAR) };
-    apply(&rule.lens(size.unwrap_or([height, width])), x, |x, _| module::interpolate(x, options))
+macro_rules! adaptive {
+    ($($name:ident($D:literal, $Size:ty, $lens:expr, $shape:literal));* $(;)?) => {$(
+        #[doc = concat!("Averages of an input `[batch, channels, ", $shape, "]` over `output_size` windows, as burn's")]
+        #[doc = concat!("[`", stringify!($name), "`](module::", stringify!($name), ").")]
+        ///
+        /// # Collective
+        /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+        #[must_use]
+        #[track_caller]
+        pub fn $name(x: DTensor<$D>, output_size: $Size) -> DTensor<$D> {
+            let rule = &const { pool::<$D>(stringify!($name), LINEAR) };
+            let lens: fn($Size) -> [usize; $D - SPATIAL] = $lens;
+            apply(&rule.lens(lens(output_size)), x, |x, _| module::$name(x, output_size))
+        }
+    )*};
+}
+
+adaptive! {
+    adaptive_avg_pool1d(3, usize, |len| [len], "length");
+    adaptive_avg_pool2d(4, [usize; 2], |lens| lens, "height, width");
+    adaptive_avg_pool3d(5, [usize; 3], |lens| lens, "depth, height, width");
 }

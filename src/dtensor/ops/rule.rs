@@ -21,6 +21,8 @@ pub struct Strategy {
     pub(super) floats: bool,
     /// Inputs that become terms of a sum over ranks.
     terms: SmallVec<[usize; 1]>,
+    /// Whether outputs are cut in proportion to the inputs, where those are ragged.
+    pub(super) in_proportion: bool,
 }
 
 /// The row `inputs -> outputs`.
@@ -31,6 +33,7 @@ pub fn strategy(inputs: impl IntoIterator<Item = Placement>, outputs: impl IntoI
         divides: None,
         floats: false,
         terms: SmallVec::new(),
+        in_proportion: false,
     }
 }
 
@@ -49,6 +52,14 @@ impl Strategy {
     #[must_use]
     pub fn with_terms(mut self, inputs: &[usize]) -> Self {
         self.terms = inputs.into();
+        self
+    }
+
+    /// Takes ragged cuts to an output of another length: each rank has as much of that in proportion. For a row
+    /// whose operator gets what its part is computed from by itself.
+    #[must_use]
+    pub(super) fn in_proportion(mut self) -> Self {
+        self.in_proportion = true;
         self
     }
 
@@ -109,5 +120,10 @@ pub trait Rule: Debug + Clone + Eq + Hash + 'static {
     /// rank without elements is gathered first.
     fn takes_empty_parts(&self) -> bool {
         false
+    }
+
+    /// The same of parts of input `input` that are empty along `dim`, and perhaps of no others.
+    fn takes_empty_parts_along(&self, _input: usize, _dim: usize) -> bool {
+        self.takes_empty_parts()
     }
 }

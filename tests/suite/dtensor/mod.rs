@@ -5,6 +5,7 @@ mod empty_parts;
 mod factory;
 mod far;
 mod gradient;
+mod halo;
 mod in_step;
 mod linear;
 mod loss;

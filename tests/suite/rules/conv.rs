@@ -1,6 +1,6 @@
 //! Convolutions.
 
-use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
+use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions};
 use burn_dtensor::testing::prove::{Case, case};
 
 fn one(groups: usize) -> ConvOptions<1> {
@@ -27,6 +27,10 @@ fn three_back(groups: usize) -> ConvTransposeOptions<3> {
     ConvTransposeOptions::new([1, 2, 1], [0, 1, 1], [0, 1, 0], [1, 1, 2], groups)
 }
 
+fn deformed(weight_groups: usize, offset_groups: usize) -> DeformConvOptions<2> {
+    DeformConvOptions::new([1, 2], [1, 0], [1, 1], weight_groups, offset_groups)
+}
+
 pub fn cases() -> Vec<Case> {
     vec![
         case!("conv1d", (x: 3 = [2, 3, 5], w: 3 = [2, 3, 3]) => module::conv1d(x, w, None, one(1))),
@@ -47,6 +51,14 @@ pub fn cases() -> Vec<Case> {
         case!("conv3d", (x: 5 = [1, 4, 3, 5, 4], w: 5 = [4, 2, 2, 2, 2]) => module::conv3d(x, w, None, three(2))),
         case!("conv_transpose3d", (x: 5 = [2, 3, 2, 2, 3], w: 5 = [3, 2, 2, 2, 2], b: 1 = [2]) =>
             module::conv_transpose3d(x, w, Some(b), three_back(1))),
+        case!("deform_conv2d", (x: 4 = [2, 4, 3, 4], o: 4 within(-0.9..0.9) = [2, 8, 4, 2], w: 4 = [3, 4, 2, 2]) =>
+            module::deform_conv2d(x, o, w, None, None, deformed(1, 1))),
+        case!("deform_conv2d", (x: 4 = [2, 4, 3, 4], o: 4 within(-0.9..0.9) = [2, 8, 4, 2], w: 4 = [3, 4, 2, 2],
+            m: 4 = [2, 4, 4, 2], b: 1 = [3]) =>
+            module::deform_conv2d(x, o, w, Some(m), Some(b), deformed(1, 1))),
+        case!("deform_conv2d", (x: 4 = [2, 4, 3, 4], o: 4 within(-0.9..0.9) = [2, 16, 4, 2], w: 4 = [4, 2, 2, 2],
+            m: 4 = [2, 8, 4, 2], b: 1 = [4]) =>
+            module::deform_conv2d(x, o, w, Some(m), Some(b), deformed(2, 2))),
         case!("conv_transpose3d", (x: 5 = [1, 4, 2, 2, 3], w: 5 = [4, 1, 2, 2, 2]) =>
             module::conv_transpose3d(x, w, None, three_back(2))),
     ]

@@ -7,24 +7,28 @@ use std::path::{Path, PathBuf};
 use itertools::Itertools;
 
 /// Files of operators that are none: how rules are written, decided and run.
-const MACHINERY: [&str; 17] = [
+const MACHINERY: [&str; 21] = [
     "apply",
     "axes",
     "choose",
     "config",
+    "crop",
     "cutting",
     "decide",
     "empty",
+    "exchange",
     "lookup",
     "methods",
     "operand",
     "operator",
     "partials",
+    "plan",
     "policy",
     "rule",
     "subscripts",
     "tests",
     "update",
+    "window",
 ];
 
 /// Functions beside operators: methods of a loss and of its configuration, seeds, plain random tensors.

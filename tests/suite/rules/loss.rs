@@ -6,7 +6,7 @@ use burn_dtensor::dtensor::ops::loss::{
     CrossEntropyLoss, CrossEntropyLossConfig, Reduction, binary_cross_entropy_with_logits, cross_entropy, mse_loss,
     nll_loss,
 };
-use burn_dtensor::testing::prove::{Case, Input};
+use burn_dtensor::testing::prove::{Case, Input, case};
 
 const WEIGHTS: [f32; 4] = [1.0, 0.5, 2.0, 1.5];
 
@@ -96,6 +96,8 @@ pub fn cases() -> Vec<Case> {
                 .with_pad_tokens(Some(vec![1])),
             everything(),
         ),
+        case!("ctc_loss", (p: 3 within(-2.0..-0.1) = [4, 5, 4], t: 2 int(1..4) = [5, 2], i: 1 int(4..5) = [5], l: 1 int(1..3) = [5]) =>
+            module::ctc_loss(p, t, i, l, 0)),
         cross_entropy!("cross_entropy", (4, 3), |p, t| Reference::plain(3).losses(p, t).0, |l, t| {
             of(CrossEntropyLossConfig::new()).forward_no_reduction(l, t)
         }),

@@ -16,7 +16,7 @@ fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) ->
         .zip(&shapes)
         .map(|((_, layout), shape)| Incoming { layout, shape, differentiable: true })
         .collect();
-    choose(mesh, &operands, &[Shape::from([1])], rows, true)
+    choose(mesh, &operands, &[Shape::from([1])], rows, |_, _| true)
 }
 
 fn placements(layouts: &[Layout]) -> Vec<Vec<Placement>> {
@@ -39,7 +39,8 @@ fn a_rank_is_left_without_elements_only_where_the_operator_takes_that() {
     let (comes, shape) = (layout(&[4], &[S(0)]), Shape::from([5, 8]));
     let operand = Incoming { layout: &comes, shape: &shape, differentiable: true };
     let rows = [strategy([R], [R]), strategy([S(0)], [S(0)])];
-    let placed = |takes| placements(&choose(&[4], &[operand], &[Shape::from([1])], &rows, takes).unwrap().inputs);
+    let placed =
+        |takes| placements(&choose(&[4], &[operand], &[Shape::from([1])], &rows, |_, _| takes).unwrap().inputs);
     assert_eq!(placed(true), [[S(0)]]);
     assert_eq!(placed(false), [[R]]);
 }
@@ -79,7 +80,7 @@ fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
     let (cut, shape) = (layout(&[2], &[S(0)]), Shape::from([8, 8]));
     let brought = |differentiable: [bool; 2]| {
         let operands = differentiable.map(|differentiable| Incoming { layout: &cut, shape: &shape, differentiable });
-        placements(&choose(&[2], &operands, &[Shape::from([1])], &rows, true).unwrap().inputs)
+        placements(&choose(&[2], &operands, &[Shape::from([1])], &rows, |_, _| true).unwrap().inputs)
     };
     assert_eq!(brought([true, false]), [[S(0)], [R]]);
     assert_eq!(brought([false, true]), [[R], [S(0)]]);
@@ -193,7 +194,7 @@ fn nothing_is_cheaper() {
     };
     for (a, b) in layouts.iter().cartesian_product(&layouts) {
         let operands = [a, b].map(|layout| Incoming { layout, shape: &shape, differentiable: true });
-        let found = choose(&mesh, &operands, &[Shape::from([1])], &rows, true).unwrap();
+        let found = choose(&mesh, &operands, &[Shape::from([1])], &rows, |_, _| true).unwrap();
         // A sum scattered where nothing is cut will have to be gathered.
         let gathers = |targets: [&Layout; 2]| {
             let alone = |&mesh_dim: &usize| {

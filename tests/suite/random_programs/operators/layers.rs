@@ -1,8 +1,8 @@
 //! Attention, normalizations, convolutions, pools, dropout and norms of vectors.
 
 use burn::tensor::ops::{
-    AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions,
-    MaxPoolOptions,
+    AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateMode,
+    InterpolateOptions, MaxPoolOptions, UnfoldOptions,
 };
 
 use super::{Operator, operator, step};
@@ -237,6 +237,13 @@ fn convolutions() -> Vec<Operator> {
             step!((x: Float<5>, weight: Float<5>) [stride] =>
                 module::conv3d(x, weight, None, ConvOptions::new([1, stride, 1], [1, 0, 1], [1, 1, 2], 1)))
         }),
+        operator!("deform_conv2d", |d| {
+            let [batch, channels, out] = [3, 2, 3].map(|most| 1 + d.below(most));
+            let (x, weight) = (d.floats([batch, channels, 3, 4]), d.floats([out, channels, 2, 2]));
+            let offset = d.floats([batch, 8, 2, 3]);
+            step!((x: Float<4>, offset: Float<4>, weight: Float<4>) [] => module::deform_conv2d(
+                x, offset, weight, None, None, DeformConvOptions::new([1, 1], [0, 0], [1, 1], 1, 1)))
+        }),
         operator!("conv_transpose3d", |d| {
             let [batch, channels, out] = [3, 2, 2].map(|most| 1 + d.below(most));
             let (x, weight) = (d.floats([batch, channels, 2, 2, 1]), d.floats([channels, out, 2, 1, 2]));
@@ -279,6 +286,31 @@ fn pools() -> Vec<Operator> {
             let shape = [1 + d.below(3), 1 + d.below(3), 4, 1 + d.below(5)];
             let x = d.floats(shape);
             step!((x: Float<4>) [] => module::adaptive_avg_pool2d(x, [2, 3]))
+        }),
+        operator!("adaptive_avg_pool3d", |d| {
+            let shape = [1 + d.below(3), 1 + d.below(3), 3, 2, 1 + d.below(3)];
+            let x = d.floats(shape);
+            step!((x: Float<5>) [] => module::adaptive_avg_pool3d(x, [2, 2, 1]))
+        }),
+        operator!("max_pool1d_with_indices", |d| {
+            let shape = [1 + d.below(3), 1 + d.below(3), 3 + d.below(6)];
+            let x = d.floats(shape);
+            step!((x: Float<3>) [] => module::max_pool1d_with_indices(x, MaxPoolOptions::new([2]).with_stride([2])))
+        }),
+        operator!("max_pool2d_with_indices", |d| {
+            let shape = [1 + d.below(3), 1 + d.below(3), 4, 3 + d.below(3)];
+            let x = d.floats(shape);
+            step!((x: Float<4>) [] => module::max_pool2d_with_indices(x, MaxPoolOptions::new([3, 2]).with_padding([1, 1])))
+        }),
+        operator!("unfold4d", |d| {
+            let shape = [1 + d.below(3), 1 + d.below(4), 4, 3 + d.below(3)];
+            let x = d.floats(shape);
+            step!((x: Float<4>) [] => module::unfold4d(x, [2, 3], UnfoldOptions::new([2, 1], [0, 1], [1, 1])))
+        }),
+        operator!("fold4d", |d| {
+            let (batch, channels) = (1 + d.below(3), 1 + d.below(4));
+            let x = d.floats([batch, channels * 4, 6]);
+            step!((x: Float<3>) [] => module::fold4d(x, [3, 4], [2, 2], UnfoldOptions::new([1, 1], [0, 0], [1, 1])))
         }),
         operator!("interpolate", |d| {
             let shape = [1 + d.below(3), 1 + d.below(3), 2, 1 + d.below(4)];

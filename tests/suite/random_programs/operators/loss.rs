@@ -59,6 +59,13 @@ pub fn operators() -> Vec<Operator> {
             let (targets, smoothing) = (d.ints([samples], classes), d.one_of(&[0.0, 0.25]));
             step!((logits: Float<2>, targets: Int<1>) [smoothing] => cross_entropy(logits, targets, smoothing))
         }),
+        operator!("ctc_loss", |d| {
+            let count = 1 + d.below(5);
+            let (x, targets, lengths) =
+                (d.floats_within([4, count, 4], -2.0..-0.1), d.ints([count, 2], 3), d.ints([count], 2));
+            step!((x: Float<3>, targets: Int<2>, lengths: Int<1>) [] => module::ctc_loss(
+                x, targets + 1, lengths.clone() * 0 + 4, lengths + 1, 0))
+        }),
         operator!("nll_loss", |d| {
             let x = d.any::<2>();
             let [samples, classes] = d.shape::<2>(x);

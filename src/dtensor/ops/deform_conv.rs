@@ -1,0 +1,94 @@
+//! Deformable convolution: every element of the kernel reads where its offset says, anywhere in the image, so
+//! spatial dimensions are whole.
+//!
+//! Of one group, and offsets that all channels share, it is a linear layer over channels, as other
+//! [convolutions](super::conv) are: see the letters. Else channels are whole too.
+
+use burn::tensor::ops::DeformConvOptions;
+use burn::tensor::{Shape, module};
+
+use super::args::misfit;
+use super::window::Window;
+use super::{Axes, apply};
+use crate::dtensor::DTensor;
+
+/// A deformable 2-D convolution, as burn's [`deform_conv2d`](module::deform_conv2d).
+///
+/// # Shapes
+/// - `x`: `[batch, channels_in, height, width]`
+/// - `offset`: `[batch, 2 * offset_groups * kernel_height * kernel_width, height_out, width_out]`
+/// - `weight`: `[channels_out, channels_in / weight_groups, kernel_height, kernel_width]`
+/// - `mask`: `[batch, offset_groups * kernel_height * kernel_width, height_out, width_out]`
+/// - `bias`: `[channels_out]`
+/// - output: `[batch, channels_out, height_out, width_out]`
+///
+/// # Collective
+/// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+///
+/// # Panics
+/// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
+#[must_use]
+#[track_caller]
+pub fn deform_conv2d(
+    x: DTensor<4>,
+    offset: DTensor<4>,
+    weight: DTensor<4>,
+    mask: Option<DTensor<4>>,
+    bias: Option<DTensor<1>>,
+    options: DeformConvOptions<2>,
+) -> DTensor<4> {
+    const fn linear(text: &'static str) -> Axes {
+        Axes::new("deform_conv2d", text).linear(&[0, 2])
+    }
+    let is_linear = options.weight_groups == 1 && options.offset_groups == 1;
+    let axes = match (is_linear, mask.is_some()) {
+        (true, false) => &const { linear("bi__, b_HW, oi__ + o* -> boHW") },
+        (true, true) => &const { linear("bi__, b_HW, oi__, b_HW + o* -> boHW") },
+        (false, false) => &const { linear("b___, b_HW, ____ + _* -> bCHW") },
+        (false, true) => &const { linear("b___, b_HW, ____, b_HW + _* -> bCHW") },
+    };
+    if let Some(why) = misfits(&x, &offset, &weight, mask.as_ref(), bias.as_ref(), &options) {
+        let shapes: Vec<Shape> = [&x, &offset, &weight].into_iter().chain(&mask).map(DTensor::shape).collect();
+        misfit("deform_conv2d", &shapes, why).unwind()
+    }
+    let rule = axes.lens((!is_linear).then_some(weight.dims()[0]));
+    apply(&rule, (x, offset, weight, mask, bias), |(x, offset, weight, mask, bias), _| {
+        module::deform_conv2d(x, offset, weight, mask, bias, options)
+    })
+}
+
+/// What does not fit, of all that letters do not say.
+fn misfits(
+    x: &DTensor<4>,
+    offset: &DTensor<4>,
+    weight: &DTensor<4>,
+    mask: Option<&DTensor<4>>,
+    bias: Option<&DTensor<1>>,
+    options: &DeformConvOptions<2>,
+) -> Option<&'static str> {
+    let ([_, taken, height, width], [made, per_group, tall, wide]) = (x.dims(), weight.dims());
+    let (groups, elements) = (options.weight_groups, options.offset_groups * tall * wide);
+    if taken != per_group * groups || made % groups != 0 {
+        return Some(
+            "the input's channels must be those that the weight's groups take, and groups must divide channels",
+        );
+    }
+    if taken % options.offset_groups != 0 || offset.dims()[1] != 2 * elements {
+        return Some("of every group of offsets there must be two channels for each element of the kernel");
+    }
+    if mask.is_some_and(|mask| mask.dims()[1] != elements) {
+        return Some("of every group of offsets the mask must have a channel for each element of the kernel");
+    }
+    if bias.is_some_and(|bias| bias.dims() != [made]) {
+        return Some("the bias must be as long as the output has channels");
+    }
+    let count = |at: usize, len: usize, kernel: usize| {
+        let padding = (options.padding[at], options.padding[at]);
+        let window = Window { stride: options.stride[at], padding, dilation: options.dilation[at], padding_out: 0 };
+        window.count(len, kernel, false)
+    };
+    let size = [count(0, height, tall), count(1, width, wide)];
+    let is_as_large = |map: &DTensor<4>| size == [Some(map.dims()[2]), Some(map.dims()[3])];
+    (!is_as_large(offset) || !mask.is_none_or(is_as_large))
+        .then_some("offset and mask must be as high and wide as the output")
+}

@@ -1,0 +1,148 @@
+//! [`Exchange`]: one node of the graph that brings every rank what it reads of the others' parts, and in
+//! backward the gradients of that to whose it is.
+//!
+//! ```text
+//!                forward                                backward
+//! rank 0   a b c|           ->  _ a b c d     da  db  dc + dc' |
+//! rank 1        |d e f|     ->      c d e f g          dd + dd' ..
+//! ```
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Shape, Slice, Tensor};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::plan::{Block, Plan};
+use crate::Result;
+use crate::autodiff::{self, BackwardStep, GraphOp};
+use crate::comm::{Call, Communicator, Phase, TensorMeta};
+use crate::dtensor::local::{associate, is_tracked, zeros};
+use crate::error::OrUnwind;
+
+/// What goes to whom, of dimensions `dims`, over the ranks of `comm`.
+#[derive(Debug, Clone)]
+pub(super) struct Exchange {
+    pub(super) plan: Plan,
+    pub(super) dims: SmallVec<[usize; 2]>,
+    pub(super) comm: Arc<dyn Communicator>,
+    pub(super) call: Call,
+}
+
+impl Exchange {
+    /// What this rank reads, of the parts of all; `fill` where nothing is.
+    ///
+    /// # Collective
+    /// If anything goes from rank to rank: every rank of `comm`, in forward and in backward.
+    pub(super) fn walk<const D: usize>(&self, local: Tensor<D>, fill: f64) -> Result<Tensor<D>> {
+        if self.plan.is_identity {
+            return Ok(local);
+        }
+        let strategy = local.gradient_checkpointing_strategy();
+        let read = self.read(local.clone().inner(), fill)?;
+        if !is_tracked(&local) {
+            return Ok(associate(read, strategy));
+        }
+        let place = self.plan.moves.then(|| self.comm.draw());
+        let op = Node::<D> {
+            output: Mutex::new(Some(read.into_dispatch())),
+            part: local.shape(),
+            place,
+            exchange: self.clone(),
+        };
+        Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op))))
+    }
+
+    fn read<const D: usize>(&self, local: Tensor<D>, fill: f64) -> Result<Tensor<D>> {
+        let Plan { gives, takes, lens, .. } = &self.plan;
+        let mut shape = local.shape();
+        self.dims.iter().zip(lens).for_each(|(&dim, &len)| shape[dim] = len);
+        let mut read = Tensor::<D>::full(shape, fill, (&local.device(), local.dtype()));
+        let own = self.comm.group().rank();
+        if let (Some(from), Some(to)) = (&gives[own], &takes[own]) {
+            read = read.slice_assign(self.slices::<D>(to), local.clone().slice(self.slices::<D>(from)));
+        }
+        let call = self.call.clone().in_phase(Phase::Forward);
+        for (peer, values) in self.swap(call, &local, gives, takes)? {
+            let to = takes[peer].as_ref().expect("it was taken");
+            read = read.slice_assign(self.slices::<D>(to), values);
+        }
+        Ok(read)
+    }
+
+    /// The gradient of this rank's part, of `part` elements, from that of what it reads.
+    fn pull<const D: usize>(&self, grad: Tensor<D>, part: Shape, place: Option<u64>) -> Result<Tensor<D>> {
+        let Plan { gives, takes, .. } = &self.plan;
+        let own = self.comm.group().rank();
+        let mut sum = zeros(part, &grad);
+        if let (Some(from), Some(to)) = (&gives[own], &takes[own]) {
+            sum = sum.slice_assign(self.slices::<D>(from), grad.clone().slice(self.slices::<D>(to)));
+        }
+        let call = Call { drawn: place, ..self.call.clone().in_phase(Phase::Backward) };
+        for (peer, values) in self.swap(call, &grad, takes, gives)? {
+            let slices = self.slices::<D>(gives[peer].as_ref().expect("it was given"));
+            let values = sum.clone().slice(slices) + values;
+            sum = sum.slice_assign(slices, values);
+        }
+        Ok(sum)
+    }
+
+    /// Gives each other rank a block of `local`, and takes what it has; by rank, ascending.
+    fn swap<const D: usize>(
+        &self,
+        call: Call,
+        local: &Tensor<D>,
+        gives: &[Option<Block>],
+        takes: &[Option<Block>],
+    ) -> Result<Vec<(usize, Tensor<D>)>> {
+        if !self.plan.moves {
+            return Ok(Vec::new());
+        }
+        let own = self.comm.group().rank();
+        let other = |(rank, block): (usize, &Option<Block>)| block.clone().filter(|_| rank != own);
+        let given = gives.iter().enumerate().map(other).map(|block| {
+            let block = local.clone().slice(self.slices::<D>(&block?));
+            Some(block.into_dispatch())
+        });
+        let taken = takes.iter().enumerate().map(other).map(|block| {
+            let mut shape = local.shape();
+            self.dims.iter().zip(&block?).for_each(|(&dim, range)| shape[dim] = range.len());
+            Some(TensorMeta { shape, dtype: local.dtype() })
+        });
+        let work = self.comm.all_to_all_list(call, given.collect(), taken.collect());
+        let parts = work.wait()?.into_iter().enumerate();
+        Ok(parts.filter_map(|(rank, part)| Some((rank, Tensor::from_dispatch(part?)))).collect())
+    }
+
+    fn slices<const D: usize>(&self, block: &Block) -> [Slice; D] {
+        let mut slices = [Slice::full(); D];
+        self.dims.iter().zip(block).for_each(|(&dim, range): (_, &Range<usize>)| slices[dim] = range.clone().into());
+        slices
+    }
+}
+
+/// An exchange in the graph.
+#[derive(Debug)]
+struct Node<const D: usize> {
+    /// Made before the node, so that a failing collective is an error and not a panic.
+    output: Mutex<Option<DispatchTensor>>,
+    /// Shape of this rank's part.
+    part: Shape,
+    /// Drawn in forward: see [`Call::drawn`].
+    place: Option<u64>,
+    exchange: Exchange,
+}
+
+impl<const D: usize> GraphOp for Node<D> {
+    fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
+        self.output.lock().take().expect("a node of the graph is made once")
+    }
+
+    fn backward(&self, step: &mut BackwardStep<'_>) {
+        let grad = Tensor::<D>::from_dispatch(step.take());
+        let grad = self.exchange.pull(grad, self.part.clone(), self.place).or_unwind();
+        step.give(0, || grad.into_dispatch());
+    }
+}

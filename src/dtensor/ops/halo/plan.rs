@@ -1,0 +1,144 @@
+//! [`Plan`]: which elements go from rank to rank. Pure: intervals in, intervals out.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+/// An interval of each cut dimension.
+pub(in crate::dtensor::ops) type Block = SmallVec<[Range<usize>; 2]>;
+
+/// What one rank has, and what it reads.
+///
+/// ```text
+/// elements of the whole           0 1 2 3 4 5
+/// has 2..4                            x x
+/// reads -1..3: the halo is 0, 1   _ x x x
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) has: Block,
+    /// May reach beyond the whole, where nothing is.
+    pub(super) reads: SmallVec<[Range<isize>; 2]>,
+    /// What of the whole that is, if anything.
+    pub(super) needs: Option<Block>,
+}
+
+impl Part {
+    /// Whether it needs what other ranks have.
+    fn is_in_need(&self) -> bool {
+        self.needs.as_ref().is_some_and(|needs| meet(&self.has, needs).as_ref() != Some(needs))
+    }
+
+    /// Whether it reads what it has, and nothing else.
+    fn reads_its_own(&self) -> bool {
+        let same = |(has, reads): (&Range<usize>, &Range<isize>)| {
+            (has.start as isize, has.end as isize) == (reads.start, reads.end)
+        };
+        self.has.iter().zip(&self.reads).all(same)
+    }
+}
+
+/// What a rank gives to each rank of its group and takes from each, itself among them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// By rank, the block of this rank's part that it needs.
+    pub(super) gives: Vec<Option<Block>>,
+    /// By rank, where what it has of what this rank reads goes in that.
+    pub(super) takes: Vec<Option<Block>>,
+    /// How much this rank reads.
+    pub(super) lens: SmallVec<[usize; 2]>,
+    /// Whether anything goes from one rank of the group to another.
+    pub(super) moves: bool,
+    /// Whether every rank of the group reads what it has, and nothing else.
+    pub(super) is_identity: bool,
+}
+
+impl Plan {
+    /// That of rank `own` of these.
+    pub(super) fn new(parts: &[&Part], own: usize) -> Self {
+        let Part { has, reads, needs } = parts[own];
+        let starts: SmallVec<[isize; 2]> = has.iter().map(|range| range.start as isize).collect();
+        let gives = |part: &&Part| Some(shifted(meet(has, part.needs.as_ref()?)?, &starts));
+        let origin: SmallVec<[isize; 2]> = reads.iter().map(|range| range.start).collect();
+        let takes = |part: &&Part| Some(shifted(meet(&part.has, needs.as_ref()?)?, &origin));
+        Self {
+            gives: parts.iter().map(gives).collect(),
+            takes: parts.iter().map(takes).collect(),
+            lens: reads.iter().map(|range| (range.end - range.start) as usize).collect(),
+            moves: parts.iter().any(|part| part.is_in_need()),
+            is_identity: parts.iter().all(|part| part.reads_its_own()),
+        }
+    }
+}
+
+/// What two blocks share, if anything.
+fn meet(a: &Block, b: &Block) -> Option<Block> {
+    let both = a.iter().zip(b).map(|(a, b)| a.start.max(b.start)..a.end.min(b.end));
+    let both: Block = both.collect();
+    both.iter().all(|range| !range.is_empty()).then_some(both)
+}
+
+/// A block as seen from `origin`, which lies before it.
+fn shifted(block: Block, origin: &[isize]) -> Block {
+    let seen = |at: usize, origin: isize| (at as isize - origin) as usize;
+    block.into_iter().zip(origin).map(|(range, &origin)| seen(range.start, origin)..seen(range.end, origin)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use itertools::iproduct;
+
+    use super::*;
+
+    /// Parts of lines: what each has, reads and needs.
+    fn plans(lines: &[(Range<usize>, Range<isize>, Range<usize>)]) -> Vec<Plan> {
+        let block = |range: &Range<usize>| Block::from_iter([range.clone()]);
+        let part = |(has, reads, needs): &(Range<usize>, Range<isize>, Range<usize>)| Part {
+            has: block(has),
+            reads: [reads.clone()].into_iter().collect(),
+            needs: (!needs.is_empty()).then(|| block(needs)),
+        };
+        let parts: Vec<Part> = lines.iter().map(part).collect();
+        let parts: Vec<&Part> = parts.iter().collect();
+        (0..parts.len()).map(|own| Plan::new(&parts, own)).collect()
+    }
+
+    /// Of 0..7 over ranks that have 3, 0, 3 and 1, every one wants every interval.
+    #[test]
+    fn what_is_given_is_what_is_taken_and_all_that_is_needed_arrives() {
+        let has = [0..3, 3..3, 3..6, 6..7];
+        for (start, end) in iproduct!(0..7, 1..8).filter(|(start, end)| start < end) {
+            let lines: Vec<_> =
+                has.iter().map(|has| (has.clone(), start as isize - 2..end as isize + 1, start..end)).collect();
+            let plans = plans(&lines);
+            for (own, plan) in plans.iter().enumerate() {
+                assert_eq!(plan.lens[..], [end - start + 3]);
+                let mut read = vec![None; plan.lens[0]];
+                for (peer, given) in plans.iter().enumerate() {
+                    let (from, to) = (given.gives[own].clone(), plan.takes[peer].clone());
+                    assert_eq!(from.is_some(), to.is_some());
+                    let Some((from, to)) = from.zip(to) else { continue };
+                    assert_eq!(from[0].len(), to[0].len());
+                    for (from, to) in from[0].clone().zip(to[0].clone()) {
+                        read[to] = Some(has[peer].start + from);
+                    }
+                }
+                let expected =
+                    (0..plan.lens[0]).map(|at| (at + start).checked_sub(2).filter(|at| (start..end).contains(at)));
+                assert_eq!(read, expected.collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_moves_where_everyone_has_what_it_needs() {
+        let aligned = plans(&[(0..2, 0..2, 0..2), (2..4, 2..4, 2..4)]);
+        assert!(aligned.iter().all(|plan| plan.is_identity && !plan.moves));
+        let padded = plans(&[(0..2, -1..2, 0..2), (2..4, 2..4, 2..4)]);
+        assert!(padded.iter().all(|plan| !plan.is_identity && !plan.moves));
+        let idle = plans(&[(0..2, 0..2, 0..2), (2..4, 3..6, 0..0)]);
+        assert!(idle.iter().all(|plan| !plan.is_identity && !plan.moves));
+        let halo = plans(&[(0..2, 0..3, 0..3), (2..4, 2..4, 2..4)]);
+        assert!(halo.iter().all(|plan| !plan.is_identity && plan.moves));
+    }
+}

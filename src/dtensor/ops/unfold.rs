@@ -1,0 +1,98 @@
+//! Images as columns of blocks, and back. Blocks lie across spatial dimensions, which are whole; a channel's
+//! elements of a block follow each other, so that whole channels may be cut:
+//!
+//! | | input | output | |
+//! |---|---|---|---|
+//! | `unfold4d` | `S(0)` | `S(0)` | |
+//! | `unfold4d` | `S(1)` | `S(1)` | of as many channels on every rank |
+//! | `fold4d` | `S(1)` | `S(1)` | the same |
+
+use burn::tensor::ops::UnfoldOptions;
+use burn::tensor::{Shape, module};
+
+use super::args::misfit;
+use super::axes::AxesAt;
+use super::partials::LINEAR;
+use super::placements::S;
+use super::window::Window;
+use super::{Axes, Rule, Strategy, apply, strategy};
+use crate::Result;
+use crate::dtensor::DTensor;
+
+/// Letters that take channels for whole, and how many there are.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Blocks {
+    axes: AxesAt,
+    channels: usize,
+}
+
+impl Rule for Blocks {
+    fn name(&self) -> &'static str {
+        self.axes.name()
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.axes.outputs(inputs)
+    }
+
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+        let mut rows = self.axes.strategies(inputs, outputs);
+        rows.push(strategy([S(1)], [S(1)]).if_divides(self.channels));
+        rows
+    }
+}
+
+/// How many blocks lie across an image of this size.
+fn blocks(size: [usize; 2], kernel: [usize; 2], options: &UnfoldOptions) -> Option<usize> {
+    let count = |at: usize| {
+        let (padding, dilation) = ((options.padding[at], options.padding[at]), options.dilation[at]);
+        Window { stride: options.stride[at], padding, dilation, padding_out: 0 }.count(size[at], kernel[at], false)
+    };
+    Some(count(0)? * count(1)?)
+}
+
+/// The blocks of an input `[batch, channels, height, width]` as columns, as burn's
+/// [`unfold4d`](module::unfold4d): `[batch, channels * kernel, blocks]`.
+///
+/// # Collective
+/// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+///
+/// # Panics
+/// Unwinds with a typed [`Error`](crate::Error) if the kernel is longer than the padded input.
+#[must_use]
+#[track_caller]
+pub fn unfold4d(x: DTensor<4>, kernel_size: [usize; 2], options: UnfoldOptions) -> DTensor<3> {
+    let [_, channels, height, width] = x.dims();
+    let Some(blocks) = blocks([height, width], kernel_size, &options) else {
+        misfit("unfold4d", &[x.shape()], "the kernel is longer than the padded input").unwind()
+    };
+    let axes = &const { Axes::new("unfold4d", "b___ -> bCL").through(LINEAR) };
+    let rule = Blocks { axes: axes.lens([channels * kernel_size[0] * kernel_size[1], blocks]), channels };
+    apply(&rule, x, |x, _| module::unfold4d(x, kernel_size, options))
+}
+
+/// The sum of blocks where they overlap, as burn's [`fold4d`](module::fold4d): from columns
+/// `[batch, channels * kernel, blocks]` to `[batch, channels, height, width]`.
+///
+/// # Collective
+/// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+///
+/// # Panics
+/// Unwinds with a typed [`Error`](crate::Error) if the input is no columns of such blocks.
+#[must_use]
+#[track_caller]
+pub fn fold4d(x: DTensor<3>, output_size: [usize; 2], kernel_size: [usize; 2], options: UnfoldOptions) -> DTensor<4> {
+    let ([_, columns, count], [height, width], kernel) = (x.dims(), output_size, kernel_size[0] * kernel_size[1]);
+    let whole = kernel > 0 && columns % kernel == 0;
+    if !whole || blocks(output_size, kernel_size, &options) != Some(count) {
+        let why = format!(
+            "it must be {kernel} elements of a block for each channel, and one column for each block of an image of \
+             {height} x {width}"
+        );
+        misfit("fold4d", &[x.shape()], why).unwind()
+    }
+    let axes = &const { Axes::new("fold4d", "b__ -> bCHW").through(LINEAR) };
+    let channels = columns / kernel;
+    let rule = Blocks { axes: axes.lens([channels, height, width]), channels };
+    apply(&rule, x, |x, _| module::fold4d(x, output_size, kernel_size, options))
+}

@@ -1,0 +1,498 @@
+//! Operators whose spatial dimensions are cut: values and gradients are those of burn's operator on whole
+//! tensors, and what travels is the halo, counted here by the definition of a window.
+
+use std::ops::Range;
+
+use burn::tensor::ops::{
+    AvgPoolOptions, ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions,
+};
+use burn::tensor::{Device, Tensor, TensorData, module};
+use burn_dtensor::Result;
+use burn_dtensor::comm::{Op, Phase};
+use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::dtensor::ops::{RedistributePolicy, module as sharded};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::placement::{Layout, Placement};
+use burn_dtensor::testing::graph_depth;
+use itertools::{Itertools, iproduct};
+
+use super::{R, S, on_mesh, part, values};
+
+/// A trial of an operator on `x` and perhaps a weight, and a bias as long as the output has channels.
+struct Trial<'a, const D: usize> {
+    name: String,
+    x: [usize; D],
+    weight: Option<([usize; D], usize)>,
+    plain: &'a dyn Fn(Tensor<D>, Option<(Tensor<D>, Tensor<1>)>) -> Tensor<D>,
+    sharded: &'a dyn Fn(DTensor<D>, Option<(DTensor<D>, DTensor<1>)>) -> DTensor<D>,
+    /// The elements of the input that element `at` of the output is made from, along spatial dimension `dim`.
+    reads: &'a dyn Fn(usize, usize) -> Vec<isize>,
+}
+
+/// Values without ties, around 0.
+fn sample<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    let len: usize = shape.iter().product();
+    let values: Vec<f32> = (0..len).map(|i| ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0).collect();
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+fn close(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (at, (a, b)) in found.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= 2e-5 * (1.0 + b.abs()), "{what}: {a} for {b} at {at}");
+    }
+}
+
+/// The bytes that this rank gives to others so that each has the rows it reads, and those it gives back.
+fn halo_bytes<const D: usize>(
+    mesh: &DeviceMesh,
+    input: &Layout,
+    x: [usize; D],
+    output: (&Layout, [usize; D]),
+    reads: &dyn Fn(usize, usize) -> Vec<isize>,
+) -> [u64; 2] {
+    let coordinates = || mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();
+    let has = |at: &[usize]| input.local_slices(&x, at);
+    // From the first row that the output there reads to the last, of those that exist.
+    let needs = |at: &[usize]| -> Vec<Range<usize>> {
+        let made = output.0.local_slices(&output.1, at);
+        let of = |dim: usize| {
+            if dim < 2 || input.order(dim).is_empty() {
+                return has(at)[dim].clone();
+            }
+            let rows =
+                made[dim].clone().flat_map(|o| reads(dim - 2, o)).filter(|&row| row >= 0 && row < x[dim] as isize);
+            rows.minmax().into_option().map_or(0..0, |(first, last)| first as usize..last as usize + 1)
+        };
+        let all: Vec<_> = (0..D).map(of).collect();
+        if made.iter().any(|range| range.is_empty()) { vec![0..0; D] } else { all }
+    };
+    let shared = |a: &[Range<usize>], b: &[Range<usize>]| -> u64 {
+        a.iter().zip(b).map(|(a, b)| a.end.min(b.end).saturating_sub(a.start.max(b.start)) as u64).product()
+    };
+    let own = mesh.coordinate().unwrap();
+    // Along other mesh dimensions others do the same.
+    let is_spatial = |mesh_dim: usize| input.placements()[mesh_dim].shard_dim().is_some_and(|dim| dim >= 2);
+    let beside = |at: &Vec<usize>| (0..own.len()).all(|dim| is_spatial(dim) || at[dim] == own[dim]);
+    let others = || coordinates().filter(|at| at != own).filter(beside);
+    let given: u64 = others().map(|at| shared(&has(own), &needs(&at))).sum();
+    let taken: u64 = others().map(|at| shared(&has(&at), &needs(own))).sum();
+    [4 * given, 4 * taken]
+}
+
+/// What a trial did on one rank.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+struct Did {
+    depth: usize,
+    calls: u64,
+}
+
+impl<const D: usize> Trial<'_, D> {
+    fn run(&self, mesh: &DeviceMesh, layout: &Layout) -> Result<Did> {
+        let (device, name) = (Device::flex().autodiff(), format!("{} as {layout}", self.name));
+        let ledger = mesh.world().ledger();
+        let x = sample(self.x, &device).require_grad();
+        let params = self
+            .weight
+            .map(|(weight, bias)| (sample(weight, &device).require_grad(), sample([bias], &device).require_grad()));
+        let expected = (self.plain)(x.clone(), params.clone());
+        let factors = sample(expected.dims(), &Device::flex()).add_scalar(0.1);
+        let grads = (expected.clone() * Tensor::from_inner(factors.clone())).sum().backward();
+
+        let whole = Layout::replicate(mesh.shape())?;
+        let own_x = DTensor::distribute_local_to(sample(self.x, &device).require_grad(), mesh, layout.clone())?;
+        let own_params = match &params {
+            Some((weight, bias)) => Some((
+                DTensor::distribute_local_to(weight.clone().detach().require_grad(), mesh, whole.clone())?,
+                DTensor::distribute_local_to(bias.clone().detach().require_grad(), mesh, whole)?,
+            )),
+            None => None,
+        };
+        ledger.reset();
+        let y = RedistributePolicy::Deny.run(|| (self.sharded)(own_x.clone(), own_params.clone()));
+        assert_eq!(y.placements(), own_x.placements(), "{name}");
+        assert_eq!(y.dims(), expected.dims(), "{name}");
+        let [given, taken] = halo_bytes(mesh, layout, self.x, (y.layout(), y.dims()), self.reads);
+        assert_eq!(ledger.bytes_in(Op::AllToAllList, Phase::Forward), given, "{name}");
+        let calls = ledger.calls_in(Op::AllToAllList, Phase::Forward);
+        assert_eq!(ledger.total(|_| true).calls, calls, "{name}: nothing else travels");
+        let (y, depth) = graph_depth(y);
+        let y = y.full_tensor()?;
+        close(&values(y.clone()), &values(expected), &name);
+        ledger.reset();
+        let own_grads = (y * Tensor::from_inner(factors)).sum().backward();
+        assert_eq!(ledger.bytes_in(Op::AllToAllList, Phase::Backward), taken, "{name}, backward");
+        assert_eq!(ledger.calls_in(Op::AllToAllList, Phase::Backward), calls, "{name}, backward");
+        close(
+            &values(own_x.local().grad(&own_grads).unwrap()),
+            &part(x.grad(&grads).unwrap(), &own_x),
+            &format!("{name}: gradient"),
+        );
+        if let (Some((weight, bias)), Some((own_weight, own_bias))) = (params, own_params) {
+            let found = own_weight.local().grad(&own_grads).unwrap();
+            close(&values(found), &values(weight.grad(&grads).unwrap()), &format!("{name}: gradient of the weight"));
+            let found = own_bias.local().grad(&own_grads).unwrap();
+            close(&values(found), &values(bias.grad(&grads).unwrap()), &format!("{name}: gradient of the bias"));
+        }
+        Ok(Did { depth: depth.get().unwrap(), calls })
+    }
+}
+
+/// Every rank recorded as many nodes and made as many calls.
+fn alike(did: Vec<Vec<Did>>) -> Vec<Did> {
+    for other in &did[1..] {
+        assert_eq!(*other, did[0]);
+    }
+    did.into_iter().next().unwrap()
+}
+
+fn window(kernel: usize, stride: usize, padding: usize, dilation: usize) -> impl Fn(usize) -> Vec<isize> {
+    move |o| (0..kernel).map(|k| (o * stride + k * dilation) as isize - padding as isize).collect()
+}
+
+/// The elements that are spread to `o`.
+fn spread(kernel: usize, stride: usize, padding: usize, dilation: usize) -> impl Fn(usize) -> Vec<isize> {
+    move |o| {
+        let to = |i: isize, k: usize| i * stride as isize + (k * dilation) as isize - padding as isize;
+        (0..40).filter(|&i| (0..kernel).any(|k| to(i, k) == o as isize)).collect()
+    }
+}
+
+const LENS: [usize; 9] = [1, 2, 3, 4, 5, 7, 8, 10, 13];
+
+fn layout(mesh: &DeviceMesh, placements: &[Placement]) -> Layout {
+    Layout::new(mesh.shape(), placements).unwrap()
+}
+
+#[test]
+fn a_convolution_of_a_cut_length_gets_its_halo_alone() {
+    for ranks in [2, 3, 4] {
+        let did = on_mesh(&[ranks], |_, mesh| {
+            let mut did = Vec::new();
+            for (kernel, stride, padding, dilation, len) in iproduct!([1, 2, 3, 5], 1..=3, 0..=2, 1..=2, LENS) {
+                if len + 2 * padding < dilation * (kernel - 1) + 1 {
+                    continue;
+                }
+                let groups = 1 + (kernel + stride + len) % 2;
+                let options = || ConvOptions::new([stride], [padding], [dilation], groups);
+                let reads = window(kernel, stride, padding, dilation);
+                let trial = Trial {
+                    name: format!("conv1d of {len}, {kernel} by {stride} + {padding} x {dilation}, {groups} groups"),
+                    x: [2, 2, len],
+                    weight: Some(([4, 2 / groups, kernel], 4)),
+                    plain: &|x, params| {
+                        let (weight, bias) = params.unwrap();
+                        // Burn's gradients of the weight are wrong where a stride leaves elements over.
+                        let rest = (len + 2 * padding - dilation * (kernel - 1) - 1) % stride;
+                        if groups == 1 || rest == 0 {
+                            return module::conv1d(x, weight, Some(bias), options());
+                        }
+                        let ones: Vec<_> = (0..groups)
+                            .map(|at| {
+                                let [x, weight] = [(x.clone(), 1, 1), (weight.clone(), 0, 2)]
+                                    .map(|(x, dim, len)| x.narrow(dim, at * len, len));
+                                module::conv1d(
+                                    x,
+                                    weight,
+                                    Some(bias.clone().narrow(0, at * 2, 2)),
+                                    ConvOptions::new([stride], [padding], [dilation], 1),
+                                )
+                            })
+                            .collect();
+                        Tensor::cat(ones, 1)
+                    },
+                    sharded: &|x, params| {
+                        let (weight, bias) = params.unwrap();
+                        sharded::conv1d(x, weight, Some(bias), options())
+                    },
+                    reads: &|_, o| reads(o),
+                };
+                did.push(trial.run(mesh, &layout(mesh, &[S(2)]))?);
+            }
+            Ok(did)
+        });
+        let did = alike(did);
+        // Aligned: what a rank needs is its own.
+        assert!(did.iter().any(|did| did.calls == 0) && did.iter().any(|did| did.calls == 1));
+    }
+}
+
+#[test]
+fn a_transposed_convolution_of_a_cut_length_gets_its_halo_alone() {
+    for ranks in [2, 3, 4] {
+        let did = on_mesh(&[ranks], |_, mesh| {
+            let mut did = Vec::new();
+            for (kernel, stride, padding, dilation, len) in iproduct!([1, 2, 3, 5], 1..=3, 0..=2, 1..=2, LENS) {
+                let padding_out = (stride - 1).min(1);
+                let whole = (len - 1) * stride + dilation * (kernel - 1) + 1 + padding_out;
+                if whole <= 2 * padding {
+                    continue;
+                }
+                let groups = 1 + (kernel + stride + len) % 2;
+                let options = || ConvTransposeOptions::new([stride], [padding], [padding_out], [dilation], groups);
+                let reads = spread(kernel, stride, padding, dilation);
+                let trial = Trial {
+                    name: format!(
+                        "conv_transpose1d of {len}, {kernel} by {stride} + {padding} x {dilation}, {groups} groups"
+                    ),
+                    x: [2, 2, len],
+                    weight: Some(([2, 2, kernel], 2 * groups)),
+                    plain: &|x, params| {
+                        let (weight, bias) = params.unwrap();
+                        module::conv_transpose1d(x, weight, Some(bias), options())
+                    },
+                    sharded: &|x, params| {
+                        let (weight, bias) = params.unwrap();
+                        sharded::conv_transpose1d(x, weight, Some(bias), options())
+                    },
+                    reads: &|_, o| reads(o),
+                };
+                did.push(trial.run(mesh, &layout(mesh, &[S(2)]))?);
+            }
+            Ok(did)
+        });
+        let did = alike(did);
+        assert!(did.iter().any(|did| did.calls == 0) && did.iter().any(|did| did.calls == 1));
+    }
+}
+
+#[test]
+fn images_may_be_cut_both_ways() {
+    let did = on_mesh(&[2, 2], |_, mesh| {
+        let mut did = Vec::new();
+        let placements = [[S(2), S(3)], [S(3), S(2)], [S(2), S(2)], [R, S(3)], [S(0), S(2)], [S(3), S(3)]];
+        let sizes = [(5, 4), (1, 7), (3, 2), (8, 9)];
+        for (placements, (height, width), stride) in iproduct!(placements, sizes, [[1, 1], [2, 1], [2, 3]]) {
+            let options = || ConvOptions::new(stride, [1, 2], [1, 2], 1);
+            let trial = Trial {
+                name: format!("conv2d of {height} x {width} by {stride:?}"),
+                x: [2, 2, height, width],
+                weight: Some(([3, 2, 3, 2], 3)),
+                plain: &|x, params| {
+                    params.map(|(weight, bias)| module::conv2d(x, weight, Some(bias), options())).unwrap()
+                },
+                sharded: &|x, params| {
+                    params.map(|(weight, bias)| sharded::conv2d(x, weight, Some(bias), options())).unwrap()
+                },
+                reads: &|dim, o| window([3, 2][dim], stride[dim], [1, 2][dim], [1, 2][dim])(o),
+            };
+            did.push(trial.run(mesh, &layout(mesh, &placements))?);
+            let options = || ConvTransposeOptions::new(stride, [1, 0], [0, 0], [1, 1], 1);
+            let trial = Trial {
+                name: format!("conv_transpose2d of {height} x {width} by {stride:?}"),
+                x: [2, 2, height, width],
+                weight: Some(([2, 3, 3, 2], 3)),
+                plain: &|x, params| {
+                    params.map(|(weight, bias)| module::conv_transpose2d(x, weight, Some(bias), options())).unwrap()
+                },
+                sharded: &|x, params| {
+                    params.map(|(weight, bias)| sharded::conv_transpose2d(x, weight, Some(bias), options())).unwrap()
+                },
+                reads: &|dim, o| spread([3, 2][dim], stride[dim], [1, 0][dim], 1)(o),
+            };
+            did.push(trial.run(mesh, &layout(mesh, &placements))?);
+        }
+        Ok(did)
+    });
+    alike(did);
+}
+
+#[test]
+fn volumes_may_be_cut_along_any_of_three_dimensions() {
+    let did = on_mesh(&[2, 2], |_, mesh| {
+        let mut did = Vec::new();
+        for placements in [[S(2), S(3)], [S(4), S(2)], [S(3), S(3)], [S(4), R]] {
+            let trial = Trial {
+                name: "conv3d".into(),
+                x: [1, 2, 4, 5, 3],
+                weight: Some(([2, 2, 2, 3, 2], 2)),
+                plain: &|x, params| {
+                    params
+                        .map(|(w, b)| {
+                            module::conv3d(x, w, Some(b), ConvOptions::new([1, 2, 1], [1, 1, 0], [1, 1, 2], 1))
+                        })
+                        .unwrap()
+                },
+                sharded: &|x, params| {
+                    params
+                        .map(|(w, b)| {
+                            sharded::conv3d(x, w, Some(b), ConvOptions::new([1, 2, 1], [1, 1, 0], [1, 1, 2], 1))
+                        })
+                        .unwrap()
+                },
+                reads: &|dim, o| window([2, 3, 2][dim], [1, 2, 1][dim], [1, 1, 0][dim], [1, 1, 2][dim])(o),
+            };
+            did.push(trial.run(mesh, &layout(mesh, &placements))?);
+            let options = || ConvTransposeOptions::new([1, 2, 1], [1, 0, 0], [0, 1, 0], [1, 1, 2], 1);
+            let trial = Trial {
+                name: "conv_transpose3d".into(),
+                x: [1, 2, 4, 3, 3],
+                weight: Some(([2, 2, 2, 3, 2], 2)),
+                plain: &|x, params| params.map(|(w, b)| module::conv_transpose3d(x, w, Some(b), options())).unwrap(),
+                sharded: &|x, params| params.map(|(w, b)| sharded::conv_transpose3d(x, w, Some(b), options())).unwrap(),
+                reads: &|dim, o| spread([2, 3, 2][dim], [1, 2, 1][dim], [1, 0, 0][dim], [1, 1, 2][dim])(o),
+            };
+            did.push(trial.run(mesh, &layout(mesh, &placements))?);
+        }
+        Ok(did)
+    });
+    alike(did);
+}
+
+#[test]
+fn pools_of_a_cut_length_get_their_halo_alone() {
+    for ranks in [2, 3, 4] {
+        let did = on_mesh(&[ranks], |_, mesh| {
+            let mut did = Vec::new();
+            for (kernel, stride, padding, ceil, len) in iproduct!(1..=3, 1..=3, 0..=1, [false, true], LENS) {
+                if len + 2 * padding < kernel || 2 * padding > kernel {
+                    continue;
+                }
+                let name = format!("of {len}, {kernel} by {stride} + {padding}, {ceil}");
+                let max = || {
+                    let options = MaxPoolOptions::new([kernel]).with_stride([stride]).with_padding([padding]);
+                    options.with_ceil_mode(ceil)
+                };
+                let trial = Trial {
+                    name: format!("max_pool1d {name}"),
+                    x: [2, 2, len],
+                    weight: None,
+                    plain: &|x, _| module::max_pool1d(x, max()),
+                    sharded: &|x, _| sharded::max_pool1d(x, max()),
+                    reads: &|_, o| window(kernel, stride, padding, 1)(o),
+                };
+                did.push(trial.run(mesh, &layout(mesh, &[S(2)]))?);
+                for (counts, after) in
+                    iproduct!([false, true], [0, 1]).filter(|(_, after)| len + padding + after >= kernel)
+                {
+                    let padding = [(padding, after)];
+                    let avg = || {
+                        let options = AvgPoolOptions::new([kernel]).with_stride([stride]).with_padding_pairs(padding);
+                        options.with_ceil_mode(ceil).with_count_include_pad(counts)
+                    };
+                    let trial = Trial {
+                        name: format!("avg_pool1d {name}, {padding:?} {counts}"),
+                        x: [2, 2, len],
+                        weight: None,
+                        plain: &|x, _| module::avg_pool1d(x, avg()),
+                        sharded: &|x, _| sharded::avg_pool1d(x, avg()),
+                        reads: &|_, o| window(kernel, stride, padding[0].0, 1)(o),
+                    };
+                    did.push(trial.run(mesh, &layout(mesh, &[S(2)]))?);
+                }
+            }
+            Ok(did)
+        });
+        alike(did);
+    }
+}
+
+#[test]
+fn pools_of_images_may_be_cut_both_ways() {
+    let did = on_mesh(&[2, 2], |_, mesh| {
+        let mut did = Vec::new();
+        for (placements, size) in iproduct!([[S(2), S(3)], [S(2), S(2)], [R, S(3)]], [[5, 4], [7, 3], [2, 9]]) {
+            let max = || MaxPoolOptions::new([3, 2]).with_stride([2, 1]).with_padding([1, 0]).with_dilation([1, 2]);
+            let trial = Trial {
+                name: format!("max_pool2d of {size:?}"),
+                x: [2, 2, size[0], size[1]],
+                weight: None,
+                plain: &|x, _| module::max_pool2d(x, max()),
+                sharded: &|x, _| sharded::max_pool2d(x, max()),
+                reads: &|dim, o| window([3, 2][dim], [2, 1][dim], [1, 0][dim], [1, 2][dim])(o),
+            };
+            did.push(trial.run(mesh, &layout(mesh, &placements))?);
+            let avg = || {
+                let options = AvgPoolOptions::new([2, 3]).with_stride([1, 2]).with_padding([1, 1]);
+                options.with_count_include_pad(false).with_ceil_mode(true)
+            };
+            let trial = Trial {
+                name: format!("avg_pool2d of {size:?}"),
+                x: [2, 2, size[0], size[1]],
+                weight: None,
+                plain: &|x, _| module::avg_pool2d(x, avg()),
+                sharded: &|x, _| sharded::avg_pool2d(x, avg()),
+                reads: &|dim, o| window([2, 3][dim], [1, 2][dim], 1, 1)(o),
+            };
+            did.push(trial.run(mesh, &layout(mesh, &placements))?);
+        }
+        Ok(did)
+    });
+    alike(did);
+}
+
+/// Where an element of the output lies in the input, by burn's documented mapping.
+fn sources(mode: &InterpolateMode, align: bool, from: usize, to: usize, o: usize) -> Vec<isize> {
+    let (len, size, at) = (from as f64, to as f64, o as f64);
+    let first = match (mode, align) {
+        (InterpolateMode::Nearest, _) => return vec![(at * len / size).floor() as isize],
+        (_, true) => at * (len - 1.0) / (size - 1.0).max(1.0),
+        _ => ((at + 0.5) * len / size - 0.5).max(0.0),
+    };
+    // Of the second only where there is something of it.
+    if first.fract() > 0.0 { vec![first.floor() as isize, first.floor() as isize + 1] } else { vec![first as isize] }
+}
+
+#[test]
+fn interpolation_of_cut_images_gets_its_halo_alone() {
+    for (ranks, placements) in
+        [(vec![3], vec![S(2)]), (vec![2], vec![S(3)]), (vec![2, 2], vec![S(2), S(3)]), (vec![4], vec![S(2)])]
+    {
+        let did = on_mesh(&ranks, |_, mesh| {
+            let mut did = Vec::new();
+            let modes = [
+                (InterpolateMode::Nearest, true),
+                (InterpolateMode::Bilinear, true),
+                (InterpolateMode::Bilinear, false),
+            ];
+            let sizes = [[3, 4, 6, 8], [7, 5, 14, 10], [5, 6, 3, 4], [1, 2, 5, 1], [13, 3, 9, 7]];
+            for ((mode, align), [height, width, tall, wide]) in iproduct!(modes, sizes) {
+                let options =
+                    || InterpolateOptions::new(mode.clone()).with_align_corners(align).with_output_size([tall, wide]);
+                let trial = Trial {
+                    name: format!("interpolate {height} x {width} to {tall} x {wide}, {mode:?} {align}"),
+                    x: [2, 2, height, width],
+                    weight: None,
+                    plain: &|x, _| module::interpolate(x, options()),
+                    sharded: &|x, _| sharded::interpolate(x, options()),
+                    reads: &|dim, o| sources(&mode, align, [height, width][dim], [tall, wide][dim], o),
+                };
+                did.push(trial.run(mesh, &layout(mesh, &placements))?);
+            }
+            Ok(did)
+        });
+        alike(did);
+    }
+}
+
+/// As unequal devices ask for: the output is cut in proportion.
+#[test]
+fn a_ragged_cut_stays_ragged() {
+    let did = on_mesh(&[3], |_, mesh| {
+        let mut did = Vec::new();
+        for (lengths, stride, expected) in [
+            ([6, 1, 5], 1, [6, 1, 5]),
+            ([6, 0, 6], 2, [3, 0, 3]),
+            ([1, 3, 8], 2, [1, 1, 4]),
+            ([0, 12, 0], 3, [0, 4, 0]),
+        ] {
+            let layout = layout(mesh, &[S(2)]).with_lengths(0, lengths)?;
+            let options = || ConvOptions::new([stride], [1], [1], 1);
+            let trial = Trial {
+                name: format!("conv1d of {lengths:?} by {stride}"),
+                x: [2, 2, 12],
+                weight: Some(([3, 2, 3], 3)),
+                plain: &|x, params| params.map(|(w, b)| module::conv1d(x, w, Some(b), options())).unwrap(),
+                sharded: &|x, params| {
+                    let y = params.map(|(w, b)| sharded::conv1d(x, w, Some(b), options())).unwrap();
+                    assert_eq!(y.layout().lengths(0).unwrap()[..], expected);
+                    y
+                },
+                reads: &|_, o| window(3, stride, 1, 1)(o),
+            };
+            did.push(trial.run(mesh, &layout)?);
+        }
+        Ok(did)
+    });
+    alike(did);
+}
