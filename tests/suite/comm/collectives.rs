@@ -119,7 +119,7 @@ fn all_to_all_list_gives_every_rank_what_each_has_for_it() {
             // As many rows as the pair says, down to none, and of some pairs no tensor at all.
             let part = |from: usize, to: usize| {
                 let rows = (from + 2 * to) % 4;
-                let shape = if (from + to) % 2 == 0 { vec![rows, 3] } else { vec![rows] };
+                let shape = if (from + to).is_multiple_of(2) { vec![rows, 3] } else { vec![rows] };
                 ((from * to + from) % 3 < 2).then(|| Plain::sample(&shape, from * size + to, dtype))
             };
             let parts = (0..size).map(|to| part(rank, to).map(|part| part.tensor(dtype, world.device())));

@@ -6,6 +6,7 @@ mod dropout;
 mod layers;
 mod llama;
 mod misuse;
+mod unet;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
