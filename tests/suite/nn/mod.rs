@@ -16,6 +16,7 @@ mod rnn;
 mod same;
 mod transformer;
 mod vision;
+mod unet;
 
 use burn::module::Module;
 use burn::tensor::Tensor;

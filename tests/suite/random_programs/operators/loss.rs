@@ -64,7 +64,7 @@ pub fn operators() -> Vec<Operator> {
             let (x, targets, lengths) =
                 (d.floats_within([4, count, 4], -2.0..-0.1), d.ints([count, 2], 3), d.ints([count], 2));
             step!((x: Float<3>, targets: Int<2>, lengths: Int<1>) [] => module::ctc_loss(
-                x, targets + 1, lengths.clone() * 0 + 4, lengths + 1, 0))
+                x, targets + 1, lengths.ones_like() * 4, lengths + 1, 0))
         }),
         operator!("nll_loss", |d| {
             let x = d.any::<2>();
