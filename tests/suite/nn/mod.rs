@@ -7,7 +7,6 @@ mod counts;
 mod dropout;
 mod layers;
 mod llama;
-mod misuse;
 pub mod misuse;
 mod norms;
 mod prepare;
