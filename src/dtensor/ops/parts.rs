@@ -15,13 +15,12 @@
 //! results    1 3 6 | 10 15 | 21
 //! ```
 //!
-//! That is one collective for each mesh dimension that cuts the dimension, as gathering it is, of as many
+//! That is one collective, however many mesh dimensions cut the dimension, as gathering it is, of as many
 //! elements as there are parts, times the slots of one. Every rank does the same number of steps, whatever the
 //! length of its part, and none is empty: a rule that does not say otherwise gathers such first.
 
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
 use burn::tensor::{FloatDType, Int, Slice, Tensor, kind};
 
 use super::Operator;
@@ -158,18 +157,13 @@ impl<'a> Parts<'a> {
         places: Tensor<D, Int>,
     ) -> Result<(Tensor<D, K>, Tensor<D, Int>)> {
         let strategies = (slots.gradient_checkpointing_strategy(), places.gradient_checkpointing_strategy());
-        let mut pieces: Vec<DispatchTensor> =
-            vec![slots.clone().inner().into_dispatch(), places.inner().into_dispatch()];
-        let mut len = slots.dims()[self.dim];
-        for &mesh_dim in self.cuts().iter().rev() {
-            let comm = self.spec.mesh().communicator(mesh_dim)?;
-            len *= comm.group().size();
-            let piece = |tensor| Sharded { tensor, dim: self.dim, cut: Cut::Chunks(len) };
-            let call = Call::new("what ranks found in their parts").in_phase(Phase::Forward);
-            let call = self.spec.call_as(call, self.spec.dtype());
-            pieces = comm.all_gather(call, pieces.into_iter().map(piece).collect()).wait()?;
-        }
-        let [slots, places] = <[_; 2]>::try_from(pieces).expect("a collective returns as many tensors as it takes");
+        let len = self.count() * slots.dims()[self.dim];
+        let piece = |tensor| Sharded { tensor, dim: self.dim, cut: Cut::Chunks(len) };
+        let pieces = vec![piece(slots.clone().inner().into_dispatch()), piece(places.inner().into_dispatch())];
+        let comm = self.spec.mesh().communicator_over(self.cuts())?;
+        let call = Call::new("what ranks found in their parts").in_phase(Phase::Forward);
+        let wholes = comm.all_gather(self.spec.call_as(call, self.spec.dtype()), pieces).wait()?;
+        let [slots, places] = <[_; 2]>::try_from(wholes).expect("a collective returns as many tensors as it takes");
         Ok((
             associate(Tensor::from_dispatch(slots), strategies.0),
             associate(Tensor::from_dispatch(places), strategies.1),

@@ -14,8 +14,8 @@ mod resnet;
 mod rnn;
 mod same;
 mod transformer;
-mod vision;
 mod unet;
+mod vision;
 
 use burn::module::Module;
 use burn::tensor::Tensor;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use itertools::Itertools;
 
 /// Files of operators that are none: how rules are written, decided and run.
-const MACHINERY: [&str; 26] = [
+const MACHINERY: [&str; 27] = [
     "apply",
     "axes",
     "choose",
@@ -19,6 +19,7 @@ const MACHINERY: [&str; 26] = [
     "empty",
     "exchange",
     "explain",
+    "local_map",
     "lookup",
     "methods",
     "operand",
@@ -36,9 +37,19 @@ const MACHINERY: [&str; 26] = [
     "window",
 ];
 
-/// Functions beside operators: methods of a loss and of its configuration, seeds, plain random tensors.
-const BESIDE: [&str; 8] =
-    ["forward", "forward_no_reduction", "fold_in", "init", "next_seed", "next_seed_on", "seed", "tensor"];
+/// Functions beside operators: methods of a loss and of its configuration, seeds and streams, plain random tensors.
+const BESIDE: [&str; 10] = [
+    "forward",
+    "forward_no_reduction",
+    "fold_in",
+    "init",
+    "next_seed",
+    "next_seed_on",
+    "resume",
+    "seed",
+    "stream",
+    "tensor",
+];
 
 /// Local functions that a macro names beside the operator.
 const LOCAL: [&str; 2] = ["avg_pool", "max_pool"];

@@ -42,7 +42,6 @@ pub const EXCEPTIONS: &[(&[&str], &str)] = &[
     (
         &[
             "Tensor::backward",
-            "Tensor::grad",
             "Tensor::grad_remove",
             "Tensor::grad_replace",
             "Tensor::is_tracked",
@@ -92,18 +91,5 @@ pub const EXCEPTIONS: &[(&[&str], &str)] = &[
     (
         &["module::conv2d_weight_backward", "module::avg_pool2d_backward", "module::max_pool2d_with_indices_backward"],
         "steps of backward, which burn takes on local tensors",
-    ),
-    (
-        &[
-            "module::conv3d",
-            "module::conv_transpose3d",
-            "module::deform_conv2d",
-            "module::unfold4d",
-            "module::fold4d",
-            "module::max_pool1d_with_indices",
-            "module::max_pool2d_with_indices",
-            "module::adaptive_avg_pool3d",
-        ],
-        "volumes, and windows that are no plain convolution or pool, go by `replicated`",
     ),
 ];
