@@ -51,14 +51,19 @@ pub fn cases() -> Vec<Case> {
         case!("conv3d", (x: 5 = [1, 4, 3, 5, 4], w: 5 = [4, 2, 2, 2, 2]) => module::conv3d(x, w, None, three(2))),
         case!("conv_transpose3d", (x: 5 = [2, 3, 2, 2, 3], w: 5 = [3, 2, 2, 2, 2], b: 1 = [2]) =>
             module::conv_transpose3d(x, w, Some(b), three_back(1))),
-        case!("deform_conv2d", (x: 4 = [2, 4, 3, 4], o: 4 within(-0.9..0.9) = [2, 8, 4, 2], w: 4 = [3, 4, 2, 2]) =>
-            module::deform_conv2d(x, o, w, None, None, deformed(1, 1))),
-        case!("deform_conv2d", (x: 4 = [2, 4, 3, 4], o: 4 within(-0.9..0.9) = [2, 8, 4, 2], w: 4 = [3, 4, 2, 2],
-            m: 4 = [2, 4, 4, 2], b: 1 = [3]) =>
-            module::deform_conv2d(x, o, w, Some(m), Some(b), deformed(1, 1))),
-        case!("deform_conv2d", (x: 4 = [2, 4, 3, 4], o: 4 within(-0.9..0.9) = [2, 16, 4, 2], w: 4 = [4, 2, 2, 2],
-            m: 4 = [2, 8, 4, 2], b: 1 = [4]) =>
-            module::deform_conv2d(x, o, w, Some(m), Some(b), deformed(2, 2))),
+        case!("deform_conv2d", (x: 4 = [2, 4, 3, 4], o: 4 within(-0.9..0.9) = [2, 8, 4, 2], w: 4 = [3, 4, 2, 2]) => {
+            let bias = w.clone().sum_dims(&[1, 2, 3]).reshape([3]);
+            module::deform_conv2d(x, o, w, None, Some(bias), deformed(1, 1))
+        }),
+        // Masks are made of offsets: of three inputs there are a thousand combinations, of four ten thousand.
+        case!("deform_conv2d", (x: 4 = [1, 4, 3, 4], o: 4 within(-0.9..0.9) = [1, 8, 4, 2], w: 4 = [3, 4, 2, 2]) => {
+            let mask = o.clone().narrow(1, 2, 4);
+            module::deform_conv2d(x, o, w, Some(mask), None, deformed(1, 1))
+        }),
+        case!("deform_conv2d", (x: 4 = [2, 4, 3, 4], o: 4 within(-0.9..0.9) = [2, 16, 4, 2], w: 4 = [4, 2, 2, 2]) => {
+            let mask = o.clone().narrow(1, 4, 8);
+            module::deform_conv2d(x, o, w, Some(mask), None, deformed(2, 2))
+        }),
         case!("conv_transpose3d", (x: 5 = [1, 4, 2, 2, 3], w: 5 = [4, 1, 2, 2, 2]) =>
             module::conv_transpose3d(x, w, None, three_back(2))),
     ]
