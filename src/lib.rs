@@ -67,15 +67,15 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`comm`] | ranks, groups, collectives that never hang, the ledger |
-//! | [`mesh`] | [`DeviceMesh`](mesh::DeviceMesh): named dimensions, slices |
+//! | [`mesh`] | [`DeviceMesh`](mesh::DeviceMesh): named dimensions, slices, collectives of plain tensors |
 //! | [`placement`] | placements, layouts, how lengths are cut, the transition table; pure |
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, its redistribution, and its [operators](dtensor::ops) |
 //! | [`param`] | parameters stored as shards and read as wholes, moved by [`unit`](fn@param::unit) |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module |
-//! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan |
-//! | [`optim`] | burn's optimizers on DTensors, and their state by path |
+//! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan; [`distribute_module`](parallel::distribute_module): by a function |
+//! | [`optim`] | the state of burn's optimizers by path, for any mesh; burn's optimizers on DTensors without a module |
 //! | [`nn`] | the forward of burn-nn's layers over DTensors |
-//! | [`debug`] | watching: what is sent and why, which rank holds what |
+//! | [`debug`] | [`watch`](debug::watch): what is sent, and which line asked for it; [`layout`](fn@debug::layout): which rank holds what of a model |
 //!
 //! With the feature `testing` there is also a room of mesh fixtures for tests, and the prover of
 //! operators' rules.
