@@ -50,16 +50,19 @@ impl Destination {
         let Some(handles) = handles else {
             return self.route.walk(local, from, &self.varying, Weak::new(), self.operator);
         };
-        if let Some(given) = handles.given.as_ref().filter(|given| given.takes(varying, &self.route)) {
-            let tensor = Tensor::from_dispatch((given.make)(varying).into_dispatch());
-            return self.route.walk(tensor, from, &[], Weak::new(), self.operator);
+        // What an owner makes is the way's first part; the rest is walked once, as any other.
+        let given = handles.given.as_ref().filter(|given| given.takes(varying, &self.route));
+        let made = given.map(|given| Tensor::from_dispatch((given.make)(varying).into_dispatch()));
+        if let Some(made) = made.as_ref().filter(|_| stays) {
+            return Ok(made.clone());
         }
         if let Some(known) = handles.find(&self.spec, varying) {
             return Ok(Tensor::from_dispatch(known.into_dispatch()));
         }
         // No lock is held while this communicates.
         let kept = Arc::new(Kept::default());
-        let tensor = self.route.walk(local, from, &self.varying, Arc::downgrade(&kept), self.operator)?;
+        let (local, summed) = made.map_or((local, &self.varying[..]), |made| (made, &[][..]));
+        let tensor = self.route.walk(local, from, summed, Arc::downgrade(&kept), self.operator)?;
         // Only floats vary or are cached: what else moves is an index, and small.
         if tensor.dtype().is_float() {
             *kept.lock() = Some(as_float(tensor.clone()));

@@ -66,10 +66,12 @@ impl Route {
     }
 
     /// The steps, those together that are one collective, and whose mesh dimensions all vary afterwards or
-    /// none does; each with the mesh dimensions, the outermost cut first.
-    fn joined<'a>(&'a self, varying: &'a [usize]) -> impl Iterator<Item = (Dims, &'a [(Step, Layout)])> {
+    /// none does; each with the mesh dimensions, the outermost cut first. One by one on a mesh that does not join
+    /// its dimensions.
+    fn joined<'a>(&'a self, varying: &'a [usize], joins: bool) -> impl Iterator<Item = (Dims, &'a [(Step, Layout)])> {
         let varies = |step: &Step| varying.contains(&step.mesh_dim());
-        let joined = move |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| a.joins(*b) && varies(a) == varies(b);
+        let joined =
+            move |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| joins && a.joins(*b) && varies(a) == varies(b);
         self.steps.chunk_by(joined).map(|steps| {
             let mut mesh_dims: Dims = steps.iter().map(|(step, _)| step.mesh_dim()).collect();
             match steps[0].0 {
@@ -86,7 +88,7 @@ impl Route {
     fn legs(&self, from: &DTensorSpec, varying: &[usize], tracked: bool) -> Result<Legs> {
         let mut legs = Legs::new();
         let mut before = None;
-        for (mesh_dims, steps) in self.joined(varying) {
+        for (mesh_dims, steps) in self.joined(varying, from.mesh().joins_dims()) {
             let [.., (step, after)] = steps else { continue };
             let after = from.with_layout(after.clone())?;
             legs.push(Leg::new(*step, mesh_dims, (before.as_ref().unwrap_or(from), &after), tracked)?);

@@ -13,7 +13,7 @@ use super::DTensorError;
 use crate::Result;
 use crate::comm::{Call, TensorMeta};
 use crate::mesh::DeviceMesh;
-use crate::placement::{Cut, Layout, Placement, Placements};
+use crate::placement::{Cut, Layout, Placement};
 
 /// A placement for each mesh dimension; `None` for one that is as it may be.
 pub(crate) type Wanted = SmallVec<[Option<Placement>; 3]>;
@@ -162,18 +162,22 @@ impl DTensorSpec {
         Ok(Self::decided(&self.mesh, layout, self.shape.clone(), self.dtype).with_terms(terms))
     }
 
-    /// What is `wanted` of each mesh dimension, with Replicate for shards if these would leave a rank without
-    /// elements of a tensor that has some.
+    /// What is `wanted` of each mesh dimension, with Replicate for shards of a dimension that, cut so beside what
+    /// stays, would leave a rank without elements of a tensor that has some.
     pub(crate) fn with_elements(&self, mut wanted: Wanted) -> Wanted {
-        let placements: Placements = wanted.iter().map(|wanted| wanted.unwrap_or(Placement::Replicate)).collect();
         let fits = |layout: &Layout| layout.check(self.shape.num_dims()).is_ok();
-        if let Ok(cut) = Layout::new(self.mesh.shape(), &placements)
+        if let Ok(cut) = self.layout.replaced(|mesh_dim, own| wanted[mesh_dim].unwrap_or(own))
             && fits(&cut)
             && self.shape.num_elements() > 0
-            && cut.shortest(&self.shape).contains(&0)
         {
-            let shards = wanted.iter_mut().flatten().filter(|placement| placement.shard_dim().is_some());
-            shards.for_each(|placement| *placement = Placement::Replicate);
+            let shortest = cut.shortest(&self.shape);
+            let leaves_a_rank_empty =
+                |placement: &&mut Placement| placement.shard_dim().is_some_and(|dim| shortest[dim] == 0);
+            wanted
+                .iter_mut()
+                .flatten()
+                .filter(leaves_a_rank_empty)
+                .for_each(|placement| *placement = Placement::Replicate);
         }
         wanted
     }

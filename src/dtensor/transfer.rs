@@ -123,7 +123,8 @@ impl Transfer {
     ///
     /// # Errors
     /// [`DTensorError::TransferOf`] for another tensor than the transfer is of, or `None`;
-    /// [`DTensorError::TransferTracked`]; [`CommError`](crate::comm::CommError) if a collective fails.
+    /// [`DTensorError::TransferTracked`] on the ranks that have the tracked tensor, which is for them to return: the
+    /// others wait for it until they have, and end. [`CommError`](crate::comm::CommError) if a collective fails.
     #[track_caller]
     pub fn run<const D: usize, K: Kind>(&self, x: Option<DTensor<D, K>>) -> Result<Option<DTensor<D, K>>> {
         self.check(x.as_ref())?;
@@ -170,13 +171,14 @@ impl Transfer {
     /// Whether `x` is what the transfer is of, on this rank.
     fn check<const D: usize, K: Kind>(&self, x: Option<&DTensor<D, K>>) -> Result<()> {
         let (mesh, layout) = &self.from;
-        let expected = format!("{:?} {} on {mesh}: {layout}", &self.shape[..], self.dtype.name());
         let found = match x {
+            _ if D != self.shape.num_dims() => format!("a tensor of {D} dimensions"),
             Some(x) if !x.mesh().congruent(mesh) || x.layout() != layout => x.spec.to_string(),
             Some(x) if (&x.shape(), x.dtype()) != (&self.shape, self.dtype) => x.spec.to_string(),
             None if mesh.coordinate().is_some() => "no part".into(),
             _ => return Ok(()),
         };
+        let expected = format!("{:?} {} on {mesh}: {layout}", &self.shape[..], self.dtype.name());
         Err(DTensorError::TransferOf { rank: mesh.rank(), expected, found }.into())
     }
 

@@ -17,7 +17,8 @@
 //! 2. A unit makes one all-gather in forward, one in backward if it was freed between, and one
 //!    reduce-scatter. It makes no other collective, but for HSDP's all-reduce of the reduced shards,
 //!    one all-reduce if it holds parameters placed `Replicate`, and one over the tensor-parallel
-//!    ranks if these have terms of its gradients ([`parallel`](crate::parallel), invariant 3). A
+//!    ranks if these have terms of its gradients, for each set of mesh dimensions whose ranks do
+//!    ([`parallel`](crate::parallel), invariant 3). A
 //!    reduction carries one number per parameter beside the gradients: whether the rank has used it.
 //! 3. Gradients are averages over all data-parallel ranks. On power-of-two groups data parallel,
 //!    FSDP and HSDP agree to the bit.

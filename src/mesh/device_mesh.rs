@@ -50,6 +50,8 @@ struct Inner {
     root: Option<DeviceMesh>,
     /// Among the root's slices along the same dimensions.
     index: usize,
+    /// Whether its communicators are the world's own groups.
+    of_world: bool,
     /// Of a root: names that flattening has given, and to which of its dimensions.
     flattened: Mutex<Vec<MeshDim>>,
 }
@@ -117,7 +119,7 @@ impl DeviceMesh {
                 communicators.push(world.group(&along(&ranks, shape, &coordinate, &[mesh_dim]))?);
             }
         }
-        Ok(Self::over(world, ranks, shape, names, communicators, index))
+        Ok(Self::over(world, ranks, shape, names, communicators, index, true))
     }
 
     /// The mesh by itself that communicates over these, one per dimension, or none outside of it.
@@ -128,6 +130,7 @@ impl DeviceMesh {
         names: Vec<String>,
         communicators: Vec<Arc<dyn Communicator>>,
         index: usize,
+        of_world: bool,
     ) -> Self {
         let position = ranks.iter().position(|&rank| rank == world.rank());
         Self(Arc::new(Inner {
@@ -141,6 +144,7 @@ impl DeviceMesh {
             communicators,
             root: None,
             index,
+            of_world,
             flattened: Mutex::default(),
         }))
     }
@@ -170,6 +174,7 @@ impl DeviceMesh {
             coordinate: Some(made_of.iter().map(|dims| join(coordinate, dims)).collect()),
             communicators,
             root: Some(self.clone()),
+            of_world: self.0.of_world,
             index: others.iter().fold(self.0.index, |index, &dim| index * shape[dim] + coordinate[dim]),
             made_of,
             flattened: Mutex::default(),
@@ -264,6 +269,12 @@ impl DeviceMesh {
     /// it lacks: 0 for a mesh that is no slice. Of (dp=2, tp=4), the `tp` slices have 0 and 1.
     pub fn slice_index(&self) -> usize {
         self.0.index
+    }
+
+    /// Whether several dimensions may communicate as one: not where a program has given each a communicator or a
+    /// deadline of its own, which a group of the world would not have.
+    pub(crate) fn joins_dims(&self) -> bool {
+        self.0.of_world
     }
 
     /// The dimensions, by those of the root.

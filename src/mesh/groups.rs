@@ -38,7 +38,9 @@ impl DeviceMesh {
     /// ```
     ///
     /// Meshes over other communicators are other meshes, whose tensors do not mix. What several dimensions do
-    /// together ([`flatten`](Self::flatten), [`all_reduce`](Self::all_reduce)) runs on a group of the world.
+    /// together runs on a group of the world: [`flatten`](Self::flatten), [`all_reduce`](Self::all_reduce), sums of
+    /// gradients over several dimensions, and what an operator sends along a tensor dimension that several cut. A
+    /// redistribution takes a step for each dimension, where other meshes join steps of one kind.
     ///
     /// Local: ranks outside have no communicator to give.
     ///
@@ -60,7 +62,7 @@ impl DeviceMesh {
             return Err(MeshError::GroupCount { groups: groups.len(), shape: shape.to_vec() }.into());
         }
         validate(world.size(), &ranks, shape, &names)?;
-        let mesh = Self::over(world, ranks, shape, names, groups, 0);
+        let mesh = Self::over(world, ranks, shape, names, groups, 0, false);
         let coordinate = mesh.member("make it of groups")?;
         for (mesh_dim, name) in mesh.names().iter().enumerate() {
             let (group, row) = (mesh.communicator(mesh_dim)?.group(), mesh.row(coordinate, mesh_dim));
@@ -97,6 +99,6 @@ impl DeviceMesh {
             *communicator = communicator.with_deadline(deadline);
         }
         let (ranks, names) = (self.ranks().to_vec(), self.names().to_vec());
-        Ok(Self::over(self.world(), ranks, self.shape(), names, communicators, self.slice_index()))
+        Ok(Self::over(self.world(), ranks, self.shape(), names, communicators, self.slice_index(), false))
     }
 }

@@ -56,7 +56,8 @@ use crate::param::Inventory;
 /// As [`parallelize`]; `partition` must answer alike on every rank.
 ///
 /// # Errors
-/// As [`parallelize`]: of a model that has been distributed before,
+/// As [`parallelize`]: on a mesh of several dimensions, which a style alone does not name
+/// ([`MeshDims`](super::ParallelError::MeshDims): pass a slice); of a model that has been distributed before,
 /// [`AlreadyParallelized`](super::ParallelError::AlreadyParallelized).
 pub fn distribute_module<M: Module, S: Into<Style>>(
     module: M,

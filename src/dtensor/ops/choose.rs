@@ -16,6 +16,9 @@
 //! 4. what is sent in backward;
 //! 5. steps, then placements that change.
 //!
+//! Steps are counted, also where several that follow each other are sent as one collective; the halo of a window
+//! over a cut dimension, a few rows, counts nothing.
+//!
 //! Backward comes after forward since what is sent in forward is sent also where no gradients are taken, and
 //! no operand is asked whether one is taken of it. Under a [`CostModel`](super::CostModel) the time of both comes
 //! first, of tensors as long as they are.

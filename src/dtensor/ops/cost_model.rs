@@ -24,6 +24,9 @@ use crate::placement::Sent;
 /// # let _ = layouts;
 /// ```
 ///
+/// What several mesh dimensions send as one collective counts as one for each, and a halo of a convolution or pool
+/// counts nothing.
+///
 /// Every rank of a mesh must run its operators under an equal one, or they choose differently: their
 /// collectives then end with [`CommError::Mismatch`](crate::comm::CommError::Mismatch).
 #[derive(Debug, Clone, PartialEq)]
@@ -87,7 +90,12 @@ impl CostModel {
     }
 
     /// Runs `f` with operators of the calling rank choosing by this model.
+    ///
+    /// # Panics
+    /// If a field is what its `with_` refuses.
     pub fn run<T>(&self, f: impl FnOnce() -> T) -> T {
+        let checked = Self::default().with_call(self.call).with_bandwidth(self.bandwidth).with_backward(self.backward);
+        self.bandwidths.iter().fold(checked, |model, (name, &bandwidth)| model.with_bandwidth_of(name, bandwidth));
         Scope { model: self.number(), ..Scope::current() }.run(f)
     }
 

@@ -44,6 +44,8 @@ use crate::placement::{Layout, Sent};
 /// chosen](super#how-layouts-are-chosen). Bytes are what a rank sends of even parts; `backward` is of inputs that can have
 /// gradients, whether or not one is taken. Under a [`CostModel`](super::CostModel) a column has the times.
 ///
+/// Of an explanation inside another, the inner one has the tables.
+///
 /// # Collective
 /// As `f`.
 pub fn explain<T>(f: impl FnOnce() -> T) -> (T, Explanation) {

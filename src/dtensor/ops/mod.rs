@@ -142,14 +142,12 @@
 //! ```
 //!
 //! The few operators whose dimensions letters cannot name (views, permutations, expansion, grouped
-//! channels) write their tables out: they implement [`Rule`] themselves. A row never communicates: what
-//! needs its neighbours is made of redistributions. Of a dimension that it needs whole, a row may ask the other
-//! ranks for a few elements of each part (`parts`), and says how many.
 //! channels) write their tables out, as a [`Table`] or by implementing [`Rule`]. A computation that is written once,
-//! at one place, needs none: a [`LocalMap`] says there what it takes and makes. A row never communicates: what
-//! needs its neighbours is made of redistributions.
-//! needs its neighbours is made of redistributions, but for windows over a dimension that is cut, which get what they
-//! lack in an exchange of their own, forward and backward (`halo`).
+//! at one place, needs none: a [`LocalMap`] says there what it takes and makes.
+//!
+//! A row never communicates: what needs its neighbours is made of redistributions. But of a dimension that it needs
+//! whole, a row may ask the other ranks for a few elements of each part (`parts`), and says how many; and windows
+//! over a dimension that is cut get what they lack in an exchange of their own, forward and backward (`halo`).
 //!
 //! The local operator must record as many nodes of the autodiff graph for parts of any length, or
 //! ranks fall out of step in backward. Burn's own do, but for `matmul`, `linear` and `einsum`, which

@@ -161,7 +161,7 @@ impl<'a> Parts<'a> {
         let piece = |tensor| Sharded { tensor, dim: self.dim, cut: Cut::Chunks(len) };
         let pieces = vec![piece(slots.clone().inner().into_dispatch()), piece(places.inner().into_dispatch())];
         let comm = self.spec.mesh().communicator_over(self.cuts())?;
-        let call = Call::new("what ranks found in their parts").in_phase(Phase::Forward);
+        let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout())).in_phase(Phase::Forward);
         let wholes = comm.all_gather(self.spec.call_as(call, self.spec.dtype()), pieces).wait()?;
         let [slots, places] = <[_; 2]>::try_from(wholes).expect("a collective returns as many tensors as it takes");
         Ok((

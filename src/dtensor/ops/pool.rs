@@ -109,8 +109,8 @@ fn avg_pool<const D: usize, const N: usize>(
                     if (0..counts[at]).all(|position| counted(position) == kernel[at]) {
                         return averages;
                     }
-                    let factors: Vec<f32> =
-                        output.clone().map(|position| kernel[at] as f32 / counted(position).max(1) as f32).collect();
+                    let factors: Vec<f64> =
+                        output.clone().map(|position| kernel[at] as f64 / counted(position).max(1) as f64).collect();
                     let mut shape = [1; D];
                     shape[dim] = factors.len();
                     let factors = Tensor::<1>::from_data(&factors[..], (&averages.device(), averages.dtype()));

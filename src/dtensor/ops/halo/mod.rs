@@ -25,7 +25,11 @@
 //! A row of a rule's table never communicates; that of a halo is the exception, and names what it cuts like any
 //! other: [`Spatial`] adds `S(d), R, .. -> S(d)` for every spatial dimension. What else an operator is given is
 //! the same on all ranks, and its gradient a term of a sum.
-//! [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) has no objection: no input is redistributed.
+//! [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) has no objection: no input is redistributed, but for
+//! one whose ragged cut lies inside another cut of the same dimension and whose output has another length.
+//!
+//! What is exchanged is worked out at every call, for every rank of the group: in microseconds, where a window
+//! computes for longer.
 
 mod crop;
 mod exchange;
