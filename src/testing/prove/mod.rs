@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each [`Case`] is run with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks (of
-//! several inputs in 500, 200 and 100 at most), and in [as many as time allows](prove_with) on 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2: Replicate, a shard
+//! several inputs in 128, 96 and 64 at most), and in [as many as time allows](prove_with) on 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2: Replicate, a shard
 //! of every dimension, and every partial placement, its parts different from rank to rank. Then with
 //! ragged cuts, beside chunks, replicas and partial sums, on 2 and 2 x 2 ranks. Compared are
 //!
@@ -76,9 +76,9 @@ const ALL: usize = usize::MAX;
 /// The meshes that cases are tried on, and how many combinations of a case at most: of one input,
 /// and of several, of which there are thousands on a mesh of several dimensions.
 const MESHES: [(&[usize], [usize; 2]); 7] = [
-    (&[2], [ALL, 500]),
-    (&[3], [ALL, 200]),
-    (&[4], [ALL, 100]),
+    (&[2], [ALL, 128]),
+    (&[3], [ALL, 96]),
+    (&[4], [ALL, 64]),
     (&[1, 2], [8, 8]),
     (&[2, 2], [ALL, 50]),
     (&[2, 3], [24, 12]),
