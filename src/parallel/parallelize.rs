@@ -74,7 +74,7 @@ use crate::placement::Layout;
 /// already, so must every rank of its meshes.
 ///
 /// # Errors
-/// [`ParallelError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh or plan, before any
+/// [`ParallelError`](super::ParallelError) and [`ParamError`](crate::param::ParamError) for a wrong mesh or plan, before any
 /// value moves;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result<M> {
