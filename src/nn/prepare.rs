@@ -49,9 +49,8 @@ use crate::placement::Placement;
 ///         down: LinearConfig::new(32, 8).init(world.device()),
 ///     };
 ///     let plan = Plan::new()
-///         .with("up", Shard(1))
-///         .with("down", Style::placed(Shard(0)))
-///         .with("down.bias", Replicate)
+///         .with("up", Style::colwise())
+///         .with("down.weight", Shard(0))
 ///         .prepare("", PrepareModule::new().input(Shard(1), Replicate).output(None, Shard(1)));
 ///     let mlp = parallelize(mlp, &mesh, plan)?;
 ///     let x = DTensor::ones([4, 6, 8], &mesh, &[Shard(1)], world.device())?;
