@@ -72,6 +72,12 @@ pub(super) fn cast<const D: usize, K: Kind>(tensor: Tensor<D, K>, dtype: DType) 
     Tensor::from_dispatch(as_float(tensor).cast(dtype).into_dispatch())
 }
 
+/// `tensor` in a type that holds sums over ranks: half precision is made single.
+pub(super) fn in_single<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> Tensor<D, K> {
+    let dtype = tensor.dtype();
+    if dtype.is_float() && dtype.size() < 4 { cast(tensor, DType::F32) } else { tensor }
+}
+
 /// Zeros of the kind, dtype and device of `like`.
 pub(super) fn zeros<const D: usize, K: Kind>(shape: Shape, like: &Tensor<D, K>) -> Tensor<D, K> {
     Tensor::zeros(shape, (&like.device(), like.dtype()))

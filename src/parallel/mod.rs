@@ -22,8 +22,8 @@
 //! 2. Tensor parallelism cuts first, [`fully_shard`](crate::fsdp::fully_shard) cuts its shard, whichever is
 //!    called first: units gather and reduce nothing but the rank's own tensor-parallel shard.
 //! 3. The gradients of which tensor-parallel ranks have terms (a norm's weight under sequence
-//!    parallelism) are added up by one all-reduce a unit, for each set of mesh dimensions whose ranks have terms, before they are averaged over the
-//!    data-parallel ranks. A unit without such gradients makes none.
+//!    parallelism) are added up by one all-reduce a unit, for each set of mesh dimensions whose ranks
+//!    have terms, before they are averaged over the data-parallel ranks. A unit without such gradients makes none.
 
 mod distribute_module;
 mod error;

@@ -15,13 +15,13 @@
 //! The variance has an all-reduce of its own: without the mean of the whole batch it would be a small
 //! difference of large numbers. Backward sends as much again.
 
-use burn::tensor::{DType, FloatDType, Shape, Tensor, module};
+use burn::tensor::{DType, Shape, Tensor, module};
 
 use super::args::misfit;
 use super::norm::per_channel;
 use super::{Axes, Operand, Operator, apply};
 use crate::dtensor::DTensor;
-use crate::dtensor::local::reshape;
+use crate::dtensor::local::{in_single, reshape};
 use crate::error::OrUnwind;
 
 const BATCH_NORM: Axes = Axes::new("batch_norm", "bc.., c, c, c, c -> bc..");
@@ -55,8 +55,8 @@ pub fn batch_norm<const D: usize>(
         if !is_half(dtype) {
             return module::batch_norm(x, gamma, beta, mean, variance, epsilon);
         }
-        let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(single);
-        module::batch_norm(single(x), gamma, beta, mean, variance, epsilon).cast(dtype)
+        let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(in_single);
+        module::batch_norm(in_single(x), gamma, beta, mean, variance, epsilon).cast(dtype)
     })
 }
 
@@ -101,9 +101,9 @@ pub fn batch_norm_train<const D: usize>(
         let why = "gamma and beta need one element per channel, dimension 1 of the input";
         misfit("batch_norm_train", &shapes, why).unwind();
     }
-    let mean = whole(apply(&MEAN, input.clone(), |x, op| term_of_mean(single(x), op)));
+    let mean = whole(apply(&MEAN, input.clone(), |x, op| term_of_mean(in_single(x), op)));
     let variance = whole(apply(&VARIANCE, (input.clone(), mean.clone()), |(x, mean), op| {
-        term_of_mean((single(x) - per_channel(mean)).square(), op)
+        term_of_mean((in_single(x) - per_channel(mean)).square(), op)
     }));
     BatchNormTrainOutput {
         output: batch_norm(input, gamma, beta, mean.clone(), variance.clone(), epsilon),
@@ -129,9 +129,4 @@ fn whole<const D: usize>(statistics: DTensor<D>) -> DTensor<D> {
 /// Squares of half precision overflow or vanish.
 fn is_half(dtype: DType) -> bool {
     dtype.size() < 4
-}
-
-/// In single precision at least.
-fn single<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    if is_half(x.dtype()) { x.cast(FloatDType::F32) } else { x }
 }

@@ -21,13 +21,13 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{FloatDType, Int, Slice, Tensor, kind};
+use burn::tensor::{Int, Slice, Tensor, kind};
 
 use super::Operator;
 use super::lookup::{moved, outside};
 use crate::Result;
 use crate::comm::{Call, Phase, Sharded};
-use crate::dtensor::local::{as_float, associate};
+use crate::dtensor::local::{associate, cast, in_single};
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::placement::{Cut, Layout, Placement};
 
@@ -76,12 +76,12 @@ impl<'a> Parts<'a> {
         scan: impl Fn(Tensor<D, K>) -> Tensor<D, K>,
     ) -> Result<Tensor<D, K>> {
         let (dim, dtype) = (self.dim, x.dtype());
-        let (x, len) = (held(x), self.spec.local_range(dim).len());
+        let (x, len) = (in_single(x), self.spec.local_range(dim).len());
         let total = scan(x.clone()).narrow(dim, len - 1, 1);
         let start = start(&x.clone().narrow(dim, 0, 1));
         let before = scan(Tensor::cat(vec![start, self.gather(total)?], dim)).narrow(dim, self.index(), 1);
         let scanned = scan(Tensor::cat(vec![before, x], dim)).narrow(dim, 1, len);
-        Ok(if dtype == scanned.dtype() { scanned } else { cast(scanned, dtype.into()) })
+        Ok(cast(scanned, dtype))
     }
 
     /// The `count` elements that `pick` finds in the whole, and where: it must find among what it found in the
@@ -120,7 +120,7 @@ impl<'a> Parts<'a> {
     /// # Collective
     /// Every rank of the mesh; in backward the sums of the slots' gradients are scattered.
     pub(super) fn exponentials<const D: usize>(&self, x: Tensor<D>) -> Result<[Tensor<D>; 3]> {
-        let (dim, x) = (self.dim, held(x));
+        let (dim, x) = (self.dim, in_single(x));
         let finite = |max: Tensor<D>| max.clone().mask_fill(max.equal_scalar(f32::NEG_INFINITY), 0);
         let own = untracked(&x).max_dim(dim);
         let sum = (x.clone() - finite(own.clone())).exp().sum_dim(dim);
@@ -174,15 +174,4 @@ impl<'a> Parts<'a> {
 /// `x` outside the graph.
 pub(super) fn untracked<const D: usize, K: Kind>(x: &Tensor<D, K>) -> Tensor<D, K> {
     associate(x.clone().inner(), x.gradient_checkpointing_strategy())
-}
-
-/// `x` in a type that holds what is added up over ranks: half precision is made single.
-fn held<const D: usize, K: Kind>(x: Tensor<D, K>) -> Tensor<D, K> {
-    let dtype = x.dtype();
-    if dtype.is_float() && dtype.size() < 4 { cast(x, FloatDType::F32) } else { x }
-}
-
-/// A tensor of floats in another type.
-fn cast<const D: usize, K: Kind>(x: Tensor<D, K>, dtype: FloatDType) -> Tensor<D, K> {
-    Tensor::from_dispatch(as_float(x).cast(dtype).into_dispatch())
 }

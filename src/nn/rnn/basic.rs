@@ -2,7 +2,7 @@
 
 use burn::nn::{BiRnn, Rnn};
 
-use super::{batch_first, clamped, directions, gate, over_time, zeros};
+use super::{batch_first, both_ways, clamped, gate, over_time, zeros};
 use crate::dtensor::DTensor;
 use crate::error::OrUnwind;
 use crate::nn::DTensorForward;
@@ -22,11 +22,9 @@ impl DTensorForward<(DTensor<3>, Option<DTensor<3>>)> for BiRnn {
     type Output = (DTensor<3>, DTensor<3>);
 
     fn forward_dtensor(&self, (x, state): (DTensor<3>, Option<DTensor<3>>)) -> Self::Output {
+        let layer = |reverse| if reverse { &self.reverse } else { &self.forward };
         batch_first(x, self.batch_first, |x| {
-            let [ahead, back] = directions(state);
-            let ((ahead, last), (back, first)) =
-                (run(&self.forward, x.clone(), ahead, false), run(&self.reverse, x, back, true));
-            (DTensor::cat(vec![ahead, back], 2), DTensor::stack(vec![last, first], 0))
+            both_ways(x, state, |reverse, x, state| run(layer(reverse), x, state, reverse))
         })
     }
 }

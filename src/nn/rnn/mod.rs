@@ -72,6 +72,19 @@ fn batch_first<T>(
     (y.swap_dims(0, 1), state)
 }
 
+/// Runs a layer in both directions, the second if `reverse`, from states `[2, batch, d_hidden]`: to both directions'
+/// hidden states `[batch, seq, 2 * d_hidden]`, and the last of each.
+#[track_caller]
+fn both_ways(
+    x: DTensor<3>,
+    state: Option<DTensor<3>>,
+    run: impl Fn(bool, DTensor<3>, Option<DTensor<2>>) -> (DTensor<3>, DTensor<2>),
+) -> (DTensor<3>, DTensor<3>) {
+    let [ahead, back] = directions(state);
+    let ((ahead, last), (back, first)) = (run(false, x.clone(), ahead), run(true, x, back));
+    (DTensor::cat(vec![ahead, back], 2), DTensor::stack(vec![last, first], 0))
+}
+
 /// The states of both directions, of `[2, batch, d_hidden]`.
 #[track_caller]
 fn directions(state: Option<DTensor<3>>) -> [Option<DTensor<2>>; 2] {

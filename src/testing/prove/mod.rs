@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Each [`Case`] is run with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks (of
-//! several inputs in 128, 96 and 64 at most), and in [as many as time allows](prove_with) on 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2: Replicate, a shard
-//! of every dimension, and every partial placement, its parts different from rank to rank. Then with
-//! ragged cuts, beside chunks, replicas and partial sums, on 2 and 2 x 2 ranks. Compared are
+//! several inputs in 128, 96 and 64 at most), and in [as many as time allows](prove_with) on 1 x 2, 2 x 2,
+//! 2 x 3 and 2 x 2 x 2: Replicate, a shard of every dimension, and every partial placement, its parts
+//! different from rank to rank. Then with ragged cuts, beside chunks, replicas and partial sums, on 2 and 2 x 2 ranks. Compared are
 //!
 //! * the full value of every output, on every rank;
 //! * of every float input the gradient that each rank holds, against the true derivative by what

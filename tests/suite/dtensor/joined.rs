@@ -162,3 +162,20 @@ fn gathered_and_varied_at_once_is_scattered_at_once() {
         Ok(())
     });
 }
+
+/// A group of the world would not have the deadline: a step for each dimension.
+#[test]
+fn a_mesh_with_a_deadline_of_its_own_joins_no_steps() {
+    on_mesh(&[2, 2], |_, mesh| {
+        let own = mesh.with_deadline("a", std::time::Duration::from_secs(60))?;
+        for (mesh, groups) in [(mesh, vec![4]), (&own, vec![2, 2])] {
+            let x = DTensor::distribute_local(ramp(SHAPE, 0.0, mesh.device()), mesh, &[S(0), S(0)])?;
+            let ledger = mesh.world().ledger();
+            ledger.reset();
+            let whole = x.full_tensor()?;
+            assert_eq!(values(whole), values(ramp(SHAPE, 0.0, mesh.device())));
+            assert_eq!(ledger.recent().iter().map(|entry| entry.group_size).collect::<Vec<_>>(), groups);
+        }
+        Ok(())
+    });
+}
