@@ -87,6 +87,7 @@ pub mod debug;
 pub mod dtensor;
 mod error;
 pub mod fsdp;
+mod kernels;
 #[cfg(feature = "flex")]
 mod memory;
 pub mod mesh;

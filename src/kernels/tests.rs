@@ -1,0 +1,101 @@
+//! Which element goes where, against index arithmetic on single elements.
+
+use burn::tensor::Shape;
+use itertools::Itertools;
+
+use super::{Copies, CutTensor, FlatLayout};
+use crate::placement::Cut;
+
+/// Every target after `copies`, by element; `None` where nothing was written.
+fn run<T: Clone>(copies: &Copies, sources: &[Vec<T>]) -> Vec<Vec<Option<T>>> {
+    let lens = |shapes: &[Shape]| shapes.iter().map(Shape::num_elements).collect_vec();
+    assert_eq!(lens(&copies.sources), sources.iter().map(Vec::len).collect_vec());
+    let mut targets = lens(&copies.targets).into_iter().map(|len| vec![None; len]).collect_vec();
+    for segment in &copies.segments {
+        for (row, column) in (0..segment.rows).cartesian_product(0..segment.run) {
+            let from = &sources[segment.source][segment.from + row * segment.from_stride + column];
+            let to = &mut targets[segment.target][segment.to + row * segment.to_stride + column];
+            assert!(to.is_none(), "written twice: {segment:?}");
+            *to = Some(from.clone());
+        }
+    }
+    targets
+}
+
+/// Elements are named by their tensor and their place in the whole.
+type Name = (usize, usize);
+
+fn whole(index: usize, tensor: &CutTensor) -> Vec<Name> {
+    (0..tensor.shape.num_elements()).map(|at| (index, at)).collect()
+}
+
+/// The part of `rank`, element by element.
+fn part(index: usize, tensor: &CutTensor, ranks: usize, rank: usize) -> Vec<Name> {
+    let range = tensor.cut.range(ranks, rank);
+    let inner: usize = tensor.shape[tensor.dim + 1..].iter().product();
+    let mine = |(_, at): &Name| range.contains(&(at / inner.max(1) % tensor.shape[tensor.dim].max(1)));
+    whole(index, tensor).into_iter().filter(mine).collect()
+}
+
+fn layouts() -> impl Iterator<Item = (usize, Vec<CutTensor>, usize)> {
+    let tensor = |shape: &[usize], dim: usize, ragged: Option<&[usize]>| {
+        let cut = ragged.map_or(Cut::Chunks(shape[dim]), |lengths| Cut::Lengths(lengths.into()));
+        CutTensor { shape: Shape::from(shape.to_vec()), dim, cut }
+    };
+    let lists = [1, 2, 3, 4].map(|ranks| {
+        let ragged = |total: usize| {
+            let mut lengths = vec![0; ranks];
+            (lengths[ranks - 1], lengths[0]) = (total - total / 3, lengths[0] + total / 3);
+            if ranks == 1 {
+                lengths[0] = total;
+            }
+            lengths
+        };
+        let shapes: [&[usize]; 7] = [&[1], &[7], &[4, 3], &[5, 1, 3], &[2, 6, 2], &[0, 3], &[3, 0]];
+        let all = shapes.iter().flat_map(|shape| {
+            let of = move |dim| [tensor(shape, dim, None), tensor(shape, dim, Some(&ragged(shape[dim])))];
+            (0..shape.len()).flat_map(of)
+        });
+        (ranks, all.collect_vec())
+    });
+    lists.into_iter().flat_map(|(ranks, all)| {
+        let alone = all.iter().map(|tensor| vec![tensor.clone()]).collect_vec();
+        alone.into_iter().chain([all, Vec::new()]).cartesian_product([1, 4]).map(move |(list, align)| (ranks, list, align))
+    })
+}
+
+#[test]
+fn parts_go_through_rows_to_wholes_and_back() {
+    for (ranks, tensors, align) in layouts() {
+        let layout = FlatLayout::new(ranks, tensors.clone(), align);
+        let wholes = tensors.iter().enumerate().map(|(index, tensor)| whole(index, tensor)).collect_vec();
+        let parts = |rank| tensors.iter().enumerate().map(move |(i, tensor)| (i, tensor, rank));
+        let parts = |rank| parts(rank).map(|(i, tensor, rank)| part(i, tensor, ranks, rank)).collect_vec();
+        let filled = |names: &[Name]| names.iter().copied().map(Some).collect_vec();
+        let expected = wholes.iter().map(|names| filled(names)).collect_vec();
+
+        let rows = (0..ranks).map(|rank| run(&layout.pack_parts(rank), &parts(rank)).remove(0)).collect_vec();
+        let named = |row: &Vec<Option<Name>>| row.iter().map(|name| name.unwrap_or((99, 99))).collect_vec();
+        let gathered = rows.iter().map(named).collect_vec();
+        let copied = run(&layout.pack_wholes(), &wholes).remove(0);
+        assert_eq!(copied, rows.concat(), "{layout:?}");
+        assert_eq!(run(&layout.unpack_rows(), &gathered), expected, "{layout:?}");
+        assert_eq!(run(&layout.unpack_wholes(), &[gathered.concat()]), expected, "{layout:?}");
+        let all = (0..ranks).flat_map(parts).collect_vec();
+        assert_eq!(run(&layout.join_parts(), &all), expected, "{layout:?}");
+        for rank in 0..ranks {
+            let back = run(&layout.unpack_parts(rank), &gathered[rank..=rank]);
+            assert_eq!(back, parts(rank).iter().map(|names| filled(names)).collect_vec(), "{layout:?}");
+        }
+        let padding = rows.iter().flatten().filter(|name| name.is_none()).count();
+        assert_eq!(layout.padding(), padding, "{layout:?}");
+        assert_eq!(layout.pack_wholes().copied() + padding, ranks * layout.row());
+    }
+}
+
+#[test]
+fn an_even_cut_of_dimension_0_is_one_run_a_rank() {
+    let tensor = CutTensor { shape: Shape::new([4, 3]), dim: 0, cut: Cut::Chunks(4) };
+    let copies = FlatLayout::new(2, vec![tensor], 1).unpack_wholes();
+    assert_eq!(copies.segments.iter().map(|segment| (segment.rows, segment.run)).collect_vec(), [(1, 6), (1, 6)]);
+}
