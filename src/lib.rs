@@ -88,7 +88,6 @@ pub mod dtensor;
 mod error;
 pub mod fsdp;
 mod kernels;
-#[cfg(feature = "flex")]
 mod memory;
 pub mod mesh;
 pub mod nn;

@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 
 /// Trains, reports and, if asked, checks; false if a check failed.
 fn run(settings: &Settings) -> Result<bool> {
-    let device = Device::default();
+    let device = Device::flex();
     device.seed(settings.seed);
     // Drawn here, once: ranks share one random state. `train` draws what is still lazy.
     let initial = settings.model.init(&device).train();

@@ -62,7 +62,7 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
 
 /// Trains `initial` on one device, on the rows of all ranks; returns the loss of each step.
 pub fn unsharded(settings: &Settings, initial: &Llama) -> Vec<f32> {
-    let device = Device::default().autodiff();
+    let device = Device::flex().autodiff();
     let mut model = initial.clone();
     let mut optim = AdamWConfig::new().init();
     let rows = settings.groups() * settings.batch;

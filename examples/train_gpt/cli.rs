@@ -8,6 +8,7 @@ use clap::Parser;
 
 use crate::common::{MeshShape, positive, positive_float};
 use crate::data::Text;
+use crate::device::RankDevice;
 use crate::model::GptConfig;
 
 /// Train a character-level GPT on several ranks, its parameters, gradients and optimizer state
@@ -26,6 +27,9 @@ pub struct Cli {
     /// ranks to reshard to
     #[arg(long, default_value = "auto")]
     reshard: Reshard,
+    /// Where ranks compute: flex (the CPU), wgpu or cuda (the first GPU, which all ranks share)
+    #[arg(long, default_value = "flex")]
+    device: RankDevice,
     /// Training steps
     #[arg(long, default_value_t = 300, value_parser = positive)]
     steps: usize,
@@ -70,6 +74,7 @@ pub struct Settings {
     /// Mesh dimensions; one for FSDP, two (replicas, shards) for HSDP.
     pub mesh: Vec<usize>,
     pub reshard: ReshardAfterForward,
+    pub device: RankDevice,
     pub steps: usize,
     /// Sequences per rank and step.
     pub batch: usize,
@@ -126,6 +131,7 @@ impl Cli {
         Ok(Settings {
             mesh,
             reshard: self.reshard.0,
+            device: self.device,
             steps: self.steps,
             batch: self.batch,
             model,

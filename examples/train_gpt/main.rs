@@ -10,6 +10,7 @@ mod cli;
 mod common;
 #[path = "../common/data.rs"]
 mod data;
+mod device;
 mod model;
 #[path = "../common/progress.rs"]
 mod progress;
@@ -30,7 +31,8 @@ fn main() -> ExitCode {
 
 /// Trains, reports and, if asked, checks; false if a check failed.
 fn run(settings: &Settings) -> Result<bool> {
-    let device = Device::default();
+    // The weights are drawn on the CPU, the same for every device.
+    let device = Device::flex();
     // Ranks share one random state; `fully_shard` lets only rank 0 draw from it.
     device.seed(settings.seed);
     println!(
@@ -39,7 +41,7 @@ fn run(settings: &Settings) -> Result<bool> {
         settings.text.len(),
         report::by(&settings.mesh)
     );
-    let outcomes = launch(Launch::threads(settings.ranks()), |world| train::train(settings, world))?;
+    let outcomes = launch(Launch::threads(settings.ranks()).device(settings.device.device()), |world| train::train(settings, world))?;
     let outcome = &outcomes[0];
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
     println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s\n", settings.steps, outcome.tokens_per_s);
@@ -54,7 +56,7 @@ fn run(settings: &Settings) -> Result<bool> {
     if !settings.check {
         return Ok(true);
     }
-    let difference = check::Difference::new(outcome, &check::reference(settings, &device)?);
+    let difference = check::Difference::new(settings, outcome, &check::reference(settings, &device)?);
     println!("{difference}");
     Ok(difference.passes() && collectives.agree())
 }

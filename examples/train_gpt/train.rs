@@ -34,7 +34,8 @@ pub fn train(settings: &Settings, world: &World) -> Result<Outcome> {
     let mesh = DeviceMesh::new(world, &settings.mesh, names)?;
     let device = world.device().clone().autodiff();
     let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(settings.reshard);
-    let mut model = fully_shard(settings.model.init(&device), &mesh, config)?;
+    let model = settings.model.init(&Device::flex()).fork(&device);
+    let mut model = fully_shard(model, &mesh, config)?;
     let local_params = model.num_params();
     let mut optim = AdamWConfig::new().init();
     let mut losses = Vec::with_capacity(settings.steps);

@@ -17,9 +17,28 @@ use crate::{Error, Result};
 pub struct Launch {
     ranks: Ranks,
     deadline: Duration,
-    device: Option<Device>,
+    devices: Devices,
     stack_size: usize,
     multithreaded: bool,
+}
+
+/// Where the ranks' tensors live.
+#[derive(Debug, Clone)]
+enum Devices {
+    /// One for all, or the default.
+    All(Option<Device>),
+    /// One for each, in order of ranks.
+    Each(Vec<Device>),
+}
+
+impl Devices {
+    fn of(&self, rank: usize) -> Device {
+        match self {
+            Self::All(Some(device)) => device.clone(),
+            Self::All(None) => default_device(),
+            Self::Each(devices) => devices[rank].clone(),
+        }
+    }
 }
 
 /// What a rank is.
@@ -38,7 +57,7 @@ impl Launch {
         Self {
             ranks: Ranks::Threads(ranks),
             deadline: Duration::from_secs(600),
-            device: None,
+            devices: Devices::All(None),
             stack_size: 8 << 20,
             multithreaded: false,
         }
@@ -52,7 +71,20 @@ impl Launch {
 
     /// The device of all ranks. Default: the CPU.
     pub fn device(mut self, device: Device) -> Self {
-        self.device = Some(device.inner());
+        self.devices = Devices::All(Some(device.inner()));
+        self
+    }
+
+    /// The device of each rank, in order of ranks: as many GPUs as there are ranks, or several ranks on each.
+    /// What a rank brings to a collective must be on its own device, and the results are there.
+    ///
+    /// # Panics
+    /// If there is not one for each rank.
+    pub fn devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
+        let devices: Vec<_> = devices.into_iter().map(Device::inner).collect();
+        let Ranks::Threads(ranks) = self.ranks;
+        assert_eq!(devices.len(), ranks, "{} devices for {ranks} ranks: give each rank one", devices.len());
+        self.devices = Devices::Each(devices);
         self
     }
 
@@ -114,7 +146,6 @@ where
     F: Fn(&World) -> Result<T> + Sync,
 {
     let Ranks::Threads(size) = config.ranks;
-    let device = config.device.unwrap_or_else(default_device);
     let local = Arc::new(LocalWorld::new(size, config.deadline, config.multithreaded));
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let (threads, outer) = ((cores / size).max(1), Home::current());
@@ -122,7 +153,7 @@ where
         let home = Arc::new(Home { launch: local.launch, rank, outer: outer.clone() });
         // Whatever panics, also while the rank's pool is made, is the rank's end.
         let end = End::of(|| {
-            let world = World::new(rank, device.clone(), local.clone());
+            let world = World::new(rank, config.devices.of(rank), local.clone());
             in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
         });
         end.tell(rank, &local);

@@ -11,7 +11,7 @@ use burn::tensor::{DType, GradientCheckpointingStrategy, Shape, Slice, Tensor};
 
 use super::Kind;
 #[cfg(feature = "flex")]
-use crate::memory;
+use crate::memory::flex as memory;
 
 /// The part of `tensor` inside `ranges`, in memory of its own: a view would keep the whole buffer
 /// alive. A part that is the whole stays as it is.
@@ -188,7 +188,7 @@ mod tests {
             assert_eq!(copy.dtype(), view.dtype());
             assert_eq!(copy.to_data(), view.into_data());
         }
-        let device = Device::default();
+        let device = Device::flex();
         let ints = Tensor::<1, Int>::arange(0..12, &device).reshape([3, 4]);
         for rows in [1..3, 1..1] {
             let view = ints.clone().slice_dim(0, rows);

@@ -1,14 +1,10 @@
 //! [`Shards`]: this rank's shards of some or all parameters of a unit.
 
-#[cfg(feature = "flex")]
-use std::sync::Arc;
-
 use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
-#[cfg(feature = "flex")]
-use burn::backend::{BackendTensor, DispatchTensorKind};
 use itertools::Itertools;
 
 use crate::autodiff;
+use crate::memory;
 
 /// Parameters of a unit, as sorted indices into it, and this rank's shard of each, as stored in the
 /// model: a leaf of the graph, or plain.
@@ -53,19 +49,8 @@ impl Shards {
 /// Whether two stored shards are one value: a node of the graph, or else the same memory.
 fn same_value(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     match (autodiff::node_id(a.clone()), autodiff::node_id(b.clone())) {
-        (None, None) => same_memory(a, b),
+        (None, None) => memory::is_same(a, b),
         (a, b) => a == b,
-    }
-}
-
-/// Whether both tensors are one piece of memory. Other backends than Flex cannot tell: there they never are.
-fn same_memory(a: &DispatchTensor, b: &DispatchTensor) -> bool {
-    match (&a.kind, &b.kind) {
-        #[cfg(feature = "flex")]
-        (DispatchTensorKind::Flex(BackendTensor::Float(a)), DispatchTensorKind::Flex(BackendTensor::Float(b))) => {
-            Arc::ptr_eq(&a.data_arc(), &b.data_arc())
-        }
-        _ => false,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use burn::tensor::Device;
+
 use crate::Result;
 use crate::comm::{Launch, LaunchError, launch};
 use crate::mesh::{DeviceMesh, DimNames};
@@ -15,18 +17,25 @@ pub struct MeshTest {
     shape: Vec<usize>,
     names: Vec<String>,
     deadline: Duration,
+    device: Option<Device>,
 }
 
 impl MeshTest {
     /// A test on a mesh of this shape with these dimension names.
     pub fn new(shape: impl AsRef<[usize]>, names: impl DimNames) -> Self {
         let names = names.dim_names().into_iter().map(Into::into).collect();
-        Self { shape: shape.as_ref().to_vec(), names, deadline: Duration::from_secs(30) }
+        Self { shape: shape.as_ref().to_vec(), names, deadline: Duration::from_secs(30), device: None }
     }
 
     /// How long a rank waits for the others in one collective. Default: 30 s.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// The device of all ranks. Default: the CPU.
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = Some(device);
         self
     }
 
@@ -50,7 +59,12 @@ impl MeshTest {
     #[expect(clippy::result_large_err, reason = "made once per test")]
     fn launch<T: Send>(&self, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> Result<Vec<T>, LaunchError> {
         let ranks = self.shape.iter().product();
-        launch(Launch::threads(ranks).deadline(self.deadline), |world| {
+        let config = Launch::threads(ranks).deadline(self.deadline);
+        let config = match &self.device {
+            Some(device) => config.device(device.clone()),
+            None => config,
+        };
+        launch(config, |world| {
             body(&DeviceMesh::new(world, &self.shape, &self.names)?)
         })
     }

@@ -1,7 +1,7 @@
 //! Checks that one rank can make on its own, before it joins a collective.
 
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Device, Shape};
 
 use super::fingerprint::{CutPrint, Pairs, TensorPrint, whole};
 use crate::comm::{Group, ReduceOp, Sharded, TensorMeta};
@@ -18,6 +18,20 @@ type Checked<T> = Result<T, Problem>;
 
 fn problem<T>(problem: String, remedy: &'static str) -> Checked<T> {
     Err(Problem { problem, remedy })
+}
+
+/// That every tensor is on the rank's own device.
+pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>, own: &Device) -> Checked<()> {
+    for (i, tensor) in tensors.into_iter().enumerate() {
+        let device = tensor.device();
+        if device != *own.as_dispatch() {
+            return problem(
+                format!("tensor {i} is on {:?}, but the rank's device is {own:?}", Device::new(device)),
+                "make tensors on `world.device()`, or move them there; `Launch::devices` gives each rank its own",
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Prints of the wholes that these pieces are cut from.

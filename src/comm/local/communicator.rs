@@ -74,6 +74,9 @@ impl LocalCommunicator {
         tensors: Vec<DispatchTensor>,
         finish: impl FnOnce(Exchange) -> T + Send + 'static,
     ) -> Work<T> {
+        if let Err(problem) = arguments::at_home(&tensors, &self.device) {
+            return self.refuse(print.op, &call, problem);
+        }
         self.join_with(call, print, bytes, Deposit::new(tensors), finish)
     }
 
@@ -216,7 +219,8 @@ impl Communicator for LocalCommunicator {
         mut parts: Vec<Option<DispatchTensor>>,
         metas: Vec<Option<TensorMeta>>,
     ) -> Work<Vec<Option<DispatchTensor>>> {
-        let pairs = match arguments::listed(&parts, metas, &self.group) {
+        let at_home = arguments::at_home(parts.iter().flatten(), &self.device);
+        let pairs = match at_home.and_then(|()| arguments::listed(&parts, metas, &self.group)) {
             Ok(pairs) => pairs,
             Err(problem) => return self.refuse(Op::AllToAllList, &call, problem),
         };

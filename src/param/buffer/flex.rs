@@ -5,17 +5,13 @@ use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{
-    AutodiffBackend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
-    TensorMetadata,
+    BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, TensorMetadata,
 };
 use burn::tensor::{Bytes, DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
-use super::Refill;
-use super::gathered::{InSlot, Weight};
 use super::slot::{self, Memory, Unread};
-use crate::dtensor::own;
-use crate::memory::is_lasting;
+use super::slots::{self, Refill};
 
 /// The memory of one gathered weight, there or not.
 pub(super) type Slot = slot::Slot<Bytes, Whole>;
@@ -39,26 +35,32 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-impl Slot {
-    /// Moves `tensor` into a slot of its own; one without memory, or not of Flex, stays as it is.
-    pub(super) fn place(tensor: DispatchTensor, source: Arc<dyn Refill>) -> Weight<Self, DispatchTensor> {
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        if shape.num_elements() == 0 || !matches!(tensor.kind, DispatchTensorKind::Flex(_)) {
-            return Weight::Own(tensor);
-        }
-        let bytes = bytes(tensor);
-        let whole = Whole { len: bytes.len(), shape, dtype };
-        let slot = Self::new(bytes, whole, source);
-        Weight::InSlot(InSlot { view: slot.view(), slot })
+impl slots::Slot for Slot {
+    fn release(&self) {
+        slot::Slot::release(self);
     }
 
-    /// Gives the memory back, with the same values. A slot that was filled again stays as it is.
-    pub(super) fn fill(&self, tensor: DispatchTensor) {
-        self.put_back(bytes(tensor));
+    fn fill(&self, whole: DispatchTensor) {
+        self.put_back(bytes(whole));
+    }
+
+    #[cfg(feature = "testing")]
+    fn is_full(&self) -> bool {
+        slot::Slot::is_full(self)
+    }
+}
+
+impl Slot {
+    /// Moves a Flex tensor into a slot of its own.
+    pub(super) fn place(tensor: DispatchTensor, source: Arc<dyn Refill>) -> Arc<Self> {
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let bytes = bytes(tensor);
+        let whole = Whole { len: bytes.len(), shape, dtype };
+        Self::new(bytes, whole, source)
     }
 
     /// A tensor that lives in this slot.
-    fn view(self: &Arc<Self>) -> DispatchTensor {
+    pub(super) fn view(self: &Arc<Self>) -> DispatchTensor {
         let Whole { len, shape, dtype } = &self.layout;
         let view = View(slot::View::new(self.clone()));
         // SAFETY: a view's memory has `len` bytes, all initialized: it is a weight's, or a copy.
@@ -130,18 +132,6 @@ const _: fn() = || {
     shared::<View>();
 };
 
-/// An untracked tensor in memory that lasts: a copy, if it is a slot's.
-pub(super) fn lasting(tensor: DispatchTensor) -> DispatchTensor {
-    match &tensor.kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(flex)) if !is_lasting(flex) => own(tensor),
-        DispatchTensorKind::Autodiff(_) if !Dispatch::is_tracked(&tensor) => {
-            let autodiff = tensor.autodiff;
-            DispatchTensor { autodiff, ..Dispatch::from_inner(lasting(Dispatch::inner(tensor))) }
-        }
-        _ => tensor,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Weak;
@@ -164,7 +154,7 @@ mod tests {
         fn refill(&self) {
             self.refills.fetch_add(1, SeqCst);
             if let Some(slot) = self.slot.lock().upgrade() {
-                slot.fill(values());
+                slot.put_back(bytes(values()));
             }
         }
     }
@@ -175,7 +165,7 @@ mod tests {
 
     fn slot() -> (Arc<Source>, Arc<Slot>) {
         let source = Arc::new(Source::default());
-        let Weight::InSlot(InSlot { slot, .. }) = Slot::place(values(), source.clone()) else { unreachable!() };
+        let slot = Slot::place(values(), source.clone());
         *source.slot.lock() = Arc::downgrade(&slot);
         (source, slot)
     }
@@ -200,7 +190,7 @@ mod tests {
         let (_, slot) = slot();
         let view = Tensor::<2>::from_dispatch(slot.view());
         slot.release();
-        slot.fill(values());
+        slot.put_back(bytes(values()));
         slot.release();
         let weak = Arc::downgrade(&slot);
         drop(slot);

@@ -29,10 +29,10 @@ use super::sync::Mutex;
 ///
 /// Views hold it, to be filled, and it holds views: until [`end`](Self::end), which whoever made it calls.
 #[derive(Debug)]
-pub struct Gathered<G, S, T>(Mutex<State<G, S, T>>);
+pub struct Gathered<G, S: ?Sized, T>(Mutex<State<G, S, T>>);
 
 #[derive(Debug)]
-enum State<G, S, T> {
+enum State<G, S: ?Sized, T> {
     /// This rank has its shards alone.
     Sharded,
     /// Forward computes with these.
@@ -50,16 +50,16 @@ enum State<G, S, T> {
 
 /// A weight in forward.
 #[derive(Debug)]
-pub enum Weight<S, T> {
+pub enum Weight<S: ?Sized, T> {
     /// In memory of its own, or the shard that every rank holds whole.
     Own(T),
-    #[cfg_attr(not(feature = "flex"), allow(dead_code, reason = "only Flex has slots"))]
+    #[cfg_attr(not(any(feature = "flex", feature = "cube")), allow(dead_code, reason = "no backend has slots"))]
     InSlot(InSlot<S, T>),
 }
 
 /// A view, and the slot that it sees.
 #[derive(Debug)]
-pub struct InSlot<S, T> {
+pub struct InSlot<S: ?Sized, T> {
     pub view: T,
     pub slot: Arc<S>,
 }
@@ -72,7 +72,7 @@ enum Again<T> {
     Whole(Option<T>),
 }
 
-impl<S, T: Clone> Weight<S, T> {
+impl<S: ?Sized, T: Clone> Weight<S, T> {
     pub fn value(&self) -> &T {
         match self {
             Self::Own(whole) => whole,
@@ -88,7 +88,7 @@ impl<S, T: Clone> Weight<S, T> {
     }
 }
 
-impl<G, S, T: Clone> Gathered<G, S, T> {
+impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
     pub fn new() -> Self {
         Self(Mutex::new(State::Sharded))
     }
@@ -185,7 +185,7 @@ impl<G, S, T: Clone> Gathered<G, S, T> {
     }
 }
 
-impl<G, S, T> State<G, S, T> {
+impl<G, S: ?Sized, T> State<G, S, T> {
     /// The lock is held while the ranks are waited for: who comes then finds the slots full.
     fn refill(&mut self, wait: impl FnOnce(G) -> Vec<T>, fill: impl Fn(&S, T)) {
         *self = match mem::replace(self, Self::Done) {

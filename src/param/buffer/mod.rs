@@ -43,14 +43,15 @@
 //!
 //! Other backends have no slots: such views keep their memory there.
 
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "flex")]
 mod flex;
 mod gathered;
 mod gradients;
-#[cfg(not(feature = "flex"))]
-mod none;
 #[cfg(feature = "flex")]
 mod slot;
+mod slots;
 mod source;
 mod sync;
 
@@ -59,22 +60,13 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 
-#[cfg(feature = "flex")]
-use flex::{Slot, lasting};
 use gathered::Weight;
 use gradients::Gradients;
-#[cfg(not(feature = "flex"))]
-use none::{Slot, lasting};
+use slots::{Placing, Refill, Slot};
 use source::Source;
 
 use super::unit::{Gathering, Kept, Unit, zeros_like_whole};
 use crate::comm::{Call, CommError, Phase};
-
-/// Fills slots that are read while empty.
-trait Refill: Send + Sync {
-    /// Fills every slot of the unit.
-    fn refill(&self);
-}
 
 /// The gathered bytes of one forward through a unit and of its backward: whole weights, and whole gradients
 /// until they are reduced. Weights are named by their position among those that take part.
@@ -122,9 +114,10 @@ impl UnitBuffer {
         self.source.gathered.unshard(|| self.place(self.source.gather()));
     }
 
-    fn place(&self, wholes: Vec<DispatchTensor>) -> Vec<Weight<Slot, DispatchTensor>> {
+    fn place(&self, wholes: Vec<DispatchTensor>) -> Vec<Weight<dyn Slot, DispatchTensor>> {
+        let mut placing = Placing::new(self.source.clone());
         let place = |(position, whole)| match self.in_slots && !self.is_uncut(position) {
-            true => Slot::place(whole, self.source.clone()),
+            true => placing.place(whole),
             false => Weight::Own(whole),
         };
         wholes.into_iter().enumerate().map(place).collect()
@@ -160,7 +153,7 @@ impl UnitBuffer {
             });
             (backward && self.kept != Kept::Whole).then(|| self.source.gather_ahead(parts))
         };
-        self.source.gathered.leave(issue, Slot::release);
+        self.source.gathered.leave(issue, |slot| slot.release());
     }
 
     /// Waits for what backward needs, once.
@@ -227,7 +220,7 @@ impl UnitBuffer {
     /// Whether whole weights are in memory.
     #[cfg(feature = "testing")]
     pub(super) fn has_weights(&self) -> bool {
-        self.source.gathered.is_there(Slot::is_full)
+        self.source.gathered.is_there(|slot| slot.is_full())
     }
 
     /// Whether whole gradients wait to be reduced.
@@ -238,7 +231,7 @@ impl UnitBuffer {
 
     /// An untracked tensor that outlives its unit: a copy, if its memory is a buffer's.
     pub(super) fn copy_out(tensor: DispatchTensor) -> DispatchTensor {
-        lasting(tensor)
+        slots::lasting(tensor)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 
 use super::gathered::Gathered;
-use super::{Refill, Slot};
+use super::slots::{Refill, Slot};
 use crate::Error;
 use crate::comm::{Call, Phase};
 use crate::param::unit::{Gathering, Unit};
@@ -24,7 +24,7 @@ pub(super) struct Source {
     pub(super) shards: Vec<DispatchTensor>,
     /// What the pass's collectives are called.
     call: Call,
-    pub(super) gathered: Gathered<Gathering, Slot, DispatchTensor>,
+    pub(super) gathered: Gathered<Gathering, dyn Slot, DispatchTensor>,
 }
 
 impl Source {
@@ -59,12 +59,12 @@ impl Source {
 
     /// The weight at `position`, gathered for backward: see [`Gathered::again`].
     pub(super) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
-        self.gathered.again(position, shared, |issued| self.wholes(issued), Slot::fill)
+        self.gathered.again(position, shared, |issued| self.wholes(issued), |slot, whole| slot.fill(whole))
     }
 }
 
 impl Refill for Source {
     fn refill(&self) {
-        self.gathered.refill(|issued| self.wholes(issued), Slot::fill);
+        self.gathered.refill(|issued| self.wholes(issued), |slot, whole| slot.fill(whole));
     }
 }

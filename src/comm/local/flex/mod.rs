@@ -9,7 +9,7 @@ use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, Flex};
 use burn::tensor::{Bytes, DType, Shape};
 
-use crate::memory;
+use crate::memory::flex as memory;
 
 pub(super) use concat::{concat, join};
 pub(super) use reduce::{reduce, reduce_flat};

@@ -1,8 +1,9 @@
-//! Whose a Flex tensor's memory is.
+//! Memory of Flex tensors.
 //!
 //! A buffer is anything that can show bytes. Most own them; a gathered parameter's are memory that
-//! its unit takes back and fills again, and reading them may be a collective. What outlives the
-//! operation at hand, or is read by other ranks, is in memory that lasts.
+//! its unit takes back and fills again, and reading them may be a collective.
+
+use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::Bytes;
@@ -12,6 +13,11 @@ use bytemuck::Pod;
 /// Whether the memory of `tensor` stays as it is for as long as a handle to it lives.
 pub(crate) fn is_lasting(tensor: &FlexTensor) -> bool {
     tensor.data_arc().property() == AllocationProperty::Native
+}
+
+/// Whether both are views of one buffer.
+pub(super) fn is_same(a: &FlexTensor, b: &FlexTensor) -> bool {
+    Arc::ptr_eq(&a.data_arc(), &b.data_arc())
 }
 
 /// The elements of `tensor`, and nothing else, in lasting memory of their own.

@@ -1,0 +1,10 @@
+//! On burn's Cube backend: wgpu, on whatever Vulkan driver there is.
+
+mod weights;
+
+use burn::tensor::{Device, DeviceKind};
+
+/// The device of these tests.
+fn device() -> Device {
+    Device::wgpu(DeviceKind::DefaultDevice)
+}
