@@ -118,9 +118,11 @@ pub(super) struct Targets<'a> {
     /// The dimensions along which parts without elements may stay, or other ranks have them: of an operand
     /// that comes with some. To one that comes without, none are made.
     may_be_empty: Dims,
-    /// By placements, and the mesh dimensions that are ragged, and that vary.
-    known: HashMap<(Placements, Dims, Dims), Result<(Layout, Cost), Unfit>>,
+    known: HashMap<Target, Result<(Layout, Cost), Unfit>>,
 }
+
+/// Placements, and the mesh dimensions that are ragged, and that vary.
+type Target = (Placements, Dims, Dims);
 
 /// Why a product of rows is out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +158,7 @@ impl<'a> Targets<'a> {
         varying: Dims,
     ) -> Result<&(Layout, Cost), Unfit> {
         let Self { operand, scale, cutting, may_be_empty, known } = self;
-        let make = |(placements, uneven, varying): &(Placements, Dims, Dims)| {
+        let make = |(placements, uneven, varying): &Target| {
             let layout = cutting.layout(placements, uneven).ok_or(Unfit::NoWay)?;
             if !left_empty(operand.shape, &layout).iter().all(|dim| may_be_empty.contains(dim)) {
                 return Err(Unfit::Empty);
