@@ -117,7 +117,11 @@ impl Origin {
     /// The caller, as far as a watch will want to know it.
     #[track_caller]
     pub(crate) fn new(operator: &'static str) -> Self {
-        let at = Location::caller();
+        Self::called(operator, Location::caller())
+    }
+
+    /// The same, of a caller that is known already.
+    pub(crate) fn called(operator: &'static str, at: &'static Location<'static>) -> Self {
         if !is_on() {
             return Self { operator, at, module: None };
         }

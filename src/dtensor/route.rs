@@ -18,7 +18,7 @@ use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase};
 use crate::error::OrUnwind;
-use crate::placement::{Layout, Step, plan, plan_input};
+use crate::placement::{Joined, Layout, Step, joined, plan, plan_input};
 use crate::watch::{self, Change, Origin};
 
 /// The steps from one layout to another, and what the collectives on the way are called.
@@ -65,33 +65,15 @@ impl Route {
         Self::between(from, to).or_else(|_| Ok(Arc::new(Self { steps: plan_input(from, to)?, label: label(from, to) })))
     }
 
-    /// The steps, those together that are one collective, and whose mesh dimensions all vary afterwards or
-    /// none does; each with the mesh dimensions, the outermost cut first. One by one on a mesh that does not join
-    /// its dimensions.
-    fn joined<'a>(&'a self, varying: &'a [usize], joins: bool) -> impl Iterator<Item = (Dims, &'a [(Step, Layout)])> {
-        let varies = |step: &Step| varying.contains(&step.mesh_dim());
-        let joined =
-            move |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| joins && a.joins(*b) && varies(a) == varies(b);
-        self.steps.chunk_by(joined).map(|steps| {
-            let mut mesh_dims: Dims = steps.iter().map(|(step, _)| step.mesh_dim()).collect();
-            match steps[0].0 {
-                Step::AllReduce { .. } => mesh_dims.sort_unstable(),
-                // Cuts are undone from the innermost on.
-                Step::AllGather { .. } => mesh_dims.reverse(),
-                _ => {}
-            }
-            (mesh_dims, steps)
-        })
-    }
-
     /// The legs on `from`'s mesh.
     fn legs(&self, from: &DTensorSpec, varying: &[usize], tracked: bool) -> Result<Legs> {
         let mut legs = Legs::new();
         let mut before = None;
-        for (mesh_dims, steps) in self.joined(varying, from.mesh().joins_dims()) {
-            let [.., (step, after)] = steps else { continue };
+        for Joined { step, mesh_dims, after, .. } in
+            joined(from.layout(), &self.steps, varying, from.mesh().joins_dims())
+        {
             let after = from.with_layout(after.clone())?;
-            legs.push(Leg::new(*step, mesh_dims, (before.as_ref().unwrap_or(from), &after), tracked)?);
+            legs.push(Leg::new(step, mesh_dims, (before.as_ref().unwrap_or(from), &after), tracked)?);
             before = Some(after);
         }
         Ok(legs)

@@ -40,6 +40,7 @@
 mod chunk;
 mod cut;
 mod error;
+mod joined;
 mod kind;
 mod layout;
 #[cfg(test)]
@@ -47,6 +48,7 @@ mod matrix;
 mod parse;
 mod pieces;
 mod plan;
+mod sent;
 mod shards;
 #[cfg(test)]
 mod simulation;
@@ -59,10 +61,12 @@ mod unstride;
 pub use chunk::chunk;
 pub use cut::Cut;
 pub use error::PlacementError;
+pub(crate) use joined::{Joined, joined};
 pub use kind::{PartialOp, Placement, Placements};
 pub use layout::Layout;
 pub(crate) use pieces::{Piece, pieces};
 pub use plan::plan;
-pub(crate) use plan::{Sent, plan_input, sent_backward, sent_forward};
+pub(crate) use plan::plan_input;
+pub(crate) use sent::{Sent, sent_backward, sent_forward};
 pub use step::Step;
 pub use strided::{StridedLayout, StridedPlacement};

@@ -126,13 +126,15 @@ impl Step {
         self.collective().is_some()
     }
 
-    /// The collectives that the gradient takes on its way back, to where the layout was `before`, and what
-    /// a rank sends in each: the table of [`dtensor`](crate::dtensor).
-    pub(super) fn undone_by(self, before: &Layout) -> SmallVec<[(&'static str, u64); 2]> {
-        let (local, ranks) = (before.local_share(), before.mesh_shape()[self.mesh_dim()] as u64);
+    /// The collectives that the gradient takes on its way back, to where the layout was `before`, and what each of
+    /// `ranks` ranks sends in each: the table of [`dtensor`](crate::dtensor).
+    pub(super) fn undone_by(self, before: &Layout, ranks: u64) -> SmallVec<[(&'static str, u64); 2]> {
+        let local = before.local_share();
         let part = local / ranks * (ranks - 1);
         let mut undone = SmallVec::new();
         match self {
+            // With the extremum, to see who holds it.
+            Self::ReduceScatter { op: PartialOp::Min | PartialOp::Max, .. } => undone.push(("all-gather", 2 * part)),
             Self::Slice { .. } | Self::ReduceScatter { .. } => undone.push(("all-gather", part)),
             Self::AllToAll { .. } => undone.push(("all-to-all", part)),
             Self::AllGather { .. } | Self::AllReduce { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => {}
@@ -151,9 +153,13 @@ impl Step {
 
     /// What a rank sends when `before` is the layout before the step, in units of
     /// [`WHOLE`](Self::WHOLE) per tensor. Ragged parts count as even ones: a plan depends on no shape.
-    pub(crate) fn traffic(self, before: &Layout) -> u64 {
+    pub(super) fn traffic(self, before: &Layout) -> u64 {
+        self.traffic_over(before, before.mesh_shape()[self.mesh_dim()] as u64)
+    }
+
+    /// [`traffic`](Self::traffic) of steps of this kind that are [one](Self::joins), over `ranks` ranks.
+    pub(super) fn traffic_over(self, before: &Layout, ranks: u64) -> u64 {
         let local = before.local_share();
-        let ranks = before.mesh_shape()[self.mesh_dim()] as u64;
         match self {
             Self::AllGather { .. } => local * (ranks - 1),
             Self::AllToAll { .. } | Self::ReduceScatter { .. } => local / ranks * (ranks - 1),

@@ -18,6 +18,8 @@
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 
+use std::panic::Location;
+
 use burn::tensor::{AsIndex, Shape, activation as local};
 
 use super::args::{dim_of, misfit};
@@ -84,9 +86,9 @@ macro_rules! softmaxes {
         #[must_use]
         #[track_caller]
         pub fn $name<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> {
-            let dim = dim_of(stringify!($name), dim, D);
+            let (dim, at) = (dim_of(stringify!($name), dim, D), Location::caller());
             let axes = &const { Axes::new(stringify!($name), "..d.. -> ..d..") };
-            apply(&axes.at([dim]).with_slots(2), tensor, |$x, op| match Parts::of(op, dim) {
+            apply(&axes.at([dim]).with_slots(2), tensor, |$x, op| match Parts::of(op, dim, at) {
                 Some(parts) => {
                     let dtype = $x.dtype();
                     let [$shifted, $max, $sum] = parts.exponentials($of).or_unwind();

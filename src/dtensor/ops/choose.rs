@@ -16,8 +16,8 @@
 //! 4. what is sent in backward;
 //! 5. steps, then placements that change.
 //!
-//! Steps are counted, also where several that follow each other are sent as one collective; the halo of a window
-//! over a cut dimension, a few rows, counts nothing.
+//! Steps of one kind over several mesh dimensions that travel as one collective are counted as one; the halo of a
+//! window over a cut dimension, a few rows, counts nothing.
 //!
 //! Backward comes after forward since what is sent in forward is sent also where no gradients are taken, and
 //! no operand is asked whether one is taken of it. Under a [`CostModel`](super::CostModel) the time of both comes
@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 use super::cost_model::Times;
 use super::cutting::{Cutting, Dims, ragged};
 use super::rule::Strategy;
-use super::weigh::{Cost, Incoming, Scale, Targets, Unfit, summed, told};
+use super::weigh::{Cost, Incoming, Scale, Targets, Unfit, told};
 use crate::placement::{Layout, Placement, Placements};
 
 /// Layouts to bring the inputs to, and what comes out.
@@ -129,9 +129,9 @@ fn search<'a>(
                 let mut cost = Cost { forward: scattered(operands, &rows), ..Cost::default() };
                 for (at, (targets, operand)) in targets.iter_mut().zip(operands).enumerate() {
                     let placements: Placements = rows.iter().map(|row| row.inputs[at]).collect();
-                    let (layout, moved) = targets.get(placements, &uneven)?;
-                    let varying = varying(mesh_shape, layout, &rows);
-                    cost = cost + *moved + summed(operand, scales[at], layout, &varying);
+                    let varying = varying(mesh_shape, &placements, &rows);
+                    let (layout, moved) = targets.get(placements, &uneven, varying)?;
+                    cost = cost + *moved;
                     if at == 0 {
                         cost = cost + told(operand, scales[0], layout, &rows);
                     }
@@ -146,10 +146,11 @@ fn search<'a>(
                 let outputs = (0..outputs.len()).map(output).collect::<Result<_, _>>()?;
                 let input = |(at, targets): (usize, &mut Targets<'_>)| {
                     let placements: Placements = rows.iter().map(|row| row.inputs[at]).collect();
-                    targets.get(placements, &uneven).map(|(layout, _)| layout.clone())
+                    let varying = varying(mesh_shape, &placements, &rows);
+                    targets.get(placements, &uneven, varying.clone()).map(|(layout, _)| (layout.clone(), varying))
                 };
-                let inputs: Vec<Layout> = targets.iter_mut().enumerate().map(input).collect::<Result<_, _>>()?;
-                let varying = inputs.iter().map(|layout| varying(mesh_shape, layout, &rows)).collect();
+                let inputs = targets.iter_mut().enumerate().map(input).collect::<Result<Vec<_>, _>>()?;
+                let (inputs, varying) = inputs.into_iter().unzip();
                 Ok((cost, Choice { inputs, outputs, varying }))
             };
             if !visit(&rows, &mut weigh) {
@@ -206,8 +207,8 @@ pub(super) fn asked_for<'a>(
     strategies.iter().filter(asked).collect()
 }
 
-/// The collectives that bringing `operand`, input `at` of these rows, needs at least: one for each
-/// mesh dimension on which its placement ends.
+/// The collectives that bringing `operand`, input `at` of these rows, needs at least: one for each mesh dimension on
+/// which its placement ends, or, where steps join, for all that end one placement.
 fn calls(operand: &Incoming<'_>, rows: &[&Strategy], at: usize) -> usize {
     let ends = |&mesh_dim: &usize| {
         let from = operand.layout.placements()[mesh_dim];
@@ -215,7 +216,8 @@ fn calls(operand: &Incoming<'_>, rows: &[&Strategy], at: usize) -> usize {
         let stays = from.is_replicate() || from == rows[mesh_dim].inputs[at] || becomes_term;
         operand.layout.mesh_shape()[mesh_dim] > 1 && !stays
     };
-    (0..rows.len()).filter(ends).count()
+    let ended = (0..rows.len()).filter(ends).map(|mesh_dim| operand.layout.placements()[mesh_dim]);
+    if operand.joins { ended.unique().count() } else { ended.count() }
 }
 
 /// The mesh dimensions on which a partial input would be scattered though nothing else is cut:
@@ -231,9 +233,9 @@ fn scattered(operands: &[Incoming<'_>], rows: &[&Strategy]) -> usize {
 }
 
 /// A value that is the same on all ranks of a mesh dimension varies where anything else on it is not.
-fn varying(mesh_shape: &[usize], layout: &Layout, rows: &[&Strategy]) -> Dims {
+fn varying(mesh_shape: &[usize], placements: &[Placement], rows: &[&Strategy]) -> Dims {
     let same = |row: &Strategy| row.inputs.iter().chain(&row.outputs).all(|placement| placement.is_replicate());
-    let varies = |&dim: &usize| mesh_shape[dim] > 1 && layout.placements()[dim].is_replicate() && !same(rows[dim]);
+    let varies = |&dim: &usize| mesh_shape[dim] > 1 && placements[dim].is_replicate() && !same(rows[dim]);
     (0..mesh_shape.len()).filter(varies).collect()
 }
 

@@ -8,6 +8,7 @@
 //! that it lacks.
 
 use std::ops::Range;
+use std::panic::Location;
 
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Shape, Tensor, module};
@@ -137,14 +138,14 @@ fn convolve<const N: usize, const D: usize>(
     bias: Option<DTensor<1>>,
     local: impl FnOnce(Tensor<D>, Tensor<D>, Option<Tensor<1>>, usize, &[usize]) -> Tensor<D>,
 ) -> DTensor<D> {
-    let (rule, lens) = (Spatial(rule), x.tensor.dims());
+    let (rule, lens, at) = (Spatial(rule), x.tensor.dims(), Location::caller());
     apply(&rule, (x, weight, bias), |(x, weight, bias), op| {
         let Spatial(rule) = &rule;
         let (groups, kernel) = (rule.local_groups(op, &weight.shape()), weight.shape());
         let reach = |at: usize, output| rule.reach(rule.windows[at], kernel[SPATIAL + at], lens[SPATIAL + at], output);
         match Halo::of(rule.name(), op, reach) {
             None => local(x, weight, bias, groups, &[]),
-            Some(halo) => halo.run(x, 0.0, |x, halo| {
+            Some(halo) => halo.run(x, 0.0, at, |x, halo| {
                 let padded: SmallVec<[usize; 3]> = halo.outputs().map(|(dim, _)| dim - SPATIAL).collect();
                 local(x, weight, bias, groups, &padded)
             }),

@@ -13,7 +13,7 @@ use crate::placement::Sent;
 /// fewest collectives in forward, then the least sent in it, then backward
 /// ([operators](super#how-layouts-are-chosen)). With one, time decides, of tensors as long as they are, forward
 /// and backward together: a collective takes [`call`](Self::call), and what a rank sends by the bandwidth of
-/// the mesh dimension that it is sent along.
+/// the mesh dimension that it is sent along, of several the slowest.
 ///
 /// ```
 /// use burn_dtensor::dtensor::ops::CostModel;
@@ -24,8 +24,8 @@ use crate::placement::Sent;
 /// # let _ = layouts;
 /// ```
 ///
-/// What several mesh dimensions send as one collective counts as one for each, and a halo of a convolution or pool
-/// counts nothing.
+/// What several mesh dimensions send as one collective counts as one. A halo of a convolution or pool counts
+/// nothing.
 ///
 /// Every rank of a mesh must run its operators under an equal one, or they choose differently: their
 /// collectives then end with [`CommError::Mismatch`](crate::comm::CommError::Mismatch).
@@ -173,13 +173,15 @@ pub(super) struct Times {
 
 impl Times {
     /// Of a collective on a tensor of so many bytes, in picoseconds.
-    pub(super) fn of(&self, sent: Sent, bytes: u64) -> u128 {
-        let seconds = self.call + sent.bytes(bytes) as f64 / self.bandwidths[sent.mesh_dim];
+    pub(super) fn of(&self, sent: &Sent, bytes: u64) -> u128 {
+        // What goes along several mesh dimensions goes as fast as along the slowest.
+        let bandwidth = sent.mesh_dims.iter().map(|&dim| self.bandwidths[dim]).fold(f64::INFINITY, f64::min);
+        let seconds = self.call + sent.bytes(bytes) as f64 / bandwidth;
         (seconds * 1e12).round() as u128
     }
 
     /// The same, of one in backward.
-    pub(super) fn of_backward(&self, sent: Sent, bytes: u64) -> u128 {
+    pub(super) fn of_backward(&self, sent: &Sent, bytes: u64) -> u128 {
         (self.of(sent, bytes) as f64 * self.backward).round() as u128
     }
 }

@@ -2,6 +2,7 @@
 //! cut every rank gets the [halo](super::halo) that it lacks; other modes take it whole.
 
 use std::ops::Range;
+use std::panic::Location;
 
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use burn::tensor::{Int, Tensor, module};
@@ -23,7 +24,7 @@ use crate::dtensor::DTensor;
 #[must_use]
 #[track_caller]
 pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
-    let [_, _, height, width] = x.dims();
+    let ([_, _, height, width], at) = (x.dims(), Location::caller());
     let scaled = |len: usize, scale: f32| (len as f64 * f64::from(scale)) as usize;
     let size = options.output_size.or_else(|| {
         let [tall, wide] = options.scale_factor?;
@@ -42,7 +43,7 @@ pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
         InterpolateMode::Nearest | InterpolateMode::Bilinear => {
             apply(&Spatial(rule), x, |x, op| match Halo::of("interpolate", op, |at, output| scales[at].reach(output)) {
                 None => module::interpolate(x, options),
-                Some(halo) => halo.run(x, 0.0, |x, halo| by_dimension(x, halo, &scales, options)),
+                Some(halo) => halo.run(x, 0.0, at, |x, halo| by_dimension(x, halo, &scales, options)),
             })
         }
         _ => apply(&rule, x, |x, _| module::interpolate(x, options)),

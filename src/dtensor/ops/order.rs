@@ -4,6 +4,8 @@
 //! needs the whole: it goes to another cut by an all-to-all where there is another dimension, and is gathered
 //! where not.
 
+use std::panic::Location;
+
 use burn::tensor::{AsIndex, Int, Tensor, kind};
 
 use super::args::{dim_of, misfit};
@@ -26,9 +28,9 @@ macro_rules! scans {
         #[must_use]
         #[track_caller]
         pub fn $name<I: AsIndex>(self, dim: I) -> Self {
-            let dim = dim_of(stringify!($name), dim, D);
+            let (dim, at) = (dim_of(stringify!($name), dim, D), Location::caller());
             let axes = &const { Axes::new(stringify!($name), "..d.. -> ..d..").through($partials) };
-            apply(&axes.at([dim]).with_slots(1), self, |x, op| match Parts::of(op, dim) {
+            apply(&axes.at([dim]).with_slots(1), self, |x, op| match Parts::of(op, dim, at) {
                 Some(parts) => parts.scan(x, $start, |x| x.$name(dim)).or_unwind(),
                 None => x.$name(dim),
             })
@@ -47,9 +49,9 @@ macro_rules! extrema {
         #[must_use]
         #[track_caller]
         pub fn $with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
-            let dim = dim_of(stringify!($with_indices), dim, D);
+            let (dim, at) = (dim_of(stringify!($with_indices), dim, D), Location::caller());
             let axes = &const { Axes::new(stringify!($with_indices), "..d.. -> ..1.., ..1..") };
-            apply(&axes.at([dim]).with_slots(2), self, |x, op| match Parts::of(op, dim) {
+            apply(&axes.at([dim]).with_slots(2), self, |x, op| match Parts::of(op, dim, at) {
                 Some(parts) => parts.pick(x, 1, |x| x.$with_indices(dim)).or_unwind(),
                 None => x.$with_indices(dim),
             })
@@ -62,9 +64,9 @@ macro_rules! extrema {
         #[must_use]
         #[track_caller]
         pub fn $indices(self, dim: impl AsIndex) -> DTensor<D, Int> {
-            let dim = dim_of(stringify!($indices), dim, D);
+            let (dim, at) = (dim_of(stringify!($indices), dim, D), Location::caller());
             let axes = &const { Axes::new(stringify!($indices), "..d.. -> ..1..") };
-            apply(&axes.at([dim]).with_slots(2), self, |x, op| match Parts::of(op, dim) {
+            apply(&axes.at([dim]).with_slots(2), self, |x, op| match Parts::of(op, dim, at) {
                 Some(parts) => parts.pick(untracked(&x), 1, |x| x.$with_indices(dim)).or_unwind().1,
                 None => x.$indices(dim),
             })
@@ -107,9 +109,9 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn topk<I: AsIndex>(self, k: usize, dim: I) -> Self {
-        let dim = self.top("topk", k, dim);
+        let (dim, at) = (self.top("topk", k, dim), Location::caller());
         let axes = &const { Axes::new("topk", "..d.. -> ..K..") };
-        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim) {
+        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim, at) {
             Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind().0,
             None => x.topk(k, dim),
         })
@@ -124,9 +126,9 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
-        let dim = self.top("topk_with_indices", k, dim);
+        let (dim, at) = (self.top("topk_with_indices", k, dim), Location::caller());
         let axes = &const { Axes::new("topk_with_indices", "..d.. -> ..K.., ..K..") };
-        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim) {
+        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim, at) {
             Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind(),
             None => x.topk_with_indices(k, dim),
         })
@@ -139,11 +141,11 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn argtopk(self, k: usize, dim: impl AsIndex) -> DTensor<D, Int> {
-        let dim = self.top("argtopk", k, dim);
+        let (dim, at) = (self.top("argtopk", k, dim), Location::caller());
         // burn's own refuses `k` as large as the dimension.
         let local = |x: Tensor<D, K>| if x.dims()[dim] > k { x.argtopk(k, dim) } else { x.argsort_descending(dim) };
         let axes = &const { Axes::new("argtopk", "..d.. -> ..K..") };
-        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim) {
+        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim, at) {
             Some(parts) => parts.pick(untracked(&x), k, |x| x.topk_with_indices(k, dim)).or_unwind().1,
             None => local(x),
         })

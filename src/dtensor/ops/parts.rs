@@ -19,7 +19,8 @@
 //! elements as there are parts, times the slots of one. Every rank does the same number of steps, whatever the
 //! length of its part, and none is empty: a rule that does not say otherwise gathers such first.
 
-use std::sync::Arc;
+use std::panic::Location;
+use std::sync::{Arc, Weak};
 
 use burn::tensor::{Int, Slice, Tensor, kind};
 
@@ -28,8 +29,10 @@ use super::lookup::{moved, outside};
 use crate::Result;
 use crate::comm::{Call, Phase, Sharded};
 use crate::dtensor::local::{associate, cast, in_single};
-use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::dtensor::route::Route;
+use crate::dtensor::{DTensorSpec, Kind};
 use crate::placement::{Cut, Layout, Placement};
+use crate::watch::{self, Change, Origin};
 
 /// The parts of one input along a dimension that is cut.
 pub(super) struct Parts<'a> {
@@ -37,13 +40,15 @@ pub(super) struct Parts<'a> {
     dim: usize,
     /// The operator.
     name: &'static str,
+    /// The line that called it.
+    at: &'static Location<'static>,
 }
 
 impl<'a> Parts<'a> {
-    /// Of the first input of `op`; `None` if it has `dim` whole.
-    pub(super) fn of(op: &'a Operator, dim: usize) -> Option<Self> {
+    /// Of the first input of `op`, called `at` that line; `None` if it has `dim` whole.
+    pub(super) fn of(op: &'a Operator, dim: usize, at: &'static Location<'static>) -> Option<Self> {
         let spec = op.input_spec(0);
-        let parts = Self { spec, dim, name: op.name() };
+        let parts = Self { spec, dim, name: op.name(), at };
         (parts.count() > 1).then_some(parts)
     }
 
@@ -101,8 +106,7 @@ impl<'a> Parts<'a> {
         let (layout, shape) = (self.spec.layout(), self.spec.shape());
         let (value, place) = (x.dtype().size(), size_of::<i64>());
         if count > layout.shortest(shape)[dim] || count * self.count() * (value + place) > shape[dim] * value {
-            let x = DTensor::from_parts(x, self.spec.clone());
-            return Ok(pick(x.redistribute_to(&self.whole(layout)?)?.local));
+            return Ok(pick(self.gathered(x, self.spec, &[])?));
         }
         let (found, places) = pick(x);
         let places = places.add_scalar(self.spec.local_range(dim).start as i64);
@@ -139,9 +143,18 @@ impl<'a> Parts<'a> {
         shape[self.dim] = self.count() * slots.dims()[self.dim];
         let layout = spec.layout().clone().in_chunks(self.dim);
         let cut = DTensorSpec::decided(spec.mesh(), layout, shape, slots.dtype()).with_terms(spec.terms().cloned());
-        let slots = DTensor::from_parts(slots, cut.shared());
-        let whole = self.whole(slots.layout())?;
-        slots.destination(&whole, self.cuts(), self.name)?.redistribute(slots.local, &slots.spec, None)
+        self.gathered(slots, &cut.shared(), self.cuts())
+    }
+
+    /// `local`, laid out as `from`, with the dimension whole, to vary over the mesh dimensions `varying`.
+    fn gathered<const D: usize, K: Kind>(
+        &self,
+        local: Tensor<D, K>,
+        from: &Arc<DTensorSpec>,
+        varying: &[usize],
+    ) -> Result<Tensor<D, K>> {
+        let route = Route::between(from.layout(), &self.whole(from.layout())?)?;
+        route.start(local, from, varying, None, Origin::called(self.name, self.at))?.finish(Weak::new())
     }
 
     /// `layout` with the dimension whole.
@@ -162,6 +175,15 @@ impl<'a> Parts<'a> {
         let pieces = vec![piece(slots.clone().inner().into_dispatch()), piece(places.inner().into_dispatch())];
         let comm = self.spec.mesh().communicator_over(self.cuts())?;
         let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout())).in_phase(Phase::Forward);
+        let (from, to) = (self.spec.layout(), self.whole(self.spec.layout())?);
+        let _changing = watch::changing(|| Change {
+            origin: Origin::called(self.name, self.at),
+            from: from.clone(),
+            to,
+            summed: Vec::new(),
+            shape: self.spec.shape().to_vec(),
+            phase: Phase::Forward,
+        });
         let wholes = comm.all_gather(self.spec.call_as(call, self.spec.dtype()), pieces).wait()?;
         let [slots, places] = <[_; 2]>::try_from(wholes).expect("a collective returns as many tensors as it takes");
         Ok((

@@ -1,6 +1,8 @@
 //! Pooling: windows over spatial dimensions. Of a dimension that is cut every rank gets the [halo](super::halo)
 //! that its windows lack; adaptive pools, and those that give indices, take it whole.
 
+use std::panic::Location;
+
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor, module};
 
@@ -75,11 +77,11 @@ fn max_pool<const D: usize, const N: usize>(
 ) -> DTensor<D> {
     let name = rule.name();
     let Windows { windows, kernel, counts } = Windows::of_max(name, &x, &options);
-    let lens = x.dims();
+    let (lens, at) = (x.dims(), Location::caller());
     apply(&Spatial(rule.lens(counts)), x, |x, op| {
         match Halo::of(name, op, |at, output| windows[at].reach(kernel[at], lens[SPATIAL + at], output)) {
             None => local(x, options),
-            Some(halo) => halo.run(x, f64::NEG_INFINITY, |x, halo| {
+            Some(halo) => halo.run(x, f64::NEG_INFINITY, at, |x, halo| {
                 halo.outputs().for_each(|(dim, _)| options.padding[dim - SPATIAL] = (0, 0));
                 local(x, options)
             }),
@@ -97,11 +99,11 @@ fn avg_pool<const D: usize, const N: usize>(
 ) -> DTensor<D> {
     let name = rule.name();
     let Windows { windows, kernel, counts } = Windows::of_avg(name, &x, &options);
-    let (lens, padding_counts) = (x.dims(), options.count_include_pad);
+    let (lens, padding_counts, caller) = (x.dims(), options.count_include_pad, Location::caller());
     apply(&Spatial(rule.lens(counts)), x, |x, op| {
         match Halo::of(name, op, |at, output| windows[at].reach(kernel[at], lens[SPATIAL + at], output)) {
             None => local(x, options),
-            Some(halo) => halo.run(x, 0.0, |x, halo| {
+            Some(halo) => halo.run(x, 0.0, caller, |x, halo| {
                 halo.outputs().for_each(|(dim, _)| options.padding[dim - SPATIAL] = (0, 0));
                 halo.outputs().fold(local(x, options), |averages, (dim, output)| {
                     let at = dim - SPATIAL;

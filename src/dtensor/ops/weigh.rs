@@ -11,7 +11,7 @@ use super::cutting::{Cutting, Dims};
 use super::rule::Strategy;
 use crate::dtensor::DTensorSpec;
 use crate::dtensor::route::Route;
-use crate::placement::{Layout, Placement, Placements, Sent, Step, sent_backward, sent_forward};
+use crate::placement::{Layout, Placement, Placements, Sent, sent_backward, sent_forward};
 
 /// An input as it comes.
 #[derive(Debug, Clone, Copy)]
@@ -24,13 +24,16 @@ pub(super) struct Incoming<'a> {
     pub(super) differentiable: bool,
     /// Where its caller wants it on each mesh dimension; nothing if it does not care.
     pub(super) wanted: &'a [Option<Placement>],
+    /// Whether steps of one kind over several mesh dimensions are one collective.
+    pub(super) joins: bool,
 }
 
 impl<'a> Incoming<'a> {
     pub(super) fn new(spec: &'a DTensorSpec, wanted: &'a [Option<Placement>]) -> Self {
         let (shape, dtype) = (spec.shape(), spec.dtype());
         let bytes = (shape.num_elements() * dtype.size()) as u64;
-        Self { layout: spec.layout(), shape, bytes, differentiable: dtype.is_float(), wanted }
+        let joins = spec.mesh().joins_dims();
+        Self { layout: spec.layout(), shape, bytes, differentiable: dtype.is_float(), wanted, joins }
     }
 
     /// Whether its caller has it as `placement` on `mesh_dim`.
@@ -96,12 +99,12 @@ impl<'a> Scale<'a> {
         Self { nominal: (self.nominal >> 8).max(1), bytes, ..self }
     }
 
-    fn forward(self, sent: Sent) -> Cost {
+    fn forward(self, sent: &Sent) -> Cost {
         let time = self.times.map_or(0, |times| times.of(sent, self.bytes));
         Cost { time, forward: 1, sent: u128::from(sent.share) * self.nominal, ..Cost::default() }
     }
 
-    fn backward(self, sent: Sent) -> Cost {
+    fn backward(self, sent: &Sent) -> Cost {
         let time = self.times.map_or(0, |times| times.of_backward(sent, self.bytes));
         Cost { time, backward: 1, sent_back: u128::from(sent.share) * self.nominal, ..Cost::default() }
     }
@@ -115,9 +118,11 @@ pub(super) struct Targets<'a> {
     /// The dimensions along which parts without elements may stay, or other ranks have them: of an operand
     /// that comes with some. To one that comes without, none are made.
     may_be_empty: Dims,
-    /// By placements, and the mesh dimensions that are ragged.
-    known: HashMap<(Placements, Dims), Result<(Layout, Cost), Unfit>>,
+    known: HashMap<Target, Result<(Layout, Cost), Unfit>>,
 }
+
+/// Placements, and the mesh dimensions that are ragged, and that vary.
+type Target = (Placements, Dims, Dims);
 
 /// Why a product of rows is out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,18 +149,24 @@ impl<'a> Targets<'a> {
         Self { operand, scale, cutting, may_be_empty, known: HashMap::new() }
     }
 
-    /// The layout with these placements, and what it costs to get there, but for a sum of gradients.
-    pub(super) fn get(&mut self, placements: Placements, uneven: &Dims) -> Result<&(Layout, Cost), Unfit> {
+    /// The layout with these placements, and what it costs to get there, and to sum the gradient of what is then
+    /// the same on all ranks of the mesh dimensions `varying`, where they compute different things with it.
+    pub(super) fn get(
+        &mut self,
+        placements: Placements,
+        uneven: &Dims,
+        varying: Dims,
+    ) -> Result<&(Layout, Cost), Unfit> {
         let Self { operand, scale, cutting, may_be_empty, known } = self;
-        let make = |(placements, uneven): &(Placements, Dims)| {
+        let make = |(placements, uneven, varying): &Target| {
             let layout = cutting.layout(placements, uneven).ok_or(Unfit::NoWay)?;
             if !left_empty(operand.shape, &layout).iter().all(|dim| may_be_empty.contains(dim)) {
                 return Err(Unfit::Empty);
             }
-            let cost = move_cost(operand, *scale, &layout).ok_or(Unfit::NoWay)?;
+            let cost = move_cost(operand, *scale, &layout, varying).ok_or(Unfit::NoWay)?;
             Ok((layout, cost))
         };
-        known.entry((placements, uneven.clone())).or_insert_with_key(make).as_ref().map_err(|unfit| *unfit)
+        known.entry((placements, uneven.clone(), varying)).or_insert_with_key(make).as_ref().map_err(|unfit| *unfit)
     }
 }
 
@@ -167,66 +178,78 @@ fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
     layout.shortest(shape).iter().positions(|&len| len == 0).collect()
 }
 
-fn move_cost(operand: &Incoming<'_>, scale: Scale<'_>, target: &Layout) -> Option<Cost> {
-    if operand.layout == target {
+fn move_cost(operand: &Incoming<'_>, scale: Scale<'_>, target: &Layout, varying: &Dims) -> Option<Cost> {
+    if operand.layout == target && varying.is_empty() {
         return Some(Cost::default());
     }
     let route = Route::of_input(operand.layout, target).ok()?;
     let pairs = operand.layout.placements().iter().zip(target.placements());
     let changed = pairs.filter(|(from, to)| from != to).count();
     let own = Cost { steps: route.steps().len(), changed, ..Cost::default() };
-    let forward = sent_forward(operand.layout, route.steps()).map(|sent| scale.forward(sent));
-    let backward = sent_backward(operand.layout, route.steps(), &[]).map(|sent| scale.backward(sent));
-    let backward = backward.filter(|_| operand.differentiable);
-    Some(forward.chain(backward).fold(own, Add::add))
-}
-
-/// What the sum of the gradients of `operand` costs, which `layout` has the same on all ranks of the mesh
-/// dimensions `varying`, where they compute different things with it.
-pub(super) fn summed(operand: &Incoming<'_>, scale: Scale<'_>, layout: &Layout, varying: &Dims) -> Cost {
-    if !operand.differentiable || varying.is_empty() {
-        return Cost::default();
-    }
-    let Ok(route) = Route::of_input(operand.layout, layout) else { return Cost::default() };
-    let sums = sent_backward(operand.layout, route.steps(), varying);
-    let moved = sent_backward(operand.layout, route.steps(), &[]).count();
-    sums.skip(moved).map(|sent| scale.backward(sent)).fold(Cost::default(), Add::add)
+    let moved = Moved::along(operand.layout, &route, varying, operand);
+    Some(own + moved.cost(scale))
 }
 
 /// What ranks tell each other of their parts of `operand`, the first, in `layout`.
 pub(super) fn told(operand: &Incoming<'_>, scale: Scale<'_>, layout: &Layout, rows: &[&Strategy]) -> Cost {
-    let costs = slots(operand, layout, rows).map(|Slots { sent, bytes, back }| {
-        let scale = scale.of_slots(bytes);
-        let cost = if back { scale.forward(sent) + scale.backward(sent) } else { scale.forward(sent) };
-        // As if nothing else were cut: no input is sliced for so little to be less.
-        let ranks = layout.mesh_shape()[sent.mesh_dim] as u64;
-        let nominal = u128::from(Sent::WHOLE / ranks * (ranks - 1)) * scale.nominal;
-        Cost { sent: nominal, sent_back: if back { nominal } else { 0 }, ..cost }
-    });
-    costs.fold(Cost::default(), Add::add)
+    let Some(Slots { moved, bytes, parts }) = slots(operand, layout, rows) else { return Cost::default() };
+    let scale = scale.of_slots(bytes);
+    // As if nothing else were cut: no input is sliced for so little to be less.
+    let sent = u128::from(Sent::WHOLE / parts * (parts - 1)) * scale.nominal;
+    Cost { sent, sent_back: if moved.backward.is_empty() { 0 } else { sent }, ..moved.cost(scale) }
 }
 
-/// What ranks tell each other along one mesh dimension.
+/// The collectives of a tensor that is moved.
+#[derive(Debug)]
+struct Moved {
+    forward: Vec<Sent>,
+    backward: Vec<Sent>,
+}
+
+impl Moved {
+    /// Along `route`, on the mesh of `operand`, to where it varies.
+    fn along(from: &Layout, route: &Route, varying: &[usize], operand: &Incoming<'_>) -> Self {
+        let (steps, joins) = (route.steps(), operand.joins);
+        // Only floats have gradients to sum.
+        let varying = if operand.differentiable { varying } else { &[] };
+        let back = operand.differentiable.then(|| sent_backward(from, steps, varying, joins));
+        Self {
+            forward: sent_forward(from, steps, varying, joins).collect(),
+            backward: back.into_iter().flatten().collect(),
+        }
+    }
+
+    fn cost(&self, scale: Scale<'_>) -> Cost {
+        let forward = self.forward.iter().map(|sent| scale.forward(sent));
+        forward.chain(self.backward.iter().map(|sent| scale.backward(sent))).fold(Cost::default(), Add::add)
+    }
+}
+
+/// What ranks tell each other of their parts along one dimension.
 struct Slots {
-    sent: Sent,
+    moved: Moved,
     /// Of the slots of all parts.
     bytes: u64,
-    /// Whether their gradients go back.
-    back: bool,
+    parts: u64,
 }
 
-fn slots<'a>(operand: &'a Incoming<'_>, layout: &'a Layout, rows: &'a [&Strategy]) -> impl Iterator<Item = Slots> + 'a {
-    rows.iter().enumerate().filter_map(move |(mesh_dim, row)| {
-        let (sizes, dim) = (layout.mesh_shape(), layout.placements()[mesh_dim].shard_dim()?);
-        if row.slots == 0 || sizes[mesh_dim] == 1 {
-            return None;
-        }
-        let share = Step::AllGather { mesh_dim, dim }.traffic(layout);
-        let parts: usize = layout.order(dim).iter().map(|&cut| sizes[cut]).product();
-        let bytes = operand.bytes / operand.shape[dim].max(1) as u64 * (row.slots * parts) as u64;
-        let back = operand.differentiable && row.outputs[0].shard_dim().is_some();
-        Some(Slots { sent: Sent { mesh_dim, collective: "all-gather", share }, bytes, back })
-    })
+fn slots(operand: &Incoming<'_>, layout: &Layout, rows: &[&Strategy]) -> Option<Slots> {
+    let mut told = rows.iter().zip(layout.placements()).filter(|(row, _)| row.slots > 0);
+    let (row, dim) = told.find_map(|(row, placement)| Some((row, placement.shard_dim()?)))?;
+    let cuts = layout.order(dim);
+    let parts: usize = cuts.iter().map(|&cut| layout.mesh_shape()[cut]).product();
+    if parts == 1 {
+        return None;
+    }
+    let in_chunks = layout.clone().in_chunks(dim);
+    let whole = in_chunks.replaced(|dim, own| if cuts.contains(&dim) { Placement::Replicate } else { own }).ok()?;
+    let route = Route::between(&in_chunks, &whole).ok()?;
+    // What is the same on all ranks is gathered at once, outside the graph.
+    let back = operand.differentiable && row.outputs[0].shard_dim().is_some();
+    let joins = operand.joins || row.outputs[0].shard_dim().is_none();
+    let moved = Moved::along(&in_chunks, &route, cuts, &Incoming { differentiable: back, joins, ..*operand });
+    let bytes = operand.bytes / operand.shape[dim].max(1) as u64 * (row.slots * parts) as u64;
+    Some(Slots { moved, bytes, parts: parts as u64 })
 }
 
 /// The collectives of one operand, each with the bytes of the tensor that it is on.
@@ -236,20 +259,20 @@ pub(super) struct Sends {
     pub(super) backward: Vec<(Sent, u64)>,
 }
 
+impl Sends {
+    fn add(&mut self, moved: Moved, bytes: u64) {
+        self.forward.extend(moved.forward.into_iter().map(|sent| (sent, bytes)));
+        self.backward.extend(moved.backward.into_iter().map(|sent| (sent, bytes)));
+    }
+}
+
 /// All that is sent of `operand`, which goes to `layout`; of the first operand also what its parts come down to.
 pub(super) fn sends(operand: &Incoming<'_>, layout: &Layout, varying: &Dims, first: Option<&[&Strategy]>) -> Sends {
-    let Ok(route) = Route::of_input(operand.layout, layout) else { return Sends::default() };
     let mut sends = Sends::default();
-    sends.forward.extend(sent_forward(operand.layout, route.steps()).map(|sent| (sent, operand.bytes)));
-    if operand.differentiable {
-        let back = sent_backward(operand.layout, route.steps(), varying);
-        sends.backward.extend(back.map(|sent| (sent, operand.bytes)));
-    }
-    for Slots { sent, bytes, back } in first.into_iter().flat_map(|rows| slots(operand, layout, rows)) {
-        sends.forward.push((sent, bytes));
-        if back {
-            sends.backward.push((Sent { collective: "reduce-scatter", ..sent }, bytes));
-        }
+    let Ok(route) = Route::of_input(operand.layout, layout) else { return sends };
+    sends.add(Moved::along(operand.layout, &route, varying, operand), operand.bytes);
+    if let Some(Slots { moved, bytes, .. }) = first.and_then(|rows| slots(operand, layout, rows)) {
+        sends.add(moved, bytes);
     }
     sends
 }

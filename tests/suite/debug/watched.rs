@@ -3,8 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::Tensor;
+use burn::tensor::ops::ConvOptions;
 use burn_dtensor::comm::{Op, Phase, Total};
 use burn_dtensor::debug::{Changed, Collective, watch};
+use burn_dtensor::dtensor::ops::module::conv1d;
 use burn_dtensor::dtensor::{Redistribute, Transfer};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -203,6 +205,53 @@ fn a_layer_names_its_module_and_the_line_of_its_call() {
         let (_, watched) = watch(|| mlp.up.forward_dtensor(x.clone()).full_tensor());
         let modules: Vec<_> = watched.changes().iter().map(|change| change.origin.module.clone()).collect();
         assert_eq!(modules, [None], "a clone of the input is there, and what is outside of the layer is in none");
+        Ok(())
+    });
+}
+
+/// Halos, and the few elements of each part that go to other ranks.
+#[test]
+fn what_an_operator_exchanges_by_itself_is_filed_under_it_and_its_module() {
+    MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let mlp = Mlp::on(mesh, &device)?;
+        let tp = mesh.slice("tp")?;
+        let image = DTensor::<3>::ones([1, 2, 8], &tp, &[S(2)], &device)?.require_grad();
+        let kernel = DTensor::<3>::ones([2, 2, 3], &tp, &[R], &device)?;
+        let x = DTensor::<2>::ones([2, 8], &tp, &[S(1)], &device)?.require_grad();
+        let line = line!() + 4;
+        let (_, watched) = watch(|| {
+            let (sums, found) = unit(&mlp.up, (), |_, ()| {
+                let options = ConvOptions::new([1], [1], [1], 1);
+                let y = conv1d(image, kernel, None, options).to_local();
+                let sums = x.clone().cumsum(1).to_local();
+                (y.sum() + sums.sum(), x.argmax(1).to_local())
+            });
+            sums.backward();
+            found
+        });
+        let all = watched.changes();
+        let filed: Vec<_> = all.iter().filter(|change| !change.collectives.is_empty()).collect();
+        let said: Vec<_> = filed.iter().map(|change| (origin(change), &change.collectives[..])).collect();
+        let sent = |op, bytes| [Collective { op, ranks: 2, bytes }];
+        // A row of 2 channels; a total of each of 2 rows and 2 ranks; a value beside a place of 32 bits.
+        let (halo, totals) = (sent(Op::AllToAllList, 2 * 4), sent(Op::AllGather, 4 * 4));
+        let (extrema, scattered) = (sent(Op::AllGather, 4 * (4 + 4)), sent(Op::ReduceScatter, 4 * 4));
+        let expected = [
+            (("conv1d", line, Phase::Forward), &halo[..]),
+            (("cumsum", line + 1, Phase::Forward), &totals),
+            (("argmax", line + 2, Phase::Forward), &extrema),
+            (("cumsum", line + 1, Phase::Backward), &scattered),
+            (("conv1d", line, Phase::Backward), &halo),
+        ];
+        let sorted = |mut all: Vec<_>| {
+            all.sort_by_key(|((_, line, phase), _): &((&str, u32, Phase), &[Collective])| (*phase, *line));
+            all
+        };
+        assert_eq!(sorted(said), sorted(expected.to_vec()));
+        assert!(filed.iter().all(|change| change.origin.module.as_deref() == Some("up")), "{watched}");
+        let none = watched.counts().total(|row| row.operator.is_none() && row.op == Op::AllToAllList);
+        assert_eq!(none.calls, 0, "{watched}");
         Ok(())
     });
 }

@@ -1,10 +1,11 @@
 //! How an operator chooses its layouts, as a program says and sees it.
 
 use burn::tensor::Tensor;
-use burn_dtensor::comm::{CommError, Launch, Op, Phase, launch};
+use burn_dtensor::comm::{CommError, Entry, Launch, Op, Phase, launch};
 use burn_dtensor::dtensor::DTensor;
-use burn_dtensor::dtensor::ops::{CostModel, explain};
+use burn_dtensor::dtensor::ops::{CostModel, Explanation, explain};
 use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::placement::Placement;
 use burn_dtensor::{Error, Result};
 use itertools::Itertools;
 
@@ -92,52 +93,100 @@ fn an_explanation_has_every_operator_and_what_each_would_send() {
     });
 }
 
-/// `all-gather 8 B, all-reduce 4 B` as names, sorted.
-fn collectives(cell: &str) -> Vec<String> {
-    let one = |text: &str| text.split(' ').next().expect("a name").to_owned();
-    cell.trim().split(", ").filter(|text| !text.is_empty()).map(one).sorted().collect()
+/// `all-gather 8 B, all-reduce 4 B`, sorted.
+fn said(cell: Option<&&str>) -> Vec<(String, u64)> {
+    let one = |text: &str| {
+        let (name, bytes) = text.trim_end_matches(" B").split_once(' ').expect("a name and bytes");
+        (name.to_owned(), bytes.parse().expect("a number"))
+    };
+    cell.unwrap_or(&"").trim().split(", ").filter(|text| !text.is_empty()).map(one).sorted().collect()
 }
 
-/// Those that the ledger has counted in a phase.
-fn counted(mesh: &DeviceMesh, phase: Phase) -> Vec<String> {
-    let known = [
-        (Op::AllGather, "all-gather"),
-        (Op::AllReduce, "all-reduce"),
-        (Op::ReduceScatter, "reduce-scatter"),
-        (Op::AllToAll, "all-to-all"),
-    ];
-    let calls = |(op, name): (Op, &str)| vec![name.to_owned(); mesh.world().ledger().calls_in(op, phase) as usize];
-    known.into_iter().flat_map(calls).sorted().collect()
+/// What is said of the chosen layouts: forward and backward.
+fn explained(why: &Explanation) -> [Vec<(String, u64)>; 2] {
+    let why = why.to_string();
+    let chosen = why.lines().find(|line| line.starts_with('*')).expect("one is chosen");
+    let cells: Vec<&str> = chosen.split('|').collect();
+    [said(cells.get(3)), said(cells.get(4))]
 }
 
-/// What is said to be sent is sent, in forward and in backward.
+/// What this rank has sent in a phase, by the ledger: in a ring, of the payload.
+fn ledger(mesh: &DeviceMesh, phase: Phase) -> Vec<(String, u64)> {
+    let sent = |entry: Entry| {
+        let part = entry.bytes / entry.group_size as u64 * (entry.group_size as u64 - 1);
+        match entry.op {
+            Op::AllGather => ("all-gather".into(), part),
+            Op::AllReduce => ("all-reduce".into(), 2 * part),
+            Op::ReduceScatter => ("reduce-scatter".into(), part),
+            Op::AllToAll => ("all-to-all".into(), part),
+            Op::AllToAllList => ("all-to-all-list".into(), entry.bytes),
+            other => panic!("no operator makes {other}"),
+        }
+    };
+    let entries = mesh.world().ledger().recent();
+    entries.into_iter().filter(|entry| entry.phase == phase).map(sent).sorted().collect()
+}
+
+type Two = fn(DTensor<2>, DTensor<2>) -> DTensor<2>;
+
+/// What is said to be sent is sent, in forward and in backward, of two operands placed like this.
+fn says_what_happens(mesh: &DeviceMesh, operator: Two, [a, b]: [&[Placement]; 2]) -> Result<()> {
+    let leaf = |placements: &[Placement]| {
+        let device = mesh.device().clone().autodiff();
+        let lens: [usize; 2] = std::array::from_fn(|dim| {
+            let cuts = placements.iter().zip(mesh.shape()).filter(|(own, _)| **own == S(dim));
+            12 / cuts.map(|(_, &size)| size).product::<usize>()
+        });
+        let own = Tensor::<2>::ones(lens, &device).require_grad();
+        DTensor::from_local(own, mesh, placements)
+    };
+    let (x, y) = (leaf(a)?, leaf(b)?);
+    mesh.world().ledger().reset();
+    let (z, why) = explain(|| operator(x, y));
+    z.to_local().sum().backward();
+    assert_eq!(explained(&why), [ledger(mesh, Phase::Forward), ledger(mesh, Phase::Backward)], "{a:?} {b:?}: {why}");
+    Ok(())
+}
+
+const OPERATORS: [Two; 5] =
+    [|a, b| a.matmul(b), |a, b| a + b, |a, b| a * b, |a, _| a.cumsum(1), |a, b| DTensor::cat(vec![a, b], 1)];
+
 #[test]
 fn an_explanation_is_what_happens() {
-    type Two = fn(DTensor<2>, DTensor<2>) -> DTensor<2>;
-    let operators: [Two; 5] =
-        [|a, b| a.matmul(b), |a, b| a + b, |a, b| a * b, |a, _| a.cumsum(1), |a, b| DTensor::cat(vec![a, b], 1)];
     let placements = [R, S(0), S(1), SUM, AVG, MAX];
     on_mesh(&[2], |_, mesh| {
-        let leaf = |placement| {
-            let whole = Tensor::<2>::ones([4, 4], &mesh.device().clone().autodiff()).require_grad();
-            if matches!(placement, R | S(_)) {
-                return DTensor::distribute_local(whole, mesh, &[placement]);
-            }
-            DTensor::from_local(whole, mesh, &[placement])
-        };
-        for (operator, (a, b)) in operators.iter().cartesian_product(placements.iter().cartesian_product(&placements)) {
-            let (x, y) = (leaf(*a)?, leaf(*b)?);
-            mesh.world().ledger().reset();
-            let (z, why) = explain(|| operator(x, y));
-            z.to_local().sum().backward();
-            let why = why.to_string();
-            let chosen = why.lines().find(|line| line.starts_with('*')).expect("one is chosen");
-            let cells: Vec<&str> = chosen.split('|').collect();
-            let (forward, backward) = (collectives(cells[3]), collectives(cells.get(4).unwrap_or(&"")));
-            assert_eq!((forward, backward), (counted(mesh, Phase::Forward), counted(mesh, Phase::Backward)), "{why}");
-        }
-        Ok(())
+        let all = OPERATORS.into_iter().cartesian_product(placements.iter().cartesian_product(&placements));
+        all.into_iter().try_for_each(|(operator, (a, b))| says_what_happens(mesh, operator, [&[*a], &[*b]]))
     });
+}
+
+/// Steps of one kind are one collective, over the ranks of both mesh dimensions; not on a mesh with a deadline of its
+/// own.
+#[test]
+fn an_explanation_counts_steps_that_are_one_collective_as_one() {
+    let layouts =
+        [[R, R], [S(0), S(0)], [S(1), S(1)], [S(0), S(1)], [SUM, SUM], [MAX, MAX], [R, S(0)], [S(1), R], [SUM, S(0)]];
+    for shape in [[2, 2], [2, 3]] {
+        let joined = on_mesh(&shape, |_, mesh| {
+            let own = mesh.with_deadline("a", std::time::Duration::from_secs(600))?;
+            let mut joined = Vec::new();
+            for (mesh, (operator, (a, b))) in [mesh, &own]
+                .into_iter()
+                .cartesian_product(OPERATORS.into_iter().cartesian_product(layouts.iter().cartesian_product(&layouts)))
+            {
+                says_what_happens(mesh, operator, [a, b])?;
+                let whole = shape.iter().product::<usize>();
+                let of_all = mesh.world().ledger().recent().into_iter().filter(|entry| entry.group_size == whole);
+                joined.push((mesh == &own, of_all.map(|entry| entry.op).collect_vec()));
+            }
+            Ok(joined)
+        });
+        for op in [Op::AllGather, Op::AllReduce, Op::ReduceScatter] {
+            assert!(joined[0].iter().any(|(own, joined)| !own && joined.contains(&op)), "{op} of all ranks");
+        }
+        let none = |op: Op| joined[0].iter().all(|(own, joined)| !own || !joined.contains(&op));
+        assert!(none(Op::AllGather) && none(Op::ReduceScatter));
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) ->
 
 /// In single precision.
 fn float<'a>(layout: &'a Layout, shape: &'a Shape) -> Incoming<'a> {
-    Incoming { layout, shape, bytes: 4 * shape.num_elements() as u64, differentiable: true, wanted: &[] }
+    Incoming { layout, shape, bytes: 4 * shape.num_elements() as u64, differentiable: true, wanted: &[], joins: true }
 }
 
 fn chosen(
@@ -202,15 +202,16 @@ fn nothing_is_cheaper() {
         (0..mesh.len()).filter(|&dim| layout.placements()[dim].is_replicate() && varies[dim]).collect()
     };
     let times = Times { call: 1e-6, bandwidths: vec![1e8, 3e8], backward: 1.5 };
-    let sent = |from: &Layout, to: &Layout, varies: &[bool]| {
+    let sent = |from: &Layout, to: &Layout, varies: &[bool], joins: bool| {
         let steps = crate::placement::plan(from, to).ok()?;
-        let forward: Vec<Sent> = sent_forward(from, &steps).collect();
-        let backward: Vec<Sent> = sent_backward(from, &steps, &summed(to, varies)).collect();
+        let varying = summed(to, varies);
+        let forward: Vec<Sent> = sent_forward(from, &steps, &varying, joins).collect();
+        let backward: Vec<Sent> = sent_backward(from, &steps, &varying, joins).collect();
         Some((steps.len(), forward, backward))
     };
     let all = layouts.iter().cartesian_product(&layouts).cartesian_product([None, Some(&times)]);
-    for ((a, b), times) in all {
-        let operands = [a, b].map(|layout| float(layout, &shape));
+    for (((a, b), times), joins) in all.cartesian_product([true, false]) {
+        let operands = [a, b].map(|layout| Incoming { joins, ..float(layout, &shape) });
         let found = chosen(&mesh, &operands, &rows, true, times).unwrap();
         // A sum scattered where nothing is cut will have to be gathered.
         let gathers = |targets: [&Layout; 2]| {
@@ -222,15 +223,15 @@ fn nothing_is_cheaper() {
             (0..mesh.len()).filter(alone).count()
         };
         let total = |targets: [&Layout; 2], varies: &[bool]| {
-            let (some, mut forward, mut backward) = sent(a, targets[0], varies)?;
-            let (more, forward_of_second, backward_of_second) = sent(b, targets[1], varies)?;
+            let (some, mut forward, mut backward) = sent(a, targets[0], varies, joins)?;
+            let (more, forward_of_second, backward_of_second) = sent(b, targets[1], varies, joins)?;
             forward.extend(forward_of_second);
             backward.extend(backward_of_second);
             let share = |sent: &[Sent]| -> u64 { sent.iter().map(|sent| sent.share).sum() };
             let time = times.map(|times| {
                 let bytes = operands[0].bytes;
-                let forward: u128 = forward.iter().map(|sent| times.of(*sent, bytes)).sum();
-                forward + backward.iter().map(|sent| times.of_backward(*sent, bytes)).sum::<u128>()
+                let forward: u128 = forward.iter().map(|sent| times.of(sent, bytes)).sum();
+                forward + backward.iter().map(|sent| times.of_backward(sent, bytes)).sum::<u128>()
             });
             let calls = (forward.len() + gathers(targets), backward.len());
             Some((time, calls.0, share(&forward), calls.1, share(&backward), some + more))
@@ -299,9 +300,10 @@ fn with_times_what_is_sent_in_backward_counts_and_lengths_decide() {
 #[test]
 fn a_collective_takes_its_call_and_its_bytes() {
     let times = Times { call: 1e-6, bandwidths: vec![1e9, 1e8], backward: 0.5 };
-    let sent = |mesh_dim| Sent { mesh_dim, collective: "all-gather", share: Sent::WHOLE / 4 };
-    assert_eq!([times.of(sent(0), 4000), times.of(sent(1), 4000)], [2_000_000, 11_000_000]);
-    assert_eq!(times.of_backward(sent(1), 4000), 5_500_000);
+    let sent = |dims: &[usize]| Sent { mesh_dims: dims.into(), collective: "all-gather", share: Sent::WHOLE / 4 };
+    assert_eq!([times.of(&sent(&[0]), 4000), times.of(&sent(&[1]), 4000)], [2_000_000, 11_000_000]);
+    assert_eq!(times.of(&sent(&[0, 1]), 4000), 11_000_000, "as fast as the slower");
+    assert_eq!(times.of_backward(&sent(&[1]), 4000), 5_500_000);
 }
 
 #[test]

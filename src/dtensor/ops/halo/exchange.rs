@@ -8,6 +8,7 @@
 //! ```
 
 use std::ops::Range;
+use std::panic::Location;
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
@@ -19,29 +20,43 @@ use super::plan::{Block, Plan};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase, TensorMeta};
+use crate::dtensor::DTensorSpec;
 use crate::dtensor::local::{associate, is_tracked, zeros};
 use crate::error::OrUnwind;
+use crate::watch::{self, Change, Origin};
 
 /// What goes to whom, of dimensions `dims`, over the ranks of `comm`.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) plan: Plan,
     pub(super) dims: SmallVec<[usize; 2]>,
     pub(super) comm: Arc<dyn Communicator>,
     pub(super) call: Call,
+    /// What the parts are of.
+    pub(super) spec: Arc<DTensorSpec>,
+    /// The operator.
+    pub(super) name: &'static str,
 }
 
 impl Exchange {
-    /// What this rank reads, of the parts of all; `fill` where nothing is.
+    /// What this rank reads, of the parts of all; `fill` where nothing is. For the operator called `at` that line.
     ///
     /// # Collective
     /// If anything goes from rank to rank: every rank of `comm`, in forward and in backward.
-    pub(super) fn walk<const D: usize>(&self, local: Tensor<D>, fill: f64) -> Result<Tensor<D>> {
+    pub(super) fn walk<const D: usize>(
+        self: &Arc<Self>,
+        local: Tensor<D>,
+        fill: f64,
+        at: &'static Location<'static>,
+    ) -> Result<Tensor<D>> {
         if self.plan.is_identity {
             return Ok(local);
         }
         let strategy = local.gradient_checkpointing_strategy();
+        let origin = Origin::called(self.name, at);
+        let changing = self.changing(&origin, Phase::Forward);
         let read = self.read(local.clone().inner(), fill)?;
+        drop(changing);
         if !is_tracked(&local) {
             return Ok(associate(read, strategy));
         }
@@ -51,8 +66,23 @@ impl Exchange {
             part: local.shape(),
             place,
             exchange: self.clone(),
+            origin,
         };
         Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op))))
+    }
+
+    /// While it lasts, a watch files what is sent under what asked for it.
+    fn changing(&self, origin: &Origin, phase: Phase) -> Option<watch::Changing> {
+        let layout = self.spec.layout();
+        let change = || Change {
+            origin: origin.clone(),
+            from: layout.clone(),
+            to: layout.clone(),
+            summed: Vec::new(),
+            shape: self.spec.shape().to_vec(),
+            phase,
+        };
+        self.plan.moves.then(|| watch::changing(change)).flatten()
     }
 
     fn read<const D: usize>(&self, local: Tensor<D>, fill: f64) -> Result<Tensor<D>> {
@@ -132,7 +162,8 @@ struct Node<const D: usize> {
     part: Shape,
     /// Drawn in forward: see [`Call::drawn`].
     place: Option<u64>,
-    exchange: Exchange,
+    exchange: Arc<Exchange>,
+    origin: Origin,
 }
 
 impl<const D: usize> GraphOp for Node<D> {
@@ -142,6 +173,7 @@ impl<const D: usize> GraphOp for Node<D> {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         let grad = Tensor::<D>::from_dispatch(step.take());
+        let _changing = self.exchange.changing(&self.origin, Phase::Backward);
         let grad = self.exchange.pull(grad, self.part.clone(), self.place).or_unwind();
         step.give(0, || grad.into_dispatch());
     }

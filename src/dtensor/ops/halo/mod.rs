@@ -37,6 +37,8 @@ mod plan;
 
 use std::iter::repeat_n;
 use std::ops::Range;
+use std::panic::Location;
+use std::sync::Arc;
 
 use burn::tensor::{Shape, Tensor};
 use itertools::Itertools;
@@ -99,7 +101,7 @@ pub(super) struct Reach {
 /// What this rank reads and makes, of an operator whose spatial dimensions are cut.
 #[derive(Debug)]
 pub(super) struct Halo {
-    exchange: Exchange,
+    exchange: Arc<Exchange>,
     own: Member,
     /// Whether any rank makes more than it keeps.
     is_cropped: bool,
@@ -179,7 +181,8 @@ impl Halo {
         let plan = Plan::new(&parts, comm.group().rank());
         let call = input.call_as(Call::new(format!("halo of {name} {layout}")), input.dtype());
         let own = members.swap_remove(comm.group().rank());
-        Some(Self { exchange: Exchange { plan, dims, comm, call }, own, is_cropped })
+        let exchange = Exchange { plan, dims, comm, call, spec: input.clone(), name };
+        Some(Self { exchange: Arc::new(exchange), own, is_cropped })
     }
 
     /// The cut dimensions, ascending, each with the interval of the output that the local operator is to make.
@@ -188,7 +191,7 @@ impl Halo {
     }
 
     /// Runs `local` on what this rank reads: its part of `x` without what it does not need, with its halo, and
-    /// with `fill` for padding.
+    /// with `fill` for padding; for the operator called `at` that line.
     ///
     /// # Collective
     /// If a rank has a halo: every rank along the cut dimensions, in forward and in backward.
@@ -197,9 +200,10 @@ impl Halo {
         self,
         x: Tensor<D>,
         fill: f64,
+        at: &'static Location<'static>,
         local: impl FnOnce(Tensor<D>, &Self) -> Tensor<D>,
     ) -> Tensor<D> {
-        let read = self.exchange.walk(x, fill).or_unwind();
+        let read = self.exchange.walk(x, fill, at).or_unwind();
         let made = local(read, &self);
         if !self.is_cropped {
             return made;
