@@ -101,10 +101,9 @@ fn one_unit_trains_as_one_device_whichever_dimension_is_cut() {
         assert!(apart(&expected, &values(&model, None)) > 1e-2, "it has learned");
         // A weight is of the features that it takes by those that it makes.
         let (rows, columns) = ([Placement::Shard(0)], [Placement::Shard(1)]);
-        for (config, cuts) in [
-            (FullyShard::new(), [rows, rows]),
-            (FullyShard::new().shard_placement_fn(largest), [columns, rows]),
-        ] {
+        for (config, cuts) in
+            [(FullyShard::new(), [rows, rows]), (FullyShard::new().shard_placement_fn(largest), [columns, rows])]
+        {
             MeshTest::new([ranks], ["shard"]).run(|mesh| {
                 let device = mesh.device().clone().autodiff();
                 let sharded = fully_shard(on_device(&model, &device), mesh, config.clone())?;
