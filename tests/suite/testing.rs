@@ -73,6 +73,16 @@ fn a_replica_that_drifted_is_found() {
 }
 
 #[test]
+#[should_panic(expected = "failed at rank 1: rank 1 panicked: Tensors are not eq")]
+fn a_replica_of_indices_that_drifted_is_found() {
+    MeshTest::new([2], "dp").run(|mesh| {
+        let replica = Tensor::<1, Int>::from_data([3, mesh.rank() as i64], mesh.device());
+        assert_full_eq(&DTensor::from_local(replica, mesh, &[Replicate])?, [3, 0]);
+        Ok(())
+    });
+}
+
+#[test]
 #[should_panic(expected = "Shape is different")]
 fn a_full_value_of_another_shape_is_found() {
     MeshTest::new([2], "dp").run(|mesh| {

@@ -99,6 +99,9 @@ fn dropout_is_bitwise_the_same_on_every_mesh_forward_and_backward() {
     });
     let kept = bits[0].iter().filter(|&&value| value != 0).count();
     assert!((10..30).contains(&kept), "{kept} of 30");
+    for (&y, x) in bits[0].iter().zip(values(ramp(SHAPE, 0.5, &Device::flex()))) {
+        assert!(y == 0 || (f32::from_bits(y) / x - 1.0 / 0.7).abs() < 1e-5, "what is kept is scaled");
+    }
 }
 
 /// Every rank drops the same elements of its term of a sum.

@@ -96,6 +96,7 @@ fn a_stream_advances_by_one_for_each_call_whatever_it_draws() {
     let fresh = random::stream();
     random::next_seed();
     assert_eq!(random::stream(), stream, "one call");
+    assert!(format!("{stream:?}").contains(" shared: 1,"), "{stream:?} counts by one");
     assert_ne!(fresh, stream);
 }
 

@@ -1,5 +1,7 @@
 //! A rank that fails inside a sharded model: every other rank returns a typed error naming it.
 
+use std::time::Duration;
+
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
@@ -19,7 +21,7 @@ struct Pair {
 }
 
 fn run(fault: impl Fn(&World, &Pair, Tensor<2>, &Device) -> Result<Tensor<2>, Error> + Sync) -> LaunchError {
-    launch(Launch::threads(4), |world| {
+    launch(Launch::threads(4).deadline(Duration::from_secs(60)), |world| {
         let device = world.device().clone().autodiff();
         let mesh = DeviceMesh::new(world, [4], ["shard"])?;
         let pair = Pair { first: LinearConfig::new(5, 5).init(&device), second: LinearConfig::new(5, 5).init(&device) };

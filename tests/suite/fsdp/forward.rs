@@ -62,7 +62,8 @@ fn several_inputs_and_outputs() {
         |net, x, _| {
             unit(net, x, |net, x| {
                 let a = net.first.forward(x.clone());
-                let b = x.clone() * 2.0;
+                // Gradients go through both.
+                let b = a.clone() * 2.0;
                 let (a, c) = unit(&net.blocks[0], (a, Some(b), 3usize), |block, (a, b, n)| {
                     assert_eq!(n, 3);
                     (block.forward(a + b.unwrap()), x)

@@ -3,9 +3,9 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor, Tolerance};
+use burn::tensor::{Device, Int, Tensor, Tolerance};
 use burn_dtensor::comm::{Launch, Op, launch};
-use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, unit};
+use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, UnitTensors, full_model, fully_shard, unit};
 use burn_dtensor::placement::Placement;
 use itertools::iproduct;
 
@@ -129,4 +129,23 @@ fn tensors_in_a_result_a_box_and_beside_text_are_inputs_and_outputs() {
         })
     }
     compare(2, |net| net, config().reshard_after_forward(ReshardAfterForward::Always), forward);
+}
+
+#[test]
+fn every_container_hands_out_the_floats_inside() {
+    let device = Device::flex();
+    let (float, index) = (|| tensor(1, [2, 3], &device), || Tensor::<1, Int>::zeros([2], &device));
+    fn count<T: UnitTensors>(container: T) -> usize {
+        let mut count = 0;
+        let _ = container.map_floats(&mut |tensor| {
+            count += 1;
+            tensor
+        });
+        count
+    }
+    assert_eq!(count(float()), 1);
+    assert_eq!([count(Some(float())), count(None::<Tensor<2>>)], [1, 0]);
+    assert_eq!([count(Ok::<_, String>(float())), count(Err::<Tensor<2>, _>("none"))], [1, 0]);
+    assert_eq!([count(Box::new(float())), count([float(), float()]), count(vec![float(); 3])], [1, 2, 3]);
+    assert_eq!([count((float(), index(), "text", 3usize)), count((float(), (float(), Some(float()))))], [1, 3]);
 }

@@ -58,6 +58,21 @@ fn inner_calls_come_first_and_keep_their_units() {
 }
 
 #[test]
+fn a_parameter_belongs_to_the_innermost_unit_around_it() {
+    let model = vec![net(&Device::flex())];
+    launch(Launch::threads(2), |world| {
+        let config = FullyShard::new().units(["*", "*.blocks.1"]);
+        let sharded = fully_shard(model.clone(), &mesh(world)?, config)?;
+        for param in named_parameters(&sharded)? {
+            let expected = if param.path.starts_with("0.blocks.1.") { "0.blocks.1" } else { "0" };
+            assert_eq!(&*param.unit, expected, "{}", param.path);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn lazy_parameters_take_the_first_ranks_values() {
     let weights = launch(Launch::threads(4), |world| {
         let device = world.device().clone().autodiff();

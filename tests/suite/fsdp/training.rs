@@ -99,10 +99,17 @@ fn one_unit_trains_as_one_device_whichever_dimension_is_cut() {
         let (expected, losses) = alone(&model, ranks, &Device::flex().autodiff());
         let expected = values(&expected, None);
         assert!(apart(&expected, &values(&model, None)) > 1e-2, "it has learned");
-        for config in [FullyShard::new(), FullyShard::new().shard_placement_fn(largest)] {
+        // A weight is of the features that it takes by those that it makes.
+        let (rows, columns) = ([Placement::Shard(0)], [Placement::Shard(1)]);
+        for (config, cuts) in
+            [(FullyShard::new(), [rows, rows]), (FullyShard::new().shard_placement_fn(largest), [columns, rows])]
+        {
             MeshTest::new([ranks], ["shard"]).run(|mesh| {
                 let device = mesh.device().clone().autodiff();
                 let sharded = fully_shard(on_device(&model, &device), mesh, config.clone())?;
+                for (layer, cut) in sharded.layers.iter().zip(cuts) {
+                    assert_eq!(layer.weight.shard().expect("it is sharded").placements(), cut);
+                }
                 let own = |model: &Mlp, step| Ok(loss(model.forward(batch(step, mesh.rank(), &device))));
                 let (trained, own) = train(sharded, own)?;
                 let diff = apart(&values(&full_model(&trained)?, None), &expected);
@@ -326,6 +333,7 @@ fn shards_wholes_and_gradients_of_any_cut_are_contiguous() {
             });
             let grads = loss(output).backward();
             for layer in &sharded.layers {
+                assert_eq!(layer.weight.shard().expect("it is sharded").placements(), [Placement::Shard(dim)]);
                 assert!(is_contiguous(layer.weight.base()), "a shard along {dim}");
                 let grad = layer.weight.shard_grad(&grads).expect("it is trained");
                 assert!(is_contiguous(grad.to_local()), "a gradient along {dim}");
