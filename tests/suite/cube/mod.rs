@@ -1,5 +1,7 @@
 //! On burn's Cube backend: wgpu, on whatever Vulkan driver there is.
 
+mod devices;
+mod untracked;
 mod weights;
 
 use burn::tensor::{Device, DeviceKind};
