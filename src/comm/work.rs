@@ -1,5 +1,8 @@
 //! [`Work`]: a collective under way.
 
+use burn::backend::DispatchTensor;
+use burn::tensor::{Tensor, kind};
+
 use super::CommError;
 
 /// What a backend implements to hand out a [`Work`].
@@ -34,6 +37,14 @@ impl<T> Work<T> {
     /// See [`Communicator`](super::Communicator).
     pub fn wait(self) -> Result<T, CommError> {
         self.0.wait()
+    }
+}
+
+impl Work<Vec<DispatchTensor>> {
+    /// [`wait`](Self::wait)s for a collective on one tensor.
+    pub(crate) fn single<const D: usize, K: kind::Autodiff>(self) -> Result<Tensor<D, K>, CommError> {
+        let tensor = self.wait()?.pop().expect("a collective returns as many tensors as it takes");
+        Ok(Tensor::from_dispatch(tensor))
     }
 }
 

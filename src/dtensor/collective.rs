@@ -34,7 +34,7 @@ impl<const D: usize, K: Kind> Moving<D, K> {
     pub fn wait(self) -> Result<Tensor<D, K>> {
         match self {
             Self::There(tensor) => Ok(tensor),
-            Self::Many(work) => single(work),
+            Self::Many(work) => Ok(work.single()?),
             Self::One(work) => Ok(Tensor::from_dispatch(work.wait()?)),
         }
     }
@@ -62,11 +62,4 @@ pub(super) fn all_to_all<const D: usize, K: Kind>(
 ) -> Moving<D, K> {
     let piece = Sharded { tensor: piece.into_dispatch(), dim, cut };
     Moving::One(comm.all_to_all(call, piece, to_dim, to_cut))
-}
-
-/// The result of a collective on one tensor.
-pub(super) fn single<const D: usize, K: Kind>(work: Work<Vec<DispatchTensor>>) -> Result<Tensor<D, K>> {
-    let mut tensors = work.wait()?;
-    let tensor = tensors.pop().expect("a collective returns as many tensors as it takes");
-    Ok(Tensor::from_dispatch(tensor))
 }

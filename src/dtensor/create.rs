@@ -18,8 +18,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [this module](super) says.
     ///
     /// # Errors
-    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), or [`PlacementError`](crate::placement::PlacementError) for a
-    /// wrong number of placements or a dimension out of range.
+    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), or
+    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a dimension out of
+    /// range.
     pub fn from_local(local: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
         let layout = Layout::new(mesh.shape(), placements)?;
         layout.check(D)?;

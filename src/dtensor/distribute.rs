@@ -11,7 +11,6 @@
 use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
 
-use super::collective::single;
 use super::local::{as_float, associate, cut, is_require_grad, is_tracked};
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
@@ -32,9 +31,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// broadcast for `R`, among the ranks that are where the source is in the dimensions still to come.
     ///
     /// # Errors
-    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::NotALeaf`], [`DTensorError::Partial`],
-    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a
-    /// dimension out of range, and [`CommError`](crate::comm::CommError) if ranks disagree on the
+    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::NotALeaf`],
+    /// [`DTensorError::Partial`], [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements
+    /// or a dimension out of range, and [`CommError`](crate::comm::CommError) if ranks disagree on the
     /// shape or a collective fails.
     pub fn distribute_tensor(full: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
         Self::distribute_tensor_to(full, mesh, Layout::new(mesh.shape(), placements)?)
@@ -150,10 +149,11 @@ pub(crate) fn send_parts<const D: usize, K: Kind>(
         if taking_part {
             let metas = vec![TensorMeta { shape: Shape::from(shape), dtype: spec.dtype() }];
             let whole = held.take().map(|whole| vec![whole.into_dispatch()]);
-            held = Some(single(match shard.clone() {
+            let work = match shard.clone() {
                 Some(cut) => comm.scatter(call.clone(), whole, metas, vec![cut], source[mesh_dim]),
                 None => comm.broadcast(call.clone(), whole, metas, source[mesh_dim]),
-            })?);
+            };
+            held = Some(work.single()?);
         }
         if let Some((dim, cut)) = shard {
             let group = comm.group();

@@ -177,8 +177,8 @@ pub enum DTensorError {
     },
     /// A transfer was given another tensor than it is of.
     #[error(
-        "rank {rank} brings {found} to a transfer of {expected}; make a `Transfer` of what there is, and give it the part \
-         of every rank of the mesh that it comes from, and `None` on the others"
+        "rank {rank} brings {found} to a transfer of {expected}; make a `Transfer` of what there is, and give it the \
+         part of every rank of the mesh that it comes from, and `None` on the others"
     )]
     TransferOf {
         /// The calling rank.
@@ -190,8 +190,8 @@ pub enum DTensorError {
     },
     /// Gradients cannot come back from a mesh of other ranks.
     #[error(
-        "a tracked tensor cannot go from {from} to {to}: not every rank is in both, and one that is not has no graph to \
-         run backward through; `detach` it, or choose meshes of the same ranks"
+        "a tracked tensor cannot go from {from} to {to}: not every rank is in both, and one that is not has no graph \
+         to run backward through; `detach` it, or choose meshes of the same ranks"
     )]
     TransferTracked {
         /// The mesh that it comes from.

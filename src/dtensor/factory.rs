@@ -14,9 +14,9 @@ use crate::placement::{Layout, Placement};
 
 /// # Factories
 /// `options` are burn's: a device (with or without autodiff), or a device and a dtype. Nothing is
-/// communicated. All fail with [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::Partial`], or
-/// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a
-/// dimension out of range.
+/// communicated. All fail with [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember),
+/// [`DTensorError::Partial`], or [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements
+/// or a dimension out of range.
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Zeros (false).
     ///

@@ -121,6 +121,13 @@ impl<const D: usize> Handles<D> {
         self.made.lock().iter().filter(is_there).find_map(|handle| handle.kept.lock().clone())
     }
 
+    /// Where that is kept: for another node whose backward spends it.
+    pub(super) fn kept(&self, to: &Arc<DTensorSpec>) -> Weak<Kept<D>> {
+        let made = self.made.lock();
+        let there = made.iter().filter(|handle| handle.varying.is_empty() && handle.spec.layout() == to.layout());
+        there.map(|handle| Arc::downgrade(&handle.kept)).next_back().unwrap_or_default()
+    }
+
     /// Adds what was made, in the place of all that is spent.
     fn push(&self, handle: Handle<D>) {
         let mut made = self.made.lock();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use smallvec::SmallVec;
 
-use super::collective::{all_gather, all_to_all, single};
+use super::collective::{all_gather, all_to_all};
 use super::local::cut_dim;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, Sharded};
@@ -91,7 +91,7 @@ impl<const D: usize> Reduced<D> {
                 let reduced = reduced.unwrap_or_else(|| extremum.reduced.clone());
                 let holds = extremum.local.clone().equal(reduced).float().cast(grad.dtype());
                 let holders = vec![holds.clone().into_dispatch()];
-                let holders = single(comm.all_reduce(call.clone(), holders, ReduceOp::Sum))?;
+                let holders = comm.all_reduce(call.clone(), holders, ReduceOp::Sum).single()?;
                 Ok(grad * holds / holders)
             }
             Self::Product(local) => {
@@ -164,7 +164,7 @@ impl<const D: usize> Pullback<D> {
             // The sum's own slice is all that is needed: `S(dim)` -> varying.
             PullbackKind::Slice { dim, cut } => {
                 let grad = Sharded { tensor: grad.into_dispatch(), dim: *dim, cut: cut.clone() };
-                single(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum))
+                Ok(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum).single()?)
             }
             _ => {
                 let grad = all_reduce_sum(self.comm.as_ref(), call, grad)?;
@@ -180,5 +180,5 @@ pub(super) fn all_reduce_sum<const D: usize>(
     call: &Call,
     grad: Tensor<D>,
 ) -> Result<Tensor<D>> {
-    single(comm.all_reduce(call.clone(), vec![grad.into_dispatch()], ReduceOp::Sum))
+    Ok(comm.all_reduce(call.clone(), vec![grad.into_dispatch()], ReduceOp::Sum).single()?)
 }

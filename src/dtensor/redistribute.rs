@@ -104,6 +104,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let Some(gathering) = to.route.gathering().filter(|_| is_tracked(&self.local)) else { return Ok(there) };
         let mesh_dims = gathering.mesh_dims;
         let (from, route, whole) = (self.spec.clone(), to.route.clone(), as_float(there.local.clone()));
+        // Its own node may never run: gradients that arrive where it varies are all there are.
+        let kept = handles.map(|handles| handles.kept(&there.spec)).unwrap_or_default();
         let (local, known) = (as_float(self.local), Mutex::new(SmallVec::<[(Dims, Tensor<D>); 1]>::new()));
         let origin = Origin::new("style");
         let make = move |varying: &[usize]| {
@@ -112,7 +114,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
                 return tensor.clone();
             }
             let gathering = route.gathering().expect("it gathered when it was walked");
-            let tensor = gathering.varying(local.clone(), &from, whole.clone(), varying, origin.clone()).or_unwind();
+            let tensor = gathering.varying(local.clone(), &from, whole.clone(), varying, kept.clone(), origin.clone());
+            let tensor = tensor.or_unwind();
             known.push((varying.into(), tensor.clone()));
             tensor
         };

@@ -245,13 +245,15 @@ impl Route {
 
 impl Gathering<'_> {
     /// What `local` was gathered to, `whole`, with a second node in the graph: there its gradient is summed over the
-    /// mesh dimensions `varying`, some of those gathered. Local: no communication.
+    /// mesh dimensions `varying`, some of those gathered. When backward has run that node, what is `kept` is let go.
+    /// Local: no communication.
     pub(super) fn varying<const D: usize>(
         &self,
         local: Tensor<D>,
         from: &Arc<DTensorSpec>,
         whole: Tensor<D>,
         varying: &[usize],
+        kept: Weak<Kept<D>>,
         origin: Origin,
     ) -> Result<Tensor<D>> {
         let legs = self.route.legs(from, varying, true)?;
@@ -265,7 +267,7 @@ impl Gathering<'_> {
             call: from.call_as(Call::new(self.route.label.clone()), from.dtype()).in_phase(Phase::Backward),
             casts: None,
             origin,
-            kept: Weak::new(),
+            kept,
         };
         Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op))))
     }

@@ -203,7 +203,7 @@ impl DTensorSpec {
     }
 
     /// The same tensor in another element type.
-    pub(super) fn with_dtype(&self, dtype: DType) -> Self {
+    pub(crate) fn with_dtype(&self, dtype: DType) -> Self {
         Self { dtype, ..self.clone() }
     }
 }
@@ -230,4 +230,47 @@ pub(super) fn check_layout(mesh: &DeviceMesh, layout: &Layout, shape: &Shape) ->
         return Err(DTensorError::LayoutMesh { layout, mesh }.into());
     }
     Ok(layout.check_shape(shape)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+
+    use super::*;
+    use crate::comm::{Launch, launch};
+    use crate::placement::Placement::{Replicate, Shard};
+
+    /// What is wanted of `[2, 3]` ranks, of a tensor laid out so, and what is left of it.
+    #[test]
+    fn a_shard_is_dropped_for_the_dimension_alone_that_would_leave_a_rank_empty() {
+        let (r, s) = (Some(Replicate), |dim| Some(Shard(dim)));
+        let run = launch(Launch::threads(6), |world| -> Result<()> {
+            let mesh = DeviceMesh::new(world, [2, 3], ["dp", "tp"])?;
+            for (shape, own, wanted, left) in [
+                // Both fit, one of them does, none does.
+                ([4, 3], [Replicate; 2], [s(0), s(1)], [s(0), s(1)]),
+                ([4, 2], [Replicate; 2], [s(0), s(1)], [s(0), r]),
+                ([1, 3], [Replicate; 2], [s(0), s(1)], [r, s(1)]),
+                ([1, 2], [Replicate; 2], [s(0), s(1)], [r, r]),
+                // Four rows over two ranks and three, but not over six: of chunks of chunks one would have none.
+                ([4, 9], [Replicate; 2], [s(0), s(0)], [r, r]),
+                // A dimension that stays cut counts, and stays.
+                ([4, 9], [Shard(0), Replicate], [None, s(0)], [None, r]),
+                ([4, 9], [Shard(0), Replicate], [None, s(1)], [None, s(1)]),
+                ([4, 9], [Shard(0), Replicate], [r, s(0)], [r, r]),
+                ([6, 9], [Shard(0), Replicate], [None, s(0)], [None, s(0)]),
+                // What stays cut and leaves a rank empty is no affair of another dimension.
+                ([1, 9], [Shard(0), Replicate], [None, s(1)], [None, s(1)]),
+                // There is nothing that any rank could have.
+                ([0, 9], [Replicate; 2], [s(0), s(1)], [s(0), s(1)]),
+            ] {
+                let layout = Layout::new(mesh.shape(), &own)?;
+                let spec = DTensorSpec::new(&mesh, layout, Shape::from(shape), DType::F32)?;
+                let found = spec.with_elements(wanted.into_iter().collect());
+                assert_eq!(found[..], left, "{wanted:?} of {shape:?} as {own:?}");
+            }
+            Ok(())
+        });
+        run.unwrap_or_else(|error| panic!("{error}"));
+    }
 }

@@ -8,6 +8,7 @@ use burn::tensor::{DType, Shape, Slice, Tensor};
 use parking_lot::Mutex;
 
 use super::distribute::check_no_partial;
+use super::kind::is_of_kind;
 use super::local::{associate, cut, is_tracked};
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
@@ -122,7 +123,8 @@ impl Transfer {
     /// Every rank of both meshes; a rank of neither may call it, and has no part in it. In backward, too.
     ///
     /// # Errors
-    /// [`DTensorError::TransferOf`] for another tensor than the transfer is of, or `None`;
+    /// [`DTensorError::TransferOf`] for another tensor than the transfer is of, or `None`, and, also on ranks that
+    /// only take a part, for another number of dimensions or kind;
     /// [`DTensorError::TransferTracked`] on the ranks that have the tracked tensor, which is for them to return: the
     /// others wait for it until they have, and end. [`CommError`](crate::comm::CommError) if a collective fails.
     #[track_caller]
@@ -173,6 +175,8 @@ impl Transfer {
         let (mesh, layout) = &self.from;
         let found = match x {
             _ if D != self.shape.num_dims() => format!("a tensor of {D} dimensions"),
+            // Of those that a rank only takes, nothing else tells.
+            _ if !is_of_kind::<K>(self.dtype) => format!("a tensor of kind {}", K::name()),
             Some(x) if !x.mesh().congruent(mesh) || x.layout() != layout => x.spec.to_string(),
             Some(x) if (&x.shape(), x.dtype()) != (&self.shape, self.dtype) => x.spec.to_string(),
             None if mesh.coordinate().is_some() => "no part".into(),

@@ -55,8 +55,8 @@ impl<const D: usize> DTensor<D> {
     /// In forward and in backward: every rank of the mesh.
     ///
     /// # Errors
-    /// [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange), or [`CommError`](crate::comm::CommError) if a
-    /// collective fails.
+    /// [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange), or [`CommError`](crate::comm::CommError) if
+    /// a collective fails.
     #[track_caller]
     pub fn gather_vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
@@ -101,12 +101,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use burn::tensor::Tensor;
 
-    use crate::comm::{Launch, launch};
+    use crate::comm::{Launch, Op, launch};
     use crate::dtensor::DTensor;
     use crate::mesh::DeviceMesh;
-    use crate::placement::Placement::Shard;
+    use crate::placement::Layout;
+    use crate::placement::Placement::{Replicate, Shard};
 
     /// A leaf outlives its backward by an optimizer step and more.
     #[test]
@@ -124,6 +128,56 @@ mod tests {
             let grads = gathered.sum().backward();
             assert_eq!(kept(), 0, "before anything else is asked of the leaf");
             assert!(x.local().grad(&grads).is_some());
+            Ok(())
+        });
+        run.unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// A gathered input whose readers all compute different things: its own node has no gradient to pull.
+    #[test]
+    fn what_a_style_gathered_goes_with_the_node_that_varies() {
+        let run = launch(Launch::threads(2), |world| -> crate::Result<()> {
+            let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+            let leaf = Tensor::<2>::ones([4, 2], &world.device().clone().autodiff()).require_grad();
+            let x = DTensor::distribute_local(leaf, &mesh, &[Shard(0)])?;
+            let whole = x.clone().redistribute_each(&[Some(Replicate)])?;
+            let kept = || {
+                let made = x.handles.get().expect("it has a clone").made.lock();
+                made.iter().filter(|handle| handle.kept.lock().is_some()).count()
+            };
+            assert_eq!(kept(), 1);
+            let grads = whole.vary(&[0])?.sum().backward();
+            assert_eq!(kept(), 0, "before anything else is asked of the leaf");
+            assert!(x.local().grad(&grads).is_some());
+            Ok(())
+        });
+        run.unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The owner's handle varies over one mesh dimension, and is gathered over the other.
+    #[test]
+    fn a_way_behind_an_owners_handle_is_walked_once() {
+        let run = launch(Launch::threads(4), |world| -> crate::Result<()> {
+            let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
+            let leaf = Tensor::<2>::ones([4, 2], &world.device().clone().autodiff()).require_grad();
+            let x = DTensor::distribute_local(leaf, &mesh, &[Replicate, Shard(0)])?;
+            let local = x.local().clone();
+            let made = Arc::new(AtomicUsize::new(0));
+            let count = made.clone();
+            let x = x.with_varied(
+                &[0],
+                Arc::new(move |_| {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    local.clone()
+                }),
+            );
+            world.ledger().reset();
+            let layout = Layout::replicate(mesh.shape())?;
+            for _ in 0..3 {
+                assert_eq!(x.shared_handle(&layout, &[0], "test")?.dims(), [4, 2]);
+            }
+            assert!(made.load(Ordering::Relaxed) > 0, "the owner was asked");
+            assert_eq!(world.ledger().calls(Op::AllGather), 1);
             Ok(())
         });
         run.unwrap_or_else(|error| panic!("{error}"));

@@ -47,8 +47,8 @@ use crate::{Error, Result};
 /// `unit` and burn's optimizers cannot know.
 ///
 /// Records hold this rank's shards, and of each that is less than its parameter which part it is: they load on ranks
-/// that hold the same part, as replicas do, and burn's error names the part that is missing in any other. An optimizer's
-/// record does not say whose it is.
+/// that hold the same part, as replicas do, and burn's error names the part that is missing in any other. An
+/// optimizer's record does not say whose it is.
 ///
 /// Of a model that is also [`parallelized`](crate::parallel::parallelize), before or after, each rank's
 /// tensor-parallel shard is cut once more, and units move nothing but that shard. `mesh` and the

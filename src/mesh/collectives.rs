@@ -7,7 +7,7 @@ use burn::tensor::{Tensor, kind};
 
 use super::DeviceMesh;
 use crate::Result;
-use crate::comm::{Call, Communicator, ReduceOp, Sharded, TensorMeta, Work};
+use crate::comm::{Call, Communicator, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
 /// # Collectives of plain tensors
@@ -51,7 +51,7 @@ impl DeviceMesh {
         source: usize,
     ) -> Result<Tensor<D, K>> {
         let metas = vec![meta(&tensor)];
-        single(self.all()?.broadcast(self.call(), Some(plain(tensor)), metas, source))
+        Ok(self.all()?.broadcast(self.call(), Some(plain(tensor)), metas, source).single()?)
     }
 
     /// This rank's [chunk](crate::placement::chunk) of dimension `dim` of the whole that the rank at position
@@ -70,7 +70,7 @@ impl DeviceMesh {
         source: usize,
     ) -> Result<Tensor<D, K>> {
         let (metas, cuts) = (vec![meta(&whole)], vec![(dim, chunks(&whole, dim, 1))]);
-        single(self.all()?.scatter(self.call(), Some(plain(whole)), metas, cuts, source))
+        Ok(self.all()?.scatter(self.call(), Some(plain(whole)), metas, cuts, source).single()?)
     }
 
     /// The parts of all ranks, of one shape, joined along `dim`.
@@ -86,7 +86,7 @@ impl DeviceMesh {
         dim: usize,
     ) -> Result<Tensor<D, K>> {
         let cut = chunks(&part, dim, self.size());
-        single(self.all()?.all_gather(self.call(), sharded(part, dim, cut)))
+        Ok(self.all()?.all_gather(self.call(), sharded(part, dim, cut)).single()?)
     }
 
     /// This rank's [chunk](crate::placement::chunk) of dimension `dim` of what all ranks' tensors reduce to.
@@ -103,7 +103,7 @@ impl DeviceMesh {
         op: ReduceOp,
     ) -> Result<Tensor<D, K>> {
         let cut = chunks(&whole, dim, 1);
-        single(self.all()?.reduce_scatter(self.call(), sharded(whole, dim, cut), op))
+        Ok(self.all()?.reduce_scatter(self.call(), sharded(whole, dim, cut), op).single()?)
     }
 
     /// From parts of `dim`, of one shape, to [chunks](crate::placement::chunk) of `to_dim`: the result is whole
@@ -151,9 +151,4 @@ fn sharded<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>, dim: usize, 
 /// Chunks of `times` the length of `dim`. Of a dimension that is missing the communicator says so.
 fn chunks<const D: usize, K: kind::Autodiff>(tensor: &Tensor<D, K>, dim: usize, times: usize) -> Cut {
     Cut::Chunks(tensor.dims().get(dim).map_or(0, |len| len * times))
-}
-
-fn single<const D: usize, K: kind::Autodiff>(work: Work<Vec<DispatchTensor>>) -> Result<Tensor<D, K>> {
-    let tensor = work.wait()?.pop().expect("a collective returns as many tensors as it takes");
-    Ok(Tensor::from_dispatch(tensor))
 }

@@ -57,7 +57,8 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Dropout {
 /// is a [`DTensor`], and the layer's `forward_dtensor` is right.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution) unless `prob` is in `0..1`, and as [`random::tensor`].
+/// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution) unless `prob` is in `0..1`,
+/// and as [`random::tensor`].
 #[must_use]
 #[track_caller]
 pub fn dropout<const D: usize>(x: Tensor<D>, prob: f64) -> Tensor<D> {

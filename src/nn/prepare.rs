@@ -16,8 +16,9 @@ use crate::placement::Placement;
 ///
 /// Inputs and outputs are tensors, plain ones or [`DTensor`]s, or tuples, `Option`s and `Vec`s of such. A plain tensor
 /// is this rank's part of one on the module's mesh, placed as declared, or `Replicate`: so a block over DTensors
-/// stands inside an ordinary model. Parts are of equal shape, as [`from_local`](DTensor::from_local) takes them. A module
-/// that the plan does not prepare takes and returns what it is given. What else the forward reads the closure captures.
+/// stands inside an ordinary model. Parts are of equal shape, as [`from_local`](DTensor::from_local) takes them. A
+/// module that the plan does not prepare takes and returns what it is given. What else the forward reads the closure
+/// captures.
 ///
 /// An input that comes as a shard and is desired whole is gathered once, and where layers inside compute different
 /// things with it on every rank, its gradient is reduce-scattered.

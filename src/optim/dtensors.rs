@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::optim::{Adafactor, DynOptimizer, DynState, Lamb, LearningRate, Muon, Optimizer, StateSink, StateSource};
 use burn::tensor::Tensor;
 
-use super::state::{ParameterState, describe, join, layout_error};
+use super::state::{ParameterState, describe, layout_error};
 use super::{OptimError, OptimizerState};
 use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec};
@@ -145,9 +145,9 @@ impl DTensorOptimizer {
     /// Local, but for optimizers that look at whole parameters: then every rank of the parameters' meshes.
     ///
     /// # Errors
-    /// [`OptimError::Foreign`] for the state of another optimizer, [`OptimError::Shape`] for tensors that are not laid
-    /// out as their parameter, [`OptimError::ElementType`], and [`Error::Comm`](crate::Error::Comm) if a collective
-    /// fails. The optimizer is then as it was.
+    /// [`OptimError::Foreign`] for the state of another optimizer, [`OptimError::Shape`] for tensors of another shape
+    /// than their parameter's, which is cut, [`OptimError::ElementType`], and [`Error::Comm`](crate::Error::Comm) if a
+    /// collective fails. The optimizer is then as it was.
     pub fn load(&mut self, state: OptimizerState) -> Result<()> {
         let load = |(path, state): (String, ParameterState)| {
             let kept = Kept { state: self.loaded(&path, &state)?, spec: state.spec };
@@ -159,18 +159,14 @@ impl DTensorOptimizer {
 
     fn loaded(&self, path: &str, state: &ParameterState) -> Result<DynState> {
         let ParameterState { spec, tensors, scalars } = state;
+        let data: Vec<_> = match self.whole {
+            true => {
+                tensors.iter().map(|(field, tensor)| Ok((field.clone(), tensor.full_data()?))).collect::<Result<_>>()?
+            }
+            false => state.parts(path)?,
+        };
         let mut source = StateSource::new(scalars.clone());
-        for (field, tensor) in tensors {
-            let data = if self.whole {
-                tensor.full_data()?
-            } else if tensor.spec().layout() == spec.layout() && tensor.spec().shape() == spec.shape() {
-                tensor.local_data()
-            } else {
-                let (found, expected) = (tensor.spec().local_shape().to_vec(), spec.local_shape().to_vec());
-                return Err(OptimError::Shape { name: join(path, field), found, expected }.into());
-            };
-            source.insert_tensor(field.clone(), data);
-        }
+        data.into_iter().for_each(|(field, data)| source.insert_tensor(field, data));
         let loaded = self.optimizer.state_unflatten(spec.shape().num_dims(), "", &mut source, spec.mesh().device());
         let found = loaded.as_ref().map(|loaded| self.flat(loaded));
         state.check_loaded(path, found.as_ref())?;

@@ -39,10 +39,12 @@ pub enum OptimError {
         /// Those of the parameter.
         param: String,
     },
-    /// A rank has state that says nothing of the whole parameter.
+    /// What is remembered of a parameter that is cut is no part of a tensor of its shape: an optimizer that steps parts
+    /// has made it of one, or would have to make one of it.
     #[error(
-        "the optimizer's `{name}` has shape {found:?} on this rank, whose part of the parameter is {expected:?}: it is \
-         no part of a state of the whole parameter; step it with `DTensorOptimizer::on_whole_parameters`"
+        "the optimizer's `{name}` has shape {found:?} on this rank, whose part of the parameter is {expected:?}: such a \
+         state goes with the whole parameter alone; keep the parameter `Replicate`, or step it as a DTensor, with a \
+         `DTensorOptimizer`, to be told `on_whole_parameters` if the optimizer is your own"
     )]
     Shape {
         /// Path and field.

@@ -9,9 +9,9 @@
 //!
 //! A model that was sharded or parallelized is stepped by burn's own
 //! [`ModuleOptimizer`](burn::optim::ModuleOptimizer), and [`optimizer_state`] is what that remembers. Parameters that
-//! are [`DTensor`](crate::dtensor::DTensor)s without a module are stepped by a [`DTensorOptimizer`]. Either's state is an
-//! [`OptimizerState`]: DTensors laid out as their parameters, by the parameters' paths and burn's names of its fields.
-//! It follows parameters to another layout or mesh ([`OptimizerState::redistribute`]), and its whole, a
+//! are [`DTensor`](crate::dtensor::DTensor)s without a module are stepped by a [`DTensorOptimizer`]. Either's state is
+//! an [`OptimizerState`]: DTensors laid out as their parameters, by the parameters' paths and burn's names of its
+//! fields. It follows parameters to another layout or mesh ([`OptimizerState::redistribute`]), and its whole, a
 //! [`FullOptimizerState`], is saved and [laid out](FullOptimizerState::distribute) again on any mesh.
 //!
 //! ```

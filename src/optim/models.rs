@@ -19,7 +19,8 @@ use crate::{Error, Result};
 const RANK: &str = "__rank";
 
 /// Paths, and how the parameters are laid out, of a distributed model: what
-/// [`FullOptimizerState::distribute`](super::FullOptimizerState::distribute) and [`OptimizerState::redistribute`] go by.
+/// [`FullOptimizerState::distribute`](super::FullOptimizerState::distribute) and [`OptimizerState::redistribute`] go
+/// by.
 ///
 /// # Errors
 /// As [`optimizer_state`].
@@ -34,8 +35,8 @@ pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTen
 ///
 /// # Errors
 /// [`OptimError::Shape`] for an optimizer that has made something else of a shard than a part of what it makes of the
-/// whole, as `Adafactor` does, and [`ParamError::Replaced`](crate::param::ParamError::Replaced) as
-/// [`named_parameters`](crate::fsdp::named_parameters).
+/// whole, as `Adafactor` does of a matrix; of a parameter that every rank holds whole there is no such thing. And
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) as [`named_parameters`](crate::fsdp::named_parameters).
 pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<OptimizerState> {
     let mut states = Record::of(optim)?.states;
     let mut params = BTreeMap::new();
@@ -52,9 +53,10 @@ pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<
 /// communication.
 ///
 /// # Errors
-/// [`OptimError::NoParameter`] for a path that the model has not, [`OptimError::Layout`] for state that is not laid out
-/// as the parameter, [`OptimError::Foreign`] for the state of another optimizer, [`OptimError::ElementType`], and as
-/// [`optimizer_state`].
+/// [`OptimError::NoParameter`] for a path that the model has not, [`OptimError::Layout`] for state of a parameter that
+/// is laid out otherwise, [`OptimError::Shape`] for a tensor of another shape than its parameter's, such as
+/// `Adafactor`'s means over rows and columns, where the parameter is cut, [`OptimError::Foreign`] for the state of
+/// another optimizer, [`OptimError::ElementType`], and as [`optimizer_state`].
 pub fn load_optimizer_state<M: Module>(
     optim: ModuleOptimizer,
     model: &M,
@@ -66,13 +68,11 @@ pub fn load_optimizer_state<M: Module>(
     let find = |path: &String| parameters.get(path).ok_or_else(|| OptimError::no_parameter(path, parameters.keys()));
     for (path, state) in &state.params {
         let Parameter { id, spec } = find(path)?;
-        let laid_out = |of: &DTensorSpec| of.layout() == spec.layout() && of.shape() == spec.shape();
-        if state.spec != *spec || !state.tensors.values().all(|tensor| laid_out(tensor.spec())) {
+        if state.spec != *spec {
             return Err(layout_error(path, &state.spec, spec).into());
         }
-        let tensors = state.tensors.iter().map(|(field, tensor)| (field.clone(), tensor.local_data()));
         let scalars = state.scalars.iter().map(|(field, scalar)| (field.clone(), *scalar));
-        let sink = StateSink { tensors: tensors.collect(), scalars: scalars.collect() };
+        let sink = StateSink { tensors: state.parts(path)?, scalars: scalars.collect() };
         record.paths.insert(id.to_string(), path.clone());
         record.states.insert(*id, (Scalar::from(spec.shape().num_dims()), sink));
     }

@@ -129,10 +129,10 @@ impl ParameterState {
     /// Of what a state was flattened to. `whole` says that it is of the whole parameter, not of this rank's part.
     pub(super) fn new(path: &str, spec: &Arc<DTensorSpec>, sink: StateSink, whole: bool) -> Result<Self> {
         let tensors = sink.tensors.into_iter().map(|(field, data)| {
-            let tensor = if whole {
+            let tensor = if whole || is_whole(spec) {
                 StateTensor::cut(data, spec)?
             } else if data.shape() == &spec.local_shape() {
-                StateTensor::part(data, spec)?
+                StateTensor::part(data, spec)
             } else {
                 let (found, expected) = (data.shape().to_vec(), spec.local_shape().to_vec());
                 return Err(OptimError::Shape { name: join(path, &field), found, expected }.into());
@@ -144,6 +144,22 @@ impl ParameterState {
             tensors: tensors.collect::<Result<_>>()?,
             scalars: sink.scalars.into_iter().collect(),
         })
+    }
+
+    /// Its tensors as an optimizer has them that steps this rank's part of the parameter at `path`.
+    ///
+    /// # Errors
+    /// [`OptimError::Shape`] for one that is no part of a tensor of the parameter's shape, where the parameter is cut.
+    pub(super) fn parts(&self, path: &str) -> Result<Vec<(String, TensorData)>, OptimError> {
+        let part = |(field, tensor): (&String, &StateTensor)| {
+            let laid_out = tensor.spec.layout() == self.spec.layout() && tensor.spec.shape() == self.spec.shape();
+            if laid_out || is_whole(&self.spec) && is_whole(&tensor.spec) {
+                return Ok((field.clone(), tensor.local_data()));
+            }
+            let (found, expected) = (tensor.spec.local_shape().to_vec(), self.spec.local_shape().to_vec());
+            Err(OptimError::Shape { name: join(path, field), found, expected })
+        };
+        self.tensors.iter().map(part).collect()
     }
 
     /// Whether an optimizer has taken all of it, as it is: `loaded` is what it has then.
@@ -191,10 +207,10 @@ impl StateTensor {
     }
 
     /// This rank's part of a tensor as the parameter of `spec` is laid out.
-    fn part(data: TensorData, spec: &DTensorSpec) -> Result<Self> {
-        let spec = DTensorSpec::new(spec.mesh(), spec.layout().clone(), spec.shape().clone(), data.dtype())?.shared();
+    fn part(data: TensorData, spec: &DTensorSpec) -> Self {
+        let spec = spec.with_dtype(data.dtype()).shared();
         let local = with_dims!(spec.shape().num_dims(), D => tensor::<D>(data, spec.mesh()).into_dispatch());
-        Ok(Self { spec, local })
+        Self { spec, local }
     }
 
     /// A whole tensor, which every rank has, cut as the parameter of `spec` if it has its shape.
@@ -224,6 +240,11 @@ impl StateTensor {
     pub(super) fn full_data(&self) -> Result<TensorData> {
         with_dims!(self.spec.shape().num_dims(), D => Ok(self.typed::<D>().full_tensor()?.into_data()))
     }
+}
+
+/// Whether every rank holds all of it, so that an optimizer sees the whole in what it takes for a part.
+fn is_whole(spec: &DTensorSpec) -> bool {
+    spec.placements().iter().all(|placement| placement.is_replicate())
 }
 
 /// In its own element type, not the device's default.

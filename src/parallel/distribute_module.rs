@@ -1,14 +1,17 @@
-//! [`distribute_module`], and the [`Boundary`] between plain tensors and a distributed module.
+//! [`distribute_module`], with the [`Styles`] it asks for, and the [`Boundary`] between plain tensors and a
+//! distributed module.
 
 use burn::module::Module;
 
-use super::{Plan, Style, parallelize};
+use super::{ParallelError, Plan, Style, parallelize};
 use crate::Result;
 use crate::mesh::DeviceMesh;
 use crate::param::Inventory;
+use crate::placement::Placement;
 
 /// [`parallelize`] by a function instead of patterns: `partition` is asked for each parameter, by path and global
-/// shape, for its placement or style.
+/// shape, for its placement or style; on a mesh of several dimensions for an array of as many, such as
+/// `[Replicate, Shard(0)]`.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -56,20 +59,52 @@ use crate::param::Inventory;
 /// As [`parallelize`]; `partition` must answer alike on every rank.
 ///
 /// # Errors
-/// As [`parallelize`]: on a mesh of several dimensions, which a style alone does not name
-/// ([`MeshDims`](super::ParallelError::MeshDims): pass a slice); of a model that has been distributed before,
-/// [`AlreadyParallelized`](super::ParallelError::AlreadyParallelized).
-pub fn distribute_module<M: Module, S: Into<Style>>(
+/// [`ParallelError::Styles`] for another number of styles than the mesh has dimensions, and as [`parallelize`]: of a
+/// model that has been distributed before, [`ParallelError::AlreadyParallelized`].
+pub fn distribute_module<M: Module, S: Into<Styles>>(
     module: M,
     mesh: &DeviceMesh,
     mut partition: impl FnMut(&str, &[usize]) -> S,
 ) -> Result<M> {
-    let plan = Inventory::of(&module).params.iter().fold(Plan::new(), |plan, found| {
-        let path = found.path();
-        let style = partition(&path, found.global_shape());
-        plan.with(path, style)
-    });
+    let mut plan = Plan::new();
+    for found in &Inventory::of(&module).params {
+        let param = found.path();
+        let Styles(styles) = partition(&param, found.global_shape()).into();
+        if styles.len() != mesh.ndim() {
+            return Err(ParallelError::Styles { param, given: styles.len(), mesh: mesh.to_string() }.into());
+        }
+        let named = mesh.names().iter().zip(styles);
+        plan = named.fold(plan, |plan, (name, style)| plan.on(name, Plan::new().with(&param, style)));
+    }
     parallelize(module, mesh, plan)
+}
+
+/// What a parameter is given on each dimension of a mesh: a [`Style`] or [`Placement`], or an array or `Vec` of them.
+#[derive(Debug, Clone)]
+pub struct Styles(Vec<Style>);
+
+impl From<Style> for Styles {
+    fn from(style: Style) -> Self {
+        Self(vec![style])
+    }
+}
+
+impl From<Placement> for Styles {
+    fn from(placement: Placement) -> Self {
+        Self(vec![placement.into()])
+    }
+}
+
+impl<S: Into<Style>, const N: usize> From<[S; N]> for Styles {
+    fn from(styles: [S; N]) -> Self {
+        Self(styles.map(Into::into).into())
+    }
+}
+
+impl<S: Into<Style>> From<Vec<S>> for Styles {
+    fn from(styles: Vec<S>) -> Self {
+        Self(styles.into_iter().map(Into::into).collect())
+    }
 }
 
 /// What becomes of inputs before a module's forward, and of outputs after it: where a program has plain tensors and

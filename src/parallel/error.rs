@@ -17,6 +17,19 @@ pub enum ParallelError {
         /// The mesh.
         mesh: String,
     },
+    /// A function gave a parameter another number of styles than the mesh has dimensions.
+    #[error(
+        "parameter `{param}` is given {given} styles on {mesh}: give one for each dimension of the mesh, such as \
+         `[Replicate, Shard(0)]`, or slice the mesh: `mesh.slice(\"tp\")`"
+    )]
+    Styles {
+        /// Path of the parameter.
+        param: String,
+        /// How many it is given.
+        given: usize,
+        /// The mesh.
+        mesh: String,
+    },
     /// A style was given to a layer it does not know.
     #[error(
         "the style {style} of pattern `{pattern}` does not know what becomes of `{param}` in a {layer} on mesh \

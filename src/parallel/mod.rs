@@ -31,7 +31,7 @@ mod parallelize;
 mod plan;
 mod resolve;
 
-pub use distribute_module::{Boundary, distribute_module};
+pub use distribute_module::{Boundary, Styles, distribute_module};
 pub use error::ParallelError;
 pub use parallelize::parallelize;
 pub use plan::Plan;

@@ -20,10 +20,10 @@ use crate::placement::Layout;
 ///
 /// The model's type does not change. Every parameter becomes a DTensor on `mesh`, which is usually a slice
 /// (`mesh.slice("tp")?`): placed as the plan says, or `Replicate` where it says nothing. For a mesh of several
-/// dimensions the plan says for which of them each entry is ([`Plan::on`]). Layers over [`DTensor`](crate::dtensor::DTensor) read it by
-/// [`param.dtensor()`](crate::fsdp::ParamExt::dtensor); burn's own layers compute with the whole
-/// weight, on every rank the same. The optimizer steps this rank's shard, which restricts it as
-/// [`fully_shard`](crate::fsdp::fully_shard) says.
+/// dimensions the plan says for which of them each entry is ([`Plan::on`]). Layers over
+/// [`DTensor`](crate::dtensor::DTensor) read it by [`param.dtensor()`](crate::fsdp::ParamExt::dtensor); burn's own
+/// layers compute with the whole weight, on every rank the same. The optimizer steps this rank's shard, which restricts
+/// it as [`fully_shard`](crate::fsdp::fully_shard) says.
 ///
 /// Records hold this rank's shards and load where the same part is held: a record of the whole model is loaded before,
 /// and saved from [`full_model`](crate::fsdp::full_model). Parameters are replaced before, too, as
@@ -73,8 +73,8 @@ use crate::placement::Layout;
 /// sharded already, so must every rank of its meshes.
 ///
 /// # Errors
-/// [`ParallelError`](super::ParallelError) and [`ParamError`](crate::param::ParamError) for a wrong mesh or plan, before any
-/// value moves;
+/// [`ParallelError`](super::ParallelError) and [`ParamError`](crate::param::ParamError) for a wrong mesh or plan,
+/// before any value moves;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result<M> {
     let planned = resolve(&plan, Inventory::of(&model), mesh)?;

@@ -79,8 +79,7 @@ fn with_dtype(spec: &Arc<DTensorSpec>, dtype: DType) -> Arc<DTensorSpec> {
     if spec.dtype() == dtype {
         return spec.clone();
     }
-    let cast = DTensorSpec::new(spec.mesh(), spec.layout().clone(), spec.shape().clone(), dtype);
-    cast.expect("the layout fits the mesh and the shape").shared()
+    spec.with_dtype(dtype).shared()
 }
 
 thread_local! {

@@ -18,9 +18,9 @@ use crate::Result;
 /// One all-gather per unit; of a unit that is only partly in `model`, just those parameters. Then one
 /// for each of its parameters that is sharded over tensor-parallel ranks. Before them comes
 /// [`sync_buffers`], which makes running statistics equal on all ranks, also those of `model`. The result
-/// holds the whole model on every rank, and shares nothing that a forward writes; for a model that only one rank has the
-/// memory for, see [`full_model_on`]. Adapters of ignored weights (LoRA) are merged into them. Ids, mappers, devices and
-/// training state are kept, so it saves, loads and trains as if it had never been sharded.
+/// holds the whole model on every rank, and shares nothing that a forward writes; for a model that only one rank has
+/// the memory for, see [`full_model_on`]. Adapters of ignored weights (LoRA) are merged into them. Ids, mappers,
+/// devices and training state are kept, so it saves, loads and trains as if it had never been sharded.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it.
@@ -55,6 +55,7 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
 ///     }
 ///     Ok(())
 /// })?;
+/// # std::fs::remove_file(file.with_extension("bpk"))?;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
@@ -63,8 +64,8 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
 ///
 /// # Errors
 /// [`ParamError::NotSharded`] for a model without distributed parameters, which every rank has already,
-/// [`ParamError::Replaced`] as [`full_model`], [`ParamError::NotOfMesh`] if `rank`, a global one, is not of their mesh, and
-/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+/// [`ParamError::Replaced`] as [`full_model`], [`ParamError::NotOfMesh`] if `rank`, a global one, is not of their mesh,
+/// and [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
     let walk = walk(model);
     check_whole(model, &walk)?;

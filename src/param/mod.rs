@@ -1,7 +1,7 @@
 //! Distributed parameters: stored as this rank's shard, read as the whole, moved unit by unit.
 //!
-//! What [`fully_shard`](crate::fsdp::fully_shard) and [`parallelize`](crate::parallel::parallelize) make of a parameter is
-//! one thing, a [`DistributedParameter`]: they differ in over which ranks it is cut. Units of parameters
+//! What [`fully_shard`](crate::fsdp::fully_shard) and [`parallelize`](crate::parallel::parallelize) make of a parameter
+//! is one thing, a [`DistributedParameter`]: they differ in over which ranks it is cut. Units of parameters
 //! are gathered and reduced here, whoever made them.
 //!
 //! | to find | look in |

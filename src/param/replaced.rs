@@ -1,8 +1,8 @@
 //! [`check_whole`]: whether all parameters of a distributed model still are.
 //!
 //! A parameter that is assigned anew, or made of the old one (`param.map(..)`, `param.set_require_grad(..)`), has lost
-//! its [`DistributedParameter`](super::DistributedParameter): it is not gathered, nobody reduces its gradient, and ranks
-//! drift apart. Where the others were when they were distributed tells which module that call was for:
+//! its [`DistributedParameter`](super::DistributedParameter): it is not gathered, nobody reduces its gradient, and
+//! ranks drift apart. Where the others were when they were distributed tells which module that call was for:
 //!
 //! ```text
 //!   when distributed   blocks.0.weight       blocks.0.weight      blocks.0.weight      weight

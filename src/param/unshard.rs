@@ -33,8 +33,8 @@ impl UnshardHandle {
 /// Every rank of the unit's mesh must call it.
 ///
 /// # Errors
-/// [`ParamError`](super::ParamError) if `module` is no unit, or a parameter of it was replaced. A failing collective shows in
-/// [`wait`](UnshardHandle::wait), or in the unit's forward.
+/// [`ParamError`](super::ParamError) if `module` is no unit, or a parameter of it was replaced. A failing collective
+/// shows in [`wait`](UnshardHandle::wait), or in the unit's forward.
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
     let (unit, shards) = unit_of(module)?;
     unit.unshard(shards);

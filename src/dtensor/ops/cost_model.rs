@@ -12,8 +12,9 @@ use crate::placement::Sent;
 /// Without one, counts decide, so that a program's layouts do not depend on how long its tensors are: the
 /// fewest collectives in forward, then the least sent in it, then backward
 /// ([operators](super#how-layouts-are-chosen)). With one, time decides, of tensors as long as they are, forward
-/// and backward together: a collective takes [`call`](Self::call), and what a rank sends by the bandwidth of
-/// the mesh dimension that it is sent along, of several the slowest.
+/// and backward together: a collective takes what a [call](Self::with_call) does, and what a rank sends by the
+/// [bandwidth](Self::with_bandwidth) of the mesh dimension that it is sent along, of
+/// several the slowest.
 ///
 /// ```
 /// use burn_dtensor::dtensor::ops::CostModel;
@@ -31,16 +32,11 @@ use crate::placement::Sent;
 /// collectives then end with [`CommError::Mismatch`](crate::comm::CommError::Mismatch).
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostModel {
-    /// Seconds that a collective takes whatever it sends. Default: 6.6e-6, what PyTorch counts.
-    pub call: f64,
-    /// Bytes that a rank sends in a second. Default: 87.7e9, what PyTorch counts between devices of a host.
-    pub bandwidth: f64,
-    /// The same along mesh dimensions of these names.
-    pub bandwidths: BTreeMap<String, f64>,
-    /// What a second in backward counts beside one in forward. Default: 1; 0 where no gradients are taken. Of
-    /// operands that can have one: whether an operand has is not asked, so that layouts are the same with and
-    /// without.
-    pub backward: f64,
+    call: f64,
+    bandwidth: f64,
+    /// Along mesh dimensions of these names.
+    bandwidths: BTreeMap<String, f64>,
+    backward: f64,
 }
 
 impl Default for CostModel {
@@ -50,7 +46,7 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// With another [`call`](Self::call).
+    /// With so many seconds that a collective takes whatever it sends. Default: 6.6e-6, what PyTorch counts.
     ///
     /// # Panics
     /// If it is negative, or no number.
@@ -60,7 +56,8 @@ impl CostModel {
         Self { call: seconds, ..self }
     }
 
-    /// With another [`bandwidth`](Self::bandwidth).
+    /// With so many bytes that a rank sends in a second. Default: 87.7e9, what PyTorch counts between devices of a
+    /// host.
     ///
     /// # Panics
     /// If it is not positive.
@@ -69,7 +66,7 @@ impl CostModel {
         Self { bandwidth: checked(bytes_per_second), ..self }
     }
 
-    /// With another bandwidth along mesh dimensions of this name.
+    /// With another [bandwidth](Self::with_bandwidth) along mesh dimensions of this name.
     ///
     /// # Panics
     /// If it is not positive.
@@ -79,7 +76,9 @@ impl CostModel {
         self
     }
 
-    /// With another [`backward`](Self::backward).
+    /// With what a second in backward counts beside one in forward. Default: 1; 0 where no gradients are taken. Of
+    /// operands that can have one: whether an operand has is not asked, so that layouts are the same with and
+    /// without.
     ///
     /// # Panics
     /// If it is negative, or no number.
@@ -90,12 +89,7 @@ impl CostModel {
     }
 
     /// Runs `f` with operators of the calling rank choosing by this model.
-    ///
-    /// # Panics
-    /// If a field is what its `with_` refuses.
     pub fn run<T>(&self, f: impl FnOnce() -> T) -> T {
-        let checked = Self::default().with_call(self.call).with_bandwidth(self.bandwidth).with_backward(self.backward);
-        self.bandwidths.iter().fold(checked, |model, (name, &bandwidth)| model.with_bandwidth_of(name, bandwidth));
         Scope { model: self.number(), ..Scope::current() }.run(f)
     }
 

@@ -8,6 +8,7 @@
 use burn::tensor::{DType, Device, Shape, Tensor, kind};
 
 use crate::dtensor::Kind;
+use crate::dtensor::kind::is_of_kind;
 use crate::dtensor::local::{as_float, zeros};
 
 /// What results without elements are made of: zero in the graph of all inputs, and their element types.
@@ -36,18 +37,13 @@ impl Blank {
 
     /// A result of this shape, of no elements.
     pub(super) fn make<const O: usize, K: Kind>(&self, shape: &Shape) -> Tensor<O, K> {
-        let of_kind = |dtype: &&DType| match K::KIND {
-            kind::Kind::Float => dtype.is_float(),
-            kind::Kind::Bool => dtype.is_bool(),
-            kind::Kind::Int => !dtype.is_float() && !dtype.is_bool(),
-        };
         if K::KIND == kind::Kind::Float
             && let Some(zero) = &self.zero
         {
             return Tensor::from_dispatch(zero.clone().expand::<O, _>(shape.clone()).into_dispatch());
         }
         let device = self.device.as_ref().expect("an operator has an input");
-        match self.dtypes.iter().find(of_kind) {
+        match self.dtypes.iter().find(|dtype| is_of_kind::<K>(**dtype)) {
             Some(&dtype) => Tensor::zeros(shape.clone(), (device, dtype)),
             None => Tensor::zeros(shape.clone(), device),
         }

@@ -39,8 +39,11 @@ impl Operator {
     /// The decision for `rule` on these inputs, from this thread's cache.
     ///
     /// # Errors
-    /// [`MeshMismatch`](crate::dtensor::DTensorError::MeshMismatch) and [`RankMismatch`](crate::dtensor::DTensorError::RankMismatch);
-    /// [`Operands`](crate::dtensor::DTensorError::Operands) of the rule; [`ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution) under [`RedistributePolicy::Deny`].
+    /// [`MeshMismatch`](crate::dtensor::DTensorError::MeshMismatch) and
+    /// [`RankMismatch`](crate::dtensor::DTensorError::RankMismatch);
+    /// [`Operands`](crate::dtensor::DTensorError::Operands) of the rule;
+    /// [`ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution) under
+    /// [`RedistributePolicy::Deny`].
     pub fn resolve<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Self>> {
         let operator = decision(rule, inputs)?;
         match &operator.0.implicit {

@@ -1,5 +1,6 @@
-//! Images as columns of blocks, and back. Blocks lie across spatial dimensions, which are whole; a channel's
-//! elements of a block follow each other, so that whole channels may be cut:
+//! burn's [`module::unfold4d`] and [`module::fold4d`]: images as columns of blocks, and back. Windows along one
+//! dimension, `Tensor::unfold`, are in [`windows`](super::windows). Blocks lie across spatial dimensions, which are
+//! whole; a channel's elements of a block follow each other, so that whole channels may be cut:
 //!
 //! | | input | output | |
 //! |---|---|---|---|

@@ -77,7 +77,8 @@ impl Window {
         Reach { input: start..end, needs, made }
     }
 
-    /// What a transposed convolution adds behind the elements that it spreads, for [`reach_spread`](Self::reach_spread).
+    /// What a transposed convolution adds behind the elements that it spreads, for
+    /// [`reach_spread`](Self::reach_spread).
     pub(super) fn behind(self, kernel: usize) -> usize {
         self.stride.saturating_sub(self.extent(kernel).unwrap_or(0))
     }

@@ -1,4 +1,6 @@
-//! Windows along a dimension, which is whole on every rank: windows reach over the edge of a shard.
+//! burn's [`Tensor::unfold`](burn::tensor::Tensor::unfold): windows along a dimension, which is whole on every rank, as
+//! they reach over the edge of a shard. Images as columns of blocks, `module::unfold4d`, are in
+//! [`unfold`](super::unfold).
 
 use burn::tensor::{AsIndex, Shape};
 
@@ -38,8 +40,9 @@ impl Rule for Unfold {
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// All whole windows of `size` elements along `dim`, one every `step` elements, as burn's
-    /// [`unfold`](burn::tensor::Tensor::unfold): the windows take the place of `dim`, and a last dimension of
-    /// their elements comes new.
+    /// [`Tensor::unfold`](burn::tensor::Tensor::unfold): the windows take the place of `dim`, and a last dimension of
+    /// their elements comes new. Blocks of images are
+    /// [`module::unfold4d`](crate::dtensor::ops::module::unfold4d).
     #[must_use]
     #[track_caller]
     pub fn unfold<const D2: usize, I: AsIndex>(self, dim: I, size: usize, step: usize) -> DTensor<D2, K> {

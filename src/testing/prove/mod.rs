@@ -10,7 +10,8 @@
 //! Each [`Case`] is run with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks (of
 //! several inputs in 128, 96 and 64 at most), and in [as many as time allows](prove_with) on 1 x 2, 2 x 2,
 //! 2 x 3 and 2 x 2 x 2: Replicate, a shard of every dimension, and every partial placement, its parts
-//! different from rank to rank. Then with ragged cuts, beside chunks, replicas and partial sums, on 2 and 2 x 2 ranks. Compared are
+//! different from rank to rank. Then with ragged cuts, beside chunks, replicas and partial sums, on 2 and 2 x 2 ranks.
+//! Compared are
 //!
 //! * the full value of every output, on every rank;
 //! * of every float input the gradient that each rank holds, against the true derivative by what
@@ -102,8 +103,8 @@ pub fn prove(cases: &[Case]) -> Report {
 /// Tries every case in combinations of layouts; [the module](self) says how.
 ///
 /// Of chunks, on meshes of one dimension and of one input on 2 x 2, these are all combinations there
-/// are, but for cases of so many inputs that there are hundreds. Else some are tried, up to half of them without partial placements, the rest spread evenly over all.
-/// The report says of how many.
+/// are, but for cases of so many inputs that there are hundreds. Else some are tried, up to half of them without
+/// partial placements, the rest spread evenly over all. The report says of how many.
 ///
 /// A combination in which a rank panics or does not come is wrong, and ends the launch; the others
 /// go on in a new one. After ten such failures the rest of a case is not tried on that mesh.

@@ -56,7 +56,8 @@ fn values_and_gradients_are_those_of_the_whole() {
     }
 }
 
-/// What is brought there is so once, with its gradient's sum: of a shard that varies one all-gather, one reduce-scatter.
+/// What is brought there is so once, with its gradient's sum: of a shard that varies one all-gather, one
+/// reduce-scatter.
 #[test]
 fn inputs_are_redistributed_where_that_is_asked_for() {
     use burn_dtensor::comm::Op::{AllGather, ReduceScatter};

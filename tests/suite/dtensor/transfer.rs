@@ -165,6 +165,10 @@ fn what_cannot_be_transferred_is_refused_with_a_remedy() {
             assert!(error.to_string().contains("`detach` it"), "{error}");
             transfer.run(Some(DTensor::from_local_with_shape(leaf.to_local().inner(), &a, &[S(0)], SHAPE)?))?;
         } else {
+            // It has no tensor that would tell.
+            let error = error_of(transfer.run::<2, Int>(None));
+            let DTensorError::TransferOf { found, .. } = transfer_error(&error) else { panic!("{error}") };
+            assert_eq!(found, "a tensor of kind Int");
             assert_eq!(transfer.run::<2, burn::tensor::Float>(None)?.expect("in the second").local().dims(), [2, 4]);
         }
         let partial = Transfer::new(SHAPE, DType::F32, (&a, rows()), (&b, Layout::new(&[2], &[SUM])?));

@@ -248,6 +248,14 @@ fn local_parts_have_the_heads_of_their_features() {
         assert_eq!(local_heads(&x(24, &[S(2), S(2)])?, 8), 2);
         assert_eq!(local_heads(&x(24, &[S(2), S(0)])?, 8), 4);
         assert_eq!(local_heads(&x(24, &[R, S(1)])?, 3), 3);
+        // Ragged batches cut no head; features of given lengths may.
+        let ragged = |placements: &[Placement], lengths: [usize; 2]| {
+            let layout = Layout::new(mesh.shape(), placements)?.with_lengths(0, lengths)?;
+            DTensor::distribute_local_to(Tensor::<3>::ones([4, 3, 24], mesh.device()), mesh, layout)
+        };
+        assert_eq!(local_heads(&ragged(&[S(0), S(2)], [1, 3])?, 8), 4);
+        let error = refused(|| local_heads(&ragged(&[S(2), R], [9, 15]).expect("it can be cut so"), 8));
+        assert!(matches!(&error, Error::DTensor(DTensorError::Operands { operator: "local_heads", .. })), "{error}");
         for (features, heads) in [(24, 2), (24, 6), (20, 8), (24, 0)] {
             let x = x(features, &[S(2), S(2)])?;
             let error = refused(|| local_heads(&x, heads));

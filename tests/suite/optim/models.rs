@@ -25,6 +25,12 @@ fn train(optim: &mut ModuleOptimizer, mut model: Vec<Linear>, steps: std::ops::R
     model
 }
 
+/// `optim` after two steps of a model on one device.
+fn alone_after(optim: &mut ModuleOptimizer, model: &Vec<Linear>) -> ModuleOptimizer {
+    train(optim, on_device(model, &Device::flex().autodiff()), 0..2);
+    optim.clone()
+}
+
 /// burn's record, with paths in the place of ids.
 fn recorded(optim: &ModuleOptimizer, model: &Vec<Linear>) -> FullOptimizerState {
     struct Paths(Vec<String>, BTreeMap<String, String>);
@@ -206,6 +212,45 @@ fn what_does_not_fit_is_a_typed_error() {
         let sharded = train(&mut optim, distribute(plain, mesh)?, 0..1);
         let Err(Error::Optim(error)) = optimizer_state(&optim, &sharded) else { panic!("no part of the whole's") };
         assert!(matches!(&error, OptimError::Shape { name, .. } if name.starts_with("0.weight.")), "{error}");
+        Ok(())
+    });
+}
+
+/// burn's means over rows and columns, which are of the whole.
+#[test]
+fn a_state_of_the_whole_is_refused_where_the_parameter_is_cut() {
+    let plain = layers(true);
+    let mut alone = AdafactorConfig::new().init();
+    let whole = recorded(&alone_after(&mut alone, &plain), &plain);
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let sharded = distribute(on_device(&plain, &mesh.device().clone().autodiff()), mesh)?;
+        let state = whole.clone().distribute(parameter_specs(&sharded)?)?;
+        let Err(Error::Optim(error)) = load_optimizer_state(AdafactorConfig::new().init(), &sharded, state) else {
+            panic!("no part of the whole's")
+        };
+        let OptimError::Shape { name, expected, .. } = &error else { panic!("{error}") };
+        assert!(name.starts_with("0.weight."), "{error}");
+        assert_eq!(*expected, [if mesh.rank() == 0 { 3 } else { 2 }, 4]);
+        assert!(error.to_string().contains("DTensorOptimizer"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_state_of_the_whole_is_taken_and_loaded_where_every_rank_has_the_whole() {
+    let plain = layers(true);
+    let mut alone = AdafactorConfig::new().init();
+    let half = recorded(&alone_after(&mut alone, &plain), &plain);
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let replicated = || parallelize(on_device(&plain, &mesh.device().clone().autodiff()), mesh, Plan::new());
+        let mut optim = AdafactorConfig::new().init();
+        let model = train(&mut optim, replicated()?, 0..2);
+        assert_eq!(optimizer_state(&optim, &model)?.full()?, half);
+        let state = half.clone().distribute(parameter_specs(&model)?)?;
+        let mut loaded = load_optimizer_state(AdafactorConfig::new().init(), &model, state)?;
+        let (went_on, again) = (train(&mut optim, model.clone(), 2..4), train(&mut loaded, model, 2..4));
+        assert_eq!(values(&full_model(&went_on)?, None), values(&full_model(&again)?, None));
+        assert_eq!(optimizer_state(&loaded, &again)?.full()?, optimizer_state(&optim, &went_on)?.full()?);
         Ok(())
     });
 }

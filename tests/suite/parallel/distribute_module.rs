@@ -70,16 +70,20 @@ fn close(left: &[f32], right: &[f32]) {
     assert_eq!(far, None);
 }
 
-#[test]
-fn a_module_distributed_by_a_function_computes_as_on_one_device() {
+/// Of one device: the output, and the gradients of `up.weight` and `norm.gamma`.
+fn alone() -> [Vec<f32>; 3] {
     let device = Device::flex().autodiff();
     let whole = Mlp::new(&device);
     let y = whole.plain(input(&device));
     let grads = GradientsParams::from_grads(y.clone().square().sum().backward(), &whole);
-    let expected: Vec<f32> = y.into_data().iter::<f32>().collect();
-    let weight: Vec<f32> = grads.get::<2>(whole.up.weight.id).unwrap().into_data().iter::<f32>().collect();
-    let gamma: Vec<f32> = grads.get::<1>(whole.norm.gamma.id).unwrap().into_data().iter::<f32>().collect();
+    let weight = grads.get::<2>(whole.up.weight.id).unwrap().into_data();
+    let gamma = grads.get::<1>(whole.norm.gamma.id).unwrap().into_data();
+    [y.into_data(), weight, gamma].map(|data| data.iter::<f32>().collect())
+}
 
+#[test]
+fn a_module_distributed_by_a_function_computes_as_on_one_device() {
+    let [expected, weight, gamma] = alone();
     for ranks in [2, 3] {
         MeshTest::new([ranks], ["tp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
@@ -138,6 +142,43 @@ fn errors_of_the_functions_and_of_a_second_application_are_told() {
         assert!(matches!(error, Error::Parallel(ParallelError::Placement { .. })), "{error:?}");
         Ok(())
     });
+}
+
+/// Features over `tp`, and over `cp` what they are features of.
+#[test]
+fn a_function_places_on_each_dimension_of_a_mesh() {
+    let [expected, weight, gamma] = alone();
+    for shape in [[2, 2], [2, 3]] {
+        MeshTest::new(shape, ["cp", "tp"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let others = |shape: &[usize]| shape.iter().position(|&len| len != HIDDEN).filter(|_| shape.len() > 1);
+            let mlp = distribute_module(Mlp::new(&device), mesh, |path, shape| {
+                [others(shape).map_or(R, S), by_features(path, shape)]
+            })?;
+            assert_eq!(mlp.up.weight.dtensor()?.placements(), [S(0), S(1)]);
+            assert_eq!(mlp.down.weight.dtensor()?.placements(), [S(1), S(0)]);
+            assert_eq!(mlp.up.bias.as_ref().expect("it has one").dtensor()?.placements(), [R, S(0)]);
+            assert_eq!(mlp.norm.gamma.dtensor()?.placements(), [R, R]);
+            let x = DTensor::distribute_local(input(&device), mesh, &[R, R])?;
+            let y = mlp.forward(x).full_tensor()?;
+            let values: Vec<f32> = y.clone().into_data().iter::<f32>().collect();
+            close(&values, &expected);
+            let grads = GradientsParams::from_grads(y.square().sum().backward(), &mlp);
+            let full = full_grads(&mlp, &grads)?;
+            close(&full["up.weight"], &weight);
+            close(&full["norm.gamma"], &gamma);
+
+            for given in [vec![S(0)], vec![R, R, S(0)]] {
+                let error = distribute_module(Mlp::new(&device), mesh, |_, _| given.clone()).unwrap_err();
+                let Error::Parallel(ParallelError::Styles { given: count, .. }) = &error else { panic!("{error}") };
+                assert_eq!(*count, given.len());
+                assert!(error.to_string().contains(&format!("given {count} styles on {mesh}")), "{error}");
+            }
+            let error = distribute_module(Mlp::new(&device), mesh, |_, _| R).unwrap_err();
+            assert!(matches!(error, Error::Parallel(ParallelError::Styles { given: 1, .. })), "{error}");
+            Ok(())
+        });
+    }
 }
 
 /// Sharded before, it is asked by the shapes of whole parameters.

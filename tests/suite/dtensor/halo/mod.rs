@@ -6,7 +6,8 @@ mod trial;
 use burn::tensor::ops::{
     AvgPoolOptions, ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions,
 };
-use burn::tensor::{Tensor, module};
+use burn::tensor::{DType, Tensor, module};
+use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::dtensor::ops::module as sharded;
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::{Layout, Placement};
@@ -364,4 +365,25 @@ fn a_ragged_cut_stays_ragged() {
         Ok(did)
     });
     alike(did);
+}
+
+/// 5 / 3 is no number of single precision.
+#[test]
+fn averages_without_padding_are_of_double_precision_where_the_input_is() {
+    let options =
+        || AvgPoolOptions::new([5]).with_stride([1]).with_padding_pairs([(2, 2)]).with_count_include_pad(false);
+    for ranks in [2, 3] {
+        on_mesh(&[ranks], |_, mesh| {
+            let whole = Tensor::<3>::from_data([[[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]]], (mesh.device(), DType::F64));
+            let expected = module::avg_pool1d(whole.clone(), options()).into_data().try_to_vec::<f64>().unwrap();
+            let x = DTensor::distribute_local(whole, mesh, &[S(2)])?;
+            let found = sharded::avg_pool1d(x, options());
+            assert_eq!(found.placements(), [S(2)]);
+            let found = found.full_tensor()?.into_data().try_to_vec::<f64>().unwrap();
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!((found / expected - 1.0).abs() < 1e-14, "{found} and {expected}");
+            }
+            Ok(())
+        });
+    }
 }
