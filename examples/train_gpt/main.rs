@@ -41,7 +41,9 @@ fn run(settings: &Settings) -> Result<bool> {
         settings.text.len(),
         report::by(&settings.mesh)
     );
-    let outcomes = launch(Launch::threads(settings.ranks()).device(settings.device.device()), |world| train::train(settings, world))?;
+    let outcomes = launch(Launch::threads(settings.ranks()).device(settings.device.device()), |world| {
+        train::train(settings, world)
+    })?;
     let outcome = &outcomes[0];
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
     println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s\n", settings.steps, outcome.tokens_per_s);

@@ -9,9 +9,13 @@ use std::sync::LazyLock;
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::device_handle::DeviceHandle;
-use cubecl::environment::stream::StreamId;
 use cubecl::server::Handle;
-use cubecl_server::memory_management::{ManagedMemoryHandle, ManagedMemoryId};
+use cubecl_server::memory_management::{ErrorGraph, ManagedMemoryHandle, ManagedMemoryId, MemoryManagement};
+use cubecl_server::runtime::Runtime;
+use cubecl_server::storage::ComputeStorage;
+#[cfg(feature = "cuda")]
+use cubecl_server::stream::FailureStore;
+use cubecl_server::stream::WriteScoped;
 use parking_lot::RwLock;
 
 /// The names whose memory comes and goes.
@@ -54,18 +58,18 @@ impl Lent {
         id(&self.handle)
     }
 
-    /// Takes the memory away, after everything that was asked of the device so far.
+    /// Takes the memory away, after everything that the calling thread has asked of the device so far.
     pub(crate) fn take(&self) {
-        move_memory(self.handle.clone(), ManagedMemoryHandle::new());
+        rename(self.handle.clone(), ManagedMemoryHandle::new());
     }
 
     /// Puts the memory that `tensor` is in, which nobody else uses, under the name.
     pub(crate) fn give(&self, tensor: CubeTensor) {
         let tensor = match tensor.handle.stream == self.handle.stream {
             true => tensor,
-            false => on_stream(tensor, self.handle.stream),
+            false => beside(tensor, &self.handle),
         };
-        move_memory(tensor.handle, self.handle.memory.clone());
+        rename(tensor.handle, self.handle.memory.clone());
     }
 }
 
@@ -75,21 +79,21 @@ impl Drop for Lent {
     }
 }
 
-/// A copy of the whole allocation that `tensor` is in, in memory of `stream`: each stream has pools of its own.
-fn on_stream(tensor: CubeTensor, stream: StreamId) -> CubeTensor {
-    let CubeTensor { mut client, handle, device, dtype, .. } = tensor;
+/// A copy of the whole allocation that `tensor` is in, in memory of the stream of `other`: each has pools of its own.
+fn beside(tensor: CubeTensor, other: &Handle) -> CubeTensor {
+    let CubeTensor { mut client, handle: mut whole, device, dtype, .. } = tensor;
     // SAFETY: the stream only decides where the copy is and in which order it is made; the device's thread makes
     // streams wait for what they read of others, whichever thread asks.
-    unsafe { client.set_stream(stream) };
-    let len = handle.size() as usize / dtype.size();
-    let whole = Handle { offset_start: None, offset_end: None, ..handle };
+    unsafe { client.set_stream(other.stream) };
+    (whole.offset_start, whole.offset_end) = (None, None);
+    let len = whole.size() as usize / dtype.size();
     CubeTensor::new_contiguous(client, device, [len].into(), whole, dtype).copy()
 }
 
 #[cfg(feature = "wgpu")]
-type WgpuServer = <cubecl::wgpu::WgpuRuntime as cubecl_server::runtime::Runtime>::Server;
+type WgpuServer = <cubecl::wgpu::WgpuRuntime as Runtime>::Server;
 #[cfg(feature = "cuda")]
-type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>::Server;
+type CudaServer = <cubecl::cuda::CudaRuntime as Runtime>::Server;
 
 fn is_movable(handle: &Handle) -> bool {
     let runs_on = |server| handle.service.service == server;
@@ -104,43 +108,45 @@ fn is_movable(handle: &Handle) -> bool {
     false
 }
 
-/// Renames the memory of `from` to `to`, on the device's own thread. What had the name `from` has none any more.
-fn move_memory(from: Handle, to: ManagedMemoryHandle) {
+/// Has the device's own thread give the memory named `from` the name `to`, in the order of what it is asked. Nothing
+/// is named `from` any more.
+///
+/// What the pool then hands out again is written to by the stream that the memory is of, after what that stream has
+/// read. Other streams read such memory where other threads of the program do. wgpu's have handed their work to the
+/// queue first; CUDA's must have been waited for by those threads.
+fn rename(from: Handle, to: ManagedMemoryHandle) {
     let (device, server) = (from.service.device, from.service.service);
     #[cfg(feature = "wgpu")]
     if server == TypeId::of::<WgpuServer>() {
-        DeviceHandle::<WgpuServer>::new(device).submit(move |server| {
-            let (stream, failures) = cubecl_server::stream::WriteScoped::write_streams(server).stream_and_failures(&from.stream);
-            rename(&mut stream.memory, from.memory, to, failures);
+        return DeviceHandle::<WgpuServer>::new(device).submit(move |server| {
+            let streams = server.write_streams();
+            if from.memory.is_bound() {
+                streams.flush_all();
+            }
+            let (stream, failures) = streams.stream_and_failures(&from.stream);
+            rename_in(&mut stream.memory, from.memory, to, failures);
         });
-        return;
     }
     #[cfg(feature = "cuda")]
     if server == TypeId::of::<CudaServer>() {
-        DeviceHandle::<CudaServer>::new(device).submit(move |server| {
-            use cubecl_server::stream::FailureStore;
-            let (pool, failures) = cubecl_server::stream::WriteScoped::write_streams(server).split();
-            if let Some(stream) = pool.try_get_mut(&from.stream) {
-                rename(&mut stream.memory_management_gpu, from.memory, to, failures.graph_mut());
+        return DeviceHandle::<CudaServer>::new(device).submit(move |server| {
+            let (streams, failures) = server.write_streams().split();
+            if let Some(stream) = streams.try_get_mut(&from.stream) {
+                rename_in(&mut stream.memory_management_gpu, from.memory, to, failures.graph_mut());
             }
         });
-        return;
     }
-    unreachable!("memory is lent on runtimes that know how to move it");
+    unreachable!("only what is movable is lent");
 }
 
-/// Renames an allocation. One that another stream still reads keeps its name, and its memory.
-fn rename<S: cubecl_server::storage::ComputeStorage>(
-    memory: &mut cubecl_server::memory_management::MemoryManagement<S>,
+fn rename_in<S: ComputeStorage>(
+    memory: &mut MemoryManagement<S>,
     from: ManagedMemoryHandle,
     to: ManagedMemoryHandle,
-    failures: &mut cubecl_server::memory_management::ErrorGraph,
+    failures: &mut ErrorGraph,
 ) {
-    if from.is_bound() {
-        return;
-    }
-    let cursor = memory.get_cursor(from.clone().binding()).unwrap_or(0);
-    if let Err(error) = memory.bind(from, to, cursor, failures) {
-        log::error!("a unit's memory cannot be taken back: {error}");
+    let cursor = memory.get_cursor(from.clone().binding());
+    if let Err(error) = cursor.and_then(|cursor| memory.bind(from, to, cursor, failures)) {
+        log::error!("the memory of a gathered weight has no name: {error}");
     }
 }

@@ -64,9 +64,7 @@ impl MeshTest {
             Some(device) => config.device(device.clone()),
             None => config,
         };
-        launch(config, |world| {
-            body(&DeviceMesh::new(world, &self.shape, &self.names)?)
-        })
+        launch(config, |world| body(&DeviceMesh::new(world, &self.shape, &self.names)?))
     }
 }
 

@@ -4,9 +4,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::{
-    BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, TensorMetadata,
-};
+use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, TensorMetadata};
 use burn::tensor::{Bytes, DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 

@@ -1,5 +1,7 @@
 //! Models without autodiff: which shards a gathered weight was made of is told by their memory.
 
+use std::sync::LazyLock;
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
@@ -7,7 +9,7 @@ use burn_dtensor::fsdp::{FullyShard, fully_shard, unit, unshard};
 use burn_dtensor::testing::MeshTest;
 
 use super::device;
-use crate::fsdp::support::on_device;
+use crate::fsdp::support::{on_device, values};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -23,9 +25,12 @@ impl ModuleMapper for Shift {
     }
 }
 
-fn net() -> Net {
-    Net { layer: LinearConfig::new(3, 4).init(&Device::flex()) }
-}
+/// Drawn once: ranks that draw at once share the state of the generator.
+static NET: LazyLock<Net> = LazyLock::new(|| {
+    let net = Net { layer: LinearConfig::new(3, 4).init(&Device::flex()) };
+    let _ = values(&net, None);
+    net
+});
 
 fn output(net: &Net, device: &Device) -> Vec<f32> {
     let x = Tensor::<2>::ones([1, 3], device);
@@ -41,7 +46,7 @@ fn shifted(before: &[f32], after: &[f32]) -> bool {
 fn what_was_gathered_of_older_shards_is_not_used() {
     MeshTest::new([2], ["shard"]).device(device()).run(|mesh| {
         let device = mesh.device().clone();
-        let model = fully_shard(on_device(&net(), &device), mesh, FullyShard::new())?;
+        let model = fully_shard(on_device(&*NET, &device), mesh, FullyShard::new())?;
         let before = output(&model, &device);
         unshard(&model)?;
         assert_eq!(output(&model, &device), before, "gathered ahead of the same shards");
@@ -57,13 +62,11 @@ fn what_was_gathered_of_older_shards_is_not_used() {
 fn a_clone_with_other_shards_has_its_own_weights() {
     MeshTest::new([2], ["shard"]).device(device()).run(|mesh| {
         let device = mesh.device().clone();
-        let student = fully_shard(on_device(&net(), &device), mesh, FullyShard::new())?;
+        let student = fully_shard(on_device(&*NET, &device), mesh, FullyShard::new())?;
         let teacher = student.clone().map(&mut Shift);
         let before = output(&student, &device);
         let x = Tensor::<2>::ones([1, 3], &device);
-        let read = unit(&student, x, |student, x| {
-            (student.layer.forward(x.clone()), teacher.layer.forward(x))
-        });
+        let read = unit(&student, x, |student, x| (student.layer.forward(x.clone()), teacher.layer.forward(x)));
         let [own, other] = [read.0, read.1].map(|output| output.into_data().try_to_vec::<f32>().unwrap());
         assert_eq!(own, before);
         assert!(shifted(&own, &other), "{own:?} {other:?}");

@@ -1,11 +1,12 @@
 //! Gathered weights: their values, and their memory, which units take back.
 
+use std::sync::LazyLock;
+
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::{Device, Int, Tensor};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, unit};
-use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 
 use super::device;
@@ -22,7 +23,8 @@ const WIDTH: usize = 64;
 const BLOCKS: usize = 6;
 const TOKENS: [usize; 2] = [4, 5];
 
-fn net() -> Net {
+/// The weights of every test: drawn once, since ranks that draw at once share the state of the generator.
+static NET: LazyLock<Net> = LazyLock::new(|| {
     let device = Device::flex();
     device.seed(7);
     let net = Net {
@@ -32,7 +34,7 @@ fn net() -> Net {
     };
     let _ = values(&net, None);
     net
-}
+});
 
 /// Three-dimensional inputs: burn's `linear` reshapes its weight for them, and the graph keeps that view.
 fn forward(net: &Net, tokens: Tensor<2, Int>) -> Tensor<3> {
@@ -65,7 +67,7 @@ fn f32s(tensor: Tensor<1>) -> Vec<f32> {
 /// Losses of five steps on one CPU with the samples of all ranks, and the weights.
 fn reference(ranks: usize) -> (Vec<f32>, Vec<f32>) {
     let device = Device::flex().autodiff();
-    let mut model = on_device(&net(), &device);
+    let mut model = on_device(&*NET, &device);
     let mut optim = AdamWConfig::new().init();
     let mut losses = Vec::new();
     for step in 0..5 {
@@ -84,7 +86,7 @@ fn five_sharded_steps_agree_with_one_cpu() {
         let (losses, weights) = reference(ranks);
         let trained = MeshTest::new([ranks], ["shard"]).device(device()).run(|mesh| {
             let device = mesh.world().device().clone().autodiff();
-            let mut model = fully_shard(on_device(&net(), &device), mesh, config())?;
+            let mut model = fully_shard(on_device(&*NET, &device), mesh, config())?;
             let mut optim = AdamWConfig::new().init();
             let mut losses = Vec::new();
             for step in 0..5 {
@@ -104,37 +106,70 @@ fn five_sharded_steps_agree_with_one_cpu() {
     }
 }
 
-/// Bytes of the device in use, once every rank has come here.
-fn in_use(mesh: &DeviceMesh) -> burn_dtensor::Result<u64> {
-    mesh.world().device().sync().expect("the device works");
-    mesh.barrier("used")?;
-    let usage = mesh.world().device().memory_pool_usage().expect("a Cube device knows");
-    mesh.barrier("read")?;
-    Ok(usage.bytes_in_use)
+/// The first block's weight, kept past its unit.
+fn kept(net: &Net, x: Tensor<3>) -> (Tensor<2>, Tensor<3>) {
+    let mut kept = None;
+    let y = unit(&net.blocks[0], x, |block, x| {
+        kept = Some(block.weight.val());
+        block.forward(x)
+    });
+    (kept.expect("set in forward"), y)
 }
 
 #[test]
-fn after_forward_no_gathered_weight_is_in_memory() {
-    let used = |reshard: ReshardAfterForward| {
-        let used = MeshTest::new([2], ["shard"]).device(device()).run(|mesh| {
-            let device = mesh.world().device().clone().autodiff();
-            let config = FullyShard::new().units(["embedding", "blocks.*"]).reshard_after_forward(reshard);
-            let model = fully_shard(on_device(&net(), &device), mesh, config)?;
-            let tokens = tokens(0, mesh.world().rank(), &device);
-            let mut used = Vec::new();
-            for _ in 0..2 {
-                used.push(in_use(mesh)?);
-                let loss = loss(&model, tokens.clone());
-                used.push(in_use(mesh)?);
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                used.push(in_use(mesh)?);
-                drop(grads);
-            }
-            Ok(used)
-        });
-        used[0].clone()
-    };
-    let (kept, taken) = (used(ReshardAfterForward::Never), used(ReshardAfterForward::Always));
-    println!("{kept:?} {taken:?}");
-    panic!();
+fn a_weight_that_was_taken_back_is_an_error_and_after_backward_what_it_was() {
+    let expected = NET.blocks[0].weight.val().into_data();
+    MeshTest::new([2], ["shard"]).device(device()).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = fully_shard(on_device(&*NET, &device), mesh, config())?;
+        let (weight, y) = kept(&model, Tensor::ones([1, 2, WIDTH], &device));
+        let _ = y.sum().backward();
+        assert_eq!(weight.into_data(), expected);
+        Ok(())
+    });
+    let failure = MeshTest::new([2], ["shard"]).device(device()).run_failing(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = fully_shard(on_device(&*NET, &device), mesh, config())?;
+        let (weight, y) = kept(&model, Tensor::ones([1, 2, WIDTH], &device));
+        let read = (weight * 2.0).into_data();
+        let _ = y.sum().backward();
+        Ok(read)
+    });
+    let text = failure.to_string();
+    assert!(text.contains("different allocation"), "{text}");
+}
+
+#[test]
+fn a_weight_may_leave_its_unit_as_an_output() {
+    MeshTest::new([2], ["shard"]).device(device()).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = fully_shard(on_device(&*NET, &device), mesh, config())?;
+        let weight = unit(&model.blocks[0], (), |block, ()| block.weight.val());
+        let sum = unit(&model.blocks[1], (), |block, ()| block.weight.val().detach());
+        let [first, second] = [0, 1].map(|block| NET.blocks[block].weight.val().into_data());
+        assert_eq!((weight.into_data(), sum.into_data()), (first, second));
+        Ok(())
+    });
+}
+
+#[test]
+fn another_thread_may_run_backward() {
+    MeshTest::new([2], ["shard"]).device(device()).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = fully_shard(on_device(&*NET, &device), mesh, config())?;
+        let plain = on_device(&*NET, &device);
+        let tokens = tokens(0, 0, &device);
+        let grads = |model: &Net, loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), model);
+        let expected = grads(&plain, loss(&plain, tokens.clone()));
+        let sharded = loss(&model, tokens);
+        let found = std::thread::scope(|scope| scope.spawn(|| grads(&model, sharded)).join().expect("backward"));
+        let whole = plain.blocks[2].weight.clone();
+        let whole = expected.get::<2>(whole.id).expect("trained");
+        let rank = mesh.world().rank();
+        let part = whole.slice_dim(0, rank * WIDTH / 2..(rank + 1) * WIDTH / 2);
+        let found = found.get::<2>(model.blocks[2].weight.id).expect("trained");
+        let far = (found - part).abs().max().into_scalar::<f32>();
+        assert!(far < 1e-6, "{far}");
+        Ok(())
+    });
 }
