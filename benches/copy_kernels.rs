@@ -6,7 +6,7 @@
 //!
 //! Three lists of parameters, drawn by a fixed seed, so that most lengths are odd: 150 of 1 to 16 K elements, 54 of
 //! 64 K to 1 M, 3 of 16 to 64 M. Along dimension 0 they are rows of 257, cut unevenly; along dimension 1 they have 64
-//! rows, cut evenly. Figures are GB read and written a second.
+//! rows, cut evenly. Figures are GB a second, read and written; zeros in the padding are written.
 //!
 //! On Flex the plain copy is `copy_from_slice`, once for each target, into memory taken from the same allocator just
 //! before, on as many threads. The two take turns, so that whatever else the machine does meets both alike; each
@@ -151,13 +151,18 @@ impl Cli {
 }
 
 impl Case {
+    /// Elements of all targets, padding among them.
+    fn made(&self) -> usize {
+        self.copies.targets().iter().map(Shape::num_elements).sum()
+    }
+
     /// Read and written.
     fn bytes(&self) -> usize {
-        self.copies.copied() * (self.from.size() + self.to.size())
+        self.copies.copied() * self.from.size() + self.made() * self.to.size()
     }
 }
 
-/// The best time of each: rounds of a few milliseconds or one call, in turn.
+/// The best time of each: rounds of a few calls, in turn.
 fn measure(mut steps: Steps, bytes: usize) -> (Duration, Duration) {
     let repeats = ((32 << 20) / bytes.max(1)).clamp(1, 1000);
     let rounds = if bytes > 256 << 20 { 7 } else { 40 };
@@ -167,6 +172,7 @@ fn measure(mut steps: Steps, bytes: usize) -> (Duration, Duration) {
         start.elapsed() / repeats as u32
     };
     let (mut copy, mut plain) = (Duration::MAX, Duration::MAX);
+    // What is measured finds its memory warm.
     (steps.copy)();
     (steps.plain)();
     for _ in 0..rounds {
@@ -177,6 +183,7 @@ fn measure(mut steps: Steps, bytes: usize) -> (Duration, Duration) {
 }
 
 fn flex(case: Case) -> Steps {
+    let (total, made) = (case.bytes() / 2, case.made());
     let Case { copies, from, to, scale, threads, .. } = case;
     let tensor = |shape: &Shape| {
         let bytes = Bytes::from_elems(vec![1_u32; (shape.num_elements() * from.size()).div_ceil(4)]);
@@ -184,13 +191,8 @@ fn flex(case: Case) -> Steps {
     };
     let sources: Vec<FlexTensor> = copies.sources().iter().map(tensor).collect();
     // As many bytes as the copy reads and writes, half of them each way.
-    let total = copies.copied() * (from.size() + to.size()) / 2;
-    let elements: usize = copies.targets().iter().map(Shape::num_elements).sum();
-    let lens: Vec<usize> = copies
-        .targets()
-        .iter()
-        .map(|shape| (shape.num_elements() as u128 * total as u128 / elements as u128) as usize)
-        .collect();
+    let len = |shape: &Shape| (shape.num_elements() as u128 * total as u128 / made as u128) as usize;
+    let lens: Vec<usize> = copies.targets().iter().map(len).collect();
     let block = vec![1_u8; total];
     Steps {
         copy: Box::new(move || drop(black_box(copies.run_flex(black_box(&sources), to, scale)))),

@@ -3,7 +3,7 @@
 use burn::tensor::Shape;
 use itertools::Itertools;
 
-use super::{Copies, CutTensor, FlatLayout};
+use super::{Copies, CutTensor, FlatLayout, Segment};
 use crate::placement::Cut;
 
 /// Every target after `copies`, by element; `None` where nothing was written.

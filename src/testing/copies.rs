@@ -5,7 +5,7 @@ use burn::tensor::Shape;
 use crate::kernels::{Copies, CutTensor, FlatLayout};
 use crate::placement::Cut;
 
-/// Which of the four, on the last rank.
+/// Which of the four, on the first rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnitCopy {
     /// The rank's parts into its row.
@@ -28,10 +28,10 @@ impl UnitCopies {
         let tensor = |shape: Shape| CutTensor { cut: Cut::Chunks(shape[dim]), shape, dim };
         let layout = FlatLayout::new(ranks, shapes.into_iter().map(tensor).collect(), 1);
         Self(match copy {
-            UnitCopy::GatherIn => layout.pack_parts(ranks - 1),
+            UnitCopy::GatherIn => layout.pack_parts(0),
             UnitCopy::GatherOut => layout.unpack_wholes(),
             UnitCopy::ScatterIn => layout.pack_wholes(),
-            UnitCopy::ScatterOut => layout.unpack_parts(ranks - 1),
+            UnitCopy::ScatterOut => layout.unpack_parts(0),
         })
     }
 

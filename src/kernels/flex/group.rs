@@ -50,11 +50,6 @@ pub(super) unsafe fn copy(segments: &[Segment], size: usize, start: impl Fn(&Seg
         }
         let starts: SmallVec<[Start; TOGETHER]> = group.iter().map(&start).collect();
         // SAFETY: the caller's.
-        unsafe {
-            match (rows.run, size) {
-                (2, 2) => tiles::copy(rows, &starts),
-                _ => rows.copy(&starts),
-            }
-        }
+        unsafe { tiles::copy(rows, &starts) };
     }
 }

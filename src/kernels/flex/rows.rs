@@ -70,7 +70,9 @@ impl Rows {
                 33..64 => self.overlapping::<32>(starts),
                 65..=128 => self.overlapping::<64>(starts),
                 run if self.rows == 1 && starts.len() == 1 => {
-                    let (from, to) = starts[0]; from.copy_to_nonoverlapping(to, run) }
+                    let (from, to) = starts[0];
+                    from.copy_to_nonoverlapping(to, run)
+                }
                 run => self.each(starts, |from, to| from.copy_to_nonoverlapping(to, run)),
             }
         }

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{BoolStore, Bytes, DType, Element, Shape};
+use burn::tensor::{BoolStore, Bytes, DType, Element, ElementConversion, Shape};
 use bytemuck::Pod;
 use half::{bf16, f16};
 use rand::rngs::StdRng;
@@ -142,7 +142,7 @@ fn converts<S: Element + Pod, T: Element + Pod + PartialEq>(
     let single = move |value: f64| if double { value } else { value as f32 as f64 };
     on_one_thread_and_three(|rng, longest| {
         let (copies, origins) = draw(rng, longest);
-        let values = filled(rng, &copies, |rng| rng.random_range(-300.0..300.0).elem::<S>());
+        let values = filled(rng, &copies, |rng| rng.random_range(-300.0_f64..300.0).elem::<S>());
         let tensors = views(rng, &values, S::dtype());
         let sources: Vec<_> = tensors.iter().collect();
         let scale = [1.0, 0.125, 1.0 / 3.0, -7.3][rng.random_range(0..4)];
@@ -154,7 +154,7 @@ fn converts<S: Element + Pod, T: Element + Pod + PartialEq>(
             origin.map_or(T::zeroed(), |origin| round(scaled(origin), double))
         });
 
-        let value = |rng: &mut StdRng| rng.random_range(-300.0..300.0).elem::<T>();
+        let value = |rng: &mut StdRng| rng.random_range(-300.0_f64..300.0).elem::<T>();
         let before: Vec<Vec<T>> = origins.iter().map(|origin| origin.iter().map(|_| value(rng)).collect()).collect();
         let before_in = |tensors: &[FlexTensor]| {
             let same = |(tensor, before): (&FlexTensor, &Vec<T>)| elements::<T>(tensor) == &before[..];
