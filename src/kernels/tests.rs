@@ -7,7 +7,7 @@ use super::{Copies, CutTensor, FlatLayout, Segment};
 use crate::placement::Cut;
 
 /// Every target after `copies`, by element; `None` where nothing was written.
-fn run<T: Clone>(copies: &Copies, sources: &[Vec<T>]) -> Vec<Vec<Option<T>>> {
+pub(super) fn run<T: Clone>(copies: &Copies, sources: &[Vec<T>]) -> Vec<Vec<Option<T>>> {
     let lens = |shapes: &[Shape]| shapes.iter().map(Shape::num_elements).collect_vec();
     assert_eq!(lens(&copies.sources), sources.iter().map(Vec::len).collect_vec());
     let mut targets = lens(&copies.targets).into_iter().map(|len| vec![None; len]).collect_vec();

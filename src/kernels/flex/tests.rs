@@ -10,46 +10,73 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::{add, elements, run};
-use crate::kernels::{Convert, Copies, Segment};
+use crate::kernels::tests::run as run_by_element;
+use crate::kernels::{Convert, Copies, CutTensor, FlatLayout, Segment};
+use crate::placement::Cut;
 
 /// What a target is made of, by element: source and place there; `None` in gaps.
 type Origins = Vec<Vec<Option<(usize, usize)>>>;
 
-/// Copies drawn at random: every target is cut into rows of blocks, in any order, some of them left out.
+/// Copies drawn at random, and where their elements come from.
 fn draw(rng: &mut StdRng, longest: usize) -> (Copies, Origins) {
+    let copies = if rng.random() { of_blocks(rng, longest) } else { of_layout(rng) };
+    let named = |(source, shape): (usize, &Shape)| (0..shape.num_elements()).map(|at| (source, at)).collect();
+    let names: Vec<Vec<(usize, usize)>> = copies.sources().iter().enumerate().map(named).collect();
+    let origins = run_by_element(&copies, &names);
+    (copies, origins)
+}
+
+/// Every target is cut into rows of blocks, in any order, some of them left out.
+fn of_blocks(rng: &mut StdRng, longest: usize) -> Copies {
     let mut lens = vec![0; rng.random_range(1..4)];
-    let (mut segments, mut targets, mut origins) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut segments, mut targets) = (Vec::new(), Vec::new());
     for target in 0..rng.random_range(1..4) {
         let rows = [0, 1, 1, 2, 7, 64][rng.random_range(0..6)];
-        let mut widths = Vec::new();
-        for _ in 0..rng.random_range(0..5) {
-            let most = [1, 3, 9, 40, 70, longest][rng.random_range(0..6)];
-            widths.push(rng.random_range(0..=most));
-        }
-        let width: usize = widths.iter().sum();
-        let mut origin = vec![None; rows * width];
         let mut start = 0;
+        let widths: Vec<usize> = (0..rng.random_range(0..5))
+            .map(|_| {
+                let most = [1, 3, 9, 40, 70, longest][rng.random_range(0..6)];
+                rng.random_range(0..=most)
+            })
+            .collect();
+        let width: usize = widths.iter().sum();
         for run in widths {
-            let (source, skip) = (rng.random_range(0..lens.len()), rng.random_range(0..3));
-            let from_stride = run + [0, 0, 1, 5][rng.random_range(0..4)];
-            let from = rng.random_range(0..5);
-            if rng.random_range(0..4) > 0 && run * rows > 0 {
+            let source = rng.random_range(0..lens.len());
+            let (from, from_stride) = (rng.random_range(0..5), run + [0, 0, 1, 5][rng.random_range(0..4)]);
+            if rng.random_range(0..4) > 0 {
                 segments.push(Segment { source, target, from, to: start, rows, run, from_stride, to_stride: width });
-                for (row, column) in (0..rows).flat_map(|row| (0..run).map(move |column| (row, column))) {
-                    origin[row * width + start + column] = Some((source, from + row * from_stride + column));
-                }
-                let end = from + rows * from_stride + skip;
-                lens[source] = end.max(lens[source]);
+                lens[source] = lens[source].max(from + rows * from_stride + rng.random_range(0..3));
             }
             start += run;
         }
         targets.push(Shape::new([rows, width]));
-        origins.push(origin);
     }
     for place in (1..segments.len()).rev() {
         segments.swap(place, rng.random_range(0..=place));
     }
-    (Copies::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments), origins)
+    Copies::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments)
+}
+
+/// One of the copies of a unit: with many ranks, single elements side by side.
+fn of_layout(rng: &mut StdRng) -> Copies {
+    let ranks = [1, 2, 3, 8, 19][rng.random_range(0..5)];
+    let tensors = (0..rng.random_range(1..4)).map(|_| {
+        let each = [rng.random_range(0..3), 1, rng.random_range(0..9)][rng.random_range(0..3)];
+        let dim = rng.random_range(0..3);
+        let mut shape = [rng.random_range(1..40), rng.random_range(1..40), rng.random_range(1..3)];
+        shape[dim] = ranks * each + rng.random_range(0..2);
+        CutTensor { shape: Shape::new(shape), dim, cut: Cut::Chunks(shape[dim]) }
+    });
+    let layout = FlatLayout::new(ranks, tensors.collect(), [1, 4][rng.random_range(0..2)]);
+    let rank = rng.random_range(0..ranks);
+    match rng.random_range(0..6) {
+        0 => layout.pack_parts(rank),
+        1 => layout.unpack_parts(rank),
+        2 => layout.pack_wholes(),
+        3 => layout.unpack_wholes(),
+        4 => layout.unpack_rows(),
+        _ => layout.join_parts(),
+    }
 }
 
 /// A tensor of `values`, as a view that begins `before` elements into its memory.
@@ -65,7 +92,7 @@ fn on_one_thread_and_three(test: impl Fn(&mut StdRng, usize) + Sync) {
     for threads in [1, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            for seed in 0..40 {
+            for seed in 0..48 {
                 // A few are long enough to be shared by the threads.
                 let longest = if seed % 8 == 0 { 30_000 } else { 200 };
                 test(&mut StdRng::seed_from_u64(seed), longest);
