@@ -49,28 +49,99 @@ impl Segment {
     }
 }
 
+/// Adjacent elements of a target that no segment writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Gap {
+    /// Which target.
+    pub target: usize,
+    /// The first element.
+    pub at: usize,
+    /// How many.
+    pub len: usize,
+}
+
 /// Copies between row-major tensors; what no segment writes in a target is zero.
 ///
-/// No element of a target is written twice. Made once for a unit, and used in every step.
+/// Made once for a unit, and used in every step. What executors rely on, and [`new`](Self::new) alone provides:
+///
+/// 1. every segment lies inside its source and its target;
+/// 2. each element of a target belongs to one segment, or to one gap.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Copies {
     /// What is read.
-    pub sources: Vec<Shape>,
+    pub(super) sources: Vec<Shape>,
     /// What is made.
-    pub targets: Vec<Shape>,
+    pub(super) targets: Vec<Shape>,
     /// None of them is empty.
-    pub segments: Vec<Segment>,
+    pub(super) segments: Vec<Segment>,
+    /// What is zero.
+    pub(super) gaps: Vec<Gap>,
 }
 
 impl Copies {
     /// Of these segments, those without elements left out.
+    ///
+    /// # Panics
+    /// If a segment leaves its source or its target. That two write one element is noticed where it leaves
+    /// others unwritten, and in debug builds everywhere.
     pub fn new(sources: Vec<Shape>, targets: Vec<Shape>, segments: Vec<Segment>) -> Self {
-        let segments = segments.into_iter().map(Segment::merged).filter(|segment| segment.len() > 0).collect();
-        Self { sources, targets, segments }
+        let mut segments = segments;
+        segments.retain_mut(|segment| {
+            *segment = segment.merged();
+            segment.len() > 0
+        });
+        let lens = |shapes: &[Shape]| shapes.iter().map(Shape::num_elements).collect::<Vec<_>>();
+        let (from, to) = (lens(&sources), lens(&targets));
+        for segment in &segments {
+            let Segment { source, target, rows, run, from_stride, to_stride, .. } = *segment;
+            let from_end = segment.from + (rows - 1) * from_stride + run;
+            let to_end = segment.to + (rows - 1) * to_stride + run;
+            assert!(from_end <= from[source] && to_end <= to[target], "{segment:?} leaves its source or its target");
+        }
+        let gaps = gaps(&to, &segments);
+        Self { sources, targets, segments, gaps }
+    }
+
+    /// What is read.
+    pub fn sources(&self) -> &[Shape] {
+        &self.sources
+    }
+
+    /// What is made.
+    pub fn targets(&self) -> &[Shape] {
+        &self.targets
     }
 
     /// Elements copied.
     pub fn copied(&self) -> usize {
         self.segments.iter().map(Segment::len).sum()
     }
+}
+
+/// What `segments` leave of targets of `lens` elements.
+fn gaps(lens: &[usize], segments: &[Segment]) -> Vec<Gap> {
+    let mut left = lens.to_vec();
+    for segment in segments {
+        let left = &mut left[segment.target];
+        *left = left.checked_sub(segment.len()).unwrap_or_else(|| panic!("{segment:?} writes elements again"));
+    }
+    // A target that is full has no gaps, if no element of it is written twice.
+    let open = |target: usize| left[target] > 0 || cfg!(debug_assertions);
+    let written = segments.iter().filter(|segment| open(segment.target)).flat_map(|segment| {
+        let Segment { target, to, rows, run, to_stride, .. } = *segment;
+        (0..rows).map(move |row| (target, to + row * to_stride, run))
+    });
+    let ends = lens.iter().enumerate().filter(|(target, _)| open(*target)).map(|(target, len)| (target, *len, 0));
+    let mut runs: Vec<_> = written.chain(ends).collect();
+    runs.sort_unstable();
+    let (mut gaps, mut end) = (Vec::new(), (0, 0));
+    for (target, at, run) in runs {
+        let start = if end.0 == target { end.1 } else { 0 };
+        assert!(start <= at, "element {at} of target {target} is written twice");
+        if start < at {
+            gaps.push(Gap { target, at: start, len: at - start });
+        }
+        end = (target, at + run);
+    }
+    gaps
 }

@@ -21,7 +21,10 @@
 //! Where ranks can read each other's memory, as threads can, an all-gather is one of these copies alone, with no
 //! flat buffer between.
 
+mod concat;
 mod copies;
+#[cfg(feature = "flex")]
+pub(crate) mod flex;
 mod layout;
 #[cfg(test)]
 mod tests;

@@ -3,11 +3,11 @@
 use burn::tensor::Shape;
 use itertools::Itertools;
 
-use super::{Copies, CutTensor, FlatLayout};
+use super::{Copies, CutTensor, FlatLayout, Segment};
 use crate::placement::Cut;
 
 /// Every target after `copies`, by element; `None` where nothing was written.
-fn run<T: Clone>(copies: &Copies, sources: &[Vec<T>]) -> Vec<Vec<Option<T>>> {
+pub(super) fn run<T: Clone>(copies: &Copies, sources: &[Vec<T>]) -> Vec<Vec<Option<T>>> {
     let lens = |shapes: &[Shape]| shapes.iter().map(Shape::num_elements).collect_vec();
     assert_eq!(lens(&copies.sources), sources.iter().map(Vec::len).collect_vec());
     let mut targets = lens(&copies.targets).into_iter().map(|len| vec![None; len]).collect_vec();
@@ -102,4 +102,66 @@ fn an_even_cut_of_dimension_0_is_one_run_a_rank() {
     let tensor = CutTensor { shape: Shape::new([4, 3]), dim: 0, cut: Cut::Chunks(4) };
     let copies = FlatLayout::new(2, vec![tensor], 1).unpack_wholes();
     assert_eq!(copies.segments.iter().map(|segment| (segment.rows, segment.run)).collect_vec(), [(1, 6), (1, 6)]);
+}
+
+#[test]
+fn blocks_are_concatenated_along_any_dimension() {
+    let shapes = [vec![5], vec![2, 3], vec![3, 1, 2], vec![3, 4, 2], vec![2, 3, 3, 2]];
+    for (shape, seed) in shapes.iter().cartesian_product(0..40_usize) {
+        for dim in 0..shape.len() {
+            // Blocks of one shape but for `dim`, which begin and end anywhere.
+            let cut = |at: usize, mix: usize| {
+                let len = shape[at];
+                let start = (seed * 7 + mix) % (len + 1);
+                start..start + (seed * 3 + mix / 2) % (len + 1 - start)
+            };
+            let common = (0..shape.len()).map(|at| cut(at, at * 5)).collect_vec();
+            let ranges = (0..3).map(|source| {
+                let mut ranges = common.clone();
+                ranges[dim] = cut(dim, source * 11 + 1);
+                ranges
+            });
+            let ranges = ranges.collect_vec();
+            let shape = Shape::from(shape.clone());
+            let blocks = ranges.iter().map(|ranges| (shape.clone(), &ranges[..])).collect_vec();
+
+            let sources = (0..3).map(|source| (0..shape.num_elements()).map(|at| (source, at)).collect_vec());
+            let sources: Vec<Vec<Name>> = sources.collect();
+            let copied = run(&Copies::concat(&blocks, dim), &sources).remove(0);
+
+            let outer = common[..dim].iter().cloned().multi_cartesian_product().collect_vec();
+            let flat = |index: &[usize]| index.iter().zip(&shape[..]).fold(0, |at, (index, len)| at * len + index);
+            let expected = outer.iter().flat_map(|outer| {
+                let block = |(source, ranges): (usize, &Vec<std::ops::Range<usize>>)| {
+                    let inner = ranges[dim..].iter().cloned().multi_cartesian_product();
+                    inner.map(move |inner| Some((source, flat(&[&outer[..], &inner].concat())))).collect_vec()
+                };
+                ranges.iter().enumerate().flat_map(block).collect_vec()
+            });
+            assert_eq!(copied, expected.collect_vec(), "{ranges:?} along {dim}");
+        }
+    }
+}
+
+#[test]
+fn what_no_segment_writes_is_a_gap() {
+    let targets = vec![Shape::new([3, 4]), Shape::new([2]), Shape::new([0])];
+    let block = Segment { source: 0, target: 0, from: 0, to: 1, rows: 3, run: 2, from_stride: 2, to_stride: 4 };
+    let copies = Copies::new(vec![Shape::new([6])], targets, vec![block]);
+    let gaps = copies.gaps.iter().map(|gap| (gap.target, gap.at, gap.len)).collect_vec();
+    assert_eq!(gaps, [(0, 0, 1), (0, 3, 2), (0, 7, 2), (0, 11, 1), (1, 0, 2)]);
+}
+
+#[test]
+#[should_panic(expected = "element 2 of target 0 is written twice")]
+fn two_segments_that_write_one_element_are_refused() {
+    let segments = [(0, 3), (2, 2)].map(|(to, len)| Segment::run(0, 0, 0, to, len));
+    Copies::new(vec![Shape::new([3])], vec![Shape::new([8])], segments.to_vec());
+}
+
+#[test]
+#[should_panic(expected = "leaves its source or its target")]
+fn a_segment_beyond_its_source_is_refused() {
+    let block = Segment { source: 0, target: 0, from: 0, to: 0, rows: 2, run: 2, from_stride: 3, to_stride: 2 };
+    Copies::new(vec![Shape::new([4])], vec![Shape::new([4])], vec![block]);
 }

@@ -13,6 +13,8 @@
 //!
 //! The ranks are threads. Collectives run under a deadline, so a test that would hang fails.
 
+#[doc(hidden)]
+pub mod copies;
 mod full;
 mod graph_depth;
 mod mesh_test;

@@ -14,9 +14,10 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
 
 /// Every room may use those of the lines above it. Rooms of one line do not know each other.
-const ROOMS: [&[&str]; 11] = [
+const ROOMS: [&[&str]; 12] = [
     &["placement"],
     &["memory", "pattern"],
+    &["kernels"],
     &["autodiff"],
     &["comm"],
     &["mesh", "watch"],

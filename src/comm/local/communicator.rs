@@ -162,9 +162,7 @@ impl Communicator for LocalCommunicator {
             return done(tensors);
         }
         let (bytes, print) = (bytes(&prints), print(Op::AllGather, &call, prints));
-        self.join(call, print, bytes, tensors, move |exchange| {
-            cuts.iter().enumerate().map(|(index, (dim, _))| exchange.gather(index, *dim)).collect()
-        })
+        self.join(call, print, bytes, tensors, move |exchange| exchange.gather(&cuts))
     }
 
     fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {

@@ -63,10 +63,20 @@ pub(super) struct Exchange<'a> {
     pub device: &'a Device,
 }
 
-impl Exchange<'_> {
-    /// Tensor `index` of all ranks, whole, one after another along `dim`.
-    pub fn gather(&self, index: usize, dim: usize) -> DispatchTensor {
-        concat(self.sources(index, |tensor| full(&tensor.shape()[..])), dim, &self.home(index))
+impl<'a> Exchange<'a> {
+    /// Every tensor, whole, from the parts that all ranks have.
+    pub fn gather(&self, cuts: &[(usize, Cut)]) -> Vec<DispatchTensor> {
+        #[cfg(feature = "flex")]
+        {
+            let parts = |deposit: &'a Deposit| deposit.tensors.iter().map(flex::primitive).collect();
+            if let Some(parts) = self.deposits.iter().map(parts).collect::<Option<Vec<_>>>() {
+                return flex::gather(&parts, cuts);
+            }
+        }
+        let whole = |(index, (dim, _)): (usize, &(usize, Cut))| {
+            concat(self.sources(index, |tensor| full(&tensor.shape()[..])), *dim, &self.home(index))
+        };
+        cuts.iter().enumerate().map(whole).collect()
     }
 
     /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.

@@ -24,6 +24,29 @@ fn all_gather_restores_the_whole() {
 }
 
 #[test]
+fn a_list_of_any_dtypes_dimensions_and_cuts_is_gathered_at_once() {
+    on_groups(|world, comm| {
+        for ragged in [0, 1] {
+            let whole = |(index, (shape, dim, dtype)): (usize, (Vec<usize>, usize, DType))| {
+                (Plain::sample(&shape, index, dtype), dim, dtype)
+            };
+            let wholes: Vec<_> = cases().enumerate().map(whole).collect();
+            let shard = |(whole, dim, dtype): &(Plain, usize, DType)| {
+                let cut = cuts(whole.shape[*dim], comm.group().size())[ragged].clone();
+                piece(whole, *dim, cut, *dtype, comm.as_ref(), world.device())
+            };
+            let gathered = comm.all_gather(Call::default(), wholes.iter().map(shard).collect()).wait()?;
+            assert_eq!(gathered.len(), wholes.len());
+            for (gathered, (whole, dim, dtype)) in gathered.into_iter().zip(&wholes) {
+                assert_eq!(gathered.dtype(), *dtype);
+                assert_eq!(Plain::of(gathered), *whole, "dim {dim} {dtype:?}");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn reduce_scatter_gives_each_rank_its_part_of_the_sum() {
     on_groups(|world, comm| {
         let (size, rank) = (comm.group().size(), comm.group().rank());

@@ -1,17 +1,16 @@
 //! Data movement between Flex tensors: each result is written once, from the peers' memory.
 
 mod block;
-mod concat;
+mod copy;
 mod element;
 mod reduce;
 
-use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::flex::FlexTensor;
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, Flex};
-use burn::tensor::{Bytes, DType, Shape};
 
 use crate::memory::flex as memory;
 
-pub(super) use concat::{concat, join};
+pub(super) use copy::{concat, gather, join};
 pub(super) use reduce::{reduce, reduce_flat};
 
 /// The Flex primitive, if it is one.
@@ -44,21 +43,4 @@ fn wrap(tensor: FlexTensor) -> DispatchTensor {
         BackendTensor::Int(tensor)
     };
     DispatchTensor { kind: DispatchTensorKind::Flex(tensor), autodiff: DispatchAutodiffContext::Disabled }
-}
-
-/// A new tensor that owns `elements`.
-fn build<E: bytemuck::Pod + Send + Sync>(elements: Vec<E>, shape: Shape, dtype: DType) -> DispatchTensor {
-    debug_assert_eq!(elements.len(), shape.num_elements());
-    wrap(FlexTensor::new(Bytes::from_elems(elements), Layout::contiguous(shape), dtype))
-}
-
-/// The elements of a [settled](settle) tensor.
-fn elements<E: bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
-    let count = tensor.layout().num_elements();
-    if count == 0 {
-        return &[];
-    }
-    let size = size_of::<E>();
-    let start = tensor.layout().start_offset();
-    bytemuck::cast_slice(&tensor.bytes()[start * size..(start + count) * size])
 }

@@ -9,9 +9,10 @@ use half::{bf16, f16};
 
 use super::block::Block;
 use super::element::{Element, Number};
-use super::{build, elements};
+use super::wrap;
 use crate::comm::ReduceOp;
 use crate::comm::local::ranges::Ranges;
+use crate::kernels::flex::{build, elements};
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.
 const STRIP: usize = 1024;
@@ -24,7 +25,7 @@ const SHORT_RUN: usize = 64;
 /// All sources have one shape and dtype; there are at least two.
 pub(crate) fn reduce(sources: &[&FlexTensor], ranges: &Ranges, op: ReduceOp) -> DispatchTensor {
     let shape = sources[0].layout().shape();
-    let block = Block::new(&shape[..], ranges, 0);
+    let block = Block::new(&shape[..], ranges);
     let cut = Shape::from(ranges.iter().map(|range| range.len()).collect::<Vec<_>>());
     by_dtype(sources, op, block, cut)
 }
@@ -33,7 +34,7 @@ pub(crate) fn reduce(sources: &[&FlexTensor], ranges: &Ranges, op: ReduceOp) -> 
 pub(crate) fn reduce_flat(sources: &[&FlexTensor], range: Range<usize>, op: ReduceOp) -> DispatchTensor {
     let cut = Shape::from([range.len()]);
     let count = sources[0].layout().num_elements();
-    by_dtype(sources, op, Block::new(&[count], &[range], 0), cut)
+    by_dtype(sources, op, Block::new(&[count], &[range]), cut)
 }
 
 fn by_dtype(sources: &[&FlexTensor], op: ReduceOp, block: Block, shape: Shape) -> DispatchTensor {
@@ -73,7 +74,7 @@ fn by_op<E: Element>(
         ReduceOp::Max => strips(&slices, &block, Number::greatest, |greatest| greatest),
         ReduceOp::Product => strips(&slices, &block, Number::times, |product| product),
     };
-    build(out, shape, dtype)
+    wrap(build(out, shape, dtype))
 }
 
 /// Walks the block in strips that the tree reduces one by one.
@@ -83,7 +84,7 @@ fn strips<E: Element>(
     combine: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy,
     finish: impl Fn(E::Sum) -> E::Sum + Copy,
 ) -> Vec<E> {
-    let count = block.inner().len() * block.run;
+    let count = block.offsets().len() * block.run;
     let mut out = Vec::with_capacity(count);
     let mut tree = Tree::new(sources.len(), combine, finish);
     if count == 0 {
@@ -91,14 +92,14 @@ fn strips<E: Element>(
     }
     if block.run < SHORT_RUN {
         let together = |source: &&[E]| -> Vec<E> {
-            block.inner().flat_map(|offset| &source[offset..offset + block.run]).copied().collect()
+            block.offsets().flat_map(|offset| &source[offset..offset + block.run]).copied().collect()
         };
         let together: Vec<Vec<E>> = sources.iter().map(together).collect();
         let sources: Vec<&[E]> = together.iter().map(Vec::as_slice).collect();
         tree.reduce(&sources, 0..count, &mut out);
         return out;
     }
-    for offset in block.inner() {
+    for offset in block.offsets() {
         tree.reduce(sources, offset..offset + block.run, &mut out);
     }
     out

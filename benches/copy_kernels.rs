@@ -1,0 +1,223 @@
+//! Bandwidth of the copies around a unit's collectives, beside plain copies of as many bytes in the same run.
+//!
+//! ```text
+//! cargo bench --bench copy_kernels -- --ranks 8 --dim 1 --dtype bf16
+//! ```
+//!
+//! Three lists of parameters, drawn by a fixed seed, so that most lengths are odd: 150 of 1 to 16 K elements, 54 of
+//! 64 K to 1 M, 3 of 16 to 64 M. Along dimension 0 they are rows of 257, cut unevenly; along dimension 1 they have 64
+//! rows, cut evenly. Figures are GB a second, read and written; zeros in the padding are written.
+//!
+//! On Flex the plain copy is `copy_from_slice`, once for each target, into memory taken from the same allocator just
+//! before, on as many threads. The two take turns, so that whatever else the machine does meets both alike; each
+//! figure is the best of its rounds. With `mixed`, f32 parts are gathered as bf16, and gradients of bf16 are scattered as
+//! f32, divided by the ranks.
+
+use std::hint::black_box;
+use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
+
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::{Bytes, DType, Shape};
+use burn_dtensor::testing::copies::{UnitCopies, UnitCopy};
+use clap::{Parser, ValueEnum};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rayon::prelude::*;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[derive(Parser)]
+#[command(about = "Bandwidth of the copies around a unit's collectives, in GB read and written a second")]
+struct Cli {
+    /// Where to copy
+    #[arg(long, value_enum, default_value = "flex")]
+    device: Device,
+    /// Ranks that share every parameter
+    #[arg(long, default_value_t = 8)]
+    ranks: usize,
+    /// The dimension that is cut, 0 or 1
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..2))]
+    dim: u64,
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Dtype,
+    /// Threads that copy, on Flex
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Lists with more elements are left out
+    #[arg(long, default_value_t = usize::MAX)]
+    max_elements: usize,
+    /// Passed by cargo bench
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Device {
+    Flex,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Dtype {
+    F32,
+    Bf16,
+    Mixed,
+}
+
+/// One copy, and the dtypes that it reads and writes.
+struct Case {
+    name: &'static str,
+    copies: UnitCopies,
+    from: DType,
+    to: DType,
+    scale: f32,
+    threads: usize,
+}
+
+/// One call, done when it returns.
+type Step = Box<dyn FnMut()>;
+
+/// A copy, and a plain one of as many bytes. A device is a function that prepares the two.
+struct Steps {
+    copy: Step,
+    plain: Step,
+}
+
+impl Device {
+    fn steps(self, case: Case) -> Steps {
+        match self {
+            Self::Flex => flex(case),
+        }
+    }
+}
+
+fn main() {
+    let cli = Cli::parse();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(cli.threads).build().expect("threads");
+    // All of it on a thread of the pool, as a rank is.
+    pool.install(|| run(&cli));
+}
+
+fn run(cli: &Cli) {
+    let dtype = cli.dtype.to_possible_value().expect("no value is skipped");
+    println!("{} ranks, cut along dim {}, {}, GB/s read and written:\n", cli.ranks, cli.dim, dtype.get_name());
+    println!("{:<28} {:<20} {:>8} {:>8} {:>8} {:>6}", "list", "copy", "MB", "copied", "plain", "ratio");
+    let mut rng = StdRng::seed_from_u64(0);
+    for (count, least, most) in [(150, 1 << 10, 16 << 10), (54, 64 << 10, 1 << 20), (3, 16 << 20, 64 << 20)] {
+        let lens: Vec<usize> = (0..count).map(|_| rng.random_range(least..=most)).collect();
+        if lens.iter().sum::<usize>() > cli.max_elements {
+            continue;
+        }
+        let shapes: Vec<Shape> = lens.iter().map(|len| cli.shape(*len)).collect();
+        for case in cli.cases(shapes) {
+            let (name, bytes) = (case.name, case.bytes());
+            let (copy, plain) = measure(cli.device.steps(case), bytes);
+            let speed = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
+            let list = format!("{count} of {} K to {} K", least >> 10, most >> 10);
+            let (megabytes, ratio) = (bytes as f64 / 1e6, plain.as_secs_f64() / copy.as_secs_f64());
+            println!("{list:<28} {name:<20} {megabytes:>8.1} {:>8.2} {:>8.2} {ratio:>6.2}", speed(copy), speed(plain));
+        }
+    }
+}
+
+impl Cli {
+    /// The shape of a parameter of about `len` elements.
+    fn shape(&self, len: usize) -> Shape {
+        match self.dim {
+            0 => Shape::new([(len / 257).max(1), 257]),
+            _ => Shape::new([64, (len / 64 / self.ranks).max(1) * self.ranks]),
+        }
+    }
+
+    fn cases(&self, shapes: Vec<Shape>) -> impl Iterator<Item = Case> {
+        use DType::{BF16, F32};
+        let all = [
+            ("all-gather in", UnitCopy::GatherIn, (F32, BF16), 1.0),
+            ("all-gather out", UnitCopy::GatherOut, (BF16, BF16), 1.0),
+            ("reduce-scatter in", UnitCopy::ScatterIn, (BF16, F32), 1.0 / self.ranks as f32),
+            ("reduce-scatter out", UnitCopy::ScatterOut, (F32, F32), 1.0 / self.ranks as f32),
+        ];
+        all.into_iter().map(move |(name, copy, mixed, scale)| {
+            let ((from, to), scale) = match self.dtype {
+                Dtype::F32 => ((F32, F32), 1.0),
+                Dtype::Bf16 => ((BF16, BF16), 1.0),
+                Dtype::Mixed => (mixed, scale),
+            };
+            let copies = UnitCopies::new(copy, self.ranks, shapes.clone(), self.dim as usize);
+            Case { name, copies, from, to, scale, threads: self.threads }
+        })
+    }
+}
+
+impl Case {
+    /// Elements of all targets, padding among them.
+    fn made(&self) -> usize {
+        self.copies.targets().iter().map(Shape::num_elements).sum()
+    }
+
+    /// Read and written.
+    fn bytes(&self) -> usize {
+        self.copies.copied() * self.from.size() + self.made() * self.to.size()
+    }
+}
+
+/// The best time of each: rounds of a few calls, in turn.
+fn measure(mut steps: Steps, bytes: usize) -> (Duration, Duration) {
+    let repeats = ((32 << 20) / bytes.max(1)).clamp(1, 1000);
+    let rounds = if bytes > 256 << 20 { 7 } else { 40 };
+    let time = |step: &mut Step| {
+        let start = Instant::now();
+        (0..repeats).for_each(|_| step());
+        start.elapsed() / repeats as u32
+    };
+    let (mut copy, mut plain) = (Duration::MAX, Duration::MAX);
+    // What is measured finds its memory warm.
+    (steps.copy)();
+    (steps.plain)();
+    for _ in 0..rounds {
+        copy = copy.min(time(&mut steps.copy));
+        plain = plain.min(time(&mut steps.plain));
+    }
+    (copy, plain)
+}
+
+fn flex(case: Case) -> Steps {
+    let (total, made) = (case.bytes() / 2, case.made());
+    let Case { copies, from, to, scale, threads, .. } = case;
+    let tensor = |shape: &Shape| {
+        let bytes = Bytes::from_elems(vec![1_u32; (shape.num_elements() * from.size()).div_ceil(4)]);
+        FlexTensor::new(bytes, Layout::contiguous(shape.clone()), from)
+    };
+    let sources: Vec<FlexTensor> = copies.sources().iter().map(tensor).collect();
+    // As many bytes as the copy reads and writes, half of them each way.
+    let len = |shape: &Shape| (shape.num_elements() as u128 * total as u128 / made as u128) as usize;
+    let lens: Vec<usize> = copies.targets().iter().map(len).collect();
+    let block = vec![1_u8; total];
+    Steps {
+        copy: Box::new(move || drop(black_box(copies.run_flex(black_box(&sources), to, scale)))),
+        plain: Box::new(move || drop(black_box(plain(black_box(&block), &lens, threads)))),
+    }
+}
+
+/// `block` in new vectors of `lens` bytes.
+fn plain(block: &[u8], lens: &[usize], threads: usize) -> Vec<Vec<u8>> {
+    let mut rest = block;
+    let copy = |len: &usize| {
+        let (from, behind) = rest.split_at(*len);
+        rest = behind;
+        let mut to = Vec::with_capacity(*len);
+        let room = &mut to.spare_capacity_mut()[..*len];
+        if threads == 1 {
+            room.write_copy_of_slice(from);
+        } else {
+            let piece = len.div_ceil(4 * threads).max(128 << 10);
+            let copy = |(to, from): (&mut [MaybeUninit<u8>], &[u8])| drop(to.write_copy_of_slice(from));
+            room.par_chunks_mut(piece).zip(from.par_chunks(piece)).for_each(copy);
+        }
+        // SAFETY: all of them were written.
+        unsafe { to.set_len(*len) };
+        to
+    };
+    lens.iter().map(copy).collect()
+}

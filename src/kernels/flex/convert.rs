@@ -1,0 +1,96 @@
+//! Copies whose elements change on their way.
+
+use std::marker::PhantomData;
+
+use super::float::{Float, Wide};
+use super::rows::Rows;
+use crate::kernels::Segment;
+
+/// Elements converted at a time: few enough to stay in the first-level cache.
+const STRIP: usize = 512;
+
+/// `cast(element * scale)`, or `cast(there + element * scale)`, in the precision `W`.
+pub(super) struct Cast<S, T, W> {
+    scale: W,
+    /// Whether elements are added to those of the target.
+    pub add: bool,
+    types: PhantomData<fn(S) -> T>,
+}
+
+/// Where a strip is converted; one for each thread at work.
+pub(super) struct Scratch<S, T, W> {
+    from: Box<[S]>,
+    to: Box<[T]>,
+    wide: Box<[W]>,
+    there: Box<[W]>,
+}
+
+impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
+    pub fn new(scale: f32, add: bool) -> Self {
+        Self { scale: W::of(scale), add, types: PhantomData }
+    }
+
+    pub fn scratch(&self) -> Scratch<S, T, W> {
+        fn zeros<E: bytemuck::Pod>() -> Box<[E]> {
+            vec![E::zeroed(); STRIP].into()
+        }
+        Scratch { from: zeros(), to: zeros(), wide: zeros(), there: zeros() }
+    }
+
+    /// Converts the elements of a segment, whose source and target begin at `from` and `to`.
+    ///
+    /// Short runs are brought together in strips first, and taken apart afterwards.
+    ///
+    /// # Safety
+    /// `segment` lies inside the source, of initialized elements, and inside the target, where nobody else reads
+    /// or writes its elements meanwhile. They are initialized if this adds.
+    pub unsafe fn segment(&self, scratch: &mut Scratch<S, T, W>, segment: Segment, from: *const S, to: *mut T) {
+        let (columns, rows) = (segment.run.min(STRIP), (STRIP / segment.run).max(1));
+        for row in (0..segment.rows).step_by(rows) {
+            for column in (0..segment.run).step_by(columns) {
+                let strip = Segment {
+                    rows: rows.min(segment.rows - row),
+                    run: columns.min(segment.run - column),
+                    from: segment.from + row * segment.from_stride + column,
+                    to: segment.to + row * segment.to_stride + column,
+                    ..segment
+                };
+                // SAFETY: a part of the segment.
+                unsafe { self.strip(scratch, strip, from.add(strip.from), to.add(strip.to)) }
+            }
+        }
+    }
+
+    /// # Safety
+    /// The same, of a segment of at most [`STRIP`] elements at `from` and `to`.
+    unsafe fn strip(&self, scratch: &mut Scratch<S, T, W>, strip: Segment, from: *const S, to: *mut T) {
+        let len = strip.len();
+        let Segment { run, from_stride, to_stride, .. } = strip;
+        let together = |from_stride, to_stride, size| Rows::of(&Segment { from_stride, to_stride, ..strip }, size);
+        let elements = match strip.rows {
+            // SAFETY: one run of initialized elements.
+            1 => unsafe { std::slice::from_raw_parts(from, run) },
+            _ => {
+                // SAFETY: the scratch has room for a strip, and is no part of the source.
+                let rows = together(from_stride, run, size_of::<S>());
+                unsafe { rows.copy(&[(from.cast(), scratch.from.as_mut_ptr().cast())]) };
+                &scratch.from[..len]
+            }
+        };
+        let wide = &mut scratch.wide[..len];
+        S::widen(elements, wide);
+        wide.iter_mut().for_each(|element| *element = element.times(self.scale));
+        if self.add {
+            // SAFETY: as above, of the target, which is initialized then.
+            let rows = together(to_stride, run, size_of::<T>());
+            unsafe { rows.copy(&[(to.cast_const().cast(), scratch.to.as_mut_ptr().cast())]) };
+            let there = &mut scratch.there[..len];
+            T::widen(&scratch.to[..len], there);
+            wide.iter_mut().zip(there).for_each(|(element, there)| *element = there.plus(*element));
+        }
+        T::round(wide, &mut scratch.to[..len]);
+        // SAFETY: the strip's place in the target is this call's alone.
+        let rows = together(run, to_stride, size_of::<T>());
+        unsafe { rows.copy(&[(scratch.to.as_ptr().cast(), to.cast())]) };
+    }
+}

@@ -1,0 +1,97 @@
+//! The memory of sources and targets.
+
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::{Bytes, DType, Element, Shape};
+use bytemuck::Pod;
+
+use crate::kernels::Copies;
+use crate::memory::copied;
+
+/// The elements of a row-major tensor.
+pub(crate) fn elements<E: Pod>(tensor: &FlexTensor) -> &[E] {
+    let count = tensor.layout().num_elements();
+    if count == 0 {
+        return &[];
+    }
+    let size = size_of::<E>();
+    let start = tensor.layout().start_offset();
+    bytemuck::cast_slice(&tensor.bytes()[start * size..(start + count) * size])
+}
+
+/// A new tensor that owns `elements`.
+pub(crate) fn build<E: Pod + Send + Sync>(elements: Vec<E>, shape: Shape, dtype: DType) -> FlexTensor {
+    debug_assert_eq!(elements.len(), shape.num_elements());
+    FlexTensor::new(Bytes::from_elems(elements), Layout::contiguous(shape), dtype)
+}
+
+/// New memory for the targets of a copy, written but for the gaps by whoever has its [`ends`](Self::ends).
+pub(super) struct Targets<E>(Vec<Vec<E>>);
+
+impl<E: Pod + Send + Sync> Targets<E> {
+    /// Of `copies`, with zeros in their gaps.
+    pub fn new(copies: &Copies) -> Self {
+        let mut memory: Vec<Vec<E>> =
+            copies.targets.iter().map(|shape| Vec::with_capacity(shape.num_elements())).collect();
+        for gap in &copies.gaps {
+            let room = &mut memory[gap.target].spare_capacity_mut()[gap.at..gap.at + gap.len];
+            // SAFETY: zero is a value of `E`, as of every `Pod`.
+            unsafe { room.as_mut_ptr().write_bytes(0, gap.len) };
+        }
+        Self(memory)
+    }
+
+    /// Where each begins. No use of `self` but [`finish`](Self::finish) may follow until all is written.
+    pub fn ends(&mut self) -> Ends<E> {
+        Ends(self.0.iter_mut().map(Vec::as_mut_ptr).collect())
+    }
+
+    /// As tensors.
+    ///
+    /// # Safety
+    /// All elements of `copies`, whose targets these are, are written.
+    pub unsafe fn finish(self, copies: &Copies, dtype: DType) -> Vec<FlexTensor> {
+        let build = |(mut elements, shape): (Vec<E>, &Shape)| {
+            // SAFETY: the capacity was taken for as many, and the caller wrote them.
+            unsafe { elements.set_len(shape.num_elements()) };
+            build(elements, shape.clone(), dtype)
+        };
+        self.0.into_iter().zip(&copies.targets).map(build).collect()
+    }
+}
+
+/// Where targets begin that several threads write to.
+pub(super) struct Ends<E>(Vec<*mut E>);
+
+// SAFETY: addresses alone; whoever writes there says why it may.
+unsafe impl<E: Send> Sync for Ends<E> {}
+
+impl<E> Ends<E> {
+    /// Of `tensors`, which are written in place, in memory that is theirs alone.
+    ///
+    /// # Panics
+    /// If they have not the shapes of the targets, or another dtype.
+    pub fn of(copies: &Copies, tensors: &mut [FlexTensor], dtype: DType) -> Self
+    where
+        E: Pod + Element,
+    {
+        assert_eq!(tensors.len(), copies.targets.len(), "one tensor for each target");
+        let start = |(tensor, shape): (&mut FlexTensor, &Shape)| {
+            assert_eq!((tensor.dtype(), tensor.layout().shape()), (dtype, shape), "what is added to");
+            own::<E>(tensor)
+        };
+        Self(tensors.iter_mut().zip(&copies.targets).map(start).collect())
+    }
+
+    /// The first element of a target.
+    pub fn start(&self, target: usize) -> *mut E {
+        self.0[target]
+    }
+}
+
+/// The first element of a row-major tensor, from where all are in memory that is its alone.
+fn own<E: Pod + Element>(tensor: &mut FlexTensor) -> *mut E {
+    if !tensor.is_contiguous() || tensor.layout().start_offset() > 0 {
+        *tensor = copied(tensor);
+    }
+    tensor.storage_mut::<E>().as_mut_ptr()
+}

@@ -1,0 +1,183 @@
+//! [`Copies`] of Flex tensors: runs of memory, over the threads of the rank's pool.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `share` | segments cut into pieces of equal length for the threads |
+//! | `group`, `rows`, `tiles` | segments alike row by row, short runs without calling `memcpy`, single elements in tiles |
+//! | `convert` | casts, scales and adds strips of elements |
+//! | `float`, `round` | precisions and rounding |
+//!
+//! Targets are memory that is written once: by the segments, and with zeros in the gaps between them. Threads write
+//! to one target at the same time, each the elements of its own segments; see the invariants of [`Copies`].
+
+mod convert;
+mod float;
+mod group;
+mod memory;
+mod round;
+mod rows;
+mod share;
+#[cfg(test)]
+mod tests;
+mod tiles;
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+use bytemuck::Pod;
+use half::{bf16, f16};
+
+use super::{Convert, Copies};
+use convert::Cast;
+use float::{Float, Wide};
+use memory::{Ends, Targets};
+
+pub(crate) use memory::{build, elements};
+pub(crate) use round::{round_to_bf16, widen_bf16};
+
+/// The targets of `copies`, each in memory of its own.
+///
+/// `sources` are row-major, anywhere in their memory, and have one dtype. Integers and booleans keep theirs.
+///
+/// # Panics
+/// If the sources are not those of `copies`.
+pub(crate) fn run(copies: &Copies, sources: &[&FlexTensor], convert: Convert) -> Vec<FlexTensor> {
+    let dtype = checked(copies, sources, convert.dtype);
+    if !dtype.is_float() || (dtype == convert.dtype && convert.scale == 1.0) {
+        return match dtype.size() {
+            1 => plain::<u8>(copies, sources, dtype),
+            2 => plain::<u16>(copies, sources, dtype),
+            4 => plain::<u32>(copies, sources, dtype),
+            8 => plain::<u64>(copies, sources, dtype),
+            size => unreachable!("Flex has no dtype of {size} bytes"),
+        };
+    }
+    by_dtype(copies, sources, convert, None)
+}
+
+/// `onto`, where the segments of `copies` lead with what they bring added: `cast(there + element * scale)`, rounded
+/// once.
+///
+/// Floats only; `onto` has the shapes of the targets and the dtype of `convert`, and is written in place where nobody
+/// else has a handle to it.
+///
+/// # Panics
+/// If the sources or `onto` are not those of `copies`.
+pub(crate) fn add(
+    copies: &Copies,
+    sources: &[&FlexTensor],
+    convert: Convert,
+    onto: Vec<FlexTensor>,
+) -> Vec<FlexTensor> {
+    checked(copies, sources, convert.dtype);
+    by_dtype(copies, sources, convert, Some(onto))
+}
+
+/// The dtype of the sources; without any, `fallback`.
+fn checked(copies: &Copies, sources: &[&FlexTensor], fallback: DType) -> DType {
+    assert_eq!(sources.len(), copies.sources.len(), "one tensor for each source");
+    let dtype = sources.first().map_or(fallback, |source| source.dtype());
+    for (source, shape) in sources.iter().zip(&copies.sources) {
+        assert_eq!(source.dtype(), dtype, "the sources of one copy have one dtype");
+        assert_eq!(source.layout().num_elements(), shape.num_elements(), "a source of shape {shape:?}");
+        assert!(source.is_contiguous(), "sources are row-major");
+    }
+    dtype
+}
+
+/// Elements moved by size alone.
+fn plain<E: Pod + Send + Sync>(copies: &Copies, sources: &[&FlexTensor], dtype: DType) -> Vec<FlexTensor> {
+    let from: Vec<&[E]> = sources.iter().map(|source| elements(source)).collect();
+    let mut targets = Targets::<E>::new(copies);
+    let to = targets.ends();
+    share::each(
+        &copies.segments,
+        size_of::<E>(),
+        || (),
+        |(), segments| {
+            // SAFETY: a segment lies inside its source, which has as many elements as the plan says, and inside its
+            // target, where it is the only one to write (invariants 1 and 2 of `Copies`); the target is new memory.
+            unsafe {
+                group::copy(segments, size_of::<E>(), |segment| {
+                    let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
+                    (source.add(segment.from).cast(), target.add(segment.to).cast())
+                })
+            }
+        },
+    );
+    // SAFETY: every element is in a gap, which are zero, or in a segment, which are all copied.
+    unsafe { targets.finish(copies, dtype) }
+}
+
+fn by_dtype(
+    copies: &Copies,
+    sources: &[&FlexTensor],
+    convert: Convert,
+    onto: Option<Vec<FlexTensor>>,
+) -> Vec<FlexTensor> {
+    let from = sources.first().map_or(convert.dtype, |source| source.dtype());
+    macro_rules! cast {
+        ($($source:pat => $s:ty, $target:pat => $t:ty, $wide:ty;)*) => {
+            match (from, convert.dtype) {
+                $(($source, $target) => cast::<$s, $t, $wide>,)*
+                (from, to) => panic!("a copy casts floats, not {from:?} to {to:?}"),
+            }
+        };
+    }
+    use DType::{BF16, F16, F32, F64, Flex32};
+    let cast = cast! {
+        F32 | Flex32 => f32, F32 | Flex32 => f32, f32;
+        F32 | Flex32 => f32, F16 => f16, f32;
+        F32 | Flex32 => f32, BF16 => bf16, f32;
+        F32 | Flex32 => f32, F64 => f64, f64;
+        F16 => f16, F32 | Flex32 => f32, f32;
+        F16 => f16, F16 => f16, f32;
+        F16 => f16, BF16 => bf16, f32;
+        F16 => f16, F64 => f64, f64;
+        BF16 => bf16, F32 | Flex32 => f32, f32;
+        BF16 => bf16, F16 => f16, f32;
+        BF16 => bf16, BF16 => bf16, f32;
+        BF16 => bf16, F64 => f64, f64;
+        F64 => f64, F32 | Flex32 => f32, f64;
+        F64 => f64, F16 => f16, f64;
+        F64 => f64, BF16 => bf16, f64;
+        F64 => f64, F64 => f64, f64;
+    };
+    cast(copies, sources, convert, onto)
+}
+
+/// Elements computed with in `W`.
+fn cast<S: Float<W>, T: Float<W>, W: Wide>(
+    copies: &Copies,
+    sources: &[&FlexTensor],
+    convert: Convert,
+    onto: Option<Vec<FlexTensor>>,
+) -> Vec<FlexTensor> {
+    let from: Vec<&[S]> = sources.iter().map(|source| elements(source)).collect();
+    let run = |cast: Cast<S, T, W>, to: Ends<T>| {
+        let size = size_of::<S>().max(size_of::<T>());
+        share::each(
+            &copies.segments,
+            size,
+            || cast.scratch(),
+            |scratch, segments| {
+                for segment in segments {
+                    let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
+                    // SAFETY: as in `plain`; what is added to is initialized.
+                    unsafe { cast.segment(scratch, *segment, source, target) }
+                }
+            },
+        );
+    };
+    match onto {
+        None => {
+            let mut targets = Targets::<T>::new(copies);
+            run(Cast::new(convert.scale, false), targets.ends());
+            // SAFETY: every element is in a gap, which are zero, or in a segment, which are all copied.
+            unsafe { targets.finish(copies, convert.dtype) }
+        }
+        Some(mut onto) => {
+            run(Cast::new(convert.scale, true), Ends::of(copies, &mut onto, convert.dtype));
+            onto
+        }
+    }
+}

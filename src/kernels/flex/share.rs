@@ -1,0 +1,154 @@
+//! Segments shared over the rank's threads.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+use smallvec::{SmallVec, smallvec};
+
+use crate::kernels::Segment;
+
+/// The fewest bytes that are worth a thread.
+const PIECE: usize = 512 << 10;
+
+/// Pieces for each thread, so that one that is late delays little.
+const PIECES: usize = 4;
+
+/// Runs of at least so many elements may be cut, at multiples of [`LINE`].
+const LONG: usize = 1024;
+
+/// Elements that a cut run keeps together: a line of the cache or more.
+const LINE: usize = 64;
+
+/// Does `work` for every element of `segments`, each once, with what `prepare` makes for a piece: `work` gets segments
+/// in their order.
+///
+/// The elements, in the order of the segments, are cut into pieces of nearly equal length: small segments share a
+/// piece, large ones are cut. On one thread, or with little to do, the caller does all of it.
+pub(super) fn each<S>(
+    segments: &[Segment],
+    size: usize,
+    prepare: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, &[Segment]) + Sync,
+) {
+    let threads = rayon::current_num_threads();
+    let total = if threads > 1 { segments.iter().map(Segment::len).sum() } else { 0 };
+    let count = (threads * PIECES).min(total * size / PIECE);
+    if count < 2 {
+        return work(&mut prepare(), segments);
+    }
+    let cuts = cuts(segments, total, count);
+    cuts.par_windows(2).with_max_len(1).for_each(|cuts| {
+        let mut state = prepare();
+        piece(segments, cuts[0], cuts[1], |segments| work(&mut state, segments));
+    });
+}
+
+/// A place between two elements: the segment, and how many of its elements lie before.
+type Place = (usize, usize);
+
+/// Where `count` pieces of segments of `total` elements begin, and where the last one ends.
+fn cuts(segments: &[Segment], total: usize, count: usize) -> Vec<Place> {
+    let (mut index, mut before) = (0, 0);
+    let inner = (1..count).map(|piece| {
+        let at = (total as u128 * piece as u128 / count as u128) as usize;
+        while before + segments[index].len() <= at {
+            before += segments[index].len();
+            index += 1;
+        }
+        let (element, run) = (at - before, segments[index].run);
+        let column = element % run;
+        (index, element - if run < LONG { column } else { column % LINE })
+    });
+    [(0, 0)].into_iter().chain(inner).chain([(segments.len(), 0)]).collect()
+}
+
+/// Calls `work` with the segments from one place to another.
+fn piece(segments: &[Segment], from: Place, to: Place, mut work: impl FnMut(&[Segment])) {
+    if from.0 == to.0 {
+        return work(&part(segments[from.0], from.1..to.1));
+    }
+    if from.1 > 0 {
+        let segment = segments[from.0];
+        work(&part(segment, from.1..segment.len()));
+    }
+    work(&segments[from.0 + (from.1 > 0) as usize..to.0]);
+    if to.1 > 0 {
+        work(&part(segments[to.0], 0..to.1));
+    }
+}
+
+/// Elements `range` of a segment: the end of a run, whole runs, the start of another.
+fn part(segment: Segment, range: Range<usize>) -> SmallVec<[Segment; 3]> {
+    let Segment { run, from_stride, to_stride, .. } = segment;
+    let rows = |row: usize, column: usize, rows: usize, run: usize| {
+        let (from, to) = (segment.from + row * from_stride + column, segment.to + row * to_stride + column);
+        Segment { from, to, rows, run, ..segment }
+    };
+    let Range { start, end } = range;
+    let (first, last) = (start.div_ceil(run), end / run);
+    let mut parts: SmallVec<[Segment; 3]> = if first > last {
+        smallvec![rows(last, start % run, 1, end - start)]
+    } else {
+        let head = rows(start / run, start % run, 1, first * run - start);
+        smallvec![head, rows(first, 0, last - first, run), rows(last, 0, 1, end % run)]
+    };
+    parts.retain(|part| part.len() > 0);
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The elements of the target that a segment writes.
+    fn written(segment: Segment) -> Vec<(usize, usize)> {
+        let Segment { from, to, rows, run, from_stride, to_stride, .. } = segment;
+        let row = |row| (0..run).map(move |column| (from + row * from_stride + column, to + row * to_stride + column));
+        (0..rows).flat_map(row).collect()
+    }
+
+    #[test]
+    fn a_part_has_the_elements_of_its_range() {
+        for (rows, run) in [(1, 7), (3, 1), (4, 3), (2, 5)] {
+            let segment = Segment { source: 0, target: 0, from: 2, to: 1, rows, run, from_stride: 9, to_stride: 8 };
+            let all = written(segment);
+            for start in 0..=all.len() {
+                for end in start..=all.len() {
+                    let parts: Vec<_> = part(segment, start..end).into_iter().flat_map(written).collect();
+                    assert_eq!(parts, all[start..end], "{rows} x {run}, {start}..{end}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_have_every_element_once() {
+        let segment =
+            |to, rows, run| Segment { source: 0, target: 0, from: 0, to, rows, run, from_stride: run, to_stride: run };
+        let lists = [
+            vec![segment(0, 1, 100_000)],
+            vec![segment(0, 3000, 7), segment(21_000, 2, 2000), segment(25_000, 1, 1)],
+            (0..500).map(|index| segment(index * 10, 5, 2)).collect(),
+        ];
+        for segments in lists {
+            let total = segments.iter().map(Segment::len).sum();
+            for count in [2, 3, 8, 13] {
+                let cuts = cuts(&segments, total, count);
+                let mut seen = Vec::new();
+                let mut longest = 0;
+                for cuts in cuts.windows(2) {
+                    let before = seen.len();
+                    piece(&segments, cuts[0], cuts[1], |part| {
+                        seen.extend(part.iter().flat_map(|segment| written(*segment)).map(|at| at.1))
+                    });
+                    longest = longest.max(seen.len() - before);
+                }
+                assert_eq!(seen.len(), total);
+                assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), total, "none twice");
+                assert!(longest <= total / count + LONG, "{longest} of {total} in one of {count}");
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Copies of Flex tensors against plain loops over single elements, on one thread and on three.
+
+use std::fmt::Debug;
+
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::{BoolStore, Bytes, DType, Element, ElementConversion, Shape};
+use bytemuck::Pod;
+use half::{bf16, f16};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::{add, elements, run};
+use crate::kernels::tests::run as run_by_element;
+use crate::kernels::{Convert, Copies, CutTensor, FlatLayout, Segment};
+use crate::placement::Cut;
+
+/// What a target is made of, by element: source and place there; `None` in gaps.
+type Origins = Vec<Vec<Option<(usize, usize)>>>;
+
+/// Copies drawn at random, and where their elements come from.
+fn draw(rng: &mut StdRng, longest: usize) -> (Copies, Origins) {
+    let copies = if rng.random() { of_blocks(rng, longest) } else { of_layout(rng) };
+    let named = |(source, shape): (usize, &Shape)| (0..shape.num_elements()).map(|at| (source, at)).collect();
+    let names: Vec<Vec<(usize, usize)>> = copies.sources().iter().enumerate().map(named).collect();
+    let origins = run_by_element(&copies, &names);
+    (copies, origins)
+}
+
+/// Every target is cut into rows of blocks, in any order, some of them left out.
+fn of_blocks(rng: &mut StdRng, longest: usize) -> Copies {
+    let mut lens = vec![0; rng.random_range(1..4)];
+    let (mut segments, mut targets) = (Vec::new(), Vec::new());
+    for target in 0..rng.random_range(1..4) {
+        let rows = [0, 1, 1, 2, 7, 64][rng.random_range(0..6)];
+        let mut start = 0;
+        let widths: Vec<usize> = (0..rng.random_range(0..5))
+            .map(|_| {
+                let most = [1, 3, 9, 40, 70, longest][rng.random_range(0..6)];
+                rng.random_range(0..=most)
+            })
+            .collect();
+        let width: usize = widths.iter().sum();
+        for run in widths {
+            let source = rng.random_range(0..lens.len());
+            let (from, from_stride) = (rng.random_range(0..5), run + [0, 0, 1, 5][rng.random_range(0..4)]);
+            if rng.random_range(0..4) > 0 {
+                segments.push(Segment { source, target, from, to: start, rows, run, from_stride, to_stride: width });
+                lens[source] = lens[source].max(from + rows * from_stride + rng.random_range(0..3));
+            }
+            start += run;
+        }
+        targets.push(Shape::new([rows, width]));
+    }
+    for place in (1..segments.len()).rev() {
+        segments.swap(place, rng.random_range(0..=place));
+    }
+    Copies::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments)
+}
+
+/// One of the copies of a unit: with many ranks, single elements side by side.
+fn of_layout(rng: &mut StdRng) -> Copies {
+    let ranks = [1, 2, 3, 8, 19][rng.random_range(0..5)];
+    let tensors = (0..rng.random_range(1..4)).map(|_| {
+        let each = [rng.random_range(0..3), 1, rng.random_range(0..9)][rng.random_range(0..3)];
+        let dim = rng.random_range(0..3);
+        let mut shape = [rng.random_range(1..40), rng.random_range(1..40), rng.random_range(1..3)];
+        shape[dim] = ranks * each + rng.random_range(0..2);
+        CutTensor { shape: Shape::new(shape), dim, cut: Cut::Chunks(shape[dim]) }
+    });
+    let layout = FlatLayout::new(ranks, tensors.collect(), [1, 4][rng.random_range(0..2)]);
+    let rank = rng.random_range(0..ranks);
+    match rng.random_range(0..6) {
+        0 => layout.pack_parts(rank),
+        1 => layout.unpack_parts(rank),
+        2 => layout.pack_wholes(),
+        3 => layout.unpack_wholes(),
+        4 => layout.unpack_rows(),
+        _ => layout.join_parts(),
+    }
+}
+
+/// A tensor of `values`, as a view that begins `before` elements into its memory.
+fn view<E: Pod + Send + Sync>(values: &[E], before: usize, dtype: DType) -> FlexTensor {
+    let memory = [&vec![E::zeroed(); before][..], values].concat();
+    let len = memory.len();
+    let whole = FlexTensor::new(Bytes::from_elems(memory), Layout::contiguous(Shape::new([len])), dtype);
+    whole.narrow(0, before, values.len())
+}
+
+/// Calls `test` in a pool of one thread and in one of three, with seeds of its own.
+fn on_one_thread_and_three(test: impl Fn(&mut StdRng, usize) + Sync) {
+    for threads in [1, 3] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            for seed in 0..48 {
+                // A few are long enough to be shared by the threads.
+                let longest = if seed % 8 == 0 { 30_000 } else { 200 };
+                test(&mut StdRng::seed_from_u64(seed), longest);
+            }
+        });
+    }
+}
+
+fn filled<E>(rng: &mut StdRng, copies: &Copies, value: impl Fn(&mut StdRng) -> E) -> Vec<Vec<E>> {
+    copies.sources().iter().map(|shape| (0..shape.num_elements()).map(|_| value(rng)).collect()).collect()
+}
+
+fn views<E: Pod + Send + Sync>(rng: &mut StdRng, values: &[Vec<E>], dtype: DType) -> Vec<FlexTensor> {
+    values.iter().map(|values| view(values, rng.random_range(0..6), dtype)).collect()
+}
+
+/// That `targets` hold, element by element, what `expected` says, to the bit.
+fn assert_targets<E: Pod + Debug>(
+    targets: &[FlexTensor],
+    copies: &Copies,
+    origins: &Origins,
+    dtype: DType,
+    expected: impl Fn(usize, usize, Option<(usize, usize)>) -> E,
+) {
+    assert_eq!(targets.len(), origins.len());
+    for (target, tensor) in targets.iter().enumerate() {
+        assert_eq!((tensor.dtype(), tensor.layout().shape()), (dtype, &copies.targets()[target]));
+        let copied = elements::<E>(tensor);
+        assert_eq!(copied.len(), origins[target].len());
+        for (at, (copied, origin)) in copied.iter().zip(&origins[target]).enumerate() {
+            let expected = expected(target, at, *origin);
+            let same = bytemuck::bytes_of(copied) == bytemuck::bytes_of(&expected);
+            assert!(same, "element {at} of target {target} is {copied:?}, not {expected:?}: {copies:?}");
+        }
+    }
+}
+
+fn copies_elements<E: Pod + Send + Sync + Debug>(dtype: DType, value: impl Fn(&mut StdRng) -> E + Sync) {
+    on_one_thread_and_three(|rng, longest| {
+        let (copies, origins) = draw(rng, longest);
+        let values = filled(rng, &copies, &value);
+        let sources = views(rng, &values, dtype);
+        // Integers and booleans are never scaled.
+        let convert = Convert { dtype, scale: if dtype.is_float() { 1.0 } else { 0.5 } };
+        let targets = run(&copies, &sources.iter().collect::<Vec<_>>(), convert);
+        let expected =
+            |_, _, origin: Option<(usize, usize)>| origin.map_or(E::zeroed(), |(source, at)| values[source][at]);
+        assert_targets(&targets, &copies, &origins, dtype, expected);
+        assert!(targets.iter().all(FlexTensor::is_unique), "each in memory of its own");
+    });
+}
+
+#[test]
+fn elements_of_every_dtype_arrive_where_the_segments_lead() {
+    copies_elements(DType::F32, |rng| f32::from_bits(rng.random()));
+    copies_elements(DType::F64, |rng| f64::from_bits(rng.random()));
+    copies_elements(DType::F16, |rng| f16::from_bits(rng.random()));
+    copies_elements(DType::BF16, |rng| bf16::from_bits(rng.random()));
+    copies_elements(DType::I64, |rng| rng.random::<i64>());
+    copies_elements(DType::I32, |rng| rng.random::<i32>());
+    copies_elements(DType::U8, |rng| rng.random::<u8>());
+    copies_elements(DType::Bool(BoolStore::Native), |rng| rng.random_range(0..2_u8));
+}
+
+/// Casts from `S` to `T`; `exact` is the value in double precision, `round` what `T` makes of one in the precision
+/// that the two are computed in.
+fn converts<S: Element + Pod, T: Element + Pod + PartialEq>(
+    exact: fn(S) -> f64,
+    there: fn(T) -> f64,
+    round: fn(f64, bool) -> T,
+) {
+    // In double precision where source or target is: nothing else is rounded on the way.
+    let double = [S::dtype(), T::dtype()].contains(&DType::F64);
+    let single = move |value: f64| if double { value } else { value as f32 as f64 };
+    on_one_thread_and_three(|rng, longest| {
+        let (copies, origins) = draw(rng, longest);
+        let values = filled(rng, &copies, |rng| rng.random_range(-300.0_f64..300.0).elem::<S>());
+        let tensors = views(rng, &values, S::dtype());
+        let sources: Vec<_> = tensors.iter().collect();
+        let scale = [1.0, 0.125, 1.0 / 3.0, -7.3][rng.random_range(0..4)];
+        let convert = Convert { dtype: T::dtype(), scale };
+        // A product of single precision is exact in double.
+        let scaled = |(source, at): (usize, usize)| single(exact(values[source][at]) * scale as f64);
+        let targets = run(&copies, &sources, convert);
+        assert_targets(&targets, &copies, &origins, T::dtype(), |_, _, origin| {
+            origin.map_or(T::zeroed(), |origin| round(scaled(origin), double))
+        });
+
+        let value = |rng: &mut StdRng| rng.random_range(-300.0_f64..300.0).elem::<T>();
+        let before: Vec<Vec<T>> = origins.iter().map(|origin| origin.iter().map(|_| value(rng)).collect()).collect();
+        let before_in = |tensors: &[FlexTensor]| {
+            let same = |(tensor, before): (&FlexTensor, &Vec<T>)| elements::<T>(tensor) == &before[..];
+            tensors.iter().zip(&before).all(same)
+        };
+        let shaped = |(tensor, shape): (FlexTensor, &Shape)| tensor.reshape(shape.clone());
+        let onto: Vec<_> = views(rng, &before, T::dtype()).into_iter().zip(copies.targets()).map(shaped).collect();
+        let kept = onto.clone();
+        let sums = add(&copies, &sources, convert, onto);
+        assert!(before_in(&kept), "another handle keeps its values");
+        assert_targets(&sums, &copies, &origins, T::dtype(), |target, at, origin| {
+            let before = before[target][at];
+            origin.map_or(before, |origin| round(single(there(before) + scaled(origin)), double))
+        });
+    });
+}
+
+/// The nearest of the two neighbours of `value`, by distance.
+fn nearest<T: Copy>(value: f64, near: T, below_above: [T; 2], wide: fn(T) -> f64, is_even: fn(T) -> bool) -> T {
+    let distance = |candidate: T| (wide(candidate) - value).abs();
+    let key = |candidate: &T| (distance(*candidate), !is_even(*candidate));
+    let smaller = |a: T, b: T| if key(&b).partial_cmp(&key(&a)).unwrap().is_lt() { b } else { a };
+    below_above.into_iter().fold(near, smaller)
+}
+
+fn to_f16(value: f64, _: bool) -> f16 {
+    let near = f16::from_f32(value as f32);
+    let around = [near.to_bits().saturating_sub(1), near.to_bits() + 1].map(f16::from_bits);
+    nearest(value, near, around, f16::to_f64, |half| half.to_bits() % 2 == 0)
+}
+
+fn to_bf16(value: f64, _: bool) -> bf16 {
+    let near = bf16::from_f32(value as f32);
+    let around = [near.to_bits().saturating_sub(1), near.to_bits() + 1].map(bf16::from_bits);
+    nearest(value, near, around, bf16::to_f64, |half| half.to_bits() % 2 == 0)
+}
+
+#[test]
+fn floats_are_cast_scaled_and_added_with_one_rounding() {
+    fn all<S: Element + Pod>(exact: fn(S) -> f64) {
+        converts::<S, f32>(exact, f64::from, |value, _| value as f32);
+        converts::<S, f64>(exact, |there| there, |value, _| value);
+        converts::<S, f16>(exact, f16::to_f64, to_f16);
+        converts::<S, bf16>(exact, bf16::to_f64, to_bf16);
+    }
+    all::<f32>(f64::from);
+    all::<f64>(|value| value);
+    all::<f16>(f16::to_f64);
+    all::<bf16>(bf16::to_f64);
+}
+
+#[test]
+fn what_is_added_to_is_written_in_place_if_it_is_ours_alone() {
+    let segments = vec![Segment::run(0, 0, 1, 2, 3)];
+    let copies = Copies::new(vec![Shape::new([4])], vec![Shape::new([6])], segments);
+    let source = view(&[1.0_f32, 2.0, 3.0, 4.0], 0, DType::F32);
+    let onto = view(&[10.0_f32; 6], 0, DType::F32);
+    let memory = onto.bytes().as_ptr();
+    let sums = add(&copies, &[&source], Convert { dtype: DType::F32, scale: 0.5 }, vec![onto]);
+    assert_eq!(elements::<f32>(&sums[0]), [10.0, 10.0, 11.0, 11.5, 12.0, 10.0]);
+    assert_eq!(sums[0].bytes().as_ptr(), memory);
+}
