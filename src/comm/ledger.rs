@@ -1,11 +1,12 @@
 //! [`Ledger`]: every collective of a rank, counted.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use burn::backend::{Backend, Dispatch, DispatchDevice};
 use parking_lot::Mutex;
 
 use super::{Call, Op, Phase};
@@ -57,6 +58,20 @@ pub struct Spent {
     pub waiting: Duration,
     /// Making the result of what they brought: copies and reductions.
     pub moving: Duration,
+}
+
+/// What kernels have copied around a rank's collectives, where tensors of a list travel in one buffer.
+///
+/// Counted on Cube backends (wgpu, CUDA), for all-gathers and reduce-scatters of two and more float tensors of one
+/// dtype: a copy or reduction before the ranks meet, and one after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Copied {
+    /// Kernels launched.
+    pub launches: u64,
+    /// Bytes of tensors' elements that they have written.
+    pub bytes: u64,
+    /// Bytes of padding that they have written: between parts, and where a rank's part is smaller than the largest.
+    pub padding: u64,
 }
 
 /// One collective, as the ledger's flight recorder keeps it.
@@ -127,6 +142,8 @@ struct Book {
     recent: VecDeque<Entry>,
     count: u64,
     spent: Spent,
+    copied: Copied,
+    devices: Vec<DispatchDevice>,
 }
 
 impl Ledger {
@@ -159,6 +176,39 @@ impl Ledger {
     /// Time spent in the collectives that have been waited for.
     pub fn spent(&self) -> Spent {
         self.0.lock().spent
+    }
+
+    /// Adds what kernels have copied.
+    #[cfg(feature = "cube")]
+    pub(super) fn copied_by(&self, more: Copied) {
+        let copied = &mut self.0.lock().copied;
+        copied.launches += more.launches;
+        copied.bytes += more.bytes;
+        copied.padding += more.padding;
+    }
+
+    /// What kernels have copied around collectives.
+    pub fn copied(&self) -> Copied {
+        self.0.lock().copied
+    }
+
+    /// Notes where the tensors of a collective are.
+    pub(super) fn ran_on(&self, device: DispatchDevice) {
+        let devices = &mut self.0.lock().devices;
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+    }
+
+    /// burn's names of the backends that tensors of this rank's collectives were on, such as `flex` or
+    /// `cubecl<wgpu<wgsl>>`.
+    pub fn backends(&self) -> BTreeSet<String> {
+        let name = |device: &DispatchDevice| {
+            let name = Dispatch::name(device);
+            let inner = name.strip_prefix("dispatch<").and_then(|name| name.strip_suffix('>'));
+            inner.map_or(name.clone(), String::from)
+        };
+        self.0.lock().devices.iter().map(name).collect()
     }
 
     /// Calls of `op`.

@@ -47,7 +47,7 @@ pub use group::Group;
 pub(crate) use home::{is_rank, note_unwinding, rank_of_thread};
 pub use launch::{Launch, launch};
 pub(crate) use ledger::listen;
-pub use ledger::{Entry, Key, Ledger, Snapshot, Spent, Total};
+pub use ledger::{Copied, Entry, Key, Ledger, Snapshot, Spent, Total};
 pub use op::{CollectiveId, Op};
 pub use report::{LaunchError, RankReport};
 pub(crate) use turn::in_turn;

@@ -22,6 +22,8 @@
 //! flat buffer between.
 
 mod copies;
+#[cfg(feature = "cube")]
+pub(crate) mod cube;
 mod layout;
 #[cfg(test)]
 mod tests;

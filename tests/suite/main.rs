@@ -3,6 +3,8 @@
 mod burn_limits;
 mod collective_numerics;
 mod comm;
+#[cfg(feature = "wgpu")]
+mod cube;
 mod debug;
 mod dtensor;
 mod ends;

@@ -16,7 +16,7 @@ use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
 /// Every room may use those of the lines above it. Rooms of one line do not know each other.
 const ROOMS: [&[&str]; 11] = [
     &["placement"],
-    &["memory", "pattern"],
+    &["kernels", "memory", "pattern"],
     &["autodiff"],
     &["comm"],
     &["mesh", "watch"],

@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 use super::LocalWorld;
 use super::arguments::{self, Problem};
 use super::board::{Failure, GroupKey};
+#[cfg(feature = "cube")]
+use super::cube::Fused;
 use super::data::{Deposit, Exchange};
 use super::fingerprint::{Print, TensorPrint};
 use super::pending::{Charge, Joined, Ready, Seat};
@@ -89,6 +91,9 @@ impl LocalCommunicator {
         if let Err(error) = self.world.check_thread(rank, print.op, &call) {
             return Work::new(Ready(Err(error)));
         }
+        if let Some(tensor) = deposit.tensors.first() {
+            self.ledger.ran_on(tensor.device());
+        }
         let charge = Charge { op: print.op, ranks: self.group.size(), bytes, call };
         if !charge.call.ahead {
             charge.record(&self.ledger);
@@ -158,8 +163,20 @@ impl Communicator for LocalCommunicator {
         if self.alone() {
             return done(tensors);
         }
+        #[cfg(feature = "cube")]
+        let fused = Fused::new(&tensors, &prints, &cuts, &self.group, &self.ledger);
         let (bytes, print) = (bytes(&prints), print(Op::AllGather, &call, prints));
-        self.join(call, print, bytes, tensors, move |exchange| {
+        #[cfg_attr(not(feature = "cube"), expect(unused_mut))]
+        let mut deposit = Deposit::new(tensors);
+        #[cfg(feature = "cube")]
+        {
+            deposit.flat = fused.as_ref().and_then(|fused| fused.pack_parts(&deposit.tensors));
+        }
+        self.join_with(call, print, bytes, deposit, move |exchange| {
+            #[cfg(feature = "cube")]
+            if let Some(wholes) = fused.and_then(|fused| fused.gathered(exchange.deposits)) {
+                return wholes;
+            }
             cuts.iter().enumerate().map(|(index, (dim, _))| exchange.gather(index, *dim)).collect()
         })
     }
@@ -173,9 +190,21 @@ impl Communicator for LocalCommunicator {
         if self.alone() {
             return done(tensors);
         }
+        #[cfg(feature = "cube")]
+        let fused = Fused::new(&tensors, &prints, &cuts, &self.group, &self.ledger);
         let bytes = bytes(&prints);
         let print = Print { reduce: Some(op), ..print(Op::ReduceScatter, &call, prints) };
-        self.join(call, print, bytes, tensors, move |exchange| {
+        #[cfg_attr(not(feature = "cube"), expect(unused_mut))]
+        let mut deposit = Deposit::new(tensors);
+        #[cfg(feature = "cube")]
+        {
+            deposit.flat = fused.as_ref().and_then(|fused| fused.pack_wholes(&deposit.tensors));
+        }
+        self.join_with(call, print, bytes, deposit, move |exchange| {
+            #[cfg(feature = "cube")]
+            if let Some(parts) = fused.and_then(|fused| fused.reduced(exchange.deposits, op)) {
+                return parts;
+            }
             let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);
             cuts.iter().enumerate().map(part).collect()
         })

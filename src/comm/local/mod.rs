@@ -9,6 +9,8 @@
 mod arguments;
 mod board;
 mod communicator;
+#[cfg(feature = "cube")]
+mod cube;
 mod data;
 mod fingerprint;
 #[cfg(feature = "flex")]

@@ -1,0 +1,140 @@
+//! Collectives of lists of tensors on one Cube device: whatever the number of tensors, one kernel before the ranks
+//! meet and one after.
+//!
+//! ```text
+//! all-gather        parts  --copy-in-->  a row of each rank   --copy-out-->  wholes
+//! reduce-scatter    wholes --copy-in-->  rows for all ranks   --reduce-->    parts, views of the reduced row
+//! ```
+//!
+//! Tensors go from rank to rank by handle, without a trip through the host: ranks are streams of the device, which
+//! wait for each other's kernels by themselves. A deposit keeps the tensors beside the flat buffer, so that ranks on
+//! different devices, one of which cannot do this, still meet on burn's own operations.
+
+mod reduce;
+#[cfg(all(test, feature = "wgpu"))]
+mod tests;
+
+use std::any::Any;
+use std::sync::Arc;
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{BackendTensor, Cube, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind};
+use burn::tensor::DType;
+use burn_cubecl::CubeDevice;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::data::Deposit;
+use super::fingerprint::TensorPrint;
+use crate::comm::{Copied, Group, Ledger, ReduceOp};
+use crate::kernels::cube::{CubePlan, Side, alignment, plan};
+use crate::kernels::{CutTensor, FlatLayout};
+use crate::placement::Cut;
+
+/// The copies around one collective of a list of tensors.
+pub(super) struct Fused {
+    layout: FlatLayout,
+    device: CubeDevice,
+    dtype: DType,
+    ranks: usize,
+    member: usize,
+    ledger: Arc<Ledger>,
+}
+
+impl Fused {
+    /// For at least two float tensors of one dtype on one Cube device; `wholes` are their shapes uncut.
+    pub fn new(
+        tensors: &[DispatchTensor],
+        wholes: &[TensorPrint],
+        cuts: &[(usize, Cut)],
+        group: &Group,
+        ledger: &Arc<Ledger>,
+    ) -> Option<Self> {
+        let [first, _, ..] = tensors else { return None };
+        let CubeTensor { device, dtype, client, .. } = primitive(first)?;
+        let alike = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;
+        let all_alike = tensors.iter().all(|tensor| primitive(tensor).is_some_and(alike));
+        if !all_alike || !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+            return None;
+        }
+        let cut_tensor = |(whole, (dim, cut)): (&TensorPrint, &(usize, Cut))| CutTensor {
+            shape: whole.shape.clone(),
+            dim: *dim,
+            cut: cut.clone(),
+        };
+        let tensors = wholes.iter().zip(cuts).map(cut_tensor).collect();
+        let layout = FlatLayout::new(group.size(), tensors, alignment(client) / dtype.size());
+        let (device, dtype, ledger) = (device.clone(), *dtype, ledger.clone());
+        Some(Self { layout, device, dtype, ranks: group.size(), member: group.rank(), ledger })
+    }
+
+    /// This rank's row of an all-gather.
+    pub fn pack_parts(&self, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
+        self.pack(Side::PackParts(self.member), tensors)
+    }
+
+    /// This rank's rows of a reduce-scatter, one for each rank.
+    pub fn pack_wholes(&self, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
+        let element = dtype_to_storage_type(self.dtype);
+        let fits = self.ranks + reduce::OTHERS <= self.device.client().properties().hardware.max_bindings as usize;
+        let reducible = fits && self.device.client().properties().supports_type(element);
+        reducible.then(|| self.pack(Side::PackWholes, tensors))?
+    }
+
+    fn pack(&self, side: Side, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
+        let sources: Vec<_> = tensors.iter().map(|tensor| primitive(tensor).cloned()).collect::<Option<_>>()?;
+        Some(self.run(side, &sources)?.remove(0))
+    }
+
+    /// The wholes of an all-gather, if every rank has brought its row.
+    pub fn gathered(&self, deposits: &[Deposit]) -> Option<Vec<DispatchTensor>> {
+        Some(self.run(Side::UnpackRows, &self.flats(deposits)?)?.into_iter().map(wrap).collect())
+    }
+
+    /// This rank's parts of a reduce-scatter, if every rank has brought its rows.
+    pub fn reduced(&self, deposits: &[Deposit], op: ReduceOp) -> Option<Vec<DispatchTensor>> {
+        let flats = self.flats(deposits)?;
+        let bytes = self.layout.row() * self.dtype.size();
+        let row = reduce::reduce_row(&flats, self.member, op, self.dtype, 1.0);
+        let parts = self.layout.parts_in_row(self.member);
+        let copied: usize = parts.iter().map(|(_, shape)| shape.num_elements() * self.dtype.size()).sum();
+        self.count(usize::from(bytes > 0), copied, bytes - copied);
+        Some(parts.into_iter().map(|(offset, shape)| wrap(reduce::view_of(&row, offset, shape))).collect())
+    }
+
+    /// The flat buffers of all ranks, if they are there and here.
+    fn flats(&self, deposits: &[Deposit]) -> Option<Vec<CubeTensor>> {
+        let flat = |deposit: &Deposit| deposit.flat.clone().filter(|flat| flat.device == self.device);
+        deposits.iter().map(flat).collect()
+    }
+
+    fn run(&self, side: Side, sources: &[CubeTensor]) -> Option<Vec<CubeTensor>> {
+        let plan: Arc<CubePlan> = plan(&self.device, &self.layout, side, self.dtype).ok()?;
+        self.count(plan.launches(), plan.copied(), plan.padding());
+        Some(plan.run(sources, None).tensors)
+    }
+
+    fn count(&self, launches: usize, bytes: usize, padding: usize) {
+        let [launches, bytes, padding] = [launches, bytes, padding].map(|count| count as u64);
+        self.ledger.copied_by(Copied { launches, bytes, padding });
+    }
+}
+
+/// The Cube primitive of a float tensor, if it is one; with burn's fusion on, none is.
+fn primitive(tensor: &DispatchTensor) -> Option<&CubeTensor> {
+    match &tensor.kind {
+        DispatchTensorKind::Cube(BackendTensor::Float(primitive)) => (primitive as &dyn Any).downcast_ref(),
+        _ => None,
+    }
+}
+
+/// The float tensor of a primitive.
+fn wrap(tensor: CubeTensor) -> DispatchTensor {
+    let mut tensor = Some(tensor);
+    let float = (&mut tensor as &mut dyn Any).downcast_mut::<Option<FloatTensor<Cube>>>();
+    let float = float.and_then(Option::take).expect("tensors came as primitives");
+    DispatchTensor {
+        kind: DispatchTensorKind::Cube(BackendTensor::Float(float)),
+        autodiff: DispatchAutodiffContext::Disabled,
+    }
+}

@@ -1,0 +1,20 @@
+//! Collectives of lists on one Cube device, of which every rank is a stream: wgpu, held to Flex.
+
+mod lists;
+mod units;
+
+use std::time::Duration;
+
+use burn::tensor::{Device, DeviceKind};
+use burn_dtensor::Error;
+use burn_dtensor::comm::{Launch, World, launch};
+
+/// The device of all tests.
+fn wgpu() -> Device {
+    Device::wgpu(DeviceKind::DefaultDevice)
+}
+
+fn run<T: Send>(ranks: usize, device: &Device, program: impl Fn(&World) -> Result<T, Error> + Sync) -> Vec<T> {
+    let config = Launch::threads(ranks).deadline(Duration::from_secs(120)).device(device.clone());
+    launch(config, program).unwrap_or_else(|error| panic!("{error}"))
+}
