@@ -9,7 +9,7 @@ use std::time::Duration;
 use burn::backend::{Backend, Dispatch, DispatchDevice};
 use parking_lot::Mutex;
 
-use super::{Call, Op, Phase};
+use super::{Call, Copied, Op, Phase};
 
 /// How many recent entries a ledger keeps.
 const RECENT: usize = 1024;
@@ -58,20 +58,6 @@ pub struct Spent {
     pub waiting: Duration,
     /// Making the result of what they brought: copies and reductions.
     pub moving: Duration,
-}
-
-/// What kernels have copied around a rank's collectives, where tensors of a list travel in one buffer.
-///
-/// Counted on Cube backends (wgpu, CUDA), for all-gathers and reduce-scatters of two and more float tensors of one
-/// dtype: a copy or reduction before the ranks meet, and one after.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Copied {
-    /// Kernels launched.
-    pub launches: u64,
-    /// Bytes of tensors' elements that they have written.
-    pub bytes: u64,
-    /// Bytes of padding that they have written: between parts, and where a rank's part is smaller than the largest.
-    pub padding: u64,
 }
 
 /// One collective, as the ledger's flight recorder keeps it.
@@ -181,10 +167,7 @@ impl Ledger {
     /// Adds what kernels have copied.
     #[cfg(feature = "cube")]
     pub(super) fn copied_by(&self, more: Copied) {
-        let copied = &mut self.0.lock().copied;
-        copied.launches += more.launches;
-        copied.bytes += more.bytes;
-        copied.padding += more.padding;
+        self.0.lock().copied += more;
     }
 
     /// What kernels have copied around collectives.
@@ -339,6 +322,17 @@ mod tests {
         ledger.spend(Duration::from_millis(20), Duration::from_millis(30));
         let spent = Spent { waiting: Duration::from_millis(22), moving: Duration::from_millis(33) };
         assert_eq!(ledger.spent(), spent);
+    }
+
+    #[test]
+    #[cfg(feature = "cube")]
+    fn copies_add_up() {
+        let ledger = filled();
+        ledger.copied_by(Copied { launches: 1, bytes: 20, padding: 3 });
+        ledger.copied_by(Copied { launches: 2, bytes: 30, padding: 0 });
+        assert_eq!(ledger.copied(), Copied { launches: 3, bytes: 50, padding: 3 });
+        ledger.reset();
+        assert_eq!(ledger.copied(), Copied::default());
     }
 
     #[test]

@@ -60,7 +60,11 @@ fn layouts() -> impl Iterator<Item = (usize, Vec<CutTensor>, usize)> {
     });
     lists.into_iter().flat_map(|(ranks, all)| {
         let alone = all.iter().map(|tensor| vec![tensor.clone()]).collect_vec();
-        alone.into_iter().chain([all, Vec::new()]).cartesian_product([1, 4]).map(move |(list, align)| (ranks, list, align))
+        alone
+            .into_iter()
+            .chain([all, Vec::new()])
+            .cartesian_product([1, 4])
+            .map(move |(list, align)| (ranks, list, align))
     })
 }
 

@@ -163,15 +163,10 @@ impl Communicator for LocalCommunicator {
         if self.alone() {
             return done(tensors);
         }
+        let deposit = Deposit::new(tensors);
         #[cfg(feature = "cube")]
-        let fused = Fused::new(&tensors, &prints, &cuts, &self.group, &self.ledger);
+        let (fused, deposit) = Fused::pack_parts(deposit, &prints, &cuts, &self.group, &self.ledger);
         let (bytes, print) = (bytes(&prints), print(Op::AllGather, &call, prints));
-        #[cfg_attr(not(feature = "cube"), expect(unused_mut))]
-        let mut deposit = Deposit::new(tensors);
-        #[cfg(feature = "cube")]
-        {
-            deposit.flat = fused.as_ref().and_then(|fused| fused.pack_parts(&deposit.tensors));
-        }
         self.join_with(call, print, bytes, deposit, move |exchange| {
             #[cfg(feature = "cube")]
             if let Some(wholes) = fused.and_then(|fused| fused.gathered(exchange.deposits)) {
@@ -190,16 +185,11 @@ impl Communicator for LocalCommunicator {
         if self.alone() {
             return done(tensors);
         }
+        let deposit = Deposit::new(tensors);
         #[cfg(feature = "cube")]
-        let fused = Fused::new(&tensors, &prints, &cuts, &self.group, &self.ledger);
+        let (fused, deposit) = Fused::pack_wholes(deposit, &prints, &cuts, &self.group, &self.ledger);
         let bytes = bytes(&prints);
         let print = Print { reduce: Some(op), ..print(Op::ReduceScatter, &call, prints) };
-        #[cfg_attr(not(feature = "cube"), expect(unused_mut))]
-        let mut deposit = Deposit::new(tensors);
-        #[cfg(feature = "cube")]
-        {
-            deposit.flat = fused.as_ref().and_then(|fused| fused.pack_wholes(&deposit.tensors));
-        }
         self.join_with(call, print, bytes, deposit, move |exchange| {
             #[cfg(feature = "cube")]
             if let Some(parts) = fused.and_then(|fused| fused.reduced(exchange.deposits, op)) {

@@ -1,5 +1,7 @@
 //! [`Band`]: copies as seen from the memory that is written.
 
+use std::collections::BTreeSet;
+
 use itertools::Itertools;
 
 use crate::kernels::{Copies, Segment};
@@ -142,36 +144,97 @@ pub(super) struct Range {
     pub sources: Vec<usize>,
 }
 
-/// The fewest ranges of whole vectors of `lanes` lanes that read at most `limit` sources each.
+/// The fewest ranges of whole vectors of `lanes` lanes that read at most `limit` sources each; bands of several
+/// rows stay whole.
 ///
 /// # Errors
-/// The number of sources of one band, if that is more than `limit`.
+/// The number of sources that meet in one place, if that is more than `limit`.
 pub(super) fn ranges(bands: &[Band], lanes: usize, limit: usize) -> Result<Vec<Range>, usize> {
-    let mut ranges: Vec<Range> = Vec::new();
-    let (mut begin, mut sources): (usize, Vec<usize>) = (0, Vec::new());
-    for (index, band) in bands.iter().enumerate() {
-        let joined = union(&sources, band);
-        if joined.len() <= limit {
-            sources = joined;
-            continue;
-        }
-        // The next range begins with the vector that this band begins in, and reads what lies before it there.
-        let vector = band.start / lanes;
-        let shared = bands[..index].iter().rev().take_while(|before| before.end() > vector * lanes);
-        let next = shared.fold(union(&[], band), |sources, before| union(&sources, before));
-        if next.len() > limit || vector == begin {
-            return Err(next.len().max(joined.len()));
-        }
-        ranges.push(Range { vectors: begin..vector, sources });
-        (begin, sources) = (vector, next);
-    }
+    let (mut ranges, mut begin) = (Vec::new(), 0);
     let end = bands.last().map_or(0, |band| band.end().div_ceil(lanes));
-    if begin < end {
-        ranges.push(Range { vectors: begin..end, sources });
+    while begin < end {
+        let rest = &bands[bands.partition_point(|band| band.end() <= begin * lanes)..];
+        let (mut stop, mut read) = (end, BTreeSet::new());
+        for band in rest {
+            read.extend(band.sources());
+            if read.len() > limit {
+                stop = band.start / lanes;
+                break;
+            }
+        }
+        if stop <= begin {
+            return Err(read.len());
+        }
+        let inside = rest.iter().take_while(|band| band.start < stop * lanes);
+        let sources = inside.flat_map(Band::sources).collect::<BTreeSet<_>>().into_iter().collect();
+        ranges.push(Range { vectors: begin..stop, sources });
+        begin = stop;
     }
     Ok(ranges)
 }
 
-fn union(sources: &[usize], band: &Band) -> Vec<usize> {
-    sources.iter().copied().chain(band.sources()).sorted().dedup().collect()
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Shape;
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+
+    #[test]
+    fn interleaved_parts_are_one_band_and_gaps_are_zeros() {
+        let part =
+            |source, to, run| Segment { source, target: 0, from: 0, to, rows: 3, run, from_stride: run, to_stride: 5 };
+        let copies = Copies::new(
+            vec![Shape::new([9]), Shape::new([6])],
+            vec![Shape::new([3, 5]), Shape::new([2])],
+            vec![part(1, 3, 2), part(0, 0, 3), Segment::run(0, 1, 4, 0, 2)],
+        );
+        let column = |start, source, from, from_stride| Column { start, source, from, from_stride };
+        let first =
+            Band { start: 0, stride: 5, rows: 3, columns: vec![column(0, Some(0), 0, 3), column(3, Some(1), 0, 2)] };
+        let second = Band { start: 16, stride: 2, rows: 1, columns: vec![column(0, Some(0), 4, 2)] };
+        assert_eq!(bands(&copies, &[0, 16], 20), [first, Band::zeros(15, 16), second, Band::zeros(18, 20)]);
+    }
+
+    /// The fewest ranges, by trying every end.
+    fn fewest(bands: &[Band], lanes: usize, limit: usize) -> Option<usize> {
+        let vectors = bands.last().map_or(0, |band| band.end().div_ceil(lanes));
+        let mut best = vec![Some(0)];
+        for end in 1..=vectors {
+            let from = |begin: usize| {
+                let inside = bands.iter().filter(|band| band.start < end * lanes && band.end() > begin * lanes);
+                let read = inside.flat_map(Band::sources).unique().count();
+                (read <= limit).then_some(best[begin]? + 1)
+            };
+            best.push((0..end).filter_map(from).min());
+        }
+        best[vectors]
+    }
+
+    #[test]
+    fn ranges_are_the_fewest_that_bindings_allow() {
+        let mut rng = StdRng::seed_from_u64(7);
+        let mut errors = 0;
+        for _ in 0..300 {
+            let mut end = 0;
+            let band = |source: usize| {
+                let band = Band::of(end, &[Segment::run(source, 0, 0, 0, rng.random_range(1..9))]);
+                end = band.end();
+                band
+            };
+            let all = (0..9).map(band).collect_vec();
+            let (lanes, limit) = (rng.random_range(1..5), rng.random_range(1..5));
+            let found = ranges(&all, lanes, limit).ok();
+            errors += usize::from(found.is_none());
+            assert_eq!(found.as_ref().map(Vec::len), fewest(&all, lanes, limit), "{lanes} {limit} {all:?}");
+            for range in found.into_iter().flatten() {
+                let inside =
+                    |band: &&Band| band.start < range.vectors.end * lanes && band.end() > range.vectors.start * lanes;
+                let read = all.iter().filter(inside).flat_map(Band::sources).collect_vec();
+                assert_eq!(range.sources, read);
+            }
+        }
+        assert!((10..150).contains(&errors), "{errors} of 300 have a vector of too many sources");
+    }
 }

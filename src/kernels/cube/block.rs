@@ -72,15 +72,21 @@ pub(crate) fn view(memory: &Handle, offset: usize, len: usize) -> Handle {
     memory.clone().offset_start(offset as u64).offset_end(end)
 }
 
-/// The memory of a tensor with adjacent elements as an argument of a kernel that reads whole vectors of `bytes`
-/// bytes: the last may reach past the tensor, never past its allocation.
-pub(crate) fn vectors(tensor: &CubeTensor, bytes: usize) -> BufferArg {
-    let mut handle = tensor.handle.clone();
-    let used = handle.size_in_used();
+/// Elements of `bytes` bytes in a vector: accesses of 16 bytes where the device has such, and never so long that
+/// a view could begin inside one.
+pub(crate) fn vector_lanes(client: &Client, bytes: usize) -> usize {
+    let aligned = |lanes: &usize| alignment(client).is_multiple_of(lanes * bytes);
+    client.properties().io_optimized_vector_sizes(bytes).find(aligned).unwrap_or(1)
+}
+
+/// Memory as an argument of a kernel that accesses whole vectors of `bytes` bytes: the last may reach past what
+/// the handle bounds, never past its allocation.
+pub(crate) fn vectors(memory: &Handle, bytes: usize) -> BufferArg {
+    let mut memory = memory.clone();
+    let used = memory.size_in_used();
     let past = used.next_multiple_of(bytes as u64) - used;
-    let spare = handle.offset_end.unwrap_or(0);
-    handle.offset_end = Some(spare.checked_sub(past).expect("allocations are whole vectors"));
-    let len = (used + past) as usize / bytes;
-    // SAFETY: the handle bounds what is read, as the line above has made sure.
-    unsafe { BufferArg::from_raw_parts(handle, len) }
+    let spare = memory.offset_end.unwrap_or(0);
+    memory.offset_end = Some(spare.checked_sub(past).expect("allocations are whole vectors"));
+    // SAFETY: the handle bounds what is accessed, and lies in its allocation by the line above.
+    unsafe { BufferArg::from_raw_parts(memory, (used + past) as usize / bytes) }
 }

@@ -57,3 +57,36 @@ pub(crate) fn plan(device: &CubeDevice, layout: &FlatLayout, side: Side, dtype: 
     let make = || CubePlan::new(device, &side.copies(layout), dtype, Convert::to(dtype), false).map(Arc::new);
     of_layout.entry((device.clone(), side, dtype)).or_insert_with(make).clone()
 }
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use burn::tensor::Shape;
+
+    use super::*;
+    use crate::kernels::CutTensor;
+    use crate::kernels::cube::tests::device;
+    use crate::placement::Cut;
+
+    fn layout(len: usize) -> FlatLayout {
+        FlatLayout::new(2, vec![CutTensor { shape: Shape::new([len]), dim: 0, cut: Cut::Chunks(len) }], 8)
+    }
+
+    #[test]
+    fn a_layouts_plans_are_made_once_for_each_side_and_dtype() {
+        let made = |layout: &FlatLayout, side, dtype| plan(&device(), layout, side, dtype).unwrap();
+        let first = made(&layout(6), Side::PackParts(0), DType::F32);
+        assert!(Arc::ptr_eq(&first, &made(&layout(6), Side::PackParts(0), DType::F32)));
+        for other in [
+            made(&layout(7), Side::PackParts(0), DType::F32),
+            made(&layout(6), Side::PackParts(1), DType::F32),
+            made(&layout(6), Side::PackWholes, DType::F32),
+            made(&layout(6), Side::PackParts(0), DType::I32),
+        ] {
+            assert!(!Arc::ptr_eq(&first, &other));
+        }
+        for len in 0..LAYOUTS {
+            made(&layout(1000 + len), Side::PackParts(0), DType::F32);
+        }
+        assert!(PLANS.lock().len() <= LAYOUTS);
+    }
+}

@@ -68,7 +68,7 @@ fn gather<S: Numeric, N: Size>(
     let lanes = N::value();
     let place = locate(table, at * lanes, low, high);
     let mut value = Vector::<S, N>::new(S::from_int(0));
-    if place.left >= lanes && (place.source == ZEROS || place.lane % lanes == 0) {
+    if place.left >= lanes && (place.source == ZEROS || place.lane.is_multiple_of(lanes)) {
         if place.source != ZEROS {
             value = load::<S, N>(sources, place.source, place.lane / lanes, 0usize, sources.len());
         }
@@ -140,13 +140,11 @@ fn load<S: Numeric, N: Size>(
         sources.index(first)[at]
     } else {
         let half = comptime!(count / 2);
-        let mut value = Vector::<S, N>::empty();
         if source < comptime!((first + half) as u32) {
-            value = load::<S, N>(sources, source, at, first, half);
+            load::<S, N>(sources, source, at, first, half)
         } else {
-            value = load::<S, N>(sources, source, at, comptime!(first + half), comptime!(count - half));
+            load::<S, N>(sources, source, at, comptime!(first + half), comptime!(count - half))
         }
-        value
     }
 }
 

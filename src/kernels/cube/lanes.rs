@@ -7,6 +7,7 @@ use cubecl::ir::ElemType;
 use cubecl::ir::features::TypeUsage;
 
 use super::CubeError;
+use super::block::vector_lanes;
 use crate::kernels::{Convert, Copies, Segment};
 
 /// What a kernel's vectors hold: elements, or words of 4 bytes where nothing is converted.
@@ -43,7 +44,13 @@ impl Lanes {
             return Err(CubeError::Convert { from, to: convert.dtype });
         }
         let wide = [from, convert.dtype].contains(&DType::F64);
-        let sum = if plain { from } else if wide { DType::F64 } else { DType::F32 };
+        let sum = if plain {
+            from
+        } else if wide {
+            DType::F64
+        } else {
+            DType::F32
+        };
         for dtype in [from, convert.dtype, sum] {
             let usage = client.properties().type_usage(dtype_to_storage_type(dtype));
             if !usage.is_superset(TypeUsage::Buffer | TypeUsage::Conversion) {
@@ -54,12 +61,9 @@ impl Lanes {
         Ok((Self { source, target, sum, bytes: (from.size(), convert.dtype.size()) }, copies.clone()))
     }
 
-    /// Lanes of a vector: accesses of 16 bytes, where the device has such, of the wider of the two.
+    /// Lanes of a vector.
     pub fn per_vector(&self, client: &Client) -> usize {
-        let bytes = self.bytes.0.max(self.bytes.1);
-        let properties = client.properties();
-        let aligned = |lanes: &usize| (properties.memory.alignment as usize).is_multiple_of(lanes * bytes);
-        properties.io_optimized_vector_sizes(bytes).find(aligned).unwrap_or(1)
+        vector_lanes(client, self.bytes.0.max(self.bytes.1))
     }
 }
 

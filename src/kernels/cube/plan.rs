@@ -143,11 +143,8 @@ impl CubePlan {
 
     fn launch(&self, launch: &Launch, sources: &[CubeTensor], onto: Option<&Block>, block: &Block) {
         let Lanes { source, target, sum, bytes } = self.lanes;
-        let read = |index: &usize| vectors(&into_contiguous(sources[*index].clone()), self.width * bytes.0);
-        let whole = |memory: &Handle| {
-            // SAFETY: a block is as long as its layout says, in whole vectors.
-            unsafe { BufferArg::from_raw_parts(memory.clone(), self.layout.size() / (self.width * bytes.1)) }
-        };
+        let read = |index: &usize| vectors(&into_contiguous(sources[*index].clone()).handle, self.width * bytes.0);
+        let whole = |memory: &Handle| vectors(memory, self.width * bytes.1);
         // SAFETY: tables have as many words as they were made of.
         let table = unsafe { BufferArg::from_raw_parts(launch.table.clone(), launch.words) };
         let rows = launch.pieces.div_ceil(self.limits.cubes);

@@ -16,7 +16,7 @@ use super::CubePlan;
 use crate::kernels::{Convert, Copies};
 
 /// The device of all tests.
-fn device() -> CubeDevice {
+pub(super) fn device() -> CubeDevice {
     match Device::wgpu(DeviceKind::DefaultDevice).as_dispatch() {
         DispatchDevice::Cube(device) => device.clone(),
         other => panic!("wgpu is a cube device, not {other:?}"),

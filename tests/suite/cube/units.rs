@@ -1,7 +1,7 @@
 //! A sharded model's units.
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::module::{Module, Param};
+use burn::nn::Linear;
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_dtensor::comm::Op;
 use burn_dtensor::prelude::*;
@@ -30,28 +30,23 @@ fn step(ranks: usize, device: &Device) -> Vec<(Vec<Vec<f32>>, u64, u64)> {
     run(ranks, device, |world| {
         let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
         let device = world.device().clone().autodiff();
+        let values = |count: usize| (0..count).map(|i| ((i * 37 % 23) as f32 - 11.0) / 23.0).collect::<Vec<_>>();
         let linear = |inputs: usize, outputs: usize| {
-            let data = |count: usize| (0..count).map(|i| ((i * 37 % 23) as f32 - 11.0) / 23.0).collect::<Vec<_>>();
-            let mut linear = LinearConfig::new(inputs, outputs).init(&device);
-            let weight = TensorData::new(data(inputs * outputs), [inputs, outputs]);
-            linear.weight = linear.weight.map(|_| Tensor::from_data(weight, &device).require_grad());
-            let bias = TensorData::new(data(outputs), [outputs]);
-            linear.bias =
-                linear.bias.map(|bias_of| bias_of.map(|_| Tensor::from_data(bias, &device).require_grad()));
-            linear
+            let weight = TensorData::new(values(inputs * outputs), [inputs, outputs]);
+            let bias = TensorData::new(values(outputs), [outputs]);
+            Linear { weight: Param::from_data(weight, &device), bias: Some(Param::from_data(bias, &device)) }
         };
         let net = Net { blocks: vec![linear(7, 7), linear(7, 7)], head: linear(7, 3) };
         let net = fully_shard(net, &mesh, FullyShard::new().units(["blocks.*"]))?;
-        let x = Tensor::from_data(TensorData::new((0..14).map(|i| i as f32 / 14.0).collect(), [2, 7]), &device);
+        let x = Tensor::from_data(TensorData::new(values(14), [2, 7]), &device);
         let grads = net.forward(x).square().sum().backward();
-        let shards = net.blocks.iter().chain([&net.head]);
-        let values = |linear: &Linear| {
+        let floats = |data: TensorData| data.iter::<f32>().collect::<Vec<_>>();
+        let of_layer = |linear: &Linear| {
             let weight = linear.weight.base().grad(&grads).expect("a gradient");
             let bias = linear.bias.as_ref().expect("a bias").base().grad(&grads).expect("a gradient");
-            let floats = |data: TensorData| data.iter::<f32>().collect::<Vec<_>>();
             [floats(weight.into_data()), floats(bias.into_data())].concat()
         };
-        let gradients = shards.map(values).collect();
+        let gradients = net.blocks.iter().chain([&net.head]).map(of_layer).collect();
         let ledger = world.ledger();
         let collectives = ledger.calls(Op::AllGather) + ledger.calls(Op::ReduceScatter);
         Ok((gradients, ledger.copied().launches, collectives))

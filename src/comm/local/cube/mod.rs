@@ -17,7 +17,6 @@ mod tests;
 use std::any::Any;
 use std::sync::Arc;
 
-use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{BackendTensor, Cube, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind};
 use burn::tensor::DType;
@@ -36,14 +35,40 @@ pub(super) struct Fused {
     layout: FlatLayout,
     device: CubeDevice,
     dtype: DType,
-    ranks: usize,
     member: usize,
     ledger: Arc<Ledger>,
 }
 
 impl Fused {
-    /// For at least two float tensors of one dtype on one Cube device; `wholes` are their shapes uncut.
-    pub fn new(
+    /// An all-gather: adds this rank's row to its deposit. `wholes` are the tensors' shapes uncut.
+    pub fn pack_parts(
+        mut deposit: Deposit,
+        wholes: &[TensorPrint],
+        cuts: &[(usize, Cut)],
+        group: &Group,
+        ledger: &Arc<Ledger>,
+    ) -> (Option<Self>, Deposit) {
+        let fused = Self::new(&deposit.tensors, wholes, cuts, group, ledger);
+        deposit.flat = fused.as_ref().and_then(|fused| fused.pack(Side::PackParts(fused.member), &deposit.tensors));
+        (fused, deposit)
+    }
+
+    /// A reduce-scatter: adds rows for all ranks to its deposit, if the device can reduce them.
+    pub fn pack_wholes(
+        mut deposit: Deposit,
+        wholes: &[TensorPrint],
+        cuts: &[(usize, Cut)],
+        group: &Group,
+        ledger: &Arc<Ledger>,
+    ) -> (Option<Self>, Deposit) {
+        let fused = Self::new(&deposit.tensors, wholes, cuts, group, ledger);
+        let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), group.size(), fused.dtype));
+        deposit.flat = fused.as_ref().and_then(|fused| fused.pack(Side::PackWholes, &deposit.tensors));
+        (fused, deposit)
+    }
+
+    /// For at least two float tensors of one dtype on one Cube device.
+    fn new(
         tensors: &[DispatchTensor],
         wholes: &[TensorPrint],
         cuts: &[(usize, Cut)],
@@ -65,20 +90,7 @@ impl Fused {
         let tensors = wholes.iter().zip(cuts).map(cut_tensor).collect();
         let layout = FlatLayout::new(group.size(), tensors, alignment(client) / dtype.size());
         let (device, dtype, ledger) = (device.clone(), *dtype, ledger.clone());
-        Some(Self { layout, device, dtype, ranks: group.size(), member: group.rank(), ledger })
-    }
-
-    /// This rank's row of an all-gather.
-    pub fn pack_parts(&self, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
-        self.pack(Side::PackParts(self.member), tensors)
-    }
-
-    /// This rank's rows of a reduce-scatter, one for each rank.
-    pub fn pack_wholes(&self, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
-        let element = dtype_to_storage_type(self.dtype);
-        let fits = self.ranks + reduce::OTHERS <= self.device.client().properties().hardware.max_bindings as usize;
-        let reducible = fits && self.device.client().properties().supports_type(element);
-        reducible.then(|| self.pack(Side::PackWholes, tensors))?
+        Some(Self { layout, device, dtype, member: group.rank(), ledger })
     }
 
     fn pack(&self, side: Side, tensors: &[DispatchTensor]) -> Option<CubeTensor> {

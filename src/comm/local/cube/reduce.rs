@@ -4,14 +4,22 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
+use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use crate::comm::ReduceOp;
-use crate::kernels::cube::{BlockLayout, vectors, view};
+use crate::kernels::cube::{BlockLayout, vector_lanes, vectors, view};
 
-/// Buffers of the kernel beside the rows.
-pub(super) const OTHERS: usize = 2;
+/// Buffers of the kernel beside the rows: the target, and the arguments' own.
+const OTHERS: usize = 2;
+
+/// Whether one kernel can read a row of each of `ranks` ranks.
+pub(super) fn is_possible(client: &Client, ranks: usize, dtype: DType) -> bool {
+    let properties = client.properties();
+    ranks + OTHERS <= properties.hardware.max_bindings as usize
+        && properties.supports_type(dtype_to_storage_type(dtype))
+}
 
 /// `cast(reduction * scale)` of row `rank` of `flats`, which hold as many rows as there are of them.
 ///
@@ -25,14 +33,9 @@ pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp, to: DT
     if row == 0 {
         return result;
     }
-    let bytes = dtype.size().max(to.size());
-    let lanes = |lanes: &usize| client.properties().memory.alignment as usize % (lanes * bytes) == 0;
-    let lanes = client.properties().io_optimized_vector_sizes(bytes).find(lanes).unwrap_or(1);
-    let own = |flat: &CubeTensor| {
-        let size = row * dtype.size();
-        let row = CubeTensor { handle: view(&flat.handle, rank * size, size), ..flat.clone() };
-        vectors(&row, lanes * dtype.size())
-    };
+    let lanes = vector_lanes(client, dtype.size().max(to.size()));
+    let size = row * dtype.size();
+    let own = |flat: &CubeTensor| vectors(&view(&flat.handle, rank * size, size), lanes * dtype.size());
     let sum = if *dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let count = row.div_ceil(lanes);
     let cube = CubeDim::new(client, count);
@@ -45,7 +48,7 @@ pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp, to: DT
             cube,
             lanes,
             flats.iter().map(own).collect(),
-            vectors(&result, lanes * to.size()),
+            vectors(&result.handle, lanes * to.size()),
             count as u32,
             InputScalar::new(scale, types[2]),
             op,

@@ -27,10 +27,24 @@ fn more_sources_than_a_kernel_binds_take_the_fewest_launches() {
     let limits = Limits { bindings: 8, cubes: 1000 };
     for (copies, launches) in [
         (layout(0).pack_parts(0), 2),
-        (layout(0).join_parts(), 5),
+        (layout(0).join_parts(), 6),
         (layout(1).join_parts(), 7),
         (layout(1).unpack_wholes(), 1),
     ] {
+        let plan = within(limits, &copies).unwrap();
+        assert_eq!(plan.launches(), launches);
+        assert_copies(&plan, &copies, DType::F32, &mut rng);
+    }
+}
+
+#[test]
+fn as_many_sources_as_the_device_binds_are_one_launch() {
+    let mut rng = StdRng::seed_from_u64(3);
+    let most = device().client().properties().hardware.max_bindings.min(200) as usize - 4;
+    for (tensors, launches) in [(most, 1), (most + 1, 2)] {
+        let tensor = CutTensor { shape: Shape::new([6]), dim: 0, cut: Cut::Chunks(6) };
+        let copies = FlatLayout::new(2, vec![tensor; tensors], 4).pack_parts(1);
+        let limits = Limits { bindings: most + 4, cubes: 1000 };
         let plan = within(limits, &copies).unwrap();
         assert_eq!(plan.launches(), launches);
         assert_copies(&plan, &copies, DType::F32, &mut rng);
@@ -61,7 +75,7 @@ fn results_are_views_of_one_block() {
     let ids = block.tensors.iter().map(|tensor| tensor.handle.clone().binding().memory.id()).unique().count();
     assert_eq!(ids, 1);
     let align = alignment(&device().client()) as u64;
-    assert!(block.tensors.iter().all(|tensor| tensor.handle.offset_start.unwrap_or(0) % align == 0));
+    assert!(block.tensors.iter().all(|tensor| tensor.handle.offset_start.unwrap_or(0).is_multiple_of(align)));
     assert_eq!((plan.copied(), plan.padding()), (copies.copied() * 4, 0));
     let packed = layout(0).pack_wholes();
     assert_eq!(plain(&packed, DType::F32).unwrap().padding(), layout(0).padding() * 4);
