@@ -1,14 +1,15 @@
 //! [`Ledger`]: every collective of a rank, counted.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use burn::backend::{Backend, Dispatch, DispatchDevice};
 use parking_lot::Mutex;
 
-use super::{Call, Op, Phase};
+use super::{Call, Copied, Op, Phase};
 
 /// How many recent entries a ledger keeps.
 const RECENT: usize = 1024;
@@ -127,6 +128,8 @@ struct Book {
     recent: VecDeque<Entry>,
     count: u64,
     spent: Spent,
+    copied: Copied,
+    devices: Vec<DispatchDevice>,
 }
 
 impl Ledger {
@@ -159,6 +162,36 @@ impl Ledger {
     /// Time spent in the collectives that have been waited for.
     pub fn spent(&self) -> Spent {
         self.0.lock().spent
+    }
+
+    /// Adds what kernels have copied.
+    #[cfg(feature = "cube")]
+    pub(super) fn copied_by(&self, more: Copied) {
+        self.0.lock().copied += more;
+    }
+
+    /// What kernels have copied around collectives.
+    pub fn copied(&self) -> Copied {
+        self.0.lock().copied
+    }
+
+    /// Notes where the tensors of a collective are.
+    pub(super) fn ran_on(&self, device: DispatchDevice) {
+        let devices = &mut self.0.lock().devices;
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+    }
+
+    /// burn's names of the backends that tensors of this rank's collectives were on, such as `flex` or
+    /// `cubecl<wgpu<wgsl>>`.
+    pub fn backends(&self) -> BTreeSet<String> {
+        let name = |device: &DispatchDevice| {
+            let name = Dispatch::name(device);
+            let inner = name.strip_prefix("dispatch<").and_then(|name| name.strip_suffix('>'));
+            inner.map_or(name.clone(), String::from)
+        };
+        self.0.lock().devices.iter().map(name).collect()
     }
 
     /// Calls of `op`.
@@ -289,6 +322,17 @@ mod tests {
         ledger.spend(Duration::from_millis(20), Duration::from_millis(30));
         let spent = Spent { waiting: Duration::from_millis(22), moving: Duration::from_millis(33) };
         assert_eq!(ledger.spent(), spent);
+    }
+
+    #[test]
+    #[cfg(feature = "cube")]
+    fn copies_add_up() {
+        let ledger = filled();
+        ledger.copied_by(Copied { launches: 1, bytes: 20, padding: 3 });
+        ledger.copied_by(Copied { launches: 2, bytes: 30, padding: 0 });
+        assert_eq!(ledger.copied(), Copied { launches: 3, bytes: 50, padding: 3 });
+        ledger.reset();
+        assert_eq!(ledger.copied(), Copied::default());
     }
 
     #[test]

@@ -28,6 +28,7 @@
 //!    ahead](Call::ahead) from when its result is taken on.
 
 mod communicator;
+mod copied;
 mod end;
 mod error;
 mod group;
@@ -42,6 +43,7 @@ mod work;
 mod world;
 
 pub use communicator::{Call, Communicator, Phase, ReduceOp, Sharded, TensorMeta};
+pub use copied::Copied;
 pub use error::CommError;
 pub use group::Group;
 pub(crate) use home::{is_rank, note_unwinding, rank_of_thread};

@@ -94,6 +94,13 @@ impl FlatLayout {
         Copies::new(vec![Shape::new([self.row])], targets, segments)
     }
 
+    /// Where each of `rank`'s parts begins in its row, and its shape.
+    #[cfg(feature = "cube")]
+    pub fn parts_in_row(&self, rank: usize) -> Vec<(usize, Shape)> {
+        let shapes = self.tensors.iter().map(|tensor| tensor.part(self.ranks, rank));
+        self.offsets.iter().copied().zip(shapes).collect()
+    }
+
     fn parts(&self, rank: usize, segment: impl Fn(usize, usize) -> Segment) -> Vec<Segment> {
         let lens = self.tensors.iter().map(|tensor| tensor.part(self.ranks, rank).num_elements());
         lens.enumerate().map(|(index, len)| segment(index, len)).collect()

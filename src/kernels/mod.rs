@@ -23,6 +23,8 @@
 
 mod concat;
 mod copies;
+#[cfg(feature = "cube")]
+pub(crate) mod cube;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
 mod layout;

@@ -3,10 +3,12 @@
 //! A handle names its memory, and the device's thread knows where that is. So memory can be taken from under a name,
 //! and other memory be put there: whoever uses the name meanwhile gets an error, and later what is there then.
 
-use std::any::TypeId;
+use std::any::{Any, TypeId};
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{BackendTensor, Cube, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::device_handle::DeviceHandle;
 use cubecl::server::Handle;
@@ -29,6 +31,33 @@ pub(crate) fn is_lasting(tensor: &CubeTensor) -> bool {
 /// Whether both start at one place of one allocation.
 pub(super) fn is_same(a: &CubeTensor, b: &CubeTensor) -> bool {
     id(&a.handle) == id(&b.handle) && a.handle.offset_start.unwrap_or(0) == b.handle.offset_start.unwrap_or(0)
+}
+
+/// The Cube primitive of a plain float tensor, if it is one; with burn's fusion on, none is.
+pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&CubeTensor> {
+    match &tensor.kind {
+        DispatchTensorKind::Cube(BackendTensor::Float(primitive)) => (primitive as &dyn Any).downcast_ref(),
+        _ => None,
+    }
+}
+
+/// The float tensor of a primitive.
+pub(crate) fn wrap(tensor: CubeTensor) -> DispatchTensor {
+    let mut tensor = Some(tensor);
+    let float = (&mut tensor as &mut dyn Any).downcast_mut::<Option<FloatTensor<Cube>>>();
+    let float = float.and_then(Option::take).expect("tensors came as primitives");
+    DispatchTensor {
+        kind: DispatchTensorKind::Cube(BackendTensor::Float(float)),
+        autodiff: DispatchAutodiffContext::Disabled,
+    }
+}
+
+/// The same tensor, in memory that lasts.
+pub(crate) fn settle(tensor: DispatchTensor) -> DispatchTensor {
+    match primitive(&tensor) {
+        Some(cube) if !is_lasting(cube) => wrap(cube.copy()),
+        _ => tensor,
+    }
 }
 
 /// What names the memory of `handle`: views of one allocation share it.

@@ -17,7 +17,7 @@ pub(crate) fn is_lasting(tensor: &DispatchTensor) -> bool {
         #[cfg(feature = "flex")]
         DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => flex::is_lasting(tensor),
         #[cfg(feature = "cube")]
-        DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => cube::is_lasting(tensor),
+        DispatchTensorKind::Cube(_) => cube::primitive(tensor).is_none_or(cube::is_lasting),
         // A unit gathers floats.
         _ => true,
     }
@@ -31,8 +31,8 @@ pub(crate) fn is_same(a: &DispatchTensor, b: &DispatchTensor) -> bool {
             flex::is_same(a, b)
         }
         #[cfg(feature = "cube")]
-        (DispatchTensorKind::Cube(BackendTensor::Float(a)), DispatchTensorKind::Cube(BackendTensor::Float(b))) => {
-            cube::is_same(a, b)
+        (DispatchTensorKind::Cube(_), DispatchTensorKind::Cube(_)) => {
+            cube::primitive(a).zip(cube::primitive(b)).is_some_and(|(a, b)| cube::is_same(a, b))
         }
         _ => false,
     }

@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 use super::LocalWorld;
 use super::arguments::{self, Problem};
 use super::board::{Failure, GroupKey};
+#[cfg(feature = "cube")]
+use super::cube::Fused;
 use super::data::{Deposit, Exchange};
 use super::fingerprint::{Print, TensorPrint};
 use super::pending::{Charge, Joined, Ready, Seat};
@@ -92,6 +94,9 @@ impl LocalCommunicator {
         if let Err(error) = self.world.check_thread(rank, print.op, &call) {
             return Work::new(Ready(Err(error)));
         }
+        if let Some(tensor) = deposit.tensors.first() {
+            self.ledger.ran_on(tensor.device());
+        }
         let charge = Charge { op: print.op, ranks: self.group.size(), bytes, call };
         if !charge.call.ahead {
             charge.record(&self.ledger);
@@ -161,8 +166,20 @@ impl Communicator for LocalCommunicator {
         if self.alone() {
             return done(tensors);
         }
+        if let Err(problem) = arguments::at_home(&tensors, &self.device) {
+            return self.refuse(Op::AllGather, &call, problem);
+        }
+        let deposit = Deposit::new(tensors);
+        #[cfg(feature = "cube")]
+        let (fused, deposit) = Fused::pack_parts(deposit, &prints, &cuts, &self.group, &self.ledger);
         let (bytes, print) = (bytes(&prints), print(Op::AllGather, &call, prints));
-        self.join(call, print, bytes, tensors, move |exchange| exchange.gather(&cuts))
+        self.join_with(call, print, bytes, deposit, move |exchange| {
+            #[cfg(feature = "cube")]
+            if let Some(wholes) = fused.and_then(|fused| fused.gathered(exchange.deposits)) {
+                return wholes;
+            }
+            exchange.gather(&cuts)
+        })
     }
 
     fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
@@ -174,9 +191,19 @@ impl Communicator for LocalCommunicator {
         if self.alone() {
             return done(tensors);
         }
+        if let Err(problem) = arguments::at_home(&tensors, &self.device) {
+            return self.refuse(Op::ReduceScatter, &call, problem);
+        }
+        let deposit = Deposit::new(tensors);
+        #[cfg(feature = "cube")]
+        let (fused, deposit) = Fused::pack_wholes(deposit, &prints, &cuts, &self.group, &self.ledger);
         let bytes = bytes(&prints);
         let print = Print { reduce: Some(op), ..print(Op::ReduceScatter, &call, prints) };
-        self.join(call, print, bytes, tensors, move |exchange| {
+        self.join_with(call, print, bytes, deposit, move |exchange| {
+            #[cfg(feature = "cube")]
+            if let Some(parts) = fused.and_then(|fused| fused.reduced(exchange.deposits, op)) {
+                return parts;
+            }
             let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);
             cuts.iter().enumerate().map(part).collect()
         })

@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
+#[cfg(feature = "cube")]
+use burn_cubecl::tensor::CubeTensor;
 
 #[cfg(feature = "flex")]
 use super::flex;
@@ -22,6 +24,9 @@ pub(crate) struct Deposit {
     pub tensors: Vec<DispatchTensor>,
     /// Of an all-to-all of lists: the member that each tensor is for, ascending.
     addressees: Vec<usize>,
+    /// All tensors in one buffer, beside themselves.
+    #[cfg(feature = "cube")]
+    pub flat: Option<CubeTensor>,
     /// Of the first member's deposit: slices of an all-reduce, made by whichever rank comes first.
     #[cfg(feature = "flex")]
     shares: OnceLock<Box<[OnceLock<DispatchTensor>]>>,
@@ -31,10 +36,14 @@ impl Deposit {
     /// A deposit of references to `tensors`; copies only those that peers cannot read in place.
     pub fn new(tensors: Vec<DispatchTensor>) -> Self {
         #[cfg(feature = "flex")]
-        let tensors = tensors.into_iter().map(flex::settle).collect();
+        let tensors: Vec<_> = tensors.into_iter().map(flex::settle).collect();
+        #[cfg(feature = "cube")]
+        let tensors = tensors.into_iter().map(crate::memory::cube::settle).collect();
         Self {
             tensors,
             addressees: Vec::new(),
+            #[cfg(feature = "cube")]
+            flat: None,
             #[cfg(feature = "flex")]
             shares: OnceLock::new(),
         }

@@ -5,10 +5,14 @@
 //! there; then the rank builds its own result straight from its peers' memory. So any number of
 //! collectives can be under way, in any order of waiting, and a result never shares memory with
 //! another rank's tensor.
+//!
+//! On Cube devices a list of tensors goes through one flat buffer a rank, `cube`, which kernels fill and read.
 
 mod arguments;
 mod board;
 mod communicator;
+#[cfg(feature = "cube")]
+mod cube;
 mod data;
 mod fingerprint;
 #[cfg(feature = "flex")]

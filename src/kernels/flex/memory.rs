@@ -5,7 +5,7 @@ use burn::tensor::{Bytes, DType, Element, Shape};
 use bytemuck::Pod;
 
 use crate::kernels::Copies;
-use crate::memory::copied;
+use crate::memory::flex::copied;
 
 /// The elements of a row-major tensor.
 pub(crate) fn elements<E: Pod>(tensor: &FlexTensor) -> &[E] {

@@ -6,13 +6,12 @@
 
 use std::sync::Arc;
 
-use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
-use burn_cubecl::tensor::CubeTensor;
+use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::slots;
-use crate::memory::cube::{Lent, id};
+use crate::memory::cube::{Lent, id, primitive};
 
 /// One allocation with gathered weights in it.
 #[derive(Debug)]
@@ -35,7 +34,8 @@ pub(super) struct Blocks(SmallVec<[Arc<Slot>; 1]>);
 
 impl Blocks {
     /// The slot of the memory that `weight` is in; `None` on a runtime that does not let it be taken.
-    pub(super) fn slot(&mut self, weight: &CubeTensor) -> Option<Arc<Slot>> {
+    pub(super) fn slot(&mut self, weight: &DispatchTensor) -> Option<Arc<Slot>> {
+        let weight = primitive(weight)?;
         let memory = id(&weight.handle);
         if let Some(slot) = self.0.iter().find(|slot| slot.memory.id() == memory) {
             return Some(slot.clone());
@@ -62,9 +62,9 @@ impl slots::Slot for Slot {
         if *state != State::Empty {
             return;
         }
-        match whole.kind {
-            DispatchTensorKind::Cube(BackendTensor::Float(whole)) => self.memory.give(whole),
-            other => unreachable!("a slot holds Cube floats, not {other:?}"),
+        match primitive(&whole) {
+            Some(cube) => self.memory.give(cube.clone()),
+            None => unreachable!("a slot holds Cube floats, not {whole:?}"),
         }
         *state = State::Again;
     }

@@ -61,7 +61,7 @@ impl Placing {
                 Weight::InSlot(InSlot { view: slot.view(), slot })
             }
             #[cfg(feature = "cube")]
-            DispatchTensorKind::Cube(burn::backend::BackendTensor::Float(weight)) => match self.blocks.slot(weight) {
+            DispatchTensorKind::Cube(_) => match self.blocks.slot(&tensor) {
                 Some(slot) => Weight::InSlot(InSlot { view: tensor, slot }),
                 None => Weight::Own(tensor),
             },

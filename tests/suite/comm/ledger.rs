@@ -1,7 +1,7 @@
 //! What the ledger counts.
 
 use burn::tensor::{DType, Shape, Tensor};
-use burn_dtensor::comm::{Call, Op, Phase, ReduceOp, Sharded, TensorMeta};
+use burn_dtensor::comm::{Call, Copied, Op, Phase, ReduceOp, Sharded, TensorMeta};
 use burn_dtensor::placement::Cut;
 
 use super::cases::run;
@@ -50,6 +50,19 @@ fn the_ledger_counts_payload() {
         assert_eq!(ledger.by_label()["block"].calls, 2);
         assert!(!ledger.by_label().contains_key("alone"), "a group of one moves nothing");
         assert_eq!(ledger.recent().len(), 7);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_ledger_names_the_backends_that_ran() {
+    run(2, |world| {
+        assert!(world.ledger().backends().is_empty());
+        let tensor = || Tensor::<1>::ones([2], world.device()).into_dispatch();
+        let shards = vec![Sharded { tensor: tensor(), dim: 0, cut: Cut::Chunks(4) }; 2];
+        world.all().all_gather("gather".into(), shards).wait()?;
+        assert_eq!(world.ledger().backends().into_iter().collect::<Vec<_>>(), ["flex"]);
+        assert_eq!(world.ledger().copied(), Copied::default(), "kernels copy on Cube backends alone");
         Ok(())
     });
 }

@@ -5,11 +5,11 @@ use burn_dtensor::comm::{Launch, ReduceOp, launch};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 
-use super::device;
+use super::wgpu;
 
 #[test]
 fn a_tensor_on_another_device_is_an_error_that_names_both() {
-    let failure = MeshTest::new([2], ["shard"]).device(device()).run_failing(|mesh| {
+    let failure = MeshTest::new([2], ["shard"]).device(wgpu()).run_failing(|mesh| {
         let elsewhere = mesh.world().rank() == 1;
         let device = if elsewhere { Device::flex() } else { mesh.device().clone() };
         mesh.all_reduce(Tensor::<1>::ones([3], &device), ReduceOp::Sum)
@@ -20,7 +20,7 @@ fn a_tensor_on_another_device_is_an_error_that_names_both() {
 
 #[test]
 fn each_rank_may_have_a_device_of_its_own() {
-    let devices = [Device::flex(), device(), device()];
+    let devices = [Device::flex(), wgpu(), wgpu()];
     let config = Launch::threads(3).devices(devices.clone());
     let sums = launch(config, |world| {
         assert_eq!(*world.device(), devices[world.rank()]);
@@ -36,5 +36,5 @@ fn each_rank_may_have_a_device_of_its_own() {
 #[test]
 #[should_panic(expected = "2 devices for 3 ranks: give each rank one")]
 fn devices_are_one_for_each_rank() {
-    let _ = Launch::threads(3).devices([Device::flex(), device()]);
+    let _ = Launch::threads(3).devices([Device::flex(), wgpu()]);
 }

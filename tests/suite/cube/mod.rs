@@ -1,12 +1,23 @@
-//! On burn's Cube backend: wgpu, on whatever Vulkan driver there is.
+//! On burn's Cube backend: wgpu, on whatever Vulkan driver there is, of which every rank is a stream.
 
 mod devices;
+mod lists;
+mod units;
 mod untracked;
 mod weights;
 
-use burn::tensor::{Device, DeviceKind};
+use std::time::Duration;
 
-/// The device of these tests.
-fn device() -> Device {
+use burn::tensor::{Device, DeviceKind};
+use burn_dtensor::Error;
+use burn_dtensor::comm::{Launch, World, launch};
+
+/// The device of all tests.
+fn wgpu() -> Device {
     Device::wgpu(DeviceKind::DefaultDevice)
+}
+
+fn run<T: Send>(ranks: usize, device: &Device, program: impl Fn(&World) -> Result<T, Error> + Sync) -> Vec<T> {
+    let config = Launch::threads(ranks).deadline(Duration::from_secs(120)).device(device.clone());
+    launch(config, program).unwrap_or_else(|error| panic!("{error}"))
 }

@@ -4,12 +4,12 @@ use std::sync::LazyLock;
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, unit};
 use burn_dtensor::testing::MeshTest;
 
-use super::device;
+use super::wgpu;
 use crate::fsdp::support::{furthest, on_device, values};
 
 #[derive(Module, Debug)]
@@ -84,7 +84,7 @@ fn reference(ranks: usize) -> (Vec<f32>, Vec<f32>) {
 fn five_sharded_steps_agree_with_one_cpu() {
     for ranks in [2, 3] {
         let (losses, weights) = reference(ranks);
-        let trained = MeshTest::new([ranks], ["shard"]).device(device()).run(|mesh| {
+        let trained = MeshTest::new([ranks], ["shard"]).device(wgpu()).run(|mesh| {
             let device = mesh.world().device().clone().autodiff();
             let mut model = fully_shard(on_device(&*NET, &device), mesh, config())?;
             let mut optim = AdamWConfig::new().init();
@@ -119,7 +119,7 @@ fn kept(net: &Net, x: Tensor<3>) -> (Tensor<2>, Tensor<3>) {
 #[test]
 fn a_weight_that_was_taken_back_is_an_error_and_after_backward_what_it_was() {
     let expected = NET.blocks[0].weight.val().into_data();
-    MeshTest::new([2], ["shard"]).device(device()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(on_device(&*NET, &device), mesh, config())?;
         let (weight, y) = kept(&model, Tensor::ones([1, 2, WIDTH], &device));
@@ -127,7 +127,7 @@ fn a_weight_that_was_taken_back_is_an_error_and_after_backward_what_it_was() {
         assert_eq!(weight.into_data(), expected);
         Ok(())
     });
-    let failure = MeshTest::new([2], ["shard"]).device(device()).run_failing(|mesh| {
+    let failure = MeshTest::new([2], ["shard"]).device(wgpu()).run_failing(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(on_device(&*NET, &device), mesh, config())?;
         let (weight, y) = kept(&model, Tensor::ones([1, 2, WIDTH], &device));
@@ -141,7 +141,7 @@ fn a_weight_that_was_taken_back_is_an_error_and_after_backward_what_it_was() {
 
 #[test]
 fn a_weight_may_leave_its_unit_as_an_output() {
-    MeshTest::new([2], ["shard"]).device(device()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(on_device(&*NET, &device), mesh, config())?;
         let weight = unit(&model.blocks[0], (), |block, ()| block.weight.val());
@@ -154,7 +154,7 @@ fn a_weight_may_leave_its_unit_as_an_output() {
 
 #[test]
 fn another_thread_may_run_backward() {
-    MeshTest::new([2], ["shard"]).device(device()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(on_device(&*NET, &device), mesh, config())?;
         let plain = on_device(&*NET, &device);

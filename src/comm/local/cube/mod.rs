@@ -1,0 +1,132 @@
+//! Collectives of lists of tensors on one Cube device: whatever the number of tensors, one kernel before the ranks
+//! meet and one after.
+//!
+//! ```text
+//! all-gather        parts  --copy-in-->  a row of each rank   --copy-out-->  wholes
+//! reduce-scatter    wholes --copy-in-->  rows for all ranks   --reduce-->    parts, views of the reduced row
+//! ```
+//!
+//! Tensors go from rank to rank by handle, without a trip through the host: ranks are streams of the device, which
+//! wait for each other's kernels by themselves. A deposit keeps the tensors beside the flat buffer, so that ranks on
+//! different devices, one of which cannot do this, still meet on burn's own operations.
+
+mod reduce;
+#[cfg(all(test, feature = "wgpu"))]
+mod tests;
+
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::DType;
+use burn_cubecl::CubeDevice;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::data::Deposit;
+use super::fingerprint::TensorPrint;
+use crate::comm::{Copied, Group, Ledger, ReduceOp};
+use crate::kernels::cube::{CubePlan, Side, alignment, plan};
+use crate::kernels::{CutTensor, FlatLayout};
+use crate::memory::cube::{primitive, wrap};
+use crate::placement::Cut;
+
+/// The copies around one collective of a list of tensors.
+pub(super) struct Fused {
+    layout: FlatLayout,
+    device: CubeDevice,
+    dtype: DType,
+    member: usize,
+    ledger: Arc<Ledger>,
+}
+
+impl Fused {
+    /// An all-gather: adds this rank's row to its deposit. `wholes` are the tensors' shapes uncut.
+    pub fn pack_parts(
+        mut deposit: Deposit,
+        wholes: &[TensorPrint],
+        cuts: &[(usize, Cut)],
+        group: &Group,
+        ledger: &Arc<Ledger>,
+    ) -> (Option<Self>, Deposit) {
+        let fused = Self::new(&deposit.tensors, wholes, cuts, group, ledger);
+        deposit.flat = fused.as_ref().and_then(|fused| fused.pack(Side::PackParts(fused.member), &deposit.tensors));
+        (fused, deposit)
+    }
+
+    /// A reduce-scatter: adds rows for all ranks to its deposit, if the device can reduce them.
+    pub fn pack_wholes(
+        mut deposit: Deposit,
+        wholes: &[TensorPrint],
+        cuts: &[(usize, Cut)],
+        group: &Group,
+        ledger: &Arc<Ledger>,
+    ) -> (Option<Self>, Deposit) {
+        let fused = Self::new(&deposit.tensors, wholes, cuts, group, ledger);
+        let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), group.size(), fused.dtype));
+        deposit.flat = fused.as_ref().and_then(|fused| fused.pack(Side::PackWholes, &deposit.tensors));
+        (fused, deposit)
+    }
+
+    /// For at least two float tensors of one dtype on one Cube device.
+    fn new(
+        tensors: &[DispatchTensor],
+        wholes: &[TensorPrint],
+        cuts: &[(usize, Cut)],
+        group: &Group,
+        ledger: &Arc<Ledger>,
+    ) -> Option<Self> {
+        let [first, _, ..] = tensors else { return None };
+        let CubeTensor { device, dtype, client, .. } = primitive(first)?;
+        let alike = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;
+        let all_alike = tensors.iter().all(|tensor| primitive(tensor).is_some_and(alike));
+        if !all_alike || !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+            return None;
+        }
+        let cut_tensor = |(whole, (dim, cut)): (&TensorPrint, &(usize, Cut))| CutTensor {
+            shape: whole.shape.clone(),
+            dim: *dim,
+            cut: cut.clone(),
+        };
+        let tensors = wholes.iter().zip(cuts).map(cut_tensor).collect();
+        let layout = FlatLayout::new(group.size(), tensors, alignment(client) / dtype.size());
+        let (device, dtype, ledger) = (device.clone(), *dtype, ledger.clone());
+        Some(Self { layout, device, dtype, member: group.rank(), ledger })
+    }
+
+    fn pack(&self, side: Side, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
+        let sources: Vec<_> = tensors.iter().map(|tensor| primitive(tensor).cloned()).collect::<Option<_>>()?;
+        Some(self.run(side, &sources)?.remove(0))
+    }
+
+    /// The wholes of an all-gather, if every rank has brought its row.
+    pub fn gathered(&self, deposits: &[Deposit]) -> Option<Vec<DispatchTensor>> {
+        Some(self.run(Side::UnpackRows, &self.flats(deposits)?)?.into_iter().map(wrap).collect())
+    }
+
+    /// This rank's parts of a reduce-scatter, if every rank has brought its rows.
+    pub fn reduced(&self, deposits: &[Deposit], op: ReduceOp) -> Option<Vec<DispatchTensor>> {
+        let flats = self.flats(deposits)?;
+        let bytes = self.layout.row() * self.dtype.size();
+        let row = reduce::reduce_row(&flats, self.member, op, self.dtype, 1.0);
+        let parts = self.layout.parts_in_row(self.member);
+        let copied: usize = parts.iter().map(|(_, shape)| shape.num_elements() * self.dtype.size()).sum();
+        self.count(usize::from(bytes > 0), copied, bytes - copied);
+        Some(parts.into_iter().map(|(offset, shape)| wrap(reduce::view_of(&row, offset, shape))).collect())
+    }
+
+    /// The flat buffers of all ranks, if they are there and here.
+    fn flats(&self, deposits: &[Deposit]) -> Option<Vec<CubeTensor>> {
+        let flat = |deposit: &Deposit| deposit.flat.clone().filter(|flat| flat.device == self.device);
+        deposits.iter().map(flat).collect()
+    }
+
+    fn run(&self, side: Side, sources: &[CubeTensor]) -> Option<Vec<CubeTensor>> {
+        let plan: Arc<CubePlan> = plan(&self.device, &self.layout, side, self.dtype).ok()?;
+        self.count(plan.launches(), plan.copied(), plan.padding());
+        Some(plan.run(sources, None).tensors)
+    }
+
+    fn count(&self, launches: usize, bytes: usize, padding: usize) {
+        let [launches, bytes, padding] = [launches, bytes, padding].map(|count| count as u64);
+        self.ledger.copied_by(Copied { launches, bytes, padding });
+    }
+}

@@ -1,0 +1,240 @@
+//! [`Band`]: copies as seen from the memory that is written.
+
+use std::collections::BTreeSet;
+
+use itertools::Itertools;
+
+use crate::kernels::{Copies, Segment};
+
+/// What one place of every row of a [`Band`] is read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Column {
+    /// Its first lane, in the row; it ends where the next begins.
+    pub start: usize,
+    /// `None` writes zeros.
+    pub source: Option<usize>,
+    /// The lane of the source that the first row's first lane is read from.
+    pub from: usize,
+    /// From one row to the next, in the source.
+    pub from_stride: usize,
+}
+
+/// Adjacent rows of equal length, each divided at the same places.
+///
+/// ```text
+/// start ->  a a a b b | a a a b b | a a a b b      stride 5, 3 rows, columns at 0 and 3
+/// ```
+///
+/// All bands together cover the written memory, without gaps and without overlap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Band {
+    /// Its first lane, in the written memory.
+    pub start: usize,
+    /// Lanes of a row.
+    pub stride: usize,
+    pub rows: usize,
+    pub columns: Vec<Column>,
+}
+
+impl Band {
+    pub fn end(&self) -> usize {
+        self.start + self.rows * self.stride
+    }
+
+    /// What it reads.
+    pub fn sources(&self) -> impl Iterator<Item = usize> + '_ {
+        self.columns.iter().filter_map(|column| column.source)
+    }
+
+    fn zeros(start: usize, end: usize) -> Self {
+        let columns = vec![Column { start: 0, source: None, from: 0, from_stride: 0 }];
+        Self { start, stride: end - start, rows: 1, columns }
+    }
+
+    /// Segments of equal rows that lie side by side, the first of them at `start`.
+    fn of(start: usize, segments: &[Segment]) -> Self {
+        let first = segments[0];
+        let stride = if first.rows == 1 { first.run } else { first.to_stride };
+        let mut columns: Vec<Column> = Vec::new();
+        let mut end = 0;
+        for segment in segments {
+            let at = segment.to - first.to;
+            if at > end {
+                columns.push(Column { start: end, source: None, from: 0, from_stride: 0 });
+            }
+            let Segment { source, from, from_stride, .. } = *segment;
+            columns.push(Column { start: at, source: Some(source), from, from_stride });
+            end = at + segment.run;
+        }
+        if end < stride {
+            columns.push(Column { start: end, source: None, from: 0, from_stride: 0 });
+        }
+        Self { start, stride, rows: first.rows, columns }
+    }
+}
+
+/// The bands of `copies` over `total` lanes, where target `i` lies from `offsets[i]` on.
+pub(super) fn bands(copies: &Copies, offsets: &[usize], total: usize) -> Vec<Band> {
+    let segments = copies.segments.iter().copied().sorted_by_key(|segment| (offsets[segment.target], segment.to));
+    let by_target = segments.chunk_by(|segment| segment.target);
+    let mut bands: Vec<Band> = Vec::new();
+    for (target, segments) in &by_target {
+        let segments = segments.collect_vec();
+        let len = copies.targets[target].num_elements();
+        let found = side_by_side(&segments, offsets[target], len);
+        bands.extend(found.unwrap_or_else(|| one_by_one(&segments, offsets[target])));
+    }
+    let mut covered = Vec::with_capacity(2 * bands.len() + 1);
+    let mut end = 0;
+    for band in bands {
+        assert!(band.start >= end, "no element is written twice");
+        if band.start > end {
+            covered.push(Band::zeros(end, band.start));
+        }
+        end = band.end();
+        covered.push(band);
+    }
+    if end < total {
+        covered.push(Band::zeros(end, total));
+    }
+    covered
+}
+
+/// Segments of one target as bands, where those that interleave have equal rows.
+fn side_by_side(segments: &[Segment], offset: usize, len: usize) -> Option<Vec<Band>> {
+    let (mut bands, mut rest) = (Vec::new(), segments);
+    while let Some(first) = rest.first() {
+        let row = first.to + first.to_stride;
+        let beside = |segment: &Segment| {
+            segment.rows == first.rows && segment.to_stride == first.to_stride && segment.to + segment.run <= row
+        };
+        let count = match first.rows {
+            1 => 1,
+            _ => rest.iter().take_while(|segment| beside(segment)).count(),
+        };
+        let (together, after) = rest.split_at(count);
+        let band = Band::of(offset + first.to, together);
+        if band.end() > offset + after.first().map_or(len, |next| next.to) {
+            return None;
+        }
+        bands.push(band);
+        rest = after;
+    }
+    Some(bands)
+}
+
+/// Every run as a band of its own: right for any copies.
+fn one_by_one(segments: &[Segment], offset: usize) -> Vec<Band> {
+    let runs = segments.iter().flat_map(|segment| {
+        let row = |row| {
+            let (from, to) = (segment.from + row * segment.from_stride, segment.to + row * segment.to_stride);
+            Segment::run(segment.source, segment.target, from, to, segment.run)
+        };
+        (0..segment.rows).map(row)
+    });
+    runs.sorted_by_key(|run| run.to).map(|run| Band::of(offset + run.to, &[run])).collect()
+}
+
+/// Of the written memory, what one launch writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Range {
+    /// In vectors of the written memory.
+    pub vectors: std::ops::Range<usize>,
+    /// What is read there, ascending.
+    pub sources: Vec<usize>,
+}
+
+/// The fewest ranges of whole vectors of `lanes` lanes that read at most `limit` sources each; bands of several
+/// rows stay whole.
+///
+/// # Errors
+/// The number of sources that meet in one place, if that is more than `limit`.
+pub(super) fn ranges(bands: &[Band], lanes: usize, limit: usize) -> Result<Vec<Range>, usize> {
+    let (mut ranges, mut begin) = (Vec::new(), 0);
+    let end = bands.last().map_or(0, |band| band.end().div_ceil(lanes));
+    while begin < end {
+        let rest = &bands[bands.partition_point(|band| band.end() <= begin * lanes)..];
+        let (mut stop, mut read) = (end, BTreeSet::new());
+        for band in rest {
+            read.extend(band.sources());
+            if read.len() > limit {
+                stop = band.start / lanes;
+                break;
+            }
+        }
+        if stop <= begin {
+            return Err(read.len());
+        }
+        let inside = rest.iter().take_while(|band| band.start < stop * lanes);
+        let sources = inside.flat_map(Band::sources).collect::<BTreeSet<_>>().into_iter().collect();
+        ranges.push(Range { vectors: begin..stop, sources });
+        begin = stop;
+    }
+    Ok(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Shape;
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+
+    #[test]
+    fn interleaved_parts_are_one_band_and_gaps_are_zeros() {
+        let part =
+            |source, to, run| Segment { source, target: 0, from: 0, to, rows: 3, run, from_stride: run, to_stride: 5 };
+        let copies = Copies::new(
+            vec![Shape::new([9]), Shape::new([6])],
+            vec![Shape::new([3, 5]), Shape::new([2])],
+            vec![part(1, 3, 2), part(0, 0, 3), Segment::run(0, 1, 4, 0, 2)],
+        );
+        let column = |start, source, from, from_stride| Column { start, source, from, from_stride };
+        let first =
+            Band { start: 0, stride: 5, rows: 3, columns: vec![column(0, Some(0), 0, 3), column(3, Some(1), 0, 2)] };
+        let second = Band { start: 16, stride: 2, rows: 1, columns: vec![column(0, Some(0), 4, 2)] };
+        assert_eq!(bands(&copies, &[0, 16], 20), [first, Band::zeros(15, 16), second, Band::zeros(18, 20)]);
+    }
+
+    /// The fewest ranges, by trying every end.
+    fn fewest(bands: &[Band], lanes: usize, limit: usize) -> Option<usize> {
+        let vectors = bands.last().map_or(0, |band| band.end().div_ceil(lanes));
+        let mut best = vec![Some(0)];
+        for end in 1..=vectors {
+            let from = |begin: usize| {
+                let inside = bands.iter().filter(|band| band.start < end * lanes && band.end() > begin * lanes);
+                let read = inside.flat_map(Band::sources).unique().count();
+                (read <= limit).then_some(best[begin]? + 1)
+            };
+            best.push((0..end).filter_map(from).min());
+        }
+        best[vectors]
+    }
+
+    #[test]
+    fn ranges_are_the_fewest_that_bindings_allow() {
+        let mut rng = StdRng::seed_from_u64(7);
+        let mut errors = 0;
+        for _ in 0..300 {
+            let mut end = 0;
+            let band = |source: usize| {
+                let band = Band::of(end, &[Segment::run(source, 0, 0, 0, rng.random_range(1..9))]);
+                end = band.end();
+                band
+            };
+            let all = (0..9).map(band).collect_vec();
+            let (lanes, limit) = (rng.random_range(1..5), rng.random_range(1..5));
+            let found = ranges(&all, lanes, limit).ok();
+            errors += usize::from(found.is_none());
+            assert_eq!(found.as_ref().map(Vec::len), fewest(&all, lanes, limit), "{lanes} {limit} {all:?}");
+            for range in found.into_iter().flatten() {
+                let inside =
+                    |band: &&Band| band.start < range.vectors.end * lanes && band.end() > range.vectors.start * lanes;
+                let read = all.iter().filter(inside).flat_map(Band::sources).collect_vec();
+                assert_eq!(range.sources, read);
+            }
+        }
+        assert!((10..150).contains(&errors), "{errors} of 300 have a vector of too many sources");
+    }
+}

@@ -1,0 +1,92 @@
+//! Plans of the copies around collectives, made once for a layout.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+use burn::tensor::DType;
+use burn_cubecl::CubeDevice;
+use parking_lot::Mutex;
+
+use super::{CubeError, CubePlan};
+use crate::kernels::{Convert, Copies, FlatLayout};
+
+/// Which of a [`FlatLayout`]'s copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Side {
+    /// All-gather's copy-in, of this rank.
+    PackParts(usize),
+    /// All-gather's copy-out, from a buffer of each rank.
+    UnpackRows,
+    /// Reduce-scatter's copy-in.
+    PackWholes,
+}
+
+impl Side {
+    fn copies(self, layout: &FlatLayout) -> Copies {
+        match self {
+            Self::PackParts(rank) => layout.pack_parts(rank),
+            Self::UnpackRows => layout.unpack_rows(),
+            Self::PackWholes => layout.pack_wholes(),
+        }
+    }
+}
+
+type Made = Result<Arc<CubePlan>, CubeError>;
+
+/// By layout, so that one is found without a copy of its key.
+type Plans = HashMap<FlatLayout, HashMap<(CubeDevice, Side, DType), Made>>;
+
+/// How many layouts are kept: more than one for each unit of a large model and each direction.
+const LAYOUTS: usize = 1024;
+
+static PLANS: LazyLock<Mutex<Plans>> = LazyLock::new(Mutex::default);
+
+/// The plan of one side's copies, unconverted. A layout too many makes all plans anew.
+///
+/// # Errors
+/// What kernels cannot copy on the device: remembered like a plan.
+pub(crate) fn plan(device: &CubeDevice, layout: &FlatLayout, side: Side, dtype: DType) -> Made {
+    let mut plans = PLANS.lock();
+    if !plans.contains_key(layout) {
+        if plans.len() == LAYOUTS {
+            plans.clear();
+        }
+        plans.insert(layout.clone(), HashMap::new());
+    }
+    let of_layout = plans.get_mut(layout).expect("it is there by now");
+    let make = || CubePlan::new(device, &side.copies(layout), dtype, Convert::to(dtype), false).map(Arc::new);
+    of_layout.entry((device.clone(), side, dtype)).or_insert_with(make).clone()
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use burn::tensor::Shape;
+
+    use super::*;
+    use crate::kernels::CutTensor;
+    use crate::kernels::cube::tests::device;
+    use crate::placement::Cut;
+
+    fn layout(len: usize) -> FlatLayout {
+        FlatLayout::new(2, vec![CutTensor { shape: Shape::new([len]), dim: 0, cut: Cut::Chunks(len) }], 8)
+    }
+
+    #[test]
+    fn a_layouts_plans_are_made_once_for_each_side_and_dtype() {
+        let made = |layout: &FlatLayout, side, dtype| plan(&device(), layout, side, dtype).unwrap();
+        let first = made(&layout(6), Side::PackParts(0), DType::F32);
+        assert!(Arc::ptr_eq(&first, &made(&layout(6), Side::PackParts(0), DType::F32)));
+        for other in [
+            made(&layout(7), Side::PackParts(0), DType::F32),
+            made(&layout(6), Side::PackParts(1), DType::F32),
+            made(&layout(6), Side::PackWholes, DType::F32),
+            made(&layout(6), Side::PackParts(0), DType::I32),
+        ] {
+            assert!(!Arc::ptr_eq(&first, &other));
+        }
+        for len in 0..LAYOUTS {
+            made(&layout(1000 + len), Side::PackParts(0), DType::F32);
+        }
+        assert!(PLANS.lock().len() <= LAYOUTS);
+    }
+}

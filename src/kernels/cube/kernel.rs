@@ -1,0 +1,172 @@
+//! The kernel: every vector of the written memory looks up what it is made of.
+
+use cubecl::prelude::*;
+
+/// Units of a cube.
+pub(super) const CUBE: usize = 256;
+
+/// Vectors that a cube writes, whatever the lengths of segments: so long and short ones share the device evenly.
+pub(super) const PIECE: usize = 4 * CUBE;
+
+/// Words of a band, and of a column, in the table.
+pub(super) const ENTRY: usize = 4;
+
+/// Words before the first piece in the table.
+pub(super) const HEADER: usize = 4;
+
+/// The source of a column of zeros.
+pub(super) const ZEROS: u32 = u32::MAX;
+
+/// Where a lane is read from.
+#[derive(CubeType, Clone, Copy)]
+struct Place {
+    source: u32,
+    lane: usize,
+    /// Lanes from here on that follow one another in the source.
+    left: usize,
+}
+
+/// Writes a range of vectors of `target`: `cast(source * scale + onto)`, in `A` where there is arithmetic.
+///
+/// `table` holds the range's first vector, its end, where bands and where columns begin; the first band of each
+/// piece; then four words a band (first lane, lanes of a row, first column, number of columns) and a column (first
+/// lane, source, first lane there, lanes from row to row there).
+#[cube(launch_unchecked)]
+pub(super) fn copy<S: Numeric, O: Numeric, A: Numeric, N: Size>(
+    sources: Sequence<Box<[Vector<S, N>]>>,
+    onto: Sequence<Box<[Vector<O, N>]>>,
+    table: &[u32],
+    target: &mut [Vector<O, N>],
+    scale: InputScalar,
+    #[comptime] scaled: bool,
+    #[define(S, O, A)] _dtypes: [ElemType; 3],
+) {
+    let end = table[1] as usize;
+    let begin = table[0] as usize + CUBE_POS * PIECE;
+    if begin < end {
+        let low = table[HEADER + CUBE_POS] as usize;
+        let high = table[HEADER + CUBE_POS + 1] as usize;
+        let stop = min(begin + PIECE, end);
+        let mut at = begin + UNIT_POS as usize;
+        while at < stop {
+            let value = gather::<S, N>(&sources, table, at, low, high);
+            target[at] = convert::<S, O, A, N>(value, &onto, at, scale.get::<A>(), scaled);
+            at += CUBE;
+        }
+    }
+}
+
+/// What vector `at` of the target is made of.
+#[cube]
+fn gather<S: Numeric, N: Size>(
+    sources: &Sequence<Box<[Vector<S, N>]>>,
+    table: &[u32],
+    at: usize,
+    low: usize,
+    high: usize,
+) -> Vector<S, N> {
+    let lanes = N::value();
+    let place = locate(table, at * lanes, low, high);
+    let mut value = Vector::<S, N>::new(S::from_int(0));
+    if place.left >= lanes && (place.source == ZEROS || place.lane.is_multiple_of(lanes)) {
+        if place.source != ZEROS {
+            value = load::<S, N>(sources, place.source, place.lane / lanes, 0usize, sources.len());
+        }
+    } else {
+        for lane in 0..lanes {
+            let place = locate(table, at * lanes + lane, low, high);
+            if place.source != ZEROS {
+                let vector = load::<S, N>(sources, place.source, place.lane / lanes, 0usize, sources.len());
+                value.insert_dynamic(lane, vector.extract_dynamic(place.lane % lanes));
+            }
+        }
+    }
+    value
+}
+
+/// Looks up a lane of the target among bands `low..=high`.
+#[cube]
+fn locate(table: &[u32], lane: usize, low: usize, high: usize) -> Place {
+    let bands = table[2] as usize;
+    let columns = table[3] as usize;
+    let band = bands + ENTRY * search(table, bands, lane, low, high);
+    let inside = lane - table[band] as usize;
+    let stride = table[band + 1] as usize;
+    let (row, column) = (inside / stride, inside % stride);
+    let first = table[band + 2] as usize;
+    let last = first + table[band + 3] as usize - 1;
+    let found = search(table, columns, column, first, last);
+    let entry = columns + ENTRY * found;
+    let mut stop = stride;
+    if found < last {
+        stop = table[entry + ENTRY] as usize;
+    }
+    let start = table[entry] as usize;
+    Place {
+        source: table[entry + 1],
+        lane: table[entry + 2] as usize + row * table[entry + 3] as usize + (column - start),
+        left: stop - column,
+    }
+}
+
+/// The last of the entries `low..=high` that does not begin after `key`.
+#[cube]
+fn search(table: &[u32], entries: usize, key: usize, low: usize, high: usize) -> usize {
+    let mut low = low;
+    let mut high = high;
+    while low < high {
+        let middle = (low + high + 1) / 2;
+        if table[entries + ENTRY * middle] as usize <= key {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
+/// Vector `at` of one of `count` sources from `first` on: a decision for each halving of them.
+#[cube]
+fn load<S: Numeric, N: Size>(
+    sources: &Sequence<Box<[Vector<S, N>]>>,
+    source: u32,
+    at: usize,
+    #[comptime] first: usize,
+    #[comptime] count: usize,
+) -> Vector<S, N> {
+    if comptime!(count == 0) {
+        Vector::new(S::from_int(0))
+    } else if comptime!(count == 1) {
+        sources.index(first)[at]
+    } else {
+        let half = comptime!(count / 2);
+        if source < comptime!((first + half) as u32) {
+            load::<S, N>(sources, source, at, first, half)
+        } else {
+            load::<S, N>(sources, source, at, comptime!(first + half), comptime!(count - half))
+        }
+    }
+}
+
+/// `cast(value * scale + onto)`, rounded once.
+#[cube]
+fn convert<S: Numeric, O: Numeric, A: Numeric, N: Size>(
+    value: Vector<S, N>,
+    onto: &Sequence<Box<[Vector<O, N>]>>,
+    at: usize,
+    scale: A,
+    #[comptime] scaled: bool,
+) -> Vector<O, N> {
+    if comptime!(!scaled && onto.len() == 0) {
+        Vector::cast_from(value)
+    } else {
+        let mut wide = Vector::<A, N>::cast_from(value);
+        if comptime!(scaled) {
+            wide *= Vector::new(scale);
+        }
+        if comptime!(onto.len() > 0) {
+            wide += Vector::cast_from(onto.index(0)[at]);
+        }
+        Vector::cast_from(wide)
+    }
+}

@@ -1,0 +1,38 @@
+//! The tables that a [kernel](super::kernel) reads, as words.
+
+use super::bands::{Band, Range};
+use super::kernel::{ENTRY, HEADER, PIECE, ZEROS};
+
+/// The table of one launch, of vectors of `lanes` lanes, and the number of its pieces.
+///
+/// Sources are counted among those of the launch.
+pub(super) fn table(bands: &[Band], range: &Range, lanes: usize) -> (Vec<u32>, usize) {
+    let pieces = range.vectors.len().div_ceil(PIECE);
+    let first = |vector: usize| bands.partition_point(|band| band.start <= vector * lanes) - 1;
+    let last = bands.partition_point(|band| band.start < range.vectors.end * lanes) - 1;
+    let begin = first(range.vectors.start);
+    let used = &bands[begin..=last];
+    let starts = (0..pieces).map(|piece| first(range.vectors.start + piece * PIECE) - begin);
+    let bands_at = HEADER + pieces + 1;
+    let columns_at = bands_at + ENTRY * used.len();
+
+    let mut words = vec![range.vectors.start, range.vectors.end, bands_at, columns_at];
+    words.extend(starts.chain([last - begin]));
+    let mut columns = 0;
+    for band in used {
+        words.extend([band.start, band.stride, columns, band.columns.len()]);
+        columns += band.columns.len();
+    }
+    let mut words: Vec<u32> = words.into_iter().map(word).collect();
+    for column in used.iter().flat_map(|band| &band.columns) {
+        // A band that reaches into the next range may read what this one does not.
+        let local = column.source.and_then(|source| range.sources.binary_search(&source).ok());
+        let source = local.map_or(ZEROS, word);
+        words.extend([word(column.start), source, word(column.from), word(column.from_stride)]);
+    }
+    (words, pieces)
+}
+
+fn word(value: usize) -> u32 {
+    u32::try_from(value).expect("a plan counts in 32 bits")
+}

@@ -1,0 +1,82 @@
+//! How many kernels copies take, and where their results lie.
+
+use burn::tensor::{DType, Shape};
+use itertools::Itertools;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use super::{assert_copies, device, plain, upload};
+use crate::kernels::cube::{CubeError, CubePlan, Limits, alignment};
+use crate::kernels::{Convert, Copies, CutTensor, FlatLayout};
+use crate::placement::Cut;
+
+fn within(limits: Limits, copies: &Copies) -> Result<CubePlan, CubeError> {
+    CubePlan::within(limits, &device(), copies, DType::F32, Convert::to(DType::F32), false)
+}
+
+/// Many tensors of two columns over three ranks.
+fn layout(dim: usize) -> FlatLayout {
+    let tensor = |rows| CutTensor { shape: Shape::new([rows, 6]), dim, cut: Cut::Chunks([rows, 6][dim]) };
+    FlatLayout::new(3, [5, 9, 33, 1, 12, 70, 3].map(tensor).to_vec(), 1)
+}
+
+#[test]
+fn more_sources_than_a_kernel_binds_take_the_fewest_launches() {
+    let mut rng = StdRng::seed_from_u64(1);
+    // Of 8 buffers, 4 are sources.
+    let limits = Limits { bindings: 8, cubes: 1000 };
+    for (copies, launches) in [
+        (layout(0).pack_parts(0), 2),
+        (layout(0).join_parts(), 6),
+        (layout(1).join_parts(), 7),
+        (layout(1).unpack_wholes(), 1),
+    ] {
+        let plan = within(limits, &copies).unwrap();
+        assert_eq!(plan.launches(), launches);
+        assert_copies(&plan, &copies, DType::F32, &mut rng);
+    }
+}
+
+#[test]
+fn as_many_sources_as_the_device_binds_are_one_launch() {
+    let mut rng = StdRng::seed_from_u64(3);
+    let most = device().client().properties().hardware.max_bindings.min(200) as usize - 4;
+    for (tensors, launches) in [(most, 1), (most + 1, 2)] {
+        let tensor = CutTensor { shape: Shape::new([6]), dim: 0, cut: Cut::Chunks(6) };
+        let copies = FlatLayout::new(2, vec![tensor; tensors], 4).pack_parts(1);
+        let limits = Limits { bindings: most + 4, cubes: 1000 };
+        let plan = within(limits, &copies).unwrap();
+        assert_eq!(plan.launches(), launches);
+        assert_copies(&plan, &copies, DType::F32, &mut rng);
+    }
+}
+
+#[test]
+fn a_row_of_more_sources_than_a_kernel_binds_is_an_error() {
+    let error = within(Limits { bindings: 6, cubes: 1000 }, &layout(1).join_parts()).err().unwrap();
+    assert_eq!(error, CubeError::Bindings { needed: 3, limit: 2 });
+}
+
+#[test]
+fn a_grid_wider_than_the_device_allows_has_rows() {
+    let mut rng = StdRng::seed_from_u64(2);
+    let tensor = CutTensor { shape: Shape::new([4096 * 7 + 5]), dim: 0, cut: Cut::Chunks(4096 * 7 + 5) };
+    let copies = FlatLayout::new(2, vec![tensor], 1).unpack_rows();
+    let plan = within(Limits { bindings: 100, cubes: 3 }, &copies).unwrap();
+    assert_copies(&plan, &copies, DType::F32, &mut rng);
+}
+
+#[test]
+fn results_are_views_of_one_block() {
+    let copies = layout(0).unpack_wholes();
+    let source = upload(&vec![1; copies.sources[0].num_elements() * 4], &copies.sources[0], DType::F32);
+    let plan = plain(&copies, DType::F32).unwrap();
+    let block = plan.run(&[source], None);
+    let ids = block.tensors.iter().map(|tensor| tensor.handle.clone().binding().memory.id()).unique().count();
+    assert_eq!(ids, 1);
+    let align = alignment(&device().client()) as u64;
+    assert!(block.tensors.iter().all(|tensor| tensor.handle.offset_start.unwrap_or(0).is_multiple_of(align)));
+    assert_eq!((plan.copied(), plan.padding()), (copies.copied() * 4, 0));
+    let packed = layout(0).pack_wholes();
+    assert_eq!(plain(&packed, DType::F32).unwrap().padding(), layout(0).padding() * 4);
+}

@@ -1,0 +1,139 @@
+//! Lists of tensors through one all-gather or reduce-scatter.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use burn_dtensor::comm::{Copied, Op, ReduceOp, Sharded, World};
+use burn_dtensor::placement::Cut;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::{run, wgpu};
+
+/// A list's tensor: its shape, and the cut dimension.
+type Whole = ([usize; 2], usize);
+
+const LISTS: [&[Whole]; 3] = [
+    &[([8, 12], 0), ([12, 8], 1)],
+    &[([7, 3], 0), ([5, 11], 1), ([1, 1], 0), ([300, 13], 0), ([0, 4], 0)],
+    &[([2, 64], 0), ([1, 7], 1), ([64, 33], 1), ([9, 2], 0)],
+];
+
+/// Even or as even as can be, or ragged: everything but one element on the last rank.
+fn cut(len: usize, ranks: usize, ragged: bool) -> Cut {
+    if !ragged || len == 0 {
+        return Cut::Chunks(len);
+    }
+    let mut lengths = vec![0; ranks];
+    (lengths[0], lengths[ranks - 1]) = (1, len - 1);
+    Cut::Lengths(lengths.into())
+}
+
+/// Numbers whose sum depends on the order of addition.
+fn values(count: usize, seed: u64) -> Vec<f32> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    (0..count).map(|_| rng.random_range(-1.0f32..1.0) * 10f32.powi(rng.random_range(-3..3))).collect()
+}
+
+fn whole(([rows, columns], _): Whole, seed: u64, dtype: DType, device: &Device) -> Tensor<2> {
+    let data = TensorData::new(values(rows * columns, seed), Shape::new([rows, columns])).convert_dtype(dtype);
+    Tensor::from_data(data, (device, dtype))
+}
+
+fn part(tensor: Tensor<2>, dim: usize, cut: &Cut, world: &World) -> Tensor<2> {
+    tensor.slice_dim(dim, cut.range(world.size(), world.rank()))
+}
+
+fn floats(tensor: DispatchTensor) -> (Vec<usize>, Vec<u32>) {
+    let tensor = Tensor::<2>::from_dispatch(tensor);
+    let bits = |value: f32| if value == 0.0 { 0 } else { value.to_bits() };
+    (tensor.dims().to_vec(), tensor.into_data().iter::<f32>().map(bits).collect())
+}
+
+type Found = Vec<(Vec<usize>, Vec<u32>)>;
+
+/// What every rank has after an all-gather of a list, twice over, and then a reduce-scatter.
+fn collectives(ranks: usize, list: &[Whole], ragged: bool, dtype: DType, op: ReduceOp, device: &Device) -> Vec<Found> {
+    run(ranks, device, |world| {
+        let comm = world.all();
+        let sharded = |seed: u64, piece: bool| -> Vec<_> {
+            let tensor = |(index, whole_of): (usize, &Whole)| {
+                let (shape, dim) = *whole_of;
+                let cut = cut(shape[dim], ranks, ragged);
+                let tensor = whole(*whole_of, seed + index as u64, dtype, world.device());
+                let tensor = if piece { part(tensor, dim, &cut, world) } else { tensor };
+                Sharded { tensor: tensor.into_dispatch(), dim, cut }
+            };
+            list.iter().enumerate().map(tensor).collect()
+        };
+        // Both are under way at once, and waited for in the other order.
+        let first = comm.all_gather("first".into(), sharded(1, true));
+        let second = comm.all_gather("second".into(), sharded(100, true));
+        let (second, first) = (second.wait()?, first.wait()?);
+        let parts = comm.reduce_scatter("sum".into(), sharded(1000 + 50 * world.rank() as u64, false), op).wait()?;
+        Ok(first.into_iter().chain(second).chain(parts).map(floats).collect())
+    })
+}
+
+#[test]
+fn lists_are_those_of_flex() {
+    for ranks in [2, 3, 4] {
+        for (index, list) in LISTS.iter().enumerate() {
+            let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min][index];
+            let ragged = (ranks + index).is_multiple_of(2);
+            let of = |device: &Device| collectives(ranks, list, ragged, DType::F32, op, device);
+            assert_eq!(of(&wgpu()), of(&Device::flex()), "{ranks} ranks, {list:?}");
+        }
+    }
+}
+
+#[test]
+fn means_and_products_are_those_of_flex() {
+    for (ranks, op) in [(3, ReduceOp::Avg), (4, ReduceOp::Product)] {
+        let of = |device: &Device| collectives(ranks, LISTS[1], false, DType::F32, op, device);
+        assert_eq!(of(&wgpu()), of(&Device::flex()), "{op:?}");
+    }
+}
+
+#[test]
+fn a_list_takes_one_kernel_before_the_ranks_meet_and_one_after() {
+    run(3, &wgpu(), |world| {
+        let comm = world.all();
+        let tensor = |rows: usize| Tensor::<2>::ones([rows, 2], world.device()).into_dispatch();
+        let shards = [1, 2, 5].map(|rows| Sharded { tensor: tensor(rows), dim: 0, cut: Cut::Chunks(3 * rows) });
+        comm.all_gather("gather".into(), shards.to_vec()).wait()?;
+        let Copied { launches, bytes, padding } = world.ledger().copied();
+        // 8 rows of 2 floats go in, 24 come out; each part is padded to the device's alignment.
+        assert_eq!((launches, bytes), (2, (8 + 24) * 8));
+        assert!(padding > 0 && padding.is_multiple_of(8), "{padding}");
+
+        let wholes = [4, 6].map(|rows| Sharded { tensor: tensor(rows), dim: 0, cut: Cut::Chunks(rows) });
+        comm.reduce_scatter("reduce".into(), wholes.to_vec(), ReduceOp::Sum).wait()?;
+        assert_eq!(world.ledger().copied().launches, 4);
+        assert_eq!(world.ledger().calls(Op::AllGather), 1);
+        let backends = world.ledger().backends();
+        assert!(backends.iter().all(|name| name.starts_with("cubecl<wgpu")) && backends.len() == 1, "{backends:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_kernels_do_not_copy_goes_through_burns_operations() {
+    run(2, &wgpu(), |world| {
+        let comm = world.all();
+        let start = 2 * world.rank() as i64;
+        let ints = Tensor::<1, Int>::arange(start..start + 2, world.device());
+        let shard = |tensor: DispatchTensor| Sharded { tensor, dim: 0, cut: Cut::Chunks(4) };
+
+        let alone = vec![shard(ints.clone().float().into_dispatch())];
+        let whole = comm.all_gather("alone".into(), alone).wait()?.remove(0);
+        let values: Vec<i32> = Tensor::<1>::from_dispatch(whole).into_data().iter::<i32>().collect();
+        assert_eq!(values, [0, 1, 2, 3]);
+
+        let mixed = vec![shard(ints.clone().float().into_dispatch()), shard(ints.into_dispatch())];
+        let whole = comm.all_gather("mixed".into(), mixed).wait()?.remove(1);
+        let values: Vec<i32> = Tensor::<1, Int>::from_dispatch(whole).into_data().iter::<i32>().collect();
+        assert_eq!(values, [0, 1, 2, 3]);
+        assert_eq!(world.ledger().copied(), Copied::default());
+        Ok(())
+    });
+}

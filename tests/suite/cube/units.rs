@@ -1,0 +1,68 @@
+//! A sharded model's units.
+
+use burn::module::{Module, Param};
+use burn::nn::Linear;
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_dtensor::comm::Op;
+use burn_dtensor::prelude::*;
+
+use super::{run, wgpu};
+
+#[derive(Module, Debug)]
+struct Net {
+    blocks: Vec<Linear>,
+    head: Linear,
+}
+
+impl Net {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        unit(self, x, |net, mut x| {
+            for block in &net.blocks {
+                x = unit(block, x, |block, x| block.forward(x).tanh());
+            }
+            net.head.forward(x)
+        })
+    }
+}
+
+/// The gradients of this rank's shards, by value, and what was launched for how many collectives of units.
+fn step(ranks: usize, device: &Device) -> Vec<(Vec<Vec<f32>>, u64, u64)> {
+    run(ranks, device, |world| {
+        let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
+        let device = world.device().clone().autodiff();
+        let values = |count: usize| (0..count).map(|i| ((i * 37 % 23) as f32 - 11.0) / 23.0).collect::<Vec<_>>();
+        let linear = |inputs: usize, outputs: usize| {
+            let weight = TensorData::new(values(inputs * outputs), [inputs, outputs]);
+            let bias = TensorData::new(values(outputs), [outputs]);
+            Linear { weight: Param::from_data(weight, &device), bias: Some(Param::from_data(bias, &device)) }
+        };
+        let net = Net { blocks: vec![linear(7, 7), linear(7, 7)], head: linear(7, 3) };
+        let net = fully_shard(net, &mesh, FullyShard::new().units(["blocks.*"]))?;
+        let x = Tensor::from_data(TensorData::new(values(14), [2, 7]), &device);
+        let grads = net.forward(x).square().sum().backward();
+        let floats = |data: TensorData| data.iter::<f32>().collect::<Vec<_>>();
+        let of_layer = |linear: &Linear| {
+            let weight = linear.weight.base().grad(&grads).expect("a gradient");
+            let bias = linear.bias.as_ref().expect("a bias").base().grad(&grads).expect("a gradient");
+            [floats(weight.into_data()), floats(bias.into_data())].concat()
+        };
+        let gradients = net.blocks.iter().chain([&net.head]).map(of_layer).collect();
+        let ledger = world.ledger();
+        let collectives = ledger.calls(Op::AllGather) + ledger.calls(Op::ReduceScatter);
+        Ok((gradients, ledger.copied().launches, collectives))
+    })
+}
+
+#[test]
+fn a_units_collectives_are_two_kernels_each_and_gradients_those_of_flex() {
+    for ranks in [2, 3] {
+        let (cube, flex) = (step(ranks, &wgpu()), step(ranks, &Device::flex()));
+        for ((found, launches, collectives), (expected, none, _)) in cube.iter().zip(&flex) {
+            assert!(*collectives >= 6, "each of three units is gathered and reduced");
+            assert_eq!((*launches, *none), (2 * collectives, 0));
+            for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+                assert!((found - expected).abs() <= 1e-5 * expected.abs().max(1.0), "{found} {expected}");
+            }
+        }
+    }
+}
