@@ -21,6 +21,8 @@ pub(crate) struct CubePlan {
     client: Client,
     device: CubeDevice,
     from: DType,
+    /// Elements of each source.
+    lens: Vec<usize>,
     /// Of the targets.
     layout: BlockLayout,
     convert: Convert,
@@ -108,8 +110,8 @@ impl CubePlan {
         let launches = ranges.into_iter().map(launch).collect();
         let copied = copies.copied();
         let padding = copies.targets.iter().map(|shape| shape.num_elements()).sum::<usize>() - copied;
-        let device = device.clone();
-        Ok(Self { client, device, from, layout, convert, onto, lanes, width, limits, launches, copied, padding })
+        let (device, lens) = (device.clone(), copies.sources.iter().map(|shape| shape.num_elements()).collect());
+        Ok(Self { client, device, from, lens, layout, convert, onto, lanes, width, limits, launches, copied, padding })
     }
 
     /// How many kernels a run launches.
@@ -133,6 +135,9 @@ impl CubePlan {
     /// If the sources are not those of the copies, or what they are added `onto` is no result of this plan.
     pub fn run(&self, sources: &[CubeTensor], onto: Option<&Block>) -> Block {
         assert_eq!(self.onto, onto.is_some(), "a plan adds to a block or it does not");
+        assert!(onto.is_none_or(|onto| onto.memory.size() >= self.layout.size() as u64), "a block of another plan");
+        let lens = sources.iter().map(|source| source.meta.num_elements());
+        assert!(lens.eq(self.lens.iter().copied()), "sources have {:?} elements", self.lens);
         assert!(sources.iter().all(|source| source.dtype == self.from), "sources are {:?}", self.from);
         let block = self.layout.allocate(&self.client, &self.device);
         for launch in &self.launches {
@@ -149,7 +154,7 @@ impl CubePlan {
         let table = unsafe { BufferArg::from_raw_parts(launch.table.clone(), launch.words) };
         let rows = launch.pieces.div_ceil(self.limits.cubes);
         let count = CubeCount::Static(launch.pieces.div_ceil(rows) as u32, rows as u32, 1);
-        // SAFETY: the table's places lie inside the sources and the target, which `Copies` has been checked for.
+        // SAFETY: the table's places lie inside the sources and the target, as `check` and `run` have made sure.
         unsafe {
             kernel::copy::launch_unchecked(
                 &self.client,

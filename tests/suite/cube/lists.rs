@@ -95,6 +95,33 @@ fn means_and_products_are_those_of_flex() {
 }
 
 #[test]
+fn halves_are_those_of_flex() {
+    if !wgpu().supports_dtype(DType::F16) {
+        return;
+    }
+    for op in [ReduceOp::Sum, ReduceOp::Avg] {
+        let of = |device: &Device| collectives(3, LISTS[2], true, DType::F16, op, device);
+        assert_eq!(of(&wgpu()), of(&Device::flex()), "{op:?}");
+    }
+}
+
+#[test]
+fn strided_tensors_are_gathered_as_they_look() {
+    run(2, &wgpu(), |world| {
+        let of_rank = |rank: usize| (0..6).map(|i| (10 * rank + i) as f32).collect::<Vec<_>>();
+        let rows = Tensor::<2>::from_data(TensorData::new(of_rank(world.rank()), [2, 3]), world.device());
+        let shard = Sharded { tensor: rows.transpose().into_dispatch(), dim: 0, cut: Cut::Chunks(6) };
+        let wholes = world.all().all_gather("strided".into(), vec![shard; 2]).wait()?;
+        for whole in wholes {
+            let values: Vec<i32> = Tensor::<2>::from_dispatch(whole).into_data().iter::<i32>().collect();
+            assert_eq!(values, [0, 3, 1, 4, 2, 5, 10, 13, 11, 14, 12, 15]);
+        }
+        assert_eq!(world.ledger().copied().launches, 2);
+        Ok(())
+    });
+}
+
+#[test]
 fn a_list_takes_one_kernel_before_the_ranks_meet_and_one_after() {
     run(3, &wgpu(), |world| {
         let comm = world.all();

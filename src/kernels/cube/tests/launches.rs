@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 
 use super::{assert_copies, device, plain, upload};
 use crate::kernels::cube::{CubeError, CubePlan, Limits, alignment};
-use crate::kernels::{Convert, Copies, CutTensor, FlatLayout};
+use crate::kernels::{Convert, Copies, CutTensor, FlatLayout, Segment};
 use crate::placement::Cut;
 
 fn within(limits: Limits, copies: &Copies) -> Result<CubePlan, CubeError> {
@@ -79,4 +79,25 @@ fn results_are_views_of_one_block() {
     assert_eq!((plan.copied(), plan.padding()), (copies.copied() * 4, 0));
     let packed = layout(0).pack_wholes();
     assert_eq!(plain(&packed, DType::F32).unwrap().padding(), layout(0).padding() * 4);
+}
+
+#[test]
+fn more_elements_than_32_bits_count_are_an_error() {
+    let len = u32::MAX as usize + 8;
+    let copies = Copies::new(vec![Shape::new([len])], vec![Shape::new([1])], vec![Segment::run(0, 0, len - 1, 0, 1)]);
+    assert_eq!(plain(&copies, DType::F32).err(), Some(CubeError::TooLarge { len }));
+}
+
+#[test]
+#[should_panic(expected = "reaches past its tensors")]
+fn a_segment_past_its_source_is_refused() {
+    let copies = Copies::new(vec![Shape::new([4])], vec![Shape::new([4])], vec![Segment::run(0, 0, 1, 0, 4)]);
+    let _ = plain(&copies, DType::F32);
+}
+
+#[test]
+#[should_panic(expected = "sources have [4] elements")]
+fn other_sources_than_those_of_the_copies_are_refused() {
+    let copies = Copies::new(vec![Shape::new([4])], vec![Shape::new([4])], vec![Segment::run(0, 0, 0, 0, 4)]);
+    plain(&copies, DType::F32).unwrap().run(&[upload(&[0; 12], &Shape::new([3]), DType::F32)], None);
 }
