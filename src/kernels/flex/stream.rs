@@ -63,3 +63,28 @@ unsafe fn lines(from: *const u8, to: *mut u8, len: usize) {
         from.add(end).copy_to_nonoverlapping(to.add(end), len - end);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::kernels::flex::rows::Rows;
+
+    #[test]
+    fn runs_are_streamed_whole_wherever_they_begin_and_nothing_beside_them() {
+        let source: Vec<u8> = (0..40_000_u32).map(|at| (at * 7 + at / 251) as u8 | 1).collect();
+        for (run, from, to) in [(1, 0, 0), (2047, 3, 5), (2048, 0, 0), (2049, 1, 63), (5003, 17, 1), (8192, 64, 33)] {
+            let (from_stride, to_stride) = (run + 9, run + 2);
+            let mut target = vec![0; 40_000];
+            let rows = Rows { rows: 3, run, from_stride, to_stride };
+            // SAFETY: three runs of at most 8192 bytes end before 40,000.
+            unsafe { rows.stream((source.as_ptr().add(from), target.as_mut_ptr().add(to))) };
+            super::done();
+            let mut expected = vec![0; 40_000];
+            for row in 0..3 {
+                for at in 0..run {
+                    expected[to + row * to_stride + at] = source[from + row * from_stride + at];
+                }
+            }
+            assert!(target == expected, "runs of {run} bytes from {from} to {to}");
+        }
+    }
+}
