@@ -15,7 +15,7 @@
 use smallvec::SmallVec;
 
 use super::rows::{Rows, Start};
-use super::tiles;
+use super::{stream, tiles};
 use crate::kernels::Segment;
 
 /// At most so many together: each is a stream of its own to the processor.
@@ -24,11 +24,12 @@ const TOGETHER: usize = 16;
 /// Longer runs, in bytes, gain nothing.
 const SHORT: usize = 1024;
 
-/// Copies `segments` of elements of `size` bytes; `start` says where each begins.
+/// Copies `segments` of elements of `size` bytes; `start` says where each begins. If it `streams`, long
+/// runs go past the caches.
 ///
 /// # Safety
 /// All runs of all segments lie in memory that may be read and written, and none overlaps another that is written.
-pub(super) unsafe fn copy(segments: &[Segment], size: usize, start: impl Fn(&Segment) -> Start) {
+pub(super) unsafe fn copy(segments: &[Segment], size: usize, streams: bool, start: impl Fn(&Segment) -> Start) {
     let mut rest = segments;
     while let [first, ..] = rest {
         let rows = Rows::of(first, size);
@@ -42,7 +43,12 @@ pub(super) unsafe fn copy(segments: &[Segment], size: usize, start: impl Fn(&Seg
         rest = behind;
         if count == 1 {
             // SAFETY: the caller's.
-            unsafe { rows.copy(&[start(first)]) };
+            unsafe {
+                match streams {
+                    true => rows.stream(start(first)),
+                    false => rows.copy(&[start(first)]),
+                }
+            }
             continue;
         }
         for segment in behind.iter().take(count) {
@@ -51,5 +57,8 @@ pub(super) unsafe fn copy(segments: &[Segment], size: usize, start: impl Fn(&Seg
         let starts: SmallVec<[Start; TOGETHER]> = group.iter().map(&start).collect();
         // SAFETY: the caller's.
         unsafe { tiles::copy(rows, &starts) };
+    }
+    if streams {
+        stream::done();
     }
 }

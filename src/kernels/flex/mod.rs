@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `share` | segments cut into pieces of equal length for the threads |
 //! | `group`, `rows`, `tiles` | segments alike row by row, short runs without calling `memcpy`, single elements in tiles |
+//! | `stream` | long runs of large copies, past the caches |
 //! | `convert` | casts, scales and adds strips of elements |
 //! | `float`, `round` | precisions and rounding |
 //!
@@ -17,6 +18,7 @@ mod memory;
 mod round;
 mod rows;
 mod share;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -89,6 +91,7 @@ fn plain<E: Pod + Send + Sync>(copies: &Copies, sources: &[&FlexTensor], dtype: 
     let from: Vec<&[E]> = sources.iter().map(|source| elements(source)).collect();
     let mut targets = Targets::<E>::new(copies);
     let to = targets.ends();
+    let streams = stream::pays(copies.copied() * size_of::<E>());
     share::each(
         &copies.segments,
         size_of::<E>(),
@@ -97,7 +100,7 @@ fn plain<E: Pod + Send + Sync>(copies: &Copies, sources: &[&FlexTensor], dtype: 
             // SAFETY: a segment lies inside its source, which has as many elements as the plan says, and inside its
             // target, where it is the only one to write (invariants 1 and 2 of `Copies`); the target is new memory.
             unsafe {
-                group::copy(segments, size_of::<E>(), |segment| {
+                group::copy(segments, size_of::<E>(), streams, |segment| {
                     let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
                     (source.add(segment.from).cast(), target.add(segment.to).cast())
                 })

@@ -1,5 +1,6 @@
 //! [`Rows`]: runs of bytes at equal distances, of one segment or of several alike.
 
+use super::stream;
 use crate::kernels::Segment;
 
 /// Bytes of a line of the cache.
@@ -69,13 +70,18 @@ impl Rows {
                 17..32 => self.overlapping::<16>(starts),
                 33..64 => self.overlapping::<32>(starts),
                 65..=128 => self.overlapping::<64>(starts),
-                run if self.rows == 1 && starts.len() == 1 => {
-                    let (from, to) = starts[0];
-                    from.copy_to_nonoverlapping(to, run)
-                }
                 run => self.each(starts, |from, to| from.copy_to_nonoverlapping(to, run)),
             }
         }
+    }
+
+    /// Copies the runs of one start, the long ones past the caches.
+    ///
+    /// # Safety
+    /// As of [`copy`](Self::copy); [`stream::done`] must follow before others may read.
+    pub unsafe fn stream(self, start: Start) {
+        // SAFETY: the caller's.
+        unsafe { self.each(&[start], |from, to| stream::copy(from, to, self.run)) }
     }
 
     /// Runs of `N` bytes.
