@@ -45,6 +45,9 @@ struct Cli {
     /// Threads that copy, on Flex
     #[arg(long, default_value_t = 1)]
     threads: usize,
+    /// Add to gradients that are there instead of making new ones, on Flex
+    #[arg(long)]
+    accumulate: bool,
     /// Lists with more elements are left out
     #[arg(long, default_value_t = usize::MAX)]
     max_elements: usize,
@@ -56,6 +59,10 @@ struct Cli {
 #[derive(Clone, Copy, ValueEnum)]
 enum Device {
     Flex,
+    #[cfg(feature = "wgpu")]
+    Wgpu,
+    #[cfg(feature = "cuda")]
+    Cuda,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -73,6 +80,8 @@ struct Case {
     to: DType,
     scale: f32,
     threads: usize,
+    /// Whether it adds to what is there.
+    accumulate: bool,
 }
 
 /// One call, done when it returns.
@@ -88,6 +97,10 @@ impl Device {
     fn steps(self, case: Case) -> Steps {
         match self {
             Self::Flex => flex(case),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => cube(case, &burn::tensor::Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => cube(case, &burn::tensor::Device::cuda(0)),
         }
     }
 }
@@ -145,7 +158,8 @@ impl Cli {
                 Dtype::Mixed => (mixed, scale),
             };
             let copies = UnitCopies::new(copy, self.ranks, shapes.clone(), self.dim as usize);
-            Case { name, copies, from, to, scale, threads: self.threads }
+            let accumulate = self.accumulate && copy == UnitCopy::ScatterOut;
+            Case { name, copies, from, to, scale, threads: self.threads, accumulate }
         })
     }
 }
@@ -158,7 +172,8 @@ impl Case {
 
     /// Read and written.
     fn bytes(&self) -> usize {
-        self.copies.copied() * self.from.size() + self.made() * self.to.size()
+        let made = self.made() * self.to.size();
+        self.copies.copied() * self.from.size() + made + if self.accumulate { made } else { 0 }
     }
 }
 
@@ -184,20 +199,33 @@ fn measure(mut steps: Steps, bytes: usize) -> (Duration, Duration) {
 
 fn flex(case: Case) -> Steps {
     let (total, made) = (case.bytes() / 2, case.made());
-    let Case { copies, from, to, scale, threads, .. } = case;
-    let tensor = |shape: &Shape| {
-        let bytes = Bytes::from_elems(vec![1_u32; (shape.num_elements() * from.size()).div_ceil(4)]);
-        FlexTensor::new(bytes, Layout::contiguous(shape.clone()), from)
+    let Case { copies, from, to, scale, threads, accumulate, .. } = case;
+    let tensor = |shape: &Shape, dtype: DType| {
+        let bytes = Bytes::from_elems(vec![1_u32; (shape.num_elements() * dtype.size()).div_ceil(4)]);
+        FlexTensor::new(bytes, Layout::contiguous(shape.clone()), dtype)
     };
-    let sources: Vec<FlexTensor> = copies.sources().iter().map(tensor).collect();
+    let sources: Vec<FlexTensor> = copies.sources().iter().map(|shape| tensor(shape, from)).collect();
+    let mut there: Option<Vec<_>> =
+        accumulate.then(|| copies.targets().iter().map(|shape| tensor(shape, to)).collect());
     // As many bytes as the copy reads and writes, half of them each way.
     let len = |shape: &Shape| (shape.num_elements() as u128 * total as u128 / made as u128) as usize;
     let lens: Vec<usize> = copies.targets().iter().map(len).collect();
     let block = vec![1_u8; total];
     Steps {
-        copy: Box::new(move || drop(black_box(copies.run_flex(black_box(&sources), to, scale)))),
+        copy: Box::new(move || match there.take() {
+            Some(onto) => there = Some(black_box(copies.add_flex(black_box(&sources), onto, to, scale))),
+            None => drop(black_box(copies.run_flex(black_box(&sources), to, scale))),
+        }),
         plain: Box::new(move || drop(black_box(plain(black_box(&block), &lens, threads)))),
     }
+}
+
+/// One launch each, to new memory, waited for.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+fn cube(case: Case, device: &burn::tensor::Device) -> Steps {
+    let copies = std::rc::Rc::new(case.copies.on_cube(device, case.from, case.to, case.scale));
+    let plain = copies.clone();
+    Steps { copy: Box::new(move || copies.copy()), plain: Box::new(move || plain.plain()) }
 }
 
 /// `block` in new vectors of `lens` bytes.

@@ -76,6 +76,7 @@ impl FlatLayout {
     }
 
     /// Elements of all rows that belong to no part.
+    #[cfg(test)]
     pub fn padding(&self) -> usize {
         self.ranks * self.row - self.tensors.iter().map(|tensor| tensor.shape.num_elements()).sum::<usize>()
     }

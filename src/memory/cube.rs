@@ -15,8 +15,6 @@ use cubecl::server::Handle;
 use cubecl_server::memory_management::{ErrorGraph, ManagedMemoryHandle, ManagedMemoryId, MemoryManagement};
 use cubecl_server::runtime::Runtime;
 use cubecl_server::storage::ComputeStorage;
-#[cfg(feature = "cuda")]
-use cubecl_server::stream::FailureStore;
 use cubecl_server::stream::WriteScoped;
 use parking_lot::RwLock;
 
@@ -93,7 +91,12 @@ impl Lent {
     }
 
     /// Puts the memory that `tensor` is in, which nobody else uses, under the name.
+    ///
+    /// # Panics
+    /// If it is not of the same size.
     pub(crate) fn give(&self, tensor: CubeTensor) {
+        let [given, taken] = [&tensor.handle, &self.handle].map(Handle::size);
+        assert_eq!(given, taken, "a unit is gathered again into memory that is laid out as before");
         let tensor = match tensor.handle.stream == self.handle.stream {
             true => tensor,
             false => beside(tensor, &self.handle),
@@ -159,9 +162,12 @@ fn rename(from: Handle, to: ManagedMemoryHandle) {
     #[cfg(feature = "cuda")]
     if server == TypeId::of::<CudaServer>() {
         return DeviceHandle::<CudaServer>::new(device).submit(move |server| {
-            let (streams, failures) = server.write_streams().split();
-            if let Some(stream) = streams.try_get_mut(&from.stream) {
-                rename_in(&mut stream.memory_management_gpu, from.memory, to, failures.graph_mut());
+            match server.write_streams().resolve(from.stream, std::iter::empty()) {
+                Ok(mut streams) => {
+                    let (stream, failures) = streams.current_and_failures();
+                    rename_in(&mut stream.memory_management_gpu, from.memory, to, failures);
+                }
+                Err(error) => log::error!("the memory of a gathered weight stays where it is: {error}"),
             }
         });
     }

@@ -1,8 +1,12 @@
 //! The copies around a unit's collectives, for the benchmark `copy_kernels`.
 
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
+#[cfg(feature = "cube")]
+use burn_cubecl::tensor::CubeTensor;
 
-use crate::kernels::{Copies, CutTensor, FlatLayout};
+#[cfg(feature = "cube")]
+use crate::kernels::cube::CubePlan;
+use crate::kernels::{Convert, Copies, CutTensor, FlatLayout};
 use crate::placement::Cut;
 
 /// Which of the four, on the first rank.
@@ -55,10 +59,80 @@ impl UnitCopies {
     pub fn run_flex(
         &self,
         sources: &[burn::backend::flex::FlexTensor],
-        dtype: burn::tensor::DType,
+        dtype: DType,
         scale: f32,
     ) -> Vec<burn::backend::flex::FlexTensor> {
         let sources: Vec<_> = sources.iter().collect();
-        crate::kernels::flex::run(&self.0, &sources, crate::kernels::Convert { dtype, scale })
+        crate::kernels::flex::run(&self.0, &sources, Convert { dtype, scale })
+    }
+
+    /// `onto` with what the sources bring added: `cast(there + element * scale)`.
+    #[cfg(feature = "flex")]
+    pub fn add_flex(
+        &self,
+        sources: &[burn::backend::flex::FlexTensor],
+        onto: Vec<burn::backend::flex::FlexTensor>,
+        dtype: DType,
+        scale: f32,
+    ) -> Vec<burn::backend::flex::FlexTensor> {
+        let sources: Vec<_> = sources.iter().collect();
+        crate::kernels::flex::add(&self.0, &sources, Convert { dtype, scale }, onto)
+    }
+
+    /// The copies on a Cube device, from sources of dtype `from`.
+    ///
+    /// # Panics
+    /// If the device cannot do them.
+    #[cfg(feature = "cube")]
+    pub fn on_cube(&self, device: &burn::tensor::Device, from: DType, dtype: DType, scale: f32) -> CubeCopies {
+        CubeCopies::new(&self.0, device, from, Convert { dtype, scale })
+    }
+}
+
+/// Copies on a Cube device, and as many bytes that are copied as they are.
+#[cfg(feature = "cube")]
+pub struct CubeCopies {
+    plan: CubePlan,
+    sources: Vec<CubeTensor>,
+    block: CubeTensor,
+}
+
+#[cfg(feature = "cube")]
+impl CubeCopies {
+    fn new(copies: &Copies, device: &burn::tensor::Device, from: DType, convert: Convert) -> Self {
+        let burn::backend::DispatchDevice::Cube(device) = device.as_dispatch() else {
+            panic!("{device:?} is no Cube device")
+        };
+        let client = device.client();
+        let tensor = |len: usize, dtype: DType| {
+            let memory = client.empty((len * dtype.size()).max(1));
+            CubeTensor::new_contiguous(client.clone(), device.clone(), Shape::new([len]), memory, dtype)
+        };
+        let plan = CubePlan::new(device, copies, from, convert, false).unwrap_or_else(|error| panic!("{error}"));
+        let sources = copies.sources().iter().map(|shape| tensor(shape.num_elements(), from)).collect();
+        let made: usize = copies.targets().iter().map(Shape::num_elements).sum();
+        let bytes = copies.copied() * from.size() + made * convert.dtype.size();
+        Self { plan, sources, block: tensor(bytes / 2 / size_of::<f32>(), DType::F32) }
+    }
+
+    /// How many kernels the copies are.
+    pub fn launches(&self) -> usize {
+        self.plan.launches()
+    }
+
+    /// Copies, and waits for the device.
+    pub fn copy(&self) {
+        drop(self.plan.run(&self.sources, None));
+        self.sync();
+    }
+
+    /// burn's copy of one tensor of as many bytes; waits for the device.
+    pub fn plain(&self) {
+        drop(self.block.copy());
+        self.sync();
+    }
+
+    fn sync(&self) {
+        cubecl::future::block_on(self.block.client.sync()).expect("the device works");
     }
 }

@@ -171,7 +171,7 @@ impl Communicator for LocalCommunicator {
         }
         let deposit = Deposit::new(tensors);
         #[cfg(feature = "cube")]
-        let (fused, deposit) = Fused::pack_parts(deposit, &prints, &cuts, &self.group, &self.ledger);
+        let (fused, deposit) = Fused::pack_parts(call.ahead, deposit, &prints, &cuts, &self.group, &self.ledger);
         let (bytes, print) = (bytes(&prints), print(Op::AllGather, &call, prints));
         self.join_with(call, print, bytes, deposit, move |exchange| {
             #[cfg(feature = "cube")]

@@ -17,6 +17,8 @@ pub(crate) enum Side {
     PackParts(usize),
     /// All-gather's copy-out, from a buffer of each rank.
     UnpackRows,
+    /// All-gather without copy-in, from the parts of all ranks.
+    JoinParts,
     /// Reduce-scatter's copy-in.
     PackWholes,
 }
@@ -26,6 +28,7 @@ impl Side {
         match self {
             Self::PackParts(rank) => layout.pack_parts(rank),
             Self::UnpackRows => layout.unpack_rows(),
+            Self::JoinParts => layout.join_parts(),
             Self::PackWholes => layout.pack_wholes(),
         }
     }

@@ -3,11 +3,13 @@
 //!
 //! ```text
 //! all-gather        parts  --copy-in-->  a row of each rank   --copy-out-->  wholes
+//! issued ahead      parts  ----------------------------------------------->  wholes
 //! reduce-scatter    wholes --copy-in-->  rows for all ranks   --reduce-->    parts, views of the reduced row
 //! ```
 //!
 //! Tensors go from rank to rank by handle, without a trip through the host: ranks are streams of the device, which
-//! wait for each other's kernels by themselves. A deposit keeps the tensors beside the flat buffer, so that ranks on
+//! wait for each other's kernels by themselves. What is issued ahead of need, as backward's gathers are in forward, has
+//! no row: it would take as much memory as the shards until then. A deposit keeps the tensors beside the flat buffer, so that ranks on
 //! different devices, one of which cannot do this, still meet on burn's own operations.
 
 mod reduce;
@@ -39,8 +41,10 @@ pub(super) struct Fused {
 }
 
 impl Fused {
-    /// An all-gather: adds this rank's row to its deposit. `wholes` are the tensors' shapes uncut.
+    /// An all-gather: adds this rank's row to its deposit, unless it is issued `ahead` of need. `wholes` are the
+    /// tensors' shapes uncut.
     pub fn pack_parts(
+        ahead: bool,
         mut deposit: Deposit,
         wholes: &[TensorPrint],
         cuts: &[(usize, Cut)],
@@ -48,7 +52,8 @@ impl Fused {
         ledger: &Arc<Ledger>,
     ) -> (Option<Self>, Deposit) {
         let fused = Self::new(&deposit.tensors, wholes, cuts, group, ledger);
-        deposit.flat = fused.as_ref().and_then(|fused| fused.pack(Side::PackParts(fused.member), &deposit.tensors));
+        let now = fused.as_ref().filter(|_| !ahead);
+        deposit.flat = now.and_then(|fused| fused.pack(Side::PackParts(fused.member), &deposit.tensors));
         (fused, deposit)
     }
 
@@ -97,9 +102,20 @@ impl Fused {
         Some(self.run(side, &sources)?.remove(0))
     }
 
-    /// The wholes of an all-gather, if every rank has brought its row.
+    /// The wholes of an all-gather, if every rank has brought its row, or parts that can be read here.
     pub fn gathered(&self, deposits: &[Deposit]) -> Option<Vec<DispatchTensor>> {
-        Some(self.run(Side::UnpackRows, &self.flats(deposits)?)?.into_iter().map(wrap).collect())
+        let wholes = match self.flats(deposits) {
+            Some(rows) => self.run(Side::UnpackRows, &rows),
+            None => self.run(Side::JoinParts, &self.parts(deposits)?),
+        };
+        Some(wholes?.into_iter().map(wrap).collect())
+    }
+
+    /// The parts of all ranks, if they are here.
+    fn parts(&self, deposits: &[Deposit]) -> Option<Vec<CubeTensor>> {
+        let parts = deposits.iter().flat_map(|deposit| &deposit.tensors);
+        let part = |part| primitive(part).filter(|part| part.device == self.device).cloned();
+        parts.map(part).collect()
     }
 
     /// This rank's parts of a reduce-scatter, if every rank has brought its rows.

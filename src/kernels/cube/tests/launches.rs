@@ -89,13 +89,6 @@ fn more_elements_than_32_bits_count_are_an_error() {
 }
 
 #[test]
-#[should_panic(expected = "reaches past its tensors")]
-fn a_segment_past_its_source_is_refused() {
-    let copies = Copies::new(vec![Shape::new([4])], vec![Shape::new([4])], vec![Segment::run(0, 0, 1, 0, 4)]);
-    let _ = plain(&copies, DType::F32);
-}
-
-#[test]
 #[should_panic(expected = "sources have [4] elements")]
 fn other_sources_than_those_of_the_copies_are_refused() {
     let copies = Copies::new(vec![Shape::new([4])], vec![Shape::new([4])], vec![Segment::run(0, 0, 0, 0, 4)]);
