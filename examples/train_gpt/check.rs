@@ -19,16 +19,14 @@ fn bounds(device: RankDevice) -> (f64, f64) {
     }
 }
 
-/// Trains the unsharded model on the batches of all ranks joined; returns its losses and itself.
+/// Trains the model on the CPU from `initial` on, unsharded, on the batches of all ranks joined; returns its losses
+/// and itself.
 ///
 /// # Errors
 /// None without a mesh; the step's signature is that of the sharded run.
-pub fn reference(settings: &Settings, device: &Device) -> Result<(Vec<f32>, Gpt)> {
-    device.seed(settings.seed);
-    let device = &device.clone().autodiff();
-    let mut model = settings.model.init(device);
-    // Draws every parameter now, in the order `fully_shard` does: lazy ones draw on first use.
-    model.visit(&mut Values::default());
+pub fn reference(settings: &Settings, initial: Gpt) -> Result<(Vec<f32>, Gpt)> {
+    let device = &Device::flex().autodiff();
+    let mut model = initial;
     let mut optim = AdamWConfig::new().init();
     let mut losses = Vec::with_capacity(settings.steps);
     let rows = 0..settings.ranks() * settings.batch;

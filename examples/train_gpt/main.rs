@@ -31,18 +31,18 @@ fn main() -> ExitCode {
 
 /// Trains, reports and, if asked, checks; false if a check failed.
 fn run(settings: &Settings) -> Result<bool> {
-    // The weights are drawn on the CPU, the same for every device.
+    // The weights are drawn once, on the CPU: the same for every device, and for `--check`.
     let device = Device::flex();
-    // Ranks share one random state; `fully_shard` lets only rank 0 draw from it.
     device.seed(settings.seed);
+    let initial = settings.model.init(&device.clone().autodiff()).fork(&device.clone().autodiff());
     println!(
         "{} parameters, {} characters of text, mesh {}",
-        settings.model.init(&device).num_params(),
+        initial.num_params(),
         settings.text.len(),
         report::by(&settings.mesh)
     );
     let outcomes = launch(Launch::threads(settings.ranks()).device(settings.device.device()), |world| {
-        train::train(settings, world)
+        train::train(settings, &initial, world)
     })?;
     let outcome = &outcomes[0];
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
@@ -58,7 +58,7 @@ fn run(settings: &Settings) -> Result<bool> {
     if !settings.check {
         return Ok(true);
     }
-    let difference = check::Difference::new(settings, outcome, &check::reference(settings, &device)?);
+    let difference = check::Difference::new(settings, outcome, &check::reference(settings, initial)?);
     println!("{difference}");
     Ok(difference.passes() && collectives.agree())
 }

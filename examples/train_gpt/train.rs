@@ -24,18 +24,17 @@ pub struct Outcome {
     pub tokens_per_s: f64,
 }
 
-/// Trains the sharded model.
+/// Trains the model from `initial` on, sharded.
 ///
 /// # Collective
 /// Every rank calls it.
-pub fn train(settings: &Settings, world: &World) -> Result<Outcome> {
+pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcome> {
     let names = ["replicate", "shard"];
     let names = &names[names.len() - settings.mesh.len()..];
     let mesh = DeviceMesh::new(world, &settings.mesh, names)?;
     let device = world.device().clone().autodiff();
     let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(settings.reshard);
-    let model = settings.model.init(&Device::flex()).fork(&device);
-    let mut model = fully_shard(model, &mesh, config)?;
+    let mut model = fully_shard(initial.clone().fork(&device), &mesh, config)?;
     let local_params = model.num_params();
     let mut optim = AdamWConfig::new().init();
     let mut losses = Vec::with_capacity(settings.steps);

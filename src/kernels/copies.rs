@@ -78,6 +78,7 @@ pub(crate) struct Copies {
     pub(super) gaps: Vec<Gap>,
 }
 
+#[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "the benchmark looks at them"))]
 impl Copies {
     /// Of these segments, those without elements left out.
     ///

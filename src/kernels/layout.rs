@@ -56,6 +56,10 @@ pub(crate) struct FlatLayout {
     row: usize,
 }
 
+#[cfg_attr(
+    not(all(feature = "testing", feature = "cube")),
+    allow(dead_code, reason = "threads on the CPU copy parts to wholes at once, with no flat buffer between")
+)]
 impl FlatLayout {
     /// Of `tensors` over `ranks` ranks.
     pub fn new(ranks: usize, tensors: Vec<CutTensor>, align: usize) -> Self {

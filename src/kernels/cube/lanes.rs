@@ -40,7 +40,7 @@ impl Lanes {
             let word = dtype_to_storage_type(DType::U32);
             return Ok((Self { source: word, target: word, sum: word, bytes: (WORD, WORD) }, words));
         }
-        if !plain && !(from.is_float() && convert.dtype.is_float()) {
+        if !(plain || from.is_float() && convert.dtype.is_float()) {
             return Err(CubeError::Convert { from, to: convert.dtype });
         }
         let wide = [from, convert.dtype].contains(&DType::F64);

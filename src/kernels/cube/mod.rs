@@ -24,6 +24,7 @@ mod bands;
 mod block;
 mod cache;
 mod error;
+#[expect(clippy::manual_div_ceil, clippy::len_zero, reason = "the language of kernels has neither")]
 mod kernel;
 mod lanes;
 mod plan;

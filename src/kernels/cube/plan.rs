@@ -14,7 +14,7 @@ use super::kernel::{self, CUBE};
 use super::lanes::Lanes;
 use super::table::table;
 use super::{Block, BlockLayout, CubeError};
-use crate::kernels::{Convert, Copies, Segment};
+use crate::kernels::{Convert, Copies};
 
 /// [`Copies`] with their tables on a device: each run is one launch, or the fewest that its bindings allow.
 pub(crate) struct CubePlan {

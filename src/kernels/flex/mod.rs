@@ -64,6 +64,7 @@ pub(crate) fn run(copies: &Copies, sources: &[&FlexTensor], convert: Convert) ->
 ///
 /// # Panics
 /// If the sources or `onto` are not those of `copies`.
+#[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "the benchmark measures it"))]
 pub(crate) fn add(
     copies: &Copies,
     sources: &[&FlexTensor],

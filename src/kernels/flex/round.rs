@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn doubles_round_to_half_precision_once() {
         for bits in (0..0x7bff_u16).step_by(7) {
-            let [low, high] = [bits, bits + 1].map(|bits| f16::from_bits(bits));
+            let [low, high] = [bits, bits + 1].map(f16::from_bits);
             let even = if bits % 2 == 0 { low } else { high };
             let middle = (low.to_f64() + high.to_f64()) / 2.0;
             for (value, expected) in [(middle.next_down(), low), (middle, even), (middle.next_up(), high)] {
@@ -62,7 +62,7 @@ mod tests {
             }
         }
         for bits in (0..0x7f7f_u16).step_by(7) {
-            let [low, high] = [bits, bits + 1].map(|bits| bf16::from_bits(bits));
+            let [low, high] = [bits, bits + 1].map(bf16::from_bits);
             let even = if bits % 2 == 0 { low } else { high };
             let middle = (low.to_f64() + high.to_f64()) / 2.0;
             for (value, expected) in [(middle.next_down(), low), (middle, even), (middle.next_up(), high)] {
