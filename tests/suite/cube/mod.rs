@@ -2,6 +2,7 @@
 
 mod devices;
 mod lists;
+mod tensor_parallel;
 mod units;
 mod untracked;
 mod weights;
