@@ -153,7 +153,7 @@ impl UnitBuffer {
             });
             (backward && self.kept != Kept::Whole).then(|| self.source.gather_ahead(parts))
         };
-        self.source.gathered.leave(issue, |slot| slot.release());
+        self.source.gathered.leave(issue, Slot::release);
     }
 
     /// Waits for what backward needs, once.
@@ -220,7 +220,7 @@ impl UnitBuffer {
     /// Whether whole weights are in memory.
     #[cfg(feature = "testing")]
     pub(super) fn has_weights(&self) -> bool {
-        self.source.gathered.is_there(|slot| slot.is_full())
+        self.source.gathered.is_there(Slot::is_full)
     }
 
     /// Whether whole gradients wait to be reduced.

@@ -59,12 +59,12 @@ impl Source {
 
     /// The weight at `position`, gathered for backward: see [`Gathered::again`].
     pub(super) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
-        self.gathered.again(position, shared, |issued| self.wholes(issued), |slot, whole| slot.fill(whole))
+        self.gathered.again(position, shared, |issued| self.wholes(issued), Slot::fill)
     }
 }
 
 impl Refill for Source {
     fn refill(&self) {
-        self.gathered.refill(|issued| self.wholes(issued), |slot, whole| slot.fill(whole));
+        self.gathered.refill(|issued| self.wholes(issued), Slot::fill);
     }
 }
