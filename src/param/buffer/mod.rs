@@ -41,7 +41,9 @@
 //! last view. An extension that borrows the bytes of a Flex tensor itself (`FlexTensor::bytes`) must
 //! end the borrow before the weight's unit ends: no operation on a `Tensor` borrows longer.
 //!
-//! Other backends have no slots: such views keep their memory there.
+//! On Cube backends a slot is an allocation with gathered weights in it, usually a whole unit's: views keep its name,
+//! and the device's thread moves the memory under it away and back ([`memory::cube`](crate::memory::cube)). That thread
+//! cannot gather, so a view that is read while its slot is empty is an error there.
 
 #[cfg(feature = "cube")]
 mod cube;
