@@ -51,6 +51,7 @@ mod cube;
 mod flex;
 mod gathered;
 mod gradients;
+mod placing;
 #[cfg(feature = "flex")]
 mod slot;
 mod slots;
@@ -64,7 +65,8 @@ use parking_lot::Mutex;
 
 use gathered::Weight;
 use gradients::Gradients;
-use slots::{Placing, Refill, Slot};
+use placing::{Placing, lasting};
+use slots::{Refill, Slot};
 use source::Source;
 
 use super::unit::{Gathering, Kept, Unit, zeros_like_whole};
@@ -233,7 +235,7 @@ impl UnitBuffer {
 
     /// An untracked tensor that outlives its unit: a copy, if its memory is a buffer's.
     pub(super) fn copy_out(tensor: DispatchTensor) -> DispatchTensor {
-        slots::lasting(tensor)
+        lasting(tensor)
     }
 }
 

@@ -1,0 +1,64 @@
+//! [`Placing`]: weights into slots, on backends that have them.
+
+use std::sync::Arc;
+
+use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
+
+#[cfg(feature = "cube")]
+use super::cube;
+#[cfg(feature = "flex")]
+use super::flex;
+use super::gathered::{InSlot, Weight};
+use super::slots::{Refill, Slot};
+use crate::dtensor::own;
+use crate::memory::is_lasting;
+
+/// Moves the weights of one unit into slots.
+pub(super) struct Placing {
+    source: Arc<dyn Refill>,
+    #[cfg(feature = "cube")]
+    blocks: cube::Blocks,
+}
+
+impl Placing {
+    /// Into slots that `source` fills.
+    pub(super) fn new(source: Arc<dyn Refill>) -> Self {
+        Self {
+            source,
+            #[cfg(feature = "cube")]
+            blocks: cube::Blocks::default(),
+        }
+    }
+
+    /// Moves `tensor` into a slot; one without memory, or of a backend that has no slots, stays as it is.
+    pub(super) fn place(&mut self, tensor: DispatchTensor) -> Weight<dyn Slot, DispatchTensor> {
+        if tensor.shape().num_elements() == 0 {
+            return Weight::Own(tensor);
+        }
+        match &tensor.kind {
+            #[cfg(feature = "flex")]
+            DispatchTensorKind::Flex(_) => {
+                let slot = flex::Slot::place(tensor, self.source.clone());
+                Weight::InSlot(InSlot { view: slot.view(), slot })
+            }
+            #[cfg(feature = "cube")]
+            DispatchTensorKind::Cube(_) => match self.blocks.slot(&tensor) {
+                Some(slot) => Weight::InSlot(InSlot { view: tensor, slot }),
+                None => Weight::Own(tensor),
+            },
+            _ => Weight::Own(tensor),
+        }
+    }
+}
+
+/// An untracked tensor in memory that lasts: a copy, if it is a slot's.
+pub(super) fn lasting(tensor: DispatchTensor) -> DispatchTensor {
+    match &tensor.kind {
+        DispatchTensorKind::Autodiff(_) if !Dispatch::is_tracked(&tensor) => {
+            let autodiff = tensor.autodiff;
+            DispatchTensor { autodiff, ..Dispatch::from_inner(lasting(Dispatch::inner(tensor))) }
+        }
+        _ if !is_lasting(&tensor) => own(tensor),
+        _ => tensor,
+    }
+}
