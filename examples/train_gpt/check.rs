@@ -6,27 +6,22 @@ use burn::prelude::*;
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
-use crate::device::RankDevice;
 use crate::model::Gpt;
 use crate::train::{Outcome, train_step};
 
-/// The largest differences of a loss and of a weight that pass: on the CPU both runs compute alike, other
-/// devices round otherwise.
-fn bounds(device: RankDevice) -> (f64, f64) {
-    match device {
-        RankDevice::Flex => (1e-5, 1e-4),
-        RankDevice::Wgpu | RankDevice::Cuda => (1e-4, 1e-3),
-    }
-}
+/// Largest loss difference that passes.
+const LOSS_BOUND: f64 = 1e-5;
+/// Largest weight difference that passes.
+const WEIGHT_BOUND: f64 = 1e-4;
 
-/// Trains the model on the CPU from `initial` on, unsharded, on the batches of all ranks joined; returns its losses
-/// and itself.
+/// Trains the model from `initial` on, unsharded, on the batches of all ranks joined; returns its losses and itself.
+/// On the ranks' device: others round otherwise.
 ///
 /// # Errors
 /// None without a mesh; the step's signature is that of the sharded run.
 pub fn reference(settings: &Settings, initial: Gpt) -> Result<(Vec<f32>, Gpt)> {
-    let device = &Device::flex().autodiff();
-    let mut model = initial;
+    let device = &settings.device.device().autodiff();
+    let mut model = initial.fork(device);
     let mut optim = AdamWConfig::new().init();
     let mut losses = Vec::with_capacity(settings.steps);
     let rows = 0..settings.ranks() * settings.batch;
@@ -45,12 +40,11 @@ pub struct Difference {
     weight: f64,
     /// Path of the parameter with the largest difference.
     path: String,
-    bounds: (f64, f64),
 }
 
 impl Difference {
     /// Compares rank 0's outcome with the reference.
-    pub fn new(settings: &Settings, outcome: &Outcome, (losses, model): &(Vec<f32>, Gpt)) -> Self {
+    pub fn new(outcome: &Outcome, (losses, model): &(Vec<f32>, Gpt)) -> Self {
         let weights = |model: &Gpt| {
             let mut values = Values::default();
             model.visit(&mut values);
@@ -64,23 +58,21 @@ impl Difference {
                 (weight, path) = (difference, name);
             }
         }
-        Self { loss: largest(&outcome.losses, losses), weight, path, bounds: bounds(settings.device) }
+        Self { loss: largest(&outcome.losses, losses), weight, path }
     }
 
     /// Whether both are within the bounds.
     pub fn passes(&self) -> bool {
-        let (loss, weight) = self.bounds;
-        !beyond(self.loss, loss) && !beyond(self.weight, weight)
+        !beyond(self.loss, LOSS_BOUND) && !beyond(self.weight, WEIGHT_BOUND)
     }
 }
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let place = if self.path.is_empty() { String::new() } else { format!(", in {}", self.path) };
-        let (loss, weight) = self.bounds;
-        writeln!(f, "Beside the unsharded model, trained on the same data on the CPU")?;
-        writeln!(f, "  largest loss difference    {:.1e}  (bound {loss:.0e})", self.loss)?;
-        writeln!(f, "  largest weight difference  {:.1e}  (bound {weight:.0e}){place}", self.weight)?;
+        writeln!(f, "Beside the unsharded model, trained on the same device and data")?;
+        writeln!(f, "  largest loss difference    {:.1e}  (bound {LOSS_BOUND:.0e})", self.loss)?;
+        writeln!(f, "  largest weight difference  {:.1e}  (bound {WEIGHT_BOUND:.0e}){place}", self.weight)?;
         write!(f, "  {}", if self.passes() { "agrees" } else { "DIFFERS" })
     }
 }

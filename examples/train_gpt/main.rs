@@ -58,7 +58,7 @@ fn run(settings: &Settings) -> Result<bool> {
     if !settings.check {
         return Ok(true);
     }
-    let difference = check::Difference::new(settings, outcome, &check::reference(settings, initial)?);
+    let difference = check::Difference::new(outcome, &check::reference(settings, initial)?);
     println!("{difference}");
     Ok(difference.passes() && collectives.agree())
 }
