@@ -6,10 +6,11 @@ use std::ops::Range;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 #[cfg(feature = "flex")]
 use burn::backend::{BackendTensor, BackendTypes, DispatchKindConversion, Flex};
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, GradientCheckpointingStrategy, Shape, Slice, Tensor};
 
 use super::Kind;
+use crate::memory::assigned;
 #[cfg(feature = "flex")]
 use crate::memory::flex as memory;
 
@@ -96,7 +97,7 @@ pub(crate) fn own(view: DispatchTensor) -> DispatchTensor {
             other => other,
         });
     }
-    assign_to_new_memory(view)
+    assigned(view)
 }
 
 #[cfg(feature = "flex")]
@@ -109,23 +110,6 @@ fn own_flex(view: FlexTensor) -> FlexTensor {
         return view;
     }
     memory::copied(&view)
-}
-
-/// Any backend's copy. Cube, too, slices without copying where the offset is aligned.
-fn assign_to_new_memory(view: DispatchTensor) -> DispatchTensor {
-    let (shape, device, dtype) = (view.shape(), view.device(), view.dtype());
-    let everything: Vec<Slice> = shape.iter().map(|&len| Slice::from(0..len)).collect();
-    let empty = shape.num_elements() == 0;
-    if dtype.is_float() {
-        let memory = Dispatch::float_empty(shape, &device, dtype.into());
-        if empty { memory } else { Dispatch::float_slice_assign(memory, &everything, view) }
-    } else if dtype.is_bool() {
-        let memory = Dispatch::bool_empty(shape, &device, dtype.into());
-        if empty { memory } else { Dispatch::bool_slice_assign(memory, &everything, view) }
-    } else {
-        let memory = Dispatch::int_empty(shape, &device, dtype.into());
-        if empty { memory } else { Dispatch::int_slice_assign(memory, &everything, view) }
-    }
 }
 
 /// Whether the autodiff graph would record an operation on `tensor`.
@@ -184,7 +168,7 @@ mod tests {
     #[test]
     fn every_kind_of_view_gets_memory_of_its_own() {
         fn check<K: Kind>(view: Tensor<2, K>) {
-            let copy: Tensor<2, K> = Tensor::from_dispatch(assign_to_new_memory(view.clone().into_dispatch()));
+            let copy: Tensor<2, K> = Tensor::from_dispatch(assigned(view.clone().into_dispatch()));
             assert_eq!(copy.dtype(), view.dtype());
             assert_eq!(copy.to_data(), view.into_data());
         }

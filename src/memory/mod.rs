@@ -9,7 +9,9 @@ pub(crate) mod cube;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
 
-use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::backend::{BackendTensor, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
+use burn::tensor::Slice;
 
 /// Whether the memory of a plain tensor stays as it is for as long as a handle to it lives.
 pub(crate) fn is_lasting(tensor: &DispatchTensor) -> bool {
@@ -35,5 +37,22 @@ pub(crate) fn is_same(a: &DispatchTensor, b: &DispatchTensor) -> bool {
             cube::primitive(a).zip(cube::primitive(b)).is_some_and(|(a, b)| cube::is_same(a, b))
         }
         _ => false,
+    }
+}
+
+/// Any backend's copy. Cube, too, slices without copying where the offset is aligned.
+pub(crate) fn assigned(view: DispatchTensor) -> DispatchTensor {
+    let (shape, device, dtype) = (view.shape(), view.device(), view.dtype());
+    let everything: Vec<Slice> = shape.iter().map(|&len| Slice::from(0..len)).collect();
+    let empty = shape.num_elements() == 0;
+    if dtype.is_float() {
+        let memory = Dispatch::float_empty(shape, &device, dtype.into());
+        if empty { memory } else { Dispatch::float_slice_assign(memory, &everything, view) }
+    } else if dtype.is_bool() {
+        let memory = Dispatch::bool_empty(shape, &device, dtype.into());
+        if empty { memory } else { Dispatch::bool_slice_assign(memory, &everything, view) }
+    } else {
+        let memory = Dispatch::int_empty(shape, &device, dtype.into());
+        if empty { memory } else { Dispatch::int_slice_assign(memory, &everything, view) }
     }
 }

@@ -8,6 +8,7 @@ use burn::tensor::{Bool, DType, Device, Float, Int, Slice, Tensor};
 
 use super::ranges::Ranges;
 use crate::comm::ReduceOp;
+use crate::memory;
 
 /// Evaluates `$body` with the constant `$d` set to `$rank`.
 macro_rules! with_rank {
@@ -61,7 +62,11 @@ fn concat_typed<const D: usize, K: Basic>(
     if blocks.is_empty() {
         blocks.push(block(&sources[0]));
     }
-    Tensor::cat(blocks, dim).into_dispatch()
+    // burn hands on the only one as it is, which is memory of another rank's.
+    match <[_; 1]>::try_from(blocks) {
+        Ok([block]) => memory::assigned(block.into_dispatch()),
+        Err(blocks) => Tensor::cat(blocks, dim).into_dispatch(),
+    }
 }
 
 fn blocks<const D: usize, K: Basic>(

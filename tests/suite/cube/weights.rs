@@ -139,6 +139,29 @@ fn a_weight_that_was_taken_back_is_an_error_and_after_backward_what_it_was() {
     assert!(text.contains("different allocation"), "{text}");
 }
 
+/// One rank holds all of a parameter of one row. What is gathered of it is no memory of that rank's shard, or it would
+/// be taken back with the unit.
+#[test]
+fn a_shard_that_is_the_whole_outlives_its_unit() {
+    MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let row = LinearConfig::new(1, 3).with_bias(false).init(&device);
+        let model = fully_shard(row, mesh, config_of_all())?;
+        let step = || {
+            let y = unit(&model, Tensor::<3>::ones([1, 2, 1], &device), |model, x| model.forward(x));
+            let value = y.clone().inner().into_data();
+            let _ = y.sum().backward();
+            value
+        };
+        assert_eq!(step(), step());
+        Ok(())
+    });
+}
+
+fn config_of_all() -> FullyShard {
+    FullyShard::new().reshard_after_forward(ReshardAfterForward::Always)
+}
+
 #[test]
 fn a_weight_may_leave_its_unit_as_an_output() {
     MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {

@@ -9,8 +9,8 @@
 //!
 //! Tensors go from rank to rank by handle, without a trip through the host: ranks are streams of the device, which
 //! wait for each other's kernels by themselves. What is issued ahead of need, as backward's gathers are in forward, has
-//! no row: it would take as much memory as the shards until then. A deposit keeps the tensors beside the flat buffer, so that ranks on
-//! different devices, one of which cannot do this, still meet on burn's own operations.
+//! no row: it would take as much memory as the shards until then. A deposit keeps the tensors beside the flat buffer, so
+//! that ranks on different devices, one of which cannot do this, still meet on burn's own operations.
 
 mod reduce;
 #[cfg(all(test, feature = "wgpu"))]
