@@ -187,9 +187,12 @@ fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
         inputs.iter().for_each(|input| hasher.write_usize(Arc::as_ptr(input.spec).addr()));
         hasher.finish()
     });
+    let same_input = |((spec, pin), input): (&(Arc<DTensorSpec>, Option<Pin>), &Arg<'_>)| {
+        Arc::ptr_eq(spec, input.spec) && pin.as_ref() == input.pin
+    };
     let same = |entry: &Entry| {
-        let known = entry.inputs.iter().map(|(spec, pin)| (Arc::as_ptr(spec), pin.as_ref()));
-        known.eq(inputs.iter().map(|input| (Arc::as_ptr(input.spec), input.pin)))
+        entry.inputs.len() == inputs.len()
+            && entry.inputs.iter().zip(inputs).all(same_input)
             && entry.model == scope.model
             && entry.rule.downcast_ref::<R>() == Some(rule)
     };

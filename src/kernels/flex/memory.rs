@@ -1,5 +1,7 @@
 //! The memory of sources and targets.
 
+use std::mem::MaybeUninit;
+
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Element, Shape};
 use bytemuck::Pod;
@@ -25,24 +27,21 @@ pub(crate) fn build<E: Pod + Send + Sync>(elements: Vec<E>, shape: Shape, dtype:
 }
 
 /// New memory for the targets of a copy, written but for the gaps by whoever has its [`ends`](Self::ends).
-pub(super) struct Targets<E>(Vec<Vec<E>>);
+pub(super) struct Targets<E>(Vec<Box<[MaybeUninit<E>]>>);
 
 impl<E: Pod + Send + Sync> Targets<E> {
     /// Of `copies`, with zeros in their gaps.
     pub fn new(copies: &Copies) -> Self {
-        let mut memory: Vec<Vec<E>> =
-            copies.targets.iter().map(|shape| Vec::with_capacity(shape.num_elements())).collect();
+        let mut memory: Vec<_> = copies.targets.iter().map(|shape| Box::new_uninit_slice(shape.num_elements())).collect();
         for gap in &copies.gaps {
-            let room = &mut memory[gap.target].spare_capacity_mut()[gap.at..gap.at + gap.len];
-            // SAFETY: zero is a value of `E`, as of every `Pod`.
-            unsafe { room.as_mut_ptr().write_bytes(0, gap.len) };
+            memory[gap.target][gap.at..gap.at + gap.len].fill(MaybeUninit::zeroed());
         }
         Self(memory)
     }
 
     /// Where each begins. No use of `self` but [`finish`](Self::finish) may follow until all is written.
     pub fn ends(&mut self) -> Ends<E> {
-        Ends(self.0.iter_mut().map(Vec::as_mut_ptr).collect())
+        Ends(self.0.iter_mut().map(|memory| memory.as_mut_ptr().cast()).collect())
     }
 
     /// As tensors.
@@ -50,10 +49,9 @@ impl<E: Pod + Send + Sync> Targets<E> {
     /// # Safety
     /// All elements of `copies`, whose targets these are, are written.
     pub unsafe fn finish(self, copies: &Copies, dtype: DType) -> Vec<FlexTensor> {
-        let build = |(mut elements, shape): (Vec<E>, &Shape)| {
-            // SAFETY: the capacity was taken for as many, and the caller wrote them.
-            unsafe { elements.set_len(shape.num_elements()) };
-            build(elements, shape.clone(), dtype)
+        let build = |(elements, shape): (Box<[MaybeUninit<E>]>, &Shape)| {
+            // SAFETY: the caller wrote them.
+            build(unsafe { elements.assume_init() }.into_vec(), shape.clone(), dtype)
         };
         self.0.into_iter().zip(&copies.targets).map(build).collect()
     }

@@ -24,7 +24,7 @@ mod tests;
 mod tiles;
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use bytemuck::Pod;
 use half::{bf16, f16};
 
@@ -43,7 +43,7 @@ pub(crate) use round::{round_to_bf16, widen_bf16};
 /// # Panics
 /// If the sources are not those of `copies`.
 pub(crate) fn run(copies: &Copies, sources: &[&FlexTensor], convert: Convert) -> Vec<FlexTensor> {
-    let dtype = checked(copies, sources, convert.dtype);
+    let dtype = dtype_of(copies, sources, convert.dtype);
     if !dtype.is_float() || (dtype == convert.dtype && convert.scale == 1.0) {
         return match dtype.size() {
             1 => plain::<u8>(copies, sources, dtype),
@@ -53,7 +53,7 @@ pub(crate) fn run(copies: &Copies, sources: &[&FlexTensor], convert: Convert) ->
             size => unreachable!("Flex has no dtype of {size} bytes"),
         };
     }
-    by_dtype(copies, sources, convert, None)
+    by_dtype(copies, sources, dtype, convert, None)
 }
 
 /// `onto`, where the segments of `copies` lead with what they bring added: `cast(there + element * scale)`, rounded
@@ -71,25 +71,32 @@ pub(crate) fn add(
     convert: Convert,
     onto: Vec<FlexTensor>,
 ) -> Vec<FlexTensor> {
-    checked(copies, sources, convert.dtype);
-    by_dtype(copies, sources, convert, Some(onto))
+    let dtype = dtype_of(copies, sources, convert.dtype);
+    by_dtype(copies, sources, dtype, convert, Some(onto))
 }
 
 /// The dtype of the sources; without any, `fallback`.
-fn checked(copies: &Copies, sources: &[&FlexTensor], fallback: DType) -> DType {
+fn dtype_of(copies: &Copies, sources: &[&FlexTensor], fallback: DType) -> DType {
     assert_eq!(sources.len(), copies.sources.len(), "one tensor for each source");
     let dtype = sources.first().map_or(fallback, |source| source.dtype());
-    for (source, shape) in sources.iter().zip(&copies.sources) {
-        assert_eq!(source.dtype(), dtype, "the sources of one copy have one dtype");
-        assert_eq!(source.layout().num_elements(), shape.num_elements(), "a source of shape {shape:?}");
-        assert!(source.is_contiguous(), "sources are row-major");
-    }
     dtype
+}
+
+/// The elements of the sources, as many as `copies` say of each.
+fn read<'a, E: Pod>(copies: &Copies, sources: &[&'a FlexTensor], dtype: DType) -> Vec<&'a [E]> {
+    let read = |(source, shape): (&&'a FlexTensor, &Shape)| {
+        assert_eq!(source.dtype(), dtype, "the sources of one copy have one dtype");
+        assert!(source.is_contiguous(), "sources are row-major");
+        let elements = elements(source);
+        assert_eq!(elements.len(), shape.num_elements(), "a source of shape {shape:?}");
+        elements
+    };
+    sources.iter().zip(&copies.sources).map(read).collect()
 }
 
 /// Elements moved by size alone.
 fn plain<E: Pod + Send + Sync>(copies: &Copies, sources: &[&FlexTensor], dtype: DType) -> Vec<FlexTensor> {
-    let from: Vec<&[E]> = sources.iter().map(|source| elements(source)).collect();
+    let from = read::<E>(copies, sources, dtype);
     let mut targets = Targets::<E>::new(copies);
     let to = targets.ends();
     let streams = stream::pays(copies.copied() * size_of::<E>());
@@ -115,10 +122,10 @@ fn plain<E: Pod + Send + Sync>(copies: &Copies, sources: &[&FlexTensor], dtype: 
 fn by_dtype(
     copies: &Copies,
     sources: &[&FlexTensor],
+    from: DType,
     convert: Convert,
     onto: Option<Vec<FlexTensor>>,
 ) -> Vec<FlexTensor> {
-    let from = sources.first().map_or(convert.dtype, |source| source.dtype());
     macro_rules! cast {
         ($($source:pat => $s:ty, $target:pat => $t:ty, $wide:ty;)*) => {
             match (from, convert.dtype) {
@@ -146,17 +153,18 @@ fn by_dtype(
         F64 => f64, BF16 => bf16, f64;
         F64 => f64, F64 => f64, f64;
     };
-    cast(copies, sources, convert, onto)
+    cast(copies, sources, from, convert, onto)
 }
 
 /// Elements computed with in `W`.
 fn cast<S: Float<W>, T: Float<W>, W: Wide>(
     copies: &Copies,
     sources: &[&FlexTensor],
+    from: DType,
     convert: Convert,
     onto: Option<Vec<FlexTensor>>,
 ) -> Vec<FlexTensor> {
-    let from: Vec<&[S]> = sources.iter().map(|source| elements(source)).collect();
+    let from = read::<S>(copies, sources, from);
     let run = |cast: Cast<S, T, W>, to: Ends<T>| {
         let size = size_of::<S>().max(size_of::<T>());
         share::each(
