@@ -28,6 +28,9 @@ use rayon::prelude::*;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Two ones in bf16, about one in f32: subnormal numbers would measure how slowly those are multiplied.
+const ONES: u32 = 0x3f80_3f80;
+
 #[derive(Parser)]
 #[command(about = "Bandwidth of the copies around a unit's collectives, in GB read and written a second")]
 struct Cli {
@@ -201,7 +204,7 @@ fn flex(case: Case) -> Steps {
     let (total, made) = (case.bytes() / 2, case.made());
     let Case { copies, from, to, scale, threads, accumulate, .. } = case;
     let tensor = |shape: &Shape, dtype: DType| {
-        let bytes = Bytes::from_elems(vec![1_u32; (shape.num_elements() * dtype.size()).div_ceil(4)]);
+        let bytes = Bytes::from_elems(vec![ONES; (shape.num_elements() * dtype.size()).div_ceil(4)]);
         FlexTensor::new(bytes, Layout::contiguous(shape.clone()), dtype)
     };
     let sources: Vec<FlexTensor> = copies.sources().iter().map(|shape| tensor(shape, from)).collect();
