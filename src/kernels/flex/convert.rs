@@ -37,14 +37,63 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
         Scratch { from: zeros(), to: zeros(), wide: zeros(), there: zeros() }
     }
 
+    /// Converts the elements of `segments`; `ends` says where the source and the target of one begin.
+    ///
+    /// # Safety
+    /// Each segment lies inside its source, of initialized elements, and inside its target, where nobody else reads
+    /// or writes its elements meanwhile. They are initialized if this adds.
+    pub unsafe fn segments(
+        &self,
+        scratch: &mut Scratch<S, T, W>,
+        segments: &[Segment],
+        ends: impl Fn(&Segment) -> (*const S, *mut T),
+    ) {
+        /// The same, compiled for registers twice as long as those that every x86-64 has.
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2")]
+        unsafe fn by_avx2<S: Float<W>, T: Float<W>, W: Wide>(
+            cast: &Cast<S, T, W>,
+            scratch: &mut Scratch<S, T, W>,
+            segments: &[Segment],
+            ends: impl Fn(&Segment) -> (*const S, *mut T),
+        ) {
+            // SAFETY: the caller's.
+            unsafe { cast.each(scratch, segments, ends) }
+        }
+        // SAFETY: the caller's; the processor has what it is asked for.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if std::arch::is_x86_feature_detected!("avx2") {
+                return by_avx2(self, scratch, segments, ends);
+            }
+            self.each(scratch, segments, ends);
+        }
+    }
+
+    /// # Safety
+    /// As of [`segments`](Self::segments).
+    #[inline(always)]
+    unsafe fn each(
+        &self,
+        scratch: &mut Scratch<S, T, W>,
+        segments: &[Segment],
+        ends: impl Fn(&Segment) -> (*const S, *mut T),
+    ) {
+        for segment in segments {
+            let (from, to) = ends(segment);
+            // SAFETY: the caller's.
+            unsafe { self.segment(scratch, *segment, from, to) }
+        }
+    }
+
     /// Converts the elements of a segment, whose source and target begin at `from` and `to`.
     ///
     /// Short runs are brought together in strips first, and taken apart afterwards.
     ///
     /// # Safety
-    /// `segment` lies inside the source, of initialized elements, and inside the target, where nobody else reads
-    /// or writes its elements meanwhile. They are initialized if this adds.
-    pub unsafe fn segment(&self, scratch: &mut Scratch<S, T, W>, segment: Segment, from: *const S, to: *mut T) {
+    /// As of [`segments`](Self::segments).
+    #[inline(always)]
+    unsafe fn segment(&self, scratch: &mut Scratch<S, T, W>, segment: Segment, from: *const S, to: *mut T) {
         let (columns, rows) = (segment.run.min(STRIP), (STRIP / segment.run).max(1));
         for row in (0..segment.rows).step_by(rows) {
             for column in (0..segment.run).step_by(columns) {
@@ -63,6 +112,7 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
 
     /// # Safety
     /// The same, of a segment of at most [`STRIP`] elements at `from` and `to`.
+    #[inline(always)]
     unsafe fn strip(&self, scratch: &mut Scratch<S, T, W>, strip: Segment, from: *const S, to: *mut T) {
         let len = strip.len();
         let Segment { run, from_stride, to_stride, .. } = strip;

@@ -19,6 +19,7 @@ pub(super) trait Float<W: Wide>: bytemuck::Pod + Element {
     fn round(from: &[W], to: &mut [Self]);
 }
 
+#[inline(always)]
 fn each<A: Copy, B>(from: &[A], to: &mut [B], convert: impl Fn(A) -> B) {
     for (to, from) in to.iter_mut().zip(from) {
         *to = convert(*from);
@@ -28,7 +29,9 @@ fn each<A: Copy, B>(from: &[A], to: &mut [B], convert: impl Fn(A) -> B) {
 macro_rules! floats {
     ($($float:ty as $wide:ty: $widen:expr, $round:expr;)*) => {$(
         impl Float<$wide> for $float {
+            #[inline(always)]
             fn widen(from: &[Self], to: &mut [$wide]) { each(from, to, $widen) }
+            #[inline(always)]
             fn round(from: &[$wide], to: &mut [Self]) { each(from, to, $round) }
         }
     )*};
@@ -56,11 +59,11 @@ impl Float<f32> for f16 {
 macro_rules! wide {
     ($($float:ty),*) => {$(
         impl Wide for $float {
-            #[inline]
+            #[inline(always)]
             fn of(scale: f32) -> Self { scale.into() }
-            #[inline]
+            #[inline(always)]
             fn times(self, other: Self) -> Self { self * other }
-            #[inline]
+            #[inline(always)]
             fn plus(self, other: Self) -> Self { self + other }
         }
     )*};

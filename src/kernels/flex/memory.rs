@@ -32,7 +32,8 @@ pub(super) struct Targets<E>(Vec<Box<[MaybeUninit<E>]>>);
 impl<E: Pod + Send + Sync> Targets<E> {
     /// Of `copies`, with zeros in their gaps.
     pub fn new(copies: &Copies) -> Self {
-        let mut memory: Vec<_> = copies.targets.iter().map(|shape| Box::new_uninit_slice(shape.num_elements())).collect();
+        let mut memory: Vec<_> =
+            copies.targets.iter().map(|shape| Box::new_uninit_slice(shape.num_elements())).collect();
         for gap in &copies.gaps {
             memory[gap.target][gap.at..gap.at + gap.len].fill(MaybeUninit::zeroed());
         }

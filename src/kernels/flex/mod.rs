@@ -28,7 +28,7 @@ use burn::tensor::{DType, Shape};
 use bytemuck::Pod;
 use half::{bf16, f16};
 
-use super::{Convert, Copies};
+use super::{Convert, Copies, Segment};
 use convert::Cast;
 use float::{Float, Wide};
 use memory::{Ends, Targets};
@@ -172,11 +172,9 @@ fn cast<S: Float<W>, T: Float<W>, W: Wide>(
             size,
             || cast.scratch(),
             |scratch, segments| {
-                for segment in segments {
-                    let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
-                    // SAFETY: as in `plain`; what is added to is initialized.
-                    unsafe { cast.segment(scratch, *segment, source, target) }
-                }
+                let ends = |segment: &Segment| (from[segment.source].as_ptr(), to.start(segment.target));
+                // SAFETY: as in `plain`; what is added to is initialized.
+                unsafe { cast.segments(scratch, segments, ends) }
             },
         );
     };

@@ -3,14 +3,14 @@
 use half::bf16;
 
 /// `value` in single precision, exactly.
-#[inline]
+#[inline(always)]
 pub(crate) fn widen_bf16(value: bf16) -> f32 {
     f32::from_bits((value.to_bits() as u32) << 16)
 }
 
 /// Rounds to nearest, ties to even. Without branches, and with the shift signed, so that it
 /// vectorizes; `bf16::from_f32` does not.
-#[inline]
+#[inline(always)]
 pub(crate) fn round_to_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();
     let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
@@ -23,7 +23,7 @@ pub(crate) fn round_to_bf16(value: f32) -> bf16 {
 ///
 /// Rounded from there to half precision, the value is as if rounded once; by way of the nearest it would be a tie
 /// that it is not.
-#[inline]
+#[inline(always)]
 pub(super) fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
     if nearest as f64 == value || nearest.is_nan() {
