@@ -13,7 +13,6 @@
 //! Run with `cargo bench --bench collectives`.
 
 use std::hint::black_box;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
@@ -113,7 +112,7 @@ fn gather(bytes: usize, dim: usize, world: &World) -> Step {
     let mut piece = whole;
     piece[dim] /= RANKS;
     let tensor = Tensor::<2>::full(piece, 1.0, world.device()).into_dispatch();
-    let comm: Arc<dyn Communicator> = world.all();
+    let comm: Communicator = world.all();
     Box::new(move || {
         let shard = Sharded { tensor: tensor.clone(), dim, cut: Cut::Chunks(whole[dim]) };
         let work = comm.all_gather("gather".into(), vec![shard]);
@@ -125,7 +124,7 @@ fn gather(bytes: usize, dim: usize, world: &World) -> Step {
 fn scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
     let shape = [bytes / dtype.size() / COLUMNS, COLUMNS];
     let tensor = Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch();
-    let comm: Arc<dyn Communicator> = world.all();
+    let comm: Communicator = world.all();
     Box::new(move || {
         let shard = Sharded { tensor: tensor.clone(), dim, cut: Cut::Chunks(shape[dim]) };
         let work = comm.reduce_scatter("scatter".into(), vec![shard], ReduceOp::Sum);

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 
-use super::local::{Failure, LocalWorld};
+use super::engine::{Engine, Failure};
 use super::{CommError, home};
 use crate::Error;
 
@@ -42,17 +42,17 @@ impl<T> End<T> {
     }
 
     /// Tells the other ranks, of which some may be waiting for this one.
-    pub fn tell(&self, rank: usize, local: &LocalWorld) {
+    pub fn tell(&self, rank: usize, engine: &dyn Engine) {
         match self {
             Self::Done(_) => {}
             Self::Failed { error, .. } => {
-                local.rendezvous.fail(Failure::Failed { rank, message: error.to_string() });
+                engine.fail(Failure::Failed { rank, message: error.to_string() });
             }
             Self::Panicked(message) => {
-                local.rendezvous.fail(Failure::Panicked { rank, message: message.clone() });
+                engine.fail(Failure::Panicked { rank, message: message.clone() });
             }
         }
-        local.rendezvous.returned(rank);
+        engine.leave(rank);
     }
 
     pub fn is_done(&self) -> bool {

@@ -30,6 +30,10 @@ impl Group {
         self.index
     }
 
+    pub(super) fn shared_ranks(&self) -> Arc<[usize]> {
+        self.ranks.clone()
+    }
+
     /// Global ranks in group order.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks

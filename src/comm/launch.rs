@@ -7,8 +7,9 @@ use std::time::Duration;
 use burn::tensor::Device;
 
 use super::end::End;
+use super::engine::Engine;
 use super::home::{self, Home};
-use super::local::LocalWorld;
+use super::local::LocalEngine;
 use super::{LaunchError, World};
 use crate::{Error, Result};
 
@@ -146,17 +147,17 @@ where
     F: Fn(&World) -> Result<T> + Sync,
 {
     let Ranks::Threads(size) = config.ranks;
-    let local = Arc::new(LocalWorld::new(size, config.deadline, config.multithreaded));
+    let engine = LocalEngine::new(size, config.multithreaded);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let (threads, outer) = ((cores / size).max(1), Home::current());
     let run = |rank: usize| {
-        let home = Arc::new(Home { launch: local.launch, rank, outer: outer.clone() });
+        let home = Arc::new(Home { launch: engine.launch(), rank, outer: outer.clone() });
         // Whatever panics, also while the rank's pool is made, is the rank's end.
         let end = End::of(|| {
-            let world = World::new(rank, config.devices.of(rank), local.clone());
+            let world = World::new(rank, config.devices.of(rank), engine.clone(), config.deadline);
             in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
         });
-        end.tell(rank, &local);
+        end.tell(rank, &*engine);
         end
     };
     let ends = thread::scope(|scope| {
@@ -165,7 +166,7 @@ where
             let run = &run;
             thread.spawn_scoped(scope, move || run(rank)).map_err(|error| {
                 let end = End::failed(Error::other(format!("rank {rank} has no thread: {error}")));
-                end.tell(rank, &local);
+                end.tell(rank, &*engine);
                 end
             })
         };
@@ -176,12 +177,12 @@ where
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    local.finish();
+    engine.finish();
     if ends.iter().all(End::is_done) {
         return Ok(ends.into_iter().filter_map(End::done).collect());
     }
-    let failure = local.rendezvous.failure().expect("a rank that does not succeed has told the others");
-    Err(LaunchError::new(failure, ends, &local))
+    let failure = engine.failure().expect("a rank that does not succeed has told the others");
+    Err(LaunchError::new(failure, ends, &*engine))
 }
 
 fn default_device() -> Device {

@@ -133,8 +133,8 @@ struct Book {
 }
 
 impl Ledger {
-    /// Counts one collective. For implementors of [`Communicator`](super::Communicator).
-    pub fn record(&self, op: Op, group_size: usize, bytes: u64, call: &Call) {
+    /// Counts one collective.
+    pub(super) fn record(&self, op: Op, group_size: usize, bytes: u64, call: &Call) {
         let mut book = self.0.lock();
         let mut key = Key { op, phase: call.phase, label: call.label.clone() };
         if book.totals.0.len() >= KEYS && !book.totals.0.contains_key(&key) {
@@ -152,8 +152,8 @@ impl Ledger {
         book.count += 1;
     }
 
-    /// Adds the time one collective took. For implementors of [`Communicator`](super::Communicator).
-    pub fn spend(&self, waiting: Duration, moving: Duration) {
+    /// Adds the time one collective took.
+    pub(super) fn spend(&self, waiting: Duration, moving: Duration) {
         let spent = &mut self.0.lock().spent;
         spent.waiting += waiting;
         spent.moving += moving;

@@ -27,9 +27,12 @@
 //! 3. Every collective of more than one rank is in the rank's [`Ledger`]; one [issued
 //!    ahead](Call::ahead) from when its result is taken on.
 
+mod arguments;
+mod call;
 mod communicator;
 mod copied;
 mod end;
+pub mod engine;
 mod error;
 mod group;
 mod home;
@@ -37,12 +40,15 @@ mod launch;
 mod ledger;
 mod local;
 mod op;
+mod rank;
 mod report;
+mod tensors;
 mod turn;
 mod work;
 mod world;
 
-pub use communicator::{Call, Communicator, Phase, ReduceOp, Sharded, TensorMeta};
+pub use call::{Call, Phase};
+pub use communicator::Communicator;
 pub use copied::Copied;
 pub use error::CommError;
 pub use group::Group;
@@ -52,6 +58,7 @@ pub(crate) use ledger::listen;
 pub use ledger::{Entry, Key, Ledger, Snapshot, Spent, Total};
 pub use op::{CollectiveId, Op};
 pub use report::{LaunchError, RankReport};
+pub use tensors::{ReduceOp, Sharded, TensorMeta};
 pub(crate) use turn::in_turn;
-pub use work::{Pending, Work};
+pub use work::Work;
 pub use world::World;

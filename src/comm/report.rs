@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use super::CommError;
 use super::end::End;
-use super::local::{Failure, LocalWorld};
+use super::engine::{Engine, Failure};
 use crate::Error;
 
 /// A launch failed: the first failure, and how every other rank fared.
@@ -36,7 +36,7 @@ pub struct RankReport {
 }
 
 impl LaunchError {
-    pub(super) fn new<T>(failure: Failure, ends: Vec<End<T>>, local: &LocalWorld) -> Self {
+    pub(super) fn new<T>(failure: Failure, ends: Vec<End<T>>, engine: &dyn Engine) -> Self {
         let culprit = failure.error(None);
         let rank = culprit.rank();
         let mut cause = Error::Comm(culprit);
@@ -50,7 +50,7 @@ impl LaunchError {
                 // The rank's own error is more than its message, which is what the others know.
                 Some(error) if each == rank && matches!(failure, Failure::Failed { .. }) => cause = error,
                 error if each == rank => own = error,
-                error => others.push(RankReport { rank: each, doing: local.rendezvous.doing(each), error }),
+                error => others.push(RankReport { rank: each, doing: engine.doing(each), error }),
             }
         }
         let text = cause.to_string();

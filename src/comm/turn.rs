@@ -12,7 +12,7 @@ use super::{CommError, Communicator};
 /// # Errors
 /// Those of `body`, for which the others do not wait in vain, and a failure of another rank.
 pub(crate) fn in_turn<T, E: From<CommError>>(
-    group: &dyn Communicator,
+    group: &Communicator,
     label: &'static str,
     turn: usize,
     turns: usize,

@@ -1,34 +1,67 @@
 //! [`Work`]: a collective under way.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, kind};
 
-use super::CommError;
-
-/// What a backend implements to hand out a [`Work`].
-pub trait Pending<T>: Send {
-    /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
-    fn is_complete(&self) -> bool;
-    /// Blocks until the result is there.
-    fn wait(self: Box<Self>) -> Result<T, CommError>;
-}
+use super::engine::{Mapped, Pending, Waited};
+use super::rank::Rank;
+use super::{Call, CommError, Ledger, Op};
 
 /// A collective under way; its result is defined only after [`wait`](Self::wait).
 ///
-/// Dropping a `Work` without waiting is allowed: the rank has taken part, and the others get
+/// Dropping a `Work` without waiting is allowed, and does not block: the rank has taken part, and the others get
 /// their results.
 #[must_use = "a collective's result is defined only after `wait`"]
-pub struct Work<T>(Box<dyn Pending<T>>);
+pub struct Work<T>(State<T>);
+
+enum State<T> {
+    Ended(Result<T, CommError>),
+    UnderWay(UnderWay<T>),
+}
+
+struct UnderWay<T> {
+    pending: Box<dyn Pending<T>>,
+    rank: Arc<Rank>,
+    charge: Charge,
+    deadline: Duration,
+}
+
+/// What the ledger counts for a collective.
+pub(super) struct Charge {
+    pub op: Op,
+    pub ranks: usize,
+    pub bytes: u64,
+    pub call: Call,
+}
+
+impl Charge {
+    pub fn record(&self, ledger: &Ledger) {
+        ledger.record(self.op, self.ranks, self.bytes, &self.call);
+    }
+}
 
 impl<T> Work<T> {
-    /// Wraps a backend's pending operation.
-    pub fn new(pending: impl Pending<T> + 'static) -> Self {
-        Self(Box::new(pending))
+    pub(super) fn done(value: T) -> Self {
+        Self(State::Ended(Ok(value)))
+    }
+
+    pub(super) fn failed(error: CommError) -> Self {
+        Self(State::Ended(Err(error)))
+    }
+
+    pub(super) fn under_way(pending: Box<dyn Pending<T>>, rank: Arc<Rank>, charge: Charge, deadline: Duration) -> Self {
+        Self(State::UnderWay(UnderWay { pending, rank, charge, deadline }))
     }
 
     /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
     pub fn is_complete(&self) -> bool {
-        self.0.is_complete()
+        match &self.0 {
+            State::Ended(_) => true,
+            State::UnderWay(work) => work.pending.is_complete(),
+        }
     }
 
     /// Blocks until every rank has taken part, and returns this rank's result.
@@ -36,7 +69,44 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait(self) -> Result<T, CommError> {
-        self.0.wait()
+        let UnderWay { pending, rank, charge, deadline } = match self.0 {
+            State::Ended(result) => return result,
+            State::UnderWay(work) => work,
+        };
+        rank.check_thread(charge.op, &charge.call)?;
+        if charge.call.ahead {
+            charge.record(&rank.ledger);
+        }
+        let start = Instant::now();
+        let Waited { value, moving } = pending.wait(deadline)?;
+        rank.ledger.spend(start.elapsed().saturating_sub(moving), moving);
+        Ok(value)
+    }
+
+    /// [`wait`](Self::wait), for no longer than `deadline`, whatever the communicator's is. To have waited so long is a
+    /// failure of the world, as of any collective.
+    ///
+    /// # Errors
+    /// See [`Communicator`](super::Communicator).
+    pub fn wait_for(mut self, deadline: Duration) -> Result<T, CommError> {
+        if let State::UnderWay(work) = &mut self.0 {
+            work.deadline = deadline;
+        }
+        self.wait()
+    }
+
+    /// The work whose result is `map` of this one's, which runs on the thread that waits.
+    pub fn then<U>(self, map: impl FnOnce(T) -> U + Send + 'static) -> Work<U>
+    where
+        T: 'static,
+    {
+        Work(match self.0 {
+            State::Ended(result) => State::Ended(result.map(map)),
+            State::UnderWay(UnderWay { pending, rank, charge, deadline }) => {
+                let pending = Box::new(Mapped { pending, map });
+                State::UnderWay(UnderWay { pending, rank, charge, deadline })
+            }
+        })
     }
 }
 

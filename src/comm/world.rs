@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::local::{LocalCommunicator, LocalWorld};
+use super::engine::Engine;
+use super::rank::Rank;
 use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
 use crate::{Error, Result};
 
@@ -24,49 +27,49 @@ pub struct World(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    rank: usize,
-    device: Device,
-    ledger: Arc<Ledger>,
-    local: Arc<LocalWorld>,
-    groups: Mutex<HashMap<Vec<usize>, Arc<dyn Communicator>>>,
+    rank: Arc<Rank>,
+    /// How long one wait may last.
+    deadline: Duration,
+    groups: Mutex<HashMap<Vec<usize>, Communicator>>,
 }
 
 /// Groups of one rank. A mesh takes one per dimension.
 const MAX_GROUPS: usize = 1 << 12;
 
 impl World {
-    pub(super) fn new(rank: usize, device: Device, local: Arc<LocalWorld>) -> Self {
-        Self(Arc::new(Inner { rank, device, ledger: Arc::default(), local, groups: Mutex::default() }))
+    pub(super) fn new(rank: usize, device: Device, engine: Arc<dyn Engine>, deadline: Duration) -> Self {
+        let rank = Rank { rank, device, ledger: Arc::default(), engine, alone: AtomicUsize::new(0) };
+        Self(Arc::new(Inner { rank: Arc::new(rank), deadline, groups: Mutex::default() }))
     }
 
     /// This rank, from 0.
     pub fn rank(&self) -> usize {
-        self.0.rank
+        self.0.rank.rank
     }
 
     /// Number of ranks.
     pub fn size(&self) -> usize {
-        self.0.local.size
+        self.0.rank.engine.size()
     }
 
     /// The number of the launch and the rank: equal for handles of one rank of one launch.
     pub(crate) fn identity(&self) -> (u64, usize) {
-        (self.0.local.launch, self.0.rank)
+        (self.0.rank.engine.launch(), self.0.rank.rank)
     }
 
     /// Whether every rank's program is over: nothing will be communicated any more.
     pub(crate) fn is_finished(&self) -> bool {
-        self.0.local.is_finished()
+        self.0.rank.engine.is_finished()
     }
 
     /// The device of this rank's tensors, without autodiff.
     pub fn device(&self) -> &Device {
-        &self.0.device
+        &self.0.rank.device
     }
 
     /// This rank's record of its collectives, over all groups.
     pub fn ledger(&self) -> &Ledger {
-        &self.0.ledger
+        &self.0.rank.ledger
     }
 
     /// The group of `ranks`, in this order. Local: needs no other rank.
@@ -77,7 +80,7 @@ impl World {
     /// # Errors
     /// [`CommError::InvalidGroup`] if `ranks` is empty, names a rank twice or one outside the
     /// world, or does not contain the caller, or if it would be one too many.
-    pub fn group(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
+    pub fn group(&self, ranks: &[usize]) -> Result<Communicator> {
         let mut groups = self.0.groups.lock();
         if let Some(group) = groups.get(ranks) {
             return Ok(group.clone());
@@ -90,16 +93,13 @@ impl World {
             let (rank, ranks) = (self.rank(), ranks.to_vec());
             CommError::InvalidGroup { rank, ranks, problem }
         })?;
-        let Inner { local, ledger, device, .. } = &*self.0;
-        let group = Group::new(ranks, index);
-        let communicator: Arc<dyn Communicator> =
-            Arc::new(LocalCommunicator::new(local.clone(), group, ledger.clone(), device.clone()));
+        let communicator = Communicator::new(self.0.rank.clone(), Group::new(ranks, index), "", self.0.deadline);
         groups.insert(ranks.to_vec(), communicator.clone());
         Ok(communicator)
     }
 
     /// The group of all ranks.
-    pub fn all(&self) -> Arc<dyn Communicator> {
+    pub fn all(&self) -> Communicator {
         let ranks: Vec<_> = (0..self.size()).collect();
         self.group(&ranks).expect("all ranks are a group")
     }
@@ -144,7 +144,7 @@ impl World {
             let problem = self.outside(rank);
             Error::from(CommError::InvalidGroup { rank: self.rank(), ranks: vec![rank], problem }).unwind();
         }
-        (rank == self.rank()).then(|| self.0.local.rendezvous.alone(rank, program))
+        (rank == self.rank()).then(|| self.0.rank.alone(program))
     }
 
     fn outside(&self, rank: usize) -> String {
@@ -179,7 +179,7 @@ impl World {
     /// # Errors
     /// See [`Communicator`].
     pub fn seeded<T>(&self, seed: u64, build: impl FnOnce() -> T) -> Result<T> {
-        in_turn(&*self.all(), "seeded", self.rank(), self.size(), || {
+        in_turn(&self.all(), "seeded", self.rank(), self.size(), || {
             self.device().seed(seed);
             Ok(build())
         })

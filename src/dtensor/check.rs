@@ -75,7 +75,7 @@ impl Table {
         for mesh_dim in (0..mesh.ndim()).rev() {
             let comm = mesh.communicator(mesh_dim)?;
             let len = rows.dims()[0] * comm.group().size();
-            rows = all_gather(comm.as_ref(), call.clone(), rows, 0, Cut::Chunks(len)).wait()?;
+            rows = all_gather(comm, call.clone(), rows, 0, Cut::Chunks(len)).wait()?;
         }
         let values: Vec<i64> = rows.into_data().iter::<i64>().collect();
         let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();

@@ -10,7 +10,6 @@ use crate::placement::Cut;
 
 /// One local tensor, there or on its way.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "it is on the stack for as long as a collective takes")]
 pub(super) enum Moving<const D: usize, K: Kind> {
     /// It is there.
     There(Tensor<D, K>),
@@ -42,7 +41,7 @@ impl<const D: usize, K: Kind> Moving<D, K> {
 
 /// Concatenates the ranks' pieces of dimension `dim`.
 pub(super) fn all_gather<const D: usize, K: Kind>(
-    comm: &dyn Communicator,
+    comm: &Communicator,
     call: Call,
     piece: Tensor<D, K>,
     dim: usize,
@@ -54,7 +53,7 @@ pub(super) fn all_gather<const D: usize, K: Kind>(
 
 /// Re-cuts from pieces of one dimension to pieces of another: each with its cut.
 pub(super) fn all_to_all<const D: usize, K: Kind>(
-    comm: &dyn Communicator,
+    comm: &Communicator,
     call: Call,
     piece: Tensor<D, K>,
     (dim, cut): (usize, Cut),

@@ -1,7 +1,5 @@
 //! One step of a change of layout, backward: the right-hand column of the [table](super).
 
-use std::sync::Arc;
-
 use burn::tensor::Tensor;
 use smallvec::SmallVec;
 
@@ -19,7 +17,7 @@ pub(crate) type Dims = SmallVec<[usize; 3]>;
 pub(super) struct Pullback<const D: usize> {
     pub(super) mesh_dims: Dims,
     /// Of the ranks along them.
-    pub(super) comm: Arc<dyn Communicator>,
+    pub(super) comm: Communicator,
     /// Drawn in forward: see [`Call::drawn`].
     pub(super) place: Option<u64>,
     pub(super) kind: PullbackKind<D>,
@@ -79,7 +77,7 @@ impl<const D: usize> Reduced<D> {
     /// The gradient of the local value. `grad` and `reduced` are those of the whole result.
     fn derivative(
         &self,
-        comm: &dyn Communicator,
+        comm: &Communicator,
         call: &Call,
         grad: Tensor<D>,
         reduced: Option<Tensor<D>>,
@@ -106,7 +104,7 @@ impl<const D: usize> Reduced<D> {
 ///
 /// Multiplied out, not divided out of the whole product: a zero, an overflow or an underflow on
 /// this rank must not reach its own derivative.
-fn others_product<const D: usize>(comm: &dyn Communicator, call: &Call, local: &Tensor<D>) -> Result<Tensor<D>> {
+fn others_product<const D: usize>(comm: &Communicator, call: &Call, local: &Tensor<D>) -> Result<Tensor<D>> {
     let (size, rank, len) = (comm.group().size(), comm.group().rank(), local.dims()[0]);
     let all = all_gather(comm, call.clone(), local.clone(), 0, Cut::Chunks(size * len)).wait()?;
     let others = (0..size).filter(|&other| other != rank);
@@ -130,7 +128,7 @@ impl<const D: usize> Pullback<D> {
     }
 
     fn apply_same(&self, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
-        let comm = self.comm.as_ref();
+        let comm = &self.comm;
         match &self.kind {
             PullbackKind::Nothing => Ok(grad),
             PullbackKind::Slice { dim, cut } => {
@@ -167,7 +165,7 @@ impl<const D: usize> Pullback<D> {
                 Ok(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum).single()?)
             }
             _ => {
-                let grad = all_reduce_sum(self.comm.as_ref(), call, grad)?;
+                let grad = all_reduce_sum(&self.comm, call, grad)?;
                 self.apply_same(call, grad)
             }
         }
@@ -175,10 +173,6 @@ impl<const D: usize> Pullback<D> {
 }
 
 /// `R` -> varying, backward.
-pub(super) fn all_reduce_sum<const D: usize>(
-    comm: &dyn Communicator,
-    call: &Call,
-    grad: Tensor<D>,
-) -> Result<Tensor<D>> {
+pub(super) fn all_reduce_sum<const D: usize>(comm: &Communicator, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
     Ok(comm.all_reduce(call.clone(), vec![grad.into_dispatch()], ReduceOp::Sum).single()?)
 }

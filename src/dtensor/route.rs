@@ -303,7 +303,7 @@ struct Redistribution<const D: usize> {
 #[derive(Debug)]
 struct Sum {
     mesh_dims: Dims,
-    comm: Arc<dyn Communicator>,
+    comm: Communicator,
     /// Drawn in forward: see [`Call::drawn`].
     place: u64,
 }
@@ -355,7 +355,7 @@ impl<const D: usize> Redistribution<D> {
             grad = pullback.apply(call, grad, varying)?;
         }
         if let Some(Sum { comm, place, .. }) = &self.sum {
-            grad = all_reduce_sum(comm.as_ref(), &call.clone().drawn(*place), grad)?;
+            grad = all_reduce_sum(comm, &call.clone().drawn(*place), grad)?;
         }
         Ok(grad)
     }

@@ -1,7 +1,5 @@
 //! A step of a change of layout, or several that are one, forward, on local tensors without autodiff.
 
-use std::sync::Arc;
-
 use burn::tensor::Tensor;
 
 use super::collective::{Moving, all_gather, all_to_all};
@@ -16,7 +14,7 @@ use crate::placement::{Cut, PartialOp, Step};
 #[derive(Debug)]
 pub(super) struct Leg {
     mesh_dims: Dims,
-    comm: Arc<dyn Communicator>,
+    comm: Communicator,
     /// Of the gradient's collective: see [`Call::drawn`].
     place: Option<u64>,
     action: Action,
@@ -86,7 +84,7 @@ impl Leg {
     /// # Collective
     /// Over its mesh dimensions.
     pub fn start<const D: usize, K: Kind>(self, local: Tensor<D, K>, call: Call) -> Started<D, K> {
-        let comm = self.comm.as_ref();
+        let comm = &self.comm;
         let own = |cut: &Cut| cut.range(comm.group().size(), comm.group().rank());
         let reduces = matches!(self.action, Action::AllReduce { .. } | Action::ReduceScatter { .. });
         let kept = (reduces && self.place.is_some()).then(|| as_float(local.clone()));

@@ -76,7 +76,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             for mesh_dim in undone {
                 let dealt = strided.dealt(spec.shape(), spec.coordinate(), mesh_dim);
                 let (comm, cut) = (mesh.communicator(mesh_dim)?, Cut::Lengths(dealt.lengths.into()));
-                held = all_gather(comm.as_ref(), call.clone(), held, dealt.dim, cut).wait()?;
+                held = all_gather(comm, call.clone(), held, dealt.dim, cut).wait()?;
                 held = picked(held, dealt.dim, dealt.places);
             }
             Ok(held)

@@ -63,7 +63,7 @@ pub struct Transfer {
     dtype: DType,
     label: Arc<str>,
     /// Of all ranks of both meshes; `None` on any other.
-    comm: Option<Arc<dyn Communicator>>,
+    comm: Option<Communicator>,
     there: Moves,
     back: Arc<Moves>,
 }
@@ -225,7 +225,7 @@ impl Moves {
     /// The part that this rank gets, if any, for the one that it has.
     fn run<const D: usize, K: Kind>(
         &self,
-        comm: &Arc<dyn Communicator>,
+        comm: &Communicator,
         call: Call,
         local: Option<Tensor<D, K>>,
         mesh: &DeviceMesh,
@@ -261,7 +261,7 @@ impl Moves {
 struct Returned<const D: usize> {
     /// Made before the node, so that a failing collective is an error and not a panic.
     output: Mutex<Option<DispatchTensor>>,
-    comm: Arc<dyn Communicator>,
+    comm: Communicator,
     call: Call,
     back: Arc<Moves>,
     mesh: DeviceMesh,

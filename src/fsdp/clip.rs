@@ -1,7 +1,6 @@
 //! [`clip_grad_norm`].
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use burn::backend::TensorMetadata;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -126,7 +125,7 @@ impl NormType {
 }
 
 /// The groups of the mesh dimensions that shard a parameter: together they hold it once.
-type Groups = SmallVec<[Arc<dyn Communicator>; 2]>;
+type Groups = SmallVec<[Communicator; 2]>;
 
 /// This rank's part of the norm of all parameters that the same groups share.
 struct Part {
@@ -141,8 +140,8 @@ struct Part {
 
 impl Part {
     /// Takes `group` off those still to come, if it is one of them.
-    fn leave(&mut self, group: &Arc<dyn Communicator>) -> Option<()> {
-        let at = self.groups.iter().position(|other| Arc::ptr_eq(other, group))?;
+    fn leave(&mut self, group: &Communicator) -> Option<()> {
+        let at = self.groups.iter().position(|other| other.is_same(group))?;
         self.groups.remove(at);
         Some(())
     }
@@ -161,7 +160,7 @@ impl ModuleVisitor for Measure<'_> {
         let norm = self.grads.get::<D>(param.id).map_or(0.0, |grad| self.norm.of(grad));
         let holders = self.holders.get(&param.id).cloned().unwrap_or_default();
         let same = |part: &&mut Part| {
-            part.holders.len() == holders.len() && part.holders.iter().zip(&holders).all(|(a, b)| Arc::ptr_eq(a, b))
+            part.holders.len() == holders.len() && part.holders.iter().zip(&holders).all(|(a, b)| a.is_same(b))
         };
         let double = param.base().dtype() == DType::F64;
         match self.parts.iter_mut().find(same) {

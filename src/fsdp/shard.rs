@@ -102,7 +102,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         let UnitParam { path, parallel, .. } = param.info();
         Attachment { path: path.clone(), cut, again: parallel.is_some(), param }
     });
-    own_buffers(attach(model, attachments, "fully_shard")?, &units, &*all, "fully_shard")
+    own_buffers(attach(model, attachments, "fully_shard")?, &units, &all, "fully_shard")
 }
 
 /// The groups over which units on `mesh` are gathered and reduced.

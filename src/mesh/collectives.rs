@@ -1,7 +1,5 @@
 //! Plain tensors sent over a mesh: [`DeviceMesh::broadcast`] and its kin.
 
-use std::sync::Arc;
-
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, kind};
 
@@ -126,7 +124,7 @@ impl DeviceMesh {
     }
 
     /// The communicator of all ranks of the mesh.
-    pub(super) fn all(&self) -> Result<Arc<dyn Communicator>> {
+    pub(super) fn all(&self) -> Result<Communicator> {
         self.communicator_over(&(0..self.ndim()).collect::<Vec<_>>())
     }
 

@@ -45,7 +45,7 @@ struct Inner {
     /// The caller's position, if it is a member.
     coordinate: Option<SmallVec<[usize; 3]>>,
     /// One per dimension; none if the caller is no member.
-    communicators: Vec<Arc<dyn Communicator>>,
+    communicators: Vec<Communicator>,
     /// For a slice: the mesh it was sliced from.
     root: Option<DeviceMesh>,
     /// Among the root's slices along the same dimensions.
@@ -128,7 +128,7 @@ impl DeviceMesh {
         ranks: Vec<usize>,
         shape: &[usize],
         names: Vec<String>,
-        communicators: Vec<Arc<dyn Communicator>>,
+        communicators: Vec<Communicator>,
         index: usize,
         of_world: bool,
     ) -> Self {
@@ -240,7 +240,7 @@ impl DeviceMesh {
     /// # Errors
     /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and
     /// [`DimOutOfRange`](MeshError::DimOutOfRange) for a dimension the mesh lacks.
-    pub fn communicator(&self, mesh_dim: usize) -> Result<&Arc<dyn Communicator>> {
+    pub fn communicator(&self, mesh_dim: usize) -> Result<&Communicator> {
         if mesh_dim >= self.ndim() {
             return Err(MeshError::DimOutOfRange { mesh_dim, ndim: self.ndim(), mesh: self.to_string() }.into());
         }
@@ -252,7 +252,7 @@ impl DeviceMesh {
     ///
     /// # Errors
     /// As [`communicator`](Self::communicator), and a failure of the world.
-    pub(crate) fn communicator_over(&self, mesh_dims: &[usize]) -> Result<Arc<dyn Communicator>> {
+    pub(crate) fn communicator_over(&self, mesh_dims: &[usize]) -> Result<Communicator> {
         if let [mesh_dim] = *mesh_dims {
             return Ok(self.communicator(mesh_dim)?.clone());
         }
@@ -327,7 +327,7 @@ impl DeviceMesh {
     /// one launch, whatever they were sliced from: tensors on both may meet.
     pub(crate) fn congruent(&self, other: &Self) -> bool {
         let (ours, theirs) = (&self.0.communicators, &other.0.communicators);
-        let one = || ours.iter().zip(theirs).all(|(ours, theirs)| Arc::ptr_eq(ours, theirs));
+        let one = || ours.iter().zip(theirs).all(|(ours, theirs)| ours.is_same(theirs));
         Arc::ptr_eq(&self.0, &other.0) || (self.identity() == other.identity() && one())
     }
 

@@ -1,6 +1,5 @@
 //! Meshes over communicators that a program has, and dimensions with a deadline of their own.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::array::validate;
@@ -15,7 +14,7 @@ impl DeviceMesh {
     ///
     /// # Errors
     /// As [`from_groups`](Self::from_groups).
-    pub fn from_group(world: &World, group: Arc<dyn Communicator>, name: &str) -> Result<Self> {
+    pub fn from_group(world: &World, group: Communicator, name: &str) -> Result<Self> {
         let (ranks, size) = (group.group().ranks().to_vec(), group.group().size());
         Self::from_groups(world, [group], ranks, [size], name)
     }
@@ -51,7 +50,7 @@ impl DeviceMesh {
     /// dimension, or of another rank; and as [`from_ranks`](Self::from_ranks).
     pub fn from_groups(
         world: &World,
-        groups: impl Into<Vec<Arc<dyn Communicator>>>,
+        groups: impl Into<Vec<Communicator>>,
         ranks: impl Into<Vec<usize>>,
         shape: impl AsRef<[usize]>,
         names: impl DimNames,

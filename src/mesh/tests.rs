@@ -90,7 +90,7 @@ fn slices_share_communicators() {
         let base = 2 * coordinate[1];
         assert_eq!(slice.ranks(), [base, base + 1, base + 4, base + 5]);
         for (dim, parent) in [(0, 0), (1, 2)] {
-            assert!(std::ptr::eq(slice.communicator(dim)?.as_ref(), mesh.communicator(parent)?.as_ref()));
+            assert!(slice.communicator(dim)?.is_same(mesh.communicator(parent)?));
         }
         // A slice of a slice, and the slices put together again.
         let tp = slice.slice("tp")?;
@@ -151,7 +151,7 @@ fn a_flattened_name_is_found_again_with_its_one_communicator() {
         {
             let again = again?;
             assert_eq!(again, flat);
-            assert!(std::ptr::eq(again.communicator(0)?.as_ref(), flat.communicator(0)?.as_ref()));
+            assert!(again.communicator(0)?.is_same(flat.communicator(0)?));
         }
         assert_eq!(flat.slice("dp_cp")?, flat);
         assert_eq!(mesh.slice(["pp", "dp_cp"])?.to_string(), "DeviceMesh(pp=2, dp_cp=4; ranks 0..8)");
@@ -163,7 +163,7 @@ fn a_flattened_name_is_found_again_with_its_one_communicator() {
         // One dimension is its own slice; another name is another slice of the same group.
         assert_eq!(mesh.flatten("dp")?, mesh.slice("dp")?);
         let batch = mesh.flatten_as(["dp", "cp"], "batch")?;
-        assert!(batch != flat && std::ptr::eq(batch.communicator(0)?.as_ref(), flat.communicator(0)?.as_ref()));
+        assert!(batch != flat && batch.communicator(0)?.is_same(flat.communicator(0)?));
         Ok(())
     });
 }

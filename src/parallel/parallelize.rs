@@ -97,7 +97,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         Attachment { path: path.clone(), cut: spec.clone(), param, again: false }
     });
     let all = mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?;
-    let own = |model: M| own_buffers(model, &units, &*all, "parallelize");
+    let own = |model: M| own_buffers(model, &units, &all, "parallelize");
     let again = recut(sharded)?;
     if again.is_empty() {
         return own(in_turn(mesh, || attach(model, attachments, "parallelize"))?);
@@ -120,5 +120,5 @@ fn in_turn<T>(mesh: &DeviceMesh, body: impl FnOnce() -> Result<T>) -> Result<T> 
         return body();
     }
     let all = mesh.world().group(root.ranks())?;
-    comm::in_turn(&*all, "parallelize, in turn", mesh.slice_index() % slices, slices, body)
+    comm::in_turn(&all, "parallelize, in turn", mesh.slice_index() % slices, slices, body)
 }

@@ -1,7 +1,5 @@
 //! [`TensorGroups`]: the ranks over which terms of gradients are added up.
 
-use std::sync::Arc;
-
 use itertools::Itertools;
 
 use crate::Result;
@@ -16,9 +14,9 @@ pub(crate) const REDUCE: &str = "reduced";
 /// that differ along some of these: its gradient is then summed over the ranks along them.
 #[derive(Debug)]
 pub(super) struct TensorGroups {
-    all: Arc<dyn Communicator>,
+    all: Communicator,
     /// By mesh dimensions, of more than one rank each.
-    along: Vec<(Dims, Arc<dyn Communicator>)>,
+    along: Vec<(Dims, Communicator)>,
 }
 
 impl TensorGroups {
@@ -35,12 +33,12 @@ impl TensorGroups {
     }
 
     /// All ranks of the mesh.
-    pub(super) fn all(&self) -> &Arc<dyn Communicator> {
+    pub(super) fn all(&self) -> &Communicator {
         &self.all
     }
 
     /// The ranks along `dims`, ascending.
-    pub(super) fn along(&self, dims: &[usize]) -> &Arc<dyn Communicator> {
+    pub(super) fn along(&self, dims: &[usize]) -> &Communicator {
         let known = self.along.iter().find(|(known, _)| **known == *dims);
         &known.expect("terms differ along dimensions of the mesh that have several ranks").1
     }

@@ -62,17 +62,17 @@ pub(crate) struct DataParallel {
     pub(crate) strict: bool,
     pub(crate) buffers: Buffers,
     /// All of these ranks: what makes buffers equal.
-    pub(crate) all: Arc<dyn Communicator>,
+    pub(crate) all: Communicator,
     /// Group of the mesh dimension that shards.
-    pub(crate) shard: Arc<dyn Communicator>,
+    pub(crate) shard: Communicator,
     /// The same ranks: what backward gathers again.
-    pub(crate) again: Arc<dyn Communicator>,
+    pub(crate) again: Communicator,
     /// The same ranks: what backward reduces.
-    pub(crate) reduce: Arc<dyn Communicator>,
+    pub(crate) reduce: Communicator,
     /// Group of the mesh dimension that replicates (HSDP): what backward reduces.
-    pub(crate) replicate: Option<Arc<dyn Communicator>>,
+    pub(crate) replicate: Option<Communicator>,
     /// Group of [`ReshardAfterForward::Ranks`]: what backward gathers again.
-    pub(crate) neighbours: Option<Arc<dyn Communicator>>,
+    pub(crate) neighbours: Option<Communicator>,
 }
 
 impl DataParallel {
@@ -266,7 +266,7 @@ impl Unit {
 
     fn gather<'a>(
         &'a self,
-        group: impl FnOnce(&'a DataParallel) -> &'a Arc<dyn Communicator>,
+        group: impl FnOnce(&'a DataParallel) -> &'a Communicator,
         call: Call,
         members: &[usize],
         shards: Vec<Sharded>,
@@ -302,7 +302,7 @@ impl Unit {
         members.iter().zip(wholes).map(part).collect()
     }
 
-    fn neighbours(&self) -> &Arc<dyn Communicator> {
+    fn neighbours(&self) -> &Communicator {
         self.data().neighbours.as_ref().expect("parts are kept only with a group of neighbours")
     }
 

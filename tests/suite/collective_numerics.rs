@@ -1,6 +1,5 @@
 //! Reductions to the bit: one fixed tree, whoever comes first and however ranks are grouped.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use burn::backend::DispatchTensor;
@@ -28,7 +27,7 @@ fn floats(tensor: DispatchTensor) -> Vec<f32> {
     Tensor::<1>::from_dispatch(tensor).into_data().iter::<f32>().collect()
 }
 
-fn all_reduce(comm: &Arc<dyn Communicator>, tensor: DispatchTensor) -> Result<DispatchTensor, Error> {
+fn all_reduce(comm: &Communicator, tensor: DispatchTensor) -> Result<DispatchTensor, Error> {
     Ok(comm.all_reduce("sum".into(), vec![tensor], ReduceOp::Sum).wait()?.remove(0))
 }
 

@@ -16,20 +16,16 @@ use burn_dtensor::placement::Cut;
 const FAR: Duration = Duration::from_secs(60);
 
 /// Runs 4 ranks in which rank 2 does `wrong` while the others gather; returns what they ended with.
-fn provoke(wrong: impl Fn(&World, &dyn Communicator) -> Result<(), Error> + Sync) -> LaunchError {
+fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<(), Error> + Sync) -> LaunchError {
     launch(Launch::threads(4).deadline(FAR), |world| {
         let comm = world.all();
         comm.barrier("start".into()).wait()?;
-        if world.rank() == 2 {
-            wrong(world, comm.as_ref())
-        } else {
-            gather(world, comm.as_ref(), "unit", DType::F32, 9)
-        }
+        if world.rank() == 2 { wrong(world, &comm) } else { gather(world, &comm, "unit", DType::F32, 9) }
     })
     .unwrap_err()
 }
 
-fn gather(world: &World, comm: &dyn Communicator, label: &str, dtype: DType, width: usize) -> Result<(), Error> {
+fn gather(world: &World, comm: &Communicator, label: &str, dtype: DType, width: usize) -> Result<(), Error> {
     let tensor = Tensor::<2>::ones([2, width], world.device()).cast(dtype).into_dispatch();
     comm.all_gather(label.into(), vec![Sharded { tensor, dim: 0, cut: Cut::Chunks(8) }]).wait()?;
     Ok(())
@@ -91,7 +87,7 @@ fn a_rank_returns_early() {
 }
 
 /// Rank 2 disagrees: all four ranks name ranks, operation, number and what differs.
-fn disagree(differs: &str, wrong: impl Fn(&World, &dyn Communicator) -> Result<(), Error> + Sync) {
+fn disagree(differs: &str, wrong: impl Fn(&World, &Communicator) -> Result<(), Error> + Sync) {
     let error = provoke(wrong);
     let Error::Comm(cause) = &error.cause else { panic!("{error}") };
     let mut errors: Vec<_> = error.others.iter().filter_map(|report| report.error.clone()).collect();
@@ -245,7 +241,7 @@ fn the_report_says_what_every_rank_was_doing() {
 }
 
 /// What the only rank to call `wrong` is told: problem and remedy.
-fn refused(wrong: impl Fn(&World, &dyn Communicator) -> Result<(), CommError> + Sync) -> String {
+fn refused(wrong: impl Fn(&World, &Communicator) -> Result<(), CommError> + Sync) -> String {
     let error = provoke(|world, comm| Ok(wrong(world, comm)?));
     for error in of_the_others(&error) {
         assert!(matches!(error, CommError::InvalidArgument { rank: 2, .. }), "{error}");

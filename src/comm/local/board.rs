@@ -9,11 +9,11 @@
 //! 5. A rank that waits is told at once when a rank it needs has returned or waits for it. The latter
 //!    proves a deadlock only where a rank that waits does not call: one that does is at fault, and in a
 //!    multithreaded world, where it may, nothing is claimed.
-//! 6. A rank that runs something alone joins nothing: the others would not come.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use crate::comm::engine::Failure;
 use crate::comm::{CollectiveId, CommError, Op};
 
 /// What two ranks must agree on.
@@ -28,25 +28,6 @@ pub(crate) trait Fingerprint {
     /// with a third that does.
     fn is_of_pairs(&self) -> bool {
         false
-    }
-}
-
-/// The first thing that went wrong in a world.
-#[derive(Debug, Clone)]
-pub(crate) enum Failure {
-    Panicked { rank: usize, message: String },
-    Failed { rank: usize, message: String },
-    Collective(CommError),
-}
-
-impl Failure {
-    /// The error that a rank sees during `during`.
-    pub fn error(&self, during: Option<CollectiveId>) -> CommError {
-        match self.clone() {
-            Self::Panicked { rank, message } => CommError::RankPanicked { rank, message, during },
-            Self::Failed { rank, message } => CommError::RankFailed { rank, message, during },
-            Self::Collective(error) => error,
-        }
     }
 }
 
@@ -98,8 +79,6 @@ struct Rank {
     last: Option<CollectiveId>,
     waits: Vec<Ticket>,
     returned: bool,
-    /// How many things it runs alone, one inside the other.
-    alone: usize,
 }
 
 struct Group<F, P> {
@@ -168,15 +147,10 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.freed.push(Arc::from([part]));
             return Err(error);
         }
-        let wrong = if self.ranks[rank].alone > 0 {
-            Some(Failure::Collective(CommError::InsideOnly { rank, called: id.clone() }))
-        } else {
-            let concurrent = !self.multithreaded && !self.ranks[rank].waits.is_empty();
-            concurrent.then(|| self.concurrent(rank, id.clone()))
-        };
-        if let Some(wrong) = wrong {
+        if !self.multithreaded && !self.ranks[rank].waits.is_empty() {
+            let concurrent = self.concurrent(rank, id);
             self.freed.push(Arc::from([part]));
-            return Err(self.fail(wrong).error(None));
+            return Err(self.fail(concurrent).error(None));
         }
         let g = &mut self.groups[group.0];
         g.next[member] += 1;
@@ -271,16 +245,6 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.freed.push(incomplete.collect());
         }
         failure
-    }
-
-    /// `rank` begins something that the others do not run.
-    pub fn begin_alone(&mut self, rank: usize) {
-        self.ranks[rank].alone += 1;
-    }
-
-    /// It is over.
-    pub fn end_alone(&mut self, rank: usize) {
-        self.ranks[rank].alone -= 1;
     }
 
     /// The rank's program is over.

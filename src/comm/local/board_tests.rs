@@ -280,28 +280,6 @@ fn doing_is_what_it_was_at_the_failure() {
     assert_eq!(board.doing(0), "waiting in barrier #0 `x` on ranks [0, 1, 2] for ranks [1, 2]");
 }
 
-#[test]
-fn invariant_6_a_rank_that_runs_something_alone_joins_nothing() {
-    let (mut board, group) = board(2);
-    board.begin_alone(0);
-    board.begin_alone(0);
-    board.end_alone(0);
-    board.join(group, 1, Name("x"), 1).unwrap();
-    let error = board.join(group, 0, Name("x"), 0).unwrap_err();
-    assert!(matches!(&error, CommError::InsideOnly { rank: 0, called } if &*called.label == "x"), "{error}");
-    assert_eq!(failure(&board), error);
-}
-
-#[test]
-fn invariant_6_ends_with_it() {
-    let (mut board, group) = board(2);
-    board.begin_alone(0);
-    board.end_alone(0);
-    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
-    board.join(group, 1, Name("x"), 1).unwrap();
-    assert_eq!(ready(&mut board, ticket), Some(vec![0, 1]));
-}
-
 /// What a rank expects of each of the others, by its place: two agree if both expect the same of each other.
 struct Expects(usize, [u8; 3]);
 

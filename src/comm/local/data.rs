@@ -11,9 +11,8 @@ use burn_cubecl::tensor::CubeTensor;
 
 #[cfg(feature = "flex")]
 use super::flex;
-use super::generic;
-use super::ranges::{Ranges, cut, full};
-use crate::comm::ReduceOp;
+use crate::comm::engine::ranges::{Ranges, cut, full};
+use crate::comm::{ReduceOp, engine};
 use crate::placement::Cut;
 #[cfg(feature = "flex")]
 use crate::placement::chunk;
@@ -50,15 +49,16 @@ impl Deposit {
     }
 
     /// A deposit of what there is for each member.
-    pub fn addressed(parts: Vec<Option<DispatchTensor>>) -> Self {
-        let parts = parts.into_iter().enumerate().filter_map(|(member, part)| Some((member, part?)));
-        let (addressees, tensors) = parts.unzip();
+    pub fn addressed(parts: Vec<Vec<DispatchTensor>>) -> Self {
+        let parts = parts.into_iter().enumerate();
+        let (addressees, tensors) = parts.flat_map(|(member, part)| part.into_iter().map(move |t| (member, t))).unzip();
         Self { addressees, ..Self::new(tensors) }
     }
 
     /// What there is for `member`.
-    fn part_for(&self, member: usize) -> Option<&DispatchTensor> {
-        Some(&self.tensors[self.addressees.binary_search(&member).ok()?])
+    fn parts_for(&self, member: usize) -> &[DispatchTensor] {
+        let before = |end: usize| self.addressees.partition_point(|addressee| *addressee < end);
+        &self.tensors[before(member)..before(member + 1)]
     }
 }
 
@@ -101,15 +101,13 @@ impl<'a> Exchange<'a> {
     }
 
     /// A copy of what each rank has for this one; `own` of its own.
-    pub fn addressed(&self, mut own: Option<DispatchTensor>) -> Vec<Option<DispatchTensor>> {
-        let part = |(member, deposit): (usize, &Deposit)| {
-            if member == self.member {
-                return own.take();
-            }
-            let tensor = deposit.part_for(self.member)?;
-            Some(concat(vec![(tensor, full(&tensor.shape()[..]))], 0, &self.home(0)))
+    pub fn addressed(&self, mut own: Vec<DispatchTensor>) -> Vec<Vec<DispatchTensor>> {
+        let copy = |tensor: &DispatchTensor| concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device);
+        let parts = |(member, deposit): (usize, &Deposit)| match member == self.member {
+            true => std::mem::take(&mut own),
+            false => deposit.parts_for(self.member).iter().map(copy).collect(),
         };
-        self.deposits.iter().enumerate().map(part).collect()
+        self.deposits.iter().enumerate().map(parts).collect()
     }
 
     /// This rank's part, along `dim`, of tensor `index` of `root`.
@@ -143,7 +141,7 @@ impl<'a> Exchange<'a> {
         if let Some(sources) = sources.iter().map(|tensor| flex::primitive(tensor)).collect::<Option<Vec<_>>>() {
             return flex::reduce(&sources, ranges, op);
         }
-        generic::reduce(&sources, ranges, op, &self.home(index))
+        engine::reduce(&sources, ranges, op, &self.home(index))
     }
 
     /// Each rank reduces a slice of its own, then copies all slices.
@@ -197,5 +195,5 @@ fn concat(sources: Vec<(&DispatchTensor, Ranges)>, dim: usize, device: &Device) 
             return flex::concat(&sources, dim);
         }
     }
-    generic::concat(&sources, dim, device)
+    engine::concat(&sources, dim, device)
 }

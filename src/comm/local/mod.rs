@@ -8,39 +8,31 @@
 //!
 //! On Cube devices a list of tensors goes through one flat buffer a rank, `cube`, which kernels fill and read.
 
-mod arguments;
 mod board;
-mod communicator;
+mod channel;
 #[cfg(feature = "cube")]
 mod cube;
 mod data;
-mod fingerprint;
 #[cfg(feature = "flex")]
 mod flex;
-mod generic;
 mod pending;
-mod ranges;
 mod rendezvous;
 mod sync;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
 
-pub(super) use board::Failure;
-pub(super) use communicator::LocalCommunicator;
-
-use super::home::Home;
-use super::{Call, CommError, Op};
+use super::engine::{Channel, Engine, Failure, Member, Print};
+use super::{CommError, Op};
 
 /// What the ranks of one [`launch`](super::launch) share.
-pub(super) struct LocalWorld {
-    pub rendezvous: rendezvous::Rendezvous<fingerprint::Print, data::Deposit>,
-    pub size: usize,
-    /// How long one wait may last.
-    pub deadline: Duration,
+pub(super) struct LocalEngine {
+    rendezvous: rendezvous::Rendezvous<Print, data::Deposit>,
+    size: usize,
     /// Tells the launches of a process apart: 0, 1, ..
-    pub launch: u64,
+    launch: u64,
     finished: AtomicBool,
+    this: Weak<Self>,
 }
 
 /// About 20 microseconds, which is what it takes to sleep and be woken.
@@ -48,43 +40,80 @@ const SPINS: u32 = 500;
 
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
-impl LocalWorld {
-    pub fn new(size: usize, deadline: Duration, multithreaded: bool) -> Self {
+impl LocalEngine {
+    pub fn new(size: usize, multithreaded: bool) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if size <= cores { SPINS } else { 0 };
-        Self {
+        Arc::new_cyclic(|this| Self {
             rendezvous: rendezvous::Rendezvous::new(size, spins, multithreaded),
             size,
-            deadline,
             launch: LAUNCHES.fetch_add(1, Ordering::Relaxed),
             finished: AtomicBool::new(false),
-        }
-    }
-
-    /// Fails the world if the calling thread is known to be another rank's than `owner`'s: what it calls
-    /// on, or waits for, came to it with something of that rank's.
-    fn check_thread(&self, owner: usize, op: Op, call: &Call) -> Result<(), CommError> {
-        match Home::rank_in(self.launch) {
-            Some(rank) if rank != owner => {
-                let error = CommError::OtherRank { rank, owner, op, label: call.label.to_string() };
-                Err(self.rendezvous.fail(Failure::Collective(error)))
-            }
-            _ => Ok(()),
-        }
+            this: this.clone(),
+        })
     }
 
     /// No rank's program runs any more.
     pub fn finish(&self) {
         self.finished.store(true, Ordering::Relaxed);
     }
+}
 
-    pub fn is_finished(&self) -> bool {
+impl Engine for LocalEngine {
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn launch(&self) -> u64 {
+        self.launch
+    }
+
+    fn channel(&self, member: Member, name: &'static str) -> Arc<dyn Channel> {
+        let this = self.this.upgrade().expect("whoever calls has it");
+        Arc::new(channel::LocalChannel::new(this, member, name))
+    }
+
+    fn fail(&self, failure: Failure) -> CommError {
+        self.rendezvous.fail(failure)
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.rendezvous.failure()
+    }
+
+    fn leave(&self, rank: usize) {
+        self.rendezvous.returned(rank);
+    }
+
+    fn doing(&self, rank: usize) -> String {
+        self.rendezvous.doing(rank)
+    }
+
+    fn is_finished(&self) -> bool {
         self.finished.load(Ordering::Relaxed)
     }
 }
 
-impl std::fmt::Debug for LocalWorld {
+impl board::Fingerprint for Print {
+    fn op(&self) -> Op {
+        self.op()
+    }
+
+    fn label(&self) -> Arc<str> {
+        self.label().clone()
+    }
+
+    fn difference(&self, other: &Self) -> Option<String> {
+        self.difference(other)
+    }
+
+    fn is_of_pairs(&self) -> bool {
+        self.is_of_pairs()
+    }
+}
+
+impl std::fmt::Debug for LocalEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LocalWorld").field("size", &self.size).field("deadline", &self.deadline).finish()
+        f.debug_struct("LocalEngine").field("launch", &self.launch).field("size", &self.size).finish()
     }
 }

@@ -10,9 +10,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::{Board, Failure, Fingerprint, GroupKey, Parts, Poll, Ticket};
+use super::board::{Board, Fingerprint, GroupKey, Parts, Poll, Ticket};
 use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop};
 use crate::comm::CommError;
+use crate::comm::engine::Failure;
 
 pub(crate) struct Rendezvous<F, P> {
     state: Mutex<State<F, P>>,
@@ -159,19 +160,6 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// What `rank` was doing at the first failure.
     pub fn doing(&self, rank: usize) -> String {
         self.state.lock().board.doing(rank)
-    }
-
-    /// Runs what the other ranks do not: until it ends, or unwinds, `rank` joins nothing.
-    pub fn alone<T>(&self, rank: usize, program: impl FnOnce() -> T) -> T {
-        struct Alone<'a, F: Fingerprint, P>(&'a Rendezvous<F, P>, usize);
-        impl<F: Fingerprint, P> Drop for Alone<'_, F, P> {
-            fn drop(&mut self) {
-                self.0.state.lock().board.end_alone(self.1);
-            }
-        }
-        self.state.lock().board.begin_alone(rank);
-        let _alone = Alone(self, rank);
-        program()
     }
 }
 

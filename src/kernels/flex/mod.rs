@@ -78,8 +78,7 @@ pub(crate) fn add(
 /// The dtype of the sources; without any, `fallback`.
 fn dtype_of(copies: &Copies, sources: &[&FlexTensor], fallback: DType) -> DType {
     assert_eq!(sources.len(), copies.sources.len(), "one tensor for each source");
-    let dtype = sources.first().map_or(fallback, |source| source.dtype());
-    dtype
+    sources.first().map_or(fallback, |source| source.dtype())
 }
 
 /// The elements of the sources, as many as `copies` say of each.

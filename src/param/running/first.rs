@@ -26,7 +26,7 @@ use crate::param::unit::Unit;
 pub(crate) fn own_buffers<M: Module>(
     model: M,
     units: &[Arc<Unit>],
-    group: &dyn Communicator,
+    group: &Communicator,
     label: &'static str,
 ) -> Result<M> {
     let units: HashSet<_> = units.iter().map(Arc::as_ptr).collect();

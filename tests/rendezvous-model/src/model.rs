@@ -6,7 +6,8 @@ use std::time::Duration;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
 
-use crate::comm::local::board::{Failure, Fingerprint, GroupKey};
+use crate::comm::engine::Failure;
+use crate::comm::local::board::{Fingerprint, GroupKey};
 use crate::comm::local::rendezvous::Rendezvous;
 use crate::comm::local::sync::FAR;
 use crate::comm::{CommError, Op};

@@ -1,7 +1,6 @@
 //! What every collective is tried on: groups, shapes, dtypes, and the cuts of a length.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{DType, Device};
@@ -66,13 +65,13 @@ pub fn run(ranks: usize, program: impl Fn(&World) -> Result<(), Error> + Sync) {
 }
 
 /// Runs `program` on the group of all ranks, for every group size to be tested.
-pub fn on_groups(program: impl Fn(&World, &Arc<dyn Communicator>) -> Result<(), Error> + Sync) {
+pub fn on_groups(program: impl Fn(&World, &Communicator) -> Result<(), Error> + Sync) {
     for ranks in [1, 2, 3, 4, 5, 8] {
         run(ranks, |world| program(world, &world.all()));
     }
 }
 
-pub fn piece(whole: &Plain, dim: usize, cut: Cut, dtype: DType, comm: &dyn Communicator, device: &Device) -> Sharded {
+pub fn piece(whole: &Plain, dim: usize, cut: Cut, dtype: DType, comm: &Communicator, device: &Device) -> Sharded {
     let range = held(&cut, comm.group().size(), comm.group().rank());
     Sharded { tensor: whole.narrow(dim, range).tensor(dtype, device), dim, cut }
 }

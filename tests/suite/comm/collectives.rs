@@ -13,7 +13,7 @@ fn all_gather_restores_the_whole() {
         for (shape, dim, dtype) in cases() {
             for cut in cuts(shape[dim], comm.group().size()) {
                 let whole = Plain::sample(&shape, 0, dtype);
-                let piece = piece(&whole, dim, cut.clone(), dtype, comm.as_ref(), world.device());
+                let piece = piece(&whole, dim, cut.clone(), dtype, comm, world.device());
                 let gathered = comm.all_gather(Call::default(), vec![piece]).wait()?.remove(0);
                 assert_eq!(gathered.dtype(), dtype);
                 assert_eq!(Plain::of(gathered), whole, "{shape:?} dim {dim} {cut:?} {dtype:?}");
@@ -33,7 +33,7 @@ fn a_list_of_any_dtypes_dimensions_and_cuts_is_gathered_at_once() {
             let wholes: Vec<_> = cases().enumerate().map(whole).collect();
             let shard = |(whole, dim, dtype): &(Plain, usize, DType)| {
                 let cut = cuts(whole.shape[*dim], comm.group().size())[ragged].clone();
-                piece(whole, *dim, cut, *dtype, comm.as_ref(), world.device())
+                piece(whole, *dim, cut, *dtype, comm, world.device())
             };
             let gathered = comm.all_gather(Call::default(), wholes.iter().map(shard).collect()).wait()?;
             assert_eq!(gathered.len(), wholes.len());
@@ -123,7 +123,7 @@ fn all_to_all_moves_the_cut_to_another_dimension() {
                 let pairs = cuts(shape[dim], size).map(|cut| cuts(shape[to_dim], size).map(|to| (cut.clone(), to)));
                 for (cut, to_cut) in pairs.into_iter().flatten() {
                     let whole = Plain::sample(&shape, 0, dtype);
-                    let piece = piece(&whole, dim, cut.clone(), dtype, comm.as_ref(), world.device());
+                    let piece = piece(&whole, dim, cut.clone(), dtype, comm, world.device());
                     let recut = comm.all_to_all(Call::default(), piece, to_dim, to_cut.clone()).wait()?;
                     let expected = whole.narrow(to_dim, held(&to_cut, size, rank));
                     assert_eq!(Plain::of(recut), expected, "{shape:?} {dim} {cut:?} -> {to_dim} {to_cut:?} {dtype:?}");
@@ -187,7 +187,7 @@ fn several_tensors_travel_together() {
         // Cut in turn into chunks and raggedly.
         let pieces = wholes.iter().enumerate().map(|(at, (whole, dim, dtype))| {
             let cut = cuts(whole.shape[*dim], comm.group().size())[at % 2].clone();
-            piece(whole, *dim, cut, *dtype, comm.as_ref(), world.device())
+            piece(whole, *dim, cut, *dtype, &comm, world.device())
         });
         let gathered = comm.all_gather("unit".into(), pieces.collect()).wait()?;
         assert!(gathered.into_iter().map(Plain::of).eq(wholes.into_iter().map(|(whole, ..)| whole)));

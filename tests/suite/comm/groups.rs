@@ -1,7 +1,5 @@
 //! Groups of some of the ranks.
 
-use std::sync::Arc;
-
 use burn::tensor::{DType, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Call, Communicator, Op, ReduceOp, Sharded};
@@ -16,7 +14,7 @@ fn rows_and_columns_of_a_mesh_work_at_once() {
         let (row, column) = (world.rank() / 4, world.rank() % 4);
         let rows = world.group(&(0..4).map(|c| row * 4 + c).collect::<Vec<_>>())?;
         let columns = world.group(&[column, 4 + column])?;
-        let sum = |comm: &Arc<dyn Communicator>| -> Result<f32, Error> {
+        let sum = |comm: &Communicator| -> Result<f32, Error> {
             let tensor = Tensor::<1>::full([3], world.rank() as f32, world.device()).into_dispatch();
             let sum = comm.all_reduce("sum".into(), vec![tensor], ReduceOp::Sum).wait()?.remove(0);
             Ok(into_data(sum).try_to_vec::<f32>().unwrap()[0])

@@ -168,7 +168,7 @@ fn an_explanation_counts_steps_that_are_one_collective_as_one() {
         [[R, R], [S(0), S(0)], [S(1), S(1)], [S(0), S(1)], [SUM, SUM], [MAX, MAX], [R, S(0)], [S(1), R], [SUM, S(0)]];
     for shape in [[2, 2], [2, 3]] {
         let joined = on_mesh(&shape, |_, mesh| {
-            let own = mesh.with_deadline("a", std::time::Duration::from_secs(600))?;
+            let own = mesh.with_deadline("a", std::time::Duration::from_secs(599))?;
             let mut joined = Vec::new();
             for (mesh, (operator, (a, b))) in [mesh, &own]
                 .into_iter()

@@ -22,7 +22,7 @@ fn a_line_takes_its_ranks_from_the_group() {
             (mesh.ranks(), mesh.names(), mesh.coordinate()),
             (&[3, 1][..], &["tp".into()][..], Some(&[group.group().rank()][..]))
         );
-        assert!(std::ptr::eq(mesh.communicator(0)?.as_ref(), group.as_ref()));
+        assert!(mesh.communicator(0)?.is_same(&group));
         // The world's one group of these ranks: the mesh that makes it itself is the same.
         assert_eq!(mesh, DeviceMesh::from_ranks(world, [3, 1], [2], "tp")?);
         assert_eq!(mesh.all_reduce(world.rank() as f64, ReduceOp::Sum)?, 4.0);
@@ -42,9 +42,9 @@ fn an_array_communicates_over_the_groups_it_was_given() {
         let mesh = DeviceMesh::from_groups(world, groups.clone(), (0..6).collect::<Vec<_>>(), [2, 3], ["dp", "tp"])?;
         assert_eq!(mesh.coordinate(), Some(&[row, column][..]));
         for (dim, group) in groups.iter().enumerate() {
-            assert!(std::ptr::eq(mesh.communicator(dim)?.as_ref(), group.as_ref()));
+            assert!(mesh.communicator(dim)?.is_same(group));
             let slice = mesh.slice(["dp", "tp"][dim])?;
-            assert!(std::ptr::eq(slice.communicator(0)?.as_ref(), group.as_ref()));
+            assert!(slice.communicator(0)?.is_same(group));
         }
         assert_eq!(mesh.slice("tp")?.all_reduce(world.rank() as f64, ReduceOp::Sum)?, (9 * row + 3) as f64);
         assert_eq!(mesh.flatten(["dp", "tp"])?.all_reduce(1.0, ReduceOp::Sum)?, 6.0);
@@ -63,7 +63,7 @@ fn an_array_communicates_over_the_groups_it_was_given() {
 
 #[test]
 fn groups_that_are_no_rows_of_the_array_are_refused() {
-    let lent: Mutex<Option<std::sync::Arc<dyn Communicator>>> = Mutex::default();
+    let lent: Mutex<Option<Communicator>> = Mutex::default();
     on(4, |world| {
         let rank = world.rank();
         let (row, column) = (rank / 2 * 2, rank % 2);

@@ -24,8 +24,8 @@ use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::data::Deposit;
-use super::fingerprint::TensorPrint;
-use crate::comm::{Copied, Group, Ledger, ReduceOp};
+use crate::comm::engine::{Member, TensorPrint};
+use crate::comm::{Copied, Ledger, ReduceOp};
 use crate::kernels::cube::{CubePlan, Side, alignment, plan};
 use crate::kernels::{CutTensor, FlatLayout};
 use crate::memory::cube::{primitive, wrap};
@@ -48,10 +48,9 @@ impl Fused {
         mut deposit: Deposit,
         wholes: &[TensorPrint],
         cuts: &[(usize, Cut)],
-        group: &Group,
-        ledger: &Arc<Ledger>,
+        member: &Member,
     ) -> (Option<Self>, Deposit) {
-        let fused = Self::new(&deposit.tensors, wholes, cuts, group, ledger);
+        let fused = Self::new(&deposit.tensors, wholes, cuts, member);
         let now = fused.as_ref().filter(|_| !ahead);
         deposit.flat = now.and_then(|fused| fused.pack(Side::PackParts(fused.member), &deposit.tensors));
         (fused, deposit)
@@ -62,23 +61,16 @@ impl Fused {
         mut deposit: Deposit,
         wholes: &[TensorPrint],
         cuts: &[(usize, Cut)],
-        group: &Group,
-        ledger: &Arc<Ledger>,
+        member: &Member,
     ) -> (Option<Self>, Deposit) {
-        let fused = Self::new(&deposit.tensors, wholes, cuts, group, ledger);
-        let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), group.size(), fused.dtype));
+        let fused = Self::new(&deposit.tensors, wholes, cuts, member);
+        let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
         deposit.flat = fused.as_ref().and_then(|fused| fused.pack(Side::PackWholes, &deposit.tensors));
         (fused, deposit)
     }
 
     /// For at least two float tensors of one dtype on one Cube device.
-    fn new(
-        tensors: &[DispatchTensor],
-        wholes: &[TensorPrint],
-        cuts: &[(usize, Cut)],
-        group: &Group,
-        ledger: &Arc<Ledger>,
-    ) -> Option<Self> {
+    fn new(tensors: &[DispatchTensor], wholes: &[TensorPrint], cuts: &[(usize, Cut)], member: &Member) -> Option<Self> {
         let [first, _, ..] = tensors else { return None };
         let CubeTensor { device, dtype, client, .. } = primitive(first)?;
         let alike = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;
@@ -92,9 +84,9 @@ impl Fused {
             cut: cut.clone(),
         };
         let tensors = wholes.iter().zip(cuts).map(cut_tensor).collect();
-        let layout = FlatLayout::new(group.size(), tensors, alignment(client) / dtype.size());
-        let (device, dtype, ledger) = (device.clone(), *dtype, ledger.clone());
-        Some(Self { layout, device, dtype, member: group.rank(), ledger })
+        let layout = FlatLayout::new(member.group.size(), tensors, alignment(client) / dtype.size());
+        let (device, dtype, ledger) = (device.clone(), *dtype, member.ledger.clone());
+        Some(Self { layout, device, dtype, member: member.group.rank(), ledger })
     }
 
     fn pack(&self, side: Side, tensors: &[DispatchTensor]) -> Option<CubeTensor> {

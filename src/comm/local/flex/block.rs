@@ -90,7 +90,7 @@ impl ExactSizeIterator for Offsets {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::local::ranges::full;
+    use crate::comm::engine::ranges::full;
 
     /// The elements of a block of `0..`, by index arithmetic alone.
     fn expected(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Shape};
 use itertools::Itertools;
 
 use super::{primitive, wrap};
-use crate::comm::local::ranges::{Ranges, full};
+use crate::comm::engine::ranges::{Ranges, full};
 use crate::kernels::flex::run;
 use crate::kernels::{Convert, Copies, CutTensor, FlatLayout};
 use crate::placement::Cut;

@@ -4,6 +4,8 @@ mod block;
 mod copy;
 mod element;
 mod reduce;
+#[cfg(test)]
+mod tests;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, Flex};

@@ -11,7 +11,7 @@ use super::block::Block;
 use super::element::{Element, Number};
 use super::wrap;
 use crate::comm::ReduceOp;
-use crate::comm::local::ranges::Ranges;
+use crate::comm::engine::ranges::Ranges;
 use crate::kernels::flex::{build, elements};
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.

@@ -30,7 +30,7 @@ use crate::watch::{self, Change, Origin};
 pub(super) struct Exchange {
     pub(super) plan: Plan,
     pub(super) dims: SmallVec<[usize; 2]>,
-    pub(super) comm: Arc<dyn Communicator>,
+    pub(super) comm: Communicator,
     pub(super) call: Call,
     /// What the parts are of.
     pub(super) spec: Arc<DTensorSpec>,

@@ -1,3 +1,4 @@
+pub(crate) mod engine;
 #[path = "../../../../src/comm/error.rs"]
 mod error;
 pub(crate) mod local;

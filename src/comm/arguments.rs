@@ -3,8 +3,8 @@
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape};
 
-use super::fingerprint::{CutPrint, Pairs, TensorPrint, whole};
-use crate::comm::{Group, ReduceOp, Sharded, TensorMeta};
+use super::engine::{CutPrint, Pairs, TensorPrint, whole};
+use super::{Group, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
 /// What is wrong with an argument, and what to do instead.

@@ -5,25 +5,24 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Shape};
 
-use super::board::Fingerprint;
-use crate::comm::{Op, ReduceOp, TensorMeta};
+use crate::comm::{Call, Op, ReduceOp, TensorMeta};
 use crate::placement::Cut;
 
 /// The arguments of one collective, but for the data.
 #[derive(Debug, Clone)]
-pub(crate) struct Print {
-    pub op: Op,
-    pub label: Arc<str>,
-    pub reduce: Option<ReduceOp>,
-    pub root: Option<usize>,
-    pub drawn: Option<u64>,
-    pub whole: Option<TensorMeta>,
-    pub terms: Option<Arc<str>>,
+pub struct Print {
+    pub(crate) op: Op,
+    pub(crate) label: Arc<str>,
+    pub(crate) reduce: Option<ReduceOp>,
+    pub(crate) root: Option<usize>,
+    pub(crate) drawn: Option<u64>,
+    pub(crate) whole: Option<TensorMeta>,
+    pub(crate) terms: Option<Arc<str>>,
     /// Of the first tensors, one each.
-    pub names: Option<Arc<[Arc<str>]>>,
-    pub tensors: Vec<TensorPrint>,
+    pub(crate) names: Option<Arc<[Arc<str>]>>,
+    pub(crate) tensors: Vec<TensorPrint>,
     /// Of an all-to-all of lists, where every two ranks have an agreement of their own.
-    pub pairs: Option<Box<Pairs>>,
+    pub(crate) pairs: Option<Box<Pairs>>,
 }
 
 /// What one rank gives to each rank of its group, and takes from each, in group order.
@@ -91,16 +90,25 @@ impl TensorPrint {
     }
 }
 
-impl Fingerprint for Print {
-    fn op(&self) -> Op {
+impl Print {
+    /// Of a `call` of `op`.
+    pub(crate) fn new(op: Op, call: &Call, tensors: Vec<TensorPrint>) -> Self {
+        let Call { label, drawn, whole, terms, names, .. } = call.clone();
+        Self { op, label, reduce: None, root: None, drawn, whole, terms, names, tensors, pairs: None }
+    }
+
+    /// The operation.
+    pub fn op(&self) -> Op {
         self.op
     }
 
-    fn label(&self) -> Arc<str> {
-        self.label.clone()
+    /// The caller's label.
+    pub fn label(&self) -> &Arc<str> {
+        &self.label
     }
 
-    fn difference(&self, other: &Self) -> Option<String> {
+    /// What differs, this one's value first; `None` if nothing does.
+    pub fn difference(&self, other: &Self) -> Option<String> {
         differ("operation", &self.op, &other.op, Op::to_string)
             .or_else(|| differ("label", &self.label, &other.label, |label| format!("`{label}`")))
             .or_else(|| differ("reduction", &self.reduce, &other.reduce, some))
@@ -122,12 +130,12 @@ impl Fingerprint for Print {
             .or_else(|| self.pairs.as_ref()?.difference(other.pairs.as_ref()?))
     }
 
-    fn is_of_pairs(&self) -> bool {
+    /// Whether every two ranks have an agreement of their own: one that agrees with a second need not agree
+    /// with a third that does.
+    pub fn is_of_pairs(&self) -> bool {
         self.pairs.is_some()
     }
-}
 
-impl Print {
     fn names(&self) -> &[Arc<str>] {
         self.names.as_deref().unwrap_or_default()
     }
@@ -170,7 +178,7 @@ fn cut(print: &Option<CutPrint>) -> String {
     print.as_ref().map_or("none".into(), CutPrint::to_string)
 }
 
-pub(super) fn whole(meta: &Option<TensorMeta>) -> String {
+pub(crate) fn whole(meta: &Option<TensorMeta>) -> String {
     meta.as_ref().map_or("none".into(), |TensorMeta { shape, dtype }| format!("{:?} {}", &shape[..], dtype.name()))
 }
 

@@ -5,15 +5,15 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 /// Per-dimension ranges of a tensor.
-pub(super) type Ranges = SmallVec<[Range<usize>; 4]>;
+pub(crate) type Ranges = SmallVec<[Range<usize>; 4]>;
 
 /// The whole of `shape`.
-pub(super) fn full(shape: &[usize]) -> Ranges {
+pub(crate) fn full(shape: &[usize]) -> Ranges {
     shape.iter().map(|len| 0..*len).collect()
 }
 
 /// `shape` cut to `range` in `dim`.
-pub(super) fn cut(shape: &[usize], dim: usize, range: Range<usize>) -> Ranges {
+pub(crate) fn cut(shape: &[usize], dim: usize, range: Range<usize>) -> Ranges {
     let mut ranges = full(shape);
     ranges[dim] = range;
     ranges

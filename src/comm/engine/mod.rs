@@ -1,0 +1,175 @@
+//! What carries collectives from rank to rank: an [`Engine`].
+//!
+//! A [`Communicator`](super::Communicator) checks what it is given, counts it, and asks an engine for one of a few
+//! operations. An engine moves tensors, and tells ranks that call alike from ranks that do not; of layouts, gradients and
+//! ledgers it knows nothing.
+//!
+//! | operation | a rank brings | and gets |
+//! |---|---|---|
+//! | [`all_gather`](Channel::all_gather) | its parts of some tensors | the wholes |
+//! | [`reduce_scatter`](Channel::reduce_scatter) | wholes | its parts of their reduction |
+//! | [`all_to_all`](Channel::all_to_all) | tensors for each rank, or none | what each had for it |
+//! | [`broadcast`](Channel::broadcast) | as the root, tensors | the root's |
+//! | [`barrier`](Channel::barrier) | nothing | nothing, once all have come |
+//! | [`Engine::channel`] | a group's ranks and a name | its place in that group |
+//!
+//! Everything else is made of these, by provided methods that an engine may override where it has a faster way.
+//!
+//! # What an engine promises
+//!
+//! 1. **Order.** The n-th call of a rank on a channel meets the n-th call of every other rank of the group, however
+//!    their results are waited for. Posting never waits for other ranks.
+//! 2. **Agreement.** [`Print`]s are compared; a difference is [`CommError::Mismatch`] on every rank of the world.
+//! 3. **Ends.** The first [`Failure`] is the only one, and ends every wait of every rank of the world. A wait ends, too,
+//!    when a rank that it needs has [left](Engine::leave), and at its deadline.
+//! 4. **Bits.** A reduction adds neighbours in one fixed binary tree over the group's ranks: f16 and bf16 in f32, rounded
+//!    once, the averages of narrow integers in 64 bits.
+//! 5. **Memory.** What is posted belongs to the engine until all ranks have what they need of it. A result shares no
+//!    memory with another rank's tensor.
+//! 6. **Progress.** [`Pending::wait`] makes it, on the thread that waits, where nothing else does. A [`Pending`] may be
+//!    dropped at any time, which never waits: the rank has taken part, and the others get their results.
+
+mod failure;
+mod generic;
+mod pending;
+mod print;
+mod provided;
+pub(crate) mod ranges;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Device;
+
+use super::{CommError, Group, Ledger, ReduceOp, Sharded, TensorMeta};
+use crate::placement::Cut;
+
+pub use failure::Failure;
+pub(crate) use generic::{concat, reduce};
+pub(super) use pending::Mapped;
+pub use pending::{Pending, Waited};
+pub use print::Print;
+pub(crate) use print::{CutPrint, Pairs, TensorPrint, whole};
+
+/// The ranks of one [`launch`](super::launch), and what connects them.
+pub trait Engine: Debug + Send + Sync {
+    /// Number of ranks.
+    fn size(&self) -> usize;
+
+    /// Tells the launches of a process apart.
+    fn launch(&self) -> u64;
+
+    /// The place of `member` in its group. `name` tells channels of the same ranks apart: calls on one meet only calls
+    /// on the one of that name. Asked for once for each member, group and name.
+    fn channel(&self, member: Member, name: &'static str) -> Arc<dyn Channel>;
+
+    /// Ends every wait of every rank, now and later. Returns the error that counts: of the first failure.
+    fn fail(&self, failure: Failure) -> CommError;
+
+    /// The first failure, if there was one.
+    fn failure(&self) -> Option<Failure>;
+
+    /// The rank's program is over: those that wait for it wait in vain.
+    fn leave(&self, rank: usize);
+
+    /// What `rank` was doing at the first failure, or is doing now: a few words behind "rank 1 was".
+    fn doing(&self, rank: usize) -> String;
+
+    /// Whether the program of every rank is over.
+    fn is_finished(&self) -> bool;
+}
+
+/// A rank's place in a group, and what is its own there.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// The ranks, and the place among them.
+    pub group: Group,
+    /// Where the rank's tensors are.
+    pub device: Device,
+    /// What kernels copy is counted there.
+    pub ledger: Arc<Ledger>,
+}
+
+impl Member {
+    /// The global rank.
+    pub fn rank(&self) -> usize {
+        self.group.ranks()[self.group.rank()]
+    }
+}
+
+/// What an engine needs to know of a call beside its tensors.
+#[derive(Debug)]
+pub struct Post {
+    /// What ranks must agree on.
+    pub print: Print,
+    /// The result is wanted later.
+    pub ahead: bool,
+}
+
+/// What an operation returns at once.
+pub type Posted<T> = Result<Box<dyn Pending<T>>, CommError>;
+
+/// A rank's place in one group: the operations of an engine.
+///
+/// Arguments are checked: shapes, cuts and dtypes fit each other and the group, tensors are plain and on the rank's
+/// device, and the group has several ranks.
+pub trait Channel: Debug + Send + Sync {
+    /// The rank and its group.
+    fn member(&self) -> &Member;
+
+    /// The wholes of tensors of which every rank has a part.
+    fn all_gather(&self, post: Post, shards: Vec<Sharded>) -> Posted<Vec<DispatchTensor>>;
+
+    /// This rank's parts of the reductions of wholes.
+    fn reduce_scatter(&self, post: Post, wholes: Vec<Sharded>, op: ReduceOp) -> Posted<Vec<DispatchTensor>>;
+
+    /// What each rank has for this one, as `metas` say: `parts[i]` goes to group rank `i`. Its own tensors are handed
+    /// back.
+    fn all_to_all(
+        &self,
+        post: Post,
+        parts: Vec<Vec<DispatchTensor>>,
+        metas: Vec<Vec<TensorMeta>>,
+    ) -> Posted<Vec<Vec<DispatchTensor>>>;
+
+    /// The tensors of `root`, as `metas` say; the others bring none.
+    fn broadcast(
+        &self,
+        post: Post,
+        tensors: Vec<DispatchTensor>,
+        metas: Vec<TensorMeta>,
+        root: usize,
+    ) -> Posted<Vec<DispatchTensor>>;
+
+    /// Nothing, once all ranks have called it.
+    fn barrier(&self, post: Post) -> Posted<()>;
+
+    /// The reductions of tensors of one shape on all ranks.
+    ///
+    /// Provided: every rank gets all terms and reduces them.
+    fn all_reduce(&self, post: Post, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
+        provided::all_reduce(self, post, tensors, op)
+    }
+
+    /// A tensor cut along `shard.dim`, cut along `to_dim` instead.
+    ///
+    /// Provided: an all-to-all of blocks.
+    fn recut(&self, post: Post, shard: Sharded, to_dim: usize, to_cut: Cut) -> Posted<DispatchTensor> {
+        provided::recut(self, post, shard, to_dim, to_cut)
+    }
+
+    /// This rank's parts, by dimension and cut, of the tensors of `root`, as `metas` say; the others bring none.
+    ///
+    /// Provided: an all-to-all, in which the root gives.
+    fn scatter(
+        &self,
+        post: Post,
+        tensors: Vec<DispatchTensor>,
+        metas: Vec<TensorMeta>,
+        cuts: Vec<(usize, Cut)>,
+        root: usize,
+    ) -> Posted<Vec<DispatchTensor>> {
+        provided::scatter(self, post, tensors, metas, cuts, root)
+    }
+}

@@ -1,0 +1,96 @@
+//! Operations made of an engine's few.
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Device;
+
+use super::pending::Mapped;
+use super::ranges::{cut, full};
+use super::{Channel, Pending, Post, Posted, concat, reduce};
+use crate::comm::{ReduceOp, Sharded, TensorMeta};
+use crate::placement::Cut;
+
+/// Every rank gets all terms.
+pub(super) fn all_reduce(
+    channel: &(impl Channel + ?Sized),
+    post: Post,
+    tensors: Vec<DispatchTensor>,
+    op: ReduceOp,
+) -> Posted<Vec<DispatchTensor>> {
+    let (size, device) = (channel.member().group.size(), channel.member().device.clone());
+    let metas: Vec<_> = tensors.iter().map(meta).collect();
+    let terms = channel.all_to_all(post, vec![tensors; size], vec![metas.clone(); size])?;
+    Ok(mapped(terms, move |terms| {
+        let reduced = |(index, meta): (usize, TensorMeta)| {
+            let terms: Vec<_> = terms.iter().map(|of_rank| &of_rank[index]).collect();
+            reduce(&terms, &full(&meta.shape[..]), op, &device)
+        };
+        metas.into_iter().enumerate().map(reduced).collect()
+    }))
+}
+
+/// Blocks go from rank to rank.
+pub(super) fn recut(
+    channel: &(impl Channel + ?Sized),
+    post: Post,
+    shard: Sharded,
+    to_dim: usize,
+    to_cut: Cut,
+) -> Posted<DispatchTensor> {
+    let (group, device) = (channel.member().group.clone(), channel.member().device.clone());
+    let Sharded { tensor, dim, cut: from_cut } = shard;
+    let given = |rank: usize| vec![block(&tensor, to_dim, &to_cut, group.size(), rank, &device)];
+    let taken = |rank: usize| {
+        let mut meta = meta(&tensor);
+        meta.shape[to_dim] = to_cut.range(group.size(), group.rank()).len();
+        meta.shape[dim] = from_cut.range(group.size(), rank).len();
+        vec![meta]
+    };
+    let ranks = 0..group.size();
+    let blocks = channel.all_to_all(post, ranks.clone().map(given).collect(), ranks.map(taken).collect())?;
+    Ok(mapped(blocks, move |blocks| {
+        let blocks: Vec<_> = blocks.iter().flatten().map(|block| (block, full(&block.shape()[..]))).collect();
+        concat(&blocks, dim, &device)
+    }))
+}
+
+/// The root gives each rank its parts.
+pub(super) fn scatter(
+    channel: &(impl Channel + ?Sized),
+    post: Post,
+    tensors: Vec<DispatchTensor>,
+    metas: Vec<TensorMeta>,
+    cuts: Vec<(usize, Cut)>,
+    root: usize,
+) -> Posted<Vec<DispatchTensor>> {
+    let (group, device) = (channel.member().group.clone(), channel.member().device.clone());
+    let given = |rank: usize| {
+        let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, Cut))| {
+            block(tensor, *dim, cut, group.size(), rank, &device)
+        };
+        tensors.iter().zip(&cuts).map(part).collect()
+    };
+    let part = |(mut meta, (dim, cut)): (TensorMeta, &(usize, Cut))| {
+        meta.shape[*dim] = cut.range(group.size(), group.rank()).len();
+        meta
+    };
+    let mut taken = vec![Vec::new(); group.size()];
+    taken[root] = metas.into_iter().zip(&cuts).map(part).collect();
+    let parts = channel.all_to_all(post, (0..group.size()).map(given).collect(), taken)?;
+    Ok(mapped(parts, move |mut parts| parts.swap_remove(root)))
+}
+
+/// A copy of `rank`'s part.
+fn block(tensor: &DispatchTensor, dim: usize, of: &Cut, ranks: usize, rank: usize, device: &Device) -> DispatchTensor {
+    concat(&[(tensor, cut(&tensor.shape()[..], dim, of.range(ranks, rank)))], 0, device)
+}
+
+fn meta(tensor: &DispatchTensor) -> TensorMeta {
+    TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() }
+}
+
+fn mapped<T: 'static, U: 'static>(
+    pending: Box<dyn Pending<T>>,
+    map: impl FnOnce(T) -> U + Send + 'static,
+) -> Box<dyn Pending<U>> {
+    Box::new(Mapped { pending, map })
+}

@@ -1,0 +1,4 @@
+#[path = "../../../../src/comm/engine/failure.rs"]
+mod failure;
+
+pub use failure::Failure;
