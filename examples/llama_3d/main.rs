@@ -41,7 +41,8 @@ fn run(settings: &Settings) -> Result<bool> {
     let mesh = dims.collect::<Vec<_>>().join(" ");
     println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len());
     let outcomes = launch(Launch::threads(settings.ranks()), |world| train::train(settings, &initial, world))?;
-    let outcome = &outcomes[0];
+    // The process that has rank 0 tells.
+    let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
     println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);
     println!("rank 0 steps {} of the {params} parameters\n", outcome.local_params);

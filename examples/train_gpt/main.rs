@@ -44,7 +44,8 @@ fn run(settings: &Settings) -> Result<bool> {
     let outcomes = launch(Launch::threads(settings.ranks()).device(settings.device.device()), |world| {
         train::train(settings, &initial, world)
     })?;
-    let outcome = &outcomes[0];
+    // The process that has rank 0 tells.
+    let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
     println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s\n", settings.steps, outcome.tokens_per_s);
 

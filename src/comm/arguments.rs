@@ -127,12 +127,7 @@ pub(super) fn rooted(
     root: usize,
     group: &Group,
 ) -> Checked<Vec<TensorPrint>> {
-    if root >= group.size() {
-        return problem(
-            format!("root {root} is outside a group of {} ranks", group.size()),
-            "`root` is a position in the group, not a global rank",
-        );
-    }
+    member("root", root, group)?;
     if root == group.rank() {
         let Some(tensors) = tensors else {
             return problem("the root passes no tensors".into(), "pass `Some(tensors)` on the root");
@@ -159,8 +154,68 @@ pub(super) fn rooted(
             }
         }
     }
-    let print = |meta: &TensorMeta| TensorPrint { shape: meta.shape.clone(), dtype: meta.dtype, cut: None, to: None };
-    Ok(metas.iter().map(print).collect())
+    Ok(metas.iter().map(described).collect())
+}
+
+/// The print of a tensor that is known by its description.
+pub(super) fn described(meta: &TensorMeta) -> TensorPrint {
+    TensorPrint { shape: meta.shape.clone(), dtype: meta.dtype, cut: None, to: None }
+}
+
+/// Prints of tensors that go as they are.
+pub(super) fn sent(tensors: &[DispatchTensor]) -> Checked<Vec<TensorPrint>> {
+    tensors.iter().enumerate().map(|(i, tensor)| plain(i, tensor)).collect()
+}
+
+/// That `name` is a place in the group.
+pub(super) fn member(name: &str, place: usize, group: &Group) -> Checked<()> {
+    if place < group.size() {
+        return Ok(());
+    }
+    problem(
+        format!("{name} {place} is outside a group of {} ranks", group.size()),
+        "name a position in the group, not a global rank",
+    )
+}
+
+/// That the root, and nobody else, has `name`.
+pub(super) fn on_root(name: &str, is_given: bool, root: usize, group: &Group) -> Checked<()> {
+    member("root", root, group)?;
+    match (root == group.rank(), is_given) {
+        (true, false) => problem(format!("the root passes no {name}"), "pass `Some` on the root"),
+        (false, true) => {
+            problem(format!("group rank {} passes {name}, the root is {root}", group.rank()), "pass `None` there")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// That there is one for each rank.
+pub(super) fn one_each(name: &str, count: usize, group: &Group) -> Checked<()> {
+    if count == group.size() {
+        return Ok(());
+    }
+    problem(format!("{count} {name} in a group of {} ranks", group.size()), "give one per rank of the group")
+}
+
+/// That the rows of `tensor` are what the ranks are given of it.
+pub(super) fn split(tensor: &DispatchTensor, given: &[usize], taken: &[usize], group: &Group) -> Checked<()> {
+    let print = plain(0, tensor)?;
+    one_each("splits given", given.len(), group)?;
+    one_each("splits taken", taken.len(), group)?;
+    let (rows, sum) = (print.shape[0], given.iter().sum::<usize>());
+    if rows != sum {
+        return problem(format!("the tensor has {rows} rows, but {given:?} are {sum}"), "give every row to a rank");
+    }
+    Ok(())
+}
+
+/// That a tensor has a row for each index.
+pub(super) fn rows_of(dims: &[usize], indices: usize) -> Checked<()> {
+    if dims[0] == indices {
+        return Ok(());
+    }
+    problem(format!("{indices} indices for values of shape {dims:?}"), "give one index a row")
 }
 
 /// Adds the cuts that a scatter makes.
@@ -232,11 +287,13 @@ fn is_whole(i: usize, shape: &Shape, dim: usize, cut: &Cut) -> Checked<()> {
 }
 
 fn reducible(i: usize, dtype: DType, op: ReduceOp) -> Checked<()> {
-    if dtype.is_bool() && matches!(op, ReduceOp::Sum | ReduceOp::Avg) {
-        return problem(
-            format!("tensor {i} is bool, which has no {op:?}"),
-            "use Max (any), Min (all), or convert it to int",
-        );
+    let no = |remedy| problem(format!("tensor {i} is {}, which has no {op:?}", dtype.name()), remedy);
+    match op {
+        ReduceOp::Sum | ReduceOp::Avg if dtype.is_bool() => no("use Max (any), Min (all), or convert it to int"),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if dtype.is_float() => {
+            no("bitwise reductions are of integers and bools")
+        }
+        ReduceOp::PremulSum(_) if !dtype.is_float() => no("reduce a product, or floats"),
+        _ => Ok(()),
     }
-    Ok(())
 }

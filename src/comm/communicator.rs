@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::DispatchTensor;
+use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::arguments::{self, Problem};
-use super::engine::{Channel, Member, Pairs, Post, Posted, Print, TensorPrint};
+use super::engine::{Channel, Member, Post, Posted, Print, TensorPrint};
 use super::rank::Rank;
 use super::work::Charge;
-use super::{Call, CollectiveId, CommError, Group, Op, ReduceOp, Sharded, TensorMeta, Work};
+use super::{Call, CollectiveId, CommError, Group, Op, TensorMeta, Work};
 use crate::placement::Cut;
 
 /// The collectives of one group, seen from one of its ranks. Tensors are plain (no autodiff), of any kind and dtype.
@@ -90,175 +91,22 @@ impl Communicator {
         Self { deadline, ..self.clone() }
     }
 
-    /// Concatenates every rank's piece: each rank gets the whole of every tensor.
-    pub fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>> {
-        let checked = arguments::pieces(&shards, self.group());
-        let prints = match self.at_home(checked, shards.iter().map(|shard| &shard.tensor)) {
-            Ok(prints) => prints,
-            Err(problem) => return self.refuse(Op::AllGather, &call, problem),
-        };
-        if self.is_alone() {
-            return Work::done(shards.into_iter().map(|shard| shard.tensor).collect());
-        }
-        let (bytes, print) = (bytes(&prints), Print::new(Op::AllGather, &call, prints));
-        self.post(call, print, bytes, |channel, post| channel.all_gather(post, shards))
+    /// Where the rank's tensors are.
+    pub(super) fn device(&self) -> &Device {
+        &self.shared.rank.device
     }
 
-    /// Reduces the wholes of all ranks; each rank gets its own part of every tensor.
-    pub fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
-        let checked = arguments::wholes(&wholes, op, self.group());
-        let prints = match self.at_home(checked, wholes.iter().map(|whole| &whole.tensor)) {
-            Ok(prints) => prints,
-            Err(problem) => return self.refuse(Op::ReduceScatter, &call, problem),
-        };
-        if self.is_alone() {
-            return Work::done(wholes.into_iter().map(|whole| whole.tensor).collect());
-        }
-        let bytes = bytes(&prints);
-        let print = Print { reduce: Some(op), ..Print::new(Op::ReduceScatter, &call, prints) };
-        self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, wholes, op))
+    /// A tensor of which each rank holds as much as `meta` says, one after another.
+    pub(super) fn equal(&self, meta: TensorMeta) -> Cut {
+        Cut::Chunks(meta.shape[0] * self.group().size())
     }
 
-    /// Reduces tensors of one shape over the ranks; each rank gets the result.
-    pub fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
-        let prints = match self.at_home(arguments::reduced(&tensors, op), &tensors) {
-            Ok(prints) => prints,
-            Err(problem) => return self.refuse(Op::AllReduce, &call, problem),
-        };
-        if self.is_alone() {
-            return Work::done(tensors);
-        }
-        let bytes = bytes(&prints);
-        let print = Print { reduce: Some(op), ..Print::new(Op::AllReduce, &call, prints) };
-        self.post(call, print, bytes, |channel, post| channel.all_reduce(post, tensors, op))
-    }
-
-    /// Re-cuts a tensor: from pieces along `shard.dim` to pieces along `to_dim`, cut as `to_cut`.
-    ///
-    /// `shard` is the rank's own piece, whole along `to_dim`; the result is whole along `shard.dim`
-    /// and holds the rank's part of `to_dim`.
-    pub fn all_to_all(&self, call: Call, shard: Sharded, to_dim: usize, to_cut: Cut) -> Work<DispatchTensor> {
-        let checked = arguments::recut(&shard, to_dim, &to_cut, self.group());
-        let whole = match self.at_home(checked, [&shard.tensor]) {
-            Ok(whole) => whole,
-            Err(problem) => return self.refuse(Op::AllToAll, &call, problem),
-        };
-        if self.is_alone() {
-            return Work::done(shard.tensor);
-        }
-        let piece = (shard.tensor.shape().num_elements() * shard.tensor.dtype().size()) as u64;
-        let print = Print::new(Op::AllToAll, &call, vec![whole]);
-        self.post(call, print, piece, |channel, post| channel.recut(post, shard, to_dim, to_cut))
-    }
-
-    /// Every rank gives each rank of the group a tensor of its own, of any shape and dtype, or none: `parts[i]`
-    /// is for group rank `i`. It gets what each had for it, in group order; `metas` describes that, and is
-    /// compared with what is given. Its own part comes back as it is.
-    ///
-    /// ```
-    /// use burn::tensor::{DType, Shape, Tensor};
-    /// use burn_dtensor::comm::{Launch, TensorMeta, launch};
-    ///
-    /// // Every rank gives its neighbour as many elements as its rank says.
-    /// launch(Launch::threads(3), |world| {
-    ///     let (rank, next, last) = (world.rank(), (world.rank() + 1) % 3, (world.rank() + 2) % 3);
-    ///     let (mut parts, mut metas) = (vec![None; 3], vec![None; 3]);
-    ///     parts[next] = Some(Tensor::<1>::zeros([rank], world.device()).into_dispatch());
-    ///     metas[last] = Some(TensorMeta { shape: Shape::from([last]), dtype: DType::F32 });
-    ///     let mut got = world.all().all_to_all_list("neighbours".into(), parts, metas).wait()?;
-    ///     assert_eq!(Tensor::<1>::from_dispatch(got[last].take().unwrap()).dims(), [last]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<_, burn_dtensor::Error>(())
-    /// ```
-    pub fn all_to_all_list(
-        &self,
-        call: Call,
-        parts: Vec<Option<DispatchTensor>>,
-        metas: Vec<Option<TensorMeta>>,
-    ) -> Work<Vec<Option<DispatchTensor>>> {
-        let checked = arguments::listed(&parts, metas.clone(), self.group());
-        let pairs: Pairs = match self.at_home(checked, parts.iter().flatten()) {
-            Ok(pairs) => pairs,
-            Err(problem) => return self.refuse(Op::AllToAllList, &call, problem),
-        };
-        if self.is_alone() {
-            return Work::done(parts);
-        }
-        let bytes = pairs.bytes();
-        let print = Print { pairs: Some(pairs.into()), ..Print::new(Op::AllToAllList, &call, Vec::new()) };
-        let listed = |parts: Vec<Option<DispatchTensor>>| parts.into_iter().map(Vec::from_iter).collect();
-        let metas = metas.into_iter().map(Vec::from_iter).collect();
-        let work = self.post(call, print, bytes, |channel, post| channel.all_to_all(post, listed(parts), metas));
-        work.then(|parts: Vec<Vec<_>>| parts.into_iter().map(|mut part| part.pop()).collect())
-    }
-
-    /// Every rank gets the tensors of group rank `root`. `metas` describes them on every rank;
-    /// `tensors` is `Some` on the root and ignored elsewhere.
-    pub fn broadcast(
-        &self,
-        call: Call,
-        tensors: Option<Vec<DispatchTensor>>,
-        metas: Vec<TensorMeta>,
-        root: usize,
-    ) -> Work<Vec<DispatchTensor>> {
-        let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group());
-        let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
-        let prints = match self.at_home(checked, &tensors) {
-            Ok(prints) => prints,
-            Err(problem) => return self.refuse(Op::Broadcast, &call, problem),
-        };
-        if self.is_alone() {
-            return Work::done(tensors);
-        }
-        let bytes = bytes(&prints);
-        let print = Print { root: Some(root), ..Print::new(Op::Broadcast, &call, prints) };
-        self.post(call, print, bytes, |channel, post| channel.broadcast(post, tensors, metas, root))
-    }
-
-    /// Each rank gets its own part of tensor `i` of group rank `root`: `cuts[i]` is the dimension, and
-    /// how it is cut. `metas` describes the wholes on every rank; `tensors` is `Some` on the root and
-    /// ignored elsewhere.
-    pub fn scatter(
-        &self,
-        call: Call,
-        tensors: Option<Vec<DispatchTensor>>,
-        metas: Vec<TensorMeta>,
-        cuts: Vec<(usize, Cut)>,
-        root: usize,
-    ) -> Work<Vec<DispatchTensor>> {
-        let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group()).and_then(|mut prints| {
-            arguments::scattered(&mut prints, &cuts, self.group())?;
-            Ok(prints)
-        });
-        let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
-        let prints = match self.at_home(checked, &tensors) {
-            Ok(prints) => prints,
-            Err(problem) => return self.refuse(Op::Scatter, &call, problem),
-        };
-        if self.is_alone() {
-            return Work::done(tensors);
-        }
-        let bytes = bytes(&prints);
-        let print = Print { root: Some(root), ..Print::new(Op::Scatter, &call, prints) };
-        self.post(call, print, bytes, |channel, post| channel.scatter(post, tensors, metas, cuts, root))
-    }
-
-    /// Returns once every rank of the group has called it.
-    pub fn barrier(&self, call: Call) -> Work<()> {
-        if self.is_alone() {
-            return Work::done(());
-        }
-        let print = Print::new(Op::Barrier, &call, Vec::new());
-        self.post(call, print, 0, |channel, post| channel.barrier(post))
-    }
-
-    fn is_alone(&self) -> bool {
+    pub(super) fn is_alone(&self) -> bool {
         self.group().size() == 1
     }
 
     /// `checked`, unless a tensor is not on the rank's device.
-    fn at_home<'a, T>(
+    pub(super) fn at_home<'a, T>(
         &self,
         checked: Result<T, Problem>,
         tensors: impl IntoIterator<Item = &'a DispatchTensor>,
@@ -271,7 +119,7 @@ impl Communicator {
     }
 
     /// Fails the whole world: the other ranks would wait in vain for this call.
-    fn refuse<T>(&self, op: Op, call: &Call, problem: Problem) -> Work<T> {
+    pub(super) fn refuse<T>(&self, op: Op, call: &Call, problem: Problem) -> Work<T> {
         let Problem { problem, remedy } = problem;
         let (rank, label) = (self.shared.rank.rank, call.label.to_string());
         let error = CommError::InvalidArgument { rank, op, label, problem, remedy: remedy.into() };
@@ -279,7 +127,7 @@ impl Communicator {
     }
 
     /// Has the engine begin a call. `bytes` is what the ledger counts.
-    fn post<T>(
+    pub(super) fn post<T>(
         &self,
         call: Call,
         print: Print,
@@ -292,7 +140,7 @@ impl Communicator {
         }
         let (op, ranks) = (print.op, self.group().ranks().len());
         let seq = calls.fetch_add(1, Ordering::Relaxed);
-        if rank.is_alone() {
+        if rank.is_alone() && !op.is_message() {
             let called = CollectiveId { op, seq, label: call.label.clone(), ranks: self.group().shared_ranks() };
             return Work::failed(rank.fail(CommError::InsideOnly { rank: rank.rank, called }));
         }
@@ -308,6 +156,6 @@ impl Communicator {
     }
 }
 
-fn bytes(tensors: &[TensorPrint]) -> u64 {
+pub(super) fn bytes(tensors: &[TensorPrint]) -> u64 {
     tensors.iter().map(TensorPrint::bytes).sum()
 }

@@ -33,19 +33,22 @@ enum Devices {
 }
 
 impl Devices {
-    fn of(&self, rank: usize) -> Device {
+    /// Of the rank at `place` among this process's.
+    fn of(&self, place: usize) -> Device {
         match self {
             Self::All(Some(device)) => device.clone(),
             Self::All(None) => default_device(),
-            Self::Each(devices) => devices[rank].clone(),
+            Self::Each(devices) => devices[place].clone(),
         }
     }
 }
 
-/// What a rank is.
-#[derive(Debug, Clone, Copy)]
+/// What carries the collectives.
+#[derive(Debug, Clone)]
 enum Ranks {
+    /// Threads, which hand each other tensors by reference.
     Threads(usize),
+    On(Arc<dyn Engine>),
 }
 
 impl Launch {
@@ -55,8 +58,17 @@ impl Launch {
     /// If `ranks` is 0.
     pub fn threads(ranks: usize) -> Self {
         assert!(ranks > 0, "a launch needs at least one rank");
+        Self::new(Ranks::Threads(ranks))
+    }
+
+    /// The ranks of `engine` that are in this process, each a thread.
+    pub fn on(engine: Arc<dyn Engine>) -> Self {
+        Self::new(Ranks::On(engine))
+    }
+
+    fn new(ranks: Ranks) -> Self {
         Self {
-            ranks: Ranks::Threads(ranks),
+            ranks,
             deadline: Duration::from_secs(600),
             devices: Devices::All(None),
             stack_size: 8 << 20,
@@ -76,14 +88,18 @@ impl Launch {
         self
     }
 
-    /// The device of each rank, in order of ranks: as many GPUs as there are ranks, or several ranks on each.
+    /// The device of each rank of this process, in order of ranks: as many GPUs as there are ranks, or several ranks on
+    /// each.
     /// What a rank brings to a collective must be on its own device, and the results are there.
     ///
     /// # Panics
     /// If there is not one for each rank.
     pub fn devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
         let devices: Vec<_> = devices.into_iter().map(Device::inner).collect();
-        let Ranks::Threads(ranks) = self.ranks;
+        let ranks = match &self.ranks {
+            Ranks::Threads(ranks) => *ranks,
+            Ranks::On(engine) => engine.here().len(),
+        };
         assert_eq!(devices.len(), ranks, "{} devices for {ranks} ranks: give each rank one", devices.len());
         self.devices = Devices::Each(devices);
         self
@@ -114,7 +130,10 @@ impl Launch {
     }
 }
 
-/// Runs `program` on every rank and returns what each returned, by rank.
+/// Runs `program` on every rank and returns this process's ranks, ascending, each with what its program returned.
+///
+/// Where ranks are threads, the process has all of them; on other engines it has some, and nothing says that rank 0 is
+/// among them. What all should know, or one should print, belongs into the program: [`World::only`], a collective.
 ///
 /// Every rank has a rayon pool of its own (its share of the cores, at least one thread), so that
 /// ranks do not wait for each other's tensor operations. A rank that panics, returns an error, or
@@ -133,7 +152,7 @@ impl Launch {
 ///     world.barrier("start")?;
 ///     Ok(world.rank())
 /// })?;
-/// assert_eq!(ranks, [0, 1, 2, 3]);
+/// assert_eq!(ranks, [(0, 0), (1, 1), (2, 2), (3, 3)]);
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
@@ -141,48 +160,50 @@ impl Launch {
 /// If any rank panicked or returned an error: the first failure, and what every other rank was
 /// doing at that moment and ended with.
 #[expect(clippy::result_large_err, reason = "made once per program")]
-pub fn launch<T, F>(config: Launch, program: F) -> Result<Vec<T>, LaunchError>
+pub fn launch<T, F>(config: Launch, program: F) -> Result<Vec<(usize, T)>, LaunchError>
 where
     T: Send,
     F: Fn(&World) -> Result<T> + Sync,
 {
-    let Ranks::Threads(size) = config.ranks;
-    let engine = LocalEngine::new(size, config.multithreaded);
+    let engine: Arc<dyn Engine> = match config.ranks {
+        Ranks::Threads(size) => LocalEngine::new(size, config.multithreaded),
+        Ranks::On(engine) => engine,
+    };
+    let here = engine.here();
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let (threads, outer) = ((cores / size).max(1), Home::current());
-    let run = |rank: usize| {
+    let (threads, outer) = ((cores / here.len()).max(1), Home::current());
+    let run = |(place, rank): (usize, usize)| {
         let home = Arc::new(Home { launch: engine.launch(), rank, outer: outer.clone() });
         // Whatever panics, also while the rank's pool is made, is the rank's end.
         let end = End::of(|| {
-            let world = World::new(rank, config.devices.of(rank), engine.clone(), config.deadline);
+            let world = World::new(rank, config.devices.of(place), engine.clone(), config.deadline);
             in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
         });
         end.tell(rank, &*engine);
         end
     };
     let ends = thread::scope(|scope| {
-        let spawn = |rank| {
+        let spawn = |(place, rank)| {
             let thread = thread::Builder::new().name(format!("launch {rank}"));
             let run = &run;
-            thread.spawn_scoped(scope, move || run(rank)).map_err(|error| {
+            thread.spawn_scoped(scope, move || run((place, rank))).map_err(|error| {
                 let end = End::failed(Error::other(format!("rank {rank} has no thread: {error}")));
                 end.tell(rank, &*engine);
                 end
             })
         };
-        let threads: Vec<_> = (0..size).map(spawn).collect();
+        let threads: Vec<_> = here.iter().copied().enumerate().map(spawn).collect();
         let join = |thread: Result<thread::ScopedJoinHandle<End<T>>, End<T>>| match thread {
             Ok(thread) => thread.join().unwrap_or_else(End::from_panic),
             Err(end) => end,
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    engine.finish();
     if ends.iter().all(End::is_done) {
-        return Ok(ends.into_iter().filter_map(End::done).collect());
+        return Ok(here.into_iter().zip(ends.into_iter().filter_map(End::done)).collect());
     }
     let failure = engine.failure().expect("a rank that does not succeed has told the others");
-    Err(LaunchError::new(failure, ends, &*engine))
+    Err(LaunchError::new(failure, here.into_iter().zip(ends), &*engine))
 }
 
 fn default_device() -> Device {

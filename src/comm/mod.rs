@@ -29,6 +29,7 @@
 
 mod arguments;
 mod call;
+mod collectives;
 mod communicator;
 mod copied;
 mod end;
@@ -50,6 +51,7 @@ mod world;
 pub use call::{Call, Phase};
 pub use communicator::Communicator;
 pub use copied::Copied;
+pub use engine::Message;
 pub use error::CommError;
 pub use group::Group;
 pub(crate) use home::{is_rank, note_unwinding, rank_of_thread};
@@ -58,7 +60,7 @@ pub(crate) use ledger::listen;
 pub use ledger::{Entry, Key, Ledger, Snapshot, Spent, Total};
 pub use op::{CollectiveId, Op};
 pub use report::{LaunchError, RankReport};
-pub use tensors::{ReduceOp, Sharded, TensorMeta};
+pub use tensors::{Factor, ReduceOp, Sharded, TensorMeta};
 pub(crate) use turn::in_turn;
 pub use work::Work;
 pub use world::World;

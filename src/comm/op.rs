@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// A kind of collective.
+/// A kind of collective, or of message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Op {
     /// Every rank gets the pieces of all ranks.
@@ -20,11 +20,24 @@ pub enum Op {
     Broadcast,
     /// Every rank gets its part of the root's tensors.
     Scatter,
+    /// The root gets the reduced whole.
+    Reduce,
+    /// The root gets a tensor of each rank.
+    Gather,
     /// No data; all ranks meet.
     Barrier,
+    /// Tensors go to one rank.
+    Send,
+    /// Tensors of one rank, or of any.
+    Receive,
 }
 
 impl Op {
+    /// Whether two ranks make it, and not all of a group.
+    pub fn is_message(self) -> bool {
+        matches!(self, Self::Send | Self::Receive)
+    }
+
     /// The name of the [`Communicator`](super::Communicator) method.
     pub fn name(self) -> &'static str {
         match self {
@@ -35,7 +48,11 @@ impl Op {
             Self::AllToAllList => "all_to_all_list",
             Self::Broadcast => "broadcast",
             Self::Scatter => "scatter",
+            Self::Reduce => "reduce",
+            Self::Gather => "gather",
             Self::Barrier => "barrier",
+            Self::Send => "send",
+            Self::Receive => "receive",
         }
     }
 }

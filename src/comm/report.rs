@@ -19,7 +19,7 @@ pub struct LaunchError {
     pub at: Option<&'static Location<'static>>,
     /// What the rank at fault itself ended with, where that says more than the first failure.
     pub own: Option<Error>,
-    /// All other ranks.
+    /// All other ranks of this process.
     pub others: Vec<RankReport>,
 }
 
@@ -36,12 +36,16 @@ pub struct RankReport {
 }
 
 impl LaunchError {
-    pub(super) fn new<T>(failure: Failure, ends: Vec<End<T>>, engine: &dyn Engine) -> Self {
+    pub(super) fn new<T>(
+        failure: Failure,
+        ends: impl IntoIterator<Item = (usize, End<T>)>,
+        engine: &dyn Engine,
+    ) -> Self {
         let culprit = failure.error(None);
         let rank = culprit.rank();
         let mut cause = Error::Comm(culprit);
         let (mut own, mut at, mut others) = (None, None, Vec::new());
-        for (each, end) in ends.into_iter().enumerate() {
+        for (each, end) in ends {
             if each == rank {
                 at = end.unwound_at();
             }

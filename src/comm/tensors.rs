@@ -21,6 +21,38 @@ pub enum ReduceOp {
     Max,
     /// Elementwise product.
     Product,
+    /// Bitwise and, of integers and bools.
+    BitAnd,
+    /// Bitwise or, of integers and bools.
+    BitOr,
+    /// Bitwise exclusive or, of integers and bools.
+    BitXor,
+    /// Sum over ranks of each term times a factor, of floats. f16 and bf16 are multiplied in f32.
+    PremulSum(Factor),
+}
+
+/// What the terms of [`ReduceOp::PremulSum`] are multiplied by. Equal if to the bit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Factor(u64);
+
+impl ReduceOp {
+    /// The sum of each term times `factor`.
+    pub fn premul_sum(factor: f64) -> Self {
+        Self::PremulSum(Factor(factor.to_bits()))
+    }
+}
+
+impl Factor {
+    /// The number.
+    pub fn value(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+impl std::fmt::Debug for Factor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.value())
+    }
 }
 
 /// Shape and dtype of a tensor that a rank does not hold yet.

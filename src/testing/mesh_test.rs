@@ -39,7 +39,7 @@ impl MeshTest {
         self
     }
 
-    /// Runs `body` on every rank and returns what each returned, by rank.
+    /// Runs `body` on every rank and returns what each of this process's returned, in order of ranks.
     ///
     /// # Panics
     /// If any rank fails or panics, with the text of the [`LaunchError`]: the first failure and
@@ -64,7 +64,8 @@ impl MeshTest {
             Some(device) => config.device(device.clone()),
             None => config,
         };
-        launch(config, |world| body(&DeviceMesh::new(world, &self.shape, &self.names)?))
+        let returned = launch(config, |world| body(&DeviceMesh::new(world, &self.shape, &self.names)?))?;
+        Ok(returned.into_iter().map(|(_, returned)| returned).collect())
     }
 }
 

@@ -86,7 +86,11 @@ fn block<const D: usize, K: Basic>(tensor: &DispatchTensor, ranges: &Ranges, dev
 fn reduce_float<const D: usize>(blocks: Vec<Tensor<D>>, dtype: DType, op: ReduceOp) -> Tensor<D> {
     if matches!(dtype, DType::F16 | DType::BF16) {
         let blocks = blocks.into_iter().map(|block| block.cast(DType::F32)).collect();
-        return reduce_numeric(blocks, op).cast(dtype);
+        return reduce_float(blocks, DType::F32, op).cast(dtype);
+    }
+    if let ReduceOp::PremulSum(factor) = op {
+        let terms = blocks.into_iter().map(|block| block.mul_scalar(factor.value())).collect();
+        return reduce_numeric(terms, ReduceOp::Sum);
     }
     reduce_numeric(blocks, op)
 }
@@ -97,13 +101,19 @@ fn reduce_int<const D: usize>(blocks: Vec<Tensor<D, Int>>, dtype: DType, op: Red
         let blocks = blocks.into_iter().map(|block| block.cast(DType::I64)).collect();
         return reduce_numeric(blocks, op).cast(dtype);
     }
-    reduce_numeric(blocks, op)
+    match op {
+        ReduceOp::BitAnd => tree(blocks, Tensor::bitwise_and),
+        ReduceOp::BitOr => tree(blocks, Tensor::bitwise_or),
+        ReduceOp::BitXor => tree(blocks, Tensor::bitwise_xor),
+        _ => reduce_numeric(blocks, op),
+    }
 }
 
 /// As 0 and 1, the minimum and the product are `and`, the maximum is `or`.
 fn reduce_bool<const D: usize>(blocks: Vec<Tensor<D, Bool>>, op: ReduceOp) -> Tensor<D, Bool> {
     match op {
-        ReduceOp::Max => tree(blocks, Tensor::bool_or),
+        ReduceOp::Max | ReduceOp::BitOr => tree(blocks, Tensor::bool_or),
+        ReduceOp::BitXor => tree(blocks, Tensor::bool_xor),
         _ => tree(blocks, Tensor::bool_and),
     }
 }
@@ -116,6 +126,9 @@ fn reduce_numeric<const D: usize, K: Ordered>(blocks: Vec<Tensor<D, K>>, op: Red
         ReduceOp::Min => tree(blocks, Tensor::min_pair),
         ReduceOp::Max => tree(blocks, Tensor::max_pair),
         ReduceOp::Product => tree(blocks, Tensor::mul),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_) => {
+            unreachable!("{op:?} of {} is refused when a collective is issued", std::any::type_name::<K>())
+        }
     }
 }
 

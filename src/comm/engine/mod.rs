@@ -11,6 +11,8 @@
 //! | [`all_to_all`](Channel::all_to_all) | tensors for each rank, or none | what each had for it |
 //! | [`broadcast`](Channel::broadcast) | as the root, tensors | the root's |
 //! | [`barrier`](Channel::barrier) | nothing | nothing, once all have come |
+//! | [`send`](Channel::send) | tensors for one rank | nothing |
+//! | [`receive`](Channel::receive) | nothing | what one rank, or any, has sent it |
 //! | [`Engine::channel`] | a group's ranks and a name | its place in that group |
 //!
 //! Everything else is made of these, by provided methods that an engine may override where it has a faster way.
@@ -18,7 +20,8 @@
 //! # What an engine promises
 //!
 //! 1. **Order.** The n-th call of a rank on a channel meets the n-th call of every other rank of the group, however
-//!    their results are waited for. Posting never waits for other ranks.
+//!    their results are waited for; messages do not count. Of one sender and one tag, messages are received in the order
+//!    in which they were sent, by receives in the order in which they were posted. Posting never waits for other ranks.
 //! 2. **Agreement.** [`Print`]s are compared; a difference is [`CommError::Mismatch`] on every rank of the world.
 //! 3. **Ends.** The first [`Failure`] is the only one, and ends every wait of every rank of the world. A wait ends, too,
 //!    when a rank that it needs has [left](Engine::leave), and at its deadline.
@@ -56,6 +59,9 @@ pub(crate) use print::{CutPrint, Pairs, TensorPrint, whole};
 pub trait Engine: Debug + Send + Sync {
     /// Number of ranks.
     fn size(&self) -> usize;
+
+    /// The ranks that are in this process, ascending.
+    fn here(&self) -> Vec<usize>;
 
     /// Tells the launches of a process apart.
     fn launch(&self) -> u64;
@@ -107,13 +113,22 @@ pub struct Post {
     pub ahead: bool,
 }
 
+/// What one rank has sent another.
+#[derive(Debug)]
+pub struct Message {
+    /// The sender's place in the group.
+    pub from: usize,
+    /// What it sent.
+    pub tensors: Vec<DispatchTensor>,
+}
+
 /// What an operation returns at once.
 pub type Posted<T> = Result<Box<dyn Pending<T>>, CommError>;
 
 /// A rank's place in one group: the operations of an engine.
 ///
 /// Arguments are checked: shapes, cuts and dtypes fit each other and the group, tensors are plain and on the rank's
-/// device, and the group has several ranks.
+/// device, and the group has several ranks, unless what is called is a send or a receive.
 pub trait Channel: Debug + Send + Sync {
     /// The rank and its group.
     fn member(&self) -> &Member;
@@ -144,6 +159,12 @@ pub trait Channel: Debug + Send + Sync {
 
     /// Nothing, once all ranks have called it.
     fn barrier(&self, post: Post) -> Posted<()>;
+
+    /// Sends tensors to `to`, which may be the rank itself: done when the engine has them.
+    fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()>;
+
+    /// The next message with `tag` of `from`, or of whoever comes first: as `metas` say, where they are given.
+    fn receive(&self, post: Post, from: Option<usize>, tag: u32, metas: Option<Vec<TensorMeta>>) -> Posted<Message>;
 
     /// The reductions of tensors of one shape on all ranks.
     ///

@@ -21,6 +21,8 @@ pub struct Print {
     /// Of the first tensors, one each.
     pub(crate) names: Option<Arc<[Arc<str>]>>,
     pub(crate) tensors: Vec<TensorPrint>,
+    /// Of a receive: whatever tensors are sent.
+    pub(crate) any: bool,
     /// Of an all-to-all of lists, where every two ranks have an agreement of their own.
     pub(crate) pairs: Option<Box<Pairs>>,
 }
@@ -94,7 +96,7 @@ impl Print {
     /// Of a `call` of `op`.
     pub(crate) fn new(op: Op, call: &Call, tensors: Vec<TensorPrint>) -> Self {
         let Call { label, drawn, whole, terms, names, .. } = call.clone();
-        Self { op, label, reduce: None, root: None, drawn, whole, terms, names, tensors, pairs: None }
+        Self { op, label, reduce: None, root: None, drawn, whole, terms, names, tensors, any: false, pairs: None }
     }
 
     /// The operation.
@@ -118,16 +120,25 @@ impl Print {
             .or_else(|| {
                 differ("reduction of", &self.terms, &other.terms, |terms| terms.as_deref().unwrap_or("none").into())
             })
-            .or_else(|| {
-                let number = differ("number of tensors", &self.tensors.len(), &other.tensors.len(), usize::to_string)?;
-                Some(number + &self.named_otherwise(other).map(|name| format!("; {name}")).unwrap_or_default())
-            })
+            .or_else(|| self.tensors_differ(other))
+            .or_else(|| self.pairs.as_ref()?.difference(other.pairs.as_ref()?))
+    }
+
+    /// Why a receive with this print refuses what was `sent`, its own value first; `None` if it takes it.
+    pub fn refusal(&self, sent: &Self) -> Option<String> {
+        let label = differ("label", &self.label, &sent.label, |label| format!("`{label}`"));
+        label.or_else(|| if self.any { None } else { self.tensors_differ(sent) })
+    }
+
+    fn tensors_differ(&self, other: &Self) -> Option<String> {
+        let number = differ("number of tensors", &self.tensors.len(), &other.tensors.len(), usize::to_string);
+        number
+            .map(|number| number + &self.named_otherwise(other).map(|name| format!("; {name}")).unwrap_or_default())
             .or_else(|| self.named_otherwise(other))
             .or_else(|| {
                 let mut pairs = self.tensors.iter().zip(&other.tensors).enumerate();
                 pairs.find_map(|(i, (a, b))| a.difference(b).map(|what| format!("{}: {what}", self.tensor(i))))
             })
-            .or_else(|| self.pairs.as_ref()?.difference(other.pairs.as_ref()?))
     }
 
     /// Whether every two ranks have an agreement of their own: one that agrees with a second need not agree
@@ -199,6 +210,7 @@ mod tests {
             terms: None,
             names: None,
             tensors: vec![tensor],
+            any: false,
             pairs: None,
         }
     }
@@ -227,6 +239,19 @@ mod tests {
         assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
         let again = |p: &mut Print| p.tensors[0].to = Some(CutPrint::new(1, &Cut::Chunks(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
+    }
+
+    #[test]
+    fn a_receive_takes_what_it_expects() {
+        let receive = Print { op: Op::Receive, ..print() };
+        let mut sent = Print { op: Op::Send, ..print() };
+        assert_eq!(receive.refusal(&sent), None);
+        sent.tensors[0].shape = Shape::from([4, 9]);
+        assert_eq!(receive.refusal(&sent).unwrap(), "tensor 0: shape [4, 8] vs [4, 9]");
+        let any = Print { any: true, tensors: Vec::new(), ..receive };
+        assert_eq!(any.refusal(&sent), None);
+        sent.label = "b".into();
+        assert_eq!(any.refusal(&sent).unwrap(), "label `a` vs `b`");
     }
 
     #[test]

@@ -8,13 +8,22 @@
 //! 4. The first failure is the only one: it is final, and joint for all groups.
 //! 5. A rank that waits is told at once when a rank it needs has returned or waits for it. The latter
 //!    proves a deadlock only where a rank that waits does not call: one that does is at fault, and in a
-//!    multithreaded world, where it may, nothing is claimed.
+//!    multithreaded world, where it may, nothing is claimed. Nor of a receive that takes anybody's message,
+//!    unless all others have returned.
+//!
+//! Messages between two ranks are the [`Mail`]'s.
+
+#[path = "mail.rs"] // also where the model of the rendezvous includes this file
+mod mail;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::comm::engine::Failure;
 use crate::comm::{CollectiveId, CommError, Op};
+
+use mail::Mail;
+pub(crate) use mail::{Claim, Letter};
 
 /// What two ranks must agree on.
 pub(crate) trait Fingerprint {
@@ -24,6 +33,10 @@ pub(crate) trait Fingerprint {
     fn label(&self) -> Arc<str>;
     /// What differs, this one's value first; `None` if nothing does.
     fn difference(&self, other: &Self) -> Option<String>;
+    /// Why a receive with this one refuses a message with `sent`; `None` if it takes it.
+    fn refusal(&self, sent: &Self) -> Option<String> {
+        self.difference(sent)
+    }
     /// Whether every two ranks have an agreement of their own: one that agrees with a second need not agree
     /// with a third that does.
     fn is_of_pairs(&self) -> bool {
@@ -50,12 +63,30 @@ pub(crate) struct Ticket {
     pub seq: u64,
 }
 
+/// What a rank waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// All ranks of a collective.
+    All(Ticket),
+    /// A message.
+    Message(Claim),
+}
+
+impl Wait {
+    pub fn group(self) -> GroupKey {
+        match self {
+            Self::All(ticket) => ticket.group,
+            Self::Message(claim) => claim.group,
+        }
+    }
+}
+
 /// Every member's deposit, in group order.
 pub(crate) type Parts<P> = Arc<[P]>;
 
 /// What a waiting rank finds.
-pub(crate) enum Poll<P> {
-    Ready(Parts<P>),
+pub(crate) enum Poll<T> {
+    Ready(T),
     Pending,
     Failed,
 }
@@ -77,7 +108,7 @@ pub(crate) struct Board<F, P> {
 #[derive(Default)]
 struct Rank {
     last: Option<CollectiveId>,
-    waits: Vec<Ticket>,
+    waits: Vec<Wait>,
     returned: bool,
 }
 
@@ -87,6 +118,8 @@ struct Group<F, P> {
     /// Sequence number of the oldest slot.
     base: u64,
     slots: VecDeque<Slot<F, P>>,
+    /// Of each member; nothing before the first message.
+    mail: Vec<Mail<F, P>>,
 }
 
 struct Slot<F, P> {
@@ -118,7 +151,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         let (key, ranks) = (GroupKey(self.groups.len()), Arc::from(ranks));
         named.insert(Arc::clone(&ranks), key);
         let next = vec![0; ranks.len()];
-        self.groups.push(Group { ranks, next, base: 0, slots: VecDeque::new() });
+        self.groups.push(Group { ranks, next, base: 0, slots: VecDeque::new(), mail: Vec::new() });
         key
     }
 
@@ -138,23 +171,15 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// Adds `member`'s deposit to its next collective of `group`. True: now complete.
     pub fn join(&mut self, group: GroupKey, member: usize, print: F, part: P) -> Result<(Ticket, bool), CommError> {
-        let g = &mut self.groups[group.0];
-        let rank = g.ranks[member];
+        let g = &self.groups[group.0];
         let seq = g.next[member];
         let id = CollectiveId { op: print.op(), seq, label: print.label(), ranks: g.ranks.clone() };
-        if let Some(failure) = &self.failure {
-            let error = failure.error(Some(id));
+        if let Err(error) = self.enter(group, member, id) {
             self.freed.push(Arc::from([part]));
             return Err(error);
         }
-        if !self.multithreaded && !self.ranks[rank].waits.is_empty() {
-            let concurrent = self.concurrent(rank, id);
-            self.freed.push(Arc::from([part]));
-            return Err(self.fail(concurrent).error(None));
-        }
         let g = &mut self.groups[group.0];
         g.next[member] += 1;
-        self.ranks[rank].last = Some(id);
         let at = (seq - g.base) as usize;
         if at == g.slots.len() {
             g.slots.push_back(Slot::new(g.ranks.len()));
@@ -171,8 +196,22 @@ impl<F: Fingerprint, P> Board<F, P> {
         Ok((Ticket { group, member, seq }, slot.complete()))
     }
 
+    /// Notes that `member` of `group` calls, unless it may not.
+    fn enter(&mut self, group: GroupKey, member: usize, id: CollectiveId) -> Result<(), CommError> {
+        let rank = self.groups[group.0].ranks[member];
+        if let Some(failure) = &self.failure {
+            return Err(failure.error(Some(id)));
+        }
+        if !self.multithreaded && !self.ranks[rank].waits.is_empty() {
+            let concurrent = self.concurrent(rank, id);
+            return Err(self.fail(concurrent).error(None));
+        }
+        self.ranks[rank].last = Some(id);
+        Ok(())
+    }
+
     /// Whether the result of `ticket` is there.
-    pub fn poll(&mut self, ticket: Ticket) -> Poll<P> {
+    pub fn poll(&mut self, ticket: Ticket) -> Poll<Parts<P>> {
         match &self.slot(ticket).parts {
             Some(parts) => Poll::Ready(parts.clone()),
             None if self.failure.is_some() => Poll::Failed,
@@ -180,14 +219,23 @@ impl<F: Fingerprint, P> Board<F, P> {
         }
     }
 
-    /// Notes that the rank of `ticket` now waits, and looks for a reason why it would wait in vain.
-    pub fn begin_wait(&mut self, ticket: Ticket) {
-        let rank = self.rank(ticket);
+    /// Whether who waits need wait no longer.
+    pub fn is_over(&self, wait: Wait) -> bool {
+        self.failure.is_some()
+            || match wait {
+                Wait::All(ticket) => self.slot(ticket).parts.is_some(),
+                Wait::Message(claim) => self.has_arrived(claim),
+            }
+    }
+
+    /// Notes that a rank now waits, and looks for a reason why it would wait in vain.
+    pub fn begin_wait(&mut self, wait: Wait) {
+        let rank = self.rank(wait);
         if !self.multithreaded && !self.ranks[rank].waits.is_empty() {
-            self.fail(self.concurrent(rank, self.id(ticket)));
+            self.fail(self.concurrent(rank, self.id(wait)));
         }
-        self.ranks[rank].waits.push(ticket);
-        self.check_left(ticket);
+        self.ranks[rank].waits.push(wait);
+        self.check_left(wait);
         if !self.multithreaded
             && self.failure.is_none()
             && let Some(waits) = self.cycle(rank)
@@ -196,17 +244,24 @@ impl<F: Fingerprint, P> Board<F, P> {
         }
     }
 
-    /// The rank of `ticket` no longer waits.
-    pub fn end_wait(&mut self, ticket: Ticket) {
-        let rank = self.rank(ticket);
-        self.ranks[rank].waits.retain(|wait| *wait != ticket);
+    /// `rank` no longer waits.
+    pub fn end_wait(&mut self, rank: usize, wait: Wait) {
+        self.ranks[rank].waits.retain(|other| *other != wait);
     }
 
-    /// Fails if a rank that `ticket` still needs has returned.
-    pub fn check_left(&mut self, ticket: Ticket) {
-        let left = self.absent(ticket).find(|rank| self.ranks[*rank].returned);
+    /// Fails if a rank that `wait` still needs has returned.
+    pub fn check_left(&mut self, wait: Wait) {
+        let left = match wait {
+            Wait::All(ticket) => self.absent(ticket).find(|rank| self.ranks[*rank].returned),
+            Wait::Message(claim) => {
+                let own = self.rank(wait);
+                let mut senders = self.senders(claim).iter().copied().filter(|rank| *rank != own);
+                let first = senders.next();
+                first.filter(|first| [*first].into_iter().chain(senders).all(|rank| self.ranks[rank].returned))
+            }
+        };
         if let Some(rank) = left {
-            let during = self.id(ticket);
+            let during = self.id(wait);
             self.fail(Failure::Collective(CommError::RankLeft { rank, during }));
         }
     }
@@ -244,6 +299,7 @@ impl<F: Fingerprint, P> Board<F, P> {
             let incomplete = slot.joined.iter_mut().flatten().filter_map(|(_, part)| part.take());
             self.freed.push(incomplete.collect());
         }
+        self.free_letters();
         failure
     }
 
@@ -252,9 +308,24 @@ impl<F: Fingerprint, P> Board<F, P> {
         self.ranks[rank].returned = true;
     }
 
-    /// Global ranks that have not joined, in group order.
-    pub fn missing(&self, ticket: Ticket) -> Vec<usize> {
-        self.absent(ticket).collect()
+    /// Global ranks that `wait` is for, in group order.
+    pub fn missing(&self, wait: Wait) -> Vec<usize> {
+        match wait {
+            Wait::All(ticket) => self.absent(ticket).collect(),
+            Wait::Message(claim) => self.senders(claim).to_vec(),
+        }
+    }
+
+    /// The ranks without each of which `wait` does not end.
+    fn needs(&self, wait: Wait) -> impl Iterator<Item = usize> {
+        let (ticket, senders) = match wait {
+            Wait::All(ticket) => (Some(ticket), &[][..]),
+            Wait::Message(claim) => (None, self.senders(claim)),
+        };
+        let own = self.rank(wait);
+        let mut others = senders.iter().copied().filter(|rank| senders.len() == 1 || *rank != own);
+        let only = others.next().filter(|_| others.next().is_none());
+        ticket.into_iter().flat_map(|ticket| self.absent(ticket)).chain(only)
     }
 
     fn absent(&self, ticket: Ticket) -> impl Iterator<Item = usize> {
@@ -263,14 +334,21 @@ impl<F: Fingerprint, P> Board<F, P> {
         g.ranks.iter().zip(joined).filter(|(_, joined)| joined.is_none()).map(|(rank, _)| *rank)
     }
 
-    /// The collective of `ticket`, as its rank called it.
-    pub fn id(&self, ticket: Ticket) -> CollectiveId {
-        self.groups[ticket.group.0].id(ticket.seq, ticket.member)
+    /// What is waited in, as its rank called it.
+    pub fn id(&self, wait: Wait) -> CollectiveId {
+        match wait {
+            Wait::All(ticket) => self.groups[ticket.group.0].id(ticket.seq, ticket.member),
+            Wait::Message(claim) => self.claim_id(claim),
+        }
     }
 
-    /// The global rank that holds `ticket`.
-    pub fn rank(&self, ticket: Ticket) -> usize {
-        self.groups[ticket.group.0].ranks[ticket.member]
+    /// The global rank that waits.
+    pub fn rank(&self, wait: Wait) -> usize {
+        let (group, member) = match wait {
+            Wait::All(Ticket { group, member, .. }) => (group, member),
+            Wait::Message(Claim { group, member, .. }) => (group, member),
+        };
+        self.groups[group.0].ranks[member]
     }
 
     fn slot(&self, ticket: Ticket) -> &Slot<F, P> {
@@ -305,7 +383,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     ) -> bool {
         seen[rank] = true;
         for wait in &self.ranks[rank].waits {
-            for target in self.absent(*wait).filter(|target| !self.ranks[*target].waits.is_empty()) {
+            for target in self.needs(*wait).filter(|target| !self.ranks[*target].waits.is_empty()) {
                 if target == start || (!seen[target] && self.follow(target, start, seen, path)) {
                     path.push((rank, self.id(*wait), target));
                     return true;

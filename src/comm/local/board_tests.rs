@@ -179,9 +179,9 @@ fn of_three_ranks_the_one_outside_the_majority_is_named() {
 fn invariant_5_a_missing_rank_that_has_returned_is_named() {
     let (mut board, group) = board(3);
     let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
-    board.begin_wait(ticket);
+    board.begin_wait(Wait::All(ticket));
     board.returned(2);
-    board.check_left(ticket);
+    board.check_left(Wait::All(ticket));
     let error = failure(&board);
     assert!(matches!(&error, CommError::RankLeft { rank: 2, during } if during.seq == 0), "{error}");
     assert_eq!(board.doing(2), "finished");
@@ -193,7 +193,7 @@ fn a_rank_that_has_joined_may_return() {
     board.join(group, 1, Name("x"), 0).unwrap();
     board.returned(1);
     let (ticket, complete) = board.join(group, 0, Name("x"), 0).unwrap();
-    board.begin_wait(ticket);
+    board.begin_wait(Wait::All(ticket));
     assert!(complete && board.failure().is_none());
 }
 
@@ -202,9 +202,9 @@ fn crossed(multithreaded: bool) -> Plain {
     let mut board = Plain::new(3, multithreaded);
     let (group, pair) = (board.group(&[0, 1, 2], ""), board.group(&[0, 1], ""));
     let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
-    board.begin_wait(ticket);
+    board.begin_wait(Wait::All(ticket));
     let (ticket, _) = board.join(pair, 1, Name("y"), 0).unwrap();
-    board.begin_wait(ticket);
+    board.begin_wait(Wait::All(ticket));
     board
 }
 
@@ -235,9 +235,9 @@ fn invariant_5_a_rank_that_calls_while_it_waits_is_at_fault() {
         let pair = board.group(&[0, 1], "");
         let (first, _) = board.join(group, 0, Name("x"), 0).unwrap();
         let (second, _) = board.join(pair, 0, Name("y"), 0).unwrap();
-        board.begin_wait(first);
+        board.begin_wait(Wait::All(first));
         if waits {
-            board.begin_wait(second);
+            board.begin_wait(Wait::All(second));
         } else {
             board.join(pair, 0, Name("z"), 0).unwrap_err();
         }
@@ -259,11 +259,11 @@ fn a_wait_that_is_over_is_no_deadlock() {
     let (mut board, group) = board(2);
     let pair = board.group(&[1, 0], "");
     let (first, _) = board.join(group, 0, Name("x"), 0).unwrap();
-    board.begin_wait(first);
+    board.begin_wait(Wait::All(first));
     // Rank 1 completes it, and waits elsewhere before rank 0 has woken up.
     board.join(group, 1, Name("x"), 0).unwrap();
     let (second, _) = board.join(pair, 0, Name("y"), 0).unwrap();
-    board.begin_wait(second);
+    board.begin_wait(Wait::All(second));
     assert!(board.failure().is_none());
 }
 
@@ -273,9 +273,9 @@ fn doing_is_what_it_was_at_the_failure() {
     assert_eq!(board.doing(0), "computing, before any collective");
     let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
     assert_eq!(board.doing(0), "computing since barrier #0 `x` on ranks [0, 1, 2]");
-    board.begin_wait(ticket);
+    board.begin_wait(Wait::All(ticket));
     board.fail(Failure::Panicked { rank: 1, message: String::new() });
-    board.end_wait(ticket);
+    board.end_wait(0, Wait::All(ticket));
     board.returned(0);
     assert_eq!(board.doing(0), "waiting in barrier #0 `x` on ranks [0, 1, 2] for ranks [1, 2]");
 }

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::LocalEngine;
-use super::board::GroupKey;
+use super::board::{GroupKey, Letter};
 #[cfg(feature = "cube")]
 use super::cube::Fused;
+#[cfg(feature = "cube")]
+use super::data::has_kernel;
 use super::data::{Deposit, Exchange};
-use super::pending::{Joined, Seat};
-use crate::comm::engine::{Channel, Member, Post, Posted};
+use super::pending::{Awaited, Joined, Seat, Sent};
+use crate::comm::engine::{Channel, Member, Message, Post, Posted};
 use crate::comm::{ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
@@ -28,6 +30,13 @@ impl LocalChannel {
         Self { engine, member, key }
     }
 
+    /// Notes where a deposit is.
+    fn note(&self, deposit: &Deposit) {
+        if let Some(tensor) = deposit.tensors.first() {
+            self.member.ledger.ran_on(tensor.device());
+        }
+    }
+
     /// Joins the next collective of the group.
     fn join<T: 'static>(
         &self,
@@ -35,9 +44,7 @@ impl LocalChannel {
         deposit: Deposit,
         finish: impl FnOnce(Exchange) -> T + Send + 'static,
     ) -> Posted<T> {
-        if let Some(tensor) = deposit.tensors.first() {
-            self.member.ledger.ran_on(tensor.device());
-        }
+        self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.device.clone());
         let ticket = self.engine.rendezvous.join(self.key, place, post.print, deposit)?;
         let finish = move |deposits: &[Deposit]| finish(Exchange { deposits, member: place, device: &device });
@@ -75,7 +82,8 @@ impl Channel for LocalChannel {
         let (fused, deposit) = Fused::pack_wholes(deposit, &post.print.tensors, &cuts, &self.member);
         self.join(post, deposit, move |exchange| {
             #[cfg(feature = "cube")]
-            if let Some(parts) = fused.and_then(|fused| fused.reduced(exchange.deposits, op)) {
+            if let Some(parts) = fused.filter(|_| has_kernel(op)).and_then(|fused| fused.reduced(exchange.deposits, op))
+            {
                 return parts;
             }
             let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);
@@ -97,16 +105,26 @@ impl Channel for LocalChannel {
         &self,
         post: Post,
         tensors: Vec<DispatchTensor>,
-        metas: Vec<TensorMeta>,
+        _metas: Vec<TensorMeta>,
         root: usize,
     ) -> Posted<Vec<DispatchTensor>> {
-        self.join(post, Deposit::new(tensors), move |exchange| {
-            (0..metas.len()).map(|index| exchange.copy(index, root)).collect()
-        })
+        self.join(post, Deposit::new(tensors), move |exchange| exchange.copies(root))
     }
 
     fn barrier(&self, post: Post) -> Posted<()> {
         self.join(post, Deposit::new(Vec::new()), |_| ())
+    }
+
+    fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()> {
+        let (from, part) = (self.member.group.rank(), Deposit::new(tensors));
+        self.note(&part);
+        self.engine.rendezvous.send(self.key, to, Letter { from, tag, print: post.print, part })?;
+        Ok(Box::new(Sent))
+    }
+
+    fn receive(&self, post: Post, from: Option<usize>, tag: u32, _metas: Option<Vec<TensorMeta>>) -> Posted<Message> {
+        let claim = self.engine.rendezvous.receive(self.key, self.member.group.rank(), from, tag, post.print)?;
+        Ok(Box::new(Awaited::new(self.engine.clone(), claim, self.member.device.clone())))
     }
 
     /// Every rank reads the terms where they are; of large ones each reduces a share for all.

@@ -94,10 +94,10 @@ impl<'a> Exchange<'a> {
         concat(sources, dim, &self.home(0))
     }
 
-    /// A copy of tensor `index` of `root`.
-    pub fn copy(&self, index: usize, root: usize) -> DispatchTensor {
-        let tensor = &self.deposits[root].tensors[index];
-        concat(vec![(tensor, full(&tensor.shape()[..]))], 0, &self.home(index))
+    /// Copies of the tensors of `root`.
+    pub fn copies(&self, root: usize) -> Vec<DispatchTensor> {
+        let tensors = self.deposits[root].tensors.iter();
+        tensors.map(|tensor| concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)).collect()
     }
 
     /// A copy of what each rank has for this one; `own` of its own.
@@ -128,6 +128,7 @@ impl<'a> Exchange<'a> {
         #[cfg(feature = "flex")]
         if self.deposits.len() > 2
             && shape.num_elements() >= SHARED_REDUCTION
+            && has_kernel(op)
             && let Some(result) = self.reduce_shared(index, op)
         {
             return result;
@@ -138,7 +139,9 @@ impl<'a> Exchange<'a> {
     fn reduce(&self, index: usize, ranges: &Ranges, op: ReduceOp) -> DispatchTensor {
         let sources: Vec<_> = self.deposits.iter().map(|deposit| &deposit.tensors[index]).collect();
         #[cfg(feature = "flex")]
-        if let Some(sources) = sources.iter().map(|tensor| flex::primitive(tensor)).collect::<Option<Vec<_>>>() {
+        if has_kernel(op)
+            && let Some(sources) = sources.iter().map(|tensor| flex::primitive(tensor)).collect::<Option<Vec<_>>>()
+        {
             return flex::reduce(&sources, ranges, op);
         }
         engine::reduce(&sources, ranges, op, &self.home(index))
@@ -186,6 +189,11 @@ impl<'a> Exchange<'a> {
 /// From this many elements on, more than two ranks share the work of an all-reduce.
 #[cfg(feature = "flex")]
 const SHARED_REDUCTION: usize = 16 * 1024;
+
+/// Whether reductions of this kind have kernels; the others are burn's operations.
+pub(super) fn has_kernel(op: ReduceOp) -> bool {
+    !matches!(op, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_))
+}
 
 fn concat(sources: Vec<(&DispatchTensor, Ranges)>, dim: usize, device: &Device) -> DispatchTensor {
     #[cfg(feature = "flex")]

@@ -19,7 +19,7 @@ mod pending;
 mod rendezvous;
 mod sync;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::engine::{Channel, Engine, Failure, Member, Print};
@@ -31,7 +31,8 @@ pub(super) struct LocalEngine {
     size: usize,
     /// Tells the launches of a process apart: 0, 1, ..
     launch: u64,
-    finished: AtomicBool,
+    /// Ranks whose programs are over.
+    left: AtomicUsize,
     this: Weak<Self>,
 }
 
@@ -48,20 +49,19 @@ impl LocalEngine {
             rendezvous: rendezvous::Rendezvous::new(size, spins, multithreaded),
             size,
             launch: LAUNCHES.fetch_add(1, Ordering::Relaxed),
-            finished: AtomicBool::new(false),
+            left: AtomicUsize::new(0),
             this: this.clone(),
         })
-    }
-
-    /// No rank's program runs any more.
-    pub fn finish(&self) {
-        self.finished.store(true, Ordering::Relaxed);
     }
 }
 
 impl Engine for LocalEngine {
     fn size(&self) -> usize {
         self.size
+    }
+
+    fn here(&self) -> Vec<usize> {
+        (0..self.size).collect()
     }
 
     fn launch(&self) -> u64 {
@@ -83,6 +83,7 @@ impl Engine for LocalEngine {
 
     fn leave(&self, rank: usize) {
         self.rendezvous.returned(rank);
+        self.left.fetch_add(1, Ordering::Relaxed);
     }
 
     fn doing(&self, rank: usize) -> String {
@@ -90,7 +91,7 @@ impl Engine for LocalEngine {
     }
 
     fn is_finished(&self) -> bool {
-        self.finished.load(Ordering::Relaxed)
+        self.left.load(Ordering::Relaxed) == self.size
     }
 }
 
@@ -105,6 +106,10 @@ impl board::Fingerprint for Print {
 
     fn difference(&self, other: &Self) -> Option<String> {
         self.difference(other)
+    }
+
+    fn refusal(&self, sent: &Self) -> Option<String> {
+        self.refusal(sent)
     }
 
     fn is_of_pairs(&self) -> bool {

@@ -1,13 +1,15 @@
-//! [`Joined`]: a collective that a thread rank has joined.
+//! What a thread rank waits for: a collective that it has [`Joined`], a message that is [`Awaited`].
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use burn::tensor::Device;
+
 use super::LocalEngine;
-use super::board::Ticket;
-use super::data::Deposit;
+use super::board::{Claim, Ticket};
+use super::data::{Deposit, Exchange};
 use crate::comm::CommError;
-use crate::comm::engine::{Pending, Waited};
+use crate::comm::engine::{Message, Pending, Waited};
 
 /// A place in a collective; gives it up when dropped.
 pub(super) struct Seat {
@@ -52,5 +54,55 @@ where
         let ticket = seat.take();
         let deposits = seat.engine.rendezvous.wait(ticket, deadline)?;
         Ok(Waited::timed(|| finish(&deposits)))
+    }
+}
+
+/// A message that is on its way: the engine has it.
+pub(super) struct Sent;
+
+impl Pending<()> for Sent {
+    fn is_complete(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>, _deadline: Duration) -> Result<Waited<()>, CommError> {
+        Ok(Waited::timed(|| ()))
+    }
+}
+
+/// A message that this rank receives; gives it up when dropped.
+pub(super) struct Awaited {
+    engine: Arc<LocalEngine>,
+    claim: Option<Claim>,
+    device: Device,
+}
+
+impl Awaited {
+    pub fn new(engine: Arc<LocalEngine>, claim: Claim, device: Device) -> Self {
+        Self { engine, claim: Some(claim), device }
+    }
+}
+
+impl Pending<Message> for Awaited {
+    fn is_complete(&self) -> bool {
+        self.claim.is_none_or(|claim| self.engine.rendezvous.has_arrived(claim))
+    }
+
+    fn wait(mut self: Box<Self>, deadline: Duration) -> Result<Waited<Message>, CommError> {
+        let claim = self.claim.take().expect("a message is waited for once");
+        let letter = self.engine.rendezvous.wait_for_message(claim, deadline)?;
+        Ok(Waited::timed(|| {
+            let deposits = std::slice::from_ref(&letter.part);
+            let exchange = Exchange { deposits, member: 0, device: &self.device };
+            Message { from: letter.from, tensors: exchange.copies(0) }
+        }))
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            self.engine.rendezvous.give_up(claim);
+        }
     }
 }

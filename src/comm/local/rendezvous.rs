@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::{Board, Fingerprint, GroupKey, Parts, Poll, Ticket};
+use super::board::{Board, Claim, Fingerprint, GroupKey, Letter, Parts, Poll, Ticket, Wait};
 use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop};
 use crate::comm::CommError;
 use crate::comm::engine::Failure;
@@ -62,44 +62,104 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// Joins `member`'s next collective of `group` with `part`. Never blocks.
     pub fn join(&self, group: GroupKey, member: usize, print: F, part: P) -> Result<Ticket, CommError> {
         let mut state = self.state.lock();
-        match state.board.join(group, member, print, part) {
-            Ok((ticket, complete)) => {
-                if complete {
-                    state.bells[group.index()].ring();
-                }
-                Ok(ticket)
-            }
-            Err(error) => {
-                state.ring_all();
-                leave(state);
-                Err(error)
-            }
+        let joined = state.board.join(group, member, print, part);
+        let complete = matches!(joined, Ok((_, true)));
+        self.ring(state, group, complete, joined).map(|(ticket, _)| ticket)
+    }
+
+    /// Sends a message to member `to` of the group. Never blocks.
+    pub fn send(&self, group: GroupKey, to: usize, letter: Letter<F, P>) -> Result<(), CommError> {
+        let mut state = self.state.lock();
+        let sent = state.board.send(group, to, letter);
+        let wanted = matches!(sent, Ok(true));
+        self.ring(state, group, wanted, sent).map(|_| ())
+    }
+
+    /// Posts `member`'s receive of a message of `from`, or of anybody. Never blocks.
+    pub fn receive(
+        &self,
+        group: GroupKey,
+        member: usize,
+        from: Option<usize>,
+        tag: u32,
+        print: F,
+    ) -> Result<Claim, CommError> {
+        let mut state = self.state.lock();
+        let posted = state.board.receive(group, member, from, tag, print);
+        self.ring(state, group, false, posted)
+    }
+
+    /// Wakes those whom `result` concerns, and unlocks.
+    fn ring<T>(
+        &self,
+        state: MutexGuard<'_, State<F, P>>,
+        group: GroupKey,
+        awaited: bool,
+        result: Result<T, CommError>,
+    ) -> Result<T, CommError> {
+        if awaited {
+            state.bells[group.index()].ring();
         }
+        if result.is_err() {
+            state.ring_all();
+        }
+        leave(state);
+        result
     }
 
     /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_complete(&self, ticket: Ticket) -> bool {
-        !matches!(self.state.lock().board.poll(ticket), Poll::Pending)
+        self.state.lock().board.is_over(Wait::All(ticket))
+    }
+
+    /// Whether [`wait_for_message`](Self::wait_for_message) would return at once.
+    pub fn has_arrived(&self, claim: Claim) -> bool {
+        self.state.lock().board.is_over(Wait::Message(claim))
     }
 
     /// Blocks until every member has joined, the world has failed, or `deadline` has passed;
     /// then releases the ticket.
     pub fn wait(&self, ticket: Ticket, deadline: Duration) -> Result<Parts<P>, CommError> {
+        let (mut state, result) = self.block(Wait::All(ticket), deadline, |board| board.poll(ticket));
+        state.board.release(ticket);
+        leave(state);
+        result
+    }
+
+    /// Blocks until the message of `claim` is there, the world has failed, or `deadline` has passed; then there is no
+    /// such claim any more.
+    pub fn wait_for_message(&self, claim: Claim, deadline: Duration) -> Result<Letter<F, P>, CommError> {
+        let (mut state, result) = self.block(Wait::Message(claim), deadline, |board| board.arrival(claim));
+        if result.is_err() {
+            state.board.give_up(claim);
+        }
+        leave(state);
+        result
+    }
+
+    /// Blocks until `look` is ready, the world has failed, or `deadline` has passed.
+    fn block<T>(
+        &self,
+        wait: Wait,
+        deadline: Duration,
+        look: impl Fn(&mut Board<F, P>) -> Poll<T>,
+    ) -> (MutexGuard<'_, State<F, P>>, Result<T, CommError>) {
         let mut state = self.state.lock();
+        let rank = state.board.rank(wait);
         let (mut until, mut spun) = (None, self.spins == 0);
         let result = loop {
-            match state.board.poll(ticket) {
-                Poll::Ready(parts) => break Ok(parts),
-                Poll::Failed => break Err(state.error(ticket)),
+            match look(&mut state.board) {
+                Poll::Ready(value) => break Ok(value),
+                Poll::Failed => break Err(state.error(wait)),
                 Poll::Pending => {}
             }
             let until = match until {
                 None => {
-                    state.board.begin_wait(ticket);
+                    state.board.begin_wait(wait);
                     *until.insert(Instant::now() + deadline.min(LONGEST))
                 }
                 Some(until) => {
-                    state.board.check_left(ticket);
+                    state.board.check_left(wait);
                     until
                 }
             };
@@ -107,7 +167,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 state.ring_all();
                 continue;
             }
-            let bell = state.bells[ticket.group.index()].clone();
+            let bell = state.bells[wait.group().index()].clone();
             if !spun {
                 spun = true;
                 let rung = bell.rung.load(Ordering::Relaxed);
@@ -116,21 +176,26 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 (0..self.spins).take_while(quiet).for_each(|_| spin_loop());
                 state = self.state.lock();
             } else if bell.sleepers.wait_until(&mut state, until).timed_out() {
-                state.expire(ticket, deadline);
+                state.expire(wait, deadline);
             }
         };
         if until.is_some() {
-            state.board.end_wait(ticket);
+            state.board.end_wait(rank, wait);
         }
-        state.board.release(ticket);
-        leave(state);
-        result
+        (state, result)
     }
 
     /// Gives up the result of `ticket`.
     pub fn release(&self, ticket: Ticket) {
         let mut state = self.state.lock();
         state.board.release(ticket);
+        leave(state);
+    }
+
+    /// Gives up the message of `claim`.
+    pub fn give_up(&self, claim: Claim) {
+        let mut state = self.state.lock();
+        state.board.give_up(claim);
         leave(state);
     }
 
@@ -177,20 +242,20 @@ impl<F: Fingerprint, P> State<F, P> {
         }
     }
 
-    fn error(&self, ticket: Ticket) -> CommError {
+    fn error(&self, wait: Wait) -> CommError {
         let failure = self.board.failure().expect("polled as failed");
-        failure.error(Some(self.board.id(ticket)))
+        failure.error(Some(self.board.id(wait)))
     }
 
-    /// The deadline has passed: a failure unless the last rank came just now.
-    fn expire(&mut self, ticket: Ticket, deadline: Duration) {
-        if !matches!(self.board.poll(ticket), Poll::Pending) {
+    /// The deadline has passed: a failure unless what `wait` is for came just now.
+    fn expire(&mut self, wait: Wait, deadline: Duration) {
+        if self.board.is_over(wait) {
             return;
         }
         let error = CommError::DeadlineExceeded {
-            rank: self.board.rank(ticket),
-            missing: self.board.missing(ticket),
-            during: self.board.id(ticket),
+            rank: self.board.rank(wait),
+            missing: self.board.missing(wait),
+            during: self.board.id(wait),
             deadline,
         };
         self.board.fail(Failure::Collective(error));

@@ -117,7 +117,7 @@ pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
         let device = world.device().clone().autodiff();
         cases.iter().map(|case| Truth::of(case, &device)).collect::<crate::Result<Vec<_>>>()
     });
-    let truths = truths.unwrap_or_else(|error| panic!("an unsharded operator failed: {error}")).remove(0);
+    let truths = truths.unwrap_or_else(|error| panic!("an unsharded operator failed: {error}")).remove(0).1;
     let (mut possible, mut tried) = (vec![0; cases.len()], Vec::new());
     let chunks = MESHES.map(|(mesh, caps)| (mesh, caps, Plan::new as fn(_, _, _, _) -> _));
     let ragged = RAGGED_MESHES.map(|(mesh, caps)| (mesh, caps, Plan::ragged as fn(_, _, _, _) -> _));

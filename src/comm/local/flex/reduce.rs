@@ -73,6 +73,9 @@ fn by_op<E: Element>(
         ReduceOp::Min => strips(&slices, &block, Number::least, |least| least),
         ReduceOp::Max => strips(&slices, &block, Number::greatest, |greatest| greatest),
         ReduceOp::Product => strips(&slices, &block, Number::times, |product| product),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_) => {
+            unreachable!("{op:?} has no kernel")
+        }
     };
     wrap(build(out, shape, dtype))
 }

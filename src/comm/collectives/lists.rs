@@ -1,0 +1,94 @@
+//! A tensor of any shape from each rank, or for each.
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+
+use crate::comm::engine::{Pairs, Print};
+use crate::comm::{Call, Communicator, Op, ReduceOp, Sharded, TensorMeta, Work, arguments};
+use crate::placement::Cut;
+
+impl Communicator {
+    /// Every rank gives each rank of the group a tensor of its own, of any shape and dtype, or none: `parts[i]`
+    /// is for group rank `i`. It gets what each had for it, in group order; `metas` describes that, and is
+    /// compared with what is given. Its own part comes back as it is.
+    ///
+    /// ```
+    /// use burn::tensor::{DType, Shape, Tensor};
+    /// use burn_dtensor::comm::{Launch, TensorMeta, launch};
+    ///
+    /// // Every rank gives its neighbour as many elements as its rank says.
+    /// launch(Launch::threads(3), |world| {
+    ///     let (rank, next, last) = (world.rank(), (world.rank() + 1) % 3, (world.rank() + 2) % 3);
+    ///     let (mut parts, mut metas) = (vec![None; 3], vec![None; 3]);
+    ///     parts[next] = Some(Tensor::<1>::zeros([rank], world.device()).into_dispatch());
+    ///     metas[last] = Some(TensorMeta { shape: Shape::from([last]), dtype: DType::F32 });
+    ///     let mut got = world.all().all_to_all_list("neighbours".into(), parts, metas).wait()?;
+    ///     assert_eq!(Tensor::<1>::from_dispatch(got[last].take().unwrap()).dims(), [last]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    pub fn all_to_all_list(
+        &self,
+        call: Call,
+        parts: Vec<Option<DispatchTensor>>,
+        metas: Vec<Option<TensorMeta>>,
+    ) -> Work<Vec<Option<DispatchTensor>>> {
+        self.exchange(Op::AllToAllList, call, None, parts, metas)
+    }
+
+    /// Every rank gets the tensors of all ranks, of any shapes and dtypes, in group order. `metas` describes each on every
+    /// rank.
+    pub fn all_gather_list(
+        &self,
+        call: Call,
+        tensor: DispatchTensor,
+        metas: Vec<TensorMeta>,
+    ) -> Work<Vec<DispatchTensor>> {
+        let parts = vec![Some(tensor); self.group().size()];
+        let metas = metas.into_iter().map(Some).collect();
+        self.exchange(Op::AllGather, call, None, parts, metas).then(|parts| parts.into_iter().flatten().collect())
+    }
+
+    /// Reduces over the ranks what each has for each: this rank gets the reduction of part `i` of all ranks, where `i` is
+    /// its place in the group. Parts for one rank are alike, parts for several need not be.
+    pub fn reduce_scatter_list(&self, call: Call, parts: Vec<DispatchTensor>, op: ReduceOp) -> Work<DispatchTensor> {
+        let (size, own) = (self.group().size(), self.group().rank());
+        if let Err(problem) = arguments::one_each("parts", parts.len(), self.group()) {
+            return self.refuse(Op::ReduceScatter, &call, problem);
+        }
+        let wholes = parts.into_iter().enumerate().map(|(rank, part)| all_for(rank, part, size)).collect();
+        self.reduce_scatter(call, wholes, op).then(move |mut parts| parts.swap_remove(own))
+    }
+
+    /// What each rank gives each rank of the group, and takes of it.
+    pub(super) fn exchange(
+        &self,
+        op: Op,
+        call: Call,
+        root: Option<usize>,
+        parts: Vec<Option<DispatchTensor>>,
+        metas: Vec<Option<TensorMeta>>,
+    ) -> Work<Vec<Option<DispatchTensor>>> {
+        let checked = arguments::listed(&parts, metas.clone(), self.group());
+        let pairs: Pairs = match self.at_home(checked, parts.iter().flatten()) {
+            Ok(pairs) => pairs,
+            Err(problem) => return self.refuse(op, &call, problem),
+        };
+        if self.is_alone() {
+            return Work::done(parts);
+        }
+        let bytes = pairs.bytes();
+        let print = Print { root, pairs: Some(pairs.into()), ..Print::new(op, &call, Vec::new()) };
+        let listed = |parts: Vec<Option<DispatchTensor>>| parts.into_iter().map(Vec::from_iter).collect();
+        let metas = metas.into_iter().map(Vec::from_iter).collect();
+        let work = self.post(call, print, bytes, |channel, post| channel.all_to_all(post, listed(parts), metas));
+        work.then(|parts: Vec<Vec<_>>| parts.into_iter().map(|mut part| part.pop()).collect())
+    }
+}
+
+/// `tensor`, of which `rank` holds all and the others nothing.
+pub(super) fn all_for(rank: usize, tensor: DispatchTensor, size: usize) -> Sharded {
+    let len = tensor.shape()[0];
+    let lengths: Vec<_> = (0..size).map(|other| if other == rank { len } else { 0 }).collect();
+    Sharded { tensor, dim: 0, cut: Cut::Lengths(lengths.into()) }
+}

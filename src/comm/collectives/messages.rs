@@ -1,0 +1,63 @@
+//! Point-to-point messages.
+
+use burn::backend::DispatchTensor;
+
+use crate::comm::communicator::bytes;
+use crate::comm::engine::{Message, Print};
+use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
+
+impl Communicator {
+    /// Sends tensors of any shapes and dtypes to group rank `to`, which may be this one. Not a collective: `to` calls
+    /// [`receive`](Self::receive).
+    ///
+    /// Never waits for the receiver, so that ranks may send in any order: `wait` returns when the tensors may be used
+    /// again. Several messages may be under way; of one sender and one `tag` they arrive in order.
+    ///
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use burn_dtensor::comm::{Launch, launch};
+    ///
+    /// // Around a ring.
+    /// launch(Launch::threads(3), |world| {
+    ///     let (comm, rank) = (world.all(), world.rank());
+    ///     let tensor = Tensor::<1>::full([2], rank as f32, world.device());
+    ///     comm.send("ring".into(), vec![tensor.into_dispatch()], (rank + 1) % 3, 0).wait()?;
+    ///     let mut message = comm.receive("ring".into(), None, (rank + 2) % 3, 0).wait()?;
+    ///     let got = Tensor::<1>::from_dispatch(message.tensors.remove(0));
+    ///     assert_eq!(got.sum().into_scalar::<f32>(), 2.0 * message.from as f32);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    pub fn send(&self, call: Call, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Work<()> {
+        let checked = arguments::member("to", to, self.group()).and_then(|()| arguments::sent(&tensors));
+        let prints = match self.at_home(checked, &tensors) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::Send, &call, problem),
+        };
+        let (bytes, print) = (bytes(&prints), Print::new(Op::Send, &call, prints));
+        self.post(call, print, bytes, |channel, post| channel.send(post, tensors, to, tag))
+    }
+
+    /// The next message with `tag` of group rank `from`, or, if `None`, of whoever sends one first: what it holds, and who
+    /// sent it. Its label must be this call's, and its tensors what `metas` says, if that is given.
+    ///
+    /// Receives may be posted ahead, and take messages in the order in which they were posted.
+    pub fn receive(
+        &self,
+        call: Call,
+        metas: Option<Vec<TensorMeta>>,
+        from: impl Into<Option<usize>>,
+        tag: u32,
+    ) -> Work<Message> {
+        let from = from.into();
+        let checked = from.map_or(Ok(()), |from| arguments::member("from", from, self.group()));
+        if let Err(problem) = checked {
+            return self.refuse(Op::Receive, &call, problem);
+        }
+        let any = metas.is_none();
+        let prints = metas.iter().flatten().map(arguments::described).collect();
+        let print = Print { any, ..Print::new(Op::Receive, &call, prints) };
+        self.post(call, print, 0, |channel, post| channel.receive(post, from, tag, metas))
+    }
+}

@@ -1,0 +1,193 @@
+//! Collectives of any values that serde can write: configurations, metrics, shapes; as CBOR, in 32-bit words.
+//!
+//! They return when they are done. Each is two collectives: how long the values are, and the values. Meant for small
+//! things; tensors are faster as tensors.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::DType;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::rows::{numbers, numbers_meta, read_numbers, read_words, words_of};
+use crate::Result;
+use crate::comm::arguments::Problem;
+use crate::comm::{Call, CommError, Communicator, Op, Sharded, TensorMeta, Work};
+use crate::placement::Cut;
+
+/// Bytes a word.
+const WORD: usize = size_of::<i32>();
+
+impl Communicator {
+    /// The objects of all ranks, in group order.
+    ///
+    /// ```
+    /// use burn_dtensor::comm::{Launch, launch};
+    ///
+    /// launch(Launch::threads(3), |world| {
+    ///     let names = world.all().all_gather_object("host".into(), &format!("host {}", world.rank()))?;
+    ///     assert_eq!(names, ["host 0", "host 1", "host 2"]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`Communicator`]; [`CommError::InvalidArgument`] on every rank if an object cannot be written, or not be read
+    /// as a `T`.
+    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, call: Call, object: &T) -> Result<Vec<T>> {
+        let op = Op::AllGather;
+        let bytes = self.encode(op, &call, object)?;
+        let of_numbers = |len| Sharded { tensor: numbers(&[len], self), dim: 0, cut: self.equal(numbers_meta(1)) };
+        let lengths = self.all_gather(call.clone(), vec![of_numbers(bytes.len())]).wait()?.remove(0);
+        let lengths = read_numbers(lengths);
+        let parts: Vec<_> = lengths.iter().map(|len| len.div_ceil(WORD)).collect();
+        let cut = Cut::Lengths(parts.clone().into());
+        let shard = Sharded { tensor: words(&bytes, self), dim: 0, cut };
+        let all = read_words(self.all_gather(call.clone(), vec![shard]).wait()?.remove(0));
+        let mut rest = &all[..];
+        let object = |(part, len): (usize, usize)| {
+            let (object, others) = rest.split_at(part);
+            rest = others;
+            self.decode(op, &call, object, len)
+        };
+        parts.into_iter().zip(lengths).map(object).collect()
+    }
+
+    /// Every rank gets the object of group rank `root`: `Some` there, and ignored elsewhere.
+    ///
+    /// # Errors
+    /// As [`all_gather_object`](Self::all_gather_object).
+    pub fn broadcast_object<T: Serialize + DeserializeOwned>(
+        &self,
+        call: Call,
+        object: Option<&T>,
+        root: usize,
+    ) -> Result<T> {
+        let op = Op::Broadcast;
+        let object = object.filter(|_| self.group().rank() == root);
+        let bytes = object.map(|object| self.encode(op, &call, object)).transpose()?;
+        let len = bytes.as_ref().map(|bytes| vec![numbers(&[bytes.len()], self)]);
+        let len = self.broadcast(call.clone(), len, vec![numbers_meta(1)], root).wait()?.remove(0);
+        let len = read_numbers(len)[0];
+        let words = bytes.map(|bytes| vec![words(&bytes, self)]);
+        let words = self.broadcast(call.clone(), words, vec![words_meta(len)], root).wait()?.remove(0);
+        self.decode(op, &call, &read_words(words), len)
+    }
+
+    /// Group rank `root` gets the objects of all ranks, in group order, the others get `None`.
+    ///
+    /// # Errors
+    /// As [`all_gather_object`](Self::all_gather_object).
+    pub fn gather_object<T: Serialize + DeserializeOwned>(
+        &self,
+        call: Call,
+        object: &T,
+        root: usize,
+    ) -> Result<Option<Vec<T>>> {
+        let op = Op::Gather;
+        let bytes = self.encode(op, &call, object)?;
+        let is_root = self.group().rank() == root;
+        let metas = is_root.then(|| vec![numbers_meta(1); self.group().size()]);
+        let lengths = self.gather(call.clone(), numbers(&[bytes.len()], self), metas, root).wait()?;
+        let lengths: Option<Vec<_>> = lengths.map(|of_ranks| of_ranks.into_iter().flat_map(read_numbers).collect());
+        let metas = lengths.as_ref().map(|lengths| lengths.iter().map(|len| words_meta(*len)).collect());
+        let objects = self.gather(call.clone(), words(&bytes, self), metas, root).wait()?;
+        let Some((objects, lengths)) = objects.zip(lengths) else { return Ok(None) };
+        let object = |(words, len)| self.decode(op, &call, &read_words(words), len);
+        objects.into_iter().zip(lengths).map(object).collect::<Result<_>>().map(Some)
+    }
+
+    /// Each rank gets an object of its own of group rank `root`, which has one for each: `Some` there, `None` elsewhere.
+    ///
+    /// # Errors
+    /// As [`all_gather_object`](Self::all_gather_object).
+    pub fn scatter_object<T: Serialize + DeserializeOwned>(
+        &self,
+        call: Call,
+        objects: Option<&[T]>,
+        root: usize,
+    ) -> Result<T> {
+        let op = Op::Scatter;
+        let encode = |objects: &[T]| objects.iter().map(|object| self.encode(op, &call, object)).collect();
+        let bytes: Option<Vec<Vec<u8>>> = objects.map(encode).transpose()?;
+        let each = |tensor: fn(&Self, &[u8]) -> DispatchTensor| {
+            bytes.as_ref().map(|bytes| bytes.iter().map(|bytes| tensor(self, bytes)).collect())
+        };
+        let lengths = each(|comm, bytes| numbers(&[bytes.len()], comm));
+        let len = read_numbers(self.scatter_list(call.clone(), lengths, numbers_meta(1), root).wait()?)[0];
+        let words =
+            self.scatter_list(call.clone(), each(|comm, bytes| words(bytes, comm)), words_meta(len), root).wait()?;
+        self.decode(op, &call, &read_words(words), len)
+    }
+
+    /// Sends an object to group rank `to`, which calls [`receive_object`](Self::receive_object). Not a collective.
+    pub fn send_object<T: Serialize>(&self, call: Call, object: &T, to: usize, tag: u32) -> Work<()> {
+        match self.encode(Op::Send, &call, object) {
+            Ok(bytes) => {
+                let tensors = vec![numbers(&[bytes.len()], self), words(&bytes, self)];
+                self.send(call, tensors, to, tag)
+            }
+            Err(error) => Work::failed(error),
+        }
+    }
+
+    /// The next object with `tag` of group rank `from`, or, if `None`, of anybody, and who sent it.
+    ///
+    /// # Errors
+    /// As [`all_gather_object`](Self::all_gather_object).
+    pub fn receive_object<T: DeserializeOwned>(
+        &self,
+        call: Call,
+        from: impl Into<Option<usize>>,
+        tag: u32,
+    ) -> Result<(usize, T)> {
+        let message = self.receive(call.clone(), None, from, tag).wait()?;
+        let [len, words] = <[DispatchTensor; 2]>::try_from(message.tensors).map_err(|tensors| {
+            let problem = format!("a message of {} tensors came", tensors.len());
+            self.refused(Op::Receive, &call, Problem { problem, remedy: "send it with `send_object`" })
+        })?;
+        let object = self.decode(Op::Receive, &call, &read_words(words), read_numbers(len)[0])?;
+        Ok((message.from, object))
+    }
+
+    fn encode<T: Serialize>(&self, op: Op, call: &Call, object: &T) -> Result<Vec<u8>, CommError> {
+        let mut bytes = Vec::new();
+        match ciborium::into_writer(object, &mut bytes) {
+            Ok(()) => Ok(bytes),
+            Err(error) => {
+                let problem = format!("a {} cannot be written: {error}", std::any::type_name::<T>());
+                Err(self.refused(op, call, Problem { problem, remedy: "give what serde can write" }))
+            }
+        }
+    }
+
+    fn decode<T: DeserializeOwned>(&self, op: Op, call: &Call, words: &[i32], len: usize) -> Result<T> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).take(len).collect();
+        ciborium::from_reader(&bytes[..]).map_err(|error| {
+            let problem = format!("what came is no {}: {error}", std::any::type_name::<T>());
+            self.refused(op, call, Problem { problem, remedy: "send and receive one type" }).into()
+        })
+    }
+
+    fn refused(&self, op: Op, call: &Call, problem: Problem) -> CommError {
+        match self.refuse::<()>(op, call, problem).wait() {
+            Err(error) => error,
+            Ok(()) => unreachable!("a refused call fails"),
+        }
+    }
+}
+
+/// Bytes, and zeros up to a whole word.
+fn words(bytes: &[u8], comm: &Communicator) -> DispatchTensor {
+    let word = |bytes: &[u8]| {
+        let mut word = [0; WORD];
+        word[..bytes.len()].copy_from_slice(bytes);
+        i32::from_le_bytes(word)
+    };
+    words_of(bytes.chunks(WORD).map(word).collect(), comm)
+}
+
+/// What [`words`] makes of `len` bytes.
+fn words_meta(len: usize) -> TensorMeta {
+    TensorMeta { shape: [len.div_ceil(WORD)].into(), dtype: DType::I32 }
+}

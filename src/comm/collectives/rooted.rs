@@ -1,0 +1,128 @@
+//! What one rank, the root, has for all, or gets of all.
+
+use burn::backend::DispatchTensor;
+
+use super::lists::all_for;
+use crate::comm::communicator::bytes;
+use crate::comm::engine::Print;
+use crate::comm::{Call, Communicator, Op, ReduceOp, TensorMeta, Work, arguments};
+use crate::placement::Cut;
+
+impl Communicator {
+    /// Every rank gets the tensors of group rank `root`. `metas` describes them on every rank;
+    /// `tensors` is `Some` on the root and ignored elsewhere.
+    pub fn broadcast(
+        &self,
+        call: Call,
+        tensors: Option<Vec<DispatchTensor>>,
+        metas: Vec<TensorMeta>,
+        root: usize,
+    ) -> Work<Vec<DispatchTensor>> {
+        let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group());
+        let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
+        let prints = match self.at_home(checked, &tensors) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::Broadcast, &call, problem),
+        };
+        if self.is_alone() {
+            return Work::done(tensors);
+        }
+        let bytes = bytes(&prints);
+        let print = Print { root: Some(root), ..Print::new(Op::Broadcast, &call, prints) };
+        self.post(call, print, bytes, |channel, post| channel.broadcast(post, tensors, metas, root))
+    }
+
+    /// Each rank gets its own part of tensor `i` of group rank `root`: `cuts[i]` is the dimension, and
+    /// how it is cut. `metas` describes the wholes on every rank; `tensors` is `Some` on the root and
+    /// ignored elsewhere.
+    pub fn scatter(
+        &self,
+        call: Call,
+        tensors: Option<Vec<DispatchTensor>>,
+        metas: Vec<TensorMeta>,
+        cuts: Vec<(usize, Cut)>,
+        root: usize,
+    ) -> Work<Vec<DispatchTensor>> {
+        let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group()).and_then(|mut prints| {
+            arguments::scattered(&mut prints, &cuts, self.group())?;
+            Ok(prints)
+        });
+        let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
+        let prints = match self.at_home(checked, &tensors) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::Scatter, &call, problem),
+        };
+        if self.is_alone() {
+            return Work::done(tensors);
+        }
+        let bytes = bytes(&prints);
+        let print = Print { root: Some(root), ..Print::new(Op::Scatter, &call, prints) };
+        self.post(call, print, bytes, |channel, post| channel.scatter(post, tensors, metas, cuts, root))
+    }
+
+    /// Reduces tensors of one shape over the ranks: group rank `root` gets the result, the others get `None`.
+    pub fn reduce(
+        &self,
+        call: Call,
+        tensors: Vec<DispatchTensor>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Work<Option<Vec<DispatchTensor>>> {
+        let checked = arguments::member("root", root, self.group()).and_then(|()| arguments::reduced(&tensors, op));
+        let prints = match self.at_home(checked, &tensors) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::Reduce, &call, problem),
+        };
+        if self.is_alone() {
+            return Work::done(Some(tensors));
+        }
+        let (size, is_root) = (self.group().size(), self.group().rank() == root);
+        let bytes = bytes(&prints);
+        let print = Print { reduce: Some(op), root: Some(root), ..Print::new(Op::Reduce, &call, prints) };
+        let wholes = tensors.into_iter().map(|tensor| all_for(root, tensor, size)).collect();
+        let work = self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, wholes, op));
+        work.then(move |tensors| is_root.then_some(tensors))
+    }
+
+    /// Group rank `root` gets the tensors of all ranks, of any shapes and dtypes, in group order, the others get `None`.
+    /// `metas` describes them on the root, and is `None` elsewhere.
+    pub fn gather(
+        &self,
+        call: Call,
+        tensor: DispatchTensor,
+        metas: Option<Vec<TensorMeta>>,
+        root: usize,
+    ) -> Work<Option<Vec<DispatchTensor>>> {
+        let (size, is_root) = (self.group().size(), self.group().rank() == root);
+        if let Err(problem) = arguments::on_root("metas", metas.is_some(), root, self.group()) {
+            return self.refuse(Op::Gather, &call, problem);
+        }
+        let mut parts = vec![None; size];
+        parts[root] = Some(tensor);
+        let metas = metas.map_or_else(|| vec![None; size], |metas| metas.into_iter().map(Some).collect());
+        let work = self.exchange(Op::Gather, call, Some(root), parts, metas);
+        work.then(move |parts| is_root.then(|| parts.into_iter().flatten().collect()))
+    }
+
+    /// Each rank gets a tensor of its own of group rank `root`, of any shape and dtype, as `meta` says: tensor `i` goes to
+    /// group rank `i`. `tensors` is `None` elsewhere.
+    pub fn scatter_list(
+        &self,
+        call: Call,
+        tensors: Option<Vec<DispatchTensor>>,
+        meta: TensorMeta,
+        root: usize,
+    ) -> Work<DispatchTensor> {
+        let size = self.group().size();
+        let checked = arguments::on_root("tensors", tensors.is_some(), root, self.group());
+        let given = tensors.as_ref().map_or(size, Vec::len);
+        if let Err(problem) = checked.and_then(|()| arguments::one_each("tensors", given, self.group())) {
+            return self.refuse(Op::Scatter, &call, problem);
+        }
+        let parts = tensors.map_or_else(|| vec![None; size], |tensors| tensors.into_iter().map(Some).collect());
+        let mut metas = vec![None; size];
+        metas[root] = Some(meta);
+        let work = self.exchange(Op::Scatter, call, Some(root), parts, metas);
+        work.then(move |mut parts| parts[root].take().expect("the root gives each rank a tensor"))
+    }
+}

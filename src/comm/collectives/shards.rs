@@ -1,0 +1,83 @@
+//! Tensors cut over the group: gathered, reduced, cut anew.
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+
+use crate::comm::communicator::bytes;
+use crate::comm::engine::Print;
+use crate::comm::{Call, Communicator, Op, ReduceOp, Sharded, Work, arguments};
+use crate::placement::Cut;
+
+impl Communicator {
+    /// Concatenates every rank's piece: each rank gets the whole of every tensor.
+    pub fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>> {
+        let checked = arguments::pieces(&shards, self.group());
+        let prints = match self.at_home(checked, shards.iter().map(|shard| &shard.tensor)) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::AllGather, &call, problem),
+        };
+        if self.is_alone() {
+            return Work::done(shards.into_iter().map(|shard| shard.tensor).collect());
+        }
+        let (bytes, print) = (bytes(&prints), Print::new(Op::AllGather, &call, prints));
+        self.post(call, print, bytes, |channel, post| channel.all_gather(post, shards))
+    }
+
+    /// Reduces the wholes of all ranks; each rank gets its own part of every tensor.
+    pub fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
+        let checked = arguments::wholes(&wholes, op, self.group());
+        let prints = match self.at_home(checked, wholes.iter().map(|whole| &whole.tensor)) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::ReduceScatter, &call, problem),
+        };
+        if self.is_alone() {
+            return Work::done(wholes.into_iter().map(|whole| whole.tensor).collect());
+        }
+        let bytes = bytes(&prints);
+        let print = Print { reduce: Some(op), ..Print::new(Op::ReduceScatter, &call, prints) };
+        self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, wholes, op))
+    }
+
+    /// Reduces tensors of one shape over the ranks; each rank gets the result.
+    pub fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
+        let prints = match self.at_home(arguments::reduced(&tensors, op), &tensors) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::AllReduce, &call, problem),
+        };
+        if self.is_alone() {
+            return Work::done(tensors);
+        }
+        let bytes = bytes(&prints);
+        let print = Print { reduce: Some(op), ..Print::new(Op::AllReduce, &call, prints) };
+        self.post(call, print, bytes, |channel, post| channel.all_reduce(post, tensors, op))
+    }
+
+    /// Re-cuts a tensor: from pieces along `shard.dim` to pieces along `to_dim`, cut as `to_cut`.
+    ///
+    /// `shard` is the rank's own piece, whole along `to_dim`; the result is whole along `shard.dim`
+    /// and holds the rank's part of `to_dim`.
+    pub fn all_to_all(&self, call: Call, shard: Sharded, to_dim: usize, to_cut: Cut) -> Work<DispatchTensor> {
+        let checked = arguments::recut(&shard, to_dim, &to_cut, self.group());
+        let whole = match self.at_home(checked, [&shard.tensor]) {
+            Ok(whole) => whole,
+            Err(problem) => return self.refuse(Op::AllToAll, &call, problem),
+        };
+        if self.is_alone() {
+            return Work::done(shard.tensor);
+        }
+        let piece = (shard.tensor.shape().num_elements() * shard.tensor.dtype().size()) as u64;
+        let print = Print::new(Op::AllToAll, &call, vec![whole]);
+        self.post(call, print, piece, |channel, post| channel.recut(post, shard, to_dim, to_cut))
+    }
+
+    /// Returns once every rank of the group has called it.
+    ///
+    /// Those that have not come in time, [`CommError::DeadlineExceeded`](crate::comm::CommError) names, all of them
+    /// (`torch.distributed.monitored_barrier`); [`Work::wait_for`] gives it a time of its own.
+    pub fn barrier(&self, call: Call) -> Work<()> {
+        if self.is_alone() {
+            return Work::done(());
+        }
+        let print = Print::new(Op::Barrier, &call, Vec::new());
+        self.post(call, print, 0, |channel, post| channel.barrier(post))
+    }
+}

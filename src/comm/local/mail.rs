@@ -1,0 +1,224 @@
+//! [`Mail`]: messages on their way to one member of a group, and the receives that wait for them. Pure state, as the
+//! board.
+//!
+//! Invariants, cited by number in the tests:
+//! 1. Of one sender and one tag, messages are taken in the order in which they were sent.
+//! 2. A message goes to the first receive posted that takes it, a receive takes the first message sent that fits; one
+//!    that has been given up takes its message all the same.
+//! 3. Sending never waits. What is sent belongs to the mail until a receive takes it, or the world ends.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::{Board, Failure, Fingerprint, GroupKey, Poll};
+use crate::comm::{CollectiveId, CommError};
+
+/// One rank's receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub group: GroupKey,
+    /// The rank's position in the group.
+    pub member: usize,
+    /// Which of its receives.
+    number: u64,
+}
+
+/// What one member of a group has sent another.
+pub(crate) struct Letter<F, P> {
+    /// The sender's position in the group.
+    pub from: usize,
+    pub tag: u32,
+    pub print: F,
+    pub part: P,
+}
+
+/// One member's messages.
+pub(super) struct Mail<F, P> {
+    /// Sends and receives of the member so far.
+    calls: u64,
+    /// Which no receive has taken, the oldest first.
+    letters: VecDeque<Letter<F, P>>,
+    /// The oldest first.
+    receives: VecDeque<Receive<F, P>>,
+}
+
+struct Receive<F, P> {
+    number: u64,
+    /// `None`: anybody.
+    from: Option<usize>,
+    tag: u32,
+    print: F,
+    letter: Option<Letter<F, P>>,
+    given_up: bool,
+}
+
+impl<F, P> Default for Mail<F, P> {
+    fn default() -> Self {
+        Self { calls: 0, letters: VecDeque::new(), receives: VecDeque::new() }
+    }
+}
+
+impl<F, P> Receive<F, P> {
+    fn takes(&self, letter: &Letter<F, P>) -> bool {
+        self.tag == letter.tag && self.from.is_none_or(|from| from == letter.from)
+    }
+}
+
+impl<F, P> Mail<F, P> {
+    /// Counts a call.
+    fn call(&mut self) -> u64 {
+        self.calls += 1;
+        self.calls - 1
+    }
+
+    /// The receive that takes `letter`, which then has it.
+    fn deliver(&mut self, letter: Letter<F, P>) -> Option<usize> {
+        let at = self.receives.iter().position(|receive| receive.letter.is_none() && receive.takes(&letter));
+        match at {
+            Some(at) => self.receives[at].letter = Some(letter),
+            None => self.letters.push_back(letter),
+        }
+        at
+    }
+
+    /// Adds a receive, which takes the first letter that fits. Returns its place.
+    fn receive(&mut self, mut receive: Receive<F, P>) -> usize {
+        let letter = self.letters.iter().position(|letter| receive.takes(letter));
+        receive.letter = letter.and_then(|at| self.letters.remove(at));
+        self.receives.push_back(receive);
+        self.receives.len() - 1
+    }
+
+    fn find(&self, number: u64) -> &Receive<F, P> {
+        &self.receives[self.place(number)]
+    }
+
+    fn place(&self, number: u64) -> usize {
+        self.receives.partition_point(|receive| receive.number < number)
+    }
+
+    /// Takes a receive out that has its letter.
+    fn take(&mut self, at: usize) -> Option<Letter<F, P>> {
+        self.receives[at].letter.as_ref()?;
+        self.receives.remove(at)?.letter
+    }
+}
+
+impl<F: Fingerprint, P> Board<F, P> {
+    /// Sends a message to member `to` of the group. True: somebody may be waiting for it.
+    pub fn send(&mut self, group: GroupKey, to: usize, letter: Letter<F, P>) -> Result<bool, CommError> {
+        let id = self.message_id(group, letter.from, &letter.print);
+        if let Err(error) = self.enter(group, letter.from, id) {
+            self.freed.push(Arc::from([letter.part]));
+            return Err(error);
+        }
+        let Some(at) = self.groups[group.0].mail[to].deliver(letter) else { return Ok(false) };
+        self.check_letter(group, to, at)?;
+        let mail = &mut self.groups[group.0].mail[to];
+        if mail.receives[at].given_up {
+            let letter = mail.take(at);
+            self.freed.extend(letter.map(|letter| Arc::from([letter.part])));
+        }
+        Ok(true)
+    }
+
+    /// Posts `member`'s receive of a message of `from`, or of anybody.
+    pub fn receive(
+        &mut self,
+        group: GroupKey,
+        member: usize,
+        from: Option<usize>,
+        tag: u32,
+        print: F,
+    ) -> Result<Claim, CommError> {
+        let id = self.message_id(group, member, &print);
+        let number = id.seq;
+        self.enter(group, member, id)?;
+        let mail = &mut self.groups[group.0].mail[member];
+        let at = mail.receive(Receive { number, from, tag, print, letter: None, given_up: false });
+        self.check_letter(group, member, at)?;
+        Ok(Claim { group, member, number })
+    }
+
+    /// What `claim` has received; then there is no such claim any more.
+    pub fn arrival(&mut self, claim: Claim) -> Poll<Letter<F, P>> {
+        let mail = &mut self.groups[claim.group.0].mail[claim.member];
+        match mail.take(mail.place(claim.number)) {
+            Some(letter) => Poll::Ready(letter),
+            None if self.failure.is_some() => Poll::Failed,
+            None => Poll::Pending,
+        }
+    }
+
+    pub(super) fn has_arrived(&self, claim: Claim) -> bool {
+        self.groups[claim.group.0].mail[claim.member].find(claim.number).letter.is_some()
+    }
+
+    /// Nobody waits for the message of `claim` any more.
+    pub fn give_up(&mut self, claim: Claim) {
+        let mail = &mut self.groups[claim.group.0].mail[claim.member];
+        let at = mail.place(claim.number);
+        match mail.take(at) {
+            Some(letter) => self.freed.push(Arc::from([letter.part])),
+            None => mail.receives[at].given_up = true,
+        }
+    }
+
+    /// Frees what no receive will take any more.
+    pub(super) fn free_letters(&mut self) {
+        let mails = self.groups.iter_mut().flat_map(|group| &mut group.mail);
+        let letters = mails.flat_map(|mail| mail.letters.drain(..));
+        self.freed.extend(letters.map(|letter| Arc::from([letter.part])));
+    }
+
+    /// The receive of `claim`, as its rank called it.
+    pub(super) fn claim_id(&self, claim: Claim) -> CollectiveId {
+        let group = &self.groups[claim.group.0];
+        group.message(claim.number, &group.mail[claim.member].find(claim.number).print)
+    }
+
+    /// The ranks one of which has yet to send what `claim` waits for.
+    pub(super) fn senders(&self, claim: Claim) -> &[usize] {
+        let group = &self.groups[claim.group.0];
+        let receive = group.mail[claim.member].find(claim.number);
+        match receive.from {
+            _ if receive.letter.is_some() => &[],
+            Some(from) => &group.ranks[from..from + 1],
+            None => &group.ranks,
+        }
+    }
+
+    /// The next message of `member`, which thereby is counted.
+    fn message_id(&mut self, group: GroupKey, member: usize, print: &F) -> CollectiveId {
+        let group = &mut self.groups[group.0];
+        if group.mail.is_empty() {
+            group.mail.resize_with(group.ranks.len(), Mail::default);
+        }
+        let seq = group.mail[member].call();
+        group.message(seq, print)
+    }
+
+    /// Fails if the letter of receive `at` of member `to` is not what it expects.
+    fn check_letter(&mut self, key: GroupKey, to: usize, at: usize) -> Result<(), CommError> {
+        let group = &mut self.groups[key.0];
+        let receive = &group.mail[to].receives[at];
+        let Some(letter) = &receive.letter else { return Ok(()) };
+        let Some(differs) = receive.print.refusal(&letter.print) else { return Ok(()) };
+        let error = CommError::Mismatch {
+            rank: group.ranks[to],
+            other: group.ranks[letter.from],
+            during: group.message(receive.number, &receive.print),
+            differs,
+        };
+        let letter = group.mail[to].receives[at].letter.take();
+        self.freed.extend(letter.map(|letter| Arc::from([letter.part])));
+        self.fail(Failure::Collective(error.clone()));
+        Err(error)
+    }
+}
+
+impl<F: Fingerprint, P> super::Group<F, P> {
+    fn message(&self, seq: u64, print: &F) -> CollectiveId {
+        CollectiveId { op: print.op(), seq, label: print.label(), ranks: self.ranks.clone() }
+    }
+}
