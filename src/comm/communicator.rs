@@ -91,6 +91,10 @@ impl Communicator {
         Self { deadline, ..self.clone() }
     }
 
+    pub(super) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
     /// Where the rank's tensors are.
     pub(super) fn device(&self) -> &Device {
         &self.shared.rank.device

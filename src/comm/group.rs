@@ -34,7 +34,12 @@ impl Group {
         self.ranks.clone()
     }
 
-    /// Global ranks in group order.
+    /// The place in the group of global rank `rank`, if it is in it.
+    pub fn place_of(&self, rank: usize) -> Option<usize> {
+        self.ranks.iter().position(|other| *other == rank)
+    }
+
+    /// Global ranks in group order: `ranks()[place]` is the global rank of a place.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks
     }

@@ -36,6 +36,7 @@ mod end;
 pub mod engine;
 mod error;
 mod group;
+mod groups;
 mod home;
 mod launch;
 mod ledger;

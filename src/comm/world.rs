@@ -147,7 +147,7 @@ impl World {
         (rank == self.rank()).then(|| self.0.rank.alone(program))
     }
 
-    fn outside(&self, rank: usize) -> String {
+    pub(super) fn outside(&self, rank: usize) -> String {
         format!("rank {rank} is outside a world of {} ranks", self.size())
     }
 

@@ -13,6 +13,7 @@
 //!
 //! The ranks are threads. Collectives run under a deadline, so a test that would hang fails.
 
+mod conformance;
 #[doc(hidden)]
 pub mod copies;
 mod full;
@@ -20,6 +21,7 @@ mod graph_depth;
 mod mesh_test;
 pub mod prove;
 
+pub use conformance::{Conformance, Report};
 pub use full::{assert_full_close, assert_full_eq};
 pub use graph_depth::{GraphDepth, graph_depth};
 pub use mesh_test::MeshTest;

@@ -8,3 +8,5 @@ mod rooted;
 mod rows;
 mod shards;
 mod sparse;
+
+pub(super) use rows::{numbers, numbers_meta, read_numbers};

@@ -74,7 +74,7 @@ impl Communicator {
             Err(problem) => return self.refuse(Op::Reduce, &call, problem),
         };
         if self.is_alone() {
-            return Work::done(Some(tensors));
+            return Work::done(Some(self.of_one(tensors, op)));
         }
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
         let bytes = bytes(&prints);

@@ -80,17 +80,17 @@ impl Communicator {
 const WORDS: usize = 2;
 
 /// `numbers` as a tensor.
-pub(super) fn numbers(numbers: &[usize], comm: &Communicator) -> DispatchTensor {
+pub(in crate::comm) fn numbers(numbers: &[usize], comm: &Communicator) -> DispatchTensor {
     let words: Vec<i32> = numbers.iter().flat_map(|&n| [n as u32 as i32, (n as u64 >> 32) as i32]).collect();
     words_of(words, comm)
 }
 
 /// What [`numbers`] makes of so many.
-pub(super) fn numbers_meta(count: usize) -> TensorMeta {
+pub(in crate::comm) fn numbers_meta(count: usize) -> TensorMeta {
     TensorMeta { shape: [WORDS * count].into(), dtype: DType::I32 }
 }
 
-pub(super) fn read_numbers(tensor: DispatchTensor) -> Vec<usize> {
+pub(in crate::comm) fn read_numbers(tensor: DispatchTensor) -> Vec<usize> {
     let number = |words: &[i32]| (u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32) as usize;
     read_words(tensor).chunks_exact(WORDS).map(number).collect()
 }

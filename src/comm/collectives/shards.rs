@@ -3,7 +3,8 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 
 use crate::comm::communicator::bytes;
-use crate::comm::engine::Print;
+use crate::comm::engine::ranges::full;
+use crate::comm::engine::{Print, reduce};
 use crate::comm::{Call, Communicator, Op, ReduceOp, Sharded, Work, arguments};
 use crate::placement::Cut;
 
@@ -30,7 +31,7 @@ impl Communicator {
             Err(problem) => return self.refuse(Op::ReduceScatter, &call, problem),
         };
         if self.is_alone() {
-            return Work::done(wholes.into_iter().map(|whole| whole.tensor).collect());
+            return Work::done(self.of_one(wholes.into_iter().map(|whole| whole.tensor), op));
         }
         let bytes = bytes(&prints);
         let print = Print { reduce: Some(op), ..Print::new(Op::ReduceScatter, &call, prints) };
@@ -44,7 +45,7 @@ impl Communicator {
             Err(problem) => return self.refuse(Op::AllReduce, &call, problem),
         };
         if self.is_alone() {
-            return Work::done(tensors);
+            return Work::done(self.of_one(tensors, op));
         }
         let bytes = bytes(&prints);
         let print = Print { reduce: Some(op), ..Print::new(Op::AllReduce, &call, prints) };
@@ -79,5 +80,14 @@ impl Communicator {
         }
         let print = Print::new(Op::Barrier, &call, Vec::new());
         self.post(call, print, 0, |channel, post| channel.barrier(post))
+    }
+
+    /// Reductions over one rank.
+    pub(super) fn of_one(&self, terms: impl IntoIterator<Item = DispatchTensor>, op: ReduceOp) -> Vec<DispatchTensor> {
+        let reduced = |term: DispatchTensor| match op {
+            ReduceOp::PremulSum(_) => reduce(&[&term], &full(&term.shape()[..]), op, self.device()),
+            _ => term,
+        };
+        terms.into_iter().map(reduced).collect()
     }
 }

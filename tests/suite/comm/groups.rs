@@ -1,12 +1,12 @@
 //! Groups of some of the ranks.
 
-use burn::tensor::{DType, Tensor};
-use burn_dtensor::Error;
-use burn_dtensor::comm::{Call, Communicator, Op, ReduceOp, Sharded};
-use burn_dtensor::placement::Cut;
+use std::time::Duration;
 
-use super::cases::{held, run};
-use super::plain::{Plain, into_data};
+use burn::tensor::Tensor;
+use burn_dtensor::Error;
+use burn_dtensor::comm::{CommError, Communicator, Launch, ReduceOp, launch};
+
+use super::{into_data, run};
 
 #[test]
 fn rows_and_columns_of_a_mesh_work_at_once() {
@@ -40,34 +40,67 @@ fn groups_are_checked() {
     });
 }
 
-/// Lists of tensors, some empty: each as if it went alone, and pieces in the order of the group.
 #[test]
-fn some_ranks_in_any_order_reduce_lists_and_gather_in_that_order() {
-    const SHAPES: [&[usize]; 4] = [&[17], &[5, 3], &[0, 4], &[3, 4, 5]];
-    const RANKS: [usize; 3] = [3, 0, 2];
+fn enumerated_groups_are_checked_and_hold_who_they_name() {
     run(4, |world| {
-        let Some(place) = RANKS.iter().position(|&rank| rank == world.rank()) else { return Ok(()) };
-        let comm = world.group(&RANKS)?;
-        assert_eq!((comm.group().rank(), comm.group().size()), (place, 3));
-        for dtype in [DType::F32, DType::I64] {
-            let samples = |shape: &&[usize]| RANKS.map(|rank| Plain::sample(shape, rank, dtype));
-            let lists: Vec<[Plain; 3]> = SHAPES.iter().map(samples).collect();
-            for op in [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max] {
-                let own = lists.iter().map(|list| list[place].tensor(dtype, world.device())).collect();
-                let reduced = comm.all_reduce(Call::default(), own, op).wait()?;
-                let expected = lists.iter().map(|list| Plain::reduced(list, op, dtype));
-                assert!(reduced.into_iter().map(Plain::of).eq(expected), "{op:?} {dtype:?}");
-            }
-            let whole = |shape: &&[usize]| Plain::sample(shape, 0, dtype);
-            let pieces = SHAPES.iter().map(whole).map(|whole| {
-                let cut = Cut::Chunks(whole.shape[0]);
-                let piece = whole.narrow(0, held(&cut, 3, place));
-                Sharded { tensor: piece.tensor(dtype, world.device()), dim: 0, cut }
-            });
-            let gathered = comm.all_gather(Call::default(), pieces.collect()).wait()?;
-            assert!(gathered.into_iter().map(Plain::of).eq(SHAPES.iter().map(whole)), "{dtype:?}");
+        let of = |groups: &[&[usize]]| world.groups(groups.iter().map(|ranks| ranks.to_vec()));
+        let group = of(&[&[2, 0], &[3]])?;
+        let ranks = group.as_ref().map(|group| group.group().ranks().to_vec());
+        assert_eq!(ranks, [Some(vec![2, 0]), None, Some(vec![2, 0]), Some(vec![3])][world.rank()]);
+        if let Some(group) = group {
+            assert_eq!(group.group().place_of(world.rank()), Some(group.group().rank()));
+            assert_eq!((group.group().place_of(1), group.group().ranks()[group.group().rank()]), (None, world.rank()));
         }
-        assert_eq!((world.ledger().calls(Op::AllReduce), world.ledger().calls(Op::AllGather)), (8, 2));
+        let problem = |groups: &[&[usize]]| of(groups).unwrap_err().to_string();
+        assert!(problem(&[&[0, 4]]).contains("rank 4 is outside a world of 4 ranks"));
+        assert!(
+            problem(&[&[0, 1], &[1, 2]]).contains("rank 1 is named in [0, 1], too; a rank is in one group at most")
+        );
+        assert!(problem(&[&[3, 3]]).contains("rank 3 is named twice"));
+        assert!(problem(&[&[0], &[]]).contains("it has no ranks"));
         Ok(())
     });
+}
+
+#[test]
+fn groups_of_one_size_are_of_adjacent_ranks() {
+    run(6, |world| {
+        for (size, first) in [(1, world.rank()), (2, world.rank() / 2 * 2), (3, world.rank() / 3 * 3), (6, 0)] {
+            let group = world.groups_of(size)?;
+            assert!(group.group().ranks().iter().copied().eq(first..first + size));
+        }
+        for size in [0, 4, 5, 12] {
+            let problem = world.groups_of(size).unwrap_err().to_string();
+            assert!(problem.contains(&format!("6 ranks are no whole number of groups of {size}")), "{problem}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_split_is_by_color_in_the_order_of_keys_and_waits_as_long_as_its_parent() {
+    run(5, |world| {
+        let parent = world.group(&[4, 3, 2, 1, 0])?.with_deadline(Duration::from_millis(30));
+        let (color, key) = [(Some(7), 1), (Some(7), 0), (None, 0), (Some(0), 0), (Some(7), 1)][world.rank()];
+        let part = world.split(&parent, color, key)?;
+        let ranks = part.as_ref().map(|part| part.group().ranks().to_vec());
+        // Of one key, in the parent's order: 4 before 0.
+        let expected = [Some(vec![1, 4, 0]), Some(vec![1, 4, 0]), None, Some(vec![3]), Some(vec![1, 4, 0])];
+        assert_eq!(ranks, expected[world.rank()]);
+        Ok(())
+    });
+    let late = launch(Launch::threads(3), |world| {
+        let parent = world.all().with_deadline(Duration::from_millis(30));
+        let part = world.split(&parent, Some(world.rank() / 2), 0)?.expect("every rank gave a color");
+        match world.rank() {
+            0 => Ok(part.barrier("part".into()).wait()?),
+            // Until the world ends.
+            _ => Ok(world.all().receive("for good".into(), None, None, 0).wait().map(drop)?),
+        }
+    });
+    let cause = late.unwrap_err().cause;
+    let deadline = Duration::from_millis(30);
+    assert!(
+        matches!(cause, Error::Comm(CommError::DeadlineExceeded { rank: 0, deadline: found, .. }) if found == deadline)
+    );
 }

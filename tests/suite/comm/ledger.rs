@@ -4,7 +4,7 @@ use burn::tensor::{DType, Shape, Tensor};
 use burn_dtensor::comm::{Call, Copied, Op, Phase, ReduceOp, Sharded, TensorMeta};
 use burn_dtensor::placement::Cut;
 
-use super::cases::run;
+use super::run;
 
 #[test]
 fn the_ledger_counts_payload() {

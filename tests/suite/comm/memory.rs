@@ -5,8 +5,7 @@ use burn::tensor::{DType, Int, Shape, Tensor};
 use burn_dtensor::comm::{ReduceOp, Sharded, TensorMeta};
 use burn_dtensor::placement::Cut;
 
-use super::cases::run;
-use super::plain::into_data;
+use super::{into_data, run};
 
 #[test]
 fn strided_inputs_are_read_as_they_look() {

@@ -6,7 +6,7 @@ use burn_dtensor::comm::{CommError, LaunchError, Op};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use super::cases::run;
+use super::run;
 
 #[test]
 fn it_runs_on_that_rank_and_no_other() {

@@ -5,8 +5,7 @@ use burn_dtensor::comm::{Call, ReduceOp};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::cases::run;
-use super::plain::into_data;
+use super::{into_data, run};
 
 #[test]
 fn works_may_be_waited_for_in_any_order_or_not_at_all() {

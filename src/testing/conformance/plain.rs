@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
+use crate::comm::{ReduceOp, TensorMeta};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Float, Int, Shape, Tensor, TensorData};
-use burn_dtensor::comm::ReduceOp;
 
 /// A tensor as the reference sees it: small integers, which every dtype holds exactly.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plain {
+pub(super) struct Plain {
     pub shape: Vec<usize>,
     pub values: Vec<i64>,
 }
@@ -36,15 +36,17 @@ impl Plain {
         Self { shape, values }
     }
 
+    /// As a tensor whose elements are not adjacent, if it has several dimensions.
     pub fn tensor(&self, dtype: DType, device: &Device) -> DispatchTensor {
         fn build<const D: usize>(plain: &Plain, dtype: DType, device: &Device) -> DispatchTensor {
-            let data = TensorData::new(plain.values.clone(), Shape::from(plain.shape.clone())).convert_dtype(dtype);
+            let (turned, last) = (plain.turned(), D - 1);
+            let data = TensorData::new(turned.values, Shape::from(turned.shape)).convert_dtype(dtype);
             if dtype.is_bool() {
-                Tensor::<D, Bool>::from_data(data, device).into_dispatch()
+                Tensor::<D, Bool>::from_data(data, device).swap_dims(0, last).into_dispatch()
             } else if dtype.is_float() {
-                Tensor::<D, Float>::from_data(data, (device, dtype)).into_dispatch()
+                Tensor::<D, Float>::from_data(data, (device, dtype)).swap_dims(0, last).into_dispatch()
             } else {
-                Tensor::<D, Int>::from_data(data, (device, dtype)).into_dispatch()
+                Tensor::<D, Int>::from_data(data, (device, dtype)).swap_dims(0, last).into_dispatch()
             }
         }
         match self.shape.len() {
@@ -55,11 +57,34 @@ impl Plain {
         }
     }
 
-    pub fn of(tensor: DispatchTensor) -> Self {
+    /// With the first and the last dimension in each other's place.
+    fn turned(&self) -> Self {
+        let last = self.shape.len() - 1;
+        let mut shape = self.shape.clone();
+        shape.swap(0, last);
+        let (strides, count) = (self.strides(), self.values.len());
+        let turned = Self { shape, values: Vec::new() };
+        let places = turned.strides();
+        let value = |i: usize| {
+            let mut at: Vec<usize> = (0..=last).map(|dim| i / places[dim] % turned.shape[dim]).collect();
+            at.swap(0, last);
+            self.values[at.iter().zip(&strides).map(|(at, stride)| at * stride).sum::<usize>()]
+        };
+        Self { values: (0..count).map(value).collect(), ..turned }
+    }
+
+    /// What a tensor holds, which is of `dtype`.
+    pub fn of(tensor: DispatchTensor, dtype: DType) -> Self {
+        assert_eq!(tensor.dtype(), dtype, "the dtype of what came");
         let data = into_data(tensor);
         let shape = data.shape().to_vec();
         let values = data.iter::<f64>().map(|value| value as i64).collect();
         Self { shape, values }
+    }
+
+    /// Described as a tensor of `dtype`.
+    pub fn meta(&self, dtype: DType) -> TensorMeta {
+        TensorMeta { shape: Shape::from(self.shape.clone()), dtype }
     }
 
     pub fn reduced(all: &[Self], op: ReduceOp, dtype: DType) -> Self {
@@ -72,13 +97,17 @@ impl Plain {
                 ReduceOp::Min => values.min().unwrap(),
                 ReduceOp::Max => values.max().unwrap(),
                 ReduceOp::Product => values.product(),
+                ReduceOp::BitAnd => values.reduce(|a, b| a & b).unwrap(),
+                ReduceOp::BitOr => values.reduce(|a, b| a | b).unwrap(),
+                ReduceOp::BitXor => values.reduce(|a, b| a ^ b).unwrap(),
+                ReduceOp::PremulSum(factor) => values.sum::<i64>() * factor.value() as i64,
             }
         };
         Self { shape: all[0].shape.clone(), values: (0..all[0].values.len()).map(at).collect() }
     }
 }
 
-pub fn into_data(tensor: DispatchTensor) -> TensorData {
+pub(super) fn into_data(tensor: DispatchTensor) -> TensorData {
     fn read<const D: usize>(tensor: DispatchTensor) -> TensorData {
         let dtype = tensor.dtype();
         if dtype.is_bool() {

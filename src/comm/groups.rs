@@ -1,0 +1,76 @@
+//! Groups made several at a time: enumerated, of one size, by colour.
+
+use super::collectives::{numbers, numbers_meta, read_numbers};
+use super::{Call, CommError, Communicator, Op, Sharded, World};
+use crate::Result;
+
+impl World {
+    /// The one of these groups that the rank is in; `None` if it is in none. Local; all ranks name the same groups.
+    ///
+    /// ```
+    /// use burn_dtensor::comm::{Launch, launch};
+    ///
+    /// launch(Launch::threads(5), |world| {
+    ///     let group = world.groups([vec![0, 1], vec![3, 2]])?;
+    ///     assert_eq!(group.map(|group| group.group().rank()), [Some(0), Some(1), Some(1), Some(0), None][world.rank()]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`CommError::InvalidGroup`] on every rank if a group is empty, names a rank outside the world, or if a rank is named
+    /// twice.
+    pub fn groups(&self, groups: impl IntoIterator<Item = Vec<usize>>) -> Result<Option<Communicator>> {
+        let mut named_in: Vec<Option<usize>> = vec![None; self.size()];
+        let groups: Vec<_> = groups.into_iter().collect();
+        for (at, ranks) in groups.iter().enumerate() {
+            let wrong = |problem| CommError::InvalidGroup { rank: self.rank(), ranks: ranks.clone(), problem };
+            if ranks.is_empty() {
+                return Err(wrong("it has no ranks".into()).into());
+            }
+            for rank in ranks {
+                let Some(named) = named_in.get_mut(*rank) else { return Err(wrong(self.outside(*rank)).into()) };
+                if let Some(other) = named.replace(at) {
+                    let other = if other == at { "twice".into() } else { format!("in {:?}, too", groups[other]) };
+                    return Err(wrong(format!("rank {rank} is named {other}; a rank is in one group at most")).into());
+                }
+            }
+        }
+        named_in[self.rank()].map(|at| self.group(&groups[at])).transpose()
+    }
+
+    /// The group of `size` adjacent ranks that this one is in: 0 to `size - 1`, and so on. Local.
+    ///
+    /// # Errors
+    /// [`CommError::InvalidGroup`] if `size` does not divide the number of ranks.
+    pub fn groups_of(&self, size: usize) -> Result<Communicator> {
+        if size == 0 || !self.size().is_multiple_of(size) {
+            let problem = format!("{} ranks are no whole number of groups of {size}", self.size());
+            return Err(CommError::InvalidGroup { rank: self.rank(), ranks: Vec::new(), problem }.into());
+        }
+        let first = self.rank() / size * size;
+        self.group(&(first..first + size).collect::<Vec<_>>())
+    }
+
+    /// Parts a group: its ranks that give one `color` are a group, in the order of their keys, then of `parent`; those that
+    /// give `None` are in none (`MPI_Comm_split`). Waits for others as long as `parent` does.
+    ///
+    /// # Collective
+    /// Of `parent`.
+    ///
+    /// # Errors
+    /// See [`Communicator`].
+    pub fn split(&self, parent: &Communicator, color: Option<usize>, key: usize) -> Result<Option<Communicator>> {
+        let own = numbers(&[usize::from(color.is_some()), color.unwrap_or(0), key], parent);
+        let shard = Sharded { tensor: own, dim: 0, cut: parent.equal(numbers_meta(3)) };
+        let all = parent.all_gather(Call::new(Op::AllGather.name()), vec![shard]).wait()?.remove(0);
+        let Some(color) = color else { return Ok(None) };
+        let all = read_numbers(all);
+        let mine = all.chunks_exact(3).enumerate().filter(|(_, given)| given[..2] == [1, color]);
+        let mut places: Vec<_> = mine.map(|(place, given)| (given[2], place)).collect();
+        places.sort_unstable();
+        let ranks: Vec<_> = places.into_iter().map(|(_, place)| parent.group().ranks()[place]).collect();
+        Ok(Some(self.group(&ranks)?.with_deadline(parent.deadline())))
+    }
+}

@@ -1,0 +1,114 @@
+//! What every collective is tried on: shapes, dtypes, and the cuts of a length.
+
+use std::ops::Range;
+
+use burn::tensor::{BoolStore, DType};
+
+use super::plain::Plain;
+use super::scope::Scope;
+use crate::comm::{ReduceOp, Sharded};
+use crate::placement::Cut;
+
+const DTYPES: [DType; 13] = [
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I32,
+    DType::I16,
+    DType::I8,
+    DType::U64,
+    DType::U32,
+    DType::U16,
+    DType::U8,
+    DType::Bool(BoolStore::Native),
+];
+
+/// Reductions whose results are integers where the terms are; of large groups two.
+pub(super) fn ops(scope: &Scope) -> Vec<ReduceOp> {
+    if scope.is_large() {
+        return vec![ReduceOp::Sum, ReduceOp::Max];
+    }
+    vec![
+        ReduceOp::Sum,
+        ReduceOp::Avg,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Product,
+        ReduceOp::BitAnd,
+        ReduceOp::BitOr,
+        ReduceOp::BitXor,
+        ReduceOp::premul_sum(2.0),
+    ]
+}
+
+/// Whether `op` is one of `dtype`, and exact on so many ranks.
+pub(super) fn fits(op: ReduceOp, dtype: DType, scope: &Scope) -> bool {
+    match op {
+        ReduceOp::Sum => !dtype.is_bool() && scope.sums_are_exact(dtype),
+        // The averages of floats are no integers; held to others elsewhere.
+        ReduceOp::Avg => !dtype.is_bool() && !dtype.is_float(),
+        ReduceOp::Min | ReduceOp::Max => true,
+        ReduceOp::Product => scope.size() <= 3 || dtype.is_bool(),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => !dtype.is_float(),
+        ReduceOp::PremulSum(_) => dtype.is_float() && scope.size() <= 16,
+    }
+}
+
+/// Ceil-sized chunks, the tail ones possibly empty: `torch.chunk`.
+fn chunk(len: usize, parts: usize, index: usize) -> Range<usize> {
+    let size = len.div_ceil(parts);
+    (index * size).min(len)..((index + 1) * size).min(len)
+}
+
+/// The cuts of a length that are tried: into chunks, and ragged, with nothing on the first of several
+/// ranks and most on the last.
+pub(super) fn cuts(len: usize, ranks: usize) -> [Cut; 2] {
+    let mut lengths: Vec<usize> = (0..ranks).map(|rank| usize::from(rank > 0 && rank <= len)).collect();
+    lengths[ranks - 1] += len - lengths.iter().sum::<usize>();
+    [Cut::Chunks(len), Cut::Lengths(lengths.into())]
+}
+
+/// What a rank holds, by the definition.
+pub(super) fn held(cut: &Cut, parts: usize, index: usize) -> Range<usize> {
+    match cut {
+        Cut::Chunks(len) => chunk(*len, parts, index),
+        Cut::Lengths(lengths) => {
+            let before = lengths.iter().take(index).sum::<usize>();
+            before..before + lengths[index]
+        }
+    }
+}
+
+/// The dtypes that are tried: all, of large groups one of each kind.
+pub(super) fn dtypes(scope: &Scope) -> Vec<DType> {
+    let some = [DType::F32, DType::BF16, DType::I64, DType::Bool(BoolStore::Native)];
+    if scope.is_large() { some.into() } else { DTYPES.into() }
+}
+
+/// Shapes with even, uneven and empty chunks for groups of up to 8; fewer, and longer ones, for large groups.
+pub(super) fn shapes(scope: &Scope) -> Vec<Vec<usize>> {
+    if scope.is_large() {
+        return vec![vec![300], vec![5, 3], vec![2, 130]];
+    }
+    vec![vec![17], vec![1], vec![8, 6], vec![5, 3], vec![2, 70], vec![0, 3], vec![3, 4, 5], vec![4, 2, 9]]
+}
+
+/// Every case: shape, cut dimension and dtype.
+pub(super) fn cases(scope: &Scope) -> impl Iterator<Item = (Vec<usize>, usize, DType)> {
+    let dtypes = dtypes(scope);
+    shapes(scope).into_iter().flat_map(move |shape| {
+        let dtypes = dtypes.clone();
+        (0..shape.len()).flat_map(move |dim| {
+            let shape = shape.clone();
+            dtypes.clone().into_iter().map(move |dtype| (shape.clone(), dim, dtype))
+        })
+    })
+}
+
+/// This rank's piece of `whole`.
+pub(super) fn piece(whole: &Plain, dim: usize, cut: Cut, dtype: DType, scope: &Scope) -> Sharded {
+    let range = held(&cut, scope.size(), scope.rank());
+    Sharded { tensor: whole.narrow(dim, range).tensor(dtype, &scope.device), dim, cut }
+}

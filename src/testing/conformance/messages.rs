@@ -1,0 +1,108 @@
+//! Point-to-point messages.
+
+use super::cases::{dtypes, shapes};
+use super::plain::Plain;
+use super::scope::Scope;
+use crate::Result;
+use crate::comm::{Call, Work};
+
+/// Between every two ranks, to oneself too; by tag, by order, of anybody; many at once; to nobody who waits.
+pub(super) fn messages(scope: &Scope) -> Result<()> {
+    every_pair(scope)?;
+    tags_and_order(scope)?;
+    of_anybody(scope)?;
+    given_up(scope)
+}
+
+fn call() -> Call {
+    Call::new("message")
+}
+
+/// Sends first, then receives, in opposite order; described and not. Of large groups, neighbours.
+fn every_pair(scope: &Scope) -> Result<()> {
+    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
+    let near = |other: usize| !scope.is_large() || (other + size - rank) % size < 3 || (rank + size - other) % size < 3;
+    for (tag, dtype) in (0..).zip(dtypes(scope)) {
+        let plains = |from: usize| shapes(scope).into_iter().map(move |shape| Plain::sample(&shape, from, dtype));
+        let sends: Vec<_> = (0..size)
+            .filter(|to| near(*to))
+            .map(|to| {
+                let tensors = plains(rank * size + to).map(|plain| plain.tensor(dtype, &scope.device));
+                comm.send(call(), tensors.collect(), to, tag)
+            })
+            .collect();
+        for from in (0..size).rev().filter(|from| near(*from)) {
+            let metas = (from % 2 == 0).then(|| plains(0).map(|plain| plain.meta(dtype)).collect());
+            let message = comm.receive(call(), metas, from, tag).wait()?;
+            let got: Vec<_> = message.tensors.into_iter().map(|tensor| Plain::of(tensor, dtype)).collect();
+            scope.same(message.from, from, || "sender".into());
+            scope.same(got, plains(from * size + rank).collect(), || format!("{dtype:?} of {from}"));
+        }
+        sends.into_iter().try_for_each(Work::wait)?;
+    }
+    Ok(())
+}
+
+/// A number, in a message.
+fn number(scope: &Scope, value: usize) -> Vec<burn::backend::DispatchTensor> {
+    let plain = Plain { shape: vec![1], values: vec![value as i64] };
+    vec![plain.tensor(burn::tensor::DType::I32, &scope.device)]
+}
+
+fn read(mut tensors: Vec<burn::backend::DispatchTensor>) -> usize {
+    Plain::of(tensors.remove(0), burn::tensor::DType::I32).values[0] as usize
+}
+
+/// Of one tag in order; another tag's do not stand in the way.
+fn tags_and_order(scope: &Scope) -> Result<()> {
+    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
+    let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
+    for value in 0..6 {
+        comm.send(call(), number(scope, value), next, 100 + value as u32 % 2).wait()?;
+    }
+    // Posted at once, waited for backwards.
+    let odd: Vec<_> = (0..3).map(|_| comm.receive(call(), None, last, 101)).collect();
+    let even: Vec<_> = (0..3).map(|_| comm.receive(call(), None, last, 100)).collect();
+    for (at, work) in even.into_iter().enumerate().rev() {
+        scope.same(read(work.wait()?.tensors), 2 * at, || "even tag".into());
+    }
+    for (at, work) in odd.into_iter().enumerate().rev() {
+        scope.same(read(work.wait()?.tensors), 2 * at + 1, || "odd tag".into());
+    }
+    Ok(())
+}
+
+/// The first rank hears everybody, in whatever order, and of each in order.
+fn of_anybody(scope: &Scope) -> Result<()> {
+    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
+    const EACH: usize = 5;
+    if rank > 0 || size == 1 {
+        for value in 0..EACH {
+            comm.send(call(), number(scope, value), 0, 7).wait()?;
+        }
+    }
+    if rank == 0 {
+        let mut heard = vec![0; size];
+        for _ in 0..EACH * (size - 1).max(1) {
+            let message = comm.receive(call(), None, None, 7).wait()?;
+            scope.same(read(message.tensors), heard[message.from], || format!("of rank {}", message.from));
+            heard[message.from] += 1;
+        }
+    }
+    Ok(())
+}
+
+/// A receive that is dropped takes its message all the same; one that nobody receives hinders nobody.
+fn given_up(scope: &Scope) -> Result<()> {
+    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
+    let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
+    drop(comm.receive(call(), None, last, 8));
+    for value in 0..2 {
+        comm.send(call(), number(scope, value), next, 8).wait()?;
+    }
+    scope.same(read(comm.receive(call(), None, last, 8).wait()?.tensors), 1, || "after one given up".into());
+    // Not even by who comes after in a group of the same ranks.
+    drop(comm.send(call(), number(scope, 0), next, u32::MAX));
+    comm.barrier(call()).wait()?;
+    Ok(())
+}

@@ -1,0 +1,291 @@
+//! What programs do wrong: an error that names it, on every rank.
+
+use std::time::Duration;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Int, Shape, Tensor};
+use serde::{Serialize, Serializer};
+
+use crate::Result;
+use crate::comm::{Call, Communicator, Launch, ReduceOp, Sharded, TensorMeta, World, launch};
+use crate::placement::Cut;
+
+/// What a rank does, and what the error says.
+type Misuse = (&'static str, fn(&World, &Communicator) -> Result<()>, &'static str);
+
+/// A value that serde cannot write.
+struct Unwritable;
+
+impl Serialize for Unwritable {
+    fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("it is unwritable"))
+    }
+}
+
+fn ones(world: &World, len: usize) -> DispatchTensor {
+    Tensor::<1>::ones([len], world.device()).into_dispatch()
+}
+
+fn ints(world: &World) -> DispatchTensor {
+    Tensor::<1, Int>::ones([2], world.device()).into_dispatch()
+}
+
+fn meta(len: usize) -> TensorMeta {
+    TensorMeta { shape: Shape::from([len]), dtype: DType::F32 }
+}
+
+fn call() -> Call {
+    Call::new("misuse")
+}
+
+/// Each in a world of at least two ranks, all of which make it unless it says otherwise.
+const MISUSES: [Misuse; 38] = [
+    (
+        "a root outside the group",
+        |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(2)], 99).wait()),
+        "root 99 is outside a group of",
+    ),
+    (
+        "a root that is a global rank",
+        |w, c| drop_of(c.reduce(call(), vec![ones(w, 2)], ReduceOp::Sum, w.size()).wait()),
+        "name a position in the group, not a global rank",
+    ),
+    (
+        "roots that differ",
+        |w, c| drop_of(c.reduce(call(), vec![ones(w, 2)], ReduceOp::Sum, w.rank().min(1)).wait()),
+        "root 1 vs 0",
+    ),
+    (
+        "a root without tensors",
+        |_, c| drop_of(c.broadcast(call(), None, vec![meta(2)], 0).wait()),
+        "the root passes no tensors",
+    ),
+    (
+        "other tensors than described",
+        |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 3)]), vec![meta(2)], 0).wait()),
+        "but `metas` says [2] f32",
+    ),
+    (
+        "fewer descriptions than tensors",
+        |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 3)]), vec![], 0).wait()),
+        "1 tensors, but 0 `metas`",
+    ),
+    (
+        "a gather's root that expects nothing",
+        |w, c| drop_of(c.gather(call(), ones(w, 2), None, 0).wait()),
+        "the root passes no metas",
+    ),
+    (
+        "a gather whose others expect something",
+        |w, c| drop_of(c.gather(call(), ones(w, 2), Some(vec![meta(2); c.group().size()]), 0).wait()),
+        "passes metas, the root is 0",
+    ),
+    (
+        "a gather of other shapes",
+        |w, c| {
+            let metas = (w.rank() == 0).then(|| [vec![meta(2)], vec![meta(3); c.group().size() - 1]].concat());
+            drop_of(c.gather(call(), ones(w, 2), metas, 0).wait())
+        },
+        "tensor of group rank",
+    ),
+    (
+        "a gather of too few",
+        |w, c| drop_of(c.gather(call(), ones(w, 2), (w.rank() == 0).then(|| vec![meta(2)]), 0).wait()),
+        "give one of each per rank of the group",
+    ),
+    (
+        "a scatter without a list",
+        |_, c| drop_of(c.scatter_list(call(), None, meta(2), 0).wait()),
+        "the root passes no tensors",
+    ),
+    (
+        "a scatter whose others have a list",
+        |w, c| drop_of(c.scatter_list(call(), Some(vec![ones(w, 2); c.group().size()]), meta(2), 0).wait()),
+        "passes tensors, the root is 0",
+    ),
+    (
+        "a scatter of too few",
+        |w, c| drop_of(c.scatter_list(call(), (w.rank() == 0).then(|| vec![ones(w, 2)]), meta(2), 0).wait()),
+        "1 tensors in a group of",
+    ),
+    (
+        "shapes that differ",
+        |w, c| drop_of(c.all_reduce(call(), vec![ones(w, 2 + w.rank().min(1))], ReduceOp::Sum).wait()),
+        "tensor 0: shape [",
+    ),
+    (
+        "dtypes that differ",
+        |w, c| {
+            let tensor = if w.rank() == 0 { ints(w) } else { ones(w, 2) };
+            drop_of(c.all_reduce(call(), vec![tensor], ReduceOp::Max).wait())
+        },
+        "tensor 0: dtype ",
+    ),
+    (
+        "numbers of tensors that differ",
+        |w, c| drop_of(c.all_reduce(call(), vec![ones(w, 2); 1 + w.rank().min(1)], ReduceOp::Sum).wait()),
+        "number of tensors ",
+    ),
+    (
+        "reductions that differ",
+        |w, c| {
+            let op = if w.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
+            drop_of(c.all_reduce(call(), vec![ones(w, 2)], op).wait())
+        },
+        "reduction ",
+    ),
+    (
+        "factors that differ",
+        |w, c| drop_of(c.all_reduce(call(), vec![ones(w, 2)], ReduceOp::premul_sum(w.rank().min(1) as f64)).wait()),
+        "PremulSum(",
+    ),
+    (
+        "labels that differ",
+        |w, c| drop_of(c.barrier(Call::new(format!("at {}", w.rank().min(1)))).wait()),
+        "label `at ",
+    ),
+    (
+        "operations that differ",
+        |w, c| match w.rank() {
+            0 => drop_of(c.barrier(call()).wait()),
+            _ => drop_of(c.all_reduce(call(), vec![ones(w, 2)], ReduceOp::Sum).wait()),
+        },
+        "operation ",
+    ),
+    (
+        "a call too few",
+        |w, c| if w.rank() == 0 { Ok(()) } else { drop_of(c.barrier(call()).wait()) },
+        "rank 0 has returned, but barrier",
+    ),
+    (
+        "a bitwise reduction of floats",
+        |w, c| drop_of(c.all_reduce(call(), vec![ones(w, 2)], ReduceOp::BitXor).wait()),
+        "tensor 0 is f32, which has no BitXor",
+    ),
+    (
+        "a sum of bools",
+        |w, c| {
+            let bools = Tensor::<1, Int>::ones([2], w.device()).bool().into_dispatch();
+            drop_of(c.reduce(call(), vec![bools], ReduceOp::Sum, 0).wait())
+        },
+        "which has no Sum; use Max (any), Min (all), or convert it to int",
+    ),
+    (
+        "a factor for integers",
+        |w, c| drop_of(c.all_reduce(call(), vec![ints(w)], ReduceOp::premul_sum(0.5)).wait()),
+        "which has no PremulSum(0.5)",
+    ),
+    (
+        "a dimension out of range",
+        |w, c| {
+            let shard = Sharded { tensor: ones(w, 2), dim: 1, cut: Cut::Chunks(2 * w.size()) };
+            drop_of(c.all_gather(call(), vec![shard]).wait())
+        },
+        "tensor 0 has 1 dimensions, so dimension 1 is out of range",
+    ),
+    (
+        "a piece of another length",
+        |w, c| {
+            let shard = Sharded { tensor: ones(w, 3), dim: 0, cut: Cut::Chunks(2 * w.size()) };
+            drop_of(c.all_gather(call(), vec![shard]).wait())
+        },
+        "tensor 0 has length 3 in dimension 0",
+    ),
+    (
+        "lengths for other ranks",
+        |w, c| {
+            let whole = Sharded { tensor: ones(w, 3), dim: 0, cut: Cut::Lengths([3].into()) };
+            drop_of(c.reduce_scatter(call(), vec![whole], ReduceOp::Sum).wait())
+        },
+        "give one length per rank of the group",
+    ),
+    (
+        "parts for other ranks",
+        |w, c| drop_of(c.reduce_scatter_list(call(), vec![ones(w, 2)], ReduceOp::Sum).wait()),
+        "1 parts in a group of",
+    ),
+    (
+        "splits that are not all rows",
+        |w, c| {
+            let splits = vec![1; c.group().size()];
+            drop_of(c.all_to_all_single(call(), ones(w, 99), &splits, &splits).wait())
+        },
+        "the tensor has 99 rows, but [",
+    ),
+    (
+        "splits that others do not expect",
+        |w, c| {
+            let (given, taken) = (vec![2; c.group().size()], vec![2 + w.rank().min(1); c.group().size()]);
+            drop_of(c.all_to_all_single(call(), ones(w, 2 * c.group().size()), &given, &taken).wait())
+        },
+        "says [",
+    ),
+    (
+        "a receiver outside the group",
+        |w, c| drop_of(c.send(call(), vec![ones(w, 2)], 99, 0).wait()),
+        "to 99 is outside a group of",
+    ),
+    (
+        "a message of another shape",
+        |w, c| match w.rank() {
+            0 => {
+                drop_of(c.send(call(), vec![ones(w, 2)], 1, 0).wait()).and_then(|()| drop_of(c.barrier(call()).wait()))
+            }
+            1 => drop_of(c.receive(call(), Some(vec![meta(3)]), 0, 0).wait()),
+            _ => drop_of(c.barrier(call()).wait()),
+        },
+        "tensor 0: shape [3] vs [2]",
+    ),
+    (
+        "a message that never comes",
+        |w, c| if w.rank() == 0 { drop_of(c.receive(call(), None, 1, 0).wait()) } else { Ok(()) },
+        "rank 1 has returned, but receive",
+    ),
+    (
+        "a message of nobody",
+        |w, c| if w.rank() == 0 { drop_of(c.receive(call(), None, None, 0).wait()) } else { Ok(()) },
+        "has returned, but receive",
+    ),
+    (
+        "an object that cannot be written",
+        |_, c| drop_of(c.send_object(call(), &Unwritable, 0, 0).wait()),
+        "it is unwritable",
+    ),
+    (
+        "an object of another type",
+        |w, c| {
+            c.send_object(call(), &"text", w.rank(), 0).wait()?;
+            drop_of(c.receive_object::<u8>(call(), w.rank(), 0))
+        },
+        "what came is no u8",
+    ),
+    (
+        "a rank that does not come in time",
+        |w, c| {
+            if w.rank() == 0 {
+                // Whoever waits for a message of its own waits for good.
+                return drop_of(c.receive(call(), None, None, 1).wait_for(Duration::from_secs(3600)));
+            }
+            drop_of(c.barrier(call()).wait_for(Duration::from_millis(50)))
+        },
+        "did not join within 50ms",
+    ),
+    ("a group with a rank twice", |w, _| drop_of(w.groups([vec![0, 1], vec![1]])), "a rank is in one group at most"),
+];
+
+fn drop_of<T, E: Into<crate::Error>>(result: Result<T, E>) -> Result<()> {
+    result.map(|_| ()).map_err(Into::into)
+}
+
+/// Tries all on what `config` starts; returns how many.
+pub(super) fn all(config: impl Fn() -> Launch) -> usize {
+    for (name, program, text) in MISUSES {
+        let error = match launch(config(), |world| program(world, &world.all())) {
+            Ok(_) => panic!("{name}: every rank succeeded"),
+            Err(error) => error,
+        };
+        let cause = error.cause.to_string();
+        assert!(cause.contains(text), "{name}: expected `{text}`, got `{error}`");
+    }
+    MISUSES.len()
+}

@@ -1,0 +1,73 @@
+//! [`Scope`]: a group that a check runs in.
+
+use std::cell::Cell;
+
+use burn::tensor::{DType, Device};
+
+use crate::Result;
+use crate::comm::{Communicator, World};
+use crate::mesh::DeviceMesh;
+
+/// Of more ranks, fewer cases must do.
+const LARGE: usize = 16;
+
+/// A group, seen from one of its ranks.
+pub(super) struct Scope {
+    pub comm: Communicator,
+    pub device: Device,
+    cases: Cell<usize>,
+}
+
+impl Scope {
+    /// Every scope of a world that this rank is in, in one order on all ranks.
+    pub fn all(world: &World) -> Result<Vec<Self>> {
+        let size = world.size();
+        let ranks = 0..size;
+        let odd_and_even = [0, 1].map(|rest| ranks.clone().filter(|rank| rank % 2 == rest).collect::<Vec<_>>());
+        let neighbours: Vec<Vec<_>> = (0..size / 2).map(|pair| vec![2 * pair + 1, 2 * pair]).collect();
+        let mut comms = vec![world.all()];
+        if (2..=LARGE).contains(&size) {
+            comms.push(world.group(&ranks.rev().collect::<Vec<_>>())?);
+        }
+        if (3..=LARGE).contains(&size) {
+            comms.extend(world.groups(odd_and_even)?);
+            comms.extend(world.groups(neighbours)?);
+        }
+        if size > 3 && size.is_multiple_of(2) {
+            let mesh = DeviceMesh::new(world, [2, size / 2], ["rows", "columns"])?;
+            comms.extend([mesh.communicator(0)?.clone(), mesh.communicator(1)?.clone()]);
+        }
+        let scope = |comm| Self { comm, device: world.device().clone(), cases: Cell::new(0) };
+        Ok(comms.into_iter().map(scope).collect())
+    }
+
+    pub fn size(&self) -> usize {
+        self.comm.group().size()
+    }
+
+    /// The rank's place in the group.
+    pub fn rank(&self) -> usize {
+        self.comm.group().rank()
+    }
+
+    /// Whether fewer cases must do.
+    pub fn is_large(&self) -> bool {
+        self.size() > LARGE
+    }
+
+    pub fn cases(&self) -> usize {
+        self.cases.get()
+    }
+
+    /// Counts a case; panics, saying which, unless what came is what should.
+    #[track_caller]
+    pub fn same<T: PartialEq + std::fmt::Debug>(&self, got: T, expected: T, case: impl FnOnce() -> String) {
+        self.cases.set(self.cases.get() + 1);
+        assert!(got == expected, "{}: got {got:?}, expected {expected:?}", case());
+    }
+
+    /// Whether sums of samples over the group are exact in `dtype`.
+    pub fn sums_are_exact(&self, dtype: DType) -> bool {
+        self.size() <= 31 || !matches!(dtype, DType::I8 | DType::U8 | DType::BF16)
+    }
+}
