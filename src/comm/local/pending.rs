@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::LocalEngine;
 use super::board::Ticket;
 use super::data::Deposit;
+use super::rendezvous::Met;
 use crate::comm::CommError;
 use crate::comm::engine::{Pending, Waited};
 
@@ -50,7 +51,7 @@ where
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
         let Self { mut seat, finish } = *self;
         let ticket = seat.take();
-        let deposits = seat.engine.rendezvous.wait(ticket, deadline)?;
-        Ok(Waited::timed(|| finish(&deposits)))
+        let Met { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
+        Ok(Waited { last: Some(last), ..Waited::timed(|| finish(&parts)) })
     }
 }

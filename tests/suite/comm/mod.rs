@@ -8,4 +8,6 @@ mod memory;
 mod numbers;
 mod only;
 mod plain;
+mod spans;
+mod waits;
 mod works;
