@@ -43,6 +43,14 @@ pub use waits::{Spent, Straggler, Waits};
 /// A collective on a group of one rank moves nothing and is not counted. The last 1024
 /// collectives are kept one by one, as a flight recorder. Operations, phases and labels are counted apart
 /// up to 4096 of them; labels that come later are counted together, as `(other labels)`.
+///
+/// | | |
+/// |---|---|
+/// | [`summary`](Self::summary) | one line |
+/// | `{}` | a table of calls and bytes |
+/// | [`waits`](Self::waits) | how long the rank has waited, in a histogram, and for whom |
+/// | [`queue_depth`](Self::queue_depth) | how many collectives are under way, and were at most |
+/// | [`to_json`](Self::to_json) | all of it, for programs |
 #[derive(Debug, Default)]
 pub struct Ledger {
     book: Mutex<Book>,

@@ -29,8 +29,9 @@ impl Fingerprint for Label {
 }
 
 /// Every check, by name.
-pub const CHECKS: [(&str, fn(Schedules)); 13] = [
+pub const CHECKS: [(&str, fn(Schedules)); 14] = [
     ("all_meet_round_after_round", all_meet_round_after_round),
+    ("all_are_told_of_one_that_came_last", all_are_told_of_one_that_came_last),
     (
         "works_in_flight_may_be_waited_for_in_any_order_or_dropped",
         works_in_flight_may_be_waited_for_in_any_order_or_dropped,
@@ -123,6 +124,14 @@ fn all_meet_round_after_round(schedules: Schedules) {
         for round in 0..3 {
             assert_eq!(meet(world, group, rank, "x", round).unwrap(), [round; 3]);
         }
+    });
+}
+
+fn all_are_told_of_one_that_came_last(schedules: Schedules) {
+    schedules.check(3, |rank, world, group| {
+        let ticket = world.join(group, rank, Label("x"), Part(0, Arc::default())).unwrap();
+        let Met { last, .. } = world.wait(ticket, FAR).unwrap();
+        assert_eq!(meet(world, group, rank, "y", last).unwrap(), [last; 3]);
     });
 }
 
