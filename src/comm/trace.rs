@@ -11,7 +11,7 @@ use super::{Group, Phase, TensorMeta};
 
 /// The span of a collective that `rank` posts; none where nobody listens.
 ///
-/// What is text is written only where somebody does: the macro looks first, and so evaluates its fields.
+/// Fields are evaluated, and text is written, only where somebody does: the macro looks first.
 pub(super) fn posted(rank: usize, group: &Group, seq: u64, print: &Print, phase: Phase, bytes: u64) -> Span {
     debug_span!(
         target: "burn_dtensor::comm",

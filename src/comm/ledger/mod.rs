@@ -282,7 +282,7 @@ mod tests {
         let ledger = filled();
         ledger.waited(Duration::from_millis(2), Duration::from_millis(3), Some(1));
         ledger.reset();
-        assert_eq!(ledger.spent(), Spent::default());
+        assert_eq!((ledger.spent(), ledger.waits()), Default::default());
         assert_eq!(ledger.snapshot(), Snapshot::default());
         assert!(ledger.recent().is_empty());
     }
