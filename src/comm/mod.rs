@@ -33,7 +33,7 @@
 //! in a histogram, [`Ledger::to_json`] to a program. Profilers listen through [`tracing`]: each collective is a span
 //! named `collective`, of target `burn_dtensor::comm` and level debug, from when it is posted until its result is there
 //! or its [`Work`] is dropped; it is entered while it is posted and while it is waited for. Where nobody listens it
-//! costs a look.
+//! costs a look. Ranks are threads: a subscriber is to be the process's, `tracing::subscriber::set_global_default`.
 //!
 //! | field | what it is |
 //! |---|---|

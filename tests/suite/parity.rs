@@ -15,6 +15,7 @@ const ROOTS: [&str; 5] = [
     "tests/suite/main.rs",
     "tests/memory/main.rs",
     "tests/seeded.rs",
+    "tests/spans.rs",
     "tests/downstream/tests/downstream.rs",
     "src/lib.rs",
 ];

@@ -8,6 +8,5 @@ mod memory;
 mod numbers;
 mod only;
 mod plain;
-mod spans;
 mod waits;
 mod works;
