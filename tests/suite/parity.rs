@@ -11,7 +11,7 @@ use syn::{Attribute, File, Item, ItemFn, ItemMacro};
 const ROWS: usize = 97;
 const COLUMNS: usize = 5;
 /// Where the compiler starts reading tests.
-const ROOTS: [&str; 5] = [
+const ROOTS: [&str; 6] = [
     "tests/suite/main.rs",
     "tests/memory/main.rs",
     "tests/seeded.rs",
