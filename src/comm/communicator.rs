@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use super::arguments::{self, Problem};
 use super::engine::{Channel, Member, Post, Posted, Print, TensorPrint};
 use super::rank::Rank;
-use super::work::Charge;
-use super::{Call, CollectiveId, CommError, Group, Op, TensorMeta, Work};
+use super::work::{Charge, Place};
+use super::{Call, CollectiveId, CommError, Group, Op, TensorMeta, Work, trace};
 use crate::placement::Cut;
 
 /// The collectives of one group, seen from one of its ranks. Tensors are plain (no autodiff), of any kind and dtype.
@@ -148,13 +148,14 @@ impl Communicator {
             let called = CollectiveId { op, seq, label: call.label.clone(), ranks: self.group().shared_ranks() };
             return Work::failed(rank.fail(CommError::InsideOnly { rank: rank.rank, called }));
         }
+        let span = trace::posted(rank.rank, self.group(), seq, &print, call.phase, bytes);
         let post = Post { print, ahead: call.ahead };
         let charge = Charge { op, ranks, bytes, call };
         if !charge.call.ahead {
             charge.record(&rank.ledger);
         }
-        match begin(&**channel, post) {
-            Ok(pending) => Work::under_way(pending, rank.clone(), charge, self.deadline),
+        match span.in_scope(|| begin(&**channel, post)) {
+            Ok(pending) => Work::under_way(pending, Place::new(rank.clone(), span), charge, self.deadline),
             Err(error) => Work::failed(error),
         }
     }

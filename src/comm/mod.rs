@@ -26,6 +26,22 @@
 //!    repeatable, and on power-of-two groups one reduction over 4 ranks equals one over 2 x 2.
 //! 3. Every collective of more than one rank is in the rank's [`Ledger`]; one [issued
 //!    ahead](Call::ahead) from when its result is taken on.
+//!
+//! # Who is waited for
+//!
+//! [`Ledger::summary`] says in one line what a rank has sent, how long it has waited and for whom, [`Ledger::waits`]
+//! in a histogram, [`Ledger::to_json`] to a program. Profilers listen through [`tracing`]: each collective is a span
+//! named `collective`, of target `burn_dtensor::comm` and level debug, from when it is posted until its result is there
+//! or its [`Work`] is dropped; it is entered while it is posted and while it is waited for. Where nobody listens it
+//! costs a look. Ranks are threads: a subscriber is to be the process's, `tracing::subscriber::set_global_default`.
+//!
+//! | field | what it is |
+//! |---|---|
+//! | `operation`, `label`, `phase`, `bytes` | as in the ledger |
+//! | `tensors` | what ranks agree on: shapes of the wholes and dtypes, such as `[4, 8] f32, [4] f32`; of an all-to-all of lists what is given to each rank |
+//! | `group`, `ranks` | number of ranks in the group, and these |
+//! | `rank`, `seq` | this rank, and the place among the group's collectives |
+//! | `waiting_ns`, `moving_ns`, `last` | once waited for: how long, then making the result, and the rank that came last |
 
 mod arguments;
 mod call;
@@ -45,6 +61,7 @@ mod op;
 mod rank;
 mod report;
 mod tensors;
+mod trace;
 mod turn;
 mod work;
 mod world;
@@ -58,7 +75,7 @@ pub use group::Group;
 pub(crate) use home::{is_rank, note_unwinding, rank_of_thread};
 pub use launch::{Launch, launch};
 pub(crate) use ledger::listen;
-pub use ledger::{Entry, Key, Ledger, Snapshot, Spent, Total};
+pub use ledger::{Entry, Histogram, Key, Ledger, QueueDepth, Snapshot, Spent, Straggler, Summary, Total, Waits};
 pub use op::{CollectiveId, Op};
 pub use report::{LaunchError, RankReport};
 pub use tensors::{Factor, ReduceOp, Sharded, TensorMeta};

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, kind};
+use tracing::Span;
 
 use super::engine::{Mapped, Pending, Waited};
 use super::rank::Rank;
-use super::{Call, CommError, Ledger, Op};
+use super::{Call, CommError, Ledger, Op, trace};
 
 /// A collective under way; its result is defined only after [`wait`](Self::wait).
 ///
@@ -24,9 +25,28 @@ enum State<T> {
 
 struct UnderWay<T> {
     pending: Box<dyn Pending<T>>,
-    rank: Arc<Rank>,
+    place: Place,
     charge: Charge,
     deadline: Duration,
+}
+
+/// A collective's place in the queue of its rank, which it leaves when this is dropped; its span ends then.
+pub(super) struct Place {
+    rank: Arc<Rank>,
+    span: Span,
+}
+
+impl Place {
+    pub fn new(rank: Arc<Rank>, span: Span) -> Self {
+        rank.ledger.posted();
+        Self { rank, span }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.rank.ledger.ended();
+    }
 }
 
 /// What the ledger counts for a collective.
@@ -52,8 +72,8 @@ impl<T> Work<T> {
         Self(State::Ended(Err(error)))
     }
 
-    pub(super) fn under_way(pending: Box<dyn Pending<T>>, rank: Arc<Rank>, charge: Charge, deadline: Duration) -> Self {
-        Self(State::UnderWay(UnderWay { pending, rank, charge, deadline }))
+    pub(super) fn under_way(pending: Box<dyn Pending<T>>, place: Place, charge: Charge, deadline: Duration) -> Self {
+        Self(State::UnderWay(UnderWay { pending, place, charge, deadline }))
     }
 
     /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
@@ -69,17 +89,21 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait(self) -> Result<T, CommError> {
-        let UnderWay { pending, rank, charge, deadline } = match self.0 {
+        let UnderWay { pending, place, charge, deadline } = match self.0 {
             State::Ended(result) => return result,
             State::UnderWay(work) => work,
         };
+        let Place { rank, span } = &place;
         rank.check_thread(charge.op, &charge.call)?;
         if charge.call.ahead {
             charge.record(&rank.ledger);
         }
+        let _inside = span.enter();
         let start = Instant::now();
-        let Waited { value, moving } = pending.wait(deadline)?;
-        rank.ledger.spend(start.elapsed().saturating_sub(moving), moving);
+        let Waited { value, moving, last } = pending.wait(deadline)?;
+        let waiting = start.elapsed().saturating_sub(moving);
+        rank.ledger.waited(waiting, moving, last.filter(|last| *last != rank.rank));
+        trace::waited(span, waiting, moving, last);
         Ok(value)
     }
 
@@ -102,9 +126,9 @@ impl<T> Work<T> {
     {
         Work(match self.0 {
             State::Ended(result) => State::Ended(result.map(map)),
-            State::UnderWay(UnderWay { pending, rank, charge, deadline }) => {
+            State::UnderWay(UnderWay { pending, place, charge, deadline }) => {
                 let pending = Box::new(Mapped { pending, map });
-                State::UnderWay(UnderWay { pending, rank, charge, deadline })
+                State::UnderWay(UnderWay { pending, place, charge, deadline })
             }
         })
     }

@@ -11,10 +11,11 @@ use syn::{Attribute, File, Item, ItemFn, ItemMacro};
 const ROWS: usize = 97;
 const COLUMNS: usize = 5;
 /// Where the compiler starts reading tests.
-const ROOTS: [&str; 5] = [
+const ROOTS: [&str; 6] = [
     "tests/suite/main.rs",
     "tests/memory/main.rs",
     "tests/seeded.rs",
+    "tests/spans.rs",
     "tests/downstream/tests/downstream.rs",
     "src/lib.rs",
 ];

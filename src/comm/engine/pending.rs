@@ -20,13 +20,15 @@ pub struct Waited<T> {
     pub value: T,
     /// Copies and reductions on the thread that waited.
     pub moving: Duration,
+    /// The global rank that was the last to join, if the engine knows.
+    pub last: Option<usize>,
 }
 
 impl<T> Waited<T> {
-    /// What `make` returns, timed.
+    /// What `make` returns, timed; of who came last it says nothing.
     pub fn timed(make: impl FnOnce() -> T) -> Self {
         let start = Instant::now();
-        Self { value: make(), moving: start.elapsed() }
+        Self { value: make(), moving: start.elapsed(), last: None }
     }
 }
 
@@ -43,8 +45,8 @@ impl<T, U, F: FnOnce(T) -> U + Send> Pending<U> for Mapped<Box<dyn Pending<T>>, 
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<U>, CommError> {
         let Self { pending, map } = *self;
-        let Waited { value, moving } = pending.wait(deadline)?;
+        let Waited { value, moving, last } = pending.wait(deadline)?;
         let mapped = Waited::timed(|| map(value));
-        Ok(Waited { moving: moving + mapped.moving, ..mapped })
+        Ok(Waited { moving: moving + mapped.moving, last, ..mapped })
     }
 }

@@ -125,6 +125,8 @@ struct Group<F, P> {
 struct Slot<F, P> {
     joined: Vec<Option<(F, Option<P>)>>,
     absent: usize,
+    /// The member that joined most recently: of a complete collective the last.
+    last: usize,
     parts: Option<Parts<P>>,
     unreleased: usize,
 }
@@ -188,6 +190,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         let suspect = slot.suspect(member, &print);
         slot.joined[member] = Some((print, Some(part)));
         slot.absent -= 1;
+        slot.last = member;
         if let Some((culprit, other)) = suspect {
             let error = g.mismatch(seq, culprit, other);
             self.fail(Failure::Collective(error.clone()));
@@ -226,6 +229,11 @@ impl<F: Fingerprint, P> Board<F, P> {
                 Wait::All(ticket) => self.slot(ticket).parts.is_some(),
                 Wait::Message(claim) => self.has_arrived(claim),
             }
+    }
+
+    /// The global rank that was the last to join the collective of `ticket`, which is complete.
+    pub fn last(&self, ticket: Ticket) -> usize {
+        self.groups[ticket.group.0].ranks[self.slot(ticket).last]
     }
 
     /// Notes that a rank now waits, and looks for a reason why it would wait in vain.
@@ -433,7 +441,7 @@ impl<F: Fingerprint, P> Group<F, P> {
 impl<F: Fingerprint, P> Slot<F, P> {
     fn new(size: usize) -> Self {
         let joined = (0..size).map(|_| None).collect();
-        Self { joined, absent: size, parts: None, unreleased: size }
+        Self { joined, absent: size, last: 0, parts: None, unreleased: size }
     }
 
     /// If `print` differs from those present: the member to blame, and one it differs from.

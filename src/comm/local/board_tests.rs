@@ -61,6 +61,19 @@ fn invariants_1_and_2_nth_calls_meet_and_complete_with_the_last() {
     }
 }
 
+#[test]
+fn the_last_to_join_is_named_by_its_global_rank() {
+    let mut board = Plain::new(4, false);
+    let group = board.group(&[3, 0, 2], "");
+    let mut tickets = Vec::new();
+    // Member 1 runs ahead: the first call ends with member 2, the second with member 0.
+    for member in [1, 1, 0, 2, 2, 0] {
+        tickets.push(board.join(group, member, Name("x"), 0).unwrap().0);
+    }
+    let last = |ticket: &Ticket| board.last(*ticket);
+    assert_eq!(tickets.iter().map(last).collect::<Vec<_>>(), [2, 3, 2, 2, 3, 3]);
+}
+
 /// Deposits that are nothing but alive, and a look at whether they still are.
 struct Watched(Board<Name, Arc<()>>, GroupKey, Vec<Vec<Weak<()>>>);
 

@@ -124,7 +124,7 @@ impl Channel for LocalChannel {
 
     fn receive(&self, post: Post, from: Option<usize>, tag: u32, _metas: Option<Vec<TensorMeta>>) -> Posted<Message> {
         let claim = self.engine.rendezvous.receive(self.key, self.member.group.rank(), from, tag, post.print)?;
-        Ok(Box::new(Awaited::new(self.engine.clone(), claim, self.member.device.clone())))
+        Ok(Box::new(Awaited::new(self.engine.clone(), claim, self.member.clone())))
     }
 
     /// Every rank reads the terms where they are; of large ones each reduces a share for all.

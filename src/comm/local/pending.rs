@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::tensor::Device;
-
 use super::LocalEngine;
 use super::board::{Claim, Ticket};
 use super::data::{Deposit, Exchange};
+use super::rendezvous::Met;
 use crate::comm::CommError;
-use crate::comm::engine::{Message, Pending, Waited};
+use crate::comm::engine::{Member, Message, Pending, Waited};
 
 /// A place in a collective; gives it up when dropped.
 pub(super) struct Seat {
@@ -52,8 +51,8 @@ where
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
         let Self { mut seat, finish } = *self;
         let ticket = seat.take();
-        let deposits = seat.engine.rendezvous.wait(ticket, deadline)?;
-        Ok(Waited::timed(|| finish(&deposits)))
+        let Met { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
+        Ok(Waited { last: Some(last), ..Waited::timed(|| finish(&parts)) })
     }
 }
 
@@ -74,12 +73,12 @@ impl Pending<()> for Sent {
 pub(super) struct Awaited {
     engine: Arc<LocalEngine>,
     claim: Option<Claim>,
-    device: Device,
+    member: Member,
 }
 
 impl Awaited {
-    pub fn new(engine: Arc<LocalEngine>, claim: Claim, device: Device) -> Self {
-        Self { engine, claim: Some(claim), device }
+    pub fn new(engine: Arc<LocalEngine>, claim: Claim, member: Member) -> Self {
+        Self { engine, claim: Some(claim), member }
     }
 }
 
@@ -91,11 +90,12 @@ impl Pending<Message> for Awaited {
     fn wait(mut self: Box<Self>, deadline: Duration) -> Result<Waited<Message>, CommError> {
         let claim = self.claim.take().expect("a message is waited for once");
         let letter = self.engine.rendezvous.wait_for_message(claim, deadline)?;
-        Ok(Waited::timed(|| {
+        let received = Waited::timed(|| {
             let deposits = std::slice::from_ref(&letter.part);
-            let exchange = Exchange { deposits, member: 0, device: &self.device };
+            let exchange = Exchange { deposits, member: 0, device: &self.member.device };
             Message { from: letter.from, tensors: exchange.copies(0) }
-        }))
+        });
+        Ok(Waited { last: Some(self.member.group.ranks()[letter.from]), ..received })
     }
 }
 

@@ -21,6 +21,13 @@ pub(crate) struct Rendezvous<F, P> {
     spins: u32,
 }
 
+/// A complete collective.
+pub(crate) struct Met<P> {
+    pub parts: Parts<P>,
+    /// The global rank that was the last to join.
+    pub last: usize,
+}
+
 /// Stands for "no deadline", and can be added to any instant.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -119,8 +126,9 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
 
     /// Blocks until every member has joined, the world has failed, or `deadline` has passed;
     /// then releases the ticket.
-    pub fn wait(&self, ticket: Ticket, deadline: Duration) -> Result<Parts<P>, CommError> {
+    pub fn wait(&self, ticket: Ticket, deadline: Duration) -> Result<Met<P>, CommError> {
         let (mut state, result) = self.block(Wait::All(ticket), deadline, |board| board.poll(ticket));
+        let result = result.map(|parts| Met { parts, last: state.board.last(ticket) });
         state.board.release(ticket);
         leave(state);
         result
@@ -308,7 +316,7 @@ mod tests {
             run(5, spins, |rank, rendezvous, group| {
                 for round in 0..2000 {
                     let ticket = rendezvous.join(group, rank, Same, 10 * round + rank).unwrap();
-                    let parts = rendezvous.wait(ticket, FAR).unwrap();
+                    let Met { parts, .. } = rendezvous.wait(ticket, FAR).unwrap();
                     assert!(parts.iter().copied().eq((0..5).map(|rank| 10 * round + rank)));
                 }
             });

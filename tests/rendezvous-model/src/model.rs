@@ -8,7 +8,7 @@ use shuttle::{Runner, thread};
 
 use crate::comm::engine::Failure;
 use crate::comm::local::board::{Fingerprint, GroupKey};
-use crate::comm::local::rendezvous::Rendezvous;
+use crate::comm::local::rendezvous::{Met, Rendezvous};
 use crate::comm::local::sync::FAR;
 use crate::comm::{CommError, Op};
 
@@ -29,8 +29,9 @@ impl Fingerprint for Label {
 }
 
 /// Every check, by name.
-pub const CHECKS: [(&str, fn(Schedules)); 13] = [
+pub const CHECKS: [(&str, fn(Schedules)); 14] = [
     ("all_meet_round_after_round", all_meet_round_after_round),
+    ("all_are_told_of_one_that_came_last", all_are_told_of_one_that_came_last),
     (
         "works_in_flight_may_be_waited_for_in_any_order_or_dropped",
         works_in_flight_may_be_waited_for_in_any_order_or_dropped,
@@ -115,7 +116,7 @@ fn meet_until(
     part: usize,
 ) -> Result<Vec<usize>, CommError> {
     let ticket = world.join(group, member, Label(label), Part(part, Arc::default()))?;
-    Ok(world.wait(ticket, deadline)?.iter().map(|part| part.0).collect())
+    Ok(world.wait(ticket, deadline)?.parts.iter().map(|part| part.0).collect())
 }
 
 fn all_meet_round_after_round(schedules: Schedules) {
@@ -126,6 +127,14 @@ fn all_meet_round_after_round(schedules: Schedules) {
     });
 }
 
+fn all_are_told_of_one_that_came_last(schedules: Schedules) {
+    schedules.check(3, |rank, world, group| {
+        let ticket = world.join(group, rank, Label("x"), Part(0, Arc::default())).unwrap();
+        let Met { last, .. } = world.wait(ticket, FAR).unwrap();
+        assert_eq!(meet(world, group, rank, "y", last).unwrap(), [last; 3]);
+    });
+}
+
 fn works_in_flight_may_be_waited_for_in_any_order_or_dropped(schedules: Schedules) {
     schedules.check(2, |rank, world, group| {
         let issue = |part| world.join(group, rank, Label("x"), Part(part + rank, Arc::default())).unwrap();
@@ -133,7 +142,7 @@ fn works_in_flight_may_be_waited_for_in_any_order_or_dropped(schedules: Schedule
         let (first, second) = if rank == 0 { (a, c) } else { (c, a) };
         world.release(b);
         for ticket in [first, second] {
-            let parts = world.wait(ticket, FAR).unwrap();
+            let Met { parts, .. } = world.wait(ticket, FAR).unwrap();
             assert_eq!(parts[1].0, parts[0].0 + 1);
         }
     });
@@ -174,7 +183,7 @@ fn an_early_return_leaves_what_the_rank_took_part_in(schedules: Schedules) {
             // Takes part, and does not wait.
             2 => world.release(last.unwrap()),
             _ => {
-                assert_eq!(world.wait(last.unwrap(), FAR).unwrap().len(), 3);
+                assert_eq!(world.wait(last.unwrap(), FAR).unwrap().parts.len(), 3);
                 assert_eq!(meet(world, pair, rank, "z", rank).unwrap(), [0, 1]);
             }
         }
@@ -260,7 +269,7 @@ fn every_deposit_goes_once_nobody_needs_it(schedules: Schedules) {
         let mine: [Arc<()>; 3] = Default::default();
         let [held, waited, dropped] =
             mine.each_ref().map(|part| world.join(group, rank, Label("x"), Part(rank, part.clone())).unwrap());
-        assert_eq!(world.wait(waited, FAR).unwrap().len(), 2);
+        assert_eq!(world.wait(waited, FAR).unwrap().parts.len(), 2);
         world.release(dropped);
         // The first is not waited for; the later ones go all the same, when the other rank is done too.
         meet(world, group, rank, "both are done", 0).unwrap();

@@ -6,6 +6,7 @@ mod ledger;
 mod memory;
 mod numbers;
 mod only;
+mod waits;
 mod works;
 
 use std::time::Duration;

@@ -1,0 +1,73 @@
+//! A [`Ledger`] as JSON.
+
+use std::time::Duration;
+
+use itertools::Itertools;
+use serde_json::{Value, json};
+
+use super::{Key, Ledger, QueueDepth, Straggler, Summary, Total, Waits};
+use crate::comm::Copied;
+
+impl Ledger {
+    /// All there is in it, as JSON:
+    ///
+    /// ```text
+    /// {"calls": 3, "bytes": 240,
+    ///  "collectives": [{"operation": "all_gather", "phase": "forward", "label": "blocks.0", "calls": 1, "bytes": 100}, ..],
+    ///  "waiting_ns": 52000, "moving_ns": 8000,
+    ///  "waits": {"count": 3, "histogram": [{"from_us": 0, "waits": 1}, {"from_us": 1, "waits": 0}, ..],
+    ///            "stragglers": [{"rank": 1, "waits": 2, "waiting_ns": 51000}]},
+    ///  "queue": {"now": 0, "most": 2},
+    ///  "backends": ["flex"],
+    ///  "copied": {"launches": 0, "bytes": 0, "padding": 0}}
+    /// ```
+    ///
+    /// Buckets of the histogram end where the next begins, see [`Histogram`](super::Histogram); stragglers are in order of
+    /// the time they were waited for.
+    ///
+    /// ```
+    /// use burn_dtensor::comm::{Launch, launch};
+    ///
+    /// launch(Launch::threads(2), |world| {
+    ///     world.barrier("start")?;
+    ///     let json: serde_json::Value = serde_json::from_str(&world.ledger().to_json()).unwrap();
+    ///     assert_eq!(json["collectives"][0]["label"], "start");
+    ///     assert_eq!(json["waits"]["count"], 1);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    pub fn to_json(&self) -> String {
+        let totals = self.snapshot();
+        let Total { calls, bytes } = totals.total(|_| true);
+        let Summary { spent, queue: QueueDepth { now, most }, waits, .. } = self.summary();
+        let Copied { launches, bytes: copied, padding } = self.copied();
+        let collective = |(Key { op, phase, label }, Total { calls, bytes }): (&Key, &Total)| {
+            json!({
+                "operation": op.name(), "phase": phase.to_string(), "label": **label, "calls": calls, "bytes": bytes,
+            })
+        };
+        json!({
+            "calls": calls,
+            "bytes": bytes,
+            "collectives": totals.iter().map(collective).collect_vec(),
+            "waiting_ns": spent.waiting.as_nanos() as u64,
+            "moving_ns": spent.moving.as_nanos() as u64,
+            "waits": self::waits(&waits),
+            "queue": { "now": now, "most": most },
+            "backends": self.backends(),
+            "copied": { "launches": launches, "bytes": copied, "padding": padding },
+        })
+        .to_string()
+    }
+}
+
+fn waits(waits: &Waits) -> Value {
+    let bucket = |(from, count): (Duration, u64)| json!({ "from_us": from.as_micros() as u64, "waits": count });
+    let straggler = |Straggler { rank, waits, waiting }| json!({ "rank": rank, "waits": waits, "waiting_ns": waiting.as_nanos() as u64 });
+    json!({
+        "count": waits.count(),
+        "histogram": waits.times().iter().map(bucket).collect_vec(),
+        "stragglers": waits.stragglers().into_iter().map(straggler).collect_vec(),
+    })
+}

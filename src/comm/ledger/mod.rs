@@ -1,0 +1,297 @@
+//! [`Ledger`]: every collective of a rank, counted.
+
+mod histogram;
+mod json;
+mod queue;
+mod recorder;
+mod summary;
+mod table;
+mod totals;
+mod units;
+mod waits;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::backend::{Backend, Dispatch, DispatchDevice};
+use parking_lot::Mutex;
+
+use super::{Call, Copied, Op, Phase};
+pub use histogram::Histogram;
+use queue::Queue;
+pub use queue::QueueDepth;
+pub use recorder::Entry;
+use recorder::Recorder;
+pub(crate) use recorder::listen;
+pub use summary::Summary;
+pub use totals::{Key, Snapshot, Total};
+pub use waits::{Spent, Straggler, Waits};
+
+/// The collectives one rank has issued: calls and bytes by operation, phase and label.
+///
+/// Bytes are payload, so that they do not depend on how a backend moves it:
+///
+/// | operation | bytes |
+/// |---|---|
+/// | all-gather, reduce-scatter | of the wholes |
+/// | all-reduce, broadcast, scatter | of the tensors |
+/// | all-to-all | of the rank's piece |
+/// | all-to-all of lists | of what the rank gives to others |
+/// | barrier | 0 |
+///
+/// A collective on a group of one rank moves nothing and is not counted. The last 1024
+/// collectives are kept one by one, as a flight recorder. Operations, phases and labels are counted apart
+/// up to 4096 of them; labels that come later are counted together, as `(other labels)`.
+///
+/// | | |
+/// |---|---|
+/// | [`summary`](Self::summary) | one line |
+/// | `{}` | a table of calls and bytes |
+/// | [`waits`](Self::waits) | how long the rank has waited, in a histogram, and for whom |
+/// | [`queue_depth`](Self::queue_depth) | how many collectives are under way, and were at most |
+/// | [`to_json`](Self::to_json) | all of it, for programs |
+#[derive(Debug, Default)]
+pub struct Ledger {
+    book: Mutex<Book>,
+    queue: Queue,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    totals: Snapshot,
+    recorder: Recorder,
+    waits: Waits,
+    moving: Duration,
+    copied: Copied,
+    devices: Vec<DispatchDevice>,
+}
+
+impl Ledger {
+    /// Counts one collective.
+    pub(super) fn record(&self, op: Op, group_size: usize, bytes: u64, call: &Call) {
+        let mut book = self.book.lock();
+        book.totals.add(Key { op, phase: call.phase, label: call.label.clone() }, bytes);
+        book.recorder.record(op, group_size, bytes, call);
+    }
+
+    /// Counts one more collective under way.
+    pub(super) fn posted(&self) {
+        self.queue.enter();
+    }
+
+    /// Counts one less.
+    pub(super) fn ended(&self) {
+        self.queue.leave();
+    }
+
+    /// Adds one wait, for `straggler` if another rank came last.
+    pub(super) fn waited(&self, waiting: Duration, moving: Duration, straggler: Option<usize>) {
+        let mut book = self.book.lock();
+        book.waits.add(waiting, straggler);
+        book.moving += moving;
+    }
+
+    /// Time spent in the collectives that have been waited for.
+    pub fn spent(&self) -> Spent {
+        self.book.lock().spent()
+    }
+
+    /// Each wait: how long it took, and who came last.
+    ///
+    /// ```
+    /// use burn_dtensor::comm::{Launch, launch};
+    ///
+    /// launch(Launch::threads(2), |world| {
+    ///     world.barrier("start")?;
+    ///     let waits = world.ledger().waits();
+    ///     assert_eq!(waits.count(), 1);
+    ///     // One rank waited for the other, which waited for nobody.
+    ///     let other = 1 - world.rank();
+    ///     assert!(waits.straggler().is_none_or(|straggler| straggler.rank == other));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    pub fn waits(&self) -> Waits {
+        self.book.lock().waits.clone()
+    }
+
+    /// How many collectives are under way, those [ahead](Call::ahead) among them: posted, and neither waited for nor
+    /// dropped.
+    pub fn queue_depth(&self) -> QueueDepth {
+        self.queue.depth()
+    }
+
+    /// All of it in one line.
+    ///
+    /// ```
+    /// use burn_dtensor::comm::{Launch, launch};
+    ///
+    /// launch(Launch::threads(2), |world| {
+    ///     let works = ["first", "second"].map(|label| world.all().barrier(label.into()));
+    ///     for work in works {
+    ///         work.wait()?;
+    ///     }
+    ///     let summary = world.ledger().summary();
+    ///     assert_eq!((summary.total.calls, summary.queue.most), (2, 2));
+    ///     assert!(summary.to_string().starts_with("2 collectives, 0 B; waiting "));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    pub fn summary(&self) -> Summary {
+        let book = self.book.lock();
+        let (total, queue) = (book.totals.total(|_| true), self.queue.depth());
+        Summary { total, spent: book.spent(), queue, waits: book.waits.clone() }
+    }
+
+    /// Adds what kernels have copied.
+    #[cfg(feature = "cube")]
+    pub(super) fn copied_by(&self, more: Copied) {
+        self.book.lock().copied += more;
+    }
+
+    /// What kernels have copied around collectives.
+    pub fn copied(&self) -> Copied {
+        self.book.lock().copied
+    }
+
+    /// Notes where the tensors of a collective are.
+    pub(super) fn ran_on(&self, device: DispatchDevice) {
+        let devices = &mut self.book.lock().devices;
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+    }
+
+    /// burn's names of the backends that tensors of this rank's collectives were on, such as `flex` or
+    /// `cubecl<wgpu<wgsl>>`.
+    pub fn backends(&self) -> BTreeSet<String> {
+        let name = |device: &DispatchDevice| {
+            let name = Dispatch::name(device);
+            let inner = name.strip_prefix("dispatch<").and_then(|name| name.strip_suffix('>'));
+            inner.map_or(name.clone(), String::from)
+        };
+        self.book.lock().devices.iter().map(name).collect()
+    }
+
+    /// Calls of `op`.
+    pub fn calls(&self, op: Op) -> u64 {
+        self.total(|key| key.op == op).calls
+    }
+
+    /// Payload bytes of `op`.
+    pub fn bytes(&self, op: Op) -> u64 {
+        self.total(|key| key.op == op).bytes
+    }
+
+    /// Calls of `op` in `phase`.
+    pub fn calls_in(&self, op: Op, phase: Phase) -> u64 {
+        self.total(|key| key.op == op && key.phase == phase).calls
+    }
+
+    /// Payload bytes of `op` in `phase`.
+    pub fn bytes_in(&self, op: Op, phase: Phase) -> u64 {
+        self.total(|key| key.op == op && key.phase == phase).bytes
+    }
+
+    /// Totals of the collectives whose key `select` accepts.
+    pub fn total(&self, select: impl Fn(&Key) -> bool) -> Total {
+        self.book.lock().totals.total(select)
+    }
+
+    /// Totals by operation and phase.
+    pub fn by_phase(&self) -> BTreeMap<(Op, Phase), Total> {
+        self.book.lock().totals.grouped(|key| (key.op, key.phase))
+    }
+
+    /// Totals by label.
+    pub fn by_label(&self) -> BTreeMap<Arc<str>, Total> {
+        self.book.lock().totals.grouped(|key| key.label.clone())
+    }
+
+    /// A copy of all totals.
+    pub fn snapshot(&self) -> Snapshot {
+        self.book.lock().totals.clone()
+    }
+
+    /// The last collectives, oldest first, at most 1024.
+    pub fn recent(&self) -> Vec<Entry> {
+        self.book.lock().recorder.recent()
+    }
+
+    /// Forgets everything; collectives under way stay in the queue.
+    pub fn reset(&self) {
+        *self.book.lock() = Book::default();
+        self.queue.reset();
+    }
+}
+
+impl Book {
+    fn spent(&self) -> Spent {
+        Spent { waiting: self.waits.total(), moving: self.moving }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled() -> Ledger {
+        let ledger = Ledger::default();
+        ledger.record(Op::AllGather, 2, 100, &Call::new("a").in_phase(Phase::Forward));
+        ledger.record(Op::AllGather, 2, 100, &Call::new("a").in_phase(Phase::Backward));
+        ledger.record(Op::ReduceScatter, 2, 40, &Call::new("b").in_phase(Phase::Backward));
+        ledger
+    }
+
+    #[test]
+    fn totals_by_operation_phase_and_label() {
+        let ledger = filled();
+        assert_eq!((ledger.calls(Op::AllGather), ledger.bytes(Op::AllGather)), (2, 200));
+        assert_eq!(ledger.calls_in(Op::AllGather, Phase::Forward), 1);
+        assert_eq!(ledger.bytes_in(Op::ReduceScatter, Phase::Backward), 40);
+        assert_eq!(ledger.calls(Op::Barrier), 0);
+        assert_eq!(ledger.by_label()["a"], Total { calls: 2, bytes: 200 });
+        assert_eq!(ledger.by_phase()[&(Op::ReduceScatter, Phase::Backward)], Total { calls: 1, bytes: 40 });
+    }
+
+    #[test]
+    fn time_adds_up() {
+        let ledger = filled();
+        ledger.waited(Duration::from_millis(2), Duration::from_millis(3), Some(1));
+        ledger.waited(Duration::from_millis(20), Duration::from_millis(30), None);
+        let spent = Spent { waiting: Duration::from_millis(22), moving: Duration::from_millis(33) };
+        assert_eq!(ledger.spent(), spent);
+    }
+
+    #[test]
+    #[cfg(feature = "cube")]
+    fn copies_add_up() {
+        let ledger = filled();
+        ledger.copied_by(Copied { launches: 1, bytes: 20, padding: 3 });
+        ledger.copied_by(Copied { launches: 2, bytes: 30, padding: 0 });
+        assert_eq!(ledger.copied(), Copied { launches: 3, bytes: 50, padding: 3 });
+        ledger.reset();
+        assert_eq!(ledger.copied(), Copied::default());
+    }
+
+    #[test]
+    fn reset_forgets() {
+        let ledger = filled();
+        ledger.waited(Duration::from_millis(2), Duration::from_millis(3), Some(1));
+        ledger.reset();
+        assert_eq!((ledger.spent(), ledger.waits()), Default::default());
+        assert_eq!(ledger.snapshot(), Snapshot::default());
+        assert!(ledger.recent().is_empty());
+    }
+
+    #[test]
+    fn the_table_ends_with_the_sum() {
+        let table = filled().to_string();
+        let last: Vec<_> = table.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(last, ["total", "3", "240"]);
+        assert_eq!(table.lines().count(), 5);
+    }
+}

@@ -1,0 +1,33 @@
+//! [`Summary`]: a ledger in one line.
+
+use std::fmt;
+
+use super::units::{Size, Time};
+use super::{QueueDepth, Spent, Total, Waits};
+
+/// A ledger in one line:
+///
+/// ```text
+/// 60 collectives, 12.6 MB; waiting 14.0 ms, moving 3.1 ms; 4 under way at most; rank 3 came last in 41 of 60 waits, 12.3 ms of 14.0 ms
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    /// All collectives.
+    pub total: Total,
+    /// Time inside waits.
+    pub spent: Spent,
+    /// Collectives under way at once.
+    pub queue: QueueDepth,
+    /// Each wait.
+    pub waits: Waits,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { total: Total { calls, bytes }, spent: Spent { waiting, moving }, queue, waits } = self;
+        let plural = if *calls == 1 { "" } else { "s" };
+        write!(f, "{calls} collective{plural}, {}; ", Size(*bytes))?;
+        write!(f, "waiting {}, moving {}; {} under way at most", Time(*waiting), Time(*moving), queue.most)?;
+        waits.sentence().map_or(Ok(()), |sentence| write!(f, "; {sentence}"))
+    }
+}

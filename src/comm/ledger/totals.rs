@@ -1,0 +1,99 @@
+//! [`Snapshot`]: calls and bytes, by operation, phase and label.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+
+use crate::comm::{Op, Phase};
+
+/// How many keys a ledger counts apart.
+const KEYS: usize = 4096;
+
+/// What further labels are counted under.
+static OTHERS: LazyLock<Arc<str>> = LazyLock::new(|| "(other labels)".into());
+
+/// Number of calls and bytes of payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Total {
+    /// Collectives made.
+    pub calls: u64,
+    /// Payload bytes, see [`Ledger`](super::Ledger).
+    pub bytes: u64,
+}
+
+impl Total {
+    fn add(&mut self, bytes: u64) {
+        self.calls += 1;
+        self.bytes += bytes;
+    }
+}
+
+impl std::iter::Sum for Total {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        iter.fold(Self::default(), |a, b| Self { calls: a.calls + b.calls, bytes: a.bytes + b.bytes })
+    }
+}
+
+/// What a collective is counted under.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// What it did.
+    pub op: Op,
+    /// The pass it ran in.
+    pub phase: Phase,
+    /// The caller's label.
+    pub label: Arc<str>,
+}
+
+/// A copy of a ledger's totals.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Snapshot(BTreeMap<Key, Total>);
+
+impl Snapshot {
+    /// Counts one collective.
+    pub(super) fn add(&mut self, mut key: Key, bytes: u64) {
+        if self.0.len() >= KEYS && !self.0.contains_key(&key) {
+            key.label = OTHERS.clone();
+        }
+        self.0.entry(key).or_default().add(bytes);
+    }
+
+    /// Totals of the collectives whose key `select` accepts.
+    pub fn total(&self, select: impl Fn(&Key) -> bool) -> Total {
+        self.0.iter().filter(|(key, _)| select(key)).map(|(_, total)| *total).sum()
+    }
+
+    /// Every key with its totals, in order of operation, phase and label.
+    pub fn iter(&self) -> impl Iterator<Item = (&Key, &Total)> {
+        self.0.iter()
+    }
+
+    /// The totals of what `by` puts together.
+    pub(super) fn grouped<K: Ord>(&self, by: impl Fn(&Key) -> K) -> BTreeMap<K, Total> {
+        let mut groups = BTreeMap::new();
+        for (key, total) in self.iter() {
+            let group: &mut Total = groups.entry(by(key)).or_default();
+            group.calls += total.calls;
+            group.bytes += total.bytes;
+        }
+        groups
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_without_end_share_a_row() {
+        let mut totals = Snapshot::default();
+        let key = |label: &str| Key { op: Op::Barrier, phase: Phase::Other, label: label.into() };
+        for i in 0..KEYS + 10 {
+            totals.add(key(&i.to_string()), 1);
+        }
+        totals.add(key("0"), 1);
+        let labels = totals.grouped(|key| key.label.clone());
+        assert_eq!(labels.len(), KEYS + 1);
+        assert_eq!((labels["0"].calls, labels["(other labels)"].calls), (2, 10));
+        assert_eq!(totals.total(|_| true).calls, KEYS as u64 + 11);
+    }
+}

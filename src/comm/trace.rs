@@ -1,0 +1,57 @@
+//! A span for each collective, which profilers see through [`tracing`].
+
+use std::fmt;
+use std::time::Duration;
+
+use tracing::field::Empty;
+use tracing::{Span, debug_span};
+
+use super::engine::{Print, whole};
+use super::{Group, Phase, TensorMeta};
+
+/// The span of a collective that `rank` posts; none where nobody listens.
+///
+/// Fields are evaluated, and text is written, only where somebody does: the macro looks first.
+pub(super) fn posted(rank: usize, group: &Group, seq: u64, print: &Print, phase: Phase, bytes: u64) -> Span {
+    debug_span!(
+        target: "burn_dtensor::comm",
+        "collective",
+        operation = print.op().name(),
+        label = &**print.label(),
+        %phase,
+        bytes,
+        tensors = %Tensors(print),
+        group = group.size(),
+        ranks = ?group.ranks(),
+        rank,
+        seq,
+        waiting_ns = Empty,
+        moving_ns = Empty,
+        last = Empty,
+    )
+}
+
+/// Adds how it was waited for, and who came last.
+pub(super) fn waited(span: &Span, waiting: Duration, moving: Duration, last: Option<usize>) {
+    span.record("waiting_ns", waiting.as_nanos() as u64);
+    span.record("moving_ns", moving.as_nanos() as u64);
+    if let Some(last) = last {
+        span.record("last", last);
+    }
+}
+
+/// Shapes and dtypes.
+struct Tensors<'a>(&'a Print);
+
+impl fmt::Display for Tensors<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(Print { tensors, pairs, .. }) = self;
+        let given = pairs.iter().flat_map(|pairs| pairs.given.iter().cloned());
+        let metas = tensors.iter().map(|tensor| Some(TensorMeta { shape: tensor.shape.clone(), dtype: tensor.dtype }));
+        for (index, meta) in metas.chain(given).enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            write!(f, "{separator}{}", whole(&meta))?;
+        }
+        Ok(())
+    }
+}
