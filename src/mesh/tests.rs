@@ -8,7 +8,8 @@ use crate::{Error, Result};
 /// Runs `program` on `ranks` thread ranks.
 fn on<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {
     let launched = launch(Launch::threads(ranks).deadline(Duration::from_secs(20)), program);
-    launched.unwrap_or_else(|error| panic!("{error}"))
+    let ranks = launched.unwrap_or_else(|error| panic!("{error}")).into_iter();
+    ranks.map(|(_, returned)| returned).collect()
 }
 
 /// The error of `build` in a world of `ranks`, and its message.

@@ -72,6 +72,10 @@ impl Plain {
                 ReduceOp::Min => values.min().unwrap(),
                 ReduceOp::Max => values.max().unwrap(),
                 ReduceOp::Product => values.product(),
+                ReduceOp::BitAnd => values.fold(-1, |a, b| a & b),
+                ReduceOp::BitOr => values.fold(0, |a, b| a | b),
+                ReduceOp::BitXor => values.fold(0, |a, b| a ^ b),
+                ReduceOp::PremulSum(factor) => (values.sum::<i64>() as f64 * factor.value()) as i64,
             }
         };
         Self { shape: all[0].shape.clone(), values: (0..all[0].values.len()).map(at).collect() }
