@@ -78,7 +78,8 @@ fn measure(bytes: usize, prepare: impl Fn(&World) -> Step + Sync) -> f64 {
         }
         Ok(best.as_secs_f64() / repeats as f64)
     });
-    seconds.unwrap_or_else(|error| panic!("{error}")).into_iter().fold(0.0, f64::max)
+    let ranks = seconds.unwrap_or_else(|error| panic!("{error}")).into_iter();
+    ranks.map(|(_, seconds)| seconds).fold(0.0, f64::max)
 }
 
 fn buffer(bytes: usize, world: &World) -> Vec<f32> {

@@ -167,9 +167,9 @@ fn measure(cli: &Cli, world: &World) -> Result<[Cost; 3]> {
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
-    let mut ranks = launch(Launch::threads(RANKS), |world| measure(&cli, world))?;
+    let (_, costs) = launch(Launch::threads(RANKS), |world| measure(&cli, world))?.swap_remove(0);
     println!("{:<26} {:>8} {:>26} {:>22}", "", "s/step", "all-gathers + reductions", "peak of step, MB");
-    for ((name, ..), mut cost) in KINDS.into_iter().zip(ranks.swap_remove(0)) {
+    for ((name, ..), mut cost) in KINDS.into_iter().zip(costs) {
         cost.seconds.sort_by(f64::total_cmp);
         let (median, peak) = (cost.seconds[cost.seconds.len() / 2], cost.peak as f64 / 1e6);
         println!("{name:<26} {median:>8.3} {:>26} {peak:>22.1}", cost.collectives);

@@ -164,7 +164,8 @@ fn medians(steps: &[Seconds]) -> Seconds {
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let ranks = launch(Launch::threads(RANKS), |world| measure(&cli, world))?;
-    let [sharded, unsharded] = [medians(&ranks[0].sharded), medians(&ranks[0].unsharded)];
+    let (_, first) = &ranks[0];
+    let [sharded, unsharded] = [medians(&first.sharded), medians(&first.unsharded)];
     println!("{:<24} {:>8} {:>8} {:>8} {:>8} {:>10}", "", "s/step", "forward", "backward", "AdamW", "tokens/s");
     for (name, Seconds { step, forward, backward, optimizer, .. }) in
         [("sharded, 2 ranks", sharded), ("2 unsharded copies", unsharded)]
@@ -173,8 +174,8 @@ fn main() -> Result<()> {
         println!("{name:<24} {step:>8.3} {forward:>8.3} {backward:>8.3} {optimizer:>8.3} {tokens:>10.0}");
     }
     println!("{:<24} {TORCH_FSDP2_S:>8.3}  (recorded on one quiet 2-core machine)", "PyTorch FSDP2, gloo");
-    println!("collectives a step: {}", ranks[0].traffic);
-    for (rank, measured) in ranks.iter().enumerate() {
+    println!("collectives a step: {}", first.traffic);
+    for (rank, measured) in &ranks {
         let Seconds { waiting, moving, .. } = medians(&measured.sharded);
         println!("  rank {rank}: {moving:.3} s copying and reducing, {waiting:.3} s waiting for the other rank");
     }

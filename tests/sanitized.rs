@@ -15,6 +15,8 @@ mod ends;
 mod failure;
 #[path = "suite/fsdp/mod.rs"]
 mod fsdp;
+#[path = "suite/launched.rs"]
+mod launched;
 #[path = "suite/models/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod models;

@@ -33,7 +33,7 @@ impl Net {
 }
 
 /// What each rank builds, and what it then trains.
-fn run(ranks: usize) -> Vec<(Vec<TensorData>, Vec<TensorData>, TensorData)> {
+fn run(ranks: usize) -> Vec<(usize, (Vec<TensorData>, Vec<TensorData>, TensorData))> {
     let outcome = launch(Launch::threads(ranks), |world| {
         let device = world.device().clone().autodiff();
         let net = world.seeded(3, || Net::new(&device))?;
@@ -66,7 +66,7 @@ fn what_dtensors_draw_leaves_burns_random_state_alone() {
             let burns = Tensor::<1>::random([8], Distribution::Default, &device).into_data();
             Ok((masks, burns))
         });
-        outcome.unwrap_or_else(|error| panic!("{error}")).remove(0)
+        outcome.unwrap_or_else(|error| panic!("{error}")).remove(0).1
     };
     let (masks, after) = drawn(true);
     assert_eq!(drawn(false).1, after);
@@ -82,7 +82,7 @@ fn a_model_built_on_every_rank_is_the_same_on_all_and_at_every_run() {
     let (eager, lazy) = (alone.eager(), alone.lazy.weight.val().into_data());
     for ranks in [1, 2, 3] {
         for _ in 0..3 {
-            for (built, trained, drawn_later) in run(ranks) {
+            for (_, (built, trained, drawn_later)) in run(ranks) {
                 assert_eq!(built, eager);
                 assert_eq!(trained, eager);
                 assert_eq!(drawn_later, lazy, "only the first rank draws what is lazy");

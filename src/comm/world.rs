@@ -169,7 +169,8 @@ impl World {
     ///     let draw = || Tensor::<1>::random([4], Distribution::Default, world.device());
     ///     Ok(world.seeded(7, draw)?.into_data())
     /// })?;
-    /// assert!(drawn.iter().all(|values| *values == drawn[0]));
+    /// let (_, first) = &drawn[0];
+    /// assert!(drawn.iter().all(|(_, values)| values == first));
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///

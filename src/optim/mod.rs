@@ -35,12 +35,14 @@
 //!     assert_eq!(moment.spec(), model.weight.shard().expect("it is sharded").spec());
 //!     state.full()?.into_bytes()
 //! })?;
+//! // Every rank has returned the same.
+//! let (_, saved) = &saved[0];
 //!
 //! launch(Launch::threads(3), |world| {
 //!     let mesh = DeviceMesh::new(world, [3], ["shard"])?;
 //!     let device = world.device().clone().autodiff();
 //!     let model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
-//!     let full = FullOptimizerState::from_bytes(saved[0].clone())?;
+//!     let full = FullOptimizerState::from_bytes(saved.clone())?;
 //!     let state = full.distribute(parameter_specs(&model)?)?;
 //!     let optim = load_optimizer_state(AdamWConfig::new().init(), &model, state)?;
 //!     # let _ = optim;

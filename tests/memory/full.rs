@@ -24,7 +24,8 @@ fn blocks(gather: fn(&Vec<Linear>) -> Result<Option<Vec<Linear>>>) -> f64 {
         Ok(peak)
     })
     .unwrap();
-    peaks[0] as f64 / BLOCK as f64
+    let (_, peak) = peaks[0];
+    peak as f64 / BLOCK as f64
 }
 
 #[test]

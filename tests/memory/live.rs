@@ -117,5 +117,5 @@ pub fn measure<M: Module>(
         Ok(last.expect("three steps ran"))
     })
     .unwrap();
-    measured[0]
+    measured[0].1
 }

@@ -23,7 +23,7 @@ fn tensors_used_after_their_launch_do_not_keep_its_world() {
             let mesh = DeviceMesh::new(world, [2], ["x"])?;
             DTensor::<1>::ones([4], &mesh, &[Placement::Shard(0)], world.device())
         });
-        for part in parts.unwrap() {
+        for (_, part) in parts.unwrap() {
             drop((part.clone() * 2.0 + part).sum());
         }
     });

@@ -11,6 +11,8 @@ use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::launched;
+
 /// Numbers whose sum depends on the order of addition, the same on every call.
 fn values(count: usize, rank: usize) -> Vec<f32> {
     let mut rng = StdRng::seed_from_u64(rank as u64);
@@ -33,7 +35,7 @@ fn all_reduce(comm: &Communicator, tensor: DispatchTensor) -> Result<DispatchTen
 
 fn run<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T, Error> + Sync) -> Vec<T> {
     let config = Launch::threads(ranks).deadline(Duration::from_secs(60));
-    launch(config, program).unwrap_or_else(|error| panic!("{error}"))
+    launch(config, program).map(launched::values).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The sum of ranks `from..to`: the larger half, a power of two, plus the rest.

@@ -102,7 +102,7 @@ fn an_error_that_unwinds_after_the_launch_is_a_panic_with_its_text() {
         fully_shard(LinearConfig::new(4, 4).init(world.device()), &mesh, FullyShard::new())
     })
     .unwrap();
-    let told = printed(|| models[0].forward(Tensor::<2>::ones([1, 4], &Device::flex())));
+    let told = printed(|| models[0].1.forward(Tensor::<2>::ones([1, 4], &Device::flex())));
     assert!(told.contains("rank 1 has returned, but all_gather"), "{told}");
 }
 
@@ -125,5 +125,5 @@ fn a_rank_may_have_a_stack_of_its_own_size() {
     }
     // 16 Ki levels of 1 KiB are more than the 8 MiB that a rank has by default.
     let depths = launch(Launch::threads(2).stack_size(64 << 20), |_| Ok(dive(16 << 10)));
-    assert_eq!(depths.unwrap(), [16 << 10; 2]);
+    assert_eq!(depths.unwrap(), [(0, 16 << 10), (1, 16 << 10)]);
 }

@@ -12,6 +12,7 @@ mod errors;
 mod failure;
 mod fsdp;
 mod golden;
+mod launched;
 mod mesh;
 mod models;
 mod nn;

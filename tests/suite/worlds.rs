@@ -15,6 +15,8 @@ use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement::{Replicate, Shard};
 use burn_dtensor::{Error, Result};
 
+use crate::launched;
+
 const FAR: Duration = Duration::from_secs(3600);
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -24,7 +26,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 /// Launches two ranks on a mesh of their own.
 fn pair<T: Send>(program: impl Fn(&World, &DeviceMesh) -> Result<T> + Sync) -> Vec<T> {
     let program = |world: &World| program(world, &DeviceMesh::new(world, [2], ["x"])?);
-    launch(Launch::threads(2).deadline(FAR), program).unwrap_or_else(|error| panic!("{error}"))
+    launch(Launch::threads(2).deadline(FAR), program).map(launched::values).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]

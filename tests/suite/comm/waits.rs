@@ -9,7 +9,7 @@ use burn_dtensor::comm::{Call, CommError, Communicator, Phase, QueueDepth, Reduc
 use burn_dtensor::placement::Cut;
 use serde_json::{Value, json};
 
-use super::cases::run;
+use super::run;
 
 /// Tells the last of a group that the others have posted.
 struct Posted {

@@ -12,6 +12,7 @@ use burn_dtensor::testing::MeshTest;
 
 use super::wgpu;
 use crate::fsdp::support::{furthest, on_device, values};
+use crate::launched;
 
 #[test]
 fn a_tensor_on_another_device_is_an_error_that_names_both() {
@@ -36,7 +37,7 @@ fn each_rank_may_have_a_device_of_its_own() {
         assert_eq!(sum.device(), *world.device());
         Ok(sum.into_data().try_to_vec::<f32>().unwrap())
     });
-    assert_eq!(sums.unwrap(), [[3.0, 3.0]; 3]);
+    assert_eq!(launched::values(sums.unwrap()), [[3.0, 3.0]; 3]);
 }
 
 /// What one rank brings in a form that another device cannot read still meets.
@@ -52,7 +53,7 @@ fn a_model_may_be_sharded_over_devices_of_two_backends() {
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             Ok(values(&model, Some(&grads)).into_values().flatten().collect::<Vec<f32>>())
         });
-        ranks.unwrap()
+        launched::values(ranks.unwrap())
     };
     let expected = gradients([Device::flex(), Device::flex(), Device::flex()]);
     let found = gradients([wgpu(), Device::flex(), wgpu()]);

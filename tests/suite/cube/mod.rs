@@ -13,6 +13,8 @@ use burn::tensor::{Device, DeviceKind};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, World, launch};
 
+use crate::launched;
+
 /// The device of all tests.
 fn wgpu() -> Device {
     Device::wgpu(DeviceKind::DefaultDevice)
@@ -20,5 +22,5 @@ fn wgpu() -> Device {
 
 fn run<T: Send>(ranks: usize, device: &Device, program: impl Fn(&World) -> Result<T, Error> + Sync) -> Vec<T> {
     let config = Launch::threads(ranks).deadline(Duration::from_secs(120)).device(device.clone());
-    launch(config, program).unwrap_or_else(|error| panic!("{error}"))
+    launch(config, program).map(launched::values).unwrap_or_else(|error| panic!("{error}"))
 }

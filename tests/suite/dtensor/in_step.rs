@@ -13,6 +13,7 @@ use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::graph_depth;
 
 use super::{R, S, on_mesh, part, ramp, values};
+use crate::launched;
 
 fn device() -> Device {
     Device::flex().autodiff()
@@ -120,7 +121,7 @@ fn ranks_that_a_program_puts_out_of_step_get_an_error_and_not_each_others_gradie
             assert_eq!(world.ledger().calls(Op::AllToAll), 2);
             Ok(values(y.local().grad(&grads).unwrap()))
         });
-        ended.map_err(|error| error.cause)
+        ended.map(launched::values).map_err(|error| error.cause)
     };
     assert_eq!(run(0).unwrap(), [vec![-1.0; 32], vec![-1.0; 32]]);
     let error = run(2).expect_err("ranks are out of step");

@@ -144,7 +144,7 @@ fn a_rank_outside_the_mesh_is_told_so() {
         }))
     });
     let found = found.unwrap();
-    assert_eq!(found, [[None; 5], [Some(1); 5], [None; 5]]);
+    assert_eq!(found, [(0, [None; 5]), (1, [Some(1); 5]), (2, [None; 5])]);
 }
 
 #[test]

@@ -39,6 +39,8 @@ use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::{Error, Result};
 use itertools::Itertools;
 
+use crate::launched;
+
 use Placement::{Partial, Replicate as R, Shard as S};
 
 const SUM: Placement = Partial(PartialOp::Sum);
@@ -57,6 +59,7 @@ fn on_mesh<T: Send>(shape: &[usize], program: impl Fn(&World, &DeviceMesh) -> Re
         let mesh = DeviceMesh::new(world, shape, names(shape.len()))?;
         program(world, &mesh)
     })
+    .map(launched::values)
     .unwrap_or_else(|error| panic!("{error}"))
 }
 

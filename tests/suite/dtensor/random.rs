@@ -8,6 +8,7 @@ use burn_dtensor::prelude::*;
 use itertools::Itertools;
 
 use super::{R, S, SUM, on_mesh, placements_of, ramp, values};
+use crate::launched;
 
 const SHAPE: [usize; 2] = [5, 6];
 const MESHES: [&[usize]; 4] = [&[1], &[2], &[4], &[2, 2]];
@@ -160,7 +161,7 @@ fn data_parallel_groups_drop_different_elements_and_the_ranks_of_one_the_same() 
         let masks = launch(Launch::threads(shape[0] * shape[1]), |world| {
             kept(&DeviceMesh::new(world, shape, ["dp", "tp"])?, placement)
         });
-        masks.unwrap_or_else(|error| panic!("{error}"))
+        masks.map(launched::values).unwrap_or_else(|error| panic!("{error}"))
     };
     let masks = run([3, 2], R);
     let groups: Vec<_> =
@@ -187,7 +188,7 @@ fn slices_of_slices_and_flattened_ones_are_told_apart() {
         assert_eq!(tp.slice_index(), mesh.slice("tp")?.slice_index());
         Ok([mesh.slice_index(), stage.slice_index(), flat.slice_index(), tp.slice_index()])
     });
-    let expected = (0..12).map(|rank| [0, rank / 6, rank / 6, rank / 2]).collect_vec();
+    let expected = (0..12).map(|rank| (rank, [0, rank / 6, rank / 6, rank / 2])).collect_vec();
     assert_eq!(found.unwrap_or_else(|error| panic!("{error}")), expected);
 }
 
@@ -202,7 +203,7 @@ fn every_thread_of_a_rank_draws_from_a_stream_of_its_own() {
         let [c, d] = on_a_new_thread();
         [kept(&mesh, R), a, b, kept(&mesh, R), c, d].into_iter().collect::<Result<Vec<_>>>()
     });
-    let masks = masks.unwrap_or_else(|error| panic!("{error}"));
+    let masks = masks.map(launched::values).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(masks[0], masks[1]);
     assert!(masks[0].iter().all_unique(), "{:?}", masks[0]);
 }
@@ -221,7 +222,7 @@ fn threads_whose_first_tensors_are_on_other_groups_of_ranks_draw_from_other_stre
             |mesh: &DeviceMesh| std::thread::scope(|scope| scope.spawn(|| draw(mesh)).join().unwrap());
         Ok([on_a_new_thread(&mesh)?, on_a_new_thread(&tp)?])
     });
-    let masks = masks.unwrap_or_else(|error| panic!("{error}"));
+    let masks = masks.map(launched::values).unwrap_or_else(|error| panic!("{error}"));
     for [whole, tp] in &masks {
         assert_ne!(whole, tp);
     }
@@ -258,5 +259,5 @@ fn values_of_a_ranks_own_are_refused_on_a_thread_whose_stream_ranks_share() {
         let refused = std::thread::scope(|scope| scope.spawn(draw).join().expect("caught"))?;
         Ok((refused, draw()?))
     });
-    assert_eq!(refused.unwrap_or_else(|error| panic!("{error}")), [(true, false); 2]);
+    assert_eq!(refused.unwrap_or_else(|error| panic!("{error}")), [(0, (true, false)), (1, (true, false))]);
 }

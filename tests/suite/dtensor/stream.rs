@@ -114,5 +114,6 @@ fn a_thread_without_a_stream_goes_on_with_one() {
     let ranks = launch(Launch::threads(2), |_| Ok(random::stream()));
     let ranks = ranks.unwrap_or_else(|error| panic!("{error}"));
     random::seed(0);
-    assert_eq!(ranks, [random::stream(); 2], "a rank's begins at seed 0");
+    let expected = random::stream();
+    assert_eq!(ranks, [(0, expected), (1, expected)], "a rank's begins at seed 0");
 }

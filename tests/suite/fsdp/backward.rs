@@ -75,7 +75,7 @@ fn compare(title: &str, loss: fn(&Net, Tensor<2>) -> Tensor<1>) {
             let reduced = entries.filter(|entry| (entry.op, entry.phase) == (Op::ReduceScatter, Phase::Backward));
             Ok(rows(&ran, reduced.map(|entry| entry.label.to_string())))
         });
-        for (rank, ran) in ranks.unwrap().into_iter().enumerate() {
+        for (rank, ran) in ranks.unwrap() {
             let show = |rows: &[Row]| rows.iter().map(|row| format!("| {} |\n", row.join(" | "))).collect::<String>();
             assert!(ran == expected, "rank {rank}, checkpointing {checkpointing}, has run\n{}", show(&ran));
         }

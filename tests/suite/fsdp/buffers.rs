@@ -10,6 +10,7 @@ use burn_dtensor::prelude::*;
 use itertools::Itertools;
 
 use super::support::{fill, tensor};
+use crate::launched;
 
 const WIDTH: usize = 3;
 const MESHES: [&[usize]; 3] = [&[2], &[3], &[2, 2]];
@@ -86,7 +87,7 @@ fn on_mesh<T: Send>(shape: &[usize], program: impl Fn(&DeviceMesh, &Device) -> R
     let ranks = launch(Launch::threads(shape.iter().product()), |world| {
         program(&DeviceMesh::new(world, shape, names)?, &world.device().clone().autodiff())
     });
-    ranks.unwrap_or_else(|error| panic!("{shape:?}: {error}"))
+    ranks.map(launched::values).unwrap_or_else(|error| panic!("{shape:?}: {error}"))
 }
 
 fn sharded(model: Net, mesh: &DeviceMesh, buffers: Buffers) -> Result<Net> {

@@ -16,6 +16,7 @@ use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
 
 use super::support::{max_diff, on_device, tensor, values};
+use crate::launched;
 
 const RANKS: usize = 2;
 
@@ -72,6 +73,7 @@ fn check<M: Module + Sync + 'static>(name: &str, build: fn(&Device) -> M, forwar
                 let restored = values(&full_model(&sharded)?, None);
                 Ok((output, plain_output, full_grads, values(&plain, Some(&plain_grads)), restored))
             })
+            .map(launched::values)
             .unwrap_or_else(|error| panic!("{name}: {error}"));
 
             let mut mean = results[0].3.clone();

@@ -10,6 +10,7 @@ use burn_dtensor::fsdp::{FullyShard, full_model, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
 
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
+use crate::launched;
 
 #[derive(Module, Debug)]
 pub struct Net {
@@ -78,6 +79,7 @@ pub fn compare(ranks: usize, prepare: fn(Net) -> Net, config: FullyShard, forwar
             let holder = sharded.clone().map(&mut Holder(&mut grads));
             Ok((values(&full_model(&holder)?, None), values(&plain, Some(&plain_grads))))
         })
+        .map(launched::values)
         .unwrap();
         let mean = mean(results.iter().map(|(_, expected)| expected));
         for (grads, _) in &results {

@@ -10,6 +10,7 @@ use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shar
 use burn_dtensor::mesh::DeviceMesh;
 
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
+use crate::launched;
 
 /// Two towers and a table.
 #[derive(Module, Debug)]
@@ -71,7 +72,7 @@ fn compare_units(units: &[&str], ranks: usize, prepare: fn(Net) -> Net, losses: 
                 Ok((grads.into_iter().map(whole).collect::<Result<Vec<_>>>()?, expected))
             });
             let context = format!("{ranks} ranks, {reshard:?}, checkpointing {checkpointing}");
-            let results = results.unwrap_or_else(|error| panic!("{context}: {error}"));
+            let results = results.map(launched::values).unwrap_or_else(|error| panic!("{context}: {error}"));
             for nth in 0..results[0].0.len() {
                 let mean = mean(results.iter().map(|(_, expected)| &expected[nth]));
                 for (grads, _) in &results {

@@ -11,6 +11,7 @@ use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shar
 use burn_dtensor::mesh::DeviceMesh;
 
 use super::support::{Shapes, values};
+use crate::launched;
 use crate::models::{Gpt, GptSize};
 
 const VOCAB: usize = 13;
@@ -96,7 +97,8 @@ fn data_parallel_fsdp_and_hsdp_agree_to_the_bit() {
     for tied in [false, true] {
         for checkpointing in [false, true] {
             let run = |parallel| {
-                let weights = launch(Launch::threads(4), |world| train(world, parallel, tied, checkpointing)).unwrap();
+                let ranks = launch(Launch::threads(4), |world| train(world, parallel, tied, checkpointing));
+                let weights = launched::values(ranks.unwrap());
                 assert!(weights.iter().all(|rank| *rank == weights[0]), "{parallel:?}: ranks agree");
                 weights.into_iter().next().unwrap()
             };

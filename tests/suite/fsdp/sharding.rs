@@ -86,7 +86,7 @@ fn lazy_parameters_take_the_first_ranks_values() {
         Ok(full_model(&sharded)?.weight.val().into_data().try_to_vec::<f32>().unwrap())
     })
     .unwrap();
-    assert!(weights.iter().all(|weight| *weight == [10.0; WIDTH * 7]));
+    assert!(weights.iter().all(|(_, weight)| *weight == [10.0; WIDTH * 7]));
 }
 
 #[test]
@@ -138,8 +138,9 @@ fn a_model_is_described_whole_and_as_it_is_here() {
         Ok(description.to_string())
     })
     .unwrap();
-    let rows: Vec<&str> = tables[1].lines().collect();
-    assert_eq!(rows.len(), 2 + 11 + 1, "{}", tables[1]);
+    let (_, table) = &tables[1];
+    let rows: Vec<&str> = table.lines().collect();
+    assert_eq!(rows.len(), 2 + 11 + 1, "{table}");
     assert_eq!(rows[0], "on DeviceMesh(shard=2; ranks 0..2)");
     let cells = |row: &str| {
         row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(String::from).collect::<Vec<_>>()

@@ -18,6 +18,7 @@ use burn_dtensor::param::ParamError;
 use burn_dtensor::{Error, Result};
 
 use super::support::{on_device, tensor, values};
+use crate::launched;
 
 #[derive(Module, Debug)]
 struct Net {
@@ -55,7 +56,7 @@ fn sharded<T: Send>(
         let sharded = fully_shard(plain.clone(), &mesh(world)?, config())?;
         program(world, &sharded, &plain)
     });
-    ranks.unwrap()
+    ranks.map(launched::values).unwrap()
 }
 
 fn bias(linear: &Linear) -> Tensor<1> {

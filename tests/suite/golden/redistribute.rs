@@ -20,6 +20,7 @@ use itertools::Itertools;
 use serde::Deserialize;
 
 use super::brute::Model;
+use crate::launched;
 
 /// A shape and row-major values.
 pub type Array = (Vec<usize>, Vec<f32>);
@@ -312,6 +313,7 @@ fn golden_redistribute() {
     for (size, cases) in by_size {
         let ranks =
             launch(Launch::threads(size), |world| Ok(cases.iter().map(|case| case.run(world)).collect::<Vec<_>>()))
+                .map(launched::values)
                 .unwrap();
         for (at, case) in cases.iter().enumerate() {
             match judge(case, &ranks.iter().map(|rank| &rank[at]).collect::<Vec<_>>()) {

@@ -12,10 +12,12 @@ use burn::tensor::{Tensor, TensorData};
 use burn_dtensor::comm::{Launch, World, launch};
 use burn_dtensor::{Error, Result};
 
+use crate::launched;
+
 /// Runs `program` on so many ranks.
 fn on<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {
     let launched = launch(Launch::threads(ranks).deadline(Duration::from_secs(60)), program);
-    launched.unwrap_or_else(|error| panic!("{error}"))
+    launched.map(launched::values).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn error_of<T>(result: Result<T>) -> Error {

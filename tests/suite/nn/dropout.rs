@@ -11,10 +11,11 @@ use burn_dtensor::prelude::*;
 use itertools::Itertools;
 
 use crate::fsdp::support::fill;
+use crate::launched;
 
 fn on_ranks<T: Send>(ranks: usize, program: impl Fn(&World, &Device) -> Result<T> + Sync) -> Vec<T> {
     let outcome = launch(Launch::threads(ranks), |world| program(world, &world.device().clone().autodiff()));
-    outcome.unwrap_or_else(|error| panic!("{ranks} ranks: {error}"))
+    outcome.map(launched::values).unwrap_or_else(|error| panic!("{ranks} ranks: {error}"))
 }
 
 fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {

@@ -11,6 +11,7 @@ use burn_dtensor::mesh::DeviceMesh;
 use super::layouts::held;
 use super::program::{Id, Program, Step};
 use super::value::{Data, Value};
+use crate::launched;
 
 /// A program takes milliseconds.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -60,7 +61,7 @@ pub fn fails(program: &Program) -> Option<String> {
     });
     match ended {
         Ok(ranks) => {
-            let (differences, depths): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
+            let (differences, depths): (Vec<_>, Vec<_>) = launched::values(ranks).into_iter().unzip();
             differences.into_iter().flatten().next().or_else(|| out_of_step(program, &depths))
         }
         Err(error) => Some(error.to_string()),

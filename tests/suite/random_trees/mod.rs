@@ -73,7 +73,7 @@ fn fails(plan: &Plan) -> Option<String> {
         Ok(trained) => trained,
         Err(error) => return Some(error.to_string()),
     };
-    for (rank, found) in trained.iter().enumerate() {
+    for (rank, found) in &trained {
         if !found.keys().eq(expected.keys()) {
             return Some(format!("rank {rank} has the parameters {:?}", found.keys()));
         }

@@ -16,7 +16,7 @@ fn alone(shape: [usize; 2], make: impl Fn(DTensor<2>) -> DTensor<2> + Sync) -> T
         Ok(make(ones).to_local().into_data())
     })
     .expect("one rank");
-    Tensor::from_data(all.remove(0), &Device::flex().autodiff())
+    Tensor::from_data(all.remove(0).1, &Device::flex().autodiff())
 }
 
 fn drawn(like: &DTensor<2>) -> DTensor<2> {

@@ -27,6 +27,8 @@ use judge::{Truth, judge};
 use run::{Outcome, run};
 use summary::Summary;
 
+use crate::launched;
+
 /// An operator and one of its cases.
 type Job<'a> = (&'a str, &'a Operator, &'a Case);
 
@@ -37,7 +39,7 @@ fn run_all(mesh: &[usize], jobs: &[Job<'_>]) -> Vec<Vec<Result<Outcome>>> {
         let table: BTreeMap<&str, _> = table::rows().into_iter().collect();
         Ok(jobs.iter().map(|(name, op, case)| run(&mesh, op, case, &*table[name])).collect::<Vec<_>>())
     });
-    ranks.unwrap_or_else(|error| panic!("mesh {mesh:?}: {error}"))
+    ranks.map(launched::values).unwrap_or_else(|error| panic!("mesh {mesh:?}: {error}"))
 }
 
 /// The operator without sharding.

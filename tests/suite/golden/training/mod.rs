@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use burn_dtensor::comm::{Launch, launch};
 use serde_json::Value;
 
+use crate::launched;
 use crate::models::{Gpt, Mlp};
 use check::check;
 use file::{Golden, Run, TIED};
@@ -63,7 +64,7 @@ fn run_these(golden: &Golden, wanted: impl Fn(&str, &Run) -> bool) -> Totals {
             "mlp" => train::<Mlp>(golden, run, world),
             other => panic!("unknown model {other}"),
         });
-        check(golden, name, run, &trained.unwrap_or_else(|error| panic!("{name}: {error}")));
+        check(golden, name, run, &trained.map(launched::values).unwrap_or_else(|error| panic!("{name}: {error}")));
         passed += 1;
     }
     (passed, left)

@@ -63,7 +63,7 @@ pub mod plain {
             Ok(make(ones).to_local().into_data())
         })
         .expect("one rank");
-        Tensor::from_data(all.remove(0), (device, dtype))
+        Tensor::from_data(all.remove(0).1, (device, dtype))
     }
 }
 
