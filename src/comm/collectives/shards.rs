@@ -1,6 +1,8 @@
 //! Tensors cut over the group: gathered, reduced, cut anew.
 
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::Shape;
 
 use crate::comm::communicator::bytes;
 use crate::comm::engine::ranges::full;
@@ -21,6 +23,19 @@ impl Communicator {
         }
         let (bytes, print) = (bytes(&prints), Print::new(Op::AllGather, &call, prints));
         self.post(call, print, bytes, |channel, post| channel.all_gather(post, shards))
+    }
+
+    /// Every rank gets the tensors of all ranks, which are of one shape, stacked in group order: of shape `[ranks, ..]`
+    /// (`all_gather_into_tensor` in stack layout).
+    pub fn all_gather_stacked(&self, call: Call, tensors: Vec<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
+        let size = self.group().size();
+        let shapes: Vec<_> = tensors.iter().map(|tensor| [&[size], &tensor.shape()[..]].concat()).collect();
+        let shard = |tensor: DispatchTensor| {
+            let cut = Cut::Chunks(size * tensor.shape()[0]);
+            Sharded { tensor, dim: 0, cut }
+        };
+        let work = self.all_gather(call, tensors.into_iter().map(shard).collect());
+        work.then(|wholes| wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape.into())).collect())
     }
 
     /// Reduces the wholes of all ranks; each rank gets its own part of every tensor.
@@ -89,5 +104,16 @@ impl Communicator {
             _ => term,
         };
         terms.into_iter().map(reduced).collect()
+    }
+}
+
+fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
+    let dtype = tensor.dtype();
+    if dtype.is_float() {
+        Dispatch::float_reshape(tensor, shape)
+    } else if dtype.is_bool() {
+        Dispatch::bool_reshape(tensor, shape)
+    } else {
+        Dispatch::int_reshape(tensor, shape)
     }
 }

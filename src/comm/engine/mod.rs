@@ -28,7 +28,8 @@
 //! 4. **Bits.** A reduction adds neighbours in one fixed binary tree over the group's ranks: f16 and bf16 in f32, rounded
 //!    once, the averages of narrow integers in 64 bits.
 //! 5. **Memory.** What is posted belongs to the engine until all ranks have what they need of it. A result shares no
-//!    memory with another rank's tensor.
+//!    memory with another rank's tensor. Any number of calls may be posted ahead: backward's gathers are, all at once, so
+//!    an engine with buffers of its own does not fill one before it must. Threads hold references to shards, no more.
 //! 6. **Progress.** [`Pending::wait`] makes it, on the thread that waits, where nothing else does. A [`Pending`] may be
 //!    dropped at any time, which never waits: the rank has taken part, and the others get their results.
 
@@ -67,7 +68,8 @@ pub trait Engine: Debug + Send + Sync {
     fn launch(&self) -> u64;
 
     /// The place of `member` in its group. `name` tells channels of the same ranks apart: calls on one meet only calls
-    /// on the one of that name. Asked for once for each member, group and name.
+    /// on the one of that name. Asked for once for each member, group and name, and not by all ranks at once: an engine
+    /// whose groups are made by all their ranks together makes one at its first operation.
     fn channel(&self, member: Member, name: &'static str) -> Arc<dyn Channel>;
 
     /// Ends every wait of every rank, now and later. Returns the error that counts: of the first failure.

@@ -6,7 +6,7 @@ use super::*;
 
 /// An operation and a label; two labels differ.
 #[derive(Debug, Clone)]
-struct Name(&'static str);
+pub(super) struct Name(pub &'static str);
 
 impl Fingerprint for Name {
     fn op(&self) -> Op {
@@ -22,9 +22,9 @@ impl Fingerprint for Name {
     }
 }
 
-type Plain = Board<Name, usize>;
+pub(super) type Plain = Board<Name, usize>;
 
-fn board(ranks: usize) -> (Plain, GroupKey) {
+pub(super) fn board(ranks: usize) -> (Plain, GroupKey) {
     let mut board = Plain::new(ranks, false);
     let all: Vec<_> = (0..ranks).collect();
     let group = board.group(&all, "");

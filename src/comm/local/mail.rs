@@ -222,3 +222,7 @@ impl<F: Fingerprint, P> super::Group<F, P> {
         CollectiveId { op: print.op(), seq, label: print.label(), ranks: self.ranks.clone() }
     }
 }
+
+#[cfg(test)]
+#[path = "mail_tests.rs"] // also where the model of the rendezvous includes this file
+mod tests;

@@ -37,9 +37,10 @@ use scope::Scope;
 type Check = fn(&Scope) -> Result<()>;
 
 /// Every check of values, by name.
-const CHECKS: [(&str, Check); 18] = [
+const CHECKS: [(&str, Check); 19] = [
     ("all_gather", shards::all_gather),
     ("all_gather_coalesced", shards::all_gather_coalesced),
+    ("all_gather_stacked", shards::all_gather_stacked),
     ("reduce_scatter", shards::reduce_scatter),
     ("all_reduce", shards::all_reduce),
     ("all_reduce_coalesced", shards::all_reduce_coalesced),

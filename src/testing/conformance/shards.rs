@@ -1,5 +1,8 @@
 //! Gathers, reductions and cuts anew.
 
+use burn::tensor::DType;
+use itertools::Itertools;
+
 use super::cases::{cases, cuts, dtypes, fits, held, ops, piece, shapes};
 use super::plain::Plain;
 use super::scope::Scope;
@@ -36,6 +39,20 @@ pub(super) fn all_gather_coalesced(scope: &Scope) -> Result<()> {
     Ok(())
 }
 
+/// Every rank gets all, in a new first dimension.
+pub(super) fn all_gather_stacked(scope: &Scope) -> Result<()> {
+    let all = || shapes(scope).into_iter().cartesian_product(dtypes(scope)).filter(|(shape, _)| shape.len() < 3);
+    let own = all().map(|(shape, dtype)| Plain::sample(&shape, scope.rank(), dtype).tensor(dtype, &scope.device));
+    let stacks = scope.comm.all_gather_stacked(Call::new("stack"), own.collect()).wait()?;
+    scope.same(stacks.len(), all().count(), || "number of tensors".into());
+    for (stack, (shape, dtype)) in stacks.into_iter().zip(all()) {
+        let values = (0..scope.size()).flat_map(|rank| Plain::sample(&shape, rank, dtype).values).collect();
+        let expected = Plain { shape: [&[scope.size()], &shape[..]].concat(), values };
+        scope.same(Plain::of(stack, dtype), expected, || format!("{shape:?} {dtype:?}"));
+    }
+    Ok(())
+}
+
 /// Every rank gets its part of the reduction.
 pub(super) fn reduce_scatter(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
@@ -57,16 +74,17 @@ pub(super) fn reduce_scatter(scope: &Scope) -> Result<()> {
 /// Every rank gets the reduction.
 pub(super) fn all_reduce(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
-    let large = vec![vec![40_003], vec![150, 300]];
-    for shape in shapes(scope).into_iter().chain(large.into_iter().filter(|_| size < 16)) {
-        for dtype in dtypes(scope) {
-            for op in ops(scope).into_iter().filter(|op| fits(*op, dtype, scope)) {
-                let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
-                let tensor = all[rank].tensor(dtype, &scope.device);
-                let reduced = scope.comm.all_reduce(Call::default(), vec![tensor], op).wait()?.remove(0);
-                let expected = Plain::reduced(&all, op, dtype);
-                scope.same(Plain::of(reduced, dtype), expected, || format!("{shape:?} {dtype:?} {op:?}"));
-            }
+    // Long enough that ranks may share the work.
+    let long = [DType::F32, DType::BF16, DType::I32].map(|dtype| (vec![150, 300], dtype, vec![ReduceOp::Sum]));
+    let all = shapes(scope).into_iter().cartesian_product(dtypes(scope));
+    let all = all.map(|(shape, dtype)| (shape, dtype, ops(scope)));
+    for (shape, dtype, ops) in all.chain(long.into_iter().filter(|_| !scope.is_large())) {
+        for op in ops.into_iter().filter(|op| fits(*op, dtype, scope)) {
+            let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
+            let tensor = all[rank].tensor(dtype, &scope.device);
+            let reduced = scope.comm.all_reduce(Call::default(), vec![tensor], op).wait()?.remove(0);
+            let expected = Plain::reduced(&all, op, dtype);
+            scope.same(Plain::of(reduced, dtype), expected, || format!("{shape:?} {dtype:?} {op:?}"));
         }
     }
     Ok(())

@@ -25,6 +25,11 @@ fn a_list_of_any_dtypes_dimensions_and_cuts_is_gathered_at_once() {
 }
 
 #[test]
+fn a_stack_of_tensors_has_a_dimension_for_the_ranks() {
+    threads("all_gather_stacked");
+}
+
+#[test]
 fn every_rank_gets_the_tensors_of_all() {
     threads("all_gather_list");
 }

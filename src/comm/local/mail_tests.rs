@@ -1,0 +1,132 @@
+//! Tests of [`Mail`], by its invariants.
+
+use std::sync::Weak;
+
+use super::super::tests::{Name, Plain, board};
+use super::super::{CommError, Wait};
+use super::*;
+
+fn send(board: &mut Plain, group: GroupKey, from: usize, to: usize, tag: u32, part: usize) -> bool {
+    board.send(group, to, Letter { from, tag, print: Name("x"), part }).unwrap()
+}
+
+fn receive(board: &mut Plain, group: GroupKey, member: usize, from: Option<usize>, tag: u32) -> Claim {
+    board.receive(group, member, from, tag, Name("x")).unwrap()
+}
+
+/// Who sent what, if it is there.
+fn arrived(board: &mut Plain, claim: Claim) -> Option<(usize, usize)> {
+    match board.arrival(claim) {
+        Poll::Ready(letter) => Some((letter.from, letter.part)),
+        _ => None,
+    }
+}
+
+#[test]
+fn messages_of_one_sender_and_tag_are_in_order_whatever_is_between() {
+    let (mut board, group) = board(3);
+    for (from, tag, part) in [(1, 0, 10), (2, 0, 20), (1, 1, 11), (1, 0, 12)] {
+        assert!(!send(&mut board, group, from, 0, tag, part));
+    }
+    let claims = [(Some(1), 1), (Some(1), 0), (None, 0), (Some(1), 0)]
+        .map(|(from, tag)| receive(&mut board, group, 0, from, tag));
+    let got = claims.map(|claim| arrived(&mut board, claim));
+    assert_eq!(got, [Some((1, 11)), Some((1, 10)), Some((2, 20)), Some((1, 12))]);
+}
+
+#[test]
+fn receives_take_messages_in_the_order_in_which_they_were_posted() {
+    let (mut board, group) = board(3);
+    let claims = [None, Some(2), None].map(|from| receive(&mut board, group, 0, from, 0));
+    assert!(claims.iter().all(|claim| !board.is_over(Wait::Message(*claim))));
+    assert!(!send(&mut board, group, 1, 0, 9, 0), "of another tag");
+    assert!([(2, 20), (2, 21), (1, 10)].iter().all(|(from, part)| send(&mut board, group, *from, 0, 0, *part)));
+    let [first, second, third] = claims;
+    assert!(board.is_over(Wait::Message(third)));
+    assert_eq!(arrived(&mut board, third), Some((1, 10)));
+    assert_eq!(arrived(&mut board, first), Some((2, 20)));
+    assert_eq!(arrived(&mut board, second), Some((2, 21)));
+}
+
+#[test]
+fn a_receive_that_was_given_up_takes_its_message_which_is_freed() {
+    let mut board = Board::<Name, Arc<()>>::new(2, false);
+    let group = board.group(&[0, 1], "");
+    let send = |board: &mut Board<Name, Arc<()>>| {
+        let part = Arc::new(());
+        let held = Arc::downgrade(&part);
+        board.send(group, 0, Letter { from: 1, tag: 0, print: Name("x"), part }).unwrap();
+        held
+    };
+    let claims = [0; 3].map(|_| board.receive(group, 0, None, 0, Name("x")).unwrap());
+    board.give_up(claims[0]);
+    let alive = |held: &Weak<()>| held.upgrade().is_some();
+    let first = send(&mut board);
+    drop(board.take_freed());
+    assert!(!alive(&first), "nobody wants it");
+    let second = send(&mut board);
+    board.give_up(claims[1]);
+    drop(board.take_freed());
+    assert!(!alive(&second), "given up when it was there");
+    let third = send(&mut board);
+    assert!(matches!(board.arrival(claims[2]), Poll::Ready(_)));
+    assert!(!alive(&third), "taken");
+    let fourth = send(&mut board);
+    board.fail(Failure::Panicked { rank: 1, message: "boom".into() });
+    drop(board.take_freed());
+    assert!(!alive(&fourth), "nobody will ask for it");
+}
+
+#[test]
+fn what_a_receive_does_not_expect_fails_the_world() {
+    for sent_first in [true, false] {
+        let (mut board, group) = board(3);
+        let send = |board: &mut Plain| board.send(group, 2, Letter { from: 1, tag: 0, print: Name("y"), part: 0 });
+        let post = |board: &mut Plain| board.receive(group, 2, Some(1), 0, Name("x"));
+        let error = if sent_first {
+            send(&mut board).unwrap();
+            post(&mut board).unwrap_err()
+        } else {
+            let claim = post(&mut board).unwrap();
+            let error = send(&mut board).unwrap_err();
+            assert!(matches!(board.arrival(claim), Poll::Failed));
+            error
+        };
+        let CommError::Mismatch { rank: 2, other: 1, during, differs } = error else { panic!("{error}") };
+        assert_eq!((during.seq, differs), (0, "label `x` vs `y`".into()));
+        assert!(board.failure().is_some());
+    }
+}
+
+#[test]
+fn who_waits_for_a_rank_that_has_left_is_told() {
+    let left = |from: Option<usize>, who: &[usize]| {
+        let (mut board, group) = board(3);
+        let claim = receive(&mut board, group, 0, from, 0);
+        who.iter().for_each(|rank| board.returned(*rank));
+        board.begin_wait(Wait::Message(claim));
+        match board.failure() {
+            Some(Failure::Collective(CommError::RankLeft { rank, .. })) => Some(*rank),
+            _ => None,
+        }
+    };
+    assert_eq!(left(Some(1), &[2]), None);
+    assert_eq!(left(Some(1), &[1]), Some(1));
+    assert_eq!(left(None, &[1]), None, "the other may still send");
+    assert_eq!(left(None, &[1, 2]), Some(1));
+}
+
+#[test]
+fn a_cycle_of_waits_may_go_through_a_receive() {
+    let (mut board, group) = board(3);
+    let (ticket, _) = board.join(group, 1, Name("x"), 0).unwrap();
+    board.begin_wait(Wait::All(ticket));
+    let anybody = receive(&mut board, group, 2, None, 0);
+    board.begin_wait(Wait::Message(anybody));
+    assert!(board.failure().is_none(), "rank 0 may send to it, and come");
+    let claim = receive(&mut board, group, 0, Some(1), 0);
+    board.begin_wait(Wait::Message(claim));
+    let Some(Failure::Collective(CommError::Deadlock { waits })) = board.failure() else { panic!("no deadlock") };
+    let who: Vec<_> = waits.iter().map(|(rank, _, target)| (*rank, *target)).collect();
+    assert_eq!(who, [(0, 1), (1, 0)]);
+}
