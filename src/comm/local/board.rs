@@ -10,7 +10,7 @@
 //!    proves a deadlock only where a rank that waits does not call: one that does is at fault, and in a
 //!    multithreaded world, where it may, nothing is claimed.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use crate::comm::engine::Failure;
@@ -32,7 +32,7 @@ pub(crate) trait Fingerprint {
 }
 
 /// A group's place on the board.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct GroupKey(usize);
 
 impl GroupKey {
@@ -70,6 +70,8 @@ pub(crate) struct Board<F, P> {
     scene: Vec<String>,
     /// A rank may call and wait on several threads at once.
     multithreaded: bool,
+    /// How many waits have begun in collectives that are not complete.
+    waits: usize,
     /// Deposits that nobody needs any more, until [`take_freed`](Self::take_freed).
     freed: Vec<Parts<P>>,
 }
@@ -84,6 +86,8 @@ struct Rank {
 struct Group<F, P> {
     ranks: Arc<[usize]>,
     next: Vec<u64>,
+    /// How many of its ranks have returned.
+    left: usize,
     /// Sequence number of the oldest slot.
     base: u64,
     slots: VecDeque<Slot<F, P>>,
@@ -91,7 +95,11 @@ struct Group<F, P> {
 
 struct Slot<F, P> {
     joined: Vec<Option<(F, Option<P>)>>,
+    /// The first member that has joined, in group order.
+    first: usize,
     absent: usize,
+    /// How many waits began before it was complete.
+    waits: usize,
     parts: Option<Parts<P>>,
     unreleased: usize,
 }
@@ -105,6 +113,7 @@ impl<F: Fingerprint, P> Board<F, P> {
             failure: None,
             scene: Vec::new(),
             multithreaded,
+            waits: 0,
             freed: Vec::new(),
         }
     }
@@ -118,7 +127,8 @@ impl<F: Fingerprint, P> Board<F, P> {
         let (key, ranks) = (GroupKey(self.groups.len()), Arc::from(ranks));
         named.insert(Arc::clone(&ranks), key);
         let next = vec![0; ranks.len()];
-        self.groups.push(Group { ranks, next, base: 0, slots: VecDeque::new() });
+        let left = ranks.iter().filter(|rank| self.ranks[**rank].returned).count();
+        self.groups.push(Group { ranks, next, left, base: 0, slots: VecDeque::new() });
         key
     }
 
@@ -162,7 +172,11 @@ impl<F: Fingerprint, P> Board<F, P> {
         let slot = &mut g.slots[at];
         let suspect = slot.suspect(member, &print);
         slot.joined[member] = Some((print, Some(part)));
+        slot.first = slot.first.min(member);
         slot.absent -= 1;
+        if slot.absent == 0 {
+            self.waits -= slot.waits;
+        }
         if let Some((culprit, other)) = suspect {
             let error = g.mismatch(seq, culprit, other);
             self.fail(Failure::Collective(error.clone()));
@@ -187,9 +201,16 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.fail(self.concurrent(rank, self.id(ticket)));
         }
         self.ranks[rank].waits.push(ticket);
+        let g = &mut self.groups[ticket.group.0];
+        let slot = &mut g.slots[(ticket.seq - g.base) as usize];
+        if slot.absent > 0 {
+            slot.waits += 1;
+            self.waits += 1;
+        }
         self.check_left(ticket);
         if !self.multithreaded
             && self.failure.is_none()
+            && self.others_wait_elsewhere(ticket)
             && let Some(waits) = self.cycle(rank)
         {
             self.fail(Failure::Collective(CommError::Deadlock { waits }));
@@ -202,8 +223,19 @@ impl<F: Fingerprint, P> Board<F, P> {
         self.ranks[rank].waits.retain(|wait| *wait != ticket);
     }
 
+    /// Whether ranks wait in a collective that is not complete, other than that of `ticket`.
+    ///
+    /// Where none does, no rank that `ticket` needs waits, and no cycle leads through it: in a program of one group
+    /// nobody ever searches.
+    fn others_wait_elsewhere(&self, ticket: Ticket) -> bool {
+        self.waits > self.slot(ticket).waits
+    }
+
     /// Fails if a rank that `ticket` still needs has returned.
     pub fn check_left(&mut self, ticket: Ticket) {
+        if self.groups[ticket.group.0].left == 0 {
+            return;
+        }
         let left = self.absent(ticket).find(|rank| self.ranks[*rank].returned);
         if let Some(rank) = left {
             let during = self.id(ticket);
@@ -250,6 +282,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     /// The rank's program is over.
     pub fn returned(&mut self, rank: usize) {
         self.ranks[rank].returned = true;
+        self.groups.iter_mut().filter(|group| group.ranks.contains(&rank)).for_each(|group| group.left += 1);
     }
 
     /// Global ranks that have not joined, in group order.
@@ -286,7 +319,7 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// A cycle of waits through `start`: each rank, what it waits in, and the next one.
     fn cycle(&self, start: usize) -> Option<Vec<(usize, CollectiveId, usize)>> {
-        let (mut path, mut seen) = (Vec::new(), vec![false; self.ranks.len()]);
+        let (mut path, mut seen) = (Vec::new(), HashSet::new());
         self.follow(start, start, &mut seen, &mut path).then(|| {
             path.reverse();
             path
@@ -295,18 +328,21 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// Whether waits lead from `rank` to `start`; if so, adds them to `path`, the last one first.
     ///
-    /// Most ranks that a rank waits for do not wait themselves: they cost a look.
+    /// Most ranks that a rank waits for do not wait themselves: they cost a look. All that wait in one collective
+    /// wait for the same ranks: it is looked at once.
     fn follow(
         &self,
         rank: usize,
         start: usize,
-        seen: &mut [bool],
+        seen: &mut HashSet<(GroupKey, u64)>,
         path: &mut Vec<(usize, CollectiveId, usize)>,
     ) -> bool {
-        seen[rank] = true;
         for wait in &self.ranks[rank].waits {
+            if !seen.insert((wait.group, wait.seq)) {
+                continue;
+            }
             for target in self.absent(*wait).filter(|target| !self.ranks[*target].waits.is_empty()) {
-                if target == start || (!seen[target] && self.follow(target, start, seen, path)) {
+                if target == start || self.follow(target, start, seen, path) {
                     path.push((rank, self.id(*wait), target));
                     return true;
                 }
@@ -355,7 +391,7 @@ impl<F: Fingerprint, P> Group<F, P> {
 impl<F: Fingerprint, P> Slot<F, P> {
     fn new(size: usize) -> Self {
         let joined = (0..size).map(|_| None).collect();
-        Self { joined, absent: size, parts: None, unreleased: size }
+        Self { joined, first: size, absent: size, waits: 0, parts: None, unreleased: size }
     }
 
     /// If `print` differs from those present: the member to blame, and one it differs from.
@@ -363,7 +399,8 @@ impl<F: Fingerprint, P> Slot<F, P> {
     /// Everyone present agreed so far, so with two or more present `member` is the odd one out, and one of
     /// them stands for all.
     fn suspect(&self, member: usize, print: &F) -> Option<(usize, usize)> {
-        let present = self.joined.iter().enumerate().filter_map(|(i, joined)| Some((i, &joined.as_ref()?.0)));
+        let present = self.joined.iter().enumerate().skip(self.first);
+        let present = present.filter_map(|(i, joined)| Some((i, &joined.as_ref()?.0)));
         let mut asked = present.take(if print.is_of_pairs() { self.joined.len() } else { 1 });
         asked.find_map(|(present, other)| print.difference(other).map(|_| (member, present)))
     }
