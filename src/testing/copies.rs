@@ -6,6 +6,8 @@ use burn_cubecl::tensor::CubeTensor;
 
 #[cfg(feature = "cube")]
 use crate::kernels::cube::CubePlan;
+#[cfg(feature = "flex")]
+use crate::kernels::flex::Sources;
 use crate::kernels::{Convert, Copies, CutTensor, FlatLayout};
 use crate::placement::Cut;
 
@@ -62,7 +64,7 @@ impl UnitCopies {
         dtype: DType,
         scale: f32,
     ) -> Vec<burn::backend::flex::FlexTensor> {
-        let sources: Vec<_> = sources.iter().collect();
+        let sources = Sources::of(sources);
         crate::kernels::flex::run(&self.0, &sources, Convert { dtype, scale })
     }
 
@@ -75,7 +77,7 @@ impl UnitCopies {
         dtype: DType,
         scale: f32,
     ) -> Vec<burn::backend::flex::FlexTensor> {
-        let sources: Vec<_> = sources.iter().collect();
+        let sources = Sources::of(sources);
         crate::kernels::flex::add(&self.0, &sources, Convert { dtype, scale }, onto)
     }
 

@@ -16,7 +16,7 @@
 #[path = "mail.rs"] // also where the model of the rendezvous includes this file
 mod mail;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use crate::comm::engine::Failure;
@@ -45,7 +45,7 @@ pub(crate) trait Fingerprint {
 }
 
 /// A group's place on the board.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct GroupKey(usize);
 
 impl GroupKey {
@@ -55,7 +55,7 @@ impl GroupKey {
 }
 
 /// One rank's part in one collective.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ticket {
     pub group: GroupKey,
     /// The rank's position in the group.
@@ -64,7 +64,7 @@ pub(crate) struct Ticket {
 }
 
 /// What a rank waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Wait {
     /// All ranks of a collective.
     All(Ticket),
@@ -77,6 +77,14 @@ impl Wait {
         match self {
             Self::All(ticket) => ticket.group,
             Self::Message(claim) => claim.group,
+        }
+    }
+
+    /// The same for all members who wait for it.
+    fn shared(self) -> Self {
+        match self {
+            Self::All(ticket) => Self::All(Ticket { member: 0, ..ticket }),
+            message => message,
         }
     }
 }
@@ -101,6 +109,8 @@ pub(crate) struct Board<F, P> {
     scene: Vec<String>,
     /// A rank may call and wait on several threads at once.
     multithreaded: bool,
+    /// How many waits have begun in collectives that are not complete.
+    waits: usize,
     /// Deposits that nobody needs any more, until [`take_freed`](Self::take_freed).
     freed: Vec<Parts<P>>,
 }
@@ -115,6 +125,8 @@ struct Rank {
 struct Group<F, P> {
     ranks: Arc<[usize]>,
     next: Vec<u64>,
+    /// How many of its ranks have returned.
+    left: usize,
     /// Sequence number of the oldest slot.
     base: u64,
     slots: VecDeque<Slot<F, P>>,
@@ -124,9 +136,13 @@ struct Group<F, P> {
 
 struct Slot<F, P> {
     joined: Vec<Option<(F, Option<P>)>>,
+    /// The first member that has joined, in group order.
+    first: usize,
     absent: usize,
     /// The member that joined most recently: of a complete collective the last.
     last: usize,
+    /// How many waits began before it was complete.
+    waits: usize,
     parts: Option<Parts<P>>,
     unreleased: usize,
 }
@@ -140,6 +156,7 @@ impl<F: Fingerprint, P> Board<F, P> {
             failure: None,
             scene: Vec::new(),
             multithreaded,
+            waits: 0,
             freed: Vec::new(),
         }
     }
@@ -153,7 +170,8 @@ impl<F: Fingerprint, P> Board<F, P> {
         let (key, ranks) = (GroupKey(self.groups.len()), Arc::from(ranks));
         named.insert(Arc::clone(&ranks), key);
         let next = vec![0; ranks.len()];
-        self.groups.push(Group { ranks, next, base: 0, slots: VecDeque::new(), mail: Vec::new() });
+        let left = ranks.iter().filter(|rank| self.ranks[**rank].returned).count();
+        self.groups.push(Group { ranks, next, left, base: 0, slots: VecDeque::new(), mail: Vec::new() });
         key
     }
 
@@ -189,8 +207,12 @@ impl<F: Fingerprint, P> Board<F, P> {
         let slot = &mut g.slots[at];
         let suspect = slot.suspect(member, &print);
         slot.joined[member] = Some((print, Some(part)));
+        slot.first = slot.first.min(member);
         slot.absent -= 1;
         slot.last = member;
+        if slot.absent == 0 {
+            self.waits -= slot.waits;
+        }
         if let Some((culprit, other)) = suspect {
             let error = g.mismatch(seq, culprit, other);
             self.fail(Failure::Collective(error.clone()));
@@ -243,9 +265,11 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.fail(self.concurrent(rank, self.id(wait)));
         }
         self.ranks[rank].waits.push(wait);
+        self.count(wait);
         self.check_left(wait);
         if !self.multithreaded
             && self.failure.is_none()
+            && self.others_wait_elsewhere(wait)
             && let Some(waits) = self.cycle(rank)
         {
             self.fail(Failure::Collective(CommError::Deadlock { waits }));
@@ -257,8 +281,37 @@ impl<F: Fingerprint, P> Board<F, P> {
         self.ranks[rank].waits.retain(|other| *other != wait);
     }
 
+    /// Counts a wait for what is not there yet.
+    fn count(&mut self, wait: Wait) {
+        let pending = match wait {
+            Wait::All(ticket) => {
+                let g = &mut self.groups[ticket.group.0];
+                let slot = &mut g.slots[(ticket.seq - g.base) as usize];
+                slot.waits += usize::from(slot.absent > 0);
+                slot.absent > 0
+            }
+            Wait::Message(claim) => self.await_letter(claim),
+        };
+        self.waits += usize::from(pending);
+    }
+
+    /// Whether ranks wait for something that is not there yet, other than what `wait` is for.
+    ///
+    /// Where none does, no rank that `wait` needs waits, and no cycle leads through it: in a program of one group
+    /// nobody ever searches.
+    fn others_wait_elsewhere(&self, wait: Wait) -> bool {
+        let here = match wait {
+            Wait::All(ticket) => self.slot(ticket).waits,
+            Wait::Message(_) => 1,
+        };
+        self.waits > here
+    }
+
     /// Fails if a rank that `wait` still needs has returned.
     pub fn check_left(&mut self, wait: Wait) {
+        if self.groups[wait.group().0].left == 0 {
+            return;
+        }
         let left = match wait {
             Wait::All(ticket) => self.absent(ticket).find(|rank| self.ranks[*rank].returned),
             Wait::Message(claim) => {
@@ -314,6 +367,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     /// The rank's program is over.
     pub fn returned(&mut self, rank: usize) {
         self.ranks[rank].returned = true;
+        self.groups.iter_mut().filter(|group| group.ranks.contains(&rank)).for_each(|group| group.left += 1);
     }
 
     /// Global ranks that `wait` is for, in group order.
@@ -372,7 +426,7 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// A cycle of waits through `start`: each rank, what it waits in, and the next one.
     fn cycle(&self, start: usize) -> Option<Vec<(usize, CollectiveId, usize)>> {
-        let (mut path, mut seen) = (Vec::new(), vec![false; self.ranks.len()]);
+        let (mut path, mut seen) = (Vec::new(), HashSet::new());
         self.follow(start, start, &mut seen, &mut path).then(|| {
             path.reverse();
             path
@@ -381,18 +435,21 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// Whether waits lead from `rank` to `start`; if so, adds them to `path`, the last one first.
     ///
-    /// Most ranks that a rank waits for do not wait themselves: they cost a look.
+    /// Most ranks that a rank waits for do not wait themselves: they cost a look. All that wait in one collective
+    /// wait for the same ranks: it is looked at once.
     fn follow(
         &self,
         rank: usize,
         start: usize,
-        seen: &mut [bool],
+        seen: &mut HashSet<Wait>,
         path: &mut Vec<(usize, CollectiveId, usize)>,
     ) -> bool {
-        seen[rank] = true;
         for wait in &self.ranks[rank].waits {
+            if !seen.insert(wait.shared()) {
+                continue;
+            }
             for target in self.needs(*wait).filter(|target| !self.ranks[*target].waits.is_empty()) {
-                if target == start || (!seen[target] && self.follow(target, start, seen, path)) {
+                if target == start || self.follow(target, start, seen, path) {
                     path.push((rank, self.id(*wait), target));
                     return true;
                 }
@@ -441,7 +498,7 @@ impl<F: Fingerprint, P> Group<F, P> {
 impl<F: Fingerprint, P> Slot<F, P> {
     fn new(size: usize) -> Self {
         let joined = (0..size).map(|_| None).collect();
-        Self { joined, absent: size, last: 0, parts: None, unreleased: size }
+        Self { joined, first: size, absent: size, waits: 0, last: 0, parts: None, unreleased: size }
     }
 
     /// If `print` differs from those present: the member to blame, and one it differs from.
@@ -449,7 +506,8 @@ impl<F: Fingerprint, P> Slot<F, P> {
     /// Everyone present agreed so far, so with two or more present `member` is the odd one out, and one of
     /// them stands for all.
     fn suspect(&self, member: usize, print: &F) -> Option<(usize, usize)> {
-        let present = self.joined.iter().enumerate().filter_map(|(i, joined)| Some((i, &joined.as_ref()?.0)));
+        let present = self.joined.iter().enumerate().skip(self.first);
+        let present = present.filter_map(|(i, joined)| Some((i, &joined.as_ref()?.0)));
         let mut asked = present.take(if print.is_of_pairs() { self.joined.len() } else { 1 });
         asked.find_map(|(present, other)| print.difference(other).map(|_| (member, present)))
     }

@@ -1,8 +1,6 @@
 //! What each collective does with the deposits, once all are there.
 
 use std::ops::Range;
-#[cfg(feature = "flex")]
-use std::sync::OnceLock;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
@@ -14,8 +12,6 @@ use super::flex;
 use crate::comm::engine::ranges::{Ranges, cut, full};
 use crate::comm::{ReduceOp, engine};
 use crate::placement::Cut;
-#[cfg(feature = "flex")]
-use crate::placement::chunk;
 
 /// What one rank brings to a collective.
 #[derive(Debug)]
@@ -26,9 +22,9 @@ pub(crate) struct Deposit {
     /// All tensors in one buffer, beside themselves.
     #[cfg(feature = "cube")]
     pub flat: Option<CubeTensor>,
-    /// Of the first member's deposit: slices of an all-reduce, made by whichever rank comes first.
+    /// The first member's is used.
     #[cfg(feature = "flex")]
-    shares: OnceLock<Box<[OnceLock<DispatchTensor>]>>,
+    shared: flex::Shared,
 }
 
 impl Deposit {
@@ -44,7 +40,7 @@ impl Deposit {
             #[cfg(feature = "cube")]
             flat: None,
             #[cfg(feature = "flex")]
-            shares: OnceLock::new(),
+            shared: flex::Shared::default(),
         }
     }
 
@@ -78,8 +74,9 @@ impl<'a> Exchange<'a> {
         #[cfg(feature = "flex")]
         {
             let parts = |deposit: &'a Deposit| deposit.tensors.iter().map(flex::primitive).collect();
-            if let Some(parts) = self.deposits.iter().map(parts).collect::<Option<Vec<_>>>() {
-                return flex::gather(&parts, cuts);
+            let gather = self.deposits[0].shared.gather(cuts, || self.deposits.iter().map(parts).collect());
+            if let Some(gather) = gather {
+                return gather.wholes();
             }
         }
         let whole = |(index, (dim, _)): (usize, &(usize, Cut))| {
@@ -129,44 +126,29 @@ impl<'a> Exchange<'a> {
         if self.deposits.len() > 2
             && shape.num_elements() >= SHARED_REDUCTION
             && has_kernel(op)
-            && let Some(result) = self.reduce_shared(index, op)
+            && let Some(terms) = self.terms(index)
         {
-            return result;
+            return terms.reduce_shared(self.member, op);
         }
         self.reduce(index, &full(&shape[..]), op)
     }
 
     fn reduce(&self, index: usize, ranges: &Ranges, op: ReduceOp) -> DispatchTensor {
-        let sources: Vec<_> = self.deposits.iter().map(|deposit| &deposit.tensors[index]).collect();
         #[cfg(feature = "flex")]
         if has_kernel(op)
-            && let Some(sources) = sources.iter().map(|tensor| flex::primitive(tensor)).collect::<Option<Vec<_>>>()
+            && let Some(terms) = self.terms(index)
         {
-            return flex::reduce(&sources, ranges, op);
+            return terms.reduce(ranges, op);
         }
+        let sources: Vec<_> = self.deposits.iter().map(|deposit| &deposit.tensors[index]).collect();
         engine::reduce(&sources, ranges, op, &self.home(index))
     }
 
-    /// Each rank reduces a slice of its own, then copies all slices.
-    ///
-    /// A rank that does not wait for its result makes no slice; whoever finds one missing makes
-    /// it, so no rank ever waits for another here but for a slice already in the making.
+    /// Tensor `index` of every rank, if they are all Flex tensors.
     #[cfg(feature = "flex")]
-    fn reduce_shared(&self, index: usize, op: ReduceOp) -> Option<DispatchTensor> {
-        let sources: Option<Vec<_>> =
-            self.deposits.iter().map(|deposit| flex::primitive(&deposit.tensors[index])).collect();
-        let sources = sources?;
-        let size = sources.len();
-        let shape = sources[0].layout().shape().clone();
-        let count = self.deposits[0].tensors.len();
-        let shares = self.deposits[0].shares.get_or_init(|| (0..count * size).map(|_| OnceLock::new()).collect());
-        let shares = &shares[index * size..(index + 1) * size];
-        for step in 0..size {
-            let slice = (self.member + step) % size;
-            shares[slice].get_or_init(|| flex::reduce_flat(&sources, chunk(shape.num_elements(), size, slice), op));
-        }
-        let slices = shares.iter().map(|share| flex::primitive(share.get()?)).collect::<Option<Vec<_>>>()?;
-        Some(flex::join(&slices, shape))
+    fn terms(&self, index: usize) -> Option<&'a flex::Terms> {
+        let terms = || self.deposits.iter().map(|deposit| flex::primitive(&deposit.tensors[index])).collect();
+        self.deposits[0].shared.terms((index, self.deposits[0].tensors.len()), terms)
     }
 
     fn sources(&self, index: usize, ranges: impl Fn(&DispatchTensor) -> Ranges) -> Vec<(&DispatchTensor, Ranges)> {

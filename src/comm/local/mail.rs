@@ -14,7 +14,7 @@ use super::{Board, Failure, Fingerprint, GroupKey, Poll};
 use crate::comm::{CollectiveId, CommError};
 
 /// One rank's receive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Claim {
     pub group: GroupKey,
     /// The rank's position in the group.
@@ -49,6 +49,8 @@ struct Receive<F, P> {
     tag: u32,
     print: F,
     letter: Option<Letter<F, P>>,
+    /// Waits that began before the letter was there.
+    waits: usize,
     given_up: bool,
 }
 
@@ -113,6 +115,7 @@ impl<F: Fingerprint, P> Board<F, P> {
             return Err(error);
         }
         let Some(at) = self.groups[group.0].mail[to].deliver(letter) else { return Ok(false) };
+        self.waits -= self.groups[group.0].mail[to].receives[at].waits;
         self.check_letter(group, to, at)?;
         let mail = &mut self.groups[group.0].mail[to];
         if mail.receives[at].given_up {
@@ -135,7 +138,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         let number = id.seq;
         self.enter(group, member, id)?;
         let mail = &mut self.groups[group.0].mail[member];
-        let at = mail.receive(Receive { number, from, tag, print, letter: None, given_up: false });
+        let at = mail.receive(Receive { number, from, tag, print, letter: None, waits: 0, given_up: false });
         self.check_letter(group, member, at)?;
         Ok(Claim { group, member, number })
     }
@@ -148,6 +151,16 @@ impl<F: Fingerprint, P> Board<F, P> {
             None if self.failure.is_some() => Poll::Failed,
             None => Poll::Pending,
         }
+    }
+
+    /// Notes that the rank of `claim` waits; whether it must.
+    pub(super) fn await_letter(&mut self, claim: Claim) -> bool {
+        let mail = &mut self.groups[claim.group.0].mail[claim.member];
+        let at = mail.place(claim.number);
+        let receive = &mut mail.receives[at];
+        let pending = receive.letter.is_none();
+        receive.waits += usize::from(pending);
+        pending
     }
 
     pub(super) fn has_arrived(&self, claim: Claim) -> bool {

@@ -2,7 +2,8 @@
 //!
 //! One lock for the whole world makes the joint failure simple: it is set under the lock that
 //! every waiter holds when it decides to sleep, so no wake-up can be lost. The lock covers
-//! bookkeeping only; tensors are read, and dropped, outside it.
+//! bookkeeping only; tensors are read, and dropped, outside it, and the ranks of a complete collective
+//! are woken outside it, lest they find it taken.
 //!
 //! Where every rank has a core of its own, a waiter first spins for about the time that sleeping
 //! and waking would take.
@@ -36,7 +37,7 @@ struct State<F, P> {
     bells: Vec<Arc<Bell>>,
 }
 
-/// Rung under the lock, whenever a waiter of the group should look again.
+/// Rung whenever a waiter of the group should look again; what it will see is set under the lock before.
 #[derive(Default)]
 struct Bell {
     sleepers: Condvar,
@@ -104,13 +105,15 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         awaited: bool,
         result: Result<T, CommError>,
     ) -> Result<T, CommError> {
-        if awaited {
-            state.bells[group.index()].ring();
-        }
+        let bell = awaited.then(|| state.bells[group.index()].clone());
         if result.is_err() {
             state.ring_all();
         }
         leave(state);
+        // Outside the lock, for which all that wake come.
+        if let Some(bell) = bell {
+            bell.ring();
+        }
         result
     }
 
@@ -183,8 +186,12 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 let quiet = |_: &u32| bell.rung.load(Ordering::Acquire) == rung;
                 (0..self.spins).take_while(quiet).for_each(|_| spin_loop());
                 state = self.state.lock();
-            } else if bell.sleepers.wait_until(&mut state, until).timed_out() {
-                state.expire(wait, deadline);
+            } else {
+                let late;
+                (state, late) = bell.sleepers.wait_until(state, until);
+                if late {
+                    state.expire(wait, deadline);
+                }
             }
         };
         if until.is_some() {

@@ -1,7 +1,41 @@
 //! The blocking primitives of the rendezvous, in one place so that a model checker can replace them.
+//!
+//! Those of std: all who sleep on a condition variable sleep at one address, and wake at once. parking_lot's would wake
+//! one after another, each once the one before has let go of the lock; of many ranks on few cores that takes half as
+//! long again.
+
+use std::sync::PoisonError;
 
 pub(crate) use std::hint::spin_loop;
+pub(crate) use std::sync::MutexGuard;
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) use std::time::Instant;
 
-pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+/// A mutex that is not poisoned.
+pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub fn new(value: T) -> Self {
+        Self(std::sync::Mutex::new(value))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Condvar(std::sync::Condvar);
+
+impl Condvar {
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+
+    /// Sleeps until notified, or until `deadline`: true, if it has passed.
+    pub fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Instant) -> (MutexGuard<'a, T>, bool) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (guard, result) = self.0.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner);
+        (guard, result.timed_out())
+    }
+}

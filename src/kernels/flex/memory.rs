@@ -1,4 +1,4 @@
-//! The memory of sources and targets.
+//! The memory of targets.
 
 use std::mem::MaybeUninit;
 
@@ -8,17 +8,6 @@ use bytemuck::Pod;
 
 use crate::kernels::Copies;
 use crate::memory::flex::copied;
-
-/// The elements of a row-major tensor.
-pub(crate) fn elements<E: Pod>(tensor: &FlexTensor) -> &[E] {
-    let count = tensor.layout().num_elements();
-    if count == 0 {
-        return &[];
-    }
-    let size = size_of::<E>();
-    let start = tensor.layout().start_offset();
-    bytemuck::cast_slice(&tensor.bytes()[start * size..(start + count) * size])
-}
 
 /// A new tensor that owns `elements`.
 pub(crate) fn build<E: Pod + Send + Sync>(elements: Vec<E>, shape: Shape, dtype: DType) -> FlexTensor {

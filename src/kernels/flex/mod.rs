@@ -2,6 +2,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
+//! | `sources`, `memory` | what is read, and what is written |
 //! | `share` | segments cut into pieces of equal length for the threads |
 //! | `group`, `rows`, `tiles` | segments alike row by row, short runs without calling `memcpy`, single elements in tiles |
 //! | `stream` | long runs of large copies, past the caches |
@@ -18,6 +19,7 @@ mod memory;
 mod round;
 mod rows;
 mod share;
+mod sources;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -33,16 +35,17 @@ use convert::Cast;
 use float::{Float, Wide};
 use memory::{Ends, Targets};
 
-pub(crate) use memory::{build, elements};
+pub(crate) use memory::build;
 pub(crate) use round::{round_to_bf16, widen_bf16};
+pub(crate) use sources::{Kept, Sources};
 
 /// The targets of `copies`, each in memory of its own.
 ///
-/// `sources` are row-major, anywhere in their memory, and have one dtype. Integers and booleans keep theirs.
+/// Integers and booleans keep their dtype.
 ///
 /// # Panics
 /// If the sources are not those of `copies`.
-pub(crate) fn run(copies: &Copies, sources: &[&FlexTensor], convert: Convert) -> Vec<FlexTensor> {
+pub(crate) fn run(copies: &Copies, sources: &Sources, convert: Convert) -> Vec<FlexTensor> {
     let dtype = dtype_of(copies, sources, convert.dtype);
     if !dtype.is_float() || (dtype == convert.dtype && convert.scale == 1.0) {
         return match dtype.size() {
@@ -65,37 +68,29 @@ pub(crate) fn run(copies: &Copies, sources: &[&FlexTensor], convert: Convert) ->
 /// # Panics
 /// If the sources or `onto` are not those of `copies`.
 #[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "the benchmark measures it"))]
-pub(crate) fn add(
-    copies: &Copies,
-    sources: &[&FlexTensor],
-    convert: Convert,
-    onto: Vec<FlexTensor>,
-) -> Vec<FlexTensor> {
+pub(crate) fn add(copies: &Copies, sources: &Sources, convert: Convert, onto: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let dtype = dtype_of(copies, sources, convert.dtype);
     by_dtype(copies, sources, dtype, convert, Some(onto))
 }
 
 /// The dtype of the sources; without any, `fallback`.
-fn dtype_of(copies: &Copies, sources: &[&FlexTensor], fallback: DType) -> DType {
+fn dtype_of(copies: &Copies, sources: &Sources, fallback: DType) -> DType {
     assert_eq!(sources.len(), copies.sources.len(), "one tensor for each source");
-    sources.first().map_or(fallback, |source| source.dtype())
+    sources.dtype().unwrap_or(fallback)
 }
 
 /// The elements of the sources, as many as `copies` say of each.
-fn read<'a, E: Pod>(copies: &Copies, sources: &[&'a FlexTensor], dtype: DType) -> Vec<&'a [E]> {
-    let read = |(source, shape): (&&'a FlexTensor, &Shape)| {
-        assert_eq!(source.dtype(), dtype, "the sources of one copy have one dtype");
-        assert!(source.is_contiguous(), "sources are row-major");
-        let elements = elements(source);
+fn read<'a, E: Pod>(copies: &Copies, sources: &Sources<'a>) -> Vec<&'a [E]> {
+    let read = |(elements, shape): (&'a [E], &Shape)| {
         assert_eq!(elements.len(), shape.num_elements(), "a source of shape {shape:?}");
         elements
     };
-    sources.iter().zip(&copies.sources).map(read).collect()
+    sources.elements().zip(&copies.sources).map(read).collect()
 }
 
 /// Elements moved by size alone.
-fn plain<E: Pod + Send + Sync>(copies: &Copies, sources: &[&FlexTensor], dtype: DType) -> Vec<FlexTensor> {
-    let from = read::<E>(copies, sources, dtype);
+fn plain<E: Pod + Send + Sync>(copies: &Copies, sources: &Sources, dtype: DType) -> Vec<FlexTensor> {
+    let from = read::<E>(copies, sources);
     let mut targets = Targets::<E>::new(copies);
     let to = targets.ends();
     let streams = stream::pays(copies.copied() * size_of::<E>());
@@ -120,7 +115,7 @@ fn plain<E: Pod + Send + Sync>(copies: &Copies, sources: &[&FlexTensor], dtype: 
 
 fn by_dtype(
     copies: &Copies,
-    sources: &[&FlexTensor],
+    sources: &Sources,
     from: DType,
     convert: Convert,
     onto: Option<Vec<FlexTensor>>,
@@ -152,18 +147,17 @@ fn by_dtype(
         F64 => f64, BF16 => bf16, f64;
         F64 => f64, F64 => f64, f64;
     };
-    cast(copies, sources, from, convert, onto)
+    cast(copies, sources, convert, onto)
 }
 
 /// Elements computed with in `W`.
 fn cast<S: Float<W>, T: Float<W>, W: Wide>(
     copies: &Copies,
-    sources: &[&FlexTensor],
-    from: DType,
+    sources: &Sources,
     convert: Convert,
     onto: Option<Vec<FlexTensor>>,
 ) -> Vec<FlexTensor> {
-    let from = read::<S>(copies, sources, from);
+    let from = read::<S>(copies, sources);
     let run = |cast: Cast<S, T, W>, to: Ends<T>| {
         let size = size_of::<S>().max(size_of::<T>());
         share::each(

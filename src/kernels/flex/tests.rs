@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::{add, elements, run};
+use super::{Sources, add, run};
 use crate::kernels::tests::run as run_by_element;
 use crate::kernels::{Convert, Copies, CutTensor, FlatLayout, Segment};
 use crate::placement::Cut;
@@ -130,6 +130,10 @@ fn assert_targets<E: Pod + Debug>(
     }
 }
 
+fn elements<E: Pod>(tensor: &FlexTensor) -> &[E] {
+    Sources::of([tensor]).elements().next().expect("one tensor")
+}
+
 fn copies_elements<E: Pod + Send + Sync + Debug>(dtype: DType, value: impl Fn(&mut StdRng) -> E + Sync) {
     on_one_thread_and_three(|rng, longest| {
         let (copies, origins) = draw(rng, longest);
@@ -137,7 +141,7 @@ fn copies_elements<E: Pod + Send + Sync + Debug>(dtype: DType, value: impl Fn(&m
         let sources = views(rng, &values, dtype);
         // Integers and booleans are never scaled.
         let convert = Convert { dtype, scale: if dtype.is_float() { 1.0 } else { 0.5 } };
-        let targets = run(&copies, &sources.iter().collect::<Vec<_>>(), convert);
+        let targets = run(&copies, &Sources::of(&sources), convert);
         let expected =
             |_, _, origin: Option<(usize, usize)>| origin.map_or(E::zeroed(), |(source, at)| values[source][at]);
         assert_targets(&targets, &copies, &origins, dtype, expected);
@@ -171,7 +175,7 @@ fn converts<S: Element + Pod, T: Element + Pod + PartialEq>(
         let (copies, origins) = draw(rng, longest);
         let values = filled(rng, &copies, |rng| rng.random_range(-300.0_f64..300.0).elem::<S>());
         let tensors = views(rng, &values, S::dtype());
-        let sources: Vec<_> = tensors.iter().collect();
+        let sources = Sources::of(&tensors);
         let scale = [1.0, 0.125, 1.0 / 3.0, -7.3][rng.random_range(0..4)];
         let convert = Convert { dtype: T::dtype(), scale };
         // A product of single precision is exact in double.
@@ -240,7 +244,7 @@ fn what_is_added_to_is_written_in_place_if_it_is_ours_alone() {
     let source = view(&[1.0_f32, 2.0, 3.0, 4.0], 0, DType::F32);
     let onto = view(&[10.0_f32; 6], 0, DType::F32);
     let memory = onto.bytes().as_ptr();
-    let sums = add(&copies, &[&source], Convert { dtype: DType::F32, scale: 0.5 }, vec![onto]);
+    let sums = add(&copies, &Sources::of([&source]), Convert { dtype: DType::F32, scale: 0.5 }, vec![onto]);
     assert_eq!(elements::<f32>(&sums[0]), [10.0, 10.0, 11.0, 11.5, 12.0, 10.0]);
     assert_eq!(sums[0].bytes().as_ptr(), memory);
 }

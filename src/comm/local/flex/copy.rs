@@ -1,47 +1,70 @@
 //! Collectives that move elements: all-gather, all-to-all, broadcast and scatter.
 
 use burn::backend::DispatchTensor;
-use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{DType, Shape};
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::{primitive, wrap};
-use crate::comm::engine::ranges::{Ranges, full};
-use crate::kernels::flex::run;
+use super::wrap;
+use crate::comm::engine::ranges::Ranges;
+use crate::kernels::flex::{Kept, Sources, run};
 use crate::kernels::{Convert, Copies, CutTensor, FlatLayout};
 use crate::placement::Cut;
 
-/// The wholes of tensors whose parts are `parts`, by rank and tensor: one copy for all of a dtype.
-pub(crate) fn gather(parts: &[Vec<&FlexTensor>], cuts: &[(usize, Cut)]) -> Vec<DispatchTensor> {
-    let dtypes = || parts[0].iter().map(|part| part.dtype());
-    match dtypes().all_equal_value() {
-        Ok(dtype) => join_parts(parts, cuts, dtype).map(wrap).collect(),
-        Err(_) => {
-            let of = |dtype| dtypes().positions(move |other| other == dtype);
-            let joined = dtypes().unique().flat_map(|dtype| {
-                let parts = parts.iter().map(|parts| of(dtype).map(|index| parts[index]).collect()).collect_vec();
-                let cuts = of(dtype).map(|index| cuts[index].clone()).collect_vec();
-                of(dtype).zip(join_parts(&parts, &cuts, dtype).collect_vec())
-            });
-            joined.sorted_by_key(|(index, _)| *index).map(|(_, whole)| wrap(whole)).collect()
-        }
+/// An all-gather, which every rank can carry out: one copy for all tensors of a dtype.
+#[derive(Debug)]
+pub(in crate::comm::local) struct Gather(Vec<Joint>);
+
+/// The part of an all-gather that is about the tensors of one dtype.
+#[derive(Debug)]
+struct Joint {
+    dtype: DType,
+    /// Which tensors these are.
+    indices: Vec<usize>,
+    copies: Copies,
+    parts: Kept,
+}
+
+impl Gather {
+    /// Of tensors whose parts are `parts`, by rank and tensor.
+    pub fn new(parts: &[Vec<&FlexTensor>], cuts: &[(usize, Cut)]) -> Self {
+        let dtypes = || parts[0].iter().map(|part| part.dtype());
+        Self(
+            dtypes()
+                .unique()
+                .map(|dtype| Joint::new(dtype, dtypes().positions(|of| of == dtype), parts, cuts))
+                .collect(),
+        )
+    }
+
+    /// The wholes.
+    pub fn wholes(&self) -> Vec<DispatchTensor> {
+        let wholes = self.0.iter().flat_map(|Joint { dtype, indices, copies, parts }| {
+            indices.iter().zip(run(copies, parts.get(), Convert::to(*dtype)))
+        });
+        wholes.sorted_by_key(|(index, _)| **index).map(|(_, whole)| wrap(whole)).collect()
     }
 }
 
-/// The same of tensors of `dtype`.
-fn join_parts(
-    parts: &[Vec<&FlexTensor>],
-    cuts: &[(usize, Cut)],
-    dtype: DType,
-) -> impl Iterator<Item = FlexTensor> + use<> {
-    let whole = |(part, (dim, cut)): (&&FlexTensor, &(usize, Cut))| {
-        let mut shape = part.layout().shape().clone();
-        shape[*dim] = cut.total();
-        CutTensor { shape, dim: *dim, cut: cut.clone() }
-    };
-    let tensors = parts[0].iter().zip(cuts).map(whole).collect();
-    let copies = FlatLayout::new(parts.len(), tensors, 1).join_parts();
-    run(&copies, &parts.concat(), Convert::to(dtype)).into_iter()
+impl Joint {
+    fn new(
+        dtype: DType,
+        indices: impl Iterator<Item = usize>,
+        parts: &[Vec<&FlexTensor>],
+        cuts: &[(usize, Cut)],
+    ) -> Self {
+        let indices = indices.collect_vec();
+        let whole = |index: &usize| {
+            let (dim, cut) = &cuts[*index];
+            let mut shape = parts[0][*index].layout().shape().clone();
+            shape[*dim] = cut.total();
+            CutTensor { shape, dim: *dim, cut: cut.clone() }
+        };
+        let tensors = indices.iter().map(whole).collect();
+        let of_dtype = parts.iter().flat_map(|parts| indices.iter().map(|index| parts[*index])).collect_vec();
+        let copies = FlatLayout::new(parts.len(), tensors, 1).join_parts();
+        Self { dtype, indices, copies, parts: Kept::of(&of_dtype) }
+    }
 }
 
 /// The blocks of `sources` one after another along `dim`.
@@ -49,15 +72,7 @@ fn join_parts(
 /// All sources have one dtype, and one shape but for `dim`; there is at least one.
 pub(crate) fn concat(sources: &[(&FlexTensor, Ranges)], dim: usize) -> DispatchTensor {
     let blocks = sources.iter().map(|(tensor, ranges)| (tensor.layout().shape().clone(), &ranges[..])).collect_vec();
-    let tensors = sources.iter().map(|(tensor, _)| *tensor).collect_vec();
-    let mut copy = run(&Copies::concat(&blocks, dim), &tensors, Convert::to(tensors[0].dtype()));
+    let tensors = Sources::of(sources.iter().map(|(tensor, _)| *tensor));
+    let mut copy = run(&Copies::concat(&blocks, dim), &tensors, Convert::to(sources[0].0.dtype()));
     wrap(copy.pop().expect("one target"))
-}
-
-/// The elements of `slices` one after another, as a tensor of `shape`.
-pub(crate) fn join(slices: &[&FlexTensor], shape: Shape) -> DispatchTensor {
-    let flat: Vec<_> = slices.iter().map(|slice| (*slice, full(&slice.layout().shape()[..]))).collect();
-    let joined = concat(&flat, 0);
-    let (tensor, dtype) = (primitive(&joined).expect("made here"), slices[0].dtype());
-    wrap(FlexTensor::from_arc(tensor.data_arc(), Layout::contiguous(shape), dtype))
 }

@@ -4,6 +4,7 @@ mod block;
 mod copy;
 mod element;
 mod reduce;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -12,8 +13,8 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Disp
 
 use crate::memory::flex as memory;
 
-pub(super) use copy::{concat, gather, join};
-pub(super) use reduce::{reduce, reduce_flat};
+pub(super) use copy::concat;
+pub(super) use shared::{Shared, Terms};
 
 /// The Flex primitive, if it is one.
 pub(super) fn primitive(tensor: &DispatchTensor) -> Option<&FlexTensor> {

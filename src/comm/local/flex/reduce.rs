@@ -2,17 +2,15 @@
 
 use std::ops::Range;
 
-use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 
 use super::block::Block;
 use super::element::{Element, Number};
-use super::wrap;
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{build, elements};
+use crate::kernels::flex::{Sources, build};
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.
 const STRIP: usize = 1024;
@@ -22,23 +20,21 @@ const SHORT_RUN: usize = 64;
 
 /// The block `ranges` of every source, reduced over the sources in a fixed binary tree.
 ///
-/// All sources have one shape and dtype; there are at least two.
-pub(crate) fn reduce(sources: &[&FlexTensor], ranges: &Ranges, op: ReduceOp) -> DispatchTensor {
-    let shape = sources[0].layout().shape();
+/// All sources are of `shape`; there are at least two.
+pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: ReduceOp) -> FlexTensor {
     let block = Block::new(&shape[..], ranges);
     let cut = Shape::from(ranges.iter().map(|range| range.len()).collect::<Vec<_>>());
     by_dtype(sources, op, block, cut)
 }
 
 /// Elements `range` of every source, taken as flat, reduced the same way.
-pub(crate) fn reduce_flat(sources: &[&FlexTensor], range: Range<usize>, op: ReduceOp) -> DispatchTensor {
+pub(super) fn reduce_flat(sources: &Sources, range: Range<usize>, op: ReduceOp) -> FlexTensor {
     let cut = Shape::from([range.len()]);
-    let count = sources[0].layout().num_elements();
-    by_dtype(sources, op, Block::new(&[count], &[range]), cut)
+    by_dtype(sources, op, Block::new(&[range.end], &[range]), cut)
 }
 
-fn by_dtype(sources: &[&FlexTensor], op: ReduceOp, block: Block, shape: Shape) -> DispatchTensor {
-    let dtype = sources[0].dtype();
+fn by_dtype(sources: &Sources, op: ReduceOp, block: Block, shape: Shape) -> FlexTensor {
+    let dtype = sources.dtype().expect("there are sources");
     let typed = match dtype {
         DType::F32 | DType::Flex32 => by_op::<f32>,
         DType::F64 => by_op::<f64>,
@@ -58,14 +54,8 @@ fn by_dtype(sources: &[&FlexTensor], op: ReduceOp, block: Block, shape: Shape) -
     typed(sources, op, block, shape, dtype)
 }
 
-fn by_op<E: Element>(
-    sources: &[&FlexTensor],
-    op: ReduceOp,
-    block: Block,
-    shape: Shape,
-    dtype: DType,
-) -> DispatchTensor {
-    let slices: Vec<&[E]> = sources.iter().map(|tensor| elements(tensor)).collect();
+fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: Block, shape: Shape, dtype: DType) -> FlexTensor {
+    let slices: Vec<&[E]> = sources.elements().collect();
     let count = slices.len();
     let out = match op {
         ReduceOp::Sum => strips(&slices, &block, Number::plus, |sum| sum),
@@ -77,7 +67,7 @@ fn by_op<E: Element>(
             unreachable!("{op:?} has no kernel")
         }
     };
-    wrap(build(out, shape, dtype))
+    build(out, shape, dtype)
 }
 
 /// Walks the block in strips that the tree reduces one by one.

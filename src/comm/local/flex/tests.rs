@@ -6,6 +6,7 @@ use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, TensorData};
 use crate::comm::engine::ranges::{cut, full};
 use crate::comm::engine::{concat, reduce};
 use crate::comm::{ReduceOp, local::flex};
+use crate::placement::Cut;
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 
@@ -50,7 +51,8 @@ fn reduces_like_the_kernels() {
         for ranks in [2, 3, 4, 5, 7, 8] {
             let tensors: Vec<_> = (0..ranks).map(|rank| random(rank, dtype, &device)).collect();
             let sources: Vec<_> = tensors.iter().collect();
-            let primitives: Vec<_> = tensors.iter().filter_map(flex::primitive).collect();
+            let shared = flex::Shared::default();
+            let terms = shared.terms((0, 1), || tensors.iter().map(flex::primitive).collect()).expect("all are Flex");
             for op in OPS {
                 if dtype.is_bool() && matches!(op, ReduceOp::Sum | ReduceOp::Avg) {
                     continue;
@@ -62,7 +64,7 @@ fn reduces_like_the_kernels() {
                     cut(&[4, 70, 3], 1, 70..70),
                 ] {
                     let generic = data(reduce(&sources, &ranges, op, &device));
-                    let kernel = data(flex::reduce(&primitives, &ranges, op));
+                    let kernel = data(terms.reduce(&ranges, op));
                     assert_eq!(generic, kernel, "{dtype:?} {ranks} ranks {op:?} {ranges:?}");
                 }
             }
@@ -84,5 +86,55 @@ fn concatenates_like_the_kernels() {
                 assert_eq!(data(concat(&sources, dim, &device)), data(flex::concat(&flexes, dim)));
             }
         }
+    }
+}
+
+/// Whatever the number of ranks that take part, who comes later uses what the first has looked up; also where tensors
+/// of two dtypes take turns.
+#[test]
+fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
+    let device = Device::flex();
+    let dtypes = [DType::F32, DType::I64, DType::F32];
+    let parts: Vec<Vec<_>> = (0..3)
+        .map(|rank| dtypes.iter().enumerate().map(|(i, of)| random(7 * rank + i, *of, &device)).collect())
+        .collect();
+    let cuts = [0, 1, 2].map(|dim| (dim, Cut::Chunks(3 * [4, 70, 3][dim])));
+    let (shared, mut looked) = (flex::Shared::default(), 0);
+    for _ in 0..3 {
+        let gather = shared.gather(&cuts, || {
+            looked += 1;
+            parts.iter().map(|parts| parts.iter().map(flex::primitive).collect()).collect()
+        });
+        for (index, whole) in gather.expect("all are Flex").wholes().into_iter().enumerate() {
+            let sources: Vec<_> = parts.iter().map(|parts| (&parts[index], full(&[4, 70, 3]))).collect();
+            assert_eq!(data(whole), data(concat(&sources, index, &device)), "tensor {index}");
+        }
+    }
+    assert_eq!(looked, 1);
+}
+
+/// Also with fewer elements than ranks, where some slices are empty.
+#[test]
+fn slices_that_any_rank_makes_join_to_what_one_rank_reduces() {
+    let device = Device::flex();
+    for (elements, ranks) in [(840, 3), (840, 7), (3, 5), (0, 3)] {
+        let tensors: Vec<_> = (0..ranks)
+            .map(|rank| Tensor::<1>::random([elements], Distribution::Uniform(-4.0, 4.0), &device) + rank as f32)
+            .map(Tensor::into_dispatch)
+            .collect();
+        let (shared, mut looked) = (flex::Shared::default(), 0);
+        for member in 0..ranks {
+            let terms = shared.terms((1, 2), || {
+                looked += 1;
+                tensors.iter().map(flex::primitive).collect()
+            });
+            let terms = terms.expect("all are Flex");
+            let whole = terms.reduce(&full(&[elements]), ReduceOp::Avg);
+            assert_eq!(
+                Tensor::<1>::from_dispatch(terms.reduce_shared(member, ReduceOp::Avg)).into_data(),
+                Tensor::<1>::from_dispatch(whole).into_data()
+            );
+        }
+        assert_eq!(looked, 1);
     }
 }

@@ -1,4 +1,4 @@
-//! What the rendezvous uses of parking_lot and of the clock, on shuttle.
+//! What the rendezvous uses of locks and of the clock, on shuttle.
 //!
 //! There is no clock: a deadline is either far, and never passes, or near, and passes whenever shuttle
 //! likes.
@@ -36,8 +36,7 @@ pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
 pub(crate) struct MutexGuard<'a, T> {
     mutex: &'a Mutex<T>,
-    /// Empty only while its thread sleeps.
-    held: Option<shuttle::sync::MutexGuard<'a, T>>,
+    held: shuttle::sync::MutexGuard<'a, T>,
 }
 
 impl<T> Mutex<T> {
@@ -46,7 +45,7 @@ impl<T> Mutex<T> {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        MutexGuard { mutex: self, held: Some(self.0.lock().expect("no thread panics")) }
+        MutexGuard { mutex: self, held: self.0.lock().expect("no thread panics") }
     }
 }
 
@@ -54,28 +53,18 @@ impl<T> Deref for MutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.held.as_ref().expect("awake")
+        &self.held
     }
 }
 
 impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.held.as_mut().expect("awake")
+        &mut self.held
     }
 }
 
 #[derive(Default)]
 pub(crate) struct Condvar(shuttle::sync::Condvar);
-
-pub(crate) struct Awake {
-    timed_out: bool,
-}
-
-impl Awake {
-    pub fn timed_out(&self) -> bool {
-        self.timed_out
-    }
-}
 
 impl Condvar {
     pub fn notify_all(&self) {
@@ -84,15 +73,13 @@ impl Condvar {
 
     /// Until a far deadline, sleeps until notified. Until a near one, looks again and again, in case time
     /// is up: whether it was notified does not matter, so that lost notifications show in far waits alone.
-    pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, deadline: Instant) -> Awake {
-        let held = guard.held.take().expect("awake");
+    pub fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Instant) -> (MutexGuard<'a, T>, bool) {
+        let MutexGuard { mutex, held } = guard;
         if deadline.0 >= FAR {
-            guard.held = Some(self.0.wait(held).expect("no thread panics"));
-            return Awake { timed_out: false };
+            return (MutexGuard { mutex, held: self.0.wait(held).expect("no thread panics") }, false);
         }
         drop(held);
         shuttle::thread::yield_now();
-        *guard = guard.mutex.lock();
-        Awake { timed_out: shuttle::rand::thread_rng().r#gen() }
+        (mutex.lock(), shuttle::rand::thread_rng().r#gen())
     }
 }
