@@ -57,6 +57,9 @@ struct Cli {
 /// One call on one rank.
 type Step = Box<dyn FnMut()>;
 
+/// What makes a rank's step; all ranks share the barrier.
+type Prepare = fn(&World, &Arc<Barrier>) -> Step;
+
 fn main() {
     match &Cli::parse().ranks[..] {
         [] => bandwidth(),
@@ -69,7 +72,7 @@ fn growth(ranks: &[usize]) {
     print!("us, best of many; in brackets beside {} ranks\n\n{:>18}", ranks[0], "ranks");
     ranks.iter().for_each(|ranks| print!(" {ranks:>16}"));
     println!();
-    let cases: [(&str, fn(&World, &Arc<Barrier>) -> Step); 5] = [
+    let cases: [(&str, Prepare); 5] = [
         ("std barrier", |_, peer| {
             let peer = Arc::clone(peer);
             Box::new(move || _ = peer.wait())

@@ -32,8 +32,11 @@ impl Net {
     }
 }
 
+/// The eager weights as they were built and as they are trained, and the lazy one.
+type Weights = (Vec<TensorData>, Vec<TensorData>, TensorData);
+
 /// What each rank builds, and what it then trains.
-fn run(ranks: usize) -> Vec<(usize, (Vec<TensorData>, Vec<TensorData>, TensorData))> {
+fn run(ranks: usize) -> Vec<(usize, Weights)> {
     let outcome = launch(Launch::threads(ranks), |world| {
         let device = world.device().clone().autodiff();
         let net = world.seeded(3, || Net::new(&device))?;

@@ -7,7 +7,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
 
 use crate::comm::engine::Failure;
-use crate::comm::local::board::{Fingerprint, GroupKey};
+use crate::comm::local::board::{Fingerprint, GroupKey, Letter};
 use crate::comm::local::rendezvous::{Met, Rendezvous};
 use crate::comm::local::sync::FAR;
 use crate::comm::{CommError, Op};
@@ -29,7 +29,7 @@ impl Fingerprint for Label {
 }
 
 /// Every check, by name.
-pub const CHECKS: [(&str, fn(Schedules)); 14] = [
+pub const CHECKS: [(&str, fn(Schedules)); 15] = [
     ("all_meet_round_after_round", all_meet_round_after_round),
     ("all_are_told_of_one_that_came_last", all_are_told_of_one_that_came_last),
     (
@@ -47,6 +47,7 @@ pub const CHECKS: [(&str, fn(Schedules)); 14] = [
     ("threads_of_a_rank_that_wait_at_once_are_told", threads_of_a_rank_that_wait_at_once_are_told),
     ("every_deposit_goes_once_nobody_needs_it", every_deposit_goes_once_nobody_needs_it),
     ("a_failure_frees_every_deposit", a_failure_frees_every_deposit),
+    ("messages_wake_who_waits_for_them", messages_wake_who_waits_for_them),
 ];
 
 /// What ranks deposit: a number, and what shows whether it is still there.
@@ -293,5 +294,31 @@ fn a_failure_frees_every_deposit(schedules: Schedules) {
                 thread::yield_now();
             }
         }
+    });
+}
+
+fn messages_wake_who_waits_for_them(schedules: Schedules) {
+    schedules.check(3, |rank, world, group| {
+        let send = |to: usize, part: usize| {
+            let letter = Letter { from: rank, tag: 0, print: Label("x"), part: Part(part, Arc::default()) };
+            world.send(group, to, letter).unwrap();
+        };
+        let receive = |from: Option<usize>| world.receive(group, rank, from, 0, Label("x")).unwrap();
+        let take = |claim| world.wait_for_message(claim, FAR).map(|letter| (letter.from, letter.part.0)).unwrap();
+        if rank > 0 {
+            (0..2).for_each(|part| send(0, part));
+            assert_eq!(take(receive(Some(0))), (0, 10 * rank));
+            return;
+        }
+        // Of each in order, whoever is first; one posted ahead, one given up.
+        let (ahead, given_up) = (receive(None), receive(Some(2)));
+        world.give_up(given_up);
+        let mut heard = [0; 3];
+        for claim in [ahead, receive(Some(1))] {
+            let (from, part) = take(claim);
+            assert!(part >= heard[from]);
+            heard[from] = part + 1;
+        }
+        (1..3).for_each(|to| send(to, 10 * to));
     });
 }
