@@ -41,6 +41,7 @@ pub(crate) mod ranges;
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
@@ -63,7 +64,7 @@ pub trait Engine: Debug + Send + Sync {
     /// The ranks that are in this process, ascending.
     fn here(&self) -> Vec<usize>;
 
-    /// Tells the launches of a process apart.
+    /// Tells the launches of a process apart: a [`launch_number`] of the engine's own.
     fn launch(&self) -> u64;
 
     /// The place of `member` in its group. `name` tells channels of the same ranks apart: calls on one meet only calls
@@ -84,6 +85,12 @@ pub trait Engine: Debug + Send + Sync {
 
     /// Whether the program of every rank is over.
     fn is_finished(&self) -> bool;
+}
+
+/// A number that no other launch of this process has, of whatever engine: 0, 1, ..
+pub fn launch_number() -> u64 {
+    static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+    LAUNCHES.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A rank's place in a group, and what is its own there.

@@ -53,7 +53,7 @@ const MISUSES: [Misuse; 38] = [
     (
         "roots that differ",
         |w, c| drop_of(c.reduce(call(), vec![ones(w, 2)], ReduceOp::Sum, w.rank().min(1)).wait()),
-        "root 1 vs 0",
+        ": root ",
     ),
     (
         "a root without tensors",

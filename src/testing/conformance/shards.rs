@@ -119,8 +119,10 @@ pub(super) fn all_to_all(scope: &Scope) -> Result<()> {
 pub(super) fn barrier(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for round in 0..10 {
-        // What a neighbour has sent before the barrier is there after it.
-        scope.comm.send(Call::new("before"), vec![], (rank + 1) % size, round).wait()?;
+        // What all have sent before the barrier is there after it.
+        for to in 0..size {
+            scope.comm.send(Call::new("before"), vec![], to, round).wait()?;
+        }
         scope.comm.barrier(Call::new("barrier")).wait()?;
         let receives: Vec<_> =
             (0..size).map(|from| scope.comm.receive(Call::new("before"), Some(vec![]), from, round)).collect();
