@@ -21,7 +21,8 @@
 //!
 //! 1. **Order.** The n-th call of a rank on a channel meets the n-th call of every other rank of the group, however
 //!    their results are waited for; messages do not count. Of one sender and one tag, messages are received in the order
-//!    in which they were sent, by receives in the order in which they were posted. Posting never waits for other ranks.
+//!    in which they were sent, by receives in the order in which they were posted; those sent before a barrier are there
+//!    after it. Posting never waits for other ranks.
 //! 2. **Agreement.** [`Print`]s are compared; a difference is [`CommError::Mismatch`] on every rank of the world.
 //! 3. **Ends.** The first [`Failure`] is the only one, and ends every wait of every rank of the world. A wait ends, too,
 //!    when a rank that it needs has [left](Engine::leave), and at its deadline.

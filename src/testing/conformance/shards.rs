@@ -60,10 +60,10 @@ pub(super) fn all_reduce(scope: &Scope) -> Result<()> {
     let large = vec![vec![40_003], vec![150, 300]];
     for shape in shapes(scope).into_iter().chain(large.into_iter().filter(|_| size < 16)) {
         for dtype in dtypes(scope) {
+            let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
+            let tensor = all[rank].tensor(dtype, &scope.device);
             for op in ops(scope).into_iter().filter(|op| fits(*op, dtype, scope)) {
-                let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
-                let tensor = all[rank].tensor(dtype, &scope.device);
-                let reduced = scope.comm.all_reduce(Call::default(), vec![tensor], op).wait()?.remove(0);
+                let reduced = scope.comm.all_reduce(Call::default(), vec![tensor.clone()], op).wait()?.remove(0);
                 let expected = Plain::reduced(&all, op, dtype);
                 scope.same(Plain::of(reduced, dtype), expected, || format!("{shape:?} {dtype:?} {op:?}"));
             }

@@ -106,6 +106,16 @@ fn nobody_leaves_a_barrier_before_all_have_come() {
 }
 
 #[test]
+fn calls_meet_in_the_order_in_which_they_are_posted() {
+    threads("order");
+}
+
+#[test]
+fn sums_are_of_neighbours_first_and_rounded_once() {
+    threads("bits");
+}
+
+#[test]
 fn wrong_use_is_named_on_every_rank() {
     assert!(Conformance::of(Launch::threads).ranks([2, 3, 8]).misuse() >= 3 * 38);
 }
