@@ -1,7 +1,7 @@
 //! [`Naive`]: another engine for ranks that are threads, of which it asks no more than an engine must.
 //!
 //! Every rank has an inbox. A call is one envelope to each rank of the group, its own among them, with host data: what a
-//! rank reads has passed through memory of nobody's. Whoever waits looks through the inbox until all is there. It is slow
+//! rank gets shares nothing with what another has. Whoever waits looks through the inbox until all is there. It is slow
 //! in every way, and keeps what nobody waits for until it goes.
 
 mod channel;
