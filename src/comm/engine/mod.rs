@@ -21,7 +21,8 @@
 //!
 //! 1. **Order.** The n-th call of a rank on a channel meets the n-th call of every other rank of the group, however
 //!    their results are waited for; messages do not count. Of one sender and one tag, messages are received in the order
-//!    in which they were sent, by receives in the order in which they were posted. Posting never waits for other ranks.
+//!    in which they were sent, by receives in the order in which they were posted. Posting never waits for other
+//!    ranks.
 //! 2. **Agreement.** [`Print`]s are compared; a difference is [`CommError::Mismatch`] on every rank of the world.
 //! 3. **Ends.** The first [`Failure`] is the only one, and ends every wait of every rank of the world. A wait ends, too,
 //!    when a rank that it needs has [left](Engine::leave), and at its deadline.
@@ -42,6 +43,7 @@ pub(crate) mod ranges;
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
@@ -64,7 +66,7 @@ pub trait Engine: Debug + Send + Sync {
     /// The ranks that are in this process, ascending.
     fn here(&self) -> Vec<usize>;
 
-    /// Tells the launches of a process apart.
+    /// Tells the launches of a process apart: a [`launch_number`] of the engine's own.
     fn launch(&self) -> u64;
 
     /// The place of `member` in its group. `name` tells channels of the same ranks apart: calls on one meet only calls
@@ -86,6 +88,12 @@ pub trait Engine: Debug + Send + Sync {
 
     /// Whether the program of every rank is over.
     fn is_finished(&self) -> bool;
+}
+
+/// A number that no other launch of this process has, of whatever engine: 0, 1, ..
+pub fn launch_number() -> u64 {
+    static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+    LAUNCHES.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A rank's place in a group, and what is its own there.

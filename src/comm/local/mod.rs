@@ -19,10 +19,10 @@ mod pending;
 mod rendezvous;
 mod sync;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::engine::{Channel, Engine, Failure, Member, Print};
+use super::engine::{Channel, Engine, Failure, Member, Print, launch_number};
 use super::{CommError, Op};
 
 /// What the ranks of one [`launch`](super::launch) share.
@@ -39,8 +39,6 @@ pub(super) struct LocalEngine {
 /// About 20 microseconds, which is what it takes to sleep and be woken.
 const SPINS: u32 = 500;
 
-static LAUNCHES: AtomicU64 = AtomicU64::new(0);
-
 impl LocalEngine {
     pub fn new(size: usize, multithreaded: bool) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -48,7 +46,7 @@ impl LocalEngine {
         Arc::new_cyclic(|this| Self {
             rendezvous: rendezvous::Rendezvous::new(size, spins, multithreaded),
             size,
-            launch: LAUNCHES.fetch_add(1, Ordering::Relaxed),
+            launch: launch_number(),
             left: AtomicUsize::new(0),
             this: this.clone(),
         })

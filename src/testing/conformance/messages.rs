@@ -44,12 +44,12 @@ fn every_pair(scope: &Scope) -> Result<()> {
 }
 
 /// A number, in a message.
-fn number(scope: &Scope, value: usize) -> Vec<burn::backend::DispatchTensor> {
+pub(super) fn number(scope: &Scope, value: usize) -> Vec<burn::backend::DispatchTensor> {
     let plain = Plain { shape: vec![1], values: vec![value as i64] };
     vec![plain.tensor(burn::tensor::DType::I32, &scope.device)]
 }
 
-fn read(mut tensors: Vec<burn::backend::DispatchTensor>) -> usize {
+pub(super) fn read(mut tensors: Vec<burn::backend::DispatchTensor>) -> usize {
     Plain::of(tensors.remove(0), burn::tensor::DType::I32).values[0] as usize
 }
 

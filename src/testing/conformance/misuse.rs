@@ -6,9 +6,9 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Shape, Tensor};
 use serde::{Serialize, Serializer};
 
-use crate::Result;
-use crate::comm::{Call, Communicator, Launch, ReduceOp, Sharded, TensorMeta, World, launch};
+use crate::comm::{Call, CommError, Communicator, Launch, ReduceOp, Sharded, TensorMeta, World, launch};
 use crate::placement::Cut;
+use crate::{Error, Result};
 
 /// What a rank does, and what the error says.
 type Misuse = (&'static str, fn(&World, &Communicator) -> Result<()>, &'static str);
@@ -263,16 +263,16 @@ const MISUSES: [Misuse; 38] = [
         "a rank that does not come in time",
         |w, c| {
             if w.rank() == 0 {
-                // Busy until the others give up.
-                let message = c.receive(call(), None, 0, 1);
-                while !message.is_complete() {
+                // Not a wait: an engine that finds deadlocks finds none.
+                let work = c.receive(call(), None, None, 1);
+                while !work.is_complete() {
                     std::thread::yield_now();
                 }
-                return drop_of(message.wait());
+                return drop_of(work.wait());
             }
             drop_of(c.barrier(call()).wait_for(Duration::from_millis(50)))
         },
-        "did not join within 50ms",
+        ": ranks [0",
     ),
     ("a group with a rank twice", |w, _| drop_of(w.groups([vec![0, 1], vec![1]])), "a rank is in one group at most"),
 ];
@@ -290,6 +290,14 @@ pub(super) fn all(config: impl Fn() -> Launch) -> usize {
         };
         let cause = error.cause.to_string();
         assert!(cause.contains(text), "{name}: expected `{text}`, got `{error}`");
+        // What an engine finds is joint: whoever did not succeed ended with that, and not with word that a rank has failed.
+        use CommError::{DeadlineExceeded, Mismatch, RankLeft};
+        if let Error::Comm(Mismatch { .. } | RankLeft { .. } | DeadlineExceeded { .. }) = error.cause {
+            for other in &error.others {
+                let joint = other.error.as_ref().is_none_or(|error| error.to_string() == cause);
+                assert!(joint, "{name}: rank {} knows less: {error}", other.rank);
+            }
+        }
     }
     MISUSES.len()
 }

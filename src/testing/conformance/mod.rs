@@ -15,11 +15,13 @@
 //! Each check runs on the world, on the world in reverse order, on enumerated groups and, where they fit, on the rows and
 //! columns of a mesh; over every dtype and root, over even, uneven and empty parts, contiguous or not.
 
+mod bits;
 mod cases;
 mod lists;
 mod messages;
 mod misuse;
 mod objects;
+mod order;
 mod plain;
 mod rooted;
 mod scope;
@@ -36,8 +38,8 @@ use scope::Scope;
 /// What one check does in one group.
 type Check = fn(&Scope) -> Result<()>;
 
-/// Every check of values, by name.
-const CHECKS: [(&str, Check); 19] = [
+/// Every check of what ranks get, by name.
+const CHECKS: [(&str, Check); 21] = [
     ("all_gather", shards::all_gather),
     ("all_gather_coalesced", shards::all_gather_coalesced),
     ("all_gather_stacked", shards::all_gather_stacked),
@@ -57,6 +59,8 @@ const CHECKS: [(&str, Check); 19] = [
     ("sparse", lists::sparse),
     ("messages", messages::messages),
     ("objects", objects::objects),
+    ("order", order::order),
+    ("bits", bits::bits),
 ];
 
 /// The conformance suite of an engine.

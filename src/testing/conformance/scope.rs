@@ -14,6 +14,8 @@ const LARGE: usize = 16;
 /// A group, seen from one of its ranks.
 pub(super) struct Scope {
     pub comm: Communicator,
+    /// The same ranks in reverse order, which are another group.
+    pub reversed: Communicator,
     pub device: Device,
     cases: Cell<usize>,
 }
@@ -37,8 +39,11 @@ impl Scope {
             let mesh = DeviceMesh::new(world, [2, size / 2], ["rows", "columns"])?;
             comms.extend([mesh.communicator(0)?.clone(), mesh.communicator(1)?.clone()]);
         }
-        let scope = |comm| Self { comm, device: world.device().clone(), cases: Cell::new(0) };
-        Ok(comms.into_iter().map(scope).collect())
+        let scope = |comm: Communicator| {
+            let reversed = world.group(&comm.group().ranks().iter().rev().copied().collect::<Vec<_>>())?;
+            Ok(Self { comm, reversed, device: world.device().clone(), cases: Cell::new(0) })
+        };
+        comms.into_iter().map(scope).collect()
     }
 
     pub fn size(&self) -> usize {

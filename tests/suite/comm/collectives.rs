@@ -5,6 +5,7 @@ use burn::tensor::{DType, Tensor};
 use burn_dtensor::comm::{Call, Launch, ReduceOp};
 use burn_dtensor::testing::Conformance;
 
+use super::naive::Naive;
 use super::run;
 
 /// On worlds of 2, 3 and 8 ranks and on 128, of which each has groups of several sizes.
@@ -105,13 +106,40 @@ fn messages_arrive_by_tag_in_order_and_of_anybody() {
 }
 
 #[test]
-fn nobody_leaves_a_barrier_before_all_have_come() {
+fn messages_cross_barriers() {
     threads("barrier");
+}
+
+#[test]
+fn calls_meet_in_the_order_in_which_they_are_posted() {
+    threads("order");
+}
+
+#[test]
+fn sums_are_of_neighbours_first_and_rounded_once() {
+    threads("bits");
 }
 
 #[test]
 fn wrong_use_is_named_on_every_rank() {
     assert!(Conformance::of(Launch::threads).ranks([2, 3, 8]).misuse() >= 3 * 38);
+}
+
+/// On threads that have nothing but envelopes.
+fn naive() -> Conformance<impl Fn(usize) -> Launch> {
+    Conformance::of(|ranks| Launch::on(Naive::new(ranks))).ranks([2, 3])
+}
+
+#[test]
+fn an_engine_of_its_own_passes_every_check() {
+    let cases: Vec<_> =
+        Conformance::<fn(usize) -> Launch>::names().map(|check| (check, naive().check(check))).collect();
+    assert!(cases.iter().all(|(_, cases)| *cases > 0), "{cases:?}");
+}
+
+#[test]
+fn an_engine_of_its_own_names_wrong_use() {
+    assert!(naive().misuse() >= 2 * 38);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod collectives;
 mod groups;
 mod ledger;
 mod memory;
+pub mod naive;
 mod numbers;
 mod only;
 mod waits;

@@ -1,0 +1,75 @@
+//! Reductions to the bit: the order of sums, and when they are rounded.
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+
+use super::cases::held;
+use super::plain::into_data;
+use super::scope::Scope;
+use crate::Result;
+use crate::comm::{Call, ReduceOp, Sharded};
+use crate::placement::Cut;
+
+const LEN: usize = 61;
+
+/// Sums of terms of many sizes, to which other orders give other bits, and averages of numbers whose sum is none of their
+/// kind.
+pub(super) fn bits(scope: &Scope) -> Result<()> {
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)] {
+            sums(scope, dtype, op)?;
+        }
+    }
+    let greatest = [(DType::I8, 127), (DType::U8, 255), (DType::I16, 32_767), (DType::U16, 65_535)];
+    greatest.into_iter().try_for_each(|(dtype, greatest)| averages(scope, dtype, greatest))
+}
+
+fn sums(scope: &Scope, dtype: DType, op: ReduceOp) -> Result<()> {
+    let (size, rank) = (scope.size(), scope.rank());
+    let term = |rank: usize| TensorData::new((0..LEN).map(|i| value(rank, i)).collect(), [LEN]).convert_dtype(dtype);
+    let terms: Vec<Vec<f64>> = (0..size).map(|rank| term(rank).iter().collect()).collect();
+    let reduced = (0..LEN).map(|i| tree(terms.iter().map(|term| term[i]).collect(), op, dtype)).collect();
+    let expected: Vec<f64> = TensorData::new(reduced, [LEN]).convert_dtype(dtype).iter().collect();
+
+    let (tensor, cut) = (Tensor::<1>::from_data(term(rank), (&scope.device, dtype)), Cut::Chunks(LEN));
+    let part = expected[held(&cut, size, rank)].to_vec();
+    let whole = scope.comm.all_reduce(Call::default(), vec![tensor.clone().into_dispatch()], op).wait()?.remove(0);
+    scope.same(into_data(whole).iter().collect(), expected, || format!("all_reduce, {dtype:?} {op:?}"));
+    let shard = Sharded { tensor: tensor.into_dispatch(), dim: 0, cut };
+    let own = scope.comm.reduce_scatter(Call::default(), vec![shard], op).wait()?.remove(0);
+    scope.same(into_data(own).iter().collect(), part, || format!("reduce_scatter, {dtype:?} {op:?}"));
+    Ok(())
+}
+
+/// Thirds of powers of two, of either sign.
+fn value(rank: usize, i: usize) -> f64 {
+    let sign = if (rank + i).is_multiple_of(3) { -1.0 } else { 1.0 };
+    sign * f64::from(1_u32 << ((i * 7 + rank * 5) % 8)) / 3.0
+}
+
+/// Neighbours first, in `f32` unless it is `f64`: 64 bits, rounded after each operation, are exactly that.
+fn tree(terms: Vec<f64>, op: ReduceOp, dtype: DType) -> f64 {
+    let round = |value: f64| if dtype == DType::F64 { value } else { f64::from(value as f32) };
+    let (count, mut level) = (terms.len(), terms);
+    if let ReduceOp::PremulSum(factor) = op {
+        level.iter_mut().for_each(|term| *term = round(round(factor.value()) * *term));
+    }
+    while level.len() > 1 {
+        level = level.chunks(2).map(|pair| round(pair.iter().sum())).collect();
+    }
+    if op == ReduceOp::Avg { round(level[0] / count as f64) } else { level[0] }
+}
+
+fn averages(scope: &Scope, dtype: DType, greatest: i64) -> Result<()> {
+    let value = |rank: usize| greatest - rank as i64 % 3;
+    let data = TensorData::new(vec![value(scope.rank()); 3], [3]).convert_dtype(dtype);
+    let tensor = Tensor::<1, Int>::from_data(data, (&scope.device, dtype)).into_dispatch();
+    let average = scope.comm.all_reduce(Call::default(), vec![tensor.clone()], ReduceOp::Avg).wait()?.remove(0);
+    let expected = (0..scope.size()).map(value).sum::<i64>() / scope.size() as i64;
+    scope.same(into_data(average).iter().collect(), vec![expected; 3], || format!("all_reduce, average of {dtype:?}"));
+    let shard = Sharded { tensor, dim: 0, cut: Cut::Chunks(3) };
+    let own = scope.comm.reduce_scatter(Call::default(), vec![shard], ReduceOp::Avg).wait()?.remove(0);
+    let own: Vec<i64> = into_data(own).iter().collect();
+    let count = own.len();
+    scope.same(own, vec![expected; count], || format!("reduce_scatter, average of {dtype:?}"));
+    Ok(())
+}

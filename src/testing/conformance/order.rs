@@ -1,0 +1,86 @@
+//! Calls that are not waited for one after another.
+
+use super::messages::{number, read};
+use super::scope::Scope;
+use crate::Result;
+use crate::comm::{Call, Communicator, ReduceOp, Work};
+
+/// Which calls meet does not depend on who waits for what, or waits at all; nobody is told what is not so.
+pub(super) fn order(scope: &Scope) -> Result<()> {
+    waited_for_backwards(scope)?;
+    posted_on_several_channels(scope)?;
+    given_up(scope)?;
+    incomplete(scope)
+}
+
+fn call() -> Call {
+    Call::new("order")
+}
+
+/// The sum over the ranks of `value` and the rank.
+fn sum(scope: &Scope, comm: &Communicator, value: usize) -> Work<usize> {
+    comm.all_reduce(call(), number(scope, value + scope.rank()), ReduceOp::Sum).then(read)
+}
+
+#[track_caller]
+fn is_sum(scope: &Scope, sum: usize, value: usize, case: &str) {
+    scope.same(sum, (0..scope.size()).map(|rank| value + rank).sum(), || case.into());
+}
+
+/// By every other rank.
+fn waited_for_backwards(scope: &Scope) -> Result<()> {
+    let mut works: Vec<_> = (0..4).map(|value| (value, sum(scope, &scope.comm, value))).collect();
+    if !scope.rank().is_multiple_of(2) {
+        works.reverse();
+    }
+    for (value, work) in works {
+        is_sum(scope, work.wait()?, value, "waited for backwards");
+    }
+    Ok(())
+}
+
+/// In opposite order, of other names or of the same ranks in another order.
+fn posted_on_several_channels(scope: &Scope) -> Result<()> {
+    let Scope { comm, reversed, .. } = scope;
+    let comms = [comm.duplicate("first"), comm.duplicate("second"), reversed.duplicate("first")];
+    let mut works: Vec<_> = comms.iter().enumerate().collect();
+    if !scope.rank().is_multiple_of(2) {
+        works.reverse();
+    }
+    let works: Vec<_> = works.into_iter().map(|(at, comm)| (at, sum(scope, comm, 10 * at))).collect();
+    for (at, work) in works {
+        is_sum(scope, work.wait()?, 10 * at, "posted on several channels");
+    }
+    Ok(())
+}
+
+/// By one rank: the others get their results, and nobody that of another call.
+fn given_up(scope: &Scope) -> Result<()> {
+    for value in 0..scope.size().min(8) {
+        let work = sum(scope, &scope.comm, value);
+        if scope.rank() == value {
+            drop(work);
+        } else {
+            is_sum(scope, work.wait()?, value, "given up by a rank");
+        }
+    }
+    is_sum(scope, sum(scope, &scope.comm, 9).wait()?, 9, "after others that were given up");
+    Ok(())
+}
+
+/// The first rank comes when all others have seen that it has not.
+fn incomplete(scope: &Scope) -> Result<()> {
+    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
+    let barrier = if rank == 0 {
+        for from in 1..size {
+            comm.receive(call(), Some(vec![]), from, 9).wait()?;
+        }
+        comm.barrier(call())
+    } else {
+        let barrier = comm.barrier(call());
+        scope.same(barrier.is_complete(), false, || "complete without the first rank".into());
+        comm.send(call(), vec![], 0, 9).wait()?;
+        barrier
+    };
+    Ok(barrier.wait()?)
+}

@@ -1,0 +1,271 @@
+//! [`NaiveChannel`]: the collectives of a group by envelopes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Device, TensorData};
+use burn_dtensor::comm::engine::{Channel, Member, Message, Pending, Post, Posted, Print, Waited};
+use burn_dtensor::comm::{CollectiveId, CommError, ReduceOp, Sharded, TensorMeta};
+
+use super::Naive;
+use super::host::{self, concat, narrow, reduce};
+use super::inbox::{About, Desk, Envelope, Key, Receive, Seen};
+
+/// A rank's place in one group.
+#[derive(Debug)]
+pub struct NaiveChannel {
+    engine: Arc<Naive>,
+    member: Member,
+    name: &'static str,
+    /// Collectives so far.
+    calls: AtomicU64,
+    /// Sends and receives so far.
+    messages: AtomicU64,
+}
+
+/// One call of a rank.
+struct Called {
+    engine: Arc<Naive>,
+    channel: Key,
+    /// The rank's place in the group.
+    place: usize,
+    print: Arc<Print>,
+    id: CollectiveId,
+}
+
+impl NaiveChannel {
+    pub fn new(engine: Arc<Naive>, member: Member, name: &'static str) -> Self {
+        Self { engine, member, name, calls: AtomicU64::new(0), messages: AtomicU64::new(0) }
+    }
+
+    fn device(&self) -> Device {
+        self.member.device.clone()
+    }
+
+    fn size(&self) -> usize {
+        self.member.group.size()
+    }
+
+    /// Counts a call.
+    fn enter(&self, post: Post, calls: &AtomicU64) -> Result<Called, CommError> {
+        let (print, channel) = (Arc::new(post.print), (Arc::from(self.member.group.ranks()), self.name));
+        let (engine, place) = (self.engine.clone(), self.member.group.rank());
+        let id = id(&print, calls.fetch_add(1, Ordering::SeqCst), &channel);
+        engine.enter(self.member.rank(), &id)?;
+        Ok(Called { engine, channel, place, print, id })
+    }
+
+    /// Sends `parts` to the ranks of the group; the result is what `finish` makes of theirs.
+    fn call<T: 'static>(
+        &self,
+        post: Post,
+        parts: Vec<Vec<TensorData>>,
+        finish: impl FnOnce(Vec<Vec<TensorData>>) -> T + Send + 'static,
+    ) -> Posted<T> {
+        let called = self.enter(post, &self.calls)?;
+        for (to, tensors) in parts.into_iter().enumerate() {
+            called.send(to, About::Call(called.id.seq), tensors);
+        }
+        Ok(Box::new(Meeting { called, finish: Box::new(finish) }))
+    }
+}
+
+fn id(print: &Print, seq: u64, (ranks, _): &Key) -> CollectiveId {
+    CollectiveId { op: print.op(), seq, label: print.label().clone(), ranks: ranks.clone() }
+}
+
+fn read(tensors: Vec<DispatchTensor>) -> Vec<TensorData> {
+    tensors.into_iter().map(host::read).collect()
+}
+
+fn write(data: Vec<TensorData>, device: &Device) -> Vec<DispatchTensor> {
+    data.into_iter().map(|data| host::write(data, device)).collect()
+}
+
+/// Tensor `at` of each rank.
+fn column(of_ranks: &[Vec<TensorData>], at: usize) -> Vec<TensorData> {
+    of_ranks.iter().map(|tensors| tensors[at].clone()).collect()
+}
+
+impl Channel for NaiveChannel {
+    fn member(&self) -> &Member {
+        &self.member
+    }
+
+    fn all_gather(&self, post: Post, shards: Vec<Sharded>) -> Posted<Vec<DispatchTensor>> {
+        let (tensors, dims): (Vec<_>, Vec<_>) = shards.into_iter().map(|shard| (shard.tensor, shard.dim)).unzip();
+        let device = self.device();
+        self.call(post, vec![read(tensors); self.size()], move |parts| {
+            let wholes = dims.into_iter().enumerate().map(|(at, dim)| concat(&column(&parts, at), dim));
+            write(wholes.collect(), &device)
+        })
+    }
+
+    fn reduce_scatter(&self, post: Post, wholes: Vec<Sharded>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
+        let (device, size, count) = (self.device(), self.size(), wholes.len());
+        let wholes: Vec<_> = wholes.into_iter().map(|whole| (host::read(whole.tensor), whole.dim, whole.cut)).collect();
+        let parts_of =
+            |rank: usize| wholes.iter().map(|(whole, dim, cut)| narrow(whole, *dim, cut.range(size, rank))).collect();
+        self.call(post, (0..size).map(parts_of).collect(), move |terms| {
+            write((0..count).map(|at| reduce(&column(&terms, at), op)).collect(), &device)
+        })
+    }
+
+    fn all_to_all(
+        &self,
+        post: Post,
+        mut parts: Vec<Vec<DispatchTensor>>,
+        _metas: Vec<Vec<TensorMeta>>,
+    ) -> Posted<Vec<Vec<DispatchTensor>>> {
+        let (place, device) = (self.member.group.rank(), self.device());
+        let own = std::mem::take(&mut parts[place]);
+        self.call(post, parts.into_iter().map(read).collect(), move |parts| {
+            let mut parts: Vec<_> = parts.into_iter().map(|tensors| write(tensors, &device)).collect();
+            parts[place] = own;
+            parts
+        })
+    }
+
+    fn broadcast(
+        &self,
+        post: Post,
+        tensors: Vec<DispatchTensor>,
+        _metas: Vec<TensorMeta>,
+        root: usize,
+    ) -> Posted<Vec<DispatchTensor>> {
+        let device = self.device();
+        self.call(post, vec![read(tensors); self.size()], move |mut parts| write(parts.swap_remove(root), &device))
+    }
+
+    fn barrier(&self, post: Post) -> Posted<()> {
+        self.call(post, vec![Vec::new(); self.size()], |_| ())
+    }
+
+    fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()> {
+        let called = self.enter(post, &self.messages)?;
+        called.send(to, About::Message(tag), read(tensors));
+        Ok(Box::new(Sent))
+    }
+
+    fn receive(&self, post: Post, from: Option<usize>, tag: u32, _metas: Option<Vec<TensorMeta>>) -> Posted<Message> {
+        let called = self.enter(post, &self.messages)?;
+        let (channel, number) = (called.channel.clone(), called.id.seq);
+        called.desk(|desk| desk.receive(Receive { channel, number, from, tag, message: None }));
+        Ok(Box::new(Awaited { called, from, device: self.device() }))
+    }
+}
+
+impl Called {
+    fn rank(&self) -> usize {
+        self.channel.0[self.place]
+    }
+
+    fn desk<T>(&self, look: impl FnOnce(&mut Desk) -> T) -> T {
+        look(&mut self.engine.inboxes[self.rank()].desk.lock())
+    }
+
+    fn send(&self, to: usize, about: About, tensors: Vec<TensorData>) {
+        let (channel, print) = (self.channel.clone(), self.print.clone());
+        self.engine.deliver(self.channel.0[to], Envelope { channel, about, from: self.place, print, tensors });
+    }
+
+    fn is_over(&self) -> bool {
+        self.engine.end.get().is_some()
+    }
+
+    /// Looks for all ranks' parts of the collective, in group order.
+    fn parts(&self, desk: &mut Desk) -> Seen<Vec<Vec<TensorData>>> {
+        let came: Vec<_> = desk.of_call(&self.channel, self.id.seq).collect();
+        if let Some(error) = self.disagreement(&came) {
+            return Seen::Wrong(error);
+        }
+        let ranks = self.channel.0.iter().enumerate();
+        let missing: Vec<_> =
+            ranks.filter(|(place, _)| came.iter().all(|envelope| envelope.from != *place)).map(|(_, &r)| r).collect();
+        if !missing.is_empty() {
+            return Seen::Awaited(missing);
+        }
+        let mut came = desk.take_call(&self.channel, self.id.seq);
+        came.sort_by_key(|envelope| envelope.from);
+        Seen::There(came.into_iter().map(|envelope| envelope.tensors).collect())
+    }
+
+    /// Blames whom fewer agree with. Every rank compares with every other: it needs no one to stand for others.
+    fn disagreement(&self, came: &[&Envelope]) -> Option<CommError> {
+        let other = came.iter().find(|envelope| self.print.difference(&envelope.print).is_some())?;
+        let agree = |print: &Print| came.iter().filter(|envelope| print.difference(&envelope.print).is_none()).count();
+        let (own, its) = ((self.place, &self.print), (other.from, &other.print));
+        let (blamed, other) = if agree(own.1) < agree(its.1) { (own, its) } else { (its, own) };
+        Some(CommError::Mismatch {
+            rank: self.channel.0[blamed.0],
+            other: self.channel.0[other.0],
+            during: id(other.1, self.id.seq, &self.channel),
+            differs: blamed.1.difference(other.1).unwrap_or_default(),
+        })
+    }
+
+    /// Looks for the message of a receive.
+    fn message(&self, desk: &mut Desk, from: Option<usize>) -> Seen<Envelope> {
+        let Some(message) = desk.take_message(&self.channel, self.id.seq) else {
+            return Seen::Awaited(from.map_or_else(|| self.channel.0.to_vec(), |from| vec![self.channel.0[from]]));
+        };
+        let Some(differs) = self.print.refusal(&message.print) else { return Seen::There(message) };
+        let (rank, other, during) = (self.rank(), self.channel.0[message.from], self.id.clone());
+        Seen::Wrong(CommError::Mismatch { rank, other, during, differs })
+    }
+}
+
+/// A collective that this rank takes part in.
+struct Meeting<T> {
+    called: Called,
+    finish: Box<dyn FnOnce(Vec<Vec<TensorData>>) -> T + Send>,
+}
+
+impl<T> Pending<T> for Meeting<T> {
+    fn is_complete(&self) -> bool {
+        let Called { channel, id, .. } = &self.called;
+        self.called.is_over() || self.called.desk(|desk| desk.of_call(channel, id.seq).count() == channel.0.len())
+    }
+
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
+        let Self { called, finish } = *self;
+        let parts = called.engine.wait(called.rank(), &called.id, deadline, |desk| called.parts(desk))?;
+        Ok(Waited::timed(|| finish(parts)))
+    }
+}
+
+/// A message that this rank waits for.
+struct Awaited {
+    called: Called,
+    from: Option<usize>,
+    device: Device,
+}
+
+impl Pending<Message> for Awaited {
+    fn is_complete(&self) -> bool {
+        let Called { channel, id, .. } = &self.called;
+        self.called.is_over() || self.called.desk(|desk| desk.has_message(channel, id.seq))
+    }
+
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<Message>, CommError> {
+        let Self { called, from, device } = *self;
+        let look = |desk: &mut Desk| called.message(desk, from);
+        let message = called.engine.wait(called.rank(), &called.id, deadline, look)?;
+        Ok(Waited::timed(|| Message { from: message.from, tensors: write(message.tensors, &device) }))
+    }
+}
+
+/// A message that has been delivered.
+struct Sent;
+
+impl Pending<()> for Sent {
+    fn is_complete(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>, _: Duration) -> Result<Waited<()>, CommError> {
+        Ok(Waited::timed(|| ()))
+    }
+}
