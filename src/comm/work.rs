@@ -13,8 +13,9 @@ use super::{Call, CommError, Ledger, Op, trace};
 
 /// A collective under way; its result is defined only after [`wait`](Self::wait).
 ///
-/// Dropping a `Work` without waiting is allowed, and does not block: the rank has taken part, and the others get
-/// their results.
+/// What makes progress is the engine's promise 6 ([`engine`](super::engine)): of thread ranks, whoever waits moves its own
+/// data. Works may be waited for in any order. Dropping one without waiting is allowed, and does not block: the rank has
+/// taken part, and the others get their results.
 #[must_use = "a collective's result is defined only after `wait`"]
 pub struct Work<T>(State<T>);
 
@@ -84,7 +85,8 @@ impl<T> Work<T> {
         }
     }
 
-    /// Blocks until every rank has taken part, and returns this rank's result.
+    /// Blocks until every rank has taken part, and returns this rank's result: tensors that may be used in stream order.
+    /// Where a device computes on its own, it may still be busy with them; `Device::sync` waits for that.
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).

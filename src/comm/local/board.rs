@@ -11,12 +11,14 @@
 //!    multithreaded world, where it may, nothing is claimed. Nor of a receive that takes anybody's message,
 //!    unless all others have returned.
 //!
-//! Messages between two ranks are the [`Mail`]'s.
+//! Messages between two ranks are the [`Mail`]'s; what ranks wait for, and in vain, is in `waits.rs`.
 
 #[path = "mail.rs"] // also where the model of the rendezvous includes this file
 mod mail;
+#[path = "waits.rs"]
+mod waits;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::comm::engine::Failure;
@@ -24,6 +26,7 @@ use crate::comm::{CollectiveId, CommError, Op};
 
 use mail::Mail;
 pub(crate) use mail::{Claim, Letter};
+pub(crate) use waits::Wait;
 
 /// What two ranks must agree on.
 pub(crate) trait Fingerprint {
@@ -61,32 +64,6 @@ pub(crate) struct Ticket {
     /// The rank's position in the group.
     pub member: usize,
     pub seq: u64,
-}
-
-/// What a rank waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Wait {
-    /// All ranks of a collective.
-    All(Ticket),
-    /// A message.
-    Message(Claim),
-}
-
-impl Wait {
-    pub fn group(self) -> GroupKey {
-        match self {
-            Self::All(ticket) => ticket.group,
-            Self::Message(claim) => claim.group,
-        }
-    }
-
-    /// The same for all members who wait for it.
-    fn shared(self) -> Self {
-        match self {
-            Self::All(ticket) => Self::All(Ticket { member: 0, ..ticket }),
-            message => message,
-        }
-    }
 }
 
 /// Every member's deposit, in group order.
@@ -244,87 +221,9 @@ impl<F: Fingerprint, P> Board<F, P> {
         }
     }
 
-    /// Whether who waits need wait no longer.
-    pub fn is_over(&self, wait: Wait) -> bool {
-        self.failure.is_some()
-            || match wait {
-                Wait::All(ticket) => self.slot(ticket).parts.is_some(),
-                Wait::Message(claim) => self.has_arrived(claim),
-            }
-    }
-
     /// The global rank that was the last to join the collective of `ticket`, which is complete.
     pub fn last(&self, ticket: Ticket) -> usize {
         self.groups[ticket.group.0].ranks[self.slot(ticket).last]
-    }
-
-    /// Notes that a rank now waits, and looks for a reason why it would wait in vain.
-    pub fn begin_wait(&mut self, wait: Wait) {
-        let rank = self.rank(wait);
-        if !self.multithreaded && !self.ranks[rank].waits.is_empty() {
-            self.fail(self.concurrent(rank, self.id(wait)));
-        }
-        self.ranks[rank].waits.push(wait);
-        self.count(wait);
-        self.check_left(wait);
-        if !self.multithreaded
-            && self.failure.is_none()
-            && self.others_wait_elsewhere(wait)
-            && let Some(waits) = self.cycle(rank)
-        {
-            self.fail(Failure::Collective(CommError::Deadlock { waits }));
-        }
-    }
-
-    /// `rank` no longer waits.
-    pub fn end_wait(&mut self, rank: usize, wait: Wait) {
-        self.ranks[rank].waits.retain(|other| *other != wait);
-    }
-
-    /// Counts a wait for what is not there yet.
-    fn count(&mut self, wait: Wait) {
-        let pending = match wait {
-            Wait::All(ticket) => {
-                let g = &mut self.groups[ticket.group.0];
-                let slot = &mut g.slots[(ticket.seq - g.base) as usize];
-                slot.waits += usize::from(slot.absent > 0);
-                slot.absent > 0
-            }
-            Wait::Message(claim) => self.await_letter(claim),
-        };
-        self.waits += usize::from(pending);
-    }
-
-    /// Whether ranks wait for something that is not there yet, other than what `wait` is for.
-    ///
-    /// Where none does, no rank that `wait` needs waits, and no cycle leads through it: in a program of one group
-    /// nobody ever searches.
-    fn others_wait_elsewhere(&self, wait: Wait) -> bool {
-        let here = match wait {
-            Wait::All(ticket) => self.slot(ticket).waits,
-            Wait::Message(_) => 1,
-        };
-        self.waits > here
-    }
-
-    /// Fails if a rank that `wait` still needs has returned.
-    pub fn check_left(&mut self, wait: Wait) {
-        if self.groups[wait.group().0].left == 0 {
-            return;
-        }
-        let left = match wait {
-            Wait::All(ticket) => self.absent(ticket).find(|rank| self.ranks[*rank].returned),
-            Wait::Message(claim) => {
-                let own = self.rank(wait);
-                let mut senders = self.senders(claim).iter().copied().filter(|rank| *rank != own);
-                let first = senders.next();
-                first.filter(|first| [*first].into_iter().chain(senders).all(|rank| self.ranks[rank].returned))
-            }
-        };
-        if let Some(rank) = left {
-            let during = self.id(wait);
-            self.fail(Failure::Collective(CommError::RankLeft { rank, during }));
-        }
     }
 
     /// The result of `ticket` has been taken, or will never be.
@@ -370,92 +269,15 @@ impl<F: Fingerprint, P> Board<F, P> {
         self.groups.iter_mut().filter(|group| group.ranks.contains(&rank)).for_each(|group| group.left += 1);
     }
 
-    /// Global ranks that `wait` is for, in group order.
-    pub fn missing(&self, wait: Wait) -> Vec<usize> {
-        match wait {
-            Wait::All(ticket) => self.absent(ticket).collect(),
-            Wait::Message(claim) => self.senders(claim).to_vec(),
-        }
-    }
-
-    /// The ranks without each of which `wait` does not end.
-    fn needs(&self, wait: Wait) -> impl Iterator<Item = usize> {
-        let (ticket, senders) = match wait {
-            Wait::All(ticket) => (Some(ticket), &[][..]),
-            Wait::Message(claim) => (None, self.senders(claim)),
-        };
-        let own = self.rank(wait);
-        let mut others = senders.iter().copied().filter(|rank| senders.len() == 1 || *rank != own);
-        let only = others.next().filter(|_| others.next().is_none());
-        ticket.into_iter().flat_map(|ticket| self.absent(ticket)).chain(only)
-    }
-
     fn absent(&self, ticket: Ticket) -> impl Iterator<Item = usize> {
         let (g, slot) = (&self.groups[ticket.group.0], self.slot(ticket));
         let joined = if slot.absent == 0 { &[] } else { &slot.joined[..] };
         g.ranks.iter().zip(joined).filter(|(_, joined)| joined.is_none()).map(|(rank, _)| *rank)
     }
 
-    /// What is waited in, as its rank called it.
-    pub fn id(&self, wait: Wait) -> CollectiveId {
-        match wait {
-            Wait::All(ticket) => self.groups[ticket.group.0].id(ticket.seq, ticket.member),
-            Wait::Message(claim) => self.claim_id(claim),
-        }
-    }
-
-    /// The global rank that waits.
-    pub fn rank(&self, wait: Wait) -> usize {
-        let (group, member) = match wait {
-            Wait::All(Ticket { group, member, .. }) => (group, member),
-            Wait::Message(Claim { group, member, .. }) => (group, member),
-        };
-        self.groups[group.0].ranks[member]
-    }
-
     fn slot(&self, ticket: Ticket) -> &Slot<F, P> {
         let g = &self.groups[ticket.group.0];
         &g.slots[(ticket.seq - g.base) as usize]
-    }
-
-    /// `rank` calls while it waits.
-    fn concurrent(&self, rank: usize, called: CollectiveId) -> Failure {
-        let during = self.id(self.ranks[rank].waits[0]);
-        Failure::Collective(CommError::ConcurrentCalls { rank, called, during })
-    }
-
-    /// A cycle of waits through `start`: each rank, what it waits in, and the next one.
-    fn cycle(&self, start: usize) -> Option<Vec<(usize, CollectiveId, usize)>> {
-        let (mut path, mut seen) = (Vec::new(), HashSet::new());
-        self.follow(start, start, &mut seen, &mut path).then(|| {
-            path.reverse();
-            path
-        })
-    }
-
-    /// Whether waits lead from `rank` to `start`; if so, adds them to `path`, the last one first.
-    ///
-    /// Most ranks that a rank waits for do not wait themselves: they cost a look. All that wait in one collective
-    /// wait for the same ranks: it is looked at once.
-    fn follow(
-        &self,
-        rank: usize,
-        start: usize,
-        seen: &mut HashSet<Wait>,
-        path: &mut Vec<(usize, CollectiveId, usize)>,
-    ) -> bool {
-        for wait in &self.ranks[rank].waits {
-            if !seen.insert(wait.shared()) {
-                continue;
-            }
-            for target in self.needs(*wait).filter(|target| !self.ranks[*target].waits.is_empty()) {
-                if target == start || self.follow(target, start, seen, path) {
-                    path.push((rank, self.id(*wait), target));
-                    return true;
-                }
-            }
-        }
-        false
     }
 
     fn describe(&self, rank: usize) -> String {
