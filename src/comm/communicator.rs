@@ -13,8 +13,7 @@ use super::arguments::{self, Problem};
 use super::engine::{Channel, Member, Post, Posted, Print, TensorPrint};
 use super::rank::Rank;
 use super::work::{Charge, Place};
-use super::{Call, CollectiveId, CommError, Group, Op, TensorMeta, Work, trace};
-use crate::placement::Cut;
+use super::{Call, CollectiveId, CommError, Group, Op, Work, trace};
 
 /// The collectives of one group, seen from one of its ranks. Tensors are plain (no autodiff), of any kind and dtype.
 /// Cheap to clone: clones are one communicator.
@@ -98,11 +97,6 @@ impl Communicator {
     /// Where the rank's tensors are.
     pub(super) fn device(&self) -> &Device {
         &self.shared.rank.device
-    }
-
-    /// A tensor of which each rank holds as much as `meta` says, one after another.
-    pub(super) fn equal(&self, meta: TensorMeta) -> Cut {
-        Cut::Chunks(meta.shape[0] * self.group().size())
     }
 
     pub(super) fn is_alone(&self) -> bool {

@@ -1,7 +1,6 @@
 //! Groups made several at a time: enumerated, of one size, by colour.
 
-use super::collectives::{numbers, numbers_meta, read_numbers};
-use super::{Call, CommError, Communicator, Op, Sharded, World};
+use super::{Call, CommError, Communicator, World};
 use crate::Result;
 
 impl World {
@@ -62,11 +61,9 @@ impl World {
     /// # Errors
     /// See [`Communicator`].
     pub fn split(&self, parent: &Communicator, color: Option<usize>, key: usize) -> Result<Option<Communicator>> {
-        let own = numbers(&[usize::from(color.is_some()), color.unwrap_or(0), key], parent);
-        let shard = Sharded { tensor: own, dim: 0, cut: parent.equal(numbers_meta(3)) };
-        let all = parent.all_gather(Call::new(Op::AllGather.name()), vec![shard]).wait()?.remove(0);
+        let own = [usize::from(color.is_some()), color.unwrap_or(0), key];
+        let all = parent.all_gather_numbers(Call::new("split"), &own)?;
         let Some(color) = color else { return Ok(None) };
-        let all = read_numbers(all);
         let mine = all.chunks_exact(3).enumerate().filter(|(_, given)| given[..2] == [1, color]);
         let mut places: Vec<_> = mine.map(|(place, given)| (given[2], place)).collect();
         places.sort_unstable();

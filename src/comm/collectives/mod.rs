@@ -8,5 +8,3 @@ mod rooted;
 mod rows;
 mod shards;
 mod sparse;
-
-pub(super) use rows::{numbers, numbers_meta, read_numbers};

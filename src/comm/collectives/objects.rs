@@ -37,9 +37,7 @@ impl Communicator {
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, call: Call, object: &T) -> Result<Vec<T>> {
         let op = Op::AllGather;
         let bytes = self.encode(op, &call, object)?;
-        let of_numbers = |len| Sharded { tensor: numbers(&[len], self), dim: 0, cut: self.equal(numbers_meta(1)) };
-        let lengths = self.all_gather(call.clone(), vec![of_numbers(bytes.len())]).wait()?.remove(0);
-        let lengths = read_numbers(lengths);
+        let lengths = self.all_gather_numbers(call.clone(), &[bytes.len()])?;
         let parts: Vec<_> = lengths.iter().map(|len| len.div_ceil(WORD)).collect();
         let cut = Cut::Lengths(parts.clone().into());
         let shard = Sharded { tensor: words(&bytes, self), dim: 0, cut };

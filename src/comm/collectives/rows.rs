@@ -5,7 +5,8 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use crate::comm::engine::concat;
 use crate::comm::engine::ranges::{cut, full};
-use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
+use crate::comm::{Call, CommError, Communicator, Op, Sharded, TensorMeta, Work, arguments};
+use crate::placement::Cut;
 
 impl Communicator {
     /// Gives each rank of the group some rows of a tensor, along its first dimension: the first `given[0]` to group rank
@@ -76,21 +77,30 @@ impl Communicator {
     }
 }
 
+impl Communicator {
+    /// The numbers of all ranks, as many of each, in group order.
+    pub(in crate::comm) fn all_gather_numbers(&self, call: Call, own: &[usize]) -> Result<Vec<usize>, CommError> {
+        let cut = Cut::Chunks(WORDS * own.len() * self.group().size());
+        let shard = Sharded { tensor: numbers(own, self), dim: 0, cut };
+        Ok(read_numbers(self.all_gather(call, vec![shard]).wait()?.remove(0)))
+    }
+}
+
 /// Two words a number: 32 bits are what every backend has.
 const WORDS: usize = 2;
 
 /// `numbers` as a tensor.
-pub(in crate::comm) fn numbers(numbers: &[usize], comm: &Communicator) -> DispatchTensor {
+pub(super) fn numbers(numbers: &[usize], comm: &Communicator) -> DispatchTensor {
     let words: Vec<i32> = numbers.iter().flat_map(|&n| [n as u32 as i32, (n as u64 >> 32) as i32]).collect();
     words_of(words, comm)
 }
 
 /// What [`numbers`] makes of so many.
-pub(in crate::comm) fn numbers_meta(count: usize) -> TensorMeta {
+pub(super) fn numbers_meta(count: usize) -> TensorMeta {
     TensorMeta { shape: [WORDS * count].into(), dtype: DType::I32 }
 }
 
-pub(in crate::comm) fn read_numbers(tensor: DispatchTensor) -> Vec<usize> {
+pub(super) fn read_numbers(tensor: DispatchTensor) -> Vec<usize> {
     let number = |words: &[i32]| (u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32) as usize;
     read_words(tensor).chunks_exact(WORDS).map(number).collect()
 }

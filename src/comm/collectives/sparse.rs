@@ -3,7 +3,6 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Float, IndexingUpdateOp, Int, Tensor, TensorData, kind};
 
-use super::rows::{numbers, numbers_meta, read_numbers};
 use crate::Result;
 use crate::comm::{Call, Communicator, Op, Sharded, arguments};
 use crate::placement::Cut;
@@ -42,9 +41,7 @@ impl Communicator {
         if let Err(problem) = arguments::rows_of(&values.dims(), rows) {
             return Ok(self.refuse(Op::AllReduce, &call, problem).wait()?);
         }
-        let counts = Sharded { tensor: numbers(&[rows], self), dim: 0, cut: self.equal(numbers_meta(1)) };
-        let counts = read_numbers(self.all_gather(call.clone(), vec![counts]).wait()?.remove(0));
-        let cut = Cut::Lengths(counts.into());
+        let cut = Cut::Lengths(self.all_gather_numbers(call.clone(), &[rows])?.into());
         let shards = [indices.into_dispatch(), values.into_dispatch()];
         let shards = shards.map(|tensor| Sharded { tensor, dim: 0, cut: cut.clone() });
         let mut wholes = self.all_gather(call, shards.into()).wait()?.into_iter();

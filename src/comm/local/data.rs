@@ -93,18 +93,20 @@ impl<'a> Exchange<'a> {
 
     /// Copies of the tensors of `root`.
     pub fn copies(&self, root: usize) -> Vec<DispatchTensor> {
-        let tensors = self.deposits[root].tensors.iter();
-        tensors.map(|tensor| concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)).collect()
+        self.deposits[root].tensors.iter().map(|tensor| self.copy(tensor)).collect()
     }
 
     /// A copy of what each rank has for this one; `own` of its own.
     pub fn addressed(&self, mut own: Vec<DispatchTensor>) -> Vec<Vec<DispatchTensor>> {
-        let copy = |tensor: &DispatchTensor| concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device);
         let parts = |(member, deposit): (usize, &Deposit)| match member == self.member {
             true => std::mem::take(&mut own),
-            false => deposit.parts_for(self.member).iter().map(copy).collect(),
+            false => deposit.parts_for(self.member).iter().map(|tensor| self.copy(tensor)).collect(),
         };
         self.deposits.iter().enumerate().map(parts).collect()
+    }
+
+    fn copy(&self, tensor: &DispatchTensor) -> DispatchTensor {
+        concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)
     }
 
     /// This rank's part, along `dim`, of tensor `index` of `root`.
