@@ -1,16 +1,20 @@
-//! Bandwidth of thread-rank collectives, beside memcpy in the same run.
+//! Bandwidth of thread-rank collectives, beside threads that copy or add as much in the same run.
 //!
-//! Two ranks. Every figure is GB of *output* per rank and second, best of many rounds:
+//! Every figure is GB of *output* per rank and second, best of many rounds. What it is beside:
 //!
-//! - `warm`: two threads copy at the same time, each into a buffer it has already written;
-//! - `fresh`: the same into new memory on every call, which is what a collective returns;
-//! - `add`: two threads add two buffers into new memory, the least a reduce-scatter can do;
-//! - an all-gather's percentage is of `fresh`, a reduce-scatter's of `add`.
+//! - of an all-gather and an all-to-all, as many threads that copy as many bytes each into new memory, which is what a
+//!   collective returns;
+//! - of a reduce-scatter and an all-reduce, as many threads that add as many elements each of as many arrays as there are
+//!   ranks into new memory: bf16 in f32, rounded once. Of an all-reduce on more than two ranks each adds its share, and
+//!   copies the others'.
 //!
-//! The allocator is mimalloc, which keeps freed pages: the C library returns large blocks to the
-//! system, and then page faults are all that there is to measure.
+//! The allocator is mimalloc, which keeps freed pages, so that memory is equally warm for all: the C library returns
+//! large blocks to the system, and then page faults are all that there is to measure.
 //!
-//! Run with `cargo bench --bench collectives`.
+//! ```text
+//! cargo bench --bench collectives                 # 2 ranks
+//! cargo bench --bench collectives -- --threads 4
+//! ```
 //!
 //! With `--ranks` the question is another: how the time of one collective grows with the number of ranks, whatever
 //! the number of cores.
@@ -28,23 +32,32 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
-use burn_dtensor::comm::{Communicator, Launch, ReduceOp, Sharded, World, launch};
+use burn_dtensor::comm::{Launch, ReduceOp, Sharded, World, launch};
 use burn_dtensor::placement::Cut;
 use clap::Parser;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const RANKS: usize = 2;
+const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const COLUMNS: usize = 1024;
+
+/// Bytes of the wholes.
+const SIZES: [usize; 7] = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB];
 
 /// How often each number of ranks has its turn.
 const TURNS: usize = 5;
 
 #[derive(Parser)]
-#[command(about = "Bandwidth of the collectives of two thread ranks, beside memcpy in the same run")]
+#[command(about = "Bandwidth of the collectives of thread ranks, beside copies and additions in the same run")]
 struct Cli {
+    /// How many ranks
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
+    threads: u32,
+    /// Only what has this in its name, such as `reduce-scatter bf16`
+    #[arg(long)]
+    only: Option<String>,
     /// Instead the microseconds of a barrier, of an all-reduce of 1 MiB on every rank, and of an all-gather of a whole
     /// of 1 MiB, at each of these numbers of ranks, such as 64,128,256; in brackets beside the first one
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
@@ -61,8 +74,9 @@ type Step = Box<dyn FnMut()>;
 type Prepare = fn(&World, &Arc<Barrier>) -> Step;
 
 fn main() {
-    match &Cli::parse().ranks[..] {
-        [] => bandwidth(),
+    let cli = Cli::parse();
+    match &cli.ranks[..] {
+        [] => bandwidth(cli.threads as usize, cli.only.as_deref().unwrap_or_default()),
         ranks => growth(&ranks.iter().map(|ranks| *ranks as usize).collect::<Vec<_>>()),
     }
 }
@@ -79,8 +93,8 @@ fn growth(ranks: &[usize]) {
         }),
         ("barrier", |world, _| barrier(world)),
         ("copy 1 MiB", |world, _| copy_fresh(MIB, world)),
-        ("all-reduce 1 MiB", |world, _| all_reduce(MIB, world)),
-        ("all-gather 1 MiB", |world, _| gather(MIB, 0, world)),
+        ("all-reduce 1 MiB", |world, _| all_reduce(MIB, DType::F32, world)),
+        ("all-gather 1 MiB", |world, _| gather(MIB, 0, DType::F32, world)),
     ];
     for (name, prepare) in cases {
         let mut best = vec![f64::MAX; ranks.len()];
@@ -96,41 +110,67 @@ fn growth(ranks: &[usize]) {
     }
 }
 
-/// Prints the bandwidth of each collective of two ranks.
-fn bandwidth() {
-    let barrier = measure(MIB, barrier);
-    println!("{RANKS} ranks; a barrier takes {:.1} us; GB of output per rank and second:\n", barrier * 1e6);
-    print!("{:>5} {:>7} {:>7} {:>7}", "MiB", "warm", "fresh", "add");
-    for name in ["gather dim 0", "gather dim 1", "scatter dim 0", "scatter dim 1", "scatter bf16"] {
-        print!(" {name:>15}");
+/// A collective of a whole of so many bytes, and what it is beside.
+struct Case {
+    name: String,
+    /// Bytes of output on each rank, of a whole of so many.
+    output: fn(usize, usize) -> usize,
+    collective: Box<dyn Fn(usize, &World) -> Step + Sync>,
+    peer: Box<dyn Fn(usize, &World) -> Step + Sync>,
+}
+
+fn cases() -> Vec<Case> {
+    let part = |bytes, ranks| bytes / ranks;
+    let whole = |bytes, _| bytes;
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::BF16] {
+        let mut case = |name: &str, output, collective, peer| {
+            cases.push(Case { name: format!("{name} {}", dtype.name()), output, collective, peer });
+        };
+        for dim in [0, 1] {
+            let copied = move |bytes, world: &World| copy_fresh(bytes, world);
+            let gathered = move |bytes, world: &World| gather(bytes, dim, dtype, world);
+            case(&format!("all-gather dim {dim}"), whole, Box::new(gathered), Box::new(copied));
+            let copied = move |bytes, world: &World| copy_fresh(bytes / world.size(), world);
+            let cut = move |bytes, world: &World| all_to_all(bytes, dim, dtype, world);
+            case(&format!("all-to-all dim {dim} to {}", 1 - dim), part, Box::new(cut), Box::new(copied));
+            let added = move |bytes, world: &World| add_fresh(bytes / world.size(), dtype, world);
+            let scattered = move |bytes, world: &World| scatter(bytes, dim, dtype, world);
+            case(&format!("reduce-scatter dim {dim}"), part, Box::new(scattered), Box::new(added));
+        }
+        let copied = move |bytes, world: &World| copy_fresh(bytes / world.size(), world);
+        let rows = move |bytes, world: &World| rows_to_all(bytes, dtype, world);
+        case("all-to-all of rows", part, Box::new(rows), Box::new(copied));
+        let added = move |bytes, world: &World| reduce_fresh(bytes, dtype, world);
+        let reduced = move |bytes, world: &World| all_reduce(bytes, dtype, world);
+        case("all-reduce", whole, Box::new(reduced), Box::new(added));
     }
-    println!();
-    for mib in [1, 4, 16, 64, 256] {
-        row(mib * MIB);
+    cases
+}
+
+/// Prints the bandwidth of each collective whose name has `only` in it.
+fn bandwidth(ranks: usize, only: &str) {
+    let barrier = measure(MIB, ranks, &|_, world| barrier(world));
+    println!(
+        "{ranks} ranks; a barrier takes {:.1} us; GB of output per rank and second, and beside its peer:",
+        barrier * 1e6
+    );
+    for Case { name, output, collective, peer } in cases().iter().filter(|case| case.name.contains(only)) {
+        println!("\n{name:<28} {:>10} {:>10} {:>7} {:>12}", "collective", "peer", "", "us above it");
+        for bytes in SIZES {
+            let (own, its) = (measure(bytes, ranks, collective), measure(bytes, ranks, peer));
+            let speed = |seconds: f64| output(bytes, ranks) as f64 / seconds / 1e9;
+            let size = if bytes < MIB { format!("{} KiB", bytes / KIB) } else { format!("{} MiB", bytes / MIB) };
+            let (percent, above) = (100.0 * its / own, (own - its) * 1e6);
+            println!("{size:>28} {:>10.2} {:>10.2} {percent:>5.0} % {above:>12.1}", speed(own), speed(its));
+        }
     }
 }
 
-fn row(bytes: usize) {
-    let speed =
-        |output: usize, prepare: &(dyn Fn(&World) -> Step + Sync)| output as f64 / measure(bytes, prepare) / 1e9;
-    let part = bytes / RANKS;
-    let warm = speed(bytes, &|world| copy_warm(bytes, world));
-    let fresh = speed(bytes, &|world| copy_fresh(bytes, world));
-    let add = speed(part, &|world| add_fresh(part, world));
-    print!("{:>5} {warm:>7.2} {fresh:>7.2} {add:>7.2}", bytes / MIB);
-    let beside = |speed: f64, peer: f64| print!(" {speed:>8.2} ({:>3.0} %)", 100.0 * speed / peer);
-    beside(speed(bytes, &|world| gather(bytes, 0, world)), fresh);
-    beside(speed(bytes, &|world| gather(bytes, 1, world)), fresh);
-    beside(speed(part, &|world| scatter(bytes, 0, DType::F32, world)), add);
-    beside(speed(part, &|world| scatter(bytes, 1, DType::F32, world)), add);
-    beside(speed(part, &|world| scatter(bytes, 0, DType::BF16, world)), add);
-    println!();
-}
-
-/// Seconds of one step of `bytes` on both ranks at once.
-fn measure(bytes: usize, prepare: impl Fn(&World) -> Step + Sync) -> f64 {
+/// Seconds of one step of `bytes` on all ranks at once.
+fn measure(bytes: usize, ranks: usize, prepare: &(dyn Fn(usize, &World) -> Step + Sync)) -> f64 {
     let repeats = (16 * MIB / bytes).clamp(1, 8);
-    best_of((4096 * MIB / (bytes * repeats)).clamp(12, 400), repeats, RANKS, prepare)
+    best_of((2048 * MIB / (bytes * repeats)).clamp(8, 400), repeats, ranks, |world| prepare(bytes, world))
 }
 
 /// Seconds of one step on all ranks at once: the best of `rounds`, each of so many `repeats`.
@@ -155,24 +195,94 @@ fn buffer(bytes: usize, world: &World) -> Vec<f32> {
     vec![world.rank() as f32 + 1.0; bytes / 4]
 }
 
-fn copy_warm(bytes: usize, world: &World) -> Step {
-    let (from, mut to) = (buffer(bytes, world), buffer(bytes, world));
-    Box::new(move || {
-        to.copy_from_slice(black_box(&from));
-        black_box(&mut to);
-    })
-}
-
 fn copy_fresh(bytes: usize, world: &World) -> Step {
     let from = buffer(bytes, world);
     Box::new(move || drop(black_box(black_box(&from).clone())))
 }
 
-fn add_fresh(bytes: usize, world: &World) -> Step {
-    let (a, b) = (buffer(bytes, world), buffer(bytes, world));
+/// The sum of as many arrays as there are ranks.
+fn sum(arrays: &[Array]) -> Array {
+    match arrays {
+        [Array::F32(first), rest @ ..] => {
+            let mut rest = rest.iter().map(|array| match array {
+                Array::F32(array) => array,
+                Array::Bf16(_) => unreachable!("all are of one dtype"),
+            });
+            let second = rest.next().expect("there are two ranks");
+            let mut sum: Vec<f32> = first.iter().zip(second).map(|(a, b)| a + b).collect();
+            rest.for_each(|array| sum.iter_mut().zip(array).for_each(|(sum, a)| *sum += a));
+            Array::F32(sum)
+        }
+        [Array::Bf16(first), rest @ ..] => {
+            let mut rest: Vec<_> = rest.iter().map(|array| array.halves()).collect();
+            let last = rest.pop().expect("there are two ranks");
+            if rest.is_empty() {
+                return Array::Bf16(first.iter().zip(last).map(|(a, b)| rounded(widened(*a) + widened(*b))).collect());
+            }
+            // In strips, so that the sums in f32 stay in the cache.
+            let mut out = Vec::with_capacity(first.len());
+            let mut strip = [0.0; 1024];
+            for start in (0..first.len()).step_by(strip.len()) {
+                let range = start..(start + strip.len()).min(first.len());
+                let strip = &mut strip[..range.len()];
+                strip.iter_mut().zip(&first[range.clone()]).for_each(|(sum, a)| *sum = widened(*a));
+                for array in &rest {
+                    strip.iter_mut().zip(&array[range.clone()]).for_each(|(sum, a)| *sum += widened(*a));
+                }
+                out.extend(strip.iter().zip(&last[range]).map(|(sum, a)| rounded(sum + widened(*a))));
+            }
+            Array::Bf16(out)
+        }
+        [] => unreachable!("there are ranks"),
+    }
+}
+
+/// Elements of one dtype; bf16 by its bits.
+enum Array {
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+}
+
+impl Array {
+    fn ones(bytes: usize, dtype: DType) -> Self {
+        match dtype {
+            DType::BF16 => Self::Bf16(vec![0x3f80; bytes / 2]),
+            _ => Self::F32(vec![1.0; bytes / 4]),
+        }
+    }
+
+    fn halves(&self) -> &[u16] {
+        match self {
+            Self::Bf16(array) => array,
+            Self::F32(_) => unreachable!("all are of one dtype"),
+        }
+    }
+}
+
+fn widened(half: u16) -> f32 {
+    f32::from_bits(u32::from(half) << 16)
+}
+
+/// To nearest, ties to even; there is no NaN.
+fn rounded(single: f32) -> u16 {
+    let bits = single.to_bits();
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+fn add_fresh(bytes: usize, dtype: DType, world: &World) -> Step {
+    let arrays: Vec<_> = (0..world.size()).map(|_| Array::ones(bytes, dtype)).collect();
+    Box::new(move || drop(black_box(sum(black_box(&arrays)))))
+}
+
+/// Two ranks add all; of more, each adds its share and copies the rest.
+fn reduce_fresh(bytes: usize, dtype: DType, world: &World) -> Step {
+    if world.size() == 2 {
+        return add_fresh(bytes, dtype, world);
+    }
+    let (mut add, mut copy) = (add_fresh(bytes / world.size(), dtype, world), copy_fresh(bytes, world));
     Box::new(move || {
-        let sums: Vec<f32> = black_box(&a).iter().zip(black_box(&b)).map(|(a, b)| a + b).collect();
-        drop(black_box(sums));
+        add();
+        copy();
     })
 }
 
@@ -182,8 +292,8 @@ fn barrier(world: &World) -> Step {
 }
 
 /// An all-reduce of `bytes` on every rank.
-fn all_reduce(bytes: usize, world: &World) -> Step {
-    let tensor = Tensor::<1>::full([bytes / 4], 1.0, world.device()).into_dispatch();
+fn all_reduce(bytes: usize, dtype: DType, world: &World) -> Step {
+    let tensor = Tensor::<1>::full([bytes / dtype.size()], 1.0, (world.device(), dtype)).into_dispatch();
     let comm = world.all();
     Box::new(move || {
         let work = comm.all_reduce("reduce".into(), vec![tensor.clone()], ReduceOp::Sum);
@@ -191,29 +301,58 @@ fn all_reduce(bytes: usize, world: &World) -> Step {
     })
 }
 
+/// A matrix of `bytes`.
+fn matrix(bytes: usize, dtype: DType) -> [usize; 2] {
+    let columns = COLUMNS.min(bytes / dtype.size() / 8);
+    [bytes / dtype.size() / columns, columns]
+}
+
+/// This rank's part of it, cut along `dim`.
+fn part(bytes: usize, dim: usize, dtype: DType, world: &World) -> Sharded {
+    let mut shape = matrix(bytes, dtype);
+    let cut = Cut::Chunks(shape[dim]);
+    shape[dim] = cut.range(world.size(), world.rank()).len();
+    Sharded { tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(), dim, cut }
+}
+
 /// An all-gather of a matrix of `bytes`.
-fn gather(bytes: usize, dim: usize, world: &World) -> Step {
-    let whole = [bytes / 4 / COLUMNS, COLUMNS];
-    let cut = Cut::Chunks(whole[dim]);
-    let mut piece = whole;
-    piece[dim] = cut.range(world.size(), world.rank()).len();
-    let tensor = Tensor::<2>::full(piece, 1.0, world.device()).into_dispatch();
-    let comm: Communicator = world.all();
+fn gather(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
+    let (shard, comm) = (part(bytes, dim, dtype, world), world.all());
     Box::new(move || {
-        let shard = Sharded { tensor: tensor.clone(), dim, cut: cut.clone() };
-        let work = comm.all_gather("gather".into(), vec![shard]);
+        let work = comm.all_gather("gather".into(), vec![shard.clone()]);
         drop(black_box(work.wait().expect("all ranks gather")));
+    })
+}
+
+/// A matrix of `bytes`, cut along `dim`, is cut along the other dimension.
+fn all_to_all(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
+    let (shard, comm) = (part(bytes, dim, dtype, world), world.all());
+    let cut = Cut::Chunks(matrix(bytes, dtype)[1 - dim]);
+    Box::new(move || {
+        let work = comm.all_to_all("cut anew".into(), shard.clone(), 1 - dim, cut.clone());
+        drop(black_box(work.wait().expect("all ranks exchange")));
+    })
+}
+
+/// As many rows for every rank.
+fn rows_to_all(bytes: usize, dtype: DType, world: &World) -> Step {
+    let [rows, columns] = matrix(bytes / world.size(), dtype);
+    let (rows, comm) = (rows / world.size(), world.all());
+    let tensor = Tensor::<2>::full([rows * world.size(), columns], 1.0, (world.device(), dtype)).into_dispatch();
+    let splits = vec![rows; world.size()];
+    Box::new(move || {
+        let work = comm.all_to_all_single("rows".into(), tensor.clone(), &splits, &splits);
+        drop(black_box(work.wait().expect("all ranks exchange")));
     })
 }
 
 /// A reduce-scatter of a matrix of `bytes`.
 fn scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
-    let shape = [bytes / dtype.size() / COLUMNS, COLUMNS];
+    let shape = matrix(bytes, dtype);
     let tensor = Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch();
-    let comm: Communicator = world.all();
+    let (whole, comm) = (Sharded { tensor, dim, cut: Cut::Chunks(shape[dim]) }, world.all());
     Box::new(move || {
-        let shard = Sharded { tensor: tensor.clone(), dim, cut: Cut::Chunks(shape[dim]) };
-        let work = comm.reduce_scatter("scatter".into(), vec![shard], ReduceOp::Sum);
-        drop(black_box(work.wait().expect("both ranks reduce")));
+        let work = comm.reduce_scatter("scatter".into(), vec![whole.clone()], ReduceOp::Sum);
+        drop(black_box(work.wait().expect("all ranks reduce")));
     })
 }

@@ -4,7 +4,7 @@ use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape};
 
 use super::engine::{CutPrint, Pairs, TensorPrint, whole};
-use super::{Group, ReduceOp, Sharded, TensorMeta};
+use super::{Group, Op, Plan, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
 /// What is wrong with an argument, and what to do instead.
@@ -34,37 +34,45 @@ pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>,
     Ok(())
 }
 
+/// A tensor of a list, and its cut.
+type Cutting<'a> = (usize, (&'a DispatchTensor, &'a (usize, Cut)));
+
 /// Prints of the wholes that these pieces are cut from.
-pub(super) fn pieces(shards: &[Sharded], group: &Group) -> Checked<Vec<TensorPrint>> {
-    let piece = |(i, shard): (usize, &Sharded)| {
-        let mut print = whole_of(i, shard, group)?;
-        let expected = shard.cut.range(group.size(), group.rank()).len();
-        let found = print.shape[shard.dim];
+pub(super) fn pieces(tensors: &[DispatchTensor], cuts: &[(usize, Cut)], group: &Group) -> Checked<Vec<TensorPrint>> {
+    let piece = |(i, (tensor, (dim, cut))): Cutting<'_>| {
+        let mut print = whole_of(i, tensor, *dim, cut, group)?;
+        let expected = cut.range(group.size(), group.rank()).len();
+        let found = print.shape[*dim];
         if found != expected {
-            let part = match &shard.cut {
+            let part = match cut {
                 Cut::Chunks(len) => format!("chunk {} of {len} over {} ranks has", group.rank(), group.size()),
                 Cut::Lengths(lengths) => format!("length {} of {lengths:?} is", group.rank()),
             };
             return problem(
-                format!("tensor {i} has length {found} in dimension {}, but {part} {expected}", shard.dim),
+                format!("tensor {i} has length {found} in dimension {dim}, but {part} {expected}"),
                 "cut the whole with `placement::Cut`",
             );
         }
-        print.shape[shard.dim] = shard.cut.total();
+        print.shape[*dim] = cut.total();
         Ok(print)
     };
-    shards.iter().enumerate().map(piece).collect()
+    tensors.iter().zip(cuts).enumerate().map(piece).collect()
 }
 
 /// Prints of these wholes, to be reduced and cut.
-pub(super) fn wholes(shards: &[Sharded], op: ReduceOp, group: &Group) -> Checked<Vec<TensorPrint>> {
-    let whole = |(i, shard): (usize, &Sharded)| {
-        let print = whole_of(i, shard, group)?;
+pub(super) fn wholes(
+    tensors: &[DispatchTensor],
+    cuts: &[(usize, Cut)],
+    op: ReduceOp,
+    group: &Group,
+) -> Checked<Vec<TensorPrint>> {
+    let whole = |(i, (tensor, (dim, cut))): Cutting<'_>| {
+        let print = whole_of(i, tensor, *dim, cut, group)?;
         reducible(i, print.dtype, op)?;
-        is_whole(i, &print.shape, shard.dim, &shard.cut)?;
+        is_whole(i, &print.shape, *dim, cut)?;
         Ok(print)
     };
-    shards.iter().enumerate().map(whole).collect()
+    tensors.iter().zip(cuts).enumerate().map(whole).collect()
 }
 
 /// Prints of tensors that are reduced whole.
@@ -79,7 +87,8 @@ pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<T
 
 /// The print of a whole that is re-cut along `to_dim`.
 pub(super) fn recut(shard: &Sharded, to_dim: usize, to_cut: &Cut, group: &Group) -> Checked<TensorPrint> {
-    let mut print = pieces(std::slice::from_ref(shard), group)?.remove(0);
+    let Sharded { tensor, dim, cut } = shard;
+    let mut print = pieces(std::slice::from_ref(tensor), &[(*dim, cut.clone())], group)?.remove(0);
     in_range(0, to_dim, &print.shape)?;
     if to_dim == shard.dim {
         return problem(
@@ -232,14 +241,59 @@ pub(super) fn scattered(prints: &mut [TensorPrint], cuts: &[(usize, Cut)], group
     Ok(())
 }
 
-/// The print of `shard.tensor`, with its cut checked.
-fn whole_of(i: usize, shard: &Sharded, group: &Group) -> Checked<TensorPrint> {
-    let mut print = plain(i, &shard.tensor)?;
-    in_range(i, shard.dim, &print.shape)?;
-    one_per_rank(i, &shard.cut, group)?;
-    print.cut = Some(CutPrint::new(shard.dim, &shard.cut));
+/// The print of `tensor`, with its cut checked.
+fn whole_of(i: usize, tensor: &DispatchTensor, dim: usize, cut: &Cut, group: &Group) -> Checked<TensorPrint> {
+    cut_along(i, plain(i, tensor)?, dim, cut, group)
+}
+
+/// A print with its cut, which is checked.
+fn cut_along(i: usize, mut print: TensorPrint, dim: usize, cut: &Cut, group: &Group) -> Checked<TensorPrint> {
+    in_range(i, dim, &print.shape)?;
+    one_per_rank(i, cut, group)?;
+    print.cut = Some(CutPrint::new(dim, cut));
     Ok(print)
 }
+
+/// Prints of wholes that are known by their descriptions, and cut.
+pub(super) fn described_cut(wholes: &[(TensorMeta, usize, Cut)], group: &Group) -> Checked<Vec<TensorPrint>> {
+    let whole = |(i, (meta, dim, cut)): (usize, &(TensorMeta, usize, Cut))| {
+        let print = cut_along(i, described(meta), *dim, cut, group)?;
+        is_whole(i, &print.shape, *dim, cut)?;
+        Ok(print)
+    };
+    wholes.iter().enumerate().map(whole).collect()
+}
+
+/// That all can be reduced.
+pub(super) fn all_reducible(prints: &[TensorPrint], op: ReduceOp) -> Checked<()> {
+    prints.iter().enumerate().try_for_each(|(i, print)| reducible(i, print.dtype, op))
+}
+
+/// That the tensors are those of a plan for this group.
+pub(super) fn as_planned(plan: &Plan, tensors: &[DispatchTensor], group: &Group) -> Checked<()> {
+    let (planned, given) = (plan.tensors.len(), tensors.len());
+    if planned != given {
+        return problem(format!("{given} tensors, but a plan for {planned}"), REPLAN);
+    }
+    for (i, (tensor, of_plan)) in tensors.iter().zip(&*plan.tensors).enumerate() {
+        let print = plain(i, tensor)?;
+        let mut shape = of_plan.shape.clone();
+        if let Some((dim, cut)) = plan.cuts().get(i) {
+            one_per_rank(i, cut, group)?;
+            if plan.op() == Op::AllGather {
+                shape[*dim] = cut.range(group.size(), group.rank()).len();
+            }
+        }
+        if print.dtype != of_plan.dtype || print.shape != shape {
+            let says = |shape, dtype| whole(&Some(TensorMeta { shape, dtype }));
+            let (found, expected) = (says(print.shape, print.dtype), says(shape, of_plan.dtype));
+            return problem(format!("tensor {i} is {found}, but the plan is for {expected}"), REPLAN);
+        }
+    }
+    Ok(())
+}
+
+const REPLAN: &str = "make a plan for tensors of these shapes, dtypes and number";
 
 fn plain(i: usize, tensor: &DispatchTensor) -> Checked<TensorPrint> {
     if tensor.autodiff != DispatchAutodiffContext::Disabled {

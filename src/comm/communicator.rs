@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 
 use super::arguments::{self, Problem};
 use super::engine::{Channel, Member, Post, Posted, Print, TensorPrint};
+use super::ledger::Charge;
 use super::rank::Rank;
-use super::work::{Charge, Place};
+use super::work::Place;
 use super::{Call, CollectiveId, CommError, Group, Op, Work, trace};
 
 /// The collectives of one group, seen from one of its ranks. Tensors are plain (no autodiff), of any kind and dtype.
@@ -118,10 +119,12 @@ impl Communicator {
 
     /// Fails the whole world: the other ranks would wait in vain for this call.
     pub(super) fn refuse<T>(&self, op: Op, call: &Call, problem: Problem) -> Work<T> {
-        let Problem { problem, remedy } = problem;
-        let (rank, label) = (self.shared.rank.rank, call.label.to_string());
-        let error = CommError::InvalidArgument { rank, op, label, problem, remedy: remedy.into() };
-        Work::failed(self.shared.rank.fail(error))
+        Work::failed(self.shared.rank.fail(self.refusal(op, &call.label, problem)))
+    }
+
+    pub(super) fn refusal(&self, op: Op, label: &str, Problem { problem, remedy }: Problem) -> CommError {
+        let (rank, label) = (self.shared.rank.rank, label.to_string());
+        CommError::InvalidArgument { rank, op, label, problem, remedy: remedy.into() }
     }
 
     /// Has the engine begin a call. `bytes` is what the ledger counts.
@@ -133,23 +136,23 @@ impl Communicator {
         begin: impl FnOnce(&dyn Channel, Post) -> Posted<T>,
     ) -> Work<T> {
         let Shared { rank, channel, calls, .. } = &*self.shared;
-        if let Err(error) = rank.check_thread(print.op, &call) {
+        if let Err(error) = rank.check_thread(print.op, &call.label) {
             return Work::failed(error);
         }
-        let (op, ranks) = (print.op, self.group().ranks().len());
+        let (op, group_size) = (print.op, self.group().size());
         let seq = calls.fetch_add(1, Ordering::Relaxed);
         if rank.is_alone() && !op.is_message() {
             let called = CollectiveId { op, seq, label: call.label.clone(), ranks: self.group().shared_ranks() };
             return Work::failed(rank.fail(CommError::InsideOnly { rank: rank.rank, called }));
         }
         let span = trace::posted(rank.rank, self.group(), seq, &print, call.phase, bytes);
-        let post = Post { print, ahead: call.ahead };
-        let charge = Charge { op, ranks, bytes, call };
-        if !charge.call.ahead {
-            charge.record(&rank.ledger);
+        let Call { label, phase, ahead, .. } = call;
+        let charge = Charge { op, group_size, bytes, label, phase };
+        if !ahead {
+            rank.ledger.record(&charge);
         }
-        match span.in_scope(|| begin(&**channel, post)) {
-            Ok(pending) => Work::under_way(pending, Place::new(rank.clone(), span), charge, self.deadline),
+        match span.in_scope(|| begin(&**channel, Post { print, ahead })) {
+            Ok(pending) => Work::under_way(pending, Place::new(rank.clone(), span, charge, ahead, self.deadline)),
             Err(error) => Work::failed(error),
         }
     }

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 
 use super::engine::{Engine, Failure};
 use super::home::Home;
-use super::{Call, CommError, Ledger, Op};
+use super::{CommError, Ledger, Op};
 
 /// One rank of a launch.
 #[derive(Debug)]
@@ -28,10 +28,10 @@ impl Rank {
 
     /// Fails the world if the calling thread is known to be another rank's: what it calls on, or waits for, came to it
     /// with something of this rank's.
-    pub fn check_thread(&self, op: Op, call: &Call) -> Result<(), CommError> {
+    pub fn check_thread(&self, op: Op, label: &str) -> Result<(), CommError> {
         match Home::rank_in(self.engine.launch()) {
             Some(rank) if rank != self.rank => {
-                let (owner, label) = (self.rank, call.label.to_string());
+                let (owner, label) = (self.rank, label.to_string());
                 Err(self.fail(CommError::OtherRank { rank, owner, op, label }))
             }
             _ => Ok(()),

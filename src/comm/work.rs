@@ -8,8 +8,9 @@ use burn::tensor::{Tensor, kind};
 use tracing::Span;
 
 use super::engine::{Mapped, Pending, Waited};
+use super::ledger::Charge;
 use super::rank::Rank;
-use super::{Call, CommError, Ledger, Op, trace};
+use super::{CommError, trace};
 
 /// A collective under way; its result is defined only after [`wait`](Self::wait).
 ///
@@ -27,20 +28,22 @@ enum State<T> {
 struct UnderWay<T> {
     pending: Box<dyn Pending<T>>,
     place: Place,
-    charge: Charge,
-    deadline: Duration,
 }
 
 /// A collective's place in the queue of its rank, which it leaves when this is dropped; its span ends then.
 pub(super) struct Place {
     rank: Arc<Rank>,
     span: Span,
+    charge: Charge,
+    /// Whether the ledger counts it when its result is taken.
+    ahead: bool,
+    deadline: Duration,
 }
 
 impl Place {
-    pub fn new(rank: Arc<Rank>, span: Span) -> Self {
+    pub fn new(rank: Arc<Rank>, span: Span, charge: Charge, ahead: bool, deadline: Duration) -> Self {
         rank.ledger.posted();
-        Self { rank, span }
+        Self { rank, span, charge, ahead, deadline }
     }
 }
 
@@ -50,31 +53,17 @@ impl Drop for Place {
     }
 }
 
-/// What the ledger counts for a collective.
-pub(super) struct Charge {
-    pub op: Op,
-    pub ranks: usize,
-    pub bytes: u64,
-    pub call: Call,
-}
-
-impl Charge {
-    pub fn record(&self, ledger: &Ledger) {
-        ledger.record(self.op, self.ranks, self.bytes, &self.call);
-    }
-}
-
 impl<T> Work<T> {
     pub(super) fn done(value: T) -> Self {
         Self(State::Ended(Ok(value)))
     }
 
-    pub(super) fn failed(error: CommError) -> Self {
+    pub(crate) fn failed(error: CommError) -> Self {
         Self(State::Ended(Err(error)))
     }
 
-    pub(super) fn under_way(pending: Box<dyn Pending<T>>, place: Place, charge: Charge, deadline: Duration) -> Self {
-        Self(State::UnderWay(UnderWay { pending, place, charge, deadline }))
+    pub(super) fn under_way(pending: Box<dyn Pending<T>>, place: Place) -> Self {
+        Self(State::UnderWay(UnderWay { pending, place }))
     }
 
     /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
@@ -91,18 +80,18 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait(self) -> Result<T, CommError> {
-        let UnderWay { pending, place, charge, deadline } = match self.0 {
+        let UnderWay { pending, place } = match self.0 {
             State::Ended(result) => return result,
             State::UnderWay(work) => work,
         };
-        let Place { rank, span } = &place;
-        rank.check_thread(charge.op, &charge.call)?;
-        if charge.call.ahead {
-            charge.record(&rank.ledger);
+        let Place { rank, span, charge, ahead, deadline } = &place;
+        rank.check_thread(charge.op, &charge.label)?;
+        if *ahead {
+            rank.ledger.record(charge);
         }
         let _inside = span.enter();
         let start = Instant::now();
-        let Waited { value, moving, last } = pending.wait(deadline)?;
+        let Waited { value, moving, last } = pending.wait(*deadline)?;
         let waiting = start.elapsed().saturating_sub(moving);
         rank.ledger.waited(waiting, moving, last.filter(|last| *last != rank.rank));
         trace::waited(span, waiting, moving, last);
@@ -116,7 +105,7 @@ impl<T> Work<T> {
     /// See [`Communicator`](super::Communicator).
     pub fn wait_for(mut self, deadline: Duration) -> Result<T, CommError> {
         if let State::UnderWay(work) = &mut self.0 {
-            work.deadline = deadline;
+            work.place.deadline = deadline;
         }
         self.wait()
     }
@@ -128,9 +117,8 @@ impl<T> Work<T> {
     {
         Work(match self.0 {
             State::Ended(result) => State::Ended(result.map(map)),
-            State::UnderWay(UnderWay { pending, place, charge, deadline }) => {
-                let pending = Box::new(Mapped { pending, map });
-                State::UnderWay(UnderWay { pending, place, charge, deadline })
+            State::UnderWay(UnderWay { pending, place }) => {
+                State::UnderWay(UnderWay { pending: Box::new(Mapped { pending, map }), place })
             }
         })
     }

@@ -38,6 +38,7 @@ mod order;
 mod outside;
 mod part;
 mod pass;
+mod plans;
 mod prepare;
 mod prepared;
 mod progress;

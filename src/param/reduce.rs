@@ -3,9 +3,9 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Tensor, TensorData};
 
+use super::plans::Exchange;
 use super::unit::{DataParallel, Unit};
-use crate::comm::{Call, CommError, ReduceOp, Sharded};
-use crate::placement::Cut;
+use crate::comm::{Call, CommError, ReduceOp};
 
 /// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it
 /// did not use.
@@ -63,8 +63,7 @@ impl Unit {
             None => flags,
             Some(group) => {
                 reduced.push(flags);
-                let call = self.named(call, members.iter().copied());
-                reduced = group.all_reduce(call, reduced, ReduceOp::Avg).wait()?;
+                reduced = self.exchange(Exchange::All, group, call, members, reduced).wait()?;
                 reduced.pop().expect("the flags were sent last")
             }
         };
@@ -80,13 +79,12 @@ impl Unit {
         own: &Own,
     ) -> Result<(Vec<DispatchTensor>, DispatchTensor), CommError> {
         let group = &data.reduce;
-        let (mut cut, mut uncut) = (self.sharded(members, own.grads.clone()), self.uncut(members, own.grads.clone()));
+        let (mut cut, mut uncut) = (self.cut(members, own.grads.clone()), self.uncut(members, own.grads.clone()));
         let mut flags = None;
         let mut shards = Vec::new();
         if !cut.is_empty() {
-            let ranks = group.group().size();
-            cut.push(Sharded { tensor: own.flags(ranks), dim: 0, cut: Cut::Chunks(ranks) });
-            shards = group.reduce_scatter(self.named_cut(call.clone(), members), cut, ReduceOp::Avg).wait()?;
+            cut.push(own.flags(group.group().size()));
+            shards = self.exchange(Exchange::Gradients, group, call.clone(), members, cut).wait()?;
             flags = shards.pop();
         }
         if !uncut.is_empty() {
@@ -94,7 +92,7 @@ impl Unit {
             if alone {
                 uncut.push(own.flags(1));
             }
-            uncut = group.all_reduce(self.named_uncut(call, members), uncut, ReduceOp::Avg).wait()?;
+            uncut = self.exchange(Exchange::Uncut, group, call, members, uncut).wait()?;
             if alone {
                 flags = uncut.pop();
             }
@@ -118,7 +116,8 @@ impl Unit {
         let flags = own.flags(1);
         let mut sent = own.grads;
         sent.push(flags);
-        let mut sums = group.all_reduce(self.named(call, members), sent, ReduceOp::Sum).wait()?;
+        let call = call.named(members.into_iter().map(|member| self.params[member].path.clone()));
+        let mut sums = group.all_reduce(call, sent, ReduceOp::Sum).wait()?;
         let flags = sums.pop().expect("the flags were sent last");
         Ok(without_unused(sums, flags, &own.used))
     }

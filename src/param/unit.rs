@@ -11,13 +11,14 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use super::part::Part;
+use super::plans::{Exchange, Plans};
 use super::prepare::ModuleLayouts;
 use super::shards::Shards;
 use super::style::LayerStyles;
 use super::terms::TensorGroups;
 use super::{Buffers, ParamError, ReshardAfterForward};
 use crate::Result;
-use crate::comm::{Call, CommError, Communicator, Sharded, Work};
+use crate::comm::{Call, CommError, Communicator, Work};
 use crate::dtensor::{DTensorSpec, own};
 use crate::pattern::PathPattern;
 use crate::placement::Cut;
@@ -108,6 +109,7 @@ pub(crate) struct Unit {
     root: AtomicBool,
     /// What modules around its parameters look like that were found to be whole.
     whole: Mutex<SmallVec<[[usize; 3]; 2]>>,
+    pub(super) plans: Plans,
     unsharded: Mutex<Option<Unsharded>>,
     /// The parameter that was first read outside, and whether the program was warned.
     pub(super) first_outside: OnceLock<usize>,
@@ -167,6 +169,7 @@ impl Unit {
             label: RwLock::new(label(path)),
             root: AtomicBool::new(path.is_empty()),
             whole: Mutex::default(),
+            plans: Plans::default(),
             unsharded: Mutex::new(None),
             first_outside: OnceLock::new(),
             warned: AtomicBool::new(false),
@@ -252,45 +255,32 @@ impl Unit {
     ///
     /// The result is in the order of `members` without those every rank holds whole.
     pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(|data| &data.shard, call, members, self.sharded(members, shards))
+        self.gather(Exchange::Shards, |data| &data.shard, call, members, shards)
     }
 
     /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
     pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(|data| &data.again, call, members, self.sharded(members, shards))
+        self.gather(Exchange::Shards, |data| &data.again, call, members, shards)
     }
 
     /// The same, from the parts [`split`](Self::split) left.
     pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
-        self.gather(|_| self.neighbours(), call, members, self.cut_by(over_neighbours, members, parts))
+        self.gather(Exchange::Parts, |_| self.neighbours(), call, members, parts)
     }
 
     fn gather<'a>(
         &'a self,
+        exchange: Exchange,
         group: impl FnOnce(&'a DataParallel) -> &'a Communicator,
         call: Call,
         members: &[usize],
-        shards: Vec<Sharded>,
+        shards: Vec<DispatchTensor>,
     ) -> Gathering {
+        let shards = self.cut(members, shards);
         if shards.is_empty() {
             return Gathering::Done(Vec::new());
         }
-        Gathering::UnderWay(group(self.data()).all_gather(self.named_cut(call, members), shards))
-    }
-
-    /// The call, of tensors of these parameters.
-    pub(super) fn named(&self, call: Call, members: impl IntoIterator<Item = usize>) -> Call {
-        call.named(members.into_iter().map(|member| self.params[member].path.clone()))
-    }
-
-    /// The call, of those that are cut.
-    pub(super) fn named_cut(&self, call: Call, members: &[usize]) -> Call {
-        self.named(call, members.iter().copied().filter(|&member| self.params[member].cut.is_some()))
-    }
-
-    /// The call, of those that every rank holds whole.
-    pub(super) fn named_uncut(&self, call: Call, members: &[usize]) -> Call {
-        self.named(call, members.iter().copied().filter(|&member| self.params[member].cut.is_none()))
+        Gathering::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards))
     }
 
     /// This rank's part of every whole, over the group of neighbours.
@@ -307,18 +297,10 @@ impl Unit {
         self.data().neighbours.as_ref().expect("parts are kept only with a group of neighbours")
     }
 
-    /// The tensors of the cut parameters, with their cuts.
-    pub(super) fn sharded(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<Sharded> {
-        self.cut_by(Cut::clone, members, tensors)
-    }
-
-    /// The tensors of the cut parameters, with what `by` makes of their cuts.
-    fn cut_by(&self, by: impl Fn(&Cut) -> Cut, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<Sharded> {
-        let sharded = |(&member, tensor): (&usize, DispatchTensor)| {
-            let (dim, cut) = self.params[member].cut.as_ref()?;
-            Some(Sharded { tensor, dim: *dim, cut: by(cut) })
-        };
-        members.iter().zip(tensors).filter_map(sharded).collect()
+    /// The tensors of the cut parameters.
+    pub(super) fn cut(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+        let cut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].cut.is_some().then_some(tensor);
+        members.iter().zip(tensors).filter_map(cut).collect()
     }
 
     /// The tensors of the parameters every rank holds whole.
@@ -391,7 +373,7 @@ impl Gathering {
 
 /// How a whole falls on the ranks of [`ReshardAfterForward::Ranks`]: evenly, however ragged the shards
 /// are that it was gathered from.
-fn over_neighbours(cut: &Cut) -> Cut {
+pub(super) fn over_neighbours(cut: &Cut) -> Cut {
     Cut::Chunks(cut.total())
 }
 

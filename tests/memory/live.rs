@@ -1,6 +1,7 @@
 //! Live bytes, by a counting allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard};
 
@@ -16,9 +17,14 @@ struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
 // SAFETY: every call is the system allocator's; the counters do not touch the memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
         let live = LIVE.fetch_add(layout.size(), SeqCst) + layout.size();
         PEAK.fetch_max(live, SeqCst);
         // SAFETY: the caller's contract is passed on.
@@ -44,6 +50,13 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// Bytes that are live in the whole process.
 pub fn live() -> usize {
     LIVE.load(SeqCst)
+}
+
+/// How many allocations this thread makes in `program`.
+pub fn allocations<T>(program: impl FnOnce() -> T) -> (T, usize) {
+    let before = ALLOCATIONS.get();
+    let result = program();
+    (result, ALLOCATIONS.get() - before)
 }
 
 /// What the process held at most, beyond what it held before, while every rank ran `program`.

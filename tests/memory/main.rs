@@ -1,5 +1,6 @@
 //! What sharded models hold in memory: this binary has nothing else in it.
 
+mod bookkeeping;
 mod chain;
 #[cfg(feature = "wgpu")]
 mod cube;

@@ -56,7 +56,11 @@ impl Communicator {
         if let Err(problem) = arguments::one_each("parts", parts.len(), self.group()) {
             return self.refuse(Op::ReduceScatter, &call, problem);
         }
-        let wholes = parts.into_iter().enumerate().map(|(rank, part)| all_for(rank, part, size)).collect();
+        let whole = |(rank, tensor): (usize, DispatchTensor)| {
+            let (dim, cut) = all_for(rank, &tensor, size);
+            Sharded { tensor, dim, cut }
+        };
+        let wholes = parts.into_iter().enumerate().map(whole).collect();
         self.reduce_scatter(call, wholes, op).then(move |mut parts| parts.swap_remove(own))
     }
 
@@ -86,9 +90,9 @@ impl Communicator {
     }
 }
 
-/// `tensor`, of which `rank` holds all and the others nothing.
-pub(super) fn all_for(rank: usize, tensor: DispatchTensor, size: usize) -> Sharded {
+/// The cut of a tensor of which `rank` holds all and the others nothing.
+pub(super) fn all_for(rank: usize, tensor: &DispatchTensor, size: usize) -> (usize, Cut) {
     let len = tensor.shape()[0];
     let lengths: Vec<_> = (0..size).map(|other| if other == rank { len } else { 0 }).collect();
-    Sharded { tensor, dim: 0, cut: Cut::Lengths(lengths.into()) }
+    (0, Cut::Lengths(lengths.into()))
 }

@@ -56,7 +56,7 @@ impl Communicator {
             return self.refuse(Op::Receive, &call, problem);
         }
         let any = metas.is_none();
-        let prints = metas.iter().flatten().map(arguments::described).collect();
+        let prints: Vec<_> = metas.iter().flatten().map(arguments::described).collect();
         let print = Print { any, ..Print::new(Op::Receive, &call, prints) };
         self.post(call, print, 0, |channel, post| channel.receive(post, from, tag, metas))
     }

@@ -4,6 +4,7 @@
 mod lists;
 mod messages;
 mod objects;
+mod planned;
 mod rooted;
 mod rows;
 mod shards;

@@ -1,11 +1,13 @@
 //! What one rank, the root, has for all, or gets of all.
 
+use std::sync::Arc;
+
 use burn::backend::DispatchTensor;
 
 use super::lists::all_for;
 use crate::comm::communicator::bytes;
 use crate::comm::engine::Print;
-use crate::comm::{Call, Communicator, Op, ReduceOp, TensorMeta, Work, arguments};
+use crate::comm::{Call, Communicator, Op, Plan, ReduceOp, TensorMeta, Work, arguments};
 use crate::placement::Cut;
 
 impl Communicator {
@@ -77,10 +79,11 @@ impl Communicator {
             return Work::done(Some(self.of_one(tensors, op)));
         }
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
-        let bytes = bytes(&prints);
-        let print = Print { reduce: Some(op), root: Some(root), ..Print::new(Op::Reduce, &call, prints) };
-        let wholes = tensors.into_iter().map(|tensor| all_for(root, tensor, size)).collect();
-        let work = self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, wholes, op));
+        let cuts = tensors.iter().map(|tensor| all_for(root, tensor, size)).collect();
+        let plan = Arc::new(Plan::new(Op::Reduce, Some(op), prints, cuts));
+        let print = Print { root: Some(root), ..plan.print(&call) };
+        let bytes = plan.bytes();
+        let work = self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, plan, tensors, op));
         work.then(move |tensors| is_root.then_some(tensors))
     }
 

@@ -4,25 +4,20 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
-use crate::comm::communicator::bytes;
-use crate::comm::engine::ranges::full;
-use crate::comm::engine::{Print, reduce};
-use crate::comm::{Call, Communicator, Op, ReduceOp, Sharded, Work, arguments};
+use super::planned::unpacked;
+use crate::comm::engine::Print;
+use crate::comm::{Call, Communicator, Op, Plan, ReduceOp, Sharded, Work, arguments};
 use crate::placement::Cut;
 
 impl Communicator {
     /// Concatenates every rank's piece: each rank gets the whole of every tensor.
     pub fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>> {
-        let checked = arguments::pieces(&shards, self.group());
-        let prints = match self.at_home(checked, shards.iter().map(|shard| &shard.tensor)) {
-            Ok(prints) => prints,
-            Err(problem) => return self.refuse(Op::AllGather, &call, problem),
-        };
-        if self.is_alone() {
-            return Work::done(shards.into_iter().map(|shard| shard.tensor).collect());
+        let (parts, cuts) = unpacked(shards);
+        let checked = arguments::pieces(&parts, &cuts, self.group());
+        match self.at_home(checked, &parts) {
+            Ok(prints) => self.begin(call, &Plan::new(Op::AllGather, None, prints, cuts).into(), parts),
+            Err(problem) => self.refuse(Op::AllGather, &call, problem),
         }
-        let (bytes, print) = (bytes(&prints), Print::new(Op::AllGather, &call, prints));
-        self.post(call, print, bytes, |channel, post| channel.all_gather(post, shards))
     }
 
     /// Every rank gets the tensors of all ranks, which are of one shape, stacked in group order: of shape `[ranks, ..]`
@@ -40,31 +35,20 @@ impl Communicator {
 
     /// Reduces the wholes of all ranks; each rank gets its own part of every tensor.
     pub fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
-        let checked = arguments::wholes(&wholes, op, self.group());
-        let prints = match self.at_home(checked, wholes.iter().map(|whole| &whole.tensor)) {
-            Ok(prints) => prints,
-            Err(problem) => return self.refuse(Op::ReduceScatter, &call, problem),
-        };
-        if self.is_alone() {
-            return Work::done(self.of_one(wholes.into_iter().map(|whole| whole.tensor), op));
+        let (wholes, cuts) = unpacked(wholes);
+        let checked = arguments::wholes(&wholes, &cuts, op, self.group());
+        match self.at_home(checked, &wholes) {
+            Ok(prints) => self.begin(call, &Plan::new(Op::ReduceScatter, Some(op), prints, cuts).into(), wholes),
+            Err(problem) => self.refuse(Op::ReduceScatter, &call, problem),
         }
-        let bytes = bytes(&prints);
-        let print = Print { reduce: Some(op), ..Print::new(Op::ReduceScatter, &call, prints) };
-        self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, wholes, op))
     }
 
     /// Reduces tensors of one shape over the ranks; each rank gets the result.
     pub fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
-        let prints = match self.at_home(arguments::reduced(&tensors, op), &tensors) {
-            Ok(prints) => prints,
-            Err(problem) => return self.refuse(Op::AllReduce, &call, problem),
-        };
-        if self.is_alone() {
-            return Work::done(self.of_one(tensors, op));
+        match self.at_home(arguments::reduced(&tensors, op), &tensors) {
+            Ok(prints) => self.begin(call, &Plan::new(Op::AllReduce, Some(op), prints, Vec::new()).into(), tensors),
+            Err(problem) => self.refuse(Op::AllReduce, &call, problem),
         }
-        let bytes = bytes(&prints);
-        let print = Print { reduce: Some(op), ..Print::new(Op::AllReduce, &call, prints) };
-        self.post(call, print, bytes, |channel, post| channel.all_reduce(post, tensors, op))
     }
 
     /// Re-cuts a tensor: from pieces along `shard.dim` to pieces along `to_dim`, cut as `to_cut`.
@@ -95,15 +79,6 @@ impl Communicator {
         }
         let print = Print::new(Op::Barrier, &call, Vec::new());
         self.post(call, print, 0, |channel, post| channel.barrier(post))
-    }
-
-    /// Reductions over one rank.
-    pub(super) fn of_one(&self, terms: impl IntoIterator<Item = DispatchTensor>, op: ReduceOp) -> Vec<DispatchTensor> {
-        let reduced = |term: DispatchTensor| match op {
-            ReduceOp::PremulSum(_) => reduce(&[&term], &full(&term.shape()[..]), op, self.device()),
-            _ => term,
-        };
-        terms.into_iter().map(reduced).collect()
     }
 }
 

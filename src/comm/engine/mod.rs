@@ -48,7 +48,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
-use super::{CommError, Group, Ledger, ReduceOp, Sharded, TensorMeta};
+use super::{CommError, Group, Ledger, Plan, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
 pub use failure::Failure;
@@ -143,11 +143,17 @@ pub trait Channel: Debug + Send + Sync {
     /// The rank and its group.
     fn member(&self) -> &Member;
 
-    /// The wholes of tensors of which every rank has a part.
-    fn all_gather(&self, post: Post, shards: Vec<Sharded>) -> Posted<Vec<DispatchTensor>>;
+    /// The wholes of tensors of which every rank has a part, cut as `plan` says.
+    fn all_gather(&self, post: Post, plan: Arc<Plan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>>;
 
-    /// This rank's parts of the reductions of wholes.
-    fn reduce_scatter(&self, post: Post, wholes: Vec<Sharded>, op: ReduceOp) -> Posted<Vec<DispatchTensor>>;
+    /// This rank's parts, cut as `plan` says, of the reductions of wholes.
+    fn reduce_scatter(
+        &self,
+        post: Post,
+        plan: Arc<Plan>,
+        wholes: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> Posted<Vec<DispatchTensor>>;
 
     /// What each rank has for this one, as `metas` say: `parts[i]` goes to group rank `i`. Its own tensors are handed
     /// back.

@@ -20,7 +20,7 @@ pub struct Print {
     pub(crate) terms: Option<Arc<str>>,
     /// Of the first tensors, one each.
     pub(crate) names: Option<Arc<[Arc<str>]>>,
-    pub(crate) tensors: Vec<TensorPrint>,
+    pub(crate) tensors: Arc<[TensorPrint]>,
     /// Of a receive: whatever tensors are sent.
     pub(crate) any: bool,
     /// Of an all-to-all of lists, where every two ranks have an agreement of their own.
@@ -94,7 +94,8 @@ impl TensorPrint {
 
 impl Print {
     /// Of a `call` of `op`.
-    pub(crate) fn new(op: Op, call: &Call, tensors: Vec<TensorPrint>) -> Self {
+    pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorPrint]>>) -> Self {
+        let tensors = tensors.into();
         let Call { label, drawn, whole, terms, names, .. } = call.clone();
         Self { op, label, reduce: None, root: None, drawn, whole, terms, names, tensors, any: false, pairs: None }
     }
@@ -136,7 +137,7 @@ impl Print {
             .map(|number| number + &self.named_otherwise(other).map(|name| format!("; {name}")).unwrap_or_default())
             .or_else(|| self.named_otherwise(other))
             .or_else(|| {
-                let mut pairs = self.tensors.iter().zip(&other.tensors).enumerate();
+                let mut pairs = self.tensors.iter().zip(&*other.tensors).enumerate();
                 pairs.find_map(|(i, (a, b))| a.difference(b).map(|what| format!("{}: {what}", self.tensor(i))))
             })
     }
@@ -209,7 +210,7 @@ mod tests {
             whole: None,
             terms: None,
             names: None,
-            tensors: vec![tensor],
+            tensors: [tensor].into(),
             any: false,
             pairs: None,
         }
@@ -230,14 +231,17 @@ mod tests {
         let whole = |p: &mut Print| p.whole = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 });
         assert_eq!(says(whole), "global tensor none vs [4, 8] f32");
         assert_eq!(says(|p| p.terms = Some("[4, 2]".into())), "reduction of none vs [4, 2]");
-        assert_eq!(says(|p| p.tensors.clear()), "number of tensors 1 vs 0");
-        assert_eq!(says(|p| p.tensors[0].shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
-        assert_eq!(says(|p| p.tensors[0].dtype = DType::F16), "tensor 0: dtype f32 vs f16");
-        let along = |p: &mut Print| p.tensors[0].cut = Some(CutPrint::new(1, &Cut::Chunks(8)));
+        fn tensor(print: &mut Print) -> &mut TensorPrint {
+            &mut Arc::get_mut(&mut print.tensors).expect("it is new")[0]
+        }
+        assert_eq!(says(|p| p.tensors = [].into()), "number of tensors 1 vs 0");
+        assert_eq!(says(|p| tensor(p).shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
+        assert_eq!(says(|p| tensor(p).dtype = DType::F16), "tensor 0: dtype f32 vs f16");
+        let along = |p: &mut Print| tensor(p).cut = Some(CutPrint::new(1, &Cut::Chunks(8)));
         assert_eq!(says(along), "tensor 0: cut dimension 0 vs 1");
-        let ragged = |p: &mut Print| p.tensors[0].cut = Some(CutPrint::new(0, &Cut::Lengths([3, 1].into())));
+        let ragged = |p: &mut Print| tensor(p).cut = Some(CutPrint::new(0, &Cut::Lengths([3, 1].into())));
         assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
-        let again = |p: &mut Print| p.tensors[0].to = Some(CutPrint::new(1, &Cut::Chunks(8)));
+        let again = |p: &mut Print| tensor(p).to = Some(CutPrint::new(1, &Cut::Chunks(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
     }
 
@@ -246,9 +250,9 @@ mod tests {
         let receive = Print { op: Op::Receive, ..print() };
         let mut sent = Print { op: Op::Send, ..print() };
         assert_eq!(receive.refusal(&sent), None);
-        sent.tensors[0].shape = Shape::from([4, 9]);
+        Arc::get_mut(&mut sent.tensors).expect("it is new")[0].shape = Shape::from([4, 9]);
         assert_eq!(receive.refusal(&sent).unwrap(), "tensor 0: shape [4, 8] vs [4, 9]");
-        let any = Print { any: true, tensors: Vec::new(), ..receive };
+        let any = Print { any: true, tensors: [].into(), ..receive };
         assert_eq!(any.refusal(&sent), None);
         sent.label = "b".into();
         assert_eq!(any.refusal(&sent).unwrap(), "label `a` vs `b`");
@@ -272,9 +276,9 @@ mod tests {
     #[test]
     fn says_which_tensor_differs_by_its_name() {
         let named = |names: &[&str], width: usize| {
-            let tensor = TensorPrint { shape: Shape::from([4, width]), ..print().tensors.remove(0) };
+            let tensor = TensorPrint { shape: Shape::from([4, width]), ..print().tensors[0].clone() };
             let names = Some(names.iter().map(|&name| name.into()).collect());
-            Print { names, tensors: vec![tensor.clone(), tensor], ..print() }
+            Print { names, tensors: [tensor.clone(), tensor].into(), ..print() }
         };
         let says = |a: &Print, b: &Print| a.difference(b).unwrap();
         let both = named(&["a", "b"], 8);
@@ -284,7 +288,7 @@ mod tests {
         assert_eq!(says(&named(&[], 8), &named(&[], 9)), "tensor 0: shape [4, 8] vs [4, 9]");
         assert_eq!(says(&both, &named(&["a", "c"], 8)), "tensor 1: `b` vs `c`");
         let mut fewer = named(&["a"], 8);
-        fewer.tensors.pop();
+        fewer.tensors = fewer.tensors[..1].into();
         assert_eq!(says(&both, &fewer), "number of tensors 2 vs 1; tensor 1: `b` vs none");
     }
 }

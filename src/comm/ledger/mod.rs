@@ -17,10 +17,11 @@ use std::time::Duration;
 use burn::backend::{Backend, Dispatch, DispatchDevice};
 use parking_lot::Mutex;
 
-use super::{Call, Copied, Op, Phase};
+use super::{Copied, Op, Phase};
 pub use histogram::Histogram;
 use queue::Queue;
 pub use queue::QueueDepth;
+pub(super) use recorder::Charge;
 pub use recorder::Entry;
 use recorder::Recorder;
 pub(crate) use recorder::listen;
@@ -69,10 +70,11 @@ struct Book {
 
 impl Ledger {
     /// Counts one collective.
-    pub(super) fn record(&self, op: Op, group_size: usize, bytes: u64, call: &Call) {
+    pub(super) fn record(&self, charge: &Charge) {
         let mut book = self.book.lock();
-        book.totals.add(Key { op, phase: call.phase, label: call.label.clone() }, bytes);
-        book.recorder.record(op, group_size, bytes, call);
+        let Charge { op, phase, label, bytes, .. } = charge;
+        book.totals.add(Key { op: *op, phase: *phase, label: label.clone() }, *bytes);
+        book.recorder.record(charge);
     }
 
     /// Counts one more collective under way.
@@ -240,9 +242,12 @@ mod tests {
 
     fn filled() -> Ledger {
         let ledger = Ledger::default();
-        ledger.record(Op::AllGather, 2, 100, &Call::new("a").in_phase(Phase::Forward));
-        ledger.record(Op::AllGather, 2, 100, &Call::new("a").in_phase(Phase::Backward));
-        ledger.record(Op::ReduceScatter, 2, 40, &Call::new("b").in_phase(Phase::Backward));
+        let record = |op, bytes, label: &str, phase| {
+            ledger.record(&Charge { op, group_size: 2, bytes, label: label.into(), phase });
+        };
+        record(Op::AllGather, 100, "a", Phase::Forward);
+        record(Op::AllGather, 100, "a", Phase::Backward);
+        record(Op::ReduceScatter, 40, "b", Phase::Backward);
         ledger
     }
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::comm::{Call, Op, Phase};
+use crate::comm::{Op, Phase};
 
 /// How many entries are kept.
 const RECENT: usize = 1024;
@@ -35,6 +35,16 @@ pub struct Entry {
     pub phase: Phase,
 }
 
+/// What is counted of one collective.
+#[derive(Debug, Clone)]
+pub(in crate::comm) struct Charge {
+    pub op: Op,
+    pub group_size: usize,
+    pub bytes: u64,
+    pub label: Arc<str>,
+    pub phase: Phase,
+}
+
 /// A flight recorder.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
@@ -44,11 +54,12 @@ pub(super) struct Recorder {
 
 impl Recorder {
     /// Keeps one collective, and tells the listener of it.
-    pub fn record(&mut self, op: Op, group_size: usize, bytes: u64, call: &Call) {
+    pub fn record(&mut self, charge: &Charge) {
         if self.recent.len() == RECENT {
             self.recent.pop_front();
         }
-        let entry = Entry { index: self.count, op, group_size, bytes, label: call.label.clone(), phase: call.phase };
+        let Charge { op, group_size, bytes, label, phase } = charge.clone();
+        let entry = Entry { index: self.count, op, group_size, bytes, label, phase };
         if let Some(listener) = LISTENER.get() {
             listener(&entry);
         }
@@ -70,7 +81,8 @@ mod tests {
     fn the_recorder_keeps_the_last_entries() {
         let mut recorder = Recorder::default();
         for i in 0..RECENT as u64 + 5 {
-            recorder.record(Op::Barrier, 4, i, &Call::new(""));
+            let (op, label, phase) = (Op::Barrier, "".into(), Phase::Other);
+            recorder.record(&Charge { op, group_size: 4, bytes: i, label, phase });
         }
         let recent = recorder.recent();
         assert_eq!(recent.len(), RECENT);

@@ -13,7 +13,7 @@ use super::data::has_kernel;
 use super::data::{Deposit, Exchange};
 use super::pending::{Awaited, Joined, Seat, Sent};
 use crate::comm::engine::{Channel, Member, Message, Post, Posted};
-use crate::comm::{ReduceOp, Sharded, TensorMeta};
+use crate::comm::{Plan, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
 /// One thread rank's place in one group.
@@ -52,34 +52,34 @@ impl LocalChannel {
     }
 }
 
-fn unpack(shards: Vec<Sharded>) -> (Vec<DispatchTensor>, Vec<(usize, Cut)>) {
-    shards.into_iter().map(|Sharded { tensor, dim, cut }| (tensor, (dim, cut))).unzip()
-}
-
 impl Channel for LocalChannel {
     fn member(&self) -> &Member {
         &self.member
     }
 
-    fn all_gather(&self, post: Post, shards: Vec<Sharded>) -> Posted<Vec<DispatchTensor>> {
-        let (tensors, cuts) = unpack(shards);
-        let deposit = Deposit::new(tensors);
+    fn all_gather(&self, post: Post, plan: Arc<Plan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
+        let deposit = Deposit::planned(parts, plan.clone());
         #[cfg(feature = "cube")]
-        let (fused, deposit) = Fused::pack_parts(post.ahead, deposit, &post.print.tensors, &cuts, &self.member);
+        let (fused, deposit) = Fused::pack_parts(post.ahead, deposit, &plan, &self.member);
         self.join(post, deposit, move |exchange| {
             #[cfg(feature = "cube")]
             if let Some(wholes) = fused.and_then(|fused| fused.gathered(exchange.deposits)) {
                 return wholes;
             }
-            exchange.gather(&cuts)
+            exchange.gather(&plan)
         })
     }
 
-    fn reduce_scatter(&self, post: Post, wholes: Vec<Sharded>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
-        let (tensors, cuts) = unpack(wholes);
-        let deposit = Deposit::new(tensors);
+    fn reduce_scatter(
+        &self,
+        post: Post,
+        plan: Arc<Plan>,
+        wholes: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> Posted<Vec<DispatchTensor>> {
+        let deposit = Deposit::new(wholes);
         #[cfg(feature = "cube")]
-        let (fused, deposit) = Fused::pack_wholes(deposit, &post.print.tensors, &cuts, &self.member);
+        let (fused, deposit) = Fused::pack_wholes(deposit, &plan, &self.member);
         self.join(post, deposit, move |exchange| {
             #[cfg(feature = "cube")]
             if let Some(parts) = fused.filter(|_| has_kernel(op)).and_then(|fused| fused.reduced(exchange.deposits, op))
@@ -87,7 +87,7 @@ impl Channel for LocalChannel {
                 return parts;
             }
             let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);
-            cuts.iter().enumerate().map(part).collect()
+            plan.cuts().iter().enumerate().map(part).collect()
         })
     }
 

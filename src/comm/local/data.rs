@@ -1,6 +1,7 @@
 //! What each collective does with the deposits, once all are there.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
@@ -10,7 +11,7 @@ use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::comm::engine::ranges::{Ranges, cut, full};
-use crate::comm::{ReduceOp, engine};
+use crate::comm::{Plan, ReduceOp, engine};
 use crate::placement::Cut;
 
 /// What one rank brings to a collective.
@@ -19,6 +20,8 @@ pub(crate) struct Deposit {
     pub tensors: Vec<DispatchTensor>,
     /// Of an all-to-all of lists: the member that each tensor is for, ascending.
     addressees: Vec<usize>,
+    /// Of an all-gather.
+    plan: Option<Arc<Plan>>,
     /// All tensors in one buffer, beside themselves.
     #[cfg(feature = "cube")]
     pub flat: Option<CubeTensor>,
@@ -37,11 +40,17 @@ impl Deposit {
         Self {
             tensors,
             addressees: Vec::new(),
+            plan: None,
             #[cfg(feature = "cube")]
             flat: None,
             #[cfg(feature = "flex")]
             shared: flex::Shared::default(),
         }
+    }
+
+    /// A deposit of this rank's parts.
+    pub fn planned(parts: Vec<DispatchTensor>, plan: Arc<Plan>) -> Self {
+        Self { plan: Some(plan), ..Self::new(parts) }
     }
 
     /// A deposit of what there is for each member.
@@ -70,19 +79,23 @@ pub(super) struct Exchange<'a> {
 
 impl<'a> Exchange<'a> {
     /// Every tensor, whole, from the parts that all ranks have.
-    pub fn gather(&self, cuts: &[(usize, Cut)]) -> Vec<DispatchTensor> {
+    pub fn gather(&self, plan: &Plan) -> Vec<DispatchTensor> {
         #[cfg(feature = "flex")]
         {
+            let first = &self.deposits[0];
+            let joints = || flex::Joints::new(plan, self.deposits.len());
+            // One rank's for all: it grows with their number.
+            let joints = first.plan.as_deref().unwrap_or(plan).kept(joints);
             let parts = |deposit: &'a Deposit| deposit.tensors.iter().map(flex::primitive).collect();
-            let gather = self.deposits[0].shared.gather(cuts, || self.deposits.iter().map(parts).collect());
-            if let Some(gather) = gather {
-                return gather.wholes();
+            let parts = first.shared.gathered(joints, || self.deposits.iter().map(parts).collect());
+            if let Some(parts) = parts {
+                return joints.wholes(parts);
             }
         }
         let whole = |(index, (dim, _)): (usize, &(usize, Cut))| {
             concat(self.sources(index, |tensor| full(&tensor.shape()[..])), *dim, &self.home(index))
         };
-        cuts.iter().enumerate().map(whole).collect()
+        plan.cuts().iter().enumerate().map(whole).collect()
     }
 
     /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.

@@ -39,7 +39,7 @@ fn call() -> Call {
 }
 
 /// Each in a world of at least two ranks, all of which make it unless it says otherwise.
-const MISUSES: [Misuse; 38] = [
+const MISUSES: [Misuse; 42] = [
     (
         "a root outside the group",
         |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(2)], 99).wait()),
@@ -273,6 +273,32 @@ const MISUSES: [Misuse; 38] = [
             drop_of(c.barrier(call()).wait_for(Duration::from_millis(50)))
         },
         ": ranks [0",
+    ),
+    (
+        "a plan for tensors of another shape",
+        |w, c| drop_of(c.planned(call(), &c.plan_all_reduce(&[meta(2)], ReduceOp::Sum)?, vec![ones(w, 3)]).wait()),
+        "tensor 0 is [3] f32, but the plan is for [2] f32",
+    ),
+    (
+        "a plan for more tensors",
+        |w, c| {
+            drop_of(c.planned(call(), &c.plan_all_reduce(&[meta(2), meta(2)], ReduceOp::Sum)?, vec![ones(w, 2)]).wait())
+        },
+        "1 tensors, but a plan for 2",
+    ),
+    (
+        "plans that differ",
+        |w, c| {
+            let len = 4 + 2 * w.rank().min(1);
+            let plan = c.plan_reduce_scatter(vec![(meta(len), 0, Cut::Chunks(len))], ReduceOp::Sum)?;
+            drop_of(c.planned(call(), &plan, vec![ones(w, len)]).wait())
+        },
+        "tensor 0: shape [",
+    ),
+    (
+        "a plan with a cut of another length",
+        |_, c| drop_of(c.plan_all_gather(vec![(meta(4), 0, Cut::Chunks(5))])),
+        "but its cut is of 5",
     ),
     ("a group with a rank twice", |w, _| drop_of(w.groups([vec![0, 1], vec![1]])), "a rank is in one group at most"),
 ];

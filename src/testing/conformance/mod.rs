@@ -23,6 +23,7 @@ mod misuse;
 mod objects;
 mod order;
 mod plain;
+mod planned;
 mod rooted;
 mod scope;
 mod shards;
@@ -39,13 +40,14 @@ use scope::Scope;
 type Check = fn(&Scope) -> Result<()>;
 
 /// Every check of what ranks get, by name.
-const CHECKS: [(&str, Check); 21] = [
+const CHECKS: [(&str, Check); 22] = [
     ("all_gather", shards::all_gather),
     ("all_gather_coalesced", shards::all_gather_coalesced),
     ("all_gather_stacked", shards::all_gather_stacked),
     ("reduce_scatter", shards::reduce_scatter),
     ("all_reduce", shards::all_reduce),
     ("all_reduce_coalesced", shards::all_reduce_coalesced),
+    ("planned", planned::planned),
     ("all_to_all", shards::all_to_all),
     ("barrier", shards::barrier),
     ("broadcast", rooted::broadcast),

@@ -32,6 +32,11 @@ fn a_list_of_any_dtypes_dimensions_and_cuts_is_gathered_at_once() {
 }
 
 #[test]
+fn a_plan_is_carried_out_again_and_again() {
+    threads("planned");
+}
+
+#[test]
 fn a_stack_of_tensors_has_a_dimension_for_the_ranks() {
     threads("all_gather_stacked");
 }

@@ -24,12 +24,11 @@ use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::data::Deposit;
-use crate::comm::engine::{Member, TensorPrint};
-use crate::comm::{Copied, Ledger, ReduceOp};
+use crate::comm::engine::Member;
+use crate::comm::{Copied, Ledger, Plan, ReduceOp};
+use crate::kernels::FlatLayout;
 use crate::kernels::cube::{CubePlan, Side, alignment, plan};
-use crate::kernels::{CutTensor, FlatLayout};
 use crate::memory::cube::{primitive, wrap};
-use crate::placement::Cut;
 
 /// The copies around one collective of a list of tensors.
 pub(super) struct Fused {
@@ -41,36 +40,24 @@ pub(super) struct Fused {
 }
 
 impl Fused {
-    /// An all-gather: adds this rank's row to its deposit, unless it is issued `ahead` of need. `wholes` are the
-    /// tensors' shapes uncut.
-    pub fn pack_parts(
-        ahead: bool,
-        mut deposit: Deposit,
-        wholes: &[TensorPrint],
-        cuts: &[(usize, Cut)],
-        member: &Member,
-    ) -> (Option<Self>, Deposit) {
-        let fused = Self::new(&deposit.tensors, wholes, cuts, member);
+    /// An all-gather: adds this rank's row to its deposit, unless it is issued `ahead` of need.
+    pub fn pack_parts(ahead: bool, mut deposit: Deposit, plan: &Plan, member: &Member) -> (Option<Self>, Deposit) {
+        let fused = Self::new(&deposit.tensors, plan, member);
         let now = fused.as_ref().filter(|_| !ahead);
         deposit.flat = now.and_then(|fused| fused.pack(Side::PackParts(fused.member), &deposit.tensors));
         (fused, deposit)
     }
 
     /// A reduce-scatter: adds rows for all ranks to its deposit, if the device can reduce them.
-    pub fn pack_wholes(
-        mut deposit: Deposit,
-        wholes: &[TensorPrint],
-        cuts: &[(usize, Cut)],
-        member: &Member,
-    ) -> (Option<Self>, Deposit) {
-        let fused = Self::new(&deposit.tensors, wholes, cuts, member);
+    pub fn pack_wholes(mut deposit: Deposit, plan: &Plan, member: &Member) -> (Option<Self>, Deposit) {
+        let fused = Self::new(&deposit.tensors, plan, member);
         let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
         deposit.flat = fused.as_ref().and_then(|fused| fused.pack(Side::PackWholes, &deposit.tensors));
         (fused, deposit)
     }
 
     /// For at least two float tensors of one dtype on one Cube device.
-    fn new(tensors: &[DispatchTensor], wholes: &[TensorPrint], cuts: &[(usize, Cut)], member: &Member) -> Option<Self> {
+    fn new(tensors: &[DispatchTensor], plan: &Plan, member: &Member) -> Option<Self> {
         let [first, _, ..] = tensors else { return None };
         let CubeTensor { device, dtype, client, .. } = primitive(first)?;
         let alike = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;
@@ -78,12 +65,7 @@ impl Fused {
         if !all_alike || !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
             return None;
         }
-        let cut_tensor = |(whole, (dim, cut)): (&TensorPrint, &(usize, Cut))| CutTensor {
-            shape: whole.shape.clone(),
-            dim: *dim,
-            cut: cut.clone(),
-        };
-        let tensors = wholes.iter().zip(cuts).map(cut_tensor).collect();
+        let tensors = plan.cut_tensors().map(|(_, tensor)| tensor).collect();
         let layout = FlatLayout::new(member.group.size(), tensors, alignment(client) / dtype.size());
         let (device, dtype, ledger) = (device.clone(), *dtype, member.ledger.clone());
         Some(Self { layout, device, dtype, member: member.group.rank(), ledger })

@@ -6,66 +6,58 @@ use burn::tensor::DType;
 use itertools::Itertools;
 
 use super::wrap;
+use crate::comm::Plan;
 use crate::comm::engine::ranges::Ranges;
 use crate::kernels::flex::{Kept, Sources, run};
 use crate::kernels::{Convert, Copies, CutTensor, FlatLayout};
-use crate::placement::Cut;
 
-/// An all-gather, which every rank can carry out: one copy for all tensors of a dtype.
+/// Where an all-gather's elements go: one copy for all tensors of a dtype. Kept with its [`Plan`].
 #[derive(Debug)]
-pub(in crate::comm::local) struct Gather(Vec<Joint>);
+pub(in crate::comm::local) struct Joints(Box<[Joint]>);
 
 /// The part of an all-gather that is about the tensors of one dtype.
 #[derive(Debug)]
 struct Joint {
     dtype: DType,
     /// Which tensors these are.
-    indices: Vec<usize>,
+    indices: Box<[usize]>,
     copies: Copies,
-    parts: Kept,
 }
 
-impl Gather {
-    /// Of tensors whose parts are `parts`, by rank and tensor.
-    pub fn new(parts: &[Vec<&FlexTensor>], cuts: &[(usize, Cut)]) -> Self {
-        let dtypes = || parts[0].iter().map(|part| part.dtype());
-        Self(
-            dtypes()
-                .unique()
-                .map(|dtype| Joint::new(dtype, dtypes().positions(|of| of == dtype), parts, cuts))
-                .collect(),
-        )
+impl Joints {
+    /// Of what is planned, over `ranks` ranks.
+    pub fn new(plan: &Plan, ranks: usize) -> Self {
+        let joint = |(dtype, tensors): (DType, Vec<(usize, CutTensor)>)| {
+            let (indices, tensors): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
+            Joint { dtype, indices: indices.into(), copies: FlatLayout::new(ranks, tensors, 1).join_parts() }
+        };
+        let tensors = plan.cut_tensors().enumerate().map(|(index, (dtype, tensor))| (dtype, (index, tensor)));
+        Self(tensors.into_group_map().into_iter().map(joint).collect())
+    }
+
+    /// Where the parts are that are joined: `parts` by rank and tensor.
+    pub fn sources(&self, parts: &[Vec<&FlexTensor>]) -> Gathered {
+        let of_joint = |joint: &Joint| {
+            let of_dtype = parts.iter().flat_map(|parts| joint.indices.iter().map(|index| parts[*index]));
+            Kept::of(&of_dtype.collect_vec())
+        };
+        Gathered(self.0.iter().map(of_joint).collect())
     }
 
     /// The wholes.
-    pub fn wholes(&self) -> Vec<DispatchTensor> {
-        let wholes = self.0.iter().flat_map(|Joint { dtype, indices, copies, parts }| {
-            indices.iter().zip(run(copies, parts.get(), Convert::to(*dtype)))
-        });
-        wholes.sorted_by_key(|(index, _)| **index).map(|(_, whole)| wrap(whole)).collect()
+    pub fn wholes(&self, Gathered(parts): &Gathered) -> Vec<DispatchTensor> {
+        let mut wholes = Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
+        for (Joint { dtype, indices, copies }, parts) in self.0.iter().zip(parts) {
+            wholes.extend(indices.iter().zip(run(copies, &parts.get(), Convert::to(*dtype))));
+        }
+        wholes.sort_unstable_by_key(|(index, _)| **index);
+        wholes.into_iter().map(|(_, whole)| wrap(whole)).collect()
     }
 }
 
-impl Joint {
-    fn new(
-        dtype: DType,
-        indices: impl Iterator<Item = usize>,
-        parts: &[Vec<&FlexTensor>],
-        cuts: &[(usize, Cut)],
-    ) -> Self {
-        let indices = indices.collect_vec();
-        let whole = |index: &usize| {
-            let (dim, cut) = &cuts[*index];
-            let mut shape = parts[0][*index].layout().shape().clone();
-            shape[*dim] = cut.total();
-            CutTensor { shape, dim: *dim, cut: cut.clone() }
-        };
-        let tensors = indices.iter().map(whole).collect();
-        let of_dtype = parts.iter().flat_map(|parts| indices.iter().map(|index| parts[*index])).collect_vec();
-        let copies = FlatLayout::new(parts.len(), tensors, 1).join_parts();
-        Self { dtype, indices, copies, parts: Kept::of(&of_dtype) }
-    }
-}
+/// The parts of all ranks: for each of the [`Joints`].
+#[derive(Debug)]
+pub(in crate::comm::local) struct Gathered(Box<[Kept]>);
 
 /// The blocks of `sources` one after another along `dim`.
 ///

@@ -13,7 +13,7 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Disp
 
 use crate::memory::flex as memory;
 
-pub(super) use copy::concat;
+pub(super) use copy::{Joints, concat};
 pub(super) use shared::{Shared, Terms};
 
 /// The Flex primitive, if it is one.

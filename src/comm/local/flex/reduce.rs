@@ -5,6 +5,7 @@ use std::ops::Range;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
+use smallvec::SmallVec;
 
 use super::block::Block;
 use super::element::{Element, Number};
@@ -23,7 +24,8 @@ const SHORT_RUN: usize = 64;
 /// All sources are of `shape`; there are at least two.
 pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: ReduceOp) -> FlexTensor {
     let block = Block::new(&shape[..], ranges);
-    let cut = Shape::from(ranges.iter().map(|range| range.len()).collect::<Vec<_>>());
+    let mut cut = shape.clone();
+    ranges.iter().enumerate().for_each(|(dim, range)| cut[dim] = range.len());
     by_dtype(sources, op, block, cut)
 }
 
@@ -55,7 +57,7 @@ fn by_dtype(sources: &Sources, op: ReduceOp, block: Block, shape: Shape) -> Flex
 }
 
 fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: Block, shape: Shape, dtype: DType) -> FlexTensor {
-    let slices: Vec<&[E]> = sources.elements().collect();
+    let slices: SmallVec<[&[E]; 8]> = sources.elements().collect();
     let count = slices.len();
     let out = match op {
         ReduceOp::Sum => strips(&slices, &block, Number::plus, |sum| sum),
@@ -83,7 +85,7 @@ fn strips<E: Element>(
     if count == 0 {
         return out;
     }
-    if block.run < SHORT_RUN {
+    if block.run < SHORT_RUN && block.offsets().len() > 1 {
         let together = |source: &&[E]| -> Vec<E> {
             block.offsets().flat_map(|offset| &source[offset..offset + block.run]).copied().collect()
         };
@@ -119,7 +121,8 @@ struct Tree<S, C, F> {
 impl<S: Number, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
     /// A tree over `ranks` sources, at least two.
     fn new(ranks: usize, combine: C, finish: F) -> Self {
-        let levels = ranks.next_power_of_two().ilog2() as usize + 1;
+        // Two sources are combined into the result.
+        let levels = if ranks > 2 { ranks.next_power_of_two().ilog2() as usize + 1 } else { 0 };
         Self { combine, finish, buffers: (0..levels).map(|_| vec![S::default(); STRIP].into()).collect() }
     }
 

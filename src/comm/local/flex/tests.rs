@@ -1,11 +1,11 @@
 //! The kernels beside burn's own operations: the same bits.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Distribution, Int, Shape, Tensor, TensorData};
 
 use crate::comm::engine::ranges::{cut, full};
-use crate::comm::engine::{concat, reduce};
-use crate::comm::{ReduceOp, local::flex};
+use crate::comm::engine::{CutPrint, TensorPrint, concat, reduce};
+use crate::comm::{Op, Plan, ReduceOp, local::flex};
 use crate::placement::Cut;
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
@@ -98,14 +98,21 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     let parts: Vec<Vec<_>> = (0..3)
         .map(|rank| dtypes.iter().enumerate().map(|(i, of)| random(7 * rank + i, *of, &device)).collect())
         .collect();
-    let cuts = [0, 1, 2].map(|dim| (dim, Cut::Chunks(3 * [4, 70, 3][dim])));
-    let (shared, mut looked) = (flex::Shared::default(), 0);
+    let print = |(dim, dtype): (usize, DType)| {
+        let mut shape = Shape::from([4, 70, 3]);
+        shape[dim] *= 3;
+        let cut = Cut::Chunks(shape[dim]);
+        (TensorPrint { shape, dtype, cut: Some(CutPrint::new(dim, &cut)), to: None }, (dim, cut))
+    };
+    let (prints, cuts) = dtypes.into_iter().enumerate().map(print).unzip();
+    let plan = Plan::new(Op::AllGather, None, prints, cuts);
+    let (shared, joints, mut looked) = (flex::Shared::default(), flex::Joints::new(&plan, 3), 0);
     for _ in 0..3 {
-        let gather = shared.gather(&cuts, || {
+        let gathered = shared.gathered(&joints, || {
             looked += 1;
             parts.iter().map(|parts| parts.iter().map(flex::primitive).collect()).collect()
         });
-        for (index, whole) in gather.expect("all are Flex").wholes().into_iter().enumerate() {
+        for (index, whole) in joints.wholes(gathered.expect("all are Flex")).into_iter().enumerate() {
             let sources: Vec<_> = parts.iter().map(|parts| (&parts[index], full(&[4, 70, 3]))).collect();
             assert_eq!(data(whole), data(concat(&sources, index, &device)), "tensor {index}");
         }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
 use burn_dtensor::comm::engine::{Channel, Member, Message, Pending, Post, Posted, Print, Waited};
-use burn_dtensor::comm::{CollectiveId, CommError, ReduceOp, Sharded, TensorMeta};
+use burn_dtensor::comm::{CollectiveId, CommError, Plan, ReduceOp, TensorMeta};
+use burn_dtensor::placement::Cut;
 
 use super::Naive;
 use super::host::{self, concat, narrow, reduce};
@@ -94,20 +95,25 @@ impl Channel for NaiveChannel {
         &self.member
     }
 
-    fn all_gather(&self, post: Post, shards: Vec<Sharded>) -> Posted<Vec<DispatchTensor>> {
-        let (tensors, dims): (Vec<_>, Vec<_>) = shards.into_iter().map(|shard| (shard.tensor, shard.dim)).unzip();
+    fn all_gather(&self, post: Post, plan: Arc<Plan>, tensors: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
         let device = self.device();
         self.call(post, vec![read(tensors); self.size()], move |parts| {
-            let wholes = dims.into_iter().enumerate().map(|(at, dim)| concat(&column(&parts, at), dim));
+            let wholes = plan.cuts().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
             write(wholes.collect(), &device)
         })
     }
 
-    fn reduce_scatter(&self, post: Post, wholes: Vec<Sharded>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
+    fn reduce_scatter(
+        &self,
+        post: Post,
+        plan: Arc<Plan>,
+        wholes: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> Posted<Vec<DispatchTensor>> {
         let (device, size, count) = (self.device(), self.size(), wholes.len());
-        let wholes: Vec<_> = wholes.into_iter().map(|whole| (host::read(whole.tensor), whole.dim, whole.cut)).collect();
-        let parts_of =
-            |rank: usize| wholes.iter().map(|(whole, dim, cut)| narrow(whole, *dim, cut.range(size, rank))).collect();
+        let wholes = read(wholes);
+        let part = |rank: usize, (whole, (dim, cut)): (_, &(usize, Cut))| narrow(whole, *dim, cut.range(size, rank));
+        let parts_of = |rank: usize| wholes.iter().zip(plan.cuts()).map(|whole| part(rank, whole)).collect();
         self.call(post, (0..size).map(parts_of).collect(), move |terms| {
             write((0..count).map(|at| reduce(&column(&terms, at), op)).collect(), &device)
         })

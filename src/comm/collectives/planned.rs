@@ -1,0 +1,105 @@
+//! What is always alike: planned once, and made again and again.
+
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+
+use crate::comm::arguments::{self, Problem};
+use crate::comm::engine::ranges::full;
+use crate::comm::engine::{TensorPrint, reduce};
+use crate::comm::{Call, CommError, Communicator, Op, Plan, ReduceOp, Sharded, TensorMeta, Work};
+use crate::placement::Cut;
+
+impl Communicator {
+    /// A plan to [`all_gather`](Self::all_gather) tensors whose wholes these are: each with the dimension in which it is
+    /// cut, and how. Local.
+    ///
+    /// # Errors
+    /// [`CommError::InvalidArgument`] if a cut does not fit.
+    pub fn plan_all_gather(&self, wholes: Vec<(TensorMeta, usize, Cut)>) -> Result<Arc<Plan>, CommError> {
+        let prints = arguments::described_cut(&wholes, self.group());
+        self.planned_as(Op::AllGather, None, prints, wholes.into_iter().map(|(_, dim, cut)| (dim, cut)).collect())
+    }
+
+    /// A plan to [`reduce_scatter`](Self::reduce_scatter) these wholes. Local.
+    ///
+    /// # Errors
+    /// [`CommError::InvalidArgument`] if a cut does not fit, or there is no such reduction of a dtype.
+    pub fn plan_reduce_scatter(
+        &self,
+        wholes: Vec<(TensorMeta, usize, Cut)>,
+        op: ReduceOp,
+    ) -> Result<Arc<Plan>, CommError> {
+        let prints = arguments::described_cut(&wholes, self.group());
+        let prints = prints.and_then(|prints| arguments::all_reducible(&prints, op).map(|()| prints));
+        let cuts = wholes.into_iter().map(|(_, dim, cut)| (dim, cut)).collect();
+        self.planned_as(Op::ReduceScatter, Some(op), prints, cuts)
+    }
+
+    /// A plan to [`all_reduce`](Self::all_reduce) tensors like these. Local.
+    ///
+    /// # Errors
+    /// [`CommError::InvalidArgument`] if there is no such reduction of a dtype.
+    pub fn plan_all_reduce(&self, metas: &[TensorMeta], op: ReduceOp) -> Result<Arc<Plan>, CommError> {
+        let prints: Vec<_> = metas.iter().map(arguments::described).collect();
+        let checked = arguments::all_reducible(&prints, op).map(|()| prints);
+        self.planned_as(Op::AllReduce, Some(op), checked, Vec::new())
+    }
+
+    /// Carries out `plan`, which was made for a group of as many ranks: with this rank's parts for an all-gather, with
+    /// wholes for a reduction.
+    pub fn planned(&self, call: Call, plan: &Arc<Plan>, tensors: Vec<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
+        match self.at_home(arguments::as_planned(plan, &tensors, self.group()), &tensors) {
+            Ok(()) => self.begin(call, plan, tensors),
+            Err(problem) => self.refuse(plan.op(), &call, problem),
+        }
+    }
+
+    fn planned_as(
+        &self,
+        op: Op,
+        reduce: Option<ReduceOp>,
+        prints: Result<Vec<TensorPrint>, Problem>,
+        cuts: Vec<(usize, Cut)>,
+    ) -> Result<Arc<Plan>, CommError> {
+        match prints {
+            Ok(prints) => Ok(Plan::new(op, reduce, prints, cuts).into()),
+            Err(problem) => Err(self.refusal(op, "plan", problem)),
+        }
+    }
+
+    /// Begins what is planned, of tensors that are found to be right.
+    pub(super) fn begin(
+        &self,
+        call: Call,
+        plan: &Arc<Plan>,
+        tensors: Vec<DispatchTensor>,
+    ) -> Work<Vec<DispatchTensor>> {
+        if self.is_alone() {
+            return Work::done(match plan.reduce {
+                Some(op) => self.of_one(tensors, op),
+                None => tensors,
+            });
+        }
+        let (print, bytes) = (plan.print(&call), plan.bytes());
+        self.post(call, print, bytes, |channel, post| match plan.reduce {
+            None => channel.all_gather(post, plan.clone(), tensors),
+            Some(op) if plan.op() == Op::AllReduce => channel.all_reduce(post, tensors, op),
+            Some(op) => channel.reduce_scatter(post, plan.clone(), tensors, op),
+        })
+    }
+
+    /// Reductions over one rank.
+    pub(super) fn of_one(&self, terms: Vec<DispatchTensor>, op: ReduceOp) -> Vec<DispatchTensor> {
+        let reduced = |term: DispatchTensor| match op {
+            ReduceOp::PremulSum(_) => reduce(&[&term], &full(&term.shape()[..]), op, self.device()),
+            _ => term,
+        };
+        terms.into_iter().map(reduced).collect()
+    }
+}
+
+/// Tensors and their cuts.
+pub(super) fn unpacked(shards: Vec<Sharded>) -> (Vec<DispatchTensor>, Vec<(usize, Cut)>) {
+    shards.into_iter().map(|Sharded { tensor, dim, cut }| (tensor, (dim, cut))).unzip()
+}

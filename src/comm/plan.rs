@@ -1,0 +1,96 @@
+//! [`Plan`]: the tensors of a collective that is made again and again.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use burn::tensor::DType;
+
+use super::engine::{Print, TensorPrint};
+use super::{Call, Op, ReduceOp};
+use crate::kernels::CutTensor;
+use crate::placement::Cut;
+
+/// What one collective does with a list of tensors of certain shapes: checked, described and laid out once, for all the
+/// calls that do the same, such as those of a training step.
+///
+/// ```
+/// use burn::tensor::{DType, Shape, Tensor};
+/// use burn_dtensor::comm::{Call, Launch, TensorMeta, launch};
+/// use burn_dtensor::placement::Cut;
+///
+/// launch(Launch::threads(2), |world| {
+///     let whole = TensorMeta { shape: Shape::from([4, 3]), dtype: DType::F32 };
+///     let plan = world.all().plan_all_gather(vec![(whole, 0, Cut::Chunks(4))])?;
+///     for step in 0..3 {
+///         let part = Tensor::<2>::full([2, 3], step as f32, world.device());
+///         let wholes = world.all().planned("step".into(), &plan, vec![part.into_dispatch()]).wait()?;
+///         assert_eq!(Tensor::<2>::from_dispatch(wholes[0].clone()).dims(), [4, 3]);
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+pub struct Plan {
+    pub(super) op: Op,
+    pub(super) reduce: Option<ReduceOp>,
+    /// The wholes.
+    pub(super) tensors: Arc<[TensorPrint]>,
+    cuts: Box<[(usize, Cut)]>,
+    kept: OnceLock<Box<dyn Any + Send + Sync>>,
+}
+
+impl Plan {
+    pub(super) fn new(op: Op, reduce: Option<ReduceOp>, tensors: Vec<TensorPrint>, cuts: Vec<(usize, Cut)>) -> Self {
+        Self { op, reduce, tensors: tensors.into(), cuts: cuts.into(), kept: OnceLock::new() }
+    }
+
+    /// The operation.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// The dimension of each tensor that is cut over the group, and how; nothing for tensors that stay whole.
+    pub fn cuts(&self) -> &[(usize, Cut)] {
+        &self.cuts
+    }
+
+    /// The element types of its tensors.
+    pub fn dtypes(&self) -> impl Iterator<Item = DType> {
+        self.tensors.iter().map(|tensor| tensor.dtype)
+    }
+
+    /// What the ranks of a call agree on.
+    pub(super) fn print(&self, call: &Call) -> Print {
+        Print { reduce: self.reduce, ..Print::new(self.op, call, self.tensors.clone()) }
+    }
+
+    /// The tensors, each with its element type.
+    pub(super) fn cut_tensors(&self) -> impl Iterator<Item = (DType, CutTensor)> {
+        self.tensors.iter().zip(&self.cuts).map(|(TensorPrint { shape, dtype, .. }, (dim, cut))| {
+            (*dtype, CutTensor { shape: shape.clone(), dim: *dim, cut: cut.clone() })
+        })
+    }
+
+    /// Bytes of the wholes.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(TensorPrint::bytes).sum()
+    }
+
+    /// What an engine makes of the plan once, and finds again at every call: always of one type.
+    ///
+    /// # Panics
+    /// If something of another type is there.
+    pub fn kept<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
+        let kept = self.kept.get_or_init(|| Box::new(make()));
+        kept.downcast_ref().expect("an engine keeps things of one type with a plan")
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { op, reduce, tensors, cuts, .. } = self;
+        let mut plan = f.debug_struct("Plan");
+        plan.field("op", op).field("reduce", reduce).field("tensors", tensors).field("cuts", cuts).finish()
+    }
+}

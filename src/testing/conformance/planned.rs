@@ -1,0 +1,66 @@
+//! What is planned once and carried out again and again, each time of other values.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::DType;
+use itertools::Itertools;
+
+use super::cases::{cases, cuts, fits, held};
+use super::plain::Plain;
+use super::scope::Scope;
+use crate::Result;
+use crate::comm::{Call, ReduceOp, TensorMeta};
+use crate::placement::Cut;
+
+const ROUNDS: usize = 3;
+
+/// A whole, the dimension in which it is cut, and how.
+type Whole = (TensorMeta, usize, Cut);
+
+/// Lists of all shapes and cuts: of all dtypes, and of those that `op` takes.
+fn wholes(scope: &Scope, op: Option<ReduceOp>) -> Vec<Whole> {
+    let fits = |dtype| op.is_none_or(|op| fits(op, dtype, scope));
+    let whole = |(at, (shape, dim, dtype)): (usize, (Vec<usize>, usize, DType))| {
+        let cut = cuts(shape[dim], scope.size())[at % 2].clone();
+        (TensorMeta { shape: shape.into(), dtype }, dim, cut)
+    };
+    cases(scope).filter(|(_, _, dtype)| fits(*dtype)).enumerate().map(whole).collect()
+}
+
+/// What `rank` has in a round.
+fn sample((meta, _, _): &Whole, round: usize, rank: usize) -> Plain {
+    Plain::sample(&meta.shape[..], ROUNDS * rank + round, meta.dtype)
+}
+
+fn part(whole: &Plain, (_, dim, cut): &Whole, scope: &Scope) -> Plain {
+    whole.narrow(*dim, held(cut, scope.size(), scope.rank()))
+}
+
+pub(super) fn planned(scope: &Scope) -> Result<()> {
+    let same = |what: &str, made: Vec<DispatchTensor>, wholes: &[Whole], expected: &dyn Fn(&Whole) -> Plain| {
+        for (made, whole) in made.into_iter().zip_eq(wholes) {
+            scope.same(Plain::of(made, whole.0.dtype), expected(whole), || format!("{what} {whole:?}"));
+        }
+    };
+    let tensor = |plain: Plain, (meta, ..): &Whole| plain.tensor(meta.dtype, &scope.device);
+    let (all, summed) = (wholes(scope, None), wholes(scope, Some(ReduceOp::Sum)));
+    let metas = summed.iter().map(|(meta, ..)| meta.clone()).collect_vec();
+    let gather = scope.comm.plan_all_gather(all.clone())?;
+    let scatter = scope.comm.plan_reduce_scatter(summed.clone(), ReduceOp::Sum)?;
+    let reduce = scope.comm.plan_all_reduce(&metas, ReduceOp::Sum)?;
+    for round in 0..ROUNDS {
+        let parts = all.iter().map(|whole| tensor(part(&sample(whole, round, 0), whole, scope), whole));
+        let gathered = scope.comm.planned(Call::new("gather"), &gather, parts.collect()).wait()?;
+        same("gather", gathered, &all, &|whole| sample(whole, round, 0));
+
+        let terms = || summed.iter().map(|whole| tensor(sample(whole, round, scope.rank()), whole)).collect();
+        let sum = |whole: &Whole| {
+            let terms = (0..scope.size()).map(|rank| sample(whole, round, rank)).collect_vec();
+            Plain::reduced(&terms, ReduceOp::Sum, whole.0.dtype)
+        };
+        let scattered = scope.comm.planned(Call::new("scatter"), &scatter, terms()).wait()?;
+        same("scatter", scattered, &summed, &|whole| part(&sum(whole), whole, scope));
+        let reduced = scope.comm.planned(Call::new("reduce"), &reduce, terms()).wait()?;
+        same("reduce", reduced, &summed, &sum);
+    }
+    Ok(())
+}

@@ -1,0 +1,57 @@
+//! What a collective that is made again and again allocates beside its results.
+
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn_dtensor::comm::{Communicator, Plan, ReduceOp, TensorMeta};
+use burn_dtensor::placement::Cut;
+use burn_dtensor::prelude::*;
+
+use super::live::{allocations, alone};
+
+const WHOLE: [usize; 2] = [8, 8];
+
+/// Of one call, posted and waited for, on a rank.
+fn of_call(comm: &Communicator, plan: &Arc<Plan>, tensors: &[DispatchTensor]) -> Result<usize> {
+    let mut least = usize::MAX;
+    for _ in 0..20 {
+        let tensors = tensors.to_vec();
+        let (results, count) = allocations(|| comm.planned("step".into(), plan, tensors).wait());
+        drop(results?);
+        least = least.min(count);
+    }
+    Ok(least)
+}
+
+/// What a call on so many tensors allocates on the rank that allocates more.
+fn of(
+    tensors: usize,
+    own: [usize; 2],
+    plan: impl Fn(&Communicator, Vec<(TensorMeta, usize, Cut)>) -> Result<Arc<Plan>> + Sync,
+) -> usize {
+    let counts = launch(Launch::threads(2), |world| {
+        let comm = world.all();
+        let whole = (TensorMeta { shape: Shape::from(WHOLE), dtype: DType::F32 }, 0, Cut::Chunks(WHOLE[0]));
+        let plan = plan(&comm, vec![whole; tensors])?;
+        let own: Vec<_> = (0..tensors).map(|_| Tensor::<2>::ones(own, world.device()).into_dispatch()).collect();
+        of_call(&comm, &plan, &own)
+    });
+    counts.unwrap().into_iter().map(|(_, count)| count).max().unwrap()
+}
+
+/// Tensors are what burn makes of elements that are there, and the elements; beside them there is a handful, whatever
+/// their number.
+#[test]
+fn a_planned_collective_allocates_its_results_and_a_handful() {
+    let _alone = alone();
+    let (_tensor, of_result) = allocations(|| FlexTensor::from_data(TensorData::new(vec![1f32; 64], WHOLE)));
+    let gather = |count| of(count, [4, 8], |comm, wholes| Ok(comm.plan_all_gather(wholes)?));
+    let scatter = |count| of(count, WHOLE, |comm, wholes| Ok(comm.plan_reduce_scatter(wholes, ReduceOp::Avg)?));
+    for (what, few, many) in [("gather", gather(20), gather(60)), ("scatter", scatter(20), scatter(60))] {
+        assert_eq!(many - few, 40 * of_result, "{what}: {few} of 20 tensors, {many} of 60");
+        assert!(few - 20 * of_result <= 16, "{what}: {few} of 20 tensors");
+        println!("{what}: {} beside the results", few - 20 * of_result);
+    }
+}
