@@ -208,7 +208,7 @@ pub(super) fn one_each(name: &str, count: usize, group: &Group) -> Checked<()> {
 }
 
 /// That the rows of `tensor` are what the ranks are given of it.
-pub(super) fn split(tensor: &DispatchTensor, given: &[usize], taken: &[usize], group: &Group) -> Checked<()> {
+pub(super) fn split(tensor: &DispatchTensor, given: &[usize], taken: &[usize], group: &Group) -> Checked<TensorPrint> {
     let print = plain(0, tensor)?;
     one_each("splits given", given.len(), group)?;
     one_each("splits taken", taken.len(), group)?;
@@ -216,7 +216,11 @@ pub(super) fn split(tensor: &DispatchTensor, given: &[usize], taken: &[usize], g
     if rows != sum {
         return problem(format!("the tensor has {rows} rows, but {given:?} are {sum}"), "give every row to a rank");
     }
-    Ok(())
+    let (kept, own) = (given[group.rank()], taken[group.rank()]);
+    if kept != own {
+        return problem(format!("it gives itself {kept} rows, but takes {own}"), "take what it keeps");
+    }
+    Ok(print)
 }
 
 /// That a tensor has a row for each index.

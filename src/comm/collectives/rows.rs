@@ -1,10 +1,9 @@
 //! All-to-all of a tensor's rows: of as many for each rank as the program says.
 
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
-use crate::comm::engine::concat;
-use crate::comm::engine::ranges::{cut, full};
+use crate::comm::engine::{Pairs, Print};
 use crate::comm::{Call, CommError, Communicator, Op, Sharded, TensorMeta, Work, arguments};
 use crate::placement::Cut;
 
@@ -38,30 +37,24 @@ impl Communicator {
         taken: &[usize],
     ) -> Work<DispatchTensor> {
         let checked = arguments::split(&tensor, given, taken, self.group());
-        if let Err(problem) = self.at_home(checked, [&tensor]) {
-            return self.refuse(Op::AllToAllList, &call, problem);
-        }
+        let whole = match self.at_home(checked, [&tensor]) {
+            Ok(whole) => whole,
+            Err(problem) => return self.refuse(Op::AllToAllList, &call, problem),
+        };
         if self.is_alone() {
             return Work::done(tensor);
         }
-        let (shape, dtype, device) = (tensor.shape(), tensor.dtype(), self.device().clone());
-        let mut start = 0;
         let rows = |count: &usize| {
-            let range = start..start + count;
-            start = range.end;
-            Some(concat(&[(&tensor, cut(&shape[..], 0, range))], 0, &device))
-        };
-        let parts = given.iter().map(rows).collect();
-        let meta = |count: &usize| {
-            let mut shape = shape.clone();
+            let mut shape = whole.shape.clone();
             shape[0] = *count;
-            Some(TensorMeta { shape, dtype })
+            Some(TensorMeta { shape, dtype: whole.dtype })
         };
-        let metas = taken.iter().map(meta).collect();
-        self.exchange(Op::AllToAllList, call, None, parts, metas).then(move |parts| {
-            let parts = parts.iter().flatten().map(|part| (part, full(&part.shape()[..]))).collect::<Vec<_>>();
-            concat(&parts, 0, &device)
-        })
+        let member = self.group().rank();
+        let [given_metas, taken_metas] = [given, taken].map(|counts| counts.iter().map(rows).collect());
+        let pairs = Pairs { member, given: given_metas, taken: taken_metas };
+        let bytes = pairs.bytes();
+        let print = Print { pairs: Some(pairs.into()), ..Print::new(Op::AllToAllList, &call, Vec::new()) };
+        self.post(call, print, bytes, |channel, post| channel.exchange_rows(post, tensor, given, taken))
     }
 
     /// Tells each rank of the group how much this one will give it; returns how much each will give this one, in group

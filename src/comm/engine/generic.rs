@@ -2,6 +2,8 @@
 //!
 //! Peers' tensors are moved to the rank's device first, so that ranks may sit on several devices.
 
+use std::ops::Range;
+
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::kind::{Basic, Ordered};
 use burn::tensor::{Bool, DType, Device, Float, Int, Slice, Tensor};
@@ -48,6 +50,21 @@ pub(crate) fn reduce(sources: &[&DispatchTensor], ranges: &Ranges, op: ReduceOp,
         with_rank!(rank, D => reduce_bool::<D>(blocks(sources, ranges, device), op).into_dispatch())
     } else {
         with_rank!(rank, D => reduce_int::<D>(blocks(sources, ranges, device), dtype, op).into_dispatch())
+    }
+}
+
+/// Rows `range` of a tensor, a view of them where the backend has views.
+pub(crate) fn rows(tensor: &DispatchTensor, range: Range<usize>) -> DispatchTensor {
+    fn typed<const D: usize, K: Basic>(tensor: &DispatchTensor, range: Range<usize>) -> DispatchTensor {
+        Tensor::<D, K>::from_dispatch(tensor.clone()).slice_dim(0, range).into_dispatch()
+    }
+    let (rank, dtype) = (tensor.shape().num_dims(), tensor.dtype());
+    if dtype.is_float() {
+        with_rank!(rank, D => typed::<D, Float>(tensor, range))
+    } else if dtype.is_bool() {
+        with_rank!(rank, D => typed::<D, Bool>(tensor, range))
+    } else {
+        with_rank!(rank, D => typed::<D, Int>(tensor, range))
     }
 }
 

@@ -52,11 +52,12 @@ use super::{CommError, Group, Ledger, Plan, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
 pub use failure::Failure;
-pub(crate) use generic::{concat, reduce};
+pub(crate) use generic::{concat, reduce, rows};
 pub(super) use pending::Mapped;
 pub use pending::{Pending, Waited};
 pub use print::Print;
 pub(crate) use print::{CutPrint, Pairs, TensorPrint, whole};
+pub(super) use provided::rows_for_each;
 
 /// The ranks of one [`launch`](super::launch), and what connects them.
 pub trait Engine: Debug + Send + Sync {
@@ -194,6 +195,20 @@ pub trait Channel: Debug + Send + Sync {
     /// Provided: an all-to-all of blocks.
     fn recut(&self, post: Post, shard: Sharded, to_dim: usize, to_cut: Cut) -> Posted<DispatchTensor> {
         provided::recut(self, post, shard, to_dim, to_cut)
+    }
+
+    /// What each rank has for this one, one after another along the first dimension: the first `given[0]` rows of `tensor`
+    /// go to group rank 0, the next `given[1]` to group rank 1, ..; `taken[i]` come from group rank `i`.
+    ///
+    /// Provided: an all-to-all of the rows.
+    fn exchange_rows(
+        &self,
+        post: Post,
+        tensor: DispatchTensor,
+        given: &[usize],
+        taken: &[usize],
+    ) -> Posted<DispatchTensor> {
+        provided::exchange_rows(self, post, tensor, given, taken)
     }
 
     /// This rank's parts, by dimension and cut, of the tensors of `root`, as `metas` say; the others bring none.

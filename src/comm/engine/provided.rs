@@ -5,7 +5,7 @@ use burn::tensor::Device;
 
 use super::pending::Mapped;
 use super::ranges::{cut, full};
-use super::{Channel, Pending, Post, Posted, concat, reduce};
+use super::{Channel, Pending, Post, Posted, concat, reduce, rows};
 use crate::comm::{ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
@@ -51,6 +51,37 @@ pub(super) fn recut(
         let blocks: Vec<_> = blocks.iter().flatten().map(|block| (block, full(&block.shape()[..]))).collect();
         concat(&blocks, dim, &device)
     }))
+}
+
+/// Views of rows go from rank to rank.
+pub(super) fn exchange_rows(
+    channel: &(impl Channel + ?Sized),
+    post: Post,
+    tensor: DispatchTensor,
+    given: &[usize],
+    taken: &[usize],
+) -> Posted<DispatchTensor> {
+    let device = channel.member().device.clone();
+    let of_rank = |count: &usize| {
+        let mut meta = meta(&tensor);
+        meta.shape[0] = *count;
+        vec![meta]
+    };
+    let parts = channel.all_to_all(post, rows_for_each(&tensor, given), taken.iter().map(of_rank).collect())?;
+    Ok(mapped(parts, move |parts| {
+        let parts: Vec<_> = parts.iter().flatten().map(|part| (part, full(&part.shape()[..]))).collect();
+        concat(&parts, 0, &device)
+    }))
+}
+
+/// The first `given[0]` rows, the next `given[1]`, ..
+pub(crate) fn rows_for_each(tensor: &DispatchTensor, given: &[usize]) -> Vec<Vec<DispatchTensor>> {
+    let mut start = 0;
+    let next = |count: &usize| {
+        start += count;
+        vec![rows(tensor, start - count..start)]
+    };
+    given.iter().map(next).collect()
 }
 
 /// The root gives each rank its parts.

@@ -12,7 +12,7 @@ use super::cube::Fused;
 use super::data::has_kernel;
 use super::data::{Deposit, Exchange};
 use super::pending::{Awaited, Joined, Seat, Sent};
-use crate::comm::engine::{Channel, Member, Message, Post, Posted};
+use crate::comm::engine::{Channel, Member, Message, Post, Posted, rows_for_each};
 use crate::comm::{Plan, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
@@ -139,6 +139,17 @@ impl Channel for LocalChannel {
     fn recut(&self, post: Post, shard: Sharded, to_dim: usize, to_cut: Cut) -> Posted<DispatchTensor> {
         let Sharded { tensor, dim, .. } = shard;
         self.join(post, Deposit::new(vec![tensor]), move |exchange| exchange.recut(dim, to_dim, &to_cut))
+    }
+
+    /// Every rank reads its rows where they are.
+    fn exchange_rows(
+        &self,
+        post: Post,
+        tensor: DispatchTensor,
+        given: &[usize],
+        _taken: &[usize],
+    ) -> Posted<DispatchTensor> {
+        self.join(post, Deposit::addressed(rows_for_each(&tensor, given)), |exchange| exchange.rows())
     }
 
     /// Every rank reads its parts where they are.

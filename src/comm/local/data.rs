@@ -118,6 +118,12 @@ impl<'a> Exchange<'a> {
         self.deposits.iter().enumerate().map(parts).collect()
     }
 
+    /// What each rank has for this one, one after another.
+    pub fn rows(&self) -> DispatchTensor {
+        let rows = self.deposits.iter().flat_map(|deposit| deposit.parts_for(self.member));
+        concat(rows.map(|tensor| (tensor, full(&tensor.shape()[..]))).collect(), 0, self.device)
+    }
+
     fn copy(&self, tensor: &DispatchTensor) -> DispatchTensor {
         concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)
     }

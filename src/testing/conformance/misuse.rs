@@ -39,7 +39,7 @@ fn call() -> Call {
 }
 
 /// Each in a world of at least two ranks, all of which make it unless it says otherwise.
-const MISUSES: [Misuse; 42] = [
+const MISUSES: [Misuse; 43] = [
     (
         "a root outside the group",
         |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(2)], 99).wait()),
@@ -213,12 +213,22 @@ const MISUSES: [Misuse; 42] = [
         "the tensor has 99 rows, but [",
     ),
     (
+        "splits that keep more than they give",
+        |w, c| {
+            let (given, mut taken) = (vec![1; c.group().size()], vec![1; c.group().size()]);
+            taken[c.group().rank()] = 2;
+            drop_of(c.all_to_all_single(call(), ones(w, given.len()), &given, &taken).wait())
+        },
+        "it gives itself 1 rows, but takes 2",
+    ),
+    (
         "splits that others do not expect",
         |w, c| {
-            let (given, taken) = (vec![2; c.group().size()], vec![2 + w.rank().min(1); c.group().size()]);
+            let (given, mut taken) = (vec![2; c.group().size()], vec![2 + w.rank().min(1); c.group().size()]);
+            taken[c.group().rank()] = 2;
             drop_of(c.all_to_all_single(call(), ones(w, 2 * c.group().size()), &given, &taken).wait())
         },
-        "says [",
+        "tensor of group rank",
     ),
     (
         "a receiver outside the group",

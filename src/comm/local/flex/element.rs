@@ -1,5 +1,7 @@
 //! [`Element`]: what can be reduced, and in which precision.
 
+use std::mem::MaybeUninit;
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -19,15 +21,15 @@ pub(super) trait Number: Copy + Default {
 macro_rules! float_number {
     ($($float:ty),*) => {$(
         impl Number for $float {
-            #[inline]
+            #[inline(always)]
             fn plus(self, other: Self) -> Self { self + other }
-            #[inline]
+            #[inline(always)]
             fn times(self, other: Self) -> Self { self * other }
-            #[inline]
+            #[inline(always)]
             fn least(self, other: Self) -> Self { if self < other || self.is_nan() { self } else { other } }
-            #[inline]
+            #[inline(always)]
             fn greatest(self, other: Self) -> Self { if self > other || self.is_nan() { self } else { other } }
-            #[inline]
+            #[inline(always)]
             fn over(self, count: usize) -> Self { self / count as Self }
         }
     )*};
@@ -36,15 +38,15 @@ macro_rules! float_number {
 macro_rules! int_number {
     ($($int:ty),*) => {$(
         impl Number for $int {
-            #[inline]
+            #[inline(always)]
             fn plus(self, other: Self) -> Self { self.wrapping_add(other) }
-            #[inline]
+            #[inline(always)]
             fn times(self, other: Self) -> Self { self.wrapping_mul(other) }
-            #[inline]
+            #[inline(always)]
             fn least(self, other: Self) -> Self { self.min(other) }
-            #[inline]
+            #[inline(always)]
             fn greatest(self, other: Self) -> Self { self.max(other) }
-            #[inline]
+            #[inline(always)]
             fn over(self, count: usize) -> Self { self / count as Self }
         }
     )*};
@@ -53,43 +55,51 @@ macro_rules! int_number {
 float_number!(f32, f64);
 int_number!(i64, u64);
 
-/// A stored element and the type it accumulates in.
+/// A stored element and the type it accumulates in. What is written is as long as the sources.
 pub(super) trait Element: bytemuck::Pod + Send + Sync {
     type Sum: Number;
 
     /// `source` in accumulation precision; `None` if it had to be converted, into `scratch`.
     fn widen<'a>(source: &'a [Self], scratch: &mut [Self::Sum]) -> Option<&'a [Self::Sum]>;
 
-    /// Appends `combine(left, right)`, rounded once.
-    fn append(
+    /// Writes `combine(left, right)`, rounded once.
+    fn write(
         left: &[Self::Sum],
         right: &[Self::Sum],
         combine: impl Fn(Self::Sum, Self::Sum) -> Self::Sum,
-        out: &mut Vec<Self>,
+        out: &mut [MaybeUninit<Self>],
     );
 
     /// The same straight from two sources, as on two ranks.
-    fn append_pair(
+    fn write_pair(
         left: &[Self],
         right: &[Self],
         combine: impl Fn(Self::Sum, Self::Sum) -> Self::Sum,
-        out: &mut Vec<Self>,
+        out: &mut [MaybeUninit<Self>],
     );
+}
+
+/// Writes as many `values` as there is room for.
+#[inline(always)]
+fn put<E>(out: &mut [MaybeUninit<E>], values: impl Iterator<Item = E>) {
+    for (out, value) in out.iter_mut().zip(values) {
+        out.write(value);
+    }
 }
 
 macro_rules! same_precision {
     ($($number:ty),*) => {$(
         impl Element for $number {
             type Sum = Self;
-            #[inline]
+            #[inline(always)]
             fn widen<'a>(source: &'a [Self], _scratch: &mut [Self]) -> Option<&'a [Self]> { Some(source) }
-            #[inline]
-            fn append(left: &[Self], right: &[Self], combine: impl Fn(Self, Self) -> Self, out: &mut Vec<Self>) {
-                out.extend(left.iter().zip(right).map(|(left, right)| combine(*left, *right)));
+            #[inline(always)]
+            fn write(left: &[Self], right: &[Self], combine: impl Fn(Self, Self) -> Self, out: &mut [MaybeUninit<Self>]) {
+                put(out, left.iter().zip(right).map(|(left, right)| combine(*left, *right)));
             }
-            #[inline]
-            fn append_pair(left: &[Self], right: &[Self], combine: impl Fn(Self, Self) -> Self, out: &mut Vec<Self>) {
-                Self::append(left, right, combine, out);
+            #[inline(always)]
+            fn write_pair(left: &[Self], right: &[Self], combine: impl Fn(Self, Self) -> Self, out: &mut [MaybeUninit<Self>]) {
+                Self::write(left, right, combine, out);
             }
         }
     )*};
@@ -104,7 +114,7 @@ macro_rules! narrow_int {
         impl Element for $int {
             type Sum = $wide;
 
-            #[inline]
+            #[inline(always)]
             fn widen<'a>(source: &'a [Self], scratch: &mut [$wide]) -> Option<&'a [$wide]> {
                 for (wide, narrow) in scratch.iter_mut().zip(source) {
                     *wide = (*narrow).into();
@@ -112,25 +122,25 @@ macro_rules! narrow_int {
                 None
             }
 
-            #[inline]
-            fn append(
+            #[inline(always)]
+            fn write(
                 left: &[$wide],
                 right: &[$wide],
                 combine: impl Fn($wide, $wide) -> $wide,
-                out: &mut Vec<Self>,
+                out: &mut [MaybeUninit<Self>],
             ) {
-                out.extend(left.iter().zip(right).map(|(left, right)| combine(*left, *right) as Self));
+                put(out, left.iter().zip(right).map(|(left, right)| combine(*left, *right) as Self));
             }
 
-            #[inline]
-            fn append_pair(
+            #[inline(always)]
+            fn write_pair(
                 left: &[Self],
                 right: &[Self],
                 combine: impl Fn($wide, $wide) -> $wide,
-                out: &mut Vec<Self>,
+                out: &mut [MaybeUninit<Self>],
             ) {
                 let pairs = left.iter().zip(right);
-                out.extend(pairs.map(|(left, right)| combine((*left).into(), (*right).into()) as Self));
+                put(out, pairs.map(|(left, right)| combine((*left).into(), (*right).into()) as Self));
             }
         }
     )*};
@@ -149,26 +159,28 @@ impl Element for f16 {
         None
     }
 
-    fn append(left: &[f32], right: &[f32], combine: impl Fn(f32, f32) -> f32, out: &mut Vec<Self>) {
+    #[inline(always)]
+    fn write(left: &[f32], right: &[f32], combine: impl Fn(f32, f32) -> f32, out: &mut [MaybeUninit<Self>]) {
         let mut sums = [0.0; LANES];
         let mut rounded = [Self::ZERO; LANES];
-        for (left, right) in left.chunks(LANES).zip(right.chunks(LANES)) {
+        for ((left, right), out) in left.chunks(LANES).zip(right.chunks(LANES)).zip(out.chunks_mut(LANES)) {
             for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
                 *sum = combine(*left, *right);
             }
             let rounded = &mut rounded[..left.len()];
             rounded.convert_from_f32_slice(&sums[..left.len()]);
-            out.extend_from_slice(rounded);
+            put(out, rounded.iter().copied());
         }
     }
 
-    fn append_pair(left: &[Self], right: &[Self], combine: impl Fn(f32, f32) -> f32, out: &mut Vec<Self>) {
+    #[inline(always)]
+    fn write_pair(left: &[Self], right: &[Self], combine: impl Fn(f32, f32) -> f32, out: &mut [MaybeUninit<Self>]) {
         let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
-        for (left, right) in left.chunks(LANES).zip(right.chunks(LANES)) {
+        for ((left, right), out) in left.chunks(LANES).zip(right.chunks(LANES)).zip(out.chunks_mut(LANES)) {
             let (a, b) = (&mut a[..left.len()], &mut b[..left.len()]);
             left.convert_to_f32_slice(a);
             right.convert_to_f32_slice(b);
-            Self::append(a, b, &combine, out);
+            Self::write(a, b, &combine, out);
         }
     }
 }
@@ -176,6 +188,7 @@ impl Element for f16 {
 impl Element for bf16 {
     type Sum = f32;
 
+    #[inline(always)]
     fn widen<'a>(source: &'a [Self], scratch: &mut [f32]) -> Option<&'a [f32]> {
         for (wide, narrow) in scratch.iter_mut().zip(source) {
             *wide = widen_bf16(*narrow);
@@ -183,13 +196,15 @@ impl Element for bf16 {
         None
     }
 
-    fn append(left: &[f32], right: &[f32], combine: impl Fn(f32, f32) -> f32, out: &mut Vec<Self>) {
-        out.extend(left.iter().zip(right).map(|(left, right)| round_to_bf16(combine(*left, *right))));
+    #[inline(always)]
+    fn write(left: &[f32], right: &[f32], combine: impl Fn(f32, f32) -> f32, out: &mut [MaybeUninit<Self>]) {
+        put(out, left.iter().zip(right).map(|(left, right)| round_to_bf16(combine(*left, *right))));
     }
 
-    fn append_pair(left: &[Self], right: &[Self], combine: impl Fn(f32, f32) -> f32, out: &mut Vec<Self>) {
+    #[inline(always)]
+    fn write_pair(left: &[Self], right: &[Self], combine: impl Fn(f32, f32) -> f32, out: &mut [MaybeUninit<Self>]) {
         let pairs = left.iter().zip(right).map(|(left, right)| combine(widen_bf16(*left), widen_bf16(*right)));
-        out.extend(pairs.map(round_to_bf16));
+        put(out, pairs.map(round_to_bf16));
     }
 }
 
