@@ -9,7 +9,10 @@ use burn_cubecl::tensor::CubeTensor;
 
 #[cfg(feature = "flex")]
 use super::flex;
+use crate::comm::courier::Landing;
 use crate::comm::engine::ranges::{Ranges, cut, full};
+use crate::comm::process::header::Contents;
+use crate::comm::process::payload::landed;
 use crate::comm::{ReduceOp, engine};
 use crate::placement::Cut;
 
@@ -17,7 +20,8 @@ use crate::placement::Cut;
 #[derive(Debug)]
 pub(crate) struct Deposit {
     pub tensors: Vec<DispatchTensor>,
-    /// Of an all-to-all of lists: the member that each tensor is for, ascending.
+    /// Of an all-to-all of lists, and of what came from another process for each rank of this one: the member that each
+    /// tensor is for, ascending.
     addressees: Vec<usize>,
     /// All tensors in one buffer, beside themselves.
     #[cfg(feature = "cube")]
@@ -51,8 +55,19 @@ impl Deposit {
         Self { addressees, ..Self::new(tensors) }
     }
 
+    /// What has come from a rank of another process.
+    pub fn landed(contents: Contents, landings: Vec<Box<dyn Landing>>) -> Self {
+        let Contents { addressees, tensors } = contents;
+        Self { addressees, ..Self::new(landed(tensors, landings)) }
+    }
+
+    /// Tensor `index` of a rank that cuts wholes: `Ok` if it is this one's part already, and nothing else came.
+    fn cut_for(&self, member: usize, index: usize) -> Result<&DispatchTensor, &DispatchTensor> {
+        if self.addressees.is_empty() { Err(&self.tensors[index]) } else { Ok(&self.parts_for(member)[index]) }
+    }
+
     /// What there is for `member`.
-    fn parts_for(&self, member: usize) -> &[DispatchTensor] {
+    pub fn parts_for(&self, member: usize) -> &[DispatchTensor] {
         let before = |end: usize| self.addressees.partition_point(|addressee| *addressee < end);
         &self.tensors[before(member)..before(member + 1)]
     }
@@ -87,8 +102,7 @@ impl<'a> Exchange<'a> {
 
     /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
     pub fn recut(&self, dim: usize, to_dim: usize, to_cut: &Cut) -> DispatchTensor {
-        let sources = self.sources(0, |tensor| cut(&tensor.shape()[..], to_dim, self.mine(to_cut)));
-        concat(sources, dim, &self.home(0))
+        concat(self.deposits.iter().map(|deposit| self.cut(deposit, 0, to_dim, to_cut)).collect(), dim, &self.home(0))
     }
 
     /// Copies of the tensors of `root`.
@@ -111,14 +125,41 @@ impl<'a> Exchange<'a> {
 
     /// This rank's part, along `dim`, of tensor `index` of `root`.
     pub fn part(&self, index: usize, root: usize, dim: usize, whole: &Cut) -> DispatchTensor {
-        let tensor = &self.deposits[root].tensors[index];
-        concat(vec![(tensor, cut(&tensor.shape()[..], dim, self.mine(whole)))], 0, &self.home(index))
+        concat(vec![self.cut(&self.deposits[root], index, dim, whole)], 0, &self.home(index))
+    }
+
+    /// Where this rank's part, along `dim`, of tensor `index` of a deposit is.
+    fn cut<'b>(&self, deposit: &'b Deposit, index: usize, dim: usize, whole: &Cut) -> (&'b DispatchTensor, Ranges) {
+        match deposit.cut_for(self.member, index) {
+            Ok(part) => (part, full(&part.shape()[..])),
+            Err(tensor) => (tensor, cut(&tensor.shape()[..], dim, self.mine(whole))),
+        }
     }
 
     /// This rank's part, along `dim`, of the reduction of tensor `index`.
     pub fn reduce_part(&self, index: usize, dim: usize, whole: &Cut, op: ReduceOp) -> DispatchTensor {
+        if self.deposits.iter().any(|deposit| !deposit.addressees.is_empty()) {
+            return self.reduce_cut(index, dim, whole, op);
+        }
         let shape = self.deposits[0].tensors[index].shape();
         self.reduce(index, &cut(&shape[..], dim, self.mine(whole)), op)
+    }
+
+    /// The same where ranks of other processes have sent no more than this rank's parts.
+    fn reduce_cut(&self, index: usize, dim: usize, whole: &Cut, op: ReduceOp) -> DispatchTensor {
+        let term = |deposit: &Deposit| match deposit.cut_for(self.member, index) {
+            Ok(part) => part.clone(),
+            Err(tensor) => part(tensor, dim, self.mine(whole)),
+        };
+        let terms: Vec<_> = self.deposits.iter().map(term).collect();
+        let ranges = full(&terms[0].shape()[..]);
+        #[cfg(feature = "flex")]
+        if has_kernel(op)
+            && let Some(terms) = terms.iter().map(flex::primitive).collect::<Option<Vec<_>>>()
+        {
+            return flex::Terms::new(&terms).reduce(&ranges, op);
+        }
+        engine::reduce(&terms.iter().collect::<Vec<_>>(), &ranges, op, &self.home(index))
     }
 
     /// The reduction of tensor `index`.
@@ -177,6 +218,15 @@ const SHARED_REDUCTION: usize = 16 * 1024;
 /// Whether reductions of this kind have kernels; the others are burn's operations.
 pub(super) fn has_kernel(op: ReduceOp) -> bool {
     !matches!(op, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_))
+}
+
+/// The part of `tensor` that is `range` of `dim`: where it is, if its elements are adjacent there.
+pub(super) fn part(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> DispatchTensor {
+    #[cfg(feature = "flex")]
+    if let Some(part) = flex::adjacent(tensor, dim, range.clone()) {
+        return part;
+    }
+    concat(vec![(tensor, cut(&tensor.shape()[..], dim, range))], 0, &Device::new(tensor.device()))
 }
 
 fn concat(sources: Vec<(&DispatchTensor, Ranges)>, dim: usize, device: &Device) -> DispatchTensor {

@@ -6,7 +6,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{Bytes, DType};
 use bytemuck::Pod;
 
-use crate::memory::flex::is_lasting;
+use crate::memory::flex::{elements, is_lasting};
 
 /// The elements of row-major tensors of one dtype.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl<'a> Sources<'a> {
         let bytes = |tensor: &'a FlexTensor| {
             assert_eq!(tensor.dtype(), *dtype.get_or_insert(tensor.dtype()), "sources have one dtype");
             assert!(tensor.is_contiguous(), "sources are row-major");
-            bytes(tensor)
+            elements(tensor)
         };
         Self { bytes: tensors.into_iter().map(bytes).collect(), dtype }
     }
@@ -44,12 +44,6 @@ impl<'a> Sources<'a> {
         // Where nothing lies need not be aligned.
         self.bytes.iter().map(|bytes| if bytes.is_empty() { &[] } else { bytemuck::cast_slice(bytes) })
     }
-}
-
-fn bytes(tensor: &FlexTensor) -> &[u8] {
-    let size = tensor.dtype().size();
-    let (start, count) = (tensor.layout().start_offset(), tensor.layout().num_elements());
-    if count == 0 { &[] } else { &tensor.bytes()[start * size..(start + count) * size] }
 }
 
 /// [`Sources`] with handles to their memory.

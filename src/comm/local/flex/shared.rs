@@ -69,7 +69,7 @@ pub(in crate::comm::local) struct Terms {
 }
 
 impl Terms {
-    fn new(terms: &[&FlexTensor]) -> Self {
+    pub fn new(terms: &[&FlexTensor]) -> Self {
         let slices = terms.iter().map(|_| OnceLock::new()).collect();
         Self { terms: Kept::of(terms), shape: terms[0].layout().shape().clone(), slices, whole: OnceLock::new() }
     }
