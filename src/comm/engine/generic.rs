@@ -2,9 +2,9 @@
 //!
 //! Peers' tensors are moved to the rank's device first, so that ranks may sit on several devices.
 
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::kind::{Basic, Ordered};
-use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::tensor::{Bool, DType, Device, Float, Int, Slice, Tensor, TensorData};
 
 use super::ranges::Ranges;

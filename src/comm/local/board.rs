@@ -393,11 +393,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// The global ranks of members of an incomplete collective.
-    fn members(
-        &self,
-        ticket: Ticket,
-        which: impl Fn(&Option<(F, Option<P>)>) -> bool,
-    ) -> impl Iterator<Item = usize> {
+    fn members(&self, ticket: Ticket, which: impl Fn(&Option<(F, Option<P>)>) -> bool) -> impl Iterator<Item = usize> {
         let (g, slot) = (&self.groups[ticket.group.0], self.slot(ticket));
         let joined = if slot.absent == 0 { &[] } else { &slot.joined[..] };
         g.ranks.iter().zip(joined).filter(move |(_, joined)| which(joined)).map(|(rank, _)| *rank)

@@ -107,8 +107,7 @@ impl Outlet {
     fn channel(&self, told: &mut Told, at: usize) -> Channel {
         let group = &self.member.group;
         let is_new = !std::mem::replace(&mut told.introduced[at], true);
-        let introduce =
-            || Introduction { ranks: group.ranks().to_vec(), name: self.name.into(), member: group.rank() };
+        let introduce = || Introduction { ranks: group.ranks().to_vec(), name: self.name.into(), member: group.rank() };
         Channel { number: self.number, introduction: is_new.then(introduce) }
     }
 

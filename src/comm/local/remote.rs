@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use super::LocalEngine;
 use super::board::{Announced, GroupKey, Letter, Ticket};
 use super::data::Deposit;
-use super::{LocalEngine, rendezvous};
 use crate::comm::CommError;
 use crate::comm::courier::{Courier, Parcel, Payload};
 use crate::comm::engine::Failure;
@@ -162,7 +162,9 @@ impl LocalEngine {
                 let (group, member) = self.channel(from, channel)?;
                 match self.rendezvous.announce(group, member, print) {
                     Ok(ticket) if ticket.seq == seq => Ok(Some(Place::Collective(ticket))),
-                    Ok(Ticket { seq: here, .. }) => Err(format!("it says call {seq} of a group where call {here} is next")),
+                    Ok(Ticket { seq: here, .. }) => {
+                        Err(format!("it says call {seq} of a group where call {here} is next"))
+                    }
                     Err(_) => Ok(None),
                 }
             }
@@ -194,7 +196,10 @@ impl LocalEngine {
         let (others, Channel { number, introduction }) = (self.others(), channel);
         let mut channels = others.channels.lock();
         let Some(Introduction { ranks, name, member }) = introduction else {
-            return channels.get(&(from, number)).copied().ok_or_else(|| format!("it has not said what channel {number} is"));
+            return channels
+                .get(&(from, number))
+                .copied()
+                .ok_or_else(|| format!("it has not said what channel {number} is"));
         };
         let is_known = |rank: &usize| *rank < others.size();
         if !ranks.iter().all(is_known) || !ranks.get(member).is_some_and(|rank| others.of(from).contains(rank)) {

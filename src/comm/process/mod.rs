@@ -101,7 +101,9 @@ impl Processes {
         let engine = LocalEngine::among_processes(self.courier.clone(), launch, each, multithreaded);
         let this = Arc::downgrade(&engine);
         state.launches.push(this.clone());
-        for Ahead { from, word, deposit, .. } in state.ahead.extract_if(.., |ahead| ahead.launch == launch).collect::<Vec<_>>() {
+        for Ahead { from, word, deposit, .. } in
+            state.ahead.extract_if(.., |ahead| ahead.launch == launch).collect::<Vec<_>>()
+        {
             let place = engine.hear(from.0, word);
             match (place, deposit) {
                 (Some(place), Some(deposit)) => engine.fill(place, deposit),
@@ -133,7 +135,10 @@ impl State {
         };
         let contents = word.contents();
         let Some(spaces) = payload::spaces(&contents.tensors, lengths) else {
-            return Err(format!("header {} announces payloads of {lengths:?} bytes for {:?}", from.1, contents.tensors));
+            return Err(format!(
+                "header {} announces payloads of {lengths:?} bytes for {:?}",
+                from.1, contents.tensors
+            ));
         };
         let goal = match self.launches.get(launch as usize) {
             None => {

@@ -109,9 +109,8 @@ pub(in crate::comm) fn spaces(tensors: &[TensorMeta], lengths: &[usize]) -> Opti
     let sizes = tensors.iter().map(bytes).collect::<Option<Vec<_>>>()?;
     let full = tensors.iter().zip(sizes).filter(|(_, bytes)| *bytes > 0);
     let (full, sizes): (Vec<_>, Vec<_>) = full.unzip();
-    let space = |meta: &TensorMeta| -> Box<dyn Landing> {
-        Box::new(Space::new(meta.dtype.size(), meta.shape.num_elements()))
-    };
+    let space =
+        |meta: &TensorMeta| -> Box<dyn Landing> { Box::new(Space::new(meta.dtype.size(), meta.shape.num_elements())) };
     (sizes == lengths).then(|| full.into_iter().map(space).collect())
 }
 

@@ -149,7 +149,8 @@ impl Encode for str {
 }
 
 fn text<'a>(input: &mut &'a [u8]) -> Option<&'a str> {
-    let (text, rest) = input.split_at_checked(usize::decode(input)?)?;
+    let len = usize::decode(input)?;
+    let (text, rest) = input.split_at_checked(len)?;
     *input = rest;
     std::str::from_utf8(text).ok()
 }
