@@ -172,6 +172,11 @@ impl<F: Fingerprint, P> Board<F, P> {
         key
     }
 
+    /// Global ranks of a group.
+    pub fn ranks(&self, group: GroupKey) -> &[usize] {
+        &self.groups[group.0].ranks
+    }
+
     /// Keys of the groups with this rank.
     pub fn groups_of(&self, rank: usize) -> impl Iterator<Item = GroupKey> {
         self.groups.iter().enumerate().filter(move |(_, g)| g.ranks.contains(&rank)).map(|(i, _)| GroupKey(i))
@@ -359,12 +364,13 @@ impl<F: Fingerprint, P> Board<F, P> {
         }
     }
 
-    /// The rank's program is over.
-    pub fn returned(&mut self, rank: usize) {
+    /// The rank's program is over. False: it was already.
+    pub fn returned(&mut self, rank: usize) -> bool {
         if std::mem::replace(&mut self.ranks[rank].returned, true) {
-            return;
+            return false;
         }
         self.groups.iter_mut().filter(|group| group.ranks.contains(&rank)).for_each(|group| group.left += 1);
+        true
     }
 
     /// Whether the rank's program is over.

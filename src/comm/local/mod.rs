@@ -97,8 +97,9 @@ impl LocalEngine {
 
     /// A rank's program is over, in whatever process.
     fn left(&self, rank: usize) {
-        self.rendezvous.returned(rank);
-        self.left.fetch_add(1, Ordering::Relaxed);
+        if self.rendezvous.returned(rank) {
+            self.left.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 

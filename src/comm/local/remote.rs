@@ -170,6 +170,10 @@ impl LocalEngine {
             }
             Word::Sent { channel, to, tag, print, .. } => {
                 let (group, from) = self.channel(from, channel)?;
+                let size = self.rendezvous.group_size(group);
+                if to >= size {
+                    return Err(format!("it sends to member {to} of a group of {size}"));
+                }
                 let letter = Letter { from, tag, print, part: () };
                 Ok(self.rendezvous.announce_letter(group, to, letter).ok().map(Place::Message))
             }

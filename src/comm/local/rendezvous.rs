@@ -91,6 +91,11 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         key
     }
 
+    /// Number of ranks of a group.
+    pub fn group_size(&self, group: GroupKey) -> usize {
+        self.state.lock().board.ranks(group).len()
+    }
+
     /// Joins `member`'s next collective of `group` with `part`. Never blocks.
     pub fn join(&self, group: GroupKey, member: usize, print: F, part: P) -> Result<Ticket, CommError> {
         let mut state = self.state.lock();
@@ -351,14 +356,15 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         self.state.lock().board.failure().cloned()
     }
 
-    /// The rank's program is over: wakes those who may be waiting for it.
-    pub fn returned(&self, rank: usize) {
+    /// The rank's program is over: wakes those who may be waiting for it. False: it was already.
+    pub fn returned(&self, rank: usize) -> bool {
         let mut state = self.state.lock();
-        state.board.returned(rank);
+        let first = state.board.returned(rank);
         for group in state.board.groups_of(rank) {
             state.bells[group.index()].ring();
         }
         state.end.ring();
+        first
     }
 
     /// Whether the rank's program is over.
