@@ -494,3 +494,7 @@ impl<F: Fingerprint, P> Slot<F, P> {
 #[cfg(test)]
 #[path = "board_tests.rs"] // also where the model of the rendezvous includes this file
 mod tests;
+
+#[cfg(test)]
+#[path = "board_remote_tests.rs"] // also where the model of the rendezvous includes this file
+mod remote_tests;

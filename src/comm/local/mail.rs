@@ -122,6 +122,11 @@ impl<F, P> Mail<F, P> {
         self.receives.len() - 1
     }
 
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.letters.is_empty() && self.receives.is_empty()
+    }
+
     fn find(&self, number: u64) -> &Receive<F, P> {
         &self.receives[self.place(number)]
     }
