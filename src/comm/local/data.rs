@@ -9,10 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 #[cfg(feature = "flex")]
 use super::flex;
-use crate::comm::courier::Landing;
 use crate::comm::engine::ranges::{Ranges, cut, full};
-use crate::comm::process::header::Contents;
-use crate::comm::process::payload::landed;
 use crate::comm::{ReduceOp, engine};
 use crate::placement::Cut;
 
@@ -55,10 +52,9 @@ impl Deposit {
         Self { addressees, ..Self::new(tensors) }
     }
 
-    /// What has come from a rank of another process.
-    pub fn landed(contents: Contents, landings: Vec<Box<dyn Landing>>) -> Self {
-        let Contents { addressees, tensors } = contents;
-        Self { addressees, ..Self::new(landed(tensors, landings)) }
+    /// What has come from a rank of another process: all of it, or the parts of these members.
+    pub fn landed(addressees: Vec<usize>, tensors: Vec<DispatchTensor>) -> Self {
+        Self { addressees, ..Self::new(tensors) }
     }
 
     /// Tensor `index` of a rank that cuts wholes: `Ok` if it is this one's part already, and nothing else came.

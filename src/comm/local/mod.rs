@@ -37,7 +37,7 @@ use remote::Others;
 pub(super) use remote::Place;
 
 /// What the ranks of one [`launch`](super::launch) in one process share.
-pub(crate) struct LocalEngine {
+pub(super) struct LocalEngine {
     rendezvous: rendezvous::Rendezvous<Print, Deposit>,
     /// Ranks of all processes.
     size: usize,

@@ -36,12 +36,31 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::courier::{Addressee, Courier, Landing};
+use super::engine::Engine;
 use super::local::{Deposit, LocalEngine, Place};
 use header::{Contents, Header, Word};
 
-/// The processes of a job, each with the same number of ranks: process `p` of `t` ranks each has ranks `p * t ..`.
+/// The processes of a job, as one of them sees the others: what makes the engines of its launches.
+///
+/// Every process makes the same launches in the same order, and has the same number of ranks in each: of `t` ranks
+/// each, process `p` has ranks `p * t` to `p * t + t - 1`. A launch fails in all processes if a rank fails in any.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # fn connect() -> Arc<dyn Courier> { unimplemented!() }
+/// use burn_dtensor::comm::courier::Courier;
+/// use burn_dtensor::comm::{Launch, Processes, launch};
+///
+/// let courier: Arc<dyn Courier> = connect();
+/// let processes = Processes::new(courier);
+/// launch(Launch::on(processes.engine(4, false)), |world| {
+///     // The ranks of all processes.
+///     world.barrier("all are here")
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
 #[derive(Debug)]
-pub(crate) struct Processes {
+pub struct Processes {
     courier: Arc<dyn Courier>,
     state: Mutex<State>,
 }
@@ -94,8 +113,9 @@ impl Processes {
         this
     }
 
-    /// The engine of the next launch, with `each` ranks in every process.
-    pub fn engine(&self, each: usize, multithreaded: bool) -> Arc<LocalEngine> {
+    /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on`](super::Launch::on).
+    /// `multithreaded` is what [`Launch::multithreaded`](super::Launch::multithreaded) says of ranks that are all here.
+    pub fn engine(&self, each: usize, multithreaded: bool) -> Arc<dyn Engine> {
         let mut state = self.state.lock();
         let launch = state.launches.len() as u64;
         let engine = LocalEngine::among_processes(self.courier.clone(), launch, each, multithreaded);
@@ -168,10 +188,12 @@ impl Addressee for Processes {
         })
     }
 
-    fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
+    unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal }) = state.awaited.remove(&(from, number)) else { return };
-        let deposit = Deposit::landed(contents, landings);
+        let Contents { addressees, tensors } = contents;
+        // SAFETY: the caller has written them all.
+        let deposit = Deposit::landed(addressees, unsafe { payload::landed(tensors, landings) });
         match goal {
             Goal::Place(engine, place) => {
                 drop(state);

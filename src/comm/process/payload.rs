@@ -120,7 +120,10 @@ pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn Landing>> {
 }
 
 /// The tensors whose elements have landed in their [`spaces`], on the host.
-pub(in crate::comm) fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box<dyn Landing>>) -> Vec<DispatchTensor> {
+///
+/// # Safety
+/// All bytes of the landings are written.
+pub(in crate::comm) unsafe fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box<dyn Landing>>) -> Vec<DispatchTensor> {
     let (host, mut landings) = (default_device(), landings.into_iter());
     let tensor = |meta: TensorMeta| {
         let bytes = match meta.shape.num_elements() {
@@ -128,7 +131,7 @@ pub(in crate::comm) fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box<dyn La
             _ => {
                 let landing: Box<dyn Any> = landings.next().expect("a payload for each tensor with elements");
                 let space = landing.downcast::<Space>().expect("landings come back as they were given");
-                // SAFETY: a courier hands landings back once their payloads are there, which are as long as they.
+                // SAFETY: the caller has written it.
                 unsafe { space.filled() }
             }
         };
