@@ -12,6 +12,7 @@
 //!    unless all others have returned.
 //! 6. A rank of another process joins in two steps: it is announced, which is all that counts in 1, 2 and 5, and its
 //!    deposit comes later, without which nothing is complete. It takes no result here.
+//!    A deposit may be offered: it comes if a rank here asks for it, and is declined once all have given up.
 //! 7. Where another process decides which failure is the first, one found here ends nothing until that is known;
 //!    what ranks disagree about is never complete.
 //!
@@ -101,6 +102,8 @@ pub(crate) struct Board<F, P> {
     waits: usize,
     /// Deposits that nobody needs any more, until [`take_freed`](Self::take_freed).
     freed: Vec<Parts<P>>,
+    /// Offers that nobody needs any more, until [`take_declined`](Self::take_declined).
+    declined: Vec<Ticket>,
 }
 
 #[derive(Default)]
@@ -122,6 +125,15 @@ struct Group<F, P> {
     mail: Vec<Mail<F, P>>,
 }
 
+/// When the ranks here want a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Later,
+    /// After one that is wanted now.
+    Next,
+    Now,
+}
+
 struct Slot<F, P> {
     joined: Vec<Option<(F, Option<P>)>>,
     /// The first member that has joined, in group order.
@@ -134,6 +146,10 @@ struct Slot<F, P> {
     waits: usize,
     parts: Option<Parts<P>>,
     unreleased: usize,
+    /// Of what is offered.
+    wanted: Wanted,
+    /// Members whose deposits are offered, and have not been asked for.
+    offered: Vec<usize>,
 }
 
 impl<F: Fingerprint, P> Board<F, P> {
@@ -150,6 +166,7 @@ impl<F: Fingerprint, P> Board<F, P> {
             multithreaded,
             waits: 0,
             freed: Vec::new(),
+            declined: Vec::new(),
         }
     }
 
@@ -203,11 +220,56 @@ impl<F: Fingerprint, P> Board<F, P> {
         Ok(ticket)
     }
 
+    /// [`announce`](Self::announce)s a rank whose deposit comes only if it is asked for. True: it is.
+    pub fn offer(&mut self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
+        let (ticket, _) = self.join_with(group, member, print, None)?;
+        let slot = self.slot_mut(ticket);
+        let asked = slot.wanted != Wanted::Later;
+        if !asked {
+            slot.offered.push(member);
+        }
+        self.release(ticket);
+        Ok((ticket, asked))
+    }
+
+    /// The result of `ticket` is wanted now. Returns the offers to ask for.
+    pub fn want(&mut self, ticket: Ticket) -> Vec<Ticket> {
+        self.ask(ticket, Wanted::Now)
+    }
+
+    /// The same; once, also of the call before it that is not wanted yet. Backward wants the results of what forward has
+    /// called ahead from the last to the first: while it is at one, the next is on its way.
+    pub fn want_and_next(&mut self, ticket: Ticket) -> Vec<Ticket> {
+        if self.slot(ticket).wanted == Wanted::Now {
+            return Vec::new();
+        }
+        let mut offers = self.ask(ticket, Wanted::Now);
+        let g = &self.groups[ticket.group.0];
+        let mut before = g.slots.iter().take((ticket.seq - g.base) as usize);
+        if let Some(at) = before.rposition(|slot| slot.wanted == Wanted::Later && slot.unreleased > 0) {
+            let seq = g.base + at as u64;
+            offers.extend(self.ask(Ticket { seq, ..ticket }, Wanted::Next));
+        }
+        offers
+    }
+
+    fn ask(&mut self, ticket: Ticket, wanted: Wanted) -> Vec<Ticket> {
+        let slot = self.slot_mut(ticket);
+        slot.wanted = wanted;
+        std::mem::take(&mut slot.offered).into_iter().map(|member| Ticket { member, ..ticket }).collect()
+    }
+
+    /// Whether the result of `ticket` is there, or nothing more than to be asked for.
+    pub fn is_complete(&self, ticket: Ticket) -> bool {
+        let is_all_offered = || self.slot(ticket).wanted == Wanted::Later && self.absent(ticket).next().is_none();
+        self.is_over(Wait::All(ticket)) || is_all_offered()
+    }
+
     /// Adds the deposit of a rank that was announced. True: now complete.
     pub fn fill(&mut self, ticket: Ticket, part: P) -> bool {
         let g = &mut self.groups[ticket.group.0];
         let at = ticket.seq.checked_sub(g.base).map(|at| at as usize);
-        let slot = at.and_then(|at| g.slots.get_mut(at)).filter(|slot| slot.unreleased > 0);
+        let slot = at.and_then(|at| g.slots.get_mut(at)).filter(|slot| slot.awaits(ticket.member));
         let Some(slot) = slot.filter(|_| self.failure.is_none()) else {
             // Nobody takes it any more.
             self.freed.push(Arc::from([part]));
@@ -296,6 +358,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         if slot.unreleased == 0 {
             self.freed.push(slot.parts.take().unwrap_or_else(|| slot.deposits()));
             slot.joined = Vec::new();
+            self.declined.extend(slot.offered.drain(..).map(|member| Ticket { member, ..ticket }));
         }
         while g.slots.front().is_some_and(|slot| slot.unreleased == 0) {
             g.slots.pop_front();
@@ -307,6 +370,12 @@ impl<F: Fingerprint, P> Board<F, P> {
     #[must_use]
     pub fn take_freed(&mut self) -> Vec<Parts<P>> {
         std::mem::take(&mut self.freed)
+    }
+
+    /// Offers that nobody will ask for.
+    #[must_use]
+    pub fn take_declined(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.declined)
     }
 
     /// Records the first failure; later ones are ignored. Returns the one that counts, as far as is known here.
@@ -410,6 +479,11 @@ impl<F: Fingerprint, P> Board<F, P> {
         &g.slots[(ticket.seq - g.base) as usize]
     }
 
+    fn slot_mut(&mut self, ticket: Ticket) -> &mut Slot<F, P> {
+        let g = &mut self.groups[ticket.group.0];
+        &mut g.slots[(ticket.seq - g.base) as usize]
+    }
+
     fn describe(&self, rank: usize) -> String {
         let state = &self.ranks[rank];
         if state.returned {
@@ -450,7 +524,17 @@ impl<F: Fingerprint, P> Group<F, P> {
 impl<F: Fingerprint, P> Slot<F, P> {
     fn new(size: usize) -> Self {
         let joined = (0..size).map(|_| None).collect();
-        Self { joined, first: size, absent: size, waits: 0, last: 0, parts: None, unreleased: size }
+        Self {
+            joined,
+            first: size,
+            absent: size,
+            waits: 0,
+            last: 0,
+            parts: None,
+            unreleased: size,
+            wanted: Wanted::Later,
+            offered: Vec::new(),
+        }
     }
 
     /// If `print` differs from those present: the member to blame, and one it differs from.
@@ -462,6 +546,11 @@ impl<F: Fingerprint, P> Slot<F, P> {
         let present = present.filter_map(|(i, joined)| Some((i, &joined.as_ref()?.0)));
         let mut asked = present.take(if print.is_of_pairs() { self.joined.len() } else { 1 });
         asked.find_map(|(present, other)| print.difference(other).map(|_| (member, present)))
+    }
+
+    /// Whether `member` has joined, and its deposit has yet to come.
+    fn awaits(&self, member: usize) -> bool {
+        self.joined.get(member).is_some_and(|joined| matches!(joined, Some((_, None)))) && self.parts.is_none()
     }
 
     /// Adds a deposit.

@@ -11,7 +11,7 @@ use super::cube::Fused;
 #[cfg(feature = "cube")]
 use super::data::has_kernel;
 use super::data::{Deposit, Exchange};
-use super::outlet::{Outlet, Share};
+use super::outlet::{Outlet, Share, Shares};
 use super::pending::{Awaited, Joined, Seat, Sent};
 use crate::comm::engine::{Channel, Member, Message, Post, Posted};
 use crate::comm::{ReduceOp, Sharded, TensorMeta};
@@ -41,23 +41,35 @@ impl LocalChannel {
         }
     }
 
-    /// Joins the next collective of the group, whose ranks in other processes need `share` of what is deposited.
+    /// Joins the next collective of the group, whose ranks in other processes get `shares` of the deposit.
     fn join<T: 'static>(
         &self,
         post: Post,
         deposit: Deposit,
-        share: Share<'_>,
+        shares: Option<Shares>,
         finish: impl FnOnce(Exchange) -> T + Send + 'static,
     ) -> Posted<T> {
         self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.device.clone());
         let join = |print, deposit| self.engine.rendezvous.join(self.key, place, print, deposit);
-        let ticket = match &self.outlet {
-            None => join(post.print, deposit)?,
-            Some(outlet) => outlet.joined(post.print, deposit, share, join)?,
+        let ticket = match (&self.outlet, shares) {
+            (Some(outlet), Some(shares)) => {
+                let ticket = outlet.joined(post.print, shares, post.ahead, |print| join(print, deposit))?;
+                if !post.ahead {
+                    self.engine.ask(self.engine.rendezvous.want(ticket));
+                }
+                ticket
+            }
+            _ => join(post.print, deposit)?,
         };
         let finish = move |deposits: &[Deposit]| finish(Exchange { deposits, member: place, device: &device });
-        Ok(Box::new(Joined { seat: Seat::new(self.engine.clone(), ticket), finish }))
+        let seat = Seat::new(self.engine.clone(), ticket, self.outlet.is_some() && post.ahead);
+        Ok(Box::new(Joined { seat, finish }))
+    }
+
+    /// What other processes need of a deposit, if there are any.
+    fn shares(&self, deposit: &Deposit, share: Share<'_>) -> Option<Shares> {
+        self.outlet.as_ref().map(|outlet| outlet.shares(deposit, share))
     }
 }
 
@@ -75,7 +87,8 @@ impl Channel for LocalChannel {
         let deposit = Deposit::new(tensors);
         #[cfg(feature = "cube")]
         let (fused, deposit) = Fused::pack_parts(post.ahead, deposit, &post.print.tensors, &cuts, &self.member);
-        self.join(post, deposit, Share::Whole, move |exchange| {
+        let shares = self.shares(&deposit, Share::Whole);
+        self.join(post, deposit, shares, move |exchange| {
             #[cfg(feature = "cube")]
             if let Some(wholes) = fused.and_then(|fused| fused.gathered(exchange.deposits)) {
                 return wholes;
@@ -89,8 +102,8 @@ impl Channel for LocalChannel {
         let deposit = Deposit::new(tensors);
         #[cfg(feature = "cube")]
         let (fused, deposit) = Fused::pack_wholes(deposit, &post.print.tensors, &cuts, &self.member);
-        let shared = cuts.clone();
-        self.join(post, deposit, Share::Parts(&shared), move |exchange| {
+        let shares = self.shares(&deposit, Share::Parts(&cuts));
+        self.join(post, deposit, shares, move |exchange| {
             #[cfg(feature = "cube")]
             if let Some(parts) = fused.filter(|_| has_kernel(op)).and_then(|fused| fused.reduced(exchange.deposits, op))
             {
@@ -108,7 +121,9 @@ impl Channel for LocalChannel {
         _metas: Vec<Vec<TensorMeta>>,
     ) -> Posted<Vec<Vec<DispatchTensor>>> {
         let own = std::mem::take(&mut parts[self.member.group.rank()]);
-        self.join(post, Deposit::addressed(parts), Share::Addressed, move |exchange| exchange.addressed(own))
+        let deposit = Deposit::addressed(parts);
+        let shares = self.shares(&deposit, Share::Addressed);
+        self.join(post, deposit, shares, move |exchange| exchange.addressed(own))
     }
 
     fn broadcast(
@@ -118,11 +133,15 @@ impl Channel for LocalChannel {
         _metas: Vec<TensorMeta>,
         root: usize,
     ) -> Posted<Vec<DispatchTensor>> {
-        self.join(post, Deposit::new(tensors), Share::Whole, move |exchange| exchange.copies(root))
+        let deposit = Deposit::new(tensors);
+        let shares = self.shares(&deposit, Share::Whole);
+        self.join(post, deposit, shares, move |exchange| exchange.copies(root))
     }
 
     fn barrier(&self, post: Post) -> Posted<()> {
-        self.join(post, Deposit::new(Vec::new()), Share::Whole, |_| ())
+        let deposit = Deposit::new(Vec::new());
+        let shares = self.shares(&deposit, Share::Whole);
+        self.join(post, deposit, shares, |_| ())
     }
 
     fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()> {
@@ -144,7 +163,9 @@ impl Channel for LocalChannel {
     /// Every rank reads the terms where they are; of large ones each reduces a share for all.
     fn all_reduce(&self, post: Post, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
         let count = tensors.len();
-        self.join(post, Deposit::new(tensors), Share::Whole, move |exchange| {
+        let deposit = Deposit::new(tensors);
+        let shares = self.shares(&deposit, Share::Whole);
+        self.join(post, deposit, shares, move |exchange| {
             (0..count).map(|index| exchange.reduce_whole(index, op)).collect()
         })
     }
@@ -152,8 +173,10 @@ impl Channel for LocalChannel {
     /// In one pass.
     fn recut(&self, post: Post, shard: Sharded, to_dim: usize, to_cut: Cut) -> Posted<DispatchTensor> {
         let Sharded { tensor, dim, .. } = shard;
-        let cut = [(to_dim, to_cut.clone())];
-        self.join(post, Deposit::new(vec![tensor]), Share::Parts(&cut), move |exchange| {
+        let (deposit, cuts) = (Deposit::new(vec![tensor]), [(to_dim, to_cut)]);
+        let shares = self.shares(&deposit, Share::Parts(&cuts));
+        self.join(post, deposit, shares, move |exchange| {
+            let [(to_dim, to_cut)] = cuts;
             exchange.recut(dim, to_dim, &to_cut)
         })
     }
@@ -167,8 +190,9 @@ impl Channel for LocalChannel {
         cuts: Vec<(usize, Cut)>,
         root: usize,
     ) -> Posted<Vec<DispatchTensor>> {
-        let shared = cuts.clone();
-        self.join(post, Deposit::new(tensors), Share::Parts(&shared), move |exchange| {
+        let deposit = Deposit::new(tensors);
+        let shares = self.shares(&deposit, Share::Parts(&cuts));
+        self.join(post, deposit, shares, move |exchange| {
             let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.part(index, root, *dim, cut);
             cuts.iter().enumerate().map(part).collect()
         })

@@ -32,6 +32,7 @@ use super::courier::Courier;
 use super::engine::{Channel, Engine, Failure, Member, Print, launch_number};
 use super::{CommError, Op};
 
+use board::Ticket;
 pub(super) use data::Deposit;
 use remote::Others;
 pub(super) use remote::Place;
@@ -72,7 +73,7 @@ impl LocalEngine {
     ) -> Arc<Self> {
         let others = Arc::new(Others::new(courier, launch, each));
         let teller = others.clone();
-        let tell = Box::new(move |failure, doing| teller.tell(failure, doing));
+        let tell = Box::new(move |news| teller.tell(news));
         let (size, here, decides) = (others.size(), others.here(), others.decides());
         let rendezvous = rendezvous::Rendezvous::among_processes(size, multithreaded, decides, tell);
         Self::of(size, here, rendezvous, Some(others))
@@ -93,6 +94,13 @@ impl LocalEngine {
             left: AtomicUsize::new(0),
             this: this.clone(),
         })
+    }
+
+    /// Asks for what ranks of other processes have offered.
+    fn ask(&self, offers: Vec<Ticket>) {
+        if let Some(others) = self.others.as_ref().filter(|_| !offers.is_empty()) {
+            others.answer(offers, true);
+        }
     }
 
     /// A rank's program is over, in whatever process.

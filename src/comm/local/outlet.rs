@@ -24,6 +24,9 @@ pub(super) enum Share<'a> {
     Addressed,
 }
 
+/// What each other process gets of a deposit.
+pub(super) type Shares = Vec<(Contents, Vec<Payload>)>;
+
 /// A rank's place in a group that has ranks in other processes.
 pub(super) struct Outlet {
     others: Arc<Others>,
@@ -64,22 +67,31 @@ impl Outlet {
         Some(Self { others, member, name, number, members, told: Mutex::new(told) })
     }
 
-    /// Has `join` join a collective here, and the ranks of other processes hear of it.
+    /// Has `join` join a collective here, and the ranks of other processes hear of it, with what they need of the deposit:
+    /// at once, or, if it is called `ahead`, when they ask.
     pub fn joined<T>(
         &self,
         print: Print,
-        deposit: Deposit,
-        share: Share<'_>,
-        join: impl FnOnce(Print, Deposit) -> Result<T, CommError>,
+        shares: Shares,
+        ahead: bool,
+        join: impl FnOnce(Print) -> Result<T, CommError>,
     ) -> Result<T, CommError> {
-        let (written, shares) = (Written::of(&print), self.shares(&deposit, share));
+        let written = Written::of(&print);
         let mut told = self.told.lock();
-        let joined = join(print, deposit)?;
+        let joined = join(print)?;
         let seq = told.calls;
         told.calls += 1;
         for (at, (contents, payloads)) in shares.into_iter().enumerate() {
-            let channel = self.channel(&mut told, at);
-            self.others.send(self.members[at].0, Word::Joined { channel, seq, print: &written, contents }, payloads);
+            let (channel, to) = (self.channel(&mut told, at), self.members[at].0);
+            let offer = ahead && !payloads.is_empty();
+            let (contents, payloads) = match offer {
+                true => {
+                    self.others.keep((to, self.number, seq), contents, payloads);
+                    Default::default()
+                }
+                false => (contents, payloads),
+            };
+            self.others.send(to, Word::Joined { channel, seq, print: &written, offer, contents }, payloads);
         }
         Ok(joined)
     }
@@ -112,7 +124,7 @@ impl Outlet {
     }
 
     /// What each other process needs of `deposit`.
-    fn shares(&self, deposit: &Deposit, share: Share<'_>) -> Vec<(Contents, Vec<Payload>)> {
+    pub fn shares(&self, deposit: &Deposit, share: Share<'_>) -> Shares {
         let ranks = self.member.group.size();
         if let Share::Whole = share {
             // Once for all.

@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use super::LocalEngine;
 use super::board::{Announced, GroupKey, Letter, Ticket};
 use super::data::Deposit;
+use super::rendezvous::News;
 use crate::comm::CommError;
 use crate::comm::courier::{Courier, Parcel, Payload};
 use crate::comm::engine::Failure;
-use crate::comm::process::header::{Channel, Header, Introduction, Word, Written};
+use crate::comm::process::header::{Channel, Contents, Header, Introduction, Word, Written};
 
 /// The other processes of a launch.
 pub(super) struct Others {
@@ -23,10 +24,18 @@ pub(super) struct Others {
     each: usize,
     /// Numbers of channels here, so far.
     numbers: AtomicUsize,
-    /// Those of other processes, by process and number: the group, and the rank's position in it.
-    channels: Mutex<HashMap<(usize, usize), (GroupKey, usize)>>,
+    channels: Mutex<Channels>,
+    /// What was offered, by the process, the channel and the call.
+    offered: Mutex<HashMap<(usize, usize, u64), (Contents, Vec<Payload>)>>,
     /// Whether each rank has failed or panicked.
     unsuccessful: Vec<AtomicBool>,
+}
+
+/// The channels of other processes: of each process and number the group, and the rank's position in it; and back.
+#[derive(Default)]
+struct Channels {
+    places: HashMap<(usize, usize), (GroupKey, usize)>,
+    numbers: HashMap<(GroupKey, usize), (usize, usize)>,
 }
 
 /// What a deposit is awaited for.
@@ -39,8 +48,8 @@ pub(in crate::comm) enum Place {
 impl Others {
     pub fn new(courier: Arc<dyn Courier>, launch: u64, each: usize) -> Self {
         let unsuccessful = (0..courier.processes() * each).map(|_| AtomicBool::default()).collect();
-        let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
-        Self { courier, launch, each, numbers, channels, unsuccessful }
+        let (numbers, channels, offered) = (AtomicUsize::default(), Mutex::default(), Mutex::default());
+        Self { courier, launch, each, numbers, channels, offered, unsuccessful }
     }
 
     /// All ranks of the launch.
@@ -83,8 +92,30 @@ impl Others {
         others.for_each(|process| self.send(process, word(), Vec::new()));
     }
 
+    /// Keeps what is offered until the process has answered.
+    pub fn keep(&self, call: (usize, usize, u64), contents: Contents, payloads: Vec<Payload>) {
+        self.offered.lock().insert(call, (contents, payloads));
+    }
+
+    /// Asks for what ranks of other processes have offered, or declines it.
+    pub fn answer(&self, offers: Vec<Ticket>, wanted: bool) {
+        for Ticket { group, member, seq } in offers {
+            let place = self.channels.lock().numbers.get(&(group, member)).copied();
+            let (process, channel) = place.expect("who has offered has said on which channel");
+            self.send(process, Word::Asked { channel, seq, wanted }, Vec::new());
+        }
+    }
+
+    /// What others must know of what has happened here.
+    pub fn tell(&self, news: News) {
+        match news {
+            News::Failed(failure, doing) => self.tell_failure(failure, doing),
+            News::Declined(offers) => self.answer(offers, false),
+        }
+    }
+
     /// A failure that was found here: an end for all, or something to be decided.
-    pub fn tell(&self, failure: Failure, doing: Vec<String>) {
+    fn tell_failure(&self, failure: Failure, doing: Vec<String>) {
         let decided = self.decides();
         let word = || Word::Failed { failure: failure.clone(), decided, doing: doing.clone() };
         if decided { self.send_all(word) } else { self.send(0, word(), Vec::new()) }
@@ -158,15 +189,34 @@ impl LocalEngine {
     fn heard(&self, from: usize, word: Word) -> Result<Option<Place>, String> {
         let others = self.others();
         match word {
-            Word::Joined { channel, seq, print, .. } => {
+            Word::Joined { channel, seq, print, offer, .. } => {
                 let (group, member) = self.channel(from, channel)?;
-                match self.rendezvous.announce(group, member, print) {
-                    Ok(ticket) if ticket.seq == seq => Ok(Some(Place::Collective(ticket))),
-                    Ok(Ticket { seq: here, .. }) => {
-                        Err(format!("it says call {seq} of a group where call {here} is next"))
-                    }
-                    Err(_) => Ok(None),
+                let announced = match offer {
+                    false => self.rendezvous.announce(group, member, print).map(|ticket| (ticket, false)),
+                    true => self.rendezvous.offer(group, member, print),
+                };
+                let Ok((ticket, asked)) = announced else { return Ok(None) };
+                if ticket.seq != seq {
+                    return Err(format!("it says call {seq} of a group where call {} is next", ticket.seq));
                 }
+                if asked {
+                    others.answer(vec![ticket], true);
+                }
+                Ok((!offer).then_some(Place::Collective(ticket)))
+            }
+            Word::Asked { channel, seq, wanted } => {
+                let offered = others.offered.lock().remove(&(from, channel, seq));
+                let Some((contents, payloads)) = offered else {
+                    return Err(format!("it asks for what was not offered in call {seq} of channel {channel}"));
+                };
+                if wanted {
+                    others.send(from, Word::Brought { channel, seq, contents }, payloads);
+                }
+                Ok(None)
+            }
+            Word::Brought { channel, seq, .. } => {
+                let (group, member) = self.channel(from, Channel { number: channel, introduction: None })?;
+                Ok(Some(Place::Collective(Ticket { group, member, seq })))
             }
             Word::Sent { channel, to, tag, print, .. } => {
                 let (group, from) = self.channel(from, channel)?;
@@ -201,6 +251,7 @@ impl LocalEngine {
         let mut channels = others.channels.lock();
         let Some(Introduction { ranks, name, member }) = introduction else {
             return channels
+                .places
                 .get(&(from, number))
                 .copied()
                 .ok_or_else(|| format!("it has not said what channel {number} is"));
@@ -210,7 +261,8 @@ impl LocalEngine {
             return Err(format!("it calls as member {member} of a group of ranks {ranks:?}"));
         }
         let place = (self.rendezvous.group(&ranks, name), member);
-        channels.insert((from, number), place);
+        channels.places.insert((from, number), place);
+        channels.numbers.insert(place, (from, number));
         Ok(place)
     }
 }

@@ -24,12 +24,19 @@ pub(crate) struct Rendezvous<F, P> {
     state: Mutex<State<F, P>>,
     /// How often a waiter looks before it sleeps.
     spins: u32,
-    /// Tells other processes, if there are any, of the failure that was found here, and what each rank was doing. Called
-    /// outside the lock.
+    /// Tells other processes, if there are any, what they must know. Called outside the lock.
     tell: Option<Tell>,
 }
 
-pub(crate) type Tell = Box<dyn Fn(Failure, Vec<String>) + Send + Sync>;
+pub(crate) type Tell = Box<dyn Fn(News) + Send + Sync>;
+
+/// What other processes must know.
+pub(crate) enum News {
+    /// A failure was found here, and what each rank was doing.
+    Failed(Failure, Vec<String>),
+    /// Nobody here needs these deposits any more, which were offered.
+    Declined(Vec<Ticket>),
+}
 
 /// A complete collective.
 pub(crate) struct Met<P> {
@@ -110,6 +117,23 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         let mut state = self.state.lock();
         let announced = state.board.announce(group, member, print);
         self.ring(state, group, false, announced)
+    }
+
+    /// The same of one whose deposit comes only if it is asked for. True: it is.
+    pub fn offer(&self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
+        let mut state = self.state.lock();
+        let offered = state.board.offer(group, member, print);
+        self.ring(state, group, false, offered)
+    }
+
+    /// The result of `ticket` is wanted now. Returns the offers to ask for.
+    pub fn want(&self, ticket: Ticket) -> Vec<Ticket> {
+        self.state.lock().board.want(ticket)
+    }
+
+    /// The same; once, also of the call before it that is not wanted yet.
+    pub fn want_and_next(&self, ticket: Ticket) -> Vec<Ticket> {
+        self.state.lock().board.want_and_next(ticket)
     }
 
     /// Adds the deposit of a rank that was announced.
@@ -211,7 +235,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
 
     /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_complete(&self, ticket: Ticket) -> bool {
-        self.state.lock().board.is_over(Wait::All(ticket))
+        self.state.lock().board.is_complete(ticket)
     }
 
     /// Whether [`wait_for_message`](Self::wait_for_message) would return at once.
@@ -400,11 +424,15 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// Unlocks, and only then drops what has been freed, and tells others of a failure.
     fn leave(&self, mut state: MutexGuard<'_, State<F, P>>) {
         let freed = state.board.take_freed();
-        let untold = self.tell.as_ref().and_then(|tell| Some((tell, state.board.untold()?)));
+        let news = self.tell.as_ref().map(|tell| (tell, state.board.untold(), state.board.take_declined()));
         drop(state);
         drop(freed);
-        if let Some((tell, (failure, doing))) = untold {
-            tell(failure, doing);
+        let Some((tell, untold, declined)) = news else { return };
+        if let Some((failure, doing)) = untold {
+            tell(News::Failed(failure, doing));
+        }
+        if !declined.is_empty() {
+            tell(News::Declined(declined));
         }
     }
 }

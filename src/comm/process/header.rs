@@ -14,8 +14,12 @@ pub(in crate::comm) struct Header<P = Print> {
 
 #[derive(Debug)]
 pub(in crate::comm) enum Word<P = Print> {
-    /// A rank has joined a collective.
-    Joined { channel: Channel, seq: u64, print: P, contents: Contents },
+    /// A rank has joined a collective. What others need of it follows, or is offered: it follows if they ask.
+    Joined { channel: Channel, seq: u64, print: P, offer: bool, contents: Contents },
+    /// Whether what a rank offered in a call of a channel of the addressee is wanted.
+    Asked { channel: usize, seq: u64, wanted: bool },
+    /// What was offered, and asked for.
+    Brought { channel: usize, seq: u64, contents: Contents },
     /// A rank has sent a message to member `to` of the group.
     Sent { channel: Channel, to: usize, tag: u32, print: P, contents: Contents },
     /// A rank's program is over.
@@ -53,8 +57,10 @@ impl<P> Word<P> {
     /// What the payloads hold.
     pub fn contents(&mut self) -> Contents {
         match self {
-            Self::Joined { contents, .. } | Self::Sent { contents, .. } => std::mem::take(contents),
-            Self::Left { .. } | Self::Failed { .. } => Contents::default(),
+            Self::Joined { contents, .. } | Self::Brought { contents, .. } | Self::Sent { contents, .. } => {
+                std::mem::take(contents)
+            }
+            Self::Asked { .. } | Self::Left { .. } | Self::Failed { .. } => Contents::default(),
         }
     }
 }
@@ -100,9 +106,10 @@ impl Encode for Written {
 impl Encode for Word<&Written> {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Joined { channel, seq, print, contents } => {
+            Self::Joined { channel, seq, print, offer, contents } => {
                 out.push(0);
                 (channel, seq, print).encode(out);
+                offer.encode(out);
                 contents.encode(out);
             }
             Self::Sent { channel, to, tag, print, contents } => {
@@ -120,6 +127,14 @@ impl Encode for Word<&Written> {
                 out.push(3);
                 (failure, decided, doing).encode(out);
             }
+            Self::Asked { channel, seq, wanted } => {
+                out.push(4);
+                (channel, seq, wanted).encode(out);
+            }
+            Self::Brought { channel, seq, contents } => {
+                out.push(5);
+                (channel, seq, contents).encode(out);
+            }
         }
     }
 }
@@ -129,7 +144,7 @@ impl Decode for Word {
         Some(match u8::decode(input)? {
             0 => {
                 let (channel, seq, print) = Decode::decode(input)?;
-                Self::Joined { channel, seq, print, contents: Decode::decode(input)? }
+                Self::Joined { channel, seq, print, offer: Decode::decode(input)?, contents: Decode::decode(input)? }
             }
             1 => {
                 let (channel, to, tag) = Decode::decode(input)?;
@@ -139,6 +154,14 @@ impl Decode for Word {
             3 => {
                 let (failure, decided, doing) = Decode::decode(input)?;
                 Self::Failed { failure, decided, doing }
+            }
+            4 => {
+                let (channel, seq, wanted) = Decode::decode(input)?;
+                Self::Asked { channel, seq, wanted }
+            }
+            5 => {
+                let (channel, seq, contents) = Decode::decode(input)?;
+                Self::Brought { channel, seq, contents }
             }
             _ => return None,
         })

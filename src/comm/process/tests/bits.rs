@@ -8,7 +8,7 @@ use burn::tensor::{DType, Distribution, Tensor, TensorData};
 use super::loopback::Job;
 use crate::Result;
 use crate::comm::engine::into_data;
-use crate::comm::{Launch, ReduceOp, Sharded, TensorMeta, World, launch};
+use crate::comm::{Call, Launch, ReduceOp, Sharded, TensorMeta, Work, World, launch};
 use crate::fsdp::{FullyShard, full_model, fully_shard};
 use crate::mesh::DeviceMesh;
 use crate::param::unit;
@@ -196,4 +196,73 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
             }
         }
     }
+}
+
+/// Backward's gathers are all called in forward: what belongs to others is here no earlier than one call before it is
+/// waited for, in the order of backward.
+#[test]
+fn what_is_gathered_ahead_is_sent_when_it_is_wanted_and_not_before() {
+    const FLOATS: usize = 1 << 14;
+    for each in [1, 2] {
+        let job = Job::new(2, 18);
+        let ends = job.run(|process, processes| {
+            launch(Launch::on(processes.engine(each, false)), |world| {
+                let comm = world.all();
+                let shard = |value: usize| Tensor::<1>::full([FLOATS], value as f32, world.device());
+                let gather = |value: usize| {
+                    let tensor = shard(10 * value + world.rank()).into_dispatch();
+                    let cut = Cut::Chunks(world.size() * FLOATS);
+                    comm.all_gather(Call::new("unit").ahead(), vec![Sharded { tensor, dim: 0, cut }])
+                };
+                let mut works: Vec<_> = (0..6).map(gather).collect();
+                world.barrier("all have called")?;
+                let mut sent = vec![job.sent(process)];
+                // All can be had without waiting for another rank.
+                assert!(works.iter().all(Work::is_complete));
+                world.barrier("all have looked")?;
+                let not_waited_for = works.remove(3);
+                while let Some(work) = works.pop() {
+                    let value = if works.len() >= 3 { works.len() + 1 } else { works.len() };
+                    let whole =
+                        Tensor::<1>::from_dispatch(work.wait()?.remove(0)).into_data().try_to_vec::<f32>().unwrap();
+                    let expected = (0..world.size()).flat_map(|rank| vec![(10 * value + rank) as f32; FLOATS]);
+                    assert!(whole.into_iter().eq(expected), "call {value}");
+                    world.barrier("all have it")?;
+                    sent.push(job.sent(process));
+                    world.barrier("all have looked")?;
+                }
+                drop(not_waited_for);
+                Ok(sent)
+            })
+        });
+        let payload = (each * FLOATS * size_of::<f32>()) as u64;
+        for (rank, sent) in ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))) {
+            // In payloads: none before the first is wanted; then that of each wanted, of 5, 4, 2, 1 and 0, and of the next.
+            let payloads: Vec<_> = sent.iter().map(|sent| sent / payload).collect();
+            assert_eq!(payloads, [0, 2, 3, 5, 6, 6], "rank {rank} of {each} in a process");
+        }
+    }
+}
+
+/// What was offered is held for those who may ask, and no longer.
+#[test]
+fn what_nobody_wants_is_given_back() {
+    let job = Job::new(2, 19);
+    job.run(|_, processes| {
+        let ends = launch(Launch::on(processes.engine(2, false)), |world| {
+            let comm = world.all();
+            let tensor = Tensor::<1>::ones([1 << 10], world.device());
+            let shard = Sharded { tensor: tensor.clone().into_dispatch(), dim: 0, cut: Cut::Chunks(4 << 10) };
+            let work = comm.all_gather(Call::new("unit").ahead(), vec![shard]);
+            assert!(!tensor.can_mut());
+            drop(work);
+            world.barrier("all have given up")?;
+            // Word of that may come after the barrier.
+            while !tensor.can_mut() {
+                std::thread::yield_now();
+            }
+            Ok(())
+        });
+        ends.unwrap_or_else(|error| panic!("{error}"));
+    });
 }

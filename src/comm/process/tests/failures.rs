@@ -191,7 +191,13 @@ fn a_header_that_cannot_be_right_is_an_error() {
     let channel = |introduction| Channel { number: 1000, introduction };
     let join = |introduction, seq| {
         let print = print();
-        let word = Word::Joined { channel: channel(introduction), seq, print: &print, contents: Contents::default() };
+        let word = Word::Joined {
+            channel: channel(introduction),
+            seq,
+            print: &print,
+            offer: false,
+            contents: Contents::default(),
+        };
         Header { launch: 0, word }.write()
     };
     let message = |to| {

@@ -85,9 +85,17 @@ fn headers() -> Vec<Vec<u8>> {
     let mut headers = Vec::new();
     for print in prints() {
         let (print, contents) = (&Written::of(&print), contents.clone());
-        headers.push(write(Word::Joined { channel: channel(true), seq: 1 << 33, print, contents: contents.clone() }));
+        headers.push(write(Word::Joined {
+            channel: channel(true),
+            seq: 1 << 33,
+            print,
+            offer: true,
+            contents: contents.clone(),
+        }));
         headers.push(write(Word::Sent { channel: channel(false), to: 2, tag: u32::MAX, print, contents }));
     }
+    headers.push(write(Word::Asked { channel: 300, seq: 1 << 33, wanted: true }));
+    headers.push(write(Word::Brought { channel: 300, seq: 1 << 33, contents }));
     headers.push(write(Word::Left { rank: 9, succeeded: true }));
     let mut failures: Vec<_> = errors().into_iter().map(Failure::Collective).collect();
     failures.push(Failure::Panicked { rank: 0, message: "boom".into() });
