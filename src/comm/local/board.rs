@@ -190,7 +190,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// Global ranks of a group.
-    pub fn ranks(&self, group: GroupKey) -> &[usize] {
+    pub fn ranks(&self, group: GroupKey) -> &Arc<[usize]> {
         &self.groups[group.0].ranks
     }
 

@@ -13,6 +13,17 @@ use crate::comm::engine::ranges::{Ranges, cut, full};
 use crate::comm::{ReduceOp, engine};
 use crate::placement::Cut;
 
+/// Where a deposit comes from, which says whose its memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A rank of this process.
+    Here,
+    /// A rank of another one, for several of this.
+    Elsewhere,
+    /// A rank of another one, for one of this: that may have the memory.
+    ForOne,
+}
+
 /// What one rank brings to a collective.
 #[derive(Debug)]
 pub(crate) struct Deposit {
@@ -20,6 +31,7 @@ pub(crate) struct Deposit {
     /// Of an all-to-all of lists, and of what came from another process for each rank of this one: the member that each
     /// tensor is for, ascending.
     addressees: Vec<usize>,
+    origin: Origin,
     /// All tensors in one buffer, beside themselves.
     #[cfg(feature = "cube")]
     pub flat: Option<CubeTensor>,
@@ -38,6 +50,7 @@ impl Deposit {
         Self {
             tensors,
             addressees: Vec::new(),
+            origin: Origin::Here,
             #[cfg(feature = "cube")]
             flat: None,
             #[cfg(feature = "flex")]
@@ -54,7 +67,13 @@ impl Deposit {
 
     /// What has come from a rank of another process: all of it, or the parts of these members.
     pub fn landed(addressees: Vec<usize>, tensors: Vec<DispatchTensor>) -> Self {
-        Self { addressees, ..Self::new(tensors) }
+        let origin = if addressees.is_empty() { Origin::Elsewhere } else { Origin::ForOne };
+        Self { addressees, origin, ..Self::new(tensors) }
+    }
+
+    /// What has come from another process for a rank that is the only one here.
+    pub fn for_one(self) -> Self {
+        Self { origin: Origin::ForOne, ..self }
     }
 
     /// Tensor `index` of a rank that cuts wholes: `Ok` if it is this one's part already, and nothing else came.
@@ -103,25 +122,34 @@ impl<'a> Exchange<'a> {
 
     /// Copies of the tensors of `root`.
     pub fn copies(&self, root: usize) -> Vec<DispatchTensor> {
-        self.deposits[root].tensors.iter().map(|tensor| self.copy(tensor)).collect()
+        let root = &self.deposits[root];
+        root.tensors.iter().map(|tensor| self.own(root, tensor)).collect()
     }
 
     /// A copy of what each rank has for this one; `own` of its own.
     pub fn addressed(&self, mut own: Vec<DispatchTensor>) -> Vec<Vec<DispatchTensor>> {
         let parts = |(member, deposit): (usize, &Deposit)| match member == self.member {
             true => std::mem::take(&mut own),
-            false => deposit.parts_for(self.member).iter().map(|tensor| self.copy(tensor)).collect(),
+            false => deposit.parts_for(self.member).iter().map(|tensor| self.own(deposit, tensor)).collect(),
         };
         self.deposits.iter().enumerate().map(parts).collect()
     }
 
-    fn copy(&self, tensor: &DispatchTensor) -> DispatchTensor {
+    /// A copy of a tensor of `deposit`, or itself, if no other rank has it.
+    fn own(&self, deposit: &Deposit, tensor: &DispatchTensor) -> DispatchTensor {
+        if deposit.origin == Origin::ForOne && Device::new(tensor.device()) == *self.device {
+            return tensor.clone();
+        }
         concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)
     }
 
     /// This rank's part, along `dim`, of tensor `index` of `root`.
     pub fn part(&self, index: usize, root: usize, dim: usize, whole: &Cut) -> DispatchTensor {
-        concat(vec![self.cut(&self.deposits[root], index, dim, whole)], 0, &self.home(index))
+        let root = &self.deposits[root];
+        match root.cut_for(self.member, index) {
+            Ok(part) => self.own(root, part),
+            Err(_) => concat(vec![self.cut(root, index, dim, whole)], 0, &self.home(index)),
+        }
     }
 
     /// Where this rank's part, along `dim`, of tensor `index` of a deposit is.
@@ -163,6 +191,7 @@ impl<'a> Exchange<'a> {
         let shape = self.deposits[0].tensors[index].shape();
         #[cfg(feature = "flex")]
         if self.deposits.len() > 2
+            && self.deposits.iter().filter(|deposit| deposit.origin == Origin::Here).count() > 1
             && shape.num_elements() >= SHARED_REDUCTION
             && has_kernel(op)
             && let Some(terms) = self.terms(index)

@@ -154,8 +154,13 @@ impl LocalEngine {
     /// What payloads hold that were awaited.
     pub(in crate::comm) fn fill(&self, place: Place, deposit: Deposit) {
         match place {
-            Place::Collective(ticket) => self.rendezvous.fill(ticket, deposit),
-            Place::Message(announced) => self.rendezvous.fill_letter(announced, deposit),
+            Place::Collective(ticket) => {
+                let is_here = |rank: &usize| self.here.contains(rank);
+                let ranks = self.rendezvous.ranks(ticket.group);
+                let is_for_one = ranks.iter().filter(|rank| is_here(rank)).count() == 1;
+                self.rendezvous.fill(ticket, if is_for_one { deposit.for_one() } else { deposit });
+            }
+            Place::Message(announced) => self.rendezvous.fill_letter(announced, deposit.for_one()),
         }
     }
 
@@ -220,7 +225,7 @@ impl LocalEngine {
             }
             Word::Sent { channel, to, tag, print, .. } => {
                 let (group, from) = self.channel(from, channel)?;
-                let size = self.rendezvous.group_size(group);
+                let size = self.rendezvous.ranks(group).len();
                 if to >= size {
                     return Err(format!("it sends to member {to} of a group of {size}"));
                 }

@@ -98,9 +98,9 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         key
     }
 
-    /// Number of ranks of a group.
-    pub fn group_size(&self, group: GroupKey) -> usize {
-        self.state.lock().board.ranks(group).len()
+    /// Global ranks of a group.
+    pub fn ranks(&self, group: GroupKey) -> Arc<[usize]> {
+        self.state.lock().board.ranks(group).clone()
     }
 
     /// Joins `member`'s next collective of `group` with `part`. Never blocks.

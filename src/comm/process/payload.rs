@@ -126,15 +126,15 @@ pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn Landing>> {
 pub(in crate::comm) unsafe fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box<dyn Landing>>) -> Vec<DispatchTensor> {
     let (host, mut landings) = (default_device(), landings.into_iter());
     let tensor = |meta: TensorMeta| {
-        let bytes = match meta.shape.num_elements() {
-            0 => Bytes::from_elems(Vec::<u8>::new()),
+        let space = match meta.shape.num_elements() {
+            0 => Space::new(meta.dtype.size(), 0),
             _ => {
                 let landing: Box<dyn Any> = landings.next().expect("a payload for each tensor with elements");
-                let space = landing.downcast::<Space>().expect("landings come back as they were given");
-                // SAFETY: the caller has written it.
-                unsafe { space.filled() }
+                *landing.downcast().expect("landings come back as they were given")
             }
         };
+        // SAFETY: the caller has written it.
+        let bytes = unsafe { space.filled() };
         engine::from_data(TensorData::from_bytes(bytes, meta.shape, meta.dtype), &host)
     };
     tensors.into_iter().map(tensor).collect()

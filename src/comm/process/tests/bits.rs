@@ -266,3 +266,41 @@ fn what_nobody_wants_is_given_back() {
         ends.unwrap_or_else(|error| panic!("{error}"));
     });
 }
+
+/// What only one rank of a process has of a tensor from elsewhere is in memory of its own: it may write there.
+#[test]
+fn no_two_ranks_have_one_memory() {
+    for (processes, each) in [(2, 1), (2, 2)] {
+        let job = Job::new(processes, 20);
+        job.run(|_, processes| {
+            let ends = launch(Launch::on(processes.engine(each, false)), |world| {
+                let (comm, size) = (world.all(), world.size());
+                let tensor = || Tensor::<1>::full([8], world.rank() as f32, world.device()).into_dispatch();
+                let meta = TensorMeta { shape: [8].into(), dtype: DType::F32 };
+                let root = (world.rank() == 0).then(|| vec![tensor()]);
+                let mut got = comm.broadcast("".into(), root, vec![meta.clone()], 0).wait()?;
+                let (parts, metas) = (vec![Some(tensor()); size], vec![Some(meta); size]);
+                let own = world.rank();
+                let parts = comm.all_to_all_list("".into(), parts, metas).wait()?.into_iter().flatten().enumerate();
+                got.extend(parts.filter(|(rank, _)| *rank != own).map(|(_, part)| part));
+                comm.send("".into(), vec![tensor()], (own + 1) % size, 0).wait()?;
+                got.extend(comm.receive("".into(), None, None, 0).wait()?.tensors);
+                world.barrier("nobody takes what is here any more")?;
+                for tensor in got {
+                    let tensor = Tensor::<1>::from_dispatch(tensor);
+                    // Deposits go once all ranks here have theirs, perhaps in a moment.
+                    while !tensor.can_mut() {
+                        std::thread::yield_now();
+                    }
+                    let (before, value) = (tensor.clone().into_data(), world.rank() as f32 + 0.5);
+                    let written = tensor * 0.0 + value;
+                    world.barrier("all have written")?;
+                    assert_ne!(before, written.clone().into_data());
+                    assert_eq!(written.into_data(), TensorData::new(vec![value; 8], [8]));
+                }
+                Ok(())
+            });
+            ends.unwrap_or_else(|error| panic!("{error}"));
+        });
+    }
+}
