@@ -153,6 +153,18 @@ pub enum CommError {
         /// What is wrong with them.
         problem: String,
     },
+
+    /// A process cannot be reached any more, or sends what cannot be right.
+    #[error(
+        "lost touch with the process of rank {rank}: {problem}; look at what it printed, and run one build of one program \
+         in all processes"
+    )]
+    Disconnected {
+        /// The first global rank of that process.
+        rank: usize,
+        /// What is wrong with the connection.
+        problem: String,
+    },
 }
 
 impl CommError {
@@ -167,7 +179,8 @@ impl CommError {
             | Self::InsideOnly { rank, .. }
             | Self::OtherRank { rank, .. }
             | Self::InvalidArgument { rank, .. }
-            | Self::InvalidGroup { rank, .. } => *rank,
+            | Self::InvalidGroup { rank, .. }
+            | Self::Disconnected { rank, .. } => *rank,
             Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),
             Self::Deadlock { waits } => waits.first().map_or(0, |(rank, ..)| *rank),
         }

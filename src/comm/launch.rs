@@ -157,8 +157,8 @@ impl Launch {
 /// ```
 ///
 /// # Errors
-/// If any rank panicked or returned an error: the first failure, and what every other rank was
-/// doing at that moment and ended with.
+/// If any rank panicked or returned an error, also in another process: the first failure, and what every other rank of
+/// this one was doing at that moment and ended with.
 #[expect(clippy::result_large_err, reason = "made once per program")]
 pub fn launch<T, F>(config: Launch, program: F) -> Result<Vec<(usize, T)>, LaunchError>
 where
@@ -199,14 +199,16 @@ where
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    if ends.iter().all(End::is_done) {
+    let elsewhere = engine.finish();
+    if elsewhere.is_none() && ends.iter().all(End::is_done) {
         return Ok(here.into_iter().zip(ends.into_iter().filter_map(End::done)).collect());
     }
-    let failure = engine.failure().expect("a rank that does not succeed has told the others");
+    let failure = elsewhere.or_else(|| engine.failure()).expect("a rank that does not succeed has told the others");
     Err(LaunchError::new(failure, here.into_iter().zip(ends), &*engine))
 }
 
-fn default_device() -> Device {
+/// The CPU, if there is a backend for it.
+pub(super) fn default_device() -> Device {
     #[cfg(feature = "flex")]
     return Device::flex();
     #[cfg(not(feature = "flex"))]

@@ -6,9 +6,27 @@
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
 use burn::tensor::Bytes;
 use burn_std::AllocationProperty;
 use bytemuck::Pod;
+
+/// The Flex primitive, if it is one.
+pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&FlexTensor> {
+    match &tensor.kind {
+        DispatchTensorKind::Flex(
+            BackendTensor::Float(primitive) | BackendTensor::Int(primitive) | BackendTensor::Bool(primitive),
+        ) => Some(primitive),
+        _ => None,
+    }
+}
+
+/// The bytes of the elements of a row-major tensor, anywhere in its memory.
+pub(crate) fn elements(tensor: &FlexTensor) -> &[u8] {
+    let size = tensor.dtype().size();
+    let (start, count) = (tensor.layout().start_offset(), tensor.layout().num_elements());
+    if count == 0 { &[] } else { &tensor.bytes()[start * size..(start + count) * size] }
+}
 
 /// Whether the memory of `tensor` stays as it is for as long as a handle to it lives.
 pub(crate) fn is_lasting(tensor: &FlexTensor) -> bool {
@@ -27,11 +45,9 @@ pub(crate) fn copied(tensor: &FlexTensor) -> FlexTensor {
     if !tensor.is_contiguous() {
         return tensor.to_contiguous();
     }
-    let size = tensor.dtype().size();
-    let start = tensor.layout().start_offset() * size;
-    let elements = &tensor.bytes()[start..start + tensor.layout().num_elements() * size];
     let shape = tensor.layout().shape().clone();
-    FlexTensor::new(aligned(elements, size), Layout::contiguous(shape), tensor.dtype())
+    let copy = aligned(elements(tensor), tensor.dtype().size());
+    FlexTensor::new(copy, Layout::contiguous(shape), tensor.dtype())
 }
 
 /// A copy, aligned for elements of `size` bytes. burn would copy unaligned bytes a second time.

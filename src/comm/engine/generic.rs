@@ -4,9 +4,10 @@
 
 use std::ops::Range;
 
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::kind::{Basic, Ordered};
-use burn::tensor::{Bool, DType, Device, Float, Int, Slice, Tensor};
+use burn::tensor::{Bool, DType, Device, Float, Int, Slice, Tensor, TensorData};
 
 use super::ranges::Ranges;
 use crate::comm::ReduceOp;
@@ -65,6 +66,30 @@ pub(crate) fn rows(tensor: &DispatchTensor, range: Range<usize>) -> DispatchTens
         with_rank!(rank, D => typed::<D, Bool>(tensor, range))
     } else {
         with_rank!(rank, D => typed::<D, Int>(tensor, range))
+    }
+}
+
+/// The elements of a tensor, on the host.
+pub(crate) fn into_data(tensor: DispatchTensor) -> TensorData {
+    let (rank, dtype) = (tensor.shape().num_dims(), tensor.dtype());
+    if dtype.is_float() {
+        with_rank!(rank, D => Tensor::<D, Float>::from_dispatch(tensor).into_data())
+    } else if dtype.is_bool() {
+        with_rank!(rank, D => Tensor::<D, Bool>::from_dispatch(tensor).into_data())
+    } else {
+        with_rank!(rank, D => Tensor::<D, Int>::from_dispatch(tensor).into_data())
+    }
+}
+
+/// A tensor of these elements, on `device`.
+pub(crate) fn from_data(data: TensorData, device: &Device) -> DispatchTensor {
+    let dtype = data.dtype();
+    if dtype.is_float() {
+        Dispatch::float_from_data(data, device.as_dispatch())
+    } else if dtype.is_bool() {
+        Dispatch::bool_from_data(data, device.as_dispatch())
+    } else {
+        Dispatch::int_from_data(data, device.as_dispatch())
     }
 }
 

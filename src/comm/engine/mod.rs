@@ -52,7 +52,7 @@ use super::{CommError, Group, Ledger, Plan, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
 pub use failure::Failure;
-pub(crate) use generic::{concat, reduce, rows};
+pub(crate) use generic::{concat, from_data, into_data, reduce, rows};
 pub(super) use pending::Mapped;
 pub use pending::{Pending, Waited};
 pub use print::Print;
@@ -89,6 +89,14 @@ pub trait Engine: Debug + Send + Sync {
 
     /// Whether the program of every rank is over.
     fn is_finished(&self) -> bool;
+
+    /// Waits until the programs of all ranks are over, those of other processes too. Returns the first failure if one of
+    /// theirs has not succeeded.
+    ///
+    /// Provided, for engines whose ranks are all in this process: whoever has started them knows.
+    fn finish(&self) -> Option<Failure> {
+        None
+    }
 }
 
 /// A number that no other launch of this process has, of whatever engine: 0, 1, ..

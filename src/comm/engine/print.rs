@@ -67,9 +67,9 @@ pub(crate) struct TensorPrint {
 /// A cut of a whole whose shape is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CutPrint {
-    dim: usize,
+    pub dim: usize,
     /// Of a ragged cut.
-    lengths: Option<Arc<[usize]>>,
+    pub lengths: Option<Arc<[usize]>>,
 }
 
 impl CutPrint {

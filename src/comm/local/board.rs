@@ -10,6 +10,11 @@
 //!    proves a deadlock only where a rank that waits does not call: one that does is at fault, and in a
 //!    multithreaded world, where it may, nothing is claimed. Nor of a receive that takes anybody's message,
 //!    unless all others have returned.
+//! 6. A rank of another process joins in two steps: it is announced, which is all that counts in 1, 2 and 5, and its
+//!    deposit comes later, without which nothing is complete. It takes no result here.
+//!    A deposit may be offered: it comes if a rank here asks for it, and is declined once all have given up.
+//! 7. Where another process decides which failure is the first, one found here ends nothing until that is known;
+//!    what ranks disagree about is never complete.
 //!
 //! Messages between two ranks are the [`Mail`]'s; what ranks wait for, and in vain, is in `waits.rs`.
 
@@ -18,6 +23,7 @@ mod mail;
 #[path = "waits.rs"]
 mod waits;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -25,7 +31,7 @@ use crate::comm::engine::Failure;
 use crate::comm::{CollectiveId, CommError, Op};
 
 use mail::Mail;
-pub(crate) use mail::{Claim, Letter};
+pub(crate) use mail::{Announced, Claim, Letter};
 pub(crate) use waits::Wait;
 
 /// What two ranks must agree on.
@@ -80,8 +86,14 @@ pub(crate) struct Board<F, P> {
     ranks: Vec<Rank>,
     groups: Vec<Group<F, P>>,
     /// By name and ranks.
-    keys: HashMap<&'static str, HashMap<Arc<[usize]>, GroupKey>>,
+    keys: HashMap<Cow<'static, str>, HashMap<Arc<[usize]>, GroupKey>>,
     failure: Option<Failure>,
+    /// Another process decides which failure is the first.
+    defers: bool,
+    /// The first failure found here, while it is not decided whether it is the first.
+    found: Option<Failure>,
+    /// Other processes do not know yet of the failure that was found here.
+    untold: bool,
     /// What every rank was doing when the first failure came.
     scene: Vec<String>,
     /// A rank may call and wait on several threads at once.
@@ -90,6 +102,8 @@ pub(crate) struct Board<F, P> {
     waits: usize,
     /// Deposits that nobody needs any more, until [`take_freed`](Self::take_freed).
     freed: Vec<Parts<P>>,
+    /// Offers that nobody needs any more, until [`take_declined`](Self::take_declined).
+    declined: Vec<Ticket>,
 }
 
 #[derive(Default)]
@@ -111,17 +125,31 @@ struct Group<F, P> {
     mail: Vec<Mail<F, P>>,
 }
 
+/// When the ranks here want a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Later,
+    /// After one that is wanted now.
+    Next,
+    Now,
+}
+
 struct Slot<F, P> {
     joined: Vec<Option<(F, Option<P>)>>,
     /// The first member that has joined, in group order.
     first: usize,
+    /// How many deposits are missing.
     absent: usize,
-    /// The member that joined most recently: of a complete collective the last.
+    /// The member whose deposit came most recently: of a complete collective the last.
     last: usize,
     /// How many waits began before it was complete.
     waits: usize,
     parts: Option<Parts<P>>,
     unreleased: usize,
+    /// Of what is offered.
+    wanted: Wanted,
+    /// Members whose deposits are offered, and have not been asked for.
+    offered: Vec<usize>,
 }
 
 impl<F: Fingerprint, P> Board<F, P> {
@@ -131,16 +159,25 @@ impl<F: Fingerprint, P> Board<F, P> {
             groups: Vec::new(),
             keys: HashMap::new(),
             failure: None,
+            defers: false,
+            found: None,
+            untold: false,
             scene: Vec::new(),
             multithreaded,
             waits: 0,
             freed: Vec::new(),
+            declined: Vec::new(),
         }
     }
 
+    /// Leaves it to another process to decide which failure is the first.
+    pub fn defer(&mut self) {
+        self.defers = true;
+    }
+
     /// The group of these ranks in this order and of this name; the same for all its ranks.
-    pub fn group(&mut self, ranks: &[usize], name: &'static str) -> GroupKey {
-        let named = self.keys.entry(name).or_default();
+    pub fn group(&mut self, ranks: &[usize], name: impl Into<Cow<'static, str>>) -> GroupKey {
+        let named = self.keys.entry(name.into()).or_default();
         if let Some(key) = named.get(ranks) {
             return *key;
         }
@@ -150,6 +187,11 @@ impl<F: Fingerprint, P> Board<F, P> {
         let left = ranks.iter().filter(|rank| self.ranks[**rank].returned).count();
         self.groups.push(Group { ranks, next, left, base: 0, slots: VecDeque::new(), mail: Vec::new() });
         key
+    }
+
+    /// Global ranks of a group.
+    pub fn ranks(&self, group: GroupKey) -> &Arc<[usize]> {
+        &self.groups[group.0].ranks
     }
 
     /// Keys of the groups with this rank.
@@ -168,11 +210,90 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// Adds `member`'s deposit to its next collective of `group`. True: now complete.
     pub fn join(&mut self, group: GroupKey, member: usize, print: F, part: P) -> Result<(Ticket, bool), CommError> {
+        self.join_with(group, member, print, Some(part))
+    }
+
+    /// [`join`](Self::join)s for a rank of another process, whose deposit [comes later](Self::fill).
+    pub fn announce(&mut self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+        let (ticket, _) = self.join_with(group, member, print, None)?;
+        self.release(ticket);
+        Ok(ticket)
+    }
+
+    /// [`announce`](Self::announce)s a rank whose deposit comes only if it is asked for. True: it is.
+    pub fn offer(&mut self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
+        let (ticket, _) = self.join_with(group, member, print, None)?;
+        let slot = self.slot_mut(ticket);
+        let asked = slot.wanted != Wanted::Later;
+        if !asked {
+            slot.offered.push(member);
+        }
+        self.release(ticket);
+        Ok((ticket, asked))
+    }
+
+    /// The result of `ticket` is wanted now. Returns the offers to ask for.
+    pub fn want(&mut self, ticket: Ticket) -> Vec<Ticket> {
+        self.ask(ticket, Wanted::Now)
+    }
+
+    /// The same; once, also of the call before it that is not wanted yet. Backward wants the results of what forward has
+    /// called ahead from the last to the first: while it is at one, the next is on its way.
+    pub fn want_and_next(&mut self, ticket: Ticket) -> Vec<Ticket> {
+        if self.slot(ticket).wanted == Wanted::Now {
+            return Vec::new();
+        }
+        let mut offers = self.ask(ticket, Wanted::Now);
+        let g = &self.groups[ticket.group.0];
+        let mut before = g.slots.iter().take((ticket.seq - g.base) as usize);
+        if let Some(at) = before.rposition(|slot| slot.wanted == Wanted::Later && slot.unreleased > 0) {
+            let seq = g.base + at as u64;
+            offers.extend(self.ask(Ticket { seq, ..ticket }, Wanted::Next));
+        }
+        offers
+    }
+
+    fn ask(&mut self, ticket: Ticket, wanted: Wanted) -> Vec<Ticket> {
+        let slot = self.slot_mut(ticket);
+        slot.wanted = wanted;
+        std::mem::take(&mut slot.offered).into_iter().map(|member| Ticket { member, ..ticket }).collect()
+    }
+
+    /// Whether the result of `ticket` is there, or nothing more than to be asked for.
+    pub fn is_complete(&self, ticket: Ticket) -> bool {
+        let is_all_offered = || self.slot(ticket).wanted == Wanted::Later && self.absent(ticket).next().is_none();
+        self.is_over(Wait::All(ticket)) || is_all_offered()
+    }
+
+    /// Adds the deposit of a rank that was announced. True: now complete.
+    pub fn fill(&mut self, ticket: Ticket, part: P) -> bool {
+        let g = &mut self.groups[ticket.group.0];
+        let at = ticket.seq.checked_sub(g.base).map(|at| at as usize);
+        let slot = at.and_then(|at| g.slots.get_mut(at)).filter(|slot| slot.awaits(ticket.member));
+        let Some(slot) = slot.filter(|_| self.failure.is_none()) else {
+            // Nobody takes it any more.
+            self.freed.push(Arc::from([part]));
+            return false;
+        };
+        slot.put(ticket.member, part);
+        if slot.absent == 0 {
+            self.waits -= slot.waits;
+        }
+        slot.complete()
+    }
+
+    fn join_with(
+        &mut self,
+        group: GroupKey,
+        member: usize,
+        print: F,
+        part: Option<P>,
+    ) -> Result<(Ticket, bool), CommError> {
         let g = &self.groups[group.0];
         let seq = g.next[member];
         let id = CollectiveId { op: print.op(), seq, label: print.label(), ranks: g.ranks.clone() };
         if let Err(error) = self.enter(group, member, id) {
-            self.freed.push(Arc::from([part]));
+            self.freed.extend(part.map(|part| Arc::from([part])));
             return Err(error);
         }
         let g = &mut self.groups[group.0];
@@ -183,17 +304,20 @@ impl<F: Fingerprint, P> Board<F, P> {
         }
         let slot = &mut g.slots[at];
         let suspect = slot.suspect(member, &print);
-        slot.joined[member] = Some((print, Some(part)));
+        slot.joined[member] = Some((print, None));
         slot.first = slot.first.min(member);
-        slot.absent -= 1;
-        slot.last = member;
-        if slot.absent == 0 {
-            self.waits -= slot.waits;
+        if let Some(part) = part {
+            slot.put(member, part);
         }
         if let Some((culprit, other)) = suspect {
+            // Never complete, also while it is not decided that this ends it.
+            slot.absent += 1;
             let error = g.mismatch(seq, culprit, other);
             self.fail(Failure::Collective(error.clone()));
             return Err(error);
+        }
+        if slot.absent == 0 {
+            self.waits -= slot.waits;
         }
         Ok((Ticket { group, member, seq }, slot.complete()))
     }
@@ -232,8 +356,9 @@ impl<F: Fingerprint, P> Board<F, P> {
         let slot = &mut g.slots[(ticket.seq - g.base) as usize];
         slot.unreleased -= 1;
         if slot.unreleased == 0 {
-            self.freed.extend(slot.parts.take());
+            self.freed.push(slot.parts.take().unwrap_or_else(|| slot.deposits()));
             slot.joined = Vec::new();
+            self.declined.extend(slot.offered.drain(..).map(|member| Ticket { member, ..ticket }));
         }
         while g.slots.front().is_some_and(|slot| slot.unreleased == 0) {
             g.slots.pop_front();
@@ -247,37 +372,116 @@ impl<F: Fingerprint, P> Board<F, P> {
         std::mem::take(&mut self.freed)
     }
 
-    /// Records the first failure; later ones are ignored. Returns the one that counts.
+    /// Offers that nobody will ask for.
+    #[must_use]
+    pub fn take_declined(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.declined)
+    }
+
+    /// Records the first failure; later ones are ignored. Returns the one that counts, as far as is known here.
     pub fn fail(&mut self, failure: Failure) -> Failure {
-        if let Some(first) = &self.failure {
+        if let Some(first) = self.failure.as_ref().or(self.found.as_ref()) {
             return first.clone();
         }
-        self.scene = (0..self.ranks.len()).map(|rank| self.describe(rank)).collect();
-        self.failure = Some(failure.clone());
-        let slots = self.groups.iter_mut().flat_map(|group| &mut group.slots);
-        for slot in slots.filter(|slot| slot.parts.is_none()) {
-            let incomplete = slot.joined.iter_mut().flatten().filter_map(|(_, part)| part.take());
-            self.freed.push(incomplete.collect());
+        self.untold = true;
+        if self.defers {
+            self.found = Some(failure.clone());
+        } else {
+            self.decide(failure.clone());
         }
-        self.free_letters();
         failure
     }
 
-    /// The rank's program is over.
-    pub fn returned(&mut self, rank: usize) {
-        self.ranks[rank].returned = true;
-        self.groups.iter_mut().filter(|group| group.ranks.contains(&rank)).for_each(|group| group.left += 1);
+    /// Ends everything with `failure`, which is the first.
+    pub fn decide(&mut self, failure: Failure) {
+        if self.failure.is_some() {
+            return;
+        }
+        self.scene = (0..self.ranks.len()).map(|rank| self.describe(rank)).collect();
+        self.failure = Some(failure);
+        let slots = self.groups.iter_mut().flat_map(|group| &mut group.slots);
+        for slot in slots.filter(|slot| slot.parts.is_none()) {
+            self.freed.push(slot.deposits());
+        }
+        self.free_letters();
     }
 
+    /// Whether a failure has been found here of which it is not decided whether it is the first.
+    pub fn is_undecided(&self) -> bool {
+        self.failure.is_none() && self.found.is_some()
+    }
+
+    /// Decides so itself, since nobody else does.
+    pub fn decide_here(&mut self) {
+        self.defers = false;
+        if let Some(found) = self.found.clone() {
+            self.decide(found);
+        }
+    }
+
+    /// The failure that was found here, if other processes do not know it yet, and what each rank was doing.
+    pub fn untold(&mut self) -> Option<(Failure, Vec<String>)> {
+        let failure = self.failure.as_ref().or(self.found.as_ref())?;
+        let told = !std::mem::replace(&mut self.untold, false);
+        (!told).then(|| (failure.clone(), (0..self.ranks.len()).map(|rank| self.doing(rank)).collect()))
+    }
+
+    /// What a rank of another process says it was doing at the first failure.
+    pub fn hear(&mut self, rank: usize, doing: String) {
+        if let Some(scene) = self.scene.get_mut(rank) {
+            *scene = doing;
+        }
+    }
+
+    /// The rank's program is over. False: it was already.
+    pub fn returned(&mut self, rank: usize) -> bool {
+        if std::mem::replace(&mut self.ranks[rank].returned, true) {
+            return false;
+        }
+        self.groups.iter_mut().filter(|group| group.ranks.contains(&rank)).for_each(|group| group.left += 1);
+        true
+    }
+
+    /// Whether the rank's program is over.
+    pub fn has_returned(&self, rank: usize) -> bool {
+        self.ranks[rank].returned
+    }
+
+    /// Whether those of all ranks are.
+    pub fn all_returned(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.returned)
+    }
+
+    /// What `member` of `group` has called last.
+    pub fn last_call(&self, group: GroupKey, member: usize) -> Option<CollectiveId> {
+        self.ranks[self.groups[group.0].ranks[member]].last.clone()
+    }
+
+    /// Who has not joined.
     fn absent(&self, ticket: Ticket) -> impl Iterator<Item = usize> {
+        self.members(ticket, Option::is_none)
+    }
+
+    /// Who has not joined, or has a deposit on its way.
+    fn without_deposit(&self, ticket: Ticket) -> impl Iterator<Item = usize> {
+        self.members(ticket, |joined| joined.as_ref().is_none_or(|(_, part)| part.is_none()))
+    }
+
+    /// The global ranks of members of an incomplete collective.
+    fn members(&self, ticket: Ticket, which: impl Fn(&Option<(F, Option<P>)>) -> bool) -> impl Iterator<Item = usize> {
         let (g, slot) = (&self.groups[ticket.group.0], self.slot(ticket));
         let joined = if slot.absent == 0 { &[] } else { &slot.joined[..] };
-        g.ranks.iter().zip(joined).filter(|(_, joined)| joined.is_none()).map(|(rank, _)| *rank)
+        g.ranks.iter().zip(joined).filter(move |(_, joined)| which(joined)).map(|(rank, _)| *rank)
     }
 
     fn slot(&self, ticket: Ticket) -> &Slot<F, P> {
         let g = &self.groups[ticket.group.0];
         &g.slots[(ticket.seq - g.base) as usize]
+    }
+
+    fn slot_mut(&mut self, ticket: Ticket) -> &mut Slot<F, P> {
+        let g = &mut self.groups[ticket.group.0];
+        &mut g.slots[(ticket.seq - g.base) as usize]
     }
 
     fn describe(&self, rank: usize) -> String {
@@ -320,7 +524,17 @@ impl<F: Fingerprint, P> Group<F, P> {
 impl<F: Fingerprint, P> Slot<F, P> {
     fn new(size: usize) -> Self {
         let joined = (0..size).map(|_| None).collect();
-        Self { joined, first: size, absent: size, waits: 0, last: 0, parts: None, unreleased: size }
+        Self {
+            joined,
+            first: size,
+            absent: size,
+            waits: 0,
+            last: 0,
+            parts: None,
+            unreleased: size,
+            wanted: Wanted::Later,
+            offered: Vec::new(),
+        }
     }
 
     /// If `print` differs from those present: the member to blame, and one it differs from.
@@ -332,6 +546,24 @@ impl<F: Fingerprint, P> Slot<F, P> {
         let present = present.filter_map(|(i, joined)| Some((i, &joined.as_ref()?.0)));
         let mut asked = present.take(if print.is_of_pairs() { self.joined.len() } else { 1 });
         asked.find_map(|(present, other)| print.difference(other).map(|_| (member, present)))
+    }
+
+    /// Whether `member` has joined, and its deposit has yet to come.
+    fn awaits(&self, member: usize) -> bool {
+        self.joined.get(member).is_some_and(|joined| matches!(joined, Some((_, None)))) && self.parts.is_none()
+    }
+
+    /// Adds a deposit.
+    fn put(&mut self, member: usize, part: P) {
+        let (_, deposit) = self.joined[member].as_mut().expect("the member has joined");
+        *deposit = Some(part);
+        self.absent -= 1;
+        self.last = member;
+    }
+
+    /// Takes the deposits that are there.
+    fn deposits(&mut self) -> Parts<P> {
+        self.joined.iter_mut().flatten().filter_map(|(_, part)| part.take()).collect()
     }
 
     /// Hands the deposits out once all are there.
@@ -351,3 +583,7 @@ impl<F: Fingerprint, P> Slot<F, P> {
 #[cfg(test)]
 #[path = "board_tests.rs"] // also where the model of the rendezvous includes this file
 mod tests;
+
+#[cfg(test)]
+#[path = "board_remote_tests.rs"] // also where the model of the rendezvous includes this file
+mod remote_tests;

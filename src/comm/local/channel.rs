@@ -1,4 +1,4 @@
-//! [`LocalChannel`]: the collectives of a group of threads.
+//! [`LocalChannel`]: the collectives of a group, as one of the ranks of this process calls them.
 
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use super::cube::Fused;
 #[cfg(feature = "cube")]
 use super::data::has_kernel;
 use super::data::{Deposit, Exchange};
+use super::outlet::{Outlet, Share, Shares};
 use super::pending::{Awaited, Joined, Seat, Sent};
 use crate::comm::engine::{Channel, Member, Message, Post, Posted, rows_for_each};
 use crate::comm::{Plan, ReduceOp, Sharded, TensorMeta};
@@ -22,12 +23,15 @@ pub(super) struct LocalChannel {
     engine: Arc<LocalEngine>,
     member: Member,
     key: GroupKey,
+    /// If some of the group are in other processes.
+    outlet: Option<Outlet>,
 }
 
 impl LocalChannel {
     pub fn new(engine: Arc<LocalEngine>, member: Member, name: &'static str) -> Self {
         let key = engine.rendezvous.group(member.group.ranks(), name);
-        Self { engine, member, key }
+        let outlet = engine.others.as_ref().and_then(|others| Outlet::new(others, &member, name));
+        Self { engine, member, key, outlet }
     }
 
     /// Notes where a deposit is.
@@ -37,18 +41,35 @@ impl LocalChannel {
         }
     }
 
-    /// Joins the next collective of the group.
+    /// Joins the next collective of the group, whose ranks in other processes get `shares` of the deposit.
     fn join<T: 'static>(
         &self,
         post: Post,
         deposit: Deposit,
+        shares: Option<Shares>,
         finish: impl FnOnce(Exchange) -> T + Send + 'static,
     ) -> Posted<T> {
         self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.device.clone());
-        let ticket = self.engine.rendezvous.join(self.key, place, post.print, deposit)?;
+        let join = |print, deposit| self.engine.rendezvous.join(self.key, place, print, deposit);
+        let ticket = match (&self.outlet, shares) {
+            (Some(outlet), Some(shares)) => {
+                let ticket = outlet.joined(post.print, shares, post.ahead, |print| join(print, deposit))?;
+                if !post.ahead {
+                    self.engine.ask(self.engine.rendezvous.want(ticket));
+                }
+                ticket
+            }
+            _ => join(post.print, deposit)?,
+        };
         let finish = move |deposits: &[Deposit]| finish(Exchange { deposits, member: place, device: &device });
-        Ok(Box::new(Joined { seat: Seat::new(self.engine.clone(), ticket), finish }))
+        let seat = Seat::new(self.engine.clone(), ticket, self.outlet.is_some() && post.ahead);
+        Ok(Box::new(Joined { seat, finish }))
+    }
+
+    /// What other processes need of a deposit, if there are any.
+    fn shares(&self, deposit: &Deposit, share: Share<'_>) -> Option<Shares> {
+        self.outlet.as_ref().map(|outlet| outlet.shares(deposit, share))
     }
 }
 
@@ -61,7 +82,8 @@ impl Channel for LocalChannel {
         let deposit = Deposit::planned(parts, plan.clone());
         #[cfg(feature = "cube")]
         let (fused, deposit) = Fused::pack_parts(post.ahead, deposit, &plan, &self.member);
-        self.join(post, deposit, move |exchange| {
+        let shares = self.shares(&deposit, Share::Whole);
+        self.join(post, deposit, shares, move |exchange| {
             #[cfg(feature = "cube")]
             if let Some(wholes) = fused.and_then(|fused| fused.gathered(exchange.deposits)) {
                 return wholes;
@@ -80,7 +102,8 @@ impl Channel for LocalChannel {
         let deposit = Deposit::new(wholes);
         #[cfg(feature = "cube")]
         let (fused, deposit) = Fused::pack_wholes(deposit, &plan, &self.member);
-        self.join(post, deposit, move |exchange| {
+        let shares = self.shares(&deposit, Share::Parts(plan.cuts()));
+        self.join(post, deposit, shares, move |exchange| {
             #[cfg(feature = "cube")]
             if let Some(parts) = fused.filter(|_| has_kernel(op)).and_then(|fused| fused.reduced(exchange.deposits, op))
             {
@@ -98,7 +121,9 @@ impl Channel for LocalChannel {
         _metas: Vec<Vec<TensorMeta>>,
     ) -> Posted<Vec<Vec<DispatchTensor>>> {
         let own = std::mem::take(&mut parts[self.member.group.rank()]);
-        self.join(post, Deposit::addressed(parts), move |exchange| exchange.addressed(own))
+        let deposit = Deposit::addressed(parts);
+        let shares = self.shares(&deposit, Share::Addressed);
+        self.join(post, deposit, shares, move |exchange| exchange.addressed(own))
     }
 
     fn broadcast(
@@ -108,17 +133,25 @@ impl Channel for LocalChannel {
         _metas: Vec<TensorMeta>,
         root: usize,
     ) -> Posted<Vec<DispatchTensor>> {
-        self.join(post, Deposit::new(tensors), move |exchange| exchange.copies(root))
+        let deposit = Deposit::new(tensors);
+        let shares = self.shares(&deposit, Share::Whole);
+        self.join(post, deposit, shares, move |exchange| exchange.copies(root))
     }
 
     fn barrier(&self, post: Post) -> Posted<()> {
-        self.join(post, Deposit::new(Vec::new()), |_| ())
+        let deposit = Deposit::new(Vec::new());
+        let shares = self.shares(&deposit, Share::Whole);
+        self.join(post, deposit, shares, |_| ())
     }
 
     fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()> {
         let (from, part) = (self.member.group.rank(), Deposit::new(tensors));
         self.note(&part);
-        self.engine.rendezvous.send(self.key, to, Letter { from, tag, print: post.print, part })?;
+        let is_elsewhere = |outlet: &&Outlet| outlet.is_elsewhere(to);
+        match self.outlet.as_ref().filter(is_elsewhere) {
+            Some(outlet) => outlet.sent(to, tag, &post.print, &part),
+            None => self.engine.rendezvous.send(self.key, to, Letter { from, tag, print: post.print, part })?,
+        }
         Ok(Box::new(Sent))
     }
 
@@ -130,7 +163,9 @@ impl Channel for LocalChannel {
     /// Every rank reads the terms where they are; of large ones each reduces a share for all.
     fn all_reduce(&self, post: Post, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
         let count = tensors.len();
-        self.join(post, Deposit::new(tensors), move |exchange| {
+        let deposit = Deposit::new(tensors);
+        let shares = self.shares(&deposit, Share::Whole);
+        self.join(post, deposit, shares, move |exchange| {
             (0..count).map(|index| exchange.reduce_whole(index, op)).collect()
         })
     }
@@ -138,7 +173,12 @@ impl Channel for LocalChannel {
     /// In one pass.
     fn recut(&self, post: Post, shard: Sharded, to_dim: usize, to_cut: Cut) -> Posted<DispatchTensor> {
         let Sharded { tensor, dim, .. } = shard;
-        self.join(post, Deposit::new(vec![tensor]), move |exchange| exchange.recut(dim, to_dim, &to_cut))
+        let (deposit, cuts) = (Deposit::new(vec![tensor]), [(to_dim, to_cut)]);
+        let shares = self.shares(&deposit, Share::Parts(&cuts));
+        self.join(post, deposit, shares, move |exchange| {
+            let [(to_dim, to_cut)] = cuts;
+            exchange.recut(dim, to_dim, &to_cut)
+        })
     }
 
     /// Every rank reads its rows where they are.
@@ -149,7 +189,9 @@ impl Channel for LocalChannel {
         given: &[usize],
         _taken: &[usize],
     ) -> Posted<DispatchTensor> {
-        self.join(post, Deposit::addressed(rows_for_each(&tensor, given)), |exchange| exchange.rows())
+        let deposit = Deposit::addressed(rows_for_each(&tensor, given));
+        let shares = self.shares(&deposit, Share::Addressed);
+        self.join(post, deposit, shares, |exchange| exchange.rows())
     }
 
     /// Every rank reads its parts where they are.
@@ -161,7 +203,9 @@ impl Channel for LocalChannel {
         cuts: Vec<(usize, Cut)>,
         root: usize,
     ) -> Posted<Vec<DispatchTensor>> {
-        self.join(post, Deposit::new(tensors), move |exchange| {
+        let deposit = Deposit::new(tensors);
+        let shares = self.shares(&deposit, Share::Parts(&cuts));
+        self.join(post, deposit, shares, move |exchange| {
             let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.part(index, root, *dim, cut);
             cuts.iter().enumerate().map(part).collect()
         })

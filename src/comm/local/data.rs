@@ -14,14 +14,27 @@ use crate::comm::engine::ranges::{Ranges, cut, full};
 use crate::comm::{Plan, ReduceOp, engine};
 use crate::placement::Cut;
 
+/// Where a deposit comes from, which says whose its memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A rank of this process.
+    Here,
+    /// A rank of another one, for several of this.
+    Elsewhere,
+    /// A rank of another one, for one of this: that may have the memory.
+    ForOne,
+}
+
 /// What one rank brings to a collective.
 #[derive(Debug)]
 pub(crate) struct Deposit {
     pub tensors: Vec<DispatchTensor>,
-    /// Of an all-to-all of lists: the member that each tensor is for, ascending.
+    /// Of an all-to-all of lists, and of what came from another process for each rank of this one: the member that each
+    /// tensor is for, ascending.
     addressees: Vec<usize>,
     /// Of an all-gather.
     plan: Option<Arc<Plan>>,
+    origin: Origin,
     /// All tensors in one buffer, beside themselves.
     #[cfg(feature = "cube")]
     pub flat: Option<CubeTensor>,
@@ -41,6 +54,7 @@ impl Deposit {
             tensors,
             addressees: Vec::new(),
             plan: None,
+            origin: Origin::Here,
             #[cfg(feature = "cube")]
             flat: None,
             #[cfg(feature = "flex")]
@@ -60,8 +74,24 @@ impl Deposit {
         Self { addressees, ..Self::new(tensors) }
     }
 
+    /// What has come from a rank of another process: all of it, or the parts of these members.
+    pub fn landed(addressees: Vec<usize>, tensors: Vec<DispatchTensor>) -> Self {
+        let origin = if addressees.is_empty() { Origin::Elsewhere } else { Origin::ForOne };
+        Self { addressees, origin, ..Self::new(tensors) }
+    }
+
+    /// What has come from another process for a rank that is the only one here.
+    pub fn for_one(self) -> Self {
+        Self { origin: Origin::ForOne, ..self }
+    }
+
+    /// Tensor `index` of a rank that cuts wholes: `Ok` if it is this one's part already, and nothing else came.
+    fn cut_for(&self, member: usize, index: usize) -> Result<&DispatchTensor, &DispatchTensor> {
+        if self.addressees.is_empty() { Err(&self.tensors[index]) } else { Ok(&self.parts_for(member)[index]) }
+    }
+
     /// What there is for `member`.
-    fn parts_for(&self, member: usize) -> &[DispatchTensor] {
+    pub fn parts_for(&self, member: usize) -> &[DispatchTensor] {
         let before = |end: usize| self.addressees.partition_point(|addressee| *addressee < end);
         &self.tensors[before(member)..before(member + 1)]
     }
@@ -100,20 +130,20 @@ impl<'a> Exchange<'a> {
 
     /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
     pub fn recut(&self, dim: usize, to_dim: usize, to_cut: &Cut) -> DispatchTensor {
-        let sources = self.sources(0, |tensor| cut(&tensor.shape()[..], to_dim, self.mine(to_cut)));
-        concat(sources, dim, &self.home(0))
+        concat(self.deposits.iter().map(|deposit| self.cut(deposit, 0, to_dim, to_cut)).collect(), dim, &self.home(0))
     }
 
     /// Copies of the tensors of `root`.
     pub fn copies(&self, root: usize) -> Vec<DispatchTensor> {
-        self.deposits[root].tensors.iter().map(|tensor| self.copy(tensor)).collect()
+        let root = &self.deposits[root];
+        root.tensors.iter().map(|tensor| self.own(root, tensor)).collect()
     }
 
     /// A copy of what each rank has for this one; `own` of its own.
     pub fn addressed(&self, mut own: Vec<DispatchTensor>) -> Vec<Vec<DispatchTensor>> {
         let parts = |(member, deposit): (usize, &Deposit)| match member == self.member {
             true => std::mem::take(&mut own),
-            false => deposit.parts_for(self.member).iter().map(|tensor| self.copy(tensor)).collect(),
+            false => deposit.parts_for(self.member).iter().map(|tensor| self.own(deposit, tensor)).collect(),
         };
         self.deposits.iter().enumerate().map(parts).collect()
     }
@@ -124,20 +154,55 @@ impl<'a> Exchange<'a> {
         concat(rows.map(|tensor| (tensor, full(&tensor.shape()[..]))).collect(), 0, self.device)
     }
 
-    fn copy(&self, tensor: &DispatchTensor) -> DispatchTensor {
+    /// A copy of a tensor of `deposit`, or itself, if no other rank has it.
+    fn own(&self, deposit: &Deposit, tensor: &DispatchTensor) -> DispatchTensor {
+        if deposit.origin == Origin::ForOne && Device::new(tensor.device()) == *self.device {
+            return tensor.clone();
+        }
         concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)
     }
 
     /// This rank's part, along `dim`, of tensor `index` of `root`.
     pub fn part(&self, index: usize, root: usize, dim: usize, whole: &Cut) -> DispatchTensor {
-        let tensor = &self.deposits[root].tensors[index];
-        concat(vec![(tensor, cut(&tensor.shape()[..], dim, self.mine(whole)))], 0, &self.home(index))
+        let root = &self.deposits[root];
+        match root.cut_for(self.member, index) {
+            Ok(part) => self.own(root, part),
+            Err(_) => concat(vec![self.cut(root, index, dim, whole)], 0, &self.home(index)),
+        }
+    }
+
+    /// Where this rank's part, along `dim`, of tensor `index` of a deposit is.
+    fn cut<'b>(&self, deposit: &'b Deposit, index: usize, dim: usize, whole: &Cut) -> (&'b DispatchTensor, Ranges) {
+        match deposit.cut_for(self.member, index) {
+            Ok(part) => (part, full(&part.shape()[..])),
+            Err(tensor) => (tensor, cut(&tensor.shape()[..], dim, self.mine(whole))),
+        }
     }
 
     /// This rank's part, along `dim`, of the reduction of tensor `index`.
     pub fn reduce_part(&self, index: usize, dim: usize, whole: &Cut, op: ReduceOp) -> DispatchTensor {
+        if self.deposits.iter().any(|deposit| !deposit.addressees.is_empty()) {
+            return self.reduce_cut(index, dim, whole, op);
+        }
         let shape = self.deposits[0].tensors[index].shape();
         self.reduce(index, &cut(&shape[..], dim, self.mine(whole)), op)
+    }
+
+    /// The same where ranks of other processes have sent no more than this rank's parts.
+    fn reduce_cut(&self, index: usize, dim: usize, whole: &Cut, op: ReduceOp) -> DispatchTensor {
+        let term = |deposit: &Deposit| match deposit.cut_for(self.member, index) {
+            Ok(part) => part.clone(),
+            Err(tensor) => part(tensor, dim, self.mine(whole)),
+        };
+        let terms: Vec<_> = self.deposits.iter().map(term).collect();
+        let ranges = full(&terms[0].shape()[..]);
+        #[cfg(feature = "flex")]
+        if has_kernel(op)
+            && let Some(terms) = terms.iter().map(flex::primitive).collect::<Option<Vec<_>>>()
+        {
+            return flex::Terms::new(&terms).reduce(&ranges, op);
+        }
+        engine::reduce(&terms.iter().collect::<Vec<_>>(), &ranges, op, &self.home(index))
     }
 
     /// The reduction of tensor `index`.
@@ -145,6 +210,7 @@ impl<'a> Exchange<'a> {
         let shape = self.deposits[0].tensors[index].shape();
         #[cfg(feature = "flex")]
         if self.deposits.len() > 2
+            && self.deposits.iter().filter(|deposit| deposit.origin == Origin::Here).count() > 1
             && shape.num_elements() >= SHARED_REDUCTION
             && has_kernel(op)
             && let Some(terms) = self.terms(index)
@@ -196,6 +262,15 @@ const SHARED_REDUCTION: usize = 16 * 1024;
 /// Whether reductions of this kind have kernels; the others are burn's operations.
 pub(super) fn has_kernel(op: ReduceOp) -> bool {
     !matches!(op, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_))
+}
+
+/// The part of `tensor` that is `range` of `dim`: where it is, if its elements are adjacent there.
+pub(super) fn part(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> DispatchTensor {
+    #[cfg(feature = "flex")]
+    if let Some(part) = flex::adjacent(tensor, dim, range.clone()) {
+        return part;
+    }
+    concat(vec![(tensor, cut(&tensor.shape()[..], dim, range))], 0, &Device::new(tensor.device()))
 }
 
 fn concat(sources: Vec<(&DispatchTensor, Ranges)>, dim: usize, device: &Device) -> DispatchTensor {

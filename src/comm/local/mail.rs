@@ -6,6 +6,8 @@
 //! 2. A message goes to the first receive posted that takes it, a receive takes the first message sent that fits; one
 //!    that has been given up takes its message all the same.
 //! 3. Sending never waits. What is sent belongs to the mail until a receive takes it, or the world ends.
+//! 4. A message from another process is announced, which is all that counts in 1 and 2, and its contents come later: until
+//!    then it has not arrived.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,14 +34,33 @@ pub(crate) struct Letter<F, P> {
     pub part: P,
 }
 
+/// A message of which the contents come later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Announced {
+    pub group: GroupKey,
+    /// The position in the group of whom it is for.
+    to: usize,
+    /// Which of those announced to it.
+    number: u64,
+}
+
 /// One member's messages.
 pub(super) struct Mail<F, P> {
     /// Sends and receives of the member so far.
     calls: u64,
+    /// Messages announced to the member so far.
+    announced: u64,
     /// Which no receive has taken, the oldest first.
-    letters: VecDeque<Letter<F, P>>,
+    letters: VecDeque<Posted<F, P>>,
     /// The oldest first.
     receives: VecDeque<Receive<F, P>>,
+}
+
+/// A letter, whose contents may come later.
+struct Posted<F, P> {
+    letter: Letter<F, Option<P>>,
+    /// Of one that was announced.
+    number: Option<u64>,
 }
 
 struct Receive<F, P> {
@@ -48,21 +69,31 @@ struct Receive<F, P> {
     from: Option<usize>,
     tag: u32,
     print: F,
-    letter: Option<Letter<F, P>>,
-    /// Waits that began before the letter was there.
+    letter: Option<Posted<F, P>>,
+    /// Waits that began before the letter and its contents were there.
     waits: usize,
     given_up: bool,
 }
 
 impl<F, P> Default for Mail<F, P> {
     fn default() -> Self {
-        Self { calls: 0, letters: VecDeque::new(), receives: VecDeque::new() }
+        Self { calls: 0, announced: 0, letters: VecDeque::new(), receives: VecDeque::new() }
+    }
+}
+
+impl<F, P> From<Letter<F, P>> for Posted<F, P> {
+    fn from(Letter { from, tag, print, part }: Letter<F, P>) -> Self {
+        Self { letter: Letter { from, tag, print, part: Some(part) }, number: None }
     }
 }
 
 impl<F, P> Receive<F, P> {
-    fn takes(&self, letter: &Letter<F, P>) -> bool {
+    fn takes(&self, Posted { letter, .. }: &Posted<F, P>) -> bool {
         self.tag == letter.tag && self.from.is_none_or(|from| from == letter.from)
+    }
+
+    fn has_arrived(&self) -> bool {
+        self.letter.as_ref().is_some_and(|posted| posted.letter.part.is_some())
     }
 }
 
@@ -74,7 +105,7 @@ impl<F, P> Mail<F, P> {
     }
 
     /// The receive that takes `letter`, which then has it.
-    fn deliver(&mut self, letter: Letter<F, P>) -> Option<usize> {
+    fn deliver(&mut self, letter: Posted<F, P>) -> Option<usize> {
         let at = self.receives.iter().position(|receive| receive.letter.is_none() && receive.takes(&letter));
         match at {
             Some(at) => self.receives[at].letter = Some(letter),
@@ -91,6 +122,11 @@ impl<F, P> Mail<F, P> {
         self.receives.len() - 1
     }
 
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.letters.is_empty() && self.receives.is_empty()
+    }
+
     fn find(&self, number: u64) -> &Receive<F, P> {
         &self.receives[self.place(number)]
     }
@@ -101,8 +137,25 @@ impl<F, P> Mail<F, P> {
 
     /// Takes a receive out that has its letter.
     fn take(&mut self, at: usize) -> Option<Letter<F, P>> {
-        self.receives[at].letter.as_ref()?;
-        self.receives.remove(at)?.letter
+        if !self.receives[at].has_arrived() {
+            return None;
+        }
+        let Letter { from, tag, print, part } = self.receives.remove(at)?.letter?.letter;
+        Some(Letter { from, tag, print, part: part? })
+    }
+
+    /// Adds the contents of a letter that was announced, unless nobody wants them. Returns the receive that has it, if one
+    /// does.
+    fn fill(&mut self, number: u64, part: P) -> Result<Option<usize>, P> {
+        let is_it = |posted: &Posted<F, P>| posted.number == Some(number);
+        let taken = self.receives.iter().position(|receive| receive.letter.as_ref().is_some_and(is_it));
+        let posted = match taken {
+            Some(at) => self.receives[at].letter.as_mut(),
+            None => self.letters.iter_mut().find(|posted| is_it(posted)),
+        };
+        let Some(posted) = posted else { return Err(part) };
+        posted.letter.part = Some(part);
+        Ok(taken)
     }
 }
 
@@ -114,15 +167,54 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.freed.push(Arc::from([letter.part]));
             return Err(error);
         }
-        let Some(at) = self.groups[group.0].mail[to].deliver(letter) else { return Ok(false) };
-        self.waits -= self.groups[group.0].mail[to].receives[at].waits;
+        let Some(at) = self.groups[group.0].mail[to].deliver(letter.into()) else { return Ok(false) };
         self.check_letter(group, to, at)?;
+        self.arrived(group, to, at);
+        Ok(true)
+    }
+
+    /// [`send`](Self::send)s a message of another process, whose contents [come later](Self::fill_letter).
+    pub fn announce_letter(
+        &mut self,
+        group: GroupKey,
+        to: usize,
+        letter: Letter<F, ()>,
+    ) -> Result<Announced, CommError> {
+        let Letter { from, tag, print, part: () } = letter;
+        let id = self.message_id(group, from, &print);
+        self.enter(group, from, id)?;
         let mail = &mut self.groups[group.0].mail[to];
+        mail.announced += 1;
+        let number = mail.announced;
+        let posted = Posted { letter: Letter { from, tag, print, part: None }, number: Some(number) };
+        if let Some(at) = mail.deliver(posted) {
+            self.check_letter(group, to, at)?;
+        }
+        Ok(Announced { group, to, number })
+    }
+
+    /// Adds the contents of a message that was announced. True: somebody may be waiting for it.
+    pub fn fill_letter(&mut self, announced: Announced, part: P) -> bool {
+        let Announced { group, to, number } = announced;
+        match self.groups[group.0].mail[to].fill(number, part) {
+            Ok(Some(at)) => self.arrived(group, to, at),
+            Ok(None) => return false,
+            Err(part) => {
+                self.freed.push(Arc::from([part]));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Receive `at` of member `to` has its letter, and its contents.
+    fn arrived(&mut self, group: GroupKey, to: usize, at: usize) {
+        let mail = &mut self.groups[group.0].mail[to];
+        self.waits -= mail.receives[at].waits;
         if mail.receives[at].given_up {
             let letter = mail.take(at);
             self.freed.extend(letter.map(|letter| Arc::from([letter.part])));
         }
-        Ok(true)
     }
 
     /// Posts `member`'s receive of a message of `from`, or of anybody.
@@ -158,13 +250,13 @@ impl<F: Fingerprint, P> Board<F, P> {
         let mail = &mut self.groups[claim.group.0].mail[claim.member];
         let at = mail.place(claim.number);
         let receive = &mut mail.receives[at];
-        let pending = receive.letter.is_none();
+        let pending = !receive.has_arrived();
         receive.waits += usize::from(pending);
         pending
     }
 
     pub(super) fn has_arrived(&self, claim: Claim) -> bool {
-        self.groups[claim.group.0].mail[claim.member].find(claim.number).letter.is_some()
+        self.groups[claim.group.0].mail[claim.member].find(claim.number).has_arrived()
     }
 
     /// Nobody waits for the message of `claim` any more.
@@ -180,8 +272,8 @@ impl<F: Fingerprint, P> Board<F, P> {
     /// Frees what no receive will take any more.
     pub(super) fn free_letters(&mut self) {
         let mails = self.groups.iter_mut().flat_map(|group| &mut group.mail);
-        let letters = mails.flat_map(|mail| mail.letters.drain(..));
-        self.freed.extend(letters.map(|letter| Arc::from([letter.part])));
+        let parts = mails.flat_map(|mail| mail.letters.drain(..)).filter_map(|posted| posted.letter.part);
+        self.freed.extend(parts.map(|part| Arc::from([part])));
     }
 
     /// The receive of `claim`, as its rank called it.
@@ -201,6 +293,14 @@ impl<F: Fingerprint, P> Board<F, P> {
         }
     }
 
+    /// The rank whose message is for `claim`, while its contents are on their way.
+    pub(super) fn sender(&self, claim: Claim) -> Option<usize> {
+        let group = &self.groups[claim.group.0];
+        let receive = group.mail[claim.member].find(claim.number);
+        let posted = receive.letter.as_ref().filter(|_| !receive.has_arrived())?;
+        Some(group.ranks[posted.letter.from])
+    }
+
     /// The next message of `member`, which thereby is counted.
     fn message_id(&mut self, group: GroupKey, member: usize, print: &F) -> CollectiveId {
         let group = &mut self.groups[group.0];
@@ -215,7 +315,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     fn check_letter(&mut self, key: GroupKey, to: usize, at: usize) -> Result<(), CommError> {
         let group = &mut self.groups[key.0];
         let receive = &group.mail[to].receives[at];
-        let Some(letter) = &receive.letter else { return Ok(()) };
+        let Some(Posted { letter, .. }) = &receive.letter else { return Ok(()) };
         let Some(differs) = receive.print.refusal(&letter.print) else { return Ok(()) };
         let error = CommError::Mismatch {
             rank: group.ranks[to],
@@ -223,8 +323,8 @@ impl<F: Fingerprint, P> Board<F, P> {
             during: group.message(receive.number, &receive.print),
             differs,
         };
-        let letter = group.mail[to].receives[at].letter.take();
-        self.freed.extend(letter.map(|letter| Arc::from([letter.part])));
+        let part = group.mail[to].receives[at].letter.take().and_then(|posted| posted.letter.part);
+        self.freed.extend(part.map(|part| Arc::from([part])));
         self.fail(Failure::Collective(error.clone()));
         Err(error)
     }

@@ -103,7 +103,7 @@ fn who_waits_for_a_rank_that_has_left_is_told() {
     let left = |from: Option<usize>, who: &[usize]| {
         let (mut board, group) = board(3);
         let claim = receive(&mut board, group, 0, from, 0);
-        who.iter().for_each(|rank| board.returned(*rank));
+        assert!(who.iter().all(|rank| board.returned(*rank)));
         board.begin_wait(Wait::Message(claim));
         match board.failure() {
             Some(Failure::Collective(CommError::RankLeft { rank, .. })) => Some(*rank),

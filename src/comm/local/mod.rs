@@ -1,10 +1,13 @@
-//! Ranks as threads of one process: tensors change hands by reference.
+//! Ranks as threads: within a process, tensors change hands by reference.
 //!
 //! A collective has two halves. Issuing it deposits references to the rank's tensors, with a
 //! fingerprint, and never blocks. Waiting blocks until all deposits of that sequence number are
 //! there; then the rank builds its own result straight from its peers' memory. So any number of
 //! collectives can be under way, in any order of waiting, and a result never shares memory with
 //! another rank's tensor.
+//!
+//! Ranks may be in several [processes](super::process), each of which has some. A call is then also sent to those that have
+//! ranks of its group (`outlet`), where it joins in the rank's name (`remote`).
 //!
 //! On Cube devices a list of tensors goes through one flat buffer a rank, `cube`, which kernels fill and read.
 
@@ -15,20 +18,34 @@ mod cube;
 mod data;
 #[cfg(feature = "flex")]
 mod flex;
+mod outlet;
 mod pending;
+mod remote;
 mod rendezvous;
 mod sync;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use super::courier::Courier;
 use super::engine::{Channel, Engine, Failure, Member, Print, launch_number};
 use super::{CommError, Op};
 
-/// What the ranks of one [`launch`](super::launch) share.
+use board::Ticket;
+pub(super) use data::Deposit;
+use remote::Others;
+pub(super) use remote::Place;
+
+/// What the ranks of one [`launch`](super::launch) in one process share.
 pub(super) struct LocalEngine {
-    rendezvous: rendezvous::Rendezvous<Print, data::Deposit>,
+    rendezvous: rendezvous::Rendezvous<Print, Deposit>,
+    /// Ranks of all processes.
     size: usize,
+    /// Those of this one.
+    here: Range<usize>,
+    /// The other processes, if there are any.
+    others: Option<Arc<Others>>,
     /// Tells the launches of a process apart: 0, 1, ..
     launch: u64,
     /// Ranks whose programs are over.
@@ -43,13 +60,54 @@ impl LocalEngine {
     pub fn new(size: usize, multithreaded: bool) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if size <= cores { SPINS } else { 0 };
+        Self::of(size, 0..size, rendezvous::Rendezvous::new(size, spins, multithreaded), None)
+    }
+
+    /// With `each` ranks in every process that `courier` connects. `launch` tells the launches that these make together
+    /// apart.
+    pub(super) fn among_processes(
+        courier: Arc<dyn Courier>,
+        launch: u64,
+        each: usize,
+        multithreaded: bool,
+    ) -> Arc<Self> {
+        let others = Arc::new(Others::new(courier, launch, each));
+        let teller = others.clone();
+        let tell = Box::new(move |news| teller.tell(news));
+        let (size, here, decides) = (others.size(), others.here(), others.decides());
+        let rendezvous = rendezvous::Rendezvous::among_processes(size, multithreaded, decides, tell);
+        Self::of(size, here, rendezvous, Some(others))
+    }
+
+    fn of(
+        size: usize,
+        here: Range<usize>,
+        rendezvous: rendezvous::Rendezvous<Print, Deposit>,
+        others: Option<Arc<Others>>,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
-            rendezvous: rendezvous::Rendezvous::new(size, spins, multithreaded),
+            rendezvous,
             size,
+            here,
+            others,
             launch: launch_number(),
             left: AtomicUsize::new(0),
             this: this.clone(),
         })
+    }
+
+    /// Asks for what ranks of other processes have offered.
+    fn ask(&self, offers: Vec<Ticket>) {
+        if let Some(others) = self.others.as_ref().filter(|_| !offers.is_empty()) {
+            others.answer(offers, true);
+        }
+    }
+
+    /// A rank's program is over, in whatever process.
+    fn left(&self, rank: usize) {
+        if self.rendezvous.returned(rank) {
+            self.left.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -59,7 +117,7 @@ impl Engine for LocalEngine {
     }
 
     fn here(&self) -> Vec<usize> {
-        (0..self.size).collect()
+        self.here.clone().collect()
     }
 
     fn launch(&self) -> u64 {
@@ -72,6 +130,9 @@ impl Engine for LocalEngine {
     }
 
     fn fail(&self, failure: Failure) -> CommError {
+        if let Some(others) = &self.others {
+            others.note(&failure);
+        }
         self.rendezvous.fail(failure)
     }
 
@@ -80,8 +141,10 @@ impl Engine for LocalEngine {
     }
 
     fn leave(&self, rank: usize) {
-        self.rendezvous.returned(rank);
-        self.left.fetch_add(1, Ordering::Relaxed);
+        self.left(rank);
+        if let Some(others) = &self.others {
+            others.leave(rank);
+        }
     }
 
     fn doing(&self, rank: usize) -> String {
@@ -90,6 +153,15 @@ impl Engine for LocalEngine {
 
     fn is_finished(&self) -> bool {
         self.left.load(Ordering::Relaxed) == self.size
+    }
+
+    fn finish(&self) -> Option<Failure> {
+        let others = self.others.as_ref()?;
+        self.rendezvous.finish();
+        let rank = others.unsuccessful()?;
+        // Word of what has ended it may come from another process than word of its end.
+        let untold = || Failure::Failed { rank, message: "its process does not say why".into() };
+        Some(self.rendezvous.await_failure().unwrap_or_else(untold))
     }
 }
 

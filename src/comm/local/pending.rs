@@ -14,11 +14,13 @@ use crate::comm::engine::{Member, Message, Pending, Waited};
 pub(super) struct Seat {
     engine: Arc<LocalEngine>,
     ticket: Option<Ticket>,
+    /// What ranks of other processes have is not asked for yet.
+    ahead: bool,
 }
 
 impl Seat {
-    pub fn new(engine: Arc<LocalEngine>, ticket: Ticket) -> Self {
-        Self { engine, ticket: Some(ticket) }
+    pub fn new(engine: Arc<LocalEngine>, ticket: Ticket, ahead: bool) -> Self {
+        Self { engine, ticket: Some(ticket), ahead }
     }
 
     fn take(&mut self) -> Ticket {
@@ -51,6 +53,9 @@ where
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
         let Self { mut seat, finish } = *self;
         let ticket = seat.take();
+        if seat.ahead {
+            seat.engine.ask(seat.engine.rendezvous.want_and_next(ticket));
+        }
         let Met { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
         Ok(Waited { last: Some(last), ..Waited::timed(|| finish(&parts)) })
     }

@@ -7,11 +7,15 @@
 //!
 //! Where every rank has a core of its own, a waiter first spins for about the time that sleeping
 //! and waking would take.
+//!
+//! Of ranks in several processes each process has a rendezvous, which ranks of the others join by what they send. What is
+//! called in their name never waits. A rank that finds a failure does, for the process that decides which one is the first.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::{Board, Claim, Fingerprint, GroupKey, Letter, Parts, Poll, Ticket, Wait};
+use super::board::{Announced, Board, Claim, Fingerprint, GroupKey, Letter, Parts, Poll, Ticket, Wait};
 use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop};
 use crate::comm::CommError;
 use crate::comm::engine::Failure;
@@ -20,6 +24,18 @@ pub(crate) struct Rendezvous<F, P> {
     state: Mutex<State<F, P>>,
     /// How often a waiter looks before it sleeps.
     spins: u32,
+    /// Tells other processes, if there are any, what they must know. Called outside the lock.
+    tell: Option<Tell>,
+}
+
+pub(crate) type Tell = Box<dyn Fn(News) + Send + Sync>;
+
+/// What other processes must know.
+pub(crate) enum News {
+    /// A failure was found here, and what each rank was doing.
+    Failed(Failure, Vec<String>),
+    /// Nobody here needs these deposits any more, which were offered.
+    Declined(Vec<Ticket>),
 }
 
 /// A complete collective.
@@ -32,9 +48,14 @@ pub(crate) struct Met<P> {
 /// Stands for "no deadline", and can be added to any instant.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
+/// How long a rank that has found a failure waits to hear whether it is the first. Its process then decides by itself.
+const GRACE: Duration = Duration::from_secs(5);
+
 struct State<F, P> {
     board: Board<F, P>,
     bells: Vec<Arc<Bell>>,
+    /// Rung when the world has failed or a rank returned.
+    end: Arc<Bell>,
 }
 
 /// Rung whenever a waiter of the group should look again; what it will see is set under the lock before.
@@ -54,11 +75,21 @@ impl Bell {
 impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks, whose waiters look `spins` times before they sleep.
     pub fn new(ranks: usize, spins: u32, multithreaded: bool) -> Self {
-        Self { state: Mutex::new(State { board: Board::new(ranks, multithreaded), bells: Vec::new() }), spins }
+        let state = State { board: Board::new(ranks, multithreaded), bells: Vec::new(), end: Arc::default() };
+        Self { state: Mutex::new(state), spins, tell: None }
+    }
+
+    /// The same for ranks in several processes, one of which `decides` which failure is the first.
+    pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, tell: Tell) -> Self {
+        let rendezvous = Self { tell: Some(tell), ..Self::new(ranks, 0, multithreaded) };
+        if !decides {
+            rendezvous.state.lock().board.defer();
+        }
+        rendezvous
     }
 
     /// The group of these ranks in this order and of this name; the same for all its ranks.
-    pub fn group(&self, ranks: &[usize], name: &'static str) -> GroupKey {
+    pub fn group(&self, ranks: &[usize], name: impl Into<Cow<'static, str>>) -> GroupKey {
         let mut state = self.state.lock();
         let key = state.board.group(ranks, name);
         if state.bells.len() == key.index() {
@@ -67,20 +98,74 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         key
     }
 
+    /// Global ranks of a group.
+    pub fn ranks(&self, group: GroupKey) -> Arc<[usize]> {
+        self.state.lock().board.ranks(group).clone()
+    }
+
     /// Joins `member`'s next collective of `group` with `part`. Never blocks.
     pub fn join(&self, group: GroupKey, member: usize, print: F, part: P) -> Result<Ticket, CommError> {
         let mut state = self.state.lock();
         let joined = state.board.join(group, member, print, part);
         let complete = matches!(joined, Ok((_, true)));
-        self.ring(state, group, complete, joined).map(|(ticket, _)| ticket)
+        let joined = self.ring(state, group, complete, joined).map(|(ticket, _)| ticket);
+        joined.map_err(|error| self.counted(group, member, error))
+    }
+
+    /// Joins the next collective of `member`, a rank of another process, whose deposit comes later.
+    pub fn announce(&self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+        let mut state = self.state.lock();
+        let announced = state.board.announce(group, member, print);
+        self.ring(state, group, false, announced)
+    }
+
+    /// The same of one whose deposit comes only if it is asked for. True: it is.
+    pub fn offer(&self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
+        let mut state = self.state.lock();
+        let offered = state.board.offer(group, member, print);
+        self.ring(state, group, false, offered)
+    }
+
+    /// The result of `ticket` is wanted now. Returns the offers to ask for.
+    pub fn want(&self, ticket: Ticket) -> Vec<Ticket> {
+        self.state.lock().board.want(ticket)
+    }
+
+    /// The same; once, also of the call before it that is not wanted yet.
+    pub fn want_and_next(&self, ticket: Ticket) -> Vec<Ticket> {
+        self.state.lock().board.want_and_next(ticket)
+    }
+
+    /// Adds the deposit of a rank that was announced.
+    pub fn fill(&self, ticket: Ticket, part: P) {
+        let mut state = self.state.lock();
+        let complete = state.board.fill(ticket, part);
+        let rung = self.ring(state, ticket.group, complete, Ok(()));
+        rung.expect("nothing has failed");
     }
 
     /// Sends a message to member `to` of the group. Never blocks.
     pub fn send(&self, group: GroupKey, to: usize, letter: Letter<F, P>) -> Result<(), CommError> {
-        let mut state = self.state.lock();
+        let (from, mut state) = (letter.from, self.state.lock());
         let sent = state.board.send(group, to, letter);
         let wanted = matches!(sent, Ok(true));
-        self.ring(state, group, wanted, sent).map(|_| ())
+        let sent = self.ring(state, group, wanted, sent).map(|_| ());
+        sent.map_err(|error| self.counted(group, from, error))
+    }
+
+    /// Sends a message of another process, whose contents come later.
+    pub fn announce_letter(&self, group: GroupKey, to: usize, letter: Letter<F, ()>) -> Result<Announced, CommError> {
+        let mut state = self.state.lock();
+        let announced = state.board.announce_letter(group, to, letter);
+        self.ring(state, group, false, announced)
+    }
+
+    /// Adds the contents of a message that was announced in `group`.
+    pub fn fill_letter(&self, announced: Announced, part: P) {
+        let mut state = self.state.lock();
+        let wanted = state.board.fill_letter(announced, part);
+        let rung = self.ring(state, announced.group, wanted, Ok(()));
+        rung.expect("nothing has failed");
     }
 
     /// Posts `member`'s receive of a message of `from`, or of anybody. Never blocks.
@@ -94,7 +179,8 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     ) -> Result<Claim, CommError> {
         let mut state = self.state.lock();
         let posted = state.board.receive(group, member, from, tag, print);
-        self.ring(state, group, false, posted)
+        let posted = self.ring(state, group, false, posted);
+        posted.map_err(|error| self.counted(group, member, error))
     }
 
     /// Wakes those whom `result` concerns, and unlocks.
@@ -109,7 +195,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         if result.is_err() {
             state.ring_all();
         }
-        leave(state);
+        self.leave(state);
         // Outside the lock, for which all that wake come.
         if let Some(bell) = bell {
             bell.ring();
@@ -117,9 +203,39 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         result
     }
 
+    /// What counts of an `error` that `member` was refused with: where another process decides, that of the failure which
+    /// it says was the first.
+    fn counted(&self, group: GroupKey, member: usize, error: CommError) -> CommError {
+        if self.tell.is_none() {
+            return error;
+        }
+        let state = self.decided();
+        match state.board.failure() {
+            Some(failure) if error.without_notice() != failure.error(None) => {
+                failure.error(state.board.last_call(group, member))
+            }
+            _ => error,
+        }
+    }
+
+    /// Waits while it is open which failure is the first. Another process decides; none does for long.
+    fn decided(&self) -> MutexGuard<'_, State<F, P>> {
+        let (mut state, until) = (self.state.lock(), Instant::now() + GRACE);
+        while state.board.is_undecided() {
+            let bell = state.end.clone();
+            let late;
+            (state, late) = bell.sleepers.wait_until(state, until);
+            if late {
+                state.board.decide_here();
+                state.ring_all();
+            }
+        }
+        state
+    }
+
     /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_complete(&self, ticket: Ticket) -> bool {
-        self.state.lock().board.is_over(Wait::All(ticket))
+        self.state.lock().board.is_complete(ticket)
     }
 
     /// Whether [`wait_for_message`](Self::wait_for_message) would return at once.
@@ -133,7 +249,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         let (mut state, result) = self.block(Wait::All(ticket), deadline, |board| board.poll(ticket));
         let result = result.map(|parts| Met { parts, last: state.board.last(ticket) });
         state.board.release(ticket);
-        leave(state);
+        self.leave(state);
         result
     }
 
@@ -144,7 +260,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         if result.is_err() {
             state.board.give_up(claim);
         }
-        leave(state);
+        self.leave(state);
         result
     }
 
@@ -178,6 +294,12 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 state.ring_all();
                 continue;
             }
+            if state.board.is_undecided() {
+                state.ring_all();
+                self.leave(state);
+                state = self.decided();
+                continue;
+            }
             let bell = state.bells[wait.group().index()].clone();
             if !spun {
                 spun = true;
@@ -204,23 +326,53 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     pub fn release(&self, ticket: Ticket) {
         let mut state = self.state.lock();
         state.board.release(ticket);
-        leave(state);
+        self.leave(state);
     }
 
     /// Gives up the message of `claim`.
     pub fn give_up(&self, claim: Claim) {
         let mut state = self.state.lock();
         state.board.give_up(claim);
-        leave(state);
+        self.leave(state);
     }
 
     /// Records the first failure and wakes everyone. Returns the error that counts.
     pub fn fail(&self, failure: Failure) -> CommError {
+        let found = self.find(failure);
+        let state = self.decided();
+        state.board.failure().unwrap_or(&found).error(None)
+    }
+
+    /// [`fail`](Self::fail)s, without waiting for the process that decides. Returns the failure that counts, as far as is
+    /// known here.
+    pub fn find(&self, failure: Failure) -> Failure {
         let mut state = self.state.lock();
-        let failure = state.board.fail(failure);
+        let found = state.board.fail(failure);
         state.ring_all();
-        leave(state);
-        failure.error(None)
+        self.leave(state);
+        found
+    }
+
+    /// Another process has found a failure, or, if `decided`, said that it was the first; `doing` is what ranks were doing
+    /// there.
+    pub fn hear(&self, failure: Failure, decided: bool, doing: impl IntoIterator<Item = (usize, String)>) {
+        let mut state = self.state.lock();
+        if decided {
+            state.board.decide(failure);
+        } else {
+            state.board.fail(failure);
+        }
+        doing.into_iter().for_each(|(rank, doing)| state.board.hear(rank, doing));
+        state.ring_all();
+        self.leave(state);
+    }
+
+    /// From now on this process decides by itself which failure is the first.
+    pub fn decide_here(&self) {
+        let mut state = self.state.lock();
+        state.board.decide_here();
+        state.ring_all();
+        self.leave(state);
     }
 
     /// The first failure, if any.
@@ -228,26 +380,61 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         self.state.lock().board.failure().cloned()
     }
 
-    /// The rank's program is over: wakes those who may be waiting for it.
-    pub fn returned(&self, rank: usize) {
+    /// The rank's program is over: wakes those who may be waiting for it. False: it was already.
+    pub fn returned(&self, rank: usize) -> bool {
         let mut state = self.state.lock();
-        state.board.returned(rank);
+        let first = state.board.returned(rank);
         for group in state.board.groups_of(rank) {
             state.bells[group.index()].ring();
         }
+        state.end.ring();
+        first
+    }
+
+    /// Whether the rank's program is over.
+    pub fn has_returned(&self, rank: usize) -> bool {
+        self.state.lock().board.has_returned(rank)
+    }
+
+    /// Waits until the programs of all ranks are over.
+    pub fn finish(&self) {
+        let mut state = self.state.lock();
+        while !state.board.all_returned() {
+            let bell = state.end.clone();
+            (state, _) = bell.sleepers.wait_until(state, Instant::now() + LONGEST);
+        }
+    }
+
+    /// Waits for word of a failure, which there was, and not for long. Returns the first.
+    pub fn await_failure(&self) -> Option<Failure> {
+        let (mut state, until) = (self.state.lock(), Instant::now() + GRACE);
+        let mut late = false;
+        while !late && state.board.failure().is_none() {
+            let bell = state.end.clone();
+            (state, late) = bell.sleepers.wait_until(state, until);
+        }
+        state.board.failure().cloned()
     }
 
     /// What `rank` was doing at the first failure.
     pub fn doing(&self, rank: usize) -> String {
         self.state.lock().board.doing(rank)
     }
-}
 
-/// Unlocks, and only then drops what has been freed.
-fn leave<F: Fingerprint, P>(mut state: MutexGuard<'_, State<F, P>>) {
-    let freed = state.board.take_freed();
-    drop(state);
-    drop(freed);
+    /// Unlocks, and only then drops what has been freed, and tells others of a failure.
+    fn leave(&self, mut state: MutexGuard<'_, State<F, P>>) {
+        let freed = state.board.take_freed();
+        let news = self.tell.as_ref().map(|tell| (tell, state.board.untold(), state.board.take_declined()));
+        drop(state);
+        drop(freed);
+        let Some((tell, untold, declined)) = news else { return };
+        if let Some((failure, doing)) = untold {
+            tell(News::Failed(failure, doing));
+        }
+        if !declined.is_empty() {
+            tell(News::Declined(declined));
+        }
+    }
 }
 
 impl<F: Fingerprint, P> State<F, P> {
@@ -255,6 +442,7 @@ impl<F: Fingerprint, P> State<F, P> {
         for bell in &self.bells {
             bell.ring();
         }
+        self.end.ring();
     }
 
     fn error(&self, wait: Wait) -> CommError {

@@ -112,8 +112,8 @@ impl<F: Fingerprint, P> Board<F, P> {
     /// Global ranks that `wait` is for, in group order.
     pub fn missing(&self, wait: Wait) -> Vec<usize> {
         match wait {
-            Wait::All(ticket) => self.absent(ticket).collect(),
-            Wait::Message(claim) => self.senders(claim).to_vec(),
+            Wait::All(ticket) => self.without_deposit(ticket).collect(),
+            Wait::Message(claim) => self.sender(claim).map_or_else(|| self.senders(claim).to_vec(), |rank| vec![rank]),
         }
     }
 

@@ -7,7 +7,7 @@ use burn::tensor::{Bytes, DType};
 use bytemuck::Pod;
 use smallvec::SmallVec;
 
-use crate::memory::flex::is_lasting;
+use crate::memory::flex::{elements, is_lasting};
 
 /// The elements of row-major tensors of one dtype.
 #[derive(Debug)]
@@ -60,13 +60,7 @@ impl<'a> Sources<'a> {
 fn of_one_dtype<'a>(tensor: &'a FlexTensor, dtype: &mut Option<DType>) -> &'a [u8] {
     assert_eq!(tensor.dtype(), *dtype.get_or_insert(tensor.dtype()), "sources have one dtype");
     assert!(tensor.is_contiguous(), "sources are row-major");
-    bytes(tensor)
-}
-
-fn bytes(tensor: &FlexTensor) -> &[u8] {
-    let size = tensor.dtype().size();
-    let (start, count) = (tensor.layout().start_offset(), tensor.layout().num_elements());
-    if count == 0 { &[] } else { &tensor.bytes()[start * size..(start + count) * size] }
+    elements(tensor)
 }
 
 /// [`Sources`] with handles to their memory.

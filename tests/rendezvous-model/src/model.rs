@@ -29,7 +29,7 @@ impl Fingerprint for Label {
 }
 
 /// Every check, by name.
-pub const CHECKS: [(&str, fn(Schedules)); 15] = [
+pub const CHECKS: [(&str, fn(Schedules)); 18] = [
     ("all_meet_round_after_round", all_meet_round_after_round),
     ("all_are_told_of_one_that_came_last", all_are_told_of_one_that_came_last),
     (
@@ -48,6 +48,9 @@ pub const CHECKS: [(&str, fn(Schedules)); 15] = [
     ("every_deposit_goes_once_nobody_needs_it", every_deposit_goes_once_nobody_needs_it),
     ("a_failure_frees_every_deposit", a_failure_frees_every_deposit),
     ("messages_wake_who_waits_for_them", messages_wake_who_waits_for_them),
+    ("deposits_of_another_process_wake_who_waits_for_them", deposits_of_another_process_wake_who_waits_for_them),
+    ("messages_of_another_process_wake_who_waits_for_them", messages_of_another_process_wake_who_waits_for_them),
+    ("the_last_to_return_wakes_who_waits_for_the_end", the_last_to_return_wakes_who_waits_for_the_end),
 ];
 
 /// What ranks deposit: a number, and what shows whether it is still there.
@@ -320,5 +323,46 @@ fn messages_wake_who_waits_for_them(schedules: Schedules) {
             heard[from] = part + 1;
         }
         (1..3).for_each(|to| send(to, 10 * to));
+    });
+}
+
+/// Rank 2 is elsewhere: its thread is that which brings its joins, and its deposits later.
+fn deposits_of_another_process_wake_who_waits_for_them(schedules: Schedules) {
+    schedules.check(3, |rank, world, group| {
+        if rank < 2 {
+            for round in 0..3 {
+                assert_eq!(meet(world, group, rank, "x", round).unwrap(), [round; 3]);
+            }
+            return;
+        }
+        let announced = [0, 1, 2].map(|round| (round, world.announce(group, 2, Label("x")).unwrap()));
+        let [first, second, third] = announced;
+        for (round, ticket) in [second, first, third] {
+            world.fill(ticket, Part(round, Arc::default()));
+        }
+    });
+}
+
+fn messages_of_another_process_wake_who_waits_for_them(schedules: Schedules) {
+    schedules.check(2, |rank, world, group| {
+        if rank == 0 {
+            for (from, part) in [(Some(1), 0), (None, 1)] {
+                let claim = world.receive(group, 0, from, 0, Label("x")).unwrap();
+                assert_eq!(world.wait_for_message(claim, FAR).unwrap().part.0, part);
+            }
+            return;
+        }
+        let letter = || Letter { from: 1, tag: 0, print: Label("x"), part: () };
+        let [first, second] = [0, 1].map(|_| world.announce_letter(group, 0, letter()).unwrap());
+        world.fill_letter(second, Part(1, Arc::default()));
+        world.fill_letter(first, Part(0, Arc::default()));
+    });
+}
+
+fn the_last_to_return_wakes_who_waits_for_the_end(schedules: Schedules) {
+    schedules.check(3, |rank, world, _| {
+        world.returned(rank);
+        world.finish();
+        assert!((0..3).all(|rank| world.has_returned(rank)));
     });
 }

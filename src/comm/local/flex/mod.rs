@@ -8,23 +8,16 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use burn::backend::flex::FlexTensor;
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, Flex};
 
 use crate::memory::flex as memory;
 
+pub(super) use crate::memory::flex::primitive;
 pub(super) use copy::{Joints, concat};
 pub(super) use shared::{Shared, Terms};
-
-/// The Flex primitive, if it is one.
-pub(super) fn primitive(tensor: &DispatchTensor) -> Option<&FlexTensor> {
-    match &tensor.kind {
-        DispatchTensorKind::Flex(
-            BackendTensor::Float(primitive) | BackendTensor::Int(primitive) | BackendTensor::Bool(primitive),
-        ) => Some(primitive),
-        _ => None,
-    }
-}
 
 /// The same tensor with adjacent elements, in memory that stays while a handle does: so that peers
 /// can read it as a slice.
@@ -33,6 +26,12 @@ pub(super) fn settle(tensor: DispatchTensor) -> DispatchTensor {
         Some(flex) if !flex.is_contiguous() || !memory::is_lasting(flex) => wrap(memory::copied(flex)),
         _ => tensor,
     }
+}
+
+/// The elements of a Flex tensor in `range` of `dim`, in place, if they are adjacent.
+pub(super) fn adjacent(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> Option<DispatchTensor> {
+    let part = primitive(tensor)?.narrow(dim, range.start, range.len());
+    part.is_contiguous().then(|| wrap(part))
 }
 
 /// A tensor of the kind that its dtype says.

@@ -70,7 +70,7 @@ pub(in crate::comm::local) struct Terms {
 }
 
 impl Terms {
-    fn new(terms: &[&FlexTensor]) -> Self {
+    pub fn new(terms: &[&FlexTensor]) -> Self {
         let shape = terms[0].layout().shape().clone();
         Self { terms: Kept::of(terms), shape, slices: OnceLock::new(), whole: OnceLock::new() }
     }

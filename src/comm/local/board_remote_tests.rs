@@ -1,0 +1,255 @@
+//! Tests of [`Board`] where ranks of other processes join it, by its invariants.
+
+use std::sync::Weak;
+
+use super::tests::{Name, Plain, board};
+use super::*;
+
+fn ready(board: &mut Plain, ticket: Ticket) -> Option<Vec<usize>> {
+    match board.poll(ticket) {
+        Poll::Ready(parts) => Some(parts.to_vec()),
+        _ => None,
+    }
+}
+
+fn panicked(rank: usize) -> Failure {
+    Failure::Panicked { rank, message: "boom".into() }
+}
+
+#[test]
+fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
+    let (mut board, group) = board(3);
+    // Member 2 runs two calls ahead; its second deposit comes first.
+    let first = board.announce(group, 2, Name("x")).unwrap();
+    let second = board.announce(group, 2, Name("x")).unwrap();
+    assert_eq!((first.seq, second.seq), (0, 1));
+    assert!(!board.fill(second, 12));
+    let here: Vec<_> = [0, 1, 0, 1].map(|member| board.join(group, member, Name("x"), member).unwrap()).into();
+    let complete: Vec<_> = here.iter().map(|(_, complete)| *complete).collect();
+    assert_eq!(complete, [false, false, false, true]);
+    assert_eq!(ready(&mut board, here[2].0), Some(vec![0, 1, 12]));
+    assert_eq!(board.last(here[2].0), 1);
+    assert!(!board.is_over(Wait::All(here[0].0)));
+    assert!(board.fill(first, 2));
+    assert_eq!(ready(&mut board, here[0].0), Some(vec![0, 1, 2]));
+    assert_eq!(board.last(here[0].0), 2, "whose deposit came last");
+    here.into_iter().for_each(|(ticket, _)| board.release(ticket));
+    assert!(board.groups[0].slots.is_empty(), "those elsewhere take no result here");
+}
+
+#[test]
+fn who_is_announced_is_not_missed_though_it_returns_and_is_named_once_time_is_up() {
+    let (mut board, group) = board(3);
+    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    let elsewhere = board.announce(group, 2, Name("x")).unwrap();
+    assert_eq!(board.missing(Wait::All(ticket)), [1, 2], "the deposit of rank 2 is on its way");
+    assert!(board.returned(2));
+    board.begin_wait(Wait::All(ticket));
+    assert!(board.failure().is_none(), "rank 2 has joined");
+    board.fill(elsewhere, 2);
+    assert_eq!(board.missing(Wait::All(ticket)), [1]);
+    assert!(board.returned(1) && !board.returned(1));
+    board.check_left(Wait::All(ticket));
+    let CommError::RankLeft { rank, .. } = board.failure().unwrap().error(None) else { panic!() };
+    assert_eq!(rank, 1);
+}
+
+/// Ranks 0 and 1 wait for each other in turn; a rank elsewhere that both need is no part of it.
+#[test]
+fn invariant_5_holds_among_the_ranks_that_are_here() {
+    let mut board = Plain::new(3, false);
+    let [a, b] = [board.group(&[0, 1, 2], "a"), board.group(&[0, 1, 2], "b")];
+    let (of_0, _) = board.join(a, 0, Name("x"), 0).unwrap();
+    let (of_1, _) = board.join(b, 1, Name("y"), 1).unwrap();
+    board.begin_wait(Wait::All(of_0));
+    for group in [a, b] {
+        let ticket = board.announce(group, 2, Name(if group == a { "x" } else { "y" })).unwrap();
+        board.fill(ticket, 2);
+    }
+    assert!(board.failure().is_none());
+    board.begin_wait(Wait::All(of_1));
+    let CommError::Deadlock { waits } = board.failure().unwrap().error(None) else { panic!() };
+    assert_eq!(waits.len(), 2);
+}
+
+/// Counts of waits are given back by the deposit that completes.
+#[test]
+fn a_wait_that_a_late_deposit_ends_is_counted_no_longer() {
+    let (mut board, group) = board(2);
+    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    let elsewhere = board.announce(group, 1, Name("x")).unwrap();
+    board.begin_wait(Wait::All(ticket));
+    assert_eq!(board.waits, 1);
+    assert!(board.fill(elsewhere, 1));
+    assert_eq!(board.waits, 0);
+}
+
+#[test]
+fn invariant_2_a_mismatch_is_found_while_the_deposit_is_on_its_way() {
+    let (mut board, group) = board(3);
+    board.announce(group, 1, Name("x")).unwrap();
+    let Err(CommError::Mismatch { rank, other, .. }) = board.announce(group, 2, Name("y")) else { panic!() };
+    assert_eq!((rank, other), (2, 1));
+}
+
+#[test]
+fn invariant_3_a_deposit_that_comes_too_late_is_freed() {
+    for failed in [false, true] {
+        let mut board = Board::<Name, Arc<()>>::new(2, false);
+        let group = board.group(&[0, 1], "");
+        let part = |held: &mut Vec<Weak<()>>| {
+            let part = Arc::new(());
+            held.push(Arc::downgrade(&part));
+            part
+        };
+        let mut held = Vec::new();
+        let (ticket, _) = board.join(group, 0, Name("x"), part(&mut held)).unwrap();
+        let elsewhere = board.announce(group, 1, Name("x")).unwrap();
+        if failed {
+            board.fail(panicked(0));
+        } else {
+            board.release(ticket);
+            assert!(board.groups[0].slots.is_empty());
+        }
+        assert!(!board.fill(elsewhere, part(&mut held)));
+        drop(board.take_freed());
+        assert!(held.iter().all(|held| held.upgrade().is_none()), "failed: {failed}");
+    }
+}
+
+#[test]
+fn invariant_7_what_is_found_here_ends_nothing_until_it_is_decided() {
+    let (mut board, group) = board(3);
+    board.defer();
+    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    let wait = Wait::All(ticket);
+    assert!(board.join(group, 1, Name("y"), 1).is_err());
+    assert!(board.is_undecided() && !board.is_over(wait));
+    assert!(matches!(board.untold(), Some((Failure::Collective(CommError::Mismatch { rank: 1, .. }), _))));
+    assert!(board.untold().is_none(), "once is enough");
+    // Found later, it is not told.
+    board.fail(panicked(0));
+    assert!(board.untold().is_none());
+    // What they disagree about is never complete.
+    let elsewhere = board.announce(group, 2, Name("x")).unwrap();
+    assert!(!board.fill(elsewhere, 2) && !board.is_over(wait));
+    board.decide(panicked(7));
+    assert!(!board.is_undecided() && board.is_over(wait));
+    assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 7, .. })));
+    assert!(board.untold().is_none(), "who has decided has told");
+    board.decide(panicked(8));
+    assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 7, .. })), "the first is the only one");
+}
+
+#[test]
+fn invariant_7_without_a_decision_the_process_decides_by_itself() {
+    let (mut board, _) = board(2);
+    board.defer();
+    board.fail(panicked(1));
+    board.decide_here();
+    assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 1, .. })));
+    let (mut board, _) = super::tests::board(2);
+    board.defer();
+    board.decide_here();
+    assert!(board.failure().is_none());
+    board.fail(panicked(0));
+    assert!(board.failure().is_some());
+}
+
+#[test]
+fn what_ranks_elsewhere_were_doing_is_what_they_say() {
+    let (mut board, group) = board(2);
+    board.announce(group, 1, Name("x")).unwrap();
+    assert_eq!(board.doing(1), "computing since barrier #0 `x` on ranks [0, 1]");
+    board.hear(1, "not yet".into());
+    board.fail(panicked(0));
+    board.hear(1, "waiting elsewhere".into());
+    assert_eq!(board.doing(1), "waiting elsewhere");
+}
+
+mod messages {
+    use super::*;
+
+    fn letter(from: usize, tag: u32) -> Letter<Name, ()> {
+        Letter { from, tag, print: Name("x"), part: () }
+    }
+
+    fn receive(board: &mut Plain, group: GroupKey, from: Option<usize>) -> Claim {
+        board.receive(group, 0, from, 0, Name("x")).unwrap()
+    }
+
+    fn arrived(board: &mut Plain, claim: Claim) -> Option<(usize, usize)> {
+        match board.arrival(claim) {
+            Poll::Ready(letter) => Some((letter.from, letter.part)),
+            _ => None,
+        }
+    }
+
+    /// Also of anybody: the message that was announced first is the first, whosever contents come first.
+    #[test]
+    fn are_taken_in_the_order_in_which_they_are_announced() {
+        let (mut board, group) = board(3);
+        let first = board.announce_letter(group, 0, letter(1, 0)).unwrap();
+        let claims = [Some(1), None].map(|from| receive(&mut board, group, from));
+        let second = board.announce_letter(group, 0, letter(2, 0)).unwrap();
+        let third = board.announce_letter(group, 0, letter(1, 0)).unwrap();
+        assert!(board.fill_letter(second, 20));
+        assert!(!board.fill_letter(third, 11), "nobody waits for it");
+        assert!(!board.is_over(Wait::Message(claims[0])) && arrived(&mut board, claims[0]).is_none());
+        assert_eq!(arrived(&mut board, claims[1]), Some((2, 20)));
+        assert!(board.fill_letter(first, 10));
+        assert_eq!(arrived(&mut board, claims[0]), Some((1, 10)));
+        let claim = receive(&mut board, group, Some(1));
+        assert_eq!(arrived(&mut board, claim), Some((1, 11)));
+    }
+
+    #[test]
+    fn that_are_announced_are_not_missed_though_the_sender_returns() {
+        let (mut board, group) = board(2);
+        let announced = board.announce_letter(group, 0, letter(1, 0)).unwrap();
+        let claim = receive(&mut board, group, None);
+        board.returned(1);
+        board.begin_wait(Wait::Message(claim));
+        assert!(board.failure().is_none());
+        assert_eq!((board.waits, board.missing(Wait::Message(claim))), (1, vec![1]));
+        assert!(board.fill_letter(announced, 5));
+        assert_eq!((board.waits, arrived(&mut board, claim)), (0, Some((1, 5))));
+    }
+
+    #[test]
+    fn whose_receive_was_given_up_are_freed_when_they_have_come() {
+        for failed in [false, true] {
+            let (mut board, group) = board(2);
+            let announced = board.announce_letter(group, 0, letter(1, 0)).unwrap();
+            let claim = receive(&mut board, group, None);
+            if failed {
+                board.fail(panicked(1));
+            }
+            board.give_up(claim);
+            drop(board.take_freed());
+            board.fill_letter(announced, 5);
+            assert_eq!(board.take_freed().iter().map(|part| part.to_vec()).collect::<Vec<_>>(), [[5]]);
+            assert!(board.groups[0].mail[0].is_empty());
+        }
+    }
+
+    #[test]
+    fn that_no_receive_will_take_are_freed_when_they_have_come() {
+        let (mut board, group) = board(2);
+        let announced = board.announce_letter(group, 0, letter(1, 0)).unwrap();
+        board.fail(panicked(1));
+        drop(board.take_freed());
+        assert!(!board.fill_letter(announced, 5));
+        assert_eq!(board.take_freed().len(), 1);
+    }
+
+    #[test]
+    fn that_are_not_what_a_receive_expects_are_a_mismatch_when_they_are_announced() {
+        let (mut board, group) = board(2);
+        receive(&mut board, group, Some(1));
+        let other = Letter { print: Name("y"), ..letter(1, 0) };
+        let Err(CommError::Mismatch { rank: 0, other: 1, .. }) = board.announce_letter(group, 0, other) else {
+            panic!()
+        };
+    }
+}

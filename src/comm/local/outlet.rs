@@ -1,0 +1,163 @@
+//! [`Outlet`]: what a rank's calls on one group send to other processes.
+
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use parking_lot::Mutex;
+
+use super::data::{self, Deposit};
+use super::remote::Others;
+use crate::comm::courier::Payload;
+use crate::comm::engine::{Member, Print};
+use crate::comm::process::header::{Channel, Contents, Introduction, Word, Written};
+use crate::comm::process::payload::payload;
+use crate::comm::{CommError, TensorMeta};
+use crate::placement::Cut;
+
+/// What the ranks of another process need of a deposit.
+pub(super) enum Share<'a> {
+    /// All of it.
+    Whole,
+    /// Their parts, by dimension and cut.
+    Parts(&'a [(usize, Cut)]),
+    /// What is addressed to them.
+    Addressed,
+}
+
+/// What each other process gets of a deposit.
+pub(super) type Shares = Vec<(Contents, Vec<Payload>)>;
+
+/// A rank's place in a group that has ranks in other processes.
+pub(super) struct Outlet {
+    others: Arc<Others>,
+    member: Member,
+    name: &'static str,
+    /// Of this channel, in this process.
+    number: usize,
+    /// The positions in the group of the ranks of each other process.
+    members: Vec<(usize, Vec<usize>)>,
+    /// Locked while a call is made here and told there: they hear of calls in the order in which they are made.
+    told: Mutex<Told>,
+}
+
+/// What the other processes know.
+struct Told {
+    /// Collectives so far.
+    calls: u64,
+    /// Which of them know the channel.
+    introduced: Vec<bool>,
+}
+
+impl Outlet {
+    /// `None` if all ranks of the group are here.
+    pub fn new(others: &Arc<Others>, member: &Member, name: &'static str) -> Option<Self> {
+        let mut members: Vec<(usize, Vec<usize>)> = Vec::new();
+        for (place, rank) in member.group.ranks().iter().enumerate().filter(|(_, rank)| !others.here().contains(rank)) {
+            let process = others.process_of(*rank);
+            match members.iter_mut().find(|(other, _)| *other == process) {
+                Some((_, places)) => places.push(place),
+                None => members.push((process, vec![place])),
+            }
+        }
+        if members.is_empty() {
+            return None;
+        }
+        let told = Told { calls: 0, introduced: vec![false; members.len()] };
+        let (others, member, number) = (others.clone(), member.clone(), others.number());
+        Some(Self { others, member, name, number, members, told: Mutex::new(told) })
+    }
+
+    /// Has `join` join a collective here, and the ranks of other processes hear of it, with what they need of the deposit:
+    /// at once, or, if it is called `ahead`, when they ask.
+    pub fn joined<T>(
+        &self,
+        print: Print,
+        shares: Shares,
+        ahead: bool,
+        join: impl FnOnce(Print) -> Result<T, CommError>,
+    ) -> Result<T, CommError> {
+        let written = Written::of(&print);
+        let mut told = self.told.lock();
+        let joined = join(print)?;
+        let seq = told.calls;
+        told.calls += 1;
+        for (at, (contents, payloads)) in shares.into_iter().enumerate() {
+            let (channel, to) = (self.channel(&mut told, at), self.members[at].0);
+            let offer = ahead && !payloads.is_empty();
+            let (contents, payloads) = match offer {
+                true => {
+                    self.others.keep((to, self.number, seq), contents, payloads);
+                    Default::default()
+                }
+                false => (contents, payloads),
+            };
+            self.others.send(to, Word::Joined { channel, seq, print: &written, offer, contents }, payloads);
+        }
+        Ok(joined)
+    }
+
+    /// Whether member `to` of the group is in another process.
+    pub fn is_elsewhere(&self, to: usize) -> bool {
+        self.process_of(to).is_some()
+    }
+
+    /// Sends a message to member `to` of the group, which is in another process.
+    pub fn sent(&self, to: usize, tag: u32, print: &Print, deposit: &Deposit) {
+        let at = self.process_of(to).expect("the member is in another process");
+        let (contents, payloads) = contents(Vec::new(), &deposit.tensors);
+        let mut told = self.told.lock();
+        let channel = self.channel(&mut told, at);
+        let word = Word::Sent { channel, to, tag, print: &Written::of(print), contents };
+        self.others.send(self.members[at].0, word, payloads);
+    }
+
+    /// The place here of the process that member `to` is in.
+    fn process_of(&self, to: usize) -> Option<usize> {
+        self.members.iter().position(|(_, places)| places.contains(&to))
+    }
+
+    fn channel(&self, told: &mut Told, at: usize) -> Channel {
+        let group = &self.member.group;
+        let is_new = !std::mem::replace(&mut told.introduced[at], true);
+        let introduce = || Introduction { ranks: group.ranks().to_vec(), name: self.name.into(), member: group.rank() };
+        Channel { number: self.number, introduction: is_new.then(introduce) }
+    }
+
+    /// What each other process needs of `deposit`.
+    pub fn shares(&self, deposit: &Deposit, share: Share<'_>) -> Shares {
+        let ranks = self.member.group.size();
+        if let Share::Whole = share {
+            // Once for all.
+            return vec![contents(Vec::new(), &deposit.tensors); self.members.len()];
+        }
+        let parts = |member: usize| -> Vec<DispatchTensor> {
+            match share {
+                Share::Parts(cuts) => {
+                    let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, Cut))| {
+                        data::part(tensor, *dim, cut.range(ranks, member))
+                    };
+                    deposit.tensors.iter().zip(cuts).map(part).collect()
+                }
+                Share::Whole | Share::Addressed => deposit.parts_for(member).to_vec(),
+            }
+        };
+        let of_process = |(_, members): &(usize, Vec<usize>)| {
+            let parts = members.iter().flat_map(|member| parts(*member).into_iter().map(|part| (*member, part)));
+            let (addressees, tensors): (Vec<_>, Vec<_>) = parts.unzip();
+            contents(addressees, &tensors)
+        };
+        self.members.iter().map(of_process).collect()
+    }
+}
+
+fn contents(addressees: Vec<usize>, tensors: &[DispatchTensor]) -> (Contents, Vec<Payload>) {
+    let meta = |tensor: &DispatchTensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() };
+    let full = tensors.iter().filter(|tensor| tensor.shape().num_elements() > 0);
+    (Contents { addressees, tensors: tensors.iter().map(meta).collect() }, full.map(payload).collect())
+}
+
+impl std::fmt::Debug for Outlet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Outlet").field("number", &self.number).field("members", &self.members).finish()
+    }
+}

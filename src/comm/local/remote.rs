@@ -1,0 +1,273 @@
+//! Ranks of other processes: they [`hear`](LocalEngine::hear) of what is called here, and join here in what they call.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::LocalEngine;
+use super::board::{Announced, GroupKey, Letter, Ticket};
+use super::data::Deposit;
+use super::rendezvous::News;
+use crate::comm::CommError;
+use crate::comm::courier::{Courier, Parcel, Payload};
+use crate::comm::engine::Failure;
+use crate::comm::process::header::{Channel, Contents, Header, Introduction, Word, Written};
+
+/// The other processes of a launch.
+pub(super) struct Others {
+    courier: Arc<dyn Courier>,
+    /// Which of the launches that all processes make.
+    launch: u64,
+    /// Ranks in every process.
+    each: usize,
+    /// Numbers of channels here, so far.
+    numbers: AtomicUsize,
+    channels: Mutex<Channels>,
+    /// What was offered, by the process, the channel and the call.
+    offered: Mutex<HashMap<(usize, usize, u64), (Contents, Vec<Payload>)>>,
+    /// Whether each rank has failed or panicked.
+    unsuccessful: Vec<AtomicBool>,
+}
+
+/// The channels of other processes: of each process and number the group, and the rank's position in it; and back.
+#[derive(Default)]
+struct Channels {
+    places: HashMap<(usize, usize), (GroupKey, usize)>,
+    numbers: HashMap<(GroupKey, usize), (usize, usize)>,
+}
+
+/// What a deposit is awaited for.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::comm) enum Place {
+    Collective(Ticket),
+    Message(Announced),
+}
+
+impl Others {
+    pub fn new(courier: Arc<dyn Courier>, launch: u64, each: usize) -> Self {
+        let unsuccessful = (0..courier.processes() * each).map(|_| AtomicBool::default()).collect();
+        let (numbers, channels, offered) = (AtomicUsize::default(), Mutex::default(), Mutex::default());
+        Self { courier, launch, each, numbers, channels, offered, unsuccessful }
+    }
+
+    /// All ranks of the launch.
+    pub fn size(&self) -> usize {
+        self.unsuccessful.len()
+    }
+
+    /// The ranks of this process.
+    pub fn here(&self) -> std::ops::Range<usize> {
+        self.of(self.courier.here())
+    }
+
+    /// The ranks of a process.
+    fn of(&self, process: usize) -> std::ops::Range<usize> {
+        process * self.each..(process + 1) * self.each
+    }
+
+    /// The process that a rank is in.
+    pub fn process_of(&self, rank: usize) -> usize {
+        rank / self.each
+    }
+
+    /// Whether this process says which failure is the first.
+    pub fn decides(&self) -> bool {
+        self.courier.here() == 0
+    }
+
+    /// A number for a channel of this process.
+    pub fn number(&self) -> usize {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Sends `word` and what belongs to it.
+    pub fn send(&self, to: usize, word: Word<&Written>, payloads: Vec<Payload>) {
+        self.courier.send(to, Parcel { header: Header { launch: self.launch, word }.write(), payloads });
+    }
+
+    fn send_all(&self, word: impl Fn() -> Word<&'static Written>) {
+        let others = (0..self.courier.processes()).filter(|process| *process != self.courier.here());
+        others.for_each(|process| self.send(process, word(), Vec::new()));
+    }
+
+    /// Keeps what is offered until the process has answered.
+    pub fn keep(&self, call: (usize, usize, u64), contents: Contents, payloads: Vec<Payload>) {
+        self.offered.lock().insert(call, (contents, payloads));
+    }
+
+    /// Asks for what ranks of other processes have offered, or declines it.
+    pub fn answer(&self, offers: Vec<Ticket>, wanted: bool) {
+        for Ticket { group, member, seq } in offers {
+            let place = self.channels.lock().numbers.get(&(group, member)).copied();
+            let (process, channel) = place.expect("who has offered has said on which channel");
+            self.send(process, Word::Asked { channel, seq, wanted }, Vec::new());
+        }
+    }
+
+    /// What others must know of what has happened here.
+    pub fn tell(&self, news: News) {
+        match news {
+            News::Failed(failure, doing) => self.tell_failure(failure, doing),
+            News::Declined(offers) => self.answer(offers, false),
+        }
+    }
+
+    /// A failure that was found here: an end for all, or something to be decided.
+    fn tell_failure(&self, failure: Failure, doing: Vec<String>) {
+        let decided = self.decides();
+        let word = || Word::Failed { failure: failure.clone(), decided, doing: doing.clone() };
+        if decided { self.send_all(word) } else { self.send(0, word(), Vec::new()) }
+    }
+
+    /// Notes that a rank's program fails with what it tells others.
+    pub fn note(&self, failure: &Failure) {
+        if let Failure::Panicked { rank, .. } | Failure::Failed { rank, .. } = failure {
+            self.unsuccessful[*rank].store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A rank of this process has left.
+    pub fn leave(&self, rank: usize) {
+        let succeeded = !self.unsuccessful[rank].load(Ordering::Relaxed);
+        self.send_all(|| Word::Left { rank, succeeded });
+    }
+
+    /// The first rank whose program has not succeeded.
+    pub fn unsuccessful(&self) -> Option<usize> {
+        self.unsuccessful.iter().position(|unsuccessful| unsuccessful.load(Ordering::Relaxed))
+    }
+}
+
+impl LocalEngine {
+    /// What process `from` says. Returns what its payloads are awaited for.
+    ///
+    /// Never waits: the thread carries everything else, too.
+    pub(in crate::comm) fn hear(&self, from: usize, word: Word) -> Option<Place> {
+        self.heard(from, word).unwrap_or_else(|problem| {
+            self.misunderstood(from, problem);
+            None
+        })
+    }
+
+    /// What payloads hold that were awaited.
+    pub(in crate::comm) fn fill(&self, place: Place, deposit: Deposit) {
+        match place {
+            Place::Collective(ticket) => {
+                let is_here = |rank: &usize| self.here.contains(rank);
+                let ranks = self.rendezvous.ranks(ticket.group);
+                let is_for_one = ranks.iter().filter(|rank| is_here(rank)).count() == 1;
+                self.rendezvous.fill(ticket, if is_for_one { deposit.for_one() } else { deposit });
+            }
+            Place::Message(announced) => self.rendezvous.fill_letter(announced, deposit.for_one()),
+        }
+    }
+
+    /// Process `from` says what cannot be right.
+    pub(in crate::comm) fn misunderstood(&self, from: usize, problem: String) {
+        let rank = self.others().of(from).start;
+        self.rendezvous.find(Failure::Collective(CommError::Disconnected { rank, problem }));
+    }
+
+    /// Nothing more comes from `process`.
+    pub(in crate::comm) fn lost(&self, process: usize, problem: &str) {
+        let others = self.others();
+        if process == 0 {
+            self.rendezvous.decide_here();
+        }
+        let needed: Vec<_> = others.of(process).filter(|rank| !self.rendezvous.has_returned(*rank)).collect();
+        if needed.is_empty() {
+            return;
+        }
+        self.misunderstood(process, problem.into());
+        for rank in needed {
+            others.unsuccessful[rank].store(true, Ordering::Relaxed);
+            self.left(rank);
+        }
+    }
+
+    fn others(&self) -> &Others {
+        self.others.as_deref().expect("other processes are heard by an engine that has some")
+    }
+
+    fn heard(&self, from: usize, word: Word) -> Result<Option<Place>, String> {
+        let others = self.others();
+        match word {
+            Word::Joined { channel, seq, print, offer, .. } => {
+                let (group, member) = self.channel(from, channel)?;
+                let announced = match offer {
+                    false => self.rendezvous.announce(group, member, print).map(|ticket| (ticket, false)),
+                    true => self.rendezvous.offer(group, member, print),
+                };
+                let Ok((ticket, asked)) = announced else { return Ok(None) };
+                if ticket.seq != seq {
+                    return Err(format!("it says call {seq} of a group where call {} is next", ticket.seq));
+                }
+                if asked {
+                    others.answer(vec![ticket], true);
+                }
+                Ok((!offer).then_some(Place::Collective(ticket)))
+            }
+            Word::Asked { channel, seq, wanted } => {
+                let offered = others.offered.lock().remove(&(from, channel, seq));
+                let Some((contents, payloads)) = offered else {
+                    return Err(format!("it asks for what was not offered in call {seq} of channel {channel}"));
+                };
+                if wanted {
+                    others.send(from, Word::Brought { channel, seq, contents }, payloads);
+                }
+                Ok(None)
+            }
+            Word::Brought { channel, seq, .. } => {
+                let (group, member) = self.channel(from, Channel { number: channel, introduction: None })?;
+                Ok(Some(Place::Collective(Ticket { group, member, seq })))
+            }
+            Word::Sent { channel, to, tag, print, .. } => {
+                let (group, from) = self.channel(from, channel)?;
+                let size = self.rendezvous.ranks(group).len();
+                if to >= size {
+                    return Err(format!("it sends to member {to} of a group of {size}"));
+                }
+                let letter = Letter { from, tag, print, part: () };
+                Ok(self.rendezvous.announce_letter(group, to, letter).ok().map(Place::Message))
+            }
+            Word::Left { rank, succeeded } => {
+                if !others.of(from).contains(&rank) {
+                    return Err(format!("it says that rank {rank} has left"));
+                }
+                others.unsuccessful[rank].store(!succeeded, Ordering::Relaxed);
+                self.left(rank);
+                Ok(None)
+            }
+            Word::Failed { failure, decided, doing } => {
+                let ranks = if decided { 0..others.size() } else { others.of(from) };
+                let doing = doing.into_iter().enumerate();
+                let doing = doing.filter(|(rank, _)| ranks.contains(rank) && !others.here().contains(rank));
+                self.rendezvous.hear(failure, decided, doing);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The group that a channel of another process is of, and its rank's position there.
+    fn channel(&self, from: usize, channel: Channel) -> Result<(GroupKey, usize), String> {
+        let (others, Channel { number, introduction }) = (self.others(), channel);
+        let mut channels = others.channels.lock();
+        let Some(Introduction { ranks, name, member }) = introduction else {
+            return channels
+                .places
+                .get(&(from, number))
+                .copied()
+                .ok_or_else(|| format!("it has not said what channel {number} is"));
+        };
+        let is_known = |rank: &usize| *rank < others.size();
+        if !ranks.iter().all(is_known) || !ranks.get(member).is_some_and(|rank| others.of(from).contains(rank)) {
+            return Err(format!("it calls as member {member} of a group of ranks {ranks:?}"));
+        }
+        let place = (self.rendezvous.group(&ranks, name), member);
+        channels.places.insert((from, number), place);
+        channels.numbers.insert(place, (from, number));
+        Ok(place)
+    }
+}

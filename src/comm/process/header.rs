@@ -1,0 +1,169 @@
+//! [`Header`]: what one process says to another.
+
+use super::wire::{Decode, Encode, wire_struct};
+use crate::comm::TensorMeta;
+use crate::comm::engine::{Failure, Print};
+
+/// What one process says to another, about one launch.
+#[derive(Debug)]
+pub(in crate::comm) struct Header<P = Print> {
+    /// Which of the launches that all processes make: 0, 1, ..
+    pub launch: u64,
+    pub word: Word<P>,
+}
+
+#[derive(Debug)]
+pub(in crate::comm) enum Word<P = Print> {
+    /// A rank has joined a collective. What others need of it follows, or is offered: it follows if they ask.
+    Joined { channel: Channel, seq: u64, print: P, offer: bool, contents: Contents },
+    /// Whether what a rank offered in a call of a channel of the addressee is wanted.
+    Asked { channel: usize, seq: u64, wanted: bool },
+    /// What was offered, and asked for.
+    Brought { channel: usize, seq: u64, contents: Contents },
+    /// A rank has sent a message to member `to` of the group.
+    Sent { channel: Channel, to: usize, tag: u32, print: P, contents: Contents },
+    /// A rank's program is over.
+    Left { rank: usize, succeeded: bool },
+    /// A failure was found, or, if `decided`, was the first; what each rank was doing, as far as is known there.
+    Failed { failure: Failure, decided: bool, doing: Vec<String> },
+}
+
+/// A rank's place in a group, by a number that its process has given it.
+#[derive(Debug)]
+pub(in crate::comm) struct Channel {
+    pub number: usize,
+    /// What that is, the first time it is named to a process.
+    pub introduction: Option<Introduction>,
+}
+
+#[derive(Debug)]
+pub(in crate::comm) struct Introduction {
+    /// Global ranks of the group.
+    pub ranks: Vec<usize>,
+    pub name: String,
+    /// The rank's position in the group.
+    pub member: usize,
+}
+
+/// The tensors of which the payloads hold the elements; of one without elements there is none.
+#[derive(Debug, Clone, Default)]
+pub(in crate::comm) struct Contents {
+    /// Of parts, the member that each is for, ascending; none if what there is is for all.
+    pub addressees: Vec<usize>,
+    pub tensors: Vec<TensorMeta>,
+}
+
+impl<P> Word<P> {
+    /// What the payloads hold.
+    pub fn contents(&mut self) -> Contents {
+        match self {
+            Self::Joined { contents, .. } | Self::Brought { contents, .. } | Self::Sent { contents, .. } => {
+                std::mem::take(contents)
+            }
+            Self::Asked { .. } | Self::Left { .. } | Self::Failed { .. } => Contents::default(),
+        }
+    }
+}
+
+/// A [`Print`] that has been written once for several processes.
+pub(in crate::comm) struct Written(Vec<u8>);
+
+impl Written {
+    pub fn of(print: &Print) -> Self {
+        let mut bytes = Vec::with_capacity(64);
+        print.encode(&mut bytes);
+        Self(bytes)
+    }
+}
+
+impl Header<&Written> {
+    pub fn write(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64);
+        self.launch.encode(&mut out);
+        self.word.encode(&mut out);
+        out
+    }
+}
+
+impl Header {
+    /// `None` if these bytes are no header.
+    pub fn read(mut bytes: &[u8]) -> Option<Self> {
+        let header = Self { launch: u64::decode(&mut bytes)?, word: Word::decode(&mut bytes)? };
+        bytes.is_empty().then_some(header)
+    }
+}
+
+wire_struct!(Channel { number, introduction });
+wire_struct!(Introduction { ranks, name, member });
+wire_struct!(Contents { addressees, tensors });
+
+impl Encode for Written {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.0);
+    }
+}
+
+impl Encode for Word<&Written> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Joined { channel, seq, print, offer, contents } => {
+                out.push(0);
+                (channel, seq, print).encode(out);
+                offer.encode(out);
+                contents.encode(out);
+            }
+            Self::Sent { channel, to, tag, print, contents } => {
+                out.push(1);
+                (channel, to, tag).encode(out);
+                print.encode(out);
+                contents.encode(out);
+            }
+            Self::Left { rank, succeeded } => {
+                out.push(2);
+                rank.encode(out);
+                succeeded.encode(out);
+            }
+            Self::Failed { failure, decided, doing } => {
+                out.push(3);
+                (failure, decided, doing).encode(out);
+            }
+            Self::Asked { channel, seq, wanted } => {
+                out.push(4);
+                (channel, seq, wanted).encode(out);
+            }
+            Self::Brought { channel, seq, contents } => {
+                out.push(5);
+                (channel, seq, contents).encode(out);
+            }
+        }
+    }
+}
+
+impl Decode for Word {
+    fn decode(input: &mut &[u8]) -> Option<Self> {
+        Some(match u8::decode(input)? {
+            0 => {
+                let (channel, seq, print) = Decode::decode(input)?;
+                Self::Joined { channel, seq, print, offer: Decode::decode(input)?, contents: Decode::decode(input)? }
+            }
+            1 => {
+                let (channel, to, tag) = Decode::decode(input)?;
+                Self::Sent { channel, to, tag, print: Decode::decode(input)?, contents: Decode::decode(input)? }
+            }
+            2 => Self::Left { rank: Decode::decode(input)?, succeeded: Decode::decode(input)? },
+            3 => {
+                let (failure, decided, doing) = Decode::decode(input)?;
+                Self::Failed { failure, decided, doing }
+            }
+            4 => {
+                let (channel, seq, wanted) = Decode::decode(input)?;
+                Self::Asked { channel, seq, wanted }
+            }
+            5 => {
+                let (channel, seq, contents) = Decode::decode(input)?;
+                Self::Brought { channel, seq, contents }
+            }
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,221 @@
+//! Ranks in several processes: [`Processes`] connects the engines of each.
+//!
+//! Every process has the rendezvous of its launch ([`local`](super::local)), which ranks of other processes join by parcel:
+//!
+//! ```text
+//! process 0                                     process 1
+//! rank 0 calls: joins here, and  ---header-->   joins there, in the name of rank 0: what differs is found now
+//!                                ---payload->   its deposit is there: rank 1 makes its result of all deposits
+//! ```
+//!
+//! A payload is what the ranks of the other process need of this rank's tensors, once, however many they are: a shard that
+//! is gathered, the parts of a reduction or an exchange that are theirs. So downstream of the rendezvous all is as among
+//! threads: the same kernels, the same tree, the same bits.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `header`, `agreement`, `wire` | what is said, and how it is written |
+//! | `payload` | tensors that are sent, and where they land |
+//! | [`courier`](super::courier) | what carries both |
+//!
+//! # Failures
+//!
+//! Process 0 decides which failure is the first: others tell it what they find, and go on when it has said what counts.
+//! A launch ends in a process when the ranks of all processes have: with the first failure, if one has failed anywhere.
+
+mod agreement;
+pub(super) mod header;
+pub(super) mod payload;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::courier::{Addressee, Courier, Landing};
+use super::engine::Engine;
+use super::local::{Deposit, LocalEngine, Place};
+use header::{Contents, Header, Word};
+
+/// The processes of a job, as one of them sees the others: what makes the engines of its launches.
+///
+/// Every process makes the same launches in the same order, and has the same number of ranks in each: of `t` ranks
+/// each, process `p` has ranks `p * t` to `p * t + t - 1`. A launch fails in all processes if a rank fails in any.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # fn connect() -> Arc<dyn Courier> { unimplemented!() }
+/// use burn_dtensor::comm::courier::Courier;
+/// use burn_dtensor::comm::{Launch, Processes, launch};
+///
+/// let courier: Arc<dyn Courier> = connect();
+/// let processes = Processes::new(courier);
+/// launch(Launch::on(processes.engine(4, false)), |world| {
+///     // The ranks of all processes.
+///     world.barrier("all are here")
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Processes {
+    courier: Arc<dyn Courier>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Begun here, in order. All processes make the same.
+    launches: Vec<Weak<LocalEngine>>,
+    /// What has come for launches that have not begun here, in order.
+    ahead: Vec<Ahead>,
+    /// Headers so far, of each process.
+    headers: Vec<u64>,
+    /// What payloads are for that are on their way, by process and number of the header.
+    awaited: HashMap<(usize, u64), Awaited>,
+    /// Processes that nothing more comes from, and why.
+    lost: Vec<(usize, String)>,
+}
+
+/// What is done with payloads, once they are there.
+#[derive(Debug)]
+struct Awaited {
+    contents: Contents,
+    goal: Goal,
+}
+
+#[derive(Debug)]
+enum Goal {
+    Place(Weak<LocalEngine>, Place),
+    /// Of a launch that has not begun.
+    Ahead,
+}
+
+/// A header of a launch that has not begun.
+#[derive(Debug)]
+struct Ahead {
+    launch: u64,
+    /// The process, and the number of the header.
+    from: (usize, u64),
+    word: Word,
+    /// What its payloads hold, if they are there.
+    deposit: Option<Deposit>,
+}
+
+impl Processes {
+    /// Those that `courier` connects.
+    pub fn new(courier: Arc<dyn Courier>) -> Arc<Self> {
+        let state = State { headers: vec![0; courier.processes()], ..State::default() };
+        let this = Arc::new(Self { courier: courier.clone(), state: Mutex::new(state) });
+        courier.deliver_to(this.clone());
+        this
+    }
+
+    /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on`](super::Launch::on).
+    /// `multithreaded` is what [`Launch::multithreaded`](super::Launch::multithreaded) says of ranks that are all here.
+    pub fn engine(&self, each: usize, multithreaded: bool) -> Arc<dyn Engine> {
+        let mut state = self.state.lock();
+        let launch = state.launches.len() as u64;
+        let engine = LocalEngine::among_processes(self.courier.clone(), launch, each, multithreaded);
+        let this = Arc::downgrade(&engine);
+        state.launches.push(this.clone());
+        for Ahead { from, word, deposit, .. } in
+            state.ahead.extract_if(.., |ahead| ahead.launch == launch).collect::<Vec<_>>()
+        {
+            let place = engine.hear(from.0, word);
+            match (place, deposit) {
+                (Some(place), Some(deposit)) => engine.fill(place, deposit),
+                (Some(place), None) => {
+                    if let Some(awaited) = state.awaited.get_mut(&from) {
+                        awaited.goal = Goal::Place(this.clone(), place);
+                    }
+                }
+                (None, _) => drop(state.awaited.remove(&from)),
+            }
+        }
+        for (process, problem) in &state.lost {
+            engine.lost(*process, problem);
+        }
+        engine
+    }
+}
+
+impl State {
+    /// The engines that are still there.
+    fn engines(&self) -> impl Iterator<Item = Arc<LocalEngine>> {
+        self.launches.iter().filter_map(Weak::upgrade)
+    }
+
+    /// Takes a header. Returns where its payloads go; what is wrong with it, if it cannot be right.
+    fn take(&mut self, from: (usize, u64), header: &[u8], lengths: &[usize]) -> Result<Vec<Box<dyn Landing>>, String> {
+        let Some(Header { launch, mut word }) = Header::read(header) else {
+            return Err(format!("header {} of {} bytes cannot be read", from.1, header.len()));
+        };
+        let contents = word.contents();
+        let Some(spaces) = payload::spaces(&contents.tensors, lengths) else {
+            return Err(format!(
+                "header {} announces payloads of {lengths:?} bytes for {:?}",
+                from.1, contents.tensors
+            ));
+        };
+        let goal = match self.launches.get(launch as usize) {
+            None => {
+                self.ahead.push(Ahead { launch, from, word, deposit: None });
+                Some(Goal::Ahead)
+            }
+            Some(engine) => {
+                let place = engine.upgrade().and_then(|there| there.hear(from.0, word));
+                place.map(|place| Goal::Place(engine.clone(), place))
+            }
+        };
+        if let Some(goal) = goal {
+            self.awaited.insert(from, Awaited { contents, goal });
+        }
+        Ok(spaces)
+    }
+}
+
+impl Addressee for Processes {
+    fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>> {
+        let mut state = self.state.lock();
+        let number = state.headers[from];
+        state.headers[from] += 1;
+        state.take((from, number), &header, lengths).unwrap_or_else(|problem| {
+            state.engines().for_each(|engine| engine.misunderstood(from, problem.clone()));
+            payload::waste(lengths)
+        })
+    }
+
+    unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
+        let mut state = self.state.lock();
+        let Some(Awaited { contents, goal }) = state.awaited.remove(&(from, number)) else { return };
+        let Contents { addressees, tensors } = contents;
+        // SAFETY: the caller has written them all.
+        let deposit = Deposit::landed(addressees, unsafe { payload::landed(tensors, landings) });
+        match goal {
+            Goal::Place(engine, place) => {
+                drop(state);
+                if let Some(engine) = engine.upgrade() {
+                    engine.fill(place, deposit);
+                }
+            }
+            Goal::Ahead => {
+                if let Some(ahead) = state.ahead.iter_mut().find(|ahead| ahead.from == (from, number)) {
+                    ahead.deposit = Some(deposit);
+                }
+            }
+        }
+    }
+
+    fn lost(&self, process: Option<usize>, problem: &str) {
+        let mut state = self.state.lock();
+        let here = self.courier.here();
+        let all = (0..self.courier.processes()).filter(|other| *other != here);
+        for process in process.map_or_else(|| all.collect(), |process| vec![process]) {
+            state.engines().for_each(|engine| engine.lost(process, problem));
+            state.lost.push((process, problem.into()));
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Tensors on their way from process to process: as [`Payload`]s that are sent, as [`Space`] that they land in.
+//!
+//! Of Flex tensors the elements are sent from where they are, and land where a tensor has them. Those of other backends
+//! go through memory of the host on both sides.
+
+use std::any::Any;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+#[cfg(feature = "flex")]
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{Bytes, TensorData};
+
+use crate::comm::courier::{Landing, Payload};
+use crate::comm::launch::default_device;
+use crate::comm::{TensorMeta, engine};
+#[cfg(feature = "flex")]
+use crate::memory::flex;
+
+/// The elements of a row-major tensor.
+pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
+    #[cfg(feature = "flex")]
+    if let Some(flex) = flex::primitive(tensor) {
+        return Arc::new(Elements(flex.clone()));
+    }
+    Arc::new(Host(engine::into_data(tensor.clone())))
+}
+
+/// Those of a Flex tensor, where they are.
+#[cfg(feature = "flex")]
+struct Elements(FlexTensor);
+
+#[cfg(feature = "flex")]
+impl AsRef<[u8]> for Elements {
+    fn as_ref(&self) -> &[u8] {
+        flex::elements(&self.0)
+    }
+}
+
+/// Those of a tensor on another device, on the host.
+struct Host(TensorData);
+
+impl AsRef<[u8]> for Host {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+/// New memory, aligned for elements of one size.
+enum Space {
+    Bytes(Box<[MaybeUninit<u8>]>),
+    Pairs(Box<[MaybeUninit<u16>]>),
+    Fours(Box<[MaybeUninit<u32>]>),
+    Eights(Box<[MaybeUninit<u64>]>),
+}
+
+impl Space {
+    fn new(size: usize, count: usize) -> Self {
+        match size {
+            1 => Self::Bytes(Box::new_uninit_slice(count)),
+            2 => Self::Pairs(Box::new_uninit_slice(count)),
+            4 => Self::Fours(Box::new_uninit_slice(count)),
+            8 => Self::Eights(Box::new_uninit_slice(count)),
+            size => unreachable!("no element has {size} bytes"),
+        }
+    }
+
+    /// What has landed.
+    ///
+    /// # Safety
+    /// All of it is written.
+    unsafe fn filled(self) -> Bytes {
+        // SAFETY: the caller says so.
+        unsafe {
+            match self {
+                Self::Bytes(space) => Bytes::from_elems(space.assume_init().into_vec()),
+                Self::Pairs(space) => Bytes::from_elems(space.assume_init().into_vec()),
+                Self::Fours(space) => Bytes::from_elems(space.assume_init().into_vec()),
+                Self::Eights(space) => Bytes::from_elems(space.assume_init().into_vec()),
+            }
+        }
+    }
+}
+
+impl Landing for Space {
+    fn space(&mut self) -> &mut [MaybeUninit<u8>] {
+        fn bytes<E>(space: &mut [MaybeUninit<E>]) -> &mut [MaybeUninit<u8>] {
+            let len = size_of_val(space);
+            // SAFETY: it is as long, of lesser alignment, and need not be initialized before or after.
+            unsafe { std::slice::from_raw_parts_mut(space.as_mut_ptr().cast(), len) }
+        }
+        match self {
+            Self::Bytes(space) => bytes(space),
+            Self::Pairs(space) => bytes(space),
+            Self::Fours(space) => bytes(space),
+            Self::Eights(space) => bytes(space),
+        }
+    }
+}
+
+/// Bytes of a tensor; `None` if no tensor has so many.
+fn bytes(meta: &TensorMeta) -> Option<usize> {
+    meta.shape.iter().try_fold(meta.dtype.size(), |bytes, len| bytes.checked_mul(*len))
+}
+
+/// Space for the elements of `tensors`, which are in payloads of these `lengths`; `None` if they are not.
+pub(in crate::comm) fn spaces(tensors: &[TensorMeta], lengths: &[usize]) -> Option<Vec<Box<dyn Landing>>> {
+    let sizes = tensors.iter().map(bytes).collect::<Option<Vec<_>>>()?;
+    let full = tensors.iter().zip(sizes).filter(|(_, bytes)| *bytes > 0);
+    let (full, sizes): (Vec<_>, Vec<_>) = full.unzip();
+    let space =
+        |meta: &TensorMeta| -> Box<dyn Landing> { Box::new(Space::new(meta.dtype.size(), meta.shape.num_elements())) };
+    (sizes == lengths).then(|| full.into_iter().map(space).collect())
+}
+
+/// Space for payloads that are of no use.
+pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn Landing>> {
+    lengths.iter().map(|len| -> Box<dyn Landing> { Box::new(Space::new(1, *len)) }).collect()
+}
+
+/// The tensors whose elements have landed in their [`spaces`], on the host.
+///
+/// # Safety
+/// All bytes of the landings are written.
+pub(in crate::comm) unsafe fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box<dyn Landing>>) -> Vec<DispatchTensor> {
+    let (host, mut landings) = (default_device(), landings.into_iter());
+    let tensor = |meta: TensorMeta| {
+        let space = match meta.shape.num_elements() {
+            0 => Space::new(meta.dtype.size(), 0),
+            _ => {
+                let landing: Box<dyn Any> = landings.next().expect("a payload for each tensor with elements");
+                *landing.downcast().expect("landings come back as they were given")
+            }
+        };
+        // SAFETY: the caller has written it.
+        let bytes = unsafe { space.filled() };
+        engine::from_data(TensorData::from_bytes(bytes, meta.shape, meta.dtype), &host)
+    };
+    tensors.into_iter().map(tensor).collect()
+}

@@ -1,0 +1,257 @@
+//! What ends a launch in one process ends it in all, with one error.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::tensor::Tensor;
+
+use super::super::Processes;
+use super::super::header::{Channel, Contents, Header, Introduction, Word, Written};
+use super::loopback::Job;
+use crate::comm::courier::{Courier, Parcel};
+use crate::comm::engine::Print;
+use crate::comm::{Call, CommError, Communicator, Launch, LaunchError, Op, ReduceOp, World, launch};
+use crate::{Error, Result};
+
+const FAR: Duration = Duration::from_secs(3600);
+
+/// What each process's launch ends with.
+#[expect(clippy::result_large_err, reason = "made once per test")]
+fn launched<T: Send>(
+    processes: &Processes,
+    each: usize,
+    program: impl Fn(&World) -> Result<T> + Sync,
+) -> Result<Vec<(usize, T)>, LaunchError> {
+    launch(Launch::on(processes.engine(each, false)).deadline(FAR), program)
+}
+
+fn sum(world: &World, comm: &Communicator, label: &str, len: usize) -> Result<()> {
+    let tensor = Tensor::<1>::ones([len], world.device()).into_dispatch();
+    Ok(comm.all_reduce(label.into(), vec![tensor], ReduceOp::Sum).wait().map(|_| ())?)
+}
+
+/// One rank of four, in two processes, does `wrong`, while the others reduce; in turn each. Looks at the error of each
+/// launch, and of each other rank.
+fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<()> + Sync, is_it: impl Fn(&CommError, usize) -> bool) {
+    for culprit in 0..4 {
+        let job = Job::new(2, 40 + culprit as u64);
+        let ends = job.run(|_, processes| {
+            launched(processes, 2, |world| {
+                let comm = world.all();
+                sum(world, &comm, "before", 3)?;
+                if world.rank() == culprit { wrong(world, &comm) } else { sum(world, &comm, "sum", 3) }
+            })
+        });
+        let causes: Vec<_> = ends.into_iter().map(|end| end.expect_err("a rank has failed")).collect();
+        for error in &causes {
+            // In the process of a rank that failed this is what it returned, elsewhere what it said.
+            let (own, other) = (error.cause.to_string(), causes[0].cause.to_string());
+            assert!(own.contains(&other) || other.contains(&own), "rank {culprit}: {own}, {other}");
+            for other in error.others.iter().filter(|other| other.rank != culprit) {
+                let Some(Error::Comm(told)) = &other.error else { panic!("rank {culprit}: {error}") };
+                assert!(is_it(told, culprit), "rank {culprit}: rank {} was told {told}", other.rank);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_any_process_ends_all() {
+    provoke(
+        |_, _| panic!("boom"),
+        |error, culprit| {
+            let CommError::RankPanicked { rank, message, during: Some(id) } = error else { return false };
+            (*rank, message.as_str(), id.op) == (culprit, "boom", Op::AllReduce)
+        },
+    );
+}
+
+#[test]
+fn an_error_in_any_process_ends_all() {
+    provoke(
+        |_, _| Err(Error::other("no such file")),
+        |error, culprit| matches!(error, CommError::RankFailed { rank, .. } if *rank == culprit),
+    );
+}
+
+#[test]
+fn an_early_return_in_any_process_is_told_in_all() {
+    provoke(
+        |_, _| Ok(()),
+        |error, culprit| matches!(error, CommError::RankLeft { rank, during } if *rank == culprit && during.seq == 1),
+    );
+}
+
+#[test]
+fn a_mismatch_is_one_in_all_processes() {
+    provoke(
+        |world, comm| sum(world, comm, "sum", 4),
+        |error, culprit| match error {
+            CommError::Mismatch { rank, other, differs, .. } => {
+                // Of two ranks, or of those of two processes, one who comes second is to blame.
+                [*rank, *other].contains(&culprit) && differs.starts_with("tensor 0: shape [")
+            }
+            _ => false,
+        },
+    );
+}
+
+/// A rank that waits for one that does not come is in another process than that.
+#[test]
+fn a_deadline_ends_all_processes() {
+    let job = Job::new(2, 3);
+    let ends = job.run(|_, processes| {
+        launched(processes, 1, |world| {
+            let comm = world.all();
+            if world.rank() == 0 {
+                // Not a wait: a rank that waits for what nobody sends.
+                let work = comm.receive(Call::new("never"), None, 1, 0);
+                while !work.is_complete() {
+                    std::thread::yield_now();
+                }
+                return Ok(work.wait().map(|_| ())?);
+            }
+            Ok(comm.barrier("late".into()).wait_for(Duration::from_millis(20))?)
+        })
+    });
+    for end in ends {
+        let error = end.unwrap_err();
+        assert!(
+            matches!(&error.cause, Error::Comm(CommError::DeadlineExceeded { rank: 1, missing, .. }) if missing == &[0])
+        );
+    }
+}
+
+/// Which failure is the first is decided once, whatever each process finds first.
+#[test]
+fn of_failures_everywhere_at_once_one_counts() {
+    for seed in 0..20 {
+        let job = Job::new(3, seed);
+        let ends = job.run(|_, processes| {
+            launched(processes, 2, |world| {
+                world.barrier("start")?;
+                if world.rank() % 2 == 0 {
+                    panic!("boom {}", world.rank());
+                }
+                sum(world, &world.all(), "sum", 3 + world.rank())
+            })
+        });
+        let causes: Vec<_> = ends.into_iter().map(|end| end.unwrap_err()).collect();
+        let first = causes[0].cause.to_string();
+        assert!(causes.iter().all(|error| error.cause.to_string() == first), "{causes:?}");
+    }
+}
+
+#[test]
+fn a_launch_that_fails_elsewhere_fails_here_though_all_ranks_here_succeed() {
+    let job = Job::new(2, 5);
+    let ends = job.run(|_, processes| {
+        launched(processes, 1, |world| if world.rank() == 1 { Err(Error::other("alone")) } else { Ok(()) })
+    });
+    for end in ends {
+        let error = end.unwrap_err();
+        assert_eq!((error.rank, error.cause.to_string().contains("alone")), (1, true), "{error}");
+    }
+}
+
+/// A failure that all ranks have dealt with is none of the launch's, in any process.
+#[test]
+fn a_failure_that_every_rank_takes_is_no_end() {
+    let job = Job::new(2, 6);
+    let ends = job.run(|_, processes| {
+        launched(processes, 1, |world| Ok(sum(world, &world.all(), "sum", 3 + world.rank()).unwrap_err().to_string()))
+    });
+    let told: Vec<_> = ends.into_iter().map(|end| end.unwrap().remove(0).1).collect();
+    assert!(told[0].contains("disagree") && told[0] == told[1], "{told:?}");
+}
+
+#[test]
+fn a_process_that_is_lost_ends_the_others() {
+    for lost in 0..3 {
+        let job = Job::new(3, 8);
+        let ends = job.run(|process, processes| {
+            launched(processes, 1, |world| {
+                world.barrier("start")?;
+                if process == lost { Ok(job.lose(lost)) } else { world.barrier("end") }
+            })
+        });
+        for (process, end) in ends.into_iter().enumerate().filter(|(process, _)| *process != lost) {
+            let error = end.unwrap_err();
+            let Error::Comm(CommError::Disconnected { rank, .. }) = &error.cause else { panic!("{process}: {error}") };
+            assert_eq!(*rank, lost);
+        }
+    }
+}
+
+/// Headers that no engine sends: whoever gets one says whose it was, and no thread panics.
+#[test]
+fn a_header_that_cannot_be_right_is_an_error() {
+    let print = || Written::of(&Print::new(Op::Barrier, &Call::new("end"), Vec::new()));
+    let of = |ranks: &[usize], member| Introduction { ranks: ranks.to_vec(), name: String::new(), member };
+    let channel = |introduction| Channel { number: 1000, introduction };
+    let join = |introduction, seq| {
+        let print = print();
+        let word = Word::Joined {
+            channel: channel(introduction),
+            seq,
+            print: &print,
+            offer: false,
+            contents: Contents::default(),
+        };
+        Header { launch: 0, word }.write()
+    };
+    let message = |to| {
+        let print = print();
+        let channel = channel(Some(of(&[0, 1], 1)));
+        let word = Word::Sent { channel, to, tag: 0, print: &print, contents: Contents::default() };
+        Header { launch: 0, word }.write()
+    };
+    let wrong = [
+        (Vec::new(), "of 0 bytes cannot be read"),
+        (vec![0, 99, 1, 2, 3], "cannot be read"),
+        (join(None, 0), "it has not said what channel 1000 is"),
+        (join(Some(of(&[0, 1], 0)), 0), "it calls as member 0 of a group of ranks [0, 1]"),
+        (join(Some(of(&[0, 1], 7)), 0), "it calls as member 7"),
+        (join(Some(of(&[0, 9], 1)), 0), "of a group of ranks [0, 9]"),
+        (join(Some(of(&[1, 0], 0)), 5), "it says call 5 of a group where call 0 is next"),
+        (message(2), "it sends to member 2 of a group of 2"),
+        (Header { launch: 0, word: Word::Left { rank: 0, succeeded: true } }.write(), "it says that rank 0 has left"),
+    ];
+    for (header, problem) in wrong {
+        let job = Job::new(2, 9);
+        let ends = job.run(|_, processes| {
+            launched(processes, 1, |world| {
+                world.barrier("start")?;
+                if world.rank() == 1 {
+                    job.couriers[1].send(0, Parcel { header: header.clone(), payloads: Vec::new() });
+                }
+                world.barrier("middle")?;
+                world.barrier("end")
+            })
+        });
+        for end in ends {
+            let error = end.unwrap_err().cause.to_string();
+            assert!(error.contains("lost touch with the process of rank 1") && error.contains(problem), "{error}");
+        }
+    }
+}
+
+#[test]
+fn payloads_of_other_lengths_than_announced_are_an_error() {
+    let job = Job::new(2, 10);
+    let ends = job.run(|_, processes| {
+        launched(processes, 1, |world| {
+            world.barrier("start")?;
+            if world.rank() == 1 {
+                let header = Header { launch: 0, word: Word::Left { rank: 1, succeeded: true } }.write();
+                job.couriers[1].send(0, Parcel { header, payloads: vec![Arc::new([0; 12])] });
+            }
+            world.barrier("middle")?;
+            world.barrier("end")
+        })
+    });
+    for end in ends {
+        let error = end.unwrap_err().cause.to_string();
+        assert!(error.contains("announces payloads of [12] bytes for []"), "{error}");
+    }
+}

@@ -1,0 +1,159 @@
+//! Headers, there and back; what is no header.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use burn::tensor::{BoolStore, DType, Shape};
+
+use super::super::header::{Channel, Contents, Header, Introduction, Word, Written};
+use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
+use crate::comm::{Call, CollectiveId, CommError, Op, ReduceOp, TensorMeta};
+use crate::placement::Cut;
+
+fn meta(shape: &[usize], dtype: DType) -> TensorMeta {
+    TensorMeta { shape: Shape::from(shape.to_vec()), dtype }
+}
+
+fn tensor(shape: &[usize], dtype: DType) -> TensorPrint {
+    let cut = Some(CutPrint::new(0, &Cut::Chunks(4)));
+    let to = Some(CutPrint::new(1, &Cut::Lengths([1, 300, 0].into())));
+    TensorPrint { shape: Shape::from(shape.to_vec()), dtype, cut, to }
+}
+
+/// Prints that between them have every field, operation and reduction.
+fn prints() -> Vec<Print> {
+    let call = Call::new("blocks.3").drawn(1 << 40).named(["a".into(), "b".into()]);
+    let call = Call { whole: Some(meta(&[4, 0], DType::F32)), terms: Some("[4, 8]".into()), ..call };
+    let tensors = vec![tensor(&[4, 8], DType::BF16), tensor(&[], DType::Bool(BoolStore::Native))];
+    let full = Print {
+        root: Some(200),
+        any: true,
+        pairs: Some(Box::new(Pairs {
+            member: 1,
+            given: vec![None, Some(meta(&[7], DType::U16))],
+            taken: vec![None; 2],
+        })),
+        ..Print::new(Op::AllToAllList, &call, tensors)
+    };
+    let mut prints = vec![full, Print::new(Op::Barrier, &Call::default(), Vec::new())];
+    use Op::*;
+    for op in [AllGather, ReduceScatter, AllReduce, AllToAll, Broadcast, Scatter, Reduce, Gather, Send, Receive] {
+        prints.push(Print::new(op, &call, Vec::new()));
+    }
+    use ReduceOp::*;
+    for reduce in [Sum, Avg, Min, Max, Product, BitAnd, BitOr, BitXor, ReduceOp::premul_sum(0.1)] {
+        prints.push(Print { reduce: Some(reduce), ..Print::new(AllReduce, &call, Vec::new()) });
+    }
+    prints
+}
+
+/// Every error, with and without what it may have.
+fn errors() -> Vec<CommError> {
+    let id = || CollectiveId { op: Op::Send, seq: 300, label: "é".into(), ranks: [0, 500].into() };
+    let (rank, label, problem) = (1, String::from("l"), String::from("p"));
+    vec![
+        CommError::RankPanicked { rank, message: "m".into(), during: None },
+        CommError::RankFailed { rank, message: "m".into(), during: Some(id()) },
+        CommError::RankLeft { rank, during: id() },
+        CommError::Mismatch { rank, other: 2, during: id(), differs: "d".into() },
+        CommError::Deadlock { waits: vec![(0, id(), 1), (1, id(), 0)] },
+        CommError::ConcurrentCalls { rank, called: id(), during: id() },
+        CommError::InsideOnly { rank, called: id() },
+        CommError::OtherRank { rank, owner: 0, op: Op::Barrier, label: label.clone() },
+        CommError::DeadlineExceeded {
+            rank,
+            missing: vec![0, 7],
+            during: id(),
+            deadline: Duration::new(5, 999_999_999),
+        },
+        CommError::InvalidArgument { rank, op: Op::Reduce, label, problem: problem.clone(), remedy: "r".into() },
+        CommError::InvalidGroup { rank, ranks: vec![1, 1], problem: problem.clone() },
+        CommError::Disconnected { rank, problem },
+    ]
+}
+
+fn write(word: Word<&Written>) -> Vec<u8> {
+    Header { launch: 3, word }.write()
+}
+
+fn headers() -> Vec<Vec<u8>> {
+    let channel = |is_new: bool| {
+        let introduction = Introduction { ranks: vec![0, 200, 3], name: "reduced".into(), member: 1 };
+        Channel { number: 128, introduction: is_new.then_some(introduction) }
+    };
+    let contents = Contents { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3] };
+    let mut headers = Vec::new();
+    for print in prints() {
+        let (print, contents) = (&Written::of(&print), contents.clone());
+        headers.push(write(Word::Joined {
+            channel: channel(true),
+            seq: 1 << 33,
+            print,
+            offer: true,
+            contents: contents.clone(),
+        }));
+        headers.push(write(Word::Sent { channel: channel(false), to: 2, tag: u32::MAX, print, contents }));
+    }
+    headers.push(write(Word::Asked { channel: 300, seq: 1 << 33, wanted: true }));
+    headers.push(write(Word::Brought { channel: 300, seq: 1 << 33, contents }));
+    headers.push(write(Word::Left { rank: 9, succeeded: true }));
+    let mut failures: Vec<_> = errors().into_iter().map(Failure::Collective).collect();
+    failures.push(Failure::Panicked { rank: 0, message: "boom".into() });
+    failures.push(Failure::Failed { rank: 0, message: String::new() });
+    for failure in failures {
+        headers.push(write(Word::Failed { failure, decided: true, doing: vec!["finished".into()] }));
+    }
+    headers
+}
+
+fn text(value: &impl Debug) -> String {
+    format!("{value:?}")
+}
+
+#[test]
+fn a_header_is_read_as_it_was_written() {
+    for (header, print) in headers().chunks(2).zip(prints()) {
+        for header in header {
+            let Some(Header { launch: 3, word }) = Header::read(header) else { panic!("{header:?} cannot be read") };
+            let (Word::Joined { print: read, .. } | Word::Sent { print: read, .. }) = &word else { panic!("{word:?}") };
+            assert_eq!(text(read), text(&print));
+        }
+    }
+    let mut errors = errors().into_iter();
+    for header in headers() {
+        if let Word::Failed { failure: Failure::Collective(error), decided: true, doing } =
+            Header::read(&header).unwrap().word
+        {
+            assert_eq!((Some(error), &doing[..]), (errors.next(), &["finished".to_string()][..]));
+        }
+    }
+    assert_eq!(errors.next(), None);
+    let read = Header::read(&headers()[0]).unwrap();
+    let Word::Joined { channel: Channel { number: 128, introduction: Some(introduction) }, seq, contents, .. } =
+        read.word
+    else {
+        panic!("{read:?}")
+    };
+    assert_eq!(
+        (&introduction.ranks[..], &introduction.name[..], introduction.member),
+        (&[0, 200, 3][..], "reduced", 1)
+    );
+    assert_eq!((seq, contents.addressees), (1 << 33, vec![0, 0, 2]));
+    assert_eq!(contents.tensors, vec![meta(&[3, 5], DType::F64); 3]);
+}
+
+/// Every beginning of a header, and every header with a byte more, or another at any place: refused, or read as another.
+#[test]
+fn what_is_no_header_is_refused_without_a_panic() {
+    for header in headers() {
+        for end in 0..header.len() {
+            assert!(Header::read(&header[..end]).is_none(), "{end} bytes of {header:?}");
+            for byte in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut other = header.clone();
+                other[end] = byte;
+                let _ = Header::read(&other);
+            }
+        }
+        assert!(Header::read(&[&header[..], &[0]].concat()).is_none());
+    }
+}

@@ -1,0 +1,104 @@
+//! Several launches, of processes that are not in step.
+
+use std::thread;
+
+use burn::tensor::Tensor;
+
+use super::super::Processes;
+use super::loopback::Job;
+use crate::Result;
+use crate::comm::{Launch, Message, ReduceOp, World, launch};
+
+/// The sum of the ranks, and a message from the last one.
+fn program(world: &World) -> Result<(f32, f32)> {
+    let (comm, last) = (world.all(), world.size() - 1);
+    let tensor = Tensor::<1>::full([1000], world.rank() as f32, world.device()).into_dispatch();
+    if world.rank() == last {
+        for to in 0..last {
+            comm.send("message".into(), vec![tensor.clone()], to, 3).wait()?;
+        }
+    }
+    let sum = comm.all_reduce("sum".into(), vec![tensor], ReduceOp::Sum).wait()?.remove(0);
+    let sum = Tensor::<1>::from_dispatch(sum).mean().into_scalar();
+    if world.rank() == last {
+        return Ok((sum, -1.0));
+    }
+    let Message { mut tensors, .. } = comm.receive("message".into(), None, last, 3).wait()?;
+    Ok((sum, Tensor::<1>::from_dispatch(tensors.remove(0)).mean().into_scalar()))
+}
+
+fn launched(processes: &Processes, each: usize) -> Vec<(f32, f32)> {
+    let ranks = launch(Launch::on(processes.engine(each, false)), program).unwrap_or_else(|error| panic!("{error}"));
+    ranks.into_iter().map(|(_, got)| got).collect()
+}
+
+#[test]
+fn launches_follow_each_other_with_other_numbers_of_ranks() {
+    let job = Job::new(2, 14);
+    let ends = job.run(|_, processes| [2, 1, 3, 2].map(|each| launched(processes, each)));
+    for (at, each) in [2, 1, 3, 2].into_iter().enumerate() {
+        let got: Vec<_> = ends.iter().flat_map(|of_process| of_process[at].clone()).collect();
+        let last = 2 * each - 1;
+        let expected = |rank: usize| ((0..=last).sum::<usize>() as f32, if rank == last { -1.0 } else { last as f32 });
+        assert_eq!(got, (0..=last).map(expected).collect::<Vec<_>>());
+    }
+}
+
+/// What comes for a launch that has not begun is there when it begins; also what has landed by then.
+#[test]
+fn what_comes_before_a_launch_begins_is_kept() {
+    for landed in [false, true] {
+        let job = Job::new(2, 15);
+        let ends = job.run(|process, processes| {
+            if process == 0 {
+                // A message and a term of each of two ranks of the other process.
+                let has_come = |state: &super::super::State| {
+                    let is_there = |ahead: &&super::super::Ahead| !landed || ahead.deposit.is_some();
+                    state.ahead.iter().filter(is_there).count() >= 4
+                };
+                while !has_come(&processes.state.lock()) {
+                    thread::yield_now();
+                }
+            }
+            launched(processes, 2)
+        });
+        assert_eq!(ends.concat(), [(6.0, 3.0), (6.0, 3.0), (6.0, 3.0), (6.0, -1.0)]);
+    }
+}
+
+/// Nobody begins what a process that is gone would take part in.
+#[test]
+fn a_launch_after_a_process_is_lost_fails() {
+    let job = Job::new(2, 16);
+    job.lose(1);
+    while job.processes[0].state.lock().lost.is_empty() {
+        thread::yield_now();
+    }
+    let error = launch(Launch::on(job.processes[0].engine(1, false)), program).unwrap_err();
+    assert!(error.cause.to_string().contains("lost touch with the process of rank 1"), "{error}");
+}
+
+/// Works that are dropped before what they wait for has come, and messages that nobody receives.
+#[test]
+fn nothing_that_comes_late_is_kept() {
+    let job = Job::new(2, 17);
+    job.run(|_, processes| {
+        let ranks = launch(Launch::on(processes.engine(1, false)), |world| {
+            let comm = world.all();
+            let tensor = || Tensor::<1>::ones([1000], world.device()).into_dispatch();
+            for _ in 0..50 {
+                drop(comm.all_reduce("dropped".into(), vec![tensor()], ReduceOp::Sum));
+                comm.send("message".into(), vec![tensor()], 1 - world.rank(), 0).wait()?;
+                drop(comm.receive("message".into(), None, 1 - world.rank(), 0));
+            }
+            comm.barrier("end".into()).wait()?;
+            Ok(())
+        });
+        ranks.unwrap_or_else(|error| panic!("{error}"));
+    });
+    for processes in &job.processes {
+        while !processes.state.lock().awaited.is_empty() {
+            thread::yield_now();
+        }
+    }
+}

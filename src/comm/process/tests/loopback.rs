@@ -1,0 +1,213 @@
+//! Several processes in one: queues in place of connections.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use parking_lot::{Condvar, Mutex};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::super::Processes;
+use crate::comm::courier::{Addressee, Courier, Landing, Parcel, Payload};
+
+/// The connections of one process. Headers of one sender arrive in order; payloads late, and in an order of a seed's.
+pub struct Loopback {
+    here: usize,
+    inboxes: Arc<[Inbox]>,
+    sent: Box<[AtomicU64]>,
+    addressee: OnceLock<Arc<dyn Addressee>>,
+}
+
+#[derive(Default)]
+struct Inbox {
+    events: Mutex<VecDeque<Event>>,
+    bell: Condvar,
+}
+
+enum Event {
+    Parcel(usize, Parcel),
+    /// This process is gone.
+    Lost(usize),
+    /// The job is over.
+    Over,
+}
+
+/// Payloads that have not landed.
+struct Late {
+    from: usize,
+    number: u64,
+    payloads: Vec<Payload>,
+    landings: Vec<Box<dyn Landing>>,
+}
+
+impl Inbox {
+    fn put(&self, event: Event) {
+        self.events.lock().push_back(event);
+        self.bell.notify_all();
+    }
+}
+
+impl Courier for Loopback {
+    fn processes(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    fn here(&self) -> usize {
+        self.here
+    }
+
+    fn send(&self, to: usize, parcel: Parcel) {
+        assert_ne!(to, self.here, "no process sends to itself");
+        let payloads: usize = parcel.payloads.iter().map(|payload| payload.as_ref().as_ref().len()).sum();
+        self.sent[to].fetch_add((parcel.header.len() + payloads) as u64, Ordering::SeqCst);
+        self.inboxes[to].put(Event::Parcel(self.here, parcel));
+    }
+
+    fn sent(&self) -> Vec<u64> {
+        self.sent.iter().map(|sent| sent.load(Ordering::SeqCst)).collect()
+    }
+
+    fn deliver_to(&self, addressee: Arc<dyn Addressee>) {
+        assert!(self.addressee.set(addressee).is_ok(), "there is one addressee");
+    }
+}
+
+impl Loopback {
+    fn addressee(&self) -> &dyn Addressee {
+        &**self.addressee.get().expect("a process has begun")
+    }
+
+    fn run(&self, seed: u64) {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut headers = vec![0; self.processes()];
+        let mut late: Vec<Late> = Vec::new();
+        loop {
+            let event = {
+                let mut events = self.inboxes[self.here].events.lock();
+                while events.is_empty() && late.is_empty() {
+                    self.inboxes[self.here].bell.wait(&mut events);
+                }
+                if late.is_empty() || rng.random() { events.pop_front() } else { None }
+            };
+            match event {
+                Some(Event::Parcel(from, Parcel { header, payloads })) => {
+                    let lengths: Vec<_> = payloads.iter().map(|payload| payload.as_ref().as_ref().len()).collect();
+                    let landings = self.addressee().header(from, header, &lengths);
+                    let number = headers[from];
+                    headers[from] += 1;
+                    if payloads.is_empty() {
+                        // SAFETY: there are none.
+                        unsafe { self.addressee().arrived(from, number, landings) };
+                    } else {
+                        late.push(Late { from, number, payloads, landings });
+                    }
+                }
+                Some(Event::Lost(process)) => {
+                    late.retain(|late| late.from != process);
+                    self.addressee().lost(Some(process), "its end of the queue is gone");
+                }
+                Some(Event::Over) => return,
+                None if late.is_empty() => {}
+                None => {
+                    let Late { from, number, payloads, mut landings } =
+                        late.swap_remove(rng.random_range(0..late.len()));
+                    for (payload, landing) in payloads.iter().zip(&mut landings) {
+                        let bytes = payload.as_ref().as_ref();
+                        let source: &[MaybeUninit<u8>] = uninit(bytes);
+                        landing.space().copy_from_slice(source);
+                    }
+                    // SAFETY: each was written.
+                    unsafe { self.addressee().arrived(from, number, landings) };
+                }
+            }
+        }
+    }
+}
+
+/// Initialized bytes, as what may be.
+fn uninit(bytes: &[u8]) -> &[MaybeUninit<u8>] {
+    // SAFETY: `u8` is a valid `MaybeUninit<u8>`.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) }
+}
+
+impl fmt::Debug for Loopback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loopback({} of {})", self.here, self.processes())
+    }
+}
+
+/// Processes that are connected; their connections go with this.
+pub struct Job {
+    pub couriers: Vec<Arc<Loopback>>,
+    pub processes: Vec<Arc<Processes>>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Job {
+    pub fn new(processes: usize, seed: u64) -> Self {
+        let inboxes: Arc<[Inbox]> = (0..processes).map(|_| Inbox::default()).collect();
+        let courier = |here| {
+            let sent = (0..processes).map(|_| AtomicU64::default()).collect();
+            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, addressee: OnceLock::new() })
+        };
+        let couriers: Vec<_> = (0..processes).map(courier).collect();
+        let processes = couriers.iter().map(|courier| Processes::new(courier.clone())).collect();
+        let start = |courier: &Arc<Loopback>| {
+            let courier = courier.clone();
+            let seed = seed + courier.here as u64;
+            thread::spawn(move || {
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| courier.run(seed))) {
+                    courier.addressee().lost(None, "the courier's thread has panicked");
+                    resume_unwind(payload);
+                }
+            })
+        };
+        let threads = couriers.iter().map(start).collect();
+        Self { couriers, processes, threads }
+    }
+
+    /// Runs `body` in every process at once. One that panics is gone: the others hear of it.
+    pub fn run<T: Send>(&self, body: impl Fn(usize, &Processes) -> T + Sync) -> Vec<T> {
+        let run = |(process, processes): (usize, &Arc<Processes>)| {
+            let result = catch_unwind(AssertUnwindSafe(|| body(process, processes)));
+            if result.is_err() {
+                self.lose(process);
+            }
+            result
+        };
+        let ends: Vec<_> = thread::scope(|scope| {
+            let run = &run;
+            let threads = self.processes.iter().enumerate().map(|process| scope.spawn(move || run(process)));
+            let threads: Vec<_> = threads.collect();
+            threads.into_iter().map(|thread| thread.join().expect("a panic is caught")).collect()
+        });
+        ends.into_iter().map(|end| end.unwrap_or_else(|payload| resume_unwind(payload))).collect()
+    }
+
+    /// Tells all others that a process is gone.
+    pub fn lose(&self, process: usize) {
+        let inboxes = self.couriers[0].inboxes.iter().enumerate();
+        inboxes.filter(|(other, _)| *other != process).for_each(|(_, inbox)| inbox.put(Event::Lost(process)));
+    }
+
+    /// What each process has sent, to all others.
+    pub fn sent(&self, process: usize) -> u64 {
+        self.couriers[process].sent().iter().sum()
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.couriers[0].inboxes.iter().for_each(|inbox| inbox.put(Event::Over));
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() && !thread::panicking() {
+                panic!("a courier's thread has panicked");
+            }
+        }
+    }
+}

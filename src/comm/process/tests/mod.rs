@@ -1,0 +1,8 @@
+//! Ranks in several processes, without processes: each is a thread, connected with the others by [`loopback`].
+
+mod bits;
+mod conformance;
+mod failures;
+mod headers;
+mod launches;
+mod loopback;
