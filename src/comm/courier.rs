@@ -1,0 +1,57 @@
+//! What carries parcels from process to process: a [`Courier`].
+//!
+//! Ranks of one process hand each other tensors by reference, through the rendezvous of
+//! [`local`](super::local). To the ranks of other processes a call goes as a parcel: a header that says who calls what,
+//! and payloads of bytes.
+
+use std::fmt::Debug;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+/// Bytes to send, alive until the courier has sent them.
+pub(crate) type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// What one process sends another.
+pub(crate) struct Parcel {
+    /// What the receiver reads first.
+    pub header: Vec<u8>,
+    pub payloads: Vec<Payload>,
+}
+
+/// Where a payload is put, of exactly its length.
+pub(crate) trait Landing: Send {
+    fn space(&mut self) -> &mut [MaybeUninit<u8>];
+}
+
+/// The connections of one process to the others of its job; there for as long as the process is.
+pub(crate) trait Courier: Debug + Send + Sync {
+    /// Number of processes.
+    fn processes(&self) -> usize;
+
+    /// Which of them this is.
+    fn here(&self) -> usize;
+
+    /// Takes a parcel for another process: at once, without waiting for it. The headers of one sender arrive in the order
+    /// in which they were sent; of the payloads, each as soon as it can.
+    fn send(&self, to: usize, parcel: Parcel);
+
+    /// Bytes of headers and payloads handed over so far for each process.
+    fn sent(&self) -> Vec<u64>;
+
+    /// Has `addressee` get what arrives; what has arrived before is kept for it. Called once.
+    fn deliver_to(&self, addressee: Arc<dyn Addressee>);
+}
+
+/// Who gets the parcels of one process. Called on the courier's thread, which carries nothing meanwhile: it does not wait
+/// for ranks, and copies nothing large.
+pub(crate) trait Addressee: Send + Sync {
+    /// A header is there; payloads of these `lengths` follow, into what is returned.
+    fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>>;
+
+    /// The payloads of the header that was the `number`-th of `from` (0, 1, ..) are in their landings. At once after the
+    /// header where it has none.
+    fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>);
+
+    /// Nothing more comes from `process`, or from any.
+    fn lost(&self, process: Option<usize>, problem: &str);
+}
