@@ -213,6 +213,21 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::launcher::place;
+    use crate::testing::Processes;
+
+    #[test]
+    fn errors_of_mpi_are_returned_with_its_text() {
+        Processes::new(2).run(|| {
+            let place = place(|name| std::env::var(name).ok()).unwrap().unwrap();
+            let library = Library::start(place).unwrap();
+            // SAFETY: a message of no bytes.
+            let error = unsafe { library.send(ptr::null(), 0, 7, 0) }.unwrap_err();
+            assert!(error.to_string().starts_with("MPI_Isend failed: MPI_ERR_RANK"), "{error}");
+            assert!(matches!(error.into(), StartError::Mpi { call: "MPI_Isend", .. }));
+            library.finalize().unwrap();
+        });
+    }
 
     #[test]
     fn a_launcher_that_is_not_this_librarys_is_told() {

@@ -61,7 +61,8 @@ pub(crate) struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { message: 1 << 30, riding: 8 << 10 }
+        // Large enough for bandwidth, small enough that messages are done all the time: then something is known to move.
+        Self { message: 16 << 20, riding: 8 << 10 }
     }
 }
 
