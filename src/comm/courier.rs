@@ -1,30 +1,33 @@
 //! What carries parcels from process to process: a [`Courier`].
 //!
-//! Ranks of one process hand each other tensors by reference, through the rendezvous of
-//! [`local`](super::local). To the ranks of other processes a call goes as a parcel: a header that says who calls what,
-//! and payloads of bytes.
+//! Ranks of one process hand each other tensors by reference. To the ranks of other processes a call goes as a parcel: a
+//! header that says who calls what, and payloads, the bytes of tensors. Whoever has connections between processes makes
+//! them a courier; [`Processes`](super::Processes) makes engines of it.
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// Bytes to send, alive until the courier has sent them.
-pub(crate) type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
+pub type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// What one process sends another.
-pub(crate) struct Parcel {
+pub struct Parcel {
     /// What the receiver reads first.
     pub header: Vec<u8>,
+    /// What follows; each of at least one byte.
     pub payloads: Vec<Payload>,
 }
 
-/// Where a payload is put, of exactly its length.
-pub(crate) trait Landing: Send {
+/// Where a payload is put, of exactly its length. Its owner knows it again, in [`Addressee::arrived`], by its type.
+pub trait Landing: Any + Send {
+    /// Its bytes, to be written.
     fn space(&mut self) -> &mut [MaybeUninit<u8>];
 }
 
 /// The connections of one process to the others of its job; there for as long as the process is.
-pub(crate) trait Courier: Debug + Send + Sync {
+pub trait Courier: Debug + Send + Sync {
     /// Number of processes.
     fn processes(&self) -> usize;
 
@@ -44,14 +47,24 @@ pub(crate) trait Courier: Debug + Send + Sync {
 
 /// Who gets the parcels of one process. Called on the courier's thread, which carries nothing meanwhile: it does not wait
 /// for ranks, and copies nothing large.
-pub(crate) trait Addressee: Send + Sync {
+pub trait Addressee: Send + Sync {
     /// A header is there; payloads of these `lengths` follow, into what is returned.
     fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>>;
 
     /// The payloads of the header that was the `number`-th of `from` (0, 1, ..) are in their landings. At once after the
     /// header where it has none.
-    fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>);
+    ///
+    /// # Safety
+    /// Of each landing all bytes are written.
+    unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>);
 
     /// Nothing more comes from `process`, or from any.
     fn lost(&self, process: Option<usize>, problem: &str);
+}
+
+impl Debug for Parcel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lengths: Vec<_> = self.payloads.iter().map(|payload| (**payload).as_ref().len()).collect();
+        f.debug_struct("Parcel").field("header", &self.header.len()).field("payloads", &lengths).finish()
+    }
 }

@@ -48,7 +48,7 @@ mod call;
 mod collectives;
 mod communicator;
 mod copied;
-mod courier;
+pub mod courier;
 mod end;
 pub mod engine;
 mod error;

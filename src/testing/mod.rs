@@ -20,7 +20,7 @@ mod full;
 mod graph_depth;
 mod mesh_test;
 #[cfg(feature = "mpi")]
-mod processes;
+mod process_test;
 pub mod prove;
 
 pub use conformance::{Conformance, Report};
@@ -28,6 +28,6 @@ pub use full::{assert_full_close, assert_full_eq};
 pub use graph_depth::{GraphDepth, graph_depth};
 pub use mesh_test::MeshTest;
 #[cfg(feature = "mpi")]
-pub use processes::Processes;
+pub use process_test::ProcessTest;
 
 pub use crate::param::trace::{RanNode, trace_backward};

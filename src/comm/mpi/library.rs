@@ -214,11 +214,11 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
 mod tests {
     use super::*;
     use crate::comm::launcher::place;
-    use crate::testing::Processes;
+    use crate::testing::ProcessTest;
 
     #[test]
     fn errors_of_mpi_are_returned_with_its_text() {
-        Processes::new(2).run(|| {
+        ProcessTest::new(2).run(|| {
             let place = place(|name| std::env::var(name).ok()).unwrap().unwrap();
             let library = Library::start(place).unwrap();
             // SAFETY: a message of no bytes.

@@ -1,4 +1,4 @@
-//! [`Processes`]: a test in several processes.
+//! [`ProcessTest`]: a test in several processes.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,18 +16,17 @@ use parking_lot::Mutex;
 /// `MPIRUN`.
 ///
 /// ```no_run
-/// # use burn_dtensor::testing::Processes;
-/// #[test]
-/// fn the_launcher_counts_from_0() {
-///     let text = Processes::new(2).run(|| println!("process {}", std::env::var("OMPI_COMM_WORLD_RANK").unwrap()));
-///     assert!(text.is_none_or(|text| text.contains("process 1")));
-/// }
+/// use burn_dtensor::testing::ProcessTest;
+///
+/// // In a test:
+/// let text = ProcessTest::new(2).run(|| println!("process {}", std::env::var("OMPI_COMM_WORLD_RANK").unwrap()));
+/// assert!(text.is_none_or(|text| text.contains("process 1")));
 /// ```
 ///
 /// Tests that do so take turns. A test that hangs is ended by its [deadline](Self::deadline), with every process and
 /// every file of its own.
 #[derive(Debug, Clone)]
-pub struct Processes {
+pub struct ProcessTest {
     count: usize,
     deadline: Duration,
 }
@@ -41,7 +40,7 @@ const GRACE: Duration = Duration::from_secs(3);
 /// Between looks at what is to end.
 const LOOK: Duration = Duration::from_millis(10);
 
-impl Processes {
+impl ProcessTest {
     /// A test in `count` processes.
     pub fn new(count: usize) -> Self {
         Self { count, deadline: Duration::from_secs(60) }
@@ -213,7 +212,7 @@ mod tests {
 
     #[test]
     fn each_process_runs_the_test_and_no_other() {
-        let text = Processes::new(3).run(|| println!("process {}", env::var("OMPI_COMM_WORLD_RANK").unwrap()));
+        let text = ProcessTest::new(3).run(|| println!("process {}", env::var("OMPI_COMM_WORLD_RANK").unwrap()));
         let Some(text) = text else { return };
         for process in 0..3 {
             assert_eq!(text.matches(&format!("process {process}\n")).count(), 1, "{text}");
@@ -223,13 +222,13 @@ mod tests {
 
     #[test]
     fn what_fails_in_one_process_is_told() {
-        let text = Processes::new(2).run_failing(|| assert_eq!(env::var("OMPI_COMM_WORLD_RANK").unwrap(), "1"));
+        let text = ProcessTest::new(2).run_failing(|| assert_eq!(env::var("OMPI_COMM_WORLD_RANK").unwrap(), "1"));
         assert!(text.is_none_or(|text| text.contains("left: \"0\"")));
     }
 
     #[test]
     fn a_process_that_hangs_ends_itself() {
-        let text = Processes::new(2).deadline(Duration::from_secs(1)).run_failing(sleep);
+        let text = ProcessTest::new(2).deadline(Duration::from_secs(1)).run_failing(sleep);
         assert!(text.is_none_or(|text| text.contains("has not ended within 1s")));
     }
 
