@@ -52,13 +52,14 @@ impl ProcessTest {
         self
     }
 
-    /// Runs `body` in each process. Returns what all of them wrote; `None` in these themselves.
+    /// Runs `body` in each process. Returns how the launcher has ended and, from the second line on, what all of them
+    /// wrote; `None` in these themselves.
     ///
     /// # Panics
     /// If any process fails, panics or hangs, with what all of them wrote.
     pub fn run(&self, body: impl FnOnce()) -> Option<String> {
         let (status, text) = self.start(body)?;
-        assert!(status.success(), "on {} processes: {status}\n{text}", self.count);
+        assert!(status.success(), "on {} processes: {text}", self.count);
         Some(text)
     }
 
@@ -150,8 +151,8 @@ impl Run {
         };
         self.kill();
         let text = String::from_utf8_lossy(&fs::read(path)?).into_owned();
-        let ended = if asked { format!("ended after {:?}, since it hung\n", deadline + GRACE) } else { String::new() };
-        Ok((status, ended + &text))
+        let hung = if asked { format!(", ended after {:?}, since it hung", deadline + GRACE) } else { String::new() };
+        Ok((status, format!("{status}{hung}\n{text}")))
     }
 
     /// Ends the processes that the launcher has left.
@@ -223,7 +224,7 @@ mod tests {
     #[test]
     fn what_fails_in_one_process_is_told() {
         let text = ProcessTest::new(2).run_failing(|| assert_eq!(env::var("OMPI_COMM_WORLD_RANK").unwrap(), "1"));
-        assert!(text.is_none_or(|text| text.contains("left: \"0\"")));
+        assert!(text.is_none_or(|text| text.starts_with("exit status: 101\n") && text.contains("left: \"0\"")));
     }
 
     #[test]
@@ -260,7 +261,7 @@ mod tests {
         let (status, text) =
             run.wait(&format!("{}::{test}", module_path!().split_once("::").unwrap().1), 2, Duration::ZERO).unwrap();
         assert!(!status.success());
-        assert!(text.starts_with("ended after 3s, since it hung\n"), "{text}");
+        assert!(text.lines().next().unwrap().ends_with(", ended after 3s, since it hung"), "{text}");
         assert!(run.alive().is_empty());
         let folder = run.folder.clone();
         drop(run);
