@@ -35,15 +35,12 @@ impl Addressee for Inbox {
             b"wait" => thread::sleep(Duration::from_millis(300)),
             _ => (),
         }
-        lengths
-            .iter()
-            .map(|length| Box::new(Space(vec![MaybeUninit::new(0xa5); *length])) as Box<dyn Landing>)
-            .collect()
+        lengths.iter().map(|length| Box::new(Space(Box::new_uninit_slice(*length))) as Box<dyn Landing>).collect()
     }
 
     unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
         let bytes = |mut landing: Box<dyn Landing>| {
-            // SAFETY: the space was made of bytes.
+            // SAFETY: as the courier says.
             unsafe { landing.space().assume_init_ref() }.to_vec()
         };
         self.tell(News::Arrived { from, number, payloads: landings.into_iter().map(bytes).collect() });
@@ -54,7 +51,7 @@ impl Addressee for Inbox {
     }
 }
 
-struct Space(Vec<MaybeUninit<u8>>);
+struct Space(Box<[MaybeUninit<u8>]>);
 
 impl Landing for Space {
     fn space(&mut self) -> &mut [MaybeUninit<u8>] {
