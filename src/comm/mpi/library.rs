@@ -62,11 +62,14 @@ impl Library {
             check("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN))?;
             check("MPI_Comm_size", MPI_Comm_size(RSMPI_COMM_WORLD, &mut processes))?;
             check("MPI_Comm_rank", MPI_Comm_rank(RSMPI_COMM_WORLD, &mut here))?;
-            if level < RSMPI_THREAD_FUNNELED {
-                return Err(StartError::SingleThreaded);
+            let place = check_place(place, processes as usize, here as usize);
+            let level = if level < RSMPI_THREAD_FUNNELED { Err(StartError::SingleThreaded) } else { Ok(()) };
+            if let Err(error) = level.and(place) {
+                // The program may go on without.
+                check("MPI_Finalize", MPI_Finalize())?;
+                return Err(error);
             }
         }
-        check_place(place, processes as usize, here as usize)?;
         // SAFETY: all processes duplicate the same communicator, which passes on how errors are handled.
         let comm = unsafe {
             let mut comm = RSMPI_COMM_NULL;
@@ -231,12 +234,12 @@ mod tests {
 
     #[test]
     fn a_launcher_that_is_not_this_librarys_is_told() {
-        let place = Place { processes: 4, here: 2 };
-        assert_eq!(check_place(place, 4, 2), Ok(()));
-        let error = check_place(place, 1, 0).unwrap_err().to_string();
-        assert!(
-            error.starts_with("the launcher has started process 2 of 4, which to MPI is process 0 of 1"),
-            "{error}"
-        );
+        // To MPI, the process is alone.
+        ProcessTest::new(1).run(|| {
+            let error = Library::start(Place { processes: 4, here: 2 }).map(|_| ()).unwrap_err().to_string();
+            let told = "the launcher has started process 2 of 4, which to MPI is process 0 of 1";
+            assert!(error.starts_with(told), "{error}");
+            assert!(mpi::environment::is_finalized());
+        });
     }
 }
