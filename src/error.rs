@@ -7,7 +7,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::comm::{CommError, LaunchError};
+use crate::comm::{CommError, LaunchError, StartError};
 use crate::dtensor::DTensorError;
 use crate::fsdp::FsdpError;
 use crate::mesh::MeshError;
@@ -26,6 +26,9 @@ pub enum Error {
     /// A collective failed: a rank panicked, left early, disagreed or was late.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// Processes that a launcher has started could not be connected.
+    #[error(transparent)]
+    Start(#[from] StartError),
     /// A mesh could not be built or sliced.
     #[error(transparent)]
     Mesh(#[from] MeshError),

@@ -19,11 +19,15 @@ pub mod copies;
 mod full;
 mod graph_depth;
 mod mesh_test;
+#[cfg(feature = "mpi")]
+mod process_test;
 pub mod prove;
 
 pub use conformance::{Conformance, Report};
 pub use full::{assert_full_close, assert_full_eq};
 pub use graph_depth::{GraphDepth, graph_depth};
 pub use mesh_test::MeshTest;
+#[cfg(feature = "mpi")]
+pub use process_test::ProcessTest;
 
 pub use crate::param::trace::{RanNode, trace_backward};

@@ -1,0 +1,144 @@
+//! Which launcher has started this process, and as which of how many: [`place`].
+//!
+//! Read from the environment, so that a process that is alone never starts MPI. The first launcher counts of which both
+//! variables are set:
+//!
+//! | launcher | number of processes | this one |
+//! |---|---|---|
+//! | Open MPI's `mpirun` | `OMPI_COMM_WORLD_SIZE` | `OMPI_COMM_WORLD_RANK` |
+//! | MVAPICH's `mpirun_rsh` | `MV2_COMM_WORLD_SIZE` | `MV2_COMM_WORLD_RANK` |
+//! | `mpiexec` of MPICH, Intel MPI and others with PMI, `srun --mpi=pmi2` | `PMI_SIZE` | `PMI_RANK` |
+//! | Slurm's `srun` | `SLURM_STEP_NUM_TASKS` | `SLURM_PROCID` |
+//!
+//! Slurm's `SLURM_NTASKS` is set for a batch script too, which is one process and no task.
+
+/// A process among those that were started together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// How many there are: at least 2.
+    pub processes: usize,
+    /// Which of them this is, from 0.
+    pub here: usize,
+}
+
+/// Processes that a launcher has started could not be connected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A launcher's variables contradict each other.
+    #[error(
+        "the environment says that this is process {here} of {processes} ({rank}, {size}): start the program by \
+         `mpirun` or `srun`, or unset both variables to run one process"
+    )]
+    Variables {
+        /// The variable with the number of processes.
+        size: &'static str,
+        /// The variable with the number of this one.
+        rank: &'static str,
+        /// What the first says.
+        processes: String,
+        /// What the second says.
+        here: String,
+    },
+
+    /// MPI sees other processes than the launcher has started.
+    #[error(
+        "the launcher has started process {here} of {processes}, which to MPI is process {mpi_here} of \
+         {mpi_processes}: the program is built with another MPI library than its launcher belongs to; run it with the \
+         `mpirun` beside the `mpicc` it was built with, or with `srun --mpi=` what that library supports (`pmix`, `pmi2`)"
+    )]
+    OtherLauncher {
+        /// Number of processes by the launcher's variables.
+        processes: usize,
+        /// This process by the launcher's variables.
+        here: usize,
+        /// Number of processes in `MPI_COMM_WORLD`.
+        mpi_processes: usize,
+        /// This process in `MPI_COMM_WORLD`.
+        mpi_here: usize,
+    },
+
+    /// The program has initialized MPI itself.
+    #[error(
+        "MPI is initialized already, and by a thread that is not the one that communicates for the ranks: connect the \
+         ranks before, or leave MPI to them"
+    )]
+    Initialized,
+
+    /// The MPI library knows nothing of threads.
+    #[error(
+        "the MPI library gives `MPI_THREAD_SINGLE` where `MPI_THREAD_FUNNELED` is needed: take one built with threads"
+    )]
+    SingleThreaded,
+
+    /// The thread that communicates could not be started.
+    #[error("the thread that communicates with other processes could not be started: {problem}")]
+    NoThread {
+        /// Why.
+        problem: String,
+    },
+
+    /// A call of MPI failed.
+    #[error("{call} failed: {text}")]
+    Mpi {
+        /// The function.
+        call: &'static str,
+        /// MPI's text of the error.
+        text: String,
+    },
+}
+
+const LAUNCHERS: [(&str, &str); 4] = [
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+];
+
+/// This process's place, by what `variable` says of the environment. `None`: it is alone.
+pub(crate) fn place(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Place>, StartError> {
+    let set = |&(size, rank): &(&'static str, &'static str)| Some((size, rank, variable(size)?, variable(rank)?));
+    let Some((size, rank, processes, here)) = LAUNCHERS.iter().find_map(set) else { return Ok(None) };
+    match (processes.parse(), here.parse()) {
+        (Ok(1), Ok(0)) => Ok(None),
+        (Ok(processes), Ok(here)) if here < processes => Ok(Some(Place { processes, here })),
+        _ => Err(StartError::Variables { size, rank, processes, here }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn among(set: &[(&str, &str)]) -> Result<Option<Place>, StartError> {
+        place(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.to_string()))
+    }
+
+    #[test]
+    fn every_launcher_says_which_process_this_is() {
+        for (size, rank) in LAUNCHERS {
+            assert_eq!(among(&[(size, "4"), (rank, "3")]), Ok(Some(Place { processes: 4, here: 3 })), "{size}");
+        }
+        // Open MPI's `mpirun` within an allocation of Slurm's, whose shell is one task.
+        let nested = [("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
+        let nested = [&nested[..], &[("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "1")]].concat();
+        assert_eq!(among(&nested), Ok(Some(Place { processes: 2, here: 1 })));
+    }
+
+    #[test]
+    fn a_process_alone_has_no_place() {
+        assert_eq!(among(&[]), Ok(None));
+        assert_eq!(among(&[("OMPI_COMM_WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_RANK", "0")]), Ok(None));
+        // A batch script of Slurm's.
+        assert_eq!(among(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]), Ok(None));
+    }
+
+    #[test]
+    fn variables_that_contradict_each_other_are_told() {
+        for (processes, here) in [("4", "4"), ("four", "0"), ("0", "0"), ("1", "1")] {
+            let error = among(&[("PMI_SIZE", processes), ("PMI_RANK", here)]).unwrap_err();
+            let told = format!("process {here} of {processes} (PMI_RANK, PMI_SIZE)");
+            assert!(error.to_string().contains(&told), "{error}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! [`Carrier`]: what the communicating thread does.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::mem;
+use std::sync::atomic::Ordering;
+
+use super::frame::{self, Frame};
+use super::library::{Library, MpiError};
+use super::rest::Rest;
+use super::transfers::{Incoming, Transfers};
+use super::{Limits, Shared};
+use crate::comm::courier::{Addressee, Landing, Parcel};
+
+/// Tag of messages of frames.
+pub(super) const FRAME: c_int = 0;
+
+/// Tag of messages of payloads.
+pub(super) const PART: c_int = 1;
+
+/// How many messages of frames are taken in before what has come with others is looked at.
+const AT_ONCE: usize = 64;
+
+pub(super) struct Carrier<'s> {
+    shared: &'s Shared,
+    limits: Limits,
+    transfers: Transfers,
+    /// What comes from each process.
+    senders: Vec<Sender>,
+}
+
+/// What comes from one process.
+#[derive(Default)]
+struct Sender {
+    /// Messages of frames that are being received; those that are there, with their bytes. The oldest first.
+    messages: VecDeque<Option<Vec<u8>>>,
+    /// Messages of frames that have been taken from them.
+    taken: u64,
+    /// The beginning of a frame of several messages.
+    begun: Vec<u8>,
+    /// Parcels so far.
+    parcels: u64,
+    /// Of which payloads are under way.
+    incoming: usize,
+    end: End,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+enum End {
+    /// More may come.
+    #[default]
+    Open,
+    /// The last frame has come, and payloads may.
+    Last,
+    /// Everything has.
+    Told,
+}
+
+/// Why nothing can be carried any more.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CarryError {
+    #[error(transparent)]
+    Mpi(#[from] MpiError),
+    #[error("process {from} has sent what is no frame: all processes must run the same program")]
+    NoFrame { from: usize },
+}
+
+impl<'s> Carrier<'s> {
+    pub fn new(shared: &'s Shared, library: Library, limits: Limits) -> Self {
+        let senders = (0..shared.place.processes).map(|_| Sender::default()).collect();
+        Self { shared, limits, transfers: Transfers::new(library, limits.message), senders }
+    }
+
+    /// Sends and receives until the process ends, and everything has been.
+    pub fn carry(mut self) -> Result<(), CarryError> {
+        let mut rest = Rest::new();
+        let mut ending = false;
+        loop {
+            let (parcels, ended) = {
+                let mut queue = self.shared.queue.lock();
+                (mem::take(&mut queue.parcels), queue.ended)
+            };
+            let mut busy = !parcels.is_empty();
+            for (to, parcel) in parcels {
+                self.send(to, &parcel)?;
+            }
+            if ended && !ending {
+                ending = true;
+                self.send_last()?;
+            }
+            match self.shared.addressee.get() {
+                Some(addressee) => busy |= self.receive(&**addressee)?,
+                // Others end only once what they have sent is received.
+                None if ending => busy |= self.receive(&Nobody)?,
+                None => busy |= self.transfers.done()?.sent > 0,
+            }
+            if ending && self.transfers.is_empty() && self.others().all(|sender| sender.end == End::Told) {
+                return Ok(self.transfers.finalize()?);
+            }
+            if busy {
+                rest.was_busy();
+            } else {
+                rest.pause(!self.transfers.is_empty());
+            }
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = &Sender> {
+        let here = self.shared.place.here;
+        self.senders.iter().enumerate().filter(move |(process, _)| *process != here).map(|(_, sender)| sender)
+    }
+
+    fn send(&mut self, to: usize, parcel: &Parcel) -> Result<(), MpiError> {
+        let sent = &self.shared.sent[to];
+        self.transfers.send(to, FRAME, &frame::of_parcel(parcel, self.limits.riding))?;
+        sent.fetch_add(parcel.header.len() as u64, Ordering::Relaxed);
+        for payload in &parcel.payloads {
+            let bytes = (**payload).as_ref();
+            if !frame::rides(bytes, self.limits.riding) {
+                self.transfers.send(to, PART, payload)?;
+            }
+            sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn send_last(&mut self) -> Result<(), MpiError> {
+        let here = self.shared.place.here;
+        (0..self.senders.len())
+            .filter(|to| *to != here)
+            .try_for_each(|to| self.transfers.send(to, FRAME, &frame::last()))
+    }
+
+    /// Gives `addressee` what has come. Returns whether anything has, or has gone.
+    fn receive(&mut self, addressee: &dyn Addressee) -> Result<bool, CarryError> {
+        for _ in 0..AT_ONCE {
+            let Some(message) = self.transfers.next_frame()? else { break };
+            let sender = &mut self.senders[message.from];
+            let number = sender.taken + sender.messages.len() as u64;
+            sender.messages.push_back(None);
+            self.transfers.receive_frame(message, number)?;
+        }
+        let done = self.transfers.done()?;
+        let busy = done.sent > 0 || !done.frames.is_empty() || !done.parcels.is_empty();
+        for Incoming { from, number, landings } in done.parcels {
+            self.senders[from].incoming -= 1;
+            // SAFETY: its last payload is done.
+            unsafe { addressee.arrived(from, number, landings) };
+        }
+        for frame in done.frames {
+            let sender = &mut self.senders[frame.from];
+            sender.messages[(frame.number - sender.taken) as usize] = Some(frame.bytes);
+        }
+        if busy {
+            for from in 0..self.senders.len() {
+                self.deliver(from, addressee)?;
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Gives `addressee` the frames of a process that are whole, and its end.
+    fn deliver(&mut self, from: usize, addressee: &dyn Addressee) -> Result<(), CarryError> {
+        while let Some(bytes) = self.senders[from].next_frame() {
+            match frame::read(&bytes).ok_or(CarryError::NoFrame { from })? {
+                Frame::Parcel { header, lengths, riders } => self.open(from, header, &lengths, &riders, addressee)?,
+                Frame::Last => self.senders[from].end = End::Last,
+            }
+        }
+        let sender = &mut self.senders[from];
+        if sender.end == End::Last && sender.incoming == 0 {
+            sender.end = End::Told;
+            addressee.lost(Some(from), &format!("process {from} has ended"));
+        }
+        Ok(())
+    }
+
+    /// Has `addressee` say where the payloads go.
+    fn open(
+        &mut self,
+        from: usize,
+        header: &[u8],
+        lengths: &[usize],
+        riders: &[Option<&[u8]>],
+        addressee: &dyn Addressee,
+    ) -> Result<(), MpiError> {
+        let sender = &mut self.senders[from];
+        let number = sender.parcels;
+        sender.parcels += 1;
+        let mut landings = addressee.header(from, header.to_vec(), lengths);
+        assert_eq!(landings.len(), lengths.len(), "a landing for each payload");
+        for ((landing, length), rider) in landings.iter_mut().zip(lengths).zip(riders) {
+            let space = landing.space();
+            assert_eq!(space.len(), *length, "a landing has the payload's length");
+            if let Some(rider) = rider {
+                space.write_copy_of_slice(rider);
+            }
+        }
+        let comes: Vec<_> = riders.iter().map(Option::is_none).collect();
+        match self.transfers.receive_parts(Incoming { from, number, landings }, &comes)? {
+            // SAFETY: all payloads have been copied.
+            Some(parcel) => unsafe { addressee.arrived(from, number, parcel.landings) },
+            None => self.senders[from].incoming += 1,
+        }
+        Ok(())
+    }
+}
+
+impl Sender {
+    /// The next whole frame.
+    fn next_frame(&mut self) -> Option<Vec<u8>> {
+        while let Some(bytes) = self.messages.front_mut().and_then(Option::take) {
+            self.messages.pop_front();
+            self.taken += 1;
+            if self.begun.is_empty() {
+                self.begun = bytes;
+            } else {
+                self.begun.extend(bytes);
+            }
+            if frame::is_whole(&self.begun) {
+                return Some(mem::take(&mut self.begun));
+            }
+        }
+        None
+    }
+}
+
+/// Gets what comes to a process that ends without ever having asked for it.
+struct Nobody;
+
+impl Addressee for Nobody {
+    fn header(&self, _: usize, _: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>> {
+        lengths.iter().map(|length| Box::new(Discarded(Box::new_uninit_slice(*length))) as Box<dyn Landing>).collect()
+    }
+
+    unsafe fn arrived(&self, _: usize, _: u64, _: Vec<Box<dyn Landing>>) {}
+
+    fn lost(&self, _: Option<usize>, _: &str) {}
+}
+
+struct Discarded(Box<[mem::MaybeUninit<u8>]>);
+
+impl Landing for Discarded {
+    fn space(&mut self) -> &mut [mem::MaybeUninit<u8>] {
+        &mut self.0
+    }
+}

@@ -1,0 +1,143 @@
+//! The frame of a parcel: what its receiver reads first.
+//!
+//! ```text
+//! bytes of the frame | bytes of the header | payloads | bytes of payload 0 | payload 1 | .. | header | riding payloads
+//! ```
+//!
+//! Numbers are of 64 bits, little-endian; the highest bit of a payload's is set if it rides in the frame. The last frame
+//! of a process has [`LAST`] for the header's bytes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::comm::courier::{Parcel, Payload};
+
+const WORD: usize = size_of::<u64>();
+const LAST: u64 = u64::MAX;
+const RIDES: u64 = 1 << 63;
+
+/// The frame of `parcel`, whose payloads of at most `riding` bytes ride in it.
+pub(super) fn of_parcel(parcel: &Parcel, riding: usize) -> Payload {
+    let payloads = || parcel.payloads.iter().map(|payload| (**payload).as_ref());
+    let riders = || payloads().filter(|payload| rides(payload, riding));
+    let size = (3 + parcel.payloads.len()) * WORD + parcel.header.len() + riders().map(<[u8]>::len).sum::<usize>();
+    let mut frame = Vec::with_capacity(size);
+    let lengths = payloads().map(|payload| payload.len() as u64 | if rides(payload, riding) { RIDES } else { 0 });
+    for word in [size as u64, parcel.header.len() as u64, parcel.payloads.len() as u64].into_iter().chain(lengths) {
+        frame.extend(word.to_le_bytes());
+    }
+    frame.extend_from_slice(&parcel.header);
+    riders().for_each(|payload| frame.extend_from_slice(payload));
+    Arc::new(frame)
+}
+
+/// Whether a payload goes in the frame.
+pub(super) fn rides(payload: &[u8], riding: usize) -> bool {
+    payload.len() <= riding
+}
+
+/// After it, a process sends nothing.
+pub(super) fn last() -> Payload {
+    Arc::new([3 * WORD as u64, LAST, 0].map(u64::to_le_bytes).concat())
+}
+
+/// A frame that has come.
+#[derive(Debug, PartialEq)]
+pub(super) enum Frame<'f> {
+    Parcel {
+        header: &'f [u8],
+        /// Of all payloads.
+        lengths: Vec<usize>,
+        /// Of those that ride, the bytes.
+        riders: Vec<Option<&'f [u8]>>,
+    },
+    Last,
+}
+
+/// Whether `bytes`, of which more may come, are a whole frame.
+pub(super) fn is_whole(bytes: &[u8]) -> bool {
+    word(bytes, 0).is_some_and(|size| bytes.len() as u64 >= size)
+}
+
+/// Reads a whole frame. `None`: it is none.
+pub(super) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
+    let (size, header, payloads) = (word(bytes, 0)?, word(bytes, 1)?, word(bytes, 2)?);
+    if size != bytes.len() as u64 {
+        return None;
+    }
+    if header == LAST {
+        return Some(Frame::Last);
+    }
+    // No more than there are bytes for.
+    let lengths = (0..payloads).map(|payload| word(bytes, 3 + payload)).collect::<Option<Vec<_>>>()?;
+    let mut at = (3 + lengths.len()) * WORD;
+    let mut take = |length: u64| {
+        let range = Range { start: at, end: at.checked_add(usize::try_from(length).ok()?)? };
+        at = range.end;
+        bytes.get(range)
+    };
+    let header = take(header)?;
+    let mut riders = Vec::with_capacity(lengths.len());
+    for length in &lengths {
+        riders.push(if length & RIDES == 0 { None } else { Some(take(length & !RIDES)?) });
+    }
+    let lengths = lengths.into_iter().map(|length| usize::try_from(length & !RIDES).ok()).collect::<Option<_>>()?;
+    (at == bytes.len()).then_some(Frame::Parcel { header, lengths, riders })
+}
+
+fn word(bytes: &[u8], index: u64) -> Option<u64> {
+    let start = usize::try_from(index).ok()?.checked_mul(WORD)?;
+    let word = bytes.get(start..start.checked_add(WORD)?)?;
+    Some(u64::from_le_bytes(word.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn framed(payloads: &[&'static [u8]]) -> Vec<u8> {
+        let payloads = payloads.iter().map(|payload| Arc::new(*payload) as Payload).collect();
+        (*of_parcel(&Parcel { header: b"all_reduce".to_vec(), payloads }, 4)).as_ref().to_vec()
+    }
+
+    #[test]
+    fn small_payloads_ride() {
+        let frame = framed(&[b"", b"four", b"large", b"4321"]);
+        let lengths = vec![0, 4, 5, 4];
+        let riders = vec![Some(&b""[..]), Some(b"four"), None, Some(b"4321")];
+        assert_eq!(read(&frame), Some(Frame::Parcel { header: b"all_reduce", lengths, riders }));
+        assert_eq!(frame.len(), 7 * WORD + 10 + 8);
+    }
+
+    #[test]
+    fn a_frame_is_whole_with_its_last_byte() {
+        let frame = framed(&[b"four"]);
+        for bytes in 0..frame.len() {
+            assert!(!is_whole(&frame[..bytes]), "{bytes}");
+        }
+        assert!(is_whole(&frame));
+    }
+
+    #[test]
+    fn the_last_frame_is_no_parcel() {
+        let frame = last();
+        assert_eq!(read((*frame).as_ref()), Some(Frame::Last));
+        assert!(is_whole((*frame).as_ref()));
+    }
+
+    #[test]
+    fn what_is_no_frame_is_not_read() {
+        let frame = framed(&[b"four", b"large"]);
+        // Cut, and with other numbers.
+        for bytes in 0..frame.len() {
+            assert_eq!(read(&frame[..bytes]), None, "{bytes}");
+        }
+        for word in 0..4 {
+            for value in [1, 17, RIDES, RIDES | 1, u64::MAX - 1] {
+                let mut frame = frame.clone();
+                frame[word * WORD..(word + 1) * WORD].copy_from_slice(&u64::to_le_bytes(value));
+                assert_eq!(read(&frame), None, "word {word} is {value}");
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! [`Library`]: the few functions of MPI that are called, each with its error.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::marker::PhantomData;
+use std::ptr;
+
+use mpi::ffi::{
+    MPI_Abort, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size, MPI_Error_string,
+    MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread, MPI_Initialized, MPI_Irecv, MPI_Isend,
+    MPI_MAX_ERROR_STRING, MPI_Message, MPI_Request, MPI_Status, MPI_Testsome, RSMPI_ANY_SOURCE, RSMPI_COMM_NULL,
+    RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_UINT8_T,
+};
+
+use crate::comm::launcher::{Place, StartError};
+
+/// MPI, on the thread that has initialized it.
+pub(super) struct Library {
+    /// Of all processes, and of nobody else's messages.
+    comm: MPI_Comm,
+    /// Other threads may not call it.
+    thread: PhantomData<*const ()>,
+}
+
+/// A function of MPI failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{call} failed: {text}")]
+pub(super) struct MpiError {
+    call: &'static str,
+    text: String,
+}
+
+impl From<MpiError> for StartError {
+    fn from(MpiError { call, text }: MpiError) -> Self {
+        Self::Mpi { call, text }
+    }
+}
+
+/// A message that has come, to be received.
+pub(super) struct Message {
+    pub from: usize,
+    pub bytes: usize,
+    handle: MPI_Message,
+}
+
+impl Library {
+    /// Initializes MPI on the calling thread, where the launcher says that this process has `place`.
+    pub fn start(place: Place) -> Result<Self, StartError> {
+        let mut initialized = 0;
+        // SAFETY: may be called at any time.
+        check("MPI_Initialized", unsafe { MPI_Initialized(&mut initialized) })?;
+        if initialized != 0 {
+            return Err(StartError::Initialized);
+        }
+        let (mut level, mut processes, mut here) = (0, 0, 0);
+        // SAFETY: MPI is not initialized, and takes no arguments of the program's; afterwards this is its main thread.
+        // Constants of the library's are there once it is loaded.
+        unsafe {
+            check(
+                "MPI_Init_thread",
+                MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), RSMPI_THREAD_FUNNELED, &mut level),
+            )?;
+            check("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN))?;
+            check("MPI_Comm_size", MPI_Comm_size(RSMPI_COMM_WORLD, &mut processes))?;
+            check("MPI_Comm_rank", MPI_Comm_rank(RSMPI_COMM_WORLD, &mut here))?;
+            let place = check_place(place, processes as usize, here as usize);
+            let level = if level < RSMPI_THREAD_FUNNELED { Err(StartError::SingleThreaded) } else { Ok(()) };
+            if let Err(error) = level.and(place) {
+                // The program may go on without.
+                check("MPI_Finalize", MPI_Finalize())?;
+                return Err(error);
+            }
+        }
+        // SAFETY: all processes duplicate the same communicator, which passes on how errors are handled.
+        let comm = unsafe {
+            let mut comm = RSMPI_COMM_NULL;
+            check("MPI_Comm_dup", MPI_Comm_dup(RSMPI_COMM_WORLD, &mut comm))?;
+            comm
+        };
+        Ok(Self { comm, thread: PhantomData })
+    }
+
+    /// Begins to send a message.
+    ///
+    /// # Safety
+    /// The `length` bytes at `bytes` are there and do not change until the request is done.
+    pub unsafe fn send(&self, bytes: *const u8, length: usize, to: usize, tag: c_int) -> Result<MPI_Request, MpiError> {
+        // SAFETY: as the caller says. The request is written before it is read.
+        unsafe {
+            let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
+            let code = MPI_Isend(bytes.cast(), count(length), RSMPI_UINT8_T, to as c_int, tag, self.comm, &mut request);
+            check("MPI_Isend", code)?;
+            Ok(request)
+        }
+    }
+
+    /// Begins to receive the next message of that sender and tag, of `length` bytes.
+    ///
+    /// # Safety
+    /// The `length` bytes at `space` are there, and nobody else's, until the request is done.
+    pub unsafe fn receive(
+        &self,
+        space: *mut u8,
+        length: usize,
+        from: usize,
+        tag: c_int,
+    ) -> Result<MPI_Request, MpiError> {
+        // SAFETY: as the caller says.
+        unsafe {
+            let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
+            let code =
+                MPI_Irecv(space.cast(), count(length), RSMPI_UINT8_T, from as c_int, tag, self.comm, &mut request);
+            check("MPI_Irecv", code)?;
+            Ok(request)
+        }
+    }
+
+    /// The next message of that tag, of any sender, if one has come.
+    pub fn next(&self, tag: c_int) -> Result<Option<Message>, MpiError> {
+        let mut there = 0;
+        let mut bytes = 0;
+        // SAFETY: the status is read only once it is written; zeros are a status too, one of integers.
+        unsafe {
+            let (mut handle, mut status) = (RSMPI_MESSAGE_NULL, std::mem::zeroed::<MPI_Status>());
+            let code = MPI_Improbe(RSMPI_ANY_SOURCE, tag, self.comm, &mut there, &mut handle, &mut status);
+            check("MPI_Improbe", code)?;
+            if there == 0 {
+                return Ok(None);
+            }
+            check("MPI_Get_count", MPI_Get_count(&status, RSMPI_UINT8_T, &mut bytes))?;
+            Ok(Some(Message { from: status.MPI_SOURCE as usize, bytes: bytes as usize, handle }))
+        }
+    }
+
+    /// Begins to receive a message that has come.
+    ///
+    /// # Safety
+    /// As many bytes as it has are at `space`, and nobody else's, until the request is done.
+    pub unsafe fn take(&self, mut message: Message, space: *mut u8) -> Result<MPI_Request, MpiError> {
+        // SAFETY: as the caller says; the message has not been received, which would have taken it.
+        unsafe {
+            let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
+            let code = MPI_Imrecv(space.cast(), count(message.bytes), RSMPI_UINT8_T, &mut message.handle, &mut request);
+            check("MPI_Imrecv", code)?;
+            Ok(request)
+        }
+    }
+
+    /// Which of `requests` are done, ascending; all of them make progress.
+    pub fn done(&self, requests: &mut [MPI_Request]) -> Result<Vec<usize>, MpiError> {
+        let mut number = 0;
+        let mut done = vec![0; requests.len()];
+        let mut statuses = Vec::<MPI_Status>::with_capacity(requests.len());
+        // SAFETY: there is room for as many as there are requests, which are active. Of statuses, MPI writes `number`.
+        let code = unsafe {
+            let length = count(requests.len());
+            let (requests, indices) = (requests.as_mut_ptr(), done.as_mut_ptr());
+            let code = MPI_Testsome(length, requests, &mut number, indices, statuses.as_mut_ptr());
+            // Negative where no request is active.
+            statuses.set_len(number.max(0) as usize);
+            code
+        };
+        // Of several that are done, some may have failed, and only the statuses say why.
+        let failed = statuses.iter().map(|status| status.MPI_ERROR).find(|code| code_is_error(*code));
+        check("MPI_Testsome", if code == 0 { 0 } else { failed.unwrap_or(code) })?;
+        done.truncate(statuses.len());
+        done.sort_unstable();
+        Ok(done.into_iter().map(|index| index as usize).collect())
+    }
+
+    /// Ends MPI, once all processes have come here.
+    pub fn finalize(self) -> Result<(), MpiError> {
+        // SAFETY: this is the thread that has initialized MPI, and no request is active.
+        check("MPI_Finalize", unsafe { MPI_Finalize() })
+    }
+}
+
+/// Ends all processes of the job, by way of its launcher.
+pub(super) fn abort() {
+    // SAFETY: MPI is initialized, and on this thread.
+    unsafe { MPI_Abort(RSMPI_COMM_WORLD, 1) };
+}
+
+fn check_place(place: Place, processes: usize, here: usize) -> Result<(), StartError> {
+    if place == (Place { processes, here }) {
+        return Ok(());
+    }
+    let (mpi_processes, mpi_here) = (processes, here);
+    Err(StartError::OtherLauncher { processes: place.processes, here: place.here, mpi_processes, mpi_here })
+}
+
+/// As MPI counts; messages are cut so that it can.
+fn count(length: usize) -> c_int {
+    length.try_into().expect("a message is no longer than the limit, and a program has fewer than 2^31 of them")
+}
+
+fn code_is_error(code: c_int) -> bool {
+    code != 0
+}
+
+fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
+    if !code_is_error(code) {
+        return Ok(());
+    }
+    let mut text = [0 as c_char; MPI_MAX_ERROR_STRING as usize];
+    let mut length = 0;
+    // SAFETY: there is room for the longest text; what MPI leaves of it is zeros, which end it.
+    let text = unsafe {
+        MPI_Error_string(code, text.as_mut_ptr(), &mut length);
+        *text.last_mut().expect("it has room") = 0;
+        CStr::from_ptr(text.as_ptr())
+    };
+    let text = text.to_string_lossy().into_owned();
+    Err(MpiError { call, text: if text.is_empty() { format!("code {code}") } else { text } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::launcher::place;
+    use crate::testing::ProcessTest;
+
+    #[test]
+    fn errors_of_mpi_are_returned_with_its_text() {
+        ProcessTest::new(2).run(|| {
+            let place = place(|name| std::env::var(name).ok()).unwrap().unwrap();
+            let library = Library::start(place).unwrap();
+            // SAFETY: a message of no bytes.
+            let error = unsafe { library.send(ptr::null(), 0, 7, 0) }.unwrap_err();
+            assert!(error.to_string().starts_with("MPI_Isend failed: MPI_ERR_RANK"), "{error}");
+            assert!(matches!(error.into(), StartError::Mpi { call: "MPI_Isend", .. }));
+            library.finalize().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_launcher_that_is_not_this_librarys_is_told() {
+        // To MPI, the process is alone.
+        ProcessTest::new(1).run(|| {
+            let error = Library::start(Place { processes: 4, here: 2 }).map(|_| ()).unwrap_err().to_string();
+            let told = "the launcher has started process 2 of 4, which to MPI is process 0 of 1";
+            assert!(error.starts_with(told), "{error}");
+            assert!(mpi::environment::is_finalized());
+        });
+    }
+}

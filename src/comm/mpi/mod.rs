@@ -1,0 +1,186 @@
+//! [`MpiCourier`]: parcels between processes by any MPI library.
+//!
+//! One thread of the process calls MPI, owns what is being sent and received, and makes progress on its own, since no
+//! MPI library does; ranks only leave parcels with it. It initializes MPI and finalizes it, so that
+//! `MPI_THREAD_FUNNELED` is enough.
+//!
+//! # How a parcel goes
+//!
+//! 1. Its [frame](frame) is one message of tag [`FRAME`](carrier): the header, the payloads' lengths, and the bytes of
+//!    payloads so small that a message of their own would cost more than copying them.
+//! 2. Every other payload goes from where it lies to where it is to be, without a copy between, by messages of tag
+//!    [`PART`](carrier). MPI matches messages of one sender and tag in order, so none needs a number.
+//! 3. No message is longer than [`Limits::message`]: frames and payloads that are go in pieces.
+//!
+//! # How a process ends
+//!
+//! 4. By returning from `main`, by `std::process::exit` or by a panic: at exit, [`ending`] lets the thread send what
+//!    it has, then a last frame to each process, and receive until theirs have come; then it finalizes MPI. So
+//!    whatever was sent is delivered, and a process ends when all do.
+//! 5. When a process's last frame has come, and every payload before it, the addressee is told that it is
+//!    [lost](Addressee::lost).
+//! 6. An error of MPI's, or a panic on the thread, loses all processes: nothing is carried any more, and at exit the
+//!    job is aborted, for other processes may wait in MPI for this one.
+
+mod carrier;
+mod ending;
+mod frame;
+mod library;
+mod rest;
+#[cfg(test)]
+mod tests;
+mod transfers;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::{self, Thread};
+
+use parking_lot::Mutex;
+
+use self::carrier::Carrier;
+use self::library::Library;
+use super::courier::{Addressee, Courier, Parcel};
+use super::launcher::{Place, StartError, place};
+
+/// The courier of a process that MPI connects with others.
+pub(crate) struct MpiCourier {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+/// How parcels are cut into messages: alike in all processes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Bytes of one message: at most `i32::MAX`, as MPI counts.
+    pub message: usize,
+    /// Bytes of a payload that goes along with the header.
+    pub riding: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        // Large enough for bandwidth, small enough that messages are done all the time: then something is known to move.
+        Self { message: 16 << 20, riding: 8 << 10 }
+    }
+}
+
+/// What ranks and the thread that communicates have in common.
+struct Shared {
+    place: Place,
+    queue: Mutex<Queue>,
+    addressee: OnceLock<Arc<dyn Addressee>>,
+    /// Bytes for each process.
+    sent: Vec<AtomicU64>,
+}
+
+/// What ranks have left to be sent.
+#[derive(Default)]
+struct Queue {
+    parcels: Vec<(usize, Parcel)>,
+    /// The process ends.
+    ended: bool,
+}
+
+impl MpiCourier {
+    /// The one of this process, connected at the first call. `None`: the process is alone.
+    ///
+    /// # Collective
+    /// Returns when all processes have called it.
+    ///
+    /// # Errors
+    /// If the processes could not be connected; then at every call.
+    pub fn of_process() -> Result<Option<Arc<Self>>, StartError> {
+        static COURIER: OnceLock<Result<Option<Arc<MpiCourier>>, StartError>> = OnceLock::new();
+        let start = |place| Self::start(place, Limits::default()).map(Arc::new);
+        COURIER.get_or_init(|| place(|name| std::env::var(name).ok())?.map(start).transpose()).clone()
+    }
+
+    /// Starts the thread. Once a process, since MPI is initialized only once.
+    fn start(place: Place, limits: Limits) -> Result<Self, StartError> {
+        let (tell, told) = mpsc::channel();
+        let thread = thread::Builder::new().name("courier".into());
+        let thread = thread.spawn(move || match Library::start(place) {
+            Err(error) => drop(tell.send(Err(error))),
+            Ok(library) => {
+                let sent = (0..place.processes).map(|_| AtomicU64::new(0)).collect();
+                let shared = Shared { place, queue: Mutex::default(), addressee: OnceLock::new(), sent };
+                let shared = Arc::new(shared);
+                // The starter waits for it.
+                drop(tell.send(Ok(shared.clone())));
+                run(&shared, library, limits);
+            }
+        });
+        let thread = thread.map_err(|error| StartError::NoThread { problem: error.to_string() })?;
+        let ended = StartError::NoThread { problem: "it ended at once".into() };
+        let shared = told.recv().unwrap_or(Err(ended))?;
+        let courier = Self { shared: shared.clone(), thread: thread.thread().clone() };
+        ending::at_exit(shared, thread);
+        Ok(courier)
+    }
+}
+
+/// Carries parcels until the process ends.
+fn run(shared: &Shared, library: Library, limits: Limits) {
+    ending::keep_off();
+    let carry = || Carrier::new(shared, library, limits).carry();
+    let problem = match catch_unwind(AssertUnwindSafe(carry)) {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => format!("the courier's thread panicked: {}", panic_text(&*panic)),
+    };
+    log::error!("nothing is sent to other processes or received any more: {problem}");
+    let mut told = false;
+    while !shared.queue.lock().ended {
+        if let Some(addressee) = shared.addressee.get().filter(|_| !told) {
+            told = true;
+            drop(catch_unwind(AssertUnwindSafe(|| addressee.lost(None, &problem))));
+        }
+        thread::park();
+    }
+    library::abort();
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text")
+}
+
+impl Courier for MpiCourier {
+    fn processes(&self) -> usize {
+        self.shared.place.processes
+    }
+
+    fn here(&self) -> usize {
+        self.shared.place.here
+    }
+
+    /// Once the process ends, nothing is taken any more.
+    fn send(&self, to: usize, parcel: Parcel) {
+        let Place { processes, here } = self.shared.place;
+        assert!(to < processes && to != here, "process {here} of {processes} sends to process {to}");
+        let mut queue = self.shared.queue.lock();
+        if !queue.ended {
+            queue.parcels.push((to, parcel));
+            drop(queue);
+            self.thread.unpark();
+        }
+    }
+
+    fn sent(&self) -> Vec<u64> {
+        self.shared.sent.iter().map(|bytes| bytes.load(Ordering::Relaxed)).collect()
+    }
+
+    fn deliver_to(&self, addressee: Arc<dyn Addressee>) {
+        assert!(self.shared.addressee.set(addressee).is_ok(), "a courier has one addressee");
+        self.thread.unpark();
+    }
+}
+
+/// `MPI courier of process 1 of 4`
+impl fmt::Debug for MpiCourier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MPI courier of process {} of {}", self.shared.place.here, self.shared.place.processes)
+    }
+}

@@ -1,0 +1,270 @@
+//! [`ProcessTest`]: a test in several processes.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use std::{env, io, process, thread};
+
+use parking_lot::Mutex;
+
+/// Runs a test in several processes, connected by MPI.
+///
+/// In the process that cargo has started, [`run`](Self::run) has `mpirun` start the test's binary again, for this test
+/// alone; in those processes it is the test's body. `mpirun` is taken from the path, or from the environment variable
+/// `MPIRUN`.
+///
+/// ```no_run
+/// use burn_dtensor::testing::ProcessTest;
+///
+/// // In a test:
+/// let text = ProcessTest::new(2).run(|| println!("process {}", std::env::var("OMPI_COMM_WORLD_RANK").unwrap()));
+/// assert!(text.is_none_or(|text| text.contains("process 1")));
+/// ```
+///
+/// Tests that do so take turns. A test that hangs is ended by its [deadline](Self::deadline), with every process and
+/// every file of its own.
+#[derive(Debug, Clone)]
+pub struct ProcessTest {
+    count: usize,
+    deadline: Duration,
+}
+
+/// Set in processes that are started for a test: tells those of one run from all others.
+const RUN: &str = "BURN_DTENSOR_PROCESSES";
+
+/// How long after the deadline processes may take to end by themselves, and then the launcher, once asked.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Between looks at what is to end.
+const LOOK: Duration = Duration::from_millis(10);
+
+impl ProcessTest {
+    /// A test in `count` processes.
+    pub fn new(count: usize) -> Self {
+        Self { count, deadline: Duration::from_secs(60) }
+    }
+
+    /// How long the processes may take. Default: a minute.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Runs `body` in each process. Returns how the launcher has ended and, from the second line on, what all of them
+    /// wrote; `None` in these themselves.
+    ///
+    /// # Panics
+    /// If any process fails, panics or hangs, with what all of them wrote.
+    pub fn run(&self, body: impl FnOnce()) -> Option<String> {
+        let (status, text) = self.start(body)?;
+        assert!(status.success(), "on {} processes: {text}", self.count);
+        Some(text)
+    }
+
+    /// Runs `body` in each process, which is to fail in one at least. Returns as [`run`](Self::run).
+    ///
+    /// # Panics
+    /// If every process succeeds.
+    pub fn run_failing(&self, body: impl FnOnce()) -> Option<String> {
+        let (status, text) = self.start(body)?;
+        assert!(!status.success(), "on {} processes: every one succeeded, a failure was expected\n{text}", self.count);
+        Some(text)
+    }
+
+    fn start(&self, body: impl FnOnce()) -> Option<(ExitStatus, String)> {
+        if env::var_os(RUN).is_some() {
+            self.end_at_deadline();
+            body();
+            return None;
+        }
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock();
+        let thread = thread::current();
+        let test =
+            thread.name().filter(|name| *name != "main").expect("the test runner names a test's thread after it");
+        let run = Run::new().expect("a folder for what the launcher writes");
+        Some(run.wait(test, self.count, self.deadline).unwrap_or_else(|error| {
+            panic!("`{}` does not run: {error}; install an MPI library, or set MPIRUN", launcher())
+        }))
+    }
+
+    /// Ends this process at the deadline, should whoever has started it be gone.
+    fn end_at_deadline(&self) {
+        let deadline = self.deadline;
+        thread::spawn(move || {
+            thread::sleep(deadline);
+            eprintln!("a process of the test has not ended within {deadline:?}");
+            process::abort();
+        });
+    }
+}
+
+fn launcher() -> String {
+    env::var("MPIRUN").unwrap_or("mpirun".into())
+}
+
+/// Processes that are started together, and their files.
+struct Run {
+    name: String,
+    folder: PathBuf,
+}
+
+impl Run {
+    fn new() -> io::Result<Self> {
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        let name = format!("burn-dtensor-{}-{}", process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
+        // Memory that processes share is to be there, not on a disk.
+        let shared = Path::new("/dev/shm");
+        let folder = if shared.is_dir() { shared.join(&name) } else { env::temp_dir().join(&name) };
+        fs::create_dir(&folder)?;
+        Ok(Self { name, folder })
+    }
+
+    /// Starts the processes for `test`, and waits for them.
+    fn wait(&self, test: &str, count: usize, deadline: Duration) -> io::Result<(ExitStatus, String)> {
+        let path = self.folder.join("text");
+        let text = File::create(&path)?;
+        let mut command = Command::new(launcher());
+        command.args(["-n", &count.to_string()]).arg(env::current_exe()?);
+        command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+        command.env(RUN, &self.name).envs(SETTINGS).envs(FOLDERS.map(|variable| (variable, &self.folder)));
+        command.stdin(Stdio::null()).stdout(text.try_clone()?).stderr(text);
+        let mut child = command.spawn()?;
+        let end = Instant::now() + deadline + GRACE;
+        let (mut asked, mut killed) = (false, false);
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if !asked && Instant::now() > end {
+                // The launcher ends what it has started, on other machines too.
+                asked = true;
+                signal("TERM", &[child.id()]);
+            }
+            if !killed && Instant::now() > end + GRACE {
+                killed = true;
+                child.kill()?;
+            }
+            thread::sleep(LOOK);
+        };
+        self.kill();
+        let text = String::from_utf8_lossy(&fs::read(path)?).into_owned();
+        let hung = if asked { format!(", ended after {:?}, since it hung", deadline + GRACE) } else { String::new() };
+        Ok((status, format!("{status}{hung}\n{text}")))
+    }
+
+    /// Ends the processes that the launcher has left.
+    fn kill(&self) {
+        loop {
+            let alive = self.alive();
+            if alive.is_empty() {
+                return;
+            }
+            signal("KILL", &alive);
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Processes of this run, where the system has them as files.
+    fn alive(&self) -> Vec<u32> {
+        let ours = format!("{RUN}={}", self.name);
+        let is_ours = |pid: &u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == ours.as_bytes())
+        };
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_ours).collect()
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Also those of a run that could not be waited for.
+        self.kill();
+        drop(fs::remove_dir_all(&self.folder));
+    }
+}
+
+/// Settings of Open MPI 4 and 5, which others do not read: as root too, more processes than cores, and none of them kept to one.
+const SETTINGS: [(&str, &str); 6] = [
+    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+    ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+    ("OMPI_MCA_hwloc_base_binding_policy", "none"),
+    ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
+    ("PRTE_MCA_hwloc_default_binding_policy", "none"),
+];
+
+/// Where the launcher and the library put their files.
+const FOLDERS: [&str; 3] = ["TMPDIR", "OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"];
+
+fn signal(name: &str, processes: &[u32]) {
+    let processes: Vec<_> = processes.iter().map(u32::to_string).collect();
+    // Of those that have ended meanwhile it says so.
+    let kill = format!("kill -{name} {} 2>/dev/null", processes.join(" "));
+    drop(Command::new("sh").args(["-c", &kill]).status());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_process_runs_the_test_and_no_other() {
+        let text = ProcessTest::new(3).run(|| println!("process {}", env::var("OMPI_COMM_WORLD_RANK").unwrap()));
+        let Some(text) = text else { return };
+        for process in 0..3 {
+            assert_eq!(text.matches(&format!("process {process}\n")).count(), 1, "{text}");
+        }
+        assert_eq!(text.matches("running 1 test").count(), 3, "{text}");
+    }
+
+    #[test]
+    fn what_fails_in_one_process_is_told() {
+        let text = ProcessTest::new(2).run_failing(|| assert_eq!(env::var("OMPI_COMM_WORLD_RANK").unwrap(), "1"));
+        assert!(text.is_none_or(|text| text.starts_with("exit status: 101\n") && text.contains("left: \"0\"")));
+    }
+
+    #[test]
+    fn a_process_that_hangs_ends_itself() {
+        let text = ProcessTest::new(2).deadline(Duration::from_secs(1)).run_failing(sleep);
+        assert!(text.is_none_or(|text| text.contains("has not ended within 1s")));
+    }
+
+    #[test]
+    fn processes_without_a_deadline_are_ended_by_the_launcher() {
+        hang("processes_without_a_deadline_are_ended_by_the_launcher", sleep);
+    }
+
+    #[test]
+    fn a_launcher_that_hangs_is_killed_with_its_processes() {
+        hang("a_launcher_that_hangs_is_killed_with_its_processes", || {
+            signal("STOP", &[std::os::unix::process::parent_id()]);
+            sleep();
+        });
+    }
+
+    fn sleep() {
+        loop {
+            thread::sleep(Duration::from_secs(1));
+        }
+    }
+
+    /// Runs `body`, which does not end, with no deadline in the processes themselves.
+    fn hang(test: &str, body: impl FnOnce()) {
+        if env::var_os(RUN).is_some() {
+            return body();
+        }
+        let run = Run::new().unwrap();
+        let (status, text) =
+            run.wait(&format!("{}::{test}", module_path!().split_once("::").unwrap().1), 2, Duration::ZERO).unwrap();
+        assert!(!status.success());
+        assert!(text.lines().next().unwrap().ends_with(", ended after 3s, since it hung"), "{text}");
+        assert!(run.alive().is_empty());
+        let folder = run.folder.clone();
+        drop(run);
+        assert!(!folder.exists());
+    }
+}
