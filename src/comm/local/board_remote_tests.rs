@@ -167,6 +167,69 @@ fn what_ranks_elsewhere_were_doing_is_what_they_say() {
     assert_eq!(board.doing(1), "waiting elsewhere");
 }
 
+#[test]
+fn invariant_6_an_offer_is_asked_for_once_somebody_wants_it() {
+    let (mut board, group) = board(3);
+    let (first, asked) = board.offer(group, 2, Name("x")).unwrap();
+    assert!(!asked);
+    let here = [0, 1].map(|member| board.join(group, member, Name("x"), member).unwrap().0);
+    assert!(board.is_complete(here[0]) && !board.is_over(Wait::All(here[0])), "nobody need be waited for");
+    assert_eq!(board.want(here[1]), [first]);
+    assert!(!board.is_complete(here[0]));
+    assert!(board.want(here[0]).is_empty() && board.want_and_next(here[0]).is_empty(), "once");
+    assert!(board.fill(first, 2));
+    assert_eq!(ready(&mut board, here[0]), Some(vec![0, 1, 2]));
+    // Where it is wanted already.
+    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    assert!(board.want(ticket).is_empty());
+    assert!(board.offer(group, 2, Name("x")).unwrap().1);
+}
+
+#[test]
+fn with_a_call_that_is_wanted_the_one_before_it_is_asked_for() {
+    let (mut board, group) = board(2);
+    let offers: Vec<_> = (0..5).map(|_| board.offer(group, 1, Name("x")).unwrap().0).collect();
+    let here: Vec<_> = (0..5).map(|_| board.join(group, 0, Name("x"), 0).unwrap().0).collect();
+    board.release(here[2]);
+    assert_eq!(board.want_and_next(here[4]), [offers[4], offers[3]]);
+    assert!(board.want_and_next(here[4]).is_empty());
+    assert_eq!(board.want_and_next(here[3]), [offers[1]], "what was given up is not");
+    assert_eq!(board.want_and_next(here[0]), [offers[0]]);
+    assert!(board.want_and_next(here[1]).is_empty());
+}
+
+#[test]
+fn invariant_6_an_offer_is_declined_once_all_have_given_up() {
+    let (mut board, group) = board(3);
+    let (offer, _) = board.offer(group, 2, Name("x")).unwrap();
+    let here = [0, 1].map(|member| board.join(group, member, Name("x"), member).unwrap().0);
+    board.release(here[0]);
+    assert!(board.take_declined().is_empty());
+    board.release(here[1]);
+    assert_eq!(board.take_declined(), [offer]);
+    assert!(board.take_declined().is_empty());
+    // Those that come later, too.
+    let here = [0, 1].map(|member| board.join(group, member, Name("x"), member).unwrap().0);
+    here.into_iter().for_each(|ticket| board.release(ticket));
+    let (offer, asked) = board.offer(group, 2, Name("x")).unwrap();
+    assert!(!asked);
+    assert_eq!(board.take_declined(), [offer]);
+}
+
+/// As by a process that sends what nobody has asked it for.
+#[test]
+fn a_deposit_that_nobody_awaits_changes_nothing() {
+    let (mut board, group) = board(2);
+    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    for stray in [ticket, Ticket { member: 1, ..ticket }, Ticket { seq: 9, ..ticket }, Ticket { member: 9, ..ticket }] {
+        assert!(!board.fill(stray, 7));
+    }
+    assert_eq!(board.take_freed().len(), 4);
+    let elsewhere = board.announce(group, 1, Name("x")).unwrap();
+    assert!(board.fill(elsewhere, 1) && !board.fill(elsewhere, 8));
+    assert_eq!(ready(&mut board, ticket), Some(vec![0, 1]));
+}
+
 mod messages {
     use super::*;
 

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::data::{self, Deposit};
 use super::remote::Others;
 use crate::comm::courier::Payload;
 use crate::comm::engine::{Member, Print};
-use crate::comm::process::header::{Channel, Contents, Introduction, Word, Written};
+use crate::comm::process::header::{Channel, Contents, Introduction, Said, Word, Written};
 use crate::comm::process::payload::payload;
 use crate::comm::{CommError, TensorMeta};
 use crate::placement::Cut;
@@ -46,6 +47,32 @@ struct Told {
     calls: u64,
     /// Which of them know the channel.
     introduced: Vec<bool>,
+    /// The prints that all of them know, and their numbers.
+    prints: HashMap<Vec<u8>, usize>,
+}
+
+/// Shorter prints are said every time: to look for them would cost as much.
+const LONG: usize = 256;
+
+/// The most long prints of one channel that are said once. A model has as many as it has units, or a few times that.
+const MOST: usize = 1024;
+
+impl Told {
+    /// What is said of a print.
+    fn say<'a>(&mut self, print: &'a Written) -> Said<&'a Written> {
+        if print.bytes().len() < LONG {
+            return Said::Full { number: None, print };
+        }
+        if let Some(number) = self.prints.get(print.bytes()) {
+            return Said::Known { number: *number };
+        }
+        let number = (self.prints.len() < MOST).then(|| {
+            let number = self.prints.len();
+            self.prints.insert(print.bytes().to_vec(), number);
+            number
+        });
+        Said::Full { number, print }
+    }
 }
 
 impl Outlet {
@@ -62,7 +89,7 @@ impl Outlet {
         if members.is_empty() {
             return None;
         }
-        let told = Told { calls: 0, introduced: vec![false; members.len()] };
+        let told = Told { calls: 0, introduced: vec![false; members.len()], prints: HashMap::new() };
         let (others, member, number) = (others.clone(), member.clone(), others.number());
         Some(Self { others, member, name, number, members, told: Mutex::new(told) })
     }
@@ -81,6 +108,7 @@ impl Outlet {
         let joined = join(print)?;
         let seq = told.calls;
         told.calls += 1;
+        let print = told.say(&written);
         for (at, (contents, payloads)) in shares.into_iter().enumerate() {
             let (channel, to) = (self.channel(&mut told, at), self.members[at].0);
             let offer = ahead && !payloads.is_empty();
@@ -91,7 +119,7 @@ impl Outlet {
                 }
                 false => (contents, payloads),
             };
-            self.others.send(to, Word::Joined { channel, seq, print: &written, offer, contents }, payloads);
+            self.others.send(to, Word::Joined { channel, seq, print, offer, contents }, payloads);
         }
         Ok(joined)
     }

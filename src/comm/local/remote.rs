@@ -12,8 +12,8 @@ use super::data::Deposit;
 use super::rendezvous::News;
 use crate::comm::CommError;
 use crate::comm::courier::{Courier, Parcel, Payload};
-use crate::comm::engine::Failure;
-use crate::comm::process::header::{Channel, Contents, Header, Introduction, Word, Written};
+use crate::comm::engine::{Failure, Print};
+use crate::comm::process::header::{Channel, Contents, Header, Introduction, Said, Word, Written};
 
 /// The other processes of a launch.
 pub(super) struct Others {
@@ -36,6 +36,8 @@ pub(super) struct Others {
 struct Channels {
     places: HashMap<(usize, usize), (GroupKey, usize)>,
     numbers: HashMap<(GroupKey, usize), (usize, usize)>,
+    /// What is known by a number, of each channel.
+    prints: HashMap<(usize, usize), Vec<Print>>,
 }
 
 /// What a deposit is awaited for.
@@ -195,6 +197,7 @@ impl LocalEngine {
         let others = self.others();
         match word {
             Word::Joined { channel, seq, print, offer, .. } => {
+                let print = self.print((from, channel.number), print)?;
                 let (group, member) = self.channel(from, channel)?;
                 let announced = match offer {
                     false => self.rendezvous.announce(group, member, print).map(|ticket| (ticket, false)),
@@ -248,6 +251,21 @@ impl LocalEngine {
                 Ok(None)
             }
         }
+    }
+
+    /// What is said on a channel of another process.
+    fn print(&self, channel: (usize, usize), said: Said<Print>) -> Result<Print, String> {
+        let (number, print) = match said {
+            Said::Full { number: None, print } => return Ok(print),
+            Said::Full { number: Some(number), print } => (number, Some(print)),
+            Said::Known { number } => (number, None),
+        };
+        let mut channels = self.others().channels.lock();
+        let known = channels.prints.entry(channel).or_default();
+        if number == known.len() {
+            known.extend(print);
+        }
+        known.get(number).cloned().ok_or_else(|| format!("it has not said what print {number} is"))
     }
 
     /// The group that a channel of another process is of, and its rank's position there.

@@ -15,7 +15,7 @@ pub(in crate::comm) struct Header<P = Print> {
 #[derive(Debug)]
 pub(in crate::comm) enum Word<P = Print> {
     /// A rank has joined a collective. What others need of it follows, or is offered: it follows if they ask.
-    Joined { channel: Channel, seq: u64, print: P, offer: bool, contents: Contents },
+    Joined { channel: Channel, seq: u64, print: Said<P>, offer: bool, contents: Contents },
     /// Whether what a rank offered in a call of a channel of the addressee is wanted.
     Asked { channel: usize, seq: u64, wanted: bool },
     /// What was offered, and asked for.
@@ -26,6 +26,13 @@ pub(in crate::comm) enum Word<P = Print> {
     Left { rank: usize, succeeded: bool },
     /// A failure was found, or, if `decided`, was the first; what each rank was doing, as far as is known there.
     Failed { failure: Failure, decided: bool, doing: Vec<String> },
+}
+
+/// A print, which may be long, and the same in every step: then it is said once, and known by its number on the channel.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::comm) enum Said<P> {
+    Full { number: Option<usize>, print: P },
+    Known { number: usize },
 }
 
 /// A rank's place in a group, by a number that its process has given it.
@@ -69,6 +76,10 @@ impl<P> Word<P> {
 pub(in crate::comm) struct Written(Vec<u8>);
 
 impl Written {
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     pub fn of(print: &Print) -> Self {
         let mut bytes = Vec::with_capacity(64);
         print.encode(&mut bytes);
@@ -100,6 +111,32 @@ wire_struct!(Contents { addressees, tensors });
 impl Encode for Written {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.0);
+    }
+}
+
+impl<P: Encode> Encode for Said<P> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Full { number, print } => {
+                out.push(0);
+                number.encode(out);
+                print.encode(out);
+            }
+            Self::Known { number } => {
+                out.push(1);
+                number.encode(out);
+            }
+        }
+    }
+}
+
+impl<P: Decode> Decode for Said<P> {
+    fn decode(input: &mut &[u8]) -> Option<Self> {
+        Some(match u8::decode(input)? {
+            0 => Self::Full { number: Decode::decode(input)?, print: Decode::decode(input)? },
+            1 => Self::Known { number: Decode::decode(input)? },
+            _ => return None,
+        })
     }
 }
 

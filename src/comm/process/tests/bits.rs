@@ -1,5 +1,6 @@
 //! The same bits as threads, and no more bytes than must be.
 
+use burn::backend::TensorMetadata;
 use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -302,5 +303,37 @@ fn no_two_ranks_have_one_memory() {
             });
             ends.unwrap_or_else(|error| panic!("{error}"));
         });
+    }
+}
+
+/// What ranks must agree on may be long: it is said in the first step.
+#[test]
+fn a_long_print_is_sent_once() {
+    let job = Job::new(2, 21);
+    let ends = job.run(|_, processes| {
+        launch(Launch::on(processes.engine(2, false)), |world| {
+            let comm = world.all();
+            let step = |width: usize| {
+                let names = (0..100).map(|at| format!("blocks.{at}.attention.query.weight").into());
+                let shard = |_| {
+                    let tensor = Tensor::<2>::ones([0, width], world.device()).into_dispatch();
+                    Sharded { tensor, dim: 0, cut: Cut::Chunks(0) }
+                };
+                let wholes = comm.all_gather(Call::new("unit").named(names), (0..100).map(shard).collect()).wait()?;
+                assert_eq!(wholes[99].shape()[1], width);
+                Ok(())
+            };
+            let mut bytes = Vec::new();
+            for width in [7, 8, 7, 8, 7] {
+                bytes.push(sent(&job, world, || step(width))?);
+            }
+            Ok(bytes)
+        })
+    });
+    for (rank, bytes) in ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))) {
+        // Of two ranks, in bytes: 100 names of about 30, then 100 shapes and dtypes of the prints and of the contents.
+        let is_long = bytes.iter().map(|bytes| *bytes > 6000).collect::<Vec<_>>();
+        assert_eq!(is_long, [true, true, false, false, false], "rank {rank}: {bytes:?}");
+        assert!(bytes[2..].iter().all(|bytes| *bytes < 1000), "rank {rank}: {bytes:?}");
     }
 }

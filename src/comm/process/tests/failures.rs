@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::tensor::Tensor;
 
 use super::super::Processes;
-use super::super::header::{Channel, Contents, Header, Introduction, Word, Written};
+use super::super::header::{Channel, Contents, Header, Introduction, Said, Word, Written};
 use super::loopback::Job;
 use crate::comm::courier::{Courier, Parcel};
 use crate::comm::engine::Print;
@@ -191,13 +191,9 @@ fn a_header_that_cannot_be_right_is_an_error() {
     let channel = |introduction| Channel { number: 1000, introduction };
     let join = |introduction, seq| {
         let print = print();
-        let word = Word::Joined {
-            channel: channel(introduction),
-            seq,
-            print: &print,
-            offer: false,
-            contents: Contents::default(),
-        };
+        let print = Said::Full { number: None, print: &print };
+        let contents = Contents::default();
+        let word = Word::Joined { channel: channel(introduction), seq, print, offer: false, contents };
         Header { launch: 0, word }.write()
     };
     let message = |to| {
@@ -206,6 +202,14 @@ fn a_header_that_cannot_be_right_is_an_error() {
         let word = Word::Sent { channel, to, tag: 0, print: &print, contents: Contents::default() };
         Header { launch: 0, word }.write()
     };
+    let write = |word: Word<&Written>| Header { launch: 0, word }.write();
+    let known = write(Word::Joined {
+        channel: channel(Some(of(&[0, 1], 1))),
+        seq: 0,
+        print: Said::Known { number: 3 },
+        offer: false,
+        contents: Contents::default(),
+    });
     let wrong = [
         (Vec::new(), "of 0 bytes cannot be read"),
         (vec![0, 99, 1, 2, 3], "cannot be read"),
@@ -214,8 +218,14 @@ fn a_header_that_cannot_be_right_is_an_error() {
         (join(Some(of(&[0, 1], 7)), 0), "it calls as member 7"),
         (join(Some(of(&[0, 9], 1)), 0), "of a group of ranks [0, 9]"),
         (join(Some(of(&[1, 0], 0)), 5), "it says call 5 of a group where call 0 is next"),
+        (known, "it has not said what print 3 is"),
+        (write(Word::Asked { channel: 0, seq: 7, wanted: true }), "it asks for what was not offered in call 7"),
+        (
+            write(Word::Brought { channel: 1000, seq: 0, contents: Contents::default() }),
+            "it has not said what channel 1000 is",
+        ),
         (message(2), "it sends to member 2 of a group of 2"),
-        (Header { launch: 0, word: Word::Left { rank: 0, succeeded: true } }.write(), "it says that rank 0 has left"),
+        (write(Word::Left { rank: 0, succeeded: true }), "it says that rank 0 has left"),
     ];
     for (header, problem) in wrong {
         let job = Job::new(2, 9);

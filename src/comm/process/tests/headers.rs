@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
 
-use super::super::header::{Channel, Contents, Header, Introduction, Word, Written};
+use super::super::header::{Channel, Contents, Header, Introduction, Said, Word, Written};
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
 use crate::comm::{Call, CollectiveId, CommError, Op, ReduceOp, TensorMeta};
 use crate::placement::Cut;
@@ -88,12 +88,15 @@ fn headers() -> Vec<Vec<u8>> {
         headers.push(write(Word::Joined {
             channel: channel(true),
             seq: 1 << 33,
-            print,
+            print: Said::Full { number: Some(5), print },
             offer: true,
             contents: contents.clone(),
         }));
         headers.push(write(Word::Sent { channel: channel(false), to: 2, tag: u32::MAX, print, contents }));
     }
+    let print = Said::Known { number: 300 };
+    let contents_of = contents.clone();
+    headers.push(write(Word::Joined { channel: channel(false), seq: 0, print, offer: false, contents: contents_of }));
     headers.push(write(Word::Asked { channel: 300, seq: 1 << 33, wanted: true }));
     headers.push(write(Word::Brought { channel: 300, seq: 1 << 33, contents }));
     headers.push(write(Word::Left { rank: 9, succeeded: true }));
@@ -115,7 +118,11 @@ fn a_header_is_read_as_it_was_written() {
     for (header, print) in headers().chunks(2).zip(prints()) {
         for header in header {
             let Some(Header { launch: 3, word }) = Header::read(header) else { panic!("{header:?} cannot be read") };
-            let (Word::Joined { print: read, .. } | Word::Sent { print: read, .. }) = &word else { panic!("{word:?}") };
+            let (Word::Joined { print: Said::Full { number: Some(5), print: read }, .. }
+            | Word::Sent { print: read, .. }) = &word
+            else {
+                panic!("{word:?}")
+            };
             assert_eq!(text(read), text(&print));
         }
     }
