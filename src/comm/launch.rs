@@ -9,8 +9,10 @@ use burn::tensor::Device;
 use super::end::End;
 use super::engine::Engine;
 use super::home::{self, Home};
+use super::launcher;
 use super::local::LocalEngine;
-use super::{LaunchError, World};
+use super::process::Processes;
+use super::{LaunchError, StartError, World};
 use crate::{Error, Result};
 
 /// Where the ranks of a program run.
@@ -48,6 +50,8 @@ impl Devices {
 enum Ranks {
     /// Threads, which hand each other tensors by reference.
     Threads(usize),
+    /// As many threads in each of several processes.
+    Processes(Arc<Processes>, usize),
     On(Arc<dyn Engine>),
 }
 
@@ -59,6 +63,43 @@ impl Launch {
     pub fn threads(ranks: usize) -> Self {
         assert!(ranks > 0, "a launch needs at least one rank");
         Self::new(Ranks::Threads(ranks))
+    }
+
+    /// `ranks` ranks, wherever the program is started: threads of this process; or, where a launcher has started several
+    /// processes, as many threads in each of these, which MPI connects.
+    ///
+    /// ```console
+    /// program                  # 4 threads
+    /// mpirun -n 4 program      # 4 processes, one rank in each
+    /// mpirun -n 2 program      # 2 processes, two ranks in each: process 0 has ranks 0 and 1
+    /// ```
+    ///
+    /// The results are the same to the bit, on processors alike and with as many cores a rank. Launchers are known by the
+    /// environment: Open MPI's `mpirun`, `mpiexec` of MPICH and those that speak PMI, MVAPICH's, Slurm's `srun`. Several
+    /// processes need the feature `mpi`.
+    ///
+    /// # Collective
+    /// Where there are several processes: all make the same launches.
+    ///
+    /// # Errors
+    /// [`StartError`] if the processes cannot be connected, or `ranks` are not as many in each.
+    ///
+    /// # Panics
+    /// If `ranks` is 0.
+    pub fn from_env(ranks: usize) -> Result<Self, StartError> {
+        #[cfg(feature = "mpi")]
+        if let Some(connected) = super::mpi::processes()? {
+            let processes = connected.count();
+            if !ranks.is_multiple_of(processes) {
+                return Err(StartError::Uneven { ranks, processes });
+            }
+            return Ok(Self::new(Ranks::Processes(connected, ranks / processes)));
+        }
+        #[cfg(not(feature = "mpi"))]
+        if let Some(launcher::Place { processes, here }) = launcher::place()? {
+            return Err(StartError::NoMpi { processes, here });
+        }
+        Ok(Self::threads(ranks))
     }
 
     /// The ranks of `engine` that are in this process, each a thread.
@@ -97,7 +138,7 @@ impl Launch {
     pub fn devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
         let devices: Vec<_> = devices.into_iter().map(Device::inner).collect();
         let ranks = match &self.ranks {
-            Ranks::Threads(ranks) => *ranks,
+            Ranks::Threads(ranks) | Ranks::Processes(_, ranks) => *ranks,
             Ranks::On(engine) => engine.here().len(),
         };
         assert_eq!(devices.len(), ranks, "{} devices for {ranks} ranks: give each rank one", devices.len());
@@ -167,11 +208,11 @@ where
 {
     let engine: Arc<dyn Engine> = match config.ranks {
         Ranks::Threads(size) => LocalEngine::new(size, config.multithreaded),
+        Ranks::Processes(processes, each) => processes.engine(each, config.multithreaded),
         Ranks::On(engine) => engine,
     };
     let here = engine.here();
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let (threads, outer) = ((cores / here.len()).max(1), Home::current());
+    let (threads, outer) = (cores_each(here.len()), Home::current());
     let run = |(place, rank): (usize, usize)| {
         let home = Arc::new(Home { launch: engine.launch(), rank, outer: outer.clone() });
         // Whatever panics, also while the rank's pool is made, is the rank's end.
@@ -205,6 +246,15 @@ where
     }
     let failure = elsewhere.or_else(|| engine.failure()).expect("a rank that does not succeed has told the others");
     Err(LaunchError::new(failure, here.into_iter().zip(ends), &*engine))
+}
+
+/// The share of a rank of the cores that this process may use, where it has so many ranks.
+///
+/// A process that its launcher has bound to some cores has these to itself; others share the host's.
+fn cores_each(ranks: usize) -> usize {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let sharers = if launcher::is_bound() { 1 } else { launcher::neighbours() };
+    (cores / (ranks * sharers)).max(1)
 }
 
 /// The CPU, if there is a backend for it.

@@ -10,6 +10,9 @@
 //! | `mpiexec` of MPICH, Intel MPI and others with PMI, `srun --mpi=pmi2` | `PMI_SIZE` | `PMI_RANK` |
 //! | Slurm's `srun` | `SLURM_STEP_NUM_TASKS` | `SLURM_PROCID` |
 //!
+//! Those on this host share its cores: [`neighbours`] says how many they are, by `OMPI_COMM_WORLD_LOCAL_SIZE`,
+//! `MV2_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS` or `SLURM_STEP_TASKS_PER_NODE`.
+//!
 //! Slurm's `SLURM_NTASKS` is set for a batch script too, which is one process and no task.
 
 /// A process among those that were started together.
@@ -39,6 +42,30 @@ pub enum StartError {
         processes: String,
         /// What the second says.
         here: String,
+    },
+
+    /// The program cannot connect them.
+    #[error(
+        "the environment says that this is process {here} of {processes}, but the program is built without MPI: build it \
+         with the feature `mpi`, or start it by itself"
+    )]
+    NoMpi {
+        /// Number of processes by the launcher's variables.
+        processes: usize,
+        /// This process by the launcher's variables.
+        here: usize,
+    },
+
+    /// There are not as many ranks for each process.
+    #[error(
+        "{ranks} ranks are no whole number for each of {processes} processes: start as many processes as divide the \
+         number of ranks"
+    )]
+    Uneven {
+        /// Number of ranks.
+        ranks: usize,
+        /// Number of processes.
+        processes: usize,
     },
 
     /// MPI sees other processes than the launcher has started.
@@ -95,8 +122,13 @@ const LAUNCHERS: [(&str, &str); 4] = [
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 ];
 
-/// This process's place, by what `variable` says of the environment. `None`: it is alone.
-pub(crate) fn place(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Place>, StartError> {
+/// This process's place. `None`: it is alone.
+pub(crate) fn place() -> Result<Option<Place>, StartError> {
+    place_by(|name| std::env::var(name).ok())
+}
+
+/// By what `variable` says of the environment.
+fn place_by(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Place>, StartError> {
     let set = |&(size, rank): &(&'static str, &'static str)| Some((size, rank, variable(size)?, variable(rank)?));
     let Some((size, rank, processes, here)) = LAUNCHERS.iter().find_map(set) else { return Ok(None) };
     match (processes.parse(), here.parse()) {
@@ -106,12 +138,40 @@ pub(crate) fn place(variable: impl Fn(&str) -> Option<String>) -> Result<Option<
     }
 }
 
+const NEIGHBOURS: [&str; 4] =
+    ["OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"];
+
+/// How many processes the launcher has started on this host, this one among them; 1 if it does not say.
+pub(crate) fn neighbours() -> usize {
+    neighbours_by(|name| std::env::var(name).ok())
+}
+
+fn neighbours_by(variable: impl Fn(&str) -> Option<String>) -> usize {
+    let said = NEIGHBOURS.iter().find_map(|name| variable(name)).unwrap_or_default();
+    // Slurm lists hosts, such as `2(x3),1`: the most that one of them has.
+    let of_host = said.split(',').map(|of_host| of_host.split('(').next().unwrap_or_default());
+    of_host.filter_map(|count| count.trim().parse().ok()).max().filter(|count| *count > 0).unwrap_or(1)
+}
+
+/// Whether the launcher has given this process cores of its own: others than it has itself. Where nothing says so, not.
+pub(crate) fn is_bound() -> bool {
+    let allowed = |process: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).map(String::from)
+    };
+    #[cfg(unix)]
+    let launcher = std::os::unix::process::parent_id().to_string();
+    #[cfg(not(unix))]
+    let launcher = String::new();
+    matches!((allowed("self"), allowed(&launcher)), (Some(own), Some(all)) if own != all)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn among(set: &[(&str, &str)]) -> Result<Option<Place>, StartError> {
-        place(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.to_string()))
+        place_by(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.to_string()))
     }
 
     #[test]
@@ -123,6 +183,18 @@ mod tests {
         let nested = [("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
         let nested = [&nested[..], &[("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "1")]].concat();
         assert_eq!(among(&nested), Ok(Some(Place { processes: 2, here: 1 })));
+    }
+
+    #[test]
+    fn the_processes_of_a_host_are_counted() {
+        let among = |set: &[(&str, &str)]| {
+            neighbours_by(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.to_string()))
+        };
+        assert_eq!(among(&[]), 1);
+        for name in NEIGHBOURS {
+            assert_eq!([among(&[(name, "4")]), among(&[(name, "0")]), among(&[(name, "many")])], [4, 1, 1], "{name}");
+        }
+        assert_eq!(among(&[("SLURM_STEP_TASKS_PER_NODE", "2(x3),3")]), 3);
     }
 
     #[test]

@@ -19,6 +19,8 @@ mod nn;
 mod optim;
 mod parallel;
 mod parity;
+#[cfg(feature = "mpi")]
+mod processes;
 mod prover;
 mod random_programs;
 mod random_trees;

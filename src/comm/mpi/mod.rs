@@ -42,7 +42,8 @@ use parking_lot::Mutex;
 use self::carrier::Carrier;
 use self::library::Library;
 use super::courier::{Addressee, Courier, Parcel};
-use super::launcher::{Place, StartError, place};
+use super::launcher::{self, Place, StartError};
+use super::process::Processes;
 
 /// The courier of a process that MPI connects with others.
 pub(crate) struct MpiCourier {
@@ -94,7 +95,7 @@ impl MpiCourier {
     pub fn of_process() -> Result<Option<Arc<Self>>, StartError> {
         static COURIER: OnceLock<Result<Option<Arc<MpiCourier>>, StartError>> = OnceLock::new();
         let start = |place| Self::start(place, Limits::default()).map(Arc::new);
-        COURIER.get_or_init(|| place(|name| std::env::var(name).ok())?.map(start).transpose()).clone()
+        COURIER.get_or_init(|| launcher::place()?.map(start).transpose()).clone()
     }
 
     /// Starts the thread. Once a process, since MPI is initialized only once.
@@ -119,6 +120,19 @@ impl MpiCourier {
         ending::at_exit(shared, thread);
         Ok(courier)
     }
+}
+
+/// Those that MPI connects with this one, at the first call; `None`: it is alone.
+///
+/// # Collective
+/// Of all processes.
+///
+/// # Errors
+/// If they could not be connected; then at every call.
+pub(super) fn processes() -> Result<Option<Arc<Processes>>, StartError> {
+    static PROCESSES: OnceLock<Option<Arc<Processes>>> = OnceLock::new();
+    let courier = MpiCourier::of_process()?;
+    Ok(PROCESSES.get_or_init(|| courier.map(|courier| Processes::new(courier))).clone())
 }
 
 /// Carries parcels until the process ends.

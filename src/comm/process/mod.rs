@@ -113,6 +113,11 @@ impl Processes {
         this
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.courier.processes()
+    }
+
     /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on`](super::Launch::on).
     /// `multithreaded` is what [`Launch::multithreaded`](super::Launch::multithreaded) says of ranks that are all here.
     pub fn engine(&self, each: usize, multithreaded: bool) -> Arc<dyn Engine> {

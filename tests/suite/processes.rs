@@ -1,0 +1,103 @@
+//! Ranks in several processes, connected by MPI.
+
+use std::time::Duration;
+
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Distribution, Tensor};
+use burn_dtensor::fsdp::full_model;
+use burn_dtensor::prelude::*;
+use burn_dtensor::testing::{Conformance, ProcessTest};
+
+fn conforms(processes: usize, ranks: usize) {
+    let text = ProcessTest::new(processes).deadline(Duration::from_secs(300)).run(|| {
+        let report = Conformance::of(|ranks| Launch::from_env(ranks).unwrap()).ranks([ranks]).run();
+        println!("cases {}", report.total());
+    });
+    let counts = |text: String| text.lines().filter_map(|line| line.strip_prefix("cases ")?.parse().ok()).collect();
+    let counts: Vec<usize> = text.map(counts).unwrap_or_default();
+    assert!(counts.iter().all(|cases| *cases > 10_000), "{counts:?}");
+}
+
+#[test]
+fn two_processes_conform() {
+    conforms(2, 2);
+}
+
+#[test]
+fn three_processes_conform() {
+    conforms(3, 3);
+}
+
+#[test]
+fn four_processes_conform() {
+    conforms(4, 4);
+}
+
+#[test]
+fn two_processes_of_two_ranks_conform() {
+    conforms(2, 4);
+}
+
+#[derive(Module, Debug)]
+struct Net {
+    blocks: Vec<Linear>,
+    head: Linear,
+}
+
+impl Net {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        unit(self, x, |net, mut x| {
+            for block in &net.blocks {
+                x = unit(block, x, |block, x| block.forward(x).tanh());
+            }
+            net.head.forward(x)
+        })
+    }
+}
+
+/// Five steps on a mesh of replicas and shards; the bits of every loss and of the weights at the end, in one line.
+fn bits(world: &World) -> Result<String> {
+    let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
+    let device = world.device().clone().autodiff();
+    let net = world.seeded(5, || Net {
+        blocks: (0..2).map(|_| LinearConfig::new(16, 16).init(&device)).collect(),
+        head: LinearConfig::new(16, 3).init(&device),
+    })?;
+    let mut net = fully_shard(net, &mesh, FullyShard::new().units(["blocks.*"]))?;
+    let mut optim = AdamWConfig::new().init();
+    let mut line = String::from("bits");
+    for step in 0..5 {
+        let own = 10 * step + world.rank() as u64;
+        let x = mesh.world().seeded(own, || Tensor::<2>::random([8, 16], Distribution::Default, &device))?;
+        let loss = (net.forward(x) - 1.0).square().mean();
+        line += &format!(" {:08x}", mesh.all_reduce(loss.clone().into_scalar::<f32>(), ReduceOp::Avg)?.to_bits());
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        net = optim.step(1e-2, net, grads);
+    }
+    let mut weights = |weight: &Param<Tensor<2>>| {
+        let values: Vec<f32> = weight.val().into_data().try_to_vec().expect("weights are f32");
+        let fold = |hash: u64, value: f32| hash.wrapping_mul(0x100_0000_01b3) ^ u64::from(value.to_bits());
+        line += &format!(" {:016x}", values.into_iter().fold(0, fold));
+    };
+    let full = full_model(&net)?;
+    full.blocks.iter().chain([&full.head]).for_each(|linear| weights(&linear.weight));
+    Ok(line)
+}
+
+#[test]
+fn a_model_trains_to_the_bits_of_threads() {
+    for processes in [4, 2] {
+        let text = ProcessTest::new(processes).run(|| {
+            let lines = launch(Launch::from_env(4).unwrap(), bits).unwrap();
+            // Lines of several processes may come at once, but each as a whole.
+            lines.into_iter().for_each(|(_, line)| println!("{line}"));
+        });
+        let Some(text) = text else { return };
+        let expected = launch(Launch::threads(4), bits).unwrap();
+        for (rank, line) in expected {
+            assert!(text.contains(&line), "{processes} processes, rank {rank}: {line}\n{text}");
+        }
+    }
+}
