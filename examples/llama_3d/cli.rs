@@ -9,7 +9,8 @@ use crate::data::Text;
 use crate::model::LlamaConfig;
 
 /// Train a character-level Llama in parallel over up to three mesh dimensions: replicas (HSDP),
-/// parameter shards (FSDP), and tensor with sequence parallelism. Ranks are threads of this process.
+/// parameter shards (FSDP), and tensor with sequence parallelism. Ranks are threads of this process;
+/// started by `mpirun -n P` (feature `mpi`), an equal number in each of P processes.
 #[derive(Debug, Parser)]
 #[command(name = "llama_3d", disable_version_flag = true)]
 pub struct Cli {

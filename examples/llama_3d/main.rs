@@ -3,6 +3,9 @@
 //!
 //! ```text
 //! cargo run --release --example llama_3d -- --mesh 2x2x2 --check
+//!
+//! cargo build --release --features mpi --example llama_3d
+//! mpirun -n 2 target/release/examples/llama_3d
 //! ```
 
 mod cli;
@@ -11,6 +14,8 @@ mod common;
 #[path = "../common/data.rs"]
 #[allow(dead_code, reason = "nothing is sampled here")]
 mod data;
+#[path = "../common/fingerprint.rs"]
+mod fingerprint;
 mod model;
 mod plan;
 #[path = "../common/progress.rs"]
@@ -39,12 +44,15 @@ fn run(settings: &Settings) -> Result<bool> {
     let params = initial.num_params();
     let dims = settings.names().iter().zip(&settings.mesh).map(|(name, size)| format!("{name}={size}"));
     let mesh = dims.collect::<Vec<_>>().join(" ");
-    println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len());
-    let outcomes = launch(Launch::threads(settings.ranks()), |world| train::train(settings, &initial, world))?;
+    let outcomes = launch(Launch::from_env(settings.ranks())?, |world| {
+        world.only(0, || println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len()));
+        train::train(settings, &initial, world)
+    })?;
     // The process that has rank 0 tells.
     let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
     println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);
+    println!("fingerprint of all losses: {:016x}", fingerprint::of(&outcome.losses));
     println!("rank 0 steps {} of the {params} parameters\n", outcome.local_params);
     let collectives = report::Collectives::new(settings, outcome);
     println!("{collectives}\n");

@@ -13,7 +13,7 @@ use crate::model::GptConfig;
 
 /// Train a character-level GPT on several ranks, its parameters, gradients and optimizer state
 /// sharded over a device mesh (FSDP on a 1-D mesh, HSDP on a 2-D one). Ranks are threads of this
-/// process.
+/// process; started by `mpirun -n P` (feature `mpi`), an equal number in each of P processes.
 #[derive(Debug, Parser)]
 #[command(name = "train_gpt", disable_version_flag = true)]
 pub struct Cli {

@@ -1,7 +1,10 @@
-//! Trains a character-level GPT, an ordinary burn module, fully sharded over thread ranks.
+//! Trains a character-level GPT, an ordinary burn module, fully sharded over ranks: threads, or processes.
 //!
 //! ```text
 //! cargo run --release --example train_gpt -- --mesh 2x2 --check
+//!
+//! cargo build --release --features mpi --example train_gpt
+//! mpirun -n 4 target/release/examples/train_gpt
 //! ```
 
 mod check;
@@ -11,6 +14,8 @@ mod common;
 #[path = "../common/data.rs"]
 mod data;
 mod device;
+#[path = "../common/fingerprint.rs"]
+mod fingerprint;
 mod model;
 #[path = "../common/progress.rs"]
 mod progress;
@@ -35,19 +40,18 @@ fn run(settings: &Settings) -> Result<bool> {
     let device = Device::flex();
     device.seed(settings.seed);
     let initial = settings.model.init(&device.clone().autodiff()).fork(&device.clone().autodiff());
-    println!(
-        "{} parameters, {} characters of text, mesh {}",
-        initial.num_params(),
-        settings.text.len(),
-        report::by(&settings.mesh)
-    );
-    let outcomes = launch(Launch::threads(settings.ranks()).device(settings.device.device()), |world| {
+    let outcomes = launch(Launch::from_env(settings.ranks())?.device(settings.device.device()), |world| {
+        world.only(0, || {
+            let (params, mesh) = (initial.num_params(), report::by(&settings.mesh));
+            println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len());
+        });
         train::train(settings, &initial, world)
     })?;
     // The process that has rank 0 tells.
     let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
-    println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s\n", settings.steps, outcome.tokens_per_s);
+    println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);
+    println!("fingerprint of all losses: {:016x}\n", fingerprint::of(&outcome.losses));
 
     let collectives = report::Collectives::new(settings, outcome, &device);
     println!("{collectives}\n\n{}\n", report::Memory::new(settings, outcome, &device));

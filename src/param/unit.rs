@@ -133,7 +133,6 @@ pub(crate) const AGAIN: &str = "gathered again";
 
 /// The result of an all-gather, there or on its way.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one a unit, and moved once")]
 pub(super) enum Gathering {
     UnderWay(Work<Vec<DispatchTensor>>),
     Done(Vec<DispatchTensor>),
