@@ -26,10 +26,13 @@ pub(super) struct Others {
     numbers: AtomicUsize,
     channels: Mutex<Channels>,
     /// What was offered, by the process, the channel and the call.
-    offered: Mutex<HashMap<(usize, usize, u64), (Contents, Vec<Payload>)>>,
+    offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
     /// Whether each rank has failed or panicked.
     unsuccessful: Vec<AtomicBool>,
 }
+
+/// What was offered: a description, and payloads.
+type Offer = (Contents, Vec<Payload>);
 
 /// The channels of other processes: of each process and number the group, and the rank's position in it; and back.
 #[derive(Default)]
