@@ -110,13 +110,16 @@ fn growth(ranks: &[usize]) {
     }
 }
 
-/// A collective of a whole of so many bytes, and what it is beside.
+/// What makes a rank's step of a whole of so many bytes.
+type OfBytes = Box<dyn Fn(usize, &World) -> Step + Sync>;
+
+/// A collective, and what it is beside.
 struct Case {
     name: String,
     /// Bytes of output on each rank, of a whole of so many.
     output: fn(usize, usize) -> usize,
-    collective: Box<dyn Fn(usize, &World) -> Step + Sync>,
-    peer: Box<dyn Fn(usize, &World) -> Step + Sync>,
+    collective: OfBytes,
+    peer: OfBytes,
 }
 
 fn cases() -> Vec<Case> {
