@@ -9,7 +9,7 @@ use super::wrap;
 use crate::comm::Plan;
 use crate::comm::engine::ranges::Ranges;
 use crate::kernels::flex::{Kept, Sources, run};
-use crate::kernels::{Convert, Copies, CutTensor, FlatLayout};
+use crate::kernels::{Convert, Copies, FlatLayout};
 
 /// Where an all-gather's elements go: one copy for all tensors of a dtype. Kept with its [`Plan`].
 #[derive(Debug)]
@@ -25,14 +25,14 @@ struct Joint {
 }
 
 impl Joints {
-    /// Of what is planned, over `ranks` ranks.
+    /// Of what is planned, over `ranks` ranks: in one order, whoever makes it.
     pub fn new(plan: &Plan, ranks: usize) -> Self {
-        let joint = |(dtype, tensors): (DType, Vec<(usize, CutTensor)>)| {
-            let (indices, tensors): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
+        let joint = |dtype: DType| {
+            let tensors = plan.cut_tensors().enumerate().filter(|(_, (of, _))| *of == dtype);
+            let (indices, tensors): (Vec<_>, _) = tensors.map(|(index, (_, tensor))| (index, tensor)).unzip();
             Joint { dtype, indices: indices.into(), copies: FlatLayout::new(ranks, tensors, 1).join_parts() }
         };
-        let tensors = plan.cut_tensors().enumerate().map(|(index, (dtype, tensor))| (dtype, (index, tensor)));
-        Self(tensors.into_group_map().into_iter().map(joint).collect())
+        Self(plan.dtypes().unique().map(joint).collect())
     }
 
     /// Where the parts are that are joined: `parts` by rank and tensor.
