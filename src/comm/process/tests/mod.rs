@@ -2,6 +2,8 @@
 
 mod bits;
 mod conformance;
+#[cfg(feature = "wgpu")]
+mod device;
 mod failures;
 mod headers;
 mod launches;
