@@ -156,7 +156,7 @@ impl<'a> Exchange<'a> {
 
     /// A copy of a tensor of `deposit`, or itself, if no other rank has it.
     fn own(&self, deposit: &Deposit, tensor: &DispatchTensor) -> DispatchTensor {
-        if deposit.origin == Origin::ForOne && Device::new(tensor.device()) == *self.device {
+        if deposit.origin == Origin::ForOne && tensor.device() == *self.device.as_dispatch() {
             return tensor.clone();
         }
         concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)
@@ -276,8 +276,12 @@ pub(super) fn part(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> 
 fn concat(sources: Vec<(&DispatchTensor, Ranges)>, dim: usize, device: &Device) -> DispatchTensor {
     #[cfg(feature = "flex")]
     {
+        let host = sources[0].0.device();
         let primitives = sources.iter().map(|(tensor, ranges)| Some((flex::primitive(tensor)?, ranges.clone())));
-        if let Some(sources) = primitives.collect::<Option<Vec<_>>>() {
+        // What has come from another process is on the host, whatever the rank's device.
+        if let Some(sources) = primitives.collect::<Option<Vec<_>>>()
+            && host == *device.as_dispatch()
+        {
             return flex::concat(&sources, dim);
         }
     }

@@ -257,11 +257,10 @@ fn what_nobody_wants_is_given_back() {
             let work = comm.all_gather(Call::new("unit").ahead(), vec![shard]);
             assert!(!tensor.can_mut());
             drop(work);
+            // Who is through the first has heard of all offers, and declined them; who is through the second knows.
             world.barrier("all have given up")?;
-            // Word of that may come after the barrier.
-            while !tensor.can_mut() {
-                std::thread::yield_now();
-            }
+            world.barrier("all have declined")?;
+            assert!(tensor.can_mut());
             Ok(())
         });
         ends.unwrap_or_else(|error| panic!("{error}"));
@@ -289,10 +288,7 @@ fn no_two_ranks_have_one_memory() {
                 world.barrier("nobody takes what is here any more")?;
                 for tensor in got {
                     let tensor = Tensor::<1>::from_dispatch(tensor);
-                    // Deposits go once all ranks here have theirs, perhaps in a moment.
-                    while !tensor.can_mut() {
-                        std::thread::yield_now();
-                    }
+                    assert!(tensor.can_mut(), "it is the rank's own");
                     let (before, value) = (tensor.clone().into_data(), world.rank() as f32 + 0.5);
                     let written = tensor * 0.0 + value;
                     world.barrier("all have written")?;

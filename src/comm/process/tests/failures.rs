@@ -172,7 +172,11 @@ fn a_process_that_is_lost_ends_the_others() {
         let ends = job.run(|process, processes| {
             launched(processes, 1, |world| {
                 world.barrier("start")?;
-                if process == lost { Ok(job.lose(lost)) } else { world.barrier("end") }
+                if process == lost {
+                    job.lose(lost);
+                    return Ok(());
+                }
+                world.barrier("end")
             })
         });
         for (process, end) in ends.into_iter().enumerate().filter(|(process, _)| *process != lost) {

@@ -52,10 +52,8 @@ fn what_comes_before_a_launch_begins_is_kept() {
         let ends = job.run(|process, processes| {
             if process == 0 {
                 // A message and a term of each of two ranks of the other process.
-                let has_come = |state: &super::super::State| {
-                    let is_there = |ahead: &&super::super::Ahead| !landed || ahead.deposit.is_some();
-                    state.ahead.iter().filter(is_there).count() >= 4
-                };
+                let has_come =
+                    |state: &super::super::State| state.headers[1] >= 4 && (!landed || state.awaited.is_empty());
                 while !has_come(&processes.state.lock()) {
                     thread::yield_now();
                 }

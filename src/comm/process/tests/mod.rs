@@ -1,7 +1,11 @@
 //! Ranks in several processes, without processes: each is a thread, connected with the others by [`loopback`].
 
+#[expect(clippy::result_large_err, reason = "made once per test")]
 mod bits;
 mod conformance;
+#[cfg(feature = "wgpu")]
+mod device;
+#[expect(clippy::result_large_err, reason = "made once per test")]
 mod failures;
 mod headers;
 mod launches;
