@@ -4,6 +4,7 @@
 mod bits;
 mod conformance;
 #[cfg(feature = "wgpu")]
+#[expect(clippy::result_large_err, reason = "made once per test")]
 mod device;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod failures;
