@@ -16,10 +16,15 @@
 //! 7. Where another process decides which failure is the first, one found here ends nothing until that is known;
 //!    what ranks disagree about is never complete.
 //!
-//! Messages between two ranks are the [`Mail`]'s; what ranks wait for, and in vain, is in `waits.rs`.
+//! Messages between two ranks are the [`Mail`]'s; what ranks wait for, and in vain, is in `waits.rs`, what
+//! other processes have a part in in `board_remote.rs`.
 
 #[path = "mail.rs"] // also where the model of the rendezvous includes this file
 mod mail;
+#[path = "board_remote.rs"]
+mod remote;
+#[path = "slot.rs"]
+mod slot;
 #[path = "waits.rs"]
 mod waits;
 
@@ -32,6 +37,7 @@ use crate::comm::{CollectiveId, CommError, Op};
 
 use mail::Mail;
 pub(crate) use mail::{Announced, Claim, Letter};
+use slot::Slot;
 pub(crate) use waits::Wait;
 
 /// What two ranks must agree on.
@@ -125,33 +131,6 @@ struct Group<F, P> {
     mail: Vec<Mail<F, P>>,
 }
 
-/// When the ranks here want a result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
-    Later,
-    /// After one that is wanted now.
-    Next,
-    Now,
-}
-
-struct Slot<F, P> {
-    joined: Vec<Option<(F, Option<P>)>>,
-    /// The first member that has joined, in group order.
-    first: usize,
-    /// How many deposits are missing.
-    absent: usize,
-    /// The member whose deposit came most recently: of a complete collective the last.
-    last: usize,
-    /// How many waits began before it was complete.
-    waits: usize,
-    parts: Option<Parts<P>>,
-    unreleased: usize,
-    /// Of what is offered.
-    wanted: Wanted,
-    /// Members whose deposits are offered, and have not been asked for.
-    offered: Vec<usize>,
-}
-
 impl<F: Fingerprint, P> Board<F, P> {
     pub fn new(ranks: usize, multithreaded: bool) -> Self {
         Self {
@@ -168,11 +147,6 @@ impl<F: Fingerprint, P> Board<F, P> {
             freed: Vec::new(),
             declined: Vec::new(),
         }
-    }
-
-    /// Leaves it to another process to decide which failure is the first.
-    pub fn defer(&mut self) {
-        self.defers = true;
     }
 
     /// The group of these ranks in this order and of this name; the same for all its ranks.
@@ -211,75 +185,6 @@ impl<F: Fingerprint, P> Board<F, P> {
     /// Adds `member`'s deposit to its next collective of `group`. True: now complete.
     pub fn join(&mut self, group: GroupKey, member: usize, print: F, part: P) -> Result<(Ticket, bool), CommError> {
         self.join_with(group, member, print, Some(part))
-    }
-
-    /// [`join`](Self::join)s for a rank of another process, whose deposit [comes later](Self::fill).
-    pub fn announce(&mut self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
-        let (ticket, _) = self.join_with(group, member, print, None)?;
-        self.release(ticket);
-        Ok(ticket)
-    }
-
-    /// [`announce`](Self::announce)s a rank whose deposit comes only if it is asked for. True: it is.
-    pub fn offer(&mut self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
-        let (ticket, _) = self.join_with(group, member, print, None)?;
-        let slot = self.slot_mut(ticket);
-        let asked = slot.wanted != Wanted::Later;
-        if !asked {
-            slot.offered.push(member);
-        }
-        self.release(ticket);
-        Ok((ticket, asked))
-    }
-
-    /// The result of `ticket` is wanted now. Returns the offers to ask for.
-    pub fn want(&mut self, ticket: Ticket) -> Vec<Ticket> {
-        self.ask(ticket, Wanted::Now)
-    }
-
-    /// The same; once, also of the call before it that is not wanted yet. Backward wants the results of what forward has
-    /// called ahead from the last to the first: while it is at one, the next is on its way.
-    pub fn want_and_next(&mut self, ticket: Ticket) -> Vec<Ticket> {
-        if self.slot(ticket).wanted == Wanted::Now {
-            return Vec::new();
-        }
-        let mut offers = self.ask(ticket, Wanted::Now);
-        let g = &self.groups[ticket.group.0];
-        let mut before = g.slots.iter().take((ticket.seq - g.base) as usize);
-        if let Some(at) = before.rposition(|slot| slot.wanted == Wanted::Later && slot.unreleased > 0) {
-            let seq = g.base + at as u64;
-            offers.extend(self.ask(Ticket { seq, ..ticket }, Wanted::Next));
-        }
-        offers
-    }
-
-    fn ask(&mut self, ticket: Ticket, wanted: Wanted) -> Vec<Ticket> {
-        let slot = self.slot_mut(ticket);
-        slot.wanted = wanted;
-        std::mem::take(&mut slot.offered).into_iter().map(|member| Ticket { member, ..ticket }).collect()
-    }
-
-    /// Whether the result of `ticket` is there, or nothing more than to be asked for.
-    pub fn is_complete(&self, ticket: Ticket) -> bool {
-        let is_all_offered = || self.slot(ticket).wanted == Wanted::Later && self.absent(ticket).next().is_none();
-        self.is_over(Wait::All(ticket)) || is_all_offered()
-    }
-
-    /// Adds the deposit of a rank that was announced. True: now complete.
-    pub fn fill(&mut self, ticket: Ticket, part: P) -> bool {
-        let g = &mut self.groups[ticket.group.0];
-        let at = ticket.seq.checked_sub(g.base).map(|at| at as usize);
-        let slot = at.and_then(|at| g.slots.get_mut(at)).filter(|slot| slot.awaits(ticket.member));
-        let Some(slot) = slot.filter(|_| self.failure.is_none()) else {
-            // Nobody takes it any more.
-            self.freed.push(Arc::from([part]));
-            return false;
-        };
-        slot.put(ticket.member, part);
-        if slot.absent == 0 {
-            self.waits -= slot.waits;
-        }
-        slot.complete()
     }
 
     fn join_with(
@@ -372,12 +277,6 @@ impl<F: Fingerprint, P> Board<F, P> {
         std::mem::take(&mut self.freed)
     }
 
-    /// Offers that nobody will ask for.
-    #[must_use]
-    pub fn take_declined(&mut self) -> Vec<Ticket> {
-        std::mem::take(&mut self.declined)
-    }
-
     /// Records the first failure; later ones are ignored. Returns the one that counts, as far as is known here.
     pub fn fail(&mut self, failure: Failure) -> Failure {
         if let Some(first) = self.failure.as_ref().or(self.found.as_ref()) {
@@ -404,33 +303,6 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.freed.push(slot.deposits());
         }
         self.free_letters();
-    }
-
-    /// Whether a failure has been found here of which it is not decided whether it is the first.
-    pub fn is_undecided(&self) -> bool {
-        self.failure.is_none() && self.found.is_some()
-    }
-
-    /// Decides so itself, since nobody else does.
-    pub fn decide_here(&mut self) {
-        self.defers = false;
-        if let Some(found) = self.found.clone() {
-            self.decide(found);
-        }
-    }
-
-    /// The failure that was found here, if other processes do not know it yet, and what each rank was doing.
-    pub fn untold(&mut self) -> Option<(Failure, Vec<String>)> {
-        let failure = self.failure.as_ref().or(self.found.as_ref())?;
-        let told = !std::mem::replace(&mut self.untold, false);
-        (!told).then(|| (failure.clone(), (0..self.ranks.len()).map(|rank| self.doing(rank)).collect()))
-    }
-
-    /// What a rank of another process says it was doing at the first failure.
-    pub fn hear(&mut self, rank: usize, doing: String) {
-        if let Some(scene) = self.scene.get_mut(rank) {
-            *scene = doing;
-        }
     }
 
     /// The rank's program is over. False: it was already.
@@ -518,65 +390,6 @@ impl<F: Fingerprint, P> Group<F, P> {
             during: self.id(seq, other),
             differs: print(culprit).difference(print(other)).unwrap_or_default(),
         }
-    }
-}
-
-impl<F: Fingerprint, P> Slot<F, P> {
-    fn new(size: usize) -> Self {
-        let joined = (0..size).map(|_| None).collect();
-        Self {
-            joined,
-            first: size,
-            absent: size,
-            waits: 0,
-            last: 0,
-            parts: None,
-            unreleased: size,
-            wanted: Wanted::Later,
-            offered: Vec::new(),
-        }
-    }
-
-    /// If `print` differs from those present: the member to blame, and one it differs from.
-    ///
-    /// Everyone present agreed so far, so with two or more present `member` is the odd one out, and one of
-    /// them stands for all.
-    fn suspect(&self, member: usize, print: &F) -> Option<(usize, usize)> {
-        let present = self.joined.iter().enumerate().skip(self.first);
-        let present = present.filter_map(|(i, joined)| Some((i, &joined.as_ref()?.0)));
-        let mut asked = present.take(if print.is_of_pairs() { self.joined.len() } else { 1 });
-        asked.find_map(|(present, other)| print.difference(other).map(|_| (member, present)))
-    }
-
-    /// Whether `member` has joined, and its deposit has yet to come.
-    fn awaits(&self, member: usize) -> bool {
-        self.joined.get(member).is_some_and(|joined| matches!(joined, Some((_, None)))) && self.parts.is_none()
-    }
-
-    /// Adds a deposit.
-    fn put(&mut self, member: usize, part: P) {
-        let (_, deposit) = self.joined[member].as_mut().expect("the member has joined");
-        *deposit = Some(part);
-        self.absent -= 1;
-        self.last = member;
-    }
-
-    /// Takes the deposits that are there.
-    fn deposits(&mut self) -> Parts<P> {
-        self.joined.iter_mut().flatten().filter_map(|(_, part)| part.take()).collect()
-    }
-
-    /// Hands the deposits out once all are there.
-    fn complete(&mut self) -> bool {
-        if self.absent > 0 {
-            return false;
-        }
-        let parts = self.joined.iter_mut().map(|joined| {
-            let (_, part) = joined.as_mut().expect("every member has joined");
-            part.take().expect("a collective completes once")
-        });
-        self.parts = Some(parts.collect());
-        true
     }
 }
 

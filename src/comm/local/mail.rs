@@ -9,11 +9,16 @@
 //! 4. A message from another process is announced, which is all that counts in 1 and 2, and its contents come later: until
 //!    then it has not arrived.
 
+#[path = "mail_remote.rs"] // also where the model of the rendezvous includes this file
+mod remote;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::{Board, Failure, Fingerprint, GroupKey, Poll};
 use crate::comm::{CollectiveId, CommError};
+
+pub(crate) use remote::Announced;
 
 /// One rank's receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,16 +37,6 @@ pub(crate) struct Letter<F, P> {
     pub tag: u32,
     pub print: F,
     pub part: P,
-}
-
-/// A message of which the contents come later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Announced {
-    pub group: GroupKey,
-    /// The position in the group of whom it is for.
-    to: usize,
-    /// Which of those announced to it.
-    number: u64,
 }
 
 /// One member's messages.
@@ -143,20 +138,6 @@ impl<F, P> Mail<F, P> {
         let Letter { from, tag, print, part } = self.receives.remove(at)?.letter?.letter;
         Some(Letter { from, tag, print, part: part? })
     }
-
-    /// Adds the contents of a letter that was announced, unless nobody wants them. Returns the receive that has it, if one
-    /// does.
-    fn fill(&mut self, number: u64, part: P) -> Result<Option<usize>, P> {
-        let is_it = |posted: &Posted<F, P>| posted.number == Some(number);
-        let taken = self.receives.iter().position(|receive| receive.letter.as_ref().is_some_and(is_it));
-        let posted = match taken {
-            Some(at) => self.receives[at].letter.as_mut(),
-            None => self.letters.iter_mut().find(|posted| is_it(posted)),
-        };
-        let Some(posted) = posted else { return Err(part) };
-        posted.letter.part = Some(part);
-        Ok(taken)
-    }
 }
 
 impl<F: Fingerprint, P> Board<F, P> {
@@ -171,40 +152,6 @@ impl<F: Fingerprint, P> Board<F, P> {
         self.check_letter(group, to, at)?;
         self.arrived(group, to, at);
         Ok(true)
-    }
-
-    /// [`send`](Self::send)s a message of another process, whose contents [come later](Self::fill_letter).
-    pub fn announce_letter(
-        &mut self,
-        group: GroupKey,
-        to: usize,
-        letter: Letter<F, ()>,
-    ) -> Result<Announced, CommError> {
-        let Letter { from, tag, print, part: () } = letter;
-        let id = self.message_id(group, from, &print);
-        self.enter(group, from, id)?;
-        let mail = &mut self.groups[group.0].mail[to];
-        mail.announced += 1;
-        let number = mail.announced;
-        let posted = Posted { letter: Letter { from, tag, print, part: None }, number: Some(number) };
-        if let Some(at) = mail.deliver(posted) {
-            self.check_letter(group, to, at)?;
-        }
-        Ok(Announced { group, to, number })
-    }
-
-    /// Adds the contents of a message that was announced. True: somebody may be waiting for it.
-    pub fn fill_letter(&mut self, announced: Announced, part: P) -> bool {
-        let Announced { group, to, number } = announced;
-        match self.groups[group.0].mail[to].fill(number, part) {
-            Ok(Some(at)) => self.arrived(group, to, at),
-            Ok(None) => return false,
-            Err(part) => {
-                self.freed.push(Arc::from([part]));
-                return false;
-            }
-        }
-        true
     }
 
     /// Receive `at` of member `to` has its letter, and its contents.

@@ -11,14 +11,19 @@
 //! Of ranks in several processes each process has a rendezvous, which ranks of the others join by what they send. What is
 //! called in their name never waits. A rank that finds a failure does, for the process that decides which one is the first.
 
+#[path = "rendezvous_remote.rs"] // also where the model of the rendezvous includes this file
+mod remote;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::{Announced, Board, Claim, Fingerprint, GroupKey, Letter, Parts, Poll, Ticket, Wait};
+use super::board::{Board, Claim, Fingerprint, GroupKey, Letter, Parts, Poll, Ticket, Wait};
 use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop};
 use crate::comm::CommError;
 use crate::comm::engine::Failure;
+
+pub(crate) use remote::{News, Tell};
 
 pub(crate) struct Rendezvous<F, P> {
     state: Mutex<State<F, P>>,
@@ -26,16 +31,6 @@ pub(crate) struct Rendezvous<F, P> {
     spins: u32,
     /// Tells other processes, if there are any, what they must know. Called outside the lock.
     tell: Option<Tell>,
-}
-
-pub(crate) type Tell = Box<dyn Fn(News) + Send + Sync>;
-
-/// What other processes must know.
-pub(crate) enum News {
-    /// A failure was found here, and what each rank was doing.
-    Failed(Failure, Vec<String>),
-    /// Nobody here needs these deposits any more, which were offered.
-    Declined(Vec<Ticket>),
 }
 
 /// A complete collective.
@@ -47,9 +42,6 @@ pub(crate) struct Met<P> {
 
 /// Stands for "no deadline", and can be added to any instant.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-
-/// How long a rank that has found a failure waits to hear whether it is the first. Its process then decides by itself.
-const GRACE: Duration = Duration::from_secs(5);
 
 struct State<F, P> {
     board: Board<F, P>,
@@ -79,15 +71,6 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         Self { state: Mutex::new(state), spins, tell: None }
     }
 
-    /// The same for ranks in several processes, one of which `decides` which failure is the first.
-    pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, tell: Tell) -> Self {
-        let rendezvous = Self { tell: Some(tell), ..Self::new(ranks, 0, multithreaded) };
-        if !decides {
-            rendezvous.state.lock().board.defer();
-        }
-        rendezvous
-    }
-
     /// The group of these ranks in this order and of this name; the same for all its ranks.
     pub fn group(&self, ranks: &[usize], name: impl Into<Cow<'static, str>>) -> GroupKey {
         let mut state = self.state.lock();
@@ -112,38 +95,6 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         joined.map_err(|error| self.counted(group, member, error))
     }
 
-    /// Joins the next collective of `member`, a rank of another process, whose deposit comes later.
-    pub fn announce(&self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
-        let mut state = self.state.lock();
-        let announced = state.board.announce(group, member, print);
-        self.ring(state, group, false, announced)
-    }
-
-    /// The same of one whose deposit comes only if it is asked for. True: it is.
-    pub fn offer(&self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
-        let mut state = self.state.lock();
-        let offered = state.board.offer(group, member, print);
-        self.ring(state, group, false, offered)
-    }
-
-    /// The result of `ticket` is wanted now. Returns the offers to ask for.
-    pub fn want(&self, ticket: Ticket) -> Vec<Ticket> {
-        self.state.lock().board.want(ticket)
-    }
-
-    /// The same; once, also of the call before it that is not wanted yet.
-    pub fn want_and_next(&self, ticket: Ticket) -> Vec<Ticket> {
-        self.state.lock().board.want_and_next(ticket)
-    }
-
-    /// Adds the deposit of a rank that was announced.
-    pub fn fill(&self, ticket: Ticket, part: P) {
-        let mut state = self.state.lock();
-        let complete = state.board.fill(ticket, part);
-        let rung = self.ring(state, ticket.group, complete, Ok(()));
-        rung.expect("nothing has failed");
-    }
-
     /// Sends a message to member `to` of the group. Never blocks.
     pub fn send(&self, group: GroupKey, to: usize, letter: Letter<F, P>) -> Result<(), CommError> {
         let (from, mut state) = (letter.from, self.state.lock());
@@ -151,21 +102,6 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         let wanted = matches!(sent, Ok(true));
         let sent = self.ring(state, group, wanted, sent).map(|_| ());
         sent.map_err(|error| self.counted(group, from, error))
-    }
-
-    /// Sends a message of another process, whose contents come later.
-    pub fn announce_letter(&self, group: GroupKey, to: usize, letter: Letter<F, ()>) -> Result<Announced, CommError> {
-        let mut state = self.state.lock();
-        let announced = state.board.announce_letter(group, to, letter);
-        self.ring(state, group, false, announced)
-    }
-
-    /// Adds the contents of a message that was announced in `group`.
-    pub fn fill_letter(&self, announced: Announced, part: P) {
-        let mut state = self.state.lock();
-        let wanted = state.board.fill_letter(announced, part);
-        let rung = self.ring(state, announced.group, wanted, Ok(()));
-        rung.expect("nothing has failed");
     }
 
     /// Posts `member`'s receive of a message of `from`, or of anybody. Never blocks.
@@ -201,36 +137,6 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
             bell.ring();
         }
         result
-    }
-
-    /// What counts of an `error` that `member` was refused with: where another process decides, that of the failure which
-    /// it says was the first.
-    fn counted(&self, group: GroupKey, member: usize, error: CommError) -> CommError {
-        if self.tell.is_none() {
-            return error;
-        }
-        let state = self.decided();
-        match state.board.failure() {
-            Some(failure) if error.without_notice() != failure.error(None) => {
-                failure.error(state.board.last_call(group, member))
-            }
-            _ => error,
-        }
-    }
-
-    /// Waits while it is open which failure is the first. Another process decides; none does for long.
-    fn decided(&self) -> MutexGuard<'_, State<F, P>> {
-        let (mut state, until) = (self.state.lock(), Instant::now() + GRACE);
-        while state.board.is_undecided() {
-            let bell = state.end.clone();
-            let late;
-            (state, late) = bell.sleepers.wait_until(state, until);
-            if late {
-                state.board.decide_here();
-                state.ring_all();
-            }
-        }
-        state
     }
 
     /// Whether [`wait`](Self::wait) would return at once.
@@ -353,28 +259,6 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         found
     }
 
-    /// Another process has found a failure, or, if `decided`, said that it was the first; `doing` is what ranks were doing
-    /// there.
-    pub fn hear(&self, failure: Failure, decided: bool, doing: impl IntoIterator<Item = (usize, String)>) {
-        let mut state = self.state.lock();
-        if decided {
-            state.board.decide(failure);
-        } else {
-            state.board.fail(failure);
-        }
-        doing.into_iter().for_each(|(rank, doing)| state.board.hear(rank, doing));
-        state.ring_all();
-        self.leave(state);
-    }
-
-    /// From now on this process decides by itself which failure is the first.
-    pub fn decide_here(&self) {
-        let mut state = self.state.lock();
-        state.board.decide_here();
-        state.ring_all();
-        self.leave(state);
-    }
-
     /// The first failure, if any.
     pub fn failure(&self) -> Option<Failure> {
         self.state.lock().board.failure().cloned()
@@ -403,17 +287,6 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
             let bell = state.end.clone();
             (state, _) = bell.sleepers.wait_until(state, Instant::now() + LONGEST);
         }
-    }
-
-    /// Waits for word of a failure, which there was, and not for long. Returns the first.
-    pub fn await_failure(&self) -> Option<Failure> {
-        let (mut state, until) = (self.state.lock(), Instant::now() + GRACE);
-        let mut late = false;
-        while !late && state.board.failure().is_none() {
-            let bell = state.end.clone();
-            (state, late) = bell.sleepers.wait_until(state, until);
-        }
-        state.board.failure().cloned()
     }
 
     /// What `rank` was doing at the first failure.
@@ -467,81 +340,5 @@ impl<F: Fingerprint, P> State<F, P> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-    use crate::comm::Op;
-
-    struct Same;
-
-    impl Fingerprint for Same {
-        fn op(&self) -> Op {
-            Op::Barrier
-        }
-
-        fn label(&self) -> Arc<str> {
-            "".into()
-        }
-
-        fn difference(&self, _other: &Self) -> Option<String> {
-            None
-        }
-    }
-
-    type Plain = Rendezvous<Same, usize>;
-
-    const FAR: Duration = Duration::from_secs(3600);
-
-    /// Runs `program` on `ranks` threads that share a rendezvous.
-    fn run(ranks: usize, spins: u32, program: impl Fn(usize, &Plain, GroupKey) + Sync) {
-        let rendezvous = Plain::new(ranks, spins, false);
-        let all: Vec<_> = (0..ranks).collect();
-        thread::scope(|scope| {
-            for rank in 0..ranks {
-                let (rendezvous, program, all) = (&rendezvous, &program, &all);
-                scope.spawn(move || program(rank, rendezvous, rendezvous.group(all, "")));
-            }
-        });
-    }
-
-    #[test]
-    fn every_rank_gets_every_deposit_round_after_round() {
-        for spins in [0, 100] {
-            run(5, spins, |rank, rendezvous, group| {
-                for round in 0..2000 {
-                    let ticket = rendezvous.join(group, rank, Same, 10 * round + rank).unwrap();
-                    let Met { parts, .. } = rendezvous.wait(ticket, FAR).unwrap();
-                    assert!(parts.iter().copied().eq((0..5).map(|rank| 10 * round + rank)));
-                }
-            });
-        }
-    }
-
-    #[test]
-    fn a_failure_wakes_the_waiters_of_every_group() {
-        for _ in 0..200 {
-            run(4, 0, |rank, rendezvous, group| {
-                if rank == 3 {
-                    rendezvous.fail(Failure::Panicked { rank, message: "boom".into() });
-                    return;
-                }
-                // Ranks 0 and 1 wait for rank 3, rank 2 in a group of its own with it.
-                let (group, member) = if rank < 2 { (group, rank) } else { (rendezvous.group(&[2, 3], ""), 0) };
-                let result = rendezvous.join(group, member, Same, 0).and_then(|ticket| rendezvous.wait(ticket, FAR));
-                assert!(matches!(result, Err(CommError::RankPanicked { rank: 3, .. })));
-            });
-        }
-    }
-
-    #[test]
-    fn a_deadline_names_who_is_missing() {
-        run(3, 0, |rank, rendezvous, group| {
-            if rank != 1 {
-                let result = rendezvous.join(group, rank, Same, 0);
-                let result = result.and_then(|ticket| rendezvous.wait(ticket, Duration::from_millis(20)));
-                assert!(matches!(result, Err(CommError::DeadlineExceeded { missing, .. }) if missing == [1]));
-            }
-        });
-    }
-}
+#[path = "rendezvous_tests.rs"] // also where the model of the rendezvous includes this file
+mod tests;

@@ -1,0 +1,116 @@
+//! The [`Board`] among several processes: ranks of others join it, and it may be another that decides which failure is the
+//! first. Its invariants 6 and 7.
+
+use std::sync::Arc;
+
+use super::slot::Wanted;
+use super::{Board, CommError, Failure, Fingerprint, GroupKey, Ticket, Wait};
+
+impl<F: Fingerprint, P> Board<F, P> {
+    /// [`join`](Self::join)s for a rank of another process, whose deposit [comes later](Self::fill).
+    pub fn announce(&mut self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+        let (ticket, _) = self.join_with(group, member, print, None)?;
+        self.release(ticket);
+        Ok(ticket)
+    }
+
+    /// [`announce`](Self::announce)s a rank whose deposit comes only if it is asked for. True: it is.
+    pub fn offer(&mut self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
+        let (ticket, _) = self.join_with(group, member, print, None)?;
+        let slot = self.slot_mut(ticket);
+        let asked = slot.wanted != Wanted::Later;
+        if !asked {
+            slot.offered.push(member);
+        }
+        self.release(ticket);
+        Ok((ticket, asked))
+    }
+
+    /// The result of `ticket` is wanted now. Returns the offers to ask for.
+    pub fn want(&mut self, ticket: Ticket) -> Vec<Ticket> {
+        self.ask(ticket, Wanted::Now)
+    }
+
+    /// The same; once, also of the call before it that is not wanted yet. Backward wants the results of what forward has
+    /// called ahead from the last to the first: while it is at one, the next is on its way.
+    pub fn want_and_next(&mut self, ticket: Ticket) -> Vec<Ticket> {
+        if self.slot(ticket).wanted == Wanted::Now {
+            return Vec::new();
+        }
+        let mut offers = self.ask(ticket, Wanted::Now);
+        let g = &self.groups[ticket.group.0];
+        let mut before = g.slots.iter().take((ticket.seq - g.base) as usize);
+        if let Some(at) = before.rposition(|slot| slot.wanted == Wanted::Later && slot.unreleased > 0) {
+            let seq = g.base + at as u64;
+            offers.extend(self.ask(Ticket { seq, ..ticket }, Wanted::Next));
+        }
+        offers
+    }
+
+    fn ask(&mut self, ticket: Ticket, wanted: Wanted) -> Vec<Ticket> {
+        let slot = self.slot_mut(ticket);
+        slot.wanted = wanted;
+        std::mem::take(&mut slot.offered).into_iter().map(|member| Ticket { member, ..ticket }).collect()
+    }
+
+    /// Whether the result of `ticket` is there, or nothing more than to be asked for.
+    pub fn is_complete(&self, ticket: Ticket) -> bool {
+        let is_all_offered = || self.slot(ticket).wanted == Wanted::Later && self.absent(ticket).next().is_none();
+        self.is_over(Wait::All(ticket)) || is_all_offered()
+    }
+
+    /// Adds the deposit of a rank that was announced. True: now complete.
+    pub fn fill(&mut self, ticket: Ticket, part: P) -> bool {
+        let g = &mut self.groups[ticket.group.0];
+        let at = ticket.seq.checked_sub(g.base).map(|at| at as usize);
+        let slot = at.and_then(|at| g.slots.get_mut(at)).filter(|slot| slot.awaits(ticket.member));
+        let Some(slot) = slot.filter(|_| self.failure.is_none()) else {
+            // Nobody takes it any more.
+            self.freed.push(Arc::from([part]));
+            return false;
+        };
+        slot.put(ticket.member, part);
+        if slot.absent == 0 {
+            self.waits -= slot.waits;
+        }
+        slot.complete()
+    }
+
+    /// Offers that nobody will ask for.
+    #[must_use]
+    pub fn take_declined(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.declined)
+    }
+
+    /// Leaves it to another process to decide which failure is the first.
+    pub fn defer(&mut self) {
+        self.defers = true;
+    }
+
+    /// Whether a failure has been found here of which it is not decided whether it is the first.
+    pub fn is_undecided(&self) -> bool {
+        self.failure.is_none() && self.found.is_some()
+    }
+
+    /// Decides so itself, since nobody else does.
+    pub fn decide_here(&mut self) {
+        self.defers = false;
+        if let Some(found) = self.found.clone() {
+            self.decide(found);
+        }
+    }
+
+    /// The failure that was found here, if other processes do not know it yet, and what each rank was doing.
+    pub fn untold(&mut self) -> Option<(Failure, Vec<String>)> {
+        let failure = self.failure.as_ref().or(self.found.as_ref())?;
+        let told = !std::mem::replace(&mut self.untold, false);
+        (!told).then(|| (failure.clone(), (0..self.ranks.len()).map(|rank| self.doing(rank)).collect()))
+    }
+
+    /// What a rank of another process says it was doing at the first failure.
+    pub fn hear(&mut self, rank: usize, doing: String) {
+        if let Some(scene) = self.scene.get_mut(rank) {
+            *scene = doing;
+        }
+    }
+}

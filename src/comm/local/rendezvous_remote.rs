@@ -1,0 +1,142 @@
+//! The [`Rendezvous`] of ranks in several processes: what others send joins it in the name of their ranks, and what is
+//! found here is told to them.
+
+use std::time::Duration;
+
+use super::super::board::{Announced, Fingerprint, GroupKey, Letter, Ticket};
+use super::super::sync::{Instant, MutexGuard};
+use super::{CommError, Failure, Rendezvous, State};
+
+pub(crate) type Tell = Box<dyn Fn(News) + Send + Sync>;
+
+/// What other processes must know.
+pub(crate) enum News {
+    /// A failure was found here, and what each rank was doing.
+    Failed(Failure, Vec<String>),
+    /// Nobody here needs these deposits any more, which were offered.
+    Declined(Vec<Ticket>),
+}
+
+/// How long a rank that has found a failure waits to hear whether it is the first. Its process then decides by itself.
+const GRACE: Duration = Duration::from_secs(5);
+
+impl<F: Fingerprint, P> Rendezvous<F, P> {
+    /// A world of `ranks` ranks in several processes, one of which `decides` which failure is the first.
+    pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, tell: Tell) -> Self {
+        let rendezvous = Self { tell: Some(tell), ..Self::new(ranks, 0, multithreaded) };
+        if !decides {
+            rendezvous.state.lock().board.defer();
+        }
+        rendezvous
+    }
+
+    /// Joins the next collective of `member`, a rank of another process, whose deposit comes later.
+    pub fn announce(&self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+        let mut state = self.state.lock();
+        let announced = state.board.announce(group, member, print);
+        self.ring(state, group, false, announced)
+    }
+
+    /// The same of one whose deposit comes only if it is asked for. True: it is.
+    pub fn offer(&self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
+        let mut state = self.state.lock();
+        let offered = state.board.offer(group, member, print);
+        self.ring(state, group, false, offered)
+    }
+
+    /// The result of `ticket` is wanted now. Returns the offers to ask for.
+    pub fn want(&self, ticket: Ticket) -> Vec<Ticket> {
+        self.state.lock().board.want(ticket)
+    }
+
+    /// The same; once, also of the call before it that is not wanted yet.
+    pub fn want_and_next(&self, ticket: Ticket) -> Vec<Ticket> {
+        self.state.lock().board.want_and_next(ticket)
+    }
+
+    /// Adds the deposit of a rank that was announced.
+    pub fn fill(&self, ticket: Ticket, part: P) {
+        let mut state = self.state.lock();
+        let complete = state.board.fill(ticket, part);
+        let rung = self.ring(state, ticket.group, complete, Ok(()));
+        rung.expect("nothing has failed");
+    }
+
+    /// Sends a message of another process, whose contents come later.
+    pub fn announce_letter(&self, group: GroupKey, to: usize, letter: Letter<F, ()>) -> Result<Announced, CommError> {
+        let mut state = self.state.lock();
+        let announced = state.board.announce_letter(group, to, letter);
+        self.ring(state, group, false, announced)
+    }
+
+    /// Adds the contents of a message that was announced in `group`.
+    pub fn fill_letter(&self, announced: Announced, part: P) {
+        let mut state = self.state.lock();
+        let wanted = state.board.fill_letter(announced, part);
+        let rung = self.ring(state, announced.group, wanted, Ok(()));
+        rung.expect("nothing has failed");
+    }
+
+    /// What counts of an `error` that `member` was refused with: where another process decides, that of the failure which
+    /// it says was the first.
+    pub(super) fn counted(&self, group: GroupKey, member: usize, error: CommError) -> CommError {
+        if self.tell.is_none() {
+            return error;
+        }
+        let state = self.decided();
+        match state.board.failure() {
+            Some(failure) if error.without_notice() != failure.error(None) => {
+                failure.error(state.board.last_call(group, member))
+            }
+            _ => error,
+        }
+    }
+
+    /// Waits while it is open which failure is the first. Another process decides; none does for long.
+    pub(super) fn decided(&self) -> MutexGuard<'_, State<F, P>> {
+        let (mut state, until) = (self.state.lock(), Instant::now() + GRACE);
+        while state.board.is_undecided() {
+            let bell = state.end.clone();
+            let late;
+            (state, late) = bell.sleepers.wait_until(state, until);
+            if late {
+                state.board.decide_here();
+                state.ring_all();
+            }
+        }
+        state
+    }
+
+    /// Another process has found a failure, or, if `decided`, said that it was the first; `doing` is what ranks were doing
+    /// there.
+    pub fn hear(&self, failure: Failure, decided: bool, doing: impl IntoIterator<Item = (usize, String)>) {
+        let mut state = self.state.lock();
+        if decided {
+            state.board.decide(failure);
+        } else {
+            state.board.fail(failure);
+        }
+        doing.into_iter().for_each(|(rank, doing)| state.board.hear(rank, doing));
+        state.ring_all();
+        self.leave(state);
+    }
+
+    /// From now on this process decides by itself which failure is the first.
+    pub fn decide_here(&self) {
+        let mut state = self.state.lock();
+        state.board.decide_here();
+        state.ring_all();
+        self.leave(state);
+    }
+
+    /// Waits for word of a failure, which there was, and not for long. Returns the first.
+    pub fn await_failure(&self) -> Option<Failure> {
+        let (mut state, until) = (self.state.lock(), Instant::now() + GRACE);
+        let mut late = false;
+        while !late && state.board.failure().is_none() {
+            let bell = state.end.clone();
+            (state, late) = bell.sleepers.wait_until(state, until);
+        }
+        state.board.failure().cloned()
+    }
+}
