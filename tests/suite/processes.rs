@@ -11,7 +11,7 @@ use burn_dtensor::prelude::*;
 use burn_dtensor::testing::{Conformance, ProcessTest};
 
 fn conforms(processes: usize, ranks: usize) {
-    let text = ProcessTest::new(processes).deadline(Duration::from_secs(300)).run(|| {
+    let text = ProcessTest::new(processes).deadline(Duration::from_secs(1200)).run(|| {
         let report = Conformance::of(|ranks| Launch::from_env(ranks).unwrap()).ranks([ranks]).run();
         println!("cases {}", report.total());
     });
