@@ -11,6 +11,7 @@ use super::engine::Engine;
 use super::home::{self, Home};
 use super::launcher;
 use super::local::LocalEngine;
+#[cfg(feature = "mpi")]
 use super::process::Processes;
 use super::{LaunchError, StartError, World};
 use crate::{Error, Result};
@@ -51,6 +52,7 @@ enum Ranks {
     /// Threads, which hand each other tensors by reference.
     Threads(usize),
     /// As many threads in each of several processes.
+    #[cfg(feature = "mpi")]
     Processes(Arc<Processes>, usize),
     On(Arc<dyn Engine>),
 }
@@ -138,7 +140,9 @@ impl Launch {
     pub fn devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
         let devices: Vec<_> = devices.into_iter().map(Device::inner).collect();
         let ranks = match &self.ranks {
-            Ranks::Threads(ranks) | Ranks::Processes(_, ranks) => *ranks,
+            Ranks::Threads(ranks) => *ranks,
+            #[cfg(feature = "mpi")]
+            Ranks::Processes(_, ranks) => *ranks,
             Ranks::On(engine) => engine.here().len(),
         };
         assert_eq!(devices.len(), ranks, "{} devices for {ranks} ranks: give each rank one", devices.len());
@@ -208,6 +212,7 @@ where
 {
     let engine: Arc<dyn Engine> = match config.ranks {
         Ranks::Threads(size) => LocalEngine::new(size, config.multithreaded),
+        #[cfg(feature = "mpi")]
         Ranks::Processes(processes, each) => processes.engine(each, config.multithreaded),
         Ranks::On(engine) => engine,
     };

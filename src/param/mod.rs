@@ -28,6 +28,7 @@ mod device;
 mod distributed;
 mod enter;
 mod error;
+mod exchange;
 mod full;
 mod grad;
 mod graph;

@@ -1,22 +1,15 @@
 //! [`Carrier`]: what the communicating thread does.
 
 use std::collections::VecDeque;
-use std::ffi::c_int;
 use std::mem;
 use std::sync::atomic::Ordering;
 
 use super::frame::{self, Frame};
 use super::library::{Library, MpiError};
 use super::rest::Rest;
-use super::transfers::{Incoming, Transfers};
+use super::transfers::{FRAME, Incoming, PART, Transfers};
 use super::{Limits, Shared};
 use crate::comm::courier::{Addressee, Landing, Parcel};
-
-/// Tag of messages of frames.
-pub(super) const FRAME: c_int = 0;
-
-/// Tag of messages of payloads.
-pub(super) const PART: c_int = 1;
 
 /// How many messages of frames are taken in before what has come with others is looked at.
 const AT_ONCE: usize = 64;

@@ -6,10 +6,10 @@
 //!
 //! # How a parcel goes
 //!
-//! 1. Its [frame](frame) is one message of tag [`FRAME`](carrier): the header, the payloads' lengths, and the bytes of
+//! 1. Its [frame](frame) is one message of tag [`FRAME`](transfers): the header, the payloads' lengths, and the bytes of
 //!    payloads so small that a message of their own would cost more than copying them.
 //! 2. Every other payload goes from where it lies to where it is to be, without a copy between, by messages of tag
-//!    [`PART`](carrier). MPI matches messages of one sender and tag in order, so none needs a number.
+//!    [`PART`](transfers). MPI matches messages of one sender and tag in order, so none needs a number.
 //! 3. No message is longer than [`Limits::message`]: frames and payloads that are go in pieces.
 //!
 //! # How a process ends

@@ -9,9 +9,13 @@ use std::rc::Rc;
 
 use mpi::ffi::MPI_Request;
 
-use super::carrier::{FRAME, PART};
 use super::library::{Library, Message, MpiError};
 use crate::comm::courier::{Landing, Payload};
+
+/// Tag of messages of frames.
+pub(super) const FRAME: c_int = 0;
+/// Tag of messages of payloads.
+pub(super) const PART: c_int = 1;
 
 pub(super) struct Transfers {
     library: Library,

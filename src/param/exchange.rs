@@ -1,0 +1,80 @@
+//! A unit's collectives, by their [`Plans`](super::plans::Plans).
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use itertools::Itertools;
+
+use super::plans::{Exchange, Known};
+use super::unit::{Unit, UnitParam, over_neighbours};
+use crate::comm::{Call, CommError, Communicator, ReduceOp, TensorMeta, Work};
+use crate::placement::Cut;
+
+impl Unit {
+    /// A collective of the parameters at `members`: `tensors` are of those of them that it is of, and the flags.
+    ///
+    /// # Collective
+    /// Of the ranks of `group`.
+    pub(super) fn exchange(
+        &self,
+        exchange: Exchange,
+        group: &Communicator,
+        call: Call,
+        members: &[usize],
+        tensors: Vec<DispatchTensor>,
+    ) -> Work<Vec<DispatchTensor>> {
+        match self.plan(exchange, group, members, &tensors) {
+            Ok(Known { names, plan, .. }) => group.planned(Call { names: Some(names), ..call }, &plan, tensors),
+            Err(error) => Work::failed(error),
+        }
+    }
+
+    fn plan(
+        &self,
+        exchange: Exchange,
+        group: &Communicator,
+        members: &[usize],
+        tensors: &[DispatchTensor],
+    ) -> Result<Known, CommError> {
+        if let Some(known) = self.plans.find(exchange, members, tensors.iter().map(DispatchTensor::dtype)) {
+            return Ok(known);
+        }
+        let params = members.iter().map(|&member| &self.params[member]).filter(|param| is_of(exchange, param));
+        let names = params.clone().map(|param| param.path.clone()).collect();
+        let metas = tensors.iter().map(|tensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() });
+        let cuts = params.filter_map(|param| param.cut.clone());
+        let plan = match exchange {
+            Exchange::Shards => group.plan_all_gather(wholes(metas, cuts)),
+            Exchange::Parts => {
+                let cuts = cuts.map(|(dim, cut)| (dim, over_neighbours(&cut)));
+                group.plan_all_gather(wholes(metas, cuts))
+            }
+            Exchange::Gradients => {
+                let flags = (0, Cut::Chunks(group.group().size()));
+                group.plan_reduce_scatter(wholes(metas, cuts.chain([flags])), ReduceOp::Avg)
+            }
+            Exchange::Uncut | Exchange::All => group.plan_all_reduce(&metas.collect_vec(), ReduceOp::Avg),
+        };
+        let known = Known { exchange, members: members.into(), names, plan: plan? };
+        self.plans.keep(known.clone());
+        Ok(known)
+    }
+}
+
+/// The wholes of tensors, whole or cut.
+fn wholes(
+    metas: impl Iterator<Item = TensorMeta>,
+    cuts: impl Iterator<Item = (usize, Cut)>,
+) -> Vec<(TensorMeta, usize, Cut)> {
+    let whole = |(mut meta, (dim, cut)): (TensorMeta, (usize, Cut))| {
+        meta.shape[dim] = cut.total();
+        (meta, dim, cut)
+    };
+    metas.zip_eq(cuts).map(whole).collect()
+}
+
+fn is_of(exchange: Exchange, param: &UnitParam) -> bool {
+    match exchange {
+        Exchange::Shards | Exchange::Parts | Exchange::Gradients => param.cut.is_some(),
+        Exchange::Uncut => param.cut.is_none(),
+        Exchange::All => true,
+    }
+}
