@@ -275,6 +275,10 @@ pub(super) fn all_reducible(prints: &[TensorPrint], op: ReduceOp) -> Checked<()>
 
 /// That the tensors are those of a plan for this group.
 pub(super) fn as_planned(plan: &Plan, tensors: &[DispatchTensor], group: &Group) -> Checked<()> {
+    if plan.ranks != group.size() {
+        let (planned, found) = (plan.ranks, group.size());
+        return problem(format!("a plan for {planned} ranks in a group of {found}"), "make a plan of the group's own");
+    }
     let (planned, given) = (plan.tensors.len(), tensors.len());
     if planned != given {
         return problem(format!("{given} tensors, but a plan for {planned}"), REPLAN);

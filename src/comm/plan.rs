@@ -37,12 +37,20 @@ pub struct Plan {
     /// The wholes.
     pub(super) tensors: Arc<[TensorPrint]>,
     cuts: Box<[(usize, Cut)]>,
+    /// In the group.
+    pub(super) ranks: usize,
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl Plan {
-    pub(super) fn new(op: Op, reduce: Option<ReduceOp>, tensors: Vec<TensorPrint>, cuts: Vec<(usize, Cut)>) -> Self {
-        Self { op, reduce, tensors: tensors.into(), cuts: cuts.into(), kept: OnceLock::new() }
+    pub(super) fn new(
+        op: Op,
+        reduce: Option<ReduceOp>,
+        tensors: Vec<TensorPrint>,
+        cuts: Vec<(usize, Cut)>,
+        ranks: usize,
+    ) -> Self {
+        Self { op, reduce, tensors: tensors.into(), cuts: cuts.into(), ranks, kept: OnceLock::new() }
     }
 
     /// The operation.

@@ -63,7 +63,7 @@ impl Communicator {
         cuts: Vec<(usize, Cut)>,
     ) -> Result<Arc<Plan>, CommError> {
         match prints {
-            Ok(prints) => Ok(Plan::new(op, reduce, prints, cuts).into()),
+            Ok(prints) => Ok(Plan::new(op, reduce, prints, cuts, self.group().size()).into()),
             Err(problem) => Err(self.refusal(op, "plan", problem)),
         }
     }

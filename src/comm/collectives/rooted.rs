@@ -80,7 +80,7 @@ impl Communicator {
         }
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
         let cuts = tensors.iter().map(|tensor| all_for(root, tensor, size)).collect();
-        let plan = Arc::new(Plan::new(Op::Reduce, Some(op), prints, cuts));
+        let plan = Arc::new(Plan::new(Op::Reduce, Some(op), prints, cuts, size));
         let print = Print { root: Some(root), ..plan.print(&call) };
         let bytes = plan.bytes();
         let work = self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, plan, tensors, op));

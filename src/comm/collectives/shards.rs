@@ -15,7 +15,9 @@ impl Communicator {
         let (parts, cuts) = unpacked(shards);
         let checked = arguments::pieces(&parts, &cuts, self.group());
         match self.at_home(checked, &parts) {
-            Ok(prints) => self.begin(call, &Plan::new(Op::AllGather, None, prints, cuts).into(), parts),
+            Ok(prints) => {
+                self.begin(call, &Plan::new(Op::AllGather, None, prints, cuts, self.group().size()).into(), parts)
+            }
             Err(problem) => self.refuse(Op::AllGather, &call, problem),
         }
     }
@@ -38,7 +40,11 @@ impl Communicator {
         let (wholes, cuts) = unpacked(wholes);
         let checked = arguments::wholes(&wholes, &cuts, op, self.group());
         match self.at_home(checked, &wholes) {
-            Ok(prints) => self.begin(call, &Plan::new(Op::ReduceScatter, Some(op), prints, cuts).into(), wholes),
+            Ok(prints) => self.begin(
+                call,
+                &Plan::new(Op::ReduceScatter, Some(op), prints, cuts, self.group().size()).into(),
+                wholes,
+            ),
             Err(problem) => self.refuse(Op::ReduceScatter, &call, problem),
         }
     }
@@ -46,7 +52,11 @@ impl Communicator {
     /// Reduces tensors of one shape over the ranks; each rank gets the result.
     pub fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
         match self.at_home(arguments::reduced(&tensors, op), &tensors) {
-            Ok(prints) => self.begin(call, &Plan::new(Op::AllReduce, Some(op), prints, Vec::new()).into(), tensors),
+            Ok(prints) => self.begin(
+                call,
+                &Plan::new(Op::AllReduce, Some(op), prints, Vec::new(), self.group().size()).into(),
+                tensors,
+            ),
             Err(problem) => self.refuse(Op::AllReduce, &call, problem),
         }
     }

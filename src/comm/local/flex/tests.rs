@@ -105,7 +105,7 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
         (TensorPrint { shape, dtype, cut: Some(CutPrint::new(dim, &cut)), to: None }, (dim, cut))
     };
     let (prints, cuts) = dtypes.into_iter().enumerate().map(print).unzip();
-    let plan = Plan::new(Op::AllGather, None, prints, cuts);
+    let plan = Plan::new(Op::AllGather, None, prints, cuts, 3);
     let (shared, joints, mut looked) = (flex::Shared::default(), flex::Joints::new(&plan, 3), 0);
     for _ in 0..3 {
         let gathered = shared.gathered(&joints, || {
