@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::tensor::{DType, Shape, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{
-    CommError, Communicator, Launch, LaunchError, Op, ReduceOp, Sharded, TensorMeta, World, launch,
+    CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, Sharded, TensorMeta, World, launch,
 };
 use burn_dtensor::placement::Cut;
 
@@ -380,13 +380,28 @@ fn one_panic_ends_128_ranks() {
 
 #[test]
 fn ranks_that_fared_alike_share_a_line() {
-    let error = launch(Launch::threads(4).deadline(FAR), |world| match world.rank() {
-        0 => Err(Error::other("first")),
-        _ => Ok(world.barrier("meet")?),
-    })
-    .unwrap_err();
-    assert!(error.to_string().lines().count() <= 4, "{error}");
-    assert!(error.to_string().starts_with("launch failed at rank 0: first\n"), "{error}");
+    let word = CommError::RankFailed { rank: 0, message: "first".into(), during: None };
+    let report = |rank, doing: &str, error: Error| RankReport { rank, doing: doing.into(), error: Some(error) };
+    let error = LaunchError {
+        rank: 0,
+        cause: Error::other("first"),
+        at: None,
+        own: None,
+        others: vec![
+            report(1, "waiting for rank 0", word.clone().into()),
+            report(2, "computing", word.clone().into()),
+            report(3, "waiting for rank 0", word.into()),
+            report(4, "waiting for rank 0", Error::other("second")),
+        ],
+    };
+    let lines = [
+        "launch failed at rank 0: first",
+        "each of ranks [1, 3, 4] was waiting for rank 0",
+        "rank 2 was computing",
+        "each of ranks [1, 2, 3] ended with it",
+        "rank 4 ended with: second",
+    ];
+    assert_eq!(error.to_string(), lines.join("\n  "));
 }
 
 #[test]
