@@ -4,7 +4,7 @@
 //!
 //! - of an all-gather and an all-to-all, as many threads that copy as many bytes each into new memory, which is what a
 //!   collective returns;
-//! - of a reduce-scatter and an all-reduce, as many threads that add as many elements each of as many arrays as there are
+//! - of a reduce-scatter and an all-reduce, as many threads that add the same elements each of as many arrays as there are
 //!   ranks into new memory: bf16 in f32, rounded once. Of an all-reduce on more than two ranks each adds its share, and
 //!   copies the others'.
 //!
@@ -28,8 +28,9 @@
 //! bytes on every rank show. The numbers of ranks take turns, so that whatever else the machine does meets all alike.
 
 use std::hint::black_box;
+use std::ops::Range;
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::{DType, Tensor};
 use burn_dtensor::comm::{Launch, ReduceOp, Sharded, World, launch};
@@ -137,7 +138,7 @@ fn cases() -> Vec<Case> {
             let copied = move |bytes, world: &World| copy_fresh(bytes / world.size(), world);
             let cut = move |bytes, world: &World| all_to_all(bytes, dim, dtype, world);
             case(&format!("all-to-all dim {dim} to {}", 1 - dim), part, Box::new(cut), Box::new(copied));
-            let added = move |bytes, world: &World| add_fresh(bytes / world.size(), dtype, world);
+            let added = move |bytes, world: &World| add_part(bytes, dim, dtype, world);
             let scattered = move |bytes, world: &World| scatter(bytes, dim, dtype, world);
             case(&format!("reduce-scatter dim {dim}"), part, Box::new(scattered), Box::new(added));
         }
@@ -176,22 +177,28 @@ fn measure(bytes: usize, ranks: usize, prepare: &(dyn Fn(usize, &World) -> Step 
     best_of((2048 * MIB / (bytes * repeats)).clamp(8, 400), repeats, ranks, |world| prepare(bytes, world))
 }
 
-/// Seconds of one step on all ranks at once: the best of `rounds`, each of so many `repeats`.
+/// Seconds of one step on all ranks: the best of `rounds`, each of so many `repeats`, from the first rank's start to the
+/// last one's end.
 fn best_of(rounds: usize, repeats: usize, ranks: usize, prepare: impl Fn(&World) -> Step + Sync) -> f64 {
-    let seconds = launch(Launch::threads(ranks), |world| {
+    let spans = launch(Launch::threads(ranks), |world| {
         let mut step = prepare(world);
-        let mut best = Duration::MAX;
+        let mut spans = Vec::with_capacity(rounds);
         for _ in 0..rounds {
             world.barrier("start")?;
             let start = Instant::now();
             (0..repeats).for_each(|_| step());
+            spans.push((start, Instant::now()));
             world.barrier("end")?;
-            best = best.min(start.elapsed());
         }
-        Ok(best.as_secs_f64() / repeats as f64)
+        Ok(spans)
     });
-    let ranks = seconds.unwrap_or_else(|error| panic!("{error}")).into_iter();
-    ranks.map(|(_, seconds)| seconds).fold(0.0, f64::max)
+    let spans: Vec<_> = spans.unwrap_or_else(|error| panic!("{error}")).into_iter().map(|(_, spans)| spans).collect();
+    let of_round = |round: usize| {
+        let of_rank = spans.iter().map(|spans| spans[round]);
+        let (start, end) = of_rank.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).expect("there are ranks");
+        end - start
+    };
+    (0..rounds).map(of_round).min().expect("there are rounds").as_secs_f64() / repeats as f64
 }
 
 fn buffer(bytes: usize, world: &World) -> Vec<f32> {
@@ -203,40 +210,64 @@ fn copy_fresh(bytes: usize, world: &World) -> Step {
     Box::new(move || drop(black_box(black_box(&from).clone())))
 }
 
-/// The sum of as many arrays as there are ranks.
-fn sum(arrays: &[Array]) -> Array {
+/// The sum of `runs` of as many arrays as there are ranks.
+fn sum(arrays: &[Array], runs: &Runs) -> Array {
     match arrays {
         [Array::F32(first), rest @ ..] => {
-            let mut rest = rest.iter().map(|array| match array {
-                Array::F32(array) => array,
-                Array::Bf16(_) => unreachable!("all are of one dtype"),
-            });
-            let second = rest.next().expect("there are two ranks");
-            let mut sum: Vec<f32> = first.iter().zip(second).map(|(a, b)| a + b).collect();
-            rest.for_each(|array| sum.iter_mut().zip(array).for_each(|(sum, a)| *sum += a));
-            Array::F32(sum)
+            let mut rest: Vec<_> = rest.iter().map(|array| array.singles()).collect();
+            let last = rest.pop().expect("there are two ranks");
+            Array::F32(runs.sum(|run, strip, out| {
+                if rest.is_empty() {
+                    return out.extend(first[run.clone()].iter().zip(&last[run]).map(|(a, b)| a + b));
+                }
+                strip.copy_from_slice(&first[run.clone()]);
+                for array in &rest {
+                    strip.iter_mut().zip(&array[run.clone()]).for_each(|(sum, a)| *sum += a);
+                }
+                out.extend(strip.iter().zip(&last[run]).map(|(sum, a)| sum + a));
+            }))
         }
         [Array::Bf16(first), rest @ ..] => {
             let mut rest: Vec<_> = rest.iter().map(|array| array.halves()).collect();
             let last = rest.pop().expect("there are two ranks");
-            if rest.is_empty() {
-                return Array::Bf16(first.iter().zip(last).map(|(a, b)| rounded(widened(*a) + widened(*b))).collect());
-            }
-            // In strips, so that the sums in f32 stay in the cache.
-            let mut out = Vec::with_capacity(first.len());
-            let mut strip = [0.0; 1024];
-            for start in (0..first.len()).step_by(strip.len()) {
-                let range = start..(start + strip.len()).min(first.len());
-                let strip = &mut strip[..range.len()];
-                strip.iter_mut().zip(&first[range.clone()]).for_each(|(sum, a)| *sum = widened(*a));
-                for array in &rest {
-                    strip.iter_mut().zip(&array[range.clone()]).for_each(|(sum, a)| *sum += widened(*a));
+            Array::Bf16(runs.sum(|run, strip, out| {
+                if rest.is_empty() {
+                    let pairs = first[run.clone()].iter().zip(&last[run]);
+                    return out.extend(pairs.map(|(a, b)| rounded(widened(*a) + widened(*b))));
                 }
-                out.extend(strip.iter().zip(&last[range]).map(|(sum, a)| rounded(sum + widened(*a))));
-            }
-            Array::Bf16(out)
+                strip.iter_mut().zip(&first[run.clone()]).for_each(|(sum, a)| *sum = widened(*a));
+                for array in &rest {
+                    strip.iter_mut().zip(&array[run.clone()]).for_each(|(sum, a)| *sum += widened(*a));
+                }
+                out.extend(strip.iter().zip(&last[run]).map(|(sum, a)| rounded(sum + widened(*a))));
+            }))
         }
         [] => unreachable!("there are ranks"),
+    }
+}
+
+/// Runs of adjacent elements, at equal distances.
+struct Runs {
+    count: usize,
+    len: usize,
+    start: usize,
+    stride: usize,
+}
+
+impl Runs {
+    /// What `add` makes of all of them: of pieces of a few elements, so that sums in f32 stay in the cache.
+    fn sum<T>(&self, add: impl Fn(Range<usize>, &mut [f32], &mut Vec<T>)) -> Vec<T> {
+        let mut out = Vec::with_capacity(self.count * self.len);
+        let mut strip = [0.0; 1024];
+        for run in 0..self.count {
+            let run = self.start + run * self.stride;
+            for start in (run..run + self.len).step_by(strip.len()) {
+                let range = start..(start + strip.len()).min(run + self.len);
+                let strip = &mut strip[..range.len()];
+                add(range, strip, &mut out);
+            }
+        }
+        out
     }
 }
 
@@ -251,6 +282,13 @@ impl Array {
         match dtype {
             DType::BF16 => Self::Bf16(vec![0x3f80; bytes / 2]),
             _ => Self::F32(vec![1.0; bytes / 4]),
+        }
+    }
+
+    fn singles(&self) -> &[f32] {
+        match self {
+            Self::F32(array) => array,
+            Self::Bf16(_) => unreachable!("all are of one dtype"),
         }
     }
 
@@ -272,9 +310,25 @@ fn rounded(single: f32) -> u16 {
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
+/// Adds arrays of `bytes`.
 fn add_fresh(bytes: usize, dtype: DType, world: &World) -> Step {
+    let len = bytes / dtype.size();
+    add_runs(bytes, Runs { count: 1, len, start: 0, stride: len }, dtype, world)
+}
+
+/// Adds this rank's part of matrices of `bytes`, cut along `dim`.
+fn add_part(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
+    let [rows, columns] = matrix(bytes, dtype);
+    if dim == 0 {
+        return add_fresh(bytes / world.size(), dtype, world);
+    }
+    let part = Cut::Chunks(columns).range(world.size(), world.rank());
+    add_runs(bytes, Runs { count: rows, len: part.len(), start: part.start, stride: columns }, dtype, world)
+}
+
+fn add_runs(bytes: usize, runs: Runs, dtype: DType, world: &World) -> Step {
     let arrays: Vec<_> = (0..world.size()).map(|_| Array::ones(bytes, dtype)).collect();
-    Box::new(move || drop(black_box(sum(black_box(&arrays)))))
+    Box::new(move || drop(black_box(sum(black_box(&arrays), &runs))))
 }
 
 /// Two ranks add all; of more, each adds its share and copies the rest.

@@ -33,7 +33,8 @@ pub(super) unsafe fn copy(segments: &[Segment], size: usize, streams: bool, star
     let mut rest = segments;
     while let [first, ..] = rest {
         let rows = Rows::of(first, size);
-        let count = if rows.rows == 1 || rows.run > SHORT {
+        let is_long = if streams { stream::is_long(rows.run) } else { rows.run > SHORT };
+        let count = if rows.rows == 1 || is_long {
             1
         } else {
             let alike = |segment: &&Segment| Rows::of(segment, size) == rows;

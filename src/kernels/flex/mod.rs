@@ -20,7 +20,7 @@ mod round;
 mod rows;
 mod share;
 mod sources;
-mod stream;
+pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 mod tiles;

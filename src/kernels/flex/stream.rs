@@ -4,10 +4,10 @@
 //! that is a third of the traffic, and for nothing.
 
 /// Copies that write fewer bytes may find them in the caches afterwards.
-const LARGE: usize = 32 << 20;
+const LARGE: usize = 8 << 20;
 
 /// Shorter runs, in bytes, are more edge than inside.
-const LONG: usize = 2 << 10;
+const LONG: usize = 512;
 
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
@@ -25,19 +25,24 @@ const STRIPED: usize = 12 << 10;
 const FAR: usize = 64 << 10;
 
 /// Whether a copy that writes `bytes` in all streams its long runs.
-pub(super) fn pays(bytes: usize) -> bool {
+pub(crate) fn pays(bytes: usize) -> bool {
     cfg!(target_arch = "x86_64") && bytes >= LARGE
+}
+
+/// Whether runs of `len` bytes are.
+pub(crate) fn is_long(len: usize) -> bool {
+    len >= LONG
 }
 
 /// Copies `len` bytes, past the caches if that is long; [`done`] must follow before others may read them.
 ///
 /// # Safety
 /// As many bytes may be read at `from` and written at `to`, and the two do not overlap.
-pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if len >= LONG {
+        if is_long(len) {
             return lines(from, to, len);
         }
         from.copy_to_nonoverlapping(to, len);
@@ -45,7 +50,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 }
 
 /// Lets others see what this thread has copied.
-pub(super) fn done() {
+pub(crate) fn done() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has this instruction.
     unsafe {
@@ -109,6 +114,8 @@ mod tests {
         // One stripe, four of less than their longest, and of the longest and then some.
         for (run, from, to) in [
             (1, 0, 0),
+            (511, 1, 2),
+            (513, 5, 3),
             (4095, 3, 5),
             (4096, 0, 0),
             (4097, 1, 63),

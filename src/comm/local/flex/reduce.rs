@@ -12,7 +12,7 @@ use super::block::Block;
 use super::element::{Element, Number};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{Sources, build};
+use crate::kernels::flex::{Sources, build, stream};
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.
 const STRIP: usize = 1024;
@@ -107,8 +107,13 @@ fn strips<E: Element>(
         let sources: Vec<&[E]> = together.iter().map(Vec::as_slice).collect();
         tree.reduce(&sources, 0..count, &mut out);
     } else if count > 0 {
-        for (offset, out) in block.offsets().zip(out.chunks_exact_mut(block.run)) {
-            tree.reduce(sources, offset..offset + block.run, out);
+        let runs = block.offsets().map(|offset| offset..offset + block.run).zip(out.chunks_exact_mut(block.run));
+        if stream::pays(count * size_of::<E>()) {
+            tree.stream(sources, runs);
+        } else {
+            for (run, out) in runs {
+                tree.reduce(sources, run, out);
+            }
         }
     }
     // SAFETY: the runs are as many as the chunks, and the tree writes all of what it is given.
@@ -159,6 +164,25 @@ impl<S: Number, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
             let right = right.unwrap_or(&second[..strip.len()]);
             E::write(left, right, |a, b| finish(combine(a, b)), out);
         }
+    }
+
+    /// Writes the reductions of `runs`, each as long as its place in the result, past the caches.
+    #[inline(always)]
+    fn stream<'a, E: Element<Sum = S>>(
+        &mut self,
+        sources: &[&[E]],
+        runs: impl Iterator<Item = (Range<usize>, &'a mut [MaybeUninit<E>])>,
+    ) {
+        let mut strip = [MaybeUninit::uninit(); STRIP];
+        for (run, out) in runs {
+            for (start, out) in run.step_by(STRIP).zip(out.chunks_mut(STRIP)) {
+                let strip = &mut strip[..out.len()];
+                self.reduce(sources, start..start + out.len(), strip);
+                // SAFETY: the strip is written, as long as its place, and elsewhere.
+                unsafe { stream::copy(strip.as_ptr().cast(), out.as_mut_ptr().cast(), size_of_val(out)) };
+            }
+        }
+        stream::done();
     }
 }
 

@@ -72,6 +72,26 @@ fn reduces_like_the_kernels() {
     }
 }
 
+/// Results of 8 MiB and more are written past the caches, in strips that begin anywhere in a line of them.
+#[test]
+fn reduces_large_tensors_like_the_kernels() {
+    let device = Device::flex();
+    for (dtype, rows) in [(DType::F32, 1031), (DType::BF16, 2062)] {
+        for ranks in [2, 3] {
+            let random = || Tensor::<2>::random([rows, 4099], Distribution::Uniform(-4.0, 4.0), &device);
+            let tensors: Vec<_> = (0..ranks).map(|_| random().cast(dtype).into_dispatch()).collect();
+            let sources: Vec<_> = tensors.iter().collect();
+            let shared = flex::Shared::default();
+            let terms = shared.terms((0, 1), || tensors.iter().map(flex::primitive).collect()).expect("all are Flex");
+            let ranges = cut(&[rows, 4099], 1, 3..2058);
+            let [generic, kernel] =
+                [reduce(&sources, &ranges, ReduceOp::Sum, &device), terms.reduce(&ranges, ReduceOp::Sum)]
+                    .map(|reduced| Tensor::<2>::from_dispatch(reduced).into_data());
+            assert!(generic == kernel, "{dtype:?} of {ranks} ranks");
+        }
+    }
+}
+
 #[test]
 fn concatenates_like_the_kernels() {
     let device = Device::flex();
