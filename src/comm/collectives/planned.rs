@@ -14,6 +14,9 @@ impl Communicator {
     /// A plan to [`all_gather`](Self::all_gather) tensors whose wholes these are: each with the dimension in which it is
     /// cut, and how. Local.
     ///
+    /// [`planned`](Self::planned) then takes this rank's parts, of a whole's shape but for the dimension that is cut, and
+    /// returns the wholes.
+    ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if a cut does not fit.
     pub fn plan_all_gather(&self, wholes: Vec<(TensorMeta, usize, Cut)>) -> Result<Arc<Plan>, CommError> {
@@ -22,6 +25,8 @@ impl Communicator {
     }
 
     /// A plan to [`reduce_scatter`](Self::reduce_scatter) these wholes. Local.
+    ///
+    /// [`planned`](Self::planned) then takes wholes, and returns this rank's parts of their reductions.
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if a cut does not fit, or there is no such reduction of a dtype.
@@ -38,6 +43,8 @@ impl Communicator {
 
     /// A plan to [`all_reduce`](Self::all_reduce) tensors like these. Local.
     ///
+    /// [`planned`](Self::planned) then takes tensors of these shapes, and returns their reductions.
+    ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if there is no such reduction of a dtype.
     pub fn plan_all_reduce(&self, metas: &[TensorMeta], op: ReduceOp) -> Result<Arc<Plan>, CommError> {
@@ -47,7 +54,11 @@ impl Communicator {
     }
 
     /// Carries out `plan`, which was made for a group of as many ranks: with this rank's parts for an all-gather, with
-    /// wholes for a reduction.
+    /// wholes for a reduction. Collective.
+    ///
+    /// # Errors
+    /// The work's: [`CommError::InvalidArgument`] if the tensors are not those of the plan, or the group is of another
+    /// size; [`CommError::Mismatch`] if the plans of the ranks differ.
     pub fn planned(&self, call: Call, plan: &Arc<Plan>, tensors: Vec<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
         match self.at_home(arguments::as_planned(plan, &tensors, self.group()), &tensors) {
             Ok(()) => self.begin(call, plan, tensors),

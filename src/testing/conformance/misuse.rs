@@ -39,7 +39,7 @@ fn call() -> Call {
 }
 
 /// Each in a world of at least two ranks, all of which make it unless it says otherwise.
-const MISUSES: [Misuse; 43] = [
+const MISUSES: [Misuse; 44] = [
     (
         "a root outside the group",
         |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(2)], 99).wait()),
@@ -309,6 +309,14 @@ const MISUSES: [Misuse; 43] = [
         "a plan with a cut of another length",
         |_, c| drop_of(c.plan_all_gather(vec![(meta(4), 0, Cut::Chunks(5))])),
         "but its cut is of 5",
+    ),
+    (
+        "a plan of a group of another size",
+        |w, c| {
+            let plan = w.group(&[w.rank()])?.plan_all_reduce(&[meta(2)], ReduceOp::Sum)?;
+            drop_of(c.planned(call(), &plan, vec![ones(w, 2)]).wait())
+        },
+        "a plan for 1 ranks in a group of ",
     ),
     ("a group with a rank twice", |w, _| drop_of(w.groups([vec![0, 1], vec![1]])), "a rank is in one group at most"),
 ];
