@@ -76,6 +76,11 @@ impl CutPrint {
     pub fn new(dim: usize, cut: &Cut) -> Self {
         Self { dim, lengths: cut.lengths().cloned() }
     }
+
+    /// The cut, of a dimension of this length.
+    pub fn of(&self, len: usize) -> Cut {
+        self.lengths.clone().map_or(Cut::Chunks(len), Cut::Lengths)
+    }
 }
 
 impl fmt::Display for CutPrint {

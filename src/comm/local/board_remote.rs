@@ -59,6 +59,13 @@ impl<F: Fingerprint, P> Board<F, P> {
         self.is_over(Wait::All(ticket)) || is_all_offered()
     }
 
+    /// What a rank that was announced has called, while its deposit is awaited.
+    pub fn print(&self, ticket: Ticket) -> Option<&F> {
+        let g = &self.groups[ticket.group.0];
+        let slot = g.slots.get(ticket.seq.checked_sub(g.base)? as usize)?;
+        slot.joined.get(ticket.member)?.as_ref().filter(|(_, part)| part.is_none()).map(|(print, _)| print)
+    }
+
     /// Adds the deposit of a rank that was announced. True: now complete.
     pub fn fill(&mut self, ticket: Ticket, part: P) -> bool {
         let g = &mut self.groups[ticket.group.0];

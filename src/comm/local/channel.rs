@@ -84,6 +84,9 @@ impl Channel for LocalChannel {
         let (fused, deposit) = Fused::pack_parts(post.ahead, deposit, &plan, &self.member);
         let shares = self.shares(&deposit, Share::Whole);
         self.join(post, deposit, shares, move |exchange| {
+            if let Some(wholes) = exchange.landed() {
+                return wholes;
+            }
             #[cfg(feature = "cube")]
             if let Some(wholes) = fused.and_then(|fused| fused.gathered(exchange.deposits)) {
                 return wholes;

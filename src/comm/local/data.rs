@@ -11,6 +11,7 @@ use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::comm::engine::ranges::{Ranges, cut, full};
+use crate::comm::process::wholes::Wholes;
 use crate::comm::{Plan, ReduceOp, engine};
 use crate::placement::Cut;
 
@@ -35,6 +36,8 @@ pub(crate) struct Deposit {
     /// Of an all-gather.
     plan: Option<Arc<Plan>>,
     origin: Origin,
+    /// The results of an all-gather in which this is, if it is there and not in `tensors`.
+    wholes: Option<Arc<Wholes>>,
     /// All tensors in one buffer, beside themselves.
     #[cfg(feature = "cube")]
     pub flat: Option<CubeTensor>,
@@ -55,6 +58,7 @@ impl Deposit {
             addressees: Vec::new(),
             plan: None,
             origin: Origin::Here,
+            wholes: None,
             #[cfg(feature = "cube")]
             flat: None,
             #[cfg(feature = "flex")]
@@ -78,6 +82,11 @@ impl Deposit {
     pub fn landed(addressees: Vec<usize>, tensors: Vec<DispatchTensor>) -> Self {
         let origin = if addressees.is_empty() { Origin::Elsewhere } else { Origin::ForOne };
         Self { addressees, origin, ..Self::new(tensors) }
+    }
+
+    /// What has come from another process, and is in what the rank here gets.
+    pub fn of_wholes(wholes: Arc<Wholes>) -> Self {
+        Self { wholes: Some(wholes), ..Self::landed(Vec::new(), Vec::new()) }
     }
 
     /// What has come from another process for a rank that is the only one here.
@@ -108,6 +117,14 @@ pub(super) struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
+    /// The wholes of an all-gather, if what has come from other processes is in them.
+    pub fn landed(&self) -> Option<Vec<DispatchTensor>> {
+        let wholes = self.deposits.iter().find_map(|deposit| deposit.wholes.as_ref())?;
+        let rest = self.deposits.iter().enumerate().filter(|(_, deposit)| deposit.wholes.is_none());
+        // SAFETY: the deposits are complete, and who has none with tensors is there.
+        Some(unsafe { wholes.joined(rest.map(|(member, deposit)| (member, &deposit.tensors[..])), self.device) })
+    }
+
     /// Every tensor, whole, from the parts that all ranks have.
     pub fn gather(&self, plan: &Plan) -> Vec<DispatchTensor> {
         #[cfg(feature = "flex")]

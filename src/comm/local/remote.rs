@@ -1,8 +1,8 @@
 //! Ranks of other processes: they [`hear`](LocalEngine::hear) of what is called here, and join here in what they call.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -10,10 +10,11 @@ use super::LocalEngine;
 use super::board::{Announced, GroupKey, Letter, Ticket};
 use super::data::Deposit;
 use super::rendezvous::News;
-use crate::comm::CommError;
-use crate::comm::courier::{Courier, Parcel, Payload};
+use crate::comm::courier::{Courier, Landing, Parcel, Payload};
 use crate::comm::engine::{Failure, Print};
 use crate::comm::process::header::{Channel, Contents, Header, Introduction, Said, Word, Written};
+use crate::comm::process::wholes::{WORTH, Wholes};
+use crate::comm::{CommError, Op};
 
 /// The other processes of a launch.
 pub(super) struct Others {
@@ -27,6 +28,8 @@ pub(super) struct Others {
     channels: Mutex<Channels>,
     /// What was offered, by the process, the channel and the call.
     offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
+    /// Of all-gathers of which parts are landing in the results.
+    wholes: Mutex<HashMap<(GroupKey, u64), Weak<Wholes>>>,
     /// Whether each rank has failed or panicked.
     unsuccessful: Vec<AtomicBool>,
 }
@@ -53,8 +56,9 @@ pub(in crate::comm) enum Place {
 impl Others {
     pub fn new(courier: Arc<dyn Courier>, launch: u64, each: usize) -> Self {
         let unsuccessful = (0..courier.processes() * each).map(|_| AtomicBool::default()).collect();
-        let (numbers, channels, offered) = (AtomicUsize::default(), Mutex::default(), Mutex::default());
-        Self { courier, launch, each, numbers, channels, offered, unsuccessful }
+        let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
+        let (offered, wholes) = (Mutex::default(), Mutex::default());
+        Self { courier, launch, each, numbers, channels, offered, wholes, unsuccessful }
     }
 
     /// All ranks of the launch.
@@ -154,6 +158,32 @@ impl LocalEngine {
             self.misunderstood(from, problem);
             None
         })
+    }
+
+    /// Where the payloads of these contents land, if that is in what the only rank here will get.
+    pub(in crate::comm) fn regions(&self, place: Place, contents: &Contents) -> Option<Vec<Box<dyn Landing>>> {
+        let Place::Collective(ticket) = place else { return None };
+        let bytes: usize = contents.tensors.iter().map(|meta| meta.shape.num_elements() * meta.dtype.size()).sum();
+        if bytes < WORTH || !contents.addressees.is_empty() {
+            return None;
+        }
+        let print = self.rendezvous.print(ticket).filter(|print| print.op() == Op::AllGather)?;
+        let ranks = self.rendezvous.ranks(ticket.group);
+        if ranks.iter().filter(|rank| self.here.contains(rank)).count() != 1 {
+            return None;
+        }
+        let mut known = self.others().wholes.lock();
+        let call = (ticket.group, ticket.seq);
+        let wholes = match known.get(&call).and_then(Weak::upgrade) {
+            Some(wholes) => wholes,
+            None => {
+                let wholes = Wholes::of(&print.tensors, ranks.len())?;
+                known.retain(|_, other| other.strong_count() > 0);
+                known.insert(call, Arc::downgrade(&wholes));
+                wholes
+            }
+        };
+        wholes.regions(ticket.member, &contents.tensors)
     }
 
     /// What payloads hold that were awaited.

@@ -54,6 +54,14 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         self.state.lock().board.want_and_next(ticket)
     }
 
+    /// What a rank that was announced has called, while its deposit is awaited.
+    pub fn print(&self, ticket: Ticket) -> Option<F>
+    where
+        F: Clone,
+    {
+        self.state.lock().board.print(ticket).cloned()
+    }
+
     /// Adds the deposit of a rank that was announced.
     pub fn fill(&self, ticket: Ticket, part: P) {
         let mut state = self.state.lock();

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `header`, `agreement`, `wire` | what is said, and how it is written |
 //! | `payload` | tensors that are sent, and where they land |
+//! | `wholes` | results in which they land at once |
 //! | [`courier`](super::courier) | what carries both |
 //!
 //! # Failures
@@ -28,6 +29,7 @@ pub(super) mod header;
 pub(super) mod payload;
 #[cfg(test)]
 mod tests;
+pub(super) mod wholes;
 mod wire;
 
 use std::collections::HashMap;
@@ -159,12 +161,12 @@ impl State {
             return Err(format!("header {} of {} bytes cannot be read", from.1, header.len()));
         };
         let contents = word.contents();
-        let Some(spaces) = payload::spaces(&contents.tensors, lengths) else {
+        if !payload::are_of(lengths, &contents.tensors) {
             return Err(format!(
                 "header {} announces payloads of {lengths:?} bytes for {:?}",
                 from.1, contents.tensors
             ));
-        };
+        }
         let goal = match self.launches.get(launch as usize) {
             None => {
                 self.ahead.push(Ahead { launch, from, word, deposit: None });
@@ -175,10 +177,15 @@ impl State {
                 place.map(|place| Goal::Place(engine.clone(), place))
             }
         };
+        let regions = match &goal {
+            Some(Goal::Place(engine, place)) => engine.upgrade().and_then(|there| there.regions(*place, &contents)),
+            _ => None,
+        };
+        let landings = regions.unwrap_or_else(|| payload::spaces(&contents.tensors));
         if let Some(goal) = goal {
             self.awaited.insert(from, Awaited { contents, goal });
         }
-        Ok(spaces)
+        Ok(landings)
     }
 }
 
@@ -196,9 +203,14 @@ impl Addressee for Processes {
     unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal }) = state.awaited.remove(&(from, number)) else { return };
-        let Contents { addressees, tensors } = contents;
-        // SAFETY: the caller has written them all.
-        let deposit = Deposit::landed(addressees, unsafe { payload::landed(tensors, landings) });
+        let deposit = match wholes::of_landings(&landings) {
+            Some(wholes) => Deposit::of_wholes(wholes),
+            None => {
+                let Contents { addressees, tensors } = contents;
+                // SAFETY: the caller has written them all.
+                Deposit::landed(addressees, unsafe { payload::landed(tensors, landings) })
+            }
+        };
         match goal {
             Goal::Place(engine, place) => {
                 drop(state);

@@ -48,7 +48,7 @@ impl AsRef<[u8]> for Host {
 }
 
 /// New memory, aligned for elements of one size.
-enum Space {
+pub(super) enum Space {
     Bytes(Box<[MaybeUninit<u8>]>),
     Pairs(Box<[MaybeUninit<u16>]>),
     Fours(Box<[MaybeUninit<u32>]>),
@@ -56,7 +56,7 @@ enum Space {
 }
 
 impl Space {
-    fn new(size: usize, count: usize) -> Self {
+    pub(super) fn new(size: usize, count: usize) -> Self {
         match size {
             1 => Self::Bytes(Box::new_uninit_slice(count)),
             2 => Self::Pairs(Box::new_uninit_slice(count)),
@@ -70,7 +70,7 @@ impl Space {
     ///
     /// # Safety
     /// All of it is written.
-    unsafe fn filled(self) -> Bytes {
+    pub(super) unsafe fn filled(self) -> Bytes {
         // SAFETY: the caller says so.
         unsafe {
             match self {
@@ -104,14 +104,18 @@ fn bytes(meta: &TensorMeta) -> Option<usize> {
     meta.shape.iter().try_fold(meta.dtype.size(), |bytes, len| bytes.checked_mul(*len))
 }
 
-/// Space for the elements of `tensors`, which are in payloads of these `lengths`; `None` if they are not.
-pub(in crate::comm) fn spaces(tensors: &[TensorMeta], lengths: &[usize]) -> Option<Vec<Box<dyn Landing>>> {
-    let sizes = tensors.iter().map(bytes).collect::<Option<Vec<_>>>()?;
-    let full = tensors.iter().zip(sizes).filter(|(_, bytes)| *bytes > 0);
-    let (full, sizes): (Vec<_>, Vec<_>) = full.unzip();
+/// Whether payloads of these `lengths` can be those of `tensors`.
+pub(in crate::comm) fn are_of(lengths: &[usize], tensors: &[TensorMeta]) -> bool {
+    let sizes: Option<Vec<_>> = tensors.iter().map(bytes).filter(|bytes| *bytes != Some(0)).collect();
+    sizes.is_some_and(|sizes| sizes == lengths)
+}
+
+/// Space for the payloads of `tensors`.
+pub(in crate::comm) fn spaces(tensors: &[TensorMeta]) -> Vec<Box<dyn Landing>> {
+    let full = tensors.iter().filter(|meta| meta.shape.num_elements() > 0);
     let space =
         |meta: &TensorMeta| -> Box<dyn Landing> { Box::new(Space::new(meta.dtype.size(), meta.shape.num_elements())) };
-    (sizes == lengths).then(|| full.into_iter().map(space).collect())
+    full.map(space).collect()
 }
 
 /// Space for payloads that are of no use.

@@ -51,6 +51,32 @@ fn reductions_are_those_of_threads_to_the_bit() {
     });
 }
 
+/// Parts that are large enough to land in the results, where they are in one piece there, and others beside them.
+#[test]
+fn gathers_of_large_parts_are_those_of_threads() {
+    everywhere(|world| {
+        let mut got = Vec::new();
+        for comm in [world.all(), world.group(&[2, 0, 3, 1])?, world.groups([vec![0, 2, 3], vec![1]])?.unwrap()] {
+            let (ranks, rank) = (comm.group().size(), comm.group().rank());
+            let lengths: Vec<usize> = (0..ranks).map(|rank| [400, 0, 1, 333][rank]).collect();
+            let shard = |before: usize, cut: Cut, inner: usize, dtype: DType| {
+                let shape = [before, cut.range(ranks, rank).len(), inner];
+                let data = TensorData::new(values(world.rank(), shape.iter().product()), shape);
+                let tensor = Tensor::<3>::from_data(data, world.device()).cast(dtype).into_dispatch();
+                Sharded { tensor, dim: 1, cut }
+            };
+            let even = || shard(1, Cut::Chunks(400), 180, DType::F32);
+            let uneven = || shard(1, Cut::Lengths(lengths.clone().into()), 180, DType::BF16);
+            let pieces = || shard(3, Cut::Chunks(401), 60, DType::F32);
+            drop(comm.all_gather("dropped".into(), vec![even()]));
+            for shards in [vec![even()], vec![uneven(), even()], vec![even(), pieces()]] {
+                got.extend(comm.all_gather("large".into(), shards).wait()?);
+            }
+        }
+        Ok(got.into_iter().map(into_data).map(|data| data.as_bytes().to_vec()).collect::<Vec<_>>())
+    });
+}
+
 #[derive(Module, Debug)]
 struct Net {
     blocks: Vec<Linear>,
