@@ -1,11 +1,9 @@
 //! Tensors cut over the group: gathered, reduced, cut anew.
 
-use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::Shape;
+use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::planned::unpacked;
-use crate::comm::engine::Print;
+use crate::comm::engine::{Print, reshaped};
 use crate::comm::{Call, Communicator, Op, Plan, ReduceOp, Sharded, Work, arguments};
 use crate::placement::Cut;
 
@@ -89,16 +87,5 @@ impl Communicator {
         }
         let print = Print::new(Op::Barrier, &call, Vec::new());
         self.post(call, print, 0, |channel, post| channel.barrier(post))
-    }
-}
-
-fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
-    let dtype = tensor.dtype();
-    if dtype.is_float() {
-        Dispatch::float_reshape(tensor, shape)
-    } else if dtype.is_bool() {
-        Dispatch::bool_reshape(tensor, shape)
-    } else {
-        Dispatch::int_reshape(tensor, shape)
     }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::kind::{Basic, Ordered};
-use burn::tensor::{Bool, DType, Device, Float, Int, Slice, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Float, Int, Shape, Slice, Tensor, TensorData};
 
 use super::ranges::Ranges;
 use crate::comm::ReduceOp;
@@ -90,6 +90,18 @@ pub(crate) fn from_data(data: TensorData, device: &Device) -> DispatchTensor {
         Dispatch::bool_from_data(data, device.as_dispatch())
     } else {
         Dispatch::int_from_data(data, device.as_dispatch())
+    }
+}
+
+/// A tensor of the same elements in another shape.
+pub(crate) fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
+    let dtype = tensor.dtype();
+    if dtype.is_float() {
+        Dispatch::float_reshape(tensor, shape)
+    } else if dtype.is_bool() {
+        Dispatch::bool_reshape(tensor, shape)
+    } else {
+        Dispatch::int_reshape(tensor, shape)
     }
 }
 

@@ -52,7 +52,7 @@ use super::{CommError, Group, Ledger, Plan, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
 pub use failure::Failure;
-pub(crate) use generic::{concat, from_data, into_data, reduce, rows};
+pub(crate) use generic::{concat, from_data, into_data, reduce, reshaped, rows};
 pub(super) use pending::Mapped;
 pub use pending::{Pending, Waited};
 pub use print::Print;

@@ -14,6 +14,11 @@ impl<F: Fingerprint, P> Board<F, P> {
         Ok(ticket)
     }
 
+    /// [`join`](Self::join)s for a rank of this process, whose deposit [comes later](Self::fill).
+    pub fn join_late(&mut self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+        self.join_with(group, member, print, None).map(|(ticket, _)| ticket)
+    }
+
     /// [`announce`](Self::announce)s a rank whose deposit comes only if it is asked for. True: it is.
     pub fn offer(&mut self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
+use parking_lot::Mutex;
 
 use super::LocalEngine;
 use super::board::{GroupKey, Letter};
@@ -11,31 +12,44 @@ use super::cube::Fused;
 #[cfg(feature = "cube")]
 use super::data::has_kernel;
 use super::data::{Deposit, Exchange};
-use super::outlet::{Outlet, Share, Shares};
+use super::halves;
+use super::outlet::{Outlet, Share, Shares, When};
 use super::pending::{Awaited, Joined, Seat, Sent};
-use crate::comm::engine::{Channel, Member, Message, Post, Posted, rows_for_each};
+use crate::comm::engine::{Channel, Member, Message, Post, Posted, TensorPrint, rows_for_each};
 use crate::comm::{Plan, ReduceOp, Sharded, TensorMeta};
 use crate::placement::Cut;
 
 /// One thread rank's place in one group.
 #[derive(Debug)]
 pub(super) struct LocalChannel {
-    engine: Arc<LocalEngine>,
-    member: Member,
-    key: GroupKey,
+    pub engine: Arc<LocalEngine>,
+    pub member: Member,
+    pub key: GroupKey,
+    name: &'static str,
     /// If some of the group are in other processes.
     outlet: Option<Outlet>,
+    /// Where second halves of all-reduces are called, once there was one.
+    pub second: Mutex<Option<(GroupKey, Arc<Outlet>)>>,
 }
 
 impl LocalChannel {
     pub fn new(engine: Arc<LocalEngine>, member: Member, name: &'static str) -> Self {
         let key = engine.rendezvous.group(member.group.ranks(), name);
-        let outlet = engine.others.as_ref().and_then(|others| Outlet::new(others, &member, name));
-        Self { engine, member, key, outlet }
+        let outlet = engine.others.as_ref().and_then(|others| Outlet::new(others, &member, name.into()));
+        Self { engine, member, key, name, outlet, second: Mutex::default() }
+    }
+
+    /// The place in the same group where second halves are called.
+    pub fn second_halves(&self) -> (GroupKey, Arc<Outlet>) {
+        let name = format!("{}, second halves", self.name);
+        let key = self.engine.rendezvous.group(self.member.group.ranks(), name.clone());
+        let others = self.engine.others.as_ref().expect("there are halves among processes");
+        let outlet = Outlet::new(others, &self.member, name).expect("some of the group are in other processes");
+        (key, Arc::new(outlet))
     }
 
     /// Notes where a deposit is.
-    fn note(&self, deposit: &Deposit) {
+    pub fn note(&self, deposit: &Deposit) {
         if let Some(tensor) = deposit.tensors.first() {
             self.member.ledger.ran_on(tensor.device());
         }
@@ -54,7 +68,8 @@ impl LocalChannel {
         let join = |print, deposit| self.engine.rendezvous.join(self.key, place, print, deposit);
         let ticket = match (&self.outlet, shares) {
             (Some(outlet), Some(shares)) => {
-                let ticket = outlet.joined(post.print, shares, post.ahead, |print| join(print, deposit))?;
+                let when = if post.ahead { When::Asked } else { When::Now };
+                let ticket = outlet.joined(post.print, shares, when, |print| join(print, deposit))?;
                 if !post.ahead {
                     self.engine.ask(self.engine.rendezvous.want(ticket));
                 }
@@ -165,6 +180,11 @@ impl Channel for LocalChannel {
 
     /// Every rank reads the terms where they are; of large ones each reduces a share for all.
     fn all_reduce(&self, post: Post, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
+        if let Some(outlet) = &self.outlet
+            && post.print.tensors.iter().map(TensorPrint::bytes).sum::<u64>() >= halves::WORTH
+        {
+            return self.all_reduce_in_halves(outlet, post, tensors, op);
+        }
         let count = tensors.len();
         let deposit = Deposit::new(tensors);
         let shares = self.shares(&deposit, Share::Whole);

@@ -145,6 +145,12 @@ impl<'a> Exchange<'a> {
         plan.cuts().iter().enumerate().map(whole).collect()
     }
 
+    /// As many tensors, whole, of which every rank has a row.
+    pub fn joined(&self, count: usize) -> Vec<DispatchTensor> {
+        let whole = |index| concat(self.sources(index, |tensor| full(&tensor.shape()[..])), 0, self.device);
+        self.landed().unwrap_or_else(|| (0..count).map(whole).collect())
+    }
+
     /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
     pub fn recut(&self, dim: usize, to_dim: usize, to_cut: &Cut) -> DispatchTensor {
         concat(self.deposits.iter().map(|deposit| self.cut(deposit, 0, to_dim, to_cut)).collect(), dim, &self.home(0))

@@ -18,6 +18,7 @@ mod cube;
 mod data;
 #[cfg(feature = "flex")]
 mod flex;
+mod halves;
 mod outlet;
 mod pending;
 mod remote;

@@ -10,6 +10,7 @@ use super::data::{self, Deposit};
 use super::remote::Others;
 use crate::comm::courier::Payload;
 use crate::comm::engine::{Member, Print};
+pub(super) use crate::comm::process::header::When;
 use crate::comm::process::header::{Channel, Contents, Introduction, Said, Word, Written};
 use crate::comm::process::payload::payload;
 use crate::comm::{CommError, TensorMeta};
@@ -32,7 +33,7 @@ pub(super) type Shares = Vec<(Contents, Vec<Payload>)>;
 pub(super) struct Outlet {
     others: Arc<Others>,
     member: Member,
-    name: &'static str,
+    name: String,
     /// Of this channel, in this process.
     number: usize,
     /// The positions in the group of the ranks of each other process.
@@ -77,7 +78,7 @@ impl Told {
 
 impl Outlet {
     /// `None` if all ranks of the group are here.
-    pub fn new(others: &Arc<Others>, member: &Member, name: &'static str) -> Option<Self> {
+    pub fn new(others: &Arc<Others>, member: &Member, name: String) -> Option<Self> {
         let mut members: Vec<(usize, Vec<usize>)> = Vec::new();
         for (place, rank) in member.group.ranks().iter().enumerate().filter(|(_, rank)| !others.here().contains(rank)) {
             let process = others.process_of(*rank);
@@ -94,13 +95,12 @@ impl Outlet {
         Some(Self { others, member, name, number, members, told: Mutex::new(told) })
     }
 
-    /// Has `join` join a collective here, and the ranks of other processes hear of it, with what they need of the deposit:
-    /// at once, or, if it is called `ahead`, when they ask.
+    /// Has `join` join a collective here, and the ranks of other processes hear of it, with what they need of the deposit.
     pub fn joined<T>(
         &self,
         print: Print,
         shares: Shares,
-        ahead: bool,
+        when: When,
         join: impl FnOnce(Print) -> Result<T, CommError>,
     ) -> Result<T, CommError> {
         let written = Written::of(&print);
@@ -111,17 +111,31 @@ impl Outlet {
         let print = told.say(&written);
         for (at, (contents, payloads)) in shares.into_iter().enumerate() {
             let (channel, to) = (self.channel(&mut told, at), self.members[at].0);
-            let offer = ahead && !payloads.is_empty();
-            let (contents, payloads) = match offer {
-                true => {
+            let when = if when == When::Asked && payloads.is_empty() { When::Now } else { when };
+            let (contents, payloads) = match when {
+                When::Now | When::Later => (contents, payloads),
+                When::Asked => {
                     self.others.keep((to, self.number, seq), contents, payloads);
                     Default::default()
                 }
-                false => (contents, payloads),
             };
-            self.others.send(to, Word::Joined { channel, seq, print, offer, contents }, payloads);
+            self.others.send(to, Word::Joined { channel, seq, print, when, contents }, payloads);
         }
         Ok(joined)
+    }
+
+    /// Brings all of a deposit to a collective that was joined for [`Later`](When::Later).
+    pub fn bring(&self, seq: u64, deposit: &Deposit) {
+        let (contents, payloads) = contents(Vec::new(), &deposit.tensors);
+        for (to, _) in &self.members {
+            let word = Word::Brought { channel: self.number, seq, contents: contents.clone() };
+            self.others.send(*to, word, payloads.clone());
+        }
+    }
+
+    /// What other processes get of a deposit that is not there yet.
+    pub fn nothing(&self) -> Shares {
+        vec![Default::default(); self.members.len()]
     }
 
     /// Whether member `to` of the group is in another process.
@@ -147,7 +161,8 @@ impl Outlet {
     fn channel(&self, told: &mut Told, at: usize) -> Channel {
         let group = &self.member.group;
         let is_new = !std::mem::replace(&mut told.introduced[at], true);
-        let introduce = || Introduction { ranks: group.ranks().to_vec(), name: self.name.into(), member: group.rank() };
+        let introduce =
+            || Introduction { ranks: group.ranks().to_vec(), name: self.name.clone(), member: group.rank() };
         Channel { number: self.number, introduction: is_new.then(introduce) }
     }
 

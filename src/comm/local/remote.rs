@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use super::LocalEngine;
 use super::board::{Announced, GroupKey, Letter, Ticket};
 use super::data::Deposit;
+use super::halves::Open;
 use super::rendezvous::News;
 use crate::comm::courier::{Courier, Landing, Parcel, Payload};
 use crate::comm::engine::{Failure, Print};
-use crate::comm::process::header::{Channel, Contents, Header, Introduction, Said, Word, Written};
+use crate::comm::process::header::{Channel, Contents, Header, Introduction, Said, When, Word, Written};
 use crate::comm::process::wholes::{WORTH, Wholes};
 use crate::comm::{CommError, Op};
 
@@ -28,11 +29,16 @@ pub(super) struct Others {
     channels: Mutex<Channels>,
     /// What was offered, by the process, the channel and the call.
     offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
+    /// First halves of all-reduces that are not complete.
+    halves: Mutex<HashMap<Collective, Vec<Open>>>,
     /// Of all-gathers of which parts are landing in the results.
-    wholes: Mutex<HashMap<(GroupKey, u64), Weak<Wholes>>>,
+    wholes: Mutex<HashMap<Collective, Weak<Wholes>>>,
     /// Whether each rank has failed or panicked.
     unsuccessful: Vec<AtomicBool>,
 }
+
+/// A group, and the sequence number of one of its collectives.
+type Collective = (GroupKey, u64);
 
 /// What was offered: a description, and payloads.
 type Offer = (Contents, Vec<Payload>);
@@ -57,8 +63,8 @@ impl Others {
     pub fn new(courier: Arc<dyn Courier>, launch: u64, each: usize) -> Self {
         let unsuccessful = (0..courier.processes() * each).map(|_| AtomicBool::default()).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
-        let (offered, wholes) = (Mutex::default(), Mutex::default());
-        Self { courier, launch, each, numbers, channels, offered, wholes, unsuccessful }
+        let (offered, halves, wholes) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { courier, launch, each, numbers, channels, offered, halves, wholes, unsuccessful }
     }
 
     /// All ranks of the launch.
@@ -104,6 +110,16 @@ impl Others {
     /// Keeps what is offered until the process has answered.
     pub fn keep(&self, call: (usize, usize, u64), contents: Contents, payloads: Vec<Payload>) {
         self.offered.lock().insert(call, (contents, payloads));
+    }
+
+    /// Keeps a first half until it is complete.
+    pub fn keep_half(&self, collective: Collective, open: Open) {
+        self.halves.lock().entry(collective).or_default().push(open);
+    }
+
+    /// The first halves of ranks here, once complete.
+    pub fn take_halves(&self, collective: Collective) -> Vec<Open> {
+        self.halves.lock().remove(&collective).unwrap_or_default()
     }
 
     /// Asks for what ranks of other processes have offered, or declines it.
@@ -167,7 +183,8 @@ impl LocalEngine {
         if bytes < WORTH || !contents.addressees.is_empty() {
             return None;
         }
-        let print = self.rendezvous.print(ticket).filter(|print| print.op() == Op::AllGather)?;
+        let is_gathered = |print: &Print| matches!(print.op(), Op::AllGather | Op::AllReduce);
+        let print = self.rendezvous.print(ticket).filter(is_gathered)?;
         let ranks = self.rendezvous.ranks(ticket.group);
         if ranks.iter().filter(|rank| self.here.contains(rank)).count() != 1 {
             return None;
@@ -193,7 +210,9 @@ impl LocalEngine {
                 let is_here = |rank: &usize| self.here.contains(rank);
                 let ranks = self.rendezvous.ranks(ticket.group);
                 let is_for_one = ranks.iter().filter(|rank| is_here(rank)).count() == 1;
-                self.rendezvous.fill(ticket, if is_for_one { deposit.for_one() } else { deposit });
+                if self.rendezvous.fill(ticket, if is_for_one { deposit.for_one() } else { deposit }) {
+                    self.reduce_for(ticket);
+                }
             }
             Place::Message(announced) => self.rendezvous.fill_letter(announced, deposit.for_one()),
         }
@@ -229,12 +248,14 @@ impl LocalEngine {
     fn heard(&self, from: usize, word: Word) -> Result<Option<Place>, String> {
         let others = self.others();
         match word {
-            Word::Joined { channel, seq, print, offer, .. } => {
+            Word::Joined { channel, seq, print, when, .. } => {
                 let print = self.print((from, channel.number), print)?;
                 let (group, member) = self.channel(from, channel)?;
-                let announced = match offer {
-                    false => self.rendezvous.announce(group, member, print).map(|ticket| (ticket, false)),
-                    true => self.rendezvous.offer(group, member, print),
+                let announced = match when {
+                    When::Now | When::Later => {
+                        self.rendezvous.announce(group, member, print).map(|ticket| (ticket, false))
+                    }
+                    When::Asked => self.rendezvous.offer(group, member, print),
                 };
                 let Ok((ticket, asked)) = announced else { return Ok(None) };
                 if ticket.seq != seq {
@@ -243,7 +264,7 @@ impl LocalEngine {
                 if asked {
                     others.answer(vec![ticket], true);
                 }
-                Ok((!offer).then_some(Place::Collective(ticket)))
+                Ok((when == When::Now).then_some(Place::Collective(ticket)))
             }
             Word::Asked { channel, seq, wanted } => {
                 let offered = others.offered.lock().remove(&(from, channel, seq));

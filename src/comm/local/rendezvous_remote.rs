@@ -62,12 +62,20 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         self.state.lock().board.print(ticket).cloned()
     }
 
-    /// Adds the deposit of a rank that was announced.
-    pub fn fill(&self, ticket: Ticket, part: P) {
+    /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.
+    pub fn fill(&self, ticket: Ticket, part: P) -> bool {
         let mut state = self.state.lock();
         let complete = state.board.fill(ticket, part);
         let rung = self.ring(state, ticket.group, complete, Ok(()));
         rung.expect("nothing has failed");
+        complete
+    }
+
+    /// [`join`](Self::join)s for a rank that is here, whose deposit comes later.
+    pub fn join_late(&self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+        let mut state = self.state.lock();
+        let joined = state.board.join_late(group, member, print);
+        self.ring(state, group, false, joined).map_err(|error| self.counted(group, member, error))
     }
 
     /// Sends a message of another process, whose contents come later.

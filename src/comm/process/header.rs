@@ -14,11 +14,11 @@ pub(in crate::comm) struct Header<P = Print> {
 
 #[derive(Debug)]
 pub(in crate::comm) enum Word<P = Print> {
-    /// A rank has joined a collective. What others need of it follows, or is offered: it follows if they ask.
-    Joined { channel: Channel, seq: u64, print: Said<P>, offer: bool, contents: Contents },
+    /// A rank has joined a collective.
+    Joined { channel: Channel, seq: u64, print: Said<P>, when: When, contents: Contents },
     /// Whether what a rank offered in a call of a channel of the addressee is wanted.
     Asked { channel: usize, seq: u64, wanted: bool },
-    /// What was offered, and asked for.
+    /// What was offered, and asked for, or what comes later.
     Brought { channel: usize, seq: u64, contents: Contents },
     /// A rank has sent a message to member `to` of the group.
     Sent { channel: Channel, to: usize, tag: u32, print: P, contents: Contents },
@@ -26,6 +26,17 @@ pub(in crate::comm) enum Word<P = Print> {
     Left { rank: usize, succeeded: bool },
     /// A failure was found, or, if `decided`, was the first; what each rank was doing, as far as is known there.
     Failed { failure: Failure, decided: bool, doing: Vec<String> },
+}
+
+/// When what others need of a call is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::comm) enum When {
+    /// With word of it.
+    Now,
+    /// If they ask: it is offered.
+    Asked,
+    /// Once it is there.
+    Later,
 }
 
 /// A print, which may be long, and the same in every step: then it is said once, and known by its number on the channel.
@@ -140,13 +151,26 @@ impl<P: Decode> Decode for Said<P> {
     }
 }
 
+impl Encode for When {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.push(*self as u8);
+    }
+}
+
+impl Decode for When {
+    fn decode(input: &mut &[u8]) -> Option<Self> {
+        let said = u8::decode(input)?;
+        [Self::Now, Self::Asked, Self::Later].into_iter().find(|when| *when as u8 == said)
+    }
+}
+
 impl Encode for Word<&Written> {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Joined { channel, seq, print, offer, contents } => {
+            Self::Joined { channel, seq, print, when, contents } => {
                 out.push(0);
                 (channel, seq, print).encode(out);
-                offer.encode(out);
+                when.encode(out);
                 contents.encode(out);
             }
             Self::Sent { channel, to, tag, print, contents } => {
@@ -181,7 +205,7 @@ impl Decode for Word {
         Some(match u8::decode(input)? {
             0 => {
                 let (channel, seq, print) = Decode::decode(input)?;
-                Self::Joined { channel, seq, print, offer: Decode::decode(input)?, contents: Decode::decode(input)? }
+                Self::Joined { channel, seq, print, when: Decode::decode(input)?, contents: Decode::decode(input)? }
             }
             1 => {
                 let (channel, to, tag) = Decode::decode(input)?;

@@ -38,11 +38,11 @@ fn reductions_are_those_of_threads_to_the_bit() {
         for comm in [world.all(), world.group(&[2, 0, 3, 1])?, world.groups([vec![0, 2, 3], vec![1]])?.unwrap()] {
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)] {
-                    // Large enough that ranks of a process share the work of an all-reduce.
-                    let data = TensorData::new(values(world.rank(), 130 * 140), [130, 140]);
+                    // Large enough that ranks of a process share the work of an all-reduce, and processes halve it.
+                    let data = TensorData::new(values(world.rank(), 130 * 260), [130, 260]);
                     let tensor = || Tensor::<2>::from_data(data.clone(), world.device()).cast(dtype).into_dispatch();
                     got.extend(comm.all_reduce("whole".into(), vec![tensor()], op).wait()?);
-                    let shard = |dim: usize| Sharded { tensor: tensor(), dim, cut: Cut::Chunks(130 + 10 * dim) };
+                    let shard = |dim: usize| Sharded { tensor: tensor(), dim, cut: Cut::Chunks(130 + 130 * dim) };
                     got.extend(comm.reduce_scatter("parts".into(), vec![shard(0), shard(1)], op).wait()?);
                 }
             }
@@ -128,8 +128,9 @@ fn a_sharded_model_trains_to_the_bits_of_threads() {
 
 /// What process `p` has sent in the meantime, as its first rank sees it while the others of all processes rest.
 fn sent(job: &Job, world: &World, work: impl FnOnce() -> Result<()>) -> Result<u64> {
-    let process = world.rank() / 2;
-    let within = world.group(&[2 * process, 2 * process + 1])?;
+    let each = world.size() / job.processes();
+    let process = world.rank() / each;
+    let within = world.group(&(process * each..(process + 1) * each).collect::<Vec<_>>())?;
     world.barrier("all are here")?;
     within.barrier("none of this process goes on".into()).wait()?;
     let before = job.sent(process);
@@ -223,6 +224,55 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
             }
         }
     }
+}
+
+/// An all-reduce in halves sends no whole tensor: of 2 x 2 ranks, two quarters of each rank's and a reduced one; of 4
+/// processes three quarters, and a reduced one to each of the three others.
+#[test]
+fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
+    const FLOATS: usize = 4 << 13;
+    for (processes, each, quarters) in [(2, 2, 2 * (2 + 1)), (4, 1, 3 + 3)] {
+        let job = Job::new(processes, 19);
+        let ends = job.run(|_, processes| {
+            launch(Launch::on(processes.engine(each, false)), |world| {
+                let comm = world.all();
+                let tensor = Tensor::<1>::ones([FLOATS], world.device()).into_dispatch();
+                let reduce =
+                    || Ok(comm.all_reduce("".into(), vec![tensor.clone()], ReduceOp::Sum).wait().map(|_| ())?);
+                sent(&job, world, reduce)
+            })
+        });
+        for (rank, bytes) in ends.into_iter().flat_map(|end| end.unwrap()) {
+            let payloads = (quarters * FLOATS) as u64;
+            assert!((payloads..payloads + 1000).contains(&bytes), "rank {rank}: {bytes} for {payloads}");
+        }
+    }
+}
+
+/// Ranks that wait for nothing owe the others their parts, and those that wait in another order get theirs.
+#[test]
+fn all_reduces_in_halves_are_waited_for_in_any_order_or_not_at_all() {
+    everywhere(|world| {
+        let comm = world.all();
+        let reduce = |call: usize| {
+            let data = TensorData::new(values(world.rank() + call, 20_000), [20_000]);
+            let tensor = Tensor::<1>::from_data(data, world.device()).into_dispatch();
+            comm.all_reduce("sum".into(), vec![tensor], ReduceOp::Sum)
+        };
+        let mut works: Vec<_> = (0..5).map(|call| (call, reduce(call))).collect();
+        match world.rank() {
+            0 => works.reverse(),
+            1 => drop(works.drain(..)),
+            2 => drop(works.drain(1..4)),
+            _ => {}
+        }
+        let mut got = Vec::new();
+        for (call, work) in works {
+            got.push((call, into_data(work.wait()?.remove(0)).as_bytes().to_vec()));
+        }
+        world.barrier("all have what they want")?;
+        Ok(got)
+    });
 }
 
 /// Backward's gathers are all called in forward: what belongs to others is here no earlier than one call before it is

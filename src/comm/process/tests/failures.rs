@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::tensor::Tensor;
 
 use super::super::Processes;
-use super::super::header::{Channel, Contents, Header, Introduction, Said, Word, Written};
+use super::super::header::{Channel, Contents, Header, Introduction, Said, When, Word, Written};
 use super::loopback::Job;
 use crate::comm::courier::{Courier, Parcel};
 use crate::comm::engine::Print;
@@ -197,7 +197,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
         let print = print();
         let print = Said::Full { number: None, print: &print };
         let contents = Contents::default();
-        let word = Word::Joined { channel: channel(introduction), seq, print, offer: false, contents };
+        let word = Word::Joined { channel: channel(introduction), seq, print, when: When::Now, contents };
         Header { launch: 0, word }.write()
     };
     let message = |to| {
@@ -211,7 +211,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
         channel: channel(Some(of(&[0, 1], 1))),
         seq: 0,
         print: Said::Known { number: 3 },
-        offer: false,
+        when: When::Now,
         contents: Contents::default(),
     });
     let wrong = [

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
 
-use super::super::header::{Channel, Contents, Header, Introduction, Said, Word, Written};
+use super::super::header::{Channel, Contents, Header, Introduction, Said, When, Word, Written};
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
 use crate::comm::{Call, CollectiveId, CommError, Op, ReduceOp, TensorMeta};
 use crate::placement::Cut;
@@ -89,14 +89,20 @@ fn headers() -> Vec<Vec<u8>> {
             channel: channel(true),
             seq: 1 << 33,
             print: Said::Full { number: Some(5), print },
-            offer: true,
+            when: When::Asked,
             contents: contents.clone(),
         }));
         headers.push(write(Word::Sent { channel: channel(false), to: 2, tag: u32::MAX, print, contents }));
     }
     let print = Said::Known { number: 300 };
     let contents_of = contents.clone();
-    headers.push(write(Word::Joined { channel: channel(false), seq: 0, print, offer: false, contents: contents_of }));
+    headers.push(write(Word::Joined {
+        channel: channel(false),
+        seq: 0,
+        print,
+        when: When::Now,
+        contents: contents_of,
+    }));
     headers.push(write(Word::Asked { channel: 300, seq: 1 << 33, wanted: true }));
     headers.push(write(Word::Brought { channel: 300, seq: 1 << 33, contents }));
     headers.push(write(Word::Left { rank: 9, succeeded: true }));

@@ -195,6 +195,11 @@ impl Job {
         inboxes.filter(|(other, _)| *other != process).for_each(|(_, inbox)| inbox.put(Event::Lost(process)));
     }
 
+    /// How many processes there are.
+    pub fn processes(&self) -> usize {
+        self.couriers.len()
+    }
+
     /// What each process has sent, to all others.
     pub fn sent(&self, process: usize) -> u64 {
         self.couriers[process].sent().iter().sum()
