@@ -98,7 +98,7 @@ fn main() -> ExitCode {
     match (processes, &ranks[..]) {
         (Some(count), _) => {
             if let Err(error) = among_processes(count as usize, &only, overlap, role) {
-                eprintln!("{error}");
+                eprintln!("{error:#}");
                 return ExitCode::FAILURE;
             }
         }
