@@ -7,8 +7,12 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Without sleep for this long after something has come, or gone: a reply may come.
-const AWAKE: Duration = Duration::from_micros(50);
+/// Without sleep for this long after something has come, or gone: more may come, when a rank elsewhere has copied or added
+/// some megabytes.
+const AWAKE: Duration = Duration::from_millis(2);
+
+/// Without a look at what else may run for this long: a reply may come.
+const EAGER: Duration = Duration::from_micros(50);
 
 /// Without sleep for this long where something is under way and a core is free: MPI moves a message bit by bit, whenever
 /// it is called, and does not say how far it has come.
@@ -44,8 +48,10 @@ impl Rest {
 
     /// Nothing has.
     pub fn pause(&self, under_way: bool) {
-        match sleep(self.last.elapsed(), under_way, || self.cores.one_is_free()) {
-            Duration::ZERO => std::hint::spin_loop(),
+        let nothing_for = self.last.elapsed();
+        match sleep(nothing_for, under_way, || self.cores.one_is_free()) {
+            Duration::ZERO if nothing_for < EAGER => std::hint::spin_loop(),
+            Duration::ZERO => thread::yield_now(),
             sleep => thread::park_timeout(sleep),
         }
     }
@@ -107,15 +113,15 @@ mod tests {
     #[test]
     fn the_thread_sleeps_longer_the_longer_nothing_comes() {
         for core_is_free in [false, true] {
-            let sleeps = [0, 49, 80, 800, 8000, 80_000].map(|time| micros(time, false, core_is_free));
-            assert_eq!(sleeps, [0, 0, 10, 100, 1000, 1000]);
+            let sleeps = [0, 1999, 2400, 4000, 8000, 80_000].map(|time| micros(time, false, core_is_free));
+            assert_eq!(sleeps, [0, 0, 300, 500, 1000, 1000]);
         }
     }
 
     #[test]
     fn the_thread_is_awake_for_what_is_under_way_where_a_core_is_free() {
-        let times = [0, 49, 80, 800, 8000, 80_000];
-        assert_eq!(times.map(|time| micros(time, true, false)), [0, 0, 10, 50, 50, 50]);
+        let times = [0, 1999, 2400, 4000, 8000, 80_000];
+        assert_eq!(times.map(|time| micros(time, true, false)), [0, 0, 50, 50, 50, 50]);
         assert_eq!(times.map(|time| micros(time, true, true)), [0, 0, 0, 0, 0, 50]);
     }
 
