@@ -8,7 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Distribution, Tensor};
 use burn_dtensor::fsdp::full_model;
 use burn_dtensor::prelude::*;
-use burn_dtensor::testing::{Conformance, ProcessTest};
+use burn_dtensor::testing::{Conformance, MeshTest, ProcessTest};
 
 fn conforms(processes: usize, ranks: usize) {
     let text = ProcessTest::new(processes).deadline(Duration::from_secs(1200)).run(|| {
@@ -100,4 +100,38 @@ fn a_model_trains_to_the_bits_of_threads() {
             assert!(text.contains(&line), "{processes} processes, rank {rank}: {line}\n{text}");
         }
     }
+}
+
+#[test]
+fn a_mesh_is_one_of_the_ranks_of_all_processes() {
+    let text = MeshTest::new([2, 2], ["dp", "tp"]).processes(2).run(|mesh| {
+        println!("rank {} at {:?}", mesh.rank(), mesh.coordinate().unwrap());
+        mesh.world().barrier("all have a place")
+    });
+    let Some(text) = text else { return };
+    for (rank, place) in [[0, 0], [0, 1], [1, 0], [1, 1]].iter().enumerate() {
+        assert_eq!(text.matches(&format!("rank {rank} at {place:?}\n")).count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn a_failing_rank_fails_the_test_with_the_report_of_its_launch() {
+    let text = MeshTest::new([2], ["dp"]).processes(2).run_failing(|mesh| match mesh.rank() {
+        1 => Err(Error::other("no batch left")),
+        _ => mesh.world().barrier("the next batch"),
+    });
+    assert!(text.is_none_or(|text| text.contains("on mesh dp=2: launch failed at rank 1: no batch left")));
+}
+
+#[test]
+#[should_panic(expected = "rank 1 is lost")]
+fn a_lost_rank_fails_the_test_with_what_it_wrote() {
+    MeshTest::new([2], ["dp"]).processes(2).run(|mesh| {
+        mesh.world().barrier("all are there")?;
+        if mesh.rank() == 1 {
+            eprintln!("rank 1 is lost");
+            std::process::abort();
+        }
+        mesh.world().barrier("one is lost")
+    });
 }
