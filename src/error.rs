@@ -85,6 +85,35 @@ impl Error {
         Self::Other(error.into().into())
     }
 
+    /// Whether another process prints this error: where ranks are in several processes, a [`launch`](crate::comm::launch)
+    /// that fails does so in each, with one report of all ranks, and process 0 is the one to print it.
+    ///
+    /// ```
+    /// use std::process::ExitCode;
+    ///
+    /// use burn_dtensor::prelude::*;
+    ///
+    /// fn main() -> ExitCode {
+    ///     match train() {
+    ///         Ok(()) => ExitCode::SUCCESS,
+    ///         Err(error) => {
+    ///             if !error.is_told_elsewhere() {
+    ///                 eprintln!("error: {error}");
+    ///             }
+    ///             ExitCode::FAILURE
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// fn train() -> Result<()> {
+    ///     launch(Launch::from_env(2)?, |world| world.barrier("all are here"))?;
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn is_told_elsewhere(&self) -> bool {
+        matches!(self, Self::Launch(error) if error.is_told_elsewhere)
+    }
+
     /// Unwinds the calling rank with this error, without running the panic hook.
     ///
     /// For places that cannot return a `Result` (a parameter's value, a backward step).

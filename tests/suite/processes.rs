@@ -135,3 +135,22 @@ fn a_lost_rank_fails_the_test_with_what_it_wrote() {
         mesh.world().barrier("one is lost")
     });
 }
+
+#[test]
+fn a_launch_that_fails_in_several_processes_is_reported_once_with_the_ranks_of_all() {
+    let text = ProcessTest::new(3).run_failing(|| {
+        let failed = launch(Launch::from_env(6).unwrap(), |world| match world.rank() {
+            4 => Err(Error::other("no batch left")),
+            _ => world.barrier("the next batch"),
+        });
+        let error = Error::from(failed.unwrap_err());
+        if !error.is_told_elsewhere() {
+            println!("{error}");
+        }
+        std::process::exit(1);
+    });
+    let Some(text) = text else { return };
+    assert_eq!(text.matches("launch failed").count(), 1, "{text}");
+    assert!(text.contains("launch failed at rank 4: no batch left\n"), "{text}");
+    assert!(text.contains("\n  each of ranks [0, 1, 2, 3, 5] ended with it\n"), "{text}");
+}
