@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Distribution, Tensor};
 use burn_dtensor::fsdp::full_model;
@@ -134,6 +134,57 @@ fn a_lost_rank_fails_the_test_with_what_it_wrote() {
         }
         mesh.world().barrier("one is lost")
     });
+}
+
+#[derive(Module, Debug)]
+struct Dropping {
+    up: Linear,
+    dropout: Dropout,
+    down: Linear,
+}
+
+/// Three steps with burn's own `Dropout`; the bits of this rank's losses, in one line.
+fn dropping(mesh: &DeviceMesh) -> Result<String> {
+    let device = mesh.device().clone().autodiff();
+    let net = mesh.world().seeded(5, || Dropping {
+        up: LinearConfig::new(8, 32).init(&device),
+        dropout: DropoutConfig::new(0.5).init(),
+        down: LinearConfig::new(32, 1).init(&device),
+    })?;
+    let mut net = fully_shard(net, mesh, FullyShard::new())?;
+    let mut optim = AdamWConfig::new().init();
+    // From here on the rank draws alone from the random state of its process.
+    device.seed(100 + mesh.rank() as u64);
+    let mut line = format!("bits of rank {}:", mesh.rank());
+    for _ in 0..3 {
+        let x = Tensor::<2>::ones([16, 8], &device);
+        let y = unit(&net, x, |net, x| net.down.forward(net.dropout.forward(net.up.forward(x))));
+        let loss = y.square().mean();
+        line += &format!(" {:08x}", loss.clone().into_scalar::<f32>().to_bits());
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        net = optim.step(1e-2, net, grads);
+    }
+    Ok(line)
+}
+
+#[test]
+fn burns_own_dropout_repeats_where_a_rank_has_its_process_to_itself() {
+    let run = || {
+        let text = MeshTest::new([2], ["dp"]).processes(2).run(|mesh| {
+            println!("{}", dropping(mesh)?);
+            Ok(())
+        })?;
+        let mut ranks: Vec<_> =
+            text.lines().filter_map(|line| Some(line.split_once("bits of ")?.1.to_string())).collect();
+        ranks.sort();
+        Some(ranks)
+    };
+    let Some(first) = run() else { return };
+    assert_eq!(run(), Some(first.clone()));
+    // Ranks on equal data drop other elements.
+    let [(rank_0, first), (rank_1, second)] = [0, 1].map(|rank| first[rank].split_once(": ").expect("its losses"));
+    assert_eq!([rank_0, rank_1], ["rank 0", "rank 1"]);
+    assert_ne!(first, second);
 }
 
 #[test]
