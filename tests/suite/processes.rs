@@ -153,7 +153,8 @@ fn dropping(mesh: &DeviceMesh) -> Result<String> {
     })?;
     let mut net = fully_shard(net, mesh, FullyShard::new())?;
     let mut optim = AdamWConfig::new().init();
-    // From here on the rank draws alone from the random state of its process.
+    // From here on the rank draws alone from the random state of its process, whatever that has drawn before.
+    Tensor::<1>::random([1 + std::process::id() as usize % 1000], Distribution::Default, &device);
     device.seed(100 + mesh.rank() as u64);
     let mut line = format!("bits of rank {}:", mesh.rank());
     for _ in 0..3 {
