@@ -86,7 +86,8 @@ impl Error {
     }
 
     /// Whether another process prints this error: where ranks are in several processes, a [`launch`](crate::comm::launch)
-    /// that fails does so in each, with one report of all ranks, and process 0 is the one to print it.
+    /// that fails does so in each, with one report of all ranks, and process 0 is the one to print it. The same goes for
+    /// [`StartError::Uneven`].
     ///
     /// ```
     /// use std::process::ExitCode;
@@ -111,7 +112,12 @@ impl Error {
     /// }
     /// ```
     pub fn is_told_elsewhere(&self) -> bool {
-        matches!(self, Self::Launch(error) if error.is_told_elsewhere)
+        match self {
+            Self::Launch(error) => error.is_told_elsewhere,
+            // The processes are connected: one that ends waits for process 0, which has the same.
+            Self::Start(StartError::Uneven { here, .. }) => *here > 0,
+            _ => false,
+        }
     }
 
     /// Unwinds the calling rank with this error, without running the panic hook.

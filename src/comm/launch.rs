@@ -93,7 +93,7 @@ impl Launch {
         if let Some(connected) = super::mpi::processes()? {
             let processes = connected.count();
             if !ranks.is_multiple_of(processes) {
-                return Err(StartError::Uneven { ranks, processes });
+                return Err(StartError::Uneven { ranks, processes, here: connected.here() });
             }
             return Ok(Self::new(Ranks::Processes(connected, ranks / processes)));
         }

@@ -189,6 +189,19 @@ fn burns_own_dropout_repeats_where_a_rank_has_its_process_to_itself() {
 }
 
 #[test]
+fn ranks_that_are_no_whole_number_for_each_process_are_an_error_that_one_prints() {
+    let text = ProcessTest::new(3).run_failing(|| {
+        let error = Error::from(Launch::from_env(4).unwrap_err());
+        if !error.is_told_elsewhere() {
+            println!("{error}");
+        }
+        std::process::exit(1);
+    });
+    let told = "4 ranks are no whole number for each of 3 processes";
+    assert!(text.is_none_or(|text| text.matches(told).count() == 1));
+}
+
+#[test]
 fn a_launch_that_fails_in_several_processes_is_reported_once_with_the_ranks_of_all() {
     let text = ProcessTest::new(3).run_failing(|| {
         let failed = launch(Launch::from_env(6).unwrap(), |world| match world.rank() {

@@ -121,6 +121,11 @@ impl Processes {
         self.courier.processes()
     }
 
+    /// Which of them this is.
+    pub fn here(&self) -> usize {
+        self.courier.here()
+    }
+
     /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on`](super::Launch::on).
     /// `multithreaded` is what [`Launch::multithreaded`](super::Launch::multithreaded) says of ranks that are all here.
     pub fn engine(&self, each: usize, multithreaded: bool) -> Arc<dyn Engine> {
