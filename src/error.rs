@@ -85,6 +85,41 @@ impl Error {
         Self::Other(error.into().into())
     }
 
+    /// Whether another process prints this error: where ranks are in several processes, a [`launch`](crate::comm::launch)
+    /// that fails does so in each, with one report of all ranks, and process 0 is the one to print it. The same goes for
+    /// [`StartError::Uneven`].
+    ///
+    /// ```
+    /// use std::process::ExitCode;
+    ///
+    /// use burn_dtensor::prelude::*;
+    ///
+    /// fn main() -> ExitCode {
+    ///     match train() {
+    ///         Ok(()) => ExitCode::SUCCESS,
+    ///         Err(error) => {
+    ///             if !error.is_told_elsewhere() {
+    ///                 eprintln!("error: {error}");
+    ///             }
+    ///             ExitCode::FAILURE
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// fn train() -> Result<()> {
+    ///     launch(Launch::from_env(2)?, |world| world.barrier("all are here"))?;
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn is_told_elsewhere(&self) -> bool {
+        match self {
+            Self::Launch(error) => error.is_told_elsewhere,
+            // The processes are connected: one that ends waits for process 0, which has the same.
+            Self::Start(StartError::Uneven { here, .. }) => *here > 0,
+            _ => false,
+        }
+    }
+
     /// Unwinds the calling rank with this error, without running the panic hook.
     ///
     /// For places that cannot return a `Result` (a parameter's value, a backward step).

@@ -12,7 +12,7 @@ const USAGE: u8 = 2;
 
 /// Parses the command line and runs what it asks for; `run` returns whether its checks passed.
 ///
-/// Whatever is wrong is said in one line.
+/// Whatever is wrong is said in one line; what goes wrong in several processes, by one of them.
 pub fn main<C: Parser, S>(
     settings: impl FnOnce(C) -> Result<S, String>,
     run: impl FnOnce(&S) -> Result<bool>,
@@ -34,7 +34,9 @@ pub fn main<C: Parser, S>(
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("error: {error}");
+            if !error.is_told_elsewhere() {
+                eprintln!("error: {error}");
+            }
             ExitCode::FAILURE
         }
     }

@@ -12,7 +12,7 @@ use crate::model::LlamaConfig;
 /// parameter shards (FSDP), and tensor with sequence parallelism. Ranks are threads of this process;
 /// started by `mpirun -n P` (feature `mpi`), an equal number in each of P processes.
 #[derive(Debug, Parser)]
-#[command(name = "llama_3d", disable_version_flag = true)]
+#[command(name = "llama_3d", disable_version_flag = true, after_help = PROCESSES)]
 pub struct Cli {
     /// Mesh of ranks: T tensor-parallel ranks, SxT that many shards of parameters, RxSxT that many
     /// replicas
@@ -55,6 +55,13 @@ pub struct Cli {
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
 }
+
+/// How to start it on several processes.
+const PROCESSES: &str = "\
+Ranks as processes, which an MPI library connects (docs/clusters.md):
+  cargo build --release --features mpi --example llama_3d
+  mpirun -n 4 target/release/examples/llama_3d --mesh 2x2x2      # 4 processes of 2 ranks
+Each has as many ranks; losses are those of threads to the bit.";
 
 /// A run whose parts fit together.
 #[derive(Debug, Clone)]

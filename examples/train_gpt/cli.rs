@@ -15,7 +15,7 @@ use crate::model::GptConfig;
 /// sharded over a device mesh (FSDP on a 1-D mesh, HSDP on a 2-D one). Ranks are threads of this
 /// process; started by `mpirun -n P` (feature `mpi`), an equal number in each of P processes.
 #[derive(Debug, Parser)]
-#[command(name = "train_gpt", disable_version_flag = true)]
+#[command(name = "train_gpt", disable_version_flag = true, after_help = PROCESSES)]
 pub struct Cli {
     /// Number of ranks [default: what --mesh asks for, else 4]
     #[arg(long, value_parser = positive)]
@@ -67,6 +67,13 @@ pub struct Cli {
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
 }
+
+/// How to start it on several processes.
+const PROCESSES: &str = "\
+Ranks as processes, which an MPI library connects (docs/clusters.md):
+  cargo build --release --features mpi --example train_gpt
+  mpirun -n 2 target/release/examples/train_gpt --ranks 4      # 2 processes of 2 ranks
+Each has as many ranks; losses are those of threads to the bit.";
 
 /// A run whose parts fit together.
 #[derive(Debug, Clone)]

@@ -52,7 +52,7 @@ impl<T> End<T> {
                 engine.fail(Failure::Panicked { rank, message: message.clone() });
             }
         }
-        engine.leave(rank);
+        engine.leave(rank, self.error(rank), self.unwound_at());
     }
 
     pub fn is_done(&self) -> bool {
@@ -78,11 +78,13 @@ impl<T> End<T> {
         Self::Failed { error, at: None }
     }
 
-    pub fn error(self, rank: usize) -> Option<Error> {
+    pub fn error(&self, rank: usize) -> Option<Error> {
         match self {
             Self::Done(_) => None,
-            Self::Failed { error, .. } => Some(error),
-            Self::Panicked(message) => Some(CommError::RankPanicked { rank, message, during: None }.into()),
+            Self::Failed { error, .. } => Some(error.clone()),
+            Self::Panicked(message) => {
+                Some(CommError::RankPanicked { rank, message: message.clone(), during: None }.into())
+            }
         }
     }
 }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use burn::tensor::Device;
 
 use super::end::End;
-use super::engine::Engine;
+use super::engine::{Elsewhere, Engine};
 use super::home::{self, Home};
 use super::launcher;
 use super::local::LocalEngine;
 #[cfg(feature = "mpi")]
 use super::process::Processes;
-use super::{LaunchError, StartError, World};
+use super::{LaunchError, RankReport, StartError, World};
 use crate::{Error, Result};
 
 /// Where the ranks of a program run.
@@ -93,7 +93,7 @@ impl Launch {
         if let Some(connected) = super::mpi::processes()? {
             let processes = connected.count();
             if !ranks.is_multiple_of(processes) {
-                return Err(StartError::Uneven { ranks, processes });
+                return Err(StartError::Uneven { ranks, processes, here: connected.here() });
             }
             return Ok(Self::new(Ranks::Processes(connected, ranks / processes)));
         }
@@ -202,8 +202,9 @@ impl Launch {
 /// ```
 ///
 /// # Errors
-/// If any rank panicked or returned an error, also in another process: the first failure, and what every other rank of
-/// this one was doing at that moment and ended with.
+/// If any rank panicked or returned an error, also in another process: the first failure, and what every other rank was
+/// doing at that moment and ended with. Every process has the error, and one is to print it:
+/// [`Error::is_told_elsewhere`](crate::Error::is_told_elsewhere).
 #[expect(clippy::result_large_err, reason = "made once per program")]
 pub fn launch<T, F>(config: Launch, program: F) -> Result<Vec<(usize, T)>, LaunchError>
 where
@@ -245,12 +246,18 @@ where
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    let elsewhere = engine.finish();
-    if elsewhere.is_none() && ends.iter().all(End::is_done) {
+    let Elsewhere { failure, reports, is_told } = engine.finish();
+    if failure.is_none() && ends.iter().all(End::is_done) {
         return Ok(here.into_iter().zip(ends.into_iter().filter_map(End::done)).collect());
     }
-    let failure = elsewhere.or_else(|| engine.failure()).expect("a rank that does not succeed has told the others");
-    Err(LaunchError::new(failure, here.into_iter().zip(ends), &*engine))
+    let failure = failure.or_else(|| engine.failure()).expect("a rank that does not succeed has told the others");
+    let report = |(rank, end): (usize, &End<T>)| {
+        let at = end.unwound_at().map(ToString::to_string);
+        RankReport { rank, doing: engine.doing(rank), error: end.error(rank), at }
+    };
+    let mut reports: Vec<_> = here.into_iter().zip(&ends).map(report).chain(reports).collect();
+    reports.sort_by_key(|report| report.rank);
+    Err(LaunchError { is_told_elsewhere: is_told, ..LaunchError::new(failure, reports) })
 }
 
 /// The share of a rank of the cores that this process may use, where it has so many ranks.

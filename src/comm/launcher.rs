@@ -66,6 +66,8 @@ pub enum StartError {
         ranks: usize,
         /// Number of processes.
         processes: usize,
+        /// This process.
+        here: usize,
     },
 
     /// MPI sees other processes than the launcher has started.

@@ -1,11 +1,9 @@
 //! [`LaunchError`]: how every rank fared in a launch that failed.
 
 use std::fmt;
-use std::panic::Location;
 
 use super::CommError;
-use super::end::End;
-use super::engine::{Engine, Failure};
+use super::engine::Failure;
 use crate::Error;
 
 /// A launch failed: the first failure, and how every other rank fared.
@@ -15,12 +13,14 @@ pub struct LaunchError {
     pub rank: usize,
     /// The first failure.
     pub cause: Error,
-    /// Where in the program an operator unwound with it, if it was not returned.
-    pub at: Option<&'static Location<'static>>,
+    /// Where in the program an operator unwound with it, such as `src/model.rs:12:9`, if it was not returned.
+    pub at: Option<String>,
     /// What the rank at fault itself ended with, where that says more than the first failure.
     pub own: Option<Error>,
-    /// All other ranks of this process.
+    /// All other ranks, of all processes.
     pub others: Vec<RankReport>,
+    /// Whether another process has the same error and tells it: where ranks are in several processes, process 0 does.
+    pub is_told_elsewhere: bool,
 }
 
 /// How one rank fared in a failed [`launch`](super::launch).
@@ -31,35 +31,34 @@ pub struct RankReport {
     /// What it was doing at the first failure, such as
     /// ``waiting in all_gather #12 `blocks.3` on ranks [0, 1, 2] for rank 2``.
     pub doing: String,
-    /// The error it returned, if it did not succeed.
+    /// The error it returned, if it did not succeed; of a rank of another process an error of this crate's collectives,
+    /// or the texts of another.
     pub error: Option<Error>,
+    /// Where an operator unwound with it, if it was not returned.
+    pub at: Option<String>,
 }
 
 impl LaunchError {
-    pub(super) fn new<T>(
-        failure: Failure,
-        ends: impl IntoIterator<Item = (usize, End<T>)>,
-        engine: &dyn Engine,
-    ) -> Self {
+    pub(super) fn new(failure: Failure, reports: Vec<RankReport>) -> Self {
         let culprit = failure.error(None);
         let rank = culprit.rank();
         let mut cause = Error::Comm(culprit);
         let (mut own, mut at, mut others) = (None, None, Vec::new());
-        for (each, end) in ends {
-            if each == rank {
-                at = end.unwound_at();
+        for report in reports {
+            if report.rank != rank {
+                others.push(report);
+                continue;
             }
-            let error = end.error(each);
-            match error {
+            at = report.at;
+            match report.error {
                 // The rank's own error is more than its message, which is what the others know.
-                Some(error) if each == rank && matches!(failure, Failure::Failed { .. }) => cause = error,
-                error if each == rank => own = error,
-                error => others.push(RankReport { rank: each, doing: engine.doing(each), error }),
+                Some(error) if matches!(failure, Failure::Failed { .. }) => cause = error,
+                error => own = error,
             }
         }
         let text = cause.to_string();
         let own = own.filter(|own| own.to_string() != text);
-        Self { rank, cause, at, own, others }
+        Self { rank, cause, at, own, others, is_told_elsewhere: false }
     }
 }
 
@@ -90,7 +89,7 @@ impl fmt::Display for LaunchError {
         if let Some(own) = &self.own {
             write!(f, "\n  rank {} itself ended with: {own}", self.rank)?;
         }
-        if let Some(at) = self.at {
+        if let Some(at) = &self.at {
             write!(f, "\n  in {at}")?;
         }
         let end = |report: &RankReport| match &report.error {

@@ -159,7 +159,10 @@ impl World {
     /// only the first rank draws them, in [`fully_shard`](crate::fsdp::fully_shard). A model that reads or draws values
     /// while it is built does, unless it is built before [`launch`](super::launch).
     ///
-    /// Random numbers of a rank's own come from [`random::tensor`](crate::dtensor::ops::random::tensor).
+    /// Random numbers of a rank's own come from [`random::tensor`](crate::dtensor::ops::random::tensor), which repeats
+    /// wherever the rank is. Where a process has one rank, burn's random state is that rank's own, too: with
+    /// `world.device().seed(seed + rank)`, after the model is built, burn's `Dropout` repeats to the bit. Ranks of one
+    /// process share that state, and a seed that one sets is set for all of them.
     ///
     /// ```
     /// use burn::tensor::{Distribution, Tensor};

@@ -26,8 +26,9 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Dropout {
 /// `prob`, and the others divided by `1 - prob`.
 ///
 /// For models that ranks train in data parallel, in the place of burn's `Dropout`, whose mask on the CPU
-/// comes from one random state of all ranks and is a matter of time. The mask comes from the rank's [own
-/// stream](random::tensor): every rank drops other elements, and the same ones at every run.
+/// comes from one random state of all ranks of the process and is a matter of time, unless the process has only one. The
+/// mask comes from the rank's [own stream](random::tensor): every rank drops other elements, and the same ones at every
+/// run.
 ///
 /// As burn's own, it drops nothing outside of training, which is where `x` is on a device without autodiff,
 /// such as what a model computes after [`valid`](burn::module::Module::valid). Where the layer may be

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 
+#[cfg(feature = "mpi")]
+use super::ProcessMeshTest;
 use crate::Result;
 use crate::comm::{Launch, LaunchError, launch};
 use crate::mesh::{DeviceMesh, DimNames};
@@ -39,13 +41,24 @@ impl MeshTest {
         self
     }
 
-    /// Runs `body` on every rank and returns what each of this process's returned, in order of ranks.
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The same test with the ranks in `count` processes, an equal number in each.
+    #[cfg(feature = "mpi")]
+    pub fn processes(self, count: usize) -> ProcessMeshTest {
+        ProcessMeshTest::new(self, count)
+    }
+
+    /// Runs `body` on every rank and returns what each returned, in order of ranks.
     ///
     /// # Panics
     /// If any rank fails or panics, with the text of the [`LaunchError`]: the first failure and
     /// what every other rank was doing.
     pub fn run<T: Send>(&self, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> Vec<T> {
-        self.launch(body).unwrap_or_else(|error| panic!("on {self}: {error}"))
+        self.run_on(Launch::threads(self.ranks()), body)
     }
 
     /// Runs `body` on every rank and returns the failure.
@@ -53,13 +66,23 @@ impl MeshTest {
     /// # Panics
     /// If every rank succeeds.
     pub fn run_failing<T: Send>(&self, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> LaunchError {
-        self.launch(body).err().unwrap_or_else(|| panic!("on {self}: every rank succeeded, a failure was expected"))
+        self.launch(Launch::threads(self.ranks()), body)
+            .err()
+            .unwrap_or_else(|| panic!("on {self}: every rank succeeded, a failure was expected"))
+    }
+
+    /// Runs `body` on the ranks of `config` that are in this process; panics like [`run`](Self::run).
+    pub(super) fn run_on<T: Send>(&self, config: Launch, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> Vec<T> {
+        self.launch(config, body).unwrap_or_else(|error| panic!("on {self}: {error}"))
     }
 
     #[expect(clippy::result_large_err, reason = "made once per test")]
-    fn launch<T: Send>(&self, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> Result<Vec<T>, LaunchError> {
-        let ranks = self.shape.iter().product();
-        let config = Launch::threads(ranks).deadline(self.deadline);
+    fn launch<T: Send>(
+        &self,
+        config: Launch,
+        body: impl Fn(&DeviceMesh) -> Result<T> + Sync,
+    ) -> Result<Vec<T>, LaunchError> {
+        let config = config.deadline(self.deadline);
         let config = match &self.device {
             Some(device) => config.device(device.clone()),
             None => config,

@@ -11,14 +11,18 @@
 //! in combinations of layouts with [`prove`]; [`graph_depth`] shows whether ranks are in step, and
 //! [`trace_backward`] what backward does with the units of a model.
 //!
-//! The ranks are threads. Collectives run under a deadline, so a test that would hang fails.
+//! The ranks are threads; those of a `ProcessMeshTest` are in several processes, and [`mesh_test!`](crate::mesh_test) makes
+//! a test of each. Collectives run under a deadline, so a test that would hang fails.
 
 mod conformance;
 #[doc(hidden)]
 pub mod copies;
+mod each_engine;
 mod full;
 mod graph_depth;
 mod mesh_test;
+#[cfg(feature = "mpi")]
+mod process_mesh_test;
 #[cfg(feature = "mpi")]
 mod process_test;
 pub mod prove;
@@ -27,6 +31,8 @@ pub use conformance::{Conformance, Report};
 pub use full::{assert_full_close, assert_full_eq};
 pub use graph_depth::{GraphDepth, graph_depth};
 pub use mesh_test::MeshTest;
+#[cfg(feature = "mpi")]
+pub use process_mesh_test::ProcessMeshTest;
 #[cfg(feature = "mpi")]
 pub use process_test::ProcessTest;
 

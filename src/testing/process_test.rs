@@ -210,6 +210,7 @@ fn signal(name: &str, processes: &[u32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::{Launch, launch};
 
     #[test]
     fn each_process_runs_the_test_and_no_other() {
@@ -246,6 +247,26 @@ mod tests {
         });
     }
 
+    #[test]
+    fn a_process_that_is_lost_is_told_and_leaves_nothing() {
+        let name = "a_process_that_is_lost_is_told_and_leaves_nothing";
+        let told = |status: ExitStatus, text: &str| {
+            assert!(!status.success());
+            assert!(text.contains("process 1 ends by itself") && text.contains("signal 6"), "{text}");
+        };
+        alone(name, Duration::from_secs(60), told, || {
+            launch(Launch::from_env(2).unwrap(), |world| {
+                world.barrier("all are there")?;
+                if world.rank() == 1 {
+                    eprintln!("process 1 ends by itself");
+                    process::abort();
+                }
+                world.barrier("one is lost")
+            })
+            .unwrap();
+        });
+    }
+
     fn sleep() {
         loop {
             thread::sleep(Duration::from_secs(1));
@@ -254,14 +275,22 @@ mod tests {
 
     /// Runs `body`, which does not end, with no deadline in the processes themselves.
     fn hang(test: &str, body: impl FnOnce()) {
+        let told = |status: ExitStatus, text: &str| {
+            assert!(!status.success());
+            assert!(text.lines().next().unwrap().ends_with(", ended after 3s, since it hung"), "{text}");
+        };
+        alone(test, Duration::ZERO, told, body);
+    }
+
+    /// Runs `body` in two processes, looks at how they have ended, and for what is left of them.
+    fn alone(test: &str, deadline: Duration, look: impl FnOnce(ExitStatus, &str), body: impl FnOnce()) {
         if env::var_os(RUN).is_some() {
             return body();
         }
         let run = Run::new().unwrap();
-        let (status, text) =
-            run.wait(&format!("{}::{test}", module_path!().split_once("::").unwrap().1), 2, Duration::ZERO).unwrap();
-        assert!(!status.success());
-        assert!(text.lines().next().unwrap().ends_with(", ended after 3s, since it hung"), "{text}");
+        let test = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
+        let (status, text) = run.wait(&test, 2, deadline).unwrap();
+        look(status, &text);
         assert!(run.alive().is_empty());
         let folder = run.folder.clone();
         drop(run);

@@ -381,7 +381,8 @@ fn one_panic_ends_128_ranks() {
 #[test]
 fn ranks_that_fared_alike_share_a_line() {
     let word = CommError::RankFailed { rank: 0, message: "first".into(), during: None };
-    let report = |rank, doing: &str, error: Error| RankReport { rank, doing: doing.into(), error: Some(error) };
+    let report =
+        |rank, doing: &str, error: Error| RankReport { rank, doing: doing.into(), error: Some(error), at: None };
     let error = LaunchError {
         rank: 0,
         cause: Error::other("first"),
@@ -393,6 +394,7 @@ fn ranks_that_fared_alike_share_a_line() {
             report(3, "waiting for rank 0", word.into()),
             report(4, "waiting for rank 0", Error::other("second")),
         ],
+        is_told_elsewhere: false,
     };
     let lines = [
         "launch failed at rank 0: first",

@@ -8,6 +8,7 @@ mod cube;
 mod debug;
 mod dtensor;
 mod ends;
+mod engines;
 mod errors;
 mod failure;
 mod fsdp;

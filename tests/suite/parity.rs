@@ -55,6 +55,7 @@ fn rows_and_tests_that_are_not_there_are_found() {
     assert_eq!(tests_of(&file(made)), ["a", "c"]);
     let plain = "fn a() {} #[test] fn b() {} #[test] #[ignore] fn c() {} mod m { #[test] #[should_panic] fn d() {} }";
     assert_eq!(tests_of(&file(plain)), ["b", "d"]);
+    assert_eq!(tests_of(&file("mesh_test!(a, [2], [\"b\"], |mesh| Ok(()));")), ["a"]);
     assert_eq!(tests_of(&file("other! { a: b }")), [""; 0]);
 }
 
@@ -129,7 +130,8 @@ fn reachable(file: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The names of a file's tests: functions under `#[test]`, and what a macro of the file makes such functions of.
+/// The names of a file's tests: functions under `#[test]`, what a macro of the file makes such functions of, and what
+/// `mesh_test!` does.
 fn tests_of(file: &File) -> Vec<String> {
     tests_in(&file.items, &makers(&file.items))
 }
@@ -140,6 +142,9 @@ fn tests_in(items: &[Item], makers: &[String]) -> Vec<String> {
             vec![sig.ident.to_string()]
         }
         Item::Mod(module) => module.content.iter().flat_map(|(_, items)| tests_in(items, makers)).collect(),
+        Item::Macro(call) if call.mac.path.segments.last().is_some_and(|name| name.ident == "mesh_test") => {
+            call.mac.tokens.clone().into_iter().take(1).map(|name| name.to_string()).collect()
+        }
         Item::Macro(call) if makers.iter().any(|maker| call.mac.path.is_ident(maker)) => {
             let names = call.mac.tokens.clone().into_iter().map(|token| token.to_string()).tuple_windows();
             let is_first = |before: &str| [";", ","].contains(&before);

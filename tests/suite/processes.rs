@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Distribution, Tensor};
 use burn_dtensor::fsdp::full_model;
 use burn_dtensor::prelude::*;
-use burn_dtensor::testing::{Conformance, ProcessTest};
+use burn_dtensor::testing::{Conformance, MeshTest, ProcessTest};
 
 fn conforms(processes: usize, ranks: usize) {
     let text = ProcessTest::new(processes).deadline(Duration::from_secs(1200)).run(|| {
@@ -100,4 +100,122 @@ fn a_model_trains_to_the_bits_of_threads() {
             assert!(text.contains(&line), "{processes} processes, rank {rank}: {line}\n{text}");
         }
     }
+}
+
+#[test]
+fn a_mesh_is_one_of_the_ranks_of_all_processes() {
+    let text = MeshTest::new([2, 2], ["dp", "tp"]).processes(2).run(|mesh| {
+        println!("rank {} at {:?}", mesh.rank(), mesh.coordinate().unwrap());
+        mesh.world().barrier("all have a place")
+    });
+    let Some(text) = text else { return };
+    for (rank, place) in [[0, 0], [0, 1], [1, 0], [1, 1]].iter().enumerate() {
+        assert_eq!(text.matches(&format!("rank {rank} at {place:?}\n")).count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn a_failing_rank_fails_the_test_with_the_report_of_its_launch() {
+    let text = MeshTest::new([2], ["dp"]).processes(2).run_failing(|mesh| match mesh.rank() {
+        1 => Err(Error::other("no batch left")),
+        _ => mesh.world().barrier("the next batch"),
+    });
+    assert!(text.is_none_or(|text| text.contains("on mesh dp=2: launch failed at rank 1: no batch left")));
+}
+
+#[test]
+#[should_panic(expected = "rank 1 is lost")]
+fn a_lost_rank_fails_the_test_with_what_it_wrote() {
+    MeshTest::new([2], ["dp"]).processes(2).run(|mesh| {
+        mesh.world().barrier("all are there")?;
+        if mesh.rank() == 1 {
+            eprintln!("rank 1 is lost");
+            std::process::abort();
+        }
+        mesh.world().barrier("one is lost")
+    });
+}
+
+#[derive(Module, Debug)]
+struct Dropping {
+    up: Linear,
+    dropout: Dropout,
+    down: Linear,
+}
+
+/// Three steps with burn's own `Dropout`; the bits of this rank's losses, in one line.
+fn dropping(mesh: &DeviceMesh) -> Result<String> {
+    let device = mesh.device().clone().autodiff();
+    let net = mesh.world().seeded(5, || Dropping {
+        up: LinearConfig::new(8, 32).init(&device),
+        dropout: DropoutConfig::new(0.5).init(),
+        down: LinearConfig::new(32, 1).init(&device),
+    })?;
+    let mut net = fully_shard(net, mesh, FullyShard::new())?;
+    let mut optim = AdamWConfig::new().init();
+    // From here on the rank draws alone from the random state of its process, whatever that has drawn before.
+    Tensor::<1>::random([1 + std::process::id() as usize % 1000], Distribution::Default, &device);
+    device.seed(100 + mesh.rank() as u64);
+    let mut line = format!("bits of rank {}:", mesh.rank());
+    for _ in 0..3 {
+        let x = Tensor::<2>::ones([16, 8], &device);
+        let y = unit(&net, x, |net, x| net.down.forward(net.dropout.forward(net.up.forward(x))));
+        let loss = y.square().mean();
+        line += &format!(" {:08x}", loss.clone().into_scalar::<f32>().to_bits());
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        net = optim.step(1e-2, net, grads);
+    }
+    Ok(line)
+}
+
+#[test]
+fn burns_own_dropout_repeats_where_a_rank_has_its_process_to_itself() {
+    let run = || {
+        let text = MeshTest::new([2], ["dp"]).processes(2).run(|mesh| {
+            println!("{}", dropping(mesh)?);
+            Ok(())
+        })?;
+        let mut ranks: Vec<_> =
+            text.lines().filter_map(|line| Some(line.split_once("bits of ")?.1.to_string())).collect();
+        ranks.sort();
+        Some(ranks)
+    };
+    let Some(first) = run() else { return };
+    assert_eq!(run(), Some(first.clone()));
+    // Ranks on equal data drop other elements.
+    let [(rank_0, first), (rank_1, second)] = [0, 1].map(|rank| first[rank].split_once(": ").expect("its losses"));
+    assert_eq!([rank_0, rank_1], ["rank 0", "rank 1"]);
+    assert_ne!(first, second);
+}
+
+#[test]
+fn ranks_that_are_no_whole_number_for_each_process_are_an_error_that_one_prints() {
+    let text = ProcessTest::new(3).run_failing(|| {
+        let error = Error::from(Launch::from_env(4).unwrap_err());
+        if !error.is_told_elsewhere() {
+            println!("{error}");
+        }
+        std::process::exit(1);
+    });
+    let told = "4 ranks are no whole number for each of 3 processes";
+    assert!(text.is_none_or(|text| text.matches(told).count() == 1));
+}
+
+#[test]
+fn a_launch_that_fails_in_several_processes_is_reported_once_with_the_ranks_of_all() {
+    let text = ProcessTest::new(3).run_failing(|| {
+        let failed = launch(Launch::from_env(6).unwrap(), |world| match world.rank() {
+            4 => Err(Error::other("no batch left")),
+            _ => world.barrier("the next batch"),
+        });
+        let error = Error::from(failed.unwrap_err());
+        if !error.is_told_elsewhere() {
+            println!("{error}");
+        }
+        std::process::exit(1);
+    });
+    let Some(text) = text else { return };
+    assert_eq!(text.matches("launch failed").count(), 1, "{text}");
+    assert!(text.contains("launch failed at rank 4: no batch left\n"), "{text}");
+    assert!(text.contains("\n  each of ranks [0, 1, 2, 3, 5] ended with it\n"), "{text}");
 }

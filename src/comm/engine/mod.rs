@@ -42,13 +42,15 @@ mod provided;
 pub(crate) mod ranges;
 
 use std::fmt::Debug;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
-use super::{CommError, Group, Ledger, Plan, ReduceOp, Sharded, TensorMeta};
+use super::{CommError, Group, Ledger, Plan, RankReport, ReduceOp, Sharded, TensorMeta};
+use crate::Error;
 use crate::placement::Cut;
 
 pub use failure::Failure;
@@ -81,8 +83,9 @@ pub trait Engine: Debug + Send + Sync {
     /// The first failure, if there was one.
     fn failure(&self) -> Option<Failure>;
 
-    /// The rank's program is over: those that wait for it wait in vain.
-    fn leave(&self, rank: usize);
+    /// The rank's program is over: those that wait for it wait in vain. `error` is what it has ended with, if it has not
+    /// succeeded, and `at` where it unwound with that: for the reports of other processes.
+    fn leave(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>);
 
     /// What `rank` was doing at the first failure, or is doing now: a few words behind "rank 1 was".
     fn doing(&self, rank: usize) -> String;
@@ -90,13 +93,23 @@ pub trait Engine: Debug + Send + Sync {
     /// Whether the program of every rank is over.
     fn is_finished(&self) -> bool;
 
-    /// Waits until the programs of all ranks are over, those of other processes too. Returns the first failure if one of
-    /// theirs has not succeeded.
+    /// Waits until the programs of all ranks are over, those of other processes too. Returns how these have ended.
     ///
     /// Provided, for engines whose ranks are all in this process: whoever has started them knows.
-    fn finish(&self) -> Option<Failure> {
-        None
+    fn finish(&self) -> Elsewhere {
+        Elsewhere::default()
     }
+}
+
+/// How the ranks of other processes have ended.
+#[derive(Debug, Clone, Default)]
+pub struct Elsewhere {
+    /// The first failure, if any rank of any process has not succeeded.
+    pub failure: Option<Failure>,
+    /// Each of them, as far as their processes have said.
+    pub reports: Vec<RankReport>,
+    /// Whether another process reports it all to whoever has started them.
+    pub is_told: bool,
 }
 
 /// A number that no other launch of this process has, of whatever engine: 0, 1, ..

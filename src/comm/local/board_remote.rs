@@ -112,17 +112,9 @@ impl<F: Fingerprint, P> Board<F, P> {
         }
     }
 
-    /// The failure that was found here, if other processes do not know it yet, and what each rank was doing.
-    pub fn untold(&mut self) -> Option<(Failure, Vec<String>)> {
+    /// The failure that was found here, if other processes do not know it yet.
+    pub fn untold(&mut self) -> Option<Failure> {
         let failure = self.failure.as_ref().or(self.found.as_ref())?;
-        let told = !std::mem::replace(&mut self.untold, false);
-        (!told).then(|| (failure.clone(), (0..self.ranks.len()).map(|rank| self.doing(rank)).collect()))
-    }
-
-    /// What a rank of another process says it was doing at the first failure.
-    pub fn hear(&mut self, rank: usize, doing: String) {
-        if let Some(scene) = self.scene.get_mut(rank) {
-            *scene = doing;
-        }
+        std::mem::replace(&mut self.untold, false).then(|| failure.clone())
     }
 }

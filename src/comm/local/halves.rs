@@ -83,6 +83,9 @@ impl LocalChannel {
                 second_outlet.joined(print, nothing, When::Later, |print| rendezvous.join_late(*key, member, print))?;
             (ticket, joined, second_outlet.clone())
         };
+        for ticket in [ticket, second] {
+            self.engine.ask(rendezvous.want(ticket));
+        }
 
         let device = self.member.device.clone();
         let first = First { ticket, second, outlet: second_outlet, op, lengths, device: device.clone() };

@@ -26,12 +26,14 @@ mod rendezvous;
 mod sync;
 
 use std::ops::Range;
+use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::courier::Courier;
-use super::engine::{Channel, Engine, Failure, Member, Print, launch_number};
-use super::{CommError, Op};
+use super::engine::{Channel, Elsewhere, Engine, Failure, Member, Print, launch_number};
+use super::{CommError, Op, RankReport};
+use crate::Error;
 
 use board::Ticket;
 pub(super) use data::Deposit;
@@ -131,9 +133,6 @@ impl Engine for LocalEngine {
     }
 
     fn fail(&self, failure: Failure) -> CommError {
-        if let Some(others) = &self.others {
-            others.note(&failure);
-        }
         self.rendezvous.fail(failure)
     }
 
@@ -141,10 +140,10 @@ impl Engine for LocalEngine {
         self.rendezvous.failure()
     }
 
-    fn leave(&self, rank: usize) {
+    fn leave(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
         self.left(rank);
         if let Some(others) = &self.others {
-            others.leave(rank);
+            others.leave(RankReport { rank, doing: self.doing(rank), error, at: at.map(ToString::to_string) });
         }
     }
 
@@ -156,13 +155,15 @@ impl Engine for LocalEngine {
         self.left.load(Ordering::Relaxed) == self.size
     }
 
-    fn finish(&self) -> Option<Failure> {
-        let others = self.others.as_ref()?;
+    fn finish(&self) -> Elsewhere {
+        let Some(others) = self.others.as_ref() else { return Elsewhere::default() };
         self.rendezvous.finish();
-        let rank = others.unsuccessful()?;
-        // Word of what has ended it may come from another process than word of its end.
-        let untold = || Failure::Failed { rank, message: "its process does not say why".into() };
-        Some(self.rendezvous.await_failure().unwrap_or_else(untold))
+        let failure = others.unsuccessful().map(|rank| {
+            // Word of what has ended it may come from another process than word of its end.
+            let untold = || Failure::Failed { rank, message: "its process does not say why".into() };
+            self.rendezvous.await_failure().unwrap_or_else(untold)
+        });
+        Elsewhere { failure, reports: others.reports(), is_told: !others.decides() && !others.has_lost_first() }
     }
 }
 

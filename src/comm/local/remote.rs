@@ -1,7 +1,7 @@
 //! Ranks of other processes: they [`hear`](LocalEngine::hear) of what is called here, and join here in what they call.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -12,10 +12,10 @@ use super::data::Deposit;
 use super::halves::Open;
 use super::rendezvous::News;
 use crate::comm::courier::{Courier, Landing, Parcel, Payload};
-use crate::comm::engine::{Failure, Print};
+use crate::comm::engine::{Engine, Failure, Print};
 use crate::comm::process::header::{Channel, Contents, Header, Introduction, Said, When, Word, Written};
 use crate::comm::process::wholes::{WORTH, Wholes};
-use crate::comm::{CommError, Op};
+use crate::comm::{CommError, Op, RankReport};
 
 /// The other processes of a launch.
 pub(super) struct Others {
@@ -33,8 +33,15 @@ pub(super) struct Others {
     halves: Mutex<HashMap<Collective, Vec<Open>>>,
     /// Of all-gathers of which parts are landing in the results.
     wholes: Mutex<HashMap<Collective, Weak<Wholes>>>,
-    /// Whether each rank has failed or panicked.
-    unsuccessful: Vec<AtomicBool>,
+    /// How ranks have ended, of all processes.
+    ended: Mutex<BTreeMap<usize, Ended>>,
+}
+
+enum Ended {
+    /// As its process says.
+    Said(RankReport),
+    /// With its process, which is lost.
+    Lost(RankReport),
 }
 
 /// A group, and the sequence number of one of its collectives.
@@ -61,15 +68,14 @@ pub(in crate::comm) enum Place {
 
 impl Others {
     pub fn new(courier: Arc<dyn Courier>, launch: u64, each: usize) -> Self {
-        let unsuccessful = (0..courier.processes() * each).map(|_| AtomicBool::default()).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
         let (offered, halves, wholes) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { courier, launch, each, numbers, channels, offered, halves, wholes, unsuccessful }
+        Self { courier, launch, each, numbers, channels, offered, halves, wholes, ended: Mutex::default() }
     }
 
     /// All ranks of the launch.
     pub fn size(&self) -> usize {
-        self.unsuccessful.len()
+        self.courier.processes() * self.each
     }
 
     /// The ranks of this process.
@@ -134,34 +140,46 @@ impl Others {
     /// What others must know of what has happened here.
     pub fn tell(&self, news: News) {
         match news {
-            News::Failed(failure, doing) => self.tell_failure(failure, doing),
+            News::Failed(failure) => self.tell_failure(failure),
             News::Declined(offers) => self.answer(offers, false),
         }
     }
 
     /// A failure that was found here: an end for all, or something to be decided.
-    fn tell_failure(&self, failure: Failure, doing: Vec<String>) {
+    fn tell_failure(&self, failure: Failure) {
         let decided = self.decides();
-        let word = || Word::Failed { failure: failure.clone(), decided, doing: doing.clone() };
+        let word = || Word::Failed { failure: failure.clone(), decided };
         if decided { self.send_all(word) } else { self.send(0, word(), Vec::new()) }
     }
 
-    /// Notes that a rank's program fails with what it tells others.
-    pub fn note(&self, failure: &Failure) {
-        if let Failure::Panicked { rank, .. } | Failure::Failed { rank, .. } = failure {
-            self.unsuccessful[*rank].store(true, Ordering::Relaxed);
-        }
-    }
-
     /// A rank of this process has left.
-    pub fn leave(&self, rank: usize) {
-        let succeeded = !self.unsuccessful[rank].load(Ordering::Relaxed);
-        self.send_all(|| Word::Left { rank, succeeded });
+    pub fn leave(&self, report: RankReport) {
+        self.send_all(|| Word::Left(report.clone()));
+        self.ended.lock().insert(report.rank, Ended::Said(report));
     }
 
     /// The first rank whose program has not succeeded.
     pub fn unsuccessful(&self) -> Option<usize> {
-        self.unsuccessful.iter().position(|unsuccessful| unsuccessful.load(Ordering::Relaxed))
+        self.ended.lock().values().map(Ended::report).find(|report| report.error.is_some()).map(|report| report.rank)
+    }
+
+    /// How the ranks of other processes have ended.
+    pub fn reports(&self) -> Vec<RankReport> {
+        let (ended, here) = (self.ended.lock(), self.here());
+        ended.values().map(Ended::report).filter(|report| !here.contains(&report.rank)).cloned().collect()
+    }
+
+    /// Whether process 0, which reports to whoever has started all, is lost before the end of its ranks.
+    pub fn has_lost_first(&self) -> bool {
+        matches!(self.ended.lock().get(&0), Some(Ended::Lost(_)))
+    }
+}
+
+impl Ended {
+    fn report(&self) -> &RankReport {
+        match self {
+            Self::Said(report) | Self::Lost(report) => report,
+        }
     }
 }
 
@@ -236,7 +254,9 @@ impl LocalEngine {
         }
         self.misunderstood(process, problem.into());
         for rank in needed {
-            others.unsuccessful[rank].store(true, Ordering::Relaxed);
+            let error = CommError::Disconnected { rank, problem: problem.into() };
+            let report = RankReport { rank, doing: self.doing(rank), error: Some(error.into()), at: None };
+            others.ended.lock().insert(rank, Ended::Lost(report));
             self.left(rank);
         }
     }
@@ -289,19 +309,18 @@ impl LocalEngine {
                 let letter = Letter { from, tag, print, part: () };
                 Ok(self.rendezvous.announce_letter(group, to, letter).ok().map(Place::Message))
             }
-            Word::Left { rank, succeeded } => {
+            Word::Left(report) => {
+                let rank = report.rank;
                 if !others.of(from).contains(&rank) {
                     return Err(format!("it says that rank {rank} has left"));
                 }
-                others.unsuccessful[rank].store(!succeeded, Ordering::Relaxed);
+                // Of a rank that is lost nothing counts any more.
+                others.ended.lock().entry(rank).or_insert(Ended::Said(report));
                 self.left(rank);
                 Ok(None)
             }
-            Word::Failed { failure, decided, doing } => {
-                let ranks = if decided { 0..others.size() } else { others.of(from) };
-                let doing = doing.into_iter().enumerate();
-                let doing = doing.filter(|(rank, _)| ranks.contains(rank) && !others.here().contains(rank));
-                self.rendezvous.hear(failure, decided, doing);
+            Word::Failed { failure, decided } => {
+                self.rendezvous.hear(failure, decided);
                 Ok(None)
             }
         }

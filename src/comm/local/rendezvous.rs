@@ -301,8 +301,8 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         drop(state);
         drop(freed);
         let Some((tell, untold, declined)) = news else { return };
-        if let Some((failure, doing)) = untold {
-            tell(News::Failed(failure, doing));
+        if let Some(failure) = untold {
+            tell(News::Failed(failure));
         }
         if !declined.is_empty() {
             tell(News::Declined(declined));

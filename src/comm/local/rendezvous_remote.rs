@@ -11,8 +11,8 @@ pub(crate) type Tell = Box<dyn Fn(News) + Send + Sync>;
 
 /// What other processes must know.
 pub(crate) enum News {
-    /// A failure was found here, and what each rank was doing.
-    Failed(Failure, Vec<String>),
+    /// A failure was found here.
+    Failed(Failure),
     /// Nobody here needs these deposits any more, which were offered.
     Declined(Vec<Ticket>),
 }
@@ -123,16 +123,14 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         state
     }
 
-    /// Another process has found a failure, or, if `decided`, said that it was the first; `doing` is what ranks were doing
-    /// there.
-    pub fn hear(&self, failure: Failure, decided: bool, doing: impl IntoIterator<Item = (usize, String)>) {
+    /// Another process has found a failure, or, if `decided`, said that it was the first.
+    pub fn hear(&self, failure: Failure, decided: bool) {
         let mut state = self.state.lock();
         if decided {
             state.board.decide(failure);
         } else {
             state.board.fail(failure);
         }
-        doing.into_iter().for_each(|(rank, doing)| state.board.hear(rank, doing));
         state.ring_all();
         self.leave(state);
     }

@@ -5,8 +5,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::*;
+use crate::comm::Launch;
 use crate::comm::courier::{Landing, Payload};
-use crate::testing::ProcessTest;
+use crate::testing::{Conformance, ProcessTest};
 
 /// What an addressee was told.
 #[derive(Debug, PartialEq)]
@@ -157,6 +158,31 @@ fn invariant_3_what_is_longer_than_a_message_goes_in_pieces() {
     let limits = Limits { message: 1000, riding: 1500 };
     ProcessTest::new(3)
         .run(|| all_pairs(limits, 2500, &[0, 1, 999, 1000, 1001, 1500, 1501, 2000, 100 << 10, 1_000_000]));
+}
+
+/// Launches whose messages are of these limits.
+fn launches(limits: Limits) -> impl Fn(usize) -> Launch {
+    let processes = Processes::new(Arc::new(start(limits)));
+    move |ranks| Launch::on(processes.engine(ranks / processes.count(), false))
+}
+
+#[test]
+fn invariant_3_every_collective_of_tensors_longer_than_a_message() {
+    ProcessTest::new(2).deadline(Duration::from_secs(600)).run(|| {
+        let conformance = Conformance::of(launches(Limits { message: 1000, riding: 500 })).ranks([2]).long();
+        for check in Conformance::<fn(usize) -> Launch>::names() {
+            assert!(conformance.check(check) > 0, "{check}");
+        }
+    });
+}
+
+/// Then headers, too, go in pieces.
+#[test]
+fn invariant_3_the_conformance_suite_in_messages_of_64_bytes() {
+    ProcessTest::new(2).deadline(Duration::from_secs(600)).run(|| {
+        let report = Conformance::of(launches(Limits { message: 64, riding: 0 })).ranks([2]).run();
+        assert!(report.total() > 10_000, "{report}");
+    });
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! [`Header`]: what one process says to another.
 
 use super::wire::{Decode, Encode, wire_struct};
-use crate::comm::TensorMeta;
 use crate::comm::engine::{Failure, Print};
+use crate::comm::{RankReport, TensorMeta};
 
 /// What one process says to another, about one launch.
 #[derive(Debug)]
@@ -23,9 +23,9 @@ pub(in crate::comm) enum Word<P = Print> {
     /// A rank has sent a message to member `to` of the group.
     Sent { channel: Channel, to: usize, tag: u32, print: P, contents: Contents },
     /// A rank's program is over.
-    Left { rank: usize, succeeded: bool },
-    /// A failure was found, or, if `decided`, was the first; what each rank was doing, as far as is known there.
-    Failed { failure: Failure, decided: bool, doing: Vec<String> },
+    Left(RankReport),
+    /// A failure was found, or, if `decided`, was the first.
+    Failed { failure: Failure, decided: bool },
 }
 
 /// When what others need of a call is sent.
@@ -78,7 +78,7 @@ impl<P> Word<P> {
             Self::Joined { contents, .. } | Self::Brought { contents, .. } | Self::Sent { contents, .. } => {
                 std::mem::take(contents)
             }
-            Self::Asked { .. } | Self::Left { .. } | Self::Failed { .. } => Contents::default(),
+            Self::Asked { .. } | Self::Left(_) | Self::Failed { .. } => Contents::default(),
         }
     }
 }
@@ -179,14 +179,14 @@ impl Encode for Word<&Written> {
                 print.encode(out);
                 contents.encode(out);
             }
-            Self::Left { rank, succeeded } => {
+            Self::Left(report) => {
                 out.push(2);
-                rank.encode(out);
-                succeeded.encode(out);
+                report.encode(out);
             }
-            Self::Failed { failure, decided, doing } => {
+            Self::Failed { failure, decided } => {
                 out.push(3);
-                (failure, decided, doing).encode(out);
+                failure.encode(out);
+                decided.encode(out);
             }
             Self::Asked { channel, seq, wanted } => {
                 out.push(4);
@@ -211,11 +211,8 @@ impl Decode for Word {
                 let (channel, to, tag) = Decode::decode(input)?;
                 Self::Sent { channel, to, tag, print: Decode::decode(input)?, contents: Decode::decode(input)? }
             }
-            2 => Self::Left { rank: Decode::decode(input)?, succeeded: Decode::decode(input)? },
-            3 => {
-                let (failure, decided, doing) = Decode::decode(input)?;
-                Self::Failed { failure, decided, doing }
-            }
+            2 => Self::Left(Decode::decode(input)?),
+            3 => Self::Failed { failure: Decode::decode(input)?, decided: Decode::decode(input)? },
             4 => {
                 let (channel, seq, wanted) = Decode::decode(input)?;
                 Self::Asked { channel, seq, wanted }

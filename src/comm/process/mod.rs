@@ -14,7 +14,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `header`, `agreement`, `wire` | what is said, and how it is written |
+//! | `header`, `agreement`, `told`, `wire` | what is said, and how it is written |
 //! | `payload` | tensors that are sent, and where they land |
 //! | `wholes` | results in which they land at once |
 //! | [`courier`](super::courier) | what carries both |
@@ -22,13 +22,16 @@
 //! # Failures
 //!
 //! Process 0 decides which failure is the first: others tell it what they find, and go on when it has said what counts.
-//! A launch ends in a process when the ranks of all processes have: with the first failure, if one has failed anywhere.
+//! A launch ends in a process when the ranks of all processes have: with the first failure, if one has failed anywhere,
+//! and with how each rank has ended, which its process says. Every process then has the same report, and process 0 is the
+//! one to print it.
 
 mod agreement;
 pub(super) mod header;
 pub(super) mod payload;
 #[cfg(test)]
 mod tests;
+mod told;
 pub(super) mod wholes;
 mod wire;
 
@@ -118,6 +121,11 @@ impl Processes {
     /// How many there are.
     pub fn count(&self) -> usize {
         self.courier.processes()
+    }
+
+    /// Which of them this is.
+    pub fn here(&self) -> usize {
+        self.courier.here()
     }
 
     /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on`](super::Launch::on).

@@ -9,6 +9,7 @@ use crate::Result;
 use crate::comm::{Call, ReduceOp, Sharded};
 use crate::placement::Cut;
 
+/// Elements; of long tensors more.
 const LEN: usize = 61;
 
 /// Sums of terms of many sizes, to which other orders give other bits, and averages of numbers whose sum is none of their
@@ -24,13 +25,13 @@ pub(super) fn bits(scope: &Scope) -> Result<()> {
 }
 
 fn sums(scope: &Scope, dtype: DType, op: ReduceOp) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
-    let term = |rank: usize| TensorData::new((0..LEN).map(|i| value(rank, i)).collect(), [LEN]).convert_dtype(dtype);
+    let (size, rank, len) = (scope.size(), scope.rank(), scope.length(LEN));
+    let term = |rank: usize| TensorData::new((0..len).map(|i| value(rank, i)).collect(), [len]).convert_dtype(dtype);
     let terms: Vec<Vec<f64>> = (0..size).map(|rank| term(rank).iter().collect()).collect();
-    let reduced = (0..LEN).map(|i| tree(terms.iter().map(|term| term[i]).collect(), op, dtype)).collect();
-    let expected: Vec<f64> = TensorData::new(reduced, [LEN]).convert_dtype(dtype).iter().collect();
+    let reduced = (0..len).map(|i| tree(terms.iter().map(|term| term[i]).collect(), op, dtype)).collect();
+    let expected: Vec<f64> = TensorData::new(reduced, [len]).convert_dtype(dtype).iter().collect();
 
-    let (tensor, cut) = (Tensor::<1>::from_data(term(rank), (&scope.device, dtype)), Cut::Chunks(LEN));
+    let (tensor, cut) = (Tensor::<1>::from_data(term(rank), (&scope.device, dtype)), Cut::Chunks(len));
     let part = expected[held(&cut, size, rank)].to_vec();
     let whole = scope.comm.all_reduce(Call::default(), vec![tensor.clone().into_dispatch()], op).wait()?.remove(0);
     scope.same(into_data(whole).iter().collect(), expected, || format!("all_reduce, {dtype:?} {op:?}"));

@@ -87,8 +87,11 @@ pub(super) fn dtypes(scope: &Scope) -> Vec<DType> {
     if scope.is_large() { some.into() } else { DTYPES.into() }
 }
 
-/// Shapes with even, uneven and empty chunks for groups of up to 8; fewer, and longer ones, for large groups.
+/// Shapes with even, uneven and empty chunks for groups of up to 8; fewer, and longer ones, for large groups, or if asked.
 pub(super) fn shapes(scope: &Scope) -> Vec<Vec<usize>> {
+    if scope.is_long() {
+        return vec![vec![4001], vec![70, 61]];
+    }
     if scope.is_large() {
         return vec![vec![300], vec![5, 3], vec![2, 130]];
     }

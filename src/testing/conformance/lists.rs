@@ -17,7 +17,7 @@ pub(super) fn all_gather_list(scope: &Scope) -> Result<()> {
         for shape in [vec![5], vec![3, 0], vec![2, 3, 2]] {
             let of = |rank: usize| {
                 let mut shape = shape.clone();
-                shape[0] += rank % 3;
+                shape[0] = scope.length(shape[0] + rank % 3);
                 Plain::sample(&shape, rank, dtype)
             };
             let all: Vec<_> = (0..size).map(of).collect();
@@ -36,7 +36,7 @@ pub(super) fn reduce_scatter_list(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for dtype in dtypes(scope) {
         for op in ops(scope).into_iter().filter(|op| fits(*op, dtype, scope)) {
-            let part = |from: usize, to: usize| Plain::sample(&[1 + to % 3, 4], from * size + to, dtype);
+            let part = |from: usize, to: usize| Plain::sample(&[scope.length(1 + to % 3), 4], from * size + to, dtype);
             let parts = (0..size).map(|to| part(rank, to).tensor(dtype, &scope.device)).collect();
             let got = scope.comm.reduce_scatter_list(Call::default(), parts, op).wait()?;
             let terms: Vec<_> = (0..size).map(|from| part(from, rank)).collect();
@@ -52,7 +52,7 @@ pub(super) fn all_to_all_list(scope: &Scope) -> Result<()> {
     for dtype in dtypes(scope) {
         // As many rows as the pair says, down to none, and of some pairs no tensor at all.
         let part = |from: usize, to: usize| {
-            let rows = (from + 2 * to) % 4;
+            let rows = scope.length((from + 2 * to) % 4);
             let shape = if (from + to).is_multiple_of(2) { vec![rows, 3] } else { vec![rows] };
             ((from * to + from) % 3 < 2).then(|| Plain::sample(&shape, from * size + to, dtype))
         };
@@ -70,6 +70,7 @@ pub(super) fn all_to_all_single(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     let splits: [fn(usize, usize) -> usize; 3] = [|_, _| 2, |from, to| (from + 2 * to) % 4, |from, to| from.min(to)];
     for (which, split) in splits.into_iter().enumerate() {
+        let split = |from, to| scope.length(split(from, to));
         for dtype in dtypes(scope) {
             let given: Vec<_> = (0..size).map(|to| split(rank, to)).collect();
             let taken: Vec<_> = (0..size).map(|from| split(from, rank)).collect();
@@ -94,8 +95,8 @@ pub(super) fn sparse(scope: &Scope) -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32] {
         for count in [0, 1, 5] {
             // Of other numbers on each rank, with repetitions.
-            let count = |rank: usize| (count + rank) % 6;
-            let index = |rank: usize, row: usize| ((7 * row + 3 * rank) % 11) as i64;
+            let count = |rank: usize| scope.length((count + rank) % 6);
+            let index = |rank: usize, row: usize| ((7 * row + 3 * rank) % scope.length(11)) as i64;
             let value = |rank: usize, row: usize, column: usize| ((rank + 2 * row + column) % 3) as i64;
             let mut sums: BTreeMap<i64, [i64; 2]> = BTreeMap::new();
             for (rank, row) in (0..size).flat_map(|rank| (0..count(rank)).map(move |row| (rank, row))) {

@@ -71,12 +71,13 @@ pub struct Conformance<L> {
     launch: L,
     ranks: Vec<usize>,
     deadline: Duration,
+    long: bool,
 }
 
 impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// Of what `launch` starts so many ranks on.
     pub fn of(launch: L) -> Self {
-        Self { launch, ranks: vec![2, 3, 4], deadline: Duration::from_secs(60) }
+        Self { launch, ranks: vec![2, 3, 4], deadline: Duration::from_secs(60), long: false }
     }
 
     /// The sizes of worlds to try. Default: 2, 3 and 4.
@@ -88,6 +89,12 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// How long a rank waits for the others. Default: a minute.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Tensors of some thousand elements in place of a few: for engines that cut what is long into messages.
+    pub fn long(mut self) -> Self {
+        self.long = true;
         self
     }
 
@@ -128,10 +135,10 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     }
 
     fn on_world(&self, name: &str, ranks: usize, check: Check) -> usize {
-        let config = (self.launch)(ranks).deadline(self.deadline);
+        let (config, long) = ((self.launch)(ranks).deadline(self.deadline), self.long);
         let returned = launch(config, |world| {
             let mut cases = 0;
-            for scope in Scope::all(world)? {
+            for scope in Scope::all(world, long)? {
                 check(&scope)?;
                 cases += scope.cases();
             }

@@ -9,16 +9,20 @@ use crate::comm::Call;
 type Object = (String, BTreeMap<u8, Vec<f64>>, Option<bool>);
 
 /// Of another length on each rank, nothing at all and not-a-number among them.
-fn object(rank: usize) -> Object {
+fn object(scope: &Scope, rank: usize) -> Object {
     let row = |key: u8| (key, vec![f64::from(key) / 3.0, f64::INFINITY, -0.0]);
-    ("r\u{e4}nk ".repeat(rank % 5), (0..rank as u8 % 4).map(row).collect(), [None, Some(true), Some(false)][rank % 3])
+    (
+        "r\u{e4}nk ".repeat(scope.length(rank % 5)),
+        (0..rank as u8 % 4).map(row).collect(),
+        [None, Some(true), Some(false)][rank % 3],
+    )
 }
 
 /// Gathered, broadcast, scattered, sent.
 pub(super) fn objects(scope: &Scope) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let call = || Call::new("object");
-    let all: Vec<_> = (0..size).map(object).collect();
+    let all: Vec<_> = (0..size).map(|rank| object(scope, rank)).collect();
     scope.same(comm.all_gather_object(call(), &all[rank])?, all.clone(), || "all_gather_object".into());
     for root in 0..size.min(9) {
         let own = comm.broadcast_object(call(), (rank == root).then_some(&all[root]), root)?;

@@ -42,7 +42,7 @@ pub(super) fn scatter(scope: &Scope) -> Result<()> {
                 });
             }
             // Of another length for each.
-            let own = |rank: usize| Plain::sample(&[rank % 3, 2], rank, dtype);
+            let own = |rank: usize| Plain::sample(&[scope.length(rank % 3), 2], rank, dtype);
             let tensors =
                 (rank == root).then(|| (0..size).map(|rank| own(rank).tensor(dtype, &scope.device)).collect());
             let got = comm.scatter_list(Call::default(), tensors, own(rank).meta(dtype), root).wait()?;
@@ -79,7 +79,7 @@ pub(super) fn gather(scope: &Scope) -> Result<()> {
     for (mut shape, dim, dtype) in cases(scope) {
         for root in roots(scope) {
             let mut of = |rank: usize| {
-                shape[dim] = rank % 4;
+                shape[dim] = scope.length(rank % 4);
                 Plain::sample(&shape, rank, dtype)
             };
             let all: Vec<_> = (0..size).map(&mut of).collect();

@@ -11,18 +11,22 @@ use crate::mesh::DeviceMesh;
 /// Of more ranks, fewer cases must do.
 const LARGE: usize = 16;
 
+/// How much longer long tensors are.
+const LONG: usize = 400;
+
 /// A group, seen from one of its ranks.
 pub(super) struct Scope {
     pub comm: Communicator,
     /// The same ranks in reverse order, which are another group.
     pub reversed: Communicator,
     pub device: Device,
+    long: bool,
     cases: Cell<usize>,
 }
 
 impl Scope {
     /// Every scope of a world that this rank is in, in one order on all ranks.
-    pub fn all(world: &World) -> Result<Vec<Self>> {
+    pub fn all(world: &World, long: bool) -> Result<Vec<Self>> {
         let size = world.size();
         let ranks = 0..size;
         let odd_and_even = [0, 1].map(|rest| ranks.clone().filter(|rank| rank % 2 == rest).collect::<Vec<_>>());
@@ -41,7 +45,7 @@ impl Scope {
         }
         let scope = |comm: Communicator| {
             let reversed = world.group(&comm.group().ranks().iter().rev().copied().collect::<Vec<_>>())?;
-            Ok(Self { comm, reversed, device: world.device().clone(), cases: Cell::new(0) })
+            Ok(Self { comm, reversed, device: world.device().clone(), long, cases: Cell::new(0) })
         };
         comms.into_iter().map(scope).collect()
     }
@@ -58,6 +62,16 @@ impl Scope {
     /// Whether fewer cases must do.
     pub fn is_large(&self) -> bool {
         self.size() > LARGE
+    }
+
+    /// Whether tensors are long.
+    pub fn is_long(&self) -> bool {
+        self.long
+    }
+
+    /// The length of what has `len` rows otherwise.
+    pub fn length(&self, len: usize) -> usize {
+        if self.long { len * LONG } else { len }
     }
 
     pub fn cases(&self) -> usize {

@@ -5,6 +5,7 @@ use burn::nn::LinearConfig;
 use burn::tensor::{Device, Distribution, Tensor, Tolerance};
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::fsdp::{ParamInfo, ParamPlacement};
+use burn_dtensor::mesh_test;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::prove::{case, prove};
 use burn_dtensor::testing::{MeshTest, assert_full_close};
@@ -21,22 +22,20 @@ fn the_prover_finds_nothing_wrong_with_its_operators() {
     assert_eq!(report.wrong(), 0, "{report}");
 }
 
-#[test]
-fn a_layer_of_its_own_goes_where_its_style_says() {
-    let device = Device::flex();
-    let random = |shape: [usize; 2]| Tensor::<2>::random(shape, Distribution::Default, &device);
-    let (x, weight) = (random([4, 6]), random([8, 6]));
+mesh_test!(a_layer_of_its_own_goes_where_its_style_says, [2], ["tp"], |mesh| {
+    let (x, weight) = mesh.world().seeded(7, || {
+        let random = |shape: [usize; 2]| Tensor::<2>::random(shape, Distribution::Default, mesh.device());
+        (random([4, 6]), random([8, 6]))
+    })?;
     let model = Projection { weight: Param::from_tensor(weight) };
     let expected = model.forward(x.clone()).into_data();
-    MeshTest::new([2], ["tp"]).run(|mesh| {
-        let model = parallelize(model.clone(), mesh, Plan::new().with("", COLWISE))?;
-        let rows = DTensor::distribute_local(x.clone(), mesh, &[Placement::Shard(0)])?;
-        let y = model.forward_dtensor(rows);
-        assert_eq!(y.placements(), [Placement::Shard(1)]);
-        assert_full_close(&y, expected.clone(), Tolerance::default());
-        Ok(())
-    });
-}
+    let model = parallelize(model, mesh, Plan::new().with("", COLWISE))?;
+    let rows = DTensor::distribute_local(x, mesh, &[Placement::Shard(0)])?;
+    let y = model.forward_dtensor(rows);
+    assert_eq!(y.placements(), [Placement::Shard(1)]);
+    assert_full_close(&y, expected, Tolerance::default());
+    Ok(())
+});
 
 #[test]
 fn styles_of_its_own_make_a_pair_with_one_all_reduce_each_way() {

@@ -106,5 +106,5 @@ fn a_rank_outside_the_world_is_told_on_all_ranks() {
         Ok(())
     });
     assert!(error.to_string().contains("rank 2 is outside a world of 2 ranks"), "{error}");
-    assert!(error.at.is_some_and(|at| at.file().ends_with("only.rs")), "{error}");
+    assert!(error.at.as_ref().is_some_and(|at| at.contains("only.rs:")), "{error}");
 }

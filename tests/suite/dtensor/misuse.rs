@@ -325,8 +325,8 @@ fn an_operator_that_unwinds_names_the_line_it_was_called_in() {
         Ok(x.clone().matmul(x).to_local().into_data())
     });
     let error = failed.expect_err("3 columns meet 4 rows");
-    let at = error.at.expect("an operator unwound");
-    assert_eq!((at.file(), at.line()), (file!(), line), "{error}");
+    let at = error.at.as_ref().expect("an operator unwound");
+    assert!(at.starts_with(&format!("{}:{line}:", file!())), "{error}");
     assert!(error.to_string().contains(&format!("\n  in {at}")), "{error}");
 }
 

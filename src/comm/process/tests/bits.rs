@@ -249,6 +249,24 @@ fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
     }
 }
 
+/// What is announced is not there yet: a rank that comes later goes on all the same.
+#[test]
+fn all_reduces_in_halves_follow_each_other() {
+    let job = Job::new(2, 20);
+    let ends = job.run(|_, processes| {
+        launch(Launch::on(processes.engine(1, false)), |world| {
+            let tensor = || Tensor::<1>::full([20_000], world.rank() as f32, world.device()).into_dispatch();
+            for call in 0..200 {
+                let sum = world.all().all_reduce("sum".into(), vec![tensor()], ReduceOp::Sum).wait()?.remove(0);
+                let sum = Tensor::<1>::from_dispatch(sum).into_data();
+                assert!(sum.iter::<f32>().all(|sum| sum == 1.0), "call {call}");
+            }
+            Ok(())
+        })
+    });
+    ends.into_iter().for_each(|end| drop(end.unwrap()));
+}
+
 /// Ranks that wait for nothing owe the others their parts, and those that wait in another order get theirs.
 #[test]
 fn all_reduces_in_halves_are_waited_for_in_any_order_or_not_at_all() {

@@ -10,7 +10,7 @@ use super::super::header::{Channel, Contents, Header, Introduction, Said, When, 
 use super::loopback::Job;
 use crate::comm::courier::{Courier, Parcel};
 use crate::comm::engine::Print;
-use crate::comm::{Call, CommError, Communicator, Launch, LaunchError, Op, ReduceOp, World, launch};
+use crate::comm::{Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, World, launch};
 use crate::{Error, Result};
 
 const FAR: Duration = Duration::from_secs(3600);
@@ -30,6 +30,10 @@ fn sum(world: &World, comm: &Communicator, label: &str, len: usize) -> Result<()
     Ok(comm.all_reduce(label.into(), vec![tensor], ReduceOp::Sum).wait().map(|_| ())?)
 }
 
+fn left(rank: usize) -> RankReport {
+    RankReport { rank, doing: "finished".into(), error: None, at: None }
+}
+
 /// One rank of four, in two processes, does `wrong`, while the others reduce; in turn each. Looks at the error of each
 /// launch, and of each other rank.
 fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<()> + Sync, is_it: impl Fn(&CommError, usize) -> bool) {
@@ -43,10 +47,10 @@ fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<()> + Sync, is_it: im
             })
         });
         let causes: Vec<_> = ends.into_iter().map(|end| end.expect_err("a rank has failed")).collect();
-        for error in &causes {
-            // In the process of a rank that failed this is what it returned, elsewhere what it said.
-            let (own, other) = (error.cause.to_string(), causes[0].cause.to_string());
-            assert!(own.contains(&other) || other.contains(&own), "rank {culprit}: {own}, {other}");
+        for (process, error) in causes.iter().enumerate() {
+            // One report of all ranks, which process 0 is to print.
+            assert_eq!(error.to_string(), causes[0].to_string(), "rank {culprit}, process {process}");
+            assert_eq!((error.others.len(), error.is_told_elsewhere), (3, process > 0), "{error}");
             for other in error.others.iter().filter(|other| other.rank != culprit) {
                 let Some(Error::Comm(told)) = &other.error else { panic!("rank {culprit}: {error}") };
                 assert!(is_it(told, culprit), "rank {culprit}: rank {} was told {told}", other.rank);
@@ -183,6 +187,8 @@ fn a_process_that_is_lost_ends_the_others() {
             let error = end.unwrap_err();
             let Error::Comm(CommError::Disconnected { rank, .. }) = &error.cause else { panic!("{process}: {error}") };
             assert_eq!(*rank, lost);
+            // Process 0 tells, unless it is the one that is lost.
+            assert_eq!((error.others.len(), error.is_told_elsewhere), (2, process > 0 && lost > 0), "{error}");
         }
     }
 }
@@ -229,7 +235,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
             "it has not said what channel 1000 is",
         ),
         (message(2), "it sends to member 2 of a group of 2"),
-        (write(Word::Left { rank: 0, succeeded: true }), "it says that rank 0 has left"),
+        (write(Word::Left(left(0))), "it says that rank 0 has left"),
     ];
     for (header, problem) in wrong {
         let job = Job::new(2, 9);
@@ -257,7 +263,7 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
         launched(processes, 1, |world| {
             world.barrier("start")?;
             if world.rank() == 1 {
-                let header = Header { launch: 0, word: Word::Left { rank: 1, succeeded: true } }.write();
+                let header = Header { launch: 0, word: Word::Left(left(1)) }.write();
                 job.couriers[1].send(0, Parcel { header, payloads: vec![Arc::new([0; 12])] });
             }
             world.barrier("middle")?;

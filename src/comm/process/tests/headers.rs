@@ -6,8 +6,9 @@ use std::time::Duration;
 use burn::tensor::{BoolStore, DType, Shape};
 
 use super::super::header::{Channel, Contents, Header, Introduction, Said, When, Word, Written};
+use crate::Error;
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
-use crate::comm::{Call, CollectiveId, CommError, Op, ReduceOp, TensorMeta};
+use crate::comm::{Call, CollectiveId, CommError, Op, RankReport, ReduceOp, StartError, TensorMeta};
 use crate::placement::Cut;
 
 fn meta(shape: &[usize], dtype: DType) -> TensorMeta {
@@ -105,12 +106,12 @@ fn headers() -> Vec<Vec<u8>> {
     }));
     headers.push(write(Word::Asked { channel: 300, seq: 1 << 33, wanted: true }));
     headers.push(write(Word::Brought { channel: 300, seq: 1 << 33, contents }));
-    headers.push(write(Word::Left { rank: 9, succeeded: true }));
+    headers.push(write(Word::Left(RankReport { rank: 9, doing: "computing".into(), error: None, at: None })));
     let mut failures: Vec<_> = errors().into_iter().map(Failure::Collective).collect();
     failures.push(Failure::Panicked { rank: 0, message: "boom".into() });
     failures.push(Failure::Failed { rank: 0, message: String::new() });
     for failure in failures {
-        headers.push(write(Word::Failed { failure, decided: true, doing: vec!["finished".into()] }));
+        headers.push(write(Word::Failed { failure, decided: true }));
     }
     headers
 }
@@ -134,10 +135,9 @@ fn a_header_is_read_as_it_was_written() {
     }
     let mut errors = errors().into_iter();
     for header in headers() {
-        if let Word::Failed { failure: Failure::Collective(error), decided: true, doing } =
-            Header::read(&header).unwrap().word
+        if let Word::Failed { failure: Failure::Collective(error), decided: true } = Header::read(&header).unwrap().word
         {
-            assert_eq!((Some(error), &doing[..]), (errors.next(), &["finished".to_string()][..]));
+            assert_eq!(Some(error), errors.next());
         }
     }
     assert_eq!(errors.next(), None);
@@ -153,6 +153,28 @@ fn a_header_is_read_as_it_was_written() {
     );
     assert_eq!((seq, contents.addressees), (1 << 33, vec![0, 0, 2]));
     assert_eq!(contents.tensors, vec![meta(&[3, 5], DType::F64); 3]);
+}
+
+#[test]
+fn how_a_rank_ended_arrives_with_the_sources_of_its_error() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("no batch left")]
+    struct NoBatch(#[source] std::fmt::Error);
+    let there = |error: Error| {
+        let report = RankReport { rank: 9, doing: "computing".into(), error: Some(error), at: Some("a.rs:1:2".into()) };
+        let Word::Left(report) = Header::read(&write(Word::Left(report))).unwrap().word else { panic!("another word") };
+        assert_eq!((report.rank, &report.doing[..], report.at.as_deref()), (9, "computing", Some("a.rs:1:2")));
+        report.error.expect("there was one")
+    };
+    for error in errors() {
+        let Error::Comm(read) = there(error.clone().into()) else { panic!("{error} has become another") };
+        assert_eq!(read, error);
+    }
+    let read = there(Error::other(NoBatch(std::fmt::Error)));
+    let source = std::error::Error::source(&read).expect("its source");
+    assert_eq!((read.to_string(), source.to_string()), ("no batch left".into(), std::fmt::Error.to_string()));
+    assert!(source.source().is_none());
+    assert_eq!(there(StartError::Initialized.into()).to_string(), StartError::Initialized.to_string());
 }
 
 /// Every beginning of a header, and every header with a byte more, or another at any place: refused, or read as another.

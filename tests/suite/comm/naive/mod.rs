@@ -8,10 +8,12 @@ mod channel;
 mod host;
 mod inbox;
 
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use burn_dtensor::Error;
 use burn_dtensor::comm::engine::{Channel, Engine, Failure, Member, launch_number};
 use burn_dtensor::comm::{CollectiveId, CommError};
 use parking_lot::Mutex;
@@ -145,7 +147,7 @@ impl Engine for Naive {
         self.end.get().map(|(failure, _)| failure.clone())
     }
 
-    fn leave(&self, rank: usize) {
+    fn leave(&self, rank: usize, _: Option<Error>, _: Option<&'static Location<'static>>) {
         self.now(rank, "finished".into());
         self.left[rank].store(true, Ordering::SeqCst);
         self.ring();

@@ -1,0 +1,60 @@
+//! [`mesh_test!`](crate::mesh_test): one test on each engine.
+
+/// A test on a mesh of ranks as threads, and the same on a mesh of ranks as processes, where this crate is built with its
+/// feature `mpi`.
+///
+/// `mesh_test!(name, shape, dimension names, body)` makes the tests `name::threads` and `name::processes`, a process a
+/// rank: a [`MeshTest`](crate::testing::MeshTest), and a `ProcessMeshTest` of it. The body checks on each rank; it runs in
+/// a module of its own, which uses all that is around it. Processes take about a second to start.
+///
+/// ```
+/// use burn::tensor::Tensor;
+/// use burn_dtensor::comm::ReduceOp;
+/// use burn_dtensor::mesh_test;
+///
+/// mesh_test!(rows_are_summed, [2, 2], ["dp", "tp"], |mesh| {
+///     let own = Tensor::<1>::full([3], mesh.rank() as f32, mesh.device());
+///     let sum = mesh.slice("tp")?.all_reduce(own, ReduceOp::Sum)?;
+///     let expected = if mesh.rank() < 2 { 1.0 } else { 5.0 };
+///     assert_eq!(sum.into_data().try_to_vec::<f32>()?, [expected; 3]);
+///     Ok(())
+/// });
+/// ```
+#[macro_export]
+macro_rules! mesh_test {
+    ($(#[$attribute:meta])* $name:ident, $shape:expr, $names:expr, $body:expr $(,)?) => {
+        $(#[$attribute])*
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn threads() {
+                $crate::testing::MeshTest::new($shape, $names).run($body);
+            }
+
+            $crate::__mesh_test_on_processes!($shape, $names, $body);
+        }
+    };
+}
+
+/// What `mesh_test!` makes of processes: whether there are any is known here, not where it is used.
+#[cfg(feature = "mpi")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __mesh_test_on_processes {
+    ($shape:expr, $names:expr, $body:expr) => {
+        #[test]
+        fn processes() {
+            let test = $crate::testing::MeshTest::new($shape, $names);
+            let ranks = test.ranks();
+            test.processes(ranks).run($body);
+        }
+    };
+}
+
+#[cfg(not(feature = "mpi"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __mesh_test_on_processes {
+    ($($test:tt)*) => {};
+}

@@ -1,0 +1,68 @@
+//! [`ProcessMeshTest`]: a test on a mesh whose ranks are in several processes.
+
+use std::time::Duration;
+
+use super::{MeshTest, ProcessTest};
+use crate::Result;
+use crate::comm::Launch;
+use crate::mesh::DeviceMesh;
+
+/// A [`MeshTest`] in several processes, each with an equal number of its ranks: the test's body runs on every rank, and
+/// checks there what is to be checked.
+///
+/// The processes are those of a [`ProcessTest`]: started again for this test alone, and gone when it ends, with their
+/// files, whatever becomes of them.
+///
+/// ```no_run
+/// use burn::tensor::Tensor;
+/// use burn_dtensor::comm::ReduceOp;
+/// use burn_dtensor::testing::MeshTest;
+///
+/// // In a test: two processes of two ranks each.
+/// MeshTest::new([4], ["dp"]).processes(2).run(|mesh| {
+///     let sum = mesh.all_reduce(Tensor::<1>::ones([3], mesh.device()), ReduceOp::Sum)?;
+///     assert_eq!(sum.into_data().try_to_vec::<f32>()?, [4.0; 3]);
+///     Ok(())
+/// });
+/// ```
+#[derive(Debug, Clone)]
+pub struct ProcessMeshTest {
+    mesh: MeshTest,
+    processes: ProcessTest,
+}
+
+impl ProcessMeshTest {
+    pub(super) fn new(mesh: MeshTest, count: usize) -> Self {
+        Self { mesh, processes: ProcessTest::new(count) }
+    }
+
+    /// How long the processes may take. Default: a minute. How long a rank waits in one collective is
+    /// [`MeshTest::deadline`].
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.processes = self.processes.deadline(deadline);
+        self
+    }
+
+    /// Runs `body` on every rank. Returns what all processes wrote, as [`ProcessTest::run`] does, in the process that
+    /// starts them; `None` in these themselves.
+    ///
+    /// # Panics
+    /// If a rank fails or panics, or a process is lost, with what all of them wrote: the text of the
+    /// [`LaunchError`](crate::comm::LaunchError) is among it.
+    pub fn run(&self, body: impl Fn(&DeviceMesh) -> Result<()> + Sync) -> Option<String> {
+        self.processes.run(|| self.on_ranks(body))
+    }
+
+    /// Runs `body` on every rank, which is to fail on one at least. Returns as [`run`](Self::run).
+    ///
+    /// # Panics
+    /// If every rank succeeds.
+    pub fn run_failing(&self, body: impl Fn(&DeviceMesh) -> Result<()> + Sync) -> Option<String> {
+        self.processes.run_failing(|| self.on_ranks(body))
+    }
+
+    fn on_ranks(&self, body: impl Fn(&DeviceMesh) -> Result<()> + Sync) {
+        let config = Launch::from_env(self.mesh.ranks()).unwrap_or_else(|error| panic!("on {}: {error}", self.mesh));
+        self.mesh.run_on(config, body);
+    }
+}
