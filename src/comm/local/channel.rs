@@ -180,8 +180,9 @@ impl Channel for LocalChannel {
 
     /// Every rank reads the terms where they are; of large ones each reduces a share for all.
     fn all_reduce(&self, post: Post, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
+        let bytes = || post.print.tensors.iter().map(TensorPrint::bytes).sum();
         if let Some(outlet) = &self.outlet
-            && post.print.tensors.iter().map(TensorPrint::bytes).sum::<u64>() >= halves::WORTH
+            && halves::pay(bytes(), self.member.group.size(), outlet.processes())
         {
             return self.all_reduce_in_halves(outlet, post, tensors, op);
         }

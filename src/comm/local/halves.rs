@@ -29,8 +29,18 @@ use crate::comm::engine::{CutPrint, Pending, Post, Posted, Print, TensorPrint, W
 use crate::comm::{CommError, ReduceOp};
 use crate::placement::Cut;
 
-/// All-reduces of fewer bytes go whole: one message takes less time than two.
-pub(super) const WORTH: u64 = 64 << 10;
+/// What is copied in the time that a second message takes, in bytes.
+const MESSAGE: u64 = 1 << 20;
+
+/// Whether an all-reduce of so many `bytes`, of `ranks` ranks in `processes` processes, takes less time in halves: as what
+/// a process sends and adds less shows.
+pub(super) fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
+    let (n, p) = (ranks as u64, processes as u64);
+    // Of whole tensors a process sends `n / p` to each other; in halves, a part of `1 / n` of these for each rank there,
+    // and of its own sums. It adds half as much or less.
+    let less_sent = bytes * (p - 1) * (n * p - n - p) / (p * p);
+    less_sent + bytes / 2 > MESSAGE
+}
 
 /// A rank's first half, until its part is reduced.
 #[derive(Debug)]
@@ -165,5 +175,21 @@ impl<T> Pending<T> for Halves<T> {
             first.see_to(&self.engine, deadline)?;
         }
         self.second.wait(deadline.saturating_sub(start.elapsed()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pay;
+
+    const KIB: u64 = 1 << 10;
+
+    #[test]
+    fn halves_pay_for_large_tensors_and_many_processes() {
+        let least = |ranks, processes| (1..1 << 14).find(|kib| pay(kib * KIB, ranks, processes));
+        assert_eq!(least(2, 2), Some(2049));
+        assert_eq!(least(4, 2), Some(1025));
+        assert_eq!(least(4, 4), Some(513));
+        assert_eq!(least(64, 64), Some(17));
     }
 }

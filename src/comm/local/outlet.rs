@@ -138,6 +138,12 @@ impl Outlet {
         vec![Default::default(); self.members.len()]
     }
 
+    /// Number of processes that ranks of the group are in.
+    pub fn processes(&self) -> usize {
+        // Only groups with a rank here have an outlet.
+        self.members.len() + 1
+    }
+
     /// Whether member `to` of the group is in another process.
     pub fn is_elsewhere(&self, to: usize) -> bool {
         self.process_of(to).is_some()
