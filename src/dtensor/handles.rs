@@ -1,6 +1,6 @@
 //! [`Destination`] and [`Handles`]: what a tensor is redistributed to, and what it already was redistributed to.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
@@ -69,6 +69,46 @@ impl Destination {
             handles.push(Handle { spec: self.spec.clone(), varying: varying.into(), kept });
         }
         Ok(tensor)
+    }
+}
+
+/// The [`Handles`] that a tensor shares with its clones.
+#[derive(Debug)]
+pub(super) enum Shared<const D: usize> {
+    /// No clone is made of it yet, nor is it one.
+    With(OnceLock<Arc<Handles<D>>>),
+    /// From the start: what a clone gets it need not set once.
+    By(Arc<Handles<D>>),
+}
+
+impl<const D: usize> Shared<D> {
+    #[inline]
+    pub(super) fn get(&self) -> Option<&Arc<Handles<D>>> {
+        match self {
+            Self::With(made) => made.get(),
+            Self::By(handles) => Some(handles),
+        }
+    }
+
+    #[inline]
+    pub(super) fn get_or_init(&self) -> &Arc<Handles<D>> {
+        match self {
+            Self::With(made) => made.get_or_init(Default::default),
+            Self::By(handles) => handles,
+        }
+    }
+}
+
+impl<const D: usize> Default for Shared<D> {
+    fn default() -> Self {
+        Self::With(OnceLock::new())
+    }
+}
+
+impl<const D: usize> Clone for Shared<D> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self::By(self.get_or_init().clone())
     }
 }
 

@@ -1,10 +1,10 @@
 //! [`DTensor`]: a local tensor and its spec.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Float, Gradients, Shape, Tensor};
 
-use super::handles::Handles;
+use super::handles::Shared;
 use super::{DTensorSpec, Kind};
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
@@ -41,12 +41,11 @@ pub struct DTensor<const D: usize, K: Kind = Float> {
     pub(super) local: Tensor<D, K>,
     pub(super) spec: Arc<DTensorSpec>,
     /// Made by the first `clone` or `vary`.
-    pub(super) handles: OnceLock<Arc<Handles<D>>>,
+    pub(super) handles: Shared<D>,
 }
 
 impl<const D: usize, K: Kind> Clone for DTensor<D, K> {
     fn clone(&self) -> Self {
-        self.handles.get_or_init(Default::default);
         Self { local: self.local.clone(), spec: self.spec.clone(), handles: self.handles.clone() }
     }
 }
@@ -55,7 +54,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Joins a local tensor and its spec. The caller knows that they fit.
     pub(crate) fn from_parts(local: Tensor<D, K>, spec: Arc<DTensorSpec>) -> Self {
         debug_assert_eq!(local.shape(), spec.local_shape(), "{spec:?}");
-        Self { local, spec, handles: OnceLock::new() }
+        Self { local, spec, handles: Shared::default() }
     }
 
     /// What the local tensor is a part of.

@@ -7,11 +7,11 @@
 //!                   \-- x @ wv (S) ---.   dv @ wv^T  /  over the ranks; vary all-reduces it, once
 //! ```
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::handles::{Given, Handles, MakeVarying};
+use super::handles::{Given, Handles, MakeVarying, Shared};
 use super::pullback::Dims;
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, Kind};
@@ -72,7 +72,7 @@ impl<const D: usize> DTensor<D> {
 
     #[track_caller]
     fn shared_handle(&self, layout: &Layout, dims: &[usize], operator: &'static str) -> Result<Tensor<D>> {
-        let handles = self.handles.get_or_init(Default::default);
+        let handles = self.handles.get_or_init();
         self.destination(layout, dims, operator)?.redistribute(self.local.clone(), &self.spec, Some(handles))
     }
 
@@ -95,7 +95,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let shape = self.mesh().shape();
         let varying = mesh_dims.iter().copied().filter(|&dim| shape[dim] > 1).collect();
         let handles = Handles { given: Some(Given { varying, make }), ..Default::default() };
-        Self { handles: OnceLock::from(Arc::new(handles)), ..self }
+        Self { handles: Shared::By(Arc::new(handles)), ..self }
     }
 }
 

@@ -31,12 +31,14 @@ use crate::dtensor::local::reshape;
 use crate::error::OrUnwind;
 
 macro_rules! elementwise {
+    (@rule $name:ident() $partials:expr) => { &const { Axes::pointwise(stringify!($name), $partials) } };
+    (@rule $name:ident($($arg:ident),+) $partials:expr) => { &Axes::pointwise(stringify!($name), $partials) };
     ($($name:ident($($arg:ident),*): $partials:expr),* $(,)?) => {$(
         #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](local::", stringify!($name), ").")]
         #[must_use]
         #[track_caller]
         pub fn $name<const D: usize>(tensor: DTensor<D>, $($arg: f64),*) -> DTensor<D> {
-            apply(&Axes::pointwise(stringify!($name), $partials), tensor, |x, _| local::$name(x, $($arg),*))
+            apply(elementwise!(@rule $name($($arg),*) $partials), tensor, |x, _| local::$name(x, $($arg),*))
         }
     )*};
 }

@@ -37,11 +37,21 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
         inputs.args(&mut args);
         Operator::resolve(rule, &args).or_unwind()
     };
-    let inputs = if operator.is_direct() { inputs.into_local() } else { redistributed(inputs, &operator) };
+    if operator.is_direct() && !operator.is_blank() {
+        return globalized(rule, local(inputs.into_local(), &operator), &operator);
+    }
+    let inputs = redistributed(inputs, &operator);
     let outputs = if operator.is_blank() { blank::<I, O>(&inputs, &operator) } else { local(inputs, &operator) };
+    globalized(rule, outputs, &operator)
+}
+
+/// The DTensors of what an operator made.
+#[track_caller]
+#[inline(always)]
+fn globalized<R: Rule, O: Outputs>(rule: &R, outputs: O, operator: &Operator) -> O::Global {
     let (made, said) = (outputs.count(), operator.outputs());
     assert!(made == said, "`{}` made {made} of {said} outputs", rule.name());
-    outputs.globalize(&*operator, &mut 0)
+    outputs.globalize(operator, &mut 0)
 }
 
 /// Inputs of which some are to be redistributed. Apart from the others, for which tensors, of 256 bytes

@@ -115,6 +115,7 @@ impl Operator {
     }
 
     /// How many outputs there are.
+    #[inline]
     pub fn outputs(&self) -> usize {
         self.0.outputs.len()
     }
@@ -171,9 +172,28 @@ struct Entry {
     operator: Rc<Operator>,
 }
 
+impl Entry {
+    #[inline(always)]
+    fn is_of<R: Rule>(&self, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> bool {
+        let same = |((spec, pin), input): (&(Arc<DTensorSpec>, Option<Pin>), &Arg<'_>)| {
+            Arc::ptr_eq(spec, input.spec) && pin.as_ref() == input.pin
+        };
+        self.inputs.len() == inputs.len()
+            && self.inputs.iter().zip(inputs).all(same)
+            && self.model == scope.model
+            && self.rule.downcast_ref::<R>() == Some(rule)
+    }
+}
+
+/// Decisions by rule and inputs.
+#[derive(Default)]
+struct Decisions {
+    hasher: DefaultHashBuilder,
+    entries: RefCell<HashTable<Entry>>,
+}
+
 thread_local! {
-    static DECISIONS: RefCell<HashTable<Entry>> = const { RefCell::new(HashTable::new()) };
-    static HASHER: DefaultHashBuilder = DefaultHashBuilder::default();
+    static DECISIONS: Decisions = Decisions::default();
 }
 
 fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
@@ -181,43 +201,42 @@ fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
     if scope.explained {
         explain::record(rule, inputs, scope)?;
     }
-    let hash = HASHER.with(|hasher| {
-        let mut hasher = hasher.build_hasher();
+    DECISIONS.with(|decisions| decisions.of(rule, inputs, scope))
+}
+
+impl Decisions {
+    fn of<R: Rule>(&self, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Rc<Operator>> {
+        let mut hasher = self.hasher.build_hasher();
         (TypeId::of::<R>(), rule).hash(&mut hasher);
         inputs.iter().for_each(|input| hasher.write_usize(Arc::as_ptr(input.spec).addr()));
-        hasher.finish()
-    });
-    let same_input = |((spec, pin), input): (&(Arc<DTensorSpec>, Option<Pin>), &Arg<'_>)| {
-        Arc::ptr_eq(spec, input.spec) && pin.as_ref() == input.pin
-    };
-    let same = |entry: &Entry| {
-        entry.inputs.len() == inputs.len()
-            && entry.inputs.iter().zip(inputs).all(same_input)
-            && entry.model == scope.model
-            && entry.rule.downcast_ref::<R>() == Some(rule)
-    };
-    let known = DECISIONS.with_borrow(|table| table.find(hash, same).map(|entry| entry.operator.clone()));
-    if let Some(operator) = known {
-        return Ok(operator);
-    }
-    let operator = Rc::new(Operator(decide(rule, inputs, scope)?));
-    // The specs of a finished launch are not shared, so the entry would never be found.
-    if inputs[0].spec.mesh().world().is_finished() {
-        return Ok(operator);
-    }
-    let entry = Entry {
-        hash,
-        rule: Box::new(rule.clone()),
-        inputs: inputs.iter().map(|input| (input.spec.clone(), input.pin.cloned())).collect(),
-        model: scope.model,
-        operator: operator.clone(),
-    };
-    DECISIONS.with_borrow_mut(|table| {
-        if table.len() >= CAPACITY {
-            table.clear();
+        let hash = hasher.finish();
+        let same = |entry: &Entry| entry.is_of(rule, inputs, scope);
+        if let Some(known) = self.entries.borrow().find(hash, same) {
+            return Ok(known.operator.clone());
         }
-        let rehash = |entry: &Entry| entry.hash;
-        table.insert_unique(hash, entry, rehash);
-    });
-    Ok(operator)
+        self.add(hash, rule, inputs, scope)
+    }
+
+    /// Decides anew.
+    #[cold]
+    fn add<R: Rule>(&self, hash: u64, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Rc<Operator>> {
+        let operator = Rc::new(Operator(decide(rule, inputs, scope)?));
+        // The specs of a finished launch are not shared, so the entry would never be found.
+        if inputs[0].spec.mesh().world().is_finished() {
+            return Ok(operator);
+        }
+        let entry = Entry {
+            hash,
+            rule: Box::new(rule.clone()),
+            inputs: inputs.iter().map(|input| (input.spec.clone(), input.pin.cloned())).collect(),
+            model: scope.model,
+            operator: operator.clone(),
+        };
+        let mut entries = self.entries.borrow_mut();
+        if entries.len() >= CAPACITY {
+            entries.clear();
+        }
+        entries.insert_unique(hash, entry, |entry| entry.hash);
+        Ok(operator)
+    }
 }
