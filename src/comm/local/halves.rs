@@ -35,11 +35,11 @@ const MESSAGE: u64 = 1 << 20;
 /// Whether an all-reduce of so many `bytes`, of `ranks` ranks in `processes` processes, takes less time in halves: as what
 /// a process sends and adds less shows.
 pub(super) fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
-    let (n, p) = (ranks as u64, processes as u64);
+    let (bytes, n, p) = (u128::from(bytes), ranks as u128, processes as u128);
     // Of whole tensors a process sends `n / p` to each other; in halves, a part of `1 / n` of these for each rank there,
     // and of its own sums. It adds half as much or less.
     let less_sent = bytes * (p - 1) * (n * p - n - p) / (p * p);
-    less_sent + bytes / 2 > MESSAGE
+    less_sent + bytes / 2 > u128::from(MESSAGE)
 }
 
 /// A rank's first half, until its part is reduced.
@@ -191,5 +191,6 @@ mod tests {
         assert_eq!(least(4, 2), Some(1025));
         assert_eq!(least(4, 4), Some(513));
         assert_eq!(least(64, 64), Some(17));
+        assert!(pay(1 << 44, 1 << 20, 1 << 20));
     }
 }
