@@ -75,40 +75,42 @@ impl Destination {
 /// The [`Handles`] that a tensor shares with its clones.
 #[derive(Debug)]
 pub(super) enum Shared<const D: usize> {
-    /// No clone is made of it yet, nor is it one.
-    With(OnceLock<Arc<Handles<D>>>),
-    /// From the start: what a clone gets it need not set once.
-    By(Arc<Handles<D>>),
+    /// A tensor that is no clone: made when it is first cloned or varied.
+    Own(OnceLock<Arc<Handles<D>>>),
+    /// A clone, or a tensor whose owner gave them: there from the start, without the cost of a lock.
+    Of(Arc<Handles<D>>),
 }
 
 impl<const D: usize> Shared<D> {
+    /// Those that there are.
     #[inline]
     pub(super) fn get(&self) -> Option<&Arc<Handles<D>>> {
         match self {
-            Self::With(made) => made.get(),
-            Self::By(handles) => Some(handles),
+            Self::Own(made) => made.get(),
+            Self::Of(handles) => Some(handles),
         }
     }
 
+    /// Made if there are none.
     #[inline]
     pub(super) fn get_or_init(&self) -> &Arc<Handles<D>> {
         match self {
-            Self::With(made) => made.get_or_init(Default::default),
-            Self::By(handles) => handles,
+            Self::Own(made) => made.get_or_init(Default::default),
+            Self::Of(handles) => handles,
         }
     }
 }
 
 impl<const D: usize> Default for Shared<D> {
     fn default() -> Self {
-        Self::With(OnceLock::new())
+        Self::Own(OnceLock::new())
     }
 }
 
 impl<const D: usize> Clone for Shared<D> {
     #[inline]
     fn clone(&self) -> Self {
-        Self::By(self.get_or_init().clone())
+        Self::Of(self.get_or_init().clone())
     }
 }
 

@@ -95,7 +95,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let shape = self.mesh().shape();
         let varying = mesh_dims.iter().copied().filter(|&dim| shape[dim] > 1).collect();
         let handles = Handles { given: Some(Given { varying, make }), ..Default::default() };
-        Self { handles: Shared::By(Arc::new(handles)), ..self }
+        Self { handles: Shared::Of(Arc::new(handles)), ..self }
     }
 }
 

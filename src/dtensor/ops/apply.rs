@@ -37,6 +37,7 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
         inputs.args(&mut args);
         Operator::resolve(rule, &args).or_unwind()
     };
+    // Most calls. A way of their own: where ways join, tensors are copied.
     if operator.is_direct() && !operator.is_blank() {
         return globalized(rule, local(inputs.into_local(), &operator), &operator);
     }
