@@ -11,7 +11,8 @@
 //!    multithreaded world, where it may, nothing is claimed. Nor of a receive that takes anybody's message,
 //!    unless all others have returned.
 //! 6. A rank of another process joins in two steps: it is announced, which is all that counts in 1, 2 and 5, and its
-//!    deposit comes later, without which nothing is complete. It takes no result here.
+//!    deposit comes later, without which nothing is complete. It takes no result here. A rank that is here may join so,
+//!    too, and takes its result.
 //!    A deposit may be offered: it comes if a rank here asks for it, and is declined once all have given up.
 //! 7. Where another process decides which failure is the first, one found here ends nothing until that is known;
 //!    what ranks disagree about is never complete.

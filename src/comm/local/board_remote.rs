@@ -14,9 +14,14 @@ impl<F: Fingerprint, P> Board<F, P> {
         Ok(ticket)
     }
 
-    /// [`join`](Self::join)s for a rank of this process, whose deposit [comes later](Self::fill).
+    /// [`join`](Self::join)s for a rank of this process, whose deposit [comes later](Self::fill): a part of the call that it
+    /// has made last, and not another.
     pub fn join_late(&mut self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
-        self.join_with(group, member, print, None).map(|(ticket, _)| ticket)
+        let last = self.last_call(group, member);
+        let (ticket, _) = self.join_with(group, member, print, None)?;
+        let rank = self.groups[group.0].ranks[member];
+        self.ranks[rank].last = last;
+        Ok(ticket)
     }
 
     /// [`announce`](Self::announce)s a rank whose deposit comes only if it is asked for. True: it is.
@@ -71,7 +76,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         slot.joined.get(ticket.member)?.as_ref().filter(|(_, part)| part.is_none()).map(|(print, _)| print)
     }
 
-    /// Adds the deposit of a rank that was announced. True: now complete.
+    /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.
     pub fn fill(&mut self, ticket: Ticket, part: P) -> bool {
         let g = &mut self.groups[ticket.group.0];
         let at = ticket.seq.checked_sub(g.base).map(|at| at as usize);

@@ -41,7 +41,8 @@ impl LocalChannel {
 
     /// The place in the same group where second halves are called.
     pub fn second_halves(&self) -> (GroupKey, Arc<Outlet>) {
-        let name = format!("{}, second halves", self.name);
+        // No program names a channel so.
+        let name = format!("{}\0second halves", self.name);
         let key = self.engine.rendezvous.group(self.member.group.ranks(), name.clone());
         let others = self.engine.others.as_ref().expect("there are halves among processes");
         let outlet = Outlet::new(others, &self.member, name).expect("some of the group are in other processes");

@@ -8,24 +8,22 @@
 //! ```
 //!
 //! A process sends less than twice its tensors, however many there are, where whole tensors would go to each. Both halves
-//! are called at once; between them no rank need wait: whoever finds a first half complete, if nobody waits for it, has
-//! its part reduced by a thread of the process's own.
+//! are called at once; between them no rank need wait: a first half that is complete while its rank does something else is
+//! seen to by the engine's own [`Hands`](super::hands::Hands).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Device, Shape};
+use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::LocalEngine;
-use super::board::Ticket;
-use super::channel::LocalChannel;
+use super::board::{GroupKey, Ticket};
 use super::data::{Deposit, Exchange};
-use super::outlet::{Outlet, Share, When};
-use super::pending::{Joined, Seat};
+use super::hands::Owed;
+use super::outlet::Outlet;
 use super::rendezvous::Met;
-use crate::comm::engine::{CutPrint, Pending, Post, Posted, Print, TensorPrint, Waited, reshaped};
+use crate::comm::engine::{Pending, Waited};
 use crate::comm::{CommError, ReduceOp};
 use crate::placement::Cut;
 
@@ -56,109 +54,64 @@ pub(super) struct First {
 }
 
 /// A first half that somebody is to see to: who takes it does.
-pub(super) type Open = Arc<Mutex<Option<First>>>;
+#[derive(Debug)]
+pub(super) struct Open {
+    group: GroupKey,
+    member: usize,
+    first: Mutex<Option<First>>,
+}
 
-impl LocalChannel {
-    /// [`all_reduce`](crate::comm::engine::Channel::all_reduce) in a group of several processes.
-    pub(super) fn all_reduce_in_halves(
-        &self,
-        outlet: &Outlet,
-        post: Post,
-        tensors: Vec<DispatchTensor>,
-        op: ReduceOp,
-    ) -> Posted<Vec<DispatchTensor>> {
-        let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
-        let lengths: Vec<_> = shapes.iter().map(Shape::num_elements).collect();
-        let cuts: Vec<_> = lengths.iter().map(|len| (0, Cut::Chunks(*len))).collect();
-        let rows = tensors.into_iter().zip(&lengths).map(|(tensor, len)| reshaped(tensor, Shape::from([*len])));
-        let deposit = Deposit::new(rows.collect());
-        self.note(&deposit);
-        let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, Cut))| {
-            let (shape, dtype) = (tensor.shape(), tensor.dtype());
-            TensorPrint { shape, dtype, cut: Some(CutPrint::new(*dim, cut)), to: None }
-        };
-        let parts: Vec<_> = deposit.tensors.iter().zip(&cuts).map(part).collect();
-        let print = Print { tensors: parts.into(), ..post.print.clone() };
-        let shares = outlet.shares(&deposit, Share::Parts(&cuts));
+impl Open {
+    pub fn new(first: First) -> Arc<Self> {
+        let Ticket { group, member, .. } = first.ticket;
+        Arc::new(Self { group, member, first: Mutex::new(Some(first)) })
+    }
 
-        let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
-        let (ticket, second, second_outlet) = {
-            // Both at once: the n-th first half belongs to the n-th second one.
-            let mut second = self.second.lock();
-            let (key, second_outlet) = second.get_or_insert_with(|| self.second_halves());
-            let ticket = outlet
-                .joined(post.print, shares, When::Now, |print| rendezvous.join(self.key, member, print, deposit))?;
-            let nothing = second_outlet.nothing();
-            let joined =
-                second_outlet.joined(print, nothing, When::Later, |print| rendezvous.join_late(*key, member, print))?;
-            (ticket, joined, second_outlet.clone())
-        };
-        for ticket in [ticket, second] {
-            self.engine.ask(rendezvous.want(ticket));
-        }
+    fn take(&self) -> Option<First> {
+        self.first.lock().take()
+    }
 
-        let device = self.member.device.clone();
-        let first = First { ticket, second, outlet: second_outlet, op, lengths, device: device.clone() };
-        let first = self.engine.open(first);
-        let finish = move |deposits: &[Deposit]| {
-            let wholes = Exchange { deposits, member, device: &device }.joined(shapes.len());
-            wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect()
-        };
-        let second = Joined { seat: Seat::new(self.engine.clone(), second, false), finish };
-        Ok(Box::new(Halves { first, engine: self.engine.clone(), second: Box::new(second) }))
+    /// Whether all ranks' parts of it are there, and nobody has taken it.
+    pub fn is_complete(&self, engine: &LocalEngine) -> bool {
+        // As long as nobody has, the ticket is valid.
+        self.first.lock().as_ref().is_some_and(|first| engine.rendezvous.is_complete(first.ticket))
     }
 }
 
 impl First {
     /// Waits for the other ranks' parts of the first half, and brings this rank's to the second.
-    fn see_to(self, engine: &LocalEngine, deadline: Duration) -> Result<(), CommError> {
+    fn see_to(self, engine: &LocalEngine, deadline: Duration) -> Result<Waited<()>, CommError> {
         let Self { ticket, second, outlet, op, lengths, device } = self;
-        let Met { parts, .. } = engine.rendezvous.wait(ticket, deadline)?;
-        let exchange = Exchange { deposits: &parts, member: ticket.member, device: &device };
-        let reduced = |(index, len): (usize, &usize)| exchange.reduce_part(index, 0, &Cut::Chunks(*len), op);
-        let deposit = Deposit::new(lengths.iter().enumerate().map(reduced).collect());
-        outlet.bring(second.seq, &deposit);
-        engine.rendezvous.fill(second, deposit);
-        Ok(())
+        let Met { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
+        let reduced = Waited::timed(|| {
+            let exchange = Exchange { deposits: &parts, member: ticket.member, device: &device };
+            let reduced = |(index, len): (usize, &usize)| exchange.reduce_part(index, 0, &Cut::Chunks(*len), op);
+            let deposit = Deposit::new(lengths.iter().enumerate().map(reduced).collect());
+            outlet.bring(second.seq, &deposit);
+            engine.rendezvous.fill(second, deposit);
+        });
+        Ok(Waited { last: Some(last), ..reduced })
     }
 }
 
-impl LocalEngine {
-    /// Keeps a first half until it is complete, or waited for.
-    fn open(&self, first: First) -> Open {
-        let others = self.others.as_ref().expect("there are halves among processes");
-        let (ticket, open) = (first.ticket, Arc::new(Mutex::new(Some(first))));
-        others.keep_half((ticket.group, ticket.seq), open.clone());
-        // The ticket is valid as long as nobody has taken it.
-        let taken = open.lock();
-        let is_complete = taken.is_some() && self.rendezvous.is_complete(ticket);
-        drop(taken);
-        if is_complete {
-            self.reduce_for(ticket);
-        }
-        open
+impl Owed for Open {
+    fn rank(&self, engine: &LocalEngine) -> usize {
+        engine.rendezvous.ranks(self.group)[self.member]
     }
 
-    /// Has the parts reduced that ranks here owe, now that the first half is complete.
-    pub(super) fn reduce_for(&self, first: Ticket) {
-        let Some(others) = &self.others else { return };
-        let opens = others.take_halves((first.group, first.seq));
-        let firsts: Vec<_> = opens.into_iter().filter_map(|open| open.lock().take()).collect();
-        if firsts.is_empty() {
-            return;
-        }
-        let engine = self.this.upgrade().expect("whoever calls has it");
-        // Neither the rank's thread, which goes on, nor the courier's, which carries.
-        std::thread::spawn(move || {
-            // What fails is the launch, of which all are told.
-            firsts.into_iter().for_each(|first| _ = first.see_to(&engine, Duration::ZERO));
-        });
+    fn is_open(&self) -> bool {
+        self.first.lock().is_some()
+    }
+
+    fn bring(&self, engine: &LocalEngine) {
+        // What fails is the launch, of which all are told.
+        self.take().map(|first| first.see_to(engine, Duration::ZERO));
     }
 }
 
 /// An all-reduce that this rank has joined.
 pub(super) struct Halves<T> {
-    pub first: Open,
+    pub first: Arc<Open>,
     pub engine: Arc<LocalEngine>,
     pub second: Box<dyn Pending<T>>,
 }
@@ -170,11 +123,12 @@ impl<T> Pending<T> for Halves<T> {
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
         let start = Instant::now();
-        let first = self.first.lock().take();
-        if let Some(first) = first {
-            first.see_to(&self.engine, deadline)?;
-        }
-        self.second.wait(deadline.saturating_sub(start.elapsed()))
+        let first = self.first.take().map(|first| first.see_to(&self.engine, deadline)).transpose()?;
+        let second = self.second.wait(deadline.saturating_sub(start.elapsed()))?;
+        Ok(match first {
+            Some(first) => Waited { moving: first.moving + second.moving, last: first.last, ..second },
+            None => second,
+        })
     }
 }
 

@@ -1,16 +1,18 @@
 //! Ranks as threads: within a process, tensors change hands by reference.
 //!
-//! A collective has two halves. Issuing it deposits references to the rank's tensors, with a
+//! A collective has two steps. Issuing it deposits references to the rank's tensors, with a
 //! fingerprint, and never blocks. Waiting blocks until all deposits of that sequence number are
 //! there; then the rank builds its own result straight from its peers' memory. So any number of
 //! collectives can be under way, in any order of waiting, and a result never shares memory with
 //! another rank's tensor.
 //!
 //! Ranks may be in several [processes](super::process), each of which has some. A call is then also sent to those that have
-//! ranks of its group (`outlet`), where it joins in the rank's name (`remote`).
+//! ranks of its group (`outlet`), where it joins in the rank's name (`remote`). Large all-reduces are then two collectives,
+//! `halves`.
 //!
 //! On Cube devices a list of tensors goes through one flat buffer a rank, `cube`, which kernels fill and read.
 
+mod all_reduce;
 mod board;
 mod channel;
 #[cfg(feature = "cube")]
@@ -19,6 +21,7 @@ mod data;
 #[cfg(feature = "flex")]
 mod flex;
 mod halves;
+mod hands;
 mod outlet;
 mod pending;
 mod remote;
@@ -158,6 +161,7 @@ impl Engine for LocalEngine {
     fn finish(&self) -> Elsewhere {
         let Some(others) = self.others.as_ref() else { return Elsewhere::default() };
         self.rendezvous.finish();
+        others.hands.forget();
         let failure = others.unsuccessful().map(|rank| {
             // Word of what has ended it may come from another process than word of its end.
             let untold = || Failure::Failed { rank, message: "its process does not say why".into() };

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::LocalEngine;
 use super::board::{Announced, GroupKey, Letter, Ticket};
 use super::data::Deposit;
-use super::halves::Open;
+use super::hands::{Hands, Owed};
 use super::rendezvous::News;
 use crate::comm::courier::{Courier, Landing, Parcel, Payload};
 use crate::comm::engine::{Engine, Failure, Print};
@@ -29,8 +29,7 @@ pub(super) struct Others {
     channels: Mutex<Channels>,
     /// What was offered, by the process, the channel and the call.
     offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
-    /// First halves of all-reduces that are not complete.
-    halves: Mutex<HashMap<Collective, Vec<Open>>>,
+    pub hands: Hands,
     /// Of all-gathers of which parts are landing in the results.
     wholes: Mutex<HashMap<Collective, Weak<Wholes>>>,
     /// How ranks have ended, of all processes.
@@ -69,8 +68,8 @@ pub(in crate::comm) enum Place {
 impl Others {
     pub fn new(courier: Arc<dyn Courier>, launch: u64, each: usize) -> Self {
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
-        let (offered, halves, wholes) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { courier, launch, each, numbers, channels, offered, halves, wholes, ended: Mutex::default() }
+        let (offered, hands, wholes) = (Mutex::default(), Hands::default(), Mutex::default());
+        Self { courier, launch, each, numbers, channels, offered, hands, wholes, ended: Mutex::default() }
     }
 
     /// All ranks of the launch.
@@ -116,16 +115,6 @@ impl Others {
     /// Keeps what is offered until the process has answered.
     pub fn keep(&self, call: (usize, usize, u64), contents: Contents, payloads: Vec<Payload>) {
         self.offered.lock().insert(call, (contents, payloads));
-    }
-
-    /// Keeps a first half until it is complete.
-    pub fn keep_half(&self, collective: Collective, open: Open) {
-        self.halves.lock().entry(collective).or_default().push(open);
-    }
-
-    /// The first halves of ranks here, once complete.
-    pub fn take_halves(&self, collective: Collective) -> Vec<Open> {
-        self.halves.lock().remove(&collective).unwrap_or_default()
     }
 
     /// Asks for what ranks of other processes have offered, or declines it.
@@ -229,11 +218,21 @@ impl LocalEngine {
                 let ranks = self.rendezvous.ranks(ticket.group);
                 let is_for_one = ranks.iter().filter(|rank| is_here(rank)).count() == 1;
                 if self.rendezvous.fill(ticket, if is_for_one { deposit.for_one() } else { deposit }) {
-                    self.reduce_for(ticket);
+                    self.bring_owed(ticket);
                 }
             }
             Place::Message(announced) => self.rendezvous.fill_letter(announced, deposit.for_one()),
         }
+    }
+
+    /// Keeps what a rank here owes others once the collective of `ticket` is complete.
+    pub(super) fn owe(&self, ticket: Ticket, owed: Arc<dyn Owed>) {
+        self.others().hands.keep(ticket, owed);
+    }
+
+    /// Has it brought, now that it is complete.
+    pub(super) fn bring_owed(&self, ticket: Ticket) {
+        self.others().hands.bring(ticket, &self.this);
     }
 
     /// Process `from` says what cannot be right.

@@ -35,15 +35,16 @@ fn values(rank: usize, len: usize) -> Vec<f32> {
 fn reductions_are_those_of_threads_to_the_bit() {
     everywhere(|world| {
         let mut got = Vec::new();
-        let values = values(world.rank(), 130 * 2100);
+        let values = values(world.rank(), 130 * 2900);
         for comm in [world.all(), world.group(&[2, 0, 3, 1])?, world.groups([vec![0, 2, 3], vec![1]])?.unwrap()] {
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)] {
                     // Large enough that ranks of a process share the work of an all-reduce, and processes halve it.
-                    let data = TensorData::new(values.clone(), [130, 2100]);
+                    let data = TensorData::new(values.clone(), [130, 2900]);
                     let tensor = || Tensor::<2>::from_data(data.clone(), world.device()).cast(dtype).into_dispatch();
-                    got.extend(comm.all_reduce("whole".into(), vec![tensor()], op).wait()?);
-                    let shard = |dim: usize| Sharded { tensor: tensor(), dim, cut: Cut::Chunks(130 + 1970 * dim) };
+                    let empty = Tensor::<2>::empty([0, 3], world.device()).into_dispatch();
+                    got.extend(comm.all_reduce("whole".into(), vec![empty, tensor()], op).wait()?);
+                    let shard = |dim: usize| Sharded { tensor: tensor(), dim, cut: Cut::Chunks(130 + 2770 * dim) };
                     got.extend(comm.reduce_scatter("parts".into(), vec![shard(0), shard(1)], op).wait()?);
                 }
             }

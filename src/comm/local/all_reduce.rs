@@ -1,0 +1,67 @@
+//! How a rank calls an all-reduce in [`halves`](super::halves).
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Shape;
+
+use super::channel::LocalChannel;
+use super::data::{Deposit, Exchange};
+use super::halves::{First, Halves, Open};
+use super::outlet::{Outlet, Share, When};
+use super::pending::{Joined, Seat};
+use crate::comm::ReduceOp;
+use crate::comm::engine::{CutPrint, Post, Posted, Print, TensorPrint, reshaped};
+use crate::placement::Cut;
+
+impl LocalChannel {
+    /// [`all_reduce`](crate::comm::engine::Channel::all_reduce) in a group of several processes.
+    pub(super) fn all_reduce_in_halves(
+        &self,
+        outlet: &Outlet,
+        post: Post,
+        tensors: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> Posted<Vec<DispatchTensor>> {
+        let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
+        let lengths: Vec<_> = shapes.iter().map(Shape::num_elements).collect();
+        let cuts: Vec<_> = lengths.iter().map(|len| (0, Cut::Chunks(*len))).collect();
+        let rows = tensors.into_iter().zip(&lengths).map(|(tensor, len)| reshaped(tensor, Shape::from([*len])));
+        let deposit = Deposit::new(rows.collect());
+        self.note(&deposit);
+        let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, Cut))| {
+            let (shape, dtype) = (tensor.shape(), tensor.dtype());
+            TensorPrint { shape, dtype, cut: Some(CutPrint::new(*dim, cut)), to: None }
+        };
+        let parts: Vec<_> = deposit.tensors.iter().zip(&cuts).map(part).collect();
+        let print = Print { tensors: parts.into(), ..post.print.clone() };
+        let shares = outlet.shares(&deposit, Share::Parts(&cuts));
+
+        let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
+        let (ticket, second, second_outlet) = {
+            // Both at once: the n-th first half belongs to the n-th second one.
+            let mut second = self.second.lock();
+            let (key, second_outlet) = second.get_or_insert_with(|| self.second_halves());
+            let ticket = outlet
+                .joined(post.print, shares, When::Now, |print| rendezvous.join(self.key, member, print, deposit))?;
+            let (nothing, join) = (second_outlet.nothing(), |print| rendezvous.join_late(*key, member, print));
+            let joined = second_outlet.joined(print, nothing, When::Later, join);
+            (ticket, joined.inspect_err(|_| rendezvous.release(ticket))?, second_outlet.clone())
+        };
+        for ticket in [ticket, second] {
+            self.engine.ask(rendezvous.want(ticket));
+        }
+
+        let device = self.member.device.clone();
+        let first = First { ticket, second, outlet: second_outlet, op, lengths, device: device.clone() };
+        let first = Open::new(first);
+        self.engine.owe(ticket, first.clone());
+        if first.is_complete(&self.engine) {
+            self.engine.bring_owed(ticket);
+        }
+        let finish = move |deposits: &[Deposit]| {
+            let wholes = Exchange { deposits, member, device: &device }.joined(shapes.len());
+            wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect()
+        };
+        let second = Joined { seat: Seat::new(self.engine.clone(), second, false), finish };
+        Ok(Box::new(Halves { first, engine: self.engine.clone(), second: Box::new(second) }))
+    }
+}
