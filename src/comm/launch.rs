@@ -14,7 +14,7 @@ use super::local::LocalEngine;
 #[cfg(feature = "mpi")]
 use super::process::Processes;
 use super::{LaunchError, RankReport, StartError, World};
-use crate::{Error, Result};
+use crate::{Error, Result, memory};
 
 /// Where the ranks of a program run.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ impl Devices {
     fn of(&self, place: usize) -> Device {
         match self {
             Self::All(Some(device)) => device.clone(),
-            Self::All(None) => default_device(),
+            Self::All(None) => memory::host(),
             Self::Each(devices) => devices[place].clone(),
         }
     }
@@ -267,14 +267,6 @@ fn cores_each(ranks: usize) -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let sharers = if launcher::is_bound() { 1 } else { launcher::neighbours() };
     (cores / (ranks * sharers)).max(1)
-}
-
-/// The CPU, if there is a backend for it.
-pub(super) fn default_device() -> Device {
-    #[cfg(feature = "flex")]
-    return Device::flex();
-    #[cfg(not(feature = "flex"))]
-    return Device::default().inner();
 }
 
 fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> End<T> {

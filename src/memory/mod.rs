@@ -11,7 +11,15 @@ pub(crate) mod flex;
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{BackendTensor, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
-use burn::tensor::Slice;
+use burn::tensor::{Device, Slice};
+
+/// The CPU, if there is a backend for it.
+pub(crate) fn host() -> Device {
+    #[cfg(feature = "flex")]
+    return Device::flex();
+    #[cfg(not(feature = "flex"))]
+    return Device::default().inner();
+}
 
 /// Whether the memory of a plain tensor stays as it is for as long as a handle to it lives.
 pub(crate) fn is_lasting(tensor: &DispatchTensor) -> bool {

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 
-#[cfg(feature = "mpi")]
-use super::ProcessMeshTest;
 use crate::Result;
 use crate::comm::{Launch, LaunchError, launch};
 use crate::mesh::{DeviceMesh, DimNames};
@@ -44,12 +42,6 @@ impl MeshTest {
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.shape.iter().product()
-    }
-
-    /// The same test with the ranks in `count` processes, an equal number in each.
-    #[cfg(feature = "mpi")]
-    pub fn processes(self, count: usize) -> ProcessMeshTest {
-        ProcessMeshTest::new(self, count)
     }
 
     /// Runs `body` on every rank and returns what each returned, in order of ranks.

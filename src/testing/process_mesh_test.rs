@@ -31,11 +31,14 @@ pub struct ProcessMeshTest {
     processes: ProcessTest,
 }
 
-impl ProcessMeshTest {
-    pub(super) fn new(mesh: MeshTest, count: usize) -> Self {
-        Self { mesh, processes: ProcessTest::new(count) }
+impl MeshTest {
+    /// The same test with the ranks in `count` processes, an equal number in each.
+    pub fn processes(self, count: usize) -> ProcessMeshTest {
+        ProcessMeshTest { mesh: self, processes: ProcessTest::new(count) }
     }
+}
 
+impl ProcessMeshTest {
     /// How long the processes may take. Default: a minute. How long a rank waits in one collective is
     /// [`MeshTest::deadline`].
     pub fn deadline(mut self, deadline: Duration) -> Self {

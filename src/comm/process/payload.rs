@@ -13,8 +13,8 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{Bytes, TensorData};
 
 use crate::comm::courier::{Landing, Payload};
-use crate::comm::launch::default_device;
 use crate::comm::{TensorMeta, engine};
+use crate::memory;
 #[cfg(feature = "flex")]
 use crate::memory::flex;
 
@@ -128,7 +128,7 @@ pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn Landing>> {
 /// # Safety
 /// All bytes of the landings are written.
 pub(in crate::comm) unsafe fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box<dyn Landing>>) -> Vec<DispatchTensor> {
-    let (host, mut landings) = (default_device(), landings.into_iter());
+    let (host, mut landings) = (memory::host(), landings.into_iter());
     let tensor = |meta: TensorMeta| {
         let space = match meta.shape.num_elements() {
             0 => Space::new(meta.dtype.size(), 0),
