@@ -23,11 +23,14 @@ pub(super) trait Owed: Send + Sync {
     fn bring(&self, engine: &LocalEngine);
 }
 
+/// What ranks here owe, by the group and the sequence number of what has to be complete.
+type ByCollective = HashMap<(GroupKey, u64), Vec<Arc<dyn Owed>>>;
+
 /// What ranks here owe, and a thread for it: neither a rank's own, which goes on, nor the courier's, which carries. It ends
 /// with the engine.
 #[derive(Default)]
 pub(super) struct Hands {
-    owed: Mutex<HashMap<(GroupKey, u64), Vec<Arc<dyn Owed>>>>,
+    owed: Mutex<ByCollective>,
     thread: OnceLock<Sender<Arc<dyn Owed>>>,
 }
 
