@@ -46,9 +46,6 @@ impl LocalChannel {
             let joined = second_outlet.joined(print, nothing, When::Later, join);
             (ticket, joined.inspect_err(|_| rendezvous.release(ticket))?, second_outlet.clone())
         };
-        for ticket in [ticket, second] {
-            self.engine.ask(rendezvous.want(ticket));
-        }
 
         let device = self.member.device.clone();
         let first = First { ticket, second, outlet: second_outlet, op, lengths, device: device.clone() };

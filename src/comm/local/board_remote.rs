@@ -65,7 +65,10 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// Whether the result of `ticket` is there, or nothing more than to be asked for.
     pub fn is_complete(&self, ticket: Ticket) -> bool {
-        let is_all_offered = || self.slot(ticket).wanted == Wanted::Later && self.absent(ticket).next().is_none();
+        let slot = self.slot(ticket);
+        // Who has not joined has offered nothing, nor has who has sent what is on its way.
+        let is_all_offered =
+            || slot.wanted == Wanted::Later && self.without_deposit(ticket).count() == slot.offered.len();
         self.is_over(Wait::All(ticket)) || is_all_offered()
     }
 

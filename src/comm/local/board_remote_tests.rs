@@ -30,11 +30,26 @@ fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
     assert_eq!(ready(&mut board, here[2].0), Some(vec![0, 1, 12]));
     assert_eq!(board.last(here[2].0), 1);
     assert!(!board.is_over(Wait::All(here[0].0)));
+    assert!(!board.is_complete(here[0].0), "what is on its way is not offered");
     assert!(board.fill(first, 2));
     assert_eq!(ready(&mut board, here[0].0), Some(vec![0, 1, 2]));
     assert_eq!(board.last(here[0].0), 2, "whose deposit came last");
     here.into_iter().for_each(|(ticket, _)| board.release(ticket));
     assert!(board.groups[0].slots.is_empty(), "those elsewhere take no result here");
+}
+
+/// It owes the others its deposit, and they wait for it as for those elsewhere; to its own reports that is no other call.
+#[test]
+fn invariant_6_a_rank_here_joins_before_its_deposit_is_there() {
+    let (mut board, group) = board(2);
+    board.join(group, 0, Name("x"), 0).unwrap();
+    let parts = board.group(&[0, 1], "parts");
+    let late = board.join_late(parts, 0, Name("y")).unwrap();
+    assert_eq!(&*board.last_call(group, 0).unwrap().label, "x");
+    let (other, complete) = board.join(parts, 1, Name("y"), 1).unwrap();
+    assert!(!complete && !board.is_complete(other) && ready(&mut board, late).is_none());
+    assert!(board.fill(late, 7));
+    assert_eq!([ready(&mut board, late), ready(&mut board, other)], [Some(vec![7, 1]), Some(vec![7, 1])]);
 }
 
 #[test]
