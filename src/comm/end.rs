@@ -28,11 +28,8 @@ impl<T> End<T> {
     pub fn from_panic(payload: Box<dyn Any + Send>) -> Self {
         let end = if let Some(error) = payload.downcast_ref::<Error>() {
             Self::Failed { error: error.clone(), at: home::unwound_at() }
-        } else if let Some(message) = payload.downcast_ref::<String>() {
-            Self::Panicked(message.clone())
         } else {
-            let message = payload.downcast_ref::<&str>();
-            Self::Panicked(message.map_or("(no message)".into(), ToString::to_string))
+            Self::Panicked(panic_text(&*payload).into())
         };
         // A payload that panics when dropped may leave one that does the same.
         if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
@@ -87,4 +84,10 @@ impl<T> End<T> {
             }
         }
     }
+}
+
+/// What a panic says.
+pub(super) fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("(no message)")
 }

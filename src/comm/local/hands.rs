@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::LocalEngine;
 use super::board::{GroupKey, Ticket};
+use crate::comm::end::panic_text;
 use crate::comm::engine::{Engine, Failure};
 
 /// What a rank owes others once a collective is complete.
@@ -63,10 +64,8 @@ fn start(engine: Weak<LocalEngine>) -> Sender<Arc<dyn Owed>> {
         for owed in all {
             let Some(engine) = engine.upgrade() else { return };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| owed.bring(&engine))) {
-                let text = panic.downcast_ref::<String>().cloned();
-                let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-                let message = text.unwrap_or("(no message)".into());
-                engine.fail(Failure::Panicked { rank: owed.rank(&engine), message });
+                let (rank, message) = (owed.rank(&engine), panic_text(&*panic).into());
+                engine.fail(Failure::Panicked { rank, message });
             }
         }
     });

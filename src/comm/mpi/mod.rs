@@ -42,6 +42,7 @@ use parking_lot::Mutex;
 use self::carrier::Carrier;
 use self::library::Library;
 use super::courier::{Addressee, Courier, Parcel};
+use super::end::panic_text;
 use super::launcher::{self, Place, StartError};
 use super::process::Processes;
 
@@ -154,11 +155,6 @@ fn run(shared: &Shared, library: Library, limits: Limits) {
         thread::park();
     }
     library::abort();
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text")
 }
 
 impl Courier for MpiCourier {
