@@ -34,6 +34,6 @@ pub use mesh_test::MeshTest;
 #[cfg(feature = "mpi")]
 pub use process_mesh_test::ProcessMeshTest;
 #[cfg(feature = "mpi")]
-pub use process_test::ProcessTest;
+pub use process_test::{ProcessTest, mpirun};
 
 pub use crate::param::trace::{RanNode, trace_backward};

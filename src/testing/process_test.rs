@@ -101,6 +101,14 @@ impl ProcessTest {
     }
 }
 
+/// The command `mpirun`, taken from the path or from the environment variable `MPIRUN`, for processes of this host alone: as
+/// root too, more than there are cores, and none kept to one core.
+pub fn mpirun() -> Command {
+    let mut command = Command::new(launcher());
+    command.envs(SETTINGS);
+    command
+}
+
 fn launcher() -> String {
     env::var("MPIRUN").unwrap_or("mpirun".into())
 }
@@ -126,10 +134,10 @@ impl Run {
     fn wait(&self, test: &str, count: usize, deadline: Duration) -> io::Result<(ExitStatus, String)> {
         let path = self.folder.join("text");
         let text = File::create(&path)?;
-        let mut command = Command::new(launcher());
+        let mut command = mpirun();
         command.args(["-n", &count.to_string()]).arg(env::current_exe()?);
         command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(RUN, &self.name).envs(SETTINGS).envs(FOLDERS.map(|variable| (variable, &self.folder)));
+        command.env(RUN, &self.name).envs(FOLDERS.map(|variable| (variable, &self.folder)));
         command.stdin(Stdio::null()).stdout(text.try_clone()?).stderr(text);
         let mut child = command.spawn()?;
         let end = Instant::now() + deadline + GRACE;
