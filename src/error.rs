@@ -4,7 +4,7 @@
 //! like burn's own do; where such a panic carries an [`Error`] (a collective failing inside a
 //! backward pass), [`launch`](crate::comm::launch) turns it back into the typed value.
 
-use std::panic::Location;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use crate::comm::{CommError, LaunchError, StartError};
@@ -120,6 +120,29 @@ impl Error {
         }
     }
 
+    /// What `program` returns, or [unwinds](Self::unwind) with: for a rank that is to go on after a failed collective in its
+    /// forward or backward ([`World::shrink`](crate::comm::World::shrink)). A panic of another kind goes on unwinding.
+    ///
+    /// ```
+    /// use burn_dtensor::prelude::*;
+    ///
+    /// launch(Launch::threads(1), |_| {
+    ///     let caught = Error::catch(|| -> Result<()> { Error::other("in a backward step").unwind() });
+    ///     assert_eq!(caught.unwrap_err().to_string(), "in a backward step");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What `program` returns or unwinds with.
+    pub fn catch<T>(program: impl FnOnce() -> Result<T>) -> Result<T> {
+        match catch_unwind(AssertUnwindSafe(program)) {
+            Ok(result) => result,
+            Err(payload) => Err(*payload.downcast::<Self>().unwrap_or_else(|payload| resume_unwind(payload))),
+        }
+    }
+
     /// Unwinds the calling rank with this error, without running the panic hook.
     ///
     /// For places that cannot return a `Result` (a parameter's value, a backward step).
@@ -132,7 +155,7 @@ impl Error {
             let own_files = file!().trim_end_matches("error.rs");
             // A line of this crate's, in a backward step, says nothing to the program's author.
             crate::comm::note_unwinding(Some(Location::caller()).filter(|at| !at.file().starts_with(own_files)));
-            std::panic::resume_unwind(Box::new(self));
+            resume_unwind(Box::new(self));
         }
         panic!("{self}")
     }

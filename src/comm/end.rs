@@ -2,8 +2,9 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::sync::Arc;
 
-use super::engine::{Engine, Failure};
+use super::engine::{Engine, Failure, worlds};
 use super::{CommError, home};
 use crate::Error;
 
@@ -38,18 +39,20 @@ impl<T> End<T> {
         end
     }
 
-    /// Tells the other ranks, of which some may be waiting for this one.
-    pub fn tell(&self, rank: usize, engine: &dyn Engine) {
-        match self {
-            Self::Done(_) => {}
-            Self::Failed { error, .. } => {
-                engine.fail(Failure::Failed { rank, message: error.to_string() });
+    /// Tells the other ranks, of which some may be waiting for this one, in every world that it was in.
+    pub fn tell(&self, rank: usize, engine: &Arc<dyn Engine>) {
+        for (engine, rank) in worlds(engine.clone(), rank) {
+            match self {
+                Self::Done(_) => {}
+                Self::Failed { error, .. } => {
+                    engine.fail(Failure::Failed { rank, message: error.to_string() });
+                }
+                Self::Panicked(message) => {
+                    engine.fail(Failure::Panicked { rank, message: message.clone() });
+                }
             }
-            Self::Panicked(message) => {
-                engine.fail(Failure::Panicked { rank, message: message.clone() });
-            }
+            engine.leave(rank, self.error(rank), self.unwound_at());
         }
-        engine.leave(rank, self.error(rank), self.unwound_at());
     }
 
     pub fn is_done(&self) -> bool {

@@ -154,6 +154,30 @@ pub enum CommError {
         problem: String,
     },
 
+    /// A rank has given the world up, for that of the ranks that go on.
+    #[error("rank {rank} has given this world up, for that of the ranks that go on; go on there, too: `World::shrink`")]
+    GivenUp {
+        /// Global rank.
+        rank: usize,
+    },
+
+    /// The ranks that go on do so without this one.
+    #[error(
+        "rank {rank} is not among the ranks that go on: it was not in `World::shrink` when they had waited for their \
+         deadline; end its program, or raise `Launch::deadline` if it is only slow"
+    )]
+    LeftBehind {
+        /// Global rank.
+        rank: usize,
+    },
+
+    /// What connects the ranks cannot connect fewer of them.
+    #[error("rank {rank}: the engine of this launch does not support `World::shrink`; launch again")]
+    CannotShrink {
+        /// Global rank.
+        rank: usize,
+    },
+
     /// A process cannot be reached any more, or sends what cannot be right.
     #[error(
         "lost touch with the process of rank {rank}: {problem}; look at what it printed, and run one build of one program \
@@ -180,6 +204,9 @@ impl CommError {
             | Self::OtherRank { rank, .. }
             | Self::InvalidArgument { rank, .. }
             | Self::InvalidGroup { rank, .. }
+            | Self::GivenUp { rank }
+            | Self::LeftBehind { rank }
+            | Self::CannotShrink { rank }
             | Self::Disconnected { rank, .. } => *rank,
             Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),
             Self::Deadlock { waits } => waits.first().map_or(0, |(rank, ..)| *rank),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 
 use super::end::End;
-use super::engine::{Elsewhere, Engine};
+use super::engine::{Elsewhere, Engine, last, worlds};
 use super::home::{self, Home};
 use super::launcher;
 use super::local::LocalEngine;
@@ -182,7 +182,8 @@ impl Launch {
 ///
 /// Every rank has a rayon pool of its own (its share of the cores, at least one thread), so that
 /// ranks do not wait for each other's tensor operations. A rank that panics, returns an error, or
-/// returns while others still need it ends every wait of every other rank at once.
+/// returns while others still need it ends every wait of every other rank at once. The others may go on without it:
+/// [`World::shrink`].
 ///
 /// The program runs on its pool's first thread, often the only one: what it hands to `rayon::spawn` may
 /// not begin before the program ends, so waiting for it may wait for ever. Use `std::thread` for that.
@@ -202,8 +203,8 @@ impl Launch {
 /// ```
 ///
 /// # Errors
-/// If any rank panicked or returned an error, also in another process: the first failure, and what every other rank was
-/// doing at that moment and ended with. Every process has the error, and one is to print it:
+/// If any rank panicked or returned an error, also in another process, and others have not [gone on](World::shrink)
+/// without it: the first failure, and what every other rank was doing at that moment and ended with. Every process has the error, and one is to print it:
 /// [`Error::is_told_elsewhere`](crate::Error::is_told_elsewhere).
 #[expect(clippy::result_large_err, reason = "made once per program")]
 pub fn launch<T, F>(config: Launch, program: F) -> Result<Vec<(usize, T)>, LaunchError>
@@ -226,7 +227,7 @@ where
             let world = World::new(rank, config.devices.of(place), engine.clone(), config.deadline);
             in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
         });
-        end.tell(rank, &*engine);
+        end.tell(rank, &engine);
         end
     };
     let ends = thread::scope(|scope| {
@@ -235,7 +236,7 @@ where
             let run = &run;
             thread.spawn_scoped(scope, move || run((place, rank))).map_err(|error| {
                 let end = End::failed(Error::other(format!("rank {rank} has no thread: {error}")));
-                end.tell(rank, &*engine);
+                end.tell(rank, &engine);
                 end
             })
         };
@@ -246,16 +247,24 @@ where
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    let Elsewhere { failure, reports, is_told } = engine.finish();
-    if failure.is_none() && ends.iter().all(End::is_done) {
-        return Ok(here.into_iter().zip(ends.into_iter().filter_map(End::done)).collect());
+    // What counts is how those have ended that have gone on.
+    let last = last(engine.clone());
+    let place = |rank: usize| worlds(engine.clone(), rank).last().filter(|(engine, _)| Arc::ptr_eq(engine, &last));
+    let left = here.iter().zip(&ends).filter_map(|(rank, end)| Some((place(*rank)?.1, end)));
+    let left: Vec<_> = left.collect();
+    let Elsewhere { failure, reports, is_told } = last.finish();
+    if failure.is_none() && left.iter().all(|(_, end)| end.is_done()) {
+        for (rank, error) in here.iter().zip(&ends).filter_map(|(rank, end)| Some((rank, end.error(*rank)?))) {
+            log::warn!("rank {rank} was lost, and others have gone on: {error}");
+        }
+        return Ok(here.into_iter().zip(ends).filter_map(|(rank, end)| Some((rank, end.done()?))).collect());
     }
-    let failure = failure.or_else(|| engine.failure()).expect("a rank that does not succeed has told the others");
+    let failure = failure.or_else(|| last.failure()).expect("a rank that does not succeed has told the others");
     let report = |(rank, end): (usize, &End<T>)| {
         let at = end.unwound_at().map(ToString::to_string);
-        RankReport { rank, doing: engine.doing(rank), error: end.error(rank), at }
+        RankReport { rank, doing: last.doing(rank), error: end.error(rank), at }
     };
-    let mut reports: Vec<_> = here.into_iter().zip(&ends).map(report).chain(reports).collect();
+    let mut reports: Vec<_> = left.into_iter().map(report).chain(reports).collect();
     reports.sort_by_key(|report| report.rank);
     Err(LaunchError { is_told_elsewhere: is_told, ..LaunchError::new(failure, reports) })
 }

@@ -16,6 +16,8 @@ pub(super) struct Rank {
     pub device: Device,
     pub ledger: Arc<Ledger>,
     pub engine: Arc<dyn Engine>,
+    /// The launch that made its thread, and the rank that it is there.
+    pub home: (u64, usize),
     /// How many things it runs alone, one inside the other.
     pub alone: AtomicUsize,
 }
@@ -29,8 +31,9 @@ impl Rank {
     /// Fails the world if the calling thread is known to be another rank's: what it calls on, or waits for, came to it
     /// with something of this rank's.
     pub fn check_thread(&self, op: Op, label: &str) -> Result<(), CommError> {
-        match Home::rank_in(self.engine.launch()) {
-            Some(rank) if rank != self.rank => {
+        let (launch, own) = self.home;
+        match Home::rank_in(launch) {
+            Some(rank) if rank != own => {
                 let (owner, label) = (self.rank, label.to_string());
                 Err(self.fail(CommError::OtherRank { rank, owner, op, label }))
             }

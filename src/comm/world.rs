@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::engine::Engine;
+use super::engine::{Engine, Successor};
 use super::rank::Rank;
 use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
 use crate::{Error, Result};
@@ -30,7 +30,17 @@ struct Inner {
     rank: Arc<Rank>,
     /// How long one wait may last.
     deadline: Duration,
+    before: Option<Before>,
     groups: Mutex<HashMap<Vec<usize>, Communicator>>,
+}
+
+/// The world that another is left of.
+#[derive(Debug)]
+struct Before {
+    /// The number of its launch.
+    launch: u64,
+    /// What each rank was there.
+    ranks: Arc<[usize]>,
 }
 
 /// Groups of one rank. A mesh takes one per dimension.
@@ -38,8 +48,13 @@ const MAX_GROUPS: usize = 1 << 12;
 
 impl World {
     pub(super) fn new(rank: usize, device: Device, engine: Arc<dyn Engine>, deadline: Duration) -> Self {
-        let rank = Rank { rank, device, ledger: Arc::default(), engine, alone: AtomicUsize::new(0) };
-        Self(Arc::new(Inner { rank: Arc::new(rank), deadline, groups: Mutex::default() }))
+        let home = (engine.launch(), rank);
+        let rank = Rank { rank, device, ledger: Arc::default(), engine, home, alone: AtomicUsize::new(0) };
+        Self::of(rank, deadline, None)
+    }
+
+    fn of(rank: Rank, deadline: Duration, before: Option<Before>) -> Self {
+        Self(Arc::new(Inner { rank: Arc::new(rank), deadline, before, groups: Mutex::default() }))
     }
 
     /// This rank, from 0.
@@ -149,6 +164,62 @@ impl World {
 
     pub(super) fn outside(&self, rank: usize) -> String {
         format!("rank {rank} is outside a world of {} ranks", self.size())
+    }
+
+    /// The world of the ranks that go on after a failure, numbered anew from 0 in their old order.
+    ///
+    /// A rank goes on by calling this; one whose program is over, or whose process is lost, does not. All that is left
+    /// meet here: so this is for what a rank does with the error of a collective, in the place of returning it. Where
+    /// nothing has failed yet it ends this world itself, with [`CommError::GivenUp`] for the others.
+    ///
+    /// Meshes, communicators and sharded models belong to their world, and are made anew:
+    /// [`DeviceMesh::survivors`](crate::mesh::DeviceMesh::survivors), [`remesh`](crate::fsdp::remesh). An abandoned step
+    /// has changed neither parameters nor optimizer. The ledger goes on.
+    ///
+    /// [`launch`](super::launch) then succeeds if the ranks that have gone on do, and returns these alone.
+    ///
+    /// ```
+    /// use burn_dtensor::comm::{Launch, launch};
+    ///
+    /// let ranks = launch(Launch::threads(3), |world| {
+    ///     if world.rank() == 1 {
+    ///         panic!("a bit has flipped");
+    ///     }
+    ///     let failed = world.barrier("step").unwrap_err();
+    ///     println!("rank {}: {failed}", world.rank());
+    ///     let world = world.shrink()?;
+    ///     world.barrier("step")?;
+    ///     Ok((world.rank(), world.size()))
+    /// })?;
+    /// assert_eq!(ranks, [(0, (0, 2)), (2, (1, 2))]);
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// # Collective
+    /// Of all ranks that go on. Waits for the others until their programs are over, or for the launch's deadline.
+    ///
+    /// # Errors
+    /// [`CommError::LeftBehind`] if the others have gone on without this rank, and [`CommError::CannotShrink`] if the
+    /// launch's [engine](super::engine) does not support it.
+    pub fn shrink(&self) -> Result<Self> {
+        let Rank { rank, device, ledger, engine, home, .. } = &*self.0.rank;
+        let successor = engine.shrink(*rank, self.0.deadline)?;
+        let place = successor.place_of(*rank).ok_or(CommError::LeftBehind { rank: *rank })?;
+        let Successor { engine, ranks } = successor;
+        let (device, ledger, alone) = (device.clone(), ledger.clone(), AtomicUsize::new(0));
+        let rank = Rank { rank: place, device, ledger, engine, home: *home, alone };
+        let (launch, _) = self.identity();
+        Ok(Self::of(rank, self.0.deadline, Some(Before { launch, ranks })))
+    }
+
+    /// Of a world that another was [shrunk](Self::shrink) to, what each rank was there.
+    pub fn ranks_before(&self) -> Option<&[usize]> {
+        self.0.before.as_ref().map(|before| &*before.ranks)
+    }
+
+    /// Whether this is what `other` was shrunk to.
+    pub(crate) fn is_left_of(&self, other: &Self) -> bool {
+        self.0.before.as_ref().is_some_and(|before| before.launch == other.identity().0)
     }
 
     /// Runs `build` on one rank after the other, each time with burn's random state started anew at `seed`:

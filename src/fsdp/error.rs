@@ -72,6 +72,27 @@ pub enum FsdpError {
         /// Its name.
         dim: String,
     },
+    /// The mesh shards otherwise than the one that the model is on.
+    #[error(
+        "unit `{unit}` cannot go on {mesh}: this rank holds shard {was}, and would have to hold {is}; keep ranks and order \
+         of the dimension that shards, or load a checkpoint"
+    )]
+    OtherShards {
+        /// The unit.
+        unit: String,
+        /// The mesh.
+        mesh: String,
+        /// The shard that the rank holds, such as `1 of 2`.
+        was: String,
+        /// The one that it would hold.
+        is: String,
+    },
+    /// A parameter is tensor parallel, on a mesh of its own.
+    #[error("parameter `{param}` is parallelized, and stays on the mesh of that: load a checkpoint on the new one")]
+    Parallelized {
+        /// Path of the parameter.
+        param: String,
+    },
     /// The module is a unit already.
     #[error(
         "the module is sharded already (unit `{unit}`); to shard it otherwise, make it an ordinary module first: \

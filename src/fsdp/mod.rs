@@ -75,12 +75,14 @@ mod config;
 mod error;
 mod named;
 mod plan;
+mod remesh;
 mod shard;
 
 pub use clip::{NormType, clip_grad_norm};
 pub use config::{FullyShard, ParamInfo, ParamPlacement};
 pub use error::FsdpError;
 pub use named::{NamedParameter, named_parameters};
+pub use remesh::remesh;
 pub use shard::fully_shard;
 
 #[doc(no_inline)]

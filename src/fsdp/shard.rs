@@ -100,13 +100,17 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().zip(cuts).map(|(param, cut)| {
         let UnitParam { path, parallel, .. } = param.info();
-        Attachment { path: path.clone(), cut, again: parallel.is_some(), param }
+        Attachment { path: path.clone(), cut: Some(cut), again: parallel.is_some(), param }
     });
     own_buffers(attach(model, attachments, "fully_shard")?, &units, &all, "fully_shard")
 }
 
 /// The groups over which units on `mesh` are gathered and reduced.
-fn data_parallel(mesh: &DeviceMesh, config: &FullyShard, ignored: Arc<[PathPattern]>) -> Result<DataParallel> {
+pub(super) fn data_parallel(
+    mesh: &DeviceMesh,
+    config: &FullyShard,
+    ignored: Arc<[PathPattern]>,
+) -> Result<DataParallel> {
     let FullyShard { reshard, strict, buffers, .. } = *config;
     let shard_dim = mesh.ndim() - 1;
     let shard = mesh.communicator(shard_dim)?.clone();

@@ -181,6 +181,43 @@ impl DeviceMesh {
         })))
     }
 
+    /// What is left of this mesh in `world`, which its world was [shrunk](World::shrink) to: along `mesh_dim`, the
+    /// indices of which all ranks go on. Ranks of others are no members.
+    ///
+    /// ```text
+    /// replicate x shard    rank 3 is lost     along `replicate`
+    ///   0 1                  0 1                0 1
+    ///   2 3                  2                               2 has half of the shards, and no part in it
+    /// ```
+    ///
+    /// # Collective
+    /// Every rank of `world`, as [`new`](Self::new).
+    ///
+    /// # Errors
+    /// [`DimOutOfRange`](MeshError::DimOutOfRange), [`OtherWorld`](MeshError::OtherWorld) if `world` is not what this
+    /// mesh's was shrunk to, [`NoSurvivors`](MeshError::NoSurvivors) if no index is complete.
+    pub fn survivors(&self, world: &World, mesh_dim: usize) -> Result<Self> {
+        if mesh_dim >= self.ndim() {
+            return Err(MeshError::DimOutOfRange { mesh_dim, ndim: self.ndim(), mesh: self.to_string() }.into());
+        }
+        let before = world.ranks_before().filter(|_| world.is_left_of(self.world()));
+        let before =
+            before.ok_or_else(|| MeshError::OtherWorld { mesh: self.to_string(), world: world.to_string() })?;
+        let place = |rank: &usize| before.binary_search(rank).ok();
+        let index = |position: usize| unravel(position, self.shape())[mesh_dim];
+        let is_lost =
+            |lost: usize| self.ranks().iter().enumerate().any(|(at, rank)| index(at) == lost && place(rank).is_none());
+        let complete: Vec<_> = (0..self.size_of(mesh_dim)).filter(|&along| !is_lost(along)).collect();
+        if complete.is_empty() {
+            return Err(MeshError::NoSurvivors { mesh: self.to_string(), dim: self.names()[mesh_dim].clone() }.into());
+        }
+        let kept = self.ranks().iter().enumerate().filter(|(at, _)| complete.contains(&index(*at)));
+        let ranks: Vec<_> = kept.filter_map(|(_, rank)| place(rank)).collect();
+        let mut shape = self.shape().to_vec();
+        shape[mesh_dim] = complete.len();
+        Self::from_ranks(world, ranks, shape, self.names().to_vec())
+    }
+
     /// Sizes of the dimensions.
     pub fn shape(&self) -> &[usize] {
         &self.0.shape

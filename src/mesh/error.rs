@@ -88,6 +88,22 @@ pub enum MeshError {
         /// The mesh.
         mesh: String,
     },
+    /// A world is not what the mesh's own was shrunk to.
+    #[error("{mesh} has nothing left in {world}: take what `World::shrink` has returned on the mesh's own world")]
+    OtherWorld {
+        /// The mesh.
+        mesh: String,
+        /// The world.
+        world: String,
+    },
+    /// Of every index along a dimension a rank is lost.
+    #[error("no index along `{dim}` of {mesh} has all of its ranks left: go on from a checkpoint")]
+    NoSurvivors {
+        /// The mesh.
+        mesh: String,
+        /// The dimension.
+        dim: String,
+    },
     /// No dimension has this name.
     #[error("no mesh dim is named `{name}` in {mesh}: use one of {names:?}")]
     UnknownName {

@@ -94,7 +94,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {
         let UnitParam { path, spec, .. } = param.info();
-        Attachment { path: path.clone(), cut: spec.clone(), param, again: false }
+        Attachment { path: path.clone(), cut: Some(spec.clone()), param, again: false }
     });
     let all = mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?;
     let own = |model: M| own_buffers(model, &units, &all, "parallelize");

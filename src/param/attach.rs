@@ -17,19 +17,20 @@ use crate::{Error, Result};
 pub(crate) struct Attachment {
     pub(crate) path: Arc<str>,
     pub(crate) param: DistributedParameter,
-    /// How the stored value is cut, and over which ranks: the first of them has the values.
-    pub(crate) cut: Arc<DTensorSpec>,
+    /// How the stored value is cut, and over which ranks: the first of them has the values. `None`: it is this rank's
+    /// part already.
+    pub(crate) cut: Option<Arc<DTensorSpec>>,
     /// Whether it was distributed before.
     pub(crate) again: bool,
 }
 
 /// Replaces each of these parameters, given in burn's order, by this rank's part of the value that
-/// the first rank has. All others get leaves of their own.
+/// the first rank has, or that it has itself. All others get leaves of their own.
 ///
 /// `label` names the calls.
 ///
 /// # Collective
-/// Every rank of the cuts' meshes.
+/// Every rank of the cuts' meshes; local without cuts.
 ///
 /// # Errors
 /// [`ParamError::NotMet`] for a parameter that the model's `map` does not show.
@@ -103,6 +104,10 @@ impl Attach {
 
     fn shard<const D: usize>(&self, next: &Attachment, param: Param<Tensor<D>>) -> Result<Param<Tensor<D>>> {
         let Attachment { path, cut, .. } = next;
+        let Some(cut) = cut else {
+            let (part, require_grad) = (param.base().detach(), param.is_require_grad());
+            return Ok(param.map(|_| part.set_require_grad(require_grad)));
+        };
         let device = param.lazy_device();
         // Reading a lazy parameter draws its values: only the rank they are taken from does.
         let first = vec![0; cut.coordinate().len()];

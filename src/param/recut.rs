@@ -63,7 +63,7 @@ pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
         let (cuts, params): (Vec<_>, Vec<_>) =
             params.into_iter().map(|(at, (_, cut, param))| ((at, cut), param)).unzip();
         for ((at, cut), param) in cuts.into_iter().zip(make_units(params, data)?) {
-            attachments.push((at, Attachment { path: param.info().path.clone(), cut, param, again: true }));
+            attachments.push((at, Attachment { path: param.info().path.clone(), cut: Some(cut), param, again: true }));
         }
     }
     attachments.sort_by_key(|(at, _)| *at);

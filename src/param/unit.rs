@@ -199,6 +199,11 @@ impl Unit {
         self.data.is_some()
     }
 
+    /// The groups that `fully_shard` gave it.
+    pub(crate) fn data_parallel(&self) -> Option<&DataParallel> {
+        self.data.as_ref()
+    }
+
     fn data(&self) -> &DataParallel {
         self.data.as_ref().expect("only a data-parallel unit cuts its parameters")
     }

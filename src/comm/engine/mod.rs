@@ -40,11 +40,13 @@ mod pending;
 mod print;
 mod provided;
 pub(crate) mod ranges;
+mod successor;
 
 use std::fmt::Debug;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
@@ -60,6 +62,8 @@ pub use pending::{Pending, Waited};
 pub use print::Print;
 pub(crate) use print::{CutPrint, Pairs, TensorPrint, whole};
 pub(super) use provided::rows_for_each;
+pub use successor::Successor;
+pub(super) use successor::{last, worlds};
 
 /// The ranks of one [`launch`](super::launch), and what connects them.
 pub trait Engine: Debug + Send + Sync {
@@ -92,6 +96,20 @@ pub trait Engine: Debug + Send + Sync {
 
     /// Whether the program of every rank is over.
     fn is_finished(&self) -> bool;
+
+    /// Ends this world, if nothing has, and waits until every rank has called this or its program is over, but no longer
+    /// than `deadline`. Returns the world of those that have called.
+    ///
+    /// Provided, for engines without: [`CommError::CannotShrink`].
+    fn shrink(&self, rank: usize, deadline: Duration) -> Result<Successor, CommError> {
+        let _ = deadline;
+        Err(CommError::CannotShrink { rank })
+    }
+
+    /// The world that ranks of this process have [gone on](Self::shrink) in.
+    fn successor(&self) -> Option<Successor> {
+        None
+    }
 
     /// Waits until the programs of all ranks are over, those of other processes too. Returns how these have ended.
     ///

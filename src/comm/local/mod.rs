@@ -22,26 +22,29 @@ mod data;
 mod flex;
 mod halves;
 mod hands;
+mod muster;
 mod outlet;
 mod pending;
 mod remote;
 mod rendezvous;
+mod shrink;
 mod sync;
 
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use super::courier::Courier;
-use super::engine::{Channel, Elsewhere, Engine, Failure, Member, Print, launch_number};
+use super::engine::{Channel, Elsewhere, Engine, Failure, Member, Print, Successor, launch_number};
 use super::{CommError, Op, RankReport};
 use crate::Error;
 
 use board::Ticket;
 pub(super) use data::Deposit;
-use remote::Others;
-pub(super) use remote::Place;
+pub(super) use muster::Notice;
+pub(super) use remote::{Others, Place};
+use shrink::GoingOn;
 
 /// What the ranks of one [`launch`](super::launch) in one process share.
 pub(super) struct LocalEngine {
@@ -56,6 +59,9 @@ pub(super) struct LocalEngine {
     launch: u64,
     /// Ranks whose programs are over.
     left: AtomicUsize,
+    /// A rank may call and wait on several threads at once.
+    multithreaded: bool,
+    going_on: GoingOn,
     this: Weak<Self>,
 }
 
@@ -66,38 +72,36 @@ impl LocalEngine {
     pub fn new(size: usize, multithreaded: bool) -> Arc<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if size <= cores { SPINS } else { 0 };
-        Self::of(size, 0..size, rendezvous::Rendezvous::new(size, spins, multithreaded), None)
-    }
-
-    /// With `each` ranks in every process that `courier` connects. `launch` tells the launches that these make together
-    /// apart.
-    pub(super) fn among_processes(
-        courier: Arc<dyn Courier>,
-        launch: u64,
-        each: usize,
-        multithreaded: bool,
-    ) -> Arc<Self> {
-        let others = Arc::new(Others::new(courier, launch, each));
-        let teller = others.clone();
-        let tell = Box::new(move |news| teller.tell(news));
-        let (size, here, decides) = (others.size(), others.here(), others.decides());
-        let rendezvous = rendezvous::Rendezvous::among_processes(size, multithreaded, decides, tell);
-        Self::of(size, here, rendezvous, Some(others))
-    }
-
-    fn of(
-        size: usize,
-        here: Range<usize>,
-        rendezvous: rendezvous::Rendezvous<Print, Deposit>,
-        others: Option<Arc<Others>>,
-    ) -> Arc<Self> {
+        let rendezvous = rendezvous::Rendezvous::new(size, spins, multithreaded);
+        let going_on = GoingOn::new([0..size], 0);
         Arc::new_cyclic(|this| Self {
             rendezvous,
             size,
-            here,
-            others,
+            here: 0..size,
+            others: None,
             launch: launch_number(),
             left: AtomicUsize::new(0),
+            multithreaded,
+            going_on,
+            this: this.clone(),
+        })
+    }
+
+    /// Of ranks in several processes, as this one sees the others.
+    pub(super) fn of_processes(others: Others, multithreaded: bool) -> Arc<Self> {
+        let others = Arc::new(others);
+        let teller = others.clone();
+        let tell = Box::new(move |news| teller.tell(news));
+        let rendezvous = rendezvous::Rendezvous::among_processes(others.size(), multithreaded, others.decides(), tell);
+        Arc::new_cyclic(|this| Self {
+            rendezvous,
+            size: others.size(),
+            here: others.here(),
+            launch: launch_number(),
+            left: AtomicUsize::new(0),
+            multithreaded,
+            going_on: others.going_on(),
+            others: Some(others),
             this: this.clone(),
         })
     }
@@ -113,6 +117,7 @@ impl LocalEngine {
     fn left(&self, rank: usize) {
         if self.rendezvous.returned(rank) {
             self.left.fetch_add(1, Ordering::Relaxed);
+            self.does_not_go_on(rank);
         }
     }
 }
@@ -156,6 +161,14 @@ impl Engine for LocalEngine {
 
     fn is_finished(&self) -> bool {
         self.left.load(Ordering::Relaxed) == self.size
+    }
+
+    fn shrink(&self, rank: usize, deadline: Duration) -> Result<Successor, CommError> {
+        self.go_on(rank, deadline)
+    }
+
+    fn successor(&self) -> Option<Successor> {
+        self.going_on.next()
     }
 
     fn finish(&self) -> Elsewhere {

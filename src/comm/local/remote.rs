@@ -1,6 +1,7 @@
 //! Ranks of other processes: they [`hear`](LocalEngine::hear) of what is called here, and join here in what they call.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -10,26 +11,29 @@ use super::LocalEngine;
 use super::board::{Announced, GroupKey, Letter, Ticket};
 use super::data::Deposit;
 use super::hands::{Hands, Owed};
+use super::muster::Notice;
 use super::rendezvous::News;
+use super::shrink::GoingOn;
 use crate::comm::courier::{Courier, Landing, Parcel, Payload};
 use crate::comm::engine::{Engine, Failure, Print};
-use crate::comm::process::header::{Channel, Contents, Header, Introduction, Said, When, Word, Written};
+use crate::comm::process::header::{Channel, Contents, Header, Introduction, LaunchKey, Said, When, Word, Written};
 use crate::comm::process::wholes::{WORTH, Wholes};
 use crate::comm::{CommError, Op, RankReport};
 
 /// The other processes of a launch.
-pub(super) struct Others {
+pub(in crate::comm) struct Others {
     courier: Arc<dyn Courier>,
-    /// Which of the launches that all processes make.
-    launch: u64,
-    /// Ranks in every process.
-    each: usize,
+    launch: LaunchKey,
+    /// Of every process.
+    ranks: Vec<Range<usize>>,
+    /// Has what others say of a launch come to its engine.
+    begin: Begin,
     /// Numbers of channels here, so far.
     numbers: AtomicUsize,
     channels: Mutex<Channels>,
     /// What was offered, by the process, the channel and the call.
     offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
-    pub hands: Hands,
+    pub(super) hands: Hands,
     /// Of all-gathers of which parts are landing in the results.
     wholes: Mutex<HashMap<Collective, Weak<Wholes>>>,
     /// How ranks have ended, of all processes.
@@ -42,6 +46,8 @@ enum Ended {
     /// With its process, which is lost.
     Lost(RankReport),
 }
+
+pub(in crate::comm) type Begin = Arc<dyn Fn(LaunchKey, &Arc<LocalEngine>) + Send + Sync>;
 
 /// A group, and the sequence number of one of its collectives.
 type Collective = (GroupKey, u64);
@@ -66,35 +72,63 @@ pub(in crate::comm) enum Place {
 }
 
 impl Others {
-    pub fn new(courier: Arc<dyn Courier>, launch: u64, each: usize) -> Self {
+    /// With so many ranks in each process.
+    pub fn new(courier: Arc<dyn Courier>, launch: LaunchKey, counts: &[usize], begin: Begin) -> Self {
+        let ends = counts.iter().scan(0, |end, count| {
+            *end += count;
+            Some(*end)
+        });
+        let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
         let (offered, hands, wholes) = (Mutex::default(), Hands::default(), Mutex::default());
-        Self { courier, launch, each, numbers, channels, offered, hands, wholes, ended: Mutex::default() }
+        Self { courier, launch, ranks, begin, numbers, channels, offered, hands, wholes, ended: Mutex::default() }
+    }
+
+    /// Those of a launch of some of these ranks.
+    pub fn of_those(&self, ranks: &[usize]) -> Self {
+        let count = |range: &Range<usize>| ranks.iter().filter(|rank| range.contains(rank)).count();
+        let counts: Vec<_> = self.ranks.iter().map(count).collect();
+        Self::new(self.courier.clone(), self.launch.next(), &counts, self.begin.clone())
+    }
+
+    /// The engine of the launch that follows is there.
+    pub fn begin(&self, next: &Arc<LocalEngine>) {
+        (self.begin)(self.launch.next(), next);
     }
 
     /// All ranks of the launch.
     pub fn size(&self) -> usize {
-        self.courier.processes() * self.each
+        self.ranks.last().map_or(0, |ranks| ranks.end)
+    }
+
+    /// Who goes on after a failure: nobody knows yet.
+    pub(super) fn going_on(&self) -> GoingOn {
+        GoingOn::new(self.ranks.iter().cloned(), self.courier.here())
     }
 
     /// The ranks of this process.
-    pub fn here(&self) -> std::ops::Range<usize> {
+    pub fn here(&self) -> Range<usize> {
         self.of(self.courier.here())
     }
 
     /// The ranks of a process.
-    fn of(&self, process: usize) -> std::ops::Range<usize> {
-        process * self.each..(process + 1) * self.each
+    fn of(&self, process: usize) -> Range<usize> {
+        self.ranks[process].clone()
     }
 
     /// The process that a rank is in.
     pub fn process_of(&self, rank: usize) -> usize {
-        rank / self.each
+        self.ranks.partition_point(|ranks| ranks.end <= rank)
     }
 
-    /// Whether this process says which failure is the first.
+    /// The process that says which failure is the first: that of rank 0.
+    fn first(&self) -> usize {
+        self.process_of(0)
+    }
+
+    /// Whether this process does.
     pub fn decides(&self) -> bool {
-        self.courier.here() == 0
+        self.courier.here() == self.first()
     }
 
     /// A number for a channel of this process.
@@ -108,7 +142,8 @@ impl Others {
     }
 
     fn send_all(&self, word: impl Fn() -> Word<&'static Written>) {
-        let others = (0..self.courier.processes()).filter(|process| *process != self.courier.here());
+        let here = self.courier.here();
+        let others = (0..self.ranks.len()).filter(|process| *process != here && !self.ranks[*process].is_empty());
         others.for_each(|process| self.send(process, word(), Vec::new()));
     }
 
@@ -138,7 +173,12 @@ impl Others {
     fn tell_failure(&self, failure: Failure) {
         let decided = self.decides();
         let word = || Word::Failed { failure: failure.clone(), decided };
-        if decided { self.send_all(word) } else { self.send(0, word(), Vec::new()) }
+        if decided { self.send_all(word) } else { self.send(self.first(), word(), Vec::new()) }
+    }
+
+    /// Something about who goes on.
+    pub fn notify(&self, notice: &Notice) {
+        self.send_all(|| Word::GoesOn(notice.clone()));
     }
 
     /// A rank of this process has left.
@@ -158,7 +198,7 @@ impl Others {
         ended.values().map(Ended::report).filter(|report| !here.contains(&report.rank)).cloned().collect()
     }
 
-    /// Whether process 0, which reports to whoever has started all, is lost before the end of its ranks.
+    /// Whether the first process, which reports to whoever has started all, is lost before the end of its ranks.
     pub fn has_lost_first(&self) -> bool {
         matches!(self.ended.lock().get(&0), Some(Ended::Lost(_)))
     }
@@ -244,7 +284,8 @@ impl LocalEngine {
     /// Nothing more comes from `process`.
     pub(in crate::comm) fn lost(&self, process: usize, problem: &str) {
         let others = self.others();
-        if process == 0 {
+        self.goes_on_without(process);
+        if process == others.first() {
             self.rendezvous.decide_here();
         }
         let needed: Vec<_> = others.of(process).filter(|rank| !self.rendezvous.has_returned(*rank)).collect();
@@ -322,6 +363,7 @@ impl LocalEngine {
                 self.rendezvous.hear(failure, decided);
                 Ok(None)
             }
+            Word::GoesOn(notice) => self.hear_of_going_on(from, notice).map(|()| None),
         }
     }
 

@@ -117,4 +117,7 @@ wire_enum!(CommError {
     9 InvalidArgument { rank, op, label, problem, remedy },
     10 InvalidGroup { rank, ranks, problem },
     11 Disconnected { rank, problem },
+    12 GivenUp { rank },
+    13 LeftBehind { rank },
+    14 CannotShrink { rank },
 });

@@ -1,15 +1,32 @@
 //! [`Header`]: what one process says to another.
 
-use super::wire::{Decode, Encode, wire_struct};
+use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::engine::{Failure, Print};
+use crate::comm::local::Notice;
 use crate::comm::{RankReport, TensorMeta};
 
 /// What one process says to another, about one launch.
 #[derive(Debug)]
 pub(in crate::comm) struct Header<P = Print> {
-    /// Which of the launches that all processes make: 0, 1, ..
-    pub launch: u64,
+    pub launch: LaunchKey,
     pub word: Word<P>,
+}
+
+/// Which of the launches that all processes make: 0, 1, .., and which of the worlds in which its ranks have gone on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::comm) struct LaunchKey {
+    pub number: u64,
+    pub shrunk: u64,
+}
+
+impl LaunchKey {
+    pub fn first(number: u64) -> Self {
+        Self { number, shrunk: 0 }
+    }
+
+    pub fn next(self) -> Self {
+        Self { shrunk: self.shrunk + 1, ..self }
+    }
 }
 
 #[derive(Debug)]
@@ -26,6 +43,8 @@ pub(in crate::comm) enum Word<P = Print> {
     Left(RankReport),
     /// A failure was found, or, if `decided`, was the first.
     Failed { failure: Failure, decided: bool },
+    /// Who goes on after a failure.
+    GoesOn(Notice),
 }
 
 /// When what others need of a call is sent.
@@ -78,7 +97,7 @@ impl<P> Word<P> {
             Self::Joined { contents, .. } | Self::Brought { contents, .. } | Self::Sent { contents, .. } => {
                 std::mem::take(contents)
             }
-            Self::Asked { .. } | Self::Left(_) | Self::Failed { .. } => Contents::default(),
+            Self::Asked { .. } | Self::Left(_) | Self::Failed { .. } | Self::GoesOn(_) => Contents::default(),
         }
     }
 }
@@ -110,11 +129,18 @@ impl Header<&Written> {
 impl Header {
     /// `None` if these bytes are no header.
     pub fn read(mut bytes: &[u8]) -> Option<Self> {
-        let header = Self { launch: u64::decode(&mut bytes)?, word: Word::decode(&mut bytes)? };
+        let header = Self { launch: LaunchKey::decode(&mut bytes)?, word: Word::decode(&mut bytes)? };
         bytes.is_empty().then_some(header)
     }
 }
 
+wire_struct!(LaunchKey { number, shrunk });
+wire_enum!(Notice {
+    0 Came { rank },
+    1 Gone { ranks },
+    2 Missed { process },
+    3 Roster { ranks },
+});
 wire_struct!(Channel { number, introduction });
 wire_struct!(Introduction { ranks, name, member });
 wire_struct!(Contents { addressees, tensors });
@@ -188,6 +214,10 @@ impl Encode for Word<&Written> {
                 failure.encode(out);
                 decided.encode(out);
             }
+            Self::GoesOn(notice) => {
+                out.push(6);
+                notice.encode(out);
+            }
             Self::Asked { channel, seq, wanted } => {
                 out.push(4);
                 (channel, seq, wanted).encode(out);
@@ -221,6 +251,7 @@ impl Decode for Word {
                 let (channel, seq, contents) = Decode::decode(input)?;
                 Self::Brought { channel, seq, contents }
             }
+            6 => Self::GoesOn(Decode::decode(input)?),
             _ => return None,
         })
     }

@@ -42,8 +42,8 @@ use parking_lot::Mutex;
 
 use super::courier::{Addressee, Courier, Landing};
 use super::engine::Engine;
-use super::local::{Deposit, LocalEngine, Place};
-use header::{Contents, Header, Word};
+use super::local::{Deposit, LocalEngine, Others, Place};
+use header::{Contents, Header, LaunchKey, Word};
 
 /// The processes of a job, as one of them sees the others: what makes the engines of its launches.
 ///
@@ -68,12 +68,15 @@ use header::{Contents, Header, Word};
 pub struct Processes {
     courier: Arc<dyn Courier>,
     state: Mutex<State>,
+    this: Weak<Self>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Begun here, in order. All processes make the same.
-    launches: Vec<Weak<LocalEngine>>,
+    /// Launches made here. All processes make the same.
+    made: u64,
+    /// Those, and the worlds in which their ranks have gone on.
+    engines: HashMap<LaunchKey, Weak<LocalEngine>>,
     /// What has come for launches that have not begun here, in order.
     ahead: Vec<Ahead>,
     /// Headers so far, of each process.
@@ -101,7 +104,7 @@ enum Goal {
 /// A header of a launch that has not begun.
 #[derive(Debug)]
 struct Ahead {
-    launch: u64,
+    launch: LaunchKey,
     /// The process, and the number of the header.
     from: (usize, u64),
     word: Word,
@@ -113,7 +116,8 @@ impl Processes {
     /// Those that `courier` connects.
     pub fn new(courier: Arc<dyn Courier>) -> Arc<Self> {
         let state = State { headers: vec![0; courier.processes()], ..State::default() };
-        let this = Arc::new(Self { courier: courier.clone(), state: Mutex::new(state) });
+        let state = Mutex::new(state);
+        let this = Arc::new_cyclic(|this: &Weak<Self>| Self { courier: courier.clone(), state, this: this.clone() });
         courier.deliver_to(this.clone());
         this
     }
@@ -131,11 +135,22 @@ impl Processes {
     /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on`](super::Launch::on).
     /// `multithreaded` is what [`Launch::multithreaded`](super::Launch::multithreaded) says of ranks that are all here.
     pub fn engine(&self, each: usize, multithreaded: bool) -> Arc<dyn Engine> {
+        let launch = self.state.lock().next_launch();
+        let processes = self.this.clone();
+        let begin = Arc::new(move |launch, engine: &Arc<LocalEngine>| {
+            processes.upgrade().expect("whoever communicates has them").begin(launch, engine);
+        });
+        let others = Others::new(self.courier.clone(), launch, &vec![each; self.count()], begin);
+        let engine = LocalEngine::of_processes(others, multithreaded);
+        self.begin(launch, &engine);
+        engine
+    }
+
+    /// What others say of `launch` is for `engine` from now on.
+    fn begin(&self, launch: LaunchKey, engine: &Arc<LocalEngine>) {
         let mut state = self.state.lock();
-        let launch = state.launches.len() as u64;
-        let engine = LocalEngine::among_processes(self.courier.clone(), launch, each, multithreaded);
-        let this = Arc::downgrade(&engine);
-        state.launches.push(this.clone());
+        let this = Arc::downgrade(engine);
+        state.engines.insert(launch, this.clone());
         for Ahead { from, word, deposit, .. } in
             state.ahead.extract_if(.., |ahead| ahead.launch == launch).collect::<Vec<_>>()
         {
@@ -153,14 +168,18 @@ impl Processes {
         for (process, problem) in &state.lost {
             engine.lost(*process, problem);
         }
-        engine
     }
 }
 
 impl State {
+    fn next_launch(&mut self) -> LaunchKey {
+        self.made += 1;
+        LaunchKey::first(self.made - 1)
+    }
+
     /// The engines that are still there.
     fn engines(&self) -> impl Iterator<Item = Arc<LocalEngine>> {
-        self.launches.iter().filter_map(Weak::upgrade)
+        self.engines.values().filter_map(Weak::upgrade)
     }
 
     /// Takes a header. Returns where its payloads go; what is wrong with it, if it cannot be right.
@@ -175,7 +194,7 @@ impl State {
                 from.1, contents.tensors
             ));
         }
-        let goal = match self.launches.get(launch as usize) {
+        let goal = match self.engines.get(&launch) {
             None => {
                 self.ahead.push(Ahead { launch, from, word, deposit: None });
                 Some(Goal::Ahead)

@@ -8,6 +8,7 @@ mod collectives;
 mod failure;
 mod forward;
 mod gathering;
+mod going_on;
 mod groups;
 mod lora;
 mod mismatch;

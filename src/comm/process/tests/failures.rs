@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::tensor::Tensor;
 
 use super::super::Processes;
-use super::super::header::{Channel, Contents, Header, Introduction, Said, When, Word, Written};
+use super::super::header::{Channel, Contents, Header, Introduction, LaunchKey, Said, When, Word, Written};
 use super::loopback::Job;
 use crate::comm::courier::{Courier, Parcel};
 use crate::comm::engine::Print;
@@ -204,15 +204,15 @@ fn a_header_that_cannot_be_right_is_an_error() {
         let print = Said::Full { number: None, print: &print };
         let contents = Contents::default();
         let word = Word::Joined { channel: channel(introduction), seq, print, when: When::Now, contents };
-        Header { launch: 0, word }.write()
+        Header { launch: LaunchKey::first(0), word }.write()
     };
     let message = |to| {
         let print = print();
         let channel = channel(Some(of(&[0, 1], 1)));
         let word = Word::Sent { channel, to, tag: 0, print: &print, contents: Contents::default() };
-        Header { launch: 0, word }.write()
+        Header { launch: LaunchKey::first(0), word }.write()
     };
-    let write = |word: Word<&Written>| Header { launch: 0, word }.write();
+    let write = |word: Word<&Written>| Header { launch: LaunchKey::first(0), word }.write();
     let known = write(Word::Joined {
         channel: channel(Some(of(&[0, 1], 1))),
         seq: 0,
@@ -263,7 +263,7 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
         launched(processes, 1, |world| {
             world.barrier("start")?;
             if world.rank() == 1 {
-                let header = Header { launch: 0, word: Word::Left(left(1)) }.write();
+                let header = Header { launch: LaunchKey::first(0), word: Word::Left(left(1)) }.write();
                 job.couriers[1].send(0, Parcel { header, payloads: vec![Arc::new([0; 12])] });
             }
             world.barrier("middle")?;

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
 
-use super::super::header::{Channel, Contents, Header, Introduction, Said, When, Word, Written};
+use super::super::header::{Channel, Contents, Header, Introduction, LaunchKey, Said, When, Word, Written};
 use crate::Error;
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
+use crate::comm::local::Notice;
 use crate::comm::{Call, CollectiveId, CommError, Op, RankReport, ReduceOp, StartError, TensorMeta};
 use crate::placement::Cut;
 
@@ -73,8 +74,10 @@ fn errors() -> Vec<CommError> {
     ]
 }
 
+const LAUNCH: LaunchKey = LaunchKey { number: 3, shrunk: 1 };
+
 fn write(word: Word<&Written>) -> Vec<u8> {
-    Header { launch: 3, word }.write()
+    Header { launch: LAUNCH, word }.write()
 }
 
 fn headers() -> Vec<Vec<u8>> {
@@ -106,6 +109,13 @@ fn headers() -> Vec<Vec<u8>> {
     }));
     headers.push(write(Word::Asked { channel: 300, seq: 1 << 33, wanted: true }));
     headers.push(write(Word::Brought { channel: 300, seq: 1 << 33, contents }));
+    let notices = [
+        Notice::Came { rank: 300 },
+        Notice::Gone { ranks: vec![1, 300] },
+        Notice::Missed { process: 2 },
+        Notice::Roster { ranks: vec![0, 300] },
+    ];
+    headers.extend(notices.map(|notice| write(Word::GoesOn(notice))));
     headers.push(write(Word::Left(RankReport { rank: 9, doing: "computing".into(), error: None, at: None })));
     let mut failures: Vec<_> = errors().into_iter().map(Failure::Collective).collect();
     failures.push(Failure::Panicked { rank: 0, message: "boom".into() });
@@ -124,7 +134,8 @@ fn text(value: &impl Debug) -> String {
 fn a_header_is_read_as_it_was_written() {
     for (header, print) in headers().chunks(2).zip(prints()) {
         for header in header {
-            let Some(Header { launch: 3, word }) = Header::read(header) else { panic!("{header:?} cannot be read") };
+            let Some(Header { launch, word }) = Header::read(header) else { panic!("{header:?} cannot be read") };
+            assert_eq!(launch, LAUNCH);
             let (Word::Joined { print: Said::Full { number: Some(5), print: read }, .. }
             | Word::Sent { print: read, .. }) = &word
             else {

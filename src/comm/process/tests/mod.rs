@@ -8,6 +8,7 @@ mod conformance;
 mod device;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod failures;
+mod going_on;
 mod headers;
 mod launches;
 mod loopback;

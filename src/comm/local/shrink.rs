@@ -1,0 +1,121 @@
+//! How ranks [go on](Engine::shrink) after a failure: they meet once more, whatever the rendezvous says, and those that
+//! come are the ranks of a new engine.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::LocalEngine;
+use super::muster::{Muster, Notice};
+use super::sync::{Condvar, Instant, Mutex};
+use crate::comm::CommError;
+use crate::comm::engine::{Engine, Failure, Successor};
+
+/// Who goes on, and in which world.
+pub(super) struct GoingOn {
+    muster: Mutex<Muster>,
+    /// Rung when somebody comes or is gone, and when it is decided.
+    changed: Condvar,
+    next: OnceLock<Successor>,
+}
+
+impl GoingOn {
+    /// Of processes with these ranks, of which this is the one numbered `here`.
+    pub fn new(processes: impl IntoIterator<Item = Range<usize>>, here: usize) -> Self {
+        let muster = Mutex::new(Muster::new(processes, here));
+        Self { muster, changed: Condvar::default(), next: OnceLock::new() }
+    }
+
+    pub fn next(&self) -> Option<Successor> {
+        self.next.get().cloned()
+    }
+}
+
+/// Stands for "no deadline", and can be added to any instant.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+impl LocalEngine {
+    /// [`shrink`](Engine::shrink)s.
+    pub(super) fn go_on(&self, rank: usize, deadline: Duration) -> Result<Successor, CommError> {
+        self.fail(Failure::Collective(CommError::GivenUp { rank }));
+        self.muster(|muster| {
+            muster.came(rank);
+            Some(Notice::Came { rank })
+        });
+        let roster = self.roster(deadline).filter(|ranks| ranks.contains(&rank));
+        let ranks = roster.ok_or(CommError::LeftBehind { rank })?;
+        let next = || Successor { engine: self.next_engine(&ranks), ranks: ranks.clone() };
+        Ok(self.going_on.next.get_or_init(next).clone())
+    }
+
+    /// Nobody waits for this rank any more.
+    pub(super) fn does_not_go_on(&self, rank: usize) {
+        self.muster(|muster| {
+            muster.gone(rank);
+            None
+        });
+    }
+
+    /// Nothing more comes from `process`.
+    pub(super) fn goes_on_without(&self, process: usize) {
+        self.muster(|muster| muster.lost(process).then_some(Notice::Missed { process }));
+    }
+
+    /// What process `from` says of who goes on.
+    pub(super) fn hear_of_going_on(&self, from: usize, notice: Notice) -> Result<(), String> {
+        let mut heard = Ok(());
+        self.muster(|muster| {
+            muster.hear(from, notice).unwrap_or_else(|problem| {
+                heard = Err(problem);
+                None
+            })
+        });
+        heard
+    }
+
+    /// Changes what is known, and decides if that can be. What `change` returns, the others are told.
+    fn muster(&self, change: impl FnOnce(&mut Muster) -> Option<Notice>) {
+        let mut muster = self.going_on.muster.lock();
+        let notices = [change(&mut muster), muster.decide()];
+        // Under the lock, without which nobody here goes by it: the others hear of it in the order in which it happens.
+        if let Some(others) = &self.others {
+            notices.into_iter().flatten().for_each(|notice| others.notify(&notice));
+        }
+        drop(muster);
+        self.going_on.changed.notify_all();
+    }
+
+    /// Waits until it is decided who goes on. After `deadline` nobody who has not come does; `None`: it was not decided
+    /// for as long again.
+    fn roster(&self, deadline: Duration) -> Option<Arc<[usize]>> {
+        for is_last in [false, true] {
+            let until = Instant::now() + deadline.min(LONGEST);
+            let (mut muster, mut late) = (self.going_on.muster.lock(), false);
+            while !late && muster.roster().is_none() {
+                (muster, late) = self.going_on.changed.wait_until(muster, until);
+            }
+            if is_last || muster.roster().is_some() {
+                return muster.roster().cloned();
+            }
+            drop(muster);
+            self.muster(|muster| {
+                let ranks = muster.open();
+                ranks.iter().for_each(|rank| muster.gone(*rank));
+                Some(Notice::Gone { ranks })
+            });
+        }
+        unreachable!("the second wait is the last")
+    }
+
+    /// The engine of these ranks.
+    fn next_engine(&self, ranks: &[usize]) -> Arc<Self> {
+        match &self.others {
+            None => Self::new(ranks.len(), self.multithreaded),
+            Some(others) => {
+                let engine = Self::of_processes(others.of_those(ranks), self.multithreaded);
+                others.begin(&engine);
+                engine
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Ranks that go on after a failure, in fewer processes or with fewer ranks in some.
+
+use std::sync::Barrier;
+
+use burn::tensor::Tensor;
+
+use super::super::Processes;
+use super::loopback::Job;
+use crate::comm::{Launch, LaunchError, ReduceOp, World, launch};
+use crate::{Error, Result};
+
+/// Reduces until it can, in whatever world is left: its size, and what each rank there had been at first.
+fn persists(world: &World) -> Result<(usize, Vec<usize>)> {
+    let (mut world, origin) = (world.clone(), world.rank());
+    loop {
+        let all = world.all();
+        let mut of_all = vec![0.0; all.group().size()];
+        of_all[world.rank()] = origin as f32;
+        let tensor = Tensor::<1>::from_floats(&of_all[..], world.device()).into_dispatch();
+        match all.all_reduce("origins".into(), vec![tensor], ReduceOp::Sum).wait() {
+            Ok(mut sum) => {
+                let sum: Vec<f32> = Tensor::<1>::from_dispatch(sum.remove(0)).into_data().try_to_vec()?;
+                return Ok((world.size(), sum.into_iter().map(|origin| origin as usize).collect()));
+            }
+            Err(_) => world = world.shrink()?,
+        }
+    }
+}
+
+type Ends = Result<Vec<(usize, (usize, Vec<usize>))>, Box<LaunchError>>;
+
+fn launched(
+    processes: &Processes,
+    each: usize,
+    program: impl Fn(&World) -> Result<(usize, Vec<usize>)> + Sync,
+) -> Ends {
+    launch(Launch::on(processes.engine(each, false)), program).map_err(Box::new)
+}
+
+#[test]
+fn ranks_go_on_without_a_process_that_is_lost() {
+    for lost in 0..3 {
+        let job = Job::new(3, 20);
+        let all_are_there = Barrier::new(6);
+        let ends = job.run(|process, processes| {
+            launched(processes, 2, |world| {
+                world.barrier("start")?;
+                all_are_there.wait();
+                if process == lost {
+                    world.only(2 * lost, || job.lose(lost));
+                    return Err(Error::other("lost"));
+                }
+                persists(world)
+            })
+        });
+        let left: Vec<_> = (0..6).filter(|rank| rank / 2 != lost).collect();
+        for (process, end) in ends.into_iter().enumerate().filter(|(process, _)| *process != lost) {
+            let expected = [0, 1].map(|thread| (2 * process + thread, (4, left.clone())));
+            assert_eq!(end.unwrap(), expected, "without {lost}");
+        }
+    }
+}
+
+/// Processes have unequal numbers of ranks then, and one may have none.
+#[test]
+fn ranks_go_on_without_others_of_their_process() {
+    for lost in [vec![0], vec![3], vec![1, 2, 5], vec![0, 1], vec![0, 2, 3, 4]] {
+        let job = Job::new(3, 21);
+        let all_are_there = Barrier::new(6);
+        let ends = job.run(|_, processes| {
+            launched(processes, 2, |world| {
+                world.barrier("start")?;
+                all_are_there.wait();
+                if lost.contains(&world.rank()) { panic!("boom") } else { persists(world) }
+            })
+        });
+        let left: Vec<_> = (0..6).filter(|rank| !lost.contains(rank)).collect();
+        for (process, end) in ends.into_iter().enumerate() {
+            let here: Vec<_> = left.iter().filter(|rank| *rank / 2 == process).collect();
+            if here.is_empty() {
+                let error = end.unwrap_err();
+                assert!(lost.contains(&error.rank) && error.cause.to_string().contains("boom"), "{error}");
+                continue;
+            }
+            let expected: Vec<_> = here.into_iter().map(|rank| (*rank, (left.len(), left.clone()))).collect();
+            assert_eq!(end.unwrap(), expected, "without {lost:?}");
+        }
+    }
+}
+
+/// One process after another is lost, at any time, those that decide who goes on first.
+#[test]
+fn whoever_is_lost_while_ranks_go_on_the_others_do() {
+    for seed in 0..40 {
+        let job = Job::new(4, seed);
+        let ends = job.run(|process, processes| {
+            let end = launched(processes, 1, |world| {
+                world.barrier("start")?;
+                if process < 3 {
+                    for _ in 0..(seed * 7 + 13 * process as u64) % 40 {
+                        std::thread::yield_now();
+                    }
+                    if process > 0 && seed % 3 == 0 {
+                        let going_on = world.barrier("never").map(|()| world.clone()).or_else(|_| world.shrink());
+                        drop(going_on);
+                    }
+                    job.lose(process);
+                    return Err(Error::other("lost"));
+                }
+                persists(world)
+            });
+            (process == 3).then(|| end.unwrap())
+        });
+        let [(3, (size, origins))] = &ends[3].as_ref().unwrap()[..] else { panic!("{ends:?}") };
+        assert_eq!((*size, origins.last()), (origins.len(), Some(&3)), "{seed}: {ends:?}");
+    }
+}

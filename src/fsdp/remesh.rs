@@ -1,0 +1,115 @@
+//! [`remesh`].
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::DType;
+use itertools::Itertools;
+
+use super::FsdpError;
+use super::config::FullyShard;
+use super::shard::data_parallel;
+use crate::Result;
+use crate::comm::Group;
+use crate::mesh::DeviceMesh;
+use crate::param::{
+    Attachment, DataParallel, DistributedParameter, Found, Inventory, UnitParam, attach, data_spec, make_units,
+};
+
+/// The model of [`fully_shard`](super::fully_shard) on another mesh, of which every rank has the same shards: what ranks
+/// make of theirs that go on after a failure ([`World::shrink`](crate::comm::World::shrink)).
+///
+/// Shards stay where they are, and nothing moves. So the mesh shards over as many ranks, and each of them is where it was
+/// among these; over how many it replicates may change. Of what an abandoned step has left nothing remains: no weight that
+/// was gathered, no gradient, no collective under way. The optimizer's states belong to the shards, and are right as they
+/// are.
+///
+/// ```no_run
+/// # use burn_dtensor::prelude::*;
+/// # use burn_dtensor::fsdp::remesh;
+/// # fn step(model: &burn::nn::Linear, mesh: &DeviceMesh) -> burn_dtensor::Result<burn::nn::Linear> { unimplemented!() }
+/// # fn train(world: &World, mut model: burn::nn::Linear, mut mesh: DeviceMesh) -> burn_dtensor::Result<()> {
+/// loop {
+///     match step(&model, &mesh) {
+///         Ok(stepped) => model = stepped,
+///         Err(_) => {
+///             let world = mesh.world().shrink()?;
+///             // The replicas of which no shard is lost.
+///             mesh = mesh.survivors(&world, 0)?;
+///             model = remesh(model, &mesh)?;
+///         }
+///     }
+/// }
+/// # }
+/// ```
+///
+/// # Errors
+/// [`FsdpError::MeshDims`] and [`FsdpError::OtherShards`] for a mesh with other shards,
+/// [`FsdpError::Parallelized`] for a parameter that is tensor parallel too,
+/// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) on a rank outside the mesh,
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after `fully_shard`.
+pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
+    if !(1..=2).contains(&mesh.ndim()) {
+        return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
+    }
+    let inventory = Inventory::of(&model);
+    inventory.check_whole()?;
+    let sharded = inventory.params.into_iter().filter_map(Sharded::of);
+    // By the unit and not by its module: of one module there may be several, made by several calls.
+    let units = sharded.enumerate().into_group_map_by(|(_, param)| Arc::as_ptr(&param.before.unit));
+    let mut attachments = Vec::new();
+    for params in units.into_values() {
+        let (places, params): (Vec<_>, Vec<_>) = params.into_iter().unzip();
+        let data = data(&params[0].before, mesh)?;
+        let params = params.into_iter().map(|param| param.on(mesh)).collect::<Result<_>>()?;
+        attachments.extend(places.into_iter().zip(make_units(params, Some(data))?));
+    }
+    attachments.sort_by_key(|(place, _)| *place);
+    let attachments = attachments.into_iter().map(|(_, param)| {
+        let path = param.info().path.clone();
+        Attachment { path, param, cut: None, again: true }
+    });
+    attach(model, attachments, "remesh")
+}
+
+/// A sharded parameter.
+struct Sharded {
+    path: String,
+    dtype: DType,
+    /// Path of its unit's module.
+    module: String,
+    before: DistributedParameter,
+}
+
+impl Sharded {
+    fn of(found: Found) -> Option<Self> {
+        let (path, dtype) = (found.path(), found.dtype);
+        let module = found.module(found.distributed.as_ref()?).unwrap_or_default();
+        Some(Self { path, dtype, module, before: found.distributed? })
+    }
+
+    /// What it is on `mesh`, with its unit's module.
+    fn on(self, mesh: &DeviceMesh) -> Result<(String, UnitParam)> {
+        let UnitParam { depth, shape, cut, parallel, .. } = self.before.info();
+        if parallel.is_some() {
+            return Err(FsdpError::Parallelized { param: self.path }.into());
+        }
+        let spec = data_spec(mesh, cut.as_ref(), shape, self.dtype)?.shared();
+        let (path, shape, cut) = (self.path.into(), shape.clone(), cut.clone());
+        Ok((self.module, UnitParam { path, depth: *depth, shape, cut, spec, parallel: None }))
+    }
+}
+
+/// The groups on `mesh` of the unit of `before`, if its shards there are those that it has.
+fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel> {
+    let unit = &before.unit;
+    let data = unit.data_parallel().ok_or_else(|| FsdpError::Parallelized { param: before.info().path.to_string() })?;
+    let (was, is) = (data.shard.group(), mesh.communicator(mesh.ndim() - 1)?.group());
+    if (was.rank(), was.size()) != (is.rank(), is.size()) {
+        let shard = |group: &Group| format!("{} of {}", group.rank(), group.size());
+        let (unit, mesh) = (unit.label().to_string(), mesh.to_string());
+        return Err(FsdpError::OtherShards { unit, mesh, was: shard(was), is: shard(is) }.into());
+    }
+    let config = FullyShard::new().reshard_after_forward(data.reshard).buffers(data.buffers);
+    data_parallel(mesh, &FullyShard { strict: data.strict, ..config }, data.ignored.clone())
+}

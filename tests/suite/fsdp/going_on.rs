@@ -1,0 +1,287 @@
+//! Ranks that go on after a failure in the middle of a step: to the bit as those that begin there.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::{Device, Tensor};
+use burn_dtensor::comm::{CommError, Launch, ReduceOp, World, launch};
+use burn_dtensor::fsdp::{FsdpError, FullyShard, full_model, fully_shard, remesh};
+use burn_dtensor::mesh::{DeviceMesh, MeshError};
+use burn_dtensor::placement::Placement;
+use burn_dtensor::{Error, Result};
+
+use super::net::{Net, WIDTH, config, net, with_units};
+use super::support::{on_device, tensor, values};
+
+const STEPS: usize = 5;
+
+/// The step in which a rank is lost.
+const LOST_IN: usize = 2;
+
+/// Where the rank is lost.
+#[derive(Debug, Clone, Copy)]
+enum In {
+    Forward,
+    Backward,
+}
+
+/// A training that a rank takes part in.
+struct Training<O> {
+    mesh: DeviceMesh,
+    net: Net,
+    optim: O,
+    step: usize,
+    losses: Vec<u32>,
+}
+
+fn optim() -> impl Optimizer<Net> + Clone + Send {
+    AdamWConfig::new().init()
+}
+
+impl<O: Optimizer<Net>> Training<O> {
+    fn step(&mut self, fail: impl Fn(In)) -> Result<()> {
+        let device = self.mesh.device().clone().autodiff();
+        let place = self.mesh.ranks().iter().position(|rank| *rank == self.mesh.rank()).unwrap();
+        let x = tensor((10 * self.step + place) as u64, [4, WIDTH], &device);
+        let (loss, grads) = Error::catch(|| {
+            let y = with_units(&self.net, x.clone(), 0);
+            fail(In::Forward);
+            let loss = (y + with_units(&self.net, x, 0) - 1.0).square().mean();
+            let grads = loss.clone();
+            fail(In::Backward);
+            Ok((loss.into_scalar::<f32>(), GradientsParams::from_grads(grads.backward(), &self.net)))
+        })?;
+        self.net = self.optim.step(1e-2, self.net.clone(), grads);
+        self.losses.push(loss.to_bits());
+        self.step += 1;
+        Ok(())
+    }
+
+    /// Losses, and the bits of all weights at the end.
+    fn end(self) -> Result<(Vec<u32>, Vec<u32>)> {
+        let weights = values(&full_model(&self.net)?, None);
+        Ok((self.losses, weights.into_values().flatten().map(f32::to_bits).collect()))
+    }
+}
+
+/// Loses rank `lost` of a mesh of this shape, the first dimension of which replicates. The survivors are to train on as
+/// ranks do that begin with the weights and the optimizers of that step.
+fn goes_on(shape: [usize; 2], lost: usize, place: In, left: [usize; 2], config: impl Fn() -> FullyShard + Sync) {
+    let model = net(&Device::flex());
+    let ends = launch(Launch::threads(shape[0] * shape[1]), |world| {
+        let mesh = DeviceMesh::new(world, shape, ["replicate", "shard"])?;
+        let net = fully_shard(on_device(&model, &world.device().clone().autodiff()), &mesh, config())?;
+        let (mut training, mut begin) = (Training { mesh, net, optim: optim(), step: 0, losses: vec![] }, None);
+        while training.step < STEPS {
+            let is_lost = begin.is_none() && world.rank() == lost && training.step == LOST_IN;
+            let fail = |now: In| {
+                assert!(!is_lost || now as u8 != place as u8, "this rank is lost");
+            };
+            if training.step(fail).is_ok() {
+                continue;
+            }
+            let world = training.mesh.world().shrink()?;
+            training.mesh = training.mesh.survivors(&world, 0)?;
+            if training.mesh.coordinate().is_none() {
+                return Ok(None);
+            }
+            training.net = remesh(training.net, &training.mesh)?;
+            training.losses.clear();
+            begin = Some((training.step, full_model(&training.net)?, training.optim.clone()));
+        }
+        Ok(Some((begin.expect("a rank was lost"), training.end()?)))
+    });
+    let ends = ends.unwrap_or_else(|error| panic!("{shape:?} without {lost}, {place:?}: {error}"));
+    assert_eq!(ends.len(), shape[0] * shape[1] - 1, "all but the lost one");
+    let (begins, ends): (Vec<_>, Vec<_>) = ends.into_iter().filter_map(|(_, end)| end).unzip();
+    assert_eq!(begins.len(), left[0] * left[1]);
+    let expected = launch(Launch::threads(begins.len()), |world| {
+        let mesh = DeviceMesh::new(world, left, ["replicate", "shard"])?;
+        let (step, model, optim) = &begins[world.rank()];
+        assert_eq!(*step, LOST_IN, "an abandoned step is no step");
+        let net = fully_shard(on_device(model, &world.device().clone().autodiff()), &mesh, config())?;
+        let mut training = Training { mesh, net, optim: optim.clone(), step: *step, losses: vec![] };
+        while training.step < STEPS {
+            training.step(|_| ())?;
+        }
+        training.end()
+    });
+    let expected: Vec<_> = expected.unwrap().into_iter().map(|(_, end)| end).collect();
+    assert_eq!(ends, expected, "{shape:?} without {lost}, {place:?}");
+}
+
+#[test]
+fn replicas_go_on_without_one() {
+    for lost in [0, 2, 3] {
+        for place in [In::Forward, In::Backward] {
+            goes_on([4, 1], lost, place, [3, 1], config);
+        }
+    }
+}
+
+#[test]
+fn the_complete_shard_group_goes_on() {
+    for (lost, place) in [(3, In::Forward), (0, In::Backward)] {
+        goes_on([2, 2], lost, place, [1, 2], config);
+    }
+    let uneven = || config().shard_placement_fn(|param| (param.shape.len() == 1).then_some(Placement::Replicate));
+    goes_on([3, 2], 1, In::Backward, [2, 2], uneven);
+}
+
+#[test]
+fn a_mesh_is_left_where_an_index_is_complete() {
+    launch(Launch::threads(4), |world| {
+        let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
+        let other = DeviceMesh::new(world, [4], ["dp"])?;
+        if world.rank() == 2 {
+            return Ok(());
+        }
+        let left = world.shrink()?;
+        assert_eq!((left.ranks_before(), left.size()), (Some(&[0, 1, 3][..]), 3));
+        let shards = mesh.survivors(&left, 0)?;
+        assert_eq!((shards.ranks(), shards.shape(), shards.names()), (&[0, 1][..], &[1, 2][..], mesh.names()));
+        let replicas = mesh.survivors(&left, 1)?;
+        assert_eq!((replicas.ranks(), replicas.shape()), (&[1, 2][..], &[2, 1][..]));
+        assert_eq!(other.survivors(&left, 0)?.ranks(), [0, 1, 2]);
+        let told = mesh.survivors(&left, 2).unwrap_err();
+        assert!(matches!(told, Error::Mesh(MeshError::DimOutOfRange { .. })), "{told}");
+        let told = shards.survivors(&left, 0).unwrap_err();
+        assert!(matches!(told, Error::Mesh(MeshError::OtherWorld { .. })), "{told}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn no_mesh_is_left_where_no_index_is_complete() {
+    launch(Launch::threads(4), |world| {
+        let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
+        if [0, 3].contains(&world.rank()) {
+            return Ok(());
+        }
+        let told = mesh.survivors(&world.shrink()?, 0).unwrap_err();
+        assert!(matches!(&told, Error::Mesh(MeshError::NoSurvivors { dim, .. }) if dim == "replicate"), "{told}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Steps with and without one that panics, which the program takes for what it is: nothing has changed.
+#[test]
+fn a_step_that_panics_on_all_ranks_leaves_nothing() {
+    let model = net(&Device::flex());
+    for ranks in [1, 2, 3] {
+        let train = |fails: Option<In>| {
+            let ends = launch(Launch::threads(ranks), |world| {
+                let mesh = DeviceMesh::new(world, [1, ranks], ["replicate", "shard"])?;
+                let net = fully_shard(on_device(&model, &world.device().clone().autodiff()), &mesh, config())?;
+                let mut training = Training { mesh, net, optim: optim(), step: 0, losses: vec![] };
+                let mut left = fails;
+                while training.step < STEPS {
+                    let fails = left.take_if(|_| training.step == LOST_IN);
+                    let fail = |now: In| assert!(fails.is_none_or(|fails| fails as u8 != now as u8), "a bad batch");
+                    let caught = catch_unwind(AssertUnwindSafe(|| training.step(fail)));
+                    assert_eq!(caught.is_err(), fails.is_some());
+                }
+                training.end()
+            });
+            ends.unwrap()
+        };
+        let expected = train(None);
+        for place in [In::Forward, In::Backward] {
+            assert_eq!(train(Some(place)), expected, "{place:?} on {ranks}");
+        }
+    }
+}
+
+/// Ranks reduce until they can, in whatever world is left.
+fn persists(world: &World) -> Result<(usize, f32)> {
+    let mut world = world.clone();
+    loop {
+        let mesh = DeviceMesh::new(&world, [world.size()], ["all"])?;
+        match mesh.all_reduce(Tensor::<1>::ones([1], world.device()), ReduceOp::Sum) {
+            Ok(sum) => return Ok((world.size(), sum.into_scalar())),
+            Err(_) => world = world.shrink()?,
+        }
+    }
+}
+
+#[test]
+fn ranks_go_on_again_and_again() {
+    let ends = launch(Launch::threads(5), |world| {
+        let mut world = world.clone();
+        for left in (2..=5).rev() {
+            assert_eq!(world.size(), left);
+            if world.rank() == left / 2 {
+                panic!("the one in the middle of {left}");
+            }
+            let failed = world.barrier("all").unwrap_err();
+            assert!(
+                matches!(failed, Error::Comm(CommError::RankPanicked { rank, .. }) if rank == left / 2),
+                "{failed}"
+            );
+            world = world.shrink()?;
+        }
+        persists(&world)
+    });
+    assert_eq!(ends.unwrap(), [(0, (1, 1.0))]);
+}
+
+#[test]
+fn who_is_late_is_left_behind() {
+    let (go, wait) = std::sync::mpsc::channel();
+    let wait = std::sync::Mutex::new(wait);
+    let ends = launch(Launch::threads(3).deadline(std::time::Duration::from_millis(50)), |world| {
+        if world.rank() == 1 {
+            // Until the others have gone on.
+            wait.lock().unwrap().recv().unwrap();
+            let told = world.shrink().unwrap_err();
+            assert!(matches!(told, Error::Comm(CommError::LeftBehind { rank: 1 })), "{told}");
+            return Err(told);
+        }
+        let told = world.barrier("all").unwrap_err();
+        assert!(matches!(&told, Error::Comm(CommError::DeadlineExceeded { missing, .. }) if *missing == [1]), "{told}");
+        let left = world.shrink()?;
+        let sum = persists(&left)?;
+        world.only(0, || go.send(()).unwrap());
+        Ok(sum)
+    });
+    assert_eq!(ends.unwrap(), [(0, (2, 2.0)), (2, (2, 2.0))]);
+}
+
+#[test]
+fn a_failure_among_those_that_go_on_is_the_launchs() {
+    let error = launch(Launch::threads(3), |world| {
+        if world.rank() == 0 {
+            return Err(Error::other("the first"));
+        }
+        assert!(world.barrier("all").is_err());
+        let left = world.shrink()?;
+        if left.rank() == 1 {
+            return Err(Error::other("the second"));
+        }
+        left.barrier("those that are left")
+    });
+    let error = error.unwrap_err();
+    assert_eq!((error.rank, error.cause.to_string().as_str(), error.others.len()), (1, "the second", 1), "{error}");
+}
+
+#[test]
+fn other_shards_are_refused() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(4), |world| {
+        let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
+        let net = fully_shard(on_device(&model, &world.device().clone().autodiff()), &mesh, config())?;
+        let whole = DeviceMesh::new(world, [4], ["shard"])?;
+        let told = remesh(net.clone(), &whole).unwrap_err();
+        assert!(
+            matches!(&told, Error::Fsdp(FsdpError::OtherShards { was, is, .. })
+            if *was == format!("{} of 2", world.rank() % 2) && *is == format!("{} of 4", world.rank())),
+            "{told}"
+        );
+        let told = remesh(net, &DeviceMesh::new(world, [1, 2, 2], ["a", "b", "c"])?).unwrap_err();
+        assert!(matches!(told, Error::Fsdp(FsdpError::MeshDims { .. })), "{told}");
+        Ok(())
+    })
+    .unwrap();
+}
