@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{CommError, Launch, ReduceOp, World, launch};
 use burn_dtensor::fsdp::{FsdpError, FullyShard, full_model, fully_shard, remesh};
@@ -26,19 +26,19 @@ enum In {
 }
 
 /// A training that a rank takes part in.
-struct Training<O> {
+struct Training {
     mesh: DeviceMesh,
     net: Net,
-    optim: O,
+    optim: ModuleOptimizer,
     step: usize,
     losses: Vec<u32>,
 }
 
-fn optim() -> impl Optimizer<Net> + Clone + Send {
+fn optim() -> ModuleOptimizer {
     AdamWConfig::new().init()
 }
 
-impl<O: Optimizer<Net>> Training<O> {
+impl Training {
     fn step(&mut self, fail: impl Fn(In)) -> Result<()> {
         let device = self.mesh.device().clone().autodiff();
         let place = self.mesh.ranks().iter().position(|rank| *rank == self.mesh.rank()).unwrap();
