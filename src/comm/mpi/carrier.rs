@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::frame::{self, Frame};
 use super::library::{Library, MpiError};
@@ -20,6 +21,8 @@ pub(super) struct Carrier<'s> {
     transfers: Transfers,
     /// What comes from each process.
     senders: Vec<Sender>,
+    /// When the last look for lost processes was.
+    looked: Instant,
 }
 
 /// What comes from one process.
@@ -38,7 +41,7 @@ struct Sender {
     end: End,
 }
 
-#[derive(Debug, Default, Clone, Copy, PartialEq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, PartialOrd)]
 enum End {
     /// More may come.
     #[default]
@@ -47,7 +50,12 @@ enum End {
     Last,
     /// Everything has.
     Told,
+    /// MPI has lost it.
+    Lost,
 }
+
+/// Between looks for processes that MPI has lost while nothing is sent to them.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Why nothing can be carried any more.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +69,7 @@ pub(super) enum CarryError {
 impl<'s> Carrier<'s> {
     pub fn new(shared: &'s Shared, library: Library, limits: Limits) -> Self {
         let senders = (0..shared.place.processes).map(|_| Sender::default()).collect();
-        Self { shared, limits, transfers: Transfers::new(library, limits.message), senders }
+        Self { shared, limits, transfers: Transfers::new(library, limits.message), senders, looked: Instant::now() }
     }
 
     /// Sends and receives until the process ends, and everything has been.
@@ -74,21 +82,31 @@ impl<'s> Carrier<'s> {
                 (mem::take(&mut queue.parcels), queue.ended)
             };
             let mut busy = !parcels.is_empty();
+            let addressee: Option<&dyn Addressee> = match self.shared.addressee.get() {
+                Some(addressee) => Some(&**addressee),
+                // Others end only once what they have sent is received.
+                None => ending.then_some(&Nobody),
+            };
             for (to, parcel) in parcels {
-                self.send(to, &parcel)?;
+                self.unless_lost(addressee, to, |carrier| carrier.send(to, &parcel))?;
             }
             if ended && !ending {
                 ending = true;
-                self.send_last()?;
+                for to in self.others() {
+                    self.unless_lost(addressee, to, |carrier| carrier.transfers.send(to, FRAME, &frame::last()))?;
+                }
             }
-            match self.shared.addressee.get() {
-                Some(addressee) => busy |= self.receive(&**addressee)?,
-                // Others end only once what they have sent is received.
-                None if ending => busy |= self.receive(&Nobody)?,
+            match addressee {
+                Some(addressee) => busy |= self.receive(addressee)?,
                 None => busy |= self.transfers.done()?.sent > 0,
             }
-            if ending && self.transfers.is_empty() && self.others().all(|sender| sender.end == End::Told) {
-                return Ok(self.transfers.finalize()?);
+            if self.looked.elapsed() > LOOK {
+                busy |= self.find_lost(addressee)?;
+            }
+            if ending && self.transfers.is_empty() && self.others().all(|other| self.senders[other].end >= End::Told) {
+                let finalized = self.transfers.finalize();
+                // Without all processes it may not be possible.
+                return if self.senders.iter().any(|sender| sender.end == End::Lost) { Ok(()) } else { Ok(finalized?) };
             }
             if busy {
                 rest.was_busy();
@@ -98,9 +116,45 @@ impl<'s> Carrier<'s> {
         }
     }
 
-    fn others(&self) -> impl Iterator<Item = &Sender> {
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let here = self.shared.place.here;
-        self.senders.iter().enumerate().filter(move |(process, _)| *process != here).map(|(_, sender)| sender)
+        (0..self.shared.place.processes).filter(move |process| *process != here)
+    }
+
+    /// Does what sends to a process, unless that is lost, also if this is how it is found.
+    fn unless_lost(
+        &mut self,
+        addressee: Option<&dyn Addressee>,
+        to: usize,
+        send: impl FnOnce(&mut Self) -> Result<(), MpiError>,
+    ) -> Result<(), MpiError> {
+        if self.senders[to].end == End::Lost {
+            return Ok(());
+        }
+        let sent = send(self);
+        if sent.is_err() {
+            self.find_lost(addressee)?;
+        }
+        if self.senders[to].end == End::Lost { Ok(()) } else { sent }
+    }
+
+    /// Looks for processes that have failed, where MPI goes on without them. Returns whether there is one more.
+    fn find_lost(&mut self, addressee: Option<&dyn Addressee>) -> Result<bool, MpiError> {
+        self.looked = Instant::now();
+        let mut found = false;
+        for process in self.transfers.failed()? {
+            let sender = &mut self.senders[process];
+            let was = mem::replace(&mut sender.end, End::Lost);
+            // One that has said that it ends may go before this one does.
+            if was < End::Told
+                && let Some(addressee) = addressee
+            {
+                let problem = format!("process {process} is gone: killed, crashed, or out of reach");
+                addressee.lost(Some(process), &problem);
+            }
+            found |= was < End::Lost;
+        }
+        Ok(found)
     }
 
     fn send(&mut self, to: usize, parcel: &Parcel) -> Result<(), MpiError> {
@@ -117,17 +171,15 @@ impl<'s> Carrier<'s> {
         Ok(())
     }
 
-    fn send_last(&mut self) -> Result<(), MpiError> {
-        let here = self.shared.place.here;
-        (0..self.senders.len())
-            .filter(|to| *to != here)
-            .try_for_each(|to| self.transfers.send(to, FRAME, &frame::last()))
-    }
-
     /// Gives `addressee` what has come. Returns whether anything has, or has gone.
     fn receive(&mut self, addressee: &dyn Addressee) -> Result<bool, CarryError> {
         for _ in 0..AT_ONCE {
-            let Some(message) = self.transfers.next_frame()? else { break };
+            let message = match self.transfers.next_frame() {
+                // From anyone: until it is known who has failed.
+                Err(_) if self.find_lost(Some(addressee))? => continue,
+                message => message?,
+            };
+            let Some(message) = message else { break };
             let sender = &mut self.senders[message.from];
             let number = sender.taken + sender.messages.len() as u64;
             sender.messages.push_back(None);
@@ -135,6 +187,13 @@ impl<'s> Carrier<'s> {
         }
         let done = self.transfers.done()?;
         let busy = done.sent > 0 || !done.frames.is_empty() || !done.parcels.is_empty();
+        for failed in done.failed {
+            self.find_lost(Some(addressee))?;
+            if self.senders[failed.with].end != End::Lost {
+                return Err(failed.error.into());
+            }
+            failed.free();
+        }
         for Incoming { from, number, landings } in done.parcels {
             self.senders[from].incoming -= 1;
             // SAFETY: its last payload is done.
@@ -154,6 +213,9 @@ impl<'s> Carrier<'s> {
 
     /// Gives `addressee` the frames of a process that are whole, and its end.
     fn deliver(&mut self, from: usize, addressee: &dyn Addressee) -> Result<(), CarryError> {
+        if self.senders[from].end == End::Lost {
+            return Ok(());
+        }
         while let Some(bytes) = self.senders[from].next_frame() {
             match frame::read(&bytes).ok_or(CarryError::NoFrame { from })? {
                 Frame::Parcel { header, lengths, riders } => self.open(from, header, &lengths, &riders, addressee)?,

@@ -5,18 +5,20 @@ use std::marker::PhantomData;
 use std::ptr;
 
 use mpi::ffi::{
-    MPI_Abort, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size, MPI_Error_string,
+    MPI_Abort, MPI_ERR_IN_STATUS, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size, MPI_Error_string,
     MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread, MPI_Initialized, MPI_Irecv, MPI_Isend,
     MPI_MAX_ERROR_STRING, MPI_Message, MPI_Request, MPI_Status, MPI_Testsome, RSMPI_ANY_SOURCE, RSMPI_COMM_NULL,
     RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_UINT8_T,
 };
 
+use super::failures::Failures;
 use crate::comm::launcher::{Place, StartError};
 
 /// MPI, on the thread that has initialized it.
 pub(super) struct Library {
     /// Of all processes, and of nobody else's messages.
     comm: MPI_Comm,
+    failures: Option<Failures>,
     /// Other threads may not call it.
     thread: PhantomData<*const ()>,
 }
@@ -76,7 +78,14 @@ impl Library {
             check("MPI_Comm_dup", MPI_Comm_dup(RSMPI_COMM_WORLD, &mut comm))?;
             comm
         };
-        Ok(Self { comm, thread: PhantomData })
+        // SAFETY: it is initialized, and ends with this.
+        let failures = unsafe { Failures::of(comm) }?;
+        Ok(Self { comm, failures, thread: PhantomData })
+    }
+
+    /// The processes that have failed, where MPI goes on without them.
+    pub fn failed(&self) -> Result<Vec<usize>, MpiError> {
+        self.failures.as_ref().map_or(Ok(Vec::new()), Failures::all)
     }
 
     /// Begins to send a message.
@@ -145,8 +154,8 @@ impl Library {
         }
     }
 
-    /// Which of `requests` are done, ascending; all of them make progress.
-    pub fn done(&self, requests: &mut [MPI_Request]) -> Result<Vec<usize>, MpiError> {
+    /// Which of `requests` are done, ascending, or why one is not; all of them make progress.
+    pub fn done(&self, requests: &mut [MPI_Request]) -> Result<Vec<(usize, Result<(), MpiError>)>, MpiError> {
         let mut number = 0;
         let mut done = vec![0; requests.len()];
         let mut statuses = Vec::<MPI_Status>::with_capacity(requests.len());
@@ -160,11 +169,15 @@ impl Library {
             code
         };
         // Of several that are done, some may have failed, and only the statuses say why.
-        let failed = statuses.iter().map(|status| status.MPI_ERROR).find(|code| code_is_error(*code));
-        check("MPI_Testsome", if code == 0 { 0 } else { failed.unwrap_or(code) })?;
-        done.truncate(statuses.len());
-        done.sort_unstable();
-        Ok(done.into_iter().map(|index| index as usize).collect())
+        let each_says = code as u32 == MPI_ERR_IN_STATUS;
+        if !each_says {
+            check("MPI_Testsome", code)?;
+        }
+        let outcome = |status: &MPI_Status| check("MPI_Testsome", if each_says { status.MPI_ERROR } else { 0 });
+        let done = done.into_iter().zip(&statuses).map(|(index, status)| (index as usize, outcome(status)));
+        let mut done: Vec<_> = done.collect();
+        done.sort_unstable_by_key(|(index, _)| *index);
+        Ok(done)
     }
 
     /// Ends MPI, once all processes have come here.
@@ -193,12 +206,8 @@ fn count(length: usize) -> c_int {
     length.try_into().expect("a message is no longer than the limit, and a program has fewer than 2^31 of them")
 }
 
-fn code_is_error(code: c_int) -> bool {
-    code != 0
-}
-
-fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
-    if !code_is_error(code) {
+pub(super) fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
+    if code == 0 {
         return Ok(());
     }
     let mut text = [0 as c_char; MPI_MAX_ERROR_STRING as usize];

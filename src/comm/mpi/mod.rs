@@ -24,6 +24,7 @@
 
 mod carrier;
 mod ending;
+mod failures;
 mod frame;
 mod library;
 mod rest;

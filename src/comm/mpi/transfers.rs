@@ -22,8 +22,15 @@ pub(super) struct Transfers {
     /// Bytes of one message.
     limit: usize,
     requests: Vec<MPI_Request>,
-    /// Of each request. Freed when that is done, and never otherwise.
-    memory: Vec<ManuallyDrop<Memory>>,
+    /// Of each request.
+    held: Vec<Held>,
+}
+
+struct Held {
+    /// The other process.
+    with: usize,
+    /// Freed when the request is done, and never otherwise.
+    memory: ManuallyDrop<Memory>,
 }
 
 /// What MPI reads or writes.
@@ -55,11 +62,27 @@ pub(super) struct Done {
     pub sent: usize,
     pub frames: Vec<ReceivedFrame>,
     pub parcels: Vec<Incoming>,
+    pub failed: Vec<Failed>,
+}
+
+/// A message that has failed.
+pub(super) struct Failed {
+    /// The other process.
+    pub with: usize,
+    pub error: MpiError,
+    memory: ManuallyDrop<Memory>,
+}
+
+impl Failed {
+    /// Frees what MPI has read or written, now that the other process is gone: nobody else does.
+    pub fn free(self) {
+        drop(ManuallyDrop::into_inner(self.memory));
+    }
 }
 
 impl Transfers {
     pub fn new(library: Library, limit: usize) -> Self {
-        Self { library, limit, requests: Vec::new(), memory: Vec::new() }
+        Self { library, limit, requests: Vec::new(), held: Vec::new() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -69,9 +92,9 @@ impl Transfers {
     /// Begins to send `payload`, in as many messages as it takes.
     pub fn send(&mut self, to: usize, tag: c_int, payload: &Payload) -> Result<(), MpiError> {
         for piece in (**payload).as_ref().chunks(self.limit) {
-            // SAFETY: `memory` holds the payload, which is shared and so does not change, until the request is done.
+            // SAFETY: `held` has the payload, which is shared and so does not change, until the request is done.
             let request = unsafe { self.library.send(piece.as_ptr(), piece.len(), to, tag) }?;
-            self.hold(request, Memory::Sent(payload.clone()));
+            self.hold(request, to, Memory::Sent(payload.clone()));
         }
         Ok(())
     }
@@ -84,9 +107,9 @@ impl Transfers {
     /// Begins to receive `message`, the `number`-th of frames from its sender.
     pub fn receive_frame(&mut self, message: Message, number: u64) -> Result<(), MpiError> {
         let (from, mut bytes) = (message.from, vec![0; message.bytes]);
-        // SAFETY: `memory` holds the bytes, which nobody reads or moves until the request is done.
+        // SAFETY: `held` has the bytes, which nobody reads or moves until the request is done.
         let request = unsafe { self.library.take(message, bytes.as_mut_ptr()) }?;
-        self.hold(request, Memory::Frame(ReceivedFrame { from, number, bytes }));
+        self.hold(request, from, Memory::Frame(ReceivedFrame { from, number, bytes }));
         Ok(())
     }
 
@@ -99,10 +122,10 @@ impl Transfers {
         }
         let parcel = Rc::new(parcel);
         for (space, length) in pieces {
-            // SAFETY: `memory` holds the landing, which nobody asks for its space until the last request for the parcel
+            // SAFETY: `held` has the landing, which nobody asks for its space until the last request for the parcel
             // is done. The pieces do not overlap.
             let request = unsafe { self.library.receive(space, length, parcel.from, PART) }?;
-            self.hold(request, Memory::Parts(parcel.clone()));
+            self.hold(request, parcel.from, Memory::Parts(parcel.clone()));
         }
         Ok(Rc::into_inner(parcel))
     }
@@ -114,9 +137,14 @@ impl Transfers {
             return Ok(done);
         }
         // From the end, where what takes the place of one that is done has been looked at.
-        for index in self.library.done(&mut self.requests)?.into_iter().rev() {
+        for (index, outcome) in self.library.done(&mut self.requests)?.into_iter().rev() {
             self.requests.swap_remove(index);
-            match ManuallyDrop::into_inner(self.memory.swap_remove(index)) {
+            let Held { with, memory } = self.held.swap_remove(index);
+            if let Err(error) = outcome {
+                done.failed.push(Failed { with, error, memory });
+                continue;
+            }
+            match ManuallyDrop::into_inner(memory) {
                 Memory::Sent(payload) => {
                     drop(payload);
                     done.sent += 1;
@@ -129,9 +157,14 @@ impl Transfers {
         Ok(done)
     }
 
-    fn hold(&mut self, request: MPI_Request, memory: Memory) {
+    /// The processes that have failed, where MPI goes on without them.
+    pub fn failed(&self) -> Result<Vec<usize>, MpiError> {
+        self.library.failed()
+    }
+
+    fn hold(&mut self, request: MPI_Request, with: usize, memory: Memory) {
         self.requests.push(request);
-        self.memory.push(ManuallyDrop::new(memory));
+        self.held.push(Held { with, memory: ManuallyDrop::new(memory) });
     }
 
     /// Ends MPI.
