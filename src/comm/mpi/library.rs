@@ -5,10 +5,10 @@ use std::marker::PhantomData;
 use std::ptr;
 
 use mpi::ffi::{
-    MPI_Abort, MPI_ERR_IN_STATUS, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size, MPI_Error_string,
-    MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread, MPI_Initialized, MPI_Irecv, MPI_Isend,
-    MPI_MAX_ERROR_STRING, MPI_Message, MPI_Request, MPI_Status, MPI_Testsome, RSMPI_ANY_SOURCE, RSMPI_COMM_NULL,
-    RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_UINT8_T,
+    MPI_Abort, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size, MPI_ERR_IN_STATUS,
+    MPI_Error_string, MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread, MPI_Initialized,
+    MPI_Irecv, MPI_Isend, MPI_MAX_ERROR_STRING, MPI_Message, MPI_Request, MPI_Status, MPI_Testsome, RSMPI_ANY_SOURCE,
+    RSMPI_COMM_NULL, RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_UINT8_T,
 };
 
 use super::failures::Failures;

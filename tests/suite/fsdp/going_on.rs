@@ -64,50 +64,150 @@ impl Training {
     }
 }
 
-/// Loses rank `lost` of a mesh of this shape, the first dimension of which replicates. The survivors are to train on as
-/// ranks do that begin with the weights and the optimizers of that step.
-fn goes_on(shape: [usize; 2], lost: usize, place: In, left: [usize; 2], config: impl Fn() -> FullyShard + Sync) {
-    let model = net(&Device::flex());
-    let ends = launch(Launch::threads(shape[0] * shape[1]), |world| {
-        let mesh = DeviceMesh::new(world, shape, ["replicate", "shard"])?;
-        let net = fully_shard(on_device(&model, &world.device().clone().autodiff()), &mesh, config())?;
-        let (mut training, mut begin) = (Training { mesh, net, optim: optim(), step: 0, losses: vec![] }, None);
-        while training.step < STEPS {
-            let is_lost = begin.is_none() && world.rank() == lost && training.step == LOST_IN;
-            let fail = |now: In| {
-                assert!(!is_lost || now as u8 != place as u8, "this rank is lost");
-            };
-            if training.step(fail).is_ok() {
-                continue;
+/// How a rank is lost.
+struct Loss {
+    rank: usize,
+    place: In,
+    /// Ends the rank's program.
+    end: fn(),
+}
+
+/// What ranks begin with that go on.
+struct Begin {
+    net: Net,
+    optim: ModuleOptimizer,
+}
+
+/// What a training ends with: losses, and the bits of all weights.
+type End = (Vec<u32>, Vec<u32>);
+
+/// Trains on a mesh of this shape, the first dimension of which replicates, and goes on without the rank that is lost, on
+/// what is left of the mesh: `None` for a rank that is no part of that.
+fn train_through(
+    world: &World,
+    shape: [usize; 2],
+    loss: &Loss,
+    config: impl Fn() -> FullyShard,
+) -> Result<Option<(Begin, End)>> {
+    let mesh = DeviceMesh::new(world, shape, ["replicate", "shard"])?;
+    let net = on_device(&net(&Device::flex()), &world.device().clone().autodiff());
+    let net = fully_shard(net, &mesh, config())?;
+    let (mut training, mut begin) = (Training { mesh, net, optim: optim(), step: 0, losses: vec![] }, None);
+    while training.step < STEPS {
+        let is_lost = begin.is_none() && world.rank() == loss.rank && training.step == LOST_IN;
+        let fail = |now: In| {
+            if is_lost && now as u8 == loss.place as u8 {
+                (loss.end)();
             }
-            let world = training.mesh.world().shrink()?;
-            training.mesh = training.mesh.survivors(&world, 0)?;
-            if training.mesh.coordinate().is_none() {
-                return Ok(None);
-            }
-            training.net = remesh(training.net, &training.mesh)?;
-            training.losses.clear();
-            begin = Some((training.step, full_model(&training.net)?, training.optim.clone()));
+        };
+        if training.step(fail).is_ok() {
+            continue;
         }
-        Ok(Some((begin.expect("a rank was lost"), training.end()?)))
-    });
+        let world = training.mesh.world().shrink()?;
+        training.mesh = training.mesh.survivors(&world, 0)?;
+        if training.mesh.coordinate().is_none() {
+            return Ok(None);
+        }
+        training.net = remesh(training.net, &training.mesh)?;
+        training.losses.clear();
+        assert_eq!(training.step, LOST_IN, "an abandoned step is no step");
+        begin = Some(Begin { net: full_model(&training.net)?, optim: training.optim.clone() });
+    }
+    Ok(Some((begin.expect("a rank was lost"), training.end()?)))
+}
+
+/// Loses a rank among threads. The survivors are to train on as ranks do that begin with the weights and the optimizers of
+/// that step. Returns what they end with.
+fn goes_on(
+    shape: [usize; 2],
+    lost: usize,
+    place: In,
+    left: [usize; 2],
+    config: impl Fn() -> FullyShard + Sync,
+) -> Vec<(usize, End)> {
+    let loss = Loss { rank: lost, place, end: || panic!("this rank is lost") };
+    let ends = launch(Launch::threads(shape[0] * shape[1]), |world| train_through(world, shape, &loss, &config));
     let ends = ends.unwrap_or_else(|error| panic!("{shape:?} without {lost}, {place:?}: {error}"));
     assert_eq!(ends.len(), shape[0] * shape[1] - 1, "all but the lost one");
-    let (begins, ends): (Vec<_>, Vec<_>) = ends.into_iter().filter_map(|(_, end)| end).unzip();
+    let ends = ends.into_iter().filter_map(|(rank, end)| Some((rank, end?)));
+    let (begins, ends): (Vec<_>, Vec<_>) = ends.map(|(rank, (begin, end))| (begin, (rank, end))).unzip();
     assert_eq!(begins.len(), left[0] * left[1]);
     let expected = launch(Launch::threads(begins.len()), |world| {
         let mesh = DeviceMesh::new(world, left, ["replicate", "shard"])?;
-        let (step, model, optim) = &begins[world.rank()];
-        assert_eq!(*step, LOST_IN, "an abandoned step is no step");
-        let net = fully_shard(on_device(model, &world.device().clone().autodiff()), &mesh, config())?;
-        let mut training = Training { mesh, net, optim: optim.clone(), step: *step, losses: vec![] };
+        let Begin { net, optim } = &begins[world.rank()];
+        let net = fully_shard(on_device(net, &world.device().clone().autodiff()), &mesh, config())?;
+        let mut training = Training { mesh, net, optim: optim.clone(), step: LOST_IN, losses: vec![] };
         while training.step < STEPS {
             training.step(|_| ())?;
         }
         training.end()
     });
-    let expected: Vec<_> = expected.unwrap().into_iter().map(|(_, end)| end).collect();
-    assert_eq!(ends, expected, "{shape:?} without {lost}, {place:?}");
+    let expected = expected.unwrap();
+    for ((rank, end), (_, expected)) in ends.iter().zip(&expected) {
+        assert_eq!(end, expected, "{shape:?} without {lost}, {place:?}: rank {rank}");
+    }
+    ends
+}
+
+/// Processes that are killed, or stopped, where MPI goes on without them.
+#[cfg(feature = "mpi")]
+mod processes {
+    use std::process::{self, Command};
+
+    use burn_dtensor::testing::ProcessTest;
+
+    use super::*;
+
+    /// `None`: no word of a rank's end, which all that are left are to have.
+    fn end_of(text: &str, rank: usize) -> Option<&str> {
+        text.lines().find_map(|line| line.split_once(&format!("rank {rank} ends with ")).map(|(_, end)| end))
+    }
+
+    fn signal(name: &str) {
+        Command::new("kill").args([name, &process::id().to_string()]).status().unwrap();
+        // Some milliseconds may go by until it is delivered.
+        std::thread::sleep(std::time::Duration::from_secs(600));
+    }
+
+    /// Ends a process of `shape[0] * shape[1] / count` ranks; those that are left end with `expected`.
+    fn without(count: usize, shape: [usize; 2], loss: Loss, expected: &[(usize, End)]) {
+        let Some(test) = ProcessTest::new(count).fault_tolerant() else { return };
+        let text = test.run(|| {
+            let config = Launch::from_env(shape[0] * shape[1]).unwrap();
+            let ends = launch(config, |world| train_through(world, shape, &loss, config_of_all)).unwrap();
+            for (rank, end) in ends {
+                let (_, end) = end.unwrap();
+                println!("rank {rank} ends with {end:?}");
+            }
+        });
+        let Some(text) = text else { return };
+        for (rank, end) in expected {
+            assert_eq!(end_of(&text, *rank), Some(&*format!("{end:?}")), "rank {rank}: {text}");
+        }
+        assert_eq!(text.matches(" ends with (").count(), expected.len(), "{text}");
+    }
+
+    fn config_of_all() -> FullyShard {
+        config()
+    }
+
+    #[test]
+    fn replicas_go_on_without_a_process_that_is_killed() {
+        let expected = goes_on([4, 1], 2, In::Backward, [3, 1], config);
+        without(4, [4, 1], Loss { rank: 2, place: In::Backward, end: || signal("-KILL") }, &expected);
+    }
+
+    #[test]
+    fn replicas_go_on_without_the_first_process() {
+        let expected = goes_on([4, 1], 0, In::Forward, [3, 1], config);
+        without(4, [4, 1], Loss { rank: 0, place: In::Forward, end: || signal("-KILL") }, &expected);
+    }
+
+    #[test]
+    fn replicas_go_on_without_a_process_that_is_stopped() {
+        let expected = goes_on([3, 1], 1, In::Backward, [2, 1], config);
+        without(3, [3, 1], Loss { rank: 1, place: In::Backward, end: || signal("-STOP") }, &expected);
+    }
 }
 
 #[test]
