@@ -104,9 +104,9 @@ impl<'s> Carrier<'s> {
                 busy |= self.find_lost(addressee)?;
             }
             if ending && self.transfers.is_empty() && self.others().all(|other| self.senders[other].end >= End::Told) {
-                let finalized = self.transfers.finalize();
-                // Without all processes it may not be possible.
-                return if self.senders.iter().any(|sender| sender.end == End::Lost) { Ok(()) } else { Ok(finalized?) };
+                // The end of MPI is one of all processes: without some it may not come.
+                let all_end = self.senders.iter().all(|sender| sender.end != End::Lost);
+                return if all_end { Ok(self.transfers.finalize()?) } else { Ok(()) };
             }
             if busy {
                 rest.was_busy();

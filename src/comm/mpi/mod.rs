@@ -19,7 +19,9 @@
 //!    whatever was sent is delivered, and a process ends when all do.
 //! 5. When a process's last frame has come, and every payload before it, the addressee is told that it is
 //!    [lost](Addressee::lost).
-//! 6. An error of MPI's, or a panic on the thread, loses all processes: nothing is carried any more, and at exit the
+//! 6. Where MPI goes on without a process that has failed ([`failures`]), the addressee is told that it is lost, and MPI is
+//!    not finalized: that would wait for it.
+//! 7. An error of MPI's, or a panic on the thread, loses all processes: nothing is carried any more, and at exit the
 //!    job is aborted, for other processes may wait in MPI for this one.
 
 mod carrier;

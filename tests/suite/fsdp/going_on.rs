@@ -85,13 +85,13 @@ type End = (Vec<u32>, Vec<u32>);
 /// what is left of the mesh: `None` for a rank that is no part of that.
 fn train_through(
     world: &World,
+    model: &Net,
     shape: [usize; 2],
     loss: &Loss,
     config: impl Fn() -> FullyShard,
 ) -> Result<Option<(Begin, End)>> {
     let mesh = DeviceMesh::new(world, shape, ["replicate", "shard"])?;
-    let net = on_device(&net(&Device::flex()), &world.device().clone().autodiff());
-    let net = fully_shard(net, &mesh, config())?;
+    let net = fully_shard(on_device(model, &world.device().clone().autodiff()), &mesh, config())?;
     let (mut training, mut begin) = (Training { mesh, net, optim: optim(), step: 0, losses: vec![] }, None);
     while training.step < STEPS {
         let is_lost = begin.is_none() && world.rank() == loss.rank && training.step == LOST_IN;
@@ -125,8 +125,10 @@ fn goes_on(
     left: [usize; 2],
     config: impl Fn() -> FullyShard + Sync,
 ) -> Vec<(usize, End)> {
-    let loss = Loss { rank: lost, place, end: || panic!("this rank is lost") };
-    let ends = launch(Launch::threads(shape[0] * shape[1]), |world| train_through(world, shape, &loss, &config));
+    let (model, loss) = (net(&Device::flex()), Loss { rank: lost, place, end: || panic!("this rank is lost") });
+    let config_of = &config;
+    let ends =
+        launch(Launch::threads(shape[0] * shape[1]), |world| train_through(world, &model, shape, &loss, config_of));
     let ends = ends.unwrap_or_else(|error| panic!("{shape:?} without {lost}, {place:?}: {error}"));
     assert_eq!(ends.len(), shape[0] * shape[1] - 1, "all but the lost one");
     let ends = ends.into_iter().filter_map(|(rank, end)| Some((rank, end?)));
@@ -158,7 +160,7 @@ mod processes {
 
     use super::*;
 
-    /// `None`: no word of a rank's end, which all that are left are to have.
+    /// What a rank says it ends with.
     fn end_of(text: &str, rank: usize) -> Option<&str> {
         text.lines().find_map(|line| line.split_once(&format!("rank {rank} ends with ")).map(|(_, end)| end))
     }
@@ -169,44 +171,43 @@ mod processes {
         std::thread::sleep(std::time::Duration::from_secs(600));
     }
 
-    /// Ends a process of `shape[0] * shape[1] / count` ranks; those that are left end with `expected`.
-    fn without(count: usize, shape: [usize; 2], loss: Loss, expected: &[(usize, End)]) {
-        let Some(test) = ProcessTest::new(count).fault_tolerant() else { return };
+    /// Ends a process by this signal, of several that have a rank each: those that are left end as threads do.
+    fn without(shape: [usize; 2], lost: usize, place: In, left: [usize; 2], end: fn()) {
+        let Some(test) = ProcessTest::new(shape[0] * shape[1]).fault_tolerant() else { return };
         let text = test.run(|| {
-            let config = Launch::from_env(shape[0] * shape[1]).unwrap();
-            let ends = launch(config, |world| train_through(world, shape, &loss, config_of_all)).unwrap();
-            for (rank, end) in ends {
-                let (_, end) = end.unwrap();
+            let (model, loss) = (net(&Device::flex()), Loss { rank: lost, place, end });
+            let ranks = Launch::from_env(shape[0] * shape[1]).unwrap();
+            let ends = launch(ranks, |world| train_through(world, &model, shape, &loss, config)).unwrap();
+            for (rank, (_, end)) in ends.into_iter().filter_map(|(rank, end)| Some((rank, end?))) {
                 println!("rank {rank} ends with {end:?}");
             }
         });
         let Some(text) = text else { return };
-        for (rank, end) in expected {
+        let expected = goes_on(shape, lost, place, left, config);
+        for (rank, end) in &expected {
             assert_eq!(end_of(&text, *rank), Some(&*format!("{end:?}")), "rank {rank}: {text}");
         }
         assert_eq!(text.matches(" ends with (").count(), expected.len(), "{text}");
     }
 
-    fn config_of_all() -> FullyShard {
-        config()
-    }
-
     #[test]
     fn replicas_go_on_without_a_process_that_is_killed() {
-        let expected = goes_on([4, 1], 2, In::Backward, [3, 1], config);
-        without(4, [4, 1], Loss { rank: 2, place: In::Backward, end: || signal("-KILL") }, &expected);
+        without([4, 1], 2, In::Backward, [3, 1], || signal("-KILL"));
     }
 
     #[test]
     fn replicas_go_on_without_the_first_process() {
-        let expected = goes_on([4, 1], 0, In::Forward, [3, 1], config);
-        without(4, [4, 1], Loss { rank: 0, place: In::Forward, end: || signal("-KILL") }, &expected);
+        without([4, 1], 0, In::Forward, [3, 1], || signal("-KILL"));
     }
 
     #[test]
     fn replicas_go_on_without_a_process_that_is_stopped() {
-        let expected = goes_on([3, 1], 1, In::Backward, [2, 1], config);
-        without(3, [3, 1], Loss { rank: 1, place: In::Backward, end: || signal("-STOP") }, &expected);
+        without([3, 1], 1, In::Backward, [2, 1], || signal("-STOP"));
+    }
+
+    #[test]
+    fn the_complete_shard_group_goes_on_without_a_process() {
+        without([2, 2], 3, In::Forward, [1, 2], || signal("-KILL"));
     }
 }
 
