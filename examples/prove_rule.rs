@@ -6,7 +6,7 @@
 //! cargo run --release --example prove_rule -- --exhaustive
 //! ```
 //!
-//! The cases are those of the test `rules_are_proven`, and an operator of this example's own.
+//! The cases are those of the tests `rules_are_proven_by_..`, and an operator of this example's own.
 
 #[path = "../tests/suite/rules/mod.rs"]
 mod rules;

@@ -165,10 +165,22 @@ mod processes {
         text.lines().find_map(|line| line.split_once(&format!("rank {rank} ends with ")).map(|(_, end)| end))
     }
 
-    fn signal(name: &str) {
-        Command::new("kill").args([name, &process::id().to_string()]).status().unwrap();
-        // Some milliseconds may go by until it is delivered.
-        std::thread::sleep(std::time::Duration::from_secs(600));
+    fn park() {
+        loop {
+            std::thread::park();
+        }
+    }
+
+    fn kill() {
+        drop(Command::new("kill").args(["-KILL", &process::id().to_string()]).status());
+        park();
+    }
+
+    /// A process that is stopped is in the way of the launcher's end: it is killed long after the others miss it.
+    fn stop() {
+        let stop = format!("(sleep 10; kill -KILL {0}) & kill -STOP {0}", process::id());
+        drop(Command::new("sh").args(["-c", &stop]).status());
+        park();
     }
 
     /// Ends a process by this signal, of several that have a rank each: those that are left end as threads do.
@@ -192,22 +204,22 @@ mod processes {
 
     #[test]
     fn replicas_go_on_without_a_process_that_is_killed() {
-        without([4, 1], 2, In::Backward, [3, 1], || signal("-KILL"));
+        without([4, 1], 2, In::Backward, [3, 1], kill);
     }
 
     #[test]
     fn replicas_go_on_without_the_first_process() {
-        without([4, 1], 0, In::Forward, [3, 1], || signal("-KILL"));
+        without([4, 1], 0, In::Forward, [3, 1], kill);
     }
 
     #[test]
     fn replicas_go_on_without_a_process_that_is_stopped() {
-        without([3, 1], 1, In::Backward, [2, 1], || signal("-STOP"));
+        without([3, 1], 1, In::Backward, [2, 1], stop);
     }
 
     #[test]
     fn the_complete_shard_group_goes_on_without_a_process() {
-        without([2, 2], 3, In::Forward, [1, 2], || signal("-KILL"));
+        without([2, 2], 3, In::Forward, [1, 2], kill);
     }
 }
 
