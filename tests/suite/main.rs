@@ -11,6 +11,7 @@ mod ends;
 mod engines;
 mod errors;
 mod failure;
+mod faults;
 mod fsdp;
 mod golden;
 mod launched;
