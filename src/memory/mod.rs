@@ -21,6 +21,11 @@ pub(crate) fn host() -> Device {
     return Device::default().inner();
 }
 
+/// Whether tensors of `device` are memory of the host's, which any thread reads and writes at once.
+pub(crate) fn is_host(device: &Device) -> bool {
+    cfg!(feature = "flex") && device.as_dispatch() == host().as_dispatch()
+}
+
 /// Whether the memory of a plain tensor stays as it is for as long as a handle to it lives.
 pub(crate) fn is_lasting(tensor: &DispatchTensor) -> bool {
     match &tensor.kind {

@@ -115,6 +115,11 @@ impl Print {
         &self.label
     }
 
+    /// Bytes of the wholes, and of what is given to others.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.tensors.iter().map(TensorPrint::bytes).sum::<u64>() + self.pairs.as_ref().map_or(0, |pairs| pairs.bytes())
+    }
+
     /// What differs, this one's value first; `None` if nothing does.
     pub fn difference(&self, other: &Self) -> Option<String> {
         differ("operation", &self.op, &other.op, Op::to_string)

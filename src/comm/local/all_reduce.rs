@@ -1,15 +1,19 @@
 //! How a rank calls an all-reduce in [`halves`](super::halves).
 
+use std::sync::Arc;
+
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
 use super::channel::LocalChannel;
 use super::data::{Deposit, Exchange};
-use super::halves::{First, Halves, Open};
+use super::halves::{First, Halves};
+use super::open::{Left, Open};
 use super::outlet::{Outlet, Share, When};
 use super::pending::{Joined, Seat};
 use crate::comm::ReduceOp;
 use crate::comm::engine::{CutPrint, Post, Posted, Print, TensorPrint, reshaped};
+use crate::comm::process::wholes::Wholes;
 use crate::placement::Cut;
 
 impl LocalChannel {
@@ -32,9 +36,11 @@ impl LocalChannel {
             TensorPrint { shape, dtype, cut: Some(CutPrint::new(*dim, cut)), to: None }
         };
         let parts: Vec<_> = deposit.tensors.iter().zip(&cuts).map(part).collect();
-        let print = Print { tensors: parts.into(), ..post.print.clone() };
+        let wholes: Arc<[_]> = parts.into();
+        let print = Print { tensors: wholes.clone(), ..post.print.clone() };
         let shares = outlet.shares(&deposit, Share::Parts(&cuts));
 
+        let bytes = print.bytes();
         let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
         let (ticket, second, second_outlet) = {
             // Both at once: the n-th first half belongs to the n-th second one.
@@ -48,17 +54,19 @@ impl LocalChannel {
         };
 
         let device = self.member.device.clone();
-        let first = First { ticket, second, outlet: second_outlet, op, lengths, device: device.clone() };
-        let first = Open::new(first);
-        self.engine.owe(ticket, first.clone());
-        if first.is_complete(&self.engine) {
-            self.engine.bring_owed(ticket);
-        }
-        let finish = move |deposits: &[Deposit]| {
-            let wholes = Exchange { deposits, member, device: &device }.joined(shapes.len());
+        let engine = self.engine.clone();
+        let first = First { engine, ticket, second, outlet: second_outlet, op, wholes, device: device.clone() };
+        let first = self.engine.leave_open(ticket, Box::new(first));
+        let finish = move |deposits: &[Deposit], wholes: Option<&Wholes>| {
+            let wholes = Exchange { deposits, member, device: &device, wholes }.joined(shapes.len());
             wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect()
         };
-        let second = Joined { seat: Seat::new(self.engine.clone(), second, false), finish };
-        Ok(Box::new(Halves { first, engine: self.engine.clone(), second: Box::new(second) }))
+        let joined = Joined { seat: Seat::new(self.engine.clone(), second, false), own: None, finish };
+        let second = if self.is_worth_hands(bytes) {
+            self.engine.leave_open(second, Box::new(joined))
+        } else {
+            Open::new(self.member.rank(), Box::new(joined))
+        };
+        Ok(Box::new(Halves { first, second: Left(second) }))
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Shape};
 use parking_lot::Mutex;
 
 use super::LocalEngine;
@@ -11,12 +12,17 @@ use super::board::{GroupKey, Letter};
 use super::cube::Fused;
 #[cfg(feature = "cube")]
 use super::data::has_kernel;
-use super::data::{Deposit, Exchange};
+use super::data::{self, Deposit, Exchange};
 use super::halves;
+use super::hands;
+use super::open::Left;
 use super::outlet::{Outlet, Share, Shares, When};
-use super::pending::{Awaited, Joined, Seat, Sent};
-use crate::comm::engine::{Channel, Member, Message, Post, Posted, TensorPrint, rows_for_each};
+use super::pending::{Awaited, Joined, Own, Seat, Sent};
+use crate::comm::engine::{Channel, Member, Message, Post, Posted, rows_for_each};
+use crate::comm::process::layout::Layout;
+use crate::comm::process::wholes::Wholes;
 use crate::comm::{Plan, ReduceOp, Sharded, TensorMeta};
+use crate::memory;
 use crate::placement::Cut;
 
 /// One thread rank's place in one group.
@@ -57,15 +63,28 @@ impl LocalChannel {
     }
 
     /// Joins the next collective of the group, whose ranks in other processes get `shares` of the deposit.
-    fn join<T: 'static>(
+    fn join<T: Send + 'static>(
         &self,
         post: Post,
         deposit: Deposit,
         shares: Option<Shares>,
         finish: impl FnOnce(Exchange) -> T + Send + 'static,
     ) -> Posted<T> {
+        self.join_with(post, deposit, shares, None, finish)
+    }
+
+    /// The same where what others send may land in the results, of which this rank has its `own` parts.
+    fn join_with<T: Send + 'static>(
+        &self,
+        post: Post,
+        deposit: Deposit,
+        shares: Option<Shares>,
+        own: Option<Own>,
+        finish: impl FnOnce(Exchange) -> T + Send + 'static,
+    ) -> Posted<T> {
         self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.device.clone());
+        let is_open = !post.ahead && self.is_worth_hands(post.print.bytes());
         let join = |print, deposit| self.engine.rendezvous.join(self.key, place, print, deposit);
         let ticket = match (&self.outlet, shares) {
             (Some(outlet), Some(shares)) => {
@@ -78,9 +97,39 @@ impl LocalChannel {
             }
             _ => join(post.print, deposit)?,
         };
-        let finish = move |deposits: &[Deposit]| finish(Exchange { deposits, member: place, device: &device });
+        let finish = move |deposits: &[Deposit], wholes: Option<&Wholes>| {
+            finish(Exchange { deposits, member: place, device: &device, wholes })
+        };
         let seat = Seat::new(self.engine.clone(), ticket, self.outlet.is_some() && post.ahead);
-        Ok(Box::new(Joined { seat, finish }))
+        let joined = Box::new(Joined { seat, own, finish });
+        Ok(if is_open { Box::new(Left(self.engine.leave_open(ticket, joined))) } else { joined })
+    }
+
+    /// Whether what others send may land in results of so many `bytes`.
+    fn lands(&self, bytes: u64) -> bool {
+        self.outlet.as_ref().is_some_and(|outlet| outlet.lands(bytes))
+    }
+
+    /// This rank's `part` of a result of which ranks have so many indices of `dim`, if what others send may land there.
+    fn placed(
+        &self,
+        shape: Shape,
+        dtype: DType,
+        dim: usize,
+        lengths: &[usize],
+        part: impl FnOnce() -> DispatchTensor + Send + 'static,
+    ) -> Option<Own> {
+        let bytes = (shape.num_elements() * dtype.size()) as u64;
+        if !self.lands(bytes) || !memory::is_host(&self.member.device) {
+            return None;
+        }
+        let layout = Layout::new(shape, dtype, dim, lengths.iter().copied())?;
+        Some(Own::new(move || vec![part()], move || Some(vec![layout])))
+    }
+
+    /// Whether a result of so many `bytes` is made by whoever comes first, this rank or the engine's hands.
+    pub fn is_worth_hands(&self, bytes: u64) -> bool {
+        self.outlet.is_some() && bytes >= hands::WORTH && memory::is_host(&self.member.device)
     }
 
     /// What other processes need of a deposit, if there are any.
@@ -99,7 +148,12 @@ impl Channel for LocalChannel {
         #[cfg(feature = "cube")]
         let (fused, deposit) = Fused::pack_parts(post.ahead, deposit, &plan, &self.member);
         let shares = self.shares(&deposit, Share::Whole);
-        self.join(post, deposit, shares, move |exchange| {
+        let own = self.lands(post.print.bytes()).then(|| {
+            let (tensors, ranks) = (post.print.tensors.clone(), self.member.group.size());
+            let parts = deposit.tensors.clone();
+            Own::new(move || parts, move || Layout::of_wholes(&tensors, ranks))
+        });
+        self.join_with(post, deposit, shares, own, move |exchange| {
             if let Some(wholes) = exchange.landed() {
                 return wholes;
             }
@@ -181,9 +235,8 @@ impl Channel for LocalChannel {
 
     /// Every rank reads the terms where they are; of large ones each reduces a share for all.
     fn all_reduce(&self, post: Post, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
-        let bytes = || post.print.tensors.iter().map(TensorPrint::bytes).sum();
         if let Some(outlet) = &self.outlet
-            && halves::pay(bytes(), self.member.group.size(), outlet.processes())
+            && halves::pay(post.print.bytes(), self.member.group.size(), outlet.processes())
         {
             return self.all_reduce_in_halves(outlet, post, tensors, op);
         }
@@ -197,13 +250,18 @@ impl Channel for LocalChannel {
 
     /// In one pass.
     fn recut(&self, post: Post, shard: Sharded, to_dim: usize, to_cut: Cut) -> Posted<DispatchTensor> {
-        let Sharded { tensor, dim, .. } = shard;
+        let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
+        let Sharded { tensor, dim, cut } = shard;
+        let (mut shape, dtype) = (tensor.shape(), tensor.dtype());
         let (deposit, cuts) = (Deposit::new(vec![tensor]), [(to_dim, to_cut)]);
         let shares = self.shares(&deposit, Share::Parts(&cuts));
-        self.join(post, deposit, shares, move |exchange| {
-            let [(to_dim, to_cut)] = cuts;
-            exchange.recut(dim, to_dim, &to_cut)
-        })
+        let [(to_dim, to_cut)] = cuts;
+        let lengths: Vec<_> = (0..ranks).map(|rank| cut.range(ranks, rank).len()).collect();
+        (shape[dim], shape[to_dim]) = (lengths.iter().sum(), to_cut.range(ranks, rank).len());
+        let (tensor, range) = (deposit.tensors[0].clone(), to_cut.range(ranks, rank));
+        let part = move || data::part(&tensor, to_dim, range);
+        let own = self.placed(shape, dtype, dim, &lengths, part);
+        self.join_with(post, deposit, shares, own, move |exchange| exchange.recut(dim, to_dim, &to_cut))
     }
 
     /// Every rank reads its rows where they are.
@@ -212,11 +270,15 @@ impl Channel for LocalChannel {
         post: Post,
         tensor: DispatchTensor,
         given: &[usize],
-        _taken: &[usize],
+        taken: &[usize],
     ) -> Posted<DispatchTensor> {
         let deposit = Deposit::addressed(rows_for_each(&tensor, given));
         let shares = self.shares(&deposit, Share::Addressed);
-        self.join(post, deposit, shares, |exchange| exchange.rows())
+        let mut shape = tensor.shape();
+        shape[0] = taken.iter().sum();
+        let part = deposit.parts_for(self.member.group.rank())[0].clone();
+        let own = self.placed(shape, tensor.dtype(), 0, taken, move || part);
+        self.join_with(post, deposit, shares, own, |exchange| exchange.rows())
     }
 
     /// Every rank reads its parts where they are.

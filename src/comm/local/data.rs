@@ -36,7 +36,7 @@ pub(crate) struct Deposit {
     /// Of an all-gather.
     plan: Option<Arc<Plan>>,
     origin: Origin,
-    /// The results of an all-gather in which this is, if it is there and not in `tensors`.
+    /// The results in which this is, if it is there and not in `tensors`.
     wholes: Option<Arc<Wholes>>,
     /// All tensors in one buffer, beside themselves.
     #[cfg(feature = "cube")]
@@ -84,9 +84,16 @@ impl Deposit {
         Self { addressees, origin, ..Self::new(tensors) }
     }
 
-    /// What has come from another process, and is in what the rank here gets.
+    /// What is in what the only rank here gets.
     pub fn of_wholes(wholes: Arc<Wholes>) -> Self {
         Self { wholes: Some(wholes), ..Self::landed(Vec::new(), Vec::new()) }
+    }
+
+    /// This deposit of `member`, copied to where the only rank here has it.
+    pub fn put(self, member: usize, wholes: Arc<Wholes>) -> Self {
+        // SAFETY: the tensors are here, and it is deposited once.
+        unsafe { wholes.put(member, &self.tensors) };
+        Self::of_wholes(wholes)
     }
 
     /// What has come from another process for a rank that is the only one here.
@@ -97,6 +104,11 @@ impl Deposit {
     /// Tensor `index` of a rank that cuts wholes: `Ok` if it is this one's part already, and nothing else came.
     fn cut_for(&self, member: usize, index: usize) -> Result<&DispatchTensor, &DispatchTensor> {
         if self.addressees.is_empty() { Err(&self.tensors[index]) } else { Ok(&self.parts_for(member)[index]) }
+    }
+
+    /// What there is for the results of `member`.
+    fn for_whole(&self, member: usize) -> &[DispatchTensor] {
+        if self.addressees.is_empty() { &self.tensors } else { self.parts_for(member) }
     }
 
     /// What there is for `member`.
@@ -114,15 +126,29 @@ pub(super) struct Exchange<'a> {
     pub member: usize,
     /// Where a tensor goes that the rank has no counterpart of.
     pub device: &'a Device,
+    /// Results in which this rank's own parts are.
+    pub wholes: Option<&'a Wholes>,
 }
 
 impl<'a> Exchange<'a> {
-    /// The wholes of an all-gather, if what has come from other processes is in them.
+    /// What has come from other processes in its place, with what is not there yet.
     pub fn landed(&self) -> Option<Vec<DispatchTensor>> {
-        let wholes = self.deposits.iter().find_map(|deposit| deposit.wholes.as_ref())?;
-        let rest = self.deposits.iter().enumerate().filter(|(_, deposit)| deposit.wholes.is_none());
-        // SAFETY: the deposits are complete, and who has none with tensors is there.
-        Some(unsafe { wholes.joined(rest.map(|(member, deposit)| (member, &deposit.tensors[..])), self.device) })
+        let in_deposits = || self.deposits.iter().find_map(|deposit| deposit.wholes.as_deref());
+        let wholes = self.wholes.or_else(in_deposits)?;
+        for (member, deposit) in self.deposits.iter().enumerate() {
+            let is_there = deposit.wholes.is_some() || (member == self.member && self.wholes.is_some());
+            if !is_there {
+                // SAFETY: the deposits are complete, and this one's tensors are here.
+                unsafe { wholes.put(member, deposit.for_whole(self.member)) };
+            }
+        }
+        // SAFETY: all are there now.
+        Some(unsafe { wholes.take(self.device) })
+    }
+
+    /// [`landed`](Self::landed), of one tensor.
+    fn landed_one(&self) -> Option<DispatchTensor> {
+        self.landed().map(|mut wholes| wholes.pop().expect("a whole"))
     }
 
     /// Every tensor, whole, from the parts that all ranks have.
@@ -153,7 +179,8 @@ impl<'a> Exchange<'a> {
 
     /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
     pub fn recut(&self, dim: usize, to_dim: usize, to_cut: &Cut) -> DispatchTensor {
-        concat(self.deposits.iter().map(|deposit| self.cut(deposit, 0, to_dim, to_cut)).collect(), dim, &self.home(0))
+        let blocks = self.deposits.iter().map(|deposit| self.cut(deposit, 0, to_dim, to_cut));
+        self.landed_one().unwrap_or_else(|| concat(blocks.collect(), dim, &self.home(0)))
     }
 
     /// Copies of the tensors of `root`.
@@ -174,7 +201,8 @@ impl<'a> Exchange<'a> {
     /// What each rank has for this one, one after another.
     pub fn rows(&self) -> DispatchTensor {
         let rows = self.deposits.iter().flat_map(|deposit| deposit.parts_for(self.member));
-        concat(rows.map(|tensor| (tensor, full(&tensor.shape()[..]))).collect(), 0, self.device)
+        let rows = rows.map(|tensor| (tensor, full(&tensor.shape()[..])));
+        self.landed_one().unwrap_or_else(|| concat(rows.collect(), 0, self.device))
     }
 
     /// A copy of a tensor of `deposit`, or itself, if no other rank has it.

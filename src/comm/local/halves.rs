@@ -8,22 +8,21 @@
 //! ```
 //!
 //! A process sends less than twice its tensors, however many there are, where whole tensors would go to each. Both halves
-//! are called at once; between them no rank need wait: a first half that is complete while its rank does something else is
-//! seen to by the engine's own [`Hands`](super::hands::Hands).
+//! are called at once; between them no rank need wait: the first half is left [`Open`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use parking_lot::Mutex;
 
 use super::LocalEngine;
-use super::board::{GroupKey, Ticket};
+use super::board::Ticket;
 use super::data::{Deposit, Exchange};
-use super::hands::Owed;
+use super::open::{Left, Open};
 use super::outlet::Outlet;
 use super::rendezvous::Met;
-use crate::comm::engine::{Pending, Waited};
+use crate::comm::engine::{Pending, TensorPrint, Waited};
+use crate::comm::process::layout::Layout;
 use crate::comm::{CommError, ReduceOp};
 use crate::placement::Cut;
 
@@ -43,92 +42,70 @@ pub(super) fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
 /// A rank's first half, until its part is reduced.
 #[derive(Debug)]
 pub(super) struct First {
+    pub engine: Arc<LocalEngine>,
     pub ticket: Ticket,
     /// The second half, to which the rank owes its part.
     pub second: Ticket,
     pub outlet: Arc<Outlet>,
     pub op: ReduceOp,
-    /// Elements of the tensors.
-    pub lengths: Vec<usize>,
+    /// The tensors as rows of all elements, cut over the ranks.
+    pub wholes: Arc<[TensorPrint]>,
     pub device: Device,
 }
 
-/// A first half that somebody is to see to: who takes it does.
-#[derive(Debug)]
-pub(super) struct Open {
-    group: GroupKey,
-    member: usize,
-    first: Mutex<Option<First>>,
-}
-
-impl Open {
-    pub fn new(first: First) -> Arc<Self> {
-        let Ticket { group, member, .. } = first.ticket;
-        Arc::new(Self { group, member, first: Mutex::new(Some(first)) })
+impl Pending<()> for First {
+    fn is_complete(&self) -> bool {
+        self.engine.rendezvous.is_complete(self.ticket)
     }
 
-    fn take(&self) -> Option<First> {
-        self.first.lock().take()
-    }
-
-    /// Whether all ranks' parts of it are there, and nobody has taken it.
-    pub fn is_complete(&self, engine: &LocalEngine) -> bool {
-        // As long as nobody has, the ticket is valid.
-        self.first.lock().as_ref().is_some_and(|first| engine.rendezvous.is_complete(first.ticket))
-    }
-}
-
-impl First {
     /// Waits for the other ranks' parts of the first half, and brings this rank's to the second.
-    fn see_to(self, engine: &LocalEngine, deadline: Duration) -> Result<Waited<()>, CommError> {
-        let Self { ticket, second, outlet, op, lengths, device } = self;
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<()>, CommError> {
+        let Self { engine, ticket, second, outlet, op, wholes, device } = *self;
         let Met { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
         let reduced = Waited::timed(|| {
-            let exchange = Exchange { deposits: &parts, member: ticket.member, device: &device };
-            let reduced = |(index, len): (usize, &usize)| exchange.reduce_part(index, 0, &Cut::Chunks(*len), op);
-            let deposit = Deposit::new(lengths.iter().enumerate().map(reduced).collect());
+            let exchange = Exchange { deposits: &parts, member: ticket.member, device: &device, wholes: None };
+            let cuts = wholes.iter().map(|print| Cut::Chunks(print.shape.num_elements()));
+            let reduced = cuts.enumerate().map(|(index, cut)| exchange.reduce_part(index, 0, &cut, op));
+            let deposit = Deposit::new(reduced.collect());
             outlet.bring(second.seq, &deposit);
-            engine.rendezvous.fill(second, deposit);
+            // While the others' parts are on their way.
+            let layouts = || Layout::of_wholes(&wholes, parts.len());
+            let bytes = wholes.iter().map(TensorPrint::bytes).sum();
+            let there = outlet.lands(bytes).then(|| engine.wholes(second, layouts)).flatten();
+            engine.fill_and_finish(
+                second,
+                match there {
+                    Some(there) => deposit.put(second.member, there),
+                    None => deposit,
+                },
+            );
         });
         Ok(Waited { last: Some(last), ..reduced })
     }
 }
 
-impl Owed for Open {
-    fn rank(&self, engine: &LocalEngine) -> usize {
-        engine.rendezvous.ranks(self.group)[self.member]
-    }
-
-    fn is_open(&self) -> bool {
-        self.first.lock().is_some()
-    }
-
-    fn bring(&self, engine: &LocalEngine) {
-        // What fails is the launch, of which all are told.
-        self.take().map(|first| first.see_to(engine, Duration::ZERO));
-    }
-}
-
 /// An all-reduce that this rank has joined.
 pub(super) struct Halves<T> {
-    pub first: Arc<Open>,
-    pub engine: Arc<LocalEngine>,
-    pub second: Box<dyn Pending<T>>,
+    /// Given up by nobody: the others need it.
+    pub first: Arc<Open<()>>,
+    pub second: Left<T>,
 }
 
-impl<T> Pending<T> for Halves<T> {
+impl<T: Send> Pending<T> for Halves<T> {
     fn is_complete(&self) -> bool {
         self.second.is_complete()
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
         let start = Instant::now();
-        let first = self.first.take().map(|first| first.see_to(&self.engine, deadline)).transpose()?;
-        let second = self.second.wait(deadline.saturating_sub(start.elapsed()))?;
-        Ok(match first {
-            Some(first) => Waited { moving: first.moving + second.moving, last: first.last, ..second },
-            None => second,
-        })
+        // Both at once: what completes the second half then wakes nobody else for it.
+        let own = self.second.0.take();
+        let first = self.first.wait(deadline)?;
+        let second = match own {
+            Some(second) => second.wait(deadline.saturating_sub(start.elapsed()))?,
+            None => self.second.0.from_hands()?,
+        };
+        Ok(Waited { moving: first.moving + second.moving, last: first.last, ..second })
     }
 }
 

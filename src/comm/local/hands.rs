@@ -1,7 +1,21 @@
-//! [`Hands`]: a thread that brings what ranks owe others while they do something else.
+//! [`Hands`]: a thread that finishes what ranks have left open while they do something else.
+//!
+//! Among processes, what others have sent arrives by itself; to make a result of it, or to bring what this rank owes the
+//! others thereupon, takes a thread. The rank does it when it waits. Where it does something else for longer, the hands do:
+//!
+//! ```text
+//! rank     posts ------------ computes ------------------------ waits: takes the result
+//! courier        ... the others' parts arrive: complete
+//! hands                                       make the result
+//! ```
+//!
+//! - What a rank owes is always left to them: the others wait for it.
+//! - Results are, from [`WORTH`] bytes on and where they are made on the host. A result that is made early is there early:
+//!   of a rank that is alone in its process in place of what it is made of; of several, the results of all beside what
+//!   they share, for as long as one of them is not made. What is called ahead is left to the rank: it is not asked for yet.
+//! - They do one thing after another: a rank that comes first does its own.
 
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -9,64 +23,51 @@ use parking_lot::Mutex;
 
 use super::LocalEngine;
 use super::board::{GroupKey, Ticket};
-use crate::comm::end::panic_text;
-use crate::comm::engine::{Engine, Failure};
+use super::open::Task;
 
-/// What a rank owes others once a collective is complete.
-pub(super) trait Owed: Send + Sync {
-    /// The rank.
-    fn rank(&self, engine: &LocalEngine) -> usize;
+/// Results of fewer bytes are made faster than a thread is woken.
+pub(super) const WORTH: u64 = 1 << 20;
 
-    /// Whether nobody sees to it yet.
-    fn is_open(&self) -> bool;
+/// What ranks here have left open, by the group and the sequence number of what has to be complete.
+type ByCollective = HashMap<(GroupKey, u64), Vec<Arc<dyn Task>>>;
 
-    /// Brings it, unless somebody sees to it.
-    fn bring(&self, engine: &LocalEngine);
-}
-
-/// What ranks here owe, by the group and the sequence number of what has to be complete.
-type ByCollective = HashMap<(GroupKey, u64), Vec<Arc<dyn Owed>>>;
-
-/// What ranks here owe, and a thread for it: neither a rank's own, which goes on, nor the courier's, which carries. It ends
-/// with the engine.
+/// What ranks here have left open, and a thread for it: neither a rank's own, which goes on, nor the courier's, which
+/// carries. It ends with the engine.
 #[derive(Default)]
 pub(super) struct Hands {
-    owed: Mutex<ByCollective>,
-    thread: OnceLock<Sender<Arc<dyn Owed>>>,
+    open: Mutex<ByCollective>,
+    thread: OnceLock<Sender<Arc<dyn Task>>>,
 }
 
 impl Hands {
-    /// Keeps what is owed until the collective of `ticket` is complete.
-    pub fn keep(&self, ticket: Ticket, owed: Arc<dyn Owed>) {
-        self.owed.lock().entry((ticket.group, ticket.seq)).or_default().push(owed);
+    /// Keeps `task` until the collective of `ticket` is complete.
+    pub fn keep(&self, ticket: Ticket, task: Arc<dyn Task>) {
+        self.open.lock().entry((ticket.group, ticket.seq)).or_default().push(task);
     }
 
-    /// Brings what nobody else sees to, now that the collective of `ticket` is complete.
-    pub fn bring(&self, ticket: Ticket, engine: &Weak<LocalEngine>) {
-        let all = self.owed.lock().remove(&(ticket.group, ticket.seq)).unwrap_or_default();
-        for owed in all.into_iter().filter(|owed| owed.is_open()) {
+    /// Finishes what nobody else sees to, now that the collective of `ticket` is complete.
+    pub fn finish(&self, ticket: Ticket, engine: &Weak<LocalEngine>) {
+        let all = self.open.lock().remove(&(ticket.group, ticket.seq)).unwrap_or_default();
+        for task in all.into_iter().filter(|task| task.is_open()) {
             let thread = self.thread.get_or_init(|| start(engine.clone()));
-            thread.send(owed).expect("the thread lives as long as the engine");
+            thread.send(task).expect("the thread lives as long as the engine");
         }
     }
 
     /// Forgets what belongs to collectives that will never be complete.
     pub fn forget(&self) {
         // Outside the lock.
-        let forgotten = std::mem::take(&mut *self.owed.lock());
+        let forgotten = std::mem::take(&mut *self.open.lock());
         drop(forgotten);
     }
 }
 
-fn start(engine: Weak<LocalEngine>) -> Sender<Arc<dyn Owed>> {
-    let (sender, all) = channel::<Arc<dyn Owed>>();
+fn start(engine: Weak<LocalEngine>) -> Sender<Arc<dyn Task>> {
+    let (sender, all) = channel::<Arc<dyn Task>>();
     std::thread::spawn(move || {
-        for owed in all {
+        for task in all {
             let Some(engine) = engine.upgrade() else { return };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| owed.bring(&engine))) {
-                let (rank, message) = (owed.rank(&engine), panic_text(&*panic).into());
-                engine.fail(Failure::Panicked { rank, message });
-            }
+            task.finish(&engine);
         }
     });
     sender
@@ -74,6 +75,6 @@ fn start(engine: Weak<LocalEngine>) -> Sender<Arc<dyn Owed>> {
 
 impl std::fmt::Debug for Hands {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hands").field("owed", &self.owed.lock().len()).finish()
+        f.debug_struct("Hands").field("open", &self.open.lock().len()).finish()
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! Ranks may be in several [processes](super::process), each of which has some. A call is then also sent to those that have
 //! ranks of its group (`outlet`), where it joins in the rank's name (`remote`). Large all-reduces are then two collectives,
-//! `halves`.
+//! `halves`; what a rank leaves `open`, the engine's `hands` finish.
 //!
 //! On Cube devices a list of tensors goes through one flat buffer a rank, `cube`, which kernels fill and read.
 
@@ -23,6 +23,7 @@ mod flex;
 mod halves;
 mod hands;
 mod muster;
+mod open;
 mod outlet;
 mod pending;
 mod remote;

@@ -13,6 +13,7 @@ use crate::comm::engine::{Member, Print};
 pub(super) use crate::comm::process::header::When;
 use crate::comm::process::header::{Channel, Contents, Introduction, Said, Word, Written};
 use crate::comm::process::payload::payload;
+use crate::comm::process::wholes;
 use crate::comm::{CommError, TensorMeta};
 use crate::placement::Cut;
 
@@ -142,6 +143,13 @@ impl Outlet {
     pub fn processes(&self) -> usize {
         // Only groups with a rank here have an outlet.
         self.members.len() + 1
+    }
+
+    /// Whether what others send may land in results of so many `bytes`: those of a rank that is the only one of the group
+    /// here.
+    pub fn lands(&self, bytes: u64) -> bool {
+        let size = self.member.group.size();
+        wholes::pay(bytes, size) && self.members.iter().map(|(_, places)| places.len()).sum::<usize>() + 1 == size
     }
 
     /// Whether member `to` of the group is in another process.

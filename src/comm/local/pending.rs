@@ -3,12 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use burn::backend::DispatchTensor;
+
 use super::LocalEngine;
 use super::board::{Claim, Ticket};
 use super::data::{Deposit, Exchange};
 use super::rendezvous::Met;
 use crate::comm::CommError;
 use crate::comm::engine::{Member, Message, Pending, Waited};
+use crate::comm::process::layout::Layout;
+use crate::comm::process::wholes::Wholes;
 
 /// A place in a collective; gives it up when dropped.
 pub(super) struct Seat {
@@ -36,28 +40,57 @@ impl Drop for Seat {
     }
 }
 
-/// A collective that this rank has joined, and how it makes its result from the deposits.
+/// A rank's own parts of [`Wholes`], in which the others' land.
+pub(super) struct Own {
+    parts: Box<dyn FnOnce() -> Vec<DispatchTensor> + Send>,
+    layouts: Box<dyn FnOnce() -> Option<Vec<Layout>> + Send>,
+}
+
+impl Own {
+    /// Of wholes of these layouts, if these are such that there may be some.
+    pub fn new(
+        parts: impl FnOnce() -> Vec<DispatchTensor> + Send + 'static,
+        layouts: impl FnOnce() -> Option<Vec<Layout>> + Send + 'static,
+    ) -> Self {
+        Self { parts: Box::new(parts), layouts: Box::new(layouts) }
+    }
+
+    /// The wholes of the collective of `ticket`, with these parts.
+    fn put(self, engine: &LocalEngine, ticket: Ticket) -> Option<Arc<Wholes>> {
+        let wholes = engine.wholes(ticket, self.layouts)?;
+        // SAFETY: they are here, and nobody else has them.
+        unsafe { wholes.put(ticket.member, &(self.parts)()) };
+        Some(wholes)
+    }
+}
+
+/// A collective that this rank has joined, and how it makes its result from the deposits, and from the wholes with its own
+/// parts.
 pub(super) struct Joined<F> {
     pub seat: Seat,
+    pub own: Option<Own>,
     pub finish: F,
 }
 
 impl<T, F> Pending<T> for Joined<F>
 where
-    F: FnOnce(&[Deposit]) -> T + Send,
+    F: FnOnce(&[Deposit], Option<&Wholes>) -> T + Send,
 {
     fn is_complete(&self) -> bool {
         self.seat.ticket.is_none_or(|ticket| self.seat.engine.rendezvous.is_complete(ticket))
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
-        let Self { mut seat, finish } = *self;
+        let Self { mut seat, own, finish } = *self;
         let ticket = seat.take();
         if seat.ahead {
             seat.engine.ask(seat.engine.rendezvous.want_and_next(ticket));
         }
+        // While the others' parts are on their way.
+        let put = Waited::timed(|| own.and_then(|own| own.put(&seat.engine, ticket)));
         let Met { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
-        Ok(Waited { last: Some(last), ..Waited::timed(|| finish(&parts)) })
+        let finished = Waited::timed(|| finish(&parts, put.value.as_deref()));
+        Ok(Waited { moving: put.moving + finished.moving, last: Some(last), ..finished })
     }
 }
 
@@ -97,7 +130,7 @@ impl Pending<Message> for Awaited {
         let letter = self.engine.rendezvous.wait_for_message(claim, deadline)?;
         let received = Waited::timed(|| {
             let deposits = std::slice::from_ref(&letter.part);
-            let exchange = Exchange { deposits, member: 0, device: &self.member.device };
+            let exchange = Exchange { deposits, member: 0, device: &self.member.device, wholes: None };
             Message { from: letter.from, tensors: exchange.copies(0) }
         });
         Ok(Waited { last: Some(self.member.group.ranks()[letter.from]), ..received })

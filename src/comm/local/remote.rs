@@ -10,14 +10,16 @@ use parking_lot::Mutex;
 use super::LocalEngine;
 use super::board::{Announced, GroupKey, Letter, Ticket};
 use super::data::Deposit;
-use super::hands::{Hands, Owed};
+use super::hands::Hands;
 use super::muster::Notice;
+use super::open::Open;
 use super::rendezvous::News;
 use super::shrink::GoingOn;
 use crate::comm::courier::{Courier, Landing, Parcel, Payload};
-use crate::comm::engine::{Engine, Failure, Print};
+use crate::comm::engine::{Engine, Failure, Pending, Print};
 use crate::comm::process::header::{Channel, Contents, Header, Introduction, LaunchKey, Said, When, Word, Written};
-use crate::comm::process::wholes::{WORTH, Wholes};
+use crate::comm::process::layout::Layout;
+use crate::comm::process::wholes::{self, Wholes};
 use crate::comm::{CommError, Op, RankReport};
 
 /// The other processes of a launch.
@@ -34,7 +36,7 @@ pub(in crate::comm) struct Others {
     /// What was offered, by the process, the channel and the call.
     offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
     pub(super) hands: Hands,
-    /// Of all-gathers of which parts are landing in the results.
+    /// Results in which parts land.
     wholes: Mutex<HashMap<Collective, Weak<Wholes>>>,
     /// How ranks have ended, of all processes.
     ended: Mutex<BTreeMap<usize, Ended>>,
@@ -227,27 +229,32 @@ impl LocalEngine {
     pub(in crate::comm) fn regions(&self, place: Place, contents: &Contents) -> Option<Vec<Box<dyn Landing>>> {
         let Place::Collective(ticket) = place else { return None };
         let bytes: usize = contents.tensors.iter().map(|meta| meta.shape.num_elements() * meta.dtype.size()).sum();
-        if bytes < WORTH || !contents.addressees.is_empty() {
+        if bytes < wholes::WORTH {
             return None;
         }
-        let is_gathered = |print: &Print| matches!(print.op(), Op::AllGather | Op::AllReduce);
-        let print = self.rendezvous.print(ticket).filter(is_gathered)?;
+        let print = self.rendezvous.print(ticket)?;
         let ranks = self.rendezvous.ranks(ticket.group);
         if ranks.iter().filter(|rank| self.here.contains(rank)).count() != 1 {
             return None;
         }
-        let mut known = self.others().wholes.lock();
-        let call = (ticket.group, ticket.seq);
-        let wholes = match known.get(&call).and_then(Weak::upgrade) {
-            Some(wholes) => wholes,
-            None => {
-                let wholes = Wholes::of(&print.tensors, ranks.len())?;
-                known.retain(|_, other| other.strong_count() > 0);
-                known.insert(call, Arc::downgrade(&wholes));
-                wholes
-            }
-        };
+        let is_gathered = contents.addressees.is_empty() && matches!(print.op(), Op::AllGather | Op::AllReduce);
+        // What else lands, the rank says when it waits.
+        let layouts = || is_gathered.then(|| Layout::of_wholes(&print.tensors, ranks.len())).flatten();
+        let wholes = self.wholes(ticket, layouts)?;
         wholes.regions(ticket.member, &contents.tensors)
+    }
+
+    /// What the collective of `ticket` returns to the only rank here, while others' parts land in it: of these layouts, if
+    /// nobody has asked before.
+    pub(super) fn wholes(&self, ticket: Ticket, layouts: impl FnOnce() -> Option<Vec<Layout>>) -> Option<Arc<Wholes>> {
+        let (call, mut known) = ((ticket.group, ticket.seq), self.others().wholes.lock());
+        if let Some(wholes) = known.get(&call).and_then(Weak::upgrade) {
+            return Some(wholes);
+        }
+        let wholes = Wholes::new(layouts()?);
+        known.retain(|_, other| other.strong_count() > 0);
+        known.insert(call, Arc::downgrade(&wholes));
+        Some(wholes)
     }
 
     /// What payloads hold that were awaited.
@@ -257,22 +264,29 @@ impl LocalEngine {
                 let is_here = |rank: &usize| self.here.contains(rank);
                 let ranks = self.rendezvous.ranks(ticket.group);
                 let is_for_one = ranks.iter().filter(|rank| is_here(rank)).count() == 1;
-                if self.rendezvous.fill(ticket, if is_for_one { deposit.for_one() } else { deposit }) {
-                    self.bring_owed(ticket);
-                }
+                self.fill_and_finish(ticket, if is_for_one { deposit.for_one() } else { deposit });
             }
             Place::Message(announced) => self.rendezvous.fill_letter(announced, deposit.for_one()),
         }
     }
 
-    /// Keeps what a rank here owes others once the collective of `ticket` is complete.
-    pub(super) fn owe(&self, ticket: Ticket, owed: Arc<dyn Owed>) {
-        self.others().hands.keep(ticket, owed);
+    /// Adds the deposit of `ticket`; what ranks here have left open is finished, if that completes the collective.
+    pub(super) fn fill_and_finish(&self, ticket: Ticket, deposit: Deposit) {
+        if self.rendezvous.fill(ticket, deposit) {
+            self.others().hands.finish(ticket, &self.this);
+        }
     }
 
-    /// Has it brought, now that it is complete.
-    pub(super) fn bring_owed(&self, ticket: Ticket) {
-        self.others().hands.bring(ticket, &self.this);
+    /// Has `pending` finished once the collective of `ticket` is complete, if its rank does not come first.
+    pub(super) fn leave_open<T: Send + 'static>(&self, ticket: Ticket, pending: Box<dyn Pending<T>>) -> Arc<Open<T>> {
+        let (hands, rank) = (&self.others().hands, self.rendezvous.ranks(ticket.group)[ticket.member]);
+        let open = Open::new(rank, pending);
+        hands.keep(ticket, open.clone());
+        if open.is_complete() {
+            // By a deposit that came before.
+            hands.finish(ticket, &self.this);
+        }
+        open
     }
 
     /// Process `from` says what cannot be right.

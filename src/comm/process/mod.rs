@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `header`, `agreement`, `told`, `wire` | what is said, and how it is written |
 //! | `payload` | tensors that are sent, and where they land |
-//! | `wholes` | results in which they land at once |
+//! | `layout`, `wholes` | results in which they land at once |
 //! | [`courier`](super::courier) | what carries both |
 //!
 //! # Failures
@@ -28,6 +28,7 @@
 
 mod agreement;
 pub(super) mod header;
+pub(super) mod layout;
 pub(super) mod payload;
 #[cfg(test)]
 mod tests;

@@ -27,7 +27,7 @@ fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) ->
 }
 
 /// Values of many sizes, which sum to other bits in other orders.
-fn values(rank: usize, len: usize) -> Vec<f32> {
+pub(super) fn values(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7919 + rank * 104_729) % 1013) as f32 / (1 << ((i + 3 * rank) % 11)) as f32 - 40.0).collect()
 }
 

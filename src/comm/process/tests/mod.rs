@@ -1,6 +1,8 @@
 //! Ranks in several processes, without processes: each is a thread, connected with the others by [`loopback`].
 
 #[expect(clippy::result_large_err, reason = "made once per test")]
+mod background;
+#[expect(clippy::result_large_err, reason = "made once per test")]
 mod bits;
 mod conformance;
 #[cfg(feature = "wgpu")]

@@ -1,0 +1,195 @@
+//! [`Open`]: a call that its rank has left open, and that whoever comes first finishes: the rank when it waits, or the
+//! engine's [`Hands`](super::hands::Hands).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::LocalEngine;
+use crate::comm::CommError;
+use crate::comm::end::panic_text;
+use crate::comm::engine::{Engine, Failure, Pending, Waited};
+
+/// A call of a rank's, which may be finished by another thread.
+pub(super) struct Open<T> {
+    /// Whose it is.
+    rank: usize,
+    state: Mutex<State<T>>,
+    finished: Condvar,
+}
+
+enum State<T> {
+    /// Nobody finishes it yet.
+    Open(Box<dyn Pending<T>>),
+    /// Somebody does, or has taken what it has become.
+    Taken,
+    /// By the hands.
+    Finished(Result<Waited<T>, CommError>),
+}
+
+/// An [`Open`] call, of whatever result.
+pub(super) trait Task: Send + Sync {
+    /// Whether nobody sees to it yet.
+    fn is_open(&self) -> bool;
+
+    /// Finishes it, now that all it would wait for is there, unless somebody sees to it.
+    fn finish(&self, engine: &LocalEngine);
+}
+
+impl<T> Open<T> {
+    /// Of the global rank `rank`.
+    pub fn new(rank: usize, pending: Box<dyn Pending<T>>) -> Arc<Self> {
+        Arc::new(Self { rank, state: Mutex::new(State::Open(pending)), finished: Condvar::new() })
+    }
+
+    /// The call, for the caller to finish; `None` if somebody else does.
+    pub fn take(&self) -> Option<Box<dyn Pending<T>>> {
+        let mut state = self.state.lock();
+        match std::mem::replace(&mut *state, State::Taken) {
+            State::Open(pending) => Some(pending),
+            other => {
+                *state = other;
+                None
+            }
+        }
+    }
+
+    /// Whether other ranks need not be waited for any more.
+    pub fn is_complete(&self) -> bool {
+        match &*self.state.lock() {
+            State::Open(pending) => pending.is_complete(),
+            // The hands are at what is complete, and wait for nobody.
+            State::Taken | State::Finished(_) => true,
+        }
+    }
+
+    /// What it becomes: made on this thread, or by the hands, where they were first.
+    pub fn wait(&self, deadline: Duration) -> Result<Waited<T>, CommError> {
+        self.take().map_or_else(|| self.from_hands(), |pending| pending.wait(deadline))
+    }
+
+    /// What the hands make, or have made, of what they have taken.
+    pub fn from_hands(&self) -> Result<Waited<T>, CommError> {
+        let mut state = self.state.lock();
+        loop {
+            if let State::Finished(result) = std::mem::replace(&mut *state, State::Taken) {
+                return result;
+            }
+            self.finished.wait(&mut state);
+        }
+    }
+}
+
+impl<T: Send> Task for Open<T> {
+    fn is_open(&self) -> bool {
+        matches!(*self.state.lock(), State::Open(_))
+    }
+
+    fn finish(&self, engine: &LocalEngine) {
+        let Some(pending) = self.take() else { return };
+        let result = match catch_unwind(AssertUnwindSafe(|| pending.wait(Duration::ZERO))) {
+            // Nothing was moved on the thread that waits.
+            Ok(result) => result.map(|waited| Waited { moving: Duration::ZERO, ..waited }),
+            Err(panic) => Err(engine.fail(Failure::Panicked { rank: self.rank, message: panic_text(&*panic).into() })),
+        };
+        *self.state.lock() = State::Finished(result);
+        self.finished.notify_all();
+    }
+}
+
+/// The result of an [`Open`] call, which its rank gives up by dropping this.
+pub(super) struct Left<T>(pub Arc<Open<T>>);
+
+impl<T: Send> Pending<T> for Left<T> {
+    fn is_complete(&self) -> bool {
+        self.0.is_complete()
+    }
+
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
+        self.0.wait(deadline)
+    }
+}
+
+impl<T> Drop for Left<T> {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    /// A call that is complete, and becomes what `make` returns.
+    struct Complete<F>(F);
+
+    impl<T, F: FnOnce() -> T + Send> Pending<T> for Complete<F> {
+        fn is_complete(&self) -> bool {
+            true
+        }
+
+        fn wait(self: Box<Self>, _deadline: Duration) -> Result<Waited<T>, CommError> {
+            Ok(Waited::timed(self.0))
+        }
+    }
+
+    fn open<T>(make: impl FnOnce() -> T + Send + 'static) -> Arc<Open<T>>
+    where
+        T: 'static,
+    {
+        Open::new(0, Box::new(Complete(make)))
+    }
+
+    #[test]
+    fn a_rank_that_comes_while_the_hands_are_at_it_waits_for_them() {
+        let engine = LocalEngine::new(1, false);
+        let ((tell, begun), (go, told)) = (mpsc::channel(), mpsc::channel());
+        let open = open(move || {
+            tell.send(()).unwrap();
+            told.recv().unwrap();
+            5
+        });
+        thread::scope(|scope| {
+            scope.spawn(|| open.finish(&engine));
+            begun.recv().unwrap();
+            assert!(!open.is_open() && open.is_complete());
+            let rank = scope.spawn(|| open.wait(Duration::ZERO).unwrap());
+            go.send(()).unwrap();
+            let Waited { value, moving, .. } = rank.join().unwrap();
+            assert_eq!((value, moving), (5, Duration::ZERO));
+        });
+    }
+
+    #[test]
+    fn what_the_rank_has_taken_the_hands_leave() {
+        let (engine, open) = (LocalEngine::new(1, false), open(|| 5));
+        let own = open.take().unwrap();
+        open.finish(&engine);
+        assert!(!open.is_open());
+        assert_eq!(own.wait(Duration::ZERO).unwrap().value, 5);
+    }
+
+    #[test]
+    fn what_a_rank_drops_is_dropped_at_once() {
+        let held = Arc::new(());
+        let handle = held.clone();
+        let open = open(move || drop(handle));
+        drop(Left(open.clone()));
+        assert_eq!((Arc::strong_count(&held), open.is_open()), (1, false));
+    }
+
+    #[test]
+    fn a_panic_of_the_hands_is_the_ranks() {
+        let engine = LocalEngine::new(1, false);
+        let open = open(|| panic!("boom"));
+        open.finish(&engine);
+        let error = open.wait(Duration::ZERO).map(|waited: Waited<()>| waited.value).unwrap_err();
+        assert!(matches!(&error, CommError::RankPanicked { rank: 0, message, .. } if message == "boom"), "{error}");
+        assert!(engine.failure().is_some());
+    }
+}

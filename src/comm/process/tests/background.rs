@@ -1,0 +1,177 @@
+//! What a rank leaves open is finished while it does something else.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Tensor, TensorData};
+
+use super::bits::values;
+use super::loopback::Job;
+use crate::comm::engine::into_data;
+use crate::comm::{CommError, Communicator, Launch, ReduceOp, Sharded, Work, World, launch};
+use crate::placement::Cut;
+use crate::{Error, Result};
+
+/// Of what each rank brings: enough for the hands, and for parts that land in the results.
+const SHAPE: [usize; 2] = [100, 6000];
+
+/// A collective under way, and what this rank gives.
+type Posted = (Tensor<2>, Work<Vec<DispatchTensor>>);
+
+/// What the ranks of a process call, each of its own tensor.
+const CALLS: [fn(&Communicator, Tensor<2>) -> Work<Vec<DispatchTensor>>; 7] = [
+    |comm, tensor| comm.all_gather("lands".into(), vec![shard(comm, tensor, 0)]),
+    |comm, tensor| comm.all_gather("in pieces".into(), vec![shard(comm, tensor, 1)]),
+    |comm, tensor| one(comm.all_to_all("lands".into(), shard(comm, tensor, 0), 1, Cut::Chunks(SHAPE[1]))),
+    |comm, tensor| one(comm.all_to_all("in pieces".into(), shard(comm, tensor, 1), 0, Cut::Chunks(SHAPE[0]))),
+    |comm, tensor| {
+        let splits = vec![SHAPE[0] / comm.group().size(); comm.group().size()];
+        one(comm.all_to_all_single("rows".into(), tensor.into_dispatch(), &splits, &splits))
+    },
+    |comm, tensor| {
+        let whole = Sharded { tensor: tensor.into_dispatch(), dim: 0, cut: Cut::Chunks(SHAPE[0]) };
+        comm.reduce_scatter("parts".into(), vec![whole], ReduceOp::Avg)
+    },
+    |comm, tensor| comm.all_reduce("halves".into(), vec![tensor.into_dispatch()], ReduceOp::Sum),
+];
+
+fn shard(comm: &Communicator, tensor: Tensor<2>, dim: usize) -> Sharded {
+    Sharded { tensor: tensor.into_dispatch(), dim, cut: Cut::Chunks(SHAPE[dim] * comm.group().size()) }
+}
+
+fn one(work: Work<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
+    work.then(|tensor| vec![tensor])
+}
+
+fn given(world: &World, seed: usize) -> Tensor<2> {
+    let data = TensorData::new(values(world.rank() + 5 * seed, SHAPE.iter().product()), SHAPE);
+    Tensor::from_data(data, world.device())
+}
+
+/// One of each, not waited for.
+fn posted(world: &World) -> Vec<Posted> {
+    let post = |(seed, call): (usize, &fn(&_, _) -> _)| {
+        let tensor = given(world, seed);
+        (tensor.clone(), call(&world.all(), tensor))
+    };
+    CALLS.iter().enumerate().map(post).collect()
+}
+
+/// Does something else until the engine has no handle to `tensor` any more, which it needs to finish a call.
+fn await_given_back(tensor: &Tensor<2>) {
+    let start = Instant::now();
+    while !tensor.can_mut() {
+        assert!(start.elapsed() < Duration::from_secs(60), "nobody finishes what is left open");
+        thread::yield_now();
+    }
+}
+
+fn await_complete(work: &Work<Vec<DispatchTensor>>) {
+    while !work.is_complete() {
+        thread::yield_now();
+    }
+}
+
+fn taken(work: Work<Vec<DispatchTensor>>) -> Result<Vec<Vec<u8>>> {
+    Ok(work.wait()?.into_iter().map(|tensor| into_data(tensor).as_bytes().to_vec()).collect())
+}
+
+/// What the works of all ranks of all processes give, after `meanwhile`.
+fn after<T: Send>(meanwhile: impl Fn(&World, Vec<Posted>) -> Result<T> + Sync) -> Vec<(usize, Vec<(usize, T)>)> {
+    let mut ends = Vec::new();
+    for (processes, each) in [(2, 2), (4, 1)] {
+        let job = Job::new(processes, 30);
+        let run = |_, processes: &super::super::Processes| {
+            launch(Launch::on(processes.engine(each, false)), |world| meanwhile(world, posted(world)))
+        };
+        let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
+        ends.push((processes, got.collect()));
+    }
+    ends
+}
+
+fn of_threads() -> Vec<(usize, Vec<Vec<Vec<u8>>>)> {
+    let program = |world: &World| posted(world).into_iter().map(|(_, work)| taken(work)).collect();
+    launch(Launch::threads(4), program).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn a_result_made_in_the_background_is_the_same() {
+    let made = after(|_, posted| {
+        let mut got = Vec::new();
+        for (tensor, work) in posted {
+            await_given_back(&tensor);
+            await_complete(&work);
+            got.push(taken(work)?);
+        }
+        Ok(got)
+    });
+    let expected = of_threads();
+    made.into_iter().for_each(|(processes, got)| assert!(got == expected, "{processes} processes"));
+}
+
+#[test]
+fn a_rank_that_polls_gets_the_same() {
+    let polled = after(|_, posted| {
+        let got = posted.into_iter().map(|(_, work)| {
+            await_complete(&work);
+            taken(work)
+        });
+        got.collect::<Result<Vec<_>>>()
+    });
+    let expected = of_threads();
+    polled.into_iter().for_each(|(processes, got)| assert!(got == expected, "{processes} processes"));
+}
+
+/// Before it is complete, and after it has been made; the others get theirs.
+#[test]
+fn what_is_dropped_is_given_back() {
+    let dropped = after(|world, posted| {
+        let mut got = Vec::new();
+        for (at, (tensor, work)) in posted.into_iter().enumerate() {
+            match (at + world.rank()) % 3 {
+                0 => drop(work),
+                1 => {
+                    await_given_back(&tensor);
+                    drop(work);
+                }
+                _ => got.push((at, taken(work)?)),
+            }
+            await_given_back(&tensor);
+        }
+        world.barrier("all have what they want")?;
+        Ok(got)
+    });
+    let expected = of_threads();
+    for (processes, ranks) in dropped {
+        for (rank, got) in ranks {
+            let is_expected = |(at, got): &(usize, Vec<Vec<u8>>)| *got == expected[rank].1[*at];
+            assert!(got.iter().all(is_expected), "rank {rank} of {processes} processes");
+        }
+    }
+}
+
+/// A result that was made is there after a failure; what is left open then is never made.
+#[test]
+fn a_failure_spares_what_is_made() {
+    let job = Job::new(2, 31);
+    let ends = job.run(|_, processes| {
+        launch(Launch::on(processes.engine(1, false)), |world| {
+            let mut posted = posted(world);
+            posted.iter().for_each(|(tensor, _)| await_given_back(tensor));
+            world.barrier("all are made")?;
+            if world.rank() == 1 {
+                return Err(Error::other("boom"));
+            }
+            let (_, open) = posted.remove(0);
+            let alone = CALLS[0](&world.all(), given(world, 0));
+            let told = alone.wait().unwrap_err();
+            assert!(matches!(told, CommError::RankFailed { rank: 1, .. }), "{told}");
+            assert_eq!(taken(open)?[0].len(), 2 * 4 * SHAPE.iter().product::<usize>());
+            posted.into_iter().try_for_each(|(_, work)| taken(work).map(drop))?;
+            Ok(())
+        })
+    });
+    ends.into_iter().for_each(|end| assert_eq!(end.unwrap_err().rank, 1));
+}
