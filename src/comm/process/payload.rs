@@ -34,7 +34,7 @@ struct Elements(FlexTensor);
 #[cfg(feature = "flex")]
 impl AsRef<[u8]> for Elements {
     fn as_ref(&self) -> &[u8] {
-        flex::elements(&self.0)
+        flex::elements(&self.0).expect("it is row-major")
     }
 }
 

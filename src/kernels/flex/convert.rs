@@ -123,7 +123,7 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
             _ => {
                 // SAFETY: the scratch has room for a strip, and is no part of the source.
                 let rows = together(from_stride, run, size_of::<S>());
-                unsafe { rows.copy(&[(from.cast(), scratch.from.as_mut_ptr().cast())]) };
+                unsafe { rows.copy((from.cast(), scratch.from.as_mut_ptr().cast())) };
                 &scratch.from[..len]
             }
         };
@@ -133,7 +133,7 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
         if self.add {
             // SAFETY: as above, of the target, which is initialized then.
             let rows = together(to_stride, run, size_of::<T>());
-            unsafe { rows.copy(&[(to.cast_const().cast(), scratch.to.as_mut_ptr().cast())]) };
+            unsafe { rows.copy((to.cast_const().cast(), scratch.to.as_mut_ptr().cast())) };
             let there = &mut scratch.there[..len];
             T::widen(&scratch.to[..len], there);
             wide.iter_mut().zip(there).for_each(|(element, there)| *element = there.plus(*element));
@@ -141,6 +141,6 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
         T::round(wide, &mut scratch.to[..len]);
         // SAFETY: the strip's place in the target is this call's alone.
         let rows = together(run, to_stride, size_of::<T>());
-        unsafe { rows.copy(&[(scratch.to.as_ptr().cast(), to.cast())]) };
+        unsafe { rows.copy((scratch.to.as_ptr().cast(), to.cast())) };
     }
 }

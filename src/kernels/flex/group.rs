@@ -1,18 +1,16 @@
 //! Segments that are copied together.
 //!
-//! Where a tensor is cut along its last dimension, runs are short and lie side by side in the whole. Copied one
-//! segment after another, the whole would be walked in leaps once for every rank. So segments alike that follow
-//! each other are copied row by row:
+//! Where a tensor is cut along any but its first dimension, the runs of all ranks lie side by side in the whole. Copied
+//! one segment after another, the whole would be walked in leaps once for every rank. So segments alike that follow
+//! each other are copied in tiles, a few rows of each in turn, which the caches hold:
 //!
 //! ```text
-//! rank 0   0 1 2 3        0 1 a b p q        first the first run of every rank,
-//! rank 1   a b c d        2 3 c d r s        then the second ..
-//! rank 2   p q r s
+//! rank 0   0 1 2 3 ..      0 1 a b p q        first the first two runs of every rank,
+//! rank 1   a b c d ..      2 3 c d r s        then the next two ..
+//! rank 2   p q r s ..      ..
 //! ```
 //!
-//! Where runs are of one element, that is a matrix transposed, and done in square tiles.
-
-use smallvec::SmallVec;
+//! Where runs are of one element, that is a matrix transposed.
 
 use super::rows::{Rows, Start};
 use super::{stream, tiles};
@@ -21,8 +19,12 @@ use crate::kernels::Segment;
 /// At most so many together: each is a stream of its own to the processor.
 const TOGETHER: usize = 16;
 
-/// Longer runs, in bytes, gain nothing.
-const SHORT: usize = 1024;
+/// Bytes of a tile: few enough for the second-level cache, and so many that what is [streamed](stream::rows) is on
+/// several pages.
+const TILE: usize = 128 << 10;
+
+/// Rows of a tile are a multiple of this: as many as are transposed at once.
+const HEIGHT: usize = 8;
 
 /// Copies `segments` of elements of `size` bytes; `start` says where each begins. If it `streams`, long
 /// runs go past the caches.
@@ -33,31 +35,25 @@ pub(super) unsafe fn copy(segments: &[Segment], size: usize, streams: bool, star
     let mut rest = segments;
     while let [first, ..] = rest {
         let rows = Rows::of(first, size);
-        let is_long = if streams { stream::is_long(rows.run) } else { rows.run > SHORT };
-        let count = if rows.rows == 1 || is_long {
-            1
-        } else {
-            let alike = |segment: &&Segment| Rows::of(segment, size) == rows;
-            rest.iter().take(TOGETHER).take_while(alike).count()
+        let count = match rows.rows {
+            1 => 1,
+            _ => rest.iter().take(TOGETHER).take_while(|segment| Rows::of(segment, size) == rows).count(),
         };
         let (group, behind) = rest.split_at(count);
         rest = behind;
-        if count == 1 {
-            // SAFETY: the caller's.
+        let height = if count == 1 { rows.rows } else { (TILE / (count * rows.run)).max(1).next_multiple_of(HEIGHT) };
+        for row in (0..rows.rows).step_by(height) {
+            let tile = Rows { rows: height.min(rows.rows - row), ..rows };
+            // SAFETY: the caller's, of some of the rows.
             unsafe {
-                match streams {
-                    true => rows.stream(start(first)),
-                    false => rows.copy(&[start(first)]),
+                let starts = group.iter().map(|segment| rows.start(start(segment), row));
+                if streams && stream::is_long(rows.run) {
+                    starts.for_each(|start| stream::rows(tile, start));
+                } else {
+                    tiles::copy(tile, starts);
                 }
             }
-            continue;
         }
-        for segment in behind.iter().take(count) {
-            rows.prefetch(start(segment));
-        }
-        let starts: SmallVec<[Start; TOGETHER]> = group.iter().map(&start).collect();
-        // SAFETY: the caller's.
-        unsafe { tiles::copy(rows, &starts) };
     }
     if streams {
         stream::done();

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Element, Shape};
 use bytemuck::Pod;
+use smallvec::SmallVec;
 
 use crate::kernels::Copies;
 use crate::memory::flex::copied;
@@ -13,6 +14,11 @@ use crate::memory::flex::copied;
 pub(crate) fn build<E: Pod + Send + Sync>(elements: Vec<E>, shape: Shape, dtype: DType) -> FlexTensor {
     debug_assert_eq!(elements.len(), shape.num_elements());
     FlexTensor::new(Bytes::from_elems(elements), Layout::contiguous(shape), dtype)
+}
+
+/// `shape` again. Its own `clone` takes as long as an allocation.
+fn same(shape: &Shape) -> Shape {
+    Shape::new_raw(SmallVec::from_slice(shape))
 }
 
 /// New memory for the targets of a copy, written but for the gaps by whoever has its [`ends`](Self::ends).
@@ -41,7 +47,7 @@ impl<E: Pod + Send + Sync> Targets<E> {
     pub unsafe fn finish(self, copies: &Copies, dtype: DType) -> Vec<FlexTensor> {
         let build = |(elements, shape): (Box<[MaybeUninit<E>]>, &Shape)| {
             // SAFETY: the caller wrote them.
-            build(unsafe { elements.assume_init() }.into_vec(), shape.clone(), dtype)
+            build(unsafe { elements.assume_init() }.into_vec(), same(shape), dtype)
         };
         self.0.into_iter().zip(&copies.targets).map(build).collect()
     }

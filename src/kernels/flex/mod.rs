@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `sources`, `memory` | what is read, and what is written |
 //! | `share` | segments cut into pieces of equal length for the threads |
-//! | `group`, `rows`, `tiles` | segments alike row by row, short runs without calling `memcpy`, single elements in tiles |
+//! | `group`, `tiles` | segments alike in turn, a few rows of each; single elements side by side, transposed |
+//! | `rows` | runs at equal distances, by a loop made for their length |
 //! | `stream` | long runs of large copies, past the caches |
 //! | `convert` | casts, scales and adds strips of elements |
 //! | `float`, `round` | precisions and rounding |

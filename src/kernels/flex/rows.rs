@@ -1,13 +1,12 @@
-//! [`Rows`]: runs of bytes at equal distances, of one segment or of several alike.
+//! [`Rows`]: runs of bytes at equal distances.
 
-use super::stream;
 use crate::kernels::Segment;
 
-/// Bytes of a line of the cache.
-const LINE: usize = 64;
+/// Bytes that one instruction loads or stores, where registers are that long.
+const BLOCK: usize = 32;
 
-/// Bytes asked for ahead; behind them the processor sees where this leads.
-const PREFETCHED: usize = 512;
+/// Bytes of a long run that are copied in a row.
+const BLOCKS: usize = 4 * BLOCK;
 
 /// Some runs of bytes, each a fixed distance after the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,100 +30,156 @@ impl Rows {
         Self { rows, run: run * size, from_stride: from_stride * size, to_stride: to_stride * size }
     }
 
-    /// Asks for the side that is adjacent, if one is: nothing tells the processor where the next start is.
+    /// Where run `row` is read and written.
+    ///
+    /// # Safety
+    /// There are more runs than that from `start`.
+    pub unsafe fn start(self, (from, to): Start, row: usize) -> Start {
+        // SAFETY: the caller's.
+        unsafe { (from.add(row * self.from_stride), to.add(row * self.to_stride)) }
+    }
+
+    /// Copies the runs.
+    ///
+    /// Not by calls of `memcpy`: for a run of a few bytes they take several times as long, and on some processors a
+    /// hundredth of the long ones, those whose target lies a few bytes beyond their source within a page, ten times
+    /// as long.
+    ///
+    /// # Safety
+    /// From `start`, all runs lie in memory that may be read and written, and what is read and what is written do not
+    /// overlap.
     #[inline]
-    pub fn prefetch(self, (from, to): Start) {
-        let adjacent = match self.run {
-            run if run == self.from_stride => from,
-            run if run == self.to_stride => to.cast_const(),
-            _ => return,
-        };
-        for at in (0..(self.rows * self.run).min(PREFETCHED)).step_by(LINE) {
-            line(adjacent.wrapping_add(at));
+    pub unsafe fn copy(self, start: Start) {
+        /// The same, compiled for registers twice as long as those that every x86-64 has.
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2")]
+        unsafe fn by_avx2(rows: Rows, start: Start) {
+            // SAFETY: the caller's.
+            unsafe { rows.by_length(start) }
+        }
+        // SAFETY: the caller's; the processor has what it is asked for.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if std::arch::is_x86_feature_detected!("avx2") {
+                return by_avx2(self, start);
+            }
+            self.by_length(start);
         }
     }
 
-    /// Copies the runs of every start: the first of all, then the second of all, ..
-    ///
-    /// A run of a few bytes is a load and a store of that length, or two that overlap: calling `memcpy` for it
-    /// takes several times as long.
+    /// Copies the runs, in a loop that is made for their length.
     ///
     /// # Safety
-    /// From every start, all runs lie in memory that may be read and written, and what is read and what is written
-    /// do not overlap.
-    pub unsafe fn copy(self, starts: &[Start]) {
-        // SAFETY: the caller's; each function copies runs of the lengths that it is chosen for.
+    /// As of [`copy`](Self::copy).
+    #[inline(always)]
+    unsafe fn by_length(self, start: Start) {
+        // SAFETY: the caller's; each loop copies runs of the lengths that it is chosen for.
         unsafe {
             match self.run {
                 0 => {}
-                1 => self.fixed::<1>(starts),
-                2 => self.fixed::<2>(starts),
-                4 => self.fixed::<4>(starts),
-                8 => self.fixed::<8>(starts),
-                16 => self.fixed::<16>(starts),
-                32 => self.fixed::<32>(starts),
-                64 => self.fixed::<64>(starts),
-                3 => self.overlapping::<2>(starts),
-                5..8 => self.overlapping::<4>(starts),
-                9..16 => self.overlapping::<8>(starts),
-                17..32 => self.overlapping::<16>(starts),
-                33..64 => self.overlapping::<32>(starts),
-                65..=128 => self.overlapping::<64>(starts),
-                run => self.each(starts, |from, to| from.copy_to_nonoverlapping(to, run)),
+                1 => self.short::<1, 1>(start),
+                2 => self.short::<1, 2>(start),
+                3 => self.short::<2, 2>(start),
+                4 => self.short::<1, 4>(start),
+                5..8 => self.short::<2, 4>(start),
+                8 => self.short::<1, 8>(start),
+                9..16 => self.short::<2, 8>(start),
+                16 => self.short::<1, 16>(start),
+                17..32 => self.short::<2, 16>(start),
+                32 => self.short::<1, BLOCK>(start),
+                33..=64 => self.short::<2, BLOCK>(start),
+                65..=96 => self.short::<3, BLOCK>(start),
+                97..=128 => self.short::<4, BLOCK>(start),
+                run => self.each(start, |from, to| long(from, to, run)),
             }
         }
     }
 
-    /// Copies the runs of one start, the long ones past the caches.
+    /// Runs of `COUNT` pieces of `SIZE` bytes, of which the last may overlap the one before.
     ///
     /// # Safety
-    /// As of [`copy`](Self::copy); [`stream::done`] must follow before others may read.
-    pub unsafe fn stream(self, start: Start) {
+    /// As of [`copy`](Self::copy); a run has no more bytes than the pieces, and more than all but one of them.
+    #[inline(always)]
+    unsafe fn short<const COUNT: usize, const SIZE: usize>(self, start: Start) {
+        let last = self.run - SIZE;
         // SAFETY: the caller's.
-        unsafe { self.each(&[start], |from, to| stream::copy(from, to, self.run)) }
-    }
-
-    /// Runs of `N` bytes.
-    unsafe fn fixed<const N: usize>(self, starts: &[Start]) {
-        // SAFETY: the caller's; arrays of bytes need no alignment.
-        unsafe { self.each(starts, |from, to| to.cast::<[u8; N]>().write(from.cast::<[u8; N]>().read())) }
-    }
-
-    /// Runs of `N` to `2 * N` bytes: the first `N` and the last.
-    unsafe fn overlapping<const N: usize>(self, starts: &[Start]) {
-        let last = self.run - N;
-        // SAFETY: the caller's; arrays of bytes need no alignment.
-        unsafe {
-            self.each(starts, |from, to| {
-                let first = from.cast::<[u8; N]>().read();
-                let second = from.add(last).cast::<[u8; N]>().read();
-                to.cast::<[u8; N]>().write(first);
-                to.add(last).cast::<[u8; N]>().write(second);
-            })
-        }
+        self.each(start, |from, to| unsafe {
+            for piece in 0..COUNT - 1 {
+                bytes::<SIZE>(from.add(piece * SIZE), to.add(piece * SIZE));
+            }
+            bytes::<SIZE>(from.add(last), to.add(last));
+        })
     }
 
     /// Calls `copy` with the start of every run.
     #[inline(always)]
-    unsafe fn each(self, starts: &[Start], copy: impl Fn(*const u8, *mut u8)) {
-        for row in 0..self.rows {
-            for (from, to) in starts {
-                // SAFETY: the caller's.
-                unsafe { copy(from.add(row * self.from_stride), to.add(row * self.to_stride)) }
-            }
+    fn each(self, start: Start, copy: impl Fn(*const u8, *mut u8)) {
+        let (mut from, mut to) = start;
+        for _ in 0..self.rows {
+            copy(from, to);
+            // The last ones are used no more, wherever they lead.
+            (from, to) = (from.wrapping_add(self.from_stride), to.wrapping_add(self.to_stride));
         }
     }
 }
 
-/// Asks for a line of the cache.
-#[inline]
-fn line(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: any address may be asked for.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+/// Copies a run of at least [`BLOCKS`] bytes: a block that may be unaligned, aligned ones, and the last ones.
+///
+/// # Safety
+/// As of [`Rows::copy`], of one run.
+#[inline(always)]
+unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        bytes::<BLOCK>(from, to);
+        let mut at = BLOCK - to.addr() % BLOCK;
+        while at + BLOCKS < len {
+            bytes::<BLOCKS>(from.add(at), to.add(at));
+            at += BLOCKS;
+        }
+        bytes::<BLOCKS>(from.add(len - BLOCKS), to.add(len - BLOCKS));
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
+}
+
+/// Copies `N` bytes: so few that it is no call, but loads and stores.
+///
+/// # Safety
+/// As of [`Rows::copy`].
+#[inline(always)]
+unsafe fn bytes<const N: usize>(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { from.copy_to_nonoverlapping(to, N) }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// That `copy` writes the runs of `rows`, which begin at these bytes of source and target, and nothing else.
+    pub fn assert_copied(rows: Rows, (from, to): (usize, usize), copy: impl Fn(Rows, Start)) {
+        let Rows { run, from_stride, to_stride, .. } = rows;
+        let source: Vec<u8> =
+            (0..from + rows.rows * from_stride + run).map(|at| (at * 7 + at / 251) as u8 | 1).collect();
+        let mut target = vec![0; to + rows.rows * to_stride + run];
+        let mut expected = target.clone();
+        for row in 0..rows.rows {
+            let (from, to) = (from + row * from_stride, to + row * to_stride);
+            expected[to..to + run].copy_from_slice(&source[from..from + run]);
+        }
+        copy(rows, (source[from..].as_ptr(), target[to..].as_mut_ptr()));
+        assert!(target == expected, "{rows:?} from {from} to {to}");
+    }
+
+    #[test]
+    fn runs_of_every_length_are_copied_whole_and_nothing_beside_them() {
+        for run in (0..=300).chain([1000, 4096, 5001]) {
+            for (from, to) in [(0, 0), (3, 1), (31, 32), (32, 31)] {
+                let rows = Rows { rows: 3, run, from_stride: run + 5, to_stride: run + 1 };
+                // SAFETY: the test's memory, which is long enough.
+                assert_copied(rows, (from, to), |rows, start| unsafe { rows.copy(start) });
+                // SAFETY: the same.
+                assert_copied(rows, (from, to), |rows, start| unsafe { rows.by_length(start) });
+            }
+        }
+    }
 }

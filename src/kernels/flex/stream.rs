@@ -3,6 +3,8 @@
 //! A store reads the line of the cache that it changes. Where so much is written that none of it stays in the caches,
 //! that is a third of the traffic, and for nothing.
 
+use super::rows::{Rows, Start};
+
 /// Copies that write fewer bytes may find them in the caches afterwards.
 const LARGE: usize = 8 << 20;
 
@@ -15,13 +17,13 @@ const LINE: usize = 64;
 /// Bytes that are read together: a few lines, so that several are on their way at once.
 const BLOCK: usize = 4 * LINE;
 
-/// Long runs are walked at so many places at once: what one page of memory makes wait for, others do not.
+/// Memory is walked at so many places at once: what one page makes wait for, others do not.
 const STRIPES: usize = 4;
 
-/// Shorter ones are walked at one place.
+/// Runs of so many bytes are cut into stripes, which are walked at once; of shorter ones, some are.
 const STRIPED: usize = 12 << 10;
 
-/// Bytes between those places at most: their pages must be known to the processor all the time.
+/// Bytes between stripes at most: their pages must be known to the processor all the time.
 const FAR: usize = 64 << 10;
 
 /// Whether a copy that writes `bytes` in all streams its long runs.
@@ -34,18 +36,49 @@ pub(crate) fn is_long(len: usize) -> bool {
     len >= LONG
 }
 
+/// Copies the runs of `rows`, which are [long](is_long), past the caches; [`done`] must follow before others may read
+/// them.
+///
+/// ```text
+/// rows   0 1 2 3 4 5 6 7 8      at once: 0 2 4 6, then 1 3 5 7, then 8
+/// ```
+///
+/// # Safety
+/// As of [`Rows::copy`].
+pub(super) unsafe fn rows(rows: Rows, start: Start) {
+    let band = if rows.run < STRIPED { rows.rows / STRIPES } else { 0 };
+    // SAFETY: the caller's.
+    unsafe {
+        for row in 0..band {
+            let runs = std::array::from_fn(|stripe| rows.start(start, row + stripe * band));
+            side_by_side::<STRIPES>(runs, rows.run);
+        }
+        for row in STRIPES * band..rows.rows {
+            let (from, to) = rows.start(start, row);
+            copy(from, to, rows.run);
+        }
+    }
+}
+
 /// Copies `len` bytes, past the caches if that is long; [`done`] must follow before others may read them.
 ///
 /// # Safety
 /// As many bytes may be read at `from` and written at `to`, and the two do not overlap.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    let mut at = 0;
     // SAFETY: the caller's.
     unsafe {
-        #[cfg(target_arch = "x86_64")]
-        if is_long(len) {
-            return lines(from, to, len);
+        while len - at >= STRIPED {
+            let stripe = ((len - at) / STRIPES).min(FAR) / BLOCK * BLOCK;
+            let place = |index: usize| (from.add(at + index * stripe), to.add(at + index * stripe));
+            side_by_side::<STRIPES>(std::array::from_fn(place), stripe);
+            at += STRIPES * stripe;
         }
-        from.copy_to_nonoverlapping(to, len);
+        let rest = (from.add(at), to.add(at));
+        match is_long(len - at) {
+            true => side_by_side([rest], len - at),
+            false => rest.0.copy_to_nonoverlapping(rest.1, len - at),
+        }
     }
 }
 
@@ -58,41 +91,27 @@ pub(crate) fn done() {
     }
 }
 
-/// # Safety
-/// As of [`copy`].
-#[cfg(target_arch = "x86_64")]
-unsafe fn lines(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's; from `head` on the lines of the target are aligned.
-    unsafe {
-        let head = to.align_offset(LINE).min(len);
-        from.copy_to_nonoverlapping(to, head);
-        let mut at = head;
-        while len - at >= STRIPED {
-            let stripe = ((len - at) / STRIPES).min(FAR) / BLOCK * BLOCK;
-            stripes::<STRIPES>(from.add(at), to.add(at), stripe);
-            at += STRIPES * stripe;
-        }
-        let rest = (len - at) / BLOCK * BLOCK;
-        stripes::<1>(from.add(at), to.add(at), rest);
-        at += rest;
-        from.add(at).copy_to_nonoverlapping(to.add(at), len - at);
-    }
-}
-
-/// Copies `N` stripes of `len` bytes, one behind the other in memory, side by side in time.
+/// Copies `N` runs of `len` bytes, which is [long](is_long), a block of each in turn.
 ///
 /// # Safety
-/// As of [`copy`] for all of them; `to` is aligned to a line, and `len` a multiple of [`BLOCK`].
+/// As of [`copy`] for all of them.
 #[cfg(target_arch = "x86_64")]
-unsafe fn stripes<const N: usize>(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-    for block in (0..len).step_by(BLOCK) {
-        for stripe in 0..N {
-            for line in (0..BLOCK).step_by(LINE) {
-                let at = stripe * len + block + line;
-                // SAFETY: the caller's; streaming stores must be aligned.
-                unsafe {
-                    let (from, to) = (from.add(at).cast::<__m128i>(), to.add(at).cast::<__m128i>());
+    // From its head on the lines of a target are aligned.
+    let heads = runs.map(|(_, to)| to.align_offset(LINE));
+    let inside = (len - heads.into_iter().max().unwrap_or(0)) / LINE * LINE;
+    // SAFETY: the caller's; streaming stores must be aligned.
+    unsafe {
+        let runs = std::array::from_fn::<_, N, _>(|run| {
+            let ((from, to), head) = (runs[run], heads[run]);
+            from.copy_to_nonoverlapping(to, head);
+            (from.add(head), to.add(head))
+        });
+        for at in (0..inside).step_by(BLOCK) {
+            for (from, to) in runs {
+                for line in (at..inside.min(at + BLOCK)).step_by(LINE) {
+                    let (from, to) = (from.add(line).cast::<__m128i>(), to.add(line).cast::<__m128i>());
                     let parts = [0, 1, 2, 3].map(|part| _mm_loadu_si128(from.add(part)));
                     for (part, value) in parts.into_iter().enumerate() {
                         _mm_stream_si128(to.add(part), value);
@@ -100,45 +119,40 @@ unsafe fn stripes<const N: usize>(from: *const u8, to: *mut u8, len: usize) {
                 }
             }
         }
+        for ((from, to), head) in runs.into_iter().zip(heads) {
+            from.add(inside).copy_to_nonoverlapping(to.add(inside), len - head - inside);
+        }
+    }
+}
+
+/// Elsewhere nothing goes past the caches.
+///
+/// # Safety
+/// As of [`copy`] for all of them.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize) {
+    for (from, to) in runs {
+        // SAFETY: the caller's.
+        unsafe { from.copy_to_nonoverlapping(to, len) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::kernels::flex::rows::Rows;
+    use crate::kernels::flex::rows::{Rows, tests};
 
     #[test]
     fn runs_are_streamed_whole_wherever_they_begin_and_nothing_beside_them() {
-        const SIZE: usize = 1_000_000;
-        let source: Vec<u8> = (0..SIZE).map(|at| (at * 7 + at / 251) as u8 | 1).collect();
-        // One stripe, four of less than their longest, and of the longest and then some.
-        for (run, from, to) in [
-            (1, 0, 0),
-            (511, 1, 2),
-            (513, 5, 3),
-            (4095, 3, 5),
-            (4096, 0, 0),
-            (4097, 1, 63),
-            (5003, 17, 1),
-            (12_351, 5, 1),
-            (16_384, 64, 33),
-            (100_001, 3, 7),
-            (300_000, 0, 64),
-            (300_123, 1, 2),
-        ] {
-            let (from_stride, to_stride) = (run + 9, run + 2);
-            let mut target = vec![0; SIZE];
-            let rows = Rows { rows: 3, run, from_stride, to_stride };
-            // SAFETY: three runs of at most 300,123 bytes end before a million.
-            unsafe { rows.stream((source.as_ptr().add(from), target.as_mut_ptr().add(to))) };
-            super::done();
-            let mut expected = vec![0; SIZE];
-            for row in 0..3 {
-                for at in 0..run {
-                    expected[to + row * to_stride + at] = source[from + row * from_stride + at];
-                }
+        // Four side by side, and one more; one stripe, four of less than their longest, and of the longest and then some.
+        for run in [512, 513, 767, 1024, 4095, 4096, 5003, 12_287, 12_351, 16_384, 100_001, 300_000] {
+            for (from, to) in [(0, 0), (1, 2), (17, 1), (5, 63), (64, 33)] {
+                let rows = Rows { rows: 9, run, from_stride: run + 9, to_stride: run + 2 };
+                tests::assert_copied(rows, (from, to), |rows, start| {
+                    // SAFETY: the test's memory, which is long enough.
+                    unsafe { super::rows(rows, start) };
+                    super::done();
+                });
             }
-            assert!(target == expected, "runs of {run} bytes from {from} to {to}");
         }
     }
 }

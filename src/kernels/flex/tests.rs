@@ -161,6 +161,25 @@ fn elements_of_every_dtype_arrive_where_the_segments_lead() {
     copies_elements(DType::Bool(BoolStore::Native), |rng| rng.random_range(0..2_u8));
 }
 
+#[test]
+fn wholes_of_several_tiles_are_packed_and_unpacked() {
+    // Single elements side by side, short runs, and runs that go past the caches.
+    for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (1001, 3000, 2)] {
+        let shape = Shape::new([rows, each * ranks]);
+        let whole: Vec<u16> = (0..shape.num_elements()).map(|at| (at * 7 + at / 65_521) as u16).collect();
+        let tensor = CutTensor { shape: shape.clone(), dim: 1, cut: Cut::Chunks(each * ranks) };
+        let layout = FlatLayout::new(ranks, vec![tensor], 1);
+        let convert = Convert::to(DType::F16);
+
+        let source = view(&whole, 3, DType::F16).reshape(shape);
+        let packed = run(&layout.pack_wholes(), &Sources::of([&source]), convert).remove(0);
+        let part = |rank: usize| whole.chunks(each * ranks).flat_map(move |row| &row[rank * each..][..each]);
+        assert!(elements::<u16>(&packed).iter().eq((0..ranks).flat_map(part)), "{rows} rows of {each} x {ranks}");
+        let unpacked = run(&layout.unpack_wholes(), &Sources::of([&packed]), convert).remove(0);
+        assert!(elements::<u16>(&unpacked) == whole, "{rows} rows of {each} x {ranks}");
+    }
+}
+
 /// Casts from `S` to `T`; `exact` is the value in double precision, `round` what `T` makes of one in the precision
 /// that the two are computed in.
 fn converts<S: Element + Pod, T: Element + Pod + PartialEq>(

@@ -1,4 +1,6 @@
-//! Runs of one element side by side: a matrix transposed in tiles that fill registers.
+//! Runs of several starts: those of one element, a matrix transposed, in squares that fill registers.
+
+use smallvec::SmallVec;
 
 use super::rows::{Rows, Start};
 
@@ -7,7 +9,8 @@ use super::rows::{Rows, Start};
 ///
 /// # Safety
 /// As of [`Rows::copy`].
-pub(super) unsafe fn copy(rows: Rows, starts: &[Start]) {
+#[inline(always)]
+pub(super) unsafe fn copy(rows: Rows, starts: impl Iterator<Item = Start>) {
     // SAFETY: the caller's.
     unsafe {
         match rows.run {
@@ -15,7 +18,7 @@ pub(super) unsafe fn copy(rows: Rows, starts: &[Start]) {
             2 => by_tiles::<8>(rows, starts, sse2::of_two_bytes),
             #[cfg(target_arch = "x86_64")]
             4 => by_tiles::<4>(rows, starts, sse2::of_four_bytes),
-            _ => rows.copy(starts),
+            _ => starts.for_each(|start| rows.copy(start)),
         }
     }
 }
@@ -28,7 +31,8 @@ type Tile<const N: usize> = unsafe fn([*const u8; N], [*mut u8; N]);
 /// As of [`Rows::copy`]; `N` elements are 16 bytes.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn by_tiles<const N: usize>(rows: Rows, starts: &[Start], tile: Tile<N>) {
+unsafe fn by_tiles<const N: usize>(rows: Rows, starts: impl Iterator<Item = Start>, tile: Tile<N>) {
+    let starts: SmallVec<[Start; 16]> = starts.collect();
     let Rows { run: size, from_stride, to_stride, .. } = rows;
     let (tiles, rest) = starts.as_chunks::<N>();
     for starts in tiles {
@@ -51,14 +55,12 @@ unsafe fn by_tiles<const N: usize>(rows: Rows, starts: &[Start], tile: Tile<N>) 
         }
         if whole < rows.rows {
             // SAFETY: the rows behind the tiles.
-            let behind = starts.map(|(from, to)| unsafe { (from.add(whole * from_stride), to.add(whole * to_stride)) });
-            unsafe { Rows { rows: rows.rows - whole, ..rows }.copy(&behind) };
+            let behind = Rows { rows: rows.rows - whole, ..rows };
+            starts.iter().for_each(|start| unsafe { behind.copy(rows.start(*start, whole)) });
         }
     }
-    if !rest.is_empty() {
-        // SAFETY: the caller's.
-        unsafe { rows.copy(rest) };
-    }
+    // SAFETY: the caller's.
+    rest.iter().for_each(|start| unsafe { rows.copy(*start) });
 }
 
 /// Tiles in the registers that every x86-64 has.
