@@ -1,19 +1,21 @@
 //! [`launch`]: runs one program on every rank.
 
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
+use std::{env, thread};
 
 use burn::tensor::Device;
 
 use super::end::End;
 use super::engine::{Elsewhere, Engine};
+use super::flight::{Clock, Flight, Recorder};
 use super::home::{self, Home};
 use super::launcher;
 use super::local::LocalEngine;
 #[cfg(feature = "mpi")]
 use super::process::Processes;
-use super::{LaunchError, RankReport, StartError, World};
+use super::{LaunchError, Ledger, RankReport, StartError, World};
 use crate::{Error, Result, memory};
 
 /// Where the ranks of a program run.
@@ -24,7 +26,14 @@ pub struct Launch {
     devices: Devices,
     stack_size: usize,
     multithreaded: bool,
+    flight: Option<PathBuf>,
 }
+
+/// The environment variable that names the folder of flight files, where [`Launch::flight_recorder`] does not.
+const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
+
+/// How many operations of the rank at fault a failed launch names.
+const LAST: usize = 3;
 
 /// Where the ranks' tensors live.
 #[derive(Debug, Clone)]
@@ -116,6 +125,7 @@ impl Launch {
             devices: Devices::All(None),
             stack_size: 8 << 20,
             multithreaded: false,
+            flight: None,
         }
     }
 
@@ -157,6 +167,16 @@ impl Launch {
     /// level in an optimized build. More than there is ends the process.
     pub fn stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = bytes;
+        self
+    }
+
+    /// The folder where each rank keeps its last operations in a file, which is there whatever becomes of the program: see
+    /// [`flight`](super::flight). Default: what the environment variable `BURN_DTENSOR_FLIGHT` says, or none.
+    ///
+    /// Files of an earlier run are replaced by those of the same launch and rank; others stay. A folder for each run keeps
+    /// them apart.
+    pub fn flight_recorder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.flight = Some(folder.into());
         self
     }
 
@@ -219,14 +239,28 @@ where
     };
     let here = engine.here();
     let (threads, outer) = (cores_each(here.len()), Home::current());
+    let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
+    let clock = Clock::new();
+    let ledger = |rank: &usize| {
+        let recorder = Recorder::new(*rank, engine.size(), engine.launch(), clock, folder.as_deref());
+        recorder.map(|recorder| Arc::new(Ledger::new(recorder)))
+    };
+    let ledgers: Vec<_> = here.iter().map(ledger).collect();
     let run = |(place, rank): (usize, usize)| {
         let home = Arc::new(Home { launch: engine.launch(), rank, outer: outer.clone() });
+        let ledger = &ledgers[place];
         // Whatever panics, also while the rank's pool is made, is the rank's end.
-        let end = End::of(|| {
-            let world = World::new(rank, config.devices.of(place), engine.clone(), config.deadline);
-            in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
+        let end = End::of(|| match ledger {
+            Ok(ledger) => {
+                let world = World::new(rank, config.devices.of(place), engine.clone(), ledger.clone(), config.deadline);
+                in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
+            }
+            Err(error) => End::failed(error.clone().into()),
         });
         end.tell(rank, &*engine);
+        if let Ok(ledger) = ledger {
+            end.note(rank, &*engine, ledger.recorder());
+        }
         end
     };
     let ends = thread::scope(|scope| {
@@ -255,9 +289,15 @@ where
         let at = end.unwound_at().map(ToString::to_string);
         RankReport { rank, doing: engine.doing(rank), error: end.error(rank), at }
     };
-    let mut reports: Vec<_> = here.into_iter().zip(&ends).map(report).chain(reports).collect();
+    let mut reports: Vec<_> = here.iter().copied().zip(&ends).map(report).chain(reports).collect();
     reports.sort_by_key(|report| report.rank);
-    Err(LaunchError { is_told_elsewhere: is_told, ..LaunchError::new(failure, reports) })
+    let error = LaunchError::new(failure, reports);
+    let flight = match here.iter().position(|rank| *rank == error.rank) {
+        Some(place) => ledgers[place].as_ref().ok().map(|ledger| ledger.flight()),
+        None => folder.as_ref().and_then(|folder| Flight::of_rank(folder, engine.launch(), error.rank)),
+    };
+    let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
+    Err(LaunchError { is_told_elsewhere: is_told, last, flight: folder, ..error })
 }
 
 /// The share of a rank of the cores that this process may use, where it has so many ranks.

@@ -52,6 +52,7 @@ pub mod courier;
 mod end;
 pub mod engine;
 mod error;
+pub mod flight;
 mod group;
 mod groups;
 mod home;

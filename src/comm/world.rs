@@ -37,8 +37,14 @@ struct Inner {
 const MAX_GROUPS: usize = 1 << 12;
 
 impl World {
-    pub(super) fn new(rank: usize, device: Device, engine: Arc<dyn Engine>, deadline: Duration) -> Self {
-        let rank = Rank { rank, device, ledger: Arc::default(), engine, alone: AtomicUsize::new(0) };
+    pub(super) fn new(
+        rank: usize,
+        device: Device,
+        engine: Arc<dyn Engine>,
+        ledger: Arc<Ledger>,
+        deadline: Duration,
+    ) -> Self {
+        let rank = Rank { rank, device, ledger, engine, alone: AtomicUsize::new(0) };
         Self(Arc::new(Inner { rank: Arc::new(rank), deadline, groups: Mutex::default() }))
     }
 

@@ -1,5 +1,6 @@
 //! [`ProcessTest`]: a test in several processes.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -29,6 +30,7 @@ use parking_lot::Mutex;
 pub struct ProcessTest {
     count: usize,
     deadline: Duration,
+    variables: Vec<(String, OsString)>,
 }
 
 /// Set in processes that are started for a test: tells those of one run from all others.
@@ -43,7 +45,13 @@ const LOOK: Duration = Duration::from_millis(10);
 impl ProcessTest {
     /// A test in `count` processes.
     pub fn new(count: usize) -> Self {
-        Self { count, deadline: Duration::from_secs(60) }
+        Self { count, deadline: Duration::from_secs(60), variables: Vec::new() }
+    }
+
+    /// A variable of the processes' environment.
+    pub fn variable(mut self, name: impl Into<String>, value: impl Into<OsString>) -> Self {
+        self.variables.push((name.into(), value.into()));
+        self
     }
 
     /// How long the processes may take. Default: a minute.
@@ -85,7 +93,7 @@ impl ProcessTest {
         let test =
             thread.name().filter(|name| *name != "main").expect("the test runner names a test's thread after it");
         let run = Run::new().expect("a folder for what the launcher writes");
-        Some(run.wait(test, self.count, self.deadline).unwrap_or_else(|error| {
+        Some(run.wait(test, self).unwrap_or_else(|error| {
             panic!("`{}` does not run: {error}; install an MPI library, or set MPIRUN", launcher())
         }))
     }
@@ -131,16 +139,20 @@ impl Run {
     }
 
     /// Starts the processes for `test`, and waits for them.
-    fn wait(&self, test: &str, count: usize, deadline: Duration) -> io::Result<(ExitStatus, String)> {
+    fn wait(&self, test: &str, settings: &ProcessTest) -> io::Result<(ExitStatus, String)> {
+        let ProcessTest { count, deadline, variables } = settings;
         let path = self.folder.join("text");
         let text = File::create(&path)?;
         let mut command = mpirun();
         command.args(["-n", &count.to_string()]).arg(env::current_exe()?);
         command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(RUN, &self.name).envs(FOLDERS.map(|variable| (variable, &self.folder)));
+        command
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .env(RUN, &self.name)
+            .envs(FOLDERS.map(|variable| (variable, &self.folder)));
         command.stdin(Stdio::null()).stdout(text.try_clone()?).stderr(text);
         let mut child = command.spawn()?;
-        let end = Instant::now() + deadline + GRACE;
+        let end = Instant::now() + *deadline + GRACE;
         let (mut asked, mut killed) = (false, false);
         let status = loop {
             if let Some(status) = child.try_wait()? {
@@ -159,7 +171,7 @@ impl Run {
         };
         self.kill();
         let text = String::from_utf8_lossy(&fs::read(path)?).into_owned();
-        let hung = if asked { format!(", ended after {:?}, since it hung", deadline + GRACE) } else { String::new() };
+        let hung = if asked { format!(", ended after {:?}, since it hung", *deadline + GRACE) } else { String::new() };
         Ok((status, format!("{status}{hung}\n{text}")))
     }
 
@@ -297,7 +309,7 @@ mod tests {
         }
         let run = Run::new().unwrap();
         let test = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
-        let (status, text) = run.wait(&test, 2, deadline).unwrap();
+        let (status, text) = run.wait(&test, &ProcessTest::new(2).deadline(deadline)).unwrap();
         look(status, &text);
         assert!(run.alive().is_empty());
         let folder = run.folder.clone();
