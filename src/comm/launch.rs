@@ -9,7 +9,7 @@ use burn::tensor::Device;
 
 use super::end::End;
 use super::engine::{Elsewhere, Engine};
-use super::flight::{Clock, Flight, Recorder};
+use super::flight::{Flight, Recorder, Start};
 use super::home::{self, Home};
 use super::launcher;
 use super::local::LocalEngine;
@@ -240,9 +240,9 @@ where
     let here = engine.here();
     let (threads, outer) = (cores_each(here.len()), Home::current());
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
-    let clock = Clock::new();
+    let start = Start::new(engine.size(), engine.launch());
     let ledger = |rank: &usize| {
-        let recorder = Recorder::new(*rank, engine.size(), engine.launch(), clock, folder.as_deref());
+        let recorder = Recorder::new(*rank, &start, folder.as_deref());
         recorder.map(|recorder| Arc::new(Ledger::new(recorder)))
     };
     let ledgers: Vec<_> = here.iter().map(ledger).collect();

@@ -1,5 +1,6 @@
 //! [`Work`]: a collective under way.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,8 @@ pub(super) struct Place {
     span: Span,
     charge: Charge,
     posted: Instant,
+    /// The flight recorder has noted how it ended.
+    is_over: Cell<bool>,
     /// Whether the ledger counts it when its result is taken.
     ahead: bool,
     deadline: Duration,
@@ -45,18 +48,21 @@ pub(super) struct Place {
 impl Place {
     pub fn new(rank: Arc<Rank>, span: Span, charge: Charge, posted: Instant, ahead: bool, deadline: Duration) -> Self {
         rank.ledger.posted();
-        Self { rank, span, charge, posted, ahead, deadline }
+        Self { rank, span, charge, posted, is_over: Cell::new(false), ahead, deadline }
     }
 
-    /// The flight recorder notes how it is over, unless it is already.
+    /// The flight recorder notes how it is over.
     fn over(&self, at: Instant, over: Over) {
+        self.is_over.set(true);
         self.rank.ledger.recorder().over(self.charge.noted, at.saturating_duration_since(self.posted), over);
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.over(Instant::now(), Over::Dropped);
+        if !self.is_over.get() {
+            self.over(Instant::now(), Over::Dropped);
+        }
         self.rank.ledger.ended();
     }
 }
@@ -92,7 +98,7 @@ impl<T> Work<T> {
             State::Ended(result) => return result,
             State::UnderWay(work) => work,
         };
-        let Place { rank, span, charge, posted, ahead, deadline } = &place;
+        let Place { rank, span, charge, posted, ahead, deadline, .. } = &place;
         rank.check_thread(charge.op, &charge.label)?;
         if *ahead {
             rank.ledger.record(charge);

@@ -115,6 +115,8 @@ mod tests {
             assert_eq!(((name.as_str(), &ranks[..]), *posted), (group, at as u64 * 3));
         }
         assert_eq!(read(used - 1).len(), 4, "of one that is not all there nothing is read");
+        words[HEAD].fetch_xor(1 << 9, Ordering::Relaxed);
+        assert_eq!(read(used).len(), 0, "nor of one that is not what was written");
     }
 
     #[test]

@@ -4,10 +4,11 @@
 //!
 //! 1. A program that failed by itself, as its rank has noted: a panic, an error, a call that cannot be right.
 //! 2. Calls of one collective that differ: the rank outside the majority; of two, the one that came last.
-//! 3. A process that is gone, or stopped, while its program had not ended: one that others wait for, if all are.
+//! 3. A process that is gone, or stopped, while its program had not ended: one that others wait for, or the only ones.
 //! 4. Waits in a circle.
 //! 5. Who is waited for, and waits for nobody: it has returned, or is somewhere else. If fewer wait than have returned,
 //!    those who wait make a call too many.
+//! 6. Where every process is gone or stopped: the one whose rank gave its last sign first.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -85,6 +86,7 @@ impl Flights {
             .or_else(|| self.lost(&waits))
             .or_else(|| circle(&waits))
             .or_else(|| self.waited_for(&waits))
+            .or_else(|| self.all_lost(&waits))
     }
 
     fn failed_by_itself(&self) -> Option<Fault> {
@@ -129,15 +131,25 @@ impl Flights {
     }
 
     fn lost(&self, waits: &[Waiting<'_>]) -> Option<Fault> {
-        let lost = |rank: &usize| {
-            let ended = self.rank(*rank).is_some_and(|flight| flight.ending.is_some());
-            !ended && matches!(self.life(*rank), Life::Gone | Life::Stopped)
-        };
-        let all: Vec<_> = self.ranks.iter().map(|flight| flight.rank).filter(lost).collect();
-        let needed = needed(waits).into_iter().filter(lost).collect_vec();
-        let candidates = if needed.is_empty() && all.len() < self.ranks.len() { all } else { needed };
-        let rank = self.silent_first(candidates)?;
+        let needed = needed(waits).into_iter().filter(|rank| self.is_lost(*rank)).collect_vec();
+        let only = || Some(self.all_that_are_lost()).filter(|lost| lost.len() < self.ranks.len());
+        let rank = self.silent_first(needed).or_else(|| self.silent_first(only()?))?;
         Some(self.not_there(rank, waits))
+    }
+
+    fn all_lost(&self, waits: &[Waiting<'_>]) -> Option<Fault> {
+        let rank = self.silent_first(self.all_that_are_lost())?;
+        let Fault { why, text, .. } = self.not_there(rank, waits);
+        Some(Fault { rank, why, text: text + "; no rank's process goes on, and this rank's last sign is the oldest" })
+    }
+
+    /// Whether the rank's process is gone or stopped, and its program had not ended.
+    fn is_lost(&self, rank: usize) -> bool {
+        self.ending(rank).is_none() && matches!(self.life(rank), Life::Gone | Life::Stopped)
+    }
+
+    fn all_that_are_lost(&self) -> Vec<usize> {
+        self.ranks.iter().map(|flight| flight.rank).filter(|rank| self.is_lost(*rank)).collect()
     }
 
     fn waited_for(&self, waits: &[Waiting<'_>]) -> Option<Fault> {

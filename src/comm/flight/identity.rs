@@ -1,6 +1,7 @@
 //! [`Identity`]: whose flight recorder it is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::bytes::{cut, pack, unpack};
 use super::fold::Fold;
@@ -25,11 +26,12 @@ pub(in crate::comm) struct Identity {
 }
 
 impl Identity {
-    /// Of a rank of this process.
-    pub fn here(rank: usize, size: usize, launch: u64, started: u64) -> Self {
+    /// Of the first rank of a launch that begins now, in this process.
+    pub fn here(size: usize, launch: u64) -> Self {
         let pid = std::process::id();
         let process_start = life::process_start(pid).unwrap_or(0);
-        Self { rank, size, launch, pid, process_start, started, host: life::host() }
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        Self { rank: 0, size, launch, pid, process_start, started, host: life::host() }
     }
 
     pub(super) fn write(&self, words: &[AtomicU64]) {

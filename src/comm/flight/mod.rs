@@ -71,5 +71,5 @@ pub use operation::Operation;
 pub use read::{Channel, Flight, FlightError};
 pub use record::Over;
 pub(super) use record::{Peer, Posting};
-pub(super) use recorder::{Clock, Recorder, Sequence};
+pub(super) use recorder::{Recorder, Sequence, Start};
 pub use shapes::Tensor;

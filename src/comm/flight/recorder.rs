@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -22,17 +22,17 @@ use crate::comm::{Group, Op, StartError};
 #[derive(Debug)]
 pub(in crate::comm) struct Recorder {
     words: Words,
-    clock: Clock,
+    start: Instant,
     /// By the group's ranks and the name.
     channels: Mutex<HashMap<(Arc<[usize]>, &'static str), Arc<Sequence>>>,
 }
 
-/// When a launch began, by two clocks.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::comm) struct Clock {
-    start: Instant,
-    /// Nanoseconds since 1970.
-    wall: u64,
+/// When a launch began, and where: the same for its ranks in one process.
+#[derive(Debug, Clone)]
+pub(in crate::comm) struct Start {
+    at: Instant,
+    /// Of the first rank.
+    identity: Identity,
 }
 
 /// The calls of a rank on one channel so far. Whoever has the channel of this group and name has these.
@@ -46,14 +46,10 @@ pub(in crate::comm) struct Sequence {
     messages: AtomicU64,
 }
 
-impl Clock {
-    pub fn new() -> Self {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { start: Instant::now(), wall: wall.as_nanos() as u64 }
-    }
-
-    fn nanos(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.start).as_nanos() as u64
+impl Start {
+    /// Now and here, of launch number `launch` of this process, with `size` ranks.
+    pub fn new(size: usize, launch: u64) -> Self {
+        Self { at: Instant::now(), identity: Identity::here(size, launch) }
     }
 }
 
@@ -71,15 +67,15 @@ impl Sequence {
 }
 
 impl Recorder {
-    /// Of rank `rank` of `size` ranks of a launch of this process: in a file of the folder, if one is named.
-    pub fn new(rank: usize, size: usize, launch: u64, clock: Clock, folder: Option<&Path>) -> Result<Self, StartError> {
-        let identity = Identity::here(rank, size, launch, clock.wall);
+    /// Of a rank of a launch: in a file of the folder, if one is named.
+    pub fn new(rank: usize, start: &Start, folder: Option<&Path>) -> Result<Self, StartError> {
+        let identity = Identity { rank, ..start.identity.clone() };
         let words = match folder {
             Some(folder) => file::create(folder, &identity)?,
             None => Words::in_memory(WORDS).expect("a process has memory"),
         };
         identity.write(words.all());
-        Ok(Self { words, clock, channels: Mutex::default() })
+        Ok(Self { words, start: start.at, channels: Mutex::default() })
     }
 
     /// The calls on the channel of this group and name.
@@ -102,7 +98,8 @@ impl Recorder {
     /// Notes an operation. Returns its place among all of the rank's.
     pub fn posted(&self, at: Instant, posting: &Posting<'_>) -> u64 {
         let index = self.word(POSTED).fetch_add(1, Ordering::Relaxed);
-        record::write(self.record(index), index, self.clock.nanos(at), posting);
+        let after = at.saturating_duration_since(self.start).as_nanos() as u64;
+        record::write(self.record(index), index, after, posting);
         index
     }
 
@@ -131,7 +128,7 @@ impl Recorder {
 
     /// The rank's program has ended.
     pub fn ended(&self, ending: impl FnOnce(Duration) -> Ending) {
-        ending(self.clock.start.elapsed()).write(&self.words.all()[END..END + END_WORDS]);
+        ending(self.start.elapsed()).write(&self.words.all()[END..END + END_WORDS]);
     }
 
     /// All of it at this moment, as a file of it has it.

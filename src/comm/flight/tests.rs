@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Shape};
 
 use super::layout::{OPERATIONS, RECORD_WORDS, RECORDS};
-use super::{Clock, Flight, FlightError, Flights, Over, Posting, Recorder, file, record};
+use super::{Flight, FlightError, Flights, Life, Over, Posting, Recorder, Start, Why, file, record};
 use crate::comm::engine::{Print, TensorPrint};
 use crate::comm::{Group, Op, Phase, StartError};
 
@@ -29,7 +29,7 @@ impl Drop for Folder {
 }
 
 fn in_memory() -> Recorder {
-    Recorder::new(1, 3, 0, Clock::new(), None).unwrap()
+    Recorder::new(1, &Start::new(3, 0), None).unwrap()
 }
 
 /// A call with a label and tensors that say which it is.
@@ -168,10 +168,46 @@ fn a_torn_record_is_left_out() {
     }
 }
 
+/// Three ranks, each of which has made the calls that it is given, of a group of all; the last one it waits for.
+fn flights(calls: [u64; 3], lives: [Life; 3]) -> Flights {
+    let start = Start::new(3, 0);
+    let flight = |rank: usize| {
+        let recorder = Recorder::new(rank, &start, None).unwrap();
+        let sequence = recorder.sequence(&Group::new([0, 1, 2], rank), "");
+        for index in 0..calls[rank] {
+            post(&recorder, Instant::now(), index);
+            recorder.taken(&sequence, Op::AllReduce, index);
+            recorder.waited(index, Duration::ZERO);
+            if calls.iter().all(|calls| *calls > index) {
+                recorder.over(index, Duration::ZERO, Over::Done(None));
+            }
+        }
+        read(&recorder)
+    };
+    let mut flights = Flights::of((0..3).map(flight).collect()).remove(0);
+    flights.lives = lives.into();
+    flights
+}
+
+#[test]
+fn a_process_that_is_lost_is_at_fault() {
+    use Life::{Gone, Runs, Stopped, Unknown};
+    let fault = |calls, lives| flights(calls, lives).fault().map(|fault| (fault.rank, fault.why));
+    assert_eq!(fault([2, 2, 2], [Runs; 3]), None);
+    assert_eq!(fault([2, 2, 2], [Runs, Gone, Runs]), Some((1, Why::Gone)), "nobody waits for it yet");
+    assert_eq!(fault([2, 2, 2], [Unknown, Runs, Stopped]), Some((2, Why::Stopped)));
+    // Rank 1 is only late, and its last sign is older than that of rank 2.
+    assert_eq!(fault([3, 2, 2], [Runs; 3]), Some((1, Why::Absent)));
+    assert_eq!(fault([3, 2, 2], [Runs, Runs, Gone]), Some((2, Why::Gone)));
+    // The launcher has ended all.
+    assert_eq!(fault([3, 2, 3], [Gone; 3]), Some((1, Why::Gone)), "it is waited for");
+    assert_eq!(fault([2, 2, 2], [Gone; 3]), Some((0, Why::Gone)), "its last sign is the oldest");
+}
+
 #[test]
 fn a_file_is_read_while_its_rank_writes() {
     let folder = Folder::new("written");
-    let recorder = Recorder::new(0, 1, 5, Clock::new(), Some(&folder.0)).unwrap();
+    let recorder = Recorder::new(0, &Start::new(1, 5), Some(&folder.0)).unwrap();
     recorder.sequence(&Group::new([0], 0), "");
     let (is_over, path) = (AtomicBool::new(false), file::path(&folder.0, 5, 0));
     thread::scope(|scope| {
@@ -195,9 +231,9 @@ fn a_file_is_read_while_its_rank_writes() {
 #[test]
 fn a_file_holds_what_memory_does() {
     let folder = Folder::new("same");
-    let (clock, at) = (Clock::new(), Instant::now());
+    let (start, at) = (Start::new(3, 7), Instant::now());
     let [first, second] = [None, Some(&*folder.0)].map(|folder| {
-        let recorder = Recorder::new(2, 3, 7, clock, folder).unwrap();
+        let recorder = Recorder::new(2, &start, folder).unwrap();
         recorder.sequence(&Group::new([0, 1, 2], 2), "");
         let pair = recorder.sequence(&Group::new([2, 0], 0), "reduced");
         (0..10).for_each(|index| post(&recorder, at, index));
@@ -224,9 +260,9 @@ fn a_file_holds_what_memory_does() {
 #[test]
 fn files_of_another_run_are_not_touched() {
     let folder = Folder::new("again");
-    let old = Recorder::new(0, 2, 0, Clock::new(), Some(&folder.0)).unwrap();
-    drop(Recorder::new(1, 2, 0, Clock::new(), Some(&folder.0)).unwrap());
-    let new = Recorder::new(0, 1, 0, Clock::new(), Some(&folder.0)).unwrap();
+    let old = Recorder::new(0, &Start::new(2, 0), Some(&folder.0)).unwrap();
+    drop(Recorder::new(1, &Start::new(2, 0), Some(&folder.0)).unwrap());
+    let new = Recorder::new(0, &Start::new(1, 0), Some(&folder.0)).unwrap();
     post(&old, Instant::now(), 0);
     post(&old, Instant::now(), 1);
     post(&new, Instant::now(), 0);
@@ -254,7 +290,7 @@ fn what_is_no_flight_file_is_an_error() {
     fs::write(&path, vec![0; 1 << 16]).unwrap();
     assert!(matches!(Flight::read(&path), Err(FlightError::NotBegun { .. })));
     assert!(Flights::read(&folder.0).unwrap().is_empty(), "its rank has not begun");
-    drop(Recorder::new(0, 1, 0, Clock::new(), Some(&folder.0)).unwrap());
+    drop(Recorder::new(0, &Start::new(1, 0), Some(&folder.0)).unwrap());
     let mut bytes = fs::read(&path).unwrap();
     bytes[8] = 9;
     fs::write(&path, &bytes).unwrap();
@@ -269,7 +305,7 @@ fn what_is_no_flight_file_is_an_error() {
 fn a_file_that_cannot_be_made_is_an_error_with_its_path() {
     let folder = Folder::new("refused");
     fs::write(&folder.0, "a file").unwrap();
-    let error = Recorder::new(4, 5, 6, Clock::new(), Some(&folder.0)).unwrap_err();
+    let error = Recorder::new(4, &Start::new(5, 6), Some(&folder.0)).unwrap_err();
     let StartError::Flight { rank: 4, path, .. } = &error else { panic!("{error}") };
     assert_eq!(*path, folder.0.join("launch-6-rank-4.flight"));
     assert!(error.to_string().contains("name a folder that the program may write"), "{error}");

@@ -288,10 +288,10 @@ mod tests {
     use super::*;
     use crate::comm::Group;
     use crate::comm::engine::Print;
-    use crate::comm::flight::{Clock, Posting};
+    use crate::comm::flight::{Posting, Start};
 
     fn filled() -> Ledger {
-        let recorder = Recorder::new(0, 2, 0, Clock::new(), None).expect("it is in memory");
+        let recorder = Recorder::new(0, &Start::new(2, 0), None).expect("it is in memory");
         let sequence = recorder.sequence(&Group::new([0, 1], 0), "");
         let ledger = Ledger::new(recorder);
         let record = |op, bytes, label: &str, phase| {
