@@ -7,6 +7,7 @@
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
+use crate::comm::flight::FlightError;
 use crate::comm::{CommError, LaunchError, StartError};
 use crate::dtensor::DTensorError;
 use crate::fsdp::FsdpError;
@@ -29,6 +30,9 @@ pub enum Error {
     /// Processes that a launcher has started could not be connected.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// Flight files could not be read.
+    #[error(transparent)]
+    Flight(#[from] FlightError),
     /// A mesh could not be built or sliced.
     #[error(transparent)]
     Mesh(#[from] MeshError),

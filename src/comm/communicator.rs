@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::arguments::{self, Problem};
 use super::engine::{Channel, Member, Post, Posted, Print, TensorPrint};
+use super::flight::{Over, Peer, Posting, Sequence};
 use super::ledger::Charge;
 use super::rank::Rank;
 use super::work::Place;
@@ -41,8 +42,7 @@ pub struct Communicator {
 struct Shared {
     rank: Arc<Rank>,
     channel: Arc<dyn Channel>,
-    /// Calls so far.
-    calls: AtomicU64,
+    sequence: Arc<Sequence>,
     drawn: AtomicU64,
     duplicates: Mutex<HashMap<&'static str, Communicator>>,
 }
@@ -50,10 +50,11 @@ struct Shared {
 impl Communicator {
     /// Of `group`, for the rank that it is seen from.
     pub(super) fn new(rank: Arc<Rank>, group: Group, name: &'static str, deadline: Duration) -> Self {
+        let sequence = rank.ledger.recorder().sequence(&group, name);
         let member = Member { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
         let channel = rank.engine.channel(member, name);
-        let (calls, drawn, duplicates) = (AtomicU64::default(), AtomicU64::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { rank, channel, calls, drawn, duplicates }), deadline }
+        let (drawn, duplicates) = (AtomicU64::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { rank, channel, sequence, drawn, duplicates }), deadline }
     }
 
     /// The ranks of this group and the caller's place among them.
@@ -135,25 +136,46 @@ impl Communicator {
         bytes: u64,
         begin: impl FnOnce(&dyn Channel, Post) -> Posted<T>,
     ) -> Work<T> {
-        let Shared { rank, channel, calls, .. } = &*self.shared;
+        self.post_to(None, call, print, bytes, begin)
+    }
+
+    /// [`post`](Self::post)s a call, which is a message if it has a `peer`.
+    pub(super) fn post_to<T>(
+        &self,
+        peer: Option<Peer>,
+        call: Call,
+        print: Print,
+        bytes: u64,
+        begin: impl FnOnce(&dyn Channel, Post) -> Posted<T>,
+    ) -> Work<T> {
+        let Shared { rank, channel, sequence, .. } = &*self.shared;
         if let Err(error) = rank.check_thread(print.op, &call.label) {
             return Work::failed(error);
         }
         let (op, group_size) = (print.op, self.group().size());
-        let seq = calls.fetch_add(1, Ordering::Relaxed);
+        let seq = sequence.next(op);
         if rank.is_alone() && !op.is_message() {
             let called = CollectiveId { op, seq, label: call.label.clone(), ranks: self.group().shared_ranks() };
             return Work::failed(rank.fail(CommError::InsideOnly { rank: rank.rank, called }));
         }
         let span = trace::posted(rank.rank, self.group(), seq, &print, call.phase, bytes);
         let Call { label, phase, ahead, .. } = call;
-        let charge = Charge { op, group_size, bytes, label, phase };
+        let (posted, recorder) = (Instant::now(), rank.ledger.recorder());
+        let posting = Posting { channel: sequence.number(), seq, print: &print, phase, bytes, peer };
+        let noted = recorder.posted(posted, &posting);
+        let charge = Charge { noted, op, group_size, bytes, label, phase };
         if !ahead {
             rank.ledger.record(&charge);
         }
         match span.in_scope(|| begin(&**channel, Post { print, ahead })) {
-            Ok(pending) => Work::under_way(pending, Place::new(rank.clone(), span, charge, ahead, self.deadline)),
-            Err(error) => Work::failed(error),
+            Ok(pending) => {
+                recorder.taken(sequence, op, seq);
+                Work::under_way(pending, Place::new(rank.clone(), span, charge, posted, ahead, self.deadline))
+            }
+            Err(error) => {
+                recorder.over(noted, posted.elapsed(), Over::Refused);
+                Work::failed(error)
+            }
         }
     }
 }

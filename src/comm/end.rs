@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 
 use super::engine::{Engine, Failure, worlds};
+use super::flight::{Ending, FirstFailure, How, Recorder};
 use super::{CommError, home};
 use crate::Error;
 
@@ -55,6 +56,17 @@ impl<T> End<T> {
         }
     }
 
+    /// Notes it, and the first failure of the launch, as far as that is known.
+    pub fn note(&self, rank: usize, engine: &dyn Engine, recorder: &Recorder) {
+        let (how, text) = match self {
+            Self::Done(_) => (How::Returned, String::new()),
+            Self::Failed { error, .. } => (How::Failed, error.to_string()),
+            Self::Panicked(message) => (How::Panicked, message.clone()),
+        };
+        let failure = engine.failure().map(|failure| first(&failure, rank));
+        recorder.ended(|at| Ending { how, at, text, failure });
+    }
+
     pub fn is_done(&self) -> bool {
         matches!(self, Self::Done(_))
     }
@@ -87,6 +99,16 @@ impl<T> End<T> {
             }
         }
     }
+}
+
+/// The first failure of a launch, as `rank` sees it.
+fn first(failure: &Failure, rank: usize) -> FirstFailure {
+    let error = failure.error(None);
+    let is_own = match failure {
+        Failure::Panicked { .. } | Failure::Failed { .. } => true,
+        Failure::Collective(error) => error.is_of_program(),
+    };
+    FirstFailure { rank: error.rank(), is_own: is_own && error.rank() == rank, text: error.to_string() }
 }
 
 /// What a panic says.

@@ -213,6 +213,20 @@ impl CommError {
         }
     }
 
+    /// Whether a rank's program alone is wrong, whatever the others call.
+    pub(super) fn is_of_program(&self) -> bool {
+        matches!(
+            self,
+            Self::RankPanicked { .. }
+                | Self::RankFailed { .. }
+                | Self::ConcurrentCalls { .. }
+                | Self::InsideOnly { .. }
+                | Self::OtherRank { .. }
+                | Self::InvalidArgument { .. }
+                | Self::InvalidGroup { .. }
+        )
+    }
+
     /// The failure itself, whoever noticed it.
     pub(super) fn without_notice(&self) -> Self {
         let mut failure = self.clone();

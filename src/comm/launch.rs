@@ -1,13 +1,16 @@
 //! [`launch`]: runs one program on every rank.
 
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
+use std::{env, thread};
 
 use burn::tensor::Device;
 
+use super::books::Books;
 use super::end::End;
 use super::engine::{Elsewhere, Engine, last, worlds};
+use super::flight::{Flight, Start};
 use super::home::{self, Home};
 use super::launcher;
 use super::local::LocalEngine;
@@ -24,7 +27,14 @@ pub struct Launch {
     devices: Devices,
     stack_size: usize,
     multithreaded: bool,
+    flight: Option<PathBuf>,
 }
+
+/// The environment variable that names the folder of flight files, where [`Launch::flight_recorder`] does not.
+const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
+
+/// How many operations of the rank at fault a failed launch names.
+const LAST: usize = 3;
 
 /// Where the ranks' tensors live.
 #[derive(Debug, Clone)]
@@ -116,6 +126,7 @@ impl Launch {
             devices: Devices::All(None),
             stack_size: 8 << 20,
             multithreaded: false,
+            flight: None,
         }
     }
 
@@ -157,6 +168,16 @@ impl Launch {
     /// level in an optimized build. More than there is ends the process.
     pub fn stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = bytes;
+        self
+    }
+
+    /// The folder where each rank keeps its last operations in a file, which is there whatever becomes of the program: see
+    /// [`flight`](super::flight). Default: what the environment variable `BURN_DTENSOR_FLIGHT` says, or none.
+    ///
+    /// Files of an earlier run are replaced by those of the same launch and rank; others stay. A folder for each run keeps
+    /// them apart.
+    pub fn flight_recorder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.flight = Some(folder.into());
         self
     }
 
@@ -220,14 +241,25 @@ where
     };
     let here = engine.here();
     let (threads, outer) = (cores_each(here.len()), Home::current());
+    let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
+    let start = Start::new(engine.size(), engine.launch());
+    let books: Vec<_> = here.iter().map(|_| Books::new(folder.clone())).collect();
+    let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();
     let run = |(place, rank): (usize, usize)| {
         let home = Arc::new(Home { launch: engine.launch(), rank, outer: outer.clone() });
         // Whatever panics, also while the rank's pool is made, is the rank's end.
-        let end = End::of(|| {
-            let world = World::new(rank, config.devices.of(place), engine.clone(), config.deadline);
-            in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
+        let end = End::of(|| match &ledgers[place] {
+            Ok(_) => {
+                let (device, books) = (config.devices.of(place), books[place].clone());
+                let world = World::new(rank, device, engine.clone(), books, config.deadline);
+                in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
+            }
+            Err(error) => End::failed(error.clone().into()),
         });
         end.tell(rank, &engine);
+        for ((engine, rank), ledger) in worlds(engine.clone(), rank).zip(books[place].all()) {
+            end.note(rank, &*engine, ledger.recorder());
+        }
         end
     };
     let ends = thread::scope(|scope| {
@@ -266,7 +298,14 @@ where
     };
     let mut reports: Vec<_> = left.into_iter().map(report).chain(reports).collect();
     reports.sort_by_key(|report| report.rank);
-    Err(LaunchError { is_told_elsewhere: is_told, ..LaunchError::new(failure, reports) })
+    let error = LaunchError::new(failure, reports);
+    // Its ranks are those of the last world.
+    let flight = match here.iter().position(|rank| place(*rank).is_some_and(|(_, place)| place == error.rank)) {
+        Some(at) => books[at].all().last().map(|ledger| ledger.flight()),
+        None => folder.as_ref().and_then(|folder| Flight::of_rank(folder, last.launch(), error.rank)),
+    };
+    let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
+    Err(LaunchError { is_told_elsewhere: is_told, last, flight: folder, ..error })
 }
 
 /// The share of a rank of the cores that this process may use, where it has so many ranks.

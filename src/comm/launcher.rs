@@ -100,6 +100,21 @@ pub enum StartError {
     )]
     SingleThreaded,
 
+    /// The file of a rank's [flight recorder](crate::comm::flight) could not be made.
+    #[error(
+        "rank {rank} cannot make the file of its flight recorder, {}: {problem}; name a folder that the program may write \
+         (`Launch::flight_recorder`, BURN_DTENSOR_FLIGHT), or none",
+        .path.display()
+    )]
+    Flight {
+        /// Global rank.
+        rank: usize,
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        problem: String,
+    },
+
     /// The thread that communicates could not be started.
     #[error("the thread that communicates with other processes could not be started: {problem}")]
     NoThread {

@@ -44,6 +44,7 @@
 //! | `waiting_ns`, `moving_ns`, `last` | once waited for: how long, then making the result, and the rank that came last |
 
 mod arguments;
+mod books;
 mod call;
 mod collectives;
 mod communicator;
@@ -52,6 +53,7 @@ pub mod courier;
 mod end;
 pub mod engine;
 mod error;
+pub mod flight;
 mod group;
 mod groups;
 mod home;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::Device;
 
+use super::books::Books;
 use super::engine::{Engine, Failure};
 use super::home::Home;
 use super::{CommError, Ledger, Op};
@@ -15,6 +16,8 @@ pub(super) struct Rank {
     pub rank: usize,
     pub device: Device,
     pub ledger: Arc<Ledger>,
+    /// Of all worlds that it has been in.
+    pub books: Arc<Books>,
     pub engine: Arc<dyn Engine>,
     /// The launch that made its thread, and the rank that it is there.
     pub home: (u64, usize),

@@ -1,9 +1,12 @@
 //! [`LaunchError`]: how every rank fared in a launch that failed.
 
 use std::fmt;
+use std::path::PathBuf;
 
-use super::CommError;
+use itertools::Itertools;
+
 use super::engine::Failure;
+use super::{CollectiveId, CommError};
 use crate::Error;
 
 /// A launch failed: the first failure, and how every other rank fared.
@@ -19,6 +22,11 @@ pub struct LaunchError {
     pub own: Option<Error>,
     /// All other ranks, of all processes.
     pub others: Vec<RankReport>,
+    /// What the rank at fault took part in last, oldest first: a few operations, where its [flight recorder](super::flight)
+    /// can be read.
+    pub last: Vec<CollectiveId>,
+    /// The folder of the ranks' flight recorders, if they have files: `Flights::read` says more.
+    pub flight: Option<PathBuf>,
     /// Whether another process has the same error and tells it: where ranks are in several processes, process 0 does.
     pub is_told_elsewhere: bool,
 }
@@ -58,7 +66,7 @@ impl LaunchError {
         }
         let text = cause.to_string();
         let own = own.filter(|own| own.to_string() != text);
-        Self { rank, cause, at, own, others, is_told_elsewhere: false }
+        Self { rank, cause, at, own, others, last: Vec::new(), flight: None, is_told_elsewhere: false }
     }
 }
 
@@ -100,6 +108,12 @@ impl fmt::Display for LaunchError {
         let doing = by_text(&self.others, |report| format!("was {}", report.doing));
         for (ranks, text) in doing.into_iter().chain(by_text(&self.others, end)) {
             write!(f, "\n  {ranks} {text}")?;
+        }
+        if !self.last.is_empty() {
+            write!(f, "\n  rank {} took part in {}", self.rank, self.last.iter().join(", "))?;
+        }
+        if let Some(folder) = &self.flight {
+            write!(f, "\n  what each rank did last is in {}", folder.display())?;
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! [`Work`]: a collective under way.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use burn::tensor::{Tensor, kind};
 use tracing::Span;
 
 use super::engine::{Mapped, Pending, Waited};
+use super::flight::Over;
 use super::ledger::Charge;
 use super::rank::Rank;
 use super::{CommError, trace};
@@ -35,20 +37,32 @@ pub(super) struct Place {
     rank: Arc<Rank>,
     span: Span,
     charge: Charge,
+    posted: Instant,
+    /// The flight recorder has noted how it ended.
+    is_over: Cell<bool>,
     /// Whether the ledger counts it when its result is taken.
     ahead: bool,
     deadline: Duration,
 }
 
 impl Place {
-    pub fn new(rank: Arc<Rank>, span: Span, charge: Charge, ahead: bool, deadline: Duration) -> Self {
+    pub fn new(rank: Arc<Rank>, span: Span, charge: Charge, posted: Instant, ahead: bool, deadline: Duration) -> Self {
         rank.ledger.posted();
-        Self { rank, span, charge, ahead, deadline }
+        Self { rank, span, charge, posted, is_over: Cell::new(false), ahead, deadline }
+    }
+
+    /// The flight recorder notes how it is over.
+    fn over(&self, at: Instant, over: Over) {
+        self.is_over.set(true);
+        self.rank.ledger.recorder().over(self.charge.noted, at.saturating_duration_since(self.posted), over);
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if !self.is_over.get() {
+            self.over(Instant::now(), Over::Dropped);
+        }
         self.rank.ledger.ended();
     }
 }
@@ -84,15 +98,19 @@ impl<T> Work<T> {
             State::Ended(result) => return result,
             State::UnderWay(work) => work,
         };
-        let Place { rank, span, charge, ahead, deadline } = &place;
+        let Place { rank, span, charge, posted, ahead, deadline, .. } = &place;
         rank.check_thread(charge.op, &charge.label)?;
         if *ahead {
             rank.ledger.record(charge);
         }
         let _inside = span.enter();
         let start = Instant::now();
-        let Waited { value, moving, last } = pending.wait(*deadline)?;
-        let waiting = start.elapsed().saturating_sub(moving);
+        rank.ledger.recorder().waited(charge.noted, start.saturating_duration_since(*posted));
+        let waited = pending.wait(*deadline);
+        let end = Instant::now();
+        place.over(end, waited.as_ref().map_or(Over::Failed, |waited| Over::Done(waited.last)));
+        let Waited { value, moving, last } = waited?;
+        let waiting = end.saturating_duration_since(start).saturating_sub(moving);
         rank.ledger.waited(waiting, moving, last.filter(|last| *last != rank.rank));
         trace::waited(span, waiting, moving, last);
         Ok(value)

@@ -8,6 +8,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
+use super::books::Books;
 use super::engine::{Engine, Successor};
 use super::rank::Rank;
 use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
@@ -47,9 +48,16 @@ struct Before {
 const MAX_GROUPS: usize = 1 << 12;
 
 impl World {
-    pub(super) fn new(rank: usize, device: Device, engine: Arc<dyn Engine>, deadline: Duration) -> Self {
-        let home = (engine.launch(), rank);
-        let rank = Rank { rank, device, ledger: Arc::default(), engine, home, alone: AtomicUsize::new(0) };
+    /// Of a rank whose last ledger is that of this world.
+    pub(super) fn new(
+        rank: usize,
+        device: Device,
+        engine: Arc<dyn Engine>,
+        books: Arc<Books>,
+        deadline: Duration,
+    ) -> Self {
+        let (home, ledger) = ((engine.launch(), rank), books.last());
+        let rank = Rank { rank, device, ledger, books, engine, home, alone: AtomicUsize::new(0) };
         Self::of(rank, deadline, None)
     }
 
@@ -174,7 +182,7 @@ impl World {
     ///
     /// Meshes, communicators and sharded models belong to their world, and are made anew:
     /// [`DeviceMesh::survivors`](crate::mesh::DeviceMesh::survivors), [`remesh`](crate::fsdp::remesh). An abandoned step
-    /// has changed neither parameters nor optimizer. The ledger goes on.
+    /// has changed neither parameters nor optimizer. The new world has a ledger of its own.
     ///
     /// [`launch`](super::launch) then succeeds if the ranks that have gone on do, and returns these alone.
     ///
@@ -202,12 +210,13 @@ impl World {
     /// [`CommError::LeftBehind`] if the others have gone on without this rank, and [`CommError::CannotShrink`] if the
     /// launch's [engine](super::engine) does not support it.
     pub fn shrink(&self) -> Result<Self> {
-        let Rank { rank, device, ledger, engine, home, .. } = &*self.0.rank;
+        let Rank { rank, device, books, engine, home, .. } = &*self.0.rank;
         let successor = engine.shrink(*rank, self.0.deadline)?;
         let place = successor.place_of(*rank).ok_or(CommError::LeftBehind { rank: *rank })?;
         let Successor { engine, ranks } = successor;
-        let (device, ledger, alone) = (device.clone(), ledger.clone(), AtomicUsize::new(0));
-        let rank = Rank { rank: place, device, ledger, engine, home: *home, alone };
+        let (ledger, alone) = (books.open(place, &*engine)?, AtomicUsize::new(0));
+        let (device, books) = (device.clone(), books.clone());
+        let rank = Rank { rank: place, device, ledger, books, engine, home: *home, alone };
         let (launch, _) = self.identity();
         Ok(Self::of(rank, self.0.deadline, Some(Before { launch, ranks })))
     }

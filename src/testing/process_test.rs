@@ -1,5 +1,6 @@
 //! [`ProcessTest`]: a test in several processes.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -30,6 +31,7 @@ pub struct ProcessTest {
     count: usize,
     deadline: Duration,
     launcher: Launcher,
+    variables: Vec<(String, OsString)>,
 }
 
 /// Which `mpirun`.
@@ -53,7 +55,7 @@ const LOOK: Duration = Duration::from_millis(10);
 impl ProcessTest {
     /// A test in `count` processes.
     pub fn new(count: usize) -> Self {
-        Self { count, deadline: Duration::from_secs(60), launcher: Launcher::Usual }
+        Self { count, deadline: Duration::from_secs(60), launcher: Launcher::Usual, variables: Vec::new() }
     }
 
     /// The same where processes go on without those that are killed or stopped: with an Open MPI 5 whose `mpirun` the
@@ -72,6 +74,12 @@ impl ProcessTest {
             return None;
         }
         Some(Self { launcher: Launcher::FaultTolerant, ..self })
+    }
+
+    /// A variable of the processes' environment.
+    pub fn variable(mut self, name: impl Into<String>, value: impl Into<OsString>) -> Self {
+        self.variables.push((name.into(), value.into()));
+        self
     }
 
     /// How long the processes may take. Default: a minute.
@@ -115,8 +123,7 @@ impl ProcessTest {
         let test =
             thread.name().filter(|name| *name != "main").expect("the test runner names a test's thread after it");
         let run = Run::new().expect("a folder for what the launcher writes");
-        let started = self.launcher.command().and_then(|command| run.wait(command, test, self.count, self.deadline));
-        Some(started.unwrap_or_else(|error| {
+        Some(run.wait(test, self).unwrap_or_else(|error| {
             panic!("`{}` does not run: {error}; install an MPI library, or set MPIRUN", self.launcher.path())
         }))
     }
@@ -195,21 +202,20 @@ impl Run {
     }
 
     /// Starts the processes for `test`, and waits for them.
-    fn wait(
-        &self,
-        mut command: Command,
-        test: &str,
-        count: usize,
-        deadline: Duration,
-    ) -> io::Result<(ExitStatus, String)> {
+    fn wait(&self, test: &str, settings: &ProcessTest) -> io::Result<(ExitStatus, String)> {
+        let ProcessTest { count, deadline, launcher, variables } = settings;
+        let mut command = launcher.command()?;
         let path = self.folder.join("text");
         let text = File::create(&path)?;
         command.args(["-n", &count.to_string()]).arg(env::current_exe()?);
         command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(RUN, &self.name).envs(FOLDERS.map(|variable| (variable, &self.folder)));
+        command
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .env(RUN, &self.name)
+            .envs(FOLDERS.map(|variable| (variable, &self.folder)));
         command.stdin(Stdio::null()).stdout(text.try_clone()?).stderr(text);
         let mut child = command.spawn()?;
-        let end = Instant::now() + deadline + GRACE;
+        let end = Instant::now() + *deadline + GRACE;
         let (mut asked, mut killed) = (false, false);
         let status = loop {
             if let Some(status) = child.try_wait()? {
@@ -228,7 +234,7 @@ impl Run {
         };
         self.kill();
         let text = String::from_utf8_lossy(&fs::read(path)?).into_owned();
-        let hung = if asked { format!(", ended after {:?}, since it hung", deadline + GRACE) } else { String::new() };
+        let hung = if asked { format!(", ended after {:?}, since it hung", *deadline + GRACE) } else { String::new() };
         Ok((status, format!("{status}{hung}\n{text}")))
     }
 
@@ -366,7 +372,7 @@ mod tests {
         }
         let run = Run::new().unwrap();
         let test = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
-        let (status, text) = run.wait(mpirun(), &test, 2, deadline).unwrap();
+        let (status, text) = run.wait(&test, &ProcessTest::new(2).deadline(deadline)).unwrap();
         look(status, &text);
         assert!(run.alive().is_empty());
         let folder = run.folder.clone();

@@ -394,6 +394,8 @@ fn ranks_that_fared_alike_share_a_line() {
             report(3, "waiting for rank 0", word.into()),
             report(4, "waiting for rank 0", Error::other("second")),
         ],
+        last: Vec::new(),
+        flight: None,
         is_told_elsewhere: false,
     };
     let lines = [

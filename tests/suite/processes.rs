@@ -1,11 +1,15 @@
 //! Ranks in several processes, connected by MPI.
 
+use std::path::PathBuf;
+use std::process::{Command, abort, id};
 use std::time::Duration;
+use std::{env, fs, thread};
 
 use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Distribution, Tensor};
+use burn_dtensor::comm::flight::{Flights, Why};
 use burn_dtensor::fsdp::full_model;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::{Conformance, MeshTest, ProcessTest};
@@ -218,4 +222,77 @@ fn a_launch_that_fails_in_several_processes_is_reported_once_with_the_ranks_of_a
     assert_eq!(text.matches("launch failed").count(), 1, "{text}");
     assert!(text.contains("launch failed at rank 4: no batch left\n"), "{text}");
     assert!(text.contains("\n  each of ranks [0, 1, 2, 3, 5] ended with it\n"), "{text}");
+}
+
+/// The environment variable that has every rank keep its last operations in a file.
+const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
+
+/// Runs three processes of one rank; once ranks 0 and 2 wait for rank 1 in "step", that one sends itself `signal`, and the
+/// others go on with `then`. Returns what they wrote, and what their files say.
+fn signalled(name: &str, signal: &str, then: impl Fn(&World) -> Result<()> + Sync) -> Option<(String, Flights)> {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("flight-{name}-{}", id()));
+    let test = ProcessTest::new(3).variable(FLIGHT, &folder);
+    let text = test.run_failing(|| {
+        let failed = launch(Launch::from_env(3).unwrap(), |world| {
+            world.barrier("start")?;
+            if world.rank() == 1 {
+                while waiting_for(1) < 2 {
+                    thread::yield_now();
+                }
+                Command::new("kill").args([signal, &id().to_string()]).status()?;
+            }
+            then(world)
+        });
+        panic!("{}", failed.unwrap_err());
+    })?;
+    let mut launches = Flights::read(&folder).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(launches.len(), 1, "{text}");
+    Some((text, launches.remove(0)))
+}
+
+/// What the files say now.
+fn flights() -> Option<Flights> {
+    Flights::read(env::var_os(FLIGHT).unwrap()).ok()?.pop()
+}
+
+/// How many ranks wait for `rank` alone, by the files.
+fn waiting_for(rank: usize) -> usize {
+    flights().map_or(0, |flights| flights.waits().iter().filter(|waiting| waiting.missing == [rank]).count())
+}
+
+/// The launcher ends the job, and no process of it says anything: the files do.
+#[test]
+fn a_killed_process_is_named_by_the_files() {
+    let Some((text, flights)) = signalled("killed", "-KILL", |world| world.barrier("step")) else { return };
+    let fault = flights.fault().unwrap_or_else(|| panic!("{flights}\n{text}"));
+    assert_eq!((fault.rank, fault.why), (1, Why::Gone), "{flights}\n{text}");
+    assert!(fault.text.contains("after barrier #0 `start` on ranks [0, 1, 2]; ranks [0, 2] wait for it"), "{fault}");
+    let ended: Vec<_> = flights.ranks.iter().map(|flight| flight.ending.is_some()).collect();
+    assert_eq!(ended, [false; 3], "the launcher has ended the others, too: {flights}\n{text}");
+}
+
+#[test]
+fn a_stopped_process_is_named_while_it_is_stopped() {
+    let ended = signalled("stopped", "-STOP", |world| {
+        let step = world.all().barrier("step".into());
+        if world.rank() != 0 {
+            return Ok(step.wait()?);
+        }
+        // It ends by its deadline, whenever the other is stopped.
+        let error = step.wait_for(Duration::from_millis(100)).unwrap_err();
+        let fault = loop {
+            match flights().and_then(|flights| flights.fault()) {
+                Some(fault) if fault.why == Why::Stopped => break fault,
+                _ => thread::yield_now(),
+            }
+        };
+        println!("{error}\nnamed: {fault}");
+        // Rank 1 will never say how it has ended.
+        abort();
+    });
+    // The launcher lets the other go on, to end it: what comes of that is no matter of the files'.
+    let Some((text, _)) = ended else { return };
+    assert!(text.contains("ranks [1] did not join within 100ms of rank 0's wait"), "{text}");
+    assert!(text.contains("named: rank 1 is stopped, with its process "), "{text}");
 }

@@ -4,6 +4,7 @@ use burn::backend::DispatchTensor;
 
 use crate::comm::communicator::bytes;
 use crate::comm::engine::{Message, Print};
+use crate::comm::flight::Peer;
 use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
 
 impl Communicator {
@@ -36,7 +37,8 @@ impl Communicator {
             Err(problem) => return self.refuse(Op::Send, &call, problem),
         };
         let (bytes, print) = (bytes(&prints), Print::new(Op::Send, &call, prints));
-        self.post(call, print, bytes, |channel, post| channel.send(post, tensors, to, tag))
+        let peer = Peer { rank: Some(self.group().ranks()[to]), tag };
+        self.post_to(Some(peer), call, print, bytes, |channel, post| channel.send(post, tensors, to, tag))
     }
 
     /// The next message with `tag` of group rank `from`, or, if `None`, of whoever sends one first: what it holds, and who
@@ -58,6 +60,7 @@ impl Communicator {
         let any = metas.is_none();
         let prints: Vec<_> = metas.iter().flatten().map(arguments::described).collect();
         let print = Print { any, ..Print::new(Op::Receive, &call, prints) };
-        self.post(call, print, 0, |channel, post| channel.receive(post, from, tag, metas))
+        let peer = Peer { rank: from.map(|from| self.group().ranks()[from]), tag };
+        self.post_to(Some(peer), call, print, 0, |channel, post| channel.receive(post, from, tag, metas))
     }
 }

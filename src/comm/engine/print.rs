@@ -53,7 +53,7 @@ impl Pairs {
 }
 
 /// One tensor of a collective.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct TensorPrint {
     /// Shape of the whole.
     pub shape: Shape,
@@ -65,7 +65,7 @@ pub(crate) struct TensorPrint {
 }
 
 /// A cut of a whole whose shape is known.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct CutPrint {
     pub dim: usize,
     /// Of a ragged cut.

@@ -1,9 +1,9 @@
 //! [`Ledger`]: every collective of a rank, counted.
 
+mod entry;
 mod histogram;
 mod json;
 mod queue;
-mod recorder;
 mod summary;
 mod table;
 mod totals;
@@ -17,14 +17,14 @@ use std::time::Duration;
 use burn::backend::{Backend, Dispatch, DispatchDevice};
 use parking_lot::Mutex;
 
+use super::flight::{Flight, Operation, Recorder};
 use super::{Copied, Op, Phase};
+pub(super) use entry::Charge;
+pub use entry::Entry;
+pub(crate) use entry::listen;
 pub use histogram::Histogram;
 use queue::Queue;
 pub use queue::QueueDepth;
-pub(super) use recorder::Charge;
-pub use recorder::Entry;
-use recorder::Recorder;
-pub(crate) use recorder::listen;
 pub use summary::Summary;
 pub use totals::{Key, Snapshot, Total};
 pub use waits::{Spent, Straggler, Waits};
@@ -41,9 +41,9 @@ pub use waits::{Spent, Straggler, Waits};
 /// | all-to-all of lists | of what the rank gives to others |
 /// | barrier | 0 |
 ///
-/// A collective on a group of one rank moves nothing and is not counted. The last 1024
-/// collectives are kept one by one, as a flight recorder. Operations, phases and labels are counted apart
-/// up to 4096 of them; labels that come later are counted together, as `(other labels)`.
+/// A collective on a group of one rank moves nothing and is not counted. Operations, phases and labels are counted apart
+/// up to 4096 of them; labels that come later are counted together, as `(other labels)`. The last 1024
+/// collectives are kept one by one, by the [flight recorder](crate::comm::flight).
 ///
 /// | | |
 /// |---|---|
@@ -52,8 +52,10 @@ pub use waits::{Spent, Straggler, Waits};
 /// | [`waits`](Self::waits) | how long the rank has waited, in a histogram, and for whom |
 /// | [`queue_depth`](Self::queue_depth) | how many collectives are under way, and were at most |
 /// | [`to_json`](Self::to_json) | all of it, for programs |
-#[derive(Debug, Default)]
+/// | [`flight`](Self::flight) | the last collectives: shapes, times, who came last |
+#[derive(Debug)]
 pub struct Ledger {
+    recorder: Recorder,
     book: Mutex<Book>,
     queue: Queue,
 }
@@ -61,7 +63,10 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct Book {
     totals: Snapshot,
-    recorder: Recorder,
+    /// Collectives that were counted, ever.
+    counted: u64,
+    /// Those that are forgotten.
+    forgotten: u64,
     waits: Waits,
     moving: Duration,
     copied: Copied,
@@ -69,12 +74,24 @@ struct Book {
 }
 
 impl Ledger {
+    /// Of a rank whose operations `recorder` notes.
+    pub(super) fn new(recorder: Recorder) -> Self {
+        Self { recorder, book: Mutex::default(), queue: Queue::default() }
+    }
+
+    /// What notes the rank's operations.
+    pub(super) fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
     /// Counts one collective.
     pub(super) fn record(&self, charge: &Charge) {
         let mut book = self.book.lock();
         let Charge { op, phase, label, bytes, .. } = charge;
         book.totals.add(Key { op: *op, phase: *phase, label: label.clone() }, *bytes);
-        book.recorder.record(charge);
+        self.recorder.counted(charge.noted, book.counted);
+        entry::tell(book.counted - book.forgotten, charge);
+        book.counted += 1;
     }
 
     /// Counts one more collective under way.
@@ -218,14 +235,42 @@ impl Ledger {
         self.book.lock().totals.clone()
     }
 
-    /// The last collectives, oldest first, at most 1024.
+    /// The last collectives that were counted, oldest first, at most 1024; their labels as far as the flight recorder keeps
+    /// them, 72 bytes.
     pub fn recent(&self) -> Vec<Entry> {
-        self.book.lock().recorder.recent()
+        let forgotten = self.book.lock().forgotten;
+        let entry = |operation: &Operation| {
+            let (id, index) = (&operation.id, operation.counted?.checked_sub(forgotten)?);
+            let (group_size, label) = (id.ranks.len(), id.label.clone());
+            Some(Entry { index, op: id.op, group_size, bytes: operation.bytes, label, phase: operation.phase })
+        };
+        let mut entries: Vec<_> = self.flight().operations.iter().filter_map(entry).collect();
+        entries.sort_unstable_by_key(|entry| entry.index);
+        entries
     }
 
-    /// Forgets everything; collectives under way stay in the queue.
+    /// The rank's last collectives and messages as its flight recorder has them now, whatever was [`reset`](Self::reset).
+    ///
+    /// ```
+    /// use burn_dtensor::comm::{Launch, launch};
+    ///
+    /// launch(Launch::threads(2), |world| {
+    ///     world.barrier("start")?;
+    ///     assert_eq!(world.ledger().flight().operations[0].to_string(), "barrier #0 `start` on ranks [0, 1]");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    pub fn flight(&self) -> Flight {
+        Flight::of_words(&self.recorder.words()).expect("a recorder's memory begins as its file does")
+    }
+
+    /// Forgets everything but the flight recorder's; collectives under way stay in the queue.
     pub fn reset(&self) {
-        *self.book.lock() = Book::default();
+        let mut book = self.book.lock();
+        let counted = book.counted;
+        *book = Book { counted, forgotten: counted, ..Book::default() };
+        drop(book);
         self.queue.reset();
     }
 }
@@ -238,12 +283,23 @@ impl Book {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+    use crate::comm::Group;
+    use crate::comm::engine::Print;
+    use crate::comm::flight::{Posting, Start};
 
     fn filled() -> Ledger {
-        let ledger = Ledger::default();
+        let recorder = Recorder::new(0, &Start::new(2, 0), None).expect("it is in memory");
+        let sequence = recorder.sequence(&Group::new([0, 1], 0), "");
+        let ledger = Ledger::new(recorder);
         let record = |op, bytes, label: &str, phase| {
-            ledger.record(&Charge { op, group_size: 2, bytes, label: label.into(), phase });
+            let print = Print::new(op, &label.into(), Vec::new());
+            let (channel, seq, at) = (sequence.number(), sequence.next(op), Instant::now());
+            let posting = Posting { channel, seq, print: &print, phase, bytes, peer: None };
+            let noted = ledger.recorder().posted(at, &posting);
+            ledger.record(&Charge { noted, op, group_size: 2, bytes, label: label.into(), phase });
         };
         record(Op::AllGather, 100, "a", Phase::Forward);
         record(Op::AllGather, 100, "a", Phase::Backward);
@@ -290,6 +346,23 @@ mod tests {
         assert_eq!((ledger.spent(), ledger.waits()), Default::default());
         assert_eq!(ledger.snapshot(), Snapshot::default());
         assert!(ledger.recent().is_empty());
+        assert_eq!(ledger.flight().operations.len(), 3, "they have been");
+    }
+
+    #[test]
+    fn entries_are_those_counted_since_the_last_reset() {
+        let ledger = filled();
+        let labels = |ledger: &Ledger| ledger.recent().iter().map(|entry| entry.label.to_string()).collect::<Vec<_>>();
+        assert_eq!(labels(&ledger), ["a", "a", "b"]);
+        assert_eq!((ledger.recent()[2].index, ledger.recent()[2].group_size, ledger.recent()[2].bytes), (2, 2, 40));
+        ledger.reset();
+        // Issued ahead of the reset: noted before, counted after.
+        let print = Print::new(Op::Barrier, &"ahead".into(), Vec::new());
+        let posting = Posting { channel: 1, seq: 3, print: &print, phase: Phase::Other, bytes: 0, peer: None };
+        let (noted, op, label) = (ledger.recorder().posted(Instant::now(), &posting), Op::Barrier, print.label.clone());
+        ledger.reset();
+        ledger.record(&Charge { noted, op, group_size: 2, bytes: 0, label, phase: Phase::Other });
+        assert_eq!((labels(&ledger), ledger.recent()[0].index), (vec!["ahead".to_string()], 0));
     }
 
     #[test]

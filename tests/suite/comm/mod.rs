@@ -1,6 +1,7 @@
 //! Collectives of a group of ranks.
 
 mod collectives;
+mod flight;
 mod groups;
 mod ledger;
 mod memory;

@@ -1,0 +1,130 @@
+//! The channels of a rank: groups and names, each with how many collectives it has posted there.
+//!
+//! ```text
+//! check  bytes  posted  text
+//! ┌──────┬──────┬──────┬──────────────────────────────────────────┬──
+//! │      │      │      │ length, name, number of ranks, the ranks │ the next
+//! └──────┴──────┴──────┴──────────────────────────────────────────┴──
+//! ```
+//!
+//! Ranks that are as far apart as those of a mesh dimension are said by the first and the distance.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::bytes::{Room, cut, pack, take_number, unpack};
+use super::fold::Fold;
+
+/// Words before the text.
+const HEAD: usize = 3;
+
+/// Where a channel has its counter.
+const POSTED: usize = 2;
+
+/// Bytes of a channel's text; a group whose ranks take more is not kept.
+const MOST: usize = 4096;
+
+/// A channel as it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Found {
+    pub name: String,
+    pub ranks: Vec<usize>,
+    /// Collectives that the engine has taken.
+    pub posted: u64,
+}
+
+/// Writes a channel into the words from the first that is not used. Returns how many it takes; `None` if there is no room.
+pub(super) fn write(words: &[AtomicU64], name: &str, ranks: &[usize]) -> Option<usize> {
+    let text = text(name, ranks)?;
+    let room = words.get(..HEAD + text.bytes().len().div_ceil(8))?;
+    room[1].store(text.bytes().len() as u64, Ordering::Relaxed);
+    for (word, value) in room[HEAD..].iter().zip(pack(text.bytes())) {
+        word.store(value, Ordering::Relaxed);
+    }
+    room[0].store(Fold::of(pack(text.bytes())), Ordering::Release);
+    Some(room.len())
+}
+
+fn text(name: &str, ranks: &[usize]) -> Option<Room<MOST>> {
+    let mut text = Room::new();
+    let name = cut(name, 200);
+    let apart = match ranks {
+        [first, second, ..] => second.checked_sub(*first),
+        _ => None,
+    };
+    let apart = apart.filter(|apart| *apart > 0 && ranks.windows(2).all(|two| two[0] + apart == two[1]));
+    let mut fits = text.push_number(name.len() as u64) && text.push(name.as_bytes());
+    fits = fits && text.push_number(ranks.len() as u64) && text.push_number(apart.unwrap_or(0) as u64);
+    let said = if apart.is_some() { &ranks[..1] } else { ranks };
+    fits = fits && said.iter().all(|rank| text.push_number(*rank as u64));
+    fits.then_some(text)
+}
+
+/// Counts one more collective of the channel that lies there. Of one rank's calls one is posted after the other.
+pub(super) fn count(words: &[AtomicU64], posted: u64) {
+    words[POSTED].fetch_max(posted, Ordering::Release);
+}
+
+/// The channels in the words that are used, by number from 1.
+pub(super) fn read(mut words: &[u64]) -> Vec<Found> {
+    std::iter::from_fn(|| {
+        let &[check, bytes, posted] = words.first_chunk()?;
+        let length = (bytes as usize).checked_add(7)? / 8;
+        let text = words.get(HEAD..length.checked_add(HEAD)?)?;
+        words = &words[HEAD + length..];
+        let text = unpack(text, bytes as usize);
+        if check != Fold::of(pack(&text)) {
+            return None;
+        }
+        let mut text = &text[..];
+        let length = take_number(&mut text)? as usize;
+        let name = String::from_utf8_lossy(text.split_off(..length)?).into_owned();
+        let (count, apart) = (take_number(&mut text)? as usize, take_number(&mut text)? as usize);
+        let mut rank = || Some(take_number(&mut text)? as usize);
+        let ranks = if apart > 0 {
+            let first = rank()?;
+            (0..count).map(|place| first + place * apart).collect()
+        } else {
+            (0..count).map(|_| rank()).collect::<Option<_>>()?
+        };
+        Some(Found { name, ranks, posted })
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_come_back_one_behind_the_other() {
+        let words: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
+        let groups: [(&str, &[usize]); 5] =
+            [("", &[0, 1, 2]), ("reduced", &[5]), ("", &[3, 0, 300]), ("a", &[0, 4, 8, 12]), ("down", &[2, 1, 0])];
+        let mut used = 0;
+        for (at, (name, ranks)) in groups.into_iter().enumerate() {
+            let begin = used;
+            used += write(&words[used..], name, ranks).unwrap();
+            count(&words[begin..], at as u64 * 3);
+        }
+        assert_eq!(write(&words[60..], "no room", &[1]), None);
+        let read =
+            |used: usize| read(&words[..used].iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>());
+        let found = read(used);
+        assert_eq!(found.len(), groups.len());
+        for (at, (Found { name, ranks, posted }, group)) in found.iter().zip(groups).enumerate() {
+            assert_eq!(((name.as_str(), &ranks[..]), *posted), (group, at as u64 * 3));
+        }
+        assert_eq!(read(used - 1).len(), 4, "of one that is not all there nothing is read");
+        words[HEAD].fetch_xor(1 << 9, Ordering::Relaxed);
+        assert_eq!(read(used).len(), 0, "nor of one that is not what was written");
+    }
+
+    #[test]
+    fn many_ranks_that_are_evenly_apart_take_few_words() {
+        let ranks: Vec<usize> = (0..4096).collect();
+        let words: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(0)).collect();
+        assert!(write(&words, "", &ranks).is_some());
+        let read = read(&words.into_iter().map(AtomicU64::into_inner).collect::<Vec<_>>());
+        assert_eq!(read[0].ranks, ranks);
+    }
+}

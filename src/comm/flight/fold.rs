@@ -1,0 +1,68 @@
+//! [`Fold`]: a hash that is the same in every process.
+
+use std::hash::Hasher;
+
+/// 64 bits of what is hashed, the same in every process of one build: to compare what does not fit, and to know what is torn.
+/// Fast, and no defence against anybody.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Fold(u64);
+
+impl Fold {
+    /// Of words.
+    pub fn of(words: impl IntoIterator<Item = u64>) -> u64 {
+        let mut fold = Self::default();
+        words.into_iter().for_each(|word| fold.write_u64(word));
+        fold.finish()
+    }
+}
+
+impl Hasher for Fold {
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        words.iter().for_each(|word| self.write_u64(u64::from_le_bytes(*word)));
+        if !rest.is_empty() {
+            let mut last = [0; 8];
+            last[..rest.len()].copy_from_slice(rest);
+            self.write_u64(u64::from_le_bytes(last));
+        }
+    }
+
+    fn write_u8(&mut self, byte: u8) {
+        self.write_u64(byte.into());
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        // Odd, with ones and zeros in no order: the multiplier of FxHash.
+        const TIMES: u64 = 0xf135_7aea_2e62_a9c5;
+        self.0 = (self.0.rotate_left(23) ^ word).wrapping_add(1).wrapping_mul(TIMES);
+    }
+
+    /// Never 0: that is what memory nobody has written says.
+    fn finish(&self) -> u64 {
+        (self.0 ^ (self.0 >> 32)).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bit_of_every_word_counts() {
+        let words = [0, 1, u64::MAX, 7, 0, 0];
+        let whole = Fold::of(words);
+        for at in 0..words.len() {
+            for bit in 0..64 {
+                let mut other = words;
+                other[at] ^= 1 << bit;
+                assert_ne!(Fold::of(other), whole, "bit {bit} of word {at}");
+            }
+        }
+        assert_ne!(Fold::of(words[..5].iter().copied()), whole);
+        assert_ne!(Fold::of([]), 0);
+    }
+}

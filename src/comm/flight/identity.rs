@@ -1,0 +1,69 @@
+//! [`Identity`]: whose flight recorder it is.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::bytes::{cut, pack, unpack};
+use super::fold::Fold;
+use super::layout::header::{CHECK, FIXED, HOST};
+use super::layout::{MAGIC, VERSION};
+use super::life;
+
+/// The rank of a launch, and its process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::comm) struct Identity {
+    pub rank: usize,
+    /// Number of ranks.
+    pub size: usize,
+    /// The launch's number in its process.
+    pub launch: u64,
+    pub pid: u32,
+    /// When the process began, as the system counts it: tells it from a later one with its number. 0 if unknown.
+    pub process_start: u64,
+    /// Nanoseconds since 1970, by the wall clock, when the launch began.
+    pub started: u64,
+    pub host: String,
+}
+
+impl Identity {
+    /// Of the first rank of a launch that begins now, in this process.
+    pub fn here(size: usize, launch: u64) -> Self {
+        let pid = std::process::id();
+        let process_start = life::process_start(pid).unwrap_or(0);
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        Self { rank: 0, size, launch, pid, process_start, started, host: life::host() }
+    }
+
+    pub(super) fn write(&self, words: &[AtomicU64]) {
+        let host = cut(&self.host, (HOST - 1) * 8);
+        let numbers = [
+            MAGIC,
+            VERSION,
+            self.rank as u64,
+            self.size as u64,
+            self.launch,
+            u64::from(self.pid),
+            self.process_start,
+            self.started,
+            host.len() as u64,
+        ];
+        let mut fixed = [0; FIXED];
+        fixed.iter_mut().zip(numbers.into_iter().chain(pack(host.as_bytes()))).for_each(|(to, word)| *to = word);
+        for (at, word) in fixed.into_iter().enumerate() {
+            words[at].store(word, Ordering::Relaxed);
+        }
+        words[CHECK].store(Fold::of(fixed), Ordering::Release);
+    }
+
+    /// `None` if it is not all there.
+    pub(super) fn read(words: &[u64]) -> Option<Self> {
+        let (fixed, check) = (words.get(..FIXED)?, *words.get(CHECK)?);
+        if check != Fold::of(fixed.iter().copied()) {
+            return None;
+        }
+        let &[_, _, rank, size, launch, pid, process_start, started, length] = fixed.first_chunk()?;
+        let host = unpack(&fixed[FIXED + 1 - HOST..], length as usize);
+        let (rank, size, host) = (rank as usize, size as usize, String::from_utf8_lossy(&host).into_owned());
+        Some(Self { rank, size, launch, pid: pid as u32, process_start, started, host })
+    }
+}

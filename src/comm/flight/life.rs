@@ -1,0 +1,73 @@
+//! [`Life`]: whether a process is still there, where the system has processes as files.
+
+use std::{env, fs};
+
+/// Whether the process of a rank is still there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Life {
+    /// It runs.
+    Runs,
+    /// It is stopped, by a signal or a debugger.
+    Stopped,
+    /// It is gone.
+    Gone,
+    /// It is on another host, or the system does not say.
+    Unknown,
+}
+
+impl Life {
+    /// Of process `pid` of `host`, which began at `start`.
+    pub(super) fn of(host: &str, pid: u32, start: u64) -> Self {
+        if host.is_empty() || host != self::host() || start == 0 || process_start(std::process::id()).is_none() {
+            return Self::Unknown;
+        }
+        match stat(pid) {
+            None => Self::Gone,
+            Some(stat) if stat.start != start => Self::Gone,
+            // Killed, and whoever has started it has not noticed.
+            Some(Stat { state: 'Z' | 'X' | 'x', .. }) => Self::Gone,
+            Some(Stat { state: 'T' | 't', .. }) => Self::Stopped,
+            Some(_) => Self::Runs,
+        }
+    }
+}
+
+struct Stat {
+    state: char,
+    start: u64,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the program's name, which may hold anything: the state, and as the 20th the start.
+    let mut fields = text.rsplit_once(") ")?.1.split(' ');
+    Some(Stat { state: fields.next()?.chars().next()?, start: fields.nth(18)?.parse().ok()? })
+}
+
+/// When a process began, in ticks since the system did.
+pub(super) fn process_start(pid: u32) -> Option<u64> {
+    Some(stat(pid)?.start)
+}
+
+/// The name of this host.
+pub(super) fn host() -> String {
+    let named = fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    named.map(|name| name.trim().to_string()).or_else(|| env::var("HOSTNAME").ok()).unwrap_or_default()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_number_and_start() {
+        let (own, host) = (std::process::id(), host());
+        let start = process_start(own).unwrap();
+        assert!(start > 0);
+        assert_eq!(Life::of(&host, own, start), Life::Runs);
+        assert_eq!(Life::of(&host, own, start + 1), Life::Gone, "another process has its number");
+        assert_eq!(Life::of(&host, 0, start), Life::Gone);
+        assert_eq!(Life::of("elsewhere", own, start), Life::Unknown);
+        assert_eq!(Life::of(&host, own, 0), Life::Unknown);
+    }
+}

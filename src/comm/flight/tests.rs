@@ -1,0 +1,330 @@
+//! What is written is read, or not at all.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{DType, Shape};
+
+use super::layout::{OPERATIONS, RECORD_WORDS, RECORDS};
+use super::{Flight, FlightError, Flights, Life, Over, Posting, Recorder, Start, Why, file, record};
+use crate::comm::engine::{Print, TensorPrint};
+use crate::comm::{Group, Op, Phase, StartError};
+
+/// A folder that is gone when this is.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("burn-dtensor-flight-{}-{name}", std::process::id())))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+fn in_memory() -> Recorder {
+    Recorder::new(1, &Start::new(3, 0), None).unwrap()
+}
+
+/// A call with a label and tensors that say which it is.
+fn print(index: u64) -> Print {
+    let length = index as usize % 5;
+    let tensor =
+        |at: usize| TensorPrint { shape: Shape::from([at, index as usize]), dtype: DType::F32, cut: None, to: None };
+    let call = format!("call {index}{}", "!".repeat(length)).as_str().into();
+    Print::new(Op::AllReduce, &call, (0..length).map(tensor).collect::<Vec<_>>())
+}
+
+/// Posts call `index` of a rank that makes no others.
+fn post(recorder: &Recorder, at: Instant, index: u64) {
+    let print = print(index);
+    let posting =
+        Posting { channel: 1, seq: index, print: &print, phase: Phase::Forward, bytes: 3 * index, peer: None };
+    assert_eq!(recorder.posted(at, &posting), index);
+}
+
+/// What is read is a call that [`post`] has made, all of it.
+fn is_whole(flight: &Flight) -> bool {
+    flight.operations.iter().all(|operation| {
+        let (index, expected) = (operation.index, print(operation.index));
+        let tensors = expected.tensors.iter().map(|tensor| format!("{:?} f32", &tensor.shape[..]));
+        (operation.id.seq, operation.bytes, &operation.id.label) == (index, 3 * index, &expected.label)
+            && operation.tensors.iter().map(ToString::to_string).eq(tensors)
+            && operation.count == operation.tensors.len()
+    })
+}
+
+fn read(recorder: &Recorder) -> Flight {
+    Flight::of_words(&recorder.words()).unwrap()
+}
+
+#[test]
+fn the_last_operations_are_kept() {
+    let recorder = in_memory();
+    let count = OPERATIONS as u64 + 5;
+    (0..count).for_each(|index| post(&recorder, Instant::now(), index));
+    let flight = read(&recorder);
+    assert_eq!((flight.posted, flight.operations.len()), (count, OPERATIONS));
+    assert!(flight.operations.iter().map(|operation| operation.index).eq(5..count));
+    assert!(is_whole(&flight));
+    // One whose record another has taken is not marked.
+    recorder.over(4, Duration::ZERO, Over::Failed);
+    recorder.over(5, Duration::from_nanos(7), Over::Done(Some(2)));
+    let flight = read(&recorder);
+    let first = &flight.operations[0];
+    assert_eq!(first.over, Some((first.posted + Duration::from_nanos(7), Over::Done(Some(2)))));
+    assert!(flight.operations[1..].iter().all(|operation| operation.over.is_none()));
+}
+
+#[test]
+fn of_an_operation_the_first_end_counts() {
+    let recorder = in_memory();
+    post(&recorder, Instant::now(), 0);
+    recorder.waited(0, Duration::from_nanos(3));
+    assert!(read(&recorder).operations[0].is_awaited());
+    recorder.over(0, Duration::from_nanos(9), Over::Done(None));
+    recorder.over(0, Duration::from_nanos(10), Over::Dropped);
+    let operation = &read(&recorder).operations[0];
+    let at = |nanos| operation.posted + Duration::from_nanos(nanos);
+    assert_eq!((operation.waited, operation.over), (Some(at(3)), Some((at(9), Over::Done(None)))));
+    assert!(!operation.is_awaited());
+}
+
+#[test]
+fn what_does_not_fit_is_cut_and_still_compared() {
+    let recorder = in_memory();
+    let tensors = |last: usize| {
+        let shape = |at: usize| Shape::from([1000, if at == 99 { last } else { 1 << 20 }]);
+        let tensor = |at| TensorPrint { shape: shape(at), dtype: DType::BF16, cut: None, to: None };
+        (0..100).map(tensor).collect::<Vec<_>>()
+    };
+    let label = "ü".repeat(50);
+    for (seq, (label, last)) in [(&*label, 1), (&*label, 2), ("short", 1)].into_iter().enumerate() {
+        let print = Print::new(Op::AllGather, &label.into(), tensors(last));
+        let (channel, seq, phase) = (1, seq as u64, Phase::Other);
+        recorder.posted(Instant::now(), &Posting { channel, seq, print: &print, phase, bytes: 0, peer: None });
+    }
+    let flight = read(&recorder);
+    let [first, second, short] = &flight.operations[..] else { panic!("{flight:?}") };
+    assert_eq!((&*first.id.label, first.count), (&*"ü".repeat(36), 100));
+    assert!(short.tensors.len() > first.tensors.len() && first.tensors.len() > 5, "{first}");
+    assert!(first.tensors.iter().all(|tensor| tensor.to_string() == "[1000, 1048576] bf16"));
+    assert!(first.to_string().contains("(label cut)") && first.to_string().ends_with("more"), "{first}");
+    assert!(first.difference(second).unwrap().contains("differ"), "{:?}", first.difference(second));
+    assert_eq!(first.difference(first), None);
+}
+
+/// Of a copy in which some words are of an operation, and others of the next in its record, nothing is misread.
+#[test]
+fn a_torn_record_is_left_out() {
+    let recorder = in_memory();
+    let count = OPERATIONS as u64;
+    let record_of = |index: u64| {
+        let at = RECORDS + (index as usize % OPERATIONS) * RECORD_WORDS;
+        recorder.words()[at..at + RECORD_WORDS].to_vec()
+    };
+    (0..count).for_each(|index| post(&recorder, Instant::now(), index));
+    recorder.over(3, Duration::from_nanos(5), Over::Failed);
+    let before = record_of(3);
+    (count..count + 4).for_each(|index| post(&recorder, Instant::now(), index));
+    recorder.over(count + 3, Duration::from_nanos(6), Over::Dropped);
+    let after = record_of(3);
+    let (old, new) = (record::read(&before).unwrap(), record::read(&after).unwrap());
+    assert_eq!((old.index, new.index), (3, count + 3));
+    let mut torn = 0;
+    for from in 0..=RECORD_WORDS {
+        for to in from..=RECORD_WORDS {
+            let mut mixed = before.clone();
+            mixed[from..to].copy_from_slice(&after[from..to]);
+            let Some(found) = record::read(&mixed) else {
+                torn += 1;
+                continue;
+            };
+            let whole = if found.index == old.index { &old } else { &new };
+            let marks = [
+                found.ended.is_none_or(|ended| Some(ended) == whole.ended),
+                found.over.is_none_or(|over| Some(over) == whole.over),
+            ];
+            assert_eq!(marks, [true; 2], "a mark of another operation: {found:?}");
+            let unmarked = |found: &record::Record| record::Record { ended: None, over: None, ..found.clone() };
+            assert_eq!(unmarked(&found), unmarked(whole));
+        }
+    }
+    assert!(torn > 50, "{torn}");
+    // While it is written.
+    let mut writing = after.clone();
+    writing[0] -= 1;
+    assert!(record::read(&writing).is_none());
+    for at in [1, 2, 3, 7, 8, 13] {
+        let mut flipped = after.clone();
+        flipped[at] ^= 1 << 40;
+        assert!(record::read(&flipped).is_none(), "word {at}");
+    }
+}
+
+/// Three ranks, each of which has made the calls that it is given, of a group of all; the last one it waits for.
+fn flights(calls: [u64; 3], lives: [Life; 3]) -> Flights {
+    let start = Start::new(3, 0);
+    let flight = |rank: usize| {
+        let recorder = Recorder::new(rank, &start, None).unwrap();
+        let sequence = recorder.sequence(&Group::new([0, 1, 2], rank), "");
+        for index in 0..calls[rank] {
+            post(&recorder, Instant::now(), index);
+            recorder.taken(&sequence, Op::AllReduce, index);
+            recorder.waited(index, Duration::ZERO);
+            if calls.iter().all(|calls| *calls > index) {
+                recorder.over(index, Duration::ZERO, Over::Done(None));
+            }
+        }
+        read(&recorder)
+    };
+    let mut flights = Flights::of((0..3).map(flight).collect()).remove(0);
+    flights.lives = lives.into();
+    flights
+}
+
+#[test]
+fn a_process_that_is_lost_is_at_fault() {
+    use Life::{Gone, Runs, Stopped, Unknown};
+    let fault = |calls, lives| flights(calls, lives).fault().map(|fault| (fault.rank, fault.why));
+    assert_eq!(fault([2, 2, 2], [Runs; 3]), None);
+    assert_eq!(fault([2, 2, 2], [Runs, Gone, Runs]), Some((1, Why::Gone)), "nobody waits for it yet");
+    assert_eq!(fault([2, 2, 2], [Unknown, Runs, Stopped]), Some((2, Why::Stopped)));
+    // Rank 1 is only late, and its last sign is older than that of rank 2.
+    assert_eq!(fault([3, 2, 2], [Runs; 3]), Some((1, Why::Absent)));
+    assert_eq!(fault([3, 2, 2], [Runs, Runs, Gone]), Some((2, Why::Gone)));
+    // The launcher has ended all.
+    assert_eq!(fault([3, 2, 3], [Gone; 3]), Some((1, Why::Gone)), "it is waited for");
+    assert_eq!(fault([2, 2, 2], [Gone; 3]), Some((0, Why::Gone)), "its last sign is the oldest");
+}
+
+#[test]
+fn a_file_is_read_while_its_rank_writes() {
+    let folder = Folder::new("written");
+    let recorder = Recorder::new(0, &Start::new(1, 5), Some(&folder.0)).unwrap();
+    recorder.sequence(&Group::new([0], 0), "");
+    let (is_over, path) = (AtomicBool::new(false), file::path(&folder.0, 5, 0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            (0..20_000).for_each(|index| post(&recorder, Instant::now(), index));
+            is_over.store(true, Ordering::Release);
+        });
+        let mut last = 0;
+        while !is_over.load(Ordering::Acquire) {
+            for flight in [Flight::read(&path).unwrap(), read(&recorder)] {
+                assert!(is_whole(&flight), "{flight:?}");
+                assert!(flight.posted >= last);
+                last = flight.posted;
+            }
+        }
+    });
+    let flight = Flight::read(&path).unwrap();
+    assert!(flight.operations.iter().map(|operation| operation.index).eq(20_000 - OPERATIONS as u64..20_000));
+}
+
+#[test]
+fn a_file_holds_what_memory_does() {
+    let folder = Folder::new("same");
+    let (start, at) = (Start::new(3, 7), Instant::now());
+    let [first, second] = [None, Some(&*folder.0)].map(|folder| {
+        let recorder = Recorder::new(2, &start, folder).unwrap();
+        recorder.sequence(&Group::new([0, 1, 2], 2), "");
+        let pair = recorder.sequence(&Group::new([2, 0], 0), "reduced");
+        (0..10).for_each(|index| post(&recorder, at, index));
+        recorder.taken(&pair, Op::AllReduce, 4);
+        recorder.waited(8, Duration::from_nanos(1));
+        recorder.over(8, Duration::from_nanos(2), Over::Done(Some(1)));
+        recorder
+    });
+    let of_file = Flight::read(file::path(&folder.0, 7, 2)).unwrap();
+    assert_eq!([read(&first), read(&second)], [of_file.clone(), of_file.clone()]);
+    assert_eq!((of_file.rank, of_file.size, of_file.launch, of_file.pid), (2, 3, 7, std::process::id()));
+    assert_eq!(of_file.channels[1].taken, 5);
+    assert_eq!((&*of_file.channels[1].name, &*of_file.channels[1].ranks), ("reduced", &[2, 0][..]));
+    assert_eq!(of_file.operations[0].id.ranks, [0, 1, 2].into());
+    assert!(is_whole(&of_file));
+    // A file's words are the recorder's own, and the rest of its ring is empty.
+    let bytes = fs::read(file::path(&folder.0, 7, 2)).unwrap();
+    let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    let own = second.words();
+    assert!(words.starts_with(&own) && words[own.len()..].iter().all(|word| *word == 0));
+}
+
+/// One more launch of the same number, whose folder an earlier run has used, keeps apart from it.
+#[test]
+fn files_of_another_run_are_not_touched() {
+    let folder = Folder::new("again");
+    let old = Recorder::new(0, &Start::new(2, 0), Some(&folder.0)).unwrap();
+    drop(Recorder::new(1, &Start::new(2, 0), Some(&folder.0)).unwrap());
+    let new = Recorder::new(0, &Start::new(1, 0), Some(&folder.0)).unwrap();
+    post(&old, Instant::now(), 0);
+    post(&old, Instant::now(), 1);
+    post(&new, Instant::now(), 0);
+    assert_eq!(Flight::read(file::path(&folder.0, 0, 0)).unwrap().operations.len(), 1);
+    let launches = Flights::read(&folder.0).unwrap();
+    assert_eq!(
+        (launches.len(), launches[0].size, launches[0].ranks.len()),
+        (1, 1, 1),
+        "the other file is of a larger run"
+    );
+}
+
+#[test]
+fn what_is_no_flight_file_is_an_error() {
+    let folder = Folder::new("others");
+    let path = file::path(&folder.0, 0, 0);
+    let text = |error: FlightError| error.to_string();
+    assert!(text(Flights::read(&folder.0).unwrap_err()).contains("burn-dtensor-flight-"), "there is no folder");
+    fs::create_dir(&folder.0).unwrap();
+    assert!(matches!(Flights::read(&folder.0), Err(FlightError::Empty { .. })));
+    for (bytes, what) in [(vec![1; 4096], "it is no flight file"), (b"text".to_vec(), "it is no flight file")] {
+        fs::write(&path, bytes).unwrap();
+        assert!(text(Flights::read(&folder.0).unwrap_err()).contains(what));
+    }
+    fs::write(&path, vec![0; 1 << 16]).unwrap();
+    assert!(matches!(Flight::read(&path), Err(FlightError::NotBegun { .. })));
+    assert!(Flights::read(&folder.0).unwrap().is_empty(), "its rank has not begun");
+    drop(Recorder::new(0, &Start::new(1, 0), Some(&folder.0)).unwrap());
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[8] = 9;
+    fs::write(&path, &bytes).unwrap();
+    assert!(text(Flights::read(&folder.0).unwrap_err()).contains("it is of version 9, not 1"));
+    bytes[8] = 1;
+    bytes[24] = 77;
+    fs::write(&path, &bytes).unwrap();
+    assert!(text(Flights::read(&folder.0).unwrap_err()).contains("its beginning is incomplete"));
+}
+
+#[test]
+fn a_file_that_cannot_be_made_is_an_error_with_its_path() {
+    let folder = Folder::new("refused");
+    fs::write(&folder.0, "a file").unwrap();
+    let error = Recorder::new(4, &Start::new(5, 6), Some(&folder.0)).unwrap_err();
+    let StartError::Flight { rank: 4, path, .. } = &error else { panic!("{error}") };
+    assert_eq!(*path, folder.0.join("launch-6-rank-4.flight"));
+    assert!(error.to_string().contains("name a folder that the program may write"), "{error}");
+    fs::remove_file(&folder.0).unwrap();
+}
+
+#[test]
+fn an_operation_writes_its_record_alone() {
+    let recorder = in_memory();
+    recorder.sequence(&Group::new([0, 1, 2], 1), "");
+    (0..3).for_each(|index| post(&recorder, Instant::now(), index));
+    let before = recorder.words();
+    post(&recorder, Instant::now(), 3);
+    recorder.waited(3, Duration::ZERO);
+    recorder.over(3, Duration::ZERO, Over::Done(None));
+    recorder.counted(3, 3);
+    let after = recorder.words();
+    let changed: Vec<_> = (0..before.len()).filter(|at| before[*at] != after[*at]).collect();
+    assert_eq!(changed.len(), 1, "the counter of operations; {changed:?}");
+    assert_eq!(after.len(), before.len() + RECORD_WORDS);
+    assert_eq!(after[changed[0]], 4);
+}
