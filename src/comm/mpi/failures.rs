@@ -48,6 +48,11 @@ impl Failures {
         Ok(Some(Self { get, ack, comm, group }))
     }
 
+    /// Whether MPI may be finalized: Open MPI 5.0 does not come to an end with its failure detector.
+    pub fn may_finalize() -> bool {
+        std::env::var_os("OMPI_MCA_mpi_ft_detector").is_none()
+    }
+
     /// All that have failed so far.
     pub fn all(&self) -> Result<Vec<usize>, MpiError> {
         // SAFETY: `Self::of` was called where MPI may be; the groups are this communicator's, of which one is freed here.

@@ -182,6 +182,9 @@ impl Library {
 
     /// Ends MPI, once all processes have come here.
     pub fn finalize(self) -> Result<(), MpiError> {
+        if self.failures.is_some() && !Failures::may_finalize() {
+            return Ok(());
+        }
         // SAFETY: this is the thread that has initialized MPI, and no request is active.
         check("MPI_Finalize", unsafe { MPI_Finalize() })
     }

@@ -62,7 +62,7 @@ impl On {
 }
 
 /// What every operation is told of by a fault, but for these exceptions.
-const TABLE: [(Fault, Told); 10] = [
+static TABLE: [(Fault, Told); 10] = [
     (Fault::Panics, Told::Panicked),
     (Fault::Fails, Told::Failed),
     (Fault::Returns, Told::Left),
@@ -76,10 +76,11 @@ const TABLE: [(Fault, Told); 10] = [
 ];
 
 /// A message and a barrier do not meet: one rank waits for the message of another, which waits in the barrier for all.
-/// Among processes nobody sees both wait, and the deadline ends it.
-const EXCEPTIONS: [(Operation, Fault, On, Told); 2] = [
-    (Operation::Messages, Fault::OtherOperation, On::Threads, Told::Deadlock),
-    (Operation::Messages, Fault::OtherOperation, On::Processes, Told::Late),
+/// Among processes nobody sees both wait, and the deadline ends it. Of many ranks one may have gone on to the last barrier
+/// before, which is another.
+const EXCEPTIONS: [(Operation, Fault, On, &[Told]); 2] = [
+    (Operation::Messages, Fault::OtherOperation, On::Threads, &[Told::Deadlock, Told::Mismatch]),
+    (Operation::Messages, Fault::OtherOperation, On::Processes, &[Told::Late]),
 ];
 
 /// A barrier has no tensors.
@@ -87,10 +88,11 @@ fn is_possible(operation: Operation, fault: Fault) -> bool {
     operation != Operation::Barrier || ![Fault::OtherShape, Fault::OtherDtype].contains(&fault)
 }
 
-fn expected(operation: Operation, fault: Fault, on: On) -> Told {
+/// What may be told.
+fn expected(operation: Operation, fault: Fault, on: On) -> &'static [Told] {
     let exception = EXCEPTIONS.iter().find(|(other, of, engine, _)| (*other, *of, *engine) == (operation, fault, on));
     let row = || TABLE.iter().find(|(of, _)| *of == fault).expect("every fault has a row");
-    exception.map_or_else(|| row().1, |(.., told)| *told)
+    exception.map_or_else(|| std::slice::from_ref(&row().1), |(.., told)| told)
 }
 
 /// The last rank, which is no root, is at fault in the second of three calls.
@@ -143,7 +145,7 @@ fn told(error: &CommError, culprit: usize) -> Option<Told> {
 }
 
 /// Whether every rank but the culprit was told `expected`, and names it.
-fn check(error: &LaunchError, ranks: usize, expected: Told, cell: &str) {
+fn check(error: &LaunchError, ranks: usize, expected: &[Told], cell: &str) {
     let culprit = ranks - 1;
     let of_others = error.others.iter().filter(|report| report.rank != culprit);
     let errors: Vec<_> = of_others
@@ -160,7 +162,7 @@ fn check(error: &LaunchError, ranks: usize, expected: Told, cell: &str) {
         _ => None,
     };
     for told in errors.iter().map(|error| told(error, culprit)).chain(cause) {
-        assert_eq!(told, Some(expected), "{cell}: {error}");
+        assert!(told.is_some_and(|told| expected.contains(&told)), "{cell}: {told:?} of {expected:?}: {error}");
     }
 }
 
@@ -171,9 +173,10 @@ fn cells(on: On, ranks: usize) -> (usize, Duration) {
         for (fault, _) in TABLE.iter().filter(|(fault, _)| is_possible(operation, *fault)) {
             let start = Instant::now();
             let expected = expected(operation, *fault, on);
-            let deadline = if expected == Told::Late { Duration::from_secs(1) } else { Duration::from_secs(3600) };
+            let is_late = expected == [Told::Late];
+            let deadline = Duration::from_secs(if is_late { 1 } else { 3600 });
             let error = launch(on.config(ranks).deadline(deadline), |world| program(world, operation, *fault));
-            let took = start.elapsed().saturating_sub(if expected == Told::Late { deadline } else { Duration::ZERO });
+            let took = start.elapsed().saturating_sub(if is_late { deadline } else { Duration::ZERO });
             let cell = format!("{fault:?} in {operation:?} on {ranks} {on:?}");
             let error = error.err().unwrap_or_else(|| panic!("{cell}: every rank succeeded"));
             check(&error, ranks, expected, &cell);
@@ -193,13 +196,22 @@ fn every_fault_in_every_operation_is_told_on_threads() {
 }
 
 #[cfg(feature = "mpi")]
+fn on_processes(ranks: usize) {
+    ProcessTest::new(ranks).deadline(Duration::from_secs(300)).run(|| {
+        let (count, slowest) = cells(On::Processes, ranks);
+        println!("{ranks} processes: {count} cells, the slowest from start to end {slowest:?}");
+        assert_eq!(count, 108);
+    });
+}
+
+#[cfg(feature = "mpi")]
 #[test]
-fn every_fault_in_every_operation_is_told_on_processes() {
-    for ranks in [2, 3] {
-        ProcessTest::new(ranks).deadline(Duration::from_secs(300)).run(|| {
-            let (count, slowest) = cells(On::Processes, ranks);
-            println!("{ranks} processes: {count} cells, the slowest from start to end {slowest:?}");
-            assert_eq!(count, 108);
-        });
-    }
+fn every_fault_in_every_operation_is_told_on_two_processes() {
+    on_processes(2);
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn every_fault_in_every_operation_is_told_on_three_processes() {
+    on_processes(3);
 }
