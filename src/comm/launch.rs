@@ -292,9 +292,10 @@ where
     let mut reports: Vec<_> = here.iter().copied().zip(&ends).map(report).chain(reports).collect();
     reports.sort_by_key(|report| report.rank);
     let error = LaunchError::new(failure, reports);
+    // Of ranks in several processes every process tells the same: what all of them can read.
     let flight = match here.iter().position(|rank| *rank == error.rank) {
-        Some(place) => ledgers[place].as_ref().ok().map(|ledger| ledger.flight()),
-        None => folder.as_ref().and_then(|folder| Flight::of_rank(folder, engine.launch(), error.rank)),
+        Some(place) if here.len() == engine.size() => ledgers[place].as_ref().ok().map(|ledger| ledger.flight()),
+        _ => folder.as_ref().and_then(|folder| Flight::of_rank(folder, engine.launch(), error.rank)),
     };
     let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
     Err(LaunchError { is_told_elsewhere: is_told, last, flight: folder, ..error })
