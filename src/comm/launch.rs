@@ -299,10 +299,11 @@ where
     let mut reports: Vec<_> = left.into_iter().map(report).chain(reports).collect();
     reports.sort_by_key(|report| report.rank);
     let error = LaunchError::new(failure, reports);
-    // Its ranks are those of the last world.
-    let flight = match here.iter().position(|rank| place(*rank).is_some_and(|(_, place)| place == error.rank)) {
-        Some(at) => books[at].all().last().map(|ledger| ledger.flight()),
-        None => folder.as_ref().and_then(|folder| Flight::of_rank(folder, last.launch(), error.rank)),
+    // Its ranks are those of the last world. Of several processes every one tells the same: what all of them can read.
+    let at = here.iter().position(|rank| place(*rank).is_some_and(|(_, place)| place == error.rank));
+    let flight = match at {
+        Some(at) if last.here().len() == last.size() => books[at].all().last().map(|ledger| ledger.flight()),
+        _ => folder.as_ref().and_then(|folder| Flight::of_rank(folder, last.launch(), error.rank)),
     };
     let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
     Err(LaunchError { is_told_elsewhere: is_told, last, flight: folder, ..error })

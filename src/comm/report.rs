@@ -23,7 +23,7 @@ pub struct LaunchError {
     /// All other ranks, of all processes.
     pub others: Vec<RankReport>,
     /// What the rank at fault took part in last, oldest first: a few operations, where its [flight recorder](super::flight)
-    /// can be read.
+    /// can be read. Of ranks in several processes it is read from its file, so that all have the same error.
     pub last: Vec<CollectiveId>,
     /// The folder of the ranks' flight recorders, if they have files: `Flights::read` says more.
     pub flight: Option<PathBuf>,
