@@ -197,11 +197,13 @@ fn every_fault_in_every_operation_is_told_on_threads() {
 
 #[cfg(feature = "mpi")]
 fn on_processes(ranks: usize) {
-    ProcessTest::new(ranks).deadline(Duration::from_secs(300)).run(|| {
+    let text = ProcessTest::new(ranks).deadline(Duration::from_secs(300)).run(|| {
         let (count, slowest) = cells(On::Processes, ranks);
         println!("{ranks} processes: {count} cells, the slowest from start to end {slowest:?}");
         assert_eq!(count, 108);
     });
+    let counts = text.iter().flat_map(|text| text.lines()).filter(|line| line.contains(" cells, "));
+    counts.for_each(|line| println!("{line}"));
 }
 
 #[cfg(feature = "mpi")]
