@@ -39,7 +39,7 @@ use crate::comm::{CollectiveId, CommError, Op};
 use mail::Mail;
 pub(crate) use mail::{Announced, Claim, Letter};
 use slot::Slot;
-pub(crate) use waits::Wait;
+pub(crate) use waits::{LongWait, Wait};
 
 /// What two ranks must agree on.
 pub(crate) trait Fingerprint {
@@ -117,6 +117,8 @@ pub(crate) struct Board<F, P> {
 struct Rank {
     last: Option<CollectiveId>,
     waits: Vec<Wait>,
+    /// Waits so far.
+    begun: u64,
     returned: bool,
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::slot::Wanted;
-use super::{Board, CommError, Failure, Fingerprint, GroupKey, Ticket, Wait};
+use super::{Board, CollectiveId, CommError, Failure, Fingerprint, GroupKey, LongWait, Rank, Ticket, Wait};
 
 impl<F: Fingerprint, P> Board<F, P> {
     /// [`join`](Self::join)s for a rank of another process, whose deposit [comes later](Self::fill).
@@ -22,6 +22,29 @@ impl<F: Fingerprint, P> Board<F, P> {
         let rank = self.groups[group.0].ranks[member];
         self.ranks[rank].last = last;
         Ok(ticket)
+    }
+
+    /// What is to be found out of a wait that takes long: whether ranks of other processes wait for this one. Where a rank
+    /// that waits may call, nothing is claimed.
+    pub fn long_wait(&self, wait: Wait) -> Option<LongWait> {
+        if self.multithreaded || self.is_over(wait) {
+            return None;
+        }
+        let rank = self.rank(wait);
+        let needs = self.needs(wait).map(|other| (other, self.wait_of(other))).collect();
+        Some(LongWait { rank, number: self.ranks[rank].begun, during: self.id(wait), needs })
+    }
+
+    /// The number of the wait that a rank is in.
+    pub fn wait_of(&self, rank: usize) -> Option<u64> {
+        let Rank { waits, begun, .. } = &self.ranks[rank];
+        (!waits.is_empty()).then_some(*begun)
+    }
+
+    /// What `rank` waits in, if it is still in its wait of this number, and needs `other`.
+    pub fn still_needs(&self, rank: usize, number: u64, other: usize) -> Option<CollectiveId> {
+        let wait = *self.ranks[rank].waits.last().filter(|_| self.ranks[rank].begun == number)?;
+        (!self.is_over(wait) && self.needs(wait).any(|needed| needed == other)).then(|| self.id(wait))
     }
 
     /// [`announce`](Self::announce)s a rank whose deposit comes only if it is asked for. True: it is.

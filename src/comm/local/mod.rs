@@ -14,6 +14,7 @@
 
 mod all_reduce;
 mod board;
+mod chains;
 mod channel;
 #[cfg(feature = "cube")]
 mod cube;
@@ -42,6 +43,7 @@ use super::{CommError, Op, RankReport};
 use crate::Error;
 
 use board::Ticket;
+pub(super) use chains::Chain;
 pub(super) use data::Deposit;
 pub(super) use muster::Notice;
 pub(super) use remote::{Others, Place};

@@ -8,7 +8,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::LocalEngine;
-use super::board::{Announced, GroupKey, Letter, Ticket};
+use super::board::{Announced, GroupKey, Letter, LongWait, Ticket};
+use super::chains::{Chain, Chains};
 use super::data::Deposit;
 use super::hands::Hands;
 use super::muster::Notice;
@@ -38,6 +39,8 @@ pub(in crate::comm) struct Others {
     pub(super) hands: Hands,
     /// Results in which parts land.
     wholes: Mutex<HashMap<Collective, Weak<Wholes>>>,
+    /// Who waits for whom, as far as the first process knows.
+    chains: Mutex<Chains>,
     /// How ranks have ended, of all processes.
     ended: Mutex<BTreeMap<usize, Ended>>,
 }
@@ -83,7 +86,8 @@ impl Others {
         let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
         let (offered, hands, wholes) = (Mutex::default(), Hands::default(), Mutex::default());
-        Self { courier, launch, ranks, begin, numbers, channels, offered, hands, wholes, ended: Mutex::default() }
+        let (chains, ended) = (Mutex::default(), Mutex::default());
+        Self { courier, launch, ranks, begin, numbers, channels, offered, hands, wholes, chains, ended }
     }
 
     /// Those of a launch of some of these ranks.
@@ -163,12 +167,37 @@ impl Others {
         }
     }
 
-    /// What others must know of what has happened here.
-    pub fn tell(&self, news: News) {
+    /// What others must know of what has happened here. Returns a failure that is known by it.
+    pub fn tell(&self, news: News) -> Option<Failure> {
         match news {
             News::Failed(failure) => self.tell_failure(failure),
             News::Declined(offers) => self.answer(offers, false),
+            News::Waits(LongWait { rank, number, during, needs }) => {
+                for (other, in_wait) in needs {
+                    let process = self.process_of(other);
+                    if let Some(in_wait) = in_wait {
+                        let chain = Chain::WaitsFor { rank, number, during: during.clone(), other, in_wait };
+                        if let Some(deadlock) = self.waits_for(chain) {
+                            return Some(deadlock);
+                        }
+                    } else if process != self.courier.here() {
+                        self.send(process, Word::Waits(Chain::Needs { rank, number, other }), Vec::new());
+                    }
+                }
+            }
         }
+        None
+    }
+
+    /// The first process looks for a cycle of waits: a failure, if this is it and there is one.
+    fn waits_for(&self, chain: Chain) -> Option<Failure> {
+        if !self.decides() {
+            self.send(self.first(), Word::Waits(chain), Vec::new());
+            return None;
+        }
+        let Chain::WaitsFor { rank, number, during, other, in_wait } = chain else { return None };
+        let waits = self.chains.lock().add(rank, number, during, other, in_wait)?;
+        Some(Failure::Collective(CommError::Deadlock { waits }))
     }
 
     /// A failure that was found here: an end for all, or something to be decided.
@@ -378,7 +407,39 @@ impl LocalEngine {
                 Ok(None)
             }
             Word::GoesOn(notice) => self.hear_of_going_on(from, notice).map(|()| None),
+            Word::Waits(chain) => self.hear_of_waiting(from, chain).map(|()| None),
         }
+    }
+
+    /// What process `from` says of ranks that have waited for long.
+    fn hear_of_waiting(&self, from: usize, chain: Chain) -> Result<(), String> {
+        let others = self.others();
+        let (Chain::Needs { rank, other, .. }
+        | Chain::Waiting { rank, other, .. }
+        | Chain::WaitsFor { rank, other, .. }) = &chain;
+        if [*rank, *other].iter().any(|rank| *rank >= others.size()) {
+            return Err(format!("it says of ranks that wait: {chain:?}"));
+        }
+        match chain {
+            Chain::Needs { rank, number, other } => {
+                if let Some(in_wait) = self.rendezvous.wait_of(other) {
+                    let waiting = Chain::Waiting { rank, number, other, in_wait };
+                    others.send(from, Word::Waits(waiting), Vec::new());
+                }
+            }
+            Chain::Waiting { rank, number, other, in_wait } => {
+                if let Some(during) = self.rendezvous.still_needs(rank, number, other) {
+                    let deadlock = others.waits_for(Chain::WaitsFor { rank, number, during, other, in_wait });
+                    deadlock.map(|deadlock| self.rendezvous.find(deadlock));
+                }
+            }
+            waits_for @ Chain::WaitsFor { .. } => {
+                if others.decides() {
+                    others.waits_for(waits_for).map(|deadlock| self.rendezvous.find(deadlock));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// What is said on a channel of another process.

@@ -43,6 +43,9 @@ pub(crate) struct Met<P> {
 /// Stands for "no deadline", and can be added to any instant.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
+/// How long a rank waits for ranks of other processes before it asks whether these wait, too.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 struct State<F, P> {
     board: Board<F, P>,
     bells: Vec<Arc<Bell>>,
@@ -215,10 +218,13 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 (0..self.spins).take_while(quiet).for_each(|_| spin_loop());
                 state = self.state.lock();
             } else {
+                let look = if self.tell.is_some() { until.min(Instant::now() + PATIENCE) } else { until };
                 let late;
-                (state, late) = bell.sleepers.wait_until(state, until);
-                if late {
+                (state, late) = bell.sleepers.wait_until(state, look);
+                if late && look == until {
                     state.expire(wait, deadline);
+                } else if late {
+                    state = self.ask_about(state, wait);
                 }
             }
         };
@@ -301,11 +307,9 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         drop(state);
         drop(freed);
         let Some((tell, untold, declined)) = news else { return };
-        if let Some(failure) = untold {
-            tell(News::Failed(failure));
-        }
-        if !declined.is_empty() {
-            tell(News::Declined(declined));
+        let declined = Some(declined).filter(|declined| !declined.is_empty());
+        for news in [untold.map(News::Failed), declined.map(News::Declined)].into_iter().flatten() {
+            tell(news);
         }
     }
 }

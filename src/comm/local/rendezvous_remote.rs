@@ -3,11 +3,13 @@
 
 use std::time::Duration;
 
-use super::super::board::{Announced, Fingerprint, GroupKey, Letter, Ticket};
+use super::super::board::{Announced, Fingerprint, GroupKey, Letter, LongWait, Ticket, Wait};
 use super::super::sync::{Instant, MutexGuard};
 use super::{CommError, Failure, Rendezvous, State};
+use crate::comm::CollectiveId;
 
-pub(crate) type Tell = Box<dyn Fn(News) + Send + Sync>;
+/// Returns a failure that is known by it.
+pub(crate) type Tell = Box<dyn Fn(News) -> Option<Failure> + Send + Sync>;
 
 /// What other processes must know.
 pub(crate) enum News {
@@ -15,6 +17,8 @@ pub(crate) enum News {
     Failed(Failure),
     /// Nobody here needs these deposits any more, which were offered.
     Declined(Vec<Ticket>),
+    /// A rank has waited for long.
+    Waits(LongWait),
 }
 
 /// How long a rank that has found a failure waits to hear whether it is the first. Its process then decides by itself.
@@ -69,6 +73,32 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         let rung = self.ring(state, ticket.group, complete, Ok(()));
         rung.expect("nothing has failed");
         complete
+    }
+
+    /// Asks others about a wait that takes long.
+    pub(super) fn ask_about<'a>(
+        &'a self,
+        state: MutexGuard<'a, State<F, P>>,
+        wait: Wait,
+    ) -> MutexGuard<'a, State<F, P>> {
+        let long = state.board.long_wait(wait);
+        self.leave(state);
+        if let Some((tell, long)) = self.tell.as_ref().zip(long)
+            && let Some(failure) = tell(News::Waits(long))
+        {
+            self.find(failure);
+        }
+        self.state.lock()
+    }
+
+    /// The number of the wait that a rank here is in.
+    pub fn wait_of(&self, rank: usize) -> Option<u64> {
+        self.state.lock().board.wait_of(rank)
+    }
+
+    /// What a rank here waits in, if it is still in its wait of this number, and needs `other`.
+    pub fn still_needs(&self, rank: usize, number: u64, other: usize) -> Option<CollectiveId> {
+        self.state.lock().board.still_needs(rank, number, other)
     }
 
     /// [`join`](Self::join)s for a rank that is here, whose deposit comes later.

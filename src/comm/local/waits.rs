@@ -13,6 +13,17 @@ pub(crate) enum Wait {
     Message(Claim),
 }
 
+/// A rank that has waited for long.
+#[derive(Debug, Clone)]
+pub(crate) struct LongWait {
+    pub rank: usize,
+    /// Of all its waits.
+    pub number: u64,
+    pub during: CollectiveId,
+    /// The ranks that it needs, and in which wait each is, if it is here and waits.
+    pub needs: Vec<(usize, Option<u64>)>,
+}
+
 impl Wait {
     pub fn group(self) -> GroupKey {
         match self {
@@ -47,6 +58,7 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.fail(self.concurrent(rank, self.id(wait)));
         }
         self.ranks[rank].waits.push(wait);
+        self.ranks[rank].begun += 1;
         self.count(wait);
         self.check_left(wait);
         if !self.multithreaded
@@ -118,7 +130,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// The ranks without each of which `wait` does not end.
-    fn needs(&self, wait: Wait) -> impl Iterator<Item = usize> {
+    pub(super) fn needs(&self, wait: Wait) -> impl Iterator<Item = usize> {
         let (ticket, senders) = match wait {
             Wait::All(ticket) => (Some(ticket), &[][..]),
             Wait::Message(claim) => (None, self.senders(claim)),

@@ -2,7 +2,7 @@
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::engine::{Failure, Print};
-use crate::comm::local::Notice;
+use crate::comm::local::{Chain, Notice};
 use crate::comm::{RankReport, TensorMeta};
 
 /// What one process says to another, about one launch.
@@ -45,6 +45,8 @@ pub(in crate::comm) enum Word<P = Print> {
     Failed { failure: Failure, decided: bool },
     /// Who goes on after a failure.
     GoesOn(Notice),
+    /// Of a rank that has waited for long.
+    Waits(Chain),
 }
 
 /// When what others need of a call is sent.
@@ -97,7 +99,9 @@ impl<P> Word<P> {
             Self::Joined { contents, .. } | Self::Brought { contents, .. } | Self::Sent { contents, .. } => {
                 std::mem::take(contents)
             }
-            Self::Asked { .. } | Self::Left(_) | Self::Failed { .. } | Self::GoesOn(_) => Contents::default(),
+            Self::Asked { .. } | Self::Left(_) | Self::Failed { .. } | Self::GoesOn(_) | Self::Waits(_) => {
+                Contents::default()
+            }
         }
     }
 }
@@ -140,6 +144,11 @@ wire_enum!(Notice {
     1 Gone { ranks },
     2 Missed { process },
     3 Roster { ranks },
+});
+wire_enum!(Chain {
+    0 Needs { rank, number, other },
+    1 Waiting { rank, number, other, in_wait },
+    2 WaitsFor { rank, number, during, other, in_wait },
 });
 wire_struct!(Channel { number, introduction });
 wire_struct!(Introduction { ranks, name, member });
@@ -218,6 +227,10 @@ impl Encode for Word<&Written> {
                 out.push(6);
                 notice.encode(out);
             }
+            Self::Waits(chain) => {
+                out.push(7);
+                chain.encode(out);
+            }
             Self::Asked { channel, seq, wanted } => {
                 out.push(4);
                 (channel, seq, wanted).encode(out);
@@ -252,6 +265,7 @@ impl Decode for Word {
                 Self::Brought { channel, seq, contents }
             }
             6 => Self::GoesOn(Decode::decode(input)?),
+            7 => Self::Waits(Decode::decode(input)?),
             _ => return None,
         })
     }

@@ -275,3 +275,49 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
         assert!(error.contains("announces payloads of [12] bytes for []"), "{error}");
     }
 }
+
+/// Every rank starts with the pair that it shares with the next one: none comes to another.
+#[test]
+fn ranks_of_several_processes_that_wait_for_each_other_are_told() {
+    for (processes, each) in [(2, 1), (3, 1), (2, 2)] {
+        let (job, size) = (Job::new(processes, 11), processes * each);
+        let ends = job.run(|_, processes| {
+            launched(processes, each, |world| {
+                let rank = world.rank();
+                let next = world.group(&[rank, (rank + 1) % size])?;
+                let before = world.group(&[(rank + size - 1) % size, rank])?;
+                next.barrier("next".into()).wait()?;
+                Ok(before.barrier("before".into()).wait()?)
+            })
+        });
+        for end in ends {
+            let error = end.unwrap_err();
+            let Error::Comm(CommError::Deadlock { waits }) = &error.cause else { panic!("{error}") };
+            assert_eq!(waits.len(), size, "{error}");
+            assert!(
+                waits.iter().all(|(rank, during, other)| { *other == (rank + 1) % size && &*during.label == "next" })
+            );
+        }
+    }
+}
+
+#[test]
+fn ranks_that_wait_for_long_and_not_for_each_other_go_on() {
+    let job = Job::new(3, 12);
+    let ends = job.run(|_, processes| {
+        launched(processes, 1, |world| {
+            let (rank, all) = (world.rank(), world.all());
+            // Rank 0 waits for 1, which waits for 2, which computes; then all, in another order.
+            if rank == 2 {
+                std::thread::sleep(Duration::from_millis(1200));
+            }
+            for pair in [[1, 2], [0, 1], [2, 0]] {
+                if pair.contains(&rank) {
+                    world.group(&pair)?.barrier("pair".into()).wait()?;
+                }
+            }
+            sum(world, &all, "sum", 3)
+        })
+    });
+    ends.into_iter().for_each(|end| drop(end.unwrap()));
+}

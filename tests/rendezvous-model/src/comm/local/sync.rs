@@ -15,7 +15,7 @@ pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
 pub const FAR: Duration = Duration::from_secs(3600);
 
 /// The time from the start, at which it always is.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Instant(Duration);
 
 impl Instant {
