@@ -245,7 +245,7 @@ impl Over {
 /// The operation in a record. `None`: there is none, or it was being written.
 pub(super) fn read(words: &[u64]) -> Option<Record> {
     let place = words[0];
-    let index = (place / 2).checked_sub(1).filter(|_| place % 2 == 0)?;
+    let index = (place / 2).checked_sub(1).filter(|_| place.is_multiple_of(2))?;
     let &[posted, bytes, seq, kinds, partners, agreement, lengths] = words[CALL..].first_chunk::<CALL_WORDS>()?;
     let (label_bytes, text_bytes) = (lengths as usize & 0xff, lengths as usize >> 8 & 0xff);
     if text_bytes > TEXT_BYTES || label_bytes > text_bytes {

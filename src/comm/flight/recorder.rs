@@ -24,8 +24,11 @@ pub(in crate::comm) struct Recorder {
     words: Words,
     start: Instant,
     /// By the group's ranks and the name.
-    channels: Mutex<HashMap<(Arc<[usize]>, &'static str), Arc<Sequence>>>,
+    channels: Mutex<HashMap<Key, Arc<Sequence>>>,
 }
+
+/// Ranks, and a name.
+type Key = (Arc<[usize]>, &'static str);
 
 /// When a launch began, and where: the same for its ranks in one process.
 #[derive(Debug, Clone)]

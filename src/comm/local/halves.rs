@@ -103,7 +103,7 @@ impl<T: Send> Pending<T> for Halves<T> {
         let first = self.first.wait(deadline)?;
         let second = match own {
             Some(second) => second.wait(deadline.saturating_sub(start.elapsed()))?,
-            None => self.second.0.from_hands()?,
+            None => self.second.0.taken_by_hands()?,
         };
         Ok(Waited { moving: first.moving + second.moving, last: first.last, ..second })
     }

@@ -76,7 +76,7 @@ impl LocalEngine {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spins = if size <= cores { SPINS } else { 0 };
         let rendezvous = rendezvous::Rendezvous::new(size, spins, multithreaded);
-        let going_on = GoingOn::new([0..size], 0);
+        let going_on = GoingOn::new(std::iter::once(0..size), 0);
         Arc::new_cyclic(|this| Self {
             rendezvous,
             size,

@@ -7,6 +7,11 @@ fn three() -> [Muster; 3] {
     [0, 1, 2].map(|here| Muster::new([0..2, 2..4, 4..6], here))
 }
 
+/// One process, of these ranks.
+fn alone(ranks: Range<usize>) -> Muster {
+    Muster::new(std::iter::once(ranks), 0)
+}
+
 fn came(rank: usize) -> Notice {
     Notice::Came { rank }
 }
@@ -17,7 +22,7 @@ fn roster(ranks: &[usize]) -> Notice {
 
 #[test]
 fn those_that_have_come_go_on_once_no_rank_is_open() {
-    let mut muster = Muster::new([0..3], 0);
+    let mut muster = alone(0..3);
     muster.came(2);
     muster.came(0);
     assert_eq!((muster.decide(), muster.open()), (None, vec![1]));
@@ -28,7 +33,7 @@ fn those_that_have_come_go_on_once_no_rank_is_open() {
 
 #[test]
 fn who_is_gone_does_not_come_and_who_has_come_does_not_go() {
-    let mut muster = Muster::new([0..2], 0);
+    let mut muster = alone(0..2);
     muster.gone(0);
     muster.came(0);
     muster.came(1);
@@ -38,7 +43,7 @@ fn who_is_gone_does_not_come_and_who_has_come_does_not_go() {
 
 #[test]
 fn nobody_is_no_world() {
-    let mut muster = Muster::new([0..2], 0);
+    let mut muster = alone(0..2);
     muster.gone(0);
     muster.gone(1);
     assert_eq!(muster.decide(), None);
@@ -48,12 +53,12 @@ fn nobody_is_no_world() {
 #[test]
 fn the_first_process_decides_and_any_could() {
     let mut all = three();
-    for here in 0..3 {
+    for (here, muster) in all.iter_mut().enumerate() {
         for rank in 0..6 {
             match rank {
-                3 => all[here].gone(3),
-                rank if rank / 2 == here => all[here].came(rank),
-                rank => assert_eq!(all[here].hear(rank / 2, came(rank)), Ok(None)),
+                3 => muster.gone(3),
+                rank if rank / 2 == here => muster.came(rank),
+                rank => assert_eq!(muster.hear(rank / 2, came(rank)), Ok(None)),
             }
         }
     }

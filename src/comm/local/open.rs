@@ -67,11 +67,11 @@ impl<T> Open<T> {
 
     /// What it becomes: made on this thread, or by the hands, where they were first.
     pub fn wait(&self, deadline: Duration) -> Result<Waited<T>, CommError> {
-        self.take().map_or_else(|| self.from_hands(), |pending| pending.wait(deadline))
+        self.take().map_or_else(|| self.taken_by_hands(), |pending| pending.wait(deadline))
     }
 
     /// What the hands make, or have made, of what they have taken.
-    pub fn from_hands(&self) -> Result<Waited<T>, CommError> {
+    pub fn taken_by_hands(&self) -> Result<Waited<T>, CommError> {
         let mut state = self.state.lock();
         loop {
             if let State::Finished(result) = std::mem::replace(&mut *state, State::Taken) {

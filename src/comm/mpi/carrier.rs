@@ -5,8 +5,9 @@ use std::mem;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::error::MpiError;
 use super::frame::{self, Frame};
-use super::library::{Library, MpiError};
+use super::library::Library;
 use super::rest::Rest;
 use super::transfers::{FRAME, Incoming, PART, Transfers};
 use super::{Limits, Shared};

@@ -12,7 +12,7 @@ use mpi::ffi::{
     MPI_Comm, MPI_Comm_group, MPI_Group, MPI_Group_free, MPI_Group_size, MPI_Group_translate_ranks, RSMPI_GROUP_NULL,
 };
 
-use super::library::{MpiError, check};
+use super::error::{MpiError, check};
 
 /// `MPIX_Comm_get_failed`: the processes of a communicator that are known to have failed.
 type GetFailed = unsafe extern "C" fn(MPI_Comm, *mut MPI_Group) -> c_int;

@@ -1,16 +1,17 @@
 //! [`Library`]: the few functions of MPI that are called, each with its error.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ptr;
 
 use mpi::ffi::{
     MPI_Abort, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size, MPI_ERR_IN_STATUS,
-    MPI_Error_string, MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread, MPI_Initialized,
-    MPI_Irecv, MPI_Isend, MPI_MAX_ERROR_STRING, MPI_Message, MPI_Request, MPI_Status, MPI_Testsome, RSMPI_ANY_SOURCE,
-    RSMPI_COMM_NULL, RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_UINT8_T,
+    MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread, MPI_Initialized, MPI_Irecv, MPI_Isend,
+    MPI_Message, MPI_Request, MPI_Status, MPI_Testsome, RSMPI_ANY_SOURCE, RSMPI_COMM_NULL, RSMPI_COMM_WORLD,
+    RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_UINT8_T,
 };
 
+use super::error::{MpiError, check};
 use super::failures::Failures;
 use crate::comm::launcher::{Place, StartError};
 
@@ -23,26 +24,15 @@ pub(super) struct Library {
     thread: PhantomData<*const ()>,
 }
 
-/// A function of MPI failed.
-#[derive(Debug, thiserror::Error)]
-#[error("{call} failed: {text}")]
-pub(super) struct MpiError {
-    call: &'static str,
-    text: String,
-}
-
-impl From<MpiError> for StartError {
-    fn from(MpiError { call, text }: MpiError) -> Self {
-        Self::Mpi { call, text }
-    }
-}
-
 /// A message that has come, to be received.
 pub(super) struct Message {
     pub from: usize,
     pub bytes: usize,
     handle: MPI_Message,
 }
+
+/// A request that is over, by its place, and whether it has failed.
+pub(super) type Outcome = (usize, Result<(), MpiError>);
 
 impl Library {
     /// Initializes MPI on the calling thread, where the launcher says that this process has `place`.
@@ -155,7 +145,7 @@ impl Library {
     }
 
     /// Which of `requests` are done, ascending, or why one is not; all of them make progress.
-    pub fn done(&self, requests: &mut [MPI_Request]) -> Result<Vec<(usize, Result<(), MpiError>)>, MpiError> {
+    pub fn done(&self, requests: &mut [MPI_Request]) -> Result<Vec<Outcome>, MpiError> {
         let mut number = 0;
         let mut done = vec![0; requests.len()];
         let mut statuses = Vec::<MPI_Status>::with_capacity(requests.len());
@@ -207,22 +197,6 @@ fn check_place(place: Place, processes: usize, here: usize) -> Result<(), StartE
 /// As MPI counts; messages are cut so that it can.
 fn count(length: usize) -> c_int {
     length.try_into().expect("a message is no longer than the limit, and a program has fewer than 2^31 of them")
-}
-
-pub(super) fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
-    if code == 0 {
-        return Ok(());
-    }
-    let mut text = [0 as c_char; MPI_MAX_ERROR_STRING as usize];
-    let mut length = 0;
-    // SAFETY: there is room for the longest text; what MPI leaves of it is zeros, which end it.
-    let text = unsafe {
-        MPI_Error_string(code, text.as_mut_ptr(), &mut length);
-        *text.last_mut().expect("it has room") = 0;
-        CStr::from_ptr(text.as_ptr())
-    };
-    let text = text.to_string_lossy().into_owned();
-    Err(MpiError { call, text: if text.is_empty() { format!("code {code}") } else { text } })
 }
 
 #[cfg(test)]

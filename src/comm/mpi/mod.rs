@@ -26,6 +26,7 @@
 
 mod carrier;
 mod ending;
+mod error;
 mod failures;
 mod frame;
 mod library;

@@ -9,7 +9,8 @@ use std::rc::Rc;
 
 use mpi::ffi::MPI_Request;
 
-use super::library::{Library, Message, MpiError};
+use super::error::MpiError;
+use super::library::{Library, Message};
 use crate::comm::courier::{Landing, Payload};
 
 /// Tag of messages of frames.

@@ -20,7 +20,9 @@ const SHAPE: [usize; 2] = [100, 6000];
 type Posted = (Tensor<2>, Work<Vec<DispatchTensor>>);
 
 /// What the ranks of a process call, each of its own tensor.
-const CALLS: [fn(&Communicator, Tensor<2>) -> Work<Vec<DispatchTensor>>; 7] = [
+type Make = fn(&Communicator, Tensor<2>) -> Work<Vec<DispatchTensor>>;
+
+const CALLS: [Make; 7] = [
     |comm, tensor| comm.all_gather("lands".into(), vec![shard(comm, tensor, 0)]),
     |comm, tensor| comm.all_gather("in pieces".into(), vec![shard(comm, tensor, 1)]),
     |comm, tensor| one(comm.all_to_all("lands".into(), shard(comm, tensor, 0), 1, Cut::Chunks(SHAPE[1]))),
