@@ -32,7 +32,7 @@ impl LocalChannel {
             TensorPrint { shape, dtype, cut: Some(CutPrint::new(*dim, cut)), to: None }
         };
         let parts: Vec<_> = deposit.tensors.iter().zip(&cuts).map(part).collect();
-        let print = Print { tensors: parts.into(), ..post.print.clone() };
+        let print = Print { tensors: parts.into(), digests: None, ..post.print.clone() };
         let shares = outlet.shares(&deposit, Share::Parts(&cuts));
 
         let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
