@@ -117,8 +117,8 @@ impl FullyShard {
     /// Compares, in every so-manieth step, what several ranks hold alike: to the bit, by a digest of 64 bits that travels
     /// with a unit's reductions. A difference is [`CommError::Diverged`](crate::comm::CommError::Diverged) on all ranks,
     /// which names two that differ, the parameter and the step; of three or more that hold it, the one at fault. So a
-    /// host whose memory or processor is broken is found before what it computes has spread for long; with 1, before the
-    /// optimizer's next step. Default: 10; 0 never compares. It must be equal on all ranks.
+    /// host whose memory or processor is broken is found before what it computes has spread for long; with 1, in the
+    /// backward of the step in which it is wrong. Default: 10; 0 never compares. It must be equal on all ranks.
     ///
     /// Compared are, of each unit that trains a parameter: between replicas (HSDP) the stored shards and their averaged
     /// gradients; between the ranks that shard, parameters placed `Replicate`, their averaged gradients, and the weights

@@ -49,7 +49,8 @@ fn invariant_7_what_all_hold_alike_is_compared_with_those_elsewhere() {
         let group = board.group(&[0, 1, 2], "");
         let elsewhere = board.announce(group, 2, Holds::of(8)).unwrap();
         let (here, _) = board.join(group, 0, Holds::of(7), ()).unwrap();
-        let Err(CommError::Diverged { rank: 2, other: 0, majority: true, .. }) = board.offer(group, 1, Holds::of(7)) else {
+        let Err(CommError::Diverged { rank: 2, other: 0, majority: true, .. }) = board.offer(group, 1, Holds::of(7))
+        else {
             panic!()
         };
         assert_eq!((board.failure().is_none(), board.is_undecided()), (defers, defers));

@@ -371,7 +371,8 @@ fn invariant_2_what_all_hold_alike_is_compared_when_the_last_has_joined() {
             assert!(!complete && board.failure().is_none());
             let error = board.join(group, last, holds(last), ()).unwrap_err();
             let told = error.to_string();
-            let CommError::Diverged { rank, other, param, of: Replicated::Weight, step: 3, majority: true, .. } = error else {
+            let CommError::Diverged { rank, other, param, of: Replicated::Weight, step: 3, majority: true, .. } = error
+            else {
                 panic!("{error}")
             };
             assert_eq!((rank, other, &*param), ([3, 0, 2][culprit], [0, 3, 3][culprit], "a"));
