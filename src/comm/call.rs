@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::TensorMeta;
+use super::{Digests, TensorMeta};
 
 /// The pass a collective belongs to, as counted by the [`Ledger`](super::Ledger).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -45,6 +45,9 @@ pub struct Call {
     /// Names of the tensors, such as the parameters' paths, in the order in which they travel; tensors
     /// after the last name have none. Must agree on all ranks. The ledger leaves them out.
     pub names: Option<Arc<[Arc<str>]>>,
+    /// Digests of what all ranks of the group hold alike, which need not be what travels: compared on the way, but for
+    /// messages. The ledger leaves them out.
+    pub digests: Option<Arc<[Digests]>>,
     /// Issued ahead of need: the ledger counts it when its result is taken, and not before.
     pub ahead: bool,
 }
@@ -70,6 +73,12 @@ impl Call {
     /// The same call, of tensors of these names.
     pub fn named(mut self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
         self.names = Some(names.into_iter().collect());
+        self
+    }
+
+    /// The same call, which compares these, if there are any.
+    pub fn comparing(mut self, digests: Vec<Digests>) -> Self {
+        self.digests = (!digests.is_empty()).then(|| digests.into());
         self
     }
 

@@ -25,7 +25,7 @@ use super::{Call, CollectiveId, CommError, Group, Op, Work, trace};
 /// # Collective
 /// Every rank of the group must make the same calls in the same order, with equal labels,
 /// shapes, cuts and dtypes. Each call carries a fingerprint of all of these; a difference is
-/// [`CommError::Mismatch`] on every rank, never a hang.
+/// [`CommError::Mismatch`] on every rank, never a hang. It may carry [digests](Call::digests) of what ranks hold alike.
 ///
 /// # Errors
 /// Every [`Work`] resolves to its value or to a [`CommError`] that names the

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{CollectiveId, Op};
+use super::{CollectiveId, Op, Replicated};
 
 /// Why a collective failed, naming the rank at fault.
 ///
@@ -57,6 +57,32 @@ pub enum CommError {
         during: CollectiveId,
         /// What differs: `rank`'s value first, such as `shape [4, 8] vs [4, 9]`.
         differs: String,
+    },
+
+    /// Two ranks hold different values of what all ranks of a group must hold alike: a host has silently corrupted one.
+    ///
+    /// The program of a rank at fault ends, the others may [go on](super::World::shrink) without it.
+    #[error(
+        "rank {rank} and rank {other} hold different values of {of} `{param}` in step {step} (found in {during}): {}; all \
+         ranks of that group must hold the same bits, so that a host has silently corrupted its own: stop using that host, \
+         and go on without it (`World::shrink`), or from a checkpoint",
+        blame(.rank, .other, .majority)
+    )]
+    Diverged {
+        /// Global rank that differs: the one outside the majority, if there is one.
+        rank: usize,
+        /// A global rank it differs from.
+        other: usize,
+        /// The collective that brought it to light.
+        during: CollectiveId,
+        /// The parameter's path.
+        param: String,
+        /// What of it.
+        of: Replicated,
+        /// In which step it was: how many passes of the parameter's unit that trains there had been, with this one.
+        step: u64,
+        /// Whether most ranks of the group hold what `other` does. Else either may be wrong.
+        majority: bool,
     },
 
     /// Ranks wait for each other in different collectives.
@@ -199,6 +225,7 @@ impl CommError {
             | Self::RankFailed { rank, .. }
             | Self::RankLeft { rank, .. }
             | Self::Mismatch { rank, .. }
+            | Self::Diverged { rank, .. }
             | Self::ConcurrentCalls { rank, .. }
             | Self::InsideOnly { rank, .. }
             | Self::OtherRank { rank, .. }
@@ -239,6 +266,13 @@ impl CommError {
 
 fn noticed(during: &Option<CollectiveId>) -> String {
     during.as_ref().map(|id| format!(" (noticed in {id})")).unwrap_or_default()
+}
+
+fn blame(rank: &usize, other: &usize, majority: &bool) -> String {
+    match majority {
+        true => format!("rank {rank} is wrong, as most hold what rank {other} does"),
+        false => "either may be wrong".into(),
+    }
 }
 
 fn cycle(waits: &[(usize, CollectiveId, usize)]) -> String {

@@ -49,7 +49,7 @@ type PlacementFn = Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + 
 ///     .units(["blocks.*"])
 ///     .reshard_after_forward(ReshardAfterForward::Always);
 /// ```
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct FullyShard {
     pub(super) units: Vec<String>,
     pub(super) ignored: Vec<String>,
@@ -57,11 +57,26 @@ pub struct FullyShard {
     pub(super) strict: bool,
     pub(super) buffers: Buffers,
     pub(super) placement: Option<PlacementFn>,
+    pub(super) verify_every: u64,
+}
+
+impl Default for FullyShard {
+    fn default() -> Self {
+        Self {
+            units: Vec::new(),
+            ignored: Vec::new(),
+            reshard: ReshardAfterForward::default(),
+            strict: false,
+            buffers: Buffers::default(),
+            placement: None,
+            verify_every: 10,
+        }
+    }
 }
 
 impl FullyShard {
     /// One unit holding every parameter, [`ReshardAfterForward::Auto`], placement `Shard(0)`,
-    /// [`Buffers::FirstRank`].
+    /// [`Buffers::FirstRank`], [`verify_every(10)`](Self::verify_every).
     pub fn new() -> Self {
         Self::default()
     }
@@ -96,6 +111,28 @@ impl FullyShard {
     /// such parameters are gathered and reduced one by one, and a warning names the first of each unit.
     pub fn strict(mut self) -> Self {
         self.strict = true;
+        self
+    }
+
+    /// Compares, in every so-manieth step, what several ranks hold alike: to the bit, by a digest of 64 bits that travels
+    /// with a unit's reductions. A difference is [`CommError::Diverged`](crate::comm::CommError::Diverged) on all ranks,
+    /// which names two that differ, the parameter and the step; of three or more that hold it, the one at fault. So a
+    /// host whose memory or processor is broken is found before what it computes has spread for long; with 1, in the
+    /// backward of the step in which it is wrong. Default: 10; 0 never compares. It must be equal on all ranks.
+    ///
+    /// Compared are, of each unit that trains a parameter: between replicas (HSDP) the stored shards and their averaged
+    /// gradients; between the ranks that shard, parameters placed `Replicate`, their averaged gradients, and the weights
+    /// that forward has gathered. Of a shard that one rank alone holds there is nothing to compare with. A gradient
+    /// is compared when the unit is reduced the next time.
+    ///
+    /// Steps are a unit's passes, however many are made before the optimizer steps, counted from 1 as forward begins with
+    /// autodiff.
+    ///
+    /// On devices other than the CPU values are not looked at. Optimizers that multiply matrices or sum up, such as Muon
+    /// and Lamb, give equal bits on processors of one kind with one number of threads alone: where replicas have others,
+    /// say 0.
+    pub fn verify_every(mut self, steps: u64) -> Self {
+        self.verify_every = steps;
         self
     }
 
@@ -138,6 +175,7 @@ impl fmt::Debug for FullyShard {
             .field("reshard_after_forward", &self.reshard)
             .field("strict", &self.strict)
             .field("buffers", &self.buffers)
+            .field("verify_every", &self.verify_every)
             .field("shard_placement_fn", &self.placement.is_some())
             .finish()
     }

@@ -111,7 +111,7 @@ pub(super) fn data_parallel(
     config: &FullyShard,
     ignored: Arc<[PathPattern]>,
 ) -> Result<DataParallel> {
-    let FullyShard { reshard, strict, buffers, .. } = *config;
+    let FullyShard { reshard, strict, buffers, verify_every, .. } = *config;
     let shard_dim = mesh.ndim() - 1;
     let shard = mesh.communicator(shard_dim)?.clone();
     let replicate = match shard_dim {
@@ -132,7 +132,19 @@ pub(super) fn data_parallel(
     };
     let all = mesh.communicator_over(&(0..=shard_dim).collect::<Vec<_>>())?;
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
-    Ok(DataParallel { ignored, reshard, strict, buffers, all, shard, again, reduce, replicate, neighbours })
+    Ok(DataParallel {
+        ignored,
+        reshard,
+        strict,
+        buffers,
+        verify_every,
+        all,
+        shard,
+        again,
+        reduce,
+        replicate,
+        neighbours,
+    })
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.

@@ -7,11 +7,22 @@
 #[cfg(feature = "cube")]
 pub(crate) mod cube;
 #[cfg(feature = "flex")]
+mod digest;
+#[cfg(feature = "flex")]
 pub(crate) mod flex;
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{BackendTensor, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
 use burn::tensor::{Device, Slice};
+
+#[cfg(feature = "flex")]
+pub(crate) use digest::digests;
+
+/// A digest of each tensor's elements: none are on the CPU.
+#[cfg(not(feature = "flex"))]
+pub(crate) fn digests<'a>(tensors: impl Iterator<Item = &'a DispatchTensor>) -> Vec<Option<u64>> {
+    tensors.map(|_| None).collect()
+}
 
 /// The CPU, if there is a backend for it.
 pub(crate) fn host() -> Device {

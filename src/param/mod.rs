@@ -11,6 +11,7 @@
 //! | over which ranks it is cut, and cut again | `combine`, `recut` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
 //! | what moves together, over which groups | `unit`, `shards`, `reduce`, `terms` |
+//! | what is compared between ranks that hold it alike | `verify` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | a parameter read outside its unit | `read`, `outside` |
 //! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
@@ -58,6 +59,7 @@ pub(crate) mod trace;
 mod unit;
 mod unshard;
 mod varying;
+mod verify;
 mod view;
 mod visit;
 

@@ -5,7 +5,8 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use super::plans::Exchange;
 use super::unit::{DataParallel, Unit};
-use crate::comm::{Call, CommError, ReduceOp};
+use super::verify::Carried;
+use crate::comm::{Call, CommError, Digests, ReduceOp};
 
 /// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it
 /// did not use.
@@ -45,46 +46,54 @@ fn without_unused(reduced: Vec<DispatchTensor>, flags: DispatchTensor, used: &[b
 }
 
 impl Unit {
-    /// Averages whole gradients of `members` over the data-parallel ranks. Returns what this rank's
-    /// optimizer steps: shards, and wholes of the parameters every rank holds whole.
+    /// Averages whole gradients of `members` over the data-parallel ranks, and compares what is `carried`. Returns what
+    /// this rank's optimizer steps: shards, and wholes of the parameters every rank holds whole.
     pub(super) fn reduce(
         &self,
         call: Call,
         members: &[usize],
         grads: Vec<Option<DispatchTensor>>,
         zeros: impl Fn(usize) -> DispatchTensor,
+        carried: Carried,
     ) -> Result<Vec<Option<DispatchTensor>>, CommError> {
         let Some(data) = self.data.as_ref().filter(|data| !grads.is_empty() && data.ranks() > 1) else {
             return Ok(grads);
         };
         let own = Own::new(grads, zeros);
-        let (mut reduced, flags) = self.average(data, call.clone(), members, &own)?;
+        let Carried { due, shard, replicate } = carried;
+        let (mut reduced, flags) = self.average(data, &call, members, &own, shard)?;
         let flags = match &data.replicate {
             None => flags,
             Some(group) => {
                 reduced.push(flags);
+                let call = call.comparing(replicate);
                 reduced = self.exchange(Exchange::All, group, call, members, reduced).wait()?;
                 reduced.pop().expect("the flags were sent last")
             }
         };
+        if let Some(step) = due {
+            self.keep_gradients(step, members, &reduced);
+        }
         Ok(without_unused(reduced, flags, &own.used))
     }
 
-    /// The averages over the ranks that shard, and of the flags.
+    /// The averages over the ranks that shard, and of the flags. The first reduction carries what is `compared`.
     fn average(
         &self,
         data: &DataParallel,
-        call: Call,
+        call: &Call,
         members: &[usize],
         own: &Own,
+        compared: Vec<Digests>,
     ) -> Result<(Vec<DispatchTensor>, DispatchTensor), CommError> {
         let group = &data.reduce;
         let (mut cut, mut uncut) = (self.cut(members, own.grads.clone()), self.uncut(members, own.grads.clone()));
+        let first = call.clone().comparing(compared);
         let mut flags = None;
         let mut shards = Vec::new();
         if !cut.is_empty() {
             cut.push(own.flags(group.group().size()));
-            shards = self.exchange(Exchange::Gradients, group, call.clone(), members, cut).wait()?;
+            shards = self.exchange(Exchange::Gradients, group, first.clone(), members, cut).wait()?;
             flags = shards.pop();
         }
         if !uncut.is_empty() {
@@ -92,6 +101,7 @@ impl Unit {
             if alone {
                 uncut.push(own.flags(1));
             }
+            let call = if alone { first } else { call.clone() };
             uncut = self.exchange(Exchange::Uncut, group, call, members, uncut).wait()?;
             if alone {
                 flags = uncut.pop();

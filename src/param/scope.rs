@@ -82,8 +82,9 @@ impl Scope {
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
         let passes = PASSES.with(Arc::clone);
         let place = first.map(|_| passes.enter(tied));
+        let due = place.and_then(|_| unit.begin_pass(opening.lone.then(|| members[0])));
         let call = Call::new(opening.label).drawn(unit.draw());
-        let buffer = UnitBuffer::new(unit.clone(), members.clone(), shards.plain(), call, kept, in_slots);
+        let buffer = UnitBuffer::new(unit.clone(), members.clone(), shards.plain(), call, kept, in_slots, due);
         let leaf = |base: &DispatchTensor| Some(base).filter(trained).and_then(|base| autodiff::node_id(base.clone()));
         let pass = Pass::new(buffer, bases.iter().map(leaf).collect(), passes, place);
         #[cfg(feature = "testing")]

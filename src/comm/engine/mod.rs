@@ -23,7 +23,9 @@
 //!    their results are waited for; messages do not count. Of one sender and one tag, messages are received in the order
 //!    in which they were sent, by receives in the order in which they were posted. Posting never waits for other
 //!    ranks.
-//! 2. **Agreement.** [`Print`]s are compared; a difference is [`CommError::Mismatch`] on every rank of the world.
+//! 2. **Agreement.** [`Print`]s are compared; a [difference](Print::difference) is [`CommError::Mismatch`] on every rank of
+//!    the world. So are, once those of all ranks of a collective are there, the values that they say ranks hold
+//!    [alike](Print::divergence): [`CommError::Diverged`].
 //! 3. **Ends.** The first [`Failure`] is the only one, and ends every wait of every rank of the world. A wait ends, too,
 //!    when a rank that it needs has [left](Engine::leave), and at its deadline.
 //! 4. **Bits.** A reduction adds neighbours in one fixed binary tree over the group's ranks: f16 and bf16 in f32, rounded

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Shape};
 
-use crate::comm::{Call, Op, ReduceOp, TensorMeta};
+use crate::comm::{Call, Digests, Divergence, Op, ReduceOp, TensorMeta};
 use crate::placement::Cut;
 
 /// The arguments of one collective, but for the data.
@@ -25,6 +25,8 @@ pub struct Print {
     pub(crate) any: bool,
     /// Of an all-to-all of lists, where every two ranks have an agreement of their own.
     pub(crate) pairs: Option<Box<Pairs>>,
+    /// Of what all ranks hold alike.
+    pub(crate) digests: Option<Arc<[Digests]>>,
 }
 
 /// What one rank gives to each rank of its group, and takes from each, in group order.
@@ -101,8 +103,21 @@ impl Print {
     /// Of a `call` of `op`.
     pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorPrint]>>) -> Self {
         let tensors = tensors.into();
-        let Call { label, drawn, whole, terms, names, .. } = call.clone();
-        Self { op, label, reduce: None, root: None, drawn, whole, terms, names, tensors, any: false, pairs: None }
+        let Call { label, drawn, whole, terms, names, digests, .. } = call.clone();
+        Self {
+            op,
+            label,
+            reduce: None,
+            root: None,
+            drawn,
+            whole,
+            terms,
+            names,
+            tensors,
+            any: false,
+            pairs: None,
+            digests,
+        }
     }
 
     /// The operation.
@@ -133,6 +148,13 @@ impl Print {
             })
             .or_else(|| self.tensors_differ(other))
             .or_else(|| self.pairs.as_ref()?.difference(other.pairs.as_ref()?))
+            .or_else(|| self.compared_otherwise(other))
+    }
+
+    /// Who holds other values than the others, of what all must hold alike: of the prints of all ranks of a collective, in
+    /// group order, of which no two have a [`difference`](Self::difference).
+    pub fn divergence<'a>(prints: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence> {
+        Divergence::among(prints.map(Self::digests))
     }
 
     /// Why a receive with this print refuses what was `sent`, its own value first; `None` if it takes it.
@@ -156,6 +178,19 @@ impl Print {
     /// with a third that does.
     pub fn is_of_pairs(&self) -> bool {
         self.pairs.is_some()
+    }
+
+    fn digests(&self) -> &[Digests] {
+        self.digests.as_deref().unwrap_or_default()
+    }
+
+    /// The first list of values to compare that is not of the same on both.
+    fn compared_otherwise(&self, other: &Self) -> Option<String> {
+        let (own, its) = (self.digests(), other.digests());
+        let mut pairs = (0..own.len().max(its.len())).map(|list| (own.get(list), its.get(list)));
+        let (own, its) = pairs.find(|(own, its)| !own.zip(*its).is_some_and(|(own, its)| own.are_of_the_same(its)))?;
+        let says = |digests: Option<&Digests>| digests.map_or("none".into(), Digests::to_string);
+        Some(format!("values to compare {} vs {}", says(own), says(its)))
     }
 
     fn names(&self) -> &[Arc<str>] {
@@ -207,6 +242,7 @@ pub(crate) fn whole(meta: &Option<TensorMeta>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::Replicated;
 
     fn print() -> Print {
         let cut = Some(CutPrint::new(0, &Cut::Chunks(4)));
@@ -223,6 +259,7 @@ mod tests {
             tensors: [tensor].into(),
             any: false,
             pairs: None,
+            digests: None,
         }
     }
 
@@ -253,6 +290,26 @@ mod tests {
         assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
         let again = |p: &mut Print| tensor(p).to = Some(CutPrint::new(1, &Cut::Chunks(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
+    }
+
+    #[test]
+    fn says_which_values_only_one_compares() {
+        let comparing = |step, names: &[&str], values: &[u64]| {
+            let names = names.iter().map(|&name| name.into()).collect();
+            let digests =
+                Digests { of: Replicated::Weight, step, names, values: values.iter().copied().map(Some).collect() };
+            Print { digests: Some([digests].into()), ..print() }
+        };
+        let both = comparing(10, &["a", "b"], &[1, 2]);
+        assert_eq!(both.difference(&comparing(10, &["a", "b"], &[3, 4])), None, "that is no difference of calls");
+        let says = |other: &Print| both.difference(other).unwrap();
+        let is = "values to compare weights of step 10: a, b vs";
+        assert_eq!(says(&print()), format!("{is} none"));
+        assert_eq!(says(&comparing(9, &["a", "b"], &[1, 2])), format!("{is} weights of step 9: a, b"));
+        assert_eq!(says(&comparing(10, &["a"], &[1])), format!("{is} weights of step 10: a"));
+        let prints = [both, comparing(10, &["a", "b"], &[1, 3])];
+        assert!(Print::divergence(prints.iter()).is_some());
+        assert_eq!(Print::divergence([print(), print()].iter()), None);
     }
 
     #[test]

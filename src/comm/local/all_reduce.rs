@@ -37,7 +37,7 @@ impl LocalChannel {
         };
         let parts: Vec<_> = deposit.tensors.iter().zip(&cuts).map(part).collect();
         let wholes: Arc<[_]> = parts.into();
-        let print = Print { tensors: wholes.clone(), ..post.print.clone() };
+        let print = Print { tensors: wholes.clone(), digests: None, ..post.print.clone() };
         let shares = outlet.shares(&deposit, Share::Parts(&cuts));
 
         let bytes = print.bytes();

@@ -2,7 +2,8 @@
 //!
 //! Invariants, cited by number in the tests:
 //! 1. The n-th call of one rank on a group meets the n-th call of every other rank.
-//! 2. A collective is complete when every rank of its group has joined with the same fingerprint.
+//! 2. A collective is complete when every rank of its group has joined with the same fingerprint. What all ranks hold alike
+//!    is compared when the last of them has.
 //! 3. A collective's deposits are freed once every rank has taken its result or given it up, whatever
 //!    becomes of others; those of collectives that a failure leaves incomplete are freed with it.
 //! 4. The first failure is the only one: it is final, and joint for all groups.
@@ -34,7 +35,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::comm::engine::Failure;
-use crate::comm::{CollectiveId, CommError, Op};
+use crate::comm::{CollectiveId, CommError, Divergence, Op};
 
 use mail::Mail;
 pub(crate) use mail::{Announced, Claim, Letter};
@@ -52,6 +53,15 @@ pub(crate) trait Fingerprint {
     /// Why a receive with this one refuses a message with `sent`; `None` if it takes it.
     fn refusal(&self, sent: &Self) -> Option<String> {
         self.difference(sent)
+    }
+    /// Who holds other values than the others, of what all must hold alike: of all ranks of a collective, in group order,
+    /// who agree.
+    fn divergence<'a>(prints: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence>
+    where
+        Self: 'a,
+    {
+        let _ = prints;
+        None
     }
     /// Whether every two ranks have an agreement of their own: one that agrees with a second need not agree
     /// with a third that does.
@@ -213,14 +223,19 @@ impl<F: Fingerprint, P> Board<F, P> {
         let slot = &mut g.slots[at];
         let suspect = slot.suspect(member, &print);
         slot.joined[member] = Some((print, None));
+        slot.expected -= 1;
         slot.first = slot.first.min(member);
         if let Some(part) = part {
             slot.put(member, part);
         }
-        if let Some((culprit, other)) = suspect {
+        let error = match suspect {
+            Some((culprit, other)) => Some(g.mismatch(seq, culprit, other)),
+            None => g.diverged(seq),
+        };
+        let slot = &mut g.slots[at];
+        if let Some(error) = error {
             // Never complete, also while it is not decided that this ends it.
             slot.absent += 1;
-            let error = g.mismatch(seq, culprit, other);
             self.fail(Failure::Collective(error.clone()));
             return Err(error);
         }
@@ -393,6 +408,16 @@ impl<F: Fingerprint, P> Group<F, P> {
             during: self.id(seq, other),
             differs: print(culprit).difference(print(other)).unwrap_or_default(),
         }
+    }
+
+    /// Why what all hold alike is not alike, once all have joined.
+    fn diverged(&self, seq: u64) -> Option<CommError> {
+        let slot = &self.slots[(seq - self.base) as usize];
+        if slot.expected > 0 {
+            return None;
+        }
+        let divergence = F::divergence(slot.joined.iter().flatten().map(|(print, _)| print))?;
+        Some(divergence.error(&self.ranks, self.id(seq, slot.first)))
     }
 }
 

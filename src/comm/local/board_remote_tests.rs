@@ -2,7 +2,7 @@
 
 use std::sync::Weak;
 
-use super::tests::{Name, Plain, board};
+use super::tests::{Holds, Name, Plain, board};
 use super::*;
 
 fn ready(board: &mut Plain, ticket: Ticket) -> Option<Vec<usize>> {
@@ -36,6 +36,27 @@ fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
     assert_eq!(board.last(here[0].0), 2, "whose deposit came last");
     here.into_iter().for_each(|(ticket, _)| board.release(ticket));
     assert!(board.groups[0].slots.is_empty(), "those elsewhere take no result here");
+}
+
+/// Of whom their deposits are on their way, and of one that is offered.
+#[test]
+fn invariant_7_what_all_hold_alike_is_compared_with_those_elsewhere() {
+    for defers in [false, true] {
+        let mut board = Board::new(3, false);
+        if defers {
+            board.defer();
+        }
+        let group = board.group(&[0, 1, 2], "");
+        let elsewhere = board.announce(group, 2, Holds::of(8)).unwrap();
+        let (here, _) = board.join(group, 0, Holds::of(7), ()).unwrap();
+        let Err(CommError::Diverged { rank: 2, other: 0, majority: true, .. }) = board.offer(group, 1, Holds::of(7))
+        else {
+            panic!()
+        };
+        assert_eq!((board.failure().is_none(), board.is_undecided()), (defers, defers));
+        board.fill(elsewhere, ());
+        assert!(!matches!(board.poll(here), Poll::Ready(_)));
+    }
 }
 
 /// It owes the others its deposit, and they wait for it as for those elsewhere; to its own reports that is no other call.

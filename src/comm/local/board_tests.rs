@@ -2,6 +2,8 @@
 
 use std::sync::Weak;
 
+use crate::comm::{Digests, Replicated};
+
 use super::*;
 
 /// An operation and a label; two labels differ.
@@ -325,6 +327,64 @@ fn invariant_2_agreements_of_pairs_are_checked_with_all_who_are_there() {
     let error = board.join(group, 2, Expects(2, [2, 4, 0]), 0).unwrap_err();
     let CommError::Mismatch { rank: 2, other: 1, differs, .. } = &error else { panic!("{error}") };
     assert_eq!(differs, "4 vs 3");
+}
+
+/// What a rank holds.
+pub(super) struct Holds(Vec<Digests>);
+
+impl Holds {
+    pub fn of(value: u64) -> Self {
+        let (names, values) = (["a".into()].into(), [Some(value)].into());
+        Self(vec![Digests { of: Replicated::Weight, step: 3, names, values }])
+    }
+}
+
+impl Fingerprint for Holds {
+    fn op(&self) -> Op {
+        Op::AllReduce
+    }
+
+    fn label(&self) -> Arc<str> {
+        "x".into()
+    }
+
+    fn difference(&self, _: &Self) -> Option<String> {
+        None
+    }
+
+    fn divergence<'a>(prints: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence> {
+        Divergence::among(prints.map(|print| &print.0[..]))
+    }
+}
+
+/// Whoever comes first and last: only then is it known who is at fault.
+#[test]
+fn invariant_2_what_all_hold_alike_is_compared_when_the_last_has_joined() {
+    for order in [[0, 1, 2], [1, 2, 0], [2, 0, 1]] {
+        for culprit in 0..3 {
+            let mut board = Board::new(4, false);
+            let group = board.group(&[3, 0, 2], "");
+            let holds = |member| Holds::of(if member == culprit { 8 } else { 7 });
+            let [first, second, last] = order;
+            board.join(group, first, holds(first), ()).unwrap();
+            let (ticket, complete) = board.join(group, second, holds(second), ()).unwrap();
+            assert!(!complete && board.failure().is_none());
+            let error = board.join(group, last, holds(last), ()).unwrap_err();
+            let told = error.to_string();
+            let CommError::Diverged { rank, other, param, of: Replicated::Weight, step: 3, majority: true, .. } = error
+            else {
+                panic!("{error}")
+            };
+            assert_eq!((rank, other, &*param), ([3, 0, 2][culprit], [0, 3, 3][culprit], "a"));
+            assert!(told.contains("all_reduce #0 `x` on ranks [3, 0, 2]"), "{told}");
+            assert!(matches!(board.poll(ticket), Poll::Failed), "it is never complete");
+        }
+    }
+    let mut board = Board::new(2, false);
+    let group = board.group(&[0, 1], "");
+    board.join(group, 0, Holds::of(7), ()).unwrap();
+    let (_, complete) = board.join(group, 1, Holds::of(7), ()).unwrap();
+    assert!(complete);
 }
 
 /// Most ranks wait in one collective, and one elsewhere, whether it comes first or last.

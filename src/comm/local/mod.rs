@@ -39,7 +39,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::engine::{Channel, Elsewhere, Engine, Failure, Member, Print, Successor, launch_number};
-use super::{CommError, Op, RankReport};
+use super::{CommError, Divergence, Op, RankReport};
 use crate::Error;
 
 use board::Ticket;
@@ -202,6 +202,10 @@ impl board::Fingerprint for Print {
 
     fn refusal(&self, sent: &Self) -> Option<String> {
         self.refusal(sent)
+    }
+
+    fn divergence<'a>(prints: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence> {
+        Self::divergence(prints)
     }
 
     fn is_of_pairs(&self) -> bool {

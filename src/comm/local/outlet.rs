@@ -104,7 +104,7 @@ impl Outlet {
         when: When,
         join: impl FnOnce(Print) -> Result<T, CommError>,
     ) -> Result<T, CommError> {
-        let written = Written::of(&print);
+        let (written, digests) = (Written::of(&print), print.digests.clone());
         let mut told = self.told.lock();
         let joined = join(print)?;
         let seq = told.calls;
@@ -120,7 +120,8 @@ impl Outlet {
                     Default::default()
                 }
             };
-            self.others.send(to, Word::Joined { channel, seq, print, when, contents }, payloads);
+            let digests = digests.clone();
+            self.others.send(to, Word::Joined { channel, seq, print, digests, when, contents }, payloads);
         }
         Ok(joined)
     }

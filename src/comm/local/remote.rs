@@ -351,8 +351,8 @@ impl LocalEngine {
     fn heard(&self, from: usize, word: Word) -> Result<Option<Place>, String> {
         let others = self.others();
         match word {
-            Word::Joined { channel, seq, print, when, .. } => {
-                let print = self.print((from, channel.number), print)?;
+            Word::Joined { channel, seq, print, digests, when, .. } => {
+                let print = Print { digests, ..self.print((from, channel.number), print)? };
                 let (group, member) = self.channel(from, channel)?;
                 let announced = match when {
                     When::Now | When::Later => {

@@ -15,6 +15,8 @@ pub(super) struct Slot<F, P> {
     pub(super) joined: Vec<Option<(F, Option<P>)>>,
     /// The first member that has joined, in group order.
     pub(super) first: usize,
+    /// How many members have not joined.
+    pub(super) expected: usize,
     /// How many deposits are missing.
     pub(super) absent: usize,
     /// The member whose deposit came most recently: of a complete collective the last.
@@ -35,6 +37,7 @@ impl<F: Fingerprint, P> Slot<F, P> {
         Self {
             joined,
             first: size,
+            expected: size,
             absent: size,
             waits: 0,
             last: 0,

@@ -2,9 +2,16 @@
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
-use crate::comm::{CollectiveId, CommError, Op, ReduceOp, TensorMeta};
+use crate::comm::{CollectiveId, CommError, Digests, Op, ReduceOp, Replicated, TensorMeta};
 
-wire_struct!(Print { op, label, reduce, root, drawn, whole, terms, names, tensors, any, pairs });
+// Of many prints digests are all that is new, so that they travel beside.
+wire_struct!(Print { op, label, reduce, root, drawn, whole, terms, names, tensors, any, pairs } but { digests });
+wire_struct!(Digests { of, step, names, values });
+wire_enum!(Replicated {
+    0 Weight {},
+    1 GatheredWeight {},
+    2 Gradient {},
+});
 wire_struct!(Pairs { member, given, taken });
 wire_struct!(TensorPrint { shape, dtype, cut, to });
 wire_struct!(CutPrint { dim, lengths });
@@ -120,4 +127,5 @@ wire_enum!(CommError {
     12 GivenUp { rank },
     13 LeftBehind { rank },
     14 CannotShrink { rank },
+    15 Diverged { rank, other, during, param, of, step, majority },
 });

@@ -1,9 +1,11 @@
 //! [`Header`]: what one process says to another.
 
+use std::sync::Arc;
+
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::engine::{Failure, Print};
 use crate::comm::local::{Chain, Notice};
-use crate::comm::{RankReport, TensorMeta};
+use crate::comm::{Digests, RankReport, TensorMeta};
 
 /// What one process says to another, about one launch.
 #[derive(Debug)]
@@ -32,7 +34,7 @@ impl LaunchKey {
 #[derive(Debug)]
 pub(in crate::comm) enum Word<P = Print> {
     /// A rank has joined a collective.
-    Joined { channel: Channel, seq: u64, print: Said<P>, when: When, contents: Contents },
+    Joined { channel: Channel, seq: u64, print: Said<P>, digests: Beside, when: When, contents: Contents },
     /// Whether what a rank offered in a call of a channel of the addressee is wanted.
     Asked { channel: usize, seq: u64, wanted: bool },
     /// What was offered, and asked for, or what comes later.
@@ -48,6 +50,9 @@ pub(in crate::comm) enum Word<P = Print> {
     /// Of a rank that has waited for long.
     Waits(Chain),
 }
+
+/// The digests of a print: beside it, for they are new every time.
+type Beside = Option<Arc<[Digests]>>;
 
 /// When what others need of a call is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -202,9 +207,10 @@ impl Decode for When {
 impl Encode for Word<&Written> {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Joined { channel, seq, print, when, contents } => {
+            Self::Joined { channel, seq, print, digests, when, contents } => {
                 out.push(0);
                 (channel, seq, print).encode(out);
+                digests.encode(out);
                 when.encode(out);
                 contents.encode(out);
             }
@@ -248,7 +254,14 @@ impl Decode for Word {
         Some(match u8::decode(input)? {
             0 => {
                 let (channel, seq, print) = Decode::decode(input)?;
-                Self::Joined { channel, seq, print, when: Decode::decode(input)?, contents: Decode::decode(input)? }
+                Self::Joined {
+                    channel,
+                    seq,
+                    print,
+                    digests: Decode::decode(input)?,
+                    when: Decode::decode(input)?,
+                    contents: Decode::decode(input)?,
+                }
             }
             1 => {
                 let (channel, to, tag) = Decode::decode(input)?;

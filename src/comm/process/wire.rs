@@ -18,9 +18,9 @@ pub(super) trait Decode: Sized {
     fn decode(input: &mut &[u8]) -> Option<Self>;
 }
 
-/// A structure, field by field.
+/// A structure, field by field. Those behind `but` travel otherwise, and are left at their defaults.
 macro_rules! wire_struct {
-    ($type:ty { $($field:ident),* $(,)? }) => {
+    ($type:ty { $($field:ident),* $(,)? } $(but { $($left:ident),* })?) => {
         impl Encode for $type {
             fn encode(&self, out: &mut Vec<u8>) {
                 $(self.$field.encode(out);)*
@@ -29,7 +29,7 @@ macro_rules! wire_struct {
 
         impl Decode for $type {
             fn decode(input: &mut &[u8]) -> Option<Self> {
-                Some(Self { $($field: Decode::decode(input)?),* })
+                Some(Self { $($field: Decode::decode(input)?,)* $($($left: Default::default(),)*)? })
             }
         }
     };

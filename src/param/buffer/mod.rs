@@ -70,6 +70,7 @@ use slots::{Refill, Slot};
 use source::Source;
 
 use super::unit::{Gathering, Kept, Unit, zeros_like_whole};
+use super::verify::Due;
 use crate::comm::{Call, CommError, Phase};
 
 /// The gathered bytes of one forward through a unit and of its backward: whole weights, and whole gradients
@@ -87,7 +88,7 @@ pub(super) struct UnitBuffer {
 
 impl UnitBuffer {
     /// Of the parameters `members` of a unit, as indices into it, of which this rank has these `shards`.
-    /// Its collectives are called `call`.
+    /// Its collectives are called `call`; what is alike on several ranks is compared if it is `due`.
     pub(super) fn new(
         unit: Arc<Unit>,
         members: Vec<usize>,
@@ -95,9 +96,10 @@ impl UnitBuffer {
         call: Call,
         kept: Kept,
         in_slots: bool,
+        due: Option<Due>,
     ) -> Self {
         let gradients = Mutex::new(Gradients::new(members.len()));
-        Self { source: Source::new(unit, members, shards, call), kept, in_slots, gradients }
+        Self { source: Source::new(unit, members, shards, call, due), kept, in_slots, gradients }
     }
 
     pub(super) fn unit(&self) -> &Arc<Unit> {
@@ -151,6 +153,10 @@ impl UnitBuffer {
     /// `backward` will need.
     pub(super) fn take_back(&self, backward: bool) {
         let issue = |weights: &[Weight<_, DispatchTensor>]| {
+            if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
+                let wholes = weights.iter().map(Weight::value);
+                self.source.unit.look_at_gathered(due, &self.source.members, wholes);
+            }
             let parts = (self.kept == Kept::Part && !weights.is_empty()).then(|| {
                 let wholes: Vec<_> = weights.iter().map(|weight| weight.value().clone()).collect();
                 self.source.unit.split(&self.source.members, &wholes)
@@ -206,7 +212,7 @@ impl UnitBuffer {
     /// Reduces the collected gradients of the weights at these positions: returns this rank's part of each that
     /// a rank has used. On one that has not, it counts as zeros.
     pub(super) fn reduce(&self, trained: &[usize]) -> Result<Vec<Option<DispatchTensor>>, CommError> {
-        let Source { unit, members, shards, .. } = &*self.source;
+        let Source { unit, members, shards, due, .. } = &*self.source;
         let zeros = |position: usize| zeros_like_whole(&unit.params[members[position]].shape, &shards[position]);
         let call = self.source.call(Phase::Backward);
         let (mut grads, terms) = self.gradients.lock().take();
@@ -216,9 +222,10 @@ impl UnitBuffer {
             let sums = unit.sum_terms(&dims, call.clone(), summed, own, |at| zeros(positions[at]))?;
             gradients::add_sums(&mut grads, &positions, sums);
         }
+        let carried = unit.carried(due.as_ref(), members, shards);
         let members: Vec<_> = trained.iter().map(|&position| members[position]).collect();
         let own = trained.iter().map(|&position| grads[position].take()).collect();
-        unit.reduce(call, &members, own, |at| zeros(trained[at]))
+        unit.reduce(call, &members, own, |at| zeros(trained[at]), carried)
     }
 
     /// Whether whole weights are in memory.

@@ -9,6 +9,7 @@ use super::slots::{Refill, Slot};
 use crate::Error;
 use crate::comm::{Call, Phase};
 use crate::param::unit::{Gathering, Unit};
+use crate::param::verify::Due;
 
 /// The shards that a pass started from, and what is gathered of them.
 ///
@@ -24,12 +25,20 @@ pub(super) struct Source {
     pub(super) shards: Vec<DispatchTensor>,
     /// What the pass's collectives are called.
     call: Call,
+    /// If what is alike on several ranks is compared.
+    pub(super) due: Option<Due>,
     pub(super) gathered: Gathered<Gathering, dyn Slot, DispatchTensor>,
 }
 
 impl Source {
-    pub(super) fn new(unit: Arc<Unit>, members: Vec<usize>, shards: Vec<DispatchTensor>, call: Call) -> Arc<Self> {
-        Arc::new(Self { unit, members, shards, call, gathered: Gathered::new() })
+    pub(super) fn new(
+        unit: Arc<Unit>,
+        members: Vec<usize>,
+        shards: Vec<DispatchTensor>,
+        call: Call,
+        due: Option<Due>,
+    ) -> Arc<Self> {
+        Arc::new(Self { unit, members, shards, call, due, gathered: Gathered::new() })
     }
 
     pub(super) fn call(&self, phase: Phase) -> Call {

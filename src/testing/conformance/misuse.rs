@@ -6,7 +6,9 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Shape, Tensor};
 use serde::{Serialize, Serializer};
 
-use crate::comm::{Call, CommError, Communicator, Launch, ReduceOp, Sharded, TensorMeta, World, launch};
+use crate::comm::{
+    Call, CommError, Communicator, Digests, Launch, ReduceOp, Replicated, Sharded, TensorMeta, World, launch,
+};
 use crate::placement::Cut;
 use crate::{Error, Result};
 
@@ -38,8 +40,14 @@ fn call() -> Call {
     Call::new("misuse")
 }
 
+/// A call of ranks that hold the same `a`, and this `b`.
+fn holding(step: u64, b: u64) -> Call {
+    let (names, values) = (["a".into(), "b".into()].into(), [Some(0), Some(b)].into());
+    call().comparing(vec![Digests { of: Replicated::Weight, step, names, values }])
+}
+
 /// Each in a world of at least two ranks, all of which make it unless it says otherwise.
-const MISUSES: [Misuse; 44] = [
+const MISUSES: [Misuse; 46] = [
     (
         "a root outside the group",
         |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(2)], 99).wait()),
@@ -138,6 +146,16 @@ const MISUSES: [Misuse; 44] = [
         "factors that differ",
         |w, c| drop_of(c.all_reduce(call(), vec![ones(w, 2)], ReduceOp::premul_sum(w.rank().min(1) as f64)).wait()),
         "PremulSum(",
+    ),
+    (
+        "values held alike that differ",
+        |w, c| drop_of(c.barrier(holding(7, u64::from(w.rank() > 0))).wait()),
+        "hold different values of weight `b` in step 7 (found in barrier",
+    ),
+    (
+        "other values to compare",
+        |w, c| drop_of(c.barrier(holding(7 + w.rank().min(1) as u64, 0)).wait()),
+        "values to compare weights of step ",
     ),
     (
         "labels that differ",
@@ -335,8 +353,9 @@ pub(super) fn all(config: impl Fn() -> Launch) -> usize {
         let cause = error.cause.to_string();
         assert!(cause.contains(text), "{name}: expected `{text}`, got `{error}`");
         // What an engine finds is joint: whoever did not succeed ended with that, and not with word that a rank has failed.
-        use CommError::{DeadlineExceeded, Mismatch, RankLeft};
-        if let Error::Comm(Mismatch { .. } | RankLeft { .. } | DeadlineExceeded { .. }) = error.cause {
+        use CommError::{DeadlineExceeded, Diverged, Mismatch, RankLeft};
+        if let Error::Comm(Mismatch { .. } | Diverged { .. } | RankLeft { .. } | DeadlineExceeded { .. }) = error.cause
+        {
             for other in &error.others {
                 let joint = other.error.as_ref().is_none_or(|error| error.to_string() == cause);
                 assert!(joint, "{name}: rank {} knows less: {error}", other.rank);

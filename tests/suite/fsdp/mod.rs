@@ -5,6 +5,7 @@ mod buffers;
 mod by_read;
 mod clip;
 mod collectives;
+mod diverged;
 mod failure;
 mod forward;
 mod gathering;

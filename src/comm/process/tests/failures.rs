@@ -203,7 +203,8 @@ fn a_header_that_cannot_be_right_is_an_error() {
         let print = print();
         let print = Said::Full { number: None, print: &print };
         let contents = Contents::default();
-        let word = Word::Joined { channel: channel(introduction), seq, print, when: When::Now, contents };
+        let (channel, when) = (channel(introduction), When::Now);
+        let word = Word::Joined { channel, seq, print, digests: None, when, contents };
         Header { launch: LaunchKey::first(0), word }.write()
     };
     let message = |to| {
@@ -217,6 +218,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
         channel: channel(Some(of(&[0, 1], 1))),
         seq: 0,
         print: Said::Known { number: 3 },
+        digests: None,
         when: When::Now,
         contents: Contents::default(),
     });

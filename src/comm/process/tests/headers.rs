@@ -1,6 +1,7 @@
 //! Headers, there and back; what is no header.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
@@ -9,7 +10,9 @@ use super::super::header::{Channel, Contents, Header, Introduction, LaunchKey, S
 use crate::Error;
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
 use crate::comm::local::Notice;
-use crate::comm::{Call, CollectiveId, CommError, Op, RankReport, ReduceOp, StartError, TensorMeta};
+use crate::comm::{
+    Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, Replicated, StartError, TensorMeta,
+};
 use crate::placement::Cut;
 
 fn meta(shape: &[usize], dtype: DType) -> TensorMeta {
@@ -49,6 +52,14 @@ fn prints() -> Vec<Print> {
     prints
 }
 
+/// Of every kind of value.
+fn digests() -> Arc<[Digests]> {
+    let names: Arc<[_]> = ["a".into(), "b".into()].into();
+    let values: Arc<[_]> = [Some(u64::MAX), None].into();
+    let kinds = [Replicated::Weight, Replicated::GatheredWeight, Replicated::Gradient];
+    kinds.map(|of| Digests { of, step: 300, names: names.clone(), values: values.clone() }).into()
+}
+
 /// Every error, with and without what it may have.
 fn errors() -> Vec<CommError> {
     let id = || CollectiveId { op: Op::Send, seq: 300, label: "é".into(), ranks: [0, 500].into() };
@@ -71,6 +82,15 @@ fn errors() -> Vec<CommError> {
         CommError::InvalidArgument { rank, op: Op::Reduce, label, problem: problem.clone(), remedy: "r".into() },
         CommError::InvalidGroup { rank, ranks: vec![1, 1], problem: problem.clone() },
         CommError::Disconnected { rank, problem },
+        CommError::Diverged {
+            rank,
+            other: 2,
+            during: id(),
+            param: "a".into(),
+            of: Replicated::GatheredWeight,
+            step: 300,
+            majority: true,
+        },
     ]
 }
 
@@ -93,6 +113,7 @@ fn headers() -> Vec<Vec<u8>> {
             channel: channel(true),
             seq: 1 << 33,
             print: Said::Full { number: Some(5), print },
+            digests: Some(digests()),
             when: When::Asked,
             contents: contents.clone(),
         }));
@@ -104,6 +125,7 @@ fn headers() -> Vec<Vec<u8>> {
         channel: channel(false),
         seq: 0,
         print,
+        digests: None,
         when: When::Now,
         contents: contents_of,
     }));
@@ -153,11 +175,17 @@ fn a_header_is_read_as_it_was_written() {
     }
     assert_eq!(errors.next(), None);
     let read = Header::read(&headers()[0]).unwrap();
-    let Word::Joined { channel: Channel { number: 128, introduction: Some(introduction) }, seq, contents, .. } =
-        read.word
+    let Word::Joined {
+        channel: Channel { number: 128, introduction: Some(introduction) },
+        seq,
+        digests: Some(read_digests),
+        contents,
+        ..
+    } = read.word
     else {
         panic!("{read:?}")
     };
+    assert_eq!(read_digests, digests());
     assert_eq!(
         (&introduction.ranks[..], &introduction.name[..], introduction.member),
         (&[0, 200, 3][..], "reduced", 1)

@@ -195,6 +195,9 @@ impl Called {
         }
         let mut came = desk.take_call(&self.channel, self.id.seq);
         came.sort_by_key(|envelope| envelope.from);
+        if let Some(divergence) = Print::divergence(came.iter().map(|envelope| &*envelope.print)) {
+            return Seen::Wrong(divergence.error(&self.channel.0, self.id.clone()));
+        }
         Seen::There(came.into_iter().map(|envelope| envelope.tensors).collect())
     }
 

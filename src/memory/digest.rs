@@ -1,0 +1,65 @@
+//! Digests of tensors: of their elements, where these lie.
+
+use std::borrow::Cow;
+
+use burn::backend::DispatchTensor;
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+use twox_hash::XxHash3_64;
+
+use super::flex;
+
+/// The fewest bytes that are worth more than one thread.
+const WORTH: usize = 1 << 20;
+
+/// A digest of each tensor's elements in row-major order; `None` for one that is not on the CPU.
+pub(crate) fn digests<'a>(tensors: impl Iterator<Item = &'a DispatchTensor>) -> Vec<Option<u64>> {
+    let adjacent = |tensor: &'a FlexTensor| match tensor.is_contiguous() {
+        true => Cow::Borrowed(tensor),
+        false => Cow::Owned(flex::copied(tensor)),
+    };
+    let tensors: Vec<_> = tensors.map(|tensor| flex::primitive(tensor).map(adjacent)).collect();
+    // On this thread: a gathered weight would be copied for another.
+    let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.as_deref().map(flex::elements)).collect();
+    let digest = |bytes: &Option<&[u8]>| bytes.map(XxHash3_64::oneshot);
+    if rayon::current_num_threads() == 1 || bytes.iter().flatten().map(|bytes| bytes.len()).sum::<usize>() < WORTH {
+        return bytes.iter().map(digest).collect();
+    }
+    bytes.par_iter().with_max_len(1).map(digest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+
+    fn of(tensors: &[Tensor<2>]) -> Vec<u64> {
+        let tensors: Vec<_> = tensors.iter().cloned().map(Tensor::into_dispatch).collect();
+        digests(tensors.iter()).into_iter().map(|digest| digest.expect("they are on the CPU")).collect()
+    }
+
+    /// However they lie in memory, and on however many threads.
+    #[test]
+    fn equal_elements_have_equal_digests() {
+        let device = Device::flex();
+        let rows = Tensor::<2>::from_data([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], &device);
+        let turned = Tensor::<2>::from_data([[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]], &device).transpose();
+        let inner = Tensor::cat(vec![rows.clone() * 9.0, rows.clone()], 0).slice([2..4]);
+        let equal = of(&[rows.clone(), turned, inner]);
+        assert!(equal.iter().all(|digest| *digest == equal[0]), "{equal:?}");
+        let long: Vec<_> = (0..9).map(|at| Tensor::<2>::full([300, 300], at, &device)).collect();
+        let pool = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        assert_eq!(pool(1).install(|| of(&long)), pool(3).install(|| of(&long)));
+    }
+
+    #[test]
+    fn one_bit_makes_another_digest() {
+        let value = |bits: u32| Tensor::<2>::full([3, 3], f32::from_bits(bits), &Device::flex());
+        let flipped: Vec<_> = (0..32).map(|bit| value(0x3f80_0000 ^ (1 << bit))).chain([value(0x3f80_0000)]).collect();
+        let mut digests = of(&flipped);
+        digests.sort_unstable();
+        digests.dedup();
+        assert_eq!(digests.len(), flipped.len());
+    }
+}

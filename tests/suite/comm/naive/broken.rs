@@ -1,0 +1,183 @@
+//! [`Broken`]: the naive engine, on hosts of which one changes what it is given.
+
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Device, TensorData};
+use burn_dtensor::Error;
+use burn_dtensor::comm::engine::{Channel, Engine, Failure, Member, Message, Pending, Post, Posted, Waited};
+use burn_dtensor::comm::{CommError, Op, Plan, ReduceOp, TensorMeta};
+
+use super::{Naive, host};
+
+/// Ranks with inboxes, one of which is on a broken host.
+#[derive(Debug)]
+pub struct Broken {
+    engine: Arc<Naive>,
+    fault: Fault,
+}
+
+/// One bit of the first tensor that a collective gives a rank.
+#[derive(Debug, Clone, Copy)]
+pub struct Fault {
+    pub rank: usize,
+    pub op: Op,
+    /// The caller's.
+    pub label: &'static str,
+    /// Which of those on one channel: 1, 2, ..
+    pub number: u64,
+}
+
+impl Broken {
+    pub fn new(ranks: usize, fault: Fault) -> Arc<Self> {
+        Arc::new(Self { engine: Naive::new(ranks), fault })
+    }
+}
+
+/// The same numbers, but for this bit of the first.
+pub fn flipped(mut data: TensorData, bit: u32) -> TensorData {
+    let first = &mut data.as_mut_slice::<f32>().expect("parameters are f32")[0];
+    *first = f32::from_bits(first.to_bits() ^ (1 << bit));
+    data
+}
+
+impl Engine for Broken {
+    fn size(&self) -> usize {
+        self.engine.size()
+    }
+
+    fn here(&self) -> Vec<usize> {
+        self.engine.here()
+    }
+
+    fn launch(&self) -> u64 {
+        self.engine.launch()
+    }
+
+    fn channel(&self, member: Member, name: &'static str) -> Arc<dyn Channel> {
+        let fault = (member.rank() == self.fault.rank).then_some(self.fault);
+        Arc::new(BrokenChannel { channel: self.engine.channel(member, name), fault, calls: AtomicU64::new(0) })
+    }
+
+    fn fail(&self, failure: Failure) -> CommError {
+        self.engine.fail(failure)
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.engine.failure()
+    }
+
+    fn leave(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
+        self.engine.leave(rank, error, at);
+    }
+
+    fn doing(&self, rank: usize) -> String {
+        self.engine.doing(rank)
+    }
+
+    fn is_finished(&self) -> bool {
+        self.engine.is_finished()
+    }
+}
+
+/// A rank's place in one group.
+#[derive(Debug)]
+struct BrokenChannel {
+    channel: Arc<dyn Channel>,
+    fault: Option<Fault>,
+    /// Of the kind that the fault is in.
+    calls: AtomicU64,
+}
+
+/// A call of which the first tensor is another.
+struct Flipped(Box<dyn Pending<Vec<DispatchTensor>>>, Device);
+
+impl BrokenChannel {
+    fn through(
+        &self,
+        post: Post,
+        call: impl FnOnce(Post) -> Posted<Vec<DispatchTensor>>,
+    ) -> Posted<Vec<DispatchTensor>> {
+        let print = &post.print;
+        let is_it = |fault: &Fault| (print.op(), &**print.label()) == (fault.op, fault.label);
+        let fault =
+            self.fault.filter(is_it).filter(|fault| self.calls.fetch_add(1, Ordering::SeqCst) + 1 == fault.number);
+        let pending = call(post)?;
+        Ok(match fault {
+            Some(_) => Box::new(Flipped(pending, self.member().device.clone())),
+            None => pending,
+        })
+    }
+}
+
+impl Channel for BrokenChannel {
+    fn member(&self) -> &Member {
+        self.channel.member()
+    }
+
+    fn all_gather(&self, post: Post, plan: Arc<Plan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
+        self.through(post, |post| self.channel.all_gather(post, plan, parts))
+    }
+
+    fn reduce_scatter(
+        &self,
+        post: Post,
+        plan: Arc<Plan>,
+        wholes: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> Posted<Vec<DispatchTensor>> {
+        self.through(post, |post| self.channel.reduce_scatter(post, plan, wholes, op))
+    }
+
+    fn all_reduce(&self, post: Post, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
+        self.through(post, |post| self.channel.all_reduce(post, tensors, op))
+    }
+
+    fn all_to_all(
+        &self,
+        post: Post,
+        parts: Vec<Vec<DispatchTensor>>,
+        metas: Vec<Vec<TensorMeta>>,
+    ) -> Posted<Vec<Vec<DispatchTensor>>> {
+        self.channel.all_to_all(post, parts, metas)
+    }
+
+    fn broadcast(
+        &self,
+        post: Post,
+        tensors: Vec<DispatchTensor>,
+        metas: Vec<TensorMeta>,
+        root: usize,
+    ) -> Posted<Vec<DispatchTensor>> {
+        self.channel.broadcast(post, tensors, metas, root)
+    }
+
+    fn barrier(&self, post: Post) -> Posted<()> {
+        self.channel.barrier(post)
+    }
+
+    fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()> {
+        self.channel.send(post, tensors, to, tag)
+    }
+
+    fn receive(&self, post: Post, from: Option<usize>, tag: u32, metas: Option<Vec<TensorMeta>>) -> Posted<Message> {
+        self.channel.receive(post, from, tag, metas)
+    }
+}
+
+impl Pending<Vec<DispatchTensor>> for Flipped {
+    fn is_complete(&self) -> bool {
+        self.0.is_complete()
+    }
+
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<Vec<DispatchTensor>>, CommError> {
+        let Self(pending, device) = *self;
+        let mut waited = pending.wait(deadline)?;
+        let first = waited.value.remove(0);
+        waited.value.insert(0, host::write(flipped(host::read(first), 0), &device));
+        Ok(waited)
+    }
+}
