@@ -6,28 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{CollectiveId, CommError};
-
-/// What several ranks hold alike.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Replicated {
-    /// A parameter, or this rank's shard of it, as it is stored.
-    Weight,
-    /// A parameter that was gathered from the shards.
-    GatheredWeight,
-    /// An averaged gradient.
-    Gradient,
-}
-
-impl fmt::Display for Replicated {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Weight => "weight",
-            Self::GatheredWeight => "gathered weight",
-            Self::Gradient => "gradient",
-        })
-    }
-}
+use super::{CollectiveId, CommError, Replicated};
 
 /// Digests of values that every rank of a group must hold alike, to the bit.
 ///

@@ -20,7 +20,7 @@ pub(crate) fn digests<'a>(tensors: impl Iterator<Item = &'a DispatchTensor>) -> 
     };
     let tensors: Vec<_> = tensors.map(|tensor| flex::primitive(tensor).map(adjacent)).collect();
     // On this thread: a gathered weight would be copied for another.
-    let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.as_deref().map(flex::elements)).collect();
+    let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.as_deref().and_then(flex::elements)).collect();
     let digest = |bytes: &Option<&[u8]>| bytes.map(XxHash3_64::oneshot);
     if rayon::current_num_threads() == 1 || bytes.iter().flatten().map(|bytes| bytes.len()).sum::<usize>() < WORTH {
         return bytes.iter().map(digest).collect();

@@ -59,6 +59,7 @@ pub(crate) mod trace;
 mod unit;
 mod unshard;
 mod varying;
+mod verifier;
 mod verify;
 mod view;
 mod visit;

@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use super::plans::Exchange;
 use super::unit::{DataParallel, Unit};
-use super::verify::Carried;
+use super::verifier::Carried;
 use crate::comm::{Call, CommError, Digests, ReduceOp};
 
 /// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it

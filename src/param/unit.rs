@@ -16,7 +16,7 @@ use super::prepare::ModuleLayouts;
 use super::shards::Shards;
 use super::style::LayerStyles;
 use super::terms::TensorGroups;
-use super::verify::Verifier;
+use super::verifier::Verifier;
 use super::{Buffers, ParamError, ReshardAfterForward};
 use crate::Result;
 use crate::comm::{Call, CommError, Communicator, Work};

@@ -13,51 +13,15 @@
 
 use std::mem;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use burn::backend::DispatchTensor;
 use itertools::izip;
-use parking_lot::Mutex;
 
 use super::unit::{DataParallel, Unit, UnitParam};
+use super::verifier::{Carried, Due};
 use crate::comm::{Communicator, Digests, Replicated};
 use crate::memory;
-
-/// What a unit counts and remembers.
-#[derive(Debug)]
-pub(super) struct Verifier {
-    /// Passes so far that train a parameter: of the unit, and of each parameter alone.
-    passes: Box<[AtomicU64]>,
-    /// Of gradients that have not been compared.
-    gradients: Mutex<Carried>,
-}
-
-impl Verifier {
-    /// Of a unit of so many parameters.
-    pub(super) fn new(params: usize) -> Self {
-        Self { passes: (0..=params).map(|_| AtomicU64::new(0)).collect(), gradients: Mutex::default() }
-    }
-}
-
-/// A pass of which all that is alike is compared.
-#[derive(Debug)]
-pub(super) struct Due {
-    /// Its number: 1, 2, ..
-    step: u64,
-    /// Digests of the gathered weights that are cut.
-    gathered: OnceLock<Vec<Option<u64>>>,
-}
-
-/// What the reductions of a pass compare.
-#[derive(Debug, Default)]
-pub(super) struct Carried {
-    /// The number of the pass, if its gradients are compared later.
-    pub(super) due: Option<u64>,
-    /// Over the ranks that shard.
-    pub(super) shard: Vec<Digests>,
-    /// Over those that replicate.
-    pub(super) replicate: Vec<Digests>,
-}
 
 /// Whether there is anybody to compare with.
 fn has_others(group: &Communicator) -> bool {

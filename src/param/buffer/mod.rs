@@ -70,7 +70,7 @@ use slots::{Refill, Slot};
 use source::Source;
 
 use super::unit::{Gathering, Kept, Unit, zeros_like_whole};
-use super::verify::Due;
+use super::verifier::Due;
 use crate::comm::{Call, CommError, Phase};
 
 /// The gathered bytes of one forward through a unit and of its backward: whole weights, and whole gradients

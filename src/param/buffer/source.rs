@@ -9,7 +9,7 @@ use super::slots::{Refill, Slot};
 use crate::Error;
 use crate::comm::{Call, Phase};
 use crate::param::unit::{Gathering, Unit};
-use crate::param::verify::Due;
+use crate::param::verifier::Due;
 
 /// The shards that a pass started from, and what is gathered of them.
 ///

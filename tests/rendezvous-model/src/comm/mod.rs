@@ -6,7 +6,12 @@ mod error;
 pub(crate) mod local;
 #[path = "../../../../src/comm/op.rs"]
 mod op;
+#[path = "../../../../src/comm/replicated.rs"]
+mod replicated;
 
-pub use digests::{Divergence, Replicated};
+#[cfg(test)]
+pub use digests::Digests;
+pub use digests::Divergence;
 pub use error::CommError;
 pub use op::{CollectiveId, Op};
+pub use replicated::Replicated;

@@ -281,7 +281,8 @@ fn what_a_broken_host_is_given_is_told() {
         assert_eq!((what, &*its, found.op, step), (of, param, during, 4), "{shape:?} {label}: {text}");
         assert_eq!(made, if of == Gradient { 4 } else { 3 }, "{shape:?} {label}: {text}");
         match found.ranks.len() {
-            2 => assert!(!majority && [rank, other].contains(&1), "{shape:?} {label}: {text}"),
+            // All that the broken one has reduced with have it, each beside one that has not.
+            2 => assert!(!majority && [rank, other].iter().any(|rank| rank % shape[1] == 1 % shape[1])),
             _ => assert!(majority && rank == 1, "{shape:?} {label}: {text}"),
         }
     }
