@@ -11,5 +11,7 @@ mod device;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod failures;
 mod headers;
+#[expect(clippy::result_large_err, reason = "made once per test")]
+mod landing;
 mod launches;
 mod loopback;
