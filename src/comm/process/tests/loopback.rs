@@ -13,6 +13,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::super::Processes;
+use super::super::wholes::of_landings;
 use crate::comm::courier::{Addressee, Courier, Landing, Parcel, Payload};
 
 /// The connections of one process. Headers of one sender arrive in order; payloads late, and in an order of a seed's.
@@ -20,6 +21,8 @@ pub struct Loopback {
     here: usize,
     inboxes: Arc<[Inbox]>,
     sent: Box<[AtomicU64]>,
+    /// Bytes for which there was a place in a result.
+    placed: AtomicU64,
     addressee: OnceLock<Arc<dyn Addressee>>,
 }
 
@@ -98,6 +101,9 @@ impl Loopback {
                 Some(Event::Parcel(from, Parcel { header, payloads })) => {
                     let lengths: Vec<_> = payloads.iter().map(|payload| payload.as_ref().as_ref().len()).collect();
                     let landings = self.addressee().header(from, header, &lengths);
+                    if of_landings(&landings).is_some() {
+                        self.placed.fetch_add(lengths.iter().sum::<usize>() as u64, Ordering::SeqCst);
+                    }
                     let number = headers[from];
                     headers[from] += 1;
                     if payloads.is_empty() {
@@ -153,7 +159,8 @@ impl Job {
         let inboxes: Arc<[Inbox]> = (0..processes).map(|_| Inbox::default()).collect();
         let courier = |here| {
             let sent = (0..processes).map(|_| AtomicU64::default()).collect();
-            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, addressee: OnceLock::new() })
+            let (placed, addressee) = (AtomicU64::default(), OnceLock::new());
+            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, addressee })
         };
         let couriers: Vec<_> = (0..processes).map(courier).collect();
         let processes = couriers.iter().map(|courier| Processes::new(courier.clone())).collect();
@@ -198,6 +205,11 @@ impl Job {
     /// How many processes there are.
     pub fn processes(&self) -> usize {
         self.couriers.len()
+    }
+
+    /// Bytes that had a place in a result of a process when they came.
+    pub fn placed(&self, process: usize) -> u64 {
+        self.couriers[process].placed.load(Ordering::SeqCst)
     }
 
     /// What each process has sent, to all others.

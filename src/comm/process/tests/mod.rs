@@ -12,5 +12,7 @@ mod device;
 mod failures;
 mod going_on;
 mod headers;
+#[expect(clippy::result_large_err, reason = "made once per test")]
+mod landing;
 mod launches;
 mod loopback;

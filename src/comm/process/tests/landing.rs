@@ -1,0 +1,86 @@
+//! What other processes send lands in the results.
+
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Tensor, TensorData};
+
+use super::bits::values;
+use super::loopback::Job;
+use crate::Result;
+use crate::comm::engine::{Engine, into_data};
+use crate::comm::{Communicator, Launch, Sharded, Work, World, launch};
+use crate::placement::Cut;
+
+/// Of 4 bytes an element: rows of 200 bytes.
+const COLUMNS: usize = 50;
+
+/// A call of two ranks, with the bytes that rank 1 sends, and whether these have a place where rank 0 waits.
+type Case = (fn(&Communicator) -> Work<Vec<DispatchTensor>>, u64, bool);
+
+const CASES: [Case; 6] = [
+    (|comm| rows(comm, [[100, 800], [700, 300]]), 700 * 200, true),
+    (|comm| rows(comm, [[100, 800], [300, 900]]), 300 * 200, false),
+    (
+        |comm| one(comm.all_to_all("rows".into(), shard(comm, 0, [900, 1600]), 1, Cut::Chunks(COLUMNS))),
+        1600 * 100,
+        true,
+    ),
+    (|comm| one(comm.all_to_all("columns".into(), shard(comm, 1, [30, 20]), 0, Cut::Chunks(4000))), 2000 * 80, false),
+    (|comm| comm.all_gather("rows".into(), vec![shard(comm, 0, [900, 1600])]), 1600 * 200, true),
+    (|comm| comm.all_gather("columns".into(), vec![shard(comm, 1, [30, 20])]), 4000 * 80, false),
+];
+
+fn one(work: Work<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
+    work.then(|tensor| vec![tensor])
+}
+
+fn given(comm: &Communicator, shape: [usize; 2]) -> Tensor<2> {
+    Tensor::from_data(TensorData::new(values(comm.group().rank(), shape.iter().product()), shape), comm.device())
+}
+
+/// Of a tensor of 4000 rows, or of [`COLUMNS`] columns, so many of `dim` on each rank.
+fn shard(comm: &Communicator, dim: usize, lengths: [usize; 2]) -> Sharded {
+    let mut shape = [4000, COLUMNS];
+    shape[dim] = lengths[comm.group().rank()];
+    Sharded { tensor: given(comm, shape).into_dispatch(), dim, cut: Cut::Lengths(lengths.into()) }
+}
+
+/// `given[i][j]` rows of rank `i` for rank `j`.
+fn rows(comm: &Communicator, given_rows: [[usize; 2]; 2]) -> Work<Vec<DispatchTensor>> {
+    let own = comm.group().rank();
+    let (given_rows, taken) = (given_rows[own], given_rows.map(|given| given[own]));
+    let tensor = given(comm, [given_rows.iter().sum(), COLUMNS]).into_dispatch();
+    one(comm.all_to_all_single("rows".into(), tensor, &given_rows, &taken))
+}
+
+fn taken(work: Work<Vec<DispatchTensor>>) -> Result<TensorData> {
+    Ok(into_data(work.wait()?.remove(0)))
+}
+
+#[test]
+fn what_comes_to_a_rank_that_waits_lands_in_its_result() {
+    for (at, (call, bytes, lands)) in CASES.into_iter().enumerate() {
+        let program = |world: &World| taken(call(&world.all()));
+        let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
+        let (job, first) = (Job::new(2, 50), OnceLock::<Arc<dyn Engine>>::new());
+        let ends = job.run(|process, processes| {
+            let engine = processes.engine(1, false);
+            if process == 0 {
+                first.set(engine.clone()).expect("set once");
+            }
+            launch(Launch::on(engine), |world| {
+                world.barrier("both are here")?;
+                let waits = || first.get().is_some_and(|engine| engine.doing(0).starts_with("waiting in all_"));
+                while world.rank() == 1 && !waits() {
+                    thread::yield_now();
+                }
+                program(world)
+            })
+        });
+        let got = ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))).collect::<Vec<_>>();
+        assert_eq!(got, expected, "case {at}");
+        assert_eq!(job.placed(0), if lands { bytes } else { 0 }, "case {at}");
+    }
+}
