@@ -25,6 +25,7 @@ mod halves;
 mod hands;
 mod muster;
 mod open;
+mod others;
 mod outlet;
 mod pending;
 mod remote;
@@ -46,7 +47,8 @@ use board::Ticket;
 pub(super) use chains::Chain;
 pub(super) use data::Deposit;
 pub(super) use muster::Notice;
-pub(super) use remote::{Others, Place};
+pub(super) use others::Others;
+pub(super) use remote::Place;
 use shrink::GoingOn;
 
 /// What the ranks of one [`launch`](super::launch) in one process share.

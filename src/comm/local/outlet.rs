@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::data::{self, Deposit};
-use super::remote::Others;
+use super::others::Others;
 use crate::comm::courier::Payload;
 use crate::comm::engine::{Member, Print};
 pub(super) use crate::comm::process::header::When;

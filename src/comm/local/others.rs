@@ -1,0 +1,233 @@
+//! [`Others`]: the other processes of a launch, and what is said to them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::LocalEngine;
+use super::board::{GroupKey, LongWait, Ticket};
+use super::chains::{Chain, Chains};
+use super::hands::Hands;
+use super::muster::Notice;
+use super::rendezvous::News;
+use super::shrink::GoingOn;
+use crate::comm::courier::{Courier, Parcel, Payload};
+use crate::comm::engine::{Failure, Print};
+use crate::comm::process::header::{Contents, Header, LaunchKey, Word, Written};
+use crate::comm::process::wholes::Wholes;
+use crate::comm::{CommError, RankReport};
+/// The other processes of a launch.
+pub(in crate::comm) struct Others {
+    courier: Arc<dyn Courier>,
+    launch: LaunchKey,
+    /// Of every process.
+    ranks: Vec<Range<usize>>,
+    /// Has what others say of a launch come to its engine.
+    begin: Begin,
+    /// Numbers of channels here, so far.
+    numbers: AtomicUsize,
+    pub(super) channels: Mutex<Channels>,
+    /// What was offered, by the process, the channel and the call.
+    pub(super) offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
+    pub(super) hands: Hands,
+    /// Results in which parts land.
+    pub(super) wholes: Mutex<HashMap<Collective, Weak<Wholes>>>,
+    /// Who waits for whom, as far as the first process knows.
+    chains: Mutex<Chains>,
+    /// How ranks have ended, of all processes.
+    pub(super) ended: Mutex<BTreeMap<usize, Ended>>,
+}
+
+pub(super) enum Ended {
+    /// As its process says.
+    Said(RankReport),
+    /// With its process, which is lost.
+    Lost(RankReport),
+}
+
+pub(in crate::comm) type Begin = Arc<dyn Fn(LaunchKey, &Arc<LocalEngine>) + Send + Sync>;
+
+/// A group, and the sequence number of one of its collectives.
+type Collective = (GroupKey, u64);
+
+/// What was offered: a description, and payloads.
+type Offer = (Contents, Vec<Payload>);
+
+/// The channels of other processes: of each process and number the group, and the rank's position in it; and back.
+#[derive(Default)]
+pub(super) struct Channels {
+    pub places: HashMap<(usize, usize), (GroupKey, usize)>,
+    pub numbers: HashMap<(GroupKey, usize), (usize, usize)>,
+    /// What is known by a number, of each channel.
+    pub prints: HashMap<(usize, usize), Vec<Print>>,
+}
+
+impl Others {
+    /// With so many ranks in each process.
+    pub fn new(courier: Arc<dyn Courier>, launch: LaunchKey, counts: &[usize], begin: Begin) -> Self {
+        let ends = counts.iter().scan(0, |end, count| {
+            *end += count;
+            Some(*end)
+        });
+        let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
+        let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
+        let (offered, hands, wholes) = (Mutex::default(), Hands::default(), Mutex::default());
+        let (chains, ended) = (Mutex::default(), Mutex::default());
+        Self { courier, launch, ranks, begin, numbers, channels, offered, hands, wholes, chains, ended }
+    }
+
+    /// Those of a launch of some of these ranks.
+    pub fn of_those(&self, ranks: &[usize]) -> Self {
+        let count = |range: &Range<usize>| ranks.iter().filter(|rank| range.contains(rank)).count();
+        let counts: Vec<_> = self.ranks.iter().map(count).collect();
+        Self::new(self.courier.clone(), self.launch.next(), &counts, self.begin.clone())
+    }
+
+    /// The engine of the launch that follows is there.
+    pub fn begin(&self, next: &Arc<LocalEngine>) {
+        (self.begin)(self.launch.next(), next);
+    }
+
+    /// All ranks of the launch.
+    pub fn size(&self) -> usize {
+        self.ranks.last().map_or(0, |ranks| ranks.end)
+    }
+
+    /// Who goes on after a failure: nobody knows yet.
+    pub(super) fn going_on(&self) -> GoingOn {
+        GoingOn::new(self.ranks.iter().cloned(), self.courier.here())
+    }
+
+    /// The ranks of this process.
+    pub fn here(&self) -> Range<usize> {
+        self.of(self.courier.here())
+    }
+
+    /// The ranks of a process.
+    pub(super) fn of(&self, process: usize) -> Range<usize> {
+        self.ranks[process].clone()
+    }
+
+    /// The process that a rank is in.
+    pub fn process_of(&self, rank: usize) -> usize {
+        self.ranks.partition_point(|ranks| ranks.end <= rank)
+    }
+
+    /// The process that says which failure is the first: that of rank 0.
+    pub(super) fn first(&self) -> usize {
+        self.process_of(0)
+    }
+
+    /// Whether this process does.
+    pub fn decides(&self) -> bool {
+        self.courier.here() == self.first()
+    }
+
+    /// A number for a channel of this process.
+    pub fn number(&self) -> usize {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Sends `word` and what belongs to it.
+    pub fn send(&self, to: usize, word: Word<&Written>, payloads: Vec<Payload>) {
+        self.courier.send(to, Parcel { header: Header { launch: self.launch, word }.write(), payloads });
+    }
+
+    fn send_all(&self, word: impl Fn() -> Word<&'static Written>) {
+        let here = self.courier.here();
+        let others = (0..self.ranks.len()).filter(|process| *process != here && !self.ranks[*process].is_empty());
+        others.for_each(|process| self.send(process, word(), Vec::new()));
+    }
+
+    /// Keeps what is offered until the process has answered.
+    pub fn keep(&self, call: (usize, usize, u64), contents: Contents, payloads: Vec<Payload>) {
+        self.offered.lock().insert(call, (contents, payloads));
+    }
+
+    /// Asks for what ranks of other processes have offered, or declines it.
+    pub fn answer(&self, offers: Vec<Ticket>, wanted: bool) {
+        for Ticket { group, member, seq } in offers {
+            let place = self.channels.lock().numbers.get(&(group, member)).copied();
+            let (process, channel) = place.expect("who has offered has said on which channel");
+            self.send(process, Word::Asked { channel, seq, wanted }, Vec::new());
+        }
+    }
+
+    /// What others must know of what has happened here. Returns a failure that is known by it.
+    pub fn tell(&self, news: News) -> Option<Failure> {
+        match news {
+            News::Failed(failure) => self.tell_failure(failure),
+            News::Declined(offers) => self.answer(offers, false),
+            News::Waits(LongWait { rank, number, during, needs }) => {
+                for (other, in_wait) in needs {
+                    let process = self.process_of(other);
+                    if let Some(in_wait) = in_wait {
+                        let chain = Chain::WaitsFor { rank, number, during: during.clone(), other, in_wait };
+                        if let Some(deadlock) = self.waits_for(chain) {
+                            return Some(deadlock);
+                        }
+                    } else if process != self.courier.here() {
+                        self.send(process, Word::Waits(Chain::Needs { rank, number, other }), Vec::new());
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The first process looks for a cycle of waits: a failure, if this is it and there is one.
+    pub(super) fn waits_for(&self, chain: Chain) -> Option<Failure> {
+        if !self.decides() {
+            self.send(self.first(), Word::Waits(chain), Vec::new());
+            return None;
+        }
+        let Chain::WaitsFor { rank, number, during, other, in_wait } = chain else { return None };
+        let waits = self.chains.lock().add(rank, number, during, other, in_wait)?;
+        Some(Failure::Collective(CommError::Deadlock { waits }))
+    }
+
+    /// A failure that was found here: an end for all, or something to be decided.
+    fn tell_failure(&self, failure: Failure) {
+        let decided = self.decides();
+        let word = || Word::Failed { failure: failure.clone(), decided };
+        if decided { self.send_all(word) } else { self.send(self.first(), word(), Vec::new()) }
+    }
+
+    /// Something about who goes on.
+    pub fn notify(&self, notice: &Notice) {
+        self.send_all(|| Word::GoesOn(notice.clone()));
+    }
+
+    /// A rank of this process has left.
+    pub fn leave(&self, report: RankReport) {
+        self.send_all(|| Word::Left(report.clone()));
+        self.ended.lock().insert(report.rank, Ended::Said(report));
+    }
+
+    /// The first rank whose program has not succeeded.
+    pub fn unsuccessful(&self) -> Option<usize> {
+        self.ended.lock().values().map(Ended::report).find(|report| report.error.is_some()).map(|report| report.rank)
+    }
+
+    /// How the ranks of other processes have ended.
+    pub fn reports(&self) -> Vec<RankReport> {
+        let (ended, here) = (self.ended.lock(), self.here());
+        ended.values().map(Ended::report).filter(|report| !here.contains(&report.rank)).cloned().collect()
+    }
+
+    /// Whether the first process, which reports to whoever has started all, is lost before the end of its ranks.
+    pub fn has_lost_first(&self) -> bool {
+        matches!(self.ended.lock().get(&0), Some(Ended::Lost(_)))
+    }
+}
+
+impl Ended {
+    fn report(&self) -> &RankReport {
+        match self {
+            Self::Said(report) | Self::Lost(report) => report,
+        }
+    }
+}
