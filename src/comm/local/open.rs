@@ -157,9 +157,10 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| open.finish(&engine));
             begun.recv().unwrap();
-            assert!(!open.is_open() && open.is_complete());
+            let seen = (open.is_open(), open.is_complete());
             let rank = scope.spawn(|| open.wait(Duration::ZERO).unwrap());
             go.send(()).unwrap();
+            assert_eq!(seen, (false, true));
             let Waited { value, moving, .. } = rank.join().unwrap();
             assert_eq!((value, moving), (5, Duration::ZERO));
         });
