@@ -19,12 +19,12 @@ use crate::kernels::Segment;
 /// At most so many together: each is a stream of its own to the processor.
 const TOGETHER: usize = 16;
 
-/// Bytes of a tile: few enough for the second-level cache, and so many that what is [streamed](stream::rows) is on
-/// several pages.
+/// Bytes of a tile of short rows: few enough for the second-level cache.
 const TILE: usize = 128 << 10;
 
-/// Rows of a tile are a multiple of this: as many as are transposed at once.
-const HEIGHT: usize = 8;
+/// Rows of a tile are a multiple of this: enough to be [streamed](stream::rows) at several places, and a multiple of
+/// those that are transposed at once.
+const HEIGHT: usize = 32;
 
 /// Copies `segments` of elements of `size` bytes; `start` says where each begins. If it `streams`, long
 /// runs go past the caches.

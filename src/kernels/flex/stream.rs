@@ -20,6 +20,9 @@ const BLOCK: usize = 4 * LINE;
 /// Memory is walked at so many places at once: what one page makes wait for, others do not.
 const STRIPES: usize = 4;
 
+/// Rows that are asked for ahead where rows lie apart: nothing else tells the processor where the next one is.
+const AHEAD: usize = 2;
+
 /// Runs of so many bytes are cut into stripes, which are walked at once; of shorter ones, some are.
 const STRIPED: usize = 12 << 10;
 
@@ -47,11 +50,12 @@ pub(crate) fn is_long(len: usize) -> bool {
 /// As of [`Rows::copy`].
 pub(super) unsafe fn rows(rows: Rows, start: Start) {
     let band = if rows.run < STRIPED { rows.rows / STRIPES } else { 0 };
+    let ahead = if rows.run < rows.from_stride { AHEAD * rows.from_stride } else { 0 };
     // SAFETY: the caller's.
     unsafe {
         for row in 0..band {
             let runs = std::array::from_fn(|stripe| rows.start(start, row + stripe * band));
-            side_by_side::<STRIPES>(runs, rows.run);
+            side_by_side::<STRIPES>(runs, rows.run, ahead);
         }
         for row in STRIPES * band..rows.rows {
             let (from, to) = rows.start(start, row);
@@ -71,12 +75,12 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         while len - at >= STRIPED {
             let stripe = ((len - at) / STRIPES).min(FAR) / BLOCK * BLOCK;
             let place = |index: usize| (from.add(at + index * stripe), to.add(at + index * stripe));
-            side_by_side::<STRIPES>(std::array::from_fn(place), stripe);
+            side_by_side::<STRIPES>(std::array::from_fn(place), stripe, 0);
             at += STRIPES * stripe;
         }
         let rest = (from.add(at), to.add(at));
         match is_long(len - at) {
-            true => side_by_side([rest], len - at),
+            true => side_by_side([rest], len - at, 0),
             false => rest.0.copy_to_nonoverlapping(rest.1, len - at),
         }
     }
@@ -91,13 +95,14 @@ pub(crate) fn done() {
     }
 }
 
-/// Copies `N` runs of `len` bytes, which is [long](is_long), a block of each in turn.
+/// Copies `N` runs of `len` bytes, which is [long](is_long), a block of each in turn; asks for what lies so many bytes
+/// `ahead` in the sources, if that is not 0.
 ///
 /// # Safety
 /// As of [`copy`] for all of them.
 #[cfg(target_arch = "x86_64")]
-unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize, ahead: usize) {
+    use std::arch::x86_64::{__m128i, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm_stream_si128};
     // From its head on the lines of a target are aligned.
     let heads = runs.map(|(_, to)| to.align_offset(LINE));
     let inside = (len - heads.into_iter().max().unwrap_or(0)) / LINE * LINE;
@@ -111,6 +116,9 @@ unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize) {
         for at in (0..inside).step_by(BLOCK) {
             for (from, to) in runs {
                 for line in (at..inside.min(at + BLOCK)).step_by(LINE) {
+                    if ahead > 0 {
+                        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line + ahead).cast());
+                    }
                     let (from, to) = (from.add(line).cast::<__m128i>(), to.add(line).cast::<__m128i>());
                     let parts = [0, 1, 2, 3].map(|part| _mm_loadu_si128(from.add(part)));
                     for (part, value) in parts.into_iter().enumerate() {
@@ -130,7 +138,7 @@ unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize) {
 /// # Safety
 /// As of [`copy`] for all of them.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize) {
+unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize, _ahead: usize) {
     for (from, to) in runs {
         // SAFETY: the caller's.
         unsafe { from.copy_to_nonoverlapping(to, len) }
