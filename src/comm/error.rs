@@ -64,8 +64,8 @@ pub enum CommError {
     /// The program of a rank at fault ends, the others may [go on](super::World::shrink) without it.
     #[error(
         "rank {rank} and rank {other} hold different values of {of} `{param}` in step {step} (found in {during}): {}; all \
-         ranks of that group must hold the same bits, so that a host has silently corrupted its own: stop using that host, \
-         and go on without it (`World::shrink`), or from a checkpoint",
+         ranks of that group must hold the same bits, so that a host has silently corrupted data: stop using it, and go on \
+         without it (`World::shrink`), or from a checkpoint",
         blame(.rank, .other, .majority)
     )]
     Diverged {

@@ -122,8 +122,11 @@ impl FullyShard {
     ///
     /// Compared are, of each unit that trains a parameter: between replicas (HSDP) the stored shards and their averaged
     /// gradients; between the ranks that shard, parameters placed `Replicate`, their averaged gradients, and the weights
-    /// that forward has gathered. Of a shard that one rank alone holds there is nothing to compare with. A gradient
-    /// is compared when the unit is reduced the next time.
+    /// that forward has gathered. Of a shard that one rank alone holds there is nothing to compare with. Gradients
+    /// are compared with the next reduction of any unit.
+    ///
+    /// What was wrong for some steps has spread, by gradients that were averaged with it: who is named holds the wrong
+    /// value, and may have it from elsewhere.
     ///
     /// Steps are a unit's passes, however many are made before the optimizer steps, counted from 1 as forward begins with
     /// autodiff.

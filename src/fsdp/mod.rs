@@ -19,7 +19,8 @@
 //!    one all-reduce if it holds parameters placed `Replicate`, and one over the tensor-parallel
 //!    ranks if these have terms of its gradients, for each set of mesh dimensions whose ranks do
 //!    ([`parallel`](crate::parallel), invariant 3). A
-//!    reduction carries one number per parameter beside the gradients: whether the rank has used it.
+//!    reduction carries one number per parameter beside the gradients: whether the rank has used it. What several ranks
+//!    hold alike is [compared](FullyShard::verify_every) by digests in the fingerprints of reductions.
 //! 3. Gradients are averages over all data-parallel ranks. On power-of-two groups data parallel,
 //!    FSDP and HSDP agree to the bit.
 //! 4. A parameter that some ranks do not use counts as zeros there; one that no rank uses has no

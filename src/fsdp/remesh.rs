@@ -111,6 +111,6 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
         return Err(FsdpError::OtherShards { unit, mesh, was: shard(was), is: shard(is) }.into());
     }
     let config = FullyShard::new().reshard_after_forward(data.reshard).buffers(data.buffers);
-    let config = FullyShard { strict: data.strict, ..config.verify_every(data.verify_every) };
+    let config = FullyShard { strict: data.strict, ..config.verify_every(data.verify.passes()) };
     data_parallel(mesh, &config, data.ignored.clone())
 }

@@ -9,8 +9,8 @@ use super::config::FullyShard;
 use super::plan::{Plan, Planned, plan};
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    AGAIN, Attachment, DataParallel, REDUCE, ReshardAfterForward, UnitParam, attach, combine, data_spec, make_units,
-    own_buffers,
+    AGAIN, Attachment, DataParallel, REDUCE, ReshardAfterForward, UnitParam, Verify, attach, combine, data_spec,
+    make_units, own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -131,20 +131,9 @@ pub(super) fn data_parallel(
         _ => None,
     };
     let all = mesh.communicator_over(&(0..=shard_dim).collect::<Vec<_>>())?;
+    let verify = Verify::every(verify_every).into();
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
-    Ok(DataParallel {
-        ignored,
-        reshard,
-        strict,
-        buffers,
-        verify_every,
-        all,
-        shard,
-        again,
-        reduce,
-        replicate,
-        neighbours,
-    })
+    Ok(DataParallel { ignored, reshard, strict, buffers, verify, all, shard, again, reduce, replicate, neighbours })
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.

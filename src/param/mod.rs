@@ -88,6 +88,7 @@ pub use style::{LayerParam, Style};
 pub(crate) use terms::REDUCE;
 pub(crate) use unit::{AGAIN, DataParallel, TensorParallel, Unit, UnitParam};
 pub use unshard::{UnshardHandle, reshard, unshard};
+pub(crate) use verifier::Verify;
 pub use view::ParamExt;
 pub(crate) use view::{layer_styles, module_path, path};
 pub(crate) use visit::{Visited, walk, walk_with_paths};

@@ -62,18 +62,22 @@ impl Unit {
         let own = Own::new(grads, zeros);
         let Carried { due, shard, replicate } = carried;
         let (mut reduced, flags) = self.average(data, &call, members, &own, shard)?;
+        if let Some(step) = due {
+            self.compare_sharded(step, members, &reduced);
+        }
         let flags = match &data.replicate {
             None => flags,
             Some(group) => {
                 reduced.push(flags);
                 let call = call.comparing(replicate);
                 reduced = self.exchange(Exchange::All, group, call, members, reduced).wait()?;
-                reduced.pop().expect("the flags were sent last")
+                let flags = reduced.pop().expect("the flags were sent last");
+                if let Some(step) = due {
+                    self.compare_replicated(step, members, &reduced);
+                }
+                flags
             }
         };
-        if let Some(step) = due {
-            self.keep_gradients(step, members, &reduced);
-        }
         Ok(without_unused(reduced, flags, &own.used))
     }
 

@@ -16,7 +16,7 @@ use super::prepare::ModuleLayouts;
 use super::shards::Shards;
 use super::style::LayerStyles;
 use super::terms::TensorGroups;
-use super::verifier::Verifier;
+use super::verifier::{Passed, Verify};
 use super::{Buffers, ParamError, ReshardAfterForward};
 use crate::Result;
 use crate::comm::{Call, CommError, Communicator, Work};
@@ -63,8 +63,7 @@ pub(crate) struct DataParallel {
     /// Whether a parameter read outside its unit is an error.
     pub(crate) strict: bool,
     pub(crate) buffers: Buffers,
-    /// In every how-manieth pass what is alike is compared; never if 0.
-    pub(crate) verify_every: u64,
+    pub(crate) verify: Arc<Verify>,
     /// All of these ranks: what makes buffers equal.
     pub(crate) all: Communicator,
     /// Group of the mesh dimension that shards.
@@ -113,7 +112,7 @@ pub(crate) struct Unit {
     /// What modules around its parameters look like that were found to be whole.
     whole: Mutex<SmallVec<[[usize; 3]; 2]>>,
     pub(super) plans: Plans,
-    pub(super) verifier: Verifier,
+    pub(super) passed: Passed,
     unsharded: Mutex<Option<Unsharded>>,
     /// The parameter that was first read outside, and whether the program was warned.
     pub(super) first_outside: OnceLock<usize>,
@@ -166,7 +165,7 @@ impl Unit {
         };
         Ok(Self {
             parts: params.iter().map(|param| Part::of(&param.spec)).collect(),
-            verifier: Verifier::new(params.len()),
+            passed: Passed::new(params.len()),
             params,
             data,
             tensor,

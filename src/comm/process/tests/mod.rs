@@ -9,6 +9,8 @@ mod conformance;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod device;
 #[expect(clippy::result_large_err, reason = "made once per test")]
+mod digests;
+#[expect(clippy::result_large_err, reason = "made once per test")]
 mod failures;
 mod going_on;
 mod headers;

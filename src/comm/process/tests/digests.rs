@@ -1,0 +1,42 @@
+//! Digests beside prints that other processes know.
+
+use std::sync::Arc;
+
+use super::loopback::Job;
+use crate::comm::{Call, Digests, Launch, Replicated, World, launch};
+
+/// What is longer than any that is said every time.
+fn long(label: &str) -> Call {
+    Call::new(label).named((0..100).map(|at| format!("a path of parameter {at}").into()))
+}
+
+fn holding(call: Call, step: u64) -> Call {
+    let (names, values): (Arc<[_]>, Arc<[_]>) = (["a".into()].into(), [Some(step << 32)].into());
+    call.comparing(vec![Digests { of: Replicated::Weight, step, names, values }])
+}
+
+/// More calls of one print than prints are known.
+#[test]
+fn a_print_with_new_digests_is_said_once() {
+    let job = Job::new(2, 22);
+    let ends = job.run(|process, processes| {
+        launch(Launch::on(processes.engine(1, false)), |world: &World| {
+            let all = world.all();
+            let mut last = job.sent(process);
+            let mut bytes = |call: Call| {
+                all.barrier(call).wait()?;
+                let before = std::mem::replace(&mut last, job.sent(process));
+                Ok::<_, crate::Error>(last - before)
+            };
+            let first = bytes(holding(long("a"), 1))?;
+            let rest: Vec<_> = (2..1500).map(|step| bytes(holding(long("a"), step))).collect::<Result<_, _>>()?;
+            let others = [bytes(long("b"))?, bytes(long("b"))?];
+            Ok((first, rest.into_iter().max(), others))
+        })
+    });
+    for (rank, (first, most, others)) in ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
+    {
+        assert!(first > 2000 && others[0] > 2000, "rank {rank}: {first}, {others:?}");
+        assert!(most.is_some_and(|most| most < 50) && others[1] < 20, "rank {rank}: {most:?}, {others:?}");
+    }
+}
