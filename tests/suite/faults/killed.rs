@@ -1,4 +1,4 @@
-//! Processes that are killed or stopped, where MPI goes on without them: the others are told which, and go on.
+//! Processes that are killed or stopped, where MPI goes on without them, or exit: the others are told which, and go on.
 
 use std::process::{self, Command};
 use std::time::{Duration, Instant};
@@ -58,7 +58,10 @@ fn program(world: &World, operation: Operation, fault: Fault) -> Result<Duration
 
 fn strikes(fault: Fault, operations: impl IntoIterator<Item = Operation>) {
     for operation in operations {
-        let Some(test) = ProcessTest::new(3).fault_tolerant() else { return };
+        let test = ProcessTest::new(3);
+        // One that exits takes leave, whatever the library.
+        let test = if fault == Fault::Exits { Some(test) } else { test.fault_tolerant() };
+        let Some(test) = test else { return };
         let text = test.run(|| {
             let ends = launch(Launch::from_env(3).unwrap(), |world| program(world, operation, fault));
             for (rank, took) in ends.unwrap_or_else(|error| panic!("{fault:?} in {operation:?}: {error}")) {
