@@ -41,6 +41,8 @@ enum Launcher {
     Usual,
     /// Goes on without it.
     FaultTolerant,
+    /// And without one that does not answer.
+    Detecting,
 }
 
 /// Set in processes that are started for a test: tells those of one run from all others.
@@ -58,9 +60,9 @@ impl ProcessTest {
         Self { count, deadline: Duration::from_secs(60), launcher: Launcher::Usual, variables: Vec::new() }
     }
 
-    /// The same where processes go on without those that are killed or stopped: with an Open MPI 5 whose `mpirun` the
-    /// environment variable `MPIRUN_FT` names, and whose library, beside it in `lib`, takes the place of that which the
-    /// test is built with. It looks for processes that do not answer five times a second, and gives them one.
+    /// The same where processes go on without those that are killed: with an Open MPI 5 whose `mpirun` the environment
+    /// variable `MPIRUN_FT` names, and whose library, beside it in `lib`, takes the place of that which the test is built
+    /// with.
     ///
     /// `None` where there is none, which it says: such a test is for machines that have it.
     ///
@@ -74,6 +76,12 @@ impl ProcessTest {
             return None;
         }
         Some(Self { launcher: Launcher::FaultTolerant, ..self })
+    }
+
+    /// [`fault_tolerant`](Self::fault_tolerant), and without processes that do not answer for three seconds, such as those
+    /// that are stopped. Where the machine is busy, another may be taken for one.
+    pub fn detecting(self) -> Option<Self> {
+        Some(Self { launcher: Launcher::Detecting, ..self.fault_tolerant()? })
     }
 
     /// A variable of the processes' environment.
@@ -96,7 +104,7 @@ impl ProcessTest {
     pub fn run(&self, body: impl FnOnce()) -> Option<String> {
         let (status, text) = self.start(body)?;
         // Of a process that is lost a launcher that goes on may tell by its status.
-        let is_lost = self.launcher == Launcher::FaultTolerant && status.code() != Some(PANICKED);
+        let is_lost = self.launcher != Launcher::Usual && status.code() != Some(PANICKED);
         assert!(status.success() || is_lost, "on {} processes: {text}", self.count);
         Some(text)
     }
@@ -151,7 +159,7 @@ impl Launcher {
     fn path(self) -> String {
         match self {
             Self::Usual => env::var("MPIRUN").unwrap_or("mpirun".into()),
-            Self::FaultTolerant => env::var(FAULT_TOLERANT).unwrap_or_default(),
+            Self::FaultTolerant | Self::Detecting => env::var(FAULT_TOLERANT).unwrap_or_default(),
         }
     }
 
@@ -163,8 +171,10 @@ impl Launcher {
         let home = path.ancestors().nth(2).unwrap_or(&path).to_path_buf();
         let mut command = Command::new(path);
         command.envs(SETTINGS).env("LD_LIBRARY_PATH", home.join("lib")).args(["--with-ft", "ulfm"]);
-        for (parameter, value) in DETECTOR {
-            command.args(["--mca", parameter, value]);
+        if self == Self::Detecting {
+            for (parameter, value) in DETECTOR {
+                command.args(["--mca", parameter, value]);
+            }
         }
         Ok(command)
     }
@@ -177,8 +187,8 @@ const FAULT_TOLERANT: &str = "MPIRUN_FT";
 const DETECTOR: [(&str, &str); 4] = [
     ("mpi_ft_detector", "true"),
     ("mpi_ft_detector_thread", "true"),
-    ("mpi_ft_detector_period", "0.2"),
-    ("mpi_ft_detector_timeout", "1"),
+    ("mpi_ft_detector_period", "0.5"),
+    ("mpi_ft_detector_timeout", "3"),
 ];
 
 /// The status of a test that has panicked.

@@ -60,7 +60,11 @@ fn strikes(fault: Fault, operations: impl IntoIterator<Item = Operation>) {
     for operation in operations {
         let test = ProcessTest::new(3);
         // One that exits takes leave, whatever the library.
-        let test = if fault == Fault::Exits { Some(test) } else { test.fault_tolerant() };
+        let test = match fault {
+            Fault::Exits => Some(test),
+            Fault::Killed => test.fault_tolerant(),
+            Fault::Stopped => test.detecting(),
+        };
         let Some(test) = test else { return };
         let text = test.run(|| {
             let ends = launch(Launch::from_env(3).unwrap(), |world| program(world, operation, fault));

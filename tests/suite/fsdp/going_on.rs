@@ -184,8 +184,8 @@ mod processes {
     }
 
     /// Ends a process by this signal, of several that have a rank each: those that are left end as threads do.
-    fn without(shape: [usize; 2], lost: usize, place: In, left: [usize; 2], end: fn()) {
-        let Some(test) = ProcessTest::new(shape[0] * shape[1]).fault_tolerant() else { return };
+    fn without(test: Option<ProcessTest>, shape: [usize; 2], lost: usize, place: In, left: [usize; 2], end: fn()) {
+        let Some(test) = test else { return };
         let text = test.run(|| {
             let (model, loss) = (net(&Device::flex()), Loss { rank: lost, place, end });
             let ranks = Launch::from_env(shape[0] * shape[1]).unwrap();
@@ -204,22 +204,22 @@ mod processes {
 
     #[test]
     fn replicas_go_on_without_a_process_that_is_killed() {
-        without([4, 1], 2, In::Backward, [3, 1], kill);
+        without(ProcessTest::new(4).fault_tolerant(), [4, 1], 2, In::Backward, [3, 1], kill);
     }
 
     #[test]
     fn replicas_go_on_without_the_first_process() {
-        without([4, 1], 0, In::Forward, [3, 1], kill);
+        without(ProcessTest::new(4).fault_tolerant(), [4, 1], 0, In::Forward, [3, 1], kill);
     }
 
     #[test]
     fn replicas_go_on_without_a_process_that_is_stopped() {
-        without([3, 1], 1, In::Backward, [2, 1], stop);
+        without(ProcessTest::new(3).detecting(), [3, 1], 1, In::Backward, [2, 1], stop);
     }
 
     #[test]
     fn the_complete_shard_group_goes_on_without_a_process() {
-        without([2, 2], 3, In::Forward, [1, 2], kill);
+        without(ProcessTest::new(4).fault_tolerant(), [2, 2], 3, In::Forward, [1, 2], kill);
     }
 }
 
