@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cargo bench --bench step
+//! cargo bench --bench step -- --delay     # one rank sleeps somewhere in each step
 //! ```
 //!
 //! The model is a GPT of width 512, 8 layers, 8 heads, vocabulary 4096, untied, 29.53 M
@@ -9,11 +10,16 @@
 //! Sharded and unsharded steps alternate on the same two threads, so that whatever else the
 //! machine does meets both alike: the ratio of their medians is the result, the seconds are the
 //! machine's. On more than two cores run it under `taskset -c 0,1`.
+//!
+//! With `--delay` one rank, drawn anew for each step, sleeps half a block's forward before a block that is drawn too, in the
+//! sharded step and in the unsharded one, whose ranks meet at its end.
 
 #[path = "../examples/train_gpt/model.rs"]
+#[allow(dead_code, reason = "the example uses the rest of it")]
 mod model;
 
-use std::time::Instant;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
@@ -23,7 +29,7 @@ use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use model::{Gpt, GptConfig};
+use model::{Gpt, GptConfig, mean_cross_entropy};
 
 const RANKS: usize = 2;
 /// Sequences per rank and step.
@@ -40,8 +46,8 @@ const TORCH_UNSHARDED_S: f64 = 1.84;
 #[derive(Parser)]
 #[command(about = "Seconds a training step, fully sharded and unsharded")]
 struct Cli {
-    /// Timed steps of each kind
-    #[arg(long, default_value_t = 8)]
+    /// Timed steps of each kind in each repeat
+    #[arg(long, default_value_t = 4)]
     steps: usize,
     /// Untimed steps of each kind before them
     #[arg(long, default_value_t = 2)]
@@ -49,6 +55,18 @@ struct Cli {
     /// Width of the model; the recorded figures are for 512
     #[arg(long, default_value_t = MODEL.dim)]
     dim: usize,
+    /// Groups of steps, whose ratios are compared
+    #[arg(long, default_value_t = 5)]
+    repeats: usize,
+    /// One rank sleeps in each step
+    #[arg(long)]
+    delay: bool,
+    /// Replicas in place of shards: HSDP over 2 x 1 ranks
+    #[arg(long)]
+    replicate: bool,
+    /// Compare what ranks hold alike in every so-manieth step; 0: never
+    #[arg(long, default_value_t = 10)]
+    verify: u64,
     /// Keep gathered weights from forward to backward
     #[arg(long)]
     keep: bool,
@@ -68,6 +86,30 @@ struct Seconds {
     waiting: f64,
     /// In collectives, copying and reducing.
     moving: f64,
+    /// Pages that the rank's thread had to be given.
+    faults: f64,
+}
+
+/// Where one rank sleeps in one step.
+#[derive(Clone, Copy)]
+struct Delay {
+    rank: usize,
+    block: usize,
+    length: Duration,
+}
+
+impl Delay {
+    fn draw(rng: &mut StdRng, length: Duration) -> Self {
+        Self { rank: rng.random_range(0..RANKS), block: rng.random_range(0..MODEL.layers), length }
+    }
+}
+
+/// Minor page faults of this thread so far; 0 where nobody tells.
+fn page_faults() -> f64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
+    // After the name in parentheses: state, and then the seventh is minor faults.
+    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    fields.split(' ').nth(7).and_then(|faults| faults.parse().ok()).unwrap_or(0.0)
 }
 
 /// A model in training; an option because the optimizer takes it and gives it back.
@@ -82,13 +124,16 @@ impl Training {
     }
 
     /// One step on random tokens; barriers around it make ranks start and end together.
-    fn step(&mut self, world: &World, rng: &mut StdRng, device: &Device) -> Result<Seconds> {
+    fn step(&mut self, world: &World, rng: &mut StdRng, delay: Option<Delay>, device: &Device) -> Result<Seconds> {
         let model = self.model.take().expect("the last step gave the model back");
         let (tokens, targets) = (random_tokens(rng, device), random_tokens(rng, device));
         world.barrier("step begins")?;
         world.ledger().reset();
+        let faults = page_faults();
         let start = Instant::now();
-        let loss = model.loss(tokens, targets);
+        let own = delay.filter(|delay| delay.rank == world.rank());
+        let before = |block| own.iter().filter(|delay| delay.block == block).for_each(|delay| sleep(delay.length));
+        let loss = mean_cross_entropy(model.forward_after(tokens, before), targets);
         let forward = start.elapsed().as_secs_f64();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         let backward = start.elapsed().as_secs_f64();
@@ -103,6 +148,7 @@ impl Training {
             optimizer: optimizer - backward,
             waiting: waiting.as_secs_f64(),
             moving: moving.as_secs_f64(),
+            faults: page_faults() - faults,
         })
     }
 }
@@ -122,19 +168,29 @@ struct Measured {
 fn measure(cli: &Cli, world: &World) -> Result<Measured> {
     let device = world.device().clone().autodiff();
     let config = GptConfig { dim: cli.dim, ..MODEL };
-    let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
+    let mesh = match cli.replicate {
+        false => DeviceMesh::new(world, [RANKS], ["shard"])?,
+        true => DeviceMesh::new(world, [RANKS, 1], ["replicate", "shard"])?,
+    };
     let reshard = if cli.keep { ReshardAfterForward::Never } else { ReshardAfterForward::Always };
-    let fsdp = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard);
+    let fsdp = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard).verify_every(cli.verify);
     let mut sharded = Training::new(fully_shard(config.init(&device), &mesh, fsdp)?);
     let mut unsharded = Training::new(config.init(&device));
     let mut rng = StdRng::seed_from_u64(world.rank() as u64);
+    // The same on all ranks.
+    let mut delays = StdRng::seed_from_u64(0xde1a);
+    let mut half_a_block = Duration::ZERO;
     let mut measured = Measured { sharded: Vec::new(), unsharded: Vec::new(), traffic: String::new() };
-    for step in 0..cli.warmup + cli.steps {
-        let one = sharded.step(world, &mut rng, &device)?;
+    for step in 0..cli.warmup + cli.steps * cli.repeats {
+        let delay = Delay::draw(&mut delays, half_a_block);
+        let delay = Some(delay).filter(|_| cli.delay && step >= cli.warmup);
+        let one = sharded.step(world, &mut rng, delay, &device)?;
         let ledger = world.ledger();
         let traffic = |op| format!("{} x {op}, {:.1} MB", ledger.calls(op), ledger.bytes(op) as f64 / 1e6);
         measured.traffic = format!("{}; {}", traffic(Op::AllGather), traffic(Op::ReduceScatter));
-        let other = unsharded.step(world, &mut rng, &device)?;
+        let other = unsharded.step(world, &mut rng, delay, &device)?;
+        // Of the layers all but the last, which is about as much.
+        half_a_block = Duration::from_secs_f64(other.forward / (MODEL.layers + 1) as f64 / 2.0);
         if step >= cli.warmup {
             measured.sharded.push(one);
             measured.unsharded.push(other);
@@ -158,6 +214,7 @@ fn medians(steps: &[Seconds]) -> Seconds {
         optimizer: median(|s| s.optimizer),
         waiting: median(|s| s.waiting),
         moving: median(|s| s.moving),
+        faults: median(|s| s.faults),
     }
 }
 
@@ -176,12 +233,23 @@ fn main() -> Result<()> {
     println!("{:<24} {TORCH_FSDP2_S:>8.3}  (recorded on one quiet 2-core machine)", "PyTorch FSDP2, gloo");
     println!("collectives a step: {}", first.traffic);
     for (rank, measured) in &ranks {
-        let Seconds { waiting, moving, .. } = medians(&measured.sharded);
-        println!("  rank {rank}: {moving:.3} s copying and reducing, {waiting:.3} s waiting for the other rank");
+        let Seconds { waiting, moving, faults, .. } = medians(&measured.sharded);
+        let unsharded = medians(&measured.unsharded).faults;
+        println!(
+            "  rank {rank}: {moving:.3} s copying and reducing, {waiting:.3} s waiting for the other rank; {faults:.0} minor \
+             page faults, unsharded {unsharded:.0}"
+        );
     }
+    let repeats = first.sharded.chunks(cli.steps).zip(first.unsharded.chunks(cli.steps));
+    let mut ratios: Vec<f64> = repeats.map(|(one, other)| medians(one).step / medians(other).step).collect();
+    ratios.sort_by(f64::total_cmp);
     println!(
-        "ratio sharded / unsharded: {:.3}  (PyTorch FSDP2: {:.2})",
-        sharded.step / unsharded.step,
+        "ratio sharded / unsharded{}: {:.3}, of {} repeats {:.3} to {:.3}  (PyTorch FSDP2: {:.2})",
+        if cli.delay { ", one rank late" } else { "" },
+        ratios[ratios.len() / 2],
+        ratios.len(),
+        ratios[0],
+        ratios[ratios.len() - 1],
         TORCH_FSDP2_S / TORCH_UNSHARDED_S
     );
     Ok(())

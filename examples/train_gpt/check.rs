@@ -7,7 +7,7 @@ use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
 use crate::model::Gpt;
-use crate::train::{Outcome, train_step};
+use crate::train::{Outcome, batches, train_step};
 
 /// Largest loss difference that passes.
 const LOSS_BOUND: f64 = 1e-5;
@@ -26,9 +26,9 @@ pub fn reference(settings: &Settings, initial: Gpt) -> Result<(Vec<f32>, Gpt)> {
     let mut losses = Vec::with_capacity(settings.steps);
     let rows = 0..settings.ranks() * settings.batch;
     for step in 0..settings.steps {
-        let batch = settings.text.batch((settings.seed, step), rows.clone(), settings.model.seq, device);
+        let batches = batches(settings, step, rows.clone(), device);
         let loss;
-        (model, loss) = train_step(model, &mut optim, batch, settings)?;
+        (model, loss, _) = train_step(model, &mut optim, None, batches, settings)?;
         losses.push(loss.into_scalar::<f32>());
     }
     Ok((losses, model))

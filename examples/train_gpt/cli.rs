@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use burn::tensor::DType;
 use burn_dtensor::prelude::*;
 use clap::Parser;
 
@@ -36,6 +37,16 @@ pub struct Cli {
     /// Sequences per rank and step
     #[arg(long, default_value_t = 4, value_parser = positive)]
     batch: usize,
+    /// Batches a step: gradients of all but the last stay with their rank, and are reduced with those of the last
+    #[arg(long, default_value_t = 1, value_parser = positive)]
+    accumulate: usize,
+    /// Blocks to gather before they are needed, in forward and in backward [default: one, in forward between processes]
+    #[arg(long, value_name = "BLOCKS")]
+    prefetch: Option<usize>,
+    /// Write when units computed, and when their parameters and gradients moved: a picture to a FILE that ends with .svg,
+    /// else JSON for https://ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Characters a sequence
     #[arg(long, default_value_t = 64, value_parser = positive)]
     seq: usize,
@@ -57,6 +68,12 @@ pub struct Cli {
     /// Clip the gradient to this L2 norm, taken over all ranks [default: no clipping]
     #[arg(long, value_parser = positive_float)]
     clip: Option<f64>,
+    /// What blocks compute in, and weights are sent in: f32, bf16, or f16, whose loss is scaled
+    #[arg(long, default_value = "f32")]
+    param_dtype: Float,
+    /// What gradients are sent and added up in: f32, bf16 or f16 [default: that of --param-dtype]
+    #[arg(long)]
+    reduce_dtype: Option<Float>,
     /// Also train the unsharded model on the same data; fail if losses or weights part
     #[arg(long)]
     check: bool,
@@ -85,10 +102,20 @@ pub struct Settings {
     pub steps: usize,
     /// Sequences per rank and step.
     pub batch: usize,
+    /// Batches a step.
+    pub accumulate: usize,
+    /// Blocks to gather ahead, if not as many as is usual.
+    pub prefetch: Option<usize>,
+    /// Where to write a trace.
+    pub trace: Option<PathBuf>,
     pub model: GptConfig,
     pub lr: f64,
     pub seed: u64,
     pub clip: Option<f64>,
+    /// What blocks compute in.
+    pub param_dtype: DType,
+    /// What gradients are reduced in.
+    pub reduce_dtype: DType,
     pub check: bool,
     /// Characters to generate.
     pub sample: usize,
@@ -130,6 +157,15 @@ impl Cli {
         {
             return Err(format!("--reshard {ranks} does not divide the {shards} ranks a parameter is sharded over"));
         }
+        let (param_dtype, reduce_dtype) = (self.param_dtype.0, self.reduce_dtype.unwrap_or(self.param_dtype).0);
+        if self.check && [param_dtype, reduce_dtype] != [DType::F32; 2] {
+            return Err("--check holds losses to 1e-5, which half precision does not: drop it or the dtypes".into());
+        }
+        for dtype in [param_dtype, reduce_dtype] {
+            if !self.device.device().supports_dtype(dtype) {
+                return Err(format!("the device has no {}", dtype.name()));
+            }
+        }
         let text = Text::load(self.text.as_deref())?;
         let ranks: usize = mesh.iter().product();
         text.check_batch(ranks.saturating_mul(self.batch), self.seq)?;
@@ -141,14 +177,32 @@ impl Cli {
             device: self.device,
             steps: self.steps,
             batch: self.batch,
+            accumulate: self.accumulate,
+            prefetch: self.prefetch,
+            trace: self.trace,
             model,
             lr: self.lr,
             seed: self.seed,
             clip: self.clip,
+            param_dtype,
+            reduce_dtype,
             check: self.check,
             sample: self.sample,
             text,
         })
+    }
+}
+
+/// An element type of floats.
+#[derive(Debug, Clone, Copy)]
+struct Float(DType);
+
+impl FromStr for Float {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = [DType::F32, DType::BF16, DType::F16].into_iter().find(|dtype| dtype.name() == text);
+        known.map(Self).ok_or_else(|| "expected f32, bf16 or f16".into())
     }
 }
 

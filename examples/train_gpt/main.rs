@@ -26,6 +26,7 @@ mod train;
 use std::process::ExitCode;
 
 use burn::prelude::*;
+use burn_dtensor::debug::{Overlap, Timeline, chrome_trace, timeline_picture};
 use burn_dtensor::prelude::*;
 
 use crate::cli::{Cli, Settings};
@@ -51,6 +52,14 @@ fn run(settings: &Settings) -> Result<bool> {
     let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
     println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);
+    println!("exposed a step: {}", report::Waiting(&outcome.waiting));
+    if let (Some(file), Some(timelines)) = (&settings.trace, &outcome.timelines) {
+        let is_picture = file.extension().is_some_and(|extension| extension == "svg");
+        let text = if is_picture { timeline_picture(timelines) } else { chrome_trace(timelines) };
+        std::fs::write(file, text).map_err(|error| Error::other(format!("{}: {error}", file.display())))?;
+        let overlap: Overlap = timelines.iter().map(Timeline::overlap).sum();
+        println!("the last step, rank by rank: {}; {overlap}", file.display());
+    }
     println!("fingerprint of all losses: {:016x}\n", fingerprint::of(&outcome.losses));
 
     let collectives = report::Collectives::new(settings, outcome, &device);

@@ -82,14 +82,25 @@ impl GptConfig {
 }
 
 impl Gpt {
+    /// The blocks, each a unit of its own where the model is sharded by `blocks.*`.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
     /// Logits `[batch, seq, vocab]` for the token after each of `tokens` `[batch, seq]`.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.forward_after(tokens, |_| ())
+    }
+
+    /// [`forward`](Self::forward), with something done `before` each block: what a profile or a delay wants.
+    pub fn forward_after(&self, tokens: Tensor<2, Int>, before: impl Fn(usize)) -> Tensor<3> {
         // The root unit: embeddings, final norm and head share one all-gather.
         unit(self, tokens, |gpt, tokens| {
             let [_, seq] = tokens.dims();
             let positions = Tensor::arange(0..seq as i64, &tokens.device()).unsqueeze();
             let mut x = gpt.token.forward(tokens) + gpt.position.forward(positions);
-            for block in &gpt.blocks {
+            for (at, block) in gpt.blocks.iter().enumerate() {
+                before(at);
                 x = unit(block, x, |block, x| block.forward(x));
             }
             rows(&gpt.head, gpt.norm.forward(x))
@@ -98,8 +109,7 @@ impl Gpt {
 
     /// Mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
     pub fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
-        let logits = self.forward(tokens);
-        log_softmax(logits, 2).gather(2, targets.unsqueeze_dim(2)).mean().neg()
+        mean_cross_entropy(self.forward(tokens), targets)
     }
 }
 
@@ -125,6 +135,11 @@ impl Block {
         let mixed = weights.matmul(value).swap_dims(1, 2).reshape([batch, seq, dim]);
         rows(&self.output, mixed)
     }
+}
+
+/// Of logits `[batch, seq, vocab]` and targets `[batch, seq]`.
+pub fn mean_cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
+    log_softmax(logits, 2).gather(2, targets.unsqueeze_dim(2)).mean().neg()
 }
 
 /// `layer` on `x` `[batch, seq, d_input]`, as one matrix of `batch * seq` rows.

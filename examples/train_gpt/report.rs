@@ -1,7 +1,10 @@
 //! The tables at the end of a run: collectives beside their formulas, and memory.
 
+use std::time::Duration;
+
 use burn::module::{ModuleVisitor, Param};
 use burn::prelude::*;
+use burn::tensor::DType;
 use burn_dtensor::comm::{Op, Phase, Total};
 use burn_dtensor::prelude::*;
 
@@ -9,8 +12,23 @@ use crate::cli::Settings;
 use crate::model::GptConfig;
 use crate::train::Outcome;
 
-/// Bytes of an f32.
+/// Bytes of an f32, which losses, norms and what is stored are in.
 const ELEMENT: u64 = 4;
+
+/// How long ranks have waited for each other: `1.204 ms of waiting for other ranks, 1.913 ms on rank 1`.
+pub struct Waiting<'a>(pub &'a [Duration]);
+
+impl std::fmt::Display for Waiting<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let millis = |time: Duration| time.as_secs_f64() * 1e3;
+        let mean = self.0.iter().sum::<Duration>() / self.0.len().max(1) as u32;
+        write!(f, "{:.3} ms of waiting for other ranks", millis(mean))?;
+        match self.0.iter().enumerate().max_by_key(|(_, time)| **time) {
+            Some((rank, most)) if self.0.len() > 1 => write!(f, ", {:.3} ms on rank {rank}", millis(*most)),
+            _ => Ok(()),
+        }
+    }
+}
 
 /// One row of the table: a kind of collective, what was counted and what must have been.
 struct Row {
@@ -35,39 +53,51 @@ impl Collectives {
         let shard = outcome.local_params as u64;
         // A reduction carries one number per parameter and rank: whether the rank has a gradient of it.
         let used = tensors(&settings.model, device);
-        let all = "steps x (blocks + root)";
-        let reduced = "the same, and a number per parameter";
+        let all =
+            if settings.accumulate == 1 { "steps x (blocks + root)" } else { "steps x batches x (blocks + root)" };
+        let reduced = "steps x (blocks + root), and flags";
         let (again, again_params, again_formula) = match settings.reshard {
             ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => (0, 0, "0: kept since forward"),
             ReshardAfterForward::Auto => (units - 1, blocks, "steps x blocks: the root is kept"),
             ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => (units, whole, all),
         };
-        let norms = u64::from(settings.clip.is_some());
-        let row = |op, phase, group: usize, calls: u64, elements: u64, formula: &str| {
+        let (norms, scaled) = (u64::from(settings.clip.is_some()), u64::from(settings.param_dtype == DType::F16));
+        let [weight, gradient] = [settings.param_dtype, settings.reduce_dtype].map(|dtype| dtype.size() as u64);
+        let batches = settings.accumulate as u64;
+        let row = |op, phase, group: usize, calls: u64, bytes: u64, formula: &str| {
             // A group of one rank moves nothing.
             let steps = if group > 1 { settings.steps as u64 } else { 0 };
+            // Weights are gathered for every batch of a step, gradients reduced with the last.
+            let steps = if op == Op::AllGather { steps * batches } else { steps };
             Row {
                 op,
                 phase,
                 counted: outcome.ledger.total(|key| key.op == op && key.phase == phase),
-                expected: Total { calls: steps * calls, bytes: steps * elements * ELEMENT },
+                expected: Total { calls: steps * calls, bytes: steps * bytes },
                 formula: formula.into(),
             }
         };
+        // Of a group of one rank neither is sent; steps that overflow have no norm.
+        let norms = if shards > 1 { norms * outcome.made as u64 } else { 0 };
+        let numbers = norms + if settings.ranks() > 1 { scaled * settings.steps as u64 } else { 0 };
+        let other = Row {
+            expected: Total { calls: numbers, bytes: numbers * ELEMENT },
+            ..row(Op::AllReduce, Phase::Other, 1, 0, 0, "the norm with --clip, overflow in f16")
+        };
         Self(vec![
-            row(Op::AllGather, Phase::Forward, shards, units, whole, all),
-            row(Op::AllGather, Phase::Backward, shards, again, again_params, again_formula),
-            row(Op::ReduceScatter, Phase::Backward, shards, units, whole + used * shards as u64, reduced),
+            row(Op::AllGather, Phase::Forward, shards, units, whole * weight, all),
+            row(Op::AllGather, Phase::Backward, shards, again, again_params * weight, again_formula),
+            row(Op::ReduceScatter, Phase::Backward, shards, units, (whole + used * shards as u64) * gradient, reduced),
             row(
                 Op::AllReduce,
                 Phase::Backward,
                 replicas,
                 units,
-                shard + used,
+                (shard + used) * gradient,
                 "the same, of the shards, on a 2-D mesh",
             ),
-            row(Op::AllReduce, Phase::Forward, settings.ranks(), 1, 1, "steps: the loss, over all ranks"),
-            row(Op::AllReduce, Phase::Other, shards, norms, norms, "steps with --clip: the norm"),
+            row(Op::AllReduce, Phase::Forward, settings.ranks(), 1, ELEMENT, "steps: the loss, over all ranks"),
+            other,
         ])
     }
 

@@ -1,8 +1,14 @@
 //! Training: what one rank does, and the step it shares with the unsharded reference.
 
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use std::ops::Range;
+use std::time::Duration;
+
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
+use burn::tensor::DType;
 use burn_dtensor::comm::Snapshot;
+use burn_dtensor::debug::Timeline;
+use burn_dtensor::fsdp::{Units, record_events, units};
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
@@ -14,6 +20,8 @@ use crate::progress::Progress;
 pub struct Outcome {
     /// Loss of each step, averaged over all ranks.
     pub losses: Vec<f32>,
+    /// Steps of the optimizer.
+    pub made: usize,
     /// Elements of this rank's parameter shards.
     pub local_params: usize,
     /// The collectives of the training steps.
@@ -22,6 +30,10 @@ pub struct Outcome {
     pub model: Option<Gpt>,
     /// Tokens of all ranks per second.
     pub tokens_per_s: f64,
+    /// How long each rank has waited for others in a step, on rank 0.
+    pub waiting: Vec<Duration>,
+    /// Of all ranks, on rank 0, if a trace is wanted.
+    pub timelines: Option<Vec<Timeline>>,
 }
 
 /// Trains the model from `initial` on, sharded.
@@ -33,48 +45,107 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
     let names = &names[names.len() - settings.mesh.len()..];
     let mesh = DeviceMesh::new(world, &settings.mesh, names)?;
     let device = world.device().clone().autodiff();
-    let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(settings.reshard);
+    let policy = MixedPrecision::new().param_dtype(settings.param_dtype).reduce_dtype(settings.reduce_dtype);
+    let config = FullyShard::new()
+        .units(["blocks.*"])
+        .reshard_after_forward(settings.reshard)
+        .mixed_precision(policy.clone().output_dtype(DType::F32))
+        .mixed_precision_for(["blocks.*"], policy);
     let mut model = fully_shard(initial.clone().fork(&device), &mesh, config)?;
+    if let Some(blocks) = settings.prefetch {
+        prefetch(&model, blocks)?;
+    }
     let local_params = model.num_params();
     let mut optim = AdamWConfig::new().init();
-    let mut losses = Vec::with_capacity(settings.steps);
+    let mut scaler = (settings.param_dtype == DType::F16).then(GradScaler::new);
+    let (mut losses, mut made) = (Vec::with_capacity(settings.steps), 0);
     world.ledger().reset();
 
-    let mut progress =
-        Progress::new(world.rank() == 0, settings.steps, settings.ranks() * settings.batch * settings.model.seq);
+    let mut progress = Progress::new(
+        world.rank() == 0,
+        settings.steps,
+        settings.ranks() * settings.accumulate * settings.batch * settings.model.seq,
+    );
     let rows = world.rank() * settings.batch..(world.rank() + 1) * settings.batch;
+    let mut last_step = Vec::new();
     for step in 0..settings.steps {
-        let batch = settings.text.batch((settings.seed, step), rows.clone(), settings.model.seq, &device);
-        let loss;
-        (model, loss) = train_step(model, &mut optim, batch, settings)?;
+        let batches = batches(settings, step, rows.clone(), &device);
+        let (stepped, events) = record_events(|| train_step(model, &mut optim, scaler.as_mut(), batches, settings));
+        last_step = events;
+        let (loss, is_made);
+        (model, loss, is_made) = stepped?;
         // Each rank holds the mean over its own rows; together they are a Partial(avg).
         let placements = vec![Placement::Partial(PartialOp::Avg); mesh.ndim()];
         let loss = DTensor::from_local(loss, &mesh, &placements)?.full_tensor()?.into_scalar::<f32>();
         losses.push(loss);
+        made += usize::from(is_made);
         progress.step(loss);
     }
     let tokens_per_s = progress.finish();
     let ledger = world.ledger().snapshot();
+    let waiting = world.ledger().spent().waiting / settings.steps as u32;
+    let waiting = world.all().gather_object("waiting".into(), &waiting, 0)?.unwrap_or_default();
     let full = full_model(&model)?;
     let model = (world.rank() == 0).then_some(full);
-    Ok(Outcome { losses, local_params, ledger, model, tokens_per_s })
+    let timelines = match settings.trace {
+        Some(_) => world.all().gather_object("timelines".into(), &Timeline::of(world.rank(), &last_step), 0)?,
+        None => None,
+    };
+    Ok(Outcome { losses, made, local_params, ledger, model, tokens_per_s, waiting, timelines })
 }
 
-/// One step of AdamW; returns the loss `[1]` of `batch` before it, without autodiff.
+/// Gathers so many blocks before they are needed: of each, those after it in forward, and those before it in backward.
+fn prefetch(model: &Gpt, blocks: usize) -> Result<()> {
+    let all: Vec<Units> = model.blocks().iter().map(units).collect::<Result<_>>()?;
+    let after = |at: usize| all[at..].iter().take(blocks).cloned();
+    // The first ones follow the embeddings, which are the root's.
+    units(model)?.own().set_forward_prefetch(after(0));
+    for (at, block) in all.iter().enumerate() {
+        block.set_forward_prefetch(after(at + 1));
+        block.set_backward_prefetch(all[..at].iter().rev().take(blocks).cloned());
+    }
+    Ok(())
+}
+
+/// The batches of a step: these rows of each.
+pub fn batches(settings: &Settings, step: usize, rows: Range<usize>, device: &Device) -> Vec<Batch> {
+    let numbers = step * settings.accumulate..(step + 1) * settings.accumulate;
+    let batch = |number| settings.text.batch((settings.seed, number), rows.clone(), settings.model.seq, device);
+    numbers.map(batch).collect()
+}
+
+/// One step of AdamW; returns the mean loss `[1]` of `batches` before it, without autodiff, and whether it was made: a
+/// `scaler` leaves out those that overflow.
 ///
 /// # Collective
 /// On a sharded model every rank calls it.
 pub fn train_step(
     model: Gpt,
     optim: &mut ModuleOptimizer,
-    (tokens, targets): Batch,
+    scaler: Option<&mut GradScaler>,
+    batches: Vec<Batch>,
     settings: &Settings,
-) -> Result<(Gpt, Tensor<1>)> {
-    let loss = model.loss(tokens, targets);
-    let value = loss.clone().inner();
-    let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+) -> Result<(Gpt, Tensor<1>, bool)> {
+    let count = batches.len();
+    let units = units(&model).ok();
+    let (mut sum, mut total) = (GradientsAccumulator::new(), None);
+    for (at, (tokens, targets)) in batches.into_iter().enumerate() {
+        // What waits is reduced with the gradients of the last batch.
+        units.iter().for_each(|units| units.set_requires_gradient_sync(at + 1 == count));
+        let loss = model.loss(tokens, targets) / count as f64;
+        let value = loss.clone().inner();
+        total = Some(total.map_or(value.clone(), |total: Tensor<1>| total + value));
+        let loss = scaler.as_ref().map_or(loss.clone(), |scaler| scaler.scale(loss));
+        sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
+    }
+    let value = total.expect("a step has a batch");
+    let unscaled = match scaler {
+        Some(scaler) => scaler.unscale(&model, sum.grads())?,
+        None => Some(sum.grads()),
+    };
+    let Some(mut grads) = unscaled else { return Ok((model, value, false)) };
     if let Some(max_norm) = settings.clip {
         clip_grad_norm(&model, &mut grads, max_norm, NormType::L2)?;
     }
-    Ok((optim.step(settings.lr, model, grads), value))
+    Ok((optim.step(settings.lr, model, grads), value, true))
 }

@@ -53,15 +53,25 @@ pub(crate) trait GraphOp: Debug + Send + Sync + 'static {
 /// The graph's gradients, as one backward step sees them.
 pub(crate) struct BackwardStep<'a> {
     depth: usize,
+    backward: BackwardId,
     parents: &'a [Option<NodeId>],
     grads: &'a mut dyn GradStore,
 }
+
+/// One call of `backward`, as long as it lasts: what tells it from one that runs inside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BackwardId(usize);
 
 impl BackwardStep<'_> {
     /// How deep the operation lies in the graph: one node below the deepest of its parents. Leaves
     /// lie at 0.
     pub(crate) fn depth(&self) -> usize {
         self.depth
+    }
+
+    /// The backward that it is a step of.
+    pub(crate) fn backward(&self) -> BackwardId {
+        self.backward
     }
 
     /// Takes the gradient of the output.

@@ -14,7 +14,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, DispatchTensor};
 
-use super::{BackwardStep, GradStore, GraphOps, Op, Retain, Wrap};
+use super::{BackwardId, BackwardStep, GradStore, GraphOps, Op, Retain, Wrap};
 
 impl<B: Wrap + GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
     fn graph_unary(parent: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
@@ -77,8 +77,10 @@ impl<B: Wrap, const N: usize> Backward<B, N> for Node {
 
     fn backward(self, ops: Ops<Op, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let parents = ops.parents.each_ref().map(|node| node.as_ref().map(|node| node.id));
+        // The container is where it is from the first step to the last.
+        let backward = BackwardId(std::ptr::from_mut(grads).addr());
         let mut store = Store::<B, N> { ops: &ops, grads, backend: PhantomData };
-        ops.state.backward(&mut BackwardStep { depth: ops.node.order, parents: &parents, grads: &mut store });
+        ops.state.backward(&mut BackwardStep { depth: ops.node.order, backward, parents: &parents, grads: &mut store });
     }
 }
 

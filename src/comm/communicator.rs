@@ -128,6 +128,11 @@ impl Communicator {
         CommError::InvalidArgument { rank, op, label, problem, remedy: remedy.into() }
     }
 
+    /// Whether collectives move while ranks compute, as between processes.
+    pub(crate) fn moves_meanwhile(&self) -> bool {
+        self.shared.channel.moves_meanwhile()
+    }
+
     /// Has the engine begin a call. `bytes` is what the ledger counts.
     pub(super) fn post<T>(
         &self,

@@ -7,7 +7,8 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::mem::MaybeUninit;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// Bytes to send, alive until the courier has sent them.
 pub type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -18,6 +19,24 @@ pub struct Parcel {
     pub header: Vec<u8>,
     /// What follows; each of at least one byte.
     pub payloads: Vec<Payload>,
+    /// When it is on its way, if somebody wants to know.
+    pub taken: Option<Taken>,
+}
+
+/// When the courier's thread has taken a parcel up: of several, the first. Whoever has left them keeps a clone.
+#[derive(Debug, Clone, Default)]
+pub struct Taken(Arc<OnceLock<Instant>>);
+
+impl Taken {
+    /// Notes that it is now, unless that was noted before.
+    pub fn note(&self) {
+        self.0.get_or_init(Instant::now);
+    }
+
+    /// What was noted.
+    pub fn at(&self) -> Option<Instant> {
+        self.0.get().copied()
+    }
 }
 
 /// Where a payload is put, of exactly its length. Its owner knows it again, in [`Addressee::arrived`], by its type.
@@ -35,7 +54,7 @@ pub trait Courier: Debug + Send + Sync {
     fn here(&self) -> usize;
 
     /// Takes a parcel for another process: at once, without waiting for it. The headers of one sender arrive in the order
-    /// in which they were sent; of the payloads, each as soon as it can.
+    /// in which they were sent; of the payloads, each as soon as it can. [`Taken`] is noted by the thread that sends it.
     fn send(&self, to: usize, parcel: Parcel);
 
     /// Bytes of headers and payloads handed over so far for each process.

@@ -40,7 +40,7 @@ impl<T> End<T> {
         end
     }
 
-    /// Tells the other ranks, of which some may be waiting for this one, in every world that it was in.
+    /// Tells the other ranks of a failure, in every world that it was in: some may be waiting for this one.
     pub fn tell(&self, rank: usize, engine: &Arc<dyn Engine>) {
         for (engine, rank) in worlds(engine.clone(), rank) {
             match self {
@@ -52,6 +52,13 @@ impl<T> End<T> {
                     engine.fail(Failure::Panicked { rank, message: message.clone() });
                 }
             }
+        }
+    }
+
+    /// The rank's program is over, in every world that it was in. What is to be found once the launch is over everywhere
+    /// is [noted](Self::note) before: other processes wait for this.
+    pub fn leave(&self, rank: usize, engine: &Arc<dyn Engine>) {
+        for (engine, rank) in worlds(engine.clone(), rank) {
             engine.leave(rank, self.error(rank), self.unwound_at());
         }
     }
@@ -102,13 +109,14 @@ impl<T> End<T> {
 }
 
 /// The first failure of a launch, as `rank` sees it.
-fn first(failure: &Failure, rank: usize) -> FirstFailure {
+pub(super) fn first(failure: &Failure, rank: usize) -> FirstFailure {
     let error = failure.error(None);
     let is_own = match failure {
         Failure::Panicked { .. } | Failure::Failed { .. } => true,
         Failure::Collective(error) => error.is_of_program(),
     };
-    FirstFailure { rank: error.rank(), is_own: is_own && error.rank() == rank, text: error.to_string() }
+    let is_difference = matches!(error, CommError::Mismatch { .. } | CommError::Diverged { .. });
+    FirstFailure { rank: error.rank(), is_own: is_own && error.rank() == rank, is_difference, text: error.to_string() }
 }
 
 /// What a panic says.

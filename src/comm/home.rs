@@ -18,6 +18,8 @@ pub(super) struct Home {
 
 thread_local! {
     static HOME: RefCell<Option<Arc<Home>>> = const { RefCell::new(None) };
+    /// Of the same home: there while the process ends, too, when what is dropped with its thread is not.
+    static LAUNCH_AND_RANK: Cell<Option<(u64, usize)>> = const { Cell::new(None) };
     static IS_RANK: Cell<bool> = const { Cell::new(false) };
     static UNWOUND_AT: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
@@ -25,6 +27,7 @@ thread_local! {
 impl Home {
     /// Makes this the home of the calling thread, for as long as it lives.
     pub fn settle(self: Arc<Self>) {
+        LAUNCH_AND_RANK.set(Some((self.launch, self.rank)));
         HOME.set(Some(self));
     }
 
@@ -46,6 +49,11 @@ impl Home {
             None
         })
     }
+}
+
+/// The innermost launch that the calling thread belongs to, and the rank there, if that is known.
+pub(super) fn launch_and_rank() -> Option<(u64, usize)> {
+    LAUNCH_AND_RANK.get()
 }
 
 /// Notes that the calling thread runs a rank's program, for as long as it lives.

@@ -10,6 +10,7 @@ use burn::tensor::Device;
 use super::books::Books;
 use super::end::End;
 use super::engine::{Elsewhere, Engine, last, worlds};
+use super::exit::Running;
 use super::flight::{Flight, Start};
 use super::home::{self, Home};
 use super::launcher;
@@ -244,6 +245,7 @@ where
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
     let start = Start::new(engine.size(), engine.launch());
     let books: Vec<_> = here.iter().map(|_| Books::new(folder.clone())).collect();
+    let _running = Running::new(engine.clone(), here.iter().copied().zip(books.iter().cloned()));
     let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();
     let run = |(place, rank): (usize, usize)| {
         let home = Arc::new(Home { launch: engine.launch(), rank, outer: outer.clone() });
@@ -260,6 +262,7 @@ where
         for ((engine, rank), ledger) in worlds(engine.clone(), rank).zip(books[place].all()) {
             end.note(rank, &*engine, ledger.recorder());
         }
+        end.leave(rank, &engine);
         end
     };
     let ends = thread::scope(|scope| {
@@ -269,6 +272,7 @@ where
             thread.spawn_scoped(scope, move || run((place, rank))).map_err(|error| {
                 let end = End::failed(Error::other(format!("rank {rank} has no thread: {error}")));
                 end.tell(rank, &engine);
+                end.leave(rank, &engine);
                 end
             })
         };

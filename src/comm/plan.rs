@@ -58,6 +58,11 @@ impl Plan {
         self.op
     }
 
+    /// What a reduction does with values.
+    pub fn reduce(&self) -> Option<ReduceOp> {
+        self.reduce
+    }
+
     /// The dimension of each tensor that is cut over the group, and how; nothing for tensors that stay whole.
     pub fn cuts(&self) -> &[(usize, Cut)] {
         &self.cuts

@@ -12,7 +12,7 @@ use super::engine::{Mapped, Pending, Waited};
 use super::flight::Over;
 use super::ledger::Charge;
 use super::rank::Rank;
-use super::{CommError, trace};
+use super::{Carried, CommError, Course, trace};
 
 /// A collective under way; its result is defined only after [`wait`](Self::wait).
 ///
@@ -88,14 +88,30 @@ impl<T> Work<T> {
         }
     }
 
+    /// Has a collective that was posted [ahead](super::Call::ahead) of need begin to move, where the engine moves data while
+    /// ranks compute. Does not block; [`wait`](Self::wait) does as much by itself.
+    pub fn start(&mut self) {
+        if let State::UnderWay(work) = &mut self.0 {
+            work.pending.start();
+        }
+    }
+
     /// Blocks until every rank has taken part, and returns this rank's result: tensors that may be used in stream order.
     /// Where a device computes on its own, it may still be busy with them; `Device::sync` waits for that.
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait(self) -> Result<T, CommError> {
+        self.wait_and_tell().map(|(value, _)| value)
+    }
+
+    /// The same, and how it went, where there was something to move.
+    ///
+    /// # Errors
+    /// See [`Communicator`](super::Communicator).
+    pub fn wait_and_tell(self) -> Result<(T, Option<Course>), CommError> {
         let UnderWay { pending, place } = match self.0 {
-            State::Ended(result) => return result,
+            State::Ended(result) => return result.map(|value| (value, None)),
             State::UnderWay(work) => work,
         };
         let Place { rank, span, charge, posted, ahead, deadline, .. } = &place;
@@ -109,11 +125,13 @@ impl<T> Work<T> {
         let waited = pending.wait(*deadline);
         let end = Instant::now();
         place.over(end, waited.as_ref().map_or(Over::Failed, |waited| Over::Done(waited.last)));
-        let Waited { value, moving, last } = waited?;
+        let Waited { value, moving, last, carried } = waited?;
         let waiting = end.saturating_duration_since(start).saturating_sub(moving);
         rank.ledger.waited(waiting, moving, last.filter(|last| *last != rank.rank));
         trace::waited(span, waiting, moving, last);
-        Ok(value)
+        let here = || Carried { taken: Some(*posted), begun: end.checked_sub(moving).unwrap_or(start), complete: end };
+        let carried = carried.unwrap_or_else(here);
+        Ok((value, Some(Course { posted: *posted, carried, wanted: start })))
     }
 
     /// [`wait`](Self::wait), for no longer than `deadline`, whatever the communicator's is. To have waited so long is a

@@ -30,15 +30,21 @@
 //! | one tensor's layout | [`picture`](crate::dtensor::picture) |
 //! | a model's, as text or a page | [`layout`] |
 //! | parameters in a table | [`describe`](crate::fsdp::describe) |
+//! | when units computed, and when their parameters moved | [`Timeline`], [`chrome_trace`], [`timeline_picture`] |
+//! | how many all-gathers went on meanwhile | [`Timeline::overlap`] |
 //! | all collectives of a rank, watched or not | [`Ledger`](crate::comm::Ledger) |
 
 mod counts;
 mod layout;
+mod overlap;
 mod page;
 mod parameter;
+mod timeline;
 mod watched;
 
 pub use crate::watch::{Change, Origin};
 pub use counts::{Counts, Row};
 pub use layout::{ModelLayout, layout};
+pub use overlap::Overlap;
+pub use timeline::{Timeline, chrome_trace, timeline_picture};
 pub use watched::{Changed, Collective, Watched, watch};

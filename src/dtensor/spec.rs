@@ -206,6 +206,11 @@ impl DTensorSpec {
     pub(crate) fn with_dtype(&self, dtype: DType) -> Self {
         Self { dtype, ..self.clone() }
     }
+
+    /// The same, shared; the spec itself, if it is of that element type.
+    pub(crate) fn in_dtype(self: &Arc<Self>, dtype: DType) -> Arc<Self> {
+        if self.dtype == dtype { self.clone() } else { self.with_dtype(dtype).shared() }
+    }
 }
 
 /// Specs shared per thread, and decisions kept; past that many sharing starts anew. Far more than a model

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::MixedPrecision;
 use crate::param::{Buffers, ReshardAfterForward};
 use crate::placement::Placement;
 
@@ -52,24 +53,32 @@ type PlacementFn = Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + 
 #[derive(Clone)]
 pub struct FullyShard {
     pub(super) units: Vec<String>,
+    /// Patterns of the modules of each unit of several.
+    pub(super) groups: Vec<Vec<String>>,
     pub(super) ignored: Vec<String>,
     pub(super) reshard: ReshardAfterForward,
     pub(super) strict: bool,
     pub(super) buffers: Buffers,
     pub(super) placement: Option<PlacementFn>,
     pub(super) verify_every: u64,
+    pub(super) precision: MixedPrecision,
+    /// Of units by pattern.
+    pub(super) precision_for: Vec<(Vec<String>, MixedPrecision)>,
 }
 
 impl Default for FullyShard {
     fn default() -> Self {
         Self {
             units: Vec::new(),
+            groups: Vec::new(),
             ignored: Vec::new(),
             reshard: ReshardAfterForward::default(),
             strict: false,
             buffers: Buffers::default(),
             placement: None,
             verify_every: 10,
+            precision: MixedPrecision::default(),
+            precision_for: Vec::new(),
         }
     }
 }
@@ -87,6 +96,23 @@ impl FullyShard {
     /// that no pattern takes belong to the root unit.
     pub fn units<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.units.extend(patterns.into_iter().map(Into::into));
+        self
+    }
+
+    /// Makes one unit of all modules whose path matches one of these patterns: small ones that would each be a collective,
+    /// or two that are far apart and to be gathered together. Each call makes one.
+    ///
+    /// Where a forward that is open around them all, by [`unit`](fn@super::unit), comes to the first, it gathers the
+    /// parameters of all, and frees them when each has run, or with the module in which the first was opened. So what runs
+    /// between is inside the unit, and a module that never runs costs nothing but that its parameters stay until then.
+    /// With nothing around them each gathers its own.
+    ///
+    /// ```
+    /// # use burn_dtensor::fsdp::FullyShard;
+    /// let config = FullyShard::new().units(["blocks.*"]).unit_of(["norm", "head"]);
+    /// ```
+    pub fn unit_of<S: Into<String>>(mut self, modules: impl IntoIterator<Item = S>) -> Self {
+        self.groups.push(modules.into_iter().map(Into::into).collect());
         self
     }
 
@@ -139,6 +165,32 @@ impl FullyShard {
         self
     }
 
+    /// Sets the element types that units compute and reduce in: of all that
+    /// [`mixed_precision_for`](Self::mixed_precision_for) does not take. Must be equal on all ranks.
+    ///
+    /// Inputs and outputs are cast where a unit's forward begins and ends, so where the program opens it by
+    /// [`unit`](fn@super::unit). A unit that a read opens has no such place: its weights and gradients follow the
+    /// policy, and activations are as its module is given them. With one policy for the model and its units that is
+    /// right, for the model's own inputs are cast.
+    ///
+    /// A module that is no unit casts nothing, so neither does a model whose parameters are all in units inside. Buffers,
+    /// such as running statistics, stay as they are.
+    pub fn mixed_precision(mut self, policy: MixedPrecision) -> Self {
+        self.precision = policy;
+        self
+    }
+
+    /// Sets those of the units whose module's path matches a pattern; of several calls that take a unit, the last
+    /// counts.
+    pub fn mixed_precision_for<S: Into<String>>(
+        mut self,
+        patterns: impl IntoIterator<Item = S>,
+        policy: MixedPrecision,
+    ) -> Self {
+        self.precision_for.push((patterns.into_iter().map(Into::into).collect(), policy));
+        self
+    }
+
     /// Sets which running statistics, such as a batch norm's, all ranks get when
     /// [`sync_buffers`](super::sync_buffers) or [`full_model`](super::full_model) makes them equal.
     pub fn buffers(mut self, buffers: Buffers) -> Self {
@@ -174,11 +226,14 @@ impl fmt::Debug for FullyShard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FullyShard")
             .field("units", &self.units)
+            .field("unit_of", &self.groups)
             .field("ignored", &self.ignored)
             .field("reshard_after_forward", &self.reshard)
             .field("strict", &self.strict)
             .field("buffers", &self.buffers)
             .field("verify_every", &self.verify_every)
+            .field("mixed_precision", &self.precision)
+            .field("mixed_precision_for", &self.precision_for)
             .field("shard_placement_fn", &self.placement.is_some())
             .finish()
     }

@@ -87,6 +87,37 @@ pub enum FsdpError {
         /// The one that it would hold.
         is: String,
     },
+    /// A module is to be in two units.
+    #[error(
+        "module `{module}` is to be in the unit `{unit}`, and in another: a module is in one unit; leave it out of a pattern \
+         of `units` or `unit_of`"
+    )]
+    TwoUnits {
+        /// Path of the module.
+        module: String,
+        /// One of the units, by its modules.
+        unit: String,
+    },
+    /// An element type of a mixed-precision policy is no float type that tensors are stored in.
+    #[error(
+        "`{what}` cannot be {dtype}: weights, gradients and activations are floats; use F64, F32, F16 or BF16, or leave it out"
+    )]
+    ElementType {
+        /// Which of the policy's.
+        what: &'static str,
+        /// The element type.
+        dtype: String,
+    },
+    /// The ranks' device has no such element type.
+    #[error("`{what}` cannot be {dtype}, which {device} does not have; use another, or leave it out")]
+    DeviceElementType {
+        /// Which of the policy's.
+        what: &'static str,
+        /// The element type.
+        dtype: String,
+        /// The device.
+        device: String,
+    },
     /// A parameter is tensor parallel, on a mesh of its own.
     #[error("parameter `{param}` is parallelized, and stays on the mesh of that: load a checkpoint on the new one")]
     Parallelized {

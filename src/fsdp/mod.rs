@@ -21,7 +21,8 @@
 //!    ([`parallel`](crate::parallel), invariant 3). A
 //!    reduction carries one number per parameter beside the gradients: whether the rank has used it. What several ranks
 //!    hold alike is [compared](FullyShard::verify_every) by digests in the fingerprints of reductions.
-//! 3. Gradients are averages over all data-parallel ranks. On power-of-two groups data parallel,
+//! 3. Gradients are averages over all data-parallel ranks, unless [`units`] has set another divisor, or has them wait for a
+//!    later backward. On power-of-two groups data parallel,
 //!    FSDP and HSDP agree to the bit.
 //! 4. A parameter that some ranks do not use counts as zeros there; one that no rank uses has no
 //!    gradient, as without sharding. Where a unit has left a tracked input unused, what made it gets
@@ -31,7 +32,7 @@
 //!    may have other batches, and use other weights. All-gathers for backward are issued when forward
 //!    leaves a unit, on a sequence of their own; reductions, on another, come in reverse order of
 //!    entry, and those of units that nothing leads to (no tracked input, no unit around them) last, in
-//!    order of entry.
+//!    order of entry. Each is waited for before the next is issued.
 //!
 //! # Optimizers
 //! burn's optimizers step shards. What works element by element makes of a shard what it makes of the whole; what looks
@@ -57,6 +58,10 @@
 //!
 //! What they remember, by path and for any mesh, is [`optim`](crate::optim)'s business.
 //!
+//! # Mixed precision
+//! [`FullyShard::mixed_precision`] has units compute in `bf16` or `f16` and reduce in `f32`, while the optimizer steps
+//! `f32` shards; [`GradScaler`] scales the loss of those that compute in `f16`, whose small gradients would vanish.
+//!
 //! # What stays in memory
 //! Between forward and backward a freed unit holds its shards and nothing else, whatever the graph
 //! saved of it: on Flex the gathered weights live in memory that the unit takes back under every
@@ -76,18 +81,23 @@ mod config;
 mod error;
 mod named;
 mod plan;
+mod precision;
 mod remesh;
+mod scaler;
 mod shard;
 
 pub use clip::{NormType, clip_grad_norm};
 pub use config::{FullyShard, ParamInfo, ParamPlacement};
 pub use error::FsdpError;
 pub use named::{NamedParameter, named_parameters};
+pub use precision::MixedPrecision;
 pub use remesh::remesh;
+pub use scaler::GradScaler;
 pub use shard::fully_shard;
 
 #[doc(no_inline)]
 pub use crate::param::{
-    Buffers, Description, DistributedParameter, Grads, ParamExt, ReshardAfterForward, UnitTensors, UnshardHandle,
-    describe, full_model, full_model_on, reshard, sync_buffers, unit, unshard,
+    Buffers, Description, DistributedParameter, Event, EventKind, Grads, NoSync, ParamExt, Prefetch, ReducedGradients,
+    ReshardAfterForward, ShardedState, TrainingState, UnitCollectives, UnitTensors, Units, UnshardHandle, describe,
+    full_model, full_model_on, record_events, reshard, sync_buffers, unit, units, unshard,
 };

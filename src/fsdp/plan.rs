@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::DType;
+use itertools::Itertools;
 
 use super::FsdpError;
 use super::config::{FullyShard, ParamInfo, ParamPlacement};
+use super::precision::Policies;
 use crate::Result;
 use crate::mesh::DeviceMesh;
-use crate::param::{Found, Inventory, TensorParallel, Unit};
+use crate::param::{Found, Inventory, TensorParallel, Unit, UnitPath};
 use crate::pattern::PathPattern;
 use crate::placement::{Cut, Placement};
 
@@ -21,9 +23,8 @@ pub(super) struct Planned {
     pub(super) dtype: DType,
     /// The cut dimension, and how it is cut; `None` to replicate.
     pub(super) cut: Option<(usize, Cut)>,
-    /// Path of the unit's module.
-    pub(super) unit: String,
-    /// Path parts from there to the parameter.
+    pub(super) unit: UnitPath,
+    /// Path parts from the unit's module to the parameter.
     pub(super) depth: usize,
     /// What `parallelize` made of it.
     pub(super) parallel: Option<TensorParallel>,
@@ -34,14 +35,14 @@ pub(super) struct Plan {
     /// The parameters to shard.
     pub(super) params: Vec<Planned>,
     /// Units made by earlier, inner calls, and their paths in this model.
-    pub(super) adopted: Vec<(Arc<Unit>, String)>,
+    pub(super) adopted: Vec<(Arc<Unit>, UnitPath)>,
     /// What it leaves out.
     pub(super) ignored: Arc<[PathPattern]>,
+    pub(super) policies: Policies,
 }
 
 /// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet.
 pub(super) fn plan<M: Module>(model: &M, mesh: &DeviceMesh, config: &FullyShard) -> Result<Plan> {
-    let units = PathPattern::parse_all(&config.units)?;
     let ignored = PathPattern::parse_all(&config.ignored)?;
     let inventory = Inventory::of(model);
     // Parts of a sharded model may stand beside parameters of another, which this call shards; what has lost its
@@ -51,20 +52,21 @@ pub(super) fn plan<M: Module>(model: &M, mesh: &DeviceMesh, config: &FullyShard)
     if inventory.params.iter().any(is_parallel) {
         whole.clone()?;
     }
-    inventory.check_modules(&units)?;
+    let units = UnitsOf::new(config, &inventory)?;
     inventory.check_params(&ignored)?;
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
     inventory.check(is_ignored)?;
     inventory.check_devices(mesh, is_ignored)?;
+    let policies = Policies::new(&config.precision, &config.precision_for, &inventory, mesh.device())?;
 
     let mut planned = Vec::new();
-    let mut adopted = Vec::new();
+    let mut adopted = Adopted::default();
     for found in inventory.params {
         let path = found.path();
         let sharded = found.distributed.as_ref().filter(|param| param.is_data_parallel());
         if let Some(sharded) = sharded {
             match found.module(sharded) {
-                Some(module) if !module.is_empty() => adopted.push((sharded.unit.clone(), module)),
+                Some(module) if !module.is_empty() => adopted.add(&sharded.unit, module),
                 _ => {
                     // What was replaced may be why it is called again.
                     whole?;
@@ -77,11 +79,79 @@ pub(super) fn plan<M: Module>(model: &M, mesh: &DeviceMesh, config: &FullyShard)
             continue;
         }
         let cut = cut(config, &found, &path)?;
-        let (unit, depth) = found.unit(&units);
+        let (unit, depth) = found.unit(|module| units.of(module));
         let parallel = found.distributed.and_then(|param| param.info().parallel.clone());
         planned.push(Planned { path, shape: found.shape, dtype: found.dtype, cut, unit, depth, parallel });
     }
-    Ok(Plan { params: planned, adopted, ignored: ignored.into() })
+    let of_modules = planned.iter().map(|param| &param.unit).filter(|unit| !unit.is_root());
+    let of_modules = of_modules.flat_map(|unit| unit.modules()).map(ToString::to_string);
+    policies.check_units(&of_modules.unique().collect_vec())?;
+    Ok(Plan { params: planned, adopted: adopted.paths(), ignored: ignored.into(), policies })
+}
+
+/// Units of earlier calls, and the modules of each in this model.
+#[derive(Default)]
+struct Adopted(Vec<(Arc<Unit>, Vec<String>)>);
+
+impl Adopted {
+    /// A module of a unit. A unit of one module that is here twice is called by the last.
+    fn add(&mut self, unit: &Arc<Unit>, module: String) {
+        match self.0.iter_mut().find(|(known, _)| Arc::ptr_eq(known, unit)) {
+            Some((_, modules)) if unit.is_group() => modules.push(module),
+            Some((_, modules)) => *modules = vec![module],
+            None => self.0.push((unit.clone(), vec![module])),
+        }
+    }
+
+    fn paths(self) -> Vec<(Arc<Unit>, UnitPath)> {
+        let path = |modules: Vec<String>| UnitPath::of_modules(modules.iter().map(String::as_str));
+        self.0.into_iter().map(|(unit, modules)| (unit, path(modules))).collect()
+    }
+}
+
+/// Which modules the configuration makes units of.
+struct UnitsOf {
+    /// Of one module each.
+    single: Vec<PathPattern>,
+    /// Of several, with the modules of each.
+    groups: Vec<UnitPath>,
+}
+
+impl UnitsOf {
+    /// # Errors
+    /// [`ParamError::Pattern`](crate::param::ParamError::Pattern), [`ParamError::NoMatch`](crate::param::ParamError::NoMatch),
+    /// [`FsdpError::TwoUnits`].
+    fn new(config: &FullyShard, inventory: &Inventory) -> Result<Self> {
+        let single = PathPattern::parse_all(&config.units)?;
+        inventory.check_modules(&single)?;
+        let modules = inventory.modules();
+        let mut groups: Vec<UnitPath> = Vec::new();
+        for patterns in &config.groups {
+            let patterns = PathPattern::parse_all(patterns)?;
+            inventory.check_modules(&patterns)?;
+            let takes = |module: &&String| patterns.iter().any(|pattern| pattern.matches(module));
+            let group = UnitPath::of_modules(modules.iter().filter(takes).map(String::as_str));
+            let is_taken = |module: &&Arc<str>| {
+                single.iter().any(|pattern| pattern.matches(module))
+                    || groups.iter().any(|other| other.modules().contains(module))
+            };
+            if let Some(module) = group.modules().iter().find(is_taken) {
+                let (module, unit) = (module.to_string(), group.label().to_string());
+                return Err(FsdpError::TwoUnits { module, unit }.into());
+            }
+            groups.push(group);
+        }
+        Ok(Self { single, groups })
+    }
+
+    /// The unit that the module is in, if it is in one of its own or of a group.
+    fn of(&self, module: &str) -> Option<UnitPath> {
+        let is_in = |group: &&UnitPath| group.modules().iter().any(|other| **other == *module);
+        match self.single.iter().any(|pattern| pattern.matches(module)) {
+            true => Some(UnitPath::of(module)),
+            false => self.groups.iter().find(is_in).cloned(),
+        }
+    }
 }
 
 /// A parameter of which burn-nn reads the stored shape in forward, where a shard has another one.

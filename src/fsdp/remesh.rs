@@ -13,7 +13,8 @@ use crate::Result;
 use crate::comm::Group;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    Attachment, DataParallel, DistributedParameter, Found, Inventory, UnitParam, attach, data_spec, make_units,
+    Attachment, DataParallel, DistributedParameter, Found, Inventory, UnitParam, UnitPath, attach, data_spec,
+    make_units,
 };
 
 /// The model of [`fully_shard`](super::fully_shard) on another mesh, of which every rank has the same shards: what ranks
@@ -22,7 +23,7 @@ use crate::param::{
 /// Shards stay where they are, and nothing moves. So the mesh shards over as many ranks, and each of them is where it was
 /// among these; over how many it replicates may change. Of what an abandoned step has left nothing remains: no weight that
 /// was gathered, no gradient, no collective under way. The optimizer's states belong to the shards, and are right as they
-/// are.
+/// are. Units do what they did when they were made: what [`units`](super::units) has set is to be set again.
 ///
 /// ```no_run
 /// # use burn_dtensor::prelude::*;
@@ -61,8 +62,11 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     for params in units.into_values() {
         let (places, params): (Vec<_>, Vec<_>) = params.into_iter().unzip();
         let data = data(&params[0].before, mesh)?;
-        let params = params.into_iter().map(|param| param.on(mesh)).collect::<Result<_>>()?;
-        attachments.extend(places.into_iter().zip(make_units(params, Some(data))?));
+        let modules: Vec<_> = params.iter().map(|param| param.module.clone()).collect();
+        let units = UnitPath::again(params[0].before.unit.is_group(), &modules);
+        let params = units.into_iter().zip(params).map(|(unit, param)| Ok((unit, param.on(mesh)?)));
+        let params = params.collect::<Result<_>>()?;
+        attachments.extend(places.into_iter().zip(make_units(params, |_| Some(data.clone()))?));
     }
     attachments.sort_by_key(|(place, _)| *place);
     let attachments = attachments.into_iter().map(|(_, param)| {
@@ -76,7 +80,7 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
 struct Sharded {
     path: String,
     dtype: DType,
-    /// Path of its unit's module.
+    /// Path of its module that is in the unit.
     module: String,
     before: DistributedParameter,
 }
@@ -88,15 +92,15 @@ impl Sharded {
         Some(Self { path, dtype, module, before: found.distributed? })
     }
 
-    /// What it is on `mesh`, with its unit's module.
-    fn on(self, mesh: &DeviceMesh) -> Result<(String, UnitParam)> {
-        let UnitParam { depth, shape, cut, parallel, .. } = self.before.info();
+    /// What it is on `mesh`.
+    fn on(self, mesh: &DeviceMesh) -> Result<UnitParam> {
+        let UnitParam { depth, shape, cut, parallel, compute, .. } = self.before.info();
         if parallel.is_some() {
             return Err(FsdpError::Parallelized { param: self.path }.into());
         }
         let spec = data_spec(mesh, cut.as_ref(), shape, self.dtype)?.shared();
         let (path, shape, cut) = (self.path.into(), shape.clone(), cut.clone());
-        Ok((self.module, UnitParam { path, depth: *depth, shape, cut, spec, parallel: None }))
+        Ok(UnitParam { path, depth: *depth, shape, cut, spec, parallel: None, compute: *compute })
     }
 }
 
@@ -112,5 +116,5 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
     }
     let config = FullyShard::new().reshard_after_forward(data.reshard).buffers(data.buffers);
     let config = FullyShard { strict: data.strict, ..config.verify_every(data.verify.passes()) };
-    data_parallel(mesh, &config, data.ignored.clone())
+    Ok(DataParallel { precision: data.precision, ..data_parallel(mesh, &config, data.ignored.clone())? })
 }

@@ -9,8 +9,8 @@ use super::config::FullyShard;
 use super::plan::{Plan, Planned, plan};
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    AGAIN, Attachment, DataParallel, REDUCE, ReshardAfterForward, UnitParam, Verify, attach, combine, data_spec,
-    make_units, own_buffers,
+    AGAIN, Attachment, DataParallel, Precision, REDUCE, ReshardAfterForward, UnitParam, UnitPath, Verify, attach,
+    combine, data_spec, make_units, own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -73,7 +73,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     if !(1..=2).contains(&mesh.ndim()) {
         return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
     }
-    let Plan { params: planned, adopted, ignored } = plan(&model, mesh, &config)?;
+    let Plan { params: planned, adopted, ignored, policies } = plan(&model, mesh, &config)?;
     let data = data_parallel(mesh, &config, ignored)?;
     let all = data.all.clone();
     let cuts = planned.iter().map(|param| {
@@ -90,12 +90,14 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
             }
         };
         let Planned { path, shape, cut, unit, depth, parallel, .. } = param;
-        Ok((unit, UnitParam { path: path.into(), depth, shape, cut, spec, parallel }))
+        let compute = policies.compute(&unit, &path);
+        Ok((unit, UnitParam { path: path.into(), depth, shape, cut, spec, parallel, compute }))
     });
-    let params = make_units(params.collect::<Result<_>>()?, Some(data))?;
+    let of_unit = |unit: &UnitPath| Some(DataParallel { precision: policies.precision(unit), ..data.clone() });
+    let params = make_units(params.collect::<Result<_>>()?, of_unit)?;
     // Nothing is wrong with this call: clones of the model may have kept the units as they were.
     for (unit, path) in adopted {
-        unit.adopt(&path);
+        unit.adopt(path);
     }
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().zip(cuts).map(|(param, cut)| {
@@ -105,7 +107,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     own_buffers(attach(model, attachments, "fully_shard")?, &units, &all, "fully_shard")
 }
 
-/// The groups over which units on `mesh` are gathered and reduced.
+/// The groups over which units on `mesh` are gathered and reduced, in the element types that things have.
 pub(super) fn data_parallel(
     mesh: &DeviceMesh,
     config: &FullyShard,
@@ -133,7 +135,21 @@ pub(super) fn data_parallel(
     let all = mesh.communicator_over(&(0..=shard_dim).collect::<Vec<_>>())?;
     let verify = Verify::every(verify_every).into();
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
-    Ok(DataParallel { ignored, reshard, strict, buffers, verify, all, shard, again, reduce, replicate, neighbours })
+    let precision = Precision::default();
+    Ok(DataParallel {
+        ignored,
+        reshard,
+        strict,
+        buffers,
+        precision,
+        verify,
+        all,
+        shard,
+        again,
+        reduce,
+        replicate,
+        neighbours,
+    })
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.

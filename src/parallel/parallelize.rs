@@ -88,9 +88,12 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
             sharded.push(Recut { path: path.clone(), module, before, parallel: parallel.clone() });
         }
         let shape = spec.local_shape().to_vec();
-        Ok((unit, UnitParam { path: path.into(), depth, shape, cut: None, spec, parallel: Some(parallel) }))
+        Ok((
+            unit,
+            UnitParam { path: path.into(), depth, shape, cut: None, spec, parallel: Some(parallel), compute: None },
+        ))
     });
-    let params = make_units(params.collect::<Result<_>>()?, None)?;
+    let params = make_units(params.collect::<Result<_>>()?, |_| None)?;
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {
         let UnitParam { path, spec, .. } = param.info();

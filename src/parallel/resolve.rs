@@ -10,7 +10,7 @@ use super::plan::Entry;
 use super::{ParallelError, Plan, PrepareModule, Style};
 use crate::Result;
 use crate::mesh::DeviceMesh;
-use crate::param::{DistributedParameter, Found, Inventory, LayerParam, ModuleLayouts};
+use crate::param::{DistributedParameter, Found, Inventory, LayerParam, ModuleLayouts, UnitPath};
 use crate::pattern::PathPattern;
 use crate::placement::{Cut, Placement, Placements};
 
@@ -20,16 +20,15 @@ pub(super) struct Planned {
     /// Its global shape.
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
-    /// How `fully_shard` distributed it, and the path of that unit's module.
+    /// How `fully_shard` distributed it, and the path of its module that is in that unit.
     pub(super) sharded: Option<(DistributedParameter, String)>,
     /// One per mesh dimension.
     pub(super) styles: Vec<Style>,
     pub(super) placements: Placements,
     /// What modules around it take and return, with the path parts from each to the parameter.
     pub(super) modules: Vec<(usize, Arc<ModuleLayouts>)>,
-    /// Path of the unit's module.
-    pub(super) unit: String,
-    /// Path parts from there to the parameter.
+    pub(super) unit: UnitPath,
+    /// Path parts from the unit's module to the parameter.
     pub(super) depth: usize,
 }
 
@@ -128,7 +127,8 @@ impl Resolver<'_> {
             })
         });
         let modules = modules.collect();
-        let (unit, depth) = found.unit(&self.units);
+        let is_unit = |module: &str| self.units.iter().any(|unit| unit.matches(module));
+        let (unit, depth) = found.unit(|module| is_unit(module).then(|| UnitPath::of(module)));
         Ok(Planned { path, shape, dtype: found.dtype, sharded, styles, placements, modules, unit, depth })
     }
 

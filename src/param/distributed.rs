@@ -8,6 +8,7 @@ use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault
 use burn::tensor::{DType, Device};
 
 use super::unit::{DataParallel, Unit, UnitParam};
+use super::unit_path::UnitPath;
 use crate::Result;
 use crate::dtensor::DTensorSpec;
 
@@ -30,15 +31,15 @@ pub struct DistributedParameter {
 }
 
 /// Makes units of parameters, each given with the path of its unit's module, and returns their
-/// places in the same order.
+/// places in the same order. `data` has the data-parallel ranks of the unit of a module.
 ///
 /// # Errors
 /// [`TensorMeshes`](super::ParamError::TensorMeshes) for parameters of one unit parallelized over different meshes.
 pub(crate) fn make_units(
-    params: Vec<(String, UnitParam)>,
-    data: Option<DataParallel>,
+    params: Vec<(UnitPath, UnitParam)>,
+    data: impl Fn(&UnitPath) -> Option<DataParallel>,
 ) -> Result<Vec<DistributedParameter>> {
-    let mut members: HashMap<String, Vec<UnitParam>> = HashMap::new();
+    let mut members: HashMap<UnitPath, Vec<UnitParam>> = HashMap::new();
     let mut places = Vec::new();
     for (path, param) in params {
         let unit = members.entry(path.clone()).or_default();
@@ -46,7 +47,7 @@ pub(crate) fn make_units(
         unit.push(param);
     }
     let units = members.into_iter().map(|(path, params)| {
-        let unit = Unit::new(&path, params, data.clone())?;
+        let unit = Unit::new(path.clone(), params, data(&path))?;
         Ok((path, Arc::new(unit)))
     });
     let units: HashMap<_, _> = units.collect::<Result<_>>()?;
@@ -65,21 +66,13 @@ impl DistributedParameter {
 
     /// What the stored shard is a part of.
     pub(crate) fn spec(&self, dtype: DType) -> Arc<DTensorSpec> {
-        with_dtype(&self.info().spec, dtype)
+        self.info().spec.in_dtype(dtype)
     }
 
     /// What the tensor-parallel shard is a part of, if the parameter was parallelized.
     pub(super) fn tensor_spec(&self, dtype: DType) -> Option<Arc<DTensorSpec>> {
-        self.info().parallel.as_ref().map(|parallel| with_dtype(&parallel.spec, dtype))
+        self.info().parallel.as_ref().map(|parallel| parallel.spec.in_dtype(dtype))
     }
-}
-
-/// The spec of the same tensor in another element type: parameters may be cast.
-fn with_dtype(spec: &Arc<DTensorSpec>, dtype: DType) -> Arc<DTensorSpec> {
-    if spec.dtype() == dtype {
-        return spec.clone();
-    }
-    spec.with_dtype(dtype).shared()
 }
 
 thread_local! {

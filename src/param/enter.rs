@@ -6,7 +6,10 @@ use burn::module::Module;
 
 use super::ParamError;
 use super::io::UnitTensors;
-use super::open::{self, Open};
+use super::open::{self, Member, Open};
+use super::pass::Pass;
+use super::precision::cast;
+use super::prefetch::prefetch;
 use super::replaced::check_whole;
 use super::scope::Scope;
 use super::shards::Shards;
@@ -98,20 +101,46 @@ where
     let label = unit.label();
     let _inside = watch::entered(|| Some(label));
     open::close_read(&unit);
-    let (scope, input) = Scope::open(&unit, shards, open::opening(&unit), input);
-    // Not when the first parameter is read: a rank that reads none must take part all the same.
-    scope.pass.buffer.gather();
-    let open = Open::new(Some(scope), inside);
+    let enter = |shards, input| {
+        let (scope, input) = Scope::open(&unit, shards, open::opening(&unit), input);
+        // Not when the first parameter is read: a rank that reads none must take part all the same.
+        scope.pass.buffer.gather();
+        (scope, input)
+    };
+    let begin = |pass: &Pass| {
+        prefetch(&unit);
+        pass.begin();
+    };
+    let (open, input) = match open::member(&unit, &shards) {
+        Member::Alone => {
+            let (scope, input) = enter(shards, input);
+            let pass = scope.pass.clone();
+            let open = Open::new(Some(scope), inside);
+            begin(&pass);
+            (open, input)
+        }
+        Member::Begins(all) => {
+            let (scope, input) = enter(all, input);
+            let pass = scope.pass.clone();
+            let open = Open::member(open::begin(scope), shards, inside);
+            begin(&pass);
+            (open, input)
+        }
+        Member::Joins(at) => {
+            let dtype = unit.precision().inputs;
+            (Open::member(at, shards, inside), input.map_floats(&mut |tensor| cast(tensor, dtype)))
+        }
+    };
     let output = forward(module, input);
     open.leave(output)
 }
 
 /// What a module that holds distributed parameters is to units.
-struct Scoped {
+pub(super) struct Scoped {
     /// The unit whose module it is exactly, and its shards.
-    own: Option<(Arc<Unit>, Shards)>,
+    pub(super) own: Option<(Arc<Unit>, Shards)>,
     /// The data-parallel units of modules inside.
-    inside: Vec<(Arc<Unit>, Shards)>,
+    pub(super) inside: Vec<(Arc<Unit>, Shards)>,
 }
 
 impl Scoped {
@@ -119,7 +148,7 @@ impl Scoped {
     ///
     /// # Errors
     /// [`ParamError::Replaced`].
-    fn of<M: Module>(module: &M) -> Result<Option<Self>> {
+    pub(super) fn of<M: Module>(module: &M) -> Result<Option<Self>> {
         let walk = walk(module);
         if walk.distributed.is_empty() {
             return Ok(None);
@@ -155,7 +184,7 @@ impl Scoped {
         let mut inside: Vec<_> = units.into_iter().map(shards).collect();
         let own = own.and_then(|own| {
             let at = inside.iter().position(|(unit, _)| Arc::ptr_eq(unit, &own))?;
-            Some(inside.swap_remove(at))
+            Some(inside.remove(at))
         });
         Ok(Some(Self { own, inside }))
     }

@@ -126,6 +126,51 @@ pub enum ParamError {
         /// The unit.
         unit: String,
     },
+    /// Units were told to keep parts over so many ranks, of which no groups were made.
+    #[error(
+        "unit `{unit}` cannot keep its parameters over {ranks} ranks after forward: `fully_shard` was not given \
+         ReshardAfterForward::Ranks({ranks}), and makes the groups; give it that, and set another one at run time"
+    )]
+    ReshardRanks {
+        /// The unit.
+        unit: String,
+        /// Number of ranks asked for.
+        ranks: usize,
+    },
+    /// A divide factor of gradients by which nothing can be divided.
+    #[error("gradients cannot be divided by {factor}: the factor must be positive and finite")]
+    DivideFactor {
+        /// The factor.
+        factor: f64,
+    },
+    /// A hook on a unit's averaged gradients has not returned one for each, as it was.
+    #[error("the all-reduce hook of unit `{unit}` must return the tensors that it was given, in order: {reason}")]
+    HookResult {
+        /// The unit.
+        unit: String,
+        /// What it has returned.
+        reason: String,
+    },
+    /// Gradients of backwards that did not reduce them wait for shards that the unit no longer has.
+    #[error(
+        "gradients of unit `{unit}` wait to be reduced, for shards that were replaced: the optimizer stepped after a \
+         backward without gradient synchronization; call units(&model)?.set_requires_gradient_sync(true) before the last \
+         backward of a step, or drop them with units(&model)?.reset_iter_state()"
+    )]
+    Unreduced {
+        /// The unit.
+        unit: String,
+    },
+    /// One module was to be gathered of a unit of several.
+    #[error(
+        "unit `{unit}` is of several modules, and `unshard` was given one: they are gathered together as the model's forward \
+         comes to the first; have another unit gather it ahead, \
+         units(&model)?.matching([..])?.set_forward_prefetch([units(&module)?])"
+    )]
+    OneOfSeveral {
+        /// The unit.
+        unit: String,
+    },
     /// The module is not sharded.
     #[error("the module is no unit; pass a module that fully_shard made one")]
     NotSharded,

@@ -5,7 +5,7 @@ use itertools::Itertools;
 
 use super::plans::{Exchange, Known};
 use super::unit::{Unit, UnitParam, over_neighbours};
-use crate::comm::{Call, CommError, Communicator, ReduceOp, TensorMeta, Work};
+use crate::comm::{Call, CommError, Communicator, TensorMeta, Work};
 use crate::placement::Cut;
 
 impl Unit {
@@ -22,7 +22,14 @@ impl Unit {
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         match self.plan(exchange, group, members, &tensors) {
-            Ok(Known { names, plan, .. }) => group.planned(Call { names: Some(names), ..call }, &plan, tensors),
+            Ok(Known { names, plan, .. }) => {
+                let call = Call { names: Some(names), ..call };
+                let custom = self.control.lock().collectives.clone();
+                match custom {
+                    Some(custom) => custom.exchange(exchange, group, call, &plan, tensors),
+                    None => group.planned(call, &plan, tensors),
+                }
+            }
             Err(error) => Work::failed(error),
         }
     }
@@ -49,9 +56,10 @@ impl Unit {
             }
             Exchange::Gradients => {
                 let flags = (0, Cut::Chunks(group.group().size()));
-                group.plan_reduce_scatter(wholes(metas, cuts.chain([flags])), ReduceOp::Avg)
+                group.plan_reduce_scatter(wholes(metas, cuts.chain([flags])), self.averaging().shard)
             }
-            Exchange::Uncut | Exchange::All => group.plan_all_reduce(&metas.collect_vec(), ReduceOp::Avg),
+            Exchange::Uncut => group.plan_all_reduce(&metas.collect_vec(), self.averaging().shard),
+            Exchange::All => group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate),
         };
         let known = Known { exchange, members: members.into(), names, plan: plan? };
         self.plans.keep(known.clone());

@@ -8,7 +8,8 @@ use burn::tensor::{DType, Shape};
 use parking_lot::Mutex;
 
 use super::buffer::UnitBuffer;
-use super::pass::Pass;
+use super::pass::{Pass, Reduced};
+use super::precision::cast;
 use crate::autodiff::{BackwardStep, GraphOp, Retain};
 use crate::dtensor::Dims;
 
@@ -35,18 +36,19 @@ impl GraphOp for Flush {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         self.pass.progress.flush(step.depth());
-        reduce(self.pass.passes.flush(), step);
+        reduce(&self.pass, self.pass.passes.order.flush(), step);
+        give(self.pass.passes.finish(step.backward()), step);
         ran("Flush", Some(&self.pass), step);
     }
 }
 
-/// Reduces these passes one after another: their gradients go to the shards' leaves.
-fn reduce(due: Vec<Weak<Pass>>, step: &mut BackwardStep<'_>) {
-    for pass in due.iter().filter_map(Weak::upgrade) {
-        for (leaf, grad) in pass.reduce() {
-            step.give_to(leaf, grad);
-        }
-    }
+/// Issues the reductions of `due`, one after another. The gradients of those before go to the shards' leaves.
+fn reduce(pass: &Pass, due: Vec<Weak<Pass>>, step: &mut BackwardStep<'_>) {
+    give(pass.passes.reduce(due, step.backward()), step);
+}
+
+fn give(reduced: Reduced, step: &mut BackwardStep<'_>) {
+    reduced.into_iter().for_each(|(leaf, grad)| step.give_to(leaf, grad));
 }
 
 /// The node's backward has run: tests look.
@@ -101,13 +103,13 @@ impl GraphOp for Token {
     fn backward(&self, step: &mut BackwardStep<'_>) {
         if self.last {
             self.pass.progress.token(step.depth());
-            reduce(self.pass.finish(), step);
+            reduce(&self.pass, self.pass.finish(), step);
         }
         // Whatever made the input expects a gradient, even if the unit never used it.
         if let Some((number, like)) = &self.input
             && !self.pass.input_seen(*number)
         {
-            self.pass.passes.pad();
+            self.pass.passes.order.pad();
             step.give(1, || Dispatch::float_zeros(like.shape.clone(), &like.device, like.dtype.into()));
         }
         ran(if self.last { "Token" } else { "Link" }, Some(&self.pass), step);
@@ -175,51 +177,57 @@ impl GraphOp for Term {
     }
 }
 
-/// Identity on a tracked input. Parents: the input, the token: rule 2.
+/// A tracked input, in the element type of the unit's inputs. Parents: the input, the token: rule 2.
 #[derive(Debug)]
 pub(super) struct EnterUnit {
     pub(super) pass: Arc<Pass>,
     pub(super) input: usize,
+    /// The input's own element type.
+    pub(super) dtype: DType,
 }
 
 impl GraphOp for EnterUnit {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        parents[0].clone()
+        cast(parents[0].clone(), self.pass.buffer.unit().precision().inputs)
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         self.pass.progress.node(step.depth());
         self.pass.see_input(self.input);
         let grad = step.take();
-        step.give(0, || grad);
+        step.give(0, || cast(grad, Some(self.dtype)));
         ran("EnterUnit", Some(&self.pass), step);
     }
 }
 
-/// Identity on an output. Parents: the output, the last token: rule 8.
+/// An output, in the element type of the unit's outputs. Parents: the output, the last token: rule 8.
 #[derive(Debug)]
 pub(super) struct LeaveUnit {
     /// `None` for a module that only encloses units.
     pass: Option<Arc<Pass>>,
+    /// The output's own element type.
+    dtype: DType,
 }
 
 impl LeaveUnit {
-    pub(super) fn new(pass: Option<Arc<Pass>>) -> Arc<Self> {
-        Arc::new(Self { pass })
+    pub(super) fn new(pass: Option<Arc<Pass>>, dtype: DType) -> Arc<Self> {
+        Arc::new(Self { pass, dtype })
     }
 }
 
 impl GraphOp for LeaveUnit {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        UnitBuffer::copy_out(parents[0].clone())
+        let dtype = self.pass.as_ref().and_then(|pass| pass.buffer.unit().precision().outputs);
+        UnitBuffer::copy_out(cast(parents[0].clone(), dtype))
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         if let Some(pass) = &self.pass {
+            pass.start_again();
             pass.buffer.gather_again();
         }
         let grad = step.take();
-        step.give(0, || grad);
+        step.give(0, || cast(grad, Some(self.dtype)));
         ran("LeaveUnit", self.pass.as_ref(), step);
     }
 }

@@ -9,6 +9,7 @@ use itertools::Itertools;
 use super::ParamError;
 use super::distributed::{DistributedParameter, take_visited};
 use super::part::Part;
+use super::unit_path::UnitPath;
 use crate::pattern::PathPattern;
 
 /// The float parameters of a model, and its buffers, in burn's order.
@@ -76,7 +77,7 @@ impl Inventory {
     }
 
     /// Paths of the modules that hold parameters.
-    fn modules(&self) -> Vec<String> {
+    pub(crate) fn modules(&self) -> Vec<String> {
         let outermost_first = |found: &Found| found.modules().collect_vec().into_iter().rev();
         self.params.iter().flat_map(outermost_first).unique().collect()
     }
@@ -130,6 +131,18 @@ impl Inventory {
         matched(named, "module or parameter", &[self.modules(), self.paths()].concat())
     }
 
+    /// Checks that every pattern matches one of the paths of what there is.
+    ///
+    /// # Errors
+    /// [`ParamError::NoMatch`].
+    pub(crate) fn check_paths<'a>(
+        patterns: impl IntoIterator<Item = &'a PathPattern>,
+        what: &'static str,
+        present: &[String],
+    ) -> Result<(), ParamError> {
+        matched(patterns, what, present)
+    }
+
     /// Paths of the parameters, those that cannot be distributed too.
     fn paths(&self) -> Vec<String> {
         self.foreign.iter().map(|(path, _)| path.join(".")).chain(self.params.iter().map(Found::path)).collect()
@@ -170,13 +183,13 @@ impl Found {
         Some(self.path[..module].join("."))
     }
 
-    /// Path of its unit's module, and the path parts from there down to the parameter: the
-    /// innermost module that a pattern takes, or the model.
-    pub(crate) fn unit(&self, units: &[PathPattern]) -> (String, usize) {
-        let taken = |module: &String| units.iter().any(|unit| unit.matches(module));
-        let module = self.modules().find(taken).unwrap_or_default();
+    /// The unit of the innermost module that is in one, or else that of the model; and the path parts from that module
+    /// down to the parameter.
+    pub(crate) fn unit(&self, unit_of: impl Fn(&str) -> Option<UnitPath>) -> (UnitPath, usize) {
+        let taken = self.modules().find_map(|module| Some((unit_of(&module)?, module)));
+        let (unit, module) = taken.unwrap_or_else(|| (UnitPath::of(""), String::new()));
         let depth = self.path.len() - module.split('.').filter(|part| !part.is_empty()).count();
-        (module, depth)
+        (unit, depth)
     }
 }
 

@@ -31,7 +31,9 @@ impl<const D: usize> UnitTensors for Tensor<D> {
 impl<const D: usize> UnitTensors for DTensor<D> {
     fn map_floats(self, f: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
         let spec = self.spec().clone();
-        DTensor::from_parts(self.to_local().map_floats(f), spec)
+        let local = self.to_local().map_floats(f);
+        let spec = spec.in_dtype(local.dtype());
+        DTensor::from_parts(local, spec)
     }
 }
 

@@ -10,7 +10,12 @@
 //! | whether they all still are; where they are | `replaced`, `device` |
 //! | over which ranks it is cut, and cut again | `combine`, `recut` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
-//! | what moves together, over which groups | `unit`, `shards`, `reduce`, `terms` |
+//! | what moves together, over which groups | `unit`, `shards`, `exchange`, `terms` |
+//! | what becomes of whole gradients | `reduce`, `pass`; `waiting`, where they are not reduced yet |
+//! | in which element types | `precision` |
+//! | what is gathered before it is needed | `gathering`, `unshard`, `prefetch` |
+//! | what units do, for all to see | `events` |
+//! | what the program has units do | `units`, `control` |
 //! | what is compared between ranks that hold it alike | `verify` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | a parameter read outside its unit | `read`, `outside` |
@@ -24,13 +29,17 @@
 mod attach;
 mod buffer;
 mod combine;
+mod control;
+mod custom;
 mod describe;
 mod device;
 mod distributed;
 mod enter;
 mod error;
+mod events;
 mod exchange;
 mod full;
+mod gathering;
 mod grad;
 mod graph;
 mod inventory;
@@ -41,6 +50,8 @@ mod outside;
 mod part;
 mod pass;
 mod plans;
+mod precision;
+mod prefetch;
 mod prepare;
 mod prepared;
 mod progress;
@@ -57,24 +68,30 @@ mod terms;
 #[cfg(feature = "testing")]
 pub(crate) mod trace;
 mod unit;
+mod unit_path;
+mod units;
 mod unshard;
 mod varying;
 mod verifier;
 mod verify;
 mod view;
 mod visit;
+mod waiting;
 
 pub(crate) use attach::{Attachment, attach};
 pub(crate) use combine::{combine, data_spec};
+pub use custom::{ReducedGradients, UnitCollectives};
 pub use describe::{Description, describe};
 pub use distributed::DistributedParameter;
 pub(crate) use distributed::make_units;
 pub use enter::unit;
 pub use error::ParamError;
+pub use events::{Event, EventKind, ShardedState, TrainingState, record_events};
 pub use full::{full_model, full_model_on};
 pub use grad::Grads;
 pub(crate) use inventory::{Found, Inventory};
 pub use io::UnitTensors;
+pub(crate) use precision::Precision;
 pub use prepare::PrepareModule;
 pub(crate) use prepare::{Edge, ModuleLayouts};
 pub(crate) use prepared::{Prepared, prepared_of};
@@ -87,6 +104,8 @@ pub(crate) use style::LayerStyles;
 pub use style::{LayerParam, Style};
 pub(crate) use terms::REDUCE;
 pub(crate) use unit::{AGAIN, DataParallel, TensorParallel, Unit, UnitParam};
+pub(crate) use unit_path::UnitPath;
+pub use units::{NoSync, Prefetch, Units, units};
 pub use unshard::{UnshardHandle, reshard, unshard};
 pub(crate) use verifier::Verify;
 pub use view::ParamExt;

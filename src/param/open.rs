@@ -7,14 +7,15 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 
-use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor};
+use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 
 use super::buffer::UnitBuffer;
 use super::graph::{LeaveUnit, one_graph};
 use super::io::UnitTensors;
+use super::precision::cast;
 use super::scope::{Opening, Scope};
 use super::shards::Shards;
 use super::unit::Unit;
@@ -26,8 +27,15 @@ struct Opened {
     scope: Option<Rc<Scope>>,
     /// The units of modules inside, with their shards.
     inside: Vec<(Arc<Unit>, Shards)>,
-    /// Whether a read opened it.
-    by_read: bool,
+    by: OpenedBy,
+}
+
+/// Who has opened a unit or module, and so closes it.
+enum OpenedBy {
+    Program,
+    Read,
+    /// One module of several. Which parameters, as positions among the scope's, are of modules that have not run.
+    Member(Vec<usize>),
 }
 
 /// The units open on this thread.
@@ -39,6 +47,8 @@ struct OpenUnits {
     last: Option<DispatchTensor>,
     /// How many passes that train a parameter were entered, ever.
     reduced: u64,
+    /// The unit entered last.
+    entered: Option<Weak<Unit>>,
 }
 
 impl OpenUnits {
@@ -46,12 +56,17 @@ impl OpenUnits {
     fn enter(&mut self, scope: &Scope) {
         self.last = scope.token.clone().or(self.last.take());
         self.reduced += u64::from(scope.pass.is_reduced());
+        let unit = scope.pass.buffer.unit();
+        let before = self.entered.replace(Arc::downgrade(unit)).and_then(|before| before.upgrade());
+        if let Some(before) = before {
+            before.is_followed_by(unit);
+        }
     }
 
-    fn push(&mut self, scope: Option<Scope>, inside: Vec<(Arc<Unit>, Shards)>, by_read: bool) -> Option<Rc<Scope>> {
+    fn push(&mut self, scope: Option<Scope>, inside: Vec<(Arc<Unit>, Shards)>, by: OpenedBy) -> Option<Rc<Scope>> {
         scope.iter().for_each(|scope| self.enter(scope));
         let scope = scope.map(Rc::new);
-        self.stack.push(Opened { scope: scope.clone(), inside, by_read });
+        self.stack.push(Opened { scope: scope.clone(), inside, by });
         scope
     }
 }
@@ -62,6 +77,18 @@ const DEEPER: usize = 96;
 
 thread_local! {
     static OPEN: RefCell<OpenUnits> = RefCell::default();
+}
+
+/// The shards of `unit`, if it is of a module inside one that is open, and not open itself.
+pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<Shards> {
+    OPEN.with_borrow(|open| {
+        let is_open = |opened: &Opened| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit));
+        if open.stack.iter().any(is_open) {
+            return None;
+        }
+        let mut inside = open.stack.iter().rev().flat_map(|opened| &opened.inside);
+        inside.find(|(other, _)| Arc::ptr_eq(other, unit)).map(|(_, shards)| shards.clone())
+    })
 }
 
 /// The first open scope, innermost first, of which `f` makes something.
@@ -82,6 +109,7 @@ pub(super) fn follow(scope: &Scope) {
 pub(super) fn opening(unit: &Unit) -> Opening {
     OPEN.with_borrow(|open| Opening {
         kept: unit.kept(),
+        stored: false,
         lone: false,
         label: unit.label(),
         tracked: true,
@@ -101,18 +129,58 @@ pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&Shards) -> bool) -> Opti
     close_read(unit);
     let (scope, ()) = Scope::open(unit, shards, Opening { deeper: DEEPER, ..opening(unit) }, ());
     scope.pass.buffer.gather();
-    OPEN.with_borrow_mut(|open| open.push(Some(scope), Vec::new(), true))
+    OPEN.with_borrow_mut(|open| open.push(Some(scope), Vec::new(), OpenedBy::Read))
 }
 
 /// Closes the units opened last that reads have opened, but for those that enclose `unit`.
 pub(super) fn close_read(unit: &Unit) {
     let done = |opened: &mut Opened| {
-        let scope = opened.scope.as_ref().filter(|_| opened.by_read);
+        let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Read));
         scope.is_some_and(|scope| !scope.pass.buffer.unit().encloses(unit))
     };
     while let Some(closed) = OPEN.with_borrow_mut(|open| open.stack.pop_if(done)) {
         closed.scope.iter().for_each(|scope| scope.close(true));
     }
+}
+
+/// What one module of a unit of several finds.
+pub(super) enum Member {
+    /// The unit is open, there.
+    Joins(usize),
+    /// It is not, and these are the shards of all its modules.
+    Begins(Shards),
+    /// The other modules are not at hand.
+    Alone,
+}
+
+/// What a module of `unit` finds, of which these are the shards.
+pub(super) fn member(unit: &Arc<Unit>, shards: &Shards) -> Member {
+    if !unit.is_group() {
+        return Member::Alone;
+    }
+    let own = || shards.members.iter().zip(&shards.bases);
+    let has = |all: &Shards| own().all(|(&member, base)| all.position(member, base).is_some());
+    OPEN.with_borrow(|open| {
+        let is_this = |opened: &Opened| {
+            let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Member(_)));
+            scope.is_some_and(|scope| scope.is_of(unit) && has(&scope.shards))
+        };
+        if let Some(at) = open.stack.iter().rposition(is_this) {
+            return Member::Joins(at);
+        }
+        let mut inside = open.stack.iter().rev().flat_map(|opened| &opened.inside);
+        let all = inside.find(|(other, all)| Arc::ptr_eq(other, unit) && has(all));
+        all.map_or(Member::Alone, |(_, all)| Member::Begins(all.clone()))
+    })
+}
+
+/// Opens a unit of several modules: until each has run, or what encloses it is left. Returns where it is.
+pub(super) fn begin(scope: Scope) -> usize {
+    OPEN.with_borrow_mut(|open| {
+        let all = (0..scope.shards.members.len()).collect();
+        open.push(Some(scope), Vec::new(), OpenedBy::Member(all));
+        open.stack.len() - 1
+    })
 }
 
 /// Keeps a unit open, also when `forward` unwinds.
@@ -121,6 +189,10 @@ pub(super) struct Open {
     depth: usize,
     /// [`OpenUnits::reduced`] before it.
     reduced: u64,
+    /// Of a module of several: where their unit is open, and the module's shards.
+    member_of: Option<(usize, Shards)>,
+    /// The unit of several modules of which it is the last, once it has run.
+    ended: Option<Rc<Scope>>,
 }
 
 impl Open {
@@ -128,29 +200,55 @@ impl Open {
     pub(super) fn new(scope: Option<Scope>, inside: Vec<(Arc<Unit>, Shards)>) -> Self {
         OPEN.with_borrow_mut(|open| {
             let (depth, reduced) = (open.stack.len(), open.reduced);
-            open.push(scope, inside, false);
-            Self { depth, reduced }
+            open.push(scope, inside, OpenedBy::Program);
+            Self { depth, reduced, member_of: None, ended: None }
+        })
+    }
+
+    /// A module with these `shards` and the units inside, of a unit of several that is open `at` that place.
+    pub(super) fn member(at: usize, shards: Shards, inside: Vec<(Arc<Unit>, Shards)>) -> Self {
+        let mut open = Self::new(None, inside);
+        open.member_of = Some((at, shards));
+        open
+    }
+
+    /// The module has run. Returns the scope of the unit of several that it is of; that has ended if it was the last.
+    fn has_run(&mut self) -> Option<Rc<Scope>> {
+        let (at, shards) = self.member_of.as_ref()?;
+        OPEN.with_borrow_mut(|open| {
+            let Opened { scope, by: OpenedBy::Member(left), .. } = &mut open.stack[*at] else { return None };
+            let scope = scope.clone()?;
+            left.retain(|&position| !shards.members.contains(&scope.shards.members[position]));
+            self.ended = left.is_empty().then(|| scope.clone());
+            Some(scope)
         })
     }
 
     /// Closes it; ties its outputs to all that was entered inside: rule 8 of [`graph`](super::graph).
-    pub(super) fn leave<O: UnitTensors>(self, output: O) -> O {
+    pub(super) fn leave<O: UnitTensors>(mut self, output: O) -> O {
+        let of_several = self.has_run();
         let (scope, last, trains) = OPEN
             .with_borrow(|open| (open.stack[self.depth].scope.clone(), open.last.clone(), open.reduced > self.reduced));
+        let scope = scope.or(of_several);
+        let trains = trains || scope.as_ref().is_some_and(|scope| scope.pass.is_reduced());
         let mut tracked = false;
         let output = output.map_floats(&mut |tensor| {
             tracked |= Dispatch::is_tracked(&tensor);
             tensor
         });
         let pass = scope.map(|scope| scope.pass.clone());
+        let dtype = pass.as_ref().and_then(|pass| pass.buffer.unit().precision().outputs);
         // A rank that uses no weight must take part all the same, as the others do.
         let all = !tracked && trains;
         output.map_floats(&mut |tensor| {
             let tie = Dispatch::is_tracked(&tensor) || all && tensor.autodiff != DispatchAutodiffContext::Disabled;
             let last = last.clone().filter(|last| tie && one_graph(last, &tensor));
             match last {
-                Some(last) => autodiff::binary(tensor, last, LeaveUnit::new(pass.clone())),
-                None => UnitBuffer::copy_out(tensor),
+                Some(last) => {
+                    let leave = LeaveUnit::new(pass.clone(), tensor.dtype());
+                    autodiff::binary(tensor, last, leave)
+                }
+                None => UnitBuffer::copy_out(cast(tensor, dtype)),
             }
         })
     }
@@ -158,12 +256,23 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let (closed, _last) = OPEN.with_borrow_mut(|open| {
+        let (closed, last) = OPEN.with_borrow_mut(|open| {
             let closed = open.stack.split_off(self.depth.min(open.stack.len()));
-            (closed, open.stack.is_empty().then(|| open.last.take()))
+            if let (Some(_), Some((at, _))) = (&self.ended, &self.member_of) {
+                open.stack[*at].scope = None;
+            }
+            let is_over = open.stack.is_empty();
+            if is_over {
+                open.entered = None;
+            }
+            (closed, is_over.then(|| open.last.take()))
         });
         // A rank that unwinds issues nothing: the others may have come no further.
         let backward = !thread::panicking();
-        closed.iter().rev().filter_map(|opened| opened.scope.as_ref()).for_each(|scope| scope.close(backward));
+        let scopes = closed.iter().rev().filter_map(|opened| opened.scope.as_ref());
+        scopes.chain(&self.ended).for_each(|scope| scope.close(backward));
+        if last.is_some() {
+            closed.iter().flat_map(|opened| &opened.inside).for_each(|(unit, _)| unit.forget_prefetched());
+        }
     }
 }

@@ -54,6 +54,11 @@ impl Plans {
         self.0.lock().iter().find(is_this).cloned()
     }
 
+    /// They are made anew.
+    pub fn forget(&self) {
+        self.0.lock().clear();
+    }
+
     pub fn keep(&self, known: Known) {
         let mut plans = self.0.lock();
         if plans.len() == MAX_PLANS {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Reparameterization;
 use burn::tensor::Tensor;
 
 use super::distributed::DistributedParameter;
 use super::open::{self, Open};
+use super::prefetch::prefetch;
 use super::scope::{Opening, Scope};
 use super::shards::Shards;
 use super::unit::{Kept, Unit};
@@ -24,12 +25,12 @@ impl Reparameterization for DistributedParameter {
 /// The whole weight: gathered over the data-parallel ranks in its unit's open scope, or else by
 /// itself, and over the tensor-parallel ranks.
 pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
-    let spec = param.tensor_spec(base.dtype());
     let full = read(param, base.into_dispatch(), |scope, position| {
-        let gather = || match spec {
-            None => scope.value(position),
+        let value = scope.value(position);
+        let gather = || match param.tensor_spec(value.dtype()) {
+            None => value,
             Some(spec) => {
-                let local = Tensor::<D>::from_dispatch(scope.value(position));
+                let local = Tensor::<D>::from_dispatch(value);
                 let full = DTensor::from_parts(local, spec).full_tensor();
                 full.unwrap_or_else(|error| error.unwind()).into_dispatch()
             }
@@ -42,12 +43,14 @@ pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D
 /// The weight on its tensor-parallel mesh, gathered over the data-parallel ranks; `None` if it was
 /// not parallelized.
 pub(super) fn dtensor<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Option<DTensor<D>> {
-    let spec = param.tensor_spec(base.dtype())?;
-    let replicated: Vec<usize> = (0..spec.mesh().ndim()).filter(|&dim| spec.placements()[dim].is_replicate()).collect();
+    let placed = &param.info().parallel.as_ref()?.spec;
+    let replicated: Vec<usize> =
+        (0..placed.mesh().ndim()).filter(|&dim| placed.placements()[dim].is_replicate()).collect();
     let (local, varying) = read(param, base.into_dispatch(), |scope, position| {
         let varying = (!replicated.is_empty()).then(|| scope.varying(position)).flatten();
         (scope.value(position), varying)
     });
+    let spec = param.tensor_spec(local.dtype())?;
     let dtensor = DTensor::from_parts(Tensor::from_dispatch(local), spec);
     Some(match varying {
         None => dtensor,
@@ -69,6 +72,8 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     }
     let position = |shards: &Shards| shards.position(param.index, &base);
     if let Some(scope) = open::by_read(&param.unit, |shards| position(shards).is_some()) {
+        prefetch(&param.unit);
+        scope.pass.begin();
         return f(&scope, position(&scope.shards).expect("it was opened for these shards"));
     }
     // Other backends than Flex cannot tell whether untracked shards are those of the unit that is open.
@@ -83,15 +88,17 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     let opening = Opening { kept, lone: true, label, ..open::opening(&param.unit) };
     let (scope, ()) = Scope::open(&param.unit, Shards::one(param.index, base), opening, ());
     open::follow(&scope);
+    scope.pass.begin();
     let result = f(&scope, 0);
     scope.close(true);
     result
 }
 
-/// Gathers these parameters of a unit, which then stays open, without a backward to come.
+/// Gathers these parameters of a unit as they are stored. It then stays open, without a backward to come.
 pub(super) fn open_gathered(unit: &Arc<Unit>, shards: Shards) -> Open {
-    let opening = Opening { kept: Kept::Shard, tracked: false, earlier: None, ..open::opening(unit) };
+    let opening = Opening { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..open::opening(unit) };
     let (scope, ()) = Scope::open(unit, shards, opening, ());
     scope.pass.buffer.gather();
+    scope.pass.begin();
     Open::new(Some(scope), Vec::new())
 }

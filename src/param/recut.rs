@@ -18,6 +18,7 @@ use super::attach::Attachment;
 use super::combine::{combine, data_spec};
 use super::distributed::{DistributedParameter, make_units};
 use super::unit::{TensorParallel, UnitParam};
+use super::unit_path::UnitPath;
 use crate::Result;
 use crate::placement::Cut;
 
@@ -25,7 +26,7 @@ use crate::placement::Cut;
 pub(crate) struct Recut {
     /// Path in the model.
     pub(crate) path: String,
-    /// Path of its unit's module.
+    /// Path of its module that is in the unit.
     pub(crate) module: String,
     /// How `fully_shard` cut it.
     pub(crate) before: DistributedParameter,
@@ -51,7 +52,15 @@ pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
         });
         let over_data = data_spec(mesh, cut.as_ref(), &shape, parallel.spec.dtype())?.shared();
         let spec = combine(mesh, cut.as_ref(), &parallel.spec)?.shared();
-        let param = UnitParam { path: path.into(), depth: info.depth, shape, cut, spec, parallel: Some(parallel) };
+        let param = UnitParam {
+            path: path.into(),
+            depth: info.depth,
+            shape,
+            cut,
+            spec,
+            parallel: Some(parallel),
+            compute: info.compute,
+        };
         Ok((before.unit.clone(), over_data, (module, param)))
     });
     let params: Vec<_> = params.collect::<Result<_>>()?;
@@ -59,10 +68,11 @@ pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
     let mut attachments = Vec::new();
     for params in units.into_values() {
         // By the unit and not by its module: of one module there may be several, made by several calls.
-        let data = params[0].1.0.data.clone();
-        let (cuts, params): (Vec<_>, Vec<_>) =
-            params.into_iter().map(|(at, (_, cut, param))| ((at, cut), param)).unzip();
-        for ((at, cut), param) in cuts.into_iter().zip(make_units(params, data)?) {
+        let (data, was_group) = (params[0].1.0.data.clone(), params[0].1.0.is_group());
+        let (cuts, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) =
+            params.into_iter().map(|(at, (_, cut, (module, param)))| ((at, cut), (module, param))).unzip();
+        let params = UnitPath::again(was_group, &modules).into_iter().zip(params).collect();
+        for ((at, cut), param) in cuts.into_iter().zip(make_units(params, |_| data.clone())?) {
             attachments.push((at, Attachment { path: param.info().path.clone(), cut: Some(cut), param, again: true }));
         }
     }

@@ -1,12 +1,29 @@
-//! A unit's reductions: gradients to what this rank's optimizer steps.
+//! [`Reduction`]: whole gradients on their way to what this rank's optimizer steps.
+//!
+//! ```text
+//!   issue ── reduce-scatter over the ranks that shard ── all-reduce over the replicas (HSDP) ──> gradients
+//!            all-reduce of parameters held whole       /
+//! ```
+//!
+//! Each [`advance`](Reduction::advance) waits for one stage and issues the next, so that a rank computes while others, or
+//! its engine, are busy with the stage.
 
-use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Device, Tensor, TensorData};
+use std::sync::Arc;
 
+use burn::backend::autodiff::NodeId;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, Scalar, Tensor, TensorData};
+
+use super::control::{Averaging, Control};
+use super::custom::AllReduceHook;
+use super::events::{EventKind, ShardedState, TrainingState, done, happened};
 use super::plans::Exchange;
+use super::precision::cast;
 use super::unit::{DataParallel, Unit};
 use super::verifier::Carried;
-use crate::comm::{Call, CommError, Digests, ReduceOp};
+use super::waiting;
+use crate::comm::{Call, CommError, Course, Digests, Op, ReduceOp, Work};
 
 /// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it
 /// did not use.
@@ -26,13 +43,19 @@ impl Own {
         Self { grads, used }
     }
 
-    /// `[ranks, parameters]`: the same row for each rank, so that each gets a whole one.
+    /// `[ranks, parameters]`: the same row for each rank, so that each gets a whole one. In the element type of a
+    /// gradient, so that tensors of one type travel together where the gradients are.
     fn flags(&self, ranks: usize) -> DispatchTensor {
-        let row = self.used.iter().map(|&used| f32::from(used));
-        let rows: Vec<f32> = std::iter::repeat_with(|| row.clone()).take(ranks).flatten().collect();
-        let device = Device::new(self.grads[0].device());
-        Tensor::<2>::from_data(TensorData::new(rows, [ranks, self.used.len()]), &device).into_dispatch()
+        flags(&self.used, ranks, &self.grads[0])
     }
+}
+
+/// So many rows of these flags, where `like` is, in its element type.
+fn flags(used: &[bool], rows: usize, like: &DispatchTensor) -> DispatchTensor {
+    let row = used.iter().map(|&used| f32::from(used));
+    let all: Vec<f32> = std::iter::repeat_with(|| row.clone()).take(rows).flatten().collect();
+    let (device, dtype) = (Device::new(like.device()), like.dtype());
+    Tensor::<2>::from_data(TensorData::new(all, [rows, used.len()]), (&device, dtype)).into_dispatch()
 }
 
 /// The reduced gradients of what a rank has used. `flags` is read only where this one has not used
@@ -41,78 +64,234 @@ fn without_unused(reduced: Vec<DispatchTensor>, flags: DispatchTensor, used: &[b
     if used.iter().all(|&used| used) {
         return reduced.into_iter().map(Some).collect();
     }
-    let flags: Vec<f32> = Tensor::<2>::from_dispatch(flags).into_data().try_to_vec().expect("flags are f32");
-    reduced.into_iter().zip(flags).map(|(grad, flag)| (flag > 0.0).then_some(grad)).collect()
+    let flags = Tensor::<2>::from_dispatch(flags).into_data();
+    reduced.into_iter().zip(flags.iter::<f32>()).map(|(grad, flag)| (flag > 0.0).then_some(grad)).collect()
+}
+
+/// Gradients of a pass that are being reduced.
+#[derive(Debug)]
+pub(super) struct Reduction {
+    unit: Arc<Unit>,
+    call: Call,
+    /// The parameters, as indices into the unit.
+    members: Vec<usize>,
+    /// Whose gradients those are.
+    leaves: Vec<NodeId>,
+    /// The element types in which they are wanted.
+    stored: Vec<DType>,
+    /// What the sums are multiplied by at last.
+    scale: Option<f64>,
+    /// Whether the replicas reduce it too.
+    all_reduce: bool,
+    /// What the averages go through.
+    hook: Option<AllReduceHook>,
+    /// Whether this rank has used them.
+    used: Vec<bool>,
+    /// The number of the pass, if its gradients are compared next.
+    due: Option<u64>,
+    /// What the replicas compare.
+    replicate: Vec<Digests>,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// There is nobody to reduce with.
+    Alone(Vec<Option<DispatchTensor>>),
+    /// Over the ranks that shard: gradients of parameters that are cut, and of those that every rank holds whole. The
+    /// flags are the last tensor of the first.
+    Scattering { cut: Option<Work<Vec<DispatchTensor>>>, uncut: Option<Work<Vec<DispatchTensor>>> },
+    /// Over those that replicate: all, with the flags.
+    Replicating(Work<Vec<DispatchTensor>>),
+}
+
+/// What reduces over the ranks that shard: of parameters that are not cut, all-reduces alone.
+fn scatter_op(cut: Option<&Work<Vec<DispatchTensor>>>) -> Op {
+    if cut.is_some() { Op::ReduceScatter } else { Op::AllReduce }
+}
+
+fn issued(unit: &Unit, op: Op) {
+    happened(EventKind::Issued(op), || unit.label(), TrainingState::PostBackward, || ShardedState::Sharded);
+}
+
+fn done_with(unit: &Unit, op: Op, course: Option<Course>) {
+    done(op, || unit.label(), TrainingState::PostBackward, ShardedState::Sharded, course);
+}
+
+/// What has become of a reduction.
+pub(super) enum Advanced {
+    UnderWay(Box<Reduction>),
+    /// This rank's part of each gradient that a rank has used, for its leaf: a shard, or the whole of a parameter every
+    /// rank holds whole.
+    Done(Vec<(NodeId, DispatchTensor)>),
+}
+
+/// Whole gradients of some parameters of a unit.
+pub(super) struct Whole {
+    /// As indices into the unit.
+    pub(super) members: Vec<usize>,
+    /// What they are for.
+    pub(super) leaves: Vec<NodeId>,
+    /// The element types of their shards.
+    pub(super) stored: Vec<DType>,
+    /// `None` of one that this rank did not use.
+    pub(super) grads: Vec<Option<DispatchTensor>>,
+}
+
+impl Reduction {
+    /// Issues what averages gradients over the data-parallel ranks, and compares what is `carried`.
+    ///
+    /// # Collective
+    /// Of the data-parallel ranks.
+    pub(super) fn issue(
+        unit: &Arc<Unit>,
+        call: Call,
+        whole: Whole,
+        zeros: impl Fn(usize) -> DispatchTensor,
+        carried: Carried,
+    ) -> Self {
+        let Whole { members, leaves, stored, grads } = whole;
+        let Carried { due, shard, replicate } = carried;
+        let scale = unit.averaging().scale;
+        let Control { all_reduce, hook, .. } = unit.control.lock().clone();
+        let data = unit.data.as_ref().filter(|data| !grads.is_empty() && data.ranks() > 1);
+        let (used, stage) = match data {
+            None if hook.is_some() => {
+                let own = Own::new(grads, zeros);
+                (Vec::new(), Stage::Alone(own.grads.into_iter().map(Some).collect()))
+            }
+            None => (Vec::new(), Stage::Alone(grads)),
+            Some(data) => {
+                let own = Own::new(grads, zeros);
+                let stage = unit.scatter(data, &call, &members, &own, shard);
+                if let Stage::Scattering { cut, .. } = &stage {
+                    issued(unit, scatter_op(cut.as_ref()));
+                }
+                (own.used, stage)
+            }
+        };
+        Self { unit: unit.clone(), call, members, leaves, stored, scale, all_reduce, hook, used, due, replicate, stage }
+    }
+
+    /// Waits for what is under way, and issues what follows.
+    ///
+    /// # Errors
+    /// A collective's, or the hook's.
+    pub(super) fn advance(mut self) -> crate::Result<Advanced> {
+        match self.stage {
+            Stage::Alone(grads) => {
+                self.stage = Stage::Alone(Vec::new());
+                Ok(Advanced::Done(self.done(grads)?))
+            }
+            Stage::Scattering { cut, uncut } => {
+                self.stage = Stage::Alone(Vec::new());
+                self.scattered(cut, uncut)
+            }
+            Stage::Replicating(work) => {
+                let (mut reduced, course) = work.wait_and_tell()?;
+                done_with(&self.unit, Op::AllReduce, course);
+                self.stage = Stage::Alone(Vec::new());
+                let flags = reduced.pop().expect("the flags were sent last");
+                if let Some(step) = self.due {
+                    self.unit.compare_replicated(step, &self.members, &reduced);
+                }
+                let grads = self.without_unused(reduced, flags);
+                Ok(Advanced::Done(self.done(grads)?))
+            }
+        }
+    }
+
+    /// The gradients of what a rank has used, or all of them for a hook.
+    fn without_unused(&self, reduced: Vec<DispatchTensor>, flags: DispatchTensor) -> Vec<Option<DispatchTensor>> {
+        match &self.hook {
+            Some(_) => reduced.into_iter().map(Some).collect(),
+            None => without_unused(reduced, flags, &self.used),
+        }
+    }
+
+    /// The ranks that shard are through.
+    fn scattered(
+        mut self,
+        cut: Option<Work<Vec<DispatchTensor>>>,
+        uncut: Option<Work<Vec<DispatchTensor>>>,
+    ) -> crate::Result<Advanced> {
+        let (mut flags, mut first) = (None, None);
+        let mut wait = |work: Option<Work<Vec<DispatchTensor>>>| -> Result<_, CommError> {
+            let (mut tensors, course) = work.map(Work::wait_and_tell).transpose()?.unwrap_or_default();
+            first = first.or(course);
+            if !tensors.is_empty() && flags.is_none() {
+                flags = tensors.pop();
+            }
+            Ok(tensors)
+        };
+        let op = scatter_op(cut.as_ref());
+        let (cut, uncut) = (wait(cut)?, wait(uncut)?);
+        done_with(&self.unit, op, first);
+        let mut flags = flags.expect("a parameter is cut or uncut");
+        let mut reduced = self.unit.merge(&self.members, cut, uncut);
+        if let Some(step) = self.due {
+            self.unit.compare_sharded(step, &self.members, &reduced);
+        }
+        let Some(group) = self.unit.data.as_ref().and_then(|data| data.replicate.clone()) else {
+            let grads = self.without_unused(reduced, flags);
+            return Ok(Advanced::Done(self.done(grads)?));
+        };
+        if !self.all_reduce {
+            let grads = without_unused(reduced, flags, &self.used);
+            self.unit.waiting.add(waiting::Stage::Scattered, self.leaves.into_iter().zip(grads));
+            return Ok(Advanced::Done(Vec::new()));
+        }
+        let mut sums: Vec<_> = reduced.into_iter().map(Some).collect();
+        let has_waited = self.unit.waiting.take(waiting::Stage::Scattered, &self.leaves, &mut sums);
+        reduced = sums.into_iter().flatten().collect();
+        if has_waited.contains(&true) {
+            flags = Dispatch::float_add(flags, self::flags(&has_waited, 1, &reduced[0]));
+            self.used.iter_mut().zip(has_waited).for_each(|(used, waited)| *used |= waited);
+        }
+        reduced.push(flags);
+        let call = self.call.clone().comparing(std::mem::take(&mut self.replicate));
+        self.stage = Stage::Replicating(self.unit.exchange(Exchange::All, &group, call, &self.members, reduced));
+        issued(&self.unit, Op::AllReduce);
+        Ok(Advanced::UnderWay(Box::new(self)))
+    }
+
+    fn done(self, grads: Vec<Option<DispatchTensor>>) -> crate::Result<Vec<(NodeId, DispatchTensor)>> {
+        let scaled = |grad: DispatchTensor| match self.scale {
+            None => grad,
+            Some(scale) => Dispatch::float_mul_scalar(grad, Scalar::from(scale)),
+        };
+        let mut grads: Vec<_> = grads.into_iter().map(|grad| grad.map(scaled)).collect();
+        if let Some(hook) = &self.hook {
+            let params = self.members.iter().map(|&member| self.unit.params[member].path.clone()).collect();
+            let made = hook.run(self.unit.label(), params, grads.into_iter().flatten().collect())?;
+            grads = made.into_iter().map(Some).collect();
+        }
+        let parts = self.leaves.into_iter().zip(self.stored).zip(grads);
+        Ok(parts.filter_map(|((leaf, stored), grad)| Some((leaf, cast(grad?, Some(stored))))).collect())
+    }
 }
 
 impl Unit {
-    /// Averages whole gradients of `members` over the data-parallel ranks, and compares what is `carried`. Returns what
-    /// this rank's optimizer steps: shards, and wholes of the parameters every rank holds whole.
-    pub(super) fn reduce(
-        &self,
-        call: Call,
-        members: &[usize],
-        grads: Vec<Option<DispatchTensor>>,
-        zeros: impl Fn(usize) -> DispatchTensor,
-        carried: Carried,
-    ) -> Result<Vec<Option<DispatchTensor>>, CommError> {
-        let Some(data) = self.data.as_ref().filter(|data| !grads.is_empty() && data.ranks() > 1) else {
-            return Ok(grads);
-        };
-        let own = Own::new(grads, zeros);
-        let Carried { due, shard, replicate } = carried;
-        let (mut reduced, flags) = self.average(data, &call, members, &own, shard)?;
-        if let Some(step) = due {
-            self.compare_sharded(step, members, &reduced);
-        }
-        let flags = match &data.replicate {
-            None => flags,
-            Some(group) => {
-                reduced.push(flags);
-                let call = call.comparing(replicate);
-                reduced = self.exchange(Exchange::All, group, call, members, reduced).wait()?;
-                let flags = reduced.pop().expect("the flags were sent last");
-                if let Some(step) = due {
-                    self.compare_replicated(step, members, &reduced);
-                }
-                flags
-            }
-        };
-        Ok(without_unused(reduced, flags, &own.used))
+    /// How its gradients are averaged.
+    pub(super) fn averaging(&self) -> Averaging {
+        let (sharding, ranks) = self.data.as_ref().map_or((1, 1), |data| (data.shard.group().size(), data.ranks()));
+        self.control.lock().averaging(sharding, ranks)
     }
 
-    /// The averages over the ranks that shard, and of the flags. The first reduction carries what is `compared`.
-    fn average(
-        &self,
-        data: &DataParallel,
-        call: &Call,
-        members: &[usize],
-        own: &Own,
-        compared: Vec<Digests>,
-    ) -> Result<(Vec<DispatchTensor>, DispatchTensor), CommError> {
+    /// Reduces over the ranks that shard. The first reduction carries the flags and what is `compared`.
+    fn scatter(&self, data: &DataParallel, call: &Call, members: &[usize], own: &Own, compared: Vec<Digests>) -> Stage {
         let group = &data.reduce;
         let (mut cut, mut uncut) = (self.cut(members, own.grads.clone()), self.uncut(members, own.grads.clone()));
         let first = call.clone().comparing(compared);
-        let mut flags = None;
-        let mut shards = Vec::new();
-        if !cut.is_empty() {
-            cut.push(own.flags(group.group().size()));
-            shards = self.exchange(Exchange::Gradients, group, first.clone(), members, cut).wait()?;
-            flags = shards.pop();
+        if cut.is_empty() {
+            uncut.push(own.flags(1));
+            let uncut = Some(self.exchange(Exchange::Uncut, group, first, members, uncut));
+            return Stage::Scattering { cut: None, uncut };
         }
-        if !uncut.is_empty() {
-            let alone = flags.is_none();
-            if alone {
-                uncut.push(own.flags(1));
-            }
-            let call = if alone { first } else { call.clone() };
-            uncut = self.exchange(Exchange::Uncut, group, call, members, uncut).wait()?;
-            if alone {
-                flags = uncut.pop();
-            }
-        }
-        let flags = flags.expect("a parameter is cut or uncut");
-        Ok((self.merge(members, shards, uncut), flags))
+        cut.push(own.flags(group.group().size()));
+        let cut = Some(self.exchange(Exchange::Gradients, group, first, members, cut));
+        let uncut = (!uncut.is_empty()).then(|| self.exchange(Exchange::Uncut, group, call.clone(), members, uncut));
+        Stage::Scattering { cut, uncut }
     }
 
     /// Adds up gradients of `members`, of which each tensor-parallel rank along the mesh dimensions `dims` has a

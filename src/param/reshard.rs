@@ -5,7 +5,8 @@
 pub enum ReshardAfterForward {
     /// Free them after forward and gather them again in backward: the least memory.
     Always,
-    /// Keep them until backward: no all-gather in backward.
+    /// Keep them until backward: no all-gather in backward. After a forward without one, as in evaluation, keep them for
+    /// the next from the same shards.
     Never,
     /// [`Always`](Self::Always), but the root unit keeps: its backward follows at once.
     #[default]

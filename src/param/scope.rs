@@ -3,14 +3,17 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use burn::backend::{Dispatch, DispatchTensor};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use parking_lot::Mutex;
 
-use super::buffer::UnitBuffer;
+use super::ParamError;
+use super::buffer::{Source, UnitBuffer};
+use super::events::{EventKind, TrainingState};
 use super::graph::{EnterUnit, Flush, Token, Whole, one_graph};
 use super::io::UnitTensors;
 use super::pass::{Pass, Passes};
-use super::shards::Shards;
+use super::precision::cast;
+use super::shards::{Shards, ShardsKey};
 use super::unit::{Kept, Unit};
 use super::varying::Varying;
 use crate::Error;
@@ -42,6 +45,8 @@ pub(super) struct Read {
 /// How a unit is opened.
 pub(super) struct Opening {
     pub(super) kept: Kept,
+    /// Whether its weights are read as they are stored, not as they are computed with.
+    pub(super) stored: bool,
     /// For one parameter, read outside its unit: nothing says when the reader is done with the value,
     /// so that it cannot be in a slot.
     pub(super) lone: bool,
@@ -77,35 +82,51 @@ impl Scope {
         let tied = !inputs.is_empty() || opening.enclosed;
         // Without a backward to come nothing is worth keeping.
         let kept = if backward { opening.kept } else { Kept::Shard };
-        let in_slots = !opening.lone && backward && kept != Kept::Whole;
+        let in_slots = !opening.lone && backward && unit.is_gathered();
         let parent = first.or(bases.first()).filter(|_| tracked);
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
         let passes = PASSES.with(Arc::clone);
-        let place = first.map(|_| passes.enter(tied));
+        let place = first.map(|_| passes.order.enter(tied));
         let due = place.and_then(|_| unit.begin_pass(opening.lone.then(|| members[0])));
         let call = Call::new(opening.label).drawn(unit.draw());
-        let buffer = UnitBuffer::new(unit.clone(), members.clone(), shards.plain(), call, kept, in_slots, due);
+        let stays = match backward {
+            true => !unit.control.lock().reshard_after_backward,
+            // What is kept for a backward serves the next forward where there is none.
+            false => opening.kept == Kept::Whole && !opening.lone && unit.is_gathered(),
+        };
+        let stays = stays.then(|| ShardsKey::of(&shards));
+        let source = Source::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
+        let buffer = UnitBuffer::new(source, kept, in_slots, stays);
         let leaf = |base: &DispatchTensor| Some(base).filter(trained).and_then(|base| autodiff::node_id(base.clone()));
-        let pass = Pass::new(buffer, bases.iter().map(leaf).collect(), passes, place);
+        let leaves: Vec<_> = bases.iter().map(leaf).collect();
+        if !opening.lone && place.is_some() && unit.waiting.is_any_for_others(|leaf| leaves.contains(&Some(*leaf))) {
+            Error::from(ParamError::Unreduced { unit: unit.label().to_string() }).unwind();
+        }
+        let pass = Pass::new(buffer, leaves, passes, place);
         #[cfg(feature = "testing")]
         super::trace::entered(&pass);
-        match unit.take_unsharded(&shards) {
-            Ok(Some(gathered)) => pass.buffer.copy_in(gathered),
-            Ok(None) => {}
-            Err(error) => Error::from(error).unwind(),
+        let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
+        // What was gathered ahead is for a forward.
+        if !opening.stored || !members.iter().zip(bases).any(is_cast) {
+            unit.take_unsharded(&shards).into_iter().for_each(|ahead| pass.buffer.copy_in(ahead));
         }
         let token = parent.map(|parent| token(&pass, parent.clone(), &inputs, earlier, opening.deeper));
         let mut number = 0;
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
-                let op = EnterUnit { pass: pass.clone(), input: number };
+                let op = EnterUnit { pass: pass.clone(), input: number, dtype: tensor.dtype() };
                 number += 1;
                 autodiff::binary(tensor, token.clone(), Arc::new(op))
             }
-            _ => tensor,
+            _ => cast(tensor, pass.buffer.unit().precision().inputs),
         });
         let read = bases.iter().map(|_| Read::default()).collect();
         (Self { pass, shards, token, backward, read }, input)
+    }
+
+    /// Whether `unit` is open.
+    pub(super) fn is_of(&self, unit: &Arc<Unit>) -> bool {
+        Arc::ptr_eq(self.pass.buffer.unit(), unit)
     }
 
     /// The parameter at `position`, whole over the data-parallel ranks.
@@ -157,13 +178,28 @@ impl Scope {
 
     /// Forward is over. Issues what backward will need, unless there is none.
     pub(super) fn close(&self, backward: bool) {
-        self.pass.buffer.take_back(backward && self.backward);
+        let backward = backward && self.backward;
+        self.pass.buffer.take_back(backward);
+        self.pass.buffer.happened(EventKind::PostForward, TrainingState::Forward);
+        if backward {
+            self.pass.passes.left(&self.pass);
+        }
     }
 }
 
 thread_local! {
     /// The order of the passes that this thread enters.
     static PASSES: Arc<Passes> = Arc::default();
+}
+
+/// Whether the last pass through `unit` is gathered ahead of its backward, and there.
+pub(super) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
+    PASSES.with(|passes| passes.is_gathered_again(unit))
+}
+
+/// Lets go of what a backward of this thread has under way that was given up.
+pub(super) fn give_up_backward() {
+    PASSES.with(|passes| passes.give_up());
 }
 
 /// The token of a unit with these tracked inputs and this `earlier` token: one link each. Rules 3, 4, 6 and 7 of

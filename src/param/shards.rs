@@ -1,5 +1,6 @@
 //! [`Shards`]: this rank's shards of some or all parameters of a unit.
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
 use itertools::Itertools;
 
@@ -35,18 +36,47 @@ impl Shards {
         same_value(&self.bases[position], base).then_some(position)
     }
 
-    /// Whether both are the very same shards of the same parameters.
-    pub(super) fn same(&self, other: &Self) -> bool {
-        self.members == other.members && self.bases.iter().zip(&other.bases).all(|(a, b)| same_value(a, b))
-    }
-
     /// The shards without autodiff.
     pub(super) fn plain(&self) -> Vec<DispatchTensor> {
         self.bases.iter().cloned().map(plain).collect()
     }
 }
 
-/// Whether two stored shards are one value: a node of the graph, or else the same memory.
+/// Which [`Shards`] those are, without the graph that they are leaves of.
+#[derive(Debug)]
+pub(super) struct ShardsKey {
+    members: Vec<usize>,
+    values: Vec<ShardKey>,
+}
+
+/// A stored shard is one value: a node of the graph, or else its memory.
+#[derive(Debug)]
+enum ShardKey {
+    Node(NodeId),
+    Plain(Box<DispatchTensor>),
+}
+
+impl ShardsKey {
+    pub(super) fn of(shards: &Shards) -> Self {
+        let key = |base: &DispatchTensor| match autodiff::node_id(base.clone()) {
+            Some(node) => ShardKey::Node(node),
+            None => ShardKey::Plain(Box::new(base.clone())),
+        };
+        Self { members: shards.members.clone(), values: shards.bases.iter().map(key).collect() }
+    }
+
+    /// Whether these are the very same shards of the same parameters.
+    pub(super) fn is_of(&self, shards: &Shards) -> bool {
+        let is = |(key, base): (&ShardKey, &DispatchTensor)| match (key, autodiff::node_id(base.clone())) {
+            (ShardKey::Node(node), Some(other)) => *node == other,
+            (ShardKey::Plain(plain), None) => memory::is_same(plain, base),
+            _ => false,
+        };
+        self.members == shards.members && self.values.iter().zip(&shards.bases).all(is)
+    }
+}
+
+/// Whether two stored shards are one value.
 fn same_value(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     match (autodiff::node_id(a.clone()), autodiff::node_id(b.clone())) {
         (None, None) => memory::is_same(a, b),

@@ -1,25 +1,29 @@
 //! [`Unit`]: the parameters that are gathered and reduced together.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock, Weak};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::Slice;
+use burn::tensor::{DType, Slice};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
+use super::control::Control;
+use super::gathering::{Gathering, Keeps, Unsharded};
 use super::part::Part;
 use super::plans::{Exchange, Plans};
+use super::precision::{Precision, cast};
 use super::prepare::ModuleLayouts;
-use super::shards::Shards;
 use super::style::LayerStyles;
 use super::terms::TensorGroups;
+use super::unit_path::UnitPath;
 use super::verifier::{Passed, Verify};
+use super::waiting::Waiting;
 use super::{Buffers, ParamError, ReshardAfterForward};
 use crate::Result;
-use crate::comm::{Call, CommError, Communicator, Work};
+use crate::comm::{Call, Communicator};
 use crate::dtensor::{DTensorSpec, own};
 use crate::pattern::PathPattern;
 use crate::placement::Cut;
@@ -42,6 +46,8 @@ pub(crate) struct UnitParam {
     pub(crate) spec: Arc<DTensorSpec>,
     /// What `parallelize` made of it.
     pub(crate) parallel: Option<TensorParallel>,
+    /// The element type that it is gathered and computed with in; `None`: the stored one.
+    pub(crate) compute: Option<DType>,
 }
 
 /// What [`parallelize`](crate::parallel::parallelize) made of a parameter.
@@ -63,6 +69,7 @@ pub(crate) struct DataParallel {
     /// Whether a parameter read outside its unit is an error.
     pub(crate) strict: bool,
     pub(crate) buffers: Buffers,
+    pub(crate) precision: Precision,
     pub(crate) verify: Arc<Verify>,
     /// All of these ranks: what makes buffers equal.
     pub(crate) all: Communicator,
@@ -106,25 +113,33 @@ pub(crate) struct Unit {
     pub(super) data: Option<DataParallel>,
     /// The tensor-parallel ranks, on which gradients may be partial: what backward adds up.
     pub(super) tensor: Option<TensorGroups>,
-    /// The unit's module path: its name in the ledger, in fingerprints and in errors.
-    label: RwLock<Arc<str>>,
-    root: AtomicBool,
+    /// Where its modules are: its name in the ledger, in fingerprints and in errors.
+    path: RwLock<UnitPath>,
     /// What modules around its parameters look like that were found to be whole.
     whole: Mutex<SmallVec<[[usize; 3]; 2]>>,
     pub(super) plans: Plans,
     pub(super) passed: Passed,
-    unsharded: Mutex<Option<Unsharded>>,
+    /// What the program has it do from now on.
+    pub(super) control: Mutex<Control>,
+    /// Gradients that are not reduced yet.
+    pub(super) waiting: Waiting,
+    pub(super) unsharded: Mutex<Option<Unsharded>>,
+    /// The passes that keep what forward has gathered.
+    pub(super) keeping: Mutex<Vec<Weak<dyn Keeps>>>,
+    /// The unit that was entered after it last.
+    pub(super) follower: Mutex<Option<Weak<Unit>>>,
+    /// The units to gather next, if the program has said which.
+    pub(super) prefetch: Mutex<Prefetches>,
     /// The parameter that was first read outside, and whether the program was warned.
     pub(super) first_outside: OnceLock<usize>,
     pub(super) warned: AtomicBool,
 }
 
-/// Parameters gathered ahead of the forward that will use them.
-#[derive(Debug)]
-pub(super) struct Unsharded {
-    /// What they were gathered from: an optimizer step makes new shards.
-    shards: Shards,
-    wholes: Gathering,
+/// The units that are gathered once another is, if the program has said which.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Prefetches {
+    pub(super) forward: Option<Vec<Weak<Unit>>>,
+    pub(super) backward: Option<Vec<Weak<Unit>>>,
 }
 
 /// How many looks of modules a unit remembers.
@@ -134,19 +149,12 @@ const MAX_WHOLE: usize = 16;
 /// [reductions](super::terms::REDUCE), nor for what forward makes.
 pub(crate) const AGAIN: &str = "gathered again";
 
-/// The result of an all-gather, there or on its way.
-#[derive(Debug)]
-pub(super) enum Gathering {
-    UnderWay(Work<Vec<DispatchTensor>>),
-    Done(Vec<DispatchTensor>),
-}
-
 impl Unit {
-    /// The unit of the module at `path`.
+    /// The unit of the modules at `path`.
     ///
     /// # Errors
     /// [`ParamError::TensorMeshes`] for parameters parallelized over different meshes.
-    pub(super) fn new(path: &str, params: Vec<UnitParam>, data: Option<DataParallel>) -> Result<Self> {
+    pub(super) fn new(path: UnitPath, params: Vec<UnitParam>, data: Option<DataParallel>) -> Result<Self> {
         let mut meshes = params.iter().filter_map(|param| Some((param, param.parallel.as_ref()?.spec.mesh())));
         let tensor = match meshes.next() {
             None => None,
@@ -163,17 +171,22 @@ impl Unit {
                 Some(TensorGroups::of(mesh)?)
             }
         };
+        let reshard = data.as_ref().map_or(ReshardAfterForward::Never, |data| data.reshard);
         Ok(Self {
             parts: params.iter().map(|param| Part::of(&param.spec)).collect(),
             passed: Passed::new(params.len()),
             params,
             data,
             tensor,
-            label: RwLock::new(label(path)),
-            root: AtomicBool::new(path.is_empty()),
+            path: RwLock::new(path),
             whole: Mutex::default(),
             plans: Plans::default(),
+            control: Mutex::new(Control::new(reshard)),
+            waiting: Waiting::default(),
             unsharded: Mutex::new(None),
+            keeping: Mutex::default(),
+            follower: Mutex::default(),
+            prefetch: Mutex::default(),
             first_outside: OnceLock::new(),
             warned: AtomicBool::new(false),
         })
@@ -203,6 +216,11 @@ impl Unit {
         self.data.is_some()
     }
 
+    /// Whether its ranks have to gather it: a group of one holds the wholes.
+    pub(super) fn is_gathered(&self) -> bool {
+        self.data.as_ref().is_some_and(|data| data.shard.group().size() > 1)
+    }
+
     /// The groups that `fully_shard` gave it.
     pub(crate) fn data_parallel(&self) -> Option<&DataParallel> {
         self.data.as_ref()
@@ -212,32 +230,61 @@ impl Unit {
         self.data.as_ref().expect("only a data-parallel unit cuts its parameters")
     }
 
-    /// Gives the unit its path in an enclosing model; it is a root no longer.
-    pub(crate) fn adopt(&self, path: &str) {
-        *self.label.write() = label(path);
-        self.root.store(path.is_empty(), Ordering::Relaxed);
+    /// The element types that it computes and reduces in.
+    pub(super) fn precision(&self) -> Precision {
+        self.data.as_ref().map_or_else(Precision::default, |data| data.precision)
     }
 
-    /// Whether its module holds that of `other`, of the same model.
+    /// The element type that the parameter `member` is computed with in, of which this is a shard.
+    pub(super) fn computed_dtype(&self, member: usize, shard: &DispatchTensor) -> DType {
+        self.params[member].compute.filter(|_| shard.dtype().is_float()).unwrap_or_else(|| shard.dtype())
+    }
+
+    /// Shards of `members`, of which those that are cut (or else the others) are in the element types that they are
+    /// computed with in.
+    pub(super) fn computed(&self, cut: bool, members: &[usize], shards: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+        let computed = |(&member, shard): (&usize, _)| {
+            let param = &self.params[member];
+            cast(shard, param.compute.filter(|_| param.cut.is_some() == cut))
+        };
+        members.iter().zip(shards).map(computed).collect()
+    }
+
+    /// Gives the unit its path in an enclosing model; it is a root no longer.
+    pub(crate) fn adopt(&self, path: UnitPath) {
+        *self.path.write() = path;
+    }
+
+    /// Whether it is of several modules.
+    pub(crate) fn is_group(&self) -> bool {
+        self.path.read().is_group()
+    }
+
+    /// Whether a module of it holds one of `other`, of the same model.
     pub(super) fn encloses(&self, other: &Self) -> bool {
-        let is_inside = |path: &str| path.strip_prefix(&*self.label()).is_some_and(|rest| rest.starts_with('.'));
-        self.root.load(Ordering::Relaxed) || is_inside(&other.label())
+        let other = other.path.read().clone();
+        self.path.read().encloses(&other)
+    }
+
+    /// Whether the pattern takes a module of it.
+    pub(super) fn is_taken_by(&self, pattern: &PathPattern) -> bool {
+        self.path.read().is_taken_by(pattern)
     }
 
     pub(crate) fn label(&self) -> Arc<str> {
-        self.label.read().clone()
+        self.path.read().label().clone()
     }
 
     /// What is left of the gathered parameters after forward.
     pub(super) fn kept(&self) -> Kept {
-        let root = self.root.load(Ordering::Relaxed);
+        let root = self.path.read().is_root();
         let Some(data) = &self.data else { return Kept::Whole };
         let size = data.shard.group().size();
         // A group of one holds the wholes: there is nothing to free.
         if size == 1 {
             return Kept::Whole;
         }
-        match data.reshard {
+        match self.control.lock().reshard {
             ReshardAfterForward::Always => Kept::Shard,
             ReshardAfterForward::Never => Kept::Whole,
             ReshardAfterForward::Auto => {
@@ -286,7 +333,7 @@ impl Unit {
     ) -> Gathering {
         let shards = self.cut(members, shards);
         if shards.is_empty() {
-            return Gathering::Done(Vec::new());
+            return Gathering::Done((Vec::new(), None));
         }
         Gathering::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards))
     }
@@ -337,45 +384,9 @@ impl Unit {
         &self,
         members: &[usize],
         gathered: Vec<DispatchTensor>,
-        shards: &[DispatchTensor],
+        shards: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        self.merge(members, gathered, self.uncut(members, shards.to_vec()))
-    }
-
-    /// Starts gathering parameters ahead of their use.
-    pub(super) fn unshard(&self, shards: Shards) {
-        let wholes = self.all_gather(Call::new(self.label()), &shards.members, shards.plain());
-        *self.unsharded.lock() = Some(Unsharded { shards, wholes });
-    }
-
-    /// Waits for [`unshard`](Self::unshard), if one is under way.
-    pub(super) fn wait_unsharded(&self) -> Result<(), CommError> {
-        let taken = self.unsharded.lock().take();
-        if let Some(Unsharded { shards, wholes }) = taken {
-            let wholes = Gathering::Done(wholes.wait()?);
-            *self.unsharded.lock() = Some(Unsharded { shards, wholes });
-        }
-        Ok(())
-    }
-
-    /// The parameters gathered ahead, if they were gathered from these shards.
-    pub(super) fn take_unsharded(&self, shards: &Shards) -> Result<Option<Vec<DispatchTensor>>, CommError> {
-        let taken = self.unsharded.lock().take_if(|unsharded| unsharded.shards.same(shards));
-        taken.map(|unsharded| unsharded.wholes.wait()).transpose()
-    }
-
-    /// Drops the parameters gathered ahead.
-    pub(super) fn reshard(&self) {
-        self.unsharded.lock().take();
-    }
-}
-
-impl Gathering {
-    pub(super) fn wait(self) -> Result<Vec<DispatchTensor>, CommError> {
-        match self {
-            Self::UnderWay(work) => work.wait(),
-            Self::Done(wholes) => Ok(wholes),
-        }
+        self.merge(members, gathered, self.uncut(members, shards))
     }
 }
 
@@ -393,10 +404,6 @@ fn copy_range(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> Dispa
 }
 
 /// A zero gradient for a parameter that took no part in the loss.
-pub(super) fn zeros_like_whole(shape: &[usize], shard: &DispatchTensor) -> DispatchTensor {
-    Dispatch::float_zeros(shape.to_vec().into(), &shard.device(), shard.dtype().into())
-}
-
-fn label(path: &str) -> Arc<str> {
-    if path.is_empty() { "root".into() } else { path.into() }
+pub(super) fn zeros_like_whole(shape: &[usize], shard: &DispatchTensor, dtype: DType) -> DispatchTensor {
+    Dispatch::float_zeros(shape.to_vec().into(), &shard.device(), dtype.into())
 }

@@ -1,12 +1,18 @@
 //! [`unshard`] and [`reshard`]: gathering a unit ahead of its forward.
 
-use std::sync::Arc;
+use std::mem;
+use std::sync::{Arc, Weak};
 
 use burn::module::Module;
 
+use super::ParamError;
 use super::enter::unit_of;
+use super::events::{EventKind, ShardedState, TrainingState, happened};
+use super::gathering::{Ahead, Gathering, Keeps, Unsharded};
+use super::shards::{Shards, ShardsKey};
 use super::unit::Unit;
 use crate::Result;
+use crate::comm::{Call, CommError, Phase};
 
 /// A unit being gathered ahead of its forward; see [`unshard`].
 #[must_use = "the all-gather is waited for by `wait`, or by the unit's forward"]
@@ -33,10 +39,13 @@ impl UnshardHandle {
 /// Every rank of the unit's mesh must call it.
 ///
 /// # Errors
-/// [`ParamError`](super::ParamError) if `module` is no unit, or a parameter of it was replaced. A failing collective
+/// [`ParamError`] if `module` is no unit or one of several of a unit, or a parameter of it was replaced. A failing collective
 /// shows in [`wait`](UnshardHandle::wait), or in the unit's forward.
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
     let (unit, shards) = unit_of(module)?;
+    if unit.is_group() {
+        return Err(ParamError::OneOfSeveral { unit: unit.label().to_string() }.into());
+    }
     unit.unshard(shards);
     Ok(UnshardHandle(unit))
 }
@@ -46,9 +55,109 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
 /// Local: no communication.
 ///
 /// # Errors
-/// [`ParamError`](super::ParamError) if `module` is no unit, or a parameter of it was replaced.
+/// [`ParamError`] if `module` is no unit, or a parameter of it was replaced.
 pub fn reshard<M: Module>(module: &M) -> Result<()> {
     let (unit, _) = unit_of(module)?;
     unit.reshard();
     Ok(())
+}
+
+impl Unit {
+    /// Starts gathering parameters ahead of their use, unless passes have left them.
+    pub(super) fn unshard(&self, shards: Shards) {
+        let is_there = |unsharded: &Unsharded| unsharded.ahead.is_of_passes() && unsharded.shards.is_of(&shards);
+        if !self.unsharded.lock().as_ref().is_some_and(is_there) {
+            let gathering = self.begin_unshard(&shards, Phase::Other, TrainingState::Idle);
+            self.keep_unsharded(ShardsKey::of(&shards), Ahead::Program(gathering));
+        }
+    }
+
+    /// Starts gathering what the forward that is under way will need, unless that has been done.
+    pub(super) fn prefetch(&self, shards: Shards) {
+        if !self.unsharded.lock().as_ref().is_some_and(|unsharded| unsharded.shards.is_of(&shards)) {
+            let gathering = self.begin_unshard(&shards, Phase::Forward, TrainingState::Forward);
+            self.keep_unsharded(ShardsKey::of(&shards), Ahead::Prefetch(gathering));
+        }
+    }
+
+    fn begin_unshard(&self, shards: &Shards, phase: Phase, during: TrainingState) -> Gathering {
+        let call = Call::new(self.label()).in_phase(phase);
+        let sent = self.computed(true, &shards.members, shards.plain());
+        let gathering = self.all_gather(call, &shards.members, sent);
+        if let Gathering::UnderWay(_) = gathering {
+            happened(EventKind::Unshard, || self.label(), during, || ShardedState::Unsharded);
+        }
+        gathering
+    }
+
+    /// Keeps parameters for the next forward from these shards.
+    pub(super) fn keep_unsharded(&self, shards: ShardsKey, ahead: Ahead) {
+        *self.unsharded.lock() = Some(Unsharded { shards, ahead });
+    }
+
+    /// Drops what a forward that is over has gathered ahead in vain.
+    pub(super) fn forget_prefetched(&self) {
+        self.unsharded.lock().take_if(|unsharded| matches!(unsharded.ahead, Ahead::Prefetch(_)));
+    }
+
+    /// Drops what passes share: the last of them frees it.
+    pub(super) fn forget_shared(&self) {
+        self.unsharded.lock().take_if(|unsharded| matches!(unsharded.ahead, Ahead::Shared(_)));
+    }
+
+    /// Whether passes share what was gathered.
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(&*self.unsharded.lock(), Some(Unsharded { ahead: Ahead::Shared(_), .. }))
+    }
+
+    /// Whether parameters gathered ahead are there.
+    pub(super) fn is_unsharded(&self) -> bool {
+        self.unsharded.lock().as_ref().is_some_and(|unsharded| unsharded.ahead.is_there())
+    }
+
+    /// Waits for [`unshard`](Self::unshard), if one is under way.
+    pub(super) fn wait_unsharded(&self) -> Result<(), CommError> {
+        let mut unsharded = self.unsharded.lock();
+        let Some(Unsharded { ahead: Ahead::Program(gathering) | Ahead::Prefetch(gathering), .. }) = &mut *unsharded
+        else {
+            return Ok(());
+        };
+        let waited = mem::replace(gathering, Gathering::Done((Vec::new(), None))).wait();
+        match waited {
+            Ok(wholes) => *gathering = Gathering::Done(wholes),
+            Err(error) => {
+                *unsharded = None;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameters gathered ahead, if they were gathered from these shards.
+    pub(super) fn take_unsharded(&self, shards: &Shards) -> Option<Ahead> {
+        let mut unsharded = self.unsharded.lock();
+        if let Some(Unsharded { shards: of, ahead: Ahead::Shared(weights) }) = &*unsharded
+            && of.is_of(shards)
+        {
+            return Some(Ahead::Shared(weights.clone()));
+        }
+        let taken = unsharded.take_if(|unsharded| unsharded.shards.is_of(shards));
+        // What passes have left of other shards nobody waits for.
+        unsharded.take_if(|unsharded| unsharded.ahead.is_of_passes());
+        taken.map(|unsharded| unsharded.ahead)
+    }
+
+    /// The pass keeps what forward has gathered.
+    pub(super) fn keep(&self, pass: Weak<dyn Keeps>) {
+        let mut keeping = self.keeping.lock();
+        keeping.retain(|pass| pass.strong_count() > 0);
+        keeping.push(pass);
+    }
+
+    /// Drops the parameters gathered ahead, and frees those that passes keep.
+    pub(super) fn reshard(&self) {
+        self.unsharded.lock().take();
+        let keeping = mem::take(&mut *self.keeping.lock());
+        keeping.iter().filter_map(Weak::upgrade).for_each(|pass| pass.reshard());
+    }
 }

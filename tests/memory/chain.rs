@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_dtensor::comm::World;
 use burn_dtensor::prelude::*;
 
@@ -84,7 +84,11 @@ fn shards(blocks: usize) -> usize {
 }
 
 fn measure(blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> Measured {
-    measure_on(1, blocks, checkpointing, reshard, false, Net::forward)
+    measure_on(1, blocks, checkpointing, config(reshard), false, Net::forward)
+}
+
+fn config(reshard: ReshardAfterForward) -> FullyShard {
+    FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard)
 }
 
 type Forward = fn(&Net, Tensor<2, Int>) -> Tensor<3>;
@@ -94,13 +98,12 @@ fn measure_on(
     tp: usize,
     blocks: usize,
     checkpointing: bool,
-    reshard: ReshardAfterForward,
+    config: FullyShard,
     frozen: bool,
     forward: Forward,
 ) -> Measured {
     let make = |world: &World, device: &Device| {
         let mesh = DeviceMesh::new(world, [RANKS, tp], ["shard", "tp"])?;
-        let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard);
         let mut model = Net::new(blocks, device);
         if frozen {
             model.blocks = model.blocks.no_grad();
@@ -109,7 +112,7 @@ fn measure_on(
             let plan = Plan::new().with("blocks.*.first", Style::colwise()).with("blocks.*.second", Style::rowwise());
             model = parallelize(model, &mesh.slice("tp")?, plan)?;
         }
-        fully_shard(model, &mesh.slice("shard")?, config)
+        fully_shard(model, &mesh.slice("shard")?, config.clone())
     };
     live::measure(RANKS * tp, checkpointing, make, |net, device| {
         let tokens = Tensor::<2, Int>::zeros([1, ROWS], device);
@@ -158,6 +161,41 @@ fn backward_peaks_at_shards_gradients_and_four_units() {
     }
 }
 
+/// Weights of half a unit's bytes, and gradients of a whole unit's, which are cast to be reduced. Between forward and
+/// backward each unit's cast shards wait to be gathered again: half the shards, which go as gradients come.
+#[test]
+fn half_precision_reduced_in_single_takes_half_the_shards_more() {
+    let _alone = alone();
+    let policy = MixedPrecision::new().param_dtype(DType::BF16).reduce_dtype(DType::F32);
+    let mut units = Vec::new();
+    for blocks in [4, 16] {
+        let config = config(ReshardAfterForward::Always).mixed_precision(policy.clone());
+        let m = measure_on(1, blocks, false, config, false, Net::forward);
+        let above = m.peak_backward - 2 * shards(blocks);
+        println!("{blocks} blocks: {m:?}, {:.2} units above shards and gradients", above as f64 / BLOCK as f64);
+        let cast = shards(blocks) / 2;
+        assert!(m.after_forward <= shards(blocks) + cast + small(blocks), "after forward: {m:?}");
+        assert!(above <= 4 * BLOCK + small(blocks), "peak in backward: {m:?}");
+        assert!(m.after_backward <= 2 * shards(blocks) + small(blocks), "after backward: {m:?}");
+        units.push(above);
+    }
+    assert!(units[1] <= units[0] + BLOCK, "the peak grows with depth: {units:?}");
+}
+
+/// Weights that every rank holds whole, but not as they are stored: a unit frees its copies, which the graph has views of.
+#[test]
+fn casts_of_replicated_weights_are_freed_after_forward() {
+    let _alone = alone();
+    let blocks = 8;
+    let config = config(ReshardAfterForward::Always)
+        .mixed_precision(MixedPrecision::new().param_dtype(DType::BF16))
+        .shard_placement_fn(|_| Some(Placement::Replicate));
+    let m = measure_on(1, blocks, false, config, false, Net::forward);
+    let stored = blocks * BLOCK + TABLE;
+    println!("{m:?}, stored {stored}, block {BLOCK}");
+    assert!(m.after_forward <= stored + small(blocks), "after forward: {m:?}");
+}
+
 /// Their nodes in the graph stand in for inputs to hang on: some bytes each.
 #[test]
 fn blocks_that_reads_open_take_no_more() {
@@ -165,7 +203,7 @@ fn blocks_that_reads_open_take_no_more() {
     let _alone = alone();
     let mut units = Vec::new();
     for blocks in [4, 16] {
-        let m = measure_on(1, blocks, false, ReshardAfterForward::Always, false, Net::forward_by_read);
+        let m = measure_on(1, blocks, false, config(ReshardAfterForward::Always), false, Net::forward_by_read);
         let above = m.peak_backward - 2 * shards(blocks);
         println!("{blocks} blocks: {m:?}, {:.2} units above shards and gradients", above as f64 / BLOCK as f64);
         assert!(m.after_forward <= shards(blocks) + small(blocks) + blocks * NODES, "after forward: {m:?}");
@@ -179,7 +217,7 @@ fn blocks_that_reads_open_take_no_more() {
 fn frozen_blocks_are_freed_after_forward_whoever_opens_them() {
     let _alone = alone();
     for forward in [Net::forward as Forward, Net::forward_by_read] {
-        let m = measure_on(1, 8, false, ReshardAfterForward::Always, true, forward);
+        let m = measure_on(1, 8, false, config(ReshardAfterForward::Always), true, forward);
         println!("{m:?}, block {BLOCK}");
         assert!(m.after_forward <= shards(8) + BLOCK + small(8), "after forward: {m:?}");
         assert!(m.peak_backward <= shards(8) + 4 * BLOCK + small(8), "peak in backward: {m:?}");
@@ -192,7 +230,8 @@ fn after_forward_only_shards_of_tensor_parallel_shards_are_live() {
     let _alone = alone();
     for checkpointing in [false, true] {
         for blocks in [4, 16] {
-            let m = measure_on(2, blocks, checkpointing, ReshardAfterForward::Always, false, Net::forward_parallel);
+            let m =
+                measure_on(2, blocks, checkpointing, config(ReshardAfterForward::Always), false, Net::forward_parallel);
             // Of a block's matrices each rank has a quarter; of the table and the rest, half.
             let shards = (blocks * BLOCK / 2 + TABLE) / RANKS;
             println!("{blocks} blocks, checkpointing {checkpointing}: {m:?}, shards {shards}, block {BLOCK}");

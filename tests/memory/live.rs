@@ -17,24 +17,73 @@ struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+/// What is live that was allocated for each rank, and for none, whoever frees it.
+static OF_RANK: [Account; MAX_RANKS + 1] = [const { Account::new() }; MAX_RANKS + 1];
+/// The account of threads that are no rank's.
+const NOBODY: usize = MAX_RANKS;
+const MAX_RANKS: usize = 4;
+
+struct Account {
+    live: AtomicUsize,
+    peak: AtomicUsize,
 }
 
-// SAFETY: every call is the system allocator's; the counters do not touch the memory.
+impl Account {
+    const fn new() -> Self {
+        Self { live: AtomicUsize::new(0), peak: AtomicUsize::new(0) }
+    }
+}
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    static ACCOUNT: Cell<usize> = const { Cell::new(NOBODY) };
+}
+
+/// Room before what is allocated, for the number of an account.
+fn room(layout: Layout) -> usize {
+    layout.align().max(16)
+}
+
+/// With that room.
+fn with_room(layout: Layout) -> Layout {
+    let room = room(layout);
+    // SAFETY: a power of two, and no more than the address space with what a page or so adds to a size that fits it.
+    unsafe { Layout::from_size_align_unchecked(layout.size() + room, room) }
+}
+
+// SAFETY: every call is the system allocator's, for as much room more before the memory as that is aligned to; the
+// counters do not touch the memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the size is not 0.
+        let memory = unsafe { System.alloc(with_room(layout)) };
+        if memory.is_null() {
+            return memory;
+        }
         let live = LIVE.fetch_add(layout.size(), SeqCst) + layout.size();
         PEAK.fetch_max(live, SeqCst);
-        // SAFETY: the caller's contract is passed on.
-        unsafe { System.alloc(layout) }
+        let number = ACCOUNT.get();
+        let account = &OF_RANK[number];
+        let own = account.live.fetch_add(layout.size(), SeqCst) + layout.size();
+        account.peak.fetch_max(own, SeqCst);
+        // SAFETY: the room is in front, as large as a number at least, and aligned for one.
+        unsafe {
+            memory.cast::<usize>().write(number);
+            memory.add(room(layout))
+        }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: `alloc` has left the room in front, with the number in it.
+        let (memory, number) = unsafe {
+            let memory = ptr.sub(room(layout));
+            (memory, memory.cast::<usize>().read())
+        };
         LIVE.fetch_sub(layout.size(), SeqCst);
-        // SAFETY: the caller's contract is passed on.
-        unsafe { System.dealloc(ptr, layout) }
+        OF_RANK[number].live.fetch_sub(layout.size(), SeqCst);
+        // SAFETY: so it was allocated.
+        unsafe { System.dealloc(memory, with_room(layout)) }
     }
 }
 
@@ -50,6 +99,27 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// Bytes that are live in the whole process.
 pub fn live() -> usize {
     LIVE.load(SeqCst)
+}
+
+/// From now on what this thread allocates is `rank`'s.
+pub fn allocates_for(rank: usize) {
+    ACCOUNT.set(rank);
+}
+
+/// Bytes that are live of what this thread's rank has allocated.
+pub fn own() -> usize {
+    OF_RANK[ACCOUNT.get()].live.load(SeqCst)
+}
+
+/// The most that was live, since [`restart_peak`], of what this thread's rank has allocated.
+pub fn own_peak() -> usize {
+    OF_RANK[ACCOUNT.get()].peak.load(SeqCst)
+}
+
+/// What is live counts as the most that was.
+pub fn restart_peak() {
+    let account = &OF_RANK[ACCOUNT.get()];
+    account.peak.store(account.live.load(SeqCst), SeqCst);
 }
 
 /// How many allocations this thread makes in `program`.

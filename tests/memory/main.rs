@@ -1,10 +1,14 @@
 //! What sharded models hold in memory: this binary has nothing else in it.
 
 mod bookkeeping;
+mod bounds;
 mod chain;
 #[cfg(feature = "wgpu")]
 mod cube;
+mod failed;
 mod full;
+#[path = "../suite/fsdp/hook.rs"]
+mod hook;
 mod live;
 mod order;
 mod tables;

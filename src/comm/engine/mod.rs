@@ -185,6 +185,13 @@ pub trait Channel: Debug + Send + Sync {
     /// The rank and its group.
     fn member(&self) -> &Member;
 
+    /// Whether what is posted moves while its ranks do other things: then it is worth posting before it is needed.
+    ///
+    /// Provided: it does not.
+    fn moves_meanwhile(&self) -> bool {
+        false
+    }
+
     /// The wholes of tensors of which every rank has a part, cut as `plan` says.
     fn all_gather(&self, post: Post, plan: Arc<Plan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>>;
 

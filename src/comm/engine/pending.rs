@@ -2,12 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use crate::comm::CommError;
+use crate::comm::{Carried, CommError};
 
 /// A call that an engine has begun.
 pub trait Pending<T>: Send {
     /// Whether [`wait`](Self::wait) would return without waiting for other ranks.
     fn is_complete(&self) -> bool;
+
+    /// Has what was posted [ahead](super::Post::ahead) begin to move, where something moves before it is waited for.
+    /// Returns at once.
+    fn start(&mut self) {}
 
     /// Blocks until the result is there, the world has failed, or `deadline` has passed, which is a failure.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError>;
@@ -22,13 +26,15 @@ pub struct Waited<T> {
     pub moving: Duration,
     /// The global rank that was the last to join, if the engine knows.
     pub last: Option<usize>,
+    /// When it moved, if another thread than the one that waited has moved it.
+    pub carried: Option<Carried>,
 }
 
 impl<T> Waited<T> {
-    /// What `make` returns, timed; of who came last it says nothing.
+    /// What `make` returns, timed; of who came last, and what moved before, it says nothing.
     pub fn timed(make: impl FnOnce() -> T) -> Self {
         let start = Instant::now();
-        Self { value: make(), moving: start.elapsed(), last: None }
+        Self { value: make(), moving: start.elapsed(), last: None, carried: None }
     }
 }
 
@@ -43,10 +49,14 @@ impl<T, U, F: FnOnce(T) -> U + Send> Pending<U> for Mapped<Box<dyn Pending<T>>, 
         self.pending.is_complete()
     }
 
+    fn start(&mut self) {
+        self.pending.start();
+    }
+
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<U>, CommError> {
         let Self { pending, map } = *self;
-        let Waited { value, moving, last } = pending.wait(deadline)?;
+        let Waited { value, moving, last, carried } = pending.wait(deadline)?;
         let mapped = Waited::timed(|| map(value));
-        Ok(Waited { moving: moving + mapped.moving, last, ..mapped })
+        Ok(Waited { moving: moving + mapped.moving, last, carried, ..mapped })
     }
 }

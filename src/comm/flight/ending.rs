@@ -10,13 +10,13 @@ use super::layout::END_WORDS;
 /// How a rank's program has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ending {
-    /// Whether it returned, with or without an error, or panicked.
+    /// Whether it returned, with or without an error, panicked or exited.
     pub how: How,
     /// When, since the launch's start.
     pub at: Duration,
-    /// What it said: the error's text or the panic's, as much of it as fits.
+    /// What it said: the error's text or the panic's, as much of it as fits. Of one that has exited, who has ended the process.
     pub text: String,
-    /// The first failure of the launch, as far as the rank has heard of it.
+    /// The first failure of the launch, as far as the rank has heard of it: another rank's exit, if that has ended its process.
     pub failure: Option<FirstFailure>,
 }
 
@@ -29,6 +29,8 @@ pub enum How {
     Failed,
     /// It panicked.
     Panicked,
+    /// Its process has ended, such as by [`exit`](std::process::exit), while it ran.
+    Exited,
 }
 
 /// The first failure of a launch.
@@ -38,6 +40,8 @@ pub struct FirstFailure {
     pub rank: usize,
     /// Whether it is that rank's program that failed, and not a collective.
     pub is_own: bool,
+    /// Whether it is that ranks differ: in what they call, or in what all hold alike.
+    pub is_difference: bool,
     /// Its text, as much of it as fits.
     pub text: String,
 }
@@ -54,8 +58,9 @@ impl Ending {
         let text = cut(&self.text, TEXT);
         let failure = self.failure.as_ref();
         let first = failure.map_or("", |failure| cut(&failure.text, TEXT));
-        let is_own = failure.is_some_and(|failure| failure.is_own);
-        let kind = self.how as u64 | u64::from(is_own) << 8 | (text.len() as u64) << 16 | (first.len() as u64) << 32;
+        let flag = |is: fn(&FirstFailure) -> bool, bit: u32| u64::from(failure.is_some_and(is)) << bit;
+        let flags = flag(|failure| failure.is_own, 8) | flag(|failure| failure.is_difference, 9);
+        let kind = self.how as u64 | flags | (text.len() as u64) << 16 | (first.len() as u64) << 32;
         let rank = failure.map_or(0, |failure| failure.rank as u64 + 1);
         let head = [kind, self.at.as_nanos() as u64, rank];
         let all = || head.into_iter().chain(pack(text.as_bytes())).chain(pack(first.as_bytes()));
@@ -77,9 +82,10 @@ impl Ending {
         let failure = rank.checked_sub(1).map(|rank| FirstFailure {
             rank: rank as usize,
             is_own: kind >> 8 & 1 == 1,
+            is_difference: kind >> 9 & 1 == 1,
             text: read(&words[HEAD + text.div_ceil(8)..], first),
         });
-        let how = *[How::Returned, How::Failed, How::Panicked].get(kind as usize & 0xff)?;
+        let how = *[How::Returned, How::Failed, How::Panicked, How::Exited].get(kind as usize & 0xff)?;
         Some(Self { how, at: Duration::from_nanos(at), text: read(&words[HEAD..], text), failure })
     }
 }
@@ -90,7 +96,7 @@ mod tests {
 
     #[test]
     fn an_ending_comes_back_or_not_at_all() {
-        let failure = FirstFailure { rank: 7, is_own: true, text: "é".repeat(2000) };
+        let failure = FirstFailure { rank: 7, is_own: false, is_difference: true, text: "é".repeat(2000) };
         let at = Duration::from_nanos(12_345);
         let ending = Ending { how: How::Panicked, at, text: "boom".into(), failure: Some(failure) };
         let words: Vec<AtomicU64> = (0..END_WORDS).map(|_| AtomicU64::new(0)).collect();
@@ -100,7 +106,8 @@ mod tests {
         let found = read().unwrap();
         assert_eq!((found.how, found.at, &*found.text), (How::Panicked, at, "boom"));
         let first = found.failure.unwrap();
-        assert_eq!((first.rank, first.is_own, first.text), (7, true, "é".repeat(TEXT / 2)));
+        assert_eq!((first.rank, first.is_own, first.is_difference), (7, false, true));
+        assert_eq!(first.text, "é".repeat(TEXT / 2));
         words[3].store(9, Ordering::Relaxed);
         assert_eq!(read(), None, "torn");
     }

@@ -2,13 +2,15 @@
 //!
 //! What is known for certain comes first:
 //!
-//! 1. A program that failed by itself, as its rank has noted: a panic, an error, a call that cannot be right.
+//! 1. A program that failed by itself, as its rank has noted: a panic, an error, a call that cannot be right, a process that
+//!    it ended in the middle. Of several the one that did so first.
 //! 2. Calls of one collective that differ: the rank outside the majority; of two, the one that came last.
-//! 3. A process that is gone, or stopped, while its program had not ended: one that others wait for, or the only ones.
-//! 4. Waits in a circle.
-//! 5. Who is waited for, and waits for nobody: it has returned, or is somewhere else. If fewer wait than have returned,
+//! 3. What ranks were told of two that differ otherwise: in a message and its receive, or in what all hold alike.
+//! 4. A process that is gone, or stopped, while its program had not ended: one that others wait for, or the only ones.
+//! 5. Waits in a circle.
+//! 6. Who is waited for, and waits for nobody: it has returned, or is somewhere else. If fewer wait than have returned,
 //!    those who wait make a call too many.
-//! 6. Where every process is gone or stopped: the one whose rank gave its last sign first.
+//! 7. Where every process is gone or stopped: the one whose rank gave its last sign first.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -38,7 +40,9 @@ pub enum Why {
     Panicked,
     /// Its program returned an error, or called what cannot be right.
     Failed,
-    /// It called otherwise than the others.
+    /// Its process ended in the middle of its program, such as by [`exit`](std::process::exit), and nothing had failed before.
+    Exited,
+    /// It called otherwise than the others, or holds other values.
     Disagrees,
     /// Its process is gone.
     Gone,
@@ -60,6 +64,7 @@ impl Why {
         match self {
             Self::Panicked => "panicked",
             Self::Failed => "failed",
+            Self::Exited => "exited",
             Self::Disagrees => "disagrees",
             Self::Gone => "gone",
             Self::Stopped => "stopped",
@@ -83,6 +88,7 @@ impl Flights {
         let waits = self.waits();
         self.failed_by_itself()
             .or_else(|| self.disagrees())
+            .or_else(|| self.told_to_differ())
             .or_else(|| self.lost(&waits))
             .or_else(|| circle(&waits))
             .or_else(|| self.waited_for(&waits))
@@ -104,7 +110,8 @@ impl Flights {
         };
         let (why, did) = match ending.how {
             How::Panicked => (Why::Panicked, "panicked"),
-            How::Failed | How::Returned => (Why::Failed, "failed"),
+            How::Exited if ending.failure.is_none() => (Why::Exited, "exited"),
+            How::Failed | How::Returned | How::Exited => (Why::Failed, "failed"),
         };
         Some(Fault { rank: flight.rank, why, text: format!("{did}: {text}") })
     }
@@ -128,6 +135,12 @@ impl Flights {
         let order = order(&meetings, rank, called, agreed);
         let text = format!("called {called}, where rank {other} called {agreed}: {differs}{order}");
         Some(Fault { rank, why: Why::Disagrees, text })
+    }
+
+    fn told_to_differ(&self) -> Option<Fault> {
+        let told = self.ranks.iter().filter_map(|flight| flight.ending.as_ref()?.failure.as_ref());
+        let failure = told.into_iter().find(|failure| failure.is_difference)?;
+        Some(Fault { rank: failure.rank, why: Why::Disagrees, text: format!("differs: {}", failure.text) })
     }
 
     fn lost(&self, waits: &[Waiting<'_>]) -> Option<Fault> {
@@ -155,7 +168,8 @@ impl Flights {
     fn waited_for(&self, waits: &[Waiting<'_>]) -> Option<Fault> {
         let needed = needed(waits);
         let returned = |rank: &usize| self.ending(*rank).is_some_and(|ending| ending.how == How::Returned);
-        let (left, others): (Vec<_>, Vec<_>) = needed.into_iter().partition(returned);
+        let (left, mut others): (Vec<_>, Vec<_>) = needed.into_iter().partition(returned);
+        others.retain(|rank| !self.ended_by_another(*rank));
         if let Some(rank) = self.silent_first(others) {
             return Some(self.not_there(rank, waits));
         }
@@ -171,6 +185,12 @@ impl Flights {
             let text = format!("returned, and {id}, which rank {} waits in, still needs it", waiting.rank);
             Fault { rank, why: Why::Left, text }
         })
+    }
+
+    /// Whether the rank's program ended since it was told of another rank.
+    fn ended_by_another(&self, rank: usize) -> bool {
+        let failure = self.ending(rank).and_then(|ending| ending.failure.as_ref());
+        failure.is_some_and(|failure| failure.rank != rank)
     }
 
     fn ending(&self, rank: usize) -> Option<&Ending> {

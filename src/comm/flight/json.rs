@@ -82,6 +82,7 @@ fn rank(flight: &Flight, life: Life, count: usize) -> Value {
         How::Returned => "returned",
         How::Failed => "failed",
         How::Panicked => "panicked",
+        How::Exited => "exited",
     });
     let ending = flight.ending.as_ref();
     let failure = ending.and_then(|ending| ending.failure.as_ref());

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -25,6 +25,8 @@ pub(in crate::comm) struct Recorder {
     start: Instant,
     /// By the group's ranks and the name.
     channels: Mutex<HashMap<Key, Arc<Sequence>>>,
+    /// The program's end.
+    end: Once,
 }
 
 /// Ranks, and a name.
@@ -78,7 +80,7 @@ impl Recorder {
             None => Words::in_memory(WORDS).expect("a process has memory"),
         };
         identity.write(words.all());
-        Ok(Self { words, start: start.at, channels: Mutex::default() })
+        Ok(Self { words, start: start.at, channels: Mutex::default(), end: Once::new() })
     }
 
     /// The calls on the channel of this group and name.
@@ -129,9 +131,9 @@ impl Recorder {
         record::mark(self.record(index), index, Mark::How, over.value());
     }
 
-    /// The rank's program has ended.
+    /// The rank's program has ended. The first time counts, and is written when this returns.
     pub fn ended(&self, ending: impl FnOnce(Duration) -> Ending) {
-        ending(self.start.elapsed()).write(&self.words.all()[END..END + END_WORDS]);
+        self.end.call_once(|| ending(self.start.elapsed()).write(&self.words.all()[END..END + END_WORDS]));
     }
 
     /// All of it at this moment, as a file of it has it.

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Shape};
 
 use super::layout::{OPERATIONS, RECORD_WORDS, RECORDS};
-use super::{Flight, FlightError, Flights, Life, Over, Posting, Recorder, Start, Why, file, record};
+use super::{
+    Ending, FirstFailure, Flight, FlightError, Flights, How, Life, Over, Posting, Recorder, Start, Why, file, record,
+};
 use crate::comm::engine::{Print, TensorPrint};
 use crate::comm::{Group, Op, Phase, StartError};
 
@@ -202,6 +204,43 @@ fn a_process_that_is_lost_is_at_fault() {
     // The launcher has ended all.
     assert_eq!(fault([3, 2, 3], [Gone; 3]), Some((1, Why::Gone)), "it is waited for");
     assert_eq!(fault([2, 2, 2], [Gone; 3]), Some((0, Why::Gone)), "its last sign is the oldest");
+}
+
+#[test]
+fn a_program_that_ends_its_process_is_at_fault() {
+    let ended = |how: How, at: u64, by: Option<usize>| {
+        let failure = |rank| FirstFailure { rank, is_own: false, is_difference: false, text: format!("rank {rank}") };
+        Some(Ending { how, at: Duration::from_secs(at), text: String::new(), failure: by.map(failure) })
+    };
+    let fault = |calls, life, endings: [Option<Ending>; 3]| {
+        let mut flights = flights(calls, [Life::Runs, life, Life::Runs]);
+        flights.ranks.iter_mut().zip(endings).for_each(|(flight, ending)| flight.ending = ending);
+        flights.fault().map(|fault| (fault.rank, fault.why))
+    };
+    let (runs, returned) = (None, ended(How::Returned, 9, Some(1)));
+    let exited = |at, by| ended(How::Exited, at, by);
+    // Its process waits for the others' ends, and they go on without it, or wait.
+    for life in [Life::Runs, Life::Gone, Life::Unknown] {
+        let others_return = [returned.clone(), exited(3, None), returned.clone()];
+        assert_eq!(fault([2, 2, 2], life, others_return), Some((1, Why::Exited)));
+        assert_eq!(fault([3, 2, 3], life, [runs.clone(), exited(3, None), runs.clone()]), Some((1, Why::Exited)));
+    }
+    // Rank 2 has the process of rank 1, and rank 0 gives up when it is told of it.
+    let of_one_process = [exited(4, Some(1)), exited(3, None), exited(2, Some(1))];
+    assert_eq!(fault([3, 2, 2], Life::Runs, of_one_process), Some((1, Why::Exited)));
+    // Who gives up because another is lost is not at fault.
+    let after_a_loss = [exited(3, Some(1)), runs, exited(4, Some(1))];
+    assert_eq!(fault([3, 2, 3], Life::Gone, after_a_loss), Some((1, Why::Gone)));
+}
+
+#[test]
+fn a_program_ends_once() {
+    let recorder = in_memory();
+    for (how, text) in [(How::Exited, "its process has ended"), (How::Returned, "")] {
+        recorder.ended(|at| Ending { how, at, text: text.into(), failure: None });
+    }
+    let ending = read(&recorder).ending.unwrap();
+    assert_eq!((ending.how, &*ending.text), (How::Exited, "its process has ended"));
 }
 
 #[test]

@@ -82,6 +82,7 @@ fn state(flight: &Flight, life: Life) -> String {
                 How::Returned => "returned",
                 How::Failed => "failed",
                 How::Panicked => "panicked",
+                How::Exited => "exited",
             };
             let text = if ending.text.is_empty() { String::new() } else { format!(": {}", ending.text) };
             format!("{did} at {}{text}", time(ending.at))

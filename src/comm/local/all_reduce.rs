@@ -29,7 +29,7 @@ impl LocalChannel {
         let lengths: Vec<_> = shapes.iter().map(Shape::num_elements).collect();
         let cuts: Vec<_> = lengths.iter().map(|len| (0, Cut::Chunks(*len))).collect();
         let rows = tensors.into_iter().zip(&lengths).map(|(tensor, len)| reshaped(tensor, Shape::from([*len])));
-        let deposit = Deposit::new(rows.collect());
+        let deposit = Deposit::new(rows.collect()).there(None);
         self.note(&deposit);
         let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, Cut))| {
             let (shape, dtype) = (tensor.shape(), tensor.dtype());
@@ -42,26 +42,27 @@ impl LocalChannel {
 
         let bytes = print.bytes();
         let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
-        let (ticket, second, second_outlet) = {
+        let (ticket, taken, second, second_outlet) = {
             // Both at once: the n-th first half belongs to the n-th second one.
             let mut second = self.second.lock();
             let (key, second_outlet) = second.get_or_insert_with(|| self.second_halves());
-            let ticket = outlet
+            let (ticket, taken) = outlet
                 .joined(post.print, shares, When::Now, |print| rendezvous.join(self.key, member, print, deposit))?;
             let (nothing, join) = (second_outlet.nothing(), |print| rendezvous.join_late(*key, member, print));
             let joined = second_outlet.joined(print, nothing, When::Later, join);
-            (ticket, joined.inspect_err(|_| rendezvous.release(ticket))?, second_outlet.clone())
+            let (second, _) = joined.inspect_err(|_| rendezvous.release(ticket))?;
+            (ticket, taken, second, second_outlet.clone())
         };
 
         let device = self.member.device.clone();
         let engine = self.engine.clone();
-        let first = First { engine, ticket, second, outlet: second_outlet, op, wholes, device: device.clone() };
+        let first = First { engine, ticket, second, outlet: second_outlet, taken, op, wholes, device: device.clone() };
         let first = self.engine.leave_open(ticket, Box::new(first));
         let finish = move |deposits: &[Deposit], wholes: Option<&Wholes>| {
             let wholes = Exchange { deposits, member, device: &device, wholes }.joined(shapes.len());
             wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect()
         };
-        let joined = Joined { seat: Seat::new(self.engine.clone(), second, false), own: None, finish };
+        let joined = Joined { seat: Seat::new(self.engine.clone(), second, false), own: None, taken: None, finish };
         let second = if self.is_worth_hands(bytes) {
             self.engine.leave_open(second, Box::new(joined))
         } else {

@@ -86,22 +86,23 @@ impl LocalChannel {
         let (place, device) = (self.member.group.rank(), self.member.device.clone());
         let is_open = !post.ahead && self.is_worth_hands(post.print.bytes());
         let join = |print, deposit| self.engine.rendezvous.join(self.key, place, print, deposit);
-        let ticket = match (&self.outlet, shares) {
+        let (ticket, taken) = match (&self.outlet, shares) {
             (Some(outlet), Some(shares)) => {
+                let deposit = deposit.there(None);
                 let when = if post.ahead { When::Asked } else { When::Now };
-                let ticket = outlet.joined(post.print, shares, when, |print| join(print, deposit))?;
+                let (ticket, taken) = outlet.joined(post.print, shares, when, |print| join(print, deposit))?;
                 if !post.ahead {
                     self.engine.ask(self.engine.rendezvous.want(ticket));
                 }
-                ticket
+                (ticket, Some(taken))
             }
-            _ => join(post.print, deposit)?,
+            _ => (join(post.print, deposit)?, None),
         };
         let finish = move |deposits: &[Deposit], wholes: Option<&Wholes>| {
             finish(Exchange { deposits, member: place, device: &device, wholes })
         };
         let seat = Seat::new(self.engine.clone(), ticket, self.outlet.is_some() && post.ahead);
-        let joined = Box::new(Joined { seat, own, finish });
+        let joined = Box::new(Joined { seat, own, taken, finish });
         Ok(if is_open { Box::new(Left(self.engine.leave_open(ticket, joined))) } else { joined })
     }
 
@@ -141,6 +142,10 @@ impl LocalChannel {
 impl Channel for LocalChannel {
     fn member(&self) -> &Member {
         &self.member
+    }
+
+    fn moves_meanwhile(&self) -> bool {
+        self.outlet.is_some()
     }
 
     fn all_gather(&self, post: Post, plan: Arc<Plan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
@@ -10,9 +11,10 @@ use burn_cubecl::tensor::CubeTensor;
 
 #[cfg(feature = "flex")]
 use super::flex;
+use crate::comm::courier::Taken;
 use crate::comm::engine::ranges::{Ranges, cut, full};
 use crate::comm::process::wholes::Wholes;
-use crate::comm::{Plan, ReduceOp, engine};
+use crate::comm::{Carried, Plan, ReduceOp, engine};
 use crate::placement::Cut;
 
 /// Where a deposit comes from, which says whose its memory is.
@@ -24,6 +26,15 @@ pub(crate) enum Origin {
     Elsewhere,
     /// A rank of another one, for one of this: that may have the memory.
     ForOne,
+}
+
+/// When a deposit came.
+#[derive(Debug, Clone, Copy)]
+struct Came {
+    /// From another process: its bytes were announced.
+    begun: Option<Instant>,
+    /// It was there.
+    there: Instant,
 }
 
 /// What one rank brings to a collective.
@@ -38,6 +49,8 @@ pub(crate) struct Deposit {
     origin: Origin,
     /// The results in which this is, if it is there and not in `tensors`.
     wholes: Option<Arc<Wholes>>,
+    /// Of ranks in several processes.
+    came: Option<Came>,
     /// All tensors in one buffer, beside themselves.
     #[cfg(feature = "cube")]
     pub flat: Option<CubeTensor>,
@@ -59,6 +72,7 @@ impl Deposit {
             plan: None,
             origin: Origin::Here,
             wholes: None,
+            came: None,
             #[cfg(feature = "cube")]
             flat: None,
             #[cfg(feature = "flex")]
@@ -99,6 +113,19 @@ impl Deposit {
     /// What has come from another process for a rank that is the only one here.
     pub fn for_one(self) -> Self {
         Self { origin: Origin::ForOne, ..self }
+    }
+
+    /// This deposit, there from now on; its bytes have `begun` to come from another process.
+    pub fn there(self, begun: Option<Instant>) -> Self {
+        Self { came: Some(Came { begun, there: Instant::now() }), ..self }
+    }
+
+    /// When these have come, if some were from other processes, of which this one's thread has `taken` up the call.
+    pub fn carried(deposits: &[Self], taken: Option<&Taken>) -> Option<Carried> {
+        let came = deposits.iter().filter_map(|deposit| deposit.came);
+        let begun = came.clone().filter_map(|came| came.begun).min()?;
+        let complete = came.map(|came| came.there).max()?;
+        Some(Carried { taken: taken.and_then(Taken::at), begun, complete })
     }
 
     /// Tensor `index` of a rank that cuts wholes: `Ok` if it is this one's part already, and nothing else came.

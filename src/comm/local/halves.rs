@@ -21,9 +21,10 @@ use super::data::{Deposit, Exchange};
 use super::open::{Left, Open};
 use super::outlet::Outlet;
 use super::rendezvous::Met;
+use crate::comm::courier::Taken;
 use crate::comm::engine::{Pending, TensorPrint, Waited};
 use crate::comm::process::layout::Layout;
-use crate::comm::{CommError, ReduceOp};
+use crate::comm::{Carried, CommError, ReduceOp};
 use crate::placement::Cut;
 
 /// What is copied in the time that a second message takes, in bytes.
@@ -47,6 +48,8 @@ pub(super) struct First {
     /// The second half, to which the rank owes its part.
     pub second: Ticket,
     pub outlet: Arc<Outlet>,
+    /// Noted when other processes are told.
+    pub taken: Taken,
     pub op: ReduceOp,
     /// The tensors as rows of all elements, cut over the ranks.
     pub wholes: Arc<[TensorPrint]>,
@@ -60,7 +63,7 @@ impl Pending<()> for First {
 
     /// Waits for the other ranks' parts of the first half, and brings this rank's to the second.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<()>, CommError> {
-        let Self { engine, ticket, second, outlet, op, wholes, device } = *self;
+        let Self { engine, ticket, second, outlet, taken, op, wholes, device } = *self;
         let Met { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
         let reduced = Waited::timed(|| {
             let exchange = Exchange { deposits: &parts, member: ticket.member, device: &device, wholes: None };
@@ -72,15 +75,13 @@ impl Pending<()> for First {
             let layouts = || Layout::of_wholes(&wholes, parts.len());
             let bytes = wholes.iter().map(TensorPrint::bytes).sum();
             let there = outlet.lands(bytes).then(|| engine.wholes(second, layouts)).flatten();
-            engine.fill_and_finish(
-                second,
-                match there {
-                    Some(there) => deposit.put(second.member, there),
-                    None => deposit,
-                },
-            );
+            let deposit = match there {
+                Some(there) => deposit.put(second.member, there),
+                None => deposit,
+            };
+            engine.fill_and_finish(second, deposit.there(None));
         });
-        Ok(Waited { last: Some(last), ..reduced })
+        Ok(Waited { last: Some(last), carried: Deposit::carried(&parts, Some(&taken)), ..reduced })
     }
 }
 
@@ -105,7 +106,9 @@ impl<T: Send> Pending<T> for Halves<T> {
             Some(second) => second.wait(deadline.saturating_sub(start.elapsed()))?,
             None => self.second.0.taken_by_hands()?,
         };
-        Ok(Waited { moving: first.moving + second.moving, last: first.last, ..second })
+        let carried = |(first, second): (Carried, Carried)| Carried { complete: second.complete, ..first };
+        let carried = first.carried.zip(second.carried).map(carried);
+        Ok(Waited { moving: first.moving + second.moving, last: first.last, carried, ..second })
     }
 }
 

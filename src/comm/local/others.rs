@@ -14,7 +14,7 @@ use super::hands::Hands;
 use super::muster::Notice;
 use super::rendezvous::News;
 use super::shrink::GoingOn;
-use crate::comm::courier::{Courier, Parcel, Payload};
+use crate::comm::courier::{Courier, Parcel, Payload, Taken};
 use crate::comm::engine::{Failure, Print};
 use crate::comm::process::header::{Contents, Header, LaunchKey, Word, Written};
 use crate::comm::process::wholes::Wholes;
@@ -133,7 +133,12 @@ impl Others {
 
     /// Sends `word` and what belongs to it.
     pub fn send(&self, to: usize, word: Word<&Written>, payloads: Vec<Payload>) {
-        self.courier.send(to, Parcel { header: Header { launch: self.launch, word }.write(), payloads });
+        self.send_noted(to, word, payloads, None);
+    }
+
+    /// The same, noted when it is `taken` up.
+    pub fn send_noted(&self, to: usize, word: Word<&Written>, payloads: Vec<Payload>, taken: Option<Taken>) {
+        self.courier.send(to, Parcel { header: Header { launch: self.launch, word }.write(), payloads, taken });
     }
 
     fn send_all(&self, word: impl Fn() -> Word<&'static Written>) {

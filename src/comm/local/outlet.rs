@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::data::{self, Deposit};
 use super::others::Others;
-use crate::comm::courier::Payload;
+use crate::comm::courier::{Payload, Taken};
 use crate::comm::engine::{Member, Print};
 pub(super) use crate::comm::process::header::When;
 use crate::comm::process::header::{Channel, Contents, Introduction, Said, Word, Written};
@@ -97,19 +97,20 @@ impl Outlet {
     }
 
     /// Has `join` join a collective here, and the ranks of other processes hear of it, with what they need of the deposit.
+    /// Returns also when that is on its way.
     pub fn joined<T>(
         &self,
         print: Print,
         shares: Shares,
         when: When,
         join: impl FnOnce(Print) -> Result<T, CommError>,
-    ) -> Result<T, CommError> {
+    ) -> Result<(T, Taken), CommError> {
         let (written, digests) = (Written::of(&print), print.digests.clone());
         let mut told = self.told.lock();
         let joined = join(print)?;
         let seq = told.calls;
         told.calls += 1;
-        let print = told.say(&written);
+        let (print, taken) = (told.say(&written), Taken::default());
         for (at, (contents, payloads)) in shares.into_iter().enumerate() {
             let (channel, to) = (self.channel(&mut told, at), self.members[at].0);
             let when = if when == When::Asked && payloads.is_empty() { When::Now } else { when };
@@ -121,9 +122,10 @@ impl Outlet {
                 }
             };
             let digests = digests.clone();
-            self.others.send(to, Word::Joined { channel, seq, print, digests, when, contents }, payloads);
+            let word = Word::Joined { channel, seq, print, digests, when, contents };
+            self.others.send_noted(to, word, payloads, Some(taken.clone()));
         }
-        Ok(joined)
+        Ok((joined, taken))
     }
 
     /// Brings all of a deposit to a collective that was joined for [`Later`](When::Later).

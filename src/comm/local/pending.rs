@@ -10,6 +10,7 @@ use super::board::{Claim, Ticket};
 use super::data::{Deposit, Exchange};
 use super::rendezvous::Met;
 use crate::comm::CommError;
+use crate::comm::courier::Taken;
 use crate::comm::engine::{Member, Message, Pending, Waited};
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::Wholes;
@@ -69,6 +70,8 @@ impl Own {
 pub(super) struct Joined<F> {
     pub seat: Seat,
     pub own: Option<Own>,
+    /// Noted when other processes are told, if there are some.
+    pub taken: Option<Taken>,
     pub finish: F,
 }
 
@@ -80,8 +83,16 @@ where
         self.seat.ticket.is_none_or(|ticket| self.seat.engine.rendezvous.is_complete(ticket))
     }
 
+    fn start(&mut self) {
+        let Seat { engine, ticket, ahead } = &mut self.seat;
+        if let (Some(ticket), true) = (*ticket, *ahead) {
+            *ahead = false;
+            engine.ask(engine.rendezvous.want(ticket));
+        }
+    }
+
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
-        let Self { mut seat, own, finish } = *self;
+        let Self { mut seat, own, taken, finish } = *self;
         let ticket = seat.take();
         if seat.ahead {
             seat.engine.ask(seat.engine.rendezvous.want_and_next(ticket));
@@ -90,7 +101,8 @@ where
         let put = Waited::timed(|| own.and_then(|own| own.put(&seat.engine, ticket)));
         let Met { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
         let finished = Waited::timed(|| finish(&parts, put.value.as_deref()));
-        Ok(Waited { moving: put.moving + finished.moving, last: Some(last), ..finished })
+        let carried = Deposit::carried(&parts, taken.as_ref());
+        Ok(Waited { moving: put.moving + finished.moving, last: Some(last), carried, ..finished })
     }
 }
 
@@ -133,7 +145,9 @@ impl Pending<Message> for Awaited {
             let exchange = Exchange { deposits, member: 0, device: &self.member.device, wholes: None };
             Message { from: letter.from, tensors: exchange.copies(0) }
         });
-        Ok(Waited { last: Some(self.member.group.ranks()[letter.from]), ..received })
+        // Who receives tells nobody.
+        let carried = Deposit::carried(std::slice::from_ref(&letter.part), None);
+        Ok(Waited { last: Some(self.member.group.ranks()[letter.from]), carried, ..received })
     }
 }
 

@@ -11,7 +11,7 @@ use super::library::Library;
 use super::rest::Rest;
 use super::transfers::{FRAME, Incoming, PART, Transfers};
 use super::{Limits, Shared};
-use crate::comm::courier::{Addressee, Landing, Parcel};
+use crate::comm::courier::{Addressee, Landing, Parcel, Taken};
 
 /// How many messages of frames are taken in before what has come with others is looked at.
 const AT_ONCE: usize = 64;
@@ -159,6 +159,7 @@ impl<'s> Carrier<'s> {
     }
 
     fn send(&mut self, to: usize, parcel: &Parcel) -> Result<(), MpiError> {
+        parcel.taken.iter().for_each(Taken::note);
         let sent = &self.shared.sent[to];
         self.transfers.send(to, FRAME, &frame::of_parcel(parcel, self.limits.riding))?;
         sent.fetch_add(parcel.header.len() as u64, Ordering::Relaxed);

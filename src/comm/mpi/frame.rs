@@ -97,7 +97,7 @@ mod tests {
 
     fn framed(payloads: &[&'static [u8]]) -> Vec<u8> {
         let payloads = payloads.iter().map(|payload| Arc::new(*payload) as Payload).collect();
-        (*of_parcel(&Parcel { header: b"all_reduce".to_vec(), payloads }, 4)).as_ref().to_vec()
+        (*of_parcel(&Parcel { header: b"all_reduce".to_vec(), payloads, taken: None }, 4)).as_ref().to_vec()
     }
 
     #[test]

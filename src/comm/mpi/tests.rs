@@ -74,7 +74,7 @@ fn inbox(courier: &MpiCourier) -> Receiver<News> {
 }
 
 fn parcel(header: &str, payloads: impl IntoIterator<Item = Payload>) -> Parcel {
-    Parcel { header: header.into(), payloads: payloads.into_iter().collect() }
+    Parcel { header: header.into(), payloads: payloads.into_iter().collect(), taken: None }
 }
 
 /// The payload of that length which one process sends another.

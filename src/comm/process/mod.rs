@@ -38,6 +38,7 @@ mod wire;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -93,6 +94,8 @@ struct State {
 struct Awaited {
     contents: Contents,
     goal: Goal,
+    /// When they were announced.
+    begun: Instant,
 }
 
 #[derive(Debug)]
@@ -211,7 +214,7 @@ impl State {
         };
         let landings = regions.unwrap_or_else(|| payload::spaces(&contents.tensors));
         if let Some(goal) = goal {
-            self.awaited.insert(from, Awaited { contents, goal });
+            self.awaited.insert(from, Awaited { contents, goal, begun: Instant::now() });
         }
         Ok(landings)
     }
@@ -230,7 +233,7 @@ impl Addressee for Processes {
 
     unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
         let mut state = self.state.lock();
-        let Some(Awaited { contents, goal }) = state.awaited.remove(&(from, number)) else { return };
+        let Some(Awaited { contents, goal, begun }) = state.awaited.remove(&(from, number)) else { return };
         let deposit = match wholes::of_landings(&landings) {
             Some(wholes) => Deposit::of_wholes(wholes),
             None => {
@@ -239,6 +242,7 @@ impl Addressee for Processes {
                 Deposit::landed(addressees, unsafe { payload::landed(tensors, landings) })
             }
         };
+        let deposit = deposit.there(Some(begun));
         match goal {
             Goal::Place(engine, place) => {
                 drop(state);

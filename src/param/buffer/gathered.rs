@@ -5,13 +5,15 @@
 //! ```text
 //!            unshard           leave             again              end
 //!   Sharded ─────────> Forward ──────> UnderWay ───────> Backward ──────> Done
-//!      ^───── end ────────┘                └───── end ──> Kept ── again ───┘
+//!      ^───── end ────────┘  │             ^  └── end ──> Kept ── again ───┘
+//!                            └─> Whole ────┘ reshard
 //! ```
 //!
 //! | state | a weight in a slot | another |
 //! |---|---|---|
 //! | `Sharded` | not there | not there |
 //! | `Forward` | in forward's memory | there |
+//! | `Whole` | in forward's memory, for backward | there |
 //! | `UnderWay` | the slot is empty: who reads a view has all slots filled | not there |
 //! | `Backward` | filled again, until the last view goes | until it is given out |
 //! | `Kept` | as `UnderWay`, for views that the program keeps | not there |
@@ -37,6 +39,8 @@ enum State<G, S: ?Sized, T> {
     Sharded,
     /// Forward computes with these.
     Forward(Vec<Weight<S, T>>),
+    /// Forward is over, and its weights stay.
+    Whole(Vec<Weight<S, T>>),
     /// Forward is over. Issued, and not waited for, is what backward needs; of a weight in a slot the view
     /// stays.
     UnderWay(G, Vec<Option<InSlot<S, T>>>),
@@ -46,6 +50,16 @@ enum State<G, S: ?Sized, T> {
     Kept(G, Vec<Option<Weak<S>>>),
     /// Nothing is gathered any more.
     Done,
+}
+
+/// What becomes of the weights once forward is over.
+pub enum After<G> {
+    /// They are freed for good.
+    Free,
+    /// They stay.
+    Keep,
+    /// They are freed, and this brings them back.
+    Again(G),
 }
 
 /// A weight in forward.
@@ -88,6 +102,16 @@ impl<S: ?Sized, T: Clone> Weight<S, T> {
     }
 }
 
+/// Of the same memory.
+impl<S: ?Sized, T: Clone> Clone for Weight<S, T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Own(whole) => Self::Own(whole.clone()),
+            Self::InSlot(InSlot { view, slot }) => Self::InSlot(InSlot { view: view.clone(), slot: slot.clone() }),
+        }
+    }
+}
+
 impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
     pub fn new() -> Self {
         Self(Mutex::new(State::Sharded))
@@ -114,22 +138,60 @@ impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
         matches!(&*self.0.lock(), State::Forward(weights) if matches!(weights[position], Weight::InSlot(_)))
     }
 
-    /// Forward is over: what `issue` makes of its weights is for backward, and the slots are released.
-    /// Whoever finds a slot empty finds what fills it.
-    pub fn leave(&self, issue: impl FnOnce(&[Weight<S, T>]) -> Option<G>, release: impl Fn(&S)) {
+    /// Forward is over: `after` says what becomes of its weights. Whoever finds a released slot empty finds what fills
+    /// it.
+    pub fn leave(&self, after: impl FnOnce(&[Weight<S, T>]) -> After<G>, release: impl Fn(&S)) {
         let mut state = self.0.lock();
-        let issued = match &*state {
-            State::Forward(weights) => issue(weights),
-            _ => issue(&[]),
+        let after = match &*state {
+            State::Forward(weights) => after(weights),
+            _ => after(&[]),
         };
         let weights = match mem::replace(&mut *state, State::Done) {
             State::Forward(weights) => weights,
             _ => Vec::new(),
         };
-        let in_slots: Vec<_> = weights.into_iter().map(Weight::in_slot).collect();
-        in_slots.iter().flatten().for_each(|in_slot| release(&in_slot.slot));
-        if let Some(issued) = issued {
-            *state = State::UnderWay(issued, in_slots);
+        *state = match after {
+            After::Keep => State::Whole(weights),
+            After::Free => {
+                free(weights, release);
+                State::Done
+            }
+            After::Again(issued) => State::UnderWay(issued, free(weights, release)),
+        };
+    }
+
+    /// Frees weights that have stayed after forward: what `issue` makes is for backward.
+    pub fn reshard(&self, issue: impl FnOnce() -> G, release: impl Fn(&S)) {
+        let mut state = self.0.lock();
+        if let State::Whole(_) = *state
+            && let State::Whole(weights) = mem::replace(&mut *state, State::Done)
+        {
+            *state = State::UnderWay(issue(), free(weights, release));
+        }
+    }
+
+    /// The weights that have stayed after forward.
+    pub fn kept(&self) -> Option<Vec<Weight<S, T>>> {
+        match &*self.0.lock() {
+            State::Whole(weights) => Some(weights.clone()),
+            _ => None,
+        }
+    }
+
+    /// The weights that backward has computed with, if all are there.
+    pub fn left(&self) -> Option<Vec<T>> {
+        match &*self.0.lock() {
+            State::Whole(weights) => Some(weights.iter().map(|weight| weight.value().clone()).collect()),
+            State::Backward(again) => again.iter().map(Again::value).collect(),
+            _ => None,
+        }
+    }
+
+    /// What `f` makes of what was issued and is not waited for.
+    pub fn issued<R>(&self, f: impl FnOnce(&mut G) -> R) -> Option<R> {
+        match &mut *self.0.lock() {
+            State::UnderWay(issued, _) => Some(f(issued)),
+            _ => None,
         }
     }
 
@@ -151,7 +213,7 @@ impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
         state.refill(wait, fill);
         match &mut *state {
             // A backward inside the unit's own forward.
-            State::Forward(weights) => Some(weights[position].value().clone()),
+            State::Forward(weights) | State::Whole(weights) => Some(weights[position].value().clone()),
             State::Backward(again) => match &mut again[position] {
                 Again::View(view) => Some(view.clone()),
                 Again::Whole(whole) if shared => whole.clone(),
@@ -161,11 +223,16 @@ impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
         }
     }
 
+    /// Whether forward's or backward's weights are there.
+    pub fn is_here(&self) -> bool {
+        matches!(&*self.0.lock(), State::Forward(_) | State::Whole(_) | State::Backward(_))
+    }
+
     /// Whether a weight that the pass holds is there.
     #[cfg(feature = "testing")]
     pub fn is_there(&self, is_full: impl Fn(&S) -> bool) -> bool {
         match &*self.0.lock() {
-            State::Forward(_) => true,
+            State::Forward(_) | State::Whole(_) => true,
             State::UnderWay(_, in_slots) => in_slots.iter().flatten().any(|in_slot| is_full(&in_slot.slot)),
             State::Backward(again) => again.iter().any(|again| !matches!(again, Again::Whole(None))),
             State::Sharded | State::Kept(..) | State::Done => false,
@@ -180,8 +247,24 @@ impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
             State::Sharded | State::Forward(_) => State::Sharded,
             State::UnderWay(issued, in_slots) => State::Kept(issued, in_slots.into_iter().map(left).collect()),
             State::Kept(issued, slots) => State::Kept(issued, slots),
-            State::Backward(_) | State::Done => State::Done,
+            State::Whole(_) | State::Backward(_) | State::Done => State::Done,
         };
+    }
+}
+
+/// Releases the slots of these weights, and lets go of those in none.
+fn free<S: ?Sized, T: Clone>(weights: Vec<Weight<S, T>>, release: impl Fn(&S)) -> Vec<Option<InSlot<S, T>>> {
+    let in_slots: Vec<_> = weights.into_iter().map(Weight::in_slot).collect();
+    in_slots.iter().flatten().for_each(|in_slot| release(&in_slot.slot));
+    in_slots
+}
+
+impl<T: Clone> Again<T> {
+    fn value(&self) -> Option<T> {
+        match self {
+            Self::View(view) => Some(view.clone()),
+            Self::Whole(whole) => whole.clone(),
+        }
     }
 }
 

@@ -14,7 +14,7 @@
 //! | [`gather_again`](UnitBuffer::gather_again), [`view_again`](UnitBuffer::view_again) | a weight in backward | that all-gather | slots are filled |
 //! | [`reduce_in`](UnitBuffer::reduce_in) | a whole gradient | | the tensor |
 //! | [`end`](UnitBuffer::end) | the pass needs the weights no longer | | handles go |
-//! | [`reduce`](UnitBuffer::reduce) | gradients to shards | reduce-scatter | |
+//! | [`reduce`](UnitBuffer::reduce) | gradients to shards | | a reduce-scatter is issued |
 //! | [`copy_out`](UnitBuffer::copy_out) | what leaves the unit | | a copy, of a slot's memory |
 //!
 //! Another layout of that memory, such as one block for all weights that kernels copy shards into and views out
@@ -52,26 +52,36 @@ mod flex;
 mod gathered;
 mod gradients;
 mod placing;
+mod shared;
 #[cfg(feature = "flex")]
 mod slot;
 mod slots;
 mod source;
 mod sync;
 
+use std::mem;
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
+use burn::backend::autodiff::NodeId;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use parking_lot::Mutex;
 
-use gathered::Weight;
+use gathered::{After, Weight};
 use gradients::Gradients;
 use placing::{Placing, lasting};
+use shared::FreedBy;
+pub(super) use shared::SharedWeights;
 use slots::{Refill, Slot};
-use source::Source;
+pub(super) use source::Source;
 
-use super::unit::{Gathering, Kept, Unit, zeros_like_whole};
-use super::verifier::Due;
-use crate::comm::{Call, CommError, Phase};
+use super::events::{EventKind, ShardedState, TrainingState, happened};
+use super::gathering::{Ahead, Gathering, Keeps};
+use super::precision::cast;
+use super::reduce::{Reduction, Whole};
+use super::shards::ShardsKey;
+use super::unit::{Kept, Unit, zeros_like_whole};
+use super::waiting::Stage;
+use crate::comm::{CommError, Phase};
 
 /// The gathered bytes of one forward through a unit and of its backward: whole weights, and whole gradients
 /// until they are reduced. Weights are named by their position among those that take part.
@@ -84,22 +94,29 @@ pub(super) struct UnitBuffer {
     /// Whether gathered weights live in slots, where the backend has them.
     in_slots: bool,
     gradients: Mutex<Gradients>,
+    stays: Mutex<Stays>,
+    /// What fills its slots again, if passes to come share them.
+    freed_by: Option<Arc<FreedBy>>,
+}
+
+/// What becomes of what a pass has computed with.
+#[derive(Debug)]
+enum Stays {
+    /// It is freed.
+    No,
+    /// It is for the next forward from these shards.
+    For(ShardsKey),
+    /// The unit has it, for all forwards from the same shards.
+    Shared,
 }
 
 impl UnitBuffer {
-    /// Of the parameters `members` of a unit, as indices into it, of which this rank has these `shards`.
-    /// Its collectives are called `call`; what is alike on several ranks is compared if it is `due`.
-    pub(super) fn new(
-        unit: Arc<Unit>,
-        members: Vec<usize>,
-        shards: Vec<DispatchTensor>,
-        call: Call,
-        kept: Kept,
-        in_slots: bool,
-        due: Option<Due>,
-    ) -> Self {
-        let gradients = Mutex::new(Gradients::new(members.len()));
-        Self { source: Source::new(unit, members, shards, call, due), kept, in_slots, gradients }
+    /// Of the weights of `source`. What the pass has gathered `stays` for the next forward from these shards.
+    pub(super) fn new(source: Arc<Source>, kept: Kept, in_slots: bool, stays: Option<ShardsKey>) -> Self {
+        let gradients = Mutex::new(Gradients::new(source.members.len()));
+        let freed_by = (stays.is_some() && in_slots && kept == Kept::Whole).then(Arc::default);
+        let stays = Mutex::new(stays.map_or(Stays::No, Stays::For));
+        Self { source, kept, in_slots, gradients, stays, freed_by }
     }
 
     pub(super) fn unit(&self) -> &Arc<Unit> {
@@ -110,9 +127,26 @@ impl UnitBuffer {
         self.kept
     }
 
-    /// Takes what was gathered ahead of forward from the same shards.
-    pub(super) fn copy_in(&self, gathered: Vec<DispatchTensor>) {
-        self.source.gathered.unshard(|| self.place(self.source.wholes(Gathering::Done(gathered))));
+    /// Takes what is there before forward from the same shards.
+    pub(super) fn copy_in(&self, ahead: Ahead) {
+        let copy = |gathering| {
+            self.source.gathered.unshard(|| self.place(self.source.gathered_in(TrainingState::Forward, gathering)));
+        };
+        match ahead {
+            Ahead::Program(gathering) | Ahead::Prefetch(gathering) => copy(gathering),
+            Ahead::Left(wholes) => copy(Gathering::Done((wholes, None))),
+            Ahead::Shared(shared) if self.may_share() => {
+                self.source.shares(&shared.freed_by);
+                self.source.gathered.unshard(|| shared.weights);
+                *self.stays.lock() = Stays::Shared;
+            }
+            Ahead::Shared(shared) => self.source.gathered.unshard(|| self.place(shared.lasting())),
+        }
+    }
+
+    /// Whether others may compute with the same memory: nobody frees it but by hand, and then for all.
+    fn may_share(&self) -> bool {
+        self.in_slots && self.kept == Kept::Whole
     }
 
     /// Gathers for forward, unless that has been done.
@@ -121,23 +155,21 @@ impl UnitBuffer {
     }
 
     fn place(&self, wholes: Vec<DispatchTensor>) -> Vec<Weight<dyn Slot, DispatchTensor>> {
-        let mut placing = Placing::new(self.source.clone());
-        let place = |(position, whole)| match self.in_slots && !self.is_uncut(position) {
+        let mut placing = Placing::new(match &self.freed_by {
+            Some(freed_by) => freed_by.clone(),
+            None => self.source.clone(),
+        });
+        let place = |(position, whole)| match self.in_slots && !self.source.is_shard(position) {
             true => placing.place(whole),
             false => Weight::Own(whole),
         };
         wholes.into_iter().enumerate().map(place).collect()
     }
 
-    /// Whether every rank holds the weight whole: then it is the shard itself, and there is nothing to free.
-    fn is_uncut(&self, position: usize) -> bool {
-        self.source.unit.params[self.source.members[position]].cut.is_none()
-    }
-
     /// Whether the graph may keep the weight at `position` at no cost: where the unit keeps it, in a
     /// slot, or as the shard that every rank holds whole.
     pub(super) fn costs_nothing_kept(&self, position: usize) -> bool {
-        self.kept == Kept::Whole || self.is_uncut(position) || self.source.gathered.is_in_slot(position)
+        self.kept == Kept::Whole || self.source.is_shard(position) || self.source.gathered.is_in_slot(position)
     }
 
     /// The weight at `position`, in forward; gathers first.
@@ -152,18 +184,87 @@ impl UnitBuffer {
     /// Forward is over: takes the gathered memory back, but for the part to keep, and issues the all-gather that
     /// `backward` will need.
     pub(super) fn take_back(&self, backward: bool) {
-        let issue = |weights: &[Weight<_, DispatchTensor>]| {
+        let after = |weights: &[Weight<_, DispatchTensor>]| {
             if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
                 let wholes = weights.iter().map(Weight::value);
                 self.source.unit.look_at_gathered(due, &self.source.members, wholes);
+            }
+            if backward && self.kept == Kept::Whole {
+                return After::Keep;
+            }
+            if !backward
+                && !weights.is_empty()
+                && let Stays::For(shards) = mem::replace(&mut *self.stays.lock(), Stays::No)
+            {
+                self.leave_unsharded(shards, weights.iter().map(|weight| weight.value().clone()).collect());
+                return After::Free;
+            }
+            if !weights.is_empty() {
+                let part = backward && self.kept == Kept::Part;
+                let state = if part { ShardedState::ShardedPostForward } else { ShardedState::Sharded };
+                self.source.happened(EventKind::Reshard, TrainingState::Forward, state);
+            }
+            if !backward {
+                return After::Free;
             }
             let parts = (self.kept == Kept::Part && !weights.is_empty()).then(|| {
                 let wholes: Vec<_> = weights.iter().map(|weight| weight.value().clone()).collect();
                 self.source.unit.split(&self.source.members, &wholes)
             });
-            (backward && self.kept != Kept::Whole).then(|| self.source.gather_ahead(parts))
+            let unshard = self.source.unit.control.lock().unshard_in_backward;
+            if unshard { After::Again(self.source.gather_ahead(parts)) } else { After::Free }
         };
-        self.source.gathered.leave(issue, Slot::release);
+        // One that unwinds leaves to others what is theirs, too.
+        let is_shared = matches!(*self.stays.lock(), Stays::Shared);
+        self.source.gathered.leave(after, |slot| {
+            if !is_shared {
+                slot.release()
+            }
+        });
+        if backward && self.kept == Kept::Whole {
+            let source: Arc<dyn Keeps> = self.source.clone();
+            self.source.unit.keep(Arc::downgrade(&source));
+            self.share();
+        }
+    }
+
+    /// Has passes to come compute with what stays after forward.
+    fn share(&self) {
+        let Some(freed_by) = &self.freed_by else { return };
+        let Some(weights) = self.source.gathered.kept().filter(|weights| !weights.is_empty()) else { return };
+        if let Stays::For(shards) = mem::replace(&mut *self.stays.lock(), Stays::Shared) {
+            self.source.shares(freed_by);
+            let shared = SharedWeights { weights, freed_by: freed_by.clone() };
+            self.source.unit.keep_unsharded(shards, Ahead::Shared(shared));
+        }
+    }
+
+    /// Something has happened to the unit.
+    pub(super) fn happened(&self, kind: EventKind, during: TrainingState) {
+        happened(
+            kind,
+            || self.source.unit.label(),
+            during,
+            || match self.source.gathered.is_here() {
+                true => ShardedState::Unsharded,
+                false => ShardedState::Sharded,
+            },
+        );
+    }
+
+    /// Has what backward needs begin to move.
+    pub(super) fn start_again(&self) {
+        self.source.start();
+    }
+
+    /// Whether it has to be gathered for backward, and has not begun to move.
+    pub(super) fn is_to_start(&self) -> bool {
+        self.source.is_to_start()
+    }
+
+    /// Whether what backward needs has begun to move, and is there.
+    pub(super) fn is_gathered_again(&self) -> bool {
+        self.source.is_there()
     }
 
     /// Waits for what backward needs, once.
@@ -199,6 +300,31 @@ impl UnitBuffer {
         self.gradients.lock().add_term(position, dims, grad);
     }
 
+    /// Backward is through with the weights: they go, or stay for the next forward.
+    pub(super) fn end_backward(&self) {
+        let unit = &self.source.unit;
+        let is_freed = unit.control.lock().reshard_after_backward;
+        match mem::replace(&mut *self.stays.lock(), Stays::No) {
+            Stays::Shared if !is_freed && unit.is_shared() => {}
+            Stays::For(shards) if !is_freed => {
+                if let Some(wholes) = self.source.gathered.left() {
+                    self.leave_unsharded(shards, wholes);
+                }
+            }
+            Stays::No | Stays::For(_) | Stays::Shared => {
+                unit.forget_shared();
+                self.source.happened(EventKind::Reshard, TrainingState::PostBackward, ShardedState::Sharded);
+            }
+        }
+        self.end();
+    }
+
+    /// Leaves the weights for the next forward from these shards.
+    fn leave_unsharded(&self, shards: ShardsKey, wholes: Vec<DispatchTensor>) {
+        let wholes = self.source.unit.cut(&self.source.members, wholes);
+        self.source.unit.keep_unsharded(shards, Ahead::Left(wholes.into_iter().map(lasting).collect()));
+    }
+
     /// Nobody of the pass reads the weights any more. A view that the program keeps stays as it is.
     pub(super) fn end(&self) {
         self.source.gathered.end();
@@ -209,23 +335,40 @@ impl UnitBuffer {
         self.gradients.lock().drop_zeros();
     }
 
-    /// Reduces the collected gradients of the weights at these positions: returns this rank's part of each that
-    /// a rank has used. On one that has not, it counts as zeros.
-    pub(super) fn reduce(&self, trained: &[usize]) -> Result<Vec<Option<DispatchTensor>>, CommError> {
+    /// Issues the reduction of the collected gradients of the weights at these positions, which are for these `leaves`.
+    /// `None` if they wait with the unit instead.
+    ///
+    /// Whatever adds up does it in the unit's element type for that, or else in the gradient's: terms of tensor-parallel
+    /// ranks, gradients that wait, and then the averages. A part is in the element type of its shard.
+    pub(super) fn reduce(&self, trained: &[usize], leaves: Vec<NodeId>) -> Result<Option<Reduction>, CommError> {
         let Source { unit, members, shards, due, .. } = &*self.source;
-        let zeros = |position: usize| zeros_like_whole(&unit.params[members[position]].shape, &shards[position]);
+        let reduce = unit.precision().reduce;
+        let dtype = |position: usize| reduce.unwrap_or_else(|| self.source.dtype(position));
+        let to_add = |(position, grad): (usize, Option<_>)| Some(cast(grad?, Some(dtype(position))));
+        let zeros = |position: usize| {
+            zeros_like_whole(&unit.params[members[position]].shape, &shards[position], dtype(position))
+        };
         let call = self.source.call(Phase::Backward);
-        let (mut grads, terms) = self.gradients.lock().take();
+        let (grads, terms) = self.gradients.lock().take();
+        let mut grads: Vec<_> = grads.into_iter().enumerate().map(to_add).collect();
         for (dims, terms) in terms {
-            let (positions, own): (Vec<_>, Vec<_>) = terms.into_iter().unzip();
+            let (positions, own): (Vec<_>, Vec<_>) =
+                terms.into_iter().map(|(position, term)| (position, to_add((position, term)))).unzip();
             let summed = positions.iter().map(|&position| members[position]);
             let sums = unit.sum_terms(&dims, call.clone(), summed, own, |at| zeros(positions[at]))?;
             gradients::add_sums(&mut grads, &positions, sums);
         }
+        let mut own: Vec<_> = trained.iter().map(|&position| grads[position].take()).collect();
+        if !unit.control.lock().sync {
+            unit.waiting.add(Stage::Whole, leaves.into_iter().zip(own));
+            return Ok(None);
+        }
+        unit.waiting.take(Stage::Whole, &leaves, &mut own);
         let carried = unit.carried(due.as_ref(), members, shards);
-        let members: Vec<_> = trained.iter().map(|&position| members[position]).collect();
-        let own = trained.iter().map(|&position| grads[position].take()).collect();
-        unit.reduce(call, &members, own, |at| zeros(trained[at]), carried)
+        let stored = trained.iter().map(|&position| shards[position].dtype()).collect();
+        let members = trained.iter().map(|&position| members[position]).collect();
+        let whole = Whole { members, leaves, stored, grads: own };
+        Ok(Some(Reduction::issue(unit, call, whole, |at| zeros(trained[at]), carried)))
     }
 
     /// Whether whole weights are in memory.

@@ -1,14 +1,19 @@
 //! [`Source`]: where the weights of one pass come from, in forward and again in backward.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 
-use burn::backend::DispatchTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::DType;
 
 use super::gathered::Gathered;
+use super::shared::FreedBy;
 use super::slots::{Refill, Slot};
 use crate::Error;
-use crate::comm::{Call, Phase};
-use crate::param::unit::{Gathering, Unit};
+use crate::comm::{Call, Op, Phase};
+use crate::param::events::{EventKind, ShardedState, TrainingState, done, happened};
+use crate::param::gathering::{Gathering, Keeps, Wholes};
+use crate::param::unit::Unit;
 use crate::param::verifier::Due;
 
 /// The shards that a pass started from, and what is gathered of them.
@@ -18,42 +23,129 @@ use crate::param::verifier::Due;
 ///
 /// Views of a slot hold the source: a weight that outlives its pass can still be read.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(in super::super) struct Source {
     pub(super) unit: Arc<Unit>,
     /// The unit's parameters that take part, as indices into the unit.
     pub(super) members: Vec<usize>,
+    /// As they are stored.
     pub(super) shards: Vec<DispatchTensor>,
+    /// Whether its weights are in the element types that they are stored in, whatever they are computed with in.
+    stored: bool,
     /// What the pass's collectives are called.
     call: Call,
     /// If what is alike on several ranks is compared.
     pub(super) due: Option<Due>,
     pub(super) gathered: Gathered<Gathering, dyn Slot, DispatchTensor>,
+    /// Whether the all-gather for backward is wanted.
+    started: AtomicBool,
+    /// What fills its slots again, if passes share them.
+    shared: OnceLock<Weak<FreedBy>>,
 }
 
 impl Source {
-    pub(super) fn new(
+    /// Of the parameters `members` of a unit, of which this rank has these `shards`. The weights are in the element types
+    /// that they are `stored` in, or else those that they are computed with in. Collectives are called `call`; what is
+    /// alike on several ranks is compared if it is `due`.
+    pub(in super::super) fn new(
         unit: Arc<Unit>,
         members: Vec<usize>,
         shards: Vec<DispatchTensor>,
+        stored: bool,
         call: Call,
         due: Option<Due>,
     ) -> Arc<Self> {
-        Arc::new(Self { unit, members, shards, call, due, gathered: Gathered::new() })
+        let (gathered, started, shared) = (Gathered::new(), AtomicBool::new(false), OnceLock::new());
+        Arc::new(Self { unit, members, shards, stored, call, due, gathered, started, shared })
+    }
+
+    /// Its slots are those of other passes, too.
+    pub(super) fn shares(&self, freed_by: &Arc<FreedBy>) {
+        let _ = self.shared.set(Arc::downgrade(freed_by));
+    }
+
+    /// The shards, of which those that are cut (or else the others) are in the element types of the weights.
+    fn sent(&self, cut: bool) -> Vec<DispatchTensor> {
+        let shards = self.shards.clone();
+        if self.stored { shards } else { self.unit.computed(cut, &self.members, shards) }
+    }
+
+    /// The element type of the weight at `position`.
+    pub(super) fn dtype(&self, position: usize) -> DType {
+        let shard = &self.shards[position];
+        if self.stored { shard.dtype() } else { self.unit.computed_dtype(self.members[position], shard) }
+    }
+
+    /// Whether the weight at `position` is the stored shard itself: every rank holds it whole. Then there is nothing
+    /// to free.
+    pub(super) fn is_shard(&self, position: usize) -> bool {
+        let is_cut = self.unit.params[self.members[position]].cut.is_some();
+        !is_cut && self.dtype(position) == self.shards[position].dtype()
     }
 
     pub(super) fn call(&self, phase: Phase) -> Call {
         self.call.clone().in_phase(phase)
     }
 
+    /// Whether its ranks have parts of weights.
+    pub(super) fn is_cut(&self) -> bool {
+        self.unit.is_gathered() && self.members.iter().any(|&member| self.unit.params[member].cut.is_some())
+    }
+
+    /// Something happens to the weights, if ranks have parts of them.
+    pub(super) fn happened(&self, kind: EventKind, during: TrainingState, state: ShardedState) {
+        if self.is_cut() {
+            happened(kind, || self.unit.label(), during, || state);
+        }
+    }
+
     /// The weights for forward.
     pub(super) fn gather(&self) -> Vec<DispatchTensor> {
-        self.wholes(self.unit.all_gather(self.call(Phase::Forward), &self.members, self.shards.clone()))
+        self.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
+        let gathering = self.unit.all_gather(self.call(Phase::Forward), &self.members, self.sent(true));
+        self.gathered_in(TrainingState::Forward, gathering)
     }
 
     /// Every weight of the pass, once `gathering` is there.
-    pub(super) fn wholes(&self, gathering: Gathering) -> Vec<DispatchTensor> {
-        let gathered = gathering.wait().unwrap_or_else(|error| Error::from(error).unwind());
-        self.unit.wholes(&self.members, gathered, &self.shards)
+    pub(super) fn gathered_in(&self, during: TrainingState, gathering: Gathering) -> Vec<DispatchTensor> {
+        self.wholes(during, gathering.wait().unwrap_or_else(|error| Error::from(error).unwind()))
+    }
+
+    /// Has the all-gather for backward begin, if it has not.
+    pub(super) fn start(&self) {
+        let starts = self.gathered.issued(|issued| {
+            issued.start();
+            !self.started.swap(true, Relaxed)
+        });
+        if starts == Some(true) {
+            self.happened(EventKind::Unshard, TrainingState::PreBackward, ShardedState::Unsharded);
+        }
+    }
+
+    /// Whether [`start`](Self::start) has something to do.
+    pub(super) fn is_to_start(&self) -> bool {
+        !self.started.load(Relaxed) && self.gathered.issued(|_| ()).is_some()
+    }
+
+    /// Whether what was [started](Self::start) is there, and not taken.
+    pub(super) fn is_there(&self) -> bool {
+        self.started.load(Relaxed) && self.gathered.issued(|issued| issued.is_complete()) == Some(true)
+    }
+
+    /// Every weight of the pass, of what was gathered for backward.
+    fn wholes_again(&self, gathering: Gathering) -> Vec<DispatchTensor> {
+        if !self.started.swap(true, Relaxed) {
+            self.happened(EventKind::Unshard, TrainingState::PreBackward, ShardedState::Unsharded);
+        }
+        self.gathered_in(TrainingState::PreBackward, gathering)
+    }
+
+    /// Every weight of the pass, of what was gathered.
+    pub(super) fn wholes(&self, during: TrainingState, (gathered, course): Wholes) -> Vec<DispatchTensor> {
+        let wholes = self.unit.wholes(&self.members, gathered, self.sent(false));
+        if self.is_cut() {
+            done(Op::AllGather, || self.unit.label(), during, ShardedState::Unsharded, course);
+        }
+        wholes
     }
 
     /// Issues the all-gather for backward: of `parts`, the shards over a few ranks, or else of the
@@ -62,18 +154,31 @@ impl Source {
         let call = self.call(Phase::Backward).ahead();
         match parts {
             Some(parts) => self.unit.all_gather_parts(call, &self.members, parts),
-            None => self.unit.all_gather_again(call, &self.members, self.shards.clone()),
+            None => self.unit.all_gather_again(call, &self.members, self.sent(true)),
         }
     }
 
     /// The weight at `position`, gathered for backward: see [`Gathered::again`].
     pub(super) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
-        self.gathered.again(position, shared, |issued| self.wholes(issued), Slot::fill)
+        self.gathered.again(position, shared, |issued| self.wholes_again(issued), Slot::fill)
+    }
+}
+
+impl Keeps for Source {
+    fn reshard(self: Arc<Self>) {
+        let issue = || {
+            self.happened(EventKind::Reshard, TrainingState::Idle, ShardedState::Sharded);
+            if let Some(freed_by) = self.shared.get().and_then(Weak::upgrade) {
+                freed_by.add(self.clone());
+            }
+            self.gather_ahead(None)
+        };
+        self.gathered.reshard(issue, Slot::release);
     }
 }
 
 impl Refill for Source {
     fn refill(&self) {
-        self.gathered.refill(|issued| self.wholes(issued), Slot::fill);
+        self.gathered.refill(|issued| self.wholes_again(issued), Slot::fill);
     }
 }

@@ -9,7 +9,7 @@ use shuttle::thread::{self, JoinHandle};
 use shuttle::{Runner, sync::atomic::AtomicBool};
 
 use crate::buffer::Refill;
-use crate::buffer::gathered::{Gathered, InSlot, Weight};
+use crate::buffer::gathered::{After, Gathered, InSlot, Weight};
 use crate::buffer::slot::{self, Unread};
 use crate::memory::{Bytes, Heap, Slice, Values};
 
@@ -17,7 +17,7 @@ use crate::memory::{Bytes, Heap, Slice, Values};
 type Check = fn(Pass);
 
 /// Every check, by name.
-pub const CHECKS: [(&str, Check); 12] = [
+pub const CHECKS: [(&str, Check); 13] = [
     ("readers_meet_the_end_of_forward", readers_meet_the_end_of_forward),
     ("another_thread_takes_nothing_back", another_thread_takes_nothing_back),
     ("readers_at_once_gather_once", readers_at_once_gather_once),
@@ -29,6 +29,7 @@ pub const CHECKS: [(&str, Check); 12] = [
     ("what_was_gathered_again_is_not_taken_back", what_was_gathered_again_is_not_taken_back),
     ("who_writes_has_a_copy", who_writes_has_a_copy),
     ("who_may_not_copy_is_told", who_may_not_copy_is_told),
+    ("what_is_kept_is_freed_by_hand", what_is_kept_is_freed_by_hand),
     ("a_forward_that_failed_is_told", a_forward_that_failed_is_told),
 ];
 
@@ -137,7 +138,7 @@ impl Pass {
 
     /// The end of forward.
     fn leave(&self) {
-        self.source.gathered.leave(|_| Some(self.source.issue()), Slot::release);
+        self.source.gathered.leave(|_| After::Again(self.source.issue()), Slot::release);
         assert!(self.forward.is_freed(), "taken back when forward has ended");
     }
 
@@ -334,6 +335,17 @@ fn who_may_not_copy_is_told(pass: Pass) {
     join([other]);
 }
 
+/// Weights that forward has kept for backward, freed by hand under a view that another thread reads.
+fn what_is_kept_is_freed_by_hand(pass: Pass) {
+    let (here, elsewhere) = (pass.view(), pass.view());
+    let other = reader(elsewhere);
+    pass.source.gathered.leave(|_| After::Keep, Slot::release);
+    read(&here);
+    pass.source.gathered.reshard(|| pass.source.issue(), Slot::release);
+    read(&here);
+    join([other]);
+}
+
 /// Nothing is issued: whoever has no copy by then has nothing to read, and does not wait for it.
 fn a_forward_that_failed_is_told(pass: Pass) {
     let (here, elsewhere) = (pass.view(), pass.view());
@@ -341,7 +353,7 @@ fn a_forward_that_failed_is_told(pass: Pass) {
         Ok(place) => assert_eq!(place.slice().read(), WEIGHT),
         Err(unread) => assert!(matches!(unread, Unread::Gone)),
     });
-    pass.source.gathered.leave(|_| None, Slot::release);
+    pass.source.gathered.leave(|_| After::Free, Slot::release);
     assert!(matches!(here.read(true), Err(Unread::Gone)));
     join([other]);
 }

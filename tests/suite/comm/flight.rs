@@ -1,9 +1,10 @@
 //! The flight recorder: from the ranks' files alone it is known who is at fault.
 
-use std::fs;
 use std::path::PathBuf;
+use std::process::{self, Command};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
+use std::{env, fs};
 
 use burn::tensor::{DType, Tensor};
 use burn_dtensor::comm::flight::{Flight, Flights, How, Over, Why};
@@ -121,6 +122,33 @@ fn an_error() {
     blames(Why::Failed, &["failed: no batch left"], provoke(step, |_, _| Err(Error::other("no batch left"))));
 }
 
+/// Of the process, by the program of one of its ranks.
+#[test]
+fn an_exit() {
+    const NAME: &str = "comm::flight::an_exit";
+    const OWN: &str = "BURN_DTENSOR_FLIGHT_OF_AN_EXIT";
+    if let Some(folder) = env::var_os(OWN) {
+        let ended = launch(Launch::threads(3).deadline(FAR).flight_recorder(folder), |world| {
+            world.barrier("start")?;
+            if world.rank() == 1 {
+                process::exit(7);
+            }
+            world.barrier("step")
+        });
+        panic!("{ended:?}");
+    }
+    let folder = Folder::new();
+    let mut command = Command::new(env::current_exe().unwrap());
+    let output = command.args([NAME, "--exact", "--nocapture"]).env(OWN, &folder.0).output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    let flights = folder.flights();
+    let fault = flights.fault().unwrap_or_else(|| panic!("{flights}"));
+    assert_eq!((fault.rank, fault.why), (1, Why::Exited), "{flights}");
+    assert_eq!(fault.text, "exited: its program has ended the process");
+    let texts = [0, 2].map(|rank| &*flights.rank(rank).unwrap().ending.as_ref().unwrap().text);
+    assert_eq!(texts, ["the program of rank 1 has ended their process"; 2]);
+}
+
 #[test]
 fn an_argument_that_cannot_be_right() {
     let wrong = |world: &World, comm: &Communicator| {
@@ -137,6 +165,25 @@ fn an_early_return() {
     let left = provoke(step, |_, _| Ok(()));
     assert!(left.1.waits().iter().any(|waiting| waiting.missing == [2]), "{}", left.1);
     blames(Why::Left, &["returned, and barrier #1 `step` on ranks [0, 1, 2]"], left);
+}
+
+/// It is waited for, too, and came too late.
+#[test]
+fn a_rank_that_was_told_of_another_is_not_at_fault() {
+    let told = AtomicBool::new(false);
+    let ended = fails(|world| {
+        while world.rank() == 1 && !told.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        if world.rank() == 2 {
+            return Ok(());
+        }
+        let step = world.barrier("step");
+        told.store(true, Ordering::Release);
+        step
+    });
+    assert!(ended.1.waits().iter().any(|waiting| waiting.missing == [1, 2]), "{}", ended.1);
+    blames(Why::Left, &["returned, and barrier #1 `step` on ranks [0, 1, 2]"], ended);
 }
 
 #[test]
@@ -165,6 +212,17 @@ fn another_dtype() {
 fn another_label() {
     let wrong = wait(gather("columns", DType::F32, 3));
     blames(Why::Disagrees, &["label `columns` vs `rows`"], provoke(gather("rows", DType::F32, 3), wrong));
+}
+
+/// Messages are no collectives, of which the files have all calls: what ranks were told counts.
+#[test]
+fn a_receive_of_another_message() {
+    let send = |world: &World, comm: &Communicator| {
+        let tensor = Tensor::<1>::ones([3], world.device()).into_dispatch();
+        if world.rank() == 0 { vec![comm.send("step".into(), vec![tensor], 2, 7)] } else { vec![] }
+    };
+    let wrong = |_: &World, comm: &Communicator| Ok(comm.receive("other".into(), None, 0, 7).wait().map(drop)?);
+    blames(Why::Disagrees, &["differs: ", "label `other` vs `step`"], provoke(send, wrong));
 }
 
 fn barriers(labels: [&'static str; 2]) -> impl Fn(&World, &Communicator) -> Vec<Work<()>> {

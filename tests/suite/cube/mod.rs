@@ -2,6 +2,7 @@
 
 mod devices;
 mod lists;
+mod precision;
 mod tensor_parallel;
 mod units;
 mod untracked;

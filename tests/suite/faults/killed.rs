@@ -1,12 +1,15 @@
-//! Processes that are killed or stopped, where MPI goes on without them, or exit: the others are told which, and go on.
+//! Processes that are killed or stopped, where MPI goes on without them, or exit: the others are told which, and go on. The
+//! flight files tell it too.
 
 use std::process::{self, Command};
 use std::time::{Duration, Instant};
 
-use burn_dtensor::Result;
+use burn_dtensor::comm::flight::{Flights, Life, Why};
 use burn_dtensor::comm::{CommError, Launch, World, launch};
 use burn_dtensor::testing::ProcessTest;
+use burn_dtensor::{Error, Result};
 
+use super::folder::Folder;
 use super::operation::{Arguments, OPERATIONS, Operation};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,13 +40,16 @@ impl Fault {
 /// Rank 1 of 3 is struck before its second call; the others are told, in that call or the next, and go on.
 fn program(world: &World, operation: Operation, fault: Fault) -> Result<Duration> {
     let all = world.all();
-    operation.call(world, &all, Arguments::new("first"))?;
+    let first = operation.call(world, &all, Arguments::new("first"));
     if world.rank() == 1 {
+        first?;
         fault.strike();
+        return Err(Error::other("nothing has struck"));
     }
     let start = Instant::now();
-    // A send, or a root's part, may be over before.
-    let told = operation.call(world, &all, Arguments::new("second")).and_then(|()| all.barrier("end".into()).wait());
+    // Rank 1 may be gone before others are through with the first; a send, or a root's part, may be over before it is.
+    let second = first.and_then(|()| operation.call(world, &all, Arguments::new("second")));
+    let told = second.and_then(|()| all.barrier("end".into()).wait());
     let took = start.elapsed();
     match told.expect_err("rank 1 is gone") {
         CommError::Disconnected { rank: 1, .. } => {}
@@ -54,6 +60,22 @@ fn program(world: &World, operation: Operation, fault: Fault) -> Result<Duration
     assert_eq!(left.ranks_before(), Some(&[0, 2][..]));
     operation.call(&left, &left.all(), Arguments::new("those that are left"))?;
     Ok(took)
+}
+
+/// Whoever reads the files is told of rank 1, too.
+fn check_files(files: &Folder, fault: Fault, operation: Operation) {
+    let launches = Flights::read(files.path()).unwrap();
+    // The second is that of those that are left.
+    assert_eq!(launches.iter().map(|flights| flights.size).collect::<Vec<_>>(), [3, 2]);
+    let told = launches[0].fault().unwrap_or_else(|| panic!("{fault:?} in {operation:?}: {}", launches[0]));
+    let is_expected = match fault {
+        Fault::Exits => told.why == Why::Exited,
+        // On another host nobody knows.
+        _ if launches[0].life(1) == Life::Unknown => told.why == Why::Absent,
+        Fault::Killed => told.why == Why::Gone,
+        Fault::Stopped => told.why == Why::Stopped,
+    };
+    assert!(told.rank == 1 && is_expected, "{fault:?} in {operation:?}: {}", launches[0]);
 }
 
 fn strikes(fault: Fault, operations: impl IntoIterator<Item = Operation>) {
@@ -67,8 +89,11 @@ fn strikes(fault: Fault, operations: impl IntoIterator<Item = Operation>) {
         };
         let Some(test) = test else { return };
         let text = test.run(|| {
-            let ends = launch(Launch::from_env(3).unwrap(), |world| program(world, operation, fault));
+            let files = Folder::of_all("flights");
+            let config = Launch::from_env(3).unwrap().flight_recorder(files.path());
+            let ends = launch(config, |world| program(world, operation, fault));
             for (rank, took) in ends.unwrap_or_else(|error| panic!("{fault:?} in {operation:?}: {error}")) {
+                check_files(&files, fault, operation);
                 println!("rank {rank} was told after {took:?}");
             }
         });
@@ -94,4 +119,29 @@ fn a_process_that_is_stopped_is_told() {
 fn a_process_that_exits_is_told() {
     let some = [Operation::AllGather, Operation::ReduceScatter, Operation::Messages, Operation::Barrier];
     strikes(Fault::Exits, some);
+}
+
+/// Of the ranks of a process, the one whose program has ended it is at fault.
+#[test]
+fn a_process_of_several_ranks_that_exits_is_told() {
+    ProcessTest::new(2).run(|| {
+        // What has been launched before must not come in between when the process ends.
+        launch(Launch::threads(1), |_| Ok(())).unwrap();
+        let files = Folder::of_all("flights");
+        let config = Launch::from_env(4).unwrap().flight_recorder(files.path());
+        let ends = launch(config, |world| {
+            world.barrier("first")?;
+            if world.rank() == 3 {
+                Fault::Exits.strike();
+            }
+            world.barrier("second").expect_err("rank 3 is gone");
+            world.shrink()?.barrier("those that are left")
+        });
+        assert_eq!(ends.unwrap().len(), 2);
+        let flights = Flights::read(files.path()).unwrap().remove(0);
+        let fault = flights.fault().unwrap_or_else(|| panic!("{flights}"));
+        assert_eq!((fault.rank, fault.why), (3, Why::Exited), "{flights}");
+        let taken_along = flights.rank(2).unwrap().ending.as_ref().unwrap();
+        assert_eq!(taken_along.text, "the program of rank 3 has ended their process");
+    });
 }

@@ -11,21 +11,21 @@ use burn_dtensor::mesh::DeviceMesh;
 use super::support::{on_device, tensor, values};
 
 #[derive(Module, Debug)]
-struct Stack {
-    first: Linear,
-    blocks: Vec<Linear>,
+pub struct Stack {
+    pub first: Linear,
+    pub blocks: Vec<Linear>,
     /// Placed `Replicate`: every rank holds it whole.
     norm: Option<RmsNorm>,
 }
 
-const WIDTH: usize = 6;
-const BLOCKS: usize = 3;
+pub const WIDTH: usize = 6;
+pub const BLOCKS: usize = 3;
 /// Bytes of one linear layer with bias.
 const LAYER: u64 = (WIDTH * WIDTH + WIDTH) as u64 * 4;
 /// Bytes that say, a rank, which of its parameters have a gradient.
 const FLAGS: u64 = 2 * 4;
 
-fn stack(device: &Device) -> Stack {
+pub fn stack(device: &Device) -> Stack {
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(device);
     let stack = Stack { first: linear(), blocks: (0..BLOCKS).map(|_| linear()).collect(), norm: None };
     let _ = values(&stack, None);
@@ -33,7 +33,7 @@ fn stack(device: &Device) -> Stack {
 }
 
 impl Stack {
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         unit(self, x, |stack, x| {
             let mut x = stack.first.forward(x);
             for block in &stack.blocks {

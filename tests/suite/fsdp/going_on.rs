@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{CommError, Launch, ReduceOp, World, launch};
-use burn_dtensor::fsdp::{FsdpError, FullyShard, full_model, fully_shard, remesh};
+use burn_dtensor::fsdp::{FsdpError, FullyShard, NamedParameter, full_model, fully_shard, named_parameters, remesh};
 use burn_dtensor::mesh::{DeviceMesh, MeshError};
 use burn_dtensor::placement::Placement;
 use burn_dtensor::{Error, Result};
@@ -109,6 +109,8 @@ fn train_through(
             return Ok(None);
         }
         training.net = remesh(training.net, &training.mesh)?;
+        let is_on = |param: &NamedParameter| *param.spec.mesh() == training.mesh;
+        assert!(named_parameters(&training.net)?.iter().all(is_on), "laid out on the mesh that is left");
         training.losses.clear();
         assert_eq!(training.step, LOST_IN, "an abandoned step is no step");
         begin = Some(Begin { net: full_model(&training.net)?, optim: training.optim.clone() });

@@ -1,30 +1,41 @@
 //! `fully_shard`, against the unsharded model.
 
+mod accumulation;
 mod backward;
 mod buffers;
 mod by_read;
 mod clip;
 mod collectives;
+mod control;
+mod custom;
 mod diverged;
 mod failure;
 mod forward;
 mod gathering;
 mod going_on;
+mod grouped;
 mod groups;
+pub mod hook;
 mod lora;
+mod matrix;
+mod microbatches;
 mod mismatch;
 mod misuse;
 mod modules;
 mod net;
 pub mod optimizers;
 mod order;
-mod parity;
+#[cfg(feature = "mpi")]
+mod overlap;
+pub mod parity;
+mod precision;
 mod ragged;
 mod records;
 mod replaced;
 mod scope;
 mod sharding;
 pub mod support;
+mod traces;
 mod training;
 mod views;
 mod whole;

@@ -19,7 +19,7 @@ const DIM: usize = 6;
 const SEQ: usize = 5;
 const ROWS: usize = 2;
 
-fn gpt(tied: bool, device: &Device) -> Gpt {
+pub fn gpt(tied: bool, device: &Device) -> Gpt {
     let shapes = Shapes(|path| match path.rsplit_once('.').unwrap() {
         ("tok" | "head", _) => vec![VOCAB, DIM],
         ("pos", _) => vec![SEQ, DIM],
@@ -33,7 +33,7 @@ fn gpt(tied: bool, device: &Device) -> Gpt {
     Gpt::new(&shapes, GptSize { layers: 2, heads: 2, tied }, device)
 }
 
-fn batch(step: usize, rank: usize, shift: i64, device: &Device) -> Tensor<2, Int> {
+pub fn batch(step: usize, rank: usize, shift: i64, device: &Device) -> Tensor<2, Int> {
     let data: Vec<i64> =
         (0..(ROWS * SEQ) as i64).map(|i| (i * 5 + step as i64 * 3 + rank as i64 * 7 + shift) % VOCAB as i64).collect();
     Tensor::from_data(TensorData::new(data, [ROWS, SEQ]), device)

@@ -1,7 +1,6 @@
 //! Ten steps of a sharded model, beside one device that sees the batches of all ranks.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use burn::backend::Flex;
 use burn::module::{Module, ModuleMapper, Param};
@@ -36,19 +35,9 @@ impl Mlp {
         mlp
     }
 
-    /// Each layer is a unit, if it was made one; `before` each, something else may happen.
-    fn forward_after(&self, x: Tensor<2>, before: impl Fn(usize)) -> Tensor<2> {
-        unit(self, x, |mlp, mut x| {
-            for (at, layer) in mlp.layers.iter().enumerate() {
-                before(at);
-                x = unit(layer, x, |layer, x| layer.forward(x).tanh());
-            }
-            x
-        })
-    }
-
+    /// Each layer is a unit, if it was made one.
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.forward_after(x, |_| ())
+        unit(self, x, |mlp, x| mlp.layers.iter().fold(x, |x, layer| unit(layer, x, |layer, x| layer.forward(x).tanh())))
     }
 }
 
@@ -164,52 +153,6 @@ fn training_on_another_engine_is_the_same_to_the_bit() {
     let threads = run(Launch::threads(3));
     assert!(threads.iter().all(|(_, (losses, _))| losses[STEPS as usize - 1] < losses[0]), "it has learned");
     assert_eq!(run(Launch::on(Naive::new(3))), threads);
-}
-
-/// What waits for a rank that is late gets what it would have got.
-#[test]
-fn delays_of_single_ranks_change_nothing() {
-    #[derive(Clone, Copy, PartialEq, Debug)]
-    enum Late {
-        Gather,
-        Reduce,
-        Step,
-        All,
-    }
-    let model = Mlp::new();
-    let run = |late: Option<Late>| {
-        let trained = MeshTest::new([3], ["shard"]).run(|mesh| {
-            let device = mesh.device().clone().autodiff();
-            let config = FullyShard::new().units(["layers.*"]).reshard_after_forward(ReshardAfterForward::Always);
-            let sharded = fully_shard(on_device(&model, &device), mesh, config)?;
-            let wait = |here: Late, turn: usize| {
-                if late.is_some_and(|late| late == here || late == Late::All) && turn % 3 == mesh.rank() {
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-            };
-            let own = |model: &Mlp, step| {
-                wait(Late::Step, step as usize);
-                let x = batch(step, mesh.rank(), &device);
-                let loss = loss(model.forward_after(x, |layer| wait(Late::Gather, layer + step as usize)));
-                wait(Late::Reduce, step as usize + 1);
-                Ok(loss)
-            };
-            let (trained, losses) = train(sharded, own)?;
-            Ok((values(&full_model(&trained)?, None), losses))
-        });
-        assert!(trained.windows(2).all(|two| two[0].0 == two[1].0), "ranks agree");
-        trained
-    };
-    let expected = run(None);
-    let (one, losses) = alone(&model, 3, &Device::flex().autodiff());
-    assert!(apart(&expected[0].0, &values(&one, None)) < 1e-5);
-    for (step, loss) in losses.into_iter().enumerate() {
-        let mean = expected.iter().map(|(_, losses)| losses[step]).sum::<f64>() / 3.0;
-        assert!((mean - loss).abs() < 1e-6);
-    }
-    for late in [Late::Gather, Late::Reduce, Late::Step, Late::All] {
-        assert_eq!(run(Some(late)), expected, "{late:?}");
-    }
 }
 
 /// In the middle of forward all ranks agree on a scale; what comes after it is gathered meanwhile.

@@ -9,7 +9,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::bits::values;
 use super::loopback::Job;
 use crate::comm::engine::into_data;
-use crate::comm::{CommError, Communicator, Launch, ReduceOp, Sharded, Work, World, launch};
+use crate::comm::{Carried, CommError, Communicator, Course, Launch, ReduceOp, Sharded, Work, World, launch};
 use crate::placement::Cut;
 use crate::{Error, Result};
 
@@ -176,4 +176,33 @@ fn a_failure_spares_what_is_made() {
         })
     });
     ends.into_iter().for_each(|end| assert_eq!(end.unwrap_err().rank, 1));
+}
+
+/// Rank 0 posts before the other does, and wants the result when all is there, whoever has made it.
+#[test]
+fn a_course_says_when_what_others_bring_came() {
+    let ends = Job::new(2, 32).run(|_, processes| {
+        launch(Launch::on(processes.engine(1, false)), |world| {
+            let (all, beside) = (world.all(), world.all().duplicate("beside"));
+            for (seed, call) in CALLS.iter().enumerate() {
+                let tensor = given(world, seed);
+                if world.rank() == 1 {
+                    beside.barrier("0 has posted".into()).wait()?;
+                    call(&all, tensor).wait()?;
+                    continue;
+                }
+                let work = call(&all, tensor);
+                let moment = Instant::now();
+                beside.barrier("0 has posted".into()).wait()?;
+                await_complete(&work);
+                let (_, course) = work.wait_and_tell()?;
+                let course = course.expect("there are two ranks");
+                let Course { posted, carried: Carried { taken, begun, complete }, wanted } = course;
+                assert!(posted <= moment && taken.is_none_or(|taken| posted <= taken), "call {seed}: {course:?}");
+                assert!([moment, begun, complete, wanted].is_sorted(), "call {seed}: {course:?} after {moment:?}");
+            }
+            Ok(())
+        })
+    });
+    ends.into_iter().for_each(|end| drop(end.unwrap_or_else(|error| panic!("{error}"))));
 }

@@ -245,7 +245,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
             launched(processes, 1, |world| {
                 world.barrier("start")?;
                 if world.rank() == 1 {
-                    job.couriers[1].send(0, Parcel { header: header.clone(), payloads: Vec::new() });
+                    job.couriers[1].send(0, Parcel { header: header.clone(), payloads: Vec::new(), taken: None });
                 }
                 world.barrier("middle")?;
                 world.barrier("end")
@@ -266,7 +266,7 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
             world.barrier("start")?;
             if world.rank() == 1 {
                 let header = Header { launch: LaunchKey::first(0), word: Word::Left(left(1)) }.write();
-                job.couriers[1].send(0, Parcel { header, payloads: vec![Arc::new([0; 12])] });
+                job.couriers[1].send(0, Parcel { header, payloads: vec![Arc::new([0; 12])], taken: None });
             }
             world.barrier("middle")?;
             world.barrier("end")

@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 
 use super::super::Processes;
 use super::super::wholes::of_landings;
-use crate::comm::courier::{Addressee, Courier, Landing, Parcel, Payload};
+use crate::comm::courier::{Addressee, Courier, Landing, Parcel, Payload, Taken};
 
 /// The connections of one process. Headers of one sender arrive in order; payloads late, and in an order of a seed's.
 pub struct Loopback {
@@ -98,7 +98,8 @@ impl Loopback {
                 if late.is_empty() || rng.random() { events.pop_front() } else { None }
             };
             match event {
-                Some(Event::Parcel(from, Parcel { header, payloads })) => {
+                Some(Event::Parcel(from, Parcel { header, payloads, taken })) => {
+                    taken.iter().for_each(Taken::note);
                     let lengths: Vec<_> = payloads.iter().map(|payload| payload.as_ref().as_ref().len()).collect();
                     let landings = self.addressee().header(from, header, &lengths);
                     if of_landings(&landings).is_some() {

@@ -81,6 +81,8 @@ pub struct Run {
     pub acc: Option<usize>,
     pub spf: Option<String>,
     pub raf: Option<Value>,
+    /// Element types of weights and of reductions: `bf16_fp32`.
+    pub mp: Option<String>,
     #[serde(flatten)]
     pub rest: BTreeMap<String, Value>,
 }

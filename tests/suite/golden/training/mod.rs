@@ -23,15 +23,6 @@ use train::train;
 /// What a run needs that this suite does not cover, if anything.
 fn left_out(golden: &Golden, run: &Run) -> Option<&'static str> {
     let has = |key: &str| run.rest.get(key).is_some_and(|value| !value.is_null());
-    if has("mp") {
-        return Some("mixed precision");
-    }
-    if has("divf") || has("force_sum") {
-        return Some("gradient divide factor");
-    }
-    if has("nosync") || has("noar") || has("norb") {
-        return Some("accumulation without synchronization");
-    }
     if run.is_tied() && !golden.init.contains_key(TIED) {
         return Some("tied weights: the initial values are not recorded");
     }
@@ -79,7 +70,8 @@ fn golden_training_unsharded() {
 #[test]
 fn golden_training_fully_shard() {
     let (passed, left) = run_all(|name, run| {
-        run.par != "none" && !run.is_tensor_parallel() && !name.contains("/comm_") && run.clip.is_none()
+        let has_its_own_test = run.is_tensor_parallel() || run.clip.is_some() || run.mp.is_some();
+        run.par != "none" && !has_its_own_test && !name.contains("/comm_")
     });
     println!("{passed} runs; left out: {left:#?}");
     assert!(passed > 0);
@@ -87,7 +79,7 @@ fn golden_training_fully_shard() {
 
 #[test]
 fn golden_training_tensor_parallel() {
-    let (passed, left) = run_all(|_, run| run.is_tensor_parallel() && run.clip.is_none());
+    let (passed, left) = run_all(|_, run| run.is_tensor_parallel() && run.clip.is_none() && run.mp.is_none());
     println!("{passed} runs; left out: {left:#?}");
     assert!(passed > 0);
 }
@@ -113,7 +105,7 @@ fn golden_training_tensor_parallel_tied() {
         };
         (format!("{name}, tied"), run)
     };
-    let tied: Vec<_> = recorded.filter(|(_, run)| run.clip.is_none()).map(tie).collect();
+    let tied: Vec<_> = recorded.filter(|(_, run)| run.clip.is_none() && run.mp.is_none()).map(tie).collect();
     let names: Vec<_> = tied.iter().map(|(name, _)| name.clone()).collect();
     golden.runs.extend(tied);
     let (passed, left) = run_these(&golden, |name, _| names.iter().any(|tied| tied == name));
@@ -124,6 +116,13 @@ fn golden_training_tensor_parallel_tied() {
 #[test]
 fn golden_training_clip_grad_norm() {
     let (passed, left) = run_all(|_, run| run.clip.is_some());
+    println!("{passed} runs; left out: {left:#?}");
+    assert!(passed > 0);
+}
+
+#[test]
+fn golden_training_mixed_precision() {
+    let (passed, left) = run_all(|_, run| run.mp.is_some());
     println!("{passed} runs; left out: {left:#?}");
     assert!(passed > 0);
 }

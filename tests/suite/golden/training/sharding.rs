@@ -1,8 +1,9 @@
 //! What a run says of sharding, in the terms of this crate.
 
+use burn::tensor::DType;
 use burn_dtensor::Result;
 use burn_dtensor::comm::World;
-use burn_dtensor::fsdp::{FullyShard, ParamInfo, ReshardAfterForward};
+use burn_dtensor::fsdp::{FullyShard, MixedPrecision, ParamInfo, ReshardAfterForward};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
 use serde_json::Value;
@@ -32,9 +33,29 @@ pub fn reshard(raf: &Value) -> ReshardAfterForward {
     }
 }
 
+/// The run's element types. Outputs of the model are in single precision: losses are computed in that. The MLP's are its
+/// last layer's.
+fn mixed_precision(config: FullyShard, run: &Run) -> FullyShard {
+    let Some((param, reduce)) = run.mp.as_ref().map(|mp| mp.split_once('_').expect("two element types")) else {
+        return config;
+    };
+    let dtype = |name| match name {
+        "bf16" => DType::BF16,
+        "fp32" => DType::F32,
+        other => panic!("unknown element type {other}"),
+    };
+    let policy = MixedPrecision::new().param_dtype(dtype(param)).reduce_dtype(dtype(reduce));
+    let whole = policy.clone().output_dtype(DType::F32);
+    match run.model.as_str() {
+        "mlp" => config.mixed_precision(whole),
+        _ => config.mixed_precision(whole).mixed_precision_for(["layers.*"], policy),
+    }
+}
+
 pub fn config(run: &Run) -> FullyShard {
     let reshard = run.raf.as_ref().map_or(ReshardAfterForward::Auto, reshard);
     let config = FullyShard::new().units(["layers.*"]).reshard_after_forward(reshard);
+    let config = mixed_precision(config, run);
     let ranks = run.mesh.as_ref().and_then(|mesh| mesh.last().copied()).unwrap_or(1);
     match run.spf.as_deref() {
         None => config,

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Op, World};
-use burn_dtensor::fsdp::{NormType, clip_grad_norm, full_model, fully_shard};
+use burn_dtensor::fsdp::{NormType, clip_grad_norm, full_model, fully_shard, units};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::parallelize;
+use serde_json::Value;
 
 use super::file::{AdamW, Golden, Run};
 use super::sharding::{config, meshes};
@@ -35,6 +36,11 @@ pub fn train<M: Task>(golden: &Golden, run: &Run, world: &World) -> Result<Train
         model = fully_shard(model, mesh, config(run))?;
     }
     let local_shapes = values(&model, None).0;
+    let units = data.as_ref().map(|_| units(&model)).transpose()?;
+    if let Some(units) = &units {
+        units.set_gradient_divide_factor(run.rest.get("divf").and_then(Value::as_f64))?;
+        units.set_force_sum_reduction(run.is("force_sum"));
+    }
     let AdamW { lr, betas, eps, weight_decay } = golden.optimizer;
     let mut optim = AdamWConfig::new()
         .with_beta_1(betas[0])
@@ -64,6 +70,12 @@ pub fn train<M: Task>(golden: &Golden, run: &Run, world: &World) -> Result<Train
         let mut total = 0.0;
         for micro in 0..acc {
             let size = rows / acc;
+            if let Some(units) = &units {
+                let is_last = micro + 1 == acc;
+                units.set_requires_gradient_sync(is_last || !run.is("nosync"));
+                units.set_requires_all_reduce(is_last || !run.is("noar"));
+                units.set_reshard_after_backward(is_last || !run.is("norb"));
+            }
             let start = first + micro * size;
             let loss = model.loss(golden, step, start..start + size, tensor.as_ref(), &device)? / acc as f64;
             total += loss.clone().into_scalar::<f32>() as f64;

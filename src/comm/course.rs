@@ -1,0 +1,31 @@
+//! [`Course`]: when a call was posted, when what it moves moved, and when its rank wanted that.
+
+use std::time::Instant;
+
+/// When what a call moves moved.
+///
+/// | | between processes, by the thread that communicates | between threads |
+/// |---|---|---|
+/// | `taken` | it has taken the call up, to tell the other processes | the call was posted |
+/// | `begun` | the first bytes for this rank were announced to it | the rank that waits began to copy or reduce |
+/// | `complete` | the last bytes were there, or the rank itself came last | it was through |
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Carried {
+    /// Whoever moves it has taken the call up; `None` if it had not when all was there.
+    pub taken: Option<Instant>,
+    /// It began to move.
+    pub begun: Instant,
+    /// All of it was there.
+    pub complete: Instant,
+}
+
+/// The course of one call of a rank, until its result was there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Course {
+    /// The rank has posted it.
+    pub posted: Instant,
+    /// What it moves has moved.
+    pub carried: Carried,
+    /// The rank began to wait for the result.
+    pub wanted: Instant,
+}

@@ -1,0 +1,167 @@
+//! [`Overlap`]: how many of a rank's all-gathers went on while it computed.
+
+use std::fmt;
+use std::iter::Sum;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::comm::{Course, Op};
+use crate::fsdp::{Event, EventKind, TrainingState};
+
+/// How many all-gathers of a rank's units went on while it computed, in both passes.
+///
+/// A unit begins to compute at its [`PreForward`](EventKind::PreForward), in backward at its
+/// [`PreBackward`](EventKind::PreBackward). The unit before it is the one that did so last in the same pass.
+///
+/// ```text
+/// rank                    | unit 1 computes              | unit 2 computes
+/// all-gather of unit 2  posted   begun ======== complete wanted
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Overlap {
+    /// All-gathers of units that have one before them.
+    pub gathers: usize,
+    /// Those of them that were posted before that one began to compute.
+    pub ahead: usize,
+    /// Those of these that were complete after it began, and moved before the rank wanted them.
+    pub hidden: usize,
+    /// From when the rank wanted a result until all of it was there: of all gathers together, first units' too.
+    pub exposed: Duration,
+}
+
+impl Overlap {
+    /// Of what the units of a rank have done.
+    pub(super) fn of(events: &[Event]) -> Self {
+        let mut overlap = Self::default();
+        for (at, event) in events.iter().enumerate().filter(|(_, event)| event.kind == EventKind::Done(Op::AllGather)) {
+            let Some(Course { posted, carried, wanted }) = event.course else { continue };
+            overlap.exposed += carried.complete.saturating_duration_since(wanted);
+            let Some(before) = before(events, at) else { continue };
+            let is_ahead = posted < before;
+            overlap.gathers += 1;
+            overlap.ahead += usize::from(is_ahead);
+            overlap.hidden += usize::from(is_ahead && before < carried.complete && carried.begun < wanted);
+        }
+        overlap
+    }
+}
+
+/// When the unit began to compute before the one whose all-gather is done at `done`.
+fn before(events: &[Event], done: usize) -> Option<Instant> {
+    let Event { unit, during, .. } = &events[done];
+    let starts = |event: &Event| matches!(event.kind, EventKind::PreForward | EventKind::PreBackward);
+    let begins = |event: &Event| starts(event) && event.unit == *unit;
+    // In forward a unit has its parameters before it computes; in backward it waits for them once it needs them.
+    let own = match during {
+        TrainingState::Forward => done + events[done..].iter().position(begins)?,
+        _ => events[..done].iter().rposition(begins)?,
+    };
+    let before = events[..own].iter().rfind(|event| starts(event))?;
+    (before.kind == events[own].kind).then_some(before.at)
+}
+
+/// Of several ranks.
+impl Sum for Overlap {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            gathers: sum.gathers + one.gathers,
+            ahead: sum.ahead + one.ahead,
+            hidden: sum.hidden + one.hidden,
+            exposed: sum.exposed + one.exposed,
+        })
+    }
+}
+
+/// `of 14 all-gathers 14 were posted before the unit before them computed, and 13 moved while it did; 0.412 ms were waited for`
+impl fmt::Display for Overlap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gathers, ahead, hidden, exposed } = self;
+        write!(
+            f,
+            "of {gathers} all-gathers {ahead} were posted before the unit before them computed, and {hidden} moved \
+             while it did; {:.3} ms were waited for",
+            exposed.as_secs_f64() * 1e3
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Carried;
+    use crate::fsdp::ShardedState;
+
+    /// Milliseconds at which an all-gather was posted, began to come, was complete, and was wanted.
+    type Times = [u64; 4];
+
+    /// Two units, one after the other, in one pass; of the second's all-gather these times. The first computes from 10, the
+    /// second from 20 milliseconds on.
+    fn overlap(during: TrainingState, [posted, begun, complete, wanted]: Times) -> Overlap {
+        let origin = Instant::now();
+        let at = |millis: u64| origin + Duration::from_millis(millis);
+        let event = |kind, unit: &str, millis, during| Event {
+            kind,
+            unit: unit.into(),
+            during,
+            state: ShardedState::Unsharded,
+            at: at(millis),
+            course: None,
+        };
+        let carried = Carried { taken: Some(at(posted)), begun: at(begun), complete: at(complete) };
+        let course = Some(Course { posted: at(posted), carried, wanted: at(wanted) });
+        let done = Event { course, ..event(EventKind::Done(Op::AllGather), "b", 19, during) };
+        let starts = |kind| [event(kind, "a", 10, during), event(kind, "b", 20, during)];
+        let other = event(EventKind::PreForward, "b", 5, TrainingState::Forward);
+        Overlap::of(&match during {
+            TrainingState::Forward => {
+                let [first, second] = starts(EventKind::PreForward);
+                vec![first, done, second]
+            }
+            _ => {
+                let [first, second] = starts(EventKind::PreBackward);
+                vec![other, first, second, done]
+            }
+        })
+    }
+
+    #[test]
+    fn a_gather_is_hidden_if_it_moves_while_the_unit_before_computes() {
+        for pass in [TrainingState::Forward, TrainingState::PreBackward] {
+            let counts = |times| {
+                let Overlap { gathers, ahead, hidden, exposed } = overlap(pass, times);
+                (gathers, ahead, hidden, exposed.as_millis())
+            };
+            assert_eq!(counts([8, 11, 15, 18]), (1, 1, 1, 0), "{pass:?}");
+            assert_eq!(counts([8, 11, 19, 16]), (1, 1, 1, 3), "{pass:?}: a part of it");
+            assert_eq!(counts([8, 9, 9, 18]), (1, 1, 0, 0), "{pass:?}: it was there before");
+            assert_eq!(counts([12, 13, 15, 18]), (1, 0, 0, 0), "{pass:?}: it was posted too late");
+            assert_eq!(counts([8, 17, 18, 16]), (1, 1, 0, 2), "{pass:?}: nothing has moved before it was wanted");
+        }
+    }
+
+    #[test]
+    fn a_pass_begins_with_a_unit_that_has_none_before() {
+        let mut events = Vec::new();
+        let at = Instant::now();
+        let carried = Carried { taken: Some(at), begun: at, complete: at + Duration::from_millis(2) };
+        let course = Some(Course { posted: at, carried, wanted: at });
+        for (kind, during) in [
+            (EventKind::PreForward, TrainingState::Forward),
+            (EventKind::PreBackward, TrainingState::PreBackward),
+            (EventKind::Done(Op::AllGather), TrainingState::PreBackward),
+        ] {
+            let course = course.filter(|_| kind == EventKind::Done(Op::AllGather));
+            events.push(Event { kind, unit: "a".into(), during, state: ShardedState::Unsharded, at, course });
+        }
+        let overlap = Overlap::of(&events);
+        assert_eq!(overlap, Overlap { exposed: Duration::from_millis(2), ..Overlap::default() });
+        let both: Overlap =
+            [overlap, Overlap { gathers: 2, ahead: 1, hidden: 1, exposed: Duration::ZERO }].into_iter().sum();
+        assert_eq!(
+            both.to_string(),
+            "of 2 all-gathers 1 were posted before the unit before them computed, and 1 moved while it did; 2.000 ms \
+             were waited for"
+        );
+    }
+}

@@ -1,0 +1,328 @@
+//! [`Timeline`]: when a rank's units computed, and when their parameters and gradients moved.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::overlap::Overlap;
+use crate::comm::Op;
+use crate::fsdp::{Event, EventKind};
+
+/// When a rank's units computed, and when their parameters and gradients moved, from the events of
+/// [`record_events`](crate::fsdp::record_events): between processes as the thread has seen it that moves them, whatever the
+/// rank did meanwhile.
+///
+/// It can be sent to another rank, and shown beside those of others:
+///
+/// ```
+/// # use burn::nn::LinearConfig;
+/// # use burn::tensor::Tensor;
+/// use burn_dtensor::debug::{Timeline, chrome_trace};
+/// use burn_dtensor::fsdp::record_events;
+/// use burn_dtensor::prelude::*;
+///
+/// launch(Launch::threads(2), |world| {
+///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+///     let device = world.device().clone().autodiff();
+///     let model = fully_shard(LinearConfig::new(4, 3).init(&device), &mesh, FullyShard::new())?;
+///     let x = Tensor::<2>::ones([1, 4], &device);
+///     let (_, events) = record_events(|| unit(&model, x, |model, x| model.forward(x)).sum().backward());
+///     let own = Timeline::of(world.rank(), &events);
+///     if let Some(all) = world.all().gather_object("timeline".into(), &own, 0)? {
+///         let trace = chrome_trace(&all); // for https://ui.perfetto.dev
+///         assert!(trace.contains("rank 1, communication"));
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Timeline {
+    rank: usize,
+    spans: Vec<Span>,
+    overlap: Overlap,
+}
+
+/// Something that took a while. Times are microseconds since 1970.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Span {
+    what: What,
+    unit: String,
+    start: f64,
+    end: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+enum What {
+    Forward,
+    Backward,
+    Gather,
+    Reduce,
+    /// Over the replicas.
+    ReduceReplicas,
+}
+
+impl What {
+    fn is_communication(self) -> bool {
+        !matches!(self, Self::Forward | Self::Backward)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Gather => "all-gather",
+            Self::Reduce => "reduce-scatter",
+            Self::ReduceReplicas => "all-reduce",
+        }
+    }
+
+    /// What an event begins, or ends.
+    fn of(kind: EventKind) -> Option<(Self, bool)> {
+        match kind {
+            EventKind::PreForward => Some((Self::Forward, true)),
+            EventKind::PostForward => Some((Self::Forward, false)),
+            EventKind::PreBackward => Some((Self::Backward, true)),
+            EventKind::PostBackward => Some((Self::Backward, false)),
+            EventKind::Unshard => Some((Self::Gather, true)),
+            EventKind::Done(Op::AllGather) => Some((Self::Gather, false)),
+            EventKind::Issued(Op::ReduceScatter) => Some((Self::Reduce, true)),
+            EventKind::Done(Op::ReduceScatter) => Some((Self::Reduce, false)),
+            EventKind::Issued(Op::AllReduce) => Some((Self::ReduceReplicas, true)),
+            EventKind::Done(Op::AllReduce) => Some((Self::ReduceReplicas, false)),
+            EventKind::Reshard | EventKind::Issued(_) | EventKind::Done(_) => None,
+        }
+    }
+}
+
+impl Timeline {
+    /// Of what the units of `rank` have done.
+    pub fn of(rank: usize, events: &[Event]) -> Self {
+        let (now, epoch) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        let micros = |at: Instant| (epoch.saturating_sub(now.saturating_duration_since(at))).as_secs_f64() * 1e6;
+        let mut begun: HashMap<(What, &str), Vec<f64>> = HashMap::new();
+        let mut spans = Vec::new();
+        for event in events {
+            let Some((what, begins)) = What::of(event.kind) else { continue };
+            let (unit, at) = (event.unit.to_string(), micros(event.at));
+            let open = begun.entry((what, &*event.unit)).or_default();
+            if begins {
+                open.push(at);
+            } else if !open.is_empty() {
+                // A unit inside itself ends before the one around it; its collectives end in the order of their begin.
+                let start = if what.is_communication() { open.remove(0) } else { open.swap_remove(open.len() - 1) };
+                let (start, end) = event.course.map_or((start, at), |course| {
+                    let carried = course.carried;
+                    (micros(carried.begun), micros(carried.complete))
+                });
+                spans.push(Span { what, unit, start, end });
+            }
+        }
+        spans.sort_by(|a, b| a.start.total_cmp(&b.start).then(b.end.total_cmp(&a.end)));
+        Self { rank, spans, overlap: Overlap::of(events) }
+    }
+
+    /// How many all-gathers went on while the rank computed.
+    pub fn overlap(&self) -> Overlap {
+        self.overlap
+    }
+
+    /// The spans of computing, or of communication, each with the lane that it is drawn in: those that cross another lie
+    /// below it.
+    fn lanes(&self, communication: bool) -> Vec<(usize, &Span)> {
+        let mut open: Vec<Vec<f64>> = Vec::new();
+        let spans = self.spans.iter().filter(|span| span.what.is_communication() == communication);
+        let lane_of = |span: &Span, open: &mut Vec<Vec<f64>>| {
+            for (lane, ends) in open.iter_mut().enumerate() {
+                ends.retain(|end| *end > span.start);
+                // Inside what is open, or beside it. Computing nests; collectives each have a lane.
+                if ends.iter().all(|end| !communication && *end >= span.end) {
+                    ends.push(span.end);
+                    return lane;
+                }
+            }
+            open.push(vec![span.end]);
+            open.len() - 1
+        };
+        spans.map(|span| (lane_of(span, &mut open), span)).collect()
+    }
+}
+
+/// The timelines of several ranks in the JSON of Chrome's trace viewer, which <https://ui.perfetto.dev> opens: a track for
+/// each rank, and one for its communication.
+pub fn chrome_trace(timelines: &[Timeline]) -> String {
+    let mut events: Vec<Value> = Vec::new();
+    // Room for as many lanes as anybody needs.
+    const LANES: usize = 1000;
+    for timeline in timelines {
+        let rank = timeline.rank;
+        for (communication, name) in [(false, format!("rank {rank}")), (true, format!("rank {rank}, communication"))] {
+            let first = (2 * rank + usize::from(communication)) * LANES;
+            let spans = timeline.lanes(communication);
+            for lane in 0..=spans.iter().map(|(lane, _)| *lane).max().unwrap_or(0) {
+                let name = if lane == 0 { name.clone() } else { format!("{name} ({})", lane + 1) };
+                let args = |key: &str, value: Value| json!({ key: value });
+                let meta = |event: &str, args: Value| json!({ "ph": "M", "pid": 0, "tid": first + lane, "name": event, "args": args });
+                events.push(meta("thread_name", args("name", name.into())));
+                events.push(meta("thread_sort_index", args("sort_index", (first + lane).into())));
+            }
+            events.extend(spans.into_iter().map(|(lane, Span { what, unit, start, end })| {
+                let name = format!("{} {unit}", what.name());
+                json!({
+                    "ph": "X", "pid": 0, "tid": first + lane, "name": name, "cat": what.name(), "ts": start,
+                    "dur": end - start,
+                })
+            }));
+        }
+    }
+    json!({ "displayTimeUnit": "ms", "traceEvents": events }).to_string()
+}
+
+/// The timelines of several ranks as a picture, an SVG document: of each rank what it computed above what moved, and how
+/// many all-gathers went on meanwhile.
+pub fn timeline_picture(timelines: &[Timeline]) -> String {
+    const WIDTH: f64 = 1000.0;
+    const MARGIN: f64 = 130.0;
+    const ROW: usize = 18;
+    let all = || timelines.iter().flat_map(|timeline| &timeline.spans);
+    let start = all().map(|span| span.start).fold(f64::INFINITY, f64::min);
+    let end = all().map(|span| span.end).fold(start, f64::max);
+    let x = |at: f64| MARGIN + (at - start) / (end - start).max(1.0) * WIDTH;
+    let (mut body, mut y) = (String::new(), 10);
+    for timeline in timelines {
+        for (communication, name) in [(false, format!("rank {}", timeline.rank)), (true, "communication".into())] {
+            let spans = timeline.lanes(communication);
+            // Computing that nests is drawn over what it is in.
+            let lanes = spans.iter().map(|(lane, _)| lane + 1).max().unwrap_or(1);
+            let _ = writeln!(body, r#"<text x="4" y="{}" class="name">{name}</text>"#, y + 13);
+            for (lane, Span { what, unit, start, end }) in spans {
+                let (left, width) = (x(*start), (x(*end) - x(*start)).max(0.5));
+                let top = y + lane * ROW;
+                let kind = what.name();
+                let _ = write!(
+                    body,
+                    r#"<g><title>{kind} {unit}: {:.3} ms</title><rect x="{left:.1}" y="{top}" width="{width:.1}" height="{}" class="{kind}"/>"#,
+                    (end - start) / 1e3,
+                    ROW - 2
+                );
+                // As wide as its letters are, about.
+                if width > 6.5 * unit.len() as f64 {
+                    let _ = write!(body, r#"<text x="{:.1}" y="{}">{unit}</text>"#, left + 3.0, top + 12);
+                }
+                body.push_str("</g>\n");
+            }
+            y += lanes * ROW + if communication { 14 } else { 2 };
+        }
+    }
+    let width = MARGIN + WIDTH + 10.0;
+    format!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">
+<style>.name{{font-size:12px}} .forward{{fill:#9ecae1;stroke:#fff}} .backward{{fill:#6baed6;stroke:#fff}} .all-gather{{fill:#fdae6b}} .reduce-scatter{{fill:#a1d99b}} .all-reduce{{fill:#bcbddc}}</style>
+<rect width="100%" height="100%" fill="#fff"/>
+{body}<text x="{MARGIN}" y="{legend}">{ms:.1} ms. Blue: forward, and darker backward; orange: all-gathers; green: reduce-scatters; violet: all-reduces.</text>
+<text x="{MARGIN}" y="{below}">{overlap}</text>
+</svg>
+"##,
+        height = y + 40,
+        legend = y + 12,
+        below = y + 28,
+        overlap = timelines.iter().map(Timeline::overlap).sum::<Overlap>(),
+        ms = (end - start) / 1e3,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::comm::{Carried, Course};
+    use crate::fsdp::{ShardedState, TrainingState};
+
+    fn events(list: &[(EventKind, &str, u64)]) -> Vec<Event> {
+        let origin = Instant::now() - Duration::from_secs(1);
+        let event = |&(kind, unit, at): &(EventKind, &str, u64)| Event {
+            kind,
+            unit: unit.into(),
+            during: TrainingState::Forward,
+            state: ShardedState::Sharded,
+            at: origin + Duration::from_millis(at),
+            course: None,
+        };
+        list.iter().map(event).collect()
+    }
+
+    /// A root around a block, both gathered at once.
+    fn timeline() -> Timeline {
+        Timeline::of(
+            1,
+            &events(&[
+                (EventKind::PreForward, "root", 0),
+                (EventKind::Unshard, "root", 1),
+                (EventKind::Unshard, "a", 2),
+                (EventKind::Done(Op::AllGather), "root", 5),
+                (EventKind::PreForward, "a", 6),
+                (EventKind::Done(Op::AllGather), "a", 7),
+                (EventKind::PostForward, "a", 9),
+                (EventKind::PostForward, "root", 10),
+                // Of a backward that is still going on nothing is shown.
+                (EventKind::PreBackward, "root", 11),
+            ]),
+        )
+    }
+
+    #[test]
+    fn begins_and_ends_make_spans() {
+        let timeline = timeline();
+        let lengths: Vec<_> = timeline
+            .spans
+            .iter()
+            .map(|span| (span.what, &*span.unit, ((span.end - span.start) / 1e3).round() as u64))
+            .collect();
+        let expected =
+            [(What::Forward, "root", 10), (What::Gather, "root", 4), (What::Gather, "a", 5), (What::Forward, "a", 3)];
+        assert_eq!(lengths, expected);
+    }
+
+    #[test]
+    fn what_another_thread_has_moved_is_drawn_as_that_has_seen_it() {
+        let mut events = events(&[(EventKind::Unshard, "a", 1), (EventKind::Done(Op::AllGather), "a", 9)]);
+        let [posted, begun, complete, wanted] = [0, 2, 5, 7].map(|after| events[0].at + Duration::from_millis(after));
+        let carried = Carried { taken: Some(posted), begun, complete };
+        events[1].course = Some(Course { posted, carried, wanted });
+        let timeline = Timeline::of(0, &events);
+        let [Span { start, end, .. }] = &timeline.spans[..] else { panic!("{timeline:?}") };
+        assert_eq!(((end - start) / 1e3).round() as u64, 3);
+        let picture = timeline_picture(&[timeline]);
+        assert!(picture.contains("of 0 all-gathers 0 were posted before"), "it has none before: {picture}");
+    }
+
+    #[test]
+    fn what_nests_shares_a_lane_and_collectives_do_not() {
+        let timeline = timeline();
+        let lanes = |communication| timeline.lanes(communication).iter().map(|(lane, _)| *lane).collect::<Vec<_>>();
+        assert_eq!(lanes(false), [0, 0]);
+        assert_eq!(lanes(true), [0, 1]);
+    }
+
+    #[test]
+    fn a_trace_has_a_track_for_each_rank_and_one_for_its_communication() {
+        let trace: Value = serde_json::from_str(&chrome_trace(&[timeline()])).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let names: Vec<_> = events.iter().filter_map(|event| event["args"]["name"].as_str()).collect();
+        assert_eq!(names, ["rank 1", "rank 1, communication", "rank 1, communication (2)"]);
+        let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+        assert_eq!(spans.len(), 4);
+        assert!(spans.iter().all(|span| span["dur"].as_f64().unwrap() > 0.0));
+    }
+
+    #[test]
+    fn a_picture_names_the_units() {
+        let picture = timeline_picture(&[timeline()]);
+        assert!(picture.starts_with("<svg") && picture.contains(">root</text>"), "{picture}");
+        assert_eq!(picture.matches("<rect x=").count(), 4);
+    }
+}

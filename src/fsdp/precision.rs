@@ -1,0 +1,186 @@
+//! [`MixedPrecision`]: which element types units compute and reduce in.
+
+use burn::tensor::{DType, Device};
+
+use super::FsdpError;
+use crate::Result;
+use crate::param::{Inventory, ParamError, Precision, UnitPath};
+use crate::pattern::PathPattern;
+
+/// Which element types a unit computes and reduces in, beside that of its stored shards, in which optimizers step
+/// them and records hold them.
+///
+/// ```text
+///   shard f32 ── cast ──> shard bf16 ── all-gather ──> weight bf16 ──┐
+///   input f32 ────────────────── cast ───────────────> input bf16 ───┴─> the unit's operations ── cast ──> output
+///   shard's gradient f32 <── cast ── reduce-scatter in f32 <── cast ── gradient bf16
+/// ```
+///
+/// What is not set stays as it comes. A cast to the element type that a value has already costs nothing.
+///
+/// ```
+/// # use burn::tensor::DType;
+/// # use burn_dtensor::fsdp::{FullyShard, MixedPrecision};
+/// let half = MixedPrecision::new().param_dtype(DType::BF16).reduce_dtype(DType::F32);
+/// let config = FullyShard::new()
+///     .units(["blocks.*"])
+///     .mixed_precision(half.clone().output_dtype(DType::F32)) // of the model: logits are f32
+///     .mixed_precision_for(["blocks.*"], half);
+/// ```
+#[derive(Debug, Clone)]
+pub struct MixedPrecision {
+    param_dtype: Option<DType>,
+    reduce_dtype: Option<DType>,
+    output_dtype: Option<DType>,
+    cast_forward_inputs: bool,
+    keep: Vec<String>,
+}
+
+impl Default for MixedPrecision {
+    fn default() -> Self {
+        Self { param_dtype: None, reduce_dtype: None, output_dtype: None, cast_forward_inputs: true, keep: Vec::new() }
+    }
+}
+
+impl MixedPrecision {
+    /// Everything in the element type that it has.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the element type that weights are gathered and computed with in, which is also that of their gradients
+    /// until these are reduced: this rank's shard is cast and then gathered, in forward and again in backward.
+    ///
+    /// Layers read it by `val()` and `dtensor()`, also outside the unit; [`shard`](super::ParamExt::shard) and
+    /// [`full_model`](super::full_model) have the stored value. The cast shard, which is posted for backward as forward
+    /// leaves the unit, stays in memory until then.
+    pub fn param_dtype(mut self, dtype: DType) -> Self {
+        self.param_dtype = Some(dtype);
+        self
+    }
+
+    /// Sets the element type that gradients are added up in, over the data-parallel ranks and over the tensor-parallel
+    /// ones, which have terms of it: each rank's is cast before. Default: the gradient's own. The elements of a group
+    /// are added up in single precision at least, and then rounded, whatever it is; between the groups of HSDP, and of
+    /// tensor parallelism, what is sent has this type.
+    pub fn reduce_dtype(mut self, dtype: DType) -> Self {
+        self.reduce_dtype = Some(dtype);
+        self
+    }
+
+    /// Sets the element type of the float tensors that a unit's forward returns, whatever they are in
+    /// ([`UnitTensors`](super::UnitTensors)). Their gradients are cast back.
+    pub fn output_dtype(mut self, dtype: DType) -> Self {
+        self.output_dtype = Some(dtype);
+        self
+    }
+
+    /// Sets whether the float tensors that a unit's forward is given, whatever they are in
+    /// ([`UnitTensors`](super::UnitTensors)), are cast to [`param_dtype`](Self::param_dtype), and their gradients back.
+    /// Default: they are. Tensors of integers and of booleans never are.
+    pub fn cast_forward_inputs(mut self, cast: bool) -> Self {
+        self.cast_forward_inputs = cast;
+        self
+    }
+
+    /// Keeps the parameters whose path matches a pattern in the element type that they are stored in. A layer that
+    /// computes with one casts its input for itself, or is a unit with a policy of its own, which does.
+    pub fn keep<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
+        self.keep.extend(patterns.into_iter().map(Into::into));
+        self
+    }
+
+    /// # Errors
+    /// [`FsdpError::ElementType`] and [`FsdpError::DeviceElementType`].
+    fn check(&self, device: &Device) -> Result<(), FsdpError> {
+        let named = [
+            ("param_dtype", self.param_dtype),
+            ("reduce_dtype", self.reduce_dtype),
+            ("output_dtype", self.output_dtype),
+        ];
+        for (what, dtype) in named {
+            let Some(dtype) = dtype else { continue };
+            if !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+                return Err(FsdpError::ElementType { what, dtype: format!("{dtype:?}") });
+            }
+            if !device.supports_dtype(dtype) {
+                let (dtype, device) = (format!("{dtype:?}"), format!("{device:?}"));
+                return Err(FsdpError::DeviceElementType { what, dtype, device });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The policies of a call of `fully_shard`.
+pub(super) struct Policies {
+    /// Of the units that the patterns take; the last that matches counts.
+    by_unit: Vec<(Vec<PathPattern>, Policy)>,
+    /// Of all others.
+    other: Policy,
+}
+
+/// A policy, with its patterns parsed.
+struct Policy {
+    policy: MixedPrecision,
+    keep: Vec<PathPattern>,
+}
+
+impl Policy {
+    fn new(policy: &MixedPrecision, inventory: &Inventory, device: &Device) -> Result<Self> {
+        policy.check(device)?;
+        let keep = PathPattern::parse_all(&policy.keep)?;
+        inventory.check_params(&keep)?;
+        Ok(Self { policy: policy.clone(), keep })
+    }
+}
+
+impl Policies {
+    /// Of ranks that compute on `device`.
+    ///
+    /// # Errors
+    /// As [`MixedPrecision`]'s check, and [`ParamError::NoMatch`] for a pattern that takes no parameter.
+    pub(super) fn new(
+        other: &MixedPrecision,
+        by_unit: &[(Vec<String>, MixedPrecision)],
+        inventory: &Inventory,
+        device: &Device,
+    ) -> Result<Self> {
+        let of_units = by_unit
+            .iter()
+            .map(|(patterns, policy)| Ok((PathPattern::parse_all(patterns)?, Policy::new(policy, inventory, device)?)));
+        Ok(Self { by_unit: of_units.collect::<Result<_>>()?, other: Policy::new(other, inventory, device)? })
+    }
+
+    /// Checks that each pattern of units takes one of these.
+    ///
+    /// # Errors
+    /// [`ParamError::NoMatch`].
+    pub(super) fn check_units(&self, units: &[String]) -> Result<(), ParamError> {
+        Inventory::check_paths(self.by_unit.iter().flat_map(|(patterns, _)| patterns), "unit", units)
+    }
+
+    fn of(&self, unit: &UnitPath) -> &Policy {
+        let takes = |patterns: &[PathPattern]| {
+            unit.modules().iter().any(|module| patterns.iter().any(|pattern| pattern.matches(module)))
+        };
+        self.by_unit.iter().rfind(|(patterns, _)| takes(patterns)).map_or(&self.other, |(_, policy)| policy)
+    }
+
+    /// The element type that the parameter at `path`, of the unit of the modules at `unit`, is computed with in;
+    /// `None`: the stored one.
+    pub(super) fn compute(&self, unit: &UnitPath, path: &str) -> Option<DType> {
+        let Policy { policy, keep } = self.of(unit);
+        policy.param_dtype.filter(|_| !keep.iter().any(|pattern| pattern.matches(path)))
+    }
+
+    /// What else the unit of the modules at `unit` computes and reduces in.
+    pub(super) fn precision(&self, unit: &UnitPath) -> Precision {
+        let policy = &self.of(unit).policy;
+        Precision {
+            inputs: policy.param_dtype.filter(|_| policy.cast_forward_inputs),
+            outputs: policy.output_dtype,
+            reduce: policy.reduce_dtype,
+        }
+    }
+}

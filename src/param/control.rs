@@ -1,0 +1,111 @@
+//! [`Control`]: what the program has a unit do from now on.
+
+use super::ReshardAfterForward;
+use super::custom::{AllReduceHook, Collectives};
+use crate::comm::ReduceOp;
+
+/// What [`Units`](super::Units) sets. Each pass reads it where it comes by.
+#[derive(Debug, Clone)]
+pub(super) struct Control {
+    /// These are read as a pass begins.
+    pub(super) reshard: ReshardAfterForward,
+    pub(super) reshard_after_backward: bool,
+    /// Read as forward is left.
+    pub(super) unshard_in_backward: bool,
+    /// These are read as all gradients of a pass are there.
+    pub(super) sync: bool,
+    pub(super) all_reduce: bool,
+    pub(super) divide_factor: Option<f64>,
+    pub(super) force_sum: bool,
+    pub(super) hook: Option<AllReduceHook>,
+    /// Read where one is made.
+    pub(super) collectives: Option<Collectives>,
+}
+
+/// How gradients of a unit become averages, or what the program wants in their place.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Averaging {
+    /// Over the ranks that shard.
+    pub(super) shard: ReduceOp,
+    /// Over the ranks that replicate.
+    pub(super) replicate: ReduceOp,
+    /// What the sums are multiplied by at last.
+    pub(super) scale: Option<f64>,
+}
+
+impl Control {
+    /// What a unit does that was told nothing since it was made.
+    pub(super) fn new(reshard: ReshardAfterForward) -> Self {
+        Self {
+            reshard,
+            unshard_in_backward: true,
+            reshard_after_backward: true,
+            sync: true,
+            all_reduce: true,
+            divide_factor: None,
+            force_sum: false,
+            hook: None,
+            collectives: None,
+        }
+    }
+
+    /// Of a unit that `sharding` ranks shard, of `ranks` in all that have a part in an average.
+    pub(super) fn averaging(&self, sharding: usize, ranks: usize) -> Averaging {
+        let divisor = self.divide_factor.unwrap_or(ranks as f64);
+        if self.force_sum || sharding == 1 && ranks == 1 {
+            let scale = (divisor != 1.0).then_some(1.0 / divisor);
+            return Averaging { shard: ReduceOp::Sum, replicate: ReduceOp::Sum, scale };
+        }
+        match self.divide_factor {
+            None => Averaging { shard: ReduceOp::Avg, replicate: ReduceOp::Avg, scale: None },
+            Some(factor) if factor == sharding as f64 => {
+                Averaging { shard: ReduceOp::Avg, replicate: ReduceOp::Sum, scale: None }
+            }
+            Some(factor) => {
+                let shard = ReduceOp::premul_sum(1.0 / factor);
+                Averaging { shard, replicate: ReduceOp::Sum, scale: None }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn averaging(divide_factor: Option<f64>, force_sum: bool, sharding: usize, ranks: usize) -> Averaging {
+        Control { divide_factor, force_sum, ..Control::new(ReshardAfterForward::Auto) }.averaging(sharding, ranks)
+    }
+
+    /// What each of `ranks` ranks' gradients of 1 become.
+    fn of_ones(Averaging { shard, replicate, scale }: Averaging, sharding: usize, ranks: usize) -> f64 {
+        let reduced = |op, value: f64, ranks: usize| match op {
+            ReduceOp::Sum => value * ranks as f64,
+            ReduceOp::Avg => value,
+            ReduceOp::PremulSum(factor) => factor.value() * value * ranks as f64,
+            other => panic!("{other:?}"),
+        };
+        reduced(replicate, reduced(shard, 1.0, sharding), ranks / sharding) * scale.unwrap_or(1.0)
+    }
+
+    #[test]
+    fn gradients_are_divided_by_the_factor_or_the_number_of_ranks() {
+        for (sharding, ranks) in [(1, 1), (2, 2), (3, 3), (2, 4), (2, 6), (1, 4)] {
+            for force_sum in [false, true] {
+                for factor in [None, Some(1.0), Some(2.0), Some(3.0), Some(8.0)] {
+                    let result = of_ones(averaging(factor, force_sum, sharding, ranks), sharding, ranks);
+                    let expected = ranks as f64 / factor.unwrap_or(ranks as f64);
+                    assert!((result - expected).abs() < 1e-12, "{sharding} of {ranks} by {factor:?}: {result}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sums_alone_where_they_are_forced() {
+        let Averaging { shard, replicate, .. } = averaging(Some(3.0), true, 2, 4);
+        assert_eq!([shard, replicate], [ReduceOp::Sum; 2]);
+        assert_eq!(averaging(Some(2.0), false, 2, 4).shard, ReduceOp::Avg, "the factor is the number of ranks");
+        assert_eq!(averaging(None, false, 1, 1).shard, ReduceOp::Sum, "of one rank");
+    }
+}

@@ -1,0 +1,86 @@
+//! [`Gathering`]: parameters that are gathered, or on their way; and who holds them while no pass computes with them.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+
+use super::buffer::SharedWeights;
+use super::shards::ShardsKey;
+use crate::comm::{CommError, Course, Work};
+
+/// The result of an all-gather, there or on its way.
+#[derive(Debug)]
+pub(super) enum Gathering {
+    UnderWay(Work<Vec<DispatchTensor>>),
+    Done(Wholes),
+}
+
+/// Gathered parameters, and how that went, if they have moved for those who take them now.
+pub(super) type Wholes = (Vec<DispatchTensor>, Option<Course>);
+
+impl Gathering {
+    /// Has it begin to move.
+    pub(super) fn start(&mut self) {
+        if let Self::UnderWay(work) = self {
+            work.start();
+        }
+    }
+
+    /// Whether other ranks need not be waited for.
+    pub(super) fn is_complete(&self) -> bool {
+        match self {
+            Self::UnderWay(work) => work.is_complete(),
+            Self::Done(_) => true,
+        }
+    }
+
+    pub(super) fn wait(self) -> Result<Wholes, CommError> {
+        match self {
+            Self::UnderWay(work) => work.wait_and_tell(),
+            Self::Done(wholes) => Ok(wholes),
+        }
+    }
+}
+
+/// Parameters that are there, or on their way, before the forward that will use them.
+#[derive(Debug)]
+pub(super) struct Unsharded {
+    /// What they were gathered from: an optimizer step makes new shards.
+    pub(super) shards: ShardsKey,
+    pub(super) ahead: Ahead,
+}
+
+/// Where parameters are from that no forward had to gather.
+#[derive(Debug)]
+pub(super) enum Ahead {
+    /// The program has gathered them.
+    Program(Gathering),
+    /// A unit before it has, in the forward that is under way.
+    Prefetch(Gathering),
+    /// A pass that is over has left them.
+    Left(Vec<DispatchTensor>),
+    /// Passes have them that are not over.
+    Shared(SharedWeights),
+}
+
+impl Ahead {
+    /// Whether other ranks need not be waited for.
+    pub(super) fn is_there(&self) -> bool {
+        match self {
+            Self::Program(gathering) | Self::Prefetch(gathering) => gathering.is_complete(),
+            Self::Left(_) | Self::Shared(_) => true,
+        }
+    }
+
+    /// Whether passes have left them.
+    pub(super) fn is_of_passes(&self) -> bool {
+        matches!(self, Self::Left(_) | Self::Shared(_))
+    }
+}
+
+/// What keeps gathered parameters from forward to backward.
+pub(super) trait Keeps: Debug + Send + Sync {
+    /// Frees them, and issues the all-gather that backward will need.
+    fn reshard(self: Arc<Self>);
+}

@@ -1,0 +1,46 @@
+//! Gathering units before they are needed, so that their parameters are on their way while a rank computes.
+//!
+//! | in | the next units are | gathered by |
+//! |---|---|---|
+//! | forward | those the program has named, or the one that followed last time | an all-gather that is posted here |
+//! | backward ([`Pass::start_again`](super::pass::Pass::start_again)) | those the program has named, or the one that forward has left before | the all-gather that forward has posted |
+//!
+//! Only forward's adds to the order of collectives, so it must be alike on all ranks, as forward is. Where nothing moves
+//! before it is waited for, as between threads, forward gathers ahead only what the program has named.
+
+use std::sync::{Arc, Weak};
+
+use super::open;
+use super::unit::Unit;
+
+/// `unit` is gathered for forward: gathers what comes next.
+pub(super) fn prefetch(unit: &Arc<Unit>) {
+    let named = unit.prefetch.lock().forward.clone();
+    let next = match named {
+        Some(units) => units,
+        None if unit.moves_meanwhile() => unit.follower().into_iter().collect(),
+        None => return,
+    };
+    for next in next.iter().filter_map(Weak::upgrade) {
+        if let Some(shards) = open::shards_inside(&next) {
+            next.prefetch(shards);
+        }
+    }
+}
+
+impl Unit {
+    /// The unit that was entered after it last.
+    pub(super) fn follower(&self) -> Option<Weak<Unit>> {
+        self.follower.lock().clone()
+    }
+
+    /// `unit` is entered after it.
+    pub(super) fn is_followed_by(&self, unit: &Arc<Unit>) {
+        *self.follower.lock() = Some(Arc::downgrade(unit));
+    }
+
+    /// Whether its parameters move while its ranks compute.
+    pub(super) fn moves_meanwhile(&self) -> bool {
+        self.is_gathered() && self.data.as_ref().is_some_and(|data| data.shard.moves_meanwhile())
+    }
+}

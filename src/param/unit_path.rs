@@ -1,0 +1,99 @@
+//! [`UnitPath`]: where in a model the modules are whose parameters a unit has.
+
+use std::sync::Arc;
+
+use itertools::Itertools;
+use smallvec::SmallVec;
+
+use crate::pattern::PathPattern;
+
+/// The paths of a unit's modules in a model: of one, as a rule; empty that of the model itself.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct UnitPath {
+    modules: SmallVec<[Arc<str>; 1]>,
+    /// What the unit is called.
+    label: Arc<str>,
+}
+
+impl UnitPath {
+    /// Of the unit of one module.
+    pub(crate) fn of(module: &str) -> Self {
+        Self::of_modules([module])
+    }
+
+    /// Of the unit of all these modules.
+    pub(crate) fn of_modules<'a>(modules: impl IntoIterator<Item = &'a str>) -> Self {
+        let modules: SmallVec<[Arc<str>; 1]> = modules.into_iter().unique().map(Arc::from).collect();
+        let label = match &modules[..] {
+            [root] if root.is_empty() => "root".into(),
+            [module] => module.clone(),
+            several => several.iter().join(", ").into(),
+        };
+        Self { modules, label }
+    }
+
+    /// Of parameters that were in one unit, by the modules where they are now: in one again if it `was_group`, or else
+    /// each in that of its module.
+    pub(crate) fn again(was_group: bool, modules: &[String]) -> Vec<Self> {
+        match was_group {
+            true => vec![Self::of_modules(modules.iter().map(String::as_str)); modules.len()],
+            false => modules.iter().map(|module| Self::of(module)).collect(),
+        }
+    }
+
+    /// The path, `root` of the model itself; of several modules all of them.
+    pub(crate) fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    pub(crate) fn modules(&self) -> &[Arc<str>] {
+        &self.modules
+    }
+
+    /// Whether it is the model itself.
+    pub(crate) fn is_root(&self) -> bool {
+        self.modules.iter().any(|module| module.is_empty())
+    }
+
+    /// Whether it is of several modules.
+    pub(crate) fn is_group(&self) -> bool {
+        self.modules.len() > 1
+    }
+
+    /// Whether the pattern takes one of the modules; of the model itself the name is `root`.
+    pub(crate) fn is_taken_by(&self, pattern: &PathPattern) -> bool {
+        match self.is_root() {
+            true => pattern.matches(&self.label),
+            false => self.modules.iter().any(|module| pattern.matches(module)),
+        }
+    }
+
+    /// Whether a module of it holds one of `other`, of the same model.
+    pub(crate) fn encloses(&self, other: &Self) -> bool {
+        let holds = |around: &str, path: &str| path.strip_prefix(around).is_some_and(|rest| rest.starts_with('.'));
+        let pairs = self.modules.iter().cartesian_product(&other.modules);
+        self.is_root() || pairs.into_iter().any(|(around, path)| holds(around, path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_one_module_of_several_and_of_the_model() {
+        let (root, block) = (UnitPath::of(""), UnitPath::of("blocks.0"));
+        let ends = UnitPath::of_modules(["embed", "head", "embed"]);
+        assert_eq!([&root, &block, &ends].map(|path| &**path.label()), ["root", "blocks.0", "embed, head"]);
+        assert_eq!([&root, &block, &ends].map(UnitPath::is_group), [false, false, true]);
+        assert_eq!(ends, UnitPath::of_modules(["embed", "head"]));
+        let inner = UnitPath::of("head.norm");
+        assert!(root.encloses(&ends) && ends.encloses(&inner) && !inner.encloses(&ends) && !block.encloses(&inner));
+        assert!(!UnitPath::of("head").encloses(&UnitPath::of("header")));
+        let takes = |path: &UnitPath, pattern| path.is_taken_by(&PathPattern::parse(pattern).unwrap());
+        assert!(takes(&ends, "head") && takes(&root, "root") && !takes(&block, "root"));
+        let modules = ["a".to_string(), "b".into(), "a".into()];
+        assert_eq!(UnitPath::again(true, &modules), [(); 3].map(|()| UnitPath::of_modules(["a", "b"])));
+        assert_eq!(UnitPath::again(false, &modules), ["a", "b", "a"].map(UnitPath::of));
+    }
+}

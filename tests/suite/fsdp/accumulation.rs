@@ -1,0 +1,230 @@
+//! Gradients of several batches: when they are reduced, over which ranks, and what that costs.
+
+use std::collections::BTreeMap;
+
+use burn::module::Module;
+use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::tensor::{Device, Tensor};
+use burn_dtensor::Result;
+use burn_dtensor::comm::{Launch, Op, World, launch};
+use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, units};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::param::ParamError;
+
+use super::collectives::{BLOCKS, Stack, WIDTH, stack};
+use super::support::{Holder, max_diff, mean, on_device, tensor, values};
+use crate::launched;
+
+/// Batches of a step.
+const BATCHES: u64 = 3;
+
+/// Which units leave gradients of all batches but the last where they are.
+#[derive(Debug, Clone, Copy)]
+enum Waits {
+    None,
+    All,
+    Root,
+    /// So many blocks.
+    Some(usize),
+    /// All, over the replicas alone.
+    Replicas,
+}
+
+impl Waits {
+    /// How many units reduce the gradients of each batch.
+    fn reducing_each(self) -> u64 {
+        let all = BLOCKS as u64 + 1;
+        match self {
+            Self::None | Self::Replicas => all,
+            Self::All => 0,
+            Self::Root => all - 1,
+            Self::Some(blocks) => all - blocks as u64,
+        }
+    }
+
+    fn set(self, model: &Stack, is_last: bool) -> Result<()> {
+        let all = units(model)?;
+        match self {
+            Self::None => {}
+            Self::All => all.set_requires_gradient_sync(is_last),
+            Self::Root => all.own().set_requires_gradient_sync(is_last),
+            Self::Some(blocks) => {
+                for block in &model.blocks[..blocks] {
+                    units(block)?.set_requires_gradient_sync(is_last);
+                }
+            }
+            Self::Replicas => all.set_requires_all_reduce(is_last),
+        }
+        Ok(())
+    }
+}
+
+/// What is kept from batch to batch.
+#[derive(Debug, Clone, Copy)]
+enum Keeps {
+    Nothing,
+    /// From forward to backward.
+    Forward,
+    /// All through.
+    All,
+}
+
+impl Keeps {
+    fn reshard(self) -> ReshardAfterForward {
+        match self {
+            Self::Nothing => ReshardAfterForward::Always,
+            Self::Forward | Self::All => ReshardAfterForward::Never,
+        }
+    }
+
+    fn gathers(self) -> u64 {
+        let units = BLOCKS as u64 + 1;
+        match self {
+            Self::Nothing => 2 * units * BATCHES,
+            Self::Forward => units * BATCHES,
+            Self::All => units,
+        }
+    }
+}
+
+fn mesh(world: &World, is_hsdp: bool) -> Result<DeviceMesh> {
+    match is_hsdp {
+        false => DeviceMesh::new(world, [world.size()], ["shard"]),
+        true => DeviceMesh::new(world, [2, world.size() / 2], ["replicate", "shard"]),
+    }
+}
+
+fn batch(rank: usize, at: u64, device: &Device) -> Tensor<2> {
+    tensor(10 * at + rank as u64 + 1, [2, WIDTH], device)
+}
+
+/// Gradients of one step, added up over its batches.
+fn step(model: &Stack, rank: usize, device: &Device, before: impl Fn(bool) -> Result<()>) -> Result<GradientsParams> {
+    let mut sum = GradientsAccumulator::new();
+    for at in 0..BATCHES {
+        before(at + 1 == BATCHES)?;
+        let loss = model.forward(batch(rank, at, device)).square().sum();
+        sum.accumulate(model, GradientsParams::from_grads(loss.backward(), model));
+    }
+    Ok(sum.grads())
+}
+
+/// Whole gradients, by path.
+fn gathered(model: &Stack, grads: &mut GradientsParams) -> Result<BTreeMap<String, Vec<f32>>> {
+    Ok(values(&full_model(&model.clone().map(&mut Holder(grads)))?, None))
+}
+
+#[test]
+fn accumulation_by_count_and_by_value() {
+    let model = stack(&Device::flex());
+    let cells = [Waits::None, Waits::All, Waits::Root, Waits::Some(1), Waits::Some(BLOCKS), Waits::Replicas];
+    for (ranks, is_hsdp) in [(2, false), (3, false), (4, true)] {
+        let expected = {
+            let device = Device::flex().autodiff();
+            let model = on_device(&model, &device);
+            let of_rank = |rank| values(&model, Some(&step(&model, rank, &device, |_| Ok(())).unwrap()));
+            let of_ranks: Vec<_> = (0..ranks).map(of_rank).collect();
+            mean(of_ranks.iter())
+        };
+        for waits in cells {
+            for keeps in [Keeps::Nothing, Keeps::Forward, Keeps::All] {
+                let cell = format!("{ranks} ranks, replicas {is_hsdp}, {waits:?}, {keeps:?}");
+                let grads = launch(Launch::threads(ranks), |world| {
+                    let device = world.device().clone().autodiff();
+                    let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(keeps.reshard());
+                    let model = fully_shard(on_device(&model, &device), &mesh(world, is_hsdp)?, config)?;
+                    for _ in 0..2 {
+                        world.ledger().reset();
+                        let mut grads = step(&model, world.rank(), &device, |is_last| {
+                            if let Keeps::All = keeps {
+                                units(&model)?.set_reshard_after_backward(is_last);
+                            }
+                            waits.set(&model, is_last)
+                        })?;
+                        let calls = |op| world.ledger().calls(op);
+                        let units = BLOCKS as u64 + 1;
+                        let reduced = units + (BATCHES - 1) * waits.reducing_each();
+                        assert_eq!(calls(Op::AllGather), keeps.gathers(), "{cell}");
+                        assert_eq!(calls(Op::ReduceScatter), reduced, "{cell}");
+                        let over_replicas = if let Waits::Replicas = waits { units } else { reduced };
+                        assert_eq!(calls(Op::AllReduce), if is_hsdp { over_replicas } else { 0 }, "{cell}");
+                        let diff = max_diff(&gathered(&model, &mut grads)?, &expected);
+                        assert!(diff < 1e-5, "{cell}: {diff}");
+                    }
+                    Ok(())
+                });
+                grads.unwrap_or_else(|error| panic!("{cell}: {error}"));
+            }
+        }
+    }
+}
+
+/// Each rank's sum, and then the average: as data parallelism by hand, to the bit.
+#[test]
+fn what_waits_is_added_up_before_it_is_averaged() {
+    let model = stack(&Device::flex());
+    let grads = launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let plain = on_device(&model, &device);
+        let sharded = fully_shard(plain.clone(), &mesh(world, false)?, FullyShard::new().units(["blocks.*"]))?;
+        let own = values(&plain, Some(&step(&plain, world.rank(), &device, |_| Ok(()))?));
+        let waits = |is_last| {
+            units(&sharded)?.set_requires_gradient_sync(is_last);
+            Ok(())
+        };
+        let mut grads = step(&sharded, world.rank(), &device, waits)?;
+        Ok((own, gathered(&sharded, &mut grads)?))
+    });
+    let grads = launched::values(grads.unwrap());
+    let expected = mean(grads.iter().map(|(own, _)| own));
+    assert!(grads.iter().all(|(_, averaged)| *averaged == expected));
+}
+
+#[test]
+fn a_guard_holds_gradients_back_while_it_lives() {
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let model = fully_shard(stack(&device), &mesh(world, false)?, FullyShard::new().units(["blocks.*"]))?;
+        let reduces = || {
+            world.ledger().reset();
+            let grads = model.forward(batch(0, 0, &device)).sum().backward();
+            (world.ledger().calls(Op::ReduceScatter), model.first.weight.base().grad(&grads).is_some())
+        };
+        let all = BLOCKS as u64 + 1;
+        {
+            let _held = units(&model)?.no_sync();
+            assert_eq!(reduces(), (0, false));
+            let _twice = units(&model)?.own().no_sync();
+        }
+        assert_eq!(reduces(), (all, true));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn gradients_that_were_never_reduced_are_told() {
+    let errors = launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let model = fully_shard(stack(&device), &mesh(world, false)?, FullyShard::new().units(["blocks.*"]))?;
+        let backward = |model: &Stack| drop(model.forward(batch(0, 0, &device)).sum().backward());
+        units(&model)?.set_requires_gradient_sync(false);
+        backward(&model);
+        let stepped = model.clone().map(&mut super::support::Shift);
+        let caught = burn_dtensor::Error::catch(|| {
+            backward(&stepped);
+            Ok(())
+        });
+        let error = caught.expect_err("gradients wait");
+        units(&stepped)?.reset_iter_state();
+        backward(&stepped);
+        Ok(error)
+    });
+    for error in launched::values(errors.unwrap()) {
+        assert!(
+            matches!(&error, burn_dtensor::Error::Param(ParamError::Unreduced { unit }) if unit == "root"),
+            "{error}"
+        );
+        assert!(error.to_string().contains("set_requires_gradient_sync(true)"), "{error}");
+    }
+}

@@ -1,0 +1,173 @@
+//! Collectives and hooks that the program puts in the place of a unit's, or behind them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+use burn_dtensor::comm::{Call, Communicator, Launch, Op, Plan, ReduceOp, Work, World, launch};
+use burn_dtensor::fsdp::{FullyShard, UnitCollectives, full_model, fully_shard, units};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::param::ParamError;
+use burn_dtensor::placement::Cut;
+use burn_dtensor::{Error, Result};
+use parking_lot::Mutex;
+
+use super::collectives::{BLOCKS, Stack, WIDTH, stack};
+use super::support::{Holder, on_device, tensor, values};
+use crate::launched;
+
+fn config() -> FullyShard {
+    FullyShard::new().units(["blocks.*"])
+}
+
+fn sharded(model: &Stack, world: &World, mesh: &DeviceMesh) -> Result<Stack> {
+    fully_shard(on_device(model, &world.device().clone().autodiff()), mesh, config())
+}
+
+fn step(model: &Stack, world: &World) -> Result<BTreeMap<String, Vec<f32>>> {
+    let device = world.device().clone().autodiff();
+    let loss = model.forward(tensor(world.rank() as u64 + 1, [2, WIDTH], &device)).square().sum();
+    let mut grads = GradientsParams::from_grads(loss.backward(), model);
+    Ok(values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None))
+}
+
+/// Reduce-scatter as an all-reduce of everything, of which each rank keeps its part; writes down what else is called.
+#[derive(Default)]
+struct Substitute(Arc<Mutex<Vec<String>>>);
+
+impl UnitCollectives for Substitute {
+    fn all_gather(
+        &self,
+        group: &Communicator,
+        call: Call,
+        plan: &Arc<Plan>,
+        shards: Vec<DispatchTensor>,
+    ) -> Work<Vec<DispatchTensor>> {
+        self.0.lock().push(format!("{} {}", plan.op(), call.label));
+        group.planned(call, plan, shards)
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &Communicator,
+        call: Call,
+        plan: &Arc<Plan>,
+        wholes: Vec<DispatchTensor>,
+    ) -> Work<Vec<DispatchTensor>> {
+        self.0.lock().push(format!("{} {}", plan.op(), call.label));
+        let (plan, ranks, rank) = (plan.clone(), group.group().size(), group.group().rank());
+        let op = plan.reduce().expect("it reduces");
+        group.all_reduce(call, wholes, op).then(move |sums| {
+            let part = |(sum, (dim, cut)): (DispatchTensor, &(usize, Cut))| {
+                let range = cut.range(ranks, rank);
+                match sum.shape().num_dims() {
+                    1 => Tensor::<1>::from_dispatch(sum).slice_dim(*dim, range).into_dispatch(),
+                    _ => Tensor::<2>::from_dispatch(sum).slice_dim(*dim, range).into_dispatch(),
+                }
+            };
+            sums.into_iter().zip(plan.cuts()).map(part).collect()
+        })
+    }
+}
+
+#[test]
+fn collectives_of_the_program_take_the_place_of_the_groups() {
+    let model = stack(&Device::flex());
+    let all = launch(Launch::threads(3), |world| {
+        let sharded = sharded(&model, world, &DeviceMesh::new(world, [3], ["shard"])?)?;
+        let expected = step(&sharded, world)?;
+        let calls = Arc::new(Mutex::default());
+        units(&sharded)?.set_collectives(Substitute(calls.clone()));
+        world.ledger().reset();
+        let grads = step(&sharded, world)?;
+        let reduced = (world.ledger().calls(Op::ReduceScatter), world.ledger().calls(Op::AllReduce));
+        assert_eq!(reduced, (0, BLOCKS as u64 + 1));
+        units(&sharded)?.remove_collectives();
+        assert_eq!(step(&sharded, world)?, expected);
+        let calls = std::mem::take(&mut *calls.lock());
+        Ok((grads, expected, calls))
+    });
+    for (grads, expected, calls) in launched::values(all.unwrap()) {
+        assert_eq!(grads, expected);
+        let of = |op: &str| calls.iter().filter(|call| call.starts_with(op)).count();
+        // Forward's, backward's but for the root's, which keeps its parameters, and those that show the gradients whole.
+        let gathers = 3 * BLOCKS + 2;
+        assert_eq!((of("all_gather"), of("reduce_scatter"), calls.len()), (gathers, BLOCKS + 1, gathers + BLOCKS + 1));
+        assert!(calls.contains(&"reduce_scatter blocks.1".to_string()), "{calls:?}");
+    }
+}
+
+/// Replicas that a hook averages are those of HSDP, to the bit.
+#[test]
+fn a_hook_that_reduces_over_replicas_makes_hsdp() {
+    let model = stack(&Device::flex());
+    let all = launch(Launch::threads(4), |world| {
+        let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
+        let expected = step(&sharded(&model, world, &mesh)?, world)?;
+        let one_dim = sharded(&model, world, &mesh.slice("shard")?)?;
+        assert_ne!(step(&one_dim, world)?, expected);
+        let replicas = mesh.communicator(0)?.duplicate("hook");
+        units(&one_dim)?.set_all_reduce_hook(move |grads| {
+            assert_eq!(grads.params.len(), grads.shards.len());
+            let shards = grads.shards.into_iter().map(Tensor::into_dispatch).collect();
+            let averages = replicas.all_reduce(Call::new(grads.unit), shards, ReduceOp::Avg).wait()?;
+            Ok(averages.into_iter().map(Tensor::from_dispatch).collect())
+        });
+        let grads = step(&one_dim, world)?;
+        units(&one_dim)?.remove_all_reduce_hook();
+        Ok((grads, expected))
+    });
+    for (grads, expected) in launched::values(all.unwrap()) {
+        assert_eq!(grads, expected);
+    }
+}
+
+/// After the division, whoever made it; of one rank too.
+#[test]
+fn a_hook_sees_averages() {
+    let model = stack(&Device::flex());
+    for (ranks, replicas) in [(1, 1), (2, 1), (4, 2)] {
+        for force_sum in [false, true] {
+            let all = launch(Launch::threads(ranks), |world| {
+                let mesh = match replicas {
+                    1 => DeviceMesh::new(world, [ranks], ["shard"])?,
+                    _ => DeviceMesh::new(world, [replicas, ranks / replicas], ["replicate", "shard"])?,
+                };
+                let sharded = sharded(&model, world, &mesh)?;
+                units(&sharded)?.set_force_sum_reduction(force_sum);
+                let expected = step(&sharded, world)?;
+                units(&sharded)?
+                    .set_all_reduce_hook(|grads| Ok(grads.shards.into_iter().map(|shard| shard * 2.0).collect()));
+                Ok((step(&sharded, world)?, expected))
+            });
+            for (grads, expected) in launched::values(all.unwrap()) {
+                let doubled = |values: &Vec<f32>| values.iter().map(|value| 2.0 * value).collect();
+                let expected = expected.iter().map(|(path, values)| (path.clone(), doubled(values))).collect();
+                assert_eq!(grads, expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_hook_that_returns_something_else_is_told() {
+    type Hook = fn(Vec<Tensor<1>>) -> Vec<Tensor<1>>;
+    let hooks: [(Hook, &str); 2] = [
+        (|_| Vec::new(), "returned 0 tensors of 2"),
+        (|shards| shards.into_iter().map(|shard| Tensor::cat(vec![shard.clone(), shard], 0)).collect(), "has become"),
+    ];
+    for (hook, reason) in hooks {
+        let error = launch(Launch::threads(2), |world| {
+            let sharded = sharded(&stack(&Device::flex()), world, &DeviceMesh::new(world, [2], ["shard"])?)?;
+            units(&sharded)?.set_all_reduce_hook(move |grads| Ok(hook(grads.shards)));
+            Error::catch(|| step(&sharded, world)).map(drop)
+        });
+        let text = error.expect_err("the hook is wrong").to_string();
+        assert!(text.contains(reason) && text.contains("all-reduce hook of unit `blocks.2`"), "{text}");
+    }
+    let wrong = ParamError::HookResult { unit: "root".into(), reason: "none".into() };
+    assert!(wrong.to_string().contains("must return the tensors that it was given"));
+}

@@ -1,0 +1,180 @@
+//! A run of the matrix: ten steps, sharded or by hand.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::{DType, Device};
+use burn_dtensor::comm::{Op, Phase};
+use burn_dtensor::fsdp::{ParamInfo, units, unshard};
+use burn_dtensor::prelude::*;
+
+use super::late::{Delays, Late, Place};
+use super::net::Net;
+use crate::fsdp::precision::by_hand::{average, with_weights_in};
+use crate::fsdp::support::{on_device, values};
+
+pub const STEPS: u64 = 10;
+
+/// What weights are computed in, and gradients reduced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    Single,
+    /// Reduced in single precision.
+    Bf16,
+    F16,
+}
+
+/// What is gathered before forward comes to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// What units gather of themselves.
+    Nothing,
+    /// With each unit the two that come next, forward and back.
+    NextTwo,
+    /// All units, by the program.
+    Everything,
+}
+
+/// One way to train.
+#[derive(Debug, Clone, Copy)]
+pub struct Cell {
+    pub precision: Precision,
+    pub reshard: ReshardAfterForward,
+    pub ahead: Ahead,
+    pub late: Option<Late>,
+}
+
+/// This rank's losses and, by path, all weights in the end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trained {
+    pub losses: Vec<f32>,
+    pub weights: BTreeMap<String, Vec<f32>>,
+}
+
+impl Precision {
+    pub const ALL: [Self; 3] = [Self::Single, Self::Bf16, Self::F16];
+
+    fn param(self) -> Option<DType> {
+        match self {
+            Self::Single => None,
+            Self::Bf16 => Some(DType::BF16),
+            Self::F16 => Some(DType::F16),
+        }
+    }
+
+    fn reduce(self) -> DType {
+        match self {
+            Self::Single | Self::Bf16 => DType::F32,
+            Self::F16 => DType::F16,
+        }
+    }
+}
+
+impl Ahead {
+    fn set(self, net: &Net) -> Result<()> {
+        let Self::NextTwo = self else { return Ok(()) };
+        let root = units(net)?.own();
+        let blocks = net.blocks.iter().map(units).collect::<Result<Vec<_>>>()?;
+        let forward: Vec<_> = std::iter::once(root).chain(blocks).collect();
+        for (at, unit) in forward.iter().enumerate() {
+            let after = forward[at + 1..].iter().take(2).cloned();
+            unit.set_forward_prefetch(after.collect::<Vec<_>>());
+            // Backward comes to the root first.
+            let end = if at == 0 { forward.len() } else { at };
+            let before = forward[1..end].iter().rev().take(2).cloned();
+            unit.set_backward_prefetch(before.collect::<Vec<_>>());
+        }
+        Ok(())
+    }
+
+    fn gather(self, net: &Net) -> Result<()> {
+        if let Self::Everything = self {
+            // Their forwards wait.
+            drop(unshard(net)?);
+            net.blocks.iter().try_for_each(|block| unshard(block).map(drop))?;
+        }
+        Ok(())
+    }
+}
+
+impl Cell {
+    fn config(&self) -> FullyShard {
+        let whole = |param: ParamInfo| (param.path == "gain").then_some(Placement::Replicate);
+        let config =
+            FullyShard::new().units(["blocks.*"]).reshard_after_forward(self.reshard).shard_placement_fn(whole);
+        let Some(param) = self.precision.param() else { return config };
+        let policy = MixedPrecision::new().param_dtype(param).reduce_dtype(self.precision.reduce());
+        config.mixed_precision(policy.clone().output_dtype(DType::F32)).mixed_precision_for(["blocks.*"], policy)
+    }
+
+    /// Trains the sharded model.
+    ///
+    /// # Panics
+    /// If the ranks that were to be late were not.
+    pub fn train(&self, net: &Net, mesh: &DeviceMesh) -> Result<Trained> {
+        let (ranks, ledger) = (mesh.size(), mesh.world().ledger());
+        let net = fully_shard(on_device(net, &mesh.device().clone().autodiff()), mesh, self.config())?;
+        self.ahead.set(&net)?;
+        ledger.reset();
+        let delays = Arc::new(Delays::new(self.late, mesh.rank(), ranks));
+        let (net, losses) = tracing::subscriber::with_default(delays.clone(), || self.steps(net, mesh, &delays))?;
+        let by_program = if let Ahead::Everything = self.ahead { STEPS * (1 + net.blocks.len() as u64) } else { 0 };
+        let is_cut = u64::from(ranks > 1);
+        assert_eq!(ledger.calls_in(Op::AllGather, Phase::Other), is_cut * by_program, "{self:?}");
+        let slept = mesh.all_reduce(delays.slept() as f64, ReduceOp::Sum)?;
+        assert_eq!(slept, self.late.map_or(0, |late| late.count(STEPS, ranks)) as f64, "{self:?}");
+        Ok(Trained { losses, weights: values(&full_model(&net)?, None) })
+    }
+
+    fn steps(&self, mut net: Net, mesh: &DeviceMesh, delays: &Delays) -> Result<(Net, Vec<f32>)> {
+        let device = mesh.device().clone().autodiff();
+        let (mut optim, mut losses) = (optimizer(), Vec::new());
+        for step in 0..STEPS {
+            delays.begin(step);
+            self.ahead.gather(&net)?;
+            let loss = net.loss(step, mesh.rank(), &device, || delays.at(Place::InForward));
+            losses.push(loss.clone().into_scalar());
+            let grads = GradientsParams::from_grads(loss.backward(), &net);
+            delays.at(Place::BeforeStep);
+            net = optim.step(LR, net, grads);
+        }
+        Ok((net, losses))
+    }
+}
+
+const LR: f64 = 1e-2;
+
+fn optimizer() -> ModuleOptimizer {
+    AdamWConfig::new().with_epsilon(1e-5).init()
+}
+
+/// Data parallelism by hand: every rank has the model whole, casts its weights, and averages gradients.
+pub fn by_hand(net: &Net, mesh: &DeviceMesh, precision: Precision) -> Result<Trained> {
+    let device = mesh.device().clone().autodiff();
+    let mut net = with_weights_in(on_device(net, &device), |_| precision.param());
+    let (mut optim, mut losses) = (optimizer(), Vec::new());
+    for step in 0..STEPS {
+        let loss = net.loss(step, mesh.rank(), &device, || ());
+        losses.push(loss.clone().into_scalar());
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        let grads = average(&net, grads, mesh, |_| precision.reduce());
+        net = optim.step(LR, net, grads);
+    }
+    Ok(Trained { losses, weights: values(&net, None) })
+}
+
+/// One device, by the mean of the losses of the batches of all ranks.
+pub fn alone(net: &Net, ranks: usize) -> Trained {
+    let device = Device::flex().autodiff();
+    let mut net = on_device(net, &device);
+    let (mut optim, mut losses) = (optimizer(), Vec::new());
+    for step in 0..STEPS {
+        let of_ranks = (0..ranks).map(|rank| net.loss(step, rank, &device, || ()));
+        let loss = of_ranks.reduce(|a, b| a + b).expect("a rank") / ranks as f32;
+        losses.push(loss.clone().into_scalar());
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        net = optim.step(LR, net, grads);
+    }
+    Trained { losses, weights: values(&net, None) }
+}

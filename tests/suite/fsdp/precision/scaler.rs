@@ -1,0 +1,191 @@
+//! `GradScaler`, held to what PyTorch documents of its own.
+
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_dtensor::comm::{Op, ReduceOp};
+use burn_dtensor::fsdp::{
+    FullyShard, GradScaler, MixedPrecision, ParamExt, full_model, fully_shard, named_parameters, unit,
+};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::testing::MeshTest;
+
+use crate::fsdp::support::{max_diff, on_device, tensor, values};
+
+const WIDTH: usize = 4;
+
+fn layer(device: &Device) -> Linear {
+    device.seed(1);
+    LinearConfig::new(WIDTH, 3).init(device)
+}
+
+/// Gradients of the layer's shards: `value` everywhere but in the last element of each, which is `odd` if that is given.
+fn grads(layer: &Linear, value: f32, odd: Option<f32>) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    for param in named_parameters(layer).expect("it is sharded") {
+        let shape = param.spec.local_shape().to_vec();
+        let mut numbers = vec![value; shape.iter().product()];
+        if let (Some(odd), Some(last)) = (odd, numbers.last_mut()) {
+            *last = odd;
+        }
+        let data = TensorData::new(numbers, shape.clone());
+        match shape.len() {
+            1 => grads.register(param.id, Tensor::<1>::from_data(data, &Device::flex())),
+            _ => grads.register(param.id, Tensor::<2>::from_data(data, &Device::flex())),
+        }
+    }
+    grads
+}
+
+/// A layer of whose weight the last of three ranks holds no part.
+fn on_three(body: impl Fn(&DeviceMesh, &Linear) + Sync) {
+    let plain = layer(&Device::flex());
+    let _ = values(&plain, None);
+    MeshTest::new([3], ["shard"]).run(|mesh| {
+        let layer = fully_shard(plain.clone(), mesh, FullyShard::new())?;
+        body(mesh, &layer);
+        Ok(())
+    });
+}
+
+/// Its default configuration: 65536, which 2000 good steps double and one bad step halves.
+#[test]
+fn the_scale_grows_after_2000_good_steps_and_shrinks_at_a_bad_one() {
+    on_three(|_, layer| {
+        let mut scaler = GradScaler::new();
+        assert_eq!(scaler.current(), 65536.0);
+        let mut step = |odd| {
+            let kept = scaler.unscale(layer, grads(layer, 65536.0, odd)).unwrap();
+            (kept.is_some(), scaler.current())
+        };
+        assert_eq!(step(None), (true, 65536.0));
+        // It counts anew after a bad step.
+        assert_eq!(step(Some(f32::INFINITY)), (false, 32768.0));
+        for _ in 0..1999 {
+            assert_eq!(step(None), (true, 32768.0));
+        }
+        assert_eq!(step(None), (true, 65536.0));
+        assert_eq!(step(Some(f32::NAN)), (false, 32768.0));
+        assert_eq!(step(Some(f32::NEG_INFINITY)), (false, 16384.0));
+    });
+}
+
+#[test]
+fn factors_and_interval_may_be_set_and_an_infinite_scale_is_none() {
+    on_three(|_, layer| {
+        let scaler = GradScaler::new().init_scale(8.0).growth_factor(4.0).backoff_factor(0.25).growth_interval(2);
+        let scales = |mut scaler: GradScaler, odd: &[bool]| -> Vec<f32> {
+            let mut scale = |&odd: &bool| {
+                scaler.unscale(layer, grads(layer, 1.0, odd.then_some(f32::NAN))).unwrap();
+                scaler.current()
+            };
+            odd.iter().map(&mut scale).collect()
+        };
+        assert_eq!(scales(scaler.clone(), &[false, true, false, false, false, false]), [8.0, 2.0, 2.0, 8.0, 8.0, 32.0]);
+        assert_eq!(scales(scaler.init_scale(f32::MAX), &[false; 3]), [f32::MAX; 3]);
+    });
+}
+
+#[test]
+fn one_rank_that_overflows_has_all_skip_the_step() {
+    on_three(|mesh, layer| {
+        for (odd_rank, odd) in [(0, f32::INFINITY), (1, f32::NAN), (2, f32::NEG_INFINITY)] {
+            let mut scaler = GradScaler::new();
+            let own = (mesh.rank() == odd_rank).then_some(odd);
+            mesh.world().ledger().reset();
+            assert!(scaler.unscale(layer, grads(layer, 1.0, own)).unwrap().is_none(), "{odd} on rank {odd_rank}");
+            assert_eq!(mesh.world().ledger().calls(Op::AllReduce), 1);
+            let scales = mesh.all_reduce(scaler.current(), ReduceOp::Max).unwrap();
+            assert_eq!([scales, scaler.current()], [32768.0; 2]);
+        }
+        // A rank without gradients takes part.
+        let own = if mesh.rank() == 1 { GradientsParams::new() } else { grads(layer, 1.0, None) };
+        assert!(GradScaler::new().unscale(layer, own).unwrap().is_some());
+    });
+}
+
+#[test]
+fn good_gradients_are_unscaled() {
+    on_three(|_, layer| {
+        let grads = GradScaler::new().init_scale(8.0).unscale(layer, grads(layer, 3.0, None)).unwrap().expect("finite");
+        let grad = layer.weight.shard_grad(&grads).expect("a gradient").local().clone();
+        assert_eq!(grad.clone().into_data(), grad.full_like(0.375).into_data());
+    });
+}
+
+#[test]
+fn its_state_is_saved_and_loaded() {
+    on_three(|_, layer| {
+        let mut scaler = GradScaler::new().growth_interval(3);
+        let step = |scaler: &mut GradScaler| scaler.unscale(layer, grads(layer, 1.0, None)).unwrap();
+        step(&mut scaler);
+        step(&mut scaler);
+        let mut loaded: GradScaler = serde_json::from_str(&serde_json::to_string(&scaler).unwrap()).unwrap();
+        assert_eq!(loaded, scaler);
+        step(&mut loaded);
+        assert_eq!(loaded.current(), 2.0 * scaler.current());
+    });
+}
+
+/// In `f16` the loss's gradient alone, of 2 ^ -26, would be 0.
+#[test]
+fn small_gradients_of_half_precision_survive() {
+    let plain = layer(&Device::flex());
+    let _ = values(&plain, None);
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let half = MixedPrecision::new().param_dtype(DType::F16).reduce_dtype(DType::F32).output_dtype(DType::F32);
+        let sharded = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().mixed_precision(half))?;
+        let loss = || {
+            let x = tensor::<2>(1, [2, WIDTH], &device);
+            unit(&sharded, x, |layer, x| layer.forward(x)).sum() * 2f32.powi(-26)
+        };
+        let largest = |grads: &GradientsParams| {
+            let grad = sharded.weight.full_grad(grads).unwrap().expect("a gradient");
+            grad.abs().max().into_scalar::<f32>()
+        };
+        let unscaled = GradientsParams::from_grads(loss().backward(), &sharded);
+        assert_eq!(largest(&unscaled), 0.0);
+        let mut scaler = GradScaler::new();
+        let scaled = GradientsParams::from_grads(scaler.scale(loss()).backward(), &sharded);
+        let grads = scaler.unscale(&sharded, scaled)?.expect("finite");
+        let expected = tensor::<2>(1, [2, WIDTH], &device).sum_dim(0).abs().max().into_scalar::<f32>() * 2f32.powi(-26);
+        assert!((largest(&grads) / expected - 1.0).abs() < 1e-2, "{} and {expected}", largest(&grads));
+        Ok(())
+    });
+}
+
+/// Scales are powers of two: what does not overflow trains as without them.
+#[test]
+fn training_that_overflows_at_first_goes_on_with_a_smaller_scale() {
+    let plain = layer(&Device::flex());
+    let _ = values(&plain, None);
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let half = MixedPrecision::new().param_dtype(DType::F16).reduce_dtype(DType::F32).output_dtype(DType::F32);
+        let mut model = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().mixed_precision(half))?;
+        let mut reference = model.clone();
+        let (mut optim, mut own) = (AdamWConfig::new().init(), AdamWConfig::new().init());
+        let mut scaler = GradScaler::new().init_scale(2f32.powi(18));
+        let loss = |model: &Linear| {
+            let x = tensor::<2>(mesh.rank() as u64 + 1, [2, WIDTH], &device);
+            unit(model, x, |layer, x| layer.forward(x)).square().sum()
+        };
+        let mut skipped = 0;
+        for _ in 0..8 {
+            let grads = GradientsParams::from_grads(scaler.scale(loss(&model)).backward(), &model);
+            match scaler.unscale(&model, grads)? {
+                Some(grads) => {
+                    model = optim.step(1e-2, model, grads);
+                    let grads = GradientsParams::from_grads(loss(&reference).backward(), &reference);
+                    reference = own.step(1e-2, reference, grads);
+                }
+                None => skipped += 1,
+            }
+        }
+        assert!((1..8).contains(&skipped), "{skipped} of 8 steps are skipped");
+        let diff = max_diff(&values(&full_model(&model)?, None), &values(&full_model(&reference)?, None));
+        assert!(diff < 1e-3, "{diff}");
+        Ok(())
+    });
+}
