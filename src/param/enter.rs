@@ -7,7 +7,6 @@ use burn::module::Module;
 use super::ParamError;
 use super::io::UnitTensors;
 use super::open::{self, Member, Open};
-use super::pass::Pass;
 use super::precision::cast;
 use super::prefetch::prefetch;
 use super::replaced::check_whole;
@@ -101,34 +100,23 @@ where
     let label = unit.label();
     let _inside = watch::entered(|| Some(label));
     open::close_read(&unit);
-    let enter = |shards, input| {
-        let (scope, input) = Scope::open(&unit, shards, open::opening(&unit), input);
-        // Not when the first parameter is read: a rank that reads none must take part all the same.
-        scope.pass.buffer.gather();
-        (scope, input)
-    };
-    let begin = |pass: &Pass| {
-        prefetch(&unit);
-        pass.begin();
-    };
-    let (open, input) = match open::member(&unit, &shards) {
-        Member::Alone => {
-            let (scope, input) = enter(shards, input);
-            let pass = scope.pass.clone();
-            let open = Open::new(Some(scope), inside);
-            begin(&pass);
-            (open, input)
-        }
-        Member::Begins(all) => {
-            let (scope, input) = enter(all, input);
-            let pass = scope.pass.clone();
-            let open = Open::member(open::begin(scope), shards, inside);
-            begin(&pass);
-            (open, input)
-        }
-        Member::Joins(at) => {
+    let (open, input) = match open::member(&unit, shards) {
+        Member::Joins { at, shards } => {
             let dtype = unit.precision().inputs;
             (Open::member(at, shards, inside), input.map_floats(&mut |tensor| cast(tensor, dtype)))
+        }
+        Member::Opens { all, one } => {
+            let (scope, input) = Scope::open(&unit, all, open::opening(&unit), input);
+            // Not when the first parameter is read: a rank that reads none must take part all the same.
+            scope.pass.buffer.gather();
+            let pass = scope.pass.clone();
+            let open = match one {
+                Some(shards) => Open::member(open::begin(scope), shards, inside),
+                None => Open::new(Some(scope), inside),
+            };
+            prefetch(&unit);
+            pass.begin();
+            (open, input)
         }
     };
     let output = forward(module, input);

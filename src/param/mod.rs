@@ -10,17 +10,17 @@
 //! | whether they all still are; where they are | `replaced`, `device` |
 //! | over which ranks it is cut, and cut again | `combine`, `recut` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
-//! | what moves together, over which groups | `unit`, `shards`, `exchange`, `terms` |
+//! | what moves together, over which groups | `unit`, `unit_path`, `shards`, `exchange`, `terms` |
 //! | what becomes of whole gradients | `reduce`, `pass`; `waiting`, where they are not reduced yet |
 //! | in which element types | `precision` |
 //! | what is gathered before it is needed | `gathering`, `unshard`, `prefetch` |
 //! | what units do, for all to see | `events` |
-//! | what the program has units do | `units`, `control` |
+//! | what the program has units do, or does in their place | `units`, `control`; `custom` |
 //! | what is compared between ranks that hold it alike | `verify` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | a parameter read outside its unit | `read`, `outside` |
 //! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
-//! | whose the gathered memory is | `buffer` |
+//! | whose the gathered memory is; several passes' | `buffer`; `buffer/shared` |
 //! | the ordinary model again; all parameters in a table | `full`; `describe` |
 //! | what records say of a shard | `part` |
 //! | what is beside the parameters: running statistics | `running` |

@@ -63,6 +63,12 @@ impl OpenUnits {
         }
     }
 
+    /// The shards of `unit` of which `holds` is true, innermost first, if it is of a module inside one that is open.
+    fn inside(&self, unit: &Arc<Unit>, holds: impl Fn(&Shards) -> bool) -> Option<Shards> {
+        let mut inside = self.stack.iter().rev().flat_map(|opened| &opened.inside);
+        inside.find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards)).map(|(_, shards)| shards.clone())
+    }
+
     fn push(&mut self, scope: Option<Scope>, inside: Vec<(Arc<Unit>, Shards)>, by: OpenedBy) -> Option<Rc<Scope>> {
         scope.iter().for_each(|scope| self.enter(scope));
         let scope = scope.map(Rc::new);
@@ -83,11 +89,7 @@ thread_local! {
 pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<Shards> {
     OPEN.with_borrow(|open| {
         let is_open = |opened: &Opened| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit));
-        if open.stack.iter().any(is_open) {
-            return None;
-        }
-        let mut inside = open.stack.iter().rev().flat_map(|opened| &opened.inside);
-        inside.find(|(other, _)| Arc::ptr_eq(other, unit)).map(|(_, shards)| shards.clone())
+        if open.stack.iter().any(is_open) { None } else { open.inside(unit, |_| true) }
     })
 }
 
@@ -122,10 +124,7 @@ pub(super) fn opening(unit: &Unit) -> Opening {
 /// Opens the unit of which `shards` makes those at hand, if a module around its own is open: until
 /// another is read, or that module is left.
 pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&Shards) -> bool) -> Option<Rc<Scope>> {
-    let shards = OPEN.with_borrow(|open| {
-        let mut inside = open.stack.iter().rev().flat_map(|opened| &opened.inside);
-        inside.find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards)).map(|(_, shards)| shards.clone())
-    })?;
+    let shards = OPEN.with_borrow(|open| open.inside(unit, holds))?;
     close_read(unit);
     let (scope, ()) = Scope::open(unit, shards, Opening { deeper: DEEPER, ..opening(unit) }, ());
     scope.pass.buffer.gather();
@@ -143,35 +142,34 @@ pub(super) fn close_read(unit: &Unit) {
     }
 }
 
-/// What one module of a unit of several finds.
+/// What a module of a unit finds.
 pub(super) enum Member {
-    /// The unit is open, there.
-    Joins(usize),
-    /// It is not, and these are the shards of all its modules.
-    Begins(Shards),
-    /// The other modules are not at hand.
-    Alone,
+    /// Its unit, of several modules, is open `at` that place.
+    Joins { at: usize, shards: Shards },
+    /// The unit is to be opened with `all` of these, of which this `one` is a module's if there are others.
+    Opens { all: Shards, one: Option<Shards> },
 }
 
 /// What a module of `unit` finds, of which these are the shards.
-pub(super) fn member(unit: &Arc<Unit>, shards: &Shards) -> Member {
+pub(super) fn member(unit: &Arc<Unit>, shards: Shards) -> Member {
     if !unit.is_group() {
-        return Member::Alone;
+        return Member::Opens { all: shards, one: None };
     }
     let own = || shards.members.iter().zip(&shards.bases);
     let has = |all: &Shards| own().all(|(&member, base)| all.position(member, base).is_some());
-    OPEN.with_borrow(|open| {
-        let is_this = |opened: &Opened| {
-            let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Member(_)));
-            scope.is_some_and(|scope| scope.is_of(unit) && has(&scope.shards))
-        };
-        if let Some(at) = open.stack.iter().rposition(is_this) {
-            return Member::Joins(at);
-        }
-        let mut inside = open.stack.iter().rev().flat_map(|opened| &opened.inside);
-        let all = inside.find(|(other, all)| Arc::ptr_eq(other, unit) && has(all));
-        all.map_or(Member::Alone, |(_, all)| Member::Begins(all.clone()))
-    })
+    let is_this = |opened: &Opened| {
+        let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Member(_)));
+        scope.is_some_and(|scope| scope.is_of(unit) && has(&scope.shards))
+    };
+    let at = OPEN.with_borrow(|open| open.stack.iter().rposition(is_this));
+    let all = || OPEN.with_borrow(|open| open.inside(unit, has));
+    match at {
+        Some(at) => Member::Joins { at, shards },
+        None => match all() {
+            Some(all) => Member::Opens { all, one: Some(shards) },
+            None => Member::Opens { all: shards, one: None },
+        },
+    }
 }
 
 /// Opens a unit of several modules: until each has run, or what encloses it is left. Returns where it is.

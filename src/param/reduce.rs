@@ -15,7 +15,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Scalar, Tensor, TensorData};
 
-use super::control::{Averaging, Control};
+use super::control::Averaging;
 use super::custom::AllReduceHook;
 use super::events::{EventKind, ShardedState, TrainingState, done, happened};
 use super::plans::Exchange;
@@ -153,7 +153,10 @@ impl Reduction {
         let Whole { members, leaves, stored, grads } = whole;
         let Carried { due, shard, replicate } = carried;
         let scale = unit.averaging().scale;
-        let Control { all_reduce, hook, .. } = unit.control.lock().clone();
+        let (all_reduce, hook) = {
+            let control = unit.control.lock();
+            (control.all_reduce, control.hook.clone())
+        };
         let data = unit.data.as_ref().filter(|data| !grads.is_empty() && data.ranks() > 1);
         let (used, stage) = match data {
             None if hook.is_some() => {

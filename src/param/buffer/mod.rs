@@ -114,9 +114,11 @@ impl UnitBuffer {
     /// Of the weights of `source`. What the pass has gathered `stays` for the next forward from these shards.
     pub(super) fn new(source: Arc<Source>, kept: Kept, in_slots: bool, stays: Option<ShardsKey>) -> Self {
         let gradients = Mutex::new(Gradients::new(source.members.len()));
-        let freed_by = (stays.is_some() && in_slots && kept == Kept::Whole).then(Arc::default);
+        let is_left = stays.is_some();
         let stays = Mutex::new(stays.map_or(Stays::No, Stays::For));
-        Self { source, kept, in_slots, gradients, stays, freed_by }
+        let mut buffer = Self { source, kept, in_slots, gradients, stays, freed_by: None };
+        buffer.freed_by = (is_left && buffer.may_share()).then(Arc::default);
+        buffer
     }
 
     pub(super) fn unit(&self) -> &Arc<Unit> {

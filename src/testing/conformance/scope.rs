@@ -20,6 +20,7 @@ pub(super) struct Scope {
     /// The same ranks in reverse order, which are another group.
     pub reversed: Communicator,
     pub device: Device,
+    large: bool,
     long: bool,
     cases: Cell<usize>,
 }
@@ -45,7 +46,7 @@ impl Scope {
         }
         let scope = |comm: Communicator| {
             let reversed = world.group(&comm.group().ranks().iter().rev().copied().collect::<Vec<_>>())?;
-            Ok(Self { comm, reversed, device: world.device().clone(), long, cases: Cell::new(0) })
+            Ok(Self { comm, reversed, device: world.device().clone(), large: size > LARGE, long, cases: Cell::new(0) })
         };
         comms.into_iter().map(scope).collect()
     }
@@ -59,9 +60,9 @@ impl Scope {
         self.comm.group().rank()
     }
 
-    /// Whether fewer cases must do.
+    /// Whether fewer cases must do: there are many ranks, if not in the group then in others beside it.
     pub fn is_large(&self) -> bool {
-        self.size() > LARGE
+        self.large
     }
 
     /// Whether tensors are long.

@@ -57,12 +57,13 @@ pub(super) fn all_gather_stacked(scope: &Scope) -> Result<()> {
 pub(super) fn reduce_scatter(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope) {
+        let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
         for op in ops(scope).into_iter().filter(|op| fits(*op, dtype, scope)) {
+            let reduced = Plain::reduced(&all, op, dtype);
             for cut in cuts(shape[dim], size) {
-                let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
                 let whole = Sharded { tensor: all[rank].tensor(dtype, &scope.device), dim, cut: cut.clone() };
                 let part = scope.comm.reduce_scatter(Call::default(), vec![whole], op).wait()?.remove(0);
-                let expected = Plain::reduced(&all, op, dtype).narrow(dim, held(&cut, size, rank));
+                let expected = reduced.narrow(dim, held(&cut, size, rank));
                 let case = || format!("{shape:?} dim {dim} {cut:?} {dtype:?} {op:?}");
                 scope.same(Plain::of(part, dtype), expected, case);
             }
@@ -79,8 +80,8 @@ pub(super) fn all_reduce(scope: &Scope) -> Result<()> {
     let all = shapes(scope).into_iter().cartesian_product(dtypes(scope));
     let all = all.map(|(shape, dtype)| (shape, dtype, ops(scope)));
     for (shape, dtype, ops) in all.chain(long.into_iter().filter(|_| !scope.is_large())) {
+        let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
         for op in ops.into_iter().filter(|op| fits(*op, dtype, scope)) {
-            let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
             let tensor = all[rank].tensor(dtype, &scope.device);
             let reduced = scope.comm.all_reduce(Call::default(), vec![tensor], op).wait()?.remove(0);
             let expected = Plain::reduced(&all, op, dtype);

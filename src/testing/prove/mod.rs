@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each [`Case`] is run with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks (of
-//! several inputs in 128, 96 and 64 at most), and in [as many as time allows](prove_with) on 1 x 2, 2 x 2,
+//! several inputs in 128, 48 and 24 at most), and in [as many as time allows](prove_with) on 1 x 2, 2 x 2,
 //! 2 x 3 and 2 x 2 x 2: Replicate, a shard of every dimension, and every partial placement, its parts
 //! different from rank to rank. Then with ragged cuts, beside chunks, replicas and partial sums, on 2 and 2 x 2 ranks.
 //! Compared are
@@ -78,12 +78,12 @@ const ALL: usize = usize::MAX;
 /// and of several, of which there are thousands on a mesh of several dimensions.
 const MESHES: [(&[usize], [usize; 2]); 7] = [
     (&[2], [ALL, 128]),
-    (&[3], [ALL, 96]),
-    (&[4], [ALL, 64]),
-    (&[1, 2], [8, 8]),
-    (&[2, 2], [ALL, 50]),
-    (&[2, 3], [24, 12]),
-    (&[2, 2, 2], [8, 8]),
+    (&[3], [ALL, 48]),
+    (&[4], [ALL, 24]),
+    (&[1, 2], [4, 4]),
+    (&[2, 2], [ALL, 24]),
+    (&[2, 3], [12, 8]),
+    (&[2, 2, 2], [6, 4]),
 ];
 
 /// The same for ragged cuts: between two ranks 3 elements are 1 and 2, which no chunks are.
@@ -102,9 +102,9 @@ pub fn prove(cases: &[Case]) -> Report {
 
 /// Tries every case in combinations of layouts; [the module](self) says how.
 ///
-/// Of chunks, on meshes of one dimension and of one input on 2 x 2, these are all combinations there
-/// are, but for cases of so many inputs that there are hundreds. Else some are tried, up to half of them without
-/// partial placements, the rest spread evenly over all. The report says of how many.
+/// Of chunks these are all combinations there are of one input on meshes of one dimension and on 2 x 2, and of two
+/// inputs on 2 ranks. Else some are tried, up to half of them without partial placements, the rest spread evenly over
+/// all. The report says of how many; [`Effort::Exhaustive`] tries more.
 ///
 /// A combination in which a rank panics or does not come is wrong, and ends the launch; the others
 /// go on in a new one. After ten such failures the rest of a case is not tried on that mesh.

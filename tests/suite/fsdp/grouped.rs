@@ -8,8 +8,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, World, launch};
 use burn_dtensor::fsdp::{
-    Event, EventKind, FsdpError, FullyShard, MixedPrecision, ReshardAfterForward, full_model, fully_shard,
-    named_parameters, record_events, remesh, unit, units, unshard,
+    FsdpError, FullyShard, MixedPrecision, ReshardAfterForward, full_model, fully_shard, named_parameters,
+    record_events, remesh, unit, units, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, parallelize};
@@ -17,6 +17,7 @@ use burn_dtensor::param::ParamError;
 use burn_dtensor::{Error, Result};
 
 use super::support::{Holder, elements, max_diff, mean, on_device, tensor, values};
+use super::traces::trace;
 use crate::launched;
 
 const WIDTH: usize = 5;
@@ -122,22 +123,6 @@ fn gradients_are_those_of_the_unsharded_model() {
             }
         }
     }
-}
-
-/// `U0` for the first block unsharded, `R` for resharded, `B` for its post-backward; of a group the first letters.
-fn trace(events: &[Event]) -> String {
-    let letter = |event: &Event| {
-        let kind = match event.kind {
-            EventKind::Unshard => "U",
-            EventKind::Reshard => "R",
-            EventKind::PostBackward => "B",
-            _ => return None,
-        };
-        let initial = |module: &str| module.strip_prefix("blocks.").unwrap_or(module).chars().next();
-        let unit: String = event.unit.split(", ").filter(|unit| *unit != "root").filter_map(initial).collect();
-        Some(format!("{kind}{unit}"))
-    };
-    events.iter().filter_map(letter).collect::<Vec<_>>().join(" ")
 }
 
 #[test]

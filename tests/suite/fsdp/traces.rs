@@ -11,8 +11,9 @@ use burn_dtensor::mesh::DeviceMesh;
 use super::collectives::{Stack, WIDTH, stack};
 use super::support::{on_device, tensor};
 
-/// `U0` for the first block unsharded, `R` for resharded, `B` for its post-backward, `U` alone for the root's.
-fn trace(events: &[Event]) -> String {
+/// `U0` for the first block unsharded, `R` for resharded, `B` for its post-backward, `U` alone for the root's; a unit of
+/// several modules has the initials of all.
+pub(super) fn trace(events: &[Event]) -> String {
     let letter = |event: &Event| {
         let kind = match event.kind {
             EventKind::Unshard => "U",
@@ -20,7 +21,8 @@ fn trace(events: &[Event]) -> String {
             EventKind::PostBackward => "B",
             _ => return None,
         };
-        let unit = event.unit.strip_prefix("blocks.").unwrap_or("");
+        let initial = |module: &str| module.strip_prefix("blocks.").unwrap_or(module).chars().next();
+        let unit: String = event.unit.split(", ").filter(|unit| *unit != "root").filter_map(initial).collect();
         Some(format!("{kind}{unit}"))
     };
     events.iter().filter_map(letter).collect::<Vec<_>>().join(" ")
