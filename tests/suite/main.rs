@@ -30,3 +30,6 @@ mod rules;
 mod testing;
 mod tree;
 mod worlds;
+
+/// The sizes of worlds that collectives are held to brute force on.
+const CONFORMING: [usize; 3] = [2, 3, 8];

@@ -8,9 +8,9 @@ use burn_dtensor::testing::Conformance;
 use super::naive::Naive;
 use super::run;
 
-/// On worlds of 2, 3 and 8 ranks, of which each has groups of several sizes.
+/// On worlds of several sizes, of which each has groups of several sizes.
 fn threads(check: &str) {
-    assert!(Conformance::of(Launch::threads).ranks([2, 3, 8]).check(check) > 0);
+    assert!(Conformance::of(Launch::threads).ranks(crate::CONFORMING).check(check) > 0);
 }
 
 /// On the world, and on the rows and columns of a mesh.
