@@ -19,6 +19,7 @@ mod mesh;
 mod models;
 mod nn;
 mod optim;
+mod own_process;
 mod parallel;
 mod parity;
 #[cfg(feature = "mpi")]

@@ -9,9 +9,7 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::process::Command;
 
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
@@ -28,6 +26,7 @@ use super::operation::{Arguments, Operation};
 use super::told::{Cells, Told};
 use crate::fsdp::hook::in_backward;
 use crate::fsdp::support::{on_device, tensor, values};
+use crate::own_process::own_process;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
@@ -231,17 +230,7 @@ fn every_fault_in_forward_is_told() {
     every_cell_in(Place::Forward);
 }
 
-/// In a process of its own: what backward leaves behind when it unwinds makes every later one slower.
 #[test]
 fn every_fault_in_backward_is_told() {
-    const NAME: &str = "faults::training::every_fault_in_backward_is_told";
-    const OWN: &str = "BURN_DTENSOR_FAULTS_IN_BACKWARD";
-    if env::var_os(OWN).is_some() {
-        return every_cell_in(Place::Backward);
-    }
-    let arguments = [NAME, "--exact", "--nocapture"];
-    let output = Command::new(env::current_exe().unwrap()).args(arguments).env(OWN, "1").output().unwrap();
-    let [text, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
-    text.lines().filter(|line| line.contains(" cells, ")).for_each(|line| println!("{line}"));
+    own_process("faults::training::every_fault_in_backward_is_told", || every_cell_in(Place::Backward));
 }
