@@ -3,6 +3,7 @@
 //! ```text
 //! cargo bench --bench step
 //! cargo bench --bench step -- --delay     # one rank sleeps somewhere in each step
+//! cargo bench --features mpi --bench step -- --processes    # ranks are two processes
 //! ```
 //!
 //! The model is a GPT of width 512, 8 layers, 8 heads, vocabulary 4096, untied, 29.53 M
@@ -18,6 +19,8 @@
 #[allow(dead_code, reason = "the example uses the rest of it")]
 mod model;
 
+#[cfg(feature = "mpi")]
+use std::env;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -25,9 +28,12 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn_dtensor::comm::{Op, Spent};
 use burn_dtensor::prelude::*;
+#[cfg(feature = "mpi")]
+use burn_dtensor::testing::mpirun;
 use clap::Parser;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
 
 use model::{Gpt, GptConfig, mean_cross_entropy};
 
@@ -70,13 +76,16 @@ struct Cli {
     /// Keep gathered weights from forward to backward
     #[arg(long)]
     keep: bool,
+    /// Start two processes under `mpirun`, of which each is a rank
+    #[arg(long)]
+    processes: bool,
     /// Passed by cargo bench
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 /// Seconds of one step, whole and by part.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
 struct Seconds {
     step: f64,
     forward: f64,
@@ -159,13 +168,17 @@ fn random_tokens(rng: &mut StdRng, device: &Device) -> Tensor<2, Int> {
 }
 
 /// Steps of each kind on one rank, and calls and bytes a sharded step.
+#[derive(Serialize, Deserialize)]
 struct Measured {
     sharded: Vec<Seconds>,
     unsharded: Vec<Seconds>,
+    /// Page faults of a step of each kind after others of its kind.
+    faults: [f64; 2],
     traffic: String,
 }
 
-fn measure(cli: &Cli, world: &World) -> Result<Measured> {
+/// What each rank has measured, in order.
+fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
     let device = world.device().clone().autodiff();
     let config = GptConfig { dim: cli.dim, ..MODEL };
     let mesh = match cli.replicate {
@@ -180,7 +193,7 @@ fn measure(cli: &Cli, world: &World) -> Result<Measured> {
     // The same on all ranks.
     let mut delays = StdRng::seed_from_u64(0xde1a);
     let mut half_a_block = Duration::ZERO;
-    let mut measured = Measured { sharded: Vec::new(), unsharded: Vec::new(), traffic: String::new() };
+    let mut measured = Measured { sharded: Vec::new(), unsharded: Vec::new(), faults: [0.0; 2], traffic: String::new() };
     for step in 0..cli.warmup + cli.steps * cli.repeats {
         let delay = Delay::draw(&mut delays, half_a_block);
         let delay = Some(delay).filter(|_| cli.delay && step >= cli.warmup);
@@ -196,7 +209,12 @@ fn measure(cli: &Cli, world: &World) -> Result<Measured> {
             measured.unsharded.push(other);
         }
     }
-    Ok(measured)
+    // One after the other: what a step gives back to the system, the next one of the other kind may have to get again.
+    for (training, faults) in [&mut sharded, &mut unsharded].into_iter().zip(&mut measured.faults) {
+        let steps: Vec<_> = (0..4).map(|_| training.step(world, &mut rng, None, &device)).collect::<Result<_>>()?;
+        *faults = medians(&steps[1..]).faults;
+    }
+    world.all().all_gather_object("measured".into(), &measured)
 }
 
 /// The median of each part.
@@ -218,10 +236,29 @@ fn medians(steps: &[Seconds]) -> Seconds {
     }
 }
 
+/// Runs this again, with the same arguments but one, in two processes.
+#[cfg(feature = "mpi")]
+fn start_processes() -> Result<()> {
+    let count = RANKS.to_string();
+    let arguments = env::args().skip(1).filter(|argument| argument != "--processes");
+    let status = mpirun().args(["-n", &count]).arg(env::current_exe()?).args(arguments).status()?;
+    status.success().then_some(()).ok_or_else(|| Error::other(format!("mpirun has ended with {status}")))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn start_processes() -> Result<()> {
+    Err(Error::other("ranks in processes need MPI: cargo bench --features mpi --bench step -- --processes"))
+}
+
 fn main() -> Result<()> {
     let cli = Cli::parse();
-    let ranks = launch(Launch::threads(RANKS), |world| measure(&cli, world))?;
-    let (_, first) = &ranks[0];
+    if cli.processes {
+        return start_processes();
+    }
+    let mut outcomes = launch(Launch::from_env(RANKS)?, |world| measure(&cli, world))?;
+    // Of several processes that of the first rank tells.
+    let Some((0, ranks)) = outcomes.first_mut() else { return Ok(()) };
+    let first = &ranks[0];
     let [sharded, unsharded] = [medians(&first.sharded), medians(&first.unsharded)];
     println!("{:<24} {:>8} {:>8} {:>8} {:>8} {:>10}", "", "s/step", "forward", "backward", "AdamW", "tokens/s");
     for (name, Seconds { step, forward, backward, optimizer, .. }) in
@@ -232,11 +269,11 @@ fn main() -> Result<()> {
     }
     println!("{:<24} {TORCH_FSDP2_S:>8.3}  (recorded on one quiet 2-core machine)", "PyTorch FSDP2, gloo");
     println!("collectives a step: {}", first.traffic);
-    for (rank, measured) in &ranks {
-        let Seconds { waiting, moving, faults, .. } = medians(&measured.sharded);
-        let unsharded = medians(&measured.unsharded).faults;
+    for (rank, measured) in ranks.iter().enumerate() {
+        let Seconds { waiting, moving, .. } = medians(&measured.sharded);
+        let [sharded, unsharded] = measured.faults;
         println!(
-            "  rank {rank}: {moving:.3} s copying and reducing, {waiting:.3} s waiting for the other rank; {faults:.0} minor \
+            "  rank {rank}: {moving:.3} s copying and reducing, {waiting:.3} s waiting for the other rank; {sharded:.0} minor \
              page faults, unsharded {unsharded:.0}"
         );
     }

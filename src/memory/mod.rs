@@ -10,6 +10,9 @@ pub(crate) mod cube;
 mod digest;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
+#[cfg(all(target_os = "linux", not(sanitized)))]
+mod reused;
+mod space;
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{BackendTensor, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
@@ -17,6 +20,7 @@ use burn::tensor::{Device, Slice};
 
 #[cfg(feature = "flex")]
 pub(crate) use digest::digests;
+pub(crate) use space::Space;
 
 /// A digest of each tensor's elements: none are on the CPU.
 #[cfg(not(feature = "flex"))]

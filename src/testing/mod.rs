@@ -14,6 +14,8 @@
 //! The ranks are threads; those of a `ProcessMeshTest` are in several processes, and [`mesh_test!`](crate::mesh_test) makes
 //! a test of each. Collectives run under a deadline, so a test that would hang fails.
 
+#[doc(hidden)]
+pub mod blocks;
 mod conformance;
 #[doc(hidden)]
 pub mod copies;

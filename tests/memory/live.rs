@@ -11,6 +11,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::World;
 use burn_dtensor::prelude::*;
+use burn_dtensor::testing::blocks::{Counter, count_blocks};
 
 struct Counting;
 
@@ -51,6 +52,23 @@ fn with_room(layout: Layout) -> Layout {
     unsafe { Layout::from_size_align_unchecked(layout.size() + room, room) }
 }
 
+/// So many bytes more are live, of the account that has this number.
+fn taken(size: usize) -> usize {
+    let live = LIVE.fetch_add(size, SeqCst) + size;
+    PEAK.fetch_max(live, SeqCst);
+    let number = ACCOUNT.get();
+    let account = &OF_RANK[number];
+    let own = account.live.fetch_add(size, SeqCst) + size;
+    account.peak.fetch_max(own, SeqCst);
+    number
+}
+
+/// So many bytes of this account are live no more.
+fn given_back(size: usize, number: usize) {
+    LIVE.fetch_sub(size, SeqCst);
+    OF_RANK[number].live.fetch_sub(size, SeqCst);
+}
+
 // SAFETY: every call is the system allocator's, for as much room more before the memory as that is aligned to; the
 // counters do not touch the memory.
 unsafe impl GlobalAlloc for Counting {
@@ -61,12 +79,7 @@ unsafe impl GlobalAlloc for Counting {
         if memory.is_null() {
             return memory;
         }
-        let live = LIVE.fetch_add(layout.size(), SeqCst) + layout.size();
-        PEAK.fetch_max(live, SeqCst);
-        let number = ACCOUNT.get();
-        let account = &OF_RANK[number];
-        let own = account.live.fetch_add(layout.size(), SeqCst) + layout.size();
-        account.peak.fetch_max(own, SeqCst);
+        let number = taken(layout.size());
         // SAFETY: the room is in front, as large as a number at least, and aligned for one.
         unsafe {
             memory.cast::<usize>().write(number);
@@ -80,8 +93,7 @@ unsafe impl GlobalAlloc for Counting {
             let memory = ptr.sub(room(layout));
             (memory, memory.cast::<usize>().read())
         };
-        LIVE.fetch_sub(layout.size(), SeqCst);
-        OF_RANK[number].live.fetch_sub(layout.size(), SeqCst);
+        given_back(layout.size(), number);
         // SAFETY: so it was allocated.
         unsafe { System.dealloc(memory, with_room(layout)) }
     }
@@ -90,9 +102,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One measurement at a time: the counters are the process's.
+/// One measurement at a time: the counters are the process's. Of large tensors' memory, too, which is not the
+/// allocator's.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
+    count_blocks(Counter { taken, given_back });
     ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 

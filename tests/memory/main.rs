@@ -1,5 +1,6 @@
 //! What sharded models hold in memory: this binary has nothing else in it.
 
+mod addresses;
 mod bookkeeping;
 mod bounds;
 mod chain;

@@ -49,19 +49,19 @@ impl AsRef<[u8]> for Host {
 
 /// New memory, aligned for elements of one size.
 pub(super) enum Space {
-    Bytes(Box<[MaybeUninit<u8>]>),
-    Pairs(Box<[MaybeUninit<u16>]>),
-    Fours(Box<[MaybeUninit<u32>]>),
-    Eights(Box<[MaybeUninit<u64>]>),
+    Bytes(memory::Space<u8>),
+    Pairs(memory::Space<u16>),
+    Fours(memory::Space<u32>),
+    Eights(memory::Space<u64>),
 }
 
 impl Space {
     pub(super) fn new(size: usize, count: usize) -> Self {
         match size {
-            1 => Self::Bytes(Box::new_uninit_slice(count)),
-            2 => Self::Pairs(Box::new_uninit_slice(count)),
-            4 => Self::Fours(Box::new_uninit_slice(count)),
-            8 => Self::Eights(Box::new_uninit_slice(count)),
+            1 => Self::Bytes(memory::Space::new(count)),
+            2 => Self::Pairs(memory::Space::new(count)),
+            4 => Self::Fours(memory::Space::new(count)),
+            8 => Self::Eights(memory::Space::new(count)),
             size => unreachable!("no element has {size} bytes"),
         }
     }
@@ -74,10 +74,10 @@ impl Space {
         // SAFETY: the caller says so.
         unsafe {
             match self {
-                Self::Bytes(space) => Bytes::from_elems(space.assume_init().into_vec()),
-                Self::Pairs(space) => Bytes::from_elems(space.assume_init().into_vec()),
-                Self::Fours(space) => Bytes::from_elems(space.assume_init().into_vec()),
-                Self::Eights(space) => Bytes::from_elems(space.assume_init().into_vec()),
+                Self::Bytes(space) => space.filled(),
+                Self::Pairs(space) => space.filled(),
+                Self::Fours(space) => space.filled(),
+                Self::Eights(space) => space.filled(),
             }
         }
     }
@@ -91,10 +91,10 @@ impl Landing for Space {
             unsafe { std::slice::from_raw_parts_mut(space.as_mut_ptr().cast(), len) }
         }
         match self {
-            Self::Bytes(space) => bytes(space),
-            Self::Pairs(space) => bytes(space),
-            Self::Fours(space) => bytes(space),
-            Self::Eights(space) => bytes(space),
+            Self::Bytes(space) => bytes(space.elements()),
+            Self::Pairs(space) => bytes(space.elements()),
+            Self::Fours(space) => bytes(space.elements()),
+            Self::Eights(space) => bytes(space.elements()),
         }
     }
 }

@@ -8,14 +8,14 @@ use std::ops::{BitAnd, BitOr, BitXor, Not};
 use burn::tensor::{Bool, ElementConversion, Int};
 
 use super::methods::{mapped, zipped};
-use super::partials::{DECREASING, MAXIMUM, MINIMUM, NOTHING};
+use super::partials::{CONJUNCTION, DECREASING, DISJUNCTION, NOTHING};
 use super::{Axes, apply};
 use crate::dtensor::DTensor;
 
 impl<const D: usize> DTensor<D, Bool> {
     mapped! { Self; bool_not: DECREASING }
 
-    zipped! { Self; bool_and: MINIMUM, bool_or: MAXIMUM, bool_xor: NOTHING }
+    zipped! { Self; bool_and: CONJUNCTION, bool_or: DISJUNCTION, bool_xor: NOTHING }
 }
 
 impl<const D: usize> DTensor<D, Int> {

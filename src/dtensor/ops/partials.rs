@@ -129,8 +129,15 @@ pub const QUOTIENT: Partials = NOTHING.of_floats(&[(&[SUM], SUM), (&[AVG], AVG)]
 /// `a / b`. A quotient of integers is rounded.
 pub const LINEAR_IN_FIRST: Partials = NOTHING.of_floats(&[(&[SUM, R], SUM), (&[AVG, R], AVG)]);
 /// `max(a, b)`.
-pub const MAXIMUM: Partials =
+///
+/// Not of a minimum: of `max(min(a, b), c)` the terms that `c` replaces are equal and share the gradient, also one
+/// that was `c` before and is not the minimum.
+pub const MAXIMUM: Partials = Partials::alike(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX)]);
+/// `min(a, b)`; not of a maximum, as [`MAXIMUM`] not of a minimum.
+pub const MINIMUM: Partials = Partials::alike(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN)]);
+/// `a or b`, the maximum of what has no gradient.
+pub const DISJUNCTION: Partials =
     Partials::alike(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX), (&[MIN, R], MIN), (&[R, MIN], MIN)]);
-/// `min(a, b)`.
-pub const MINIMUM: Partials =
+/// `a and b`, the minimum of what has no gradient.
+pub const CONJUNCTION: Partials =
     Partials::alike(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN), (&[MAX, R], MAX), (&[R, MAX], MAX)]);

@@ -7,12 +7,13 @@
 //! | assign, not of sum and product | `P(op)`, `R` | `R`, `P(op)` | `P(op)` |
 //! | add | `P(sum)` | `P(sum)` | `P(sum)` |
 //! | add | `P(avg)`, `R` | `P(avg)`, `R` | `P(avg)` |
-//! | add, of floats | `P(max)`, `P(min)` | `R` | that of `x` |
 //! | mul | `P(sum)`, `P(avg)` | `R` | that of `x` |
 //! | mul | `P(product)` | `P(product)` | `P(product)` |
 //! | max | `P(max)`, `R` | `P(max)`, `R` | `P(max)` |
-//! | max | `P(min)` | `R` | `P(min)` |
 //! | min | as max, mirrored | | |
+//!
+//! No extremum goes through a sum, nor a minimum through a maximum: terms that become equal there would share the
+//! gradient of the one.
 
 use burn::tensor::{IndexingUpdateOp, Shape};
 
@@ -36,17 +37,15 @@ const ASSIGN: &[Row] = &[
     (&[R, R, MIN], MIN),
 ];
 const ADD: &[Row] = &[(&[SUM, R, SUM], SUM), (&[AVG, R, AVG], AVG), (&[AVG, R, R], AVG), (&[R, R, AVG], AVG)];
-/// An order is kept by a sum only where it does not wrap around.
-const ADD_FLOATS: &[Row] = &[(&[MAX, R, R], MAX), (&[MIN, R, R], MIN)];
 const MUL: &[Row] = &[(&[SUM, R, R], SUM), (&[AVG, R, R], AVG), (&[PRODUCT, R, PRODUCT], PRODUCT)];
-const MAXIMUM: &[Row] = &[(&[MAX, R, MAX], MAX), (&[MAX, R, R], MAX), (&[R, R, MAX], MAX), (&[MIN, R, R], MIN)];
-const MINIMUM: &[Row] = &[(&[MIN, R, MIN], MIN), (&[MIN, R, R], MIN), (&[R, R, MIN], MIN), (&[MAX, R, R], MAX)];
+const MAXIMUM: &[Row] = &[(&[MAX, R, MAX], MAX), (&[MAX, R, R], MAX), (&[R, R, MAX], MAX)];
+const MINIMUM: &[Row] = &[(&[MIN, R, MIN], MIN), (&[MIN, R, R], MIN), (&[R, R, MIN], MIN)];
 
 /// How an update goes through partial inputs: a tensor, indices, and values.
 pub(super) fn through(update: IndexingUpdateOp) -> Partials {
     match update {
         IndexingUpdateOp::Assign => Partials::new(ASSIGN),
-        IndexingUpdateOp::Add => Partials::new(ADD).of_floats(ADD_FLOATS),
+        IndexingUpdateOp::Add => Partials::new(ADD),
         IndexingUpdateOp::Mul => Partials::new(MUL),
         IndexingUpdateOp::Max => Partials::new(MAXIMUM),
         IndexingUpdateOp::Min => Partials::new(MINIMUM),

@@ -3,17 +3,22 @@
 use std::mem::MaybeUninit;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{Bytes, DType, Element, Shape};
+use burn::tensor::{DType, Element, Shape};
 use bytemuck::Pod;
 use smallvec::SmallVec;
 
 use crate::kernels::Copies;
+use crate::memory::Space;
 use crate::memory::flex::copied;
 
-/// A new tensor that owns `elements`.
-pub(crate) fn build<E: Pod + Send + Sync>(elements: Vec<E>, shape: Shape, dtype: DType) -> FlexTensor {
-    debug_assert_eq!(elements.len(), shape.num_elements());
-    FlexTensor::new(Bytes::from_elems(elements), Layout::contiguous(shape), dtype)
+/// A new tensor of what is in `space`.
+///
+/// # Safety
+/// All of it is written.
+pub(crate) unsafe fn build<E: Pod + Send + Sync>(mut space: Space<E>, shape: Shape, dtype: DType) -> FlexTensor {
+    debug_assert_eq!(space.elements().len(), shape.num_elements());
+    // SAFETY: the caller says so.
+    FlexTensor::new(unsafe { space.filled() }, Layout::contiguous(shape), dtype)
 }
 
 /// `shape` again. Its own `clone` takes as long as an allocation.
@@ -22,22 +27,21 @@ fn same(shape: &Shape) -> Shape {
 }
 
 /// New memory for the targets of a copy, written but for the gaps by whoever has its [`ends`](Self::ends).
-pub(super) struct Targets<E>(Vec<Box<[MaybeUninit<E>]>>);
+pub(super) struct Targets<E>(Vec<Space<E>>);
 
 impl<E: Pod + Send + Sync> Targets<E> {
     /// Of `copies`, with zeros in their gaps.
     pub fn new(copies: &Copies) -> Self {
-        let mut memory: Vec<_> =
-            copies.targets.iter().map(|shape| Box::new_uninit_slice(shape.num_elements())).collect();
+        let mut memory: Vec<_> = copies.targets.iter().map(|shape| Space::new(shape.num_elements())).collect();
         for gap in &copies.gaps {
-            memory[gap.target][gap.at..gap.at + gap.len].fill(MaybeUninit::zeroed());
+            memory[gap.target].elements()[gap.at..gap.at + gap.len].fill(MaybeUninit::zeroed());
         }
         Self(memory)
     }
 
     /// Where each begins. No use of `self` but [`finish`](Self::finish) may follow until all is written.
     pub fn ends(&mut self) -> Ends<E> {
-        Ends(self.0.iter_mut().map(|memory| memory.as_mut_ptr().cast()).collect())
+        Ends(self.0.iter_mut().map(|memory| memory.elements().as_mut_ptr().cast()).collect())
     }
 
     /// As tensors.
@@ -45,10 +49,8 @@ impl<E: Pod + Send + Sync> Targets<E> {
     /// # Safety
     /// All elements of `copies`, whose targets these are, are written.
     pub unsafe fn finish(self, copies: &Copies, dtype: DType) -> Vec<FlexTensor> {
-        let build = |(elements, shape): (Box<[MaybeUninit<E>]>, &Shape)| {
-            // SAFETY: the caller wrote them.
-            build(unsafe { elements.assume_init() }.into_vec(), same(shape), dtype)
-        };
+        // SAFETY: the caller wrote them.
+        let build = |(space, shape): (_, &Shape)| unsafe { build(space, same(shape), dtype) };
         self.0.into_iter().zip(&copies.targets).map(build).collect()
     }
 }

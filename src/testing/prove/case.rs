@@ -100,6 +100,12 @@ impl Input {
         Self::constant::<D, Float>(name, shape, Values::Tied(count), DType::F32)
     }
 
+    /// Whole numbers, never equal to one of another input of the kind (of three); but ranks' parts of an extremum,
+    /// which are not it, may be.
+    pub fn meeting<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
+        Self { values: Values::Meeting, ..Self::float(name, shape) }
+    }
+
     /// Floats in `-2.0..2.0`, but for every third, which is NaN. Without gradients.
     pub fn nan<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
         Self::constant::<D, Float>(name, shape, Values::Nan(-2.0..2.0), DType::F32)

@@ -25,6 +25,7 @@
 /// | `x: 2 positive = [3, 6]` | floats in 0.1..4 |
 /// | `x: 2 within(-0.9..0.9) = [3, 6]` | floats in the range |
 /// | `x: 2 nan = [3, 6]` | floats in -2..2 and NaN, without gradients |
+/// | `x: 2 meeting = [3, 6]` | whole numbers that no other such input has, but ranks' parts of an extremum may |
 /// | `x: 2 tied(3) = [3, 6]` | floats -1, 0 and 1, without gradients |
 /// | `i: 2 int(5) = [3, 6]` | integers from 0 to 4 |
 /// | `i: 2 int(-3..5) = [3, 6]` | integers of the range |
@@ -72,6 +73,9 @@ macro_rules! case {
     (@input $input:ident $d:literal ($shape:expr) nan) => {
         $crate::testing::prove::Input::nan::<$d>(stringify!($input), $shape)
     };
+    (@input $input:ident $d:literal ($shape:expr) meeting) => {
+        $crate::testing::prove::Input::meeting::<$d>(stringify!($input), $shape)
+    };
     (@input $input:ident $d:literal ($shape:expr) tied($count:expr)) => {
         $crate::testing::prove::Input::tied::<$d>(stringify!($input), $shape, $count)
     };
@@ -86,6 +90,7 @@ macro_rules! case {
     (@kind within) => { $crate::testing::prove::plain::Float };
     (@kind float) => { $crate::testing::prove::plain::Float };
     (@kind nan) => { $crate::testing::prove::plain::Float };
+    (@kind meeting) => { $crate::testing::prove::plain::Float };
     (@kind tied) => { $crate::testing::prove::plain::Float };
     (@kind int) => { $crate::testing::prove::plain::Int };
     (@kind bool) => { $crate::testing::prove::plain::Bool };

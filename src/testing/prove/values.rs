@@ -14,6 +14,8 @@ pub(super) enum Values {
     Float(Range<f64>),
     /// The same, but for every third, which is NaN.
     Nan(Range<f64>),
+    /// Whole numbers, never equal to one of another input (of three); but what an extremum leaves out may be.
+    Meeting,
     /// This many whole numbers around 0, most of them more than once.
     Tied(usize),
     /// Inside the range.
@@ -25,7 +27,7 @@ impl Values {
     /// Whether a partial value by `op` makes sense for such elements.
     pub(super) fn takes(&self, op: PartialOp) -> bool {
         match self {
-            Self::Float(_) | Self::Nan(_) => true,
+            Self::Float(_) | Self::Nan(_) | Self::Meeting => true,
             Self::Int(_) => op != PartialOp::Avg,
             Self::Tied(_) | Self::Bool => false,
         }
@@ -44,6 +46,7 @@ impl Values {
             }
             Self::Nan(_) if at % 3 == 1 => f64::NAN,
             Self::Nan(range) => Self::Float(range.clone()).whole(input, len)[at],
+            Self::Meeting => (3 * (bits([input, at, 2]) % 3) + input as u64 % 3) as f64,
             Self::Tied(count) => (bits([input, at, 2]) % *count as u64) as f64 - (*count / 2) as f64,
             Self::Int(range) => (range.start + (bits([input, at, 2]) % range.end.abs_diff(range.start)) as i64) as f64,
             Self::Bool => (bits([input, at, 3]) % 2) as f64,
@@ -87,11 +90,13 @@ impl Values {
             PartialOp::Max if far => (f64::NEG_INFINITY, 0.0),
             PartialOp::Max => match self {
                 Self::Float(range) => (value - (0.1 + 0.8 * share) * (value - range.start), 0.0),
+                Self::Meeting => (value - 1.0 - (4.0 * share).floor(), 0.0),
                 Self::Int(range) => (value - (share * (value - range.start as f64 + 1.0)).floor(), 0.0),
                 Self::Nan(_) | Self::Tied(_) | Self::Bool => (value, 0.0),
             },
             PartialOp::Min => match self {
                 Self::Float(range) => (value + (0.1 + 0.8 * share) * (range.end - value), 0.0),
+                Self::Meeting => (value + 1.0 + (4.0 * share).floor(), 0.0),
                 Self::Int(range) => (value + (share * (range.end as f64 - value)).floor(), 0.0),
                 Self::Nan(_) | Self::Tied(_) | Self::Bool => (value, 0.0),
             },

@@ -3,10 +3,10 @@
 use burn::tensor::{FloatDType, IndexingUpdateOp, IntDType};
 use burn_dtensor::testing::prove::{Case, case};
 
-use IndexingUpdateOp::Add;
+use IndexingUpdateOp::{Add, Max, Min};
 
 pub fn cases() -> Vec<Case> {
-    [narrow_integers(), wide_integers(), half_floats(), tied()].into_iter().flatten().collect()
+    [narrow_integers(), wide_integers(), half_floats(), tied(), meeting()].into_iter().flatten().collect()
 }
 
 /// They wrap around, and do not hold every length.
@@ -116,5 +116,19 @@ fn tied() -> Vec<Case> {
         case!("sign", (x: 2 tied(3) = [3, 6]) => x.sign()),
         case!("relu", (x: 2 tied(3) = [3, 6]) => activation::relu(x)),
         case!("round", (x: 2 tied(5) = [3, 6]) => (x / 2.0).round()),
+    ]
+}
+
+/// What an extremum leaves out gets no gradient, also where an operator makes it equal to the rest.
+fn meeting() -> Vec<Case> {
+    vec![
+        case!("max_pair", (a: 2 meeting = [3, 6], b: 2 meeting = [3, 6]) => a.max_pair(b)),
+        case!("max_pair", (a: 2 meeting = [3, 6], b: 2 meeting = [1, 6]) => a.max_pair(b)),
+        case!("min_pair", (a: 2 meeting = [3, 6], b: 2 meeting = [3, 6]) => a.min_pair(b)),
+        case!("min_pair", (a: 2 meeting = [3, 1], b: 2 meeting = [3, 6]) => a.min_pair(b)),
+        case!("scatter", (x: 1 meeting = [7], i: 1 int(7) = [1], v: 1 meeting = [1]) => x.scatter(0, i, v, Max)),
+        case!("scatter", (x: 1 meeting = [7], i: 1 int(7) = [1], v: 1 meeting = [1]) => x.scatter(0, i, v, Min)),
+        case!("relu", (x: 2 meeting = [3, 6]) => activation::relu(x - 3.0)),
+        case!("leaky_relu", (x: 2 meeting = [3, 6]) => activation::leaky_relu(x - 3.0, 0.5)),
     ]
 }

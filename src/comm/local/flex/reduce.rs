@@ -13,6 +13,7 @@ use super::element::{Element, Number};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::Ranges;
 use crate::kernels::flex::{Sources, build, stream};
+use crate::memory::Space;
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.
 const STRIP: usize = 1024;
@@ -61,19 +62,21 @@ fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: Block, shape: Shape
     /// The same, compiled for registers twice as long as those that every x86-64 has.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
-    fn by_avx2<E: Element>(sources: &Sources, op: ReduceOp, block: &Block) -> Vec<E> {
+    fn by_avx2<E: Element>(sources: &Sources, op: ReduceOp, block: &Block) -> Space<E> {
         reduced(sources, op, block)
     }
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has what it is asked for.
-        return build(unsafe { by_avx2::<E>(sources, op, &block) }, shape, dtype);
+        // SAFETY: the processor has what it is asked for, and all is written.
+        return unsafe { build(by_avx2::<E>(sources, op, &block), shape, dtype) };
     }
-    build(reduced::<E>(sources, op, &block), shape, dtype)
+    // SAFETY: all is written.
+    unsafe { build(reduced::<E>(sources, op, &block), shape, dtype) }
 }
 
+/// Space in which all is written.
 #[inline(always)]
-fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &Block) -> Vec<E> {
+fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &Block) -> Space<E> {
     let slices: SmallVec<[&[E]; 8]> = sources.elements().collect();
     let count = slices.len();
     match op {
@@ -88,16 +91,17 @@ fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &Block) -> Vec<E>
     }
 }
 
-/// Walks the block in strips that the tree reduces one by one.
+/// Walks the block in strips that the tree reduces one by one. All of the space is written.
 #[inline(always)]
 fn strips<E: Element>(
     sources: &[&[E]],
     block: &Block,
     combine: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy,
     finish: impl Fn(E::Sum) -> E::Sum + Copy,
-) -> Vec<E> {
+) -> Space<E> {
     let count = block.offsets().len() * block.run;
-    let mut out = Box::new_uninit_slice(count);
+    let mut space = Space::new(count);
+    let out = space.elements();
     let mut tree = Tree::new(sources.len(), combine, finish);
     if block.run < SHORT_RUN && block.offsets().len() > 1 {
         let together = |source: &&[E]| -> Vec<E> {
@@ -105,7 +109,7 @@ fn strips<E: Element>(
         };
         let together: Vec<Vec<E>> = sources.iter().map(together).collect();
         let sources: Vec<&[E]> = together.iter().map(Vec::as_slice).collect();
-        tree.reduce(&sources, 0..count, &mut out);
+        tree.reduce(&sources, 0..count, out);
     } else if count > 0 {
         let runs = block.offsets().map(|offset| offset..offset + block.run).zip(out.chunks_exact_mut(block.run));
         if stream::pays(count * size_of::<E>()) {
@@ -116,8 +120,8 @@ fn strips<E: Element>(
             }
         }
     }
-    // SAFETY: the runs are as many as the chunks, and the tree writes all of what it is given.
-    unsafe { out.assume_init() }.into_vec()
+    // All of it is written: the runs are as many as the chunks, and the tree writes all of what it is given.
+    space
 }
 
 /// The reduction over all ranks: neighbours first, then neighbouring pairs.

@@ -1,0 +1,209 @@
+//! [`Block`]: large memory of the host's that is used again, at the same address.
+//!
+//! A step gathers the same weights as the last one, and an allocator that has given their memory back to the system gets
+//! other pages, which the system clears and maps one by one, each at the cost of a fault. So a thread's large blocks wait
+//! for the next of their size. While they wait nobody counts on them: the system has been told that it may take
+//! their pages back (`MADV_FREE`), which it does when it is short of memory.
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Weak};
+
+use memmap2::{Advice, MmapMut, UncheckedAdvice};
+use parking_lot::Mutex;
+
+#[cfg(feature = "testing")]
+use crate::testing::blocks;
+
+/// Bytes of a page, of most systems.
+const PAGE: usize = 4 << 10;
+/// Bytes of one of the larger kind, which is mapped by one fault.
+const HUGE_PAGE: usize = 2 << 20;
+
+thread_local! {
+    static HOME: Arc<Home> = Arc::default();
+}
+
+/// Memory that goes home when it is dropped, on whatever thread.
+pub(super) struct Block {
+    /// Empty once it has gone home.
+    memory: Option<MmapMut>,
+    home: Weak<Home>,
+    #[cfg(feature = "testing")]
+    account: Option<usize>,
+}
+
+impl Block {
+    /// Bytes from which on memory is worth a call of the system's.
+    pub const LEAST: usize = 64 << 10;
+
+    /// Of `len` bytes or more, with whatever was written there before. `None` if the system has not as much.
+    pub fn take(len: usize) -> Option<Self> {
+        let len = len.checked_next_multiple_of(PAGE)?;
+        // A thread at its end has no home any more.
+        let home = HOME.try_with(Arc::clone).unwrap_or_default();
+        Some(Self {
+            memory: Some(home.take(len)?),
+            home: Arc::downgrade(&home),
+            #[cfg(feature = "testing")]
+            account: blocks::taken(len),
+        })
+    }
+}
+
+impl Deref for Block {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.memory.as_ref().expect(HERE)
+    }
+}
+
+impl DerefMut for Block {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.memory.as_mut().expect(HERE)
+    }
+}
+
+const HERE: &str = "a block has memory until it is dropped";
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        #[cfg(feature = "testing")]
+        if let Some(account) = self.account {
+            blocks::given_back(memory.len(), account);
+        }
+        if let Some(home) = self.home.upgrade() {
+            home.give(memory);
+        }
+    }
+}
+
+/// A thread's blocks.
+#[derive(Default)]
+struct Home(Mutex<Blocks>);
+
+#[derive(Default)]
+struct Blocks {
+    /// Those that wait, the latest last.
+    waiting: VecDeque<MmapMut>,
+    /// Their bytes: no more than `most`.
+    bytes: usize,
+    /// Bytes that are in use.
+    used: usize,
+    /// Most that ever were.
+    most: usize,
+}
+
+impl Home {
+    fn take(&self, len: usize) -> Option<MmapMut> {
+        let mut blocks = self.0.lock();
+        if let Some(at) = blocks.waiting.iter().rposition(|memory| memory.len() == len) {
+            blocks.bytes -= len;
+            blocks.use_more(len);
+            return blocks.waiting.remove(at);
+        }
+        drop(blocks);
+        let memory = MmapMut::map_anon(len).ok()?;
+        if len >= HUGE_PAGE {
+            // A system without them has pages all the same.
+            let _ = memory.advise(Advice::HugePage);
+        }
+        self.0.lock().use_more(len);
+        Some(memory)
+    }
+
+    fn give(&self, memory: MmapMut) {
+        // SAFETY: nobody has a reference into the memory, and whoever takes it expects nothing of what is there.
+        // A system that cannot take pages back has them stay.
+        let _ = unsafe { memory.unchecked_advise(UncheckedAdvice::Free) };
+        let mut blocks = self.0.lock();
+        blocks.used -= memory.len();
+        blocks.bytes += memory.len();
+        blocks.waiting.push_back(memory);
+        let mut left = Vec::new();
+        while blocks.bytes > blocks.most
+            && let Some(oldest) = blocks.waiting.pop_front()
+        {
+            blocks.bytes -= oldest.len();
+            left.push(oldest);
+        }
+        // Unmapped when others may take blocks again.
+        drop(blocks);
+    }
+}
+
+impl Blocks {
+    fn use_more(&mut self, len: usize) {
+        self.used += len;
+        self.most = self.most.max(self.used);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn address(block: &Block) -> usize {
+        block.as_ptr().addr()
+    }
+
+    /// Tests share no blocks: each has a thread of its own.
+    fn on_a_thread<T: Send>(test: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| scope.spawn(test).join().unwrap())
+    }
+
+    #[test]
+    fn the_next_block_of_a_size_is_where_the_last_was() {
+        on_a_thread(|| {
+            let [first, second] = [3 << 20, 70_000].map(|len| Block::take(len).unwrap());
+            let before = [address(&first), address(&second)];
+            drop((first, second));
+            let [second, first] = [70_000, 3 << 20].map(|len| Block::take(len).unwrap());
+            assert_eq!([address(&first), address(&second)], before);
+            let third = Block::take(3 << 20).unwrap();
+            assert_ne!(address(&third), address(&first), "that one is in use");
+        });
+    }
+
+    #[test]
+    fn what_waits_is_no_more_than_was_ever_in_use() {
+        on_a_thread(|| {
+            let sizes = (1..=20).map(|pages| 16 * pages * PAGE);
+            sizes.for_each(|len| drop(Block::take(len).unwrap()));
+            HOME.with(|home| {
+                let blocks = home.0.lock();
+                assert_eq!((blocks.used, blocks.most), (0, 20 * 16 * PAGE));
+                let waiting: Vec<_> = blocks.waiting.iter().map(|memory| memory.len() / PAGE / 16).collect();
+                assert_eq!(waiting, [20], "the oldest have left");
+                assert_eq!(blocks.bytes, 20 * 16 * PAGE);
+            });
+        });
+    }
+
+    #[test]
+    fn a_block_goes_home_from_another_thread() {
+        on_a_thread(|| {
+            let block = Block::take(100_000).unwrap();
+            let before = address(&block);
+            on_a_thread(|| drop(block));
+            assert_eq!(address(&Block::take(100_000).unwrap()), before);
+        });
+    }
+
+    #[test]
+    fn a_block_outlives_its_thread() {
+        let mut block = on_a_thread(|| Block::take(100_000).unwrap());
+        block.fill(7);
+        assert_eq!(block[99_999], 7);
+    }
+
+    #[test]
+    fn more_than_there_is_is_not_given() {
+        assert!(Block::take(usize::MAX / 2).is_none());
+        assert!(Block::take(usize::MAX).is_none());
+    }
+}

@@ -1,0 +1,117 @@
+//! [`Space`]: new memory for the elements of a tensor on the host.
+
+use std::mem::MaybeUninit;
+#[cfg(all(target_os = "linux", not(sanitized)))]
+use std::slice;
+
+use burn::tensor::Bytes;
+use bytemuck::Pod;
+#[cfg(all(target_os = "linux", not(sanitized)))]
+use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
+
+#[cfg(all(target_os = "linux", not(sanitized)))]
+use super::reused::Block;
+
+/// New memory for elements, to be written. Large memory is [used again](super::reused).
+pub(crate) struct Space<E>(Memory<E>);
+
+enum Memory<E> {
+    Heap(Box<[MaybeUninit<E>]>),
+    /// In front of the block, so many elements.
+    #[cfg(all(target_os = "linux", not(sanitized)))]
+    Reused(Block, usize),
+}
+
+impl<E: Pod + Send + Sync> Space<E> {
+    pub(crate) fn new(count: usize) -> Self {
+        #[cfg(all(target_os = "linux", not(sanitized)))]
+        if let Some(bytes) = count.checked_mul(size_of::<E>())
+            && bytes >= Block::LEAST
+            && let Some(block) = Block::take(bytes)
+        {
+            return Self(Memory::Reused(block, count));
+        }
+        Self(Memory::Heap(Box::new_uninit_slice(count)))
+    }
+
+    pub(crate) fn elements(&mut self) -> &mut [MaybeUninit<E>] {
+        match &mut self.0 {
+            Memory::Heap(elements) => elements,
+            #[cfg(all(target_os = "linux", not(sanitized)))]
+            // SAFETY: a block begins with a page, so it is aligned, and has the bytes that were asked for.
+            Memory::Reused(block, count) => unsafe { slice::from_raw_parts_mut(block.as_mut_ptr().cast(), *count) },
+        }
+    }
+
+    /// The elements' bytes.
+    ///
+    /// # Safety
+    /// All of them are written.
+    pub(crate) unsafe fn filled(self) -> Bytes {
+        match self.0 {
+            // SAFETY: the caller says so.
+            Memory::Heap(elements) => Bytes::from_elems(unsafe { elements.assume_init() }.into_vec()),
+            #[cfg(all(target_os = "linux", not(sanitized)))]
+            Memory::Reused(block, count) => {
+                let len = count * size_of::<E>();
+                // SAFETY: the block has as many bytes, and as the caller says they are written.
+                unsafe { Bytes::from_controller(Box::new(Reused { block, len, align: align_of::<E>() }), len) }
+            }
+        }
+    }
+}
+
+/// A block that is a tensor's.
+#[cfg(all(target_os = "linux", not(sanitized)))]
+struct Reused {
+    block: Block,
+    len: usize,
+    align: usize,
+}
+
+#[cfg(all(target_os = "linux", not(sanitized)))]
+impl AllocationController for Reused {
+    fn alloc_align(&self) -> usize {
+        self.align
+    }
+
+    /// It is the tensor's as an allocation would be: nobody else writes there, or takes it away.
+    fn property(&self) -> AllocationProperty {
+        AllocationProperty::Native
+    }
+
+    fn capacity(&self) -> usize {
+        self.len
+    }
+
+    fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        // SAFETY: `u8` is a valid `MaybeUninit<u8>`.
+        Ok(unsafe { slice::from_raw_parts(self.block.as_ptr().cast(), self.len) })
+    }
+
+    unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        // SAFETY: the caller only writes initialized bytes, as this function's contract says.
+        Ok(unsafe { slice::from_raw_parts_mut(self.block.as_mut_ptr().cast(), self.len) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_the_bytes_whatever_their_number() {
+        for count in [0, 1, 1000, 16_384, 16_385, 1 << 20] {
+            let mut space = Space::<u32>::new(count);
+            assert_eq!(space.elements().len(), count);
+            space.elements().iter_mut().zip(0..).for_each(|(element, value)| _ = element.write(value));
+            // SAFETY: all are written.
+            let mut bytes = unsafe { space.filled() };
+            assert_eq!(bytes.len(), 4 * count);
+            assert!(bytemuck::cast_slice::<u8, u32>(&bytes).iter().copied().eq(0..count as u32));
+            let copy = bytes.clone();
+            bytes.fill(0xff);
+            assert!(bytemuck::cast_slice::<u8, u32>(&copy).iter().copied().eq(0..count as u32), "a copy is a copy");
+        }
+    }
+}
