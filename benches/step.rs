@@ -30,7 +30,7 @@ use burn_dtensor::comm::{Op, Spent};
 use burn_dtensor::prelude::*;
 #[cfg(feature = "mpi")]
 use burn_dtensor::testing::mpirun;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
@@ -53,7 +53,7 @@ const TORCH_UNSHARDED_S: f64 = 1.84;
 #[command(about = "Seconds a training step, fully sharded and unsharded")]
 struct Cli {
     /// Timed steps of each kind in each repeat
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 6)]
     steps: usize,
     /// Untimed steps of each kind before them
     #[arg(long, default_value_t = 2)]
@@ -73,15 +73,35 @@ struct Cli {
     /// Compare what ranks hold alike in every so-manieth step; 0: never
     #[arg(long, default_value_t = 10)]
     verify: u64,
-    /// Keep gathered weights from forward to backward
-    #[arg(long)]
-    keep: bool,
+    /// When gathered weights are freed between forward and backward
+    #[arg(long, value_enum, default_value_t = Reshard::Auto)]
+    reshard: Reshard,
     /// Start two processes under `mpirun`, of which each is a rank
     #[arg(long)]
     processes: bool,
     /// Passed by cargo bench
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Reshard {
+    /// After forward, but for the root's
+    Auto,
+    /// After forward
+    Always,
+    /// In backward
+    Never,
+}
+
+impl From<Reshard> for ReshardAfterForward {
+    fn from(reshard: Reshard) -> Self {
+        match reshard {
+            Reshard::Auto => Self::Auto,
+            Reshard::Always => Self::Always,
+            Reshard::Never => Self::Never,
+        }
+    }
 }
 
 /// Seconds of one step, whole and by part.
@@ -185,8 +205,7 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
         false => DeviceMesh::new(world, [RANKS], ["shard"])?,
         true => DeviceMesh::new(world, [RANKS, 1], ["replicate", "shard"])?,
     };
-    let reshard = if cli.keep { ReshardAfterForward::Never } else { ReshardAfterForward::Always };
-    let fsdp = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard).verify_every(cli.verify);
+    let fsdp = FullyShard::new().units(["blocks.*"]).reshard_after_forward(cli.reshard.into()).verify_every(cli.verify);
     let mut sharded = Training::new(fully_shard(config.init(&device), &mesh, fsdp)?);
     let mut unsharded = Training::new(config.init(&device));
     let mut rng = StdRng::seed_from_u64(world.rank() as u64);
