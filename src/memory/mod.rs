@@ -6,6 +6,8 @@
 
 #[cfg(feature = "cube")]
 pub(crate) mod cube;
+#[cfg(feature = "testing")]
+pub(crate) mod counted;
 #[cfg(feature = "flex")]
 mod digest;
 #[cfg(feature = "flex")]

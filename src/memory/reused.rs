@@ -13,7 +13,7 @@ use memmap2::{Advice, MmapMut, UncheckedAdvice};
 use parking_lot::Mutex;
 
 #[cfg(feature = "testing")]
-use crate::testing::blocks;
+use super::counted;
 
 /// Bytes of a page, of most systems.
 const PAGE: usize = 4 << 10;
@@ -46,7 +46,7 @@ impl Block {
             memory: Some(home.take(len)?),
             home: Arc::downgrade(&home),
             #[cfg(feature = "testing")]
-            account: blocks::taken(len),
+            account: counted::taken(len),
         })
     }
 }
@@ -72,7 +72,7 @@ impl Drop for Block {
         let Some(memory) = self.memory.take() else { return };
         #[cfg(feature = "testing")]
         if let Some(account) = self.account {
-            blocks::given_back(memory.len(), account);
+            counted::given_back(memory.len(), account);
         }
         if let Some(home) = self.home.upgrade() {
             home.give(memory);

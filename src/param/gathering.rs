@@ -58,6 +58,8 @@ pub(super) enum Ahead {
     Program(Gathering),
     /// A unit before it has, in the forward that is under way.
     Prefetch(Gathering),
+    /// The same, where nothing moves until the unit is entered.
+    Posted(Gathering),
     /// A pass that is over has left them.
     Left(Vec<DispatchTensor>),
     /// Passes have them that are not over.
@@ -69,8 +71,19 @@ impl Ahead {
     pub(super) fn is_there(&self) -> bool {
         match self {
             Self::Program(gathering) | Self::Prefetch(gathering) => gathering.is_complete(),
+            // Its parameters are nowhere yet.
+            Self::Posted(_) => false,
             Self::Left(_) | Self::Shared(_) => true,
         }
+    }
+
+    pub(super) fn is_posted(&self) -> bool {
+        matches!(self, Self::Posted(_))
+    }
+
+    /// Whether they are for the forward that is under way.
+    pub(super) fn is_of_forward(&self) -> bool {
+        matches!(self, Self::Prefetch(_) | Self::Posted(_))
     }
 
     /// Whether passes have left them.

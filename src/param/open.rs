@@ -49,6 +49,8 @@ struct OpenUnits {
     reduced: u64,
     /// The unit entered last.
     entered: Option<Weak<Unit>>,
+    /// Whether no other was entered before it, of those that are open together.
+    is_first: bool,
 }
 
 impl OpenUnits {
@@ -57,8 +59,9 @@ impl OpenUnits {
         self.last = scope.token.clone().or(self.last.take());
         self.reduced += u64::from(scope.pass.is_reduced());
         let unit = scope.pass.buffer.unit();
-        let before = self.entered.replace(Arc::downgrade(unit)).and_then(|before| before.upgrade());
-        if let Some(before) = before {
+        let before = self.entered.replace(Arc::downgrade(unit));
+        self.is_first = before.is_none();
+        if let Some(before) = before.and_then(|before| before.upgrade()) {
             before.is_followed_by(unit);
         }
     }
@@ -91,6 +94,11 @@ pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<Shards> {
         let is_open = |opened: &Opened| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit));
         if open.stack.iter().any(is_open) { None } else { open.inside(unit, |_| true) }
     })
+}
+
+/// Whether the unit entered last is the first of those that are open together.
+pub(super) fn is_first() -> bool {
+    OPEN.with_borrow(|open| open.is_first)
 }
 
 /// The first open scope, innermost first, of which `f` makes something.

@@ -2,11 +2,13 @@
 //!
 //! | in | the next units are | gathered by |
 //! |---|---|---|
-//! | forward | those the program has named, or the one that followed last time | an all-gather that is posted here |
+//! | forward | those the program has named, or those that followed last time | an all-gather that is posted here |
 //! | backward ([`Pass::start_again`](super::pass::Pass::start_again)) | those the program has named, or the one that forward has left before | the all-gather that forward has posted |
 //!
-//! Only forward's adds to the order of collectives, so it must be alike on all ranks, as forward is. Where nothing moves
-//! before it is waited for, as between threads, forward gathers ahead only what the program has named.
+//! Only forward's adds to the order of collectives, so it must be alike on all ranks, as forward is. Of the units that
+//! followed last time, the next one moves while the rank computes. Where nothing moves before it is waited for, as between
+//! threads, the first unit posts all of them, and none is in memory before it is entered: no rank waits for one that is
+//! late, but for what that one has not posted.
 
 use std::sync::{Arc, Weak};
 
@@ -19,12 +21,24 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
     let next = match named {
         Some(units) => units,
         None if unit.moves_meanwhile() => unit.follower().into_iter().collect(),
+        None if open::is_first() => return post_followers(unit),
         None => return,
     };
     for next in next.iter().filter_map(Weak::upgrade) {
         if let Some(shards) = open::shards_inside(&next) {
             next.prefetch(shards);
         }
+    }
+}
+
+/// Posts the all-gathers of what followed `unit`, up to the first that there is one of.
+fn post_followers(unit: &Unit) {
+    let mut next = unit.follower();
+    while let Some(unit) = next.as_ref().and_then(Weak::upgrade)
+        && let Some(shards) = open::shards_inside(&unit)
+        && unit.post(shards)
+    {
+        next = unit.follower();
     }
 }
 

@@ -72,18 +72,41 @@ impl Unit {
         }
     }
 
+    /// Posts the all-gather that the forward that is under way will take from, unless there is one. Whether there was none.
+    pub(super) fn post(&self, shards: Shards) -> bool {
+        if !self.is_gathered() {
+            return true;
+        }
+        let is_there = self.unsharded.lock().as_ref().is_some_and(|unsharded| unsharded.shards.is_of(&shards));
+        if !is_there {
+            let posted = self.begin_gather(&shards, Phase::Forward);
+            self.keep_unsharded(ShardsKey::of(&shards), Ahead::Posted(posted));
+        }
+        !is_there
+    }
+
     /// Starts gathering what the forward that is under way will need, unless that has been done.
     pub(super) fn prefetch(&self, shards: Shards) {
-        if !self.unsharded.lock().as_ref().is_some_and(|unsharded| unsharded.shards.is_of(&shards)) {
+        let is_there = |unsharded: &Unsharded| !unsharded.ahead.is_posted() && unsharded.shards.is_of(&shards);
+        if !self.unsharded.lock().as_ref().is_some_and(is_there) {
             let gathering = self.begin_unshard(&shards, Phase::Forward, TrainingState::Forward);
             self.keep_unsharded(ShardsKey::of(&shards), Ahead::Prefetch(gathering));
         }
     }
 
-    fn begin_unshard(&self, shards: &Shards, phase: Phase, during: TrainingState) -> Gathering {
+    /// What was posted of these shards, or an all-gather that is posted now.
+    fn begin_gather(&self, shards: &Shards, phase: Phase) -> Gathering {
+        let is_posted = |unsharded: &mut Unsharded| unsharded.ahead.is_posted() && unsharded.shards.is_of(shards);
+        if let Some(Unsharded { ahead: Ahead::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted) {
+            return posted;
+        }
         let call = Call::new(self.label()).in_phase(phase);
         let sent = self.computed(true, &shards.members, shards.plain());
-        let gathering = self.all_gather(call, &shards.members, sent);
+        self.all_gather(call, &shards.members, sent)
+    }
+
+    fn begin_unshard(&self, shards: &Shards, phase: Phase, during: TrainingState) -> Gathering {
+        let gathering = self.begin_gather(shards, phase);
         if let Gathering::UnderWay(_) = gathering {
             happened(EventKind::Unshard, || self.label(), during, || ShardedState::Unsharded);
         }
@@ -97,7 +120,7 @@ impl Unit {
 
     /// Drops what a forward that is over has gathered ahead in vain.
     pub(super) fn forget_prefetched(&self) {
-        self.unsharded.lock().take_if(|unsharded| matches!(unsharded.ahead, Ahead::Prefetch(_)));
+        self.unsharded.lock().take_if(|unsharded| unsharded.ahead.is_of_forward());
     }
 
     /// Drops what passes share: the last of them frees it.

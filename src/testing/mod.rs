@@ -14,8 +14,6 @@
 //! The ranks are threads; those of a `ProcessMeshTest` are in several processes, and [`mesh_test!`](crate::mesh_test) makes
 //! a test of each. Collectives run under a deadline, so a test that would hang fails.
 
-#[doc(hidden)]
-pub mod blocks;
 mod conformance;
 #[doc(hidden)]
 pub mod copies;
@@ -38,4 +36,6 @@ pub use process_mesh_test::ProcessMeshTest;
 #[cfg(feature = "mpi")]
 pub use process_test::{ProcessTest, mpirun};
 
+#[doc(hidden)]
+pub use crate::memory::counted::{Counter, count_blocks};
 pub use crate::param::trace::{RanNode, trace_backward};

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use std::{env, io, process, thread};
+use std::{env, io, iter, process, thread};
 
 use parking_lot::Mutex;
+
+use crate::comm::Launch;
 
 /// Runs a test in several processes, connected by MPI.
 ///
@@ -79,7 +81,8 @@ impl ProcessTest {
     }
 
     /// [`fault_tolerant`](Self::fault_tolerant), and without processes that do not answer for three seconds, such as those
-    /// that are stopped. Where the machine is busy, another may be taken for one.
+    /// that are stopped. Where the machine is busy, another may be taken for one; processes that do so while they connect
+    /// are started again.
     pub fn detecting(self) -> Option<Self> {
         Some(Self { launcher: Launcher::Detecting, ..self.fault_tolerant()? })
     }
@@ -122,6 +125,9 @@ impl ProcessTest {
     fn start(&self, body: impl FnOnce()) -> Option<(ExitStatus, String)> {
         if env::var_os(RUN).is_some() {
             self.end_at_deadline();
+            if self.launcher == Launcher::Detecting && Launch::from_env(self.count).is_err() {
+                process::exit(UNCONNECTED);
+            }
             body();
             return None;
         }
@@ -130,10 +136,14 @@ impl ProcessTest {
         let thread = thread::current();
         let test =
             thread.name().filter(|name| *name != "main").expect("the test runner names a test's thread after it");
-        let run = Run::new().expect("a folder for what the launcher writes");
-        Some(run.wait(test, self).unwrap_or_else(|error| {
-            panic!("`{}` does not run: {error}; install an MPI library, or set MPIRUN", self.launcher.path())
-        }))
+        let start = || {
+            let run = Run::new().expect("a folder for what the launcher writes");
+            run.wait(test, self).unwrap_or_else(|error| {
+                panic!("`{}` does not run: {error}; install an MPI library, or set MPIRUN", self.launcher.path())
+            })
+        };
+        let is_connected = |(status, _): &(ExitStatus, String)| status.code() != Some(UNCONNECTED);
+        iter::repeat_with(start).take(STARTS).find(is_connected).or_else(|| Some(start()))
     }
 
     /// Ends this process at the deadline, should whoever has started it be gone.
@@ -190,6 +200,13 @@ const DETECTOR: [(&str, &str); 4] = [
     ("mpi_ft_detector_period", "0.5"),
     ("mpi_ft_detector_timeout", "3"),
 ];
+
+/// How often processes are started that miss each other while they connect, before that is an error.
+const STARTS: usize = 4;
+
+/// The status of a process that the others have missed, or that has missed others, while they connected: Open MPI's detector
+/// takes one for gone in some of a hundred starts.
+const UNCONNECTED: i32 = 75;
 
 /// The status of a test that has panicked.
 const PANICKED: i32 = 101;

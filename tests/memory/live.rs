@@ -11,7 +11,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::World;
 use burn_dtensor::prelude::*;
-use burn_dtensor::testing::blocks::{Counter, count_blocks};
+use burn_dtensor::testing::{Counter, count_blocks};
 
 struct Counting;
 

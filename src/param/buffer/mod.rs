@@ -136,6 +136,10 @@ impl UnitBuffer {
         };
         match ahead {
             Ahead::Program(gathering) | Ahead::Prefetch(gathering) => copy(gathering),
+            Ahead::Posted(gathering) => {
+                self.source.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
+                copy(gathering);
+            }
             Ahead::Left(wholes) => copy(Gathering::Done((wholes, None))),
             Ahead::Shared(shared) if self.may_share() => {
                 self.source.shares(&shared.freed_by);

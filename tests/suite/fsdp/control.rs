@@ -1,5 +1,8 @@
 //! What the program has units do between passes.
 
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
@@ -210,6 +213,36 @@ fn what_was_gathered_ahead_in_vain_is_dropped_with_forward() {
         unshard(&model.blocks[2])?.wait()?;
         let (_, events) = record_events(only_first);
         assert_eq!(count(&events, EventKind::Unshard), 1);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Once the units' order is known, from a forward: the late rank has posted all that others need for the next.
+#[test]
+fn a_rank_that_is_late_in_forward_holds_up_nobody() {
+    let model = stack(&Device::flex());
+    let (is_through, wait_until) = mpsc::channel();
+    let (is_through, wait_until) = (Mutex::new(is_through), Mutex::new(wait_until));
+    launch(Launch::threads(2).deadline(Duration::from_secs(20)), |world| {
+        let model = sharded(world, &model, ReshardAfterForward::Always)?;
+        let x = || tensor(world.rank() as u64 + 1, [2, WIDTH], &world.device().clone().autodiff());
+        drop(model.forward(x()).sum().backward());
+        // In the root's forward, before any block: until the other rank is through with all of them.
+        let output = unit(&model, x(), |model, x| {
+            if world.rank() == 1 {
+                wait_until.lock().unwrap().recv_timeout(Duration::from_secs(20)).map_err(Error::other)?;
+            }
+            let x = model.blocks.iter().fold(model.first.forward(x), |x, block| {
+                unit(block, x, |block, x| block.forward(x).tanh())
+            });
+            Ok::<_, Error>(x)
+        })?;
+        if world.rank() == 0 {
+            is_through.lock().unwrap().send(()).unwrap();
+        }
+        let mut grads = GradientsParams::from_grads(output.sum().backward(), &model);
+        values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None);
         Ok(())
     })
     .unwrap();

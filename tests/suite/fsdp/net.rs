@@ -1,7 +1,7 @@
 //! A root with three blocks, and the comparison of its passes with and without sharding.
 
 use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::Linear;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
@@ -25,18 +25,18 @@ pub type Forward = fn(&Net, Tensor<2>, usize) -> Tensor<2>;
 
 pub const WIDTH: usize = 5;
 
+/// The same in every process, whatever else draws random numbers there.
 pub fn net(device: &Device) -> Net {
-    device.seed(3);
-    let linear = || LinearConfig::new(WIDTH, WIDTH).init(device);
-    let net = Net {
-        first: linear(),
-        blocks: (0..3).map(|_| linear()).collect(),
-        scale: Param::from_tensor(tensor(5, [WIDTH], device)),
-        spare: linear(),
+    let linear = |seed| Linear {
+        weight: Param::from_tensor(tensor(seed, [WIDTH, WIDTH], device)),
+        bias: Some(Param::from_tensor(tensor(seed + 1, [WIDTH], device))),
     };
-    // Draw now, on one thread.
-    let _ = values(&net, None);
-    net
+    Net {
+        first: linear(10),
+        blocks: [20, 30, 40].map(linear).into(),
+        scale: Param::from_tensor(tensor(5, [WIDTH], device)),
+        spare: linear(50),
+    }
 }
 
 pub fn with_units(net: &Net, x: Tensor<2>, _: usize) -> Tensor<2> {

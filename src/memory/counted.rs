@@ -1,4 +1,4 @@
-//! Who counts memory that is no allocator's: the [`Space`](crate::memory::Space) of large tensors.
+//! Who counts memory that is no allocator's: the blocks of large tensors.
 
 use std::sync::OnceLock;
 
