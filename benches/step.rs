@@ -212,7 +212,8 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
     // The same on all ranks.
     let mut delays = StdRng::seed_from_u64(0xde1a);
     let mut half_a_block = Duration::ZERO;
-    let mut measured = Measured { sharded: Vec::new(), unsharded: Vec::new(), faults: [0.0; 2], traffic: String::new() };
+    let mut measured =
+        Measured { sharded: Vec::new(), unsharded: Vec::new(), faults: [0.0; 2], traffic: String::new() };
     for step in 0..cli.warmup + cli.steps * cli.repeats {
         let delay = Delay::draw(&mut delays, half_a_block);
         let delay = Some(delay).filter(|_| cli.delay && step >= cli.warmup);

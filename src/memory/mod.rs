@@ -4,15 +4,14 @@
 //! memory which its unit takes back and fills again. What outlives the operation at hand, or is read by other
 //! ranks, is in memory that lasts.
 
-#[cfg(feature = "cube")]
-pub(crate) mod cube;
 #[cfg(feature = "testing")]
 pub(crate) mod counted;
+#[cfg(feature = "cube")]
+pub(crate) mod cube;
 #[cfg(feature = "flex")]
 mod digest;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
-#[cfg(all(target_os = "linux", not(sanitized)))]
 mod reused;
 mod space;
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 
-use memmap2::{Advice, MmapMut, UncheckedAdvice};
+use memmap2::MmapMut;
 use parking_lot::Mutex;
 
 #[cfg(feature = "testing")]
@@ -18,6 +18,7 @@ use super::counted;
 /// Bytes of a page, of most systems.
 const PAGE: usize = 4 << 10;
 /// Bytes of one of the larger kind, which is mapped by one fault.
+#[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
 
 thread_local! {
@@ -37,8 +38,12 @@ impl Block {
     /// Bytes from which on memory is worth a call of the system's.
     pub const LEAST: usize = 64 << 10;
 
-    /// Of `len` bytes or more, with whatever was written there before. `None` if the system has not as much.
+    /// Of `len` bytes or more, with whatever was written there before. `None` if the system has not as much, where there is
+    /// no `MADV_FREE`, and where a sanitizer is to see when memory is given back.
     pub fn take(len: usize) -> Option<Self> {
+        if !cfg!(target_os = "linux") || cfg!(sanitized) {
+            return None;
+        }
         let len = len.checked_next_multiple_of(PAGE)?;
         // A thread at its end has no home any more.
         let home = HOME.try_with(Arc::clone).unwrap_or_default();
@@ -106,9 +111,10 @@ impl Home {
         }
         drop(blocks);
         let memory = MmapMut::map_anon(len).ok()?;
+        #[cfg(target_os = "linux")]
         if len >= HUGE_PAGE {
             // A system without them has pages all the same.
-            let _ = memory.advise(Advice::HugePage);
+            let _ = memory.advise(memmap2::Advice::HugePage);
         }
         self.0.lock().use_more(len);
         Some(memory)
@@ -117,7 +123,8 @@ impl Home {
     fn give(&self, memory: MmapMut) {
         // SAFETY: nobody has a reference into the memory, and whoever takes it expects nothing of what is there.
         // A system that cannot take pages back has them stay.
-        let _ = unsafe { memory.unchecked_advise(UncheckedAdvice::Free) };
+        #[cfg(target_os = "linux")]
+        let _ = unsafe { memory.unchecked_advise(memmap2::UncheckedAdvice::Free) };
         let mut blocks = self.0.lock();
         blocks.used -= memory.len();
         blocks.bytes += memory.len();
@@ -141,7 +148,7 @@ impl Blocks {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux", not(sanitized)))]
 mod tests {
     use std::thread;
 

@@ -1,15 +1,12 @@
 //! [`Space`]: new memory for the elements of a tensor on the host.
 
 use std::mem::MaybeUninit;
-#[cfg(all(target_os = "linux", not(sanitized)))]
 use std::slice;
 
 use burn::tensor::Bytes;
-use bytemuck::Pod;
-#[cfg(all(target_os = "linux", not(sanitized)))]
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
+use bytemuck::Pod;
 
-#[cfg(all(target_os = "linux", not(sanitized)))]
 use super::reused::Block;
 
 /// New memory for elements, to be written. Large memory is [used again](super::reused).
@@ -18,13 +15,11 @@ pub(crate) struct Space<E>(Memory<E>);
 enum Memory<E> {
     Heap(Box<[MaybeUninit<E>]>),
     /// In front of the block, so many elements.
-    #[cfg(all(target_os = "linux", not(sanitized)))]
     Reused(Block, usize),
 }
 
 impl<E: Pod + Send + Sync> Space<E> {
     pub(crate) fn new(count: usize) -> Self {
-        #[cfg(all(target_os = "linux", not(sanitized)))]
         if let Some(bytes) = count.checked_mul(size_of::<E>())
             && bytes >= Block::LEAST
             && let Some(block) = Block::take(bytes)
@@ -37,7 +32,6 @@ impl<E: Pod + Send + Sync> Space<E> {
     pub(crate) fn elements(&mut self) -> &mut [MaybeUninit<E>] {
         match &mut self.0 {
             Memory::Heap(elements) => elements,
-            #[cfg(all(target_os = "linux", not(sanitized)))]
             // SAFETY: a block begins with a page, so it is aligned, and has the bytes that were asked for.
             Memory::Reused(block, count) => unsafe { slice::from_raw_parts_mut(block.as_mut_ptr().cast(), *count) },
         }
@@ -51,7 +45,6 @@ impl<E: Pod + Send + Sync> Space<E> {
         match self.0 {
             // SAFETY: the caller says so.
             Memory::Heap(elements) => Bytes::from_elems(unsafe { elements.assume_init() }.into_vec()),
-            #[cfg(all(target_os = "linux", not(sanitized)))]
             Memory::Reused(block, count) => {
                 let len = count * size_of::<E>();
                 // SAFETY: the block has as many bytes, and as the caller says they are written.
@@ -62,14 +55,12 @@ impl<E: Pod + Send + Sync> Space<E> {
 }
 
 /// A block that is a tensor's.
-#[cfg(all(target_os = "linux", not(sanitized)))]
 struct Reused {
     block: Block,
     len: usize,
     align: usize,
 }
 
-#[cfg(all(target_os = "linux", not(sanitized)))]
 impl AllocationController for Reused {
     fn alloc_align(&self) -> usize {
         self.align

@@ -233,9 +233,10 @@ fn a_rank_that_is_late_in_forward_holds_up_nobody() {
             if world.rank() == 1 {
                 wait_until.lock().unwrap().recv_timeout(Duration::from_secs(20)).map_err(Error::other)?;
             }
-            let x = model.blocks.iter().fold(model.first.forward(x), |x, block| {
-                unit(block, x, |block, x| block.forward(x).tanh())
-            });
+            let x = model
+                .blocks
+                .iter()
+                .fold(model.first.forward(x), |x, block| unit(block, x, |block, x| block.forward(x).tanh()));
             Ok::<_, Error>(x)
         })?;
         if world.rank() == 0 {
