@@ -31,7 +31,8 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
     }
 }
 
-/// Posts the all-gathers of what followed `unit`, up to the first that there is one of.
+/// Posts the all-gathers of what followed `unit`, up to the first that there is one of: units that run twice may follow
+/// each other in a circle.
 fn post_followers(unit: &Unit) {
     let mut next = unit.follower();
     while let Some(unit) = next.as_ref().and_then(Weak::upgrade)

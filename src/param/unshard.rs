@@ -72,17 +72,15 @@ impl Unit {
         }
     }
 
-    /// Posts the all-gather that the forward that is under way will take from, unless there is one. Whether there was none.
+    /// Posts the all-gather that the forward that is under way will take from; `false` if there is one, or none to make.
     pub(super) fn post(&self, shards: Shards) -> bool {
-        if !self.is_gathered() {
-            return true;
+        let is_there = |unsharded: &Unsharded| unsharded.shards.is_of(&shards);
+        if !self.is_gathered() || self.unsharded.lock().as_ref().is_some_and(is_there) {
+            return false;
         }
-        let is_there = self.unsharded.lock().as_ref().is_some_and(|unsharded| unsharded.shards.is_of(&shards));
-        if !is_there {
-            let posted = self.begin_gather(&shards, Phase::Forward);
-            self.keep_unsharded(ShardsKey::of(&shards), Ahead::Posted(posted));
-        }
-        !is_there
+        let posted = self.begin_gather(&shards, Phase::Forward);
+        self.keep_unsharded(ShardsKey::of(&shards), Ahead::Posted(posted));
+        true
     }
 
     /// Starts gathering what the forward that is under way will need, unless that has been done.

@@ -249,6 +249,33 @@ fn a_rank_that_is_late_in_forward_holds_up_nobody() {
     .unwrap();
 }
 
+#[test]
+fn units_that_follow_each_other_in_a_circle_are_posted_once() {
+    let model = stack(&Device::flex());
+    for ranks in [1, 2] {
+        launch(Launch::threads(ranks), |world| {
+            let model = sharded(world, &model, ReshardAfterForward::Always)?;
+            let gathers = || {
+                let before = world.ledger().calls(Op::AllGather);
+                let x = tensor(1, [2, WIDTH], &world.device().clone().autodiff());
+                let output = unit(&model, x, |model, x| {
+                    let blocks = [0, 1, 0].map(|at| &model.blocks[at]);
+                    blocks.into_iter().fold(x, |x, block| unit(block, x, |block, x| block.forward(x).tanh()))
+                });
+                let gathers = world.ledger().calls_in(Op::AllGather, Phase::Forward);
+                drop(output);
+                (gathers, world.ledger().calls(Op::AllGather) - before)
+            };
+            let first = gathers();
+            let second = gathers();
+            assert_eq!(second.1, first.1, "as many as before the order was known");
+            assert_eq!(second.0, 2 * first.0);
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
 /// An evaluation of a model that keeps its parameters gathers once, until the optimizer steps.
 #[test]
 fn forwards_without_backward_share_what_is_kept() {
