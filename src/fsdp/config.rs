@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::MixedPrecision;
+use crate::mesh::DimNames;
 use crate::param::{Buffers, ReshardAfterForward};
 use crate::placement::Placement;
 
@@ -18,26 +19,50 @@ pub struct ParamInfo<'a> {
 
 /// How a parameter lies on the ranks that shard: what a shard-placement function returns.
 ///
-/// Any [`Placement`] is one. [`ragged`](Self::ragged) says beside it what each rank holds.
+/// Any [`Placement`] is one. [`ragged`](Self::ragged) says beside it what each rank holds, [`over`](Self::over) which
+/// ranks shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamPlacement {
     pub(super) placement: Placement,
     /// Of a shard that is no chunk.
     pub(super) lengths: Option<Arc<[usize]>>,
+    /// The mesh dimensions that shard, if not those of the call.
+    pub(super) over: Option<Vec<String>>,
 }
 
 impl ParamPlacement {
     /// `Shard(dim)` of which each rank of the mesh dimension that shards holds one of these lengths,
     /// possibly 0. They add up to the length of `dim`.
     pub fn ragged(dim: usize, lengths: impl Into<Arc<[usize]>>) -> Self {
-        Self { placement: Placement::Shard(dim), lengths: Some(lengths.into()) }
+        Self { placement: Placement::Shard(dim), lengths: Some(lengths.into()), over: None }
+    }
+
+    /// On a mesh of its own: cut over these data-parallel dimensions of the mesh alone. The others replicate it, but for
+    /// those that [`parallelize`](crate::parallel::parallelize) has placed it over.
+    ///
+    /// ```
+    /// # use burn_dtensor::fsdp::{FullyShard, ParamInfo, ParamPlacement};
+    /// # use burn_dtensor::placement::Placement;
+    /// // Embeddings lie on every node, cut over its ranks; all else is cut over all ranks.
+    /// let config = FullyShard::new().shard_over(["node", "local"]).shard_placement_fn(|param: ParamInfo| {
+    ///     param.path.starts_with("embedding").then(|| ParamPlacement::from(Placement::Shard(0)).over("local"))
+    /// });
+    /// ```
+    #[must_use]
+    pub fn over(mut self, dims: impl DimNames) -> Self {
+        self.over = Some(owned(dims));
+        self
     }
 }
 
 impl From<Placement> for ParamPlacement {
     fn from(placement: Placement) -> Self {
-        Self { placement, lengths: None }
+        Self { placement, lengths: None, over: None }
     }
+}
+
+fn owned(names: impl DimNames) -> Vec<String> {
+    names.dim_names().into_iter().map(Into::into).collect()
 }
 
 type PlacementFn = Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync>;
@@ -60,6 +85,10 @@ pub struct FullyShard {
     pub(super) strict: bool,
     pub(super) buffers: Buffers,
     pub(super) placement: Option<PlacementFn>,
+    /// Names of mesh dimensions.
+    pub(super) shard_over: Vec<String>,
+    pub(super) replicate_over: Vec<String>,
+    pub(super) balanced: bool,
     pub(super) verify_every: u64,
     pub(super) precision: MixedPrecision,
     /// Of units by pattern.
@@ -76,6 +105,9 @@ impl Default for FullyShard {
             strict: false,
             buffers: Buffers::default(),
             placement: None,
+            shard_over: Vec::new(),
+            replicate_over: Vec::new(),
+            balanced: false,
             verify_every: 10,
             precision: MixedPrecision::default(),
             precision_for: Vec::new(),
@@ -123,6 +155,53 @@ impl FullyShard {
     /// of their own, such as `layer.weight.lora.a`.
     pub fn ignore<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.ignored.extend(patterns.into_iter().map(Into::into));
+        self
+    }
+
+    /// Shards over these dimensions of the mesh, which has others too: all their ranks together, the last dimension
+    /// varying fastest, as over one. Names are in the mesh's order.
+    ///
+    /// Without it a 1-D mesh shards, and of a 2-D mesh the second dimension.
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn_dtensor::prelude::*;
+    /// launch(Launch::threads(8), |world| {
+    ///     // Data parallel over `dp`, context parallel over `cp`: both have tokens of their own.
+    ///     let mesh = DeviceMesh::new(world, [2, 2, 2], ["dp", "cp", "tp"])?;
+    ///     let layer = LinearConfig::new(8, 8).init(world.device());
+    ///     let layer = fully_shard(layer, &mesh, FullyShard::new().shard_over(["dp", "cp"]))?;
+    ///     assert_eq!(layer.weight.base().dims(), [2, 8]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    pub fn shard_over(mut self, dims: impl DimNames) -> Self {
+        self.shard_over = owned(dims);
+        self
+    }
+
+    /// Replicates over these dimensions of the mesh (HSDP), beside those that [`shard_over`](Self::shard_over) names.
+    /// Dimensions that neither names have no part.
+    pub fn replicate_over(mut self, dims: impl DimNames) -> Self {
+        self.replicate_over = owned(dims);
+        self
+    }
+
+    /// Cuts parameters such that all ranks hold as many bytes of a unit: no two of them are more than one row apart, the
+    /// largest of the unit. Without it each parameter is cut in chunks, of which the last ranks hold less or nothing: of 9
+    /// rows 8 ranks hold 2, 2, 2, 2, 1, 0, 0 and 0.
+    ///
+    /// ```text
+    /// weight [5, 3] and bias [4] over 3 ranks     weight's rows      bias'     numbers on each rank
+    /// in chunks                                   2 + 2 + 1          2 + 2 + 0    8 + 8 + 3
+    /// balanced                                    2 + 2 + 1          0 + 0 + 4    6 + 6 + 7
+    /// ```
+    ///
+    /// Rows are along the dimension that the placement cuts, [`ParamPlacement::ragged`] stays as it is. So does a parameter
+    /// along a dimension of which tensor-parallel ranks have parts of unequal lengths.
+    pub fn balanced(mut self) -> Self {
+        self.balanced = true;
         self
     }
 
@@ -202,7 +281,7 @@ impl FullyShard {
     ///
     /// `Shard(dim)` on any dimension, even or not; [`ParamPlacement::ragged`], where each rank is told
     /// what it holds; or `Replicate`, for a parameter every rank keeps whole and whose gradient is
-    /// all-reduced. Every rank must return the same. `None` is `Shard(0)`, but for the parameters whose
+    /// all-reduced; each over other mesh dimensions too ([`ParamPlacement::over`]). Every rank must return the same. `None` is `Shard(0)`, but for the parameters whose
     /// stored shape burn's layers read in forward: `Replicate` for `gamma` of `BatchNorm` and
     /// `RmsNorm`, `Shard(1)` for `linear_inner.weight` of `PositionWiseFeedForward`.
     ///
@@ -228,9 +307,12 @@ impl fmt::Debug for FullyShard {
             .field("units", &self.units)
             .field("unit_of", &self.groups)
             .field("ignored", &self.ignored)
+            .field("shard_over", &self.shard_over)
+            .field("replicate_over", &self.replicate_over)
             .field("reshard_after_forward", &self.reshard)
             .field("strict", &self.strict)
             .field("buffers", &self.buffers)
+            .field("balanced", &self.balanced)
             .field("verify_every", &self.verify_every)
             .field("mixed_precision", &self.precision)
             .field("mixed_precision_for", &self.precision_for)

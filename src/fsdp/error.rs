@@ -9,11 +9,56 @@ pub enum FsdpError {
     /// The mesh has the wrong number of dimensions.
     #[error(
         "fully_shard takes a 1-D mesh [shard] or a 2-D mesh [replicate, shard], not {mesh}; \
-         slice or flatten it first"
+         slice or flatten it first, or name its dimensions by `FullyShard::shard_over`"
     )]
     MeshDims {
         /// The mesh.
         mesh: String,
+    },
+    /// Mesh dimensions are named that replicate, and none that shards.
+    #[error("`replicate_over` names dimensions of {mesh}, and `shard_over` none: name those that shard")]
+    NoShardDims {
+        /// The mesh.
+        mesh: String,
+    },
+    /// The placement function named a mesh dimension that has no part in data parallelism, or that places the parameter
+    /// already.
+    #[error(
+        "parameter `{param}` cannot be sharded over mesh dimension `{mesh_dim}`: of {mesh} those that replicate or shard \
+         and do not place it yet are {free:?}; `ParamPlacement::over` names some of these"
+    )]
+    NotFree {
+        /// Path of the parameter.
+        param: String,
+        /// The dimension.
+        mesh_dim: String,
+        /// The mesh.
+        mesh: String,
+        /// Names of those that there are.
+        free: Vec<String>,
+    },
+    /// All mesh dimensions that shard place the parameter already.
+    #[error(
+        "no dimension of {mesh} is left to shard parameter `{param}` over: `parallelize` has placed it over all that \
+         shard; add one of size 1, as `efsdp` in `mesh.unflatten(\"dp\", [1, 4], [\"efsdp\", \"ep\"])`"
+    )]
+    NoDimLeft {
+        /// Path of the parameter.
+        param: String,
+        /// The mesh.
+        mesh: String,
+    },
+    /// `parallelize` has a parameter replicated over ranks that have data of their own.
+    #[error(
+        "parameter `{param}` is placed `Replicate` by `parallelize` over mesh dimension `{mesh_dim}`, whose ranks have data \
+         of their own: parallelize the modules alone that are cut over it, such as experts, and the others over the \
+         other dimensions"
+    )]
+    PlacedWhole {
+        /// Path of the parameter.
+        param: String,
+        /// The dimension.
+        mesh_dim: String,
     },
     /// The shard-placement function returned something that does not fit the parameter.
     #[error(

@@ -56,8 +56,53 @@
 //! | `Muon` | different | a parameter's step is made orthogonal as a whole, and scaled by its shape |
 //! | `LBFGS` | different | products of vectors of all parameters, and a loss of its own on each rank |
 //!
-//! [`optim::sharded`](crate::optim::sharded) takes the equal ones alone, and has the right one of the norm's clipping and
-//! of `Muon`. What they remember, by path and for any mesh, is [`optim`](crate::optim)'s business too.
+//! What they remember, by path and for any mesh, is [`optim`](crate::optim)'s business.
+//!
+//! # Meshes of several dimensions
+//! [`FullyShard::shard_over`] and [`FullyShard::replicate_over`] name the dimensions of a mesh that shard and replicate, each
+//! perhaps several: their ranks together, as over one dimension. Tensor parallelism has others, in any order.
+//!
+//! A parameter may be on a mesh of its own: cut over fewer dimensions ([`ParamPlacement::over`]), the others replicating it;
+//! or placed over some of them already. Experts are: [`parallelize`](crate::parallel::parallelize) places the stacked
+//! weights of all, `Shard(0)` over a dimension `ep` of the data-parallel ones, and `fully_shard` cuts them over the rest:
+//!
+//! ```
+//! # use burn::module::{Module, Param};
+//! # use burn::nn::{Linear, LinearConfig};
+//! # use burn::tensor::{Distribution, Tensor};
+//! # use burn_dtensor::prelude::*;
+//! # #[derive(Module, Debug)]
+//! # struct Experts { up: Param<Tensor<3>> }
+//! # #[derive(Module, Debug)]
+//! # struct Block { router: Linear, experts: Experts }
+//! fn shard(mut block: Block, mesh: &DeviceMesh) -> Result<Block> {
+//!     let by_expert = Plan::new().with("*", Style::placed(Placement::Shard(0)));
+//!     block.experts = parallelize(block.experts, &mesh.slice("ep")?, by_expert)?;
+//!     fully_shard(block, mesh, FullyShard::new().shard_over(["efsdp", "ep"]))
+//! }
+//! # launch(Launch::threads(4), |world| {
+//! # let device = world.device().clone();
+//! let mesh = DeviceMesh::new(world, [2, 2], ["efsdp", "ep"])?;
+//! # let block = Block {
+//! #     router: LinearConfig::new(8, 6).init(&device),
+//! #     experts: Experts { up: Param::from_tensor(Tensor::random([6, 8, 16], Distribution::Default, &device)) },
+//! # };
+//! let block = shard(block, &mesh)?; // of 8 x 6 and 6 x 8 x 16
+//! assert_eq!(block.router.weight.base().dims(), [2, 6]); // over all four ranks
+//! assert_eq!(block.experts.up.base().dims(), [2, 8, 16]); // 3 experts a rank along `ep`, cut over `efsdp`
+//! assert_eq!(block.experts.up.dtensor()?.local().dims(), [3, 8, 16]);
+//! # Ok(())
+//! # })?;
+//! # Ok::<_, burn_dtensor::Error>(())
+//! ```
+//!
+//! A unit whose parameters are on several meshes is as many units, which are entered together: each has its collectives, over
+//! its own ranks. Ranks along `ep` have tokens of their own, so each rank's loss is that of its own. Tokens come to the
+//! rank of their expert as a [`DTensor`](crate::dtensor::DTensor): from `Shard` of tokens to `Shard` of experts is an
+//! all-to-all, and back. On the way back through it the gradient of an expert becomes the sum over all ranks along `ep`; the
+//! unit adds those along `efsdp`, and divides by the number of all data-parallel ranks, not by the few that it reduces over:
+//! the gradient of the mean of all ranks' losses, as of any other parameter (torchtitan's `gradient_divide_factor`). Experts
+//! that are read whole, by [`val`](burn::module::Param::val), have the same gradient: it is reduced over `ep`, too.
 //!
 //! # Mixed precision
 //! [`FullyShard::mixed_precision`] has units compute in `bf16` or `f16` and reduce in `f32`, while the optimizer steps
@@ -77,8 +122,10 @@
 //! the gradients of one tower until the other is through: of 32 blocks beside 32, 11 more than where a
 //! unit encloses both. Write `unit` around the model.
 
+mod balance;
 mod clip;
 mod config;
+mod dims;
 mod error;
 mod named;
 mod plan;

@@ -8,6 +8,7 @@ use itertools::Itertools;
 
 use super::FsdpError;
 use super::config::{FullyShard, ParamInfo, ParamPlacement};
+use super::dims::DataDims;
 use super::precision::Policies;
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -23,6 +24,8 @@ pub(super) struct Planned {
     pub(super) dtype: DType,
     /// The cut dimension, and how it is cut; `None` to replicate.
     pub(super) cut: Option<(usize, Cut)>,
+    /// Which mesh cuts it, of [`DataDims::meshes`].
+    pub(super) data: usize,
     pub(super) unit: UnitPath,
     /// Path parts from the unit's module to the parameter.
     pub(super) depth: usize,
@@ -41,8 +44,13 @@ pub(super) struct Plan {
     pub(super) policies: Policies,
 }
 
-/// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet.
-pub(super) fn plan<M: Module>(model: &M, mesh: &DeviceMesh, config: &FullyShard) -> Result<Plan> {
+/// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet, and over which of `dims`.
+pub(super) fn plan<M: Module>(
+    model: &M,
+    mesh: &DeviceMesh,
+    config: &FullyShard,
+    dims: &mut DataDims<'_>,
+) -> Result<Plan> {
     let ignored = PathPattern::parse_all(&config.ignored)?;
     let inventory = Inventory::of(model);
     // Parts of a sharded model may stand beside parameters of another, which this call shards; what has lost its
@@ -78,10 +86,12 @@ pub(super) fn plan<M: Module>(model: &M, mesh: &DeviceMesh, config: &FullyShard)
         if is_ignored(&path) {
             continue;
         }
-        let cut = cut(config, &found, &path)?;
+        let (cut, over) = cut(config, &found, &path)?;
         let (unit, depth) = found.unit(|module| units.of(module));
-        let parallel = found.distributed.and_then(|param| param.info().parallel.clone());
-        planned.push(Planned { path, shape: found.shape, dtype: found.dtype, cut, unit, depth, parallel });
+        let mut parallel = found.distributed.and_then(|param| param.info().parallel.clone());
+        let data = dims.of(&path, over.as_deref(), parallel.as_ref().map(|parallel| &*parallel.spec))?;
+        parallel.iter_mut().for_each(|parallel| parallel.data_dims = dims.data_dims(&parallel.spec));
+        planned.push(Planned { path, shape: found.shape, dtype: found.dtype, cut, data, unit, depth, parallel });
     }
     let of_modules = planned.iter().map(|param| &param.unit).filter(|unit| !unit.is_root());
     let of_modules = of_modules.flat_map(|unit| unit.modules()).map(ToString::to_string);
@@ -180,12 +190,15 @@ impl StoredShape {
     }
 }
 
-fn cut(config: &FullyShard, found: &Found, path: &str) -> Result<Option<(usize, Cut)>, FsdpError> {
+/// How a parameter is cut, and over which mesh dimensions if its placement names them.
+type Chosen = (Option<(usize, Cut)>, Option<Vec<String>>);
+
+fn cut(config: &FullyShard, found: &Found, path: &str) -> Result<Chosen, FsdpError> {
     let shape = &found.shape;
     let stored = StoredShape::of(found);
     let choice = config.placement.as_ref().and_then(|f| f(ParamInfo { path, shape }));
     let default = stored.map_or(Placement::Shard(0), |stored| stored.placement);
-    let ParamPlacement { placement, lengths } = choice.unwrap_or_else(|| default.into());
+    let ParamPlacement { placement, lengths, over } = choice.unwrap_or_else(|| default.into());
     if let Some(stored) = stored
         && ![stored.placement, Placement::Replicate].contains(&placement)
     {
@@ -197,9 +210,9 @@ fn cut(config: &FullyShard, found: &Found, path: &str) -> Result<Option<(usize, 
         });
     }
     match placement {
-        Placement::Replicate => Ok(None),
+        Placement::Replicate => Ok((None, over)),
         Placement::Shard(dim) if dim < shape.len() => {
-            Ok(Some((dim, lengths.map_or(Cut::Chunks(shape[dim]), Cut::Lengths))))
+            Ok((Some((dim, lengths.map_or(Cut::Chunks(shape[dim]), Cut::Lengths))), over))
         }
         placement => {
             Err(FsdpError::Placement { param: path.into(), shape: shape.to_vec(), placement: placement.to_string() })

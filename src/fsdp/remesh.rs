@@ -13,7 +13,7 @@ use crate::Result;
 use crate::comm::Group;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    Attachment, DataParallel, DistributedParameter, Found, Inventory, UnitParam, UnitPath, attach, data_spec,
+    Attachment, DataMesh, DataParallel, DistributedParameter, Found, Inventory, UnitParam, UnitPath, attach, data_spec,
     make_units,
 };
 
@@ -21,7 +21,8 @@ use crate::param::{
 /// make of theirs that go on after a failure ([`World::shrink`](crate::comm::World::shrink)).
 ///
 /// Shards stay where they are, and nothing moves. So the mesh shards over as many ranks, and each of them is where it was
-/// among these; over how many it replicates may change. Of what an abandoned step has left nothing remains: no weight that
+/// among these; over how many it replicates may change. Of a 2-D mesh the dimension of the name shards that did before, or
+/// else the second. Of what an abandoned step has left nothing remains: no weight that
 /// was gathered, no gradient, no collective under way. The optimizer's states belong to the shards, and are right as they
 /// are. Units do what they did when they were made: what [`units`](super::units) has set is to be set again.
 ///
@@ -62,11 +63,12 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     for params in units.into_values() {
         let (places, params): (Vec<_>, Vec<_>) = params.into_iter().unzip();
         let data = data(&params[0].before, mesh)?;
+        let mesh = &data.mesh;
         let modules: Vec<_> = params.iter().map(|param| param.module.clone()).collect();
         let units = UnitPath::again(params[0].before.unit.is_group(), &modules);
-        let params = units.into_iter().zip(params).map(|(unit, param)| Ok((unit, param.on(mesh)?)));
+        let params = units.into_iter().zip(params).map(|(unit, param)| Ok(((unit, ()), param.on(mesh)?)));
         let params = params.collect::<Result<_>>()?;
-        attachments.extend(places.into_iter().zip(make_units(params, |_| Some(data.clone()))?));
+        attachments.extend(places.into_iter().zip(make_units(params, |_, ()| Some(data.clone()))?));
     }
     attachments.sort_by_key(|(place, _)| *place);
     let attachments = attachments.into_iter().map(|(_, param)| {
@@ -93,7 +95,7 @@ impl Sharded {
     }
 
     /// What it is on `mesh`.
-    fn on(self, mesh: &DeviceMesh) -> Result<UnitParam> {
+    fn on(self, mesh: &DataMesh) -> Result<UnitParam> {
         let UnitParam { depth, shape, cut, parallel, compute, .. } = self.before.info();
         if parallel.is_some() {
             return Err(FsdpError::Parallelized { param: self.path }.into());
@@ -108,13 +110,16 @@ impl Sharded {
 fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel> {
     let unit = &before.unit;
     let data = unit.data_parallel().ok_or_else(|| FsdpError::Parallelized { param: before.info().path.to_string() })?;
-    let (was, is) = (data.shard.group(), mesh.communicator(mesh.ndim() - 1)?.group());
+    let shard = mesh.names().iter().position(|name| name == data.mesh.shard_name()).unwrap_or(mesh.ndim() - 1);
+    let mesh = &DataMesh { mesh: mesh.clone(), shard };
+    let (was, is) = (data.shard.group(), mesh.shard_group()?.group());
     if (was.rank(), was.size()) != (is.rank(), is.size()) {
         let shard = |group: &Group| format!("{} of {}", group.rank(), group.size());
-        let (unit, mesh) = (unit.label().to_string(), mesh.to_string());
+        let (unit, mesh) = (unit.label().to_string(), mesh.mesh.to_string());
         return Err(FsdpError::OtherShards { unit, mesh, was: shard(was), is: shard(is) }.into());
     }
     let config = FullyShard::new().reshard_after_forward(data.reshard).buffers(data.buffers);
     let config = FullyShard { strict: data.strict, ..config.verify_every(data.verify.passes()) };
-    Ok(DataParallel { precision: data.precision, ..data_parallel(mesh, &config, data.ignored.clone())? })
+    let all = mesh.mesh.communicator_over(&(0..mesh.mesh.ndim()).collect::<Vec<_>>())?;
+    Ok(DataParallel { precision: data.precision, ..data_parallel(mesh, &all, &config, data.ignored.clone())? })
 }

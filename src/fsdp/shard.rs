@@ -5,12 +5,15 @@ use std::sync::Arc;
 use burn::module::Module;
 
 use super::FsdpError;
+use super::balance::balance;
 use super::config::FullyShard;
+use super::dims::DataDims;
 use super::plan::{Plan, Planned, plan};
+use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    AGAIN, Attachment, DataParallel, Precision, REDUCE, ReshardAfterForward, UnitParam, UnitPath, Verify, attach,
-    combine, data_spec, make_units, own_buffers,
+    AGAIN, Attachment, DataMesh, DataParallel, Precision, REDUCE, ReshardAfterForward, UnitParam, UnitPath, Verify,
+    attach, combine, data_spec, make_units, own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -23,7 +26,9 @@ use crate::{Error, Result};
 /// [`unit`](fn@super::unit) for when that happens, [`FullyShard`] for the choices.
 ///
 /// A 1-D mesh shards over its dimension: placements `[S(0)]`. A 2-D mesh replicates over the first
-/// and shards over the second (HSDP): `[R, S(0)]`. Values are those of the mesh's first rank, and
+/// and shards over the second (HSDP): `[R, S(0)]`. Of a mesh of more, or in another order,
+/// [`shard_over`](FullyShard::shard_over) and [`replicate_over`](FullyShard::replicate_over) name the dimensions; the
+/// [room's page](super#meshes-of-several-dimensions) has experts on a mesh of their own. Values are those of the mesh's first rank, and
 /// only that rank initializes parameters that are still lazy; the others draw no random numbers.
 ///
 /// What sees the stored value sees the shard: burn's `{model}` and `num_params`
@@ -56,8 +61,7 @@ use crate::{Error, Result};
 ///
 /// An optimizer that works element by element, such as AdamW, steps shards as it would the whole.
 /// One that looks at a parameter as a whole (Muon, LAMB, Adafactor, LBFGS), and burn's clipping by
-/// norm, sees a shard: [`sharded`](crate::optim::sharded) compiles with the first kind alone, and has Muon right. Clip with
-/// [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
+/// norm, sees a shard: clip with [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
 ///
 /// burn allows one reparameterization per parameter. Where LoRA has adapted weights, these are ignored,
 /// `FullyShard::new().ignore(["**.weight"])`: each rank keeps the frozen values that it has, whole, and the adapters
@@ -69,15 +73,19 @@ use crate::{Error, Result};
 /// # Errors
 /// [`FsdpError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh, pattern or placement,
 /// before any value moves;
+/// [`MeshError`](crate::mesh::MeshError) for names of dimensions;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
-    if !(1..=2).contains(&mesh.ndim()) {
-        return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
+    let mut dims = DataDims::new(mesh, &config)?;
+    let Plan { params: mut planned, adopted, ignored, policies } = plan(&model, mesh, &config, &mut dims)?;
+    if config.balanced {
+        balance(&mut planned, dims.meshes());
     }
-    let Plan { params: planned, adopted, ignored, policies } = plan(&model, mesh, &config)?;
-    let data = data_parallel(mesh, &config, ignored)?;
-    let all = data.all.clone();
+    let all = dims.all()?;
+    let data = dims.meshes().map(|mesh| data_parallel(mesh, &all, &config, ignored.clone()));
+    let data: Vec<_> = data.collect::<Result<_>>()?;
     let cuts = planned.iter().map(|param| {
+        let mesh = &data[param.data].mesh;
         let cut = data_spec(mesh, param.cut.as_ref(), &param.shape, param.dtype);
         Ok(cut.map_err(|error| named(param, mesh, error))?.shared())
     });
@@ -86,15 +94,17 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         let spec = match &param.parallel {
             None => cut.clone(),
             Some(parallel) => {
+                let mesh = &data[param.data].mesh;
                 let combined = combine(mesh, param.cut.as_ref(), &parallel.spec);
                 combined.map_err(|error| named(&param, mesh, error))?.shared()
             }
         };
-        let Planned { path, shape, cut, unit, depth, parallel, .. } = param;
+        let Planned { path, shape, cut, data, unit, depth, parallel, .. } = param;
         let compute = policies.compute(&unit, &path);
-        Ok((unit, UnitParam { path: path.into(), depth, shape, cut, spec, parallel, compute }))
+        Ok(((unit, data), UnitParam { path: path.into(), depth, shape, cut, spec, parallel, compute }))
     });
-    let of_unit = |unit: &UnitPath| Some(DataParallel { precision: policies.precision(unit), ..data.clone() });
+    let of_unit =
+        |unit: &UnitPath, &at: &usize| Some(DataParallel { precision: policies.precision(unit), ..data[at].clone() });
     let params = make_units(params.collect::<Result<_>>()?, of_unit)?;
     // Nothing is wrong with this call: clones of the model may have kept the units as they were.
     for (unit, path) in adopted {
@@ -108,32 +118,29 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     own_buffers(attach(model, attachments, "fully_shard")?, &units, &all, "fully_shard")
 }
 
-/// The groups over which units on `mesh` are gathered and reduced, in the element types that things have.
+/// The groups over which units on `mesh` are gathered and reduced, in the element types that things have, where `all` ranks
+/// have data of their own.
 pub(super) fn data_parallel(
-    mesh: &DeviceMesh,
+    mesh: &DataMesh,
+    all: &Communicator,
     config: &FullyShard,
     ignored: Arc<[PathPattern]>,
 ) -> Result<DataParallel> {
     let FullyShard { reshard, strict, buffers, verify_every, .. } = *config;
-    let shard_dim = mesh.ndim() - 1;
-    let shard = mesh.communicator(shard_dim)?.clone();
-    let replicate = match shard_dim {
-        0 => None,
-        _ => Some(mesh.communicator(0)?.duplicate(REDUCE)),
-    };
+    let shard = mesh.shard_group()?.clone();
+    let replicate = mesh.replicate_group()?.map(|group| group.duplicate(REDUCE));
     let neighbours = match reshard {
         ReshardAfterForward::Ranks(ranks) => {
             let group = shard.group();
             if ranks == 0 || group.size() % ranks != 0 {
-                let dim = mesh.names()[shard_dim].to_string();
+                let dim = mesh.shard_name().to_string();
                 return Err(FsdpError::ReshardRanks { ranks, size: group.size(), dim }.into());
             }
             let first = group.rank() / ranks * ranks;
-            Some(mesh.world().group(&group.ranks()[first..first + ranks])?.duplicate(AGAIN))
+            Some(mesh.mesh.world().group(&group.ranks()[first..first + ranks])?.duplicate(AGAIN))
         }
         _ => None,
     };
-    let all = mesh.communicator_over(&(0..=shard_dim).collect::<Vec<_>>())?;
     let verify = Verify::every(verify_every).into();
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
     let precision = Precision::default();
@@ -144,7 +151,8 @@ pub(super) fn data_parallel(
         buffers,
         precision,
         verify,
-        all,
+        mesh: mesh.clone(),
+        all: all.clone(),
         shard,
         again,
         reduce,
@@ -154,13 +162,13 @@ pub(super) fn data_parallel(
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.
-fn named(param: &Planned, mesh: &DeviceMesh, error: Error) -> Error {
+fn named(param: &Planned, mesh: &DataMesh, error: Error) -> Error {
     match (error, &param.cut) {
         (
             Error::Placement(problem @ (PlacementError::LengthCount { .. } | PlacementError::LengthSum { .. })),
             Some((dim, _)),
         ) => {
-            let mesh_dim = mesh.names()[mesh.ndim() - 1].to_string();
+            let mesh_dim = mesh.shard_name().to_string();
             FsdpError::Lengths { param: param.path.clone(), dim: *dim, mesh_dim, problem }.into()
         }
         (error, _) => error,

@@ -43,6 +43,12 @@ impl DeviceMesh {
         self.root().sliced(dims)
     }
 
+    /// Which dimension of this mesh is dimension `mesh_dim` of `other`, a slice of the same mesh.
+    pub(crate) fn dim_in_common(&self, other: &Self, mesh_dim: usize) -> Option<usize> {
+        let theirs = other.mesh_dims().nth(mesh_dim).filter(|_| self.root() == other.root())?;
+        self.mesh_dims().position(|dim| dim.made_of == theirs.made_of)
+    }
+
     /// The slice of this mesh, a root; itself, if these are all its dimensions.
     pub(super) fn sliced(&self, dims: Vec<MeshDim>) -> Result<Self> {
         if dims.iter().cloned().eq(self.mesh_dims()) { Ok(self.clone()) } else { self.sub_mesh(dims) }

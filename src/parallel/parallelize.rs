@@ -8,7 +8,7 @@ use super::Plan;
 use super::resolve::{Planned, resolve};
 use crate::Result;
 use crate::comm;
-use crate::dtensor::DTensorSpec;
+use crate::dtensor::{DTensorSpec, Dims};
 use crate::mesh::DeviceMesh;
 use crate::param::{
     Attachment, Inventory, LayerStyles, Recut, TensorParallel, UnitParam, attach, full_model, make_units, own_buffers,
@@ -83,17 +83,18 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         let Planned { path, shape, dtype, sharded: before, styles, placements, modules, unit, depth } = param;
         let layout = Layout::new(mesh.shape(), &placements)?;
         let spec = DTensorSpec::new(mesh, layout, shape.into(), dtype)?.shared();
-        let parallel = TensorParallel { spec: spec.clone(), styles: Arc::new(LayerStyles::new(styles)), modules };
+        let styles = Arc::new(LayerStyles::new(styles));
+        let parallel = TensorParallel { spec: spec.clone(), styles, modules, data_dims: Dims::new() };
         if let Some((before, module)) = before {
             sharded.push(Recut { path: path.clone(), module, before, parallel: parallel.clone() });
         }
         let shape = spec.local_shape().to_vec();
         Ok((
-            unit,
+            (unit, ()),
             UnitParam { path: path.into(), depth, shape, cut: None, spec, parallel: Some(parallel), compute: None },
         ))
     });
-    let params = make_units(params.collect::<Result<_>>()?, |_| None)?;
+    let params = make_units(params.collect::<Result<_>>()?, |_, ()| None)?;
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {
         let UnitParam { path, spec, .. } = param.info();

@@ -3,20 +3,21 @@
 use burn::tensor::DType;
 
 use super::ParamError;
+use super::data_mesh::DataMesh;
 use crate::Result;
 use crate::dtensor::DTensorSpec;
-use crate::mesh::DeviceMesh;
 use crate::placement::{Cut, Layout, Placement};
 
-/// How data parallelism on `mesh` cuts what has this shape: a parameter, or this rank's tensor-parallel
+/// How data parallelism on `data` cuts what has this shape: a parameter, or this rank's tensor-parallel
 /// shard of it.
 pub(crate) fn data_spec(
-    mesh: &DeviceMesh,
+    data: &DataMesh,
     cut: Option<&(usize, Cut)>,
     shape: &[usize],
     dtype: DType,
 ) -> Result<DTensorSpec> {
-    let (mut placements, shard) = (vec![Placement::Replicate; mesh.ndim()], mesh.ndim() - 1);
+    let (mesh, shard) = (&data.mesh, data.shard);
+    let mut placements = vec![Placement::Replicate; mesh.ndim()];
     if let Some((dim, _)) = cut {
         placements[shard] = Placement::Shard(*dim);
     }
@@ -28,7 +29,7 @@ pub(crate) fn data_spec(
 }
 
 /// What a shard is a part of whose tensor-parallel shard, described by `tensor`, is cut once more
-/// as `cut` says over the last dimension of `data`.
+/// as `cut` says over the dimension of `data` that shards.
 ///
 /// ```text
 /// parallelize   on tp                  [S(0)]
@@ -38,14 +39,14 @@ pub(crate) fn data_spec(
 ///
 /// # Errors
 /// [`ParamError::Meshes`] unless both meshes are slices of one, along different dimensions.
-pub(crate) fn combine(data: &DeviceMesh, cut: Option<&(usize, Cut)>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
+pub(crate) fn combine(data: &DataMesh, cut: Option<&(usize, Cut)>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
     let dim = cut.map(|(dim, _)| *dim);
     let tp = tensor.mesh();
-    let meshes = |_| ParamError::Meshes { data: data.to_string(), tensor: tp.to_string() };
-    let mesh = data.concatenate(&[tp]).map_err(meshes)?;
+    let meshes = |_| ParamError::Meshes { data: data.mesh.to_string(), tensor: tp.to_string() };
+    let mesh = data.mesh.concatenate(&[tp]).map_err(meshes)?;
 
     let mut placements = vec![Placement::Replicate; mesh.ndim()];
-    let shard = mesh.dim(&data.names()[data.ndim() - 1])?;
+    let shard = mesh.dim(data.shard_name())?;
     if let Some(dim) = dim {
         placements[shard] = Placement::Shard(dim);
     }

@@ -49,14 +49,15 @@ impl Control {
         }
     }
 
-    /// Of a unit that `sharding` ranks shard, of `ranks` in all that have a part in an average.
-    pub(super) fn averaging(&self, sharding: usize, ranks: usize) -> Averaging {
-        let divisor = self.divide_factor.unwrap_or(ranks as f64);
+    /// Of a unit that `sharding` ranks shard, of `ranks` that reduce it, of `averaged` that have data of their own: what
+    /// ranks that do not reduce it have had of its gradients has come to those that do on the way back through forward.
+    pub(super) fn averaging(&self, sharding: usize, ranks: usize, averaged: usize) -> Averaging {
+        let divisor = self.divide_factor.unwrap_or(averaged as f64);
         if self.force_sum || sharding == 1 && ranks == 1 {
             let scale = (divisor != 1.0).then_some(1.0 / divisor);
             return Averaging { shard: ReduceOp::Sum, replicate: ReduceOp::Sum, scale };
         }
-        match self.divide_factor {
+        match self.divide_factor.or((averaged != ranks).then_some(divisor)) {
             None => Averaging { shard: ReduceOp::Avg, replicate: ReduceOp::Avg, scale: None },
             Some(factor) if factor == sharding as f64 => {
                 Averaging { shard: ReduceOp::Avg, replicate: ReduceOp::Sum, scale: None }
@@ -74,7 +75,18 @@ mod tests {
     use super::*;
 
     fn averaging(divide_factor: Option<f64>, force_sum: bool, sharding: usize, ranks: usize) -> Averaging {
-        Control { divide_factor, force_sum, ..Control::new(ReshardAfterForward::Auto) }.averaging(sharding, ranks)
+        averaging_of(divide_factor, force_sum, sharding, ranks, ranks)
+    }
+
+    fn averaging_of(
+        divide_factor: Option<f64>,
+        force_sum: bool,
+        sharding: usize,
+        ranks: usize,
+        averaged: usize,
+    ) -> Averaging {
+        let control = Control { divide_factor, force_sum, ..Control::new(ReshardAfterForward::Auto) };
+        control.averaging(sharding, ranks, averaged)
     }
 
     /// What each of `ranks` ranks' gradients of 1 become.
@@ -96,6 +108,21 @@ mod tests {
                     let result = of_ones(averaging(factor, force_sum, sharding, ranks), sharding, ranks);
                     let expected = ranks as f64 / factor.unwrap_or(ranks as f64);
                     assert!((result - expected).abs() < 1e-12, "{sharding} of {ranks} by {factor:?}: {result}");
+                }
+            }
+        }
+    }
+
+    /// Of expert weights each of `averaged / ranks` groups has its own.
+    #[test]
+    fn gradients_are_divided_by_all_ranks_that_have_data() {
+        for (sharding, ranks, averaged) in [(1, 1, 4), (2, 2, 4), (2, 4, 8), (3, 3, 6), (1, 2, 6)] {
+            for force_sum in [false, true] {
+                for factor in [None, Some(1.0), Some(6.0)] {
+                    let averaging = averaging_of(factor, force_sum, sharding, ranks, averaged);
+                    let expected = ranks as f64 / factor.unwrap_or(averaged as f64);
+                    let result = of_ones(averaging, sharding, ranks);
+                    assert!((result - expected).abs() < 1e-12, "{sharding} of {ranks} of {averaged}: {result}");
                 }
             }
         }

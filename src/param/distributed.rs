@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Arc, Weak};
 
 use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor};
@@ -30,28 +31,29 @@ pub struct DistributedParameter {
     pub(super) index: usize,
 }
 
-/// Makes units of parameters, each given with the path of its unit's module, and returns their
-/// places in the same order. `data` has the data-parallel ranks of the unit of a module.
+/// Makes units of parameters, each given with the path of its unit's module and what it is distributed over, and
+/// returns their places in the same order: of what is distributed differently each module has units apart. `data` has the
+/// data-parallel ranks of a unit.
 ///
 /// # Errors
 /// [`TensorMeshes`](super::ParamError::TensorMeshes) for parameters of one unit parallelized over different meshes.
-pub(crate) fn make_units(
-    params: Vec<(UnitPath, UnitParam)>,
-    data: impl Fn(&UnitPath) -> Option<DataParallel>,
+pub(crate) fn make_units<K: Clone + Eq + Hash>(
+    params: Vec<((UnitPath, K), UnitParam)>,
+    data: impl Fn(&UnitPath, &K) -> Option<DataParallel>,
 ) -> Result<Vec<DistributedParameter>> {
-    let mut members: HashMap<UnitPath, Vec<UnitParam>> = HashMap::new();
+    let mut members: HashMap<(UnitPath, K), Vec<UnitParam>> = HashMap::new();
     let mut places = Vec::new();
-    for (path, param) in params {
-        let unit = members.entry(path.clone()).or_default();
-        places.push((path, unit.len()));
+    for (key, param) in params {
+        let unit = members.entry(key.clone()).or_default();
+        places.push((key, unit.len()));
         unit.push(param);
     }
-    let units = members.into_iter().map(|(path, params)| {
-        let unit = Unit::new(path.clone(), params, data(&path))?;
-        Ok((path, Arc::new(unit)))
+    let units = members.into_iter().map(|(key, params)| {
+        let unit = Unit::new(key.0.clone(), params, data(&key.0, &key.1))?;
+        Ok((key, Arc::new(unit)))
     });
     let units: HashMap<_, _> = units.collect::<Result<_>>()?;
-    Ok(places.into_iter().map(|(path, index)| DistributedParameter { unit: units[&path].clone(), index }).collect())
+    Ok(places.into_iter().map(|(key, index)| DistributedParameter { unit: units[&key].clone(), index }).collect())
 }
 
 impl DistributedParameter {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::module::Module;
+use smallvec::SmallVec;
 
 use super::ParamError;
 use super::io::UnitTensors;
@@ -92,41 +93,78 @@ where
     let Some(Scoped { own, inside }) = Scoped::of(module).or_unwind() else {
         return forward(module, input);
     };
-    let Some((unit, shards)) = own else {
+    let Some((first, _)) = own.first() else {
         let open = Open::new(None, inside);
         let output = forward(module, input);
         return open.leave(output);
     };
-    let label = unit.label();
+    let label = first.label();
     let _inside = watch::entered(|| Some(label));
-    open::close_read(&unit);
-    let (open, input) = match open::member(&unit, shards) {
+    let (mut input, mut inside) = (input, inside);
+    // What is entered next is posted with what follows.
+    inside.extend(own.iter().skip(1).filter(|(unit, _)| !unit.is_group()).cloned());
+    let mut inside = Some(inside);
+    // One inside the other. A unit of several modules stays open when this one is left, so all of these come first.
+    let mut entered: SmallVec<[Entered; 1]> = SmallVec::new();
+    for (unit, shards) in own {
+        open::close_read(&unit);
+        let (next, tied) = enter(&unit, shards, &mut inside, input);
+        input = tied;
+        entered.push(next);
+    }
+    let open: SmallVec<[Open; 1]> = entered
+        .into_iter()
+        .map(|entered| match entered {
+            Entered::Open(open) => open,
+            Entered::Member { at, shards } => Open::member(at, shards, inside.take().unwrap_or_default()),
+        })
+        .collect();
+    let output = forward(module, input);
+    open.into_iter().rev().fold(output, |output, open| open.leave(output))
+}
+
+/// A unit of a module that is entered.
+enum Entered {
+    Open(Open),
+    /// One of several modules, of a unit that is open at that place.
+    Member {
+        at: usize,
+        shards: Shards,
+    },
+}
+
+/// Enters `unit` with these `shards` of the module's, and with the units `inside` the module if those are with none yet.
+fn enter<I: UnitTensors>(
+    unit: &Arc<Unit>,
+    shards: Shards,
+    inside: &mut Option<Vec<(Arc<Unit>, Shards)>>,
+    input: I,
+) -> (Entered, I) {
+    match open::member(unit, shards) {
         Member::Joins { at, shards } => {
             let dtype = unit.precision().inputs;
-            (Open::member(at, shards, inside), input.map_floats(&mut |tensor| cast(tensor, dtype)))
+            (Entered::Member { at, shards }, input.map_floats(&mut |tensor| cast(tensor, dtype)))
         }
         Member::Opens { all, one } => {
-            let (scope, input) = Scope::open(&unit, all, open::opening(&unit), input);
+            let (scope, input) = Scope::open(unit, all, open::opening(unit), input);
             // Not when the first parameter is read: a rank that reads none must take part all the same.
             scope.pass.buffer.gather();
             let pass = scope.pass.clone();
-            let open = match one {
-                Some(shards) => Open::member(open::begin(scope), shards, inside),
-                None => Open::new(Some(scope), inside),
+            let entered = match one {
+                Some(shards) => Entered::Member { at: open::begin(scope), shards },
+                None => Entered::Open(Open::new(Some(scope), inside.take().unwrap_or_default())),
             };
-            prefetch(&unit);
+            prefetch(unit);
             pass.begin();
-            (open, input)
+            (entered, input)
         }
-    };
-    let output = forward(module, input);
-    open.leave(output)
+    }
 }
 
 /// What a module that holds distributed parameters is to units.
 pub(super) struct Scoped {
-    /// The unit whose module it is exactly, and its shards.
-    pub(super) own: Option<(Arc<Unit>, Shards)>,
+    /// The units whose module it is exactly, and their shards: one, if not of parameters that are on different meshes.
+    pub(super) own: SmallVec<[(Arc<Unit>, Shards); 1]>,
     /// The data-parallel units of modules inside.
     pub(super) inside: Vec<(Arc<Unit>, Shards)>,
 }
@@ -145,11 +183,19 @@ impl Scoped {
         let visited = walk.distributed;
         let is_own = |visited: &&Visited| visited.depth == visited.param.info().depth;
         // Parameters that `fully_shard` ignored stay in the unit that `parallelize` made.
-        let data_parallel = visited.iter().filter(is_own).find(|visited| visited.param.is_data_parallel());
-        let own = data_parallel.or_else(|| visited.iter().find(is_own)).map(|found| found.param.unit.clone());
+        let mut own: SmallVec<[Arc<Unit>; 1]> = SmallVec::new();
+        for found in visited.iter().filter(is_own) {
+            let is_known = own.iter().any(|unit| Arc::ptr_eq(unit, &found.param.unit));
+            if found.param.is_data_parallel() && !is_known {
+                own.push(found.param.unit.clone());
+            }
+        }
+        if own.is_empty() {
+            own.extend(visited.iter().find(is_own).map(|found| found.param.unit.clone()));
+        }
         let mut units: Vec<(Arc<Unit>, Vec<Visited>)> = Vec::new();
         for visited in visited {
-            let is_in_own = own.as_ref().is_some_and(|own| Arc::ptr_eq(own, &visited.param.unit));
+            let is_in_own = own.iter().any(|own| Arc::ptr_eq(own, &visited.param.unit));
             // Not of a unit around the module.
             let is_inside = visited.depth > visited.param.info().depth && visited.param.is_data_parallel();
             if !is_in_own && !is_inside {
@@ -170,19 +216,19 @@ impl Scoped {
         }
         let shards = |(unit, members): (_, Vec<Visited>)| (unit, Shards::new(members.into_iter().map(Visited::shard)));
         let mut inside: Vec<_> = units.into_iter().map(shards).collect();
-        let own = own.and_then(|own| {
-            let at = inside.iter().position(|(unit, _)| Arc::ptr_eq(unit, &own))?;
+        let own = own.iter().filter_map(|own| {
+            let at = inside.iter().position(|(unit, _)| Arc::ptr_eq(unit, own))?;
             Some(inside.remove(at))
         });
-        Ok(Some(Self { own, inside }))
+        Ok(Some(Self { own: own.collect(), inside }))
     }
 }
 
-/// The unit whose module is exactly `module`, and its shards.
+/// The units whose module is exactly `module`, and their shards.
 ///
 /// # Errors
 /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
-pub(super) fn unit_of<M: Module>(module: &M) -> Result<(Arc<Unit>, Shards)> {
-    let own = Scoped::of(module)?.and_then(|scoped| scoped.own);
-    own.ok_or_else(|| ParamError::NotSharded.into())
+pub(super) fn units_of<M: Module>(module: &M) -> Result<SmallVec<[(Arc<Unit>, Shards); 1]>> {
+    let own = Scoped::of(module)?.map(|scoped| scoped.own).unwrap_or_default();
+    if own.is_empty() { Err(ParamError::NotSharded.into()) } else { Ok(own) }
 }

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | every parameter of a model; what it becomes | `inventory`, `attach` |
 //! | whether they all still are; where they are | `replaced`, `device` |
-//! | over which ranks it is cut, and cut again | `combine`, `recut` |
+//! | over which ranks it is cut, and cut again | `data_mesh`, `combine`, `recut` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
 //! | what moves together, over which groups | `unit`, `unit_path`, `shards`, `exchange`, `terms` |
 //! | what becomes of whole gradients | `reduce`, `pass`; `waiting`, where they are not reduced yet |
@@ -31,6 +31,7 @@ mod buffer;
 mod combine;
 mod control;
 mod custom;
+mod data_mesh;
 mod describe;
 mod device;
 mod distributed;
@@ -81,6 +82,7 @@ mod waiting;
 pub(crate) use attach::{Attachment, attach};
 pub(crate) use combine::{combine, data_spec};
 pub use custom::{ReducedGradients, UnitCollectives};
+pub(crate) use data_mesh::DataMesh;
 pub use describe::{Description, describe};
 pub use distributed::DistributedParameter;
 pub(crate) use distributed::make_units;

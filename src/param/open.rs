@@ -139,11 +139,12 @@ pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&Shards) -> bool) -> Opti
     OPEN.with_borrow_mut(|open| open.push(Some(scope), Vec::new(), OpenedBy::Read))
 }
 
-/// Closes the units opened last that reads have opened, but for those that enclose `unit`.
+/// Closes the units opened last that reads have opened, but for those that enclose `unit` or are of the same modules.
 pub(super) fn close_read(unit: &Unit) {
     let done = |opened: &mut Opened| {
         let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Read));
-        scope.is_some_and(|scope| !scope.pass.buffer.unit().encloses(unit))
+        let stays = |opened: &Unit| opened.encloses(unit) || opened.is_beside(unit);
+        scope.is_some_and(|scope| !stays(scope.pass.buffer.unit()))
     };
     while let Some(closed) = OPEN.with_borrow_mut(|open| open.stack.pop_if(done)) {
         closed.scope.iter().for_each(|scope| scope.close(true));

@@ -12,7 +12,10 @@ use super::prefetch::prefetch;
 use super::scope::{Opening, Scope};
 use super::shards::Shards;
 use super::unit::{Kept, Unit};
-use crate::dtensor::DTensor;
+use crate::Result;
+use crate::dtensor::{DTensor, DTensorSpec};
+use crate::error::OrUnwind;
+use crate::placement::Placement;
 
 impl Reparameterization for DistributedParameter {
     const NAME: &'static str = "distributed";
@@ -30,14 +33,28 @@ pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D
         let gather = || match param.tensor_spec(value.dtype()) {
             None => value,
             Some(spec) => {
-                let local = Tensor::<D>::from_dispatch(value);
-                let full = DTensor::from_parts(local, spec).full_tensor();
-                full.unwrap_or_else(|error| error.unwind()).into_dispatch()
+                let placed = DTensor::from_parts(Tensor::<D>::from_dispatch(value), spec);
+                let full = whole(placed, &param.info().parallel.as_ref().expect("it has a placement").data_dims);
+                full.or_unwind().into_dispatch()
             }
         };
         scope.read[position].full.get_or_init(gather).clone()
     });
     Tensor::from_dispatch(full)
+}
+
+/// The whole of a weight on its tensor-parallel mesh. Ranks along `data_dims` have data of their own: their gradients of
+/// it are terms of a sum.
+fn whole<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Result<Tensor<D>> {
+    if data_dims.is_empty() {
+        return placed.full_tensor();
+    }
+    let layout = placed.layout().replaced(|dim, own| match data_dims.contains(&dim) {
+        true => Placement::Replicate,
+        false => own,
+    })?;
+    let spec = DTensorSpec::new(placed.mesh(), layout, placed.shape(), placed.dtype())?;
+    DTensor::from_parts(placed.gather_vary(data_dims)?, spec.shared()).full_tensor()
 }
 
 /// The weight on its tensor-parallel mesh, gathered over the data-parallel ranks; `None` if it was

@@ -43,7 +43,8 @@ pub(crate) struct Recut {
 /// [`ParamError::Meshes`](super::ParamError::Meshes) unless the meshes are slices of one, along different dimensions.
 pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
     let params = params.into_iter().map(|Recut { path, module, before, parallel }| {
-        let (info, mesh) = (before.info(), before.info().spec.mesh());
+        let info = before.info();
+        let mesh = &before.unit.data_parallel().expect("`fully_shard` cut it").mesh;
         let shape = parallel.spec.local_shape().to_vec();
         // Chunks are those of the rank's shard.
         let cut = info.cut.as_ref().map(|(dim, cut)| match cut {
@@ -71,8 +72,8 @@ pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
         let (data, was_group) = (params[0].1.0.data.clone(), params[0].1.0.is_group());
         let (cuts, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) =
             params.into_iter().map(|(at, (_, cut, (module, param)))| ((at, cut), (module, param))).unzip();
-        let params = UnitPath::again(was_group, &modules).into_iter().zip(params).collect();
-        for ((at, cut), param) in cuts.into_iter().zip(make_units(params, |_| data.clone())?) {
+        let keys = UnitPath::again(was_group, &modules).into_iter().map(|path| (path, ()));
+        for ((at, cut), param) in cuts.into_iter().zip(make_units(keys.zip(params).collect(), |_, ()| data.clone())?) {
             attachments.push((at, Attachment { path: param.info().path.clone(), cut: Some(cut), param, again: true }));
         }
     }

@@ -277,8 +277,9 @@ impl Reduction {
 impl Unit {
     /// How its gradients are averaged.
     pub(super) fn averaging(&self) -> Averaging {
-        let (sharding, ranks) = self.data.as_ref().map_or((1, 1), |data| (data.shard.group().size(), data.ranks()));
-        self.control.lock().averaging(sharding, ranks)
+        let numbers = |data: &DataParallel| (data.shard.group().size(), data.ranks(), data.all.group().size());
+        let (sharding, ranks, averaged) = self.data.as_ref().map_or((1, 1, 1), numbers);
+        self.control.lock().averaging(sharding, ranks, averaged)
     }
 
     /// Reduces over the ranks that shard. The first reduction carries the flags and what is `compared`.

@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use super::control::Control;
+use super::data_mesh::DataMesh;
 use super::gathering::{Gathering, Keeps, Unsharded};
 use super::part::Part;
 use super::plans::{Exchange, Plans};
@@ -24,7 +25,7 @@ use super::waiting::Waiting;
 use super::{Buffers, ParamError, ReshardAfterForward};
 use crate::Result;
 use crate::comm::{Call, Communicator};
-use crate::dtensor::{DTensorSpec, own};
+use crate::dtensor::{DTensorSpec, Dims, own};
 use crate::pattern::PathPattern;
 use crate::placement::Cut;
 
@@ -58,6 +59,9 @@ pub(crate) struct TensorParallel {
     pub(crate) styles: Arc<LayerStyles>,
     /// What the modules around it take and return: each with the path parts from the module down to the parameter.
     pub(crate) modules: Vec<(usize, Arc<ModuleLayouts>)>,
+    /// The dimensions of its mesh that are data-parallel too, for other parameters: ranks along them have data of
+    /// their own.
+    pub(crate) data_dims: Dims,
 }
 
 /// The data-parallel ranks of a unit: over these it is gathered and reduced.
@@ -71,7 +75,10 @@ pub(crate) struct DataParallel {
     pub(crate) buffers: Buffers,
     pub(crate) precision: Precision,
     pub(crate) verify: Arc<Verify>,
-    /// All of these ranks: what makes buffers equal.
+    /// The mesh that cuts and replicates its parameters.
+    pub(crate) mesh: DataMesh,
+    /// All ranks that have data of their own: what makes buffers equal, and by how many gradients are divided. More than
+    /// those of `mesh` where these parameters are placed over some of them already.
     pub(crate) all: Communicator,
     /// Group of the mesh dimension that shards.
     pub(crate) shard: Communicator,
@@ -86,7 +93,7 @@ pub(crate) struct DataParallel {
 }
 
 impl DataParallel {
-    /// How many ranks have a part in an average.
+    /// How many ranks gather and reduce it.
     pub(super) fn ranks(&self) -> usize {
         self.shard.group().size() * self.replicate.as_ref().map_or(1, |group| group.group().size())
     }
@@ -264,6 +271,12 @@ impl Unit {
     pub(super) fn encloses(&self, other: &Self) -> bool {
         let other = other.path.read().clone();
         self.path.read().encloses(&other)
+    }
+
+    /// Whether it is of the same modules as `other`, whose parameters are on another mesh.
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        let mesh = |unit: &Self| unit.data.as_ref().map(|data| data.mesh.clone());
+        mesh(self) != mesh(other) && *self.path.read() == *other.path.read()
     }
 
     /// Whether the pattern takes a module of it.

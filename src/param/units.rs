@@ -53,8 +53,8 @@ pub struct Units {
 /// [`ParamError::NotSharded`] if there are none, [`ParamError::Replaced`].
 pub fn units<M: Module>(module: &M) -> Result<Units> {
     let Scoped { own, inside } = Scoped::of(module)?.ok_or(ParamError::NotSharded)?;
-    let own = own.map(|(unit, _)| unit).filter(|unit| unit.is_data_parallel());
-    let count = own.iter().len();
+    let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.is_data_parallel()).collect();
+    let count = own.len();
     let mut units: Vec<Arc<Unit>> = Vec::new();
     for unit in own.into_iter().chain(inside.into_iter().map(|(unit, _)| unit)) {
         if !units.iter().any(|known| Arc::ptr_eq(known, &unit)) {
@@ -65,7 +65,8 @@ pub fn units<M: Module>(module: &M) -> Result<Units> {
 }
 
 impl Units {
-    /// That of the module itself, without those inside; empty if it is none.
+    /// That of the module itself, without those inside; empty if it is none. Of parameters on different meshes, such as
+    /// experts beside others, it has one for each.
     #[must_use]
     pub fn own(mut self) -> Self {
         self.units.truncate(self.own);
@@ -149,7 +150,8 @@ impl Units {
         self.set(|control| control.all_reduce = all_reduce);
     }
 
-    /// What sums of gradients are divided by; `None`, the default, is the number of data-parallel ranks.
+    /// What sums of gradients are divided by; `None`, the default, is the number of data-parallel ranks: of all that have
+    /// data of their own, also where fewer of them reduce a unit, such as one of experts.
     ///
     /// # Errors
     /// [`ParamError::DivideFactor`] unless it is positive and finite.

@@ -4,9 +4,10 @@ use std::mem;
 use std::sync::{Arc, Weak};
 
 use burn::module::Module;
+use smallvec::SmallVec;
 
 use super::ParamError;
-use super::enter::unit_of;
+use super::enter::units_of;
 use super::events::{EventKind, ShardedState, TrainingState, happened};
 use super::gathering::{Ahead, Gathering, Keeps, Unsharded};
 use super::shards::{Shards, ShardsKey};
@@ -17,7 +18,7 @@ use crate::comm::{Call, CommError, Phase};
 /// A unit being gathered ahead of its forward; see [`unshard`].
 #[must_use = "the all-gather is waited for by `wait`, or by the unit's forward"]
 #[derive(Debug)]
-pub struct UnshardHandle(Arc<Unit>);
+pub struct UnshardHandle(SmallVec<[Arc<Unit>; 1]>);
 
 impl UnshardHandle {
     /// Waits until the parameters are gathered. The unit's forward waits by itself.
@@ -25,7 +26,7 @@ impl UnshardHandle {
     /// # Errors
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn wait(self) -> Result<()> {
-        Ok(self.0.wait_unsharded()?)
+        Ok(self.0.iter().try_for_each(|unit| unit.wait_unsharded())?)
     }
 }
 
@@ -42,12 +43,15 @@ impl UnshardHandle {
 /// [`ParamError`] if `module` is no unit or one of several of a unit, or a parameter of it was replaced. A failing collective
 /// shows in [`wait`](UnshardHandle::wait), or in the unit's forward.
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
-    let (unit, shards) = unit_of(module)?;
-    if unit.is_group() {
+    let units = units_of(module)?;
+    if let Some((unit, _)) = units.iter().find(|(unit, _)| unit.is_group()) {
         return Err(ParamError::OneOfSeveral { unit: unit.label().to_string() }.into());
     }
-    unit.unshard(shards);
-    Ok(UnshardHandle(unit))
+    let unshard = |(unit, shards): (Arc<Unit>, Shards)| {
+        unit.unshard(shards);
+        unit
+    };
+    Ok(UnshardHandle(units.into_iter().map(unshard).collect()))
 }
 
 /// Drops what [`unshard`] gathered for the unit `module`, if no forward has used it.
@@ -57,8 +61,7 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
 /// # Errors
 /// [`ParamError`] if `module` is no unit, or a parameter of it was replaced.
 pub fn reshard<M: Module>(module: &M) -> Result<()> {
-    let (unit, _) = unit_of(module)?;
-    unit.reshard();
+    units_of(module)?.iter().for_each(|(unit, _)| unit.reshard());
     Ok(())
 }
 

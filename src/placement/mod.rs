@@ -37,6 +37,7 @@
 //!    cuts, which is the same on all ranks. Cuts of the same mesh dimension into other lengths are
 //!    other cuts: from one to another leads an all-gather and a slice.
 
+mod balanced;
 mod chunk;
 mod cut;
 mod error;
@@ -58,6 +59,7 @@ mod strided;
 mod tests;
 mod unstride;
 
+pub(crate) use balanced::{Rows, balanced};
 pub use chunk::chunk;
 pub use cut::Cut;
 pub use error::PlacementError;

@@ -2,6 +2,7 @@
 
 mod accumulation;
 mod backward;
+mod balanced;
 mod buffers;
 mod by_read;
 mod clip;

@@ -4,7 +4,4 @@ mod alone;
 mod errors;
 mod lists;
 mod models;
-mod muon;
 mod own;
-mod refused;
-mod sharded;

@@ -153,8 +153,11 @@ fn meshes_that_make_no_mesh() {
         let parallel = parallelize(norm(), &mesh.slice("tp")?, Plan::new())?;
         for data in [&other, &mesh.slice("tp")?, mesh] {
             match fully_shard(parallel.clone(), data, FullyShard::new()) {
-                Err(Error::Param(error @ ParamError::Meshes { .. })) => {
+                Err(Error::Param(error @ ParamError::Meshes { .. })) if data == &other => {
                     assert!(error.to_string().contains("slice both out of one mesh"), "{error}");
+                }
+                Err(Error::Fsdp(FsdpError::PlacedWhole { mesh_dim, .. })) if data != &other => {
+                    assert_eq!(mesh_dim, "tp");
                 }
                 other => panic!("must be refused, got {other:?}"),
             }
@@ -167,7 +170,7 @@ fn meshes_that_make_no_mesh() {
         // Parallelized apart, sharded together.
         let second = parallelize(norm(), &mesh.slice("shard")?, Plan::new())?;
         let error = fully_shard(vec![parallel, second], mesh, FullyShard::new());
-        assert!(matches!(error, Err(Error::Param(ParamError::Meshes { .. }))));
+        assert!(matches!(error, Err(Error::Fsdp(FsdpError::PlacedWhole { .. }))));
         Ok(())
     });
     MeshTest::new([2, 2, 1], ["a", "b", "shard"]).run(|mesh| {

@@ -3,9 +3,11 @@
 
 mod compute;
 mod distribute_module;
+mod experts;
 mod gradients;
 mod mesh_dims;
 mod misuse;
+mod nested;
 mod norms;
 mod order;
 mod placing;

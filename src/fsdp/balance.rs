@@ -1,0 +1,59 @@
+//! [`balance`]: [`FullyShard::balanced`](super::FullyShard::balanced).
+
+use itertools::Itertools;
+
+use super::plan::Planned;
+use crate::dtensor::DTensorSpec;
+use crate::param::DataMesh;
+use crate::placement::{Cut, Rows, balanced};
+
+/// Cuts parameters in chunks anew, so that the ranks that shard a unit hold as many bytes of it.
+///
+/// Ranks of a tensor-parallel mesh must cut alike, and know their own part alone. So a parameter of which they have parts
+/// of unequal lengths stays in chunks.
+pub(super) fn balance<'a>(params: &mut [Planned], meshes: impl Iterator<Item = &'a DataMesh>) {
+    let ranks = meshes.map(|data| data.mesh.size_of(data.shard)).collect_vec();
+    let units = (0..params.len()).into_group_map_by(|&at| (params[at].unit.clone(), params[at].data));
+    for ((_, data), members) in units {
+        let mut held = vec![0; ranks[data]];
+        let mut free = Vec::new();
+        for at in members {
+            let Some((dim, cut)) = &params[at].cut else { continue };
+            let rows = rows(&params[at], *dim);
+            match cut {
+                Cut::Chunks(_) if is_even(&params[at], *dim) => free.push((at, *dim, rows)),
+                cut => {
+                    let of_rank = |rank| cut.range(held.len(), rank).len() * rows.bytes;
+                    let more = (0..held.len()).map(of_rank).collect_vec();
+                    held.iter_mut().zip(more).for_each(|(held, more)| *held += more);
+                }
+            }
+        }
+        let lengths = balanced(&free.iter().map(|(.., rows)| *rows).collect_vec(), &held);
+        for ((at, dim, _), lengths) in free.into_iter().zip(lengths) {
+            params[at].cut = Some((dim, Cut::Lengths(lengths.into())));
+        }
+    }
+}
+
+/// Of the first tensor-parallel rank, on every one.
+fn rows(param: &Planned, dim: usize) -> Rows {
+    let shape = match &param.parallel {
+        None => param.shape.clone(),
+        Some(parallel) => shape_of_first(&parallel.spec),
+    };
+    let others: usize = shape.iter().enumerate().filter(|(at, _)| *at != dim).map(|(_, len)| len).product();
+    Rows { count: shape[dim], bytes: others * param.dtype.size() }
+}
+
+fn shape_of_first(spec: &DTensorSpec) -> Vec<usize> {
+    spec.layout().local_shape(spec.shape(), &vec![0; spec.mesh().ndim()])
+}
+
+/// Whether all tensor-parallel ranks have parts of one length.
+fn is_even(param: &Planned, dim: usize) -> bool {
+    param.parallel.as_ref().is_none_or(|parallel| {
+        let spec = &parallel.spec;
+        spec.layout().shortest(spec.shape())[dim] == shape_of_first(spec)[dim]
+    })
+}

@@ -1,0 +1,137 @@
+//! [`DataDims`]: which dimensions of a mesh shard each parameter, and which replicate it.
+//!
+//! ```text
+//!   mesh             efsdp   ep     tp
+//!   a parameter      S(0) over both  -       shard_over(["efsdp", "ep"])
+//!   expert weights   S(0)    -      -        placed over `ep` by `parallelize`
+//!   placed by hand   R       S(0)   -        ParamPlacement::over("ep")
+//! ```
+
+use crate::Result;
+use crate::comm::Communicator;
+use crate::dtensor::{DTensorSpec, Dims};
+use crate::mesh::DeviceMesh;
+use crate::param::DataMesh;
+
+use super::FsdpError;
+use super::config::FullyShard;
+
+/// The data-parallel dimensions of a mesh, and what parameters are sharded over of them.
+pub(super) struct DataDims<'a> {
+    mesh: &'a DeviceMesh,
+    /// By index, those that shard unless a parameter's placement says otherwise.
+    shard: Dims,
+    /// With those, ascending.
+    all: Dims,
+    /// What parameters have asked for.
+    made: Vec<(Dims, Dims, DataMesh)>,
+}
+
+impl<'a> DataDims<'a> {
+    /// # Errors
+    /// [`FsdpError::MeshDims`], [`FsdpError::NoShardDims`], and the mesh's own for names it lacks, that come twice or in
+    /// another order.
+    pub(super) fn new(mesh: &'a DeviceMesh, config: &FullyShard) -> Result<Self> {
+        let (shard, replicate) = (&config.shard_over, &config.replicate_over);
+        let (shard, mut all) = match (shard.is_empty(), replicate.is_empty()) {
+            (true, true) if (1..=2).contains(&mesh.ndim()) => {
+                (Dims::from_slice(&[mesh.ndim() - 1]), (0..mesh.ndim()).collect())
+            }
+            (true, true) => return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into()),
+            (true, false) => return Err(FsdpError::NoShardDims { mesh: mesh.to_string() }.into()),
+            (false, _) => {
+                let sharding = mesh.slice(shard)?;
+                if !replicate.is_empty() {
+                    mesh.slice(replicate)?.concatenate(&[&sharding])?;
+                }
+                let dims = |names: &[String]| names.iter().map(|name| mesh.dim(name)).collect::<Result<Dims>>();
+                let (shard, replicate) = (dims(shard)?, dims(replicate)?);
+                let all: Dims = shard.iter().copied().chain(replicate).collect();
+                (shard, all)
+            }
+        };
+        all.sort_unstable();
+        Ok(Self { mesh, shard, all, made: Vec::new() })
+    }
+
+    /// All ranks that have data of their own.
+    ///
+    /// # Errors
+    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), and a failure of the world.
+    pub(super) fn all(&self) -> Result<Communicator> {
+        self.mesh.communicator_over(&self.all)
+    }
+
+    /// Which of the [`meshes`](Self::meshes) a parameter is on: `over` these dimensions, if its placement says so, and
+    /// `placed` by `parallelize`.
+    ///
+    /// # Errors
+    /// [`FsdpError::PlacedWhole`], [`FsdpError::NotFree`], [`FsdpError::NoDimLeft`], and the mesh's own for names that come
+    /// twice or in another order.
+    pub(super) fn of(&mut self, param: &str, over: Option<&[String]>, placed: Option<&DTensorSpec>) -> Result<usize> {
+        let mesh = self.mesh;
+        let mut free = self.all.clone();
+        for (at, mesh_dim) in placed.iter().flat_map(|spec| self.shared_with(spec)) {
+            if placed.is_some_and(|spec| spec.placements()[at].is_replicate()) {
+                let mesh_dim = mesh.names()[mesh_dim].clone();
+                return Err(FsdpError::PlacedWhole { param: param.into(), mesh_dim }.into());
+            }
+            free.retain(|dim| *dim != mesh_dim);
+        }
+        let shard: Dims = match over {
+            None => self.shard.iter().copied().filter(|dim| free.contains(dim)).collect(),
+            Some(names) => {
+                let not_free = |name: &&String| !free.iter().any(|&dim| mesh.names()[dim] == **name);
+                if let Some(name) = names.iter().find(not_free) {
+                    let free = free.iter().map(|&dim| mesh.names()[dim].clone()).collect();
+                    let (param, mesh_dim, mesh) = (param.into(), name.clone(), mesh.to_string());
+                    return Err(FsdpError::NotFree { param, mesh_dim, mesh, free }.into());
+                }
+                mesh.slice(names)?;
+                names.iter().map(|name| mesh.dim(name)).collect::<Result<_>>()?
+            }
+        };
+        if shard.is_empty() {
+            return Err(FsdpError::NoDimLeft { param: param.into(), mesh: mesh.to_string() }.into());
+        }
+        let replicate: Dims = free.into_iter().filter(|dim| !shard.contains(dim)).collect();
+        if let Some(known) = self.made.iter().position(|(a, b, _)| (a, b) == (&shard, &replicate)) {
+            return Ok(known);
+        }
+        let over_data = self.over(&shard, &replicate)?;
+        self.made.push((shard, replicate, over_data));
+        Ok(self.made.len() - 1)
+    }
+
+    /// The dimensions of a parameter's tensor-parallel mesh that are data-parallel for others, each with that of this mesh.
+    fn shared_with(&self, placed: &DTensorSpec) -> Vec<(usize, usize)> {
+        let shared = |at| Some((at, self.mesh.dim_in_common(placed.mesh(), at)?));
+        let shared = (0..placed.mesh().ndim()).filter_map(shared);
+        shared.filter(|(_, mesh_dim)| self.all.contains(mesh_dim)).collect()
+    }
+
+    /// [`shared_with`](Self::shared_with), of the tensor-parallel mesh.
+    pub(super) fn data_dims(&self, placed: &DTensorSpec) -> Dims {
+        self.shared_with(placed).into_iter().map(|(at, _)| at).collect()
+    }
+
+    fn over(&self, shard: &[usize], replicate: &[usize]) -> Result<DataMesh> {
+        if let ([shard], 0 | 1) = (shard, replicate.len())
+            && 1 + replicate.len() == self.mesh.ndim()
+        {
+            return Ok(DataMesh { mesh: self.mesh.clone(), shard: *shard });
+        }
+        let names = |dims: &[usize]| dims.iter().map(|&dim| self.mesh.names()[dim].clone()).collect::<Vec<_>>();
+        let sharding = self.mesh.flatten(names(shard))?;
+        let mesh = match replicate {
+            [] => sharding.clone(),
+            replicate => self.mesh.flatten(names(replicate))?.concatenate(&[&sharding])?,
+        };
+        Ok(DataMesh { shard: mesh.dim(&sharding.names()[0])?, mesh })
+    }
+
+    /// The mesh of every index that [`of`](Self::of) has returned.
+    pub(super) fn meshes(&self) -> impl Iterator<Item = &DataMesh> {
+        self.made.iter().map(|(.., mesh)| mesh)
+    }
+}

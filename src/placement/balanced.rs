@@ -1,0 +1,127 @@
+//! [`balanced`]: rows of several tensors, shared out so that all ranks hold as many bytes.
+//!
+//! A chunk is the length over the ranks, rounded up: of 9 rows 8 ranks hold 2 + 2 + 2 + 2 + 1 + 0 + 0 + 0, and of each
+//! tensor it is the first ranks that hold more. Rows of several tensors together can be shared out evenly:
+//!
+//! ```text
+//! a: 5 rows of 3 bytes, b: 4 rows of 1, over 3 ranks       each letter is a byte
+//!
+//!            chunks                                balanced
+//! rank 0     | aaa aaa  b b |     8                | aaa aaa |          6
+//! rank 1     | aaa aaa  b b |     8                | aaa aaa |          6
+//! rank 2     | aaa          |     3                | aaa  b b b b |     7
+//! ```
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Rows of a tensor, each of so many bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub count: usize,
+    pub bytes: usize,
+}
+
+/// How many rows of each tensor each rank holds, where ranks hold `held` bytes besides, one number per rank.
+///
+/// Large rows first, each to the rank that holds least, of several the first of them (longest processing time first, R. L.
+/// Graham, Bounds on multiprocessing timing anomalies, 1969). If ranks hold nothing besides, no two hold more than one
+/// row apart, the largest.
+pub(crate) fn balanced(tensors: &[Rows], held: &[usize]) -> Vec<Vec<usize>> {
+    let mut ranks: BinaryHeap<_> = held.iter().enumerate().map(|(rank, &bytes)| Reverse((bytes, rank))).collect();
+    let mut lengths = vec![vec![0; held.len()]; tensors.len()];
+    let mut order: Vec<_> = (0..tensors.len()).collect();
+    order.sort_by_key(|&at| Reverse(tensors[at].bytes));
+    for at in order {
+        let Rows { count, bytes } = tensors[at];
+        for _ in 0..count {
+            let mut least = ranks.peek_mut().expect("a group has a rank");
+            let Reverse((held, rank)) = &mut *least;
+            *held += bytes;
+            lengths[at][*rank] += 1;
+        }
+    }
+    lengths
+}
+
+#[cfg(test)]
+mod tests {
+    use itertools::Itertools;
+
+    use super::*;
+
+    fn rows(tensors: &[(usize, usize)]) -> Vec<Rows> {
+        tensors.iter().map(|&(count, bytes)| Rows { count, bytes }).collect()
+    }
+
+    /// What each rank holds.
+    fn loads(tensors: &[Rows], lengths: &[Vec<usize>], ranks: usize) -> Vec<usize> {
+        let of = |rank| tensors.iter().zip(lengths).map(|(rows, lengths)| rows.bytes * lengths[rank]).sum();
+        (0..ranks).map(of).collect()
+    }
+
+    fn spread(loads: &[usize]) -> usize {
+        loads.iter().max().unwrap() - loads.iter().min().unwrap()
+    }
+
+    #[test]
+    fn the_picture() {
+        let tensors = rows(&[(5, 3), (4, 1)]);
+        assert_eq!(balanced(&tensors, &[0; 3]), [[2, 2, 1], [0, 0, 4]]);
+    }
+
+    /// Every pair of tensors of up to 5 rows of up to 4 bytes, on up to 4 ranks: beside the best of all ways to share
+    /// them out, found by trying each.
+    #[test]
+    fn no_rank_holds_much_more_than_in_the_best_way() {
+        let ways = |count: usize, ranks: usize| {
+            let ways = (0..ranks).map(|_| 0..=count).multi_cartesian_product();
+            ways.filter(move |lengths| lengths.iter().sum::<usize>() == count).collect_vec()
+        };
+        for ranks in 1..=4 {
+            let by_count = (0..=5).map(|count| ways(count, ranks)).collect_vec();
+            for (a, b) in (0..=5).cartesian_product(0..=4).tuple_combinations() {
+                let tensors = rows(&[a, b]);
+                let lengths = balanced(&tensors, &vec![0; ranks]);
+                for (tensor, lengths) in tensors.iter().zip(&lengths) {
+                    assert_eq!(lengths.iter().sum::<usize>(), tensor.count);
+                }
+                let found = *loads(&tensors, &lengths, ranks).iter().max().unwrap();
+                let all = by_count[a.0].iter().cartesian_product(&by_count[b.0]);
+                let most = |(a, b): (&Vec<usize>, &Vec<usize>)| {
+                    *loads(&tensors, &[a.clone(), b.clone()], ranks).iter().max().unwrap()
+                };
+                let best = all.map(most).min().unwrap();
+                // Graham's bound: 4/3 - 1/(3 ranks).
+                assert!(3 * ranks * found <= (4 * ranks - 1) * best, "{found} for {best}: {tensors:?} on {ranks}");
+            }
+        }
+    }
+
+    /// Of random tensors: all rows are shared out, and no two ranks are more than the largest row apart.
+    #[test]
+    fn ranks_are_at_most_a_row_apart() {
+        let mut state = 7_u64;
+        let mut draw = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..500 {
+            let (ranks, count) = (1 + draw(9), draw(6));
+            let tensors: Vec<_> = (0..count).map(|_| Rows { count: draw(40), bytes: draw(60) }).collect();
+            let lengths = balanced(&tensors, &vec![0; ranks]);
+            for (tensor, lengths) in tensors.iter().zip(&lengths) {
+                assert_eq!(lengths.iter().sum::<usize>(), tensor.count);
+            }
+            let largest = tensors.iter().filter(|rows| rows.count > 0).map(|rows| rows.bytes).max().unwrap_or(0);
+            let loads = loads(&tensors, &lengths, ranks);
+            assert!(spread(&loads) <= largest, "{loads:?} of {tensors:?}");
+        }
+    }
+
+    #[test]
+    fn what_ranks_hold_besides_is_made_up_for() {
+        let tensors = rows(&[(6, 2)]);
+        assert_eq!(balanced(&tensors, &[8, 0, 4]), [[0, 4, 2]]);
+    }
+}

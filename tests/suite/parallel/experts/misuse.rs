@@ -1,0 +1,114 @@
+//! Meshes and placements of data-parallel dimensions that are refused, on every rank and before anything moves.
+
+use burn::nn::LinearConfig;
+use burn_dtensor::fsdp::{FsdpError, ParamInfo, ParamPlacement, remesh};
+use burn_dtensor::mesh::MeshError;
+use burn_dtensor::prelude::*;
+use burn_dtensor::testing::MeshTest;
+
+use super::net::{Net, place_experts};
+
+fn refused<T>(result: Result<T>) -> Error {
+    result.map(drop).expect_err("it is wrong")
+}
+
+fn says(error: &Error, parts: &[&str]) {
+    let text = error.to_string();
+    assert!(parts.iter().all(|part| text.contains(part)), "{parts:?} in: {text}");
+}
+
+#[test]
+fn names_of_dimensions_that_cannot_be() {
+    MeshTest::new([2, 1, 2], ["dp", "cp", "tp"]).run(|mesh| {
+        let shard =
+            |config: FullyShard| refused(fully_shard(LinearConfig::new(4, 4).init(mesh.device()), mesh, config));
+        let error = shard(FullyShard::new());
+        assert!(matches!(error, Error::Fsdp(FsdpError::MeshDims { .. })), "{error}");
+        says(&error, &["`FullyShard::shard_over`"]);
+        let error = shard(FullyShard::new().replicate_over("dp"));
+        assert!(matches!(error, Error::Fsdp(FsdpError::NoShardDims { .. })), "{error}");
+        says(&error, &["`replicate_over`", "name those that shard"]);
+        let error = shard(FullyShard::new().shard_over(["dp", "ep"]));
+        assert!(matches!(error, Error::Mesh(MeshError::UnknownName { .. })), "{error}");
+        let error = shard(FullyShard::new().shard_over("dp").replicate_over("ep"));
+        assert!(matches!(error, Error::Mesh(MeshError::UnknownName { .. })), "{error}");
+        let error = shard(FullyShard::new().shard_over(["dp", "dp"]));
+        assert!(matches!(error, Error::Mesh(MeshError::DuplicateName { .. })), "{error}");
+        let error = shard(FullyShard::new().shard_over(["dp", "cp"]).replicate_over("cp"));
+        assert!(matches!(error, Error::Mesh(MeshError::DuplicateName { .. })), "{error}");
+        let error = shard(FullyShard::new().shard_over(["cp", "dp"]));
+        assert!(matches!(error, Error::Mesh(MeshError::NameOrder { .. })), "{error}");
+        assert_eq!(mesh.world().ledger().total(|_| true).calls, 0);
+        Ok(())
+    });
+}
+
+#[test]
+fn placements_over_dimensions_that_are_taken_or_have_no_part() {
+    MeshTest::new([2, 2, 1], ["efsdp", "ep", "tp"]).run(|mesh| {
+        let net = || place_experts(Net::new(), mesh);
+        let over = |names: &'static [&'static str]| {
+            FullyShard::new().shard_over(["efsdp", "ep"]).shard_placement_fn(move |param: ParamInfo<'_>| {
+                param.path.ends_with("up").then(|| ParamPlacement::from(Placement::Shard(0)).over(names))
+            })
+        };
+        let calls = || mesh.world().ledger().total(|_| true).calls;
+        let placed = net()?;
+        let before = calls();
+        for name in ["ep", "tp", "pp"] {
+            let names = match name {
+                "ep" => &["ep"][..],
+                "tp" => &["efsdp", "tp"],
+                _ => &["pp"],
+            };
+            match refused(fully_shard(placed.clone(), mesh, over(names))) {
+                Error::Fsdp(error @ FsdpError::NotFree { .. }) => {
+                    let text = error.to_string();
+                    let FsdpError::NotFree { param, mesh_dim, free, .. } = error else { unreachable!() };
+                    assert_eq!((&*param, &*mesh_dim, free), ("blocks.0.experts.up", name, vec!["efsdp".to_string()]));
+                    assert!(text.contains("`ParamPlacement::over` names some of these"), "{text}");
+                }
+                other => panic!("{other}"),
+            }
+        }
+        let error = refused(fully_shard(placed.clone(), mesh, over(&["efsdp", "efsdp"])));
+        assert!(matches!(error, Error::Mesh(MeshError::DuplicateName { .. })), "{error}");
+        let error = refused(fully_shard(placed.clone(), mesh, over(&[])));
+        assert!(matches!(error, Error::Mesh(MeshError::NoNames { .. })), "{error}");
+        // Experts are placed over `ep`, and nothing else shards.
+        let error = refused(fully_shard(placed, mesh, FullyShard::new().shard_over("ep").replicate_over("efsdp")));
+        assert!(matches!(error, Error::Fsdp(FsdpError::NoDimLeft { .. })), "{error}");
+        says(&error, &["`blocks.0.experts.up`", "add one of size 1"]);
+        assert_eq!(calls(), before);
+        // All of the model over `ep`, where most of it is whole.
+        let plan = Plan::new().with("blocks.*.experts.*", Style::placed(Placement::Shard(0)));
+        let whole = parallelize(Net::new(), &mesh.slice("ep")?, plan)?;
+        let before = calls();
+        let error = refused(fully_shard(whole, mesh, FullyShard::new().shard_over(["efsdp", "ep"])));
+        assert!(matches!(error, Error::Fsdp(FsdpError::PlacedWhole { .. })), "{error}");
+        says(&error, &["`first.weight`", "`ep`", "parallelize the modules alone"]);
+        assert_eq!(calls(), before);
+        Ok(())
+    });
+}
+
+/// What cannot be kept over so many ranks, or moved to another mesh, is told of experts too.
+#[test]
+fn experts_where_their_mesh_has_too_few_ranks_or_is_another() {
+    MeshTest::new([2, 2], ["efsdp", "ep"]).run(|mesh| {
+        let over_both = || FullyShard::new().shard_over(["efsdp", "ep"]);
+        let parts = over_both().reshard_after_forward(ReshardAfterForward::Ranks(4));
+        match refused(fully_shard(place_experts(Net::new(), mesh)?, mesh, parts)) {
+            Error::Fsdp(FsdpError::ReshardRanks { ranks: 4, size: 2, dim }) => assert_eq!(dim, "efsdp"),
+            other => panic!("{other}"),
+        }
+        let net = fully_shard(place_experts(Net::new(), mesh)?, mesh, over_both())?;
+        match refused(remesh(net, &mesh.flatten(["efsdp", "ep"])?)) {
+            Error::Fsdp(FsdpError::OtherShards { unit, is, .. }) => {
+                assert_eq!((&*unit, is), ("root", format!("{} of 4", mesh.rank())), "that of the experts");
+            }
+            other => panic!("{other}"),
+        }
+        Ok(())
+    });
+}
