@@ -195,7 +195,7 @@ impl FullyShard {
     /// ```text
     /// weight [5, 3] and bias [4] over 3 ranks     weight's rows      bias'     numbers on each rank
     /// in chunks                                   2 + 2 + 1          2 + 2 + 0    8 + 8 + 3
-    /// balanced                                    2 + 2 + 1          0 + 0 + 4    6 + 6 + 7
+    /// balanced                                    2 + 2 + 1          1 + 0 + 3    7 + 6 + 6
     /// ```
     ///
     /// Rows are along the dimension that the placement cuts, [`ParamPlacement::ragged`] stays as it is. So does a parameter
