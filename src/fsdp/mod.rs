@@ -56,7 +56,8 @@
 //! | `Muon` | different | a parameter's step is made orthogonal as a whole, and scaled by its shape |
 //! | `LBFGS` | different | products of vectors of all parameters, and a loss of its own on each rank |
 //!
-//! What they remember, by path and for any mesh, is [`optim`](crate::optim)'s business.
+//! [`optim::sharded`](crate::optim::sharded) takes the equal ones alone, and has the right one of the norm's clipping and
+//! of `Muon`. What they remember, by path and for any mesh, is [`optim`](crate::optim)'s business too.
 //!
 //! # Meshes of several dimensions
 //! [`FullyShard::shard_over`] and [`FullyShard::replicate_over`] name the dimensions of a mesh that shard and replicate, each

@@ -61,7 +61,8 @@ use crate::{Error, Result};
 ///
 /// An optimizer that works element by element, such as AdamW, steps shards as it would the whole.
 /// One that looks at a parameter as a whole (Muon, LAMB, Adafactor, LBFGS), and burn's clipping by
-/// norm, sees a shard: clip with [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
+/// norm, sees a shard: [`sharded`](crate::optim::sharded) compiles with the first kind alone, and has Muon right. Clip with
+/// [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
 ///
 /// burn allows one reparameterization per parameter. Where LoRA has adapted weights, these are ignored,
 /// `FullyShard::new().ignore(["**.weight"])`: each rank keeps the frozen values that it has, whole, and the adapters

@@ -181,7 +181,7 @@ impl DTensorOptimizer {
 }
 
 /// Without autodiff.
-fn plain<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
+pub(super) fn plain<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     if tensor.is_autodiff() { tensor.clone().inner() } else { tensor.clone() }
 }
 

@@ -54,6 +54,17 @@ pub enum OptimError {
         /// The shape of this rank's part of the parameter.
         expected: Vec<usize>,
     },
+    /// Muon was given a parameter that is no matrix.
+    #[error(
+        "Muon steps matrices, and `{path}`, which its group has, has {dims} dimensions: leave it to another optimizer, \
+         with a group of the matrices alone, or of all but `{path}` by `ParamGroup::exclude`"
+    )]
+    NotAMatrix {
+        /// The parameter.
+        path: String,
+        /// How many dimensions it has.
+        dims: usize,
+    },
     /// A state is of a parameter that is not there.
     #[error("the state `{name}` belongs to no parameter; there are {paths:?}")]
     NoParameter {

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A model that was sharded or parallelized is stepped by burn's own
-//! [`ModuleOptimizer`](burn::optim::ModuleOptimizer), and [`optimizer_state`] is what that remembers. Parameters that
+//! [`ModuleOptimizer`](burn::optim::ModuleOptimizer), and [`optimizer_state`] is what that remembers. [`sharded`] makes one
+//! that is right on shards, or does not compile, and has Muon of whole matrices. Parameters that
 //! are [`DTensor`](crate::dtensor::DTensor)s without a module are stepped by a [`DTensorOptimizer`]. Either's state is
 //! an [`OptimizerState`]: DTensors laid out as their parameters, by the parameters' paths and burn's names of its
 //! fields. It follows parameters to another layout or mesh ([`OptimizerState::redistribute`]), and its whole, a
@@ -54,17 +55,25 @@
 //! # Invariants
 //! 1. An optimizer that works element by element steps parts as it steps the whole, to the bit, and sends nothing.
 //! 2. A state tensor of the parameter's shape has the parameter's layout. One of another shape is whole on every rank.
-//! 3. A state that does not fit parameter or optimizer is an error; nothing of it is left out.
+//! 3. burn's Muon of a model on any mesh is that of one device, to the bit where gradients are.
+//! 4. A state that does not fit parameter or optimizer is an error; nothing of it is left out.
 
+mod clip;
 mod dtensors;
 mod error;
+mod exact;
 mod full;
 mod models;
+mod muon;
+mod route;
+mod sharded;
 mod state;
 
 pub use burn_pack::Scalar;
 pub use dtensors::DTensorOptimizer;
 pub use error::OptimError;
+pub use exact::ExactOnShards;
 pub use full::FullOptimizerState;
 pub use models::{load_optimizer_state, optimizer_state, parameter_specs};
+pub use sharded::{ShardedOptimizer, sharded};
 pub use state::{OptimizerState, StateTensor};

@@ -4,4 +4,7 @@ mod alone;
 mod errors;
 mod lists;
 mod models;
+mod muon;
 mod own;
+mod refused;
+mod sharded;

@@ -32,7 +32,7 @@ fn alone_after(optim: &mut ModuleOptimizer, model: &Vec<Linear>) -> ModuleOptimi
 }
 
 /// burn's record, with paths in the place of ids.
-fn recorded(optim: &ModuleOptimizer, model: &Vec<Linear>) -> FullOptimizerState {
+pub fn recorded(optim: &ModuleOptimizer, model: &Vec<Linear>) -> FullOptimizerState {
     struct Paths(Vec<String>, BTreeMap<String, String>);
     impl ModuleVisitor for Paths {
         fn enter_module(&mut self, name: &str, _: &str) {

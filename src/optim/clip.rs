@@ -1,0 +1,116 @@
+//! Clipping by norm, as burn clips: each gradient by its own, here that of all its shards.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::route::Route;
+use crate::Result;
+use crate::comm::{Call, ReduceOp};
+use crate::dtensor::DTensorSpec;
+
+/// By the largest norm of each parameter's gradient, and how the parameter is laid out if it is distributed.
+pub(super) type Bounds = HashMap<ParamId, (f32, Option<Arc<DTensorSpec>>)>;
+
+/// Scales each gradient down so that its norm is no more than its bound. The host waits for no norm.
+///
+/// # Collective
+/// Every rank of the parameters' meshes. For each set of mesh dimensions that cut parameters, and for gradients in double
+/// precision apart, one all-reduce of a number for each gradient, along each of the dimensions.
+pub(super) fn clip_each<M: Module>(model: &M, grads: &mut GradientsParams, bounds: &Bounds) -> Result<()> {
+    let mut measure = Measure { grads, bounds, sums: Vec::new(), faults: None };
+    model.visit(&mut measure);
+    let Measure { sums, faults, .. } = measure;
+    faults.map_or(Ok(()), Err)?;
+    let mut factors = HashMap::new();
+    for Sums { route, ids, squares } in sums {
+        let mut squares = Tensor::cat(squares, 0);
+        for axis in 0..route.iter().map(Route::axes).sum() {
+            let communicator = route.as_ref().expect("it has an axis").communicator(axis);
+            let reduced = communicator.all_reduce(Call::new("clip"), vec![squares.into_dispatch()], ReduceOp::Sum);
+            squares = reduced.single()?;
+        }
+        let norms = squares.sqrt();
+        for (at, id) in ids.into_iter().enumerate() {
+            let norm = norms.clone().slice([at..at + 1]);
+            // As burn's own: the smallest number keeps a norm of zero from dividing.
+            let smallest = norm.dtype().finfo().unwrap_or(FloatDType::F32.finfo()).min_positive;
+            factors.insert(id, norm.add_scalar(smallest).recip().mul_scalar(bounds[&id].0).clamp_max(1.0));
+        }
+    }
+    model.visit(&mut Scale { grads, factors });
+    Ok(())
+}
+
+/// Sums of squares of this rank's parts of gradients whose parameters lie alike.
+struct Sums {
+    /// `None` of what is not distributed.
+    route: Option<Route>,
+    ids: Vec<ParamId>,
+    squares: Vec<Tensor<1>>,
+}
+
+struct Measure<'a> {
+    grads: &'a GradientsParams,
+    bounds: &'a Bounds,
+    sums: Vec<Sums>,
+    faults: Option<crate::Error>,
+}
+
+impl Measure<'_> {
+    fn sums(&mut self, spec: Option<DTensorSpec>, dtype: DType) -> Result<&mut Sums> {
+        let like = |sums: &Sums| match (&sums.route, &spec) {
+            (Some(route), Some(spec)) => route.takes(spec),
+            (None, None) => sums.squares[0].dtype() == dtype,
+            _ => false,
+        };
+        let at = match self.sums.iter().position(like) {
+            Some(at) => at,
+            None => {
+                let route = spec.map(|spec| Route::of(&spec)).transpose()?;
+                self.sums.push(Sums { route, ids: Vec::new(), squares: Vec::new() });
+                self.sums.len() - 1
+            }
+        };
+        Ok(&mut self.sums[at])
+    }
+}
+
+impl ModuleVisitor for Measure<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some((_, spec)) = self.bounds.get(&param.id) else { return };
+        let Some(grad) = self.grads.get::<D>(param.id) else { return };
+        let dtype = if grad.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let square = match grad.shape().num_elements() {
+            0 => Tensor::zeros([1], (&grad.device(), dtype)),
+            _ => grad.cast(dtype).square().sum(),
+        };
+        let spec = spec.as_ref().map(|spec| spec.with_dtype(dtype));
+        match self.sums(spec, dtype) {
+            Ok(sums) => {
+                sums.ids.push(param.id);
+                sums.squares.push(square);
+            }
+            Err(fault) => self.faults = Some(fault),
+        }
+    }
+}
+
+struct Scale<'a> {
+    grads: &'a mut GradientsParams,
+    factors: HashMap<ParamId, Tensor<1>>,
+}
+
+impl ModuleVisitor for Scale<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(factor) = self.factors.get(&param.id) else { return };
+        if let Some(grad) = self.grads.remove::<D>(param.id) {
+            let dtype = grad.dtype();
+            let clipped = grad.cast(factor.dtype()).mul(factor.clone().unsqueeze()).cast(dtype);
+            self.grads.register(param.id, clipped);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Matrices to their owners, and what these make of them back.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::module::ParamId;
+use burn::optim::{LearningRate, Muon, Optimizer};
+use burn::tensor::Tensor;
+use itertools::Itertools;
+
+use super::join::{joined, shaped};
+use super::rounds::rounds;
+use crate::Result;
+use crate::comm::{Call, TensorMeta};
+use crate::dtensor::{DTensorSpec, own};
+use crate::optim::route::Route;
+
+/// What is to be made orthogonal.
+pub(in crate::optim) struct Matrix {
+    pub(in crate::optim) id: ParamId,
+    pub(in crate::optim) path: Arc<str>,
+    /// The parameter's, in the element type of the part; `None` if every rank has its own.
+    pub(in crate::optim) spec: Option<Arc<DTensorSpec>>,
+    /// This rank's part of what momentum has made of the gradient.
+    pub(in crate::optim) part: Tensor<2>,
+    pub(in crate::optim) lr: LearningRate,
+    /// Makes a whole matrix orthogonal, and no more.
+    pub(in crate::optim) muon: Arc<Muon>,
+}
+
+/// A parameter, and what is to be added to this rank's part of it.
+pub(in crate::optim) type Step = (ParamId, Tensor<2>);
+
+/// The steps of all `matrices`.
+///
+/// # Collective
+/// Every rank of the parameters' meshes. In each round two all-to-alls along each mesh dimension that cuts the matrices;
+/// nothing for those that every rank has whole.
+pub(in crate::optim) fn orthogonalized(matrices: Vec<Matrix>) -> Result<Vec<Step>> {
+    let (mut routes, mut groups, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+    for matrix in matrices {
+        let Some(spec) = matrix.spec.clone() else {
+            steps.push((matrix.id, matrix.step(matrix.part.clone())));
+            continue;
+        };
+        let route = match routes.iter().position(|route: &Route| route.takes(&spec)) {
+            Some(known) => known,
+            None => {
+                routes.push(Route::of(&spec)?);
+                groups.push(Vec::new());
+                routes.len() - 1
+            }
+        };
+        groups[route].push(Owned { matrix, spec, owner: Vec::new() });
+    }
+    for (route, matrices) in routes.iter().zip(groups) {
+        let shapes = matrices.iter().map(|owned| owned.spec.shape().dims()).collect_vec();
+        let mut matrices = matrices.into_iter().map(Some).collect_vec();
+        for round in rounds(&shapes, route.ranks()) {
+            let owned = |(matrix, owner): (usize, usize)| {
+                let owned = matrices[matrix].take().expect("it is in one round");
+                Owned { owner: route.place(owner), ..owned }
+            };
+            let matrices = round.into_iter().map(owned).collect_vec();
+            steps.extend(Round { route, matrices: &matrices }.run()?);
+        }
+    }
+    Ok(steps)
+}
+
+impl Matrix {
+    /// What burn's optimizer adds to the parameter, of the whole matrix.
+    fn step(&self, whole: Tensor<2>) -> Tensor<2> {
+        // Added to nothing, which takes no memory.
+        let nothing = Tensor::<2>::zeros([1, 1], (&whole.device(), whole.dtype())).expand(whole.dims());
+        self.muon.step(self.lr, nothing, whole, None).0
+    }
+}
+
+/// A matrix of several ranks, and where its owner is along each axis of the route.
+struct Owned {
+    matrix: Matrix,
+    spec: Arc<DTensorSpec>,
+    owner: Vec<usize>,
+}
+
+/// What moves together.
+struct Round<'a> {
+    route: &'a Route,
+    matrices: &'a [Owned],
+}
+
+/// Parts that this rank holds of a matrix, flat, in the order of [`Route::sources`].
+type Held<'a> = (&'a Owned, Vec<Tensor<1>>);
+
+impl<'a> Round<'a> {
+    fn run(&self) -> Result<Vec<Step>> {
+        let mut held: Vec<Held> = self.matrices.iter().map(|owned| (owned, vec![flat(&owned.matrix.part)])).collect();
+        for axis in 0..self.route.axes() {
+            held = self.to_owners(axis, held)?;
+        }
+        held = held.into_iter().map(|(owned, parts)| (owned, self.step(owned, parts))).collect();
+        for axis in (0..self.route.axes()).rev() {
+            held = self.back(axis, held)?;
+        }
+        let part = |(owned, mut parts): Held| {
+            let part = shaped(parts.pop().expect("a rank's part is one"), owned.spec.local_shape().dims());
+            // A view would keep the whole of the matrix that it is of.
+            (owned.matrix.id, Tensor::from_dispatch(own(part.into_dispatch())))
+        };
+        Ok(held.into_iter().map(part).collect())
+    }
+
+    /// The steps of all parts of a matrix.
+    fn step(&self, owned: &Owned, parts: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
+        let regions = self.route.regions(&owned.spec);
+        let step = owned.matrix.step(joined(regions.iter().cloned().zip(parts)));
+        let part = |region: Vec<Range<usize>>| {
+            let [rows, columns] = region.try_into().expect("a matrix has two dimensions");
+            flat(&step.clone().slice([rows, columns]))
+        };
+        regions.into_iter().map(part).collect()
+    }
+
+    /// Moves what is held along an axis, to the ranks that are where the owners are.
+    fn to_owners(&self, axis: usize, held: Vec<Held<'a>>) -> Result<Vec<Held<'a>>> {
+        let own = self.route.own(axis);
+        let mut given = vec![Vec::new(); self.route.size(axis)];
+        let mut stay = Vec::new();
+        for (owned, parts) in held {
+            given[owned.owner[axis]].extend(parts);
+            stay.extend((owned.owner[axis] == own).then_some(owned));
+        }
+        let lengths = |from| stay.iter().flat_map(move |owned| self.lengths(owned, axis, from)).collect();
+        let lengths = (0..given.len()).map(lengths).collect();
+        let mut taken = self.exchange(axis, given, lengths)?;
+        let each = self.route.sources_before(axis);
+        let from_all = |owned| (owned, taken.iter_mut().flat_map(|parts| parts.take(each)).collect());
+        Ok(stay.into_iter().map(from_all).collect())
+    }
+
+    /// Moves steps back along an axis, to the ranks that [`to_owners`](Self::to_owners) had the parts from.
+    fn back(&self, axis: usize, held: Vec<Held<'a>>) -> Result<Vec<Held<'a>>> {
+        let each = self.route.sources_before(axis);
+        let mut given = vec![Vec::new(); self.route.size(axis)];
+        for (_, parts) in held {
+            for (given, parts) in given.iter_mut().zip(parts.into_iter().chunks(each).into_iter()) {
+                given.extend(parts);
+            }
+        }
+        // Those that had come as far as this axis.
+        let here = self.matrices.iter().filter(|owned| (0..axis).all(|axis| owned.owner[axis] == self.route.own(axis)));
+        let here = here.collect_vec();
+        let own = self.route.own(axis);
+        let lengths = |from| {
+            let theirs = here.iter().filter(move |owned| owned.owner[axis] == from);
+            theirs.flat_map(|owned| self.lengths(owned, axis, own)).collect()
+        };
+        let lengths = (0..given.len()).map(lengths).collect();
+        let mut taken = self.exchange(axis, given, lengths)?;
+        let from_owner = |owned: &'a Owned| (owned, taken[owned.owner[axis]].by_ref().take(each).collect());
+        Ok(here.into_iter().map(from_owner).collect())
+    }
+
+    /// Of the parts that the rank at `place` along an axis holds of a matrix before it moves along it.
+    fn lengths(&self, owned: &Owned, axis: usize, place: usize) -> Vec<usize> {
+        let sources = self.route.sources(axis, place);
+        sources.map(|coordinate| owned.spec.local_shape_at(&coordinate).num_elements()).collect()
+    }
+
+    /// Gives each rank along an axis these parts, and takes of each as many, of such lengths.
+    fn exchange(
+        &self,
+        axis: usize,
+        given: Vec<Vec<Tensor<1>>>,
+        lengths: Vec<Vec<usize>>,
+    ) -> Result<Vec<std::vec::IntoIter<Tensor<1>>>> {
+        let names = self.matrices.iter().map(|owned| owned.matrix.path.clone());
+        let dtype = self.route.dtype();
+        let meta = |lengths: &Vec<usize>| {
+            let len = lengths.iter().sum::<usize>();
+            (len > 0).then(|| TensorMeta { shape: [len].into(), dtype })
+        };
+        let metas = lengths.iter().map(meta).collect();
+        let given = given.into_iter().map(|parts| Some(together(parts)?.into_dispatch())).collect();
+        let work = self.route.communicator(axis).all_to_all_list(Call::new("muon").named(names), given, metas);
+        let taken = work.wait()?.into_iter().map(|taken| taken.map(Tensor::<1>::from_dispatch));
+        let apart = |(taken, lengths): (Option<Tensor<1>>, Vec<usize>)| self.apart(taken, &lengths).into_iter();
+        Ok(taken.zip(lengths).map(apart).collect())
+    }
+
+    fn apart(&self, together: Option<Tensor<1>>, lengths: &[usize]) -> Vec<Tensor<1>> {
+        let mut start = 0;
+        let part = |&len: &usize| {
+            start += len;
+            match &together {
+                Some(together) if len > 0 => together.clone().slice([start - len..start]),
+                _ => Tensor::zeros([0], (self.route.device(), self.route.dtype())),
+            }
+        };
+        lengths.iter().map(part).collect()
+    }
+}
+
+fn flat(part: &Tensor<2>) -> Tensor<1> {
+    match part.shape().num_elements() {
+        // To burn's `reshape` a 0 is the length that there was.
+        0 => Tensor::zeros([0], (&part.device(), part.dtype())),
+        len => part.clone().reshape([len]),
+    }
+}
+
+/// One tensor of all that have elements, if any has.
+fn together(parts: Vec<Tensor<1>>) -> Option<Tensor<1>> {
+    let mut parts = parts.into_iter().filter(|part| part.dims() != [0]).collect_vec();
+    match parts.len() {
+        0 | 1 => parts.pop(),
+        _ => Some(Tensor::cat(parts, 0)),
+    }
+}

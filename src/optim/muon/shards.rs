@@ -1,0 +1,83 @@
+//! What Muon does on shards, before and after matrices are made orthogonal, as optimizers of burn's.
+
+use std::sync::Arc;
+
+use burn::config::Config;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::{Momentum, MomentumConfig};
+use burn::optim::{LearningRate, Muon, MuonConfig, MuonState, Optimizer};
+use burn::tensor::{Device, Tensor};
+
+/// A configuration's three parts: `velocity`, `orthogonal`, `apply`, one after the other.
+pub(in crate::optim) struct Stages {
+    pub(in crate::optim) velocity: Velocity,
+    /// Of whole matrices, without momentum and decay.
+    pub(in crate::optim) orthogonal: Arc<Muon>,
+    pub(in crate::optim) apply: Apply,
+}
+
+/// Those fields of burn's configuration that say what is done on shards: they are private there, and public in JSON.
+#[derive(Config, Debug)]
+struct OnShards {
+    weight_decay: Option<WeightDecayConfig>,
+    momentum: MomentumConfig,
+}
+
+impl Stages {
+    pub(in crate::optim) fn of(config: &MuonConfig) -> Self {
+        let on_shards = OnShards::load_binary(config.to_string().as_bytes()).expect("burn writes what it reads");
+        let none = MomentumConfig { momentum: 0.0, dampening: 0.0, nesterov: false };
+        Self {
+            velocity: Velocity(Momentum::new(&on_shards.momentum)),
+            orthogonal: Arc::new(config.clone().with_momentum(none).with_weight_decay(None).build()),
+            apply: Apply { penalty: on_shards.weight_decay.map_or(0.0, |decay| f64::from(decay.penalty)) },
+        }
+    }
+}
+
+/// Steps a parameter to what momentum makes of its gradient, and remembers what burn's Muon remembers.
+#[derive(Clone)]
+pub(in crate::optim) struct Velocity(Momentum);
+
+impl Optimizer for Velocity {
+    type State<const D: usize> = MuonState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        _: LearningRate,
+        _: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<MuonState<D>>,
+    ) -> (Tensor<D>, Option<MuonState<D>>) {
+        let (grad, momentum) = self.0.transform(grad, state.map(|state| state.momentum));
+        (grad, Some(MuonState::new(momentum)))
+    }
+
+    fn to_device<const D: usize>(mut state: MuonState<D>, device: &Device) -> MuonState<D> {
+        state.momentum = state.momentum.to_device(device);
+        state
+    }
+}
+
+/// Decays a parameter, and adds the step that is given as its gradient.
+#[derive(Clone)]
+pub(in crate::optim) struct Apply {
+    penalty: f64,
+}
+
+impl Optimizer for Apply {
+    type State<const D: usize> = ();
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        param: Tensor<D>,
+        step: Tensor<D>,
+        _: Option<()>,
+    ) -> (Tensor<D>, Option<()>) {
+        let param = if self.penalty == 0.0 { param } else { param.mul_scalar(1.0 - lr * self.penalty) };
+        (param + step, None)
+    }
+
+    fn to_device<const D: usize>((): (), _: &Device) {}
+}

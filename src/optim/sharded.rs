@@ -1,0 +1,273 @@
+//! [`sharded`]: burn's optimizers where a model is sharded, and no other.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use burn::backend::TensorMetadata;
+use burn::grad_clipping::GradientClipping;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::optim::{GradientsParams, ModuleOptimizer, Muon, MuonConfig, OptimizerRecord};
+use burn::tensor::Tensor;
+
+use super::clip::clip_each;
+use super::dtensors::plain;
+use super::exact::ExactOnShards;
+use super::muon::{Apply, Matrix, Stages, orthogonalized};
+use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
+use crate::Result;
+use crate::dtensor::DTensorSpec;
+use crate::param::{Visited, check_whole, walk};
+
+/// burn's optimizer of a model that is sharded or parallelized: of every parameter what one device would make of it.
+///
+/// `optimizer` is a configuration, such as burn's `AdamWConfig`, or an optimizer. One that looks at more than an element
+/// does not compile here ([`ExactOnShards`]). Its gradient clipping by value is burn's own; that by norm, which is of each
+/// parameter's gradient apart, is of the whole one. The norm of all gradients together is
+/// [`clip_grad_norm`](crate::fsdp::clip_grad_norm)'s.
+///
+/// ```
+/// use burn::module::ParamGroup;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::{AdamWConfig, GradientsParams, MuonConfig};
+/// use burn::tensor::Tensor;
+/// use burn_dtensor::optim::sharded;
+/// use burn_dtensor::prelude::*;
+///
+/// launch(Launch::threads(2), |world| {
+///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+///     let device = world.device().clone().autodiff();
+///     let mut model: Linear = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
+///     let matrices = ParamGroup::from_predicate("weight");
+///     let mut optim = sharded(AdamWConfig::new()).with_muon(matrices, MuonConfig::new());
+///     for _ in 0..3 {
+///         let loss = model.forward(Tensor::<2>::ones([1, 8], &device)).square().sum();
+///         let grads = GradientsParams::from_grads(loss.backward(), &model);
+///         model = optim.step(1e-3, model, grads)?;
+///     }
+///     let velocity = optim.state(&model)?.tensor::<2>("weight.momentum.velocity").expect("Muon has one");
+///     assert_eq!(velocity.placements(), [Placement::Shard(0)]);
+///     Ok(())
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
+    let (optimizer, clipping) = optimizer.build();
+    let optim = ModuleOptimizer::from(optimizer);
+    let (optim, max_norm) = match clipping {
+        Some(GradientClipping::Norm(max_norm)) => (optim, Some(max_norm)),
+        Some(by_value) => (optim.with_grad_clipping(by_value), None),
+        None => (optim, None),
+    };
+    ShardedOptimizer { optim, groups: vec![Group { params: ParamGroup::all(), max_norm, muon: None }] }
+}
+
+/// burn's [`ModuleOptimizer`] of a distributed model; [`sharded`] makes it.
+///
+/// Its groups are burn's: of those that have a parameter the last steps it.
+#[derive(Clone)]
+pub struct ShardedOptimizer {
+    /// Of a parameter that is Muon's it knows the momentum.
+    optim: ModuleOptimizer,
+    /// Its groups, and what it does not know of them.
+    groups: Vec<Group>,
+}
+
+#[derive(Clone)]
+struct Group {
+    params: ParamGroup,
+    /// Of each gradient apart.
+    max_norm: Option<f32>,
+    muon: Option<(Arc<Muon>, Apply)>,
+}
+
+impl ShardedOptimizer {
+    /// Steps the parameters of a group with this optimizer, which is as [`sharded`] takes it.
+    #[must_use]
+    pub fn with_group<O: ExactOnShards>(mut self, params: ParamGroup, optimizer: O) -> Self {
+        let (optimizer, clipping) = optimizer.build();
+        let (by_value, max_norm) = match clipping {
+            Some(GradientClipping::Norm(max_norm)) => (None, Some(max_norm)),
+            by_value => (by_value, None),
+        };
+        self.optim = self.optim.with_group(params.clone(), optimizer, by_value);
+        self.groups.push(Group { params, max_norm, muon: None });
+        self
+    }
+
+    /// Steps the matrices of a group with burn's Muon: the momentum of shards, and of that whole matrices made orthogonal,
+    /// each on one rank, so that the work is spread over the ranks. The numbers, and the state, are burn's own.
+    ///
+    /// Embeddings, the last layer and what is no matrix are best left to another optimizer, such as AdamW.
+    ///
+    /// A rank has in its memory, beside shards, a few times the largest matrix. For all matrices that lie alike, `matrices`
+    /// of one size on `ranks` that hold one together, a step makes `2 * matrices.div_ceil(ranks)` all-to-alls along each
+    /// mesh dimension that cuts them; each element moves there and back.
+    #[must_use]
+    pub fn with_muon(mut self, matrices: ParamGroup, config: MuonConfig) -> Self {
+        let Stages { velocity, orthogonal, apply } = Stages::of(&config);
+        self.optim = self.optim.with_group(matrices.clone(), velocity, None);
+        self.groups.push(Group { params: matrices, max_norm: None, muon: Some((orthogonal, apply)) });
+        self
+    }
+
+    /// Steps the parameters that have gradients, as burn's [`ModuleOptimizer::step`]: `lr` is a number, or what a
+    /// scheduler of burn's gives.
+    ///
+    /// # Collective
+    /// Local, but for Muon and clipping by norm: then every rank of the model's meshes, with gradients of the same
+    /// parameters.
+    ///
+    /// # Errors
+    /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is none, and
+    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed,
+    /// both before anything is stepped; [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    pub fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        model: M,
+        mut grads: GradientsParams,
+    ) -> Result<M> {
+        let lr = lr.into();
+        if self.groups.iter().all(|group| group.muon.is_none() && group.max_norm.is_none()) {
+            return Ok(self.optim.step(lr, model, grads));
+        }
+        let members = self.members(&model, &grads)?;
+        let bound = |member: &Member| Some((member.id, (self.groups[member.group].max_norm?, member.spec.clone())));
+        clip_each(&model, &mut grads, &members.iter().filter_map(bound).collect())?;
+        let mut of_muon = GradientsParams::new();
+        let steps = members.into_iter().filter(|member| self.groups[member.group].muon.is_some());
+        let steps: HashMap<_, _> = steps.map(|member| (member.id, member)).collect();
+        for id in steps.keys() {
+            let grad = grads.remove::<2>(*id).expect("a matrix that has a gradient");
+            of_muon.register(*id, grad);
+        }
+        // To what momentum makes of the gradients: the model itself is not stepped.
+        let moved = self.optim.step(lr.clone(), model.clone(), of_muon);
+        let mut matrices = Matrices { groups: &self.groups, members: steps, lr: &lr, found: Vec::new() };
+        moved.visit(&mut matrices);
+        let matrices = matrices.found;
+        drop(moved);
+        let (of_group, matrices): (Vec<_>, Vec<_>) = matrices.into_iter().unzip();
+        let of_group: HashMap<_, _> = matrices.iter().map(|matrix| matrix.id).zip(of_group).collect();
+        let mut steps: BTreeMap<usize, GradientsParams> = BTreeMap::new();
+        for (id, step) in orthogonalized(matrices)? {
+            steps.entry(of_group[&id]).or_default().register(id, step);
+        }
+        let mut model = self.optim.step(lr.clone(), model, grads);
+        for (group, steps) in steps {
+            let (_, apply) = self.groups[group].muon.clone().expect("Muon's");
+            model = ModuleOptimizer::from(apply).step(lr.clone(), model, steps);
+        }
+        Ok(model)
+    }
+
+    /// What more is to be done with than burn does: of the parameters that have gradients.
+    fn members<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<Vec<Member>> {
+        let walk = walk(model);
+        check_whole(model, &walk)?;
+        let spec = |visited: Visited| (visited.id, visited.param.spec(visited.base.dtype()));
+        let specs = walk.distributed.into_iter().map(spec).collect();
+        let mut members =
+            Members { groups: &self.groups, grads, specs, path: Vec::new(), found: Vec::new(), fault: None };
+        model.visit(&mut members);
+        match members.fault {
+            Some(fault) => Err(fault.into()),
+            None => Ok(members.found),
+        }
+    }
+
+    /// What is remembered of the distributed parameters of `model`: as [`optimizer_state`].
+    ///
+    /// # Errors
+    /// As [`optimizer_state`].
+    pub fn state<M: Module>(&self, model: &M) -> Result<OptimizerState> {
+        optimizer_state(&self.optim, model)
+    }
+
+    /// The same with `state` in the place of what is remembered of the distributed parameters of `model`: as
+    /// [`load_optimizer_state`].
+    ///
+    /// # Errors
+    /// As [`load_optimizer_state`].
+    pub fn load_state<M: Module>(mut self, model: &M, state: OptimizerState) -> Result<Self> {
+        self.optim = load_optimizer_state(self.optim, model, state)?;
+        Ok(self)
+    }
+
+    /// burn's record of what this rank remembers, by parameters' ids.
+    pub fn to_record(&self) -> OptimizerRecord {
+        self.optim.to_record()
+    }
+
+    /// The same with a record in the place of what is remembered.
+    #[must_use]
+    pub fn load_record(mut self, record: OptimizerRecord) -> Self {
+        self.optim = self.optim.load_record(record);
+        self
+    }
+}
+
+/// A parameter that Muon steps, or that is clipped by norm.
+struct Member {
+    id: ParamId,
+    path: String,
+    /// Number of its group.
+    group: usize,
+    /// `None` if it is not distributed.
+    spec: Option<Arc<DTensorSpec>>,
+}
+
+struct Members<'a> {
+    groups: &'a [Group],
+    grads: &'a GradientsParams,
+    specs: HashMap<ParamId, Arc<DTensorSpec>>,
+    path: Vec<String>,
+    found: Vec<Member>,
+    fault: Option<OptimError>,
+}
+
+impl ModuleVisitor for Members<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.grads.get::<D>(param.id).is_none() {
+            return;
+        }
+        let (id, path) = (param.id, self.path.join("."));
+        let group = self.groups.iter().rposition(|group| group.params.matches(&id, Some(&path)));
+        let group = group.expect("the first has all parameters");
+        let Group { max_norm, muon, .. } = &self.groups[group];
+        if muon.is_some() && D != 2 {
+            self.fault.get_or_insert(OptimError::NotAMatrix { path, dims: D });
+        } else if muon.is_some() || max_norm.is_some() {
+            self.found.push(Member { id, path, group, spec: self.specs.get(&id).cloned() });
+        }
+    }
+}
+
+/// What Muon makes orthogonal of a model whose parameters are what momentum has made of gradients, with the numbers of
+/// the groups.
+struct Matrices<'a> {
+    groups: &'a [Group],
+    members: HashMap<ParamId, Member>,
+    lr: &'a ModuleLearningRate,
+    found: Vec<(usize, Matrix)>,
+}
+
+impl ModuleVisitor for Matrices<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(Member { id, path, group, spec }) = self.members.remove(&param.id) else { return };
+        let lr = self.lr.lr_from_param(id, Some(&path));
+        let (muon, _) = self.groups[group].muon.clone().expect("Muon's");
+        let part = Tensor::<2>::from_dispatch(plain(&param.base()).into_dispatch());
+        let spec = spec.map(|spec| spec.in_dtype(part.dtype()));
+        self.found.push((group, Matrix { id, path: path.into(), spec, part, lr, muon }));
+    }
+}
