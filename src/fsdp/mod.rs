@@ -85,13 +85,13 @@
 //! # let device = world.device().clone();
 //! let mesh = DeviceMesh::new(world, [2, 2], ["efsdp", "ep"])?;
 //! # let block = Block {
-//! #     router: LinearConfig::new(8, 6).init(&device),
-//! #     experts: Experts { up: Param::from_tensor(Tensor::random([6, 8, 16], Distribution::Default, &device)) },
+//! #     router: LinearConfig::new(16, 8).init(&device),
+//! #     experts: Experts { up: Param::from_tensor(Tensor::random([8, 16, 32], Distribution::Default, &device)) },
 //! # };
-//! let block = shard(block, &mesh)?; // of 8 x 6 and 6 x 8 x 16
-//! assert_eq!(block.router.weight.base().dims(), [2, 6]); // over all four ranks
-//! assert_eq!(block.experts.up.base().dims(), [2, 8, 16]); // 3 experts a rank along `ep`, cut over `efsdp`
-//! assert_eq!(block.experts.up.dtensor()?.local().dims(), [3, 8, 16]);
+//! let block = shard(block, &mesh)?; // a router of [16, 8], and 8 experts of [16, 32]
+//! assert_eq!(block.router.weight.base().dims(), [4, 8]); // over all four ranks
+//! assert_eq!(block.experts.up.base().dims(), [2, 16, 32]); // over `efsdp`, of the four that a rank along `ep` computes
+//! assert_eq!(block.experts.up.dtensor()?.local().dims(), [4, 16, 32]);
 //! # Ok(())
 //! # })?;
 //! # Ok::<_, burn_dtensor::Error>(())

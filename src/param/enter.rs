@@ -161,10 +161,13 @@ fn enter<I: UnitTensors>(
     }
 }
 
+/// Units of one module, and its shards.
+pub(super) type OwnUnits = SmallVec<[(Arc<Unit>, Shards); 1]>;
+
 /// What a module that holds distributed parameters is to units.
 pub(super) struct Scoped {
     /// The units whose module it is exactly, and their shards: one, if not of parameters that are on different meshes.
-    pub(super) own: SmallVec<[(Arc<Unit>, Shards); 1]>,
+    pub(super) own: OwnUnits,
     /// The data-parallel units of modules inside.
     pub(super) inside: Vec<(Arc<Unit>, Shards)>,
 }
@@ -228,7 +231,7 @@ impl Scoped {
 ///
 /// # Errors
 /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
-pub(super) fn units_of<M: Module>(module: &M) -> Result<SmallVec<[(Arc<Unit>, Shards); 1]>> {
+pub(super) fn units_of<M: Module>(module: &M) -> Result<OwnUnits> {
     let own = Scoped::of(module)?.map(|scoped| scoped.own).unwrap_or_default();
     if own.is_empty() { Err(ParamError::NotSharded.into()) } else { Ok(own) }
 }
