@@ -143,7 +143,7 @@ impl Error {
     pub fn catch<T>(program: impl FnOnce() -> Result<T>) -> Result<T> {
         match catch_unwind(AssertUnwindSafe(program)) {
             Ok(result) => result,
-            Err(payload) => Err(*payload.downcast::<Self>().unwrap_or_else(|payload| resume_unwind(payload))),
+            Err(payload) => Err(crate::comm::error_behind(&*payload).unwrap_or_else(|| resume_unwind(payload))),
         }
     }
 

@@ -116,7 +116,7 @@ pub mod prelude {
     pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, MhaInput, styled};
     pub use crate::parallel::{Plan, Style, parallelize};
     pub use crate::placement::{Layout, PartialOp, Placement};
-    pub use crate::{Error, Result};
+    pub use crate::{Error, Result, unit_tensors};
 }
 
 /// The README's program, compiled and run.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::engine::{Engine, Failure, worlds};
 use super::flight::{Ending, FirstFailure, How, Recorder};
+use super::panic::{error_behind, panic_text};
 use super::{CommError, home};
 use crate::Error;
 
@@ -28,10 +29,9 @@ impl<T> End<T> {
 
     /// Never panics itself, whatever the payload does when it is dropped.
     pub fn from_panic(payload: Box<dyn Any + Send>) -> Self {
-        let end = if let Some(error) = payload.downcast_ref::<Error>() {
-            Self::Failed { error: error.clone(), at: home::unwound_at() }
-        } else {
-            Self::Panicked(panic_text(&*payload).into())
+        let end = match error_behind(&*payload) {
+            Some(error) => Self::Failed { error, at: home::unwound_at() },
+            None => Self::Panicked(panic_text(&*payload).into()),
         };
         // A payload that panics when dropped may leave one that does the same.
         if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
@@ -117,10 +117,4 @@ pub(super) fn first(failure: &Failure, rank: usize) -> FirstFailure {
     };
     let is_difference = matches!(error, CommError::Mismatch { .. } | CommError::Diverged { .. });
     FirstFailure { rank: error.rank(), is_own: is_own && error.rank() == rank, is_difference, text: error.to_string() }
-}
-
-/// What a panic says.
-pub(super) fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("(no message)")
 }

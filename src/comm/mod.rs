@@ -67,6 +67,7 @@ mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod op;
+mod panic;
 mod plan;
 mod process;
 mod rank;
@@ -92,6 +93,7 @@ pub use launcher::StartError;
 pub(crate) use ledger::listen;
 pub use ledger::{Entry, Histogram, Key, Ledger, QueueDepth, Snapshot, Spent, Straggler, Summary, Total, Waits};
 pub use op::{CollectiveId, Op};
+pub(crate) use panic::{error_behind, explain_panics_by};
 pub use plan::Plan;
 pub use process::Processes;
 pub use replicated::Replicated;

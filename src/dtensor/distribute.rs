@@ -179,7 +179,7 @@ pub(super) fn check_no_partial(
 }
 
 /// The mesh dimensions in an order that makes every cut after the cuts outside it: left to right
-/// where nothing else is asked for.
+/// where nothing else is asked for. What is not cut comes last, when there are parts to copy, and not the whole.
 fn cut_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
     let mut sequence: SmallVec<[usize; 3]> = SmallVec::new();
     let placements = layout.placements();
@@ -189,7 +189,9 @@ fn cut_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
             let mut outside = outside.iter().take_while(|cut| *cut != mesh_dim);
             !sequence.contains(mesh_dim) && outside.all(|cut| sequence.contains(cut))
         };
-        let next = (0..placements.len()).find(ready);
+        let is_cut = |mesh_dim: &usize| placements[*mesh_dim].shard_dim().is_some();
+        let mut left = (0..placements.len()).filter(ready);
+        let next = left.clone().find(is_cut).or_else(|| left.next());
         sequence.push(next.expect("an order of cuts has an outermost cut"));
     }
     sequence
@@ -203,8 +205,8 @@ mod tests {
     fn cuts_come_after_those_outside_them() {
         let (r, s) = (Placement::Replicate, Placement::Shard(0));
         let plain = Layout::new(&[2, 2, 2], &[s, r, s]).unwrap();
-        assert_eq!(cut_sequence(&plain).as_slice(), [0, 1, 2]);
+        assert_eq!(cut_sequence(&plain).as_slice(), [0, 2, 1]);
         let turned = Layout::with_order(&[2, 2, 2], &[s, r, s], &[(0, &[2, 0])]).unwrap();
-        assert_eq!(cut_sequence(&turned).as_slice(), [1, 2, 0]);
+        assert_eq!(cut_sequence(&turned).as_slice(), [2, 0, 1]);
     }
 }

@@ -62,6 +62,16 @@ impl<'a> DataDims<'a> {
         self.mesh.communicator_over(&self.all)
     }
 
+    /// The ranks that differ from this one in other dimensions alone, where there are such: they hold alike what nobody has
+    /// placed there.
+    ///
+    /// # Errors
+    /// As [`all`](Self::all).
+    pub(super) fn others(&self) -> Result<Option<Communicator>> {
+        let others: Dims = (0..self.mesh.ndim()).filter(|dim| !self.all.contains(dim)).collect();
+        if others.is_empty() { Ok(None) } else { self.mesh.communicator_over(&others).map(Some) }
+    }
+
     /// Which of the [`meshes`](Self::meshes) a parameter is on: `over` these dimensions, if its placement says so, and
     /// `placed` by `parallelize`.
     ///

@@ -146,7 +146,7 @@ pub use shard::fully_shard;
 
 #[doc(no_inline)]
 pub use crate::param::{
-    Buffers, Description, DistributedParameter, Event, EventKind, Grads, NoSync, ParamExt, Prefetch, ReducedGradients,
-    ReshardAfterForward, ShardedState, TrainingState, UnitCollectives, UnitTensors, Units, UnshardHandle, describe,
-    full_model, full_model_on, record_events, reshard, sync_buffers, unit, units, unshard,
+    Buffers, Description, DistributedParameter, Event, EventKind, FloatMap, Grads, NoSync, ParamExt, Prefetch,
+    ReducedGradients, ReshardAfterForward, ShardedState, TrainingState, UnitCollectives, UnitTensors, Units,
+    UnshardHandle, describe, full_model, full_model_on, record_events, reshard, sync_buffers, unit, units, unshard,
 };

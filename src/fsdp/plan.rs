@@ -42,6 +42,8 @@ pub(super) struct Plan {
     /// What it leaves out.
     pub(super) ignored: Arc<[PathPattern]>,
     pub(super) policies: Policies,
+    /// Whether the values of some are not drawn yet.
+    pub(super) lazy: bool,
 }
 
 /// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet, and over which of `dims`.
@@ -68,6 +70,7 @@ pub(super) fn plan<M: Module>(
     let policies = Policies::new(&config.precision, &config.precision_for, &inventory, mesh.device())?;
 
     let mut planned = Vec::new();
+    let mut lazy = false;
     let mut adopted = Adopted::default();
     for found in inventory.params {
         let path = found.path();
@@ -87,6 +90,7 @@ pub(super) fn plan<M: Module>(
             continue;
         }
         let (cut, over) = cut(config, &found, &path)?;
+        lazy |= found.lazy;
         let (unit, depth) = found.unit(|module| units.of(module));
         let mut parallel = found.distributed.and_then(|param| param.info().parallel.clone());
         let data = dims.of(&path, over.as_deref(), parallel.as_ref().map(|parallel| &*parallel.spec))?;
@@ -96,7 +100,7 @@ pub(super) fn plan<M: Module>(
     let of_modules = planned.iter().map(|param| &param.unit).filter(|unit| !unit.is_root());
     let of_modules = of_modules.flat_map(|unit| unit.modules()).map(ToString::to_string);
     policies.check_units(&of_modules.unique().collect_vec())?;
-    Ok(Plan { params: planned, adopted: adopted.paths(), ignored: ignored.into(), policies })
+    Ok(Plan { params: planned, adopted: adopted.paths(), ignored: ignored.into(), policies, lazy })
 }
 
 /// Units of earlier calls, and the modules of each in this model.

@@ -73,9 +73,9 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     attachments.sort_by_key(|(place, _)| *place);
     let attachments = attachments.into_iter().map(|(_, param)| {
         let path = param.info().path.clone();
-        Attachment { path, param, cut: None, again: true }
+        Attachment { path, param, gathered: None, cuts: Vec::new(), copies: None, again: true }
     });
-    attach(model, attachments, "remesh")
+    attach(model, attachments, false, "remesh")
 }
 
 /// A sharded parameter.

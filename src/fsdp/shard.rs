@@ -13,7 +13,7 @@ use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
     AGAIN, Attachment, DataMesh, DataParallel, Precision, REDUCE, ReshardAfterForward, UnitParam, UnitPath, Verify,
-    attach, combine, data_spec, make_units, own_buffers,
+    attach, combine, data_spec, in_turn, is_any_lazy, make_units, own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -28,8 +28,14 @@ use crate::{Error, Result};
 /// A 1-D mesh shards over its dimension: placements `[S(0)]`. A 2-D mesh replicates over the first
 /// and shards over the second (HSDP): `[R, S(0)]`. Of a mesh of more, or in another order,
 /// [`shard_over`](FullyShard::shard_over) and [`replicate_over`](FullyShard::replicate_over) name the dimensions; the
-/// [room's page](super#meshes-of-several-dimensions) has experts on a mesh of their own. Values are those of the mesh's first rank, and
-/// only that rank initializes parameters that are still lazy; the others draw no random numbers.
+/// [room's page](super#meshes-of-several-dimensions) has experts on a mesh of their own. Values are those of the mesh's
+/// first rank.
+///
+/// Only that rank initializes parameters that are still lazy, as those of burn's layers are until something reads them;
+/// the others draw no random numbers. It draws one after another, in the model's order, and each is sent on before the
+/// next: no rank ever holds more than one whole parameter, and the values are those that a run on one device draws with
+/// the same seed. A clone of the model that the program keeps would keep the values, too: burn's clones share what is
+/// drawn.
 ///
 /// What sees the stored value sees the shard: burn's `{model}` and `num_params`
 /// ([`describe`](super::describe) shows the whole), and a layer of your own that asks for
@@ -69,7 +75,9 @@ use crate::{Error, Result};
 /// are sharded. Apply them first: of a module that is sharded already burn would keep the shards and drop the adapters.
 ///
 /// # Collective
-/// Every rank of the mesh must call it with an equal model and configuration.
+/// Every rank of the mesh must call it with an equal model and configuration. If the mesh is a slice, so must every rank
+/// of the mesh that it was sliced from, with the model of its own slice: slices initialize lazy parameters in turn, the
+/// first of them first.
 ///
 /// # Errors
 /// [`FsdpError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh, pattern or placement,
@@ -78,11 +86,11 @@ use crate::{Error, Result};
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
     let mut dims = DataDims::new(mesh, &config)?;
-    let Plan { params: mut planned, adopted, ignored, policies } = plan(&model, mesh, &config, &mut dims)?;
+    let Plan { params: mut planned, adopted, ignored, policies, lazy } = plan(&model, mesh, &config, &mut dims)?;
     if config.balanced {
         balance(&mut planned, dims.meshes());
     }
-    let all = dims.all()?;
+    let (all, others) = (dims.all()?, dims.others()?);
     let data = dims.meshes().map(|mesh| data_parallel(mesh, &all, &config, ignored.clone()));
     let data: Vec<_> = data.collect::<Result<_>>()?;
     let cuts = planned.iter().map(|param| {
@@ -114,9 +122,13 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().zip(cuts).map(|(param, cut)| {
         let UnitParam { path, parallel, .. } = param.info();
-        Attachment { path: path.clone(), cut: Some(cut), again: parallel.is_some(), param }
+        let copies = others.clone().filter(|_| parallel.is_none());
+        Attachment { path: path.clone(), gathered: None, cuts: vec![cut], copies, again: parallel.is_some(), param }
     });
-    own_buffers(attach(model, attachments, "fully_shard")?, &units, &all, "fully_shard")
+    let lazy = is_any_lazy(mesh, "fully_shard", lazy)?;
+    let place = || attach(model, attachments, lazy, "fully_shard");
+    let model = if lazy { in_turn(mesh, "fully_shard, in turn", place)? } else { place()? };
+    own_buffers(model, &units, &all, "fully_shard")
 }
 
 /// The groups over which units on `mesh` are gathered and reduced, in the element types that things have, where `all` ranks

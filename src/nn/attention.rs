@@ -65,6 +65,11 @@ pub struct MhaOutput {
     pub context: DTensor<3>,
 }
 
+crate::unit_tensors! {
+    struct MhaInput { query, key, value, mask_pad, mask_attn }
+    struct MhaOutput { weights, context }
+}
+
 impl DTensorForward<MhaInput> for MultiHeadAttention {
     type Output = MhaOutput;
 

@@ -1,5 +1,6 @@
 //! [`parallelize`].
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -7,12 +8,11 @@ use burn::module::Module;
 use super::Plan;
 use super::resolve::{Planned, resolve};
 use crate::Result;
-use crate::comm;
 use crate::dtensor::{DTensorSpec, Dims};
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    Attachment, Inventory, LayerStyles, Recut, TensorParallel, UnitParam, attach, full_model, make_units, own_buffers,
-    recut,
+    Attachment, Inventory, LayerStyles, Recut, TensorParallel, UnitParam, attach, in_turn, is_any_lazy, make_units,
+    own_buffers, recut, sync_buffers,
 };
 use crate::placement::Layout;
 
@@ -36,8 +36,8 @@ use crate::placement::Layout;
 /// With [`fully_shard`](crate::fsdp::fully_shard), in either order, each rank's shard is cut once more over
 /// data-parallel ranks. Of a model that is sharded before, units keep their modules, their ranks and the dimensions
 /// they cut: a placement function has then seen the whole parameters' shapes, and not those of this rank's shards.
-/// Lazy parameters have been drawn by then, without turns. And the model is gathered for that moment, the whole of it
-/// on every rank; what does not fit is parallelized first.
+/// Its parameters are gathered for that one after another. A model of which not even the tensor-parallel shards fit is
+/// sharded first.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -77,8 +77,10 @@ use crate::placement::Layout;
 /// before any value moves;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result<M> {
-    let planned = resolve(&plan, Inventory::of(&model), mesh)?;
-    let mut sharded = Vec::new();
+    let inventory = Inventory::of(&model);
+    let lazy = inventory.params.iter().any(|found| found.lazy);
+    let planned = resolve(&plan, inventory, mesh)?;
+    let (mut sharded, mut is_sharded) = (Vec::new(), HashSet::new());
     let params = planned.into_iter().map(|param| {
         let Planned { path, shape, dtype, sharded: before, styles, placements, modules, unit, depth } = param;
         let layout = Layout::new(mesh.shape(), &placements)?;
@@ -86,6 +88,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         let styles = Arc::new(LayerStyles::new(styles));
         let parallel = TensorParallel { spec: spec.clone(), styles, modules, data_dims: Dims::new() };
         if let Some((before, module)) = before {
+            is_sharded.insert(path.clone());
             sharded.push(Recut { path: path.clone(), module, before, parallel: parallel.clone() });
         }
         let shape = spec.local_shape().to_vec();
@@ -95,34 +98,23 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         ))
     });
     let params = make_units(params.collect::<Result<_>>()?, |_, ()| None)?;
-    let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
+    // What is sharded is drawn already, and of units of its own.
+    let params: Vec<_> = params.into_iter().filter(|param| !is_sharded.contains(&*param.info().path)).collect();
+    let again = recut(sharded)?;
+    let attached = params.iter().chain(again.iter().map(|attachment| &attachment.param));
+    let units: Vec<_> = attached.map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {
         let UnitParam { path, spec, .. } = param.info();
-        Attachment { path: path.clone(), cut: Some(spec.clone()), param, again: false }
+        Attachment { path: path.clone(), gathered: None, cuts: vec![spec.clone()], copies: None, param, again: false }
     });
     let all = mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?;
-    let own = |model: M| own_buffers(model, &units, &all, "parallelize");
-    let again = recut(sharded)?;
-    if again.is_empty() {
-        return own(in_turn(mesh, || attach(model, attachments, "parallelize"))?);
+    if !again.is_empty() {
+        sync_buffers(&model)?;
     }
-    // Data-parallel ranks are in different slices: what they do together comes before the turns and after them.
-    let whole = full_model(&model)?;
-    drop(model);
-    let model = own(in_turn(mesh, || attach(whole, attachments, "parallelize"))?)?;
-    attach(model, again, "parallelize, sharded")
-}
-
-/// Runs `body` on one slice after another of the mesh that this one was sliced from.
-///
-/// The first ranks of several slices would else take from burn's one random state at once, and what
-/// each gets would be a matter of time.
-fn in_turn<T>(mesh: &DeviceMesh, body: impl FnOnce() -> Result<T>) -> Result<T> {
-    let root = mesh.root();
-    let slices = root.size() / mesh.size();
-    if slices == 1 {
-        return body();
-    }
-    let all = mesh.world().group(root.ranks())?;
-    comm::in_turn(&all, "parallelize, in turn", mesh.slice_index() % slices, slices, body)
+    let lazy = is_any_lazy(mesh, "parallelize", lazy)?;
+    let place = || attach(model, attachments, lazy, "parallelize");
+    let model = if lazy { in_turn(mesh, "parallelize, in turn", place)? } else { place()? };
+    // Data-parallel ranks are in different slices: what they do together comes after the turns.
+    let model = if again.is_empty() { model } else { attach(model, again, true, "parallelize, sharded")? };
+    own_buffers(model, &units, &all, "parallelize")
 }

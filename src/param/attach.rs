@@ -9,7 +9,9 @@ use burn::tensor::Tensor;
 
 use super::ParamError;
 use super::distributed::{DistributedParameter, replace_next};
-use crate::comm::Call;
+use super::lazy::undrawn;
+use super::read::stored;
+use crate::comm::{Call, Communicator, TensorMeta};
 use crate::dtensor::{DTensorSpec, send_parts};
 use crate::{Error, Result};
 
@@ -17,9 +19,13 @@ use crate::{Error, Result};
 pub(crate) struct Attachment {
     pub(crate) path: Arc<str>,
     pub(crate) param: DistributedParameter,
-    /// How the stored value is cut, and over which ranks: the first of them has the values. `None`: it is this rank's
-    /// part already.
-    pub(crate) cut: Option<Arc<DTensorSpec>>,
+    /// How it is distributed so far, where its value is gathered first.
+    pub(crate) gathered: Option<DistributedParameter>,
+    /// How the value is cut, and over which ranks: the first of them has it. One cut after the other; none if it is this
+    /// rank's part already.
+    pub(crate) cuts: Vec<Arc<DTensorSpec>>,
+    /// Ranks that then have the part of the first of them.
+    pub(crate) copies: Option<Communicator>,
     /// Whether it was distributed before.
     pub(crate) again: bool,
 }
@@ -27,7 +33,8 @@ pub(crate) struct Attachment {
 /// Replaces each of these parameters, given in burn's order, by this rank's part of the value that
 /// the first rank has, or that it has itself. All others get leaves of their own.
 ///
-/// `label` names the calls.
+/// `one_by_one`, a parameter is through on all ranks before the next: so no rank holds two that are whole. Else those that
+/// have values already move as ranks come. `label` names the calls.
 ///
 /// # Collective
 /// Every rank of the cuts' meshes; local without cuts.
@@ -37,9 +44,11 @@ pub(crate) struct Attachment {
 pub(crate) fn attach<M: Module>(
     model: M,
     attachments: impl IntoIterator<Item = Attachment>,
+    one_by_one: bool,
     label: &'static str,
 ) -> Result<M> {
-    let mut attach = Attach { queue: attachments.into_iter().collect(), leaves: HashMap::new(), label, failed: None };
+    let queue = attachments.into_iter().collect();
+    let mut attach = Attach { queue, leaves: HashMap::new(), one_by_one, label, failed: None };
     let model = model.apply_reparameterization(&mut attach);
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
@@ -52,6 +61,7 @@ struct Attach {
     queue: VecDeque<Attachment>,
     /// The new leaves of parameters that stay as they are.
     leaves: HashMap<ParamId, DispatchTensor>,
+    one_by_one: bool,
     label: &'static str,
     failed: Option<Error>,
 }
@@ -103,16 +113,26 @@ impl Attach {
     }
 
     fn shard<const D: usize>(&self, next: &Attachment, param: Param<Tensor<D>>) -> Result<Param<Tensor<D>>> {
-        let Attachment { path, cut, .. } = next;
-        let Some(cut) = cut else {
+        if next.cuts.is_empty() {
             let (part, require_grad) = (param.base().detach(), param.is_require_grad());
             return Ok(param.map(|_| part.set_require_grad(require_grad)));
-        };
+        }
         let device = param.lazy_device();
-        // Reading a lazy parameter draws its values: only the rank they are taken from does.
-        let first = vec![0; cut.coordinate().len()];
-        let whole = (*cut.coordinate() == *first).then(|| param.base().inner());
-        let mut shard = send_parts(whole, cut, &first, &Call::new(format!("{} {path}", self.label)))?;
+        let mut held = next.gathered.as_ref().map(|before| stored(before, param.base()));
+        let is_copy = next.copies.as_ref().is_some_and(|copies| copies.group().rank() > 0);
+        for cut in next.cuts.iter().filter(|_| !is_copy) {
+            let first = vec![0; cut.coordinate().len()];
+            // Reading a lazy parameter draws its values: only the rank they are taken from does.
+            let is_first = *cut.coordinate() == *first;
+            let whole = held.take().filter(|_| is_first).or_else(|| is_first.then(|| param.base().inner()));
+            held = Some(self.part(whole, cut, &first, next)?);
+        }
+        if let (Some(copies), Some(cut)) = (&next.copies, next.cuts.last()) {
+            let metas = vec![TensorMeta { shape: cut.local_shape(), dtype: cut.dtype() }];
+            let part = held.take().map(|part| vec![part.into_dispatch()]);
+            held = Some(copies.broadcast(self.call(next), part, metas, 0).single()?);
+        }
+        let mut shard = held.expect("a cut, or another rank's");
 
         let strategy = Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy();
         if let Some(strategy) = strategy {
@@ -120,13 +140,30 @@ impl Attach {
         }
         // A parameter that is still lazy must not be initialized to be replaced: that would draw
         // random numbers. Loading a value keeps its id, mappers and training state.
-        let param = if param.is_initialized() {
-            param
-        } else {
-            let id = param.id;
-            param.transform_for_load(Tensor::zeros(cut.shape().clone(), &device), id)
-        };
+        let param = if param.is_initialized() { param } else { undrawn(param) };
         let require_grad = param.is_require_grad();
         Ok(param.map(|_| shard.set_require_grad(require_grad)))
+    }
+
+    fn call(&self, Attachment { path, .. }: &Attachment) -> Call {
+        Call::new(format!("{} {path}", self.label))
+    }
+
+    /// This rank's part of what the rank at `first` has.
+    fn part<const D: usize>(
+        &self,
+        whole: Option<Tensor<D>>,
+        cut: &DTensorSpec,
+        first: &[usize],
+        next: &Attachment,
+    ) -> Result<Tensor<D>> {
+        let call = self.call(next);
+        let part = send_parts(whole, cut, first, &call)?;
+        if self.one_by_one {
+            // Ranks read their parts where the whole is, which then goes.
+            let mesh = cut.mesh();
+            mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?.barrier(call).wait()?;
+        }
+        Ok(part)
     }
 }

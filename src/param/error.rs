@@ -161,6 +161,16 @@ pub enum ParamError {
         /// The unit.
         unit: String,
     },
+    /// A backward has come to what one before has consumed.
+    #[error(
+        "a second backward comes to unit `{unit}`, or to one that ran before it, whose graph the first has consumed: what \
+         it returned is in two losses that were differentiated apart; add the losses up and call backward once, or run the \
+         unit once for each of them, `unit(&module, ..)` twice"
+    )]
+    BackwardAgain {
+        /// The unit: the last that may be meant.
+        unit: String,
+    },
     /// One module was to be gathered of a unit of several.
     #[error(
         "unit `{unit}` is of several modules, and `unshard` was given one: they are gathered together as the model's forward \

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::buffer::UnitBuffer;
 use super::pass::{Pass, Reduced};
 use super::precision::cast;
-use crate::autodiff::{BackwardStep, GraphOp, Retain};
+use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
 use crate::dtensor::Dims;
 
 /// A tensor's metadata: enough to make zeros like it.
@@ -86,7 +86,10 @@ impl Token {
     pub(super) fn new(pass: &Arc<Pass>, input: Option<&DispatchTensor>, last: bool) -> Arc<Self> {
         let input = input.map(|tensor| {
             let device = tensor.device().inner();
-            (pass.add_input(), Like { shape: tensor.shape(), dtype: tensor.dtype(), device })
+            (
+                pass.add_input(autodiff::node_id(tensor.clone())),
+                Like { shape: tensor.shape(), dtype: tensor.dtype(), device },
+            )
         });
         Arc::new(Self { pass: pass.clone(), input, last })
     }

@@ -8,6 +8,7 @@ use itertools::Itertools;
 
 use super::ParamError;
 use super::distributed::{DistributedParameter, take_visited};
+use super::lazy::undrawn;
 use super::part::Part;
 use super::unit_path::UnitPath;
 use crate::pattern::PathPattern;
@@ -43,6 +44,8 @@ pub(crate) struct Found {
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
     pub(super) device: Device,
+    /// Whether its values are not drawn yet.
+    pub(crate) lazy: bool,
     /// How an earlier call distributed it.
     pub(crate) distributed: Option<DistributedParameter>,
 }
@@ -262,12 +265,8 @@ impl ModuleVisitor for Inventory {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = match param.is_initialized() {
             true => param.base(),
-            // Reading it would draw its values. What it will be, but for these, is what is loaded into
-            // it: `lazy_shape` is that of the record, which a `Linear` in column layout transposes.
-            false => {
-                let zeros = Tensor::zeros(param.lazy_shape(), &param.lazy_device());
-                param.clone().transform_for_load(zeros, param.id).base()
-            }
+            // Reading it would draw its values.
+            false => undrawn(param.clone()).base(),
         };
         let (path, owners) = (self.path.clone(), self.owners.clone());
         self.replace_last(Some(Found {
@@ -277,6 +276,7 @@ impl ModuleVisitor for Inventory {
             shape: value.shape().to_vec(),
             dtype: value.dtype(),
             device: value.device(),
+            lazy: !param.is_initialized(),
             distributed: None,
         }));
     }

@@ -6,7 +6,7 @@
 //!
 //! | to find | look in |
 //! |---|---|
-//! | every parameter of a model; what it becomes | `inventory`, `attach` |
+//! | every parameter of a model; what it becomes; who draws its values | `inventory`, `attach`; `lazy` |
 //! | whether they all still are; where they are | `replaced`, `device` |
 //! | over which ranks it is cut, and cut again | `data_mesh`, `combine`, `recut` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
@@ -19,7 +19,7 @@
 //! | what is compared between ranks that hold it alike | `verify` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | a parameter read outside its unit | `read`, `outside` |
-//! | what backward does, and in which order | `graph`, the page; `order`, `progress` |
+//! | what backward does, and in which order; that it has been there | `graph`, the page; `order`, `progress`; `through` |
 //! | whose the gathered memory is; several passes' | `buffer`; `buffer/shared` |
 //! | the ordinary model again; all parameters in a table | `full`; `describe` |
 //! | what records say of a shard | `part` |
@@ -45,6 +45,7 @@ mod grad;
 mod graph;
 mod inventory;
 mod io;
+mod lazy;
 mod open;
 mod order;
 mod outside;
@@ -66,6 +67,7 @@ mod scope;
 mod shards;
 mod style;
 mod terms;
+mod through;
 #[cfg(feature = "testing")]
 pub(crate) mod trace;
 mod unit;
@@ -92,7 +94,8 @@ pub use events::{Event, EventKind, ShardedState, TrainingState, record_events};
 pub use full::{full_model, full_model_on};
 pub use grad::Grads;
 pub(crate) use inventory::{Found, Inventory};
-pub use io::UnitTensors;
+pub use io::{FloatMap, UnitTensors};
+pub(crate) use lazy::{in_turn, is_any_lazy};
 pub(crate) use precision::Precision;
 pub use prepare::PrepareModule;
 pub(crate) use prepare::{Edge, ModuleLayouts};

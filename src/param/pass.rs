@@ -14,6 +14,7 @@ use super::events::{EventKind, TrainingState};
 use super::order::{Order, Place};
 use super::progress::Progress;
 use super::reduce::{Advanced, Reduction};
+use super::through::{Nodes, Through};
 use super::unit::Unit;
 use crate::Error;
 use crate::autodiff::BackwardId;
@@ -35,6 +36,8 @@ pub(super) struct Pass {
     /// Of each tracked input, whether its gradient has been passed on.
     inputs_seen: Mutex<Vec<bool>>,
     pub(super) progress: Progress,
+    /// The graph's nodes that are made while it is open.
+    nodes: Mutex<Option<Nodes>>,
     /// Its gradients, while they are being reduced.
     pub(super) reduction: Mutex<Option<Box<Reduction>>>,
 }
@@ -47,8 +50,8 @@ impl Pass {
         place: Option<Place>,
     ) -> Arc<Self> {
         let (inputs_seen, progress, reduction) = (Mutex::default(), Progress::default(), Mutex::default());
-        let is_started = AtomicBool::new(false);
-        Arc::new(Self { buffer, leaves, passes, place, is_started, inputs_seen, progress, reduction })
+        let (is_started, nodes) = (AtomicBool::new(false), Mutex::new(Some(Nodes::opened())));
+        Arc::new(Self { buffer, leaves, passes, place, is_started, inputs_seen, progress, nodes, reduction })
     }
 
     /// Whether it trains a parameter.
@@ -76,6 +79,11 @@ impl Pass {
         self.buffer.happened(EventKind::PreForward, TrainingState::Forward);
     }
 
+    /// Its forward is over, and its outputs are made.
+    pub(super) fn end_forward(&self) {
+        self.nodes.lock().iter_mut().for_each(Nodes::close);
+    }
+
     /// Backward has come to it: has its weights begin to move, and then those of the units named to be next, or of the
     /// one that forward has left before. That was done if backward has come to another of its outputs.
     pub(super) fn start_again(self: &Arc<Self>) {
@@ -98,6 +106,7 @@ impl Pass {
     /// All gradients are there: nobody of this backward reads the weights any more. Returns the passes
     /// to reduce now, in order.
     pub(super) fn finish(self: &Arc<Self>) -> Vec<Weak<Self>> {
+        self.gone(true);
         self.buffer.end_backward();
         if self.passes.order.padded() {
             self.buffer.drop_zeros();
@@ -113,8 +122,17 @@ impl Pass {
         self.buffer.reduce(&positions, leaves).unwrap_or_else(|error| Error::from(error).unwind())
     }
 
+    /// Its nodes are gone, consumed by a backward or not.
+    fn gone(&self, consumed: bool) {
+        if let Some(nodes) = self.nodes.lock().take() {
+            self.passes.through.lock().add(nodes, self.buffer.unit().label(), consumed);
+        }
+    }
+
     /// A new tracked input; returns its number.
-    pub(super) fn add_input(&self) -> usize {
+    pub(super) fn add_input(&self, node: Option<NodeId>) -> usize {
+        let mut nodes = self.nodes.lock();
+        nodes.iter_mut().zip(node).for_each(|(nodes, node)| nodes.input(node));
         let mut seen = self.inputs_seen.lock();
         seen.push(false);
         seen.len() - 1
@@ -132,6 +150,7 @@ impl Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
+        self.gone(false);
         if let Some(place) = self.place {
             self.passes.order.leave(place);
         }
@@ -150,6 +169,8 @@ pub(super) struct Passes {
     under_way: Mutex<VecDeque<(BackwardId, Weak<Pass>)>>,
     /// Those that a backward may follow, in the order in which forward has left them.
     left: Mutex<Vec<Weak<Pass>>>,
+    /// Those whose graphs are gone.
+    through: Mutex<Through>,
 }
 
 /// Gradients, each for its leaf.
@@ -219,6 +240,11 @@ impl Passes {
                 some => reduced.extend(self.advance(some, backward)),
             }
         }
+    }
+
+    /// The error behind a panic with this `text`, if a backward has come to what another has consumed.
+    pub(super) fn explain(&self, text: &str) -> Option<Error> {
+        self.through.lock().explain(text)
     }
 
     /// Lets go of what is under way: its backward was given up.

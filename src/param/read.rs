@@ -111,6 +111,14 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     result
 }
 
+/// The whole of a parameter that only data-parallel ranks hold parts of, as it is stored.
+pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
+    // Plain: burn's graph would keep the shard until a backward.
+    let base = base.inner();
+    let _open = open_gathered(&param.unit, Shards::one(param.index, base.clone().into_dispatch()));
+    value(param, base)
+}
+
 /// Gathers these parameters of a unit as they are stored. It then stays open, without a backward to come.
 pub(super) fn open_gathered(unit: &Arc<Unit>, shards: Shards) -> Open {
     let opening = Opening { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..open::opening(unit) };

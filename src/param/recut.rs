@@ -1,11 +1,11 @@
 //! [`recut`]: data-parallel cuts of parameters that are parallelized after they were sharded.
 //!
-//! Tensor parallelism cuts first, whatever was called first. So a sharded model is made whole,
-//! parallelized, and cut again as it was:
+//! Tensor parallelism cuts first, whatever was called first. So a sharded parameter is gathered,
+//! parallelized, and cut again as it was, one after another:
 //!
 //! ```text
 //!   fully_shard   W[mine, :]          cut by the shard ranks
-//!   full_model    W
+//!   gathered      W
 //!   parallelize   W[:, part]          cut by the tensor-parallel ranks
 //!   recut         W[mine, part]       cut by the same shard ranks, along the same dimension
 //! ```
@@ -34,8 +34,8 @@ pub(crate) struct Recut {
     pub(crate) parallel: TensorParallel,
 }
 
-/// What cuts these parameters, given in burn's order, once they are whole and then parallelized: units of
-/// the modules, groups and dimensions that they had.
+/// What gathers these parameters, given in burn's order, parallelizes them and cuts them again: units of the modules,
+/// groups and dimensions that they had.
 ///
 /// Local: no communication.
 ///
@@ -52,6 +52,7 @@ pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
             Cut::Lengths(_) => (*dim, cut.clone()),
         });
         let over_data = data_spec(mesh, cut.as_ref(), &shape, parallel.spec.dtype())?.shared();
+        let cuts = vec![parallel.spec.clone(), over_data];
         let spec = combine(mesh, cut.as_ref(), &parallel.spec)?.shared();
         let param = UnitParam {
             path: path.into(),
@@ -62,19 +63,22 @@ pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
             parallel: Some(parallel),
             compute: info.compute,
         };
-        Ok((before.unit.clone(), over_data, (module, param)))
+        Ok(((before, cuts), (module, param)))
     });
     let params: Vec<_> = params.collect::<Result<_>>()?;
-    let units = params.into_iter().enumerate().into_group_map_by(|(_, (unit, ..))| Arc::as_ptr(unit));
+    let units = params.into_iter().enumerate().into_group_map_by(|(_, ((before, _), _))| Arc::as_ptr(&before.unit));
     let mut attachments = Vec::new();
     for params in units.into_values() {
         // By the unit and not by its module: of one module there may be several, made by several calls.
-        let (data, was_group) = (params[0].1.0.data.clone(), params[0].1.0.is_group());
-        let (cuts, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) =
-            params.into_iter().map(|(at, (_, cut, (module, param)))| ((at, cut), (module, param))).unzip();
+        let unit = &params[0].1.0.0.unit;
+        let (data, was_group) = (unit.data.clone(), unit.is_group());
+        let (before, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) =
+            params.into_iter().map(|(at, (before, param))| ((at, before), param)).unzip();
         let keys = UnitPath::again(was_group, &modules).into_iter().map(|path| (path, ()));
-        for ((at, cut), param) in cuts.into_iter().zip(make_units(keys.zip(params).collect(), |_, ()| data.clone())?) {
-            attachments.push((at, Attachment { path: param.info().path.clone(), cut: Some(cut), param, again: true }));
+        let made = make_units(keys.zip(params).collect(), |_, ()| data.clone())?;
+        for ((at, (before, cuts)), param) in before.into_iter().zip(made) {
+            let path = param.info().path.clone();
+            attachments.push((at, Attachment { path, param, gathered: Some(before), cuts, copies: None, again: true }));
         }
     }
     attachments.sort_by_key(|(at, _)| *at);

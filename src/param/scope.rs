@@ -18,7 +18,7 @@ use super::unit::{Kept, Unit};
 use super::varying::Varying;
 use crate::Error;
 use crate::autodiff::{self, Retain};
-use crate::comm::Call;
+use crate::comm::{Call, explain_panics_by};
 
 /// One open unit on this rank. Unlike [`Pass`] it holds tensors of the graph, and lives only as
 /// long as the scope.
@@ -179,6 +179,7 @@ impl Scope {
     /// Forward is over. Issues what backward will need, unless there is none.
     pub(super) fn close(&self, backward: bool) {
         let backward = backward && self.backward;
+        self.pass.end_forward();
         self.pass.buffer.take_back(backward);
         self.pass.buffer.happened(EventKind::PostForward, TrainingState::Forward);
         if backward {
@@ -189,7 +190,10 @@ impl Scope {
 
 thread_local! {
     /// The order of the passes that this thread enters.
-    static PASSES: Arc<Passes> = Arc::default();
+    static PASSES: Arc<Passes> = {
+        explain_panics_by(|text| PASSES.with(|passes| passes.explain(text)));
+        Arc::default()
+    };
 }
 
 /// Whether the last pass through `unit` is gathered ahead of its backward, and there.

@@ -10,6 +10,7 @@ mod failed;
 mod full;
 #[path = "../suite/fsdp/hook.rs"]
 mod hook;
+mod lazy;
 mod live;
 mod order;
 mod tables;

@@ -77,6 +77,11 @@ impl Communicator {
         let shard = Sharded { tensor: numbers(own, self), dim: 0, cut };
         Ok(read_numbers(self.all_gather(call, vec![shard]).wait()?.remove(0)))
     }
+
+    /// Whether `own` is true on a rank of the group.
+    pub(crate) fn any(&self, call: Call, own: bool) -> Result<bool, CommError> {
+        Ok(self.all_gather_numbers(call, &[usize::from(own)])?.contains(&1))
+    }
 }
 
 /// Two words a number: 32 bits are what every backend has.

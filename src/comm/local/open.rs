@@ -9,8 +9,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::LocalEngine;
 use crate::comm::CommError;
-use crate::comm::end::panic_text;
 use crate::comm::engine::{Engine, Failure, Pending, Waited};
+use crate::comm::panic::panic_text;
 
 /// A call of a rank's, which may be finished by another thread.
 pub(super) struct Open<T> {

@@ -46,8 +46,8 @@ use parking_lot::Mutex;
 use self::carrier::Carrier;
 use self::library::Library;
 use super::courier::{Addressee, Courier, Parcel};
-use super::end::panic_text;
 use super::launcher::{self, Place, StartError};
+use super::panic::panic_text;
 use super::process::Processes;
 
 /// The courier of a process that MPI connects with others.

@@ -16,6 +16,10 @@ pub struct TransformerDecoderInput {
     memory_masks: Masks,
 }
 
+crate::unit_tensors! {
+    struct TransformerDecoderInput { target, target_masks, memory, memory_masks }
+}
+
 /// Of keys, `[batch, seq]`, and of queries and keys.
 type Masks = (Option<DTensor<2, Bool>>, Option<DTensor<3, Bool>>);
 

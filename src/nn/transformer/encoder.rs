@@ -15,6 +15,10 @@ pub struct TransformerEncoderInput {
     mask_attn: Option<DTensor<3, Bool>>,
 }
 
+crate::unit_tensors! {
+    struct TransformerEncoderInput { tensor, mask_pad, mask_attn }
+}
+
 impl TransformerEncoderInput {
     /// `[batch, seq, d_model]`.
     pub fn new(tensor: DTensor<3>) -> Self {

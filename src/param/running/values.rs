@@ -8,6 +8,7 @@ use burn::tensor::{Bool, Int, Tensor};
 
 use crate::comm::TensorMeta;
 use crate::dtensor::{Kind, associate};
+use crate::param::lazy::undrawn;
 
 /// The plain values at `paths`, which are in burn's order.
 ///
@@ -30,15 +31,6 @@ pub(super) fn meta(tensor: &DispatchTensor) -> TensorMeta {
     TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() }
 }
 
-/// What a lazy parameter will be once zeros are loaded into it: of its shape and element type.
-fn loaded<const D: usize, K: Kind>(param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
-where
-    Tensor<D, K>: Parameter,
-{
-    let (zeros, id) = (Tensor::zeros(param.lazy_shape(), &param.lazy_device()), param.id);
-    param.transform_for_load(zeros, id)
-}
-
 struct Read<'a> {
     wanted: HashSet<&'a str>,
     draw: bool,
@@ -54,7 +46,7 @@ impl Read<'_> {
         if self.wanted.contains(self.path.join(".").as_str()) {
             let value = match param.is_initialized() || self.draw {
                 true => param.base(),
-                false => loaded(param.clone()).base(),
+                false => undrawn(param.clone()).base(),
             };
             self.values.push(value.without_autodiff().into_dispatch());
         }
@@ -94,7 +86,7 @@ impl Write {
         Tensor<D, K>: Parameter,
     {
         let Some(value) = self.values.remove(&self.path.join(".")) else { return param };
-        let param = if param.is_initialized() { param } else { loaded(param) };
+        let param = if param.is_initialized() { param } else { undrawn(param) };
         param.map(|old| associate(Tensor::from_dispatch(value), old.gradient_checkpointing_strategy()))
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Chains and parallel towers, nested units, with and without a root unit, reads outside `unit`,
 //! frozen, tied and replicated parameters, weights that some or all ranks leave unused, inputs that
-//! some ranks alone track, batches of other sizes on other ranks, towers that no loss hears, gradient
+//! some ranks alone track, batches of other sizes on other ranks, towers that no loss hears, modules that run
+//! twice, units of several modules, gradients added up over several backwards, gradient
 //! checkpointing, HSDP, every policy of resharding. After some steps of SGD or AdamW every parameter,
 //! in double precision, is that of the unsharded tree, which is trained on the mean of all ranks'
 //! losses.
@@ -19,7 +20,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{full_model, fully_shard};
+use burn_dtensor::fsdp::{full_model, fully_shard, units};
 use burn_dtensor::mesh::DeviceMesh;
 
 use crate::fsdp::support::{elements, furthest, on_device};
@@ -64,7 +65,13 @@ fn fails(plan: &Plan) -> Option<String> {
         let mut net = fully_shard(on_device(&start, &device), &mesh, plan.config())?;
         let mut optimizer = optimizer(plan);
         for step in 0..plan.steps {
-            let grads = net.loss(plan, world.rank(), step, &device).backward();
+            let [first, last] = plan.batches_of(step);
+            for at in first..last {
+                units(&net)?.set_requires_gradient_sync(false);
+                drop(net.loss(plan, world.rank(), at, &device).backward());
+            }
+            units(&net)?.set_requires_gradient_sync(true);
+            let grads = net.loss(plan, world.rank(), last, &device).backward();
             net = optimizer.step(LEARNING_RATE, net.clone(), GradientsParams::from_grads(grads, &net));
         }
         Ok(elements::<f64>(&full_model(&net)?, None))
@@ -92,9 +99,11 @@ fn unsharded(plan: &Plan, net: Net) -> Net {
     let device = device(plan, &Device::flex());
     let (mut net, mut optimizer) = (on_device(&net, &device), optimizer(plan));
     for step in 0..plan.steps {
-        let losses = (0..plan.ranks()).map(|rank| net.loss(plan, rank, step, &device)).collect();
+        let [first, last] = plan.batches_of(step);
         // Burn's gradient of a quotient by a scalar is in single precision; that of a mean is not.
-        let loss = Tensor::cat(losses, 0).mean();
+        let of_batch =
+            |at| Tensor::cat((0..plan.ranks()).map(|rank| net.loss(plan, rank, at, &device)).collect(), 0).mean();
+        let loss = (first..=last).map(of_batch).reduce(|a, b| a + b).expect("a batch");
         net = optimizer.step(LEARNING_RATE, net.clone(), GradientsParams::from_grads(loss.backward(), &net));
     }
     net

@@ -31,10 +31,10 @@ impl Net {
         net.map(&mut Fill { device: device.clone(), state: plan.seed })
     }
 
-    /// The loss of this rank's samples in this step.
-    pub fn loss(&self, plan: &Plan, rank: usize, step: usize, device: &Device) -> Tensor<1> {
+    /// The loss of this rank's samples in this batch.
+    pub fn loss(&self, plan: &Plan, rank: usize, at_batch: usize, device: &Device) -> Tensor<1> {
         let batch = plan.batches[rank];
-        let word = |at: usize| ((at * 5 + rank * 3 + step) % WORDS) as i64;
+        let word = |at: usize| ((at * 5 + rank * 3 + at_batch) % WORDS) as i64;
         let words: Vec<i64> = (0..batch * SEQ).map(word).collect();
         let words = Tensor::<2, Int>::from_data(TensorData::new(words, [batch, SEQ]), device);
         let output = |net: &Self, words: Tensor<2, Int>| {
@@ -85,7 +85,9 @@ impl Tree {
             let heard = towers.filter(|(node, _)| !node.unheard).map(|(_, tower)| tower);
             heard.reduce(|a, b| a + b).unwrap_or(x)
         };
-        if node.scoped { unit(self, x, body) } else { body(self, x) }
+        let once = |x| if node.scoped { unit(self, x, body) } else { body(self, x) };
+        let x = once(x);
+        if node.twice { once(x) } else { x }
     }
 }
 

@@ -14,6 +14,8 @@ pub struct Plan {
     pub checkpointing: bool,
     pub adam: bool,
     pub steps: usize,
+    /// Backwards of a step, of which the last reduces what all have added up.
+    pub batches_a_step: usize,
     /// Samples of each rank.
     pub batches: Vec<usize>,
     /// Whether the net's own forward is a unit's scope.
@@ -24,6 +26,8 @@ pub struct Plan {
     pub tied: bool,
     /// Where what the tree is given depends on the table.
     pub given: Used,
+    /// Whether the first two of the tree's children that are units are one.
+    pub grouped: bool,
     /// Whether every rank keeps biases whole.
     pub whole_biases: bool,
     pub tree: Node,
@@ -44,6 +48,8 @@ pub struct Node {
     pub flat: bool,
     /// Whether the towers beside it go on without what it gives: backward does not come by.
     pub unheard: bool,
+    /// Whether it runs once more, on what it has given.
+    pub twice: bool,
     /// How many operators follow its layer.
     pub tail: usize,
     /// Whether it adds what the tree was given, past all units between.
@@ -91,6 +97,8 @@ impl Plan {
             checkpointing: rng.random_bool(0.3),
             adam: rng.random_bool(0.5),
             steps: rng.random_range(2..=3),
+            batches_a_step: if rng.random_bool(0.3) { rng.random_range(2..=3) } else { 1 },
+            grouped: scoped && rng.random_bool(0.5),
             batches,
             scoped,
             table_unit: rng.random_bool(0.5),
@@ -100,6 +108,11 @@ impl Plan {
             tree,
             mesh,
         }
+    }
+
+    /// The first and the last batch of a step.
+    pub fn batches_of(&self, step: usize) -> [usize; 2] {
+        [step * self.batches_a_step, (step + 1) * self.batches_a_step - 1]
     }
 
     pub fn ranks(&self) -> usize {
@@ -112,9 +125,19 @@ impl Plan {
         if self.table_unit {
             units.push("table".into());
         }
+        let group = self.group();
+        units.retain(|path| !group.contains(path));
         let config = FullyShard::new().units(units).reshard_after_forward(self.reshard);
+        let config = if group.is_empty() { config } else { config.unit_of(group) };
         let whole = |param: ParamInfo<'_>| param.path.ends_with("bias").then_some(Placement::Replicate);
         if self.whole_biases { config.shard_placement_fn(whole) } else { config }
+    }
+
+    /// The modules that are one unit.
+    fn group(&self) -> Vec<String> {
+        let units = self.tree.children.iter().enumerate().filter(|(_, child)| child.unit && child.scoped);
+        let paths: Vec<_> = units.map(|(at, _)| format!("tree.children.{at}")).take(2).collect();
+        if self.grouped && paths.len() == 2 { paths } else { Vec::new() }
     }
 
     /// Smaller plans of the same kind.
@@ -129,6 +152,8 @@ impl Plan {
         };
         add(|plan| plan.steps = 1, self.steps > 1);
         add(|plan| plan.adam = false, self.adam);
+        add(|plan| plan.batches_a_step = 1, self.batches_a_step > 1);
+        add(|plan| plan.grouped = false, self.grouped);
         add(|plan| plan.tied = false, self.tied);
         add(|plan| plan.given = Used::Everywhere, self.given != Used::Everywhere);
         add(|plan| plan.whole_biases = false, self.whole_biases);
@@ -156,13 +181,14 @@ impl Node {
         let (chain, frozen, flat) = (rng.random_bool(0.5), rng.random_bool(0.15), rng.random_bool(0.4));
         let unheard = depth > 0 && rng.random_bool(0.25);
         let (tail, captures) = (rng.random_range(0..4), depth > 0 && rng.random_bool(0.2));
+        let twice = rng.random_bool(0.15);
         let mut drawn = Vec::new();
         for _ in 0..children {
             if *size < 9 {
                 drawn.push(Self::draw(rng, ranks, owned, depth + 1, size));
             }
         }
-        Self { children: drawn, unit, scoped, chain, frozen, used, flat, unheard, tail, captures }
+        Self { children: drawn, unit, scoped, chain, frozen, used, flat, unheard, twice, tail, captures }
     }
 
     fn units(&self, path: &str, units: &mut Vec<String>) {
@@ -199,6 +225,7 @@ impl Node {
         add(|node| node.frozen = false, self.frozen);
         add(|node| node.unheard = false, self.unheard);
         add(|node| node.captures = false, self.captures);
+        add(|node| node.twice = false, self.twice);
         add(|node| node.tail = 0, self.tail > 0);
         add(|node| node.flat = true, !self.flat);
         all

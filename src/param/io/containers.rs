@@ -1,0 +1,103 @@
+//! Containers of inputs and outputs, and what travels beside them.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{BuildHasher, Hash};
+use std::marker::PhantomData;
+use std::ops::{Range, RangeInclusive};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::tensor::{DType, Device, Shape, TensorData};
+
+use super::{FloatMap, UnitTensors, without_floats};
+
+impl<T: UnitTensors> UnitTensors for Option<T> {
+    fn map_floats(self, f: FloatMap<'_>) -> Self {
+        self.map(|value| value.map_floats(f))
+    }
+}
+
+impl<T: UnitTensors, E> UnitTensors for Result<T, E> {
+    fn map_floats(self, f: FloatMap<'_>) -> Self {
+        self.map(|value| value.map_floats(f))
+    }
+}
+
+impl<T: UnitTensors> UnitTensors for Box<T> {
+    fn map_floats(self, f: FloatMap<'_>) -> Self {
+        Box::new((*self).map_floats(f))
+    }
+}
+
+/// Others that share it keep what they have.
+impl<T: UnitTensors + Clone> UnitTensors for Rc<T> {
+    fn map_floats(self, f: FloatMap<'_>) -> Self {
+        Rc::new(Rc::unwrap_or_clone(self).map_floats(f))
+    }
+}
+
+/// Others that share it keep what they have.
+impl<T: UnitTensors + Clone> UnitTensors for Arc<T> {
+    fn map_floats(self, f: FloatMap<'_>) -> Self {
+        Arc::new(Arc::unwrap_or_clone(self).map_floats(f))
+    }
+}
+
+impl<T: UnitTensors> UnitTensors for Vec<T> {
+    fn map_floats(self, f: FloatMap<'_>) -> Self {
+        self.into_iter().map(|value| value.map_floats(f)).collect()
+    }
+}
+
+impl<T: UnitTensors> UnitTensors for VecDeque<T> {
+    fn map_floats(self, f: FloatMap<'_>) -> Self {
+        self.into_iter().map(|value| value.map_floats(f)).collect()
+    }
+}
+
+impl<T: UnitTensors, const N: usize> UnitTensors for [T; N] {
+    fn map_floats(self, f: FloatMap<'_>) -> Self {
+        self.map(|value| value.map_floats(f))
+    }
+}
+
+impl<K: Ord, V: UnitTensors> UnitTensors for BTreeMap<K, V> {
+    fn map_floats(self, f: FloatMap<'_>) -> Self {
+        self.into_iter().map(|(key, value)| (key, value.map_floats(f))).collect()
+    }
+}
+
+/// In the order of the keys: that of a hash map is another one after every rebuilding.
+impl<K: Hash + Ord, V: UnitTensors, S: BuildHasher + Default> UnitTensors for HashMap<K, V, S> {
+    fn map_floats(self, f: FloatMap<'_>) -> Self {
+        let mut entries: Vec<_> = self.into_iter().collect();
+        entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        entries.into_iter().map(|(key, value)| (key, value.map_floats(f))).collect()
+    }
+}
+
+without_floats!(
+    ['a, T: ?Sized] &'a T, ['a, T: ?Sized] &'a mut T, ['a, T: ?Sized + ToOwned] Cow<'a, T>,
+    [] (), [] bool, [] char, [] String, [] f32, [] f64,
+    [] u8, [] u16, [] u32, [] u64, [] u128, [] usize, [] i8, [] i16, [] i32, [] i64, [] i128, [] isize,
+    [] Shape, [] DType, [] Device, [] TensorData, [] Duration,
+    [T] Range<T>, [T] RangeInclusive<T>, [T: ?Sized] PhantomData<T>,
+);
+
+macro_rules! tuples {
+    ($first:ident $($rest:ident)*) => {
+        impl<$first: UnitTensors, $($rest: UnitTensors),*> UnitTensors for ($first, $($rest,)*) {
+            #[allow(non_snake_case)]
+            fn map_floats(self, f: FloatMap<'_>) -> Self {
+                let ($first, $($rest,)*) = self;
+                ($first.map_floats(f), $($rest.map_floats(f),)*)
+            }
+        }
+        tuples!($($rest)*);
+    };
+    () => {};
+}
+
+tuples!(A B C D E G H I J K L M);

@@ -1,0 +1,106 @@
+//! [`unit_tensors!`](crate::unit_tensors): structs and enums of the program's own.
+
+/// Makes structs and enums inputs and outputs of units: implements [`UnitTensors`](crate::fsdp::UnitTensors).
+///
+/// Name the fields as in a pattern; each implements it too. A field that is left out is an error of the compiler's;
+/// those behind `..` pass through as they are.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::{Bool, Device, Tensor};
+/// use burn_dtensor::fsdp::unit;
+/// use burn_dtensor::unit_tensors;
+///
+/// struct Batch {
+///     tokens: Tensor<2>,
+///     mask: Option<Tensor<2, Bool>>,
+///     source: std::path::PathBuf,
+/// }
+///
+/// struct Pair<T>(T, T);
+///
+/// enum Heads {
+///     One(Tensor<2>),
+///     Two { left: Tensor<2>, right: Tensor<2> },
+///     None,
+/// }
+///
+/// unit_tensors! {
+///     struct Batch { tokens, mask, .. }
+///     [T: UnitTensors] struct Pair<T>(first, second);
+///     enum Heads { One(x), Two { left, right }, None }
+/// }
+///
+/// fn forward(layer: &Linear, batch: Batch) -> (Batch, Heads) {
+///     unit(layer, batch, |layer, batch| {
+///         let tokens = layer.forward(batch.tokens);
+///         (Batch { tokens: tokens.clone(), ..batch }, Heads::One(tokens))
+///     })
+/// }
+/// # let device = Device::flex();
+/// # let batch = Batch { tokens: Tensor::zeros([2, 3], &device), mask: None, source: "a".into() };
+/// # let (batch, heads) = forward(&LinearConfig::new(3, 4).init(&device), batch);
+/// # assert_eq!(batch.source, std::path::PathBuf::from("a"));
+/// # assert!(matches!(heads, Heads::One(x) if x.dims() == [2, 4]));
+/// ```
+///
+/// A field that is forgotten:
+///
+/// ```compile_fail,E0027
+/// # use burn::tensor::Tensor;
+/// struct Batch {
+///     tokens: Tensor<2>,
+///     mask: Tensor<2>,
+/// }
+///
+/// burn_dtensor::unit_tensors! { struct Batch { tokens } }
+/// ```
+#[macro_export]
+macro_rules! unit_tensors {
+    () => {};
+    ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? { $($field:ident,)+ .. } $($rest:tt)*) => {
+        $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, Self {
+            $($field: UnitTensors::map_floats(self.$field, f),)+
+            ..self
+        });
+        $crate::unit_tensors! { $($rest)* }
+    };
+    ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? { $($field:ident),* $(,)? } $($rest:tt)*) => {
+        $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, {
+            let Self { $($field),* } = self;
+            Self { $($field: UnitTensors::map_floats($field, f)),* }
+        });
+        $crate::unit_tensors! { $($rest)* }
+    };
+    ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? ( $($field:ident),* $(,)? ); $($rest:tt)*) => {
+        $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, {
+            let Self($($field),*) = self;
+            Self($(UnitTensors::map_floats($field, f)),*)
+        });
+        $crate::unit_tensors! { $($rest)* }
+    };
+    ($([$($generics:tt)*])? enum $name:ident $(<$($argument:tt),*>)? {
+        $($variant:ident $(($($value:ident),* $(,)?))? $({ $($field:ident),* $(,)? })?),* $(,)?
+    } $($rest:tt)*) => {
+        $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, match self {
+            $(Self::$variant $(($($value),*))? $({ $($field),* })? =>
+                Self::$variant $(($(UnitTensors::map_floats($value, f)),*))?
+                    $({ $($field: UnitTensors::map_floats($field, f)),* })?,)*
+        });
+        $crate::unit_tensors! { $($rest)* }
+    };
+    (@impl [$($generics:tt)*] $name:ident $(<$($argument:tt),*>)?, $self:ident, $f:ident, $body:expr) => {
+        const _: () = {
+            #[allow(unused_imports)]
+            use $crate::param::{FloatMap, UnitTensors};
+
+            impl<$($generics)*> UnitTensors for $name $(<$($argument),*>)? {
+                #[allow(unused_variables)]
+                fn map_floats($self, $f: FloatMap<'_>) -> Self {
+                    $body
+                }
+            }
+        };
+    };
+}

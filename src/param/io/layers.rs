@@ -1,0 +1,10 @@
+//! What burn's layers take and return, where its fields are public.
+
+use burn::nn::attention::MhaOutput;
+use burn::nn::{LstmState, RnnState};
+
+crate::unit_tensors! {
+    struct MhaOutput { weights, context }
+    [const D: usize] struct LstmState<D> { cell, hidden }
+    [const D: usize] struct RnnState<D> { hidden }
+}

@@ -1,0 +1,153 @@
+//! [`Through`]: which units backwards have been through, to name one that a second backward comes to.
+//!
+//! burn consumes a graph's nodes as backward runs them, and forgets all that hang on them. A later backward panics at the
+//! first node that it misses, before any of its own has run: no gradient is wrong, and no rank waits. All it tells is the
+//! node's number. Numbers ascend as forward makes nodes, so a unit's lie between one that is drawn when it is opened and
+//! one that is drawn when it is closed:
+//!
+//! ```text
+//!   trunk           left            loss  right           loss
+//!   opened..closed  opened..closed        opened..closed   └── missed: it hangs on `right`, which was forgotten, as its
+//!   consumed        consumed              forgotten            input, a node of `trunk`, was consumed
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use burn::backend::autodiff::NodeId;
+use smallvec::SmallVec;
+
+use super::ParamError;
+use crate::Error;
+
+/// How many are remembered. The first of two backwards is of the same step, so a step's units are enough.
+const REMEMBERED: usize = 1024;
+
+/// What burn's panic says before the number of the node.
+const CONSUMED: &str = "graph tape has already been consumed at NodeId(";
+
+/// The units whose graphs are gone, of a thread: the last of them.
+#[derive(Debug, Default)]
+pub(super) struct Through(VecDeque<Gone>);
+
+/// One forward through a unit.
+#[derive(Debug)]
+struct Gone {
+    nodes: Nodes,
+    unit: Arc<str>,
+    /// Whether a backward has been through it. Else its graph was dropped, or forgotten.
+    consumed: bool,
+}
+
+/// The nodes of one forward through a unit, by their numbers; among them are those that other threads have made
+/// meanwhile.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Nodes {
+    opened: u64,
+    closed: u64,
+    /// Tracked inputs.
+    inputs: SmallVec<[u64; 2]>,
+}
+
+impl Nodes {
+    pub(super) fn opened() -> Self {
+        Self { opened: NodeId::new().value, closed: u64::MAX, ..Self::default() }
+    }
+
+    pub(super) fn input(&mut self, node: NodeId) {
+        self.inputs.push(node.value);
+    }
+
+    pub(super) fn close(&mut self) {
+        self.closed = NodeId::new().value;
+    }
+}
+
+impl Through {
+    /// A unit's graph is gone: a backward has been through it, or nobody.
+    pub(super) fn add(&mut self, nodes: Nodes, unit: Arc<str>, consumed: bool) {
+        if self.0.len() == REMEMBERED {
+            self.0.pop_front();
+        }
+        self.0.push_back(Gone { nodes, unit, consumed });
+    }
+
+    /// The error behind burn's panic with this `text`, if it is of a node that hangs on a unit's.
+    pub(super) fn explain(&self, text: &str) -> Option<Error> {
+        let (_, rest) = text.split_once(CONSUMED)?;
+        let node = rest.split_once(')')?.0.parse().ok()?;
+        let unit = self.around(node).or_else(|| self.forgotten_before(node)).or_else(|| {
+            let before = self.0.iter().filter(|gone| gone.consumed && gone.nodes.opened < node);
+            before.max_by_key(|gone| gone.nodes.opened)
+        })?;
+        Some(ParamError::BackwardAgain { unit: unit.unit.to_string() }.into())
+    }
+
+    /// The unit of the node, if that was consumed: of units inside each other the innermost.
+    fn around(&self, node: u64) -> Option<&Gone> {
+        let has = |gone: &&Gone| gone.consumed && (gone.nodes.opened..gone.nodes.closed).contains(&node);
+        self.0.iter().filter(has).max_by_key(|gone| gone.nodes.opened)
+    }
+
+    /// The consumed unit for which the last unit before the node was forgotten.
+    fn forgotten_before(&self, node: u64) -> Option<&Gone> {
+        let forgotten = self.0.iter().filter(|gone| !gone.consumed && gone.nodes.opened < node);
+        let on = |gone: &Gone| gone.nodes.inputs.iter().find_map(|&input| self.around(input));
+        forgotten
+            .filter_map(|gone| Some((gone.nodes.opened, on(gone)?)))
+            .max_by_key(|(opened, _)| *opened)
+            .map(|(_, on)| on)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gone(opened: u64, closed: u64, inputs: &[u64]) -> Nodes {
+        Nodes { opened, closed, inputs: inputs.into() }
+    }
+
+    fn named(through: &Through, node: u64) -> Option<String> {
+        let text = format!("Cannot run backward: {CONSUMED}{node}). Burn does not support retain_graph.");
+        match through.explain(&text)? {
+            Error::Param(ParamError::BackwardAgain { unit }) => Some(unit),
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn the_innermost_unit_around_a_node_is_named_or_else_the_last_before_it() {
+        let mut through = Through::default();
+        through.add(gone(20, 30, &[]), "inner".into(), true);
+        through.add(gone(10, 40, &[]), "outer".into(), true);
+        assert_eq!(named(&through, 25).as_deref(), Some("inner"));
+        assert_eq!([30, 35].map(|node| named(&through, node)), [Some("outer".into()), Some("outer".into())]);
+        assert_eq!(named(&through, 50).as_deref(), Some("inner"));
+        assert_eq!(named(&through, 9), None);
+        assert!(through.explain("index out of bounds").is_none());
+    }
+
+    #[test]
+    fn a_forgotten_unit_leads_to_the_one_that_was_consumed() {
+        let mut through = Through::default();
+        through.add(gone(30, 40, &[29]), "left".into(), true);
+        through.add(gone(10, 20, &[]), "trunk".into(), true);
+        assert_eq!(named(&through, 70).as_deref(), Some("left"));
+        through.add(gone(50, 60, &[19]), "right".into(), false);
+        assert_eq!(named(&through, 70).as_deref(), Some("trunk"));
+        // One that was only dropped, as after a validation.
+        through.add(gone(61, 62, &[5]), "other".into(), false);
+        assert_eq!(named(&through, 70).as_deref(), Some("trunk"));
+    }
+
+    #[test]
+    fn what_was_left_long_ago_is_forgotten() {
+        let mut through = Through::default();
+        for at in 0..=REMEMBERED as u64 {
+            through.add(gone(2 * at, 2 * at + 1, &[]), at.to_string().into(), true);
+        }
+        assert_eq!(through.0.len(), REMEMBERED);
+        assert_eq!([0, 2].map(|node| named(&through, node)), [None, Some("1".into())]);
+    }
+}
