@@ -37,7 +37,8 @@ use crate::placement::Layout;
 /// data-parallel ranks. Of a model that is sharded before, units keep their modules, their ranks and the dimensions
 /// they cut: a placement function has then seen the whole parameters' shapes, and not those of this rank's shards.
 /// Its parameters are gathered for that one after another. A model of which not even the tensor-parallel shards fit is
-/// sharded first.
+/// sharded first. What is placed over ranks that have data of their own, such as
+/// [experts](crate::fsdp#meshes-of-several-dimensions), is parallelized first.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
