@@ -98,7 +98,7 @@ fn no_other_parameter_is_whole_while_one_is_drawn() {
         })
         .unwrap();
         let most = most.load(SeqCst);
-        assert!(most < WEIGHT / 2 + 4 * BESIDE, "{most} bytes beyond the shards of those before");
+        assert!(most < WEIGHT * 3 / 4, "{most} bytes beyond the shards of those before");
     }
 }
 

@@ -35,6 +35,7 @@ struct Seen<'a, const D: usize> {
     names: &'a [String],
 }
 
+#[expect(clippy::large_enum_variant, reason = "as a program may write it")]
 enum Way {
     Plain(Tensor<2>),
     Gated { x: Tensor<2>, gate: Tensor<2> },
