@@ -1,5 +1,6 @@
 //! Which parameter belongs to which unit, decided before any value moves.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -44,6 +45,8 @@ pub(super) struct Plan {
     pub(super) policies: Policies,
     /// Whether the values of some are not drawn yet.
     pub(super) lazy: bool,
+    /// Paths of the parameters with adapters, if there are any to shard.
+    pub(super) adapted: HashSet<String>,
 }
 
 /// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet, and over which of `dims`.
@@ -67,6 +70,7 @@ pub(super) fn plan<M: Module>(
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
     inventory.check(is_ignored)?;
     inventory.check_devices(mesh, is_ignored)?;
+    let adapted = inventory.adapted(is_ignored)?;
     let policies = Policies::new(&config.precision, &config.precision_for, &inventory, mesh.device())?;
 
     let mut planned = Vec::new();
@@ -100,7 +104,7 @@ pub(super) fn plan<M: Module>(
     let of_modules = planned.iter().map(|param| &param.unit).filter(|unit| !unit.is_root());
     let of_modules = of_modules.flat_map(|unit| unit.modules()).map(ToString::to_string);
     policies.check_units(&of_modules.unique().collect_vec())?;
-    Ok(Plan { params: planned, adopted: adopted.paths(), ignored: ignored.into(), policies, lazy })
+    Ok(Plan { params: planned, adopted: adopted.paths(), ignored: ignored.into(), policies, lazy, adapted })
 }
 
 /// Units of earlier calls, and the modules of each in this model.

@@ -13,7 +13,7 @@ use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
     AGAIN, Attachment, DataMesh, DataParallel, Precision, REDUCE, ReshardAfterForward, UnitParam, UnitPath, Verify,
-    attach, combine, data_spec, in_turn, is_any_lazy, make_units, own_buffers,
+    attach, combine, data_spec, in_turn, is_any_lazy, make_units, own_buffers, take_burns,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -70,9 +70,11 @@ use crate::{Error, Result};
 /// norm, sees a shard: [`sharded`](crate::optim::sharded) compiles with the first kind alone, and has Muon right. Clip with
 /// [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
 ///
-/// burn allows one reparameterization per parameter. Where LoRA has adapted weights, these are ignored,
-/// `FullyShard::new().ignore(["**.weight"])`: each rank keeps the frozen values that it has, whole, and the adapters
-/// are sharded. Apply them first: of a module that is sharded already burn would keep the shards and drop the adapters.
+/// Weights with LoRA ([`Lora`](burn::module::Lora)) are sharded, frozen as they are, and their adapters with them:
+/// `weight.lora.a` and `weight.lora.b` are parameters of the unit, and `param.val()` is what it is without sharding. Apply
+/// LoRA first: of a module that is sharded already burn would keep the shards and drop the adapters. Any other
+/// reparameterization burn shows nobody: such weights are ignored, `FullyShard::new().ignore(["**.weight"])`, so that each
+/// rank keeps the values that it has, whole, and what is attached to them is sharded; or it is merged.
 ///
 /// # Collective
 /// Every rank of the mesh must call it with an equal model and configuration. If the mesh is a slice, so must every rank
@@ -86,7 +88,8 @@ use crate::{Error, Result};
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
     let mut dims = DataDims::new(mesh, &config)?;
-    let Plan { params: mut planned, adopted, ignored, policies, lazy } = plan(&model, mesh, &config, &mut dims)?;
+    let Plan { params: mut planned, adopted, ignored, policies, lazy, adapted } =
+        plan(&model, mesh, &config, &mut dims)?;
     if config.balanced {
         balance(&mut planned, dims.meshes());
     }
@@ -120,10 +123,14 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         unit.adopt(path);
     }
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
+    let is_sharded = |path: &str| params.iter().any(|param| *param.info().path == *path);
+    let (model, mut adapters) = take_burns(model, adapted, is_sharded);
     let attachments = params.into_iter().zip(cuts).map(|(param, cut)| {
         let UnitParam { path, parallel, .. } = param.info();
         let copies = others.clone().filter(|_| parallel.is_none());
-        Attachment { path: path.clone(), gathered: None, cuts: vec![cut], copies, again: parallel.is_some(), param }
+        let (path, again) = (path.clone(), parallel.is_some());
+        let param = param.adapted(adapters.remove(&*path));
+        Attachment { path, gathered: None, cuts: vec![cut], copies, again, param }
     });
     let lazy = is_any_lazy(mesh, "fully_shard", lazy)?;
     let place = || attach(model, attachments, lazy, "fully_shard");

@@ -191,7 +191,7 @@ fn whole<const D: usize>(tensor: &DTensor<D>) -> Result<Tensor<D>> {
 }
 
 /// `stepped` with the place in autodiff that the parameter had.
-fn tracked_as<const D: usize>(param: &Tensor<D>, stepped: Tensor<D>) -> Tensor<D> {
+pub(super) fn tracked_as<const D: usize>(param: &Tensor<D>, stepped: Tensor<D>) -> Tensor<D> {
     if !param.is_autodiff() {
         return stepped;
     }

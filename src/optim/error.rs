@@ -54,6 +54,19 @@ pub enum OptimError {
         /// The shape of this rank's part of the parameter.
         expected: Vec<usize>,
     },
+    /// An average is of another model, or of one that lies otherwise.
+    #[error(
+        "`{path}` is {average} in the average, and {model} in the model: an average begins as a clone of the model, and \
+         is distributed again where the model is"
+    )]
+    Average {
+        /// The parameter.
+        path: String,
+        /// How it lies in the average.
+        average: String,
+        /// How it lies in the model.
+        model: String,
+    },
     /// Muon was given a parameter that is no matrix.
     #[error(
         "Muon steps matrices, and `{path}`, which its group has, has {dims} dimensions: leave it to another optimizer, \

@@ -60,6 +60,7 @@
 
 mod clip;
 mod dtensors;
+mod ema;
 mod error;
 mod exact;
 mod full;
@@ -71,6 +72,7 @@ mod state;
 
 pub use burn_pack::Scalar;
 pub use dtensors::DTensorOptimizer;
+pub use ema::ema;
 pub use error::OptimError;
 pub use exact::ExactOnShards;
 pub use full::FullOptimizerState;

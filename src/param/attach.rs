@@ -8,6 +8,7 @@ use burn::module::{Module, Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;
 
 use super::ParamError;
+use super::adapter;
 use super::distributed::{DistributedParameter, replace_next};
 use super::lazy::undrawn;
 use super::read::stored;
@@ -48,7 +49,7 @@ pub(crate) fn attach<M: Module>(
     label: &'static str,
 ) -> Result<M> {
     let queue = attachments.into_iter().collect();
-    let mut attach = Attach { queue, leaves: HashMap::new(), one_by_one, label, failed: None };
+    let mut attach = Attach { queue, leaves: HashMap::new(), inside: String::new(), one_by_one, label, failed: None };
     let model = model.apply_reparameterization(&mut attach);
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
@@ -62,6 +63,8 @@ struct Attach {
     /// The new leaves of parameters that stay as they are.
     leaves: HashMap<ParamId, DispatchTensor>,
     one_by_one: bool,
+    /// Before the paths of an adapter's factors, while they are met.
+    inside: String,
     label: &'static str,
     failed: Option<Error>,
 }
@@ -77,16 +80,23 @@ impl Reparameterizer for &mut Attach {
         if self.failed.is_some() {
             return (param, None);
         }
-        if self.queue.front().is_none_or(|next| *next.path != *path) {
+        let path = format!("{}{path}", self.inside);
+        let Some(next) = self.queue.pop_front_if(|next| *next.path == *path) else {
             return (self.own_leaf(param), None);
-        }
-        let next = self.queue.pop_front().expect("the front was just looked at");
+        };
         match self.shard(&next, param.clone()) {
             Ok(param) => {
                 if next.again {
                     replace_next(&next.param);
                 }
-                (param, Some(next.param))
+                let distributed = next.param.with_adapter(|adapter| {
+                    // Its factors come next.
+                    self.inside = format!("{path}.{}.", adapter::NAME);
+                    let adapter = adapter.apply_reparameterization(&mut **self);
+                    self.inside.clear();
+                    adapter
+                });
+                (param, Some(distributed))
             }
             Err(error) => {
                 self.failed = Some(error);

@@ -5,9 +5,13 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Weak};
 
-use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor};
+use burn::module::{
+    Content, Devices, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    Reparameterization,
+};
 use burn::tensor::{DType, Device};
 
+use super::adapter;
 use super::unit::{DataParallel, Unit, UnitParam};
 use super::unit_path::UnitPath;
 use crate::Result;
@@ -29,6 +33,8 @@ use crate::dtensor::DTensorSpec;
 pub struct DistributedParameter {
     pub(crate) unit: Arc<Unit>,
     pub(super) index: usize,
+    /// LoRA of the whole weight.
+    pub(super) adapter: Option<Box<LoraAdapter>>,
 }
 
 /// Makes units of parameters, each given with the path of its unit's module and what it is distributed over, and
@@ -53,12 +59,26 @@ pub(crate) fn make_units<K: Clone + Eq + Hash>(
         Ok((key, Arc::new(unit)))
     });
     let units: HashMap<_, _> = units.collect::<Result<_>>()?;
-    Ok(places.into_iter().map(|(key, index)| DistributedParameter { unit: units[&key].clone(), index }).collect())
+    Ok(places.into_iter().map(|(key, index)| DistributedParameter::new(units[&key].clone(), index)).collect())
 }
 
 impl DistributedParameter {
+    fn new(unit: Arc<Unit>, index: usize) -> Self {
+        Self { unit, index, adapter: None }
+    }
+
+    /// The same with an adapter, of which only the weight is distributed yet.
+    pub(crate) fn adapted(self, adapter: Option<LoraAdapter>) -> Self {
+        Self { adapter: adapter.map(Box::new), ..self }
+    }
+
     pub(crate) fn info(&self) -> &UnitParam {
         &self.unit.params[self.index]
+    }
+
+    pub(super) fn with_adapter(mut self, change: impl FnOnce(LoraAdapter) -> LoraAdapter) -> Self {
+        self.adapter = self.adapter.map(|adapter| Box::new(change(*adapter)));
+        self
     }
 
     /// Whether `fully_shard` made it one.
@@ -89,7 +109,7 @@ thread_local! {
 /// The parameter whose base was visited last, once its reparameterization was too.
 pub(super) fn take_visited() -> Option<DistributedParameter> {
     let (unit, index) = VISITED.take()?;
-    Some(DistributedParameter { unit: unit.upgrade()?, index })
+    Some(DistributedParameter::new(unit.upgrade()?, index))
 }
 
 /// Makes `param` of the distributed parameter whose base is being mapped.
@@ -101,31 +121,36 @@ impl Module for DistributedParameter {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         VISITED.set(Some((Arc::downgrade(&self.unit), self.index)));
         self.unit.parts[self.index].iter().for_each(|part| part.visit(visitor));
+        self.adapter.iter().for_each(|adapter| adapter::visit(adapter, Self::NAME, visitor));
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
         self.unit.parts[self.index].iter().for_each(|part| part.map(mapper));
-        NEXT.take().unwrap_or(self)
+        // The adapter's factors may become others too.
+        let next = NEXT.take();
+        let Self { unit, index, adapter } = self;
+        let adapter = adapter.and_then(|adapter| adapter::map(*adapter, Self::NAME, mapper));
+        next.unwrap_or(Self::new(unit, index)).adapted(adapter)
     }
 
     fn collect_devices(&self, devices: Devices) -> Devices {
-        devices
+        self.adapter.iter().fold(devices, |devices, adapter| adapter.collect_devices(devices))
     }
 
-    fn fork(self, _: &Device) -> Self {
-        self
+    fn fork(self, device: &Device) -> Self {
+        self.with_adapter(|adapter| adapter.fork(device))
     }
 
-    fn to_device(self, _: &Device) -> Self {
-        self
+    fn to_device(self, device: &Device) -> Self {
+        self.with_adapter(|adapter| adapter.to_device(device))
     }
 
     fn train(self) -> Self {
-        self
+        self.with_adapter(Module::train)
     }
 
     fn valid(&self) -> Self {
-        self.clone()
+        self.clone().with_adapter(|adapter| adapter.valid())
     }
 
     fn materialize(self) -> Self {

@@ -28,13 +28,29 @@ pub enum ParamError {
     },
     /// The parameter has a reparameterization already, and burn allows one.
     #[error(
-        "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter; merge it with \
+        "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter (fully_shard takes \
+         `lora` of weights that are not quantized); merge it with \
          `model.materialize()`, or have fully_shard leave the stored value as it is, `.ignore([\"{param}\"])`, and \
          distribute what `{name}` trains"
     )]
     Reparameterized {
         /// Path of the parameter.
         param: String,
+        /// Name of its reparameterization.
+        name: String,
+    },
+    /// Adapters (LoRA) are taken off a whole model at once, and would take something else with them.
+    #[error(
+        "parameter `{param}` has an adapter, which cannot be distributed with it while `{other}` has the \
+         reparameterization `{name}`: shard a model with adapters in one call, all of it, and merge what is no adapter \
+         with `materialize()`; or have fully_shard leave the stored value as it is, `.ignore([\"{param}\"])`, and \
+         shard what the adapter trains"
+    )]
+    AdaptedBeside {
+        /// Path of the parameter.
+        param: String,
+        /// Path of the other one.
+        other: String,
         /// Name of its reparameterization.
         name: String,
     },

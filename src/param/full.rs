@@ -6,6 +6,7 @@ use burn::module::Module;
 use itertools::Itertools;
 
 use super::ParamError;
+use super::adapter;
 use super::read::open_gathered;
 use super::replaced::check_whole;
 use super::running::{sync_buffers, unshared};
@@ -19,7 +20,8 @@ use crate::Result;
 /// for each of its parameters that is sharded over tensor-parallel ranks. Before them comes
 /// [`sync_buffers`], which makes running statistics equal on all ranks, also those of `model`. The result
 /// holds the whole model on every rank, and shares nothing that a forward writes; for a model that only one rank has
-/// the memory for, see [`full_model_on`]. Adapters of ignored weights (LoRA) are merged into them. Ids, mappers,
+/// the memory for, see [`full_model_on`]. Weights with adapters (LoRA) are burn's own again, with
+/// burn's adapters; those of ignored weights are merged into them. Ids, mappers,
 /// devices and training state are kept, so it saves, loads and trains as if it had never been sharded.
 ///
 /// # Collective
@@ -94,5 +96,10 @@ fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Option<M
         }
         open.extend(stay.then_some(unit));
     }
-    stay.then(|| model.clone().materialize())
+    stay.then(|| {
+        let (model, adapters) = adapter::take(model.clone());
+        let factors = adapters.into_iter().map(|(path, adapter)| (path, adapter.materialize()));
+        let factors = factors.collect();
+        adapter::put_burns(model.materialize(), factors)
+    })
 }

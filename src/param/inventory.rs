@@ -1,12 +1,13 @@
 //! [`Inventory`]: every parameter of a model, found before any of them is placed, and what is beside them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
+use super::adapter;
 use super::distributed::{DistributedParameter, take_visited};
 use super::lazy::undrawn;
 use super::part::Part;
@@ -48,6 +49,8 @@ pub(crate) struct Found {
     pub(crate) lazy: bool,
     /// How an earlier call distributed it.
     pub(crate) distributed: Option<DistributedParameter>,
+    /// Whether it has an adapter (LoRA).
+    pub(crate) adapted: bool,
 }
 
 impl Inventory {
@@ -106,6 +109,39 @@ impl Inventory {
         }
     }
 
+    /// Checks that no parameter has an adapter.
+    ///
+    /// # Errors
+    /// [`ParamError::Reparameterized`].
+    pub(crate) fn check_not_adapted(&self) -> Result<(), ParamError> {
+        match self.params.iter().find(|found| found.adapted) {
+            Some(found) => Err(found.reparameterized()),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that adapters can be distributed with their parameters, but for those of parameters that are `ignored`.
+    /// Returns the paths of all that have one, if there are any to distribute.
+    ///
+    /// # Errors
+    /// [`ParamError::Reparameterized`] for an adapter of a quantized parameter, and [`ParamError::AdaptedBeside`] where
+    /// something else than burn's adapters is attached to parameters.
+    pub(crate) fn adapted(&self, ignored: impl Fn(&str) -> bool) -> Result<HashSet<String>, ParamError> {
+        // What is distributed has its adapter where it belongs.
+        let burns = self.params.iter().filter(|found| found.adapted && found.distributed.is_none()).collect_vec();
+        let Some(first) = burns.iter().find(|found| !ignored(&found.path())) else { return Ok(HashSet::new()) };
+        if let Some(quantized) = burns.iter().find(|found| !found.dtype.is_float() && !ignored(&found.path())) {
+            return Err(quantized.reparameterized());
+        }
+        let mut distributed = self.params.iter().filter(|found| found.distributed.is_some());
+        let other = self.foreign.first().map(|(path, name)| (path.join("."), name.clone()));
+        let other = other.or_else(|| Some((distributed.next()?.path(), DistributedParameter::NAME.into())));
+        match other {
+            Some((other, name)) => Err(ParamError::AdaptedBeside { param: first.path(), other, name }),
+            None => Ok(burns.iter().map(|found| found.path()).collect()),
+        }
+    }
+
     /// Checks that every pattern matches a module.
     ///
     /// # Errors
@@ -153,6 +189,10 @@ impl Inventory {
 }
 
 impl Found {
+    fn reparameterized(&self) -> ParamError {
+        ParamError::Reparameterized { param: self.path(), name: adapter::NAME.into() }
+    }
+
     pub(crate) fn path(&self) -> String {
         self.path.join(".")
     }
@@ -240,12 +280,16 @@ impl Reparameterizer for Marker {
 impl ModuleVisitor for Inventory {
     fn enter_module(&mut self, name: &str, owner: &str) {
         // What follows a parameter is its own reparameterization, and nothing else is of this type.
-        if owner == "Reparameterization"
-            && let Some(param) = self.last.take()
-        {
-            match name {
-                Marker::NAME | DistributedParameter::NAME => self.params.push(param),
-                _ => self.foreign.push((param.path, name.into())),
+        if owner == adapter::REPARAMETERIZATION {
+            match (self.last.take(), name) {
+                (Some(param), Marker::NAME | DistributedParameter::NAME) => self.params.push(param),
+                (Some(param), adapter::NAME) => self.params.push(Found { adapted: true, ..param }),
+                (Some(param), _) => self.foreign.push((param.path, name.into())),
+                // Of a distributed parameter it comes after what distributes it.
+                (None, adapter::NAME) => {
+                    self.params.iter_mut().last().into_iter().for_each(|param| param.adapted = true)
+                }
+                (None, _) => {}
             }
         }
         self.path.push(name.into());
@@ -255,10 +299,10 @@ impl ModuleVisitor for Inventory {
     fn exit_module(&mut self, name: &str, owner: &str) {
         self.path.pop();
         self.owners.pop();
-        if (name, owner) == (DistributedParameter::NAME, "Reparameterization")
-            && let Some(param) = self.params.last_mut()
+        if (name, owner) == (DistributedParameter::NAME, adapter::REPARAMETERIZATION)
+            && let (Some(param), Some(visited)) = (self.params.last_mut(), take_visited())
         {
-            param.distributed = take_visited();
+            param.distributed = Some(visited);
         }
     }
 
@@ -278,6 +322,7 @@ impl ModuleVisitor for Inventory {
             device: value.device(),
             lazy: !param.is_initialized(),
             distributed: None,
+            adapted: false,
         }));
     }
 

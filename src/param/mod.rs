@@ -7,6 +7,7 @@
 //! | to find | look in |
 //! |---|---|
 //! | every parameter of a model; what it becomes; who draws its values | `inventory`, `attach`; `lazy` |
+//! | weights with LoRA | `adapter` |
 //! | whether they all still are; where they are | `replaced`, `device` |
 //! | over which ranks it is cut, and cut again | `data_mesh`, `combine`, `recut` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
@@ -26,6 +27,7 @@
 //! | what is beside the parameters: running statistics | `running` |
 //! | where a layer's activations go, and a module's | `style`, `prepare`, `prepared` |
 
+mod adapter;
 mod attach;
 mod buffer;
 mod combine;
@@ -81,6 +83,7 @@ mod view;
 mod visit;
 mod waiting;
 
+pub(crate) use adapter::take_burns;
 pub(crate) use attach::{Attachment, attach};
 pub(crate) use combine::{combine, data_spec};
 pub use custom::{ReducedGradients, UnitCollectives};

@@ -21,11 +21,15 @@ impl Reparameterization for DistributedParameter {
     const NAME: &'static str = "distributed";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        value(self, base)
+        let whole = value(self, base);
+        match &self.adapter {
+            None => whole,
+            Some(adapter) => adapter.apply(whole),
+        }
     }
 }
 
-/// The whole weight: gathered over the data-parallel ranks in its unit's open scope, or else by
+/// The whole weight, without its adapter: gathered over the data-parallel ranks in its unit's open scope, or else by
 /// itself, and over the tensor-parallel ranks.
 pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
     let full = read(param, base.into_dispatch(), |scope, position| {

@@ -12,5 +12,6 @@ mod full;
 mod hook;
 mod lazy;
 mod live;
+mod muon;
 mod order;
 mod tables;

@@ -1,6 +1,5 @@
 //! Configurations that `fully_shard` refuses.
 
-use burn::module::{Lora, Module};
 use burn::nn::RmsNormConfig;
 use burn::tensor::Device;
 use burn_dtensor::Error;
@@ -42,9 +41,6 @@ fn wrong_configurations_are_typed_errors() {
         let norm = RmsNormConfig::new(8).init(world.device());
         let error = fully_shard(norm, &mesh, FullyShard::new().shard_placement_fn(|_| Some(Placement::Shard(0))));
         assert!(matches!(error, Err(Error::Fsdp(FsdpError::StoredShape { module: "RmsNorm", .. }))));
-        let lora = model.clone().apply_lora(Lora::new(2, 4.0));
-        let error = fully_shard(lora, &mesh, FullyShard::new());
-        assert!(matches!(error, Err(Error::Param(ParamError::Reparameterized { .. }))));
         let mesh = DeviceMesh::new(world, [2, 2, 1], ["a", "b", "c"])?;
         let error = fully_shard(model.clone(), &mesh, FullyShard::new());
         assert!(matches!(error, Err(Error::Fsdp(FsdpError::MeshDims { .. }))));

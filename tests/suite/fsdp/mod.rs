@@ -26,7 +26,7 @@ mod microbatches;
 mod mismatch;
 mod misuse;
 mod modules;
-mod net;
+pub mod net;
 pub mod optimizers;
 mod order;
 #[cfg(feature = "mpi")]

@@ -1,6 +1,7 @@
 //! burn's optimizers on DTensors, and their state by path, beside burn's own on one device.
 
 mod alone;
+mod average;
 mod errors;
 mod lists;
 mod models;

@@ -5,7 +5,7 @@ use burn::lr_scheduler::LrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLrScheduler, ModuleLrSchedulerConfig};
 use burn::lr_scheduler::noam::NoamLrSchedulerConfig;
-use burn::module::ParamGroup;
+use burn::module::{Param, ParamGroup};
 use burn::nn::Linear;
 use burn::optim::{
     AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsAccumulator, GradientsParams, LionConfig,
@@ -29,6 +29,15 @@ fn by_norm(max_norm: f32) -> Option<GradientClippingConfig> {
 
 fn by_value() -> Option<GradientClippingConfig> {
     Some(GradientClippingConfig::Value(0.1))
+}
+
+/// [`layers`] whose values are the same on every rank, whatever else draws random numbers.
+fn fixed(device: &Device) -> Vec<Linear> {
+    let linear = |seed, shape: [usize; 2]| Linear {
+        weight: Param::from_tensor(tensor(seed, shape, device)),
+        bias: Some(Param::from_tensor(tensor(seed + 1, [shape[1]], device))),
+    };
+    vec![linear(1, [5, 4]), linear(3, [7, 3])]
 }
 
 /// Six steps of burn's own on one device and of ours on the mesh; how far apart they come.
@@ -145,9 +154,7 @@ fn clipping_by_norm_is_by_that_of_the_whole_gradient() {
     }
     // What burn makes of shards is another thing.
     let wrong = MeshTest::new([2], ["shard"]).run(|mesh| {
-        let model = layers(true);
-        let plain = on_device(&model, &mesh.device().clone().autodiff());
-        let model = fully_shard(plain, mesh, FullyShard::new())?;
+        let model = fully_shard(fixed(&mesh.device().clone().autodiff()), mesh, FullyShard::new())?;
         let step = |mut optim: ModuleOptimizer| {
             let grads = grads(&model, 0);
             full_model(&optim.step(0.05, model.clone(), grads))
@@ -168,7 +175,7 @@ fn clipping_by_norm_is_by_that_of_the_whole_gradient() {
 #[test]
 fn all_norms_travel_together_and_nothing_without_them() {
     MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| {
-        let plain = on_device(&layers(true), &mesh.device().clone().autodiff());
+        let plain = fixed(&mesh.device().clone().autodiff());
         let model = fully_shard(plain, mesh, FullyShard::new())?;
         let ledger = mesh.world().ledger();
         ledger.reset();
@@ -192,7 +199,7 @@ fn scheduled(mesh: &DeviceMesh) -> Result<()> {
         let grouped = ModuleLrSchedulerConfig::new(noam.clone()).with_group(ParamGroup::from_predicate("0."), linear);
         [ModuleLrSchedulerConfig::new(noam), grouped].map(|config| config.init().expect("a schedule"))
     };
-    let plain = on_device(&layers(true), &mesh.device().clone().autodiff());
+    let plain = fixed(&mesh.device().clone().autodiff());
     for (mut alone, mut together) in schedulers().into_iter().zip(schedulers()) {
         let (mut own, mut optim) = (AdamWConfig::new().init(), sharded(AdamWConfig::new()));
         let (mut expected, mut model) = (plain.clone(), fully_shard(plain.clone(), mesh, FullyShard::new())?);
@@ -216,7 +223,7 @@ fn accumulated_gradients_of_shards_are_those_of_the_whole() {
     for ranks in [1, 2, 3, 4] {
         MeshTest::new([ranks], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let plain = on_device(&layers(true), &device);
+            let plain = fixed(&device);
             let loss = |model: &Vec<Linear>, step: u64| {
                 let x = [5, 7].map(|width| tensor::<2>(step * 10 + width as u64, [3, width], &device));
                 let loss = |(layer, x): (&Linear, Tensor<2>)| layer.forward(x).tanh().square().mean();

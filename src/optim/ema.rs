@@ -1,0 +1,121 @@
+//! [`ema`]: a running average of a model's weights.
+
+use std::collections::BTreeMap;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+
+use super::OptimError;
+use super::dtensors::{plain, tracked_as};
+use super::state::describe;
+use crate::Result;
+use crate::param::{Visited, check_whole, walk_with_paths};
+
+/// `average * decay + model * (1 - decay)`, of every float parameter and buffer: an exponential moving average of the
+/// weights, or what a teacher makes of its student (`torch.optim.swa_utils`).
+///
+/// `average` is a clone of `model` as it once was, or was built and distributed alike. Each rank averages its shards.
+/// What tracks gradients in it, still does.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn_dtensor::optim::ema;
+/// use burn_dtensor::prelude::*;
+///
+/// launch(Launch::threads(2), |world| {
+///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+///     let device = world.device().clone().autodiff();
+///     let model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
+///     let mut teacher = model.clone().freeze();
+///     // After each step of the optimizer:
+///     teacher = ema(teacher, &model, 0.999)?;
+///     # let _ = teacher;
+///     Ok(())
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+///
+/// Local: no communication.
+///
+/// # Errors
+/// [`OptimError::Average`] for a model with other parameters, or whose parameters lie otherwise;
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter of either was replaced after it was
+/// distributed.
+pub fn ema<M: Module>(average: M, model: &M, decay: f64) -> Result<M> {
+    let (own, values) = (Values::of(&average)?, Values::of(model)?);
+    let paths = own.0.keys().chain(values.0.keys());
+    for path in paths {
+        let [was, is] = [&own, &values].map(|values| values.0.get(path).map(|(laid_out, _)| laid_out));
+        if was != is {
+            let [average, model] = [was, is].map(|laid_out| laid_out.map_or("nothing", |text| text).to_owned());
+            return Err(OptimError::Average { path: path.clone(), average, model }.into());
+        }
+    }
+    drop(own);
+    Ok(average.map(&mut Average { path: Vec::new(), values, decay }))
+}
+
+/// What a model stores by path, and how it lies.
+struct Values(BTreeMap<String, (String, DispatchTensor)>);
+
+impl Values {
+    fn of<M: Module>(model: &M) -> Result<Self> {
+        let walk = walk_with_paths(model);
+        check_whole(model, &walk)?;
+        let mut visit = Visit { path: Vec::new(), found: BTreeMap::new() };
+        model.visit(&mut visit);
+        for Visited { param, base, path, .. } in walk.distributed {
+            let stored = visit.found.get_mut(&path.expect("paths were asked for")).expect("it was visited");
+            stored.0 = describe(&param.spec(base.dtype()));
+        }
+        Ok(Self(visit.found))
+    }
+}
+
+struct Visit {
+    path: Vec<String>,
+    found: BTreeMap<String, (String, DispatchTensor)>,
+}
+
+impl ModuleVisitor for Visit {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = plain(&param.base());
+        let laid_out = format!("{:?} {}", value.dims(), value.dtype().name());
+        self.found.insert(self.path.join("."), (laid_out, value.into_dispatch()));
+    }
+}
+
+struct Average {
+    path: Vec<String>,
+    values: Values,
+    decay: f64,
+}
+
+impl ModuleMapper for Average {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (_, value) = self.values.0.remove(&self.path.join(".")).expect("it was compared");
+        let value = Tensor::<D>::from_dispatch(value);
+        param.map(|was| {
+            let average = plain(&was).mul_scalar(self.decay) + value.mul_scalar(1.0 - self.decay);
+            tracked_as(&was, average)
+        })
+    }
+}
