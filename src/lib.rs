@@ -109,8 +109,8 @@ pub mod prelude {
     pub use crate::dtensor::ops::{RedistributePolicy, activation, loss, module};
     pub use crate::dtensor::{DTensor, DTensorSpec};
     pub use crate::fsdp::{
-        Buffers, FullyShard, GradScaler, MixedPrecision, NormType, ParamExt, ReshardAfterForward, clip_grad_norm,
-        describe, full_model, fully_shard, named_parameters, sync_buffers, unit,
+        Buffers, FullyShard, GradScaler, MixedPrecision, NormType, ParamExt, ReshardAfterForward, checkpointed,
+        clip_grad_norm, describe, full_model, fully_shard, named_parameters, sync_buffers, unit,
     };
     pub use crate::mesh::{DeviceMesh, with_mesh};
     pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, MhaInput, styled};

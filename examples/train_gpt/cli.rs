@@ -28,6 +28,9 @@ pub struct Cli {
     /// ranks to reshard to
     #[arg(long, default_value = "auto")]
     reshard: Reshard,
+    /// Blocks keep their inputs alone for backward, and compute again there: less memory, more time
+    #[arg(long)]
+    checkpoint_activations: bool,
     /// Where ranks compute: flex (the CPU), wgpu or cuda (the first GPU, which all ranks share)
     #[arg(long, default_value = "flex")]
     device: RankDevice,
@@ -98,6 +101,7 @@ pub struct Settings {
     /// Mesh dimensions; one for FSDP, two (replicas, shards) for HSDP.
     pub mesh: Vec<usize>,
     pub reshard: ReshardAfterForward,
+    pub checkpoint_activations: bool,
     pub device: RankDevice,
     pub steps: usize,
     /// Sequences per rank and step.
@@ -174,6 +178,7 @@ impl Cli {
         Ok(Settings {
             mesh,
             reshard: self.reshard.0,
+            checkpoint_activations: self.checkpoint_activations,
             device: self.device,
             steps: self.steps,
             batch: self.batch,

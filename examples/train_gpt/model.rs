@@ -29,6 +29,8 @@ pub struct Gpt {
     blocks: Vec<Block>,
     norm: LayerNorm,
     head: Linear,
+    /// Whether blocks keep their inputs alone, and compute again in backward.
+    pub checkpoint: bool,
 }
 
 /// Causal multi-head attention, then a multilayer perceptron, each behind a norm and a residual.
@@ -60,6 +62,7 @@ impl GptConfig {
             blocks: (0..self.layers).map(|_| self.block(device)).collect(),
             norm: LayerNormConfig::new(self.dim).init(device),
             head: LinearConfig::new(self.dim, self.vocab).with_bias(false).init(device),
+            checkpoint: false,
         }
     }
 
@@ -101,7 +104,10 @@ impl Gpt {
             let mut x = gpt.token.forward(tokens) + gpt.position.forward(positions);
             for (at, block) in gpt.blocks.iter().enumerate() {
                 before(at);
-                x = unit(block, x, |block, x| block.forward(x));
+                x = match gpt.checkpoint {
+                    true => checkpointed(block, x, Block::forward),
+                    false => unit(block, x, Block::forward),
+                };
             }
             rows(&gpt.head, gpt.norm.forward(x))
         })

@@ -51,7 +51,9 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
         .reshard_after_forward(settings.reshard)
         .mixed_precision(policy.clone().output_dtype(DType::F32))
         .mixed_precision_for(["blocks.*"], policy);
-    let mut model = fully_shard(initial.clone().fork(&device), &mesh, config)?;
+    let mut model = initial.clone().fork(&device);
+    model.checkpoint = settings.checkpoint_activations;
+    let mut model = fully_shard(model, &mesh, config)?;
     if let Some(blocks) = settings.prefetch {
         prefetch(&model, blocks)?;
     }

@@ -148,5 +148,6 @@ pub use shard::fully_shard;
 pub use crate::param::{
     Buffers, Description, DistributedParameter, Event, EventKind, FloatMap, Grads, NoSync, ParamExt, Prefetch,
     ReducedGradients, ReshardAfterForward, ShardedState, TrainingState, UnitCollectives, UnitTensors, Units,
-    UnshardHandle, describe, full_model, full_model_on, record_events, reshard, sync_buffers, unit, units, unshard,
+    UnshardHandle, checkpointed, describe, full_model, full_model_on, record_events, reshard, sync_buffers, unit,
+    units, unshard,
 };

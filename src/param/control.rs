@@ -10,6 +10,7 @@ pub(super) struct Control {
     /// These are read as a pass begins.
     pub(super) reshard: ReshardAfterForward,
     pub(super) reshard_after_backward: bool,
+    pub(super) checkpoint: bool,
     /// Read as forward is left.
     pub(super) unshard_in_backward: bool,
     /// These are read as all gradients of a pass are there.
@@ -40,6 +41,7 @@ impl Control {
             reshard,
             unshard_in_backward: true,
             reshard_after_backward: true,
+            checkpoint: true,
             sync: true,
             all_reduce: true,
             divide_factor: None,

@@ -92,12 +92,23 @@ where
     I: UnitTensors,
     O: UnitTensors,
 {
+    in_unit(module, input, |module, input, _| forward(module, input))
+}
+
+/// [`unit`], whose `forward` is told which units the module is.
+#[track_caller]
+pub(super) fn in_unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I, &[Arc<Unit>]) -> O) -> O
+where
+    M: Module,
+    I: UnitTensors,
+    O: UnitTensors,
+{
     let Some(Scoped { own, inside }) = Scoped::of(module).or_unwind() else {
-        return forward(module, input);
+        return forward(module, input, &[]);
     };
     let Some((first, _)) = own.first() else {
         let open = Open::new(None, inside);
-        let output = forward(module, input);
+        let output = forward(module, input, &[]);
         return open.leave(output);
     };
     let label = first.label();
@@ -106,6 +117,7 @@ where
     // What is entered next is posted with what follows.
     inside.extend(own.iter().skip(1).filter(|(unit, _)| !unit.is_group()).cloned());
     let mut inside = Some(inside);
+    let units: SmallVec<[Arc<Unit>; 1]> = own.iter().map(|(unit, _)| unit.clone()).collect();
     // One inside the other. A unit of several modules stays open when this one is left, so all of these come first.
     let mut entered: SmallVec<[Entered; 1]> = SmallVec::new();
     for (unit, shards) in own {
@@ -121,7 +133,7 @@ where
             Entered::Member { at, shards } => Open::member(at, shards, inside.take().unwrap_or_default()),
         })
         .collect();
-    let output = forward(module, input);
+    let output = forward(module, input, &units);
     open.into_iter().rev().fold(output, |output, open| open.leave(output))
 }
 
@@ -151,13 +163,15 @@ fn enter<I: UnitTensors>(
             let (scope, input) = Scope::open(unit, all, open::opening(unit), input);
             // Not when the first parameter is read: a rank that reads none must take part all the same.
             scope.pass.buffer.gather();
-            let pass = scope.pass.clone();
+            let pass = (!scope.again).then(|| scope.pass.clone());
             let entered = match one {
                 Some(shards) => Entered::Member { at: open::begin(scope), shards },
                 None => Entered::Open(Open::new(Some(scope), inside.take().unwrap_or_default())),
             };
-            prefetch(unit);
-            pass.begin();
+            if let Some(pass) = pass {
+                prefetch(unit);
+                pass.begin();
+            }
             (entered, input)
         }
     }

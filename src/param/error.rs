@@ -159,6 +159,29 @@ pub enum ParamError {
         /// The factor.
         factor: f64,
     },
+    /// A checkpointed block computes with what it would have no gradient for.
+    #[error(
+        "the checkpointed block `{block}` computes with a tracked tensor that is no input of it and no parameter of its \
+         module, and would get no gradient: pass it in `input`, give a module that has the parameter, or detach it \
+         before"
+    )]
+    Captured {
+        /// The unit, or the type of the module.
+        block: String,
+    },
+    /// A checkpointed block did other things when it computed again.
+    #[error(
+        "the checkpointed block `{block}` {differs} in backward than in forward, and its gradients would be wrong: it \
+         must compute the same again; random numbers of burn's own state (`Dropout`, `Tensor::random`) are the same \
+         unless other threads of the process draw meanwhile, as ranks that are threads do: draw with \
+         `burn_dtensor::nn::dropout` and `random::tensor`, or run a rank a process"
+    )]
+    NotReplayed {
+        /// The unit, or the type of the module.
+        block: String,
+        /// What differs.
+        differs: &'static str,
+    },
     /// A hook on a unit's averaged gradients has not returned one for each, as it was.
     #[error("the all-reduce hook of unit `{unit}` must return the tensors that it was given, in order: {reason}")]
     HookResult {

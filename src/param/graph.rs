@@ -6,27 +6,46 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::buffer::UnitBuffer;
 use super::pass::{Pass, Reduced};
 use super::precision::cast;
+use super::recompute::frame;
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
 use crate::dtensor::Dims;
 
 /// A tensor's metadata: enough to make zeros like it.
 #[derive(Debug)]
-struct Like {
+pub(super) struct Like {
     shape: Shape,
     dtype: DType,
     device: DispatchDevice,
 }
 
+impl Like {
+    pub(super) fn of(tensor: &DispatchTensor) -> Self {
+        Self { shape: tensor.shape(), dtype: tensor.dtype(), device: tensor.device().inner() }
+    }
+
+    pub(super) fn zeros(&self) -> DispatchTensor {
+        Dispatch::float_zeros(self.shape.clone(), &self.device, self.dtype.into())
+    }
+}
+
 /// Sees the end of backward: rule 6. Parent: a leaf.
 ///
-/// Until then it keeps the pass alive, whose gradients may be held.
+/// Until then it keeps the passes alive, whose gradients may be held: one, or all of a checkpointed block.
 #[derive(Debug)]
 pub(super) struct Flush {
-    pub(super) pass: Arc<Pass>,
+    passes: SmallVec<[Arc<Pass>; 1]>,
+}
+
+impl Flush {
+    /// Of some passes of one rank.
+    pub(super) fn new(passes: impl IntoIterator<Item = Arc<Pass>>) -> Self {
+        Self { passes: passes.into_iter().collect() }
+    }
 }
 
 impl GraphOp for Flush {
@@ -35,20 +54,32 @@ impl GraphOp for Flush {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        self.pass.progress.flush(step.depth());
-        reduce(&self.pass, self.pass.passes.order.flush(), step);
-        give(self.pass.passes.finish(step.backward()), step);
-        ran("Flush", Some(&self.pass), step);
+        for pass in &self.passes {
+            pass.progress.flush(step.depth());
+            reduce(pass, pass.passes.order.flush(), step);
+            give(pass.passes.finish(step.backward()), step);
+            ran("Flush", Some(pass), step);
+        }
     }
 }
 
 /// Issues the reductions of `due`, one after another. The gradients of those before go to the shards' leaves.
-fn reduce(pass: &Pass, due: Vec<Weak<Pass>>, step: &mut BackwardStep<'_>) {
-    give(pass.passes.reduce(due, step.backward()), step);
+pub(super) fn reduce(pass: &Pass, due: Vec<Weak<Pass>>, step: &mut BackwardStep<'_>) {
+    give(pass.passes.reduce(due, frame::backward(step.backward())), step);
 }
 
-fn give(reduced: Reduced, step: &mut BackwardStep<'_>) {
-    reduced.into_iter().for_each(|(leaf, grad)| step.give_to(leaf, grad));
+/// Gives leaves their gradients: those of the program's backward, in whatever graph the step is.
+pub(super) fn give(reduced: Reduced, step: &mut BackwardStep<'_>) {
+    let own = frame::keep(reduced).into_iter().flatten();
+    own.for_each(|(leaf, grad)| step.give_to(leaf, grad));
+}
+
+/// A node that hangs on the pass's token runs. In the graph of a checkpointed block those of passes around it have other
+/// depths.
+fn progress(pass: &Arc<Pass>, step: &BackwardStep<'_>) {
+    if cfg!(debug_assertions) && !frame::is_outside(pass) {
+        pass.progress.node(step.depth());
+    }
 }
 
 /// The node's backward has run: tests look.
@@ -66,7 +97,7 @@ pub(super) fn one_graph(a: &DispatchTensor, b: &DispatchTensor) -> bool {
 }
 
 /// A node that only has a place in the graph.
-fn nothing(like: &DispatchTensor) -> DispatchTensor {
+pub(super) fn nothing(like: &DispatchTensor) -> DispatchTensor {
     Dispatch::float_zeros([1].into(), &like.device(), like.dtype().into())
 }
 
@@ -84,13 +115,7 @@ pub(super) struct Token {
 impl Token {
     /// A link to a tracked input, or else to nothing or an earlier token.
     pub(super) fn new(pass: &Arc<Pass>, input: Option<&DispatchTensor>, last: bool) -> Arc<Self> {
-        let input = input.map(|tensor| {
-            let device = tensor.device().inner();
-            (
-                pass.add_input(autodiff::node_id(tensor.clone())),
-                Like { shape: tensor.shape(), dtype: tensor.dtype(), device },
-            )
-        });
+        let input = input.map(|tensor| (pass.add_input(autodiff::node_id(tensor.clone())), Like::of(tensor)));
         Arc::new(Self { pass: pass.clone(), input, last })
     }
 }
@@ -113,7 +138,7 @@ impl GraphOp for Token {
             && !self.pass.input_seen(*number)
         {
             self.pass.passes.order.pad();
-            step.give(1, || Dispatch::float_zeros(like.shape.clone(), &like.device, like.dtype.into()));
+            step.give(1, || like.zeros());
         }
         ran(if self.last { "Token" } else { "Link" }, Some(&self.pass), step);
     }
@@ -141,7 +166,7 @@ impl GraphOp for Whole {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        self.pass.progress.node(step.depth());
+        progress(&self.pass, step);
         self.pass.collect(self.position, step.take());
         ran("Whole", Some(&self.pass), step);
     }
@@ -174,7 +199,7 @@ impl GraphOp for Term {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        self.pass.progress.node(step.depth());
+        progress(&self.pass, step);
         self.pass.buffer.reduce_in_term(self.position, &self.dims, step.take());
         ran("Term", Some(&self.pass), step);
     }
@@ -195,7 +220,7 @@ impl GraphOp for EnterUnit {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        self.pass.progress.node(step.depth());
+        progress(&self.pass, step);
         self.pass.see_input(self.input);
         let grad = step.take();
         step.give(0, || cast(grad, Some(self.dtype)));

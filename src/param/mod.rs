@@ -17,6 +17,7 @@
 //! | what is gathered before it is needed | `gathering`, `unshard`, `prefetch` |
 //! | what units do, for all to see | `events` |
 //! | what the program has units do, or does in their place | `units`, `control`; `custom` |
+//! | blocks that keep no activations | `recompute` |
 //! | what is compared between ranks that hold it alike | `verify` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | a parameter read outside its unit | `read`, `outside` |
@@ -60,6 +61,7 @@ mod prepare;
 mod prepared;
 mod progress;
 mod read;
+mod recompute;
 mod recut;
 mod reduce;
 mod replaced;
@@ -103,6 +105,7 @@ pub(crate) use precision::Precision;
 pub use prepare::PrepareModule;
 pub(crate) use prepare::{Edge, ModuleLayouts};
 pub(crate) use prepared::{Prepared, prepared_of};
+pub use recompute::checkpointed;
 pub(crate) use recut::{Recut, recut};
 pub(crate) use replaced::check_whole;
 pub use reshard::ReshardAfterForward;

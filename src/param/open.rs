@@ -6,6 +6,7 @@
 //! another is gathered once, as if each had been opened.
 
 use std::cell::RefCell;
+use std::mem;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -15,7 +16,9 @@ use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMet
 use super::buffer::UnitBuffer;
 use super::graph::{LeaveUnit, one_graph};
 use super::io::UnitTensors;
+use super::pass::Pass;
 use super::precision::cast;
+use super::recompute::frame;
 use super::scope::{Opening, Scope};
 use super::shards::Shards;
 use super::unit::Unit;
@@ -51,6 +54,17 @@ struct OpenUnits {
     entered: Option<Weak<Unit>>,
     /// Whether no other was entered before it, of those that are open together.
     is_first: bool,
+    /// What a checkpointed block that computes reads of units around it, in the place of the outermost on the stack.
+    around_block: Option<AroundBlock>,
+}
+
+/// Units around a checkpointed block.
+#[derive(Default)]
+struct AroundBlock {
+    /// How many units and modules are open around it.
+    depth: usize,
+    /// The units that it reads, outermost first.
+    scopes: Vec<Rc<Scope>>,
 }
 
 impl OpenUnits {
@@ -58,6 +72,9 @@ impl OpenUnits {
     fn enter(&mut self, scope: &Scope) {
         self.last = scope.token.clone().or(self.last.take());
         self.reduced += u64::from(scope.pass.is_reduced());
+        if scope.again {
+            return;
+        }
         let unit = scope.pass.buffer.unit();
         let before = self.entered.replace(Arc::downgrade(unit));
         self.is_first = before.is_none();
@@ -70,6 +87,11 @@ impl OpenUnits {
     fn inside(&self, unit: &Arc<Unit>, holds: impl Fn(&Shards) -> bool) -> Option<Shards> {
         let mut inside = self.stack.iter().rev().flat_map(|opened| &opened.inside);
         inside.find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards)).map(|(_, shards)| shards.clone())
+    }
+
+    /// Of the stack, what is open in the innermost checkpointed block.
+    fn in_block(&self) -> &[Opened] {
+        &self.stack[self.around_block.as_ref().map_or(0, |around| around.depth)..]
     }
 
     fn push(&mut self, scope: Option<Scope>, inside: Vec<(Arc<Unit>, Shards)>, by: OpenedBy) -> Option<Rc<Scope>> {
@@ -103,7 +125,66 @@ pub(super) fn is_first() -> bool {
 
 /// The first open scope, innermost first, of which `f` makes something.
 pub(super) fn find<T>(f: impl FnMut(&Rc<Scope>) -> Option<T>) -> Option<T> {
-    OPEN.with_borrow(|open| open.stack.iter().rev().filter_map(|opened| opened.scope.as_ref()).find_map(f))
+    OPEN.with_borrow(|open| {
+        let around = open.around_block.iter().flat_map(|around| around.scopes.iter().rev());
+        open.in_block().iter().rev().filter_map(|opened| opened.scope.as_ref()).chain(around).find_map(f)
+    })
+}
+
+/// The passes that are open through one of these units, each with its shards, outermost first.
+pub(super) fn passes_of(units: &[Arc<Unit>]) -> Vec<(Arc<Pass>, Shards)> {
+    let mut passes = Vec::new();
+    find(|scope| {
+        if units.iter().any(|unit| scope.is_of(unit)) {
+            passes.push((scope.pass.clone(), scope.shards.clone()));
+        }
+        None::<()>
+    });
+    passes.reverse();
+    passes
+}
+
+/// The token made last, of the units that are open and of those opened while they were.
+pub(super) fn last_token() -> Option<DispatchTensor> {
+    OPEN.with_borrow(|open| open.last.clone())
+}
+
+/// Makes `token` the last one.
+pub(super) fn set_last_token(token: DispatchTensor) {
+    OPEN.with_borrow_mut(|open| open.last = Some(token));
+}
+
+/// A checkpointed block computes as long as it lives.
+pub(super) struct InBlock(Restored);
+
+enum Restored {
+    AroundBlock(Option<AroundBlock>),
+    All(OpenUnits),
+}
+
+impl InBlock {
+    /// For the first time, in forward: of the units that are open it reads these `scopes`.
+    pub(super) fn first(scopes: Vec<Rc<Scope>>) -> Self {
+        OPEN.with_borrow_mut(|open| {
+            let depth = open.stack.len();
+            Self(Restored::AroundBlock(open.around_block.replace(AroundBlock { depth, scopes })))
+        })
+    }
+
+    /// Again, in backward, where none of the units around it is open: it reads these `scopes` of them.
+    pub(super) fn again(scopes: Vec<Rc<Scope>>) -> Self {
+        let around_block = Some(AroundBlock { depth: 0, scopes });
+        Self(Restored::All(OPEN.replace(OpenUnits { around_block, ..OpenUnits::default() })))
+    }
+}
+
+impl Drop for InBlock {
+    fn drop(&mut self) {
+        match mem::replace(&mut self.0, Restored::AroundBlock(None)) {
+            Restored::AroundBlock(around) => OPEN.with_borrow_mut(|open| open.around_block = around),
+            Restored::All(open) => drop(OPEN.replace(open)),
+        }
+    }
 }
 
 /// Makes the token of `scope`, which is not kept open, the last one of the units around it.
@@ -170,7 +251,10 @@ pub(super) fn member(unit: &Arc<Unit>, shards: Shards) -> Member {
         let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Member(_)));
         scope.is_some_and(|scope| scope.is_of(unit) && has(&scope.shards))
     };
-    let at = OPEN.with_borrow(|open| open.stack.iter().rposition(is_this));
+    let at = OPEN.with_borrow(|open| {
+        let around = open.stack.len() - open.in_block().len();
+        open.in_block().iter().rposition(is_this).map(|at| around + at)
+    });
     let all = || OPEN.with_borrow(|open| open.inside(unit, has));
     match at {
         Some(at) => Member::Joins { at, shards },
@@ -247,6 +331,9 @@ impl Open {
         let dtype = pass.as_ref().and_then(|pass| pass.buffer.unit().precision().outputs);
         // A rank that uses no weight must take part all the same, as the others do.
         let all = !tracked && trains;
+        if frame::is_first() {
+            return output.map_floats(&mut |tensor| UnitBuffer::copy_out(cast(tensor, dtype)));
+        }
         output.map_floats(&mut |tensor| {
             let tie = Dispatch::is_tracked(&tensor) || all && tensor.autodiff != DispatchAutodiffContext::Disabled;
             let last = last.clone().filter(|last| tie && one_graph(last, &tensor));
@@ -278,7 +365,8 @@ impl Drop for Open {
         let backward = !thread::panicking();
         let scopes = closed.iter().rev().filter_map(|opened| opened.scope.as_ref());
         scopes.chain(&self.ended).for_each(|scope| scope.close(backward));
-        if last.is_some() {
+        // What is gathered ahead is nothing to a block that computes again.
+        if last.is_some() && frame::anchor().is_none() {
             closed.iter().flat_map(|opened| &opened.inside).for_each(|(unit, _)| unit.forget_prefetched());
         }
     }

@@ -59,6 +59,11 @@ impl Pass {
         self.place.is_some()
     }
 
+    /// Whether it trains the parameter at `position`.
+    pub(super) fn trains(&self, position: usize) -> bool {
+        self.leaves[position].is_some()
+    }
+
     /// Its number among all passes of the rank.
     #[cfg(feature = "testing")]
     pub(super) fn number(&self) -> Option<u64> {
@@ -69,7 +74,7 @@ impl Pass {
     ///
     /// A frozen weight's is dropped.
     pub(super) fn collect(&self, position: usize, grad: DispatchTensor) {
-        if self.leaves[position].is_some() {
+        if self.trains(position) {
             self.buffer.reduce_in(position, grad);
         }
     }

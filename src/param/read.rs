@@ -93,8 +93,10 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     }
     let position = |shards: &Shards| shards.position(param.index, &base);
     if let Some(scope) = open::by_read(&param.unit, |shards| position(shards).is_some()) {
-        prefetch(&param.unit);
-        scope.pass.begin();
+        if !scope.again {
+            prefetch(&param.unit);
+            scope.pass.begin();
+        }
         return f(&scope, position(&scope.shards).expect("it was opened for these shards"));
     }
     // Other backends than Flex cannot tell whether untracked shards are those of the unit that is open.
@@ -109,7 +111,9 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     let opening = Opening { kept, lone: true, label, ..open::opening(&param.unit) };
     let (scope, ()) = Scope::open(&param.unit, Shards::one(param.index, base), opening, ());
     open::follow(&scope);
-    scope.pass.begin();
+    if !scope.again {
+        scope.pass.begin();
+    }
     let result = f(&scope, 0);
     scope.close(true);
     result

@@ -13,6 +13,8 @@ use super::graph::{EnterUnit, Flush, Token, Whole, one_graph};
 use super::io::UnitTensors;
 use super::pass::{Pass, Passes};
 use super::precision::cast;
+use super::recompute::frame::{self, Next};
+use super::recompute::leaves;
 use super::shards::{Shards, ShardsKey};
 use super::unit::{Kept, Unit};
 use super::varying::Varying;
@@ -28,6 +30,8 @@ pub(super) struct Scope {
     pub(super) token: Option<DispatchTensor>,
     /// Whether a backward may need it, on this rank or another.
     backward: bool,
+    /// Whether its pass was entered before, in forward: a checkpointed block reads it.
+    pub(super) again: bool,
     /// Parameters read so far: a weight read twice is one node.
     pub(super) read: Vec<Read>,
 }
@@ -65,6 +69,20 @@ pub(super) struct Opening {
 impl Scope {
     /// Opens `unit` on the shards of some or all of its parameters, and ties it to its inputs.
     pub(super) fn open<I: UnitTensors>(unit: &Arc<Unit>, shards: Shards, opening: Opening, input: I) -> (Self, I) {
+        if frame::is_any()
+            && let Some(at) = shards.bases.iter().position(Dispatch::is_tracked)
+        {
+            let block = unit.params[shards.members[at]].path.to_string();
+            Error::from(ParamError::Captured { block }).unwind();
+        }
+        let pass = match frame::next() {
+            Next::New => None,
+            Next::Recorded(pass) if pass.buffer.is_of(unit, &shards.members) => Some(pass),
+            Next::Recorded(_) | Next::None => {
+                let (block, differs) = (unit.label().to_string(), "enters other units");
+                Error::from(ParamError::NotReplayed { block, differs }).unwind()
+            }
+        };
         let mut inputs = Vec::new();
         let input = input.map_floats(&mut |tensor| {
             if Dispatch::is_tracked(&tensor) {
@@ -72,45 +90,28 @@ impl Scope {
             }
             tensor
         });
-        let Shards { members, bases } = &shards;
-        let trained = |base: &&DispatchTensor| opening.tracked && Dispatch::is_tracked(base);
+        let bases = &shards.bases;
+        let trained = |base: &&DispatchTensor| opening.tracked && leaves::trained(base).is_some();
         let first = bases.iter().find(trained);
         let tracked = first.is_some() || !inputs.is_empty();
+        // A checkpointed block computes without a graph for the first time.
+        let without_graph = frame::is_first();
         // Whether an input is tracked is a rank's own affair where a unit around it has weights that the
         // rank need not use: there neither the order nor what is issued may depend on it (rules 5 and 9).
-        let backward = tracked || opening.tracked && opening.earlier.is_some();
-        let tied = !inputs.is_empty() || opening.enclosed;
-        // Without a backward to come nothing is worth keeping.
-        let kept = if backward { opening.kept } else { Kept::Shard };
-        let in_slots = !opening.lone && backward && unit.is_gathered();
-        let parent = first.or(bases.first()).filter(|_| tracked);
-        let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
-        let passes = PASSES.with(Arc::clone);
-        let place = first.map(|_| passes.order.enter(tied));
-        let due = place.and_then(|_| unit.begin_pass(opening.lone.then(|| members[0])));
-        let call = Call::new(opening.label).drawn(unit.draw());
-        let stays = match backward {
-            true => !unit.control.lock().reshard_after_backward,
-            // What is kept for a backward serves the next forward where there is none.
-            false => opening.kept == Kept::Whole && !opening.lone && unit.is_gathered(),
-        };
-        let stays = stays.then(|| ShardsKey::of(&shards));
-        let source = Source::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
-        let buffer = UnitBuffer::new(source, kept, in_slots, stays);
-        let leaf = |base: &DispatchTensor| Some(base).filter(trained).and_then(|base| autodiff::node_id(base.clone()));
-        let leaves: Vec<_> = bases.iter().map(leaf).collect();
-        if !opening.lone && place.is_some() && unit.waiting.is_any_for_others(|leaf| leaves.contains(&Some(*leaf))) {
-            Error::from(ParamError::Unreduced { unit: unit.label().to_string() }).unwind();
+        let backward = tracked || without_graph || opening.tracked && opening.earlier.is_some();
+        let again = pass.is_some();
+        let pass = pass.unwrap_or_else(|| enter(unit, &shards, &opening, backward, !inputs.is_empty()));
+        if again {
+            pass.buffer.start_again();
+        } else if without_graph {
+            pass.buffer.will_be_recomputed();
+            frame::record(&pass);
         }
-        let pass = Pass::new(buffer, leaves, passes, place);
-        #[cfg(feature = "testing")]
-        super::trace::entered(&pass);
-        let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
-        // What was gathered ahead is for a forward.
-        if !opening.stored || !members.iter().zip(bases).any(is_cast) {
-            unit.take_unsharded(&shards).into_iter().for_each(|ahead| pass.buffer.copy_in(ahead));
-        }
-        let token = parent.map(|parent| token(&pass, parent.clone(), &inputs, earlier, opening.deeper));
+        let parent = first.or(bases.first()).filter(|_| tracked && !without_graph).cloned();
+        // Shards are no leaves of the graph of a block that computes again.
+        let parent = parent.map(|parent| frame::anchor().unwrap_or(parent));
+        let earlier = parent.as_ref().and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
+        let token = parent.map(|parent| token(&pass, parent, &inputs, earlier, opening.deeper));
         let mut number = 0;
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
@@ -120,8 +121,18 @@ impl Scope {
             }
             _ => cast(tensor, pass.buffer.unit().precision().inputs),
         });
-        let read = bases.iter().map(|_| Read::default()).collect();
-        (Self { pass, shards, token, backward, read }, input)
+        (Self::new(pass, shards, token, backward, again), input)
+    }
+
+    fn new(pass: Arc<Pass>, shards: Shards, token: Option<DispatchTensor>, backward: bool, again: bool) -> Self {
+        let read = shards.bases.iter().map(|_| Read::default()).collect();
+        Self { pass, shards, token, backward, again, read }
+    }
+
+    /// The unit of `pass`, which is open around a checkpointed block, as the block reads it, with these copies of its
+    /// shards: without a graph, or tied to the `anchor` of the block's own.
+    pub(super) fn around_block(pass: &Arc<Pass>, copies: Shards, anchor: Option<DispatchTensor>) -> Self {
+        Self::new(pass.clone(), copies, anchor, true, true)
     }
 
     /// Whether `unit` is open.
@@ -139,7 +150,7 @@ impl Scope {
         let pass = self.pass.clone();
         // A frozen weight is no part of backward if the graph can keep it: then its layer saves no
         // activation for a gradient nobody wants.
-        let frozen = !Dispatch::is_tracked(&base) && pass.buffer.costs_nothing_kept(position);
+        let frozen = !pass.trains(position) && (self.again || pass.buffer.costs_nothing_kept(position));
         match &self.token {
             Some(token) if !frozen => {
                 let retain = self.retain();
@@ -150,9 +161,10 @@ impl Scope {
         }
     }
 
-    /// What the graph keeps of a gathered weight.
+    /// What the graph keeps of a gathered weight: that of a block that computes again goes before the weight does.
     fn retain(&self) -> Retain {
         match self.pass.buffer.kept() {
+            _ if self.again => Retain::Output,
             Kept::Whole => Retain::Output,
             Kept::Part | Kept::Shard => Retain::Recompute,
         }
@@ -178,6 +190,9 @@ impl Scope {
 
     /// Forward is over. Issues what backward will need, unless there is none.
     pub(super) fn close(&self, backward: bool) {
+        if self.again {
+            return;
+        }
         let backward = backward && self.backward;
         self.pass.end_forward();
         self.pass.buffer.take_back(backward);
@@ -186,6 +201,46 @@ impl Scope {
             self.pass.passes.left(&self.pass);
         }
     }
+}
+
+/// A pass through `unit`, in forward.
+fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, has_inputs: bool) -> Arc<Pass> {
+    let Shards { members, bases } = shards;
+    let trained = |base| leaves::trained(base).filter(|_| opening.tracked);
+    let leaves: Vec<_> = bases.iter().map(trained).collect();
+    let tied = has_inputs || opening.enclosed;
+    // Without a backward to come nothing is worth keeping.
+    let kept = if backward { opening.kept } else { Kept::Shard };
+    let in_slots = !opening.lone && backward && unit.is_gathered();
+    let passes = PASSES.with(Arc::clone);
+    let place = leaves.iter().any(Option::is_some).then(|| passes.order.enter(tied));
+    let due = place.and_then(|_| unit.begin_pass(opening.lone.then(|| members[0])));
+    let call = Call::new(opening.label.clone()).drawn(unit.draw());
+    let stays = match backward {
+        true => !unit.control.lock().reshard_after_backward,
+        // What is kept for a backward serves the next forward where there is none.
+        false => opening.kept == Kept::Whole && !opening.lone && unit.is_gathered(),
+    };
+    let stays = stays.then(|| ShardsKey::of(shards));
+    let source = Source::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
+    let buffer = UnitBuffer::new(source, kept, in_slots, stays);
+    if !opening.lone && place.is_some() && unit.waiting.is_any_for_others(|leaf| leaves.contains(&Some(*leaf))) {
+        Error::from(ParamError::Unreduced { unit: unit.label().to_string() }).unwind();
+    }
+    let pass = Pass::new(buffer, leaves, passes, place);
+    #[cfg(feature = "testing")]
+    super::trace::entered(&pass);
+    let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
+    // What was gathered ahead is for a forward.
+    if !opening.stored || !members.iter().zip(bases).any(is_cast) {
+        unit.take_unsharded(shards).into_iter().for_each(|ahead| pass.buffer.copy_in(ahead));
+    }
+    pass
+}
+
+/// Zeros are given in this thread's backward, where no gradient came: see [`Order::pad`](super::order::Order::pad).
+pub(super) fn pad() {
+    PASSES.with(|passes| passes.order.pad());
 }
 
 thread_local! {
@@ -217,8 +272,9 @@ fn token(
 ) -> DispatchTensor {
     let link = |earlier, _| autodiff::unary(earlier, Token::new(pass, None, false));
     let earlier = earlier.map(|earlier| (0..deeper).fold(earlier, link));
-    let flush = match pass.is_reduced() {
-        true => autodiff::unary(parent, Arc::new(Flush { pass: pass.clone() })),
+    // A checkpointed block has one for all passes inside, in the graph around it.
+    let flush = match pass.is_reduced() && frame::anchor().is_none() {
+        true => autodiff::unary(parent, Arc::new(Flush::new([pass.clone()]))),
         false => parent,
     };
     let links = inputs.iter().map(|input| (input, Some(input))).chain(earlier.iter().map(|earlier| (earlier, None)));

@@ -4,6 +4,7 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
 use itertools::Itertools;
 
+use super::recompute::leaves;
 use crate::autodiff;
 use crate::memory;
 
@@ -58,7 +59,7 @@ enum ShardKey {
 
 impl ShardsKey {
     pub(super) fn of(shards: &Shards) -> Self {
-        let key = |base: &DispatchTensor| match autodiff::node_id(base.clone()) {
+        let key = |base: &DispatchTensor| match leaves::node_id(base) {
             Some(node) => ShardKey::Node(node),
             None => ShardKey::Plain(Box::new(base.clone())),
         };
@@ -67,7 +68,7 @@ impl ShardsKey {
 
     /// Whether these are the very same shards of the same parameters.
     pub(super) fn is_of(&self, shards: &Shards) -> bool {
-        let is = |(key, base): (&ShardKey, &DispatchTensor)| match (key, autodiff::node_id(base.clone())) {
+        let is = |(key, base): (&ShardKey, &DispatchTensor)| match (key, leaves::node_id(base)) {
             (ShardKey::Node(node), Some(other)) => *node == other,
             (ShardKey::Plain(plain), None) => memory::is_same(plain, base),
             _ => false,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::backend::{Dispatch, DispatchTensor};
+use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -44,7 +44,7 @@ impl Varying {
 
     fn make(&self, dims: &[usize]) -> DispatchTensor {
         // Nobody wants the gradient of a frozen parameter, so its terms need not be added up.
-        if !Dispatch::is_tracked(&self.base) {
+        if !self.pass.trains(self.position) {
             return self.value.clone();
         }
         self.pass.buffer.expect_term(self.position, dims);

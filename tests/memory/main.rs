@@ -4,6 +4,7 @@ mod addresses;
 mod bookkeeping;
 mod bounds;
 mod chain;
+mod checkpointed;
 #[cfg(feature = "wgpu")]
 mod cube;
 mod failed;

@@ -82,6 +82,7 @@ enum Purpose {
     Fold = 2,
     Thread = 3,
     Own = 4,
+    Device = 5,
 }
 
 /// Starts the calling thread's stream of seeds anew.
@@ -121,6 +122,24 @@ pub fn stream() -> Stream {
 /// counted of tensors of the ranks' own.
 pub fn resume(stream: Stream) {
     STREAM.set(Some(stream));
+}
+
+/// The calling thread's stream, if it has been started.
+pub(crate) fn started() -> Option<Stream> {
+    STREAM.get()
+}
+
+/// Goes back to where the calling thread's stream was [`started`], or not started.
+pub(crate) fn restart(stream: Option<Stream>) {
+    STREAM.set(stream);
+}
+
+/// The next seed, of the rank's own, for the random state of a device.
+pub(crate) fn next_device_seed() -> u64 {
+    // A thread that is no rank's own has nothing else to draw from, and gives no tensors of a rank's own.
+    let stream = of_rank().unwrap_or(Stream { common: true, ..Stream::new(0) });
+    STREAM.set(Some(Stream { own: stream.own + 1, ..stream }));
+    fold_in(derived(stream.seed, stream.own, Purpose::Device), comm::rank_of_thread().unwrap_or(0) as u64)
 }
 
 /// The next seed of the calling thread's stream, for an operator or a factory that takes one.

@@ -36,12 +36,15 @@ impl Gradients {
         Self { grads: vec![None; n], terms: vec![SmallVec::new(); n] }
     }
 
+    /// A weight that checkpointed blocks read has several.
     pub(super) fn add(&mut self, position: usize, grad: DispatchTensor) {
-        self.grads[position] = Some(grad);
+        add_to(&mut self.grads[position], grad);
     }
 
     pub(super) fn expect_term(&mut self, position: usize, dims: &[usize]) {
-        self.terms[position].push(Term { dims: dims.into(), grad: None });
+        if self.terms[position].iter().all(|term| *term.dims != *dims) {
+            self.terms[position].push(Term { dims: dims.into(), grad: None });
+        }
     }
 
     pub(super) fn is_term_expected(&self, position: usize) -> bool {
@@ -50,7 +53,7 @@ impl Gradients {
 
     pub(super) fn add_term(&mut self, position: usize, dims: &[usize], grad: DispatchTensor) {
         let term = self.terms[position].iter_mut().find(|term| *term.dims == *dims);
-        term.expect("a term is expected when its node is made").grad = Some(grad);
+        add_to(&mut term.expect("a term is expected when its node is made").grad, grad);
     }
 
     #[cfg(feature = "testing")]
@@ -76,6 +79,13 @@ impl Gradients {
         }
         (grads, by_dims)
     }
+}
+
+fn add_to(sum: &mut Option<DispatchTensor>, grad: DispatchTensor) {
+    *sum = Some(match sum.take() {
+        None => grad,
+        Some(before) => Dispatch::float_add(before, grad),
+    });
 }
 
 /// Adds sums of terms to the gradients that are the same on all tensor-parallel ranks.

@@ -61,6 +61,7 @@ mod sync;
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -97,6 +98,8 @@ pub(super) struct UnitBuffer {
     stays: Mutex<Stays>,
     /// What fills its slots again, if passes to come share them.
     freed_by: Option<Arc<FreedBy>>,
+    /// Whether checkpointed blocks read the weights, and will again in backward.
+    recomputed: AtomicBool,
 }
 
 /// What becomes of what a pass has computed with.
@@ -116,13 +119,19 @@ impl UnitBuffer {
         let gradients = Mutex::new(Gradients::new(source.members.len()));
         let is_left = stays.is_some();
         let stays = Mutex::new(stays.map_or(Stays::No, Stays::For));
-        let mut buffer = Self { source, kept, in_slots, gradients, stays, freed_by: None };
+        let recomputed = AtomicBool::new(false);
+        let mut buffer = Self { source, kept, in_slots, gradients, stays, freed_by: None, recomputed };
         buffer.freed_by = (is_left && buffer.may_share()).then(Arc::default);
         buffer
     }
 
     pub(super) fn unit(&self) -> &Arc<Unit> {
         &self.source.unit
+    }
+
+    /// Whether it is of these parameters of `unit`.
+    pub(super) fn is_of(&self, unit: &Arc<Unit>, members: &[usize]) -> bool {
+        Arc::ptr_eq(&self.source.unit, unit) && self.source.members == members
     }
 
     pub(super) fn kept(&self) -> Kept {
@@ -178,11 +187,17 @@ impl UnitBuffer {
         self.kept == Kept::Whole || self.source.is_shard(position) || self.source.gathered.is_in_slot(position)
     }
 
-    /// The weight at `position`, in forward; gathers first.
+    /// A checkpointed block reads the weights, and will again in backward.
+    pub(super) fn will_be_recomputed(&self) {
+        self.recomputed.store(true, Relaxed);
+    }
+
+    /// The weight at `position`, in forward; gathers first. What a checkpointed block reads again, it reads in backward.
     pub(super) fn view(&self, position: usize) -> DispatchTensor {
         self.gather();
         match self.source.gathered.forward(position) {
             Some(weight) => weight,
+            None if self.recomputed.load(Relaxed) => self.view_again(position),
             None => unreachable!("a unit's weights are read before its forward is left"),
         }
     }
@@ -217,7 +232,7 @@ impl UnitBuffer {
                 let wholes: Vec<_> = weights.iter().map(|weight| weight.value().clone()).collect();
                 self.source.unit.split(&self.source.members, &wholes)
             });
-            let unshard = self.source.unit.control.lock().unshard_in_backward;
+            let unshard = self.recomputed.load(Relaxed) || self.source.unit.control.lock().unshard_in_backward;
             if unshard { After::Again(self.source.gather_ahead(parts)) } else { After::Free }
         };
         // One that unwinds leaves to others what is theirs, too.
@@ -279,9 +294,9 @@ impl UnitBuffer {
     }
 
     /// The weight at `position`, in backward. One in no slot is given out once, so that its last reader
-    /// frees it; one that has two nodes goes with the unit.
+    /// frees it; one that has two nodes, or that checkpointed blocks read, goes with the unit.
     pub(super) fn view_again(&self, position: usize) -> DispatchTensor {
-        let shared = self.gradients.lock().is_term_expected(position);
+        let shared = self.recomputed.load(Relaxed) || self.gradients.lock().is_term_expected(position);
         match self.source.again(position, shared) {
             Some(weight) => weight,
             None => unreachable!(

@@ -5,6 +5,7 @@ mod backward;
 mod balanced;
 mod buffers;
 mod by_read;
+mod checkpointed;
 mod chunked;
 mod clip;
 mod collectives;

@@ -40,9 +40,9 @@ pub fn batch(step: usize, rank: usize, shift: i64, device: &Device) -> Tensor<2,
 }
 
 /// Averages whole gradients over all ranks: the plainest data parallelism.
-struct AllReduce<'a> {
-    world: &'a World,
-    grads: GradientsParams,
+pub struct AllReduce<'a> {
+    pub world: &'a World,
+    pub grads: GradientsParams,
 }
 
 impl ModuleMapper for AllReduce<'_> {

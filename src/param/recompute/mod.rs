@@ -1,0 +1,326 @@
+//! [`checkpointed`]: a block that keeps its input, and computes again in backward.
+//!
+//! ```text
+//!   forward    input ─> the block without a graph ─────────────────────────────> outputs
+//!   backward   input ─> the block on a graph of its own ─> a backward of that <─ gradients of outputs
+//! ```
+//!
+//! The inner backward runs inside a step of the program's. What it computes with are leaves of its own: copies of the inputs,
+//! of parameters that no unit gathers, and of gathered weights, whose gradients go to their units as any. Units inside the
+//! block are entered once: what is recorded of them in forward is found again.
+
+mod block;
+mod copies;
+pub(in crate::param) mod frame;
+pub(in crate::param) mod leaves;
+mod random;
+
+use std::any::type_name;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor};
+
+use super::ParamError;
+use super::buffer::UnitBuffer;
+use super::enter::{Scoped, in_unit};
+use super::graph::nothing;
+use super::io::UnitTensors;
+use super::open::{self, InBlock, Open};
+use super::pass::Pass;
+use super::scope::Scope;
+use super::shards::{Shards, plain};
+use super::visit::walk;
+use crate::Error;
+use crate::autodiff::BackwardId;
+use crate::error::OrUnwind;
+use crate::memory::digests;
+use block::{Block, Recompute, Recomputed, backward_from};
+use copies::{Copies, leaf, untracked};
+use frame::Computing;
+use random::Random;
+
+/// [`unit`](fn@super::unit) with activation checkpointing: of what `forward` computes only the input is kept, and backward
+/// computes it again.
+///
+/// Write it in the place of [`unit`](fn@super::unit) around each block whose activations are too much to keep:
+///
+/// ```
+/// # use burn::{nn::Linear, module::Module, tensor::Tensor};
+/// # use burn_dtensor::fsdp::{checkpointed, unit};
+/// # #[derive(Module, Debug)]
+/// # struct Stack { blocks: Vec<Linear>, head: Linear }
+/// impl Stack {
+///     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+///         unit(self, x, |stack, mut x| {
+///             for block in &stack.blocks {
+///                 x = checkpointed(block, x, |block, x| block.forward(x));
+///             }
+///             stack.head.forward(x)
+///         })
+///     }
+/// }
+/// ```
+///
+/// A module that is not sharded is checkpointed too, by its own parameters. Of a unit
+/// [`Units::set_activation_checkpointing`](super::Units::set_activation_checkpointing) turns it off and on, by patterns of
+/// paths if need be. Where nothing is tracked it is [`unit`](fn@super::unit).
+///
+/// A unit is gathered once in backward, for computing again and for gradients, and reduced as without, in the same order;
+/// that includes units inside the block, however they are opened, and weights that are read of units around it.
+/// [`Units::set_unshard_in_backward`](super::Units::set_unshard_in_backward) does not keep back what it reads. A block may
+/// be inside another, and may run more than once.
+///
+/// What it computes with and is tracked must be in `input`, or a parameter of `module`: what else `forward` captures
+/// would get no gradient. An output that comes from such a tensor is an error; one from which only what is cut off the graph
+/// comes (`detach`) is not seen, and must not be computed in the block: backward could not end.
+///
+/// # Random numbers
+/// The block computes twice with the same ones:
+///
+/// | drawn from | |
+/// |---|---|
+/// | this crate's [streams](crate::dtensor::ops::random): DTensors, [`nn::dropout`](crate::nn::dropout), `random::tensor` | always |
+/// | burn's state of the device (`Dropout`, `Tensor::random`) | if no other thread draws from it while the block computes |
+///
+/// Each block starts burn's state anew, with a number drawn from it (on a GPU from this crate's stream of the rank), whether it is
+/// checkpointed or not: so checkpointing changes no random number. Ranks that are threads share burn's state. Where what
+/// the block computes again is not what forward has computed, to the bit, backward fails with
+/// [`ParamError::NotReplayed`] in the place of wrong gradients; on the CPU, that is: on a GPU outputs are not compared.
+///
+/// Statistics that a layer gathers in forward (batch normalization) are gathered once.
+///
+/// # Collective
+/// As [`unit`](fn@super::unit). Collectives that `forward` calls itself, as DTensors do, are called again in backward.
+///
+/// # Panics
+/// As [`unit`](fn@super::unit); with [`ParamError::Captured`] in forward, and [`ParamError::NotReplayed`] in backward.
+#[track_caller]
+pub fn checkpointed<M, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O + Send + 'static) -> O
+where
+    M: Module + 'static,
+    I: UnitTensors + Clone + Send + 'static,
+    O: UnitTensors,
+{
+    in_unit(module, input, |module, input, units| {
+        let (input, given) = Given::of(module, input);
+        let is_trained = given.trains || !given.tracked.is_empty();
+        let random = given.device.clone().filter(|_| is_trained || frame::is_any()).map(Random::start);
+        let is_on = units.iter().all(|unit| unit.control.lock().checkpoint);
+        // Inside another block there is no graph to keep anything yet.
+        if !is_trained || !is_on || frame::is_first() {
+            return forward(module, input);
+        }
+        first(module, input, forward, given, random, units.first().map(|unit| unit.label()))
+    })
+}
+
+/// What a block is given.
+struct Given {
+    /// The plain device that it computes on, if there is a float to tell.
+    device: Option<Device>,
+    /// Whether it trains a parameter.
+    trains: bool,
+    /// Its tracked inputs.
+    tracked: Vec<DispatchTensor>,
+    /// Of each input, whether it is tracked.
+    is_tracked: Vec<bool>,
+}
+
+impl Given {
+    fn of<M: Module, I: UnitTensors>(module: &M, input: I) -> (I, Self) {
+        let mut given = Self { device: None, trains: false, tracked: Vec::new(), is_tracked: Vec::new() };
+        let input = input.map_floats(&mut |tensor| {
+            given.see(&tensor);
+            let is_tracked = Dispatch::is_tracked(&tensor);
+            given.is_tracked.push(is_tracked);
+            given.tracked.extend(is_tracked.then(|| tensor.clone()));
+            tensor
+        });
+        module.visit(&mut given);
+        (input, given)
+    }
+
+    fn see(&mut self, tensor: &DispatchTensor) {
+        self.device.get_or_insert_with(|| Device::new(tensor.device()).inner());
+    }
+}
+
+impl ModuleVisitor for Given {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.is_initialized() {
+            // Which draws nothing.
+            self.device.get_or_insert_with(|| param.lazy_device().inner());
+            self.trains |= param.is_require_grad() && param.lazy_device().is_autodiff();
+            return;
+        }
+        let base = param.base().into_dispatch();
+        self.see(&base);
+        self.trains |= leaves::trained(&base).is_some();
+    }
+}
+
+/// Computes a block for the first time.
+fn first<M, I, O, F>(
+    module: &M,
+    input: I,
+    forward: F,
+    given: Given,
+    random: Option<Random>,
+    unit: Option<Arc<str>>,
+) -> O
+where
+    M: Module + 'static,
+    I: UnitTensors + Clone + Send + 'static,
+    O: UnitTensors,
+    F: Fn(&M, I) -> O + Send + 'static,
+{
+    let block = unit.unwrap_or_else(|| type_name::<M>().into());
+    let (module, copies) = Copies::of(module);
+    let kept = input.map_floats(&mut |tensor| match tensor.autodiff {
+        DispatchAutodiffContext::Disabled => UnitBuffer::copy_out(tensor),
+        DispatchAutodiffContext::Enabled(_) => UnitBuffer::copy_out(untracked(tensor)),
+    });
+    let units: Vec<_> = walk(&module).distributed.into_iter().map(|visited| visited.param.unit).collect();
+    let around = open::passes_of(&units).into_iter().map(|(pass, Shards { members, bases })| {
+        pass.buffer.will_be_recomputed();
+        (pass, Shards { members, bases: bases.iter().map(|base| copies.copy_of(base)).collect() })
+    });
+    let around = Around(around.collect());
+    let is_inside = frame::is_any();
+    let computing = Computing::first(copies.leaves.clone());
+    let in_block = InBlock::first(around.scopes(None));
+    let output = run(&module, kept.clone(), &forward).0;
+    drop(in_block);
+    let passes = computing.passes();
+    drop(computing);
+
+    let mut values = Vec::new();
+    let output = output.map_floats(&mut |tensor| {
+        if Dispatch::is_tracked(&tensor) {
+            Error::from(ParamError::Captured { block: block.to_string() }).unwind();
+        }
+        values.push(UnitBuffer::copy_out(plain(tensor.clone())));
+        tensor
+    });
+    let Given { tracked, is_tracked, .. } = given;
+    let leaf = copies.first.clone().or_else(frame::anchor);
+    let like = tracked.first().or(leaf.as_ref()).expect("something is tracked").clone();
+    let trains = passes.iter().any(|pass| pass.is_reduced());
+    let again = Again {
+        block,
+        module,
+        copies: copies.forget_leaves(),
+        input: kept,
+        forward,
+        random,
+        is_tracked,
+        like: untracked(nothing(&like)),
+        around,
+        passes: passes.clone(),
+        digests: digests(values.iter()),
+    };
+    let block = Block::new(Box::new(again), &tracked, values.len(), passes);
+    let gate = block.gate(leaf, tracked, open::last_token(), !is_inside);
+    if trains {
+        open::set_last_token(gate.clone());
+    }
+    let mut values = values.into_iter().enumerate();
+    output.map_floats(&mut |tensor| {
+        let (index, value) = values.next().expect("it was met before");
+        match tensor.autodiff {
+            DispatchAutodiffContext::Disabled => value,
+            DispatchAutodiffContext::Enabled(_) => block.output(&gate, index, value),
+        }
+    })
+}
+
+/// Runs `forward` with the units of modules inside at hand. Returns the last token made there, too.
+fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (O, Option<DispatchTensor>) {
+    let Some(Scoped { inside, .. }) = Scoped::of(module).or_unwind() else {
+        return (forward(module, input), None);
+    };
+    let _open = Open::new(None, inside);
+    let output = forward(module, input);
+    (output, open::last_token())
+}
+
+/// The units around a block that it reads, with copies of their shards.
+struct Around(Vec<(Arc<Pass>, Shards)>);
+
+impl Around {
+    /// As the block reads them: without a graph, or on that of `anchor`.
+    fn scopes(&self, anchor: Option<&DispatchTensor>) -> Vec<Rc<Scope>> {
+        let scope = |(pass, shards): &(_, Shards)| Rc::new(Scope::around_block(pass, shards.clone(), anchor.cloned()));
+        self.0.iter().map(scope).collect()
+    }
+}
+
+/// What it takes to compute a block again.
+struct Again<M, I, F> {
+    /// The unit, or the type of the module.
+    block: Arc<str>,
+    module: M,
+    copies: Copies,
+    input: I,
+    forward: F,
+    random: Option<Random>,
+    /// Of each input.
+    is_tracked: Vec<bool>,
+    /// Of the graph's kind.
+    like: DispatchTensor,
+    around: Around,
+    passes: Vec<Arc<Pass>>,
+    /// Of the outputs, as forward has computed them.
+    digests: Vec<Option<u64>>,
+}
+
+impl<M, I, O, F> Recompute for Again<M, I, F>
+where
+    M: Module + 'static,
+    I: UnitTensors + Send + 'static,
+    O: UnitTensors,
+    F: Fn(&M, I) -> O + Send + 'static,
+{
+    fn run(self: Box<Self>, grads: Vec<Option<DispatchTensor>>, backward: BackwardId) -> Recomputed {
+        let Self { block, module, copies, input, forward, random, is_tracked, like, around, passes, digests } = *self;
+        let _random = random.map(Random::replay);
+        let anchor = leaf(like);
+        let computing = Computing::again(passes, anchor.clone(), frame::backward(backward), copies.leaves.clone());
+        let _in_block = InBlock::again(around.scopes(Some(&anchor)));
+        let (module, grown) = copies.with_leaves(module).or_unwind();
+        let mut inputs = Vec::new();
+        let mut is_tracked = is_tracked.into_iter();
+        let input = input.map_floats(&mut |tensor| match is_tracked.next() {
+            Some(true) => {
+                inputs.push(leaf(tensor));
+                inputs[inputs.len() - 1].clone()
+            }
+            _ => tensor,
+        });
+        let (output, last) = run(&module, input, forward);
+        let differs = |differs| Error::from(ParamError::NotReplayed { block: block.to_string(), differs }).unwind();
+        if !computing.has_entered_all() {
+            differs("enters fewer units");
+        }
+        let mut values = Vec::new();
+        output.map_floats(&mut |tensor| {
+            values.push(tensor.clone());
+            tensor
+        });
+        let plain: Vec<_> = values.iter().cloned().map(plain).collect();
+        if self::digests(plain.iter()) != digests {
+            differs("computes other values");
+        }
+        drop((plain, module));
+        let with_grads = values.into_iter().zip(grads).filter(|(value, _)| Dispatch::is_tracked(value));
+        let outputs = with_grads.filter_map(|(value, grad)| Some((value, grad?))).collect();
+        let mut grads = backward_from(outputs, last, anchor);
+        let mut grad = |leaf: &DispatchTensor| Dispatch::grad_remove(leaf, grads.as_mut()?);
+        let inputs = inputs.iter().map(&mut grad).collect();
+        let leaves = grown.into_iter().filter_map(|(of, grown)| Some((of, grad(&grown)?))).collect();
+        Recomputed { inputs, leaves, reduced: computing.take_reduced() }
+    }
+}

@@ -1,0 +1,86 @@
+//! Random numbers: those of forward, again. Burn's state is the process's, so that these tests have one each.
+
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_dtensor::fsdp::units;
+use burn_dtensor::param::ParamError;
+use burn_dtensor::prelude::*;
+use burn_dtensor::testing::MeshTest;
+
+use super::{Drops, KEPT, Tower, WAYS, batch, config, full_grads, linear};
+use crate::own_process::own_process;
+
+/// burn's `Dropout`, in blocks inside blocks too: the same elements are dropped as without checkpointing, before and after.
+#[test]
+fn burns_dropout_drops_the_same_again() {
+    own_process("fsdp::checkpointed::random::burns_dropout_drops_the_same_again", || {
+        MeshTest::new([1], ["shard"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let model = fully_shard(Tower::new(&device), mesh, config())?;
+            let run = |on: bool, how| {
+                units(&model)?.set_activation_checkpointing(on);
+                mesh.device().seed(11);
+                let grads = full_grads(&model, model.forward(batch(1, &device), how).square().sum())?;
+                Ok::<_, Error>(grads)
+            };
+            for how in WAYS.map(|how| how.drops(Drops::Burns)) {
+                let kept = run(false, how)?;
+                assert_eq!(run(true, how)?, kept, "{how:?}");
+                assert_ne!(run(true, WAYS[0])?, kept, "it drops some");
+            }
+            // `unit` draws what burn has, and a checkpointed block of its own: both drop.
+            assert_ne!(run(true, KEPT.drops(Drops::Burns))?, run(true, KEPT)?);
+            Ok(())
+        });
+    });
+}
+
+/// Other blocks drop other elements, and so does the next forward.
+#[test]
+fn blocks_draw_numbers_of_their_own() {
+    own_process("fsdp::checkpointed::random::blocks_draw_numbers_of_their_own", || {
+        let device = Device::flex().autodiff();
+        let layer = linear(1, &device);
+        let drawn = || {
+            let compute = |_: &_, x: Tensor<2>| x.random_like(Distribution::Default);
+            checkpointed(&layer, batch(1, &device), compute).into_data()
+        };
+        device.clone().inner().seed(1);
+        let [first, second] = [drawn(), drawn()];
+        assert_ne!(first, second);
+        device.clone().inner().seed(1);
+        assert_eq!([drawn(), drawn()], [first, second]);
+    });
+}
+
+/// Another thread draws between: an error in the place of wrong gradients.
+#[test]
+fn numbers_that_others_have_drawn_meanwhile_are_an_error() {
+    own_process("fsdp::checkpointed::random::numbers_that_others_have_drawn_meanwhile_are_an_error", || {
+        let device = Device::flex().autodiff();
+        let error = launch(Launch::threads(1), |_| {
+            let layer = linear(1, &device);
+            let compute = |layer: &burn::nn::Linear, x: Tensor<2>| {
+                // As a rank of the same process does, or one that loads data.
+                std::thread::spawn(|| {
+                    static DRAWN: std::sync::Once = std::sync::Once::new();
+                    DRAWN.call_once(|| drop(Tensor::<1>::random([1], Distribution::Default, &Device::flex())));
+                })
+                .join()
+                .expect("it draws");
+                let noise = x.random_like(Distribution::Default);
+                layer.forward(x + noise)
+            };
+            checkpointed(&layer, batch(1, &device), compute).sum().backward();
+            Ok(())
+        })
+        .unwrap_err();
+        match &error.cause {
+            Error::Param(ParamError::NotReplayed { block, differs }) => {
+                assert!(block.ends_with("Linear"), "{block}");
+                assert_eq!(*differs, "computes other values");
+            }
+            other => panic!("{other}"),
+        }
+        assert!(error.to_string().contains("nn::dropout"), "{error}");
+    });
+}
