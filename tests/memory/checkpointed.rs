@@ -59,6 +59,8 @@ fn measure(ranks: usize, blocks: usize, again: bool, checkpointing: bool) -> Mea
         checkpointing,
         |world, device| {
             let net = Net::new(blocks, device);
+            // Drawn here.
+            drop(net.valid());
             let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
             match ranks {
                 1 => Ok(net),
