@@ -9,7 +9,7 @@ use crate::live::{self, Measured, alone};
 
 const WIDTH: usize = 32;
 const HIDDEN: usize = 8 * WIDTH;
-const ROWS: usize = 1024;
+const ROWS: usize = 2048;
 
 /// Bytes of a block's input, and of what is between its layers.
 const INPUT: usize = ROWS * WIDTH * 4;
@@ -80,8 +80,9 @@ fn of_a_block(ranks: usize, again: bool, checkpointing: bool) -> (usize, usize) 
     ((after(many) - after(few)) / MORE, backward(many).saturating_sub(backward(few)) / MORE)
 }
 
-/// What burn's graph and the block's nodes take, beside tensors.
-const NODES: usize = 24 << 10;
+/// What burn's table of graphs takes of a block beside tensors, whatever the tensors' size: of its nodes, and until the next
+/// backward of each operation that was computed without a graph.
+const NODES: usize = 64 << 10;
 
 #[test]
 fn a_block_that_computes_again_keeps_its_input() {
