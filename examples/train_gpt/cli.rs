@@ -34,6 +34,9 @@ pub struct Cli {
     /// Where ranks compute: flex (the CPU), wgpu or cuda (the first GPU, which all ranks share)
     #[arg(long, default_value = "flex")]
     device: RankDevice,
+    /// Keep shards, their gradients and the optimizer's state on the CPU, whatever the device
+    #[arg(long)]
+    offload: bool,
     /// Training steps
     #[arg(long, default_value_t = 300, value_parser = positive)]
     steps: usize,
@@ -103,6 +106,8 @@ pub struct Settings {
     pub reshard: ReshardAfterForward,
     pub checkpoint_activations: bool,
     pub device: RankDevice,
+    /// Whether shards are on the CPU.
+    pub offload: bool,
     pub steps: usize,
     /// Sequences per rank and step.
     pub batch: usize,
@@ -180,6 +185,7 @@ impl Cli {
             reshard: self.reshard.0,
             checkpoint_activations: self.checkpoint_activations,
             device: self.device,
+            offload: self.offload,
             steps: self.steps,
             batch: self.batch,
             accumulate: self.accumulate,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use burn::module::{ModuleVisitor, Param};
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn_dtensor::comm::{Op, Phase, Total};
+use burn_dtensor::comm::{HostCopies, Op, Phase, Total};
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
@@ -30,10 +30,10 @@ impl std::fmt::Display for Waiting<'_> {
     }
 }
 
-/// One row of the table: a kind of collective, what was counted and what must have been.
+/// One row of the table: a kind of collective or copy, what was counted and what must have been.
 struct Row {
-    op: Op,
-    phase: Phase,
+    operation: String,
+    phase: String,
     counted: Total,
     expected: Total,
     formula: String,
@@ -64,14 +64,14 @@ impl Collectives {
         let (norms, scaled) = (u64::from(settings.clip.is_some()), u64::from(settings.param_dtype == DType::F16));
         let [weight, gradient] = [settings.param_dtype, settings.reduce_dtype].map(|dtype| dtype.size() as u64);
         let batches = settings.accumulate as u64;
-        let row = |op, phase, group: usize, calls: u64, bytes: u64, formula: &str| {
+        let row = |op: Op, phase: Phase, group: usize, calls: u64, bytes: u64, formula: &str| {
             // A group of one rank moves nothing.
             let steps = if group > 1 { settings.steps as u64 } else { 0 };
             // Weights are gathered for every batch of a step, gradients reduced with the last.
             let steps = if op == Op::AllGather { steps * batches } else { steps };
             Row {
-                op,
-                phase,
+                operation: op.to_string(),
+                phase: phase.to_string(),
                 counted: outcome.ledger.total(|key| key.op == op && key.phase == phase),
                 expected: Total { calls: steps * calls, bytes: steps * bytes },
                 formula: formula.into(),
@@ -84,7 +84,7 @@ impl Collectives {
             expected: Total { calls: numbers, bytes: numbers * ELEMENT },
             ..row(Op::AllReduce, Phase::Other, 1, 0, 0, "the norm with --clip, overflow in f16")
         };
-        Self(vec![
+        let mut rows = vec![
             row(Op::AllGather, Phase::Forward, shards, units, whole * weight, all),
             row(Op::AllGather, Phase::Backward, shards, again, again_params * weight, again_formula),
             row(Op::ReduceScatter, Phase::Backward, shards, units, (whole + used * shards as u64) * gradient, reduced),
@@ -98,7 +98,23 @@ impl Collectives {
             ),
             row(Op::AllReduce, Phase::Forward, settings.ranks(), 1, ELEMENT, "steps: the loss, over all ranks"),
             other,
-        ])
+        ];
+        if settings.offload {
+            // What neighbours keep of weights is on the device.
+            let is_kept_in_part = matches!(settings.reshard, ReshardAfterForward::Ranks(ranks) if ranks != shards);
+            let (again, again_params) = if is_kept_in_part { (0, 0) } else { (again, again_params) };
+            let (steps, HostCopies { to_device, to_host }) = (settings.steps as u64, outcome.host_copies);
+            let copy = |operation: &str, counted, calls: u64, bytes: u64, formula: &str| {
+                let expected = Total { calls: steps * calls, bytes: steps * bytes };
+                Row { operation: operation.into(), phase: "".into(), counted, expected, formula: formula.into() }
+            };
+            let bytes = (whole + again_params) * weight;
+            rows.extend([
+                copy("to device", to_device, batches * (units + again), batches * bytes, "what was gathered"),
+                copy("to host", to_host, units, shard * gradient, "steps x (blocks + root): the shards'"),
+            ]);
+        }
+        Self(rows)
     }
 
     /// Whether every count equals its formula.
@@ -118,9 +134,9 @@ impl std::fmt::Display for Collectives {
         writeln!(f, "Collectives of rank 0 while training")?;
         write!(f, "  {:<14} {:<8} {:>7} {:>14}  {:<38} agrees", "operation", "pass", "calls", "bytes", "formula")?;
         for row in &self.0 {
-            let Row { op, phase, counted: Total { calls, bytes }, formula, .. } = row;
+            let Row { operation, phase, counted: Total { calls, bytes }, formula, .. } = row;
             let agrees = if row.agrees() { "yes".into() } else { format!("NO, expected {:?}", row.expected) };
-            write!(f, "\n  {op:<14} {phase:<8} {calls:>7} {bytes:>14}  {formula:<38} {agrees}")?;
+            write!(f, "\n  {operation:<14} {phase:<8} {calls:>7} {bytes:>14}  {formula:<38} {agrees}")?;
         }
         Ok(())
     }

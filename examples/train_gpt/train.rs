@@ -6,9 +6,9 @@ use std::time::Duration;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn_dtensor::comm::Snapshot;
+use burn_dtensor::comm::{HostCopies, Snapshot};
 use burn_dtensor::debug::Timeline;
-use burn_dtensor::fsdp::{Units, record_events, units};
+use burn_dtensor::fsdp::{Offload, Units, record_events, units};
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
@@ -26,6 +26,8 @@ pub struct Outcome {
     pub local_params: usize,
     /// The collectives of the training steps.
     pub ledger: Snapshot,
+    /// What was copied between the CPU and the device meanwhile.
+    pub host_copies: HostCopies,
     /// The gathered model, on rank 0.
     pub model: Option<Gpt>,
     /// Tokens of all ranks per second.
@@ -50,8 +52,11 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
         .units(["blocks.*"])
         .reshard_after_forward(settings.reshard)
         .mixed_precision(policy.clone().output_dtype(DType::F32))
-        .mixed_precision_for(["blocks.*"], policy);
-    let mut model = initial.clone().fork(&device);
+        .mixed_precision_for(["blocks.*"], policy)
+        .offload(if settings.offload { Offload::Cpu } else { Offload::Never });
+    // What is offloaded need not fit the device.
+    let start = if settings.offload { Device::flex().autodiff() } else { device.clone() };
+    let mut model = initial.clone().fork(&start);
     model.checkpoint = settings.checkpoint_activations;
     let mut model = fully_shard(model, &mesh, config)?;
     if let Some(blocks) = settings.prefetch {
@@ -84,7 +89,7 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
         progress.step(loss);
     }
     let tokens_per_s = progress.finish();
-    let ledger = world.ledger().snapshot();
+    let (ledger, host_copies) = (world.ledger().snapshot(), world.ledger().summary().host_copies);
     let waiting = world.ledger().spent().waiting / settings.steps as u32;
     let waiting = world.all().gather_object("waiting".into(), &waiting, 0)?.unwrap_or_default();
     let full = full_model(&model)?;
@@ -93,7 +98,7 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
         Some(_) => world.all().gather_object("timelines".into(), &Timeline::of(world.rank(), &last_step), 0)?,
         None => None,
     };
-    Ok(Outcome { losses, made, local_params, ledger, model, tokens_per_s, waiting, timelines })
+    Ok(Outcome { losses, made, local_params, ledger, host_copies, model, tokens_per_s, waiting, timelines })
 }
 
 /// Gathers so many blocks before they are needed: of each, those after it in forward, and those before it in backward.

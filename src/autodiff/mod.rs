@@ -13,11 +13,13 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
-    Backend, BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion, DispatchTensor, backend_extension,
+    AutodiffBackend, Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchDevice, DispatchKindConversion,
+    DispatchTensor, backend_extension,
 };
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 
 /// What the graph keeps of an operation's output for the operations that read it in backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,9 +91,9 @@ impl BackwardStep<'_> {
         }
     }
 
-    /// Adds `grad` to the gradient of any node.
+    /// Adds `grad` to the gradient of any node, which may be of a graph on the CPU, with `grad`.
     pub(crate) fn give_to(&mut self, id: NodeId, grad: DispatchTensor) {
-        self.grads.add(id, grad);
+        self.grads.add_elsewhere(id, grad);
     }
 }
 
@@ -99,6 +101,8 @@ impl BackwardStep<'_> {
 trait GradStore {
     fn take(&mut self) -> DispatchTensor;
     fn add(&mut self, id: NodeId, grad: DispatchTensor);
+    /// Whichever of this crate's backends `grad` is on.
+    fn add_elsewhere(&mut self, id: NodeId, grad: DispatchTensor);
 }
 
 /// Shared handle of an operation.
@@ -112,6 +116,20 @@ pub(crate) fn unary(parent: DispatchTensor, op: Op) -> DispatchTensor {
 /// Records `op` on two parents.
 pub(crate) fn binary(a: DispatchTensor, b: DispatchTensor, op: Op) -> DispatchTensor {
     <Dispatch as GraphOps>::graph_binary(a, b, op)
+}
+
+/// A plain tensor in the place in autodiff that `like` has, untracked.
+pub(crate) fn constant(tensor: DispatchTensor, like: &DispatchTensor) -> DispatchTensor {
+    match like.autodiff {
+        DispatchAutodiffContext::Disabled => tensor,
+        autodiff => DispatchTensor { autodiff, ..Dispatch::from_inner(tensor) },
+    }
+}
+
+/// A new leaf of the graph on `device`, which is to be in the place in autodiff that `like` has; without a value.
+pub(crate) fn leaf(device: &Device, like: &DispatchTensor, tracked: bool) -> DispatchTensor {
+    let nothing = Dispatch::float_zeros([1].into(), device.as_dispatch(), FloatDType::F32);
+    Dispatch::float_set_require_grad(constant(nothing, like), tracked)
 }
 
 /// The tensor's node in the graph; `None` on a device without autodiff.

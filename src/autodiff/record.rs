@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+#[cfg(feature = "flex")]
+use burn::backend::Flex;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{
     base::Checkpointer,
@@ -12,7 +14,7 @@ use burn::backend::autodiff::checkpoint::{
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, DispatchTensor};
+use burn::backend::{Autodiff, DispatchTensor, DispatchTensorKind};
 
 use super::{BackwardId, BackwardStep, GradStore, GraphOps, Op, Retain, Wrap};
 
@@ -97,6 +99,14 @@ impl<B: Wrap, const N: usize> GradStore for Store<'_, B, N> {
 
     fn add(&mut self, id: NodeId, grad: DispatchTensor) {
         self.grads.register::<B>(id, B::unwrap(grad));
+    }
+
+    fn add_elsewhere(&mut self, id: NodeId, grad: DispatchTensor) {
+        match grad.kind {
+            #[cfg(feature = "flex")]
+            DispatchTensorKind::Flex(_) => self.grads.register::<Flex>(id, Flex::unwrap(grad)),
+            _ => self.add(id, grad),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use burn::tensor::{DType, Device, Shape};
 
 use super::engine::{CutPrint, Pairs, TensorPrint, whole};
 use super::{Group, Op, Plan, ReduceOp, Sharded, TensorMeta};
+use crate::memory;
 use crate::placement::Cut;
 
 /// What is wrong with an argument, and what to do instead.
@@ -20,15 +21,27 @@ fn problem<T>(problem: String, remedy: &'static str) -> Checked<T> {
     Err(Problem { problem, remedy })
 }
 
-/// That every tensor is on the rank's own device.
+/// That every tensor is on the rank's own device, or every one on the host.
 pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>, own: &Device) -> Checked<()> {
+    let mut first: Option<Device> = None;
     for (i, tensor) in tensors.into_iter().enumerate() {
-        let device = tensor.device();
-        if device != *own.as_dispatch() {
+        let device = Device::new(tensor.device());
+        if device != *own && !memory::is_host(&device) {
             return problem(
-                format!("tensor {i} is on {:?}, but the rank's device is {own:?}", Device::new(device)),
-                "make tensors on `world.device()`, or move them there; `Launch::devices` gives each rank its own",
+                format!("tensor {i} is on {device:?}, but the rank's device is {own:?}"),
+                "make tensors on `world.device()`, or move them there, or all of a call to the CPU; `Launch::devices` \
+                 gives each rank its own",
             );
+        }
+        match &first {
+            Some(first) if *first != device => {
+                return problem(
+                    format!("tensor 0 is on {first:?}, and tensor {i} on {device:?}"),
+                    "move all tensors of a call to `world.device()`, or all to the CPU",
+                );
+            }
+            Some(_) => {}
+            None => first = Some(device),
         }
     }
     Ok(())

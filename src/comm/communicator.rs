@@ -15,10 +15,13 @@ use super::flight::{Over, Peer, Posting, Sequence};
 use super::ledger::Charge;
 use super::rank::Rank;
 use super::work::Place;
-use super::{Call, CollectiveId, CommError, Group, Op, Work, trace};
+use super::{Call, CollectiveId, CommError, Group, Ledger, Op, Work, trace};
 
 /// The collectives of one group, seen from one of its ranks. Tensors are plain (no autodiff), of any kind and dtype.
 /// Cheap to clone: clones are one communicator.
+///
+/// Those of a call are on the rank's device, or all on the CPU, whatever the rank's device is. What a call makes is where
+/// the rank's own tensors are; on its device, where it has given none.
 ///
 /// Several tensors travel in one collective: one rendezvous, one ledger entry.
 ///
@@ -97,15 +100,20 @@ impl Communicator {
     }
 
     /// Where the rank's tensors are.
-    pub(super) fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         &self.shared.rank.device
+    }
+
+    /// Where the rank's collectives are counted.
+    pub(crate) fn ledger(&self) -> &Arc<Ledger> {
+        &self.shared.rank.ledger
     }
 
     pub(super) fn is_alone(&self) -> bool {
         self.group().size() == 1
     }
 
-    /// `checked`, unless a tensor is not on the rank's device.
+    /// `checked`, unless the tensors are elsewhere than on the rank's device, or on the host.
     pub(super) fn at_home<'a, T>(
         &self,
         checked: Result<T, Problem>,

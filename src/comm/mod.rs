@@ -90,8 +90,10 @@ pub use group::Group;
 pub(crate) use home::{is_rank, note_unwinding, rank_of_thread};
 pub use launch::{Launch, launch};
 pub use launcher::StartError;
-pub(crate) use ledger::listen;
-pub use ledger::{Entry, Histogram, Key, Ledger, QueueDepth, Snapshot, Spent, Straggler, Summary, Total, Waits};
+pub use ledger::{
+    Entry, Histogram, HostCopies, Key, Ledger, QueueDepth, Snapshot, Spent, Straggler, Summary, Total, Waits,
+};
+pub(crate) use ledger::{Way, listen};
 pub use op::{CollectiveId, Op};
 pub(crate) use panic::{error_behind, explain_panics_by};
 pub use plan::Plan;

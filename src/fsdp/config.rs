@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::MixedPrecision;
 use crate::mesh::DimNames;
-use crate::param::{Buffers, ReshardAfterForward};
+use crate::param::{Buffers, Offload, ReshardAfterForward};
 use crate::placement::Placement;
 
 /// The parameter a shard-placement function decides about.
@@ -93,6 +93,9 @@ pub struct FullyShard {
     pub(super) precision: MixedPrecision,
     /// Of units by pattern.
     pub(super) precision_for: Vec<(Vec<String>, MixedPrecision)>,
+    pub(super) offload: Offload,
+    /// Of units by pattern.
+    pub(super) offload_for: Vec<(Vec<String>, Offload)>,
 }
 
 impl Default for FullyShard {
@@ -111,6 +114,8 @@ impl Default for FullyShard {
             verify_every: 10,
             precision: MixedPrecision::default(),
             precision_for: Vec::new(),
+            offload: Offload::default(),
+            offload_for: Vec::new(),
         }
     }
 }
@@ -236,7 +241,7 @@ impl FullyShard {
     /// Steps are a unit's passes, however many are made before the optimizer steps, counted from 1 as forward begins with
     /// autodiff.
     ///
-    /// On devices other than the CPU values are not looked at. Optimizers that multiply matrices or sum up, such as Muon
+    /// On devices other than the CPU values are not looked at; [offloaded](Self::offload) shards are. Optimizers that multiply matrices or sum up, such as Muon
     /// and Lamb, give equal bits on processors of one kind with one number of threads alone: where replicas have others,
     /// say 0.
     pub fn verify_every(mut self, steps: u64) -> Self {
@@ -267,6 +272,44 @@ impl FullyShard {
         policy: MixedPrecision,
     ) -> Self {
         self.precision_for.push((patterns.into_iter().map(Into::into).collect(), policy));
+        self
+    }
+
+    /// Sets where shards are, of all units that [`offload_for`](Self::offload_for) does not take. Must be equal on all ranks.
+    ///
+    /// With [`Offload::Cpu`] shards, their gradients and so what an optimizer remembers are in host memory, and the device
+    /// holds the weights of open units and activations alone. A unit's shards are gathered there, and its weights copied
+    /// to the device, in forward and again in backward; reduced gradients are copied back while the next ones are computed.
+    /// A rank alone copies its weights in and frees them, too.
+    /// [`Ledger::host_copies`](crate::comm::Ledger::host_copies) counts the bytes, by unit. Pages are pinned as cubecl does
+    /// it: what it reads is, and what is written by way of pinned memory if it is small.
+    ///
+    /// The model may be made on the rank's device, or on the CPU where it is too large for that. Everything beside its
+    /// float parameters then goes to the device, but for parameters that are [ignored](Self::ignore), which stay where they
+    /// are. What reads stored values is on the CPU with them: [`full_model`](super::full_model), shards and gradients of
+    /// parameters, records, [`clip_grad_norm`](super::clip_grad_norm), [`GradScaler`](super::GradScaler), and the
+    /// [states](crate::optim) of optimizers.
+    ///
+    /// Where ranks compute on the CPU there is no other memory: weights are copies of what was gathered, and are counted,
+    /// as with a device. That shows what a program would copy, and saves nothing.
+    ///
+    /// ```
+    /// # use burn_dtensor::fsdp::{FullyShard, Offload};
+    /// // The first blocks alone.
+    /// let config = FullyShard::new().units(["blocks.*"]).offload_for(["blocks.[0-3]"], Offload::Cpu);
+    /// ```
+    ///
+    /// # Errors
+    /// Of [`fully_shard`](super::fully_shard): [`FsdpError::NoHost`](super::FsdpError::NoHost) in a build without the feature
+    /// `flex`.
+    pub fn offload(mut self, offload: Offload) -> Self {
+        self.offload = offload;
+        self
+    }
+
+    /// Sets those of the units whose module's path matches a pattern; of several calls that take a unit, the last counts.
+    pub fn offload_for<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>, offload: Offload) -> Self {
+        self.offload_for.push((patterns.into_iter().map(Into::into).collect(), offload));
         self
     }
 
@@ -316,6 +359,8 @@ impl fmt::Debug for FullyShard {
             .field("verify_every", &self.verify_every)
             .field("mixed_precision", &self.precision)
             .field("mixed_precision_for", &self.precision_for)
+            .field("offload", &self.offload)
+            .field("offload_for", &self.offload_for)
             .field("shard_placement_fn", &self.placement.is_some())
             .finish()
     }

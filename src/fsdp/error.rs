@@ -132,6 +132,12 @@ pub enum FsdpError {
         /// The one that it would hold.
         is: String,
     },
+    /// Shards were to be in host memory, where no optimizer could step them.
+    #[error(
+        "shards cannot be in host memory: this crate was built without its feature `flex`, burn's CPU backend, on which \
+         optimizers would step them; enable it, or leave out `FullyShard::offload`"
+    )]
+    NoHost,
     /// A module is to be in two units.
     #[error(
         "module `{module}` is to be in the unit `{unit}`, and in another: a module is in one unit; leave it out of a pattern \

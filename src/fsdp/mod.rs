@@ -118,12 +118,16 @@
 //! parallelized weight that is read by [`val`](burn::module::Param::val): to compute with the rank's
 //! part is what [`dtensor`](ParamExt::dtensor) is for.
 //!
+//! With [`FullyShard::offload`] the shards themselves are in host memory, and with them gradients and what an optimizer
+//! remembers: a device has the weights of open units, and activations.
+//!
 //! To keep that order a rank may have to hold gradients back. Inside a unit that encloses others it
 //! never does. Units that nothing encloses may belong to two losses, so parallel towers of them hold
 //! the gradients of one tower until the other is through: of 32 blocks beside 32, 11 more than where a
 //! unit encloses both. Write `unit` around the model.
 
 mod balance;
+mod by_unit;
 mod clip;
 mod config;
 mod dims;
@@ -146,7 +150,7 @@ pub use shard::fully_shard;
 
 #[doc(no_inline)]
 pub use crate::param::{
-    Buffers, Description, DistributedParameter, Event, EventKind, FloatMap, Grads, NoSync, ParamExt, Prefetch,
+    Buffers, Description, DistributedParameter, Event, EventKind, FloatMap, Grads, NoSync, Offload, ParamExt, Prefetch,
     ReducedGradients, ReshardAfterForward, ShardedState, TrainingState, UnitCollectives, UnitTensors, Units,
     UnshardHandle, checkpointed, describe, full_model, full_model_on, record_events, reshard, sync_buffers, unit,
     units, unshard,

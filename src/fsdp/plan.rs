@@ -7,13 +7,15 @@ use burn::module::Module;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::FsdpError;
+use super::by_unit::ByUnit;
 use super::config::{FullyShard, ParamInfo, ParamPlacement};
 use super::dims::DataDims;
-use super::precision::Policies;
+use super::precision::Policy;
+use super::{FsdpError, MixedPrecision};
 use crate::Result;
+use crate::memory;
 use crate::mesh::DeviceMesh;
-use crate::param::{Found, Inventory, TensorParallel, Unit, UnitPath};
+use crate::param::{Found, Inventory, Offload, TensorParallel, Unit, UnitPath};
 use crate::pattern::PathPattern;
 use crate::placement::{Cut, Placement};
 
@@ -42,7 +44,8 @@ pub(super) struct Plan {
     pub(super) adopted: Vec<(Arc<Unit>, UnitPath)>,
     /// What it leaves out.
     pub(super) ignored: Arc<[PathPattern]>,
-    pub(super) policies: Policies,
+    pub(super) precisions: ByUnit<Policy>,
+    pub(super) offloads: ByUnit<Offload>,
     /// Whether the values of some are not drawn yet.
     pub(super) lazy: bool,
     /// Paths of the parameters with adapters, if there are any to shard.
@@ -69,9 +72,17 @@ pub(super) fn plan<M: Module>(
     inventory.check_params(&ignored)?;
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
     inventory.check(is_ignored)?;
-    inventory.check_devices(mesh, is_ignored)?;
+    let offloads = ByUnit::new(&config.offload, &config.offload_for, |&offload| {
+        if offload == Offload::Cpu {
+            check_host(memory::HAS_HOST)?;
+        }
+        Ok(offload)
+    })?;
+    let unit_of = |found: &Found| found.unit(|module| units.of(module));
+    inventory.check_devices(mesh, is_ignored, |found| *offloads.of(&unit_of(found).0) == Offload::Cpu)?;
     let adapted = inventory.adapted(is_ignored)?;
-    let policies = Policies::new(&config.precision, &config.precision_for, &inventory, mesh.device())?;
+    let policy = |policy: &MixedPrecision| Policy::new(policy, &inventory, mesh.device());
+    let precisions = ByUnit::new(&config.precision, &config.precision_for, policy)?;
 
     let mut planned = Vec::new();
     let mut lazy = false;
@@ -95,7 +106,7 @@ pub(super) fn plan<M: Module>(
         }
         let (cut, over) = cut(config, &found, &path)?;
         lazy |= found.lazy;
-        let (unit, depth) = found.unit(|module| units.of(module));
+        let (unit, depth) = unit_of(&found);
         let mut parallel = found.distributed.and_then(|param| param.info().parallel.clone());
         let data = dims.of(&path, over.as_deref(), parallel.as_ref().map(|parallel| &*parallel.spec))?;
         parallel.iter_mut().for_each(|parallel| parallel.data_dims = dims.data_dims(&parallel.spec));
@@ -103,8 +114,17 @@ pub(super) fn plan<M: Module>(
     }
     let of_modules = planned.iter().map(|param| &param.unit).filter(|unit| !unit.is_root());
     let of_modules = of_modules.flat_map(|unit| unit.modules()).map(ToString::to_string);
-    policies.check_units(&of_modules.unique().collect_vec())?;
-    Ok(Plan { params: planned, adopted: adopted.paths(), ignored: ignored.into(), policies, lazy, adapted })
+    let of_modules = of_modules.unique().collect_vec();
+    precisions.check_units(&of_modules)?;
+    offloads.check_units(&of_modules)?;
+    let (adopted, ignored) = (adopted.paths(), ignored.into());
+    Ok(Plan { params: planned, adopted, ignored, precisions, offloads, lazy, adapted })
+}
+
+/// # Errors
+/// [`FsdpError::NoHost`] unless there is a CPU backend.
+fn check_host(has_host: bool) -> Result<(), FsdpError> {
+    if has_host { Ok(()) } else { Err(FsdpError::NoHost) }
 }
 
 /// Units of earlier calls, and the modules of each in this model.
@@ -225,5 +245,17 @@ fn cut(config: &FullyShard, found: &Found, path: &str) -> Result<Chosen, FsdpErr
         placement => {
             Err(FsdpError::Placement { param: path.into(), shape: shape.to_vec(), placement: placement.to_string() })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_cpu_backend_there_is_no_host() {
+        assert!(check_host(true).is_ok());
+        let error = check_host(false).unwrap_err();
+        assert!(matches!(error, FsdpError::NoHost) && error.to_string().contains("`flex`"), "{error}");
     }
 }

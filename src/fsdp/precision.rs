@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device};
 
 use super::FsdpError;
 use crate::Result;
-use crate::param::{Inventory, ParamError, Precision, UnitPath};
+use crate::param::{Inventory, Precision};
 use crate::pattern::PathPattern;
 
 /// Which element types a unit computes and reduces in, beside that of its stored shards, in which optimizers step
@@ -112,75 +112,36 @@ impl MixedPrecision {
     }
 }
 
-/// The policies of a call of `fully_shard`.
-pub(super) struct Policies {
-    /// Of the units that the patterns take; the last that matches counts.
-    by_unit: Vec<(Vec<PathPattern>, Policy)>,
-    /// Of all others.
-    other: Policy,
-}
-
 /// A policy, with its patterns parsed.
-struct Policy {
+pub(super) struct Policy {
     policy: MixedPrecision,
     keep: Vec<PathPattern>,
 }
 
 impl Policy {
-    fn new(policy: &MixedPrecision, inventory: &Inventory, device: &Device) -> Result<Self> {
+    /// Of ranks that compute on `device`.
+    ///
+    /// # Errors
+    /// As [`MixedPrecision`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch) for a pattern that takes no
+    /// parameter.
+    pub(super) fn new(policy: &MixedPrecision, inventory: &Inventory, device: &Device) -> Result<Self> {
         policy.check(device)?;
         let keep = PathPattern::parse_all(&policy.keep)?;
         inventory.check_params(&keep)?;
         Ok(Self { policy: policy.clone(), keep })
     }
-}
 
-impl Policies {
-    /// Of ranks that compute on `device`.
-    ///
-    /// # Errors
-    /// As [`MixedPrecision`]'s check, and [`ParamError::NoMatch`] for a pattern that takes no parameter.
-    pub(super) fn new(
-        other: &MixedPrecision,
-        by_unit: &[(Vec<String>, MixedPrecision)],
-        inventory: &Inventory,
-        device: &Device,
-    ) -> Result<Self> {
-        let of_units = by_unit
-            .iter()
-            .map(|(patterns, policy)| Ok((PathPattern::parse_all(patterns)?, Policy::new(policy, inventory, device)?)));
-        Ok(Self { by_unit: of_units.collect::<Result<_>>()?, other: Policy::new(other, inventory, device)? })
+    /// The element type that the parameter at `path` is computed with in; `None`: the stored one.
+    pub(super) fn compute(&self, path: &str) -> Option<DType> {
+        self.policy.param_dtype.filter(|_| !self.keep.iter().any(|pattern| pattern.matches(path)))
     }
 
-    /// Checks that each pattern of units takes one of these.
-    ///
-    /// # Errors
-    /// [`ParamError::NoMatch`].
-    pub(super) fn check_units(&self, units: &[String]) -> Result<(), ParamError> {
-        Inventory::check_paths(self.by_unit.iter().flat_map(|(patterns, _)| patterns), "unit", units)
-    }
-
-    fn of(&self, unit: &UnitPath) -> &Policy {
-        let takes = |patterns: &[PathPattern]| {
-            unit.modules().iter().any(|module| patterns.iter().any(|pattern| pattern.matches(module)))
-        };
-        self.by_unit.iter().rfind(|(patterns, _)| takes(patterns)).map_or(&self.other, |(_, policy)| policy)
-    }
-
-    /// The element type that the parameter at `path`, of the unit of the modules at `unit`, is computed with in;
-    /// `None`: the stored one.
-    pub(super) fn compute(&self, unit: &UnitPath, path: &str) -> Option<DType> {
-        let Policy { policy, keep } = self.of(unit);
-        policy.param_dtype.filter(|_| !keep.iter().any(|pattern| pattern.matches(path)))
-    }
-
-    /// What else the unit of the modules at `unit` computes and reduces in.
-    pub(super) fn precision(&self, unit: &UnitPath) -> Precision {
-        let policy = &self.of(unit).policy;
+    /// What else a unit computes and reduces in.
+    pub(super) fn precision(&self) -> Precision {
         Precision {
-            inputs: policy.param_dtype.filter(|_| policy.cast_forward_inputs),
-            outputs: policy.output_dtype,
-            reduce: policy.reduce_dtype,
+            inputs: self.policy.param_dtype.filter(|_| self.policy.cast_forward_inputs),
+            outputs: self.policy.output_dtype,
+            reduce: self.policy.reduce_dtype,
         }
     }
 }

@@ -13,8 +13,8 @@ use crate::Result;
 use crate::comm::Group;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    Attachment, DataMesh, DataParallel, DistributedParameter, Found, Inventory, UnitParam, UnitPath, attach, data_spec,
-    make_units,
+    Attachment, DataMesh, DataParallel, DistributedParameter, Found, Inventory, Offloaded, UnitParam, UnitPath, attach,
+    data_spec, make_units,
 };
 
 /// The model of [`fully_shard`](super::fully_shard) on another mesh, of which every rank has the same shards: what ranks
@@ -121,5 +121,7 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
     let config = FullyShard::new().reshard_after_forward(data.reshard).buffers(data.buffers);
     let config = FullyShard { strict: data.strict, ..config.verify_every(data.verify.passes()) };
     let all = mesh.mesh.communicator_over(&(0..mesh.mesh.ndim()).collect::<Vec<_>>())?;
-    Ok(DataParallel { precision: data.precision, ..data_parallel(mesh, &all, &config, data.ignored.clone())? })
+    let groups = data_parallel(mesh, &all, &config, data.ignored.clone())?;
+    let offloaded = data.offloaded.as_ref().map(|_| Offloaded::of(&groups.shard));
+    Ok(DataParallel { precision: data.precision, offloaded, ..groups })
 }

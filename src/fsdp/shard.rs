@@ -12,8 +12,9 @@ use super::plan::{Plan, Planned, plan};
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    AGAIN, Attachment, DataMesh, DataParallel, Precision, REDUCE, ReshardAfterForward, UnitParam, UnitPath, Verify,
-    attach, combine, data_spec, in_turn, is_any_lazy, make_units, own_buffers, take_burns,
+    AGAIN, Attachment, DataMesh, DataParallel, Offload, Offloaded, Precision, REDUCE, ReshardAfterForward, UnitParam,
+    UnitPath, Verify, attach, combine, data_spec, in_turn, is_any_lazy, make_units, move_beside, own_buffers,
+    take_burns,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -88,7 +89,7 @@ use crate::{Error, Result};
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
     let mut dims = DataDims::new(mesh, &config)?;
-    let Plan { params: mut planned, adopted, ignored, policies, lazy, adapted } =
+    let Plan { params: mut planned, adopted, ignored, precisions, offloads, lazy, adapted } =
         plan(&model, mesh, &config, &mut dims)?;
     if config.balanced {
         balance(&mut planned, dims.meshes());
@@ -112,11 +113,13 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
             }
         };
         let Planned { path, shape, cut, data, unit, depth, parallel, .. } = param;
-        let compute = policies.compute(&unit, &path);
+        let compute = precisions.of(&unit).compute(&path);
         Ok(((unit, data), UnitParam { path: path.into(), depth, shape, cut, spec, parallel, compute }))
     });
-    let of_unit =
-        |unit: &UnitPath, &at: &usize| Some(DataParallel { precision: policies.precision(unit), ..data[at].clone() });
+    let of_unit = |unit: &UnitPath, &at: &usize| {
+        let offloaded = (*offloads.of(unit) == Offload::Cpu).then(|| Offloaded::of(&data[at].shard));
+        Some(DataParallel { precision: precisions.of(unit).precision(), offloaded, ..data[at].clone() })
+    };
     let params = make_units(params.collect::<Result<_>>()?, of_unit)?;
     // Nothing is wrong with this call: clones of the model may have kept the units as they were.
     for (unit, path) in adopted {
@@ -135,7 +138,9 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let lazy = is_any_lazy(mesh, "fully_shard", lazy)?;
     let place = || attach(model, attachments, lazy, "fully_shard");
     let model = if lazy { in_turn(mesh, "fully_shard, in turn", place)? } else { place()? };
-    own_buffers(model, &units, &all, "fully_shard")
+    let model = own_buffers(model, &units, &all, "fully_shard")?;
+    let is_offloaded = units.iter().any(|unit| unit.offloaded().is_some());
+    Ok(if is_offloaded { move_beside(model, mesh.device()) } else { model })
 }
 
 /// The groups over which units on `mesh` are gathered and reduced, in the element types that things have, where `all` ranks
@@ -170,6 +175,7 @@ pub(super) fn data_parallel(
         strict,
         buffers,
         precision,
+        offloaded: None,
         verify,
         mesh: mesh.clone(),
         all: all.clone(),

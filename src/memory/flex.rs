@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
+use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind};
 use burn::tensor::Bytes;
 use burn_std::AllocationProperty;
 use bytemuck::Pod;
@@ -18,6 +18,14 @@ pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&FlexTensor> {
             BackendTensor::Float(primitive) | BackendTensor::Int(primitive) | BackendTensor::Bool(primitive),
         ) => Some(primitive),
         _ => None,
+    }
+}
+
+/// The float tensor of a primitive.
+pub(super) fn wrap(tensor: FlexTensor) -> DispatchTensor {
+    DispatchTensor {
+        kind: DispatchTensorKind::Flex(BackendTensor::Float(tensor)),
+        autodiff: DispatchAutodiffContext::Disabled,
     }
 }
 

@@ -6,12 +6,15 @@
 
 #[cfg(feature = "testing")]
 pub(crate) mod counted;
+mod crossing;
 #[cfg(feature = "cube")]
 pub(crate) mod cube;
 #[cfg(feature = "flex")]
 mod digest;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
+#[cfg(feature = "cube")]
+mod reading;
 mod reused;
 mod space;
 
@@ -19,6 +22,7 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{BackendTensor, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
 use burn::tensor::{Device, Slice};
 
+pub(crate) use crossing::{ToHost, bytes, copied_to};
 #[cfg(feature = "flex")]
 pub(crate) use digest::digests;
 pub(crate) use space::Space;
@@ -37,9 +41,12 @@ pub(crate) fn host() -> Device {
     return Device::default().inner();
 }
 
+/// Whether there is a backend for the CPU.
+pub(crate) const HAS_HOST: bool = cfg!(feature = "flex");
+
 /// Whether tensors of `device` are memory of the host's, which any thread reads and writes at once.
 pub(crate) fn is_host(device: &Device) -> bool {
-    cfg!(feature = "flex") && device.as_dispatch() == host().as_dispatch()
+    HAS_HOST && device.as_dispatch() == host().as_dispatch()
 }
 
 /// Whether the memory of a plain tensor stays as it is for as long as a handle to it lives.

@@ -11,7 +11,7 @@ use burn_pack::Scalar;
 use super::OptimError;
 use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec};
-use crate::mesh::DeviceMesh;
+use crate::memory;
 use crate::placement::Layout;
 
 /// Runs an expression with a number of dimensions as a constant.
@@ -37,7 +37,7 @@ macro_rules! with_dims {
     }};
 }
 
-/// What an optimizer remembers of each parameter: DTensors and numbers, by the parameter's path and burn's name of the
+/// What an optimizer remembers of each parameter: DTensors, in host memory, and numbers, by the parameter's path and burn's name of the
 /// field, such as `blocks.0.weight.momentum.moment_1`.
 #[derive(Debug, Clone, Default)]
 pub struct OptimizerState {
@@ -209,7 +209,7 @@ impl StateTensor {
     /// This rank's part of a tensor as the parameter of `spec` is laid out.
     fn part(data: TensorData, spec: &DTensorSpec) -> Self {
         let spec = spec.with_dtype(data.dtype()).shared();
-        let local = with_dims!(spec.shape().num_dims(), D => tensor::<D>(data, spec.mesh()).into_dispatch());
+        let local = with_dims!(spec.shape().num_dims(), D => tensor::<D>(data).into_dispatch());
         Self { spec, local }
     }
 
@@ -218,7 +218,7 @@ impl StateTensor {
         let layout =
             if data.shape() == spec.shape() { spec.layout().clone() } else { Layout::replicate(spec.mesh().shape())? };
         with_dims!(data.shape().num_dims(), D => {
-            Ok(Self::of(DTensor::distribute_local_to(tensor::<D>(data, spec.mesh()), spec.mesh(), layout)?))
+            Ok(Self::of(DTensor::distribute_local_to(tensor::<D>(data), spec.mesh(), layout)?))
         })
     }
 
@@ -247,10 +247,11 @@ fn is_whole(spec: &DTensorSpec) -> bool {
     spec.placements().iter().all(|placement| placement.is_replicate())
 }
 
-/// In its own element type, not the device's default.
-fn tensor<const D: usize>(data: TensorData, mesh: &DeviceMesh) -> Tensor<D> {
+/// In its own element type, not the device's default, and in host memory, where records are: an optimizer's state need
+/// not fit the device twice, or at all.
+fn tensor<const D: usize>(data: TensorData) -> Tensor<D> {
     let dtype = data.dtype();
-    Tensor::from_data(data, (mesh.device(), dtype))
+    Tensor::from_data(data, (&memory::host(), dtype))
 }
 
 pub(super) fn layout_error(path: &str, state: &DTensorSpec, param: &DTensorSpec) -> OptimError {

@@ -43,7 +43,7 @@ pub(super) fn resolve(plan: &Plan, inventory: Inventory, mesh: &DeviceMesh) -> R
     inventory.check_modules(&units)?;
     inventory.check(|_| false)?;
     inventory.check_not_adapted()?;
-    inventory.check_devices(mesh, |_| false)?;
+    inventory.check_devices(mesh, |_| false, |_| false)?;
     let resolver = Resolver { styles, modules, units, mesh };
     let mut prepared = HashMap::new();
     let planned = |found| Ok(resolver.planned(found, &mut prepared)?);

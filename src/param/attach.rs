@@ -14,7 +14,7 @@ use super::lazy::undrawn;
 use super::read::stored;
 use crate::comm::{Call, Communicator, TensorMeta};
 use crate::dtensor::{DTensorSpec, send_parts};
-use crate::{Error, Result};
+use crate::{Error, Result, memory};
 
 /// A parameter and what becomes of it.
 pub(crate) struct Attachment {
@@ -142,7 +142,13 @@ impl Attach {
             let part = held.take().map(|part| vec![part.into_dispatch()]);
             held = Some(copies.broadcast(self.call(next), part, metas, 0).single()?);
         }
-        let mut shard = held.expect("a cut, or another rank's");
+        let mesh_device = || next.cuts.last().map(|cut| cut.mesh().device().clone());
+        let host = next.param.unit.offloaded().map(|_| memory::host());
+        let shard = held.expect("a cut, or another rank's");
+        let mut shard = match host.or_else(mesh_device) {
+            Some(home) => shard.to_device(&home),
+            None => shard,
+        };
 
         let strategy = Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy();
         if let Some(strategy) = strategy {

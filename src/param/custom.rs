@@ -20,7 +20,7 @@ use crate::comm::{Call, Communicator, Plan, Work};
 /// Each has the arguments and the result of [`Communicator::planned`], which is what it does unless it is implemented:
 /// tensors of the shapes and element types that `plan` says. Ranks of `group` must call alike.
 pub trait UnitCollectives: Send + Sync {
-    /// Gathers parameters, for forward or for backward: from this rank's shards.
+    /// Gathers parameters, for forward or for backward: from this rank's shards, where they are.
     fn all_gather(
         &self,
         group: &Communicator,

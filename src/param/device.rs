@@ -1,20 +1,52 @@
-//! [`check_devices`]: whether a model is where its ranks compute.
+//! [`check_devices`]: whether a model, and what it is given, are where its ranks compute.
 
 use std::fmt::Debug;
 
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Device;
+
+use super::distributed::DistributedParameter;
+use super::inventory::Found;
+use super::unit::Unit;
 use super::{Inventory, ParamError};
-use crate::autodiff;
 use crate::mesh::DeviceMesh;
+use crate::{Error, autodiff, memory};
 
 impl Inventory {
-    /// Checks that all parameters but those `ignored` are on the rank's device, and that graphs can be recorded
-    /// there.
+    /// Checks that all parameters but those `ignored` are on the rank's device, or in host memory if they are or become
+    /// `offloaded`, and that graphs can be recorded there.
     ///
     /// # Errors
     /// [`ParamError::Backend`], [`ParamError::Device`].
-    pub(crate) fn check_devices(&self, mesh: &DeviceMesh, ignored: impl Fn(&str) -> bool) -> Result<(), ParamError> {
-        let params = self.params.iter().map(|found| (found.path(), found.device.clone().inner()));
+    pub(crate) fn check_devices(
+        &self,
+        mesh: &DeviceMesh,
+        ignored: impl Fn(&str) -> bool,
+        offloaded: impl Fn(&Found) -> bool,
+    ) -> Result<(), ParamError> {
+        let is_in_place = |found: &&Found| {
+            let is_offloaded = |param: &DistributedParameter| param.unit.offloaded().is_some();
+            let may_be_on_host = found.distributed.as_ref().is_some_and(is_offloaded) || offloaded(found);
+            may_be_on_host && memory::is_host(&found.device.clone().inner())
+        };
+        let params = self.params.iter().filter(|found| !is_in_place(found));
+        let params = params.map(|found| (found.path(), found.device.clone().inner()));
         check_devices(mesh.device(), autodiff::is_supported, params.filter(|(path, _)| !ignored(path)))
+    }
+}
+
+impl Unit {
+    /// Checks that an input is where the unit computes.
+    ///
+    /// # Panics
+    /// Unwinds with [`ParamError::InputDevice`].
+    pub(super) fn check_input(&self, input: &DispatchTensor) {
+        let Some(data) = &self.data else { return };
+        let (device, own) = (Device::new(input.device()).inner(), data.shard.device());
+        if device != *own {
+            let (unit, device, own) = (self.label().to_string(), format!("{device:?}"), format!("{own:?}"));
+            Error::from(ParamError::InputDevice { unit, device, own }).unwind();
+        }
     }
 }
 

@@ -67,12 +67,26 @@ pub enum ParamError {
     /// The parameter is on another device than its rank computes on.
     #[error(
         "parameter `{param}` is on {device}, and this rank computes on {own}; make the model on `world.device()`, or \
-         move it there: `model.to_device(world.device())`"
+         move it there: `model.to_device(world.device())`; of units whose shards are in host memory, \
+         `FullyShard::offload(Offload::Cpu)`, it may be on the CPU, too"
     )]
     Device {
         /// Path of the parameter.
         param: String,
         /// Its device.
+        device: String,
+        /// The rank's.
+        own: String,
+    },
+    /// An input of a unit is on another device than the unit computes on.
+    #[error(
+        "an input of unit `{unit}` is on {device}, and this rank computes on {own}; make batches on `world.device()`, or \
+         move them there: `x.to_device(world.device())`"
+    )]
+    InputDevice {
+        /// The unit.
+        unit: String,
+        /// The input's device.
         device: String,
         /// The rank's.
         own: String,

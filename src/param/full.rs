@@ -22,7 +22,8 @@ use crate::Result;
 /// holds the whole model on every rank, and shares nothing that a forward writes; for a model that only one rank has
 /// the memory for, see [`full_model_on`]. Weights with adapters (LoRA) are burn's own again, with
 /// burn's adapters; those of ignored weights are merged into them. Ids, mappers,
-/// devices and training state are kept, so it saves, loads and trains as if it had never been sharded.
+/// devices and training state are kept, so it saves, loads and trains as if it had never been sharded; parameters that
+/// were [offloaded](crate::fsdp::FullyShard::offload) are on the CPU.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it.

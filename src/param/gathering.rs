@@ -6,14 +6,23 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 
 use super::buffer::SharedWeights;
+use super::offload::Offloaded;
 use super::shards::ShardsKey;
 use crate::comm::{CommError, Course, Work};
 
 /// The result of an all-gather, there or on its way.
 #[derive(Debug)]
 pub(super) enum Gathering {
-    UnderWay(Work<Vec<DispatchTensor>>),
+    /// Of shards in host memory, with what the wholes are then copied by.
+    UnderWay(Work<Vec<DispatchTensor>>, Option<CopyIn>),
     Done(Wholes),
+}
+
+/// How the wholes of a unit come to where its ranks compute, and what that is counted under.
+#[derive(Debug)]
+pub(super) struct CopyIn {
+    pub(super) offloaded: Offloaded,
+    pub(super) label: Arc<str>,
 }
 
 /// Gathered parameters, and how that went, if they have moved for those who take them now.
@@ -22,7 +31,7 @@ pub(super) type Wholes = (Vec<DispatchTensor>, Option<Course>);
 impl Gathering {
     /// Has it begin to move.
     pub(super) fn start(&mut self) {
-        if let Self::UnderWay(work) = self {
+        if let Self::UnderWay(work, _) = self {
             work.start();
         }
     }
@@ -30,15 +39,30 @@ impl Gathering {
     /// Whether other ranks need not be waited for.
     pub(super) fn is_complete(&self) -> bool {
         match self {
-            Self::UnderWay(work) => work.is_complete(),
+            Self::UnderWay(work, _) => work.is_complete(),
             Self::Done(_) => true,
         }
     }
 
     pub(super) fn wait(self) -> Result<Wholes, CommError> {
         match self {
-            Self::UnderWay(work) => work.wait_and_tell(),
+            Self::UnderWay(work, copy_in) => {
+                let (wholes, course) = work.wait_and_tell()?;
+                let wholes = match copy_in {
+                    Some(CopyIn { offloaded, label }) => offloaded.copy_in(&label, wholes),
+                    None => wholes,
+                };
+                Ok((wholes, course))
+            }
             Self::Done(wholes) => Ok(wholes),
+        }
+    }
+
+    /// The same, of which the wholes stay where the shards are.
+    pub(super) fn beside_shards(self) -> Self {
+        match self {
+            Self::UnderWay(work, _) => Self::UnderWay(work, None),
+            done @ Self::Done(_) => done,
         }
     }
 }

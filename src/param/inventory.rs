@@ -183,7 +183,7 @@ impl Inventory {
     }
 
     /// Paths of the parameters, those that cannot be distributed too.
-    fn paths(&self) -> Vec<String> {
+    pub(super) fn paths(&self) -> Vec<String> {
         self.foreign.iter().map(|(path, _)| path.join(".")).chain(self.params.iter().map(Found::path)).collect()
     }
 }

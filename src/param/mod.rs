@@ -14,6 +14,7 @@
 //! | what moves together, over which groups | `unit`, `unit_path`, `shards`, `exchange`, `terms` |
 //! | what becomes of whole gradients | `reduce`, `pass`; `waiting`, where they are not reduced yet |
 //! | in which element types | `precision` |
+//! | shards in host memory; what is beside them then | `offload`; `beside` |
 //! | what is gathered before it is needed | `gathering`, `unshard`, `prefetch` |
 //! | what units do, for all to see | `events` |
 //! | what the program has units do, or does in their place | `units`, `control`; `custom` |
@@ -30,6 +31,7 @@
 
 mod adapter;
 mod attach;
+mod beside;
 mod buffer;
 mod combine;
 mod control;
@@ -49,6 +51,7 @@ mod graph;
 mod inventory;
 mod io;
 mod lazy;
+mod offload;
 mod open;
 mod order;
 mod outside;
@@ -87,6 +90,7 @@ mod waiting;
 
 pub(crate) use adapter::take_burns;
 pub(crate) use attach::{Attachment, attach};
+pub(crate) use beside::move_beside;
 pub(crate) use combine::{combine, data_spec};
 pub use custom::{ReducedGradients, UnitCollectives};
 pub(crate) use data_mesh::DataMesh;
@@ -101,6 +105,8 @@ pub use grad::Grads;
 pub(crate) use inventory::{Found, Inventory};
 pub use io::{FloatMap, UnitTensors};
 pub(crate) use lazy::{in_turn, is_any_lazy};
+pub use offload::Offload;
+pub(crate) use offload::Offloaded;
 pub(crate) use precision::Precision;
 pub use prepare::PrepareModule;
 pub(crate) use prepare::{Edge, ModuleLayouts};

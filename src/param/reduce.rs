@@ -5,6 +5,8 @@
 //!            all-reduce of parameters held whole       /
 //! ```
 //!
+//! Those of shards in host memory are then copied there.
+//!
 //! Each [`advance`](Reduction::advance) waits for one stage and issues the next, so that a rank computes while others, or
 //! its engine, are busy with the stage.
 
@@ -18,12 +20,14 @@ use burn::tensor::{DType, Device, Scalar, Tensor, TensorData};
 use super::control::Averaging;
 use super::custom::AllReduceHook;
 use super::events::{EventKind, ShardedState, TrainingState, done, happened};
+use super::offload::Offloaded;
 use super::plans::Exchange;
 use super::precision::cast;
 use super::unit::{DataParallel, Unit};
 use super::verifier::Carried;
 use super::waiting;
 use crate::comm::{Call, CommError, Course, Digests, Op, ReduceOp, Work};
+use crate::memory::ToHost;
 
 /// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it
 /// did not use.
@@ -79,6 +83,8 @@ pub(super) struct Reduction {
     leaves: Vec<NodeId>,
     /// The element types in which they are wanted.
     stored: Vec<DType>,
+    /// If they are wanted in host memory.
+    offloaded: Option<Offloaded>,
     /// What the sums are multiplied by at last.
     scale: Option<f64>,
     /// Whether the replicas reduce it too.
@@ -103,6 +109,8 @@ enum Stage {
     Scattering { cut: Option<Work<Vec<DispatchTensor>>>, uncut: Option<Work<Vec<DispatchTensor>>> },
     /// Over those that replicate: all, with the flags.
     Replicating(Work<Vec<DispatchTensor>>),
+    /// Nobody any more: they are on their way to host memory, for leaves in these element types.
+    CopyingOut(ToHost, Vec<(NodeId, DType)>),
 }
 
 /// What reduces over the ranks that shard: of parameters that are not cut, all-reduces alone.
@@ -134,6 +142,8 @@ pub(super) struct Whole {
     pub(super) leaves: Vec<NodeId>,
     /// The element types of their shards.
     pub(super) stored: Vec<DType>,
+    /// If their shards are in host memory.
+    pub(super) offloaded: Option<Offloaded>,
     /// `None` of one that this rank did not use.
     pub(super) grads: Vec<Option<DispatchTensor>>,
 }
@@ -150,7 +160,7 @@ impl Reduction {
         zeros: impl Fn(usize) -> DispatchTensor,
         carried: Carried,
     ) -> Self {
-        let Whole { members, leaves, stored, grads } = whole;
+        let Whole { members, leaves, stored, offloaded, grads } = whole;
         let Carried { due, shard, replicate } = carried;
         let scale = unit.averaging().scale;
         let (all_reduce, hook) = {
@@ -173,7 +183,21 @@ impl Reduction {
                 (own.used, stage)
             }
         };
-        Self { unit: unit.clone(), call, members, leaves, stored, scale, all_reduce, hook, used, due, replicate, stage }
+        Self {
+            unit: unit.clone(),
+            call,
+            members,
+            leaves,
+            stored,
+            offloaded,
+            scale,
+            all_reduce,
+            hook,
+            used,
+            due,
+            replicate,
+            stage,
+        }
     }
 
     /// Waits for what is under way, and issues what follows.
@@ -184,7 +208,7 @@ impl Reduction {
         match self.stage {
             Stage::Alone(grads) => {
                 self.stage = Stage::Alone(Vec::new());
-                Ok(Advanced::Done(self.done(grads)?))
+                self.done(grads)
             }
             Stage::Scattering { cut, uncut } => {
                 self.stage = Stage::Alone(Vec::new());
@@ -199,8 +223,9 @@ impl Reduction {
                     self.unit.compare_replicated(step, &self.members, &reduced);
                 }
                 let grads = self.without_unused(reduced, flags);
-                Ok(Advanced::Done(self.done(grads)?))
+                self.done(grads)
             }
+            Stage::CopyingOut(copies, leaves) => Ok(Advanced::Done(for_leaves(leaves, copies.wait()))),
         }
     }
 
@@ -237,7 +262,7 @@ impl Reduction {
         }
         let Some(group) = self.unit.data.as_ref().and_then(|data| data.replicate.clone()) else {
             let grads = self.without_unused(reduced, flags);
-            return Ok(Advanced::Done(self.done(grads)?));
+            return self.done(grads);
         };
         if !self.all_reduce {
             let grads = without_unused(reduced, flags, &self.used);
@@ -258,7 +283,8 @@ impl Reduction {
         Ok(Advanced::UnderWay(Box::new(self)))
     }
 
-    fn done(self, grads: Vec<Option<DispatchTensor>>) -> crate::Result<Vec<(NodeId, DispatchTensor)>> {
+    /// The ranks are through. What is on its way to host memory gets there while the next gradients are computed.
+    fn done(mut self, grads: Vec<Option<DispatchTensor>>) -> crate::Result<Advanced> {
         let scaled = |grad: DispatchTensor| match self.scale {
             None => grad,
             Some(scale) => Dispatch::float_mul_scalar(grad, Scalar::from(scale)),
@@ -269,9 +295,18 @@ impl Reduction {
             let made = hook.run(self.unit.label(), params, grads.into_iter().flatten().collect())?;
             grads = made.into_iter().map(Some).collect();
         }
-        let parts = self.leaves.into_iter().zip(self.stored).zip(grads);
-        Ok(parts.filter_map(|((leaf, stored), grad)| Some((leaf, cast(grad?, Some(stored))))).collect())
+        let leaves = self.leaves.iter().copied().zip(self.stored.iter().copied());
+        let used = leaves.zip(grads).filter_map(|(leaf, grad)| Some((leaf, grad?)));
+        let (leaves, grads): (Vec<_>, Vec<_>) = used.unzip();
+        let Some(offloaded) = &self.offloaded else { return Ok(Advanced::Done(for_leaves(leaves, grads))) };
+        self.stage = Stage::CopyingOut(offloaded.copy_out(&self.call.label, grads), leaves);
+        Ok(Advanced::UnderWay(Box::new(self)))
     }
+}
+
+/// Gradients of these leaves, in the element types of the shards.
+fn for_leaves(leaves: Vec<(NodeId, DType)>, grads: Vec<DispatchTensor>) -> Vec<(NodeId, DispatchTensor)> {
+    leaves.into_iter().zip(grads).map(|((leaf, stored), grad)| (leaf, cast(grad, Some(stored)))).collect()
 }
 
 impl Unit {

@@ -28,6 +28,8 @@ pub(super) struct Scope {
     pub(super) pass: Arc<Pass>,
     pub(super) shards: Shards,
     pub(super) token: Option<DispatchTensor>,
+    /// What stands for the shards in the graph, where they are not on the device of it.
+    stands_for_shards: Option<DispatchTensor>,
     /// Whether a backward may need it, on this rank or another.
     backward: bool,
     /// Whether its pass was entered before, in forward: a checkpointed block reads it.
@@ -85,6 +87,7 @@ impl Scope {
         };
         let mut inputs = Vec::new();
         let input = input.map_floats(&mut |tensor| {
+            unit.check_input(&tensor);
             if Dispatch::is_tracked(&tensor) {
                 inputs.push(tensor.clone());
             }
@@ -107,11 +110,14 @@ impl Scope {
             pass.buffer.will_be_recomputed();
             frame::record(&pass);
         }
-        let parent = first.or(bases.first()).filter(|_| tracked && !without_graph).cloned();
-        // Shards are no leaves of the graph of a block that computes again.
-        let parent = parent.map(|parent| frame::anchor().unwrap_or(parent));
-        let earlier = parent.as_ref().and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
-        let token = parent.map(|parent| token(&pass, parent, &inputs, earlier, opening.deeper));
+        let parent = first.or(bases.first()).filter(|_| tracked && !without_graph);
+        // Shards are no leaves of the graph of a block that computes again, nor of one on another device.
+        let offloaded = unit.offloaded().filter(|_| !opening.stored);
+        let leaf = |parent| Some(autodiff::leaf(offloaded?.device(), parent, first.is_some()));
+        let stands_for_shards = parent.and_then(|parent| frame::anchor().or_else(|| leaf(parent)));
+        let parent = stands_for_shards.as_ref().or(parent);
+        let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
+        let token = parent.map(|parent| token(&pass, parent.clone(), &inputs, earlier, opening.deeper));
         let mut number = 0;
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
@@ -121,18 +127,19 @@ impl Scope {
             }
             _ => cast(tensor, pass.buffer.unit().precision().inputs),
         });
-        (Self::new(pass, shards, token, backward, again), input)
+        let scope = Self { stands_for_shards, ..Self::new(pass, shards, token, backward, again) };
+        (scope, input)
     }
 
     fn new(pass: Arc<Pass>, shards: Shards, token: Option<DispatchTensor>, backward: bool, again: bool) -> Self {
         let read = shards.bases.iter().map(|_| Read::default()).collect();
-        Self { pass, shards, token, backward, again, read }
+        Self { pass, shards, token, stands_for_shards: None, backward, again, read }
     }
 
     /// The unit of `pass`, which is open around a checkpointed block, as the block reads it, with these copies of its
     /// shards: without a graph, or tied to the `anchor` of the block's own.
     pub(super) fn around_block(pass: &Arc<Pass>, copies: Shards, anchor: Option<DispatchTensor>) -> Self {
-        Self::new(pass.clone(), copies, anchor, true, true)
+        Self { stands_for_shards: anchor.clone(), ..Self::new(pass.clone(), copies, anchor, true, true) }
     }
 
     /// Whether `unit` is open.
@@ -146,7 +153,7 @@ impl Scope {
     }
 
     fn make_value(&self, position: usize) -> DispatchTensor {
-        let base = self.shards.bases[position].clone();
+        let base = &self.shards.bases[position];
         let pass = self.pass.clone();
         // A frozen weight is no part of backward if the graph can keep it: then its layer saves no
         // activation for a gradient nobody wants.
@@ -154,11 +161,17 @@ impl Scope {
         match &self.token {
             Some(token) if !frozen => {
                 let retain = self.retain();
-                autodiff::binary(base, token.clone(), Arc::new(Whole { pass, position, retain }))
+                autodiff::binary(self.parent(position), token.clone(), Arc::new(Whole { pass, position, retain }))
             }
+            _ if pass.buffer.is_offloaded() => autodiff::constant(pass.buffer.view(position), base),
             // Untracked: the graph cannot make the weight again.
-            _ => autodiff::unary(base, Arc::new(Whole { pass, position, retain: Retain::Output })),
+            _ => autodiff::unary(base.clone(), Arc::new(Whole { pass, position, retain: Retain::Output })),
         }
+    }
+
+    /// The shard at `position`, or what stands for it in the graph.
+    fn parent(&self, position: usize) -> DispatchTensor {
+        self.stands_for_shards.as_ref().unwrap_or(&self.shards.bases[position]).clone()
     }
 
     /// What the graph keeps of a gathered weight: that of a block that computes again goes before the weight does.
@@ -174,11 +187,12 @@ impl Scope {
     /// `None` without a backward to come.
     pub(super) fn varying(&self, position: usize) -> Option<Arc<Varying>> {
         let token = self.token.clone()?;
+        let is_trained = self.pass.trains(position);
         let make = || {
             Arc::new(Varying {
                 pass: self.pass.clone(),
                 position,
-                base: self.shards.bases[position].clone(),
+                parent: is_trained.then(|| self.parent(position)),
                 token,
                 value: self.value(position),
                 retain: self.retain(),
@@ -232,7 +246,8 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     super::trace::entered(&pass);
     let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
     // What was gathered ahead is for a forward.
-    if !opening.stored || !members.iter().zip(bases).any(is_cast) {
+    let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
+    if !opening.stored || is_as_stored() {
         unit.take_unsharded(shards).into_iter().for_each(|ahead| pass.buffer.copy_in(ahead));
     }
     pass

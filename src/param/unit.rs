@@ -5,14 +5,15 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Slice};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use super::control::Control;
 use super::data_mesh::DataMesh;
-use super::gathering::{Gathering, Keeps, Unsharded};
+use super::gathering::{CopyIn, Gathering, Keeps, Unsharded};
+use super::offload::Offloaded;
 use super::part::Part;
 use super::plans::{Exchange, Plans};
 use super::precision::{Precision, cast};
@@ -74,6 +75,8 @@ pub(crate) struct DataParallel {
     pub(crate) strict: bool,
     pub(crate) buffers: Buffers,
     pub(crate) precision: Precision,
+    /// If its shards are in host memory.
+    pub(crate) offloaded: Option<Offloaded>,
     pub(crate) verify: Arc<Verify>,
     /// The mesh that cuts and replicates its parameters.
     pub(crate) mesh: DataMesh,
@@ -223,9 +226,20 @@ impl Unit {
         self.data.is_some()
     }
 
-    /// Whether its ranks have to gather it: a group of one holds the wholes.
+    /// Whether its weights are to be brought together: a group of one holds the wholes, if it holds them where it
+    /// computes.
     pub(super) fn is_gathered(&self) -> bool {
+        self.is_of_several() || self.offloaded().is_some()
+    }
+
+    /// Whether several ranks have its parts.
+    pub(super) fn is_of_several(&self) -> bool {
         self.data.as_ref().is_some_and(|data| data.shard.group().size() > 1)
+    }
+
+    /// How its weights come to where its ranks compute, if its shards are in host memory.
+    pub(crate) fn offloaded(&self) -> Option<&Offloaded> {
+        self.data.as_ref()?.offloaded.as_ref()
     }
 
     /// The groups that `fully_shard` gave it.
@@ -293,8 +307,7 @@ impl Unit {
         let root = self.path.read().is_root();
         let Some(data) = &self.data else { return Kept::Whole };
         let size = data.shard.group().size();
-        // A group of one holds the wholes: there is nothing to free.
-        if size == 1 {
+        if !self.is_gathered() {
             return Kept::Whole;
         }
         match self.control.lock().reshard {
@@ -323,17 +336,17 @@ impl Unit {
     ///
     /// The result is in the order of `members` without those every rank holds whole.
     pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(Exchange::Shards, |data| &data.shard, call, members, shards)
+        self.gather(Exchange::Shards, |data| &data.shard, call, members, shards, self.offloaded())
     }
 
     /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
     pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(Exchange::Shards, |data| &data.again, call, members, shards)
+        self.gather(Exchange::Shards, |data| &data.again, call, members, shards, self.offloaded())
     }
 
-    /// The same, from the parts [`split`](Self::split) left.
+    /// The same, from the parts [`split`](Self::split) left where the ranks compute.
     pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
-        self.gather(Exchange::Parts, |_| self.neighbours(), call, members, parts)
+        self.gather(Exchange::Parts, |_| self.neighbours(), call, members, parts, None)
     }
 
     fn gather<'a>(
@@ -343,12 +356,14 @@ impl Unit {
         call: Call,
         members: &[usize],
         shards: Vec<DispatchTensor>,
+        offloaded: Option<&Offloaded>,
     ) -> Gathering {
         let shards = self.cut(members, shards);
         if shards.is_empty() {
             return Gathering::Done((Vec::new(), None));
         }
-        Gathering::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards))
+        let copy_in = offloaded.map(|offloaded| CopyIn { offloaded: offloaded.clone(), label: call.label.clone() });
+        Gathering::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards), copy_in)
     }
 
     /// This rank's part of every whole, over the group of neighbours.
@@ -391,16 +406,6 @@ impl Unit {
         };
         members.iter().filter_map(next).collect()
     }
-
-    /// Every whole: those gathered, and the shards that are whole already.
-    pub(super) fn wholes(
-        &self,
-        members: &[usize],
-        gathered: Vec<DispatchTensor>,
-        shards: Vec<DispatchTensor>,
-    ) -> Vec<DispatchTensor> {
-        self.merge(members, gathered, self.uncut(members, shards))
-    }
 }
 
 /// How a whole falls on the ranks of [`ReshardAfterForward::Ranks`]: evenly, however ragged the shards
@@ -417,6 +422,6 @@ fn copy_range(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> Dispa
 }
 
 /// A zero gradient for a parameter that took no part in the loss.
-pub(super) fn zeros_like_whole(shape: &[usize], shard: &DispatchTensor, dtype: DType) -> DispatchTensor {
-    Dispatch::float_zeros(shape.to_vec().into(), &shard.device(), dtype.into())
+pub(super) fn zeros_of_whole(shape: &[usize], device: &DispatchDevice, dtype: DType) -> DispatchTensor {
+    Dispatch::float_zeros(shape.to_vec().into(), device, dtype.into())
 }

@@ -108,7 +108,7 @@ impl Unit {
 
     fn begin_unshard(&self, shards: &Shards, phase: Phase, during: TrainingState) -> Gathering {
         let gathering = self.begin_gather(shards, phase);
-        if let Gathering::UnderWay(_) = gathering {
+        if let Gathering::UnderWay(..) = gathering {
             happened(EventKind::Unshard, || self.label(), during, || ShardedState::Unsharded);
         }
         gathering

@@ -21,7 +21,8 @@ use crate::dtensor::Dims;
 pub(super) struct Varying {
     pub(super) pass: Arc<Pass>,
     pub(super) position: usize,
-    pub(super) base: DispatchTensor,
+    /// The shard, or what stands for it in the graph; `None` of a frozen parameter.
+    pub(super) parent: Option<DispatchTensor>,
     pub(super) token: DispatchTensor,
     /// The value for computations that are the same on all tensor-parallel ranks.
     pub(super) value: DispatchTensor,
@@ -44,9 +45,7 @@ impl Varying {
 
     fn make(&self, dims: &[usize]) -> DispatchTensor {
         // Nobody wants the gradient of a frozen parameter, so its terms need not be added up.
-        if !self.pass.trains(self.position) {
-            return self.value.clone();
-        }
+        let Some(parent) = &self.parent else { return self.value.clone() };
         self.pass.buffer.expect_term(self.position, dims);
         let op = Term {
             pass: self.pass.clone(),
@@ -55,6 +54,6 @@ impl Varying {
             retain: self.retain,
             value: Mutex::new(Some(plain(self.value.clone()))),
         };
-        autodiff::binary(self.base.clone(), self.token.clone(), Arc::new(op))
+        autodiff::binary(parent.clone(), self.token.clone(), Arc::new(op))
     }
 }

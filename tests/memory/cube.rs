@@ -1,11 +1,14 @@
 //! What units leave in the memory of a Cube device.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::GradientsParams;
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, DeviceKind, Tensor};
 use burn_dtensor::Result;
-use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, fully_shard, unit};
+use burn_dtensor::fsdp::{FullyShard, Offload, ReshardAfterForward, fully_shard, unit, units};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 
@@ -72,5 +75,51 @@ fn gathered_weights_are_taken_back_under_the_views_that_a_graph_keeps() {
         assert!(between - before < RANKS as u64 * WHOLE, "{taken:?}");
         // The shards' gradients are as much as one whole model.
         assert!(after - before < all / RANKS as u64 + RANKS as u64 * WHOLE, "{taken:?}");
+    }
+}
+
+/// What is in use when the model is sharded, most in backward, and after each of three steps of AdamW.
+fn trained(ranks: usize, offload: Offload) -> (u64, u64, Vec<u64>) {
+    let device = Device::wgpu(DeviceKind::DefaultDevice);
+    let mut results = MeshTest::new([ranks], ["shard"]).device(device).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let start = if offload == Offload::Cpu { Device::flex().autodiff() } else { device.clone() };
+        let net = Net { blocks: (0..BLOCKS).map(|_| LinearConfig::new(WIDTH, WIDTH).init(&start)).collect() };
+        let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(ReshardAfterForward::Always);
+        let mut net = fully_shard(net, mesh, config.offload(offload))?;
+        let mut optim = AdamWConfig::new().init();
+        let most = Arc::new(AtomicU64::new(0));
+        let (seen, of) = (most.clone(), mesh.device().clone());
+        units(&net)?.set_all_reduce_hook(move |reduced| {
+            of.sync().expect("the device works");
+            seen.fetch_max(of.memory_pool_usage().expect("a Cube device knows").bytes_in_use, Relaxed);
+            Ok(reduced.shards)
+        });
+        let (before, mut after) = (in_use(mesh)?, Vec::new());
+        for _ in 0..3 {
+            let loss = forward(&net, Tensor::ones([1, 4, WIDTH], &device)).sum();
+            let grads = GradientsParams::from_grads(loss.backward(), &net);
+            net = optim.step(1e-3, net, grads);
+            after.push(in_use(mesh)?);
+        }
+        Ok((before, most.load(Relaxed), after))
+    });
+    results.remove(0)
+}
+
+/// One rank has weights of its own, too, which it frees.
+#[test]
+fn the_device_has_open_units_alone_where_shards_are_offloaded() {
+    let _alone = alone();
+    for ranks in [1, RANKS] {
+        let all = BLOCKS as u64 * WHOLE;
+        let (kept, offloaded) = (trained(ranks, Offload::Never), trained(ranks, Offload::Cpu));
+        // Parameters and AdamW's two moments.
+        assert!(kept.2.iter().all(|after| *after >= 3 * all), "{kept:?}");
+        // Biases aside, nothing as large as one weight.
+        let (before, most, after) = &offloaded;
+        assert!(*before < WHOLE && after.iter().all(|after| *after < WHOLE), "{offloaded:?}");
+        // A rank has weights of the unit and of the one before it, gradients of both, and shards on their way.
+        assert!(*most < ranks as u64 * 5 * WHOLE, "{offloaded:?}");
     }
 }

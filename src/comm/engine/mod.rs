@@ -50,7 +50,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use burn::backend::DispatchTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
 use super::{CommError, Group, Ledger, Plan, RankReport, ReduceOp, Sharded, TensorMeta};
@@ -153,6 +153,11 @@ impl Member {
     /// The global rank.
     pub fn rank(&self) -> usize {
         self.group.ranks()[self.group.rank()]
+    }
+
+    /// Where what a call makes is, to which the rank has brought these: with them, or else on its device.
+    pub fn home(&self, tensors: &[DispatchTensor]) -> Device {
+        tensors.first().map_or_else(|| self.device.clone(), |tensor| Device::new(tensor.device()))
     }
 }
 

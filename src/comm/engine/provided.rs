@@ -16,7 +16,7 @@ pub(super) fn all_reduce(
     tensors: Vec<DispatchTensor>,
     op: ReduceOp,
 ) -> Posted<Vec<DispatchTensor>> {
-    let (size, device) = (channel.member().group.size(), channel.member().device.clone());
+    let (size, device) = (channel.member().group.size(), channel.member().home(&tensors));
     let metas: Vec<_> = tensors.iter().map(meta).collect();
     let terms = channel.all_to_all(post, vec![tensors; size], vec![metas.clone(); size])?;
     Ok(mapped(terms, move |terms| {
@@ -36,8 +36,8 @@ pub(super) fn recut(
     to_dim: usize,
     to_cut: Cut,
 ) -> Posted<DispatchTensor> {
-    let (group, device) = (channel.member().group.clone(), channel.member().device.clone());
     let Sharded { tensor, dim, cut: from_cut } = shard;
+    let (group, device) = (channel.member().group.clone(), Device::new(tensor.device()));
     let given = |rank: usize| vec![block(&tensor, to_dim, &to_cut, group.size(), rank, &device)];
     let taken = |rank: usize| {
         let mut meta = meta(&tensor);
@@ -61,7 +61,7 @@ pub(super) fn exchange_rows(
     given: &[usize],
     taken: &[usize],
 ) -> Posted<DispatchTensor> {
-    let device = channel.member().device.clone();
+    let device = Device::new(tensor.device());
     let of_rank = |count: &usize| {
         let mut meta = meta(&tensor);
         meta.shape[0] = *count;
@@ -93,7 +93,7 @@ pub(super) fn scatter(
     cuts: Vec<(usize, Cut)>,
     root: usize,
 ) -> Posted<Vec<DispatchTensor>> {
-    let (group, device) = (channel.member().group.clone(), channel.member().device.clone());
+    let (group, device) = (channel.member().group.clone(), channel.member().home(&tensors));
     let given = |rank: usize| {
         let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, Cut))| {
             block(tensor, *dim, cut, group.size(), rank, &device)

@@ -1,11 +1,12 @@
 //! A [`Ledger`] as JSON.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use itertools::Itertools;
 use serde_json::{Value, json};
 
-use super::{Key, Ledger, QueueDepth, Straggler, Summary, Total, Waits};
+use super::{HostCopies, Key, Ledger, QueueDepth, Straggler, Summary, Total, Waits};
 use crate::comm::Copied;
 
 impl Ledger {
@@ -19,7 +20,8 @@ impl Ledger {
     ///            "stragglers": [{"rank": 1, "waits": 2, "waiting_ns": 51000}]},
     ///  "queue": {"now": 0, "most": 2},
     ///  "backends": ["flex"],
-    ///  "copied": {"launches": 0, "bytes": 0, "padding": 0}}
+    ///  "copied": {"launches": 0, "bytes": 0, "padding": 0},
+    ///  "host_copies": [{"label": "blocks.0", "to_device": {"calls": 2, "bytes": 200}, "to_host": {"calls": 1, "bytes": 40}}, ..]}
     /// ```
     ///
     /// Buckets of the histogram end where the next begins, see [`Histogram`](super::Histogram); stragglers are in order of
@@ -57,9 +59,15 @@ impl Ledger {
             "queue": { "now": now, "most": most },
             "backends": self.backends(),
             "copied": { "launches": launches, "bytes": copied, "padding": padding },
+            "host_copies": self.host_copies().iter().map(host_copies).collect_vec(),
         })
         .to_string()
     }
+}
+
+fn host_copies((label, HostCopies { to_device, to_host }): (&Arc<str>, &HostCopies)) -> Value {
+    let total = |Total { calls, bytes }: &Total| json!({ "calls": calls, "bytes": bytes });
+    json!({ "label": **label, "to_device": total(to_device), "to_host": total(to_host) })
 }
 
 fn waits(waits: &Waits) -> Value {

@@ -2,6 +2,7 @@
 
 mod entry;
 mod histogram;
+mod host_copies;
 mod json;
 mod queue;
 mod summary;
@@ -23,6 +24,8 @@ pub(super) use entry::Charge;
 pub use entry::Entry;
 pub(crate) use entry::listen;
 pub use histogram::Histogram;
+pub use host_copies::HostCopies;
+pub(crate) use host_copies::Way;
 use queue::Queue;
 pub use queue::QueueDepth;
 pub use summary::Summary;
@@ -49,6 +52,7 @@ pub use waits::{Spent, Straggler, Waits};
 /// |---|---|
 /// | [`summary`](Self::summary) | one line |
 /// | `{}` | a table of calls and bytes |
+/// | [`host_copies`](Self::host_copies) | what units whose shards are in host memory have copied |
 /// | [`waits`](Self::waits) | how long the rank has waited, in a histogram, and for whom |
 /// | [`queue_depth`](Self::queue_depth) | how many collectives are under way, and were at most |
 /// | [`to_json`](Self::to_json) | all of it, for programs |
@@ -70,6 +74,7 @@ struct Book {
     waits: Waits,
     moving: Duration,
     copied: Copied,
+    host_copies: host_copies::ByUnit,
     devices: Vec<DispatchDevice>,
 }
 
@@ -162,7 +167,8 @@ impl Ledger {
     pub fn summary(&self) -> Summary {
         let book = self.book.lock();
         let (total, queue) = (book.totals.total(|_| true), self.queue.depth());
-        Summary { total, spent: book.spent(), queue, waits: book.waits.clone() }
+        let host_copies = book.host_copies.0.values().copied().sum();
+        Summary { total, spent: book.spent(), queue, waits: book.waits.clone(), host_copies }
     }
 
     /// Adds what kernels have copied.
@@ -174,6 +180,16 @@ impl Ledger {
     /// What kernels have copied around collectives.
     pub fn copied(&self) -> Copied {
         self.book.lock().copied
+    }
+
+    /// Counts one copy of a unit's tensors between host and device.
+    pub(crate) fn crossed(&self, unit: &Arc<str>, way: Way, bytes: u64) {
+        self.book.lock().host_copies.add(unit, way, bytes);
+    }
+
+    /// What units whose shards are in host memory have copied, by unit.
+    pub fn host_copies(&self) -> BTreeMap<Arc<str>, HostCopies> {
+        self.book.lock().host_copies.0.clone()
     }
 
     /// Notes where the tensors of a collective are.
@@ -285,6 +301,8 @@ impl Book {
 mod tests {
     use std::time::Instant;
 
+    use itertools::Itertools;
+
     use super::*;
     use crate::comm::Group;
     use crate::comm::engine::Print;
@@ -336,6 +354,27 @@ mod tests {
         assert_eq!(ledger.copied(), Copied { launches: 3, bytes: 50, padding: 3 });
         ledger.reset();
         assert_eq!(ledger.copied(), Copied::default());
+    }
+
+    #[test]
+    fn copies_between_host_and_device_are_told_by_unit() {
+        let ledger = filled();
+        assert!(!ledger.summary().to_string().contains("device"), "there are none");
+        for (unit, way, bytes) in [("b", Way::ToDevice, 100), ("a", Way::ToHost, 7), ("b", Way::ToDevice, 20)] {
+            ledger.crossed(&unit.into(), way, bytes);
+        }
+        let (twice, once) = (Total { calls: 2, bytes: 120 }, Total { calls: 1, bytes: 7 });
+        assert_eq!(ledger.host_copies()["b"], HostCopies { to_device: twice, ..Default::default() });
+        assert_eq!(ledger.summary().host_copies, HostCopies { to_device: twice, to_host: once });
+        assert!(ledger.summary().to_string().contains("120 B to the device and 7 B to the host"));
+        let table = ledger.to_string();
+        let rows: Vec<_> = table.lines().skip(5).map(|row| row.split_whitespace().collect_vec()).collect();
+        assert_eq!(rows, [["to", "host", "a", "1", "7"], ["to", "device", "b", "2", "120"]].map(Vec::from));
+        let json: serde_json::Value = serde_json::from_str(&ledger.to_json()).unwrap();
+        assert_eq!(json["host_copies"][1]["to_device"]["bytes"], 120);
+        assert_eq!(ledger.bytes(Op::AllGather), 200, "they are no collectives");
+        ledger.reset();
+        assert!(ledger.host_copies().is_empty());
     }
 
     #[test]

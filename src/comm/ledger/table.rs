@@ -2,17 +2,26 @@
 
 use std::fmt;
 
-use super::{Key, Ledger, Total};
+use super::{HostCopies, Key, Ledger, Total};
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let totals = self.snapshot();
-        let width = totals.iter().map(|(key, _)| key.label.len()).max().unwrap_or(0).max("label".len());
+        let (totals, copies) = (self.snapshot(), self.host_copies());
+        let labels = totals.iter().map(|(key, _)| &key.label).chain(copies.keys());
+        let width = labels.map(|label| label.len()).max().unwrap_or(0).max("label".len());
         writeln!(f, "{:<14} {:<8} {:<width$} {:>8} {:>14}", "operation", "phase", "label", "calls", "bytes")?;
         for (Key { op, phase, label }, Total { calls, bytes }) in totals.iter() {
             writeln!(f, "{op:<14} {phase:<8} {label:<width$} {calls:>8} {bytes:>14}")?;
         }
         let Total { calls, bytes } = totals.total(|_| true);
-        write!(f, "{:<14} {:<8} {:<width$} {calls:>8} {bytes:>14}", "total", "", "")
+        write!(f, "{:<14} {:<8} {:<width$} {calls:>8} {bytes:>14}", "total", "", "")?;
+        for (unit, HostCopies { to_device, to_host }) in copies {
+            for (way, Total { calls, bytes }) in [("to device", to_device), ("to host", to_host)] {
+                if calls > 0 {
+                    write!(f, "\n{way:<14} {:<8} {unit:<width$} {calls:>8} {bytes:>14}", "")?;
+                }
+            }
+        }
+        Ok(())
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, LazyLock};
 use crate::comm::{Op, Phase};
 
 /// How many keys a ledger counts apart.
-const KEYS: usize = 4096;
+pub(super) const KEYS: usize = 4096;
 
 /// What further labels are counted under.
-static OTHERS: LazyLock<Arc<str>> = LazyLock::new(|| "(other labels)".into());
+pub(super) static OTHERS: LazyLock<Arc<str>> = LazyLock::new(|| "(other labels)".into());
 
 /// Number of calls and bytes of payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,7 +21,7 @@ pub struct Total {
 }
 
 impl Total {
-    fn add(&mut self, bytes: u64) {
+    pub(super) fn add(&mut self, bytes: u64) {
         self.calls += 1;
         self.bytes += bytes;
     }

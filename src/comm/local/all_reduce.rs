@@ -30,6 +30,7 @@ impl LocalChannel {
         let cuts: Vec<_> = lengths.iter().map(|len| (0, Cut::Chunks(*len))).collect();
         let rows = tensors.into_iter().zip(&lengths).map(|(tensor, len)| reshaped(tensor, Shape::from([*len])));
         let deposit = Deposit::new(rows.collect()).there(None);
+        let device = self.member.home(&deposit.tensors);
         self.note(&deposit);
         let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, Cut))| {
             let (shape, dtype) = (tensor.shape(), tensor.dtype());
@@ -54,16 +55,16 @@ impl LocalChannel {
             (ticket, taken, second, second_outlet.clone())
         };
 
-        let device = self.member.device.clone();
         let engine = self.engine.clone();
         let first = First { engine, ticket, second, outlet: second_outlet, taken, op, wholes, device: device.clone() };
+        let home = device.clone();
         let first = self.engine.leave_open(ticket, Box::new(first));
         let finish = move |deposits: &[Deposit], wholes: Option<&Wholes>| {
             let wholes = Exchange { deposits, member, device: &device, wholes }.joined(shapes.len());
             wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect()
         };
         let joined = Joined { seat: Seat::new(self.engine.clone(), second, false), own: None, taken: None, finish };
-        let second = if self.is_worth_hands(bytes) {
+        let second = if self.is_worth_hands(bytes, &home) {
             self.engine.leave_open(second, Box::new(joined))
         } else {
             Open::new(self.member.rank(), Box::new(joined))

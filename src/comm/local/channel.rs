@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Shape};
+use burn::tensor::{Device, Shape};
 use parking_lot::Mutex;
 
 use super::LocalEngine;
@@ -83,8 +83,8 @@ impl LocalChannel {
         finish: impl FnOnce(Exchange) -> T + Send + 'static,
     ) -> Posted<T> {
         self.note(&deposit);
-        let (place, device) = (self.member.group.rank(), self.member.device.clone());
-        let is_open = !post.ahead && self.is_worth_hands(post.print.bytes());
+        let (place, device) = (self.member.group.rank(), self.member.home(&deposit.tensors));
+        let is_open = !post.ahead && self.is_worth_hands(post.print.bytes(), &device);
         let join = |print, deposit| self.engine.rendezvous.join(self.key, place, print, deposit);
         let (ticket, taken) = match (&self.outlet, shares) {
             (Some(outlet), Some(shares)) => {
@@ -111,26 +111,28 @@ impl LocalChannel {
         self.outlet.as_ref().is_some_and(|outlet| outlet.lands(bytes))
     }
 
-    /// This rank's `part` of a result of which ranks have so many indices of `dim`, if what others send may land there.
+    /// This rank's `part` of a result that is where `like` is, in its element type, and of which ranks have so many
+    /// indices of `dim`, if what others send may land there.
     fn placed(
         &self,
         shape: Shape,
-        dtype: DType,
+        like: &DispatchTensor,
         dim: usize,
         lengths: &[usize],
         part: impl FnOnce() -> DispatchTensor + Send + 'static,
     ) -> Option<Own> {
+        let dtype = like.dtype();
         let bytes = (shape.num_elements() * dtype.size()) as u64;
-        if !self.lands(bytes) || !memory::is_host(&self.member.device) {
+        if !self.lands(bytes) || !memory::is_host(&Device::new(like.device())) {
             return None;
         }
         let layout = Layout::new(shape, dtype, dim, lengths.iter().copied())?;
         Some(Own::new(move || vec![part()], move || Some(vec![layout])))
     }
 
-    /// Whether a result of so many `bytes` is made by whoever comes first, this rank or the engine's hands.
-    pub fn is_worth_hands(&self, bytes: u64) -> bool {
-        self.outlet.is_some() && bytes >= hands::WORTH && memory::is_host(&self.member.device)
+    /// Whether a result of so many `bytes` on `device` is made by whoever comes first, this rank or the engine's hands.
+    pub fn is_worth_hands(&self, bytes: u64, device: &Device) -> bool {
+        self.outlet.is_some() && bytes >= hands::WORTH && memory::is_host(device)
     }
 
     /// What other processes need of a deposit, if there are any.
@@ -257,15 +259,16 @@ impl Channel for LocalChannel {
     fn recut(&self, post: Post, shard: Sharded, to_dim: usize, to_cut: Cut) -> Posted<DispatchTensor> {
         let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
         let Sharded { tensor, dim, cut } = shard;
-        let (mut shape, dtype) = (tensor.shape(), tensor.dtype());
+        let mut shape = tensor.shape();
         let (deposit, cuts) = (Deposit::new(vec![tensor]), [(to_dim, to_cut)]);
         let shares = self.shares(&deposit, Share::Parts(&cuts));
         let [(to_dim, to_cut)] = cuts;
         let lengths: Vec<_> = (0..ranks).map(|rank| cut.range(ranks, rank).len()).collect();
         (shape[dim], shape[to_dim]) = (lengths.iter().sum(), to_cut.range(ranks, rank).len());
         let (tensor, range) = (deposit.tensors[0].clone(), to_cut.range(ranks, rank));
+        let like = tensor.clone();
         let part = move || data::part(&tensor, to_dim, range);
-        let own = self.placed(shape, dtype, dim, &lengths, part);
+        let own = self.placed(shape, &like, dim, &lengths, part);
         self.join_with(post, deposit, shares, own, move |exchange| exchange.recut(dim, to_dim, &to_cut))
     }
 
@@ -282,7 +285,7 @@ impl Channel for LocalChannel {
         let mut shape = tensor.shape();
         shape[0] = taken.iter().sum();
         let part = deposit.parts_for(self.member.group.rank())[0].clone();
-        let own = self.placed(shape, tensor.dtype(), 0, taken, move || part);
+        let own = self.placed(shape, &tensor, 0, taken, move || part);
         self.join_with(post, deposit, shares, own, |exchange| exchange.rows())
     }
 

@@ -65,6 +65,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use gathered::{After, Weight};
@@ -77,12 +78,14 @@ pub(super) use source::Source;
 
 use super::events::{EventKind, ShardedState, TrainingState, happened};
 use super::gathering::{Ahead, Gathering, Keeps};
+use super::offload::Offloaded;
 use super::precision::cast;
 use super::reduce::{Reduction, Whole};
 use super::shards::ShardsKey;
-use super::unit::{Kept, Unit, zeros_like_whole};
+use super::unit::{Kept, Unit, zeros_of_whole};
 use super::waiting::Stage;
 use crate::comm::{CommError, Phase};
+use crate::memory;
 
 /// The gathered bytes of one forward through a unit and of its backward: whole weights, and whole gradients
 /// until they are reduced. Weights are named by their position among those that take part.
@@ -136,6 +139,11 @@ impl UnitBuffer {
 
     pub(super) fn kept(&self) -> Kept {
         self.kept
+    }
+
+    /// Whether its weights come from shards in host memory, and are elsewhere.
+    pub(super) fn is_offloaded(&self) -> bool {
+        self.source.offloaded().is_some()
     }
 
     /// Takes what is there before forward from the same shards.
@@ -367,7 +375,7 @@ impl UnitBuffer {
         let dtype = |position: usize| reduce.unwrap_or_else(|| self.source.dtype(position));
         let to_add = |(position, grad): (usize, Option<_>)| Some(cast(grad?, Some(dtype(position))));
         let zeros = |position: usize| {
-            zeros_like_whole(&unit.params[members[position]].shape, &shards[position], dtype(position))
+            zeros_of_whole(&unit.params[members[position]].shape, &self.source.device(position), dtype(position))
         };
         let call = self.source.call(Phase::Backward);
         let (grads, terms) = self.gradients.lock().take();
@@ -387,8 +395,11 @@ impl UnitBuffer {
         unit.waiting.take(Stage::Whole, &leaves, &mut own);
         let carried = unit.carried(due.as_ref(), members, shards);
         let stored = trained.iter().map(|&position| shards[position].dtype()).collect();
+        // Who has moved the model by hand has shards elsewhere.
+        let is_on_host = |_: &&Offloaded| memory::is_host(&Device::new(shards[0].device()));
+        let offloaded = unit.offloaded().filter(is_on_host).cloned();
         let members = trained.iter().map(|&position| members[position]).collect();
-        let whole = Whole { members, leaves, stored, grads: own };
+        let whole = Whole { members, leaves, stored, offloaded, grads: own };
         Ok(Some(Reduction::issue(unit, call, whole, |at| zeros(trained[at]), carried)))
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
 use super::gathered::Gathered;
@@ -13,6 +13,7 @@ use crate::Error;
 use crate::comm::{Call, Op, Phase};
 use crate::param::events::{EventKind, ShardedState, TrainingState, done, happened};
 use crate::param::gathering::{Gathering, Keeps, Wholes};
+use crate::param::offload::Offloaded;
 use crate::param::unit::Unit;
 use crate::param::verifier::Due;
 
@@ -79,7 +80,19 @@ impl Source {
     /// to free.
     pub(super) fn is_shard(&self, position: usize) -> bool {
         let is_cut = self.unit.params[self.members[position]].cut.is_some();
-        !is_cut && self.dtype(position) == self.shards[position].dtype()
+        !is_cut && self.offloaded().is_none() && self.dtype(position) == self.shards[position].dtype()
+    }
+
+    /// How weights come to where the rank computes, if the shards are in host memory. Weights as they are stored stay
+    /// with the shards.
+    pub(super) fn offloaded(&self) -> Option<&Offloaded> {
+        self.unit.offloaded().filter(|_| !self.stored)
+    }
+
+    /// Where the rank computes.
+    pub(super) fn device(&self, position: usize) -> DispatchDevice {
+        let of_shard = || self.shards[position].device();
+        self.offloaded().map_or_else(of_shard, |offloaded| offloaded.device().as_dispatch().clone())
     }
 
     pub(super) fn call(&self, phase: Phase) -> Call {
@@ -87,13 +100,13 @@ impl Source {
     }
 
     /// Whether its ranks have parts of weights.
-    pub(super) fn is_cut(&self) -> bool {
-        self.unit.is_gathered() && self.members.iter().any(|&member| self.unit.params[member].cut.is_some())
+    fn is_cut(&self) -> bool {
+        self.unit.is_of_several() && self.members.iter().any(|&member| self.unit.params[member].cut.is_some())
     }
 
-    /// Something happens to the weights, if ranks have parts of them.
+    /// Something happens to the weights, if they are not the shards.
     pub(super) fn happened(&self, kind: EventKind, during: TrainingState, state: ShardedState) {
-        if self.is_cut() {
+        if self.offloaded().is_some() || self.is_cut() {
             happened(kind, || self.unit.label(), during, || state);
         }
     }
@@ -102,6 +115,7 @@ impl Source {
     pub(super) fn gather(&self) -> Vec<DispatchTensor> {
         self.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
         let gathering = self.unit.all_gather(self.call(Phase::Forward), &self.members, self.sent(true));
+        let gathering = if self.stored { gathering.beside_shards() } else { gathering };
         self.gathered_in(TrainingState::Forward, gathering)
     }
 
@@ -141,7 +155,12 @@ impl Source {
 
     /// Every weight of the pass, of what was gathered.
     pub(super) fn wholes(&self, during: TrainingState, (gathered, course): Wholes) -> Vec<DispatchTensor> {
-        let wholes = self.unit.wholes(&self.members, gathered, self.sent(false));
+        let uncut = self.unit.uncut(&self.members, self.sent(false));
+        let uncut = match self.offloaded() {
+            Some(offloaded) => offloaded.copy_in(&self.call.label, uncut),
+            None => uncut,
+        };
+        let wholes = self.unit.merge(&self.members, gathered, uncut);
         if self.is_cut() {
             done(Op::AllGather, || self.unit.label(), during, ShardedState::Unsharded, course);
         }

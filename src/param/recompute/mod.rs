@@ -23,7 +23,6 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, Dispatch
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 
-use super::ParamError;
 use super::buffer::UnitBuffer;
 use super::enter::{Scoped, in_unit};
 use super::graph::nothing;
@@ -33,8 +32,9 @@ use super::pass::Pass;
 use super::scope::Scope;
 use super::shards::{Shards, plain};
 use super::visit::walk;
+use super::{DistributedParameter, ParamError};
 use crate::Error;
-use crate::autodiff::BackwardId;
+use crate::autodiff::{self, BackwardId};
 use crate::error::OrUnwind;
 use crate::memory::digests;
 use block::{Block, Recompute, Recomputed, backward_from};
@@ -157,7 +157,11 @@ impl ModuleVisitor for Given {
             return;
         }
         let base = param.base().into_dispatch();
-        self.see(&base);
+        let unit = param.reparameterization::<DistributedParameter>().map(|param| &param.unit);
+        match unit.and_then(|unit| unit.offloaded()) {
+            Some(offloaded) => drop(self.device.get_or_insert_with(|| offloaded.device().clone())),
+            None => self.see(&base),
+        }
         self.trains |= leaves::trained(&base).is_some();
     }
 }
@@ -205,8 +209,14 @@ where
         values.push(UnitBuffer::copy_out(plain(tensor.clone())));
         tensor
     });
-    let Given { tracked, is_tracked, .. } = given;
-    let leaf = copies.first.clone().or_else(frame::anchor);
+    let Given { tracked, is_tracked, device, .. } = given;
+    let device = device.expect("something is tracked");
+    // Shards in host memory are no leaves of a graph of the device.
+    let leaf = copies.first.clone().map(|leaf| match Device::new(leaf.device()).inner() == device {
+        true => leaf,
+        false => autodiff::leaf(&device, &leaf, true),
+    });
+    let leaf = leaf.or_else(frame::anchor);
     let like = tracked.first().or(leaf.as_ref()).expect("something is tracked").clone();
     let trains = passes.iter().any(|pass| pass.is_reduced());
     let again = Again {

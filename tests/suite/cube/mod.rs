@@ -2,6 +2,7 @@
 
 mod devices;
 mod lists;
+mod offload;
 mod precision;
 mod tensor_parallel;
 mod units;

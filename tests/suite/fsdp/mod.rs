@@ -28,6 +28,7 @@ mod mismatch;
 mod misuse;
 mod modules;
 pub mod net;
+mod offload;
 pub mod optimizers;
 mod order;
 #[cfg(feature = "mpi")]

@@ -1,0 +1,286 @@
+//! Shards in host memory, computed with on wgpu.
+
+use std::sync::LazyLock;
+
+use burn::module::{Module, Param};
+use burn::nn::PositionalEncodingConfig;
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, PositionalEncoding};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_dtensor::comm::{CommError, ReduceOp};
+use burn_dtensor::fsdp::{
+    FullyShard, GradScaler, MixedPrecision, NormType, Offload, ParamExt, ReshardAfterForward, clip_grad_norm,
+    full_model, fully_shard, named_parameters, unit, units,
+};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::optim::{load_optimizer_state, optimizer_state};
+use burn_dtensor::param::ParamError;
+use burn_dtensor::placement::Placement;
+use burn_dtensor::testing::MeshTest;
+use burn_dtensor::{Error, Result};
+
+use super::wgpu;
+use crate::fsdp::support::{furthest, on_device, values};
+
+/// Lengths that no number of ranks here divides, a frozen layer, buffers, and a tensor that is no parameter.
+#[derive(Module, Debug)]
+struct Net {
+    embedding: Embedding,
+    position: PositionalEncoding,
+    blocks: Vec<Linear>,
+    frozen: Linear,
+    norm: BatchNorm,
+    scale: Param<Tensor<1>>,
+    head: Linear,
+}
+
+const WIDTH: usize = 14;
+const TOKENS: [usize; 2] = [3, 5];
+
+/// Drawn once: ranks that draw at once share the state of the generator.
+static NET: LazyLock<Net> = LazyLock::new(|| {
+    let device = Device::flex();
+    device.seed(3);
+    let net = Net {
+        embedding: EmbeddingConfig::new(11, WIDTH).init(&device),
+        position: PositionalEncodingConfig::new(WIDTH).with_max_sequence_size(8).init(&device),
+        blocks: (0..3).map(|_| LinearConfig::new(WIDTH, WIDTH).init(&device)).collect(),
+        frozen: LinearConfig::new(WIDTH, WIDTH).init(&device).no_grad(),
+        norm: BatchNormConfig::new(WIDTH).init(&device),
+        scale: Param::from_tensor(Tensor::ones([WIDTH], &device) * 0.7),
+        head: LinearConfig::new(WIDTH, 3).init(&device),
+    };
+    let _ = values(&net, None);
+    net
+});
+
+impl Net {
+    fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        unit(self, tokens, |net, tokens| {
+            let x = unit(&net.embedding, tokens, |embedding, tokens| embedding.forward(tokens));
+            let x = net.position.forward(x);
+            let x = net.blocks.iter().fold(x, |x, block| unit(block, x, |block, x| block.forward(x).tanh()));
+            let x = unit(&net.frozen, x, |frozen, x| frozen.forward(x));
+            net.head.forward(x * net.scale.val().unsqueeze())
+        })
+    }
+
+    /// With the statistics of the rank's batch, which those of the unsharded model are not.
+    fn normed(&self, x: Tensor<3>) -> Tensor<3> {
+        self.norm.forward(x)
+    }
+
+    fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+        (self.forward(tokens) - 0.3).square().mean()
+    }
+}
+
+/// A copy with everything on `device`: burn shows fields that are no parameters to nobody.
+fn made(device: &Device) -> Net {
+    on_device(&*NET, &device.clone().autodiff()).to_device(device)
+}
+
+/// What sample `sample` of a step is.
+fn tokens(step: usize, sample: usize, device: &Device) -> Tensor<2, Int> {
+    let [rows, len] = TOKENS;
+    let token = |at: usize| ((at * 7 + step * 3 + sample * 5) % 11) as i32;
+    Tensor::<1, Int>::from_data((0..rows * len).map(token).collect::<Vec<_>>().as_slice(), device).reshape(TOKENS)
+}
+
+fn config(reshard: ReshardAfterForward) -> FullyShard {
+    let units = ["embedding", "blocks.*", "frozen"];
+    FullyShard::new().units(units).reshard_after_forward(reshard).offload(Offload::Cpu)
+}
+
+const STEPS: usize = 10;
+
+fn f32(loss: Tensor<1>) -> f32 {
+    loss.into_scalar()
+}
+
+/// Losses on one CPU with the samples of all ranks, and the weights.
+fn reference(ranks: usize) -> (Vec<f32>, Vec<f32>) {
+    let device = Device::flex().autodiff();
+    let mut model = on_device(&*NET, &device);
+    let mut optim = AdamWConfig::new().init();
+    let mut losses = Vec::new();
+    for step in 0..STEPS {
+        let terms = (0..ranks).map(|rank| model.loss(tokens(step, rank, &device)));
+        let mean = terms.reduce(|a, b| a + b).unwrap() / ranks as f32;
+        losses.push(f32(mean.clone()));
+        let grads = GradientsParams::from_grads(mean.backward(), &model);
+        model = optim.step(1e-2, model, grads);
+    }
+    (losses, values(&model, None).into_values().flatten().collect())
+}
+
+fn is_on_cpu<const D: usize>(tensor: &Tensor<D>) -> bool {
+    tensor.device() == Device::flex()
+}
+
+/// Ten steps, sharded; the optimizer's state is saved and loaded on the way.
+fn trained(mesh: &DeviceMesh, start: &Device, reshard: ReshardAfterForward) -> Result<(Vec<f32>, Vec<f32>)> {
+    let device = mesh.device().clone().autodiff();
+    let mut model = fully_shard(made(start), mesh, config(reshard))?;
+    let mut optim: ModuleOptimizer = AdamWConfig::new().init();
+    let mut losses = Vec::new();
+    for step in 0..STEPS {
+        let loss = model.loss(tokens(step, mesh.rank(), &device));
+        losses.push(mesh.all_reduce(f32(loss.clone()), ReduceOp::Avg)?);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let grad = grads.get::<2>(model.blocks[0].weight.id).expect("a gradient");
+        assert!(is_on_cpu(&grad) && is_on_cpu(&model.blocks[0].weight.base()));
+        model = optim.step(1e-2, model, grads);
+        if step == 4 {
+            let state = optimizer_state(&optim, &model)?;
+            optim = load_optimizer_state(AdamWConfig::new().init(), &model, state)?;
+        }
+    }
+    let full = full_model(&model)?;
+    assert!(is_on_cpu(&full.head.weight.base()), "a whole model need not fit the device");
+    Ok((losses, values(&full, None).into_values().flatten().collect()))
+}
+
+fn is_as_unsharded(test: &MeshTest, start: &Device, reshard: ReshardAfterForward) {
+    let (losses, weights) = reference(test.ranks());
+    test.clone().device(wgpu()).run(|mesh| {
+        let found = trained(mesh, start, reshard)?;
+        assert!(furthest(&found.0, &losses) < 1e-4, "{:?} {losses:?}", found.0);
+        assert!(furthest(&found.1, &weights) < 1e-3, "{}", furthest(&found.1, &weights));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_alone_trains_with_its_weights_on_the_cpu() {
+    is_as_unsharded(&MeshTest::new([1], ["shard"]), &Device::flex(), ReshardAfterForward::Auto);
+}
+
+#[test]
+fn ten_steps_are_those_of_the_unsharded_model_on_the_cpu() {
+    is_as_unsharded(&MeshTest::new([2], ["shard"]), &Device::flex(), ReshardAfterForward::Always);
+    is_as_unsharded(&MeshTest::new([3], ["shard"]), &wgpu(), ReshardAfterForward::Auto);
+}
+
+#[test]
+fn replicas_train_alike_and_compare_their_shards() {
+    is_as_unsharded(&MeshTest::new([2, 2], ["replicate", "shard"]), &Device::flex(), ReshardAfterForward::Never);
+}
+
+/// All that reads stored values, on the CPU, beside the same on wgpu.
+#[test]
+fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
+    let run = |offload: Offload| {
+        MeshTest::new([2, 2], ["replicate", "shard"]).device(wgpu()).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let config = config(ReshardAfterForward::Ranks(2)).offload(offload).verify_every(1);
+            let half = MixedPrecision::new().param_dtype(DType::F16).reduce_dtype(DType::F32).output_dtype(DType::F32);
+            let config = if device.supports_dtype(DType::F16) { config.mixed_precision(half) } else { config };
+            let model = fully_shard(made(mesh.device()), mesh, config)?;
+            let mut scaler = GradScaler::new().init_scale(8.0);
+            let mut sum = GradientsAccumulator::new();
+            for batch in 0..3 {
+                units(&model)?.set_requires_gradient_sync(batch != 0);
+                units(&model)?.set_requires_all_reduce(batch != 1);
+                let loss = scaler.scale(model.loss(tokens(0, 3 * mesh.rank() + batch, &device)));
+                sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
+            }
+            let mut grads = scaler.unscale(&model, sum.grads())?.expect("nothing overflows");
+            let norm = clip_grad_norm(&model, &mut grads, 0.1, NormType::L2)?;
+            let weight = &model.blocks[1].weight;
+            let whole = weight.full_grad(&grads)?.expect("a gradient");
+            let named = named_parameters(&model)?;
+            let shard = named[0].shard::<2>().expect("a matrix").full_tensor()?;
+            assert_eq!(is_on_cpu(&whole), offload == Offload::Cpu);
+            assert_eq!(is_on_cpu(&shard), offload == Offload::Cpu);
+            let floats = |tensor: Tensor<2>| tensor.into_data().iter::<f32>().collect::<Vec<_>>();
+            // In validation, too, and a weight read by itself.
+            let valid = model.valid();
+            let output = f32(valid.loss(tokens(1, 0, mesh.device())));
+            let alone = floats(model.blocks[2].weight.val().inner());
+            Ok([floats(whole), floats(shard.inner()), alone, vec![output, norm as f32]])
+        })
+    };
+    for (found, expected) in run(Offload::Cpu).iter().flatten().zip(run(Offload::Never).iter().flatten()) {
+        assert!(furthest(found, expected) < 2e-3, "{found:?} {expected:?}");
+    }
+}
+
+/// Whatever is no parameter is where the rank computes, wherever the model was made; what is ignored stays.
+#[test]
+fn what_is_beside_the_shards_goes_to_the_device() {
+    MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {
+        let placed =
+            config(ReshardAfterForward::Auto).ignore(["frozen.*", "norm.*"]).offload_for(["blocks.2"], Offload::Cpu);
+        let model = fully_shard(made(&Device::flex()), mesh, placed)?;
+        let own = mesh.device();
+        assert_eq!(model.norm.running_mean.value().device(), *own);
+        assert!(is_on_cpu(&model.frozen.weight.base()) && is_on_cpu(&model.norm.gamma.base()), "ignored");
+        assert!(model.blocks[0].weight.base().is_require_grad() && is_on_cpu(&model.blocks[0].weight.base()));
+        assert!(!model.frozen.weight.base().is_require_grad());
+        let x = Tensor::<3>::ones([1, 2, WIDTH], own);
+        assert_eq!(model.position.forward(x).device(), *own);
+
+        // Replicated, as gamma is, it is a copy on the device where it is computed with.
+        let model = fully_shard(made(&Device::flex()), mesh, config(ReshardAfterForward::Auto))?;
+        let x = Tensor::<3>::ones([2, WIDTH, 3], &own.clone().autodiff());
+        assert_eq!(unit(&model, x, |model, x| model.normed(x)).device(), *own);
+        assert!(is_on_cpu(&model.norm.gamma.base()));
+        assert_eq!(model.norm.gamma.shard().expect("a shard").placements(), [Placement::Replicate]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_model_elsewhere_is_refused_with_both_devices_and_the_remedy() {
+    MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {
+        let refused = |config: FullyShard| {
+            let error = fully_shard(made(&Device::flex()), mesh, config).map(|_| ()).unwrap_err();
+            let Error::Param(ParamError::Device { param, device, own }) = &error else { panic!("{error}") };
+            assert!(device.contains("Flex") && own.contains("Wgpu"), "{error}");
+            assert!(error.to_string().contains("FullyShard::offload(Offload::Cpu)"), "{error}");
+            param.clone()
+        };
+        let offloaded = || config(ReshardAfterForward::Auto);
+        assert_eq!(refused(offloaded().offload(Offload::Never)), "embedding.weight");
+        assert_eq!(refused(offloaded().offload_for(["blocks.1"], Offload::Never)), "blocks.1.weight");
+        Ok(())
+    });
+}
+
+/// An input of a unit, tracked or not, of the model as of a block.
+#[test]
+fn an_input_elsewhere_is_refused_with_both_devices_and_the_remedy() {
+    for (tracked, offload) in [(false, Offload::Cpu), (true, Offload::Never)] {
+        let failure = MeshTest::new([2], ["shard"]).device(wgpu()).run_failing(|mesh| {
+            let made = on_device(&NET.head, &mesh.device().clone().autodiff());
+            let head = fully_shard(made, mesh, FullyShard::new().offload(offload))?;
+            let x = Tensor::<2>::ones([2, WIDTH], &Device::flex().autodiff()).set_require_grad(tracked);
+            let _ = unit(&head, x, |head, x| head.forward(x));
+            Ok(())
+        });
+        let text = failure.to_string();
+        assert!(
+            ["`root`", "Flex", "Wgpu", "x.to_device(world.device())"].iter().all(|word| text.contains(word)),
+            "{text}"
+        );
+    }
+}
+
+/// Tensors of a call are on the rank's device, or all on the CPU: their results are where they are.
+#[test]
+fn collectives_of_tensors_on_the_cpu_stay_there() {
+    MeshTest::new([3], ["shard"]).device(wgpu()).run(|mesh| {
+        let own = |device: &Device| Tensor::<1>::full([5], mesh.rank() as f32, device);
+        let sum = mesh.all_reduce(own(&Device::flex()), ReduceOp::Sum)?;
+        assert!(is_on_cpu(&sum));
+        assert_eq!(sum.into_data().try_to_vec::<f32>().unwrap(), [3.0; 5]);
+        let comm = mesh.communicator(0)?;
+        let mixed = vec![own(&Device::flex()).into_dispatch(), own(mesh.device()).into_dispatch()];
+        let refused = comm.all_reduce("mixed".into(), mixed, ReduceOp::Sum).wait().map(|_| ()).unwrap_err();
+        let CommError::InvalidArgument { problem, remedy, .. } = &refused else { panic!("{refused}") };
+        assert!(problem.contains("Flex") && problem.contains("tensor 1"), "{refused}");
+        assert!(remedy.contains("all tensors of a call"), "{refused}");
+        Ok(())
+    });
+}
