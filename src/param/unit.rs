@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Slice};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
@@ -419,9 +419,4 @@ fn copy_range(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> Dispa
     let mut slices: Vec<_> = tensor.shape().iter().map(|&len| Slice::from(0..len)).collect();
     slices[dim] = Slice::from(range);
     own(Dispatch::float_slice(tensor.clone(), &slices))
-}
-
-/// A zero gradient for a parameter that took no part in the loss.
-pub(super) fn zeros_of_whole(shape: &[usize], device: &DispatchDevice, dtype: DType) -> DispatchTensor {
-    Dispatch::float_zeros(shape.to_vec().into(), device, dtype.into())
 }

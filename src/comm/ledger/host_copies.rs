@@ -54,3 +54,33 @@ impl ByUnit {
         self.0.entry(unit.clone()).or_default().way(way).add(bytes);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use itertools::Itertools;
+
+    use super::*;
+    use crate::comm::Ledger;
+    use crate::comm::flight::{Recorder, Start};
+
+    #[test]
+    fn copies_between_host_and_device_are_told_by_unit() {
+        let ledger = Ledger::new(Recorder::new(0, &Start::new(2, 0), None).expect("it is in memory"));
+        assert!(!ledger.summary().to_string().contains("device"), "there are none");
+        for (unit, way, bytes) in [("b", Way::ToDevice, 100), ("a", Way::ToHost, 7), ("b", Way::ToDevice, 20)] {
+            ledger.crossed(&unit.into(), way, bytes);
+        }
+        let (twice, once) = (Total { calls: 2, bytes: 120 }, Total { calls: 1, bytes: 7 });
+        assert_eq!(ledger.host_copies()["b"], HostCopies { to_device: twice, ..Default::default() });
+        assert_eq!(ledger.summary().host_copies, HostCopies { to_device: twice, to_host: once });
+        assert!(ledger.summary().to_string().contains("120 B to the device and 7 B to the host"));
+        let table = ledger.to_string();
+        let rows: Vec<_> = table.lines().skip(2).map(|row| row.split_whitespace().collect_vec()).collect();
+        assert_eq!(rows, [["to", "host", "a", "1", "7"], ["to", "device", "b", "2", "120"]].map(Vec::from));
+        let json: serde_json::Value = serde_json::from_str(&ledger.to_json()).unwrap();
+        assert_eq!(json["host_copies"][1]["to_device"]["bytes"], 120);
+        assert_eq!(json["bytes"], 0, "they are no collectives");
+        ledger.reset();
+        assert!(ledger.host_copies().is_empty());
+    }
+}

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::Tensor;
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Tensor};
 use smallvec::SmallVec;
 
 use crate::dtensor::Dims;
@@ -96,6 +96,11 @@ pub(super) fn add_sums(grads: &mut [Option<DispatchTensor>], positions: &[usize]
             (grad, sum) => grad.or(sum),
         };
     }
+}
+
+/// A zero gradient for a parameter that took no part in the loss.
+pub(super) fn zeros_of_whole(shape: &[usize], device: &DispatchDevice, dtype: DType) -> DispatchTensor {
+    Dispatch::float_zeros(shape.to_vec().into(), device, dtype.into())
 }
 
 /// Whether every element is zero. Waits for the device.

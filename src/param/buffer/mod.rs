@@ -65,11 +65,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use gathered::{After, Weight};
-use gradients::Gradients;
+use gradients::{Gradients, zeros_of_whole};
 use placing::{Placing, lasting};
 use shared::FreedBy;
 pub(super) use shared::SharedWeights;
@@ -78,14 +77,12 @@ pub(super) use source::Source;
 
 use super::events::{EventKind, ShardedState, TrainingState, happened};
 use super::gathering::{Ahead, Gathering, Keeps};
-use super::offload::Offloaded;
 use super::precision::cast;
 use super::reduce::{Reduction, Whole};
 use super::shards::ShardsKey;
-use super::unit::{Kept, Unit, zeros_of_whole};
+use super::unit::{Kept, Unit};
 use super::waiting::Stage;
 use crate::comm::{CommError, Phase};
-use crate::memory;
 
 /// The gathered bytes of one forward through a unit and of its backward: whole weights, and whole gradients
 /// until they are reduced. Weights are named by their position among those that take part.
@@ -395,11 +392,8 @@ impl UnitBuffer {
         unit.waiting.take(Stage::Whole, &leaves, &mut own);
         let carried = unit.carried(due.as_ref(), members, shards);
         let stored = trained.iter().map(|&position| shards[position].dtype()).collect();
-        // Who has moved the model by hand has shards elsewhere.
-        let is_on_host = |_: &&Offloaded| memory::is_host(&Device::new(shards[0].device()));
-        let offloaded = unit.offloaded().filter(is_on_host).cloned();
         let members = trained.iter().map(|&position| members[position]).collect();
-        let whole = Whole { members, leaves, stored, offloaded, grads: own };
+        let whole = Whole { members, leaves, stored, offloaded: self.source.copied_out(), grads: own };
         Ok(Some(Reduction::issue(unit, call, whole, |at| zeros(trained[at]), carried)))
     }
 

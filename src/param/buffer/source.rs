@@ -4,18 +4,18 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 
 use super::gathered::Gathered;
 use super::shared::FreedBy;
 use super::slots::{Refill, Slot};
-use crate::Error;
 use crate::comm::{Call, Op, Phase};
 use crate::param::events::{EventKind, ShardedState, TrainingState, done, happened};
 use crate::param::gathering::{Gathering, Keeps, Wholes};
 use crate::param::offload::Offloaded;
 use crate::param::unit::Unit;
 use crate::param::verifier::Due;
+use crate::{Error, memory};
 
 /// The shards that a pass started from, and what is gathered of them.
 ///
@@ -87,6 +87,13 @@ impl Source {
     /// with the shards.
     pub(super) fn offloaded(&self) -> Option<&Offloaded> {
         self.unit.offloaded().filter(|_| !self.stored)
+    }
+
+    /// How reduced gradients come to the shards, if those are in host memory: who has moved the model by hand has them
+    /// elsewhere.
+    pub(super) fn copied_out(&self) -> Option<Offloaded> {
+        let is_on_host = |shard: &DispatchTensor| memory::is_host(&Device::new(shard.device()));
+        self.offloaded().filter(|_| self.shards.iter().all(is_on_host)).cloned()
     }
 
     /// Where the rank computes.
