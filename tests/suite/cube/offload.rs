@@ -284,3 +284,33 @@ fn collectives_of_tensors_on_the_cpu_stay_there() {
         Ok(())
     });
 }
+
+/// The gradient of the whole weight of a layer that rank 1 does not use, which `moved` has made of the sharded one.
+fn half_used(device: Device, offload: Offload, moved: fn(Linear, &Device) -> Linear) -> Vec<(bool, Vec<f32>)> {
+    MeshTest::new([2], ["shard"]).device(device).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let head = on_device(&NET.head, &device);
+        let head = moved(fully_shard(head, mesh, FullyShard::new().offload(offload))?, &device);
+        let x = Tensor::<2>::ones([2, WIDTH], &device) * 0.5;
+        let used = mesh.rank() == 0;
+        let y = unit(&head, x, |head, x| if used { head.forward(x).tanh() } else { x });
+        let grad = head.weight.full_grad(&y.square().sum().backward())?.expect("one rank has one");
+        Ok((is_on_cpu(&grad), grad.into_data().iter().collect()))
+    })
+}
+
+#[test]
+fn what_a_rank_does_not_use_counts_as_zeros() {
+    let expected = half_used(Device::flex(), Offload::Never, |head, _| head);
+    let found = half_used(wgpu(), Offload::Cpu, |head, _| head);
+    assert!(furthest(&found[0].1, &expected[0].1) < 1e-5 && found[0].1 == found[1].1, "{found:?} {expected:?}");
+    assert!(found[0].0);
+}
+
+#[test]
+fn a_model_that_is_moved_by_hand_has_its_gradients_where_it_is() {
+    let expected = half_used(Device::flex(), Offload::Never, |head, _| head);
+    let found = half_used(wgpu(), Offload::Cpu, |head, device| head.fork(device));
+    assert!(furthest(&found[0].1, &expected[0].1) < 1e-5, "{found:?} {expected:?}");
+    assert!(!found[0].0);
+}
