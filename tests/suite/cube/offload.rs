@@ -77,7 +77,7 @@ impl Net {
 
 /// A copy with everything on `device`: burn shows fields that are no parameters to nobody.
 fn made(device: &Device) -> Net {
-    on_device(&*NET, &device.clone().autodiff()).to_device(device)
+    on_device(&*NET, &device.clone().autodiff()).fork(device)
 }
 
 /// What sample `sample` of a step is.
