@@ -16,9 +16,9 @@ use crate::launched;
 
 #[test]
 fn a_tensor_on_another_device_is_an_error_that_names_both() {
-    let failure = MeshTest::new([2], ["shard"]).device(wgpu()).run_failing(|mesh| {
+    let failure = MeshTest::new([2], ["shard"]).run_failing(|mesh| {
         let elsewhere = mesh.world().rank() == 1;
-        let device = if elsewhere { Device::flex() } else { mesh.device().clone() };
+        let device = if elsewhere { wgpu() } else { mesh.device().clone() };
         mesh.all_reduce(Tensor::<1>::ones([3], &device), ReduceOp::Sum)
     });
     let text = failure.to_string();

@@ -175,7 +175,8 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
             let device = mesh.device().clone().autodiff();
             let config = config(ReshardAfterForward::Ranks(2)).offload(offload).verify_every(1);
             let half = MixedPrecision::new().param_dtype(DType::F16).reduce_dtype(DType::F32).output_dtype(DType::F32);
-            let config = if device.supports_dtype(DType::F16) { config.mixed_precision(half) } else { config };
+            let config =
+                if device.supports_dtype(DType::F16) { config.mixed_precision_for(["blocks.*"], half) } else { config };
             let model = fully_shard(made(mesh.device()), mesh, config)?;
             let mut scaler = GradScaler::new().init_scale(8.0);
             let mut sum = GradientsAccumulator::new();
