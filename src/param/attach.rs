@@ -142,13 +142,9 @@ impl Attach {
             let part = held.take().map(|part| vec![part.into_dispatch()]);
             held = Some(copies.broadcast(self.call(next), part, metas, 0).single()?);
         }
-        let mesh_device = || next.cuts.last().map(|cut| cut.mesh().device().clone());
-        let host = next.param.unit.offloaded().map(|_| memory::host());
-        let shard = held.expect("a cut, or another rank's");
-        let mut shard = match host.or_else(mesh_device) {
-            Some(home) => shard.to_device(&home),
-            None => shard,
-        };
+        let is_offloaded = next.param.unit.offloaded().is_some();
+        let home = if is_offloaded { memory::host() } else { next.cuts[0].mesh().device().clone() };
+        let mut shard = held.expect("a cut, or another rank's").to_device(&home);
 
         let strategy = Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy();
         if let Some(strategy) = strategy {
