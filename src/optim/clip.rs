@@ -35,7 +35,7 @@ pub(super) fn clip_each<M: Module>(model: &M, grads: &mut GradientsParams, bound
         }
         let norms = squares.sqrt();
         for (at, id) in ids.into_iter().enumerate() {
-            let norm = norms.clone().slice([at..at + 1]);
+            let norm = norms.clone().narrow(0, at, 1);
             // As burn's own: the smallest number keeps a norm of zero from dividing.
             let smallest = norm.dtype().finfo().unwrap_or(FloatDType::F32.finfo()).min_positive;
             factors.insert(id, norm.add_scalar(smallest).recip().mul_scalar(bounds[&id].0).clamp_max(1.0));

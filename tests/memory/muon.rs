@@ -1,9 +1,7 @@
 //! What a step of Muon takes of a rank, above shards, state and gradients: a few matrices, however many the model has.
 //!
-//! | | |
-//! |---|---|
-//! | what momentum has made of the gradients, and the steps: shards | 2 / ranks of each matrix |
-//! | of a round: a matrix in parts, whole, and what makes it orthogonal | some matrices |
+//! What momentum makes of the gradients comes in their place, and the steps in the place of that, round by round. On top
+//! there is a round: a matrix in parts, whole, and what makes it orthogonal.
 
 use burn::module::ParamGroup;
 use burn::nn::{Linear, LinearConfig};
@@ -55,7 +53,7 @@ fn a_step_of_muon_holds_a_few_matrices_and_not_the_model() {
     let [few, many] = [8, 32].map(taken);
     let each = (many - few) / 24.0;
     println!("8 matrices {few:.2}, 32 matrices {many:.2}, each {each:.3}");
-    // To gather the model takes a matrix each.
-    assert!(each < 2.2 / RANKS as f64, "{each} matrices more for each: 8 take {few}, 32 take {many}");
-    assert!(few - 8.0 * each < 9.0, "8 take {few}, 32 take {many}");
+    // To gather the model takes a matrix each, and to keep the orthogonal ones, of which parts came back, a quarter.
+    assert!(each < 0.1, "{each} matrices more for each: 8 take {few}, 32 take {many}");
+    assert!(few < 8.0, "8 take {few}, 32 take {many}");
 }

@@ -144,7 +144,7 @@ impl<'a> Round<'a> {
         let each = self.route.sources_before(axis);
         let mut given = vec![Vec::new(); self.route.size(axis)];
         for (_, parts) in held {
-            for (given, parts) in given.iter_mut().zip(parts.into_iter().chunks(each).into_iter()) {
+            for (given, parts) in given.iter_mut().zip(&parts.into_iter().chunks(each)) {
                 given.extend(parts);
             }
         }
@@ -194,7 +194,7 @@ impl<'a> Round<'a> {
         let part = |&len: &usize| {
             start += len;
             match &together {
-                Some(together) if len > 0 => together.clone().slice([start - len..start]),
+                Some(together) if len > 0 => together.clone().narrow(0, start - len, len),
                 _ => Tensor::zeros([0], (self.route.device(), self.route.dtype())),
             }
         };
