@@ -14,12 +14,13 @@ pub struct Progress {
     start: Instant,
     steps: usize,
     done: usize,
-    tokens_a_step: usize,
+    /// How much of what a step takes in.
+    a_step: (usize, &'static str),
 }
 
 impl Progress {
-    /// Starts the clock of `steps` steps; shows nothing unless `reports`.
-    pub fn new(reports: bool, steps: usize, tokens_a_step: usize) -> Self {
+    /// Starts the clock of `steps` steps, each of so many of what is named; shows nothing unless `reports`.
+    pub fn new(reports: bool, steps: usize, a_step: (usize, &'static str)) -> Self {
         let style = "{bar:30} {pos}/{len} steps  {msg}  {eta} left";
         let style = ProgressStyle::with_template(style).expect("the template is well formed");
         Self {
@@ -27,7 +28,7 @@ impl Progress {
             start: Instant::now(),
             steps,
             done: 0,
-            tokens_a_step,
+            a_step,
         }
     }
 
@@ -35,7 +36,7 @@ impl Progress {
     pub fn step(&mut self, loss: f32) {
         self.done += 1;
         let Some(bar) = &self.bar else { return };
-        let message = format!("loss {loss:.4}  {:.0} tokens/s", self.tokens_per_s());
+        let message = format!("loss {loss:.4}  {:.0} {}/s", self.per_s(), self.a_step.1);
         if !std::io::stderr().is_terminal() && (self.done == 1 || self.done.is_multiple_of(self.steps.div_ceil(LINES)))
         {
             eprintln!("step {:>6}  {message}", self.done);
@@ -44,16 +45,16 @@ impl Progress {
         bar.inc(1);
     }
 
-    /// Ends the bar; returns tokens per second over the whole run.
+    /// Ends the bar; returns how much per second over the whole run.
     pub fn finish(self) -> f64 {
-        let tokens_per_s = self.tokens_per_s();
+        let per_s = self.per_s();
         if let Some(bar) = self.bar {
             bar.abandon();
         }
-        tokens_per_s
+        per_s
     }
 
-    fn tokens_per_s(&self) -> f64 {
-        (self.done * self.tokens_a_step) as f64 / self.start.elapsed().as_secs_f64()
+    fn per_s(&self) -> f64 {
+        (self.done * self.a_step.0) as f64 / self.start.elapsed().as_secs_f64()
     }
 }

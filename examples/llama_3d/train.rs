@@ -36,8 +36,8 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
     let mut losses = Vec::with_capacity(settings.steps);
     world.ledger().reset();
 
-    let mut progress =
-        Progress::new(world.rank() == 0, settings.steps, settings.groups() * settings.batch * settings.model.seq);
+    let tokens = settings.groups() * settings.batch * settings.model.seq;
+    let mut progress = Progress::new(world.rank() == 0, settings.steps, (tokens, "tokens"));
     // Ranks of one tensor-parallel group train on the same rows.
     let group = world.rank() / tp.size();
     let rows = group * settings.batch..(group + 1) * settings.batch;

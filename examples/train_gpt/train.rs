@@ -68,11 +68,8 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
     let (mut losses, mut made) = (Vec::with_capacity(settings.steps), 0);
     world.ledger().reset();
 
-    let mut progress = Progress::new(
-        world.rank() == 0,
-        settings.steps,
-        settings.ranks() * settings.accumulate * settings.batch * settings.model.seq,
-    );
+    let tokens = settings.ranks() * settings.accumulate * settings.batch * settings.model.seq;
+    let mut progress = Progress::new(world.rank() == 0, settings.steps, (tokens, "tokens"));
     let rows = world.rank() * settings.batch..(world.rank() + 1) * settings.batch;
     let mut last_step = Vec::new();
     for step in 0..settings.steps {

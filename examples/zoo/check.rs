@@ -1,0 +1,94 @@
+//! `--check`: how far a run parts from the unsharded one.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::prelude::*;
+
+use crate::train::Outcome;
+
+/// Largest loss difference that passes.
+const LOSS_BOUND: f64 = 1e-5;
+/// Largest weight difference that passes.
+const WEIGHT_BOUND: f64 = 1e-4;
+
+/// The largest differences between two runs.
+pub struct Difference {
+    loss: f64,
+    weight: f64,
+    /// Path of the parameter with the largest difference.
+    path: String,
+}
+
+impl Difference {
+    /// Compares rank 0's outcome with losses, a model trained on one device, and the average of its weights.
+    pub fn new<M: Module>(outcome: &Outcome<M>, (losses, models): &(Vec<f32>, [M; 2])) -> Self {
+        let (found, expected) = (outcome.models.as_ref().map(weights).unwrap_or_default(), weights(models));
+        assert!(found.keys().eq(expected.keys()), "both runs have the same parameters");
+        let parts = found.into_iter().map(|(path, values)| (largest(&values, &expected[&path]), path));
+        let (weight, path) =
+            parts.fold((0.0, String::new()), |worst, part| if beyond(part.0, worst.0) { part } else { worst });
+        Self { loss: largest(&outcome.losses, losses), weight, path }
+    }
+
+    /// Whether both are within the bounds.
+    pub fn passes(&self) -> bool {
+        !beyond(self.loss, LOSS_BOUND) && !beyond(self.weight, WEIGHT_BOUND)
+    }
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let place = if self.path.is_empty() { String::new() } else { format!(", in {}", self.path) };
+        writeln!(f, "Beside the model in burn alone, trained on the same data")?;
+        writeln!(f, "  largest loss difference    {:.1e}  (bound {LOSS_BOUND:.0e})", self.loss)?;
+        writeln!(f, "  largest weight difference  {:.1e}  (bound {WEIGHT_BOUND:.0e}){place}", self.weight)?;
+        write!(f, "  {}", if self.passes() { "agrees" } else { "DIFFERS" })
+    }
+}
+
+fn largest(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len(), "both runs have the same steps and parameters");
+    let parts = a.iter().zip(b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+    parts.fold(0.0, |worst, part| if beyond(part, worst) { part } else { worst })
+}
+
+/// Whether `value` exceeds `bound`; a NaN does.
+fn beyond(value: f64, bound: f64) -> bool {
+    value.is_nan() || value > bound
+}
+
+/// The values of every parameter of a model and of its average by path, without running statistics: those are of the
+/// batches that a rank has met.
+fn weights<M: Module>(models: &[M; 2]) -> BTreeMap<String, Vec<f32>> {
+    let mut values = Values::default();
+    for (name, model) in ["model", "average"].into_iter().zip(models) {
+        values.enter_module(name, "");
+        model.visit(&mut values);
+        values.exit_module(name, "");
+    }
+    values.found
+}
+
+#[derive(Default)]
+struct Values {
+    path: Vec<String>,
+    found: BTreeMap<String, Vec<f32>>,
+}
+
+impl ModuleVisitor for Values {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.path.last().is_some_and(|name| !name.starts_with("running_")) {
+            let values = param.val().into_data().try_to_vec().expect("the model is f32");
+            self.found.insert(self.path.join("."), values);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Trains models of several kinds, ordinary burn modules, each distributed as suits it, with what `fully_shard` has for
+//! large models switched on together: activation checkpointing, shards in host memory, accumulation, an average of
+//! the weights; adapters, a tied head and replicas (`bert`), shards of equal bytes (`resnet`), experts and Muon (`moe`).
+//! `plans.rs` is all that is parallel.
+//!
+//! ```text
+//! cargo run --release --example zoo -- moe --check
+//! cargo run --release --example zoo -- bert --size base --steps 3
+//! ```
+
+mod bert;
+mod check;
+mod cli;
+#[path = "../common/cli.rs"]
+mod common;
+#[path = "../common/data.rs"]
+#[allow(dead_code, reason = "nothing is sampled here")]
+mod data;
+mod images;
+mod moe;
+mod plans;
+#[path = "../common/progress.rs"]
+mod progress;
+mod resnet;
+mod task;
+mod train;
+
+use std::process::ExitCode;
+
+use burn::prelude::*;
+use burn_dtensor::prelude::*;
+
+use crate::bert::BertConfig;
+use crate::cli::{Cli, Kind, Settings, Size};
+use crate::images::Images;
+use crate::moe::MoeConfig;
+use crate::resnet::ResNetConfig;
+use crate::task::Task;
+
+fn main() -> ExitCode {
+    common::main(Cli::settings, start)
+}
+
+/// Makes the model that the command line names.
+fn start(settings: &Settings) -> Result<bool> {
+    let (device, characters) = (Device::flex(), settings.text.vocab());
+    device.seed(settings.seed);
+    match (settings.model, settings.size) {
+        (Kind::Bert, size) => {
+            let config = if size == Size::Base { BertConfig::base() } else { BertConfig::tiny(characters) };
+            let dropout = if settings.check { 0.0 } else { config.dropout };
+            run(settings, &settings.text, &BertConfig { dropout, ..config }.init(&device).adapted())
+        }
+        (Kind::Resnet, size) => {
+            let config = if size == Size::Base { ResNetConfig::base() } else { ResNetConfig::tiny() };
+            let images = Images { classes: config.classes, side: config.side };
+            run(settings, &images, &config.init(&device))
+        }
+        (Kind::Moe, size) => {
+            let config = if size == Size::Base { MoeConfig::base(characters) } else { MoeConfig::tiny(characters) };
+            run(settings, &settings.text, &config.init(&device))
+        }
+    }
+}
+
+/// Trains, reports and, if asked, checks; false if a check failed.
+fn run<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<bool> {
+    // Drawn here, once: ranks share one random state. `train` draws what is still lazy.
+    let initial = initial.clone().train();
+    let params = initial.num_params();
+    let outcomes = launch(Launch::from_env(settings.ranks())?, |world| {
+        world.only(0, || println!("{params} parameters, {} ranks", world.size()));
+        train::train(settings, data, &initial, world)
+    })?;
+    // The process that has rank 0 tells.
+    let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
+    let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
+    println!("loss {first:.4} -> {last:.4} in {} steps; rank 0 steps {} parameters", settings.steps, outcome.held);
+    println!("{}", outcome.sent);
+    if !settings.check {
+        return Ok(true);
+    }
+    let difference = check::Difference::new(outcome, &train::unsharded(settings, data, &initial)?);
+    println!("{difference}");
+    Ok(difference.passes())
+}

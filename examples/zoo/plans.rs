@@ -1,0 +1,59 @@
+//! How each model is distributed: all that is parallel about it, and the optimizer it takes.
+
+use burn::module::ParamGroup;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamWConfig, ModuleOptimizer, MuonConfig, SgdConfig};
+use burn_dtensor::fsdp::Offload;
+use burn_dtensor::optim::{ShardedOptimizer, sharded};
+use burn_dtensor::prelude::*;
+
+use crate::bert::Bert;
+use crate::moe::Moe;
+use crate::resnet::ResNet;
+
+/// Replicas of shards (HSDP), all in host memory.
+pub fn bert(model: Bert, mesh: &DeviceMesh) -> Result<Bert> {
+    fully_shard(model, mesh, FullyShard::new().units(["encoder.layers.*"]).offload(Offload::Cpu))
+}
+
+/// Shards of equal bytes: of few channels chunks would leave the last ranks nothing. The first stage's, whose images are
+/// the largest, are in host memory.
+pub fn resnet(model: ResNet, mesh: &DeviceMesh) -> Result<ResNet> {
+    let config = FullyShard::new().units(["stages.*.*"]).balanced().offload_for(["stages.0.*"], Offload::Cpu);
+    fully_shard(model, mesh, config.reshard_after_forward(ReshardAfterForward::Always))
+}
+
+/// Experts over `ep`, each split over `tp`; all else over the ranks of `shard` and `ep` together. After forward weights
+/// stay with as many ranks as `shard` has, which are near.
+pub fn moe(mut model: Moe, mesh: &DeviceMesh) -> Result<Moe> {
+    let split = Plan::new()
+        .with("up", Style::placed(Placement::Shard(2)))
+        .with("gate", Style::placed(Placement::Shard(2)))
+        .with("down", Style::placed(Placement::Shard(1)));
+    let plan = Plan::new().on("ep", Plan::new().with("*", Style::placed(Placement::Shard(0)))).on("tp", split);
+    for block in &mut model.blocks {
+        block.experts = parallelize(block.experts.clone(), &mesh.slice(["ep", "tp"])?, plan.clone())?;
+    }
+    let near = ReshardAfterForward::Ranks(mesh.size_of(0));
+    let config = FullyShard::new().units(["blocks.*"]).shard_over(["shard", "ep"]).reshard_after_forward(near);
+    fully_shard(model, mesh, config.offload(Offload::Cpu))
+}
+
+/// AdamW. Its epsilon keeps rounding from deciding which way a weight without a gradient goes.
+pub fn adamw() -> (ShardedOptimizer, ModuleOptimizer) {
+    let config = AdamWConfig::new().with_epsilon(1e-5);
+    (sharded(config.clone()), config.init())
+}
+
+/// Descent with momentum.
+pub fn momentum() -> (ShardedOptimizer, ModuleOptimizer) {
+    let config = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    (sharded(config.clone()), config.init())
+}
+
+/// Muon for the matrices of attention, AdamW for all else.
+pub fn muon() -> (ShardedOptimizer, ModuleOptimizer) {
+    let (matrices, config) = (ParamGroup::from_predicates(vec!["attention.", "weight"]), MuonConfig::new());
+    let (shards, whole) = adamw();
+    (shards.with_muon(matrices.clone(), config.clone()), whole.with_group(matrices, config.build(), None))
+}

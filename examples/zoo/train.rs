@@ -1,0 +1,114 @@
+//! Training: what one rank does, and the unsharded run beside it.
+
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::prelude::*;
+use burn_dtensor::fsdp::units;
+use burn_dtensor::optim::ema;
+use burn_dtensor::prelude::*;
+
+use crate::cli::Settings;
+use crate::progress::Progress;
+use crate::task::Task;
+
+/// Largest norm of a step's gradients.
+const MAX_NORM: f64 = 1.0;
+/// How much of the average of weights a step leaves.
+const DECAY: f64 = 0.9;
+
+/// What a rank brings home.
+pub struct Outcome<T> {
+    /// Loss of each step, over the rows of all ranks.
+    pub losses: Vec<f32>,
+    /// The gathered model, and the running average of its weights, on rank 0.
+    pub models: Option<[T; 2]>,
+    /// Elements of this rank's parameter shards.
+    pub held: usize,
+    /// What the steps sent, in one line.
+    pub sent: String,
+}
+
+/// Trains `initial`, distributed.
+///
+/// # Collective
+/// Every rank calls it.
+pub fn train<T: Task>(settings: &Settings, data: &T::Data, initial: &T, world: &World) -> Result<Outcome<T>> {
+    let dims = &T::DIMS[T::DIMS.len() - settings.mesh.len()..];
+    let mesh = DeviceMesh::new(world, &settings.mesh, dims)?;
+    let device = world.device().clone().autodiff();
+    let mut model = initial.clone().parallel(&mesh)?;
+    let (held, mut average) = (model.num_params(), model.clone().freeze());
+    let (mut optim, mut schedule) = (T::optimizers().0, schedule(settings)?);
+    let mut losses = Vec::with_capacity(settings.steps);
+    world.ledger().reset();
+
+    let (rank, ranks) = data_rank::<T>(settings, world.rank());
+    let rows = rank * settings.batch..(rank + 1) * settings.batch;
+    let mut progress =
+        Progress::new(world.rank() == 0, settings.steps, (ranks * settings.batch * settings.accumulate, "rows"));
+    for step in 0..settings.steps {
+        let (mut sum, mut total) = (GradientsAccumulator::new(), 0.0);
+        for batch in 0..settings.accumulate {
+            // Gradients of all but the last batch stay with their rank, and are reduced with those of the last.
+            units(&model)?.set_requires_gradient_sync(batch + 1 == settings.accumulate);
+            let number = step * settings.accumulate + batch;
+            let loss = model.loss(data, (settings.seed, number), rows.clone(), &device) / settings.accumulate as f64;
+            total += loss.clone().into_scalar::<f32>();
+            sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
+        }
+        let mut grads = sum.grads();
+        clip_grad_norm(&model, &mut grads, MAX_NORM, NormType::L2)?;
+        model = optim.step(schedule.step(), model, grads)?;
+        average = ema(average, &model, DECAY)?;
+        losses.push(mesh.all_reduce(f64::from(total), ReduceOp::Avg)? as f32);
+        progress.step(losses[step]);
+    }
+    progress.finish();
+    let sent = world.ledger().summary().to_string();
+    let models = [full_model(&model)?, full_model(&average)?];
+    Ok(Outcome { losses, models: (world.rank() == 0).then_some(models), held, sent })
+}
+
+/// Trains `initial` on one device, on the rows of all ranks, each rank's by themselves: a batch norm is of those.
+pub fn unsharded<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<(Vec<f32>, [T; 2])> {
+    let device = Device::flex().autodiff();
+    let mut model = initial.clone().fork(&device);
+    let mut average = model.clone().freeze();
+    let (mut optim, mut schedule) = (T::optimizers().1, schedule(settings)?);
+    let mut losses = Vec::with_capacity(settings.steps);
+    let (_, ranks) = data_rank::<T>(settings, 0);
+    for step in 0..settings.steps {
+        let (mut sum, mut total) = (GradientsAccumulator::new(), 0.0);
+        for batch in 0..settings.accumulate {
+            for rank in 0..ranks {
+                let (number, rows) =
+                    (step * settings.accumulate + batch, rank * settings.batch..(rank + 1) * settings.batch);
+                let loss =
+                    model.loss(data, (settings.seed, number), rows, &device) / (settings.accumulate * ranks) as f64;
+                total += loss.clone().into_scalar::<f32>();
+                sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
+            }
+        }
+        let mut grads = sum.grads();
+        clip_grad_norm(&model, &mut grads, MAX_NORM, NormType::L2)?;
+        model = optim.step(schedule.step(), model, grads);
+        average = ema(average, &model, DECAY)?;
+        losses.push(total);
+    }
+    Ok((losses, [model, average]))
+}
+
+/// The learning rate falls to nothing in half a wave.
+fn schedule(settings: &Settings) -> Result<ModuleLrScheduler> {
+    CosineAnnealingLrSchedulerConfig::new(settings.lr, settings.steps + 1).init().map_err(Error::other)
+}
+
+/// Which of how many data-parallel ranks `rank` is: ranks along the last dimension have the same rows if that is `tp`.
+fn data_rank<T: Task>(settings: &Settings, rank: usize) -> (usize, usize) {
+    let alike = match T::DIMS.last() {
+        Some(&"tp") => settings.mesh[settings.mesh.len() - 1],
+        _ => 1,
+    };
+    (rank / alike, settings.ranks() / alike)
+}
