@@ -14,6 +14,8 @@ mod common;
 #[path = "../common/data.rs"]
 mod data;
 mod device;
+#[path = "../common/difference.rs"]
+mod difference;
 #[path = "../common/fingerprint.rs"]
 mod fingerprint;
 mod model;
@@ -72,7 +74,7 @@ fn run(settings: &Settings) -> Result<bool> {
     if !settings.check {
         return Ok(true);
     }
-    let difference = check::Difference::new(outcome, &check::reference(settings, initial)?);
+    let difference = check::difference(outcome, &check::reference(settings, initial)?);
     println!("{difference}");
     Ok(difference.passes() && collectives.agree())
 }

@@ -9,13 +9,14 @@
 //! ```
 
 mod bert;
-mod check;
 mod cli;
 #[path = "../common/cli.rs"]
 mod common;
 #[path = "../common/data.rs"]
 #[allow(dead_code, reason = "nothing is sampled here")]
 mod data;
+#[path = "../common/difference.rs"]
+mod difference;
 mod images;
 mod moe;
 mod plans;
@@ -32,6 +33,7 @@ use burn_dtensor::prelude::*;
 
 use crate::bert::BertConfig;
 use crate::cli::{Cli, Kind, Settings, Size};
+use crate::difference::{Difference, weights};
 use crate::images::Images;
 use crate::moe::MoeConfig;
 use crate::resnet::ResNetConfig;
@@ -80,7 +82,10 @@ fn run<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<bool
     if !settings.check {
         return Ok(true);
     }
-    let difference = check::Difference::new(outcome, &train::unsharded(settings, data, &initial)?);
+    let (losses, models) = train::unsharded(settings, data, &initial)?;
+    let names = ["model", "average"];
+    let sharded = weights(names.into_iter().zip(outcome.models.iter().flatten()));
+    let difference = Difference::new((&outcome.losses, sharded), (&losses, weights(names.into_iter().zip(&models))));
     println!("{difference}");
     Ok(difference.passes())
 }

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::prelude::*;
 
-use crate::train::Outcome;
-
 /// Largest loss difference that passes.
 const LOSS_BOUND: f64 = 1e-5;
 /// Largest weight difference that passes.
 const WEIGHT_BOUND: f64 = 1e-4;
 
-/// The largest differences between two runs.
+/// Losses of each step, and weights by path.
+pub type Run<'a> = (&'a [f32], BTreeMap<String, Vec<f32>>);
+
+/// The largest differences between a sharded run and the unsharded one.
 pub struct Difference {
     loss: f64,
     weight: f64,
@@ -21,14 +22,13 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Compares rank 0's outcome with losses, a model trained on one device, and the average of its weights.
-    pub fn new<M: Module>(outcome: &Outcome<M>, (losses, models): &(Vec<f32>, [M; 2])) -> Self {
-        let (found, expected) = (outcome.models.as_ref().map(weights).unwrap_or_default(), weights(models));
+    /// Compares two runs of the same steps and parameters.
+    pub fn new((losses, found): Run<'_>, (expected_losses, expected): Run<'_>) -> Self {
         assert!(found.keys().eq(expected.keys()), "both runs have the same parameters");
         let parts = found.into_iter().map(|(path, values)| (largest(&values, &expected[&path]), path));
-        let (weight, path) =
-            parts.fold((0.0, String::new()), |worst, part| if beyond(part.0, worst.0) { part } else { worst });
-        Self { loss: largest(&outcome.losses, losses), weight, path }
+        let worse = |worst: (f64, String), part: (f64, String)| if beyond(part.0, worst.0) { part } else { worst };
+        let (weight, path) = parts.fold((0.0, String::new()), worse);
+        Self { loss: largest(losses, expected_losses), weight, path }
     }
 
     /// Whether both are within the bounds.
@@ -40,7 +40,7 @@ impl Difference {
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let place = if self.path.is_empty() { String::new() } else { format!(", in {}", self.path) };
-        writeln!(f, "Beside the model in burn alone, trained on the same data")?;
+        writeln!(f, "Beside the unsharded model, trained on the same device and data")?;
         writeln!(f, "  largest loss difference    {:.1e}  (bound {LOSS_BOUND:.0e})", self.loss)?;
         writeln!(f, "  largest weight difference  {:.1e}  (bound {WEIGHT_BOUND:.0e}){place}", self.weight)?;
         write!(f, "  {}", if self.passes() { "agrees" } else { "DIFFERS" })
@@ -58,11 +58,11 @@ fn beyond(value: f64, bound: f64) -> bool {
     value.is_nan() || value > bound
 }
 
-/// The values of every parameter of a model and of its average by path, without running statistics: those are of the
-/// batches that a rank has met.
-fn weights<M: Module>(models: &[M; 2]) -> BTreeMap<String, Vec<f32>> {
+/// The values of every parameter of these models by name and path, without running statistics: those are of the batches
+/// that a rank has met.
+pub fn weights<'a, M: Module + 'a>(models: impl IntoIterator<Item = (&'a str, &'a M)>) -> BTreeMap<String, Vec<f32>> {
     let mut values = Values::default();
-    for (name, model) in ["model", "average"].into_iter().zip(models) {
+    for (name, model) in models {
         values.enter_module(name, "");
         model.visit(&mut values);
         values.exit_module(name, "");
