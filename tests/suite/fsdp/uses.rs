@@ -2,6 +2,8 @@
 //! across units, modules that run twice, other methods than forward, frozen parts, parts that are frozen in the middle of
 //! training, a model that is cast after it was sharded.
 
+use std::collections::BTreeMap;
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -168,21 +170,32 @@ fn configs() -> [FullyShard; 3] {
     ]
 }
 
-fn train_as_one_device(mesh: &DeviceMesh, checkpointing: bool) -> Result<()> {
-    let device = mesh.device().clone().autodiff();
-    let device = if checkpointing { device.gradient_checkpointing() } else { device };
-    for of in USES {
-        let start = Net::init(of, &device);
-        let plain = train(on_device(&start, &device), of, |net, step| {
-            let losses = (0..mesh.size()).map(|rank| net.loss(of, rank, step, &device)).collect();
+fn on(device: &Device, checkpointing: bool) -> Device {
+    let device = device.clone().autodiff();
+    if checkpointing { device.gradient_checkpointing() } else { device }
+}
+
+/// One device, for each use, by the mean of the losses of the batches of all ranks.
+fn alone(ranks: usize, checkpointing: bool) -> Vec<BTreeMap<String, Vec<f64>>> {
+    let device = on(&Device::flex(), checkpointing);
+    let trained = |of| {
+        train(Net::init(of, &device), of, |net, step| {
+            let losses = (0..ranks).map(|rank| net.loss(of, rank, step, &device)).collect();
             Tensor::cat(losses, 0).mean()
-        });
-        let expected = elements::<f64>(&plain, None);
+        })
+    };
+    USES.map(|of| elements(&trained(of), None)).into()
+}
+
+fn train_as_one_device(mesh: &DeviceMesh, expected: &[BTreeMap<String, Vec<f64>>], checkpointing: bool) -> Result<()> {
+    let device = on(mesh.device(), checkpointing);
+    for (of, expected) in USES.into_iter().zip(expected) {
+        let start = Net::init(of, &device);
         for (at, config) in configs().into_iter().enumerate() {
             let sharded = fully_shard(on_device(&start, &device), mesh, config)?;
             let trained = train(sharded, of, |net, step| net.loss(of, mesh.rank(), step, &device));
             let found = elements::<f64>(&full_model(&trained)?, None);
-            for (path, expected) in &expected {
+            for (path, expected) in expected {
                 let off = furthest(&found[path], expected);
                 assert!(off < 1e-9, "{of:?}: `{path}` is off by {off:.1e} on {mesh} with configuration {at}");
             }
@@ -194,13 +207,17 @@ fn train_as_one_device(mesh: &DeviceMesh, checkpointing: bool) -> Result<()> {
 #[test]
 fn models_train_as_on_one_device_on_any_number_of_ranks() {
     for ranks in [1, 2, 3, 4, 8] {
-        MeshTest::new([ranks], ["shard"]).run(|mesh| train_as_one_device(mesh, ranks == 2));
+        let (checkpointing, shape) = (ranks == 2, [ranks]);
+        let expected = alone(ranks, checkpointing);
+        MeshTest::new(shape, ["shard"]).run(|mesh| train_as_one_device(mesh, &expected, checkpointing));
     }
-    MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| train_as_one_device(mesh, true));
+    let expected = alone(4, true);
+    MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| train_as_one_device(mesh, &expected, true));
 }
 
 #[cfg(feature = "mpi")]
 #[test]
 fn models_train_as_on_one_device_in_processes() {
-    let _ = MeshTest::new([3], ["shard"]).processes(3).run(|mesh| train_as_one_device(mesh, false));
+    let expected = alone(3, false);
+    let _ = MeshTest::new([3], ["shard"]).processes(3).run(|mesh| train_as_one_device(mesh, &expected, false));
 }
