@@ -3,7 +3,8 @@
 //! Chains and parallel towers, nested units, with and without a root unit, reads outside `unit`,
 //! frozen, tied and replicated parameters, weights that some or all ranks leave unused, inputs that
 //! some ranks alone track, batches of other sizes on other ranks, towers that no loss hears, modules that run
-//! twice, units of several modules, gradients added up over several backwards, gradient
+//! twice, units of several modules, blocks that backward computes again, shards in host memory, gradients added up over
+//! several backwards, gradient
 //! checkpointing, HSDP, every policy of resharding. After some steps of SGD or AdamW every parameter,
 //! in double precision, is that of the unsharded tree, which is trained on the mean of all ranks'
 //! losses.
@@ -96,6 +97,7 @@ fn fails(plan: &Plan) -> Option<String> {
 
 /// One device, trained on the mean of all ranks' losses.
 fn unsharded(plan: &Plan, net: Net) -> Net {
+    let plan = &Plan { tree: plan.tree.computed_once(), ..plan.clone() };
     let device = device(plan, &Device::flex());
     let (mut net, mut optimizer) = (on_device(&net, &device), optimizer(plan));
     for step in 0..plan.steps {

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_dtensor::fsdp::unit;
+use burn_dtensor::fsdp::{checkpointed, unit};
 
 use super::plan::{Node, Plan};
 
@@ -64,30 +64,39 @@ impl Tree {
 
     /// `[batch, seq, width]` to the same; `captured` is what the whole tree was given.
     fn forward(&self, node: &Node, x: Tensor<3>, captured: &Tensor<3>, rank: usize) -> Tensor<3> {
-        let body = |tree: &Self, mut x: Tensor<3>| {
-            if node.used.on(rank) {
-                let shape = x.dims();
-                x = if node.flat {
-                    tree.layer.forward(x.reshape([-1, WIDTH as i32])).reshape(shape)
-                } else {
-                    tree.layer.forward(x)
-                };
+        let once = |x| match (node.scoped, node.recomputed) {
+            (true, true) => {
+                let node = node.clone();
+                let body = move |tree: &Self, (x, captured): (_, _)| tree.body(&node, x, &captured, rank);
+                checkpointed(self, (x, captured.clone()), body)
             }
-            x = (0..node.tail).fold(x, |x, _| x.tanh());
-            if node.captures {
-                x = x + captured.clone();
-            }
-            let children = || tree.children.iter().zip(&node.children);
-            if node.chain {
-                return children().fold(x, |x, (tree, node)| tree.forward(node, x, captured, rank));
-            }
-            let towers = children().map(|(tree, node)| (node, tree.forward(node, x.clone(), captured, rank)));
-            let heard = towers.filter(|(node, _)| !node.unheard).map(|(_, tower)| tower);
-            heard.reduce(|a, b| a + b).unwrap_or(x)
+            (true, false) => unit(self, x, |tree, x| tree.body(node, x, captured, rank)),
+            (false, _) => self.body(node, x, captured, rank),
         };
-        let once = |x| if node.scoped { unit(self, x, body) } else { body(self, x) };
         let x = once(x);
         if node.twice { once(x) } else { x }
+    }
+
+    fn body(&self, node: &Node, mut x: Tensor<3>, captured: &Tensor<3>, rank: usize) -> Tensor<3> {
+        if node.used.on(rank) {
+            let shape = x.dims();
+            x = if node.flat {
+                self.layer.forward(x.reshape([-1, WIDTH as i32])).reshape(shape)
+            } else {
+                self.layer.forward(x)
+            };
+        }
+        x = (0..node.tail).fold(x, |x, _| x.tanh());
+        if node.captures {
+            x = x + captured.clone();
+        }
+        let children = || self.children.iter().zip(&node.children);
+        if node.chain {
+            return children().fold(x, |x, (tree, node)| tree.forward(node, x, captured, rank));
+        }
+        let towers = children().map(|(tree, node)| (node, tree.forward(node, x.clone(), captured, rank)));
+        let heard = towers.filter(|(node, _)| !node.unheard).map(|(_, tower)| tower);
+        heard.reduce(|a, b| a + b).unwrap_or(x)
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`Plan`]: a tree of modules, how it is sharded, and how ranks use it. No tensors.
 
-use burn_dtensor::fsdp::{FullyShard, ParamInfo, ReshardAfterForward};
+use burn_dtensor::fsdp::{FullyShard, Offload, ParamInfo, ReshardAfterForward};
 use burn_dtensor::placement::Placement;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -30,6 +30,8 @@ pub struct Plan {
     pub grouped: bool,
     /// Whether every rank keeps biases whole.
     pub whole_biases: bool,
+    /// Whether shards are in host memory.
+    pub offloaded: bool,
     pub tree: Node,
 }
 
@@ -40,6 +42,8 @@ pub struct Node {
     pub unit: bool,
     /// Whether it runs inside `unit`.
     pub scoped: bool,
+    /// Whether backward computes it again, if it runs inside `unit`.
+    pub recomputed: bool,
     /// Whether its children run one after the other, or side by side.
     pub chain: bool,
     pub frozen: bool,
@@ -105,6 +109,7 @@ impl Plan {
             tied: rng.random_bool(0.3),
             given,
             whole_biases: rng.random_bool(0.3),
+            offloaded: rng.random_bool(0.2),
             tree,
             mesh,
         }
@@ -128,6 +133,7 @@ impl Plan {
         let group = self.group();
         units.retain(|path| !group.contains(path));
         let config = FullyShard::new().units(units).reshard_after_forward(self.reshard);
+        let config = if self.offloaded { config.offload(Offload::Cpu) } else { config };
         let config = if group.is_empty() { config } else { config.unit_of(group) };
         let whole = |param: ParamInfo<'_>| param.path.ends_with("bias").then_some(Placement::Replicate);
         if self.whole_biases { config.shard_placement_fn(whole) } else { config }
@@ -157,6 +163,7 @@ impl Plan {
         add(|plan| plan.tied = false, self.tied);
         add(|plan| plan.given = Used::Everywhere, self.given != Used::Everywhere);
         add(|plan| plan.whole_biases = false, self.whole_biases);
+        add(|plan| plan.offloaded = false, self.offloaded);
         add(|plan| plan.checkpointing = false, self.checkpointing);
         add(|plan| plan.table_unit = false, self.table_unit);
         add(|plan| plan.batches.fill(2), self.batches.iter().any(|&batch| batch != 2));
@@ -182,13 +189,20 @@ impl Node {
         let unheard = depth > 0 && rng.random_bool(0.25);
         let (tail, captures) = (rng.random_range(0..4), depth > 0 && rng.random_bool(0.2));
         let twice = rng.random_bool(0.15);
+        let recomputed = scoped && rng.random_bool(0.25);
         let mut drawn = Vec::new();
         for _ in 0..children {
             if *size < 9 {
                 drawn.push(Self::draw(rng, ranks, owned, depth + 1, size));
             }
         }
-        Self { children: drawn, unit, scoped, chain, frozen, used, flat, unheard, twice, tail, captures }
+        Self { children: drawn, unit, scoped, recomputed, chain, frozen, used, flat, unheard, twice, tail, captures }
+    }
+
+    /// The same, computed once.
+    pub fn computed_once(&self) -> Self {
+        let children = self.children.iter().map(Self::computed_once).collect();
+        Self { recomputed: false, children, ..self.clone() }
     }
 
     fn units(&self, path: &str, units: &mut Vec<String>) {
@@ -226,6 +240,7 @@ impl Node {
         add(|node| node.unheard = false, self.unheard);
         add(|node| node.captures = false, self.captures);
         add(|node| node.twice = false, self.twice);
+        add(|node| node.recomputed = false, self.recomputed);
         add(|node| node.tail = 0, self.tail > 0);
         add(|node| node.flat = true, !self.flat);
         all
