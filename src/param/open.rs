@@ -159,7 +159,7 @@ pub(super) struct InBlock(Restored);
 
 enum Restored {
     AroundBlock(Option<AroundBlock>),
-    All(OpenUnits),
+    All(Box<OpenUnits>),
 }
 
 impl InBlock {
@@ -174,7 +174,7 @@ impl InBlock {
     /// Again, in backward, where none of the units around it is open: it reads these `scopes` of them.
     pub(super) fn again(scopes: Vec<Rc<Scope>>) -> Self {
         let around_block = Some(AroundBlock { depth: 0, scopes });
-        Self(Restored::All(OPEN.replace(OpenUnits { around_block, ..OpenUnits::default() })))
+        Self(Restored::All(Box::new(OPEN.replace(OpenUnits { around_block, ..OpenUnits::default() }))))
     }
 }
 
@@ -182,7 +182,7 @@ impl Drop for InBlock {
     fn drop(&mut self) {
         match mem::replace(&mut self.0, Restored::AroundBlock(None)) {
             Restored::AroundBlock(around) => OPEN.with_borrow_mut(|open| open.around_block = around),
-            Restored::All(open) => drop(OPEN.replace(open)),
+            Restored::All(open) => drop(OPEN.replace(*open)),
         }
     }
 }
