@@ -47,8 +47,11 @@ fn what_is_captured_and_tracked_is_an_error() {
     assert!(matches!(by_itself, Error::Param(ParamError::Captured { .. })), "{by_itself}");
 }
 
+/// What a block does each time, which it is told.
+type Program = fn(&Block, Tensor<2>, usize) -> Tensor<2>;
+
 /// Runs a block that does another thing every time.
-fn changing(compute: fn(&Block, Tensor<2>, usize) -> Tensor<2>) -> Error {
+fn changing(compute: Program) -> Error {
     error(|tower, x| {
         let count = Arc::new(AtomicUsize::new(0));
         checkpointed(&tower.blocks[0], x, move |block, x| compute(block, x, count.fetch_add(1, Relaxed)))
@@ -57,7 +60,7 @@ fn changing(compute: fn(&Block, Tensor<2>, usize) -> Tensor<2>) -> Error {
 
 #[test]
 fn a_block_that_computes_other_things_again_is_an_error() {
-    let programs: [(fn(&Block, Tensor<2>, usize) -> Tensor<2>, _); 3] = [
+    let programs: [(Program, _); 3] = [
         (|block, x, time| block.up.forward(x) * (1.0 + time as f32), "computes other values"),
         (|block, x, time| if time == 0 { fed(block, x) } else { block.up.forward(x) }, "enters fewer units"),
         (|block, x, time| if time == 0 { block.up.forward(x) } else { fed(block, x) }, "enters other units"),
