@@ -183,6 +183,23 @@ fn a_weight_that_two_blocks_read() {
     }
 }
 
+/// Modules of a unit that are none themselves: two blocks read one weight of the unit around them, which reads it too.
+#[test]
+fn a_weight_of_the_unit_around_that_blocks_read() {
+    let loss: Loss = |tower, device, rank, how| {
+        let x = unit(tower, batch(rank as u64, device), move |tower, x| {
+            let through = |x| match how.checkpointed {
+                true => checkpointed(&tower.first, x, |first, x| first.forward(x).tanh()),
+                false => tower.first.forward(x).tanh(),
+            };
+            through(tower.first.forward(through(x)))
+        });
+        x.square().sum()
+    };
+    compare(FullyShard::new(), |tower| tower, loss);
+    compare(FullyShard::new().reshard_after_forward(ReshardAfterForward::Always), |tower| tower, loss);
+}
+
 /// A block whose output is in no loss takes part in its reductions all the same, as without.
 #[test]
 fn a_block_in_the_loss_of_no_rank() {

@@ -123,6 +123,25 @@ fn a_unit_inside_is_not_freed_between_computing_again_and_its_gradients() {
     });
 }
 
+/// Two towers, of which the one that was entered first comes up first: what it has inside is held, as it is itself.
+#[test]
+fn units_inside_are_reduced_in_reverse_order_of_entry() {
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = fully_shard(Tower::new(&device), mesh, config())?;
+        for how in [KEPT].into_iter().chain(WAYS) {
+            let x = batch(1, &device).require_grad();
+            let (a, b) = (model.blocks[0].forward(x.clone().tanh().tanh(), how), model.blocks[1].forward(x, how));
+            let loss = (a.tanh().tanh().tanh() + b).sum();
+            let (_, events) = record_events(|| loss.backward());
+            let trace = trace(&events);
+            let reduced: Vec<_> = trace.split(' ').filter(|event| event.starts_with('B')).collect();
+            assert_eq!(reduced, ["Bf1", "B1", "Bf0", "B0"], "{how:?}: {trace}");
+        }
+        Ok(())
+    });
+}
+
 /// [`Units::set_activation_checkpointing`] by patterns.
 #[test]
 fn patterns_say_which_units_compute_again() {
