@@ -14,7 +14,7 @@ use crate::comm::{CommError, Course, Work};
 #[derive(Debug)]
 pub(super) enum Gathering {
     /// Of shards in host memory, with what the wholes are then copied by.
-    UnderWay(Work<Vec<DispatchTensor>>, Option<CopyIn>),
+    UnderWay(Work<Vec<DispatchTensor>>, Option<Box<CopyIn>>),
     Done(Wholes),
 }
 
@@ -49,7 +49,7 @@ impl Gathering {
             Self::UnderWay(work, copy_in) => {
                 let (wholes, course) = work.wait_and_tell()?;
                 let wholes = match copy_in {
-                    Some(CopyIn { offloaded, label }) => offloaded.copy_in(&label, wholes),
+                    Some(copy_in) => copy_in.offloaded.copy_in(&copy_in.label, wholes),
                     None => wholes,
                 };
                 Ok((wholes, course))

@@ -362,7 +362,7 @@ impl Unit {
         if shards.is_empty() {
             return Gathering::Done((Vec::new(), None));
         }
-        let copy_in = offloaded.map(|offloaded| CopyIn { offloaded: offloaded.clone(), label: call.label.clone() });
+        let copy_in = offloaded.cloned().map(|offloaded| CopyIn { offloaded, label: call.label.clone() }.into());
         Gathering::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards), copy_in)
     }
 
