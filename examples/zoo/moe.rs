@@ -181,7 +181,7 @@ impl Route {
         // All first choices come before the second ones.
         let chosen = chosen.transpose().flatten::<1>(0, 1);
         let asks: Tensor<2, Int> = chosen.clone().one_hot(experts);
-        let first = asks.clone().slice([0..tokens]).float().mean_dim(0);
+        let first = asks.clone().narrow(0, 0, tokens).float().mean_dim(0);
         let busy = (first * probabilities.mean_dim(0)).sum() * experts as f64;
         let place = (asks.clone().cumsum(0) * asks).sum_dim(1).squeeze_dim::<1>(1) - 1;
         let late = place.clone().greater_equal_elem(places as i64);
