@@ -36,7 +36,7 @@ pub struct Cli {
     /// Seed of the initial weights and the batches
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Also train the model in burn alone on the same data, both without dropout; fail if losses or weights part
+    /// Also train the model in burn alone on the same data; fail if losses or weights part
     #[arg(long)]
     check: bool,
 }

@@ -50,8 +50,7 @@ fn start(settings: &Settings) -> Result<bool> {
     match (settings.model, settings.size) {
         (Kind::Bert, size) => {
             let config = if size == Size::Base { BertConfig::base() } else { BertConfig::tiny(characters) };
-            let dropout = if settings.check { 0.0 } else { config.dropout };
-            run(settings, &settings.text, &BertConfig { dropout, ..config }.init(&device).adapted())
+            run(settings, &settings.text, &config.init(&device).adapted())
         }
         (Kind::Resnet, size) => {
             let config = if size == Size::Base { ResNetConfig::base() } else { ResNetConfig::tiny() };
