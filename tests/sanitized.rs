@@ -20,6 +20,8 @@ mod launched;
 #[path = "suite/models/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod models;
+#[path = "suite/own_process.rs"]
+mod own_process;
 #[path = "suite/parallel"]
 #[allow(dead_code)]
 mod parallel {
