@@ -3,8 +3,9 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use itertools::Itertools;
 
+use super::gather::over_neighbours;
 use super::plans::{Exchange, Known};
-use super::unit::{Unit, UnitParam, over_neighbours};
+use super::unit::{Unit, UnitParam};
 use crate::comm::{Call, CommError, Communicator, TensorMeta, Work};
 use crate::placement::Cut;
 

@@ -45,6 +45,7 @@ mod error;
 mod events;
 mod exchange;
 mod full;
+mod gather;
 mod gathering;
 mod grad;
 mod graph;

@@ -1,21 +1,19 @@
 //! [`Unit`]: the parameters that are gathered and reduced together.
 
-use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Slice};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::DType;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use super::control::Control;
 use super::data_mesh::DataMesh;
-use super::gathering::{CopyIn, Gathering, Keeps, Unsharded};
+use super::gathering::{Keeps, Unsharded};
 use super::offload::Offloaded;
 use super::part::Part;
-use super::plans::{Exchange, Plans};
+use super::plans::Plans;
 use super::precision::{Precision, cast};
 use super::prepare::ModuleLayouts;
 use super::style::LayerStyles;
@@ -25,8 +23,8 @@ use super::verifier::{Passed, Verify};
 use super::waiting::Waiting;
 use super::{Buffers, ParamError, ReshardAfterForward};
 use crate::Result;
-use crate::comm::{Call, Communicator};
-use crate::dtensor::{DTensorSpec, Dims, own};
+use crate::comm::Communicator;
+use crate::dtensor::{DTensorSpec, Dims};
 use crate::pattern::PathPattern;
 use crate::placement::Cut;
 
@@ -247,7 +245,7 @@ impl Unit {
         self.data.as_ref()
     }
 
-    fn data(&self) -> &DataParallel {
+    pub(super) fn data(&self) -> &DataParallel {
         self.data.as_ref().expect("only a data-parallel unit cuts its parameters")
     }
 
@@ -332,54 +330,6 @@ impl Unit {
         group.map_or(0, |group| group.draw())
     }
 
-    /// Gathers the parameters at `members` from this rank's shards.
-    ///
-    /// The result is in the order of `members` without those every rank holds whole.
-    pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(Exchange::Shards, |data| &data.shard, call, members, shards, self.offloaded())
-    }
-
-    /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
-    pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(Exchange::Shards, |data| &data.again, call, members, shards, self.offloaded())
-    }
-
-    /// The same, from the parts [`split`](Self::split) left where the ranks compute.
-    pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
-        self.gather(Exchange::Parts, |_| self.neighbours(), call, members, parts, None)
-    }
-
-    fn gather<'a>(
-        &'a self,
-        exchange: Exchange,
-        group: impl FnOnce(&'a DataParallel) -> &'a Communicator,
-        call: Call,
-        members: &[usize],
-        shards: Vec<DispatchTensor>,
-        offloaded: Option<&Offloaded>,
-    ) -> Gathering {
-        let shards = self.cut(members, shards);
-        if shards.is_empty() {
-            return Gathering::Done((Vec::new(), None));
-        }
-        let copy_in = offloaded.cloned().map(|offloaded| CopyIn { offloaded, label: call.label.clone() }.into());
-        Gathering::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards), copy_in)
-    }
-
-    /// This rank's part of every whole, over the group of neighbours.
-    pub(super) fn split(&self, members: &[usize], wholes: &[DispatchTensor]) -> Vec<DispatchTensor> {
-        let group = self.neighbours().group();
-        let part = |(&member, whole): (&usize, &DispatchTensor)| match &self.params[member].cut {
-            None => whole.clone(),
-            Some((dim, cut)) => copy_range(whole, *dim, over_neighbours(cut).range(group.size(), group.rank())),
-        };
-        members.iter().zip(wholes).map(part).collect()
-    }
-
-    fn neighbours(&self) -> &Communicator {
-        self.data().neighbours.as_ref().expect("parts are kept only with a group of neighbours")
-    }
-
     /// The tensors of the cut parameters.
     pub(super) fn cut(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
         let cut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].cut.is_some().then_some(tensor);
@@ -406,17 +356,4 @@ impl Unit {
         };
         members.iter().filter_map(next).collect()
     }
-}
-
-/// How a whole falls on the ranks of [`ReshardAfterForward::Ranks`]: evenly, however ragged the shards
-/// are that it was gathered from.
-pub(super) fn over_neighbours(cut: &Cut) -> Cut {
-    Cut::Chunks(cut.total())
-}
-
-/// A copy of `range` of `dim`.
-fn copy_range(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> DispatchTensor {
-    let mut slices: Vec<_> = tensor.shape().iter().map(|&len| Slice::from(0..len)).collect();
-    slices[dim] = Slice::from(range);
-    own(Dispatch::float_slice(tensor.clone(), &slices))
 }

@@ -11,12 +11,14 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::slots;
-use crate::memory::cube::{Lent, id, primitive};
+use crate::memory::cube::{Lent, Place, id, primitive};
 
 /// One allocation with gathered weights in it.
 #[derive(Debug)]
 pub(super) struct Slot {
     memory: Lent,
+    /// Of the weights.
+    places: Mutex<SmallVec<[Place; 1]>>,
     state: Mutex<State>,
 }
 
@@ -37,11 +39,16 @@ impl Blocks {
     pub(super) fn slot(&mut self, weight: &DispatchTensor) -> Option<Arc<Slot>> {
         let weight = primitive(weight)?;
         let memory = id(&weight.handle);
-        if let Some(slot) = self.0.iter().find(|slot| slot.memory.id() == memory) {
-            return Some(slot.clone());
-        }
-        let slot = Arc::new(Slot { memory: Lent::new(weight)?, state: Mutex::new(State::Full) });
-        self.0.push(slot.clone());
+        let slot = match self.0.iter().find(|slot| slot.memory.id() == memory) {
+            Some(slot) => slot.clone(),
+            None => {
+                let (places, state) = (Mutex::default(), Mutex::new(State::Full));
+                let slot = Arc::new(Slot { memory: Lent::new(weight)?, places, state });
+                self.0.push(slot.clone());
+                slot
+            }
+        };
+        slot.places.lock().push(Place::of(weight));
         Some(slot)
     }
 }
@@ -57,13 +64,20 @@ impl slots::Slot for Slot {
 
     /// Of the weights of one allocation the first brings the memory for all: what is gathered again is laid out as
     /// it was.
+    ///
+    /// # Panics
+    /// If it is not.
     fn fill(&self, whole: DispatchTensor) {
         let mut state = self.state.lock();
         if *state != State::Empty {
             return;
         }
         match primitive(&whole) {
-            Some(cube) => self.memory.give(cube.clone()),
+            Some(cube) => {
+                let (place, places) = (Place::of(cube), self.places.lock());
+                assert!(places.contains(&place), "a unit is gathered again as it was: {place:?} is none of {places:?}");
+                self.memory.give(cube.clone());
+            }
             None => unreachable!("a slot holds Cube floats, not {whole:?}"),
         }
         *state = State::Again;

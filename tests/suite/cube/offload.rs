@@ -160,6 +160,8 @@ fn a_rank_alone_trains_with_its_weights_on_the_cpu() {
 fn ten_steps_are_those_of_the_unsharded_model_on_the_cpu() {
     is_as_unsharded(&MeshTest::new([2], ["shard"]), &Device::flex(), ReshardAfterForward::Always);
     is_as_unsharded(&MeshTest::new([3], ["shard"]), &wgpu(), ReshardAfterForward::Auto);
+    is_as_unsharded(&MeshTest::new([4], ["shard"]), &Device::flex(), ReshardAfterForward::Ranks(2));
+    is_as_unsharded(&MeshTest::new([8], ["shard"]), &Device::flex(), ReshardAfterForward::Auto);
 }
 
 #[test]
@@ -286,8 +288,9 @@ fn collectives_of_tensors_on_the_cpu_stay_there() {
     });
 }
 
-/// The gradient of the whole weight of a layer that rank 1 does not use, which `moved` has made of the sharded one.
-fn half_used(device: Device, offload: Offload, moved: fn(Linear, &Device) -> Linear) -> Vec<(bool, Vec<f32>)> {
+/// The gradients of the whole weight and bias of a layer that rank 1 does not use, which `moved` has made of the sharded
+/// one, and whether they are on the CPU.
+fn half_used(device: Device, offload: Offload, moved: fn(Linear, &Device) -> Linear) -> Vec<(bool, [Vec<f32>; 2])> {
     MeshTest::new([2], ["shard"]).device(device).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let head = on_device(&NET.head, &device);
@@ -295,23 +298,31 @@ fn half_used(device: Device, offload: Offload, moved: fn(Linear, &Device) -> Lin
         let x = Tensor::<2>::ones([2, WIDTH], &device) * 0.5;
         let used = mesh.rank() == 0;
         let y = unit(&head, x, |head, x| if used { head.forward(x).tanh() } else { x });
-        let grad = head.weight.full_grad(&y.square().sum().backward())?.expect("one rank has one");
-        Ok((is_on_cpu(&grad), grad.into_data().iter().collect()))
+        let grads = y.square().sum().backward();
+        let weight = head.weight.full_grad(&grads)?.expect("one rank has one");
+        let bias = head.bias.as_ref().expect("it has one").full_grad(&grads)?.expect("one rank has one");
+        let are_on_cpu = is_on_cpu(&weight) && is_on_cpu(&bias);
+        Ok((are_on_cpu, [weight.into_data().iter().collect(), bias.into_data().iter().collect()]))
     })
+}
+
+fn are_close(found: &[(bool, [Vec<f32>; 2])], expected: &[(bool, [Vec<f32>; 2])]) -> bool {
+    let all = |of: &[(bool, [Vec<f32>; 2])]| of.iter().flat_map(|(_, grads)| grads.concat()).collect::<Vec<_>>();
+    furthest(&all(found), &all(expected)) < 1e-5
 }
 
 #[test]
 fn what_a_rank_does_not_use_counts_as_zeros() {
     let expected = half_used(Device::flex(), Offload::Never, |head, _| head);
     let found = half_used(wgpu(), Offload::Cpu, |head, _| head);
-    assert!(furthest(&found[0].1, &expected[0].1) < 1e-5 && found[0].1 == found[1].1, "{found:?} {expected:?}");
-    assert!(found[0].0);
+    assert!(are_close(&found, &expected) && found[0].1 == found[1].1, "{found:?} {expected:?}");
+    assert!(found.iter().all(|(are_on_cpu, _)| *are_on_cpu));
 }
 
 #[test]
 fn a_model_that_is_moved_by_hand_has_its_gradients_where_it_is() {
     let expected = half_used(Device::flex(), Offload::Never, |head, _| head);
     let found = half_used(wgpu(), Offload::Cpu, |head, device| head.fork(device));
-    assert!(furthest(&found[0].1, &expected[0].1) < 1e-5, "{found:?} {expected:?}");
+    assert!(are_close(&found, &expected), "{found:?} {expected:?}");
     assert!(!found[0].0);
 }

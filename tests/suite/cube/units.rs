@@ -26,7 +26,7 @@ impl Net {
 }
 
 /// The gradients of this rank's shards, by value, and what was launched for how many collectives of units.
-fn step(ranks: usize, device: &Device) -> Vec<(Vec<Vec<f32>>, u64, u64)> {
+fn step(ranks: usize, device: &Device, reshard: ReshardAfterForward) -> Vec<(Vec<Vec<f32>>, u64, u64)> {
     run(ranks, device, |world| {
         let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
         let device = world.device().clone().autodiff();
@@ -37,7 +37,7 @@ fn step(ranks: usize, device: &Device) -> Vec<(Vec<Vec<f32>>, u64, u64)> {
             Linear { weight: Param::from_data(weight, &device), bias: Some(Param::from_data(bias, &device)) }
         };
         let net = Net { blocks: vec![linear(7, 7), linear(7, 7)], head: linear(7, 3) };
-        let net = fully_shard(net, &mesh, FullyShard::new().units(["blocks.*"]))?;
+        let net = fully_shard(net, &mesh, FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard))?;
         // Ranks have told each other whether one is lazy.
         world.ledger().reset();
         let x = Tensor::from_data(TensorData::new(values(14), [2, 7]), &device);
@@ -57,17 +57,29 @@ fn step(ranks: usize, device: &Device) -> Vec<(Vec<Vec<f32>>, u64, u64)> {
     })
 }
 
+fn are_close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+        assert!((found - expected).abs() <= 1e-5 * expected.abs().max(1.0), "{found} {expected}");
+    }
+}
+
 #[test]
 fn a_units_collectives_are_two_kernels_each_and_gradients_those_of_flex() {
     for ranks in [2, 3] {
-        let (cube, flex) = (step(ranks, &wgpu()), step(ranks, &Device::flex()));
+        let reshard = ReshardAfterForward::Auto;
+        let (cube, flex) = (step(ranks, &wgpu(), reshard), step(ranks, &Device::flex(), reshard));
         for ((found, launches, collectives), (expected, none, _)) in cube.iter().zip(&flex) {
             assert!(*collectives >= 6, "each of three units is gathered and reduced");
             assert!(*none <= 2, "Flex launches nothing");
             assert_eq!(*launches, 2 * collectives);
-            for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
-                assert!((found - expected).abs() <= 1e-5 * expected.abs().max(1.0), "{found} {expected}");
-            }
+            are_close(found, expected);
         }
     }
+}
+
+#[test]
+fn gradients_are_those_of_flex_where_a_few_ranks_keep_what_forward_gathered() {
+    let reshard = ReshardAfterForward::Ranks(2);
+    let (cube, flex) = (step(4, &wgpu(), reshard), step(4, &Device::flex(), reshard));
+    cube.iter().zip(&flex).for_each(|((found, ..), (expected, ..))| are_close(found, expected));
 }

@@ -104,7 +104,7 @@ mesh_test!(a_teacher_beside_its_student_is_that_of_one_device, [2, 2], ["replica
 
 #[test]
 fn a_teacher_on_any_number_of_ranks() {
-    for ranks in [1, 2, 3, 8] {
+    for ranks in [1, 2, 3, 4, 8] {
         MeshTest::new([ranks], ["shard"]).run(as_on_one_device);
     }
 }

@@ -8,7 +8,7 @@ use burn::optim::{
 };
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{ParamInfo, ParamPlacement};
+use burn_dtensor::fsdp::{Offload, ParamInfo, ParamPlacement};
 use burn_dtensor::optim::{
     FullOptimizerState, OptimError, ShardedOptimizer, optimizer_state, parameter_specs, sharded,
 };
@@ -184,11 +184,28 @@ fn trains(mesh: &DeviceMesh) -> Result<()> {
     }
     let diff = max_diff(&values(&full_model(&model)?, None), &values(&expected, None));
     // Sums over batches come in another order, and ten orthogonal steps pass that on.
-    assert!(diff < 2e-5, "{diff} apart");
+    assert!(diff < 2e-5, "{diff} apart on {mesh}");
     Ok(())
 }
 
 mesh_test!(it_trains_as_one_device_does, [2, 2], ["replicate", "shard"], trains);
+
+#[test]
+fn it_trains_as_one_device_does_on_any_number_of_ranks() {
+    for ranks in [1, 2, 3, 4, 8] {
+        MeshTest::new([ranks], ["shard"]).run(trains);
+    }
+}
+
+#[test]
+fn shards_in_host_memory_make_no_difference() {
+    let [config, ..] = configurations();
+    let offloaded = || FullyShard::new().offload(Offload::Cpu);
+    for ranks in [1, 3] {
+        let test = MeshTest::new([ranks], ["shard"]);
+        assert_eq!(apart(&test, &config, offloaded), 0.0, "on {test}");
+    }
+}
 
 /// Parts go to owners and come back, each once; what every rank has whole does not move.
 #[test]

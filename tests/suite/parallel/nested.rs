@@ -80,27 +80,53 @@ fn tp_coordinate(mesh: &DeviceMesh) -> usize {
     mesh.coordinate().expect("a member")[mesh.dim("tp").expect("it has one")]
 }
 
+/// Trains HSDP inside or around tensor parallelism, each on two ranks, and holds what was sent to what a step needs.
+fn train_hybrid(model: &Net, mesh: &DeviceMesh, expected: &BTreeMap<String, Vec<f32>>) -> Result<()> {
+    let config = FullyShard::new().shard_over("shard").replicate_over("replicate");
+    let entries = train(model, mesh, config, expected)?;
+    let block = block(tp_coordinate(mesh));
+    assert_eq!(sent(&entries, Op::AllGather, Phase::Forward), [(2, block)], "{mesh}");
+    assert_eq!(sent(&entries, Op::AllGather, Phase::Backward), [(2, block)], "{mesh}");
+    let flags = 4 * (CUT + 1);
+    assert_eq!(sent(&entries, Op::ReduceScatter, Phase::Backward), [(2, block + 2 * flags)], "{mesh}");
+    // Over the ranks that shard that of the norm; over the replicas all.
+    let all_reduces = sent(&entries, Op::AllReduce, Phase::Backward);
+    assert_eq!(all_reduces.len(), 2, "{mesh}: {all_reduces:?}");
+    assert!(all_reduces.contains(&(2, NORM)), "{mesh}: {all_reduces:?}");
+    Ok(())
+}
+
 /// Tensor parallelism outermost, between, and innermost; what shards before what replicates, and behind.
 #[test]
 fn hsdp_trains_inside_and_around_tensor_parallelism_in_every_order_of_dimensions() {
     let model = Net::new(&Device::flex());
     let expected = trained(&model, 4);
     for names in ["replicate", "shard", "tp"].into_iter().permutations(3) {
-        MeshTest::new([2, 2, 2], names).run(|mesh| {
-            let config = FullyShard::new().shard_over("shard").replicate_over("replicate");
-            let entries = train(&model, mesh, config, &expected)?;
-            let block = block(tp_coordinate(mesh));
-            assert_eq!(sent(&entries, Op::AllGather, Phase::Forward), [(2, block)], "{mesh}");
-            assert_eq!(sent(&entries, Op::AllGather, Phase::Backward), [(2, block)], "{mesh}");
-            let flags = 4 * (CUT + 1);
-            assert_eq!(sent(&entries, Op::ReduceScatter, Phase::Backward), [(2, block + 2 * flags)], "{mesh}");
-            // Over the ranks that shard that of the norm; over the replicas all.
-            let all_reduces = sent(&entries, Op::AllReduce, Phase::Backward);
-            assert_eq!(all_reduces.len(), 2, "{mesh}: {all_reduces:?}");
-            assert!(all_reduces.contains(&(2, NORM)), "{mesh}: {all_reduces:?}");
-            Ok(())
-        });
+        MeshTest::new([2, 2, 2], names).run(|mesh| train_hybrid(&model, mesh, &expected));
     }
+}
+
+/// Within a process the dimension that comes last alone.
+#[cfg(feature = "mpi")]
+#[test]
+fn hsdp_trains_around_tensor_parallelism_on_processes() {
+    let model = Net::new(&Device::flex());
+    let expected = trained(&model, 4);
+    let test = MeshTest::new([2, 2, 2], ["replicate", "shard", "tp"]).processes(4);
+    let _ = test.run(|mesh| train_hybrid(&model, mesh, &expected));
+}
+
+/// Trains where 4 ranks shard and 2 keep what forward has gathered, and holds what was sent to what a step needs.
+fn train_over_few(model: &Net, mesh: &DeviceMesh, expected: &BTreeMap<String, Vec<f32>>) -> Result<()> {
+    let config = FullyShard::new().shard_over("shard").reshard_after_forward(ReshardAfterForward::Ranks(2));
+    let entries = train(model, mesh, config, expected)?;
+    let block = block(tp_coordinate(mesh));
+    assert_eq!(sent(&entries, Op::AllGather, Phase::Forward), [(4, block)], "{mesh}");
+    assert_eq!(sent(&entries, Op::AllGather, Phase::Backward), [(2, block)], "{mesh}");
+    let flags = 4 * (CUT + 1);
+    assert_eq!(sent(&entries, Op::ReduceScatter, Phase::Backward), [(4, block + 4 * flags)], "{mesh}");
+    assert_eq!(sent(&entries, Op::AllReduce, Phase::Backward), [(4, NORM)], "{mesh}");
+    Ok(())
 }
 
 /// Backward gathers over a few ranks what forward has left of the rank's tensor-parallel part.
@@ -109,18 +135,17 @@ fn a_part_of_a_tensor_parallel_shard_is_kept_over_a_few_ranks() {
     let model = Net::new(&Device::flex());
     let expected = trained(&model, 4);
     for (shape, names) in [([4, 2], ["shard", "tp"]), ([2, 4], ["tp", "shard"])] {
-        MeshTest::new(shape, names).run(|mesh| {
-            let config = FullyShard::new().shard_over("shard").reshard_after_forward(ReshardAfterForward::Ranks(2));
-            let entries = train(&model, mesh, config, &expected)?;
-            let block = block(tp_coordinate(mesh));
-            assert_eq!(sent(&entries, Op::AllGather, Phase::Forward), [(4, block)], "{mesh}");
-            assert_eq!(sent(&entries, Op::AllGather, Phase::Backward), [(2, block)], "{mesh}");
-            let flags = 4 * (CUT + 1);
-            assert_eq!(sent(&entries, Op::ReduceScatter, Phase::Backward), [(4, block + 4 * flags)], "{mesh}");
-            assert_eq!(sent(&entries, Op::AllReduce, Phase::Backward), [(4, NORM)], "{mesh}");
-            Ok(())
-        });
+        MeshTest::new(shape, names).run(|mesh| train_over_few(&model, mesh, &expected));
     }
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn a_part_of_a_tensor_parallel_shard_is_kept_over_a_few_ranks_on_processes() {
+    let model = Net::new(&Device::flex());
+    let expected = trained(&model, 4);
+    let test = MeshTest::new([4, 2], ["shard", "tp"]).processes(4);
+    let _ = test.run(|mesh| train_over_few(&model, mesh, &expected));
 }
 
 /// As over one dimension of so many ranks: next to each other and around another, beside one that replicates.

@@ -21,6 +21,8 @@ pub struct Net {
 #[derive(Module, Debug)]
 struct Tree {
     layer: Linear,
+    /// In single precision.
+    factor: Option<Param<Tensor<1>>>,
     children: Vec<Tree>,
 }
 
@@ -28,7 +30,12 @@ impl Net {
     /// In double precision; the values depend on the plan alone.
     pub fn new(plan: &Plan, device: &Device) -> Self {
         let net = Self { table: EmbeddingConfig::new(WORDS, WIDTH).init(device), tree: Tree::new(&plan.tree, device) };
-        net.map(&mut Fill { device: device.clone(), state: plan.seed })
+        net.map(&mut Fill { device: device.clone(), state: plan.seed, dtype: DType::F64 })
+    }
+
+    /// The same with all parameters in double precision.
+    pub fn widened(self) -> Self {
+        self.map(&mut Widen)
     }
 
     /// The loss of this rank's samples in this batch.
@@ -59,7 +66,9 @@ impl Tree {
     fn new(node: &Node, device: &Device) -> Self {
         let layer = LinearConfig::new(WIDTH, WIDTH).init(device);
         let layer = if node.frozen { layer.no_grad() } else { layer };
-        Self { layer, children: node.children.iter().map(|child| Self::new(child, device)).collect() }
+        let factor = node.narrow.then(|| Param::from_tensor(Tensor::ones([WIDTH], device)));
+        let factor = if node.frozen { factor.no_grad() } else { factor };
+        Self { layer, factor, children: node.children.iter().map(|child| Self::new(child, device)).collect() }
     }
 
     /// `[batch, seq, width]` to the same; `captured` is what the whole tree was given.
@@ -85,6 +94,7 @@ impl Tree {
             } else {
                 self.layer.forward(x)
             };
+            x = self.factor.iter().fold(x, |x, factor| x * factor.val().cast(DType::F64).unsqueeze());
         }
         x = (0..node.tail).fold(x, |x, _| x.tanh());
         if node.captures {
@@ -100,13 +110,26 @@ impl Tree {
     }
 }
 
+struct Widen;
+
+impl ModuleMapper for Widen {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|base| base.detach().cast(DType::F64))
+    }
+}
+
 /// Gives every parameter values of its own.
 struct Fill {
     device: Device,
     state: u64,
+    dtype: DType,
 }
 
 impl ModuleMapper for Fill {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.dtype = if name == "factor" { DType::F32 } else { DType::F64 };
+    }
+
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|base| {
             let mut value = |_| {
@@ -115,7 +138,7 @@ impl ModuleMapper for Fill {
             };
             let values: Vec<f64> = (0..base.shape().num_elements()).map(&mut value).collect();
             let data = TensorData::new(values, base.shape());
-            Tensor::from_data(data, (&self.device, DType::F64)).set_require_grad(base.is_require_grad())
+            Tensor::from_data(data, (&self.device, self.dtype)).set_require_grad(base.is_require_grad())
         })
     }
 }

@@ -58,6 +58,8 @@ pub struct Node {
     pub tail: usize,
     /// Whether it adds what the tree was given, past all units between.
     pub captures: bool,
+    /// Whether it has a factor in single precision beside its layer.
+    pub narrow: bool,
     pub children: Vec<Node>,
 }
 
@@ -87,7 +89,7 @@ impl Plan {
         let reshard = [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Auto, few];
         let scoped = rng.random_bool(0.6);
         let mut size = 0;
-        let tree = Node::draw(&mut rng, ranks, scoped, 0, &mut size);
+        let mut tree = Node::draw(&mut rng, ranks, scoped, 0, &mut size);
         // A loss depends on something; and outside any unit ranks are alike.
         let trained = tree.used == Used::Everywhere && !tree.frozen;
         let given = match rng.random_range(0..6) {
@@ -95,7 +97,7 @@ impl Plan {
             1 if trained => Used::Nowhere,
             _ => Used::Everywhere,
         };
-        Self {
+        let plan = Self {
             seed,
             reshard: reshard[rng.random_range(0..4)],
             checkpointing: rng.random_bool(0.3),
@@ -110,9 +112,13 @@ impl Plan {
             given,
             whole_biases: rng.random_bool(0.3),
             offloaded: rng.random_bool(0.2),
-            tree,
+            tree: tree.clone(),
             mesh,
+        };
+        if rng.random_bool(0.3) {
+            tree.narrow(&mut rng);
         }
+        Self { tree, ..plan }
     }
 
     /// The first and the last batch of a step.
@@ -196,7 +202,32 @@ impl Node {
                 drawn.push(Self::draw(rng, ranks, owned, depth + 1, size));
             }
         }
-        Self { children: drawn, unit, scoped, recomputed, chain, frozen, used, flat, unheard, twice, tail, captures }
+        Self {
+            children: drawn,
+            unit,
+            scoped,
+            recomputed,
+            chain,
+            frozen,
+            used,
+            flat,
+            unheard,
+            twice,
+            tail,
+            captures,
+            narrow: false,
+        }
+    }
+
+    /// Gives some of its nodes a factor in single precision.
+    fn narrow(&mut self, rng: &mut StdRng) {
+        self.narrow = rng.random_bool(0.4);
+        self.children.iter_mut().for_each(|child| child.narrow(rng));
+    }
+
+    /// Whether any node has a factor in single precision.
+    pub fn is_narrow(&self) -> bool {
+        self.narrow || self.children.iter().any(Self::is_narrow)
     }
 
     /// The same, computed once.
@@ -239,6 +270,7 @@ impl Node {
         add(|node| node.frozen = false, self.frozen);
         add(|node| node.unheard = false, self.unheard);
         add(|node| node.captures = false, self.captures);
+        add(|node| node.narrow = false, self.narrow);
         add(|node| node.twice = false, self.twice);
         add(|node| node.recomputed = false, self.recomputed);
         add(|node| node.tail = 0, self.tail > 0);

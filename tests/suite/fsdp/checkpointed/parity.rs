@@ -74,7 +74,7 @@ fn compare(mesh: &DeviceMesh, checkpointing: bool) -> Result<()> {
 
 #[test]
 fn ten_steps_are_those_of_the_unsharded_model_that_keeps_activations() {
-    for ranks in 1..=4 {
+    for ranks in [1, 2, 3, 4, 8] {
         MeshTest::new([ranks], ["shard"]).run(|mesh| compare(mesh, ranks % 2 == 1));
     }
     MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| compare(mesh, false));
@@ -84,4 +84,10 @@ fn ten_steps_are_those_of_the_unsharded_model_that_keeps_activations() {
 #[test]
 fn ten_steps_in_two_processes() {
     MeshTest::new([2], ["shard"]).processes(2).run(|mesh| compare(mesh, false));
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn ten_steps_in_three_processes() {
+    MeshTest::new([3], ["shard"]).processes(3).run(|mesh| compare(mesh, false));
 }

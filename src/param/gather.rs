@@ -1,0 +1,83 @@
+//! A unit's all-gathers: of shards, and of the parts that a few ranks have kept.
+
+use std::ops::Range;
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::Slice;
+
+use super::gathering::{Gathering, Landing};
+use super::plans::Exchange;
+use super::unit::{DataParallel, Unit};
+use crate::comm::{Call, Communicator};
+use crate::dtensor::own;
+use crate::placement::Cut;
+
+impl Unit {
+    /// Gathers the parameters at `members` from this rank's shards.
+    ///
+    /// The result is in the order of `members` without those every rank holds whole.
+    pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
+        let landing = self.copy_in(&call);
+        self.gather(Exchange::Shards, |data| &data.shard, call, members, shards, landing)
+    }
+
+    /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
+    pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
+        let landing = self.copy_in(&call);
+        self.gather(Exchange::Shards, |data| &data.again, call, members, shards, landing)
+    }
+
+    /// The same, from the parts [`split`](Self::split) left where the ranks compute.
+    pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
+        let landing = self.offloaded().map(|_| Landing::Apart);
+        self.gather(Exchange::Parts, |_| self.neighbours(), call, members, parts, landing)
+    }
+
+    fn copy_in(&self, call: &Call) -> Option<Landing> {
+        self.offloaded().cloned().map(|offloaded| Landing::CopyIn(offloaded, call.label.clone()))
+    }
+
+    fn gather<'a>(
+        &'a self,
+        exchange: Exchange,
+        group: impl FnOnce(&'a DataParallel) -> &'a Communicator,
+        call: Call,
+        members: &[usize],
+        shards: Vec<DispatchTensor>,
+        landing: Option<Landing>,
+    ) -> Gathering {
+        let shards = self.cut(members, shards);
+        if shards.is_empty() {
+            return Gathering::Done((Vec::new(), None));
+        }
+        Gathering::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards), landing.map(Box::new))
+    }
+
+    /// This rank's part of every whole, over the group of neighbours.
+    pub(super) fn split(&self, members: &[usize], wholes: &[DispatchTensor]) -> Vec<DispatchTensor> {
+        let group = self.neighbours().group();
+        let part = |(&member, whole): (&usize, &DispatchTensor)| match &self.params[member].cut {
+            None => whole.clone(),
+            Some((dim, cut)) => copy_range(whole, *dim, over_neighbours(cut).range(group.size(), group.rank())),
+        };
+        members.iter().zip(wholes).map(part).collect()
+    }
+
+    fn neighbours(&self) -> &Communicator {
+        self.data().neighbours.as_ref().expect("parts are kept only with a group of neighbours")
+    }
+}
+
+/// How a whole falls on the ranks of [`ReshardAfterForward::Ranks`]: evenly, however ragged the shards
+/// are that it was gathered from.
+pub(super) fn over_neighbours(cut: &Cut) -> Cut {
+    Cut::Chunks(cut.total())
+}
+
+/// A copy of `range` of `dim`.
+fn copy_range(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> DispatchTensor {
+    let mut slices: Vec<_> = tensor.shape().iter().map(|&len| Slice::from(0..len)).collect();
+    slices[dim] = Slice::from(range);
+    own(Dispatch::float_slice(tensor.clone(), &slices))
+}
