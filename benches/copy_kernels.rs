@@ -9,8 +9,10 @@
 //! rows, cut evenly. Figures are GB a second, read and written; zeros in the padding are written.
 //!
 //! On Flex the plain copy is `copy_from_slice`, once for each target, into memory taken from the same allocator just
-//! before, on as many threads. The two take turns, so that whatever else the machine does meets both alike; each
-//! figure is the best of its rounds. With `mixed`, f32 parts are gathered as bf16, and gradients of bf16 are scattered as
+//! before, on as many threads. Where tensors are many and small, it shows that they are burn's: one is found through three
+//! pointers, and made of three allocations beside its memory. So on one thread the plain copy is there once more, from as
+//! many tensors to as many. All take turns, so that whatever else the machine does meets them alike; each figure is the best
+//! of its rounds. With `mixed`, f32 parts are gathered as bf16, and gradients of bf16 are scattered as
 //! f32, divided by the ranks.
 
 use std::hint::black_box;
@@ -19,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Shape};
+use burn_dtensor::placement::Cut;
 use burn_dtensor::testing::copies::{UnitCopies, UnitCopy};
 use clap::{Parser, ValueEnum};
 use rand::rngs::StdRng;
@@ -90,10 +93,12 @@ struct Case {
 /// One call, done when it returns.
 type Step = Box<dyn FnMut()>;
 
-/// A copy, and a plain one of as many bytes. A device is a function that prepares the two.
+/// A copy, and a plain one of as many bytes. A device is a function that prepares them.
 struct Steps {
     copy: Step,
     plain: Step,
+    /// On one thread of the CPU: the plain one, from tensors of burn's to others.
+    tensors: Option<Step>,
 }
 
 impl Device {
@@ -118,7 +123,10 @@ fn main() {
 fn run(cli: &Cli) {
     let dtype = cli.dtype.to_possible_value().expect("no value is skipped");
     println!("{} ranks, cut along dim {}, {}, GB/s read and written:\n", cli.ranks, cli.dim, dtype.get_name());
-    println!("{:<28} {:<20} {:>8} {:>8} {:>8} {:>6}", "list", "copy", "MB", "copied", "plain", "ratio");
+    println!(
+        "{:<28} {:<20} {:>8} {:>8} {:>8} {:>6} {:>8} {:>6}",
+        "list", "copy", "MB", "copied", "plain", "ratio", "tensors", "ratio"
+    );
     let mut rng = StdRng::seed_from_u64(0);
     for (count, least, most) in [(150, 1 << 10, 16 << 10), (54, 64 << 10, 1 << 20), (3, 16 << 20, 64 << 20)] {
         let lens: Vec<usize> = (0..count).map(|_| rng.random_range(least..=most)).collect();
@@ -128,11 +136,14 @@ fn run(cli: &Cli) {
         let shapes: Vec<Shape> = lens.iter().map(|len| cli.shape(*len)).collect();
         for case in cli.cases(shapes) {
             let (name, bytes) = (case.name, case.bytes());
-            let (copy, plain) = measure(cli.device.steps(case), bytes);
+            let [copy, peers @ ..] = measure(cli.device.steps(case), bytes);
             let speed = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
             let list = format!("{count} of {} K to {} K", least >> 10, most >> 10);
-            let (megabytes, ratio) = (bytes as f64 / 1e6, plain.as_secs_f64() / copy.as_secs_f64());
-            println!("{list:<28} {name:<20} {megabytes:>8.1} {:>8.2} {:>8.2} {ratio:>6.2}", speed(copy), speed(plain));
+            print!("{list:<28} {name:<20} {:>8.1} {:>8.2}", bytes as f64 / 1e6, speed(copy));
+            for peer in peers.into_iter().filter(|peer| *peer < Duration::MAX) {
+                print!(" {:>8.2} {:>6.2}", speed(peer), peer.as_secs_f64() / copy.as_secs_f64());
+            }
+            println!();
         }
     }
 }
@@ -181,7 +192,7 @@ impl Case {
 }
 
 /// The best time of each: rounds of a few calls, in turn.
-fn measure(mut steps: Steps, bytes: usize) -> (Duration, Duration) {
+fn measure(Steps { copy, plain, tensors }: Steps, bytes: usize) -> [Duration; 3] {
     let repeats = ((32 << 20) / bytes.max(1)).clamp(1, 1000);
     let rounds = if bytes > 256 << 20 { 7 } else { 40 };
     let time = |step: &mut Step| {
@@ -189,15 +200,16 @@ fn measure(mut steps: Steps, bytes: usize) -> (Duration, Duration) {
         (0..repeats).for_each(|_| step());
         start.elapsed() / repeats as u32
     };
-    let (mut copy, mut plain) = (Duration::MAX, Duration::MAX);
+    let mut steps = [Some(copy), Some(plain), tensors];
     // What is measured finds its memory warm.
-    (steps.copy)();
-    (steps.plain)();
+    steps.iter_mut().flatten().for_each(|step| step());
+    let mut best = [Duration::MAX; 3];
     for _ in 0..rounds {
-        copy = copy.min(time(&mut steps.copy));
-        plain = plain.min(time(&mut steps.plain));
+        for (best, step) in best.iter_mut().zip(&mut steps) {
+            *best = step.as_mut().map_or(*best, time).min(*best);
+        }
     }
-    (copy, plain)
+    best
 }
 
 fn flex(case: Case) -> Steps {
@@ -214,12 +226,18 @@ fn flex(case: Case) -> Steps {
     let len = |shape: &Shape| (shape.num_elements() as u128 * total as u128 / made as u128) as usize;
     let lens: Vec<usize> = copies.targets().iter().map(len).collect();
     let block = vec![1_u8; total];
+    let parts = copies.sources().len();
+    let part = |part| bytes_tensor(block[Cut::Chunks(total).range(parts, part)].to_vec());
+    let parts: Vec<_> = (0..parts).map(part).collect();
+    let part_lens = lens.clone();
     Steps {
         copy: Box::new(move || match there.take() {
             Some(onto) => there = Some(black_box(copies.add_flex(black_box(&sources), onto, to, scale))),
             None => drop(black_box(copies.run_flex(black_box(&sources), to, scale))),
         }),
         plain: Box::new(move || drop(black_box(plain(black_box(&block), &lens, threads)))),
+        tensors: (threads == 1)
+            .then(|| -> Step { Box::new(move || drop(black_box(tensors(black_box(&parts), &part_lens)))) }),
     }
 }
 
@@ -228,7 +246,7 @@ fn flex(case: Case) -> Steps {
 fn cube(case: Case, device: &burn::tensor::Device) -> Steps {
     let copies = std::rc::Rc::new(case.copies.on_cube(device, case.from, case.to, case.scale));
     let plain = copies.clone();
-    Steps { copy: Box::new(move || copies.copy()), plain: Box::new(move || plain.plain()) }
+    Steps { copy: Box::new(move || copies.copy()), plain: Box::new(move || plain.plain()), tensors: None }
 }
 
 /// `block` in new vectors of `lens` bytes.
@@ -253,4 +271,27 @@ fn plain(block: &[u8], lens: &[usize], threads: usize) -> Vec<Vec<u8>> {
         to
     };
     lens.iter().map(copy).collect()
+}
+
+/// The bytes of `parts`, one after another, in new tensors of `lens` bytes.
+fn tensors(parts: &[FlexTensor], lens: &[usize]) -> Vec<FlexTensor> {
+    let (mut parts, mut rest) = (parts.iter(), &[][..]);
+    let copy = |len: &usize| {
+        let mut to = Vec::with_capacity(*len);
+        while to.len() < *len {
+            if rest.is_empty() {
+                rest = parts.next().expect("as many bytes are read as written").bytes();
+            }
+            let (from, behind) = rest.split_at(rest.len().min(len - to.len()));
+            to.extend_from_slice(from);
+            rest = behind;
+        }
+        bytes_tensor(to)
+    };
+    lens.iter().map(copy).collect()
+}
+
+fn bytes_tensor(bytes: Vec<u8>) -> FlexTensor {
+    let layout = Layout::contiguous(Shape::new([bytes.len()]));
+    FlexTensor::new(Bytes::from_elems(bytes), layout, DType::U8)
 }

@@ -1,16 +1,18 @@
 //! Bandwidth of thread ranks, beside threads that copy or add as much.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::DType;
 use burn_dtensor::comm::{Launch, World, launch};
 
+use crate::by_hand::{self, Hands};
 use crate::peers::{add_part, copy_fresh, reduce_fresh};
 use crate::steps::{Step, all_reduce, all_to_all, barrier, gather, rows_to_all, scatter};
 use crate::{MIB, SIZES, repeats, size_text};
 
 /// What makes a rank's step of a whole of so many bytes.
-type OfBytes = Box<dyn Fn(usize, &World) -> Step + Sync>;
+type OfBytes = Box<dyn Fn(usize, &World, &Arc<Hands>) -> Step + Sync>;
 
 /// A collective, and what it is beside.
 struct Case {
@@ -19,64 +21,90 @@ struct Case {
     output: fn(usize, usize) -> usize,
     collective: OfBytes,
     peer: OfBytes,
+    by_hand: OfBytes,
 }
 
 fn cases() -> Vec<Case> {
     let part = |bytes, ranks| bytes / ranks;
     let whole = |bytes, _| bytes;
+    let copied = || -> OfBytes { Box::new(|bytes, world, _| copy_fresh(bytes, world)) };
+    let part_copied = || -> OfBytes { Box::new(|bytes, world, _| copy_fresh(bytes / world.size(), world)) };
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
-        let mut case = |name: &str, output, collective, peer| {
-            cases.push(Case { name: format!("{name} {}", dtype.name()), output, collective, peer });
+        let mut case = |name: &str, output, collective, peer, by_hand| {
+            cases.push(Case { name: format!("{name} {}", dtype.name()), output, collective, peer, by_hand });
         };
         for dim in [0, 1] {
-            let copied = move |bytes, world: &World| copy_fresh(bytes, world);
-            let gathered = move |bytes, world: &World| gather(bytes, dim, dtype, world);
-            case(&format!("all-gather dim {dim}"), whole, Box::new(gathered), Box::new(copied));
-            let copied = move |bytes, world: &World| copy_fresh(bytes / world.size(), world);
-            let cut = move |bytes, world: &World| all_to_all(bytes, dim, dtype, world);
-            case(&format!("all-to-all dim {dim} to {}", 1 - dim), part, Box::new(cut), Box::new(copied));
-            let added = move |bytes, world: &World| add_part(bytes, dim, dtype, world);
-            let scattered = move |bytes, world: &World| scatter(bytes, dim, dtype, world);
-            case(&format!("reduce-scatter dim {dim}"), part, Box::new(scattered), Box::new(added));
+            case(
+                &format!("all-gather dim {dim}"),
+                whole,
+                Box::new(move |bytes, world, _| gather(bytes, dim, dtype, world)),
+                copied(),
+                Box::new(move |bytes, world, hands| by_hand::gather(bytes, dim, dtype, world, hands)),
+            );
+            case(
+                &format!("all-to-all dim {dim} to {}", 1 - dim),
+                part,
+                Box::new(move |bytes, world, _| all_to_all(bytes, dim, dtype, world)),
+                part_copied(),
+                Box::new(move |bytes, world, hands| by_hand::all_to_all(bytes, dim, dtype, world, hands)),
+            );
+            case(
+                &format!("reduce-scatter dim {dim}"),
+                part,
+                Box::new(move |bytes, world, _| scatter(bytes, dim, dtype, world)),
+                Box::new(move |bytes, world, _| add_part(bytes, dim, dtype, world)),
+                Box::new(move |bytes, world, hands| by_hand::scatter(bytes, dim, dtype, world, hands)),
+            );
         }
-        let copied = move |bytes, world: &World| copy_fresh(bytes / world.size(), world);
-        let rows = move |bytes, world: &World| rows_to_all(bytes, dtype, world);
-        case("all-to-all of rows", part, Box::new(rows), Box::new(copied));
-        let added = move |bytes, world: &World| reduce_fresh(bytes, dtype, world);
-        let reduced = move |bytes, world: &World| all_reduce(bytes, dtype, world);
-        case("all-reduce", whole, Box::new(reduced), Box::new(added));
+        case(
+            "all-to-all of rows",
+            part,
+            Box::new(move |bytes, world, _| rows_to_all(bytes, dtype, world)),
+            part_copied(),
+            Box::new(|bytes, world, hands| by_hand::rows_to_all(bytes, world, hands)),
+        );
+        case(
+            "all-reduce",
+            whole,
+            Box::new(move |bytes, world, _| all_reduce(bytes, dtype, world)),
+            Box::new(move |bytes, world, _| reduce_fresh(bytes, dtype, world)),
+            Box::new(move |bytes, world, hands| by_hand::all_reduce(bytes, dtype, world, hands)),
+        );
     }
     cases
 }
 
 /// Prints the bandwidth of each collective whose name has `only` in it.
 pub fn bandwidth(ranks: usize, only: &str) {
-    let barrier = measure(MIB, ranks, &|_, world| barrier(world));
+    let barrier = measure(MIB, ranks, &|_, world, _| barrier(world));
     println!(
-        "{ranks} ranks; a barrier takes {:.1} us; GB of output per rank and second, and beside its peer:",
+        "{ranks} ranks; a barrier takes {:.1} us; GB of output per rank and second, and beside its peers:",
         barrier * 1e6
     );
-    for Case { name, output, collective, peer } in cases().iter().filter(|case| case.name.contains(only)) {
-        println!("\n{name:<28} {:>10} {:>10} {:>7} {:>12}", "collective", "peer", "", "us above it");
+    for Case { name, output, collective, peer, by_hand } in cases().iter().filter(|case| case.name.contains(only)) {
+        println!("\n{name:<28} {:>10} {:>10} {:>7} {:>12} {:>10}", "collective", "peer", "", "us above it", "by hand");
         for bytes in SIZES {
-            let (own, its) = (measure(bytes, ranks, collective), measure(bytes, ranks, peer));
+            let [own, its, hands] = [collective, peer, by_hand].map(|prepare| measure(bytes, ranks, prepare));
             let speed = |seconds: f64| output(bytes, ranks) as f64 / seconds / 1e9;
-            let (percent, above) = (100.0 * its / own, (own - its) * 1e6);
+            let above = (own - its) * 1e6;
             println!(
-                "{:>28} {:>10.2} {:>10.2} {percent:>5.0} % {above:>12.1}",
+                "{:>28} {:>10.2} {:>10.2} {:>5.0} % {above:>12.1} {:>10.2} {:>5.0} %",
                 size_text(bytes),
                 speed(own),
-                speed(its)
+                speed(its),
+                100.0 * its / own,
+                speed(hands),
+                100.0 * hands / own,
             );
         }
     }
 }
 
 /// Seconds of one step of `bytes` on all ranks at once.
-fn measure(bytes: usize, ranks: usize, prepare: &(dyn Fn(usize, &World) -> Step + Sync)) -> f64 {
-    let repeats = repeats(bytes);
-    best_of((2048 * MIB / (bytes * repeats)).clamp(8, 400), repeats, ranks, |world| prepare(bytes, world))
+fn measure(bytes: usize, ranks: usize, prepare: &(dyn Fn(usize, &World, &Arc<Hands>) -> Step + Sync)) -> f64 {
+    let (repeats, hands) = (repeats(bytes), Arc::new(Hands::new(ranks)));
+    best_of((2048 * MIB / (bytes * repeats)).clamp(8, 400), repeats, ranks, |world| prepare(bytes, world, &hands))
 }
 
 /// Seconds of one step on all ranks: the best of `rounds`, each of so many `repeats`, from the first rank's start to the

@@ -13,6 +13,8 @@
 //!   ranks into new memory: bf16 in f32, rounded once. Of an all-reduce on more than two ranks each adds its share, and
 //!   copies the others'.
 //!
+//! Beside both there is the collective [by hand](by_hand): what the machine takes where threads meet, and rows lie apart.
+//!
 //! ```text
 //! cargo bench --bench collectives                 # 2 ranks
 //! cargo bench --bench collectives -- --threads 4
@@ -39,6 +41,7 @@
 //! ```
 
 mod bandwidth;
+mod by_hand;
 mod growth;
 mod peers;
 #[cfg(feature = "mpi")]

@@ -119,7 +119,7 @@ fn rounded(single: f32) -> u16 {
 }
 
 /// Adds arrays of `bytes`.
-fn add_fresh(bytes: usize, dtype: DType, world: &World) -> Step {
+pub fn add_fresh(bytes: usize, dtype: DType, world: &World) -> Step {
     let len = bytes / dtype.size();
     add_runs(bytes, Runs { count: 1, len, start: 0, stride: len }, dtype, world)
 }

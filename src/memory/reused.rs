@@ -2,8 +2,8 @@
 //!
 //! A step gathers the same weights as the last one, and an allocator that has given their memory back to the system gets
 //! other pages, which the system clears and maps one by one, each at the cost of a fault. So a thread's large blocks wait
-//! for the next of their size. While they wait nobody counts on them: the system has been told that it may take
-//! their pages back (`MADV_FREE`), which it does when it is short of memory.
+//! for the next of their size. While they wait nobody counts on them: but for the [latest](WARM), the system has been told
+//! that it may take their pages back (`MADV_FREE`), which it does when it is short of memory.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -20,6 +20,10 @@ const PAGE: usize = 4 << 10;
 /// Bytes of one of the larger kind, which is mapped by one fault.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
+
+/// Bytes that came home last, of which the system is not told: to tell it, and to write there afterwards, takes about half
+/// as long as the copy for which a block is taken.
+const WARM: usize = 16 << 20;
 
 thread_local! {
     static HOME: Arc<Home> = Arc::default();
@@ -95,6 +99,8 @@ struct Blocks {
     waiting: VecDeque<MmapMut>,
     /// Their bytes: no more than `most`.
     bytes: usize,
+    /// How many of the latest the system has not been told of: none, or of no more than [`WARM`] bytes.
+    warm: usize,
     /// Bytes that are in use.
     used: usize,
     /// Most that ever were.
@@ -105,6 +111,9 @@ impl Home {
     fn take(&self, len: usize) -> Option<MmapMut> {
         let mut blocks = self.0.lock();
         if let Some(at) = blocks.waiting.iter().rposition(|memory| memory.len() == len) {
+            if at >= blocks.cold() {
+                blocks.warm -= 1;
+            }
             blocks.bytes -= len;
             blocks.use_more(len);
             return blocks.waiting.remove(at);
@@ -121,14 +130,11 @@ impl Home {
     }
 
     fn give(&self, memory: MmapMut) {
-        // SAFETY: nobody has a reference into the memory, and whoever takes it expects nothing of what is there.
-        // A system that cannot take pages back has them stay.
-        #[cfg(target_os = "linux")]
-        let _ = unsafe { memory.unchecked_advise(memmap2::UncheckedAdvice::Free) };
         let mut blocks = self.0.lock();
         blocks.used -= memory.len();
         blocks.bytes += memory.len();
         blocks.waiting.push_back(memory);
+        blocks.warm += 1;
         let mut left = Vec::new();
         while blocks.bytes > blocks.most
             && let Some(oldest) = blocks.waiting.pop_front()
@@ -136,12 +142,30 @@ impl Home {
             blocks.bytes -= oldest.len();
             left.push(oldest);
         }
+        blocks.warm = blocks.warm.min(blocks.waiting.len());
+        blocks.cool();
         // Unmapped when others may take blocks again.
         drop(blocks);
     }
 }
 
 impl Blocks {
+    /// How many the system has been told of: the oldest.
+    fn cold(&self) -> usize {
+        self.waiting.len() - self.warm
+    }
+
+    /// Tells the system of all but the latest.
+    fn cool(&mut self) {
+        while self.waiting.range(self.cold()..).map(|memory| memory.len()).sum::<usize>() > WARM {
+            // SAFETY: nobody has a reference into the memory, and whoever takes it expects nothing of what is there.
+            // A system that cannot take pages back has them stay.
+            #[cfg(target_os = "linux")]
+            let _ = unsafe { self.waiting[self.cold()].unchecked_advise(memmap2::UncheckedAdvice::Free) };
+            self.warm -= 1;
+        }
+    }
+
     fn use_more(&mut self, len: usize) {
         self.used += len;
         self.most = self.most.max(self.used);
@@ -188,6 +212,22 @@ mod tests {
                 assert_eq!(waiting, [20], "the oldest have left");
                 assert_eq!(blocks.bytes, 20 * 16 * PAGE);
             });
+        });
+    }
+
+    #[test]
+    fn the_system_is_told_of_all_that_waits_but_for_the_latest() {
+        on_a_thread(|| {
+            let warm = || HOME.with(|home| home.0.lock().warm);
+            let after = [4, 8, 4, 8, 4].map(|mib| Block::take(mib << 20).unwrap()).map(|block| {
+                drop(block);
+                warm()
+            });
+            assert_eq!(after, [1, 2, 3, 2, 3], "of 16 MiB all, of 24 the latest 12");
+            drop(Block::take(8 << 20).unwrap());
+            assert_eq!(warm(), 3, "what is used again comes home as the latest");
+            drop(Block::take(WARM + 1).unwrap());
+            assert_eq!(warm(), 0, "of what is larger nothing");
         });
     }
 
