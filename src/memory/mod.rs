@@ -25,6 +25,7 @@ use burn::tensor::{Device, Slice};
 pub(crate) use crossing::{ToHost, bytes, copied_to};
 #[cfg(feature = "flex")]
 pub(crate) use digest::digests;
+pub(crate) use reused::Home;
 pub(crate) use space::Space;
 
 /// A digest of each tensor's elements: none are on the CPU.

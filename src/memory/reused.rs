@@ -1,9 +1,10 @@
 //! [`Block`]: large memory of the host's that is used again, at the same address.
 //!
 //! A step gathers the same weights as the last one, and an allocator that has given their memory back to the system gets
-//! other pages, which the system clears and maps one by one, each at the cost of a fault. So a thread's large blocks wait
-//! for the next of their size. While they wait nobody counts on them: but for the [latest](WARM), the system has been told
-//! that it may take their pages back (`MADV_FREE`), which it does when it is short of memory.
+//! other pages, which the system clears and maps one by one, each at the cost of a fault. So large blocks go [`Home`] and
+//! wait for the next of their size there; each thread is one, and so is what several threads have in common. While they wait
+//! nobody counts on them: but for the [latest](WARM), the system has been told that it may take their pages back
+//! (`MADV_FREE`), which it does when it is short of memory.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -42,18 +43,21 @@ impl Block {
     /// Bytes from which on memory is worth a call of the system's.
     pub const LEAST: usize = 64 << 10;
 
+    /// Of the calling thread's, see [`take_from`](Self::take_from).
+    pub fn take(len: usize) -> Option<Self> {
+        Self::take_from(&Home::of_thread(), len)
+    }
+
     /// Of `len` bytes or more, with whatever was written there before. `None` if the system has not as much, where there is
     /// no `MADV_FREE`, and where a sanitizer is to see when memory is given back.
-    pub fn take(len: usize) -> Option<Self> {
+    pub fn take_from(home: &Arc<Home>, len: usize) -> Option<Self> {
         if !cfg!(target_os = "linux") || cfg!(sanitized) {
             return None;
         }
         let len = len.checked_next_multiple_of(PAGE)?;
-        // A thread at its end has no home any more.
-        let home = HOME.try_with(Arc::clone).unwrap_or_default();
         Some(Self {
             memory: Some(home.take(len)?),
-            home: Arc::downgrade(&home),
+            home: Arc::downgrade(home),
             #[cfg(feature = "testing")]
             account: counted::taken(len),
         })
@@ -89,9 +93,9 @@ impl Drop for Block {
     }
 }
 
-/// A thread's blocks.
+/// Where blocks wait, for as long as it is there.
 #[derive(Default)]
-struct Home(Mutex<Blocks>);
+pub(crate) struct Home(Mutex<Blocks>);
 
 #[derive(Default)]
 struct Blocks {
@@ -108,6 +112,12 @@ struct Blocks {
 }
 
 impl Home {
+    /// The calling thread's.
+    pub(crate) fn of_thread() -> Arc<Self> {
+        // A thread at its end has none any more.
+        HOME.try_with(Arc::clone).unwrap_or_default()
+    }
+
     fn take(&self, len: usize) -> Option<MmapMut> {
         let mut blocks = self.0.lock();
         if let Some(at) = blocks.waiting.iter().rposition(|memory| memory.len() == len) {

@@ -2,12 +2,13 @@
 
 use std::mem::MaybeUninit;
 use std::slice;
+use std::sync::Arc;
 
 use burn::tensor::Bytes;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 use bytemuck::Pod;
 
-use super::reused::Block;
+use super::reused::{Block, Home};
 
 /// New memory for elements, to be written. Large memory is [used again](super::reused).
 pub(crate) struct Space<E>(Memory<E>);
@@ -20,9 +21,18 @@ enum Memory<E> {
 
 impl<E: Pod + Send + Sync> Space<E> {
     pub(crate) fn new(count: usize) -> Self {
+        Self::taken(count, Block::take)
+    }
+
+    /// Large memory is `home`'s.
+    pub(crate) fn at(home: &Arc<Home>, count: usize) -> Self {
+        Self::taken(count, |bytes| Block::take_from(home, bytes))
+    }
+
+    fn taken(count: usize, take: impl FnOnce(usize) -> Option<Block>) -> Self {
         if let Some(bytes) = count.checked_mul(size_of::<E>())
             && bytes >= Block::LEAST
-            && let Some(block) = Block::take(bytes)
+            && let Some(block) = take(bytes)
         {
             return Self(Memory::Reused(block, count));
         }

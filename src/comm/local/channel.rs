@@ -79,7 +79,7 @@ impl LocalChannel {
         post: Post,
         deposit: Deposit,
         shares: Option<Shares>,
-        own: Option<Own>,
+        mut own: Option<Own>,
         finish: impl FnOnce(Exchange) -> T + Send + 'static,
     ) -> Posted<T> {
         self.note(&deposit);
@@ -92,6 +92,9 @@ impl LocalChannel {
                 let when = if post.ahead { When::Asked } else { When::Now };
                 let (ticket, taken) = outlet.joined(post.print, shares, when, |print| join(print, deposit))?;
                 if !post.ahead {
+                    if let Some(own) = &mut own {
+                        own.await_others(&self.engine, ticket);
+                    }
                     self.engine.ask(self.engine.rendezvous.want(ticket));
                 }
                 (ticket, Some(taken))

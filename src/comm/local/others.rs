@@ -19,6 +19,8 @@ use crate::comm::engine::{Failure, Print};
 use crate::comm::process::header::{Contents, Header, LaunchKey, Word, Written};
 use crate::comm::process::wholes::Wholes;
 use crate::comm::{CommError, RankReport};
+use crate::memory::Home;
+
 /// The other processes of a launch.
 pub(in crate::comm) struct Others {
     courier: Arc<dyn Courier>,
@@ -35,6 +37,8 @@ pub(in crate::comm) struct Others {
     pub(super) hands: Hands,
     /// Results in which parts land.
     pub(super) wholes: Mutex<HashMap<Collective, Weak<Wholes>>>,
+    /// Where their memory waits for the next ones, whichever thread needs them first: the rank's, the hands or the courier's.
+    pub(super) memory: Arc<Home>,
     /// Who waits for whom, as far as the first process knows.
     chains: Mutex<Chains>,
     /// How ranks have ended, of all processes.
@@ -75,8 +79,8 @@ impl Others {
         let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
         let (offered, hands, wholes) = (Mutex::default(), Hands::default(), Mutex::default());
-        let (chains, ended) = (Mutex::default(), Mutex::default());
-        Self { courier, launch, ranks, begin, numbers, channels, offered, hands, wholes, chains, ended }
+        let (memory, chains, ended) = (Arc::default(), Mutex::default(), Mutex::default());
+        Self { courier, launch, ranks, begin, numbers, channels, offered, hands, wholes, memory, chains, ended }
     }
 
     /// Those of a launch of some of these ranks.

@@ -44,7 +44,9 @@ impl Drop for Seat {
 /// A rank's own parts of [`Wholes`], in which the others' land.
 pub(super) struct Own {
     parts: Box<dyn FnOnce() -> Vec<DispatchTensor> + Send>,
-    layouts: Box<dyn FnOnce() -> Option<Vec<Layout>> + Send>,
+    /// Until there are the wholes.
+    layouts: Option<Box<dyn FnOnce() -> Option<Vec<Layout>> + Send>>,
+    wholes: Option<Arc<Wholes>>,
 }
 
 impl Own {
@@ -53,12 +55,20 @@ impl Own {
         parts: impl FnOnce() -> Vec<DispatchTensor> + Send + 'static,
         layouts: impl FnOnce() -> Option<Vec<Layout>> + Send + 'static,
     ) -> Self {
-        Self { parts: Box::new(parts), layouts: Box::new(layouts) }
+        Self { parts: Box::new(parts), layouts: Some(Box::new(layouts)), wholes: None }
+    }
+
+    /// Has what others send land in the wholes of the collective of `ticket` from now on.
+    pub fn await_others(&mut self, engine: &LocalEngine, ticket: Ticket) {
+        if let Some(layouts) = self.layouts.take() {
+            self.wholes = engine.wholes(ticket, layouts);
+        }
     }
 
     /// The wholes of the collective of `ticket`, with these parts.
-    fn put(self, engine: &LocalEngine, ticket: Ticket) -> Option<Arc<Wholes>> {
-        let wholes = engine.wholes(ticket, self.layouts)?;
+    fn put(mut self, engine: &LocalEngine, ticket: Ticket) -> Option<Arc<Wholes>> {
+        self.await_others(engine, ticket);
+        let wholes = self.wholes?;
         // SAFETY: they are here, and nobody else has them.
         unsafe { wholes.put(ticket.member, &(self.parts)()) };
         Some(wholes)

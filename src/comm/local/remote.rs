@@ -46,7 +46,7 @@ impl LocalEngine {
             return None;
         }
         let is_gathered = contents.addressees.is_empty() && matches!(print.op(), Op::AllGather | Op::AllReduce);
-        // What else lands, the rank says when it waits.
+        // Where else parts land, the rank says when it calls.
         let layouts = || is_gathered.then(|| Layout::of_wholes(&print.tensors, ranks.len())).flatten();
         let wholes = self.wholes(ticket, layouts)?;
         wholes.regions(ticket.member, &contents.tensors)
@@ -59,7 +59,7 @@ impl LocalEngine {
         if let Some(wholes) = known.get(&call).and_then(Weak::upgrade) {
             return Some(wholes);
         }
-        let wholes = Wholes::new(layouts()?);
+        let wholes = Wholes::new(layouts()?, &self.others().memory);
         known.retain(|_, other| other.strong_count() > 0);
         known.insert(call, Arc::downgrade(&wholes));
         Some(wholes)

@@ -6,7 +6,7 @@
 //! are woken outside it, lest they find it taken.
 //!
 //! Where every rank has a core of its own, a waiter first spins for about the time that sleeping
-//! and waking would take.
+//! and waking would take. One that waits for ranks of other processes lets others have its core meanwhile.
 //!
 //! Of ranks in several processes each process has a rendezvous, which ranks of the others join by what they send. What is
 //! called in their name never waits. A rank that finds a failure does, for the process that decides which one is the first.
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::board::{Board, Claim, Fingerprint, GroupKey, Letter, Parts, Poll, Ticket, Wait};
-use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop};
+use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop, yield_now};
 use crate::comm::CommError;
 use crate::comm::engine::Failure;
 
@@ -215,7 +215,8 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 let rung = bell.rung.load(Ordering::Relaxed);
                 drop(state);
                 let quiet = |_: &u32| bell.rung.load(Ordering::Acquire) == rung;
-                (0..self.spins).take_while(quiet).for_each(|_| spin_loop());
+                let look_again = if self.tell.is_some() { yield_now } else { spin_loop };
+                (0..self.spins).take_while(quiet).for_each(|_| look_again());
                 state = self.state.lock();
             } else {
                 let look = if self.tell.is_some() { until.min(Instant::now() + PATIENCE) } else { until };

@@ -21,13 +21,17 @@ pub(crate) enum News {
     Waits(LongWait),
 }
 
+/// How often a rank lets others have its core before it sleeps: the thread that communicates, above all. Where nobody wants
+/// it that is some 100 microseconds, more than a small collective takes, and less than a core takes that has to be woken.
+const YIELDS: u32 = 300;
+
 /// How long a rank that has found a failure waits to hear whether it is the first. Its process then decides by itself.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks in several processes, one of which `decides` which failure is the first.
     pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, tell: Tell) -> Self {
-        let rendezvous = Self { tell: Some(tell), ..Self::new(ranks, 0, multithreaded) };
+        let rendezvous = Self { tell: Some(tell), ..Self::new(ranks, YIELDS, multithreaded) };
         if !decides {
             rendezvous.state.lock().board.defer();
         }

@@ -9,6 +9,7 @@ use std::sync::PoisonError;
 pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::MutexGuard;
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use std::thread::yield_now;
 pub(crate) use std::time::Instant;
 
 /// A mutex that is not poisoned.

@@ -8,11 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Without sleep for this long after something has come, or gone: more may come, when a rank elsewhere has copied or added
-/// some megabytes.
+/// some megabytes. Between looks it lets others have the core: a rank that has just got its result, or is about to call.
 const AWAKE: Duration = Duration::from_millis(2);
-
-/// Without a look at what else may run for this long: a reply may come.
-const EAGER: Duration = Duration::from_micros(50);
 
 /// Without sleep for this long where something is under way and a core is free: MPI moves a message bit by bit, whenever
 /// it is called, and does not say how far it has come.
@@ -50,7 +47,6 @@ impl Rest {
     pub fn pause(&self, under_way: bool) {
         let nothing_for = self.last.elapsed();
         match sleep(nothing_for, under_way, || self.cores.one_is_free()) {
-            Duration::ZERO if nothing_for < EAGER => std::hint::spin_loop(),
             Duration::ZERO => thread::yield_now(),
             sleep => thread::park_timeout(sleep),
         }

@@ -14,9 +14,9 @@ use burn::tensor::{Bytes, TensorData};
 
 use crate::comm::courier::{Landing, Payload};
 use crate::comm::{TensorMeta, engine};
-use crate::memory;
 #[cfg(feature = "flex")]
 use crate::memory::flex;
+use crate::memory::{self, Home};
 
 /// The elements of a row-major tensor.
 pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
@@ -56,12 +56,17 @@ pub(super) enum Space {
 }
 
 impl Space {
-    pub(super) fn new(size: usize, count: usize) -> Self {
+    fn new(size: usize, count: usize) -> Self {
+        Self::at(&Home::of_thread(), size, count)
+    }
+
+    /// Of the memory of `home`.
+    pub(super) fn at(home: &Arc<Home>, size: usize, count: usize) -> Self {
         match size {
-            1 => Self::Bytes(memory::Space::new(count)),
-            2 => Self::Pairs(memory::Space::new(count)),
-            4 => Self::Fours(memory::Space::new(count)),
-            8 => Self::Eights(memory::Space::new(count)),
+            1 => Self::Bytes(memory::Space::at(home, count)),
+            2 => Self::Pairs(memory::Space::at(home, count)),
+            4 => Self::Fours(memory::Space::at(home, count)),
+            8 => Self::Eights(memory::Space::at(home, count)),
             size => unreachable!("no element has {size} bytes"),
         }
     }

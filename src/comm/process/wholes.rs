@@ -24,6 +24,7 @@ use super::payload::{Space, payload};
 use crate::comm::TensorMeta;
 use crate::comm::courier::Landing;
 use crate::comm::engine;
+use crate::memory::Home;
 
 /// Parts of fewer bytes are copied faster than their place is found.
 pub(in crate::comm) const WORTH: usize = 64 << 10;
@@ -50,9 +51,9 @@ unsafe impl Send for Start {}
 unsafe impl Sync for Start {}
 
 impl Wholes {
-    /// New memory for them.
-    pub fn new(layouts: Vec<Layout>) -> Arc<Self> {
-        let space = |layout: &Layout| Space::new(layout.dtype.size(), layout.shape.num_elements());
+    /// Memory of `home` for them.
+    pub fn new(layouts: Vec<Layout>, home: &Arc<Home>) -> Arc<Self> {
+        let space = |layout: &Layout| Space::at(home, layout.dtype.size(), layout.shape.num_elements());
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
         let start = |space: &mut Space| Start(NonNull::from(space.space()).cast());
         let starts = spaces.iter_mut().map(start).collect();
@@ -142,7 +143,7 @@ mod tests {
     #[test]
     fn parts_of_other_lengths_have_none() {
         let layout = Layout::new(Shape::from([7, 2]), DType::F32, 0, [3, 3, 1]).unwrap();
-        let wholes = Wholes::new(vec![layout]);
+        let wholes = Wholes::new(vec![layout], &Home::of_thread());
         let part = |rows: usize| TensorMeta { shape: Shape::from([rows, 2]), dtype: DType::F32 };
         let lengths = |member: usize, parts: &[TensorMeta]| -> Option<Vec<usize>> {
             Some(wholes.regions(member, parts)?.iter_mut().map(|region| region.space().len()).collect())

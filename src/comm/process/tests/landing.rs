@@ -1,5 +1,6 @@
 //! What other processes send lands in the results.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
@@ -11,12 +12,14 @@ use super::loopback::Job;
 use crate::Result;
 use crate::comm::engine::{Engine, into_data};
 use crate::comm::{Communicator, Launch, Sharded, Work, World, launch};
+#[cfg(all(feature = "flex", target_os = "linux", not(sanitized)))]
+use crate::memory::flex;
 use crate::placement::Cut;
 
 /// Of 4 bytes an element: rows of 200 bytes.
 const COLUMNS: usize = 50;
 
-/// A call of two ranks, with the bytes that rank 1 sends, and whether these have a place where rank 0 waits.
+/// A call of two ranks, with the bytes that rank 1 sends, and whether these have a place once rank 0 has called.
 type Case = (fn(&Communicator) -> Work<Vec<DispatchTensor>>, u64, bool);
 
 const CASES: [Case; 6] = [
@@ -59,12 +62,13 @@ fn taken(work: Work<Vec<DispatchTensor>>) -> Result<TensorData> {
     Ok(into_data(work.wait()?.remove(0)))
 }
 
-#[test]
-fn what_comes_to_a_rank_that_waits_lands_in_its_result() {
+/// What two ranks in two processes get of [`CASES`]. What is sent to rank 0 is sent once it is `there`, of which its engine
+/// may tell, and whether it has called.
+fn lands(there: fn(&dyn Engine, bool) -> bool, take: fn(Work<Vec<DispatchTensor>>) -> Result<TensorData>) {
     for (at, (call, bytes, lands)) in CASES.into_iter().enumerate() {
         let program = |world: &World| taken(call(&world.all()));
         let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
-        let (job, first) = (Job::new(2, 50), OnceLock::<Arc<dyn Engine>>::new());
+        let (job, first, called) = (Job::new(2, 50), OnceLock::<Arc<dyn Engine>>::new(), AtomicBool::new(false));
         let ends = job.run(|process, processes| {
             let engine = processes.engine(1, false);
             if process == 0 {
@@ -72,15 +76,67 @@ fn what_comes_to_a_rank_that_waits_lands_in_its_result() {
             }
             launch(Launch::on(engine), |world| {
                 world.barrier("both are here")?;
-                let waits = || first.get().is_some_and(|engine| engine.doing(0).starts_with("waiting in all_"));
-                while world.rank() == 1 && !waits() {
+                let is_there = |engine: &Arc<dyn Engine>| there(&**engine, called.load(Ordering::SeqCst));
+                while world.rank() == 1 && !first.get().is_some_and(is_there) {
                     thread::yield_now();
                 }
-                program(world)
+                let work = call(&world.all());
+                called.store(true, Ordering::SeqCst);
+                if world.rank() == 0 { take(work) } else { taken(work) }
             })
         });
         let got = ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))).collect::<Vec<_>>();
         assert_eq!(got, expected, "case {at}");
         assert_eq!(job.placed(0), if lands { bytes } else { 0 }, "case {at}");
     }
+}
+
+#[test]
+fn what_comes_to_a_rank_that_waits_lands_in_its_result() {
+    lands(|engine, _| engine.doing(0).starts_with("waiting in all_"), taken);
+}
+
+#[test]
+fn what_comes_to_a_rank_that_has_called_lands_in_what_will_be_its_result() {
+    fn take(work: Work<Vec<DispatchTensor>>) -> Result<TensorData> {
+        while !work.is_complete() {
+            thread::yield_now();
+        }
+        taken(work)
+    }
+    lands(|_, called| called, take);
+}
+
+#[cfg(all(feature = "flex", target_os = "linux", not(sanitized)))]
+#[test]
+fn results_take_each_others_memory_whoever_needs_it_first() {
+    let job = Job::new(2, 50);
+    let ends = job.run(|_, processes| {
+        launch(Launch::on(processes.engine(1, false)), |world| {
+            let comm = world.all();
+            let gather = || comm.all_gather("rows".into(), vec![shard(&comm, 0, [1600, 900])]);
+            let address = |work: Work<Vec<DispatchTensor>>| -> Result<usize> {
+                let whole = work.wait()?.remove(0);
+                let flex = flex::primitive(&whole).expect("a CPU's tensor");
+                Ok(flex::elements(flex).expect("row-major").as_ptr().addr())
+            };
+            let mut addresses = Vec::new();
+            // Rank 0 calls before anything has come, and then when everything has.
+            for first in [0, 1] {
+                world.barrier("both are here")?;
+                let placed = || job.placed(0) == (1 + first) * 900 * 200;
+                while first == 1 && world.rank() == 0 && !placed() {
+                    thread::yield_now();
+                }
+                let work = gather();
+                while first == 0 && world.rank() == 0 && !work.is_complete() {
+                    thread::yield_now();
+                }
+                addresses.push(address(work)?);
+            }
+            Ok(addresses)
+        })
+    });
+    let [(rank, addresses)] = &ends[0].as_ref().unwrap_or_else(|error| panic!("{error}"))[..] else { panic!("a rank") };
+    assert_eq!((*rank, addresses[0]), (0, addresses[1]));
 }

@@ -10,6 +10,7 @@ use shuttle::rand::Rng;
 
 pub(crate) use shuttle::hint::spin_loop;
 pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use shuttle::thread::yield_now;
 
 /// From here on a deadline is far.
 pub const FAR: Duration = Duration::from_secs(3600);
