@@ -49,6 +49,7 @@ pub(super) use data::Deposit;
 pub(super) use muster::Notice;
 pub(super) use others::Others;
 pub(super) use remote::Place;
+use rendezvous::Lingers;
 use shrink::GoingOn;
 
 /// What the ranks of one [`launch`](super::launch) in one process share.
@@ -70,14 +71,16 @@ pub(super) struct LocalEngine {
     this: Weak<Self>,
 }
 
-/// About 20 microseconds, which is what it takes to sleep and be woken.
-const SPINS: u32 = 500;
+/// How ranks pass the time before they sleep: where there are enough cores, 20 microseconds or so, which is what it takes to
+/// sleep and be woken; where there are not, a few turns of all that share one.
+fn lingers(ranks: usize) -> Lingers {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if ranks <= cores { Lingers::Spinning(500) } else { Lingers::Yielding(16) }
+}
 
 impl LocalEngine {
     pub fn new(size: usize, multithreaded: bool) -> Arc<Self> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = if size <= cores { SPINS } else { 0 };
-        let rendezvous = rendezvous::Rendezvous::new(size, spins, multithreaded);
+        let rendezvous = rendezvous::Rendezvous::new(size, lingers(size), multithreaded);
         let going_on = GoingOn::new(std::iter::once(0..size), 0);
         Arc::new_cyclic(|this| Self {
             rendezvous,

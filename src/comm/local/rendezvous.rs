@@ -5,8 +5,7 @@
 //! bookkeeping only; tensors are read, and dropped, outside it, and the ranks of a complete collective
 //! are woken outside it, lest they find it taken.
 //!
-//! Where every rank has a core of its own, a waiter first spins for about the time that sleeping
-//! and waking would take. One that waits for ranks of other processes lets others have its core meanwhile.
+//! Before it sleeps, a waiter [lingers](Lingers): to sleep and to be woken takes longer than most ranks are late.
 //!
 //! Of ranks in several processes each process has a rendezvous, which ranks of the others join by what they send. What is
 //! called in their name never waits. A rank that finds a failure does, for the process that decides which one is the first.
@@ -27,10 +26,18 @@ pub(crate) use remote::{News, Tell};
 
 pub(crate) struct Rendezvous<F, P> {
     state: Mutex<State<F, P>>,
-    /// How often a waiter looks before it sleeps.
-    spins: u32,
+    lingers: Lingers,
     /// Tells other processes, if there are any, what they must know. Called outside the lock.
     tell: Option<Tell>,
+}
+
+/// How a waiter passes the time before it sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lingers {
+    /// It looks so many times: where every rank has a core of its own.
+    Spinning(u32),
+    /// It lets others run on its core so many times: who it waits for may be among them.
+    Yielding(u32),
 }
 
 /// A complete collective.
@@ -68,10 +75,10 @@ impl Bell {
 }
 
 impl<F: Fingerprint, P> Rendezvous<F, P> {
-    /// A world of `ranks` ranks, whose waiters look `spins` times before they sleep.
-    pub fn new(ranks: usize, spins: u32, multithreaded: bool) -> Self {
+    /// A world of `ranks` ranks.
+    pub fn new(ranks: usize, lingers: Lingers, multithreaded: bool) -> Self {
         let state = State { board: Board::new(ranks, multithreaded), bells: Vec::new(), end: Arc::default() };
-        Self { state: Mutex::new(state), spins, tell: None }
+        Self { state: Mutex::new(state), lingers, tell: None }
     }
 
     /// The group of these ranks in this order and of this name; the same for all its ranks.
@@ -182,7 +189,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     ) -> (MutexGuard<'_, State<F, P>>, Result<T, CommError>) {
         let mut state = self.state.lock();
         let rank = state.board.rank(wait);
-        let (mut until, mut spun) = (None, self.spins == 0);
+        let (mut until, mut lingered) = (None, false);
         let result = loop {
             match look(&mut state.board) {
                 Poll::Ready(value) => break Ok(value),
@@ -210,13 +217,15 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 continue;
             }
             let bell = state.bells[wait.group().index()].clone();
-            if !spun {
-                spun = true;
+            if !lingered {
+                lingered = true;
                 let rung = bell.rung.load(Ordering::Relaxed);
                 drop(state);
                 let quiet = |_: &u32| bell.rung.load(Ordering::Acquire) == rung;
-                let look_again = if self.tell.is_some() { yield_now } else { spin_loop };
-                (0..self.spins).take_while(quiet).for_each(|_| look_again());
+                match self.lingers {
+                    Lingers::Spinning(times) => (0..times).take_while(quiet).for_each(|_| spin_loop()),
+                    Lingers::Yielding(times) => (0..times).take_while(quiet).for_each(|_| yield_now()),
+                }
                 state = self.state.lock();
             } else {
                 let look = if self.tell.is_some() { until.min(Instant::now() + PATIENCE) } else { until };

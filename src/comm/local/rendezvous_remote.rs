@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::board::{Announced, Fingerprint, GroupKey, Letter, LongWait, Ticket, Wait};
 use super::super::sync::{Instant, MutexGuard};
-use super::{CommError, Failure, Rendezvous, State};
+use super::{CommError, Failure, Lingers, Rendezvous, State};
 use crate::comm::CollectiveId;
 
 /// Returns a failure that is known by it.
@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_secs(5);
 impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks in several processes, one of which `decides` which failure is the first.
     pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, tell: Tell) -> Self {
-        let rendezvous = Self { tell: Some(tell), ..Self::new(ranks, YIELDS, multithreaded) };
+        let rendezvous = Self { tell: Some(tell), ..Self::new(ranks, Lingers::Yielding(YIELDS), multithreaded) };
         if !decides {
             rendezvous.state.lock().board.defer();
         }

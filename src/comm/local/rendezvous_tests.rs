@@ -26,8 +26,8 @@ type Plain = Rendezvous<Same, usize>;
 const FAR: Duration = Duration::from_secs(3600);
 
 /// Runs `program` on `ranks` threads that share a rendezvous.
-fn run(ranks: usize, spins: u32, program: impl Fn(usize, &Plain, GroupKey) + Sync) {
-    let rendezvous = Plain::new(ranks, spins, false);
+fn run(ranks: usize, lingers: Lingers, program: impl Fn(usize, &Plain, GroupKey) + Sync) {
+    let rendezvous = Plain::new(ranks, lingers, false);
     let all: Vec<_> = (0..ranks).collect();
     thread::scope(|scope| {
         for rank in 0..ranks {
@@ -39,8 +39,8 @@ fn run(ranks: usize, spins: u32, program: impl Fn(usize, &Plain, GroupKey) + Syn
 
 #[test]
 fn every_rank_gets_every_deposit_round_after_round() {
-    for spins in [0, 100] {
-        run(5, spins, |rank, rendezvous, group| {
+    for lingers in [Lingers::Spinning(0), Lingers::Spinning(100), Lingers::Yielding(10)] {
+        run(5, lingers, |rank, rendezvous, group| {
             for round in 0..2000 {
                 let ticket = rendezvous.join(group, rank, Same, 10 * round + rank).unwrap();
                 let Met { parts, .. } = rendezvous.wait(ticket, FAR).unwrap();
@@ -53,7 +53,7 @@ fn every_rank_gets_every_deposit_round_after_round() {
 #[test]
 fn a_failure_wakes_the_waiters_of_every_group() {
     for _ in 0..200 {
-        run(4, 0, |rank, rendezvous, group| {
+        run(4, Lingers::Yielding(1), |rank, rendezvous, group| {
             if rank == 3 {
                 rendezvous.fail(Failure::Panicked { rank, message: "boom".into() });
                 return;
@@ -68,7 +68,7 @@ fn a_failure_wakes_the_waiters_of_every_group() {
 
 #[test]
 fn a_deadline_names_who_is_missing() {
-    run(3, 0, |rank, rendezvous, group| {
+    run(3, Lingers::Spinning(0), |rank, rendezvous, group| {
         if rank != 1 {
             let result = rendezvous.join(group, rank, Same, 0);
             let result = result.and_then(|ticket| rendezvous.wait(ticket, Duration::from_millis(20)));

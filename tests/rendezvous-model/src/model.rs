@@ -8,7 +8,7 @@ use shuttle::{Runner, thread};
 
 use crate::comm::engine::Failure;
 use crate::comm::local::board::{Fingerprint, GroupKey, Letter};
-use crate::comm::local::rendezvous::{Met, Rendezvous};
+use crate::comm::local::rendezvous::{Lingers, Met, Rendezvous};
 use crate::comm::local::sync::FAR;
 use crate::comm::{CommError, Op};
 
@@ -70,7 +70,7 @@ pub struct Schedules {
 }
 
 impl Schedules {
-    /// Runs `program` on `ranks` threads, half of the schedules with spinning; half are random, half
+    /// Runs `program` on `ranks` threads, half of the schedules with lingering; half are random, half
     /// have few preemptions (PCT).
     ///
     /// A rank does not report its return unless `program` does: that would wake others who should have
@@ -80,9 +80,9 @@ impl Schedules {
     }
 
     fn check_world(self, ranks: usize, multithreaded: bool, program: fn(usize, &Arc<World>, GroupKey)) {
-        for spins in [0, 2] {
+        for lingers in [Lingers::Spinning(0), Lingers::Yielding(2)] {
             let run = move || {
-                let world = Arc::new(World::new(ranks, spins, multithreaded));
+                let world = Arc::new(World::new(ranks, lingers, multithreaded));
                 let all: Vec<_> = (0..ranks).collect();
                 let threads: Vec<_> = (0..ranks)
                     .map(|rank| {
