@@ -110,7 +110,7 @@ fn what_comes_to_a_rank_that_has_called_lands_in_what_will_be_its_result() {
 #[cfg(all(feature = "flex", target_os = "linux", not(sanitized)))]
 #[test]
 fn results_take_each_others_memory_whoever_needs_it_first() {
-    let job = Job::new(2, 50);
+    let (job, called) = (Job::new(2, 50), AtomicBool::new(false));
     let ends = job.run(|_, processes| {
         launch(Launch::on(processes.engine(1, false)), |world| {
             let comm = world.all();
@@ -120,23 +120,30 @@ fn results_take_each_others_memory_whoever_needs_it_first() {
                 let flex = flex::primitive(&whole).expect("a CPU's tensor");
                 Ok(flex::elements(flex).expect("row-major").as_ptr().addr())
             };
-            let mut addresses = Vec::new();
+            let until = |there: &dyn Fn() -> bool| {
+                while !there() {
+                    thread::yield_now();
+                }
+            };
+            let is_first = world.rank() == 0;
             // Rank 0 calls before anything has come, and then when everything has.
-            for first in [0, 1] {
-                world.barrier("both are here")?;
-                let placed = || job.placed(0) == (1 + first) * 900 * 200;
-                while first == 1 && world.rank() == 0 && !placed() {
-                    thread::yield_now();
-                }
-                let work = gather();
-                while first == 0 && world.rank() == 0 && !work.is_complete() {
-                    thread::yield_now();
-                }
-                addresses.push(address(work)?);
+            if !is_first {
+                until(&|| called.load(Ordering::SeqCst));
             }
-            Ok(addresses)
+            let work = gather();
+            called.store(true, Ordering::SeqCst);
+            let before = address(work)?;
+            world.barrier("both have it")?;
+            if is_first {
+                until(&|| job.placed(0) == 2 * 900 * 200);
+            }
+            let after = address(gather())?;
+            Ok([before, after])
         })
     });
-    let [(rank, addresses)] = &ends[0].as_ref().unwrap_or_else(|error| panic!("{error}"))[..] else { panic!("a rank") };
-    assert_eq!((*rank, addresses[0]), (0, addresses[1]));
+    for end in ends {
+        for (rank, [before, after]) in end.unwrap_or_else(|error| panic!("{error}")) {
+            assert_eq!(before, after, "rank {rank}");
+        }
+    }
 }
