@@ -102,10 +102,6 @@ impl OpenUnits {
     }
 }
 
-/// How much deeper in the graph a unit that a read opens lies than what was entered before it: as deep as a
-/// module's operations, so that these come up first in backward. See the end of [`graph`](super::graph).
-const DEEPER: usize = 96;
-
 thread_local! {
     static OPEN: RefCell<OpenUnits> = RefCell::default();
 }
@@ -206,7 +202,7 @@ pub(super) fn opening(unit: &Unit) -> Opening {
         tracked: true,
         enclosed: !open.stack.is_empty(),
         earlier: open.last.clone(),
-        deeper: 0,
+        by_read: false,
     })
 }
 
@@ -215,7 +211,7 @@ pub(super) fn opening(unit: &Unit) -> Opening {
 pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&Shards) -> bool) -> Option<Rc<Scope>> {
     let shards = OPEN.with_borrow(|open| open.inside(unit, holds))?;
     close_read(unit);
-    let (scope, ()) = Scope::open(unit, shards, Opening { deeper: DEEPER, ..opening(unit) }, ());
+    let (scope, ()) = Scope::open(unit, shards, Opening { by_read: true, ..opening(unit) }, ());
     scope.pass.buffer.gather();
     OPEN.with_borrow_mut(|open| open.push(Some(scope), Vec::new(), OpenedBy::Read))
 }

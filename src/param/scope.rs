@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::ParamError;
@@ -21,6 +22,7 @@ use super::varying::Varying;
 use crate::Error;
 use crate::autodiff::{self, Retain};
 use crate::comm::{Call, explain_panics_by};
+use crate::memory::is_host;
 
 /// One open unit on this rank. Unlike [`Pass`] it holds tensors of the graph, and lives only as
 /// long as the scope.
@@ -64,9 +66,13 @@ pub(super) struct Opening {
     pub(super) enclosed: bool,
     /// The last token made inside the units around it.
     pub(super) earlier: Option<DispatchTensor>,
-    /// By how many nodes to set its token below the earlier one.
-    pub(super) deeper: usize,
+    /// Whether a read opens it: nothing in backward comes before what has saved its weights.
+    pub(super) by_read: bool,
 }
+
+/// How much deeper in the graph a unit that a read opens lies than what was entered before it: as deep as a
+/// module's operations, so that these come up first in backward. See the end of [`graph`](super::graph).
+const DEEPER: usize = 96;
 
 impl Scope {
     /// Opens `unit` on the shards of some or all of its parameters, and ties it to its inputs.
@@ -117,7 +123,8 @@ impl Scope {
         let stands_for_shards = parent.and_then(|parent| frame::anchor().or_else(|| leaf(parent)));
         let parent = stands_for_shards.as_ref().or(parent);
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
-        let token = parent.map(|parent| token(&pass, parent.clone(), &inputs, earlier, opening.deeper));
+        let deeper = if opening.by_read { DEEPER } else { 0 };
+        let token = parent.map(|parent| token(&pass, parent.clone(), &inputs, earlier, deeper));
         let mut number = 0;
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
@@ -225,7 +232,8 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     let tied = has_inputs || opening.enclosed;
     // Without a backward to come nothing is worth keeping.
     let kept = if backward { opening.kept } else { Kept::Shard };
-    let in_slots = !opening.lone && backward && unit.is_gathered();
+    let is_filled = || !opening.by_read || bases.iter().all(|base| fills_when_read(unit, base));
+    let in_slots = !opening.lone && backward && unit.is_gathered() && is_filled();
     let passes = PASSES.with(Arc::clone);
     let place = leaves.iter().any(Option::is_some).then(|| passes.order.enter(tied));
     let due = place.and_then(|_| unit.begin_pass(opening.lone.then(|| members[0])));
@@ -251,6 +259,14 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
         unit.take_unsharded(shards).into_iter().for_each(|ahead| pass.buffer.copy_in(ahead));
     }
     pass
+}
+
+/// Whether an empty slot of this shard's weight is filled when it is read: in host memory.
+fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
+    match unit.offloaded() {
+        Some(offloaded) => is_host(offloaded.device()),
+        None => is_host(&Device::new(base.device()).inner()),
+    }
 }
 
 /// Zeros are given in this thread's backward, where no gradient came: see [`Order::pad`](super::order::Order::pad).

@@ -15,18 +15,34 @@ struct Net {
 }
 
 impl Net {
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    fn forward(&self, x: Tensor<2>, opened: OpenedBy) -> Tensor<2> {
         unit(self, x, |net, mut x| {
             for block in &net.blocks {
-                x = unit(block, x, |block, x| block.forward(x).tanh());
+                x = match opened {
+                    OpenedBy::Program => unit(block, x, |block, x| block.forward(x).tanh()),
+                    // The graph saves views of weights: of a batch.
+                    OpenedBy::Read => block.forward::<3>(x.unsqueeze()).tanh().squeeze_dim(0),
+                };
             }
             net.head.forward(x)
         })
     }
 }
 
+/// Who opens the units of blocks.
+#[derive(Debug, Clone, Copy)]
+enum OpenedBy {
+    Program,
+    Read,
+}
+
 /// The gradients of this rank's shards, by value, and what was launched for how many collectives of units.
-fn step(ranks: usize, device: &Device, reshard: ReshardAfterForward) -> Vec<(Vec<Vec<f32>>, u64, u64)> {
+fn step(
+    ranks: usize,
+    device: &Device,
+    reshard: ReshardAfterForward,
+    opened: OpenedBy,
+) -> Vec<(Vec<Vec<f32>>, u64, u64)> {
     run(ranks, device, |world| {
         let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
         let device = world.device().clone().autodiff();
@@ -41,7 +57,7 @@ fn step(ranks: usize, device: &Device, reshard: ReshardAfterForward) -> Vec<(Vec
         // Ranks have told each other whether one is lazy.
         world.ledger().reset();
         let x = Tensor::from_data(TensorData::new(values(14), [2, 7]), &device);
-        let grads = net.forward(x).square().sum().backward();
+        let grads = net.forward(x, opened).square().sum().backward();
         let floats = |data: TensorData| data.iter::<f32>().collect::<Vec<_>>();
         let of_layer = |linear: &Linear| {
             let weight = linear.weight.base().grad(&grads).expect("a gradient");
@@ -66,9 +82,8 @@ fn are_close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
 #[test]
 fn a_units_collectives_are_two_kernels_each_and_gradients_those_of_flex() {
     for ranks in [2, 3] {
-        let reshard = ReshardAfterForward::Auto;
-        let (cube, flex) = (step(ranks, &wgpu(), reshard), step(ranks, &Device::flex(), reshard));
-        for ((found, launches, collectives), (expected, none, _)) in cube.iter().zip(&flex) {
+        let step = |device| step(ranks, device, ReshardAfterForward::Auto, OpenedBy::Program);
+        for ((found, launches, collectives), (expected, none, _)) in step(&wgpu()).iter().zip(&step(&Device::flex())) {
             assert!(*collectives >= 6, "each of three units is gathered and reduced");
             assert!(*none <= 2, "Flex launches nothing");
             assert_eq!(*launches, 2 * collectives);
@@ -79,7 +94,19 @@ fn a_units_collectives_are_two_kernels_each_and_gradients_those_of_flex() {
 
 #[test]
 fn gradients_are_those_of_flex_where_a_few_ranks_keep_what_forward_gathered() {
-    let reshard = ReshardAfterForward::Ranks(2);
-    let (cube, flex) = (step(4, &wgpu(), reshard), step(4, &Device::flex(), reshard));
-    cube.iter().zip(&flex).for_each(|((found, ..), (expected, ..))| are_close(found, expected));
+    let step = |device| step(4, device, ReshardAfterForward::Ranks(2), OpenedBy::Program);
+    step(&wgpu())
+        .iter()
+        .zip(&step(&Device::flex()))
+        .for_each(|((found, ..), (expected, ..))| are_close(found, expected));
+}
+
+/// Backward comes to the views of weights that the graph has saved before it comes to the unit.
+#[test]
+fn gradients_are_those_of_flex_where_reads_open_units() {
+    let step = |device| step(2, device, ReshardAfterForward::Always, OpenedBy::Read);
+    step(&wgpu())
+        .iter()
+        .zip(&step(&Device::flex()))
+        .for_each(|((found, ..), (expected, ..))| are_close(found, expected));
 }

@@ -8,8 +8,10 @@
 //! some steps of SGD or AdamW every parameter, in double precision but for some factors, is that of the unsharded tree,
 //! which is trained on the mean of all ranks' losses.
 //!
-//! `RANDOM_TREES` says how many to run, `RANDOM_TREES_FROM` the first seed. A failing plan is made
-//! small and printed.
+//! Some of them run on wgpu, too, in single precision.
+//!
+//! `RANDOM_TREES` and `RANDOM_TREES_ON_WGPU` say how many to run, `RANDOM_TREES_FROM` the first seed. A failing plan is
+//! made small and printed.
 
 mod net;
 mod plan;
@@ -17,7 +19,7 @@ mod plan;
 use std::time::Duration;
 
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::fsdp::{full_model, fully_shard, units};
@@ -30,6 +32,8 @@ use plan::Plan;
 
 /// How many trees run where the environment does not say.
 const TREES: u64 = 300;
+#[cfg(feature = "wgpu")]
+const TREES_ON_WGPU: u64 = 20;
 
 /// A step takes milliseconds.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -40,16 +44,29 @@ const TOLERANCE: f64 = 1e-9;
 /// The same where some factors are in single precision.
 const NARROW: f64 = 1e-5;
 
+/// The same where all is in single precision.
+const SINGLE: f64 = 1e-3;
+
 const LEARNING_RATE: f64 = 0.05;
 
 #[test]
 fn random_trees_train_as_one_device_does() {
-    let (first, count) = (setting("RANDOM_TREES_FROM", 0), setting("RANDOM_TREES", TREES));
+    train_all(setting("RANDOM_TREES", TREES), &Device::flex());
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn random_trees_train_on_wgpu_as_one_device_does() {
+    train_all(setting("RANDOM_TREES_ON_WGPU", TREES_ON_WGPU), &Device::wgpu(burn::tensor::DeviceKind::DefaultDevice));
+}
+
+fn train_all(count: u64, on: &Device) {
+    let first = setting("RANDOM_TREES_FROM", 0);
     let mut failures = Vec::new();
     for seed in first..first + count {
         let plan = Plan::draw(seed);
-        if let Some(failure) = fails(&plan) {
-            let (small, how) = shrink(plan, failure);
+        if let Some(failure) = fails(&plan, on) {
+            let (small, how) = shrink(plan, failure, on);
             println!("{small:#?}\n// {how}\n");
             failures.push(seed);
         }
@@ -57,11 +74,13 @@ fn random_trees_train_as_one_device_does() {
     assert!(failures.is_empty(), "trees of seeds {failures:?} failed");
 }
 
-/// Trains both ways; in words what differs, if anything does.
-fn fails(plan: &Plan) -> Option<String> {
+/// Trains unsharded on the CPU, and sharded on a device; in words what differs, if anything does.
+fn fails(plan: &Plan, on: &Device) -> Option<String> {
     let start = Net::new(plan, &Device::flex().autodiff());
-    let expected = elements::<f64>(&unsharded(plan, start.clone()).widened(), None);
-    let trained = launch(Launch::threads(plan.ranks()).deadline(DEADLINE), |world| -> Result<_> {
+    let expected = elements::<f64>(&unsharded(plan, start.clone()).cast(DType::F64), None);
+    let start = if *on == Device::flex() { start } else { start.cast(DType::F32) };
+    let config = Launch::threads(plan.ranks()).deadline(DEADLINE).device(on.clone());
+    let trained = launch(config, |world| -> Result<_> {
         let names = if plan.mesh.len() == 1 { vec!["shard"] } else { vec!["replicate", "shard"] };
         let mesh = DeviceMesh::new(world, &plan.mesh, names)?;
         let device = device(plan, world.device());
@@ -77,13 +96,17 @@ fn fails(plan: &Plan) -> Option<String> {
             let grads = net.loss(plan, world.rank(), last, &device).backward();
             net = optimizer.step(LEARNING_RATE, net.clone(), GradientsParams::from_grads(grads, &net));
         }
-        Ok(elements::<f64>(&full_model(&net)?.widened(), None))
+        Ok(elements::<f64>(&on_device(&full_model(&net)?, &Device::flex()).cast(DType::F64), None))
     });
     let trained = match trained {
         Ok(trained) => trained,
         Err(error) => return Some(error.to_string()),
     };
-    let tolerance = if plan.tree.is_narrow() { NARROW } else { TOLERANCE };
+    let tolerance = match *on == Device::flex() {
+        true if plan.tree.is_narrow() => NARROW,
+        true => TOLERANCE,
+        false => SINGLE,
+    };
     for (rank, found) in &trained {
         if !found.keys().eq(expected.keys()) {
             return Some(format!("rank {rank} has the parameters {:?}", found.keys()));
@@ -123,10 +146,10 @@ fn optimizer(plan: &Plan) -> ModuleOptimizer {
     if plan.adam { AdamWConfig::new().with_epsilon(1e-5).init() } else { SgdConfig::new().init() }
 }
 
-fn shrink(mut plan: Plan, mut how: String) -> (Plan, String) {
+fn shrink(mut plan: Plan, mut how: String, on: &Device) -> (Plan, String) {
     'again: loop {
         for smaller in plan.smaller() {
-            if let Some(failure) = fails(&smaller) {
+            if let Some(failure) = fails(&smaller, on) {
                 (plan, how) = (smaller, failure);
                 continue 'again;
             }

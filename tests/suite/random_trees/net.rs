@@ -33,9 +33,9 @@ impl Net {
         net.map(&mut Fill { device: device.clone(), state: plan.seed, dtype: DType::F64 })
     }
 
-    /// The same with all parameters in double precision.
-    pub fn widened(self) -> Self {
-        self.map(&mut Widen)
+    /// The same with all parameters in this dtype.
+    pub fn cast(self, dtype: DType) -> Self {
+        self.map(&mut Cast(dtype))
     }
 
     /// The loss of this rank's samples in this batch.
@@ -57,7 +57,7 @@ impl Net {
         };
         let elements = y.shape().num_elements();
         let weights: Vec<f64> = (0..elements).map(|at| 0.5 + (at % 7) as f64 / 7.0).collect();
-        let weights = Tensor::from_data(TensorData::new(weights, y.shape()), (device, DType::F64));
+        let weights = Tensor::from_data(TensorData::new(weights, y.shape()), (device, y.dtype()));
         (y.tanh() * weights).mean()
     }
 }
@@ -94,7 +94,8 @@ impl Tree {
             } else {
                 self.layer.forward(x)
             };
-            x = self.factor.iter().fold(x, |x, factor| x * factor.val().cast(DType::F64).unsqueeze());
+            let dtype = x.dtype();
+            x = self.factor.iter().fold(x, |x, factor| x * factor.val().cast(dtype).unsqueeze());
         }
         x = (0..node.tail).fold(x, |x, _| x.tanh());
         if node.captures {
@@ -110,11 +111,14 @@ impl Tree {
     }
 }
 
-struct Widen;
+struct Cast(DType);
 
-impl ModuleMapper for Widen {
+impl ModuleMapper for Cast {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|base| base.detach().cast(DType::F64))
+        param.map(|base| {
+            let (is_trained, device) = (base.is_require_grad(), base.device());
+            Tensor::from_data(base.into_data(), (&device, self.0)).set_require_grad(is_trained)
+        })
     }
 }
 
