@@ -112,7 +112,7 @@
 //! # What stays in memory
 //! Between forward and backward a freed unit holds its shards and nothing else, whatever the graph
 //! saved of it: the gathered weights live in memory that the unit takes back under every view of them. On a GPU that
-//! is so of units that [`unit`](fn@unit) has opened: where the first read of a parameter opens one, a view of a weight that
+//! is so of units of one module that [`unit`](fn@unit) has opened, without burn's fusion: of others a view of a weight that
 //! the graph has saved, as layers of burn save it of inputs of three dimensions, keeps the gathered unit until backward. A
 //! weight read outside its unit's scope is freed when the graph drops it, and so is the whole of a
 //! parallelized weight that is read by [`val`](burn::module::Param::val): to compute with the rank's

@@ -63,7 +63,7 @@ pub(crate) fn id(handle: &Handle) -> ManagedMemoryId {
     handle.memory.clone().binding().id()
 }
 
-/// Where in its allocation a tensor lies: the bytes before it, of it, and behind it.
+/// Where in its allocation a tensor lies: the bytes before it, of the allocation, and behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place([u64; 3]);
 

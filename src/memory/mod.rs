@@ -77,15 +77,6 @@ pub(crate) fn is_same(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     }
 }
 
-/// A plain float tensor in memory that is of no other tensor, where others may be in one allocation with it: on Cube.
-pub(crate) fn apart(tensor: DispatchTensor) -> DispatchTensor {
-    #[cfg(feature = "cube")]
-    if let Some(cube) = cube::primitive(&tensor) {
-        return cube::wrap(cube.copy());
-    }
-    tensor
-}
-
 /// Any backend's copy. Cube, too, slices without copying where the offset is aligned.
 pub(crate) fn assigned(view: DispatchTensor) -> DispatchTensor {
     let (shape, device, dtype) = (view.shape(), view.device(), view.dtype());

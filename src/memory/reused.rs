@@ -140,6 +140,11 @@ impl Home {
     }
 
     fn give(&self, memory: MmapMut) {
+        // To tell of a large one takes long: meanwhile others may take blocks.
+        let is_told = memory.len() > WARM;
+        if is_told {
+            tell_of(&memory);
+        }
         let mut blocks = self.0.lock();
         blocks.used -= memory.len();
         blocks.bytes += memory.len();
@@ -153,10 +158,19 @@ impl Home {
             left.push(oldest);
         }
         blocks.warm = blocks.warm.min(blocks.waiting.len());
-        blocks.cool();
+        blocks.cool(is_told);
         // Unmapped when others may take blocks again.
         drop(blocks);
     }
+}
+
+/// Tells the system that it may take the memory's pages back. One that cannot has them stay.
+fn tell_of(memory: &MmapMut) {
+    // SAFETY: nobody has a reference into the memory, and whoever takes it expects nothing of what is there.
+    #[cfg(target_os = "linux")]
+    let _ = unsafe { memory.unchecked_advise(memmap2::UncheckedAdvice::Free) };
+    #[cfg(not(target_os = "linux"))]
+    let _ = memory;
 }
 
 impl Blocks {
@@ -165,13 +179,12 @@ impl Blocks {
         self.waiting.len() - self.warm
     }
 
-    /// Tells the system of all but the latest.
-    fn cool(&mut self) {
+    /// Tells the system of all but the latest; of the very last it `is_told`, maybe.
+    fn cool(&mut self, is_told: bool) {
         while self.waiting.range(self.cold()..).map(|memory| memory.len()).sum::<usize>() > WARM {
-            // SAFETY: nobody has a reference into the memory, and whoever takes it expects nothing of what is there.
-            // A system that cannot take pages back has them stay.
-            #[cfg(target_os = "linux")]
-            let _ = unsafe { self.waiting[self.cold()].unchecked_advise(memmap2::UncheckedAdvice::Free) };
+            if !is_told || self.warm > 1 {
+                tell_of(&self.waiting[self.cold()]);
+            }
             self.warm -= 1;
         }
     }

@@ -46,7 +46,7 @@ use crate::watch;
 /// A unit that `fully_shard` made inside `module` and that `forward` does not open, because the code between is
 /// not the program's own, is opened by the first read of one of its parameters, and closed when another one that
 /// is not inside it is opened, or with `module`. So patterns and one line suffice for a model of burn's own
-/// layers, whose collectives and memory are the same:
+/// layers, whose collectives are the same, and memory on the CPU (on a GPU gathered weights may stay until backward):
 ///
 /// ```
 /// # use burn::{nn::transformer::*, module::Module, tensor::Tensor};

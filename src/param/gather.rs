@@ -6,7 +6,8 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 
-use super::gathering::{Gathering, Landing};
+use super::gathering::{CopyIn, Gathering};
+use super::offload::Offloaded;
 use super::plans::Exchange;
 use super::unit::{DataParallel, Unit};
 use crate::comm::{Call, Communicator};
@@ -18,24 +19,17 @@ impl Unit {
     ///
     /// The result is in the order of `members` without those every rank holds whole.
     pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        let landing = self.copy_in(&call);
-        self.gather(Exchange::Shards, |data| &data.shard, call, members, shards, landing)
+        self.gather(Exchange::Shards, |data| &data.shard, call, members, shards, self.offloaded())
     }
 
     /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
     pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        let landing = self.copy_in(&call);
-        self.gather(Exchange::Shards, |data| &data.again, call, members, shards, landing)
+        self.gather(Exchange::Shards, |data| &data.again, call, members, shards, self.offloaded())
     }
 
     /// The same, from the parts [`split`](Self::split) left where the ranks compute.
     pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
-        let landing = self.offloaded().map(|_| Landing::Apart);
-        self.gather(Exchange::Parts, |_| self.neighbours(), call, members, parts, landing)
-    }
-
-    fn copy_in(&self, call: &Call) -> Option<Landing> {
-        self.offloaded().cloned().map(|offloaded| Landing::CopyIn(offloaded, call.label.clone()))
+        self.gather(Exchange::Parts, |_| self.neighbours(), call, members, parts, None)
     }
 
     fn gather<'a>(
@@ -45,13 +39,14 @@ impl Unit {
         call: Call,
         members: &[usize],
         shards: Vec<DispatchTensor>,
-        landing: Option<Landing>,
+        offloaded: Option<&Offloaded>,
     ) -> Gathering {
         let shards = self.cut(members, shards);
         if shards.is_empty() {
             return Gathering::Done((Vec::new(), None));
         }
-        Gathering::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards), landing.map(Box::new))
+        let copy_in = offloaded.cloned().map(|offloaded| CopyIn { offloaded, label: call.label.clone() }.into());
+        Gathering::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards), copy_in)
     }
 
     /// This rank's part of every whole, over the group of neighbours.

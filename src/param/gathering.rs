@@ -9,32 +9,20 @@ use super::buffer::SharedWeights;
 use super::offload::Offloaded;
 use super::shards::ShardsKey;
 use crate::comm::{CommError, Course, Work};
-use crate::memory;
 
 /// The result of an all-gather, there or on its way.
 #[derive(Debug)]
 pub(super) enum Gathering {
-    /// With what becomes of the wholes, if they do not stay as the collective has left them.
-    UnderWay(Work<Vec<DispatchTensor>>, Option<Box<Landing>>),
+    /// Of shards in host memory, with what the wholes are then copied by.
+    UnderWay(Work<Vec<DispatchTensor>>, Option<Box<CopyIn>>),
     Done(Wholes),
 }
 
-/// How the wholes of a unit come to lie where its ranks compute, if its shards are in host memory.
+/// How the wholes of a unit come to where its ranks compute, and what that is counted under.
 #[derive(Debug)]
-pub(super) enum Landing {
-    /// Each is copied there, and counted under the unit's label.
-    CopyIn(Offloaded, Arc<str>),
-    /// They are there, of parts that were left of those, in one piece of memory: each is put in its own, as those are.
-    Apart,
-}
-
-impl Landing {
-    fn of(self, wholes: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        match self {
-            Self::CopyIn(offloaded, label) => offloaded.copy_in(&label, wholes),
-            Self::Apart => wholes.into_iter().map(memory::apart).collect(),
-        }
-    }
+pub(super) struct CopyIn {
+    pub(super) offloaded: Offloaded,
+    pub(super) label: Arc<str>,
 }
 
 /// Gathered parameters, and how that went, if they have moved for those who take them now.
@@ -58,10 +46,10 @@ impl Gathering {
 
     pub(super) fn wait(self) -> Result<Wholes, CommError> {
         match self {
-            Self::UnderWay(work, landing) => {
+            Self::UnderWay(work, copy_in) => {
                 let (wholes, course) = work.wait_and_tell()?;
-                let wholes = match landing {
-                    Some(landing) => landing.of(wholes),
+                let wholes = match copy_in {
+                    Some(copy_in) => copy_in.offloaded.copy_in(&copy_in.label, wholes),
                     None => wholes,
                 };
                 Ok((wholes, course))

@@ -232,7 +232,10 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     let tied = has_inputs || opening.enclosed;
     // Without a backward to come nothing is worth keeping.
     let kept = if backward { opening.kept } else { Kept::Shard };
-    let is_filled = || !opening.by_read || bases.iter().all(|base| fills_when_read(unit, base));
+    // Nothing in backward comes before what has saved a view of a weight that a read has opened, or of a module of
+    // several that the program does not run.
+    let may_be_late = opening.by_read || unit.is_group();
+    let is_filled = || !may_be_late || bases.iter().all(|base| fills_when_read(unit, base));
     let in_slots = !opening.lone && backward && unit.is_gathered() && is_filled();
     let passes = PASSES.with(Arc::clone);
     let place = leaves.iter().any(Option::is_some).then(|| passes.order.enter(tied));

@@ -36,9 +36,12 @@ pub(crate) struct Rendezvous<F, P> {
 pub(crate) enum Lingers {
     /// It looks so many times: where every rank has a core of its own.
     Spinning(u32),
-    /// It lets others run on its core so many times: who it waits for may be among them.
+    /// It lets others run on its core so many times, for [`LINGER`] at most: who it waits for may be among them.
     Yielding(u32),
 }
+
+/// How long a waiter yields, if it gets its core back at all.
+const LINGER: Duration = Duration::from_millis(1);
 
 /// A complete collective.
 pub(crate) struct Met<P> {
@@ -222,9 +225,14 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 let rung = bell.rung.load(Ordering::Relaxed);
                 drop(state);
                 let quiet = |_: &u32| bell.rung.load(Ordering::Acquire) == rung;
+                // Who computes on the core keeps it for long, once it has it.
+                let end = until.min(Instant::now() + LINGER);
+                let early = |_: &u32| Instant::now() < end;
                 match self.lingers {
                     Lingers::Spinning(times) => (0..times).take_while(quiet).for_each(|_| spin_loop()),
-                    Lingers::Yielding(times) => (0..times).take_while(quiet).for_each(|_| yield_now()),
+                    Lingers::Yielding(times) => {
+                        (0..times).take_while(quiet).take_while(early).for_each(|_| yield_now());
+                    }
                 }
                 state = self.state.lock();
             } else {

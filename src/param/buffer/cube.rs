@@ -63,23 +63,26 @@ impl slots::Slot for Slot {
     }
 
     /// Of the weights of one allocation the first brings the memory for all: what is gathered again is laid out as
-    /// it was.
+    /// it was. One that was alone in it, and now is among others, is copied: a few ranks may gather where others than
+    /// all do, or from elsewhere.
     ///
     /// # Panics
-    /// If it is not.
+    /// If several weights are laid out as they were not.
     fn fill(&self, whole: DispatchTensor) {
         let mut state = self.state.lock();
         if *state != State::Empty {
             return;
         }
-        match primitive(&whole) {
-            Some(cube) => {
-                let (place, places) = (Place::of(cube), self.places.lock());
-                assert!(places.contains(&place), "a unit is gathered again as it was: {place:?} is none of {places:?}");
-                self.memory.give(cube.clone());
-            }
-            None => unreachable!("a slot holds Cube floats, not {whole:?}"),
-        }
+        let Some(cube) = primitive(&whole) else { unreachable!("a slot holds Cube floats, not {whole:?}") };
+        let places = self.places.lock();
+        let is_as_it_was = |cube| places.contains(&Place::of(cube));
+        let cube = if is_as_it_was(cube) || places.len() > 1 { cube.clone() } else { cube.copy() };
+        assert!(
+            is_as_it_was(&cube),
+            "a unit is gathered again as it was: {:?} is none of {places:?}",
+            Place::of(&cube)
+        );
+        self.memory.give(cube);
         *state = State::Again;
     }
 

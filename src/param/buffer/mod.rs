@@ -44,7 +44,8 @@
 //! On Cube backends a slot is an allocation with gathered weights in it, usually a whole unit's: views keep its name,
 //! and the device's thread moves the memory under it away and back ([`memory::cube`](crate::memory::cube)). That thread
 //! cannot gather, so a view that is read while its slot is empty is an error there. The weights of a unit that a read has
-//! opened are in no slot there: backward comes to what has saved a view of them before it comes to the unit.
+//! opened are in no slot there, nor those of a unit of several modules: backward may come to what has saved a view of them
+//! before it comes to the unit.
 
 #[cfg(feature = "cube")]
 mod cube;
