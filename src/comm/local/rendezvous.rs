@@ -225,12 +225,12 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 let rung = bell.rung.load(Ordering::Relaxed);
                 drop(state);
                 let quiet = |_: &u32| bell.rung.load(Ordering::Acquire) == rung;
-                // Who computes on the core keeps it for long, once it has it.
-                let end = until.min(Instant::now() + LINGER);
-                let early = |_: &u32| Instant::now() < end;
                 match self.lingers {
                     Lingers::Spinning(times) => (0..times).take_while(quiet).for_each(|_| spin_loop()),
                     Lingers::Yielding(times) => {
+                        // Who computes on the core keeps it for long, once it has it.
+                        let end = until.min(Instant::now() + LINGER);
+                        let early = |_: &u32| Instant::now() < end;
                         (0..times).take_while(quiet).take_while(early).for_each(|_| yield_now());
                     }
                 }

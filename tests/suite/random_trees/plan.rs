@@ -89,7 +89,7 @@ impl Plan {
         let reshard = [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Auto, few];
         let scoped = rng.random_bool(0.6);
         let mut size = 0;
-        let mut tree = Node::draw(&mut rng, ranks, scoped, 0, &mut size);
+        let tree = Node::draw(&mut rng, ranks, scoped, 0, &mut size);
         // A loss depends on something; and outside any unit ranks are alike.
         let trained = tree.used == Used::Everywhere && !tree.frozen;
         let given = match rng.random_range(0..6) {
@@ -97,7 +97,7 @@ impl Plan {
             1 if trained => Used::Nowhere,
             _ => Used::Everywhere,
         };
-        let plan = Self {
+        let mut plan = Self {
             seed,
             reshard: reshard[rng.random_range(0..4)],
             checkpointing: rng.random_bool(0.3),
@@ -112,13 +112,13 @@ impl Plan {
             given,
             whole_biases: rng.random_bool(0.3),
             offloaded: rng.random_bool(0.2),
-            tree: tree.clone(),
+            tree,
             mesh,
         };
         if rng.random_bool(0.3) {
-            tree.narrow(&mut rng);
+            plan.tree.narrow(&mut rng);
         }
-        Self { tree, ..plan }
+        plan
     }
 
     /// The first and the last batch of a step.
