@@ -11,6 +11,7 @@
 //!    it, behind all that it has passed on; who decides in its place waits for that word of everybody, and then knows of
 //!    every roster that is gone by.
 //! 4. The first roster is the only one, and is final.
+//! 5. A process without ranks, as one is from whose world the others have gone on, takes no part: nobody waits for it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -122,15 +123,15 @@ impl Muster {
 
     /// Decides who goes on, if that is this process's to say and can be said. Returns what all others are to be told.
     pub fn decide(&mut self) -> Option<Notice> {
-        let mut left = self.processes.iter().enumerate().filter(|(_, process)| !process.lost);
-        let decides = left.next().is_some_and(|(first, _)| first == self.here);
+        let members = || self.processes.iter().enumerate().filter(|(_, process)| !process.ranks.is_empty());
+        let left = || members().filter(|(_, process)| !process.lost);
+        let decides = left().next().is_some_and(|(first, _)| first == self.here);
         if !decides || self.roster.is_some() || self.standing.contains(&Standing::Open) {
             return None;
         }
-        let lost = |process: &usize| self.processes[*process].lost;
-        let has_missed_all =
-            |process: &Process| (0..self.processes.len()).filter(lost).all(|lost| process.missed[lost]);
-        if !self.processes.iter().filter(|process| !process.lost).all(has_missed_all) {
+        let has_missed =
+            |process: &Process| members().filter(|(_, other)| other.lost).all(|(lost, _)| process.missed[lost]);
+        if !left().all(|(_, process)| has_missed(process)) {
             return None;
         }
         let came = self.standing.iter().enumerate().filter(|(_, standing)| **standing == Standing::Came);

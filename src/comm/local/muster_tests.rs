@@ -105,6 +105,19 @@ fn a_roster_that_one_has_heard_of_counts_for_all() {
     assert_eq!(second.roster().unwrap()[..], [0, 2, 4, 5]);
 }
 
+/// Invariant 5.
+#[test]
+fn nobody_waits_for_a_process_without_ranks() {
+    let mut second = Muster::new([0..0, 0..1, 1..2, 2..2], 1);
+    second.came(0);
+    second.gone(1);
+    assert_eq!(second.decide(), Some(roster(&[0])), "the first has none");
+    let mut third = Muster::new([0..0, 0..1, 1..2, 2..2], 2);
+    third.came(1);
+    [0, 1].into_iter().for_each(|process| assert!(third.lost(process)));
+    assert_eq!(third.decide(), Some(roster(&[1])));
+}
+
 #[test]
 fn of_a_lost_process_nothing_counts() {
     let [mut first, ..] = three();

@@ -88,6 +88,32 @@ fn ranks_go_on_without_others_of_their_process() {
     }
 }
 
+/// A process that has none left is still there, and says nothing in the world of the others.
+#[test]
+fn ranks_go_on_once_more_beside_a_process_without_any() {
+    for [first, second] in [[0, 1], [0, 2], [1, 0], [2, 0], [1, 2]] {
+        let job = Job::new(3, 22);
+        let ends = job.run(|_, processes| {
+            launched(processes, 1, |world| {
+                let rank = world.rank();
+                world.barrier("start")?;
+                if rank == first {
+                    panic!("boom");
+                }
+                assert!(world.barrier("none comes of it").is_err());
+                let world = world.shrink()?;
+                if rank == second {
+                    panic!("boom again");
+                }
+                persists(&world)
+            })
+        });
+        let left = 3 - first - second;
+        let [(rank, (size, _))] = &ends[left].as_ref().unwrap()[..] else { panic!("{ends:?}") };
+        assert_eq!((*rank, *size), (left, 1), "without {first} and {second}");
+    }
+}
+
 /// One process after another is lost, at any time, those that decide who goes on first.
 #[test]
 fn whoever_is_lost_while_ranks_go_on_the_others_do() {
