@@ -138,6 +138,7 @@ impl GraphOp for Token {
             && !self.pass.input_seen(*number)
         {
             self.pass.passes.order.pad();
+            self.pass.gather_around();
             step.give(1, || like.zeros());
         }
         ran(if self.last { "Token" } else { "Link" }, Some(&self.pass), step);

@@ -89,6 +89,12 @@ impl OpenUnits {
         inside.find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards)).map(|(_, shards)| shards.clone())
     }
 
+    /// The pass through the unit opened last.
+    fn innermost(&self) -> Weak<Pass> {
+        let scope = self.stack.iter().rev().find_map(|opened| opened.scope.as_ref());
+        scope.map_or_else(Weak::new, |scope| Arc::downgrade(&scope.pass))
+    }
+
     /// Of the stack, what is open in the innermost checkpointed block.
     fn in_block(&self) -> &[Opened] {
         &self.stack[self.around_block.as_ref().map_or(0, |around| around.depth)..]
@@ -202,6 +208,7 @@ pub(super) fn opening(unit: &Unit) -> Opening {
         tracked: true,
         enclosed: !open.stack.is_empty(),
         earlier: open.last.clone(),
+        around: open.innermost(),
         by_read: false,
     })
 }

@@ -31,6 +31,8 @@ pub(super) struct Pass {
     pub(super) passes: Arc<Passes>,
     /// Its place among them; `None` if nothing is reduced.
     place: Option<Place>,
+    /// The pass through the unit around it.
+    around: Weak<Self>,
     /// Whether backward has come to an output.
     is_started: AtomicBool,
     /// Of each tracked input, whether its gradient has been passed on.
@@ -48,10 +50,11 @@ impl Pass {
         leaves: Vec<Option<NodeId>>,
         passes: Arc<Passes>,
         place: Option<Place>,
+        around: Weak<Self>,
     ) -> Arc<Self> {
         let (inputs_seen, progress, reduction) = (Mutex::default(), Progress::default(), Mutex::default());
         let (is_started, nodes) = (AtomicBool::new(false), Mutex::new(Some(Nodes::opened())));
-        Arc::new(Self { buffer, leaves, passes, place, is_started, inputs_seen, progress, nodes, reduction })
+        Arc::new(Self { buffer, leaves, passes, place, around, is_started, inputs_seen, progress, nodes, reduction })
     }
 
     /// Whether it trains a parameter.
@@ -106,6 +109,13 @@ impl Pass {
             }
             None => self.passes.start_before(self),
         }
+    }
+
+    /// What backward needs of the units around it is there: zeros are given to what is computed in them, maybe before
+    /// backward has come to an output of theirs, and if it never does.
+    pub(super) fn gather_around(&self) {
+        let around = std::iter::successors(self.around.upgrade(), |pass| pass.around.upgrade());
+        around.for_each(|pass| pass.buffer.gather_again());
     }
 
     /// All gradients are there: nobody of this backward reads the weights any more. Returns the passes

@@ -1,7 +1,7 @@
 //! [`Scope`]: a unit while it is gathered, tied to the graph.
 
 use std::cell::OnceCell;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
@@ -66,6 +66,8 @@ pub(super) struct Opening {
     pub(super) enclosed: bool,
     /// The last token made inside the units around it.
     pub(super) earlier: Option<DispatchTensor>,
+    /// The pass through the innermost of these units.
+    pub(super) around: Weak<Pass>,
     /// Whether a read opens it: nothing in backward comes before what has saved its weights.
     pub(super) by_read: bool,
 }
@@ -252,7 +254,7 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     if !opening.lone && place.is_some() && unit.waiting.is_any_for_others(|leaf| leaves.contains(&Some(*leaf))) {
         Error::from(ParamError::Unreduced { unit: unit.label().to_string() }).unwind();
     }
-    let pass = Pass::new(buffer, leaves, passes, place);
+    let pass = Pass::new(buffer, leaves, passes, place, opening.around.clone());
     #[cfg(feature = "testing")]
     super::trace::entered(&pass);
     let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();

@@ -119,6 +119,7 @@ impl Block {
                 inputs
             }
             false => {
+                self.passes.first().inspect(|first| first.gather_around());
                 for pass in self.passes.iter().rev() {
                     pass.progress.token(step.depth());
                     reduce(pass, pass.finish(), step);

@@ -80,6 +80,70 @@ fn step(
     })
 }
 
+/// A layer with a block inside.
+#[derive(Module, Debug)]
+struct Around {
+    outer: Linear,
+    inner: Block,
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    linear: Linear,
+}
+
+#[derive(Module, Debug)]
+struct WithAside {
+    stem: Linear,
+    aside: Around,
+    head: Linear,
+}
+
+impl WithAside {
+    /// Nobody hears of what `aside` computes.
+    fn forward(&self, x: Tensor<2>, is_checkpointed: bool) -> Tensor<2> {
+        unit(self, x, |net, x| {
+            let x = unit(&net.stem, x, |stem, x| stem.forward(x));
+            unit(&net.aside, x.clone(), |aside, x| {
+                // The graph saves a view of the weight.
+                let x = aside.outer.forward::<3>(x.unsqueeze());
+                let block = |block: &Block, x| unit(&block.linear, x, |linear, x| linear.forward(x));
+                if is_checkpointed { checkpointed(&aside.inner, x, block) } else { block(&aside.inner, x) }
+            });
+            net.head.forward(x)
+        })
+    }
+}
+
+/// The gradients of this rank's shards of weights.
+fn step_beside_what_is_unheard(device: &Device, frozen: bool, is_checkpointed: bool) -> Vec<Vec<Vec<f32>>> {
+    run(2, device, |world| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        let device = world.device().clone().autodiff();
+        let values = |count: usize| (0..count).map(|i| ((i * 37 % 23) as f32 - 11.0) / 23.0).collect::<Vec<_>>();
+        let linear = |inputs: usize, outputs: usize| {
+            let weight = TensorData::new(values(inputs * outputs), [inputs, outputs]);
+            Linear { weight: Param::from_data(weight, &device), bias: None }
+        };
+        let outer = linear(7, 7);
+        let outer = if frozen { outer.no_grad() } else { outer };
+        let net = WithAside {
+            stem: linear(7, 7),
+            aside: Around { outer, inner: Block { linear: linear(7, 5) } },
+            head: linear(7, 3),
+        };
+        let units = FullyShard::new().units(["stem", "aside", "aside.inner.linear"]);
+        let net = fully_shard(net, &mesh, units.reshard_after_forward(ReshardAfterForward::Always))?;
+        let x = Tensor::from_data(TensorData::new(values(14), [2, 7]), &device);
+        let grads = net.forward(x, is_checkpointed).square().sum().backward();
+        let of_layer = |linear: &Linear| {
+            let grad = linear.weight.base().grad(&grads);
+            grad.map_or_else(Vec::new, |grad| grad.into_data().iter::<f32>().collect())
+        };
+        Ok([&net.stem, &net.aside.outer, &net.aside.inner.linear, &net.head].map(of_layer).to_vec())
+    })
+}
+
 fn are_close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
     for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
         assert!((found - expected).abs() <= 1e-5 * expected.abs().max(1.0), "{found} {expected}");
@@ -115,5 +179,18 @@ fn gradients_are_those_of_flex_where_the_program_does_not_open_units() {
         let step = |device| step(2, device, ReshardAfterForward::Always, opened);
         let both = step(&wgpu()).into_iter().zip(step(&Device::flex()));
         both.for_each(|((found, ..), (expected, ..))| are_close(&found, &expected));
+    }
+}
+
+/// Zeros come through the views that the graph has saved of a weight whose unit backward does not come to.
+#[test]
+fn gradients_are_those_of_flex_where_no_loss_hears_of_a_unit_around_another() {
+    for (frozen, is_checkpointed) in itertools::iproduct!([true, false], [false, true]) {
+        let step = |device| step_beside_what_is_unheard(device, frozen, is_checkpointed);
+        for (found, expected) in step(&wgpu()).iter().zip(&step(&Device::flex())) {
+            let has_gradient = expected.iter().map(|grad| !grad.is_empty());
+            assert!(has_gradient.eq([true, false, false, true]), "zeros of unheard weights are none");
+            are_close(found, expected);
+        }
     }
 }
