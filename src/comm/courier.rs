@@ -57,6 +57,9 @@ pub trait Courier: Debug + Send + Sync {
     /// in which they were sent; of the payloads, each as soon as it can. [`Taken`] is noted by the thread that sends it.
     fn send(&self, to: usize, parcel: Parcel);
 
+    /// Somebody here waits for what is to come. A courier that has to look whether something has come looks now.
+    fn hurry(&self) {}
+
     /// Bytes of headers and payloads handed over so far for each process.
     fn sent(&self) -> Vec<u64>;
 

@@ -170,6 +170,7 @@ impl Others {
         match news {
             News::Failed(failure) => self.tell_failure(failure),
             News::Declined(offers) => self.answer(offers, false),
+            News::Awaited => self.courier.hurry(),
             News::Waits(LongWait { rank, number, during, needs }) => {
                 for (other, in_wait) in needs {
                     let process = self.process_of(other);

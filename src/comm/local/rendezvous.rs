@@ -224,6 +224,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 lingered = true;
                 let rung = bell.rung.load(Ordering::Relaxed);
                 drop(state);
+                self.tell.iter().for_each(|tell| drop(tell(News::Awaited)));
                 let quiet = |_: &u32| bell.rung.load(Ordering::Acquire) == rung;
                 match self.lingers {
                     Lingers::Spinning(times) => (0..times).take_while(quiet).for_each(|_| spin_loop()),

@@ -17,6 +17,8 @@ pub(crate) enum News {
     Failed(Failure),
     /// Nobody here needs these deposits any more, which were offered.
     Declined(Vec<Ticket>),
+    /// A rank here has begun to wait.
+    Awaited,
     /// A rank has waited for long.
     Waits(LongWait),
 }

@@ -109,7 +109,7 @@ impl<'s> Carrier<'s> {
                 let all_end = self.senders.iter().all(|sender| sender.end != End::Lost);
                 return if all_end { Ok(self.transfers.finalize()?) } else { Ok(()) };
             }
-            if busy {
+            if self.shared.hurried.swap(false, Ordering::Relaxed) || busy {
                 rest.was_busy();
             } else {
                 rest.pause(!self.transfers.is_empty());

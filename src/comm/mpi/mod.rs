@@ -37,7 +37,7 @@ mod transfers;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, Thread};
 
@@ -79,6 +79,8 @@ struct Shared {
     addressee: OnceLock<Arc<dyn Addressee>>,
     /// Bytes for each process.
     sent: Vec<AtomicU64>,
+    /// A rank has begun to wait.
+    hurried: AtomicBool,
 }
 
 /// What ranks have left to be sent.
@@ -111,7 +113,8 @@ impl MpiCourier {
             Err(error) => drop(tell.send(Err(error))),
             Ok(library) => {
                 let sent = (0..place.processes).map(|_| AtomicU64::new(0)).collect();
-                let shared = Shared { place, queue: Mutex::default(), addressee: OnceLock::new(), sent };
+                let (queue, addressee, hurried) = (Mutex::default(), OnceLock::new(), AtomicBool::new(false));
+                let shared = Shared { place, queue, addressee, sent, hurried };
                 let shared = Arc::new(shared);
                 // The starter waits for it.
                 drop(tell.send(Ok(shared.clone())));
@@ -180,6 +183,11 @@ impl Courier for MpiCourier {
             drop(queue);
             self.thread.unpark();
         }
+    }
+
+    fn hurry(&self) {
+        self.shared.hurried.store(true, Ordering::Relaxed);
+        self.thread.unpark();
     }
 
     fn sent(&self) -> Vec<u64> {

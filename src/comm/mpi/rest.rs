@@ -7,8 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Without sleep for this long after something has come, or gone: more may come, when a rank elsewhere has copied or added
-/// some megabytes. Between looks it lets others have the core: a rank that has just got its result, or is about to call.
+/// Without sleep for this long after something has come, or gone, or a rank has begun to wait: more may come, when a rank
+/// elsewhere has copied or added some megabytes. Between looks it lets others have the core: a rank that has just got its
+/// result, or is about to call.
 const AWAKE: Duration = Duration::from_millis(2);
 
 /// Without sleep for this long where something is under way and a core is free: MPI moves a message bit by bit, whenever
@@ -18,13 +19,13 @@ const PATIENT: Duration = Duration::from_millis(50);
 /// The longest sleep while something is under way: what sockets hold lasts about as long.
 const UNDER_WAY: Duration = Duration::from_micros(50);
 
-/// The longest sleep while nothing is: it takes one or two hundredths of a core.
-const IDLE: Duration = Duration::from_millis(1);
+/// The longest sleep while nothing is: it takes half a hundredth of a core.
+const IDLE: Duration = Duration::from_millis(4);
 
 /// What has come cannot wake the thread, which has to look. It sleeps an eighth of the time for which nothing has come,
 /// so a wait is an eighth longer at most; and a thread that sleeps most of the time is let onto a core that ranks keep
 /// busy as soon as it wakes, where one that looks all the time would have to take turns with them. A parcel to be sent
-/// wakes it at once.
+/// wakes it at once, and so does a rank that begins to wait.
 pub(super) struct Rest {
     last: Instant,
     cores: Cores,
@@ -38,7 +39,7 @@ impl Rest {
         Self { last: Instant::now(), cores: Cores::new() }
     }
 
-    /// Something has come, or gone.
+    /// Something has come, or gone, or is waited for.
     pub fn was_busy(&mut self) {
         self.last = Instant::now();
     }
@@ -110,7 +111,7 @@ mod tests {
     fn the_thread_sleeps_longer_the_longer_nothing_comes() {
         for core_is_free in [false, true] {
             let sleeps = [0, 1999, 2400, 4000, 8000, 80_000].map(|time| micros(time, false, core_is_free));
-            assert_eq!(sleeps, [0, 0, 300, 500, 1000, 1000]);
+            assert_eq!(sleeps, [0, 0, 300, 500, 1000, 4000]);
         }
     }
 

@@ -206,3 +206,24 @@ fn a_course_says_when_what_others_bring_came() {
     });
     ends.into_iter().for_each(|end| drop(end.unwrap_or_else(|error| panic!("{error}"))));
 }
+
+/// The courier may rest as long as ranks compute.
+#[test]
+fn a_rank_that_begins_to_wait_hurries_its_courier_and_no_other() {
+    let job = Job::new(2, 40);
+    let ends = job.run(|process, processes| {
+        launch(Launch::on(processes.engine(1, false)), |world| {
+            if process == 0 {
+                return world.barrier("waits for process 1");
+            }
+            let start = Instant::now();
+            while job.hurried(0) == 0 {
+                assert!(start.elapsed() < Duration::from_secs(60), "nobody hurries the courier");
+                thread::yield_now();
+            }
+            assert_eq!(job.hurried(1), 0, "nobody waits here");
+            world.barrier("waits for process 1")
+        })
+    });
+    ends.into_iter().for_each(|end| drop(end.unwrap()));
+}

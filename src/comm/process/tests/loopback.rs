@@ -23,6 +23,8 @@ pub struct Loopback {
     sent: Box<[AtomicU64]>,
     /// Bytes for which there was a place in a result.
     placed: AtomicU64,
+    /// How often somebody has begun to wait.
+    hurried: AtomicU64,
     addressee: OnceLock<Arc<dyn Addressee>>,
 }
 
@@ -69,6 +71,10 @@ impl Courier for Loopback {
         let payloads: usize = parcel.payloads.iter().map(|payload| payload.as_ref().as_ref().len()).sum();
         self.sent[to].fetch_add((parcel.header.len() + payloads) as u64, Ordering::SeqCst);
         self.inboxes[to].put(Event::Parcel(self.here, parcel));
+    }
+
+    fn hurry(&self) {
+        self.hurried.fetch_add(1, Ordering::SeqCst);
     }
 
     fn sent(&self) -> Vec<u64> {
@@ -160,8 +166,8 @@ impl Job {
         let inboxes: Arc<[Inbox]> = (0..processes).map(|_| Inbox::default()).collect();
         let courier = |here| {
             let sent = (0..processes).map(|_| AtomicU64::default()).collect();
-            let (placed, addressee) = (AtomicU64::default(), OnceLock::new());
-            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, addressee })
+            let (placed, hurried, addressee) = (AtomicU64::default(), AtomicU64::default(), OnceLock::new());
+            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, hurried, addressee })
         };
         let couriers: Vec<_> = (0..processes).map(courier).collect();
         let processes = couriers.iter().map(|courier| Processes::new(courier.clone())).collect();
@@ -211,6 +217,11 @@ impl Job {
     /// Bytes that had a place in a result of a process when they came.
     pub fn placed(&self, process: usize) -> u64 {
         self.couriers[process].placed.load(Ordering::SeqCst)
+    }
+
+    /// How often a rank of a process has begun to wait.
+    pub fn hurried(&self, process: usize) -> u64 {
+        self.couriers[process].hurried.load(Ordering::SeqCst)
     }
 
     /// What each process has sent, to all others.
