@@ -33,6 +33,8 @@ struct Inner {
     deadline: Duration,
     before: Option<Before>,
     groups: Mutex<HashMap<Vec<usize>, Communicator>>,
+    /// What it was shrunk to: once, by whatever handle.
+    next: Mutex<Option<World>>,
 }
 
 /// The world that another is left of.
@@ -62,7 +64,13 @@ impl World {
     }
 
     fn of(rank: Rank, deadline: Duration, before: Option<Before>) -> Self {
-        Self(Arc::new(Inner { rank: Arc::new(rank), deadline, before, groups: Mutex::default() }))
+        Self(Arc::new(Inner {
+            rank: Arc::new(rank),
+            deadline,
+            before,
+            groups: Mutex::default(),
+            next: Mutex::default(),
+        }))
     }
 
     /// This rank, from 0.
@@ -182,7 +190,8 @@ impl World {
     ///
     /// Meshes, communicators and sharded models belong to their world, and are made anew:
     /// [`DeviceMesh::survivors`](crate::mesh::DeviceMesh::survivors), [`remesh`](crate::fsdp::remesh). An abandoned step
-    /// has changed neither parameters nor optimizer. The new world has a ledger of its own.
+    /// has changed neither parameters nor optimizer. The new world has a ledger of its own, and is the same whichever handle
+    /// of a rank's asks for it, and however often.
     ///
     /// [`launch`](super::launch) then succeeds if the ranks that have gone on do, and returns these alone.
     ///
@@ -210,6 +219,10 @@ impl World {
     /// [`CommError::LeftBehind`] if the others have gone on without this rank, and [`CommError::CannotShrink`] if the
     /// launch's [engine](super::engine) does not support it.
     pub fn shrink(&self) -> Result<Self> {
+        let mut next = self.0.next.lock();
+        if let Some(next) = &*next {
+            return Ok(next.clone());
+        }
         let Rank { rank, device, books, engine, home, .. } = &*self.0.rank;
         let successor = engine.shrink(*rank, self.0.deadline)?;
         let place = successor.place_of(*rank).ok_or(CommError::LeftBehind { rank: *rank })?;
@@ -218,7 +231,7 @@ impl World {
         let (device, books) = (device.clone(), books.clone());
         let rank = Rank { rank: place, device, ledger, books, engine, home: *home, alone };
         let (launch, _) = self.identity();
-        Ok(Self::of(rank, self.0.deadline, Some(Before { launch, ranks })))
+        Ok(next.insert(Self::of(rank, self.0.deadline, Some(Before { launch, ranks }))).clone())
     }
 
     /// Of a world that another was [shrunk](Self::shrink) to, what each rank was there.

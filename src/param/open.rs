@@ -90,9 +90,8 @@ impl OpenUnits {
     }
 
     /// The pass through the unit opened last.
-    fn innermost(&self) -> Weak<Pass> {
-        let scope = self.stack.iter().rev().find_map(|opened| opened.scope.as_ref());
-        scope.map_or_else(Weak::new, |scope| Arc::downgrade(&scope.pass))
+    fn innermost(&self) -> Option<Arc<Pass>> {
+        self.stack.iter().rev().find_map(|opened| Some(opened.scope.as_ref()?.pass.clone()))
     }
 
     /// Of the stack, what is open in the innermost checkpointed block.

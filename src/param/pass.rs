@@ -31,8 +31,8 @@ pub(super) struct Pass {
     pub(super) passes: Arc<Passes>,
     /// Its place among them; `None` if nothing is reduced.
     place: Option<Place>,
-    /// The pass through the unit around it.
-    around: Weak<Self>,
+    /// The pass through the unit around it, of which the graph may have no node.
+    around: Option<Arc<Self>>,
     /// Whether backward has come to an output.
     is_started: AtomicBool,
     /// Of each tracked input, whether its gradient has been passed on.
@@ -50,7 +50,7 @@ impl Pass {
         leaves: Vec<Option<NodeId>>,
         passes: Arc<Passes>,
         place: Option<Place>,
-        around: Weak<Self>,
+        around: Option<Arc<Self>>,
     ) -> Arc<Self> {
         let (inputs_seen, progress, reduction) = (Mutex::default(), Progress::default(), Mutex::default());
         let (is_started, nodes) = (AtomicBool::new(false), Mutex::new(Some(Nodes::opened())));
@@ -114,7 +114,7 @@ impl Pass {
     /// What backward needs of the units around it is there: zeros are given to what is computed in them, maybe before
     /// backward has come to an output of theirs, and if it never does.
     pub(super) fn gather_around(&self) {
-        let around = std::iter::successors(self.around.upgrade(), |pass| pass.around.upgrade());
+        let around = std::iter::successors(self.around.as_ref(), |pass| pass.around.as_ref());
         around.for_each(|pass| pass.buffer.gather_again());
     }
 

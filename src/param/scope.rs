@@ -1,7 +1,7 @@
 //! [`Scope`]: a unit while it is gathered, tied to the graph.
 
 use std::cell::OnceCell;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
@@ -67,7 +67,7 @@ pub(super) struct Opening {
     /// The last token made inside the units around it.
     pub(super) earlier: Option<DispatchTensor>,
     /// The pass through the innermost of these units.
-    pub(super) around: Weak<Pass>,
+    pub(super) around: Option<Arc<Pass>>,
     /// Whether a read opens it: nothing in backward comes before what has saved its weights.
     pub(super) by_read: bool,
 }

@@ -135,12 +135,13 @@ impl<F: Fingerprint, P> Board<F, P> {
         self.failure.is_none() && self.found.is_some()
     }
 
-    /// Decides so itself, since nobody else does.
+    /// Decides so itself, since nobody else does. What was known, and told to who is gone, others may not know.
     pub fn decide_here(&mut self) {
         self.defers = false;
         if let Some(found) = self.found.clone() {
             self.decide(found);
         }
+        self.untold = self.failure.is_some();
     }
 
     /// The failure that was found here, if other processes do not know it yet.

@@ -182,8 +182,10 @@ fn invariant_7_without_a_decision_the_process_decides_by_itself() {
     let (mut board, _) = board(2);
     board.defer();
     board.fail(panicked(1));
+    assert!(board.untold().is_some() && board.untold().is_none());
     board.decide_here();
     assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 1, .. })));
+    assert!(board.untold().is_some(), "who would have told the others was told alone");
     let (mut board, _) = super::tests::board(2);
     board.defer();
     board.decide_here();

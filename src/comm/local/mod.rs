@@ -183,7 +183,11 @@ impl Engine for LocalEngine {
         let Some(others) = self.others.as_ref() else { return Elsewhere::default() };
         self.rendezvous.finish();
         others.hands.forget();
-        let failure = others.unsuccessful().map(|rank| {
+        // Of ranks elsewhere that others have gone on without it does not matter how they have ended.
+        let roster = self.going_on.roster();
+        let counts =
+            |rank: &usize| self.here.contains(rank) || roster.as_ref().is_none_or(|ranks| ranks.contains(rank));
+        let failure = others.unsuccessful(counts).map(|rank| {
             // Word of what has ended it may come from another process than word of its end.
             let untold = || Failure::Failed { rank, message: "its process does not say why".into() };
             self.rendezvous.await_failure().unwrap_or_else(untold)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -43,6 +43,7 @@ pub(in crate::comm) struct Others {
     chains: Mutex<Chains>,
     /// How ranks have ended, of all processes.
     pub(super) ended: Mutex<BTreeMap<usize, Ended>>,
+    first_is_lost: AtomicBool,
 }
 
 pub(super) enum Ended {
@@ -80,7 +81,22 @@ impl Others {
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
         let (offered, hands, wholes) = (Mutex::default(), Hands::default(), Mutex::default());
         let (memory, chains, ended) = (Arc::default(), Mutex::default(), Mutex::default());
-        Self { courier, launch, ranks, begin, numbers, channels, offered, hands, wholes, memory, chains, ended }
+        let first_is_lost = AtomicBool::new(false);
+        Self {
+            courier,
+            launch,
+            ranks,
+            begin,
+            numbers,
+            channels,
+            offered,
+            hands,
+            wholes,
+            memory,
+            chains,
+            ended,
+            first_is_lost,
+        }
     }
 
     /// Those of a launch of some of these ranks.
@@ -199,9 +215,14 @@ impl Others {
         Some(Failure::Collective(CommError::Deadlock { waits }))
     }
 
+    /// Nothing more comes from the first process, nor does it hear anything: each decides which failure is the first.
+    pub fn lose_first(&self) {
+        self.first_is_lost.store(true, Ordering::Relaxed);
+    }
+
     /// A failure that was found here: an end for all, or something to be decided.
     fn tell_failure(&self, failure: Failure) {
-        let decided = self.decides();
+        let decided = self.decides() || self.first_is_lost.load(Ordering::Relaxed);
         let word = || Word::Failed { failure: failure.clone(), decided };
         if decided { self.send_all(word) } else { self.send(self.first(), word(), Vec::new()) }
     }
@@ -217,9 +238,11 @@ impl Others {
         self.ended.lock().insert(report.rank, Ended::Said(report));
     }
 
-    /// The first rank whose program has not succeeded.
-    pub fn unsuccessful(&self) -> Option<usize> {
-        self.ended.lock().values().map(Ended::report).find(|report| report.error.is_some()).map(|report| report.rank)
+    /// The first rank whose program has not succeeded, of those that count.
+    pub fn unsuccessful(&self, counts: impl Fn(&usize) -> bool) -> Option<usize> {
+        let ended = self.ended.lock();
+        let mut reports = ended.values().map(Ended::report).filter(|report| counts(&report.rank));
+        reports.find(|report| report.error.is_some()).map(|report| report.rank)
     }
 
     /// How the ranks of other processes have ended.
@@ -230,7 +253,8 @@ impl Others {
 
     /// Whether the first process, which reports to whoever has started all, is lost before the end of its ranks.
     pub fn has_lost_first(&self) -> bool {
-        matches!(self.ended.lock().get(&0), Some(Ended::Lost(_)))
+        let ended = self.ended.lock();
+        self.of(self.first()).any(|rank| matches!(ended.get(&rank), Some(Ended::Lost(_))))
     }
 }
 

@@ -108,6 +108,7 @@ impl LocalEngine {
         let others = self.others();
         self.goes_on_without(process);
         if process == others.first() {
+            others.lose_first();
             self.rendezvous.decide_here();
         }
         let needed: Vec<_> = others.of(process).filter(|rank| !self.rendezvous.has_returned(*rank)).collect();

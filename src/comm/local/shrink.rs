@@ -26,6 +26,11 @@ impl GoingOn {
         Self { muster, changed: Condvar::default(), next: OnceLock::new() }
     }
 
+    /// The ranks that go on, if that is decided.
+    pub fn roster(&self) -> Option<Arc<[usize]>> {
+        self.muster.lock().roster().cloned()
+    }
+
     pub fn next(&self) -> Option<Successor> {
         self.next.get().cloned()
     }

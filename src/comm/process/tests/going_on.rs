@@ -1,11 +1,14 @@
 //! Ranks that go on after a failure, in fewer processes or with fewer ranks in some.
 
 use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
 
 use super::super::Processes;
 use super::loopback::Job;
+use crate::comm::courier::Courier;
 use crate::comm::{Launch, LaunchError, ReduceOp, World, launch};
 use crate::{Error, Result};
 
@@ -110,6 +113,68 @@ fn ranks_go_on_once_more_beside_a_process_without_any() {
         let left = 3 - first - second;
         let [(rank, (size, _))] = &ends[left].as_ref().unwrap()[..] else { panic!("{ends:?}") };
         assert_eq!((*rank, *size), (left, 1), "without {first} and {second}");
+    }
+}
+
+/// However often, and by whichever handle, it is asked for.
+#[test]
+fn a_world_is_shrunk_to_one() {
+    let job = Job::new(2, 23);
+    let ends = job.run(|_, processes| {
+        launched(processes, 2, |world| {
+            let [once, again] = [world.shrink()?, world.clone().shrink()?];
+            once.barrier("by one handle")?;
+            again.barrier("by the other")?;
+            persists(&again)
+        })
+    });
+    for (process, end) in ends.into_iter().enumerate() {
+        assert_eq!(end.unwrap(), [0, 1].map(|thread| (2 * process + thread, (4, vec![0, 1, 2, 3]))));
+    }
+}
+
+/// A rank that has nothing more to do has succeeded, whoever is lost afterwards.
+#[test]
+fn who_is_done_succeeds_where_others_go_on_without_a_rank() {
+    let job = Job::new(3, 24);
+    let ends = job.run(|_, processes| {
+        launched(processes, 1, |world| match world.rank() {
+            0 => Ok((0, Vec::new())),
+            1 => panic!("boom"),
+            _ => persists(world),
+        })
+    });
+    let [done, lost, left] = &ends[..] else { panic!("{ends:?}") };
+    assert_eq!(done.as_ref().unwrap(), &[(0, (0, Vec::new()))]);
+    assert_eq!(left.as_ref().unwrap(), &[(2, (1, vec![2]))]);
+    assert!(lost.as_ref().unwrap_err().to_string().contains("boom"));
+}
+
+/// It is lost when its rank is done, which is no failure; then a rank gives up, and another waits for that one.
+#[test]
+fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
+    let job = Job::new(3, 25);
+    let ends = job.run(|_, processes| {
+        launched(processes, 1, |world| match world.rank() {
+            0 => Ok((0, Vec::new())),
+            1 => {
+                let start = Instant::now();
+                while job.couriers[0].sent()[1..].contains(&0) {
+                    assert!(start.elapsed() < Duration::from_secs(60), "rank 0 says that it is done");
+                    thread::yield_now();
+                }
+                job.lose(0);
+                persists(&world.shrink()?)
+            }
+            _ => {
+                let both = world.group(&[1, 2])?;
+                assert!(both.barrier("waits for rank 1".into()).wait().is_err());
+                persists(&world.shrink()?)
+            }
+        })
+    });
+    for rank in [1, 2] {
+        assert_eq!(ends[rank].as_ref().unwrap(), &[(rank, (2, vec![0, 1]))], "rank {rank}");
     }
 }
 

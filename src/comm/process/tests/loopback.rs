@@ -95,6 +95,7 @@ impl Loopback {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut headers = vec![0; self.processes()];
         let mut late: Vec<Late> = Vec::new();
+        let mut lost = Vec::new();
         loop {
             let event = {
                 let mut events = self.inboxes[self.here].events.lock();
@@ -104,6 +105,8 @@ impl Loopback {
                 if late.is_empty() || rng.random() { events.pop_front() } else { None }
             };
             match event {
+                // Nothing more comes from there, though it may not know.
+                Some(Event::Parcel(from, _)) if lost.contains(&from) => {}
                 Some(Event::Parcel(from, Parcel { header, payloads, taken })) => {
                     taken.iter().for_each(Taken::note);
                     let lengths: Vec<_> = payloads.iter().map(|payload| payload.as_ref().as_ref().len()).collect();
@@ -121,6 +124,7 @@ impl Loopback {
                     }
                 }
                 Some(Event::Lost(process)) => {
+                    lost.push(process);
                     late.retain(|late| late.from != process);
                     self.addressee().lost(Some(process), "its end of the queue is gone");
                 }
