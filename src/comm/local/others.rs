@@ -43,6 +43,7 @@ pub(in crate::comm) struct Others {
     chains: Mutex<Chains>,
     /// How ranks have ended, of all processes.
     pub(super) ended: Mutex<BTreeMap<usize, Ended>>,
+    /// Whether the [first](Self::first) process hears nothing any more.
     first_is_lost: AtomicBool,
 }
 

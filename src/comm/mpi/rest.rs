@@ -25,7 +25,8 @@ const IDLE: Duration = Duration::from_millis(4);
 /// What has come cannot wake the thread, which has to look. It sleeps an eighth of the time for which nothing has come,
 /// so a wait is an eighth longer at most; and a thread that sleeps most of the time is let onto a core that ranks keep
 /// busy as soon as it wakes, where one that looks all the time would have to take turns with them. A parcel to be sent
-/// wakes it at once, and so does a rank that begins to wait.
+/// wakes it at once, and so does a rank that begins to wait: here, not in the process that it waits for, whose thread may
+/// rest as long as its own ranks compute.
 pub(super) struct Rest {
     last: Instant,
     cores: Cores,
