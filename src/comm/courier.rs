@@ -23,7 +23,7 @@ pub struct Parcel {
     pub taken: Option<Taken>,
 }
 
-/// When the courier's thread has taken a parcel up: of several, the first. Whoever has left them keeps a clone.
+/// When the courier has taken a parcel up: of several, the first. Whoever has left them keeps a clone.
 #[derive(Debug, Clone, Default)]
 pub struct Taken(Arc<OnceLock<Instant>>);
 
@@ -57,8 +57,15 @@ pub trait Courier: Debug + Send + Sync {
     /// in which they were sent; of the payloads, each as soon as it can. [`Taken`] is noted by the thread that sends it.
     fn send(&self, to: usize, parcel: Parcel);
 
-    /// Somebody here waits for what is to come. A courier that has to look whether something has come looks now.
+    /// Somebody here sleeps until something comes. A courier that has to look whether something has come looks now.
     fn hurry(&self) {}
+
+    /// Lends the courier the calling thread, which waits for what is to come, for a moment: it sends what there is to send,
+    /// and gives the addressee what has come. Returns whether something has moved; `None` from a courier that does all on
+    /// a thread of its own.
+    fn help(&self) -> Option<bool> {
+        None
+    }
 
     /// Bytes of headers and payloads handed over so far for each process.
     fn sent(&self) -> Vec<u64>;
@@ -67,8 +74,8 @@ pub trait Courier: Debug + Send + Sync {
     fn deliver_to(&self, addressee: Arc<dyn Addressee>);
 }
 
-/// Who gets the parcels of one process. Called on the courier's thread, which carries nothing meanwhile: it does not wait
-/// for ranks, and copies nothing large.
+/// Who gets the parcels of one process. Called on the courier's thread, or on one that [helps](Courier::help), which carries
+/// nothing meanwhile: it does not wait for ranks, and copies nothing large.
 pub trait Addressee: Send + Sync {
     /// A header is there; payloads of these `lengths` follow, into what is returned.
     fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>>;

@@ -49,7 +49,7 @@ pub(super) use data::Deposit;
 pub(super) use muster::Notice;
 pub(super) use others::Others;
 pub(super) use remote::Place;
-use rendezvous::Lingers;
+use rendezvous::{Lingers, Outside};
 use shrink::GoingOn;
 
 /// What the ranks of one [`launch`](super::launch) in one process share.
@@ -98,12 +98,11 @@ impl LocalEngine {
     /// Of ranks in several processes, as this one sees the others.
     pub(super) fn of_processes(others: Others, multithreaded: bool) -> Arc<Self> {
         let others = Arc::new(others);
-        let teller = others.clone();
-        let tell = Box::new(move |news| teller.tell(news));
-        let rendezvous = rendezvous::Rendezvous::among_processes(others.size(), multithreaded, others.decides(), tell);
+        let (size, decides) = (others.size(), others.decides());
+        let rendezvous = rendezvous::Rendezvous::among_processes(size, multithreaded, decides, others.clone());
         Arc::new_cyclic(|this| Self {
             rendezvous,
-            size: others.size(),
+            size,
             here: others.here(),
             launch: launch_number(),
             left: AtomicUsize::new(0),
@@ -118,6 +117,13 @@ impl LocalEngine {
     fn ask(&self, offers: Vec<Ticket>) {
         if let Some(others) = self.others.as_ref().filter(|_| !offers.is_empty()) {
             others.answer(offers, true);
+        }
+    }
+
+    /// Carries for a moment what there is to carry between processes.
+    fn carry(&self) {
+        if let Some(others) = &self.others {
+            others.help();
         }
     }
 

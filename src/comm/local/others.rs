@@ -12,7 +12,7 @@ use super::board::{GroupKey, LongWait, Ticket};
 use super::chains::{Chain, Chains};
 use super::hands::Hands;
 use super::muster::Notice;
-use super::rendezvous::News;
+use super::rendezvous::{News, Outside};
 use super::shrink::GoingOn;
 use crate::comm::courier::{Courier, Parcel, Payload, Taken};
 use crate::comm::engine::{Failure, Print};
@@ -182,29 +182,6 @@ impl Others {
         }
     }
 
-    /// What others must know of what has happened here. Returns a failure that is known by it.
-    pub fn tell(&self, news: News) -> Option<Failure> {
-        match news {
-            News::Failed(failure) => self.tell_failure(failure),
-            News::Declined(offers) => self.answer(offers, false),
-            News::Awaited => self.courier.hurry(),
-            News::Waits(LongWait { rank, number, during, needs }) => {
-                for (other, in_wait) in needs {
-                    let process = self.process_of(other);
-                    if let Some(in_wait) = in_wait {
-                        let chain = Chain::WaitsFor { rank, number, during: during.clone(), other, in_wait };
-                        if let Some(deadlock) = self.waits_for(chain) {
-                            return Some(deadlock);
-                        }
-                    } else if process != self.courier.here() {
-                        self.send(process, Word::Waits(Chain::Needs { rank, number, other }), Vec::new());
-                    }
-                }
-            }
-        }
-        None
-    }
-
     /// The first process looks for a cycle of waits: a failure, if this is it and there is one.
     pub(super) fn waits_for(&self, chain: Chain) -> Option<Failure> {
         if !self.decides() {
@@ -256,6 +233,34 @@ impl Others {
     pub fn has_lost_first(&self) -> bool {
         let ended = self.ended.lock();
         self.of(self.first()).any(|rank| matches!(ended.get(&rank), Some(Ended::Lost(_))))
+    }
+}
+
+impl Outside for Others {
+    fn tell(&self, news: News) -> Option<Failure> {
+        match news {
+            News::Failed(failure) => self.tell_failure(failure),
+            News::Declined(offers) => self.answer(offers, false),
+            News::Awaited => self.courier.hurry(),
+            News::Waits(LongWait { rank, number, during, needs }) => {
+                for (other, in_wait) in needs {
+                    let process = self.process_of(other);
+                    if let Some(in_wait) = in_wait {
+                        let chain = Chain::WaitsFor { rank, number, during: during.clone(), other, in_wait };
+                        if let Some(deadlock) = self.waits_for(chain) {
+                            return Some(deadlock);
+                        }
+                    } else if process != self.courier.here() {
+                        self.send(process, Word::Waits(Chain::Needs { rank, number, other }), Vec::new());
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    fn help(&self) -> Option<bool> {
+        self.courier.help()
     }
 }
 

@@ -69,6 +69,8 @@ impl Own {
     fn put(mut self, engine: &LocalEngine, ticket: Ticket) -> Option<Arc<Wholes>> {
         self.await_others(engine, ticket);
         let wholes = self.wholes?;
+        // What was just said here is on its way then, and what others say is heard.
+        engine.carry();
         // SAFETY: they are here, and nobody else has them.
         unsafe { wholes.put(ticket.member, &(self.parts)()) };
         Some(wholes)

@@ -5,7 +5,9 @@
 //! bookkeeping only; tensors are read, and dropped, outside it, and the ranks of a complete collective
 //! are woken outside it, lest they find it taken.
 //!
-//! Before it sleeps, a waiter [lingers](Lingers): to sleep and to be woken takes longer than most ranks are late.
+//! Before it sleeps, a waiter [lingers](Lingers): to sleep and to be woken takes longer than most ranks are late. One that
+//! waits for other processes carries meanwhile what there is to carry, if it [may](Outside::help): so what comes is there
+//! without another thread having been woken for it, or waking the rank.
 //!
 //! Of ranks in several processes each process has a rendezvous, which ranks of the others join by what they send. What is
 //! called in their name never waits. A rank that finds a failure does, for the process that decides which one is the first.
@@ -22,13 +24,13 @@ use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin
 use crate::comm::CommError;
 use crate::comm::engine::Failure;
 
-pub(crate) use remote::{News, Tell};
+pub(crate) use remote::{News, Outside};
 
 pub(crate) struct Rendezvous<F, P> {
     state: Mutex<State<F, P>>,
     lingers: Lingers,
-    /// Tells other processes, if there are any, what they must know. Called outside the lock.
-    tell: Option<Tell>,
+    /// The other processes, if there are any.
+    outside: Option<Arc<dyn Outside>>,
 }
 
 /// How a waiter passes the time before it sleeps.
@@ -40,7 +42,7 @@ pub(crate) enum Lingers {
     Yielding(u32),
 }
 
-/// How long a waiter yields, if it gets its core back at all.
+/// How long a waiter yields, if it gets its core back at all; and helps while nothing moves.
 const LINGER: Duration = Duration::from_millis(1);
 
 /// A complete collective.
@@ -81,7 +83,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks.
     pub fn new(ranks: usize, lingers: Lingers, multithreaded: bool) -> Self {
         let state = State { board: Board::new(ranks, multithreaded), bells: Vec::new(), end: Arc::default() };
-        Self { state: Mutex::new(state), lingers, tell: None }
+        Self { state: Mutex::new(state), lingers, outside: None }
     }
 
     /// The group of these ranks in this order and of this name; the same for all its ranks.
@@ -224,20 +226,10 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 lingered = true;
                 let rung = bell.rung.load(Ordering::Relaxed);
                 drop(state);
-                self.tell.iter().for_each(|tell| drop(tell(News::Awaited)));
-                let quiet = |_: &u32| bell.rung.load(Ordering::Acquire) == rung;
-                match self.lingers {
-                    Lingers::Spinning(times) => (0..times).take_while(quiet).for_each(|_| spin_loop()),
-                    Lingers::Yielding(times) => {
-                        // Who computes on the core keeps it for long, once it has it.
-                        let end = until.min(Instant::now() + LINGER);
-                        let early = |_: &u32| Instant::now() < end;
-                        (0..times).take_while(quiet).take_while(early).for_each(|_| yield_now());
-                    }
-                }
+                self.linger(until, || bell.rung.load(Ordering::Acquire) == rung);
                 state = self.state.lock();
             } else {
-                let look = if self.tell.is_some() { until.min(Instant::now() + PATIENCE) } else { until };
+                let look = if self.outside.is_some() { until.min(Instant::now() + PATIENCE) } else { until };
                 let late;
                 (state, late) = bell.sleepers.wait_until(state, look);
                 if late && look == until {
@@ -251,6 +243,28 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
             state.board.end_wait(rank, wait);
         }
         (state, result)
+    }
+
+    /// Passes the time while it is `quiet`, as long as a waiter does before it sleeps, and `until` then at most.
+    fn linger(&self, until: Instant, quiet: impl Fn() -> bool) {
+        if let Some(outside) = &self.outside {
+            let helped = remote::help(&**outside, until, &quiet);
+            if helped && !quiet() {
+                return;
+            }
+            outside.tell(News::Awaited);
+            if helped {
+                return;
+            }
+        }
+        match self.lingers {
+            Lingers::Spinning(times) => (0..times).take_while(|_| quiet()).for_each(|_| spin_loop()),
+            Lingers::Yielding(times) => {
+                // Who computes on the core keeps it for long, once it has it.
+                let end = until.min(Instant::now() + LINGER);
+                (0..times).take_while(|_| quiet() && Instant::now() < end).for_each(|_| yield_now());
+            }
+        }
     }
 
     /// Gives up the result of `ticket`.
@@ -322,13 +336,13 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// Unlocks, and only then drops what has been freed, and tells others of a failure.
     fn leave(&self, mut state: MutexGuard<'_, State<F, P>>) {
         let freed = state.board.take_freed();
-        let news = self.tell.as_ref().map(|tell| (tell, state.board.untold(), state.board.take_declined()));
+        let news = self.outside.as_ref().map(|outside| (outside, state.board.untold(), state.board.take_declined()));
         drop(state);
         drop(freed);
-        let Some((tell, untold, declined)) = news else { return };
+        let Some((outside, untold, declined)) = news else { return };
         let declined = Some(declined).filter(|declined| !declined.is_empty());
         for news in [untold.map(News::Failed), declined.map(News::Declined)].into_iter().flatten() {
-            tell(news);
+            outside.tell(news);
         }
     }
 }

@@ -1,15 +1,22 @@
 //! The [`Rendezvous`] of ranks in several processes: what others send joins it in the name of their ranks, and what is
 //! found here is told to them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::board::{Announced, Fingerprint, GroupKey, Letter, LongWait, Ticket, Wait};
-use super::super::sync::{Instant, MutexGuard};
-use super::{CommError, Failure, Lingers, Rendezvous, State};
+use super::super::sync::{Instant, MutexGuard, yield_now};
+use super::{CommError, Failure, LINGER, Lingers, Rendezvous, State};
 use crate::comm::CollectiveId;
 
-/// Returns a failure that is known by it.
-pub(crate) type Tell = Box<dyn Fn(News) -> Option<Failure> + Send + Sync>;
+/// The other processes, as a rendezvous sees them. Called outside its lock.
+pub(crate) trait Outside: Send + Sync {
+    /// Tells them what they must know. Returns a failure that is known by it.
+    fn tell(&self, news: News) -> Option<Failure>;
+
+    /// Lends the calling thread, whose rank waits, to whoever communicates: [`Courier::help`](crate::comm::courier::Courier).
+    fn help(&self) -> Option<bool>;
+}
 
 /// What other processes must know.
 pub(crate) enum News {
@@ -17,23 +24,42 @@ pub(crate) enum News {
     Failed(Failure),
     /// Nobody here needs these deposits any more, which were offered.
     Declined(Vec<Ticket>),
-    /// A rank here has begun to wait.
+    /// A rank here sleeps until something comes.
     Awaited,
     /// A rank has waited for long.
     Waits(LongWait),
 }
 
-/// How often a rank lets others have its core before it sleeps: the thread that communicates, above all. Where nobody wants
-/// it that is some 100 microseconds, more than a small collective takes, and less than a core takes that has to be woken.
+/// How often a rank that cannot help lets others have its core before it sleeps: the thread that communicates, above all.
+/// Where nobody wants it that is some 100 microseconds, more than a small collective takes, and less than a core takes that
+/// has to be woken.
 const YIELDS: u32 = 300;
+
+/// Helps while it is `quiet`, something moves, and `until` then at most. False: cannot.
+pub(super) fn help(outside: &dyn Outside, until: Instant, quiet: impl Fn() -> bool) -> bool {
+    let soon = || until.min(Instant::now() + LINGER);
+    let mut end = soon();
+    while quiet() {
+        match outside.help() {
+            None => return false,
+            Some(true) => end = soon(),
+            // Who it waits for may be on this core.
+            Some(false) => yield_now(),
+        }
+        if Instant::now() >= end {
+            break;
+        }
+    }
+    true
+}
 
 /// How long a rank that has found a failure waits to hear whether it is the first. Its process then decides by itself.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks in several processes, one of which `decides` which failure is the first.
-    pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, tell: Tell) -> Self {
-        let rendezvous = Self { tell: Some(tell), ..Self::new(ranks, Lingers::Yielding(YIELDS), multithreaded) };
+    pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, outside: Arc<dyn Outside>) -> Self {
+        let rendezvous = Self { outside: Some(outside), ..Self::new(ranks, Lingers::Yielding(YIELDS), multithreaded) };
         if !decides {
             rendezvous.state.lock().board.defer();
         }
@@ -89,8 +115,8 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     ) -> MutexGuard<'a, State<F, P>> {
         let long = state.board.long_wait(wait);
         self.leave(state);
-        if let Some((tell, long)) = self.tell.as_ref().zip(long)
-            && let Some(failure) = tell(News::Waits(long))
+        if let Some((outside, long)) = self.outside.as_ref().zip(long)
+            && let Some(failure) = outside.tell(News::Waits(long))
         {
             self.find(failure);
         }
@@ -132,7 +158,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// What counts of an `error` that `member` was refused with: where another process decides, that of the failure which
     /// it says was the first.
     pub(super) fn counted(&self, group: GroupKey, member: usize, error: CommError) -> CommError {
-        if self.tell.is_none() {
+        if self.outside.is_none() {
             return error;
         }
         let state = self.decided();

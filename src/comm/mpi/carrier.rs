@@ -1,29 +1,48 @@
-//! [`Carrier`]: what the communicating thread does.
+//! [`Carrier`]: what whoever communicates does, one thread at a time.
 
 use std::collections::VecDeque;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::error::MpiError;
 use super::frame::{self, Frame};
 use super::library::Library;
-use super::rest::Rest;
 use super::transfers::{FRAME, Incoming, PART, Transfers};
 use super::{Limits, Shared};
 use crate::comm::courier::{Addressee, Landing, Parcel, Taken};
+use crate::comm::panic::panic_text;
 
 /// How many messages of frames are taken in before what has come with others is looked at.
 const AT_ONCE: usize = 64;
 
-pub(super) struct Carrier<'s> {
-    shared: &'s Shared,
+pub(super) struct Carrier {
+    shared: Arc<Shared>,
     limits: Limits,
     transfers: Transfers,
     /// What comes from each process.
     senders: Vec<Sender>,
     /// When the last look for lost processes was.
     looked: Instant,
+    /// The process ends.
+    ending: bool,
+    /// Why nothing can be carried any more.
+    problem: Option<String>,
+}
+
+/// What has come of one look at everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Something has moved.
+    Moved,
+    /// Nothing has; something may be under way.
+    Still { under_way: bool },
+    /// The process ends, and everything has been sent and received.
+    Over,
+    /// Nothing can be carried any more.
+    Failed,
 }
 
 /// What comes from one process.
@@ -67,54 +86,70 @@ pub(super) enum CarryError {
     NoFrame { from: usize },
 }
 
-impl<'s> Carrier<'s> {
-    pub fn new(shared: &'s Shared, library: Library, limits: Limits) -> Self {
+impl Carrier {
+    pub fn new(shared: Arc<Shared>, library: Library, limits: Limits) -> Self {
         let senders = (0..shared.place.processes).map(|_| Sender::default()).collect();
-        Self { shared, limits, transfers: Transfers::new(library, limits.message), senders, looked: Instant::now() }
+        let transfers = Transfers::new(library, limits.message);
+        Self { shared, limits, transfers, senders, looked: Instant::now(), ending: false, problem: None }
     }
 
-    /// Sends and receives until the process ends, and everything has been.
-    pub fn carry(mut self) -> Result<(), CarryError> {
-        let mut rest = Rest::new();
-        let mut ending = false;
-        loop {
-            let (parcels, ended) = {
-                let mut queue = self.shared.queue.lock();
-                (mem::take(&mut queue.parcels), queue.ended)
-            };
-            let mut busy = !parcels.is_empty();
-            let addressee: Option<&dyn Addressee> = match self.shared.addressee.get() {
-                Some(addressee) => Some(&**addressee),
-                // Others end only once what they have sent is received.
-                None => ending.then_some(&Nobody),
-            };
-            for (to, parcel) in parcels {
-                self.unless_lost(addressee, to, |carrier| carrier.send(to, &parcel))?;
-            }
-            if ended && !ending {
-                ending = true;
-                for to in self.others() {
-                    self.unless_lost(addressee, to, |carrier| carrier.transfers.send(to, FRAME, &frame::last()))?;
-                }
-            }
-            match addressee {
-                Some(addressee) => busy |= self.receive(addressee)?,
-                None => busy |= self.transfers.done()?.sent > 0,
-            }
-            if self.looked.elapsed() > LOOK {
-                busy |= self.find_lost(addressee)?;
-            }
-            if ending && self.transfers.is_empty() && self.others().all(|other| self.senders[other].end >= End::Told) {
-                // The end of MPI is one of all processes: without some it may not come.
-                let all_end = self.senders.iter().all(|sender| sender.end != End::Lost);
-                return if all_end { Ok(self.transfers.finalize()?) } else { Ok(()) };
-            }
-            if self.shared.hurried.swap(false, Ordering::Relaxed) || busy {
-                rest.was_busy();
-            } else {
-                rest.pause(!self.transfers.is_empty());
+    /// Sends what ranks have left, and gives the addressee what has come. Never waits.
+    pub fn turn(&mut self) -> Turn {
+        if self.problem.is_none() {
+            match catch_unwind(AssertUnwindSafe(|| self.carry())) {
+                Ok(Ok(turn)) => return turn,
+                Ok(Err(error)) => self.problem = Some(error.to_string()),
+                Err(panic) => self.problem = Some(format!("the courier panicked: {}", panic_text(&*panic))),
             }
         }
+        Turn::Failed
+    }
+
+    /// Why a turn has failed.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    fn carry(&mut self) -> Result<Turn, CarryError> {
+        let (parcels, ended) = {
+            let mut queue = self.shared.queue.lock();
+            (mem::take(&mut queue.parcels), queue.ended)
+        };
+        let mut moved = !parcels.is_empty();
+        let shared = self.shared.clone();
+        let addressee: Option<&dyn Addressee> = match shared.addressee.get() {
+            Some(addressee) => Some(&**addressee),
+            // Others end only once what they have sent is received.
+            None => self.ending.then_some(&Nobody),
+        };
+        for (to, parcel) in parcels {
+            self.unless_lost(addressee, to, |carrier| carrier.send(to, &parcel))?;
+        }
+        if ended && !mem::replace(&mut self.ending, ended) {
+            for to in self.others() {
+                self.unless_lost(addressee, to, |carrier| carrier.transfers.send(to, FRAME, &frame::last()))?;
+            }
+        }
+        match addressee {
+            Some(addressee) => moved |= self.receive(addressee)?,
+            None => moved |= self.transfers.done()?.sent > 0,
+        }
+        if self.looked.elapsed() > LOOK {
+            moved |= self.find_lost(addressee)?;
+        }
+        let under_way = !self.transfers.is_empty();
+        if self.ending && !under_way && self.others().all(|other| self.senders[other].end >= End::Told) {
+            return Ok(Turn::Over);
+        }
+        Ok(if moved { Turn::Moved } else { Turn::Still { under_way } })
+    }
+
+    /// Ends MPI, on the thread that has begun it, once all is over.
+    pub fn finalize(&mut self) -> Result<(), MpiError> {
+        self.problem = Some("the process ends".into());
+        // The end of MPI is one of all processes: without some it may not come.
+        let all_end = self.senders.iter().all(|sender| sender.end != End::Lost);
+        if all_end { self.transfers.finalize() } else { Ok(()) }
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {

@@ -12,7 +12,7 @@ use crate::comm::exit;
 static RUNNING: Mutex<Option<(Arc<Shared>, JoinHandle<()>)>> = Mutex::new(None);
 
 thread_local! {
-    /// On the communicating thread, which cannot wait for itself.
+    /// On the communicating thread, which cannot wait for itself, and on one that helps it: that waits for the other.
     static KEPT_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -25,6 +25,14 @@ pub(super) fn at_exit(shared: Arc<Shared>, thread: JoinHandle<()>) {
 /// Should the calling thread end the process, it does so at once: `MPI_Abort` may.
 pub(super) fn keep_off() {
     KEPT_OFF.set(true);
+}
+
+/// The same, while the calling thread does this.
+pub(super) fn kept_off<T>(meanwhile: impl FnOnce() -> T) -> T {
+    KEPT_OFF.set(true);
+    let value = meanwhile();
+    KEPT_OFF.set(false);
+    value
 }
 
 extern "C" fn end() {

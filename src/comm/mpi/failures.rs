@@ -33,7 +33,7 @@ impl Failures {
     /// `None` if the library does not say.
     ///
     /// # Safety
-    /// MPI is initialized, on this thread, and stays so.
+    /// MPI is initialized, and stays so.
     pub unsafe fn of(comm: MPI_Comm) -> Result<Option<Self>, MpiError> {
         let loaded = Loaded::this();
         // SAFETY: functions of these names have these types, whatever library they are of.

@@ -8,19 +8,21 @@ use mpi::ffi::{
     MPI_Abort, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size, MPI_ERR_IN_STATUS,
     MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread, MPI_Initialized, MPI_Irecv, MPI_Isend,
     MPI_Message, MPI_Request, MPI_Status, MPI_Testsome, RSMPI_ANY_SOURCE, RSMPI_COMM_NULL, RSMPI_COMM_WORLD,
-    RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_UINT8_T,
+    RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_THREAD_SERIALIZED, RSMPI_UINT8_T,
 };
 
 use super::error::{MpiError, check};
 use super::failures::Failures;
 use crate::comm::launcher::{Place, StartError};
 
-/// MPI, on the thread that has initialized it.
+/// MPI, for one thread at a time: the one that has initialized it, which also [ends](Self::finalize) it, or where it is
+/// [`serialized`](Self::is_serialized) any other.
 pub(super) struct Library {
     /// Of all processes, and of nobody else's messages.
     comm: MPI_Comm,
     failures: Option<Failures>,
-    /// Other threads may not call it.
+    serialized: bool,
+    /// Threads may not call it at once.
     thread: PhantomData<*const ()>,
 }
 
@@ -49,7 +51,7 @@ impl Library {
         unsafe {
             check(
                 "MPI_Init_thread",
-                MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), RSMPI_THREAD_FUNNELED, &mut level),
+                MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), RSMPI_THREAD_SERIALIZED, &mut level),
             )?;
             check("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN))?;
             check("MPI_Comm_size", MPI_Comm_size(RSMPI_COMM_WORLD, &mut processes))?;
@@ -68,9 +70,14 @@ impl Library {
             check("MPI_Comm_dup", MPI_Comm_dup(RSMPI_COMM_WORLD, &mut comm))?;
             comm
         };
-        // SAFETY: it is initialized, and ends with this.
-        let failures = unsafe { Failures::of(comm) }?;
-        Ok(Self { comm, failures, thread: PhantomData })
+        // SAFETY: it is initialized, and ends with this; a constant of the library's.
+        let (failures, serialized) = unsafe { (Failures::of(comm)?, level >= RSMPI_THREAD_SERIALIZED) };
+        Ok(Self { comm, failures, serialized, thread: PhantomData })
+    }
+
+    /// Whether other threads may call it than the one that has initialized it.
+    pub fn is_serialized(&self) -> bool {
+        self.serialized
     }
 
     /// The processes that have failed, where MPI goes on without them.
@@ -170,8 +177,8 @@ impl Library {
         Ok(done)
     }
 
-    /// Ends MPI, once all processes have come here.
-    pub fn finalize(self) -> Result<(), MpiError> {
+    /// Ends MPI, once all processes have come here. Nothing of it is called afterwards.
+    pub fn finalize(&self) -> Result<(), MpiError> {
         if self.failures.is_some() && !Failures::may_finalize() {
             return Ok(());
         }

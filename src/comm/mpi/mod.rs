@@ -1,8 +1,10 @@
 //! [`MpiCourier`]: parcels between processes by any MPI library.
 //!
-//! One thread of the process calls MPI, owns what is being sent and received, and makes progress on its own, since no
-//! MPI library does; ranks only leave parcels with it. It initializes MPI and finalizes it, so that
-//! `MPI_THREAD_FUNNELED` is enough.
+//! A thread of the process calls MPI and makes progress on its own, since no MPI library does; ranks only leave parcels
+//! with it. It initializes MPI and finalizes it. A rank that waits for other processes has nothing else to do, and no
+//! thread need be woken for it, nor wake it: it takes the [`Carrier`](carrier), which owns what is being sent and received,
+//! and does what the thread does. That is at `MPI_THREAD_SERIALIZED`; where a library has no more than
+//! `MPI_THREAD_FUNNELED`, the thread does all.
 //!
 //! # How a parcel goes
 //!
@@ -21,7 +23,7 @@
 //!    [lost](Addressee::lost).
 //! 6. Where MPI goes on without a process that has failed ([`failures`]), the addressee is told that it is lost, and MPI is
 //!    not finalized: that would wait for it.
-//! 7. An error of MPI's, or a panic on the thread, loses all processes: nothing is carried any more, and at exit the
+//! 7. An error of MPI's, or a panic while something is carried, loses all processes: nothing is carried any more, and at exit the
 //!    job is aborted, for other processes may wait in MPI for this one.
 
 mod carrier;
@@ -40,19 +42,24 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, Thread};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use self::carrier::Carrier;
+use self::carrier::{Carrier, Turn};
 use self::library::Library;
+use self::rest::Rest;
 use super::courier::{Addressee, Courier, Parcel};
 use super::launcher::{self, Place, StartError};
-use super::panic::panic_text;
 use super::process::Processes;
 
 /// The courier of a process that MPI connects with others.
 pub(crate) struct MpiCourier {
     shared: Arc<Shared>,
+    /// Of whoever communicates.
+    carrier: Arc<Mutex<Carrier>>,
+    /// Whether ranks may.
+    helped: bool,
     thread: Thread,
 }
 
@@ -72,15 +79,19 @@ impl Default for Limits {
     }
 }
 
-/// What ranks and the thread that communicates have in common.
+/// What ranks and whoever communicates have in common.
 struct Shared {
     place: Place,
     queue: Mutex<Queue>,
     addressee: OnceLock<Arc<dyn Addressee>>,
     /// Bytes for each process.
     sent: Vec<AtomicU64>,
-    /// A rank has begun to wait.
+    /// A rank sleeps until something comes.
     hurried: AtomicBool,
+    /// A rank has helped.
+    helped: AtomicBool,
+    /// The thread sleeps for longer than a parcel may wait.
+    sleeps: AtomicBool,
 }
 
 /// What ranks have left to be sent.
@@ -113,18 +124,20 @@ impl MpiCourier {
             Err(error) => drop(tell.send(Err(error))),
             Ok(library) => {
                 let sent = (0..place.processes).map(|_| AtomicU64::new(0)).collect();
-                let (queue, addressee, hurried) = (Mutex::default(), OnceLock::new(), AtomicBool::new(false));
-                let shared = Shared { place, queue, addressee, sent, hurried };
-                let shared = Arc::new(shared);
+                let (queue, addressee) = (Mutex::default(), OnceLock::new());
+                let [hurried, helped, sleeps] = [(); 3].map(|()| AtomicBool::new(false));
+                let shared = Arc::new(Shared { place, queue, addressee, sent, hurried, helped, sleeps });
+                let may_help = library.is_serialized();
+                let carrier = Arc::new(Mutex::new(Carrier::new(shared.clone(), library, limits)));
                 // The starter waits for it.
-                drop(tell.send(Ok(shared.clone())));
-                run(&shared, library, limits);
+                drop(tell.send(Ok((shared.clone(), carrier.clone(), may_help))));
+                run(&shared, &carrier);
             }
         });
         let thread = thread.map_err(|error| StartError::NoThread { problem: error.to_string() })?;
         let ended = StartError::NoThread { problem: "it ended at once".into() };
-        let shared = told.recv().unwrap_or(Err(ended))?;
-        let courier = Self { shared: shared.clone(), thread: thread.thread().clone() };
+        let (shared, carrier, helped) = told.recv().unwrap_or(Err(ended))?;
+        let courier = Self { shared: shared.clone(), carrier, helped, thread: thread.thread().clone() };
         ending::at_exit(shared, thread);
         Ok(courier)
     }
@@ -144,13 +157,11 @@ pub(super) fn processes() -> Result<Option<Arc<Processes>>, StartError> {
 }
 
 /// Carries parcels until the process ends.
-fn run(shared: &Shared, library: Library, limits: Limits) {
+fn run(shared: &Shared, carrier: &Mutex<Carrier>) {
     ending::keep_off();
-    let carry = || Carrier::new(shared, library, limits).carry();
-    let problem = match catch_unwind(AssertUnwindSafe(carry)) {
-        Ok(Ok(())) => return,
-        Ok(Err(error)) => error.to_string(),
-        Err(panic) => format!("the courier's thread panicked: {}", panic_text(&*panic)),
+    let problem = match carry(shared, carrier) {
+        Ok(()) => return,
+        Err(problem) => problem,
     };
     log::error!("nothing is sent to other processes or received any more: {problem}");
     let mut told = false;
@@ -162,6 +173,44 @@ fn run(shared: &Shared, library: Library, limits: Limits) {
         thread::park();
     }
     library::abort();
+}
+
+/// Returns at the end of MPI, or when nothing can be carried any more, with why.
+fn carry(shared: &Shared, carrier: &Mutex<Carrier>) -> Result<(), String> {
+    let mut rest = Rest::new();
+    loop {
+        // A rank that has it does the same.
+        let turn = carrier.try_lock().map(|mut carrier| carrier.turn());
+        if let Some(Turn::Over | Turn::Failed) = turn {
+            let mut carrier = carrier.lock();
+            return match carrier.problem() {
+                None => carrier.finalize().map_err(|error| error.to_string()),
+                Some(problem) => Err(problem.into()),
+            };
+        }
+        if shared.helped.swap(false, Ordering::Relaxed) {
+            rest.was_helped();
+        } else if shared.hurried.swap(false, Ordering::Relaxed) || turn == Some(Turn::Moved) {
+            rest.was_busy();
+            continue;
+        }
+        match rest.pause(turn != Some(Turn::Still { under_way: false })) {
+            Duration::ZERO => thread::yield_now(),
+            pause => shared.sleep(pause),
+        }
+    }
+}
+
+impl Shared {
+    /// Has the thread sleep, and whoever leaves a parcel wake it where the pause is long.
+    fn sleep(&self, pause: Duration) {
+        let is_long = pause > rest::SHORT;
+        self.sleeps.store(is_long, Ordering::SeqCst);
+        if !is_long || self.queue.lock().parcels.is_empty() {
+            thread::park_timeout(pause);
+        }
+        self.sleeps.store(false, Ordering::SeqCst);
+    }
 }
 
 impl Courier for MpiCourier {
@@ -181,13 +230,29 @@ impl Courier for MpiCourier {
         if !queue.ended {
             queue.parcels.push((to, parcel));
             drop(queue);
-            self.thread.unpark();
+            if self.shared.sleeps.swap(false, Ordering::SeqCst) {
+                self.thread.unpark();
+            }
         }
     }
 
     fn hurry(&self) {
         self.shared.hurried.store(true, Ordering::Relaxed);
         self.thread.unpark();
+    }
+
+    fn help(&self) -> Option<bool> {
+        if !self.helped {
+            return None;
+        }
+        let Some(mut carrier) = self.carrier.try_lock() else { return Some(false) };
+        self.shared.helped.store(true, Ordering::Relaxed);
+        let turn = ending::kept_off(|| carrier.turn());
+        if let Turn::Over | Turn::Failed = turn {
+            // For the thread to see.
+            self.thread.unpark();
+        }
+        Some(turn == Turn::Moved)
     }
 
     fn sent(&self) -> Vec<u64> {

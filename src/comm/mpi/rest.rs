@@ -7,10 +7,13 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Without sleep for this long after something has come, or gone, or a rank has begun to wait: more may come, when a rank
+/// Without sleep for this long after something has come, or gone, or a rank has begun to sleep: more may come, when a rank
 /// elsewhere has copied or added some megabytes. Between looks it lets others have the core: a rank that has just got its
 /// result, or is about to call.
 const AWAKE: Duration = Duration::from_millis(2);
+
+/// How long a parcel may wait for the thread, and the thread's sleep beside a rank that helps.
+pub(super) const SHORT: Duration = Duration::from_micros(500);
 
 /// Without sleep for this long where something is under way and a core is free: MPI moves a message bit by bit, whenever
 /// it is called, and does not say how far it has come.
@@ -25,10 +28,14 @@ const IDLE: Duration = Duration::from_millis(4);
 /// What has come cannot wake the thread, which has to look. It sleeps an eighth of the time for which nothing has come,
 /// so a wait is an eighth longer at most; and a thread that sleeps most of the time is let onto a core that ranks keep
 /// busy as soon as it wakes, where one that looks all the time would have to take turns with them. A parcel to be sent
-/// wakes it at once, and so does a rank that begins to wait: here, not in the process that it waits for, whose thread may
-/// rest as long as its own ranks compute.
+/// wakes it from a sleep that is not [`SHORT`], and so does a rank that sleeps until something comes: here, not in the process
+/// that it waits for, whose thread may rest as long as its own ranks compute.
+///
+/// While a rank [helps](super::MpiCourier::help) the thread need not look, only see that somebody does.
 pub(super) struct Rest {
     last: Instant,
+    /// Since the last pause.
+    helped: bool,
     cores: Cores,
 }
 
@@ -37,21 +44,26 @@ impl Rest {
     pub fn new() -> Self {
         #[cfg(target_os = "linux")]
         sleep_exactly();
-        Self { last: Instant::now(), cores: Cores::new() }
+        Self { last: Instant::now(), helped: false, cores: Cores::new() }
     }
 
-    /// Something has come, or gone, or is waited for.
+    /// Something has come, or gone, or is waited for by a rank that sleeps.
     pub fn was_busy(&mut self) {
         self.last = Instant::now();
     }
 
-    /// Nothing has.
-    pub fn pause(&self, under_way: bool) {
-        let nothing_for = self.last.elapsed();
-        match sleep(nothing_for, under_way, || self.cores.one_is_free()) {
-            Duration::ZERO => thread::yield_now(),
-            sleep => thread::park_timeout(sleep),
+    /// A rank has looked.
+    pub fn was_helped(&mut self) {
+        self.helped = true;
+        self.was_busy();
+    }
+
+    /// How long to sleep, now that nothing has.
+    pub fn pause(&mut self, under_way: bool) -> Duration {
+        if std::mem::take(&mut self.helped) {
+            return SHORT;
         }
+        sleep(self.last.elapsed(), under_way, || self.cores.one_is_free())
     }
 }
 

@@ -309,7 +309,7 @@ fn invariant_6_a_panic_of_the_addressee_loses_all_and_aborts_the_job() {
         }
     });
     let Some(text) = text else { return };
-    assert!(text.contains("lost: the courier's thread panicked: as asked"), "{text}");
+    assert!(text.contains("lost: the courier panicked: as asked"), "{text}");
     // Which Open MPI's launcher says of processes that end without either.
     assert!(!text.contains("is told nothing") && !text.contains("finalize"), "{text}");
 }

@@ -27,6 +27,9 @@ pub(super) struct Transfers {
     held: Vec<Held>,
 }
 
+// SAFETY: of MPI at its thread level, see `Library`. Parcels, too, are shared here only, so all their handles move at once.
+unsafe impl Send for Transfers {}
+
 struct Held {
     /// The other process.
     with: usize,
@@ -169,7 +172,7 @@ impl Transfers {
     }
 
     /// Ends MPI.
-    pub fn finalize(self) -> Result<(), MpiError> {
+    pub fn finalize(&self) -> Result<(), MpiError> {
         assert!(self.is_empty(), "MPI ends when nothing is under way");
         self.library.finalize()
     }
