@@ -106,7 +106,7 @@ impl Deposit {
     /// This deposit of `member`, copied to where the only rank here has it.
     pub fn put(self, member: usize, wholes: Arc<Wholes>) -> Self {
         // SAFETY: the tensors are here, and it is deposited once.
-        unsafe { wholes.put(member, &self.tensors) };
+        unsafe { wholes.put(member, &self.tensors, || ()) };
         Self::of_wholes(wholes)
     }
 
@@ -166,7 +166,7 @@ impl<'a> Exchange<'a> {
             let is_there = deposit.wholes.is_some() || (member == self.member && self.wholes.is_some());
             if !is_there {
                 // SAFETY: the deposits are complete, and this one's tensors are here.
-                unsafe { wholes.put(member, deposit.for_whole(self.member)) };
+                unsafe { wholes.put(member, deposit.for_whole(self.member), || ()) };
             }
         }
         // SAFETY: all are there now.

@@ -69,10 +69,9 @@ impl Own {
     fn put(mut self, engine: &LocalEngine, ticket: Ticket) -> Option<Arc<Wholes>> {
         self.await_others(engine, ticket);
         let wholes = self.wholes?;
-        // What was just said here is on its way then, and what others say is heard.
-        engine.carry();
+        // What was just said here is on its way first, and what others send lands meanwhile.
         // SAFETY: they are here, and nobody else has them.
-        unsafe { wholes.put(ticket.member, &(self.parts)()) };
+        unsafe { wholes.put(ticket.member, &(self.parts)(), || engine.carry()) };
         Some(wholes)
     }
 }

@@ -89,7 +89,7 @@ pub(super) enum CarryError {
 impl Carrier {
     pub fn new(shared: Arc<Shared>, library: Library, limits: Limits) -> Self {
         let senders = (0..shared.place.processes).map(|_| Sender::default()).collect();
-        let transfers = Transfers::new(library, limits.message);
+        let transfers = Transfers::new(library, shared.place.processes, limits.message);
         Self { shared, limits, transfers, senders, looked: Instant::now(), ending: false, problem: None }
     }
 
@@ -181,6 +181,7 @@ impl Carrier {
         for process in self.transfers.failed()? {
             let sender = &mut self.senders[process];
             let was = mem::replace(&mut sender.end, End::Lost);
+            self.transfers.give_up(process);
             // One that has said that it ends may go before this one does.
             if was < End::Told
                 && let Some(addressee) = addressee
@@ -289,7 +290,7 @@ impl Carrier {
             }
         }
         let comes: Vec<_> = riders.iter().map(Option::is_none).collect();
-        match self.transfers.receive_parts(Incoming { from, number, landings }, &comes)? {
+        match self.transfers.receive_parts(Incoming { from, number, landings }, &comes) {
             // SAFETY: all payloads have been copied.
             Some(parcel) => unsafe { addressee.arrived(from, number, parcel.landings) },
             None => self.senders[from].incoming += 1,

@@ -75,7 +75,7 @@ pub(crate) struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         // Large enough for bandwidth, small enough that messages are done all the time: then something is known to move.
-        Self { message: 16 << 20, riding: 8 << 10 }
+        Self { message: 2 << 20, riding: 8 << 10 }
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const AWAKE: Duration = Duration::from_millis(2);
 
 /// How long a parcel may wait for the thread, and the thread's sleep beside a rank that helps.
-pub(super) const SHORT: Duration = Duration::from_micros(500);
+pub(super) const SHORT: Duration = Duration::from_millis(1);
 
 /// Without sleep for this long where something is under way and a core is free: MPI moves a message bit by bit, whenever
 /// it is called, and does not say how far it has come.

@@ -3,8 +3,9 @@
 //! Whoever begins a transfer gives its memory away until it is done. Transfers that are never done, because MPI
 //! has failed, keep it for ever: other processes might still write there.
 
+use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::rc::Rc;
 
 use mpi::ffi::MPI_Request;
@@ -25,7 +26,32 @@ pub(super) struct Transfers {
     requests: Vec<MPI_Request>,
     /// Of each request.
     held: Vec<Held>,
+    /// What each other process has announced.
+    announced: Vec<Announced>,
+    /// Receives that could not be begun.
+    failed: Vec<Failed>,
 }
+
+/// Messages of payloads that one process has announced.
+#[derive(Default)]
+struct Announced {
+    /// Those that are not being received yet.
+    pieces: VecDeque<Piece>,
+    /// Bytes of those that are.
+    coming: usize,
+}
+
+/// One message of a payload, and where it goes.
+struct Piece {
+    space: *mut u8,
+    length: usize,
+    parcel: Rc<Incoming>,
+}
+
+/// The most messages of one process that are received at once, but for short ones. What has come with shared memory is
+/// copied when its receive begins: so a call of MPI does not copy for long, and processes that read the same do so at the
+/// same time, while it is in the cache that they share.
+const AT_ONCE: usize = 2;
 
 // SAFETY: of MPI at its thread level, see `Library`. Parcels, too, are shared here only, so all their handles move at once.
 unsafe impl Send for Transfers {}
@@ -41,7 +67,7 @@ struct Held {
 enum Memory {
     Sent(Payload),
     Frame(ReceivedFrame),
-    Parts(Rc<Incoming>),
+    Parts(Rc<Incoming>, usize),
 }
 
 /// A message of a frame.
@@ -85,12 +111,14 @@ impl Failed {
 }
 
 impl Transfers {
-    pub fn new(library: Library, limit: usize) -> Self {
-        Self { library, limit, requests: Vec::new(), held: Vec::new() }
+    pub fn new(library: Library, processes: usize, limit: usize) -> Self {
+        let announced = (0..processes).map(|_| Announced::default()).collect();
+        Self { library, limit, requests: Vec::new(), held: Vec::new(), announced, failed: Vec::new() }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.requests.is_empty()
+        // Of what is announced some is being received.
+        self.requests.is_empty() && self.failed.is_empty()
     }
 
     /// Begins to send `payload`, in as many messages as it takes.
@@ -117,29 +145,50 @@ impl Transfers {
         Ok(())
     }
 
-    /// Begins to receive payloads of `parcel`: those for whose landings `comes` is true, in order. Returns the parcel if
-    /// none does.
-    pub fn receive_parts(&mut self, mut parcel: Incoming, comes: &[bool]) -> Result<Option<Incoming>, MpiError> {
-        let mut pieces = Vec::new();
+    /// Receives payloads of `parcel`, when those announced before have been: those for whose landings `comes` is true, in
+    /// order. Returns the parcel if none does.
+    pub fn receive_parts(&mut self, mut parcel: Incoming, comes: &[bool]) -> Option<Incoming> {
+        let (from, mut pieces) = (parcel.from, Vec::new());
         for (landing, _) in parcel.landings.iter_mut().zip(comes).filter(|(_, comes)| **comes) {
             pieces.extend(landing.space().chunks_mut(self.limit).map(|piece| (piece.as_mut_ptr().cast(), piece.len())));
         }
         let parcel = Rc::new(parcel);
-        for (space, length) in pieces {
-            // SAFETY: `held` has the landing, which nobody asks for its space until the last request for the parcel
+        let pieces = pieces.into_iter().map(|(space, length)| Piece { space, length, parcel: parcel.clone() });
+        self.announced[from].pieces.extend(pieces);
+        self.begin_receives(from);
+        Rc::into_inner(parcel)
+    }
+
+    /// Begins to receive what process `from` has announced, if not too much is coming already.
+    fn begin_receives(&mut self, from: usize) {
+        loop {
+            let Announced { pieces, coming } = &mut self.announced[from];
+            let may_come = |next: &mut Piece| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
+            let Some(Piece { space, length, parcel }) = pieces.pop_front_if(may_come) else { return };
+            *coming += length;
+            let memory = Memory::Parts(parcel, length);
+            // SAFETY: what is held has the landing, which nobody asks for its space until the last request for the parcel
             // is done. The pieces do not overlap.
-            let request = unsafe { self.library.receive(space, length, parcel.from, PART) }?;
-            self.hold(request, parcel.from, Memory::Parts(parcel.clone()));
+            match unsafe { self.library.receive(space, length, from, PART) } {
+                Ok(request) => self.hold(request, from, memory),
+                Err(error) => self.failed.push(Failed { with: from, error, memory: ManuallyDrop::new(memory) }),
+            }
         }
-        Ok(Rc::into_inner(parcel))
+    }
+
+    /// Expects nothing more of a process that is gone.
+    pub fn give_up(&mut self, process: usize) {
+        // What is being received fails by itself.
+        self.announced[process].pieces.clear();
     }
 
     /// What has been done since the last call; all transfers make progress.
     pub fn done(&mut self) -> Result<Done, MpiError> {
-        let mut done = Done::default();
-        if self.is_empty() {
+        let mut done = Done { failed: mem::take(&mut self.failed), ..Done::default() };
+        if self.requests.is_empty() {
             return Ok(done);
         }
+        let mut came = Vec::new();
         // From the end, where what takes the place of one that is done has been looked at.
         for (index, outcome) in self.library.done(&mut self.requests)?.into_iter().rev() {
             self.requests.swap_remove(index);
@@ -154,10 +203,15 @@ impl Transfers {
                     done.sent += 1;
                 }
                 Memory::Frame(frame) => done.frames.push(frame),
-                // Of a parcel's last message.
-                Memory::Parts(parcel) => done.parcels.extend(Rc::into_inner(parcel)),
+                Memory::Parts(parcel, length) => {
+                    self.announced[with].coming -= length;
+                    came.push(with);
+                    // Of a parcel's last message.
+                    done.parcels.extend(Rc::into_inner(parcel));
+                }
             }
         }
+        came.into_iter().for_each(|from| self.begin_receives(from));
         Ok(done)
     }
 

@@ -29,6 +29,9 @@ use crate::memory::Home;
 /// Parts of fewer bytes are copied faster than their place is found.
 pub(in crate::comm) const WORTH: usize = 64 << 10;
 
+/// Bytes that are copied between looks at what others send.
+const PIECE: usize = 1 << 20;
+
 /// Whether wholes of so many `bytes` have parts large enough to land in them, over `ranks` ranks.
 pub(in crate::comm) fn pay(bytes: u64, ranks: usize) -> bool {
     bytes >= (WORTH * ranks) as u64
@@ -78,18 +81,25 @@ impl Wholes {
         Some(self.places(member).filter(|(_, len)| *len > 0).map(region).collect())
     }
 
-    /// Copies the parts of `member`, which are here.
+    /// Copies the parts of `member`, which are here; `meanwhile` is called now and then.
     ///
     /// # Safety
     /// They do not land, and nobody else copies them.
-    pub unsafe fn put(&self, member: usize, parts: &[DispatchTensor]) {
+    pub unsafe fn put(&self, member: usize, parts: &[DispatchTensor], meanwhile: impl Fn()) {
         assert_eq!(parts.len(), self.layouts.len(), "what ranks have agreed on");
         for (part, (at, len)) in parts.iter().zip(self.places(member)) {
             let part = payload(part);
             let elements = (*part).as_ref();
             assert_eq!(elements.len(), len, "what ranks have agreed on");
-            // SAFETY: inside the whole, where only this member's part is.
-            unsafe { at.0.as_ptr().cast::<u8>().copy_from_nonoverlapping(elements.as_ptr(), len) };
+            let mut at = at.0.as_ptr().cast::<u8>();
+            for piece in elements.chunks(PIECE) {
+                meanwhile();
+                // SAFETY: inside the whole, where only this member's part is; there is as much as there are elements.
+                unsafe {
+                    at.copy_from_nonoverlapping(piece.as_ptr(), piece.len());
+                    at = at.add(piece.len());
+                }
+            }
         }
     }
 
