@@ -41,6 +41,11 @@ impl Taken {
 
 /// Where a payload is put, of exactly its length. Its owner knows it again, in [`Addressee::arrived`], by its type.
 pub trait Landing: Any + Send {
+    /// Whether its place is known, which a courier that may leave the payload where it is waits for: not long.
+    fn is_settled(&mut self) -> bool {
+        true
+    }
+
     /// Its bytes, to be written.
     fn space(&mut self) -> &mut [MaybeUninit<u8>];
 }

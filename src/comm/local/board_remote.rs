@@ -102,6 +102,14 @@ impl<F: Fingerprint, P> Board<F, P> {
         slot.joined.get(ticket.member)?.as_ref().filter(|(_, part)| part.is_none()).map(|(print, _)| print)
     }
 
+    /// Whether the member of `ticket` has made the call, which others have.
+    pub fn has_joined(&self, ticket: Ticket) -> bool {
+        let g = &self.groups[ticket.group.0];
+        let slot = ticket.seq.checked_sub(g.base).and_then(|at| g.slots.get(at as usize));
+        // Of one that is over nothing is kept.
+        slot.is_none_or(|slot| slot.joined.get(ticket.member).is_none_or(Option::is_some))
+    }
+
     /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.
     pub fn fill(&mut self, ticket: Ticket, part: P) -> bool {
         let g = &mut self.groups[ticket.group.0];

@@ -85,16 +85,19 @@ impl LocalChannel {
         self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.home(&deposit.tensors));
         let is_open = !post.ahead && self.is_worth_hands(post.print.bytes(), &device);
-        let join = |print, deposit| self.engine.rendezvous.join(self.key, place, print, deposit);
+        let mut join = |print, deposit| {
+            let ticket = self.engine.rendezvous.join(self.key, place, print, deposit)?;
+            if let Some(own) = own.as_mut().filter(|_| !post.ahead) {
+                own.await_others(&self.engine, ticket);
+            }
+            Ok(ticket)
+        };
         let (ticket, taken) = match (&self.outlet, shares) {
             (Some(outlet), Some(shares)) => {
                 let deposit = deposit.there(None);
                 let when = if post.ahead { When::Asked } else { When::Now };
                 let (ticket, taken) = outlet.joined(post.print, shares, when, |print| join(print, deposit))?;
                 if !post.ahead {
-                    if let Some(own) = &mut own {
-                        own.await_others(&self.engine, ticket);
-                    }
                     self.engine.ask(self.engine.rendezvous.want(ticket));
                 }
                 (ticket, Some(taken))

@@ -8,9 +8,9 @@ use super::chains::Chain;
 use super::data::Deposit;
 use super::open::Open;
 use super::others::{Ended, Others};
-use crate::comm::courier::Landing;
 use crate::comm::engine::{Engine, Failure, Pending, Print};
 use crate::comm::process::header::{Channel, Contents, Introduction, Said, When, Word};
+use crate::comm::process::late::Known;
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::{self, Wholes};
 use crate::comm::{CommError, Op, RankReport};
@@ -33,23 +33,28 @@ impl LocalEngine {
         })
     }
 
-    /// Where the payloads of these contents land, if that is in what the only rank here will get.
-    pub(in crate::comm) fn regions(&self, place: Place, contents: &Contents) -> Option<Vec<Box<dyn Landing>>> {
-        let Place::Collective(ticket) = place else { return None };
+    /// Where the payloads of these contents land: in what the only rank here will get, if that is known.
+    pub(in crate::comm) fn regions(&self, place: Place, contents: &Contents) -> Known {
+        let Place::Collective(ticket) = place else { return Known::Nowhere };
         let bytes: usize = contents.tensors.iter().map(|meta| meta.shape.num_elements() * meta.dtype.size()).sum();
         if bytes < wholes::WORTH {
-            return None;
+            return Known::Nowhere;
         }
-        let print = self.rendezvous.print(ticket)?;
+        let Some(print) = self.rendezvous.print(ticket) else { return Known::Nowhere };
         let ranks = self.rendezvous.ranks(ticket.group);
-        if ranks.iter().filter(|rank| self.here.contains(rank)).count() != 1 {
-            return None;
-        }
+        let mut here = (0..ranks.len()).filter(|member| self.here.contains(&ranks[*member]));
+        let (Some(member), None) = (here.next(), here.next()) else { return Known::Nowhere };
         let is_gathered = contents.addressees.is_empty() && matches!(print.op(), Op::AllGather | Op::AllReduce);
         // Where else parts land, the rank says when it calls.
+        let is_exchanged = matches!(print.op(), Op::AllToAll | Op::AllToAllList);
+        let has_called = !is_exchanged || self.rendezvous.has_joined(Ticket { member, ..ticket });
         let layouts = || is_gathered.then(|| Layout::of_wholes(&print.tensors, ranks.len())).flatten();
-        let wholes = self.wholes(ticket, layouts)?;
-        wholes.regions(ticket.member, &contents.tensors)
+        let regions = self.wholes(ticket, layouts).and_then(|wholes| wholes.regions(ticket.member, &contents.tensors));
+        match regions {
+            Some(regions) => Known::Placed(regions),
+            None if has_called => Known::Nowhere,
+            None => Known::NotYet,
+        }
     }
 
     /// What the collective of `ticket` returns to the only rank here, while others' parts land in it: of these layouts, if

@@ -98,6 +98,11 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         self.state.lock().board.print(ticket).cloned()
     }
 
+    /// Whether the member of `ticket`, a rank here, has made the call, which others have.
+    pub fn has_joined(&self, ticket: Ticket) -> bool {
+        self.state.lock().board.has_joined(ticket)
+    }
+
     /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.
     pub fn fill(&self, ticket: Ticket, part: P) -> bool {
         let mut state = self.state.lock();

@@ -232,7 +232,7 @@ impl Carrier {
             }
             failed.free();
         }
-        for Incoming { from, number, landings } in done.parcels {
+        for Incoming { from, number, landings, .. } in done.parcels {
             self.senders[from].incoming -= 1;
             // SAFETY: its last payload is done.
             unsafe { addressee.arrived(from, number, landings) };
@@ -282,19 +282,22 @@ impl Carrier {
         sender.parcels += 1;
         let mut landings = addressee.header(from, header.to_vec(), lengths);
         assert_eq!(landings.len(), lengths.len(), "a landing for each payload");
-        for ((landing, length), rider) in landings.iter_mut().zip(lengths).zip(riders) {
-            let space = landing.space();
-            assert_eq!(space.len(), *length, "a landing has the payload's length");
+        for (landing, rider) in landings.iter_mut().zip(riders) {
             if let Some(rider) = rider {
+                let space = landing.space();
+                assert_eq!(space.len(), rider.len(), "a landing has the payload's length");
                 space.write_copy_of_slice(rider);
             }
         }
-        let comes: Vec<_> = riders.iter().map(Option::is_none).collect();
-        match self.transfers.receive_parts(Incoming { from, number, landings }, &comes) {
+        let of_its_own = |(length, rider): (&usize, &Option<&[u8]>)| rider.is_none().then_some(*length);
+        let lengths: Vec<_> = lengths.iter().zip(riders).map(of_its_own).collect();
+        if lengths.iter().all(Option::is_none) {
             // SAFETY: all payloads have been copied.
-            Some(parcel) => unsafe { addressee.arrived(from, number, parcel.landings) },
-            None => self.senders[from].incoming += 1,
+            unsafe { addressee.arrived(from, number, landings) };
+            return Ok(());
         }
+        self.senders[from].incoming += 1;
+        self.transfers.receive_parts(Incoming { from, number, landings, lengths });
         Ok(())
     }
 }

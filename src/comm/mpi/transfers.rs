@@ -32,10 +32,11 @@ pub(super) struct Transfers {
     failed: Vec<Failed>,
 }
 
-/// Messages of payloads that one process has announced.
+/// Payloads that one process has announced, in the order in which they come.
 #[derive(Default)]
 struct Announced {
-    /// Those that are not being received yet.
+    parcels: VecDeque<Incoming>,
+    /// Of the parcels before, messages that are not being received yet.
     pieces: VecDeque<Piece>,
     /// Bytes of those that are.
     coming: usize,
@@ -83,6 +84,8 @@ pub(super) struct Incoming {
     pub from: usize,
     pub number: u64,
     pub landings: Vec<Box<dyn Landing>>,
+    /// Of the payloads that come by messages of their own, the lengths.
+    pub lengths: Vec<Option<usize>>,
 }
 
 /// What is done.
@@ -110,6 +113,21 @@ impl Failed {
     }
 }
 
+impl Incoming {
+    /// The messages of at most `limit` bytes that it comes in.
+    fn into_pieces(mut self, limit: usize) -> Vec<Piece> {
+        let mut places = Vec::new();
+        for (landing, length) in self.landings.iter_mut().zip(&self.lengths) {
+            let Some(length) = length else { continue };
+            let space = landing.space();
+            assert_eq!(space.len(), *length, "a landing has the payload's length");
+            places.extend(space.chunks_mut(limit).map(|piece| (piece.as_mut_ptr().cast(), piece.len())));
+        }
+        let parcel = Rc::new(self);
+        places.into_iter().map(|(space, length)| Piece { space, length, parcel: parcel.clone() }).collect()
+    }
+}
+
 impl Transfers {
     pub fn new(library: Library, processes: usize, limit: usize) -> Self {
         let announced = (0..processes).map(|_| Announced::default()).collect();
@@ -117,8 +135,8 @@ impl Transfers {
     }
 
     pub fn is_empty(&self) -> bool {
-        // Of what is announced some is being received.
-        self.requests.is_empty() && self.failed.is_empty()
+        let nothing_comes = |of: &Announced| of.parcels.is_empty() && of.pieces.is_empty();
+        self.requests.is_empty() && self.failed.is_empty() && self.announced.iter().all(nothing_comes)
     }
 
     /// Begins to send `payload`, in as many messages as it takes.
@@ -145,24 +163,23 @@ impl Transfers {
         Ok(())
     }
 
-    /// Receives payloads of `parcel`, when those announced before have been: those for whose landings `comes` is true, in
-    /// order. Returns the parcel if none does.
-    pub fn receive_parts(&mut self, mut parcel: Incoming, comes: &[bool]) -> Option<Incoming> {
-        let (from, mut pieces) = (parcel.from, Vec::new());
-        for (landing, _) in parcel.landings.iter_mut().zip(comes).filter(|(_, comes)| **comes) {
-            pieces.extend(landing.space().chunks_mut(self.limit).map(|piece| (piece.as_mut_ptr().cast(), piece.len())));
-        }
-        let parcel = Rc::new(parcel);
-        let pieces = pieces.into_iter().map(|(space, length)| Piece { space, length, parcel: parcel.clone() });
-        self.announced[from].pieces.extend(pieces);
+    /// Receives the payloads of `parcel` that come by messages of their own, when those announced before are being received,
+    /// and their places are settled.
+    pub fn receive_parts(&mut self, parcel: Incoming) {
+        let from = parcel.from;
+        self.announced[from].parcels.push_back(parcel);
         self.begin_receives(from);
-        Rc::into_inner(parcel)
     }
 
     /// Begins to receive what process `from` has announced, if not too much is coming already.
     fn begin_receives(&mut self, from: usize) {
         loop {
-            let Announced { pieces, coming } = &mut self.announced[from];
+            let Announced { parcels, pieces, coming } = &mut self.announced[from];
+            if pieces.is_empty() {
+                let is_settled = |next: &mut Incoming| next.landings.iter_mut().all(|landing| landing.is_settled());
+                let Some(parcel) = parcels.pop_front_if(is_settled) else { return };
+                pieces.extend(parcel.into_pieces(self.limit));
+            }
             let may_come = |next: &mut Piece| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
             let Some(Piece { space, length, parcel }) = pieces.pop_front_if(may_come) else { return };
             *coming += length;
@@ -180,15 +197,17 @@ impl Transfers {
     pub fn give_up(&mut self, process: usize) {
         // What is being received fails by itself.
         self.announced[process].pieces.clear();
+        self.announced[process].parcels.clear();
     }
 
     /// What has been done since the last call; all transfers make progress.
     pub fn done(&mut self) -> Result<Done, MpiError> {
         let mut done = Done { failed: mem::take(&mut self.failed), ..Done::default() };
+        // Some places may be settled now.
+        (0..self.announced.len()).for_each(|from| self.begin_receives(from));
         if self.requests.is_empty() {
             return Ok(done);
         }
-        let mut came = Vec::new();
         // From the end, where what takes the place of one that is done has been looked at.
         for (index, outcome) in self.library.done(&mut self.requests)?.into_iter().rev() {
             self.requests.swap_remove(index);
@@ -205,13 +224,11 @@ impl Transfers {
                 Memory::Frame(frame) => done.frames.push(frame),
                 Memory::Parts(parcel, length) => {
                     self.announced[with].coming -= length;
-                    came.push(with);
                     // Of a parcel's last message.
                     done.parcels.extend(Rc::into_inner(parcel));
                 }
             }
         }
-        came.into_iter().for_each(|from| self.begin_receives(from));
         Ok(done)
     }
 

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `header`, `agreement`, `told`, `wire` | what is said, and how it is written |
 //! | `payload` | tensors that are sent, and where they land |
-//! | `layout`, `wholes` | results in which they land at once |
+//! | `layout`, `wholes`, `late` | results in which they land at once |
 //! | [`courier`](super::courier) | what carries both |
 //!
 //! # Failures
@@ -28,6 +28,7 @@
 
 mod agreement;
 pub(super) mod header;
+pub(super) mod late;
 pub(super) mod layout;
 pub(super) mod payload;
 #[cfg(test)]
@@ -36,6 +37,7 @@ mod told;
 pub(super) mod wholes;
 mod wire;
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -46,6 +48,7 @@ use super::courier::{Addressee, Courier, Landing};
 use super::engine::Engine;
 use super::local::{Deposit, LocalEngine, Others, Place};
 use header::{Contents, Header, LaunchKey, Word};
+use late::{Known, Late};
 
 /// The processes of a job, as one of them sees the others: what makes the engines of its launches.
 ///
@@ -208,16 +211,38 @@ impl State {
                 place.map(|place| Goal::Place(engine.clone(), place))
             }
         };
-        let regions = match &goal {
-            Some(Goal::Place(engine, place)) => engine.upgrade().and_then(|there| there.regions(*place, &contents)),
-            _ => None,
+        let known = match &goal {
+            Some(Goal::Place(engine, place)) => known_of(engine, *place, &contents),
+            _ => Known::Nowhere,
         };
-        let landings = regions.unwrap_or_else(|| payload::spaces(&contents.tensors));
+        let landings = match (known, &goal) {
+            (Known::Placed(landings), _) => landings,
+            (Known::NotYet, Some(Goal::Place(engine, place))) => {
+                let (engine, place, contents, tensors) = (engine.clone(), *place, contents.clone(), contents.tensors.clone());
+                let ask = move || known_of(&engine, place, &contents);
+                late::landings(lengths.len(), lengths.iter().sum(), ask, move || payload::spaces(&tensors))
+            }
+            _ => payload::spaces(&contents.tensors),
+        };
         if let Some(goal) = goal {
             self.awaited.insert(from, Awaited { contents, goal, begun: Instant::now() });
         }
         Ok(landings)
     }
+}
+
+/// Where payloads of these contents land that are awaited at `place`.
+fn known_of(engine: &Weak<LocalEngine>, place: Place, contents: &Contents) -> Known {
+    engine.upgrade().map_or(Known::Nowhere, |engine| engine.regions(place, contents))
+}
+
+/// A landing, where it is.
+fn settled(landing: Box<dyn Landing>) -> Box<dyn Landing> {
+    if !(&*landing as &dyn Any).is::<Late>() {
+        return landing;
+    }
+    let landing: Box<dyn Any> = landing;
+    landing.downcast::<Late>().expect("it is one").settled()
 }
 
 impl Addressee for Processes {
@@ -232,6 +257,7 @@ impl Addressee for Processes {
     }
 
     unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
+        let landings: Vec<_> = landings.into_iter().map(settled).collect();
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal, begun }) = state.awaited.remove(&(from, number)) else { return };
         let deposit = match wholes::of_landings(&landings) {
