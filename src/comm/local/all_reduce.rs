@@ -5,16 +5,24 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
+use super::board::Ticket;
 use super::channel::LocalChannel;
 use super::data::{Deposit, Exchange};
-use super::halves::{First, Halves};
+use super::halves::{First, Halves, Owed};
 use super::open::{Left, Open};
 use super::outlet::{Outlet, Share, When};
 use super::pending::{Joined, Seat};
+use super::segments::Segment;
+use crate::comm::engine::{Post, Posted, Print, reshaped};
+use crate::comm::process::layout::Layout;
+use crate::comm::process::wholes::{self, Wholes};
 use crate::comm::ReduceOp;
-use crate::comm::engine::{CutPrint, Post, Posted, Print, TensorPrint, reshaped};
-use crate::comm::process::wholes::Wholes;
-use crate::placement::Cut;
+
+/// Bytes of a segment for each rank, which it reduces.
+const SEGMENT: usize = 1 << 20;
+
+/// First halves that are on their way at once.
+const AHEAD: usize = 2;
 
 impl LocalChannel {
     /// [`all_reduce`](crate::comm::engine::Channel::all_reduce) in a group of several processes.
@@ -25,50 +33,96 @@ impl LocalChannel {
         tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> Posted<Vec<DispatchTensor>> {
+        let (ranks, bytes) = (self.member.group.size(), post.print.bytes());
         let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
-        let lengths: Vec<_> = shapes.iter().map(Shape::num_elements).collect();
-        let cuts: Vec<_> = lengths.iter().map(|len| (0, Cut::Chunks(*len))).collect();
-        let rows = tensors.into_iter().zip(&lengths).map(|(tensor, len)| reshaped(tensor, Shape::from([*len])));
-        let deposit = Deposit::new(rows.collect()).there(None);
-        let device = self.member.home(&deposit.tensors);
+        let row = |(tensor, shape): (DispatchTensor, &Shape)| reshaped(tensor, Shape::from([shape.num_elements()]));
+        let rows = Deposit::new(tensors.into_iter().zip(&shapes).map(row).collect()).tensors;
+        // All ranks must agree on them: where each is alone in its process, which all know.
+        let segments = match outlet.processes() == ranks && wholes::pay(bytes, ranks) {
+            true => Segment::several(&rows, SEGMENT * ranks),
+            false => vec![Segment::of_all(&rows)],
+        };
+        let cuts: Vec<_> = segments.iter().map(Segment::cuts).collect();
+        let deposit = Deposit::new(segments[0].cut_from(&rows)).there(None);
         self.note(&deposit);
-        let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, Cut))| {
-            let (shape, dtype) = (tensor.shape(), tensor.dtype());
-            TensorPrint { shape, dtype, cut: Some(CutPrint::new(*dim, cut)), to: None }
-        };
-        let parts: Vec<_> = deposit.tensors.iter().zip(&cuts).map(part).collect();
-        let wholes: Arc<[_]> = parts.into();
-        let print = Print { tensors: wholes.clone(), digests: None, ..post.print.clone() };
-        let shares = outlet.shares(&deposit, Share::Parts(&cuts));
+        let shares = outlet.shares(&deposit, Share::Parts(&cuts[0]));
+        let halves: Vec<_> = segments
+            .iter()
+            .map(|segment| Print { tensors: segment.prints(&rows), digests: None, ..post.print.clone() })
+            .collect();
 
-        let bytes = print.bytes();
+        // All at once: the n-th call here belongs to the n-th of the other ranks.
+        let mut second = self.second.lock();
+        let (key, later) = second.get_or_insert_with(|| self.second_halves());
         let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
-        let (ticket, taken, second, second_outlet) = {
-            // Both at once: the n-th first half belongs to the n-th second one.
-            let mut second = self.second.lock();
-            let (key, second_outlet) = second.get_or_insert_with(|| self.second_halves());
-            let (ticket, taken) = outlet
-                .joined(post.print, shares, When::Now, |print| rendezvous.join(self.key, member, print, deposit))?;
-            let (nothing, join) = (second_outlet.nothing(), |print| rendezvous.join_late(*key, member, print));
-            let joined = second_outlet.joined(print, nothing, When::Later, join);
-            let (second, _) = joined.inspect_err(|_| rendezvous.release(ticket))?;
-            (ticket, taken, second, second_outlet.clone())
-        };
+        let join = |print, deposit| rendezvous.join(self.key, member, print, deposit);
+        let (ticket, taken) = outlet.joined(post.print, shares, When::Now, |print| join(print, deposit))?;
+        let mut tickets = vec![ticket];
+        for print in halves.iter().flat_map(|print| [print, print]).skip(1) {
+            let join = |print| rendezvous.join_late(*key, member, print);
+            match later.joined(print.clone(), later.nothing(), When::Later, join) {
+                Ok((ticket, _)) => tickets.push(ticket),
+                Err(error) => {
+                    tickets.into_iter().for_each(|ticket| rendezvous.release(ticket));
+                    return Err(error);
+                }
+            }
+        }
+        let later = later.clone();
+        drop(second);
 
-        let engine = self.engine.clone();
-        let first = First { engine, ticket, second, outlet: second_outlet, taken, op, wholes, device: device.clone() };
-        let home = device.clone();
-        let first = self.engine.leave_open(ticket, Box::new(first));
-        let finish = move |deposits: &[Deposit], wholes: Option<&Wholes>| {
-            let wholes = Exchange { deposits, member, device: &device, wholes }.joined(shapes.len());
-            wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect()
+        let (device, engine) = (self.member.home(&rows), &self.engine);
+        let whole = outlet.lands(bytes).then(|| {
+            let layout = |row: &DispatchTensor| Layout::of_row(row.shape().num_elements(), row.dtype(), []);
+            Wholes::new(rows.iter().map(layout).collect(), &engine.others().memory)
+        });
+        let owed = |segment: &Segment, ticket: Ticket| Owed { ticket, rows: segment.cut_from(&rows), cuts: segment.cuts() };
+        let pairs = segments.iter().zip(tickets.chunks_exact(2).map(|pair| (pair[0], pair[1])));
+        let mut rest = pairs.clone().skip(1).map(|(segment, (ticket, _))| owed(segment, ticket));
+        let begun: Vec<_> = rest.by_ref().take(AHEAD - 1).collect();
+        let (mut firsts, mut seconds, mut taken) = (Vec::new(), Vec::new(), Some(taken));
+        for (segment, (ticket, second)) in pairs.clone() {
+            let window = whole.as_ref().map(|whole| whole.window(segment.ranges(), ranks));
+            window.iter().for_each(|window| engine.place(second, window));
+            seconds.push(Left(self.second_half(second, segment.ranges().len(), window.clone(), &rows)));
+            let (seat, outlet, device) = (Seat::new(engine.clone(), ticket, false), later.clone(), device.clone());
+            let (taken, cuts, next) = (taken.take(), segment.cuts(), rest.next());
+            firsts.push((ticket, First { seat, second, outlet, taken, op, cuts, window, device, next }));
+        }
+        let leave_open = |(ticket, first)| engine.leave_open(ticket, Box::new(first));
+        let firsts = firsts.into_iter().map(leave_open).collect();
+        begun.into_iter().for_each(|owed| owed.bring(engine, &later));
+        let finish = move |mut parts: Vec<Vec<DispatchTensor>>| {
+            // SAFETY: the windows are all of it, and what lands in them is complete.
+            let wholes = whole.map_or_else(|| parts.remove(0), |whole| unsafe { whole.take(&device) });
+            wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect::<Vec<_>>()
         };
-        let joined = Joined { seat: Seat::new(self.engine.clone(), second, false), own: None, taken: None, finish };
-        let second = if self.is_worth_hands(bytes, &home) {
-            self.engine.leave_open(second, Box::new(joined))
-        } else {
-            Open::new(self.member.rank(), Box::new(joined))
+        Ok(Box::new(Halves { firsts, seconds, finish }))
+    }
+
+    /// The second half of so many `rows`: they, or nothing, where they land in a window.
+    fn second_half(
+        &self,
+        ticket: Ticket,
+        count: usize,
+        window: Option<Arc<Wholes>>,
+        rows: &[DispatchTensor],
+    ) -> Arc<Open<Vec<DispatchTensor>>> {
+        let (member, device) = (self.member.group.rank(), self.member.home(rows));
+        let bytes = rows.iter().map(|row| (row.shape().num_elements() * row.dtype().size()) as u64).sum();
+        let is_open = window.is_none() && self.is_worth_hands(bytes, &device);
+        let finish = move |deposits: &[Deposit], _: Option<&Wholes>| {
+            let exchange = Exchange { deposits, member, device: &device, wholes: None };
+            match window {
+                Some(window) => {
+                    exchange.land(&window);
+                    Vec::new()
+                }
+                None => exchange.joined(count),
+            }
         };
-        Ok(Box::new(Halves { first, second: Left(second) }))
+        let seat = Seat::new(self.engine.clone(), ticket, false);
+        let joined = Box::new(Joined { seat, own: None, taken: None, finish });
+        if is_open { self.engine.leave_open(ticket, joined) } else { Open::new(self.member.rank(), joined) }
     }
 }

@@ -162,6 +162,13 @@ impl<'a> Exchange<'a> {
     pub fn landed(&self) -> Option<Vec<DispatchTensor>> {
         let in_deposits = || self.deposits.iter().find_map(|deposit| deposit.wholes.as_deref());
         let wholes = self.wholes.or_else(in_deposits)?;
+        self.land(wholes);
+        // SAFETY: all are there now.
+        Some(unsafe { wholes.take(self.device) })
+    }
+
+    /// Has all be in `wholes`, in which some may have landed.
+    pub fn land(&self, wholes: &Wholes) {
         for (member, deposit) in self.deposits.iter().enumerate() {
             let is_there = deposit.wholes.is_some() || (member == self.member && self.wholes.is_some());
             if !is_there {
@@ -169,8 +176,6 @@ impl<'a> Exchange<'a> {
                 unsafe { wholes.put(member, deposit.for_whole(self.member), || ()) };
             }
         }
-        // SAFETY: all are there now.
-        Some(unsafe { wholes.take(self.device) })
     }
 
     /// [`landed`](Self::landed), of one tensor.

@@ -9,21 +9,32 @@
 //!
 //! A process sends less than twice its tensors, however many there are, where whole tensors would go to each. Both halves
 //! are called at once; between them no rank need wait: the first half is left [`Open`].
+//!
+//! Large tensors are reduced in [segments](super::segments), each in two halves. These, too, are called at once, so that all
+//! ranks call them in one order; what a rank brings to a first half it brings when one before is reduced:
+//!
+//! ```text
+//! segment 0   parts --> sums --> second half
+//! segment 1   parts ..........-> sums --> second half
+//! segment 2                 parts ........-> sums --> second half
+//! ```
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
 use super::LocalEngine;
 use super::board::Ticket;
 use super::data::{Deposit, Exchange};
 use super::open::{Left, Open};
-use super::outlet::Outlet;
+use super::outlet::{Outlet, Share};
+use super::pending::Seat;
 use super::rendezvous::Met;
 use crate::comm::courier::Taken;
-use crate::comm::engine::{Pending, TensorPrint, Waited};
-use crate::comm::process::layout::Layout;
+use crate::comm::engine::{Pending, Waited};
+use crate::comm::process::wholes::Wholes;
 use crate::comm::{Carried, CommError, ReduceOp};
 use crate::placement::Cut;
 
@@ -43,72 +54,108 @@ pub(super) fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
 /// A rank's first half, until its part is reduced.
 #[derive(Debug)]
 pub(super) struct First {
-    pub engine: Arc<LocalEngine>,
-    pub ticket: Ticket,
+    pub seat: Seat,
     /// The second half, to which the rank owes its part.
     pub second: Ticket,
+    /// Where both are called, but for the first one.
     pub outlet: Arc<Outlet>,
-    /// Noted when other processes are told.
-    pub taken: Taken,
+    /// Noted when other processes are told, of the first one.
+    pub taken: Option<Taken>,
     pub op: ReduceOp,
-    /// The tensors as rows of all elements, cut over the ranks.
-    pub wholes: Arc<[TensorPrint]>,
+    /// How the rows are cut over the ranks.
+    pub cuts: Vec<(usize, Cut)>,
+    /// Where the sums land.
+    pub window: Option<Arc<Wholes>>,
     pub device: Device,
+    /// What is brought next.
+    pub next: Option<Owed>,
 }
 
 impl Pending<()> for First {
     fn is_complete(&self) -> bool {
-        self.engine.rendezvous.is_complete(self.ticket)
+        self.seat.is_complete()
     }
 
     /// Waits for the other ranks' parts of the first half, and brings this rank's to the second.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<()>, CommError> {
-        let Self { engine, ticket, second, outlet, taken, op, wholes, device } = *self;
+        let Self { mut seat, second, outlet, taken, op, cuts, window, device, next } = *self;
+        let (ticket, engine) = (seat.take(), &seat.engine);
         let Met { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
         let reduced = Waited::timed(|| {
             let exchange = Exchange { deposits: &parts, member: ticket.member, device: &device, wholes: None };
-            let cuts = wholes.iter().map(|print| Cut::Chunks(print.shape.num_elements()));
-            let reduced = cuts.enumerate().map(|(index, cut)| exchange.reduce_part(index, 0, &cut, op));
+            let reduced = cuts.iter().enumerate().map(|(index, (dim, cut))| exchange.reduce_part(index, *dim, cut, op));
             let deposit = Deposit::new(reduced.collect());
-            outlet.bring(second.seq, &deposit);
-            // While the others' parts are on their way.
-            let layouts = || Layout::of_wholes(&wholes, parts.len());
-            let bytes = wholes.iter().map(TensorPrint::bytes).sum();
-            let there = outlet.lands(bytes).then(|| engine.wholes(second, layouts)).flatten();
-            let deposit = match there {
-                Some(there) => deposit.put(second.member, there),
+            outlet.bring(second.seq, outlet.shares(&deposit, Share::Whole));
+            // Before the caches forget it, and while the others' parts are on their way.
+            let deposit = match window {
+                Some(window) => deposit.put(second.member, window),
                 None => deposit,
             };
             engine.fill_and_finish(second, deposit.there(None));
+            if let Some(next) = next {
+                next.bring(engine, &outlet);
+            }
         });
-        Ok(Waited { last: Some(last), carried: Deposit::carried(&parts, Some(&taken)), ..reduced })
+        Ok(Waited { last: Some(last), carried: Deposit::carried(&parts, taken.as_ref()), ..reduced })
+    }
+}
+
+/// What a rank owes to a first half that it has joined for later.
+#[derive(Debug)]
+pub(super) struct Owed {
+    pub ticket: Ticket,
+    pub rows: Vec<DispatchTensor>,
+    pub cuts: Vec<(usize, Cut)>,
+}
+
+impl Owed {
+    pub fn bring(self, engine: &LocalEngine, outlet: &Outlet) {
+        let deposit = Deposit::new(self.rows).there(None);
+        outlet.bring(self.ticket.seq, outlet.shares(&deposit, Share::Parts(&self.cuts)));
+        engine.fill_and_finish(self.ticket, deposit);
     }
 }
 
 /// An all-reduce that this rank has joined.
-pub(super) struct Halves<T> {
-    /// Given up by nobody: the others need it.
-    pub first: Arc<Open<()>>,
-    pub second: Left<T>,
+pub(super) struct Halves<F> {
+    /// Given up by nobody: the others need them.
+    pub firsts: Vec<Arc<Open<()>>>,
+    pub seconds: Vec<Left<Vec<DispatchTensor>>>,
+    /// Makes the result of what the second halves give.
+    pub finish: F,
 }
 
-impl<T: Send> Pending<T> for Halves<T> {
+impl<F> Pending<Vec<DispatchTensor>> for Halves<F>
+where
+    F: FnOnce(Vec<Vec<DispatchTensor>>) -> Vec<DispatchTensor> + Send,
+{
     fn is_complete(&self) -> bool {
-        self.second.is_complete()
+        self.seconds.iter().all(Left::is_complete)
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<Vec<DispatchTensor>>, CommError> {
+        let Self { firsts, seconds, finish } = *self;
         let start = Instant::now();
-        // Both at once: what completes the second half then wakes nobody else for it.
-        let own = self.second.0.take();
-        let first = self.first.wait(deadline)?;
-        let second = match own {
-            Some(second) => second.wait(deadline.saturating_sub(start.elapsed()))?,
-            None => self.second.0.taken_by_hands()?,
-        };
-        let carried = |(first, second): (Carried, Carried)| Carried { complete: second.complete, ..first };
-        let carried = first.carried.zip(second.carried).map(carried);
-        Ok(Waited { moving: first.moving + second.moving, last: first.last, carried, ..second })
+        let left = || deadline.saturating_sub(start.elapsed());
+        // All at once: what completes them then wakes nobody else for it.
+        let seconds: Vec<_> = seconds.iter().map(|second| (second.0.take(), &second.0)).collect();
+        let firsts: Vec<_> = firsts.iter().map(|first| (first.take(), first)).collect();
+        let (mut moving, mut last, mut carried, mut parts) = (Duration::ZERO, None, None, Vec::new());
+        for (own, first) in firsts {
+            let first = own.map_or_else(|| first.taken_by_hands(), |own| own.wait(left()))?;
+            moving += first.moving;
+            last = last.or(first.last);
+            carried = carried.or(first.carried);
+        }
+        for (own, second) in seconds {
+            let second = own.map_or_else(|| second.taken_by_hands(), |own| own.wait(left()))?;
+            moving += second.moving;
+            let complete = |(first, second): (Carried, Carried)| Carried { complete: second.complete, ..first };
+            carried = carried.zip(second.carried).map(complete);
+            parts.push(second.value);
+        }
+        let finished = Waited::timed(|| finish(parts));
+        Ok(Waited { moving: moving + finished.moving, last, carried, ..finished })
     }
 }
 

@@ -30,6 +30,7 @@ mod outlet;
 mod pending;
 mod remote;
 mod rendezvous;
+mod segments;
 mod shrink;
 mod sync;
 

@@ -57,7 +57,7 @@ pub(super) enum Ended {
 pub(in crate::comm) type Begin = Arc<dyn Fn(LaunchKey, &Arc<LocalEngine>) + Send + Sync>;
 
 /// A group, and the sequence number of one of its collectives.
-type Collective = (GroupKey, u64);
+pub(super) type Collective = (GroupKey, u64);
 
 /// What was offered: a description, and payloads.
 type Offer = (Contents, Vec<Payload>);

@@ -128,12 +128,10 @@ impl Outlet {
         Ok((joined, taken))
     }
 
-    /// Brings all of a deposit to a collective that was joined for [`Later`](When::Later).
-    pub fn bring(&self, seq: u64, deposit: &Deposit) {
-        let (contents, payloads) = contents(Vec::new(), &deposit.tensors);
-        for (to, _) in &self.members {
-            let word = Word::Brought { channel: self.number, seq, contents: contents.clone() };
-            self.others.send(*to, word, payloads.clone());
+    /// Brings `shares` of a deposit to a collective that was joined for [`Later`](When::Later).
+    pub fn bring(&self, seq: u64, shares: Shares) {
+        for ((to, _), (contents, payloads)) in self.members.iter().zip(shares) {
+            self.others.send(*to, Word::Brought { channel: self.number, seq, contents }, payloads);
         }
     }
 

@@ -16,8 +16,9 @@ use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::Wholes;
 
 /// A place in a collective; gives it up when dropped.
+#[derive(Debug)]
 pub(super) struct Seat {
-    engine: Arc<LocalEngine>,
+    pub engine: Arc<LocalEngine>,
     ticket: Option<Ticket>,
     /// What ranks of other processes have is not asked for yet.
     ahead: bool,
@@ -28,8 +29,14 @@ impl Seat {
         Self { engine, ticket: Some(ticket), ahead }
     }
 
-    fn take(&mut self) -> Ticket {
+    /// The place, which is given up by nobody from now on.
+    pub fn take(&mut self) -> Ticket {
         self.ticket.take().expect("a seat is left once")
+    }
+
+    /// Whether all others have brought what is waited for.
+    pub fn is_complete(&self) -> bool {
+        self.ticket.is_none_or(|ticket| self.engine.rendezvous.is_complete(ticket))
     }
 }
 
@@ -91,7 +98,7 @@ where
     F: FnOnce(&[Deposit], Option<&Wholes>) -> T + Send,
 {
     fn is_complete(&self) -> bool {
-        self.seat.ticket.is_none_or(|ticket| self.seat.engine.rendezvous.is_complete(ticket))
+        self.seat.is_complete()
     }
 
     fn start(&mut self) {

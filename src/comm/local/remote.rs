@@ -1,5 +1,6 @@
 //! Ranks of other processes: they [`hear`](LocalEngine::hear) of what is called here, and join here in what they call.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use super::LocalEngine;
@@ -7,7 +8,7 @@ use super::board::{Announced, GroupKey, Letter, Ticket};
 use super::chains::Chain;
 use super::data::Deposit;
 use super::open::Open;
-use super::others::{Ended, Others};
+use super::others::{Collective, Ended, Others};
 use crate::comm::engine::{Engine, Failure, Pending, Print};
 use crate::comm::process::header::{Channel, Contents, Introduction, Said, When, Word};
 use crate::comm::process::late::Known;
@@ -44,7 +45,7 @@ impl LocalEngine {
         let ranks = self.rendezvous.ranks(ticket.group);
         let mut here = (0..ranks.len()).filter(|member| self.here.contains(&ranks[*member]));
         let (Some(member), None) = (here.next(), here.next()) else { return Known::Nowhere };
-        let is_gathered = contents.addressees.is_empty() && matches!(print.op(), Op::AllGather | Op::AllReduce);
+        let is_gathered = contents.addressees.is_empty() && print.op() == Op::AllGather;
         // Where else parts land, the rank says when it calls.
         let is_exchanged = matches!(print.op(), Op::AllToAll | Op::AllToAllList);
         let has_called = !is_exchanged || self.rendezvous.has_joined(Ticket { member, ..ticket });
@@ -65,9 +66,13 @@ impl LocalEngine {
             return Some(wholes);
         }
         let wholes = Wholes::new(layouts()?, &self.others().memory);
-        known.retain(|_, other| other.strong_count() > 0);
-        known.insert(call, Arc::downgrade(&wholes));
+        keep(&mut known, call, &wholes);
         Some(wholes)
+    }
+
+    /// What others bring to the collective of `ticket` lands in `wholes`.
+    pub(super) fn place(&self, ticket: Ticket, wholes: &Arc<Wholes>) {
+        keep(&mut self.others().wholes.lock(), (ticket.group, ticket.seq), wholes);
     }
 
     /// What payloads hold that were awaited.
@@ -129,7 +134,7 @@ impl LocalEngine {
         }
     }
 
-    fn others(&self) -> &Others {
+    pub(super) fn others(&self) -> &Others {
         self.others.as_deref().expect("other processes are heard by an engine that has some")
     }
 
@@ -262,4 +267,10 @@ impl LocalEngine {
         channels.numbers.insert(place, (from, number));
         Ok(place)
     }
+}
+
+/// Has `wholes` known as what one collective returns, for as long as they are there.
+fn keep(known: &mut HashMap<Collective, Weak<Wholes>>, call: Collective, wholes: &Arc<Wholes>) {
+    known.retain(|_, other| other.strong_count() > 0);
+    known.insert(call, Arc::downgrade(wholes));
 }

@@ -36,6 +36,11 @@ impl Layout {
         Some(Self { shape, dtype, edges })
     }
 
+    /// Of `len` elements in a row, of which the ranks have so many, in order.
+    pub fn of_row(len: usize, dtype: DType, lengths: impl IntoIterator<Item = usize>) -> Self {
+        Self::new(Shape::from([len]), dtype, 0, lengths).expect("parts of a row are in one piece")
+    }
+
     /// Of wholes that are cut over `ranks` ranks as they say. `None` if a part of one is in several pieces.
     pub fn of_wholes(prints: &[TensorPrint], ranks: usize) -> Option<Vec<Self>> {
         let layout = |print: &TensorPrint| {

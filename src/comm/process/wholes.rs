@@ -12,6 +12,7 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ use crate::comm::TensorMeta;
 use crate::comm::courier::Landing;
 use crate::comm::engine;
 use crate::memory::Home;
+use crate::placement::Cut;
 
 /// Parts of fewer bytes are copied faster than their place is found.
 pub(in crate::comm) const WORTH: usize = 64 << 10;
@@ -42,8 +44,15 @@ pub(in crate::comm) struct Wholes {
     layouts: Vec<Layout>,
     /// Where each whole begins.
     starts: Vec<Start>,
+    memory: Memory,
+}
+
+/// Where wholes are.
+enum Memory {
     /// Until the result is taken.
-    spaces: Mutex<Option<Vec<Space>>>,
+    Own(Mutex<Option<Vec<Space>>>),
+    /// In others, which there are as long as these.
+    Of(#[expect(dead_code, reason = "kept, not read")] Arc<Wholes>),
 }
 
 struct Start(NonNull<MaybeUninit<u8>>);
@@ -60,7 +69,21 @@ impl Wholes {
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
         let start = |space: &mut Space| Start(NonNull::from(space.space()).cast());
         let starts = spaces.iter_mut().map(start).collect();
-        Arc::new(Self { layouts, starts, spaces: Mutex::new(Some(spaces)) })
+        Arc::new(Self { layouts, starts, memory: Memory::Own(Mutex::new(Some(spaces))) })
+    }
+
+    /// Elements of some of these, each a row, as wholes that are cut over `ranks` ranks.
+    pub fn window(self: &Arc<Self>, ranges: &[(usize, Range<usize>)], ranks: usize) -> Arc<Self> {
+        let window = |(index, range): &(usize, Range<usize>)| {
+            let (whole, cut) = (&self.layouts[*index], Cut::Chunks(range.len()));
+            assert!(whole.shape[..] == [whole.shape.num_elements()] && range.end <= whole.shape[0], "a part of a row");
+            let layout = Layout::of_row(range.len(), whole.dtype, (0..ranks).map(|rank| cut.range(ranks, rank).len()));
+            // SAFETY: inside the whole.
+            let start = unsafe { self.starts[*index].0.add(range.start * whole.dtype.size()) };
+            (layout, Start(start))
+        };
+        let (layouts, starts) = ranges.iter().map(window).unzip();
+        Arc::new(Self { layouts, starts, memory: Memory::Of(self.clone()) })
     }
 
     /// Where the parts of `member` begin, and their bytes.
@@ -108,7 +131,8 @@ impl Wholes {
     /// # Safety
     /// The parts of all members have landed, or were copied. Called once.
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
-        let spaces = self.spaces.lock().take().expect("a result is taken once");
+        let Memory::Own(spaces) = &self.memory else { unreachable!("a window is no result") };
+        let spaces = spaces.lock().take().expect("a result is taken once");
         let whole = |(Layout { shape, dtype, .. }, space): (&Layout, Space)| {
             // SAFETY: the parts of all members are written, which is all there is.
             let bytes = unsafe { space.filled() };

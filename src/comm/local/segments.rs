@@ -1,0 +1,100 @@
+//! [`Segment`]: what of its tensors an all-reduce moves at once.
+//!
+//! What comes, its sums, and the sums that come are each as long as the tensors. Of large ones none is in the caches any more
+//! when it is needed next. So these are reduced in segments, one after another.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Shape;
+
+use super::data;
+use crate::comm::engine::{CutPrint, TensorPrint};
+use crate::placement::Cut;
+
+/// Elements of some rows, which are tensors of one dimension.
+#[derive(Debug, PartialEq)]
+pub(super) struct Segment(Vec<(usize, Range<usize>)>);
+
+impl Segment {
+    /// All elements of `rows`.
+    pub fn of_all(rows: &[DispatchTensor]) -> Self {
+        Self(rows.iter().map(|row| 0..row.shape().num_elements()).enumerate().collect())
+    }
+
+    /// The elements of `rows` in order, in segments of no more than `most` bytes.
+    pub fn several(rows: &[DispatchTensor], most: usize) -> Vec<Self> {
+        Self::cut(rows.iter().map(|row| (row.dtype().size(), row.shape().num_elements())), most)
+    }
+
+    /// The same, of so many elements of so many bytes each.
+    fn cut(rows: impl IntoIterator<Item = (usize, usize)>, most: usize) -> Vec<Self> {
+        let (mut all, mut room) = (vec![Self(Vec::new())], most);
+        for (index, (size, len)) in rows.into_iter().enumerate() {
+            let mut start = 0;
+            while start < len {
+                if room < size {
+                    all.push(Self(Vec::new()));
+                    room = most;
+                }
+                let end = len.min(start + room / size);
+                all.last_mut().expect("there is one").0.push((index, start..end));
+                room -= (end - start) * size;
+                start = end;
+            }
+        }
+        all
+    }
+
+    /// Of which rows it has elements, and which.
+    pub fn ranges(&self) -> &[(usize, Range<usize>)] {
+        &self.0
+    }
+
+    /// Its elements of `rows`: where they are, if that may be.
+    pub fn cut_from(&self, rows: &[DispatchTensor]) -> Vec<DispatchTensor> {
+        self.0.iter().map(|(index, range)| data::part(&rows[*index], 0, range.clone())).collect()
+    }
+
+    /// How it is cut over the ranks.
+    pub fn cuts(&self) -> Vec<(usize, Cut)> {
+        self.0.iter().map(|(_, range)| (0, Cut::Chunks(range.len()))).collect()
+    }
+
+    /// What the ranks agree on.
+    pub fn prints(&self, rows: &[DispatchTensor]) -> Arc<[TensorPrint]> {
+        let print = |((index, range), (dim, cut)): (&(usize, Range<usize>), (usize, Cut))| TensorPrint {
+            shape: Shape::from([range.len()]),
+            dtype: rows[*index].dtype(),
+            cut: Some(CutPrint::new(dim, &cut)),
+            to: None,
+        };
+        self.0.iter().zip(self.cuts()).map(print).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_have_all_elements_in_order_and_no_more_bytes_than_they_may() {
+        for most in [8, 9, 24, 100] {
+            let rows = [(4, 5), (1, 0), (8, 3), (2, 1), (1, 17)];
+            let segments = Segment::cut(rows, most);
+            let elements = |segment: &Segment| -> Vec<_> {
+                segment.ranges().iter().flat_map(|(row, range)| range.clone().map(|at| (*row, at))).collect()
+            };
+            let bytes = |segment: &Segment| elements(segment).iter().map(|(row, _)| rows[*row].0).sum::<usize>();
+            assert!(segments.iter().all(|segment| (1..=most).contains(&bytes(segment))), "{most}: {segments:?}");
+            let all = rows.iter().enumerate().flat_map(|(row, (_, len))| (0..*len).map(move |at| (row, at)));
+            assert!(segments.iter().flat_map(elements).eq(all), "{most}: {segments:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_one_segment() {
+        assert_eq!(Segment::cut([(4, 0)], 8), [Segment(Vec::new())]);
+    }
+}
