@@ -19,7 +19,7 @@ use crate::comm::process::wholes::{self, Wholes};
 use crate::comm::ReduceOp;
 
 /// Bytes of a segment for each rank, which it reduces.
-const SEGMENT: usize = 1 << 20;
+const SEGMENT: usize = 2 << 20;
 
 /// First halves that are on their way at once.
 const AHEAD: usize = 2;

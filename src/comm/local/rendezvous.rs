@@ -69,13 +69,26 @@ struct State<F, P> {
 #[derive(Default)]
 struct Bell {
     sleepers: Condvar,
+    /// How many there are: to wake nobody costs a call of the system's.
+    asleep: AtomicU64,
     rung: AtomicU64,
 }
 
 impl Bell {
     fn ring(&self) {
         self.rung.fetch_add(1, Ordering::Release);
-        self.sleepers.notify_all();
+        // Whoever rings has had the lock since then, under which whoever sleeps was counted.
+        if self.asleep.load(Ordering::Relaxed) > 0 {
+            self.sleepers.notify_all();
+        }
+    }
+
+    /// Sleeps until it rings, or until `deadline`: true, if it has passed.
+    fn sleep<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Instant) -> (MutexGuard<'a, T>, bool) {
+        self.asleep.fetch_add(1, Ordering::Relaxed);
+        let woken = self.sleepers.wait_until(guard, deadline);
+        self.asleep.fetch_sub(1, Ordering::Relaxed);
+        woken
     }
 }
 
@@ -223,15 +236,17 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
             }
             let bell = state.bells[wait.group().index()].clone();
             if !lingered {
-                lingered = true;
                 let rung = bell.rung.load(Ordering::Relaxed);
+                let is_quiet = || bell.rung.load(Ordering::Acquire) == rung;
                 drop(state);
-                self.linger(until, || bell.rung.load(Ordering::Acquire) == rung);
+                self.linger(until, is_quiet);
+                // What it was rung for may be another wait's.
+                lingered = is_quiet();
                 state = self.state.lock();
             } else {
                 let look = if self.outside.is_some() { until.min(Instant::now() + PATIENCE) } else { until };
                 let late;
-                (state, late) = bell.sleepers.wait_until(state, look);
+                (state, late) = bell.sleep(state, look);
                 if late && look == until {
                     state.expire(wait, deadline);
                 } else if late {
@@ -324,7 +339,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         let mut state = self.state.lock();
         while !state.board.all_returned() {
             let bell = state.end.clone();
-            (state, _) = bell.sleepers.wait_until(state, Instant::now() + LONGEST);
+            (state, _) = bell.sleep(state, Instant::now() + LONGEST);
         }
     }
 

@@ -181,7 +181,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         while state.board.is_undecided() {
             let bell = state.end.clone();
             let late;
-            (state, late) = bell.sleepers.wait_until(state, until);
+            (state, late) = bell.sleep(state, until);
             if late {
                 state.board.decide_here();
                 state.ring_all();
@@ -216,7 +216,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         let mut late = false;
         while !late && state.board.failure().is_none() {
             let bell = state.end.clone();
-            (state, late) = bell.sleepers.wait_until(state, until);
+            (state, late) = bell.sleep(state, until);
         }
         state.board.failure().cloned()
     }

@@ -25,6 +25,8 @@ use super::payload::{Space, payload};
 use crate::comm::TensorMeta;
 use crate::comm::courier::Landing;
 use crate::comm::engine;
+#[cfg(feature = "flex")]
+use crate::kernels::flex::stream;
 use crate::memory::Home;
 use crate::placement::Cut;
 
@@ -110,6 +112,7 @@ impl Wholes {
     /// They do not land, and nobody else copies them.
     pub unsafe fn put(&self, member: usize, parts: &[DispatchTensor], meanwhile: impl Fn()) {
         assert_eq!(parts.len(), self.layouts.len(), "what ranks have agreed on");
+        let bytes = self.layouts.iter().map(|layout| layout.shape.num_elements() * layout.dtype.size()).sum();
         for (part, (at, len)) in parts.iter().zip(self.places(member)) {
             let part = payload(part);
             let elements = (*part).as_ref();
@@ -119,7 +122,7 @@ impl Wholes {
                 meanwhile();
                 // SAFETY: inside the whole, where only this member's part is; there is as much as there are elements.
                 unsafe {
-                    at.copy_from_nonoverlapping(piece.as_ptr(), piece.len());
+                    copy(piece, at, bytes);
                     at = at.add(piece.len());
                 }
             }
@@ -140,6 +143,23 @@ impl Wholes {
         };
         self.layouts.iter().zip(spaces).map(whole).collect()
     }
+}
+
+/// Copies `piece` to where there is room for it, in wholes of so many `bytes`: of those that the caches do not hold, what is
+/// there now is not read.
+///
+/// # Safety
+/// As many bytes may be written at `at`.
+unsafe fn copy(piece: &[u8], at: *mut u8, bytes: usize) {
+    #[cfg(feature = "flex")]
+    if stream::pays(bytes) {
+        // SAFETY: the caller's; nobody else has the memory.
+        unsafe { stream::copy(piece.as_ptr(), at, piece.len()) };
+        return stream::done();
+    }
+    let _ = bytes;
+    // SAFETY: as above.
+    unsafe { at.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) }
 }
 
 /// Where one part lands.
