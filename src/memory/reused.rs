@@ -94,10 +94,10 @@ impl Drop for Block {
 }
 
 /// Where blocks wait, for as long as it is there.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Home(Mutex<Blocks>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Blocks {
     /// Those that wait, the latest last.
     waiting: VecDeque<MmapMut>,

@@ -325,6 +325,119 @@ fn a_process_that_ends_on_the_couriers_thread_does_so_at_once() {
     assert!(text.is_none_or(|text| text.starts_with("exit status: 3\n") && !text.contains("panicked")));
 }
 
+/// Two processes send each other parcels by turns, and each lends its thread while it waits.
+#[test]
+fn whoever_helps_carries() {
+    ProcessTest::new(2).run(|| {
+        let courier = start(Limits::default());
+        let (told, other) = (inbox(&courier), 1 - courier.here());
+        let mut own = 0;
+        for turn in 0..200_usize {
+            if turn % 2 == courier.here() {
+                courier.send(other, parcel("turn", [payload(0, 0, turn * 1000)]));
+            }
+            while turn % 2 != courier.here() {
+                let moved = courier.help().expect("Debian's Open MPI is serialized");
+                if let Ok(News::Arrived { payloads, .. }) = told.try_recv() {
+                    assert_eq!(payloads, [(*payload(0, 0, turn * 1000)).as_ref()]);
+                    own += usize::from(moved);
+                    break;
+                }
+            }
+        }
+        assert!(own > 0, "this thread has received nothing");
+        // What was sent last is delivered by the thread that is there for it.
+    });
+}
+
+/// The first payload has no place before the header of the second is there, and comes before it all the same.
+#[test]
+fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
+    struct Unsettled(Box<[MaybeUninit<u8>]>, Arc<AtomicBool>);
+    impl Landing for Unsettled {
+        fn is_settled(&mut self) -> bool {
+            self.1.load(Ordering::SeqCst)
+        }
+        fn space(&mut self) -> &mut [MaybeUninit<u8>] {
+            assert!(self.is_settled(), "it has no place");
+            &mut self.0
+        }
+    }
+    struct Late(Inbox, Arc<AtomicBool>);
+    impl Addressee for Late {
+        fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>> {
+            let late = header == b"first";
+            let landings = self.0.header(from, header, lengths);
+            if !late {
+                return landings;
+            }
+            let space = |length: &usize| Box::new_uninit_slice(*length);
+            lengths.iter().map(|length| Box::new(Unsettled(space(length), self.1.clone())) as Box<dyn Landing>).collect()
+        }
+        unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
+            // SAFETY: as the courier says.
+            unsafe { self.0.arrived(from, number, landings) }
+        }
+        fn lost(&self, process: Option<usize>, problem: &str) {
+            self.0.lost(process, problem);
+        }
+    }
+    ProcessTest::new(2).run(|| {
+        let courier = start(Limits { message: 10_000, riding: 0 });
+        let (tell, told) = channel();
+        let settled = Arc::new(AtomicBool::new(false));
+        courier.deliver_to(Arc::new(Late(Inbox(Mutex::new(tell)), settled.clone())));
+        let (here, other) = (courier.here(), 1 - courier.here());
+        let sizes = [1_000_000, 95_000];
+        for (name, size) in ["first", "second"].into_iter().zip(sizes) {
+            courier.send(other, parcel(name, [payload(here, other, size)]));
+        }
+        for name in ["first", "second"] {
+            assert!(matches!(told.recv().unwrap(), News::Header { header, .. } if header == name.as_bytes()));
+        }
+        settled.store(true, Ordering::SeqCst);
+        for (number, size) in (0..).zip(sizes) {
+            let payloads = vec![(*payload(other, here, size)).as_ref().to_vec()];
+            assert!(told.recv().unwrap() == News::Arrived { from: other, number, payloads }, "payload {number}");
+        }
+    });
+}
+
+#[test]
+fn invariant_7_a_panic_on_a_thread_that_helps_loses_all() {
+    let text = ProcessTest::new(2).run_failing(|| {
+        let courier = start(Limits::default());
+        let told = inbox(&courier);
+        if courier.here() == 0 {
+            courier.send(1, parcel("panic", []));
+            told.recv().unwrap();
+            panic!("process 0 is told nothing");
+        }
+        let problem = loop {
+            courier.help();
+            if let Ok(News::Lost { process: None, problem }) = told.try_recv() {
+                break problem;
+            }
+        };
+        assert_eq!(courier.help(), Some(false), "nothing moves any more");
+        println!("lost: {problem}");
+    });
+    assert!(text.is_none_or(|text| text.contains("lost: the courier panicked: as asked")));
+}
+
+#[test]
+fn a_process_that_ends_on_a_thread_that_helps_does_so_at_once() {
+    let text = ProcessTest::new(2).run_failing(|| {
+        let courier = start(Limits::default());
+        let _told = inbox(&courier);
+        others(&courier).for_each(|to| courier.send(to, parcel("exit", [])));
+        loop {
+            courier.help();
+        }
+    });
+    assert!(text.is_none_or(|text| text.starts_with("exit status: 3\n") && !text.contains("panicked")));
+}
+
 #[test]
 fn a_process_alone_starts_no_mpi() {
     if std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none() {

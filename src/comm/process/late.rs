@@ -5,6 +5,7 @@
 //! not called waits for it where it is, for as long as it would take to copy it afterwards, at most: then it lands in memory
 //! of its own.
 
+use std::any::Any;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -72,13 +73,18 @@ pub(super) fn landings(
     (0..count).map(|index| -> Box<dyn Landing> { Box::new(Late { landing: None, index, all: all.clone() }) }).collect()
 }
 
-impl Late {
-    /// Where it lands, now.
-    pub fn settled(mut self) -> Box<dyn Landing> {
-        self.place();
-        self.landing.expect("it has a place now")
+/// What `landing` is in the end.
+pub(super) fn settled(landing: Box<dyn Landing>) -> Box<dyn Landing> {
+    if !(&*landing as &dyn Any).is::<Late>() {
+        return landing;
     }
+    let landing: Box<dyn Any> = landing;
+    let mut late = landing.downcast::<Late>().expect("it is one");
+    late.place();
+    late.landing.expect("it has a place now")
+}
 
+impl Late {
     fn place(&mut self) -> &mut Box<dyn Landing> {
         self.landing.get_or_insert_with(|| {
             let mut all = self.all.lock();

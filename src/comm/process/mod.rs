@@ -37,7 +37,6 @@ mod told;
 pub(super) mod wholes;
 mod wire;
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -47,8 +46,9 @@ use parking_lot::Mutex;
 use super::courier::{Addressee, Courier, Landing};
 use super::engine::Engine;
 use super::local::{Deposit, LocalEngine, Others, Place};
+use crate::memory::Home;
 use header::{Contents, Header, LaunchKey, Word};
-use late::{Known, Late};
+use late::Known;
 
 /// The processes of a job, as one of them sees the others: what makes the engines of its launches.
 ///
@@ -73,6 +73,8 @@ use late::{Known, Late};
 pub struct Processes {
     courier: Arc<dyn Courier>,
     state: Mutex<State>,
+    /// Of what lands in memory of its own, whichever thread it lands by.
+    memory: Arc<Home>,
     this: Weak<Self>,
 }
 
@@ -124,7 +126,8 @@ impl Processes {
     pub fn new(courier: Arc<dyn Courier>) -> Arc<Self> {
         let state = State { headers: vec![0; courier.processes()], ..State::default() };
         let state = Mutex::new(state);
-        let this = Arc::new_cyclic(|this: &Weak<Self>| Self { courier: courier.clone(), state, this: this.clone() });
+        let (carrier, memory) = (courier.clone(), Arc::default());
+        let this = Arc::new_cyclic(|this: &Weak<Self>| Self { courier: carrier, state, memory, this: this.clone() });
         courier.deliver_to(this.clone());
         this
     }
@@ -190,7 +193,13 @@ impl State {
     }
 
     /// Takes a header. Returns where its payloads go; what is wrong with it, if it cannot be right.
-    fn take(&mut self, from: (usize, u64), header: &[u8], lengths: &[usize]) -> Result<Vec<Box<dyn Landing>>, String> {
+    fn take(
+        &mut self,
+        from: (usize, u64),
+        header: &[u8],
+        lengths: &[usize],
+        memory: &Arc<Home>,
+    ) -> Result<Vec<Box<dyn Landing>>, String> {
         let Some(Header { launch, mut word }) = Header::read(header) else {
             return Err(format!("header {} of {} bytes cannot be read", from.1, header.len()));
         };
@@ -218,11 +227,11 @@ impl State {
         let landings = match (known, &goal) {
             (Known::Placed(landings), _) => landings,
             (Known::NotYet, Some(Goal::Place(engine, place))) => {
-                let (engine, place, contents, tensors) = (engine.clone(), *place, contents.clone(), contents.tensors.clone());
-                let ask = move || known_of(&engine, place, &contents);
-                late::landings(lengths.len(), lengths.iter().sum(), ask, move || payload::spaces(&tensors))
+                let (engine, place, asked, tensors) = (engine.clone(), *place, contents.clone(), contents.tensors.clone());
+                let (ask, memory) = (move || known_of(&engine, place, &asked), memory.clone());
+                late::landings(lengths.len(), lengths.iter().sum(), ask, move || payload::spaces(&tensors, &memory))
             }
-            _ => payload::spaces(&contents.tensors),
+            _ => payload::spaces(&contents.tensors, memory),
         };
         if let Some(goal) = goal {
             self.awaited.insert(from, Awaited { contents, goal, begun: Instant::now() });
@@ -236,28 +245,19 @@ fn known_of(engine: &Weak<LocalEngine>, place: Place, contents: &Contents) -> Kn
     engine.upgrade().map_or(Known::Nowhere, |engine| engine.regions(place, contents))
 }
 
-/// A landing, where it is.
-fn settled(landing: Box<dyn Landing>) -> Box<dyn Landing> {
-    if !(&*landing as &dyn Any).is::<Late>() {
-        return landing;
-    }
-    let landing: Box<dyn Any> = landing;
-    landing.downcast::<Late>().expect("it is one").settled()
-}
-
 impl Addressee for Processes {
     fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>> {
         let mut state = self.state.lock();
         let number = state.headers[from];
         state.headers[from] += 1;
-        state.take((from, number), &header, lengths).unwrap_or_else(|problem| {
+        state.take((from, number), &header, lengths, &self.memory).unwrap_or_else(|problem| {
             state.engines().for_each(|engine| engine.misunderstood(from, problem.clone()));
             payload::waste(lengths)
         })
     }
 
     unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
-        let landings: Vec<_> = landings.into_iter().map(settled).collect();
+        let landings: Vec<_> = landings.into_iter().map(late::settled).collect();
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal, begun }) = state.awaited.remove(&(from, number)) else { return };
         let deposit = match wholes::of_landings(&landings) {

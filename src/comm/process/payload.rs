@@ -56,10 +56,6 @@ pub(super) enum Space {
 }
 
 impl Space {
-    fn new(size: usize, count: usize) -> Self {
-        Self::at(&Home::of_thread(), size, count)
-    }
-
     /// Of the memory of `home`.
     pub(super) fn at(home: &Arc<Home>, size: usize, count: usize) -> Self {
         match size {
@@ -115,17 +111,16 @@ pub(in crate::comm) fn are_of(lengths: &[usize], tensors: &[TensorMeta]) -> bool
     sizes.is_some_and(|sizes| sizes == lengths)
 }
 
-/// Space for the payloads of `tensors`.
-pub(in crate::comm) fn spaces(tensors: &[TensorMeta]) -> Vec<Box<dyn Landing>> {
+/// Space for the payloads of `tensors`, of the memory of `home`.
+pub(in crate::comm) fn spaces(tensors: &[TensorMeta], home: &Arc<Home>) -> Vec<Box<dyn Landing>> {
     let full = tensors.iter().filter(|meta| meta.shape.num_elements() > 0);
-    let space =
-        |meta: &TensorMeta| -> Box<dyn Landing> { Box::new(Space::new(meta.dtype.size(), meta.shape.num_elements())) };
-    full.map(space).collect()
+    let space = |meta: &TensorMeta| Space::at(home, meta.dtype.size(), meta.shape.num_elements());
+    full.map(|meta| -> Box<dyn Landing> { Box::new(space(meta)) }).collect()
 }
 
 /// Space for payloads that are of no use.
 pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn Landing>> {
-    lengths.iter().map(|len| -> Box<dyn Landing> { Box::new(Space::new(1, *len)) }).collect()
+    lengths.iter().map(|len| -> Box<dyn Landing> { Box::new(Space::at(&Home::of_thread(), 1, *len)) }).collect()
 }
 
 /// The tensors whose elements have landed in their [`spaces`], on the host.
@@ -136,7 +131,7 @@ pub(in crate::comm) unsafe fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box
     let (host, mut landings) = (memory::host(), landings.into_iter());
     let tensor = |meta: TensorMeta| {
         let space = match meta.shape.num_elements() {
-            0 => Space::new(meta.dtype.size(), 0),
+            0 => Space::at(&Home::of_thread(), meta.dtype.size(), 0),
             _ => {
                 let landing: Box<dyn Any> = landings.next().expect("a payload for each tensor with elements");
                 *landing.downcast().expect("landings come back as they were given")

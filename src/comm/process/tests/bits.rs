@@ -53,6 +53,34 @@ fn reductions_are_those_of_threads_to_the_bit() {
     });
 }
 
+/// Several segments where every rank is alone in its process, with edges inside tensors: waited for, left to the hands,
+/// dropped, two at once.
+#[test]
+fn large_all_reduces_are_those_of_threads() {
+    everywhere(|world| {
+        let given = |seed: usize, dtype: DType, shape: [usize; 2]| {
+            let data = TensorData::new(values(world.rank() + seed, shape.iter().product()), shape);
+            Tensor::<2>::from_data(data, world.device()).cast(dtype).into_dispatch()
+        };
+        let large = |seed| given(seed, DType::F32, [7, 300_001]);
+        let call = |op| {
+            let tensors = vec![large(1), given(2, DType::F32, [0, 3]), given(3, DType::BF16, [1, 1_000_003]), large(5)];
+            world.all().all_reduce("large".into(), tensors, op)
+        };
+        drop(call(ReduceOp::Max));
+        let (first, second) = (call(ReduceOp::Avg), call(ReduceOp::Sum));
+        let mut got = second.wait()?;
+        got.extend(first.wait()?);
+        let left = call(ReduceOp::Sum);
+        while !left.is_complete() {
+            std::thread::yield_now();
+        }
+        got.extend(left.wait()?);
+        world.barrier("all have theirs")?;
+        Ok(got.into_iter().map(into_data).map(|data| data.as_bytes().to_vec()).collect::<Vec<_>>())
+    });
+}
+
 /// Parts that are large enough to land in the results, where they are in one piece there, and others beside them.
 #[test]
 fn gathers_of_large_parts_are_those_of_threads() {

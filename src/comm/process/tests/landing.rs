@@ -107,6 +107,37 @@ fn what_comes_to_a_rank_that_has_called_lands_in_what_will_be_its_result() {
     lands(|_, called| called, take);
 }
 
+/// Where a courier may leave them where they are.
+#[test]
+fn what_comes_before_its_rank_has_called_lands_in_its_result() {
+    for (at, (call, bytes, lands)) in CASES.into_iter().enumerate() {
+        let program = |world: &World| taken(call(&world.all()));
+        let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
+        let job = Job::new(2, 50);
+        let ends = job.run(|process, processes| {
+            launch(Launch::on(processes.engine(1, false)), |world| {
+                world.barrier("both are here")?;
+                if process == 1 {
+                    job.hold(0, true);
+                    let work = call(&world.all());
+                    let sent = work.is_complete();
+                    // Headers come in order.
+                    world.all().duplicate("beside").barrier("it is announced".into()).wait()?;
+                    assert!(!sent, "case {at}: rank 0 has not called");
+                    return taken(work);
+                }
+                world.all().duplicate("beside").barrier("it is announced".into()).wait()?;
+                let work = call(&world.all());
+                job.hold(0, false);
+                taken(work)
+            })
+        });
+        let got = ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))).collect::<Vec<_>>();
+        assert_eq!(got, expected, "case {at}");
+        assert_eq!(job.placed(0), if lands { bytes } else { 0 }, "case {at}");
+    }
+}
+
 #[cfg(all(feature = "flex", target_os = "linux", not(sanitized)))]
 #[test]
 fn results_take_each_others_memory_whoever_needs_it_first() {

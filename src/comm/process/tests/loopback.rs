@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
@@ -13,6 +13,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::super::Processes;
+use super::super::late::settled;
 use super::super::wholes::of_landings;
 use crate::comm::courier::{Addressee, Courier, Landing, Parcel, Payload, Taken};
 
@@ -23,6 +24,8 @@ pub struct Loopback {
     sent: Box<[AtomicU64]>,
     /// Bytes for which there was a place in a result.
     placed: AtomicU64,
+    /// Payloads stay away.
+    held: AtomicBool,
     /// How often somebody has begun to wait.
     hurried: AtomicU64,
     addressee: OnceLock<Arc<dyn Addressee>>,
@@ -102,7 +105,8 @@ impl Loopback {
                 while events.is_empty() && late.is_empty() {
                     self.inboxes[self.here].bell.wait(&mut events);
                 }
-                if late.is_empty() || rng.random() { events.pop_front() } else { None }
+                let only_events = late.is_empty() || self.held.load(Ordering::SeqCst);
+                if only_events || rng.random() { events.pop_front() } else { None }
             };
             match event {
                 // Nothing more comes from there, though it may not know.
@@ -111,9 +115,6 @@ impl Loopback {
                     taken.iter().for_each(Taken::note);
                     let lengths: Vec<_> = payloads.iter().map(|payload| payload.as_ref().as_ref().len()).collect();
                     let landings = self.addressee().header(from, header, &lengths);
-                    if of_landings(&landings).is_some() {
-                        self.placed.fetch_add(lengths.iter().sum::<usize>() as u64, Ordering::SeqCst);
-                    }
                     let number = headers[from];
                     headers[from] += 1;
                     if payloads.is_empty() {
@@ -129,10 +130,14 @@ impl Loopback {
                     self.addressee().lost(Some(process), "its end of the queue is gone");
                 }
                 Some(Event::Over) => return,
-                None if late.is_empty() => {}
+                None if late.is_empty() || self.held.load(Ordering::SeqCst) => thread::yield_now(),
                 None => {
-                    let Late { from, number, payloads, mut landings } =
-                        late.swap_remove(rng.random_range(0..late.len()));
+                    let Late { from, number, payloads, landings } = late.swap_remove(rng.random_range(0..late.len()));
+                    let mut landings: Vec<_> = landings.into_iter().map(settled).collect();
+                    if of_landings(&landings).is_some() {
+                        let bytes: usize = landings.iter_mut().map(|landing| landing.space().len()).sum();
+                        self.placed.fetch_add(bytes as u64, Ordering::SeqCst);
+                    }
                     for (payload, landing) in payloads.iter().zip(&mut landings) {
                         let bytes = payload.as_ref().as_ref();
                         let source: &[MaybeUninit<u8>] = uninit(bytes);
@@ -171,7 +176,8 @@ impl Job {
         let courier = |here| {
             let sent = (0..processes).map(|_| AtomicU64::default()).collect();
             let (placed, hurried, addressee) = (AtomicU64::default(), AtomicU64::default(), OnceLock::new());
-            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, hurried, addressee })
+            let held = AtomicBool::new(false);
+            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, held, hurried, addressee })
         };
         let couriers: Vec<_> = (0..processes).map(courier).collect();
         let processes = couriers.iter().map(|courier| Processes::new(courier.clone())).collect();
@@ -221,6 +227,11 @@ impl Job {
     /// Bytes that had a place in a result of a process when they came.
     pub fn placed(&self, process: usize) -> u64 {
         self.couriers[process].placed.load(Ordering::SeqCst)
+    }
+
+    /// Has the payloads for a process stay away, or come.
+    pub fn hold(&self, process: usize, held: bool) {
+        self.couriers[process].held.store(held, Ordering::SeqCst);
     }
 
     /// How often a rank of a process has begun to wait.
