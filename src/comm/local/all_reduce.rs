@@ -13,10 +13,10 @@ use super::open::{Left, Open};
 use super::outlet::{Outlet, Share, When};
 use super::pending::{Joined, Seat};
 use super::segments::Segment;
+use crate::comm::ReduceOp;
 use crate::comm::engine::{Post, Posted, Print, reshaped};
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::{self, Wholes};
-use crate::comm::ReduceOp;
 
 /// Bytes of a segment for each rank, which it reduces.
 const SEGMENT: usize = 2 << 20;
@@ -36,7 +36,7 @@ impl LocalChannel {
         let (ranks, bytes) = (self.member.group.size(), post.print.bytes());
         let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
         let row = |(tensor, shape): (DispatchTensor, &Shape)| reshaped(tensor, Shape::from([shape.num_elements()]));
-        let rows = Deposit::new(tensors.into_iter().zip(&shapes).map(row).collect()).tensors;
+        let rows: Arc<[_]> = Deposit::new(tensors.into_iter().zip(&shapes).map(row).collect()).tensors.into();
         // All ranks must agree on them: where each is alone in its process, which all know.
         let segments = match outlet.processes() == ranks && wholes::pay(bytes, ranks) {
             true => Segment::several(&rows, SEGMENT * ranks),
@@ -46,10 +46,10 @@ impl LocalChannel {
         let deposit = Deposit::new(segments[0].cut_from(&rows)).there(None);
         self.note(&deposit);
         let shares = outlet.shares(&deposit, Share::Parts(&cuts[0]));
-        let halves: Vec<_> = segments
-            .iter()
-            .map(|segment| Print { tensors: segment.prints(&rows), digests: None, ..post.print.clone() })
-            .collect();
+        // What else is agreed on is by the first half of the first.
+        let agreed = Print { names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
+        let half = |segment: &Segment| Print { tensors: segment.prints(&rows), ..agreed.clone() };
+        let halves: Vec<_> = segments.iter().map(half).collect();
 
         // All at once: the n-th call here belongs to the n-th of the other ranks.
         let mut second = self.second.lock();
@@ -76,7 +76,7 @@ impl LocalChannel {
             let layout = |row: &DispatchTensor| Layout::of_row(row.shape().num_elements(), row.dtype(), []);
             Wholes::new(rows.iter().map(layout).collect(), &engine.others().memory)
         });
-        let owed = |segment: &Segment, ticket: Ticket| Owed { ticket, rows: segment.cut_from(&rows), cuts: segment.cuts() };
+        let owed = |segment: &Segment, ticket| Owed { ticket, rows: rows.clone(), segment: segment.clone() };
         let pairs = segments.iter().zip(tickets.chunks_exact(2).map(|pair| (pair[0], pair[1])));
         let mut rest = pairs.clone().skip(1).map(|(segment, (ticket, _))| owed(segment, ticket));
         let begun: Vec<_> = rest.by_ref().take(AHEAD - 1).collect();

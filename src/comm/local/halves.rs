@@ -32,6 +32,7 @@ use super::open::{Left, Open};
 use super::outlet::{Outlet, Share};
 use super::pending::Seat;
 use super::rendezvous::Met;
+use super::segments::Segment;
 use crate::comm::courier::Taken;
 use crate::comm::engine::{Pending, Waited};
 use crate::comm::process::wholes::Wholes;
@@ -86,6 +87,7 @@ impl Pending<()> for First {
             let reduced = cuts.iter().enumerate().map(|(index, (dim, cut))| exchange.reduce_part(index, *dim, cut, op));
             let deposit = Deposit::new(reduced.collect());
             outlet.bring(second.seq, outlet.shares(&deposit, Share::Whole));
+            engine.carry();
             // Before the caches forget it, and while the others' parts are on their way.
             let deposit = match window {
                 Some(window) => deposit.put(second.member, window),
@@ -104,14 +106,15 @@ impl Pending<()> for First {
 #[derive(Debug)]
 pub(super) struct Owed {
     pub ticket: Ticket,
-    pub rows: Vec<DispatchTensor>,
-    pub cuts: Vec<(usize, Cut)>,
+    /// Of which it is a segment.
+    pub rows: Arc<[DispatchTensor]>,
+    pub segment: Segment,
 }
 
 impl Owed {
     pub fn bring(self, engine: &LocalEngine, outlet: &Outlet) {
-        let deposit = Deposit::new(self.rows).there(None);
-        outlet.bring(self.ticket.seq, outlet.shares(&deposit, Share::Parts(&self.cuts)));
+        let deposit = Deposit::new(self.segment.cut_from(&self.rows)).there(None);
+        outlet.bring(self.ticket.seq, outlet.shares(&deposit, Share::Parts(&self.segment.cuts())));
         engine.fill_and_finish(self.ticket, deposit);
     }
 }

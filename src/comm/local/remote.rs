@@ -47,7 +47,10 @@ impl LocalEngine {
         let (Some(member), None) = (here.next(), here.next()) else { return Known::Nowhere };
         let is_gathered = contents.addressees.is_empty() && print.op() == Op::AllGather;
         // Where else parts land, the rank says when it calls.
-        let is_exchanged = matches!(print.op(), Op::AllToAll | Op::AllToAllList);
+        let is_exchanged = match print.op() {
+            Op::AllToAll => Layout::of_wholes(&print.tensors, ranks.len()).is_some(),
+            op => op == Op::AllToAllList,
+        };
         let has_called = !is_exchanged || self.rendezvous.has_joined(Ticket { member, ..ticket });
         let layouts = || is_gathered.then(|| Layout::of_wholes(&print.tensors, ranks.len())).flatten();
         let regions = self.wholes(ticket, layouts).and_then(|wholes| wholes.regions(ticket.member, &contents.tensors));

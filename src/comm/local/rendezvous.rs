@@ -5,8 +5,8 @@
 //! bookkeeping only; tensors are read, and dropped, outside it, and the ranks of a complete collective
 //! are woken outside it, lest they find it taken.
 //!
-//! Before it sleeps, a waiter [lingers](Lingers): to sleep and to be woken takes longer than most ranks are late. One that
-//! waits for other processes carries meanwhile what there is to carry, if it [may](Outside::help): so what comes is there
+//! Before it sleeps, a waiter [lingers](Lingers): to sleep and to be woken takes longer than most ranks are late. Among
+//! several processes it carries meanwhile what there is to carry, if it [may](Outside::help): so what comes is there
 //! without another thread having been woken for it, or waking the rank.
 //!
 //! Of ranks in several processes each process has a rendezvous, which ranks of the others join by what they send. What is
@@ -44,6 +44,9 @@ pub(crate) enum Lingers {
 
 /// How long a waiter yields, if it gets its core back at all; and helps while nothing moves.
 const LINGER: Duration = Duration::from_millis(1);
+
+/// How often a waiter lingers at most, when what is rung for is not what it waits for.
+const LINGERS: u32 = 64;
 
 /// A complete collective.
 pub(crate) struct Met<P> {
@@ -207,7 +210,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     ) -> (MutexGuard<'_, State<F, P>>, Result<T, CommError>) {
         let mut state = self.state.lock();
         let rank = state.board.rank(wait);
-        let (mut until, mut lingered) = (None, false);
+        let (mut until, mut lingers) = (None, LINGERS);
         let result = loop {
             match look(&mut state.board) {
                 Poll::Ready(value) => break Ok(value),
@@ -235,13 +238,13 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 continue;
             }
             let bell = state.bells[wait.group().index()].clone();
-            if !lingered {
+            if lingers > 0 {
                 let rung = bell.rung.load(Ordering::Relaxed);
                 let is_quiet = || bell.rung.load(Ordering::Acquire) == rung;
                 drop(state);
                 self.linger(until, is_quiet);
                 // What it was rung for may be another wait's.
-                lingered = is_quiet();
+                lingers = if is_quiet() { 0 } else { lingers - 1 };
                 state = self.state.lock();
             } else {
                 let look = if self.outside.is_some() { until.min(Instant::now() + PATIENCE) } else { until };

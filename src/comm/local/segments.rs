@@ -14,7 +14,7 @@ use crate::comm::engine::{CutPrint, TensorPrint};
 use crate::placement::Cut;
 
 /// Elements of some rows, which are tensors of one dimension.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Segment(Vec<(usize, Range<usize>)>);
 
 impl Segment {
@@ -54,7 +54,11 @@ impl Segment {
 
     /// Its elements of `rows`: where they are, if that may be.
     pub fn cut_from(&self, rows: &[DispatchTensor]) -> Vec<DispatchTensor> {
-        self.0.iter().map(|(index, range)| data::part(&rows[*index], 0, range.clone())).collect()
+        let cut = |(index, range): &(usize, Range<usize>)| match &rows[*index] {
+            row if row.shape()[..] == [range.len()] => row.clone(),
+            row => data::part(row, 0, range.clone()),
+        };
+        self.0.iter().map(cut).collect()
     }
 
     /// How it is cut over the ranks.

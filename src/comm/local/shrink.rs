@@ -43,6 +43,8 @@ impl LocalEngine {
     /// [`shrink`](Engine::shrink)s.
     pub(super) fn go_on(&self, rank: usize, deadline: Duration) -> Result<Successor, CommError> {
         self.fail(Failure::Collective(CommError::GivenUp { rank }));
+        // Nothing is completed any more.
+        self.others.iter().for_each(|others| others.hands.forget());
         self.muster(|muster| {
             muster.came(rank);
             Some(Notice::Came { rank })

@@ -224,7 +224,7 @@ impl Carrier {
             self.transfers.receive_frame(message, number)?;
         }
         let done = self.transfers.done()?;
-        let busy = done.sent > 0 || !done.frames.is_empty() || !done.parcels.is_empty();
+        let busy = done.sent + done.received > 0 || !done.frames.is_empty();
         for failed in done.failed {
             self.find_lost(Some(addressee))?;
             if self.senders[failed.with].end != End::Lost {
@@ -234,6 +234,10 @@ impl Carrier {
         }
         for Incoming { from, number, landings, .. } in done.parcels {
             self.senders[from].incoming -= 1;
+            if self.senders[from].end == End::Lost {
+                // Some of it may never have come.
+                continue;
+            }
             // SAFETY: its last payload is done.
             unsafe { addressee.arrived(from, number, landings) };
         }

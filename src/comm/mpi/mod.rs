@@ -188,11 +188,15 @@ fn carry(shared: &Shared, carrier: &Mutex<Carrier>) -> Result<(), String> {
                 Some(problem) => Err(problem.into()),
             };
         }
-        if shared.helped.swap(false, Ordering::Relaxed) {
-            rest.was_helped();
-        } else if shared.hurried.swap(false, Ordering::Relaxed) || turn == Some(Turn::Moved) {
+        let is_hurried = shared.hurried.swap(false, Ordering::Relaxed);
+        let is_helped = shared.helped.swap(false, Ordering::Relaxed);
+        if is_hurried || (turn == Some(Turn::Moved) && !is_helped) {
+            // Who helped may be who sleeps now.
             rest.was_busy();
             continue;
+        }
+        if is_helped {
+            rest.was_helped();
         }
         match rest.pause(turn != Some(Turn::Still { under_way: false })) {
             Duration::ZERO => thread::yield_now(),

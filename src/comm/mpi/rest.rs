@@ -28,7 +28,7 @@ const IDLE: Duration = Duration::from_millis(4);
 /// What has come cannot wake the thread, which has to look. It sleeps an eighth of the time for which nothing has come,
 /// so a wait is an eighth longer at most; and a thread that sleeps most of the time is let onto a core that ranks keep
 /// busy as soon as it wakes, where one that looks all the time would have to take turns with them. A parcel to be sent
-/// wakes it from a sleep that is not [`SHORT`], and so does a rank that sleeps until something comes: here, not in the process
+/// wakes it from a sleep longer than [`SHORT`], and so does a rank that sleeps until something comes: here, not in the process
 /// that it waits for, whose thread may rest as long as its own ranks compute.
 ///
 /// While a rank [helps](super::MpiCourier::help) the thread need not look, only see that somebody does.

@@ -373,7 +373,10 @@ fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
                 return landings;
             }
             let space = |length: &usize| Box::new_uninit_slice(*length);
-            lengths.iter().map(|length| Box::new(Unsettled(space(length), self.1.clone())) as Box<dyn Landing>).collect()
+            lengths
+                .iter()
+                .map(|length| Box::new(Unsettled(space(length), self.1.clone())) as Box<dyn Landing>)
+                .collect()
         }
         unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
             // SAFETY: as the courier says.

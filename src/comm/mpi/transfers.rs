@@ -93,6 +93,8 @@ pub(super) struct Incoming {
 pub(super) struct Done {
     /// Messages sent.
     pub sent: usize,
+    /// Messages of payloads received.
+    pub received: usize,
     pub frames: Vec<ReceivedFrame>,
     pub parcels: Vec<Incoming>,
     pub failed: Vec<Failed>,
@@ -224,6 +226,7 @@ impl Transfers {
                 Memory::Frame(frame) => done.frames.push(frame),
                 Memory::Parts(parcel, length) => {
                     self.announced[with].coming -= length;
+                    done.received += 1;
                     // Of a parcel's last message.
                     done.parcels.extend(Rc::into_inner(parcel));
                 }

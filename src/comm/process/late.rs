@@ -2,8 +2,8 @@
 //!
 //! What others send for a result lands in it, and need not be copied, if the rank here has called: what it gets of an
 //! all-to-all only it knows. Among ranks in step one is always a little later than the other. So what is sent to one that has
-//! not called waits for it where it is, for as long as it would take to copy it afterwards, at most: then it lands in memory
-//! of its own.
+//! not called waits for it where it is, for as long as it would take to copy it afterwards, and 2 ms at most: then it lands in
+//! memory of its own.
 
 use std::any::Any;
 use std::mem::MaybeUninit;
@@ -16,6 +16,9 @@ use crate::comm::courier::Landing;
 
 /// Bytes that are copied in a nanosecond.
 const COPIED: usize = 8;
+
+/// The longest wait: some ranks never say, and what comes behind waits, too.
+const LONGEST: Duration = Duration::from_millis(2);
 
 /// What is known of where the payloads of one header land.
 pub(in crate::comm) enum Known {
@@ -67,7 +70,16 @@ pub(super) fn landings(
     ask: impl Fn() -> Known + Send + 'static,
     spaces: impl Fn() -> Vec<Box<dyn Landing>> + Send + 'static,
 ) -> Vec<Box<dyn Landing>> {
-    let until = Instant::now() + Duration::from_nanos((bytes / COPIED) as u64);
+    let until = Instant::now() + LONGEST.min(Duration::from_nanos((bytes / COPIED) as u64));
+    landings_until(until, count, ask, spaces)
+}
+
+fn landings_until(
+    until: Instant,
+    count: usize,
+    ask: impl Fn() -> Known + Send + 'static,
+    spaces: impl Fn() -> Vec<Box<dyn Landing>> + Send + 'static,
+) -> Vec<Box<dyn Landing>> {
     let all = All { ask: Box::new(ask), spaces: Box::new(spaces), until, landings: None };
     let all = Arc::new(Mutex::new(all));
     (0..count).map(|index| -> Box<dyn Landing> { Box::new(Late { landing: None, index, all: all.clone() }) }).collect()
@@ -112,10 +124,10 @@ mod tests {
     use super::super::payload::waste;
     use super::*;
 
-    const FOREVER: usize = usize::MAX;
-
-    fn late(bytes: usize, ask: impl Fn() -> Known + Send + 'static) -> Vec<Box<dyn Landing>> {
-        landings(2, bytes, ask, || waste(&[3, 5]))
+    /// Landings that wait until somebody says where they are, or not.
+    fn late(wait: bool, ask: impl Fn() -> Known + Send + 'static) -> Vec<Box<dyn Landing>> {
+        let until = Instant::now() + if wait { Duration::from_secs(600) } else { Duration::ZERO };
+        landings_until(until, 2, ask, || waste(&[3, 5]))
     }
 
     fn lengths(landings: &mut [Box<dyn Landing>]) -> Vec<usize> {
@@ -127,7 +139,7 @@ mod tests {
         let called = Arc::new(AtomicBool::new(false));
         let known = called.clone();
         let placed = move || if known.load(Ordering::SeqCst) { Known::Placed(waste(&[30, 50])) } else { Known::NotYet };
-        let mut landings = late(FOREVER, placed);
+        let mut landings = late(true, placed);
         assert!(landings.iter_mut().all(|landing| !landing.is_settled()));
         called.store(true, Ordering::SeqCst);
         assert!(landings.iter_mut().all(|landing| landing.is_settled()));
@@ -137,8 +149,8 @@ mod tests {
     #[test]
     fn one_that_has_no_place_or_has_waited_lands_elsewhere() {
         let asks: [fn() -> Known; 2] = [|| Known::Nowhere, || Known::NotYet];
-        for (ask, bytes) in asks.into_iter().zip([FOREVER, 0]) {
-            let mut landings = late(bytes, ask);
+        for (ask, wait) in asks.into_iter().zip([true, false]) {
+            let mut landings = late(wait, ask);
             assert!(landings.iter_mut().all(|landing| landing.is_settled()));
             assert_eq!(lengths(&mut landings), [3, 5]);
         }
@@ -146,7 +158,7 @@ mod tests {
 
     #[test]
     fn one_that_is_asked_for_its_space_waits_no_longer() {
-        let mut landings = late(FOREVER, || Known::NotYet);
+        let mut landings = late(true, || Known::NotYet);
         assert_eq!(landings[1].space().len(), 5);
         assert!(landings.iter_mut().all(|landing| landing.is_settled()), "all of a header land alike");
         assert_eq!(lengths(&mut landings), [3, 5]);

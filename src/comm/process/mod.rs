@@ -227,7 +227,8 @@ impl State {
         let landings = match (known, &goal) {
             (Known::Placed(landings), _) => landings,
             (Known::NotYet, Some(Goal::Place(engine, place))) => {
-                let (engine, place, asked, tensors) = (engine.clone(), *place, contents.clone(), contents.tensors.clone());
+                let (engine, place, asked, tensors) =
+                    (engine.clone(), *place, contents.clone(), contents.tensors.clone());
                 let (ask, memory) = (move || known_of(&engine, place, &asked), memory.clone());
                 late::landings(lengths.len(), lengths.iter().sum(), ask, move || payload::spaces(&tensors, &memory))
             }
