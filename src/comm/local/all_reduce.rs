@@ -42,10 +42,9 @@ impl LocalChannel {
             true => Segment::several(&rows, SEGMENT * ranks),
             false => vec![Segment::of_all(&rows)],
         };
-        let cuts: Vec<_> = segments.iter().map(Segment::cuts).collect();
         let deposit = Deposit::new(segments[0].cut_from(&rows)).there(None);
         self.note(&deposit);
-        let shares = outlet.shares(&deposit, Share::Parts(&cuts[0]));
+        let shares = outlet.shares(&deposit, Share::Parts(&segments[0].cuts()));
         // What else is agreed on is by the first half of the first.
         let agreed = Print { names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
         let half = |segment: &Segment| Print { tensors: segment.prints(&rows), ..agreed.clone() };
@@ -81,7 +80,7 @@ impl LocalChannel {
         let mut rest = pairs.clone().skip(1).map(|(segment, (ticket, _))| owed(segment, ticket));
         let begun: Vec<_> = rest.by_ref().take(AHEAD - 1).collect();
         let (mut firsts, mut seconds, mut taken) = (Vec::new(), Vec::new(), Some(taken));
-        for (segment, (ticket, second)) in pairs.clone() {
+        for (segment, (ticket, second)) in pairs {
             let window = whole.as_ref().map(|whole| whole.window(segment.ranges(), ranks));
             window.iter().for_each(|window| engine.place(second, window));
             seconds.push(Left(self.second_half(second, segment.ranges().len(), window.clone(), &rows)));
