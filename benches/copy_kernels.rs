@@ -193,7 +193,7 @@ impl Case {
 
 /// The best time of each: rounds of a few calls, in turn.
 fn measure(Steps { copy, plain, tensors }: Steps, bytes: usize) -> [Duration; 3] {
-    let repeats = ((32 << 20) / bytes.max(1)).clamp(1, 1000);
+    let repeats = ((256 << 20) / bytes.max(1)).clamp(1, 1000);
     let rounds = if bytes > 256 << 20 { 7 } else { 40 };
     let time = |step: &mut Step| {
         let start = Instant::now();

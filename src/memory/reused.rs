@@ -2,13 +2,14 @@
 //!
 //! A step gathers the same weights as the last one, and an allocator that has given their memory back to the system gets
 //! other pages, which the system clears and maps one by one, each at the cost of a fault. So large blocks go [`Home`] and
-//! wait for the next of their size there; each thread is one, and so is what several threads have in common. While they wait
-//! nobody counts on them: but for the [latest](WARM), the system has been told that it may take their pages back
-//! (`MADV_FREE`), which it does when it is short of memory.
+//! wait for the next of their size there; each thread is one, and so is what several threads have in common. Of one that has
+//! waited for [a while](IDLE) the system is told that it may take its pages back (`MADV_FREE`), which it does when it is short
+//! of memory.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
 use parking_lot::Mutex;
@@ -22,9 +23,10 @@ const PAGE: usize = 4 << 10;
 #[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes that came home last, of which the system is not told: to tell it, and to write there afterwards, takes about half
-/// as long as the copy for which a block is taken.
-const WARM: usize = 16 << 20;
+/// A block that has waited for so long belongs to nothing that goes on, when another comes home. To tell the system of a
+/// block, and to write there afterwards, takes about half as long as the copy for which it is taken: too long for what the
+/// next layer of a model takes again.
+const IDLE: Duration = Duration::from_secs(1);
 
 thread_local! {
     static HOME: Arc<Home> = Arc::default();
@@ -88,7 +90,7 @@ impl Drop for Block {
             counted::given_back(memory.len(), account);
         }
         if let Some(home) = self.home.upgrade() {
-            home.give(memory);
+            home.give(memory, Instant::now());
         }
     }
 }
@@ -99,16 +101,22 @@ pub(crate) struct Home(Mutex<Blocks>);
 
 #[derive(Debug, Default)]
 struct Blocks {
-    /// Those that wait, the latest last.
-    waiting: VecDeque<MmapMut>,
+    /// The latest last.
+    waiting: VecDeque<Waiting>,
     /// Their bytes: no more than `most`.
     bytes: usize,
-    /// How many of the latest the system has not been told of: none, or of no more than [`WARM`] bytes.
-    warm: usize,
+    /// Of how many the system has been told: the oldest.
+    told: usize,
     /// Bytes that are in use.
     used: usize,
     /// Most that ever were.
     most: usize,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    memory: MmapMut,
+    since: Instant,
 }
 
 impl Home {
@@ -120,13 +128,11 @@ impl Home {
 
     fn take(&self, len: usize) -> Option<MmapMut> {
         let mut blocks = self.0.lock();
-        if let Some(at) = blocks.waiting.iter().rposition(|memory| memory.len() == len) {
-            if at >= blocks.cold() {
-                blocks.warm -= 1;
-            }
+        if let Some(at) = blocks.waiting.iter().rposition(|waiting| waiting.memory.len() == len) {
+            blocks.told -= usize::from(at < blocks.told);
             blocks.bytes -= len;
             blocks.use_more(len);
-            return blocks.waiting.remove(at);
+            return blocks.waiting.remove(at).map(|waiting| waiting.memory);
         }
         drop(blocks);
         let memory = MmapMut::map_anon(len).ok()?;
@@ -139,28 +145,38 @@ impl Home {
         Some(memory)
     }
 
-    fn give(&self, memory: MmapMut) {
-        // To tell of a large one takes long: meanwhile others may take blocks.
-        let is_told = memory.len() > WARM;
-        if is_told {
-            tell_of(&memory);
-        }
+    fn give(&self, memory: MmapMut, now: Instant) {
         let mut blocks = self.0.lock();
         blocks.used -= memory.len();
         blocks.bytes += memory.len();
-        blocks.waiting.push_back(memory);
-        blocks.warm += 1;
+        blocks.waiting.push_back(Waiting { memory, since: now });
         let mut left = Vec::new();
         while blocks.bytes > blocks.most
-            && let Some(oldest) = blocks.waiting.pop_front()
+            && let Some(Waiting { memory: oldest, .. }) = blocks.waiting.pop_front()
         {
+            blocks.told = blocks.told.saturating_sub(1);
             blocks.bytes -= oldest.len();
             left.push(oldest);
         }
-        blocks.warm = blocks.warm.min(blocks.waiting.len());
-        blocks.cool(is_told);
-        // Unmapped when others may take blocks again.
+        blocks.tell_of_idle(now);
+        // What left is unmapped when others may take blocks again.
         drop(blocks);
+    }
+}
+
+impl Blocks {
+    fn tell_of_idle(&mut self, now: Instant) {
+        while let Some(waiting) = self.waiting.get(self.told)
+            && now.saturating_duration_since(waiting.since) >= IDLE
+        {
+            tell_of(&waiting.memory);
+            self.told += 1;
+        }
+    }
+
+    fn use_more(&mut self, len: usize) {
+        self.used += len;
+        self.most = self.most.max(self.used);
     }
 }
 
@@ -171,28 +187,6 @@ fn tell_of(memory: &MmapMut) {
     let _ = unsafe { memory.unchecked_advise(memmap2::UncheckedAdvice::Free) };
     #[cfg(not(target_os = "linux"))]
     let _ = memory;
-}
-
-impl Blocks {
-    /// How many the system has been told of: the oldest.
-    fn cold(&self) -> usize {
-        self.waiting.len() - self.warm
-    }
-
-    /// Tells the system of all but the latest; of the very last it `is_told`, maybe.
-    fn cool(&mut self, is_told: bool) {
-        while self.waiting.range(self.cold()..).map(|memory| memory.len()).sum::<usize>() > WARM {
-            if !is_told || self.warm > 1 {
-                tell_of(&self.waiting[self.cold()]);
-            }
-            self.warm -= 1;
-        }
-    }
-
-    fn use_more(&mut self, len: usize) {
-        self.used += len;
-        self.most = self.most.max(self.used);
-    }
 }
 
 #[cfg(all(test, target_os = "linux", not(sanitized)))]
@@ -231,7 +225,7 @@ mod tests {
             HOME.with(|home| {
                 let blocks = home.0.lock();
                 assert_eq!((blocks.used, blocks.most), (0, 20 * 16 * PAGE));
-                let waiting: Vec<_> = blocks.waiting.iter().map(|memory| memory.len() / PAGE / 16).collect();
+                let waiting: Vec<_> = blocks.waiting.iter().map(|waiting| waiting.memory.len() / PAGE / 16).collect();
                 assert_eq!(waiting, [20], "the oldest have left");
                 assert_eq!(blocks.bytes, 20 * 16 * PAGE);
             });
@@ -239,19 +233,42 @@ mod tests {
     }
 
     #[test]
-    fn the_system_is_told_of_all_that_waits_but_for_the_latest() {
-        on_a_thread(|| {
-            let warm = || HOME.with(|home| home.0.lock().warm);
-            let after = [4, 8, 4, 8, 4].map(|mib| Block::take(mib << 20).unwrap()).map(|block| {
-                drop(block);
-                warm()
-            });
-            assert_eq!(after, [1, 2, 3, 2, 3], "of 16 MiB all, of 24 the latest 12");
-            drop(Block::take(8 << 20).unwrap());
-            assert_eq!(warm(), 3, "what is used again comes home as the latest");
-            drop(Block::take(WARM + 1).unwrap());
-            assert_eq!(warm(), 0, "of what is larger nothing");
-        });
+    fn the_system_is_told_of_what_has_waited_for_a_while() {
+        let (home, start) = (Home::default(), Instant::now());
+        let after = |millis| start + Duration::from_millis(millis);
+        let told = || home.0.lock().told;
+        let [first, second, third] = [1, 2, 3].map(|mib| home.take(mib << 20).unwrap());
+        home.give(first, start);
+        home.give(second, after(500));
+        assert_eq!(told(), 0);
+        home.give(third, after(1200));
+        assert_eq!(told(), 1, "of the first");
+        let second = home.take(2 << 20).unwrap();
+        assert_eq!(told(), 1, "as before");
+        home.give(second, after(1600));
+        assert_eq!(told(), 1, "what is used again comes home as the latest");
+        let first = home.take(1 << 20).unwrap();
+        assert_eq!(told(), 0);
+        home.give(first, after(2700));
+        assert_eq!(told(), 2, "of the third and the second");
+        let waiting: Vec<_> = home.0.lock().waiting.iter().map(|waiting| waiting.memory.len() >> 20).collect();
+        assert_eq!(waiting, [3, 2, 1]);
+    }
+
+    #[test]
+    fn what_leaves_is_no_longer_told_of() {
+        let (home, start) = (Home::default(), Instant::now());
+        let after = |millis| start + Duration::from_millis(millis);
+        let [first, second, third] = [1, 2, 4].map(|mib| home.take(mib << 20).unwrap());
+        home.give(first, start);
+        home.give(second, start);
+        home.give(third, after(1500));
+        assert_eq!(home.0.lock().told, 2);
+        let other = home.take(6 << 20).unwrap();
+        home.give(other, after(1600));
+        let blocks = home.0.lock();
+        let waiting: Vec<_> = blocks.waiting.iter().map(|waiting| waiting.memory.len() >> 20).collect();
+        assert_eq!((&waiting[..], blocks.told), (&[6][..], 0), "no more than was ever in use, the latest");
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(super) unsafe fn copy(segments: &[Segment], size: usize, streams: bool, star
             // SAFETY: the caller's, of some of the rows.
             unsafe {
                 let starts = group.iter().map(|segment| rows.start(start(segment), row));
-                if streams && stream::is_long(rows.run) {
+                if streams && stream::are_long(&rows) {
                     starts.for_each(|start| stream::rows(tile, start));
                 } else {
                     tiles::copy(tile, starts);

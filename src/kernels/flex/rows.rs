@@ -8,6 +8,13 @@ const BLOCK: usize = 32;
 /// Bytes of a long run that are copied in a row.
 const BLOCKS: usize = 4 * BLOCK;
 
+/// Runs from so many bytes on are `memcpy`'s, where it is fast: it knows of instructions that write whole lines unread.
+const MEMCPY: usize = 64 << 10;
+
+/// Bytes of a line of the cache, and of a page.
+const LINE: usize = 64;
+const PAGE: usize = 4 << 10;
+
 /// Some runs of bytes, each a fixed distance after the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rows {
@@ -41,9 +48,9 @@ impl Rows {
 
     /// Copies the runs.
     ///
-    /// Not by calls of `memcpy`: for a run of a few bytes they take several times as long, and on some processors a
-    /// hundredth of the long ones, those whose target lies a few bytes beyond their source within a page, ten times
-    /// as long.
+    /// By calls of `memcpy` only very long ones: for a run of a few bytes it takes several times as long, and on some
+    /// processors for a hundredth of the long ones, those whose target lies a few bytes beyond their source within a page,
+    /// ten times as long.
     ///
     /// # Safety
     /// From `start`, all runs lie in memory that may be read and written, and what is read and what is written do not
@@ -90,7 +97,11 @@ impl Rows {
                 33..=64 => self.short::<2, BLOCK>(start),
                 65..=96 => self.short::<3, BLOCK>(start),
                 97..=128 => self.short::<4, BLOCK>(start),
-                run => self.each(start, |from, to| long(from, to, run)),
+                run @ ..MEMCPY => self.each(start, |from, to| long(from, to, run)),
+                run => self.each(start, |from, to| match (to.addr().wrapping_sub(from.addr())) % PAGE {
+                    1..LINE => long(from, to, run),
+                    _ => from.copy_to_nonoverlapping(to, run),
+                }),
             }
         }
     }
@@ -172,7 +183,7 @@ pub(super) mod tests {
 
     #[test]
     fn runs_of_every_length_are_copied_whole_and_nothing_beside_them() {
-        for run in (0..=300).chain([1000, 4096, 5001]) {
+        for run in (0..=300).chain([1000, 4096, 5001, 65_535, 65_536, 100_003]) {
             for (from, to) in [(0, 0), (3, 1), (31, 32), (32, 31)] {
                 let rows = Rows { rows: 3, run, from_stride: run + 5, to_stride: run + 1 };
                 // SAFETY: the test's memory, which is long enough.

@@ -6,10 +6,13 @@
 use super::rows::{Rows, Start};
 
 /// Copies that write fewer bytes may find them in the caches afterwards.
-const LARGE: usize = 8 << 20;
+const LARGE: usize = 16 << 20;
 
 /// Shorter runs, in bytes, are more edge than inside.
 const LONG: usize = 512;
+
+/// Of runs that lie apart in the source, shorter ones are read faster by one than by several at once.
+const LONG_APART: usize = 2 << 10;
 
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
@@ -34,12 +37,12 @@ pub(crate) fn pays(bytes: usize) -> bool {
     cfg!(target_arch = "x86_64") && bytes >= LARGE
 }
 
-/// Whether runs of `len` bytes are.
-pub(crate) fn is_long(len: usize) -> bool {
-    len >= LONG
+/// Whether the runs of `rows` are.
+pub(super) fn are_long(rows: &Rows) -> bool {
+    rows.run >= if rows.run < rows.from_stride { LONG_APART } else { LONG }
 }
 
-/// Copies the runs of `rows`, which are [long](is_long), past the caches; [`done`] must follow before others may read
+/// Copies the runs of `rows`, which [are long](are_long), past the caches; [`done`] must follow before others may read
 /// them.
 ///
 /// ```text
@@ -79,7 +82,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
             at += STRIPES * stripe;
         }
         let rest = (from.add(at), to.add(at));
-        match is_long(len - at) {
+        match len - at >= LONG {
             true => side_by_side([rest], len - at, 0),
             false => rest.0.copy_to_nonoverlapping(rest.1, len - at),
         }
@@ -95,7 +98,7 @@ pub(crate) fn done() {
     }
 }
 
-/// Copies `N` runs of `len` bytes, which is [long](is_long), a block of each in turn; asks for what lies so many bytes
+/// Copies `N` runs of `len` bytes, which is [long](LONG), a block of each in turn; asks for what lies so many bytes
 /// `ahead` in the sources, if that is not 0.
 ///
 /// # Safety
