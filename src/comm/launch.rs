@@ -241,7 +241,9 @@ where
         Ranks::On(engine) => engine,
     };
     let here = engine.here();
-    let (threads, outer) = (cores_each(here.len()), Home::current());
+    let (cores, outer) = (cores(), Home::current());
+    let threads = (cores / here.len()).max(1);
+    let memory = memory::Home::of_ranks(here.len(), cores);
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
     let start = Start::new(engine.size(), engine.launch());
     let books: Vec<_> = here.iter().map(|_| Books::new(folder.clone())).collect();
@@ -254,7 +256,8 @@ where
             Ok(_) => {
                 let (device, books) = (config.devices.of(place), books[place].clone());
                 let world = World::new(rank, device, engine.clone(), books, config.deadline);
-                in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
+                let settle = (home, memory[place].clone());
+                in_own_pool(settle, threads, config.stack_size, || run_program(&program, &world))
             }
             Err(error) => End::failed(error.clone().into()),
         });
@@ -313,13 +316,13 @@ where
     Err(LaunchError { is_told_elsewhere: is_told, last, flight: folder, ..error })
 }
 
-/// The share of a rank of the cores that this process may use, where it has so many ranks.
+/// This process's share of the cores that it may use: 1 or more.
 ///
 /// A process that its launcher has bound to some cores has these to itself; others share the host's.
-fn cores_each(ranks: usize) -> usize {
+fn cores() -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let sharers = if launcher::is_bound() { 1 } else { launcher::neighbours() };
-    (cores / (ranks * sharers)).max(1)
+    (cores / sharers).max(1)
 }
 
 fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> End<T> {
@@ -328,9 +331,10 @@ fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> End<T
     End::of(|| program(world).map_or_else(End::failed, End::Done))
 }
 
-/// Runs `body` in a rayon pool of the rank's own, whose first thread is named after the rank.
+/// Runs `body` in a rayon pool of the rank's own, whose first thread is named after the rank. Of its threads it is known whose
+/// they are, and where their memory waits.
 fn in_own_pool<T: Send>(
-    home: Arc<Home>,
+    (home, memory): (Arc<Home>, Arc<memory::Home>),
     threads: usize,
     stack_size: usize,
     body: impl FnOnce() -> End<T> + Send,
@@ -338,7 +342,11 @@ fn in_own_pool<T: Send>(
     let rank = home.rank;
     let name = move |worker| if worker == 0 { format!("rank {rank}") } else { format!("rank {rank}.{worker}") };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).stack_size(stack_size);
-    match pool.start_handler(move |_| home.clone().settle()).build() {
+    let settle = move |_| {
+        home.clone().settle();
+        memory.clone().settle();
+    };
+    match pool.start_handler(settle).build() {
         Ok(pool) => pool.install(body),
         Err(error) => End::failed(Error::other(format!("rank {rank} has no thread pool: {error}"))),
     }

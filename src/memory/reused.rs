@@ -2,10 +2,12 @@
 //!
 //! A step gathers the same weights as the last one, and an allocator that has given their memory back to the system gets
 //! other pages, which the system clears and maps one by one, each at the cost of a fault. So large blocks go [`Home`] and
-//! wait for the next of their size there; each thread is one, and so is what several threads have in common. Of one that has
-//! waited for [a while](IDLE) the system is told that it may take its pages back (`MADV_FREE`), which it does when it is short
-//! of memory.
+//! wait for the next of their size there. A rank has one, or shares it with those of its core: what one of them has let go of
+//! the caches still hold. A thread of no rank is one, and so is what several threads have in common. Of a block that has waited
+//! for [a while](IDLE) the system is told that it may take its pages back (`MADV_FREE`), which it does when it is short of
+//! memory.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
@@ -29,7 +31,7 @@ const HUGE_PAGE: usize = 2 << 20;
 const IDLE: Duration = Duration::from_secs(1);
 
 thread_local! {
-    static HOME: Arc<Home> = Arc::default();
+    static HOME: RefCell<Arc<Home>> = RefCell::default();
 }
 
 /// Memory that goes home when it is dropped, on whatever thread.
@@ -123,7 +125,18 @@ impl Home {
     /// The calling thread's.
     pub(crate) fn of_thread() -> Arc<Self> {
         // A thread at its end has none any more.
-        HOME.try_with(Arc::clone).unwrap_or_default()
+        HOME.try_with(|home| home.borrow().clone()).unwrap_or_default()
+    }
+
+    /// One for each of so many ranks, in their order, that have so many cores: as many homes as cores, or as ranks.
+    pub(crate) fn of_ranks(ranks: usize, cores: usize) -> Vec<Arc<Self>> {
+        let homes: Vec<_> = (0..ranks.min(cores)).map(|_| Arc::default()).collect();
+        homes.into_iter().cycle().take(ranks).collect()
+    }
+
+    /// Makes this the calling thread's, for as long as it lives.
+    pub(crate) fn settle(self: Arc<Self>) {
+        HOME.set(self);
     }
 
     fn take(&self, len: usize) -> Option<MmapMut> {
@@ -222,13 +235,12 @@ mod tests {
         on_a_thread(|| {
             let sizes = (1..=20).map(|pages| 16 * pages * PAGE);
             sizes.for_each(|len| drop(Block::take(len).unwrap()));
-            HOME.with(|home| {
-                let blocks = home.0.lock();
-                assert_eq!((blocks.used, blocks.most), (0, 20 * 16 * PAGE));
-                let waiting: Vec<_> = blocks.waiting.iter().map(|waiting| waiting.memory.len() / PAGE / 16).collect();
-                assert_eq!(waiting, [20], "the oldest have left");
-                assert_eq!(blocks.bytes, 20 * 16 * PAGE);
-            });
+            let home = Home::of_thread();
+            let blocks = home.0.lock();
+            assert_eq!((blocks.used, blocks.most), (0, 20 * 16 * PAGE));
+            let waiting: Vec<_> = blocks.waiting.iter().map(|waiting| waiting.memory.len() / PAGE / 16).collect();
+            assert_eq!(waiting, [20], "the oldest have left");
+            assert_eq!(blocks.bytes, 20 * 16 * PAGE);
         });
     }
 
@@ -279,6 +291,22 @@ mod tests {
             on_a_thread(|| drop(block));
             assert_eq!(address(&Block::take(100_000).unwrap()), before);
         });
+    }
+
+    #[test]
+    fn ranks_of_one_core_take_each_others_blocks() {
+        let homes = Home::of_ranks(5, 2);
+        let after = |rank: usize| {
+            let home = homes[rank].clone();
+            on_a_thread(|| {
+                home.settle();
+                address(&Block::take(100_000).unwrap())
+            })
+        };
+        let first = [0, 1].map(after);
+        assert_ne!(first[0], first[1]);
+        assert_eq!([2, 3, 4].map(after), [first[0], first[1], first[0]]);
+        assert_eq!(Home::of_ranks(2, 8).len(), 2);
     }
 
     #[test]
