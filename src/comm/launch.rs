@@ -243,21 +243,19 @@ where
     let here = engine.here();
     let (cores, outer) = (cores(), Home::current());
     let threads = (cores / here.len()).max(1);
-    let memory = memory::Home::of_ranks(here.len(), cores);
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
     let start = Start::new(engine.size(), engine.launch());
     let books: Vec<_> = here.iter().map(|_| Books::new(folder.clone())).collect();
     let _running = Running::new(engine.clone(), here.iter().copied().zip(books.iter().cloned()));
     let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();
-    let run = |(place, rank): (usize, usize)| {
+    let run = |(place, rank): (usize, usize), memory: Arc<memory::Home>| {
         let home = Arc::new(Home { launch: engine.launch(), rank, outer: outer.clone() });
         // Whatever panics, also while the rank's pool is made, is the rank's end.
         let end = End::of(|| match &ledgers[place] {
             Ok(_) => {
                 let (device, books) = (config.devices.of(place), books[place].clone());
                 let world = World::new(rank, device, engine.clone(), books, config.deadline);
-                let settle = (home, memory[place].clone());
-                in_own_pool(settle, threads, config.stack_size, || run_program(&program, &world))
+                in_own_pool((home, memory), threads, config.stack_size, || run_program(&program, &world))
             }
             Err(error) => End::failed(error.clone().into()),
         });
@@ -268,18 +266,20 @@ where
         end.leave(rank, &engine);
         end
     };
+    // A rank's memory goes with it.
+    let homes = memory::Home::of_ranks(here.len(), cores);
     let ends = thread::scope(|scope| {
-        let spawn = |(place, rank)| {
+        let spawn = |((place, rank), memory)| {
             let thread = thread::Builder::new().name(format!("launch {rank}"));
             let run = &run;
-            thread.spawn_scoped(scope, move || run((place, rank))).map_err(|error| {
+            thread.spawn_scoped(scope, move || run((place, rank), memory)).map_err(|error| {
                 let end = End::failed(Error::other(format!("rank {rank} has no thread: {error}")));
                 end.tell(rank, &engine);
                 end.leave(rank, &engine);
                 end
             })
         };
-        let threads: Vec<_> = here.iter().copied().enumerate().map(spawn).collect();
+        let threads: Vec<_> = here.iter().copied().enumerate().zip(homes).map(spawn).collect();
         let join = |thread: Result<thread::ScopedJoinHandle<End<T>>, End<T>>| match thread {
             Ok(thread) => thread.join().unwrap_or_else(End::from_panic),
             Err(end) => end,
@@ -349,5 +349,29 @@ fn in_own_pool<T: Send>(
     match pool.start_handler(settle).build() {
         Ok(pool) => pool.install(body),
         Err(error) => End::failed(Error::other(format!("rank {rank} has no thread pool: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_a_rank_share_a_home_of_memory_and_so_do_ranks_of_one_core() {
+        let cores = cores();
+        let home = || Arc::as_ptr(&memory::Home::of_thread()).addr();
+        let of_ranks = launch(Launch::threads(2 * cores), |world| {
+            world.barrier("all have one")?;
+            Ok(home())
+        });
+        let homes: Vec<_> = of_ranks.unwrap().into_iter().map(|(_, home)| home).collect();
+        assert_eq!(homes[..cores], homes[cores..]);
+        let mut distinct = homes[..cores].to_vec();
+        distinct.sort();
+        distinct.dedup();
+        assert_eq!(distinct.len(), cores, "one for each core");
+
+        let of_threads = launch(Launch::threads(1), |_| Ok(rayon::broadcast(|_| home()))).unwrap().remove(0).1;
+        assert_eq!(of_threads, vec![of_threads[0]; cores]);
     }
 }

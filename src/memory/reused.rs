@@ -30,6 +30,9 @@ const HUGE_PAGE: usize = 2 << 20;
 /// next layer of a model takes again.
 const IDLE: Duration = Duration::from_secs(1);
 
+/// Of what has waited longest the system is told at once where more bytes than these wait: nothing may come home later.
+const WARM: usize = 256 << 20;
+
 thread_local! {
     static HOME: RefCell<Arc<Home>> = RefCell::default();
 }
@@ -159,11 +162,11 @@ impl Home {
     }
 
     fn give(&self, memory: MmapMut, now: Instant) {
+        let mut left = Vec::new();
         let mut blocks = self.0.lock();
         blocks.used -= memory.len();
         blocks.bytes += memory.len();
         blocks.waiting.push_back(Waiting { memory, since: now });
-        let mut left = Vec::new();
         while blocks.bytes > blocks.most
             && let Some(Waiting { memory: oldest, .. }) = blocks.waiting.pop_front()
         {
@@ -171,20 +174,30 @@ impl Home {
             blocks.bytes -= oldest.len();
             left.push(oldest);
         }
-        blocks.tell_of_idle(now);
-        // What left is unmapped when others may take blocks again.
+        let idle = blocks.without_idle(now);
         drop(blocks);
+        // To unmap, and to tell, takes long: meanwhile others may take blocks.
+        drop(left);
+        if !idle.is_empty() {
+            idle.iter().for_each(|waiting| tell_of(&waiting.memory));
+            let mut blocks = self.0.lock();
+            blocks.told += idle.len();
+            idle.into_iter().rev().for_each(|waiting| blocks.waiting.push_front(waiting));
+        }
     }
 }
 
 impl Blocks {
-    fn tell_of_idle(&mut self, now: Instant) {
-        while let Some(waiting) = self.waiting.get(self.told)
-            && now.saturating_duration_since(waiting.since) >= IDLE
-        {
-            tell_of(&waiting.memory);
-            self.told += 1;
-        }
+    /// Takes out those of which the system is to be told.
+    fn without_idle(&mut self, now: Instant) -> Vec<Waiting> {
+        let mut warm: usize = self.waiting.range(self.told..).map(|waiting| waiting.memory.len()).sum();
+        let is_idle = |waiting: &&Waiting| {
+            let is_idle = warm > WARM || now.saturating_duration_since(waiting.since) >= IDLE;
+            warm -= waiting.memory.len();
+            is_idle
+        };
+        let count = self.waiting.range(self.told..).take_while(is_idle).count();
+        self.waiting.drain(self.told..self.told + count).collect()
     }
 
     fn use_more(&mut self, len: usize) {
@@ -265,6 +278,51 @@ mod tests {
         assert_eq!(told(), 2, "of the third and the second");
         let waiting: Vec<_> = home.0.lock().waiting.iter().map(|waiting| waiting.memory.len() >> 20).collect();
         assert_eq!(waiting, [3, 2, 1]);
+    }
+
+    /// KiB at `address` that the system may take back; `None` if it does not say.
+    fn lazily_free(address: usize) -> Option<usize> {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+        let mut lines = smaps.lines().skip_while(|line| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let ends = range.and_then(|(start, end)| {
+                Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
+            });
+            !ends.is_some_and(|range| range.contains(&address))
+        });
+        let line = lines.find(|line| line.starts_with("LazyFree:"))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    }
+
+    #[test]
+    fn what_the_system_is_told_of_it_may_take() {
+        let (home, start) = (Home::default(), Instant::now());
+        let [mut first, second] = [1, 2].map(|mib| home.take(mib << 20).unwrap());
+        first.fill(7);
+        let address = first.as_ptr().addr();
+        if lazily_free(address).is_none() {
+            return eprintln!("no /proc/self/smaps tells of it here");
+        }
+        home.give(first, start);
+        let before = lazily_free(address);
+        home.give(second, start + IDLE);
+        // A mapping beside it may be of its kind, and count with it; the last pages may count later.
+        let after = lazily_free(address);
+        assert!(after >= before.map(|kib| kib + 512), "{before:?} and {after:?} KiB");
+    }
+
+    #[test]
+    fn the_system_is_told_at_once_of_much_that_waits() {
+        let (home, now) = (Home::default(), Instant::now());
+        let blocks = [WARM / 2, WARM / 4, WARM / 4, PAGE].map(|len| home.take(len).unwrap());
+        let told = blocks.map(|block| {
+            home.give(block, now);
+            home.0.lock().told
+        });
+        assert_eq!(told, [0, 0, 0, 1]);
+        let blocks = home.0.lock();
+        let waiting: Vec<_> = blocks.waiting.iter().map(|waiting| waiting.memory.len()).collect();
+        assert_eq!(waiting, [WARM / 2, WARM / 4, WARM / 4, PAGE]);
     }
 
     #[test]

@@ -190,9 +190,27 @@ impl fmt::Debug for Wholes {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{DType, Shape};
+    use burn::tensor::{DType, Shape, Tensor};
 
     use super::*;
+
+    /// Past the caches, in pieces that begin anywhere.
+    #[test]
+    fn parts_of_large_wholes_are_put_where_they_belong() {
+        let lens = [1_400_003, 0, 2_800_001];
+        let layout = Layout::new(Shape::from([4_200_004]), DType::F32, 0, lens).unwrap();
+        let (wholes, device) = (Wholes::new(vec![layout], &Home::of_thread()), crate::memory::host());
+        let mut values = (0..4_200_004).map(|value| value as f32);
+        for (member, len) in lens.into_iter().enumerate() {
+            let part = TensorData::new(values.by_ref().take(len).collect(), [len]);
+            // SAFETY: here alone.
+            unsafe { wholes.put(member, &[Tensor::<1>::from_data(part, &device).into_dispatch()], || {}) };
+        }
+        // SAFETY: all are put.
+        let whole = unsafe { wholes.take(&device) }.pop().unwrap();
+        let whole = Tensor::<1>::from_dispatch(whole).into_data();
+        assert!(whole.iter::<f32>().eq((0..4_200_004).map(|value| value as f32)));
+    }
 
     #[test]
     fn parts_of_other_lengths_have_none() {

@@ -5,7 +5,7 @@
 //! | `sources`, `memory` | what is read, and what is written |
 //! | `share` | segments cut into pieces of equal length for the threads |
 //! | `group`, `tiles` | segments alike in turn, a few rows of each; single elements side by side, transposed |
-//! | `rows` | runs at equal distances, by a loop made for their length |
+//! | `rows` | runs at equal distances, by a loop made for their length; very long ones by `memcpy` |
 //! | `stream` | long runs of large copies, past the caches |
 //! | `convert` | casts, scales and adds strips of elements |
 //! | `float`, `round` | precisions and rounding |

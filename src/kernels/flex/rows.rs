@@ -193,4 +193,22 @@ pub(super) mod tests {
             }
         }
     }
+
+    #[test]
+    fn very_long_runs_are_copied_whole_wherever_source_and_target_lie_within_a_page() {
+        let len = MEMCPY + 100;
+        let source: Vec<u8> = (0..len + PAGE).map(|at| (at * 7 + at / 251) as u8 | 1).collect();
+        for beyond in [0, 1, 17, 63, 64, 4095] {
+            let mut target = vec![0_u8; len + 2 * PAGE];
+            let start = (source.as_ptr().addr() + beyond).wrapping_sub(target.as_ptr().addr()) % PAGE;
+            let rows = Rows { rows: 1, run: len, from_stride: len, to_stride: len };
+            // SAFETY: the test's memory, which is long enough.
+            unsafe { rows.copy((source.as_ptr(), target[start..].as_mut_ptr())) };
+            assert!(target[start..start + len] == source[..len], "{beyond} bytes beyond");
+            assert!(
+                target[..start].iter().chain(&target[start + len..]).all(|byte| *byte == 0),
+                "{beyond} bytes beyond"
+            );
+        }
+    }
 }

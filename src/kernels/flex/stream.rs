@@ -39,10 +39,11 @@ pub(crate) fn pays(bytes: usize) -> bool {
 
 /// Whether the runs of `rows` are.
 pub(super) fn are_long(rows: &Rows) -> bool {
-    rows.run >= if rows.run < rows.from_stride { LONG_APART } else { LONG }
+    let lie_apart = rows.rows > 1 && rows.run < rows.from_stride;
+    rows.run >= if lie_apart { LONG_APART } else { LONG }
 }
 
-/// Copies the runs of `rows`, which [are long](are_long), past the caches; [`done`] must follow before others may read
+/// Copies the runs of `rows`, which are [long](LONG), past the caches; [`done`] must follow before others may read
 /// them.
 ///
 /// ```text
@@ -151,6 +152,14 @@ unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize, _ahead: usi
 #[cfg(test)]
 mod tests {
     use crate::kernels::flex::rows::{Rows, tests};
+
+    #[test]
+    fn runs_that_lie_apart_in_the_source_are_long_later() {
+        let are_long = |rows, run, from_stride| super::are_long(&Rows { rows, run, from_stride, to_stride: 9999 });
+        assert_eq!([511, 512].map(|run| are_long(9, run, run)), [false, true]);
+        assert_eq!([2047, 2048].map(|run| are_long(9, run, run + 1)), [false, true]);
+        assert!(are_long(1, 512, 9999), "one run lies apart from nothing");
+    }
 
     #[test]
     fn runs_are_streamed_whole_wherever_they_begin_and_nothing_beside_them() {

@@ -164,7 +164,7 @@ fn elements_of_every_dtype_arrive_where_the_segments_lead() {
 #[test]
 fn wholes_of_several_tiles_are_packed_and_unpacked() {
     // Single elements side by side, short runs, and runs that go past the caches.
-    for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (1401, 3000, 2)] {
+    for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (7001, 600, 2), (1401, 3000, 2)] {
         let shape = Shape::new([rows, each * ranks]);
         let whole: Vec<u16> = (0..shape.num_elements()).map(|at| (at * 7 + at / 65_521) as u16).collect();
         let tensor = CutTensor { shape: shape.clone(), dim: 1, cut: Cut::Chunks(each * ranks) };

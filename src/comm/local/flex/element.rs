@@ -62,6 +62,9 @@ pub(super) trait Element: bytemuck::Pod + Send + Sync {
     /// `source` in accumulation precision; `None` if it had to be converted, into `scratch`.
     fn widen<'a>(source: &'a [Self], scratch: &mut [Self::Sum]) -> Option<&'a [Self::Sum]>;
 
+    /// Two sources combined, into the first of `sums`.
+    fn pair(left: &[Self], right: &[Self], combine: impl Fn(Self::Sum, Self::Sum) -> Self::Sum, sums: &mut [Self::Sum]);
+
     /// Writes `combine(left, right)`, rounded once.
     fn write(
         left: &[Self::Sum],
@@ -87,12 +90,24 @@ fn put<E>(out: &mut [MaybeUninit<E>], values: impl Iterator<Item = E>) {
     }
 }
 
+/// Writes what `combine` makes of each pair, of slices as long as each other.
+#[inline(always)]
+fn each_pair<E, S>(left: &[E], right: &[E], combine: impl Fn(&E, &E) -> S, sums: &mut [S]) {
+    for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
+        *sum = combine(left, right);
+    }
+}
+
 macro_rules! same_precision {
     ($($number:ty),*) => {$(
         impl Element for $number {
             type Sum = Self;
             #[inline(always)]
             fn widen<'a>(source: &'a [Self], _scratch: &mut [Self]) -> Option<&'a [Self]> { Some(source) }
+            #[inline(always)]
+            fn pair(left: &[Self], right: &[Self], combine: impl Fn(Self, Self) -> Self, sums: &mut [Self]) {
+                each_pair(left, right, |left, right| combine(*left, *right), sums);
+            }
             #[inline(always)]
             fn write(left: &[Self], right: &[Self], combine: impl Fn(Self, Self) -> Self, out: &mut [MaybeUninit<Self>]) {
                 put(out, left.iter().zip(right).map(|(left, right)| combine(*left, *right)));
@@ -120,6 +135,11 @@ macro_rules! narrow_int {
                     *wide = (*narrow).into();
                 }
                 None
+            }
+
+            #[inline(always)]
+            fn pair(left: &[Self], right: &[Self], combine: impl Fn($wide, $wide) -> $wide, sums: &mut [$wide]) {
+                each_pair(left, right, |left, right| combine((*left).into(), (*right).into()), sums);
             }
 
             #[inline(always)]
@@ -160,6 +180,18 @@ impl Element for f16 {
     }
 
     #[inline(always)]
+    fn pair(left: &[Self], right: &[Self], combine: impl Fn(f32, f32) -> f32, sums: &mut [f32]) {
+        let sums = &mut sums[..left.len()];
+        left.convert_to_f32_slice(sums);
+        let mut b = [0.0; LANES];
+        for (right, sums) in right.chunks(LANES).zip(sums.chunks_mut(LANES)) {
+            let b = &mut b[..right.len()];
+            right.convert_to_f32_slice(b);
+            sums.iter_mut().zip(b).for_each(|(sum, b)| *sum = combine(*sum, *b));
+        }
+    }
+
+    #[inline(always)]
     fn write(left: &[f32], right: &[f32], combine: impl Fn(f32, f32) -> f32, out: &mut [MaybeUninit<Self>]) {
         let mut sums = [0.0; LANES];
         let mut rounded = [Self::ZERO; LANES];
@@ -194,6 +226,11 @@ impl Element for bf16 {
             *wide = widen_bf16(*narrow);
         }
         None
+    }
+
+    #[inline(always)]
+    fn pair(left: &[Self], right: &[Self], combine: impl Fn(f32, f32) -> f32, sums: &mut [f32]) {
+        each_pair(left, right, |left, right| combine(widen_bf16(*left), widen_bf16(*right)), sums);
     }
 
     #[inline(always)]

@@ -198,22 +198,15 @@ fn node<'a, E: Element>(
     target: &mut [E::Sum],
     spare: &mut [Box<[E::Sum]>],
 ) -> Option<&'a [E::Sum]> {
-    if let [source] = sources {
-        return E::widen(&source[strip.clone()], target);
-    }
-    let (left, right) = sources.split_at(sources.len().next_power_of_two() / 2);
-    let left = node(left, strip, combine, target, spare);
-    let [second, rest @ ..] = spare else { unreachable!("every level has a buffer") };
-    let right = node(right, strip, combine, second, rest);
-    let target = &mut target[..strip.len()];
-    let right = right.unwrap_or(&second[..strip.len()]);
-    match left {
-        Some(left) => {
-            for ((sum, left), right) in target.iter_mut().zip(left).zip(right) {
-                *sum = combine(*left, *right);
-            }
-        }
-        None => {
+    match sources {
+        [source] => return E::widen(&source[strip.clone()], target),
+        [left, right] => E::pair(&left[strip.clone()], &right[strip.clone()], combine, target),
+        _ => {
+            let (left, right) = sources.split_at(sources.len().next_power_of_two() / 2);
+            // Of two sources or more.
+            node(left, strip, combine, target, spare);
+            let [second, rest @ ..] = spare else { unreachable!("every level has a buffer") };
+            let right = node(right, strip, combine, second, rest).unwrap_or(&second[..strip.len()]);
             for (sum, right) in target.iter_mut().zip(right) {
                 *sum = combine(*sum, *right);
             }
