@@ -16,8 +16,8 @@ const TURNS: usize = 5;
 /// What makes a rank's step; all ranks share the barrier.
 type Prepare = fn(&World, &Arc<Barrier>) -> Step;
 
-/// Prints the time of each collective at each of `ranks`.
-pub fn growth(ranks: &[usize]) {
+/// Prints the time of each collective whose name has `only` in it, at each of `ranks`.
+pub fn growth(ranks: &[usize], only: &str) {
     print!("us, best of many; in brackets beside {} ranks\n\n{:>18}", ranks[0], "ranks");
     ranks.iter().for_each(|ranks| print!(" {ranks:>16}"));
     println!();
@@ -31,7 +31,7 @@ pub fn growth(ranks: &[usize]) {
         ("all-reduce 1 MiB", |world, _| all_reduce(MIB, DType::F32, world)),
         ("all-gather 1 MiB", |world, _| gather(MIB, 0, DType::F32, world)),
     ];
-    for (name, prepare) in cases {
+    for (name, prepare) in cases.into_iter().filter(|(name, _)| name.contains(only)) {
         let mut best = vec![f64::MAX; ranks.len()];
         for _ in 0..TURNS {
             for (best, ranks) in best.iter_mut().zip(ranks) {

@@ -106,7 +106,7 @@ fn main() -> ExitCode {
             }
         }
         (None, []) => bandwidth::bandwidth(threads as usize, &only),
-        (None, ranks) => growth::growth(&ranks.iter().map(|ranks| *ranks as usize).collect::<Vec<_>>()),
+        (None, ranks) => growth::growth(&ranks.iter().map(|ranks| *ranks as usize).collect::<Vec<_>>(), &only),
     }
     ExitCode::SUCCESS
 }

@@ -9,7 +9,7 @@ use burn::tensor::Device;
 
 use super::books::Books;
 use super::end::End;
-use super::engine::{Elsewhere, Engine, last, worlds};
+use super::engine::{Elsewhere, Engine, Manner, last, worlds};
 use super::exit::Running;
 use super::flight::{Flight, Start};
 use super::home::{self, Home};
@@ -27,7 +27,7 @@ pub struct Launch {
     deadline: Duration,
     devices: Devices,
     stack_size: usize,
-    multithreaded: bool,
+    manner: Manner,
     flight: Option<PathBuf>,
 }
 
@@ -126,7 +126,7 @@ impl Launch {
             deadline: Duration::from_secs(600),
             devices: Devices::All(None),
             stack_size: 8 << 20,
-            multithreaded: false,
+            manner: Manner::default(),
             flight: None,
         }
     }
@@ -191,8 +191,46 @@ impl Launch {
     ///
     /// Of all threads of a rank, one may touch a graph of burn's: backward holds the graph's lock while it
     /// communicates, and whoever else records on that graph stops every rank of the process.
+    ///
+    /// An engine that the launch is [on](Self::on) has its own [manner](super::engine::Manner).
     pub fn multithreaded(mut self) -> Self {
-        self.multithreaded = true;
+        self.manner.multithreaded = true;
+        self
+    }
+
+    /// Gives each rank results in memory of its own, as it would have them on a machine of its own: what is measured of one
+    /// rank is then what it takes there. Default: ranks of one process have what all of them get alike, such as gathered
+    /// weights, once for all, and hand each other tensors by reference.
+    ///
+    /// Values are the same either way: a tensor is a handle, and whoever writes to memory that others have, too, gets memory
+    /// of its own.
+    ///
+    /// Reductions on many ranks take longer so: each makes the whole by itself. An engine that the launch is [on](Self::on)
+    /// has its own [manner](super::engine::Manner).
+    ///
+    /// ```
+    /// use burn::tensor::{DType, Tensor};
+    /// use burn_dtensor::comm::{Call, Launch, TensorMeta, launch};
+    ///
+    /// let are_alone = |config: Launch| {
+    ///     let ranks = launch(config, |world| {
+    ///         let weights = || vec![Tensor::<1>::ones([8], world.device()).into_dispatch()];
+    ///         let (root, meta) = ((world.rank() == 0).then(weights), TensorMeta { shape: [8].into(), dtype: DType::F32 });
+    ///         let got = world.all().broadcast(Call::new("weights"), root, vec![meta], 0).wait()?.remove(0);
+    ///         let got = Tensor::<1>::from_dispatch(got);
+    ///         world.barrier("all have them")?;
+    ///         let is_alone = got.can_mut();
+    ///         world.barrier("all have looked")?;
+    ///         Ok(is_alone)
+    ///     });
+    ///     ranks.map(|ranks| ranks.into_iter().map(|(_, is_alone)| is_alone).collect::<Vec<_>>())
+    /// };
+    /// assert_eq!(are_alone(Launch::threads(2))?, [false, false]);
+    /// assert_eq!(are_alone(Launch::threads(2).separate_memory())?, [true, true]);
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    pub fn separate_memory(mut self) -> Self {
+        self.manner.separate_memory = true;
         self
     }
 }
@@ -203,7 +241,7 @@ impl Launch {
 /// among them. What all should know, or one should print, belongs into the program: [`World::only`], a collective.
 ///
 /// Every rank has a rayon pool of its own (its share of the cores, at least one thread), so that
-/// ranks do not wait for each other's tensor operations. A rank that panics, returns an error, or
+/// ranks do not wait for each other's tensor operations; they wait for what they make together, such as gathered weights. A rank that panics, returns an error, or
 /// returns while others still need it ends every wait of every other rank at once. The others may go on without it:
 /// [`World::shrink`].
 ///
@@ -235,9 +273,9 @@ where
     F: Fn(&World) -> Result<T> + Sync,
 {
     let engine: Arc<dyn Engine> = match config.ranks {
-        Ranks::Threads(size) => LocalEngine::new(size, config.multithreaded),
+        Ranks::Threads(size) => LocalEngine::new(size, config.manner),
         #[cfg(feature = "mpi")]
-        Ranks::Processes(processes, each) => processes.engine(each, config.multithreaded),
+        Ranks::Processes(processes, each) => processes.engine_of(each, config.manner),
         Ranks::On(engine) => engine,
     };
     let here = engine.here();

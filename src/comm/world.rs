@@ -1,8 +1,8 @@
 //! [`World`]: one rank's handle on all ranks.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use burn::tensor::Device;
@@ -33,6 +33,8 @@ struct Inner {
     deadline: Duration,
     before: Option<Before>,
     groups: Mutex<HashMap<Vec<usize>, Communicator>>,
+    /// The one of all ranks, once it was asked for: to find it among the groups, every rank would look at all.
+    all: OnceLock<Communicator>,
     /// What it was shrunk to: once, by whatever handle.
     next: Mutex<Option<World>>,
 }
@@ -69,6 +71,7 @@ impl World {
             deadline,
             before,
             groups: Mutex::default(),
+            all: OnceLock::new(),
             next: Mutex::default(),
         }))
     }
@@ -131,8 +134,11 @@ impl World {
 
     /// The group of all ranks.
     pub fn all(&self) -> Communicator {
-        let ranks: Vec<_> = (0..self.size()).collect();
-        self.group(&ranks).expect("all ranks are a group")
+        let find = || {
+            let ranks: Vec<_> = (0..self.size()).collect();
+            self.group(&ranks).expect("all ranks are a group")
+        };
+        self.0.all.get_or_init(find).clone()
     }
 
     /// Returns once every rank of the world has called it.

@@ -51,6 +51,11 @@ pub(crate) fn is_lasting(tensor: &FlexTensor) -> bool {
     tensor.data_arc().property() == AllocationProperty::Native
 }
 
+/// Whether the elements of `tensor` are all that there is in its memory, one after another.
+pub(crate) fn is_alone(tensor: &FlexTensor) -> bool {
+    elements(tensor).is_some_and(|elements| elements.len() == tensor.bytes().len())
+}
+
 /// Whether both are views of one buffer.
 pub(super) fn is_same(a: &FlexTensor, b: &FlexTensor) -> bool {
     Arc::ptr_eq(&a.data_arc(), &b.data_arc())

@@ -26,7 +26,7 @@ pub(crate) use crossing::{ToHost, bytes, copied_to};
 #[cfg(feature = "flex")]
 pub(crate) use digest::digests;
 pub(crate) use reused::Home;
-pub(crate) use space::Space;
+pub(crate) use space::Raw;
 
 /// A digest of each tensor's elements: none are on the CPU.
 #[cfg(not(feature = "flex"))]

@@ -50,14 +50,9 @@ impl Block {
     /// Bytes from which on memory is worth a call of the system's.
     pub const LEAST: usize = 64 << 10;
 
-    /// Of the calling thread's, see [`take_from`](Self::take_from).
-    pub fn take(len: usize) -> Option<Self> {
-        Self::take_from(&Home::of_thread(), len)
-    }
-
     /// Of `len` bytes or more, with whatever was written there before. `None` if the system has not as much, where there is
     /// no `MADV_FREE`, and where a sanitizer is to see when memory is given back.
-    pub fn take_from(home: &Arc<Home>, len: usize) -> Option<Self> {
+    pub fn take(home: &Arc<Home>, len: usize) -> Option<Self> {
         if !cfg!(target_os = "linux") || cfg!(sanitized) {
             return None;
         }
@@ -221,6 +216,11 @@ mod tests {
 
     use super::*;
 
+    /// Of the calling thread's home.
+    fn take(len: usize) -> Option<Block> {
+        Block::take(&Home::of_thread(), len)
+    }
+
     fn address(block: &Block) -> usize {
         block.as_ptr().addr()
     }
@@ -233,12 +233,12 @@ mod tests {
     #[test]
     fn the_next_block_of_a_size_is_where_the_last_was() {
         on_a_thread(|| {
-            let [first, second] = [3 << 20, 70_000].map(|len| Block::take(len).unwrap());
+            let [first, second] = [3 << 20, 70_000].map(|len| take(len).unwrap());
             let before = [address(&first), address(&second)];
             drop((first, second));
-            let [second, first] = [70_000, 3 << 20].map(|len| Block::take(len).unwrap());
+            let [second, first] = [70_000, 3 << 20].map(|len| take(len).unwrap());
             assert_eq!([address(&first), address(&second)], before);
-            let third = Block::take(3 << 20).unwrap();
+            let third = take(3 << 20).unwrap();
             assert_ne!(address(&third), address(&first), "that one is in use");
         });
     }
@@ -247,7 +247,7 @@ mod tests {
     fn what_waits_is_no_more_than_was_ever_in_use() {
         on_a_thread(|| {
             let sizes = (1..=20).map(|pages| 16 * pages * PAGE);
-            sizes.for_each(|len| drop(Block::take(len).unwrap()));
+            sizes.for_each(|len| drop(take(len).unwrap()));
             let home = Home::of_thread();
             let blocks = home.0.lock();
             assert_eq!((blocks.used, blocks.most), (0, 20 * 16 * PAGE));
@@ -343,10 +343,10 @@ mod tests {
     #[test]
     fn a_block_goes_home_from_another_thread() {
         on_a_thread(|| {
-            let block = Block::take(100_000).unwrap();
+            let block = take(100_000).unwrap();
             let before = address(&block);
             on_a_thread(|| drop(block));
-            assert_eq!(address(&Block::take(100_000).unwrap()), before);
+            assert_eq!(address(&take(100_000).unwrap()), before);
         });
     }
 
@@ -357,7 +357,7 @@ mod tests {
             let home = homes[rank].clone();
             on_a_thread(|| {
                 home.settle();
-                address(&Block::take(100_000).unwrap())
+                address(&take(100_000).unwrap())
             })
         };
         let first = [0, 1].map(after);
@@ -368,14 +368,14 @@ mod tests {
 
     #[test]
     fn a_block_outlives_its_thread() {
-        let mut block = on_a_thread(|| Block::take(100_000).unwrap());
+        let mut block = on_a_thread(|| take(100_000).unwrap());
         block.fill(7);
         assert_eq!(block[99_999], 7);
     }
 
     #[test]
     fn more_than_there_is_is_not_given() {
-        assert!(Block::take(usize::MAX / 2).is_none());
-        assert!(Block::take(usize::MAX).is_none());
+        assert!(take(usize::MAX / 2).is_none());
+        assert!(take(usize::MAX).is_none());
     }
 }

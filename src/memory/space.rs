@@ -20,26 +20,19 @@ enum Memory<E> {
 }
 
 impl<E: Pod + Send + Sync> Space<E> {
-    pub(crate) fn new(count: usize) -> Self {
-        Self::taken(count, Block::take)
-    }
-
-    /// Large memory is `home`'s.
-    pub(crate) fn at(home: &Arc<Home>, count: usize) -> Self {
-        Self::taken(count, |bytes| Block::take_from(home, bytes))
-    }
-
-    fn taken(count: usize, take: impl FnOnce(usize) -> Option<Block>) -> Self {
+    /// Large memory is `home`'s; without one, of that of the thread.
+    fn at(home: Option<&Arc<Home>>, count: usize) -> Self {
         if let Some(bytes) = count.checked_mul(size_of::<E>())
             && bytes >= Block::LEAST
-            && let Some(block) = take(bytes)
+            && let Some(block) =
+                home.map_or_else(|| Block::take(&Home::of_thread(), bytes), |home| Block::take(home, bytes))
         {
             return Self(Memory::Reused(block, count));
         }
         Self(Memory::Heap(Box::new_uninit_slice(count)))
     }
 
-    pub(crate) fn elements(&mut self) -> &mut [MaybeUninit<E>] {
+    fn elements(&mut self) -> &mut [MaybeUninit<E>] {
         match &mut self.0 {
             Memory::Heap(elements) => elements,
             // SAFETY: a block begins with a page, so it is aligned, and has the bytes that were asked for.
@@ -51,7 +44,7 @@ impl<E: Pod + Send + Sync> Space<E> {
     ///
     /// # Safety
     /// All of them are written.
-    pub(crate) unsafe fn filled(self) -> Bytes {
+    unsafe fn filled(self) -> Bytes {
         match self.0 {
             // SAFETY: the caller says so.
             Memory::Heap(elements) => Bytes::from_elems(unsafe { elements.assume_init() }.into_vec()),
@@ -59,6 +52,56 @@ impl<E: Pod + Send + Sync> Space<E> {
                 let len = count * size_of::<E>();
                 // SAFETY: the block has as many bytes, and as the caller says they are written.
                 unsafe { Bytes::from_controller(Box::new(Reused { block, len, align: align_of::<E>() }), len) }
+            }
+        }
+    }
+}
+
+/// The same for elements of which only the size is known.
+pub(crate) enum Raw {
+    Bytes(Space<u8>),
+    Pairs(Space<u16>),
+    Fours(Space<u32>),
+    Eights(Space<u64>),
+}
+
+impl Raw {
+    /// Large memory is `home`'s; without one, of that of the thread.
+    pub(crate) fn at(home: Option<&Arc<Home>>, size: usize, count: usize) -> Self {
+        match size {
+            1 => Self::Bytes(Space::at(home, count)),
+            2 => Self::Pairs(Space::at(home, count)),
+            4 => Self::Fours(Space::at(home, count)),
+            8 => Self::Eights(Space::at(home, count)),
+            size => unreachable!("no element has {size} bytes"),
+        }
+    }
+
+    /// The elements' bytes, aligned for them.
+    pub(crate) fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
+        fn bytes<E>(space: &mut [MaybeUninit<E>]) -> &mut [MaybeUninit<u8>] {
+            let len = size_of_val(space);
+            // SAFETY: it is as long, of lesser alignment, and need not be initialized before or after.
+            unsafe { slice::from_raw_parts_mut(space.as_mut_ptr().cast(), len) }
+        }
+        match self {
+            Self::Bytes(space) => bytes(space.elements()),
+            Self::Pairs(space) => bytes(space.elements()),
+            Self::Fours(space) => bytes(space.elements()),
+            Self::Eights(space) => bytes(space.elements()),
+        }
+    }
+
+    /// # Safety
+    /// All of it is written.
+    pub(crate) unsafe fn filled(self) -> Bytes {
+        // SAFETY: the caller says so.
+        unsafe {
+            match self {
+                Self::Bytes(space) => space.filled(),
+                Self::Pairs(space) => space.filled(),
+                Self::Fours(space) => space.filled(),
+                Self::Eights(space) => space.filled(),
             }
         }
     }
@@ -103,7 +146,7 @@ mod tests {
     #[test]
     fn elements_are_the_bytes_whatever_their_number() {
         for count in [0, 1, 1000, 16_384, 16_385, 1 << 20] {
-            let mut space = Space::<u32>::new(count);
+            let mut space = Space::<u32>::at(None, count);
             assert_eq!(space.elements().len(), count);
             space.elements().iter_mut().zip(0..).for_each(|(element, value)| _ = element.write(value));
             // SAFETY: all are written.

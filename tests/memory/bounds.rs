@@ -24,7 +24,7 @@ use burn_dtensor::fsdp::units;
 use burn_dtensor::prelude::*;
 
 use crate::hook::in_backward;
-use crate::live::{allocates_for, alone, own, own_peak, restart_peak};
+use crate::live::{allocates_for, alone, apart, own, own_peak, restart_peak};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -137,7 +137,7 @@ impl Case {
     /// What a step takes of a rank, at most, above its shards and gradients: in units, of the rank that takes most.
     fn transients(&self, blocks: usize, pace: Pace) -> f64 {
         let ranks = self.mesh.iter().product();
-        let peaks = launch(Launch::threads(ranks), |world| {
+        let peaks = launch(apart(ranks), |world| {
             allocates_for(world.rank());
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, self.mesh, &["replicate", "shard"][2 - self.mesh.len()..])?;

@@ -8,7 +8,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::prelude::*;
 
-use crate::live::{allocates_for, alone, live, own, own_peak, restart_peak};
+use crate::live::{allocates_for, alone, apart, live, own, own_peak, restart_peak};
 
 const LAYERS: usize = 8;
 const WIDTH: usize = 512;
@@ -42,7 +42,7 @@ fn measured<T>(rank: usize, program: impl FnOnce() -> Result<T>) -> Result<(T, u
 fn beyond_shards(shape: &[usize]) -> Vec<usize> {
     let _alone = alone();
     let names = &["replicate", "shard"][2 - shape.len()..];
-    let beyond = launch(Launch::threads(shape.iter().product()), |world| {
+    let beyond = launch(apart(shape.iter().product()), |world| {
         let mesh = DeviceMesh::new(world, shape, names)?;
         let device = world.device().clone().autodiff();
         let shard = |device| fully_shard(Net::lazy(device), &mesh, FullyShard::new().units(["layers.*"]));
@@ -77,7 +77,7 @@ fn no_other_parameter_is_whole_while_one_is_drawn() {
     let _alone = alone();
     for _ in 0..4 {
         let most = Arc::new(AtomicUsize::new(0));
-        launch(Launch::threads(4), |world| {
+        launch(apart(4), |world| {
             let mesh = DeviceMesh::new(world, [4], ["shard"])?;
             let device = world.device().clone().autodiff();
             world.barrier("before")?;
@@ -111,7 +111,7 @@ struct Lone {
 #[test]
 fn a_sharded_model_is_parallelized_with_one_parameter_gathered() {
     let _alone = alone();
-    let beyond = launch(Launch::threads(4), |world| {
+    let beyond = launch(apart(4), |world| {
         let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
         let device = world.device().clone().autodiff();
         let plan = || Plan::new().with("layers.*", Style::colwise());

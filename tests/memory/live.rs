@@ -136,6 +136,11 @@ pub fn restart_peak() {
     account.peak.store(account.live.load(SeqCst), SeqCst);
 }
 
+/// So many threads, each of which takes what a rank on a machine of its own does.
+pub fn apart(ranks: usize) -> Launch {
+    Launch::threads(ranks).separate_memory()
+}
+
 /// How many allocations this thread makes in `program`.
 pub fn allocations<T>(program: impl FnOnce() -> T) -> (T, usize) {
     let before = ALLOCATIONS.get();
@@ -172,7 +177,7 @@ pub fn measure<M: Module>(
     make: impl Fn(&World, &Device) -> Result<M> + Sync,
     loss: impl Fn(&M, &Device) -> Tensor<1> + Sync,
 ) -> Measured {
-    let measured = launch(Launch::threads(ranks), |world| {
+    let measured = launch(apart(ranks), |world| {
         let device = world.device().clone().autodiff();
         let device = if checkpointing { device.gradient_checkpointing() } else { device };
         let settle = |world: &World| {

@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
 
-use crate::live::{allocates_for, alone, own, own_peak, restart_peak};
+use crate::live::{allocates_for, alone, apart, own, own_peak, restart_peak};
 
 const WIDTH: usize = 192;
 /// Bytes of a matrix.
@@ -19,7 +19,7 @@ const RANKS: usize = 4;
 
 /// The most that a step takes of a rank, in matrices, of a model of so many.
 fn taken(matrices: usize) -> f64 {
-    let taken = launch(Launch::threads(RANKS), |world| {
+    let taken = launch(apart(RANKS), |world| {
         allocates_for(world.rank());
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
         let device = world.device().clone().autodiff();

@@ -30,14 +30,16 @@
 //!    when a rank that it needs has [left](Engine::leave), and at its deadline.
 //! 4. **Bits.** A reduction adds neighbours in one fixed binary tree over the group's ranks: f16 and bf16 in f32, rounded
 //!    once, the averages of narrow integers in 64 bits.
-//! 5. **Memory.** What is posted belongs to the engine until all ranks have what they need of it. A result shares no
-//!    memory with another rank's tensor. Any number of calls may be posted ahead: backward's gathers are, all at once, so
+//! 5. **Memory.** What is posted belongs to the engine until all ranks have what they need of it. Who writes to a result
+//!    leaves what others have alone: ranks of a process may have handles to one memory, which tensors are, and in which burn
+//!    writes where there is one handle only. Any number of calls may be posted ahead: backward's gathers are, all at once, so
 //!    an engine with buffers of its own does not fill one before it must. Threads hold references to shards, no more.
 //! 6. **Progress.** [`Pending::wait`] makes it, on the thread that waits, where nothing else does. A [`Pending`] may be
 //!    dropped at any time, which never waits: the rank has taken part, and the others get their results.
 
 mod failure;
 mod generic;
+mod manner;
 mod pending;
 mod print;
 mod provided;
@@ -59,6 +61,7 @@ use crate::placement::Cut;
 
 pub use failure::Failure;
 pub(crate) use generic::{concat, from_data, into_data, reduce, reshaped, rows};
+pub use manner::Manner;
 pub(super) use pending::Mapped;
 pub use pending::{Pending, Waited};
 pub use print::Print;

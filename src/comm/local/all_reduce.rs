@@ -107,21 +107,18 @@ impl LocalChannel {
         window: Option<Arc<Wholes>>,
         rows: &[DispatchTensor],
     ) -> Arc<Open<Vec<DispatchTensor>>> {
-        let (member, device) = (self.member.group.rank(), self.member.home(rows));
+        let device = self.member.home(rows);
         let bytes = rows.iter().map(|row| (row.shape().num_elements() * row.dtype().size()) as u64).sum();
         let is_open = window.is_none() && self.is_worth_hands(bytes, &device);
-        let finish = move |deposits: &[Deposit], _: Option<&Wholes>| {
-            let exchange = Exchange { deposits, member, device: &device, wholes: None };
-            match window {
-                Some(window) => {
-                    exchange.land(&window);
-                    Vec::new()
-                }
-                None => exchange.joined(count),
+        let finish = move |exchange: &Exchange| match window {
+            Some(window) => {
+                exchange.land(&window);
+                Vec::new()
             }
+            None => exchange.joined(count),
         };
         let seat = Seat::new(self.engine.clone(), ticket, false);
-        let joined = Box::new(Joined { seat, own: None, taken: None, finish });
+        let joined = Box::new(Joined { seat, own: None, taken: None, device, finish });
         if is_open { self.engine.leave_open(ticket, joined) } else { Open::new(self.member.rank(), joined) }
     }
 }

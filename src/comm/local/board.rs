@@ -39,7 +39,7 @@ use crate::comm::{CollectiveId, CommError, Divergence, Op};
 
 use mail::Mail;
 pub(crate) use mail::{Announced, Claim, Letter};
-use slot::Slot;
+use slot::{Places, Slot};
 pub(crate) use waits::{LongWait, Wait};
 
 /// What two ranks must agree on.
@@ -140,6 +140,8 @@ struct Group<F, P> {
     /// Sequence number of the oldest slot.
     base: u64,
     slots: VecDeque<Slot<F, P>>,
+    /// Empty places for the next collective: of many ranks they are much memory.
+    spare: Places<F, P>,
     /// Of each member; nothing before the first message.
     mail: Vec<Mail<F, P>>,
 }
@@ -172,7 +174,15 @@ impl<F: Fingerprint, P> Board<F, P> {
         named.insert(Arc::clone(&ranks), key);
         let next = vec![0; ranks.len()];
         let left = ranks.iter().filter(|rank| self.ranks[**rank].returned).count();
-        self.groups.push(Group { ranks, next, left, base: 0, slots: VecDeque::new(), mail: Vec::new() });
+        self.groups.push(Group {
+            ranks,
+            next,
+            left,
+            base: 0,
+            slots: VecDeque::new(),
+            spare: Vec::new(),
+            mail: Vec::new(),
+        });
         key
     }
 
@@ -218,7 +228,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         g.next[member] += 1;
         let at = (seq - g.base) as usize;
         if at == g.slots.len() {
-            g.slots.push_back(Slot::new(g.ranks.len()));
+            g.slots.push_back(Slot::new(g.ranks.len(), std::mem::take(&mut g.spare)));
         }
         let slot = &mut g.slots[at];
         let suspect = slot.suspect(member, &print);
@@ -280,7 +290,8 @@ impl<F: Fingerprint, P> Board<F, P> {
         slot.unreleased -= 1;
         if slot.unreleased == 0 {
             self.freed.push(slot.parts.take().unwrap_or_else(|| slot.deposits()));
-            slot.joined = Vec::new();
+            g.spare = std::mem::take(&mut slot.joined);
+            g.spare.fill_with(|| None);
             self.declined.extend(slot.offered.drain(..).map(|member| Ticket { member, ..ticket }));
         }
         while g.slots.front().is_some_and(|slot| slot.unreleased == 0) {

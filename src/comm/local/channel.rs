@@ -20,7 +20,6 @@ use super::outlet::{Outlet, Share, Shares, When};
 use super::pending::{Awaited, Joined, Own, Seat, Sent};
 use crate::comm::engine::{Channel, Member, Message, Post, Posted, rows_for_each};
 use crate::comm::process::layout::Layout;
-use crate::comm::process::wholes::Wholes;
 use crate::comm::{Plan, ReduceOp, Sharded, TensorMeta};
 use crate::memory;
 use crate::placement::Cut;
@@ -68,7 +67,7 @@ impl LocalChannel {
         post: Post,
         deposit: Deposit,
         shares: Option<Shares>,
-        finish: impl FnOnce(Exchange) -> T + Send + 'static,
+        finish: impl FnOnce(&Exchange) -> T + Send + 'static,
     ) -> Posted<T> {
         self.join_with(post, deposit, shares, None, finish)
     }
@@ -80,7 +79,7 @@ impl LocalChannel {
         deposit: Deposit,
         shares: Option<Shares>,
         mut own: Option<Own>,
-        finish: impl FnOnce(Exchange) -> T + Send + 'static,
+        finish: impl FnOnce(&Exchange) -> T + Send + 'static,
     ) -> Posted<T> {
         self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.home(&deposit.tensors));
@@ -104,11 +103,8 @@ impl LocalChannel {
             }
             _ => (join(post.print, deposit)?, None),
         };
-        let finish = move |deposits: &[Deposit], wholes: Option<&Wholes>| {
-            finish(Exchange { deposits, member: place, device: &device, wholes })
-        };
         let seat = Seat::new(self.engine.clone(), ticket, self.outlet.is_some() && post.ahead);
-        let joined = Box::new(Joined { seat, own, taken, finish });
+        let joined = Box::new(Joined { seat, own, taken, device, finish });
         Ok(if is_open { Box::new(Left(self.engine.leave_open(ticket, joined))) } else { joined })
     }
 
@@ -221,7 +217,7 @@ impl Channel for LocalChannel {
     ) -> Posted<Vec<DispatchTensor>> {
         let deposit = Deposit::new(tensors);
         let shares = self.shares(&deposit, Share::Whole);
-        self.join(post, deposit, shares, move |exchange| exchange.copies(root))
+        self.join(post, deposit, shares, move |exchange| exchange.of_root(root))
     }
 
     fn barrier(&self, post: Post) -> Posted<()> {

@@ -1,14 +1,17 @@
 //! What each collective does with the deposits, once all are there.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 #[cfg(feature = "cube")]
 use burn_cubecl::tensor::CubeTensor;
 
+use super::LocalEngine;
+use super::board::Ticket;
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::comm::courier::Taken;
@@ -149,17 +152,27 @@ impl Deposit {
 #[derive(Debug)]
 pub(super) struct Exchange<'a> {
     pub deposits: &'a [Deposit],
-    /// The rank's position in the group.
-    pub member: usize,
+    pub engine: &'a LocalEngine,
+    /// The rank's.
+    pub ticket: Ticket,
     /// Where a tensor goes that the rank has no counterpart of.
     pub device: &'a Device,
     /// Results in which this rank's own parts are.
     pub wholes: Option<&'a Wholes>,
+    /// How long the rank has waited for others that make its result with it.
+    pub waited: Cell<Duration>,
 }
 
 impl<'a> Exchange<'a> {
+    pub fn new(deposits: &'a [Deposit], engine: &'a LocalEngine, ticket: Ticket, device: &'a Device) -> Self {
+        Self { deposits, engine, ticket, device, wholes: None, waited: Cell::default() }
+    }
+
     /// What has come from other processes in its place, with what is not there yet.
     pub fn landed(&self) -> Option<Vec<DispatchTensor>> {
+        if !self.are_some_elsewhere() {
+            return None;
+        }
         let in_deposits = || self.deposits.iter().find_map(|deposit| deposit.wholes.as_deref());
         let wholes = self.wholes.or_else(in_deposits)?;
         self.land(wholes);
@@ -167,13 +180,27 @@ impl<'a> Exchange<'a> {
         Some(unsafe { wholes.take(self.device) })
     }
 
+    /// Whether ranks of the world are in other processes. Where they are not, nobody looks at every deposit for what may have
+    /// come from there.
+    fn are_some_elsewhere(&self) -> bool {
+        self.engine.others.is_some()
+    }
+
+    /// Where a result belongs that all ranks get alike, if several of them are here.
+    #[cfg(feature = "flex")]
+    fn owner(&self, keep: flex::Keep) -> Option<flex::Owner<'_>> {
+        let shelf = self.engine.shelf.as_ref()?;
+        let here = self.deposits.iter().filter(|deposit| deposit.origin == Origin::Here);
+        (here.take(2).count() == 2).then(|| self.deposits[0].shared.owner(shelf, self.ticket, keep, &self.waited))
+    }
+
     /// Has all be in `wholes`, in which some may have landed.
     pub fn land(&self, wholes: &Wholes) {
         for (member, deposit) in self.deposits.iter().enumerate() {
-            let is_there = deposit.wholes.is_some() || (member == self.member && self.wholes.is_some());
+            let is_there = deposit.wholes.is_some() || (member == self.ticket.member && self.wholes.is_some());
             if !is_there {
                 // SAFETY: the deposits are complete, and this one's tensors are here.
-                unsafe { wholes.put(member, deposit.for_whole(self.member), || ()) };
+                unsafe { wholes.put(member, deposit.for_whole(self.ticket.member), || ()) };
             }
         }
     }
@@ -194,7 +221,7 @@ impl<'a> Exchange<'a> {
             let parts = |deposit: &'a Deposit| deposit.tensors.iter().map(flex::primitive).collect();
             let parts = first.shared.gathered(joints, || self.deposits.iter().map(parts).collect());
             if let Some(parts) = parts {
-                return joints.wholes(parts);
+                return joints.wholes(parts, self.owner(flex::Keep::Latest));
             }
         }
         let whole = |(index, (dim, _)): (usize, &(usize, Cut))| {
@@ -215,31 +242,35 @@ impl<'a> Exchange<'a> {
         self.landed_one().unwrap_or_else(|| concat(blocks.collect(), dim, &self.home(0)))
     }
 
-    /// Copies of the tensors of `root`.
-    pub fn copies(&self, root: usize) -> Vec<DispatchTensor> {
+    /// The tensors of `root`.
+    pub fn of_root(&self, root: usize) -> Vec<DispatchTensor> {
         let root = &self.deposits[root];
         root.tensors.iter().map(|tensor| self.own(root, tensor)).collect()
     }
 
-    /// A copy of what each rank has for this one; `own` of its own.
+    /// What each rank has for this one; `own` of its own.
     pub fn addressed(&self, mut own: Vec<DispatchTensor>) -> Vec<Vec<DispatchTensor>> {
-        let parts = |(member, deposit): (usize, &Deposit)| match member == self.member {
+        let parts = |(member, deposit): (usize, &Deposit)| match member == self.ticket.member {
             true => std::mem::take(&mut own),
-            false => deposit.parts_for(self.member).iter().map(|tensor| self.own(deposit, tensor)).collect(),
+            false => deposit.parts_for(self.ticket.member).iter().map(|tensor| self.own(deposit, tensor)).collect(),
         };
         self.deposits.iter().enumerate().map(parts).collect()
     }
 
     /// What each rank has for this one, one after another.
     pub fn rows(&self) -> DispatchTensor {
-        let rows = self.deposits.iter().flat_map(|deposit| deposit.parts_for(self.member));
+        let rows = self.deposits.iter().flat_map(|deposit| deposit.parts_for(self.ticket.member));
         let rows = rows.map(|tensor| (tensor, full(&tensor.shape()[..])));
         self.landed_one().unwrap_or_else(|| concat(rows.collect(), 0, self.device))
     }
 
-    /// A copy of a tensor of `deposit`, or itself, if no other rank has it.
+    /// A tensor of `deposit`: itself, if no other rank has it, or it is all that there is in its memory; otherwise a copy.
     fn own(&self, deposit: &Deposit, tensor: &DispatchTensor) -> DispatchTensor {
-        if deposit.origin == Origin::ForOne && tensor.device() == *self.device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        let is_shared = self.engine.shelf.is_some() && flex::is_alone(tensor);
+        #[cfg(not(feature = "flex"))]
+        let is_shared = false;
+        if (deposit.origin == Origin::ForOne || is_shared) && tensor.device() == *self.device.as_dispatch() {
             return tensor.clone();
         }
         concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)
@@ -248,7 +279,7 @@ impl<'a> Exchange<'a> {
     /// This rank's part, along `dim`, of tensor `index` of `root`.
     pub fn part(&self, index: usize, root: usize, dim: usize, whole: &Cut) -> DispatchTensor {
         let root = &self.deposits[root];
-        match root.cut_for(self.member, index) {
+        match root.cut_for(self.ticket.member, index) {
             Ok(part) => self.own(root, part),
             Err(_) => concat(vec![self.cut(root, index, dim, whole)], 0, &self.home(index)),
         }
@@ -256,7 +287,7 @@ impl<'a> Exchange<'a> {
 
     /// Where this rank's part, along `dim`, of tensor `index` of a deposit is.
     fn cut<'b>(&self, deposit: &'b Deposit, index: usize, dim: usize, whole: &Cut) -> (&'b DispatchTensor, Ranges) {
-        match deposit.cut_for(self.member, index) {
+        match deposit.cut_for(self.ticket.member, index) {
             Ok(part) => (part, full(&part.shape()[..])),
             Err(tensor) => (tensor, cut(&tensor.shape()[..], dim, self.mine(whole))),
         }
@@ -264,7 +295,7 @@ impl<'a> Exchange<'a> {
 
     /// This rank's part, along `dim`, of the reduction of tensor `index`.
     pub fn reduce_part(&self, index: usize, dim: usize, whole: &Cut, op: ReduceOp) -> DispatchTensor {
-        if self.deposits.iter().any(|deposit| !deposit.addressees.is_empty()) {
+        if self.are_some_elsewhere() && self.deposits.iter().any(|deposit| !deposit.addressees.is_empty()) {
             return self.reduce_cut(index, dim, whole, op);
         }
         let shape = self.deposits[0].tensors[index].shape();
@@ -273,7 +304,7 @@ impl<'a> Exchange<'a> {
 
     /// The same where ranks of other processes have sent no more than this rank's parts.
     fn reduce_cut(&self, index: usize, dim: usize, whole: &Cut, op: ReduceOp) -> DispatchTensor {
-        let term = |deposit: &Deposit| match deposit.cut_for(self.member, index) {
+        let term = |deposit: &Deposit| match deposit.cut_for(self.ticket.member, index) {
             Ok(part) => part.clone(),
             Err(tensor) => part(tensor, dim, self.mine(whole)),
         };
@@ -290,17 +321,13 @@ impl<'a> Exchange<'a> {
 
     /// The reduction of tensor `index`.
     pub fn reduce_whole(&self, index: usize, op: ReduceOp) -> DispatchTensor {
-        let shape = self.deposits[0].tensors[index].shape();
         #[cfg(feature = "flex")]
-        if self.deposits.len() > 2
-            && self.deposits.iter().filter(|deposit| deposit.origin == Origin::Here).count() > 1
-            && shape.num_elements() >= SHARED_REDUCTION
-            && has_kernel(op)
+        if has_kernel(op)
             && let Some(terms) = self.terms(index)
         {
-            return terms.reduce_shared(self.member, op);
+            return terms.reduce_whole(op, self.owner(flex::Keep::All));
         }
-        self.reduce(index, &full(&shape[..]), op)
+        self.reduce(index, &full(&self.deposits[0].tensors[index].shape()[..]), op)
     }
 
     fn reduce(&self, index: usize, ranges: &Ranges, op: ReduceOp) -> DispatchTensor {
@@ -328,19 +355,15 @@ impl<'a> Exchange<'a> {
 
     /// The interval that this rank holds.
     fn mine(&self, whole: &Cut) -> Range<usize> {
-        whole.range(self.deposits.len(), self.member)
+        whole.range(self.deposits.len(), self.ticket.member)
     }
 
     /// Where tensor `index` of this rank lives.
     fn home(&self, index: usize) -> Device {
-        let own = self.deposits[self.member].tensors.get(index);
+        let own = self.deposits[self.ticket.member].tensors.get(index);
         own.map_or_else(|| self.device.clone(), |tensor| Device::new(tensor.device()))
     }
 }
-
-/// From this many elements on, more than two ranks share the work of an all-reduce.
-#[cfg(feature = "flex")]
-const SHARED_REDUCTION: usize = 16 * 1024;
 
 /// Whether reductions of this kind have kernels; the others are burn's operations.
 pub(super) fn has_kernel(op: ReduceOp) -> bool {

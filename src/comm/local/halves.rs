@@ -83,7 +83,7 @@ impl Pending<()> for First {
         let (ticket, engine) = (seat.take(), &seat.engine);
         let Met { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
         let reduced = Waited::timed(|| {
-            let exchange = Exchange { deposits: &parts, member: ticket.member, device: &device, wholes: None };
+            let exchange = Exchange::new(&parts, engine, ticket, &device);
             let reduced = cuts.iter().enumerate().map(|(index, (dim, cut))| exchange.reduce_part(index, *dim, cut, op));
             let deposit = Deposit::new(reduced.collect());
             outlet.bring(second.seq, outlet.shares(&deposit, Share::Whole));

@@ -11,8 +11,8 @@
 //!
 //! - What a rank owes is always left to them: the others wait for it.
 //! - Results are, from [`WORTH`] bytes on and where they are made on the host. A result that is made early is there early:
-//!   of a rank that is alone in its process in place of what it is made of; of several, the results of all beside what
-//!   they share, for as long as one of them is not made. What is called ahead is left to the rank: it is not asked for yet.
+//!   of a rank that is alone in its process in place of what it is made of; of several, the results beside what they are
+//!   made of, for as long as one of them is not made. What is called ahead is left to the rank: it is not asked for yet.
 //! - They do one thing after another: a rank that comes first does its own.
 
 use std::collections::HashMap;

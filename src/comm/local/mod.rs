@@ -2,9 +2,11 @@
 //!
 //! A collective has two steps. Issuing it deposits references to the rank's tensors, with a
 //! fingerprint, and never blocks. Waiting blocks until all deposits of that sequence number are
-//! there; then the rank builds its own result straight from its peers' memory. So any number of
-//! collectives can be under way, in any order of waiting, and a result never shares memory with
-//! another rank's tensor.
+//! there; then the rank builds its result straight from its peers' memory. So any number of
+//! collectives can be under way, in any order of waiting.
+//!
+//! What all ranks get alike, as from an all-gather or an all-reduce, they make together, and have in common; what one rank
+//! sends whole another has by reference. Tensors are handles: who writes to one that others have, too, gets memory of its own.
 //!
 //! Ranks may be in several [processes](super::process), each of which has some. A call is then also sent to those that have
 //! ranks of its group (`outlet`), where it joins in the rank's name (`remote`). Large all-reduces are then two collectives,
@@ -40,7 +42,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::engine::{Channel, Elsewhere, Engine, Failure, Member, Print, Successor, launch_number};
+use super::engine::{Channel, Elsewhere, Engine, Failure, Manner, Member, Print, Successor, launch_number};
 use super::{CommError, Divergence, Op, RankReport};
 use crate::Error;
 
@@ -50,7 +52,7 @@ pub(super) use data::Deposit;
 pub(super) use muster::Notice;
 pub(super) use others::Others;
 pub(super) use remote::Place;
-use rendezvous::{Lingers, Outside};
+use rendezvous::{LINGER, Lingers, Outside};
 use shrink::GoingOn;
 
 /// What the ranks of one [`launch`](super::launch) in one process share.
@@ -66,22 +68,46 @@ pub(super) struct LocalEngine {
     launch: u64,
     /// Ranks whose programs are over.
     left: AtomicUsize,
-    /// A rank may call and wait on several threads at once.
-    multithreaded: bool,
+    manner: Manner,
     going_on: GoingOn,
+    /// Of what ranks here get alike, unless each has memory of its own.
+    #[cfg(feature = "flex")]
+    shelf: Option<flex::Shelf>,
     this: Weak<Self>,
 }
+
+/// What a rank takes to join a collective, or to make its part of one that is small, with much room: once ranks sleep, each
+/// wakes so late that the next ones sleep, too.
+const TURN: Duration = Duration::from_micros(80);
 
 /// How ranks pass the time before they sleep: where there are enough cores, 20 microseconds or so, which is what it takes to
 /// sleep and be woken; where there are not, a few turns of all that share one.
 fn lingers(ranks: usize) -> Lingers {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if ranks <= cores { Lingers::Spinning(500) } else { Lingers::Yielding(16) }
+    if ranks <= cores {
+        return Lingers::Spinning(500);
+    }
+    // Each has its turn before a waiter gets its core back.
+    let round = TURN * ranks.div_ceil(cores) as u32;
+    Lingers::Yielding(16, LINGER.max(round))
+}
+
+/// Of what ranks have in common, if they may.
+#[cfg(feature = "flex")]
+fn shelf(manner: Manner, have_cores: bool, before: Option<&LocalEngine>) -> Option<flex::Shelf> {
+    let before = before.and_then(|engine| engine.shelf.as_ref());
+    (!manner.separate_memory).then(|| flex::Shelf::new(have_cores, before))
 }
 
 impl LocalEngine {
-    pub fn new(size: usize, multithreaded: bool) -> Arc<Self> {
-        let rendezvous = rendezvous::Rendezvous::new(size, lingers(size), multithreaded);
+    pub fn new(size: usize, manner: Manner) -> Arc<Self> {
+        Self::after(None, size, manner)
+    }
+
+    /// The same, of ranks that go on from another engine.
+    fn after(before: Option<&Self>, size: usize, manner: Manner) -> Arc<Self> {
+        let lingers = lingers(size);
+        let rendezvous = rendezvous::Rendezvous::new(size, lingers, manner.multithreaded);
         let going_on = GoingOn::new(std::iter::once(0..size), 0);
         Arc::new_cyclic(|this| Self {
             rendezvous,
@@ -90,26 +116,30 @@ impl LocalEngine {
             others: None,
             launch: launch_number(),
             left: AtomicUsize::new(0),
-            multithreaded,
+            manner,
             going_on,
+            #[cfg(feature = "flex")]
+            shelf: shelf(manner, matches!(lingers, Lingers::Spinning(_)), before),
             this: this.clone(),
         })
     }
 
-    /// Of ranks in several processes, as this one sees the others.
-    pub(super) fn of_processes(others: Others, multithreaded: bool) -> Arc<Self> {
+    /// Of ranks in several processes, as this one sees the others; which may go on from another engine.
+    pub(super) fn of_processes(before: Option<&Self>, others: Others, manner: Manner) -> Arc<Self> {
         let others = Arc::new(others);
         let (size, decides) = (others.size(), others.decides());
-        let rendezvous = rendezvous::Rendezvous::among_processes(size, multithreaded, decides, others.clone());
+        let rendezvous = rendezvous::Rendezvous::among_processes(size, manner.multithreaded, decides, others.clone());
         Arc::new_cyclic(|this| Self {
             rendezvous,
             size,
             here: others.here(),
             launch: launch_number(),
             left: AtomicUsize::new(0),
-            multithreaded,
+            manner,
             going_on: others.going_on(),
             others: Some(others),
+            #[cfg(feature = "flex")]
+            shelf: shelf(manner, false, before),
             this: this.clone(),
         })
     }

@@ -60,7 +60,7 @@ impl<T> Open<T> {
     pub fn is_complete(&self) -> bool {
         match &*self.state.lock() {
             State::Open(pending) => pending.is_complete(),
-            // The hands are at what is complete, and wait for nobody.
+            // The hands are at what is complete, and wait for nobody but who makes it with them.
             State::Taken | State::Finished(_) => true,
         }
     }
@@ -124,6 +124,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::comm::engine::Manner;
 
     /// A call that is complete, and becomes what `make` returns.
     struct Complete<F>(F);
@@ -147,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_comes_while_the_hands_are_at_it_waits_for_them() {
-        let engine = LocalEngine::new(1, false);
+        let engine = LocalEngine::new(1, Manner::default());
         let ((tell, begun), (go, told)) = (mpsc::channel(), mpsc::channel());
         let open = open(move || {
             tell.send(()).unwrap();
@@ -168,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_the_rank_has_taken_the_hands_leave() {
-        let (engine, open) = (LocalEngine::new(1, false), open(|| 5));
+        let (engine, open) = (LocalEngine::new(1, Manner::default()), open(|| 5));
         let own = open.take().unwrap();
         open.finish(&engine);
         assert!(!open.is_open());
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_hands_is_the_ranks() {
-        let engine = LocalEngine::new(1, false);
+        let engine = LocalEngine::new(1, Manner::default());
         let open = open(|| panic!("boom"));
         open.finish(&engine);
         let error = open.wait(Duration::ZERO).map(|waited: Waited<()>| waited.value).unwrap_err();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::backend::DispatchTensor;
+use burn::tensor::Device;
 
 use super::LocalEngine;
 use super::board::{Claim, Ticket};
@@ -90,12 +91,13 @@ pub(super) struct Joined<F> {
     pub own: Option<Own>,
     /// Noted when other processes are told, if there are some.
     pub taken: Option<Taken>,
+    pub device: Device,
     pub finish: F,
 }
 
 impl<T, F> Pending<T> for Joined<F>
 where
-    F: FnOnce(&[Deposit], Option<&Wholes>) -> T + Send,
+    F: FnOnce(&Exchange) -> T + Send,
 {
     fn is_complete(&self) -> bool {
         self.seat.is_complete()
@@ -110,7 +112,7 @@ where
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
-        let Self { mut seat, own, taken, finish } = *self;
+        let Self { mut seat, own, taken, device, finish } = *self;
         let ticket = seat.take();
         if seat.ahead {
             seat.engine.ask(seat.engine.rendezvous.want_and_next(ticket));
@@ -118,9 +120,13 @@ where
         // While the others' parts are on their way.
         let put = Waited::timed(|| own.and_then(|own| own.put(&seat.engine, ticket)));
         let Met { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
-        let finished = Waited::timed(|| finish(&parts, put.value.as_deref()));
-        let carried = Deposit::carried(&parts, taken.as_ref());
-        Ok(Waited { moving: put.moving + finished.moving, last: Some(last), carried, ..finished })
+        let exchange = Exchange::new(&parts, &seat.engine, ticket, &device);
+        let exchange = Exchange { wholes: put.value.as_deref(), ..exchange };
+        let finished = Waited::timed(|| finish(&exchange));
+        let moving = put.moving + finished.moving.saturating_sub(exchange.waited.get());
+        // Where there are no other processes, every rank would look through the deposits of all, for nothing.
+        let carried = seat.engine.others.as_ref().and_then(|_| Deposit::carried(&parts, taken.as_ref()));
+        Ok(Waited { moving, last: Some(last), carried, ..finished })
     }
 }
 
@@ -160,8 +166,10 @@ impl Pending<Message> for Awaited {
         let letter = self.engine.rendezvous.wait_for_message(claim, deadline)?;
         let received = Waited::timed(|| {
             let deposits = std::slice::from_ref(&letter.part);
-            let exchange = Exchange { deposits, member: 0, device: &self.member.device, wholes: None };
-            Message { from: letter.from, tensors: exchange.copies(0) }
+            // As from the root of a group that is the sender alone.
+            let root = Ticket { group: claim.group, member: 0, seq: 0 };
+            let exchange = Exchange::new(deposits, &self.engine, root, &self.member.device);
+            Message { from: letter.from, tensors: exchange.of_root(0) }
         });
         // Who receives tells nobody.
         let carried = Deposit::carried(std::slice::from_ref(&letter.part), None);

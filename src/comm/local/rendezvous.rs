@@ -38,12 +38,12 @@ pub(crate) struct Rendezvous<F, P> {
 pub(crate) enum Lingers {
     /// It looks so many times: where every rank has a core of its own.
     Spinning(u32),
-    /// It lets others run on its core so many times, for [`LINGER`] at most: who it waits for may be among them.
-    Yielding(u32),
+    /// It lets others run on its core so many times, for so long at most: who it waits for may be among them.
+    Yielding(u32, Duration),
 }
 
-/// How long a waiter yields, if it gets its core back at all; and helps while nothing moves.
-const LINGER: Duration = Duration::from_millis(1);
+/// How long a waiter of few ranks yields, if it gets its core back at all; and helps while nothing moves.
+pub(crate) const LINGER: Duration = Duration::from_millis(1);
 
 /// How often a waiter lingers at most, when what is rung for is not what it waits for.
 const LINGERS: u32 = 64;
@@ -277,9 +277,9 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         }
         match self.lingers {
             Lingers::Spinning(times) => (0..times).take_while(|_| quiet()).for_each(|_| spin_loop()),
-            Lingers::Yielding(times) => {
+            Lingers::Yielding(times, most) => {
                 // Who computes on the core keeps it for long, once it has it.
-                let end = until.min(Instant::now() + LINGER);
+                let end = until.min(Instant::now() + most);
                 (0..times).take_while(|_| quiet() && Instant::now() < end).for_each(|_| yield_now());
             }
         }

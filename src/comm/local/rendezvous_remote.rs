@@ -59,7 +59,8 @@ const GRACE: Duration = Duration::from_secs(5);
 impl<F: Fingerprint, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks in several processes, one of which `decides` which failure is the first.
     pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, outside: Arc<dyn Outside>) -> Self {
-        let rendezvous = Self { outside: Some(outside), ..Self::new(ranks, Lingers::Yielding(YIELDS), multithreaded) };
+        let rendezvous =
+            Self { outside: Some(outside), ..Self::new(ranks, Lingers::Yielding(YIELDS, LINGER), multithreaded) };
         if !decides {
             rendezvous.state.lock().board.defer();
         }

@@ -39,7 +39,7 @@ fn run(ranks: usize, lingers: Lingers, program: impl Fn(usize, &Plain, GroupKey)
 
 #[test]
 fn every_rank_gets_every_deposit_round_after_round() {
-    for lingers in [Lingers::Spinning(0), Lingers::Spinning(100), Lingers::Yielding(10)] {
+    for lingers in [Lingers::Spinning(0), Lingers::Spinning(100), Lingers::Yielding(10, LINGER)] {
         run(5, lingers, |rank, rendezvous, group| {
             for round in 0..2000 {
                 let ticket = rendezvous.join(group, rank, Same, 10 * round + rank).unwrap();
@@ -53,7 +53,7 @@ fn every_rank_gets_every_deposit_round_after_round() {
 #[test]
 fn a_failure_wakes_the_waiters_of_every_group() {
     for _ in 0..200 {
-        run(4, Lingers::Yielding(1), |rank, rendezvous, group| {
+        run(4, Lingers::Yielding(1, LINGER), |rank, rendezvous, group| {
             if rank == 3 {
                 rendezvous.fail(Failure::Panicked { rank, message: "boom".into() });
                 return;

@@ -117,9 +117,9 @@ impl LocalEngine {
     /// The engine of these ranks.
     fn next_engine(&self, ranks: &[usize]) -> Arc<Self> {
         match &self.others {
-            None => Self::new(ranks.len(), self.multithreaded),
+            None => Self::after(Some(self), ranks.len(), self.manner),
             Some(others) => {
-                let engine = Self::of_processes(others.of_those(ranks), self.multithreaded);
+                let engine = Self::of_processes(Some(self), others.of_those(ranks), self.manner);
                 others.begin(&engine);
                 engine
             }

@@ -11,8 +11,11 @@ pub(super) enum Wanted {
     Now,
 }
 
+/// Of each member that has joined the print, and the deposit until it is handed out.
+pub(super) type Places<F, P> = Vec<Option<(F, Option<P>)>>;
+
 pub(super) struct Slot<F, P> {
-    pub(super) joined: Vec<Option<(F, Option<P>)>>,
+    pub(super) joined: Places<F, P>,
     /// The first member that has joined, in group order.
     pub(super) first: usize,
     /// How many members have not joined.
@@ -32,8 +35,10 @@ pub(super) struct Slot<F, P> {
 }
 
 impl<F: Fingerprint, P> Slot<F, P> {
-    pub(super) fn new(size: usize) -> Self {
-        let joined = (0..size).map(|_| None).collect();
+    /// For a group of `size`, of which `spare` are places that an earlier collective has left empty, or nothing.
+    pub(super) fn new(size: usize, spare: Places<F, P>) -> Self {
+        let mut joined = spare;
+        joined.resize_with(size, || None);
         Self {
             joined,
             first: size,

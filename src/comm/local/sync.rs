@@ -1,4 +1,5 @@
-//! The blocking primitives of the rendezvous, in one place so that a model checker can replace them.
+//! The blocking primitives of the rendezvous, in one place so that a model checker can replace them; and of whatever else many
+//! ranks wait for at once.
 //!
 //! Those of std: all who sleep on a condition variable sleep at one address, and wake at once. parking_lot's would wake
 //! one after another, each once the one before has let go of the lock; of many ranks on few cores that takes half as

@@ -164,7 +164,7 @@ fn invariant_3_what_is_longer_than_a_message_goes_in_pieces() {
 /// Launches whose messages are of these limits.
 fn launches(limits: Limits) -> impl Fn(usize) -> Launch {
     let processes = Processes::new(Arc::new(start(limits)));
-    move |ranks| Launch::on(processes.engine(ranks / processes.count(), false))
+    move |ranks| Launch::on(processes.engine(ranks / processes.count()))
 }
 
 #[test]

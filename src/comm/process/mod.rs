@@ -44,7 +44,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::courier::{Addressee, Courier, Landing};
-use super::engine::Engine;
+use super::engine::{Engine, Manner};
 use super::local::{Deposit, LocalEngine, Others, Place};
 use crate::memory::Home;
 use header::{Contents, Header, LaunchKey, Word};
@@ -63,7 +63,7 @@ use late::Known;
 ///
 /// let courier: Arc<dyn Courier> = connect();
 /// let processes = Processes::new(courier);
-/// launch(Launch::on(processes.engine(4, false)), |world| {
+/// launch(Launch::on(processes.engine(4)), |world| {
 ///     // The ranks of all processes.
 ///     world.barrier("all are here")
 /// })?;
@@ -143,15 +143,19 @@ impl Processes {
     }
 
     /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on`](super::Launch::on).
-    /// `multithreaded` is what [`Launch::multithreaded`](super::Launch::multithreaded) says of ranks that are all here.
-    pub fn engine(&self, each: usize, multithreaded: bool) -> Arc<dyn Engine> {
+    pub fn engine(&self, each: usize) -> Arc<dyn Engine> {
+        self.engine_of(each, Manner::default())
+    }
+
+    /// The same, of ranks that live together in this manner in each process.
+    pub fn engine_of(&self, each: usize, manner: Manner) -> Arc<dyn Engine> {
         let launch = self.state.lock().next_launch();
         let processes = self.this.clone();
         let begin = Arc::new(move |launch, engine: &Arc<LocalEngine>| {
             processes.upgrade().expect("whoever communicates has them").begin(launch, engine);
         });
         let others = Others::new(self.courier.clone(), launch, &vec![each; self.count()], begin);
-        let engine = LocalEngine::of_processes(others, multithreaded);
+        let engine = LocalEngine::of_processes(None, others, manner);
         self.begin(launch, &engine);
         engine
     }

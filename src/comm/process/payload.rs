@@ -1,4 +1,4 @@
-//! Tensors on their way from process to process: as [`Payload`]s that are sent, as [`Space`] that they land in.
+//! Tensors on their way from process to process: as [`Payload`]s that are sent, as [`Raw`] memory that they land in.
 //!
 //! Of Flex tensors the elements are sent from where they are, and land where a tensor has them. Those of other backends
 //! go through memory of the host on both sides.
@@ -10,13 +10,13 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{Bytes, TensorData};
+use burn::tensor::TensorData;
 
 use crate::comm::courier::{Landing, Payload};
 use crate::comm::{TensorMeta, engine};
 #[cfg(feature = "flex")]
 use crate::memory::flex;
-use crate::memory::{self, Home};
+use crate::memory::{self, Home, Raw};
 
 /// The elements of a row-major tensor.
 pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
@@ -47,56 +47,9 @@ impl AsRef<[u8]> for Host {
     }
 }
 
-/// New memory, aligned for elements of one size.
-pub(super) enum Space {
-    Bytes(memory::Space<u8>),
-    Pairs(memory::Space<u16>),
-    Fours(memory::Space<u32>),
-    Eights(memory::Space<u64>),
-}
-
-impl Space {
-    /// Of the memory of `home`.
-    pub(super) fn at(home: &Arc<Home>, size: usize, count: usize) -> Self {
-        match size {
-            1 => Self::Bytes(memory::Space::at(home, count)),
-            2 => Self::Pairs(memory::Space::at(home, count)),
-            4 => Self::Fours(memory::Space::at(home, count)),
-            8 => Self::Eights(memory::Space::at(home, count)),
-            size => unreachable!("no element has {size} bytes"),
-        }
-    }
-
-    /// What has landed.
-    ///
-    /// # Safety
-    /// All of it is written.
-    pub(super) unsafe fn filled(self) -> Bytes {
-        // SAFETY: the caller says so.
-        unsafe {
-            match self {
-                Self::Bytes(space) => space.filled(),
-                Self::Pairs(space) => space.filled(),
-                Self::Fours(space) => space.filled(),
-                Self::Eights(space) => space.filled(),
-            }
-        }
-    }
-}
-
-impl Landing for Space {
+impl Landing for Raw {
     fn space(&mut self) -> &mut [MaybeUninit<u8>] {
-        fn bytes<E>(space: &mut [MaybeUninit<E>]) -> &mut [MaybeUninit<u8>] {
-            let len = size_of_val(space);
-            // SAFETY: it is as long, of lesser alignment, and need not be initialized before or after.
-            unsafe { std::slice::from_raw_parts_mut(space.as_mut_ptr().cast(), len) }
-        }
-        match self {
-            Self::Bytes(space) => bytes(space.elements()),
-            Self::Pairs(space) => bytes(space.elements()),
-            Self::Fours(space) => bytes(space.elements()),
-            Self::Eights(space) => bytes(space.elements()),
-        }
+        self.bytes()
     }
 }
 
@@ -114,13 +67,13 @@ pub(in crate::comm) fn are_of(lengths: &[usize], tensors: &[TensorMeta]) -> bool
 /// Space for the payloads of `tensors`, of the memory of `home`.
 pub(in crate::comm) fn spaces(tensors: &[TensorMeta], home: &Arc<Home>) -> Vec<Box<dyn Landing>> {
     let full = tensors.iter().filter(|meta| meta.shape.num_elements() > 0);
-    let space = |meta: &TensorMeta| Space::at(home, meta.dtype.size(), meta.shape.num_elements());
+    let space = |meta: &TensorMeta| Raw::at(Some(home), meta.dtype.size(), meta.shape.num_elements());
     full.map(|meta| -> Box<dyn Landing> { Box::new(space(meta)) }).collect()
 }
 
 /// Space for payloads that are of no use.
 pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn Landing>> {
-    lengths.iter().map(|len| -> Box<dyn Landing> { Box::new(Space::at(&Home::of_thread(), 1, *len)) }).collect()
+    lengths.iter().map(|len| -> Box<dyn Landing> { Box::new(Raw::at(None, 1, *len)) }).collect()
 }
 
 /// The tensors whose elements have landed in their [`spaces`], on the host.
@@ -131,7 +84,7 @@ pub(in crate::comm) unsafe fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box
     let (host, mut landings) = (memory::host(), landings.into_iter());
     let tensor = |meta: TensorMeta| {
         let space = match meta.shape.num_elements() {
-            0 => Space::at(&Home::of_thread(), meta.dtype.size(), 0),
+            0 => Raw::at(None, meta.dtype.size(), 0),
             _ => {
                 let landing: Box<dyn Any> = landings.next().expect("a payload for each tensor with elements");
                 *landing.downcast().expect("landings come back as they were given")

@@ -21,13 +21,13 @@ use burn::tensor::{Device, TensorData};
 use parking_lot::Mutex;
 
 use super::layout::Layout;
-use super::payload::{Space, payload};
+use super::payload::payload;
 use crate::comm::TensorMeta;
 use crate::comm::courier::Landing;
 use crate::comm::engine;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::stream;
-use crate::memory::Home;
+use crate::memory::{Home, Raw};
 use crate::placement::Cut;
 
 /// Parts of fewer bytes are copied faster than their place is found.
@@ -52,7 +52,7 @@ pub(in crate::comm) struct Wholes {
 /// Where wholes are.
 enum Memory {
     /// Until the result is taken.
-    Own(Mutex<Option<Vec<Space>>>),
+    Own(Mutex<Option<Vec<Raw>>>),
     /// In others, which there are as long as these.
     Of(#[expect(dead_code, reason = "kept, not read")] Arc<Wholes>),
 }
@@ -67,9 +67,9 @@ unsafe impl Sync for Start {}
 impl Wholes {
     /// Memory of `home` for them.
     pub fn new(layouts: Vec<Layout>, home: &Arc<Home>) -> Arc<Self> {
-        let space = |layout: &Layout| Space::at(home, layout.dtype.size(), layout.shape.num_elements());
+        let space = |layout: &Layout| Raw::at(Some(home), layout.dtype.size(), layout.shape.num_elements());
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
-        let start = |space: &mut Space| Start(NonNull::from(space.space()).cast());
+        let start = |space: &mut Raw| Start(NonNull::from(space.bytes()).cast());
         let starts = spaces.iter_mut().map(start).collect();
         Arc::new(Self { layouts, starts, memory: Memory::Own(Mutex::new(Some(spaces))) })
     }
@@ -136,7 +136,7 @@ impl Wholes {
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
         let Memory::Own(spaces) = &self.memory else { unreachable!("a window is no result") };
         let spaces = spaces.lock().take().expect("a result is taken once");
-        let whole = |(Layout { shape, dtype, .. }, space): (&Layout, Space)| {
+        let whole = |(Layout { shape, dtype, .. }, space): (&Layout, Raw)| {
             // SAFETY: the parts of all members are written, which is all there is.
             let bytes = unsafe { space.filled() };
             engine::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)

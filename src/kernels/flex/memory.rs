@@ -1,6 +1,7 @@
 //! The memory of targets.
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Element, Shape};
@@ -8,17 +9,18 @@ use bytemuck::Pod;
 use smallvec::SmallVec;
 
 use crate::kernels::Copies;
-use crate::memory::Space;
 use crate::memory::flex::copied;
+use crate::memory::{Home, Raw};
 
-/// A new tensor of what is in `space`.
+/// A new tensor of what is in `memory`.
 ///
 /// # Safety
-/// All of it is written.
-pub(crate) unsafe fn build<E: Pod + Send + Sync>(mut space: Space<E>, shape: Shape, dtype: DType) -> FlexTensor {
-    debug_assert_eq!(space.elements().len(), shape.num_elements());
+/// All of it is written, as elements of `dtype`.
+unsafe fn build(memory: Raw, shape: &Shape, dtype: DType) -> FlexTensor {
     // SAFETY: the caller says so.
-    FlexTensor::new(unsafe { space.filled() }, Layout::contiguous(shape), dtype)
+    let bytes = unsafe { memory.filled() };
+    debug_assert_eq!(bytes.len(), shape.num_elements() * dtype.size());
+    FlexTensor::new(bytes, Layout::contiguous(same(shape)), dtype)
 }
 
 /// `shape` again. Its own `clone` takes as long as an allocation.
@@ -26,39 +28,49 @@ fn same(shape: &Shape) -> Shape {
     Shape::new_raw(SmallVec::from_slice(shape))
 }
 
-/// New memory for the targets of a copy, written but for the gaps by whoever has its [`ends`](Self::ends).
-pub(super) struct Targets<E>(Vec<Space<E>>);
+/// New memory for tensors, written by whoever has its [`ends`](Self::ends).
+pub(crate) struct Targets(SmallVec<[Raw; 1]>);
 
-impl<E: Pod + Send + Sync> Targets<E> {
-    /// Of `copies`, with zeros in their gaps.
-    pub fn new(copies: &Copies) -> Self {
-        let mut memory: Vec<_> = copies.targets.iter().map(|shape| Space::new(shape.num_elements())).collect();
-        for gap in &copies.gaps {
-            memory[gap.target].elements()[gap.at..gap.at + gap.len].fill(MaybeUninit::zeroed());
-        }
-        Self(memory)
+impl Targets {
+    /// For tensors of these shapes, whose elements have so many bytes; `home`'s, or the thread's.
+    pub fn new<'a>(home: Option<&Arc<Home>>, shapes: impl IntoIterator<Item = &'a Shape>, size: usize) -> Self {
+        Self(shapes.into_iter().map(|shape| Raw::at(home, size, shape.num_elements())).collect())
     }
 
-    /// Where each begins. No use of `self` but [`finish`](Self::finish) may follow until all is written.
-    pub fn ends(&mut self) -> Ends<E> {
-        Ends(self.0.iter_mut().map(|memory| memory.elements().as_mut_ptr().cast()).collect())
+    /// For those of `copies`, with zeros in their gaps.
+    pub fn of(home: Option<&Arc<Home>>, copies: &Copies, size: usize) -> Self {
+        let mut targets = Self::new(home, &copies.targets, size);
+        for gap in &copies.gaps {
+            targets.0[gap.target].bytes()[gap.at * size..(gap.at + gap.len) * size].fill(MaybeUninit::zeroed());
+        }
+        targets
+    }
+
+    /// Where each begins. No use of `self` but [`finish`](Self::finish) may follow until all is written, nor may it move.
+    pub fn ends<E>(&mut self) -> Ends<E> {
+        Ends(self.0.iter_mut().map(|memory| memory.bytes().as_mut_ptr().cast()).collect())
     }
 
     /// As tensors.
     ///
     /// # Safety
-    /// All elements of `copies`, whose targets these are, are written.
-    pub unsafe fn finish(self, copies: &Copies, dtype: DType) -> Vec<FlexTensor> {
+    /// All of them is written, as elements of `dtype`; `shapes` are those that the memory is for.
+    pub unsafe fn finish<'a>(
+        self,
+        shapes: impl IntoIterator<Item = &'a Shape>,
+        dtype: DType,
+    ) -> impl Iterator<Item = FlexTensor> {
         // SAFETY: the caller wrote them.
-        let build = |(space, shape): (_, &Shape)| unsafe { build(space, same(shape), dtype) };
-        self.0.into_iter().zip(&copies.targets).map(build).collect()
+        self.0.into_iter().zip(shapes).map(move |(memory, shape)| unsafe { build(memory, shape, dtype) })
     }
 }
 
 /// Where targets begin that several threads write to.
-pub(super) struct Ends<E>(Vec<*mut E>);
+pub(crate) struct Ends<E>(SmallVec<[*mut E; 1]>);
 
 // SAFETY: addresses alone; whoever writes there says why it may.
+unsafe impl<E: Send> Send for Ends<E> {}
+// SAFETY: as above.
 unsafe impl<E: Send> Sync for Ends<E> {}
 
 impl<E> Ends<E> {
@@ -66,7 +78,7 @@ impl<E> Ends<E> {
     ///
     /// # Panics
     /// If they have not the shapes of the targets, or another dtype.
-    pub fn of(copies: &Copies, tensors: &mut [FlexTensor], dtype: DType) -> Self
+    pub(super) fn of(copies: &Copies, tensors: &mut [FlexTensor], dtype: DType) -> Self
     where
         E: Pod + Element,
     {

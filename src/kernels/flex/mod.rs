@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `sources`, `memory` | what is read, and what is written |
 //! | `share` | segments cut into pieces of equal length for the threads |
+//! | `pieces` | the same for the threads of several ranks, that make one copy for all |
 //! | `group`, `tiles` | segments alike in turn, a few rows of each; single elements side by side, transposed |
 //! | `rows` | runs at equal distances, by a loop made for their length; very long ones by `memcpy` |
 //! | `stream` | long runs of large copies, past the caches |
@@ -17,6 +18,7 @@ mod convert;
 mod float;
 mod group;
 mod memory;
+mod pieces;
 mod round;
 mod rows;
 mod share;
@@ -27,16 +29,16 @@ mod tests;
 mod tiles;
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use bytemuck::Pod;
 use half::{bf16, f16};
 
 use super::{Convert, Copies, Segment};
 use convert::Cast;
 use float::{Float, Wide};
-use memory::{Ends, Targets};
 
-pub(crate) use memory::build;
+pub(crate) use memory::{Ends, Targets};
+pub(crate) use pieces::Pieces;
 pub(crate) use round::{round_to_bf16, widen_bf16};
 pub(crate) use sources::{Kept, Sources};
 
@@ -49,13 +51,7 @@ pub(crate) use sources::{Kept, Sources};
 pub(crate) fn run(copies: &Copies, sources: &Sources, convert: Convert) -> Vec<FlexTensor> {
     let dtype = dtype_of(copies, sources, convert.dtype);
     if !dtype.is_float() || (dtype == convert.dtype && convert.scale == 1.0) {
-        return match dtype.size() {
-            1 => plain::<u8>(copies, sources, dtype),
-            2 => plain::<u16>(copies, sources, dtype),
-            4 => plain::<u32>(copies, sources, dtype),
-            8 => plain::<u64>(copies, sources, dtype),
-            size => unreachable!("Flex has no dtype of {size} bytes"),
-        };
+        return plain(copies, sources, dtype);
     }
     by_dtype(copies, sources, dtype, convert, None)
 }
@@ -82,36 +78,54 @@ fn dtype_of(copies: &Copies, sources: &Sources, fallback: DType) -> DType {
 
 /// The elements of the sources, as many as `copies` say of each.
 fn read<'a, E: Pod>(copies: &Copies, sources: &Sources<'a>) -> Vec<&'a [E]> {
-    let read = |(elements, shape): (&'a [E], &Shape)| {
-        assert_eq!(elements.len(), shape.num_elements(), "a source of shape {shape:?}");
-        elements
-    };
-    sources.elements().zip(&copies.sources).map(read).collect()
+    check(copies, sources, size_of::<E>());
+    sources.elements().collect()
+}
+
+/// # Panics
+/// If there are not as many sources as `copies` say, or one has not as many elements of `size` bytes.
+fn check(copies: &Copies, sources: &Sources, size: usize) {
+    assert_eq!(sources.len(), copies.sources.len(), "one tensor for each source");
+    for (bytes, shape) in sources.bytes().iter().zip(&copies.sources) {
+        assert_eq!(bytes.len(), shape.num_elements() * size, "a source of shape {shape:?}");
+    }
 }
 
 /// Elements moved by size alone.
-fn plain<E: Pod + Send + Sync>(copies: &Copies, sources: &Sources, dtype: DType) -> Vec<FlexTensor> {
-    let from = read::<E>(copies, sources);
-    let mut targets = Targets::<E>::new(copies);
+fn plain(copies: &Copies, sources: &Sources, dtype: DType) -> Vec<FlexTensor> {
+    let size = dtype.size();
+    check(copies, sources, size);
+    let mut targets = Targets::of(None, copies, size);
     let to = targets.ends();
-    let streams = stream::pays(copies.copied() * size_of::<E>());
+    // SAFETY: a segment lies inside its source, which has as many elements as the plan says, and inside its target, where
+    // it is the only one to write (invariants 1 and 2 of `Copies`); the target is new memory. Every element is in a gap,
+    // which are zero, or in a segment, which are all copied.
+    unsafe {
+        segments(&copies.segments, sources, &to, size, stream::pays(copies.copied() * size));
+        targets.finish(&copies.targets, dtype).collect()
+    }
+}
+
+/// Copies `segments` of elements of `size` bytes, over the rank's threads. If they `stream`, long runs go past the caches.
+///
+/// # Safety
+/// They lie in their sources, and in memory that begins where `to` says, where nobody else reads or writes.
+unsafe fn segments(segments: &[Segment], sources: &Sources, to: &Ends<u8>, size: usize, streams: bool) {
+    let from = sources.bytes();
     share::each(
-        &copies.segments,
-        size_of::<E>(),
+        segments,
+        size,
         || (),
         |(), segments| {
-            // SAFETY: a segment lies inside its source, which has as many elements as the plan says, and inside its
-            // target, where it is the only one to write (invariants 1 and 2 of `Copies`); the target is new memory.
+            // SAFETY: the caller's.
             unsafe {
-                group::copy(segments, size_of::<E>(), streams, |segment| {
+                group::copy(segments, size, streams, |segment| {
                     let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
-                    (source.add(segment.from).cast(), target.add(segment.to).cast())
+                    (source.add(segment.from * size), target.add(segment.to * size))
                 })
             }
         },
     );
-    // SAFETY: every element is in a gap, which are zero, or in a segment, which are all copied.
-    unsafe { targets.finish(copies, dtype) }
 }
 
 fn by_dtype(
@@ -174,10 +188,10 @@ fn cast<S: Float<W>, T: Float<W>, W: Wide>(
     };
     match onto {
         None => {
-            let mut targets = Targets::<T>::new(copies);
+            let mut targets = Targets::of(None, copies, size_of::<T>());
             run(Cast::new(convert.scale, false), targets.ends());
             // SAFETY: every element is in a gap, which are zero, or in a segment, which are all copied.
-            unsafe { targets.finish(copies, convert.dtype) }
+            unsafe { targets.finish(&copies.targets, convert.dtype).collect() }
         }
         Some(mut onto) => {
             run(Cast::new(convert.scale, true), Ends::of(copies, &mut onto, convert.dtype));

@@ -11,6 +11,10 @@ const BLOCKS: usize = 4 * BLOCK;
 /// Runs from so many bytes on are `memcpy`'s, where it is fast: it knows of instructions that write whole lines unread.
 const MEMCPY: usize = 64 << 10;
 
+/// Of runs from so many bytes on that lie apart in the source the next one is asked for: nothing else tells the processor where
+/// it is.
+const AHEAD: usize = 512;
+
 /// Bytes of a line of the cache, and of a page.
 const LINE: usize = 64;
 const PAGE: usize = 4 << 10;
@@ -97,9 +101,12 @@ impl Rows {
                 33..=64 => self.short::<2, BLOCK>(start),
                 65..=96 => self.short::<3, BLOCK>(start),
                 97..=128 => self.short::<4, BLOCK>(start),
-                run @ ..MEMCPY => self.each(start, |from, to| long(from, to, run)),
+                run @ AHEAD..MEMCPY if self.rows > 1 && self.from_stride > run => {
+                    self.each(start, |from, to| long::<true>(from, to, run, self.from_stride));
+                }
+                run @ ..MEMCPY => self.each(start, |from, to| long::<false>(from, to, run, 0)),
                 run => self.each(start, |from, to| match (to.addr().wrapping_sub(from.addr())) % PAGE {
-                    1..LINE => long(from, to, run),
+                    1..LINE => long::<false>(from, to, run, 0),
                     _ => from.copy_to_nonoverlapping(to, run),
                 }),
             }
@@ -134,22 +141,39 @@ impl Rows {
     }
 }
 
-/// Copies a run of at least [`BLOCKS`] bytes: a block that may be unaligned, aligned ones, and the last ones.
+/// Copies a run of at least [`BLOCKS`] bytes: a block that may be unaligned, aligned ones, and the last ones. If it `ASKS`, the
+/// processor hears of what lies `ahead` in the source.
 ///
 /// # Safety
 /// As of [`Rows::copy`], of one run.
 #[inline(always)]
-unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
+unsafe fn long<const ASKS: bool>(from: *const u8, to: *mut u8, len: usize, ahead: usize) {
     // SAFETY: the caller's.
     unsafe {
         bytes::<BLOCK>(from, to);
         let mut at = BLOCK - to.addr() % BLOCK;
         while at + BLOCKS < len {
+            if ASKS {
+                (0..BLOCKS).step_by(LINE).for_each(|line| ask_for(from.wrapping_add(at + ahead + line)));
+            }
             bytes::<BLOCKS>(from.add(at), to.add(at));
             at += BLOCKS;
         }
         bytes::<BLOCKS>(from.add(len - BLOCKS), to.add(len - BLOCKS));
     }
+}
+
+/// Has the line of the cache with this byte read ahead, if there is one: whatever is there.
+#[inline(always)]
+fn ask_for(byte: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: of an address that leads nowhere nothing is read.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(byte.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = byte;
 }
 
 /// Copies `N` bytes: so few that it is no call, but loads and stores.

@@ -8,7 +8,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::kernels::Segment;
 
 /// The fewest bytes that are worth a thread.
-const PIECE: usize = 512 << 10;
+pub(super) const PIECE: usize = 512 << 10;
 
 /// Pieces for each thread, so that one that is late delays little.
 const PIECES: usize = 4;
@@ -44,10 +44,10 @@ pub(super) fn each<S>(
 }
 
 /// A place between two elements: the segment, and how many of its elements lie before.
-type Place = (usize, usize);
+pub(super) type Place = (usize, usize);
 
 /// Where `count` pieces of segments of `total` elements begin, and where the last one ends.
-fn cuts(segments: &[Segment], total: usize, count: usize) -> Vec<Place> {
+pub(super) fn cuts(segments: &[Segment], total: usize, count: usize) -> Vec<Place> {
     let (mut index, mut before) = (0, 0);
     let inner = (1..count).map(|piece| {
         let at = (total as u128 * piece as u128 / count as u128) as usize;
@@ -63,7 +63,7 @@ fn cuts(segments: &[Segment], total: usize, count: usize) -> Vec<Place> {
 }
 
 /// Calls `work` with the segments from one place to another.
-fn piece(segments: &[Segment], from: Place, to: Place, mut work: impl FnMut(&[Segment])) {
+pub(super) fn piece(segments: &[Segment], from: Place, to: Place, mut work: impl FnMut(&[Segment])) {
     if from.0 == to.0 {
         return work(&part(segments[from.0], from.1..to.1));
     }

@@ -35,7 +35,8 @@ impl<'a> Sources<'a> {
         Self { bytes: List::Own(bytes), dtype }
     }
 
-    fn bytes(&self) -> &[&'a [u8]] {
+    /// The elements of each.
+    pub fn bytes(&self) -> &[&'a [u8]] {
         match &self.bytes {
             List::Own(bytes) => bytes,
             List::Kept(bytes) => bytes,

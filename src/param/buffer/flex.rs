@@ -10,9 +10,10 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 
 use super::slot::{self, Memory, Unread};
 use super::slots::{self, Refill};
+use crate::memory::flex as memory;
 
 /// The memory of one gathered weight, there or not.
-pub(super) type Slot = slot::Slot<Bytes, Whole>;
+pub(super) type Slot = slot::Slot<Arc<Bytes>, Whole>;
 
 /// What a gathered weight looks like.
 pub(super) struct Whole {
@@ -21,9 +22,10 @@ pub(super) struct Whole {
     dtype: DType,
 }
 
-impl Memory for Bytes {
+/// Which ranks may have in common.
+impl Memory for Arc<Bytes> {
     fn copy(&self) -> Self {
-        self.clone()
+        Self::new(Bytes::clone(self))
     }
 }
 
@@ -71,16 +73,17 @@ impl Slot {
     }
 }
 
-/// The memory of a gathered Flex tensor, which has its buffer to itself: no copy.
-fn bytes(tensor: DispatchTensor) -> Bytes {
+/// The memory of a gathered Flex tensor, which is alone there: no copy.
+fn bytes(tensor: DispatchTensor) -> Arc<Bytes> {
     match tensor.kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor.into_data().into_bytes(),
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) if memory::is_alone(&tensor) => tensor.data_arc(),
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => Arc::new(tensor.into_data().into_bytes()),
         other => unreachable!("a slot holds Flex floats, not {other:?}"),
     }
 }
 
 /// Bytes of a tensor that are a slot's.
-struct View(slot::View<Bytes, Whole>);
+struct View(slot::View<Arc<Bytes>, Whole>);
 
 impl From<Unread> for AccessError {
     fn from(unread: Unread) -> Self {
@@ -118,7 +121,7 @@ impl AllocationController for View {
     }
 
     unsafe fn memory_mut(&mut self, policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        let own = self.0.write(policy.copy_allowed())?;
+        let own = Arc::get_mut(self.0.write(policy.copy_allowed())?).expect("nobody else has the view's copy");
         // SAFETY: the caller only writes initialized bytes, as this function's contract says.
         Ok(unsafe { std::slice::from_raw_parts_mut(own.as_mut_ptr().cast(), own.len()) })
     }

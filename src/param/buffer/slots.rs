@@ -9,7 +9,7 @@ pub(super) trait Slot: Debug + Send + Sync {
     /// Takes back what forward gathered, under every view.
     fn release(&self);
 
-    /// Gives memory back, with the same values: that of `whole`, which nobody else uses. A slot that was filled
+    /// Gives memory back, with the same values: that of `whole`, which nobody writes to. A slot that was filled
     /// again stays as it is.
     fn fill(&self, whole: DispatchTensor);
 

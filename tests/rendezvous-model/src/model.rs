@@ -8,7 +8,7 @@ use shuttle::{Runner, thread};
 
 use crate::comm::engine::Failure;
 use crate::comm::local::board::{Fingerprint, GroupKey, Letter};
-use crate::comm::local::rendezvous::{Lingers, Met, Rendezvous};
+use crate::comm::local::rendezvous::{LINGER, Lingers, Met, Rendezvous};
 use crate::comm::local::sync::FAR;
 use crate::comm::{CommError, Op};
 
@@ -80,7 +80,7 @@ impl Schedules {
     }
 
     fn check_world(self, ranks: usize, multithreaded: bool, program: fn(usize, &Arc<World>, GroupKey)) {
-        for lingers in [Lingers::Spinning(0), Lingers::Yielding(2)] {
+        for lingers in [Lingers::Spinning(0), Lingers::Yielding(2, LINGER)] {
             let run = move || {
                 let world = Arc::new(World::new(ranks, lingers, multithreaded));
                 let all: Vec<_> = (0..ranks).collect();

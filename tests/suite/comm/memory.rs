@@ -1,8 +1,8 @@
-//! Tensors as they lie in memory: views come in, and nobody else's memory goes out.
+//! Tensors as they lie in memory: views come in, and what goes out nobody else writes to.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Int, Shape, Tensor};
-use burn_dtensor::comm::{ReduceOp, Sharded, TensorMeta};
+use burn_dtensor::comm::{Launch, ReduceOp, Sharded, TensorMeta, launch};
 use burn_dtensor::placement::Cut;
 
 use super::{into_data, run};
@@ -27,16 +27,66 @@ fn strided_inputs_are_read_as_they_look() {
     });
 }
 
+/// What all ranks get alike they have in common, unless they are to have memory of their own; what one of them then writes,
+/// each at the same time, no other sees.
 #[test]
-fn results_do_not_share_memory_with_peers() {
+fn a_rank_that_writes_leaves_alone_what_its_peers_have() {
+    const LEN: usize = 300_000;
+    for is_separate in [false, true] {
+        let config = Launch::threads(3);
+        let config = if is_separate { config.separate_memory() } else { config };
+        let ends = launch(config, |world| {
+            let (comm, rank) = (world.all(), world.rank());
+            let tensor = |len: usize| Tensor::<1>::full([len], rank as f32, world.device()).into_dispatch();
+            let metas = vec![TensorMeta { shape: Shape::from([LEN]), dtype: DType::F32 }];
+            let root = (rank == 1).then(|| vec![tensor(LEN)]);
+            let shard = Sharded { tensor: tensor(LEN / 3), dim: 0, cut: Cut::Chunks(LEN) };
+            let results = [
+                (comm.broadcast("one's".into(), root, metas, 1).wait()?, [1.0; 3]),
+                (comm.all_gather("all of it".into(), vec![shard]).wait()?, [0.0, 1.0, 2.0]),
+                (comm.all_reduce("sum".into(), vec![tensor(LEN)], ReduceOp::Sum).wait()?, [3.0; 3]),
+            ];
+            world.barrier("all have it")?;
+            let results = results.map(|(mut result, thirds)| (Tensor::<1>::from_dispatch(result.remove(0)), thirds));
+            let are_alone = results.each_ref().map(|(result, _)| result.can_mut());
+            assert_eq!(are_alone, [is_separate; 3]);
+            for (result, thirds) in results {
+                world.barrier("all write")?;
+                let values = (result + (rank + 1) as f32).into_data();
+                world.barrier("all have written")?;
+                for (third, expected) in values.as_slice::<f32>().unwrap().chunks(LEN / 3).zip(thirds) {
+                    assert!(third.iter().all(|value| *value == expected + (rank + 1) as f32), "{}", third[0]);
+                }
+            }
+            Ok(())
+        });
+        ends.unwrap();
+    }
+}
+
+/// A message, and what one rank has for another, is handed over: of a tensor that the sender has no more, the receiver is
+/// the only one who has it, where it was; of a part of a larger one there is a copy.
+#[test]
+fn what_is_sent_whole_is_there_by_reference() {
     run(2, |world| {
-        let comm = world.all();
-        let tensor = Tensor::<1>::ones([8], world.device());
-        let metas = vec![TensorMeta { shape: Shape::from([8]), dtype: DType::F32 }];
-        let root = (world.rank() == 0).then(|| vec![tensor.clone().into_dispatch()]);
-        let copy = comm.broadcast("b".into(), root, metas, 0).wait()?.remove(0);
-        world.barrier("all have copied")?;
-        assert!(copy.can_mut(), "the copy is the rank's own");
+        let (comm, other) = (world.all(), 1 - world.rank());
+        let whole = Tensor::<1>::full([6], world.rank() as f32, world.device());
+        comm.send("kept".into(), vec![whole.clone().into_dispatch()], other, 0).wait()?;
+        comm.send("part".into(), vec![whole.clone().narrow(0, 1, 3).into_dispatch()], other, 1).wait()?;
+        comm.send("given".into(), vec![(whole.clone() + 1.0).into_dispatch()], other, 2).wait()?;
+        let labels = ["kept", "part", "given"];
+        let mut got = Vec::new();
+        for (tag, label) in labels.into_iter().enumerate() {
+            let mut message = comm.receive(label.into(), None, Some(other), tag as u32).wait()?;
+            got.push(Tensor::<1>::from_dispatch(message.tensors.remove(0)));
+        }
+        world.barrier("all have received")?;
+        assert_eq!(got.iter().map(Tensor::can_mut).collect::<Vec<_>>(), [false, true, true]);
+        let values: Vec<_> = got.into_iter().map(|got| got.into_data().try_to_vec::<f32>().unwrap()).collect();
+        let from = other as f32;
+        assert_eq!(values, [vec![from; 6], vec![from; 3], vec![from + 1.0; 6]]);
+        world.barrier("all have looked")?;
+        drop(whole);
         Ok(())
     });
 }

@@ -38,6 +38,11 @@ impl Block {
         Self { offsets: Offsets::new(&ranges[..split], &strides[..split], start), run }
     }
 
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.offsets.left * self.run
+    }
+
     /// Where each run starts.
     pub fn offsets(&self) -> Offsets {
         self.offsets.clone()

@@ -1,15 +1,20 @@
 //! Collectives that move elements: all-gather, all-to-all, broadcast and scatter.
 
+use std::sync::Arc;
+
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use itertools::Itertools;
 
+use super::shelf::Owner;
+use super::together::{self, Job, Together, WORTH};
 use super::wrap;
 use crate::comm::Plan;
 use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{Kept, Sources, run};
+use crate::kernels::flex::{Ends, Kept, Pieces, Sources, Targets, run};
 use crate::kernels::{Convert, Copies, FlatLayout};
+use crate::memory::Home;
 
 /// Where an all-gather's elements go: one copy for all tensors of a dtype. Kept with its [`Plan`].
 #[derive(Debug)]
@@ -22,6 +27,8 @@ struct Joint {
     /// Which tensors these are.
     indices: Box<[usize]>,
     copies: Copies,
+    /// Of the wholes.
+    bytes: usize,
 }
 
 impl Joints {
@@ -30,7 +37,8 @@ impl Joints {
         let joint = |dtype: DType| {
             let tensors = plan.cut_tensors().enumerate().filter(|(_, (of, _))| *of == dtype);
             let (indices, tensors): (Vec<_>, _) = tensors.map(|(index, (_, tensor))| (index, tensor)).unzip();
-            Joint { dtype, indices: indices.into(), copies: FlatLayout::new(ranks, tensors, 1).join_parts() }
+            let copies = FlatLayout::new(ranks, tensors, 1).join_parts();
+            Joint { dtype, indices: indices.into(), bytes: copies.copied() * dtype.size(), copies }
         };
         Self(plan.dtypes().unique().map(joint).collect())
     }
@@ -39,25 +47,64 @@ impl Joints {
     pub fn sources(&self, parts: &[Vec<&FlexTensor>]) -> Gathered {
         let of_joint = |joint: &Joint| {
             let of_dtype = parts.iter().flat_map(|parts| joint.indices.iter().map(|index| parts[*index]));
-            Kept::of(&of_dtype.collect_vec())
+            (Kept::of(&of_dtype.collect_vec()), Together::default())
         };
-        Gathered(self.0.iter().map(of_joint).collect())
+        Gathered { ranks: parts.len(), joints: self.0.iter().map(of_joint).collect() }
     }
 
-    /// The wholes.
-    pub fn wholes(&self, Gathered(parts): &Gathered) -> Vec<DispatchTensor> {
+    /// The wholes; large ones are in common, where they have an `owner`.
+    pub fn wholes(&self, gathered: &Gathered, owner: Option<Owner>) -> Vec<DispatchTensor> {
         let mut wholes = Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
-        for (Joint { dtype, indices, copies }, parts) in self.0.iter().zip(parts) {
-            wholes.extend(indices.iter().zip(run(copies, &parts.get(), Convert::to(*dtype))));
+        for (joint, (parts, together)) in self.0.iter().zip(&gathered.joints) {
+            let sources = parts.get();
+            let ranks = gathered.ranks;
+            let of_joint = match owner.filter(|_| joint.bytes * ranks >= WORTH) {
+                // SAFETY: all ranks have the parts of one collective, and joints of one plan.
+                Some(owner) => unsafe { together.get(&Join { joint, sources, ranks }, owner) },
+                None => run(&joint.copies, &sources, Convert::to(joint.dtype)),
+            };
+            wholes.extend(joint.indices.iter().zip(of_joint));
         }
         wholes.sort_unstable_by_key(|(index, _)| **index);
         wholes.into_iter().map(|(_, whole)| wrap(whole)).collect()
     }
 }
 
-/// The parts of all ranks: for each of the [`Joints`].
+/// The parts of all ranks, for each of the [`Joints`], and the wholes.
 #[derive(Debug)]
-pub(in crate::comm::local) struct Gathered(Box<[Kept]>);
+pub(in crate::comm::local) struct Gathered {
+    ranks: usize,
+    joints: Box<[(Kept, Together<Pieces>)]>,
+}
+
+/// The parts of all ranks joined to wholes.
+struct Join<'a> {
+    joint: &'a Joint,
+    sources: Sources<'a>,
+    ranks: usize,
+}
+
+// SAFETY: pieces of one copy, which has every element of its targets once.
+unsafe impl Job for Join<'_> {
+    type Cut = Pieces;
+
+    fn begin(&self, home: &Arc<Home>) -> (Targets, Pieces, usize) {
+        let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
+        let pieces = Pieces::new(copies, &self.sources, size, self.ranks * together::PIECES);
+        let count = pieces.count();
+        (Targets::of(Some(home), copies, size), pieces, count)
+    }
+
+    unsafe fn make(&self, pieces: &Pieces, index: usize, to: &Ends<u8>) {
+        // SAFETY: the caller's.
+        unsafe { pieces.copy(index, &self.joint.copies, &self.sources, to) }
+    }
+
+    unsafe fn finish(&self, targets: Targets) -> Vec<FlexTensor> {
+        // SAFETY: the caller's.
+        unsafe { targets.finish(self.joint.copies.targets(), self.joint.dtype).collect() }
+    }
+}
 
 /// The blocks of `sources` one after another along `dim`.
 ///

@@ -1,12 +1,15 @@
-//! Data movement between Flex tensors: each result is written once, from the peers' memory.
+//! Data movement between Flex tensors: each result is written once, from the peers' memory; what all ranks get alike, once for all
+//! of them.
 
 mod block;
 mod copy;
 mod element;
 mod reduce;
 mod shared;
+mod shelf;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use std::ops::Range;
 
@@ -18,6 +21,7 @@ use crate::memory::flex as memory;
 pub(super) use crate::memory::flex::primitive;
 pub(super) use copy::{Joints, concat};
 pub(super) use shared::{Shared, Terms};
+pub(super) use shelf::{Keep, Owner, Shelf};
 
 /// The same tensor with adjacent elements, in memory that stays while a handle does: so that peers
 /// can read it as a slice.
@@ -26,6 +30,11 @@ pub(super) fn settle(tensor: DispatchTensor) -> DispatchTensor {
         Some(flex) if !flex.is_contiguous() || !memory::is_lasting(flex) => wrap(memory::copied(flex)),
         _ => tensor,
     }
+}
+
+/// Whether a handle to the Flex tensor keeps no memory but its elements.
+pub(super) fn is_alone(tensor: &DispatchTensor) -> bool {
+    primitive(tensor).is_some_and(memory::is_alone)
 }
 
 /// The elements of a Flex tensor in `range` of `dim`, in place, if they are adjacent.

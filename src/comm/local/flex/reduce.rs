@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::slice;
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
@@ -12,8 +13,7 @@ use super::block::Block;
 use super::element::{Element, Number};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{Sources, build, stream};
-use crate::memory::Space;
+use crate::kernels::flex::{Sources, Targets, stream};
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.
 const STRIP: usize = 1024;
@@ -28,18 +28,37 @@ pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: Redu
     let block = Block::new(&shape[..], ranges);
     let mut cut = shape.clone();
     ranges.iter().enumerate().for_each(|(dim, range)| cut[dim] = range.len());
-    by_dtype(sources, op, block, cut)
+    let (dtype, bytes) = (dtype_of(sources), block.len() * dtype_of(sources).size());
+    let mut targets = Targets::new(None, [&cut], dtype.size());
+    let out = targets.ends().start(0);
+    // SAFETY: the memory is for as many elements as the block has.
+    unsafe {
+        by_dtype(sources, op, &block, out, stream::pays(bytes));
+        targets.finish([&cut], dtype).next().expect("one target")
+    }
 }
 
-/// Elements `range` of every source, taken as flat, reduced the same way.
-pub(super) fn reduce_flat(sources: &Sources, range: Range<usize>, op: ReduceOp) -> FlexTensor {
-    let cut = Shape::from([range.len()]);
-    by_dtype(sources, op, Block::new(&[range.end], &[range]), cut)
+/// Elements `range` of every source, taken as flat, reduced the same way, in their place of what begins at `whole`; past the
+/// caches if it `streams`.
+///
+/// # Safety
+/// Nobody reads or writes them there.
+pub(super) unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: ReduceOp, whole: *mut u8, streams: bool) {
+    // SAFETY: inside the whole, and as the caller says.
+    unsafe {
+        let out = whole.add(range.start * dtype_of(sources).size());
+        by_dtype(sources, op, &Block::new(&[range.end], &[range]), out, streams);
+    }
 }
 
-fn by_dtype(sources: &Sources, op: ReduceOp, block: Block, shape: Shape) -> FlexTensor {
-    let dtype = sources.dtype().expect("there are sources");
-    let typed = match dtype {
+pub(super) fn dtype_of(sources: &Sources) -> DType {
+    sources.dtype().expect("there are sources")
+}
+
+/// # Safety
+/// There is room for as many elements as `block` has at `out`, where they are aligned, and nobody reads or writes.
+unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &Block, out: *mut u8, streams: bool) {
+    let typed = match dtype_of(sources) {
         DType::F32 | DType::Flex32 => by_op::<f32>,
         DType::F64 => by_op::<f64>,
         DType::F16 => by_op::<f16>,
@@ -55,73 +74,84 @@ fn by_dtype(sources: &Sources, op: ReduceOp, block: Block, shape: Shape) -> Flex
         DType::U8 | DType::Bool(_) => by_op::<u8>,
         DType::QFloat(_) => unreachable!("quantized tensors are refused when a collective is issued"),
     };
-    typed(sources, op, block, shape, dtype)
+    // SAFETY: the caller's.
+    unsafe { typed(sources, op, block, out, streams) }
 }
 
-fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: Block, shape: Shape, dtype: DType) -> FlexTensor {
+/// # Safety
+/// As of [`by_dtype`].
+unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &Block, out: *mut u8, streams: bool) {
     /// The same, compiled for registers twice as long as those that every x86-64 has.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
-    fn by_avx2<E: Element>(sources: &Sources, op: ReduceOp, block: &Block) -> Space<E> {
-        reduced(sources, op, block)
+    fn by_avx2<E: Element>(sources: &Sources, op: ReduceOp, block: &Block, out: &mut [MaybeUninit<E>], streams: bool) {
+        reduced(sources, op, block, out, streams);
     }
+    // SAFETY: the caller's.
+    let out = unsafe { slice::from_raw_parts_mut(out.cast(), block.len()) };
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has what it is asked for, and all is written.
-        return unsafe { build(by_avx2::<E>(sources, op, &block), shape, dtype) };
+        // SAFETY: the processor has what it is asked for.
+        return unsafe { by_avx2::<E>(sources, op, block, out, streams) };
     }
-    // SAFETY: all is written.
-    unsafe { build(reduced::<E>(sources, op, &block), shape, dtype) }
+    reduced::<E>(sources, op, block, out, streams);
 }
 
-/// Space in which all is written.
+/// All of `out` is written.
 #[inline(always)]
-fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &Block) -> Space<E> {
+fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &Block, out: &mut [MaybeUninit<E>], streams: bool) {
     let slices: SmallVec<[&[E]; 8]> = sources.elements().collect();
     let count = slices.len();
+    let strips = Strips { sources: &slices, block, streams };
     match op {
-        ReduceOp::Sum => strips(&slices, block, Number::plus, |sum| sum),
-        ReduceOp::Avg => strips(&slices, block, Number::plus, |sum: E::Sum| sum.over(count)),
-        ReduceOp::Min => strips(&slices, block, Number::least, |least| least),
-        ReduceOp::Max => strips(&slices, block, Number::greatest, |greatest| greatest),
-        ReduceOp::Product => strips(&slices, block, Number::times, |product| product),
+        ReduceOp::Sum => strips.reduce(out, Number::plus, |sum| sum),
+        ReduceOp::Avg => strips.reduce(out, Number::plus, |sum: E::Sum| sum.over(count)),
+        ReduceOp::Min => strips.reduce(out, Number::least, |least| least),
+        ReduceOp::Max => strips.reduce(out, Number::greatest, |greatest| greatest),
+        ReduceOp::Product => strips.reduce(out, Number::times, |product| product),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_) => {
             unreachable!("{op:?} has no kernel")
         }
     }
 }
 
-/// Walks the block in strips that the tree reduces one by one. All of the space is written.
-#[inline(always)]
-fn strips<E: Element>(
-    sources: &[&[E]],
-    block: &Block,
-    combine: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy,
-    finish: impl Fn(E::Sum) -> E::Sum + Copy,
-) -> Space<E> {
-    let count = block.offsets().len() * block.run;
-    let mut space = Space::new(count);
-    let out = space.elements();
-    let mut tree = Tree::new(sources.len(), combine, finish);
-    if block.run < SHORT_RUN && block.offsets().len() > 1 {
-        let together = |source: &&[E]| -> Vec<E> {
-            block.offsets().flat_map(|offset| &source[offset..offset + block.run]).copied().collect()
-        };
-        let together: Vec<Vec<E>> = sources.iter().map(together).collect();
-        let sources: Vec<&[E]> = together.iter().map(Vec::as_slice).collect();
-        tree.reduce(&sources, 0..count, out);
-    } else if count > 0 {
-        let runs = block.offsets().map(|offset| offset..offset + block.run).zip(out.chunks_exact_mut(block.run));
-        if stream::pays(count * size_of::<E>()) {
-            tree.stream(sources, runs);
-        } else {
-            for (run, out) in runs {
-                tree.reduce(sources, run, out);
+/// A block that the tree reduces strip by strip.
+struct Strips<'a, E> {
+    sources: &'a [&'a [E]],
+    block: &'a Block,
+    streams: bool,
+}
+
+impl<E: Element> Strips<'_, E> {
+    /// Writes all of `out`, which is as long as the block.
+    #[inline(always)]
+    fn reduce(
+        &self,
+        out: &mut [MaybeUninit<E>],
+        combine: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy,
+        finish: impl Fn(E::Sum) -> E::Sum + Copy,
+    ) {
+        let Self { sources, block, streams } = *self;
+        let mut tree = Tree::new(sources.len(), combine, finish);
+        if block.run < SHORT_RUN && block.offsets().len() > 1 {
+            let together = |source: &&[E]| -> Vec<E> {
+                block.offsets().flat_map(|offset| &source[offset..offset + block.run]).copied().collect()
+            };
+            let together: Vec<Vec<E>> = sources.iter().map(together).collect();
+            let sources: Vec<&[E]> = together.iter().map(Vec::as_slice).collect();
+            tree.reduce(&sources, 0..out.len(), out);
+        } else if !out.is_empty() {
+            // The runs are as many as the chunks, and the tree writes all of what it is given.
+            let runs = block.offsets().map(|offset| offset..offset + block.run).zip(out.chunks_exact_mut(block.run));
+            if streams {
+                tree.stream(sources, runs);
+            } else {
+                for (run, out) in runs {
+                    tree.reduce(sources, run, out);
+                }
             }
         }
     }
-    // All of it is written: the runs are as many as the chunks, and the tree writes all of what it is given.
-    space
 }
 
 /// The reduction over all ranks: neighbours first, then neighbouring pairs.
@@ -135,38 +165,65 @@ fn strips<E: Element>(
 ///
 /// On four ranks this is what two groups of two, and then a pair, compute, to the bit. The root
 /// writes straight into the result.
+///
+/// It is walked as a binary counter counts: pairs come from the left, and two partial results over as many ranks become one.
+/// What is left is of fewer ranks the further to the right it is, and is combined from there.
 struct Tree<S, C, F> {
     combine: C,
     finish: F,
-    /// One for each level, for partial results of one strip.
-    buffers: Vec<Box<[S]>>,
+    /// Partial results of one strip, from the left.
+    partial: Vec<Box<[S]>>,
 }
 
 impl<S: Number, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
     /// A tree over `ranks` sources, at least two.
     fn new(ranks: usize, combine: C, finish: F) -> Self {
-        // Two sources are combined into the result.
-        let levels = if ranks > 2 { ranks.next_power_of_two().ilog2() as usize + 1 } else { 0 };
-        Self { combine, finish, buffers: (0..levels).map(|_| vec![S::default(); STRIP].into()).collect() }
+        // Two sources are combined into the result. Of more, as many partial results wait as the number of pairs has digits,
+        // and the last pair's.
+        let most = if ranks > 2 { ranks.div_ceil(2).ilog2() as usize + 2 } else { 0 };
+        Self { combine, finish, partial: (0..most).map(|_| vec![S::default(); STRIP].into()).collect() }
     }
 
     /// Writes the reduction of the elements `range`, which are as many as `out`.
     #[inline(always)]
     fn reduce<E: Element<Sum = S>>(&mut self, sources: &[&[E]], range: Range<usize>, out: &mut [MaybeUninit<E>]) {
-        let Self { combine, finish, buffers } = self;
+        let Self { combine, finish, partial } = self;
         if let [left, right] = sources {
             return E::write_pair(&left[range.clone()], &right[range], |a, b| finish(combine(a, b)), out);
         }
-        let (left, right) = sources.split_at(sources.len().next_power_of_two() / 2);
-        let [first, rest @ ..] = &mut buffers[..] else { unreachable!("two sources have a level") };
+        let (pairs, single) = sources.as_chunks::<2>();
         for (start, out) in range.clone().step_by(STRIP).zip(out.chunks_mut(STRIP)) {
-            let strip = start..start + out.len();
-            let left = node(left, &strip, *combine, first, rest);
-            let [second, rest @ ..] = &mut *rest else { unreachable!("two sources have two buffers") };
-            let right = node(right, &strip, *combine, second, rest);
-            let left = left.unwrap_or(&first[..strip.len()]);
-            let right = right.unwrap_or(&second[..strip.len()]);
-            E::write(left, right, |a, b| finish(combine(a, b)), out);
+            let (strip, len) = (start..start + out.len(), out.len());
+            let mut count = 0;
+            for (index, [left, right]) in pairs.iter().enumerate() {
+                E::pair(&left[strip.clone()], &right[strip.clone()], *combine, &mut partial[count]);
+                count += 1;
+                let next = &sources[2 * (index + 1)..];
+                next.iter().take(2).for_each(|source| ask_for(&source[strip.clone()]));
+                // Pairs, fours, eights that are complete, but for the root's own.
+                for _ in 0..if next.is_empty() { 0 } else { index.trailing_ones() } {
+                    let [.., left, right] = &mut partial[..count] else { unreachable!("one each, from both sides") };
+                    onto(&mut left[..len], &right[..len], *combine);
+                    count -= 1;
+                }
+            }
+            let (mut rest, spare) = match single {
+                [] => partial.split_at_mut(count - 1),
+                _ => partial.split_at_mut(count),
+            };
+            let mut right = match single {
+                [] => &spare[0][..len],
+                _ => E::widen(&single[0][strip], &mut spare[0]).unwrap_or(&spare[0][..len]),
+            };
+            while let [before @ .., left] = rest {
+                let left = &mut left[..len];
+                if before.is_empty() {
+                    E::write(left, right, |a, b| finish(combine(a, b)), out);
+                } else {
+                    onto(left, right, *combine);
+                }
+                (rest, right) = (before, left);
+            }
         }
     }
 
@@ -190,27 +247,23 @@ impl<S: Number, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
     }
 }
 
-/// One strip of `sources` combined: a source itself, or `None` if the result is in `target`.
-fn node<'a, E: Element>(
-    sources: &[&'a [E]],
-    strip: &Range<usize>,
-    combine: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy,
-    target: &mut [E::Sum],
-    spare: &mut [Box<[E::Sum]>],
-) -> Option<&'a [E::Sum]> {
-    match sources {
-        [source] => return E::widen(&source[strip.clone()], target),
-        [left, right] => E::pair(&left[strip.clone()], &right[strip.clone()], combine, target),
-        _ => {
-            let (left, right) = sources.split_at(sources.len().next_power_of_two() / 2);
-            // Of two sources or more.
-            node(left, strip, combine, target, spare);
-            let [second, rest @ ..] = spare else { unreachable!("every level has a buffer") };
-            let right = node(right, strip, combine, second, rest).unwrap_or(&second[..strip.len()]);
-            for (sum, right) in target.iter_mut().zip(right) {
-                *sum = combine(*sum, *right);
-            }
-        }
+/// `left` becomes what it is combined with `right`.
+#[inline(always)]
+fn onto<S: Number>(left: &mut [S], right: &[S], combine: impl Fn(S, S) -> S) {
+    for (left, right) in left.iter_mut().zip(right) {
+        *left = combine(*left, *right);
     }
-    None
+}
+
+/// Asks for what is read next: every rank's elements are elsewhere, and a strip is over before the processor sees where it leads.
+#[inline(always)]
+fn ask_for<E>(elements: &[E]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in elements.chunks(64 / size_of::<E>()) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: inside the slice; nothing is read but into the caches.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = elements;
 }

@@ -3,20 +3,25 @@
 //! That is where the elements of every rank's tensors are, and which go where. Were each rank to find it out by
 //! itself, that would be work that grows with the square of their number, whatever the size of the tensors.
 
-use std::sync::OnceLock;
+use std::cell::Cell;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Shape;
 use smallvec::SmallVec;
 
+use super::super::board::Ticket;
 use super::copy::{Gathered, Joints};
-use super::reduce::{reduce, reduce_flat};
+use super::reduce::{dtype_of, reduce, reduce_flat};
+use super::shelf::{Bag, Keep, Owner, Shelf};
+use super::together::{self, Job, Together, WORTH};
 use super::wrap;
 use crate::comm::ReduceOp;
-use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{Kept, run};
-use crate::kernels::{Convert, Copies, Segment};
+use crate::comm::engine::ranges::{Ranges, full};
+use crate::kernels::flex::{Ends, Kept, Sources, Targets, stream};
+use crate::memory::Home;
 use crate::placement::chunk;
 
 /// A part of the first member's deposit.
@@ -25,9 +30,16 @@ pub(in crate::comm::local) struct Shared {
     parts: OnceLock<Option<Gathered>>,
     /// Of each tensor.
     terms: OnceLock<Box<[OnceLock<Option<Terms>>]>>,
+    /// Of results in common.
+    bag: OnceLock<Arc<Bag>>,
 }
 
 impl Shared {
+    /// Where results in common of the collective of `ticket` belong, whose rank has `waited` for others.
+    pub fn owner<'a>(&'a self, shelf: &'a Shelf, ticket: Ticket, keep: Keep, waited: &'a Cell<Duration>) -> Owner<'a> {
+        Owner { shelf, ticket, bag: self.bag.get_or_init(Arc::default), keep, waited }
+    }
+
     /// The parts that an all-gather joins, by rank and tensor; `None` if they are not all Flex tensors.
     pub fn gathered<'a>(
         &self,
@@ -63,16 +75,13 @@ fn offered<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
 pub(in crate::comm::local) struct Terms {
     terms: Kept,
     shape: Shape,
-    /// Slices of the reduction, one for each rank to make.
-    slices: OnceLock<Box<[OnceLock<FlexTensor>]>>,
-    /// How they are joined.
-    whole: OnceLock<(Copies, Kept)>,
+    whole: Together<Slices>,
 }
 
 impl Terms {
     pub fn new(terms: &[&FlexTensor]) -> Self {
         let shape = terms[0].layout().shape().clone();
-        Self { terms: Kept::of(terms), shape, slices: OnceLock::new(), whole: OnceLock::new() }
+        Self { terms: Kept::of(terms), shape, whole: Together::default() }
     }
 
     /// The block `ranges` of every term, reduced.
@@ -80,27 +89,58 @@ impl Terms {
         wrap(reduce(&self.terms.get(), &self.shape, ranges, op))
     }
 
-    /// The reduction, whole: each rank makes a slice of it, then copies all slices.
-    ///
-    /// A rank that does not wait for its result makes no slice; whoever finds one missing makes
-    /// it, so no rank ever waits for another here but for a slice already in the making.
-    pub fn reduce_shared(&self, member: usize, op: ReduceOp) -> DispatchTensor {
-        let ranks = self.terms.get().len();
-        let slices = self.slices.get_or_init(|| (0..ranks).map(|_| OnceLock::new()).collect());
-        let range = |index: usize| chunk(self.shape.num_elements(), ranks, index);
-        if self.whole.get().is_none() {
-            for index in (member..ranks).chain(0..member) {
-                slices[index].get_or_init(|| reduce_flat(&self.terms.get(), range(index), op));
+    /// The reduction, whole; a large one is in common, where it has an `owner`.
+    pub fn reduce_whole(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
+        let (terms, elements) = (self.terms.get(), self.shape.num_elements());
+        match owner.filter(|_| elements * dtype_of(&terms).size() * terms.len() >= WORTH) {
+            Some(owner) => {
+                // SAFETY: all ranks have the terms of one collective, and agree on the operation.
+                let mut whole = unsafe { self.whole.get(&Reduction { terms, shape: &self.shape, op }, owner) };
+                wrap(whole.pop().expect("one whole"))
             }
+            None => self.reduce(&full(&self.shape[..]), op),
         }
-        let (copies, slices) = self.whole.get_or_init(|| {
-            let slices: Vec<_> = slices.iter().map(|slice| slice.get().expect("all are made")).collect();
-            let segment = |index| Segment::run(index, 0, 0, range(index).start, range(index).len());
-            let shapes = slices.iter().map(|slice| slice.layout().shape().clone()).collect();
-            let copies = Copies::new(shapes, vec![self.shape.clone()], (0..ranks).map(segment).collect());
-            (copies, Kept::of(&slices))
-        });
-        let dtype = slices.get().dtype().expect("every rank has a slice");
-        wrap(run(copies, &slices.get(), Convert::to(dtype)).pop().expect("one target"))
+    }
+}
+
+/// How a reduction is cut: into slices of nearly equal length, which are past the caches if it streams.
+#[derive(Debug)]
+struct Slices {
+    count: usize,
+    streams: bool,
+}
+
+/// The least bytes that are read for a slice, and that it has.
+const READ: usize = 512 << 10;
+const WRITTEN: usize = 16 << 10;
+
+/// Terms that are reduced to a whole.
+struct Reduction<'a> {
+    terms: Sources<'a>,
+    shape: &'a Shape,
+    op: ReduceOp,
+}
+
+// SAFETY: slices of the elements, one after another.
+unsafe impl Job for Reduction<'_> {
+    type Cut = Slices;
+
+    fn begin(&self, home: &Arc<Home>) -> (Targets, Slices, usize) {
+        let size = dtype_of(&self.terms).size();
+        let bytes = self.shape.num_elements() * size;
+        let worth = (bytes * self.terms.len() / READ).min(bytes / WRITTEN);
+        let count = worth.clamp(1, self.terms.len() * together::PIECES);
+        (Targets::new(Some(home), [self.shape], size), Slices { count, streams: stream::pays(bytes) }, count)
+    }
+
+    unsafe fn make(&self, slices: &Slices, index: usize, to: &Ends<u8>) {
+        let range = chunk(self.shape.num_elements(), slices.count, index);
+        // SAFETY: the caller's; the terms have as many elements as the whole.
+        unsafe { reduce_flat(&self.terms, range, self.op, to.start(0), slices.streams) }
+    }
+
+    unsafe fn finish(&self, targets: Targets) -> Vec<FlexTensor> {
+        // SAFETY: the caller's.
+        unsafe { targets.finish([self.shape], dtype_of(&self.terms)).collect() }
     }
 }

@@ -85,7 +85,7 @@ fn after<T: Send>(meanwhile: impl Fn(&World, Vec<Posted>) -> Result<T> + Sync) -
     for (processes, each) in [(2, 2), (4, 1)] {
         let job = Job::new(processes, 30);
         let run = |_, processes: &super::super::Processes| {
-            launch(Launch::on(processes.engine(each, false)), |world| meanwhile(world, posted(world)))
+            launch(Launch::on(processes.engine(each)), |world| meanwhile(world, posted(world)))
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         ends.push((processes, got.collect()));
@@ -159,7 +159,7 @@ fn what_is_dropped_is_given_back() {
 fn a_failure_spares_what_is_made() {
     let job = Job::new(2, 31);
     let ends = job.run(|_, processes| {
-        launch(Launch::on(processes.engine(1, false)), |world| {
+        launch(Launch::on(processes.engine(1)), |world| {
             let mut posted = posted(world);
             posted.iter().for_each(|(tensor, _)| await_given_back(tensor));
             world.barrier("all are made")?;
@@ -182,7 +182,7 @@ fn a_failure_spares_what_is_made() {
 #[test]
 fn a_course_says_when_what_others_bring_came() {
     let ends = Job::new(2, 32).run(|_, processes| {
-        launch(Launch::on(processes.engine(1, false)), |world| {
+        launch(Launch::on(processes.engine(1)), |world| {
             let (all, beside) = (world.all(), world.all().duplicate("beside"));
             for (seed, call) in CALLS.iter().enumerate() {
                 let tensor = given(world, seed);
@@ -212,7 +212,7 @@ fn a_course_says_when_what_others_bring_came() {
 fn a_rank_that_begins_to_wait_hurries_its_courier_and_no_other() {
     let job = Job::new(2, 40);
     let ends = job.run(|process, processes| {
-        launch(Launch::on(processes.engine(1, false)), |world| {
+        launch(Launch::on(processes.engine(1)), |world| {
             if process == 0 {
                 return world.barrier("waits for process 1");
             }

@@ -9,7 +9,7 @@ fn conforms(processes: usize, each: usize) {
     let reports = job.run(|_, processes| {
         let launch = |ranks: usize| {
             assert_eq!(ranks, job.processes.len() * each);
-            Launch::on(processes.engine(each, false))
+            Launch::on(processes.engine(each))
         };
         Conformance::of(launch).ranks([job.processes.len() * each]).run()
     });

@@ -45,7 +45,7 @@ fn collectives_of_another_device_are_those_of_threads() {
     for (processes, each) in [(2, 2), (4, 1)] {
         let job = Job::new(processes, 22);
         let run = |_, processes: &super::super::Processes| {
-            launch(Launch::on(processes.engine(each, false)).device(device.clone()), program)
+            launch(Launch::on(processes.engine(each)).device(device.clone()), program)
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         assert_eq!(got.collect::<Vec<_>>(), expected, "{processes} processes of {each}");

@@ -22,7 +22,7 @@ fn launched<T: Send>(
     each: usize,
     program: impl Fn(&World) -> Result<T> + Sync,
 ) -> Result<Vec<(usize, T)>, LaunchError> {
-    launch(Launch::on(processes.engine(each, false)).deadline(FAR), program)
+    launch(Launch::on(processes.engine(each)).deadline(FAR), program)
 }
 
 fn sum(world: &World, comm: &Communicator, label: &str, len: usize) -> Result<()> {

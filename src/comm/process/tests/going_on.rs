@@ -37,7 +37,7 @@ fn launched(
     each: usize,
     program: impl Fn(&World) -> Result<(usize, Vec<usize>)> + Sync,
 ) -> Ends {
-    launch(Launch::on(processes.engine(each, false)), program).map_err(Box::new)
+    launch(Launch::on(processes.engine(each)), program).map_err(Box::new)
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn lands(there: fn(&dyn Engine, bool) -> bool, take: fn(Work<Vec<DispatchTensor>
         let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
         let (job, first, called) = (Job::new(2, 50), OnceLock::<Arc<dyn Engine>>::new(), AtomicBool::new(false));
         let ends = job.run(|process, processes| {
-            let engine = processes.engine(1, false);
+            let engine = processes.engine(1);
             if process == 0 {
                 first.set(engine.clone()).expect("set once");
             }
@@ -115,7 +115,7 @@ fn what_comes_before_its_rank_has_called_lands_in_its_result() {
         let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
         let job = Job::new(2, 50);
         let ends = job.run(|process, processes| {
-            launch(Launch::on(processes.engine(1, false)), |world| {
+            launch(Launch::on(processes.engine(1)), |world| {
                 world.barrier("both are here")?;
                 if process == 1 {
                     job.hold(0, true);
@@ -143,7 +143,7 @@ fn what_comes_before_its_rank_has_called_lands_in_its_result() {
 fn results_take_each_others_memory_whoever_needs_it_first() {
     let (job, called) = (Job::new(2, 50), AtomicBool::new(false));
     let ends = job.run(|_, processes| {
-        launch(Launch::on(processes.engine(1, false)), |world| {
+        launch(Launch::on(processes.engine(1)), |world| {
             let comm = world.all();
             let gather = || comm.all_gather("rows".into(), vec![shard(&comm, 0, [1600, 900])]);
             let address = |work: Work<Vec<DispatchTensor>>| -> Result<usize> {

@@ -1,0 +1,18 @@
+//! [`Manner`]: how ranks of a process live together.
+
+/// How the ranks of a process live together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Manner {
+    /// A rank may call and wait on several threads at once: [`Launch::multithreaded`](crate::comm::Launch::multithreaded).
+    pub multithreaded: bool,
+    /// No rank has memory in common with another: [`Launch::separate_memory`](crate::comm::Launch::separate_memory).
+    pub separate_memory: bool,
+}
+
+impl Default for Manner {
+    /// One thread after another, and memory in common; but where a sanitizer is to see who uses memory that its rank has given
+    /// back.
+    fn default() -> Self {
+        Self { multithreaded: false, separate_memory: cfg!(sanitized) }
+    }
+}

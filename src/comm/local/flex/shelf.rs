@@ -1,0 +1,120 @@
+//! [`Shelf`]: results that ranks of a process have in common, for those that have yet to come.
+//!
+//! Memory in common is there for as long as a rank has a handle, or the [`Bag`] of its collective. Ranks that are ahead must not
+//! fill the memory with what others come to much later. So of what is gathered a group's latest bag alone is full, and where a
+//! rank finds that a result is gone it makes it again: a copy, as it would be for one rank. What is reduced would take as many
+//! times longer as there are ranks; it stays until every rank has taken it, as the terms do.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::mem;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use burn::backend::flex::FlexTensor;
+
+use super::super::board::{GroupKey, Ticket};
+use super::super::sync::Mutex;
+use crate::memory::Home;
+
+/// What ranks of a process have in common.
+pub(in crate::comm::local) struct Shelf {
+    /// Each rank has a core of its own.
+    have_cores: bool,
+    /// Where the memory of results waits for the next ones, whichever rank begins them.
+    home: Arc<Home>,
+    /// Of each group the latest collective of which a bag is full, but for reductions.
+    latest: Mutex<HashMap<GroupKey, (u64, Weak<Bag>)>>,
+}
+
+impl Shelf {
+    /// Of ranks of which each has a core of its own, or not; with the memory of the one that these had `before`.
+    pub fn new(have_cores: bool, before: Option<&Self>) -> Self {
+        let home = before.map(|before| before.home.clone()).unwrap_or_default();
+        Self { have_cores, home, latest: Mutex::new(HashMap::new()) }
+    }
+
+    /// Has `bag` be the latest of its group, which may be filled, unless there is a later one. What was in an earlier one is
+    /// there no longer: before there is new memory.
+    fn make_room(&self, Ticket { group, seq, .. }: Ticket, bag: &Arc<Bag>) -> bool {
+        let before = match self.latest.lock().entry(group) {
+            Entry::Occupied(latest) if latest.get().0 > seq => return false,
+            Entry::Occupied(mut latest) => Some(latest.insert((seq, Arc::downgrade(bag)))),
+            Entry::Vacant(latest) => {
+                latest.insert((seq, Arc::downgrade(bag)));
+                None
+            }
+        };
+        if let Some(before) = before.and_then(|(_, before)| before.upgrade())
+            && !Arc::ptr_eq(&before, bag)
+        {
+            let results = mem::take(&mut *before.0.lock());
+            drop(results);
+        }
+        true
+    }
+}
+
+/// Handles to the results of one collective.
+pub(super) struct Bag(Mutex<Vec<FlexTensor>>);
+
+/// How long results are kept for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::comm::local) enum Keep {
+    /// Until the group makes the next.
+    Latest,
+    /// Until all ranks have them.
+    All,
+}
+
+/// Where results in common belong, and how long their rank has waited for others meanwhile.
+#[derive(Clone, Copy)]
+pub(in crate::comm::local) struct Owner<'a> {
+    pub(super) shelf: &'a Shelf,
+    pub(super) ticket: Ticket,
+    pub(super) bag: &'a Arc<Bag>,
+    pub(super) keep: Keep,
+    pub(super) waited: &'a Cell<Duration>,
+}
+
+impl Owner<'_> {
+    /// Where their memory is from.
+    pub fn home(&self) -> &Arc<Home> {
+        &self.shelf.home
+    }
+
+    /// Results will be made.
+    pub fn begin(&self) {
+        if self.keep == Keep::Latest {
+            self.shelf.make_room(self.ticket, self.bag);
+        }
+    }
+
+    /// Keeps `results` for others.
+    pub fn keep(&self, results: &[FlexTensor]) {
+        if self.keep == Keep::All || self.shelf.make_room(self.ticket, self.bag) {
+            self.bag.0.lock().extend_from_slice(results);
+        }
+    }
+
+    /// What `wait` returns, to which is said whether each rank has a core of its own; its time is no time of moving.
+    pub fn wait<T>(&self, wait: impl FnOnce(bool) -> T) -> T {
+        let start = Instant::now();
+        let value = wait(self.shelf.have_cores);
+        self.waited.set(self.waited.get() + start.elapsed());
+        value
+    }
+}
+
+impl Default for Bag {
+    fn default() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+}
+
+impl std::fmt::Debug for Bag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(&*self.0.lock()).finish()
+    }
+}
