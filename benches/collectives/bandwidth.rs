@@ -75,9 +75,15 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Prints the bandwidth of each collective whose name has `only` in it.
-pub fn bandwidth(ranks: usize, only: &str) {
-    let barrier = measure(MIB, ranks, &|_, world, _| barrier(world));
+/// Prints the bandwidth of each collective whose name has `only` in it, of so many threads, in memory of their own if they are
+/// `separate`.
+pub fn bandwidth(ranks: usize, separate: bool, only: &str) {
+    let threads = Launch::threads(ranks);
+    let threads = if separate { threads.separate_memory() } else { threads };
+    let measure = |bytes: usize, prepare: &(dyn Fn(usize, &World, &Arc<Hands>) -> Step + Sync)| {
+        measure(bytes, ranks, &threads, prepare)
+    };
+    let barrier = measure(MIB, &|_, world, _| barrier(world));
     println!(
         "{ranks} ranks; a barrier takes {:.1} us; GB of output per rank and second, and beside its peers:",
         barrier * 1e6
@@ -85,7 +91,7 @@ pub fn bandwidth(ranks: usize, only: &str) {
     for Case { name, output, collective, peer, by_hand } in cases().iter().filter(|case| case.name.contains(only)) {
         println!("\n{name:<28} {:>10} {:>10} {:>7} {:>12} {:>10}", "collective", "peer", "", "us above it", "by hand");
         for bytes in SIZES {
-            let [own, its, hands] = [collective, peer, by_hand].map(|prepare| measure(bytes, ranks, prepare));
+            let [own, its, hands] = [collective, peer, by_hand].map(|prepare| measure(bytes, &**prepare));
             let speed = |seconds: f64| output(bytes, ranks) as f64 / seconds / 1e9;
             let above = (own - its) * 1e6;
             println!(
@@ -102,15 +108,20 @@ pub fn bandwidth(ranks: usize, only: &str) {
 }
 
 /// Seconds of one step of `bytes` on all ranks at once.
-fn measure(bytes: usize, ranks: usize, prepare: &(dyn Fn(usize, &World, &Arc<Hands>) -> Step + Sync)) -> f64 {
+fn measure(
+    bytes: usize,
+    ranks: usize,
+    threads: &Launch,
+    prepare: &(dyn Fn(usize, &World, &Arc<Hands>) -> Step + Sync),
+) -> f64 {
     let (repeats, hands) = (repeats(bytes), Arc::new(Hands::new(ranks)));
-    best_of((2048 * MIB / (bytes * repeats)).clamp(8, 400), repeats, ranks, |world| prepare(bytes, world, &hands))
+    best_of((2048 * MIB / (bytes * repeats)).clamp(8, 400), repeats, threads, |world| prepare(bytes, world, &hands))
 }
 
-/// Seconds of one step on all ranks: the best of `rounds`, each of so many `repeats`, from the first rank's start to the
+/// Seconds of one step on all ranks of `threads`: the best of `rounds`, each of so many `repeats`, from the first rank's start to the
 /// last one's end.
-pub fn best_of(rounds: usize, repeats: usize, ranks: usize, prepare: impl Fn(&World) -> Step + Sync) -> f64 {
-    let spans = launch(Launch::threads(ranks), |world| {
+pub fn best_of(rounds: usize, repeats: usize, threads: &Launch, prepare: impl Fn(&World) -> Step + Sync) -> f64 {
+    let spans = launch(threads.clone(), |world| {
         let mut step = prepare(world);
         let mut spans = Vec::with_capacity(rounds);
         for _ in 0..rounds {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Barrier};
 
 use burn::tensor::DType;
-use burn_dtensor::comm::World;
+use burn_dtensor::comm::{Launch, World};
 
 use crate::MIB;
 use crate::bandwidth::best_of;
@@ -36,7 +36,8 @@ pub fn growth(ranks: &[usize], only: &str) {
         for _ in 0..TURNS {
             for (best, ranks) in best.iter_mut().zip(ranks) {
                 let peer = Arc::new(Barrier::new(*ranks));
-                *best = best.min(best_of(3, (4096 / ranks).max(8), *ranks, |world| prepare(world, &peer)));
+                *best = best
+                    .min(best_of(3, (4096 / ranks).max(8), &Launch::threads(*ranks), |world| prepare(world, &peer)));
             }
         }
         print!("{name:>18}");

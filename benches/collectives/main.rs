@@ -7,17 +7,21 @@
 //!
 //! Every figure is GB of *output* per rank and second, best of many rounds. What it is beside:
 //!
-//! - of an all-gather and an all-to-all, as many threads that copy as many bytes each into new memory, which is what a
-//!   collective returns;
+//! - of an all-gather and an all-to-all, as many threads that copy as many bytes each into new memory;
 //! - of a reduce-scatter and an all-reduce, as many threads that add the same elements each of as many arrays as there are
 //!   ranks into new memory: bf16 in f32, rounded once. Of an all-reduce on more than two ranks each adds its share, and
 //!   copies the others'.
 //!
 //! Beside both there is the collective [by hand](by_hand): what the machine takes where threads meet, and rows lie apart.
 //!
+//! What all ranks get alike, of an all-gather or an all-reduce, they make together and have in common, where the others make
+//! it once for each: so the figures of the two may be as many times those beside them as there are ranks. With `--separate` each
+//! rank makes its own, as on a machine of its own.
+//!
 //! ```text
 //! cargo bench --bench collectives                 # 2 ranks
 //! cargo bench --bench collectives -- --threads 4
+//! cargo bench --bench collectives -- --separate   # each rank has memory of its own
 //! ```
 //!
 //! With `--ranks` the question is another: how the time of one collective grows with the number of ranks, whatever
@@ -67,6 +71,9 @@ struct Cli {
     /// How many ranks, each a thread
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
     threads: u32,
+    /// Each rank, a thread, has results in memory of its own, as on a machine of its own
+    #[arg(long)]
+    separate: bool,
     /// Only what has this in its name, such as `reduce-scatter bf16`
     #[arg(long, default_value = "")]
     only: String,
@@ -97,7 +104,7 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let Cli { threads, only, ranks, processes, overlap, role, .. } = Cli::parse();
+    let Cli { threads, separate, only, ranks, processes, overlap, role, .. } = Cli::parse();
     match (processes, &ranks[..]) {
         (Some(count), _) => {
             if let Err(error) = among_processes(count as usize, &only, overlap, role) {
@@ -105,7 +112,7 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
         }
-        (None, []) => bandwidth::bandwidth(threads as usize, &only),
+        (None, []) => bandwidth::bandwidth(threads as usize, separate, &only),
         (None, ranks) => growth::growth(&ranks.iter().map(|ranks| *ranks as usize).collect::<Vec<_>>(), &only),
     }
     ExitCode::SUCCESS

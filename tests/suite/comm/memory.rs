@@ -1,6 +1,5 @@
 //! Tensors as they lie in memory: views come in, and what goes out nobody else writes to.
 
-use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Int, Shape, Tensor};
 use burn_dtensor::comm::{Launch, ReduceOp, Sharded, TensorMeta, launch};
 use burn_dtensor::placement::Cut;
