@@ -11,8 +11,8 @@ const BLOCKS: usize = 4 * BLOCK;
 /// Runs from so many bytes on are `memcpy`'s, where it is fast: it knows of instructions that write whole lines unread.
 const MEMCPY: usize = 64 << 10;
 
-/// Of runs from so many bytes on that lie apart in the source the next one is asked for: nothing else tells the processor where
-/// it is.
+/// Of runs from so many bytes on that lie apart in the source the next but one is asked for: nothing else tells the processor
+/// where it is.
 const AHEAD: usize = 512;
 
 /// Bytes of a line of the cache, and of a page.
@@ -102,7 +102,7 @@ impl Rows {
                 65..=96 => self.short::<3, BLOCK>(start),
                 97..=128 => self.short::<4, BLOCK>(start),
                 run @ AHEAD..MEMCPY if self.rows > 1 && self.from_stride > run => {
-                    self.each(start, |from, to| long::<true>(from, to, run, self.from_stride));
+                    self.each(start, |from, to| long::<true>(from, to, run, 2 * self.from_stride));
                 }
                 run @ ..MEMCPY => self.each(start, |from, to| long::<false>(from, to, run, 0)),
                 run => self.each(start, |from, to| match (to.addr().wrapping_sub(from.addr())) % PAGE {
