@@ -48,7 +48,8 @@ fn a_rank_that_writes_leaves_alone_what_its_peers_have() {
             world.barrier("all have it")?;
             let results = results.map(|(mut result, thirds)| (Tensor::<1>::from_dispatch(result.remove(0)), thirds));
             let are_alone = results.each_ref().map(|(result, _)| result.can_mut());
-            assert_eq!(are_alone, [is_separate; 3]);
+            // Where a sanitizer looks, ranks have memory of their own anyway.
+            assert_eq!(are_alone, [is_separate || cfg!(sanitized); 3]);
             for (result, thirds) in results {
                 world.barrier("all write")?;
                 let values = (result + (rank + 1) as f32).into_data();
@@ -80,7 +81,7 @@ fn what_is_sent_whole_is_there_by_reference() {
             got.push(Tensor::<1>::from_dispatch(message.tensors.remove(0)));
         }
         world.barrier("all have received")?;
-        assert_eq!(got.iter().map(Tensor::can_mut).collect::<Vec<_>>(), [false, true, true]);
+        assert_eq!(got.iter().map(Tensor::can_mut).collect::<Vec<_>>(), [cfg!(sanitized), true, true]);
         let values: Vec<_> = got.into_iter().map(|got| got.into_data().try_to_vec::<f32>().unwrap()).collect();
         let from = other as f32;
         assert_eq!(values, [vec![from; 6], vec![from; 3], vec![from + 1.0; 6]]);
