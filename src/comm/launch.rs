@@ -241,9 +241,9 @@ impl Launch {
 /// among them. What all should know, or one should print, belongs into the program: [`World::only`], a collective.
 ///
 /// Every rank has a rayon pool of its own (its share of the cores, at least one thread), so that
-/// ranks do not wait for each other's tensor operations; they wait for what they make together, such as gathered weights. A rank that panics, returns an error, or
-/// returns while others still need it ends every wait of every other rank at once. The others may go on without it:
-/// [`World::shrink`].
+/// ranks do not wait for each other's tensor operations; they wait for what they make together, such as
+/// gathered weights. A rank that panics, returns an error, or returns while others still need it ends every
+/// wait of every other rank at once. The others may go on without it: [`World::shrink`].
 ///
 /// The program runs on its pool's first thread, often the only one: what it hands to `rayon::spawn` may
 /// not begin before the program ends, so waiting for it may wait for ever. Use `std::thread` for that.

@@ -7,7 +7,7 @@
 //! | `pieces` | the same for the threads of several ranks, that make one copy for all |
 //! | `group`, `tiles` | segments alike in turn, a few rows of each; single elements side by side, transposed |
 //! | `rows` | runs at equal distances, by a loop made for their length; very long ones by `memcpy` |
-//! | `stream` | long runs of large copies, past the caches |
+//! | `stream`, `prefetch` | long runs of large copies, past the caches; what is read next, into them |
 //! | `convert` | casts, scales and adds strips of elements |
 //! | `float`, `round` | precisions and rounding |
 //!
@@ -19,6 +19,7 @@ mod float;
 mod group;
 mod memory;
 mod pieces;
+mod prefetch;
 mod round;
 mod rows;
 mod share;
@@ -39,6 +40,7 @@ use float::{Float, Wide};
 
 pub(crate) use memory::{Ends, Targets};
 pub(crate) use pieces::Pieces;
+pub(crate) use prefetch::{LINE, prefetch};
 pub(crate) use round::{round_to_bf16, widen_bf16};
 pub(crate) use sources::{Kept, Sources};
 

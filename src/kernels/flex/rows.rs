@@ -1,5 +1,6 @@
 //! [`Rows`]: runs of bytes at equal distances.
 
+use super::prefetch::{LINE, prefetch};
 use crate::kernels::Segment;
 
 /// Bytes that one instruction loads or stores, where registers are that long.
@@ -11,12 +12,11 @@ const BLOCKS: usize = 4 * BLOCK;
 /// Runs from so many bytes on are `memcpy`'s, where it is fast: it knows of instructions that write whole lines unread.
 const MEMCPY: usize = 64 << 10;
 
-/// Of runs from so many bytes on that lie apart in the source the next but one is asked for: nothing else tells the processor
+/// Of runs from so many bytes on that lie apart in the source the next but one is prefetched: nothing else tells the processor
 /// where it is.
 const AHEAD: usize = 512;
 
-/// Bytes of a line of the cache, and of a page.
-const LINE: usize = 64;
+/// Bytes of a page.
 const PAGE: usize = 4 << 10;
 
 /// Some runs of bytes, each a fixed distance after the one before.
@@ -141,39 +141,26 @@ impl Rows {
     }
 }
 
-/// Copies a run of at least [`BLOCKS`] bytes: a block that may be unaligned, aligned ones, and the last ones. If it `ASKS`, the
-/// processor hears of what lies `ahead` in the source.
+/// Copies a run of at least [`BLOCKS`] bytes: a block that may be unaligned, aligned ones, and the last ones. If it
+/// `PREFETCHES`, so is what lies `ahead` in the source.
 ///
 /// # Safety
 /// As of [`Rows::copy`], of one run.
 #[inline(always)]
-unsafe fn long<const ASKS: bool>(from: *const u8, to: *mut u8, len: usize, ahead: usize) {
+unsafe fn long<const PREFETCHES: bool>(from: *const u8, to: *mut u8, len: usize, ahead: usize) {
     // SAFETY: the caller's.
     unsafe {
         bytes::<BLOCK>(from, to);
         let mut at = BLOCK - to.addr() % BLOCK;
         while at + BLOCKS < len {
-            if ASKS {
-                (0..BLOCKS).step_by(LINE).for_each(|line| ask_for(from.wrapping_add(at + ahead + line)));
+            if PREFETCHES {
+                (0..BLOCKS).step_by(LINE).for_each(|line| prefetch(from.wrapping_add(at + ahead + line)));
             }
             bytes::<BLOCKS>(from.add(at), to.add(at));
             at += BLOCKS;
         }
         bytes::<BLOCKS>(from.add(len - BLOCKS), to.add(len - BLOCKS));
     }
-}
-
-/// Has the line of the cache with this byte read ahead, if there is one: whatever is there.
-#[inline(always)]
-fn ask_for(byte: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: of an address that leads nowhere nothing is read.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(byte.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = byte;
 }
 
 /// Copies `N` bytes: so few that it is no call, but loads and stores.

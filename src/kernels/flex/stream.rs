@@ -3,6 +3,7 @@
 //! A store reads the line of the cache that it changes. Where so much is written that none of it stays in the caches,
 //! that is a third of the traffic, and for nothing.
 
+use super::prefetch::LINE;
 use super::rows::{Rows, Start};
 
 /// Copies that write fewer bytes may find them in the caches afterwards.
@@ -13,9 +14,6 @@ const LONG: usize = 512;
 
 /// Of runs that lie apart in the source, shorter ones are read faster by one than by several at once.
 const LONG_APART: usize = 2 << 10;
-
-/// Bytes of a line of the cache.
-const LINE: usize = 64;
 
 /// Bytes that are read together: a few lines, so that several are on their way at once.
 const BLOCK: usize = 4 * LINE;

@@ -13,7 +13,7 @@ use super::block::Block;
 use super::element::{Element, Number};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{Sources, Targets, stream};
+use crate::kernels::flex::{LINE, Sources, Targets, prefetch, stream};
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.
 const STRIP: usize = 1024;
@@ -199,7 +199,7 @@ impl<S: Number, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
                 E::pair(&left[strip.clone()], &right[strip.clone()], *combine, &mut partial[count]);
                 count += 1;
                 let next = &sources[2 * (index + 1)..];
-                next.iter().take(2).for_each(|source| ask_for(&source[strip.clone()]));
+                next.iter().take(2).for_each(|source| prefetch_all(&source[strip.clone()]));
                 // Pairs, fours, eights that are complete, but for the root's own.
                 for _ in 0..if next.is_empty() { 0 } else { index.trailing_ones() } {
                     let [.., left, right] = &mut partial[..count] else { unreachable!("one each, from both sides") };
@@ -255,15 +255,8 @@ fn onto<S: Number>(left: &mut [S], right: &[S], combine: impl Fn(S, S) -> S) {
     }
 }
 
-/// Asks for what is read next: every rank's elements are elsewhere, and a strip is over before the processor sees where it leads.
+/// Prefetches what is read next: every rank's elements are elsewhere, and a strip is over before the processor sees where it leads.
 #[inline(always)]
-fn ask_for<E>(elements: &[E]) {
-    #[cfg(target_arch = "x86_64")]
-    for line in elements.chunks(64 / size_of::<E>()) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: inside the slice; nothing is read but into the caches.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = elements;
+fn prefetch_all<E>(elements: &[E]) {
+    elements.chunks(LINE / size_of::<E>()).for_each(|line| prefetch(line.as_ptr().cast()));
 }

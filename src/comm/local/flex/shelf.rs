@@ -7,7 +7,6 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::mem;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -38,14 +37,12 @@ impl Shelf {
     /// Has `bag` be the latest of its group, which may be filled, unless there is a later one. What was in an earlier one is
     /// there no longer: before there is new memory.
     fn make_room(&self, Ticket { group, seq, .. }: Ticket, bag: &Arc<Bag>) -> bool {
-        let before = match self.latest.lock().entry(group) {
-            Entry::Occupied(latest) if latest.get().0 > seq => return false,
-            Entry::Occupied(mut latest) => Some(latest.insert((seq, Arc::downgrade(bag)))),
-            Entry::Vacant(latest) => {
-                latest.insert((seq, Arc::downgrade(bag)));
-                None
-            }
-        };
+        let mut latest = self.latest.lock();
+        if latest.get(&group).is_some_and(|(later, _)| *later > seq) {
+            return false;
+        }
+        let before = latest.insert(group, (seq, Arc::downgrade(bag)));
+        drop(latest);
         if let Some(before) = before.and_then(|(_, before)| before.upgrade())
             && !Arc::ptr_eq(&before, bag)
         {

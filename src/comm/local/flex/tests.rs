@@ -7,7 +7,7 @@ use std::thread;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Shape, Tensor, TensorData};
 
-use crate::comm::engine::ranges::{cut, full};
+use crate::comm::engine::ranges::{Ranges, cut, full};
 use crate::comm::engine::{CutPrint, Print, TensorPrint, concat, reduce};
 use crate::comm::local::board::{Board, Ticket};
 use crate::comm::local::flex;
@@ -82,6 +82,17 @@ fn reduces_like_the_kernels() {
     }
 }
 
+/// That the sum of `ranges` of all has the bits of burn's own operations.
+fn assert_summed_like_the_kernels<const D: usize>(tensors: &[DispatchTensor], ranges: &Ranges) {
+    let sources: Vec<_> = tensors.iter().collect();
+    let shared = flex::Shared::default();
+    let terms = shared.terms((0, 1), || tensors.iter().map(flex::primitive).collect()).expect("all are Flex");
+    let [generic, kernel] =
+        [reduce(&sources, ranges, ReduceOp::Sum, &Device::flex()), terms.reduce(ranges, ReduceOp::Sum)]
+            .map(|reduced| Tensor::<D>::from_dispatch(reduced).into_data());
+    assert!(generic == kernel, "{:?} of {} ranks", tensors[0].dtype(), tensors.len());
+}
+
 /// Results of 16 MiB and more are written past the caches, in strips that begin anywhere in a line of them.
 #[test]
 fn reduces_large_tensors_like_the_kernels() {
@@ -90,14 +101,7 @@ fn reduces_large_tensors_like_the_kernels() {
         for ranks in [2, 3] {
             let random = || Tensor::<2>::random([rows, 4099], Distribution::Uniform(-4.0, 4.0), &device);
             let tensors: Vec<_> = (0..ranks).map(|_| random().cast(dtype).into_dispatch()).collect();
-            let sources: Vec<_> = tensors.iter().collect();
-            let shared = flex::Shared::default();
-            let terms = shared.terms((0, 1), || tensors.iter().map(flex::primitive).collect()).expect("all are Flex");
-            let ranges = cut(&[rows, 4099], 1, 3..2058);
-            let [generic, kernel] =
-                [reduce(&sources, &ranges, ReduceOp::Sum, &device), terms.reduce(&ranges, ReduceOp::Sum)]
-                    .map(|reduced| Tensor::<2>::from_dispatch(reduced).into_data());
-            assert!(generic == kernel, "{dtype:?} of {ranks} ranks");
+            assert_summed_like_the_kernels::<2>(&tensors, &cut(&[rows, 4099], 1, 3..2058));
         }
     }
 }
@@ -164,22 +168,15 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
         for dtype in [DType::F32, DType::BF16] {
             let random = || Tensor::<1>::random([2500], Distribution::Uniform(-4.0, 4.0), &device).cast(dtype);
             let tensors: Vec<_> = (0..ranks).map(|_| random().into_dispatch()).collect();
-            let sources: Vec<_> = tensors.iter().collect();
-            let shared = flex::Shared::default();
-            let terms = shared.terms((0, 1), || tensors.iter().map(flex::primitive).collect()).expect("all are Flex");
-            let ranges = cut(&[2500], 0, 3..2499);
-            let [generic, kernel] =
-                [reduce(&sources, &ranges, ReduceOp::Sum, &device), terms.reduce(&ranges, ReduceOp::Sum)]
-                    .map(|reduced| Tensor::<1>::from_dispatch(reduced).into_data());
-            assert!(generic == kernel, "{dtype:?} of {ranks} ranks");
+            assert_summed_like_the_kernels::<1>(&tensors, &cut(&[2500], 0, 3..2499));
         }
     }
 }
 
 /// A group's ranks that wait at once, of wholes that are large enough to be in common, cut along either dimension, of two
-/// dtypes: to the bits of what each makes alone.
+/// dtypes: what burn's own operations join.
 #[test]
-fn wholes_in_common_are_those_that_each_rank_makes_alone() {
+fn wholes_in_common_are_like_the_kernels() {
     // The larger ones are written past the caches.
     for (rows, columns) in [(1031, 257), (2053, 2111)] {
         wholes_in_common(rows, columns);
@@ -203,13 +200,18 @@ fn wholes_in_common(rows: usize, columns: usize) {
     };
     let parts: Vec<Vec<_>> =
         (0..ranks).map(|rank| cuts.iter().zip(whole).map(|(cut, (_, of))| part(rank, cut, of)).collect()).collect();
-    let plan = Plan::new(Op::AllGather, None, prints, cuts, ranks);
+    let plan = Plan::new(Op::AllGather, None, prints, cuts.clone(), ranks);
     let (shared, shelf, joints) =
         (flex::Shared::default(), flex::Shelf::new(true, None), flex::Joints::new(&plan, ranks));
     let ticket = ticket(ranks);
     let sources = || parts.iter().map(|parts| parts.iter().map(flex::primitive).collect()).collect();
     let gathered = shared.gathered(&joints, sources).expect("all are Flex");
-    let alone = joints.wholes(gathered, None);
+    let generic: Vec<_> = (cuts.iter().enumerate())
+        .map(|(index, (dim, _))| {
+            let tensors = parts.iter().map(|parts| &parts[index]);
+            concat(&tensors.map(|part| (part, full(&part.shape()[..]))).collect::<Vec<_>>(), *dim, &device)
+        })
+        .collect();
     let get = || {
         let waited = Cell::default();
         joints.wholes(gathered, Some(shared.owner(&shelf, ticket, flex::Keep::Latest, &waited)))
@@ -220,18 +222,18 @@ fn wholes_in_common(rows: usize, columns: usize) {
     let bytes = |tensor: &DispatchTensor| flex::primitive(tensor).unwrap().bytes().to_vec();
     for of_rank in &all {
         assert_eq!(of_rank.len(), 3);
-        for ((own, first), alone) in of_rank.iter().zip(&all[0]).zip(&alone) {
-            assert_eq!((own.shape(), own.dtype()), (alone.shape(), alone.dtype()));
-            assert!(bytes(own) == bytes(alone));
+        for ((own, first), generic) in of_rank.iter().zip(&all[0]).zip(&generic) {
+            assert_eq!((own.shape(), own.dtype()), (generic.shape(), generic.dtype()));
+            assert!(bytes(own) == bytes(generic));
             let address = |tensor: &DispatchTensor| flex::primitive(tensor).unwrap().bytes().as_ptr();
             assert_eq!(address(own), address(first));
         }
     }
 }
 
-/// Slices that ranks reduce for all, into what one rank reduces; small wholes, and empty ones, each for itself.
+/// Slices that ranks reduce for all; small wholes, and empty ones, each for itself.
 #[test]
-fn a_reduction_in_common_is_what_each_rank_reduces_alone() {
+fn a_reduction_in_common_is_like_the_kernels() {
     let device = Device::flex();
     for (elements, ranks) in [(150_001, 2), (150_001, 3), (150_001, 7), (400, 3), (0, 3)] {
         let tensors: Vec<_> = (0..ranks)
@@ -248,7 +250,10 @@ fn a_reduction_in_common_is_what_each_rank_reduces_alone() {
             });
             terms.expect("all are Flex")
         };
-        let alone = Tensor::<1>::from_dispatch(terms().reduce(&full(&[elements]), ReduceOp::Avg)).into_data();
+        // Ranks that come at once may both look.
+        terms();
+        let generic = reduce(&tensors.iter().collect::<Vec<_>>(), &full(&[elements]), ReduceOp::Avg, &device);
+        let generic = Tensor::<1>::from_dispatch(generic).into_data();
         let get = || {
             let waited = Cell::default();
             terms().reduce_whole(ReduceOp::Avg, Some(shared.owner(&shelf, ticket, flex::Keep::All, &waited)))
@@ -258,7 +263,7 @@ fn a_reduction_in_common_is_what_each_rank_reduces_alone() {
         });
         let address = |tensor: &DispatchTensor| flex::primitive(tensor).unwrap().bytes().as_ptr();
         assert_eq!(address(&all[0]) == address(&all[1]), elements > 1000 || elements == 0);
-        all.into_iter().for_each(|own| assert_eq!(Tensor::<1>::from_dispatch(own).into_data(), alone));
+        all.into_iter().for_each(|own| assert_eq!(Tensor::<1>::from_dispatch(own).into_data(), generic));
         assert_eq!(looked.into_inner(), 1);
     }
 }
