@@ -59,7 +59,9 @@ fn a_planned_collective_allocates_its_results_and_a_handful() {
     let gather = |count| of(count, [4, 8], |comm, wholes| Ok(comm.plan_all_gather(wholes)?));
     let scatter = |count| of(count, WHOLE, |comm, wholes| Ok(comm.plan_reduce_scatter(wholes, ReduceOp::Avg)?));
     for (what, few, many) in [("gather", gather(20), gather(60)), ("scatter", scatter(20), scatter(60))] {
-        assert_eq!(many - few, 40 * of_result, "{what}: {few} of 20 tensors, {many} of 60");
+        // Who comes when the other is not there may make one or two more, of any number of tensors.
+        let more = (many - few).abs_diff(40 * of_result);
+        assert!(more <= 4, "{what}: {few} of 20 tensors, {many} of 60");
         assert!(few - 20 * of_result <= 16, "{what}: {few} of 20 tensors");
         println!("{what}: {} beside the results", few - 20 * of_result);
     }
