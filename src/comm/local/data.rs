@@ -106,13 +106,6 @@ impl Deposit {
         Self { wholes: Some(wholes), ..Self::landed(Vec::new(), Vec::new()) }
     }
 
-    /// This deposit of `member`, copied to where the only rank here has it.
-    pub fn put(self, member: usize, wholes: Arc<Wholes>) -> Self {
-        // SAFETY: the tensors are here, and it is deposited once.
-        unsafe { wholes.put(member, &self.tensors, || ()) };
-        Self::of_wholes(wholes)
-    }
-
     /// What has come from another process for a rank that is the only one here.
     pub fn for_one(self) -> Self {
         Self { origin: Origin::ForOne, ..self }
@@ -304,11 +297,7 @@ impl<'a> Exchange<'a> {
 
     /// The same where ranks of other processes have sent no more than this rank's parts.
     fn reduce_cut(&self, index: usize, dim: usize, whole: &Cut, op: ReduceOp) -> DispatchTensor {
-        let term = |deposit: &Deposit| match deposit.cut_for(self.ticket.member, index) {
-            Ok(part) => part.clone(),
-            Err(tensor) => part(tensor, dim, self.mine(whole)),
-        };
-        let terms: Vec<_> = self.deposits.iter().map(term).collect();
+        let terms = self.cut_terms(index, dim, whole);
         let ranges = full(&terms[0].shape()[..]);
         #[cfg(feature = "flex")]
         if has_kernel(op)
@@ -317,6 +306,41 @@ impl<'a> Exchange<'a> {
             return flex::Terms::new(&terms).reduce(&ranges, op);
         }
         engine::reduce(&terms.iter().collect::<Vec<_>>(), &ranges, op, &self.home(index))
+    }
+
+    /// Its terms: this rank's part of every rank's.
+    fn cut_terms(&self, index: usize, dim: usize, whole: &Cut) -> Vec<DispatchTensor> {
+        let term = |deposit: &Deposit| match deposit.cut_for(self.ticket.member, index) {
+            Ok(part) => part.clone(),
+            Err(tensor) => part(tensor, dim, self.mine(whole)),
+        };
+        self.deposits.iter().map(term).collect()
+    }
+
+    /// This rank's parts of the reductions of all tensors, cut along a dimension each, written where `wholes` have those of
+    /// `member`. False where they are no Flex tensors, or there is no kernel: then nothing is.
+    ///
+    /// # Safety
+    /// Nobody reads or writes there meanwhile. The parts are as long as there.
+    pub unsafe fn reduce_into(&self, wholes: &Wholes, member: usize, cuts: &[(usize, Cut)], op: ReduceOp) -> bool {
+        #[cfg(feature = "flex")]
+        if has_kernel(op) {
+            let cuts = cuts.iter().enumerate();
+            let parts: Vec<_> = cuts.map(|(index, (dim, cut))| self.cut_terms(index, *dim, cut)).collect();
+            let terms = |terms: &Vec<DispatchTensor>| {
+                let primitives = terms.iter().map(flex::primitive).collect::<Option<Vec<_>>>()?;
+                Some(flex::Terms::new(&primitives))
+            };
+            if let Some(terms) = parts.iter().map(terms).collect::<Option<Vec<_>>>() {
+                for (terms, at) in terms.iter().zip(wholes.starts(member)) {
+                    // SAFETY: the caller's.
+                    unsafe { terms.reduce_into(op, at, wholes.bytes()) };
+                }
+                return true;
+            }
+        }
+        let _ = (wholes, member, cuts, op);
+        false
     }
 
     /// The reduction of tensor `index`.

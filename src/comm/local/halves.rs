@@ -84,15 +84,23 @@ impl Pending<()> for First {
         let Met { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
         let reduced = Waited::timed(|| {
             let exchange = Exchange::new(&parts, engine, ticket, &device);
-            let reduced = cuts.iter().enumerate().map(|(index, (dim, cut))| exchange.reduce_part(index, *dim, cut, op));
-            let deposit = Deposit::new(reduced.collect());
-            outlet.bring(second.seq, outlet.shares(&deposit, Share::Whole));
-            engine.carry();
-            // Before the caches forget it, and while the others' parts are on their way.
-            let deposit = match window {
-                Some(window) => deposit.put(second.member, window),
-                None => deposit,
+            // SAFETY: the place of this rank's part, which nobody has: the second half is complete only with it.
+            let in_place = window.filter(|window| unsafe { exchange.reduce_into(window, second.member, &cuts, op) });
+            let (shares, deposit) = match in_place {
+                Some(window) => {
+                    // SAFETY: it was written; of Flex tensors the result is one.
+                    let (tensors, payloads) = unsafe { window.sent(second.member) };
+                    (outlet.alike(tensors, payloads), Deposit::of_wholes(window))
+                }
+                None => {
+                    let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);
+                    let deposit = Deposit::new(cuts.iter().enumerate().map(part).collect());
+                    (outlet.shares(&deposit, Share::Whole), deposit)
+                }
             };
+            outlet.bring(second.seq, shares);
+            // While the others' parts are on their way.
+            engine.carry();
             engine.fill_and_finish(second, deposit.there(None));
             if let Some(next) = next {
                 next.bring(engine, &outlet);

@@ -181,6 +181,11 @@ impl Outlet {
         Channel { number: self.number, introduction: is_new.then(introduce) }
     }
 
+    /// What each other process gets, where all get these tensors.
+    pub fn alike(&self, tensors: Vec<TensorMeta>, payloads: Vec<Payload>) -> Shares {
+        vec![(Contents { addressees: Vec::new(), tensors }, payloads); self.members.len()]
+    }
+
     /// What each other process needs of `deposit`.
     pub fn shares(&self, deposit: &Deposit, share: Share<'_>) -> Shares {
         let ranks = self.member.group.size();

@@ -11,19 +11,20 @@
 
 use std::any::Any;
 use std::fmt;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{Device, TensorData};
+use burn::tensor::{Device, Shape, TensorData};
 use parking_lot::Mutex;
 
 use super::layout::Layout;
 use super::payload::payload;
 use crate::comm::TensorMeta;
-use crate::comm::courier::Landing;
+use crate::comm::courier::{Landing, Payload};
 use crate::comm::engine;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::stream;
@@ -47,14 +48,24 @@ pub(in crate::comm) struct Wholes {
     /// Where each whole begins.
     starts: Vec<Start>,
     memory: Memory,
+    /// Some parts are sent from there.
+    are_sent: AtomicBool,
 }
 
 /// Where wholes are.
 enum Memory {
-    /// Until the result is taken.
-    Own(Mutex<Option<Vec<Raw>>>),
+    Own(Mutex<Own>),
     /// In others, which there are as long as these.
-    Of(#[expect(dead_code, reason = "kept, not read")] Arc<Wholes>),
+    Of(Arc<Wholes>),
+}
+
+/// Memory of wholes that are in no others.
+enum Own {
+    /// Until the result is taken.
+    Spaces(Vec<Raw>),
+    /// The result's. A handle of its own where parts are [sent](Wholes::sent): who writes to the result meanwhile, writes
+    /// elsewhere.
+    Taken(#[expect(dead_code, reason = "kept, not read")] Vec<DispatchTensor>),
 }
 
 struct Start(NonNull<MaybeUninit<u8>>);
@@ -71,7 +82,8 @@ impl Wholes {
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
         let start = |space: &mut Raw| Start(NonNull::from(space.bytes()).cast());
         let starts = spaces.iter_mut().map(start).collect();
-        Arc::new(Self { layouts, starts, memory: Memory::Own(Mutex::new(Some(spaces))) })
+        let memory = Memory::Own(Mutex::new(Own::Spaces(spaces)));
+        Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
     }
 
     /// Elements of some of these, each a row, as wholes that are cut over `ranks` ranks.
@@ -85,7 +97,15 @@ impl Wholes {
             (layout, Start(start))
         };
         let (layouts, starts) = ranges.iter().map(window).unzip();
-        Arc::new(Self { layouts, starts, memory: Memory::Of(self.clone()) })
+        Arc::new(Self { layouts, starts, memory: Memory::Of(self.clone()), are_sent: AtomicBool::new(false) })
+    }
+
+    /// Bytes of all wholes, and of those that they are in.
+    pub fn bytes(&self) -> usize {
+        match &self.memory {
+            Memory::Own(_) => self.layouts.iter().map(|layout| layout.shape.num_elements() * layout.dtype.size()).sum(),
+            Memory::Of(wholes) => wholes.bytes(),
+        }
     }
 
     /// Where the parts of `member` begin, and their bytes.
@@ -94,6 +114,27 @@ impl Wholes {
             // SAFETY: inside the whole.
             (Start(unsafe { start.0.add(layout.edges[member]) }), layout.bytes(member))
         })
+    }
+
+    /// Where the parts of `member` are to be written, of at least as many bytes as they have, for who puts them there by itself.
+    pub fn starts(&self, member: usize) -> impl Iterator<Item = *mut u8> {
+        self.places(member).map(|(start, _)| start.0.as_ptr().cast())
+    }
+
+    /// The parts of `member`, those with elements, to be sent from where they are.
+    ///
+    /// # Safety
+    /// They are written, and will not be again by those who have an address here; whoever takes the result takes it on the host.
+    pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (Vec<TensorMeta>, Vec<Payload>) {
+        let owner = if let Memory::Of(wholes) = &self.memory { wholes } else { self };
+        owner.are_sent.store(true, Ordering::Relaxed);
+        let meta = |layout: &Layout| TensorMeta {
+            shape: Shape::from([layout.bytes(member) / layout.dtype.size()]),
+            dtype: layout.dtype,
+        };
+        let region = |(at, len)| -> Payload { Arc::new(Sent(Region { at, len, wholes: self.clone() })) };
+        let payloads = self.places(member).filter(|(_, len)| *len > 0).map(region).collect();
+        (self.layouts.iter().map(meta).collect(), payloads)
     }
 
     /// Where the parts of `member` land, those with elements; `None` if they are not `parts`.
@@ -134,14 +175,21 @@ impl Wholes {
     /// # Safety
     /// The parts of all members have landed, or were copied. Called once.
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
-        let Memory::Own(spaces) = &self.memory else { unreachable!("a window is no result") };
-        let spaces = spaces.lock().take().expect("a result is taken once");
+        let Memory::Own(own) = &self.memory else { unreachable!("a window is no result") };
+        let mut own = own.lock();
+        let Own::Spaces(spaces) = mem::replace(&mut *own, Own::Taken(Vec::new())) else {
+            unreachable!("a result is taken once")
+        };
         let whole = |(Layout { shape, dtype, .. }, space): (&Layout, Raw)| {
             // SAFETY: the parts of all members are written, which is all there is.
             let bytes = unsafe { space.filled() };
             engine::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
         };
-        self.layouts.iter().zip(spaces).map(whole).collect()
+        let wholes: Vec<_> = self.layouts.iter().zip(spaces).map(whole).collect();
+        if self.are_sent.load(Ordering::Relaxed) {
+            *own = Own::Taken(wholes.clone());
+        }
+        wholes
     }
 }
 
@@ -173,6 +221,18 @@ impl Landing for Region {
     fn space(&mut self) -> &mut [MaybeUninit<u8>] {
         // SAFETY: inside the whole, which is not taken before all parts have landed; no other region is there.
         unsafe { std::slice::from_raw_parts_mut(self.at.0.as_ptr(), self.len) }
+    }
+}
+
+/// One part on its way from there.
+struct Sent(Region);
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        let Region { at, len, .. } = &self.0;
+        // SAFETY: written, as whoever sends it has said; the result has the same memory, and does not write to what is not its
+        // alone.
+        unsafe { std::slice::from_raw_parts(at.0.as_ptr().cast(), *len) }
     }
 }
 

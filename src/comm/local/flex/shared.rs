@@ -89,6 +89,15 @@ impl Terms {
         wrap(reduce(&self.terms.get(), &self.shape, ranges, op))
     }
 
+    /// All of every term, reduced, from `to` on; past the caches where what is there has so many `bytes` in all.
+    ///
+    /// # Safety
+    /// There is room for a term, aligned, and nobody else reads or writes there.
+    pub unsafe fn reduce_into(&self, op: ReduceOp, to: *mut u8, bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { reduce_flat(&self.terms.get(), 0..self.shape.num_elements(), op, to, stream::pays(bytes)) }
+    }
+
     /// The reduction, whole; a large one is in common, where it has an `owner`.
     pub fn reduce_whole(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
         let (terms, elements) = (self.terms.get(), self.shape.num_elements());
