@@ -284,4 +284,42 @@ mod tests {
         assert_eq!(lengths(2, &[part(1)]), Some(vec![8]));
         assert_eq!([lengths(2, &[part(3)]), lengths(1, &[part(3), part(3)])], [None, None]);
     }
+
+    /// Of 8 elements, 3 and 5 of two members: the address of the result, and what becomes of it, whose own one may be the same.
+    #[cfg(feature = "flex")]
+    fn add_one(wholes: &Wholes) -> (usize, Tensor<1>, usize) {
+        use crate::memory::flex;
+        let address = |tensor: &DispatchTensor| flex::primitive(tensor).unwrap().bytes().as_ptr().addr();
+        let device = crate::memory::host();
+        for (member, part) in [vec![0.0, 1.0, 2.0], vec![3.0, 4.0, 5.0, 6.0, 7.0_f32]].into_iter().enumerate() {
+            let part = Tensor::<1>::from_floats(&part[..], &device).into_dispatch();
+            // SAFETY: here alone.
+            unsafe { wholes.put(member, &[part], || {}) };
+        }
+        // SAFETY: all are put.
+        let whole = unsafe { wholes.take(&device) }.pop().unwrap();
+        let before = address(&whole);
+        let changed = Tensor::<1>::from_dispatch(whole).add_scalar(1.0);
+        let after = address(&changed.clone().into_dispatch());
+        (before, changed, after)
+    }
+
+    #[cfg(feature = "flex")]
+    #[test]
+    fn a_result_is_written_in_place_but_while_it_is_sent() {
+        let new = || Wholes::new(vec![Layout::of_row(8, DType::F32, [3, 5])], &Home::of_thread());
+        let (before, _, after) = add_one(&new());
+        assert_eq!(before, after, "nobody else has it");
+
+        let wholes = new();
+        let window = wholes.window(&[(0, 0..8)], 2);
+        // SAFETY: written before they are read; on the host.
+        let (tensors, payloads) = unsafe { window.sent(1) };
+        assert_eq!((&tensors[0].shape[..], payloads.len()), (&[4][..], 1), "halves");
+        let (before, changed, after) = add_one(&wholes);
+        drop((wholes, window));
+        assert_ne!(before, after, "others read it");
+        assert_eq!((*payloads[0]).as_ref(), bytemuck::cast_slice::<f32, u8>(&[4.0, 5.0, 6.0, 7.0]));
+        assert!(changed.into_data().iter::<f32>().eq((1..9).map(|value| value as f32)));
+    }
 }
