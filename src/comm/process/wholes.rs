@@ -8,6 +8,9 @@
 //! ```
 //!
 //! That is so where every part has a [`Layout`].
+//!
+//! Own parts may also be made there, as the sums of an all-reduce are, and [sent](Wholes::sent) to others from there. burn writes
+//! in place to memory of which there is one handle; while a part is on its way, there is another.
 
 use std::any::Any;
 use std::fmt;
