@@ -190,6 +190,12 @@ impl Wholes {
         };
         let wholes: Vec<_> = self.layouts.iter().zip(spaces).map(whole).collect();
         if self.are_sent.load(Ordering::Relaxed) {
+            for (whole, start) in wholes.iter().zip(&self.starts) {
+                let elements = payload(whole);
+                let elements = (*elements).as_ref();
+                let stays = elements.is_empty() || std::ptr::eq(elements.as_ptr(), start.0.as_ptr().cast());
+                assert!(stays, "on the host a result is made of the memory that its parts were written to");
+            }
             *own = Own::Taken(wholes.clone());
         }
         wholes
