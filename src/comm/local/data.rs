@@ -301,9 +301,9 @@ impl<'a> Exchange<'a> {
         let ranges = full(&terms[0].shape()[..]);
         #[cfg(feature = "flex")]
         if has_kernel(op)
-            && let Some(terms) = terms.iter().map(flex::primitive).collect::<Option<Vec<_>>>()
+            && let Some(terms) = flex::Terms::of(&terms)
         {
-            return flex::Terms::new(&terms).reduce(&ranges, op);
+            return terms.reduce(&ranges, op);
         }
         engine::reduce(&terms.iter().collect::<Vec<_>>(), &ranges, op, &self.home(index))
     }
@@ -325,13 +325,9 @@ impl<'a> Exchange<'a> {
     pub unsafe fn reduce_into(&self, wholes: &Wholes, member: usize, cuts: &[(usize, Cut)], op: ReduceOp) -> bool {
         #[cfg(feature = "flex")]
         if has_kernel(op) {
-            let cuts = cuts.iter().enumerate();
-            let parts: Vec<_> = cuts.map(|(index, (dim, cut))| self.cut_terms(index, *dim, cut)).collect();
-            let terms = |terms: &Vec<DispatchTensor>| {
-                let primitives = terms.iter().map(flex::primitive).collect::<Option<Vec<_>>>()?;
-                Some(flex::Terms::new(&primitives))
-            };
-            if let Some(terms) = parts.iter().map(terms).collect::<Option<Vec<_>>>() {
+            let terms =
+                |(index, (dim, cut)): (usize, &(usize, Cut))| flex::Terms::of(&self.cut_terms(index, *dim, cut));
+            if let Some(terms) = cuts.iter().enumerate().map(terms).collect::<Option<Vec<_>>>() {
                 for (terms, at) in terms.iter().zip(wholes.starts(member)) {
                     // SAFETY: the caller's.
                     unsafe { terms.reduce_into(op, at, wholes.bytes()) };

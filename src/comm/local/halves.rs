@@ -89,8 +89,8 @@ impl Pending<()> for First {
             let (shares, deposit) = match in_place {
                 Some(window) => {
                     // SAFETY: it was written; of Flex tensors the result is one.
-                    let (tensors, payloads) = unsafe { window.sent(second.member) };
-                    (outlet.alike(tensors, payloads), Deposit::of_wholes(window))
+                    let share = unsafe { window.sent(second.member) };
+                    (outlet.alike(share), Deposit::of_wholes(window))
                 }
                 None => {
                     let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);

@@ -137,7 +137,7 @@ impl Outlet {
 
     /// What other processes get of a deposit that is not there yet.
     pub fn nothing(&self) -> Shares {
-        vec![Default::default(); self.members.len()]
+        self.alike(Default::default())
     }
 
     /// Number of processes that ranks of the group are in.
@@ -181,9 +181,9 @@ impl Outlet {
         Channel { number: self.number, introduction: is_new.then(introduce) }
     }
 
-    /// What each other process gets, where all get these tensors.
-    pub fn alike(&self, tensors: Vec<TensorMeta>, payloads: Vec<Payload>) -> Shares {
-        vec![(Contents { addressees: Vec::new(), tensors }, payloads); self.members.len()]
+    /// What each other process gets, where all get this.
+    pub fn alike(&self, share: (Contents, Vec<Payload>)) -> Shares {
+        vec![share; self.members.len()]
     }
 
     /// What each other process needs of `deposit`.
@@ -191,7 +191,7 @@ impl Outlet {
         let ranks = self.member.group.size();
         if let Share::Whole = share {
             // Once for all.
-            return vec![contents(Vec::new(), &deposit.tensors); self.members.len()];
+            return self.alike(contents(Vec::new(), &deposit.tensors));
         }
         let parts = |member: usize| -> Vec<DispatchTensor> {
             match share {

@@ -24,6 +24,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Shape, TensorData};
 use parking_lot::Mutex;
 
+use super::header::Contents;
 use super::layout::Layout;
 use super::payload::payload;
 use crate::comm::TensorMeta;
@@ -119,7 +120,7 @@ impl Wholes {
         })
     }
 
-    /// Where the parts of `member` are to be written, of at least as many bytes as they have, for who puts them there by itself.
+    /// Where the parts of `member` begin, for who writes them there.
     pub fn starts(&self, member: usize) -> impl Iterator<Item = *mut u8> {
         self.places(member).map(|(start, _)| start.0.as_ptr().cast())
     }
@@ -128,7 +129,7 @@ impl Wholes {
     ///
     /// # Safety
     /// They are written, and will not be again by those who have an address here; whoever takes the result takes it on the host.
-    pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (Vec<TensorMeta>, Vec<Payload>) {
+    pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (Contents, Vec<Payload>) {
         let owner = if let Memory::Of(wholes) = &self.memory { wholes } else { self };
         owner.are_sent.store(true, Ordering::Relaxed);
         let meta = |layout: &Layout| TensorMeta {
@@ -137,7 +138,7 @@ impl Wholes {
         };
         let region = |(at, len)| -> Payload { Arc::new(Sent(Region { at, len, wholes: self.clone() })) };
         let payloads = self.places(member).filter(|(_, len)| *len > 0).map(region).collect();
-        (self.layouts.iter().map(meta).collect(), payloads)
+        (Contents { addressees: Vec::new(), tensors: self.layouts.iter().map(meta).collect() }, payloads)
     }
 
     /// Where the parts of `member` land, those with elements; `None` if they are not `parts`.
@@ -156,7 +157,7 @@ impl Wholes {
     /// They do not land, and nobody else copies them.
     pub unsafe fn put(&self, member: usize, parts: &[DispatchTensor], meanwhile: impl Fn()) {
         assert_eq!(parts.len(), self.layouts.len(), "what ranks have agreed on");
-        let bytes = self.layouts.iter().map(|layout| layout.shape.num_elements() * layout.dtype.size()).sum();
+        let bytes = self.bytes();
         for (part, (at, len)) in parts.iter().zip(self.places(member)) {
             let part = payload(part);
             let elements = (*part).as_ref();
@@ -323,8 +324,8 @@ mod tests {
         let wholes = new();
         let window = wholes.window(&[(0, 0..8)], 2);
         // SAFETY: written before they are read; on the host.
-        let (tensors, payloads) = unsafe { window.sent(1) };
-        assert_eq!((&tensors[0].shape[..], payloads.len()), (&[4][..], 1), "halves");
+        let (contents, payloads) = unsafe { window.sent(1) };
+        assert_eq!((&contents.tensors[0].shape[..], payloads.len()), (&[4][..], 1), "halves");
         let (before, changed, after) = add_one(&wholes);
         drop((wholes, window));
         assert_ne!(before, after, "others read it");

@@ -17,7 +17,7 @@ use super::copy::{Gathered, Joints};
 use super::reduce::{dtype_of, reduce, reduce_flat};
 use super::shelf::{Bag, Keep, Owner, Shelf};
 use super::together::{self, Job, Together, WORTH};
-use super::wrap;
+use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::{Ranges, full};
 use crate::kernels::flex::{Ends, Kept, Sources, Targets, stream};
@@ -79,7 +79,13 @@ pub(in crate::comm::local) struct Terms {
 }
 
 impl Terms {
-    pub fn new(terms: &[&FlexTensor]) -> Self {
+    /// `None` if they are not all Flex tensors.
+    pub fn of(terms: &[DispatchTensor]) -> Option<Self> {
+        let terms: Option<SmallVec<[_; 8]>> = terms.iter().map(primitive).collect();
+        Some(Self::new(&terms?))
+    }
+
+    fn new(terms: &[&FlexTensor]) -> Self {
         let shape = terms[0].layout().shape().clone();
         Self { terms: Kept::of(terms), shape, whole: Together::default() }
     }
