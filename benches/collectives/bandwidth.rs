@@ -115,7 +115,7 @@ fn measure(
     prepare: &(dyn Fn(usize, &World, &Arc<Hands>) -> Step + Sync),
 ) -> f64 {
     let (repeats, hands) = (repeats(bytes), Arc::new(Hands::new(ranks)));
-    best_of((2048 * MIB / (bytes * repeats)).clamp(8, 400), repeats, threads, |world| prepare(bytes, world, &hands))
+    best_of((4096 * MIB / (bytes * repeats)).clamp(16, 4000), repeats, threads, |world| prepare(bytes, world, &hands))
 }
 
 /// Seconds of one step on all ranks of `threads`: the best of `rounds`, each of so many `repeats`, from the first rank's start to the

@@ -72,6 +72,13 @@ pub trait Courier: Debug + Send + Sync {
         None
     }
 
+    /// Whether this process and another can have memory in common, as those of one host can: each can open what the other
+    /// has in its `/proc/<process>/fd`. The answer is the same in all processes, and stays.
+    fn shares_memory(&self, with: usize) -> bool {
+        let _ = with;
+        false
+    }
+
     /// Bytes of headers and payloads handed over so far for each process.
     fn sent(&self) -> Vec<u64>;
 

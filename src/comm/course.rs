@@ -9,6 +9,8 @@ use std::time::Instant;
 /// | `taken` | it has taken the call up, to tell the other processes | the call was posted |
 /// | `begun` | the first bytes for this rank were announced to it | the rank that waits began to copy or reduce |
 /// | `complete` | the last bytes were there, or the rank itself came last | it was through |
+///
+/// Of a call made ahead both are no earlier than the rank wanted it, though another may have had it move before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Carried {
     /// Whoever moves it has taken the call up; `None` if it had not when all was there.

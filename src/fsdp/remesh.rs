@@ -29,8 +29,9 @@ use crate::param::{
 /// ```no_run
 /// # use burn_dtensor::prelude::*;
 /// # use burn_dtensor::fsdp::remesh;
-/// # fn step(model: &burn::nn::Linear, mesh: &DeviceMesh) -> burn_dtensor::Result<burn::nn::Linear> { unimplemented!() }
-/// # fn train(world: &World, mut model: burn::nn::Linear, mut mesh: DeviceMesh) -> burn_dtensor::Result<()> {
+/// # type Model = burn::nn::Linear;
+/// # type Step = fn(&Model, &DeviceMesh) -> burn_dtensor::Result<Model>;
+/// # fn train(step: Step, mut model: Model, mut mesh: DeviceMesh) -> burn_dtensor::Result<()> {
 /// loop {
 ///     match step(&model, &mesh) {
 ///         Ok(stepped) => model = stepped,

@@ -4,6 +4,7 @@
 //! memory which its unit takes back and fills again. What outlives the operation at hand, or is read by other
 //! ranks, is in memory that lasts.
 
+pub(crate) mod common;
 #[cfg(feature = "testing")]
 pub(crate) mod counted;
 mod crossing;

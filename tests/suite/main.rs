@@ -34,3 +34,8 @@ mod worlds;
 
 /// The sizes of worlds that collectives are held to brute force on.
 const CONFORMING: [usize; 3] = [2, 3, 8];
+
+/// Whether everything is tried, as `.ci/long` has time for: of what is much the same many times over, `cargo test` tries some.
+fn is_long() -> bool {
+    std::env::var_os("LONG_TESTS").is_some()
+}

@@ -14,14 +14,18 @@ use burn_dtensor::fsdp::full_model;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::{Conformance, MeshTest, ProcessTest};
 
+/// Every case on two processes of a rank each; on others some, where there is no time for all.
 fn conforms(processes: usize, ranks: usize) {
+    let is_brief = ranks > 2 && !crate::is_long();
     let text = ProcessTest::new(processes).deadline(Duration::from_secs(1200)).run(|| {
-        let report = Conformance::of(|ranks| Launch::from_env(ranks).unwrap()).ranks([ranks]).run();
+        let conformance = Conformance::of(|ranks| Launch::from_env(ranks).unwrap()).ranks([ranks]);
+        let report = if is_brief { conformance.brief() } else { conformance }.run();
         println!("cases {}", report.total());
     });
     let counts = |text: String| text.lines().filter_map(|line| line.strip_prefix("cases ")?.parse().ok()).collect();
     let counts: Vec<usize> = text.map(counts).unwrap_or_default();
-    assert!(counts.iter().all(|cases| *cases > 10_000), "{counts:?}");
+    let least = if is_brief { 1000 } else { 10_000 };
+    assert!(counts.iter().all(|cases| *cases > least), "{counts:?}");
 }
 
 #[test]
@@ -280,7 +284,7 @@ fn a_stopped_process_is_named_while_it_is_stopped() {
             return Ok(step.wait()?);
         }
         // It ends by its deadline, whenever the other is stopped.
-        let error = step.wait_for(Duration::from_millis(100)).unwrap_err();
+        let error = step.wait_for(Duration::from_secs(1)).unwrap_err();
         let fault = loop {
             match flights().and_then(|flights| flights.fault()) {
                 Some(fault) if fault.why == Why::Stopped => break fault,
@@ -293,6 +297,6 @@ fn a_stopped_process_is_named_while_it_is_stopped() {
     });
     // The launcher lets the other go on, to end it: what comes of that is no matter of the files'.
     let Some((text, _)) = ended else { return };
-    assert!(text.contains("ranks [1] did not join within 100ms of rank 0's wait"), "{text}");
+    assert!(text.contains("ranks [1] did not join within 1s of rank 0's wait"), "{text}");
     assert!(text.contains("named: rank 1 is stopped, with its process "), "{text}");
 }

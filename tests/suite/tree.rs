@@ -4,7 +4,7 @@
 //! followed to the file that defines it through the `pub use` of modules above. What only tests use
 //! does not count, nor does what a module and those inside it have of each other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
 use std::slice::from_ref;
@@ -254,15 +254,16 @@ fn flatten(tree: &UseTree, before: &mut Vec<String>, used: &mut Vec<Used>) {
 
 /// The largest sets of modules that all reach each other.
 fn circles<'a>(uses: &BTreeSet<(&'a Module, &'a Module)>) -> BTreeSet<Vec<&'a Module>> {
+    let used: HashMap<&Module, Vec<&Module>> = uses.iter().copied().into_group_map();
     let reached = |start: &'a Module| {
         let (mut reached, mut open) = (BTreeSet::new(), vec![start]);
         while let Some(at) = open.pop() {
-            let next = uses.iter().filter(|(from, _)| *from == at).map(|(_, to)| *to);
+            let next = used.get(at).into_iter().flatten().copied();
             open.extend(next.filter(|to| reached.insert(*to)));
         }
         reached
     };
-    let all: BTreeMap<&Module, BTreeSet<&Module>> = uses.iter().map(|(from, _)| (*from, reached(from))).collect();
+    let all: BTreeMap<&Module, BTreeSet<&Module>> = used.keys().map(|from| (*from, reached(from))).collect();
     let circle = |(start, reached): (&&'a Module, &BTreeSet<&'a Module>)| -> Vec<&'a Module> {
         let back = |to: &&&Module| all.get(**to).is_some_and(|back| back.contains(*start));
         reached.iter().filter(back).copied().collect()

@@ -8,15 +8,18 @@ use burn::tensor::Shape;
 use super::board::Ticket;
 use super::channel::LocalChannel;
 use super::data::{Deposit, Exchange};
-use super::halves::{First, Halves, Owed};
+use super::halves::{First, Halves, Owed, Sums};
+use super::in_common::Results;
 use super::open::{Left, Open};
 use super::outlet::{Outlet, Share, When};
 use super::pending::{Joined, Seat};
 use super::segments::Segment;
-use crate::comm::ReduceOp;
+use crate::comm::courier::Taken;
 use crate::comm::engine::{Post, Posted, Print, reshaped};
+use crate::comm::process::header::InCommon;
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::{self, Wholes};
+use crate::comm::{CommError, ReduceOp};
 
 /// Bytes of a segment for each rank, which it reduces.
 const SEGMENT: usize = 2 << 20;
@@ -24,11 +27,21 @@ const SEGMENT: usize = 2 << 20;
 /// First halves that are on their way at once.
 const AHEAD: usize = 2;
 
+/// Where a rank has joined the halves of an all-reduce.
+struct Joinings {
+    /// The first and the second half of each segment.
+    tickets: Vec<(Ticket, Ticket)>,
+    /// When other processes were told of the first.
+    taken: Taken,
+    /// Where all but the first are called.
+    later: Arc<Outlet>,
+}
+
 impl LocalChannel {
     /// [`all_reduce`](crate::comm::engine::Channel::all_reduce) in a group of several processes.
     pub(super) fn all_reduce_in_halves(
         &self,
-        outlet: &Outlet,
+        outlet: &Arc<Outlet>,
         post: Post,
         tensors: Vec<DispatchTensor>,
         op: ReduceOp,
@@ -42,24 +55,74 @@ impl LocalChannel {
             true => Segment::several(&rows, SEGMENT * ranks),
             false => vec![Segment::of_all(&rows)],
         };
-        let deposit = Deposit::new(segments[0].cut_from(&rows)).there(None);
+        let (device, engine) = (self.member.home(&rows), &self.engine);
+        let layout = |row: &DispatchTensor| Layout::of_row(row.shape().num_elements(), row.dtype(), []);
+        let layouts = || rows.iter().map(layout).collect();
+        let pays = wholes::pay(bytes, ranks);
+        let results = (pays && outlet.has_common_memory()).then(|| Results::new(outlet, layouts()));
+        let common = results.as_ref().map(|results| results.wanted(self.member.group.rank()));
+        let Joinings { tickets, taken, later } = self.join_halves(outlet, post, &rows, &segments, common)?;
+        let lands = results.is_none() && outlet.lands(bytes);
+        let whole = lands.then(|| Wholes::new(layouts(), &engine.others().memory));
+        let owed = |segment: &Segment, ticket| Owed { ticket, rows: rows.clone(), segment: segment.clone(), common };
+        let pairs = segments.iter().zip(tickets);
+        let mut rest = pairs.clone().skip(1).map(|(segment, (ticket, _))| owed(segment, ticket));
+        let begun: Vec<_> = rest.by_ref().take(AHEAD - 1).collect();
+        let (mut firsts, mut seconds, mut taken) = (Vec::new(), Vec::new(), Some(taken));
+        for (segment, (ticket, second)) in pairs {
+            let sums = match (&results, &whole) {
+                (Some(results), _) => Sums::Common(results.clone(), segment.clone()),
+                (None, Some(whole)) => Sums::Window(whole.window(segment.ranges(), ranks)),
+                (None, None) => Sums::Apart,
+            };
+            if let Sums::Window(window) = &sums {
+                engine.place(second, window);
+            }
+            seconds.push(Left(self.second_half(second, segment.ranges().len(), sums.clone(), &rows)));
+            let (seat, outlet, device) = (Seat::new(engine.clone(), ticket, false), later.clone(), device.clone());
+            let (taken, cuts, next) = (taken.take(), segment.cuts(), rest.next());
+            firsts.push((ticket, First { seat, second, outlet, taken, op, cuts, sums, device, next }));
+        }
+        let leave_open = |(ticket, first)| engine.leave_open(ticket, Box::new(first));
+        let firsts = firsts.into_iter().map(leave_open).collect();
+        begun.into_iter().for_each(|owed| owed.bring(engine, &later));
+        let finish = move |mut parts: Vec<Vec<DispatchTensor>>| {
+            let whole = whole.or_else(|| results.map(|results| results.found()));
+            // SAFETY: the windows are all of it, and what lands in them is complete.
+            let wholes = whole.map_or_else(|| parts.remove(0), |whole| unsafe { whole.take(&device) });
+            wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect::<Vec<_>>()
+        };
+        Ok(Box::new(Halves { ahead: None, firsts, seconds, finish }))
+    }
+
+    /// Joins both halves of every segment of `rows`, the first of them with what others need of it: all at once, so that the
+    /// n-th call here belongs to the n-th of the other ranks.
+    fn join_halves(
+        &self,
+        outlet: &Outlet,
+        post: Post,
+        rows: &[DispatchTensor],
+        segments: &[Segment],
+        common: Option<InCommon>,
+    ) -> Result<Joinings, CommError> {
+        let deposit = Deposit::new(segments[0].cut_from(rows)).saying(common).there(None);
         self.note(&deposit);
         let shares = outlet.shares(&deposit, Share::Parts(&segments[0].cuts()));
         // What else is agreed on is by the first half of the first.
         let agreed = Print { names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
-        let half = |segment: &Segment| Print { tensors: segment.prints(&rows), ..agreed.clone() };
-        let halves: Vec<_> = segments.iter().map(half).collect();
+        let prints = segments.iter().map(|segment| Print { tensors: segment.prints(rows), ..agreed.clone() });
+        // Of each segment, but for the half that is called with the deposit.
+        let late: Vec<_> = prints.flat_map(|print| [print.clone(), print]).skip(1).collect();
 
-        // All at once: the n-th call here belongs to the n-th of the other ranks.
         let mut second = self.second.lock();
         let (key, later) = second.get_or_insert_with(|| self.second_halves());
         let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
-        let join = |print, deposit| rendezvous.join(self.key, member, print, deposit);
-        let (ticket, taken) = outlet.joined(post.print, shares, When::Now, |print| join(print, deposit))?;
+        let join = |print| rendezvous.join(self.key, member, print, deposit);
+        let (ticket, taken) = outlet.joined(post.print, shares, When::Now, join)?;
         let mut tickets = vec![ticket];
-        for print in halves.iter().flat_map(|print| [print, print]).skip(1) {
+        for print in late {
             let join = |print| rendezvous.join_late(*key, member, print);
-            match later.joined(print.clone(), later.nothing(), When::Later, join) {
+            match later.joined(print, later.nothing(), When::Later, join) {
                 Ok((ticket, _)) => tickets.push(ticket),
                 Err(error) => {
                     tickets.into_iter().for_each(|ticket| rendezvous.release(ticket));
@@ -67,50 +130,23 @@ impl LocalChannel {
                 }
             }
         }
-        let later = later.clone();
-        drop(second);
-
-        let (device, engine) = (self.member.home(&rows), &self.engine);
-        let whole = outlet.lands(bytes).then(|| {
-            let layout = |row: &DispatchTensor| Layout::of_row(row.shape().num_elements(), row.dtype(), []);
-            Wholes::new(rows.iter().map(layout).collect(), &engine.others().memory)
-        });
-        let owed = |segment: &Segment, ticket| Owed { ticket, rows: rows.clone(), segment: segment.clone() };
-        let pairs = segments.iter().zip(tickets.chunks_exact(2).map(|pair| (pair[0], pair[1])));
-        let mut rest = pairs.clone().skip(1).map(|(segment, (ticket, _))| owed(segment, ticket));
-        let begun: Vec<_> = rest.by_ref().take(AHEAD - 1).collect();
-        let (mut firsts, mut seconds, mut taken) = (Vec::new(), Vec::new(), Some(taken));
-        for (segment, (ticket, second)) in pairs {
-            let window = whole.as_ref().map(|whole| whole.window(segment.ranges(), ranks));
-            window.iter().for_each(|window| engine.place(second, window));
-            seconds.push(Left(self.second_half(second, segment.ranges().len(), window.clone(), &rows)));
-            let (seat, outlet, device) = (Seat::new(engine.clone(), ticket, false), later.clone(), device.clone());
-            let (taken, cuts, next) = (taken.take(), segment.cuts(), rest.next());
-            firsts.push((ticket, First { seat, second, outlet, taken, op, cuts, window, device, next }));
-        }
-        let leave_open = |(ticket, first)| engine.leave_open(ticket, Box::new(first));
-        let firsts = firsts.into_iter().map(leave_open).collect();
-        begun.into_iter().for_each(|owed| owed.bring(engine, &later));
-        let finish = move |mut parts: Vec<Vec<DispatchTensor>>| {
-            // SAFETY: the windows are all of it, and what lands in them is complete.
-            let wholes = whole.map_or_else(|| parts.remove(0), |whole| unsafe { whole.take(&device) });
-            wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect::<Vec<_>>()
-        };
-        Ok(Box::new(Halves { firsts, seconds, finish }))
+        let tickets = tickets.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+        Ok(Joinings { tickets, taken, later: later.clone() })
     }
 
-    /// The second half of so many `rows`: they, or nothing, where they land in a window.
+    /// The second half of so many `rows`: they, or nothing, where they are put in wholes.
     fn second_half(
         &self,
         ticket: Ticket,
         count: usize,
-        window: Option<Arc<Wholes>>,
+        sums: Sums,
         rows: &[DispatchTensor],
     ) -> Arc<Open<Vec<DispatchTensor>>> {
         let device = self.member.home(rows);
         let bytes = rows.iter().map(|row| (row.shape().num_elements() * row.dtype().size()) as u64).sum();
-        let is_open = window.is_none() && self.is_worth_hands(bytes, &device);
-        let finish = move |exchange: &Exchange| match window {
+        let is_open = matches!(sums, Sums::Apart) && self.is_worth_hands(bytes, &device);
+        let ranks = self.member.group.size();
+        let finish = move |exchange: &Exchange| match sums.found(ranks) {
             Some(window) => {
                 exchange.land(&window);
                 Vec::new()

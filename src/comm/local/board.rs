@@ -439,3 +439,7 @@ mod tests;
 #[cfg(test)]
 #[path = "board_remote_tests.rs"] // also where the model of the rendezvous includes this file
 mod remote_tests;
+
+#[cfg(test)]
+#[path = "board_waits_tests.rs"] // also where the model of the rendezvous includes this file
+mod waits_tests;

@@ -24,6 +24,31 @@ impl<F: Fingerprint, P> Board<F, P> {
         Ok(ticket)
     }
 
+    /// [`join`](Self::join)s for a rank of this process, whose deposit [comes](Self::fill) once it wants the result, or another
+    /// [asks](Self::ask_for) for it.
+    pub fn join_ahead(&mut self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+        let (ticket, _) = self.join_with(group, member, print, None)?;
+        Ok(ticket)
+    }
+
+    /// A rank of another process wants the result of `ticket`.
+    pub fn ask_for(&mut self, ticket: Ticket) {
+        let g = &mut self.groups[ticket.group.0];
+        // Of one that is over nothing is kept.
+        let slot = ticket.seq.checked_sub(g.base).and_then(|at| g.slots.get_mut(at as usize));
+        slot.into_iter().for_each(|slot| slot.wanted = Wanted::Now);
+    }
+
+    /// Whether one does, or has. The caller has not released it.
+    pub fn is_asked_for(&self, ticket: Ticket) -> bool {
+        self.slot(ticket).wanted != Wanted::Later
+    }
+
+    /// Whether all ranks have called the collective of `ticket`, whatever they have brought.
+    pub fn have_all_called(&self, ticket: Ticket) -> bool {
+        self.absent(ticket).next().is_none()
+    }
+
     /// What is to be found out of a wait that takes long: whether ranks of other processes wait for this one. Where a rank
     /// that waits may call, nothing is claimed.
     pub fn long_wait(&self, wait: Wait) -> Option<LongWait> {

@@ -32,7 +32,7 @@ pub(super) struct LocalChannel {
     pub key: GroupKey,
     name: &'static str,
     /// If some of the group are in other processes.
-    outlet: Option<Outlet>,
+    outlet: Option<Arc<Outlet>>,
     /// Where second halves of all-reduces are called, once there was one.
     pub second: Mutex<Option<(GroupKey, Arc<Outlet>)>>,
 }
@@ -40,7 +40,7 @@ pub(super) struct LocalChannel {
 impl LocalChannel {
     pub fn new(engine: Arc<LocalEngine>, member: Member, name: &'static str) -> Self {
         let key = engine.rendezvous.group(member.group.ranks(), name);
-        let outlet = engine.others.as_ref().and_then(|others| Outlet::new(others, &member, name.into()));
+        let outlet = engine.others.as_ref().and_then(|others| Outlet::new(others, &member, name.into())).map(Arc::new);
         Self { engine, member, key, name, outlet, second: Mutex::default() }
     }
 
@@ -153,6 +153,11 @@ impl Channel for LocalChannel {
     }
 
     fn all_gather(&self, post: Post, plan: Arc<Plan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
+        if let Some(outlet) = self.outlet.as_ref().filter(|outlet| outlet.has_common_memory())
+            && self.gathers_in_common(&post.print)
+        {
+            return self.all_gather_in_common(outlet, post, parts);
+        }
         let deposit = Deposit::planned(parts, plan.clone());
         #[cfg(feature = "cube")]
         let (fused, deposit) = Fused::pack_parts(post.ahead, deposit, &plan, &self.member);
@@ -229,7 +234,7 @@ impl Channel for LocalChannel {
     fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()> {
         let (from, part) = (self.member.group.rank(), Deposit::new(tensors));
         self.note(&part);
-        let is_elsewhere = |outlet: &&Outlet| outlet.is_elsewhere(to);
+        let is_elsewhere = |outlet: &&Arc<Outlet>| outlet.is_elsewhere(to);
         match self.outlet.as_ref().filter(is_elsewhere) {
             Some(outlet) => outlet.sent(to, tag, &post.print, &part),
             None => self.engine.rendezvous.send(self.key, to, Letter { from, tag, print: post.print, part })?,

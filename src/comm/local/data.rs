@@ -16,6 +16,7 @@ use super::board::Ticket;
 use super::flex;
 use crate::comm::courier::Taken;
 use crate::comm::engine::ranges::{Ranges, cut, full};
+use crate::comm::process::header::InCommon;
 use crate::comm::process::wholes::Wholes;
 use crate::comm::{Carried, Plan, ReduceOp, engine};
 use crate::placement::Cut;
@@ -52,6 +53,7 @@ pub(crate) struct Deposit {
     origin: Origin,
     /// The results in which this is, if it is there and not in `tensors`.
     wholes: Option<Arc<Wholes>>,
+    pub common: Option<InCommon>,
     /// Of ranks in several processes.
     came: Option<Came>,
     /// All tensors in one buffer, beside themselves.
@@ -75,6 +77,7 @@ impl Deposit {
             plan: None,
             origin: Origin::Here,
             wholes: None,
+            common: None,
             came: None,
             #[cfg(feature = "cube")]
             flat: None,
@@ -109,6 +112,11 @@ impl Deposit {
     /// What has come from another process for a rank that is the only one here.
     pub fn for_one(self) -> Self {
         Self { origin: Origin::ForOne, ..self }
+    }
+
+    /// This deposit, and what its rank says of a result in common.
+    pub fn saying(self, common: Option<InCommon>) -> Self {
+        Self { common, ..self }
     }
 
     /// This deposit, there from now on; its bytes have `begun` to come from another process.
@@ -189,6 +197,10 @@ impl<'a> Exchange<'a> {
 
     /// Has all be in `wholes`, in which some may have landed.
     pub fn land(&self, wholes: &Wholes) {
+        if wholes.are_common() {
+            // Every rank has put its own.
+            return;
+        }
         for (member, deposit) in self.deposits.iter().enumerate() {
             let is_there = deposit.wholes.is_some() || (member == self.ticket.member && self.wholes.is_some());
             if !is_there {

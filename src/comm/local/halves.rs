@@ -10,6 +10,8 @@
 //! A process sends less than twice its tensors, however many there are, where whole tensors would go to each. Both halves
 //! are called at once; between them no rank need wait: the first half is left [`Open`].
 //!
+//! Ranks of one host that have the result [in common](super::in_common) put their sums there, and send none.
+//!
 //! Large tensors are reduced in [segments](super::segments), each in two halves. These, too, are called at once, so that all
 //! ranks call them in one order; what a rank brings to a first half it brings when one before is reduced:
 //!
@@ -26,8 +28,10 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
 use super::LocalEngine;
+use super::ahead::Ahead;
 use super::board::Ticket;
 use super::data::{Deposit, Exchange};
+use super::in_common::Results;
 use super::open::{Left, Open};
 use super::outlet::{Outlet, Share};
 use super::pending::Seat;
@@ -35,6 +39,7 @@ use super::rendezvous::Met;
 use super::segments::Segment;
 use crate::comm::courier::Taken;
 use crate::comm::engine::{Pending, Waited};
+use crate::comm::process::header::InCommon;
 use crate::comm::process::wholes::Wholes;
 use crate::comm::{Carried, CommError, ReduceOp};
 use crate::placement::Cut;
@@ -65,11 +70,43 @@ pub(super) struct First {
     pub op: ReduceOp,
     /// How the rows are cut over the ranks.
     pub cuts: Vec<(usize, Cut)>,
-    /// Where the sums land.
-    pub window: Option<Arc<Wholes>>,
+    pub sums: Sums,
     pub device: Device,
     /// What is brought next.
     pub next: Option<Owed>,
+}
+
+/// Where the sums of a segment are put.
+#[derive(Debug, Clone)]
+pub(super) enum Sums {
+    /// Each rank's in memory of its own.
+    Apart,
+    /// In the result, where what others send lands.
+    Window(Arc<Wholes>),
+    /// In results that ranks have in common.
+    Common(Arc<Results>, Segment),
+}
+
+impl Sums {
+    /// Where they are put, as ranks have `said` in the call of `ticket`.
+    fn find(&self, engine: &LocalEngine, ticket: Ticket, said: &[Deposit]) -> Result<Option<Arc<Wholes>>, CommError> {
+        Ok(match self {
+            Self::Apart => None,
+            Self::Window(window) => Some(window.clone()),
+            Self::Common(results, segment) => {
+                Some(results.find(engine, ticket, said)?.window(segment.ranges(), said.len()))
+            }
+        })
+    }
+
+    /// Where they were put.
+    pub fn found(self, ranks: usize) -> Option<Arc<Wholes>> {
+        match self {
+            Self::Apart => None,
+            Self::Window(window) => Some(window),
+            Self::Common(results, segment) => Some(results.found().window(segment.ranges(), ranks)),
+        }
+    }
 }
 
 impl Pending<()> for First {
@@ -79,22 +116,31 @@ impl Pending<()> for First {
 
     /// Waits for the other ranks' parts of the first half, and brings this rank's to the second.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<()>, CommError> {
-        let Self { mut seat, second, outlet, taken, op, cuts, window, device, next } = *self;
+        let Self { mut seat, second, outlet, taken, op, cuts, sums, device, next } = *self;
         let (ticket, engine) = (seat.take(), &seat.engine);
         let Met { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
+        let window = sums.find(engine, ticket, &parts)?;
         let reduced = Waited::timed(|| {
             let exchange = Exchange::new(&parts, engine, ticket, &device);
+            let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);
+            let parts = || cuts.iter().enumerate().map(part).collect::<Vec<_>>();
             // SAFETY: the place of this rank's part, which nobody has: the second half is complete only with it.
-            let in_place = window.filter(|window| unsafe { exchange.reduce_into(window, second.member, &cuts, op) });
-            let (shares, deposit) = match in_place {
-                Some(window) => {
+            let reduce = |window: &Arc<Wholes>| unsafe { exchange.reduce_into(window, second.member, &cuts, op) };
+            let (shares, deposit) = match window {
+                Some(window) if window.are_common() => {
+                    if !reduce(&window) {
+                        // SAFETY: as above.
+                        unsafe { window.put(second.member, &parts(), || engine.carry()) };
+                    }
+                    (outlet.nothing(), Deposit::of_wholes(window))
+                }
+                Some(window) if reduce(&window) => {
                     // SAFETY: it was written; of Flex tensors the result is one.
                     let share = unsafe { window.sent(second.member) };
                     (outlet.alike(share), Deposit::of_wholes(window))
                 }
-                None => {
-                    let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);
-                    let deposit = Deposit::new(cuts.iter().enumerate().map(part).collect());
+                _ => {
+                    let deposit = Deposit::new(parts());
                     (outlet.shares(&deposit, Share::Whole), deposit)
                 }
             };
@@ -117,18 +163,22 @@ pub(super) struct Owed {
     /// Of which it is a segment.
     pub rows: Arc<[DispatchTensor]>,
     pub segment: Segment,
+    /// What the rank says of results in common.
+    pub common: Option<InCommon>,
 }
 
 impl Owed {
     pub fn bring(self, engine: &LocalEngine, outlet: &Outlet) {
-        let deposit = Deposit::new(self.segment.cut_from(&self.rows)).there(None);
+        let deposit = Deposit::new(self.segment.cut_from(&self.rows)).saying(self.common).there(None);
         outlet.bring(self.ticket.seq, outlet.shares(&deposit, Share::Parts(&self.segment.cuts())));
         engine.fill_and_finish(self.ticket, deposit);
     }
 }
 
-/// An all-reduce that this rank has joined.
+/// An all-reduce, or a gather [in common](super::in_common), that this rank has joined.
 pub(super) struct Halves<F> {
+    /// If the rank may not want it yet.
+    pub ahead: Option<Ahead>,
     /// Given up by nobody: the others need them.
     pub firsts: Vec<Arc<Open<()>>>,
     pub seconds: Vec<Left<Vec<DispatchTensor>>>,
@@ -141,16 +191,21 @@ where
     F: FnOnce(Vec<Vec<DispatchTensor>>) -> Vec<DispatchTensor> + Send,
 {
     fn is_complete(&self) -> bool {
-        self.seconds.iter().all(Left::is_complete)
+        self.ahead.as_ref().is_some_and(Ahead::is_all) || self.seconds.iter().all(Left::is_complete)
+    }
+
+    fn start(&mut self) {
+        self.ahead.iter().for_each(Ahead::begin);
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<Vec<DispatchTensor>>, CommError> {
-        let Self { firsts, seconds, finish } = *self;
+        let Self { ahead, firsts, seconds, finish } = *self;
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
         // All at once: what completes them then wakes nobody else for it.
         let seconds: Vec<_> = seconds.iter().map(|second| (second.0.take(), &second.0)).collect();
         let firsts: Vec<_> = firsts.iter().map(|first| (first.take(), first)).collect();
+        ahead.iter().for_each(Ahead::begin);
         let (mut moving, mut last, mut carried, mut parts) = (Duration::ZERO, None, None, Vec::new());
         for (own, first) in firsts {
             let first = own.map_or_else(|| first.taken_by_hands(), |own| own.wait(left()))?;
@@ -165,6 +220,7 @@ where
             carried = carried.zip(second.carried).map(complete);
             parts.push(second.value);
         }
+        let carried = carried.map(|carried| ahead.as_ref().map_or(carried, |ahead| ahead.seen(carried)));
         let finished = Waited::timed(|| finish(parts));
         Ok(Waited { moving: moving + finished.moving, last, carried, ..finished })
     }

@@ -10,10 +10,13 @@
 //!
 //! Ranks may be in several [processes](super::process), each of which has some. A call is then also sent to those that have
 //! ranks of its group (`outlet`), where it joins in the rank's name (`remote`). Large all-reduces are then two collectives,
-//! `halves`; what a rank leaves `open`, the engine's `hands` finish.
+//! `halves`, and so are large gathers among ranks of one host, who have the result `in_common`; what a rank leaves `open`, the
+//! engine's `hands` finish.
 //!
 //! On Cube devices a list of tensors goes through one flat buffer a rank, `cube`, which kernels fill and read.
 
+mod ahead;
+mod all_gather;
 mod all_reduce;
 mod board;
 mod chains;
@@ -25,6 +28,7 @@ mod data;
 mod flex;
 mod halves;
 mod hands;
+mod in_common;
 mod muster;
 mod open;
 mod others;
@@ -64,6 +68,8 @@ pub(super) struct LocalEngine {
     here: Range<usize>,
     /// The other processes, if there are any.
     others: Option<Arc<Others>>,
+    /// What ranks here have called ahead of need, until somebody wants it.
+    ahead: ahead::Calls,
     /// Tells the launches of a process apart: 0, 1, ..
     launch: u64,
     /// Ranks whose programs are over.
@@ -114,6 +120,7 @@ impl LocalEngine {
             size,
             here: 0..size,
             others: None,
+            ahead: ahead::Calls::default(),
             launch: launch_number(),
             left: AtomicUsize::new(0),
             manner,
@@ -138,6 +145,7 @@ impl LocalEngine {
             manner,
             going_on: others.going_on(),
             others: Some(others),
+            ahead: ahead::Calls::default(),
             #[cfg(feature = "flex")]
             shelf: shelf(manner, false, before),
             this: this.clone(),

@@ -20,10 +20,12 @@ use crate::comm::process::header::{Contents, Header, LaunchKey, Word, Written};
 use crate::comm::process::wholes::Wholes;
 use crate::comm::{CommError, RankReport};
 use crate::memory::Home;
+use crate::memory::common::Commons;
 
 /// The other processes of a launch.
 pub(in crate::comm) struct Others {
     courier: Arc<dyn Courier>,
+    commons: Arc<Commons>,
     launch: LaunchKey,
     /// Of every process.
     ranks: Vec<Range<usize>>,
@@ -73,18 +75,26 @@ pub(super) struct Channels {
 
 impl Others {
     /// With so many ranks in each process.
-    pub fn new(courier: Arc<dyn Courier>, launch: LaunchKey, counts: &[usize], begin: Begin) -> Self {
+    pub fn new(
+        courier: Arc<dyn Courier>,
+        commons: Arc<Commons>,
+        launch: LaunchKey,
+        counts: &[usize],
+        begin: Begin,
+    ) -> Self {
         let ends = counts.iter().scan(0, |end, count| {
             *end += count;
             Some(*end)
         });
         let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
-        let (offered, hands, wholes) = (Mutex::default(), Hands::default(), Mutex::default());
-        let (memory, chains, ended) = (Arc::default(), Mutex::default(), Mutex::default());
+        let (offered, hands) = (Mutex::default(), Hands::default());
+        let (wholes, memory) = (Mutex::default(), Arc::default());
+        let (chains, ended) = (Mutex::default(), Mutex::default());
         let first_is_lost = AtomicBool::new(false);
         Self {
             courier,
+            commons,
             launch,
             ranks,
             begin,
@@ -104,7 +114,7 @@ impl Others {
     pub fn of_those(&self, ranks: &[usize]) -> Self {
         let count = |range: &Range<usize>| ranks.iter().filter(|rank| range.contains(rank)).count();
         let counts: Vec<_> = self.ranks.iter().map(count).collect();
-        Self::new(self.courier.clone(), self.launch.next(), &counts, self.begin.clone())
+        Self::new(self.courier.clone(), self.commons.clone(), self.launch.next(), &counts, self.begin.clone())
     }
 
     /// The engine of the launch that follows is there.
@@ -145,6 +155,17 @@ impl Others {
     /// Whether this process does.
     pub fn decides(&self) -> bool {
         self.courier.here() == self.first()
+    }
+
+    /// What this process has in common with others.
+    pub fn commons(&self) -> &Commons {
+        &self.commons
+    }
+
+    /// Whether ranks of this process and of `others` may have memory in common. Not once a process may have been lost: what
+    /// it has used stays in use.
+    pub fn have_in_common(&self, mut others: impl Iterator<Item = usize>) -> bool {
+        self.launch.shrunk == 0 && others.all(|other| self.courier.shares_memory(other))
     }
 
     /// A number for a channel of this process.

@@ -11,10 +11,11 @@ use super::others::Others;
 use crate::comm::courier::{Payload, Taken};
 use crate::comm::engine::{Member, Print};
 pub(super) use crate::comm::process::header::When;
-use crate::comm::process::header::{Channel, Contents, Introduction, Said, Word, Written};
+use crate::comm::process::header::{Channel, Contents, InCommon, Introduction, Said, Word, Written};
 use crate::comm::process::payload::payload;
 use crate::comm::process::wholes;
 use crate::comm::{CommError, TensorMeta};
+use crate::memory::common::Commons;
 use crate::placement::Cut;
 
 /// What the ranks of another process need of a deposit.
@@ -39,6 +40,7 @@ pub(super) struct Outlet {
     number: usize,
     /// The positions in the group of the ranks of each other process.
     members: Vec<(usize, Vec<usize>)>,
+    common: bool,
     /// Locked while a call is made here and told there: they hear of calls in the order in which they are made.
     told: Mutex<Told>,
 }
@@ -93,7 +95,9 @@ impl Outlet {
         }
         let told = Told { calls: 0, introduced: vec![false; members.len()], prints: HashMap::new() };
         let (others, member, number) = (others.clone(), member.clone(), others.number());
-        Some(Self { others, member, name, number, members, told: Mutex::new(told) })
+        let common = members.len() + 1 == member.group.size()
+            && others.have_in_common(members.iter().map(|(process, _)| *process));
+        Some(Self { others, member, name, number, members, common, told: Mutex::new(told) })
     }
 
     /// Has `join` join a collective here, and the ranks of other processes hear of it, with what they need of the deposit.
@@ -146,6 +150,16 @@ impl Outlet {
         self.members.len() + 1
     }
 
+    /// Whether every rank of the group is alone in its process, and they can have memory in common: all ranks say the same.
+    pub fn has_common_memory(&self) -> bool {
+        self.common
+    }
+
+    /// What this process has in common with others.
+    pub fn commons(&self) -> &Commons {
+        self.others.commons()
+    }
+
     /// Whether what others send may land in results of so many `bytes`: those of a rank that is the only one of the group
     /// here.
     pub fn lands(&self, bytes: u64) -> bool {
@@ -161,7 +175,7 @@ impl Outlet {
     /// Sends a message to member `to` of the group, which is in another process.
     pub fn sent(&self, to: usize, tag: u32, print: &Print, deposit: &Deposit) {
         let at = self.process_of(to).expect("the member is in another process");
-        let (contents, payloads) = contents(Vec::new(), &deposit.tensors);
+        let (contents, payloads) = contents(Vec::new(), &deposit.tensors, None);
         let mut told = self.told.lock();
         let channel = self.channel(&mut told, at);
         let word = Word::Sent { channel, to, tag, print: &Written::of(print), contents };
@@ -191,7 +205,7 @@ impl Outlet {
         let ranks = self.member.group.size();
         if let Share::Whole = share {
             // Once for all.
-            return self.alike(contents(Vec::new(), &deposit.tensors));
+            return self.alike(contents(Vec::new(), &deposit.tensors, deposit.common));
         }
         let parts = |member: usize| -> Vec<DispatchTensor> {
             match share {
@@ -207,16 +221,17 @@ impl Outlet {
         let of_process = |(_, members): &(usize, Vec<usize>)| {
             let parts = members.iter().flat_map(|member| parts(*member).into_iter().map(|part| (*member, part)));
             let (addressees, tensors): (Vec<_>, Vec<_>) = parts.unzip();
-            contents(addressees, &tensors)
+            contents(addressees, &tensors, deposit.common)
         };
         self.members.iter().map(of_process).collect()
     }
 }
 
-fn contents(addressees: Vec<usize>, tensors: &[DispatchTensor]) -> (Contents, Vec<Payload>) {
+fn contents(addressees: Vec<usize>, tensors: &[DispatchTensor], common: Option<InCommon>) -> (Contents, Vec<Payload>) {
     let meta = |tensor: &DispatchTensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() };
     let full = tensors.iter().filter(|tensor| tensor.shape().num_elements() > 0);
-    (Contents { addressees, tensors: tensors.iter().map(meta).collect() }, full.map(payload).collect())
+    let tensors = tensors.iter().map(meta).collect();
+    (Contents { addressees, tensors, common }, full.map(payload).collect())
 }
 
 impl std::fmt::Debug for Outlet {

@@ -10,7 +10,7 @@ use super::data::Deposit;
 use super::open::Open;
 use super::others::{Collective, Ended, Others};
 use crate::comm::engine::{Engine, Failure, Pending, Print};
-use crate::comm::process::header::{Channel, Contents, Introduction, Said, When, Word};
+use crate::comm::process::header::{Channel, Contents, InCommon, Introduction, Said, When, Word};
 use crate::comm::process::late::Known;
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::{self, Wholes};
@@ -82,6 +82,9 @@ impl LocalEngine {
     pub(in crate::comm) fn fill(&self, place: Place, deposit: Deposit) {
         match place {
             Place::Collective(ticket) => {
+                if let Some(InCommon::At { .. } | InCommon::Wanted {}) = deposit.common {
+                    self.begin_ahead(ticket);
+                }
                 let is_here = |rank: &usize| self.here.contains(rank);
                 let ranks = self.rendezvous.ranks(ticket.group);
                 let is_for_one = ranks.iter().filter(|rank| is_here(rank)).count() == 1;

@@ -146,6 +146,28 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         self.ring(state, group, false, joined).map_err(|error| self.counted(group, member, error))
     }
 
+    /// [`join`](Self::join)s for a rank that is here, whose deposit comes once its result is wanted.
+    pub fn join_ahead(&self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+        let mut state = self.state.lock();
+        let joined = state.board.join_ahead(group, member, print);
+        self.ring(state, group, false, joined).map_err(|error| self.counted(group, member, error))
+    }
+
+    /// A rank of another process wants the result of `ticket`.
+    pub fn ask_for(&self, ticket: Ticket) {
+        self.state.lock().board.ask_for(ticket);
+    }
+
+    /// Whether one [does](Self::ask_for), or has.
+    pub fn is_asked_for(&self, ticket: Ticket) -> bool {
+        self.state.lock().board.is_asked_for(ticket)
+    }
+
+    /// Whether all ranks have called the collective of `ticket`, whatever they have brought.
+    pub fn have_all_called(&self, ticket: Ticket) -> bool {
+        self.state.lock().board.have_all_called(ticket)
+    }
+
     /// Sends a message of another process, whose contents come later.
     pub fn announce_letter(&self, group: GroupKey, to: usize, letter: Letter<F, ()>) -> Result<Announced, CommError> {
         let mut state = self.state.lock();

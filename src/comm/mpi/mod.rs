@@ -14,6 +14,8 @@
 //!    [`PART`](transfers). MPI matches messages of one sender and tag in order, so none needs a number.
 //! 3. No message is longer than [`Limits::message`]: frames and payloads that are go in pieces.
 //!
+//! Which processes are of one host, so that ranks may put what they gather in memory of both, is [tried](host) at the start.
+//!
 //! # How a process ends
 //!
 //! 4. By returning from `main`, by `std::process::exit` or by a panic: at exit, [`ending`] lets the thread send what
@@ -31,6 +33,7 @@ mod ending;
 mod error;
 mod failures;
 mod frame;
+mod host;
 mod library;
 mod rest;
 #[cfg(test)]
@@ -82,6 +85,8 @@ impl Default for Limits {
 /// What ranks and whoever communicates have in common.
 struct Shared {
     place: Place,
+    /// The processes that this one can have memory in common with.
+    common: Box<[bool]>,
     queue: Mutex<Queue>,
     addressee: OnceLock<Arc<dyn Addressee>>,
     /// Bytes for each process.
@@ -120,13 +125,18 @@ impl MpiCourier {
     fn start(place: Place, limits: Limits) -> Result<Self, StartError> {
         let (tell, told) = mpsc::channel();
         let thread = thread::Builder::new().name("courier".into());
-        let thread = thread.spawn(move || match Library::start(place) {
+        let connect = move || {
+            let library = Library::start(place)?;
+            let common = host::shared_with(&library, place)?;
+            Ok((library, common))
+        };
+        let thread = thread.spawn(move || match connect() {
             Err(error) => drop(tell.send(Err(error))),
-            Ok(library) => {
+            Ok((library, common)) => {
                 let sent = (0..place.processes).map(|_| AtomicU64::new(0)).collect();
                 let (queue, addressee) = (Mutex::default(), OnceLock::new());
                 let [hurried, helped, sleeps] = [(); 3].map(|()| AtomicBool::new(false));
-                let shared = Arc::new(Shared { place, queue, addressee, sent, hurried, helped, sleeps });
+                let shared = Arc::new(Shared { place, common, queue, addressee, sent, hurried, helped, sleeps });
                 let may_help = library.is_serialized();
                 let carrier = Arc::new(Mutex::new(Carrier::new(shared.clone(), library, limits)));
                 // The starter waits for it.
@@ -257,6 +267,10 @@ impl Courier for MpiCourier {
             self.thread.unpark();
         }
         Some(turn == Turn::Moved)
+    }
+
+    fn shares_memory(&self, with: usize) -> bool {
+        self.shared.common[with]
     }
 
     fn sent(&self) -> Vec<u64> {

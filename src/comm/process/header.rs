@@ -6,6 +6,7 @@ use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::engine::{Failure, Print};
 use crate::comm::local::{Chain, Notice};
 use crate::comm::{Digests, RankReport, TensorMeta};
+use crate::memory::common::Address;
 
 /// What one process says to another, about one launch.
 #[derive(Debug)]
@@ -95,6 +96,28 @@ pub(in crate::comm) struct Contents {
     /// Of parts, the member that each is for, ascending; none if what there is is for all.
     pub addressees: Vec<usize>,
     pub tensors: Vec<TensorMeta>,
+    pub common: Option<InCommon>,
+}
+
+/// What a rank says of a result that ranks of one host have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::comm) enum InCommon {
+    /// It wants it, and here is memory for it.
+    At { address: Address },
+    /// It wants it.
+    Wanted {},
+    /// It does not.
+    Unwanted {},
+}
+
+impl InCommon {
+    /// Where there is memory.
+    pub fn address(self) -> Option<Address> {
+        match self {
+            Self::At { address } => Some(address),
+            Self::Wanted {} | Self::Unwanted {} => None,
+        }
+    }
 }
 
 impl<P> Word<P> {
@@ -157,7 +180,13 @@ wire_enum!(Chain {
 });
 wire_struct!(Channel { number, introduction });
 wire_struct!(Introduction { ranks, name, member });
-wire_struct!(Contents { addressees, tensors });
+wire_struct!(Contents { addressees, tensors, common });
+wire_struct!(Address { process, file, number });
+wire_enum!(InCommon {
+    0 At { address },
+    1 Wanted {},
+    2 Unwanted {},
+});
 
 impl Encode for Written {
     fn encode(&self, out: &mut Vec<u8>) {

@@ -52,6 +52,11 @@ impl Layout {
         prints.iter().map(layout).collect()
     }
 
+    /// Bytes of the tensor.
+    pub fn len(&self) -> usize {
+        self.shape.num_elements() * self.dtype.size()
+    }
+
     /// Bytes of the part of `member`.
     pub fn bytes(&self, member: usize) -> usize {
         self.edges[member + 1] - self.edges[member]

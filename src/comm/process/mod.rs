@@ -10,7 +10,8 @@
 //!
 //! A payload is what the ranks of the other process need of this rank's tensors, once, however many they are: a shard that
 //! is gathered, the parts of a reduction or an exchange that are theirs. So downstream of the rendezvous all is as among
-//! threads: the same kernels, the same tree, the same bits.
+//! threads: the same kernels, the same tree, the same bits. What ranks of one host gather does not travel: they put it
+//! [where all have it](super::local).
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -47,6 +48,7 @@ use super::courier::{Addressee, Courier, Landing};
 use super::engine::{Engine, Manner};
 use super::local::{Deposit, LocalEngine, Others, Place};
 use crate::memory::Home;
+use crate::memory::common::Commons;
 use header::{Contents, Header, LaunchKey, Word};
 use late::Known;
 
@@ -57,17 +59,18 @@ use late::Known;
 ///
 /// ```no_run
 /// # use std::sync::Arc;
-/// # fn connect() -> Arc<dyn Courier> { unimplemented!() }
 /// use burn_dtensor::comm::courier::Courier;
 /// use burn_dtensor::comm::{Launch, Processes, launch};
 ///
-/// let courier: Arc<dyn Courier> = connect();
+/// # fn run(courier: Arc<dyn Courier>) -> burn_dtensor::Result<()> {
+/// // Of whatever connects the processes.
 /// let processes = Processes::new(courier);
 /// launch(Launch::on(processes.engine(4)), |world| {
 ///     // The ranks of all processes.
 ///     world.barrier("all are here")
 /// })?;
-/// # Ok::<_, burn_dtensor::Error>(())
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Debug)]
 pub struct Processes {
@@ -75,6 +78,8 @@ pub struct Processes {
     state: Mutex<State>,
     /// Of what lands in memory of its own, whichever thread it lands by.
     memory: Arc<Home>,
+    /// What it has in common with others of its host.
+    commons: Arc<Commons>,
     this: Weak<Self>,
 }
 
@@ -126,8 +131,11 @@ impl Processes {
     pub fn new(courier: Arc<dyn Courier>) -> Arc<Self> {
         let state = State { headers: vec![0; courier.processes()], ..State::default() };
         let state = Mutex::new(state);
-        let (carrier, memory) = (courier.clone(), Arc::default());
-        let this = Arc::new_cyclic(|this: &Weak<Self>| Self { courier: carrier, state, memory, this: this.clone() });
+        let (carrier, memory, commons) = (courier.clone(), Arc::default(), Arc::default());
+        let this = Arc::new_cyclic(|this: &Weak<Self>| {
+            let this = this.clone();
+            Self { courier: carrier, state, memory, commons, this }
+        });
         courier.deliver_to(this.clone());
         this
     }
@@ -154,7 +162,8 @@ impl Processes {
         let begin = Arc::new(move |launch, engine: &Arc<LocalEngine>| {
             processes.upgrade().expect("whoever communicates has them").begin(launch, engine);
         });
-        let others = Others::new(self.courier.clone(), launch, &vec![each; self.count()], begin);
+        let counts = vec![each; self.count()];
+        let others = Others::new(self.courier.clone(), self.commons.clone(), launch, &counts, begin);
         let engine = LocalEngine::of_processes(None, others, manner);
         self.begin(launch, &engine);
         engine
@@ -268,9 +277,10 @@ impl Addressee for Processes {
         let deposit = match wholes::of_landings(&landings) {
             Some(wholes) => Deposit::of_wholes(wholes),
             None => {
-                let Contents { addressees, tensors } = contents;
+                let Contents { addressees, tensors, common } = contents;
                 // SAFETY: the caller has written them all.
-                Deposit::landed(addressees, unsafe { payload::landed(tensors, landings) })
+                let tensors = unsafe { payload::landed(tensors, landings) };
+                Deposit::landed(addressees, tensors).saying(common)
             }
         };
         let deposit = deposit.there(Some(begun));

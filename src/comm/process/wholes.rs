@@ -9,6 +9,8 @@
 //!
 //! That is so where every part has a [`Layout`].
 //!
+//! Ranks of one host may have wholes [in common](Wholes::in_common): each puts its parts there, for all.
+//!
 //! Own parts may also be made there, as the sums of an all-reduce are, and [sent](Wholes::sent) to others from there. burn writes
 //! in place to memory of which there is one handle; while a part is on its way, there is another.
 
@@ -32,6 +34,7 @@ use crate::comm::courier::{Landing, Payload};
 use crate::comm::engine;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::stream;
+use crate::memory::common::Common;
 use crate::memory::{Home, Raw};
 use crate::placement::Cut;
 
@@ -61,6 +64,8 @@ enum Memory {
     Own(Mutex<Own>),
     /// In others, which there are as long as these.
     Of(Arc<Wholes>),
+    /// Other processes have it, too: until the result is taken.
+    Common(Mutex<Option<Arc<Common>>>),
 }
 
 /// Memory of wholes that are in no others.
@@ -90,6 +95,22 @@ impl Wholes {
         Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
     }
 
+    /// The same in memory that other processes have in common with this one, each of which puts its parts there: of
+    /// [so many](Self::bytes_in_common) bytes.
+    pub fn in_common(layouts: Vec<Layout>, common: Common) -> Arc<Self> {
+        assert!(Self::bytes_in_common(&layouts) <= common.len(), "all have asked for as many");
+        // SAFETY: inside of it.
+        let start = |range: Range<usize>| Start(unsafe { common.start().add(range.start) });
+        let starts = ranges_in_common(&layouts).map(start).collect();
+        let memory = Memory::Common(Mutex::new(Some(Arc::new(common))));
+        Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
+    }
+
+    /// Bytes that wholes of these layouts need there.
+    pub fn bytes_in_common(layouts: &[Layout]) -> usize {
+        ranges_in_common(layouts).last().map_or(0, |range| range.end)
+    }
+
     /// Elements of some of these, each a row, as wholes that are cut over `ranks` ranks.
     pub fn window(self: &Arc<Self>, ranges: &[(usize, Range<usize>)], ranks: usize) -> Arc<Self> {
         let window = |(index, range): &(usize, Range<usize>)| {
@@ -104,10 +125,19 @@ impl Wholes {
         Arc::new(Self { layouts, starts, memory: Memory::Of(self.clone()), are_sent: AtomicBool::new(false) })
     }
 
+    /// Whether other processes have them, too.
+    pub fn are_common(&self) -> bool {
+        match &self.memory {
+            Memory::Own(_) => false,
+            Memory::Of(wholes) => wholes.are_common(),
+            Memory::Common(_) => true,
+        }
+    }
+
     /// Bytes of all wholes, and of those that they are in.
     pub fn bytes(&self) -> usize {
         match &self.memory {
-            Memory::Own(_) => self.layouts.iter().map(|layout| layout.shape.num_elements() * layout.dtype.size()).sum(),
+            Memory::Own(_) | Memory::Common(_) => self.layouts.iter().map(Layout::len).sum(),
             Memory::Of(wholes) => wholes.bytes(),
         }
     }
@@ -138,7 +168,7 @@ impl Wholes {
         };
         let region = |(at, len)| -> Payload { Arc::new(Sent(Region { at, len, wholes: self.clone() })) };
         let payloads = self.places(member).filter(|(_, len)| *len > 0).map(region).collect();
-        (Contents { addressees: Vec::new(), tensors: self.layouts.iter().map(meta).collect() }, payloads)
+        (Contents { tensors: self.layouts.iter().map(meta).collect(), ..Contents::default() }, payloads)
     }
 
     /// Where the parts of `member` land, those with elements; `None` if they are not `parts`.
@@ -179,7 +209,20 @@ impl Wholes {
     /// # Safety
     /// The parts of all members have landed, or were copied. Called once.
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
-        let Memory::Own(own) = &self.memory else { unreachable!("a window is no result") };
+        let own = match &self.memory {
+            Memory::Own(own) => own,
+            Memory::Of(_) => unreachable!("a window is no result"),
+            Memory::Common(common) => {
+                let common = common.lock().take().expect("a result is taken once");
+                let wholes = self.layouts.iter().zip(ranges_in_common(&self.layouts));
+                let whole = |(Layout { shape, dtype, .. }, range): (&Layout, Range<usize>)| {
+                    // SAFETY: the parts of all members are written, and nobody writes there before all have let go.
+                    let bytes = unsafe { common.bytes(range, dtype.size()) };
+                    engine::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
+                };
+                return wholes.map(whole).collect();
+            }
+        };
         let mut own = own.lock();
         let Own::Spaces(spaces) = mem::replace(&mut *own, Own::Taken(Vec::new())) else {
             unreachable!("a result is taken once")
@@ -201,6 +244,16 @@ impl Wholes {
         }
         wholes
     }
+}
+
+/// Where each whole is in memory that is in common: one after another, each at the beginning of a cache line.
+fn ranges_in_common(layouts: &[Layout]) -> impl Iterator<Item = Range<usize>> {
+    const LINE: usize = 64;
+    layouts.iter().scan(0, |end: &mut usize, layout| {
+        let start = end.next_multiple_of(LINE);
+        *end = start + layout.len();
+        Some(start..*end)
+    })
 }
 
 /// Copies `piece` to where there is room for it, in wholes of so many `bytes`: of those that the caches do not hold, what is

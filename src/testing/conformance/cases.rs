@@ -25,9 +25,9 @@ const DTYPES: [DType; 13] = [
     DType::Bool(BoolStore::Native),
 ];
 
-/// Reductions whose results are integers where the terms are; of large groups two.
+/// Reductions whose results are integers where the terms are; of few cases two.
 pub(super) fn ops(scope: &Scope) -> Vec<ReduceOp> {
-    if scope.is_large() {
+    if scope.has_few() {
         return vec![ReduceOp::Sum, ReduceOp::Max];
     }
     vec![
@@ -81,18 +81,18 @@ pub(super) fn held(cut: &Cut, parts: usize, index: usize) -> Range<usize> {
     }
 }
 
-/// The dtypes that are tried: all, of large groups one of each kind.
+/// The dtypes that are tried: all, of few cases one of each kind.
 pub(super) fn dtypes(scope: &Scope) -> Vec<DType> {
     let some = [DType::F32, DType::BF16, DType::I64, DType::Bool(BoolStore::Native)];
-    if scope.is_large() { some.into() } else { DTYPES.into() }
+    if scope.has_few() { some.into() } else { DTYPES.into() }
 }
 
-/// Shapes with even, uneven and empty chunks for groups of up to 8; fewer, and longer ones, for large groups, or if asked.
+/// Shapes with even, uneven and empty chunks for groups of up to 8; of few cases fewer, and longer ones, as if asked for those.
 pub(super) fn shapes(scope: &Scope) -> Vec<Vec<usize>> {
     if scope.is_long() {
         return vec![vec![4001], vec![70, 61]];
     }
-    if scope.is_large() {
+    if scope.has_few() {
         return vec![vec![300], vec![5, 3], vec![2, 130]];
     }
     vec![vec![17], vec![1], vec![8, 6], vec![5, 3], vec![2, 70], vec![0, 3], vec![3, 4, 5], vec![4, 2, 9]]

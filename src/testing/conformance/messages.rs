@@ -18,10 +18,10 @@ fn call() -> Call {
     Call::new("message")
 }
 
-/// Sends first, then receives, in opposite order; described and not. Of large groups, neighbours.
+/// Sends first, then receives, in opposite order; described and not. Of few cases, with neighbours.
 fn every_pair(scope: &Scope) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
-    let near = |other: usize| !scope.is_large() || (other + size - rank) % size < 3 || (rank + size - other) % size < 3;
+    let near = |other: usize| !scope.has_few() || (other + size - rank) % size < 3 || (rank + size - other) % size < 3;
     for (tag, dtype) in (0..).zip(dtypes(scope)) {
         let plains = |from: usize| shapes(scope).into_iter().map(move |shape| Plain::sample(&shape, from, dtype));
         let sends: Vec<_> = (0..size)

@@ -71,13 +71,20 @@ pub struct Conformance<L> {
     launch: L,
     ranks: Vec<usize>,
     deadline: Duration,
+    extent: Extent,
+}
+
+/// How much is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Extent {
     long: bool,
+    brief: bool,
 }
 
 impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// Of what `launch` starts so many ranks on.
     pub fn of(launch: L) -> Self {
-        Self { launch, ranks: vec![2, 3, 4], deadline: Duration::from_secs(60), long: false }
+        Self { launch, ranks: vec![2, 3, 4], deadline: Duration::from_secs(60), extent: Extent::default() }
     }
 
     /// The sizes of worlds to try. Default: 2, 3 and 4.
@@ -94,7 +101,13 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
 
     /// Tensors of some thousand elements in place of a few: for engines that cut what is long into messages.
     pub fn long(mut self) -> Self {
-        self.long = true;
+        self.extent.long = true;
+        self
+    }
+
+    /// A few cases of each kind in place of all, as on many ranks: for an engine that is tried once more, on other ranks.
+    pub fn brief(mut self) -> Self {
+        self.extent.brief = true;
         self
     }
 
@@ -135,10 +148,10 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     }
 
     fn on_world(&self, name: &str, ranks: usize, check: Check) -> usize {
-        let (config, long) = ((self.launch)(ranks).deadline(self.deadline), self.long);
+        let (config, extent) = ((self.launch)(ranks).deadline(self.deadline), self.extent);
         let returned = launch(config, |world| {
             let mut cases = 0;
-            for scope in Scope::all(world, long)? {
+            for scope in Scope::all(world, extent)? {
                 check(&scope)?;
                 cases += scope.cases();
             }

@@ -6,7 +6,7 @@ use super::scope::Scope;
 use crate::Result;
 use crate::comm::Call;
 
-/// The roots that are tried: all, of large groups the first, one in the middle and the last.
+/// The roots that are tried: all, of many ranks the first, one in the middle and the last.
 fn roots(scope: &Scope) -> Vec<usize> {
     let size = scope.size();
     if size <= 8 { (0..size).collect() } else { vec![0, size / 2, size - 1] }

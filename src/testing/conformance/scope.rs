@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use burn::tensor::{DType, Device};
 
+use super::Extent;
 use crate::Result;
 use crate::comm::{Communicator, World};
 use crate::mesh::DeviceMesh;
@@ -20,14 +21,14 @@ pub(super) struct Scope {
     /// The same ranks in reverse order, which are another group.
     pub reversed: Communicator,
     pub device: Device,
-    large: bool,
+    few: bool,
     long: bool,
     cases: Cell<usize>,
 }
 
 impl Scope {
     /// Every scope of a world that this rank is in, in one order on all ranks.
-    pub fn all(world: &World, long: bool) -> Result<Vec<Self>> {
+    pub fn all(world: &World, extent: Extent) -> Result<Vec<Self>> {
         let size = world.size();
         let ranks = 0..size;
         let odd_and_even = [0, 1].map(|rest| ranks.clone().filter(|rank| rank % 2 == rest).collect::<Vec<_>>());
@@ -46,7 +47,9 @@ impl Scope {
         }
         let scope = |comm: Communicator| {
             let reversed = world.group(&comm.group().ranks().iter().rev().copied().collect::<Vec<_>>())?;
-            Ok(Self { comm, reversed, device: world.device().clone(), large: size > LARGE, long, cases: Cell::new(0) })
+            let Extent { long, brief } = extent;
+            let few = brief || size > LARGE;
+            Ok(Self { comm, reversed, device: world.device().clone(), few, long, cases: Cell::new(0) })
         };
         comms.into_iter().map(scope).collect()
     }
@@ -60,9 +63,9 @@ impl Scope {
         self.comm.group().rank()
     }
 
-    /// Whether fewer cases must do: there are many ranks, if not in the group then in others beside it.
-    pub fn is_large(&self) -> bool {
-        self.large
+    /// Whether fewer cases must do: as asked, or since there are many ranks, if not in the group then in others beside it.
+    pub fn has_few(&self) -> bool {
+        self.few
     }
 
     /// Whether tensors are long.

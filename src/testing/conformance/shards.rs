@@ -79,7 +79,7 @@ pub(super) fn all_reduce(scope: &Scope) -> Result<()> {
     let long = [DType::F32, DType::BF16, DType::I32].map(|dtype| (vec![150, 300], dtype, vec![ReduceOp::Sum]));
     let all = shapes(scope).into_iter().cartesian_product(dtypes(scope));
     let all = all.map(|(shape, dtype)| (shape, dtype, ops(scope)));
-    for (shape, dtype, ops) in all.chain(long.into_iter().filter(|_| !scope.is_large())) {
+    for (shape, dtype, ops) in all.chain(long.into_iter().filter(|_| !scope.has_few())) {
         let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
         for op in ops.into_iter().filter(|op| fits(*op, dtype, scope)) {
             let tensor = all[rank].tensor(dtype, &scope.device);

@@ -31,7 +31,7 @@ mod shrink;
 use coverage::Coverage;
 
 /// How many programs run where the environment does not say.
-const PROGRAMS: u64 = 600;
+const PROGRAMS: u64 = 200;
 
 pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))

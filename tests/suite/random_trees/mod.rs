@@ -31,7 +31,7 @@ use net::Net;
 use plan::Plan;
 
 /// How many trees run where the environment does not say.
-const TREES: u64 = 300;
+const TREES: u64 = 100;
 #[cfg(feature = "wgpu")]
 const TREES_ON_WGPU: u64 = 20;
 

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
 
-use super::super::header::{Channel, Contents, Header, Introduction, LaunchKey, Said, When, Word, Written};
+use super::super::header::{Channel, Contents, Header, InCommon, Introduction, LaunchKey, Said, When, Word, Written};
 use crate::Error;
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
 use crate::comm::local::Notice;
 use crate::comm::{
     Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, Replicated, StartError, TensorMeta,
 };
+use crate::memory::common::Address;
 use crate::placement::Cut;
 
 fn meta(shape: &[usize], dtype: DType) -> TensorMeta {
@@ -105,7 +106,9 @@ fn headers() -> Vec<Vec<u8>> {
         let introduction = Introduction { ranks: vec![0, 200, 3], name: "reduced".into(), member: 1 };
         Channel { number: 128, introduction: is_new.then_some(introduction) }
     };
-    let contents = Contents { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3] };
+    let at = InCommon::At { address: Address { process: 1 << 22, file: 7, number: u64::MAX - 1 } };
+    let contents =
+        Contents { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3], common: Some(at) };
     let mut headers = Vec::new();
     for print in prints() {
         let (print, contents) = (&Written::of(&print), contents.clone());
@@ -131,6 +134,10 @@ fn headers() -> Vec<Vec<u8>> {
     }));
     headers.push(write(Word::Asked { channel: 300, seq: 1 << 33, wanted: true }));
     headers.push(write(Word::Brought { channel: 300, seq: 1 << 33, contents }));
+    for word in [InCommon::Wanted {}, InCommon::Unwanted {}] {
+        let contents = Contents { common: Some(word), ..Contents::default() };
+        headers.push(write(Word::Brought { channel: 3, seq: 1, contents }));
+    }
     let notices = [
         Notice::Came { rank: 300 },
         Notice::Gone { ranks: vec![1, 300] },

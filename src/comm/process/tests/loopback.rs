@@ -26,6 +26,8 @@ pub struct Loopback {
     placed: AtomicU64,
     /// Payloads stay away.
     held: AtomicBool,
+    /// Processes have memory in common.
+    common: AtomicBool,
     /// How often somebody has begun to wait.
     hurried: AtomicU64,
     addressee: OnceLock<Arc<dyn Addressee>>,
@@ -78,6 +80,10 @@ impl Courier for Loopback {
 
     fn hurry(&self) {
         self.hurried.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn shares_memory(&self, _: usize) -> bool {
+        self.common.load(Ordering::SeqCst)
     }
 
     fn sent(&self) -> Vec<u64> {
@@ -176,8 +182,8 @@ impl Job {
         let courier = |here| {
             let sent = (0..processes).map(|_| AtomicU64::default()).collect();
             let (placed, hurried, addressee) = (AtomicU64::default(), AtomicU64::default(), OnceLock::new());
-            let held = AtomicBool::new(false);
-            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, held, hurried, addressee })
+            let [held, common] = [(); 2].map(|()| AtomicBool::new(false));
+            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, held, common, hurried, addressee })
         };
         let couriers: Vec<_> = (0..processes).map(courier).collect();
         let processes = couriers.iter().map(|courier| Processes::new(courier.clone())).collect();
@@ -193,6 +199,13 @@ impl Job {
         };
         let threads = couriers.iter().map(start).collect();
         Self { couriers, processes, threads }
+    }
+
+    /// The same, of processes of one host: what they gather they have in common.
+    pub fn on_one_host(processes: usize, seed: u64) -> Self {
+        let job = Self::new(processes, seed);
+        job.couriers.iter().for_each(|courier| courier.common.store(true, Ordering::SeqCst));
+        job
     }
 
     /// Runs `body` in every process at once. One that panics is gone: the others hear of it.

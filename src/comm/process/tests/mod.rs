@@ -14,7 +14,12 @@ mod digests;
 mod failures;
 mod going_on;
 mod headers;
+#[cfg(feature = "flex")]
+#[expect(clippy::result_large_err, reason = "made once per test")]
+mod in_common;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod landing;
 mod launches;
 mod loopback;
+#[expect(clippy::result_large_err, reason = "made once per test")]
+mod traffic;

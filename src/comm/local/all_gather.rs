@@ -1,0 +1,127 @@
+//! How a rank calls an all-gather into memory that ranks have [in common](super::in_common).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::backend::DispatchTensor;
+
+use super::ahead::{self, Ahead};
+use super::board::Ticket;
+use super::channel::LocalChannel;
+use super::data::{Deposit, Exchange};
+use super::halves::Halves;
+use super::in_common::Results;
+use super::open::{Left, Open};
+use super::outlet::{Outlet, Share, When};
+use super::pending::{Joined, Seat};
+use super::rendezvous::Met;
+use crate::comm::courier::Taken;
+use crate::comm::engine::{Pending, Post, Posted, Print, Waited};
+use crate::comm::process::header::InCommon;
+use crate::comm::process::layout::Layout;
+use crate::comm::process::wholes;
+use crate::comm::{Carried, CommError};
+
+/// Puts a rank's part, once all have begun.
+struct Placing {
+    seat: Seat,
+    second: Ticket,
+    /// Where the second half is called.
+    later: Arc<Outlet>,
+    /// Noted when other processes are told of the first.
+    taken: Taken,
+    results: Arc<Results>,
+    parts: Vec<DispatchTensor>,
+}
+
+impl Pending<()> for Placing {
+    fn is_complete(&self) -> bool {
+        self.seat.is_complete()
+    }
+
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<()>, CommError> {
+        let Self { mut seat, second, later, taken, results, parts } = *self;
+        let (ticket, engine) = (seat.take(), &seat.engine);
+        let Met { parts: said, last } = engine.rendezvous.wait(ticket, deadline)?;
+        let is_unwanted = said.iter().all(|deposit| deposit.common == Some(InCommon::Unwanted {}));
+        let wholes = if is_unwanted { None } else { Some(results.find(engine, ticket, &said)?) };
+        // What was said has moved nothing.
+        let begun = Instant::now();
+        let placed = Waited::timed(|| {
+            let Some(wholes) = wholes else { return };
+            // SAFETY: it is here, and nobody else has it.
+            unsafe { wholes.put(ticket.member, &parts, || engine.carry()) };
+            let shares = match wholes.are_common() {
+                true => later.nothing(),
+                false => later.shares(&Deposit::new(parts), Share::Whole),
+            };
+            later.bring(second.seq, shares);
+            engine.carry();
+            engine.fill_and_finish(second, Deposit::of_wholes(wholes).there(None));
+        });
+        let carried = Deposit::carried(&said, Some(&taken)).map(|carried| Carried { begun, ..carried });
+        Ok(Waited { last: Some(last), carried, ..placed })
+    }
+}
+
+impl LocalChannel {
+    /// Whether what such a call gathers goes to memory in common: all ranks say the same.
+    pub(super) fn gathers_in_common(&self, print: &Print) -> bool {
+        let ranks = self.member.group.size();
+        wholes::pay(print.bytes(), ranks) && Layout::of_wholes(&print.tensors, ranks).is_some()
+    }
+
+    /// [`all_gather`](crate::comm::engine::Channel::all_gather) into memory that the ranks of the group have in common.
+    pub(super) fn all_gather_in_common(
+        &self,
+        outlet: &Arc<Outlet>,
+        post: Post,
+        parts: Vec<DispatchTensor>,
+    ) -> Posted<Vec<DispatchTensor>> {
+        let (engine, rendezvous, is_ahead) = (&self.engine, &self.engine.rendezvous, post.ahead);
+        let (member, ranks) = (self.member.group.rank(), self.member.group.size());
+        let Deposit { tensors: parts, .. } = Deposit::new(parts);
+        let device = self.member.home(&parts);
+        let layouts = Layout::of_wholes(&post.print.tensors, ranks).expect("a part that goes there has a place");
+        let results = Results::new(outlet, layouts);
+        // What else is agreed on is by the first half.
+        let agreed =
+            Print { tensors: Arc::new([]), names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
+
+        let mut second = self.second.lock();
+        let (key, later) = second.get_or_insert_with(|| self.second_halves());
+        let (first, taken) = match is_ahead {
+            true => {
+                let join = |print| rendezvous.join_ahead(self.key, member, print);
+                outlet.joined(post.print, outlet.nothing(), When::Later, join)?
+            }
+            false => {
+                let (shares, deposit) = ahead::said(outlet, results.wanted(member));
+                let join = |print| rendezvous.join(self.key, member, print, deposit);
+                outlet.joined(post.print, shares, When::Now, join)?
+            }
+        };
+        let ahead = is_ahead.then(|| Ahead::new(engine, first, outlet, &results));
+
+        let join = |print| rendezvous.join_late(*key, member, print);
+        let joined = later.joined(agreed, later.nothing(), When::Later, join);
+        let (second, _) = joined.inspect_err(|_| rendezvous.release(first))?;
+        let later = later.clone();
+        let finish = {
+            let results = results.clone();
+            move |exchange: &Exchange| {
+                let wholes = results.found();
+                exchange.land(&wholes);
+                // SAFETY: all ranks have put their parts, or they were put here.
+                unsafe { wholes.take(exchange.device) }
+            }
+        };
+        let seat = |ticket| Seat::new(engine.clone(), ticket, false);
+        let gathered = Joined { seat: seat(second), own: None, taken: None, device, finish };
+        let seconds = vec![Left(Open::new(self.member.rank(), Box::new(gathered)))];
+        let placing = Placing { seat: seat(first), second, later, taken, results, parts };
+        let firsts = vec![engine.leave_open(first, Box::new(placing))];
+        let finish = |mut gathered: Vec<Vec<DispatchTensor>>| gathered.remove(0);
+        Ok(Box::new(Halves { ahead, firsts, seconds, finish }))
+    }
+}

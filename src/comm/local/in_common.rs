@@ -1,0 +1,105 @@
+//! Results of ranks of one host in [memory that they have in common](crate::memory::common): of an all-gather each rank puts
+//! its part where all have it, in one copy, and the whole is there once.
+//!
+//! ```text
+//! rank 0, in process 0              rank 1, in process 1
+//! takes memory     ---where--->     maps it
+//! puts its part    <-- begins --    puts its part
+//!                  ----put---->
+//!                  <---put-----
+//! a b                               a b                      the same memory
+//! ```
+//!
+//! It is [called](super::all_gather) as two collectives, as an all-reduce is [in halves](super::halves). To the first, ranks
+//! bring that they begin, and the first of the group where there is memory; once it is complete, each puts its part, the rank
+//! or the engine's hands, and the second is complete when all have. Where the system has no memory, parts are sent.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::LocalEngine;
+use super::board::Ticket;
+use super::data::Deposit;
+use super::outlet::Outlet;
+use crate::comm::CommError;
+use crate::comm::engine::{Engine, Failure};
+use crate::comm::process::header::InCommon;
+use crate::comm::process::layout::Layout;
+use crate::comm::process::wholes::Wholes;
+use crate::memory::common::{Address, Common, SWITCH};
+
+/// The member that takes memory.
+const OWNER: usize = 0;
+
+/// Results that ranks have in common.
+#[derive(Debug)]
+pub(super) struct Results {
+    outlet: Arc<Outlet>,
+    layouts: Vec<Layout>,
+    place: Mutex<Place>,
+}
+
+/// Where they are.
+#[derive(Debug)]
+enum Place {
+    Unknown,
+    /// This rank has taken memory.
+    Taken(Common),
+    Found(Arc<Wholes>),
+}
+
+impl Results {
+    pub fn new(outlet: &Arc<Outlet>, layouts: Vec<Layout>) -> Arc<Self> {
+        Arc::new(Self { outlet: outlet.clone(), layouts, place: Mutex::new(Place::Unknown) })
+    }
+
+    /// What `member` says that wants them; one takes memory. Said once.
+    pub fn wanted(&self, member: usize) -> InCommon {
+        let bytes = Wholes::bytes_in_common(&self.layouts);
+        let take = || self.outlet.commons().take(bytes, self.outlet.processes() as u32);
+        let Some(taken) = (member == OWNER).then(take).flatten() else { return InCommon::Wanted {} };
+        let address = taken.address();
+        *self.place.lock() = Place::Taken(taken);
+        InCommon::At { address }
+    }
+
+    /// Where they are by what ranks have `said` in the call of `ticket`; in memory of this rank's own, if there is none in
+    /// common.
+    pub fn find(&self, engine: &LocalEngine, ticket: Ticket, said: &[Deposit]) -> Result<Arc<Wholes>, CommError> {
+        let mut place = self.place.lock();
+        let there = || said.iter().find_map(|deposit| deposit.common.and_then(InCommon::address));
+        let common = match std::mem::replace(&mut *place, Place::Unknown) {
+            Place::Found(wholes) => {
+                *place = Place::Found(wholes.clone());
+                return Ok(wholes);
+            }
+            Place::Taken(common) => Some(common),
+            Place::Unknown => there().map(|address| self.map(engine, ticket, address)).transpose()?,
+        };
+        let wholes = match common {
+            Some(common) => Wholes::in_common(self.layouts.clone(), common),
+            None => Wholes::new(self.layouts.clone(), &engine.others().memory),
+        };
+        *place = Place::Found(wholes.clone());
+        Ok(wholes)
+    }
+
+    fn map(&self, engine: &LocalEngine, ticket: Ticket, address: Address) -> Result<Common, CommError> {
+        self.outlet.commons().map(address, Wholes::bytes_in_common(&self.layouts)).map_err(|error| {
+            let rank = engine.rendezvous.ranks(ticket.group)[OWNER];
+            let problem = format!(
+                "memory in common with it cannot be mapped: {error}; {SWITCH}=0 has ranks send what they gather"
+            );
+            engine.fail(Failure::Collective(CommError::Disconnected { rank, problem }))
+        })
+    }
+
+    /// Where they were [found](Self::find).
+    pub fn found(&self) -> Arc<Wholes> {
+        match &*self.place.lock() {
+            Place::Found(wholes) => wholes.clone(),
+            _ => unreachable!("a rank finds them before it brings its part"),
+        }
+    }
+}

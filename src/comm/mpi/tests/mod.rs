@@ -1,0 +1,131 @@
+//! Tests of [`MpiCourier`] in several processes, by the numbers in [`mpi`](super).
+
+mod ending;
+mod helping;
+mod parcels;
+
+use std::mem::MaybeUninit;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use super::*;
+use crate::comm::courier::{Landing, Payload};
+use crate::testing::ProcessTest;
+
+/// What an addressee was told.
+#[derive(Debug, PartialEq)]
+enum News {
+    Header { from: usize, header: Vec<u8>, lengths: Vec<usize> },
+    Arrived { from: usize, number: u64, payloads: Vec<Vec<u8>> },
+    Lost { process: Option<usize>, problem: String },
+}
+
+struct Inbox(Mutex<Sender<News>>);
+
+impl Inbox {
+    fn tell(&self, news: News) {
+        // A test may end before all that comes has.
+        drop(self.0.lock().send(news));
+    }
+}
+
+impl Addressee for Inbox {
+    fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>> {
+        let order = header.clone();
+        self.tell(News::Header { from, header, lengths: lengths.to_vec() });
+        match &order[..] {
+            b"panic" => panic!("as asked"),
+            b"exit" => std::process::exit(3),
+            b"exit if helping" if thread::current().name() != Some("courier") => std::process::exit(3),
+            b"wait" => thread::sleep(Duration::from_millis(300)),
+            _ => (),
+        }
+        lengths.iter().map(|length| Box::new(Space(Box::new_uninit_slice(*length))) as Box<dyn Landing>).collect()
+    }
+
+    unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
+        let bytes = |mut landing: Box<dyn Landing>| {
+            // SAFETY: as the courier says.
+            unsafe { landing.space().assume_init_ref() }.to_vec()
+        };
+        self.tell(News::Arrived { from, number, payloads: landings.into_iter().map(bytes).collect() });
+    }
+
+    fn lost(&self, process: Option<usize>, problem: &str) {
+        self.tell(News::Lost { process, problem: problem.into() });
+    }
+}
+
+struct Space(Box<[MaybeUninit<u8>]>);
+
+impl Landing for Space {
+    fn space(&mut self) -> &mut [MaybeUninit<u8>] {
+        &mut self.0
+    }
+}
+
+fn start(limits: Limits) -> MpiCourier {
+    let place = launcher::place().unwrap().expect("a launcher has started this");
+    let courier = MpiCourier::start(place, limits).unwrap();
+    assert_eq!((courier.processes(), courier.here()), (place.processes, place.here));
+    courier
+}
+
+fn inbox(courier: &MpiCourier) -> Receiver<News> {
+    let (tell, told) = channel();
+    courier.deliver_to(Arc::new(Inbox(Mutex::new(tell))));
+    told
+}
+
+fn parcel(header: &str, payloads: impl IntoIterator<Item = Payload>) -> Parcel {
+    Parcel { header: header.into(), payloads: payloads.into_iter().collect(), taken: None }
+}
+
+/// The payload of that length which one process sends another.
+fn payload(from: usize, to: usize, length: usize) -> Payload {
+    let mut state = (from * 64 + to * 8) as u64 + length as u64;
+    let block = (0..10_007).map(|_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    });
+    let mut bytes = block.collect::<Vec<_>>().repeat(length.div_ceil(10_007));
+    bytes.truncate(length);
+    Arc::new(bytes)
+}
+
+fn others(courier: &MpiCourier) -> impl Iterator<Item = usize> + use<> {
+    let here = courier.here();
+    (0..courier.processes()).filter(move |process| *process != here)
+}
+
+/// Process 0, which has the addressee of process 1 panic: by that the job ends while it waits.
+fn have_the_other_panic(courier: &MpiCourier, told: &Receiver<News>) -> ! {
+    courier.send(1, parcel("panic", []));
+    told.recv().unwrap();
+    panic!("process 0 is told nothing");
+}
+
+#[test]
+fn a_process_alone_starts_no_mpi() {
+    if std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none() {
+        assert!(MpiCourier::of_process().unwrap().is_none());
+        assert!(!mpi::environment::is_initialized());
+    }
+}
+
+#[test]
+fn the_process_has_one_courier() {
+    ProcessTest::new(2).run(|| {
+        let courier = || MpiCourier::of_process().unwrap().unwrap();
+        assert!(Arc::ptr_eq(&courier(), &courier()));
+        assert_eq!(format!("{:?}", courier()), format!("MPI courier of process {} of 2", courier().here()));
+    });
+}
+
+#[test]
+fn a_program_that_has_initialized_mpi_itself_is_told() {
+    ProcessTest::new(2).run(|| {
+        let _mpi = mpi::initialize().unwrap();
+        assert_eq!(MpiCourier::of_process().unwrap_err(), StartError::Initialized);
+    });
+}

@@ -1,0 +1,201 @@
+//! Parcels of all sizes come whole, and in order.
+
+use super::*;
+use crate::comm::Launch;
+use crate::testing::Conformance;
+
+/// Every process sends every other each of `lengths` by itself, then all in one parcel, and gets the like.
+fn all_pairs(limits: Limits, header: usize, lengths: &[usize]) {
+    let courier = start(limits);
+    let told = inbox(&courier);
+    let (here, header) = (courier.here(), "h".repeat(header));
+    let parcels: Vec<_> = lengths.iter().map(std::slice::from_ref).chain([lengths, &[]]).collect();
+    for lengths in &parcels {
+        for to in others(&courier) {
+            courier.send(to, parcel(&header, lengths.iter().map(|length| payload(here, to, *length))));
+        }
+    }
+    let mut headers = vec![0; courier.processes()];
+    let mut arrived = headers.clone();
+    let mut told_done = false;
+    // Who has got everything of this process's says so: then all of it has been sent.
+    while others(&courier).any(|from| arrived[from] <= parcels.len()) {
+        match told.recv().unwrap() {
+            News::Header { from, header: bytes, lengths } => {
+                let expected =
+                    parcels.get(headers[from]).map_or((b"done".to_vec(), &[][..]), |of| (header.clone().into(), of));
+                assert_eq!((bytes, &lengths[..]), expected);
+                headers[from] += 1;
+            }
+            News::Arrived { from, number, payloads } => {
+                arrived[from] += 1;
+                assert!(headers[from] > number as usize, "the header comes first");
+                let lengths = parcels.get(number as usize).copied().unwrap_or_default();
+                let expected: Vec<_> = lengths.iter().map(|length| payload(from, here, *length)).collect();
+                assert!(payloads.iter().map(Vec::as_slice).eq(expected.iter().map(|payload| (**payload).as_ref())));
+            }
+            News::Lost { process, .. } => assert_eq!(arrived[process.unwrap()], parcels.len() + 1),
+        }
+        if !told_done && others(&courier).all(|from| arrived[from] >= parcels.len()) {
+            told_done = true;
+            others(&courier).for_each(|to| courier.send(to, parcel("done", [])));
+        }
+    }
+    let bytes = parcels.len() * header.len() + 2 * lengths.iter().sum::<usize>();
+    for to in others(&courier) {
+        assert!([bytes, bytes + 4].contains(&(courier.sent()[to] as usize)), "{:?} of {bytes}", courier.sent());
+    }
+    assert_eq!(courier.sent()[here], 0);
+}
+
+#[test]
+fn two_processes_exchange_parcels_of_every_size() {
+    ProcessTest::new(2).run(|| all_pairs(Limits::default(), 100, &[0, 8, 100 << 10, (64 << 20) + 1]));
+}
+
+#[test]
+fn three_processes_exchange_parcels_of_every_size() {
+    ProcessTest::new(3).run(|| all_pairs(Limits::default(), 0, &[0, 8, 100 << 10, (64 << 20) + 1]));
+}
+
+#[test]
+fn four_processes_exchange_parcels_of_every_size() {
+    ProcessTest::new(4).run(|| all_pairs(Limits::default(), 10_000, &[0, 8, 100 << 10, (64 << 20) + 1]));
+}
+
+#[test]
+fn invariant_3_what_is_longer_than_a_message_goes_in_pieces() {
+    let limits = Limits { message: 1000, riding: 1500 };
+    ProcessTest::new(3)
+        .run(|| all_pairs(limits, 2500, &[0, 1, 999, 1000, 1001, 1500, 1501, 2000, 100 << 10, 1_000_000]));
+}
+
+/// Launches whose messages are of these limits.
+fn launches(limits: Limits) -> impl Fn(usize) -> Launch {
+    let processes = Processes::new(Arc::new(start(limits)));
+    move |ranks| Launch::on(processes.engine(ranks / processes.count()))
+}
+
+#[test]
+fn invariant_3_every_collective_of_tensors_longer_than_a_message() {
+    ProcessTest::new(2).deadline(Duration::from_secs(600)).run(|| {
+        let conformance = Conformance::of(launches(Limits { message: 1000, riding: 500 })).ranks([2]).long();
+        for check in Conformance::<fn(usize) -> Launch>::names() {
+            assert!(conformance.check(check) > 0, "{check}");
+        }
+    });
+}
+
+/// Then headers, too, go in pieces.
+#[test]
+fn invariant_3_the_conformance_suite_in_messages_of_64_bytes() {
+    ProcessTest::new(2).deadline(Duration::from_secs(600)).run(|| {
+        let report = Conformance::of(launches(Limits { message: 64, riding: 0 })).ranks([2]).run();
+        assert!(report.total() > 10_000, "{report}");
+    });
+}
+
+#[test]
+fn headers_come_in_order_and_payloads_as_they_can() {
+    ProcessTest::new(3).run(|| {
+        let courier = start(Limits::default());
+        let told = inbox(&courier);
+        let here = courier.here();
+        // Some so large that MPI receives the next before.
+        let header = |number: u64| number.to_string() + &"-".repeat(if number % 100 == 50 { 1 << 20 } else { 0 });
+        let length = |number: u64| if number.is_multiple_of(100) { 4 << 20 } else { number as usize % 2 * 10 };
+        for number in 0..1000 {
+            for to in others(&courier) {
+                courier.send(to, parcel(&header(number), [payload(here, to, length(number))]));
+            }
+        }
+        let mut headers = vec![0; courier.processes()];
+        let mut arrived = headers.clone();
+        while others(&courier).any(|from| arrived[from] < 1000) {
+            match told.recv().unwrap() {
+                News::Header { from, header: bytes, lengths } => {
+                    assert!(bytes == header(headers[from]).into_bytes(), "not header {} of {from}", headers[from]);
+                    assert_eq!(lengths, [length(headers[from])]);
+                    headers[from] += 1;
+                }
+                News::Arrived { from, number, payloads } => {
+                    assert_eq!(payloads, [(*payload(from, here, length(number))).as_ref()]);
+                    arrived[from] += 1;
+                }
+                News::Lost { process, .. } => assert_eq!(arrived[process.unwrap()], 1000),
+            }
+        }
+    });
+}
+
+#[test]
+fn what_has_come_before_it_is_asked_for_is_kept() {
+    ProcessTest::new(2).run(|| {
+        let courier = start(Limits::default());
+        for to in others(&courier) {
+            courier.send(to, parcel("small", [payload(0, 0, 8)]));
+            courier.send(to, parcel("large", [payload(0, 0, 1 << 20)]));
+        }
+        thread::sleep(Duration::from_millis(100 * courier.here() as u64));
+        let told = inbox(&courier);
+        let headers = told.iter().filter(|news| matches!(news, News::Header { .. })).take(2);
+        let headers = headers.map(|news| if let News::Header { header, .. } = news { header } else { Vec::new() });
+        assert_eq!(headers.collect::<Vec<_>>(), [b"small", b"large"]);
+    });
+}
+
+/// The first payload has no place before the header of the second is there, and comes before it all the same.
+#[test]
+fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
+    struct Unsettled(Box<[MaybeUninit<u8>]>, Arc<AtomicBool>);
+    impl Landing for Unsettled {
+        fn is_settled(&mut self) -> bool {
+            self.1.load(Ordering::SeqCst)
+        }
+        fn space(&mut self) -> &mut [MaybeUninit<u8>] {
+            assert!(self.is_settled(), "it has no place");
+            &mut self.0
+        }
+    }
+    struct Late(Inbox, Arc<AtomicBool>);
+    impl Addressee for Late {
+        fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>> {
+            let late = header == b"first";
+            let landings = self.0.header(from, header, lengths);
+            if !late {
+                return landings;
+            }
+            let space = |length: &usize| Box::new_uninit_slice(*length);
+            lengths
+                .iter()
+                .map(|length| Box::new(Unsettled(space(length), self.1.clone())) as Box<dyn Landing>)
+                .collect()
+        }
+        unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
+            // SAFETY: as the courier says.
+            unsafe { self.0.arrived(from, number, landings) }
+        }
+        fn lost(&self, process: Option<usize>, problem: &str) {
+            self.0.lost(process, problem);
+        }
+    }
+    ProcessTest::new(2).run(|| {
+        let courier = start(Limits { message: 10_000, riding: 0 });
+        let (tell, told) = channel();
+        let settled = Arc::new(AtomicBool::new(false));
+        courier.deliver_to(Arc::new(Late(Inbox(Mutex::new(tell)), settled.clone())));
+        let (here, other) = (courier.here(), 1 - courier.here());
+        let sizes = [1_000_000, 95_000];
+        for (name, size) in ["first", "second"].into_iter().zip(sizes) {
+            courier.send(other, parcel(name, [payload(here, other, size)]));
+        }
+        for name in ["first", "second"] {
+            assert!(matches!(told.recv().unwrap(), News::Header { header, .. } if header == name.as_bytes()));
+        }
+        settled.store(true, Ordering::SeqCst);
+        for (number, size) in (0..).zip(sizes) {
+            let payloads = vec![(*payload(other, here, size)).as_ref().to_vec()];
+            assert!(told.recv().unwrap() == News::Arrived { from: other, number, payloads }, "payload {number}");
+        }
+    });
+}

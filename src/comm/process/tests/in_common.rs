@@ -1,0 +1,268 @@
+//! What ranks of one host gather they have in common.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Tensor, TensorData};
+
+use super::bits::values;
+use super::loopback::Job;
+use crate::Result;
+use crate::comm::engine::into_data;
+use crate::comm::{Call, CommError, Launch, ReduceOp, Sharded, Work, World, launch};
+use crate::memory::flex;
+use crate::placement::Cut;
+
+const LENS: [usize; 2] = [200_001, 90_000];
+
+/// Gathers two tensors, of which ranks have unlike parts, the last but one nothing.
+fn gather(world: &World, call: Call, seed: usize) -> Work<Vec<DispatchTensor>> {
+    let (ranks, rank) = (world.size(), world.rank());
+    let shard = |(index, len): (usize, usize)| {
+        let mut lengths = vec![len / ranks; ranks];
+        lengths[ranks - 2] = 0;
+        lengths[0] = len - lengths[1..].iter().sum::<usize>();
+        let cut = Cut::Lengths(lengths.into());
+        let part = whole(seed + index, len)[cut.range(ranks, rank)].to_vec();
+        let tensor = Tensor::<1>::from_data(TensorData::new(part.clone(), [part.len()]), world.device());
+        Sharded { tensor: tensor.into_dispatch(), dim: 0, cut }
+    };
+    world.all().all_gather(call, LENS.into_iter().enumerate().map(shard).collect())
+}
+
+fn whole(seed: usize, len: usize) -> Vec<f32> {
+    values(seed, len)
+}
+
+fn check(gathered: Vec<DispatchTensor>, seed: usize) {
+    for (index, (tensor, len)) in gathered.into_iter().zip(LENS).enumerate() {
+        assert!(into_data(tensor).iter::<f32>().eq(whole(seed + index, len)), "tensor {index} of {seed}");
+    }
+}
+
+fn addresses(gathered: &[DispatchTensor]) -> Vec<usize> {
+    let address = |tensor: &DispatchTensor| flex::primitive(tensor).unwrap().bytes().as_ptr().addr();
+    gathered.iter().map(address).collect()
+}
+
+/// Runs `program` on a rank in each of so many processes of one host.
+fn run<T: Send>(job: &Job, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {
+    let ends = job.run(|_, processes| launch(Launch::on(processes.engine(1)), &program));
+    ends.into_iter().map(|end| end.unwrap_or_else(|error| panic!("{error}")).remove(0).1).collect()
+}
+
+/// How many blocks each process has made.
+fn made(job: &Job) -> Vec<usize> {
+    job.processes.iter().map(|processes| processes.commons.blocks()).collect()
+}
+
+#[test]
+fn what_is_gathered_is_there_once_and_where_it_was() {
+    for processes in [2, 3] {
+        let job = Job::on_one_host(processes, 3);
+        let steps = run(&job, |world| {
+            let mut steps = Vec::new();
+            for step in 0..4 {
+                let gathered = gather(world, "weights".into(), step).wait()?;
+                steps.push(addresses(&gathered));
+                check(gathered, step);
+                world.barrier("nobody uses it")?;
+            }
+            Ok(steps)
+        });
+        let mut made_by = vec![0; processes];
+        made_by[0] = 1;
+        assert_eq!(made(&job), made_by, "one block, of the first");
+        for steps in steps {
+            assert!(steps.iter().all(|addresses| *addresses == steps[0]), "{steps:?}");
+        }
+        let parts = 4 * LENS.iter().sum::<usize>() as u64;
+        let sent: u64 = (0..processes).map(|process| job.sent(process)).sum();
+        assert!(sent < parts / 10, "{sent} bytes: parts do not travel");
+    }
+}
+
+#[test]
+fn who_writes_to_a_result_writes_to_its_own() {
+    run(&Job::on_one_host(2, 5), |world| {
+        let gathered = gather(world, "weights".into(), 7).wait()?;
+        if world.rank() == 0 {
+            let before = addresses(&gathered);
+            let changed: Vec<_> =
+                gathered.into_iter().map(|whole| Tensor::<1>::from_dispatch(whole).mul_scalar(2.0)).collect();
+            world.barrier("changed")?;
+            let doubled = |index: usize| whole(7 + index, LENS[index]).into_iter().map(|x| 2.0 * x);
+            for (index, changed) in changed.into_iter().enumerate() {
+                assert_ne!(addresses(&[changed.clone().into_dispatch()])[0], before[index]);
+                assert!(changed.into_data().iter::<f32>().eq(doubled(index)));
+            }
+        } else {
+            world.barrier("changed")?;
+            check(gathered, 7);
+        }
+        Ok(())
+    });
+}
+
+/// Each way round: the first of the group takes memory.
+#[test]
+fn a_rank_that_has_called_ahead_puts_its_part_when_another_wants_it() {
+    for eager in [0, 1, 2] {
+        run(&Job::on_one_host(3, 7), |world| {
+            let first = gather(world, Call::new("first").ahead(), 1);
+            let second = gather(world, Call::new("second").ahead(), 20);
+            if world.rank() == eager {
+                check(second.wait()?, 20);
+                world.barrier("the one has it")?;
+            } else {
+                world.barrier("the one has it")?;
+                check(second.wait()?, 20);
+            }
+            check(first.wait()?, 1);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn one_that_another_wants_before_it_is_called_begins_at_once() {
+    for eager in [0, 1] {
+        run(&Job::on_one_host(2, 9), |world| {
+            let (all, device) = (world.all(), world.device());
+            let word = || vec![Tensor::<1>::from_floats([1.0], device).into_dispatch()];
+            if world.rank() == eager {
+                let mut gathered = gather(world, Call::new("early").ahead(), 3);
+                gathered.start();
+                all.send("begun".into(), word(), 1 - eager, 0).wait()?;
+                check(gathered.wait()?, 3);
+                world.barrier("the one has it")?;
+            } else {
+                all.receive("begun".into(), None, eager, 0).wait()?;
+                let gathered = gather(world, Call::new("early").ahead(), 3);
+                world.barrier("the one has it")?;
+                check(gathered.wait()?, 3);
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Of several segments, by kernels and by burn's operations.
+#[test]
+fn sums_are_put_where_all_have_them() {
+    const LEN: usize = 2_000_003;
+    let job = Job::on_one_host(2, 17);
+    let ops = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::premul_sum(0.5)];
+    let steps = run(&job, |world| {
+        let mut steps = Vec::new();
+        for op in ops {
+            let own = TensorData::new(values(world.rank(), LEN), [LEN]);
+            let own = Tensor::<1>::from_data(own, world.device()).into_dispatch();
+            let reduced = world.all().all_reduce("sums".into(), vec![own], op).wait()?;
+            steps.push(addresses(&reduced));
+            let [a, b] = [0, 1].map(|rank| values(rank, LEN));
+            let expected = a.into_iter().zip(b).map(|(a, b)| match op {
+                ReduceOp::Sum => a + b,
+                ReduceOp::Max => a.max(b),
+                _ => 0.5 * a + 0.5 * b,
+            });
+            assert!(into_data(reduced[0].clone()).iter::<f32>().eq(expected), "{op:?}");
+            drop(reduced);
+            world.barrier("nobody uses it")?;
+        }
+        Ok(steps)
+    });
+    assert_eq!(made(&job), [1, 0]);
+    assert!(steps.iter().all(|steps| steps.iter().all(|addresses| *addresses == steps[0])), "{steps:?}");
+    // A rank sends the other its part, and no sums.
+    let (whole, sent) = (4 * LEN as u64, job.sent(0) + job.sent(1));
+    assert!(sent < ops.len() as u64 * whole * 11 / 10, "{sent} bytes");
+}
+
+#[test]
+fn where_the_system_has_no_memory_in_common_parts_are_sent() {
+    const LEN: usize = 1_000_003;
+    let job = Job::on_one_host(3, 19);
+    job.processes[0].commons.exhaust();
+    run(&job, |world| {
+        check(gather(world, "weights".into(), 5).wait()?, 5);
+        let ahead = gather(world, Call::new("ahead").ahead(), 6);
+        world.barrier("all have called")?;
+        check(ahead.wait()?, 6);
+        let own = Tensor::<1>::from_data(TensorData::new(values(world.rank(), LEN), [LEN]), world.device());
+        let reduced = world.all().all_reduce("sums".into(), vec![own.into_dispatch()], ReduceOp::Max).wait()?;
+        let largest = |at: usize, all: &[Vec<f32>]| all.iter().map(|own| own[at]).reduce(f32::max).unwrap();
+        let all: Vec<_> = (0..3).map(|rank| values(rank, LEN)).collect();
+        assert!(into_data(reduced[0].clone()).iter::<f32>().eq((0..LEN).map(|at| largest(at, &all))));
+        Ok(())
+    });
+    assert_eq!(made(&job), [0; 3]);
+}
+
+#[test]
+fn a_rank_that_cannot_map_what_it_is_to_have_in_common_says_so_to_all() {
+    type Collective = fn(&World) -> Result<(), CommError>;
+    let collectives: [Collective; 3] = [
+        |world| gather(world, "weights".into(), 5).wait().map(drop),
+        |world| gather(world, Call::new("weights").ahead(), 5).wait().map(drop),
+        |world| {
+            let own = Tensor::<1>::ones([1_000_003], world.device()).into_dispatch();
+            world.all().all_reduce("sums".into(), vec![own], ReduceOp::Sum).wait().map(drop)
+        },
+    ];
+    for collective in collectives {
+        let job = Job::on_one_host(2, 21);
+        job.processes[1].commons.exhaust();
+        let ends = job.run(|_, processes| {
+            launch(Launch::on(processes.engine(1)), |world| {
+                let error = collective(world).expect_err("one rank does not have it").to_string();
+                assert!(
+                    error.contains("rank 0") && error.contains("memory in common with it cannot be mapped"),
+                    "{error}"
+                );
+                // Nothing goes on here after that.
+                world.barrier("after it").expect_err("the world has failed");
+                Ok(())
+            })
+        });
+        assert!(ends.iter().all(Result::is_ok), "{ends:?}");
+    }
+}
+
+#[test]
+fn what_nobody_wants_is_not_gathered() {
+    let job = Job::on_one_host(3, 11);
+    run(&job, |world| {
+        drop(gather(world, Call::new("in vain").ahead(), 1));
+        world.barrier("all have dropped it")
+    });
+    assert_eq!(made(&job), [0; 3]);
+}
+
+#[test]
+fn what_one_wants_it_gets_though_others_do_not() {
+    for wants in [0, 1] {
+        run(&Job::on_one_host(3, 13), |world| {
+            let gathered = gather(world, Call::new("of one").ahead(), 2);
+            if world.rank() == wants {
+                // The others have said so first.
+                world.barrier("dropped")?;
+                check(gathered.wait()?, 2);
+            } else {
+                drop(gathered);
+                world.barrier("dropped")?;
+            }
+            world.barrier("the one has it")
+        });
+    }
+}
+
+#[test]
+fn what_is_called_ahead_and_not_begun_is_nothing_to_wait_for() {
+    run(&Job::on_one_host(2, 15), |world| {
+        let gathered = gather(world, Call::new("ahead").ahead(), 4);
+        world.barrier("all have called")?;
+        assert!(gathered.is_complete(), "but for being asked for");
+        world.barrier("nobody wants it before")?;
+        check(gathered.wait()?, 4);
+        Ok(())
+    });
+}
