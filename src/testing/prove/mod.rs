@@ -64,6 +64,8 @@ use truth::Truth;
 /// How much is tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Effort {
+    /// Eight combinations of every case on each mesh: for many operators at once.
+    Brief,
     /// What a test has time for.
     #[default]
     Test,
@@ -88,6 +90,9 @@ const MESHES: [(&[usize], [usize; 2]); 7] = [
 
 /// The same for ragged cuts: between two ranks 3 elements are 1 and 2, which no chunks are.
 const RAGGED_MESHES: [(&[usize], [usize; 2]); 2] = [(&[2], [ALL, 24]), (&[2, 2], [8, 8])];
+
+/// Combinations of a case and mesh of the brief proof.
+const BRIEF: usize = 8;
 
 /// Combinations of a case and mesh of several dimensions of the exhaustive proof; on others, all.
 const EXHAUSTIVE: usize = 1000;
@@ -123,6 +128,7 @@ pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
     let ragged = RAGGED_MESHES.map(|(mesh, caps)| (mesh, caps, Plan::ragged as fn(_, _, _, _) -> _));
     for (mesh, caps, plan) in chunks.into_iter().chain(ragged) {
         let caps = match effort {
+            Effort::Brief => caps.map(|cap| cap.min(BRIEF)),
             Effort::Test => caps,
             Effort::Exhaustive if mesh.len() == 1 => [ALL, ALL],
             Effort::Exhaustive => caps.map(|cap| cap.max(EXHAUSTIVE)),

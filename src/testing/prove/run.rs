@@ -1,5 +1,6 @@
 //! Trying combinations of layouts, on every rank of a mesh.
 
+use std::cell::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -192,8 +193,9 @@ struct Rank<'a> {
     plan: &'a Plan<'a>,
     mesh: &'a DeviceMesh,
     device: Device,
-    /// What it holds of the inputs of the case it is at.
-    held: Option<(usize, Vec<Vec<Part>>)>,
+    /// The case it is at, and what it holds of its inputs, in each layout that it has met so far: of the many that there are
+    /// on a mesh of several dimensions, few are tried.
+    held: Option<(usize, Vec<Vec<OnceCell<Part>>>)>,
 }
 
 /// One input in one layout, as a rank holds it.
@@ -206,24 +208,27 @@ struct Part {
 }
 
 impl Rank<'_> {
-    /// The parts of every input of `case`, in every layout.
-    fn parts(&mut self, case: usize) -> &[Vec<Part>] {
+    /// The part of every input in the layouts of `job`.
+    fn parts(&mut self, job: Job) -> Vec<&Part> {
+        let case = job.case;
         if self.held.as_ref().is_none_or(|(held, _)| *held != case) {
-            let coordinate = self.mesh.coordinate().expect("every rank of the world is in the mesh");
-            let truth = &self.plan.truths[case];
-            let inputs = self.plan.cases[case].inputs.iter().enumerate().map(|(at, input)| {
-                let part = |layout: &Layout| {
-                    let gradient = truth.gradients[at].as_deref();
-                    let held = input.values.held(&truth.inputs[at], gradient, &input.shape, layout, coordinate);
-                    let shape = layout.local_shape(&input.shape, coordinate);
-                    Part { values: held.values, shape, layout: layout.clone(), gradient: held.gradient }
-                };
-                self.plan.layouts[case][at].iter().map(part).collect()
-            });
-            self.held = Some((case, inputs.collect()));
+            let layouts = self.plan.layouts[case].iter().map(Vec::len);
+            self.held = Some((case, layouts.map(|layouts| (0..layouts).map(|_| OnceCell::new()).collect()).collect()));
         }
-        let (_, parts) = self.held.as_ref().expect("just made");
-        parts
+        let (_, held) = self.held.as_ref().expect("just made");
+        let coordinate = self.mesh.coordinate().expect("every rank of the world is in the mesh");
+        let truth = &self.plan.truths[case];
+        let inputs = self.plan.cases[case].inputs.iter().zip(held).zip(self.plan.digits(job)).enumerate();
+        let parts = inputs.map(|(at, ((input, held), digit))| {
+            held[digit].get_or_init(|| {
+                let layout = &self.plan.layouts[case][at][digit];
+                let gradient = truth.gradients[at].as_deref();
+                let held = input.values.held(&truth.inputs[at], gradient, &input.shape, layout, coordinate);
+                let shape = layout.local_shape(&input.shape, coordinate);
+                Part { values: held.values, shape, layout: layout.clone(), gradient: held.gradient }
+            })
+        });
+        parts.collect()
     }
 
     /// Runs one combination, forward and backward, and compares.
@@ -232,9 +237,9 @@ impl Rank<'_> {
     /// Every rank of the mesh.
     fn attempt(&mut self, job: Job) -> Result<Outcome> {
         let (case, truth) = (&self.plan.cases[job.case], &self.plan.truths[job.case]);
-        let (digits, tolerance) = (self.plan.digits(job), case.tolerance());
+        let tolerance = case.tolerance();
         let (mesh, device, rank) = (self.mesh, self.device.clone(), self.mesh.rank());
-        let parts: Vec<&Part> = self.parts(job.case).iter().zip(digits).map(|(all, digit)| &all[digit]).collect();
+        let parts = self.parts(job);
         let sharded = parts.iter().zip(&case.inputs).map(|(part, input)| {
             let leaf = input.leaf(&part.values, &part.shape, &device);
             let dtype = burn::backend::TensorMetadata::dtype(&leaf);

@@ -96,16 +96,17 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use burn_dtensor::placement::chunk;
-    use burn_dtensor::testing::prove::{Case, prove};
+    use burn_dtensor::testing::prove::{Case, Effort, prove_with};
 
     use super::list::operators;
     use crate::own_process::own_process;
 
-    /// In combinations of layouts on many meshes, of one input and on small ones in all: values and
+    /// In combinations of layouts on many meshes, with `LONG_TESTS` of one input and on small ones in all: values and
     /// gradients are those of the unsharded operator. One case of two: it takes minutes, and tests run side by side.
     fn rules_are_proven(remainder: usize) {
         let cases: Vec<_> = super::cases().into_iter().skip(remainder).step_by(2).collect();
-        let report = prove(&cases);
+        let effort = if crate::is_long() { Effort::Test } else { Effort::Brief };
+        let report = prove_with(&cases, effort);
         println!("{report}");
         assert_eq!(report.wrong(), 0, "{}", report.summary());
     }
