@@ -132,22 +132,6 @@ impl LocalChannel {
         Some(Own::new(move || vec![part()], move || Some(vec![layout])))
     }
 
-    /// [`exchange_rows`](Channel::exchange_rows) of the `deposit`, which is of `tensor`, so that other processes are sent theirs.
-    pub fn exchange_by_sending(
-        &self,
-        post: Post,
-        deposit: Deposit,
-        tensor: &DispatchTensor,
-        taken: &[usize],
-    ) -> Posted<DispatchTensor> {
-        let shares = self.shares(&deposit, Share::Addressed);
-        let mut shape = tensor.shape();
-        shape[0] = taken.iter().sum();
-        let part = deposit.parts_for(self.member.group.rank())[0].clone();
-        let own = self.placed(shape, tensor, 0, taken, move || part);
-        self.join_with(post, deposit, shares, own, |exchange| exchange.rows())
-    }
-
     /// Whether a result of so many `bytes` on `device` is made by whoever comes first, this rank or the engine's hands.
     pub fn is_worth_hands(&self, bytes: u64, device: &Device) -> bool {
         self.outlet.is_some() && bytes >= hands::WORTH && memory::is_host(device)
@@ -304,10 +288,12 @@ impl Channel for LocalChannel {
         taken: &[usize],
     ) -> Posted<DispatchTensor> {
         let deposit = Deposit::addressed(rows_for_each(&tensor, given));
-        match self.outlet.as_ref().filter(|outlet| outlet.has_common_memory()) {
-            Some(outlet) => self.exchange_in_common(outlet, post, deposit, &tensor, taken),
-            None => self.exchange_by_sending(post, deposit, &tensor, taken),
-        }
+        let shares = self.shares(&deposit, Share::Addressed);
+        let mut shape = tensor.shape();
+        shape[0] = taken.iter().sum();
+        let part = deposit.parts_for(self.member.group.rank())[0].clone();
+        let own = self.placed(shape, &tensor, 0, taken, move || part);
+        self.join_with(post, deposit, shares, own, |exchange| exchange.rows())
     }
 
     /// Every rank reads its parts where they are.

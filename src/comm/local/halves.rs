@@ -175,7 +175,7 @@ impl Owed {
     }
 }
 
-/// An all-reduce, or a collective [in common](super::in_common), that this rank has joined.
+/// An all-reduce, or a gather [in common](super::in_common), that this rank has joined.
 pub(super) struct Halves<F> {
     /// If the rank may not want it yet.
     pub ahead: Option<Ahead>,
@@ -186,9 +186,9 @@ pub(super) struct Halves<F> {
     pub finish: F,
 }
 
-impl<T, F> Pending<T> for Halves<F>
+impl<F> Pending<Vec<DispatchTensor>> for Halves<F>
 where
-    F: FnOnce(Vec<Vec<DispatchTensor>>) -> T + Send,
+    F: FnOnce(Vec<Vec<DispatchTensor>>) -> Vec<DispatchTensor> + Send,
 {
     fn is_complete(&self) -> bool {
         self.ahead.as_ref().is_some_and(Ahead::is_all) || self.seconds.iter().all(Left::is_complete)
@@ -198,7 +198,7 @@ where
         self.ahead.iter().for_each(Ahead::begin);
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<Vec<DispatchTensor>>, CommError> {
         let Self { ahead, firsts, seconds, finish } = *self;
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());

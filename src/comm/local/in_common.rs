@@ -86,8 +86,13 @@ impl Results {
     }
 
     fn map(&self, engine: &LocalEngine, ticket: Ticket, address: Address) -> Result<Common, CommError> {
-        let owner = Ticket { member: OWNER, ..ticket };
-        map(engine, &self.outlet, owner, address, Wholes::bytes_in_common(&self.layouts))
+        self.outlet.commons().map(address, Wholes::bytes_in_common(&self.layouts)).map_err(|error| {
+            let rank = engine.rendezvous.ranks(ticket.group)[OWNER];
+            let problem = format!(
+                "memory in common with it cannot be mapped: {error}; {SWITCH}=0 has ranks send what they gather"
+            );
+            engine.fail(Failure::Collective(CommError::Disconnected { rank, problem }))
+        })
     }
 
     /// Where they were [found](Self::find).
@@ -97,19 +102,4 @@ impl Results {
             _ => unreachable!("a rank finds them before it brings its part"),
         }
     }
-}
-
-/// Memory of so many `bytes` that the member of `ticket` has told the group of.
-pub(super) fn map(
-    engine: &LocalEngine,
-    outlet: &Outlet,
-    ticket: Ticket,
-    address: Address,
-    bytes: usize,
-) -> Result<Common, CommError> {
-    outlet.commons().map(address, bytes).map_err(|error| {
-        let rank = engine.rendezvous.ranks(ticket.group)[ticket.member];
-        let problem = format!("memory in common with it cannot be mapped: {error}; {SWITCH}=0 has ranks send instead");
-        engine.fail(Failure::Collective(CommError::Disconnected { rank, problem }))
-    })
 }

@@ -10,15 +10,14 @@
 //!
 //! Ranks may be in several [processes](super::process), each of which has some. A call is then also sent to those that have
 //! ranks of its group (`outlet`), where it joins in the rank's name (`remote`). Large all-reduces are then two collectives,
-//! `halves`, and so are large gathers among ranks of one host, who have the result `in_common`, and exchanges of rows, which
-//! these put into each other's results (`all_to_all`); what a rank leaves `open`, the engine's `hands` finish.
+//! `halves`, and so are large gathers among ranks of one host, who have the result `in_common`; what a rank leaves `open`, the
+//! engine's `hands` finish.
 //!
 //! On Cube devices a list of tensors goes through one flat buffer a rank, `cube`, which kernels fill and read.
 
 mod ahead;
 mod all_gather;
 mod all_reduce;
-mod all_to_all;
 mod board;
 mod chains;
 mod channel;

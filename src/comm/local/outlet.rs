@@ -1,6 +1,5 @@
 //! [`Outlet`]: what a rank's calls on one group send to other processes.
 
-use std::slice;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -194,15 +193,6 @@ impl Outlet {
         let introduce =
             || Introduction { ranks: group.ranks().to_vec(), name: self.name.clone(), member: group.rank() };
         Channel { number: self.number, introduction: is_new.then(introduce) }
-    }
-
-    /// What each other process gets, in which the member that is named is alone: what there is for it, and is said to it.
-    pub fn to_each<'a>(&self, share: impl Fn(usize) -> (Option<&'a DispatchTensor>, Option<InCommon>)) -> Shares {
-        let of_member = |(_, members): &(usize, Vec<usize>)| {
-            let (part, common) = share(members[0]);
-            contents(part.map(|_| members[0]).into_iter().collect(), part.map_or(&[], slice::from_ref), common)
-        };
-        self.members.iter().map(of_member).collect()
     }
 
     /// What each other process gets, where all get this.

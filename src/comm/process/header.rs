@@ -108,8 +108,6 @@ pub(in crate::comm) enum InCommon {
     Wanted {},
     /// It does not.
     Unwanted {},
-    /// Of its own result, which has so many bytes there: where what the addressee has for it begins.
-    Place { address: Address, bytes: usize, start: usize },
 }
 
 impl InCommon {
@@ -117,7 +115,7 @@ impl InCommon {
     pub fn address(self) -> Option<Address> {
         match self {
             Self::At { address } => Some(address),
-            Self::Wanted {} | Self::Unwanted {} | Self::Place { .. } => None,
+            Self::Wanted {} | Self::Unwanted {} => None,
         }
     }
 }
@@ -188,7 +186,6 @@ wire_enum!(InCommon {
     0 At { address },
     1 Wanted {},
     2 Unwanted {},
-    3 Place { address, bytes, start },
 });
 
 impl Encode for Written {

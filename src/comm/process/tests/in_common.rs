@@ -1,7 +1,5 @@
 //! What ranks of one host gather they have in common.
 
-use std::slice;
-
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
 
@@ -179,97 +177,6 @@ fn sums_are_put_where_all_have_them() {
     assert!(sent < ops.len() as u64 * whole * 11 / 10, "{sent} bytes");
 }
 
-const COLUMNS: usize = 100;
-
-/// How many rows one rank has for another: of ranks behind it a megabyte or more, of those before it few, of the one before
-/// that none.
-fn rows(from: usize, to: usize) -> usize {
-    match from.checked_sub(to) {
-        None => 2700 + 10 * (to - from),
-        Some(0) => 1000,
-        Some(1) => 30,
-        Some(_) => 0,
-    }
-}
-
-/// Gives each rank its [`rows`], or so many.
-fn exchange(world: &World, seed: usize, rows: impl Fn(usize, usize) -> usize) -> Work<DispatchTensor> {
-    let (ranks, rank) = (world.size(), world.rank());
-    let given: Vec<_> = (0..ranks).map(|to| rows(rank, to)).collect();
-    let taken: Vec<_> = (0..ranks).map(|from| rows(from, rank)).collect();
-    let own: Vec<f32> = (0..ranks).flat_map(|to| of_pair(seed, rank, to, given[to])).collect();
-    let own = TensorData::new(own, [given.iter().sum(), COLUMNS]);
-    let own = Tensor::<2>::from_data(own, world.device()).into_dispatch();
-    world.all().all_to_all_single("rows".into(), own, &given, &taken)
-}
-
-fn of_pair(seed: usize, from: usize, to: usize, rows: usize) -> Vec<f32> {
-    values(seed + 100 * from + 10 * to, rows * COLUMNS)
-}
-
-fn check_exchanged(world: &World, exchanged: DispatchTensor, seed: usize, rows: impl Fn(usize, usize) -> usize) {
-    let expected = (0..world.size()).flat_map(|from| of_pair(seed, from, world.rank(), rows(from, world.rank())));
-    assert!(into_data(exchanged).iter::<f32>().eq(expected), "seed {seed}");
-}
-
-/// Some are few, and sent: one rank gives no others, and one takes none.
-#[test]
-fn rows_are_put_where_the_other_has_its_result() {
-    for processes in [2, 3] {
-        let job = Job::on_one_host(processes, 23);
-        let steps = run(&job, |world| {
-            let mut steps = Vec::new();
-            for step in 0..3 {
-                let exchanged = exchange(world, step, rows).wait()?;
-                steps.push(addresses(slice::from_ref(&exchanged)));
-                check_exchanged(world, exchanged, step, rows);
-                // In order with those that are all sent, and with gathers.
-                let (few, all) = (exchange(world, 5, |_, to| 3 * to), gather(world, "weights".into(), step));
-                check(all.wait()?, step);
-                check_exchanged(world, few.wait()?, 5, |_, to| 3 * to);
-                world.barrier("nobody uses it")?;
-            }
-            Ok(steps)
-        });
-        let made: Vec<_> = made(&job);
-        assert!(
-            made[0] <= 1 && made[1..].iter().all(|made| *made == 1),
-            "{made:?}: a block for each that takes many rows"
-        );
-        for steps in &steps[1..] {
-            assert!(steps.iter().all(|addresses| *addresses == steps[0]), "{steps:?}");
-        }
-        let sent: u64 = (0..processes).map(|process| job.sent(process)).sum();
-        assert!(sent < 4 * (rows(0, 1) * COLUMNS) as u64 / 2, "{sent} bytes: many rows do not travel");
-    }
-}
-
-#[test]
-fn a_rank_that_does_not_want_what_it_has_called_gives_others_theirs() {
-    run(&Job::on_one_host(3, 25), |world| {
-        let exchanged = exchange(world, 1, rows);
-        if world.rank() == 1 {
-            drop(exchanged);
-        } else {
-            check_exchanged(world, exchanged.wait()?, 1, rows);
-        }
-        world.barrier("all have theirs")
-    });
-}
-
-#[test]
-fn rows_are_sent_to_who_has_no_memory_in_common() {
-    let job = Job::on_one_host(3, 27);
-    // It takes many, and gives few.
-    job.processes[2].commons.exhaust();
-    run(&job, |world| {
-        check_exchanged(world, exchange(world, 1, rows).wait()?, 1, rows);
-        Ok(())
-    });
-    assert_eq!(made(&job), [0, 1, 0]);
-    assert!(job.sent(0) > 4 * (rows(0, 2) * COLUMNS) as u64);
-}
-
 #[test]
 fn where_the_system_has_no_memory_in_common_parts_are_sent() {
     const LEN: usize = 1_000_003;
@@ -293,14 +200,13 @@ fn where_the_system_has_no_memory_in_common_parts_are_sent() {
 #[test]
 fn a_rank_that_cannot_map_what_it_is_to_have_in_common_says_so_to_all() {
     type Collective = fn(&World) -> Result<(), CommError>;
-    let collectives: [Collective; 4] = [
+    let collectives: [Collective; 3] = [
         |world| gather(world, "weights".into(), 5).wait().map(drop),
         |world| gather(world, Call::new("weights").ahead(), 5).wait().map(drop),
         |world| {
             let own = Tensor::<1>::ones([1_000_003], world.device()).into_dispatch();
             world.all().all_reduce("sums".into(), vec![own], ReduceOp::Sum).wait().map(drop)
         },
-        |world| exchange(world, 1, |_, _| 3000).wait().map(drop),
     ];
     for collective in collectives {
         let job = Job::on_one_host(2, 21);
