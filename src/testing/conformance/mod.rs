@@ -124,17 +124,7 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
         let (_, check) = CHECKS.into_iter().find(|(other, _)| *other == name).unwrap_or_else(|| {
             panic!("there is no check `{name}`, only {}", Self::names().collect::<Vec<_>>().join(", "))
         });
-        self.ranks.iter().map(|ranks| self.on_world(name, *ranks, &[check])).sum()
-    }
-
-    /// Runs every check of values, one after another on one world of each size: where to launch it takes longest. Returns how
-    /// many cases a rank tried.
-    ///
-    /// # Panics
-    /// If a value is wrong.
-    pub fn check_all(&self) -> usize {
-        let checks = CHECKS.map(|(_, check)| check);
-        self.ranks.iter().map(|ranks| self.on_world("a check", *ranks, &checks)).sum()
+        self.ranks.iter().map(|ranks| self.on_world(name, *ranks, check)).sum()
     }
 
     /// Runs what programs do wrong, each in a world of its own, and looks for the error that names it on every rank.
@@ -157,12 +147,12 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
         Report { cases }
     }
 
-    fn on_world(&self, name: &str, ranks: usize, checks: &[Check]) -> usize {
+    fn on_world(&self, name: &str, ranks: usize, check: Check) -> usize {
         let (config, extent) = ((self.launch)(ranks).deadline(self.deadline), self.extent);
         let returned = launch(config, |world| {
             let mut cases = 0;
             for scope in Scope::all(world, extent)? {
-                checks.iter().try_for_each(|check| check(&scope))?;
+                check(&scope)?;
                 cases += scope.cases();
             }
             Ok(cases)
