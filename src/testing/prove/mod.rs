@@ -64,7 +64,7 @@ use truth::Truth;
 /// How much is tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Effort {
-    /// Eight combinations of every case on each mesh: for many operators at once.
+    /// At most eight combinations of every case on each mesh: for many operators at once.
     Brief,
     /// What a test has time for.
     #[default]

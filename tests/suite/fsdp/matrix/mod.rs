@@ -10,8 +10,9 @@
 //! | gathered ahead | nothing, the next two units, everything |
 //!
 //! Of 2, 3 and 4 ranks every combination, but that all are late in single precision alone; of others in half precision, and
-//! of processes, fewer delays. Where there is no time for all, of more than 2 ranks a third of the delays. What is expected is data parallelism by hand ([`by_hand`]), whose reductions add in the same
-//! tree; and of that, in single precision, one device that sees the batches of all ranks.
+//! of processes, fewer delays. Where there is no time for all, of more than 2 ranks a third of the delays. What is expected is
+//! data parallelism by hand ([`by_hand`]), whose reductions add in the same tree; and of that, in single precision, one device
+//! that sees the batches of all ranks.
 
 mod late;
 mod net;
