@@ -29,8 +29,8 @@ struct Args {
     /// Print the operators there are.
     #[arg(long)]
     list: bool,
-    /// Try a thousand combinations of every case on every mesh, where the tests try some dozens: of all operators it
-    /// takes about an hour.
+    /// Try all combinations of every case on meshes of one dimension, and up to a thousand on others, not some dozens: of
+    /// all operators it takes hours.
     #[arg(long)]
     exhaustive: bool,
 }

@@ -5,7 +5,7 @@ use burn_dtensor::Result;
 use burn_dtensor::dtensor::ops::{Operator, Rule, Strategy, apply, strategy};
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::testing::prove::{
-    Case, Combination, Input, OperatorReport, Plain, Sharded, What, Wrong, case, prove,
+    Case, Combination, Effort, Input, OperatorReport, Plain, Sharded, What, Wrong, case, prove, prove_with,
 };
 
 use Placement::{Partial, Shard as S};
@@ -32,20 +32,28 @@ impl Rule for Claim {
     }
 }
 
-/// What the prover says of an operator on `x: [3, 2]` that claims to let `placements` through.
+/// An operator on `x: [3, 2]` that claims to let `placements` through.
+fn claimed(
+    placements: &[Placement],
+    plain: impl Fn(Tensor<2>) -> Tensor<2> + Send + Sync + 'static,
+    local: impl Fn(Tensor<2>, &Operator) -> Tensor<2> + Send + Sync + 'static,
+) -> Case {
+    let claim = Claim(placements.to_vec());
+    Case::new(
+        "claimed",
+        [Input::float("x", [3, 2])],
+        move |inputs| plain(inputs[0].tensor::<2, Float>()),
+        move |inputs| apply(&claim, inputs[0].tensor::<2, Float>(), &local),
+    )
+}
+
+/// What the prover says of it.
 fn proven(
     placements: &[Placement],
     plain: impl Fn(Tensor<2>) -> Tensor<2> + Send + Sync + 'static,
     local: impl Fn(Tensor<2>, &Operator) -> Tensor<2> + Send + Sync + 'static,
 ) -> OperatorReport {
-    let claim = Claim(placements.to_vec());
-    let case = Case::new(
-        "claimed",
-        [Input::float("x", [3, 2])],
-        move |inputs| plain(inputs[0].tensor::<2, Float>()),
-        move |inputs| apply(&claim, inputs[0].tensor::<2, Float>(), &local),
-    );
-    prove(&[case]).operators.remove(0)
+    prove(&[claimed(placements, plain, local)]).operators.remove(0)
 }
 
 #[test]
@@ -61,6 +69,14 @@ fn a_right_rule_is_proven_and_what_it_does_not_take_is_listed() {
     let text = report.to_string();
     assert!(text.contains("redistributed: P(avg) P(max) P(min) P(product) P(sum); and "), "{text}");
     assert!(text.contains(" on meshes of several dimensions"), "{text}");
+}
+
+#[test]
+fn in_brief_a_few_combinations_are_tried_on_each_mesh() {
+    let case = claimed(&[S(1), S(0)], |x| x * 2 + 1, |x, _| x * 2 + 1);
+    let report = prove_with(&[case], Effort::Brief).operators.remove(0);
+    // Of those of a whole proof 8 on 2 x 2 and on the mesh with 12.
+    assert_eq!((report.tried, report.wrong.len()), (3 * 8 + 8 + 8 + 4 + 6 + 8 + 8, 0), "{report}");
 }
 
 #[test]
