@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Whoever has made a block takes it again once nobody uses it. So nothing is mapped from step to step, and pages stay where
-//! they are. What waits is no more than was ever in use; what is retired the others unmap when they next map another.
+//! they are. What waits is no more than was ever in use, and no more blocks, but for a few; what is retired the others unmap
+//! when they next map another. A launch has its own: whatever becomes of it, nothing stays in use for ever.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,6 +29,9 @@ use super::Raw;
 
 /// If this variable is `0` in any process, that one has no memory in common with others.
 pub(crate) const SWITCH: &str = "BURN_DTENSOR_COMMON_MEMORY";
+
+/// So many blocks may wait, however few were in use: each is an open file of the process that has made it.
+const FEW: usize = 32;
 
 /// Bytes before what is in common: a page.
 const HEAD: usize = 4 << 10;
@@ -153,11 +157,34 @@ pub(crate) struct Commons {
 struct Made {
     /// The one that was taken last at the end.
     blocks: Vec<Arc<Mapping>>,
-    /// Most bytes that ever were in use.
-    most: usize,
+    /// Most that ever were in use.
+    most: Size,
+}
+
+/// Of some blocks.
+#[derive(Debug, Default, Clone, Copy)]
+struct Size {
+    blocks: usize,
+    bytes: usize,
+}
+
+impl Size {
+    fn add(&mut self, bytes: usize) {
+        self.blocks += 1;
+        self.bytes += bytes;
+    }
 }
 
 impl Commons {
+    /// Those of the next launch.
+    pub fn anew(&self) -> Self {
+        Self {
+            #[cfg(test)]
+            exhausted: AtomicBool::new(self.exhausted.load(Ordering::Relaxed)),
+            ..Self::default()
+        }
+    }
+
     /// Memory of this process's for so many `bytes`, for it and others: in all so many `users`, each of which has to
     /// [map](Self::map) it once. With whatever was written there before. `None` if the system has none.
     pub fn take(&self, bytes: usize, users: u32) -> Option<Common> {
@@ -213,19 +240,20 @@ impl Commons {
 }
 
 impl Made {
-    /// Now that `len` bytes more are used, retires of what waits the oldest, until no more waits than was ever in use.
+    /// Now that a block of `len` bytes more is used, retires of what waits the oldest, until no more waits than was ever in use.
     fn retire(&mut self, len: usize) {
-        let (mut waiting, mut used) = (0, len);
+        let (mut waiting, mut used) = (Size::default(), Size { blocks: 1, bytes: len });
         self.blocks
             .iter()
-            .for_each(|block| *if block.is_used() { &mut used } else { &mut waiting } += block.memory.len());
-        self.most = self.most.max(used);
-        while waiting > self.most
+            .for_each(|block| if block.is_used() { &mut used } else { &mut waiting }.add(block.memory.len()));
+        let Size { blocks, bytes } = self.most;
+        self.most = Size { blocks: blocks.max(used.blocks), bytes: bytes.max(used.bytes) };
+        while (waiting.bytes > self.most.bytes || waiting.blocks > self.most.blocks.max(FEW))
             && let Some(oldest) = self.blocks.iter().position(|block| !block.is_used())
         {
             let oldest = self.blocks.remove(oldest);
             oldest.head().retired.store(true, Ordering::Relaxed);
-            waiting -= oldest.memory.len();
+            waiting = Size { blocks: waiting.blocks - 1, bytes: waiting.bytes - oldest.memory.len() };
         }
     }
 }
@@ -386,6 +414,19 @@ mod tests {
         let mut there = lens(&mut other.mapped.lock().values());
         there.sort_unstable();
         assert_eq!(there, [7, 8], "it has unmapped what was retired");
+    }
+
+    #[test]
+    fn a_few_blocks_wait_and_no_more_than_were_in_use() {
+        let commons = Commons::default();
+        let block = |pages: usize| commons.take(pages * HEAD, 1).unwrap();
+        let _most = block(1000 * FEW);
+        (1..=2 * FEW).for_each(|pages| drop(block(pages)));
+        // That in use, and the one that was taken last: then it was none that waits.
+        assert_eq!(commons.blocks(), 1 + FEW + 1);
+        drop((1..=3 * FEW).map(block).collect::<Vec<_>>());
+        drop(block(5 * FEW));
+        assert_eq!(commons.blocks(), 1 + 3 * FEW + 1, "all of those that were in use at once may wait");
     }
 
     #[test]

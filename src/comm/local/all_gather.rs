@@ -80,7 +80,9 @@ impl LocalChannel {
     ) -> Posted<Vec<DispatchTensor>> {
         let (engine, rendezvous, is_ahead) = (&self.engine, &self.engine.rendezvous, post.ahead);
         let (member, ranks) = (self.member.group.rank(), self.member.group.size());
-        let Deposit { tensors: parts, .. } = Deposit::new(parts);
+        let deposit = Deposit::new(parts);
+        self.note(&deposit);
+        let parts = deposit.tensors;
         let device = self.member.home(&parts);
         let layouts = Layout::of_wholes(&post.print.tensors, ranks).expect("a part that goes there has a place");
         let results = Results::new(outlet, layouts);

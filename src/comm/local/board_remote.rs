@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::slot::Wanted;
+use super::slot::{Slot, Wanted};
 use super::{Board, CollectiveId, CommError, Failure, Fingerprint, GroupKey, LongWait, Rank, Ticket, Wait};
 
 impl<F: Fingerprint, P> Board<F, P> {
@@ -33,10 +33,9 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// A rank of another process wants the result of `ticket`.
     pub fn ask_for(&mut self, ticket: Ticket) {
-        let g = &mut self.groups[ticket.group.0];
-        // Of one that is over nothing is kept.
-        let slot = ticket.seq.checked_sub(g.base).and_then(|at| g.slots.get_mut(at as usize));
-        slot.into_iter().for_each(|slot| slot.wanted = Wanted::Now);
+        if self.kept(ticket).is_some() {
+            self.slot_mut(ticket).wanted = Wanted::Now;
+        }
     }
 
     /// Whether one does, or has. The caller has not released it.
@@ -46,7 +45,17 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// Whether all ranks have called the collective of `ticket`, whatever they have brought.
     pub fn have_all_called(&self, ticket: Ticket) -> bool {
-        self.absent(ticket).next().is_none()
+        self.kept(ticket).is_none_or(|slot| slot.expected == 0)
+    }
+
+    /// Whether `rank`, of another process, has called a collective whose result a rank here has yet to take, and not brought
+    /// its deposit.
+    pub fn owes(&self, rank: usize) -> bool {
+        self.groups.iter().any(|g| {
+            let member = g.ranks.iter().position(|other| *other == rank);
+            let owed = |member| g.slots.iter().any(|slot| slot.unreleased > 0 && slot.awaits(member));
+            member.is_some_and(owed)
+        })
     }
 
     /// What is to be found out of a wait that takes long: whether ranks of other processes wait for this one. Where a rank
@@ -122,17 +131,19 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// What a rank that was announced has called, while its deposit is awaited.
     pub fn print(&self, ticket: Ticket) -> Option<&F> {
-        let g = &self.groups[ticket.group.0];
-        let slot = g.slots.get(ticket.seq.checked_sub(g.base)? as usize)?;
-        slot.joined.get(ticket.member)?.as_ref().filter(|(_, part)| part.is_none()).map(|(print, _)| print)
+        let joined = self.kept(ticket)?.joined.get(ticket.member)?.as_ref();
+        joined.filter(|(_, part)| part.is_none()).map(|(print, _)| print)
     }
 
     /// Whether the member of `ticket` has made the call, which others have.
     pub fn has_joined(&self, ticket: Ticket) -> bool {
+        self.kept(ticket).is_none_or(|slot| slot.joined.get(ticket.member).is_none_or(Option::is_some))
+    }
+
+    /// The slot of `ticket`: of a collective that is over nothing is kept, nor before anybody has called it.
+    fn kept(&self, ticket: Ticket) -> Option<&Slot<F, P>> {
         let g = &self.groups[ticket.group.0];
-        let slot = ticket.seq.checked_sub(g.base).and_then(|at| g.slots.get(at as usize));
-        // Of one that is over nothing is kept.
-        slot.is_none_or(|slot| slot.joined.get(ticket.member).is_none_or(Option::is_some))
+        g.slots.get(ticket.seq.checked_sub(g.base)? as usize)
     }
 
     /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.

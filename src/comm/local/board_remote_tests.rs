@@ -34,8 +34,24 @@ fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
     assert!(board.fill(first, 2));
     assert_eq!(ready(&mut board, here[0].0), Some(vec![0, 1, 2]));
     assert_eq!(board.last(here[0].0), 2, "whose deposit came last");
+    let (over, _) = here[0];
     here.into_iter().for_each(|(ticket, _)| board.release(ticket));
     assert!(board.groups[0].slots.is_empty(), "those elsewhere take no result here");
+    assert!(board.have_all_called(over) && board.has_joined(over) && board.print(over).is_none(), "nothing is kept");
+}
+
+#[test]
+fn invariant_6_who_has_called_owes_its_deposit_to_those_who_have_yet_to_take_the_result() {
+    let (mut board, group) = board(3);
+    let [elsewhere, ahead] = [2, 1].map(|member| board.announce(group, member, Name("x")).unwrap());
+    let owing = |board: &Plain| [0, 1, 2].map(|rank| board.owes(rank));
+    assert_eq!(owing(&board), [false, true, true], "to the one who has yet to call");
+    let (here, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    board.fill(elsewhere, 2);
+    assert_eq!(owing(&board), [false, true, false]);
+    board.release(here);
+    assert_eq!(owing(&board), [false; 3], "nobody wants it");
+    board.fill(ahead, 1);
 }
 
 /// Of whom their deposits are on their way, and of one that is offered.

@@ -114,7 +114,8 @@ impl Others {
     pub fn of_those(&self, ranks: &[usize]) -> Self {
         let count = |range: &Range<usize>| ranks.iter().filter(|rank| range.contains(rank)).count();
         let counts: Vec<_> = self.ranks.iter().map(count).collect();
-        Self::new(self.courier.clone(), self.commons.clone(), self.launch.next(), &counts, self.begin.clone())
+        let commons = Arc::new(self.commons.anew());
+        Self::new(self.courier.clone(), commons, self.launch.next(), &counts, self.begin.clone())
     }
 
     /// The engine of the launch that follows is there.

@@ -127,12 +127,16 @@ impl LocalEngine {
             others.lose_first();
             self.rendezvous.decide_here();
         }
-        let needed: Vec<_> = others.of(process).filter(|rank| !self.rendezvous.has_returned(*rank)).collect();
-        if needed.is_empty() {
+        let has_returned = |rank: &usize| self.rendezvous.has_returned(*rank);
+        let cut_off: Vec<_> = others.of(process).filter(|rank| !has_returned(rank)).collect();
+        // A rank that has dropped what it called may return before it has brought its part. Here nobody may want it any more.
+        let is_owed =
+            || !others.here().all(|rank| has_returned(&rank)) && others.of(process).any(|r| self.rendezvous.owes(r));
+        if cut_off.is_empty() && !is_owed() {
             return;
         }
         self.misunderstood(process, problem.into());
-        for rank in needed {
+        for rank in cut_off {
             let error = CommError::Disconnected { rank, problem: problem.into() };
             let report = RankReport { rank, doing: self.doing(rank), error: Some(error.into()), at: None };
             others.ended.lock().insert(rank, Ended::Lost(report));

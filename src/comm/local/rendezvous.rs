@@ -337,6 +337,11 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         self.state.lock().board.has_returned(rank)
     }
 
+    /// Whether `rank`, of another process, owes its deposit to a result that a rank here has yet to take.
+    pub fn owes(&self, rank: usize) -> bool {
+        self.state.lock().board.owes(rank)
+    }
+
     /// Waits until the programs of all ranks are over.
     pub fn finish(&self) {
         let mut state = self.state.lock();

@@ -78,8 +78,8 @@ pub struct Processes {
     state: Mutex<State>,
     /// Of what lands in memory of its own, whichever thread it lands by.
     memory: Arc<Home>,
-    /// What it has in common with others of its host.
-    commons: Arc<Commons>,
+    /// What it has in common with others of its host, in its last launch.
+    commons: Mutex<Arc<Commons>>,
     this: Weak<Self>,
 }
 
@@ -131,7 +131,7 @@ impl Processes {
     pub fn new(courier: Arc<dyn Courier>) -> Arc<Self> {
         let state = State { headers: vec![0; courier.processes()], ..State::default() };
         let state = Mutex::new(state);
-        let (carrier, memory, commons) = (courier.clone(), Arc::default(), Arc::default());
+        let (carrier, memory, commons) = (courier.clone(), Arc::default(), Mutex::default());
         let this = Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
             Self { courier: carrier, state, memory, commons, this }
@@ -163,7 +163,12 @@ impl Processes {
             processes.upgrade().expect("whoever communicates has them").begin(launch, engine);
         });
         let counts = vec![each; self.count()];
-        let others = Others::new(self.courier.clone(), self.commons.clone(), launch, &counts, begin);
+        let commons = {
+            let mut commons = self.commons.lock();
+            *commons = Arc::new(commons.anew());
+            commons.clone()
+        };
+        let others = Others::new(self.courier.clone(), commons, launch, &counts, begin);
         let engine = LocalEngine::of_processes(None, others, manner);
         self.begin(launch, &engine);
         engine

@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::bits::values;
 use super::loopback::Job;
 use crate::Result;
-use crate::comm::engine::into_data;
+use crate::comm::engine::{Engine, into_data};
 use crate::comm::{Call, CommError, Launch, ReduceOp, Sharded, Work, World, launch};
 use crate::memory::flex;
 use crate::placement::Cut;
@@ -51,7 +51,7 @@ fn run<T: Send>(job: &Job, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<
 
 /// How many blocks each process has made.
 fn made(job: &Job) -> Vec<usize> {
-    job.processes.iter().map(|processes| processes.commons.blocks()).collect()
+    job.processes.iter().map(|processes| processes.commons.lock().blocks()).collect()
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn sums_are_put_where_all_have_them() {
 fn where_the_system_has_no_memory_in_common_parts_are_sent() {
     const LEN: usize = 1_000_003;
     let job = Job::on_one_host(3, 19);
-    job.processes[0].commons.exhaust();
+    job.processes[0].commons.lock().exhaust();
     run(&job, |world| {
         check(gather(world, "weights".into(), 5).wait()?, 5);
         let ahead = gather(world, Call::new("ahead").ahead(), 6);
@@ -210,7 +210,7 @@ fn a_rank_that_cannot_map_what_it_is_to_have_in_common_says_so_to_all() {
     ];
     for collective in collectives {
         let job = Job::on_one_host(2, 21);
-        job.processes[1].commons.exhaust();
+        job.processes[1].commons.lock().exhaust();
         let ends = job.run(|_, processes| {
             launch(Launch::on(processes.engine(1)), |world| {
                 let error = collective(world).expect_err("one rank does not have it").to_string();
@@ -252,6 +252,46 @@ fn what_one_wants_it_gets_though_others_do_not() {
             }
             world.barrier("the one has it")
         });
+    }
+}
+
+#[test]
+fn a_process_that_is_lost_before_it_has_put_what_its_rank_dropped_ends_the_others() {
+    let job = Job::on_one_host(2, 23);
+    let ends = job.run(|process, processes| {
+        launch(Launch::on(processes.engine(1)), |world| {
+            let gathered = gather(world, Call::new("dropped by one").ahead(), 2);
+            if process == 1 {
+                return Ok(());
+            }
+            let engine = processes.state.lock().engines().next().unwrap();
+            while engine.doing(1) != "finished" {
+                std::thread::yield_now();
+            }
+            job.lose(1);
+            let error = gathered.wait().expect_err("its part never comes");
+            assert!(matches!(error, CommError::Disconnected { rank: 1, .. }), "{error}");
+            Ok(())
+        })
+    });
+    assert!(ends.iter().all(Result::is_ok), "{ends:?}");
+}
+
+#[test]
+fn what_a_launch_has_not_given_back_does_not_stay_in_use() {
+    let job = Job::on_one_host(2, 25);
+    for launched in 0..2 {
+        let ends = job.run(|process, processes| {
+            launch(Launch::on(processes.engine(1)), |world| {
+                if process == 1 && launched == 0 {
+                    return world.barrier("not what the other one calls, which has taken memory");
+                }
+                let gathered = gather(world, "weights".into(), 5);
+                Ok(gathered.wait().map(drop)?)
+            })
+        });
+        assert_eq!(ends.iter().all(Result::is_ok), launched == 1, "{ends:?}");
+        assert_eq!(made(&job), [1, 0], "that of this launch");
     }
 }
 
