@@ -129,7 +129,7 @@ impl LocalEngine {
         }
         let has_returned = |rank: &usize| self.rendezvous.has_returned(*rank);
         let cut_off: Vec<_> = others.of(process).filter(|rank| !has_returned(rank)).collect();
-        // A rank that has dropped what it called may return before it has brought its part. Here nobody may want it any more.
+        // A rank may return before it has brought its part of what it has dropped, which one here may still wait for.
         let is_owed =
             || !others.here().all(|rank| has_returned(&rank)) && others.of(process).any(|r| self.rendezvous.owes(r));
         if cut_off.is_empty() && !is_owed() {
