@@ -148,19 +148,20 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.
     pub fn fill(&mut self, ticket: Ticket, part: P) -> bool {
-        let g = &mut self.groups[ticket.group.0];
-        let at = ticket.seq.checked_sub(g.base).map(|at| at as usize);
-        let slot = at.and_then(|at| g.slots.get_mut(at)).filter(|slot| slot.awaits(ticket.member));
-        let Some(slot) = slot.filter(|_| self.failure.is_none()) else {
+        let is_awaited = self.failure.is_none() && self.kept(ticket).is_some_and(|slot| slot.awaits(ticket.member));
+        if !is_awaited {
             // Nobody takes it any more.
             self.freed.push(Arc::from([part]));
             return false;
-        };
-        slot.put(ticket.member, part);
-        if slot.absent == 0 {
-            self.waits -= slot.waits;
         }
-        slot.complete()
+        let slot = self.slot_mut(ticket);
+        slot.put(ticket.member, part);
+        let waits = slot.waits;
+        let complete = slot.complete();
+        if complete {
+            self.waits -= waits;
+        }
+        complete
     }
 
     /// Offers that nobody will ask for.
