@@ -39,7 +39,7 @@ fn on_one_rank_the_others_hold_a_unit_at_a_time() {
 #[test]
 fn on_every_rank_each_holds_the_model() {
     let found = blocks(apart(RANKS), |model| full_model(model).map(Some));
-    assert!(found >= (BLOCKS * RANKS) as f64, "{found} blocks");
+    assert!(found >= (BLOCKS * RANKS) as f64 - 0.5, "{found} blocks");
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn beyond_shards(shape: &[usize]) -> Vec<usize> {
         let (_net, held, most) = measured(world.rank(), || shard(&device))?;
         let shards = MODEL / shape[shape.len() - 1];
         assert!((shards..shards + BESIDE).contains(&held), "{held} bytes of shards of {shards}");
-        Ok(most - held)
+        Ok(most - shards)
     });
     beyond.unwrap().into_iter().map(|(_, beyond)| beyond).collect()
 }
@@ -64,9 +64,9 @@ fn the_first_rank_holds_one_parameter_and_the_others_parts() {
         // Where there are replicas, the part that is copied for them.
         let part = if shape.len() == 2 { WEIGHT / shape[1] } else { 0 };
         let first = beyond[0];
-        assert!((WEIGHT..=WEIGHT + part + BESIDE / 2).contains(&first), "{first} bytes on the first rank");
+        assert!((WEIGHT..=WEIGHT + part + BESIDE).contains(&first), "{first} bytes on the first rank");
         for &beyond in &beyond[1..] {
-            assert!(beyond <= part + BESIDE / 2, "{beyond} bytes on another rank");
+            assert!(beyond <= part + BESIDE, "{beyond} bytes on another rank");
         }
     }
 }
