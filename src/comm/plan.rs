@@ -90,12 +90,16 @@ impl Plan {
         self.tensors.iter().map(TensorPrint::bytes).sum()
     }
 
-    /// What an engine makes of the plan once, and finds again at every call: always of one type.
+    /// What an engine makes of the plan, and finds again at every call: always of one type, and the same whoever makes it.
+    /// Ranks that come at once each do, and keep the first one's: to wait for another takes longer.
     ///
     /// # Panics
     /// If something of another type is there.
     pub fn kept<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
-        let kept = self.kept.get_or_init(|| Box::new(make()));
+        let kept = self.kept.get().unwrap_or_else(|| {
+            let made = Box::new(make());
+            self.kept.get_or_init(|| made)
+        });
         kept.downcast_ref().expect("an engine keeps things of one type with a plan")
     }
 }

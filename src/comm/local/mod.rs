@@ -86,23 +86,30 @@ pub(super) struct LocalEngine {
 /// wakes so late that the next ones sleep, too.
 const TURN: Duration = Duration::from_micros(80);
 
-/// How ranks pass the time before they sleep: where there are enough cores, 20 microseconds or so, which is what it takes to
-/// sleep and be woken; where there are not, a few turns of all that share one.
+/// How often a rank that has a core of its own looks before it sleeps: for 40 microseconds or so. To sleep and be woken takes
+/// as long, and so does a piece of what ranks make together.
+const LOOKS: u32 = 1000;
+
+/// How often one that shares its core lets the others have it before it sleeps. While few of them run, a turn of all is over
+/// in microseconds.
+const YIELDS: u32 = 64;
+
+/// How ranks pass the time before they sleep.
 fn lingers(ranks: usize) -> Lingers {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if ranks <= cores {
-        return Lingers::Spinning(500);
+        return Lingers::Spinning(LOOKS);
     }
     // Each has its turn before a waiter gets its core back.
     let round = TURN * ranks.div_ceil(cores) as u32;
-    Lingers::Yielding(16, LINGER.max(round))
+    Lingers::Yielding(YIELDS, LINGER.max(round))
 }
 
 /// Of what ranks have in common, if they may.
 #[cfg(feature = "flex")]
-fn shelf(manner: Manner, have_cores: bool, before: Option<&LocalEngine>) -> Option<flex::Shelf> {
+fn shelf(manner: Manner, lingers: Lingers, before: Option<&LocalEngine>) -> Option<flex::Shelf> {
     let before = before.and_then(|engine| engine.shelf.as_ref());
-    (!manner.separate_memory).then(|| flex::Shelf::new(have_cores, before))
+    (!manner.separate_memory).then(|| flex::Shelf::new(lingers, before))
 }
 
 impl LocalEngine {
@@ -126,7 +133,7 @@ impl LocalEngine {
             manner,
             going_on,
             #[cfg(feature = "flex")]
-            shelf: shelf(manner, matches!(lingers, Lingers::Spinning(_)), before),
+            shelf: shelf(manner, lingers, before),
             this: this.clone(),
         })
     }
@@ -147,7 +154,7 @@ impl LocalEngine {
             others: Some(others),
             ahead: ahead::Calls::default(),
             #[cfg(feature = "flex")]
-            shelf: shelf(manner, false, before),
+            shelf: shelf(manner, Lingers::Yielding(YIELDS, LINGER), before),
             this: this.clone(),
         })
     }

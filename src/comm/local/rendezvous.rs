@@ -42,6 +42,20 @@ pub(crate) enum Lingers {
     Yielding(u32, Duration),
 }
 
+impl Lingers {
+    /// Passes the time while it is `quiet`, and `until` then at most.
+    pub fn pass(self, until: Instant, quiet: impl Fn() -> bool) {
+        match self {
+            Self::Spinning(times) => (0..times).take_while(|_| quiet()).for_each(|_| spin_loop()),
+            Self::Yielding(times, most) => {
+                // Who computes on the core keeps it for long, once it has it.
+                let end = until.min(Instant::now() + most);
+                (0..times).take_while(|_| quiet() && Instant::now() < end).for_each(|_| yield_now());
+            }
+        }
+    }
+}
+
 /// How long a waiter of few ranks yields, if it gets its core back at all; and helps while nothing moves.
 pub(crate) const LINGER: Duration = Duration::from_millis(1);
 
@@ -275,14 +289,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
                 return;
             }
         }
-        match self.lingers {
-            Lingers::Spinning(times) => (0..times).take_while(|_| quiet()).for_each(|_| spin_loop()),
-            Lingers::Yielding(times, most) => {
-                // Who computes on the core keeps it for long, once it has it.
-                let end = until.min(Instant::now() + most);
-                (0..times).take_while(|_| quiet() && Instant::now() < end).for_each(|_| yield_now());
-            }
-        }
+        self.lingers.pass(until, quiet);
     }
 
     /// Gives up the result of `ticket`.

@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 use burn::backend::flex::FlexTensor;
 
 use super::super::board::{GroupKey, Ticket};
+use super::super::rendezvous::Lingers;
 use super::super::sync::Mutex;
 use crate::memory::Home;
 
 /// What ranks of a process have in common.
 pub(in crate::comm::local) struct Shelf {
-    /// Each rank has a core of its own.
-    have_cores: bool,
+    /// How ranks pass the time before they sleep.
+    lingers: Lingers,
     /// Where the memory of results waits for the next ones, whichever rank begins them.
     home: Arc<Home>,
     /// Of each group the latest collective of which a bag is full, but for reductions.
@@ -28,10 +29,10 @@ pub(in crate::comm::local) struct Shelf {
 }
 
 impl Shelf {
-    /// Of ranks of which each has a core of its own, or not; with the memory of the one that these had `before`.
-    pub fn new(have_cores: bool, before: Option<&Self>) -> Self {
+    /// Of ranks that linger so; with the memory of the one that these had `before`.
+    pub fn new(lingers: Lingers, before: Option<&Self>) -> Self {
         let home = before.map(|before| before.home.clone()).unwrap_or_default();
-        Self { have_cores, home, latest: Mutex::new(HashMap::new()) }
+        Self { lingers, home, latest: Mutex::new(HashMap::new()) }
     }
 
     /// Has `bag` be the latest of its group, which may be filled, unless there is a later one. What was in an earlier one is
@@ -95,10 +96,10 @@ impl Owner<'_> {
         }
     }
 
-    /// What `wait` returns, to which is said whether each rank has a core of its own; its time is no time of moving.
-    pub fn wait<T>(&self, wait: impl FnOnce(bool) -> T) -> T {
+    /// What `wait` returns, to which is said how its rank lingers; its time is no time of moving.
+    pub fn wait<T>(&self, wait: impl FnOnce(Lingers) -> T) -> T {
         let start = Instant::now();
-        let value = wait(self.shelf.have_cores);
+        let value = wait(self.shelf.lingers);
         self.waited.set(self.waited.get() + start.elapsed());
         value
     }

@@ -11,6 +11,7 @@ use crate::comm::engine::ranges::{Ranges, cut, full};
 use crate::comm::engine::{CutPrint, Print, TensorPrint, concat, reduce};
 use crate::comm::local::board::{Board, Ticket};
 use crate::comm::local::flex;
+use crate::comm::local::rendezvous::Lingers;
 use crate::comm::{Op, Plan, ReduceOp};
 use crate::placement::Cut;
 
@@ -202,7 +203,7 @@ fn wholes_in_common(rows: usize, columns: usize) {
         (0..ranks).map(|rank| cuts.iter().zip(whole).map(|(cut, (_, of))| part(rank, cut, of)).collect()).collect();
     let plan = Plan::new(Op::AllGather, None, prints, cuts.clone(), ranks);
     let (shared, shelf, joints) =
-        (flex::Shared::default(), flex::Shelf::new(true, None), flex::Joints::new(&plan, ranks));
+        (flex::Shared::default(), flex::Shelf::new(Lingers::Spinning(1000), None), flex::Joints::new(&plan, ranks));
     let ticket = ticket(ranks);
     let sources = || parts.iter().map(|parts| parts.iter().map(flex::primitive).collect()).collect();
     let gathered = shared.gathered(&joints, sources).expect("all are Flex");
@@ -240,7 +241,7 @@ fn a_reduction_in_common_is_like_the_kernels() {
             .map(|rank| Tensor::<1>::random([elements], Distribution::Uniform(-4.0, 4.0), &device) + rank as f32)
             .map(Tensor::into_dispatch)
             .collect();
-        let (shared, shelf) = (flex::Shared::default(), flex::Shelf::new(false, None));
+        let (shared, shelf) = (flex::Shared::default(), flex::Shelf::new(Lingers::Spinning(0), None));
         let ticket = ticket(ranks);
         let looked = AtomicUsize::new(0);
         let terms = || {

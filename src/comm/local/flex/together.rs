@@ -14,7 +14,6 @@
 //! A rank that has taken a piece may be kept from making it: by another program, or by what its thread pool does meanwhile. Who
 //! has waited for it while [nothing moved](PATIENCE) makes all by itself, for itself.
 
-use std::hint::spin_loop;
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -23,20 +22,17 @@ use std::time::{Duration, Instant};
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType};
 
+use super::super::rendezvous::Lingers;
 use super::super::sync::{Condvar, Mutex};
 use super::shelf::Owner;
 use crate::kernels::flex::{Ends, Targets};
 use crate::memory::Home;
 
 /// Bytes that all ranks would move, were each to make its own result, from which on it pays to come to terms.
-pub(super) const WORTH: usize = 512 << 10;
+pub(super) const WORTH: usize = 1 << 20;
 
 /// Pieces for each rank, so that one that is late delays little.
 pub(super) const PIECES: usize = 4;
-
-/// How often a rank that has a core of its own looks whether the others are done before it sleeps: a piece takes some 50
-/// microseconds.
-const LOOKS: usize = 1000;
 
 /// How long a rank waits for a piece of another's while none is made.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -189,7 +185,7 @@ impl<C> Together<C> {
                 }
                 mem::forget(failing);
             }
-            let has_come = owner.wait(|have_cores| self.await_others(&making, have_cores));
+            let has_come = owner.wait(|lingers| self.await_others(&making, lingers));
             match making.made.get() {
                 Some(made) => return made.clone(),
                 None if has_come => {}
@@ -230,13 +226,8 @@ impl<C> Together<C> {
 
     /// Waits until others have made the pieces that they have taken, or one of them has failed. False: that may take for
     /// ever.
-    fn await_others(&self, making: &Making<C>, have_cores: bool) -> bool {
-        for _ in 0..if have_cores { LOOKS } else { 0 } {
-            if making.is_over() {
-                return true;
-            }
-            spin_loop();
-        }
+    fn await_others(&self, making: &Making<C>, lingers: Lingers) -> bool {
+        lingers.pass(Instant::now() + PATIENCE, || !making.is_over());
         let mut before = making.left.load(Ordering::Relaxed);
         let mut state = self.state.lock();
         while !making.is_over() {

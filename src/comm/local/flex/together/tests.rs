@@ -8,6 +8,9 @@ use super::super::shelf::{Bag, Keep, Shelf};
 use super::*;
 use crate::comm::local::board::{Board, Ticket};
 
+const SPINS: Lingers = Lingers::Spinning(1000);
+const SLEEPS: Lingers = Lingers::Spinning(0);
+
 /// Numbers from 0 in pieces of 100, before each of which something happens.
 struct Numbers<F> {
     pieces: usize,
@@ -89,8 +92,8 @@ fn are_numbers(tensors: &[FlexTensor]) -> bool {
 
 #[test]
 fn ranks_that_wait_make_it_together_and_have_one() {
-    for have_cores in [false, true] {
-        let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(have_cores, None));
+    for lingers in [SPINS, SLEEPS, Lingers::Yielding(100, Duration::from_millis(1))] {
+        let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(lingers, None));
         // Neither rank gets on without the other: they make two pieces at once, twice.
         let both = Barrier::new(2);
         let makers = Mutex::new(Vec::new());
@@ -111,7 +114,7 @@ fn ranks_that_wait_make_it_together_and_have_one() {
 
 #[test]
 fn who_comes_later_takes_a_handle() {
-    let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(true, None));
+    let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(SPINS, None));
     let job = Numbers::new(2, |_| ());
     let get = || call.get(&job, &shelf).0;
     let address = numbers(&get()).as_ptr().addr();
@@ -128,7 +131,7 @@ fn who_comes_later_takes_a_handle() {
 
 #[test]
 fn ranks_that_are_ahead_keep_the_latest_of_a_group_alone() {
-    let (shelf, job) = (Shelf::new(true, None), Numbers::new(2, |_| ()));
+    let (shelf, job) = (Shelf::new(SPINS, None), Numbers::new(2, |_| ()));
     let [early, beside, late] = [(0, 0), (1, 0), (0, 1)].map(|(group, seq)| Call::new(group, seq, Keep::Latest));
     let begun = |call: &Call| {
         let before = job.begun.load(Ordering::SeqCst);
@@ -145,7 +148,7 @@ fn ranks_that_are_ahead_keep_the_latest_of_a_group_alone() {
 
 #[test]
 fn what_was_there_before_makes_room_for_what_is_made() {
-    let (shelf, job) = (Shelf::new(true, None), Numbers::new(1000, |_| ()));
+    let (shelf, job) = (Shelf::new(SPINS, None), Numbers::new(1000, |_| ()));
     let address = |call: &Call| numbers(&call.get(&job, &shelf).0).as_ptr().addr();
     let [early, late] = [0, 1].map(|seq| Call::new(0, seq, Keep::Latest));
     let before = address(&early);
@@ -155,7 +158,7 @@ fn what_was_there_before_makes_room_for_what_is_made() {
 
 #[test]
 fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
-    let (shelf, job) = (Shelf::new(true, None), Numbers::new(2, |_| ()));
+    let (shelf, job) = (Shelf::new(SPINS, None), Numbers::new(2, |_| ()));
     let [early, late] = [0, 1].map(|seq| Call::new(0, seq, Keep::All));
     for call in [&early, &late, &early, &late] {
         assert!(are_numbers(&call.get(&job, &shelf).0));
@@ -165,7 +168,7 @@ fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
 
 #[test]
 fn where_one_panics_others_begin_anew() {
-    let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(false, None));
+    let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(SLEEPS, None));
     // The first piece is taken while the second one is made, and panics when that is done.
     let (both, first) = (Barrier::new(2), AtomicBool::new(true));
     let job = Numbers::new(2, |index| {
@@ -188,7 +191,7 @@ fn where_one_panics_others_begin_anew() {
 
 #[test]
 fn nobody_waits_for_ever_for_a_piece_that_another_has_taken() {
-    let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(false, None));
+    let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(SLEEPS, None));
     let ((tell, taken), (go, told)) = (mpsc::channel(), mpsc::channel());
     let (is_first, told) = (AtomicBool::new(true), Mutex::new(told));
     let job = Numbers::new(2, |_| {
