@@ -18,10 +18,15 @@ use super::super::rendezvous::Lingers;
 use super::super::sync::Mutex;
 use crate::memory::Home;
 
+/// What [`Shelf::patience`] is: many turns of a busy core.
+const PATIENCE: Duration = Duration::from_millis(250);
+
 /// What ranks of a process have in common.
 pub(in crate::comm::local) struct Shelf {
     /// How ranks pass the time before they sleep.
-    lingers: Lingers,
+    pub(super) lingers: Lingers,
+    /// How long a rank waits for a piece of another's while none is made.
+    pub(super) patience: Duration,
     /// Where the memory of results waits for the next ones, whichever rank begins them.
     home: Arc<Home>,
     /// Of each group the latest collective of which a bag is full, but for reductions.
@@ -32,7 +37,13 @@ impl Shelf {
     /// Of ranks that linger so; with the memory of the one that these had `before`.
     pub fn new(lingers: Lingers, before: Option<&Self>) -> Self {
         let home = before.map(|before| before.home.clone()).unwrap_or_default();
-        Self { lingers, home, latest: Mutex::new(HashMap::new()) }
+        Self { lingers, patience: PATIENCE, home, latest: Mutex::new(HashMap::new()) }
+    }
+
+    /// The same, of ranks that wait for as long as it takes: for tests, which no hiccup of the machine's is to fail.
+    #[cfg(test)]
+    pub fn patient(self) -> Self {
+        Self { patience: Duration::from_secs(3600), ..self }
     }
 
     /// Has `bag` be the latest of its group, which may be filled, unless there is a later one. What was in an earlier one is
@@ -96,10 +107,10 @@ impl Owner<'_> {
         }
     }
 
-    /// What `wait` returns, to which is said how its rank lingers; its time is no time of moving.
-    pub fn wait<T>(&self, wait: impl FnOnce(Lingers) -> T) -> T {
+    /// What `wait` returns, whose time is no time of moving.
+    pub fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         let start = Instant::now();
-        let value = wait(self.shelf.lingers);
+        let value = wait();
         self.waited.set(self.waited.get() + start.elapsed());
         value
     }

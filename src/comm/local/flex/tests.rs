@@ -202,8 +202,11 @@ fn wholes_in_common(rows: usize, columns: usize) {
     let parts: Vec<Vec<_>> =
         (0..ranks).map(|rank| cuts.iter().zip(whole).map(|(cut, (_, of))| part(rank, cut, of)).collect()).collect();
     let plan = Plan::new(Op::AllGather, None, prints, cuts.clone(), ranks);
-    let (shared, shelf, joints) =
-        (flex::Shared::default(), flex::Shelf::new(Lingers::Spinning(1000), None), flex::Joints::new(&plan, ranks));
+    let (shared, shelf, joints) = (
+        flex::Shared::default(),
+        flex::Shelf::new(Lingers::Spinning(1000), None).patient(),
+        flex::Joints::new(&plan, ranks),
+    );
     let ticket = ticket(ranks);
     let sources = || parts.iter().map(|parts| parts.iter().map(flex::primitive).collect()).collect();
     let gathered = shared.gathered(&joints, sources).expect("all are Flex");
@@ -241,7 +244,7 @@ fn a_reduction_in_common_is_like_the_kernels() {
             .map(|rank| Tensor::<1>::random([elements], Distribution::Uniform(-4.0, 4.0), &device) + rank as f32)
             .map(Tensor::into_dispatch)
             .collect();
-        let (shared, shelf) = (flex::Shared::default(), flex::Shelf::new(Lingers::Spinning(0), None));
+        let (shared, shelf) = (flex::Shared::default(), flex::Shelf::new(Lingers::Spinning(0), None).patient());
         let ticket = ticket(ranks);
         let looked = AtomicUsize::new(0);
         let terms = || {

@@ -12,19 +12,18 @@
 //! memory of its own. So nobody notices but by time and memory.
 //!
 //! A rank that has taken a piece may be kept from making it: by another program, or by what its thread pool does meanwhile. Who
-//! has waited for it while [nothing moved](PATIENCE) makes all by itself, for itself.
+//! has waited for it while [nothing moved](Shelf::patience) makes all by itself, for itself.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType};
 
-use super::super::rendezvous::Lingers;
 use super::super::sync::{Condvar, Mutex};
-use super::shelf::Owner;
+use super::shelf::{Owner, Shelf};
 use crate::kernels::flex::{Ends, Targets};
 use crate::memory::Home;
 
@@ -33,9 +32,6 @@ pub(super) const WORTH: usize = 1 << 20;
 
 /// Pieces for each rank, so that one that is late delays little.
 pub(super) const PIECES: usize = 4;
-
-/// How long a rank waits for a piece of another's while none is made.
-const PATIENCE: Duration = Duration::from_millis(250);
 
 /// How results are made, piece by piece.
 ///
@@ -185,7 +181,7 @@ impl<C> Together<C> {
                 }
                 mem::forget(failing);
             }
-            let has_come = owner.wait(|lingers| self.await_others(&making, lingers));
+            let has_come = owner.wait(|| self.await_others(&making, owner.shelf));
             match making.made.get() {
                 Some(made) => return made.clone(),
                 None if has_come => {}
@@ -226,13 +222,14 @@ impl<C> Together<C> {
 
     /// Waits until others have made the pieces that they have taken, or one of them has failed. False: that may take for
     /// ever.
-    fn await_others(&self, making: &Making<C>, lingers: Lingers) -> bool {
-        lingers.pass(Instant::now() + PATIENCE, || !making.is_over());
+    fn await_others(&self, making: &Making<C>, shelf: &Shelf) -> bool {
+        let patience_ends = || Instant::now() + shelf.patience;
+        shelf.lingers.pass(patience_ends(), || !making.is_over());
         let mut before = making.left.load(Ordering::Relaxed);
         let mut state = self.state.lock();
         while !making.is_over() {
             let is_late;
-            (state, is_late) = self.changed.wait_until(state, Instant::now() + PATIENCE);
+            (state, is_late) = self.changed.wait_until(state, patience_ends());
             let left = making.left.load(Ordering::Relaxed);
             if is_late && left == before {
                 return making.is_over();

@@ -1,9 +1,11 @@
 use std::cell::Cell;
 use std::sync::{Barrier, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use burn::tensor::Shape;
 
+use super::super::super::rendezvous::Lingers;
 use super::super::shelf::{Bag, Keep, Shelf};
 use super::*;
 use crate::comm::local::board::{Board, Ticket};
@@ -51,6 +53,11 @@ unsafe impl<F: Fn(usize)> Job for Numbers<F> {
     }
 }
 
+/// Of ranks that wait for one another, however busy the machine is.
+fn shelf(lingers: Lingers) -> Shelf {
+    Shelf::new(lingers, None).patient()
+}
+
 /// Collectives of two groups, by group and number.
 fn ticket(group: usize, seq: u64) -> Ticket {
     let mut board = Board::<crate::comm::engine::Print, ()>::new(2, false);
@@ -93,7 +100,7 @@ fn are_numbers(tensors: &[FlexTensor]) -> bool {
 #[test]
 fn ranks_that_wait_make_it_together_and_have_one() {
     for lingers in [SPINS, SLEEPS, Lingers::Yielding(100, Duration::from_millis(1))] {
-        let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(lingers, None));
+        let (call, shelf) = (Call::new(0, 0, Keep::Latest), shelf(lingers));
         // Neither rank gets on without the other: they make two pieces at once, twice.
         let both = Barrier::new(2);
         let makers = Mutex::new(Vec::new());
@@ -114,7 +121,7 @@ fn ranks_that_wait_make_it_together_and_have_one() {
 
 #[test]
 fn who_comes_later_takes_a_handle() {
-    let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(SPINS, None));
+    let (call, shelf) = (Call::new(0, 0, Keep::Latest), shelf(SPINS));
     let job = Numbers::new(2, |_| ());
     let get = || call.get(&job, &shelf).0;
     let address = numbers(&get()).as_ptr().addr();
@@ -131,7 +138,7 @@ fn who_comes_later_takes_a_handle() {
 
 #[test]
 fn ranks_that_are_ahead_keep_the_latest_of_a_group_alone() {
-    let (shelf, job) = (Shelf::new(SPINS, None), Numbers::new(2, |_| ()));
+    let (shelf, job) = (shelf(SPINS), Numbers::new(2, |_| ()));
     let [early, beside, late] = [(0, 0), (1, 0), (0, 1)].map(|(group, seq)| Call::new(group, seq, Keep::Latest));
     let begun = |call: &Call| {
         let before = job.begun.load(Ordering::SeqCst);
@@ -148,7 +155,7 @@ fn ranks_that_are_ahead_keep_the_latest_of_a_group_alone() {
 
 #[test]
 fn what_was_there_before_makes_room_for_what_is_made() {
-    let (shelf, job) = (Shelf::new(SPINS, None), Numbers::new(1000, |_| ()));
+    let (shelf, job) = (shelf(SPINS), Numbers::new(1000, |_| ()));
     let address = |call: &Call| numbers(&call.get(&job, &shelf).0).as_ptr().addr();
     let [early, late] = [0, 1].map(|seq| Call::new(0, seq, Keep::Latest));
     let before = address(&early);
@@ -158,7 +165,7 @@ fn what_was_there_before_makes_room_for_what_is_made() {
 
 #[test]
 fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
-    let (shelf, job) = (Shelf::new(SPINS, None), Numbers::new(2, |_| ()));
+    let (shelf, job) = (shelf(SPINS), Numbers::new(2, |_| ()));
     let [early, late] = [0, 1].map(|seq| Call::new(0, seq, Keep::All));
     for call in [&early, &late, &early, &late] {
         assert!(are_numbers(&call.get(&job, &shelf).0));
@@ -168,7 +175,7 @@ fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
 
 #[test]
 fn where_one_panics_others_begin_anew() {
-    let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(SLEEPS, None));
+    let (call, shelf) = (Call::new(0, 0, Keep::Latest), shelf(SLEEPS));
     // The first piece is taken while the second one is made, and panics when that is done.
     let (both, first) = (Barrier::new(2), AtomicBool::new(true));
     let job = Numbers::new(2, |index| {
@@ -205,7 +212,7 @@ fn nobody_waits_for_ever_for_a_piece_that_another_has_taken() {
         let late = scope.spawn(get);
         taken.recv().unwrap();
         let (alone, waited) = get();
-        assert!(are_numbers(&alone) && waited >= PATIENCE, "{waited:?}");
+        assert!(are_numbers(&alone) && waited >= shelf.patience, "{waited:?}");
         go.send(()).unwrap();
         let (late, _) = late.join().unwrap();
         assert!(are_numbers(&late) && numbers(&late).as_ptr() != numbers(&alone).as_ptr());
