@@ -91,17 +91,24 @@ impl Plan {
     }
 
     /// What an engine makes of the plan, and finds again at every call: always of one type, and the same whoever makes it.
-    /// Ranks that come at once each do, and keep the first one's: to wait for another takes longer.
+    /// Local; ranks that come at once may each make it, and have the first one's.
     ///
     /// # Panics
     /// If something of another type is there.
     pub fn kept<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
-        let kept = self.kept.get().unwrap_or_else(|| {
-            let made = Box::new(make());
-            self.kept.get_or_init(|| made)
-        });
+        let kept = offered(&self.kept, || Box::new(make()));
         kept.downcast_ref().expect("an engine keeps things of one type with a plan")
     }
+}
+
+/// What is in `cell`. Ranks that find nothing there make it, and who is first to have it puts it in: to wait for
+/// another to do so would take longer.
+pub(super) fn offered<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
+    if let Some(value) = cell.get() {
+        return value;
+    }
+    let value = make();
+    cell.get_or_init(|| value)
 }
 
 impl fmt::Debug for Plan {

@@ -242,17 +242,24 @@ impl<F: Fingerprint, P> Board<F, P> {
             Some((culprit, other)) => Some(g.mismatch(seq, culprit, other)),
             None => g.diverged(seq),
         };
-        let slot = &mut g.slots[at];
         if let Some(error) = error {
             // Never complete, also while it is not decided that this ends it.
-            slot.absent += 1;
+            g.slots[at].absent += 1;
             self.fail(Failure::Collective(error.clone()));
             return Err(error);
         }
-        if slot.absent == 0 {
-            self.waits -= slot.waits;
+        let ticket = Ticket { group, member, seq };
+        Ok((ticket, self.complete(ticket)))
+    }
+
+    /// Hands the deposits out once all are there, for which nobody waits any more then. True: they are.
+    fn complete(&mut self, ticket: Ticket) -> bool {
+        let slot = self.slot_mut(ticket);
+        let (waits, complete) = (slot.waits, slot.complete());
+        if complete {
+            self.waits -= waits;
         }
-        Ok((Ticket { group, member, seq }, slot.complete()))
+        complete
     }
 
     /// Notes that `member` of `group` calls, unless it may not.

@@ -154,14 +154,8 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.freed.push(Arc::from([part]));
             return false;
         }
-        let slot = self.slot_mut(ticket);
-        slot.put(ticket.member, part);
-        let waits = slot.waits;
-        let complete = slot.complete();
-        if complete {
-            self.waits -= waits;
-        }
-        complete
+        self.slot_mut(ticket).put(ticket.member, part);
+        self.complete(ticket)
     }
 
     /// Offers that nobody will ask for.

@@ -20,6 +20,7 @@ use super::together::{self, Job, Together, WORTH};
 use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::{Ranges, full};
+use crate::comm::plan::offered;
 use crate::kernels::flex::{Ends, Kept, Sources, Targets, stream};
 use crate::memory::Home;
 use crate::placement::chunk;
@@ -58,16 +59,6 @@ impl Shared {
         let all = offered(&self.terms, || (0..count).map(|_| OnceLock::new()).collect());
         offered(&all[index], || Some(Terms::new(&terms()?))).as_ref()
     }
-}
-
-/// What is in `cell`. Ranks that find nothing there make it, and who is first to have it puts it in: to wait for
-/// another to do so would take longer.
-fn offered<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
-    if let Some(value) = cell.get() {
-        return value;
-    }
-    let value = make();
-    cell.get_or_init(|| value)
 }
 
 /// Tensors of one shape and dtype, one of each rank, which are reduced.
