@@ -186,6 +186,7 @@ fn shards_over_several_dimensions_are_those_over_one() {
     });
 }
 
+#[cfg(feature = "mpi")]
 #[test]
 fn joined_dimensions_train_on_processes() {
     let model = Net::new(&Device::flex());

@@ -241,6 +241,7 @@ fn units_beside_each_other_that_reads_open_are_gathered_once() {
     });
 }
 
+#[cfg(feature = "mpi")]
 #[test]
 fn experts_train_on_processes_as_on_one_device() {
     let model = Net::new();
