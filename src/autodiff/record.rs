@@ -3,6 +3,8 @@
 use std::marker::PhantomData;
 
 #[cfg(feature = "flex")]
+use burn::backend::DispatchTensorKind;
+#[cfg(feature = "flex")]
 use burn::backend::Flex;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{
@@ -14,7 +16,7 @@ use burn::backend::autodiff::checkpoint::{
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, DispatchTensor, DispatchTensorKind};
+use burn::backend::{Autodiff, DispatchTensor};
 
 use super::{BackwardId, BackwardStep, GradStore, GraphOps, Op, Retain, Wrap};
 

@@ -19,8 +19,10 @@ mod reading;
 mod reused;
 mod space;
 
+#[cfg(feature = "flex")]
+use burn::backend::BackendTensor;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::backend::{BackendTensor, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
+use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
 use burn::tensor::{Device, Slice};
 
 pub(crate) use crossing::{ToHost, bytes, copied_to};

@@ -21,7 +21,6 @@ mod nn;
 mod optim;
 mod own_process;
 mod parallel;
-mod parity;
 #[cfg(feature = "mpi")]
 mod processes;
 mod prover;
@@ -29,7 +28,6 @@ mod random_programs;
 mod random_trees;
 mod rules;
 mod testing;
-mod tree;
 mod worlds;
 
 /// The sizes of worlds that collectives are held to brute force on.

@@ -37,7 +37,7 @@ type Module = Vec<String>;
 
 #[test]
 fn rooms_use_those_above_them_and_no_files_each_other() {
-    let tree = Tree::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    let tree = Tree::read(&crate::root().join("src"));
     let rooms: BTreeSet<&str> = tree.files.keys().filter_map(|module| Some(module.first()?.as_str())).collect();
     assert_eq!(rooms, ROOMS.into_iter().flatten().copied().chain([ERROR]).collect(), "every room has its place");
     assert_eq!(tree.faults(), [""; 0]);
