@@ -1,11 +1,12 @@
 //! What a model may do between its units and inside them.
 
 use burn::module::Module;
-use burn::tensor::Device;
-use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{FullyShard, fully_shard, unit};
+use burn::nn::Linear;
+use burn::tensor::{Device, Tensor};
+use burn_dtensor::comm::{Launch, Op, Phase, launch};
+use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, fully_shard, unit};
 
-use super::net::{Net, WIDTH, compare, config, mesh, net, with_units};
+use super::net::{Forward, Net, WIDTH, compare, config, mesh, net, with_units};
 use super::support::{on_device, tensor};
 
 #[test]
@@ -128,7 +129,23 @@ fn a_unit_run_twice_adds_its_gradients() {
 
 #[test]
 fn a_weight_read_twice_is_gathered_once() {
-    compare(2, |net| net, config(), |net, x, _| unit(&net.blocks[0], x, |block, x| block.forward(block.forward(x))));
+    let twice: Forward = |net, x, _| unit(&net.blocks[0], x, |block, x| block.forward(block.forward(x)));
+    compare(2, |net| net, config(), twice);
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let sharded = fully_shard(on_device(&model, &device), &mesh(world)?, config())?;
+        let gathers = |phase| world.ledger().calls_in(Op::AllGather, phase);
+        world.ledger().reset();
+        let loss = twice(&sharded, tensor(1, [4, WIDTH], &device), 0).sum();
+        assert_eq!((gathers(Phase::Forward), gathers(Phase::Backward)), (1, 0));
+        let _ = loss.backward();
+        assert_eq!((gathers(Phase::Forward), gathers(Phase::Backward)), (1, 1));
+        assert_eq!(world.ledger().calls(Op::AllGather), 2);
+        assert_eq!(world.ledger().calls(Op::ReduceScatter), 1);
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]
@@ -155,6 +172,31 @@ fn frozen_inputs_and_weights_under_a_trained_captured_tensor() {
             })
         },
     );
+}
+
+/// A unit that runs several times in a forward, of which some are of a frozen copy, whose input is tracked or not, and a unit
+/// that is frozen throughout: PyTorch's `multi_forward_mixed_requires_grad`.
+#[test]
+fn a_unit_that_is_frozen_for_some_of_its_runs_gets_gradients_of_the_others() {
+    fn freeze(mut net: Net) -> Net {
+        net.blocks[1] = net.blocks[1].clone().no_grad();
+        net
+    }
+    fn forward(net: &Net, x: Tensor<2>, _: usize) -> Tensor<2> {
+        let run = |block: &Linear, x| unit(block, x, |block, x| block.forward(x).tanh());
+        unit(net, x, |net, x| {
+            let mut x = net.first.forward(x);
+            for _ in 0..3 {
+                x = run(&net.blocks[1], run(&net.blocks[0], x));
+                let frozen = net.blocks[0].clone().no_grad();
+                x = x.clone() + run(&frozen, x.clone().detach()) + run(&frozen, x);
+            }
+            x
+        })
+    }
+    for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Auto, ReshardAfterForward::Never] {
+        compare(2, freeze, config().reshard_after_forward(reshard), forward);
+    }
 }
 
 #[test]
