@@ -25,9 +25,14 @@ const DTYPES: [DType; 13] = [
     DType::Bool(BoolStore::Native),
 ];
 
-/// Reductions whose results are integers where the terms are; of few cases two.
-pub(super) fn ops(scope: &Scope) -> Vec<ReduceOp> {
-    if scope.has_few() {
+/// Elements of a tensor on which everything is tried.
+const TINY: usize = 16;
+
+/// Reductions whose results are integers where the terms are, for tensors of `shape`; of few cases two, but for tensors of
+/// a few elements on a few ranks, on which all are tried.
+pub(super) fn ops(scope: &Scope, shape: &[usize]) -> Vec<ReduceOp> {
+    let is_tiny = shape.iter().product::<usize>() <= TINY && !scope.is_large();
+    if scope.has_few() && !is_tiny {
         return vec![ReduceOp::Sum, ReduceOp::Max];
     }
     vec![
@@ -50,7 +55,9 @@ pub(super) fn fits(op: ReduceOp, dtype: DType, scope: &Scope) -> bool {
         // The averages of floats are no integers; held to others elsewhere.
         ReduceOp::Avg => !dtype.is_bool() && !dtype.is_float(),
         ReduceOp::Min | ReduceOp::Max => true,
-        ReduceOp::Product => scope.size() <= 3 || dtype.is_bool(),
+        // Factors are at most 4.
+        ReduceOp::Product if matches!(dtype, DType::I8 | DType::U8) => scope.size() <= 3,
+        ReduceOp::Product => scope.size() <= 4 || dtype.is_bool(),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => !dtype.is_float(),
         ReduceOp::PremulSum(_) => dtype.is_float() && scope.size() <= 16,
     }

@@ -35,7 +35,7 @@ pub(super) fn all_gather_list(scope: &Scope) -> Result<()> {
 pub(super) fn reduce_scatter_list(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for dtype in dtypes(scope) {
-        for op in ops(scope).into_iter().filter(|op| fits(*op, dtype, scope)) {
+        for op in ops(scope, &[scope.length(3), 4]).into_iter().filter(|op| fits(*op, dtype, scope)) {
             let part = |from: usize, to: usize| Plain::sample(&[scope.length(1 + to % 3), 4], from * size + to, dtype);
             let parts = (0..size).map(|to| part(rank, to).tensor(dtype, &scope.device)).collect();
             let got = scope.comm.reduce_scatter_list(Call::default(), parts, op).wait()?;

@@ -57,7 +57,7 @@ pub(super) fn reduce(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope).filter(|(_, dim, _)| *dim == 0) {
         let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
-        for op in ops(scope).into_iter().filter(|op| fits(*op, dtype, scope)) {
+        for op in ops(scope, &shape).into_iter().filter(|op| fits(*op, dtype, scope)) {
             for root in roots(scope) {
                 let tensor = || vec![all[rank].tensor(dtype, &scope.device)];
                 let expected = (rank == root).then(|| Plain::reduced(&all, op, dtype));

@@ -22,6 +22,7 @@ pub(super) struct Scope {
     pub reversed: Communicator,
     pub device: Device,
     few: bool,
+    large: bool,
     long: bool,
     cases: Cell<usize>,
 }
@@ -48,8 +49,9 @@ impl Scope {
         let scope = |comm: Communicator| {
             let reversed = world.group(&comm.group().ranks().iter().rev().copied().collect::<Vec<_>>())?;
             let Extent { long, brief } = extent;
-            let few = brief || size > LARGE;
-            Ok(Self { comm, reversed, device: world.device().clone(), few, long, cases: Cell::new(0) })
+            let large = size > LARGE;
+            let few = brief || large;
+            Ok(Self { comm, reversed, device: world.device().clone(), few, large, long, cases: Cell::new(0) })
         };
         comms.into_iter().map(scope).collect()
     }
@@ -66,6 +68,11 @@ impl Scope {
     /// Whether fewer cases must do: as asked, or since there are many ranks, if not in the group then in others beside it.
     pub fn has_few(&self) -> bool {
         self.few
+    }
+
+    /// Whether the world has many ranks.
+    pub fn is_large(&self) -> bool {
+        self.large
     }
 
     /// Whether tensors are long.

@@ -58,7 +58,7 @@ pub(super) fn reduce_scatter(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope) {
         let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
-        for op in ops(scope).into_iter().filter(|op| fits(*op, dtype, scope)) {
+        for op in ops(scope, &shape).into_iter().filter(|op| fits(*op, dtype, scope)) {
             let reduced = Plain::reduced(&all, op, dtype);
             for cut in cuts(shape[dim], size) {
                 let whole = Sharded { tensor: all[rank].tensor(dtype, &scope.device), dim, cut: cut.clone() };
@@ -78,7 +78,7 @@ pub(super) fn all_reduce(scope: &Scope) -> Result<()> {
     // Long enough that ranks may share the work.
     let long = [DType::F32, DType::BF16, DType::I32].map(|dtype| (vec![150, 300], dtype, vec![ReduceOp::Sum]));
     let all = shapes(scope).into_iter().cartesian_product(dtypes(scope));
-    let all = all.map(|(shape, dtype)| (shape, dtype, ops(scope)));
+    let all = all.map(|(shape, dtype)| (shape.clone(), dtype, ops(scope, &shape)));
     for (shape, dtype, ops) in all.chain(long.into_iter().filter(|_| !scope.has_few())) {
         let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
         for op in ops.into_iter().filter(|op| fits(*op, dtype, scope)) {
@@ -91,16 +91,12 @@ pub(super) fn all_reduce(scope: &Scope) -> Result<()> {
     Ok(())
 }
 
-/// A list is reduced as each of its tensors.
+/// A list of every shape in every dtype is reduced as each of its tensors.
 pub(super) fn all_reduce_coalesced(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
-    for op in ops(scope) {
-        let cases = || {
-            shapes(scope)
-                .into_iter()
-                .zip(dtypes(scope).into_iter().cycle().skip(3))
-                .filter(|case| fits(op, case.1, scope))
-        };
+    let pairs = || shapes(scope).into_iter().cartesian_product(dtypes(scope));
+    for op in ops(scope, &[]) {
+        let cases = || pairs().filter(|(shape, dtype)| ops(scope, shape).contains(&op) && fits(op, *dtype, scope));
         let term = |rank: usize, shape: &[usize], dtype| Plain::sample(shape, rank, dtype);
         let tensors = cases().map(|(shape, dtype)| term(rank, &shape, dtype).tensor(dtype, &scope.device)).collect();
         let reduced = scope.comm.all_reduce(Call::default(), tensors, op).wait()?;
