@@ -35,8 +35,49 @@ fn left_out(golden: &Golden, run: &Run) -> Option<&'static str> {
 /// Number of runs that passed, and those left out by reason.
 type Totals = (usize, BTreeMap<&'static str, Vec<String>>);
 
-fn run_all(wanted: impl Fn(&str, &Run) -> bool) -> Totals {
-    run_these(&Golden::read(), wanted)
+/// The tests of runs, each of which has those of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    CollectiveCounts,
+    ClipGradNorm,
+    MixedPrecision,
+    Unsharded,
+    TensorParallel,
+    FullyShard,
+}
+
+/// How many runs of each kind the file of this repository has.
+const RUNS: [(Kind, usize); 6] = [
+    (Kind::CollectiveCounts, 8),
+    (Kind::ClipGradNorm, 7),
+    (Kind::MixedPrecision, 6),
+    (Kind::Unsharded, 5),
+    (Kind::TensorParallel, 7),
+    (Kind::FullyShard, 27),
+];
+
+impl Kind {
+    fn of(name: &str, run: &Run) -> Self {
+        match run {
+            _ if name.contains("/comm_") => Self::CollectiveCounts,
+            run if run.clip.is_some() => Self::ClipGradNorm,
+            run if run.mp.is_some() => Self::MixedPrecision,
+            run if run.par == "none" => Self::Unsharded,
+            run if run.is_tensor_parallel() => Self::TensorParallel,
+            _ => Self::FullyShard,
+        }
+    }
+
+    /// Runs all of this kind: as many as the file is known to have, none of them left out.
+    fn run(self) {
+        let (passed, left) = run_these(&Golden::read(), |name, run| Self::of(name, run) == self);
+        println!("{passed} runs; left out: {left:#?}");
+        if super::is_own() {
+            let (_, runs) = RUNS.iter().find(|(kind, _)| *kind == self).expect("every kind has a number");
+            assert_eq!((passed, left), (*runs, BTreeMap::new()), "{self:?}");
+        }
+        assert!(passed > 0, "{self:?}");
+    }
 }
 
 fn run_these(golden: &Golden, wanted: impl Fn(&str, &Run) -> bool) -> Totals {
@@ -63,25 +104,17 @@ fn run_these(golden: &Golden, wanted: impl Fn(&str, &Run) -> bool) -> Totals {
 
 #[test]
 fn golden_training_unsharded() {
-    let (passed, _) = run_all(|_, run| run.par == "none");
-    assert!(passed > 0);
+    Kind::Unsharded.run();
 }
 
 #[test]
 fn golden_training_fully_shard() {
-    let (passed, left) = run_all(|name, run| {
-        let has_its_own_test = run.is_tensor_parallel() || run.clip.is_some() || run.mp.is_some();
-        run.par != "none" && !has_its_own_test && !name.contains("/comm_")
-    });
-    println!("{passed} runs; left out: {left:#?}");
-    assert!(passed > 0);
+    Kind::FullyShard.run();
 }
 
 #[test]
 fn golden_training_tensor_parallel() {
-    let (passed, left) = run_all(|_, run| run.is_tensor_parallel() && run.clip.is_none() && run.mp.is_none());
-    println!("{passed} runs; left out: {left:#?}");
-    assert!(passed > 0);
+    Kind::TensorParallel.run();
 }
 
 /// Torch has no tied run that is tensor parallel: they are held to the tied run without sharding.
@@ -110,26 +143,23 @@ fn golden_training_tensor_parallel_tied() {
     golden.runs.extend(tied);
     let (passed, left) = run_these(&golden, |name, _| names.iter().any(|tied| tied == name));
     println!("{passed} runs; left out: {left:#?}");
+    if super::is_own() {
+        assert_eq!((passed, left), (7, BTreeMap::new()));
+    }
     assert_eq!(passed, if golden.init.contains_key(TIED) { names.len() } else { 0 });
 }
 
 #[test]
 fn golden_training_clip_grad_norm() {
-    let (passed, left) = run_all(|_, run| run.clip.is_some());
-    println!("{passed} runs; left out: {left:#?}");
-    assert!(passed > 0);
+    Kind::ClipGradNorm.run();
 }
 
 #[test]
 fn golden_training_mixed_precision() {
-    let (passed, left) = run_all(|_, run| run.mp.is_some());
-    println!("{passed} runs; left out: {left:#?}");
-    assert!(passed > 0);
+    Kind::MixedPrecision.run();
 }
 
 #[test]
 fn golden_training_collective_counts() {
-    let (passed, _) = run_all(|name, _| name.contains("/comm_"));
-    println!("{passed} runs");
-    assert!(passed > 0);
+    Kind::CollectiveCounts.run();
 }
