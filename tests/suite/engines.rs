@@ -70,12 +70,26 @@ mesh_test!(a_model_trains_as_on_one_device, [2, 2], ["shard", "tp"], |mesh| {
 mesh_test!(slices_reduce_gather_and_send_at_once, [2, 2], ["dp", "tp"], |mesh| {
     let (dp, tp) = (mesh.slice("dp")?, mesh.slice("tp")?);
     let (row, column) = (mesh.rank() / 2, mesh.rank() % 2);
-    for _ in 0..20 {
+    let (rows, columns) = (dp.communicator(0)?, tp.communicator(0)?);
+    for round in 0..20 {
+        // To the other rank of the column, and then of the row, which take the messages after the collectives.
+        let tensors = || vec![own(mesh).into_dispatch()];
+        let sends =
+            [(rows, 1 - row), (columns, 1 - column)].map(|(group, to)| group.send("own".into(), tensors(), to, round));
         let sum = tp.all_reduce(own(mesh), ReduceOp::Sum)?.into_data().try_to_vec::<f32>()?;
         assert_eq!(sum, [0, 1, 2].map(|place| (40 * row + 10 + 2 * place) as f32));
         let all = dp.all_gather(own(mesh), 0)?.into_data().try_to_vec::<f32>()?;
         assert_eq!(all[..3], [0, 1, 2].map(|place| (10 * column + place) as f32));
         assert_eq!(all[3..], [0, 1, 2].map(|place| (10 * column + 20 + place) as f32));
+        for (group, from, sender) in
+            [(rows, 1 - row, 2 * (1 - row) + column), (columns, 1 - column, 2 * row + 1 - column)]
+        {
+            let mut message = group.receive("own".into(), None, from, round).wait()?;
+            assert_eq!((message.from, message.tensors.len()), (from, 1));
+            let got = Tensor::<1>::from_dispatch(message.tensors.remove(0)).into_data().try_to_vec::<f32>()?;
+            assert_eq!(got, [0, 1, 2].map(|place| (10 * sender + place) as f32));
+        }
+        sends.into_iter().try_for_each(|send| send.wait())?;
     }
     Ok(())
 });

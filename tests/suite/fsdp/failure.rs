@@ -125,11 +125,15 @@ fn a_unit_left_out_of_backward() {
         let b = unit(&pair.second, a.clone(), |second, x| second.forward(x));
         Ok(if world.rank() == CULPRIT { a } else { b })
     });
-    assert_named_or_mismatch(&error);
-}
-
-fn assert_named_or_mismatch(error: &LaunchError) {
-    assert!(error.to_string().contains(&format!("rank {CULPRIT}")), "{error}");
+    assert_named(&error);
+    let names_it = |error: &Error| match error {
+        Error::Comm(CommError::Mismatch { rank, other, .. }) => [*rank, *other].contains(&CULPRIT),
+        Error::Comm(CommError::RankLeft { rank, .. }) => *rank == CULPRIT,
+        _ => false,
+    };
+    let survivors = error.others.iter().filter(|report| report.rank != CULPRIT);
+    let told: Vec<_> = [&error.cause].into_iter().chain(survivors.filter_map(|report| report.error.as_ref())).collect();
+    assert!(told.len() > 2 && told.into_iter().all(names_it), "{error:?}");
 }
 
 #[test]
