@@ -64,7 +64,7 @@ use truth::Truth;
 /// How much is tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Effort {
-    /// At most eight combinations of every case on each mesh: for many operators at once.
+    /// A few combinations of every case on each mesh, ten at most on two ranks, fewer on more: for many operators at once.
     Brief,
     /// What a test has time for.
     #[default]
@@ -76,23 +76,33 @@ pub enum Effort {
 /// All combinations there are.
 const ALL: usize = usize::MAX;
 
-/// The meshes that cases are tried on, and how many combinations of a case at most: of one input,
-/// and of several, of which there are thousands on a mesh of several dimensions.
-const MESHES: [(&[usize], [usize; 2]); 7] = [
-    (&[2], [ALL, 128]),
-    (&[3], [ALL, 48]),
-    (&[4], [ALL, 24]),
-    (&[1, 2], [4, 4]),
-    (&[2, 2], [ALL, 24]),
-    (&[2, 3], [12, 8]),
-    (&[2, 2, 2], [6, 4]),
+/// A mesh that cases are tried on.
+struct Extent {
+    mesh: &'static [usize],
+    /// The number of combinations of a case at most, of one input and of several, of which there are thousands on a mesh of
+    /// several dimensions.
+    caps: [usize; 2],
+    /// The same in a brief proof. Two ranks have the placements; on more, whose combinations take longer, are the lengths
+    /// and orders that two do not have.
+    brief: usize,
+}
+
+const fn on(mesh: &'static [usize], caps: [usize; 2], brief: usize) -> Extent {
+    Extent { mesh, caps, brief }
+}
+
+const MESHES: [Extent; 7] = [
+    on(&[2], [ALL, 128], 10),
+    on(&[3], [ALL, 48], 3),
+    on(&[4], [ALL, 24], 2),
+    on(&[1, 2], [4, 4], 1),
+    on(&[2, 2], [ALL, 24], 4),
+    on(&[2, 3], [12, 8], 2),
+    on(&[2, 2, 2], [6, 4], 1),
 ];
 
 /// The same for ragged cuts: between two ranks 3 elements are 1 and 2, which no chunks are.
-const RAGGED_MESHES: [(&[usize], [usize; 2]); 2] = [(&[2], [ALL, 24]), (&[2, 2], [8, 8])];
-
-/// Combinations of a case and mesh of the brief proof.
-const BRIEF: usize = 8;
+const RAGGED_MESHES: [Extent; 2] = [on(&[2], [ALL, 24], 4), on(&[2, 2], [8, 8], 2)];
 
 /// Combinations of a case and mesh of several dimensions of the exhaustive proof; on others, all.
 const EXHAUSTIVE: usize = 1000;
@@ -124,11 +134,11 @@ pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
     });
     let truths = truths.unwrap_or_else(|error| panic!("an unsharded operator failed: {error}")).remove(0).1;
     let (mut possible, mut tried) = (vec![0; cases.len()], Vec::new());
-    let chunks = MESHES.map(|(mesh, caps)| (mesh, caps, Plan::new as fn(_, _, _, _) -> _));
-    let ragged = RAGGED_MESHES.map(|(mesh, caps)| (mesh, caps, Plan::ragged as fn(_, _, _, _) -> _));
-    for (mesh, caps, plan) in chunks.into_iter().chain(ragged) {
+    let chunks = MESHES.map(|extent| (extent, Plan::new as fn(_, _, _, _) -> _));
+    let ragged = RAGGED_MESHES.map(|extent| (extent, Plan::ragged as fn(_, _, _, _) -> _));
+    for (Extent { mesh, caps, brief }, plan) in chunks.into_iter().chain(ragged) {
         let caps = match effort {
-            Effort::Brief => caps.map(|cap| cap.min(BRIEF)),
+            Effort::Brief => caps.map(|cap| cap.min(brief)),
             Effort::Test => caps,
             Effort::Exhaustive if mesh.len() == 1 => [ALL, ALL],
             Effort::Exhaustive => caps.map(|cap| cap.max(EXHAUSTIVE)),
