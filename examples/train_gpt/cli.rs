@@ -77,7 +77,7 @@ pub struct Cli {
     /// What blocks compute in, and weights are sent in: f32, bf16, or f16, whose loss is scaled
     #[arg(long, default_value = "f32")]
     param_dtype: Float,
-    /// What gradients are sent and added up in: f32, bf16 or f16 [default: that of --param-dtype]
+    /// What gradients are sent and added up in: f32, bf16 or f16 [default: f32, as parameters are stored]
     #[arg(long)]
     reduce_dtype: Option<Float>,
     /// Also train the unsharded model on the same data; fail if losses or weights part
@@ -166,7 +166,7 @@ impl Cli {
         {
             return Err(format!("--reshard {ranks} does not divide the {shards} ranks a parameter is sharded over"));
         }
-        let (param_dtype, reduce_dtype) = (self.param_dtype.0, self.reduce_dtype.unwrap_or(self.param_dtype).0);
+        let (param_dtype, reduce_dtype) = (self.param_dtype.0, self.reduce_dtype.unwrap_or(Float(DType::F32)).0);
         if self.check && [param_dtype, reduce_dtype] != [DType::F32; 2] {
             return Err("--check holds losses to 1e-5, which half precision does not: drop it or the dtypes".into());
         }

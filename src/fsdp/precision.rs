@@ -16,7 +16,8 @@ use crate::pattern::PathPattern;
 ///   shard's gradient f32 <── cast ── reduce-scatter in f32 <── cast ── gradient bf16
 /// ```
 ///
-/// What is not set stays as it comes. A cast to the element type that a value has already costs nothing.
+/// Values keep the element type that they have where the policy sets none, except gradients, which are then reduced in
+/// that of the stored parameter. A cast to the element type that a value has already costs nothing.
 ///
 /// ```
 /// # use burn::tensor::DType;
@@ -59,10 +60,18 @@ impl MixedPrecision {
         self
     }
 
-    /// Sets the element type that gradients are added up in, over the data-parallel ranks and over the tensor-parallel
-    /// ones, which have terms of it: each rank's is cast before. Default: the gradient's own. The elements of a group
-    /// are added up in single precision at least, and then rounded, whatever it is; between the groups of HSDP, and of
-    /// tensor parallelism, what is sent has this type.
+    /// Sets the element type that gradients are added up in, over the data-parallel ranks, over the tensor-parallel
+    /// ones, which have terms of it, and over batches that wait for the last one's reduction: each is cast before. The
+    /// elements of a group are added up in single precision at least, and then rounded, whatever it is; between the groups
+    /// of HSDP, and of tensor parallelism, what is sent has this type.
+    ///
+    /// The default is the element type that each parameter is stored in, as in PyTorch 2.15: gradients of `f32`
+    /// parameters are reduced in `f32`, also where [`param_dtype`](Self::param_dtype) is `bf16`. Gradients travel in
+    /// `bf16` only where this is `bf16`, which may equal `param_dtype`.
+    ///
+    /// A unit makes one reduce-scatter. By default each gradient in it has the stored type of its parameter, so that
+    /// one call may carry several types. A type set here is that of all the unit's gradients, including those of
+    /// parameters that [`keep`](Self::keep) takes.
     pub fn reduce_dtype(mut self, dtype: DType) -> Self {
         self.reduce_dtype = Some(dtype);
         self

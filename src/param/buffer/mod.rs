@@ -366,12 +366,13 @@ impl UnitBuffer {
     /// Issues the reduction of the collected gradients of the weights at these positions, which are for these `leaves`.
     /// `None` if they wait with the unit instead.
     ///
-    /// Whatever adds up does it in the unit's element type for that, or else in the gradient's: terms of tensor-parallel
-    /// ranks, gradients that wait, and then the averages. A part is in the element type of its shard.
+    /// Whatever adds up does it in the unit's element type for that, or else in the one that the parameter is stored in,
+    /// whatever its gradient is in: terms of tensor-parallel ranks, gradients that wait, and then the averages. So one
+    /// reduce-scatter may carry tensors of several types. This rank's result is in the element type of its shard.
     pub(super) fn reduce(&self, trained: &[usize], leaves: Vec<NodeId>) -> Result<Option<Reduction>, CommError> {
         let Source { unit, members, shards, due, .. } = &*self.source;
         let reduce = unit.precision().reduce;
-        let dtype = |position: usize| reduce.unwrap_or_else(|| self.source.dtype(position));
+        let dtype = |position: usize| reduce.unwrap_or_else(|| shards[position].dtype());
         let to_add = |(position, grad): (usize, Option<_>)| Some(cast(grad?, Some(dtype(position))));
         let zeros = |position: usize| {
             zeros_of_whole(&unit.params[members[position]].shape, &self.source.device(position), dtype(position))

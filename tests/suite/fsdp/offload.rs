@@ -163,7 +163,7 @@ fn copies_are_what_is_gathered_and_what_is_reduced() {
 fn what_is_not_cut_is_copied_and_gradients_as_they_are_reduced() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let half = MixedPrecision::new().param_dtype(DType::BF16).output_dtype(DType::F32);
+        let half = MixedPrecision::new().param_dtype(DType::BF16).reduce_dtype(DType::BF16).output_dtype(DType::F32);
         let config = FullyShard::new().mixed_precision(half).offload(Offload::Cpu);
         let config = config.shard_placement_fn(|_| Some(Placement::Replicate));
         let model = fully_shard(net(&device), mesh, config)?;

@@ -4,5 +4,6 @@ pub mod by_hand;
 mod edges;
 mod parity;
 mod policies;
+mod reductions;
 mod scaler;
 mod weights;

@@ -65,7 +65,7 @@ fn train(mesh: &DeviceMesh, case: Case, sharded: bool) -> Result<Trained> {
         losses.push(loss.clone().into_scalar::<f32>());
         let mut grads = GradientsParams::from_grads(loss.backward(), &model);
         if !sharded {
-            grads = average(&model, grads, mesh, |_| case.reduce.unwrap_or(case.param));
+            grads = average(&model, grads, mesh, |_| case.reduce.unwrap_or(DType::F32));
         }
         model = optim.step(1e-2, model, grads);
     }

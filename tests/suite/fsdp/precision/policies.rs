@@ -77,7 +77,7 @@ impl Policies {
     }
 
     fn reduce(&self, path: &str) -> DType {
-        self.of(path).reduce.or(self.compute(path)).unwrap_or(DType::F32)
+        self.of(path).reduce.unwrap_or(DType::F32)
     }
 }
 
@@ -159,14 +159,16 @@ fn passes_to_the_bit(policies: Policies, opened: bool) {
 }
 
 const BF16: Policy = Policy { param: Some(DType::BF16), reduce: Some(DType::F32), output: None };
-const F16: Policy = Policy { param: Some(DType::F16), reduce: None, output: None };
+const F16: Policy = Policy { param: Some(DType::F16), reduce: Some(DType::F16), output: None };
+/// Its gradients are reduced as its weights are stored.
+const AS_STORED: Policy = Policy { reduce: None, ..BF16 };
 /// Its weights stay as they are stored, and its inputs are what they are.
 const F32: Policy = Policy { param: Some(DType::F32), reduce: Some(DType::BF16), output: None };
 
 #[test]
 fn each_unit_has_a_policy_of_its_own() {
     to_the_bit(Policies { root: BF16, blocks: [F16, F32, Policy { output: Some(DType::F64), ..BF16 }] });
-    to_the_bit(Policies { root: Policy { output: Some(DType::F32), ..F16 }, blocks: [BF16; BLOCKS] });
+    to_the_bit(Policies { root: Policy { output: Some(DType::F32), ..F16 }, blocks: [BF16, AS_STORED, BF16] });
 }
 
 #[test]

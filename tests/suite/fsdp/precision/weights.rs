@@ -69,7 +69,7 @@ fn shards_records_and_the_whole_model_keep_what_is_stored() {
 #[test]
 fn what_is_sent_has_the_types_of_the_policy() {
     let plain = layer();
-    for (reduce, size) in [(None, 2), (Some(DType::F32), 4), (Some(DType::F64), 8)] {
+    for (reduce, size) in [(None, 4), (Some(DType::BF16), 2), (Some(DType::F32), 4), (Some(DType::F64), 8)] {
         MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let policy = reduce.into_iter().fold(half(), MixedPrecision::reduce_dtype);
@@ -120,13 +120,15 @@ fn grads_of(model: &Mixed, device: &Device) -> GradientsParams {
     GradientsParams::from_grads(loss.backward(), model)
 }
 
-/// Every rank has the same batch, so that averages are what each has.
+/// Every rank has the same batch, so that averages are what each has. One reduce-scatter carries all gradients, in `f32` of
+/// one layer and `f16` of the other unless the policy says otherwise.
 #[test]
 fn parameters_of_several_stored_types_are_one_unit() {
     let mixed = Mixed::new();
-    for (policy, config) in [
-        (None, FullyShard::new()),
-        (Some(DType::BF16), FullyShard::new().mixed_precision(half().reduce_dtype(DType::F32))),
+    for (policy, sizes, config) in [
+        (None, [4, 2], FullyShard::new()),
+        (Some(DType::BF16), [4, 2], FullyShard::new().mixed_precision(half())),
+        (Some(DType::BF16), [4, 4], FullyShard::new().mixed_precision(half().reduce_dtype(DType::F32))),
     ] {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
@@ -136,6 +138,10 @@ fn parameters_of_several_stored_types_are_one_unit() {
             ledger.reset();
             let mut grads = grads_of(&sharded, &device);
             assert_eq!([ledger.calls(Op::AllGather), ledger.calls(Op::ReduceScatter)], [1, 1]);
+            // The gradients, and a number for each of four parameters and each rank, in the type of the first gradient.
+            let [wide, narrow] = sizes;
+            let sent = (wide + narrow) * ELEMENTS + wide * 4 * 2;
+            assert_eq!(ledger.bytes(Op::ReduceScatter), sent, "{policy:?}");
             let of = |layer: &Linear| layer.weight.shard_grad(&grads).expect("it is used").dtype();
             assert_eq!([of(&sharded.wide), of(&sharded.narrow)], [DType::F32, DType::F16]);
             let whole = full_model(&sharded.clone().map(&mut Holder(&mut grads)))?;
@@ -179,7 +185,7 @@ fn a_replicated_weight_is_cast_too() {
 #[test]
 fn a_rank_may_leave_out_a_weight() {
     let plain = layer();
-    for reduce in [None, Some(DType::F32)] {
+    for reduce in [None, Some(DType::BF16)] {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let policy = reduce.into_iter().fold(half(), MixedPrecision::reduce_dtype);

@@ -1,0 +1,125 @@
+//! Gradients of `bf16` weights, to the bit as sums by hand in the element type that they are reduced in.
+
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
+use burn_dtensor::Result;
+use burn_dtensor::comm::Op;
+use burn_dtensor::fsdp::{FullyShard, MixedPrecision, ParamExt, fully_shard, unit, units};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::testing::MeshTest;
+use half::bf16;
+
+use crate::fsdp::support::on_device;
+
+const WIDTH: usize = 5;
+
+/// One dimension shards; of two the first replicates.
+const MESHES: [&[usize]; 3] = [&[2], &[3], &[2, 2]];
+
+/// Element types set by the policy, and those that gradients of `f32` parameters are then reduced in.
+const POLICIES: [(Option<DType>, DType); 3] =
+    [(Some(DType::F32), DType::F32), (None, DType::F32), (Some(DType::BF16), DType::BF16)];
+
+fn layer() -> Linear {
+    LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(&Device::flex())
+}
+
+fn sharded(layer: &Linear, mesh: &DeviceMesh, reduce: Option<DType>) -> Result<Linear> {
+    let policy = MixedPrecision::new().param_dtype(DType::BF16);
+    let policy = reduce.into_iter().fold(policy, MixedPrecision::reduce_dtype);
+    fully_shard(on_device(layer, &mesh.device().clone().autodiff()), mesh, FullyShard::new().mixed_precision(policy))
+}
+
+/// The gradient of the weight's elements in a row, of one batch of a rank: a number that `bf16` has. The sum of the first
+/// and any of the others needs more digits than `bf16` has and no more than `f32` has.
+fn term(ranks: usize, rank: usize, batch: usize, row: usize) -> f32 {
+    let first = if (rank, batch) == (0, 0) { 1.0 } else { 1.0 / 4096.0 };
+    first * (ranks * (row + 1)) as f32
+}
+
+/// Runs a forward and a backward that have these gradients.
+fn backward(model: &Linear, mesh: &DeviceMesh, batch: usize) -> Gradients {
+    let terms: Vec<_> = (0..WIDTH).map(|row| term(mesh.size(), mesh.rank(), batch, row)).collect();
+    let x = Tensor::<2>::from_data(TensorData::new(terms, [1, WIDTH]), &mesh.device().clone().autodiff());
+    unit(model, x, |layer, x| layer.forward(x)).cast(DType::F32).sum().backward()
+}
+
+fn full(model: &Linear, grads: &Gradients) -> Result<Vec<f32>> {
+    Ok(model.weight.full_grad(grads)?.expect("it is used").into_data().try_to_vec().expect("f32"))
+}
+
+/// What the gradients of all ranks become, divided by `divisor`: each sum is rounded to `reduce`, the one of a rank's
+/// batches, of the ranks that shard, and of the replicas.
+fn by_hand(mesh: &[usize], batches: usize, divisor: f32, reduce: DType) -> Vec<f32> {
+    let round = |x: f32| if reduce == DType::BF16 { bf16::from_f32(x).to_f32() } else { x };
+    let (ranks, sharding) = (mesh.iter().product(), mesh[mesh.len() - 1]);
+    let of_row = |row| {
+        let own = |rank| round((0..batches).map(|batch| term(ranks, rank, batch, row)).sum());
+        let replica = |first| round((first..first + sharding).map(own).sum());
+        round((0..ranks).step_by(sharding).map(replica).sum::<f32>() / divisor)
+    };
+    (0..WIDTH).flat_map(|row| [of_row(row); WIDTH]).collect()
+}
+
+fn on_meshes(check: impl Fn(&[usize], &DeviceMesh, &Linear) -> Result<()> + Sync) {
+    let layer = layer();
+    let _ = layer.weight.val();
+    for shape in MESHES {
+        let names = &["replicate", "shard"][2 - shape.len()..];
+        MeshTest::new(shape, names).run(|mesh| check(shape, mesh, &layer));
+    }
+}
+
+#[test]
+fn the_stored_type_is_reduced_in_unless_a_policy_sets_another() {
+    on_meshes(|shape, mesh, layer| {
+        let ranks = mesh.size();
+        assert_ne!(by_hand(shape, 1, ranks as f32, DType::F32), by_hand(shape, 1, ranks as f32, DType::BF16));
+        for (set, reduce) in POLICIES {
+            let model = sharded(layer, mesh, set)?;
+            mesh.world().ledger().reset();
+            let grads = backward(&model, mesh, 0);
+            // The gradients, and a number for each rank that shards.
+            let elements = WIDTH * WIDTH + shape[shape.len() - 1];
+            let sent = mesh.world().ledger().bytes(Op::ReduceScatter) as usize;
+            let expected = (elements * reduce.size(), by_hand(shape, 1, ranks as f32, reduce));
+            assert_eq!((sent, full(&model, &grads)?), expected, "{shape:?}, {set:?}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_factor_divides_gradients_in_mixed_precision() {
+    on_meshes(|shape, mesh, layer| {
+        let ranks = mesh.size();
+        for (set, reduce) in POLICIES {
+            let model = sharded(layer, mesh, set)?;
+            for factor in [1, ranks, 2 * ranks] {
+                units(&model)?.set_gradient_divide_factor(factor as f64)?;
+                for force_sum in [false, true] {
+                    units(&model)?.set_force_sum_reduction(force_sum);
+                    let expected = by_hand(shape, 1, factor as f32, reduce);
+                    let found = full(&model, &backward(&model, mesh, 0))?;
+                    assert_eq!(found, expected, "{shape:?}, {set:?}, by {factor}, force {force_sum}");
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn batches_without_sync_are_added_up_in_the_type_of_the_reduction() {
+    on_meshes(|shape, mesh, layer| {
+        for (set, reduce) in POLICIES {
+            let model = sharded(layer, mesh, set)?;
+            let waiting = units(&model)?.no_sync();
+            assert!(model.weight.full_grad(&backward(&model, mesh, 0))?.is_none());
+            drop(waiting);
+            let expected = by_hand(shape, 2, mesh.size() as f32, reduce);
+            assert_eq!(full(&model, &backward(&model, mesh, 1))?, expected, "{shape:?}, {set:?}");
+        }
+        Ok(())
+    });
+}
