@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
@@ -100,6 +101,77 @@ fn collectives_of_the_program_take_the_place_of_the_groups() {
     }
 }
 
+/// Writes down what each reduction makes of the ranks' values, and has the groups do it.
+#[derive(Default)]
+struct Reductions(Arc<Mutex<Vec<(Op, ReduceOp)>>>);
+
+impl Reductions {
+    fn planned(
+        &self,
+        group: &Communicator,
+        call: Call,
+        plan: &Arc<Plan>,
+        tensors: Vec<DispatchTensor>,
+    ) -> Work<Vec<DispatchTensor>> {
+        self.0.lock().push((plan.op(), plan.reduce().expect("it reduces")));
+        group.planned(call, plan, tensors)
+    }
+}
+
+impl UnitCollectives for Reductions {
+    fn reduce_scatter(
+        &self,
+        group: &Communicator,
+        call: Call,
+        plan: &Arc<Plan>,
+        wholes: Vec<DispatchTensor>,
+    ) -> Work<Vec<DispatchTensor>> {
+        self.planned(group, call, plan, wholes)
+    }
+
+    fn all_reduce(
+        &self,
+        group: &Communicator,
+        call: Call,
+        plan: &Arc<Plan>,
+        tensors: Vec<DispatchTensor>,
+    ) -> Work<Vec<DispatchTensor>> {
+        self.planned(group, call, plan, tensors)
+    }
+}
+
+/// From one step to the next, over the ranks that shard and over the replicas.
+#[test]
+fn units_ask_for_sums_while_they_are_forced() {
+    let model = stack(&Device::flex());
+    for (shape, ops) in [(&[2][..], &[Op::ReduceScatter][..]), (&[2, 2], &[Op::ReduceScatter, Op::AllReduce])] {
+        launch(Launch::threads(shape.iter().product()), |world| {
+            let mesh = DeviceMesh::new(world, shape, &["replicate", "shard"][2 - shape.len()..])?;
+            let sharded = sharded(&model, world, &mesh)?;
+            let reductions = Arc::new(Mutex::default());
+            units(&sharded)?.set_collectives(Reductions(reductions.clone()));
+            let reduced = || {
+                let grads = step(&sharded, world)?;
+                let reductions: Vec<(Op, ReduceOp)> = std::mem::take(&mut *reductions.lock());
+                let of = |op| reductions.iter().filter(|(found, _)| *found == op).map(|&(_, reduce)| reduce).collect();
+                let by_op: Vec<Vec<ReduceOp>> = ops.iter().map(|&op| of(op)).collect();
+                assert_eq!(by_op.iter().map(Vec::len).sum::<usize>(), reductions.len(), "{shape:?}: {reductions:?}");
+                Ok::<_, Error>((by_op, grads))
+            };
+            let each = |reduce| vec![vec![reduce; BLOCKS + 1]; ops.len()];
+            let (before, grads) = reduced()?;
+            assert_eq!(before, each(ReduceOp::Avg), "{shape:?}");
+            for (force, reduce) in [(true, ReduceOp::Sum), (false, ReduceOp::Avg)] {
+                units(&sharded)?.set_force_sum_reduction(force);
+                // To the bit: the number of ranks is a power of two.
+                assert_eq!(reduced()?, (each(reduce), grads.clone()), "{shape:?}, forced: {force}");
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
 /// Replicas that a hook averages are those of HSDP, to the bit.
 #[test]
 fn a_hook_that_reduces_over_replicas_makes_hsdp() {
@@ -150,6 +222,27 @@ fn a_hook_sees_averages() {
             }
         }
     }
+}
+
+#[test]
+fn gradients_without_a_hook_come_back_when_it_is_removed() {
+    let model = stack(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let sharded = sharded(&model, world, &DeviceMesh::new(world, [2], ["shard"])?)?;
+        let expected = step(&sharded, world)?;
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        units(&sharded)?.set_all_reduce_hook(move |grads| {
+            counted.fetch_add(1, Relaxed);
+            Ok(grads.shards.into_iter().map(|shard| shard + 1.0).collect())
+        });
+        assert_ne!(step(&sharded, world)?, expected);
+        assert_eq!(calls.load(Relaxed), BLOCKS + 1);
+        units(&sharded)?.remove_all_reduce_hook();
+        assert_eq!((step(&sharded, world)?, calls.load(Relaxed)), (expected, BLOCKS + 1));
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]
