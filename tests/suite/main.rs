@@ -37,3 +37,8 @@ const CONFORMING: [usize; 3] = [2, 3, 8];
 fn is_long() -> bool {
     std::env::var_os("LONG_TESTS").is_some()
 }
+
+/// Returns true if a sample is enough, as for `.ci/quick smoke` between two edits.
+fn is_smoke() -> bool {
+    std::env::var_os("SMOKE_TESTS").is_some()
+}

@@ -1,19 +1,21 @@
 //! Checks of the project's files as text. They need neither burn nor the crate, so they are built in seconds.
 //!
-//! - [`layers`]: modules of the crate use only modules of lower layers, and no files use each other in a cycle.
-//! - [`parity`]: every row of `docs/parity.md` names tests that exist in the command that the README gives.
-//! - [`planted`]: every planted error names a test that exists.
+//! - `layers`: modules of the crate use only modules of lower layers, and no files use each other in a cycle.
+//! - `parity`: every row of `docs/parity.md` names tests that exist, and says which features they need.
+//! - `planted`: every planted error names a test that exists.
+//! - [`programs`]: the tests of each test program. The program of this package prints them for the scripts of `.ci`.
 
-#![cfg(test)]
-
+#[cfg(test)]
 mod layers;
+#[cfg(test)]
 mod parity;
+#[cfg(test)]
 mod planted;
-mod programs;
+pub mod programs;
 
 use std::path::{Path, PathBuf};
 
-/// The root of the repository.
+/// Returns the root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

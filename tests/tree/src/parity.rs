@@ -90,7 +90,7 @@ fn faults(page: &str, rows: usize) -> Vec<String> {
 fn fault_of(test: &str) -> Option<String> {
     let (name, features) = test.trim_start_matches('`').split_once('`').unwrap_or((test, ""));
     let needs = match needs_of(name) {
-        Ok(needs) if needs.is_empty() => String::new(),
+        Ok([]) => String::new(),
         Ok(needs) => format!("({})", needs.join(", ")),
         Err(fault) => return Some(fault),
     };

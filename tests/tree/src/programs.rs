@@ -46,38 +46,36 @@ pub struct Test {
 
 /// Returns every test of every program.
 pub fn tests() -> &'static [Test] {
-    static TESTS: OnceLock<Vec<Test>> = OnceLock::new();
-    TESTS.get_or_init(|| PROGRAMS.iter().flat_map(|&(program, file)| of_program(program, Path::new(file))).collect())
+    &walked().tests
 }
 
-/// Returns the files of all programs, also those without tests.
+/// Returns the files of all programs, also those without tests, from the root of the repository.
 pub fn files() -> &'static BTreeSet<PathBuf> {
-    static FILES: OnceLock<BTreeSet<PathBuf>> = OnceLock::new();
-    FILES.get_or_init(|| {
-        let mut walks = PROGRAMS.map(|(program, file)| walked(program, Path::new(file)));
-        walks.iter_mut().flat_map(|walk| std::mem::take(&mut walk.files)).collect()
+    &walked().files
+}
+
+/// Walks through all programs, once.
+fn walked() -> &'static Walk {
+    static WALKED: OnceLock<Walk> = OnceLock::new();
+    WALKED.get_or_init(|| {
+        let mut walk = Walk { program: "", tests: Vec::new(), files: BTreeSet::new() };
+        for (program, file) in PROGRAMS.map(|(program, file)| (program, Path::new(file))) {
+            walk.program = program;
+            walk.file(file, file.parent().expect("a source is in a folder"), &[], &[]);
+        }
+        walk
     })
 }
 
-fn of_program(program: &'static str, file: &Path) -> Vec<Test> {
-    walked(program, file).tests
-}
-
-fn walked(program: &'static str, file: &Path) -> Walk {
-    let mut walk = Walk { program, tests: Vec::new(), files: BTreeSet::new() };
-    let folder = file.parent().expect("a source is in a folder");
-    walk.file(file, folder, &[], &[]);
-    walk
-}
-
 /// Returns the tests of one text, as if it were a whole program.
-pub fn of_text(text: &str) -> Vec<Test> {
+#[cfg(test)]
+fn of_text(text: &str) -> Vec<Test> {
     let mut walk = Walk { program: "text", tests: Vec::new(), files: BTreeSet::new() };
     walk.items(&syn::parse_file(text).expect("Rust"), Path::new("text.rs"), Path::new(""), &[], &[]);
     walk.tests
 }
 
-/// A walk through the modules of one program.
+/// A walk through the modules of programs.
 struct Walk {
     program: &'static str,
     tests: Vec<Test>,
