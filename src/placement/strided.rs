@@ -92,7 +92,8 @@ impl StridedLayout {
         runs
     }
 
-    /// The order of cuts that these placements stand for.
+    /// Returns the order of cuts that these placements stand for. A strided shard over a mesh dimension of size 1 holds
+    /// every element, and is a plain shard.
     ///
     /// # Errors
     /// [`Strided`](PlacementError::Strided) for a split factor that no order gives.
@@ -113,6 +114,8 @@ impl StridedLayout {
                 .collect();
             match factors.iter().position(|factor| *factor == split_factor) {
                 Some(place) => cuts.insert(place, mesh_dim),
+                // A single rank holds every piece, however many there are.
+                None if self.mesh_shape[mesh_dim] == 1 => cuts.insert(0, mesh_dim),
                 None => return Err(PlacementError::Strided { mesh_dim, dim, split_factor, allowed: factors }),
             }
         }
