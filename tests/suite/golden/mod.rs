@@ -1,4 +1,7 @@
 //! Values computed by PyTorch. Each file's `note` states its conventions.
+//!
+//! Every assertion holds for any file of the same kind: what a test expects is read from the file or derived from its
+//! cases, never a number of this repository's files.
 
 mod brute;
 mod events;
@@ -24,11 +27,6 @@ struct Golden<Case> {
 fn folder() -> PathBuf {
     let own = || concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden").into();
     std::env::var_os("BURN_DTENSOR_GOLDEN").map_or_else(own, PathBuf::from)
-}
-
-/// Whether the cases are those of this repository, whose numbers are known.
-fn is_own() -> bool {
-    std::env::var_os("BURN_DTENSOR_GOLDEN").is_none()
 }
 
 /// One file.

@@ -105,10 +105,9 @@ fn golden_operators() {
     }
     println!("{summary}");
     let totals = summary.check();
-    if super::is_own() {
-        assert_eq!((totals.forward, totals.gradients), (2381, 2151));
-        assert_eq!((totals.wins_forward, totals.wins_gradients), (92, 144));
-        assert_eq!((totals.local_outs, totals.local_gradients), (67, 87));
-        assert!(totals.dearer <= 77, "{} cases take more collectives than torch's", totals.dearer);
-    }
+    assert_eq!(totals.forward, golden.ops.values().map(|operator| operator.cases.len()).sum::<usize>());
+    // Gradients are compared wherever torch has them.
+    let with_gradients = golden.ops.values().filter(|operator| !operator.gradients().is_empty());
+    assert!(totals.gradients >= with_gradients.map(|operator| operator.cases.len()).sum::<usize>());
+    assert!(totals.calls <= totals.calls_of_torch, "{} collectives, torch {}", totals.calls, totals.calls_of_torch);
 }

@@ -33,6 +33,9 @@ pub struct Totals {
     /// Where the operator takes more collectives than torch's, and fewer.
     pub dearer: usize,
     pub cheaper: usize,
+    /// Collectives in forward of all cases whose counts torch has.
+    pub calls: u64,
+    pub calls_of_torch: u64,
 }
 
 impl Summary {
@@ -51,6 +54,8 @@ impl Summary {
         totals.local_gradients += usize::from(verdict.local_gradients);
         totals.terms_differ += verdict.terms_differ;
         let (Some(ours), theirs) = (verdict.sent, case.calls()) else { return };
+        totals.calls += ours.calls;
+        totals.calls_of_torch += theirs;
         totals.cheaper += usize::from(ours.calls < theirs);
         totals.dearer += usize::from(ours.calls > theirs);
         if ours.calls > theirs {
@@ -78,8 +83,9 @@ impl fmt::Display for Summary {
         writeln!(f, "  where torch refuses, crashes or is wrong: {wins_forward} and {wins_gradients}")?;
         writeln!(f, "{locals} outputs placed as torch's, and equal to them on every rank")?;
         writeln!(f, "  {} more pend the same reduction, of other terms", totals.terms_differ)?;
-        let (cheaper, dearer) = (totals.cheaper, totals.dearer);
-        writeln!(f, "collectives in forward: {cheaper} cases take fewer than torch's, {dearer} take more:")?;
+        let Totals { cheaper, dearer, calls, calls_of_torch, .. } = totals;
+        write!(f, "collectives in forward: {calls}, torch {calls_of_torch}; ")?;
+        writeln!(f, "{cheaper} cases take fewer than torch's, {dearer} take more:")?;
         for (name, cases) in &self.dearer {
             writeln!(f, "  {name}: {}", cases.join("; "))?;
         }
