@@ -132,6 +132,12 @@ impl Run {
         self.dims().contains(&"tp")
     }
 
+    /// Returns the largest magnitude in the recorded first gradient of a parameter, on any rank.
+    pub fn largest_gradient(&self, path: &str) -> f64 {
+        let grads = self.grad_local_step0.iter().flatten().flat_map(|grads| &grads[path].data);
+        grads.fold(0.0, |largest: f64, value| largest.max(value.abs()))
+    }
+
     /// The same run without sharding. Recorded unless torch fails.
     pub fn baseline(&self) -> String {
         let model = if self.is_tied() { TIED } else { &self.model };

@@ -2,6 +2,7 @@
 
 mod check;
 mod file;
+mod half;
 mod sharding;
 mod task;
 mod tied;
@@ -17,8 +18,9 @@ use crate::launched;
 use crate::models::{Gpt, Mlp};
 use check::check;
 use file::{Golden, Run, TIED};
+use half::check_half;
 pub use sharding::reshard;
-use train::train;
+use train::{Trained, train};
 
 /// What a run needs that this suite does not cover, if anything.
 fn left_out(golden: &Golden, run: &Run) -> Option<&'static str> {
@@ -91,15 +93,24 @@ fn run_these(golden: &Golden, wanted: impl Fn(&str, &Run) -> bool) -> Totals {
             left.entry(reason).or_default().push(name.clone());
             continue;
         }
-        let trained = launch(Launch::threads(run.ws), |world| match run.model.as_str() {
-            "gpt" => train::<Gpt>(golden, run, world),
-            "mlp" => train::<Mlp>(golden, run, world),
-            other => panic!("unknown model {other}"),
-        });
-        check(golden, name, run, &trained.map(launched::values).unwrap_or_else(|error| panic!("{name}: {error}")));
+        let ranks = trained(golden, name, run);
+        check(golden, name, run, &ranks);
+        if run.mp.is_some() {
+            check_half(name, run, &ranks, &trained(golden, name, &Run { mp: None, ..run.clone() }));
+        }
         passed += 1;
     }
     (passed, left)
+}
+
+/// Returns what every rank saw of a run.
+fn trained(golden: &Golden, name: &str, run: &Run) -> Vec<Trained> {
+    let trained = launch(Launch::threads(run.ws), |world| match run.model.as_str() {
+        "gpt" => train::<Gpt>(golden, run, world),
+        "mlp" => train::<Mlp>(golden, run, world),
+        other => panic!("unknown model {other}"),
+    });
+    trained.map(launched::values).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 #[test]
