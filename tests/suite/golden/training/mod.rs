@@ -9,7 +9,7 @@ mod tied;
 mod train;
 mod values;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn_dtensor::comm::{Launch, launch};
 use serde_json::Value;
@@ -38,7 +38,7 @@ fn left_out(golden: &Golden, run: &Run) -> Option<&'static str> {
 type Totals = (usize, BTreeMap<&'static str, Vec<String>>);
 
 /// The tests of runs, each of which has those of one kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     CollectiveCounts,
     ClipGradNorm,
@@ -47,16 +47,6 @@ enum Kind {
     TensorParallel,
     FullyShard,
 }
-
-/// How many runs of each kind the file of this repository has.
-const RUNS: [(Kind, usize); 6] = [
-    (Kind::CollectiveCounts, 8),
-    (Kind::ClipGradNorm, 7),
-    (Kind::MixedPrecision, 6),
-    (Kind::Unsharded, 5),
-    (Kind::TensorParallel, 7),
-    (Kind::FullyShard, 27),
-];
 
 impl Kind {
     fn of(name: &str, run: &Run) -> Self {
@@ -70,15 +60,18 @@ impl Kind {
         }
     }
 
-    /// Runs all of this kind: as many as the file is known to have, none of them left out.
+    /// Runs all of this kind. Every run whose losses the file records must pass; one may be left out only where the file has
+    /// no values for it.
     fn run(self) {
-        let (passed, left) = run_these(&Golden::read(), |name, run| Self::of(name, run) == self);
+        let golden = Golden::read();
+        let (passed, left) = run_these(&golden, |name, run| Self::of(name, run) == self);
         println!("{passed} runs; left out: {left:#?}");
-        if super::is_own() {
-            let (_, runs) = RUNS.iter().find(|(kind, _)| *kind == self).expect("every kind has a number");
-            assert_eq!((passed, left), (*runs, BTreeMap::new()), "{self:?}");
-        }
-        assert!(passed > 0, "{self:?}");
+        let recorded = golden.runs.iter().filter(|(name, run)| Self::of(name, run) == self && !run.losses.is_empty());
+        let recorded: BTreeSet<_> = recorded.map(|(name, _)| name).collect();
+        assert!(!recorded.is_empty(), "the file has no run of {self:?}");
+        let lacking: Vec<_> = left.values().flatten().filter(|name| recorded.contains(name)).collect();
+        assert_eq!(lacking, [""; 0], "{self:?}: recorded, but left out");
+        assert!(passed >= recorded.len(), "{self:?}: {passed} of {} runs", recorded.len());
     }
 }
 
@@ -154,9 +147,6 @@ fn golden_training_tensor_parallel_tied() {
     golden.runs.extend(tied);
     let (passed, left) = run_these(&golden, |name, _| names.iter().any(|tied| tied == name));
     println!("{passed} runs; left out: {left:#?}");
-    if super::is_own() {
-        assert_eq!((passed, left), (7, BTreeMap::new()));
-    }
     assert_eq!(passed, if golden.init.contains_key(TIED) { names.len() } else { 0 });
 }
 
