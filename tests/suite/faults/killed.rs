@@ -104,21 +104,24 @@ fn strikes(fault: Fault, operations: impl IntoIterator<Item = Operation>) {
     }
 }
 
+/// One of each kind: of all ranks, reducing, of two ranks, and without data.
+const SOME: [Operation; 4] = [Operation::AllGather, Operation::ReduceScatter, Operation::Messages, Operation::Barrier];
+
+/// With `LONG_TESTS` in every operation: each starts three processes, which takes seconds.
 #[test]
 fn a_process_that_is_killed_in_any_operation_is_told() {
-    strikes(Fault::Killed, OPERATIONS);
+    strikes(Fault::Killed, if crate::is_long() { OPERATIONS.to_vec() } else { SOME.to_vec() });
 }
 
+/// With `LONG_TESTS` in several operations: the failure detector takes ten seconds each time and does not depend on them.
 #[test]
 fn a_process_that_is_stopped_is_told() {
-    let some = [Operation::AllGather, Operation::ReduceScatter, Operation::Messages, Operation::Barrier];
-    strikes(Fault::Stopped, some);
+    strikes(Fault::Stopped, if crate::is_long() { SOME.to_vec() } else { vec![Operation::AllGather] });
 }
 
 #[test]
 fn a_process_that_exits_is_told() {
-    let some = [Operation::AllGather, Operation::ReduceScatter, Operation::Messages, Operation::Barrier];
-    strikes(Fault::Exits, some);
+    strikes(Fault::Exits, SOME);
 }
 
 /// Of the ranks of a process, the one whose program has ended it is at fault.
