@@ -68,7 +68,8 @@ pub(super) fn all_to_all_list(scope: &Scope) -> Result<()> {
 /// Rows go where the splits say, equal ones and others, also where the receivers have to ask how many.
 pub(super) fn all_to_all_single(scope: &Scope) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
-    let splits: [fn(usize, usize) -> usize; 3] = [|_, _| 2, |from, to| (from + 2 * to) % 4, |from, to| from.min(to)];
+    let splits: [fn(usize, usize) -> usize; 3] =
+        [|_, _| 2, |from, to| (from + 2 * to) % 4, |from, to| from.min(to).min(8)];
     for (which, split) in splits.into_iter().enumerate() {
         let split = |from, to| scope.length(split(from, to));
         for dtype in dtypes(scope) {
