@@ -175,9 +175,14 @@ fn an_explanation_counts_steps_that_are_one_collective_as_one() {
                 None => mesh.clone(),
             };
             let mut joined = Vec::new();
-            for (operator, (a, b)) in
-                OPERATORS.into_iter().cartesian_product(layouts.iter().cartesian_product(&layouts))
-            {
+            let pairs = || (0..layouts.len()).cartesian_product(0..layouts.len());
+            for ((of, operator), (a, b)) in OPERATORS.into_iter().enumerate().cartesian_product(pairs()) {
+                // Each operator has every layout on either side, with two others: the first one with itself, too.
+                let apart = (b + layouts.len() - a) % layouts.len();
+                if !crate::is_long() && apart != of && apart != of + 4 {
+                    continue;
+                }
+                let (a, b) = (&layouts[a], &layouts[b]);
                 says_what_happens(&mesh, operator, [a, b])?;
                 let whole = shape.iter().product::<usize>();
                 let of_all = mesh.world().ledger().recent().into_iter().filter(|entry| entry.group_size == whole);
