@@ -14,7 +14,11 @@ use itertools::Itertools;
 use super::support::{Net, data_rank, plan};
 use crate::fsdp::support::{max_diff, on_device, values};
 
-const STEPS: usize = 10;
+/// Returns the number of steps that are trained.
+fn steps() -> usize {
+    if crate::is_long() { 10 } else { 4 }
+}
+
 /// Parameters of a block that are cut.
 const CUT: u64 = 12;
 
@@ -27,7 +31,7 @@ fn trained(model: &Net, data_ranks: usize) -> BTreeMap<String, Vec<f32>> {
     let device = Device::flex().autodiff();
     let mut model = on_device(model, &device);
     let mut optim = optimizer().init();
-    for step in 0..STEPS {
+    for step in 0..steps() {
         let losses = (0..data_ranks).map(|rank| model.loss_on(step, rank, &device));
         let loss = losses.reduce(|a, b| a + b).expect("a rank") / data_ranks as f32;
         let grads = GradientsParams::from_grads(loss.backward(), &model);
@@ -50,7 +54,7 @@ fn train(
     }
     net = fully_shard(net, mesh, config.units(["blocks.*"]))?;
     let mut optim = optimizer().init();
-    for step in 0..STEPS {
+    for step in 0..steps() {
         mesh.world().ledger().reset();
         let grads = GradientsParams::from_grads(net.loss_on(step, rank, &device).backward(), &net);
         net = optim.step(1e-2, net, grads);
