@@ -1,4 +1,4 @@
-//! What models do with their modules, over ten steps beside the unsharded model: weights that are tied within a unit and
+//! What models do with their modules, over some steps beside the unsharded model: weights that are tied within a unit and
 //! across units, modules that run twice, other methods than forward, frozen parts, parts that are frozen in the middle of
 //! training, a model that is cast after it was sharded.
 
@@ -17,9 +17,13 @@ use super::support::{elements, fill, furthest, on_device};
 const WORDS: usize = 11;
 const WIDTH: usize = 5;
 const SEQ: usize = 2;
-const STEPS: usize = 10;
-/// Before which some parts are frozen.
-const MIDDLE: usize = 4;
+/// Before which step some parts are frozen.
+const MIDDLE: usize = 2;
+
+/// Returns the number of steps that are trained: some before [`MIDDLE`], and more after it.
+fn steps() -> usize {
+    if crate::is_long() { 10 } else { 5 }
+}
 
 #[derive(Module, Debug)]
 struct Net {
@@ -147,10 +151,10 @@ impl ModuleMapper for Double {
     }
 }
 
-/// Ten steps by the loss of each, as the model is before it.
+/// Trains, by the loss of each step, the model as it is before it.
 fn train(mut net: Net, of: Use, loss: impl Fn(&Net, usize) -> Tensor<1>) -> Net {
     let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
-    for step in 0..STEPS {
+    for step in 0..steps() {
         net = net.before(of, step);
         let grads = GradientsParams::from_grads(loss(&net, step).backward(), &net);
         net = optim.step(1e-2, net, grads);
@@ -206,7 +210,9 @@ fn train_as_one_device(mesh: &DeviceMesh, expected: &[BTreeMap<String, Vec<f64>>
 
 #[test]
 fn models_train_as_on_one_device_on_any_number_of_ranks() {
-    for ranks in [1, 2, 3, 4, 8] {
+    // Of 4 ranks one has no row of a weight of 5 already.
+    let most = if crate::is_long() { 8 } else { 4 };
+    for ranks in [1, 2, 3, 4, 8].into_iter().filter(|ranks| *ranks <= most) {
         let (checkpointing, shape) = (ranks == 2, [ranks]);
         let expected = alone(ranks, checkpointing);
         MeshTest::new(shape, ["shard"]).run(|mesh| train_as_one_device(mesh, &expected, checkpointing));
