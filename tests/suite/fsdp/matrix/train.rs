@@ -1,4 +1,4 @@
-//! A run of the matrix: ten steps, sharded or by hand.
+//! A run of the matrix: some steps, sharded or by hand.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,10 @@ use super::net::Net;
 use crate::fsdp::precision::by_hand::{average, with_weights_in};
 use crate::fsdp::support::{on_device, values};
 
-pub const STEPS: u64 = 10;
+/// Returns the number of steps of a run. What one leaves for the next is there in 6 several times.
+pub fn steps() -> u64 {
+    if crate::is_long() { 10 } else { 6 }
+}
 
 /// What weights are computed in, and gradients reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,18 +122,18 @@ impl Cell {
         ledger.reset();
         let delays = Arc::new(Delays::new(self.late, mesh.rank(), ranks));
         let (net, losses) = tracing::subscriber::with_default(delays.clone(), || self.steps(net, mesh, &delays))?;
-        let by_program = if let Ahead::Everything = self.ahead { STEPS * (1 + net.blocks.len() as u64) } else { 0 };
+        let by_program = if let Ahead::Everything = self.ahead { steps() * (1 + net.blocks.len() as u64) } else { 0 };
         let is_cut = u64::from(ranks > 1);
         assert_eq!(ledger.calls_in(Op::AllGather, Phase::Other), is_cut * by_program, "{self:?}");
         let slept = mesh.all_reduce(delays.slept() as f64, ReduceOp::Sum)?;
-        assert_eq!(slept, self.late.map_or(0, |late| late.count(STEPS, ranks)) as f64, "{self:?}");
+        assert_eq!(slept, self.late.map_or(0, |late| late.count(steps(), ranks)) as f64, "{self:?}");
         Ok(Trained { losses, weights: values(&full_model(&net)?, None) })
     }
 
     fn steps(&self, mut net: Net, mesh: &DeviceMesh, delays: &Delays) -> Result<(Net, Vec<f32>)> {
         let device = mesh.device().clone().autodiff();
         let (mut optim, mut losses) = (optimizer(), Vec::new());
-        for step in 0..STEPS {
+        for step in 0..steps() {
             delays.begin(step);
             self.ahead.gather(&net)?;
             let loss = net.loss(step, mesh.rank(), &device, || delays.at(Place::InForward));
@@ -154,7 +157,7 @@ pub fn by_hand(net: &Net, mesh: &DeviceMesh, precision: Precision) -> Result<Tra
     let device = mesh.device().clone().autodiff();
     let mut net = with_weights_in(on_device(net, &device), |_| precision.param());
     let (mut optim, mut losses) = (optimizer(), Vec::new());
-    for step in 0..STEPS {
+    for step in 0..steps() {
         let loss = net.loss(step, mesh.rank(), &device, || ());
         losses.push(loss.clone().into_scalar());
         let grads = GradientsParams::from_grads(loss.backward(), &net);
@@ -169,7 +172,7 @@ pub fn alone(net: &Net, ranks: usize) -> Trained {
     let device = Device::flex().autodiff();
     let mut net = on_device(net, &device);
     let (mut optim, mut losses) = (optimizer(), Vec::new());
-    for step in 0..STEPS {
+    for step in 0..steps() {
         let of_ranks = (0..ranks).map(|rank| net.loss(step, rank, &device, || ()));
         let loss = of_ranks.reduce(|a, b| a + b).expect("a rank") / ranks as f32;
         losses.push(loss.clone().into_scalar());
