@@ -92,9 +92,11 @@ fn on_one_thread_and_three(test: impl Fn(&mut StdRng, usize) + Sync) {
     for threads in [1, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            for seed in 0..48 {
+            // With `LONG_TESTS` more, and longer ones.
+            let (seeds, long) = if std::env::var_os("LONG_TESTS").is_some() { (48, 30_000) } else { (32, 12_000) };
+            for seed in 0..seeds {
                 // A few are long enough to be shared by the threads.
-                let longest = if seed % 8 == 0 { 30_000 } else { 200 };
+                let longest = if seed % 8 == 0 { long } else { 200 };
                 test(&mut StdRng::seed_from_u64(seed), longest);
             }
         });
