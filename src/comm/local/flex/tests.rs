@@ -100,7 +100,13 @@ fn reduces_large_tensors_like_the_kernels() {
     let device = Device::flex();
     for (dtype, rows) in [(DType::F32, 2062), (DType::BF16, 4124)] {
         for ranks in [2, 3] {
-            let random = || Tensor::<2>::random([rows, 4099], Distribution::Uniform(-4.0, 4.0), &device);
+            let random = || {
+                // Those that are drawn are repeated: a prime number of them, so that rows differ.
+                let drawn = Tensor::<1>::random([10_007], Distribution::Uniform(-4.0, 4.0), &device);
+                let mut values = drawn.into_data().try_to_vec::<f32>().unwrap().repeat(rows * 4099 / 10_007 + 1);
+                values.truncate(rows * 4099);
+                Tensor::<2>::from_data(TensorData::new(values, [rows, 4099]), &device)
+            };
             let tensors: Vec<_> = (0..ranks).map(|_| random().cast(dtype).into_dispatch()).collect();
             assert_summed_like_the_kernels::<2>(&tensors, &cut(&[rows, 4099], 1, 3..2058));
         }
