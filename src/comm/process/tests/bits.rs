@@ -27,20 +27,31 @@ fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) ->
 
 /// Values of many sizes, which sum to other bits in other orders.
 pub(super) fn values(rank: usize, len: usize) -> Vec<f32> {
-    (0..len).map(|i| ((i * 7919 + rank * 104_729) % 1013) as f32 / (1 << ((i + 3 * rank) % 11)) as f32 - 40.0).collect()
+    let value = |i| ((i * 7919 + rank * 104_729) % 1013) as f32 / (1 << ((i + 3 * rank) % 11)) as f32 - 40.0;
+    // The rest repeats them.
+    let period = (0..1013 * 11).map(value).collect::<Vec<_>>();
+    let mut values = period.repeat(len.div_ceil(period.len()));
+    values.truncate(len);
+    values
 }
 
 #[test]
 fn reductions_are_those_of_threads_to_the_bit() {
     everywhere(|world| {
         let mut got = Vec::new();
-        let values = values(world.rank(), 130 * 2900);
-        for comm in [world.all(), world.group(&[2, 0, 3, 1])?, world.groups([vec![0, 2, 3], vec![1]])?.unwrap()] {
-            for dtype in [DType::F32, DType::F16, DType::BF16] {
-                for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)] {
+        let values = TensorData::new(values(world.rank(), 130 * 2900), [130, 2900]);
+        let cast = |dtype| Tensor::<2>::from_data(values.clone(), world.device()).cast(dtype).into_data();
+        let casts = [DType::F32, DType::F16, DType::BF16].map(|dtype| (dtype, cast(dtype)));
+        let comms = [world.all(), world.group(&[2, 0, 3, 1])?, world.groups([vec![0, 2, 3], vec![1]])?.unwrap()];
+        for (at, comm) in comms.iter().enumerate() {
+            for (of, (dtype, data)) in casts.iter().enumerate() {
+                for (which, op) in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)].into_iter().enumerate() {
+                    // Without `LONG_TESTS` a reduction in a dtype is tried in one of the groups.
+                    if std::env::var_os("LONG_TESTS").is_none() && (at + of + which) % 3 != 0 {
+                        continue;
+                    }
                     // Large enough that ranks of a process share the work of an all-reduce, and processes halve it.
-                    let data = TensorData::new(values.clone(), [130, 2900]);
-                    let tensor = || Tensor::<2>::from_data(data.clone(), world.device()).cast(dtype).into_dispatch();
+                    let tensor = || Tensor::<2>::from_data(data.clone(), (world.device(), *dtype)).into_dispatch();
                     let empty = Tensor::<2>::empty([0, 3], world.device()).into_dispatch();
                     got.extend(comm.all_reduce("whole".into(), vec![empty, tensor()], op).wait()?);
                     let shard = |dim: usize| Sharded { tensor: tensor(), dim, cut: Cut::Chunks(130 + 2770 * dim) };
