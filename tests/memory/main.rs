@@ -16,3 +16,8 @@ mod live;
 mod muon;
 mod order;
 mod tables;
+
+/// Whether everything is tried, as `.ci/long` has time for.
+fn is_long() -> bool {
+    std::env::var_os("LONG_TESTS").is_some()
+}
