@@ -91,6 +91,7 @@ const fn on(mesh: &'static [usize], caps: [usize; 2], brief: usize) -> Extent {
     Extent { mesh, caps, brief }
 }
 
+/// The meshes that cases are tried on with even and uneven chunks.
 const MESHES: [Extent; 7] = [
     on(&[2], [ALL, 128], 10),
     on(&[3], [ALL, 48], 3),
