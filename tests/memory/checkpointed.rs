@@ -9,7 +9,7 @@ use crate::live::{self, Measured, alone};
 
 const WIDTH: usize = 32;
 const HIDDEN: usize = 8 * WIDTH;
-const ROWS: usize = 1024;
+const ROWS: usize = 2048;
 
 /// Bytes of a block's input, and of what is between its layers.
 const INPUT: usize = ROWS * WIDTH * 4;
