@@ -77,8 +77,9 @@ fn train_on(shape: &[usize], ahead: Ahead, late: fn(Precision) -> Vec<Option<Lat
         let mut cells = cells(precision, &modes, ahead, &late);
         if !crate::is_long() {
             let mut at = 0..;
-            let is_tried =
-                |mode: usize, delay: usize| delay == 0 || (mode + delay + precision as usize) % modes.len() == 0;
+            let is_tried = |mode: usize, delay: usize| {
+                delay == 0 || (mode + delay + precision as usize).is_multiple_of(modes.len())
+            };
             cells.retain(|_| at.next().is_some_and(|at: usize| is_tried(at / late.len(), at % late.len())));
         }
         let ranks = test(shape).run(|mesh| to_the_bit(&net, mesh, &cells));
