@@ -188,10 +188,17 @@ impl UnitBuffer {
         wholes.into_iter().enumerate().map(place).collect()
     }
 
-    /// Whether the graph may keep the weight at `position` at no cost: where the unit keeps it, in a
-    /// slot, or as the shard that every rank holds whole.
+    /// Returns true if the graph may keep the weight at `position` at no cost: where the unit keeps it, in a slot, or as the
+    /// shard that every rank holds in full.
+    ///
+    /// Ranks must agree, since it decides which nodes backward has. A weight without elements, of which tensor parallelism
+    /// leaves this rank nothing, is in no slot, but those of the other ranks are.
     pub(super) fn costs_nothing_kept(&self, position: usize) -> bool {
-        self.kept == Kept::Whole || self.source.is_shard(position) || self.source.gathered.is_in_slot(position)
+        let is_empty = || self.source.unit.params[self.source.members[position]].shape.contains(&0);
+        self.kept == Kept::Whole
+            || self.source.is_shard(position)
+            || self.source.gathered.is_in_slot(position)
+            || self.in_slots && is_empty()
     }
 
     /// A checkpointed block reads the weights, and will again in backward.

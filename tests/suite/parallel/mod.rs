@@ -3,6 +3,7 @@
 
 mod compute;
 mod distribute_module;
+mod empty_shards;
 mod experts;
 mod gradients;
 mod mesh_dims;
