@@ -32,7 +32,7 @@ pub trait UnitCollectives: Send + Sync {
     }
 
     /// Reduces whole gradients to this rank's shards. The last tensor is no gradient: it says which parameters this rank
-    /// has used.
+    /// has used, by numbers of which those above 0 must stay above 0. Its element type need not be that of the gradients.
     fn reduce_scatter(
         &self,
         group: &Communicator,

@@ -168,7 +168,10 @@ pub enum ParamError {
         ranks: usize,
     },
     /// A divide factor of gradients by which nothing can be divided.
-    #[error("gradients cannot be divided by {factor}: the factor must be positive and finite")]
+    #[error(
+        "gradients cannot be divided by {factor}: the factor must be positive, and neither it nor its reciprocal may be out of \
+         the range of f32"
+    )]
     DivideFactor {
         /// The factor.
         factor: f64,

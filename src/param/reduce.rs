@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Scalar, Tensor, TensorData};
 
 use super::control::Averaging;
@@ -34,7 +34,7 @@ use crate::memory::ToHost;
 ///
 /// Of a parameter that no rank used there is no gradient, as without sharding, and an optimizer
 /// leaves it alone; one that some used is averaged over all, the others counting as zeros. So each
-/// reduction carries, beside the gradients, one number per parameter: whether the rank has used it.
+/// reduction carries, next to the gradients, one number per parameter: whether the rank has used it.
 struct Own {
     grads: Vec<DispatchTensor>,
     used: Vec<bool>,
@@ -47,19 +47,25 @@ impl Own {
         Self { grads, used }
     }
 
-    /// `[ranks, parameters]`: the same row for each rank, so that each gets a whole one. In the element type of a
-    /// gradient, so that tensors of one type travel together where the gradients are.
-    fn flags(&self, ranks: usize) -> DispatchTensor {
-        flags(&self.used, ranks, &self.grads[0])
+    /// Returns `[ranks, parameters]` to reduce by `op`: the same row for each rank, so that each gets a whole one.
+    fn flags(&self, ranks: usize, op: ReduceOp) -> DispatchTensor {
+        let (device, dtype) = (self.grads[0].device(), self.grads[0].dtype());
+        let (used, dtype) = match op {
+            // What a gradient is multiplied by must leave a flag as it is: of a number of tokens 1 may become 0. Neither that
+            // factor nor its reciprocal need be in the range of f16.
+            ReduceOp::PremulSum(factor) => (1.0 / factor.value(), if dtype == DType::F16 { DType::F32 } else { dtype }),
+            _ => (1.0, dtype),
+        };
+        flags(&self.used, ranks, used, device, dtype)
     }
 }
 
-/// So many rows of these flags, where `like` is, in its element type.
-fn flags(used: &[bool], rows: usize, like: &DispatchTensor) -> DispatchTensor {
-    let row = used.iter().map(|&used| f32::from(used));
-    let all: Vec<f32> = std::iter::repeat_with(|| row.clone()).take(rows).flatten().collect();
-    let (device, dtype) = (Device::new(like.device()), like.dtype());
-    Tensor::<2>::from_data(TensorData::new(all, [rows, used.len()]), (&device, dtype)).into_dispatch()
+/// Returns so many rows of flags, in the element type of a gradient where that holds them, so that tensors of one type travel
+/// together. A parameter that is used has the number `one`, which the reduction makes about 1, or a rank's share of it.
+fn flags(used: &[bool], rows: usize, one: f64, device: DispatchDevice, dtype: DType) -> DispatchTensor {
+    let row = used.iter().map(|&used| if used { one } else { 0.0 });
+    let all: Vec<f64> = std::iter::repeat_with(|| row.clone()).take(rows).flatten().collect();
+    Tensor::<2>::from_data(TensorData::new(all, [rows, used.len()]), (&Device::new(device), dtype)).into_dispatch()
 }
 
 /// The reduced gradients of what a rank has used. `flags` is read only where this one has not used
@@ -273,7 +279,8 @@ impl Reduction {
         let has_waited = self.unit.waiting.take(waiting::Stage::Scattered, &self.leaves, &mut sums);
         reduced = sums.into_iter().flatten().collect();
         if has_waited.contains(&true) {
-            flags = Dispatch::float_add(flags, self::flags(&has_waited, 1, &reduced[0]));
+            let waited = self::flags(&has_waited, 1, 1.0, flags.device(), flags.dtype());
+            flags = Dispatch::float_add(flags, waited);
             self.used.iter_mut().zip(has_waited).for_each(|(used, waited)| *used |= waited);
         }
         reduced.push(flags);
@@ -322,12 +329,13 @@ impl Unit {
         let group = &data.reduce;
         let (mut cut, mut uncut) = (self.cut(members, own.grads.clone()), self.uncut(members, own.grads.clone()));
         let first = call.clone().comparing(compared);
+        let op = self.averaging().shard;
         if cut.is_empty() {
-            uncut.push(own.flags(1));
+            uncut.push(own.flags(1, op));
             let uncut = Some(self.exchange(Exchange::Uncut, group, first, members, uncut));
             return Stage::Scattering { cut: None, uncut };
         }
-        cut.push(own.flags(group.group().size()));
+        cut.push(own.flags(group.group().size(), op));
         let cut = Some(self.exchange(Exchange::Gradients, group, first, members, cut));
         let uncut = (!uncut.is_empty()).then(|| self.exchange(Exchange::Uncut, group, call.clone(), members, uncut));
         Stage::Scattering { cut, uncut }
@@ -345,7 +353,7 @@ impl Unit {
     ) -> Result<Vec<Option<DispatchTensor>>, CommError> {
         let group = self.tensor.as_ref().expect("only parallelized parameters have partial gradients").along(dims);
         let own = Own::new(terms, zeros);
-        let flags = own.flags(1);
+        let flags = own.flags(1, ReduceOp::Sum);
         let mut sent = own.grads;
         sent.push(flags);
         let call = call.named(members.into_iter().map(|member| self.params[member].path.clone()));

@@ -161,10 +161,11 @@ impl Units {
     /// data of their own, also where fewer of them reduce a unit, such as one of experts.
     ///
     /// # Errors
-    /// [`ParamError::DivideFactor`] unless it is positive and finite.
+    /// [`ParamError::DivideFactor`] unless it is positive, and `f32` has it and its reciprocal in full precision.
     pub fn set_gradient_divide_factor(&self, factor: impl Into<Option<f64>>) -> Result<()> {
         let factor = factor.into();
-        if let Some(factor) = factor.filter(|factor| !(factor.is_finite() && *factor > 0.0)) {
+        let is_valid = |factor: f64| factor > 0.0 && (factor as f32).is_normal() && (factor.recip() as f32).is_normal();
+        if let Some(factor) = factor.filter(|factor| !is_valid(*factor)) {
             return Err(ParamError::DivideFactor { factor }.into());
         }
         self.change_averaging(|control| control.divide_factor = factor);

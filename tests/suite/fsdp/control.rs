@@ -98,7 +98,7 @@ fn groups_that_were_not_made_are_told() {
             matches!(&error, Error::Param(ParamError::ReshardRanks { ranks: 2, unit }) if unit == "root"),
             "{error}"
         );
-        for factor in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        for factor in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e39, 1e38, 1e-39] {
             let error = units(&model)?.set_gradient_divide_factor(factor).unwrap_err();
             assert!(matches!(error, Error::Param(ParamError::DivideFactor { .. })), "{error}");
         }

@@ -1,5 +1,6 @@
 //! Gradients of `bf16` weights, to the bit as sums by hand in the element type that they are reduced in.
 
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use burn_dtensor::Result;
@@ -122,4 +123,69 @@ fn batches_without_sync_are_added_up_in_the_type_of_the_reduction() {
         }
         Ok(())
     });
+}
+
+#[derive(Module, Debug)]
+struct Weights {
+    of_all: Param<Tensor<2>>,
+    of_one: Param<Tensor<2>>,
+    unused: Param<Tensor<2>>,
+}
+
+/// A number that `f16` and `bf16` have.
+const SLOPE: f32 = 24576.0;
+
+/// Of one batch, where the first rank alone uses a weight, or of two, where it does so in the first of them and the replicas
+/// add up after the second.
+fn ranks_differ_in_what_they_use(shape: &[usize], reduce: DType, factor: f64, batches: usize) {
+    let names = &["replicate", "shard"][2 - shape.len()..];
+    MeshTest::new(shape, names).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let weight = || Param::from_tensor(Tensor::ones([WIDTH, WIDTH], &device));
+        let model = Weights { of_all: weight(), of_one: weight(), unused: weight() };
+        let policy = MixedPrecision::new().param_dtype(reduce).reduce_dtype(reduce).output_dtype(DType::F32);
+        let model = fully_shard(model, mesh, FullyShard::new().mixed_precision(policy))?;
+        units(&model)?.set_gradient_divide_factor(factor)?;
+        let mut grads = None;
+        for batch in 0..batches {
+            units(&model)?.set_requires_all_reduce(batch + 1 == batches);
+            let y = unit(&model, Tensor::<2>::ones([WIDTH, WIDTH], &device), |model, x| {
+                let y = x.clone() * model.of_all.val();
+                if (mesh.rank(), batch) == (0, 0) { y + x * model.of_one.val() } else { y }
+            });
+            grads = Some((y * SLOPE).sum().backward());
+        }
+        let grads = grads.expect("there is a batch");
+        let what = format!("{shape:?}, {reduce:?}, by {factor:e}, {batches} batches, rank {}", mesh.rank());
+        let shard = model.of_one.shard_grad(&grads).unwrap_or_else(|| panic!("{what}: a rank has used it"));
+        let expected = f64::from(SLOPE) / factor;
+        // Half an ulp of either type, or of the subnormal numbers of `f16`.
+        let tolerance = (expected / 250.0).max(3e-8);
+        for found in shard.local().clone().into_data().iter::<f64>() {
+            assert!((found - expected).abs() <= tolerance, "{what}: {found} for {expected}");
+        }
+        assert!(model.unused.shard_grad(&grads).is_none(), "{what}");
+        Ok(())
+    });
+}
+
+/// A number of tokens is a factor by which 1 may become 0 in the type that gradients are reduced in.
+#[test]
+fn every_rank_has_a_gradient_that_one_rank_has_whatever_divides_it() {
+    for shape in [&[3][..], &[2, 2]] {
+        for reduce in [DType::F16, DType::BF16, DType::F32] {
+            for factor in [1e6, 6.4e7, 1e9] {
+                ranks_differ_in_what_they_use(shape, reduce, factor, 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn so_it_has_one_that_waited_for_the_replicas() {
+    for reduce in [DType::F16, DType::BF16] {
+        for factor in [4.0, 1e9] {
+            ranks_differ_in_what_they_use(&[2, 2], reduce, factor, 2);
+        }
+    }
 }
