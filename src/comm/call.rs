@@ -1,5 +1,7 @@
 //! [`Call`]: what a collective is for.
 
+use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use super::{Digests, TensorMeta};
@@ -16,8 +18,8 @@ pub enum Phase {
     Backward,
 }
 
-impl std::fmt::Display for Phase {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Other => "other",
             Self::Forward => "forward",
@@ -37,6 +39,8 @@ pub struct Call {
     /// in forward. The graph's order may differ between ranks; a collective that meets one drawn
     /// elsewhere in forward is then an error, where it could be a wrong sum. The ledger leaves it out.
     pub drawn: Option<u64>,
+    /// Of a unit's collective: whose parameters travel. The ledger leaves it out.
+    pub model: Option<ShardedModel>,
     /// The distributed tensor, on all its ranks, of which a part travels. The ledger leaves it out.
     pub whole: Option<TensorMeta>,
     /// Of a pending reduction: the global shapes of what its terms were computed from, such as
@@ -92,5 +96,39 @@ impl Call {
 impl From<&str> for Call {
     fn from(label: &str) -> Self {
         Self::new(label)
+    }
+}
+
+/// The model that a unit's parameters are of. Ranks that run two models of equal shapes in different orders differ in it,
+/// and may differ in nothing else.
+#[derive(Debug, Clone, Default)]
+pub struct ShardedModel {
+    /// The number of the call that has sharded it, of those over the same ranks.
+    pub number: u64,
+    /// Names of the states of its parameters that travel, one if it is that of all. Clones of a model have the same, until
+    /// the parameters of either are mapped, as an optimizer does.
+    pub states: Arc<[u64]>,
+    /// What it is and where it was sharded. Ranks need not agree on it.
+    pub origin: Arc<str>,
+}
+
+impl PartialEq for ShardedModel {
+    fn eq(&self, other: &Self) -> bool {
+        (self.number, &self.states) == (other.number, &other.states)
+    }
+}
+
+impl Eq for ShardedModel {}
+
+impl Hash for ShardedModel {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        (self.number, &self.states).hash(hasher);
+    }
+}
+
+/// `2 (Linear, sharded at src/main.rs:17)`
+impl fmt::Display for ShardedModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.number, self.origin)
     }
 }

@@ -47,6 +47,8 @@ struct Shared {
     channel: Arc<dyn Channel>,
     sequence: Arc<Sequence>,
     drawn: AtomicU64,
+    /// How many models were sharded over these ranks.
+    models: AtomicU64,
     duplicates: Mutex<HashMap<&'static str, Communicator>>,
 }
 
@@ -56,8 +58,8 @@ impl Communicator {
         let sequence = rank.ledger.recorder().sequence(&group, name);
         let member = Member { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
         let channel = rank.engine.channel(member, name);
-        let (drawn, duplicates) = (AtomicU64::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { rank, channel, sequence, drawn, duplicates }), deadline }
+        let (drawn, models, duplicates) = (AtomicU64::default(), AtomicU64::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { rank, channel, sequence, drawn, models, duplicates }), deadline }
     }
 
     /// The ranks of this group and the caller's place among them.
@@ -76,6 +78,13 @@ impl Communicator {
     /// come to use them: see [`Call::drawn`].
     pub fn draw(&self) -> u64 {
         self.shared.drawn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Returns the number of a model that these ranks shard now: 1, 2, .. Local: no communication.
+    ///
+    /// Ranks that shard models in the same order draw the same numbers.
+    pub(crate) fn draw_model(&self) -> u64 {
+        self.shared.models.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// The same ranks with a sequence of calls of its own: calls on it meet only calls on it, so that

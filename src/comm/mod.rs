@@ -79,7 +79,7 @@ mod turn;
 mod work;
 mod world;
 
-pub use call::{Call, Phase};
+pub use call::{Call, Phase, ShardedModel};
 pub use communicator::Communicator;
 pub use copied::Copied;
 pub use course::{Carried, Course};

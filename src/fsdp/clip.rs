@@ -49,6 +49,7 @@ impl NormType {
 pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64, norm: NormType) -> Result<f64> {
     let walk = walk(model);
     check_whole(model, &walk)?;
+    let units: Vec<_> = walk.distributed.iter().map(|visited| visited.param.unit.clone()).collect();
     let holders = walk.distributed.into_iter().map(|visited| {
         let spec = visited.param.spec(visited.base.dtype());
         let sharded = (0..spec.mesh().ndim()).filter(|&dim| spec.placements()[dim].shard_dim().is_some());
@@ -69,7 +70,9 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
             NormType::P(_) => ReduceOp::Sum,
             NormType::Inf => ReduceOp::Max,
         };
-        let reduced = group.all_reduce(Call::new("clip_grad_norm"), vec![numbers], op).wait()?;
+        let model = units.iter().find_map(|unit| unit.data_parallel()?.model_over(&group));
+        let call = Call { model, ..Call::new("clip_grad_norm") };
+        let reduced = group.all_reduce(call, vec![numbers], op).wait()?;
         let reduced = reduced.into_iter().next().expect("an all-reduce returns every tensor");
         let reduced = Tensor::<1>::from_dispatch(reduced).into_data();
         for ((_, part), number) in shared.iter_mut().zip(reduced.iter::<f64>()) {

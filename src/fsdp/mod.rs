@@ -33,6 +33,9 @@
 //!    leaves a unit, on a sequence of their own; reductions, on another, come in reverse order of
 //!    entry, and those of units that nothing leads to (no tracked input, no unit around them) last, in
 //!    order of entry. Each is waited for before the next is issued.
+//! 7. No value is of two models. Collectives carry the number of the `fully_shard` call and the states of the parameters, so
+//!    that ranks fail with an error that run models of equal shapes in different orders, or clones whose parameters are no
+//!    longer the same.
 //!
 //! # Optimizers
 //! burn's optimizers step shards. What works element by element makes of a shard what it makes of the whole; what looks

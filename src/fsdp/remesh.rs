@@ -61,7 +61,8 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     // By the unit and not by its module: of one module there may be several, made by several calls.
     let units = sharded.enumerate().into_group_map_by(|(_, param)| Arc::as_ptr(&param.before.unit));
     let mut attachments = Vec::new();
-    for params in units.into_values() {
+    // In one order on every rank, for they draw numbers.
+    for params in units.into_values().sorted_by_key(|params| params[0].0) {
         let (places, params): (Vec<_>, Vec<_>) = params.into_iter().unzip();
         let data = data(&params[0].before, mesh)?;
         let mesh = &data.mesh;
@@ -122,7 +123,7 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
     let config = FullyShard::new().reshard_after_forward(data.reshard).buffers(data.buffers);
     let config = FullyShard { strict: data.strict, ..config.verify_every(data.verify.passes()) };
     let all = mesh.mesh.communicator_over(&(0..mesh.mesh.ndim()).collect::<Vec<_>>())?;
-    let groups = data_parallel(mesh, &all, &config, data.ignored.clone())?;
+    let groups = data_parallel(mesh, &all, &config, data.ignored.clone(), &data.model.origin)?;
     let offloaded = data.offloaded.as_ref().map(|_| Offloaded::of(&groups.shard));
     Ok(DataParallel { precision: data.precision, offloaded, ..groups })
 }

@@ -1,5 +1,7 @@
 //! [`fully_shard`].
 
+use std::any::type_name;
+use std::panic::Location;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -12,9 +14,9 @@ use super::plan::{Plan, Planned, plan};
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    AGAIN, Attachment, DataMesh, DataParallel, Offload, Offloaded, Precision, REDUCE, ReshardAfterForward, UnitParam,
-    UnitPath, Verify, attach, combine, data_spec, in_turn, is_any_lazy, make_units, move_beside, own_buffers,
-    take_burns,
+    AGAIN, Attachment, DataMesh, DataParallel, ModelNumbers, Offload, Offloaded, Precision, REDUCE,
+    ReshardAfterForward, UnitParam, UnitPath, Verify, attach, combine, data_spec, in_turn, is_any_lazy, make_units,
+    move_beside, own_buffers, take_burns,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -82,12 +84,19 @@ use crate::{Error, Result};
 /// of the mesh that it was sliced from, with the model of its own slice: slices initialize lazy parameters in turn, the
 /// first of them first.
 ///
+/// Ranks must shard several models in the same order, and run them so: a unit's collectives carry the number of its call, and
+/// ranks whose numbers differ fail with [`CommError::Mismatch`](crate::comm::CommError::Mismatch), which names both models.
+/// So do ranks that run different clones of one model, once the parameters of one were replaced. What replaces parameters,
+/// such as a step or a record, must do so on every rank that runs the clone.
+///
 /// # Errors
 /// [`FsdpError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh, pattern or placement,
 /// before any value moves;
 /// [`MeshError`](crate::mesh::MeshError) for names of dimensions;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+#[track_caller]
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
+    let origin = origin::<M>(Location::caller());
     let mut dims = DataDims::new(mesh, &config)?;
     let Plan { params: mut planned, adopted, ignored, precisions, offloads, lazy, adapted } =
         plan(&model, mesh, &config, &mut dims)?;
@@ -95,7 +104,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         balance(&mut planned, dims.meshes());
     }
     let (all, others) = (dims.all()?, dims.others()?);
-    let data = dims.meshes().map(|mesh| data_parallel(mesh, &all, &config, ignored.clone()));
+    let data = dims.meshes().map(|mesh| data_parallel(mesh, &all, &config, ignored.clone(), &origin));
     let data: Vec<_> = data.collect::<Result<_>>()?;
     let cuts = planned.iter().map(|param| {
         let mesh = &data[param.data].mesh;
@@ -143,6 +152,14 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     Ok(if is_offloaded { move_beside(model, mesh.device()) } else { model })
 }
 
+/// Returns what messages say of a model of type `M` that was sharded there: `Linear, sharded at src/main.rs:17`.
+fn origin<M>(place: &Location<'_>) -> Arc<str> {
+    let path = type_name::<M>();
+    let arguments = path.find('<').unwrap_or(path.len());
+    let name = path[..arguments].rfind("::").map_or(path, |module| &path[module + 2..]);
+    format!("{name}, sharded at {}:{}", place.file(), place.line()).into()
+}
+
 /// The groups over which units on `mesh` are gathered and reduced, in the element types that things have, where `all` ranks
 /// have data of their own.
 pub(super) fn data_parallel(
@@ -150,10 +167,10 @@ pub(super) fn data_parallel(
     all: &Communicator,
     config: &FullyShard,
     ignored: Arc<[PathPattern]>,
+    origin: &Arc<str>,
 ) -> Result<DataParallel> {
     let FullyShard { reshard, strict, buffers, verify_every, .. } = *config;
-    let shard = mesh.shard_group()?.clone();
-    let replicate = mesh.replicate_group()?.map(|group| group.duplicate(REDUCE));
+    let (shard, replicate) = (mesh.shard_group()?.clone(), mesh.replicate_group()?);
     let neighbours = match reshard {
         ReshardAfterForward::Ranks(ranks) => {
             let group = shard.group();
@@ -162,10 +179,13 @@ pub(super) fn data_parallel(
                 return Err(FsdpError::ReshardRanks { ranks, size: group.size(), dim }.into());
             }
             let first = group.rank() / ranks * ranks;
-            Some(mesh.mesh.world().group(&group.ranks()[first..first + ranks])?.duplicate(AGAIN))
+            Some(mesh.mesh.world().group(&group.ranks()[first..first + ranks])?)
         }
         _ => None,
     };
+    let model = ModelNumbers::draw(origin.clone(), &shard, replicate, neighbours.as_ref(), all);
+    let replicate = replicate.map(|group| group.duplicate(REDUCE));
+    let neighbours = neighbours.map(|group| group.duplicate(AGAIN));
     let verify = Verify::every(verify_every).into();
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
     let precision = Precision::default();
@@ -177,6 +197,7 @@ pub(super) fn data_parallel(
         precision,
         offloaded: None,
         verify,
+        model,
         mesh: mesh.clone(),
         all: all.clone(),
         shard,

@@ -20,6 +20,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use burn::module::{LoraAdapter, Module, ModuleMapper, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, Tensor};
 
+use super::distributed::copying;
+
 /// What burn calls an adapter in paths.
 pub(super) const NAME: &str = LoraAdapter::NAME;
 
@@ -57,7 +59,7 @@ pub(super) fn put_burns<M: Module>(model: M, adapters: Adapters) -> M {
 pub(super) fn take<M: Module>(model: M) -> (M, Adapters) {
     TAKEN.set(Some(Vec::new()));
     let mut paths = Paths { path: Vec::new(), last: String::new(), adapted: Vec::new() };
-    let model = model.map(&mut paths);
+    let model = copying(|| model.map(&mut paths));
     let taken = TAKEN.take().unwrap_or_default();
     (model, paths.adapted.into_iter().zip(taken).collect())
 }

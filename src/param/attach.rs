@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use super::ParamError;
 use super::adapter;
-use super::distributed::{DistributedParameter, replace_next};
+use super::distributed::{DistributedParameter, copying, replace_next};
 use super::lazy::undrawn;
 use super::read::stored;
 use crate::comm::{Call, Communicator, TensorMeta};
@@ -50,7 +50,7 @@ pub(crate) fn attach<M: Module>(
 ) -> Result<M> {
     let queue = attachments.into_iter().collect();
     let mut attach = Attach { queue, leaves: HashMap::new(), inside: String::new(), one_by_one, label, failed: None };
-    let model = model.apply_reparameterization(&mut attach);
+    let model = copying(|| model.apply_reparameterization(&mut attach));
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
         (None, Some(Attachment { path: param, .. })) => Err(ParamError::NotMet { param: param.to_string() }.into()),

@@ -6,6 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Shape, Tensor};
 
+use super::distributed::copying;
 use super::inventory::Inventory;
 
 /// The model with everything on `device` but its float parameters, which stay where they are: running statistics, integer
@@ -15,8 +16,8 @@ use super::inventory::Inventory;
 pub(crate) fn move_beside<M: Module>(model: M, device: &Device) -> M {
     let paths = Inventory::of(&model).paths().into_iter().collect();
     let mut parameters = Parameters { path: Vec::new(), paths, taken: HashMap::new() };
-    let model = model.map(&mut parameters).to_device(device);
-    model.map(&mut parameters)
+    let model = copying(|| model.map(&mut parameters)).to_device(device);
+    copying(|| model.map(&mut parameters))
 }
 
 /// Takes out those at `paths` when it first comes by, and puts them back the next time.

@@ -1,6 +1,6 @@
 //! [`DistributedParameter`]: what makes `param.val()` the whole weight.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Weak};
@@ -12,6 +12,7 @@ use burn::module::{
 use burn::tensor::{DType, Device};
 
 use super::adapter;
+use super::states::{State, WeakState};
 use super::unit::{DataParallel, Unit, UnitParam};
 use super::unit_path::UnitPath;
 use crate::Result;
@@ -33,6 +34,8 @@ use crate::dtensor::DTensorSpec;
 pub struct DistributedParameter {
     pub(crate) unit: Arc<Unit>,
     pub(super) index: usize,
+    /// Which state of the parameter its shard is of.
+    pub(super) state: State,
     /// LoRA of the whole weight.
     pub(super) adapter: Option<Box<LoraAdapter>>,
 }
@@ -59,12 +62,15 @@ pub(crate) fn make_units<K: Clone + Eq + Hash>(
         Ok((key, Arc::new(unit)))
     });
     let units: HashMap<_, _> = units.collect::<Result<_>>()?;
-    Ok(places.into_iter().map(|(key, index)| DistributedParameter::new(units[&key].clone(), index)).collect())
+    Ok(places
+        .into_iter()
+        .map(|(key, index)| DistributedParameter::new(units[&key].clone(), index, State::default()))
+        .collect())
 }
 
 impl DistributedParameter {
-    fn new(unit: Arc<Unit>, index: usize) -> Self {
-        Self { unit, index, adapter: None }
+    fn new(unit: Arc<Unit>, index: usize, state: State) -> Self {
+        Self { unit, index, state, adapter: None }
     }
 
     /// The same with an adapter, of which only the weight is distributed yet.
@@ -100,16 +106,30 @@ impl DistributedParameter {
 thread_local! {
     /// Where a visited parameter leaves word of itself: burn hands visitors the base alone. Any visitor
     /// comes by, also one that does not ask: so the word keeps no unit alive.
-    static VISITED: RefCell<Option<(Weak<Unit>, usize)>> = const { RefCell::new(None) };
+    static VISITED: RefCell<Option<(Weak<Unit>, usize, WeakState)>> = const { RefCell::new(None) };
     /// What the parameter whose base was mapped last becomes: burn gives it back the
     /// reparameterization it had, once that has been mapped too.
     static NEXT: RefCell<Option<DistributedParameter>> = const { RefCell::new(None) };
+    /// Whether parameters that are mapped stay in the state that they are in.
+    static IS_COPYING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Maps modules in `copy` without changing the values of their shards, perhaps on one rank alone.
+pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_COPYING.set(self.0);
+        }
+    }
+    let _restore = Restore(IS_COPYING.replace(true));
+    copy()
 }
 
 /// The parameter whose base was visited last, once its reparameterization was too.
 pub(super) fn take_visited() -> Option<DistributedParameter> {
-    let (unit, index) = VISITED.take()?;
-    Some(DistributedParameter::new(unit.upgrade()?, index))
+    let (unit, index, state) = VISITED.take()?;
+    Some(DistributedParameter::new(unit.upgrade()?, index, state.upgrade()?))
 }
 
 /// Makes `param` of the distributed parameter whose base is being mapped.
@@ -119,7 +139,7 @@ pub(super) fn replace_next(param: &DistributedParameter) {
 
 impl Module for DistributedParameter {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        VISITED.set(Some((Arc::downgrade(&self.unit), self.index)));
+        VISITED.set(Some((Arc::downgrade(&self.unit), self.index, self.state.downgrade())));
         self.unit.parts[self.index].iter().for_each(|part| part.visit(visitor));
         self.adapter.iter().for_each(|adapter| adapter::visit(adapter, Self::NAME, visitor));
     }
@@ -128,9 +148,10 @@ impl Module for DistributedParameter {
         self.unit.parts[self.index].iter().for_each(|part| part.map(mapper));
         // The adapter's factors may become others too.
         let next = NEXT.take();
-        let Self { unit, index, adapter } = self;
+        let Self { unit, index, state, adapter } = self;
+        let state = if IS_COPYING.get() { state } else { state.mapped() };
         let adapter = adapter.and_then(|adapter| adapter::map(*adapter, Self::NAME, mapper));
-        next.unwrap_or(Self::new(unit, index)).adapted(adapter)
+        next.unwrap_or(Self::new(unit, index, state)).adapted(adapter)
     }
 
     fn collect_devices(&self, devices: Devices) -> Devices {

@@ -6,7 +6,7 @@ use itertools::Itertools;
 use super::gather::over_neighbours;
 use super::plans::{Exchange, Known};
 use super::unit::{Unit, UnitParam};
-use crate::comm::{Call, CommError, Communicator, TensorMeta, Work};
+use crate::comm::{Call, CommError, Communicator, ShardedModel, TensorMeta, Work};
 use crate::placement::Cut;
 
 impl Unit {
@@ -24,7 +24,8 @@ impl Unit {
     ) -> Work<Vec<DispatchTensor>> {
         match self.plan(exchange, group, members, &tensors) {
             Ok(Known { names, plan, .. }) => {
-                let call = Call { names: Some(names), ..call };
+                let model = call.model.map(|model| ShardedModel { number: self.model_number(exchange), ..model });
+                let call = Call { names: Some(names), model, ..call };
                 let custom = self.control.lock().collectives.clone();
                 match custom {
                     Some(custom) => custom.exchange(exchange, group, call, &plan, tensors),
@@ -32,6 +33,16 @@ impl Unit {
                 }
             }
             Err(error) => Work::failed(error),
+        }
+    }
+
+    /// Returns the number of its model among those of the ranks that make this collective.
+    fn model_number(&self, exchange: Exchange) -> u64 {
+        let model = &self.data().model;
+        match exchange {
+            Exchange::Shards | Exchange::Gradients | Exchange::Uncut => model.shard,
+            Exchange::Parts => model.neighbours,
+            Exchange::All => model.replicate,
         }
     }
 

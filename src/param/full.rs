@@ -90,7 +90,8 @@ fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Option<M
     let mut open = Vec::new();
     for key in order {
         let params = groups.remove(&key).expect("every unit has a group");
-        let shards = Shards::new(params.iter().map(|Visited { param, base, .. }| (param.index, base.clone())));
+        let shard = |Visited { param, base, .. }: &Visited| (param.index, param.state.clone(), base.clone());
+        let shards = Shards::new(params.iter().map(shard));
         let unit = open_gathered(&params[0].param.unit, shards);
         for Visited { param, base, read, .. } in params {
             read(&param, base);

@@ -8,7 +8,7 @@ use itertools::Itertools;
 
 use super::ParamError;
 use super::adapter;
-use super::distributed::{DistributedParameter, take_visited};
+use super::distributed::{DistributedParameter, copying, take_visited};
 use super::lazy::undrawn;
 use super::part::Part;
 use super::unit_path::UnitPath;
@@ -57,7 +57,7 @@ impl Inventory {
     pub(crate) fn of<M: Module>(model: &M) -> Self {
         let mut inventory = Self::default();
         take_visited();
-        model.clone().apply_reparameterization(Marker).visit(&mut inventory);
+        copying(|| model.clone().apply_reparameterization(Marker)).visit(&mut inventory);
         inventory.replace_last(None);
         inventory
     }

@@ -109,7 +109,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     };
     let label = format!("{} (outside its unit)", param.info().path).into();
     let opening = Opening { kept, lone: true, label, ..open::opening(&param.unit) };
-    let (scope, ()) = Scope::open(&param.unit, Shards::one(param.index, base), opening, ());
+    let (scope, ()) = Scope::open(&param.unit, Shards::one(param, base), opening, ());
     open::follow(&scope);
     if !scope.again {
         scope.pass.begin();
@@ -123,7 +123,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
 pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
     // Plain: burn's graph would keep the shard until a backward.
     let base = base.inner();
-    let _open = open_gathered(&param.unit, Shards::one(param.index, base.clone().into_dispatch()));
+    let _open = open_gathered(&param.unit, Shards::one(param, base.clone().into_dispatch()));
     value(param, base)
 }
 

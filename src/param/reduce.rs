@@ -356,6 +356,8 @@ impl Unit {
         let flags = own.flags(1, ReduceOp::Sum);
         let mut sent = own.grads;
         sent.push(flags);
+        // Numbers of models are those of data-parallel ranks.
+        let call = Call { model: None, ..call };
         let call = call.named(members.into_iter().map(|member| self.params[member].path.clone()));
         let mut sums = group.all_reduce(call, sent, ReduceOp::Sum).wait()?;
         let flags = sums.pop().expect("the flags were sent last");

@@ -228,7 +228,7 @@ impl Scope {
 
 /// A pass through `unit`, in forward.
 fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, has_inputs: bool) -> Arc<Pass> {
-    let Shards { members, bases } = shards;
+    let Shards { members, bases, .. } = shards;
     let trained = |base| leaves::trained(base).filter(|_| opening.tracked);
     let leaves: Vec<_> = bases.iter().map(trained).collect();
     let tied = has_inputs || opening.enclosed;
@@ -242,7 +242,7 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     let passes = PASSES.with(Arc::clone);
     let place = leaves.iter().any(Option::is_some).then(|| passes.order.enter(tied));
     let due = place.and_then(|_| unit.begin_pass(opening.lone.then(|| members[0])));
-    let call = Call::new(opening.label.clone()).drawn(unit.draw());
+    let call = Call { model: unit.model(shards), ..Call::new(opening.label.clone()).drawn(unit.draw()) };
     let stays = match backward {
         true => !unit.control.lock().reshard_after_backward,
         // What is kept for a backward serves the next forward where there is none.

@@ -4,7 +4,9 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
 use itertools::Itertools;
 
+use super::distributed::DistributedParameter;
 use super::recompute::leaves;
+use super::states::State;
 use crate::autodiff;
 use crate::memory;
 
@@ -14,18 +16,20 @@ use crate::memory;
 pub(crate) struct Shards {
     pub(super) members: Vec<usize>,
     pub(super) bases: Vec<DispatchTensor>,
+    /// Which states they are of.
+    pub(super) states: Vec<State>,
 }
 
 impl Shards {
     /// Of parameters of one unit, each with its index there.
-    pub(crate) fn new(params: impl IntoIterator<Item = (usize, DispatchTensor)>) -> Self {
-        let (members, bases) = params.into_iter().sorted_by_key(|(index, _)| *index).unzip();
-        Self { members, bases }
+    pub(super) fn new(params: impl IntoIterator<Item = (usize, State, DispatchTensor)>) -> Self {
+        let (members, states, bases) = params.into_iter().sorted_by_key(|(index, ..)| *index).multiunzip();
+        Self { members, bases, states }
     }
 
     /// One parameter.
-    pub(super) fn one(member: usize, base: DispatchTensor) -> Self {
-        Self { members: vec![member], bases: vec![base] }
+    pub(super) fn one(param: &DistributedParameter, base: DispatchTensor) -> Self {
+        Self { members: vec![param.index], bases: vec![base], states: vec![param.state.clone()] }
     }
 
     /// Where parameter `member` is, if it is here with this very shard.

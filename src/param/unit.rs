@@ -16,6 +16,8 @@ use super::part::Part;
 use super::plans::Plans;
 use super::precision::{Precision, cast};
 use super::prepare::ModuleLayouts;
+use super::shards::Shards;
+use super::states::State;
 use super::style::LayerStyles;
 use super::terms::TensorGroups;
 use super::unit_path::UnitPath;
@@ -23,7 +25,7 @@ use super::verifier::{Passed, Verify};
 use super::waiting::Waiting;
 use super::{Buffers, ParamError, ReshardAfterForward};
 use crate::Result;
-use crate::comm::Communicator;
+use crate::comm::{Communicator, ShardedModel};
 use crate::dtensor::{DTensorSpec, Dims};
 use crate::pattern::PathPattern;
 use crate::placement::Cut;
@@ -76,6 +78,7 @@ pub(crate) struct DataParallel {
     /// If its shards are in host memory.
     pub(crate) offloaded: Option<Offloaded>,
     pub(crate) verify: Arc<Verify>,
+    pub(crate) model: ModelNumbers,
     /// The mesh that cuts and replicates its parameters.
     pub(crate) mesh: DataMesh,
     /// All ranks that have data of their own: what makes buffers equal, and by how many gradients are divided. More than
@@ -93,7 +96,50 @@ pub(crate) struct DataParallel {
     pub(crate) neighbours: Option<Communicator>,
 }
 
+/// The numbers of a model, among those that were sharded over the same ranks: of each of the groups that are its units'.
+#[derive(Debug, Clone)]
+pub(crate) struct ModelNumbers {
+    pub(super) shard: u64,
+    pub(super) replicate: u64,
+    pub(super) neighbours: u64,
+    /// Of all ranks that have data of their own.
+    pub(super) all: u64,
+    /// What it is, and where it was sharded.
+    pub(crate) origin: Arc<str>,
+}
+
+impl ModelNumbers {
+    /// Draws the next numbers on these groups.
+    pub(crate) fn draw(
+        origin: Arc<str>,
+        shard: &Communicator,
+        replicate: Option<&Communicator>,
+        neighbours: Option<&Communicator>,
+        all: &Communicator,
+    ) -> Self {
+        let draw = |group: Option<&Communicator>| group.map_or(0, Communicator::draw_model);
+        let (number, replicate, neighbours) = (shard.draw_model(), draw(replicate), draw(neighbours));
+        let all = if all.group() == shard.group() { number } else { all.draw_model() };
+        Self { shard: number, replicate, neighbours, all, origin }
+    }
+
+    fn of(&self, number: u64) -> ShardedModel {
+        ShardedModel { number, states: Arc::default(), origin: self.origin.clone() }
+    }
+}
+
 impl DataParallel {
+    /// Returns what ranks of `group` must agree on that make a collective for the model, and not for a unit; `None` if they
+    /// are not those that shard.
+    pub(crate) fn model_over(&self, group: &Communicator) -> Option<ShardedModel> {
+        (self.shard.group() == group.group()).then(|| self.model.of(self.model.shard))
+    }
+
+    /// Returns what all ranks that have data of their own must agree on.
+    pub(super) fn model_of_all(&self) -> ShardedModel {
+        self.model.of(self.model.all)
+    }
+
     /// How many ranks gather and reduce it.
     pub(super) fn ranks(&self) -> usize {
         self.shard.group().size() * self.replicate.as_ref().map_or(1, |group| group.group().size())
@@ -322,6 +368,12 @@ impl Unit {
             ReshardAfterForward::Ranks(n) if n == size => Kept::Shard,
             ReshardAfterForward::Ranks(_) => Kept::Part,
         }
+    }
+
+    /// Returns what ranks that run the unit with these shards must agree on, of those that shard it.
+    pub(super) fn model(&self, shards: &Shards) -> Option<ShardedModel> {
+        let model = &self.data.as_ref()?.model;
+        Some(ShardedModel { states: State::names(&shards.states), ..model.of(model.shard) })
     }
 
     /// The place of a pass in forward, on the ranks that it is reduced over.

@@ -101,7 +101,7 @@ impl Unit {
         if let Some(Unsharded { ahead: Ahead::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted) {
             return posted;
         }
-        let call = Call::new(self.label()).in_phase(phase);
+        let call = Call { model: self.model(shards), ..Call::new(self.label()).in_phase(phase) };
         let sent = self.computed(true, &shards.members, shards.plain());
         self.all_gather(call, &shards.members, sent)
     }

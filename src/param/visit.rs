@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 
 use super::distributed::{DistributedParameter, take_visited};
 use super::read::value;
+use super::states::State;
 
 /// Reads a parameter of a number of dimensions that is known no longer.
 type Read = fn(&DistributedParameter, DispatchTensor);
@@ -33,9 +34,9 @@ pub(crate) struct Walk {
 }
 
 impl Visited {
-    /// Its index in its unit, and its shard.
-    pub(crate) fn shard(self) -> (usize, DispatchTensor) {
-        (self.param.index, self.base)
+    /// Its index in its unit, its state, and its shard.
+    pub(super) fn shard(self) -> (usize, State, DispatchTensor) {
+        (self.param.index, self.param.state, self.base)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Shape};
 
-use crate::comm::{Call, Digests, Divergence, Op, ReduceOp, TensorMeta};
+use crate::comm::{Call, Digests, Divergence, Op, ReduceOp, ShardedModel, TensorMeta};
 use crate::placement::Cut;
 
 /// The arguments of one collective, but for the data.
@@ -15,6 +15,7 @@ pub struct Print {
     pub(crate) label: Arc<str>,
     pub(crate) reduce: Option<ReduceOp>,
     pub(crate) root: Option<usize>,
+    pub(crate) model: Option<ShardedModel>,
     pub(crate) drawn: Option<u64>,
     pub(crate) whole: Option<TensorMeta>,
     pub(crate) terms: Option<Arc<str>>,
@@ -103,12 +104,13 @@ impl Print {
     /// Of a `call` of `op`.
     pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorPrint]>>) -> Self {
         let tensors = tensors.into();
-        let Call { label, drawn, whole, terms, names, digests, .. } = call.clone();
+        let Call { label, model, drawn, whole, terms, names, digests, .. } = call.clone();
         Self {
             op,
             label,
             reduce: None,
             root: None,
+            model,
             drawn,
             whole,
             terms,
@@ -139,6 +141,7 @@ impl Print {
     pub fn difference(&self, other: &Self) -> Option<String> {
         differ("operation", &self.op, &other.op, Op::to_string)
             .or_else(|| differ("label", &self.label, &other.label, |label| format!("`{label}`")))
+            .or_else(|| self.models_differ(other))
             .or_else(|| differ("reduction", &self.reduce, &other.reduce, some))
             .or_else(|| differ("root", &self.root, &other.root, some))
             .or_else(|| differ("place in forward", &self.drawn, &other.drawn, some))
@@ -147,6 +150,7 @@ impl Print {
                 differ("reduction of", &self.terms, &other.terms, |terms| terms.as_deref().unwrap_or("none").into())
             })
             .or_else(|| self.tensors_differ(other))
+            .or_else(|| self.states_differ(other))
             .or_else(|| self.pairs.as_ref()?.difference(other.pairs.as_ref()?))
             .or_else(|| self.compared_otherwise(other))
     }
@@ -161,6 +165,27 @@ impl Print {
     pub fn refusal(&self, sent: &Self) -> Option<String> {
         let label = differ("label", &self.label, &sent.label, |label| format!("`{label}`"));
         label.or_else(|| if self.any { None } else { self.tensors_differ(sent) })
+    }
+
+    /// The models, if they are not one.
+    fn models_differ(&self, other: &Self) -> Option<String> {
+        let number = |model: &Option<ShardedModel>| model.as_ref().map(|model| model.number);
+        let says = |model: &Option<ShardedModel>| model.as_ref().map_or("none".into(), ShardedModel::to_string);
+        (number(&self.model) != number(&other.model))
+            .then(|| format!("model {} vs {}", says(&self.model), says(&other.model)))
+    }
+
+    /// The states of the parameters of one model: the first that differs, as far as it has a name.
+    fn states_differ(&self, other: &Self) -> Option<String> {
+        let (own, its) = (self.model.as_ref()?, other.model.as_ref()?);
+        if own.states == its.states {
+            return None;
+        }
+        let state = |model: &ShardedModel, i: usize| *model.states.get(i).or(model.states.first()).unwrap_or(&0);
+        let differs = |i: &usize| state(own, *i) != state(its, *i);
+        let i = (0..own.states.len().max(its.states.len())).find(differs).unwrap_or_default();
+        let clone = format!("clone of model {own}: {} is in state", self.tensor(i));
+        Some(format!("{clone} {:08x} vs {:08x}", state(own, i) >> 32, state(its, i) >> 32))
     }
 
     fn tensors_differ(&self, other: &Self) -> Option<String> {
@@ -252,6 +277,7 @@ mod tests {
             label: "a".into(),
             reduce: None,
             root: None,
+            model: None,
             drawn: None,
             whole: None,
             terms: None,
@@ -290,6 +316,23 @@ mod tests {
         assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
         let again = |p: &mut Print| tensor(p).to = Some(CutPrint::new(1, &Cut::Chunks(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
+    }
+
+    #[test]
+    fn says_which_models_or_states_of_one_differ() {
+        let of_model = |number, states: &[u64], line| {
+            let origin = format!("Linear, sharded at main.rs:{line}").into();
+            let names = Some(["weight".into(), "bias".into()].into());
+            Print { model: Some(ShardedModel { number, states: states.into(), origin }), names, ..print() }
+        };
+        let says = |other: &Print| of_model(1, &[4 << 32], 7).difference(other);
+        let first = "model 1 (Linear, sharded at main.rs:7)";
+        assert_eq!(says(&of_model(2, &[4 << 32], 9)).unwrap(), format!("{first} vs 2 (Linear, sharded at main.rs:9)"));
+        assert_eq!(says(&print()).unwrap(), format!("{first} vs none"));
+        let state = |param, other| format!("clone of {first}: `{param}` is in state 00000004 vs 0000000{other}");
+        assert_eq!(says(&of_model(1, &[3 << 32], 7)).unwrap(), state("weight", 3));
+        assert_eq!(says(&of_model(1, &[4 << 32, 5 << 32], 7)).unwrap(), state("bias", 5));
+        assert_eq!(says(&of_model(1, &[4 << 32], 9)), None, "where it was sharded is a rank's own affair");
     }
 
     #[test]

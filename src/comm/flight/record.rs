@@ -187,9 +187,10 @@ pub(super) fn write(words: &[AtomicU64], index: u64, posted: u64, posting: &Post
 
 /// What every rank must agree on.
 fn agreement(print: &Print) -> u64 {
-    let Print { op, label, reduce, root, drawn, whole, terms, names, tensors, any: _, pairs: _, digests: _ } = print;
+    let Print { op, label, reduce, root, model, drawn, whole, terms, names, tensors, any: _, pairs: _, digests: _ } =
+        print;
     let mut fold = Fold::default();
-    (op, label, reduce, root, drawn, whole, terms, names, tensors).hash(&mut fold);
+    (op, label, reduce, root, model, drawn, whole, terms, names, tensors).hash(&mut fold);
     fold.finish()
 }
 

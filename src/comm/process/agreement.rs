@@ -2,10 +2,11 @@
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
-use crate::comm::{CollectiveId, CommError, Digests, Op, ReduceOp, Replicated, TensorMeta};
+use crate::comm::{CollectiveId, CommError, Digests, Op, ReduceOp, Replicated, ShardedModel, TensorMeta};
 
 // Of many prints digests are all that is new, so that they travel beside.
-wire_struct!(Print { op, label, reduce, root, drawn, whole, terms, names, tensors, any, pairs } but { digests });
+wire_struct!(Print { op, label, reduce, root, model, drawn, whole, terms, names, tensors, any, pairs } but { digests });
+wire_struct!(ShardedModel { number, states, origin });
 wire_struct!(Digests { of, step, names, values });
 wire_enum!(Replicated {
     0 Weight {},

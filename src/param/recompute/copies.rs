@@ -16,7 +16,7 @@ use burn::tensor::Tensor;
 use super::leaves::Leaves;
 use crate::Result;
 use crate::autodiff::{self, node_id};
-use crate::param::distributed::DistributedParameter;
+use crate::param::distributed::{DistributedParameter, copying};
 use crate::param::running::unshared;
 
 /// An untracked tensor of the same memory, on the same device.
@@ -47,9 +47,9 @@ pub(super) struct Copies {
 impl Copies {
     /// The module with copies of its trained parameters.
     pub(super) fn of<M: Module>(module: &M) -> (M, Self) {
-        let mut copying = Copying::default();
-        let module = module.clone().map(&mut copying);
-        let Copying { leaves, gathered, untrained, by_leaf, first, .. } = copying;
+        let mut made = Copying::default();
+        let module = copying(|| module.clone().map(&mut made));
+        let Copying { leaves, gathered, untrained, by_leaf, first, .. } = made;
         let ordinary = leaves.iter().filter(|(copy, _)| !gathered.contains(copy));
         let ordinary = ordinary.map(|(&copy, &leaf)| (copy, leaf)).collect();
         (module, Self { leaves: Arc::new(leaves), ordinary, untrained, by_leaf, first })
@@ -76,12 +76,12 @@ impl Copies {
     /// # Errors
     /// [`ParamError::NotMet`](crate::param::ParamError::NotMet).
     pub(super) fn with_leaves<M: Module>(&self, module: M) -> Result<(M, Vec<(NodeId, DispatchTensor)>)> {
-        let module = if self.untrained { unshared(module)? } else { module };
+        let module = if self.untrained { copying(|| unshared(module))? } else { module };
         if self.ordinary.is_empty() {
             return Ok((module, Vec::new()));
         }
         let mut growing = Growing { ordinary: &self.ordinary, grown: HashMap::new() };
-        let module = module.map(&mut growing);
+        let module = copying(|| module.map(&mut growing));
         Ok((module, growing.grown.into_iter().map(|(copy, leaf)| (self.ordinary[&copy], leaf)).collect()))
     }
 }

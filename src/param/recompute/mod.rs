@@ -188,9 +188,10 @@ where
         DispatchAutodiffContext::Enabled(_) => UnitBuffer::copy_out(untracked(tensor)),
     });
     let units: Vec<_> = walk(&module).distributed.into_iter().map(|visited| visited.param.unit).collect();
-    let around = open::passes_of(&units).into_iter().map(|(pass, Shards { members, bases })| {
+    let around = open::passes_of(&units).into_iter().map(|(pass, shards)| {
         pass.buffer.will_be_recomputed();
-        (pass, Shards { members, bases: bases.iter().map(|base| copies.copy_of(base)).collect() })
+        let bases = shards.bases.iter().map(|base| copies.copy_of(base)).collect();
+        (pass, Shards { bases, ..shards })
     });
     let around = Around(around.collect());
     let is_inside = frame::is_any();

@@ -52,7 +52,7 @@ pub fn sync_buffers<M: Module>(model: &M) -> Result<()> {
     let settled = settled(model);
     for Together { data, paths } in together(homes(&settled)) {
         let values = read(&settled, &paths, true);
-        let call = Call::new("sync_buffers");
+        let call = Call { model: Some(data.model_of_all()), ..Call::new("sync_buffers") };
         let values = match data.buffers {
             Buffers::FirstRank => {
                 let (first, metas) = (data.all.group().rank() == 0, values.iter().map(meta).collect());

@@ -8,6 +8,7 @@ use burn::tensor::{Bool, Int, Shape, Tensor};
 
 use crate::Result;
 use crate::param::ParamError;
+use crate::param::distributed::copying;
 use crate::param::inventory::Inventory;
 
 /// The model with buffers of its own: everything else is as it was, lazy parameters too.
@@ -28,7 +29,7 @@ pub(in crate::param) fn unshared<M: Module>(model: M) -> Result<M> {
     let mut kept = Kept::default();
     model.visit(&mut kept);
     let mut restore = Restore { kept: kept.params, path: Vec::new(), failed: None };
-    let model = fresh.map(&mut restore);
+    let model = copying(|| fresh.map(&mut restore));
     match (restore.failed, restore.kept.pop_front()) {
         (None, None) => Ok(model),
         (Some(param), _) => Err(ParamError::NotMet { param }.into()),
@@ -40,7 +41,7 @@ pub(in crate::param) fn unshared<M: Module>(model: M) -> Result<M> {
 ///
 /// What a thread has left for later is counted now, in `model` too.
 pub(super) fn settled<M: Module>(model: &M) -> M {
-    model.clone().map(&mut WithoutLazy).valid()
+    copying(|| model.clone().map(&mut WithoutLazy)).valid()
 }
 
 /// Puts empty tensors in the place of lazy parameters, which `valid` would draw.

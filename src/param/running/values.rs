@@ -8,6 +8,7 @@ use burn::tensor::{Bool, Int, Tensor};
 
 use crate::comm::TensorMeta;
 use crate::dtensor::{Kind, associate};
+use crate::param::distributed::copying;
 use crate::param::lazy::undrawn;
 
 /// The plain values at `paths`, which are in burn's order.
@@ -23,7 +24,8 @@ pub(super) fn read<M: Module>(model: &M, paths: &[String], draw: bool) -> Vec<Di
 /// The model with these plain values at these paths. Running statistics are written in place: all clones of
 /// the model have them.
 pub(super) fn write<M: Module>(model: M, paths: Vec<String>, values: Vec<DispatchTensor>) -> M {
-    model.map(&mut Write { path: Vec::new(), values: paths.into_iter().zip(values).collect() })
+    let mut write = Write { path: Vec::new(), values: paths.into_iter().zip(values).collect() };
+    copying(|| model.map(&mut write))
 }
 
 /// What there is to know of a tensor that is to come.

@@ -39,6 +39,7 @@ mod ragged;
 mod records;
 mod replaced;
 mod scope;
+mod several_models;
 mod sharding;
 pub mod support;
 mod traces;

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
 use crate::comm::local::Notice;
 use crate::comm::{
-    Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, Replicated, StartError, TensorMeta,
+    Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, Replicated, ShardedModel, StartError, TensorMeta,
 };
 use crate::memory::common::Address;
 use crate::placement::Cut;
@@ -29,7 +29,8 @@ fn tensor(shape: &[usize], dtype: DType) -> TensorPrint {
 /// Prints that between them have every field, operation and reduction.
 fn prints() -> Vec<Print> {
     let call = Call::new("blocks.3").drawn(1 << 40).named(["a".into(), "b".into()]);
-    let call = Call { whole: Some(meta(&[4, 0], DType::F32)), terms: Some("[4, 8]".into()), ..call };
+    let model = Some(ShardedModel { number: 3, states: [0, 1 << 50].into(), origin: "Linear".into() });
+    let call = Call { model, whole: Some(meta(&[4, 0], DType::F32)), terms: Some("[4, 8]".into()), ..call };
     let tensors = vec![tensor(&[4, 8], DType::BF16), tensor(&[], DType::Bool(BoolStore::Native))];
     let full = Print {
         root: Some(200),

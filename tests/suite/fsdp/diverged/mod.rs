@@ -233,9 +233,8 @@ fn parameters_that_are_read_outside_their_unit_are_compared_each() {
             };
             Error::catch(|| step(&net))?;
             Error::catch(|| step(&net))?;
-            if mesh.rank() == 1 {
-                net = net.map(&mut Flip::new(param, 0));
-            }
+            // Every rank maps what it runs, and one finds the parameter.
+            net = net.map(&mut Flip::new(if mesh.rank() == 1 { param } else { "" }, 0));
             Error::catch(|| step(&net))?;
             let error = Error::catch(|| step(&net)).expect_err("it is told");
             let Error::Comm(CommError::Diverged { param: told, step: 4, .. }) = &error else { panic!("{error}") };

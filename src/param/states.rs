@@ -1,0 +1,216 @@
+//! [`State`]: by which ranks tell clones of a model apart whose parameters are no longer the same.
+//!
+//! Clones of a model share its units. Once an optimizer has stepped one of them, ranks that run the two in different orders
+//! would gather shards of both. So the shard of a parameter is in a state, which its clones share. Whatever maps the module
+//! (a step, a record that is loaded, a moving average) puts it into another, whose name says from which and as the how
+//! many-th:
+//!
+//! ```text
+//!   model, of `fully_shard`            name 0
+//!     ├── student = step(model)        name (0, 1)  ── step ──> ((0, 1), 1)
+//!     └── teacher = average(clone)     name (0, 2)
+//! ```
+//!
+//! Names must be equal on all ranks that run the same, whatever one of them clones, visits or maps besides, for a record, say:
+//!
+//! * A state has no name until a unit runs with it or something else is made from it. Then it is numbered among those that
+//!   were made from the same state before it: those that have a name, or are still there and may get one.
+//! * What maps a parameter that has not run since, and that has no clone, leaves it in its state.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+/// The state of one parameter.
+#[derive(Debug, Clone, Default)]
+pub(super) struct State(Arc<Named>);
+
+/// A [`State`] that does not count as a clone.
+#[derive(Debug, Clone)]
+pub(super) struct WeakState(Weak<Named>);
+
+#[derive(Debug, Default)]
+struct Named {
+    name: OnceLock<u64>,
+    /// What it was made from, and its number there, until it has a name; none of a parameter as it was sharded.
+    from: Mutex<Option<(State, u64)>>,
+    made: Mutex<Made>,
+}
+
+/// What was made from a state.
+#[derive(Debug, Default)]
+struct Made {
+    count: u64,
+    /// The last place that was given to any before the others.
+    place: u32,
+    /// The others, in order, with their places.
+    others: SmallVec<[(u64, Weak<Named>, Option<u32>); 1]>,
+}
+
+impl State {
+    /// Returns the state of what is made of a parameter in this one.
+    pub(super) fn mapped(self) -> Self {
+        if self.0.name.get().is_none() && Arc::strong_count(&self.0) == 1 {
+            return self;
+        }
+        self.name();
+        let mut made = self.0.made.lock();
+        made.count += 1;
+        let (number, from) = (made.count, self.clone());
+        let next = Arc::new(Named { from: Mutex::new(Some((from, number))), ..Named::default() });
+        made.settle();
+        made.others.push((number, Arc::downgrade(&next), None));
+        Self(next)
+    }
+
+    fn name(&self) -> u64 {
+        *self.0.name.get_or_init(|| match self.0.from.lock().take() {
+            None => 0,
+            Some((from, number)) => {
+                let mut name = DefaultHasher::new();
+                (from.name(), from.0.made.lock().place_of(number)).hash(&mut name);
+                name.finish()
+            }
+        })
+    }
+
+    /// Returns the names of the states of several parameters that run: one if it is that of all.
+    pub(super) fn names(states: &[Self]) -> Arc<[u64]> {
+        let mut names = states.iter().map(Self::name);
+        let first = names.next().unwrap_or_default();
+        match names.all(|name| name == first) {
+            true => [first].into(),
+            false => states.iter().map(Self::name).collect(),
+        }
+    }
+
+    pub(super) fn downgrade(&self) -> WeakState {
+        WeakState(Arc::downgrade(&self.0))
+    }
+}
+
+impl WeakState {
+    pub(super) fn upgrade(&self) -> Option<State> {
+        self.0.upgrade().map(State)
+    }
+}
+
+impl Made {
+    /// Gives the state of this number its place.
+    fn place_of(&mut self, number: u64) -> u32 {
+        let mut place = self.place + 1;
+        for (other, state, given) in &mut self.others {
+            match *given {
+                _ if *other == number => {
+                    *given = Some(place);
+                    break;
+                }
+                Some(given) => place = given + 1,
+                None => place += u32::from(state.strong_count() > 0),
+            }
+        }
+        self.settle();
+        place
+    }
+
+    /// Forgets those that no place depends on any more.
+    fn settle(&mut self) {
+        self.others.retain(|(_, state, given)| given.is_some() || state.strong_count() > 0);
+        let given = self.others.iter().take_while(|(.., given)| given.is_some()).count();
+        if let Some((.., Some(last))) = self.others.drain(..given).next_back() {
+            self.place = last;
+        }
+        // Of several in a row the last decides.
+        let mut at = 0;
+        while at + 1 < self.others.len() {
+            match self.others[at].2.is_some() && self.others[at + 1].2.is_some() {
+                true => drop(self.others.remove(at)),
+                false => at += 1,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_are_in_one_state_until_one_of_them_is_mapped() {
+        let model = State::default();
+        let teacher = model.clone();
+        assert_eq!(teacher.name(), model.name());
+        let student = model.clone().mapped();
+        let average = teacher.clone().mapped();
+        let names = [&model, &student, &average, &student.clone().mapped()].map(State::name);
+        assert!((0..4).all(|a| (0..a).all(|b| names[a] != names[b])), "{names:?}");
+        assert_eq!(teacher.name(), names[0]);
+    }
+
+    #[test]
+    fn it_does_not_matter_which_clone_runs_first() {
+        let fork = |student_first: bool| {
+            let model = State::default();
+            let student = model.clone().mapped();
+            let teacher = model.mapped();
+            let first = if student_first { &student } else { &teacher };
+            first.name();
+            [student, teacher].map(|state| state.name())
+        };
+        assert_eq!(fork(true), fork(false));
+        let [student, teacher] = fork(true);
+        assert_ne!(student, teacher);
+    }
+
+    #[test]
+    fn what_one_rank_makes_and_never_runs_does_not_matter() {
+        let step = |clones: fn(&State)| {
+            let mut model = State::default();
+            let mut names = Vec::new();
+            for _ in 0..3 {
+                names.push(model.name());
+                clones(&model);
+                model = model.mapped();
+                clones(&model);
+            }
+            names
+        };
+        let names = step(|_| ());
+        assert!(names[0] != names[1] && names[1] != names[2]);
+        assert_eq!(names, step(|model| drop(model.clone().mapped())));
+    }
+
+    #[test]
+    fn a_parameter_that_has_not_run_stays_in_its_state() {
+        let mapped = State::default().mapped().mapped();
+        assert_eq!(mapped.name(), State::default().name());
+        assert_ne!(mapped.clone().mapped().name(), mapped.name());
+    }
+
+    #[test]
+    fn places_stay_apart_whatever_goes() {
+        let model = State::default();
+        let [a, b, c, d] = [(); 4].map(|()| model.clone().mapped());
+        let second = b.name();
+        drop(a);
+        let names = [second, d.name(), c.name(), model.clone().mapped().name()];
+        assert!((0..4).all(|a| (0..a).all(|b| names[a] != names[b])), "{names:?}");
+        drop((b, c, d));
+        for _ in 0..100 {
+            model.clone().mapped().name();
+        }
+        assert!(model.0.made.lock().others.len() <= 1);
+    }
+
+    #[test]
+    fn parameters_in_several_states_have_a_name_each() {
+        let model = [State::default(), State::default()];
+        assert_eq!(State::names(&model)[..], [0]);
+        let stepped = model.each_ref().map(|state| state.clone().mapped());
+        assert_eq!(State::names(&stepped).len(), 1);
+        let mixed = [model[0].clone(), stepped[1].clone()];
+        assert_eq!(State::names(&mixed)[..], [0, stepped[1].name()]);
+    }
+}
