@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{Bytes, TensorData};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
 
-use super::state::{StateTensor, field};
+use super::state::{StateTensor, owners};
 use super::{OptimError, OptimizerState};
 use crate::dtensor::DTensorSpec;
 use crate::{Error, Result};
@@ -73,10 +73,9 @@ impl FullOptimizerState {
     /// [`OptimError::NoParameter`] for a name that begins with no path of `specs`.
     pub fn distribute(&self, specs: impl IntoIterator<Item = (String, Arc<DTensorSpec>)>) -> Result<OptimizerState> {
         let specs: BTreeMap<_, _> = specs.into_iter().collect();
-        // Of paths that begin alike the longest.
         let owner = |name: &str| {
-            let owners = specs.iter().filter_map(|(path, spec)| Some((path, spec, field(name, path)?.to_owned())));
-            owners.max_by_key(|(path, ..)| path.len()).ok_or_else(|| OptimError::no_parameter(name, specs.keys()))
+            let owner = owners(&specs, name).next().map(|(path, spec, field)| (path, spec, field.to_owned()));
+            owner.ok_or_else(|| OptimError::no_parameter(name, specs.keys()))
         };
         let mut state = OptimizerState::default();
         for (name, data) in &self.tensors {
@@ -88,5 +87,50 @@ impl FullOptimizerState {
             state.of(path, spec).scalars.insert(field, *scalar);
         }
         Ok(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{Launch, launch};
+    use crate::mesh::DeviceMesh;
+    use crate::optim::state::LOOKUPS;
+    use crate::placement::{Layout, Placement};
+
+    /// Counts the comparisons of a name with a path that distributing the state of this many parameters makes, and those
+    /// that then reading each tensor and number by its name makes.
+    fn lookups(params: usize) -> [usize; 2] {
+        let counted = launch(Launch::threads(1), |world| {
+            let mesh = DeviceMesh::new(world, [1], ["shard"])?;
+            let data = TensorData::from([1.0f32]);
+            let layout = Layout::new(mesh.shape(), &[Placement::Shard(0)])?;
+            let spec = DTensorSpec::new(&mesh, layout, data.shape().clone(), data.dtype())?.shared();
+            let paths: Vec<_> = (0..params).map(|at| format!("blocks.{at}.weight")).collect();
+            let field = |path: &String, field: &str| format!("{path}.momentum.{field}");
+            let tensors = paths.iter().map(|path| (field(path, "moment_1"), data.clone())).collect();
+            let scalars = paths.iter().map(|path| (field(path, "time"), Scalar::from(3usize))).collect();
+            let full = FullOptimizerState { tensors, scalars };
+            let since = |before| LOOKUPS.get() - before;
+            let before = LOOKUPS.get();
+            let state = full.distribute(paths.iter().map(|path| (path.clone(), spec.clone())))?;
+            let distributed = since(before);
+            let before = LOOKUPS.get();
+            for path in &paths {
+                assert!(state.tensor::<1>(&field(path, "moment_1")).is_some());
+                assert_eq!(state.scalar(&field(path, "time")), Some(Scalar::from(3usize)));
+            }
+            let read = since(before);
+            assert_eq!(state.full()?, full);
+            Ok([distributed, read])
+        });
+        counted.unwrap_or_else(|error| panic!("{error}"))[0].1
+    }
+
+    #[test]
+    fn lookups_grow_with_the_number_of_parameters_and_not_with_its_square() {
+        let [few, many] = [25, 100].map(lookups);
+        assert!(few.iter().all(|&few| few >= 2 * 25), "every name is looked up: {few:?}");
+        assert_eq!(many, few.map(|few| 4 * few));
     }
 }
