@@ -27,7 +27,8 @@
 //! 4. A parameter that some ranks do not use counts as zeros there; one that no rank uses has no
 //!    gradient, as without sharding. Where a unit has left a tracked input unused, what made it gets
 //!    zeros, and from there on a gradient that is all zeros on every rank counts as none.
-//! 5. A collective that fails unwinds the rank with the typed error.
+//! 5. A collective of a forward or backward that fails unwinds the rank with the typed error. A function that returns a
+//!    `Result` returns the error.
 //! 6. Backward's collectives follow the order of forward, whatever the depth of a rank's graph: ranks
 //!    may have other batches, and use other weights. All-gathers for backward are issued when forward
 //!    leaves a unit, on a sequence of their own; reductions, on another, come in reverse order of

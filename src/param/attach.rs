@@ -128,7 +128,7 @@ impl Attach {
             return Ok(param.map(|_| part.set_require_grad(require_grad)));
         }
         let device = param.lazy_device();
-        let mut held = next.gathered.as_ref().map(|before| stored(before, param.base()));
+        let mut held = next.gathered.as_ref().map(|before| stored(before, param.base())).transpose()?;
         let is_copy = next.copies.as_ref().is_some_and(|copies| copies.group().rank() > 0);
         for cut in next.cuts.iter().filter(|_| !is_copy) {
             let first = vec![0; cut.coordinate().len()];

@@ -160,9 +160,9 @@ fn enter<I: UnitTensors>(
             (Entered::Member { at, shards }, input.map_floats(&mut |tensor| cast(tensor, dtype)))
         }
         Member::Opens { all, one } => {
-            let (scope, input) = Scope::open(unit, all, open::opening(unit), input);
+            let (scope, input) = Scope::open(unit, all, open::opening(unit), input).or_unwind();
             // Not when the first parameter is read: a rank that reads none must take part all the same.
-            scope.pass.buffer.gather();
+            scope.pass.buffer.gather().or_unwind();
             let pass = (!scope.again).then(|| scope.pass.clone());
             let entered = match one {
                 Some(shards) => Entered::Member { at: open::begin(scope), shards },

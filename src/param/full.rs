@@ -35,7 +35,7 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
     let walk = walk(model);
     check_whole(model, &walk)?;
     sync_buffers(model)?;
-    unshared(gathered(model, walk.distributed, true).expect("it stays on every rank"))
+    unshared(gathered(model, walk.distributed, true)?.expect("it stays on every rank"))
 }
 
 /// [`full_model`] on one rank, such as to save it there; `None` on the others, of which each holds no more
@@ -78,11 +78,14 @@ pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
         return Err(ParamError::NotOfMesh { rank, mesh: first.to_string() }.into());
     }
     sync_buffers(model)?;
-    gathered(model, walk.distributed, first.rank() == rank).map(unshared).transpose()
+    gathered(model, walk.distributed, first.rank() == rank)?.map(unshared).transpose()
 }
 
 /// The ordinary module, where it is to `stay`. Gathers unit by unit, and lets go of each at once elsewhere.
-fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Option<M> {
+///
+/// # Errors
+/// That of a collective.
+fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Result<Option<M>> {
     let by_unit = |visited: &Visited| Arc::as_ptr(&visited.param.unit);
     // Units in the order of the model: addresses differ from rank to rank.
     let order = visited.iter().map(by_unit).unique().collect_vec();
@@ -92,16 +95,16 @@ fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Option<M
         let params = groups.remove(&key).expect("every unit has a group");
         let shard = |Visited { param, base, .. }: &Visited| (param.index, param.state.clone(), base.clone());
         let shards = Shards::new(params.iter().map(shard));
-        let unit = open_gathered(&params[0].param.unit, shards);
+        let unit = open_gathered(&params[0].param.unit, shards)?;
         for Visited { param, base, read, .. } in params {
-            read(&param, base);
+            read(&param, base)?;
         }
         open.extend(stay.then_some(unit));
     }
-    stay.then(|| {
+    Ok(stay.then(|| {
         let (model, adapters) = adapter::take(model.clone());
         let factors = adapters.into_iter().map(|(path, adapter)| (path, adapter.materialize()));
         let factors = factors.collect();
         adapter::put_burns(model.materialize(), factors)
-    })
+    }))
 }

@@ -23,6 +23,7 @@ use super::scope::{Opening, Scope};
 use super::shards::Shards;
 use super::unit::Unit;
 use crate::autodiff;
+use crate::error::OrUnwind;
 
 /// A unit or module that is open.
 struct Opened {
@@ -217,8 +218,8 @@ pub(super) fn opening(unit: &Unit) -> Opening {
 pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&Shards) -> bool) -> Option<Rc<Scope>> {
     let shards = OPEN.with_borrow(|open| open.inside(unit, holds))?;
     close_read(unit);
-    let (scope, ()) = Scope::open(unit, shards, Opening { by_read: true, ..opening(unit) }, ());
-    scope.pass.buffer.gather();
+    let (scope, ()) = Scope::open(unit, shards, Opening { by_read: true, ..opening(unit) }, ()).or_unwind();
+    scope.pass.buffer.gather().or_unwind();
     OPEN.with_borrow_mut(|open| open.push(Some(scope), Vec::new(), OpenedBy::Read))
 }
 

@@ -12,16 +12,16 @@ use super::prefetch::prefetch;
 use super::scope::{Opening, Scope};
 use super::shards::Shards;
 use super::unit::{Kept, Unit};
-use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec};
 use crate::error::OrUnwind;
 use crate::placement::Placement;
+use crate::{Error, Result};
 
 impl Reparameterization for DistributedParameter {
     const NAME: &'static str = "distributed";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let whole = value(self, base);
+        let whole = value(self, base).or_unwind();
         match &self.adapter {
             None => whole,
             Some(adapter) => adapter.apply(whole),
@@ -31,20 +31,28 @@ impl Reparameterization for DistributedParameter {
 
 /// The whole weight, without its adapter: gathered over the data-parallel ranks in its unit's open scope, or else by
 /// itself, and over the tensor-parallel ranks.
-pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
+///
+/// # Errors
+/// That of the collective over the tensor-parallel ranks.
+///
+/// # Panics
+/// As [`unit`](super::unit()), where its unit is not open.
+pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Result<Tensor<D>> {
     let full = read(param, base.into_dispatch(), |scope, position| {
+        if let Some(full) = scope.read[position].full.get() {
+            return Ok(full.clone());
+        }
         let value = scope.value(position);
-        let gather = || match param.tensor_spec(value.dtype()) {
+        let full = match param.tensor_spec(value.dtype()) {
             None => value,
             Some(spec) => {
                 let placed = DTensor::from_parts(Tensor::<D>::from_dispatch(value), spec);
-                let full = whole(placed, &param.info().parallel.as_ref().expect("it has a placement").data_dims);
-                full.or_unwind().into_dispatch()
+                whole(placed, &param.info().parallel.as_ref().expect("it has a placement").data_dims)?.into_dispatch()
             }
         };
-        scope.read[position].full.get_or_init(gather).clone()
-    });
-    Tensor::from_dispatch(full)
+        Ok::<_, Error>(scope.read[position].full.get_or_init(|| full).clone())
+    })?;
+    Ok(Tensor::from_dispatch(full))
 }
 
 /// The whole of a weight on its tensor-parallel mesh. Ranks along `data_dims` have data of their own: their gradients of
@@ -109,7 +117,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     };
     let label = format!("{} (outside its unit)", param.info().path).into();
     let opening = Opening { kept, lone: true, label, ..open::opening(&param.unit) };
-    let (scope, ()) = Scope::open(&param.unit, Shards::one(param, base), opening, ());
+    let (scope, ()) = Scope::open(&param.unit, Shards::one(param, base), opening, ()).or_unwind();
     open::follow(&scope);
     if !scope.again {
         scope.pass.begin();
@@ -120,18 +128,24 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
 }
 
 /// The whole of a parameter that only data-parallel ranks hold parts of, as it is stored.
-pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Tensor<D> {
+///
+/// # Errors
+/// That of the all-gather.
+pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Result<Tensor<D>> {
     // Plain: burn's graph would keep the shard until a backward.
     let base = base.inner();
-    let _open = open_gathered(&param.unit, Shards::one(param, base.clone().into_dispatch()));
+    let _open = open_gathered(&param.unit, Shards::one(param, base.clone().into_dispatch()))?;
     value(param, base)
 }
 
 /// Gathers these parameters of a unit as they are stored. It then stays open, without a backward to come.
-pub(super) fn open_gathered(unit: &Arc<Unit>, shards: Shards) -> Open {
+///
+/// # Errors
+/// Those of [`Scope::open`], and of the all-gather.
+pub(super) fn open_gathered(unit: &Arc<Unit>, shards: Shards) -> Result<Open> {
     let opening = Opening { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..open::opening(unit) };
-    let (scope, ()) = Scope::open(unit, shards, opening, ());
-    scope.pass.buffer.gather();
+    let (scope, ()) = Scope::open(unit, shards, opening, ())?;
+    scope.pass.buffer.gather()?;
     scope.pass.begin();
-    Open::new(Some(scope), Vec::new())
+    Ok(Open::new(Some(scope), Vec::new()))
 }

@@ -19,7 +19,7 @@ use super::recompute::leaves;
 use super::shards::{Shards, ShardsKey};
 use super::unit::{Kept, Unit};
 use super::varying::Varying;
-use crate::Error;
+use crate::Result;
 use crate::autodiff::{self, Retain};
 use crate::comm::{Call, explain_panics_by};
 use crate::memory::is_host;
@@ -78,19 +78,27 @@ const DEEPER: usize = 96;
 
 impl Scope {
     /// Opens `unit` on the shards of some or all of its parameters, and ties it to its inputs.
-    pub(super) fn open<I: UnitTensors>(unit: &Arc<Unit>, shards: Shards, opening: Opening, input: I) -> (Self, I) {
+    ///
+    /// # Errors
+    /// [`ParamError`], and that of an all-gather that was issued ahead.
+    pub(super) fn open<I: UnitTensors>(
+        unit: &Arc<Unit>,
+        shards: Shards,
+        opening: Opening,
+        input: I,
+    ) -> Result<(Self, I)> {
         if frame::is_any()
             && let Some(at) = shards.bases.iter().position(Dispatch::is_tracked)
         {
             let block = unit.params[shards.members[at]].path.to_string();
-            Error::from(ParamError::Captured { block }).unwind();
+            return Err(ParamError::Captured { block }.into());
         }
         let pass = match frame::next() {
             Next::New => None,
             Next::Recorded(pass) if pass.buffer.is_of(unit, &shards.members) => Some(pass),
             Next::Recorded(_) | Next::None => {
                 let (block, differs) = (unit.label().to_string(), "enters other units");
-                Error::from(ParamError::NotReplayed { block, differs }).unwind()
+                return Err(ParamError::NotReplayed { block, differs }.into());
             }
         };
         let mut inputs = Vec::new();
@@ -111,7 +119,10 @@ impl Scope {
         // rank need not use: there neither the order nor what is issued may depend on it (rules 5 and 9).
         let backward = tracked || without_graph || opening.tracked && opening.earlier.is_some();
         let again = pass.is_some();
-        let pass = pass.unwrap_or_else(|| enter(unit, &shards, &opening, backward, !inputs.is_empty()));
+        let pass = match pass {
+            Some(pass) => pass,
+            None => enter(unit, &shards, &opening, backward, !inputs.is_empty())?,
+        };
         if again {
             pass.buffer.start_again();
         } else if without_graph {
@@ -137,7 +148,7 @@ impl Scope {
             _ => cast(tensor, pass.buffer.unit().precision().inputs),
         });
         let scope = Self { stands_for_shards, ..Self::new(pass, shards, token, backward, again) };
-        (scope, input)
+        Ok((scope, input))
     }
 
     fn new(pass: Arc<Pass>, shards: Shards, token: Option<DispatchTensor>, backward: bool, again: bool) -> Self {
@@ -227,7 +238,7 @@ impl Scope {
 }
 
 /// A pass through `unit`, in forward.
-fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, has_inputs: bool) -> Arc<Pass> {
+fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, has_inputs: bool) -> Result<Arc<Pass>> {
     let Shards { members, bases, .. } = shards;
     let trained = |base| leaves::trained(base).filter(|_| opening.tracked);
     let leaves: Vec<_> = bases.iter().map(trained).collect();
@@ -252,7 +263,7 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     let source = Source::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
     let buffer = UnitBuffer::new(source, kept, in_slots, stays);
     if !opening.lone && place.is_some() && unit.waiting.is_any_for_others(|leaf| leaves.contains(&Some(*leaf))) {
-        Error::from(ParamError::Unreduced { unit: unit.label().to_string() }).unwind();
+        return Err(ParamError::Unreduced { unit: unit.label().to_string() }.into());
     }
     let pass = Pass::new(buffer, leaves, passes, place, opening.around.clone());
     #[cfg(feature = "testing")]
@@ -261,9 +272,9 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     // What was gathered ahead is for a forward.
     let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
     if !opening.stored || is_as_stored() {
-        unit.take_unsharded(shards).into_iter().for_each(|ahead| pass.buffer.copy_in(ahead));
+        unit.take_unsharded(shards).into_iter().try_for_each(|ahead| pass.buffer.copy_in(ahead))?;
     }
-    pass
+    Ok(pass)
 }
 
 /// Whether an empty slot of this shard's weight is filled when it is read: in host memory.

@@ -7,9 +7,10 @@ use burn::tensor::Tensor;
 use super::distributed::{DistributedParameter, take_visited};
 use super::read::value;
 use super::states::State;
+use crate::Result;
 
 /// Reads a parameter of a number of dimensions that is known no longer.
-type Read = fn(&DistributedParameter, DispatchTensor);
+type Read = fn(&DistributedParameter, DispatchTensor) -> Result<()>;
 
 /// One distributed parameter of a visited module.
 pub(crate) struct Visited {
@@ -89,7 +90,7 @@ impl ModuleVisitor for Collect {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.floats += 1;
-        let read = |param: &DistributedParameter, base| drop(value(param, Tensor::<D>::from_dispatch(base)));
+        let read = |param: &DistributedParameter, base| value(param, Tensor::<D>::from_dispatch(base)).map(drop);
         self.last = param.is_initialized().then(|| (param.id, param.base().into_dispatch(), read as _));
     }
 }

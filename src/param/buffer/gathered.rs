@@ -117,12 +117,13 @@ impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
         Self(Mutex::new(State::Sharded))
     }
 
-    /// Puts there what `gather` makes, unless forward has its weights.
-    pub fn unshard(&self, gather: impl FnOnce() -> Vec<Weight<S, T>>) {
+    /// Puts there what `gather` makes, unless forward has its weights. If that fails, nothing has happened.
+    pub fn unshard<E>(&self, gather: impl FnOnce() -> Result<Vec<Weight<S, T>>, E>) -> Result<(), E> {
         let mut state = self.0.lock();
         if let State::Sharded = *state {
-            *state = State::Forward(gather());
+            *state = State::Forward(gather()?);
         }
+        Ok(())
     }
 
     /// The weight at `position`, in forward.

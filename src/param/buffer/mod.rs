@@ -85,6 +85,7 @@ use super::shards::ShardsKey;
 use super::unit::{Kept, Unit};
 use super::waiting::Stage;
 use crate::comm::{CommError, Phase};
+use crate::error::OrUnwind;
 
 /// The gathered bytes of one forward through a unit and of its backward: whole weights, and whole gradients
 /// until they are reduced. Weights are named by their position among those that take part.
@@ -146,23 +147,28 @@ impl UnitBuffer {
     }
 
     /// Takes what is there before forward from the same shards.
-    pub(super) fn copy_in(&self, ahead: Ahead) {
+    ///
+    /// # Errors
+    /// That of the all-gather.
+    pub(super) fn copy_in(&self, ahead: Ahead) -> Result<(), CommError> {
+        let gathered = &self.source.gathered;
         let copy = |gathering| {
-            self.source.gathered.unshard(|| self.place(self.source.gathered_in(TrainingState::Forward, gathering)));
+            gathered.unshard(|| Ok(self.place(self.source.gathered_in(TrainingState::Forward, gathering)?)))
         };
         match ahead {
             Ahead::Program(gathering) | Ahead::Prefetch(gathering) => copy(gathering),
             Ahead::Posted(gathering) => {
                 self.source.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
-                copy(gathering);
+                copy(gathering)
             }
             Ahead::Left(wholes) => copy(Gathering::Done((wholes, None))),
             Ahead::Shared(shared) if self.may_share() => {
                 self.source.shares(&shared.freed_by);
-                self.source.gathered.unshard(|| shared.weights);
+                gathered.unshard(|| Ok::<_, CommError>(shared.weights))?;
                 *self.stays.lock() = Stays::Shared;
+                Ok(())
             }
-            Ahead::Shared(shared) => self.source.gathered.unshard(|| self.place(shared.lasting())),
+            Ahead::Shared(shared) => gathered.unshard(|| Ok(self.place(shared.lasting()))),
         }
     }
 
@@ -172,8 +178,11 @@ impl UnitBuffer {
     }
 
     /// Gathers for forward, unless that has been done.
-    pub(super) fn gather(&self) {
-        self.source.gathered.unshard(|| self.place(self.source.gather()));
+    ///
+    /// # Errors
+    /// That of the all-gather.
+    pub(super) fn gather(&self) -> Result<(), CommError> {
+        self.source.gathered.unshard(|| Ok(self.place(self.source.gather()?)))
     }
 
     fn place(&self, wholes: Vec<DispatchTensor>) -> Vec<Weight<dyn Slot, DispatchTensor>> {
@@ -208,7 +217,7 @@ impl UnitBuffer {
 
     /// The weight at `position`, in forward; gathers first. What a checkpointed block reads again, it reads in backward.
     pub(super) fn view(&self, position: usize) -> DispatchTensor {
-        self.gather();
+        self.gather().or_unwind();
         match self.source.gathered.forward(position) {
             Some(weight) => weight,
             None if self.recomputed.load(Relaxed) => self.view_again(position),

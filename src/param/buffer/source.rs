@@ -9,13 +9,14 @@ use burn::tensor::{DType, Device};
 use super::gathered::Gathered;
 use super::shared::FreedBy;
 use super::slots::{Refill, Slot};
-use crate::comm::{Call, Op, Phase};
+use crate::comm::{Call, CommError, Op, Phase};
+use crate::error::OrUnwind;
+use crate::memory;
 use crate::param::events::{EventKind, ShardedState, TrainingState, done, happened};
 use crate::param::gathering::{Gathering, Keeps, Wholes};
 use crate::param::offload::Offloaded;
 use crate::param::unit::Unit;
 use crate::param::verifier::Due;
-use crate::{Error, memory};
 
 /// The shards that a pass started from, and what is gathered of them.
 ///
@@ -119,7 +120,7 @@ impl Source {
     }
 
     /// The weights for forward.
-    pub(super) fn gather(&self) -> Vec<DispatchTensor> {
+    pub(super) fn gather(&self) -> Result<Vec<DispatchTensor>, CommError> {
         self.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
         let gathering = self.unit.all_gather(self.call(Phase::Forward), &self.members, self.sent(true));
         let gathering = if self.stored { gathering.beside_shards() } else { gathering };
@@ -127,8 +128,12 @@ impl Source {
     }
 
     /// Every weight of the pass, once `gathering` is there.
-    pub(super) fn gathered_in(&self, during: TrainingState, gathering: Gathering) -> Vec<DispatchTensor> {
-        self.wholes(during, gathering.wait().unwrap_or_else(|error| Error::from(error).unwind()))
+    pub(super) fn gathered_in(
+        &self,
+        during: TrainingState,
+        gathering: Gathering,
+    ) -> Result<Vec<DispatchTensor>, CommError> {
+        Ok(self.wholes(during, gathering.wait()?))
     }
 
     /// Has the all-gather for backward begin, if it has not.
@@ -157,7 +162,7 @@ impl Source {
         if !self.started.swap(true, Relaxed) {
             self.happened(EventKind::Unshard, TrainingState::PreBackward, ShardedState::Unsharded);
         }
-        self.gathered_in(TrainingState::PreBackward, gathering)
+        self.gathered_in(TrainingState::PreBackward, gathering).or_unwind()
     }
 
     /// Every weight of the pass, of what was gathered.

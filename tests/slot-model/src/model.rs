@@ -1,5 +1,6 @@
 //! Programs of a few threads that read a weight, under many schedules.
 
+use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -120,10 +121,10 @@ impl Pass {
         let memory = Bytes::new(heap, WEIGHT);
         let forward = memory.slice();
         let slot = Slot::new(memory, (), source.clone());
-        source.gathered.unshard(|| {
+        let Ok(()) = source.gathered.unshard(|| {
             let view = Tensor::View(Arc::new(View::new(slot.clone())));
             let beside = Tensor::Own(Arc::new(Bytes::new(heap, BESIDE)));
-            vec![Weight::InSlot(InSlot { view, slot: slot.clone() }), Weight::Own(beside)]
+            Ok::<_, Infallible>(vec![Weight::InSlot(InSlot { view, slot: slot.clone() }), Weight::Own(beside)])
         });
         Self { source, slot, forward }
     }

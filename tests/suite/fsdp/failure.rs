@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNormConfig, Linear, LinearConfig};
+use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_dtensor::Error;
 use burn_dtensor::comm::{CommError, Launch, LaunchError, World, launch};
-use burn_dtensor::fsdp::{FullyShard, fully_shard, unit};
-use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::fsdp::{full_model_on, unshard};
+use burn_dtensor::prelude::*;
 
 use super::support::tensor;
 
@@ -163,4 +163,88 @@ fn a_parameter_of_another_shape() {
     .unwrap_err();
     assert!(matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
     assert!(error.to_string().contains("weight"), "{error}");
+}
+
+/// Returns what `call` returns to rank 0 of two, where rank 1 leaves after `set_up`.
+fn left_alone<T>(
+    set_up: impl Fn(&World) -> Result<T> + Sync,
+    call: impl Fn(T) -> Result<()> + Sync,
+) -> Result<Result<()>, LaunchError> {
+    let returned = launch(Launch::threads(2).deadline(Duration::from_secs(60)), |world| {
+        let state = set_up(world)?;
+        Ok((world.rank() == 0).then(|| call(state)))
+    });
+    returned.map(|mut ranks| ranks.swap_remove(0).1.expect("rank 0 has called it"))
+}
+
+/// Asserts that a function has returned the error that its documentation promises, and has not unwound.
+fn assert_returns(name: &str, returned: Result<Result<()>, LaunchError>) {
+    match returned {
+        Ok(Err(Error::Comm(CommError::RankLeft { rank: 1, .. }))) => {}
+        Ok(other) => panic!("`{name}` returns {other:?}"),
+        Err(error) => panic!("`{name}` unwinds: {error}"),
+    }
+}
+
+type Call = fn(Linear) -> Result<()>;
+
+#[test]
+fn what_documents_an_error_returns_that_of_a_rank_that_left() {
+    let sharded = |world: &World| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        fully_shard(LinearConfig::new(4, 4).init(world.device()), &mesh, FullyShard::new())
+    };
+    let calls: [(&str, Call); 7] = [
+        ("full_model", |layer| full_model(&layer).map(drop)),
+        ("full_model_on, this rank", |layer| full_model_on(&layer, 0).map(drop)),
+        ("full_model_on, another", |layer| full_model_on(&layer, 1).map(drop)),
+        ("full_model, of what is being gathered", |layer| {
+            let _under_way = unshard(&layer)?;
+            full_model(&layer).map(drop)
+        }),
+        ("unshard", |layer| unshard(&layer)?.wait()),
+        ("clip_grad_norm", |layer| clip_grad_norm(&layer, &mut GradientsParams::new(), 1.0, NormType::L2).map(drop)),
+        ("unscale", |layer| GradScaler::new().unscale(&layer, GradientsParams::new()).map(drop)),
+    ];
+    for (name, call) in calls {
+        assert_returns(name, left_alone(sharded, call));
+    }
+}
+
+#[test]
+fn full_model_returns_an_error_of_the_tensor_parallel_ranks() {
+    let parallel = |world: &World| {
+        let mesh = DeviceMesh::new(world, [1, 2], ["shard", "tp"])?;
+        let layer = LinearConfig::new(4, 4).init(world.device());
+        let layer = parallelize(layer, &mesh.slice("tp")?, Plan::new().with("", Style::colwise()))?;
+        fully_shard(layer, &mesh.slice("shard")?, FullyShard::new())
+    };
+    assert_returns("full_model", left_alone(parallel, |layer: Linear| full_model(&layer).map(drop)));
+    assert_returns("full_model_on", left_alone(parallel, |layer: Linear| full_model_on(&layer, 0).map(drop)));
+}
+
+/// A sharded parameter is gathered before it is parallelized.
+#[test]
+fn parallelize_returns_an_error_of_the_ranks_that_hold_shards() {
+    let sharded = |world: &World| {
+        let mesh = DeviceMesh::new(world, [2, 1], ["shard", "tp"])?;
+        let layer = LinearConfig::new(4, 4).init(world.device());
+        Ok((fully_shard(layer, &mesh.slice("shard")?, FullyShard::new())?, mesh))
+    };
+    let returned = left_alone(sharded, |(layer, mesh): (Linear, DeviceMesh)| {
+        parallelize(layer, &mesh.slice("tp")?, Plan::new().with("", Style::colwise())).map(drop)
+    });
+    assert_returns("parallelize", returned);
+}
+
+#[test]
+fn sync_buffers_returns_an_error_of_a_model_that_has_buffers() {
+    for buffers in [Buffers::FirstRank, Buffers::Average] {
+        let norm = |world: &World| {
+            let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+            fully_shard(BatchNormConfig::new(4).init(world.device()), &mesh, FullyShard::new().buffers(buffers))
+        };
+        assert_returns("sync_buffers", left_alone(norm, |norm| sync_buffers(&norm)));
+        assert_returns("full_model", left_alone(norm, |norm| full_model(&norm).map(drop)));
+    }
 }
