@@ -8,6 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 use smallvec::SmallVec;
 
+use super::powers::PowerSum;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp};
 use crate::param::{check_whole, walk};
@@ -31,7 +32,8 @@ impl NormType {
 /// Scales all gradients down so that their joint norm is at most `max_norm`; returns the norm
 /// before scaling. A norm that is no number makes no gradient one, as in PyTorch.
 ///
-/// Norms are taken in single precision, of double-precision gradients in double.
+/// Norms are taken in single precision, of double-precision gradients in double. Sums of powers neither overflow nor
+/// underflow: gradients of 1e30 or 1e-30 have the norm that they have.
 ///
 /// The norm is that of the undistributed gradients, whatever each parameter's placement: a parameter
 /// is summed over the mesh dimensions that shard it, data-parallel or tensor-parallel, and counts
@@ -40,8 +42,8 @@ impl NormType {
 /// first, or norm and scale differ from rank to rank.
 ///
 /// # Collective
-/// Every rank of the model's meshes must call it. One all-reduce of a few numbers for each mesh
-/// dimension that shards parameters.
+/// Every rank of the model's meshes must call it. One all-reduce of a few numbers (3 for each set of
+/// mesh dimensions that shard parameters, of the L2 norm in single precision) for each mesh dimension that shards any.
 ///
 /// # Errors
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed;
@@ -63,23 +65,25 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
     while let Some(group) = parts.iter().find_map(|part| part.groups.first().cloned()) {
         // All parts that this group shares travel together.
         let mut shared: Vec<_> = parts.iter_mut().filter_map(|part| Some((part.leave(&group)?, part))).collect();
-        let numbers: Vec<_> = shared.iter().map(|((), part)| part.norm).collect();
         let dtype = if shared.iter().any(|((), part)| part.double) { DType::F64 } else { DType::F32 };
-        let numbers = Tensor::<1>::from_data(numbers.as_slice(), (&device, dtype)).into_dispatch();
-        let op = match norm {
-            NormType::P(_) => ReduceOp::Sum,
-            NormType::Inf => ReduceOp::Max,
+        let (op, bins) = match norm {
+            NormType::P(p) => (ReduceOp::Sum, PowerSum::bins(p, dtype)),
+            NormType::Inf => (ReduceOp::Max, 1),
         };
+        let numbers: Vec<f64> = shared.iter().flat_map(|((), part)| part.sum.to_bins(bins)).collect();
+        let numbers = Tensor::<1>::from_data(numbers.as_slice(), (&device, dtype)).into_dispatch();
         let model = units.iter().find_map(|unit| unit.data_parallel()?.model_over(&group));
         let call = Call { model, ..Call::new("clip_grad_norm") };
         let reduced = group.all_reduce(call, vec![numbers], op).wait()?;
         let reduced = reduced.into_iter().next().expect("an all-reduce returns every tensor");
-        let reduced = Tensor::<1>::from_dispatch(reduced).into_data();
-        for ((_, part), number) in shared.iter_mut().zip(reduced.iter::<f64>()) {
-            part.norm = number;
+        let reduced: Vec<f64> = Tensor::<1>::from_dispatch(reduced).into_data().iter::<f64>().collect();
+        for ((_, part), bins) in shared.iter_mut().zip(reduced.chunks(bins)) {
+            part.sum = PowerSum::from_bins(bins);
         }
     }
-    let total = norm.finish(parts.into_iter().fold(0.0, |total, part| norm.join(total, part.norm)));
+    let mut all = PowerSum::default();
+    parts.iter().for_each(|part| norm.join(&mut all, &part.sum));
+    let total = norm.finish(&all);
     let scale = max_norm / (total + 1e-6);
     if scale < 1.0 || scale.is_nan() {
         model.visit(&mut Scale { grads, scale });
@@ -88,43 +92,69 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
 }
 
 impl NormType {
-    /// The part of the norm in one tensor, still to be joined and finished.
-    fn of<const D: usize>(self, tensor: Tensor<D>) -> f64 {
-        if tensor.shape().num_elements() == 0 {
-            return 0.0;
+    /// Returns what one tensor contributes to the norm, still to be joined and finished.
+    fn of<const D: usize>(self, tensor: Tensor<D>) -> PowerSum {
+        let elements = tensor.shape().num_elements();
+        if elements == 0 {
+            return PowerSum::default();
         }
-        let double = tensor.dtype() == DType::F64;
-        let magnitude = if double { tensor } else { tensor.cast(DType::F32) }.abs();
-        let part = match self {
-            Self::P(0.0) => magnitude.not_equal_elem(0.0).float().sum(),
-            Self::P(1.0) => magnitude.sum(),
-            Self::P(2.0) => (magnitude.clone() * magnitude).sum(),
-            Self::P(p) => magnitude.powf_scalar(p).sum(),
-            Self::Inf => magnitude.max(),
-        };
-        part.into_scalar::<f64>()
-    }
-
-    fn join(self, a: f64, b: f64) -> f64 {
         match self {
-            Self::P(_) => a + b,
-            // `f64::max` would drop a NaN.
-            Self::Inf => {
-                if a.is_nan() || a > b {
-                    a
-                } else {
-                    b
-                }
+            Self::P(0.0) => PowerSum::new(magnitude(tensor).not_equal_elem(0.0).float().sum().into_scalar::<f64>()),
+            Self::P(p) => {
+                let sum = sum_of_powers(magnitude(tensor.clone()), p);
+                if PowerSum::is_precise(sum, elements) { PowerSum::new(sum) } else { scaled(magnitude(tensor), p, sum) }
             }
+            Self::Inf => PowerSum::new(magnitude(tensor).max().into_scalar::<f64>()),
         }
     }
 
-    fn finish(self, total: f64) -> f64 {
+    fn join(self, all: &mut PowerSum, part: &PowerSum) {
         match self {
-            Self::P(0.0) | Self::Inf => total,
-            Self::P(p) => total.powf(1.0 / p),
+            Self::P(_) => all.add(part),
+            Self::Inf => all.max(part),
         }
     }
+
+    fn finish(self, all: &PowerSum) -> f64 {
+        match self {
+            Self::P(0.0) | Self::Inf => all.value(),
+            Self::P(p) => all.root(p),
+        }
+    }
+}
+
+/// Returns the magnitudes in the precision that norms are taken in.
+fn magnitude<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    let double = tensor.dtype() == DType::F64;
+    if double { tensor } else { tensor.cast(DType::F32) }.abs()
+}
+
+fn sum_of_powers<const D: usize>(magnitude: Tensor<D>, p: f64) -> f64 {
+    let powers = match p {
+        1.0 => magnitude,
+        2.0 => magnitude.clone() * magnitude,
+        _ => magnitude.powf_scalar(p),
+    };
+    powers.sum().into_scalar::<f64>()
+}
+
+/// Returns the sum of powers of magnitudes that are scaled first: by the one that counts most, the largest or, of negative
+/// powers, the smallest. `sum` was computed without scaling, and has overflowed or lost terms to underflow.
+fn scaled<const D: usize>(magnitude: Tensor<D>, p: f64, sum: f64) -> PowerSum {
+    let most = if p < 0.0 { magnitude.clone().min() } else { magnitude.clone().max() }.into_scalar::<f64>();
+    if sum.is_nan() || most == 0.0 || !most.is_finite() {
+        return PowerSum::new(sum);
+    }
+    // Multiplying by a power of two is exact. The limit keeps it a normal number, which no device flushes to zero.
+    let limit = if magnitude.dtype() == DType::F64 { 1020.0 } else { 126.0 };
+    let exponent = most.log2().floor().clamp(-limit, limit);
+    let magnitude = magnitude.mul_scalar((-exponent).exp2());
+    if p == 2.0 {
+        return PowerSum::scaled(sum_of_powers(magnitude, p), p * exponent);
+    }
+    // The largest power is 1, also where `p` is so large that powers of 2 overflow.
+    let rest = most * (-exponent).exp2();
+    PowerSum::scaled(sum_of_powers(magnitude.div_scalar(rest), p), p * (exponent + rest.log2()))
 }
 
 /// The groups of the mesh dimensions that shard a parameter: together they hold it once.
@@ -138,7 +168,7 @@ struct Part {
     holders: Groups,
     /// Whether one of them has double precision.
     double: bool,
-    norm: f64,
+    sum: PowerSum,
 }
 
 impl Part {
@@ -160,7 +190,7 @@ struct Measure<'a> {
 impl ModuleVisitor for Measure<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // A rank whose piece is empty, or who has no gradient, still takes part in the reduction.
-        let norm = self.grads.get::<D>(param.id).map_or(0.0, |grad| self.norm.of(grad));
+        let sum = self.grads.get::<D>(param.id).map(|grad| self.norm.of(grad)).unwrap_or_default();
         let holders = self.holders.get(&param.id).cloned().unwrap_or_default();
         let same = |part: &&mut Part| {
             part.holders.len() == holders.len() && part.holders.iter().zip(&holders).all(|(a, b)| a.is_same(b))
@@ -168,10 +198,10 @@ impl ModuleVisitor for Measure<'_> {
         let double = param.base().dtype() == DType::F64;
         match self.parts.iter_mut().find(same) {
             Some(part) => {
-                part.norm = self.norm.join(part.norm, norm);
+                self.norm.join(&mut part.sum, &sum);
                 part.double |= double;
             }
-            None => self.parts.push(Part { groups: holders.clone(), holders, double, norm }),
+            None => self.parts.push(Part { groups: holders.clone(), holders, double, sum }),
         }
     }
 }

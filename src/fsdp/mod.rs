@@ -138,6 +138,7 @@ mod dims;
 mod error;
 mod named;
 mod plan;
+mod powers;
 mod precision;
 mod remesh;
 mod scaler;

@@ -5,8 +5,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{FullyShard, NormType, ParamExt, clip_grad_norm, fully_shard};
+use burn_dtensor::fsdp::{FullyShard, NormType, ParamExt, ParamInfo, clip_grad_norm, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::placement::Placement;
 use burn_dtensor::testing::MeshTest;
 
 use super::support::tensor;
@@ -129,6 +130,140 @@ fn a_norm_is_as_precise_as_its_gradients_or_single_precision() {
                     assert!((scaled / 8.0 - 1.0).abs() < 0.02, "{norm:?} of {dtypes:?}: scaled by {scaled}");
                 }
             }
+        }
+    }
+}
+
+const P_NORMS: [NormType; 9] = [
+    NormType::L1,
+    NormType::L2,
+    NormType::P(0.5),
+    NormType::P(3.0),
+    NormType::P(10.0),
+    NormType::P(200.0),
+    NormType::P(-1.0),
+    NormType::P(-3.0),
+    NormType::Inf,
+];
+
+/// Computes the norm in double precision, of elements divided by the one that counts most.
+fn by_hand(elements: &[f64], norm: NormType) -> f64 {
+    let magnitudes = || elements.iter().map(|element| element.abs());
+    let largest = magnitudes().fold(0.0, f64::max);
+    let NormType::P(p) = norm else { return largest };
+    let most = if p < 0.0 { magnitudes().fold(f64::INFINITY, f64::min) } else { largest };
+    most * magnitudes().map(|element| (element / most).powf(p)).sum::<f64>().powf(1.0 / p)
+}
+
+/// Returns, of each rank, the norm of a model whose three layers have gradients of about these magnitudes, and the elements of
+/// all gradients. The last layer is replicated; one of its elements is `spoil`.
+fn norms_of(mesh: &MeshTest, like: [f64; 3], dtype: DType, norm: NormType, spoil: Option<f64>) -> Vec<(f64, Vec<f64>)> {
+    mesh.run(|mesh| {
+        let layers: Vec<_> = like.iter().map(|_| only(1.0, dtype, &mesh.device().clone().autodiff())).collect();
+        let whole = |param: ParamInfo| param.path.starts_with('2').then_some(Placement::Replicate);
+        let model = fully_shard(layers, mesh, FullyShard::new().shard_placement_fn(whole))?;
+        let (mut grads, mut elements) = (GradientsParams::new(), Vec::new());
+        for (at, (layer, value)) in model.iter().zip(like).enumerate() {
+            let mut grad: Vec<f64> = (0..16).map(|k| value * (1.0 + f64::from(k) / 16.0)).collect();
+            if let Some(odd) = spoil.filter(|_| at == 2) {
+                grad[5] = odd;
+            }
+            let grad = Tensor::<1>::from_data(grad.as_slice(), (mesh.device(), dtype)).reshape([4, 4]);
+            elements.extend(grad.clone().into_data().iter::<f64>());
+            let spec = layer.weight.shard().expect("it is sharded").spec().clone();
+            grads.register(layer.weight.id, grad.slice([spec.local_range(0)]));
+        }
+        Ok((clip_grad_norm(&model, &mut grads, f64::MAX, norm)?, elements))
+    })
+}
+
+fn meshes() -> [MeshTest; 3] {
+    [MeshTest::new([2], ["shard"]), MeshTest::new([3], ["shard"]), MeshTest::new([2, 2], ["replicate", "shard"])]
+}
+
+/// The squares of these exceed the range of single precision, and some powers that of double precision.
+#[test]
+fn the_norm_of_very_large_or_very_small_gradients_is_right() {
+    let large_and_small = [[1e30; 3], [1e-30; 3], [1e20; 3], [1e-25; 3], [1e30, 1.0, 1e-30], [1.0, 1e-30, 1e30]];
+    for (mesh, like) in meshes().iter().flat_map(|mesh| large_and_small.map(|like| (mesh, like))) {
+        for norm in P_NORMS {
+            for (measured, elements) in norms_of(mesh, like, DType::F32, norm, None) {
+                let expected = by_hand(&elements, norm);
+                assert!(
+                    (measured / expected - 1.0).abs() < 2e-6,
+                    "{norm:?} of {like:?}: {measured:e}, not {expected:e}"
+                );
+            }
+        }
+    }
+    for like in [[1e200; 3], [1e-200; 3], [1e200, 1.0, 1e-200]] {
+        for norm in [NormType::L1, NormType::L2, NormType::P(3.0), NormType::Inf] {
+            for (measured, elements) in norms_of(&meshes()[0], like, DType::F64, norm, None) {
+                let expected = by_hand(&elements, norm);
+                assert!(
+                    (measured / expected - 1.0).abs() < 1e-13,
+                    "{norm:?} of {like:?}: {measured:e}, not {expected:e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn very_large_gradients_are_scaled_and_not_made_zero() {
+    for (norm, grad) in clipped(1e20, DType::F32, 1.0) {
+        assert!((norm / 4e20 - 1.0).abs() < 1e-6, "{norm:e}");
+        assert!(grad.iter().all(|element| (element - 0.25).abs() < 1e-6), "{grad:?}");
+    }
+    for (norm, grad) in clipped(1e-25, DType::F32, 1.0) {
+        assert!((norm / 4e-25 - 1.0).abs() < 1e-6, "{norm:e}");
+        assert!(grad.iter().all(|element| *element == f64::from(1e-25f32)), "{grad:?}");
+    }
+}
+
+#[test]
+fn a_gradient_that_is_infinite_or_no_number_still_is() {
+    let positive = P_NORMS.into_iter().filter(|norm| !matches!(norm, NormType::P(p) if *p < 0.0));
+    for (norm, like) in positive.flat_map(|norm| [1e30, 1.0, 1e-30].map(|like| (norm, like))) {
+        for mesh in &meshes()[..2] {
+            let infinite = norms_of(mesh, [like; 3], DType::F32, norm, Some(f64::NEG_INFINITY));
+            assert!(infinite.iter().all(|(measured, _)| *measured == f64::INFINITY), "{norm:?}: {infinite:?}");
+            let odd = norms_of(mesh, [like; 3], DType::F32, norm, Some(f64::NAN));
+            assert!(odd.iter().all(|(measured, _)| measured.is_nan()), "{norm:?}: {odd:?}");
+        }
+    }
+}
+
+/// The expected value is the sum of each rank's unscaled sums of powers, in the gradients' precision.
+#[test]
+fn an_ordinary_norm_is_that_without_scaling_to_the_bit() {
+    for (p, dtype) in [1.0, 2.0, 3.0].into_iter().flat_map(|p| [DType::F32, DType::F64].map(|dtype| (p, dtype))) {
+        let ranks = MeshTest::new([2], ["shard"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let model = vec![wide(dtype, &device), wide(dtype, &device)];
+            let model = fully_shard(model, mesh, FullyShard::new())?;
+            let (mut grads, mut sum) = (GradientsParams::new(), 0.0);
+            for (seed, layer) in (1..).zip(&model) {
+                let rows = layer.weight.shard().expect("it is sharded").spec().local_range(0);
+                let grad = whole(seed, WIDE, (mesh.device(), dtype)).slice([rows]);
+                let magnitude = grad.clone().abs();
+                let powers = match p {
+                    1.0 => magnitude,
+                    2.0 => magnitude.clone() * magnitude,
+                    _ => magnitude.powf_scalar(p),
+                };
+                sum += powers.sum().into_scalar::<f64>();
+                grads.register(layer.weight.id, grad);
+            }
+            Ok((clip_grad_norm(&model, &mut grads, f64::MAX, NormType::P(p))?, sum))
+        });
+        let [(_, first), (_, second)] = ranks[..] else { unreachable!("two ranks") };
+        let sum = match dtype {
+            DType::F64 => first + second,
+            _ => f64::from(first as f32 + second as f32),
+        };
+        for (measured, _) in &ranks {
+            assert_eq!(measured.to_bits(), sum.powf(1.0 / p).to_bits(), "{dtype:?}, p = {p}");
         }
     }
 }

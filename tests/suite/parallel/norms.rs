@@ -1,7 +1,8 @@
 //! `clip_grad_norm` over data-parallel and tensor-parallel dimensions.
 
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
 use burn_dtensor::prelude::*;
 
@@ -40,6 +41,46 @@ fn the_norm_is_that_of_the_whole_gradients() {
                 Ok(total.to_bits())
             });
             assert!(totals.iter().all(|total| *total == totals[0]), "{norm:?} on {mesh}: every rank has one total");
+        }
+    }
+}
+
+struct Scale<'a>(&'a mut GradientsParams, f64);
+
+impl ModuleVisitor for Scale<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(grad) = self.0.remove::<D>(param.id) {
+            self.0.register(param.id, grad * self.1);
+        }
+    }
+}
+
+/// Also of gradients whose squares single precision does not hold.
+#[test]
+fn the_norm_of_scaled_gradients_is_scaled() {
+    let model = Net::new(&Device::flex());
+    for (mesh, dims) in meshes().into_iter().zip([1, 2, 2, 2]) {
+        for norm in [NormType::L1, NormType::L2, NormType::P(3.0), NormType::Inf] {
+            mesh.run(|mesh| {
+                let [device, _] = devices(mesh);
+                let model = distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Auto)?;
+                let grads = || {
+                    let loss = model.loss_on(0, data_rank(mesh).0, &device);
+                    GradientsParams::from_grads(loss.backward(), &model)
+                };
+                let ordinary = clip_grad_norm(&model, &mut grads(), f64::MAX, norm)?;
+                for factor in [100.0, -100.0].map(f64::exp2) {
+                    let mut grads = grads();
+                    model.visit(&mut Scale(&mut grads, factor));
+                    let ledger = mesh.world().ledger();
+                    ledger.reset();
+                    let scaled = clip_grad_norm(&model, &mut grads, f64::MAX, norm)?;
+                    assert_eq!(ledger.calls(Op::AllReduce), dims, "one a mesh dimension that shards, on {mesh}");
+                    let apart = (scaled / factor / ordinary - 1.0).abs();
+                    assert!(apart < 1e-5, "{norm:?} on {mesh}: {scaled:e} for {:e}", factor * ordinary);
+                }
+                Ok(())
+            });
         }
     }
 }
