@@ -134,7 +134,8 @@ struct Adopted(Vec<(Arc<Unit>, Vec<String>)>);
 impl Adopted {
     /// A module of a unit. A unit of one module that is here twice is called by the last.
     fn add(&mut self, unit: &Arc<Unit>, module: String) {
-        match self.0.iter_mut().find(|(known, _)| Arc::ptr_eq(known, unit)) {
+        // From the end: parameters of one unit mostly come one after the other.
+        match self.0.iter_mut().rfind(|(known, _)| Arc::ptr_eq(known, unit)) {
             Some((_, modules)) if unit.is_group() => modules.push(module),
             Some((_, modules)) => *modules = vec![module],
             None => self.0.push((unit.clone(), vec![module])),

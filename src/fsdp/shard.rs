@@ -1,6 +1,7 @@
 //! [`fully_shard`].
 
 use std::any::type_name;
+use std::collections::HashSet;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -135,8 +136,8 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         unit.adopt(path);
     }
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
-    let is_sharded = |path: &str| params.iter().any(|param| *param.info().path == *path);
-    let (model, mut adapters) = take_burns(model, adapted, is_sharded);
+    let sharded: HashSet<_> = params.iter().map(|param| param.info().path.clone()).collect();
+    let (model, mut adapters) = take_burns(model, adapted, |path| sharded.contains(path));
     let attachments = params.into_iter().zip(cuts).map(|(param, cut)| {
         let UnitParam { path, parallel, .. } = param.info();
         let copies = others.clone().filter(|_| parallel.is_none());

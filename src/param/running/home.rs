@@ -1,5 +1,7 @@
 //! [`homes`]: which distributed parameter a buffer goes with.
 
+use std::collections::HashMap;
+
 use burn::module::Module;
 
 use crate::param::distributed::DistributedParameter;
@@ -26,21 +28,17 @@ pub(super) struct Home {
 /// ```
 pub(super) fn homes<M: Module>(model: &M) -> Vec<Home> {
     let Inventory { params, buffers, .. } = Inventory::of(model);
+    // By path of a module that holds parameters, at any depth: the first of them that is distributed, if one is.
+    let mut first: HashMap<&[String], Option<&DistributedParameter>> = HashMap::new();
+    for Found { path, distributed, .. } in &params {
+        for depth in 0..path.len() {
+            let first = first.entry(&path[..depth]).or_default();
+            *first = first.or(distributed.as_ref());
+        }
+    }
     let home = |Buffer { path, running }: Buffer| {
-        let near = |found: &&Found| (common(modules(&path), modules(&found.path)), found.distributed.is_some());
-        // Of several that are as near, `max_by_key` takes the last.
-        let param = params.iter().rev().max_by_key(near)?.distributed.clone()?;
+        let param = (0..path.len()).rev().find_map(|depth| first.get(&path[..depth])).copied().flatten()?.clone();
         Some(Home { path: path.join("."), running, param })
     };
     buffers.into_iter().filter_map(home).collect()
-}
-
-/// The path of what holds it.
-fn modules(path: &[String]) -> &[String] {
-    path.split_last().map_or(&[], |(_, modules)| modules)
-}
-
-/// How many parts two paths begin with together.
-fn common(a: &[String], b: &[String]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
