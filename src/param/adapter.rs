@@ -20,7 +20,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use burn::module::{LoraAdapter, Module, ModuleMapper, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, Tensor};
 
-use super::distributed::copying;
+use super::states::copying;
 
 /// What burn calls an adapter in paths.
 pub(super) const NAME: &str = LoraAdapter::NAME;

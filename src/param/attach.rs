@@ -9,9 +9,10 @@ use burn::tensor::Tensor;
 
 use super::ParamError;
 use super::adapter;
-use super::distributed::{DistributedParameter, copying, replace_next};
+use super::distributed::{DistributedParameter, replace_next};
 use super::lazy::undrawn;
 use super::read::stored;
+use super::states::copying;
 use crate::comm::{Call, Communicator, TensorMeta};
 use crate::dtensor::{DTensorSpec, send_parts};
 use crate::{Error, Result, memory};

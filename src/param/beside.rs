@@ -6,8 +6,8 @@ use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Shape, Tensor};
 
-use super::distributed::copying;
 use super::inventory::Inventory;
+use super::states::copying;
 
 /// The model with everything on `device` but its float parameters, which stay where they are: running statistics, integer
 /// and boolean parameters, and tensors in fields that are no parameters, such as a positional encoding's.

@@ -1,6 +1,6 @@
 //! [`DistributedParameter`]: what makes `param.val()` the whole weight.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Weak};
@@ -110,20 +110,6 @@ thread_local! {
     /// What the parameter whose base was mapped last becomes: burn gives it back the
     /// reparameterization it had, once that has been mapped too.
     static NEXT: RefCell<Option<DistributedParameter>> = const { RefCell::new(None) };
-    /// Whether parameters that are mapped stay in the state that they are in.
-    static IS_COPYING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Maps modules in `copy` without changing the values of their shards, perhaps on one rank alone.
-pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            IS_COPYING.set(self.0);
-        }
-    }
-    let _restore = Restore(IS_COPYING.replace(true));
-    copy()
 }
 
 /// The parameter whose base was visited last, once its reparameterization was too.
@@ -149,7 +135,7 @@ impl Module for DistributedParameter {
         // The adapter's factors may become others too.
         let next = NEXT.take();
         let Self { unit, index, state, adapter } = self;
-        let state = if IS_COPYING.get() { state } else { state.mapped() };
+        let state = state.mapped();
         let adapter = adapter.and_then(|adapter| adapter::map(*adapter, Self::NAME, mapper));
         next.unwrap_or(Self::new(unit, index, state)).adapted(adapter)
     }

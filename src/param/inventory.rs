@@ -8,9 +8,10 @@ use itertools::Itertools;
 
 use super::ParamError;
 use super::adapter;
-use super::distributed::{DistributedParameter, copying, take_visited};
+use super::distributed::{DistributedParameter, take_visited};
 use super::lazy::undrawn;
 use super::part::Part;
+use super::states::copying;
 use super::unit_path::UnitPath;
 use crate::pattern::PathPattern;
 

@@ -117,7 +117,8 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     };
     let label = format!("{} (outside its unit)", param.info().path).into();
     let opening = Opening { kept, lone: true, label, ..open::opening(&param.unit) };
-    let (scope, ()) = Scope::open(&param.unit, Shards::one(param, base), opening, ()).or_unwind();
+    let (scope, ()) =
+        Scope::open(&param.unit, Shards::one(param.index, param.state.clone(), base), opening, ()).or_unwind();
     open::follow(&scope);
     if !scope.again {
         scope.pass.begin();
@@ -134,7 +135,8 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
 pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Result<Tensor<D>> {
     // Plain: burn's graph would keep the shard until a backward.
     let base = base.inner();
-    let _open = open_gathered(&param.unit, Shards::one(param, base.clone().into_dispatch()))?;
+    let _open =
+        open_gathered(&param.unit, Shards::one(param.index, param.state.clone(), base.clone().into_dispatch()))?;
     value(param, base)
 }
 

@@ -4,7 +4,6 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
 use itertools::Itertools;
 
-use super::distributed::DistributedParameter;
 use super::recompute::leaves;
 use super::states::State;
 use crate::autodiff;
@@ -28,8 +27,8 @@ impl Shards {
     }
 
     /// One parameter.
-    pub(super) fn one(param: &DistributedParameter, base: DispatchTensor) -> Self {
-        Self { members: vec![param.index], bases: vec![base], states: vec![param.state.clone()] }
+    pub(super) fn one(index: usize, state: State, base: DispatchTensor) -> Self {
+        Self { members: vec![index], bases: vec![base], states: vec![state] }
     }
 
     /// Where parameter `member` is, if it is here with this very shard.

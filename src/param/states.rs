@@ -17,11 +17,29 @@
 //!   were made from the same state before it: those that have a name, or are still there and may get one.
 //! * What maps a parameter that has not run since, and that has no clone, leaves it in its state.
 
+use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+
+thread_local! {
+    /// Whether parameters that are mapped stay in the state that they are in.
+    static IS_COPYING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Maps modules in `copy` without changing the values of their shards, perhaps on one rank alone.
+pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_COPYING.set(self.0);
+        }
+    }
+    let _restore = Restore(IS_COPYING.replace(true));
+    copy()
+}
 
 /// The state of one parameter.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +70,7 @@ struct Made {
 impl State {
     /// Returns the state of what is made of a parameter in this one.
     pub(super) fn mapped(self) -> Self {
-        if self.0.name.get().is_none() && Arc::strong_count(&self.0) == 1 {
+        if IS_COPYING.get() || self.0.name.get().is_none() && Arc::strong_count(&self.0) == 1 {
             return self;
         }
         self.name();

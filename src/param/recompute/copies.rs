@@ -16,8 +16,9 @@ use burn::tensor::Tensor;
 use super::leaves::Leaves;
 use crate::Result;
 use crate::autodiff::{self, node_id};
-use crate::param::distributed::{DistributedParameter, copying};
+use crate::param::distributed::DistributedParameter;
 use crate::param::running::unshared;
+use crate::param::states::copying;
 
 /// An untracked tensor of the same memory, on the same device.
 pub(super) fn untracked(tensor: DispatchTensor) -> DispatchTensor {

@@ -8,8 +8,8 @@ use burn::tensor::{Bool, Int, Shape, Tensor};
 
 use crate::Result;
 use crate::param::ParamError;
-use crate::param::distributed::copying;
 use crate::param::inventory::Inventory;
+use crate::param::states::copying;
 
 /// The model with buffers of its own: everything else is as it was, lazy parameters too.
 ///

@@ -8,8 +8,8 @@ use burn::tensor::{Bool, Int, Tensor};
 
 use crate::comm::TensorMeta;
 use crate::dtensor::{Kind, associate};
-use crate::param::distributed::copying;
 use crate::param::lazy::undrawn;
+use crate::param::states::copying;
 
 /// The plain values at `paths`, which are in burn's order.
 ///
