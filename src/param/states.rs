@@ -57,6 +57,9 @@ struct Named {
     made: Mutex<Made>,
 }
 
+/// The number of a state among those made from one, the state, and its place.
+type Other = (u64, Weak<Named>, Option<u32>);
+
 /// What was made from a state.
 #[derive(Debug, Default)]
 struct Made {
@@ -64,7 +67,7 @@ struct Made {
     /// The last place that was given to any before the others.
     place: u32,
     /// The others, in order, with their places.
-    others: SmallVec<[(u64, Weak<Named>, Option<u32>); 1]>,
+    others: SmallVec<[Other; 1]>,
 }
 
 impl State {

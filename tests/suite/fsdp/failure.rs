@@ -166,6 +166,7 @@ fn a_parameter_of_another_shape() {
 }
 
 /// Returns what `call` returns to rank 0 of two, where rank 1 leaves after `set_up`.
+#[expect(clippy::result_large_err, reason = "made once per test")]
 fn left_alone<T>(
     set_up: impl Fn(&World) -> Result<T> + Sync,
     call: impl Fn(T) -> Result<()> + Sync,
