@@ -79,9 +79,10 @@ impl Collectives {
         };
         // Of a group of one rank neither is sent; steps that overflow have no norm.
         let norms = if shards > 1 { norms * outcome.made as u64 } else { 0 };
-        let numbers = norms + if settings.ranks() > 1 { scaled * settings.steps as u64 } else { 0 };
+        let overflows = if settings.ranks() > 1 { scaled * settings.steps as u64 } else { 0 };
+        // A norm is sent as sums of large, ordinary and small squares.
         let other = Row {
-            expected: Total { calls: numbers, bytes: numbers * ELEMENT },
+            expected: Total { calls: norms + overflows, bytes: (3 * norms + overflows) * ELEMENT },
             ..row(Op::AllReduce, Phase::Other, 1, 0, 0, "the norm with --clip, overflow in f16")
         };
         let mut rows = vec![
