@@ -9,6 +9,7 @@
 
 mod record;
 
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -107,6 +108,29 @@ trait GradStore {
 
 /// Shared handle of an operation.
 pub(crate) type Op = Arc<dyn GraphOp>;
+
+thread_local! {
+    /// How many backwards of operations run on this thread, one inside the other.
+    static RUNNING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether the backward of an operation runs on this thread: the graph is locked then.
+pub(crate) fn is_in_backward() -> bool {
+    RUNNING.get() > 0
+}
+
+/// Runs the backward of an operation.
+fn running(op: &Op, step: &mut BackwardStep<'_>) {
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            RUNNING.set(RUNNING.get() - 1);
+        }
+    }
+    RUNNING.set(RUNNING.get() + 1);
+    let _end = End;
+    op.backward(step);
+}
 
 /// Records `op` on one parent.
 pub(crate) fn unary(parent: DispatchTensor, op: Op) -> DispatchTensor {

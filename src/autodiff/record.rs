@@ -18,7 +18,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, DispatchTensor};
 
-use super::{BackwardId, BackwardStep, GradStore, GraphOps, Op, Retain, Wrap};
+use super::{BackwardId, BackwardStep, GradStore, GraphOps, Op, Retain, Wrap, running};
 
 impl<B: Wrap + GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
     fn graph_unary(parent: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
@@ -84,7 +84,8 @@ impl<B: Wrap, const N: usize> Backward<B, N> for Node {
         // The container is where it is from the first step to the last.
         let backward = BackwardId(std::ptr::from_mut(grads).addr());
         let mut store = Store::<B, N> { ops: &ops, grads, backend: PhantomData };
-        ops.state.backward(&mut BackwardStep { depth: ops.node.order, backward, parents: &parents, grads: &mut store });
+        let mut step = BackwardStep { depth: ops.node.order, backward, parents: &parents, grads: &mut store };
+        running(&ops.state, &mut step);
     }
 }
 

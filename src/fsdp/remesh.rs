@@ -64,13 +64,16 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     // In one order on every rank, for they draw numbers.
     for params in units.into_values().sorted_by_key(|params| params[0].0) {
         let (places, params): (Vec<_>, Vec<_>) = params.into_iter().unzip();
+        let before = params[0].before.unit.clone();
         let data = data(&params[0].before, mesh)?;
         let mesh = &data.mesh;
         let modules: Vec<_> = params.iter().map(|param| param.module.clone()).collect();
-        let units = UnitPath::again(params[0].before.unit.is_group(), &modules);
+        let units = UnitPath::again(before.is_group(), &modules);
         let params = units.into_iter().zip(params).map(|(unit, param)| Ok(((unit, ()), param.on(mesh)?)));
         let params = params.collect::<Result<_>>()?;
-        attachments.extend(places.into_iter().zip(make_units(params, |_, ()| Some(data.clone()))?));
+        let made = make_units(params, |_, ()| Some(data.clone()))?;
+        made.iter().for_each(|param| param.unit.join(&before));
+        attachments.extend(places.into_iter().zip(made));
     }
     attachments.sort_by_key(|(place, _)| *place);
     let attachments = attachments.into_iter().map(|(_, param)| {

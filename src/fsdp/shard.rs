@@ -133,7 +133,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let params = make_units(params.collect::<Result<_>>()?, of_unit)?;
     // Nothing is wrong with this call: clones of the model may have kept the units as they were.
     for (unit, path) in adopted {
-        unit.adopt(path);
+        unit.adopt(path, &origin);
     }
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let sharded: HashSet<_> = params.iter().map(|param| param.info().path.clone()).collect();

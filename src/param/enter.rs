@@ -11,7 +11,7 @@ use super::open::{self, Member, Open};
 use super::precision::cast;
 use super::prefetch::prefetch;
 use super::replaced::check_whole;
-use super::scope::Scope;
+use super::scope::{Scope, sweep_passes};
 use super::shards::Shards;
 use super::unit::Unit;
 use super::visit::{Visited, walk};
@@ -106,6 +106,9 @@ where
     let Some(Scoped { own, inside }) = Scoped::of(module).or_unwind() else {
         return forward(module, input, &[]);
     };
+    if !open::is_any() {
+        sweep_passes(own.iter().chain(&inside).map(|(unit, _)| unit));
+    }
     let Some((first, _)) = own.first() else {
         let open = Open::new(None, inside);
         let output = forward(module, input, &[]);

@@ -57,6 +57,7 @@ impl GraphOp for Flush {
         for pass in &self.passes {
             pass.progress.flush(step.depth());
             reduce(pass, pass.passes.order.flush(), step);
+            give(pass.passes.reduce_waiting(step.backward(), pass), step);
             give(pass.passes.finish(step.backward()), step);
             ran("Flush", Some(pass), step);
         }

@@ -12,7 +12,7 @@
 //! | over which ranks it is cut, and cut again | `data_mesh`, `combine`, `recut` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
 //! | what moves together, over which groups | `unit`, `unit_path`, `shards`, `exchange`, `terms` |
-//! | what becomes of whole gradients | `reduce`, `pass`; `waiting`, where they are not reduced yet |
+//! | what becomes of whole gradients | `trained`, `reduce`, `pass`; `waiting`, where they are not reduced yet |
 //! | in which element types | `precision` |
 //! | shards in host memory; what is beside them then | `offload`; `beside` |
 //! | what is gathered before it is needed | `gathering`, `unshard`, `prefetch` |
@@ -23,6 +23,7 @@
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
 //! | a parameter read outside its unit | `read`, `outside` |
 //! | what backward does, and in which order; that it has been there | `graph`, the page; `order`, `progress`; `through` |
+//! | what forwards hold that no backward comes to | `sweep` |
 //! | whose the gathered memory is; several passes' | `buffer`; `buffer/shared` |
 //! | the ordinary model again; all parameters in a table | `full`; `describe` |
 //! | what records say of a shard | `part` |
@@ -75,10 +76,12 @@ mod scope;
 mod shards;
 mod states;
 mod style;
+mod sweep;
 mod terms;
 mod through;
 #[cfg(feature = "testing")]
 pub(crate) mod trace;
+mod trained;
 mod unit;
 mod unit_path;
 mod units;

@@ -120,6 +120,11 @@ pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<Shards> {
     })
 }
 
+/// Whether a unit or a module around units is open.
+pub(super) fn is_any() -> bool {
+    OPEN.with_borrow(|open| !open.stack.is_empty())
+}
+
 /// Whether the unit entered last is the first of those that are open together.
 pub(super) fn is_first() -> bool {
     OPEN.with_borrow(|open| open.is_first)

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::buffer::UnitBuffer;
 use super::events::{EventKind, TrainingState};
@@ -40,9 +41,12 @@ pub(super) struct Pass {
     pub(super) progress: Progress,
     /// The graph's nodes that are made while it is open.
     nodes: Mutex<Option<Nodes>>,
-    /// Its gradients, while they are being reduced.
-    pub(super) reduction: Mutex<Option<Box<Reduction>>>,
+    /// The reductions that go with its graph: of its gradients, and of those that have waited for the end of its backward.
+    reductions: Mutex<SmallVec<[Arc<UnderWay>; 1]>>,
 }
+
+/// A reduction that is under way, until it is done.
+type UnderWay = Mutex<Option<Box<Reduction>>>;
 
 impl Pass {
     pub(super) fn new(
@@ -52,9 +56,9 @@ impl Pass {
         place: Option<Place>,
         around: Option<Arc<Self>>,
     ) -> Arc<Self> {
-        let (inputs_seen, progress, reduction) = (Mutex::default(), Progress::default(), Mutex::default());
+        let (inputs_seen, progress, reductions) = (Mutex::default(), Progress::default(), Mutex::default());
         let (is_started, nodes) = (AtomicBool::new(false), Mutex::new(Some(Nodes::opened())));
-        Arc::new(Self { buffer, leaves, passes, place, around, is_started, inputs_seen, progress, nodes, reduction })
+        Arc::new(Self { buffer, leaves, passes, place, around, is_started, inputs_seen, progress, nodes, reductions })
     }
 
     /// Whether it trains a parameter.
@@ -126,15 +130,15 @@ impl Pass {
         if self.passes.order.padded() {
             self.buffer.drop_zeros();
         }
-        self.place.map_or_else(Vec::new, |place| self.passes.order.ready(place, Arc::downgrade(self)))
+        let Some(place) = self.place else { return Vec::new() };
+        self.passes.trains(self.buffer.unit());
+        self.passes.order.ready(place, Arc::downgrade(self))
     }
 
     /// Issues the reduction of the collected gradients, of every trainable parameter; on a rank that did not use it, it
     /// counts as zeros. `None` if they wait with the unit instead.
     pub(super) fn issue_reduction(&self) -> Option<Reduction> {
-        let trained = self.leaves.iter().enumerate().filter_map(|(position, leaf)| Some((position, (*leaf)?)));
-        let (positions, leaves): (Vec<_>, Vec<_>) = trained.unzip();
-        self.buffer.reduce(&positions, leaves).unwrap_or_else(|error| Error::from(error).unwind())
+        self.buffer.reduce(&self.leaves).unwrap_or_else(|error| Error::from(error).unwind())
     }
 
     /// Its nodes are gone, consumed by a backward or not.
@@ -181,11 +185,23 @@ impl Drop for Pass {
 pub(super) struct Passes {
     pub(super) order: Order<Weak<Pass>>,
     /// Oldest first. The passes hold what is under way: it goes with the graph of a backward that is given up.
-    under_way: Mutex<VecDeque<(BackwardId, Weak<Pass>)>>,
+    under_way: Mutex<VecDeque<(BackwardId, Weak<UnderWay>)>>,
+    /// The models of which this backward trains units.
+    models: Mutex<SmallVec<[Arc<str>; 1]>>,
+    /// The units that may have gradients that wait, by when the first did: in one order on all ranks.
+    waiting: Mutex<Vec<Weak<Unit>>>,
     /// Those that a backward may follow, in the order in which forward has left them.
-    left: Mutex<Vec<Weak<Pass>>>,
+    left: Mutex<Vec<Left>>,
     /// Those whose graphs are gone.
     through: Mutex<Through>,
+}
+
+/// A pass that forward has left.
+#[derive(Debug)]
+struct Left {
+    pass: Weak<Pass>,
+    /// Its [own leaf](super::sweep) in the graph, if it is in one.
+    leaf: Option<DispatchTensor>,
 }
 
 /// Gradients, each for its leaf.
@@ -204,32 +220,122 @@ impl Passes {
             reduced.extend(self.advance(self.of(backward), backward));
             let issued = pass.issue_reduction();
             pass.buffer.happened(EventKind::PostBackward, TrainingState::PostBackward);
-            let Some(issued) = issued else { continue };
-            *pass.reduction.lock() = Some(Box::new(issued));
-            self.under_way.lock().push_back((backward, weak));
+            self.may_wait(pass.buffer.unit());
+            issued.into_iter().for_each(|issued| self.add(issued, backward, &pass));
         }
         reduced
     }
 
-    /// Forward has left the pass, and a backward may follow.
-    pub(super) fn left(&self, pass: &Arc<Pass>) {
+    /// The reduction is under way, in a backward through `pass`.
+    fn add(&self, reduction: Reduction, backward: BackwardId, pass: &Pass) {
+        let reduction = Arc::new(Mutex::new(Some(Box::new(reduction))));
+        self.under_way.lock().push_back((backward, Arc::downgrade(&reduction)));
+        pass.reductions.lock().push(reduction);
+    }
+
+    /// The next place in forward, of a pass that trains a parameter.
+    pub(super) fn enter(&self, tied: bool) -> Place {
+        // A backward that was given up has left them.
+        self.models.lock().clear();
+        self.order.enter(tied)
+    }
+
+    /// The backward trains the unit.
+    fn trains(&self, unit: &Unit) {
+        let model = unit.model_root();
+        let mut models = self.models.lock();
+        if let Some(model) = model.filter(|model| !models.iter().any(|known| Arc::ptr_eq(known, model))) {
+            models.push(model);
+        }
+    }
+
+    /// The unit has been reduced, or its gradients wait.
+    fn may_wait(&self, unit: &Arc<Unit>) {
+        let mut waiting = self.waiting.lock();
+        if unit.puts_off() && !waiting.iter().any(|known| known.as_ptr() == Arc::as_ptr(unit)) {
+            waiting.push(Arc::downgrade(unit));
+        }
+    }
+
+    /// Issues the reductions that earlier backwards have put off, of the models of which this one trains units, and returns
+    /// the gradients of those before. So a step lacks no gradient of a unit that its last backward does not enter. Called at
+    /// the end of a backward through `pass`.
+    ///
+    /// # Panics
+    /// As [`reduce`](Self::reduce).
+    pub(super) fn reduce_waiting(&self, backward: BackwardId, pass: &Pass) -> Reduced {
+        let mut reduced = Reduced::new();
+        let models = mem::take(&mut *self.models.lock());
+        if models.is_empty() {
+            return reduced;
+        }
+        let waiting: Vec<_> = self.waiting.lock().iter().filter_map(Weak::upgrade).collect();
+        let is_trained =
+            |unit: &Unit| unit.model_root().is_some_and(|model| models.iter().any(|known| Arc::ptr_eq(known, &model)));
+        for unit in waiting.iter().filter(|unit| is_trained(unit)) {
+            loop {
+                let (sync, all_reduce) = {
+                    let control = unit.control.lock();
+                    (control.sync, control.all_reduce)
+                };
+                if !sync || !unit.waiting.is_any() {
+                    break;
+                }
+                // What is under way may take along what waits.
+                reduced.extend(self.advance(self.of(backward), backward));
+                let Some((stage, trained)) = unit.waiting.next(all_reduce) else { break };
+                trained.reduce_waiting(stage).into_iter().for_each(|issued| self.add(issued, backward, pass));
+            }
+        }
+        let may_wait = |unit: &Unit| unit.waiting.is_any() || unit.puts_off();
+        self.waiting.lock().retain(|unit| unit.upgrade().is_some_and(|unit| may_wait(&unit)));
+        reduced
+    }
+
+    /// Forward has left the pass, and a backward may follow. In the graph it hangs on this leaf, if on any yet.
+    pub(super) fn left(&self, pass: &Arc<Pass>, leaf: Option<DispatchTensor>) {
         let mut left = self.left.lock();
-        left.retain(|pass| pass.strong_count() > 0);
-        left.push(Arc::downgrade(pass));
+        left.retain(|left| left.pass.strong_count() > 0);
+        left.push(Left { pass: Arc::downgrade(pass), leaf });
+    }
+
+    /// A pass that forward has left hangs on this leaf.
+    pub(super) fn hang(&self, pass: &Weak<Pass>, leaf: DispatchTensor) {
+        let mut left = self.left.lock();
+        if let Some(left) = left.iter_mut().rfind(|left| left.pass.ptr_eq(pass)) {
+            left.leaf = Some(leaf);
+        }
+    }
+
+    /// The passes through `unit` that forward has left, and that are there.
+    fn left_of<T>(&self, unit: &Arc<Unit>, f: impl FnOnce(&mut dyn Iterator<Item = &Left>) -> T) -> T {
+        let left = self.left.lock();
+        let is_of = |pass: Arc<Pass>| Arc::ptr_eq(pass.buffer.unit(), unit);
+        f(&mut left.iter().filter(|left| left.pass.upgrade().is_some_and(is_of)))
+    }
+
+    /// How many passes through `unit` forward has left, and are there.
+    pub(super) fn count_of(&self, unit: &Arc<Unit>) -> usize {
+        self.left_of(unit, |left| left.count())
+    }
+
+    /// These passes, with the leaves that they hang on.
+    pub(super) fn leaves_of(&self, unit: &Arc<Unit>) -> Vec<(Weak<Pass>, DispatchTensor)> {
+        self.left_of(unit, |left| left.filter_map(|left| Some((left.pass.clone(), left.leaf.clone()?))).collect())
     }
 
     /// Starts gathering for backward the pass that forward has left before this one.
     pub(super) fn start_before(&self, pass: &Arc<Pass>) {
         let left = self.left.lock();
-        let place = left.iter().rposition(|other| other.as_ptr() == Arc::as_ptr(pass));
-        let before = place.and_then(|place| left.get(place.checked_sub(1)?)?.upgrade());
+        let place = left.iter().rposition(|left| left.pass.as_ptr() == Arc::as_ptr(pass));
+        let before = place.and_then(|place| left.get(place.checked_sub(1)?)?.pass.upgrade());
         drop(left);
         before.iter().for_each(|before| before.buffer.start_again());
     }
 
     /// Starts gathering for backward the last pass of these that has not been.
     pub(super) fn start_last(&self, of: impl Fn(&Pass) -> bool) {
-        let passes: Vec<_> = self.left.lock().iter().rev().filter_map(Weak::upgrade).collect();
+        let passes: Vec<_> = self.left.lock().iter().rev().filter_map(|left| left.pass.upgrade()).collect();
         if let Some(pass) = passes.iter().find(|pass| of(pass) && pass.buffer.is_to_start()) {
             pass.buffer.start_again();
         }
@@ -238,8 +344,8 @@ impl Passes {
     /// Whether what backward needs of the last pass through `unit` moves ahead of it, and is there.
     pub(super) fn is_gathered_again(&self, unit: &Arc<Unit>) -> bool {
         let left = self.left.lock();
-        let mut of_unit =
-            left.iter().rev().filter_map(Weak::upgrade).filter(|pass| Arc::ptr_eq(pass.buffer.unit(), unit));
+        let passes = left.iter().rev().filter_map(|left| left.pass.upgrade());
+        let mut of_unit = passes.filter(|pass| Arc::ptr_eq(pass.buffer.unit(), unit));
         of_unit.next().is_some_and(|pass| pass.buffer.is_gathered_again())
     }
 
@@ -268,26 +374,26 @@ impl Passes {
     }
 
     /// Takes those of `backward` out of the queue, and lets go of those whose graph is gone.
-    fn of(&self, backward: BackwardId) -> Vec<Weak<Pass>> {
+    fn of(&self, backward: BackwardId) -> Vec<Weak<UnderWay>> {
         let mut under_way = self.under_way.lock();
-        let alive = mem::take(&mut *under_way).into_iter().filter(|(_, pass)| pass.strong_count() > 0);
+        let alive = mem::take(&mut *under_way).into_iter().filter(|(_, reduction)| reduction.strong_count() > 0);
         let (own, others): (Vec<_>, Vec<_>) = alive.partition(|(of, _)| *of == backward);
         *under_way = others.into();
-        own.into_iter().map(|(_, pass)| pass).collect()
+        own.into_iter().map(|(_, reduction)| reduction).collect()
     }
 
     /// Brings these reductions one stage further, oldest first; those that are not done go back into the queue, before
     /// what is there.
-    fn advance(&self, passes: Vec<Weak<Pass>>, backward: BackwardId) -> Reduced {
+    fn advance(&self, reductions: Vec<Weak<UnderWay>>, backward: BackwardId) -> Reduced {
         let mut reduced = Reduced::new();
         let mut left = VecDeque::new();
-        for weak in passes {
-            let Some(pass) = weak.upgrade() else { continue };
-            let Some(reduction) = pass.reduction.lock().take() else { continue };
+        for weak in reductions {
+            let Some(under_way) = weak.upgrade() else { continue };
+            let Some(reduction) = under_way.lock().take() else { continue };
             match Reduction::advance(*reduction).unwrap_or_else(|error| error.unwind()) {
                 Advanced::Done(grads) => reduced.extend(grads),
                 Advanced::UnderWay(reduction) => {
-                    *pass.reduction.lock() = Some(reduction);
+                    *under_way.lock() = Some(reduction);
                     left.push_back((backward, weak));
                 }
             }

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use super::distributed::DistributedParameter;
 use super::open::{self, Open};
 use super::prefetch::prefetch;
-use super::scope::{Opening, Scope};
+use super::scope::{Opening, Scope, sweep_passes};
 use super::shards::Shards;
 use super::unit::{Kept, Unit};
 use crate::dtensor::{DTensor, DTensorSpec};
@@ -110,6 +110,9 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     // Other backends than Flex cannot tell whether untracked shards are those of the unit that is open.
     if open::find(|scope| Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit).then_some(())).is_none() {
         param.unit.read_outside(param.index);
+    }
+    if !open::is_any() {
+        sweep_passes(std::iter::once(&param.unit));
     }
     let kept = match param.unit.kept() {
         Kept::Part => Kept::Shard,

@@ -71,11 +71,12 @@ pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
     for params in units.into_values() {
         // By the unit and not by its module: of one module there may be several, made by several calls.
         let unit = &params[0].1.0.0.unit;
-        let (data, was_group) = (unit.data.clone(), unit.is_group());
+        let (unit, data, was_group) = (unit.clone(), unit.data.clone(), unit.is_group());
         let (before, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) =
             params.into_iter().map(|(at, (before, param))| ((at, before), param)).unzip();
         let keys = UnitPath::again(was_group, &modules).into_iter().map(|path| (path, ()));
         let made = make_units(keys.zip(params).collect(), |_, ()| data.clone())?;
+        made.iter().for_each(|param| param.unit.join(&unit));
         for ((at, (before, cuts)), param) in before.into_iter().zip(made) {
             let path = param.info().path.clone();
             attachments.push((at, Attachment { path, param, gathered: Some(before), cuts, copies: None, again: true }));

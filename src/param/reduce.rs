@@ -20,13 +20,13 @@ use burn::tensor::{DType, Device, Scalar, Tensor, TensorData};
 use super::control::Averaging;
 use super::custom::AllReduceHook;
 use super::events::{EventKind, ShardedState, TrainingState, done, happened};
-use super::offload::Offloaded;
 use super::plans::Exchange;
 use super::precision::cast;
+use super::trained::Trained;
 use super::unit::{DataParallel, Unit};
 use super::verifier::Carried;
 use super::waiting;
-use crate::comm::{Call, CommError, Course, Digests, Op, ReduceOp, Work};
+use crate::comm::{Call, CommError, Course, Digests, Op, Phase, ReduceOp, Work};
 use crate::memory::ToHost;
 
 /// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it
@@ -81,16 +81,10 @@ fn without_unused(reduced: Vec<DispatchTensor>, flags: DispatchTensor, used: &[b
 /// Gradients of a pass that are being reduced.
 #[derive(Debug)]
 pub(super) struct Reduction {
-    unit: Arc<Unit>,
+    trained: Trained,
     call: Call,
     /// The parameters, as indices into the unit.
     members: Vec<usize>,
-    /// Whose gradients those are.
-    leaves: Vec<NodeId>,
-    /// The element types in which they are wanted.
-    stored: Vec<DType>,
-    /// If they are wanted in host memory.
-    offloaded: Option<Offloaded>,
     /// What the sums are multiplied by at last.
     scale: Option<f64>,
     /// Whether the replicas reduce it too.
@@ -140,70 +134,75 @@ pub(super) enum Advanced {
     Done(Vec<(NodeId, DispatchTensor)>),
 }
 
-/// Whole gradients of some parameters of a unit.
-pub(super) struct Whole {
-    /// As indices into the unit.
-    pub(super) members: Vec<usize>,
-    /// What they are for.
-    pub(super) leaves: Vec<NodeId>,
-    /// The element types of their shards.
-    pub(super) stored: Vec<DType>,
-    /// If their shards are in host memory.
-    pub(super) offloaded: Option<Offloaded>,
-    /// `None` of one that this rank did not use.
-    pub(super) grads: Vec<Option<DispatchTensor>>,
-}
-
 impl Reduction {
-    /// Issues what averages gradients over the data-parallel ranks, and compares what is `carried`.
-    ///
-    /// # Collective
-    /// Of the data-parallel ranks.
-    pub(super) fn issue(
-        unit: &Arc<Unit>,
-        call: Call,
-        whole: Whole,
-        zeros: impl Fn(usize) -> DispatchTensor,
-        carried: Carried,
-    ) -> Self {
-        let Whole { members, leaves, stored, offloaded, grads } = whole;
-        let Carried { due, shard, replicate } = carried;
+    fn new(trained: Trained) -> Self {
+        let unit = trained.unit();
         let scale = unit.averaging().scale;
         let (all_reduce, hook) = {
             let control = unit.control.lock();
             (control.all_reduce, control.hook.clone())
         };
+        let (call, members) = (trained.source.call(Phase::Backward), trained.members());
+        let (used, due, replicate, stage) = (Vec::new(), None, Vec::new(), Stage::Alone(Vec::new()));
+        Self { trained, call, members, scale, all_reduce, hook, used, due, replicate, stage }
+    }
+
+    /// Issues what averages gradients over the data-parallel ranks, and compares what is alike on several: of each parameter
+    /// one gradient, `None` of one that this rank has not used.
+    ///
+    /// # Collective
+    /// Of the data-parallel ranks.
+    pub(super) fn issue(trained: Trained, grads: Vec<Option<DispatchTensor>>) -> Self {
+        let Carried { due, shard, replicate } = trained.source.carried();
+        let mut reduction = Self { due, replicate, ..Self::new(trained) };
+        let Self { trained, call, members, hook, .. } = &reduction;
+        let unit = trained.unit();
         let data = unit.data.as_ref().filter(|data| !grads.is_empty() && data.ranks() > 1);
-        let (used, stage) = match data {
-            None if hook.is_some() => {
-                let own = Own::new(grads, zeros);
-                (Vec::new(), Stage::Alone(own.grads.into_iter().map(Some).collect()))
-            }
+        let own = |grads| Own::new(grads, |at| trained.zeros(at));
+        (reduction.used, reduction.stage) = match data {
+            None if hook.is_some() => (Vec::new(), Stage::Alone(own(grads).grads.into_iter().map(Some).collect())),
             None => (Vec::new(), Stage::Alone(grads)),
             Some(data) => {
-                let own = Own::new(grads, zeros);
-                let stage = unit.scatter(data, &call, &members, &own, shard);
+                let own = own(grads);
+                let stage = unit.scatter(data, call, members, &own, shard);
                 if let Stage::Scattering { cut, .. } = &stage {
                     issued(unit, scatter_op(cut.as_ref()));
                 }
                 (own.used, stage)
             }
         };
-        Self {
-            unit: unit.clone(),
-            call,
-            members,
-            leaves,
-            stored,
-            offloaded,
-            scale,
-            all_reduce,
-            hook,
-            used,
-            due,
-            replicate,
-            stage,
-        }
+        reduction
+    }
+
+    /// Issues what sums gradients over the replicas that wait for that alone.
+    ///
+    /// # Collective
+    /// Of the ranks that replicate.
+    pub(super) fn issue_scattered(trained: Trained) -> Self {
+        let mut reduction = Self::new(trained);
+        let Self { trained, .. } = &reduction;
+        let mut sums = vec![None; trained.leaves.len()];
+        let used = trained.unit().waiting.take(waiting::Stage::Scattered, &trained.leaves, &mut sums);
+        let sum = |(at, sum): (usize, Option<_>)| sum.unwrap_or_else(|| trained.zeros_of_shard(at));
+        let mut sums: Vec<_> = sums.into_iter().enumerate().map(sum).collect();
+        sums.push(flags(&used, 1, 1.0, sums[0].device(), sums[0].dtype()));
+        reduction.used = used;
+        reduction.stage = reduction.replicate(sums);
+        reduction
+    }
+
+    fn unit(&self) -> &Arc<Unit> {
+        self.trained.unit()
+    }
+
+    /// Reduces gradients and flags over the replicas.
+    fn replicate(&mut self, sums: Vec<DispatchTensor>) -> Stage {
+        let unit = self.trained.unit();
+        let group = unit.data.as_ref().and_then(|data| data.replicate.as_ref()).expect("it has replicas");
+        let call = self.call.clone().comparing(std::mem::take(&mut self.replicate));
+        let work = unit.exchange(Exchange::All, group, call, &self.members, sums);
+        issued(unit, Op::AllReduce);
+        Stage::Replicating(work)
     }
 
     /// Waits for what is under way, and issues what follows.
@@ -211,22 +210,15 @@ impl Reduction {
     /// # Errors
     /// A collective's, or the hook's.
     pub(super) fn advance(mut self) -> crate::Result<Advanced> {
-        match self.stage {
-            Stage::Alone(grads) => {
-                self.stage = Stage::Alone(Vec::new());
-                self.done(grads)
-            }
-            Stage::Scattering { cut, uncut } => {
-                self.stage = Stage::Alone(Vec::new());
-                self.scattered(cut, uncut)
-            }
+        match std::mem::replace(&mut self.stage, Stage::Alone(Vec::new())) {
+            Stage::Alone(grads) => self.done(grads),
+            Stage::Scattering { cut, uncut } => self.scattered(cut, uncut),
             Stage::Replicating(work) => {
                 let (mut reduced, course) = work.wait_and_tell()?;
-                done_with(&self.unit, Op::AllReduce, course);
-                self.stage = Stage::Alone(Vec::new());
+                done_with(self.unit(), Op::AllReduce, course);
                 let flags = reduced.pop().expect("the flags were sent last");
                 if let Some(step) = self.due {
-                    self.unit.compare_replicated(step, &self.members, &reduced);
+                    self.unit().compare_replicated(step, &self.members, &reduced);
                 }
                 let grads = self.without_unused(reduced, flags);
                 self.done(grads)
@@ -260,23 +252,24 @@ impl Reduction {
         };
         let op = scatter_op(cut.as_ref());
         let (cut, uncut) = (wait(cut)?, wait(uncut)?);
-        done_with(&self.unit, op, first);
+        done_with(self.unit(), op, first);
         let mut flags = flags.expect("a parameter is cut or uncut");
-        let mut reduced = self.unit.merge(&self.members, cut, uncut);
+        let mut reduced = self.unit().merge(&self.members, cut, uncut);
         if let Some(step) = self.due {
-            self.unit.compare_sharded(step, &self.members, &reduced);
+            self.unit().compare_sharded(step, &self.members, &reduced);
         }
-        let Some(group) = self.unit.data.as_ref().and_then(|data| data.replicate.clone()) else {
+        if self.unit().data.as_ref().is_none_or(|data| data.replicate.is_none()) {
             let grads = self.without_unused(reduced, flags);
             return self.done(grads);
-        };
+        }
+        let waiting = &self.unit().waiting;
         if !self.all_reduce {
             let grads = without_unused(reduced, flags, &self.used);
-            self.unit.waiting.add(waiting::Stage::Scattered, self.leaves.into_iter().zip(grads));
+            waiting.add(waiting::Stage::Scattered, &self.trained, grads);
             return Ok(Advanced::Done(Vec::new()));
         }
         let mut sums: Vec<_> = reduced.into_iter().map(Some).collect();
-        let has_waited = self.unit.waiting.take(waiting::Stage::Scattered, &self.leaves, &mut sums);
+        let has_waited = waiting.take(waiting::Stage::Scattered, &self.trained.leaves, &mut sums);
         reduced = sums.into_iter().flatten().collect();
         if has_waited.contains(&true) {
             let waited = self::flags(&has_waited, 1, 1.0, flags.device(), flags.dtype());
@@ -284,9 +277,7 @@ impl Reduction {
             self.used.iter_mut().zip(has_waited).for_each(|(used, waited)| *used |= waited);
         }
         reduced.push(flags);
-        let call = self.call.clone().comparing(std::mem::take(&mut self.replicate));
-        self.stage = Stage::Replicating(self.unit.exchange(Exchange::All, &group, call, &self.members, reduced));
-        issued(&self.unit, Op::AllReduce);
+        self.stage = self.replicate(reduced);
         Ok(Advanced::UnderWay(Box::new(self)))
     }
 
@@ -298,14 +289,16 @@ impl Reduction {
         };
         let mut grads: Vec<_> = grads.into_iter().map(|grad| grad.map(scaled)).collect();
         if let Some(hook) = &self.hook {
-            let params = self.members.iter().map(|&member| self.unit.params[member].path.clone()).collect();
-            let made = hook.run(self.unit.label(), params, grads.into_iter().flatten().collect())?;
+            let params = self.members.iter().map(|&member| self.unit().params[member].path.clone()).collect();
+            let made = hook.run(self.unit().label(), params, grads.into_iter().flatten().collect())?;
             grads = made.into_iter().map(Some).collect();
         }
-        let leaves = self.leaves.iter().copied().zip(self.stored.iter().copied());
+        let leaves = self.trained.leaves.iter().copied().zip(self.trained.stored());
         let used = leaves.zip(grads).filter_map(|(leaf, grad)| Some((leaf, grad?)));
         let (leaves, grads): (Vec<_>, Vec<_>) = used.unzip();
-        let Some(offloaded) = &self.offloaded else { return Ok(Advanced::Done(for_leaves(leaves, grads))) };
+        let Some(offloaded) = self.trained.source.copied_out() else {
+            return Ok(Advanced::Done(for_leaves(leaves, grads)));
+        };
         self.stage = Stage::CopyingOut(offloaded.copy_out(&self.call.label, grads), leaves);
         Ok(Advanced::UnderWay(Box::new(self)))
     }

@@ -17,6 +17,7 @@ use super::precision::cast;
 use super::recompute::frame::{self, Next};
 use super::recompute::leaves;
 use super::shards::{Shards, ShardsKey};
+use super::sweep;
 use super::unit::{Kept, Unit};
 use super::varying::Varying;
 use crate::Result;
@@ -32,8 +33,12 @@ pub(super) struct Scope {
     pub(super) token: Option<DispatchTensor>,
     /// What stands for the shards in the graph, where they are not on the device of it.
     stands_for_shards: Option<DispatchTensor>,
+    /// The [own leaf](super::sweep) of the pass in the graph.
+    own_leaf: Option<DispatchTensor>,
     /// Whether a backward may need it, on this rank or another.
     backward: bool,
+    /// Whether this rank's weights hang on the token: it trains one, or an input is tracked.
+    is_tracked: bool,
     /// Whether its pass was entered before, in forward: a checkpointed block reads it.
     pub(super) again: bool,
     /// Parameters read so far: a weight read twice is one node.
@@ -129,7 +134,8 @@ impl Scope {
             pass.buffer.will_be_recomputed();
             frame::record(&pass);
         }
-        let parent = first.or(bases.first()).filter(|_| tracked && !without_graph);
+        // Where other ranks track an input, the pass has to end here too, in the same place of backward (rule 7).
+        let parent = first.or(bases.first()).filter(|_| backward && !without_graph);
         // Shards are no leaves of the graph of a block that computes again, nor of one on another device.
         let offloaded = unit.offloaded().filter(|_| !opening.stored);
         let leaf = |parent| Some(autodiff::leaf(offloaded?.device(), parent, first.is_some()));
@@ -137,7 +143,9 @@ impl Scope {
         let parent = stands_for_shards.as_ref().or(parent);
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
         let deeper = if opening.by_read { DEEPER } else { 0 };
-        let token = parent.map(|parent| token(&pass, parent.clone(), &inputs, earlier, deeper));
+        // The graph of a block that computes again lasts no longer than that.
+        let own_leaf = parent.filter(|_| frame::anchor().is_none()).map(sweep::own_leaf);
+        let token = parent.map(|parent| token(&pass, parent.clone(), own_leaf.clone(), &inputs, earlier, deeper));
         let mut number = 0;
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
@@ -147,13 +155,18 @@ impl Scope {
             }
             _ => cast(tensor, pass.buffer.unit().precision().inputs),
         });
-        let scope = Self { stands_for_shards, ..Self::new(pass, shards, token, backward, again) };
+        let scope = Self {
+            stands_for_shards,
+            own_leaf,
+            is_tracked: tracked,
+            ..Self::new(pass, shards, token, backward, again)
+        };
         Ok((scope, input))
     }
 
     fn new(pass: Arc<Pass>, shards: Shards, token: Option<DispatchTensor>, backward: bool, again: bool) -> Self {
         let read = shards.bases.iter().map(|_| Read::default()).collect();
-        Self { pass, shards, token, stands_for_shards: None, backward, again, read }
+        Self { pass, shards, token, stands_for_shards: None, own_leaf: None, backward, is_tracked: true, again, read }
     }
 
     /// The unit of `pass`, which is open around a checkpointed block, as the block reads it, with these copies of its
@@ -178,7 +191,7 @@ impl Scope {
         // A frozen weight is no part of backward if the graph can keep it: then its layer saves no
         // activation for a gradient nobody wants.
         let frozen = !pass.trains(position) && (self.again || pass.buffer.costs_nothing_kept(position));
-        match &self.token {
+        match self.token.as_ref().filter(|_| self.is_tracked) {
             Some(token) if !frozen => {
                 let retain = self.retain();
                 autodiff::binary(self.parent(position), token.clone(), Arc::new(Whole { pass, position, retain }))
@@ -206,7 +219,7 @@ impl Scope {
     /// The parameter at `position` for computations that differ between tensor-parallel ranks;
     /// `None` without a backward to come.
     pub(super) fn varying(&self, position: usize) -> Option<Arc<Varying>> {
-        let token = self.token.clone()?;
+        let token = self.token.clone().filter(|_| self.is_tracked)?;
         let is_trained = self.pass.trains(position);
         let make = || {
             Arc::new(Varying {
@@ -232,7 +245,7 @@ impl Scope {
         self.pass.buffer.take_back(backward);
         self.pass.buffer.happened(EventKind::PostForward, TrainingState::Forward);
         if backward {
-            self.pass.passes.left(&self.pass);
+            self.pass.passes.left(&self.pass, self.own_leaf.clone());
         }
     }
 }
@@ -251,7 +264,7 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     let is_filled = || !may_be_late || bases.iter().all(|base| fills_when_read(unit, base));
     let in_slots = !opening.lone && backward && unit.is_gathered() && is_filled();
     let passes = PASSES.with(Arc::clone);
-    let place = leaves.iter().any(Option::is_some).then(|| passes.order.enter(tied));
+    let place = leaves.iter().any(Option::is_some).then(|| passes.enter(tied));
     let due = place.and_then(|_| unit.begin_pass(opening.lone.then(|| members[0])));
     let call = Call { model: unit.model(shards), ..Call::new(opening.label.clone()).drawn(unit.draw()) };
     let stays = match backward {
@@ -303,6 +316,13 @@ pub(super) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
     PASSES.with(|passes| passes.is_gathered_again(unit))
 }
 
+/// Frees the passes of this thread through these units that nobody differentiates: see [`sweep`](super::sweep).
+pub(super) fn sweep_passes<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
+    if !frame::is_any() && !autodiff::is_in_backward() {
+        PASSES.with(|passes| sweep::sweep(passes, units));
+    }
+}
+
 /// Lets go of what a backward of this thread has under way that was given up.
 pub(super) fn give_up_backward() {
     PASSES.with(|passes| passes.give_up());
@@ -313,6 +333,7 @@ pub(super) fn give_up_backward() {
 fn token(
     pass: &Arc<Pass>,
     parent: DispatchTensor,
+    own_leaf: Option<DispatchTensor>,
     inputs: &[DispatchTensor],
     earlier: Option<DispatchTensor>,
     deeper: usize,
@@ -320,9 +341,10 @@ fn token(
     let link = |earlier, _| autodiff::unary(earlier, Token::new(pass, None, false));
     let earlier = earlier.map(|earlier| (0..deeper).fold(earlier, link));
     // A checkpointed block has one for all passes inside, in the graph around it.
-    let flush = match pass.is_reduced() && frame::anchor().is_none() {
-        true => autodiff::unary(parent, Arc::new(Flush::new([pass.clone()]))),
-        false => parent,
+    let flush = match own_leaf {
+        Some(own) if pass.is_reduced() => autodiff::binary(parent, own, Arc::new(Flush::new([pass.clone()]))),
+        Some(own) => own,
+        None => parent,
     };
     let links = inputs.iter().map(|input| (input, Some(input))).chain(earlier.iter().map(|earlier| (earlier, None)));
     let count = inputs.len() + usize::from(earlier.is_some());

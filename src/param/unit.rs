@@ -1,6 +1,6 @@
 //! [`Unit`]: the parameters that are gathered and reduced together.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -19,6 +19,7 @@ use super::prepare::ModuleLayouts;
 use super::shards::Shards;
 use super::states::State;
 use super::style::LayerStyles;
+use super::sweep::FEW;
 use super::terms::TensorGroups;
 use super::unit_path::UnitPath;
 use super::verifier::{Passed, Verify};
@@ -169,6 +170,8 @@ pub(crate) struct Unit {
     pub(super) tensor: Option<TensorGroups>,
     /// Where its modules are: its name in the ledger, in fingerprints and in errors.
     path: RwLock<UnitPath>,
+    /// The model that it is of: the origin of the call of `fully_shard` that was the last to be given it.
+    root: RwLock<Option<Arc<str>>>,
     /// What modules around its parameters look like that were found to be whole.
     whole: Mutex<SmallVec<[[usize; 3]; 2]>>,
     pub(super) plans: Plans,
@@ -180,6 +183,8 @@ pub(crate) struct Unit {
     pub(super) unsharded: Mutex<Option<Unsharded>>,
     /// The passes that keep what forward has gathered.
     pub(super) keeping: Mutex<Vec<Weak<dyn Keeps>>>,
+    /// How many passes through it may wait for a backward until those are [swept](super::sweep).
+    pub(super) swept_at: AtomicUsize,
     /// The unit that was entered after it last.
     pub(super) follower: Mutex<Option<Weak<Unit>>>,
     /// The units to gather next, if the program has said which.
@@ -227,6 +232,7 @@ impl Unit {
         };
         let reshard = data.as_ref().map_or(ReshardAfterForward::Never, |data| data.reshard);
         Ok(Self {
+            root: RwLock::new(data.as_ref().map(|data| data.model.origin.clone())),
             parts: params.iter().map(|param| Part::of(&param.spec)).collect(),
             passed: Passed::new(params.len()),
             params,
@@ -239,6 +245,7 @@ impl Unit {
             waiting: Waiting::default(),
             unsharded: Mutex::new(None),
             keeping: Mutex::default(),
+            swept_at: AtomicUsize::new(FEW),
             follower: Mutex::default(),
             prefetch: Mutex::default(),
             first_outside: OnceLock::new(),
@@ -315,9 +322,27 @@ impl Unit {
         members.iter().zip(shards).map(computed).collect()
     }
 
-    /// Gives the unit its path in an enclosing model; it is a root no longer.
-    pub(crate) fn adopt(&self, path: UnitPath) {
+    /// Gives the unit its path in an enclosing model, of that origin; it is a root no longer.
+    pub(crate) fn adopt(&self, path: UnitPath, origin: &Arc<str>) {
         *self.path.write() = path;
+        *self.root.write() = Some(origin.clone());
+    }
+
+    /// Makes the unit one of the model that `other` is of.
+    pub(crate) fn join(&self, other: &Self) {
+        *self.root.write() = other.model_root();
+    }
+
+    /// Returns the model that it is of, told apart by the address; `None` unless `fully_shard` was given it.
+    pub(super) fn model_root(&self) -> Option<Arc<str>> {
+        self.root.read().clone()
+    }
+
+    /// Returns true if a backward may leave gradients that are reduced later, from now on.
+    pub(super) fn puts_off(&self) -> bool {
+        let control = self.control.lock();
+        let is_replicated = || self.data.as_ref().is_some_and(|data| data.replicate.is_some());
+        !control.sync || !control.all_reduce && is_replicated()
     }
 
     /// Whether it is of several modules.

@@ -145,6 +145,10 @@ impl Units {
     /// Whether a backward reduces gradients, which is the default. One that does not leaves them whole with the unit, where
     /// they take the memory of its parameters, and there are none for the optimizer; the next that does reduces the sum.
     ///
+    /// A backward that reduces a unit of the model reduces at its end what waits of all units of the model, also of those that
+    /// it does not enter: an expert to which the last batch is not routed, for example. Where several backwards train parts of
+    /// one model for optimizers of their own, set the units of each part before the last backward of that part.
+    ///
     /// It must come before the optimizer steps: gradients that wait for shards that are gone are
     /// [`ParamError::Unreduced`] in the unit's next forward.
     pub fn set_requires_gradient_sync(&self, sync: bool) {

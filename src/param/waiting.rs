@@ -7,6 +7,9 @@
 //!                    │ + scattered
 //!              all-reduce over replicas ────────> the optimizer
 //! ```
+//!
+//! The next backward that reduces the unit takes them along. One that does not enter the unit, and reduces others of its model,
+//! [reduces them at its end](super::pass::Passes::reduce_waiting).
 
 use std::collections::HashMap;
 
@@ -14,6 +17,8 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use parking_lot::Mutex;
+
+use super::trained::Trained;
 
 /// Gradients that wait, by the leaf that they are for: an optimizer step makes new leaves.
 #[derive(Debug, Default)]
@@ -23,6 +28,8 @@ pub(super) struct Waiting(Mutex<ByStage>);
 struct ByStage {
     whole: HashMap<NodeId, DispatchTensor>,
     scattered: HashMap<NodeId, DispatchTensor>,
+    /// The reductions that were put off, oldest first. They are alike on all ranks: also on one without a gradient.
+    put_off: Vec<(Stage, Trained)>,
 }
 
 /// How far a gradient has come.
@@ -41,14 +48,21 @@ impl ByStage {
             Stage::Scattered => &mut self.scattered,
         }
     }
+
+    /// Gradients of these leaves are reduced with others.
+    fn settle(&mut self, stage: Stage, leaves: &[NodeId]) {
+        self.put_off.retain(|(of, trained)| *of != stage || trained.leaves.iter().any(|leaf| !leaves.contains(leaf)));
+    }
 }
 
 impl Waiting {
-    /// Adds gradients to those that wait; `None` adds nothing.
-    pub(super) fn add(&self, stage: Stage, grads: impl IntoIterator<Item = (NodeId, Option<DispatchTensor>)>) {
+    /// Puts off the reduction of these gradients: adds them to those that wait, of which `None` adds nothing.
+    pub(super) fn add(&self, stage: Stage, trained: &Trained, grads: Vec<Option<DispatchTensor>>) {
         let mut waiting = self.0.lock();
+        waiting.settle(stage, &trained.leaves);
+        waiting.put_off.push((stage, trained.clone()));
         let waiting = waiting.stage(stage);
-        for (leaf, grad) in grads.into_iter().filter_map(|(leaf, grad)| Some((leaf, grad?))) {
+        for (&leaf, grad) in trained.leaves.iter().zip(grads).filter_map(|(leaf, grad)| Some((leaf, grad?))) {
             let sum = match waiting.remove(&leaf) {
                 None => grad,
                 Some(before) => Dispatch::float_add(before, grad),
@@ -60,6 +74,7 @@ impl Waiting {
     /// Adds to gradients of these leaves what has waited for each; returns whether anything has.
     pub(super) fn take(&self, stage: Stage, leaves: &[NodeId], grads: &mut [Option<DispatchTensor>]) -> Vec<bool> {
         let mut waiting = self.0.lock();
+        waiting.settle(stage, leaves);
         let waiting = waiting.stage(stage);
         let add = |(leaf, grad): (&NodeId, &mut Option<DispatchTensor>)| {
             let before = waiting.remove(leaf);
@@ -73,6 +88,20 @@ impl Waiting {
             has_waited
         };
         leaves.iter().zip(grads).map(add).collect()
+    }
+
+    /// Takes the oldest reduction that was put off: of whole gradients first, and of those that only replicas have not reduced
+    /// if they are to `all_reduce`.
+    pub(super) fn next(&self, all_reduce: bool) -> Option<(Stage, Trained)> {
+        let put_off = &mut self.0.lock().put_off;
+        let at = |wanted| put_off.iter().position(|(stage, _)| *stage == wanted);
+        let at = at(Stage::Whole).or_else(|| at(Stage::Scattered).filter(|_| all_reduce))?;
+        Some(put_off.remove(at))
+    }
+
+    /// Returns true if a reduction was put off.
+    pub(super) fn is_any(&self) -> bool {
+        !self.0.lock().put_off.is_empty()
     }
 
     /// Whether one waits for a leaf that is none of these.

@@ -16,6 +16,7 @@ mod live;
 mod muon;
 mod order;
 mod tables;
+mod undifferentiated;
 
 /// Whether everything is tried, as `.ci/long` has time for.
 fn is_long() -> bool {

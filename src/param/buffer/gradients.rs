@@ -99,7 +99,7 @@ pub(super) fn add_sums(grads: &mut [Option<DispatchTensor>], positions: &[usize]
 }
 
 /// A zero gradient for a parameter that took no part in the loss.
-pub(super) fn zeros_of_whole(shape: &[usize], device: &DispatchDevice, dtype: DType) -> DispatchTensor {
+pub(in super::super) fn zeros_of(shape: &[usize], device: &DispatchDevice, dtype: DType) -> DispatchTensor {
     Dispatch::float_zeros(shape.to_vec().into(), device, dtype.into())
 }
 

@@ -65,12 +65,13 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
-use burn::backend::{DispatchTensor, TensorMetadata};
 use parking_lot::Mutex;
 
 use gathered::{After, Weight};
-use gradients::{Gradients, zeros_of_whole};
+use gradients::Gradients;
+pub(super) use gradients::zeros_of;
 use placing::{Placing, lasting};
 use shared::FreedBy;
 pub(super) use shared::SharedWeights;
@@ -80,10 +81,10 @@ pub(super) use source::Source;
 use super::events::{EventKind, ShardedState, TrainingState, happened};
 use super::gathering::{Ahead, Gathering, Keeps};
 use super::precision::cast;
-use super::reduce::{Reduction, Whole};
+use super::reduce::Reduction;
 use super::shards::ShardsKey;
+use super::trained::Trained;
 use super::unit::{Kept, Unit};
-use super::waiting::Stage;
 use crate::comm::{CommError, Phase};
 use crate::error::OrUnwind;
 
@@ -317,9 +318,11 @@ impl UnitBuffer {
     }
 
     /// The weight at `position`, in backward. One in no slot is given out once, so that its last reader
-    /// frees it; one that has two nodes, or that checkpointed blocks read, goes with the unit.
+    /// frees it; one that has two nodes, or that checkpointed blocks read, goes with the unit, and one that stays for the next
+    /// forward is kept.
     pub(super) fn view_again(&self, position: usize) -> DispatchTensor {
-        let shared = self.recomputed.load(Relaxed) || self.gradients.lock().is_term_expected(position);
+        let stays = matches!(*self.stays.lock(), Stays::For(_));
+        let shared = stays || self.recomputed.load(Relaxed) || self.gradients.lock().is_term_expected(position);
         match self.source.again(position, shared) {
             Some(weight) => weight,
             None => unreachable!(
@@ -351,6 +354,8 @@ impl UnitBuffer {
         match mem::replace(&mut *self.stays.lock(), Stays::No) {
             Stays::Shared if !is_freed && unit.is_shared() => {}
             Stays::For(shards) if !is_freed => {
+                // All ranks keep the weights, or none: also a rank whose backward has read none of them.
+                self.source.refill();
                 if let Some(wholes) = self.source.gathered.left() {
                     self.leave_unsharded(shards, wholes);
                 }
@@ -379,19 +384,18 @@ impl UnitBuffer {
         self.gradients.lock().drop_zeros();
     }
 
-    /// Issues the reduction of the collected gradients of the weights at these positions, which are for these `leaves`.
-    /// `None` if they wait with the unit instead.
+    /// Issues the reduction of the collected gradients of the weights that have a leaf. `None` if they wait with the unit
+    /// instead.
     ///
     /// Whatever adds up does it in the unit's element type for that, or else in the one that the parameter is stored in,
     /// whatever its gradient is in: terms of tensor-parallel ranks, gradients that wait, and then the averages. So one
     /// reduce-scatter may carry tensors of several types. This rank's result is in the element type of its shard.
-    pub(super) fn reduce(&self, trained: &[usize], leaves: Vec<NodeId>) -> Result<Option<Reduction>, CommError> {
-        let Source { unit, members, shards, due, .. } = &*self.source;
-        let reduce = unit.precision().reduce;
-        let dtype = |position: usize| reduce.unwrap_or_else(|| shards[position].dtype());
+    pub(super) fn reduce(&self, leaves: &[Option<NodeId>]) -> Result<Option<Reduction>, CommError> {
+        let Source { unit, members, .. } = &*self.source;
+        let dtype = |position: usize| self.source.added_in(position);
         let to_add = |(position, grad): (usize, Option<_>)| Some(cast(grad?, Some(dtype(position))));
         let zeros = |position: usize| {
-            zeros_of_whole(&unit.params[members[position]].shape, &self.source.device(position), dtype(position))
+            zeros_of(&unit.params[members[position]].shape, &self.source.device(position), dtype(position))
         };
         let call = self.source.call(Phase::Backward);
         let (grads, terms) = self.gradients.lock().take();
@@ -403,17 +407,9 @@ impl UnitBuffer {
             let sums = unit.sum_terms(&dims, call.clone(), summed, own, |at| zeros(positions[at]))?;
             gradients::add_sums(&mut grads, &positions, sums);
         }
-        let mut own: Vec<_> = trained.iter().map(|&position| grads[position].take()).collect();
-        if !unit.control.lock().sync {
-            unit.waiting.add(Stage::Whole, leaves.into_iter().zip(own));
-            return Ok(None);
-        }
-        unit.waiting.take(Stage::Whole, &leaves, &mut own);
-        let carried = unit.carried(due.as_ref(), members, shards);
-        let stored = trained.iter().map(|&position| shards[position].dtype()).collect();
-        let members = trained.iter().map(|&position| members[position]).collect();
-        let whole = Whole { members, leaves, stored, offloaded: self.source.copied_out(), grads: own };
-        Ok(Some(Reduction::issue(unit, call, whole, |at| zeros(trained[at]), carried)))
+        let trained = Trained::new(self.source.clone(), leaves);
+        let own = trained.positions().iter().map(|&position| grads[position].take()).collect();
+        Ok(trained.reduce(own))
     }
 
     /// Whether whole weights are in memory.

@@ -16,7 +16,7 @@ use crate::param::events::{EventKind, ShardedState, TrainingState, done, happene
 use crate::param::gathering::{Gathering, Keeps, Wholes};
 use crate::param::offload::Offloaded;
 use crate::param::unit::Unit;
-use crate::param::verifier::Due;
+use crate::param::verifier::{Carried, Due};
 
 /// The shards that a pass started from, and what is gathered of them.
 ///
@@ -60,6 +60,29 @@ impl Source {
         Arc::new(Self { unit, members, shards, stored, call, due, gathered, started, shared })
     }
 
+    pub(in super::super) fn unit(&self) -> &Arc<Unit> {
+        &self.unit
+    }
+
+    pub(in super::super) fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    /// The stored shard at `position`.
+    pub(in super::super) fn shard(&self, position: usize) -> &DispatchTensor {
+        &self.shards[position]
+    }
+
+    /// The element type in which gradients of the weight at `position` are added up.
+    pub(in super::super) fn added_in(&self, position: usize) -> DType {
+        self.unit.precision().reduce.unwrap_or_else(|| self.shards[position].dtype())
+    }
+
+    /// Returns what the reduction of the pass compares.
+    pub(in super::super) fn carried(&self) -> Carried {
+        self.unit.carried(self.due.as_ref(), &self.members, &self.shards)
+    }
+
     /// Its slots are those of other passes, too.
     pub(super) fn shares(&self, freed_by: &Arc<FreedBy>) {
         let _ = self.shared.set(Arc::downgrade(freed_by));
@@ -92,18 +115,18 @@ impl Source {
 
     /// How reduced gradients come to the shards, if those are in host memory: who has moved the model by hand has them
     /// elsewhere.
-    pub(super) fn copied_out(&self) -> Option<Offloaded> {
+    pub(in super::super) fn copied_out(&self) -> Option<Offloaded> {
         let is_on_host = |shard: &DispatchTensor| memory::is_host(&Device::new(shard.device()));
         self.offloaded().filter(|_| self.shards.iter().all(is_on_host)).cloned()
     }
 
     /// Where the rank computes.
-    pub(super) fn device(&self, position: usize) -> DispatchDevice {
+    pub(in super::super) fn device(&self, position: usize) -> DispatchDevice {
         let of_shard = || self.shards[position].device();
         self.offloaded().map_or_else(of_shard, |offloaded| offloaded.device().as_dispatch().clone())
     }
 
-    pub(super) fn call(&self, phase: Phase) -> Call {
+    pub(in super::super) fn call(&self, phase: Phase) -> Call {
         self.call.clone().in_phase(phase)
     }
 

@@ -20,6 +20,7 @@ use crate::autodiff::{self, BackwardId, BackwardStep, GraphOp};
 use crate::param::graph::{Flush, Like, give, nothing, one_graph, reduce};
 use crate::param::pass::{Pass, Reduced};
 use crate::param::scope::pad;
+use crate::param::sweep::own_leaf;
 
 /// What computes a block again.
 pub(super) trait Recompute: Send {
@@ -81,7 +82,11 @@ impl Block {
     ) -> DispatchTensor {
         let reduced: Vec<_> = self.passes.iter().filter(|pass| pass.is_reduced()).cloned().collect();
         let first = match leaf {
-            Some(leaf) if top && !reduced.is_empty() => Some(autodiff::unary(leaf, Arc::new(Flush::new(reduced)))),
+            Some(leaf) if top && !reduced.is_empty() => {
+                let own = own_leaf(&leaf);
+                self.passes.iter().for_each(|pass| pass.passes.hang(&Arc::downgrade(pass), own.clone()));
+                Some(autodiff::binary(leaf, own, Arc::new(Flush::new(reduced))))
+            }
             leaf => leaf,
         };
         let like = first.iter().chain(&inputs).next().expect("something is tracked").clone();

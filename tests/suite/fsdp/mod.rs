@@ -21,6 +21,8 @@ mod groups;
 mod heads;
 pub mod hook;
 mod inputs;
+mod kept;
+mod left_out;
 mod lora;
 mod matrix;
 mod microbatches;

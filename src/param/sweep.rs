@@ -1,0 +1,69 @@
+//! Frees what forwards hold that nobody differentiates.
+//!
+//! burn frees what a graph has saved that the program has dropped in the next backward that reaches the graph. Forwards in
+//! training mode without a backward, such as an evaluation without `valid()`, would hold the memory of gathered units until
+//! then, one forward after another.
+//!
+//! So every pass hangs on a leaf of its own, which its thread holds. Where a unit is entered while passes through it have
+//! come to no backward, a backward of a single node runs on the leaf of each. It computes nothing, and burn then frees the
+//! pass unless a tensor of the program depends on it.
+//!
+//! ```text
+//!   shard's leaf ──┐
+//!   own leaf ──┬───┴> Flush ──> Token ──> ..      the pass
+//!              └────> Sweep                       its backward frees the pass, unless a tensor depends on it
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Device, Tensor};
+
+use super::graph::nothing;
+use super::pass::Passes;
+use super::unit::Unit;
+use crate::autodiff::{self, BackwardStep, GraphOp};
+
+/// How many passes through a unit may wait for a backward before the first sweep.
+pub(super) const FEW: usize = 2;
+
+/// A node of which only the backward counts. Parent: a pass's own leaf.
+#[derive(Debug)]
+struct Sweep;
+
+impl GraphOp for Sweep {
+    fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
+        nothing(&parents[0])
+    }
+
+    fn backward(&self, _: &mut BackwardStep<'_>) {}
+}
+
+/// Returns a leaf for one pass, of the graph that `like` is in.
+pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
+    autodiff::leaf(&Device::new(like.device()).inner(), like, true)
+}
+
+/// Frees the passes through these units that no tensor depends on, if there may be several of one. Called where nothing of
+/// them is open, and no backward runs.
+///
+/// Passes that are still needed, such as those of several micro-batches in a pipeline, double the number for the next time.
+pub(super) fn sweep<'a>(passes: &Passes, units: impl Iterator<Item = &'a Arc<Unit>>) {
+    for unit in units {
+        if passes.count_of(unit) < unit.swept_at.load(Relaxed) {
+            continue;
+        }
+        for (pass, leaf) in passes.leaves_of(unit) {
+            if pass.strong_count() == 0 {
+                continue;
+            }
+            // Backward consumes the leaf: another is put in its place first.
+            let next = own_leaf(&leaf);
+            drop(autodiff::binary(leaf.clone(), next.clone(), Arc::new(Sweep)));
+            passes.hang(&pass, next);
+            drop(Tensor::<1>::from_dispatch(autodiff::unary(leaf, Arc::new(Sweep))).backward());
+        }
+        unit.swept_at.store(FEW.max(2 * passes.count_of(unit)), Relaxed);
+    }
+}
