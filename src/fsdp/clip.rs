@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::powers::PowerSum;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp};
-use crate::param::{check_whole, walk};
+use crate::param::{Unit, check_whole, walk};
 
 /// The norm [`clip_grad_norm`] measures.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -72,8 +72,7 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
         };
         let numbers: Vec<f64> = shared.iter().flat_map(|((), part)| part.sum.to_bins(bins)).collect();
         let numbers = Tensor::<1>::from_data(numbers.as_slice(), (&device, dtype)).into_dispatch();
-        let model = units.iter().find_map(|unit| unit.data_parallel()?.model_over(&group));
-        let call = Call { model, ..Call::new("clip_grad_norm") };
+        let call = Call { model: Unit::model_over(&units, &group), ..Call::new("clip_grad_norm") };
         let reduced = group.all_reduce(call, vec![numbers], op).wait()?;
         let reduced = reduced.into_iter().next().expect("an all-reduce returns every tensor");
         let reduced: Vec<f64> = Tensor::<1>::from_dispatch(reduced).into_data().iter::<f64>().collect();

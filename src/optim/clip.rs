@@ -11,16 +11,23 @@ use super::route::Route;
 use crate::Result;
 use crate::comm::{Call, ReduceOp};
 use crate::dtensor::DTensorSpec;
+use crate::param::Unit;
 
 /// By the largest norm of each parameter's gradient, and how the parameter is laid out if it is distributed.
 pub(super) type Bounds = HashMap<ParamId, (f32, Option<Arc<DTensorSpec>>)>;
 
-/// Scales each gradient down so that its norm is no more than its bound. The host waits for no norm.
+/// Scales each gradient of the model of these units down so that its norm is no more than its bound. The host waits for no
+/// norm.
 ///
 /// # Collective
 /// Every rank of the parameters' meshes. For each set of mesh dimensions that cut parameters, and for gradients in double
 /// precision apart, one all-reduce of a number for each gradient, along each of the dimensions.
-pub(super) fn clip_each<M: Module>(model: &M, grads: &mut GradientsParams, bounds: &Bounds) -> Result<()> {
+pub(super) fn clip_each<M: Module>(
+    model: &M,
+    grads: &mut GradientsParams,
+    bounds: &Bounds,
+    units: &[Arc<Unit>],
+) -> Result<()> {
     let mut measure = Measure { grads, bounds, sums: Vec::new(), faults: None };
     model.visit(&mut measure);
     let Measure { sums, faults, .. } = measure;
@@ -30,7 +37,8 @@ pub(super) fn clip_each<M: Module>(model: &M, grads: &mut GradientsParams, bound
         let mut squares = Tensor::cat(squares, 0);
         for axis in 0..route.iter().map(Route::axes).sum() {
             let communicator = route.as_ref().expect("it has an axis").communicator(axis);
-            let reduced = communicator.all_reduce(Call::new("clip"), vec![squares.into_dispatch()], ReduceOp::Sum);
+            let call = Call { model: Unit::model_over(units, communicator), ..Call::new("clip") };
+            let reduced = communicator.all_reduce(call, vec![squares.into_dispatch()], ReduceOp::Sum);
             squares = reduced.single()?;
         }
         let norms = squares.sqrt();

@@ -9,6 +9,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, Muon, MuonConfig, OptimizerRecord};
 use burn::tensor::Tensor;
+use itertools::Itertools;
 
 use super::clip::clip_each;
 use super::dtensors::plain;
@@ -17,7 +18,7 @@ use super::muon::{Apply, Matrix, Stages, orthogonalized};
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
-use crate::param::{Visited, check_whole, walk};
+use crate::param::{Unit, Visited, check_whole, walk};
 
 /// burn's optimizer of a model that is sharded or parallelized: of every parameter what one device would make of it.
 ///
@@ -132,9 +133,9 @@ impl ShardedOptimizer {
         if self.groups.iter().all(|group| group.muon.is_none() && group.max_norm.is_none()) {
             return Ok(self.optim.step(lr, model, grads));
         }
-        let members = self.members(&model, &grads)?;
+        let (members, units) = self.members(&model, &grads)?;
         let bound = |member: &Member| Some((member.id, (self.groups[member.group].max_norm?, member.spec.clone())));
-        clip_each(&model, &mut grads, &members.iter().filter_map(bound).collect())?;
+        clip_each(&model, &mut grads, &members.iter().filter_map(bound).collect(), &units)?;
         let mut of_muon = GradientsParams::new();
         let steps = members.into_iter().filter(|member| self.groups[member.group].muon.is_some());
         let steps: HashMap<_, _> = steps.map(|member| (member.id, member)).collect();
@@ -151,7 +152,7 @@ impl ShardedOptimizer {
         let (of_group, matrices): (Vec<_>, Vec<_>) = matrices.into_iter().unzip();
         let of_group: HashMap<_, _> = matrices.iter().map(|matrix| matrix.id).zip(of_group).collect();
         let mut steps: BTreeMap<usize, GradientsParams> = BTreeMap::new();
-        for (id, step) in orthogonalized(matrices)? {
+        for (id, step) in orthogonalized(matrices, &units)? {
             steps.entry(of_group[&id]).or_default().register(id, step);
         }
         let mut model = self.optim.step(lr.clone(), model, grads);
@@ -162,10 +163,11 @@ impl ShardedOptimizer {
         Ok(model)
     }
 
-    /// What more is to be done with than burn does: of the parameters that have gradients.
-    fn members<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<Vec<Member>> {
+    /// What more is to be done with than burn does: of the parameters that have gradients. And the model's units.
+    fn members<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(Vec<Member>, Vec<Arc<Unit>>)> {
         let walk = walk(model);
         check_whole(model, &walk)?;
+        let units = walk.distributed.iter().map(|visited| visited.param.unit.clone()).unique_by(Arc::as_ptr).collect();
         let spec = |visited: Visited| (visited.id, visited.param.spec(visited.base.dtype()));
         let specs = walk.distributed.into_iter().map(spec).collect();
         let mut members =
@@ -173,7 +175,7 @@ impl ShardedOptimizer {
         model.visit(&mut members);
         match members.fault {
             Some(fault) => Err(fault.into()),
-            None => Ok(members.found),
+            None => Ok((members.found, units)),
         }
     }
 

@@ -132,7 +132,7 @@ impl ModelNumbers {
 impl DataParallel {
     /// Returns what ranks of `group` must agree on that make a collective for the model, and not for a unit; `None` if they
     /// are not those that shard.
-    pub(crate) fn model_over(&self, group: &Communicator) -> Option<ShardedModel> {
+    fn model_over(&self, group: &Communicator) -> Option<ShardedModel> {
         (self.shard.group() == group.group()).then(|| self.model.of(self.model.shard))
     }
 
@@ -399,6 +399,12 @@ impl Unit {
     pub(super) fn model(&self, shards: &Shards) -> Option<ShardedModel> {
         let model = &self.data.as_ref()?.model;
         Some(ShardedModel { states: State::names(&shards.states), ..model.of(model.shard) })
+    }
+
+    /// Returns what ranks of `group` must agree on that make a collective for the model of these units; `None` if they are not
+    /// the ranks that shard one of them.
+    pub(crate) fn model_over(units: &[Arc<Self>], group: &Communicator) -> Option<ShardedModel> {
+        units.iter().find_map(|unit| unit.data.as_ref()?.model_over(group))
     }
 
     /// The place of a pass in forward, on the ranks that it is reduced over.

@@ -14,6 +14,7 @@ use crate::Result;
 use crate::comm::{Call, TensorMeta};
 use crate::dtensor::{DTensorSpec, own};
 use crate::optim::route::Route;
+use crate::param::Unit;
 
 /// What is to be made orthogonal.
 pub(in crate::optim) struct Matrix {
@@ -31,12 +32,12 @@ pub(in crate::optim) struct Matrix {
 /// A parameter, and what is to be added to this rank's part of it.
 pub(in crate::optim) type Step = (ParamId, Tensor<2>);
 
-/// The steps of all `matrices`.
+/// The steps of all `matrices`, of the model of these units.
 ///
 /// # Collective
 /// Every rank of the parameters' meshes. In each round two all-to-alls along each mesh dimension that cuts the matrices;
 /// nothing for those that every rank has whole.
-pub(in crate::optim) fn orthogonalized(matrices: Vec<Matrix>) -> Result<Vec<Step>> {
+pub(in crate::optim) fn orthogonalized(matrices: Vec<Matrix>, units: &[Arc<Unit>]) -> Result<Vec<Step>> {
     let (mut routes, mut groups, mut steps) = (Vec::new(), Vec::new(), Vec::new());
     for matrix in matrices {
         let Some(spec) = matrix.spec.clone() else {
@@ -62,7 +63,7 @@ pub(in crate::optim) fn orthogonalized(matrices: Vec<Matrix>) -> Result<Vec<Step
                 Owned { owner: route.place(owner), ..owned }
             };
             let matrices = round.into_iter().map(owned).collect_vec();
-            steps.extend(Round { route, matrices: &matrices }.run()?);
+            steps.extend(Round { route, matrices: &matrices, units }.run()?);
         }
     }
     Ok(steps)
@@ -88,6 +89,7 @@ struct Owned {
 struct Round<'a> {
     route: &'a Route,
     matrices: &'a [Owned],
+    units: &'a [Arc<Unit>],
 }
 
 /// Parts that this rank holds of a matrix, flat, in the order of [`Route::sources`].
@@ -183,7 +185,10 @@ impl<'a> Round<'a> {
         };
         let metas = lengths.iter().map(meta).collect();
         let given = given.into_iter().map(|parts| Some(together(parts)?.into_dispatch())).collect();
-        let work = self.route.communicator(axis).all_to_all_list(Call::new("muon").named(names), given, metas);
+        let communicator = self.route.communicator(axis);
+        let model = Unit::model_over(self.units, communicator);
+        let call = Call { model, ..Call::new("muon").named(names) };
+        let work = communicator.all_to_all_list(call, given, metas);
         let taken = work.wait()?.into_iter().map(|taken| taken.map(Tensor::<1>::from_dispatch));
         let apart = |(taken, lengths): (Option<Tensor<1>>, Vec<usize>)| self.apart(taken, &lengths).into_iter();
         Ok(taken.zip(lengths).map(apart).collect())

@@ -1,12 +1,14 @@
 //! Several models of equal shapes, and clones of one: ranks that run them in different orders are told, and no value is mixed.
 
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::ParamGroup;
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Initializer, Linear, LinearConfig};
-use burn::optim::{GradientsParams, SgdConfig};
+use burn::optim::{GradientsParams, MuonConfig, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{CommError, Op};
 use burn_dtensor::fsdp::{remesh, unshard};
-use burn_dtensor::optim::ema;
+use burn_dtensor::optim::{ShardedOptimizer, ema, sharded};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -120,6 +122,25 @@ fn norms_of_gradients_taken_in_another_order_are_of_the_models_named() {
         order.map(|i| clip_grad_norm(&models[i], &mut grads[i], 1.0, NormType::L2)).into_iter().sum::<Result<f64>>()?;
         Ok(0.0)
     });
+}
+
+#[test]
+fn models_that_are_stepped_in_another_order_are_named_on_every_rank() {
+    let clipped = || sharded(SgdConfig::new().with_gradient_clipping(Some(GradientClippingConfig::Norm(1.0))));
+    let muon = || sharded(SgdConfig::new()).with_muon(ParamGroup::all(), MuonConfig::new());
+    let optimizers: [(Op, &(dyn Fn() -> ShardedOptimizer + Sync)); 2] =
+        [(Op::AllReduce, &clipped), (Op::AllToAll, &muon)];
+    for (op, optimizer) in optimizers {
+        are_told_apart(&meshes()[0], op, &["model ", " (Linear, sharded at "], |mesh| {
+            let models = pair(mesh, &mesh.device().clone().autodiff(), ReshardAfterForward::Auto)?;
+            let mut models: Vec<_> = models.into_iter().map(|model| (gradients(&model), model)).collect();
+            if mesh.rank() == 0 {
+                models.reverse();
+            }
+            models.into_iter().try_for_each(|(grads, model)| optimizer().step(0.1, model, grads).map(drop))?;
+            Ok(0.0)
+        });
+    }
 }
 
 #[test]
