@@ -12,7 +12,7 @@ use burn::module::{
 use burn::tensor::{DType, Device};
 
 use super::adapter;
-use super::states::{State, WeakState};
+use super::states::{State, WeakState, is_copying};
 use super::unit::{DataParallel, Unit, UnitParam};
 use super::unit_path::UnitPath;
 use crate::Result;
@@ -134,6 +134,9 @@ impl Module for DistributedParameter {
         self.unit.parts[self.index].iter().for_each(|part| part.map(mapper));
         // The adapter's factors may become others too.
         let next = NEXT.take();
+        if !is_copying() {
+            self.unit.note_step();
+        }
         let Self { unit, index, state, adapter } = self;
         let state = state.mapped();
         let adapter = adapter.and_then(|adapter| adapter::map(*adapter, Self::NAME, mapper));

@@ -207,11 +207,12 @@ pub enum ParamError {
         /// What it has returned.
         reason: String,
     },
-    /// Gradients of backwards that did not reduce them wait for shards that the unit no longer has.
+    /// Gradients of backwards that did not reduce them wait, and the optimizer has stepped without them.
     #[error(
-        "gradients of unit `{unit}` wait to be reduced, for shards that were replaced: the optimizer stepped after a \
-         backward without gradient synchronization; call units(&model)?.set_requires_gradient_sync(true) before the last \
-         backward of a step, or drop them with units(&model)?.reset_iter_state()"
+        "gradients of unit `{unit}` wait to be reduced, and the optimizer has stepped without them. They were computed by a \
+         backward without gradient synchronization. Call units(&model)?.set_requires_gradient_sync(true) before the last \
+         backward of a step, which must enter a unit of the same model, sharded by one call of `fully_shard` or inside it; \
+         or drop them with units(&model)?.reset_iter_state()"
     )]
     Unreduced {
         /// The unit.

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 use parking_lot::Mutex;
@@ -275,7 +276,8 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     let stays = stays.then(|| ShardsKey::of(shards));
     let source = Source::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
     let buffer = UnitBuffer::new(source, kept, in_slots, stays);
-    if !opening.lone && place.is_some() && unit.waiting.is_any_for_others(|leaf| leaves.contains(&Some(*leaf))) {
+    let is_own = |leaf: &NodeId| opening.lone || leaves.contains(&Some(*leaf));
+    if place.is_some() && unit.waiting.is_too_late(is_own) {
         return Err(ParamError::Unreduced { unit: unit.label().to_string() }.into());
     }
     let pass = Pass::new(buffer, leaves, passes, place, opening.around.clone());

@@ -41,6 +41,11 @@ pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
     copy()
 }
 
+/// Returns true if what maps parameters leaves the values of their shards as they are.
+pub(super) fn is_copying() -> bool {
+    IS_COPYING.get()
+}
+
 /// The state of one parameter.
 #[derive(Debug, Clone, Default)]
 pub(super) struct State(Arc<Named>);
@@ -73,7 +78,7 @@ struct Made {
 impl State {
     /// Returns the state of what is made of a parameter in this one.
     pub(super) fn mapped(self) -> Self {
-        if IS_COPYING.get() || self.0.name.get().is_none() && Arc::strong_count(&self.0) == 1 {
+        if is_copying() || self.0.name.get().is_none() && Arc::strong_count(&self.0) == 1 {
             return self;
         }
         self.name();

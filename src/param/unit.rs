@@ -338,6 +338,14 @@ impl Unit {
         self.root.read().clone()
     }
 
+    /// An optimizer steps the unit's parameters, or something else replaces them. What waits of a unit whose backwards are to
+    /// reduce has missed the step.
+    pub(super) fn note_step(&self) {
+        if self.waiting.is_any() && !self.puts_off() {
+            self.waiting.miss_step();
+        }
+    }
+
     /// Returns true if a backward may leave gradients that are reduced later, from now on.
     pub(super) fn puts_off(&self) -> bool {
         let control = self.control.lock();

@@ -30,6 +30,8 @@ struct ByStage {
     scattered: HashMap<NodeId, DispatchTensor>,
     /// The reductions that were put off, oldest first. They are alike on all ranks: also on one without a gradient.
     put_off: Vec<(Stage, Trained)>,
+    /// Whether the optimizer has stepped since, though they were to be reduced.
+    has_missed_step: bool,
 }
 
 /// How far a gradient has come.
@@ -52,6 +54,7 @@ impl ByStage {
     /// Gradients of these leaves are reduced with others.
     fn settle(&mut self, stage: Stage, leaves: &[NodeId]) {
         self.put_off.retain(|(of, trained)| *of != stage || trained.leaves.iter().any(|leaf| !leaves.contains(leaf)));
+        self.has_missed_step &= !self.put_off.is_empty();
     }
 }
 
@@ -104,10 +107,15 @@ impl Waiting {
         !self.0.lock().put_off.is_empty()
     }
 
-    /// Whether one waits for a leaf that is none of these.
-    pub(super) fn is_any_for_others(&self, leaves: impl Fn(&NodeId) -> bool) -> bool {
+    /// The optimizer steps without them, though they were to be reduced.
+    pub(super) fn miss_step(&self) {
+        self.0.lock().has_missed_step = true;
+    }
+
+    /// Whether a step has missed one, or one waits for a leaf that is none of these.
+    pub(super) fn is_too_late(&self, leaves: impl Fn(&NodeId) -> bool) -> bool {
         let waiting = self.0.lock();
-        waiting.whole.keys().chain(waiting.scattered.keys()).any(|leaf| !leaves(leaf))
+        waiting.has_missed_step || waiting.whole.keys().chain(waiting.scattered.keys()).any(|leaf| !leaves(leaf))
     }
 
     pub(super) fn clear(&self) {

@@ -9,6 +9,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Gradients, Tensor};
 use burn_dtensor::comm::Op;
 use burn_dtensor::fsdp::{checkpointed, units};
+use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -235,4 +236,25 @@ fn each_unit_that_was_left_out_is_reduced_once() {
             Ok(())
         });
     }
+}
+
+/// Experts of different models: the last backward cannot know of the other.
+#[test]
+fn gradients_that_miss_a_step_are_told() {
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let sharded = || fully_shard(layer(&device), mesh, FullyShard::new());
+        let mut experts = vec![sharded()?, sharded()?];
+        let all = |experts: &[Linear]| experts.iter().map(units).collect::<Result<Vec<_>>>();
+        let waiting: Vec<_> = all(&experts)?.iter().map(|units| units.no_sync()).collect();
+        backward(&experts[0]);
+        drop(waiting);
+        let grads = GradientsParams::from_grads(backward(&experts[1]), &experts);
+        experts = SgdConfig::new().init().step(0.1, experts, grads);
+        let told = Error::catch(|| Ok(drop(backward(&experts[0])))).expect_err("gradients have missed the step");
+        assert!(matches!(&told, Error::Param(ParamError::Unreduced { unit }) if unit == "root"), "{told}");
+        all(&experts)?.iter().for_each(|units| units.reset_iter_state());
+        assert_eq!(gradient(&experts[0], &backward(&experts[0])), Some(1.0));
+        Ok(())
+    });
 }

@@ -129,7 +129,7 @@ fn models_that_are_stepped_in_another_order_are_named_on_every_rank() {
     let clipped = || sharded(SgdConfig::new().with_gradient_clipping(Some(GradientClippingConfig::Norm(1.0))));
     let muon = || sharded(SgdConfig::new()).with_muon(ParamGroup::all(), MuonConfig::new());
     let optimizers: [(Op, &(dyn Fn() -> ShardedOptimizer + Sync)); 2] =
-        [(Op::AllReduce, &clipped), (Op::AllToAll, &muon)];
+        [(Op::AllReduce, &clipped), (Op::AllToAllList, &muon)];
     for (op, optimizer) in optimizers {
         are_told_apart(&meshes()[0], op, &["model ", " (Linear, sharded at "], |mesh| {
             let models = pair(mesh, &mesh.device().clone().autodiff(), ReshardAfterForward::Auto)?;
