@@ -4,7 +4,9 @@
 //! frozen, tied and replicated parameters, weights that some or all ranks leave unused, inputs that
 //! some ranks alone track, batches of other sizes on other ranks, towers that no loss hears, modules that run
 //! twice, units of several modules, blocks that backward computes again, shards in host memory, parameters of two dtypes
-//! in a unit, gradients added up over several backwards, gradient checkpointing, HSDP, every policy of resharding. After
+//! in a unit, gradients added up over several backwards that wait in their units or in the program, micro-batches that do not
+//! enter some modules, units that stay gathered after backward, forwards that no backward follows, gradient checkpointing,
+//! HSDP, every policy of resharding. After
 //! some steps of SGD or AdamW every parameter, in double precision but for some factors, is that of the unsharded tree,
 //! which is trained on the mean of all ranks' losses.
 //!
@@ -14,21 +16,22 @@
 //! made small and printed.
 
 mod net;
+mod node;
 mod plan;
+mod train;
+mod unsharded;
 
 use std::time::Duration;
 
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::Result;
+use burn::tensor::{DType, Device};
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{full_model, fully_shard, units};
-use burn_dtensor::mesh::DeviceMesh;
 
-use crate::fsdp::support::{elements, furthest, on_device};
+use crate::fsdp::support::furthest;
 use crate::random_programs::setting;
 use net::Net;
 use plan::Plan;
+use train::{Trained, sharded};
+use unsharded::{Expected, unsharded};
 
 /// How many trees run where the environment does not say.
 const TREES: u64 = 100;
@@ -46,8 +49,6 @@ const NARROW: f64 = 1e-5;
 
 /// The same where all is in single precision.
 const SINGLE: f64 = 1e-3;
-
-const LEARNING_RATE: f64 = 0.05;
 
 #[test]
 fn random_trees_train_as_one_device_does() {
@@ -77,73 +78,51 @@ fn train_all(count: u64, on: &Device) {
 /// Trains unsharded on the CPU, and sharded on a device; in words what differs, if anything does.
 fn fails(plan: &Plan, on: &Device) -> Option<String> {
     let start = Net::new(plan, &Device::flex().autodiff());
-    let expected = elements::<f64>(&unsharded(plan, start.clone()).cast(DType::F64), None);
+    let expected = unsharded(plan, &start);
     let start = if *on == Device::flex() { start } else { start.cast(DType::F32) };
     let config = Launch::threads(plan.ranks()).deadline(DEADLINE).device(on.clone());
-    let trained = launch(config, |world| -> Result<_> {
-        let names = if plan.mesh.len() == 1 { vec!["shard"] } else { vec!["replicate", "shard"] };
-        let mesh = DeviceMesh::new(world, &plan.mesh, names)?;
-        let device = device(plan, world.device());
-        let mut net = fully_shard(on_device(&start, &device), &mesh, plan.config())?;
-        let mut optimizer = optimizer(plan);
-        for step in 0..plan.steps {
-            let [first, last] = plan.batches_of(step);
-            for at in first..last {
-                units(&net)?.set_requires_gradient_sync(false);
-                drop(net.loss(plan, world.rank(), at, &device).backward());
-            }
-            units(&net)?.set_requires_gradient_sync(true);
-            let grads = net.loss(plan, world.rank(), last, &device).backward();
-            net = optimizer.step(LEARNING_RATE, net.clone(), GradientsParams::from_grads(grads, &net));
-        }
-        Ok(elements::<f64>(&on_device(&full_model(&net)?, &Device::flex()).cast(DType::F64), None))
-    });
-    let trained = match trained {
-        Ok(trained) => trained,
+    let ranks = match launch(config, |world| sharded(plan, &start, world)) {
+        Ok(ranks) => ranks,
         Err(error) => return Some(error.to_string()),
     };
     let tolerance = match *on == Device::flex() {
-        true if plan.tree.is_narrow() => NARROW,
+        true if plan.tree.is_any(|node| node.narrow) => NARROW,
         true => TOLERANCE,
         false => SINGLE,
     };
-    for (rank, found) in &trained {
-        if !found.keys().eq(expected.keys()) {
-            return Some(format!("rank {rank} has the parameters {:?}", found.keys()));
-        }
-        for (path, expected) in &expected {
-            let furthest = furthest(&found[path], expected);
-            if furthest.is_nan() || furthest > tolerance {
-                return Some(format!("`{path}` is off by {furthest:.1e} on rank {rank}"));
-            }
+    ranks.iter().find_map(|(rank, trained)| {
+        let differs = differs(trained, &ranks[0].1, &expected, &expected.evaluated[*rank], tolerance);
+        differs.map(|how| format!("on rank {rank} {how}"))
+    })
+}
+
+/// What differs between a rank and the unsharded tree, or between it and the first rank.
+fn differs(
+    trained: &Trained,
+    first: &Trained,
+    expected: &Expected,
+    evaluated: &[f64],
+    tolerance: f64,
+) -> Option<String> {
+    let is_off = |found: &[f64], expected: &[f64]| {
+        let furthest = furthest(found, expected);
+        (furthest.is_nan() || furthest > tolerance).then_some(furthest)
+    };
+    if !trained.params.keys().eq(expected.params.keys()) {
+        return Some(format!("are the parameters {:?}", trained.params.keys()));
+    }
+    for (path, expected) in &expected.params {
+        if let Some(furthest) = is_off(&trained.params[path], expected) {
+            return Some(format!("`{path}` is off by {furthest:.1e}"));
         }
     }
-    None
-}
-
-/// One device, trained on the mean of all ranks' losses.
-fn unsharded(plan: &Plan, net: Net) -> Net {
-    let plan = &Plan { tree: plan.tree.computed_once(), ..plan.clone() };
-    let device = device(plan, &Device::flex());
-    let (mut net, mut optimizer) = (on_device(&net, &device), optimizer(plan));
-    for step in 0..plan.steps {
-        let [first, last] = plan.batches_of(step);
-        // Burn's gradient of a quotient by a scalar is in single precision; that of a mean is not.
-        let of_batch =
-            |at| Tensor::cat((0..plan.ranks()).map(|rank| net.loss(plan, rank, at, &device)).collect(), 0).mean();
-        let loss = (first..=last).map(of_batch).reduce(|a, b| a + b).expect("a batch");
-        net = optimizer.step(LEARNING_RATE, net.clone(), GradientsParams::from_grads(loss.backward(), &net));
+    if let Some(furthest) = is_off(&trained.evaluated, evaluated) {
+        return Some(format!("losses of forwards alone are off by {furthest:.1e}"));
     }
-    net
-}
-
-fn device(plan: &Plan, device: &Device) -> Device {
-    let device = device.clone().autodiff();
-    if plan.checkpointing { device.gradient_checkpointing() } else { device }
-}
-
-fn optimizer(plan: &Plan) -> ModuleOptimizer {
-    if plan.adam { AdamWConfig::new().with_epsilon(1e-5).init() } else { SgdConfig::new().init() }
+    if trained.stepped != first.stepped {
+        return Some(format!("are gradients of {:?}, and of {:?} on the first", trained.stepped, first.stepped));
+    }
+    (trained.params != first.params).then(|| "are parameters of other bits than on the first".into())
 }
 
 fn shrink(mut plan: Plan, mut how: String, on: &Device) -> (Plan, String) {

@@ -5,7 +5,8 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_dtensor::fsdp::{checkpointed, unit};
 
-use super::plan::{Node, Plan};
+use super::node::{Node, Run};
+use super::plan::Plan;
 
 /// Neither even nor a multiple of the ranks: parts are uneven.
 const WIDTH: usize = 5;
@@ -38,16 +39,16 @@ impl Net {
         self.map(&mut Cast(dtype))
     }
 
-    /// The loss of this rank's samples in this batch.
-    pub fn loss(&self, plan: &Plan, rank: usize, at_batch: usize, device: &Device) -> Tensor<1> {
-        let batch = plan.batches[rank];
-        let word = |at: usize| ((at * 5 + rank * 3 + at_batch) % WORDS) as i64;
+    /// The loss of a rank's samples in a micro-batch.
+    pub fn loss(&self, plan: &Plan, run: Run, device: &Device) -> Tensor<1> {
+        let batch = plan.batches[run.rank];
+        let word = |at: usize| ((at * 5 + run.rank * 3 + run.batch) % WORDS) as i64;
         let words: Vec<i64> = (0..batch * SEQ).map(word).collect();
         let words = Tensor::<2, Int>::from_data(TensorData::new(words, [batch, SEQ]), device);
         let output = |net: &Self, words: Tensor<2, Int>| {
             let x = net.table.forward(words);
-            let x = if plan.given.on(rank) { x } else { x.detach() };
-            let y = net.tree.forward(&plan.tree, x.clone(), &x, rank);
+            let x = if plan.given.on(run.rank) { x } else { x.detach() };
+            let y = net.tree.forward(&plan.tree, x.clone(), &x, run);
             if plan.tied { y.matmul(net.table.weight.val().transpose().unsqueeze()) } else { y }
         };
         let y = if plan.scoped {
@@ -72,22 +73,25 @@ impl Tree {
     }
 
     /// `[batch, seq, width]` to the same; `captured` is what the whole tree was given.
-    fn forward(&self, node: &Node, x: Tensor<3>, captured: &Tensor<3>, rank: usize) -> Tensor<3> {
+    fn forward(&self, node: &Node, x: Tensor<3>, captured: &Tensor<3>, run: Run) -> Tensor<3> {
+        if node.left_out.contains(&run.batch) {
+            return x;
+        }
         let once = |x| match (node.scoped, node.recomputed) {
             (true, true) => {
                 let node = node.clone();
-                let body = move |tree: &Self, (x, captured): (_, _)| tree.body(&node, x, &captured, rank);
+                let body = move |tree: &Self, (x, captured): (_, _)| tree.body(&node, x, &captured, run);
                 checkpointed(self, (x, captured.clone()), body)
             }
-            (true, false) => unit(self, x, |tree, x| tree.body(node, x, captured, rank)),
-            (false, _) => self.body(node, x, captured, rank),
+            (true, false) => unit(self, x, |tree, x| tree.body(node, x, captured, run)),
+            (false, _) => self.body(node, x, captured, run),
         };
         let x = once(x);
         if node.twice { once(x) } else { x }
     }
 
-    fn body(&self, node: &Node, mut x: Tensor<3>, captured: &Tensor<3>, rank: usize) -> Tensor<3> {
-        if node.used.on(rank) {
+    fn body(&self, node: &Node, mut x: Tensor<3>, captured: &Tensor<3>, run: Run) -> Tensor<3> {
+        if node.used.on(run.rank) {
             let shape = x.dims();
             x = if node.flat {
                 self.layer.forward(x.reshape([-1, WIDTH as i32])).reshape(shape)
@@ -103,9 +107,9 @@ impl Tree {
         }
         let children = || self.children.iter().zip(&node.children);
         if node.chain {
-            return children().fold(x, |x, (tree, node)| tree.forward(node, x, captured, rank));
+            return children().fold(x, |x, (tree, node)| tree.forward(node, x, captured, run));
         }
-        let towers = children().map(|(tree, node)| (node, tree.forward(node, x.clone(), captured, rank)));
+        let towers = children().map(|(tree, node)| (node, tree.forward(node, x.clone(), captured, run)));
         let heard = towers.filter(|(node, _)| !node.unheard).map(|(_, tower)| tower);
         heard.reduce(|a, b| a + b).unwrap_or(x)
     }

@@ -5,77 +5,76 @@ use burn_dtensor::placement::Placement;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::node::{Node, Run, Used};
+
 /// Everything that is drawn about a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub seed: u64,
     pub mesh: Vec<usize>,
     pub reshard: ReshardAfterForward,
+    /// The units that stay gathered after backward, in each step.
+    pub kept: Vec<Kept>,
     pub checkpointing: bool,
     pub adam: bool,
     pub steps: usize,
     /// Backwards of a step, of which the last reduces what all have added up.
     pub batches_a_step: usize,
+    /// Where gradients of all but the last of them wait.
+    pub waits: Waits,
     /// Samples of each rank.
     pub batches: Vec<usize>,
-    /// Whether the net's own forward is a unit's scope.
+    /// The net's own forward is a unit's scope.
     pub scoped: bool,
-    /// Whether the table of embeddings is a unit of its own.
+    /// The table of embeddings is a unit of its own.
     pub table_unit: bool,
-    /// Whether the head reads the table of embeddings once more.
+    /// The head reads the table of embeddings once more.
     pub tied: bool,
     /// Where what the tree is given depends on the table.
     pub given: Used,
-    /// Whether the first two of the tree's children that are units are one.
+    /// The first two of the tree's children that are units are one.
     pub grouped: bool,
-    /// Whether every rank keeps biases whole.
+    /// Every rank holds biases whole.
     pub whole_biases: bool,
-    /// Whether shards are in host memory.
+    /// Every rank holds the table of embeddings whole.
+    pub whole_table: bool,
+    /// Shards are in host memory.
     pub offloaded: bool,
+    pub evaluated: Evaluated,
     pub tree: Node,
 }
 
-/// One module: a linear layer, then its children.
-#[derive(Debug, Clone)]
-pub struct Node {
-    /// Whether it is a unit of its own.
-    pub unit: bool,
-    /// Whether it runs inside `unit`.
-    pub scoped: bool,
-    /// Whether backward computes it again, if it runs inside `unit`.
-    pub recomputed: bool,
-    /// Whether its children run one after the other, or side by side.
-    pub chain: bool,
-    pub frozen: bool,
-    pub used: Used,
-    /// Whether its layer sees rows in two dimensions: burn records fewer nodes then.
-    pub flat: bool,
-    /// Whether the towers beside it go on without what it gives: backward does not come by.
-    pub unheard: bool,
-    /// Whether it runs once more, on what it has given.
-    pub twice: bool,
-    /// How many operators follow its layer.
-    pub tail: usize,
-    /// Whether it adds what the tree was given, past all units between.
-    pub captures: bool,
-    /// Whether it has a factor in single precision beside its layer.
-    pub narrow: bool,
-    pub children: Vec<Node>,
-}
-
-/// On which ranks a layer's weights are read, or something depends on them.
+/// The units that stay gathered after a step's backwards.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Used {
-    Everywhere,
-    /// Not on this rank.
-    NotOn(usize),
-    Nowhere,
+pub enum Kept {
+    Nothing,
+    /// Those of the nodes that are [`kept`](Node::kept).
+    Some,
+    All,
 }
 
-impl Used {
-    pub fn on(self, rank: usize) -> bool {
-        self == Self::Everywhere || matches!(self, Self::NotOn(other) if other != rank)
-    }
+/// Where gradients wait for those of a step's last micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Waits {
+    /// In their units, unreduced.
+    Unreduced,
+    /// In their units, reduced over the ranks that shard and not over replicas.
+    Scattered,
+    /// In the program, reduced.
+    Reduced,
+}
+
+/// When forwards are made that no backward follows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Evaluated {
+    pub before_steps: bool,
+    pub between_batches: bool,
+    /// Between the forward and the backward of every micro-batch.
+    pub before_backwards: bool,
+}
+
+impl Evaluated {
+    const NEVER: Self = Self { before_steps: false, between_batches: false, before_backwards: false };
 }
 
 impl Plan {
@@ -90,20 +89,26 @@ impl Plan {
         let scoped = rng.random_bool(0.6);
         let mut size = 0;
         let tree = Node::draw(&mut rng, ranks, scoped, 0, &mut size);
-        // A loss depends on something; and outside any unit ranks are alike.
-        let trained = tree.used == Used::Everywhere && !tree.frozen;
         let given = match rng.random_range(0..6) {
-            0 if trained && scoped => Used::NotOn(rng.random_range(0..ranks)),
-            1 if trained => Used::Nowhere,
+            // Outside any unit ranks are alike.
+            0 if scoped => Used::NotOn(rng.random_range(0..ranks)),
+            1 => Used::Nowhere,
             _ => Used::Everywhere,
         };
+        let (steps, accumulates) = (rng.random_range(2..=3), rng.random_bool(0.4));
         let mut plan = Self {
             seed,
             reshard: reshard[rng.random_range(0..4)],
+            kept: draw_kept(&mut rng, steps),
             checkpointing: rng.random_bool(0.3),
             adam: rng.random_bool(0.5),
-            steps: rng.random_range(2..=3),
-            batches_a_step: if rng.random_bool(0.3) { rng.random_range(2..=3) } else { 1 },
+            steps,
+            batches_a_step: if accumulates { rng.random_range(2..=3) } else { 1 },
+            waits: match rng.random_range(0..6) {
+                0 => Waits::Reduced,
+                1..3 if mesh.len() > 1 => Waits::Scattered,
+                _ => Waits::Unreduced,
+            },
             grouped: scoped && rng.random_bool(0.5),
             batches,
             scoped,
@@ -111,14 +116,52 @@ impl Plan {
             tied: rng.random_bool(0.3),
             given,
             whole_biases: rng.random_bool(0.3),
+            whole_table: rng.random_bool(0.1),
             offloaded: rng.random_bool(0.2),
+            evaluated: Evaluated {
+                before_steps: rng.random_bool(0.15),
+                between_batches: rng.random_bool(0.15),
+                before_backwards: rng.random_bool(0.15),
+            },
             tree,
             mesh,
         };
-        if rng.random_bool(0.3) {
-            plan.tree.narrow(&mut rng);
+        plan.draw_nodes(&mut rng);
+        if !plan.is_sound() {
+            plan.given = Used::Everywhere;
         }
         plan
+    }
+
+    /// Draws what some plans' nodes have, and others' have not.
+    fn draw_nodes(&mut self, rng: &mut StdRng) {
+        if rng.random_bool(0.3) {
+            self.tree.change_all(&mut |node| node.narrow = rng.random_bool(0.4));
+        }
+        if rng.random_bool(0.3) {
+            self.tree.change_all(&mut |node| node.whole = rng.random_bool(0.4));
+        }
+        if rng.random_bool(0.3) {
+            let batches = self.steps * self.batches_a_step;
+            self.tree.change_all(&mut |node| {
+                if rng.random_bool(0.5) {
+                    node.left_out = (0..batches).filter(|_| rng.random_bool(0.5)).collect();
+                }
+            });
+        }
+        self.tree.change_all(&mut |node| node.kept = rng.random_bool(0.5));
+    }
+
+    /// Returns whether a loss depends on a parameter in every micro-batch. Where no unit is around all others, no rank's loss
+    /// may depend on a unit that another's does not depend on: then the tree's own layer is trained by all.
+    fn is_sound(&self) -> bool {
+        let (tree, given) = (&self.tree, |rank| self.given.on(rank));
+        if !self.scoped && self.given != Used::Everywhere {
+            return !tree.frozen && tree.used == Used::Everywhere && tree.left_out.is_empty();
+        }
+        let is_tracked = |run: Run| self.tied || tree.tracks(given(run.rank), given(run.rank), run);
+        let batches = 0..self.steps * self.batches_a_step;
+        batches.into_iter().all(|batch| (0..self.ranks()).any(|rank| is_tracked(Run { rank, batch })))
     }
 
     /// The first and the last batch of a step.
@@ -126,13 +169,17 @@ impl Plan {
         [step * self.batches_a_step, (step + 1) * self.batches_a_step - 1]
     }
 
+    /// Returns whether a forward that no backward follows comes before this micro-batch.
+    pub fn evaluates_before(&self, batch: usize) -> bool {
+        if batch % self.batches_a_step == 0 { self.evaluated.before_steps } else { self.evaluated.between_batches }
+    }
+
     pub fn ranks(&self) -> usize {
         self.mesh.iter().product()
     }
 
     pub fn config(&self) -> FullyShard {
-        let mut units = Vec::new();
-        self.tree.units("tree", &mut units);
+        let mut units = self.tree.paths("tree", |node| node.unit);
         if self.table_unit {
             units.push("table".into());
         }
@@ -141,8 +188,19 @@ impl Plan {
         let config = FullyShard::new().units(units).reshard_after_forward(self.reshard);
         let config = if self.offloaded { config.offload(Offload::Cpu) } else { config };
         let config = if group.is_empty() { config } else { config.unit_of(group) };
-        let whole = |param: ParamInfo<'_>| param.path.ends_with("bias").then_some(Placement::Replicate);
-        if self.whole_biases { config.shard_placement_fn(whole) } else { config }
+        let mut whole = self.tree.paths("tree", |node| node.whole);
+        whole.iter_mut().for_each(|path| path.push_str(".layer.weight"));
+        if self.whole_table {
+            whole.push("table.weight".into());
+        }
+        if whole.is_empty() && !self.whole_biases {
+            return config;
+        }
+        let biases = self.whole_biases;
+        config.shard_placement_fn(move |param: ParamInfo<'_>| {
+            let is_whole = biases && param.path.ends_with("bias") || whole.iter().any(|path| path == param.path);
+            is_whole.then_some(Placement::Replicate)
+        })
     }
 
     /// The modules that are one unit.
@@ -163,118 +221,42 @@ impl Plan {
             }
         };
         add(|plan| plan.steps = 1, self.steps > 1);
+        add(|plan| plan.steps -= 1, self.steps > 2);
+        add(|plan| plan.kept.fill(Kept::Nothing), self.kept.iter().any(|&kept| kept != Kept::Nothing));
+        add(|plan| plan.kept.fill(Kept::All), self.kept.iter().any(|&kept| kept != Kept::All) && self.keeps());
         add(|plan| plan.adam = false, self.adam);
         add(|plan| plan.batches_a_step = 1, self.batches_a_step > 1);
+        add(|plan| plan.batches_a_step -= 1, self.batches_a_step > 2);
+        add(|plan| plan.waits = Waits::Unreduced, self.waits != Waits::Unreduced);
+        add(|plan| plan.evaluated = Evaluated::NEVER, self.evaluated != Evaluated::NEVER);
+        add(|plan| plan.evaluated.before_steps = false, self.evaluated.before_steps);
+        add(|plan| plan.evaluated.between_batches = false, self.evaluated.between_batches);
+        add(|plan| plan.evaluated.before_backwards = false, self.evaluated.before_backwards);
         add(|plan| plan.grouped = false, self.grouped);
         add(|plan| plan.tied = false, self.tied);
         add(|plan| plan.given = Used::Everywhere, self.given != Used::Everywhere);
         add(|plan| plan.whole_biases = false, self.whole_biases);
+        add(|plan| plan.whole_table = false, self.whole_table);
         add(|plan| plan.offloaded = false, self.offloaded);
         add(|plan| plan.checkpointing = false, self.checkpointing);
         add(|plan| plan.table_unit = false, self.table_unit);
         add(|plan| plan.batches.fill(2), self.batches.iter().any(|&batch| batch != 2));
+        all.retain(Self::is_sound);
         all
+    }
+
+    /// Returns whether units stay gathered after a backward of any step.
+    fn keeps(&self) -> bool {
+        self.kept.iter().any(|&kept| kept != Kept::Nothing)
     }
 }
 
-impl Node {
-    fn draw(rng: &mut StdRng, ranks: usize, owned: bool, depth: usize, size: &mut usize) -> Self {
-        *size += 1;
-        // Without a unit around all others, units may be in no loss, and what others wait for never comes.
-        let unit = rng.random_bool(if depth == 0 { 0.4 } else { 0.7 });
-        let scoped = unit && rng.random_bool(0.85);
-        // Who skips the read of a weight outside its unit's scope skips a collective.
-        let owned = if unit { scoped } else { owned };
-        let used = match rng.random_range(0..10) {
-            0 if owned => Used::NotOn(rng.random_range(0..ranks)),
-            1 if owned => Used::Nowhere,
-            _ => Used::Everywhere,
-        };
-        let children = if depth < 3 { rng.random_range(0..=3) } else { 0 };
-        let (chain, frozen, flat) = (rng.random_bool(0.5), rng.random_bool(0.15), rng.random_bool(0.4));
-        let unheard = depth > 0 && rng.random_bool(0.25);
-        let (tail, captures) = (rng.random_range(0..4), depth > 0 && rng.random_bool(0.2));
-        let twice = rng.random_bool(0.15);
-        let recomputed = scoped && rng.random_bool(0.25);
-        let mut drawn = Vec::new();
-        for _ in 0..children {
-            if *size < 9 {
-                drawn.push(Self::draw(rng, ranks, owned, depth + 1, size));
-            }
-        }
-        Self {
-            children: drawn,
-            unit,
-            scoped,
-            recomputed,
-            chain,
-            frozen,
-            used,
-            flat,
-            unheard,
-            twice,
-            tail,
-            captures,
-            narrow: false,
-        }
+/// Mostly as without it; else alike in all steps, or drawn for each.
+fn draw_kept(rng: &mut StdRng, steps: usize) -> Vec<Kept> {
+    if rng.random_bool(0.65) {
+        return vec![Kept::Nothing; steps];
     }
-
-    /// Gives some of its nodes a factor in single precision.
-    fn narrow(&mut self, rng: &mut StdRng) {
-        self.narrow = rng.random_bool(0.4);
-        self.children.iter_mut().for_each(|child| child.narrow(rng));
-    }
-
-    /// Whether any node has a factor in single precision.
-    pub fn is_narrow(&self) -> bool {
-        self.narrow || self.children.iter().any(Self::is_narrow)
-    }
-
-    /// The same, computed once.
-    pub fn computed_once(&self) -> Self {
-        let children = self.children.iter().map(Self::computed_once).collect();
-        Self { recomputed: false, children, ..self.clone() }
-    }
-
-    fn units(&self, path: &str, units: &mut Vec<String>) {
-        if self.unit {
-            units.push(path.into());
-        }
-        for (at, child) in self.children.iter().enumerate() {
-            child.units(&format!("{path}.children.{at}"), units);
-        }
-    }
-
-    fn smaller(&self) -> Vec<Self> {
-        let mut all = Vec::new();
-        for at in 0..self.children.len() {
-            let mut node = self.clone();
-            node.children.remove(at);
-            all.push(node);
-        }
-        for (at, child) in self.children.iter().enumerate() {
-            all.extend(child.smaller().into_iter().map(|child| {
-                let mut node = self.clone();
-                node.children[at] = child;
-                node
-            }));
-        }
-        let mut add = |change: fn(&mut Self), differs: bool| {
-            if differs {
-                let mut node = self.clone();
-                change(&mut node);
-                all.push(node);
-            }
-        };
-        add(|node| node.used = Used::Everywhere, self.used != Used::Everywhere);
-        add(|node| node.frozen = false, self.frozen);
-        add(|node| node.unheard = false, self.unheard);
-        add(|node| node.captures = false, self.captures);
-        add(|node| node.narrow = false, self.narrow);
-        add(|node| node.twice = false, self.twice);
-        add(|node| node.recomputed = false, self.recomputed);
-        add(|node| node.tail = 0, self.tail > 0);
-        add(|node| node.flat = true, !self.flat);
-        all
-    }
+    let mut draw = || [Kept::All, Kept::All, Kept::Some, Kept::Nothing][rng.random_range(0..4)];
+    let (first, rest): (Kept, Vec<_>) = (draw(), (0..steps).map(|_| draw()).collect());
+    if rng.random_bool(0.5) { vec![first; steps] } else { rest }
 }

@@ -1,0 +1,186 @@
+//! [`Node`]: one module of a plan's tree, and how ranks use it.
+
+use rand::Rng;
+use rand::rngs::StdRng;
+
+/// The most modules of a tree.
+const SIZE: usize = 9;
+
+/// One module: a linear layer, then its children.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// It is a unit of its own.
+    pub unit: bool,
+    /// It runs inside `unit`.
+    pub scoped: bool,
+    /// Backward computes it again, if it runs inside `unit`.
+    pub recomputed: bool,
+    /// Its children run one after the other, and side by side otherwise.
+    pub chain: bool,
+    pub frozen: bool,
+    pub used: Used,
+    /// The micro-batches in which no rank enters it, nor what is inside: it passes its input on.
+    pub left_out: Vec<usize>,
+    /// Its layer sees rows in two dimensions: burn records fewer nodes then.
+    pub flat: bool,
+    /// The towers beside it go on without what it gives: backward does not come by.
+    pub unheard: bool,
+    /// It runs once more, on what it has given.
+    pub twice: bool,
+    /// The number of operators that follow its layer.
+    pub tail: usize,
+    /// It adds what the tree was given, past all units between.
+    pub captures: bool,
+    /// It has a factor in single precision beside its layer.
+    pub narrow: bool,
+    /// Every rank holds its layer's weight whole.
+    pub whole: bool,
+    /// Its unit stays gathered after backward, in steps that keep some units.
+    pub kept: bool,
+    pub children: Vec<Node>,
+}
+
+/// The ranks on which a layer's weights are read, or something depends on them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Used {
+    Everywhere,
+    /// Not on this rank.
+    NotOn(usize),
+    Nowhere,
+}
+
+impl Used {
+    pub fn on(self, rank: usize) -> bool {
+        self == Self::Everywhere || matches!(self, Self::NotOn(other) if other != rank)
+    }
+}
+
+/// A forward: the rank that computes it, and the number of its micro-batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Run {
+    pub rank: usize,
+    pub batch: usize,
+}
+
+impl Node {
+    pub fn draw(rng: &mut StdRng, ranks: usize, owned: bool, depth: usize, size: &mut usize) -> Self {
+        *size += 1;
+        // Without a unit around all others, units may be in no loss, and what others wait for never comes.
+        let unit = rng.random_bool(if depth == 0 { 0.4 } else { 0.7 });
+        let scoped = unit && rng.random_bool(0.85);
+        // Who skips the read of a weight outside its unit's scope skips a collective.
+        let owned = if unit { scoped } else { owned };
+        let used = match rng.random_range(0..10) {
+            0 if owned => Used::NotOn(rng.random_range(0..ranks)),
+            1 if owned => Used::Nowhere,
+            _ => Used::Everywhere,
+        };
+        let children = if depth < 3 { rng.random_range(0..=3) } else { 0 };
+        let (chain, frozen, flat) = (rng.random_bool(0.5), rng.random_bool(0.2), rng.random_bool(0.4));
+        let unheard = depth > 0 && rng.random_bool(0.25);
+        let (tail, captures) = (rng.random_range(0..4), depth > 0 && rng.random_bool(0.2));
+        let twice = rng.random_bool(0.15);
+        let recomputed = scoped && rng.random_bool(0.25);
+        let mut drawn = Vec::new();
+        for _ in 0..children {
+            if *size < SIZE {
+                drawn.push(Self::draw(rng, ranks, owned, depth + 1, size));
+            }
+        }
+        Self {
+            children: drawn,
+            unit,
+            scoped,
+            recomputed,
+            chain,
+            frozen,
+            used,
+            left_out: Vec::new(),
+            flat,
+            unheard,
+            twice,
+            tail,
+            captures,
+            narrow: false,
+            whole: false,
+            kept: false,
+        }
+    }
+
+    /// Changes this node and all inside.
+    pub fn change_all(&mut self, change: &mut impl FnMut(&mut Self)) {
+        change(self);
+        self.children.iter_mut().for_each(|child| child.change_all(change));
+    }
+
+    /// Returns whether any node is so.
+    pub fn is_any(&self, is: fn(&Self) -> bool) -> bool {
+        is(self) || self.children.iter().any(|child| child.is_any(is))
+    }
+
+    /// Returns the same tree, computed once.
+    pub fn computed_once(&self) -> Self {
+        let mut tree = self.clone();
+        tree.change_all(&mut |node| node.recomputed = false);
+        tree
+    }
+
+    /// Returns the paths of the nodes that are so, of which this one's is `path`.
+    pub fn paths(&self, path: &str, is: fn(&Self) -> bool) -> Vec<String> {
+        let children = self.children.iter().enumerate();
+        let inside = children.flat_map(|(at, child)| child.paths(&format!("{path}.children.{at}"), is));
+        is(self).then(|| path.to_string()).into_iter().chain(inside).collect()
+    }
+
+    /// Returns whether what it gives depends on a trained parameter, if what it is given does, and what the tree is given.
+    pub fn tracks(&self, input: bool, captured: bool, run: Run) -> bool {
+        if self.left_out.contains(&run.batch) {
+            return input;
+        }
+        let x = input || self.used.on(run.rank) && !self.frozen || self.captures && captured;
+        if self.chain {
+            return self.children.iter().fold(x, |x, child| child.tracks(x, captured, run));
+        }
+        let mut heard = self.children.iter().filter(|child| !child.unheard).peekable();
+        if heard.peek().is_none() { x } else { heard.any(|child| child.tracks(x, captured, run)) }
+    }
+
+    /// Returns smaller trees of the same kind.
+    pub fn smaller(&self) -> Vec<Self> {
+        let mut all = Vec::new();
+        for at in 0..self.children.len() {
+            let mut node = self.clone();
+            node.children.remove(at);
+            all.push(node);
+        }
+        for (at, child) in self.children.iter().enumerate() {
+            all.extend(child.smaller().into_iter().map(|child| {
+                let mut node = self.clone();
+                node.children[at] = child;
+                node
+            }));
+        }
+        let mut add = |change: fn(&mut Self), differs: bool| {
+            if differs {
+                let mut node = self.clone();
+                change(&mut node);
+                all.push(node);
+            }
+        };
+        add(|node| node.used = Used::Everywhere, self.used != Used::Everywhere);
+        add(|node| node.left_out.clear(), !self.left_out.is_empty());
+        add(|node| node.left_out.truncate(1), self.left_out.len() > 1);
+        add(|node| drop(node.left_out.drain(..1)), self.left_out.len() > 1);
+        add(|node| node.frozen = false, self.frozen);
+        add(|node| node.unheard = false, self.unheard);
+        add(|node| node.captures = false, self.captures);
+        add(|node| node.narrow = false, self.narrow);
+        add(|node| node.whole = false, self.whole);
+        add(|node| node.kept = false, self.kept);
+        add(|node| node.twice = false, self.twice);
+        add(|node| node.recomputed = false, self.recomputed);
+        add(|node| node.tail = 0, self.tail > 0);
+        add(|node| node.flat = true, !self.flat);
+        all
+    }
+}

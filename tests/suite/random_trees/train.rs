@@ -1,0 +1,123 @@
+//! Training as a plan says, sharded: what one rank does.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{DType, Device, Tensor};
+use burn_dtensor::Result;
+use burn_dtensor::comm::World;
+use burn_dtensor::fsdp::{full_model, fully_shard, units};
+use burn_dtensor::mesh::DeviceMesh;
+
+use super::net::Net;
+use super::node::Run;
+use super::plan::{Kept, Plan, Waits};
+use crate::fsdp::support::{elements, on_device};
+
+pub const LEARNING_RATE: f64 = 0.05;
+
+/// What a training has come to.
+#[derive(Debug, PartialEq)]
+pub struct Trained {
+    /// The values of every parameter, by path.
+    pub params: BTreeMap<String, Vec<f64>>,
+    /// The paths of the parameters that had a gradient, of each step.
+    pub stepped: Vec<Vec<String>>,
+    /// The losses of forwards that no backward followed.
+    pub evaluated: Vec<f64>,
+}
+
+/// Returns what one rank has of it.
+pub fn sharded(plan: &Plan, start: &Net, world: &World) -> Result<Trained> {
+    let names = if plan.mesh.len() == 1 { vec!["shard"] } else { vec!["replicate", "shard"] };
+    let mesh = DeviceMesh::new(world, &plan.mesh, names)?;
+    let device = device(plan, world.device());
+    let mut net = fully_shard(on_device(start, &device), &mesh, plan.config())?;
+    let mut optimizer = optimizer(plan);
+    let (mut stepped, mut evaluated) = (Vec::new(), Vec::new());
+    for step in 0..plan.steps {
+        keep(plan, &net, plan.kept[step])?;
+        let [first, last] = plan.batches_of(step);
+        let mut sum = GradientsAccumulator::new();
+        for batch in first..=last {
+            wait(plan.waits, &net, batch == last)?;
+            let loss = || net.loss(plan, Run { rank: world.rank(), batch }, &device);
+            if plan.evaluates_before(batch) {
+                evaluated.push(loss().into_scalar::<f64>());
+            }
+            let trained = loss();
+            if plan.evaluated.before_backwards {
+                evaluated.push(loss().into_scalar::<f64>());
+            }
+            let grads = GradientsParams::from_grads(trained.backward(), &net);
+            if plan.waits == Waits::Reduced || batch == last {
+                sum.accumulate(&net, grads);
+            }
+        }
+        let grads = sum.grads();
+        stepped.push(paths(&net, &grads));
+        net = optimizer.step(LEARNING_RATE, net, grads);
+    }
+    let full = on_device(&full_model(&net)?, &Device::flex()).cast(DType::F64);
+    Ok(Trained { params: elements(&full, None), stepped, evaluated })
+}
+
+/// Says which units stay gathered after the backwards of a step.
+fn keep(plan: &Plan, net: &Net, kept: Kept) -> Result<()> {
+    units(net)?.set_reshard_after_backward(kept != Kept::All);
+    let some = plan.tree.paths("tree", |node| node.unit && node.kept);
+    if kept == Kept::Some && !some.is_empty() {
+        units(net)?.matching(some)?.set_reshard_after_backward(false);
+    }
+    Ok(())
+}
+
+/// Says where the gradients of a micro-batch go.
+fn wait(waits: Waits, net: &Net, is_last: bool) -> Result<()> {
+    let units = units(net)?;
+    match waits {
+        Waits::Unreduced => units.set_requires_gradient_sync(is_last),
+        Waits::Scattered => units.set_requires_all_reduce(is_last),
+        Waits::Reduced => {}
+    }
+    Ok(())
+}
+
+pub fn device(plan: &Plan, device: &Device) -> Device {
+    let device = device.clone().autodiff();
+    if plan.checkpointing { device.gradient_checkpointing() } else { device }
+}
+
+pub fn optimizer(plan: &Plan) -> ModuleOptimizer {
+    if plan.adam { AdamWConfig::new().with_epsilon(1e-5).init() } else { SgdConfig::new().init() }
+}
+
+/// Returns the paths of the parameters that have a gradient.
+fn paths(net: &Net, grads: &GradientsParams) -> Vec<String> {
+    let mut visitor = Stepped { grads, path: Vec::new(), paths: Vec::new() };
+    net.visit(&mut visitor);
+    visitor.paths
+}
+
+struct Stepped<'a> {
+    grads: &'a GradientsParams,
+    path: Vec<String>,
+    paths: Vec<String>,
+}
+
+impl ModuleVisitor for Stepped<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.grads.get::<D>(param.id).is_some() {
+            self.paths.push(self.path.join("."));
+        }
+    }
+}
