@@ -9,7 +9,7 @@ use super::node::{Node, Run};
 use super::plan::Plan;
 
 /// Neither even nor a multiple of the ranks: parts are uneven.
-const WIDTH: usize = 5;
+pub const WIDTH: usize = 5;
 const WORDS: usize = 7;
 const SEQ: usize = 2;
 
@@ -28,10 +28,10 @@ struct Tree {
 }
 
 impl Net {
-    /// In double precision; the values depend on the plan alone.
-    pub fn new(plan: &Plan, device: &Device) -> Self {
+    /// One of the plan's models, in double precision; the values depend on the plan and its number alone.
+    pub fn new(plan: &Plan, model: usize, device: &Device) -> Self {
         let net = Self { table: EmbeddingConfig::new(WORDS, WIDTH).init(device), tree: Tree::new(&plan.tree, device) };
-        net.map(&mut Fill { device: device.clone(), state: plan.seed, dtype: DType::F64 })
+        net.map(&mut Fill { device: device.clone(), state: plan.seed + ((model as u64) << 32), dtype: DType::F64 })
     }
 
     /// The same with all parameters in this dtype.
@@ -42,7 +42,7 @@ impl Net {
     /// The loss of a rank's samples in a micro-batch.
     pub fn loss(&self, plan: &Plan, run: Run, device: &Device) -> Tensor<1> {
         let batch = plan.batches[run.rank];
-        let word = |at: usize| ((at * 5 + run.rank * 3 + run.batch) % WORDS) as i64;
+        let word = |at: usize| ((at * 5 + run.rank * 3 + run.batch + run.model * 2) % WORDS) as i64;
         let words: Vec<i64> = (0..batch * SEQ).map(word).collect();
         let words = Tensor::<2, Int>::from_data(TensorData::new(words, [batch, SEQ]), device);
         let output = |net: &Self, words: Tensor<2, Int>| {
@@ -56,10 +56,13 @@ impl Net {
         } else {
             output(self, words)
         };
+        // Of stored parameters: what half precision has made of it goes no further.
+        let y = y.cast(self.table.weight.base().dtype());
         let elements = y.shape().num_elements();
         let weights: Vec<f64> = (0..elements).map(|at| 0.5 + (at % 7) as f64 / 7.0).collect();
         let weights = Tensor::from_data(TensorData::new(weights, y.shape()), (device, y.dtype()));
-        (y.tanh() * weights).mean()
+        let scale = Tensor::from_data([plan.scaling.loss], (device, y.dtype()));
+        (y.tanh() * weights).mean() * scale
     }
 }
 

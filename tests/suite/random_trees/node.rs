@@ -55,9 +55,10 @@ impl Used {
     }
 }
 
-/// A forward: the rank that computes it, and the number of its micro-batch.
+/// A forward: the model, the rank that computes it, and the number of its micro-batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
+    pub model: usize,
     pub rank: usize,
     pub batch: usize,
 }
@@ -116,6 +117,11 @@ impl Node {
     /// Returns whether any node is so.
     pub fn is_any(&self, is: fn(&Self) -> bool) -> bool {
         is(self) || self.children.iter().any(|child| child.is_any(is))
+    }
+
+    /// Returns the sum of a number over all nodes.
+    pub fn sum_of(&self, number: &impl Fn(&Self) -> usize) -> usize {
+        number(self) + self.children.iter().map(|child| child.sum_of(number)).sum::<usize>()
     }
 
     /// Returns the same tree, computed once.

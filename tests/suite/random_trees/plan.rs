@@ -1,6 +1,7 @@
 //! [`Plan`]: a tree of modules, how it is sharded, and how ranks use it. No tensors.
 
-use burn_dtensor::fsdp::{FullyShard, Offload, ParamInfo, ReshardAfterForward};
+use burn::tensor::DType;
+use burn_dtensor::fsdp::{FullyShard, MixedPrecision, Offload, ParamInfo, ReshardAfterForward};
 use burn_dtensor::placement::Placement;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -41,6 +42,11 @@ pub struct Plan {
     /// Shards are in host memory.
     pub offloaded: bool,
     pub evaluated: Evaluated,
+    pub scaling: Scaling,
+    pub precision: Precision,
+    /// The number of models of this plan, which differ in their values and batches.
+    pub models: usize,
+    pub backwards: Backwards,
     pub tree: Node,
 }
 
@@ -75,6 +81,64 @@ pub struct Evaluated {
 
 impl Evaluated {
     const NEVER: Self = Self { before_steps: false, between_batches: false, before_backwards: false };
+}
+
+/// What gradients are multiplied and divided by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scaling {
+    /// A factor of every loss.
+    pub loss: f64,
+    /// What sums of gradients are divided by; `None`: the number of ranks.
+    pub divisor: Option<f64>,
+    /// Reductions sum, and divide after.
+    pub sums_forced: bool,
+}
+
+impl Scaling {
+    const NONE: Self = Self { loss: 1.0, divisor: None, sums_forced: false };
+    /// Divisors, and losses' factors with which gradients stay about as large as they are. Half precision has no room for
+    /// the large ones.
+    const DRAWN: [(f64, f64); 5] =
+        [(0.25, 0.125), (3.0, 2.0), (1e-6, 1.0 / 2_097_152.0), (1e3, 512.0), (6.4e7, 33_554_432.0)];
+    const DRAWN_IN_HALF: [(f64, f64); 4] = [(0.25, 0.125), (3.0, 2.0), (1e3, 512.0), (6.4e7, 16384.0)];
+
+    /// Returns what a sum of all ranks' gradients is multiplied by.
+    pub fn of_sums(self, ranks: usize) -> f64 {
+        self.loss / self.divisor.unwrap_or(ranks as f64)
+    }
+}
+
+/// The element types of units whose parameters are stored in double precision.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Precision {
+    Double,
+    /// Gradients are reduced in half precision.
+    Reduces,
+    /// Weights and activations are in half precision.
+    Computes,
+    /// All of these are in half precision.
+    Both,
+}
+
+impl Precision {
+    pub fn computes_in_half(self) -> bool {
+        matches!(self, Self::Computes | Self::Both)
+    }
+
+    pub fn reduces_in_half(self) -> bool {
+        matches!(self, Self::Reduces | Self::Both)
+    }
+}
+
+/// The backwards of several models, whose forwards all come before.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Backwards {
+    /// One, of the sum of all losses.
+    Joint,
+    /// One of each, in the order of forwards.
+    InOrder,
+    /// One of each, the last model's first.
+    Reversed,
 }
 
 impl Plan {
@@ -123,10 +187,29 @@ impl Plan {
                 between_batches: rng.random_bool(0.15),
                 before_backwards: rng.random_bool(0.15),
             },
+            scaling: Scaling::NONE,
+            precision: match rng.random_range(0..24) {
+                0 => Precision::Computes,
+                1 => Precision::Both,
+                2 => Precision::Reduces,
+                _ => Precision::Double,
+            },
+            models: if rng.random_bool(0.15) { rng.random_range(2..=3) } else { 1 },
+            backwards: [Backwards::Joint, Backwards::InOrder, Backwards::Reversed][rng.random_range(0..3)],
             tree,
             mesh,
         };
         plan.draw_nodes(&mut rng);
+        let scalings = if plan.precision == Precision::Double { &Scaling::DRAWN[..] } else { &Scaling::DRAWN_IN_HALF };
+        if rng.random_bool(0.3) {
+            let (divisor, loss) = scalings[rng.random_range(0..scalings.len())];
+            plan.scaling = Scaling { loss, divisor: Some(divisor), ..plan.scaling };
+        }
+        plan.scaling.sums_forced = rng.random_bool(0.2);
+        if plan.precision != Precision::Double {
+            // Of later steps, and of quotients of gradients, half precision has no bound that is of use.
+            (plan.steps, plan.adam) = (1, false);
+        }
         if !plan.is_sound() {
             plan.given = Used::Everywhere;
         }
@@ -155,13 +238,18 @@ impl Plan {
     /// Returns whether a loss depends on a parameter in every micro-batch. Where no unit is around all others, no rank's loss
     /// may depend on a unit that another's does not depend on: then the tree's own layer is trained by all.
     fn is_sound(&self) -> bool {
-        let (tree, given) = (&self.tree, |rank| self.given.on(rank));
+        let tree = &self.tree;
         if !self.scoped && self.given != Used::Everywhere {
             return !tree.frozen && tree.used == Used::Everywhere && tree.left_out.is_empty();
         }
-        let is_tracked = |run: Run| self.tied || tree.tracks(given(run.rank), given(run.rank), run);
-        let batches = 0..self.steps * self.batches_a_step;
-        batches.into_iter().all(|batch| (0..self.ranks()).any(|rank| is_tracked(Run { rank, batch })))
+        let mut batches = 0..self.steps * self.batches_a_step;
+        batches.all(|batch| (0..self.ranks()).any(|rank| self.is_tracked(Run { model: 0, rank, batch })))
+    }
+
+    /// Returns whether a loss depends on a trained parameter, without the units around.
+    pub fn is_tracked(&self, run: Run) -> bool {
+        let given = self.given.on(run.rank);
+        self.tied || self.tree.tracks(given, given, run)
     }
 
     /// The first and the last batch of a step.
@@ -188,6 +276,10 @@ impl Plan {
         let config = FullyShard::new().units(units).reshard_after_forward(self.reshard);
         let config = if self.offloaded { config.offload(Offload::Cpu) } else { config };
         let config = if group.is_empty() { config } else { config.unit_of(group) };
+        let policy = MixedPrecision::new();
+        let policy = if self.precision.computes_in_half() { policy.param_dtype(DType::F16) } else { policy };
+        let policy = if self.precision.reduces_in_half() { policy.reduce_dtype(DType::F16) } else { policy };
+        let config = config.mixed_precision(policy);
         let mut whole = self.tree.paths("tree", |node| node.whole);
         whole.iter_mut().for_each(|path| path.push_str(".layer.weight"));
         if self.whole_table {
@@ -232,6 +324,11 @@ impl Plan {
         add(|plan| plan.evaluated.before_steps = false, self.evaluated.before_steps);
         add(|plan| plan.evaluated.between_batches = false, self.evaluated.between_batches);
         add(|plan| plan.evaluated.before_backwards = false, self.evaluated.before_backwards);
+        add(|plan| plan.models -= 1, self.models > 1);
+        add(|plan| plan.backwards = Backwards::Joint, self.backwards != Backwards::Joint);
+        add(|plan| plan.precision = Precision::Double, self.precision != Precision::Double);
+        add(|plan| plan.scaling = Scaling::NONE, self.scaling != Scaling::NONE);
+        add(|plan| plan.scaling.sums_forced = false, self.scaling.sums_forced);
         add(|plan| plan.grouped = false, self.grouped);
         add(|plan| plan.tied = false, self.tied);
         add(|plan| plan.given = Used::Everywhere, self.given != Used::Everywhere);

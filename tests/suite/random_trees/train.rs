@@ -12,7 +12,7 @@ use burn_dtensor::mesh::DeviceMesh;
 
 use super::net::Net;
 use super::node::Run;
-use super::plan::{Kept, Plan, Waits};
+use super::plan::{Backwards, Kept, Plan, Waits};
 use crate::fsdp::support::{elements, on_device};
 
 pub const LEARNING_RATE: f64 = 0.05;
@@ -22,45 +22,88 @@ pub const LEARNING_RATE: f64 = 0.05;
 pub struct Trained {
     /// The values of every parameter, by path.
     pub params: BTreeMap<String, Vec<f64>>,
-    /// The paths of the parameters that had a gradient, of each step.
+    /// The paths of the parameters that had a gradient, of each model in each step.
     pub stepped: Vec<Vec<String>>,
     /// The losses of forwards that no backward followed.
     pub evaluated: Vec<f64>,
 }
 
 /// Returns what one rank has of it.
-pub fn sharded(plan: &Plan, start: &Net, world: &World) -> Result<Trained> {
+pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
     let names = if plan.mesh.len() == 1 { vec!["shard"] } else { vec!["replicate", "shard"] };
     let mesh = DeviceMesh::new(world, &plan.mesh, names)?;
     let device = device(plan, world.device());
-    let mut net = fully_shard(on_device(start, &device), &mesh, plan.config())?;
-    let mut optimizer = optimizer(plan);
+    let shard = |net| fully_shard(on_device(net, &device), &mesh, plan.config());
+    let mut nets = start.iter().map(shard).collect::<Result<Vec<_>>>()?;
+    let mut optimizers: Vec<_> = nets.iter().map(|_| optimizer(plan)).collect();
+    nets.iter().try_for_each(|net| scale(plan, net))?;
     let (mut stepped, mut evaluated) = (Vec::new(), Vec::new());
     for step in 0..plan.steps {
-        keep(plan, &net, plan.kept[step])?;
         let [first, last] = plan.batches_of(step);
-        let mut sum = GradientsAccumulator::new();
+        let mut sums: Vec<_> = nets.iter().map(|_| GradientsAccumulator::new()).collect();
+        nets.iter().try_for_each(|net| keep(plan, net, plan.kept[step]))?;
         for batch in first..=last {
-            wait(plan.waits, &net, batch == last)?;
-            let loss = || net.loss(plan, Run { rank: world.rank(), batch }, &device);
+            nets.iter().try_for_each(|net| wait(plan.waits, net, batch == last))?;
+            let loss = |(model, net): (usize, &Net)| net.loss(plan, Run { model, rank: world.rank(), batch }, &device);
+            let losses = || nets.iter().enumerate().map(loss);
             if plan.evaluates_before(batch) {
-                evaluated.push(loss().into_scalar::<f64>());
+                evaluated.extend(losses().map(|loss| loss.into_scalar::<f64>()));
             }
-            let trained = loss();
+            let trained = losses().collect();
             if plan.evaluated.before_backwards {
-                evaluated.push(loss().into_scalar::<f64>());
+                evaluated.extend(losses().map(|loss| loss.into_scalar::<f64>()));
             }
-            let grads = GradientsParams::from_grads(trained.backward(), &net);
-            if plan.waits == Waits::Reduced || batch == last {
-                sum.accumulate(&net, grads);
+            for ((net, sum), grads) in nets.iter().zip(&mut sums).zip(backward(plan.backwards, &nets, trained)) {
+                if plan.waits == Waits::Reduced || batch == last {
+                    sum.accumulate(net, grads);
+                }
             }
         }
-        let grads = sum.grads();
-        stepped.push(paths(&net, &grads));
-        net = optimizer.step(LEARNING_RATE, net, grads);
+        for ((net, sum), optimizer) in nets.iter_mut().zip(&mut sums).zip(&mut optimizers) {
+            let grads = sum.grads();
+            stepped.push(paths(net, &grads));
+            *net = optimizer.step(LEARNING_RATE, net.clone(), grads);
+        }
     }
-    let full = on_device(&full_model(&net)?, &Device::flex()).cast(DType::F64);
-    Ok(Trained { params: elements(&full, None), stepped, evaluated })
+    let mut params = BTreeMap::new();
+    for (model, net) in nets.iter().enumerate() {
+        let full = on_device(&full_model(net)?, &Device::flex()).cast(DType::F64);
+        params.extend(by_path(model, &full));
+    }
+    Ok(Trained { params, stepped, evaluated })
+}
+
+/// Returns the values of a model's parameters by path, which begins with the model's number.
+pub fn by_path(model: usize, net: &Net) -> impl Iterator<Item = (String, Vec<f64>)> + use<> {
+    elements(net, None).into_iter().map(move |(path, values)| (format!("{model}.{path}"), values))
+}
+
+/// Returns the gradients of each model.
+fn backward(order: Backwards, nets: &[Net], losses: Vec<Tensor<1>>) -> Vec<GradientsParams> {
+    let each = losses.into_iter().zip(nets);
+    let of_one = |(loss, net): (Tensor<1>, &Net)| GradientsParams::from_grads(loss.backward(), net);
+    match order {
+        Backwards::Joint => {
+            let sum = each.map(|(loss, _)| loss).reduce(|a, b| a + b).expect("a model");
+            let mut grads = sum.backward();
+            nets.iter().map(|net| GradientsParams::from_module(&mut grads, net)).collect()
+        }
+        Backwards::InOrder => each.map(of_one).collect(),
+        Backwards::Reversed => {
+            let mut grads: Vec<_> = each.rev().map(of_one).collect();
+            grads.reverse();
+            grads
+        }
+    }
+}
+
+/// Says what becomes of sums of gradients.
+fn scale(plan: &Plan, net: &Net) -> Result<()> {
+    let units = units(net)?;
+    if plan.scaling.sums_forced {
+        units.set_force_sum_reduction(true);
+    }
+    units.set_gradient_divide_factor(plan.scaling.divisor)
 }
 
 /// Says which units stay gathered after the backwards of a step.
