@@ -15,6 +15,7 @@
 //! `RANDOM_TREES` and `RANDOM_TREES_ON_WGPU` say how many to run, `RANDOM_TREES_FROM` the first seed. A failing plan is
 //! made small and printed.
 
+mod activation;
 mod net;
 mod node;
 mod plan;
@@ -86,7 +87,7 @@ fn fails(plan: &Plan, on: &Device) -> Option<String> {
     if *on != Device::flex() {
         start = start.into_iter().map(|net| net.cast(DType::F32)).collect();
     }
-    let config = Launch::threads(plan.ranks()).deadline(DEADLINE).device(on.clone());
+    let config = Launch::threads(plan.ranks() * plan.tensor_parallel).deadline(DEADLINE).device(on.clone());
     let ranks = match launch(config, |world| sharded(plan, &start, world)) {
         Ok(ranks) => ranks,
         Err(error) => return Some(error.to_string()),
@@ -96,20 +97,17 @@ fn fails(plan: &Plan, on: &Device) -> Option<String> {
         true => TOLERANCE,
         false => SINGLE,
     };
-    ranks.iter().find_map(|(rank, trained)| {
-        let differs = differs(trained, &ranks[0].1, &expected, &expected.evaluated[*rank], tolerance);
-        differs.map(|how| format!("on rank {rank} {how}"))
-    })
+    let ranks: Vec<_> = ranks.into_iter().map(|(_, trained)| trained).collect();
+    let how = |rank: usize| {
+        let evaluated = &expected.evaluated[rank / plan.tensor_parallel];
+        let how = is_off(&ranks[rank], &expected, evaluated, tolerance).or_else(|| differs(&ranks[rank], &ranks))?;
+        Some(format!("on rank {rank} {how}"))
+    };
+    (0..ranks.len()).find_map(how)
 }
 
-/// What differs between a rank and the unsharded tree, or between it and the first rank.
-fn differs(
-    trained: &Trained,
-    first: &Trained,
-    expected: &Expected,
-    evaluated: &[f64],
-    tolerance: f64,
-) -> Option<String> {
+/// What differs between a rank and the unsharded tree, if anything does.
+fn is_off(trained: &Trained, expected: &Expected, evaluated: &[f64], tolerance: f64) -> Option<String> {
     let is_off = |found: &[f64], expected: &[f64], rounding: f64| {
         let furthest = furthest(found, expected);
         (furthest.is_nan() || furthest > tolerance + rounding).then_some(furthest)
@@ -123,13 +121,27 @@ fn differs(
             return Some(format!("`{path}` is off by {furthest:.1e}"));
         }
     }
-    if let Some(furthest) = is_off(&trained.evaluated, evaluated, expected.rounding_of_losses) {
-        return Some(format!("losses of forwards alone are off by {furthest:.1e}"));
+    let furthest = is_off(&trained.evaluated, evaluated, expected.rounding_of_losses)?;
+    Some(format!("losses of forwards alone are off by {furthest:.1e}"))
+}
+
+/// What differs between a rank and any, if anything does: values to the bit, and whether a parameter had a gradient.
+fn differs(trained: &Trained, ranks: &[Trained]) -> Option<String> {
+    for other in ranks {
+        if trained.params != other.params {
+            return Some("are parameters of other bits than on another".into());
+        }
+        for (step, (here, there)) in trained.stepped.iter().zip(&other.stepped).enumerate() {
+            let differs = |path: &&String| there.get(*path).is_some_and(|has| *has != here[*path]);
+            if let Some(path) = here.keys().find(differs) {
+                let has = if here[path] { "has" } else { "lacks" };
+                return Some(format!(
+                    "`{path}` {has} a gradient, other than on another, in step {step} of all models'"
+                ));
+            }
+        }
     }
-    if trained.stepped != first.stepped {
-        return Some(format!("are gradients of {:?}, and of {:?} on the first", trained.stepped, first.stepped));
-    }
-    (trained.params != first.params).then(|| "are parameters of other bits than on the first".into())
+    None
 }
 
 fn shrink(mut plan: Plan, mut how: String, on: &Device) -> (Plan, String) {

@@ -3,9 +3,13 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::fsdp::{checkpointed, unit};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::placement::Placement;
 
-use super::node::{Node, Run};
+use super::activation::{Activation, or_unwind};
+use super::node::{Node, Run, Split};
 use super::plan::Plan;
 
 /// Neither even nor a multiple of the ranks: parts are uneven.
@@ -22,6 +26,7 @@ pub struct Net {
 #[derive(Module, Debug)]
 struct Tree {
     layer: Linear,
+    back: Option<Linear>,
     /// In single precision.
     factor: Option<Param<Tensor<1>>>,
     children: Vec<Tree>,
@@ -39,8 +44,8 @@ impl Net {
         self.map(&mut Cast(dtype))
     }
 
-    /// The loss of a rank's samples in a micro-batch.
-    pub fn loss(&self, plan: &Plan, run: Run, device: &Device) -> Tensor<1> {
+    /// The loss of a data-parallel rank's samples in a micro-batch; `tp`: of ranks that compute it together.
+    pub fn loss(&self, plan: &Plan, run: Run, tp: Option<&DeviceMesh>, device: &Device) -> Tensor<1> {
         let batch = plan.batches[run.rank];
         let word = |at: usize| ((at * 5 + run.rank * 3 + run.batch + run.model * 2) % WORDS) as i64;
         let words: Vec<i64> = (0..batch * SEQ).map(word).collect();
@@ -48,7 +53,13 @@ impl Net {
         let output = |net: &Self, words: Tensor<2, Int>| {
             let x = net.table.forward(words);
             let x = if plan.given.on(run.rank) { x } else { x.detach() };
-            let y = net.tree.forward(&plan.tree, x.clone(), &x, run);
+            let y = match tp {
+                None => net.tree.forward(&plan.tree, x.clone(), &x, run),
+                Some(tp) => {
+                    let x = or_unwind(DTensor::from_local(x, tp, &[Placement::Replicate]));
+                    or_unwind(net.tree.forward(&plan.tree, x.clone(), &x, run).full_tensor())
+                }
+            };
             if plan.tied { y.matmul(net.table.weight.val().transpose().unsqueeze()) } else { y }
         };
         let y = if plan.scoped {
@@ -68,22 +79,29 @@ impl Net {
 
 impl Tree {
     fn new(node: &Node, device: &Device) -> Self {
-        let layer = LinearConfig::new(WIDTH, WIDTH).init(device);
-        let layer = if node.frozen { layer.no_grad() } else { layer };
+        let layer = |from, to, frozen| {
+            let layer = LinearConfig::new(from, to).init(device);
+            if frozen { layer.no_grad() } else { layer }
+        };
+        let (features, back) = match node.split {
+            Split::Through { features, frozen } => (features, Some(layer(features, WIDTH, frozen))),
+            _ => (WIDTH, None),
+        };
+        let layer = layer(WIDTH, features, node.frozen);
         let factor = node.narrow.then(|| Param::from_tensor(Tensor::ones([WIDTH], device)));
         let factor = if node.frozen { factor.no_grad() } else { factor };
-        Self { layer, factor, children: node.children.iter().map(|child| Self::new(child, device)).collect() }
+        Self { layer, back, factor, children: node.children.iter().map(|child| Self::new(child, device)).collect() }
     }
 
-    /// `[batch, seq, width]` to the same; `captured` is what the whole tree was given.
-    fn forward(&self, node: &Node, x: Tensor<3>, captured: &Tensor<3>, run: Run) -> Tensor<3> {
+    /// `captured` is what the whole tree was given.
+    fn forward<T: Activation>(&self, node: &Node, x: T, captured: &T, run: Run) -> T {
         if node.left_out.contains(&run.batch) {
             return x;
         }
         let once = |x| match (node.scoped, node.recomputed) {
             (true, true) => {
                 let node = node.clone();
-                let body = move |tree: &Self, (x, captured): (_, _)| tree.body(&node, x, &captured, run);
+                let body = move |tree: &Self, (x, captured): (T, T)| tree.body(&node, x, &captured, run);
                 checkpointed(self, (x, captured.clone()), body)
             }
             (true, false) => unit(self, x, |tree, x| tree.body(node, x, captured, run)),
@@ -93,20 +111,15 @@ impl Tree {
         if node.twice { once(x) } else { x }
     }
 
-    fn body(&self, node: &Node, mut x: Tensor<3>, captured: &Tensor<3>, run: Run) -> Tensor<3> {
+    fn body<T: Activation>(&self, node: &Node, mut x: T, captured: &T, run: Run) -> T {
         if node.used.on(run.rank) {
-            let shape = x.dims();
-            x = if node.flat {
-                self.layer.forward(x.reshape([-1, WIDTH as i32])).reshape(shape)
-            } else {
-                self.layer.forward(x)
-            };
-            let dtype = x.dtype();
-            x = self.factor.iter().fold(x, |x, factor| x * factor.val().cast(dtype).unsqueeze());
+            let compute = if node.local { T::local_layer } else { T::layer };
+            x = [&self.layer].into_iter().chain(&self.back).fold(x, |x, layer| compute(x, layer, node.flat));
+            x = self.factor.iter().fold(x, T::times);
         }
         x = (0..node.tail).fold(x, |x, _| x.tanh());
         if node.captures {
-            x = x + captured.clone();
+            x = x.plus(captured.clone());
         }
         let children = || self.children.iter().zip(&node.children);
         if node.chain {
@@ -114,7 +127,7 @@ impl Tree {
         }
         let towers = children().map(|(tree, node)| (node, tree.forward(node, x.clone(), captured, run)));
         let heard = towers.filter(|(node, _)| !node.unheard).map(|(_, tower)| tower);
-        heard.reduce(|a, b| a + b).unwrap_or(x)
+        heard.reduce(T::plus).unwrap_or(x)
     }
 }
 

@@ -33,8 +33,12 @@ pub struct Node {
     pub captures: bool,
     /// It has a factor in single precision beside its layer.
     pub narrow: bool,
-    /// Every rank holds its layer's weight whole.
+    /// Every data-parallel rank holds its layer's weight whole.
     pub whole: bool,
+    /// How tensor-parallel ranks share its layer, if there are such.
+    pub split: Split,
+    /// Tensor-parallel ranks compute its layer with the whole weights, each by itself.
+    pub local: bool,
     /// Its unit stays gathered after backward, in steps that keep some units.
     pub kept: bool,
     pub children: Vec<Node>,
@@ -53,6 +57,22 @@ impl Used {
     pub fn on(self, rank: usize) -> bool {
         self == Self::Everywhere || matches!(self, Self::NotOn(other) if other != rank)
     }
+}
+
+/// How tensor-parallel ranks share a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Split {
+    None,
+    /// Each has some of its output features.
+    Colwise,
+    /// Each has some of its input features.
+    Rowwise,
+    /// The layer has so many output features, perhaps fewer than there are ranks, each of which has some. A second layer
+    /// comes back from them, of which each has some of the input features; it is frozen by itself.
+    Through {
+        features: usize,
+        frozen: bool,
+    },
 }
 
 /// A forward: the model, the rank that computes it, and the number of its micro-batch.
@@ -104,6 +124,8 @@ impl Node {
             captures,
             narrow: false,
             whole: false,
+            split: Split::None,
+            local: false,
             kept: false,
         }
     }
@@ -183,6 +205,8 @@ impl Node {
         add(|node| node.narrow = false, self.narrow);
         add(|node| node.whole = false, self.whole);
         add(|node| node.kept = false, self.kept);
+        add(|node| node.local = false, self.local);
+        add(|node| node.split = Split::None, self.split != Split::None);
         add(|node| node.twice = false, self.twice);
         add(|node| node.recomputed = false, self.recomputed);
         add(|node| node.tail = 0, self.tail > 0);

@@ -2,17 +2,21 @@
 
 use burn::tensor::DType;
 use burn_dtensor::fsdp::{FullyShard, MixedPrecision, Offload, ParamInfo, ReshardAfterForward};
+use burn_dtensor::parallel::{self, Style};
 use burn_dtensor::placement::Placement;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::node::{Node, Run, Used};
+use super::node::{Node, Run, Split, Used};
 
 /// Everything that is drawn about a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub seed: u64,
+    /// The data-parallel ranks.
     pub mesh: Vec<usize>,
+    /// The number of ranks that compute together what one data-parallel rank computes.
+    pub tensor_parallel: usize,
     pub reshard: ReshardAfterForward,
     /// The units that stay gathered after backward, in each step.
     pub kept: Vec<Kept>,
@@ -196,6 +200,13 @@ impl Plan {
             },
             models: if rng.random_bool(0.15) { rng.random_range(2..=3) } else { 1 },
             backwards: [Backwards::Joint, Backwards::InOrder, Backwards::Reversed][rng.random_range(0..3)],
+            tensor_parallel: if !rng.random_bool(0.2) {
+                1
+            } else if ranks == 2 {
+                rng.random_range(2..=3)
+            } else {
+                2
+            },
             tree,
             mesh,
         };
@@ -206,6 +217,9 @@ impl Plan {
             plan.scaling = Scaling { loss, divisor: Some(divisor), ..plan.scaling };
         }
         plan.scaling.sums_forced = rng.random_bool(0.2);
+        if plan.tensor_parallel > 1 {
+            plan.precision = Precision::Double;
+        }
         if plan.precision != Precision::Double {
             // Of later steps, and of quotients of gradients, half precision has no bound that is of use.
             (plan.steps, plan.adam) = (1, false);
@@ -230,6 +244,17 @@ impl Plan {
                 if rng.random_bool(0.5) {
                     node.left_out = (0..batches).filter(|_| rng.random_bool(0.5)).collect();
                 }
+            });
+        }
+        if self.tensor_parallel > 1 {
+            self.tree.change_all(&mut |node| {
+                node.local = rng.random_bool(0.15);
+                node.split = match rng.random_range(0..5) {
+                    0 => Split::None,
+                    1 => Split::Colwise,
+                    2 => Split::Rowwise,
+                    _ => Split::Through { features: rng.random_range(1..=4), frozen: rng.random_bool(0.2) },
+                };
             });
         }
         self.tree.change_all(&mut |node| node.kept = rng.random_bool(0.5));
@@ -262,6 +287,7 @@ impl Plan {
         if batch % self.batches_a_step == 0 { self.evaluated.before_steps } else { self.evaluated.between_batches }
     }
 
+    /// The number of data-parallel ranks.
     pub fn ranks(&self) -> usize {
         self.mesh.iter().product()
     }
@@ -295,6 +321,19 @@ impl Plan {
         })
     }
 
+    /// Returns how tensor-parallel ranks share layers.
+    pub fn styles(&self) -> parallel::Plan {
+        let with = |plan: parallel::Plan, is: fn(&Node) -> bool, field: &str, style: Style| {
+            let layers = self.tree.paths("tree", is).into_iter();
+            layers.fold(plan, |plan, path| plan.with(format!("{path}.{field}"), style))
+        };
+        let is_through = |node: &Node| matches!(node.split, Split::Through { .. });
+        let plan = with(parallel::Plan::new(), |node| node.split == Split::Colwise, "layer", Style::colwise());
+        let plan = with(plan, |node| node.split == Split::Rowwise, "layer", Style::rowwise());
+        let plan = with(plan, is_through, "layer", Style::colwise());
+        with(plan, is_through, "back", Style::rowwise())
+    }
+
     /// The modules that are one unit.
     fn group(&self) -> Vec<String> {
         let units = self.tree.children.iter().enumerate().filter(|(_, child)| child.unit && child.scoped);
@@ -324,6 +363,7 @@ impl Plan {
         add(|plan| plan.evaluated.before_steps = false, self.evaluated.before_steps);
         add(|plan| plan.evaluated.between_batches = false, self.evaluated.between_batches);
         add(|plan| plan.evaluated.before_backwards = false, self.evaluated.before_backwards);
+        add(|plan| plan.tensor_parallel = 1, self.tensor_parallel > 1);
         add(|plan| plan.models -= 1, self.models > 1);
         add(|plan| plan.backwards = Backwards::Joint, self.backwards != Backwards::Joint);
         add(|plan| plan.precision = Precision::Double, self.precision != Precision::Double);

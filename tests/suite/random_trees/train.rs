@@ -9,6 +9,7 @@ use burn_dtensor::Result;
 use burn_dtensor::comm::World;
 use burn_dtensor::fsdp::{full_model, fully_shard, units};
 use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::parallel::parallelize;
 
 use super::net::Net;
 use super::node::Run;
@@ -22,18 +23,17 @@ pub const LEARNING_RATE: f64 = 0.05;
 pub struct Trained {
     /// The values of every parameter, by path.
     pub params: BTreeMap<String, Vec<f64>>,
-    /// The paths of the parameters that had a gradient, of each model in each step.
-    pub stepped: Vec<Vec<String>>,
+    /// The parameters of which the rank holds something, by path, and whether they had a gradient: of each model in each step.
+    pub stepped: Vec<BTreeMap<String, bool>>,
     /// The losses of forwards that no backward followed.
     pub evaluated: Vec<f64>,
 }
 
 /// Returns what one rank has of it.
 pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
-    let names = if plan.mesh.len() == 1 { vec!["shard"] } else { vec!["replicate", "shard"] };
-    let mesh = DeviceMesh::new(world, &plan.mesh, names)?;
+    let meshes = Meshes::new(plan, world)?;
     let device = device(plan, world.device());
-    let shard = |net| fully_shard(on_device(net, &device), &mesh, plan.config());
+    let shard = |net| meshes.distribute(plan, on_device(net, &device));
     let mut nets = start.iter().map(shard).collect::<Result<Vec<_>>>()?;
     let mut optimizers: Vec<_> = nets.iter().map(|_| optimizer(plan)).collect();
     nets.iter().try_for_each(|net| scale(plan, net))?;
@@ -44,7 +44,8 @@ pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
         nets.iter().try_for_each(|net| keep(plan, net, plan.kept[step]))?;
         for batch in first..=last {
             nets.iter().try_for_each(|net| wait(plan.waits, net, batch == last))?;
-            let loss = |(model, net): (usize, &Net)| net.loss(plan, Run { model, rank: world.rank(), batch }, &device);
+            let run = |model| Run { model, rank: meshes.data_rank(), batch };
+            let loss = |(model, net): (usize, &Net)| net.loss(plan, run(model), meshes.tensor.as_ref(), &device);
             let losses = || nets.iter().enumerate().map(loss);
             if plan.evaluates_before(batch) {
                 evaluated.extend(losses().map(|loss| loss.into_scalar::<f64>()));
@@ -61,7 +62,7 @@ pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
         }
         for ((net, sum), optimizer) in nets.iter_mut().zip(&mut sums).zip(&mut optimizers) {
             let grads = sum.grads();
-            stepped.push(paths(net, &grads));
+            stepped.push(steps(net, &grads));
             *net = optimizer.step(LEARNING_RATE, net.clone(), grads);
         }
     }
@@ -71,6 +72,38 @@ pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
         params.extend(by_path(model, &full));
     }
     Ok(Trained { params, stepped, evaluated })
+}
+
+/// The ranks that share a model: by their data, and by what they compute of it.
+struct Meshes {
+    data: DeviceMesh,
+    tensor: Option<DeviceMesh>,
+}
+
+impl Meshes {
+    fn new(plan: &Plan, world: &World) -> Result<Self> {
+        let names = if plan.mesh.len() == 1 { vec!["shard"] } else { vec!["replicate", "shard"] };
+        if plan.tensor_parallel == 1 {
+            return Ok(Self { data: DeviceMesh::new(world, &plan.mesh, names)?, tensor: None });
+        }
+        let shape = [&plan.mesh[..], &[plan.tensor_parallel]].concat();
+        let mesh = DeviceMesh::new(world, &shape, [&names[..], &["tp"]].concat())?;
+        Ok(Self { data: mesh.slice(names)?, tensor: Some(mesh.slice("tp")?) })
+    }
+
+    fn distribute(&self, plan: &Plan, net: Net) -> Result<Net> {
+        let net = match &self.tensor {
+            None => net,
+            Some(mesh) => parallelize(net, mesh, plan.styles())?,
+        };
+        fully_shard(net, &self.data, plan.config())
+    }
+
+    /// This rank's number among those that have data of their own.
+    fn data_rank(&self) -> usize {
+        let coordinate = self.data.coordinate().expect("a member");
+        coordinate.iter().zip(self.data.shape()).fold(0, |rank, (at, size)| rank * size + at)
+    }
 }
 
 /// Returns the values of a model's parameters by path, which begins with the model's number.
@@ -136,17 +169,17 @@ pub fn optimizer(plan: &Plan) -> ModuleOptimizer {
     if plan.adam { AdamWConfig::new().with_epsilon(1e-5).init() } else { SgdConfig::new().init() }
 }
 
-/// Returns the paths of the parameters that have a gradient.
-fn paths(net: &Net, grads: &GradientsParams) -> Vec<String> {
-    let mut visitor = Stepped { grads, path: Vec::new(), paths: Vec::new() };
+/// Returns whether each parameter has a gradient, by path, but for empty shards.
+fn steps(net: &Net, grads: &GradientsParams) -> BTreeMap<String, bool> {
+    let mut visitor = Stepped { grads, path: Vec::new(), stepped: BTreeMap::new() };
     net.visit(&mut visitor);
-    visitor.paths
+    visitor.stepped
 }
 
 struct Stepped<'a> {
     grads: &'a GradientsParams,
     path: Vec<String>,
-    paths: Vec<String>,
+    stepped: BTreeMap<String, bool>,
 }
 
 impl ModuleVisitor for Stepped<'_> {
@@ -159,8 +192,8 @@ impl ModuleVisitor for Stepped<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.grads.get::<D>(param.id).is_some() {
-            self.paths.push(self.path.join("."));
+        if param.base().shape().num_elements() > 0 {
+            self.stepped.insert(self.path.join("."), self.grads.get::<D>(param.id).is_some());
         }
     }
 }

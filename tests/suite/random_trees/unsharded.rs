@@ -36,7 +36,7 @@ pub fn unsharded(plan: &Plan, start: &[Net]) -> Expected {
         let mut sums: Vec<Option<Tensor<1>>> = vec![None; nets.len()];
         for batch in first..=last {
             let losses = |(model, net): (usize, &Net)| -> Vec<_> {
-                (0..plan.ranks()).map(|rank| net.loss(plan, Run { model, rank, batch }, &device)).collect()
+                (0..plan.ranks()).map(|rank| net.loss(plan, Run { model, rank, batch }, None, &device)).collect()
             };
             let losses: Vec<Vec<_>> = nets.iter().enumerate().map(losses).collect();
             let times = usize::from(plan.evaluates_before(batch)) + usize::from(plan.evaluated.before_backwards);
@@ -87,7 +87,7 @@ fn rounding(plan: &Plan, start: &[Net], device: &Device) -> (BTreeMap<String, f6
         let mut magnitudes: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         let runs = (0..ranks).flat_map(|rank| (0..micro_batches).map(move |batch| Run { model, rank, batch }));
         for run in runs.filter(|&run| plan.is_tracked(run)) {
-            let grads = GradientsParams::from_grads(net.loss(plan, run, device).backward(), &net);
+            let grads = GradientsParams::from_grads(net.loss(plan, run, None, device).backward(), &net);
             let grads = elements::<f64>(&net, Some(&grads));
             for (path, grads) in grads {
                 let sums = magnitudes.entry(path).or_insert_with(|| vec![0.0; grads.len()]);
