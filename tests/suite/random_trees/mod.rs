@@ -16,6 +16,7 @@
 //! made small and printed.
 
 mod activation;
+mod choices;
 mod net;
 mod node;
 mod plan;
@@ -29,8 +30,9 @@ use burn_dtensor::comm::{Launch, launch};
 
 use crate::fsdp::support::furthest;
 use crate::random_programs::setting;
+use choices::Precision;
 use net::Net;
-use plan::{Plan, Precision};
+use plan::Plan;
 use train::{Trained, sharded};
 use unsharded::{Expected, unsharded};
 

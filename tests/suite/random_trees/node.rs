@@ -165,7 +165,8 @@ impl Node {
         if self.left_out.contains(&run.batch) {
             return input;
         }
-        let x = input || self.used.on(run.rank) && !self.frozen || self.captures && captured;
+        let is_trained = !self.frozen || matches!(self.split, Split::Through { frozen: false, .. });
+        let x = input || self.used.on(run.rank) && is_trained || self.captures && captured;
         if self.chain {
             return self.children.iter().fold(x, |x, child| child.tracks(x, captured, run));
         }

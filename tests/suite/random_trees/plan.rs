@@ -7,6 +7,7 @@ use burn_dtensor::placement::Placement;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::choices::{Backwards, Evaluated, Kept, Precision, Scaling, Waits};
 use super::node::{Node, Run, Split, Used};
 
 /// Everything that is drawn about a run.
@@ -54,97 +55,6 @@ pub struct Plan {
     pub tree: Node,
 }
 
-/// The units that stay gathered after a step's backwards.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Kept {
-    Nothing,
-    /// Those of the nodes that are [`kept`](Node::kept).
-    Some,
-    All,
-}
-
-/// Where gradients wait for those of a step's last micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Waits {
-    /// In their units, unreduced.
-    Unreduced,
-    /// In their units, reduced over the ranks that shard and not over replicas.
-    Scattered,
-    /// In the program, reduced.
-    Reduced,
-}
-
-/// When forwards are made that no backward follows.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Evaluated {
-    pub before_steps: bool,
-    pub between_batches: bool,
-    /// Between the forward and the backward of every micro-batch.
-    pub before_backwards: bool,
-}
-
-impl Evaluated {
-    const NEVER: Self = Self { before_steps: false, between_batches: false, before_backwards: false };
-}
-
-/// What gradients are multiplied and divided by.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Scaling {
-    /// A factor of every loss.
-    pub loss: f64,
-    /// What sums of gradients are divided by; `None`: the number of ranks.
-    pub divisor: Option<f64>,
-    /// Reductions sum, and divide after.
-    pub sums_forced: bool,
-}
-
-impl Scaling {
-    const NONE: Self = Self { loss: 1.0, divisor: None, sums_forced: false };
-    /// Divisors, and losses' factors with which gradients stay about as large as they are. Half precision has no room for
-    /// the large ones.
-    const DRAWN: [(f64, f64); 5] =
-        [(0.25, 0.125), (3.0, 2.0), (1e-6, 1.0 / 2_097_152.0), (1e3, 512.0), (6.4e7, 33_554_432.0)];
-    const DRAWN_IN_HALF: [(f64, f64); 4] = [(0.25, 0.125), (3.0, 2.0), (1e3, 512.0), (6.4e7, 16384.0)];
-
-    /// Returns what a sum of all ranks' gradients is multiplied by.
-    pub fn of_sums(self, ranks: usize) -> f64 {
-        self.loss / self.divisor.unwrap_or(ranks as f64)
-    }
-}
-
-/// The element types of units whose parameters are stored in double precision.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Precision {
-    Double,
-    /// Gradients are reduced in half precision.
-    Reduces,
-    /// Weights and activations are in half precision.
-    Computes,
-    /// All of these are in half precision.
-    Both,
-}
-
-impl Precision {
-    pub fn computes_in_half(self) -> bool {
-        matches!(self, Self::Computes | Self::Both)
-    }
-
-    pub fn reduces_in_half(self) -> bool {
-        matches!(self, Self::Reduces | Self::Both)
-    }
-}
-
-/// The backwards of several models, whose forwards all come before.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Backwards {
-    /// One, of the sum of all losses.
-    Joint,
-    /// One of each, in the order of forwards.
-    InOrder,
-    /// One of each, the last model's first.
-    Reversed,
-}
-
 impl Plan {
     pub fn draw(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -163,20 +73,24 @@ impl Plan {
             1 => Used::Nowhere,
             _ => Used::Everywhere,
         };
-        let (steps, accumulates) = (rng.random_range(2..=3), rng.random_bool(0.4));
+        let accumulates = rng.random_bool(0.4);
+        let tensor_parallel = match rng.random_bool(0.2) {
+            true if ranks == 2 => rng.random_range(2..=3),
+            true => 2,
+            false => 1,
+        };
+        let precision = if tensor_parallel == 1 { Precision::draw(&mut rng) } else { Precision::Double };
+        // Of later steps, and of quotients of gradients, half precision has no bound that is of use.
+        let steps = if precision == Precision::Double { rng.random_range(2..=3) } else { 1 };
         let mut plan = Self {
             seed,
             reshard: reshard[rng.random_range(0..4)],
-            kept: draw_kept(&mut rng, steps),
+            kept: Kept::draw(&mut rng, steps),
             checkpointing: rng.random_bool(0.3),
-            adam: rng.random_bool(0.5),
+            adam: precision == Precision::Double && rng.random_bool(0.5),
             steps,
             batches_a_step: if accumulates { rng.random_range(2..=3) } else { 1 },
-            waits: match rng.random_range(0..6) {
-                0 => Waits::Reduced,
-                1..3 if mesh.len() > 1 => Waits::Scattered,
-                _ => Waits::Unreduced,
-            },
+            waits: Waits::draw(&mut rng, mesh.len() > 1),
             grouped: scoped && rng.random_bool(0.5),
             batches,
             scoped,
@@ -186,44 +100,16 @@ impl Plan {
             whole_biases: rng.random_bool(0.3),
             whole_table: rng.random_bool(0.1),
             offloaded: rng.random_bool(0.2),
-            evaluated: Evaluated {
-                before_steps: rng.random_bool(0.15),
-                between_batches: rng.random_bool(0.15),
-                before_backwards: rng.random_bool(0.15),
-            },
-            scaling: Scaling::NONE,
-            precision: match rng.random_range(0..24) {
-                0 => Precision::Computes,
-                1 => Precision::Both,
-                2 => Precision::Reduces,
-                _ => Precision::Double,
-            },
+            evaluated: Evaluated::draw(&mut rng),
+            scaling: Scaling::draw(&mut rng, precision),
+            precision,
             models: if rng.random_bool(0.15) { rng.random_range(2..=3) } else { 1 },
             backwards: [Backwards::Joint, Backwards::InOrder, Backwards::Reversed][rng.random_range(0..3)],
-            tensor_parallel: if !rng.random_bool(0.2) {
-                1
-            } else if ranks == 2 {
-                rng.random_range(2..=3)
-            } else {
-                2
-            },
+            tensor_parallel,
             tree,
             mesh,
         };
         plan.draw_nodes(&mut rng);
-        let scalings = if plan.precision == Precision::Double { &Scaling::DRAWN[..] } else { &Scaling::DRAWN_IN_HALF };
-        if rng.random_bool(0.3) {
-            let (divisor, loss) = scalings[rng.random_range(0..scalings.len())];
-            plan.scaling = Scaling { loss, divisor: Some(divisor), ..plan.scaling };
-        }
-        plan.scaling.sums_forced = rng.random_bool(0.2);
-        if plan.tensor_parallel > 1 {
-            plan.precision = Precision::Double;
-        }
-        if plan.precision != Precision::Double {
-            // Of later steps, and of quotients of gradients, half precision has no bound that is of use.
-            (plan.steps, plan.adam) = (1, false);
-        }
         if !plan.is_sound() {
             plan.given = Used::Everywhere;
         }
@@ -386,14 +272,4 @@ impl Plan {
     fn keeps(&self) -> bool {
         self.kept.iter().any(|&kept| kept != Kept::Nothing)
     }
-}
-
-/// Mostly as without it; else alike in all steps, or drawn for each.
-fn draw_kept(rng: &mut StdRng, steps: usize) -> Vec<Kept> {
-    if rng.random_bool(0.65) {
-        return vec![Kept::Nothing; steps];
-    }
-    let mut draw = || [Kept::All, Kept::All, Kept::Some, Kept::Nothing][rng.random_range(0..4)];
-    let (first, rest): (Kept, Vec<_>) = (draw(), (0..steps).map(|_| draw()).collect());
-    if rng.random_bool(0.5) { vec![first; steps] } else { rest }
 }

@@ -11,9 +11,10 @@ use burn_dtensor::fsdp::{full_model, fully_shard, units};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::parallelize;
 
+use super::choices::{Backwards, Kept, Waits};
 use super::net::Net;
 use super::node::Run;
-use super::plan::{Backwards, Kept, Plan, Waits};
+use super::plan::Plan;
 use crate::fsdp::support::{elements, on_device};
 
 pub const LEARNING_RATE: f64 = 0.05;

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 
+use super::choices::Precision;
 use super::net::Net;
 use super::node::Run;
-use super::plan::{Plan, Precision};
+use super::plan::Plan;
 use super::train::{LEARNING_RATE, by_path, device, optimizer};
 use crate::fsdp::support::{elements, on_device};
 
