@@ -91,7 +91,7 @@ impl Scaling {
 
     /// Returns what a sum of all ranks' gradients is multiplied by.
     pub fn of_sums(self, ranks: usize) -> f64 {
-        self.loss / self.divisor.unwrap_or(ranks as f64)
+        1.0 / self.divisor.unwrap_or(ranks as f64)
     }
 }
 

@@ -26,7 +26,7 @@ pub struct Trained {
     pub params: BTreeMap<String, Vec<f64>>,
     /// The parameters of which the rank holds something, by path, and whether they had a gradient: of each model in each step.
     pub stepped: Vec<BTreeMap<String, bool>>,
-    /// The losses of forwards that no backward followed.
+    /// The losses of forwards that no backward followed, before they are scaled.
     pub evaluated: Vec<f64>,
 }
 
@@ -48,12 +48,13 @@ pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
             let run = |model| Run { model, rank: meshes.data_rank(), batch };
             let loss = |(model, net): (usize, &Net)| net.loss(plan, run(model), meshes.tensor.as_ref(), &device);
             let losses = || nets.iter().enumerate().map(loss);
+            let values = || losses().map(|loss| loss.into_scalar::<f64>() / plan.scaling.loss);
             if plan.evaluates_before(batch) {
-                evaluated.extend(losses().map(|loss| loss.into_scalar::<f64>()));
+                evaluated.extend(values());
             }
             let trained = losses().collect();
             if plan.evaluated.before_backwards {
-                evaluated.extend(losses().map(|loss| loss.into_scalar::<f64>()));
+                evaluated.extend(values());
             }
             for ((net, sum), grads) in nets.iter().zip(&mut sums).zip(backward(plan.backwards, &nets, trained)) {
                 if plan.waits == Waits::Reduced || batch == last {

@@ -6,7 +6,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::choices::Precision;
-use super::net::Net;
+use super::net::{Net, WIDTH};
 use super::node::Run;
 use super::plan::Plan;
 use super::train::{LEARNING_RATE, by_path, device, optimizer};
@@ -16,7 +16,7 @@ use crate::fsdp::support::{elements, on_device};
 pub struct Expected {
     /// The values of every parameter, by path.
     pub params: BTreeMap<String, Vec<f64>>,
-    /// The losses of each rank's forwards that no backward followed.
+    /// The losses of each rank's forwards that no backward followed, before they are scaled.
     pub evaluated: Vec<Vec<f64>>,
     /// What half precision may change of parameters, by path, and of losses; nothing in double precision.
     pub rounding: BTreeMap<String, f64>,
@@ -31,7 +31,7 @@ pub fn unsharded(plan: &Plan, start: &[Net]) -> Expected {
     let mut optimizers: Vec<_> = nets.iter().map(|_| optimizer(plan)).collect();
     let mut evaluated = vec![Vec::new(); plan.ranks()];
     // A mean is a sum divided by the number of ranks.
-    let scale = plan.scaling.of_sums(plan.ranks()) / plan.scaling.loss * plan.ranks() as f64;
+    let scale = plan.scaling.of_sums(plan.ranks()) * plan.ranks() as f64;
     for step in 0..plan.steps {
         let [first, last] = plan.batches_of(step);
         let mut sums: Vec<Option<Tensor<1>>> = vec![None; nets.len()];
@@ -42,7 +42,8 @@ pub fn unsharded(plan: &Plan, start: &[Net]) -> Expected {
             let losses: Vec<Vec<_>> = nets.iter().enumerate().map(losses).collect();
             let times = usize::from(plan.evaluates_before(batch)) + usize::from(plan.evaluated.before_backwards);
             for (rank, evaluated) in evaluated.iter_mut().enumerate() {
-                let all: Vec<_> = losses.iter().map(|losses| losses[rank].clone().into_scalar::<f64>()).collect();
+                let all: Vec<_> =
+                    losses.iter().map(|losses| losses[rank].clone().into_scalar::<f64>() / plan.scaling.loss).collect();
                 (0..times).for_each(|_| evaluated.extend(&all));
             }
             for (losses, sum) in losses.into_iter().zip(&mut sums) {
@@ -80,8 +81,8 @@ const ABSOLUTE: f64 = 1.0 / 33_554_432.0;
 fn rounding(plan: &Plan, start: &[Net], device: &Device) -> (BTreeMap<String, f64>, f64) {
     let (micro_batches, ranks) = (plan.batches_a_step, plan.ranks());
     // Products and sums of a layer, its bias, the operators after it, its factor, and the sum with the towers beside it.
-    let operations = 4 + plan.tree.sum_of(&|node| (super::net::WIDTH + 4 + node.tail) * if node.twice { 2 } else { 1 });
-    let of_sums = plan.scaling.of_sums(ranks) / plan.scaling.loss;
+    let operations = 4 + plan.tree.sum_of(&|node| (WIDTH + 4 + node.tail) * if node.twice { 2 } else { 1 });
+    let of_sums = plan.scaling.of_sums(ranks);
     let mut all = BTreeMap::new();
     for (model, net) in start.iter().enumerate() {
         let net = on_device(&net.clone().cast(DType::F64), device);
@@ -105,7 +106,6 @@ fn rounding(plan: &Plan, start: &[Net], device: &Device) -> (BTreeMap<String, f6
             all.insert(format!("{model}.{path}"), LEARNING_RATE * (gradients * of_sums + small));
         }
     }
-    let of_losses =
-        if plan.precision.computes_in_half() { RELATIVE * operations as f64 * plan.scaling.loss } else { 0.0 };
+    let of_losses = if plan.precision.computes_in_half() { RELATIVE * operations as f64 } else { 0.0 };
     (all, of_losses)
 }
