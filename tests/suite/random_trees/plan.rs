@@ -170,7 +170,11 @@ impl Plan {
 
     /// Returns whether a forward that no backward follows comes before this micro-batch.
     pub fn evaluates_before(&self, batch: usize) -> bool {
-        if batch % self.batches_a_step == 0 { self.evaluated.before_steps } else { self.evaluated.between_batches }
+        if batch.is_multiple_of(self.batches_a_step) {
+            self.evaluated.before_steps
+        } else {
+            self.evaluated.between_batches
+        }
     }
 
     /// The number of data-parallel ranks.
