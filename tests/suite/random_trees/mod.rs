@@ -1,14 +1,18 @@
 //! Random trees of modules under `fully_shard`: they must train as the unsharded tree does.
 //!
-//! Chains and parallel towers, nested units, with and without a root unit, reads outside `unit`,
-//! frozen, tied and replicated parameters, weights that some or all ranks leave unused, inputs that
-//! some ranks alone track, batches of other sizes on other ranks, towers that no loss hears, modules that run
-//! twice, units of several modules, blocks that backward computes again, shards in host memory, parameters of two dtypes
-//! in a unit, gradients added up over several backwards that wait in their units or in the program, micro-batches that do not
-//! enter some modules, units that stay gathered after backward, forwards that no backward follows, gradient checkpointing,
-//! HSDP, every policy of resharding. After
-//! some steps of SGD or AdamW every parameter, in double precision but for some factors, is that of the unsharded tree,
-//! which is trained on the mean of all ranks' losses.
+//! Chains and parallel towers, nested units, with and without a root unit, reads outside `unit`, frozen, tied and replicated
+//! parameters, weights that some or all ranks leave unused, inputs that some ranks alone track, batches of other sizes on
+//! other ranks, towers that no loss hears, modules that run twice, units of several modules, blocks that backward computes
+//! again, shards in host memory, parameters of two dtypes in a unit, gradients added up over several backwards that wait in
+//! their units or in the program, micro-batches that do not enter some modules, units that stay gathered after backward,
+//! forwards that no backward follows, divisors of gradients, forced sums, several models, layers that tensor-parallel ranks
+//! share, also fewer features than ranks, gradient checkpointing, HSDP, every policy of resharding.
+//!
+//! After some steps of SGD or AdamW every parameter, in double precision but for some factors, is that of the unsharded tree,
+//! which is trained on the mean of all ranks' losses; and losses of forwards alone are its losses. Some trees compute or reduce
+//! in half precision: a step of these is as far from double precision as roundings explain. Of all trees every rank has
+//! parameters of the same bits, and a parameter has a gradient on one rank if and only if it has one on all that hold
+//! something of it.
 //!
 //! Some of them run on wgpu, too, in single precision.
 //!
