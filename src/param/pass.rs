@@ -14,9 +14,11 @@ use super::buffer::UnitBuffer;
 use super::events::{EventKind, TrainingState};
 use super::order::{Order, Place};
 use super::progress::Progress;
-use super::reduce::{Advanced, Reduction};
+use super::reduce::{Advanced, Issued, PutOff, Reduction};
 use super::through::{Nodes, Through};
+use super::trained::Trained;
 use super::unit::Unit;
+use super::waiting::Stage;
 use crate::Error;
 use crate::autodiff::BackwardId;
 
@@ -136,9 +138,12 @@ impl Pass {
     }
 
     /// Issues the reduction of the collected gradients, of every trainable parameter; on a rank that did not use it, it
-    /// counts as zeros. `None` if they wait with the unit instead.
-    pub(super) fn issue_reduction(&self) -> Option<Reduction> {
-        self.buffer.reduce(&self.leaves).unwrap_or_else(|error| Error::from(error).unwind())
+    /// counts as zeros. They may wait with the unit instead.
+    fn issue_reduction(&self) -> Issued {
+        let grads = self.buffer.take_gradients().unwrap_or_else(|error| Error::from(error).unwind());
+        let trained = Trained::new(self.buffer.source().clone(), &self.leaves);
+        let grads = trained.take(grads);
+        Reduction::issue(trained, grads)
     }
 
     /// Its nodes are gone, consumed by a backward or not.
@@ -188,8 +193,8 @@ pub(super) struct Passes {
     under_way: Mutex<VecDeque<(BackwardId, Weak<UnderWay>)>>,
     /// The models of which this backward trains units.
     models: Mutex<SmallVec<[Arc<str>; 1]>>,
-    /// The units that may have gradients that wait, by when the first did: in one order on all ranks.
-    waiting: Mutex<Vec<Weak<Unit>>>,
+    /// The reductions that wait for a later backward: in one order on all ranks, also on one that has none of the gradients.
+    put_off: Mutex<Vec<PutOff>>,
     /// Those that a backward may follow, in the order in which forward has left them.
     left: Mutex<Vec<Left>>,
     /// Those whose graphs are gone.
@@ -220,17 +225,29 @@ impl Passes {
             reduced.extend(self.advance(self.of(backward), backward));
             let issued = pass.issue_reduction();
             pass.buffer.happened(EventKind::PostBackward, TrainingState::PostBackward);
-            self.may_wait(pass.buffer.unit());
-            issued.into_iter().for_each(|issued| self.add(issued, backward, &pass));
+            self.add(issued, backward, &pass);
         }
         reduced
     }
 
-    /// The reduction is under way, in a backward through `pass`.
-    fn add(&self, reduction: Reduction, backward: BackwardId, pass: &Pass) {
-        let reduction = Arc::new(Mutex::new(Some(Box::new(reduction))));
-        self.under_way.lock().push_back((backward, Arc::downgrade(&reduction)));
-        pass.reductions.lock().push(reduction);
+    /// A reduction is under way, in a backward through `pass`, or put off.
+    fn add(&self, issued: Issued, backward: BackwardId, pass: &Pass) {
+        match issued {
+            Issued::PutOff(put_off) => self.put_off(put_off),
+            Issued::UnderWay(reduction) => {
+                let reduction = Arc::new(Mutex::new(Some(reduction)));
+                self.under_way.lock().push_back((backward, Arc::downgrade(&reduction)));
+                pass.reductions.lock().push(reduction);
+            }
+        }
+    }
+
+    /// A reduction waits, in the place of those that it takes along.
+    fn put_off(&self, new: PutOff) {
+        let mut put_off = self.put_off.lock();
+        let takes = |leaf: &NodeId| new.trained.leaves.contains(leaf);
+        put_off.retain(|old| old.waits() && (old.stage != new.stage || !old.trained.leaves.iter().all(takes)));
+        put_off.push(new);
     }
 
     /// The next place in forward, of a pass that trains a parameter.
@@ -249,14 +266,6 @@ impl Passes {
         }
     }
 
-    /// The unit has been reduced, or its gradients wait.
-    fn may_wait(&self, unit: &Arc<Unit>) {
-        let mut waiting = self.waiting.lock();
-        if unit.puts_off() && !waiting.iter().any(|known| known.as_ptr() == Arc::as_ptr(unit)) {
-            waiting.push(Arc::downgrade(unit));
-        }
-    }
-
     /// Issues the reductions that earlier backwards have put off, of the models of which this one trains units, and returns
     /// the gradients of those before. So a step lacks no gradient of a unit that its last backward does not enter. Called at
     /// the end of a backward through `pass`.
@@ -266,29 +275,23 @@ impl Passes {
     pub(super) fn reduce_waiting(&self, backward: BackwardId, pass: &Pass) -> Reduced {
         let mut reduced = Reduced::new();
         let models = mem::take(&mut *self.models.lock());
-        if models.is_empty() {
-            return reduced;
+        let is_trained = |put_off: &PutOff| {
+            let model = put_off.trained.unit().model_root();
+            model.is_some_and(|model| models.iter().any(|known| Arc::ptr_eq(known, &model)))
+        };
+        let is_due = |put_off: &PutOff| put_off.is_due() && is_trained(put_off);
+        while self.put_off.lock().iter().any(is_due) {
+            // What is under way may take along what waits.
+            reduced.extend(self.advance(self.of(backward), backward));
+            let next = {
+                let mut put_off = self.put_off.lock();
+                put_off.retain(PutOff::waits);
+                let first = |stage| put_off.iter().position(|put_off| put_off.stage == stage && is_due(put_off));
+                let at = first(Stage::Whole).or_else(|| first(Stage::Scattered));
+                at.map(|at| put_off.remove(at))
+            };
+            next.into_iter().for_each(|next| self.add(Reduction::issue_waiting(next), backward, pass));
         }
-        let waiting: Vec<_> = self.waiting.lock().iter().filter_map(Weak::upgrade).collect();
-        let is_trained =
-            |unit: &Unit| unit.model_root().is_some_and(|model| models.iter().any(|known| Arc::ptr_eq(known, &model)));
-        for unit in waiting.iter().filter(|unit| is_trained(unit)) {
-            loop {
-                let (sync, all_reduce) = {
-                    let control = unit.control.lock();
-                    (control.sync, control.all_reduce)
-                };
-                if !sync || !unit.waiting.is_any() {
-                    break;
-                }
-                // What is under way may take along what waits.
-                reduced.extend(self.advance(self.of(backward), backward));
-                let Some((stage, trained)) = unit.waiting.next(all_reduce) else { break };
-                trained.reduce_waiting(stage).into_iter().for_each(|issued| self.add(issued, backward, pass));
-            }
-        }
-        let may_wait = |unit: &Unit| unit.waiting.is_any() || unit.puts_off();
-        self.waiting.lock().retain(|unit| unit.upgrade().is_some_and(|unit| may_wait(&unit)));
         reduced
     }
 
@@ -392,6 +395,7 @@ impl Passes {
             let Some(reduction) = under_way.lock().take() else { continue };
             match Reduction::advance(*reduction).unwrap_or_else(|error| error.unwind()) {
                 Advanced::Done(grads) => reduced.extend(grads),
+                Advanced::PutOff(put_off) => self.put_off(put_off),
                 Advanced::UnderWay(reduction) => {
                     *under_way.lock() = Some(reduction);
                     left.push_back((backward, weak));

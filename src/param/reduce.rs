@@ -126,9 +126,39 @@ fn done_with(unit: &Unit, op: Op, course: Option<Course>) {
     done(op, || unit.label(), TrainingState::PostBackward, ShardedState::Sharded, course);
 }
 
+/// A reduction that waits at this stage for a later backward.
+#[derive(Debug)]
+pub(super) struct PutOff {
+    pub(super) stage: waiting::Stage,
+    pub(super) trained: Trained,
+}
+
+impl PutOff {
+    /// Returns true if it still waits: no other has taken its gradients along, and the program has not dropped them.
+    pub(super) fn waits(&self) -> bool {
+        self.trained.unit().waiting.has(self.stage, &self.trained.leaves)
+    }
+
+    /// Returns true if a backward is to issue it now.
+    pub(super) fn is_due(&self) -> bool {
+        let (sync, all_reduce) = {
+            let control = self.trained.unit().control.lock();
+            (control.sync, control.all_reduce)
+        };
+        sync && (all_reduce || self.stage == waiting::Stage::Whole) && self.waits()
+    }
+}
+
+/// What has become of gradients that are due.
+pub(super) enum Issued {
+    UnderWay(Box<Reduction>),
+    PutOff(PutOff),
+}
+
 /// What has become of a reduction.
 pub(super) enum Advanced {
     UnderWay(Box<Reduction>),
+    PutOff(PutOff),
     /// This rank's part of each gradient that a rank has used, for its leaf: a shard, or the whole of a parameter every
     /// rank holds whole.
     Done(Vec<(NodeId, DispatchTensor)>),
@@ -147,12 +177,37 @@ impl Reduction {
         Self { trained, call, members, scale, all_reduce, hook, used, due, replicate, stage }
     }
 
-    /// Issues what averages gradients over the data-parallel ranks, and compares what is alike on several: of each parameter
-    /// one gradient, `None` of one that this rank has not used.
+    /// Issues what averages gradients over the data-parallel ranks, with those that wait, unless the unit is to put that off:
+    /// of each parameter one gradient, `None` of one that this rank has not used.
     ///
     /// # Collective
     /// Of the data-parallel ranks.
-    pub(super) fn issue(trained: Trained, grads: Vec<Option<DispatchTensor>>) -> Self {
+    pub(super) fn issue(trained: Trained, mut grads: Vec<Option<DispatchTensor>>) -> Issued {
+        let (unit, stage) = (trained.unit(), waiting::Stage::Whole);
+        if !unit.control.lock().sync {
+            unit.waiting.add(stage, &trained.leaves, grads);
+            return Issued::PutOff(PutOff { stage, trained });
+        }
+        unit.waiting.take(stage, &trained.leaves, &mut grads);
+        Issued::UnderWay(Self::scatter(trained, grads).into())
+    }
+
+    /// The same of gradients whose reduction was put off.
+    ///
+    /// # Collective
+    /// Of the data-parallel ranks.
+    pub(super) fn issue_waiting(PutOff { stage, trained }: PutOff) -> Issued {
+        match stage {
+            waiting::Stage::Whole => {
+                let none = vec![None; trained.leaves.len()];
+                Self::issue(trained, none)
+            }
+            waiting::Stage::Scattered => Issued::UnderWay(Self::issue_scattered(trained).into()),
+        }
+    }
+
+    /// Issues what averages gradients, and compares what is alike on several ranks.
+    fn scatter(trained: Trained, grads: Vec<Option<DispatchTensor>>) -> Self {
         let Carried { due, shard, replicate } = trained.source.carried();
         let mut reduction = Self { due, replicate, ..Self::new(trained) };
         let Self { trained, call, members, hook, .. } = &reduction;
@@ -175,10 +230,7 @@ impl Reduction {
     }
 
     /// Issues what sums gradients over the replicas that wait for that alone.
-    ///
-    /// # Collective
-    /// Of the ranks that replicate.
-    pub(super) fn issue_scattered(trained: Trained) -> Self {
+    fn issue_scattered(trained: Trained) -> Self {
         let mut reduction = Self::new(trained);
         let Self { trained, .. } = &reduction;
         let mut sums = vec![None; trained.leaves.len()];
@@ -265,8 +317,8 @@ impl Reduction {
         let waiting = &self.unit().waiting;
         if !self.all_reduce {
             let grads = without_unused(reduced, flags, &self.used);
-            waiting.add(waiting::Stage::Scattered, &self.trained, grads);
-            return Ok(Advanced::Done(Vec::new()));
+            waiting.add(waiting::Stage::Scattered, &self.trained.leaves, grads);
+            return Ok(Advanced::PutOff(PutOff { stage: waiting::Stage::Scattered, trained: self.trained }));
         }
         let mut sums: Vec<_> = reduced.into_iter().map(Some).collect();
         let has_waited = waiting.take(waiting::Stage::Scattered, &self.trained.leaves, &mut sums);
@@ -285,7 +337,11 @@ impl Reduction {
     fn done(mut self, grads: Vec<Option<DispatchTensor>>) -> crate::Result<Advanced> {
         let scaled = |grad: DispatchTensor| match self.scale {
             None => grad,
-            Some(scale) => Dispatch::float_mul_scalar(grad, Scalar::from(scale)),
+            Some(scale) => {
+                // A reciprocal of a number of tokens is 0 in half precision.
+                let wide = (grad.dtype() == DType::F16).then_some(DType::F32);
+                Dispatch::float_mul_scalar(cast(grad, wide), Scalar::from(scale))
+            }
         };
         let mut grads: Vec<_> = grads.into_iter().map(|grad| grad.map(scaled)).collect();
         if let Some(hook) = &self.hook {

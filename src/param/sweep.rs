@@ -22,11 +22,8 @@ use burn::tensor::{Device, Tensor};
 
 use super::graph::nothing;
 use super::pass::Passes;
-use super::unit::Unit;
+use super::unit::{FEW_PASSES, Unit};
 use crate::autodiff::{self, BackwardStep, GraphOp};
-
-/// How many passes through a unit may wait for a backward before the first sweep.
-pub(super) const FEW: usize = 2;
 
 /// A node of which only the backward counts. Parent: a pass's own leaf.
 #[derive(Debug)]
@@ -64,6 +61,6 @@ pub(super) fn sweep<'a>(passes: &Passes, units: impl Iterator<Item = &'a Arc<Uni
             passes.hang(&pass, next);
             drop(Tensor::<1>::from_dispatch(autodiff::unary(leaf, Arc::new(Sweep))).backward());
         }
-        unit.swept_at.store(FEW.max(2 * passes.count_of(unit)), Relaxed);
+        unit.swept_at.store(FEW_PASSES.max(2 * passes.count_of(unit)), Relaxed);
     }
 }

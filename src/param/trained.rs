@@ -7,9 +7,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
 use super::buffer::{Source, zeros_of};
-use super::reduce::Reduction;
 use super::unit::Unit;
-use super::waiting::Stage;
 
 /// The trained parameters of one forward through a unit.
 ///
@@ -35,8 +33,9 @@ impl Trained {
         self.source.unit()
     }
 
-    pub(super) fn positions(&self) -> &[usize] {
-        &self.positions
+    /// Takes their gradients, `None` of one that this rank has not used, out of those of all weights of the source.
+    pub(super) fn take(&self, mut grads: Vec<Option<DispatchTensor>>) -> Vec<Option<DispatchTensor>> {
+        self.positions.iter().map(|&position| grads[position].take()).collect()
     }
 
     /// The parameters, as indices into the unit.
@@ -61,34 +60,5 @@ impl Trained {
         let position = self.positions[at];
         let shape = self.source.shard(position).shape();
         zeros_of(&shape, &self.source.device(position), self.source.added_in(position))
-    }
-
-    /// Issues the reduction of these gradients and of those that wait: of each parameter one, `None` of one that this rank has
-    /// not used. `None` if they wait with the unit instead.
-    ///
-    /// # Collective
-    /// Of the data-parallel ranks.
-    pub(super) fn reduce(self, mut grads: Vec<Option<DispatchTensor>>) -> Option<Reduction> {
-        let unit = self.unit().clone();
-        if !unit.control.lock().sync {
-            unit.waiting.add(Stage::Whole, &self, grads);
-            return None;
-        }
-        unit.waiting.take(Stage::Whole, &self.leaves, &mut grads);
-        Some(Reduction::issue(self, grads))
-    }
-
-    /// Issues the reduction of gradients that wait at this stage.
-    ///
-    /// # Collective
-    /// As [`reduce`](Self::reduce).
-    pub(super) fn reduce_waiting(self, stage: Stage) -> Option<Reduction> {
-        match stage {
-            Stage::Whole => {
-                let none = vec![None; self.leaves.len()];
-                self.reduce(none)
-            }
-            Stage::Scattered => Some(Reduction::issue_scattered(self)),
-        }
     }
 }

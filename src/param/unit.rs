@@ -19,7 +19,6 @@ use super::prepare::ModuleLayouts;
 use super::shards::Shards;
 use super::states::State;
 use super::style::LayerStyles;
-use super::sweep::FEW;
 use super::terms::TensorGroups;
 use super::unit_path::UnitPath;
 use super::verifier::{Passed, Verify};
@@ -201,6 +200,9 @@ pub(super) struct Prefetches {
     pub(super) backward: Option<Vec<Weak<Unit>>>,
 }
 
+/// How many passes through a unit may wait for a backward before the first sweep.
+pub(super) const FEW_PASSES: usize = 2;
+
 /// How many looks of modules a unit remembers.
 const MAX_WHOLE: usize = 16;
 
@@ -245,7 +247,7 @@ impl Unit {
             waiting: Waiting::default(),
             unsharded: Mutex::new(None),
             keeping: Mutex::default(),
-            swept_at: AtomicUsize::new(FEW),
+            swept_at: AtomicUsize::new(FEW_PASSES),
             follower: Mutex::default(),
             prefetch: Mutex::default(),
             first_outside: OnceLock::new(),

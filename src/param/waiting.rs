@@ -18,21 +18,20 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use parking_lot::Mutex;
 
-use super::trained::Trained;
-
 /// Gradients that wait, by the leaf that they are for: an optimizer step makes new leaves.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(Mutex<ByStage>);
 
 #[derive(Debug, Default)]
 struct ByStage {
-    whole: HashMap<NodeId, DispatchTensor>,
-    scattered: HashMap<NodeId, DispatchTensor>,
-    /// The reductions that were put off, oldest first. They are alike on all ranks: also on one without a gradient.
-    put_off: Vec<(Stage, Trained)>,
+    whole: Grads,
+    scattered: Grads,
     /// Whether the optimizer has stepped since, though they were to be reduced.
     has_missed_step: bool,
 }
+
+/// `None` of a leaf whose reduction was put off, without a gradient on this rank: so ranks have the same leaves.
+type Grads = HashMap<NodeId, Option<DispatchTensor>>;
 
 /// How far a gradient has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,67 +43,54 @@ pub(super) enum Stage {
 }
 
 impl ByStage {
-    fn stage(&mut self, stage: Stage) -> &mut HashMap<NodeId, DispatchTensor> {
+    fn stage(&mut self, stage: Stage) -> &mut Grads {
         match stage {
             Stage::Whole => &mut self.whole,
             Stage::Scattered => &mut self.scattered,
         }
     }
 
-    /// Gradients of these leaves are reduced with others.
-    fn settle(&mut self, stage: Stage, leaves: &[NodeId]) {
-        self.put_off.retain(|(of, trained)| *of != stage || trained.leaves.iter().any(|leaf| !leaves.contains(leaf)));
-        self.has_missed_step &= !self.put_off.is_empty();
+    fn is_empty(&self) -> bool {
+        self.whole.is_empty() && self.scattered.is_empty()
     }
 }
 
 impl Waiting {
-    /// Puts off the reduction of these gradients: adds them to those that wait, of which `None` adds nothing.
-    pub(super) fn add(&self, stage: Stage, trained: &Trained, grads: Vec<Option<DispatchTensor>>) {
+    /// Puts off the reduction of gradients of these leaves: adds them to those that wait.
+    pub(super) fn add(&self, stage: Stage, leaves: &[NodeId], grads: Vec<Option<DispatchTensor>>) {
         let mut waiting = self.0.lock();
-        waiting.settle(stage, &trained.leaves);
-        waiting.put_off.push((stage, trained.clone()));
         let waiting = waiting.stage(stage);
-        for (&leaf, grad) in trained.leaves.iter().zip(grads).filter_map(|(leaf, grad)| Some((leaf, grad?))) {
-            let sum = match waiting.remove(&leaf) {
-                None => grad,
-                Some(before) => Dispatch::float_add(before, grad),
-            };
-            waiting.insert(leaf, sum);
+        for (&leaf, grad) in leaves.iter().zip(grads) {
+            let before = waiting.remove(&leaf).flatten();
+            waiting.insert(leaf, sum(before, grad));
         }
     }
 
     /// Adds to gradients of these leaves what has waited for each; returns whether anything has.
     pub(super) fn take(&self, stage: Stage, leaves: &[NodeId], grads: &mut [Option<DispatchTensor>]) -> Vec<bool> {
         let mut waiting = self.0.lock();
-        waiting.settle(stage, leaves);
-        let waiting = waiting.stage(stage);
+        let of_stage = waiting.stage(stage);
         let add = |(leaf, grad): (&NodeId, &mut Option<DispatchTensor>)| {
-            let before = waiting.remove(leaf);
+            let before = of_stage.remove(leaf).flatten();
             let has_waited = before.is_some();
-            if let Some(before) = before {
-                *grad = Some(match grad.take() {
-                    None => before,
-                    Some(grad) => Dispatch::float_add(before, grad),
-                });
-            }
+            *grad = sum(before, grad.take());
             has_waited
         };
-        leaves.iter().zip(grads).map(add).collect()
+        let have_waited = leaves.iter().zip(grads).map(add).collect();
+        waiting.has_missed_step &= !waiting.is_empty();
+        have_waited
     }
 
-    /// Takes the oldest reduction that was put off: of whole gradients first, and of those that only replicas have not reduced
-    /// if they are to `all_reduce`.
-    pub(super) fn next(&self, all_reduce: bool) -> Option<(Stage, Trained)> {
-        let put_off = &mut self.0.lock().put_off;
-        let at = |wanted| put_off.iter().position(|(stage, _)| *stage == wanted);
-        let at = at(Stage::Whole).or_else(|| at(Stage::Scattered).filter(|_| all_reduce))?;
-        Some(put_off.remove(at))
+    /// Returns true if the reduction of one of these leaves was put off.
+    pub(super) fn has(&self, stage: Stage, leaves: &[NodeId]) -> bool {
+        let mut waiting = self.0.lock();
+        let waiting = waiting.stage(stage);
+        leaves.iter().any(|leaf| waiting.contains_key(leaf))
     }
 
     /// Returns true if a reduction was put off.
     pub(super) fn is_any(&self) -> bool {
-        !self.0.lock().put_off.is_empty()
+        !self.0.lock().is_empty()
     }
 
     /// The optimizer steps without them, though they were to be reduced.
@@ -120,5 +106,12 @@ impl Waiting {
 
     pub(super) fn clear(&self) {
         *self.0.lock() = ByStage::default();
+    }
+}
+
+fn sum(a: Option<DispatchTensor>, b: Option<DispatchTensor>) -> Option<DispatchTensor> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(Dispatch::float_add(a, b)),
+        (a, b) => a.or(b),
     }
 }

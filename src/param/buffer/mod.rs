@@ -14,7 +14,7 @@
 //! | [`gather_again`](UnitBuffer::gather_again), [`view_again`](UnitBuffer::view_again) | a weight in backward | that all-gather | slots are filled |
 //! | [`reduce_in`](UnitBuffer::reduce_in) | a whole gradient | | the tensor |
 //! | [`end`](UnitBuffer::end) | the pass needs the weights no longer | | handles go |
-//! | [`reduce`](UnitBuffer::reduce) | gradients to shards | | a reduce-scatter is issued |
+//! | [`take_gradients`](UnitBuffer::take_gradients) | to reduce | terms' all-reduce | they go |
 //! | [`copy_out`](UnitBuffer::copy_out) | what leaves the unit | | a copy, of a slot's memory |
 //!
 //! Another layout of that memory, such as one block for all weights that kernels copy shards into and views out
@@ -66,7 +66,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use burn::backend::DispatchTensor;
-use burn::backend::autodiff::NodeId;
 use parking_lot::Mutex;
 
 use gathered::{After, Weight};
@@ -81,9 +80,7 @@ pub(super) use source::Source;
 use super::events::{EventKind, ShardedState, TrainingState, happened};
 use super::gathering::{Ahead, Gathering, Keeps};
 use super::precision::cast;
-use super::reduce::Reduction;
 use super::shards::ShardsKey;
-use super::trained::Trained;
 use super::unit::{Kept, Unit};
 use crate::comm::{CommError, Phase};
 use crate::error::OrUnwind;
@@ -131,6 +128,10 @@ impl UnitBuffer {
 
     pub(super) fn unit(&self) -> &Arc<Unit> {
         &self.source.unit
+    }
+
+    pub(super) fn source(&self) -> &Arc<Source> {
+        &self.source
     }
 
     /// Whether it is of these parameters of `unit`.
@@ -384,13 +385,15 @@ impl UnitBuffer {
         self.gradients.lock().drop_zeros();
     }
 
-    /// Issues the reduction of the collected gradients of the weights that have a leaf. `None` if they wait with the unit
-    /// instead.
+    /// The collected gradients, by position, once terms of tensor-parallel ranks are summed.
     ///
     /// Whatever adds up does it in the unit's element type for that, or else in the one that the parameter is stored in,
     /// whatever its gradient is in: terms of tensor-parallel ranks, gradients that wait, and then the averages. So one
     /// reduce-scatter may carry tensors of several types. This rank's result is in the element type of its shard.
-    pub(super) fn reduce(&self, leaves: &[Option<NodeId>]) -> Result<Option<Reduction>, CommError> {
+    ///
+    /// # Collective
+    /// Of the tensor-parallel ranks, where gradients are terms of a sum.
+    pub(super) fn take_gradients(&self) -> Result<Vec<Option<DispatchTensor>>, CommError> {
         let Source { unit, members, .. } = &*self.source;
         let dtype = |position: usize| self.source.added_in(position);
         let to_add = |(position, grad): (usize, Option<_>)| Some(cast(grad?, Some(dtype(position))));
@@ -407,9 +410,7 @@ impl UnitBuffer {
             let sums = unit.sum_terms(&dims, call.clone(), summed, own, |at| zeros(positions[at]))?;
             gradients::add_sums(&mut grads, &positions, sums);
         }
-        let trained = Trained::new(self.source.clone(), leaves);
-        let own = trained.positions().iter().map(|&position| grads[position].take()).collect();
-        Ok(trained.reduce(own))
+        Ok(grads)
     }
 
     /// Whether whole weights are in memory.

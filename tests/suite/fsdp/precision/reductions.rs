@@ -137,7 +137,7 @@ const SLOPE: f32 = 24576.0;
 
 /// Of one batch, where the first rank alone uses a weight, or of two, where it does so in the first of them and the replicas
 /// add up after the second.
-fn ranks_differ_in_what_they_use(shape: &[usize], reduce: DType, factor: f64, batches: usize) {
+fn ranks_differ_in_what_they_use(shape: &[usize], reduce: DType, factor: f64, batches: usize, sums: bool) {
     let names = &["replicate", "shard"][2 - shape.len()..];
     MeshTest::new(shape, names).run(|mesh| {
         let device = mesh.device().clone().autodiff();
@@ -146,6 +146,7 @@ fn ranks_differ_in_what_they_use(shape: &[usize], reduce: DType, factor: f64, ba
         let policy = MixedPrecision::new().param_dtype(reduce).reduce_dtype(reduce).output_dtype(DType::F32);
         let model = fully_shard(model, mesh, FullyShard::new().mixed_precision(policy))?;
         units(&model)?.set_gradient_divide_factor(factor)?;
+        units(&model)?.set_force_sum_reduction(sums);
         let mut grads = None;
         for batch in 0..batches {
             units(&model)?.set_requires_all_reduce(batch + 1 == batches);
@@ -156,7 +157,8 @@ fn ranks_differ_in_what_they_use(shape: &[usize], reduce: DType, factor: f64, ba
             grads = Some((y * SLOPE).sum().backward());
         }
         let grads = grads.expect("there is a batch");
-        let what = format!("{shape:?}, {reduce:?}, by {factor:e}, {batches} batches, rank {}", mesh.rank());
+        let what =
+            format!("{shape:?}, {reduce:?}, by {factor:e}, {batches} batches, sums {sums}, rank {}", mesh.rank());
         let shard = model.of_one.shard_grad(&grads).unwrap_or_else(|| panic!("{what}: a rank has used it"));
         let expected = f64::from(SLOPE) / factor;
         // Half an ulp of either type, or of the subnormal numbers of `f16`.
@@ -175,8 +177,18 @@ fn every_rank_has_a_gradient_that_one_rank_has_whatever_divides_it() {
     for shape in [&[3][..], &[2, 2]] {
         for reduce in [DType::F16, DType::BF16, DType::F32] {
             for factor in [1e6, 6.4e7, 1e9] {
-                ranks_differ_in_what_they_use(shape, reduce, factor, 1);
+                ranks_differ_in_what_they_use(shape, reduce, factor, 1, false);
             }
+        }
+    }
+}
+
+/// Its reciprocal may become 0 there, too, by which sums are multiplied.
+#[test]
+fn sums_are_divided_by_what_has_no_reciprocal_in_their_type() {
+    for reduce in [DType::F16, DType::BF16, DType::F32] {
+        for factor in [1e6, 6.4e7, 1e9] {
+            ranks_differ_in_what_they_use(&[2], reduce, factor, 1, true);
         }
     }
 }
@@ -185,7 +197,7 @@ fn every_rank_has_a_gradient_that_one_rank_has_whatever_divides_it() {
 fn so_it_has_one_that_waited_for_the_replicas() {
     for reduce in [DType::F16, DType::BF16] {
         for factor in [4.0, 1e9] {
-            ranks_differ_in_what_they_use(&[2, 2], reduce, factor, 2);
+            ranks_differ_in_what_they_use(&[2, 2], reduce, factor, 2, false);
         }
     }
 }
