@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{ParamInfo, ParamPlacement, units};
+use burn_dtensor::fsdp::{ParamInfo, ParamPlacement, checkpointed, units};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -117,5 +117,37 @@ fn a_unit_stays_whose_output_one_rank_does_not_use() {
                 if rank == 1 && Some(at) == dropped { x } else { y }
             })
         });
+    }
+}
+
+/// Its backward ends without computing again.
+#[test]
+fn a_unit_stays_of_a_block_that_no_loss_hears_and_one_rank_does_not_use() {
+    for unused in [None, Some(0), Some(1)] {
+        let config = || FullyShard::new().units(["second"]).reshard_after_forward(ReshardAfterForward::Always);
+        accumulates(&Net::new(false), config, 2 * (1 + BATCHES as u64), |net, x, rank, at| {
+            unit(net, x, |net, x| {
+                let x = net.first.forward(x);
+                let is_used = rank == 0 || Some(at) != unused;
+                checkpointed(&net.second, x.clone(), move |second, x| if is_used { second.forward(x) } else { x });
+                x
+            })
+        });
+    }
+}
+
+#[test]
+fn a_unit_stays_that_a_read_opens_whose_input_one_rank_does_not_track() {
+    use ReshardAfterForward::{Always, Never};
+    for (reshard, all_gathers) in [(Always, 2 * (1 + BATCHES as u64)), (Never, 2)] {
+        for untracked in [None, Some(0), Some(1)] {
+            let config = || FullyShard::new().units(["second"]).reshard_after_forward(reshard);
+            accumulates(&Net::new(false), config, all_gathers, |net, x, rank, at| {
+                unit(net, x, |net, x| {
+                    let x = if rank == 1 && Some(at) == untracked { x } else { net.first.forward(x) };
+                    net.second.forward(x)
+                })
+            });
+        }
     }
 }
