@@ -110,11 +110,11 @@ trait GradStore {
 pub(crate) type Op = Arc<dyn GraphOp>;
 
 thread_local! {
-    /// How many backwards of operations run on this thread, one inside the other.
+    /// The number of backwards of operations that run on this thread, one inside the other.
     static RUNNING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether the backward of an operation runs on this thread: the graph is locked then.
+/// Returns true if the backward of an operation runs on this thread: the graph is locked then.
 pub(crate) fn is_in_backward() -> bool {
     RUNNING.get() > 0
 }

@@ -163,7 +163,7 @@ impl ShardedOptimizer {
         Ok(model)
     }
 
-    /// What more is to be done with than burn does: of the parameters that have gradients. And the model's units.
+    /// Returns the parameters that have gradients and with which more is to be done than burn does, and the model's units.
     fn members<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(Vec<Member>, Vec<Arc<Unit>>)> {
         let walk = walk(model);
         check_whole(model, &walk)?;

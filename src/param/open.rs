@@ -120,7 +120,7 @@ pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<Shards> {
     })
 }
 
-/// Whether a unit or a module around units is open.
+/// Returns true if a unit is open, or a module around units.
 pub(super) fn is_any() -> bool {
     OPEN.with_borrow(|open| !open.stack.is_empty())
 }

@@ -205,7 +205,7 @@ pub(super) struct Passes {
 #[derive(Debug)]
 struct Left {
     pass: Weak<Pass>,
-    /// Its [own leaf](super::sweep) in the graph, if it is in one.
+    /// The leaf [of its own](super::sweep) in the graph, if it is in one.
     leaf: Option<DispatchTensor>,
 }
 
@@ -317,7 +317,7 @@ impl Passes {
         f(&mut left.iter().filter(|left| left.pass.upgrade().is_some_and(is_of)))
     }
 
-    /// How many passes through `unit` forward has left, and are there.
+    /// Counts the passes through `unit` that forward has left and that are there.
     pub(super) fn count_of(&self, unit: &Arc<Unit>) -> usize {
         self.left_of(unit, |left| left.count())
     }

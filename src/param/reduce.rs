@@ -149,7 +149,7 @@ impl PutOff {
     }
 }
 
-/// What has become of gradients that are due.
+/// Gradients that are due are on their way, or wait.
 pub(super) enum Issued {
     UnderWay(Box<Reduction>),
     PutOff(PutOff),

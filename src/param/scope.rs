@@ -38,7 +38,7 @@ pub(super) struct Scope {
     own_leaf: Option<DispatchTensor>,
     /// Whether a backward may need it, on this rank or another.
     backward: bool,
-    /// Whether this rank's weights hang on the token: it trains one, or an input is tracked.
+    /// True if this rank's weights hang on the token: it trains one, or an input is tracked.
     is_tracked: bool,
     /// Whether its pass was entered before, in forward: a checkpointed block reads it.
     pub(super) again: bool,

@@ -182,7 +182,7 @@ pub(crate) struct Unit {
     pub(super) unsharded: Mutex<Option<Unsharded>>,
     /// The passes that keep what forward has gathered.
     pub(super) keeping: Mutex<Vec<Weak<dyn Keeps>>>,
-    /// How many passes through it may wait for a backward until those are [swept](super::sweep).
+    /// The number of passes that may wait for a backward before they are [swept](super::sweep).
     pub(super) swept_at: AtomicUsize,
     /// The unit that was entered after it last.
     pub(super) follower: Mutex<Option<Weak<Unit>>>,
@@ -200,7 +200,7 @@ pub(super) struct Prefetches {
     pub(super) backward: Option<Vec<Weak<Unit>>>,
 }
 
-/// How many passes through a unit may wait for a backward before the first sweep.
+/// The number of passes through a unit that may wait for a backward before the first sweep.
 pub(super) const FEW_PASSES: usize = 2;
 
 /// How many looks of modules a unit remembers.

@@ -26,7 +26,7 @@ pub(super) struct Waiting(Mutex<ByStage>);
 struct ByStage {
     whole: Grads,
     scattered: Grads,
-    /// Whether the optimizer has stepped since, though they were to be reduced.
+    /// True if the optimizer has stepped since, though they were to be reduced.
     has_missed_step: bool,
 }
 
@@ -98,7 +98,7 @@ impl Waiting {
         self.0.lock().has_missed_step = true;
     }
 
-    /// Whether a step has missed one, or one waits for a leaf that is none of these.
+    /// Returns true if a step has missed one, or if one waits for a leaf that is none of these.
     pub(super) fn is_too_late(&self, leaves: impl Fn(&NodeId) -> bool) -> bool {
         let waiting = self.0.lock();
         waiting.has_missed_step || waiting.whole.keys().chain(waiting.scattered.keys()).any(|leaf| !leaves(leaf))
