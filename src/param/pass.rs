@@ -38,6 +38,8 @@ pub(super) struct Pass {
     around: Option<Arc<Self>>,
     /// Whether backward has come to an output.
     is_started: AtomicBool,
+    /// True if forward has left it, and a backward may follow.
+    is_left: AtomicBool,
     /// Of each tracked input, whether its gradient has been passed on.
     inputs_seen: Mutex<Vec<bool>>,
     pub(super) progress: Progress,
@@ -59,8 +61,21 @@ impl Pass {
         around: Option<Arc<Self>>,
     ) -> Arc<Self> {
         let (inputs_seen, progress, reductions) = (Mutex::default(), Progress::default(), Mutex::default());
-        let (is_started, nodes) = (AtomicBool::new(false), Mutex::new(Some(Nodes::opened())));
-        Arc::new(Self { buffer, leaves, passes, place, around, is_started, inputs_seen, progress, nodes, reductions })
+        let (is_started, is_left, nodes) =
+            (AtomicBool::default(), AtomicBool::default(), Mutex::new(Some(Nodes::opened())));
+        Arc::new(Self {
+            buffer,
+            leaves,
+            passes,
+            place,
+            around,
+            is_started,
+            is_left,
+            inputs_seen,
+            progress,
+            nodes,
+            reductions,
+        })
     }
 
     /// Whether it trains a parameter.
@@ -175,6 +190,9 @@ impl Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         self.gone(false);
+        if *self.is_left.get_mut() {
+            self.buffer.unit().left.fetch_sub(1, Relaxed);
+        }
         if let Some(place) = self.place {
             self.passes.order.leave(place);
         }
@@ -300,6 +318,8 @@ impl Passes {
         let mut left = self.left.lock();
         left.retain(|left| left.pass.strong_count() > 0);
         left.push(Left { pass: Arc::downgrade(pass), leaf });
+        pass.is_left.store(true, Relaxed);
+        pass.buffer.unit().left.fetch_add(1, Relaxed);
     }
 
     /// A pass that forward has left hangs on this leaf.
@@ -310,21 +330,12 @@ impl Passes {
         }
     }
 
-    /// The passes through `unit` that forward has left, and that are there.
-    fn left_of<T>(&self, unit: &Arc<Unit>, f: impl FnOnce(&mut dyn Iterator<Item = &Left>) -> T) -> T {
+    /// Returns the passes through `unit` that forward has left, with the leaves that they hang on.
+    pub(super) fn leaves_of(&self, unit: &Arc<Unit>) -> Vec<(Weak<Pass>, DispatchTensor)> {
         let left = self.left.lock();
         let is_of = |pass: Arc<Pass>| Arc::ptr_eq(pass.buffer.unit(), unit);
-        f(&mut left.iter().filter(|left| left.pass.upgrade().is_some_and(is_of)))
-    }
-
-    /// Counts the passes through `unit` that forward has left and that are there.
-    pub(super) fn count_of(&self, unit: &Arc<Unit>) -> usize {
-        self.left_of(unit, |left| left.count())
-    }
-
-    /// These passes, with the leaves that they hang on.
-    pub(super) fn leaves_of(&self, unit: &Arc<Unit>) -> Vec<(Weak<Pass>, DispatchTensor)> {
-        self.left_of(unit, |left| left.filter_map(|left| Some((left.pass.clone(), left.leaf.clone()?))).collect())
+        let of_unit = left.iter().filter(|left| left.pass.upgrade().is_some_and(is_of));
+        of_unit.filter_map(|left| Some((left.pass.clone(), left.leaf.clone()?))).collect()
     }
 
     /// Starts gathering for backward the pass that forward has left before this one.

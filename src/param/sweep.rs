@@ -48,7 +48,7 @@ pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
 /// Passes that are still needed, such as those of several micro-batches in a pipeline, double the number for the next time.
 pub(super) fn sweep<'a>(passes: &Passes, units: impl Iterator<Item = &'a Arc<Unit>>) {
     for unit in units {
-        if passes.count_of(unit) < unit.swept_at.load(Relaxed) {
+        if unit.left.load(Relaxed) < unit.swept_at.load(Relaxed) {
             continue;
         }
         for (pass, leaf) in passes.leaves_of(unit) {
@@ -61,6 +61,6 @@ pub(super) fn sweep<'a>(passes: &Passes, units: impl Iterator<Item = &'a Arc<Uni
             passes.hang(&pass, next);
             drop(Tensor::<1>::from_dispatch(autodiff::unary(leaf, Arc::new(Sweep))).backward());
         }
-        unit.swept_at.store(FEW_PASSES.max(2 * passes.count_of(unit)), Relaxed);
+        unit.swept_at.store(FEW_PASSES.max(2 * unit.left.load(Relaxed)), Relaxed);
     }
 }

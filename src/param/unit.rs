@@ -182,7 +182,9 @@ pub(crate) struct Unit {
     pub(super) unsharded: Mutex<Option<Unsharded>>,
     /// The passes that keep what forward has gathered.
     pub(super) keeping: Mutex<Vec<Weak<dyn Keeps>>>,
-    /// The number of passes that may wait for a backward before they are [swept](super::sweep).
+    /// The number of passes that forward has left and that are there.
+    pub(super) left: AtomicUsize,
+    /// How many those may be before they are [swept](super::sweep).
     pub(super) swept_at: AtomicUsize,
     /// The unit that was entered after it last.
     pub(super) follower: Mutex<Option<Weak<Unit>>>,
@@ -247,6 +249,7 @@ impl Unit {
             waiting: Waiting::default(),
             unsharded: Mutex::new(None),
             keeping: Mutex::default(),
+            left: AtomicUsize::new(0),
             swept_at: AtomicUsize::new(FEW_PASSES),
             follower: Mutex::default(),
             prefetch: Mutex::default(),
