@@ -126,6 +126,11 @@ impl Input {
         &self.shape
     }
 
+    /// Its element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     /// Floats in `range`.
     ///
     /// # Panics
