@@ -5,6 +5,7 @@
 //! run must give is not certain, and the step is left out. So an operator's entry need not know
 //! where its kinks are.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -87,6 +88,17 @@ pub fn draw(seed: u64, operators: &[Operator]) -> Program {
         }
         attempt += 1;
     }
+}
+
+/// Returns the kinds of the operands that the operator takes.
+pub fn operand_kinds(operator: &Operator) -> BTreeSet<ElementKind> {
+    let drawn = |seed| {
+        let mut draft = Draft::new(seed, 0);
+        let step = (operator.draw)(&mut draft)?;
+        Some(step.operands.iter().map(|&id| draft.known[id].data.kind).collect())
+    };
+    // What is drawn first may be nothing that it could take.
+    (0..100).find_map(drawn).unwrap_or_else(|| panic!("{} is never drawn", operator.name))
 }
 
 impl Draft {

@@ -23,7 +23,7 @@ macro_rules! by_rank {
 }
 
 /// What the elements of a value are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ElementKind {
     Float,
     Int,
@@ -31,7 +31,7 @@ pub enum ElementKind {
 }
 
 impl ElementKind {
-    fn of(dtype: DType) -> Self {
+    pub fn of(dtype: DType) -> Self {
         match dtype {
             _ if dtype.is_float() => Self::Float,
             _ if dtype.is_bool() => Self::Bool,

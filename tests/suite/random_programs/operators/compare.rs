@@ -71,12 +71,15 @@ pub fn operators() -> Vec<Operator> {
         "lower_scalar" any Float => |x| x.lower_scalar(0.2);
         "greater_elem" any Float => |x| x.greater_elem(0.2);
         "lower_elem" any Float => |x| x.lower_elem(0.2);
+        "greater_equal_scalar" any Float => |x| x.greater_equal_scalar(0.2);
+        "lower_equal_scalar" any Float => |x| x.lower_equal_scalar(0.2);
         "cast" any Float => |x| x.cast(FloatDType::F32);
         "int" any Float => |x| x.int();
         "equal_scalar" any_ints Int => |i| i.equal_scalar(1);
         "equal_elem" any_ints Int => |i| i.equal_elem(2);
         "not_equal_scalar" any_ints Int => |i| i.not_equal_scalar(1);
         "not_equal_elem" any_ints Int => |i| i.not_equal_elem(2);
+        "greater_scalar" any_ints Int => |i| i.greater_scalar(2);
         "greater_equal_elem" any_ints Int => |i| i.greater_equal_elem(2);
         "lower_equal_elem" any_ints Int => |i| i.lower_equal_elem(2);
         "greater_equal_scalar" any_ints Int => |i| i.greater_equal_scalar(2);

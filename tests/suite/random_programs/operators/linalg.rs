@@ -24,6 +24,15 @@ pub mod sharded {
     }
 }
 
+macro_rules! norms_of_integers {
+    ($($name:ident)+) => {
+        [$(operator!(stringify!($name), |d| {
+            let (i, dim) = (d.any_ints::<2>(), d.below(2));
+            step!((i: Int<2>) [dim] => linalg::$name(i, dim))
+        })),+]
+    };
+}
+
 macro_rules! norms {
     ($($name:ident $name_dims:ident ($($p:expr)?);)*) => {
         vec![$(
@@ -49,6 +58,7 @@ pub fn operators() -> Vec<Operator> {
         lp_norm lp_norm_dims (3.0);
         vector_norm vector_norm_dims (Norm::L2);
     };
+    all.extend(norms_of_integers!(l0_norm l1_norm max_abs_norm min_abs_norm));
     all.extend(of_vectors());
     all.extend(of_matrices());
     all
@@ -56,10 +66,6 @@ pub fn operators() -> Vec<Operator> {
 
 fn of_vectors() -> Vec<Operator> {
     vec![
-        operator!("l1_norm", |d| {
-            let (i, dim) = (d.any_ints::<2>(), d.below(2));
-            step!((i: Int<2>) [dim] => linalg::l1_norm(i, dim))
-        }),
         operator!("vector_normalize", |d| {
             let (x, dim) = (d.any::<2>(), d.below(2));
             step!((x: Float<2>) [dim] => linalg::vector_normalize(x, Norm::L1, dim, 0.5))
@@ -73,6 +79,11 @@ fn of_vectors() -> Vec<Operator> {
             let (x, len) = (d.any::<2>(), 1 + d.below(4));
             let y = d.floats([d.shape::<2>(x)[0], len]);
             step!((x: Float<2>, y: Float<2>) [] => linalg::outer::<2, 3, Float>(x, y))
+        }),
+        operator!("outer", |d| {
+            let i = d.any_ints::<1>();
+            let j = d.any_ints::<1>();
+            step!((i: Int<1>, j: Int<1>) [] => linalg::outer::<1, 2, Int>(i, j))
         }),
         operator!("outer_dim", |d| {
             let (x, len) = (d.any::<2>(), 1 + d.below(4));
@@ -89,6 +100,11 @@ fn of_matrices() -> Vec<Operator> {
             let [batch, _, columns] = d.shape::<3>(x);
             let y = d.floats([batch, columns]);
             step!((x: Float<3>, y: Float<2>) [] => linalg::matvec::<3, 2, Float>(x, y))
+        }),
+        operator!("matvec", |d| {
+            let i = d.any_ints::<2>();
+            let j = d.ints([d.shape::<2>(i)[1]], 9);
+            step!((i: Int<2>, j: Int<1>) [] => linalg::matvec::<2, 1, Int>(i, j))
         }),
         operator!("diag", |d| {
             let x = d.any::<3>();

@@ -27,6 +27,13 @@ pub fn operators() -> Vec<Operator> {
             let (i, v) = (d.ints(shape, len), d.floats(shape));
             step!((x: Float<2>, i: Int<2>, v: Float<2>) [dim] => x.scatter(dim, i, v, IndexingUpdateOp::Add))
         }),
+        operator!("scatter", |d| {
+            let (x, dim) = (d.any_ints::<2>(), d.below(2));
+            let mut shape = d.shape::<2>(x);
+            let len = std::mem::replace(&mut shape[dim], d.len());
+            let (i, v) = (d.ints(shape, len), d.ints(shape, 9));
+            step!((x: Int<2>, i: Int<2>, v: Int<2>) [dim] => x.scatter(dim, i, v, IndexingUpdateOp::Add))
+        }),
         operator!("select", |d| {
             let (x, count) = (d.table(), d.len());
             let rows = d.shape::<2>(x)[0];
@@ -87,6 +94,12 @@ pub fn operators() -> Vec<Operator> {
             let update = d.one_of(&[IndexingUpdateOp::Assign, IndexingUpdateOp::Mul]);
             let (i, v) = (d.ints([1], rows), d.floats([columns]));
             step!((x: Float<2>, i: Int<1>, v: Float<1>) [update] => x.scatter_nd(i, v, update))
+        }),
+        operator!("scatter_nd", |d| {
+            let (x, count) = (d.any_ints::<2>(), d.len());
+            let [rows, columns] = d.shape::<2>(x);
+            let (i, v) = (d.ints([count, 2], rows.min(columns)), d.ints([count], 9));
+            step!((x: Int<2>, i: Int<2>, v: Int<1>) [] => x.scatter_nd(i, v, IndexingUpdateOp::Add))
         }),
         operator!("argwhere", |d| {
             let m = d.any_bools::<2>();

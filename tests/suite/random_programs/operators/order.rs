@@ -13,12 +13,12 @@ macro_rules! along {
 
 /// The `k` first along a dimension.
 macro_rules! first {
-    ($($name:literal => |$x:ident, $k:ident, $dim:ident| $expr:expr;)*) => {
+    ($($name:literal $draw:ident $kind:ident => |$x:ident, $k:ident, $dim:ident| $expr:expr;)*) => {
         vec![$(operator!($name, |d| {
-            let ($x, $dim) = (d.any::<2>(), d.below(2));
+            let ($x, $dim) = (d.$draw::<2>(), d.below(2));
             // Burn asserts that an index is left over.
             let $k = 1 + d.below(d.shape::<2>($x)[$dim].checked_sub(1).filter(|most| *most > 0)?);
-            step!(($x: Float<2>) [$k, $dim] => $expr)
+            step!(($x: $kind<2>) [$k, $dim] => $expr)
         })),*]
     };
 }
@@ -38,12 +38,14 @@ pub fn operators() -> Vec<Operator> {
         "median" any Float => |x, dim| x.median(dim);
         "median_with_indices" any Float => |x, dim| x.median_with_indices(dim);
         "cumsum" any_ints Int => |i, dim| i.cumsum(dim);
+        "cummin" any_ints Int => |i, dim| i.cummin(dim);
         "sort" any_ints Int => |i, dim| i.sort(dim);
     };
     all.extend(first! {
-        "topk" => |x, k, dim| x.topk(k, dim);
-        "topk_with_indices" => |x, k, dim| x.topk_with_indices(k, dim);
-        "argtopk" => |x, k, dim| x.argtopk(k, dim);
+        "topk" any Float => |x, k, dim| x.topk(k, dim);
+        "topk_with_indices" any Float => |x, k, dim| x.topk_with_indices(k, dim);
+        "argtopk" any Float => |x, k, dim| x.argtopk(k, dim);
+        "argtopk" any_ints Int => |i, k, dim| i.argtopk(k, dim);
     });
     all
 }

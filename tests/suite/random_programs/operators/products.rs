@@ -66,6 +66,11 @@ pub fn operators() -> Vec<Operator> {
             let a = d.any::<2>();
             step!((a: Float<2>) [] => Tensor::<1>::einsum("ij->j", [a.into()]))
         }),
+        operator!("einsum", |d| {
+            let (i, columns) = (d.any_ints::<2>(), 1 + d.below(4));
+            let j = d.ints([d.shape::<2>(i)[1], columns], 4);
+            step!((i: Int<2>, j: Int<2>) [] => Tensor::<2, Int>::einsum("ij,jk->ki", [i.into(), j.into()]))
+        }),
         operator!("cross", |d| {
             let (mut shape, dim) = (d.any_shape::<2>(), d.below(2));
             shape[dim] = 3;

@@ -53,6 +53,7 @@ pub fn operators() -> Vec<Operator> {
         "min" any Float => |x| x.min();
         "max_abs" any Float => |x| x.max_abs();
         "sum" any_ints Int => |i| i.sum();
+        "prod" any_ints Int => |i| i.prod();
         "mean" any_ints Int => |i| i.mean();
         "max" any_ints Int => |i| i.max();
         "min" any_ints Int => |i| i.min();
@@ -80,6 +81,8 @@ pub fn operators() -> Vec<Operator> {
         "prod_dim" any_ints Int => |i, dim| i.prod_dim(dim);
         "max_dim" any_ints Int => |i, dim| i.max_dim(dim);
         "min_dim" any_ints Int => |i, dim| i.min_dim(dim);
+        "min_dim_with_indices" any_ints Int => |i, dim| i.min_dim_with_indices(dim);
+        "argmin" any_ints Int => |i, dim| i.argmin(dim);
         "any_dim" any_bools Bool => |m, dim| m.any_dim(dim);
         "all_dim" any_bools Bool => |m, dim| m.all_dim(dim);
     });
@@ -99,5 +102,9 @@ pub fn operators() -> Vec<Operator> {
         "var_mean_bias" => |x, dim| x.var_mean_bias(dim);
         "cov" => |x, dim| x.cov(dim, 1);
     });
+    all.push(operator!("sum_dims_squeeze", |d| {
+        let (i, dim) = (d.any_ints::<2>(), d.below(2));
+        step!((i: Int<2>) [dim] => i.sum_dims_squeeze::<1, _>(&[dim]))
+    }));
     all
 }

@@ -81,6 +81,11 @@ pub fn operators() -> Vec<Operator> {
             let x = d.floats([1, len, 1]);
             step!((x: Float<3>) [] => x.squeeze_dims::<2>(&[-1]))
         }),
+        operator!("squeeze_dims", |d| {
+            let (rows, columns) = (d.len(), d.len());
+            let i = d.ints([1, rows, 1, columns], 9);
+            step!((i: Int<4>) [] => i.squeeze_dims::<2>(&[0, 2]))
+        }),
         operator!("expand", |d| {
             let [mut shape, target] = [d.any_shape::<2>(); 2];
             shape[d.below(2)] = 1;
@@ -108,11 +113,23 @@ pub fn operators() -> Vec<Operator> {
             let j = d.ints(shape, 9);
             step!((i: Int<2>, j: Int<2>) [dim] => Tensor::cat(vec![i, j], dim))
         }),
+        operator!("cat", |d| {
+            let (m, dim) = (d.any_bools::<2>(), d.below(2));
+            let mut shape = d.shape::<2>(m);
+            shape[dim] = d.len();
+            let n = d.bools(shape);
+            step!((m: Bool<2>, n: Bool<2>) [dim] => Tensor::cat(vec![m, n], dim))
+        }),
         operator!("stack", |d| {
             let (a, dim) = (d.any::<2>(), d.below(3));
             let shape = d.shape::<2>(a);
             let b = d.floats(shape);
             step!((a: Float<2>, b: Float<2>) [dim] => Tensor::stack::<3>(vec![a, b], dim))
+        }),
+        operator!("stack", |d| {
+            let (i, dim) = (d.any_ints::<1>(), d.below(2));
+            let j = d.ints(d.shape::<1>(i), 9);
+            step!((i: Int<1>, j: Int<1>) [dim] => Tensor::stack::<2>(vec![i, j], dim))
         }),
         operator!("stack", |d| {
             let m = d.any_bools::<2>();

@@ -1,7 +1,7 @@
 //! Fourier transforms, grids and sampling.
 
 use burn::signal::StftOptions;
-use burn::tensor::grid::{GridIndexing, IndexPos};
+use burn::tensor::grid::{GridIndexing, GridSparsity, IndexPos};
 use burn::tensor::ops::GridSampleOptions;
 
 use super::{Operator, operator, step};
@@ -97,6 +97,18 @@ fn grids() -> Vec<Operator> {
         operator!("meshgrid", |d| {
             let (x, y) = (d.any::<1>(), d.any::<1>());
             step!((x: Float<1>, y: Float<1>) [] => Vec::from(grid::meshgrid(&[x, y], GridIndexing::Cartesian)))
+        }),
+        operator!("meshgrid", |d| {
+            let (i, j) = (d.any_ints::<1>(), d.any_ints::<1>());
+            step!((i: Int<1>, j: Int<1>) [] => Vec::from(grid::meshgrid(&[i, j], GridSparsity::Sparse)))
+        }),
+        operator!("meshgrid_stack", |d| {
+            let (x, y) = (d.any::<1>(), d.any::<1>());
+            step!((x: Float<1>, y: Float<1>) [] => grid::meshgrid_stack::<2, 3, Float>(&[x, y], IndexPos::First))
+        }),
+        operator!("meshgrid_stack", |d| {
+            let (m, n) = (d.any_bools::<1>(), d.any_bools::<1>());
+            step!((m: Bool<1>, n: Bool<1>) [] => grid::meshgrid_stack::<2, 3, Bool>(&[m, n], IndexPos::First))
         }),
         operator!("meshgrid_stack", |d| {
             let (i, j) = (d.any_ints::<1>(), d.any_ints::<1>());

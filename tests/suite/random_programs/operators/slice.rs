@@ -71,6 +71,13 @@ pub fn operators() -> Vec<Operator> {
             let v = d.ints([rows, columns.len()], 9);
             step!((i: Int<2>, v: Int<2>) [columns] => i.slice_assign(s![.., columns], v))
         }),
+        operator!("slice_assign", |d| {
+            let m = d.any_bools::<2>();
+            let [rows, columns] = d.shape::<2>(m);
+            let rows = part(d, rows);
+            let n = d.bools([rows.len(), columns]);
+            step!((m: Bool<2>, n: Bool<2>) [rows] => m.slice_assign(s![rows, ..], n))
+        }),
         operator!("slice_fill", |d| {
             let x = d.any::<2>();
             let [rows, columns] = d.shape::<2>(x);

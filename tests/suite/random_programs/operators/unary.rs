@@ -67,6 +67,14 @@ pub fn operators() -> Vec<Operator> {
     };
     // Of integers: the same names.
     all.extend([
+        operator!("neg", D in [1 2], |d| {
+            let i = d.any_ints::<D>();
+            step!((i: Int<D>) [] => -i)
+        }),
+        operator!("sign", D in [1 2], |d| {
+            let i = d.any_ints::<D>();
+            step!((i: Int<D>) [] => i.sign())
+        }),
         operator!("abs", D in [1 2], |d| {
             let i = d.any_ints::<D>();
             step!((i: Int<D>) [] => i.abs())
@@ -78,6 +86,10 @@ pub fn operators() -> Vec<Operator> {
         operator!("add_scalar", D in [1 2], |d| {
             let (i, by) = (d.any_ints::<D>(), d.below(5) as i64);
             step!((i: Int<D>) [by] => i.add_scalar(by))
+        }),
+        operator!("sub_scalar", D in [1 2], |d| {
+            let (i, by) = (d.any_ints::<D>(), d.below(5) as i64);
+            step!((i: Int<D>) [by] => i.sub_scalar(by))
         }),
         operator!("mul_scalar", D in [1 2], |d| {
             let (i, by) = (d.any_ints::<D>(), 1 + d.below(3) as i64);
@@ -98,6 +110,10 @@ pub fn operators() -> Vec<Operator> {
         operator!("clamp", D in [1 2], |d| {
             let i = d.any_ints::<D>();
             step!((i: Int<D>) [] => i.clamp(1, 3))
+        }),
+        operator!("into_scalar", D in [1 2], |d| {
+            let i = d.any_ints::<D>();
+            step!((i: Int<D>) [] => i.clone() + i.max().into_scalar::<i64>())
         }),
     ]);
     all
