@@ -56,6 +56,10 @@ pub struct Draft {
 /// is rounded.
 const IN_SINGLE_PRECISION: [&str; 7] = ["hard_sigmoid", "hard_swish", "rfft", "irfft", "cfft", "stft", "istft"];
 
+/// What burn computes of bytes with checks for overflow, where they are compiled in: terms of a sum may overflow
+/// where the sum does not.
+const CHECKED_FOR_OVERFLOW: [&str; 3] = ["cumsum", "scatter", "scatter_nd"];
+
 /// A value of the program.
 #[derive(Clone)]
 struct Known {
@@ -156,10 +160,14 @@ impl Draft {
     /// Adds the step, if its results are certain.
     pub fn accept(&mut self, mut step: Step) -> Option<Range<Id>> {
         let profile = self.program.profile;
-        if profile.float == Profile::WIDE.float && IN_SINGLE_PRECISION.contains(&step.operator) {
+        if profile.float == DType::F64 && IN_SINGLE_PRECISION.contains(&step.operator) {
             return None;
         }
         let inputs: Vec<Data> = step.operands.iter().map(|&id| self.known[id].data.clone()).collect();
+        let of_bytes = profile.int == DType::U8 && inputs[0].kind == ElementKind::Int;
+        if of_bytes && CHECKED_FOR_OVERFLOW.contains(&step.operator) {
+            return None;
+        }
         // A product of integers may overflow.
         let evaluated = catch_unwind(AssertUnwindSafe(|| self.evaluate(&step, &inputs)));
         let (results, gradients) = evaluated.ok()?;
@@ -200,7 +208,7 @@ impl Draft {
             }
             let ordinary = |dtype, profile: Profile| dtype == profile.dtype(data.kind);
             let usable =
-                data.kind == ElementKind::Bool || ordinary(real.dtype, profile) && ordinary(data.dtype, Profile::WIDE);
+                data.kind == ElementKind::Bool || ordinary(real.dtype, profile) && ordinary(data.dtype, profile.wide());
             // Data are read as inputs of their kind's dtype, whichever their own was.
             let usable = usable && (step.operator != "redistribute" || self.known[step.operands[0]].usable);
             self.known.push(Known { data, usable });
@@ -212,7 +220,7 @@ impl Draft {
 
     /// What the step makes of `inputs` in double precision, and their gradients.
     fn evaluate(&self, step: &Step, inputs: &[Data]) -> (Vec<Data>, Vec<Option<Data>>) {
-        let wide = |data: &Data| Data { dtype: Profile::WIDE.dtype(data.kind), ..data.clone() };
+        let wide = |data: &Data| Data { dtype: self.program.profile.wide().dtype(data.kind), ..data.clone() };
         let leaves: Vec<Value> = inputs.iter().map(|data| wide(data).tensor(&self.device)).collect();
         let results = (step.plain)(leaves.iter().map(|leaf| leaf.share()).collect());
         let whole = results.iter().map(|value| value.whole().expect("nothing is sent")).collect();
@@ -263,7 +271,8 @@ impl Draft {
 
     /// All ends and all gradients, in double precision.
     fn evaluate_all(&self, program: &Program) -> Vec<Data> {
-        let wide = |leaf: &Leaf| Data { dtype: Profile::WIDE.dtype(leaf.data.kind), ..leaf.data.clone() };
+        let profile = program.profile.wide();
+        let wide = |leaf: &Leaf| Data { dtype: profile.dtype(leaf.data.kind), ..leaf.data.clone() };
         let leaves: Vec<Value> = program.leaves.iter().map(|leaf| wide(leaf).tensor(&self.device)).collect();
         let ends =
             program.run(&leaves, |step, operands| (step.plain)(operands), |_, _| Ok(())).expect("nothing is sent");
@@ -416,7 +425,7 @@ impl Draft {
             }
         };
         let values = (0..shape.iter().product()).map(|_| value(&mut self.rng)).collect();
-        let dtype = Profile::WIDE.dtype(kind);
+        let dtype = self.program.profile.wide().dtype(kind);
         let data = Data { kind, dtype, shape: shape.to_vec(), values };
         let layout: Layout = layouts::any(&mut self.rng, &self.program.mesh, shape.len(), kind, &self.program.profile);
         let id = self.known.len();

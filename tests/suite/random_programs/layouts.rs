@@ -16,28 +16,39 @@ pub fn any(rng: &mut StdRng, mesh: &[usize], ndim: usize, kind: ElementKind, pro
         let ops: Vec<_> = OPS.into_iter().filter(|&op| takes(kind, op, profile)).collect();
         if ops.is_empty() { Placement::Replicate } else { Placement::Partial(ops[rng.random_range(0..ops.len())]) }
     };
-    one(rng, mesh, ndim, partial)
+    // Few operators take integers, and yet each must meet every reduction.
+    let share = if kind == ElementKind::Int { 0.5 } else { 0.2 };
+    one(rng, mesh, ndim, share, partial)
 }
 
 /// Any layout that a result may be redistributed to; see [`reachable`].
 pub fn target(rng: &mut StdRng, mesh: &[usize], ndim: usize, kind: ElementKind) -> Layout {
     let summed = if kind == ElementKind::Bool { Placement::Replicate } else { Placement::Partial(PartialOp::Sum) };
-    one(rng, mesh, ndim, |rng| if rng.random_bool(0.3) { summed } else { Placement::Replicate })
+    one(rng, mesh, ndim, 0.2, |rng| if rng.random_bool(0.3) { summed } else { Placement::Replicate })
 }
 
-fn one(rng: &mut StdRng, mesh: &[usize], ndim: usize, partial: impl Fn(&mut StdRng) -> Placement) -> Layout {
+/// Draws a layout of `ndim` dimensions, of which `share` of the placements are `partial`.
+fn one(
+    rng: &mut StdRng,
+    mesh: &[usize],
+    ndim: usize,
+    share: f64,
+    partial: impl Fn(&mut StdRng) -> Placement,
+) -> Layout {
     loop {
         let mut cut = rng.random_range(0..ndim);
-        let placement = |_| match rng.random_range(0..10) {
-            0..2 => Placement::Replicate,
-            2..8 => {
-                // Often the dimension that is cut already.
-                if rng.random_bool(0.6) {
-                    cut = rng.random_range(0..ndim);
-                }
-                Placement::Shard(cut)
+        let placement = |_| {
+            if rng.random_bool(share) {
+                return partial(rng);
             }
-            _ => partial(rng),
+            if rng.random_bool(0.25) {
+                return Placement::Replicate;
+            }
+            // Often the dimension that is cut already.
+            if rng.random_bool(0.6) {
+                cut = rng.random_range(0..ndim);
+            }
+            Placement::Shard(cut)
         };
         let placements: Vec<_> = mesh.iter().map(placement).collect();
         // Reductions that do not commute are no layout.

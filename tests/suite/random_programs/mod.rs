@@ -4,7 +4,7 @@
 //! results laid out as no test's author would, gradients that meet, values shared or moved, leaves
 //! used again, and other meshes and shapes than the prover's. What is not drawn: F16 and the
 //! integers I8, I16, U16 and U32, inputs that are infinite, NaN, empty or negative integers, and results
-//! that wrap around.
+//! that wrap around, but for bytes.
 //!
 //! A program has 5 to 22 steps, redistributions among them, on a mesh of up to 2 x 2 x 2 ranks. Its
 //! inputs come in any layout, cut raggedly at times. Compared are, on every rank: the global

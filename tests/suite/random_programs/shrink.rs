@@ -3,7 +3,6 @@
 use burn::tensor::Device;
 use burn_dtensor::placement::{Layout, Placement};
 
-use super::profile::Profile;
 use super::program::{Leaf, Program};
 use super::value::{Data, Value};
 
@@ -89,7 +88,7 @@ fn replace(program: &mut Program, steps: std::ops::Range<usize>, values: &[(usiz
     let results: Vec<usize> = program.steps.drain(steps).flat_map(|step| step.results).collect();
     let layout = Layout::replicate(&program.mesh).expect("a mesh has ranks");
     for (id, data) in values.iter().filter(|(id, _)| results.contains(id)) {
-        let wide = Data { dtype: Profile::WIDE.dtype(data.kind), ..data.clone() };
+        let wide = Data { dtype: program.profile.wide().dtype(data.kind), ..data.clone() };
         program.leaves.push(Leaf { id: *id, data: wide, layout: layout.clone() });
     }
 }
