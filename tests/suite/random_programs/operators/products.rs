@@ -26,6 +26,24 @@ pub fn operators() -> Vec<Operator> {
             let (a, b) = (d.floats([batch, heads, rows, inner]), d.floats([batch, heads, inner, columns]));
             step!((a: Float<4>, b: Float<4>) [] => a.matmul(b))
         }),
+        // One matrix for several, along either dimension of the batch.
+        operator!("matmul", |d| {
+            let (batch, heads, rows, inner, columns) =
+                (1 + d.below(4), 1 + d.below(5), 1 + d.below(5), 1 + d.below(4), 1 + d.below(4));
+            let a = d.floats([batch, heads, rows, inner]);
+            let [batch, heads] = d.broadcast([batch, heads]);
+            let b = d.floats([batch, heads, inner, columns]);
+            step!((a: Float<4>, b: Float<4>) [] => a.matmul(b))
+        }),
+        // The scalar products of rows.
+        operator!("matmul", |d| {
+            let mut shape = d.any_shape::<3>();
+            if d.chance(0.4) {
+                shape[1] = 1;
+            }
+            let x = d.floats(shape);
+            step!((x: Float<3>) [] => x.clone().matmul(x.transpose()))
+        }),
         operator!("matmul", |d| {
             let (a, columns) = (d.any_ints::<2>(), 1 + d.below(4));
             let b = d.ints([d.shape::<2>(a)[1], columns], 4);
