@@ -206,7 +206,7 @@ impl Reduction {
         }
     }
 
-    /// Issues what averages gradients, and compares what is alike on several ranks.
+    /// Issues what averages gradients, and compares values that must be equal on several ranks.
     fn scatter(trained: Trained, grads: Vec<Option<DispatchTensor>>) -> Self {
         let Carried { due, shard, replicate } = trained.source.carried();
         let mut reduction = Self { due, replicate, ..Self::new(trained) };

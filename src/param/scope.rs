@@ -318,7 +318,7 @@ pub(super) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
     PASSES.with(|passes| passes.is_gathered_again(unit))
 }
 
-/// Frees the passes of this thread through these units that nobody differentiates: see [`sweep`](super::sweep).
+/// Frees the passes of this thread through these units that no backward reaches: see [`sweep`](super::sweep).
 pub(super) fn sweep_passes<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
     if !frame::is_any() && !autodiff::is_in_backward() {
         PASSES.with(|passes| sweep::sweep(passes, units));

@@ -1,4 +1,4 @@
-//! Frees what forwards hold that nobody differentiates.
+//! Frees what forwards hold that no backward follows.
 //!
 //! burn frees what a graph has saved that the program has dropped in the next backward that reaches the graph. Forwards in
 //! training mode without a backward, such as an evaluation without `valid()`, would hold the memory of gathered units until

@@ -184,7 +184,7 @@ pub(crate) struct Unit {
     pub(super) keeping: Mutex<Vec<Weak<dyn Keeps>>>,
     /// The number of passes that forward has left and that are there.
     pub(super) left: AtomicUsize,
-    /// How many those may be before they are [swept](super::sweep).
+    /// The number of those at which they are [swept](super::sweep).
     pub(super) swept_at: AtomicUsize,
     /// The unit that was entered after it last.
     pub(super) follower: Mutex<Option<Weak<Unit>>>,

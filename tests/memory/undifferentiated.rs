@@ -1,4 +1,4 @@
-//! Forwards in training mode that nobody differentiates, such as an evaluation without `valid()`.
+//! Forwards in training mode without a backward, such as an evaluation without `valid()`.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -19,7 +19,7 @@ struct Net {
     frozen: Linear,
 }
 
-/// How a forward enters the units.
+/// The way in which a forward enters the units.
 #[derive(Debug, Clone, Copy)]
 enum Entered {
     /// One inside the other, and one that is frozen.
@@ -51,7 +51,7 @@ impl Net {
     }
 }
 
-/// How many bytes more are live after many forwards than after two, on each rank. Each may hold the output of the one before.
+/// Returns how many bytes more are live after many forwards than after two, on each rank. The program may hold the last output.
 fn growth(ranks: usize, reshard: ReshardAfterForward, entered: Entered, holds: bool) -> Vec<i64> {
     let _alone = alone();
     let grown = launch(apart(ranks), |world| {

@@ -126,7 +126,7 @@ impl Input {
         &self.shape
     }
 
-    /// Its element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }

@@ -120,7 +120,7 @@ fn a_unit_stays_whose_output_one_rank_does_not_use() {
     }
 }
 
-/// Its backward ends without computing again.
+/// The block's backward ends without computing again.
 #[test]
 fn a_unit_stays_of_a_block_that_no_loss_hears_and_one_rank_does_not_use() {
     for unused in [None, Some(0), Some(1)] {

@@ -27,7 +27,7 @@ struct Experts {
     experts: Vec<Linear>,
 }
 
-/// How gradients of micro-batches before the last wait.
+/// The way in which gradients of micro-batches before the last wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Waits {
     /// Whole.
@@ -38,7 +38,7 @@ enum Waits {
     Both,
 }
 
-/// How experts are entered.
+/// The way in which experts are entered.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Entered {
     /// Each by itself.

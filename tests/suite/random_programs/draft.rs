@@ -56,7 +56,7 @@ pub struct Draft {
 /// is rounded.
 const IN_SINGLE_PRECISION: [&str; 7] = ["hard_sigmoid", "hard_swish", "rfft", "irfft", "cfft", "stft", "istft"];
 
-/// What burn computes of bytes with checks for overflow, where they are compiled in: terms of a sum may overflow
+/// Operators that burn computes of bytes with checks for overflow, where they are compiled in: terms of a sum may overflow
 /// where the sum does not.
 const CHECKED_FOR_OVERFLOW: [&str; 3] = ["cumsum", "scatter", "scatter_nd"];
 

@@ -13,7 +13,7 @@ pub enum Kept {
 }
 
 impl Kept {
-    /// Mostly nothing; else alike in all steps, or drawn for each.
+    /// Draws nothing mostly; else the same for all steps, or anew for each.
     pub fn draw(rng: &mut StdRng, steps: usize) -> Vec<Self> {
         if rng.random_bool(0.65) {
             return vec![Self::Nothing; steps];
@@ -24,7 +24,7 @@ impl Kept {
     }
 }
 
-/// Where gradients wait for those of a step's last micro-batch.
+/// A place where gradients wait for those of a step's last micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Waits {
     /// In their units, unreduced.
@@ -63,12 +63,12 @@ impl Evaluated {
     }
 }
 
-/// What gradients are multiplied and divided by.
+/// The factors and divisors of gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scaling {
     /// A factor of every loss.
     pub loss: f64,
-    /// What sums of gradients are divided by; `None`: the number of ranks.
+    /// The divisor of sums of gradients; `None`: the number of ranks.
     pub divisor: Option<f64>,
     /// Reductions sum, and divide after.
     pub sums_forced: bool,

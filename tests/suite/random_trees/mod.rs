@@ -112,7 +112,7 @@ fn fails(plan: &Plan, on: &Device) -> Option<String> {
     (0..ranks.len()).find_map(how)
 }
 
-/// What differs between a rank and the unsharded tree, if anything does.
+/// Describes a difference between a rank and the unsharded tree; `None` if there is none.
 fn is_off(trained: &Trained, expected: &Expected, evaluated: &[f64], tolerance: f64) -> Option<String> {
     let is_off = |found: &[f64], expected: &[f64], rounding: f64| {
         let furthest = furthest(found, expected);
@@ -131,7 +131,8 @@ fn is_off(trained: &Trained, expected: &Expected, evaluated: &[f64], tolerance: 
     Some(format!("losses of forwards alone are off by {furthest:.1e}"))
 }
 
-/// What differs between a rank and any, if anything does: values to the bit, and whether a parameter had a gradient.
+/// Describes a difference between a rank and any other, of values to the bit or of parameters that had a gradient; `None` if
+/// there is none.
 fn differs(trained: &Trained, ranks: &[Trained]) -> Option<String> {
     for other in ranks {
         if trained.params != other.params {

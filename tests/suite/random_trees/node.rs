@@ -15,13 +15,13 @@ pub struct Node {
     pub scoped: bool,
     /// Backward computes it again, if it runs inside `unit`.
     pub recomputed: bool,
-    /// Its children run one after the other, and side by side otherwise.
+    /// True if the children run one after the other; they run side by side otherwise.
     pub chain: bool,
     pub frozen: bool,
     pub used: Used,
     /// The micro-batches in which no rank enters it, nor what is inside: it passes its input on.
     pub left_out: Vec<usize>,
-    /// Its layer sees rows in two dimensions: burn records fewer nodes then.
+    /// The layer sees rows in two dimensions: burn records fewer nodes then.
     pub flat: bool,
     /// The towers beside it go on without what it gives: backward does not come by.
     pub unheard: bool,
@@ -35,11 +35,11 @@ pub struct Node {
     pub narrow: bool,
     /// Every data-parallel rank holds its layer's weight whole.
     pub whole: bool,
-    /// How tensor-parallel ranks share its layer, if there are such.
+    /// The way in which tensor-parallel ranks share the layer, if there are such.
     pub split: Split,
     /// Tensor-parallel ranks compute its layer with the whole weights, each by itself.
     pub local: bool,
-    /// Its unit stays gathered after backward, in steps that keep some units.
+    /// The unit stays gathered after backward, in steps that keep some units.
     pub kept: bool,
     pub children: Vec<Node>,
 }
@@ -59,7 +59,7 @@ impl Used {
     }
 }
 
-/// How tensor-parallel ranks share a layer.
+/// The way in which tensor-parallel ranks share a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Split {
     None,

@@ -26,7 +26,7 @@ pub struct Plan {
     pub steps: usize,
     /// Backwards of a step, of which the last reduces what all have added up.
     pub batches_a_step: usize,
-    /// Where gradients of all but the last of them wait.
+    /// The place where gradients of all but the last of them wait.
     pub waits: Waits,
     /// Samples of each rank.
     pub batches: Vec<usize>,

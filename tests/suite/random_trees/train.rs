@@ -19,7 +19,7 @@ use crate::fsdp::support::{elements, on_device};
 
 pub const LEARNING_RATE: f64 = 0.05;
 
-/// What a training has come to.
+/// The results of a training.
 #[derive(Debug, PartialEq)]
 pub struct Trained {
     /// The values of every parameter, by path.

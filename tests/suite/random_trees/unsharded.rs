@@ -12,13 +12,13 @@ use super::plan::Plan;
 use super::train::{LEARNING_RATE, by_path, device, optimizer};
 use crate::fsdp::support::{elements, on_device};
 
-/// What ranks must come to.
+/// The results that ranks must have.
 pub struct Expected {
     /// The values of every parameter, by path.
     pub params: BTreeMap<String, Vec<f64>>,
     /// The losses of each rank's forwards that no backward followed, before they are scaled.
     pub evaluated: Vec<Vec<f64>>,
-    /// What half precision may change of parameters, by path, and of losses; nothing in double precision.
+    /// The largest error of half precision in parameters, by path, and in losses; none in double precision.
     pub rounding: BTreeMap<String, f64>,
     pub rounding_of_losses: f64,
 }

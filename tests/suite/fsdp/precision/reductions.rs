@@ -183,7 +183,7 @@ fn every_rank_has_a_gradient_that_one_rank_has_whatever_divides_it() {
     }
 }
 
-/// Its reciprocal may become 0 there, too, by which sums are multiplied.
+/// The reciprocal of the factor may become 0 there, too, by which sums are multiplied.
 #[test]
 fn sums_are_divided_by_what_has_no_reciprocal_in_their_type() {
     for reduce in [DType::F16, DType::BF16, DType::F32] {
