@@ -247,6 +247,10 @@ fn signalled(name: &str, signal: &str, then: impl Fn(&World) -> Result<()> + Syn
                     thread::yield_now();
                 }
                 Command::new("kill").args([signal, &id().to_string()]).status()?;
+                // A signal may take effect some time after it was sent: until then this rank must not join the others.
+                loop {
+                    thread::park();
+                }
             }
             then(world)
         });
