@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Shape};
-use burn_dtensor::placement::Cut;
+use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::testing::copies::{UnitCopies, UnitCopy};
 use clap::{Parser, ValueEnum};
 use rand::rngs::StdRng;
@@ -227,7 +227,7 @@ fn flex(case: Case) -> Steps {
     let lens: Vec<usize> = copies.targets().iter().map(len).collect();
     let block = vec![1_u8; total];
     let parts = copies.sources().len();
-    let part = |part| bytes_tensor(block[Cut::Chunks(total).range(parts, part)].to_vec());
+    let part = |part| bytes_tensor(block[ShardSizes::Chunked(total).range(parts, part)].to_vec());
     let parts: Vec<_> = (0..parts).map(part).collect();
     let part_lens = lens.clone();
     Steps {

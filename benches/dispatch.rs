@@ -103,11 +103,11 @@ fn table(world: &World, device: &Device, title: &str, peer: &Value) -> Result<()
     let mesh = &DeviceMesh::new(world, [2], ["tp"])?;
     println!("\n{title:<26} {:>9} {:>11} {:>12} {:>14}", "local ns", "overhead ns", "allocations", "of PyTorch's");
     let whole = || Tensor::<2>::random([8, 8], Distribution::Default, device);
-    let place = |placement| DTensor::distribute_local(whole(), mesh, &[placement]);
+    let place = |placement| DTensor::distribute_replicated(whole(), mesh, &[placement]);
     let track = |x: DTensor<2>| if device.is_autodiff() { x.require_grad() } else { x };
     let (x, y, w) = (track(place(S(0))?), track(place(S(0))?), track(place(R)?));
     let ones = Tensor::<1>::ones([8], device);
-    let gain = DTensor::distribute_local(ones.clone(), mesh, &[R])?;
+    let gain = DTensor::distribute_replicated(ones.clone(), mesh, &[R])?;
     let (lx, ly, lw) = (x.local(), y.local(), w.local());
 
     let pairs = [

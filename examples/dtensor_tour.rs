@@ -6,7 +6,7 @@
 
 use burn::tensor::{Int, Tensor};
 use burn_dtensor::comm::{Op, Phase};
-use burn_dtensor::dtensor::picture;
+use burn_dtensor::dtensor::visualize_sharding;
 use burn_dtensor::prelude::*;
 
 use Placement::{Replicate, Shard};
@@ -29,19 +29,19 @@ fn placements(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("1. Placements");
     guide.say(format!("Four ranks make a mesh, {mesh}. Rank 0 is at {:?}.", mesh.coordinate().unwrap_or_default()));
     for placements in [[Shard(0), Shard(1)], [Shard(0), Replicate], [Shard(0), Shard(0)]] {
-        let x = DTensor::distribute_local(numbers(mesh), mesh, &placements)?;
-        guide.say(picture(x.spec()));
+        let x = DTensor::distribute_replicated(numbers(mesh), mesh, &placements)?;
+        guide.say(visualize_sharding(x.spec()));
     }
     guide.say("Shards may be uneven: each holds ceil(n / ranks), the last what is left.");
     let uneven = DTensor::<1, Int>::arange(0..5, mesh, &[Shard(0), Shard(0)], mesh.device())?;
-    guide.say(picture(uneven.spec()));
+    guide.say(visualize_sharding(uneven.spec()));
     Ok(())
 }
 
 /// From one layout to another, as cheaply as the placements allow.
 fn redistribution(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("2. Redistribution");
-    let x = DTensor::distribute_local(numbers(mesh), mesh, &[Shard(0), Shard(1)])?;
+    let x = DTensor::distribute_replicated(numbers(mesh), mesh, &[Shard(0), Shard(1)])?;
     for target in [[Shard(0), Replicate], [Shard(1), Shard(0)], [Replicate, Replicate]] {
         let from = x.layout().to_string();
         let (y, sent) = guide.count(|| x.clone().redistribute(&target))?;
@@ -54,7 +54,7 @@ fn redistribution(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
 /// Operators have burn's names, and follow the placements of their inputs.
 fn operators(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("3. Operators");
-    let x = DTensor::distribute_local(numbers(mesh), mesh, &[Shard(0), Replicate])?;
+    let x = DTensor::distribute_replicated(numbers(mesh), mesh, &[Shard(0), Replicate])?;
     let columns = DTensor::<2>::ones([4, 4], mesh, &[Replicate, Shard(1)], mesh.device())?;
     let rows = DTensor::<2>::ones([4, 4], mesh, &[Replicate, Shard(0)], mesh.device())?;
     let (h, sent) = guide.count(|| Ok(x.matmul(columns).tanh()))?;
@@ -72,10 +72,10 @@ fn gradients(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("4. Gradients");
     let device = mesh.device().clone().autodiff();
     let x = Tensor::from_inner(numbers(mesh));
-    let x = DTensor::distribute_local(x, mesh, &[Replicate, Replicate])?.require_grad();
+    let x = DTensor::distribute_replicated(x, mesh, &[Replicate, Replicate])?.require_grad();
     let weight = |scale: f32| {
         let w = Tensor::<2>::ones([4, 4], &device).mul_scalar(scale).detach();
-        DTensor::distribute_local(w, mesh, &[Replicate, Shard(1)])
+        DTensor::distribute_replicated(w, mesh, &[Replicate, Shard(1)])
     };
     let (q, k, v) = (x.clone().matmul(weight(1.0)?), x.clone().matmul(weight(2.0)?), x.clone().matmul(weight(3.0)?));
     let loss = (q + k + v).full_tensor()?.sum();
@@ -90,8 +90,8 @@ fn gradients(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
 /// Nothing moves behind your back if you ask for that.
 fn denial(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("5. What would move, said aloud");
-    let rows = DTensor::distribute_local(numbers(mesh), mesh, &[Shard(0), Replicate])?;
-    let columns = DTensor::distribute_local(numbers(mesh), mesh, &[Shard(1), Replicate])?;
+    let rows = DTensor::distribute_replicated(numbers(mesh), mesh, &[Shard(0), Replicate])?;
+    let columns = DTensor::distribute_replicated(numbers(mesh), mesh, &[Shard(1), Replicate])?;
     let (sum, sent) = guide.count(|| Ok(rows.clone() + columns.clone()))?;
     guide.say(format!("rows + columns -> {}: {sent}", sum.layout()));
     let denied = std::panic::AssertUnwindSafe(|| RedistributePolicy::Deny.run(|| rows + columns));

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::dtensor::ops::partials::SHIFT;
-use burn_dtensor::dtensor::ops::{Axes, apply};
+use burn_dtensor::dtensor::ops::{EinsumRule, apply};
 use burn_dtensor::testing::prove::{Case, Effort, Report, case, prove_with};
 use clap::Parser;
 use itertools::Itertools;
@@ -39,7 +39,7 @@ struct Args {
 /// rank may compute it alone.
 ///
 /// Let a partial sum through, with `LINEAR`, and see what the prover says: every rank would subtract its own 1.
-const CENTERED: Axes = Axes::pointwise("centered", SHIFT);
+const CENTERED: EinsumRule = EinsumRule::pointwise("centered", SHIFT);
 
 /// The operator, on whatever a trait says is a tensor here.
 trait CenteredExt {

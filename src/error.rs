@@ -115,7 +115,7 @@ impl Error {
     ///     Ok(())
     /// }
     /// ```
-    pub fn is_told_elsewhere(&self) -> bool {
+    pub fn is_reported_by_other_process(&self) -> bool {
         match self {
             Self::Launch(error) => error.is_told_elsewhere,
             // The processes are connected: one that ends waits for process 0, which has the same.

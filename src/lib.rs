@@ -112,11 +112,11 @@ pub mod prelude {
     pub use crate::dtensor::ops::{RedistributePolicy, activation, loss, module};
     pub use crate::dtensor::{DTensor, DTensorSpec};
     pub use crate::fsdp::{
-        Buffers, FullyShard, GradScaler, MixedPrecision, NormType, ParamExt, ReshardAfterForward, checkpointed,
+        BufferSync, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, ParamExt, ReshardAfterForward, checkpoint_activations,
         clip_grad_norm, describe, full_model, fully_shard, named_parameters, sync_buffers, unit,
     };
     pub use crate::mesh::{DeviceMesh, with_mesh};
-    pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, MhaInput, styled};
+    pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, MhaInput, apply_style};
     pub use crate::parallel::{Plan, Style, parallelize};
     pub use crate::placement::{Layout, PartialOp, Placement};
     pub use crate::{Error, Result, unit_tensors};

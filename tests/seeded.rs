@@ -41,7 +41,7 @@ type Weights = (Vec<TensorData>, Vec<TensorData>, TensorData);
 fn run(ranks: usize) -> Vec<(usize, Weights)> {
     let outcome = launch(Launch::threads(ranks), |world| {
         let device = world.device().clone().autodiff();
-        let net = world.seeded(3, || Net::new(&device))?;
+        let net = world.run_seeded(3, || Net::new(&device))?;
         let built = net.eager();
         let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
         let net = full_model(&fully_shard(net, &mesh, FullyShard::new())?)?;
@@ -96,12 +96,12 @@ fn a_model_built_on_every_rank_is_the_same_on_all_and_at_every_run() {
     }
 
     let error = launch(Launch::threads(2), |world| {
-        world.seeded(0, || assert_eq!(world.rank(), 0, "rank 1 cannot build"))?;
+        world.run_seeded(0, || assert_eq!(world.rank(), 0, "rank 1 cannot build"))?;
         Ok::<_, Error>(())
     });
     let error = error.expect_err("a rank panics");
     assert!(error.to_string().contains("rank 1 cannot build"), "{error}");
-    let error = launch(Launch::threads(2), |world| world.seeded(0, || world.barrier("inside"))?);
+    let error = launch(Launch::threads(2), |world| world.run_seeded(0, || world.barrier("inside"))?);
     let error = error.expect_err("the others are waiting elsewhere");
     assert!(matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
     assert!(error.to_string().contains("seeded"), "{error}");
@@ -153,14 +153,14 @@ enum Order {
 fn distributed(mesh: &DeviceMesh, order: Option<Order>) -> Result<Lazy> {
     let device = mesh.device().clone().autodiff();
     // One state for all ranks, from which nobody else draws.
-    mesh.world().only(0, || device.seed(17));
+    mesh.world().run_on(0, || device.seed(17));
     mesh.world().barrier("seeded")?;
     let model = Lazy::new(&device);
-    let config = || FullyShard::new().units(["table", "blocks.*"]);
-    let plan = || Plan::new().with("blocks.0", Style::colwise()).with("head", Style::rowwise());
+    let config = || FullyShard::new().with_units(["table", "blocks.*"]);
+    let plan = || Plan::new().with_style("blocks.0", Style::colwise()).with_style("head", Style::rowwise());
     match order {
         None => fully_shard(model, mesh, config()),
-        Some(Order::ShardedByName) => fully_shard(model, mesh, config().shard_over(["dp"])),
+        Some(Order::ShardedByName) => fully_shard(model, mesh, config().with_shard_dims(["dp"])),
         Some(Order::ShardedFirst) => {
             parallelize(fully_shard(model, &mesh.slice("dp")?, config())?, &mesh.slice("tp")?, plan())
         }

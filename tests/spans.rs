@@ -6,8 +6,8 @@ use std::fmt::Debug;
 use std::sync::Once;
 
 use burn::tensor::{DType, Shape, Tensor};
-use burn_dtensor::comm::{Call, Entry, Phase, Sharded, TensorMeta};
-use burn_dtensor::placement::Cut;
+use burn_dtensor::comm::{Call, Entry, Phase, ShardedTensor, TensorMeta};
+use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -102,21 +102,21 @@ fn each_once(world: &World) -> Result<()> {
     let (all, rank, device) = (world.all(), world.rank(), world.device());
     let tensor = |shape: [usize; 2]| Tensor::<2>::ones(shape, device).into_dispatch();
     let meta = |shape: [usize; 2]| TensorMeta { shape: Shape::from(shape), dtype: DType::F32 };
-    let shard = || Sharded { tensor: tensor([2, 3]), dim: 0, cut: Cut::Chunks(6) };
-    let forward = Call::new("gather").in_phase(Phase::Forward);
+    let shard = || ShardedTensor { tensor: tensor([2, 3]), dim: 0, cut: ShardSizes::Chunked(6) };
+    let forward = Call::new("gather").with_phase(Phase::Forward);
     all.all_gather(forward, vec![shard(), shard()]).wait()?;
-    let whole = Sharded { tensor: tensor([6, 3]), dim: 0, cut: Cut::Chunks(6) };
-    let backward = Call::new("reduce").in_phase(Phase::Backward);
+    let whole = ShardedTensor { tensor: tensor([6, 3]), dim: 0, cut: ShardSizes::Chunked(6) };
+    let backward = Call::new("reduce").with_phase(Phase::Backward);
     all.reduce_scatter(backward, vec![whole], ReduceOp::Sum).wait()?;
     all.all_reduce("sum".into(), vec![tensor([1, 1])], ReduceOp::Sum).wait()?;
-    all.all_to_all("swap".into(), shard(), 1, Cut::Chunks(3)).wait()?;
+    all.all_to_all("swap".into(), shard(), 1, ShardSizes::Chunked(3)).wait()?;
     // To the next rank alone.
     let (mut parts, mut metas) = (vec![None; 3], vec![None; 3]);
     (parts[(rank + 1) % 3], metas[(rank + 2) % 3]) = (Some(tensor([1, 2])), Some(meta([1, 2])));
     all.all_to_all_list("list".into(), parts, metas).wait()?;
     let root = |shape| (rank == 1).then(|| vec![tensor(shape)]);
     all.broadcast("copy".into(), root([2, 2]), vec![meta([2, 2])], 1).wait()?;
-    all.scatter("scatter".into(), root([3, 2]), vec![meta([3, 2])], vec![(0, Cut::Chunks(3))], 1).wait()?;
+    all.scatter("scatter".into(), root([3, 2]), vec![meta([3, 2])], vec![(0, ShardSizes::Chunked(3))], 1).wait()?;
     all.barrier("end".into()).wait()?;
     world.group(&[rank])?.barrier("alone".into()).wait()?;
     Ok(())
@@ -177,7 +177,7 @@ fn a_span_lasts_until_the_result_is_there_or_is_dropped() {
     profiled(2, |world| {
         let closed = || spans().iter().map(|seen| seen.closed).collect::<Vec<_>>();
         let [first, second] = ["a", "b"].map(|label| world.all().barrier(label.into()));
-        let ahead = world.all().barrier(Call::new("c").ahead()).then(|()| 7);
+        let ahead = world.all().barrier(Call::new("c").with_deferred()).then(|()| 7);
         assert_eq!(closed(), [false; 3]);
         drop(second);
         assert_eq!(closed(), [false, true, false]);

@@ -79,7 +79,7 @@ fn cases() -> Vec<Case> {
 /// `separate`.
 pub fn bandwidth(ranks: usize, separate: bool, only: &str) {
     let threads = Launch::threads(ranks);
-    let threads = if separate { threads.separate_memory() } else { threads };
+    let threads = if separate { threads.with_separate_memory() } else { threads };
     let measure = |bytes: usize, prepare: &(dyn Fn(usize, &World, &Arc<Hands>) -> Step + Sync)| {
         measure(bytes, ranks, &threads, prepare)
     };

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use burn::tensor::DType;
 use burn_dtensor::comm::World;
-use burn_dtensor::placement::Cut;
+use burn_dtensor::placement::ShardSizes;
 
 use crate::steps::{Step, matrix};
 
@@ -130,7 +130,7 @@ pub fn add_part(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
     if dim == 0 {
         return add_fresh(bytes / world.size(), dtype, world);
     }
-    let part = Cut::Chunks(columns).range(world.size(), world.rank());
+    let part = ShardSizes::Chunked(columns).range(world.size(), world.rank());
     add_runs(bytes, Runs { count: rows, len: part.len(), start: part.start, stride: columns }, dtype, world)
 }
 

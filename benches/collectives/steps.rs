@@ -4,8 +4,8 @@ use std::hint::black_box;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
-use burn_dtensor::comm::{ReduceOp, Sharded, Work, World};
-use burn_dtensor::placement::Cut;
+use burn_dtensor::comm::{ReduceOp, ShardedTensor, Work, World};
+use burn_dtensor::placement::ShardSizes;
 
 const COLUMNS: usize = 1024;
 
@@ -38,11 +38,11 @@ pub fn matrix(bytes: usize, dtype: DType) -> [usize; 2] {
 }
 
 /// This rank's part of it, cut along `dim`.
-fn part(bytes: usize, dim: usize, dtype: DType, world: &World) -> Sharded {
+fn part(bytes: usize, dim: usize, dtype: DType, world: &World) -> ShardedTensor {
     let mut shape = matrix(bytes, dtype);
-    let cut = Cut::Chunks(shape[dim]);
+    let cut = ShardSizes::Chunked(shape[dim]);
     shape[dim] = cut.range(world.size(), world.rank()).len();
-    Sharded { tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(), dim, cut }
+    ShardedTensor { tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(), dim, cut }
 }
 
 /// An all-gather of a matrix of `bytes`.
@@ -59,7 +59,7 @@ pub fn post_gather(bytes: usize, dim: usize, dtype: DType, world: &World) -> Pos
 /// A matrix of `bytes`, cut along `dim`, is cut along the other dimension.
 pub fn all_to_all(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
     let (shard, comm) = (part(bytes, dim, dtype, world), world.all());
-    let cut = Cut::Chunks(matrix(bytes, dtype)[1 - dim]);
+    let cut = ShardSizes::Chunked(matrix(bytes, dtype)[1 - dim]);
     Box::new(move || {
         let work = comm.all_to_all("cut anew".into(), shard.clone(), 1 - dim, cut.clone());
         drop(black_box(work.wait().expect("all ranks exchange")));
@@ -87,6 +87,6 @@ pub fn scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
 pub fn post_scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Post {
     let shape = matrix(bytes, dtype);
     let tensor = Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch();
-    let (whole, comm) = (Sharded { tensor, dim, cut: Cut::Chunks(shape[dim]) }, world.all());
+    let (whole, comm) = (ShardedTensor { tensor, dim, cut: ShardSizes::Chunked(shape[dim]) }, world.all());
     Box::new(move || comm.reduce_scatter("scatter".into(), vec![whole.clone()], ReduceOp::Sum))
 }

@@ -34,7 +34,7 @@ pub fn main<C: Parser, S>(
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            if !error.is_told_elsewhere() {
+            if !error.is_reported_by_other_process() {
                 eprintln!("error: {error}");
             }
             ExitCode::FAILURE

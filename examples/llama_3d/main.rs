@@ -45,7 +45,7 @@ fn run(settings: &Settings) -> Result<bool> {
     let dims = settings.names().iter().zip(&settings.mesh).map(|(name, size)| format!("{name}={size}"));
     let mesh = dims.collect::<Vec<_>>().join(" ");
     let outcomes = launch(Launch::from_env(settings.ranks())?, |world| {
-        world.only(0, || println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len()));
+        world.run_on(0, || println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len()));
         train::train(settings, &initial, world)
     })?;
     // The process that has rank 0 tells.

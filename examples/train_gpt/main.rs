@@ -43,8 +43,8 @@ fn run(settings: &Settings) -> Result<bool> {
     let device = Device::flex();
     device.seed(settings.seed);
     let initial = settings.model.init(&device.clone().autodiff()).fork(&device.clone().autodiff());
-    let outcomes = launch(Launch::from_env(settings.ranks())?.device(settings.device.device()), |world| {
-        world.only(0, || {
+    let outcomes = launch(Launch::from_env(settings.ranks())?.with_device(settings.device.device()), |world| {
+        world.run_on(0, || {
             let (params, mesh) = (initial.num_params(), report::by(&settings.mesh));
             println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len());
         });

@@ -105,7 +105,7 @@ impl Gpt {
             for (at, block) in gpt.blocks.iter().enumerate() {
                 before(at);
                 x = match gpt.checkpoint {
-                    true => checkpointed(block, x, Block::forward),
+                    true => checkpoint_activations(block, x, Block::forward),
                     false => unit(block, x, Block::forward),
                 };
             }

@@ -8,7 +8,7 @@ use burn::prelude::*;
 use burn::tensor::DType;
 use burn_dtensor::comm::{HostCopies, Snapshot};
 use burn_dtensor::debug::Timeline;
-use burn_dtensor::fsdp::{Offload, Units, record_events, units};
+use burn_dtensor::fsdp::{OffloadPolicy, FsdpModule, record_events, units};
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
@@ -47,13 +47,13 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
     let names = &names[names.len() - settings.mesh.len()..];
     let mesh = DeviceMesh::new(world, &settings.mesh, names)?;
     let device = world.device().clone().autodiff();
-    let policy = MixedPrecision::new().param_dtype(settings.param_dtype).reduce_dtype(settings.reduce_dtype);
+    let policy = MixedPrecisionPolicy::new().with_param_dtype(settings.param_dtype).with_reduce_dtype(settings.reduce_dtype);
     let config = FullyShard::new()
-        .units(["blocks.*"])
-        .reshard_after_forward(settings.reshard)
-        .mixed_precision(policy.clone().output_dtype(DType::F32))
-        .mixed_precision_for(["blocks.*"], policy)
-        .offload(if settings.offload { Offload::Cpu } else { Offload::Never });
+        .with_units(["blocks.*"])
+        .with_reshard_after_forward(settings.reshard)
+        .with_mixed_precision(policy.clone().with_output_dtype(DType::F32))
+        .with_mixed_precision_for(["blocks.*"], policy)
+        .with_offload(if settings.offload { OffloadPolicy::Cpu } else { OffloadPolicy::Never });
     // What is offloaded need not fit the device.
     let start = if settings.offload { Device::flex().autodiff() } else { device.clone() };
     let mut model = initial.clone().fork(&start);
@@ -100,7 +100,7 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
 
 /// Gathers so many blocks before they are needed: of each, those after it in forward, and those before it in backward.
 fn prefetch(model: &Gpt, blocks: usize) -> Result<()> {
-    let all: Vec<Units> = model.blocks().iter().map(units).collect::<Result<_>>()?;
+    let all: Vec<FsdpModule> = model.blocks().iter().map(units).collect::<Result<_>>()?;
     let after = |at: usize| all[at..].iter().take(blocks).cloned();
     // The first ones follow the embeddings, which are the root's.
     units(model)?.own().set_forward_prefetch(after(0));

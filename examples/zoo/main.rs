@@ -70,7 +70,7 @@ fn run<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<bool
     let initial = initial.clone().train();
     let params = initial.num_params();
     let outcomes = launch(Launch::from_env(settings.ranks())?, |world| {
-        world.only(0, || println!("{params} parameters, {} ranks", world.size()));
+        world.run_on(0, || println!("{params} parameters, {} ranks", world.size()));
         train::train(settings, data, &initial, world)
     })?;
     // The process that has rank 0 tells.

@@ -115,7 +115,7 @@ impl Moe {
             let x = moe.token.forward(tokens) + moe.position.forward(positions);
             let busy = Tensor::zeros([1], &x.device());
             let (x, busy) = moe.blocks.iter().fold((x, busy), |(x, sum), block| {
-                let (x, busy) = checkpointed(block, x, |block, x| block.forward(x));
+                let (x, busy) = checkpoint_activations(block, x, |block, x| block.forward(x));
                 (x, sum + busy)
             });
             (moe.head.forward(moe.norm.forward(x)), busy)

@@ -3,7 +3,7 @@
 use burn::module::ParamGroup;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, ModuleOptimizer, MuonConfig, SgdConfig};
-use burn_dtensor::fsdp::Offload;
+use burn_dtensor::fsdp::OffloadPolicy;
 use burn_dtensor::optim::{ShardedOptimizer, sharded};
 use burn_dtensor::prelude::*;
 
@@ -13,30 +13,30 @@ use crate::resnet::ResNet;
 
 /// Replicas of shards (HSDP), all in host memory.
 pub fn bert(model: Bert, mesh: &DeviceMesh) -> Result<Bert> {
-    fully_shard(model, mesh, FullyShard::new().units(["encoder.layers.*"]).offload(Offload::Cpu))
+    fully_shard(model, mesh, FullyShard::new().with_units(["encoder.layers.*"]).with_offload(OffloadPolicy::Cpu))
 }
 
 /// Shards of equal bytes: of few channels chunks would leave the last ranks nothing. The first stage's, whose images are
 /// the largest, are in host memory.
 pub fn resnet(model: ResNet, mesh: &DeviceMesh) -> Result<ResNet> {
-    let config = FullyShard::new().units(["stages.*.*"]).balanced().offload_for(["stages.0.*"], Offload::Cpu);
-    fully_shard(model, mesh, config.reshard_after_forward(ReshardAfterForward::Always))
+    let config = FullyShard::new().with_units(["stages.*.*"]).with_balanced_bytes().with_offload_for(["stages.0.*"], OffloadPolicy::Cpu);
+    fully_shard(model, mesh, config.with_reshard_after_forward(ReshardAfterForward::Always))
 }
 
 /// Experts over `ep`, each split over `tp`; all else over the ranks of `shard` and `ep` together. After forward weights
 /// stay with as many ranks as `shard` has, which are near.
 pub fn moe(mut model: Moe, mesh: &DeviceMesh) -> Result<Moe> {
     let split = Plan::new()
-        .with("up", Style::placed(Placement::Shard(2)))
-        .with("gate", Style::placed(Placement::Shard(2)))
-        .with("down", Style::placed(Placement::Shard(1)));
-    let plan = Plan::new().on("ep", Plan::new().with("*", Style::placed(Placement::Shard(0)))).on("tp", split);
+        .with_style("up", Style::placed(Placement::Shard(2)))
+        .with_style("gate", Style::placed(Placement::Shard(2)))
+        .with_style("down", Style::placed(Placement::Shard(1)));
+    let plan = Plan::new().with_mesh_dim_plan("ep", Plan::new().with_style("*", Style::placed(Placement::Shard(0)))).with_mesh_dim_plan("tp", split);
     for block in &mut model.blocks {
         block.experts = parallelize(block.experts.clone(), &mesh.slice(["ep", "tp"])?, plan.clone())?;
     }
     let near = ReshardAfterForward::Ranks(mesh.size_of(0));
-    let config = FullyShard::new().units(["blocks.*"]).shard_over(["shard", "ep"]).reshard_after_forward(near);
-    fully_shard(model, mesh, config.offload(Offload::Cpu))
+    let config = FullyShard::new().with_units(["blocks.*"]).with_shard_dims(["shard", "ep"]).with_reshard_after_forward(near);
+    fully_shard(model, mesh, config.with_offload(OffloadPolicy::Cpu))
 }
 
 /// AdamW. Its epsilon keeps rounding from deciding which way a weight without a gradient goes.

@@ -115,7 +115,7 @@ impl ResNet {
         unit(self, images, |net, images| {
             let x = net.pool.forward(relu(net.stem.forward(images)));
             let blocks = net.stages.iter().flatten();
-            let x = blocks.fold(x, |x, block| checkpointed(block, x, |block, x| block.forward(x)));
+            let x = blocks.fold(x, |x, block| checkpoint_activations(block, x, |block, x| block.forward(x)));
             net.head.forward(net.mean.forward(x).flatten(1, 3))
         })
     }

@@ -4,9 +4,9 @@ use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape};
 
 use super::engine::{CutPrint, Pairs, TensorPrint, whole};
-use super::{Group, Op, Plan, ReduceOp, Sharded, TensorMeta};
+use super::{Group, Op, CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// What is wrong with an argument, and what to do instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,18 +48,18 @@ pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>,
 }
 
 /// A tensor of a list, and its cut.
-type Cutting<'a> = (usize, (&'a DispatchTensor, &'a (usize, Cut)));
+type Cutting<'a> = (usize, (&'a DispatchTensor, &'a (usize, ShardSizes)));
 
 /// Prints of the wholes that these pieces are cut from.
-pub(super) fn pieces(tensors: &[DispatchTensor], cuts: &[(usize, Cut)], group: &Group) -> Checked<Vec<TensorPrint>> {
+pub(super) fn pieces(tensors: &[DispatchTensor], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorPrint>> {
     let piece = |(i, (tensor, (dim, cut))): Cutting<'_>| {
         let mut print = whole_of(i, tensor, *dim, cut, group)?;
         let expected = cut.range(group.size(), group.rank()).len();
         let found = print.shape[*dim];
         if found != expected {
             let part = match cut {
-                Cut::Chunks(len) => format!("chunk {} of {len} over {} ranks has", group.rank(), group.size()),
-                Cut::Lengths(lengths) => format!("length {} of {lengths:?} is", group.rank()),
+                ShardSizes::Chunked(len) => format!("chunk {} of {len} over {} ranks has", group.rank(), group.size()),
+                ShardSizes::Uneven(lengths) => format!("length {} of {lengths:?} is", group.rank()),
             };
             return problem(
                 format!("tensor {i} has length {found} in dimension {dim}, but {part} {expected}"),
@@ -75,7 +75,7 @@ pub(super) fn pieces(tensors: &[DispatchTensor], cuts: &[(usize, Cut)], group: &
 /// Prints of these wholes, to be reduced and cut.
 pub(super) fn wholes(
     tensors: &[DispatchTensor],
-    cuts: &[(usize, Cut)],
+    cuts: &[(usize, ShardSizes)],
     op: ReduceOp,
     group: &Group,
 ) -> Checked<Vec<TensorPrint>> {
@@ -99,8 +99,8 @@ pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<T
 }
 
 /// The print of a whole that is re-cut along `to_dim`.
-pub(super) fn recut(shard: &Sharded, to_dim: usize, to_cut: &Cut, group: &Group) -> Checked<TensorPrint> {
-    let Sharded { tensor, dim, cut } = shard;
+pub(super) fn recut(shard: &ShardedTensor, to_dim: usize, to_cut: &ShardSizes, group: &Group) -> Checked<TensorPrint> {
+    let ShardedTensor { tensor, dim, cut } = shard;
     let mut print = pieces(std::slice::from_ref(tensor), &[(*dim, cut.clone())], group)?.remove(0);
     in_range(0, to_dim, &print.shape)?;
     if to_dim == shard.dim {
@@ -245,7 +245,7 @@ pub(super) fn rows_of(dims: &[usize], indices: usize) -> Checked<()> {
 }
 
 /// Adds the cuts that a scatter makes.
-pub(super) fn scattered(prints: &mut [TensorPrint], cuts: &[(usize, Cut)], group: &Group) -> Checked<()> {
+pub(super) fn scattered(prints: &mut [TensorPrint], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<()> {
     if prints.len() != cuts.len() {
         return problem(format!("{} tensors, but {} `cuts`", prints.len(), cuts.len()), "give one cut a tensor");
     }
@@ -259,12 +259,12 @@ pub(super) fn scattered(prints: &mut [TensorPrint], cuts: &[(usize, Cut)], group
 }
 
 /// The print of `tensor`, with its cut checked.
-fn whole_of(i: usize, tensor: &DispatchTensor, dim: usize, cut: &Cut, group: &Group) -> Checked<TensorPrint> {
+fn whole_of(i: usize, tensor: &DispatchTensor, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorPrint> {
     cut_along(i, plain(i, tensor)?, dim, cut, group)
 }
 
 /// A print with its cut, which is checked.
-fn cut_along(i: usize, mut print: TensorPrint, dim: usize, cut: &Cut, group: &Group) -> Checked<TensorPrint> {
+fn cut_along(i: usize, mut print: TensorPrint, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorPrint> {
     in_range(i, dim, &print.shape)?;
     one_per_rank(i, cut, group)?;
     print.cut = Some(CutPrint::new(dim, cut));
@@ -272,8 +272,8 @@ fn cut_along(i: usize, mut print: TensorPrint, dim: usize, cut: &Cut, group: &Gr
 }
 
 /// Prints of wholes that are known by their descriptions, and cut.
-pub(super) fn described_cut(wholes: &[(TensorMeta, usize, Cut)], group: &Group) -> Checked<Vec<TensorPrint>> {
-    let whole = |(i, (meta, dim, cut)): (usize, &(TensorMeta, usize, Cut))| {
+pub(super) fn described_cut(wholes: &[(TensorMeta, usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorPrint>> {
+    let whole = |(i, (meta, dim, cut)): (usize, &(TensorMeta, usize, ShardSizes))| {
         let print = cut_along(i, described(meta), *dim, cut, group)?;
         is_whole(i, &print.shape, *dim, cut)?;
         Ok(print)
@@ -287,7 +287,7 @@ pub(super) fn all_reducible(prints: &[TensorPrint], op: ReduceOp) -> Checked<()>
 }
 
 /// That the tensors are those of a plan for this group.
-pub(super) fn as_planned(plan: &Plan, tensors: &[DispatchTensor], group: &Group) -> Checked<()> {
+pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], group: &Group) -> Checked<()> {
     if plan.ranks != group.size() {
         let (planned, found) = (plan.ranks, group.size());
         return problem(format!("a plan for {planned} ranks in a group of {found}"), "make a plan of the group's own");
@@ -340,7 +340,7 @@ fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {
     )
 }
 
-fn one_per_rank(i: usize, cut: &Cut, group: &Group) -> Checked<()> {
+fn one_per_rank(i: usize, cut: &ShardSizes, group: &Group) -> Checked<()> {
     let lengths = cut.lengths().filter(|lengths| lengths.len() != group.size());
     lengths.map_or(Ok(()), |lengths| {
         problem(
@@ -350,7 +350,7 @@ fn one_per_rank(i: usize, cut: &Cut, group: &Group) -> Checked<()> {
     })
 }
 
-fn is_whole(i: usize, shape: &Shape, dim: usize, cut: &Cut) -> Checked<()> {
+fn is_whole(i: usize, shape: &Shape, dim: usize, cut: &ShardSizes) -> Checked<()> {
     let (found, total) = (shape[dim], cut.total());
     if found == total {
         return Ok(());

@@ -38,14 +38,14 @@ pub struct Call {
     /// Of a collective that the graph runs in backward: the place that [`Communicator::draw`](super::Communicator::draw) gave it
     /// in forward. The graph's order may differ between ranks; a collective that meets one drawn
     /// elsewhere in forward is then an error, where it could be a wrong sum. The ledger leaves it out.
-    pub drawn: Option<u64>,
+    pub forward_index: Option<u64>,
     /// Of a unit's collective: whose parameters travel. The ledger leaves it out.
     pub model: Option<ShardedModel>,
     /// The distributed tensor, on all its ranks, of which a part travels. The ledger leaves it out.
-    pub whole: Option<TensorMeta>,
+    pub global_tensor: Option<TensorMeta>,
     /// Of a pending reduction: the global shapes of what its terms were computed from, such as
     /// `[4, 8] and [8, 2]`. The ledger leaves it out.
-    pub terms: Option<Arc<str>>,
+    pub operand_shapes: Option<Arc<str>>,
     /// Names of the tensors, such as the parameters' paths, in the order in which they travel; tensors
     /// after the last name have none. Must agree on all ranks. The ledger leaves them out.
     pub names: Option<Arc<[Arc<str>]>>,
@@ -53,7 +53,7 @@ pub struct Call {
     /// messages. The ledger leaves them out.
     pub digests: Option<Arc<[Digests]>>,
     /// Issued ahead of need: the ledger counts it when its result is taken, and not before.
-    pub ahead: bool,
+    pub deferred: bool,
 }
 
 impl Call {
@@ -63,32 +63,32 @@ impl Call {
     }
 
     /// The same call counted under `phase`.
-    pub fn in_phase(mut self, phase: Phase) -> Self {
+    pub fn with_phase(mut self, phase: Phase) -> Self {
         self.phase = phase;
         self
     }
 
     /// The same call with its place in forward.
-    pub fn drawn(mut self, place: u64) -> Self {
-        self.drawn = Some(place);
+    pub fn with_forward_index(mut self, place: u64) -> Self {
+        self.forward_index = Some(place);
         self
     }
 
     /// The same call, of tensors of these names.
-    pub fn named(mut self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
+    pub fn with_names(mut self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
         self.names = Some(names.into_iter().collect());
         self
     }
 
     /// The same call, which compares these, if there are any.
-    pub fn comparing(mut self, digests: Vec<Digests>) -> Self {
+    pub fn with_digests(mut self, digests: Vec<Digests>) -> Self {
         self.digests = (!digests.is_empty()).then(|| digests.into());
         self
     }
 
     /// The same call, counted when its result is taken.
-    pub fn ahead(mut self) -> Self {
-        self.ahead = true;
+    pub fn with_deferred(mut self) -> Self {
+        self.deferred = true;
         self
     }
 }

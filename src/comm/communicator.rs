@@ -46,7 +46,7 @@ struct Shared {
     rank: Arc<Rank>,
     channel: Arc<dyn Channel>,
     sequence: Arc<Sequence>,
-    drawn: AtomicU64,
+    forward_indices: AtomicU64,
     /// How many models were sharded over these ranks.
     models: AtomicU64,
     duplicates: Mutex<HashMap<&'static str, Communicator>>,
@@ -59,7 +59,7 @@ impl Communicator {
         let member = Member { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
         let channel = rank.engine.channel(member, name);
         let (drawn, models, duplicates) = (AtomicU64::default(), AtomicU64::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { rank, channel, sequence, drawn, models, duplicates }), deadline }
+        Self { shared: Arc::new(Shared { rank, channel, sequence, forward_indices: drawn, models, duplicates }), deadline }
     }
 
     /// The ranks of this group and the caller's place among them.
@@ -76,8 +76,8 @@ impl Communicator {
     ///
     /// Ranks that run the same forward draw the same places, in whatever order their backward passes
     /// come to use them: see [`Call::drawn`].
-    pub fn draw(&self) -> u64 {
-        self.shared.drawn.fetch_add(1, Ordering::Relaxed)
+    pub fn next_forward_index(&self) -> u64 {
+        self.shared.forward_indices.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Returns the number of a model that these ranks shard now: 1, 2, .. Local: no communication.
@@ -178,10 +178,10 @@ impl Communicator {
         let seq = sequence.next(op);
         if rank.is_alone() && !op.is_message() {
             let called = CollectiveId { op, seq, label: call.label.clone(), ranks: self.group().shared_ranks() };
-            return Work::failed(rank.fail(CommError::InsideOnly { rank: rank.rank, called }));
+            return Work::failed(rank.fail(CommError::CollectiveInRunOn { rank: rank.rank, called }));
         }
         let span = trace::posted(rank.rank, self.group(), seq, &print, call.phase, bytes);
-        let Call { label, phase, ahead, .. } = call;
+        let Call { label, phase, deferred: ahead, .. } = call;
         let (posted, recorder) = (Instant::now(), rank.ledger.recorder());
         let posting = Posting { channel: sequence.number(), seq, print: &print, phase, bytes, peer };
         let noted = recorder.posted(posted, &posting);

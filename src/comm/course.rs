@@ -12,7 +12,7 @@ use std::time::Instant;
 ///
 /// Of a call made ahead both are no earlier than the rank wanted it, though another may have had it move before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Carried {
+pub struct TransferTiming {
     /// Whoever moves it has taken the call up; `None` if it had not when all was there.
     pub taken: Option<Instant>,
     /// It began to move.
@@ -23,11 +23,11 @@ pub struct Carried {
 
 /// The course of one call of a rank, until its result was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Course {
+pub struct OpTiming {
     /// The rank has posted it.
     pub posted: Instant,
     /// What it moves has moved.
-    pub carried: Carried,
+    pub carried: TransferTiming,
     /// The rank began to wait for the result.
     pub wanted: Instant,
 }

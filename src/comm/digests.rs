@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{CollectiveId, CommError, Replicated};
+use super::{CollectiveId, CommError, ReplicatedValue};
 
 /// Digests of values that every rank of a group must hold alike, to the bit.
 ///
@@ -15,7 +15,7 @@ use super::{CollectiveId, CommError, Replicated};
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Digests {
     /// What they are of.
-    pub of: Replicated,
+    pub of: ReplicatedValue,
     /// When that was: the number of a step.
     pub step: u64,
     /// Names of the values, such as the parameters' paths.
@@ -48,7 +48,7 @@ pub struct Divergence {
     other: usize,
     /// Whether most hold what that one does.
     majority: bool,
-    of: Replicated,
+    of: ReplicatedValue,
     step: u64,
     name: Arc<str>,
 }
@@ -151,14 +151,14 @@ mod tests {
             values: values.map(Some).into(),
         };
         let rank = |gradient, weights| {
-            [digests(Replicated::Gradient, 2, [1, gradient]), digests(Replicated::Weight, 3, weights)]
+            [digests(ReplicatedValue::Gradient, 2, [1, gradient]), digests(ReplicatedValue::Weight, 3, weights)]
         };
         let among = |ranks: &[[Digests; 2]]| Divergence::among(ranks.iter().map(|rank| &rank[..]));
         assert_eq!(among(&[rank(2, [3, 4]), rank(2, [3, 4])]), None);
         let found = among(&[rank(2, [3, 4]), rank(2, [9, 4]), rank(2, [3, 4])]).unwrap();
-        assert_eq!((found.member, &*found.name, found.of, found.step), (1, "a", Replicated::Weight, 3));
+        assert_eq!((found.member, &*found.name, found.of, found.step), (1, "a", ReplicatedValue::Weight, 3));
         let found = among(&[rank(2, [3, 4]), rank(8, [9, 9])]).unwrap();
-        assert_eq!((found.other, &*found.name, found.of, found.step), (0, "b", Replicated::Gradient, 2));
+        assert_eq!((found.other, &*found.name, found.of, found.step), (0, "b", ReplicatedValue::Gradient, 2));
         assert_eq!(Divergence::among([&[][..], &[]].into_iter()), None);
     }
 }

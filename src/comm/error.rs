@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{CollectiveId, Op, Replicated};
+use super::{CollectiveId, Op, ReplicatedValue};
 
 /// Why a collective failed, naming the rank at fault.
 ///
@@ -36,7 +36,7 @@ pub enum CommError {
 
     /// A rank's program returned while others still waited for it.
     #[error("rank {rank} has returned, but {during} still needs it; every rank of a group must make the same calls")]
-    RankLeft {
+    RankReturned {
         /// Global rank.
         rank: usize,
         /// The first collective that missed it.
@@ -78,7 +78,7 @@ pub enum CommError {
         /// The parameter's path.
         param: String,
         /// What of it.
-        of: Replicated,
+        of: ReplicatedValue,
         /// In which step it was: how many passes of the parameter's unit that trains there had been, with this one.
         step: u64,
         /// Whether most ranks of the group hold what `other` does. Else either may be wrong.
@@ -115,7 +115,7 @@ pub enum CommError {
         "rank {rank} called {called} inside `World::only`, which the other ranks do not run; communicate before \
          it or after it, on all ranks"
     )]
-    InsideOnly {
+    CollectiveInRunOn {
         /// Global rank.
         rank: usize,
         /// What it called.
@@ -127,7 +127,7 @@ pub enum CommError {
         "rank {rank} called {op} `{label}` with a tensor, mesh, work or module that belongs to rank {owner}; \
          ranks pass each other plain data (`into_data`), and distribute it on meshes of their own"
     )]
-    OtherRank {
+    ForeignRankObject {
         /// Global rank that called.
         rank: usize,
         /// Global rank for which it would have been.
@@ -182,7 +182,7 @@ pub enum CommError {
 
     /// A rank has given the world up, for that of the ranks that go on.
     #[error("rank {rank} has given this world up, for that of the ranks that go on; go on there, too: `World::shrink`")]
-    GivenUp {
+    Revoked {
         /// Global rank.
         rank: usize,
     },
@@ -192,7 +192,7 @@ pub enum CommError {
         "rank {rank} is not among the ranks that go on: it was not in `World::shrink` when they had waited for their \
          deadline; end its program, or raise `Launch::deadline` if it is only slow"
     )]
-    LeftBehind {
+    ExcludedFromShrink {
         /// Global rank.
         rank: usize,
     },
@@ -223,16 +223,16 @@ impl CommError {
         match self {
             Self::RankPanicked { rank, .. }
             | Self::RankFailed { rank, .. }
-            | Self::RankLeft { rank, .. }
+            | Self::RankReturned { rank, .. }
             | Self::Mismatch { rank, .. }
             | Self::Diverged { rank, .. }
             | Self::ConcurrentCalls { rank, .. }
-            | Self::InsideOnly { rank, .. }
-            | Self::OtherRank { rank, .. }
+            | Self::CollectiveInRunOn { rank, .. }
+            | Self::ForeignRankObject { rank, .. }
             | Self::InvalidArgument { rank, .. }
             | Self::InvalidGroup { rank, .. }
-            | Self::GivenUp { rank }
-            | Self::LeftBehind { rank }
+            | Self::Revoked { rank }
+            | Self::ExcludedFromShrink { rank }
             | Self::CannotShrink { rank }
             | Self::Disconnected { rank, .. } => *rank,
             Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),
@@ -247,8 +247,8 @@ impl CommError {
             Self::RankPanicked { .. }
                 | Self::RankFailed { .. }
                 | Self::ConcurrentCalls { .. }
-                | Self::InsideOnly { .. }
-                | Self::OtherRank { .. }
+                | Self::CollectiveInRunOn { .. }
+                | Self::ForeignRankObject { .. }
                 | Self::InvalidArgument { .. }
                 | Self::InvalidGroup { .. }
         )

@@ -35,7 +35,7 @@ impl Group {
     }
 
     /// The place in the group of global rank `rank`, if it is in it.
-    pub fn place_of(&self, rank: usize) -> Option<usize> {
+    pub fn group_rank_of(&self, rank: usize) -> Option<usize> {
         self.ranks.iter().position(|other| *other == rank)
     }
 

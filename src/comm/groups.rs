@@ -20,7 +20,7 @@ impl World {
     /// # Errors
     /// [`CommError::InvalidGroup`] on every rank if a group is empty, names a rank outside the world, or if a rank is named
     /// twice.
-    pub fn groups(&self, groups: impl IntoIterator<Item = Vec<usize>>) -> Result<Option<Communicator>> {
+    pub fn subgroup(&self, groups: impl IntoIterator<Item = Vec<usize>>) -> Result<Option<Communicator>> {
         let mut named_in: Vec<Option<usize>> = vec![None; self.size()];
         let groups: Vec<_> = groups.into_iter().collect();
         for (at, ranks) in groups.iter().enumerate() {
@@ -43,7 +43,7 @@ impl World {
     ///
     /// # Errors
     /// [`CommError::InvalidGroup`] if `size` does not divide the number of ranks.
-    pub fn groups_of(&self, size: usize) -> Result<Communicator> {
+    pub fn subgroup_of_size(&self, size: usize) -> Result<Communicator> {
         if size == 0 || !self.size().is_multiple_of(size) {
             let problem = format!("{} ranks are no whole number of groups of {size}", self.size());
             return Err(CommError::InvalidGroup { rank: self.rank(), ranks: Vec::new(), problem }.into());

@@ -116,7 +116,7 @@ impl Launch {
     }
 
     /// The ranks of `engine` that are in this process, each a thread.
-    pub fn on(engine: Arc<dyn Engine>) -> Self {
+    pub fn on_backend(engine: Arc<dyn Engine>) -> Self {
         Self::new(Ranks::On(engine))
     }
 
@@ -132,13 +132,13 @@ impl Launch {
     }
 
     /// How long a rank waits for the others in one collective before it gives up. Default: 10 minutes.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
     /// The device of all ranks. Default: the CPU.
-    pub fn device(mut self, device: Device) -> Self {
+    pub fn with_device(mut self, device: Device) -> Self {
         self.devices = Devices::All(Some(device.inner()));
         self
     }
@@ -149,7 +149,7 @@ impl Launch {
     ///
     /// # Panics
     /// If there is not one for each rank.
-    pub fn devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
+    pub fn with_devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
         let devices: Vec<_> = devices.into_iter().map(Device::inner).collect();
         let ranks = match &self.ranks {
             Ranks::Threads(ranks) => *ranks,
@@ -167,7 +167,7 @@ impl Launch {
     ///
     /// The program itself decides what it needs: units whose forwards call each other take about 3.5 KiB per
     /// level in an optimized build. More than there is ends the process.
-    pub fn stack_size(mut self, bytes: usize) -> Self {
+    pub fn with_stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = bytes;
         self
     }
@@ -177,7 +177,7 @@ impl Launch {
     ///
     /// Files of an earlier run are replaced by those of the same launch and rank; others stay. A folder for each run keeps
     /// them apart.
-    pub fn flight_recorder(mut self, folder: impl Into<PathBuf>) -> Self {
+    pub fn with_flight_recorder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.flight = Some(folder.into());
         self
     }
@@ -193,7 +193,7 @@ impl Launch {
     /// communicates, and whoever else records on that graph stops every rank of the process.
     ///
     /// An engine that the launch is [on](Self::on) has its own [manner](super::engine::Manner).
-    pub fn multithreaded(mut self) -> Self {
+    pub fn with_multithreaded_ranks(mut self) -> Self {
         self.manner.multithreaded = true;
         self
     }
@@ -229,7 +229,7 @@ impl Launch {
     /// assert_eq!(are_alone(Launch::threads(2).separate_memory())?, [true, true]);
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
-    pub fn separate_memory(mut self) -> Self {
+    pub fn with_separate_memory(mut self) -> Self {
         self.manner.separate_memory = true;
         self
     }

@@ -9,7 +9,7 @@ use burn::tensor::DType;
 use super::engine::{Print, TensorPrint};
 use super::{Call, Op, ReduceOp};
 use crate::kernels::CutTensor;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// What one collective does with a list of tensors of certain shapes: checked, described and laid out once, for all the
 /// calls that do the same, such as those of a training step.
@@ -31,23 +31,23 @@ use crate::placement::Cut;
 /// })?;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
-pub struct Plan {
+pub struct CollectivePlan {
     pub(super) op: Op,
     pub(super) reduce: Option<ReduceOp>,
     /// The wholes.
     pub(super) tensors: Arc<[TensorPrint]>,
-    cuts: Box<[(usize, Cut)]>,
+    cuts: Box<[(usize, ShardSizes)]>,
     /// In the group.
     pub(super) ranks: usize,
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
-impl Plan {
+impl CollectivePlan {
     pub(super) fn new(
         op: Op,
         reduce: Option<ReduceOp>,
         tensors: Vec<TensorPrint>,
-        cuts: Vec<(usize, Cut)>,
+        cuts: Vec<(usize, ShardSizes)>,
         ranks: usize,
     ) -> Self {
         Self { op, reduce, tensors: tensors.into(), cuts: cuts.into(), ranks, kept: OnceLock::new() }
@@ -64,7 +64,7 @@ impl Plan {
     }
 
     /// The dimension of each tensor that is cut over the group, and how; nothing for tensors that stay whole.
-    pub fn cuts(&self) -> &[(usize, Cut)] {
+    pub fn cuts(&self) -> &[(usize, ShardSizes)] {
         &self.cuts
     }
 
@@ -111,7 +111,7 @@ pub(super) fn offered<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     cell.get_or_init(|| value)
 }
 
-impl fmt::Debug for Plan {
+impl fmt::Debug for CollectivePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, reduce, tensors, cuts, .. } = self;
         let mut plan = f.debug_struct("Plan");

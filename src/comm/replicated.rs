@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What several ranks hold alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Replicated {
+pub enum ReplicatedValue {
     /// A parameter, or this rank's shard of it, as it is stored.
     Weight,
     /// A parameter that was gathered from the shards.
@@ -13,7 +13,7 @@ pub enum Replicated {
     Gradient,
 }
 
-impl fmt::Display for Replicated {
+impl fmt::Display for ReplicatedValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Weight => "weight",

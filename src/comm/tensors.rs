@@ -3,7 +3,7 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Shape};
 
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// How values of several ranks become one.
 ///
@@ -69,11 +69,11 @@ pub struct TensorMeta {
 /// In an all-gather `tensor` is the rank's own piece (possibly empty); in a reduce-scatter it is
 /// the whole. `cut` is the same on every rank, so that every rank knows every piece.
 #[derive(Debug, Clone)]
-pub struct Sharded {
+pub struct ShardedTensor {
     /// The piece or the whole; plain (no autodiff), any kind.
     pub tensor: DispatchTensor,
     /// The cut dimension.
     pub dim: usize,
     /// How the length of `dim` in the whole falls on the ranks.
-    pub cut: Cut,
+    pub cut: ShardSizes,
 }

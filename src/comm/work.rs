@@ -12,7 +12,7 @@ use super::engine::{Mapped, Pending, Waited};
 use super::flight::Over;
 use super::ledger::Charge;
 use super::rank::Rank;
-use super::{Carried, CommError, Course, trace};
+use super::{TransferTiming, CommError, OpTiming, trace};
 
 /// A collective under way; its result is defined only after [`wait`](Self::wait).
 ///
@@ -102,14 +102,14 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait(self) -> Result<T, CommError> {
-        self.wait_and_tell().map(|(value, _)| value)
+        self.wait_with_timing().map(|(value, _)| value)
     }
 
     /// The same, and how it went, where there was something to move.
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).
-    pub fn wait_and_tell(self) -> Result<(T, Option<Course>), CommError> {
+    pub fn wait_with_timing(self) -> Result<(T, Option<OpTiming>), CommError> {
         let UnderWay { pending, place } = match self.0 {
             State::Ended(result) => return result.map(|value| (value, None)),
             State::UnderWay(work) => work,
@@ -129,9 +129,9 @@ impl<T> Work<T> {
         let waiting = end.saturating_duration_since(start).saturating_sub(moving);
         rank.ledger.waited(waiting, moving, last.filter(|last| *last != rank.rank));
         trace::waited(span, waiting, moving, last);
-        let here = || Carried { taken: Some(*posted), begun: end.checked_sub(moving).unwrap_or(start), complete: end };
+        let here = || TransferTiming { taken: Some(*posted), begun: end.checked_sub(moving).unwrap_or(start), complete: end };
         let carried = carried.unwrap_or_else(here);
-        Ok((value, Some(Course { posted: *posted, carried, wanted: start })))
+        Ok((value, Some(OpTiming { posted: *posted, carried, wanted: start })))
     }
 
     /// [`wait`](Self::wait), for no longer than `deadline`, whatever the communicator's is. To have waited so long is a
@@ -139,7 +139,7 @@ impl<T> Work<T> {
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).
-    pub fn wait_for(mut self, deadline: Duration) -> Result<T, CommError> {
+    pub fn wait_timeout(mut self, deadline: Duration) -> Result<T, CommError> {
         if let State::UnderWay(work) = &mut self.0 {
             work.place.deadline = deadline;
         }

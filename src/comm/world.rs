@@ -176,7 +176,7 @@ impl World {
     /// # Panics
     /// Unwinds every rank with [`CommError::InvalidGroup`] if the world has no such rank.
     #[track_caller]
-    pub fn only<T>(&self, rank: usize, program: impl FnOnce() -> T) -> Option<T> {
+    pub fn run_on<T>(&self, rank: usize, program: impl FnOnce() -> T) -> Option<T> {
         if rank >= self.size() {
             let problem = self.outside(rank);
             Error::from(CommError::InvalidGroup { rank: self.rank(), ranks: vec![rank], problem }).unwind();
@@ -231,7 +231,7 @@ impl World {
         }
         let Rank { rank, device, books, engine, home, .. } = &*self.0.rank;
         let successor = engine.shrink(*rank, self.0.deadline)?;
-        let place = successor.place_of(*rank).ok_or(CommError::LeftBehind { rank: *rank })?;
+        let place = successor.place_of(*rank).ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
         let Successor { engine, ranks } = successor;
         let (ledger, alone) = (books.open(place, &*engine)?, AtomicUsize::new(0));
         let (device, books) = (device.clone(), books.clone());
@@ -281,7 +281,7 @@ impl World {
     ///
     /// # Errors
     /// See [`Communicator`].
-    pub fn seeded<T>(&self, seed: u64, build: impl FnOnce() -> T) -> Result<T> {
+    pub fn run_seeded<T>(&self, seed: u64, build: impl FnOnce() -> T) -> Result<T> {
         in_turn(&self.all(), "seeded", self.rank(), self.size(), || {
             self.device().seed(seed);
             Ok(build())

@@ -6,7 +6,7 @@ use burn::module::Module;
 
 use super::page;
 use super::parameter::{Parameter, Place};
-use crate::dtensor::picture;
+use crate::dtensor::visualize_sharding;
 use crate::param::{Found, Inventory};
 
 /// Which rank holds which part of each parameter of `model`, to be looked at. Local: no parameter is gathered
@@ -73,7 +73,7 @@ impl fmt::Display for ModelLayout {
         for (at, Parameter { path, place }) in self.0.iter().enumerate() {
             let separator = if at == 0 { "" } else { "\n" };
             match place {
-                Place::Distributed { spec, .. } => write!(f, "{separator}{path}: {}", picture(spec))?,
+                Place::Distributed { spec, .. } => write!(f, "{separator}{path}: {}", visualize_sharding(spec))?,
                 Place::Own { shape } => writeln!(f, "{separator}{path}: {shape:?}, of every rank its own")?,
             }
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::comm::{Course, Op};
+use crate::comm::{OpTiming, Op};
 use crate::fsdp::{Event, EventKind, TrainingState};
 
 /// How many all-gathers of a rank's units went on while it computed, in both passes.
@@ -35,7 +35,7 @@ impl Overlap {
     pub(super) fn of(events: &[Event]) -> Self {
         let mut overlap = Self::default();
         for (at, event) in events.iter().enumerate().filter(|(_, event)| event.kind == EventKind::Done(Op::AllGather)) {
-            let Some(Course { posted, carried, wanted }) = event.course else { continue };
+            let Some(OpTiming { posted, carried, wanted }) = event.timing else { continue };
             overlap.exposed += carried.complete.saturating_duration_since(wanted);
             let Some(before) = before(events, at) else { continue };
             let is_ahead = posted < before;
@@ -49,7 +49,7 @@ impl Overlap {
 
 /// When the unit began to compute before the one whose all-gather is done at `done`.
 fn before(events: &[Event], done: usize) -> Option<Instant> {
-    let Event { unit, during, .. } = &events[done];
+    let Event { unit, training_state: during, .. } = &events[done];
     let starts = |event: &Event| matches!(event.kind, EventKind::PreForward | EventKind::PreBackward);
     let begins = |event: &Event| starts(event) && event.unit == *unit;
     // In forward a unit has its parameters before it computes; in backward it waits for them once it needs them.
@@ -89,7 +89,7 @@ impl fmt::Display for Overlap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::Carried;
+    use crate::comm::TransferTiming;
     use crate::fsdp::ShardedState;
 
     /// Milliseconds at which an all-gather was posted, began to come, was complete, and was wanted.
@@ -103,14 +103,14 @@ mod tests {
         let event = |kind, unit: &str, millis, during| Event {
             kind,
             unit: unit.into(),
-            during,
+            training_state: during,
             state: ShardedState::Unsharded,
             at: at(millis),
-            course: None,
+            timing: None,
         };
-        let carried = Carried { taken: Some(at(posted)), begun: at(begun), complete: at(complete) };
-        let course = Some(Course { posted: at(posted), carried, wanted: at(wanted) });
-        let done = Event { course, ..event(EventKind::Done(Op::AllGather), "b", 19, during) };
+        let carried = TransferTiming { taken: Some(at(posted)), begun: at(begun), complete: at(complete) };
+        let course = Some(OpTiming { posted: at(posted), carried, wanted: at(wanted) });
+        let done = Event { timing: course, ..event(EventKind::Done(Op::AllGather), "b", 19, during) };
         let starts = |kind| [event(kind, "a", 10, during), event(kind, "b", 20, during)];
         let other = event(EventKind::PreForward, "b", 5, TrainingState::Forward);
         Overlap::of(&match during {
@@ -144,15 +144,15 @@ mod tests {
     fn a_pass_begins_with_a_unit_that_has_none_before() {
         let mut events = Vec::new();
         let at = Instant::now();
-        let carried = Carried { taken: Some(at), begun: at, complete: at + Duration::from_millis(2) };
-        let course = Some(Course { posted: at, carried, wanted: at });
+        let carried = TransferTiming { taken: Some(at), begun: at, complete: at + Duration::from_millis(2) };
+        let course = Some(OpTiming { posted: at, carried, wanted: at });
         for (kind, during) in [
             (EventKind::PreForward, TrainingState::Forward),
             (EventKind::PreBackward, TrainingState::PreBackward),
             (EventKind::Done(Op::AllGather), TrainingState::PreBackward),
         ] {
             let course = course.filter(|_| kind == EventKind::Done(Op::AllGather));
-            events.push(Event { kind, unit: "a".into(), during, state: ShardedState::Unsharded, at, course });
+            events.push(Event { kind, unit: "a".into(), training_state: during, state: ShardedState::Unsharded, at, timing: course });
         }
         let overlap = Overlap::of(&events);
         assert_eq!(overlap, Overlap { exposed: Duration::from_millis(2), ..Overlap::default() });

@@ -114,7 +114,7 @@ impl Timeline {
             } else if !open.is_empty() {
                 // A unit inside itself ends before the one around it; its collectives end in the order of their begin.
                 let start = if what.is_communication() { open.remove(0) } else { open.swap_remove(open.len() - 1) };
-                let (start, end) = event.course.map_or((start, at), |course| {
+                let (start, end) = event.timing.map_or((start, at), |course| {
                     let carried = course.carried;
                     (micros(carried.begun), micros(carried.complete))
                 });
@@ -239,7 +239,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::comm::{Carried, Course};
+    use crate::comm::{TransferTiming, OpTiming};
     use crate::fsdp::{ShardedState, TrainingState};
 
     fn events(list: &[(EventKind, &str, u64)]) -> Vec<Event> {
@@ -247,10 +247,10 @@ mod tests {
         let event = |&(kind, unit, at): &(EventKind, &str, u64)| Event {
             kind,
             unit: unit.into(),
-            during: TrainingState::Forward,
+            training_state: TrainingState::Forward,
             state: ShardedState::Sharded,
             at: origin + Duration::from_millis(at),
-            course: None,
+            timing: None,
         };
         list.iter().map(event).collect()
     }
@@ -291,8 +291,8 @@ mod tests {
     fn what_another_thread_has_moved_is_drawn_as_that_has_seen_it() {
         let mut events = events(&[(EventKind::Unshard, "a", 1), (EventKind::Done(Op::AllGather), "a", 9)]);
         let [posted, begun, complete, wanted] = [0, 2, 5, 7].map(|after| events[0].at + Duration::from_millis(after));
-        let carried = Carried { taken: Some(posted), begun, complete };
-        events[1].course = Some(Course { posted, carried, wanted });
+        let carried = TransferTiming { taken: Some(posted), begun, complete };
+        events[1].timing = Some(OpTiming { posted, carried, wanted });
         let timeline = Timeline::of(0, &events);
         let [Span { start, end, .. }] = &timeline.spans[..] else { panic!("{timeline:?}") };
         assert_eq!(((end - start) / 1e3).round() as u64, 3);

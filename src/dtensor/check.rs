@@ -10,7 +10,7 @@ use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::Call;
 use crate::mesh::DeviceMesh;
-use crate::placement::{Cut, Layout, Placement};
+use crate::placement::{ShardSizes, Layout, Placement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`from_local`](Self::from_local), with all ranks' parts compared. The global shape is found
@@ -75,7 +75,7 @@ impl Table {
         for mesh_dim in (0..mesh.ndim()).rev() {
             let comm = mesh.communicator(mesh_dim)?;
             let len = rows.dims()[0] * comm.group().size();
-            rows = all_gather(comm, call.clone(), rows, 0, Cut::Chunks(len)).wait()?;
+            rows = all_gather(comm, call.clone(), rows, 0, ShardSizes::Chunked(len)).wait()?;
         }
         let values: Vec<i64> = rows.into_data().iter::<i64>().collect();
         let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();
@@ -93,7 +93,7 @@ impl Table {
     /// A sharded dimension is as long as the pieces of the ranks that are first everywhere else.
     fn global_shape<const D: usize>(&self) -> Shape {
         let len = |dim| {
-            let cuts = self.layout.order(dim);
+            let cuts = self.layout.shard_order(dim);
             let others_first = |row: &&Row| {
                 let mut indices = row.coordinate.iter().enumerate();
                 indices.all(|(mesh_dim, &index)| index == 0 || cuts.contains(&mesh_dim))

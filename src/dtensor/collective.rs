@@ -5,8 +5,8 @@ use burn::tensor::Tensor;
 
 use super::Kind;
 use crate::Result;
-use crate::comm::{Call, Communicator, Sharded, Work};
-use crate::placement::Cut;
+use crate::comm::{Call, Communicator, ShardedTensor, Work};
+use crate::placement::ShardSizes;
 
 /// One local tensor, there or on its way.
 #[derive(Debug)]
@@ -45,9 +45,9 @@ pub(super) fn all_gather<const D: usize, K: Kind>(
     call: Call,
     piece: Tensor<D, K>,
     dim: usize,
-    cut: Cut,
+    cut: ShardSizes,
 ) -> Moving<D, K> {
-    let piece = Sharded { tensor: piece.into_dispatch(), dim, cut };
+    let piece = ShardedTensor { tensor: piece.into_dispatch(), dim, cut };
     Moving::Many(comm.all_gather(call, vec![piece]))
 }
 
@@ -56,9 +56,9 @@ pub(super) fn all_to_all<const D: usize, K: Kind>(
     comm: &Communicator,
     call: Call,
     piece: Tensor<D, K>,
-    (dim, cut): (usize, Cut),
-    (to_dim, to_cut): (usize, Cut),
+    (dim, cut): (usize, ShardSizes),
+    (to_dim, to_cut): (usize, ShardSizes),
 ) -> Moving<D, K> {
-    let piece = Sharded { tensor: piece.into_dispatch(), dim, cut };
+    let piece = ShardedTensor { tensor: piece.into_dispatch(), dim, cut };
     Moving::One(comm.all_to_all(call, piece, to_dim, to_cut))
 }

@@ -84,8 +84,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     ///
     /// # Errors
     /// As [`distribute_tensor`](Self::distribute_tensor), without those of communication.
-    pub fn distribute_local(full: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
-        Self::distribute_local_to(full, mesh, Layout::new(mesh.shape(), placements)?)
+    pub fn distribute_replicated(full: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
+        Self::distribute_replicated_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
     /// [`distribute_local`](Self::distribute_local) with an order of cuts, or lengths.
@@ -94,7 +94,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// As [`distribute_local`](Self::distribute_local), [`DTensorError::LayoutMesh`] for a layout of
     /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::LengthSum) for lengths that
     /// are not the tensor's.
-    pub fn distribute_local_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
+    pub fn distribute_replicated_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
         leaves("distribute_local", full, spec, |full, spec| {
             let ranges = spec.layout().local_slices(spec.shape(), spec.coordinate());
@@ -185,7 +185,7 @@ fn cut_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
     let placements = layout.placements();
     while sequence.len() < placements.len() {
         let ready = |mesh_dim: &usize| {
-            let outside = placements[*mesh_dim].shard_dim().map_or(&[][..], |dim| layout.order(dim));
+            let outside = placements[*mesh_dim].shard_dim().map_or(&[][..], |dim| layout.shard_order(dim));
             let mut outside = outside.iter().take_while(|cut| *cut != mesh_dim);
             !sequence.contains(mesh_dim) && outside.all(|cut| sequence.contains(cut))
         };
@@ -206,7 +206,7 @@ mod tests {
         let (r, s) = (Placement::Replicate, Placement::Shard(0));
         let plain = Layout::new(&[2, 2, 2], &[s, r, s]).unwrap();
         assert_eq!(cut_sequence(&plain).as_slice(), [0, 2, 1]);
-        let turned = Layout::with_order(&[2, 2, 2], &[s, r, s], &[(0, &[2, 0])]).unwrap();
+        let turned = Layout::with_shard_order(&[2, 2, 2], &[s, r, s], &[(0, &[2, 0])]).unwrap();
         assert_eq!(cut_sequence(&turned).as_slice(), [2, 0, 1]);
     }
 }

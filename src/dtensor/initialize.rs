@@ -37,7 +37,7 @@ impl<const D: usize> DTensor<D> {
     /// As [all factories](#factories), and [`DTensorError::Distribution`] for an
     /// initializer whose numbers make no distribution, such as Kaiming's of no features, and for an orthogonal
     /// parameter of one dimension.
-    pub fn initialized(
+    pub fn from_initializer(
         initializer: &Initializer,
         shape: impl Into<Shape>,
         fans: [usize; 2],
@@ -86,7 +86,7 @@ impl<const D: usize> DTensor<D> {
         let signs = linalg::diag::<2, 1, _>(r).sign().unsqueeze();
         let q: Tensor<2> = q * signs;
         let whole = if wide { q.transpose() } else { q };
-        Self::distribute_local(whole.reshape(shape).mul_scalar(gain), mesh, placements)
+        Self::distribute_replicated(whole.reshape(shape).mul_scalar(gain), mesh, placements)
     }
 }
 

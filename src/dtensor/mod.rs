@@ -85,10 +85,10 @@ pub use kind::Kind;
 #[cfg(feature = "testing")]
 pub(crate) use local::{as_float, is_tracked};
 pub(crate) use local::{associate, own};
-pub use picture::picture;
+pub use picture::visualize_sharding;
 pub(crate) use pullback::Dims;
-pub use request::{Redistribute, Redistributing};
+pub use request::{RedistributeOptions, RedistributeWork};
 pub use spec::DTensorSpec;
 pub(crate) use spec::Wanted;
 pub use tensor::DTensor;
-pub use transfer::Transfer;
+pub use transfer::CrossMeshRedistribute;

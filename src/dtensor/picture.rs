@@ -23,7 +23,7 @@ use super::grid::Grid;
 /// Ranks that share a cell hold copies of it, or terms of it where the heading says `P`. Ranks
 /// with nothing are listed below. Of more than two dimensions, those that are cut are drawn; one with more than
 /// two that are gets the heading alone.
-pub fn picture(spec: &DTensorSpec) -> String {
+pub fn visualize_sharding(spec: &DTensorSpec) -> String {
     match Grid::of(spec) {
         Some(grid) if spec.shape().num_dims() > 0 => format!("{spec}\n{}", drawn(&grid, spec.shape().num_dims())),
         _ => format!("{spec}\n"),

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 use super::collective::{all_gather, all_to_all};
 use super::local::cut_dim;
 use crate::Result;
-use crate::comm::{Call, Communicator, ReduceOp, Sharded};
-use crate::placement::{Cut, PartialOp};
+use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
+use crate::placement::{ShardSizes, PartialOp};
 
 /// Mesh dimensions.
 pub(crate) type Dims = SmallVec<[usize; 3]>;
@@ -29,15 +29,15 @@ pub(super) enum PullbackKind<const D: usize> {
     /// `R` -> `P(sum)`.
     Nothing,
     /// `S(dim)` -> `R` and `S(dim)` -> `P(sum)`.
-    Slice { dim: usize, cut: Cut },
+    Slice { dim: usize, cut: ShardSizes },
     /// `R` -> `S(dim)`.
-    AllGather { dim: usize, cut: Cut },
+    AllGather { dim: usize, cut: ShardSizes },
     /// `P(op)` -> `R`.
     AllReduce { reduced: Reduced<D> },
     /// `P(op)` -> `S(dim)`.
-    ReduceScatter { dim: usize, cut: Cut, reduced: Reduced<D> },
+    ReduceScatter { dim: usize, cut: ShardSizes, reduced: Reduced<D> },
     /// `S(to)` -> `S(from)`: each dimension with its cut.
-    AllToAll { from: (usize, Cut), to: (usize, Cut) },
+    AllToAll { from: (usize, ShardSizes), to: (usize, ShardSizes) },
 }
 
 /// A reduction's derivative by the local value.
@@ -106,7 +106,7 @@ impl<const D: usize> Reduced<D> {
 /// this rank must not reach its own derivative.
 fn others_product<const D: usize>(comm: &Communicator, call: &Call, local: &Tensor<D>) -> Result<Tensor<D>> {
     let (size, rank, len) = (comm.group().size(), comm.group().rank(), local.dims()[0]);
-    let all = all_gather(comm, call.clone(), local.clone(), 0, Cut::Chunks(size * len)).wait()?;
+    let all = all_gather(comm, call.clone(), local.clone(), 0, ShardSizes::Chunked(size * len)).wait()?;
     let others = (0..size).filter(|&other| other != rank);
     let values = others.map(|other| all.clone().slice_dim(0, other * len..(other + 1) * len));
     Ok(values.reduce(|product, value| product * value).unwrap_or_else(|| local.ones_like()))
@@ -120,7 +120,7 @@ impl<const D: usize> Pullback<D> {
     /// # Collective
     /// Over the step's mesh dimensions.
     pub(super) fn apply(&self, call: &Call, grad: Tensor<D>, varying: bool) -> Result<Tensor<D>> {
-        let call = &Call { drawn: self.place, ..call.clone() };
+        let call = &Call { forward_index: self.place, ..call.clone() };
         match varying {
             true => self.apply_varying(call, grad),
             false => self.apply_same(call, grad),
@@ -140,7 +140,7 @@ impl<const D: usize> Pullback<D> {
             PullbackKind::ReduceScatter { dim, cut, reduced } => {
                 let piece = |tensor: &Tensor<D>| {
                     let tensor = tensor.clone().into_dispatch();
-                    Sharded { tensor, dim: *dim, cut: cut.clone() }
+                    ShardedTensor { tensor, dim: *dim, cut: cut.clone() }
                 };
                 let mut wholes = vec![piece(&grad)];
                 if let Reduced::Extremum(extremum) = reduced {
@@ -161,7 +161,7 @@ impl<const D: usize> Pullback<D> {
         match &self.kind {
             // The sum's own slice is all that is needed: `S(dim)` -> varying.
             PullbackKind::Slice { dim, cut } => {
-                let grad = Sharded { tensor: grad.into_dispatch(), dim: *dim, cut: cut.clone() };
+                let grad = ShardedTensor { tensor: grad.into_dispatch(), dim: *dim, cut: cut.clone() };
                 Ok(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum).single()?)
             }
             _ => {

@@ -39,7 +39,7 @@ use crate::watch::Origin;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct Redistribute {
+pub struct RedistributeOptions {
     to: Target,
     casts: Casts,
 }
@@ -50,7 +50,7 @@ enum Target {
     Layout(Layout),
 }
 
-impl Redistribute {
+impl RedistributeOptions {
     /// To these placements, cut into chunks in the order of the mesh dimensions.
     pub fn to(placements: &[Placement]) -> Self {
         Self { to: Target::Placements(placements.into()), casts: Casts::default() }
@@ -63,7 +63,7 @@ impl Redistribute {
 
     /// The tensor is cast to `dtype` before it is sent, and stays so. Default: not cast.
     #[must_use]
-    pub fn forward_dtype(mut self, dtype: FloatDType) -> Self {
+    pub fn with_forward_dtype(mut self, dtype: FloatDType) -> Self {
         self.casts.forward = Some(dtype.into());
         self
     }
@@ -71,7 +71,7 @@ impl Redistribute {
     /// The gradient is sent in `dtype`, and cast to that of the tensor before when it has arrived. Default: it is
     /// cast to that before it is sent.
     #[must_use]
-    pub fn backward_dtype(mut self, dtype: FloatDType) -> Self {
+    pub fn with_backward_dtype(mut self, dtype: FloatDType) -> Self {
         self.casts.backward = Some(dtype.into());
         self
     }
@@ -100,7 +100,7 @@ impl Redistribute {
     /// As [`redistribute_to`](DTensor::redistribute_to), and [`DTensorError::NotFloat`] for the dtype of a tensor
     /// that has no floats.
     #[track_caller]
-    pub fn start<const D: usize, K: Kind>(&self, x: DTensor<D, K>) -> Result<Redistributing<D, K>> {
+    pub fn start<const D: usize, K: Kind>(&self, x: DTensor<D, K>) -> Result<RedistributeWork<D, K>> {
         let layout = match &self.to {
             Target::Placements(placements) => Layout::new(x.mesh().shape(), placements)?,
             Target::Layout(layout) => layout.clone(),
@@ -111,13 +111,13 @@ impl Redistribute {
         }
         let own = |dtype: Option<DType>| dtype.is_none_or(|dtype| dtype == x.dtype());
         if *x.layout() == layout && own(forward) && own(backward) {
-            return Ok(Redistributing(State::There(Box::new(x))));
+            return Ok(RedistributeWork(State::There(Box::new(x))));
         }
         let spec = x.spec.with_layout(layout)?.with_dtype(forward.unwrap_or(x.dtype()));
         let route = Route::between(x.layout(), spec.layout())?;
         let casts = Some(self.casts).filter(|casts| *casts != Casts::default());
         let walk = route.start(x.local, &x.spec, &[], casts, Origin::new("Redistribute"))?;
-        Ok(Redistributing(State::UnderWay(Box::new(walk), spec.shared())))
+        Ok(RedistributeWork(State::UnderWay(Box::new(walk), spec.shared())))
     }
 }
 
@@ -127,7 +127,7 @@ impl Redistribute {
 /// others get theirs. In backward no gradient comes from it, so ranks must all use it or none.
 #[derive(Debug)]
 #[must_use = "the tensor is what `wait` returns"]
-pub struct Redistributing<const D: usize, K: Kind = Float>(State<D, K>);
+pub struct RedistributeWork<const D: usize, K: Kind = Float>(State<D, K>);
 
 #[derive(Debug)]
 enum State<const D: usize, K: Kind> {
@@ -135,7 +135,7 @@ enum State<const D: usize, K: Kind> {
     UnderWay(Box<Walk<D, K>>, Arc<DTensorSpec>),
 }
 
-impl<const D: usize, K: Kind> Redistributing<D, K> {
+impl<const D: usize, K: Kind> RedistributeWork<D, K> {
     /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
     pub fn is_complete(&self) -> bool {
         match &self.0 {

@@ -121,7 +121,7 @@ impl Route {
             dims if dims.is_empty() || !tracked => None,
             dims => {
                 let comm = from.mesh().communicator_over(dims)?;
-                Some(Sum { place: comm.draw(), mesh_dims: dims.into(), comm })
+                Some(Sum { place: comm.next_forward_index(), mesh_dims: dims.into(), comm })
             }
         };
         let tensor = casts.map_or_else(|| local.clone().inner(), |casts| casts.forward(local.clone().inner()));
@@ -133,14 +133,14 @@ impl Route {
             pullbacks: Vec::new(),
             varying: walked,
             sum,
-            call: call.clone().in_phase(Phase::Backward),
+            call: call.clone().with_phase(Phase::Backward),
             casts,
             origin,
             kept: Weak::new(),
         };
         let walk = Walk { local, at: At::There(tensor), legs: legs.into_iter(), node };
         let issued = walk.legs.as_slice().iter().rposition(Leg::is_collective).map_or(0, |last| last + 1);
-        let call = call.in_phase(Phase::Forward);
+        let call = call.with_phase(Phase::Forward);
         let _changing = watch::changing(|| walk.node.change(Phase::Forward));
         walk.take(issued, &call)
     }
@@ -264,7 +264,7 @@ impl Gathering<'_> {
             pullbacks: legs.into_iter().filter_map(Leg::gather_pullback::<D>).collect(),
             varying: varying.into(),
             sum: None,
-            call: from.call_as(Call::new(self.route.label.clone()), from.dtype()).in_phase(Phase::Backward),
+            call: from.call_as(Call::new(self.route.label.clone()), from.dtype()).with_phase(Phase::Backward),
             casts: None,
             origin,
             kept,
@@ -355,7 +355,7 @@ impl<const D: usize> Redistribution<D> {
             grad = pullback.apply(call, grad, varying)?;
         }
         if let Some(Sum { comm, place, .. }) = &self.sum {
-            grad = all_reduce_sum(comm, &call.clone().drawn(*place), grad)?;
+            grad = all_reduce_sum(comm, &call.clone().with_forward_index(*place), grad)?;
         }
         Ok(grad)
     }

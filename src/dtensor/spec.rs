@@ -13,7 +13,7 @@ use super::DTensorError;
 use crate::Result;
 use crate::comm::{Call, TensorMeta};
 use crate::mesh::DeviceMesh;
-use crate::placement::{Cut, Layout, Placement};
+use crate::placement::{ShardSizes, Layout, Placement};
 
 /// A placement for each mesh dimension; `None` for one that is as it may be.
 pub(crate) type Wanted = SmallVec<[Option<Placement>; 3]>;
@@ -75,7 +75,7 @@ impl DTensorSpec {
     /// `call`, of this tensor or a part of it, sent in this element type.
     pub(super) fn call_as(&self, call: Call, dtype: DType) -> Call {
         let whole = TensorMeta { shape: self.shape.clone(), dtype };
-        Call { whole: Some(whole), terms: self.terms.clone(), ..call }
+        Call { global_tensor: Some(whole), operand_shapes: self.terms.clone(), ..call }
     }
 
     /// The one shared copy of this spec that the calling thread has: equal specs of equal terms are the
@@ -170,7 +170,7 @@ impl DTensorSpec {
             && fits(&cut)
             && self.shape.num_elements() > 0
         {
-            let shortest = cut.shortest(&self.shape);
+            let shortest = cut.min_local_shape(&self.shape);
             let leaves_a_rank_empty =
                 |placement: &&mut Placement| placement.shard_dim().is_some_and(|dim| shortest[dim] == 0);
             wanted
@@ -198,7 +198,7 @@ impl DTensorSpec {
     }
 
     /// How `mesh_dims` cut their piece of the dimension that they shard, one inside the other.
-    pub(super) fn cut(&self, mesh_dims: &[usize]) -> Cut {
+    pub(super) fn cut(&self, mesh_dims: &[usize]) -> ShardSizes {
         self.layout.cut_over(&self.shape, self.coordinate(), mesh_dims)
     }
 

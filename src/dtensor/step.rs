@@ -7,8 +7,8 @@ use super::local::{as_float, cut_dim, pad_dim, zeros};
 use super::pullback::{Dims, Pullback, PullbackKind, Reduced};
 use super::{DTensorSpec, Kind};
 use crate::Result;
-use crate::comm::{Call, Communicator, ReduceOp, Sharded};
-use crate::placement::{Cut, PartialOp, Step};
+use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
+use crate::placement::{ShardSizes, PartialOp, Step};
 
 /// A step, or several that are one, over the ranks along all their mesh dimensions.
 #[derive(Debug)]
@@ -23,13 +23,13 @@ pub(super) struct Leg {
 /// A [`Step`], with its cuts.
 #[derive(Debug)]
 enum Action {
-    AllGather { dim: usize, cut: Cut },
-    Slice { dim: usize, cut: Cut },
+    AllGather { dim: usize, cut: ShardSizes },
+    Slice { dim: usize, cut: ShardSizes },
     AllReduce { op: PartialOp },
-    ReduceScatter { dim: usize, cut: Cut, op: PartialOp },
-    AllToAll { from: (usize, Cut), to: (usize, Cut) },
+    ReduceScatter { dim: usize, cut: ShardSizes, op: PartialOp },
+    AllToAll { from: (usize, ShardSizes), to: (usize, ShardSizes) },
     ZeroOthers,
-    ZeroPad { dim: usize, cut: Cut },
+    ZeroPad { dim: usize, cut: ShardSizes },
 }
 
 /// A leg whose collective, if it is one, is issued.
@@ -60,10 +60,10 @@ impl Leg {
             Step::AllToAll { from, to, .. } => {
                 Action::AllToAll { from: (from, before.cut(&mesh_dims)), to: (to, after.cut(&mesh_dims)) }
             }
-            Step::ZeroOthers { .. } => Action::ZeroOthers,
-            Step::ZeroPad { dim, .. } => Action::ZeroPad { dim, cut: before.cut(&mesh_dims) },
+            Step::ReplicateToPartial { .. } => Action::ZeroOthers,
+            Step::ShardToPartial { dim, .. } => Action::ZeroPad { dim, cut: before.cut(&mesh_dims) },
         };
-        let place = tracked.then(|| comm.draw());
+        let place = tracked.then(|| comm.next_forward_index());
         Ok(Self { mesh_dims, comm, place, action })
     }
 
@@ -85,7 +85,7 @@ impl Leg {
     /// Over its mesh dimensions.
     pub fn start<const D: usize, K: Kind>(self, local: Tensor<D, K>, call: Call) -> Started<D, K> {
         let comm = &self.comm;
-        let own = |cut: &Cut| cut.range(comm.group().size(), comm.group().rank());
+        let own = |cut: &ShardSizes| cut.range(comm.group().size(), comm.group().rank());
         let reduces = matches!(self.action, Action::AllReduce { .. } | Action::ReduceScatter { .. });
         let kept = (reduces && self.place.is_some()).then(|| as_float(local.clone()));
         let moving = match &self.action {
@@ -95,7 +95,7 @@ impl Leg {
                 Moving::Many(comm.all_reduce(call, vec![local.into_dispatch()], reduce_op(*op)))
             }
             Action::ReduceScatter { dim, cut, op } => {
-                let whole = Sharded { tensor: local.into_dispatch(), dim: *dim, cut: cut.clone() };
+                let whole = ShardedTensor { tensor: local.into_dispatch(), dim: *dim, cut: cut.clone() };
                 Moving::Many(comm.reduce_scatter(call, vec![whole], reduce_op(*op)))
             }
             Action::AllToAll { from, to } => all_to_all(comm, call, local, from.clone(), to.clone()),

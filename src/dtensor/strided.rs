@@ -11,7 +11,7 @@ use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::Call;
 use crate::mesh::DeviceMesh;
-use crate::placement::{Cut, StridedLayout, StridedPlacement};
+use crate::placement::{ShardSizes, StridedLayout, StridedPlacement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Reads each rank's `local` tensor as its part of a tensor of global `shape` that PyTorch has laid out so,
@@ -75,7 +75,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         leaves("from_strided", local, spec, |mut held, spec| {
             for mesh_dim in undone {
                 let dealt = strided.dealt(spec.shape(), spec.coordinate(), mesh_dim);
-                let (comm, cut) = (mesh.communicator(mesh_dim)?, Cut::Lengths(dealt.lengths.into()));
+                let (comm, cut) = (mesh.communicator(mesh_dim)?, ShardSizes::Uneven(dealt.lengths.into()));
                 held = all_gather(comm, call.clone(), held, dealt.dim, cut).wait()?;
                 held = picked(held, dealt.dim, dealt.places);
             }

@@ -56,7 +56,7 @@ use crate::watch::{self, Change, Origin};
 /// in one mesh and not in the other there is no graph that its backward could follow, in step with the others:
 /// a tracked tensor is then an error, and what arrives is without autodiff on every rank.
 #[derive(Debug)]
-pub struct Transfer {
+pub struct CrossMeshRedistribute {
     from: (DeviceMesh, Layout),
     to: (DeviceMesh, Layout),
     shape: Shape,
@@ -80,7 +80,7 @@ struct Moves {
     part: Option<Shape>,
 }
 
-impl Transfer {
+impl CrossMeshRedistribute {
     /// The way of tensors of global `shape` and `dtype`: between these layouts, each on its mesh. Local.
     ///
     /// # Errors
@@ -140,10 +140,10 @@ impl Transfer {
         let whole = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
         let x = x.map(|x| x.redistribute_to(&self.from.1.replaced(whole)?)).transpose()?;
         let meta = TensorMeta { shape: self.shape.clone(), dtype: self.dtype };
-        let call = Call { whole: Some(meta), ..Call::new(self.label.clone()) };
+        let call = Call { global_tensor: Some(meta), ..Call::new(self.label.clone()) };
         let local = x.as_ref().map(|x| x.local.clone().inner());
         let changing = watch::changing(|| self.change(&origin, Phase::Forward));
-        let arrived = self.there.run(comm, call.clone().in_phase(Phase::Forward), local, &self.to.0, self.dtype)?;
+        let arrived = self.there.run(comm, call.clone().with_phase(Phase::Forward), local, &self.to.0, self.dtype)?;
         drop(changing);
         let Some(arrived) = arrived else { return Ok(None) };
         let spec = DTensorSpec::new(&self.to.0, self.to.1.clone(), self.shape.clone(), self.dtype)?.shared();
@@ -152,7 +152,7 @@ impl Transfer {
                 let node = Returned::<D> {
                     output: Mutex::new(Some(arrived.into_dispatch())),
                     comm: comm.clone(),
-                    call: call.in_phase(Phase::Backward).drawn(comm.draw()),
+                    call: call.with_phase(Phase::Backward).with_forward_index(comm.next_forward_index()),
                     back: self.back.clone(),
                     mesh: self.from.0.clone(),
                     change: self.change(&origin, Phase::Backward),

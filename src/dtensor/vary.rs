@@ -58,7 +58,7 @@ impl<const D: usize> DTensor<D> {
     /// [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange), or [`CommError`](crate::comm::CommError) if
     /// a collective fails.
     #[track_caller]
-    pub fn gather_vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
+    pub fn all_gather_varying(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
         let gathered = |dim, own| if dims.contains(&dim) { Placement::Replicate } else { own };
         self.shared_handle(&self.layout().replaced(gathered)?, &dims, "gather_vary")
@@ -118,8 +118,8 @@ mod tests {
         let run = launch(Launch::threads(2), |world| -> crate::Result<()> {
             let mesh = DeviceMesh::new(world, [2], ["tp"])?;
             let leaf = Tensor::<2>::ones([4, 2], &world.device().clone().autodiff()).require_grad();
-            let x = DTensor::distribute_local(leaf, &mesh, &[Shard(0)])?;
-            let gathered = x.clone().gather_vary(&[0])?;
+            let x = DTensor::distribute_replicated(leaf, &mesh, &[Shard(0)])?;
+            let gathered = x.clone().all_gather_varying(&[0])?;
             let kept = || {
                 let made = x.handles.get().expect("it has a clone").made.lock();
                 made.iter().filter(|handle| handle.kept.lock().is_some()).count()
@@ -139,7 +139,7 @@ mod tests {
         let run = launch(Launch::threads(2), |world| -> crate::Result<()> {
             let mesh = DeviceMesh::new(world, [2], ["tp"])?;
             let leaf = Tensor::<2>::ones([4, 2], &world.device().clone().autodiff()).require_grad();
-            let x = DTensor::distribute_local(leaf, &mesh, &[Shard(0)])?;
+            let x = DTensor::distribute_replicated(leaf, &mesh, &[Shard(0)])?;
             let whole = x.clone().redistribute_each(&[Some(Replicate)])?;
             let kept = || {
                 let made = x.handles.get().expect("it has a clone").made.lock();
@@ -160,7 +160,7 @@ mod tests {
         let run = launch(Launch::threads(4), |world| -> crate::Result<()> {
             let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
             let leaf = Tensor::<2>::ones([4, 2], &world.device().clone().autodiff()).require_grad();
-            let x = DTensor::distribute_local(leaf, &mesh, &[Replicate, Shard(0)])?;
+            let x = DTensor::distribute_replicated(leaf, &mesh, &[Replicate, Shard(0)])?;
             let local = x.local().clone();
             let made = Arc::new(AtomicUsize::new(0));
             let count = made.clone();

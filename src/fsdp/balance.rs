@@ -5,7 +5,7 @@ use itertools::Itertools;
 use super::plan::Planned;
 use crate::dtensor::DTensorSpec;
 use crate::param::DataMesh;
-use crate::placement::{Cut, Rows, balanced};
+use crate::placement::{ShardSizes, Rows, balanced};
 
 /// Cuts parameters in chunks anew, so that the ranks that shard a unit hold as many bytes of it.
 ///
@@ -21,7 +21,7 @@ pub(super) fn balance<'a>(params: &mut [Planned], meshes: impl Iterator<Item = &
             let Some((dim, cut)) = &params[at].cut else { continue };
             let rows = rows(&params[at], *dim);
             match cut {
-                Cut::Chunks(_) if is_even(&params[at], *dim) => free.push((at, *dim, rows)),
+                ShardSizes::Chunked(_) if is_even(&params[at], *dim) => free.push((at, *dim, rows)),
                 cut => {
                     let of_rank = |rank| cut.range(held.len(), rank).len() * rows.bytes;
                     let more = (0..held.len()).map(of_rank).collect_vec();
@@ -31,7 +31,7 @@ pub(super) fn balance<'a>(params: &mut [Planned], meshes: impl Iterator<Item = &
         }
         let lengths = balanced(&free.iter().map(|(.., rows)| *rows).collect_vec(), &held);
         for ((at, dim, _), lengths) in free.into_iter().zip(lengths) {
-            params[at].cut = Some((dim, Cut::Lengths(lengths.into())));
+            params[at].cut = Some((dim, ShardSizes::Uneven(lengths.into())));
         }
     }
 }
@@ -54,6 +54,6 @@ fn shape_of_first(spec: &DTensorSpec) -> Vec<usize> {
 fn is_even(param: &Planned, dim: usize) -> bool {
     param.parallel.as_ref().is_none_or(|parallel| {
         let spec = &parallel.spec;
-        spec.layout().shortest(spec.shape())[dim] == shape_of_first(spec)[dim]
+        spec.layout().min_local_shape(spec.shape())[dim] == shape_of_first(spec)[dim]
     })
 }

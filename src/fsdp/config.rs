@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::MixedPrecision;
+use super::MixedPrecisionPolicy;
 use crate::mesh::DimNames;
-use crate::param::{Buffers, Offload, ReshardAfterForward};
+use crate::param::{BufferSync, OffloadPolicy, ReshardAfterForward};
 use crate::placement::Placement;
 
 /// The parameter a shard-placement function decides about.
@@ -33,7 +33,7 @@ pub struct ParamPlacement {
 impl ParamPlacement {
     /// `Shard(dim)` of which each rank of the mesh dimension that shards holds one of these lengths,
     /// possibly 0. They add up to the length of `dim`.
-    pub fn ragged(dim: usize, lengths: impl Into<Arc<[usize]>>) -> Self {
+    pub fn uneven(dim: usize, lengths: impl Into<Arc<[usize]>>) -> Self {
         Self { placement: Placement::Shard(dim), lengths: Some(lengths.into()), over: None }
     }
 
@@ -49,7 +49,7 @@ impl ParamPlacement {
     /// });
     /// ```
     #[must_use]
-    pub fn over(mut self, dims: impl DimNames) -> Self {
+    pub fn with_mesh_dims(mut self, dims: impl DimNames) -> Self {
         self.over = Some(owned(dims));
         self
     }
@@ -83,19 +83,19 @@ pub struct FullyShard {
     pub(super) ignored: Vec<String>,
     pub(super) reshard: ReshardAfterForward,
     pub(super) strict: bool,
-    pub(super) buffers: Buffers,
+    pub(super) buffer_sync: BufferSync,
     pub(super) placement: Option<PlacementFn>,
     /// Names of mesh dimensions.
     pub(super) shard_over: Vec<String>,
     pub(super) replicate_over: Vec<String>,
     pub(super) balanced: bool,
     pub(super) verify_every: u64,
-    pub(super) precision: MixedPrecision,
+    pub(super) precision: MixedPrecisionPolicy,
     /// Of units by pattern.
-    pub(super) precision_for: Vec<(Vec<String>, MixedPrecision)>,
-    pub(super) offload: Offload,
+    pub(super) precision_for: Vec<(Vec<String>, MixedPrecisionPolicy)>,
+    pub(super) offload: OffloadPolicy,
     /// Of units by pattern.
-    pub(super) offload_for: Vec<(Vec<String>, Offload)>,
+    pub(super) offload_for: Vec<(Vec<String>, OffloadPolicy)>,
 }
 
 impl Default for FullyShard {
@@ -106,15 +106,15 @@ impl Default for FullyShard {
             ignored: Vec::new(),
             reshard: ReshardAfterForward::default(),
             strict: false,
-            buffers: Buffers::default(),
+            buffer_sync: BufferSync::default(),
             placement: None,
             shard_over: Vec::new(),
             replicate_over: Vec::new(),
             balanced: false,
             verify_every: 10,
-            precision: MixedPrecision::default(),
+            precision: MixedPrecisionPolicy::default(),
             precision_for: Vec::new(),
-            offload: Offload::default(),
+            offload: OffloadPolicy::default(),
             offload_for: Vec::new(),
         }
     }
@@ -131,7 +131,7 @@ impl FullyShard {
     ///
     /// A pattern is a path whose parts may hold `*`, `?` and `[0-9]`; `**` spans parts. Parameters
     /// that no pattern takes belong to the root unit.
-    pub fn units<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
+    pub fn with_units<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.units.extend(patterns.into_iter().map(Into::into));
         self
     }
@@ -148,7 +148,7 @@ impl FullyShard {
     /// # use burn_dtensor::fsdp::FullyShard;
     /// let config = FullyShard::new().units(["blocks.*"]).unit_of(["norm", "head"]);
     /// ```
-    pub fn unit_of<S: Into<String>>(mut self, modules: impl IntoIterator<Item = S>) -> Self {
+    pub fn with_group_unit<S: Into<String>>(mut self, modules: impl IntoIterator<Item = S>) -> Self {
         self.groups.push(modules.into_iter().map(Into::into).collect());
         self
     }
@@ -158,7 +158,7 @@ impl FullyShard {
     ///
     /// Of a weight with an adapter (LoRA) `layer.weight` is the stored value alone; the adapter's parameters have paths
     /// of their own, such as `layer.weight.lora.a`.
-    pub fn ignore<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
+    pub fn with_ignored<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.ignored.extend(patterns.into_iter().map(Into::into));
         self
     }
@@ -181,14 +181,14 @@ impl FullyShard {
     /// })?;
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
-    pub fn shard_over(mut self, dims: impl DimNames) -> Self {
+    pub fn with_shard_dims(mut self, dims: impl DimNames) -> Self {
         self.shard_over = owned(dims);
         self
     }
 
     /// Replicates over these dimensions of the mesh (HSDP), beside those that [`shard_over`](Self::shard_over) names.
     /// Dimensions that neither names have no part.
-    pub fn replicate_over(mut self, dims: impl DimNames) -> Self {
+    pub fn with_replicate_dims(mut self, dims: impl DimNames) -> Self {
         self.replicate_over = owned(dims);
         self
     }
@@ -205,13 +205,13 @@ impl FullyShard {
     ///
     /// Rows are along the dimension that the placement cuts, [`ParamPlacement::ragged`] stays as it is. So does a parameter
     /// along a dimension of which tensor-parallel ranks have parts of unequal lengths.
-    pub fn balanced(mut self) -> Self {
+    pub fn with_balanced_bytes(mut self) -> Self {
         self.balanced = true;
         self
     }
 
     /// Sets when gathered parameters are freed.
-    pub fn reshard_after_forward(mut self, reshard: ReshardAfterForward) -> Self {
+    pub fn with_reshard_after_forward(mut self, reshard: ReshardAfterForward) -> Self {
         self.reshard = reshard;
         self
     }
@@ -244,7 +244,7 @@ impl FullyShard {
     /// On devices other than the CPU values are not looked at; [offloaded](Self::offload) shards are. Optimizers that multiply matrices or sum up, such as Muon
     /// and Lamb, give equal bits on processors of one kind with one number of threads alone: where replicas have others,
     /// say 0.
-    pub fn verify_every(mut self, steps: u64) -> Self {
+    pub fn with_replica_check_every(mut self, steps: u64) -> Self {
         self.verify_every = steps;
         self
     }
@@ -259,17 +259,17 @@ impl FullyShard {
     ///
     /// A module that is no unit casts nothing, so neither does a model whose parameters are all in units inside. Buffers,
     /// such as running statistics, stay as they are.
-    pub fn mixed_precision(mut self, policy: MixedPrecision) -> Self {
+    pub fn with_mixed_precision(mut self, policy: MixedPrecisionPolicy) -> Self {
         self.precision = policy;
         self
     }
 
     /// Sets those of the units whose module's path matches a pattern; of several calls that take a unit, the last
     /// counts.
-    pub fn mixed_precision_for<S: Into<String>>(
+    pub fn with_mixed_precision_for<S: Into<String>>(
         mut self,
         patterns: impl IntoIterator<Item = S>,
-        policy: MixedPrecision,
+        policy: MixedPrecisionPolicy,
     ) -> Self {
         self.precision_for.push((patterns.into_iter().map(Into::into).collect(), policy));
         self
@@ -302,21 +302,21 @@ impl FullyShard {
     /// # Errors
     /// Of [`fully_shard`](super::fully_shard): [`FsdpError::NoHost`](super::FsdpError::NoHost) in a build without the feature
     /// `flex`.
-    pub fn offload(mut self, offload: Offload) -> Self {
+    pub fn with_offload(mut self, offload: OffloadPolicy) -> Self {
         self.offload = offload;
         self
     }
 
     /// Sets those of the units whose module's path matches a pattern; of several calls that take a unit, the last counts.
-    pub fn offload_for<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>, offload: Offload) -> Self {
+    pub fn with_offload_for<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>, offload: OffloadPolicy) -> Self {
         self.offload_for.push((patterns.into_iter().map(Into::into).collect(), offload));
         self
     }
 
     /// Sets which running statistics, such as a batch norm's, all ranks get when
     /// [`sync_buffers`](super::sync_buffers) or [`full_model`](super::full_model) makes them equal.
-    pub fn buffers(mut self, buffers: Buffers) -> Self {
-        self.buffers = buffers;
+    pub fn with_buffer_sync(mut self, buffers: BufferSync) -> Self {
+        self.buffer_sync = buffers;
         self
     }
 
@@ -335,7 +335,7 @@ impl FullyShard {
     ///     (param.shape[0] == 100).then(|| ParamPlacement::ragged(0, [40, 20, 40]))
     /// });
     /// ```
-    pub fn shard_placement_fn<P: Into<ParamPlacement>>(
+    pub fn with_shard_placement_fn<P: Into<ParamPlacement>>(
         mut self,
         placement: impl Fn(ParamInfo<'_>) -> Option<P> + Send + Sync + 'static,
     ) -> Self {
@@ -354,7 +354,7 @@ impl fmt::Debug for FullyShard {
             .field("replicate_over", &self.replicate_over)
             .field("reshard_after_forward", &self.reshard)
             .field("strict", &self.strict)
-            .field("buffers", &self.buffers)
+            .field("buffers", &self.buffer_sync)
             .field("balanced", &self.balanced)
             .field("verify_every", &self.verify_every)
             .field("mixed_precision", &self.precision)

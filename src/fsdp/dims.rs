@@ -84,7 +84,7 @@ impl<'a> DataDims<'a> {
         for (at, mesh_dim) in placed.iter().flat_map(|spec| self.shared_with(spec)) {
             if placed.is_some_and(|spec| spec.placements()[at].is_replicate()) {
                 let mesh_dim = mesh.names()[mesh_dim].clone();
-                return Err(FsdpError::PlacedWhole { param: param.into(), mesh_dim }.into());
+                return Err(FsdpError::ReplicatedOverDataDim { param: param.into(), mesh_dim }.into());
             }
             free.retain(|dim| *dim != mesh_dim);
         }
@@ -95,14 +95,14 @@ impl<'a> DataDims<'a> {
                 if let Some(name) = names.iter().find(not_free) {
                     let free = free.iter().map(|&dim| mesh.names()[dim].clone()).collect();
                     let (param, mesh_dim, mesh) = (param.into(), name.clone(), mesh.to_string());
-                    return Err(FsdpError::NotFree { param, mesh_dim, mesh, free }.into());
+                    return Err(FsdpError::MeshDimInUse { param, mesh_dim, mesh, free }.into());
                 }
                 mesh.slice(names)?;
                 names.iter().map(|name| mesh.dim(name)).collect::<Result<_>>()?
             }
         };
         if shard.is_empty() {
-            return Err(FsdpError::NoDimLeft { param: param.into(), mesh: mesh.to_string() }.into());
+            return Err(FsdpError::NoShardDimLeft { param: param.into(), mesh: mesh.to_string() }.into());
         }
         let replicate: Dims = free.into_iter().filter(|dim| !shard.contains(dim)).collect();
         if let Some(known) = self.made.iter().position(|(a, b, _)| (a, b) == (&shard, &replicate)) {

@@ -27,7 +27,7 @@ pub enum FsdpError {
         "parameter `{param}` cannot be sharded over mesh dimension `{mesh_dim}`: of {mesh} those that replicate or shard \
          and do not place it yet are {free:?}; `ParamPlacement::over` names some of these"
     )]
-    NotFree {
+    MeshDimInUse {
         /// Path of the parameter.
         param: String,
         /// The dimension.
@@ -42,7 +42,7 @@ pub enum FsdpError {
         "no dimension of {mesh} is left to shard parameter `{param}` over: `parallelize` has placed it over all that \
          shard; add one of size 1, as `efsdp` in `mesh.unflatten(\"dp\", [1, 4], [\"efsdp\", \"ep\"])`"
     )]
-    NoDimLeft {
+    NoShardDimLeft {
         /// Path of the parameter.
         param: String,
         /// The mesh.
@@ -54,7 +54,7 @@ pub enum FsdpError {
          of their own: parallelize the modules alone that are cut over it, such as experts, and the others over the \
          other dimensions"
     )]
-    PlacedWhole {
+    ReplicatedOverDataDim {
         /// Path of the parameter.
         param: String,
         /// The dimension.
@@ -79,7 +79,7 @@ pub enum FsdpError {
         "parameter `{param}` cannot be cut along dimension {dim} over the ranks of mesh dimension \
          `{mesh_dim}`: {problem}"
     )]
-    Lengths {
+    InvalidShardSizes {
         /// Path of the parameter.
         param: String,
         /// The tensor dimension.
@@ -122,7 +122,7 @@ pub enum FsdpError {
         "unit `{unit}` cannot go on {mesh}: this rank holds shard {was}, and would have to hold {is}; keep ranks and order \
          of the dimension that shards, or load a checkpoint"
     )]
-    OtherShards {
+    IncompatibleMesh {
         /// The unit.
         unit: String,
         /// The mesh.
@@ -143,7 +143,7 @@ pub enum FsdpError {
         "module `{module}` is to be in the unit `{unit}`, and in another: a module is in one unit; leave it out of a pattern \
          of `units` or `unit_of`"
     )]
-    TwoUnits {
+    ModuleInTwoUnits {
         /// Path of the module.
         module: String,
         /// One of the units, by its modules.

@@ -148,15 +148,15 @@ pub use clip::{NormType, clip_grad_norm};
 pub use config::{FullyShard, ParamInfo, ParamPlacement};
 pub use error::FsdpError;
 pub use named::{NamedParameter, named_parameters};
-pub use precision::MixedPrecision;
+pub use precision::MixedPrecisionPolicy;
 pub use remesh::remesh;
 pub use scaler::GradScaler;
 pub use shard::fully_shard;
 
 #[doc(no_inline)]
 pub use crate::param::{
-    Buffers, Description, DistributedParameter, Event, EventKind, FloatMap, Grads, NoSync, Offload, ParamExt, Prefetch,
-    ReducedGradients, ReshardAfterForward, ShardedState, TrainingState, UnitCollectives, UnitTensors, Units,
-    UnshardHandle, checkpointed, describe, full_model, full_model_on, record_events, reshard, sync_buffers, unit,
+    BufferSync, Description, DistributedParameter, Event, EventKind, FloatMapFn, Grads, NoSync, OffloadPolicy, ParamExt, Prefetch,
+    ReducedGradients, ReshardAfterForward, ShardedState, TrainingState, UnitCollectives, TensorTree, FsdpModule,
+    UnshardHandle, checkpoint_activations, describe, full_model, full_model_on, record_events, reshard, sync_buffers, unit,
     units, unshard,
 };

@@ -11,13 +11,13 @@ use super::by_unit::ByUnit;
 use super::config::{FullyShard, ParamInfo, ParamPlacement};
 use super::dims::DataDims;
 use super::precision::Policy;
-use super::{FsdpError, MixedPrecision};
+use super::{FsdpError, MixedPrecisionPolicy};
 use crate::Result;
 use crate::memory;
 use crate::mesh::DeviceMesh;
-use crate::param::{Found, Inventory, Offload, TensorParallel, Unit, UnitPath};
+use crate::param::{Found, Inventory, OffloadPolicy, TensorParallel, Unit, UnitPath};
 use crate::pattern::PathPattern;
-use crate::placement::{Cut, Placement};
+use crate::placement::{ShardSizes, Placement};
 
 /// A parameter to shard.
 pub(super) struct Planned {
@@ -26,7 +26,7 @@ pub(super) struct Planned {
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
     /// The cut dimension, and how it is cut; `None` to replicate.
-    pub(super) cut: Option<(usize, Cut)>,
+    pub(super) cut: Option<(usize, ShardSizes)>,
     /// Which mesh cuts it, of [`DataDims::meshes`].
     pub(super) data: usize,
     pub(super) unit: UnitPath,
@@ -45,7 +45,7 @@ pub(super) struct Plan {
     /// What it leaves out.
     pub(super) ignored: Arc<[PathPattern]>,
     pub(super) precisions: ByUnit<Policy>,
-    pub(super) offloads: ByUnit<Offload>,
+    pub(super) offloads: ByUnit<OffloadPolicy>,
     /// Whether the values of some are not drawn yet.
     pub(super) lazy: bool,
     /// Paths of the parameters with adapters, if there are any to shard.
@@ -73,15 +73,15 @@ pub(super) fn plan<M: Module>(
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
     inventory.check(is_ignored)?;
     let offloads = ByUnit::new(&config.offload, &config.offload_for, |&offload| {
-        if offload == Offload::Cpu {
+        if offload == OffloadPolicy::Cpu {
             check_host(memory::HAS_HOST)?;
         }
         Ok(offload)
     })?;
     let unit_of = |found: &Found| found.unit(|module| units.of(module));
-    inventory.check_devices(mesh, is_ignored, |found| *offloads.of(&unit_of(found).0) == Offload::Cpu)?;
+    inventory.check_devices(mesh, is_ignored, |found| *offloads.of(&unit_of(found).0) == OffloadPolicy::Cpu)?;
     let adapted = inventory.adapted(is_ignored)?;
-    let policy = |policy: &MixedPrecision| Policy::new(policy, &inventory, mesh.device());
+    let policy = |policy: &MixedPrecisionPolicy| Policy::new(policy, &inventory, mesh.device());
     let precisions = ByUnit::new(&config.precision, &config.precision_for, policy)?;
 
     let mut planned = Vec::new();
@@ -176,7 +176,7 @@ impl UnitsOf {
             };
             if let Some(module) = group.modules().iter().find(is_taken) {
                 let (module, unit) = (module.to_string(), group.label().to_string());
-                return Err(FsdpError::TwoUnits { module, unit }.into());
+                return Err(FsdpError::ModuleInTwoUnits { module, unit }.into());
             }
             groups.push(group);
         }
@@ -220,7 +220,7 @@ impl StoredShape {
 }
 
 /// How a parameter is cut, and over which mesh dimensions if its placement names them.
-type Chosen = (Option<(usize, Cut)>, Option<Vec<String>>);
+type Chosen = (Option<(usize, ShardSizes)>, Option<Vec<String>>);
 
 fn cut(config: &FullyShard, found: &Found, path: &str) -> Result<Chosen, FsdpError> {
     let shape = &found.shape;
@@ -241,7 +241,7 @@ fn cut(config: &FullyShard, found: &Found, path: &str) -> Result<Chosen, FsdpErr
     match placement {
         Placement::Replicate => Ok((None, over)),
         Placement::Shard(dim) if dim < shape.len() => {
-            Ok((Some((dim, lengths.map_or(Cut::Chunks(shape[dim]), Cut::Lengths))), over))
+            Ok((Some((dim, lengths.map_or(ShardSizes::Chunked(shape[dim]), ShardSizes::Uneven))), over))
         }
         placement => {
             Err(FsdpError::Placement { param: path.into(), shape: shape.to_vec(), placement: placement.to_string() })

@@ -29,7 +29,7 @@ use crate::pattern::PathPattern;
 ///     .mixed_precision_for(["blocks.*"], half);
 /// ```
 #[derive(Debug, Clone)]
-pub struct MixedPrecision {
+pub struct MixedPrecisionPolicy {
     param_dtype: Option<DType>,
     reduce_dtype: Option<DType>,
     output_dtype: Option<DType>,
@@ -37,13 +37,13 @@ pub struct MixedPrecision {
     keep: Vec<String>,
 }
 
-impl Default for MixedPrecision {
+impl Default for MixedPrecisionPolicy {
     fn default() -> Self {
         Self { param_dtype: None, reduce_dtype: None, output_dtype: None, cast_forward_inputs: true, keep: Vec::new() }
     }
 }
 
-impl MixedPrecision {
+impl MixedPrecisionPolicy {
     /// Everything in the element type that it has.
     pub fn new() -> Self {
         Self::default()
@@ -55,7 +55,7 @@ impl MixedPrecision {
     /// Layers read it by `val()` and `dtensor()`, also outside the unit; [`shard`](super::ParamExt::shard) and
     /// [`full_model`](super::full_model) have the stored value. The cast shard, which is posted for backward as forward
     /// leaves the unit, stays in memory until then.
-    pub fn param_dtype(mut self, dtype: DType) -> Self {
+    pub fn with_param_dtype(mut self, dtype: DType) -> Self {
         self.param_dtype = Some(dtype);
         self
     }
@@ -72,14 +72,14 @@ impl MixedPrecision {
     /// A unit makes one reduce-scatter. By default each gradient in it has the stored type of its parameter, so that
     /// one call may carry several types. A type set here is that of all the unit's gradients, including those of
     /// parameters that [`keep`](Self::keep) takes.
-    pub fn reduce_dtype(mut self, dtype: DType) -> Self {
+    pub fn with_reduce_dtype(mut self, dtype: DType) -> Self {
         self.reduce_dtype = Some(dtype);
         self
     }
 
     /// Sets the element type of the float tensors that a unit's forward returns, whatever they are in
     /// ([`UnitTensors`](super::UnitTensors)). Their gradients are cast back.
-    pub fn output_dtype(mut self, dtype: DType) -> Self {
+    pub fn with_output_dtype(mut self, dtype: DType) -> Self {
         self.output_dtype = Some(dtype);
         self
     }
@@ -87,14 +87,14 @@ impl MixedPrecision {
     /// Sets whether the float tensors that a unit's forward is given, whatever they are in
     /// ([`UnitTensors`](super::UnitTensors)), are cast to [`param_dtype`](Self::param_dtype), and their gradients back.
     /// Default: they are. Tensors of integers and of booleans never are.
-    pub fn cast_forward_inputs(mut self, cast: bool) -> Self {
+    pub fn with_cast_forward_inputs(mut self, cast: bool) -> Self {
         self.cast_forward_inputs = cast;
         self
     }
 
     /// Keeps the parameters whose path matches a pattern in the element type that they are stored in. A layer that
     /// computes with one casts its input for itself, or is a unit with a policy of its own, which does.
-    pub fn keep<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
+    pub fn with_excluded<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.keep.extend(patterns.into_iter().map(Into::into));
         self
     }
@@ -123,7 +123,7 @@ impl MixedPrecision {
 
 /// A policy, with its patterns parsed.
 pub(super) struct Policy {
-    policy: MixedPrecision,
+    policy: MixedPrecisionPolicy,
     keep: Vec<PathPattern>,
 }
 
@@ -133,7 +133,7 @@ impl Policy {
     /// # Errors
     /// As [`MixedPrecision`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch) for a pattern that takes no
     /// parameter.
-    pub(super) fn new(policy: &MixedPrecision, inventory: &Inventory, device: &Device) -> Result<Self> {
+    pub(super) fn new(policy: &MixedPrecisionPolicy, inventory: &Inventory, device: &Device) -> Result<Self> {
         policy.check(device)?;
         let keep = PathPattern::parse_all(&policy.keep)?;
         inventory.check_params(&keep)?;

@@ -121,10 +121,10 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
     if (was.rank(), was.size()) != (is.rank(), is.size()) {
         let shard = |group: &Group| format!("{} of {}", group.rank(), group.size());
         let (unit, mesh) = (unit.label().to_string(), mesh.mesh.to_string());
-        return Err(FsdpError::OtherShards { unit, mesh, was: shard(was), is: shard(is) }.into());
+        return Err(FsdpError::IncompatibleMesh { unit, mesh, was: shard(was), is: shard(is) }.into());
     }
-    let config = FullyShard::new().reshard_after_forward(data.reshard).buffers(data.buffers);
-    let config = FullyShard { strict: data.strict, ..config.verify_every(data.verify.passes()) };
+    let config = FullyShard::new().with_reshard_after_forward(data.reshard).with_buffer_sync(data.buffers);
+    let config = FullyShard { strict: data.strict, ..config.with_replica_check_every(data.verify.passes()) };
     let all = mesh.mesh.communicator_over(&(0..mesh.mesh.ndim()).collect::<Vec<_>>())?;
     let groups = data_parallel(mesh, &all, &config, data.ignored.clone(), &data.model.origin)?;
     let offloaded = data.offloaded.as_ref().map(|_| Offloaded::of(&groups.shard));

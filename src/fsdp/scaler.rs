@@ -66,32 +66,32 @@ impl GradScaler {
     }
 
     /// Sets the scale to begin with.
-    pub fn init_scale(mut self, scale: f32) -> Self {
+    pub fn with_init_scale(mut self, scale: f32) -> Self {
         self.scale = scale;
         self
     }
 
     /// Sets by what the scale is multiplied after [`growth_interval`](Self::growth_interval) good steps in a row. One
     /// that would become infinite stays as it is.
-    pub fn growth_factor(mut self, factor: f32) -> Self {
+    pub fn with_growth_factor(mut self, factor: f32) -> Self {
         self.growth_factor = factor;
         self
     }
 
     /// Sets by what the scale is multiplied when a step is skipped.
-    pub fn backoff_factor(mut self, factor: f32) -> Self {
+    pub fn with_backoff_factor(mut self, factor: f32) -> Self {
         self.backoff_factor = factor;
         self
     }
 
     /// Sets after how many good steps in a row the scale grows.
-    pub fn growth_interval(mut self, steps: usize) -> Self {
+    pub fn with_growth_interval(mut self, steps: usize) -> Self {
         self.growth_interval = steps;
         self
     }
 
     /// What the next loss is multiplied by.
-    pub fn current(&self) -> f32 {
+    pub fn current_scale(&self) -> f32 {
         self.scale
     }
 

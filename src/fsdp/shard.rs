@@ -15,7 +15,7 @@ use super::plan::{Plan, Planned, plan};
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    AGAIN, Attachment, DataMesh, DataParallel, ModelNumbers, Offload, Offloaded, Precision, REDUCE,
+    AGAIN, Attachment, DataMesh, DataParallel, ModelNumbers, OffloadPolicy, Offloaded, Precision, REDUCE,
     ReshardAfterForward, UnitParam, UnitPath, Verify, attach, combine, data_spec, in_turn, is_any_lazy, make_units,
     move_beside, own_buffers, take_burns,
 };
@@ -127,7 +127,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         Ok(((unit, data), UnitParam { path: path.into(), depth, shape, cut, spec, parallel, compute }))
     });
     let of_unit = |unit: &UnitPath, &at: &usize| {
-        let offloaded = (*offloads.of(unit) == Offload::Cpu).then(|| Offloaded::of(&data[at].shard));
+        let offloaded = (*offloads.of(unit) == OffloadPolicy::Cpu).then(|| Offloaded::of(&data[at].shard));
         Some(DataParallel { precision: precisions.of(unit).precision(), offloaded, ..data[at].clone() })
     };
     let params = make_units(params.collect::<Result<_>>()?, of_unit)?;
@@ -170,7 +170,7 @@ pub(super) fn data_parallel(
     ignored: Arc<[PathPattern]>,
     origin: &Arc<str>,
 ) -> Result<DataParallel> {
-    let FullyShard { reshard, strict, buffers, verify_every, .. } = *config;
+    let FullyShard { reshard, strict, buffer_sync: buffers, verify_every, .. } = *config;
     let (shard, replicate) = (mesh.shard_group()?.clone(), mesh.replicate_group()?);
     let neighbours = match reshard {
         ReshardAfterForward::Ranks(ranks) => {
@@ -213,11 +213,11 @@ pub(super) fn data_parallel(
 fn named(param: &Planned, mesh: &DataMesh, error: Error) -> Error {
     match (error, &param.cut) {
         (
-            Error::Placement(problem @ (PlacementError::LengthCount { .. } | PlacementError::LengthSum { .. })),
+            Error::Placement(problem @ (PlacementError::ShardSizeCount { .. } | PlacementError::ShardSizeSum { .. })),
             Some((dim, _)),
         ) => {
             let mesh_dim = mesh.shard_name().to_string();
-            FsdpError::Lengths { param: param.path.clone(), dim: *dim, mesh_dim, problem }.into()
+            FsdpError::InvalidShardSizes { param: param.path.clone(), dim: *dim, mesh_dim, problem }.into()
         }
         (error, _) => error,
     }

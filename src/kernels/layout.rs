@@ -3,7 +3,7 @@
 use burn::tensor::Shape;
 
 use super::copies::{Copies, Segment};
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// A tensor cut along one dimension over the ranks of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -13,7 +13,7 @@ pub(crate) struct CutTensor {
     /// The cut dimension.
     pub dim: usize,
     /// How its length falls on the ranks.
-    pub cut: Cut,
+    pub cut: ShardSizes,
 }
 
 impl CutTensor {

@@ -4,7 +4,7 @@ use burn::tensor::Shape;
 use itertools::Itertools;
 
 use super::{Copies, CutTensor, FlatLayout, Segment};
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// Every target after `copies`, by element; `None` where nothing was written.
 pub(super) fn run<T: Clone>(copies: &Copies, sources: &[Vec<T>]) -> Vec<Vec<Option<T>>> {
@@ -39,7 +39,7 @@ fn part(index: usize, tensor: &CutTensor, ranks: usize, rank: usize) -> Vec<Name
 
 fn layouts() -> impl Iterator<Item = (usize, Vec<CutTensor>, usize)> {
     let tensor = |shape: &[usize], dim: usize, ragged: Option<&[usize]>| {
-        let cut = ragged.map_or(Cut::Chunks(shape[dim]), |lengths| Cut::Lengths(lengths.into()));
+        let cut = ragged.map_or(ShardSizes::Chunked(shape[dim]), |lengths| ShardSizes::Uneven(lengths.into()));
         CutTensor { shape: Shape::from(shape.to_vec()), dim, cut }
     };
     let lists = [1, 2, 3, 4].map(|ranks| {
@@ -99,7 +99,7 @@ fn parts_go_through_rows_to_wholes_and_back() {
 
 #[test]
 fn an_even_cut_of_dimension_0_is_one_run_a_rank() {
-    let tensor = CutTensor { shape: Shape::new([4, 3]), dim: 0, cut: Cut::Chunks(4) };
+    let tensor = CutTensor { shape: Shape::new([4, 3]), dim: 0, cut: ShardSizes::Chunked(4) };
     let copies = FlatLayout::new(2, vec![tensor], 1).unpack_wholes();
     assert_eq!(copies.segments.iter().map(|segment| (segment.rows, segment.run)).collect_vec(), [(1, 6), (1, 6)]);
 }

@@ -5,8 +5,8 @@ use burn::tensor::{Tensor, kind};
 
 use super::DeviceMesh;
 use crate::Result;
-use crate::comm::{Call, Communicator, ReduceOp, Sharded, TensorMeta};
-use crate::placement::Cut;
+use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor, TensorMeta};
+use crate::placement::ShardSizes;
 
 /// # Collectives of plain tensors
 ///
@@ -119,7 +119,7 @@ impl DeviceMesh {
         to_dim: usize,
     ) -> Result<Tensor<D, K>> {
         let (cut, to_cut) = (chunks(&part, dim, self.size()), chunks(&part, to_dim, 1));
-        let shard = Sharded { tensor: part.inner().into_dispatch(), dim, cut };
+        let shard = ShardedTensor { tensor: part.inner().into_dispatch(), dim, cut };
         Ok(Tensor::from_dispatch(self.all()?.all_to_all(self.call(), shard, to_dim, to_cut).wait()?))
     }
 
@@ -142,11 +142,11 @@ fn plain<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>) -> Vec<Dispatc
     vec![tensor.inner().into_dispatch()]
 }
 
-fn sharded<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>, dim: usize, cut: Cut) -> Vec<Sharded> {
-    vec![Sharded { tensor: tensor.inner().into_dispatch(), dim, cut }]
+fn sharded<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>, dim: usize, cut: ShardSizes) -> Vec<ShardedTensor> {
+    vec![ShardedTensor { tensor: tensor.inner().into_dispatch(), dim, cut }]
 }
 
 /// Chunks of `times` the length of `dim`. Of a dimension that is missing the communicator says so.
-fn chunks<const D: usize, K: kind::Autodiff>(tensor: &Tensor<D, K>, dim: usize, times: usize) -> Cut {
-    Cut::Chunks(tensor.dims().get(dim).map_or(0, |len| len * times))
+fn chunks<const D: usize, K: kind::Autodiff>(tensor: &Tensor<D, K>, dim: usize, times: usize) -> ShardSizes {
+    ShardSizes::Chunked(tensor.dims().get(dim).map_or(0, |len| len * times))
 }

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 
 /// Runs `program` on `ranks` thread ranks.
 fn on<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {
-    let launched = launch(Launch::threads(ranks).deadline(Duration::from_secs(20)), program);
+    let launched = launch(Launch::threads(ranks).with_deadline(Duration::from_secs(20)), program);
     let launched = launched.unwrap_or_else(|error| panic!("{error}"));
     launched.into_iter().map(|(_, returned)| returned).collect()
 }

@@ -7,7 +7,7 @@ use burn::nn::activation::{
     ThresholdedRelu,
 };
 
-use super::{DTensorForward, styled};
+use super::{DTensorForward, apply_style};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{activation as f, misfit};
 
@@ -49,7 +49,7 @@ layers! {
     Shrink(shrink, x) => f::shrink(x, shrink.lambda, shrink.bias),
     Threshold(threshold, x) => f::threshold(x, threshold.threshold, threshold.value),
     ThresholdedRelu(thresholded, x) => f::thresholded_relu(x, thresholded.alpha),
-    PRelu(prelu, x) => styled(&prelu.alpha, x, |x, alpha| f::prelu(x, alpha)),
+    PRelu(prelu, x) => apply_style(&prelu.alpha, x, |x, alpha| f::prelu(x, alpha)),
 }
 
 macro_rules! any_of {

@@ -4,7 +4,7 @@ use burn::module::RunningState;
 use burn::nn::BatchNorm;
 use burn::tensor::Tensor;
 
-use super::{DTensorForward, read, styled};
+use super::{DTensorForward, read, apply_style};
 use crate::Result;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::module::{self, BatchNormTrainOutput};
@@ -54,7 +54,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         let training = x.local().is_autodiff() && self.training.is_enabled();
         let (device, mesh) = (x.local().device(), x.mesh().clone());
-        styled(&self.gamma, x, |x, gamma| {
+        apply_style(&self.gamma, x, |x, gamma| {
             let beta = read(&self.beta);
             if !training {
                 let statistics =

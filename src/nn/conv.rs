@@ -7,7 +7,7 @@ use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, C
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions};
 
 use super::padding::Padding;
-use super::{DTensorForward, read, styled};
+use super::{DTensorForward, read, apply_style};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{misfit, module};
 
@@ -75,6 +75,6 @@ impl DTensorForward<(DTensor<4>, DTensor<4>, Option<DTensor<4>>)> for DeformConv
         let options =
             DeformConvOptions::new(self.stride, padding, self.dilation, self.weight_groups, self.offset_groups);
         let bias = || self.bias.as_ref().map(read);
-        styled(&self.weight, x, |x, weight| module::deform_conv2d(x, offset, weight, mask, bias(), options))
+        apply_style(&self.weight, x, |x, weight| module::deform_conv2d(x, offset, weight, mask, bias(), options))
     }
 }

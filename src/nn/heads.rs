@@ -32,7 +32,7 @@ use crate::placement::Placement;
 #[track_caller]
 pub fn local_heads<const D: usize>(x: &DTensor<D>, heads: usize) -> usize {
     let last = D - 1;
-    let is_ragged = x.layout().order(last).iter().any(|&mesh_dim| x.layout().lengths(mesh_dim).is_some());
+    let is_ragged = x.layout().shard_order(last).iter().any(|&mesh_dim| x.layout().uneven_sizes(mesh_dim).is_some());
     let cuts = x.placements().iter().zip(x.mesh().shape()).zip(x.mesh().names());
     let cuts = cuts.filter(|((placement, _), _)| **placement == Placement::Shard(last));
     let (sizes, names): (Vec<_>, Vec<_>) = cuts.map(|((_, &size), name)| (size, format!("`{name}`"))).unzip();

@@ -94,7 +94,7 @@ pub use cross_attention::CrossAttention;
 pub use dropout::dropout;
 pub use grouped::{GroupedQueryAttention, GroupedQueryAttentionConfig};
 pub use heads::local_heads;
-pub use prepare::{ModuleTensors, prepared, prepared_local};
+pub use prepare::{ModuleTensors, apply_io_layouts, apply_io_layouts_local};
 pub use rnn::LstmState;
 pub use transformer::{TransformerDecoderInput, TransformerEncoderInput};
 
@@ -160,7 +160,7 @@ fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
 /// # Panics
 /// As [`DTensorForward`].
 #[track_caller]
-pub fn styled<const D: usize, const P: usize, const O: usize, K: Kind>(
+pub fn apply_style<const D: usize, const P: usize, const O: usize, K: Kind>(
     param: &Param<Tensor<P>>,
     x: DTensor<D, K>,
     forward: impl FnOnce(Operand<D, K>, DTensor<P>) -> DTensor<O>,

@@ -5,12 +5,12 @@ use burn::nn::norm::Normalization;
 use burn::nn::{GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm};
 use burn::tensor::Tensor;
 
-use super::{DTensorForward, read, styled};
+use super::{DTensorForward, read, apply_style};
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::{Axes, apply, misfit, module};
+use crate::dtensor::ops::{EinsumRule, apply, misfit, module};
 
 /// Across channels.
-const LOCAL_RESPONSE: Axes = Axes::new("local_response_norm", "bC.. -> bC..");
+const LOCAL_RESPONSE: EinsumRule = EinsumRule::new("local_response_norm", "bC.. -> bC..");
 
 /// Under sequence parallelism gamma and beta get a term of their gradient on every rank; all those
 /// of a unit are added up at once.
@@ -18,7 +18,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LayerNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        styled(&self.gamma, x, |x, gamma| {
+        apply_style(&self.gamma, x, |x, gamma| {
             let beta = self.beta.as_ref().map(read);
             module::layer_norm_by(x, gamma, beta, |x, gamma, beta| {
                 // burn keeps the layer's epsilon to itself: the layer computes, with what it is given.
@@ -36,7 +36,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for RmsNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        styled(&self.gamma, x, |x, gamma| module::rms_norm(x, gamma, self.epsilon))
+        apply_style(&self.gamma, x, |x, gamma| module::rms_norm(x, gamma, self.epsilon))
     }
 }
 
@@ -74,7 +74,7 @@ fn grouped<const D: usize>(
 ) -> DTensor<D> {
     match gamma_beta {
         Some((gamma, beta)) => {
-            styled(gamma, x, |x, gamma| module::group_norm(x, Some((gamma, read(beta))), groups, epsilon))
+            apply_style(gamma, x, |x, gamma| module::group_norm(x, Some((gamma, read(beta))), groups, epsilon))
         }
         None => module::group_norm(x, None, groups, epsilon),
     }

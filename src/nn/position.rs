@@ -5,12 +5,12 @@ use burn::nn::{PositionalEncoding, RotaryEncoding};
 use super::DTensorForward;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::partials::SHIFT;
-use crate::dtensor::ops::{Axes, apply, misfit};
+use crate::dtensor::ops::{EinsumRule, apply, misfit};
 
 /// Rotates pairs of the last dimension by an angle that grows along the one before.
-const ROTARY: Axes = Axes::new("rotary encoding", "..sD -> ..sD");
+const ROTARY: EinsumRule = EinsumRule::new("rotary encoding", "..sD -> ..sD");
 /// Adds what depends on the place in the sequence.
-const POSITIONAL: Axes = Axes::new("positional encoding", "bsd -> bsd").through(SHIFT);
+const POSITIONAL: EinsumRule = EinsumRule::new("positional encoding", "bsd -> bsd").with_partial_rules(SHIFT);
 
 /// A part of a sharded sequence is rotated by its place in the whole.
 impl<const D: usize> DTensorForward<DTensor<D>> for RotaryEncoding {

@@ -72,7 +72,7 @@ use crate::placement::Placement;
 /// [`ParallelError::NoMesh`] for plain tensors and a module without parallelized parameters, and
 /// [`DTensorError::MeshMismatch`].
 #[track_caller]
-pub fn prepared<M: Module, I: ModuleTensors, O: ModuleTensors>(
+pub fn apply_io_layouts<M: Module, I: ModuleTensors, O: ModuleTensors>(
     module: &M,
     inputs: I,
     forward: impl FnOnce(&M, I::Global) -> O,
@@ -101,12 +101,12 @@ pub fn prepared<M: Module, I: ModuleTensors, O: ModuleTensors>(
 /// # Panics
 /// As [`prepared`].
 #[track_caller]
-pub fn prepared_local<M: Module, I: ModuleTensors, O: ModuleTensors>(
+pub fn apply_io_layouts_local<M: Module, I: ModuleTensors, O: ModuleTensors>(
     module: &M,
     inputs: I,
     forward: impl FnOnce(&M, I::Global) -> O,
 ) -> O::Local {
-    O::local(prepared(module, inputs, forward))
+    O::local(apply_io_layouts(module, inputs, forward))
 }
 
 /// What a prepared module takes and returns.
@@ -142,9 +142,9 @@ pub struct Side<'a> {
 impl Side<'_> {
     fn bring<T: ModuleTensors>(self, tensors: T) -> Result<T::Global> {
         let (given, prepared) = (tensors.count(), self.edges.len());
-        if prepared > 0 && given != prepared {
+        if apply_io_layouts > 0 && given != apply_io_layouts {
             let (module, what) = (self.module.into(), self.what);
-            return Err(ParallelError::Count { module, what, given, prepared }.into());
+            return Err(ParallelError::Count { module, what, given, apply_io_layouts }.into());
         }
         tensors.bring(&self, &mut 0)
     }

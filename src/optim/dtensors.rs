@@ -73,7 +73,7 @@ impl DTensorOptimizer {
     /// Gathers every parameter and gradient before a step: for an optimizer of one's own that looks at more than an
     /// element.
     #[must_use]
-    pub fn on_whole_parameters(mut self) -> Self {
+    pub fn with_full_parameters(mut self) -> Self {
         self.whole = true;
         self
     }
@@ -105,7 +105,7 @@ impl DTensorOptimizer {
         }
         let mut stepped = Tensor::from_bridge(stepped);
         if self.whole {
-            stepped = DTensor::distribute_local_to(stepped, spec.mesh(), spec.layout().clone())?.to_local();
+            stepped = DTensor::distribute_replicated_to(stepped, spec.mesh(), spec.layout().clone())?.to_local();
         }
         Ok(DTensor::from_parts(tracked_as(param.local(), stepped), spec))
     }

@@ -74,7 +74,7 @@ pub fn distribute_module<M: Module, S: Into<Styles>>(
             return Err(ParallelError::Styles { param, given: styles.len(), mesh: mesh.to_string() }.into());
         }
         let named = mesh.names().iter().zip(styles);
-        plan = named.fold(plan, |plan, (name, style)| plan.on(name, Plan::new().with(&param, style)));
+        plan = named.fold(plan, |plan, (name, style)| plan.with_mesh_dim_plan(name, Plan::new().with_style(&param, style)));
     }
     parallelize(module, mesh, plan)
 }
@@ -117,13 +117,13 @@ impl<S: Into<Style>> From<Vec<S>> for Styles {
 /// [`distribute_module`] for an example. It knows nothing of the module's parameters: one serves all modules of
 /// the mesh with such inputs and outputs.
 #[derive(Clone)]
-pub struct Boundary<I, O> {
+pub struct InputOutputFns<I, O> {
     mesh: DeviceMesh,
     input: I,
     output: O,
 }
 
-impl<I, O> Boundary<I, O> {
+impl<I, O> InputOutputFns<I, O> {
     /// Gives `input` what comes, and `output` what goes, with the mesh.
     pub fn new<X, A, B, Y>(mesh: &DeviceMesh, input: I, output: O) -> Self
     where

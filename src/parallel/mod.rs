@@ -31,10 +31,10 @@ mod parallelize;
 mod plan;
 mod resolve;
 
-pub use distribute_module::{Boundary, Styles, distribute_module};
+pub use distribute_module::{InputOutputFns, Styles, distribute_module};
 pub use error::ParallelError;
 pub use parallelize::parallelize;
 pub use plan::Plan;
 
 #[doc(no_inline)]
-pub use crate::param::{LayerParam, PrepareModule, Style};
+pub use crate::param::{LayerParam, PrepareModuleInputOutput, Style};

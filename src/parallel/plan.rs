@@ -1,6 +1,6 @@
 //! [`Plan`]: which layers are split how.
 
-use super::{PrepareModule, Style};
+use super::{PrepareModuleInputOutput, Style};
 
 /// Path patterns and the [`Style`]s of what they match; see [`parallelize`](super::parallelize).
 ///
@@ -25,7 +25,7 @@ use super::{PrepareModule, Style};
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     pub(super) styles: Vec<Entry<Style>>,
-    pub(super) modules: Vec<Entry<PrepareModule>>,
+    pub(super) modules: Vec<Entry<PrepareModuleInputOutput>>,
     pub(super) units: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ impl Plan {
     /// One that names a module takes all parameters inside. Where several take one parameter, the last given
     /// counts: write the general before the particular.
     #[must_use]
-    pub fn with(mut self, pattern: impl Into<String>, style: impl Into<Style>) -> Self {
+    pub fn with_style(mut self, pattern: impl Into<String>, style: impl Into<Style>) -> Self {
         self.styles.push(Entry { mesh_dim: None, pattern: pattern.into(), given: style.into() });
         self
     }
@@ -60,7 +60,7 @@ impl Plan {
     /// The modules are those that hold parameters: these know of it. Around others write
     /// [`redistribute`](crate::dtensor::DTensor::redistribute).
     #[must_use]
-    pub fn prepare(mut self, pattern: impl Into<String>, module: PrepareModule) -> Self {
+    pub fn with_io(mut self, pattern: impl Into<String>, module: PrepareModuleInputOutput) -> Self {
         self.modules.push(Entry { mesh_dim: None, pattern: pattern.into(), given: module });
         self
     }
@@ -77,7 +77,7 @@ impl Plan {
     /// let plan = Plan::new().on("tp", tensor).on("cp", context);
     /// ```
     #[must_use]
-    pub fn on(mut self, mesh_dim: impl Into<String>, plan: Self) -> Self {
+    pub fn with_mesh_dim_plan(mut self, mesh_dim: impl Into<String>, plan: Self) -> Self {
         fn named<T>(entries: Vec<Entry<T>>, name: &str) -> impl Iterator<Item = Entry<T>> {
             entries
                 .into_iter()
@@ -95,7 +95,7 @@ impl Plan {
     ///
     /// [`fully_shard`](crate::fsdp::fully_shard) makes units of its own.
     #[must_use]
-    pub fn units<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
+    pub fn with_units<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.units.extend(patterns.into_iter().map(Into::into));
         self
     }

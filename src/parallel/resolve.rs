@@ -7,12 +7,12 @@ use burn::tensor::DType;
 use itertools::Itertools;
 
 use super::plan::Entry;
-use super::{ParallelError, Plan, PrepareModule, Style};
+use super::{ParallelError, Plan, PrepareModuleInputOutput, Style};
 use crate::Result;
 use crate::mesh::DeviceMesh;
 use crate::param::{DistributedParameter, Found, Inventory, LayerParam, ModuleLayouts, UnitPath};
 use crate::pattern::PathPattern;
-use crate::placement::{Cut, Placement, Placements};
+use crate::placement::{ShardSizes, Placement, Placements};
 
 /// A parameter to parallelize.
 pub(super) struct Planned {
@@ -76,7 +76,7 @@ impl<'a, T> Entries<'a, T> {
 
 struct Resolver<'a> {
     styles: Entries<'a, Style>,
-    modules: Entries<'a, PrepareModule>,
+    modules: Entries<'a, PrepareModuleInputOutput>,
     units: Vec<PathPattern>,
     mesh: &'a DeviceMesh,
 }
@@ -107,7 +107,7 @@ impl Resolver<'_> {
             styled.collect::<Result<Vec<_>, ParallelError>>()?.into_iter().unzip();
         self.check(&found, &path, &shape, &styles, &placements)?;
         if let Some((param, _)) = &sharded
-            && let Some((dim, Cut::Lengths(_))) = param.info().cut
+            && let Some((dim, ShardSizes::Uneven(_))) = param.info().cut
             && let Some((mesh_dim, _)) = self.cutting(&placements, dim).find(|(_, size)| *size > 1)
         {
             return Err(ParallelError::Lengths { param: path, dim, mesh_dim: self.mesh.names()[mesh_dim].clone() });

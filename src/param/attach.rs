@@ -54,7 +54,7 @@ pub(crate) fn attach<M: Module>(
     let model = copying(|| model.apply_reparameterization(&mut attach));
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
-        (None, Some(Attachment { path: param, .. })) => Err(ParamError::NotMet { param: param.to_string() }.into()),
+        (None, Some(Attachment { path: param, .. })) => Err(ParamError::ParamNotVisited { param: param.to_string() }.into()),
         (None, None) => Ok(model),
     }
 }

@@ -6,13 +6,13 @@ use super::ParamError;
 use super::data_mesh::DataMesh;
 use crate::Result;
 use crate::dtensor::DTensorSpec;
-use crate::placement::{Cut, Layout, Placement};
+use crate::placement::{ShardSizes, Layout, Placement};
 
 /// How data parallelism on `data` cuts what has this shape: a parameter, or this rank's tensor-parallel
 /// shard of it.
 pub(crate) fn data_spec(
     data: &DataMesh,
-    cut: Option<&(usize, Cut)>,
+    cut: Option<&(usize, ShardSizes)>,
     shape: &[usize],
     dtype: DType,
 ) -> Result<DTensorSpec> {
@@ -22,8 +22,8 @@ pub(crate) fn data_spec(
         placements[shard] = Placement::Shard(*dim);
     }
     let mut layout = Layout::new(mesh.shape(), &placements)?;
-    if let Some((_, Cut::Lengths(lengths))) = cut {
-        layout = layout.with_lengths(shard, lengths.clone())?;
+    if let Some((_, ShardSizes::Uneven(lengths))) = cut {
+        layout = layout.with_uneven_sizes(shard, lengths.clone())?;
     }
     DTensorSpec::new(mesh, layout, shape.to_vec().into(), dtype)
 }
@@ -39,7 +39,7 @@ pub(crate) fn data_spec(
 ///
 /// # Errors
 /// [`ParamError::Meshes`] unless both meshes are slices of one, along different dimensions.
-pub(crate) fn combine(data: &DataMesh, cut: Option<&(usize, Cut)>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
+pub(crate) fn combine(data: &DataMesh, cut: Option<&(usize, ShardSizes)>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
     let dim = cut.map(|(dim, _)| *dim);
     let tp = tensor.mesh();
     let meshes = |_| ParamError::Meshes { data: data.mesh.to_string(), tensor: tp.to_string() };
@@ -54,16 +54,16 @@ pub(crate) fn combine(data: &DataMesh, cut: Option<&(usize, Cut)>, tensor: &DTen
     for (&outer, &placement) in of_tensor.iter().zip(tensor.placements()) {
         placements[outer] = placement;
     }
-    let outer = dim.map_or(&[][..], |dim| tensor.layout().order(dim));
+    let outer = dim.map_or(&[][..], |dim| tensor.layout().shard_order(dim));
     let mut layout = match dim {
         Some(dim) if !outer.is_empty() => {
             let order: Vec<_> = outer.iter().map(|&cut| of_tensor[cut]).chain([shard]).collect();
-            Layout::with_order(mesh.shape(), &placements, &[(dim, &order)])?
+            Layout::with_shard_order(mesh.shape(), &placements, &[(dim, &order)])?
         }
         _ => Layout::new(mesh.shape(), &placements)?,
     };
-    if let Some((_, Cut::Lengths(lengths))) = cut {
-        layout = layout.with_lengths(shard, lengths.clone())?;
+    if let Some((_, ShardSizes::Uneven(lengths))) = cut {
+        layout = layout.with_uneven_sizes(shard, lengths.clone())?;
     }
     DTensorSpec::new(&mesh, layout, tensor.shape().clone(), tensor.dtype())
 }

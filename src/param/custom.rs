@@ -12,7 +12,7 @@ use super::ParamError;
 use super::plans::Exchange;
 use super::shards::plain;
 use crate::Result;
-use crate::comm::{Call, Communicator, Plan, Work};
+use crate::comm::{Call, Communicator, CollectivePlan, Work};
 
 /// Collectives of units in the place of those of their groups: to count or delay them, to send less, or over another
 /// network. See [`Units::set_collectives`](super::Units::set_collectives).
@@ -25,10 +25,10 @@ pub trait UnitCollectives: Send + Sync {
         &self,
         group: &Communicator,
         call: Call,
-        plan: &Arc<Plan>,
+        plan: &Arc<CollectivePlan>,
         shards: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
-        group.planned(call, plan, shards)
+        group.execute_plan(call, plan, shards)
     }
 
     /// Reduces whole gradients to this rank's shards. The last tensor is no gradient: it says which parameters this rank
@@ -37,10 +37,10 @@ pub trait UnitCollectives: Send + Sync {
         &self,
         group: &Communicator,
         call: Call,
-        plan: &Arc<Plan>,
+        plan: &Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
-        group.planned(call, plan, wholes)
+        group.execute_plan(call, plan, wholes)
     }
 
     /// Reduces shards over the replicas (HSDP), and gradients of parameters that every rank holds whole. The last tensor
@@ -49,10 +49,10 @@ pub trait UnitCollectives: Send + Sync {
         &self,
         group: &Communicator,
         call: Call,
-        plan: &Arc<Plan>,
+        plan: &Arc<CollectivePlan>,
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
-        group.planned(call, plan, tensors)
+        group.execute_plan(call, plan, tensors)
     }
 }
 
@@ -70,7 +70,7 @@ impl Collectives {
         exchange: Exchange,
         group: &Communicator,
         call: Call,
-        plan: &Arc<Plan>,
+        plan: &Arc<CollectivePlan>,
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         match exchange {

@@ -6,7 +6,7 @@ use burn::module::Module;
 use smallvec::SmallVec;
 
 use super::ParamError;
-use super::io::UnitTensors;
+use super::io::TensorTree;
 use super::open::{self, Member, Open};
 use super::precision::cast;
 use super::prefetch::prefetch;
@@ -89,8 +89,8 @@ use crate::watch;
 pub fn unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I) -> O) -> O
 where
     M: Module,
-    I: UnitTensors,
-    O: UnitTensors,
+    I: TensorTree,
+    O: TensorTree,
 {
     in_unit(module, input, |module, input, _| forward(module, input))
 }
@@ -100,8 +100,8 @@ where
 pub(super) fn in_unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I, &[Arc<Unit>]) -> O) -> O
 where
     M: Module,
-    I: UnitTensors,
-    O: UnitTensors,
+    I: TensorTree,
+    O: TensorTree,
 {
     let Some(Scoped { own, inside }) = Scoped::of(module).or_unwind() else {
         return forward(module, input, &[]);
@@ -151,7 +151,7 @@ enum Entered {
 }
 
 /// Enters `unit` with these `shards` of the module's, and with the units `inside` the module if those are with none yet.
-fn enter<I: UnitTensors>(
+fn enter<I: TensorTree>(
     unit: &Arc<Unit>,
     shards: Shards,
     inside: &mut Option<Vec<(Arc<Unit>, Shards)>>,

@@ -46,7 +46,7 @@ pub enum ParamError {
          with `materialize()`; or have fully_shard leave the stored value as it is, `.ignore([\"{param}\"])`, and \
          shard what the adapter trains"
     )]
-    AdaptedBeside {
+    AdapterConflict {
         /// Path of the parameter.
         param: String,
         /// Path of the other one.
@@ -114,7 +114,7 @@ pub enum ParamError {
     },
     /// The model was walked twice and showed different parameters.
     #[error("parameter `{param}` was planned but not met again; does the module's `map` visit what its `visit` does?")]
-    NotMet {
+    ParamNotVisited {
         /// Path of the parameter.
         param: String,
     },
@@ -150,7 +150,7 @@ pub enum ParamError {
         "parameter `{param}` is read outside its unit `{unit}`, which would gather and reduce it by itself; write \
          `unit(module, input, ..)` around the forward of the unit's module, or of one around it"
     )]
-    ReadOutside {
+    ReadOutsideUnit {
         /// Path of the parameter.
         param: String,
         /// The unit.
@@ -182,7 +182,7 @@ pub enum ParamError {
          module, and would get no gradient: pass it in `input`, give a module that has the parameter, or detach it \
          before"
     )]
-    Captured {
+    CapturedTrackedTensor {
         /// The unit, or the type of the module.
         block: String,
     },
@@ -193,7 +193,7 @@ pub enum ParamError {
          unless other threads of the process draw meanwhile, as ranks that are threads do: draw with \
          `burn_dtensor::nn::dropout` and `random::tensor`, or run a rank a process"
     )]
-    NotReplayed {
+    NondeterministicRecompute {
         /// The unit, or the type of the module.
         block: String,
         /// What differs.
@@ -214,7 +214,7 @@ pub enum ParamError {
          backward of a step, which must enter a unit of the same model, sharded by one call of `fully_shard` or inside it; \
          or drop them with units(&model)?.reset_iter_state()"
     )]
-    Unreduced {
+    PendingGradients {
         /// The unit.
         unit: String,
     },
@@ -224,7 +224,7 @@ pub enum ParamError {
          it returned is in two losses that were differentiated apart; add the losses up and call backward once, or run the \
          unit once for each of them, `unit(&module, ..)` twice"
     )]
-    BackwardAgain {
+    SecondBackward {
         /// The unit: the last that may be meant.
         unit: String,
     },
@@ -234,7 +234,7 @@ pub enum ParamError {
          comes to the first; have another unit gather it ahead, \
          units(&model)?.matching([..])?.set_forward_prefetch([units(&module)?])"
     )]
-    OneOfSeveral {
+    UnshardOnGroupUnit {
         /// The unit.
         unit: String,
     },

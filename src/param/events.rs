@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::comm::{Course, Op};
+use crate::comm::{OpTiming, Op};
 
 /// What a unit has done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,14 +15,14 @@ pub struct Event {
     /// The unit's path, `root` of the model itself.
     pub unit: Arc<str>,
     /// Where the rank's training was.
-    pub during: TrainingState,
+    pub training_state: TrainingState,
     /// What the rank has of the unit's parameters from then on.
     pub state: ShardedState,
     /// When.
     pub at: Instant,
     /// Of a collective that is [done](EventKind::Done): when it was posted, moved and was wanted. Another thread than the
     /// rank's may have moved it.
-    pub course: Option<Course>,
+    pub timing: Option<OpTiming>,
 }
 
 /// What happened to a unit.
@@ -123,10 +123,10 @@ pub fn record_events<T>(program: impl FnOnce() -> T) -> (T, Vec<Event>) {
 pub(super) fn happened(
     kind: EventKind,
     unit: impl FnOnce() -> Arc<str>,
-    during: TrainingState,
+    training_state: TrainingState,
     state: impl FnOnce() -> ShardedState,
 ) {
-    tell(kind, unit, during, state, None);
+    tell(kind, unit, training_state, state, None);
 }
 
 /// Says that a collective of the unit is done, which went so.
@@ -135,9 +135,9 @@ pub(super) fn done(
     unit: impl FnOnce() -> Arc<str>,
     during: TrainingState,
     state: ShardedState,
-    course: Option<Course>,
+    timing: Option<OpTiming>,
 ) {
-    tell(EventKind::Done(op), unit, during, || state, course);
+    tell(EventKind::Done(op), unit, during, || state, timing);
 }
 
 fn tell(
@@ -145,16 +145,16 @@ fn tell(
     unit: impl FnOnce() -> Arc<str>,
     during: TrainingState,
     state: impl FnOnce() -> ShardedState,
-    course: Option<Course>,
+    course: Option<OpTiming>,
 ) {
     let is_traced = tracing::enabled!(target: TARGET, tracing::Level::TRACE);
     let is_recorded = RECORDED.with_borrow(Option::is_some);
     if !is_traced && !is_recorded {
         return;
     }
-    let event = Event { kind, unit: unit(), during, state: state(), at: Instant::now(), course };
+    let event = Event { kind, unit: unit(), training_state: during, state: state(), at: Instant::now(), timing: course };
     if is_traced {
-        let Event { unit, during, state, .. } = &event;
+        let Event { unit, training_state: during, state, .. } = &event;
         tracing::trace!(target: TARGET, %kind, unit = &**unit, ?during, ?state);
     }
     RECORDED.with_borrow_mut(|recorded| {

@@ -7,7 +7,7 @@ use super::gather::over_neighbours;
 use super::plans::{Exchange, Known};
 use super::unit::{Unit, UnitParam};
 use crate::comm::{Call, CommError, Communicator, ShardedModel, TensorMeta, Work};
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 impl Unit {
     /// A collective of the parameters at `members`: `tensors` are of those of them that it is of, and the flags.
@@ -29,7 +29,7 @@ impl Unit {
                 let custom = self.control.lock().collectives.clone();
                 match custom {
                     Some(custom) => custom.exchange(exchange, group, call, &plan, tensors),
-                    None => group.planned(call, &plan, tensors),
+                    None => group.execute_plan(call, &plan, tensors),
                 }
             }
             Err(error) => Work::failed(error),
@@ -67,7 +67,7 @@ impl Unit {
                 group.plan_all_gather(wholes(metas, cuts))
             }
             Exchange::Gradients => {
-                let flags = (0, Cut::Chunks(group.group().size()));
+                let flags = (0, ShardSizes::Chunked(group.group().size()));
                 group.plan_reduce_scatter(wholes(metas, cuts.chain([flags])), self.averaging().shard)
             }
             Exchange::Uncut => group.plan_all_reduce(&metas.collect_vec(), self.averaging().shard),
@@ -82,9 +82,9 @@ impl Unit {
 /// The wholes of tensors, whole or cut.
 fn wholes(
     metas: impl Iterator<Item = TensorMeta>,
-    cuts: impl Iterator<Item = (usize, Cut)>,
-) -> Vec<(TensorMeta, usize, Cut)> {
-    let whole = |(mut meta, (dim, cut)): (TensorMeta, (usize, Cut))| {
+    cuts: impl Iterator<Item = (usize, ShardSizes)>,
+) -> Vec<(TensorMeta, usize, ShardSizes)> {
+    let whole = |(mut meta, (dim, cut)): (TensorMeta, (usize, ShardSizes))| {
         meta.shape[dim] = cut.total();
         (meta, dim, cut)
     };

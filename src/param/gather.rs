@@ -12,7 +12,7 @@ use super::plans::Exchange;
 use super::unit::{DataParallel, Unit};
 use crate::comm::{Call, Communicator};
 use crate::dtensor::own;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 impl Unit {
     /// Gathers the parameters at `members` from this rank's shards.
@@ -66,8 +66,8 @@ impl Unit {
 
 /// How a whole falls on the ranks of [`ReshardAfterForward::Ranks`]: evenly, however ragged the shards
 /// are that it was gathered from.
-pub(super) fn over_neighbours(cut: &Cut) -> Cut {
-    Cut::Chunks(cut.total())
+pub(super) fn over_neighbours(cut: &ShardSizes) -> ShardSizes {
+    ShardSizes::Chunked(cut.total())
 }
 
 /// A copy of `range` of `dim`.

@@ -8,7 +8,7 @@ use burn::backend::DispatchTensor;
 use super::buffer::SharedWeights;
 use super::offload::Offloaded;
 use super::shards::ShardsKey;
-use crate::comm::{CommError, Course, Work};
+use crate::comm::{CommError, OpTiming, Work};
 
 /// The result of an all-gather, there or on its way.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct CopyIn {
 }
 
 /// Gathered parameters, and how that went, if they have moved for those who take them now.
-pub(super) type Wholes = (Vec<DispatchTensor>, Option<Course>);
+pub(super) type Wholes = (Vec<DispatchTensor>, Option<OpTiming>);
 
 impl Gathering {
     /// Has it begin to move.
@@ -47,7 +47,7 @@ impl Gathering {
     pub(super) fn wait(self) -> Result<Wholes, CommError> {
         match self {
             Self::UnderWay(work, copy_in) => {
-                let (wholes, course) = work.wait_and_tell()?;
+                let (wholes, course) = work.wait_with_timing()?;
                 let wholes = match copy_in {
                     Some(copy_in) => copy_in.offloaded.copy_in(&copy_in.label, wholes),
                     None => wholes,

@@ -138,7 +138,7 @@ impl Inventory {
         let other = self.foreign.first().map(|(path, name)| (path.join("."), name.clone()));
         let other = other.or_else(|| Some((distributed.next()?.path(), DistributedParameter::NAME.into())));
         match other {
-            Some((other, name)) => Err(ParamError::AdaptedBeside { param: first.path(), other, name }),
+            Some((other, name)) => Err(ParamError::AdapterConflict { param: first.path(), other, name }),
             None => Ok(burns.iter().map(|found| found.path()).collect()),
         }
     }

@@ -21,7 +21,7 @@ use crate::memory::{self, ToHost};
 
 /// Where a unit's shards are, and with them their gradients and what an optimizer remembers of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Offload {
+pub enum OffloadPolicy {
     /// On the rank's device.
     #[default]
     Never,

@@ -15,7 +15,7 @@ use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMet
 
 use super::buffer::UnitBuffer;
 use super::graph::{LeaveUnit, one_graph};
-use super::io::UnitTensors;
+use super::io::TensorTree;
 use super::pass::Pass;
 use super::precision::cast;
 use super::recompute::frame;
@@ -324,7 +324,7 @@ impl Open {
     }
 
     /// Closes it; ties its outputs to all that was entered inside: rule 8 of [`graph`](super::graph).
-    pub(super) fn leave<O: UnitTensors>(mut self, output: O) -> O {
+    pub(super) fn leave<O: TensorTree>(mut self, output: O) -> O {
         let of_several = self.has_run();
         let (scope, last, trains) = OPEN
             .with_borrow(|open| (open.stack[self.depth].scope.clone(), open.last.clone(), open.reduced > self.reduced));

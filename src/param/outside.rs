@@ -18,7 +18,7 @@ impl Unit {
         let Some(data) = &self.data else { return };
         if data.strict {
             let (param, unit) = (self.params[index].path.to_string(), self.label().to_string());
-            Error::from(ParamError::ReadOutside { param, unit }).unwind();
+            Error::from(ParamError::ReadOutsideUnit { param, unit }).unwind();
         }
         let first = *self.first_outside.get_or_init(|| index);
         // One costs no more than the unit would.

@@ -6,7 +6,7 @@ use burn::tensor::DType;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::comm::Plan;
+use crate::comm::CollectivePlan;
 
 /// A collective of a unit, on tensors of some of its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) struct Known {
     pub members: Arc<[usize]>,
     /// Of the parameters whose tensors travel.
     pub names: Arc<[Arc<str>]>,
-    pub plan: Arc<Plan>,
+    pub plan: Arc<CollectivePlan>,
 }
 
 /// How many a unit remembers: a step has five at most, of one set of parameters.

@@ -22,7 +22,7 @@ use crate::placement::Placement;
 /// let plan = Plan::new().prepare("blocks.*.attention", attention);
 /// ```
 #[derive(Debug, Clone, Default)]
-pub struct PrepareModule {
+pub struct PrepareModuleInputOutput {
     pub(crate) inputs: Vec<Edge<Option<Placement>>>,
     pub(crate) outputs: Vec<Edge<Option<Placement>>>,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Edge<T> {
     pub(crate) desired: T,
 }
 
-impl PrepareModule {
+impl PrepareModuleInputOutput {
     /// Leaves all inputs and outputs as they are.
     pub fn new() -> Self {
         Self::default()
@@ -43,14 +43,14 @@ impl PrepareModule {
     /// The next input: where it comes, and where the module wants it. Of a module that has any, as many as its
     /// forward is called with.
     #[must_use]
-    pub fn input(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
+    pub fn with_input(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
         self.inputs.push(Edge { declared: declared.into(), desired: desired.into() });
         self
     }
 
     /// The next output: where the module leaves it, and where it is brought.
     #[must_use]
-    pub fn output(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
+    pub fn with_output(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
         self.outputs.push(Edge { declared: declared.into(), desired: desired.into() });
         self
     }
@@ -68,12 +68,12 @@ pub(crate) struct ModuleLayouts {
 
 impl ModuleLayouts {
     /// Of the module at `path`, from what is said for each mesh dimension; `None` says nothing.
-    pub(crate) fn new(path: String, dims: &[Option<&PrepareModule>]) -> Self {
-        let edges = |of: fn(&PrepareModule) -> &[Edge<Option<Placement>>]| {
+    pub(crate) fn new(path: String, dims: &[Option<&PrepareModuleInputOutput>]) -> Self {
+        let edges = |of: fn(&PrepareModuleInputOutput) -> &[Edge<Option<Placement>>]| {
             let count = dims.iter().flatten().map(|dim| of(dim).len()).max().unwrap_or(0);
             let edge = |at: usize| {
                 let said =
-                    |dim: &Option<&PrepareModule>| dim.and_then(|dim| of(dim).get(at)).cloned().unwrap_or_default();
+                    |dim: &Option<&PrepareModuleInputOutput>| dim.and_then(|dim| of(dim).get(at)).cloned().unwrap_or_default();
                 let said: Vec<_> = dims.iter().map(said).collect();
                 Edge {
                     declared: said.iter().map(|edge| edge.declared).collect(),

@@ -66,7 +66,7 @@ fn whole<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Result<Tens
         false => own,
     })?;
     let spec = DTensorSpec::new(placed.mesh(), layout, placed.shape(), placed.dtype())?;
-    DTensor::from_parts(placed.gather_vary(data_dims)?, spec.shared()).full_tensor()
+    DTensor::from_parts(placed.all_gather_varying(data_dims)?, spec.shared()).full_tensor()
 }
 
 /// The weight on its tensor-parallel mesh, gathered over the data-parallel ranks; `None` if it was

@@ -20,7 +20,7 @@ use super::distributed::{DistributedParameter, make_units};
 use super::unit::{TensorParallel, UnitParam};
 use super::unit_path::UnitPath;
 use crate::Result;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// A sharded parameter that is being parallelized.
 pub(crate) struct Recut {
@@ -48,8 +48,8 @@ pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
         let shape = parallel.spec.local_shape().to_vec();
         // Chunks are those of the rank's shard.
         let cut = info.cut.as_ref().map(|(dim, cut)| match cut {
-            Cut::Chunks(_) => (*dim, Cut::Chunks(shape[*dim])),
-            Cut::Lengths(_) => (*dim, cut.clone()),
+            ShardSizes::Chunked(_) => (*dim, ShardSizes::Chunked(shape[*dim])),
+            ShardSizes::Uneven(_) => (*dim, cut.clone()),
         });
         let over_data = data_spec(mesh, cut.as_ref(), &shape, parallel.spec.dtype())?.shared();
         let cuts = vec![parallel.spec.clone(), over_data];

@@ -26,7 +26,7 @@ use super::trained::Trained;
 use super::unit::{DataParallel, Unit};
 use super::verifier::Carried;
 use super::waiting;
-use crate::comm::{Call, CommError, Course, Digests, Op, Phase, ReduceOp, Work};
+use crate::comm::{Call, CommError, OpTiming, Digests, Op, Phase, ReduceOp, Work};
 use crate::memory::ToHost;
 
 /// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it
@@ -122,7 +122,7 @@ fn issued(unit: &Unit, op: Op) {
     happened(EventKind::Issued(op), || unit.label(), TrainingState::PostBackward, || ShardedState::Sharded);
 }
 
-fn done_with(unit: &Unit, op: Op, course: Option<Course>) {
+fn done_with(unit: &Unit, op: Op, course: Option<OpTiming>) {
     done(op, || unit.label(), TrainingState::PostBackward, ShardedState::Sharded, course);
 }
 
@@ -251,7 +251,7 @@ impl Reduction {
     fn replicate(&mut self, sums: Vec<DispatchTensor>) -> Stage {
         let unit = self.trained.unit();
         let group = unit.data.as_ref().and_then(|data| data.replicate.as_ref()).expect("it has replicas");
-        let call = self.call.clone().comparing(std::mem::take(&mut self.replicate));
+        let call = self.call.clone().with_digests(std::mem::take(&mut self.replicate));
         let work = unit.exchange(Exchange::All, group, call, &self.members, sums);
         issued(unit, Op::AllReduce);
         Stage::Replicating(work)
@@ -266,7 +266,7 @@ impl Reduction {
             Stage::Alone(grads) => self.done(grads),
             Stage::Scattering { cut, uncut } => self.scattered(cut, uncut),
             Stage::Replicating(work) => {
-                let (mut reduced, course) = work.wait_and_tell()?;
+                let (mut reduced, course) = work.wait_with_timing()?;
                 done_with(self.unit(), Op::AllReduce, course);
                 let flags = reduced.pop().expect("the flags were sent last");
                 if let Some(step) = self.due {
@@ -295,7 +295,7 @@ impl Reduction {
     ) -> crate::Result<Advanced> {
         let (mut flags, mut first) = (None, None);
         let mut wait = |work: Option<Work<Vec<DispatchTensor>>>| -> Result<_, CommError> {
-            let (mut tensors, course) = work.map(Work::wait_and_tell).transpose()?.unwrap_or_default();
+            let (mut tensors, course) = work.map(Work::wait_with_timing).transpose()?.unwrap_or_default();
             first = first.or(course);
             if !tensors.is_empty() && flags.is_none() {
                 flags = tensors.pop();
@@ -377,7 +377,7 @@ impl Unit {
     fn scatter(&self, data: &DataParallel, call: &Call, members: &[usize], own: &Own, compared: Vec<Digests>) -> Stage {
         let group = &data.reduce;
         let (mut cut, mut uncut) = (self.cut(members, own.grads.clone()), self.uncut(members, own.grads.clone()));
-        let first = call.clone().comparing(compared);
+        let first = call.clone().with_digests(compared);
         let op = self.averaging().shard;
         if cut.is_empty() {
             uncut.push(own.flags(1, op));
@@ -407,7 +407,7 @@ impl Unit {
         sent.push(flags);
         // Numbers of models are those of data-parallel ranks.
         let call = Call { model: None, ..call };
-        let call = call.named(members.into_iter().map(|member| self.params[member].path.clone()));
+        let call = call.with_names(members.into_iter().map(|member| self.params[member].path.clone()));
         let mut sums = group.all_reduce(call, sent, ReduceOp::Sum).wait()?;
         let flags = sums.pop().expect("the flags were sent last");
         Ok(without_unused(sums, flags, &own.used))

@@ -12,7 +12,7 @@ use super::ParamError;
 use super::buffer::{Source, UnitBuffer};
 use super::events::{EventKind, TrainingState};
 use super::graph::{EnterUnit, Flush, Token, Whole, one_graph};
-use super::io::UnitTensors;
+use super::io::TensorTree;
 use super::pass::{Pass, Passes};
 use super::precision::cast;
 use super::recompute::frame::{self, Next};
@@ -87,7 +87,7 @@ impl Scope {
     ///
     /// # Errors
     /// [`ParamError`], and that of an all-gather that was issued ahead.
-    pub(super) fn open<I: UnitTensors>(
+    pub(super) fn open<I: TensorTree>(
         unit: &Arc<Unit>,
         shards: Shards,
         opening: Opening,
@@ -97,14 +97,14 @@ impl Scope {
             && let Some(at) = shards.bases.iter().position(Dispatch::is_tracked)
         {
             let block = unit.params[shards.members[at]].path.to_string();
-            return Err(ParamError::Captured { block }.into());
+            return Err(ParamError::CapturedTrackedTensor { block }.into());
         }
         let pass = match frame::next() {
             Next::New => None,
             Next::Recorded(pass) if pass.buffer.is_of(unit, &shards.members) => Some(pass),
             Next::Recorded(_) | Next::None => {
                 let (block, differs) = (unit.label().to_string(), "enters other units");
-                return Err(ParamError::NotReplayed { block, differs }.into());
+                return Err(ParamError::NondeterministicRecompute { block, differs }.into());
             }
         };
         let mut inputs = Vec::new();
@@ -267,7 +267,7 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     let passes = PASSES.with(Arc::clone);
     let place = leaves.iter().any(Option::is_some).then(|| passes.enter(tied));
     let due = place.and_then(|_| unit.begin_pass(opening.lone.then(|| members[0])));
-    let call = Call { model: unit.model(shards), ..Call::new(opening.label.clone()).drawn(unit.draw()) };
+    let call = Call { model: unit.model(shards), ..Call::new(opening.label.clone()).with_forward_index(unit.draw()) };
     let stays = match backward {
         true => !unit.control.lock().reshard_after_backward,
         // What is kept for a backward serves the next forward where there is none.
@@ -278,7 +278,7 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
     let buffer = UnitBuffer::new(source, kept, in_slots, stays);
     let is_own = |leaf: &NodeId| opening.lone || leaves.contains(&Some(*leaf));
     if place.is_some() && unit.waiting.is_too_late(is_own) {
-        return Err(ParamError::Unreduced { unit: unit.label().to_string() }.into());
+        return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
     }
     let pass = Pass::new(buffer, leaves, passes, place, opening.around.clone());
     #[cfg(feature = "testing")]

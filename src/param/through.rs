@@ -80,7 +80,7 @@ impl Through {
             let before = self.0.iter().filter(|gone| gone.consumed && gone.nodes.opened < node);
             before.max_by_key(|gone| gone.nodes.opened)
         })?;
-        Some(ParamError::BackwardAgain { unit: unit.unit.to_string() }.into())
+        Some(ParamError::SecondBackward { unit: unit.unit.to_string() }.into())
     }
 
     /// The unit of the node, if that was consumed: of units inside each other the innermost.
@@ -111,7 +111,7 @@ mod tests {
     fn named(through: &Through, node: u64) -> Option<String> {
         let text = format!("Cannot run backward: {CONSUMED}{node}). Burn does not support retain_graph.");
         match through.explain(&text)? {
-            Error::Param(ParamError::BackwardAgain { unit }) => Some(unit),
+            Error::Param(ParamError::SecondBackward { unit }) => Some(unit),
             other => panic!("{other}"),
         }
     }

@@ -23,12 +23,12 @@ use super::terms::TensorGroups;
 use super::unit_path::UnitPath;
 use super::verifier::{Passed, Verify};
 use super::waiting::Waiting;
-use super::{Buffers, ParamError, ReshardAfterForward};
+use super::{BufferSync, ParamError, ReshardAfterForward};
 use crate::Result;
 use crate::comm::{Communicator, ShardedModel};
 use crate::dtensor::{DTensorSpec, Dims};
 use crate::pattern::PathPattern;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// One parameter of a unit.
 ///
@@ -43,7 +43,7 @@ pub(crate) struct UnitParam {
     /// Shape of the whole.
     pub(crate) shape: Vec<usize>,
     /// The dimension cut over the data-parallel ranks, and how; `None` for a parameter each holds whole.
-    pub(crate) cut: Option<(usize, Cut)>,
+    pub(crate) cut: Option<(usize, ShardSizes)>,
     /// What the stored shard is a part of, over all mesh dimensions that place it.
     pub(crate) spec: Arc<DTensorSpec>,
     /// What `parallelize` made of it.
@@ -73,7 +73,7 @@ pub(crate) struct DataParallel {
     pub(crate) reshard: ReshardAfterForward,
     /// Whether a parameter read outside its unit is an error.
     pub(crate) strict: bool,
-    pub(crate) buffers: Buffers,
+    pub(crate) buffers: BufferSync,
     pub(crate) precision: Precision,
     /// If its shards are in host memory.
     pub(crate) offloaded: Option<Offloaded>,
@@ -423,7 +423,7 @@ impl Unit {
     /// The place of a pass in forward, on the ranks that it is reduced over.
     pub(super) fn draw(&self) -> u64 {
         let group = self.data.as_ref().map(|data| &data.shard).or(self.tensor.as_ref().map(TensorGroups::all));
-        group.map_or(0, |group| group.draw())
+        group.map_or(0, |group| group.next_forward_index())
     }
 
     /// The tensors of the cut parameters.

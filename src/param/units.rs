@@ -41,7 +41,7 @@ use crate::pattern::PathPattern;
 /// What is set holds for the units, so for all clones of the module, until it is set anew. Local: no communication; but
 /// every rank of the units' mesh must set the same, at the same place among its forwards and backwards.
 #[derive(Debug, Clone)]
-pub struct Units {
+pub struct FsdpModule {
     units: Vec<Arc<Unit>>,
     /// How many of them are of the module itself.
     own: usize,
@@ -51,7 +51,7 @@ pub struct Units {
 ///
 /// # Errors
 /// [`ParamError::NotSharded`] if there are none, [`ParamError::Replaced`].
-pub fn units<M: Module>(module: &M) -> Result<Units> {
+pub fn units<M: Module>(module: &M) -> Result<FsdpModule> {
     let Scoped { own, inside } = Scoped::of(module)?.ok_or(ParamError::NotSharded)?;
     let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.is_data_parallel()).collect();
     let count = own.len();
@@ -61,10 +61,10 @@ pub fn units<M: Module>(module: &M) -> Result<Units> {
             units.push(unit);
         }
     }
-    if units.is_empty() { Err(ParamError::NotSharded.into()) } else { Ok(Units { units, own: count }) }
+    if units.is_empty() { Err(ParamError::NotSharded.into()) } else { Ok(FsdpModule { units, own: count }) }
 }
 
-impl Units {
+impl FsdpModule {
     /// That of the module itself, without those inside; empty if it is none. Of parameters on different meshes, such as
     /// experts beside others, it has one for each.
     #[must_use]
@@ -104,7 +104,7 @@ impl Units {
     /// [`unshard`](super::unshard) or a unit before does so; for a backward of this thread the units that it has come to.
     ///
     /// Local: no communication.
-    pub fn are_gathered_ahead(&self) -> bool {
+    pub fn is_prefetched(&self) -> bool {
         let is_gathered = |unit: &Arc<Unit>| unit.is_unsharded() || is_gathered_again(unit);
         self.units.iter().all(is_gathered)
     }
@@ -300,10 +300,10 @@ pub enum Prefetch {
     #[default]
     Auto,
     /// These.
-    Units(Vec<Units>),
+    Units(Vec<FsdpModule>),
 }
 
-impl<I: IntoIterator<Item = Units>> From<I> for Prefetch {
+impl<I: IntoIterator<Item = FsdpModule>> From<I> for Prefetch {
     fn from(units: I) -> Self {
         Self::Units(units.into_iter().collect())
     }

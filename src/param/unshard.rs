@@ -45,7 +45,7 @@ impl UnshardHandle {
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
     let units = units_of(module)?;
     if let Some((unit, _)) = units.iter().find(|(unit, _)| unit.is_group()) {
-        return Err(ParamError::OneOfSeveral { unit: unit.label().to_string() }.into());
+        return Err(ParamError::UnshardOnGroupUnit { unit: unit.label().to_string() }.into());
     }
     let unshard = |(unit, shards): (Arc<Unit>, Shards)| {
         unit.unshard(shards);
@@ -101,7 +101,7 @@ impl Unit {
         if let Some(Unsharded { ahead: Ahead::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted) {
             return posted;
         }
-        let call = Call { model: self.model(shards), ..Call::new(self.label()).in_phase(phase) };
+        let call = Call { model: self.model(shards), ..Call::new(self.label()).with_phase(phase) };
         let sent = self.computed(true, &shards.members, shards.plain());
         self.all_gather(call, &shards.members, sent)
     }

@@ -20,7 +20,7 @@ use burn::backend::DispatchTensor;
 
 use super::unit::{DataParallel, Unit, UnitParam};
 use super::verifier::{Carried, Due};
-use crate::comm::{Communicator, Digests, Replicated};
+use crate::comm::{Communicator, Digests, ReplicatedValue};
 use crate::memory;
 
 /// Whether there is anybody to compare with.
@@ -61,8 +61,8 @@ impl Unit {
         let mut carried = mem::take(&mut *data.verify.gradients.lock());
         if let Some(due) = due {
             carried.due = Some(due.step);
-            carried.replicate.extend(self.alike_on_replicas(Replicated::Weight, due.step, members, shards));
-            carried.shard.extend(self.alike_on_shards(Replicated::Weight, due.step, members, shards));
+            carried.replicate.extend(self.alike_on_replicas(ReplicatedValue::Weight, due.step, members, shards));
+            carried.shard.extend(self.alike_on_shards(ReplicatedValue::Weight, due.step, members, shards));
             carried.shard.extend(self.gathered(due, members));
         }
         carried
@@ -71,7 +71,7 @@ impl Unit {
     /// The `gradients` of the pass `step`, which is compared, are averaged over the ranks that shard.
     pub(super) fn compare_sharded(&self, step: u64, members: &[usize], gradients: &[DispatchTensor]) {
         if let Some(data) = &self.data {
-            let digests = self.alike_on_shards(Replicated::Gradient, step, members, gradients);
+            let digests = self.alike_on_shards(ReplicatedValue::Gradient, step, members, gradients);
             data.verify.gradients.lock().shard.extend(digests);
         }
     }
@@ -79,7 +79,7 @@ impl Unit {
     /// They are averaged over all ranks.
     pub(super) fn compare_replicated(&self, step: u64, members: &[usize], gradients: &[DispatchTensor]) {
         if let Some(data) = &self.data {
-            let digests = self.alike_on_replicas(Replicated::Gradient, step, members, gradients);
+            let digests = self.alike_on_replicas(ReplicatedValue::Gradient, step, members, gradients);
             data.verify.gradients.lock().replicate.extend(digests);
         }
     }
@@ -87,7 +87,7 @@ impl Unit {
     /// Digests of `tensors`, one for each of `members`, if there are replicas that hold them alike.
     fn alike_on_replicas(
         &self,
-        of: Replicated,
+        of: ReplicatedValue,
         step: u64,
         members: &[usize],
         tensors: &[DispatchTensor],
@@ -100,7 +100,7 @@ impl Unit {
     /// Of those that are not cut, if there are several ranks that shard.
     fn alike_on_shards(
         &self,
-        of: Replicated,
+        of: ReplicatedValue,
         step: u64,
         members: &[usize],
         tensors: &[DispatchTensor],
@@ -117,13 +117,13 @@ impl Unit {
         sharding(self.data.as_ref()?)?;
         let cut = members.iter().map(|&member| &self.params[member]).filter(|param| param.cut.is_some());
         let values = due.gathered.get().cloned().unwrap_or_else(|| vec![None; cut.clone().count()]);
-        digests(Replicated::GatheredWeight, due.step, cut, values)
+        digests(ReplicatedValue::GatheredWeight, due.step, cut, values)
     }
 }
 
 /// Those of these parameters; `None` if there are none.
 fn digests<'a>(
-    of: Replicated,
+    of: ReplicatedValue,
     step: u64,
     params: impl Iterator<Item = &'a UnitParam>,
     values: Vec<Option<u64>>,

@@ -15,19 +15,19 @@ use super::chunk;
 /// Lengths([3, 0, 2])          | 0 1 2   |         | 3 4 |
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Cut {
+pub enum ShardSizes {
     /// This length in [`chunk`]s: every rank holds as much, but for the last ones.
-    Chunks(usize),
+    Chunked(usize),
     /// Ragged: what each rank holds, one length per rank, possibly 0.
-    Lengths(Arc<[usize]>),
+    Uneven(Arc<[usize]>),
 }
 
-impl Cut {
+impl ShardSizes {
     /// The length of the whole.
     pub fn total(&self) -> usize {
         match self {
-            Self::Chunks(len) => *len,
-            Self::Lengths(lengths) => lengths.iter().sum(),
+            Self::Chunked(len) => *len,
+            Self::Uneven(lengths) => lengths.iter().sum(),
         }
     }
 
@@ -37,8 +37,8 @@ impl Cut {
     /// If `rank` is not below `ranks`, or the lengths are not those of `ranks` ranks.
     pub fn range(&self, ranks: usize, rank: usize) -> Range<usize> {
         match self {
-            Self::Chunks(len) => chunk(*len, ranks, rank),
-            Self::Lengths(lengths) => {
+            Self::Chunked(len) => chunk(*len, ranks, rank),
+            Self::Uneven(lengths) => {
                 assert_eq!(lengths.len(), ranks, "the lengths {lengths:?} are not one per rank");
                 let start = lengths[..rank].iter().sum();
                 start..start + lengths[rank]
@@ -49,8 +49,8 @@ impl Cut {
     /// The lengths given, if it is ragged.
     pub fn lengths(&self) -> Option<&Arc<[usize]>> {
         match self {
-            Self::Chunks(_) => None,
-            Self::Lengths(lengths) => Some(lengths),
+            Self::Chunked(_) => None,
+            Self::Uneven(lengths) => Some(lengths),
         }
     }
 
@@ -58,11 +58,11 @@ impl Cut {
     pub(super) fn distinct(&self, ranks: usize) -> SmallVec<[usize; 4]> {
         let mut lengths: SmallVec<[usize; 4]> = match self {
             // The full ones, the one that is shorter, and those behind it.
-            Self::Chunks(len) => {
+            Self::Chunked(len) => {
                 let full = len.div_ceil(ranks).max(1);
                 [0, (len / full).min(ranks - 1), ranks - 1].iter().map(|&rank| self.range(ranks, rank).len()).collect()
             }
-            Self::Lengths(lengths) => lengths.iter().copied().collect(),
+            Self::Uneven(lengths) => lengths.iter().copied().collect(),
         };
         lengths.sort_unstable();
         lengths.dedup();
@@ -81,7 +81,7 @@ mod tests {
     fn a_ragged_cut_deals_the_elements_in_order() {
         for lengths in (1..=4).flat_map(|ranks| (0..ranks).map(|_| 0..=4).multi_cartesian_product()) {
             let owners = lengths.iter().enumerate().flat_map(|(rank, &len)| vec![rank; len]).collect_vec();
-            let cut = Cut::Lengths(lengths.clone().into());
+            let cut = ShardSizes::Uneven(lengths.clone().into());
             assert_eq!(cut.total(), owners.len());
             let mut held = lengths.iter().enumerate().map(|(rank, _)| cut.range(lengths.len(), rank)).collect_vec();
             for (element, &owner) in owners.iter().enumerate() {
@@ -97,14 +97,14 @@ mod tests {
     fn the_distinct_lengths_are_those_of_all_ranks() {
         for (len, ranks) in (0..30).cartesian_product(1..=8) {
             let all = (0..ranks).map(|rank| chunk(len, ranks, rank).len()).sorted().dedup().collect_vec();
-            assert_eq!(Cut::Chunks(len).distinct(ranks).to_vec(), all, "{len} over {ranks}");
+            assert_eq!(ShardSizes::Chunked(len).distinct(ranks).to_vec(), all, "{len} over {ranks}");
         }
-        assert_eq!(Cut::Lengths([3, 0, 3, 1].into()).distinct(4).to_vec(), [0, 1, 3]);
+        assert_eq!(ShardSizes::Uneven([3, 0, 3, 1].into()).distinct(4).to_vec(), [0, 1, 3]);
     }
 
     #[test]
     #[should_panic(expected = "the lengths [3, 0, 2] are not one per rank")]
     fn lengths_of_other_ranks_panic() {
-        Cut::Lengths([3, 0, 2].into()).range(2, 0);
+        ShardSizes::Uneven([3, 0, 2].into()).range(2, 0);
     }
 }

@@ -58,7 +58,7 @@ pub enum PlacementError {
     #[error(
         "lengths {lengths:?} for mesh dim {mesh_dim}, which has {placement}: only a shard has lengths; place `S(d)` there, or leave them out"
     )]
-    NotCut {
+    MeshDimNotSharded {
         /// The mesh dimension.
         mesh_dim: usize,
         /// Its placement.
@@ -71,7 +71,7 @@ pub enum PlacementError {
         "{} lengths {lengths:?} for the {ranks} ranks of mesh dim {mesh_dim}: give one length per rank, 0 for one that holds nothing",
         lengths.len()
     )]
-    LengthCount {
+    ShardSizeCount {
         /// The mesh dimension.
         mesh_dim: usize,
         /// Its size.
@@ -84,7 +84,7 @@ pub enum PlacementError {
         "the lengths {lengths:?} on mesh dim {mesh_dim} add up to {}, but a rank's piece of tensor dim {dim} that they cut is {len} long: give lengths that add up to it on every rank, or none",
         lengths.iter().sum::<usize>()
     )]
-    LengthSum {
+    ShardSizeSum {
         /// The mesh dimension.
         mesh_dim: usize,
         /// The tensor dimension.

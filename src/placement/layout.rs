@@ -37,9 +37,9 @@ pub struct Layout {
     mesh_shape: SmallVec<[usize; 3]>,
     placements: Placements,
     /// Sharded tensor dimensions, ascending, each with its cuts.
-    order: SmallVec<[(usize, Cuts); 2]>,
+    shard_order: SmallVec<[(usize, Cuts); 2]>,
     /// Mesh dimensions whose cut is ragged, ascending, each with the length that every rank holds.
-    ragged: SmallVec<[(usize, Arc<[usize]>); 1]>,
+    uneven_mesh_dims: SmallVec<[(usize, Arc<[usize]>); 1]>,
 }
 
 impl Layout {
@@ -61,7 +61,7 @@ impl Layout {
             return Err(PlacementError::EmptyMesh { mesh_dim, mesh_shape: mesh_shape.to_vec() });
         }
         let (mesh_shape, placements) = (mesh_shape.into(), placements.into());
-        let mut layout = Self { mesh_shape, placements, order: SmallVec::new(), ragged: SmallVec::new() };
+        let mut layout = Self { mesh_shape, placements, shard_order: SmallVec::new(), uneven_mesh_dims: SmallVec::new() };
         if let Some(error) = layout.mixed_partial() {
             return Err(error);
         }
@@ -82,20 +82,20 @@ impl Layout {
     /// As [`new`](Self::new); [`Order`](PlacementError::Order) if an entry does not list exactly
     /// the mesh dimensions that shard its tensor dimension, and
     /// [`OrderTwice`](PlacementError::OrderTwice) for two entries of one tensor dimension.
-    pub fn with_order(
+    pub fn with_shard_order(
         mesh_shape: &[usize],
         placements: &[Placement],
-        order: &[(usize, &[usize])],
+        shard_order: &[(usize, &[usize])],
     ) -> Result<Self, PlacementError> {
         let mut layout = Self::new(mesh_shape, placements)?;
-        for (entry, &(dim, cuts)) in order.iter().enumerate() {
-            if order[..entry].iter().any(|&(earlier, _)| earlier == dim) {
+        for (entry, &(dim, cuts)) in shard_order.iter().enumerate() {
+            if shard_order[..entry].iter().any(|&(earlier, _)| earlier == dim) {
                 return Err(PlacementError::OrderTwice { dim });
             }
             let mut sorted: Cuts = cuts.into();
             sorted.sort_unstable();
-            if sorted.as_slice() != layout.order(dim) {
-                let expected = layout.order(dim).to_vec();
+            if sorted.as_slice() != layout.shard_order(dim) {
+                let expected = layout.shard_order(dim).to_vec();
                 return Err(PlacementError::Order { dim, given: cuts.to_vec(), expected });
             }
             if !cuts.is_empty() {
@@ -126,14 +126,14 @@ impl Layout {
     ///
     /// # Panics
     /// If the mesh has no dimension `mesh_dim`.
-    pub fn with_lengths(mut self, mesh_dim: usize, lengths: impl Into<Arc<[usize]>>) -> Result<Self, PlacementError> {
+    pub fn with_uneven_sizes(mut self, mesh_dim: usize, lengths: impl Into<Arc<[usize]>>) -> Result<Self, PlacementError> {
         let (lengths, ranks) = (lengths.into(), self.mesh_shape[mesh_dim]);
         let placement = self.placements[mesh_dim];
         if placement.shard_dim().is_none() {
-            return Err(PlacementError::NotCut { mesh_dim, placement, lengths: lengths.to_vec() });
+            return Err(PlacementError::MeshDimNotSharded { mesh_dim, placement, lengths: lengths.to_vec() });
         }
         if lengths.len() != ranks {
-            return Err(PlacementError::LengthCount { mesh_dim, ranks, lengths: lengths.to_vec() });
+            return Err(PlacementError::ShardSizeCount { mesh_dim, ranks, lengths: lengths.to_vec() });
         }
         self.set_lengths(mesh_dim, Some(lengths));
         Ok(self)
@@ -151,7 +151,7 @@ impl Layout {
     ) -> Result<Self, PlacementError> {
         let mut layout = Self::new(mesh_shape, placements)?;
         let place = |cut: &usize| mesh_order.iter().position(|mesh_dim| mesh_dim == cut);
-        for (_, cuts) in &mut layout.order {
+        for (_, cuts) in &mut layout.shard_order {
             cuts.sort_by_key(place);
         }
         Ok(layout)
@@ -165,14 +165,14 @@ impl Layout {
     pub(crate) fn replaced(&self, by: impl Fn(usize, Placement) -> Placement) -> Result<Self, PlacementError> {
         let placements: Placements = self.placements.iter().enumerate().map(|(dim, &own)| by(dim, own)).collect();
         let mut replaced = Self::new(&self.mesh_shape, &placements)?;
-        for (dim, cuts) in &mut replaced.order {
-            let known = self.order(*dim);
+        for (dim, cuts) in &mut replaced.shard_order {
+            let known = self.shard_order(*dim);
             cuts.sort_by_key(|cut| known.iter().position(|other| other == cut).unwrap_or(known.len()));
         }
-        for (mesh_dim, lengths) in self.ragged() {
+        for (mesh_dim, lengths) in self.uneven_mesh_dims() {
             let outside = |layout: &Self| {
                 let dim = layout.placements[mesh_dim].shard_dim()?;
-                let outside = layout.order(dim).iter().take_while(|&&cut| cut != mesh_dim);
+                let outside = layout.shard_order(dim).iter().take_while(|&&cut| cut != mesh_dim);
                 Some((dim, outside.copied().collect::<Cuts>()))
             };
             if outside(&replaced) == outside(self) {
@@ -184,8 +184,8 @@ impl Layout {
 
     /// The same layout where every cut of `tensor_dim` is into chunks.
     pub(crate) fn in_chunks(mut self, tensor_dim: usize) -> Self {
-        let cuts: Cuts = self.order(tensor_dim).into();
-        self.ragged.retain(|(mesh_dim, _)| !cuts.contains(mesh_dim));
+        let cuts: Cuts = self.shard_order(tensor_dim).into();
+        self.uneven_mesh_dims.retain(|(mesh_dim, _)| !cuts.contains(mesh_dim));
         self
     }
 
@@ -209,40 +209,40 @@ impl Layout {
     }
 
     /// The mesh dimensions that shard `tensor_dim`, outermost cut first; empty if none does.
-    pub fn order(&self, tensor_dim: usize) -> &[usize] {
-        let found = self.order.iter().find(|(dim, _)| *dim == tensor_dim);
+    pub fn shard_order(&self, tensor_dim: usize) -> &[usize] {
+        let found = self.shard_order.iter().find(|(dim, _)| *dim == tensor_dim);
         found.map_or(&[], |(_, cuts)| cuts)
     }
 
     /// The sharded tensor dimensions, ascending, each with its mesh dimensions, outermost first.
     pub fn orders(&self) -> impl Iterator<Item = (usize, &[usize])> {
-        self.order.iter().map(|(dim, cuts)| (*dim, cuts.as_slice()))
+        self.shard_order.iter().map(|(dim, cuts)| (*dim, cuts.as_slice()))
     }
 
     /// Whether every tensor dimension is cut in the order of the mesh dimensions.
     pub fn has_default_order(&self) -> bool {
-        self.order.iter().all(|(_, cuts)| cuts.is_sorted())
+        self.shard_order.iter().all(|(_, cuts)| cuts.is_sorted())
     }
 
     /// The lengths that `mesh_dim` cuts into, one per rank; `None` of one that cuts into chunks or
     /// nothing.
-    pub fn lengths(&self, mesh_dim: usize) -> Option<&Arc<[usize]>> {
-        self.ragged.iter().find(|(ragged, _)| *ragged == mesh_dim).map(|(_, lengths)| lengths)
+    pub fn uneven_sizes(&self, mesh_dim: usize) -> Option<&Arc<[usize]>> {
+        self.uneven_mesh_dims.iter().find(|(ragged, _)| *ragged == mesh_dim).map(|(_, lengths)| lengths)
     }
 
     /// The mesh dimensions whose cuts are ragged, ascending, each with its lengths.
-    pub fn ragged(&self) -> impl Iterator<Item = (usize, &Arc<[usize]>)> {
-        self.ragged.iter().map(|(mesh_dim, lengths)| (*mesh_dim, lengths))
+    pub fn uneven_mesh_dims(&self) -> impl Iterator<Item = (usize, &Arc<[usize]>)> {
+        self.uneven_mesh_dims.iter().map(|(mesh_dim, lengths)| (*mesh_dim, lengths))
     }
 
     /// Whether every tensor dimension is cut into chunks, in the order of the mesh dimensions.
     pub fn has_default_cuts(&self) -> bool {
-        self.has_default_order() && !self.is_ragged()
+        self.has_default_order() && !self.is_uneven()
     }
 
     /// Whether any cut is ragged.
-    pub fn is_ragged(&self) -> bool {
-        !self.ragged.is_empty()
+    pub fn is_uneven(&self) -> bool {
+        !self.uneven_mesh_dims.is_empty()
     }
 
     /// Whether any placement is `Partial`.
@@ -273,7 +273,7 @@ impl Layout {
             if moved.cuts_mut(dim).pop() != Some(mesh_dim) {
                 return None;
             }
-            moved.order.retain(|(_, cuts)| !cuts.is_empty());
+            moved.shard_order.retain(|(_, cuts)| !cuts.is_empty());
         }
         if let Placement::Shard(dim) = placement {
             moved.cuts_mut(dim).push(mesh_dim);
@@ -292,28 +292,28 @@ impl Layout {
                 *placement = Placement::Replicate;
             }
         }
-        for (_, cuts) in &mut plain.order {
+        for (_, cuts) in &mut plain.shard_order {
             cuts.retain(|cut| self.mesh_shape[*cut] > 1);
         }
-        plain.order.retain(|(_, cuts)| !cuts.is_empty());
-        plain.ragged.retain(|(mesh_dim, _)| self.mesh_shape[*mesh_dim] > 1);
+        plain.shard_order.retain(|(_, cuts)| !cuts.is_empty());
+        plain.uneven_mesh_dims.retain(|(mesh_dim, _)| self.mesh_shape[*mesh_dim] > 1);
         plain
     }
 
     fn set_lengths(&mut self, mesh_dim: usize, lengths: Option<Arc<[usize]>>) {
-        self.ragged.retain(|(ragged, _)| *ragged != mesh_dim);
+        self.uneven_mesh_dims.retain(|(ragged, _)| *ragged != mesh_dim);
         if let Some(lengths) = lengths {
-            let at = self.ragged.partition_point(|(ragged, _)| *ragged < mesh_dim);
-            self.ragged.insert(at, (mesh_dim, lengths));
+            let at = self.uneven_mesh_dims.partition_point(|(ragged, _)| *ragged < mesh_dim);
+            self.uneven_mesh_dims.insert(at, (mesh_dim, lengths));
         }
     }
 
     fn cuts_mut(&mut self, dim: usize) -> &mut Cuts {
-        let at = self.order.partition_point(|(other, _)| *other < dim);
-        if self.order.get(at).is_none_or(|(other, _)| *other != dim) {
-            self.order.insert(at, (dim, Cuts::new()));
+        let at = self.shard_order.partition_point(|(other, _)| *other < dim);
+        if self.shard_order.get(at).is_none_or(|(other, _)| *other != dim) {
+            self.shard_order.insert(at, (dim, Cuts::new()));
         }
-        &mut self.order[at].1
+        &mut self.shard_order[at].1
     }
 
     fn mixed_partial(&self) -> Option<PlacementError> {
@@ -333,7 +333,7 @@ impl fmt::Display for Layout {
         for (dim, cuts) in self.orders().filter(|(_, cuts)| !cuts.is_sorted()) {
             write!(f, "; dim {dim} cut by mesh dims {}", list(&mut cuts.iter().map(ToString::to_string)))?;
         }
-        for (mesh_dim, lengths) in self.ragged() {
+        for (mesh_dim, lengths) in self.uneven_mesh_dims() {
             let lengths: Vec<_> = lengths.iter().map(ToString::to_string).collect();
             write!(f, "; mesh dim {mesh_dim} cuts {}", lengths.join(" + "))?;
         }

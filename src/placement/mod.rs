@@ -61,7 +61,7 @@ mod unstride;
 
 pub(crate) use balanced::{Rows, balanced};
 pub use chunk::chunk;
-pub use cut::Cut;
+pub use cut::ShardSizes;
 pub use error::PlacementError;
 pub(crate) use joined::{Joined, joined};
 pub use kind::{PartialOp, Placement, Placements};

@@ -111,7 +111,7 @@ fn moves(layout: &Layout, to: &Layout) -> SmallVec<[(Step, Layout); 4]> {
         let placement = layout.placements()[mesh_dim];
         for next in [target, Placement::Replicate] {
             let step = Step::between(mesh_dim, placement, next);
-            let lengths = to.lengths(mesh_dim).filter(|_| next == target);
+            let lengths = to.uneven_sizes(mesh_dim).filter(|_| next == target);
             let Some((step, moved)) = step.zip(layout.moved(mesh_dim, next, lengths)) else { continue };
             if next != target || settled(&moved, to, mesh_dim) {
                 moves.push((step, moved));
@@ -132,9 +132,9 @@ fn settled(layout: &Layout, to: &Layout, mesh_dim: usize) -> bool {
         return false;
     }
     let Placement::Shard(dim) = placement else { return true };
-    let mut cuts = layout.order(dim).iter().zip(to.order(dim));
+    let mut cuts = layout.shard_order(dim).iter().zip(to.shard_order(dim));
     let found = cuts.find_map(|(cut, wanted)| {
-        let same = cut == wanted && layout.lengths(*cut) == to.lengths(*cut);
+        let same = cut == wanted && layout.uneven_sizes(*cut) == to.uneven_sizes(*cut);
         (!same || *cut == mesh_dim).then_some(same)
     });
     found == Some(true)

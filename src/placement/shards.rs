@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Cut, Layout, Placement, PlacementError};
+use super::{ShardSizes, Layout, Placement, PlacementError};
 
 impl Layout {
     /// Checks that a tensor of shape `global` can lie this way.
@@ -14,7 +14,7 @@ impl Layout {
     /// lengths do not add up to what it cuts, on any rank.
     pub fn check_shape(&self, global: &[usize]) -> Result<(), PlacementError> {
         self.check(global.len())?;
-        if self.is_ragged() {
+        if self.is_uneven() {
             self.orders().try_for_each(|(dim, _)| self.parts(dim, global[dim]).map(drop))?;
         }
         Ok(())
@@ -54,7 +54,7 @@ impl Layout {
     ///
     /// # Panics
     /// If a tensor of shape `global` [cannot](Self::check_shape) lie this way.
-    pub fn shortest(&self, global: &[usize]) -> Vec<usize> {
+    pub fn min_local_shape(&self, global: &[usize]) -> Vec<usize> {
         let mut shortest = global.to_vec();
         for (dim, _) in self.orders() {
             let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
@@ -67,7 +67,7 @@ impl Layout {
     fn parts(&self, dim: usize, len: usize) -> Result<SmallVec<[usize; 4]>, PlacementError> {
         let mut pieces: SmallVec<[usize; 4]> = smallvec![len];
         // Which piece leaves the shortest part is only known after the last cut.
-        for &mesh_dim in self.order(dim) {
+        for &mesh_dim in self.shard_order(dim) {
             let mut parts = SmallVec::new();
             for &piece in &pieces {
                 parts.extend(self.cut_of(dim, mesh_dim, piece)?.distinct(self.mesh_shape()[mesh_dim]));
@@ -80,11 +80,11 @@ impl Layout {
     }
 
     /// How `mesh_dim` cuts a piece of dimension `dim`, `len` long.
-    fn cut_of(&self, dim: usize, mesh_dim: usize, len: usize) -> Result<Cut, PlacementError> {
-        match self.lengths(mesh_dim) {
-            None => Ok(Cut::Chunks(len)),
-            Some(lengths) if lengths.iter().sum::<usize>() == len => Ok(Cut::Lengths(lengths.clone())),
-            Some(lengths) => Err(PlacementError::LengthSum { mesh_dim, dim, lengths: lengths.to_vec(), len }),
+    fn cut_of(&self, dim: usize, mesh_dim: usize, len: usize) -> Result<ShardSizes, PlacementError> {
+        match self.uneven_sizes(mesh_dim) {
+            None => Ok(ShardSizes::Chunked(len)),
+            Some(lengths) if lengths.iter().sum::<usize>() == len => Ok(ShardSizes::Uneven(lengths.clone())),
+            Some(lengths) => Err(PlacementError::ShardSizeSum { mesh_dim, dim, lengths: lengths.to_vec(), len }),
         }
     }
 
@@ -103,11 +103,11 @@ impl Layout {
     ///
     /// # Panics
     /// If `mesh_dim` shards nothing, and as [`local_slices`](Self::local_slices).
-    pub fn cut(&self, global: &[usize], coordinate: &[usize], mesh_dim: usize) -> Cut {
+    pub fn shard_sizes(&self, global: &[usize], coordinate: &[usize], mesh_dim: usize) -> ShardSizes {
         let Placement::Shard(dim) = self.placements()[mesh_dim] else {
             panic!("mesh dim {mesh_dim} of {self} cuts nothing");
         };
-        let outer = self.order(dim).iter().take_while(|&&cut| cut != mesh_dim);
+        let outer = self.shard_order(dim).iter().take_while(|&&cut| cut != mesh_dim);
         let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
         let piece = self.nested(dim, len, outer, coordinate);
         self.cut_of(dim, mesh_dim, piece.len()).unwrap_or_else(|error| panic!("{error}"))
@@ -122,8 +122,8 @@ impl Layout {
     ///
     /// # Panics
     /// As [`cut`](Self::cut), and without any `mesh_dims`.
-    pub(crate) fn cut_over(&self, global: &[usize], coordinate: &[usize], mesh_dims: &[usize]) -> Cut {
-        let piece = self.cut(global, coordinate, mesh_dims[0]);
+    pub(crate) fn cut_over(&self, global: &[usize], coordinate: &[usize], mesh_dims: &[usize]) -> ShardSizes {
+        let piece = self.shard_sizes(global, coordinate, mesh_dims[0]);
         let Placement::Shard(dim) = self.placements()[mesh_dims[0]] else { unreachable!("it cuts something") };
         if mesh_dims.len() == 1 {
             return piece;
@@ -136,7 +136,7 @@ impl Layout {
             };
             lengths.into_iter().flat_map(parts).collect()
         });
-        Cut::Lengths(lengths.into())
+        ShardSizes::Uneven(lengths.into())
     }
 
     /// The interval left of dimension `dim`, `len` long, by `cuts`, outermost first.

@@ -19,7 +19,7 @@ fn deal(list: &[usize], parts: usize, part: usize) -> Vec<usize> {
 
 /// The same for the ranks of `mesh_dim`, in the lengths that `layout` has for it, if it has any.
 fn dealt(list: &[usize], layout: &Layout, mesh_dim: usize, part: usize) -> Vec<usize> {
-    let Some(lengths) = layout.lengths(mesh_dim) else { return deal(list, layout.mesh_shape()[mesh_dim], part) };
+    let Some(lengths) = layout.uneven_sizes(mesh_dim) else { return deal(list, layout.mesh_shape()[mesh_dim], part) };
     let mut list = list.to_vec();
     let mut piles = lengths.iter().map(|&len| list.drain(..len).collect_vec()).collect_vec();
     assert!(list.is_empty(), "{layout} leaves {list:?} of mesh dim {mesh_dim}");
@@ -33,7 +33,7 @@ fn coordinates(mesh: &[usize]) -> Vec<Vec<usize>> {
 /// What the rank at `coordinate` holds of `global` under `layout`'s shards.
 fn shard(layout: &Layout, global: &Matrix, coordinate: &[usize]) -> Matrix {
     (0..2).fold(global.clone(), |local, dim| {
-        layout.order(dim).iter().fold(local, |local, &m| {
+        layout.shard_order(dim).iter().fold(local, |local, &m| {
             let kept = dealt(&(0..local.shape[dim]).collect_vec(), layout, m, coordinate[m]);
             local.pick(dim, &kept)
         })
@@ -68,9 +68,9 @@ fn execute(step: Step, to_layout: &Layout, locals: &[Matrix]) -> Vec<Matrix> {
                 Step::AllToAll { from, to, .. } => {
                     Matrix::concat(from, &inputs.iter().map(|input| part_of(input, to, r)).collect_vec())
                 }
-                Step::ZeroOthers { .. } if r == 0 => inputs[r].clone(),
-                Step::ZeroOthers { .. } => inputs[r].zeros_like(),
-                Step::ZeroPad { dim, .. } => {
+                Step::ReplicateToPartial { .. } if r == 0 => inputs[r].clone(),
+                Step::ReplicateToPartial { .. } => inputs[r].zeros_like(),
+                Step::ShardToPartial { dim, .. } => {
                     let parts = inputs.iter().enumerate();
                     let parts = parts.map(|(other, input)| if other == r { input.clone() } else { input.zeros_like() });
                     Matrix::concat(dim, &parts.collect_vec())
@@ -125,9 +125,9 @@ fn check_distributed(
     let mesh = from.mesh_shape();
     for (step, after) in &steps {
         let orders = after.orders().collect_vec();
-        let rebuilt = Layout::with_order(mesh, after.placements(), &orders).unwrap();
-        let mut lengths = after.ragged();
-        let rebuilt = lengths.try_fold(rebuilt, |layout, (m, lengths)| layout.with_lengths(m, lengths.clone()));
+        let rebuilt = Layout::with_shard_order(mesh, after.placements(), &orders).unwrap();
+        let mut lengths = after.uneven_mesh_dims();
+        let rebuilt = lengths.try_fold(rebuilt, |layout, (m, lengths)| layout.with_uneven_sizes(m, lengths.clone()));
         assert_eq!(rebuilt.as_ref(), Ok(after), "{from} -> {to}");
         assert!(mesh[step.mesh_dim()] > 1, "{from} -> {to}: {step:?} on a mesh dim of size 1");
         locals = execute(*step, after, &locals);
@@ -150,11 +150,11 @@ fn layouts(mesh: &[usize], placements: &[Placement]) -> Vec<Layout> {
     let choices = mesh.iter().map(|_| placements.iter().copied()).multi_cartesian_product();
     let valid = choices.filter_map(|placements| Some((Layout::new(mesh, &placements).ok()?, placements)));
     let ordered = valid.flat_map(|(layout, placements)| {
-        let orders = |dim| layout.order(dim).iter().copied().permutations(layout.order(dim).len()).collect_vec();
+        let orders = |dim| layout.shard_order(dim).iter().copied().permutations(layout.shard_order(dim).len()).collect_vec();
         let both = orders(0).into_iter().cartesian_product(orders(1)).collect_vec();
         let mesh = mesh.to_vec();
         both.into_iter()
-            .map(move |(rows, columns)| Layout::with_order(&mesh, &placements, &[(0, &rows), (1, &columns)]).unwrap())
+            .map(move |(rows, columns)| Layout::with_shard_order(&mesh, &placements, &[(0, &rows), (1, &columns)]).unwrap())
     });
     ordered.collect()
 }
@@ -163,8 +163,8 @@ fn layouts(mesh: &[usize], placements: &[Placement]) -> Vec<Layout> {
 /// them: on any of its mesh dimensions.
 fn with_ragged(layouts: Vec<Layout>, shape: [usize; 2], lengths: &[(usize, &[usize])]) -> Vec<Layout> {
     lengths.iter().fold(layouts, |mut layouts, &(mesh_dim, lengths)| {
-        let free = layouts.iter().filter(|layout| layout.lengths(mesh_dim).is_none());
-        let ragged = free.filter_map(|layout| layout.clone().with_lengths(mesh_dim, lengths).ok());
+        let free = layouts.iter().filter(|layout| layout.uneven_sizes(mesh_dim).is_none());
+        let ragged = free.filter_map(|layout| layout.clone().with_uneven_sizes(mesh_dim, lengths).ok());
         let ragged = ragged.filter(|layout| layout.check_shape(&shape).is_ok()).collect_vec();
         layouts.extend(ragged);
         layouts
@@ -258,8 +258,8 @@ fn every_pair_with_ragged_cuts() {
     let lengths: [(usize, &[usize]); 5] =
         [(0, &[1, 5]), (0, &[3, 3]), (1, &[4, 0, 2]), (1, &[0, 2, 1]), (1, &[0, 0, 4])];
     let two = with_ragged(layouts(&[2, 3], &alphabet(&[Sum])), [6, 4], &lengths);
-    let nested = |layout: &&Layout| layout.lengths(0).is_some() && layout.order(0) == [0, 1];
-    assert_eq!(two.iter().filter(nested).filter(|layout| layout.lengths(1).is_some()).count(), 1);
+    let nested = |layout: &&Layout| layout.uneven_sizes(0).is_some() && layout.shard_order(0) == [0, 1];
+    assert_eq!(two.iter().filter(nested).filter(|layout| layout.uneven_sizes(1).is_some()).count(), 1);
     assert!(all_pairs_of(&two, &[[6, 4]]) > 1000, "{} layouts", two.len());
     let three = with_ragged(layouts(&[2, 1, 2], &SHARDS), [5, 2], &[(0, &[5, 0]), (1, &[5]), (2, &[1, 1])]);
     assert!(all_pairs_of(&three, &[[5, 2]]) > 1000, "{} layouts", three.len());
@@ -271,7 +271,7 @@ fn sent(step: Step, held: usize, ranks: usize) -> usize {
         Step::AllGather { .. } => held * (ranks - 1),
         Step::AllToAll { .. } | Step::ReduceScatter { .. } => held * (ranks - 1) / ranks,
         Step::AllReduce { .. } => 2 * held * (ranks - 1) / ranks,
-        Step::Slice { .. } | Step::ZeroOthers { .. } | Step::ZeroPad { .. } => 0,
+        Step::Slice { .. } | Step::ReplicateToPartial { .. } | Step::ShardToPartial { .. } => 0,
     }
 }
 
@@ -309,7 +309,7 @@ fn no_sequence_of_steps_is_cheaper_than_the_plan() {
 fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
     let start = |layout| if layout == from { (0, 0) } else { (usize::MAX, 0) };
     let mut cheapest = layouts.iter().map(start).collect_vec();
-    let given = layouts.iter().flat_map(|layout| layout.ragged().map(|(m, lengths)| (m, lengths.clone())));
+    let given = layouts.iter().flat_map(|layout| layout.uneven_mesh_dims().map(|(m, lengths)| (m, lengths.clone())));
     let shards = given.unique().cartesian_product([0, 1].map(Placement::Shard));
     let ragged = shards.map(|((mesh_dim, lengths), shard)| (mesh_dim, shard, Some(lengths)));
     let plain = (0..from.mesh_shape().len()).cartesian_product(alphabet(&[Sum]));
@@ -323,7 +323,7 @@ fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
                 let source = from.placements()[mesh_dim];
                 let step = Step::between(mesh_dim, current, placement);
                 let step = step.filter(|step| match step {
-                    Step::ZeroPad { .. } => !source.is_replicate(),
+                    Step::ShardToPartial { .. } => !source.is_replicate(),
                     _ => current.partial_op().is_none() || current == source,
                 });
                 let Some((step, moved)) = step.zip(layout.moved(mesh_dim, placement, lengths.as_ref())) else {
@@ -372,8 +372,8 @@ fn direct_ways_are_taken() {
 fn other_lengths_are_gathered_and_sliced() {
     let rows = |mesh: &[usize], order: &[usize], lengths: &[(usize, &[usize])]| {
         let placements = mesh.iter().map(|_| Placement::Shard(0)).collect_vec();
-        let layout = Layout::with_order(mesh, &placements, &[(0, order)]).unwrap();
-        lengths.iter().fold(layout, |layout, &(m, lengths)| layout.with_lengths(m, lengths).unwrap())
+        let layout = Layout::with_shard_order(mesh, &placements, &[(0, order)]).unwrap();
+        lengths.iter().fold(layout, |layout, &(m, lengths)| layout.with_uneven_sizes(m, lengths).unwrap())
     };
     let text =
         |from: &Layout, to: &Layout| check(from, to, [6, 2]).iter().map(|(_, after)| after.to_string()).join(" ");

@@ -51,12 +51,12 @@ pub enum Step {
         to: usize,
     },
     /// `Replicate` -> `Partial(sum)`: the first rank keeps its value, the others hold zeros.
-    ZeroOthers {
+    ReplicateToPartial {
         /// The mesh dimension.
         mesh_dim: usize,
     },
     /// `Shard(dim)` -> `Partial(sum)`: zeros around one's own shard.
-    ZeroPad {
+    ShardToPartial {
         /// The mesh dimension.
         mesh_dim: usize,
         /// The tensor dimension it sharded.
@@ -73,9 +73,9 @@ impl Step {
         Some(match (from, to) {
             (Shard(dim), Replicate) => Self::AllGather { mesh_dim, dim },
             (Shard(from), Shard(to)) if from != to => Self::AllToAll { mesh_dim, from, to },
-            (Shard(dim), Partial(PartialOp::Sum)) => Self::ZeroPad { mesh_dim, dim },
+            (Shard(dim), Partial(PartialOp::Sum)) => Self::ShardToPartial { mesh_dim, dim },
             (Replicate, Shard(dim)) => Self::Slice { mesh_dim, dim },
-            (Replicate, Partial(PartialOp::Sum)) => Self::ZeroOthers { mesh_dim },
+            (Replicate, Partial(PartialOp::Sum)) => Self::ReplicateToPartial { mesh_dim },
             (Partial(op), Replicate) => Self::AllReduce { mesh_dim, op },
             (Partial(op), Shard(dim)) => Self::ReduceScatter { mesh_dim, dim, op },
             _ => return None,
@@ -90,8 +90,8 @@ impl Step {
             | Self::AllReduce { mesh_dim, .. }
             | Self::ReduceScatter { mesh_dim, .. }
             | Self::AllToAll { mesh_dim, .. }
-            | Self::ZeroOthers { mesh_dim }
-            | Self::ZeroPad { mesh_dim, .. } => mesh_dim,
+            | Self::ReplicateToPartial { mesh_dim }
+            | Self::ShardToPartial { mesh_dim, .. } => mesh_dim,
         }
     }
 
@@ -117,7 +117,7 @@ impl Step {
             Self::AllReduce { .. } => Some("all-reduce"),
             Self::ReduceScatter { .. } => Some("reduce-scatter"),
             Self::AllToAll { .. } => Some("all-to-all"),
-            Self::Slice { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => None,
+            Self::Slice { .. } | Self::ReplicateToPartial { .. } | Self::ShardToPartial { .. } => None,
         }
     }
 
@@ -137,7 +137,7 @@ impl Step {
             Self::ReduceScatter { op: PartialOp::Min | PartialOp::Max, .. } => undone.push(("all-gather", 2 * part)),
             Self::Slice { .. } | Self::ReduceScatter { .. } => undone.push(("all-gather", part)),
             Self::AllToAll { .. } => undone.push(("all-to-all", part)),
-            Self::AllGather { .. } | Self::AllReduce { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => {}
+            Self::AllGather { .. } | Self::AllReduce { .. } | Self::ReplicateToPartial { .. } | Self::ShardToPartial { .. } => {}
         }
         // The derivative of what is no sum asks for the other ranks' values.
         match self {
@@ -164,7 +164,7 @@ impl Step {
             Self::AllGather { .. } => local * (ranks - 1),
             Self::AllToAll { .. } | Self::ReduceScatter { .. } => local / ranks * (ranks - 1),
             Self::AllReduce { .. } => 2 * (local / ranks * (ranks - 1)),
-            Self::Slice { .. } | Self::ZeroOthers { .. } | Self::ZeroPad { .. } => 0,
+            Self::Slice { .. } | Self::ReplicateToPartial { .. } | Self::ShardToPartial { .. } => 0,
         }
     }
 

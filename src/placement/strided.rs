@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Cut, Layout, Placement, PlacementError, Placements};
+use super::{ShardSizes, Layout, Placement, PlacementError, Placements};
 
 /// A placement as PyTorch writes it, where a shard may be strided: `SS(dim, split_factor)`.
 ///
@@ -120,7 +120,7 @@ impl StridedLayout {
             }
         }
         let orders: Vec<(usize, &[usize])> = orders.iter().map(|(dim, cuts)| (*dim, cuts.as_slice())).collect();
-        Layout::with_order(&self.mesh_shape, &plain, &orders)
+        Layout::with_shard_order(&self.mesh_shape, &plain, &orders)
     }
 
     /// Every strided shard as a plain one.
@@ -132,7 +132,7 @@ impl StridedLayout {
     pub(super) fn encode(layout: &Layout) -> SmallVec<[StridedPlacement; 3]> {
         let strided = layout.placements().iter().enumerate().map(|(mesh_dim, &placement)| {
             let Placement::Shard(dim) = placement else { return StridedPlacement::Plain(placement) };
-            let before = layout.order(dim).iter().take_while(|&&cut| cut != mesh_dim);
+            let before = layout.shard_order(dim).iter().take_while(|&&cut| cut != mesh_dim);
             match before.filter(|&&cut| cut > mesh_dim).map(|&cut| layout.mesh_shape()[cut]).product() {
                 1 => StridedPlacement::Plain(placement),
                 split_factor => StridedPlacement::Strided { dim, split_factor },
@@ -181,8 +181,8 @@ impl Hash for StridedPlacement {
 /// The intervals of a length that rank `rank` of `ranks` holds of a strided shard.
 pub(super) fn dealt(len: usize, split_factor: usize, ranks: usize, rank: usize) -> impl Iterator<Item = Range<usize>> {
     (0..split_factor).map(move |piece| {
-        let piece = Cut::Chunks(len).range(split_factor, piece);
-        let part = Cut::Chunks(piece.len()).range(ranks, rank);
+        let piece = ShardSizes::Chunked(len).range(split_factor, piece);
+        let part = ShardSizes::Chunked(piece.len()).range(ranks, rank);
         piece.start + part.start..piece.start + part.end
     })
 }

@@ -11,7 +11,7 @@ use Placement::{Partial, Replicate, Shard};
 fn the_first_cut_is_outermost() {
     // The picture in the doc of `Layout`, written out.
     let held = |order: &[usize]| {
-        let layout = Layout::with_order(&[2, 2], &[Shard(0), Shard(0)], &[(0, order)]).unwrap();
+        let layout = Layout::with_shard_order(&[2, 2], &[Shard(0), Shard(0)], &[(0, order)]).unwrap();
         [[0, 0], [0, 1], [1, 0], [1, 1]].map(|coordinate| layout.local_slices(&[8], &coordinate)[0].clone())
     };
     assert_eq!(held(&[0, 1]), [0..2, 2..4, 4..6, 6..8]);
@@ -21,10 +21,10 @@ fn the_first_cut_is_outermost() {
 #[test]
 fn a_piece_is_what_the_cuts_before_left() {
     // 7 rows: mesh dim 2 cuts 4 + 3, mesh dim 0 then 2 + 2 and 2 + 1.
-    let layout = Layout::with_order(&[2, 3, 2], &[Shard(0), Shard(1), Shard(0)], &[(0, &[2, 0])]).unwrap();
-    assert_eq!(layout.order(0), [2, 0]);
-    assert_eq!(layout.order(1), [1]);
-    assert!(layout.order(2).is_empty());
+    let layout = Layout::with_shard_order(&[2, 3, 2], &[Shard(0), Shard(1), Shard(0)], &[(0, &[2, 0])]).unwrap();
+    assert_eq!(layout.shard_order(0), [2, 0]);
+    assert_eq!(layout.shard_order(1), [1]);
+    assert!(layout.shard_order(2).is_empty());
     for (coordinate, shape, slices, parent) in [
         ([0, 0, 0], [2, 2], [0..2, 0..2], 4),
         ([1, 1, 0], [2, 2], [2..4, 2..4], 4),
@@ -33,7 +33,7 @@ fn a_piece_is_what_the_cuts_before_left() {
     ] {
         assert_eq!(layout.local_shape(&[7, 4], &coordinate), shape);
         assert_eq!(layout.local_slices(&[7, 4], &coordinate), slices);
-        let parents = [0, 1, 2].map(|mesh_dim| layout.cut(&[7, 4], &coordinate, mesh_dim).total());
+        let parents = [0, 1, 2].map(|mesh_dim| layout.shard_sizes(&[7, 4], &coordinate, mesh_dim).total());
         assert_eq!(parents, [parent, 4, 7], "{coordinate:?}");
     }
 }
@@ -43,7 +43,7 @@ fn shards_partition_the_tensor() {
     // Each element of each dim is held once per rank of the other mesh dims.
     for (len, mesh) in (0..14).cartesian_product([[2, 2], [3, 2], [2, 4]]) {
         for order in [[0, 1], [1, 0]] {
-            let layout = Layout::with_order(&mesh, &[Shard(0), Shard(0)], &[(0, &order)]).unwrap();
+            let layout = Layout::with_shard_order(&mesh, &[Shard(0), Shard(0)], &[(0, &order)]).unwrap();
             let coordinates = mesh.iter().map(|&size| 0..size).multi_cartesian_product();
             let held = coordinates.flat_map(|coordinate| layout.local_slices(&[len], &coordinate)[0].clone());
             assert_eq!(held.sorted().collect_vec(), (0..len).collect_vec(), "{layout} on {mesh:?}");
@@ -65,7 +65,7 @@ fn the_shortest_part_is_that_of_some_rank_and_no_rank_has_a_shorter_one() {
                 let parts = coordinates.iter().map(|coordinate| layout.local_shape(&[len, 40 - len], coordinate));
                 let parts = parts.collect_vec();
                 let least = [0, 1].map(|dim| parts.iter().map(|part| part[dim]).min().unwrap());
-                assert_eq!(layout.shortest(&[len, 40 - len]), least, "{layout} on {mesh:?}, {len}");
+                assert_eq!(layout.min_local_shape(&[len, 40 - len]), least, "{layout} on {mesh:?}, {len}");
                 not_the_last += usize::from(*parts.last().unwrap() != least);
             }
         }
@@ -91,9 +91,9 @@ fn ragged_cuts_deal_what_the_cuts_before_them_left() {
     let mut fitting = 0;
     for ((first, second), order) in two.cartesian_product(three).cartesian_product([[0, 1], [1, 0]]) {
         let given = [first.as_ref(), second.as_ref()];
-        let plain = Layout::with_order(&[2, 3], &[Shard(0), Shard(0)], &[(0, &order)]).unwrap();
+        let plain = Layout::with_shard_order(&[2, 3], &[Shard(0), Shard(0)], &[(0, &order)]).unwrap();
         let layout = [0, 1].into_iter().fold(plain, |layout, mesh_dim| match given[mesh_dim] {
-            Some(lengths) => layout.with_lengths(mesh_dim, lengths.clone()).unwrap(),
+            Some(lengths) => layout.with_uneven_sizes(mesh_dim, lengths.clone()).unwrap(),
             None => layout,
         });
         let outer = deal(&[0, 1, 2, 3, 4, 5], given[order[0]], [2, 3][order[0]]);
@@ -109,7 +109,7 @@ fn ragged_cuts_deal_what_the_cuts_before_them_left() {
             assert_eq!(held, dealt[outer][inner], "{layout} at {coordinate:?}");
         }
         let shortest = dealt.iter().flatten().map(Vec::len).min();
-        assert_eq!(layout.shortest(&[6]).first().copied(), shortest, "{layout}");
+        assert_eq!(layout.min_local_shape(&[6]).first().copied(), shortest, "{layout}");
     }
     // Cut by the first mesh dim first: 8, and 4 whose pieces of 3 have lengths too. By the second: 3 and 2.
     assert_eq!(fitting, 17);
@@ -118,25 +118,25 @@ fn ragged_cuts_deal_what_the_cuts_before_them_left() {
 #[test]
 fn lengths_are_part_of_a_layout() {
     let plain = Layout::new(&[2, 3], &[Shard(1), Shard(0)]).unwrap();
-    let ragged = plain.clone().with_lengths(1, [3, 0, 2]).unwrap();
+    let ragged = plain.clone().with_uneven_sizes(1, [3, 0, 2]).unwrap();
     assert_ne!(plain, ragged);
-    assert_ne!(ragged, plain.clone().with_lengths(1, [2, 0, 3]).unwrap());
-    let both = ragged.clone().with_lengths(0, [1, 6]).unwrap();
-    assert_eq!(both, plain.with_lengths(0, [1, 6]).unwrap().with_lengths(1, [3, 0, 2]).unwrap());
+    assert_ne!(ragged, plain.clone().with_uneven_sizes(1, [2, 0, 3]).unwrap());
+    let both = ragged.clone().with_uneven_sizes(0, [1, 6]).unwrap();
+    assert_eq!(both, plain.with_uneven_sizes(0, [1, 6]).unwrap().with_uneven_sizes(1, [3, 0, 2]).unwrap());
     assert_eq!(both.to_string(), "[S(1), S(0); mesh dim 0 cuts 1 + 6; mesh dim 1 cuts 3 + 0 + 2]");
     assert!(both.has_default_order() && !both.has_default_cuts());
-    assert_eq!(both.cut(&[5, 7], &[0, 0], 1).lengths().unwrap()[..], [3, 0, 2]);
+    assert_eq!(both.shard_sizes(&[5, 7], &[0, 0], 1).lengths().unwrap()[..], [3, 0, 2]);
     // With their cut they go, and with those outside it.
     let without = |gone: usize| both.replaced(|dim, own| if dim == gone { Replicate } else { own }).unwrap();
     assert_eq!(without(0).to_string(), "[R, S(0); mesh dim 1 cuts 3 + 0 + 2]");
     assert_eq!(without(1).to_string(), "[S(1), R; mesh dim 0 cuts 1 + 6]");
-    let nested = Layout::new(&[2, 3], &[Shard(0), Shard(0)]).unwrap().with_lengths(1, [3, 0, 2]).unwrap();
+    let nested = Layout::new(&[2, 3], &[Shard(0), Shard(0)]).unwrap().with_uneven_sizes(1, [3, 0, 2]).unwrap();
     assert_eq!(nested.replaced(|dim, own| if dim == 0 { Replicate } else { own }).unwrap().to_string(), "[R, S(0)]");
 }
 
 #[test]
 fn layouts_are_told_apart_by_their_order() {
-    let layout = |order: &[usize]| Layout::with_order(&[2, 2], &[Shard(1), Shard(1)], &[(1, order)]).unwrap();
+    let layout = |order: &[usize]| Layout::with_shard_order(&[2, 2], &[Shard(1), Shard(1)], &[(1, order)]).unwrap();
     assert_eq!(layout(&[0, 1]), Layout::new(&[2, 2], &[Shard(1), Shard(1)]).unwrap());
     assert_ne!(layout(&[0, 1]), layout(&[1, 0]));
     assert_eq!(layout(&[0, 1]).to_string(), "[S(1), S(1)]");
@@ -165,15 +165,15 @@ fn bad_layouts_are_refused_with_their_remedy() {
     let two = [Shard(0), Shard(0)];
     for given in [&[0][..], &[0, 0], &[0, 1, 1], &[0, 2]] {
         let expected = PlacementError::Order { dim: 0, given: given.to_vec(), expected: vec![0, 1] };
-        refused(Layout::with_order(&[2, 2], &two, &[(0, given)]), expected, "exactly once, outermost cut first");
+        refused(Layout::with_shard_order(&[2, 2], &two, &[(0, given)]), expected, "exactly once, outermost cut first");
     }
     refused(
-        Layout::with_order(&[2, 2], &two, &[(1, &[0])]),
+        Layout::with_shard_order(&[2, 2], &two, &[(1, &[0])]),
         PlacementError::Order { dim: 1, given: vec![0], expected: vec![] },
         "mesh dims []",
     );
     refused(
-        Layout::with_order(&[2, 2], &two, &[(0, &[1, 0]), (0, &[0, 1])]),
+        Layout::with_shard_order(&[2, 2], &two, &[(0, &[1, 0]), (0, &[0, 1])]),
         PlacementError::OrderTwice { dim: 0 },
         "one order per tensor dimension",
     );
@@ -184,24 +184,24 @@ fn bad_layouts_are_refused_with_their_remedy() {
     );
     let one = |placement| Layout::new(&[2], &[placement]).unwrap();
     refused(
-        one(Replicate).with_lengths(0, [1, 2]),
-        PlacementError::NotCut { mesh_dim: 0, placement: Replicate, lengths: vec![1, 2] },
+        one(Replicate).with_uneven_sizes(0, [1, 2]),
+        PlacementError::MeshDimNotSharded { mesh_dim: 0, placement: Replicate, lengths: vec![1, 2] },
         "only a shard has lengths",
     );
     refused(
-        one(Shard(1)).with_lengths(0, [1, 2, 3]),
-        PlacementError::LengthCount { mesh_dim: 0, ranks: 2, lengths: vec![1, 2, 3] },
+        one(Shard(1)).with_uneven_sizes(0, [1, 2, 3]),
+        PlacementError::ShardSizeCount { mesh_dim: 0, ranks: 2, lengths: vec![1, 2, 3] },
         "3 lengths [1, 2, 3] for the 2 ranks of mesh dim 0: give one length per rank",
     );
     let checked = |layout: Layout, shape: &[usize]| layout.check_shape(shape).map(|()| layout);
     refused(
-        checked(one(Shard(1)).with_lengths(0, [1, 2]).unwrap(), &[3, 4]),
-        PlacementError::LengthSum { mesh_dim: 0, dim: 1, lengths: vec![1, 2], len: 4 },
+        checked(one(Shard(1)).with_uneven_sizes(0, [1, 2]).unwrap(), &[3, 4]),
+        PlacementError::ShardSizeSum { mesh_dim: 0, dim: 1, lengths: vec![1, 2], len: 4 },
         "add up to 3, but a rank's piece of tensor dim 1 that they cut is 4 long",
     );
     refused(
-        checked(Layout::new(&[2, 2], &two).unwrap().with_lengths(1, [1, 2]).unwrap(), &[5]),
-        PlacementError::LengthSum { mesh_dim: 1, dim: 0, lengths: vec![1, 2], len: 2 },
+        checked(Layout::new(&[2, 2], &two).unwrap().with_uneven_sizes(1, [1, 2]).unwrap(), &[5]),
+        PlacementError::ShardSizeSum { mesh_dim: 1, dim: 0, lengths: vec![1, 2], len: 2 },
         "on every rank",
     );
     let error = Layout::new(&[2, 2], &[Replicate, Shard(2)]).unwrap().check(2).unwrap_err();
@@ -225,7 +225,7 @@ fn a_tensor_without_the_sharded_dim_panics() {
 #[test]
 #[should_panic(expected = "mesh dim 0 of [R] cuts nothing")]
 fn a_mesh_dim_that_cuts_nothing_has_no_piece() {
-    Layout::new(&[2], &[Replicate]).unwrap().cut(&[4], &[0], 0);
+    Layout::new(&[2], &[Replicate]).unwrap().shard_sizes(&[4], &[0], 0);
 }
 
 /// Torch's rule: the split factor of a shard is the product of the mesh dims to its right that cut
@@ -256,7 +256,7 @@ fn an_order_is_decoded_exactly_where_there_is_one() {
             assert_eq!(layout.is_ok(), order.is_some(), "{factors:?} on {mesh:?}");
             if let Some(order) = order {
                 let layout = layout.unwrap();
-                assert_eq!(layout.order(0), order);
+                assert_eq!(layout.shard_order(0), order);
                 assert_eq!(layout.to_strided().to_vec(), strided(&factors));
                 decoded += 1;
             }

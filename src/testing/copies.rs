@@ -9,7 +9,7 @@ use crate::kernels::cube::CubePlan;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::Sources;
 use crate::kernels::{Convert, Copies, CutTensor, FlatLayout};
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// Which of the four, on the first rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct UnitCopies(Copies);
 impl UnitCopies {
     /// Of wholes of `shapes`, cut in chunks along `dim` over `ranks` ranks.
     pub fn new(copy: UnitCopy, ranks: usize, shapes: Vec<Shape>, dim: usize) -> Self {
-        let tensor = |shape: Shape| CutTensor { cut: Cut::Chunks(shape[dim]), shape, dim };
+        let tensor = |shape: Shape| CutTensor { cut: ShardSizes::Chunked(shape[dim]), shape, dim };
         let layout = FlatLayout::new(ranks, shapes.into_iter().map(tensor).collect(), 1);
         Self(match copy {
             UnitCopy::GatherIn => layout.pack_parts(0),

@@ -28,13 +28,13 @@ impl MeshTest {
     }
 
     /// How long a rank waits for the others in one collective. Default: 30 s.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
     /// The device of all ranks. Default: the CPU.
-    pub fn device(mut self, device: Device) -> Self {
+    pub fn with_device(mut self, device: Device) -> Self {
         self.device = Some(device);
         self
     }
@@ -74,9 +74,9 @@ impl MeshTest {
         config: Launch,
         body: impl Fn(&DeviceMesh) -> Result<T> + Sync,
     ) -> Result<Vec<T>, LaunchError> {
-        let config = config.deadline(self.deadline);
+        let config = config.with_deadline(self.deadline);
         let config = match &self.device {
-            Some(device) => config.device(device.clone()),
+            Some(device) => config.with_device(device.clone()),
             None => config,
         };
         let returned = launch(config, |world| body(&DeviceMesh::new(world, &self.shape, &self.names)?))?;

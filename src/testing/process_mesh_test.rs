@@ -33,7 +33,7 @@ pub struct ProcessMeshTest {
 
 impl MeshTest {
     /// The same test with the ranks in `count` processes, an equal number in each.
-    pub fn processes(self, count: usize) -> ProcessMeshTest {
+    pub fn with_processes(self, count: usize) -> ProcessMeshTest {
         ProcessMeshTest { mesh: self, processes: ProcessTest::new(count) }
     }
 }
@@ -41,8 +41,8 @@ impl MeshTest {
 impl ProcessMeshTest {
     /// How long the processes may take. Default: a minute. How long a rank waits in one collective is
     /// [`MeshTest::deadline`].
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.processes = self.processes.deadline(deadline);
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.processes = self.processes.with_deadline(deadline);
         self
     }
 

@@ -76,7 +76,7 @@ impl ProcessTest {
     ///
     /// # Panics
     /// If neither variable is set: a test that has not run does not pass.
-    pub fn fault_tolerant(self) -> Option<Self> {
+    pub fn with_fault_tolerance(self) -> Option<Self> {
         if env::var_os(FAULT_TOLERANT).is_some_and(|path| !path.is_empty()) {
             return Some(Self { launcher: Launcher::FaultTolerant, ..self });
         }
@@ -95,18 +95,18 @@ impl ProcessTest {
     ///
     /// # Panics
     /// As [`fault_tolerant`](Self::fault_tolerant).
-    pub fn detecting(self) -> Option<Self> {
-        Some(Self { launcher: Launcher::Detecting, ..self.fault_tolerant()? })
+    pub fn with_failure_detection(self) -> Option<Self> {
+        Some(Self { launcher: Launcher::Detecting, ..self.with_fault_tolerance()? })
     }
 
     /// A variable of the processes' environment.
-    pub fn variable(mut self, name: impl Into<String>, value: impl Into<OsString>) -> Self {
+    pub fn with_env(mut self, name: impl Into<String>, value: impl Into<OsString>) -> Self {
         self.variables.push((name.into(), value.into()));
         self
     }
 
     /// How long the processes may take. Default: a minute.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
@@ -365,8 +365,8 @@ mod tests {
     #[test]
     fn processes_that_a_detector_ends_are_started_again() {
         let mark = env::temp_dir().join(format!("burn-dtensor-{}-started-before", process::id()));
-        let Some(test) = ProcessTest::new(1).detecting() else { return };
-        let text = test.variable("STARTED_BEFORE", &mark).run(|| {
+        let Some(test) = ProcessTest::new(1).with_failure_detection() else { return };
+        let text = test.with_env("STARTED_BEFORE", &mark).run(|| {
             if fs::create_dir(env::var_os("STARTED_BEFORE").unwrap()).is_ok() {
                 process::exit(0);
             }
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_process_that_hangs_ends_itself() {
-        let text = ProcessTest::new(2).deadline(Duration::from_secs(1)).run_failing(sleep);
+        let text = ProcessTest::new(2).with_deadline(Duration::from_secs(1)).run_failing(sleep);
         assert!(text.is_none_or(|text| text.contains("has not ended within 1s")));
     }
 
@@ -437,7 +437,7 @@ mod tests {
         }
         let run = Run::new().unwrap();
         let test = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
-        let (status, text) = run.wait(&test, &ProcessTest::new(2).deadline(deadline)).unwrap();
+        let (status, text) = run.wait(&test, &ProcessTest::new(2).with_deadline(deadline)).unwrap();
         look(status, &text);
         assert!(run.alive().is_empty());
         let folder = run.folder.clone();

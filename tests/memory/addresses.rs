@@ -52,7 +52,7 @@ fn addresses(options: Launch) -> Vec<Vec<Vec<usize>>> {
     launch(options, |world| {
         let device = world.device().clone().autodiff();
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
-        let mut model = fully_shard(Net::new(&device), &mesh, FullyShard::new().units(["layers.*"]))?;
+        let mut model = fully_shard(Net::new(&device), &mesh, FullyShard::new().with_units(["layers.*"]))?;
         let mut optim = AdamWConfig::new().init();
         let mut steps = Vec::new();
         for _ in 0..10 {

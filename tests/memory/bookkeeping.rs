@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use burn_dtensor::comm::{Communicator, Plan, ReduceOp, TensorMeta};
-use burn_dtensor::placement::Cut;
+use burn_dtensor::comm::{Communicator, CollectivePlan, ReduceOp, TensorMeta};
+use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::prelude::*;
 
 use super::live::{allocations, alone};
@@ -15,12 +15,12 @@ const WHOLE: [usize; 2] = [8, 8];
 
 /// Of one call, posted and waited for, on a rank: what it allocates when the other has looked up what both need, and what it
 /// does at least.
-fn of_call(comm: &Communicator, plan: &Arc<Plan>, tensors: &[DispatchTensor]) -> Result<usize> {
+fn of_call(comm: &Communicator, plan: &Arc<CollectivePlan>, tensors: &[DispatchTensor]) -> Result<usize> {
     let mut least = usize::MAX;
     for call in 0..8 {
         let tensors = tensors.to_vec();
         let is_second = (call + comm.group().rank()) % 2 == 1;
-        let (work, posted) = allocations(|| comm.planned("step".into(), plan, tensors));
+        let (work, posted) = allocations(|| comm.execute_plan("step".into(), plan, tensors));
         if is_second {
             comm.barrier("the other has its results".into()).wait()?;
         }
@@ -38,11 +38,11 @@ fn of_call(comm: &Communicator, plan: &Arc<Plan>, tensors: &[DispatchTensor]) ->
 fn of(
     tensors: usize,
     own: [usize; 2],
-    plan: impl Fn(&Communicator, Vec<(TensorMeta, usize, Cut)>) -> Result<Arc<Plan>> + Sync,
+    plan: impl Fn(&Communicator, Vec<(TensorMeta, usize, ShardSizes)>) -> Result<Arc<CollectivePlan>> + Sync,
 ) -> usize {
     let counts = launch(Launch::threads(2), |world| {
         let comm = world.all();
-        let whole = (TensorMeta { shape: Shape::from(WHOLE), dtype: DType::F32 }, 0, Cut::Chunks(WHOLE[0]));
+        let whole = (TensorMeta { shape: Shape::from(WHOLE), dtype: DType::F32 }, 0, ShardSizes::Chunked(WHOLE[0]));
         let plan = plan(&comm, vec![whole; tensors])?;
         let own: Vec<_> = (0..tensors).map(|_| Tensor::<2>::ones(own, world.device()).into_dispatch()).collect();
         of_call(&comm, &plan, &own)

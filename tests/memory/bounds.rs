@@ -114,7 +114,7 @@ struct Case {
 const FSDP: Case = Case {
     name: "FSDP",
     mesh: &[2],
-    config: |config| config.reshard_after_forward(ReshardAfterForward::Always),
+    config: |config| config.with_reshard_after_forward(ReshardAfterForward::Always),
     set: |_| Ok(()),
     batches: 1,
     layer: 16 << 10,
@@ -141,7 +141,7 @@ impl Case {
             allocates_for(world.rank());
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, self.mesh, &["replicate", "shard"][2 - self.mesh.len()..])?;
-            let config = (self.config)(FullyShard::new().units(["blocks.*"]));
+            let config = (self.config)(FullyShard::new().with_units(["blocks.*"]));
             let net = fully_shard(Net::new(blocks, &device), &mesh, config)?;
             (self.set)(&net)?;
             let mut taken = 0;
@@ -193,8 +193,8 @@ fn with_replicas() {
 #[test]
 fn bf16_parameters_reduced_in_f32() {
     let config = |config| {
-        let policy = MixedPrecision::new().param_dtype(DType::BF16).reduce_dtype(DType::F32);
-        (FSDP.config)(config).mixed_precision(policy)
+        let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_reduce_dtype(DType::F32);
+        (FSDP.config)(config).with_mixed_precision(policy)
     };
     Case { name: "bf16 reduced in f32", config, ..FSDP }.check();
 }

@@ -88,7 +88,7 @@ fn measure(blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> 
 }
 
 fn config(reshard: ReshardAfterForward) -> FullyShard {
-    FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard)
+    FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard)
 }
 
 type Forward = fn(&Net, Tensor<2, Int>) -> Tensor<3>;
@@ -109,7 +109,7 @@ fn measure_on(
             model.blocks = model.blocks.no_grad();
         }
         if tp > 1 {
-            let plan = Plan::new().with("blocks.*.first", Style::colwise()).with("blocks.*.second", Style::rowwise());
+            let plan = Plan::new().with_style("blocks.*.first", Style::colwise()).with_style("blocks.*.second", Style::rowwise());
             model = parallelize(model, &mesh.slice("tp")?, plan)?;
         }
         fully_shard(model, &mesh.slice("shard")?, config.clone())
@@ -166,10 +166,10 @@ fn backward_peaks_at_shards_gradients_and_four_units() {
 #[test]
 fn half_precision_reduced_in_single_takes_half_the_shards_more() {
     let _alone = alone();
-    let policy = MixedPrecision::new().param_dtype(DType::BF16).reduce_dtype(DType::F32);
+    let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_reduce_dtype(DType::F32);
     let mut units = Vec::new();
     for blocks in [4, 16] {
-        let config = config(ReshardAfterForward::Always).mixed_precision(policy.clone());
+        let config = config(ReshardAfterForward::Always).with_mixed_precision(policy.clone());
         let m = measure_on(1, blocks, false, config, false, Net::forward);
         let above = m.peak_backward - 2 * shards(blocks);
         println!("{blocks} blocks: {m:?}, {:.2} units above shards and gradients", above as f64 / BLOCK as f64);
@@ -188,8 +188,8 @@ fn casts_of_replicated_weights_are_freed_after_forward() {
     let _alone = alone();
     let blocks = 8;
     let config = config(ReshardAfterForward::Always)
-        .mixed_precision(MixedPrecision::new().param_dtype(DType::BF16))
-        .shard_placement_fn(|_| Some(Placement::Replicate));
+        .with_mixed_precision(MixedPrecisionPolicy::new().with_param_dtype(DType::BF16))
+        .with_shard_placement_fn(|_| Some(Placement::Replicate));
     let m = measure_on(1, blocks, false, config, false, Net::forward);
     let stored = blocks * BLOCK + TABLE;
     println!("{m:?}, stored {stored}, block {BLOCK}");

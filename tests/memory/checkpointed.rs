@@ -40,7 +40,7 @@ impl Net {
     fn forward(&self, x: Tensor<2>, again: bool) -> Tensor<2> {
         unit(self, x, |net, x| {
             net.blocks.iter().fold(x, |x, block| match again {
-                true => checkpointed(block, x, Block::forward),
+                true => checkpoint_activations(block, x, Block::forward),
                 false => unit(block, x, Block::forward),
             })
         })
@@ -64,7 +64,7 @@ fn measure(ranks: usize, blocks: usize, again: bool, checkpointing: bool) -> Mea
             let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
             match ranks {
                 1 => Ok(net),
-                _ => fully_shard(net, &mesh, FullyShard::new().units(["blocks.*"])),
+                _ => fully_shard(net, &mesh, FullyShard::new().with_units(["blocks.*"])),
             }
         },
         |net, device| net.forward(Tensor::ones([ROWS, WIDTH], device), again).sum(),

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, DeviceKind, Tensor};
-use burn_dtensor::fsdp::{FullyShard, Offload, ReshardAfterForward, fully_shard, unit, units};
+use burn_dtensor::fsdp::{FullyShard, OffloadPolicy, ReshardAfterForward, fully_shard, unit, units};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 use burn_dtensor::{Error, Result};
@@ -42,10 +42,10 @@ fn in_use(mesh: &DeviceMesh) -> Result<u64> {
 /// What is in use before forward, after it, and after backward, in each of three steps.
 fn steps(reshard: ReshardAfterForward) -> Vec<[u64; 3]> {
     let device = Device::wgpu(DeviceKind::DefaultDevice);
-    let mut ranks = MeshTest::new([RANKS], ["shard"]).device(device).run(|mesh| {
+    let mut ranks = MeshTest::new([RANKS], ["shard"]).with_device(device).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let net = Net { blocks: (0..BLOCKS).map(|_| LinearConfig::new(WIDTH, WIDTH).init(&device)).collect() };
-        let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard);
+        let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard);
         let net = fully_shard(net, mesh, config)?;
         let mut steps = Vec::new();
         for _ in 0..3 {
@@ -79,14 +79,14 @@ fn gathered_weights_are_taken_back_under_the_views_that_a_graph_keeps() {
 }
 
 /// Most that is in use in the backwards of two steps of AdamW, after one before them, and what is after each.
-fn trained(ranks: usize, offload: Offload) -> (u64, [u64; 2]) {
+fn trained(ranks: usize, offload: OffloadPolicy) -> (u64, [u64; 2]) {
     let device = Device::wgpu(DeviceKind::DefaultDevice);
-    let mut results = MeshTest::new([ranks], ["shard"]).device(device).run(|mesh| {
+    let mut results = MeshTest::new([ranks], ["shard"]).with_device(device).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let start = if offload == Offload::Cpu { Device::flex().autodiff() } else { device.clone() };
+        let start = if offload == OffloadPolicy::Cpu { Device::flex().autodiff() } else { device.clone() };
         let net = Net { blocks: (0..BLOCKS).map(|_| LinearConfig::new(WIDTH, WIDTH).init(&start)).collect() };
-        let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(ReshardAfterForward::Always);
-        let mut net = fully_shard(net, mesh, config.offload(offload))?;
+        let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
+        let mut net = fully_shard(net, mesh, config.with_offload(offload))?;
         let mut optim = AdamWConfig::new().init();
         let mut step = |net: Net| {
             let loss = forward(&net, Tensor::ones([1, 4, WIDTH], &device)).sum();
@@ -116,7 +116,7 @@ fn the_device_has_open_units_alone_where_shards_are_offloaded() {
     let _alone = alone();
     for ranks in [1, RANKS] {
         let all = BLOCKS as u64 * WHOLE;
-        let (kept, (most, after)) = (trained(ranks, Offload::Never), trained(ranks, Offload::Cpu));
+        let (kept, (most, after)) = (trained(ranks, OffloadPolicy::Never), trained(ranks, OffloadPolicy::Cpu));
         // Parameters and AdamW's two moments.
         assert!(kept.1.iter().all(|after| *after >= 3 * all), "{kept:?}");
         // Nothing as large as one weight.

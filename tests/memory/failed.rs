@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use burn::backend::DispatchTensor;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::comm::{Sharded, TensorMeta, Work};
-use burn_dtensor::placement::Cut;
+use burn_dtensor::comm::{ShardedTensor, TensorMeta, Work};
+use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::prelude::*;
 
 use crate::live::{alone, live};
@@ -51,8 +51,8 @@ fn sum(world: &World, label: &str, len: usize) -> Result<()> {
 /// Calls that are under way while the world fails: the rank at fault makes none of them.
 fn under_way(world: &World) -> [Work<()>; 4] {
     let comm = world.all().duplicate("under way");
-    let cut = || Cut::Chunks(RANKS * LEN);
-    let sharded = |len| vec![Sharded { tensor: ones(world, len), dim: 0, cut: cut() }];
+    let cut = || ShardSizes::Chunked(RANKS * LEN);
+    let sharded = |len| vec![ShardedTensor { tensor: ones(world, len), dim: 0, cut: cut() }];
     let next = (world.rank() + 1) % RANKS;
     let meta = TensorMeta { shape: [LEN].into(), dtype: DType::F32 };
     [
@@ -66,7 +66,7 @@ fn under_way(world: &World) -> [Work<()>; 4] {
 
 fn forward(world: &World, layers: &[Linear; 2], is_culprit: bool) -> Result<()> {
     let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
-    let layers = fully_shard(layers.to_vec(), &mesh, FullyShard::new().units(["*"]))?;
+    let layers = fully_shard(layers.to_vec(), &mesh, FullyShard::new().with_units(["*"]))?;
     let x = Tensor::<2>::ones([2, WIDTH], world.device());
     Error::catch(|| {
         let x = unit(&layers[0], x, |layer, x| layer.forward(x));
@@ -101,7 +101,7 @@ fn program(world: &World, layers: &[Linear; 2], fault: Fault, culprit: usize) ->
 /// A world that fails. Of every second one the other ranks go on in another.
 fn fail(nth: usize, layers: &[Linear; 2]) {
     let (fault, culprit, goes_on) = (FAULTS[nth % FAULTS.len()], nth % RANKS, nth.is_multiple_of(2));
-    let ends = launch(Launch::threads(RANKS).deadline(Duration::from_secs(60)), |world| {
+    let ends = launch(Launch::threads(RANKS).with_deadline(Duration::from_secs(60)), |world| {
         let ended = program(world, layers, fault, culprit);
         if world.rank() == culprit {
             return ended;

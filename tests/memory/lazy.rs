@@ -45,7 +45,7 @@ fn beyond_shards(shape: &[usize]) -> Vec<usize> {
     let beyond = launch(apart(shape.iter().product()), |world| {
         let mesh = DeviceMesh::new(world, shape, names)?;
         let device = world.device().clone().autodiff();
-        let shard = |device| fully_shard(Net::lazy(device), &mesh, FullyShard::new().units(["layers.*"]));
+        let shard = |device| fully_shard(Net::lazy(device), &mesh, FullyShard::new().with_units(["layers.*"]));
         // What is allocated once.
         drop(shard(&device)?);
         let (_net, held, most) = measured(world.rank(), || shard(&device))?;
@@ -114,8 +114,8 @@ fn a_sharded_model_is_parallelized_with_one_parameter_gathered() {
     let beyond = launch(apart(4), |world| {
         let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
         let device = world.device().clone().autodiff();
-        let plan = || Plan::new().with("layers.*", Style::colwise());
-        let sharded = || fully_shard(Net::lazy(&device), &mesh.slice("dp")?, FullyShard::new().units(["layers.*"]));
+        let plan = || Plan::new().with_style("layers.*", Style::colwise());
+        let sharded = || fully_shard(Net::lazy(&device), &mesh.slice("dp")?, FullyShard::new().with_units(["layers.*"]));
         drop(parallelize(sharded()?, &mesh.slice("tp")?, plan())?);
         allocates_for(world.rank());
         let net = sharded()?;

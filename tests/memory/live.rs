@@ -138,7 +138,7 @@ pub fn restart_peak() {
 
 /// So many threads, each of which takes what a rank on a machine of its own does.
 pub fn apart(ranks: usize) -> Launch {
-    Launch::threads(ranks).separate_memory()
+    Launch::threads(ranks).with_separate_memory()
 }
 
 /// How many allocations this thread makes in `program`.
@@ -152,7 +152,7 @@ pub fn allocations<T>(program: impl FnOnce() -> T) -> (T, usize) {
 pub fn peak<T>(world: &World, program: impl FnOnce() -> Result<T>) -> Result<(T, usize)> {
     world.barrier("before")?;
     let before = LIVE.load(SeqCst);
-    world.only(0, || PEAK.store(before, SeqCst));
+    world.run_on(0, || PEAK.store(before, SeqCst));
     world.barrier("begin")?;
     let result = program()?;
     world.barrier("end")?;

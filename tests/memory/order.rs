@@ -52,8 +52,8 @@ fn transients(layers: [usize; 3], loss: Loss) -> f64 {
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
         let towers = [("a.*", a), ("b.*", b), ("mix.*", mix), ("table", 1)];
         let patterns = towers.into_iter().filter(|(_, layers)| *layers > 0).map(|(pattern, _)| pattern);
-        let units = FullyShard::new().units(patterns);
-        fully_shard(net, &mesh, units.reshard_after_forward(ReshardAfterForward::Always))
+        let units = FullyShard::new().with_units(patterns);
+        fully_shard(net, &mesh, units.with_reshard_after_forward(ReshardAfterForward::Always))
     };
     let m = live::measure(RANKS, false, make, loss);
     // Gradient shards are as large as shards. What backward frees on its way is left out.

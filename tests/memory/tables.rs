@@ -1,8 +1,8 @@
 //! What tables, caches and collectives under way keep.
 
 use burn::tensor::Tensor;
-use burn_dtensor::comm::Sharded;
-use burn_dtensor::placement::Cut;
+use burn_dtensor::comm::ShardedTensor;
+use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::prelude::*;
 
 use crate::live::{alone, live};
@@ -54,7 +54,7 @@ fn one_work_that_is_not_waited_for_keeps_no_later_deposits() {
         let all = world.all();
         let gather = |tensor: Tensor<1>| {
             let len = 2 * tensor.dims()[0];
-            all.all_gather("x".into(), vec![Sharded { tensor: tensor.into_dispatch(), dim: 0, cut: Cut::Chunks(len) }])
+            all.all_gather("x".into(), vec![ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, cut: ShardSizes::Chunked(len) }])
         };
         let ones = |len| Tensor::<1>::ones([len], world.device());
         let held = gather(ones(1));

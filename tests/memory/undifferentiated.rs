@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use burn_dtensor::fsdp::checkpointed;
+use burn_dtensor::fsdp::checkpoint_activations;
 use burn_dtensor::prelude::*;
 
 use crate::is_long;
@@ -45,7 +45,7 @@ impl Net {
                 unit(self, x, |net, x| unit(&net.frozen, unit(&net.inner, net.own.forward(x), layer), layer))
             }
             Entered::Apart => unit(&self.frozen, unit(&self.inner, x, layer), layer),
-            Entered::Checkpointed => unit(self, x, |net, x| checkpointed(&net.inner, net.own.forward(x), layer)),
+            Entered::Checkpointed => unit(self, x, |net, x| checkpoint_activations(&net.inner, net.own.forward(x), layer)),
             Entered::Never => self.frozen.forward(self.inner.forward(self.own.forward(x))),
         }
     }
@@ -58,7 +58,7 @@ fn growth(ranks: usize, reshard: ReshardAfterForward, entered: Entered, holds: b
         allocates_for(world.rank());
         let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
         let device = world.device().clone().autodiff();
-        let config = FullyShard::new().units(["inner", "frozen"]).reshard_after_forward(reshard);
+        let config = FullyShard::new().with_units(["inner", "frozen"]).with_reshard_after_forward(reshard);
         let net = fully_shard(Net::new(&device), &mesh, config)?;
         let mut held = None;
         let mut forward = || {

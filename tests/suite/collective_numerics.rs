@@ -5,8 +5,8 @@ use std::time::Duration;
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
 use burn_dtensor::Error;
-use burn_dtensor::comm::{Communicator, Launch, ReduceOp, Sharded, World, launch};
-use burn_dtensor::placement::Cut;
+use burn_dtensor::comm::{Communicator, Launch, ReduceOp, ShardedTensor, World, launch};
+use burn_dtensor::placement::ShardSizes;
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -34,7 +34,7 @@ fn all_reduce(comm: &Communicator, tensor: DispatchTensor) -> Result<DispatchTen
 }
 
 fn run<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T, Error> + Sync) -> Vec<T> {
-    let config = Launch::threads(ranks).deadline(Duration::from_secs(60));
+    let config = Launch::threads(ranks).with_deadline(Duration::from_secs(60));
     launch(config, program).map(launched::values).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -62,7 +62,7 @@ fn sums_follow_one_binary_tree() {
                 let sum = floats(all_reduce(&comm, tensor(all[world.rank()][..count].to_vec(), DType::F32, world))?);
                 assert!((0..count).all(|i| sum[i].to_bits() == tree(&all, i).to_bits()), "{count} on {ranks} ranks");
                 let whole = tensor(all[world.rank()][..count].to_vec(), DType::F32, world);
-                let shard = Sharded { tensor: whole, dim: 0, cut: Cut::Chunks(count) };
+                let shard = ShardedTensor { tensor: whole, dim: 0, cut: ShardSizes::Chunked(count) };
                 let part = comm.reduce_scatter("part".into(), vec![shard], ReduceOp::Sum).wait()?.remove(0);
                 let chunk = count.div_ceil(ranks);
                 let start = (chunk * world.rank()).min(count);
@@ -177,7 +177,7 @@ fn an_uneven_model_is_gathered_on_128_ranks() {
                 let (count, range) = rows(shape, world.rank());
                 let mut piece = shape.clone();
                 piece[0] = count;
-                Sharded { tensor: shaped(&whole[range], piece, dtype, world), dim: 0, cut: Cut::Chunks(shape[0]) }
+                ShardedTensor { tensor: shaped(&whole[range], piece, dtype, world), dim: 0, cut: ShardSizes::Chunked(shape[0]) }
             };
             let pieces = wholes.iter().zip(&shapes).map(piece).collect();
             let gathered = world.all().all_gather("model".into(), pieces).wait()?;
@@ -195,10 +195,10 @@ fn an_uneven_model_is_reduced_on_128_ranks() {
     for dtype in [DType::F32, DType::F16] {
         run(128, |world| {
             let shapes = uneven_model();
-            let whole = |(values, shape): (&Vec<f32>, &Vec<usize>)| Sharded {
+            let whole = |(values, shape): (&Vec<f32>, &Vec<usize>)| ShardedTensor {
                 tensor: shaped(values, shape.clone(), dtype, world),
                 dim: 0,
-                cut: Cut::Chunks(shape[0]),
+                cut: ShardSizes::Chunked(shape[0]),
             };
             let wholes = all[world.rank()].iter().zip(&shapes).map(whole).collect();
             let parts = world.all().reduce_scatter("model".into(), wholes, ReduceOp::Sum).wait()?;

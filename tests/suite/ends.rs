@@ -28,7 +28,7 @@ impl Drop for Explosive {
 
 #[test]
 fn a_panic_payload_that_panics_when_dropped_reaches_those_who_wait() {
-    let error = launch(Launch::threads(2).deadline(FAR), |world| -> Result<()> {
+    let error = launch(Launch::threads(2).with_deadline(FAR), |world| -> Result<()> {
         if world.rank() == 1 {
             panic_any(Explosive);
         }
@@ -40,7 +40,7 @@ fn a_panic_payload_that_panics_when_dropped_reaches_those_who_wait() {
 
 #[test]
 fn the_report_keeps_what_the_rank_at_fault_returned() {
-    let error = launch(Launch::threads(2).deadline(FAR), |world| -> Result<()> {
+    let error = launch(Launch::threads(2).with_deadline(FAR), |world| -> Result<()> {
         match world.rank() {
             1 => {
                 let first = world.barrier("other").unwrap_err();
@@ -67,7 +67,7 @@ fn the_report_keeps_the_panic_that_a_collective_in_a_drop_came_before() {
             assert!(self.0.barrier("farewell").is_err());
         }
     }
-    let error = launch(Launch::threads(3).deadline(FAR), |world| -> Result<()> {
+    let error = launch(Launch::threads(3).with_deadline(FAR), |world| -> Result<()> {
         if world.rank() == 1 {
             let _farewell = Farewell(world);
             panic!("the real reason");
@@ -81,7 +81,7 @@ fn the_report_keeps_the_panic_that_a_collective_in_a_drop_came_before() {
 
 #[test]
 fn an_end_that_is_the_cause_is_told_once() {
-    let error = launch(Launch::threads(3).deadline(FAR), |world| -> Result<()> {
+    let error = launch(Launch::threads(3).with_deadline(FAR), |world| -> Result<()> {
         let label = if world.rank() == 1 { "other" } else { "step" };
         world.barrier(label)
     })
@@ -124,6 +124,6 @@ fn a_rank_may_have_a_stack_of_its_own_size() {
         if levels == 0 { 0 } else { usize::from(frame[1023] == levels as u8) + dive(levels - 1) }
     }
     // 16 Ki levels of 1 KiB are more than the 8 MiB that a rank has by default.
-    let depths = launch(Launch::threads(2).stack_size(64 << 20), |_| Ok(dive(16 << 10)));
+    let depths = launch(Launch::threads(2).with_stack_size(64 << 20), |_| Ok(dive(16 << 10)));
     assert_eq!(depths.unwrap(), [(0, 16 << 10), (1, 16 << 10)]);
 }

@@ -37,7 +37,7 @@ mesh_test!(a_tensor_moves_between_all_layouts, [2, 2], ["dp", "tp"], |mesh| {
 mesh_test!(products_and_their_gradients_are_those_of_one_device, [3], ["tp"], |mesh| {
     let device = mesh.device().clone().autodiff();
     let x = || Tensor::<2>::from_data([[1.0, -2.0, 3.0, 0.5], [0.0, 4.0, -1.0, 2.0]], &device).require_grad();
-    let (one, cut) = (x(), DTensor::distribute_local(x(), mesh, &[Shard(1)])?.require_grad());
+    let (one, cut) = (x(), DTensor::distribute_replicated(x(), mesh, &[Shard(1)])?.require_grad());
     let expected = one.clone().matmul(one.clone().transpose());
     let product = cut.clone().matmul(cut.clone().transpose());
     assert_full_close(&product, expected.to_data(), Tolerance::default());
@@ -49,7 +49,7 @@ mesh_test!(products_and_their_gradients_are_those_of_one_device, [3], ["tp"], |m
 
 mesh_test!(a_model_trains_as_on_one_device, [2, 2], ["shard", "tp"], |mesh| {
     let device = mesh.device().clone().autodiff();
-    let model = mesh.world().seeded(5, || Net::new(mesh.device()))?;
+    let model = mesh.world().run_seeded(5, || Net::new(mesh.device()))?;
     let (rank, ranks) = data_rank(mesh);
     let mut sharded = distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Auto)?;
     let mut whole = on_device(&model, &Device::flex().autodiff());
@@ -98,7 +98,7 @@ mesh_test!(groups_are_checked_enumerated_and_split, [4], ["ranks"], |mesh| {
     let world = mesh.world();
     let refused = |ranks: &[usize]| matches!(world.group(ranks), Err(Error::Comm(CommError::InvalidGroup { .. })));
     assert!(refused(&[0, 1, 2, 3, 4]) && refused(&[mesh.rank(), mesh.rank()]) && refused(&[(mesh.rank() + 1) % 4]));
-    let named = world.groups([vec![2, 0], vec![3]])?.map(|group| group.group().ranks().to_vec());
+    let named = world.subgroup([vec![2, 0], vec![3]])?.map(|group| group.group().ranks().to_vec());
     assert_eq!(named, [Some(vec![2, 0]), None, Some(vec![2, 0]), Some(vec![3])][mesh.rank()]);
     let split = world.split(&world.all(), Some(mesh.rank() % 2), 4 - mesh.rank())?.expect("every rank has a color");
     assert_eq!(split.group().ranks(), [[2, 0], [3, 1]][mesh.rank() % 2]);

@@ -8,16 +8,16 @@ use std::time::Duration;
 use burn::tensor::{DType, Shape, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{
-    CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, Sharded, TensorMeta, World, launch,
+    CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor, TensorMeta, World, launch,
 };
-use burn_dtensor::placement::Cut;
+use burn_dtensor::placement::ShardSizes;
 
 /// Ends what would hang; nobody waits for it.
 const FAR: Duration = Duration::from_secs(60);
 
 /// Runs 4 ranks in which rank 2 does `wrong` while the others gather; returns what they ended with.
 fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<(), Error> + Sync) -> LaunchError {
-    launch(Launch::threads(4).deadline(FAR), |world| {
+    launch(Launch::threads(4).with_deadline(FAR), |world| {
         let comm = world.all();
         comm.barrier("start".into()).wait()?;
         if world.rank() == 2 { wrong(world, &comm) } else { gather(world, &comm, "unit", DType::F32, 9) }
@@ -27,7 +27,7 @@ fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<(), Error> + Sync) ->
 
 fn gather(world: &World, comm: &Communicator, label: &str, dtype: DType, width: usize) -> Result<(), Error> {
     let tensor = Tensor::<2>::ones([2, width], world.device()).cast(dtype).into_dispatch();
-    comm.all_gather(label.into(), vec![Sharded { tensor, dim: 0, cut: Cut::Chunks(8) }]).wait()?;
+    comm.all_gather(label.into(), vec![ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(8) }]).wait()?;
     Ok(())
 }
 
@@ -79,9 +79,9 @@ fn a_rank_unwinds_with_a_typed_error() {
 #[test]
 fn a_rank_returns_early() {
     let error = provoke(|_, _| Ok(()));
-    assert!(matches!(error.cause, Error::Comm(CommError::RankLeft { rank: 2, .. })), "{error}");
+    assert!(matches!(error.cause, Error::Comm(CommError::RankReturned { rank: 2, .. })), "{error}");
     for error in of_the_others(&error) {
-        let CommError::RankLeft { rank: 2, during } = error else { panic!("{error}") };
+        let CommError::RankReturned { rank: 2, during } = error else { panic!("{error}") };
         assert_eq!((during.op, during.seq), (Op::AllGather, 1));
     }
 }
@@ -132,7 +132,7 @@ fn a_rank_uses_another_label() {
 fn a_rank_passes_a_piece_of_the_wrong_size() {
     let error = provoke(|world, comm| {
         let tensor = Tensor::<2>::ones([3, 9], world.device()).into_dispatch();
-        comm.all_gather("unit".into(), vec![Sharded { tensor, dim: 0, cut: Cut::Chunks(8) }]).wait()?;
+        comm.all_gather("unit".into(), vec![ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(8) }]).wait()?;
         Ok(())
     });
     for error in of_the_others(&error) {
@@ -159,7 +159,7 @@ fn a_rank_passes_a_tracked_tensor() {
 #[test]
 fn a_rank_is_late() {
     let given_up = AtomicBool::new(false);
-    let error = launch(Launch::threads(3).deadline(Duration::from_millis(100)), |world| {
+    let error = launch(Launch::threads(3).with_deadline(Duration::from_millis(100)), |world| {
         while world.rank() == 1 && !given_up.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -177,7 +177,7 @@ fn a_rank_is_late() {
 
 #[test]
 fn ranks_that_wait_for_each_other_are_told() {
-    let error = launch(Launch::threads(4).deadline(FAR), |world| {
+    let error = launch(Launch::threads(4).with_deadline(FAR), |world| {
         let pairs = [[0, 1], [1, 2], [2, 3], [3, 0]];
         let of = |pair: [usize; 2]| world.group(&pair);
         // Every rank starts with the pair it shares with its right neighbour.
@@ -198,7 +198,7 @@ fn ranks_that_wait_for_each_other_are_told() {
 
 #[test]
 fn after_a_failure_every_group_is_closed() {
-    launch(Launch::threads(4).deadline(FAR), |world| {
+    launch(Launch::threads(4).with_deadline(FAR), |world| {
         let pair = world.group(&[world.rank() / 2 * 2, world.rank() / 2 * 2 + 1])?;
         let label = if world.rank() == 0 { "a" } else { "b" };
         let first = world.all().barrier(label.into()).wait().unwrap_err();
@@ -215,7 +215,7 @@ fn the_report_says_what_every_rank_was_doing() {
     let mut doing = Vec::new();
     // No rank can see that another has begun to wait: give it ever more time until it has.
     for pause in [10, 100, 1000, 5000] {
-        let error = launch(Launch::threads(3).deadline(FAR), |world| {
+        let error = launch(Launch::threads(3).with_deadline(FAR), |world| {
             let all = world.all();
             all.barrier("start".into()).wait()?;
             match world.rank() {
@@ -253,7 +253,7 @@ fn refused(wrong: impl Fn(&World, &Communicator) -> Result<(), CommError> + Sync
 fn arguments_are_checked_before_anyone_waits() {
     let matrix = |world: &World| Tensor::<2>::ones([2, 9], world.device()).into_dispatch();
     let meta = || vec![TensorMeta { shape: Shape::from([2, 9]), dtype: DType::F32 }];
-    let shard = |world: &World, dim, len| Sharded { tensor: matrix(world), dim, cut: Cut::Chunks(len) };
+    let shard = |world: &World, dim, len| ShardedTensor { tensor: matrix(world), dim, cut: ShardSizes::Chunked(len) };
 
     let told = refused(|world, comm| comm.all_gather("x".into(), vec![shard(world, 2, 8)]).wait().map(drop));
     assert!(
@@ -265,7 +265,7 @@ fn arguments_are_checked_before_anyone_waits() {
     });
     assert!(told.contains("has length 2 in dimension 0, but its cut is of 8"), "{told}");
     let ragged = |world: &World, dim, lengths: &[usize]| {
-        vec![Sharded { tensor: matrix(world), dim, cut: Cut::Lengths(lengths.into()) }]
+        vec![ShardedTensor { tensor: matrix(world), dim, cut: ShardSizes::Uneven(lengths.into()) }]
     };
     let told = refused(|world, comm| comm.all_gather("x".into(), ragged(world, 0, &[2, 2, 2])).wait().map(drop));
     assert!(told.contains("tensor 0 is cut into the 3 lengths [2, 2, 2] over 4 ranks; give one length"), "{told}");
@@ -276,15 +276,15 @@ fn arguments_are_checked_before_anyone_waits() {
     });
     assert!(told.contains("has length 9 in dimension 1, but its cut is of 8"), "{told}");
     let told = refused(|_, comm| {
-        let cut = (1, Cut::Lengths([4, 5].into()));
+        let cut = (1, ShardSizes::Uneven([4, 5].into()));
         comm.scatter("x".into(), None, meta(), vec![cut], 0).wait().map(drop)
     });
     assert!(told.contains("cut into the 2 lengths [4, 5] over 4 ranks"), "{told}");
     let told =
-        refused(|world, comm| comm.all_to_all("x".into(), shard(world, 0, 8), 1, Cut::Chunks(8)).wait().map(drop));
+        refused(|world, comm| comm.all_to_all("x".into(), shard(world, 0, 8), 1, ShardSizes::Chunked(8)).wait().map(drop));
     assert!(told.contains("has length 9 in dimension 1, but its cut is of 8"), "{told}");
     let told =
-        refused(|world, comm| comm.all_to_all("x".into(), shard(world, 0, 8), 0, Cut::Chunks(8)).wait().map(drop));
+        refused(|world, comm| comm.all_to_all("x".into(), shard(world, 0, 8), 0, ShardSizes::Chunked(8)).wait().map(drop));
     assert!(told.contains("`to_dim` is 0, which is the cut dimension already"), "{told}");
     let told = refused(|_, comm| comm.broadcast("x".into(), None, meta(), 4).wait().map(drop));
     assert!(told.contains("root 4 is outside a group of 4 ranks"), "{told}");
@@ -328,7 +328,7 @@ fn lists_of_parts_are_checked_before_anyone_waits() {
 #[test]
 fn a_tensor_that_its_addressee_does_not_expect_is_an_error_of_both() {
     for (given, taken, differs) in [(2, Some(3), "[2] f32 vs [3] f32"), (2, None, "[2] f32 vs none")] {
-        let error = launch(Launch::threads(4).deadline(FAR), |world| {
+        let error = launch(Launch::threads(4).with_deadline(FAR), |world| {
             let (mut parts, mut metas) = (vec![None; 4], vec![None; 4]);
             match world.rank() {
                 1 => parts[3] = Some(Tensor::<1>::ones([given], world.device()).into_dispatch()),
@@ -350,7 +350,7 @@ fn a_tensor_that_its_addressee_does_not_expect_is_an_error_of_both() {
 
 #[test]
 fn ranks_that_name_different_roots_are_told() {
-    let error = launch(Launch::threads(3).deadline(FAR), |world| {
+    let error = launch(Launch::threads(3).with_deadline(FAR), |world| {
         let root = world.rank().min(1);
         let tensors = (world.rank() == root).then(Vec::new);
         world.all().broadcast("unit".into(), tensors, vec![], root).wait()?;
@@ -363,7 +363,7 @@ fn ranks_that_name_different_roots_are_told() {
 
 #[test]
 fn one_panic_ends_128_ranks() {
-    let error = launch(Launch::threads(128).deadline(FAR), |world| {
+    let error = launch(Launch::threads(128).with_deadline(FAR), |world| {
         // Each rank waits in a group of its own with rank 77, and none of them in one with another.
         if world.rank() == 77 {
             panic!("boom");

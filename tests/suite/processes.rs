@@ -17,9 +17,9 @@ use burn_dtensor::testing::{Conformance, MeshTest, ProcessTest};
 /// Every case on two processes of a rank each; on others some, where there is no time for all.
 fn conforms(processes: usize, ranks: usize) {
     let is_brief = ranks > 2 && !crate::is_long();
-    let text = ProcessTest::new(processes).deadline(Duration::from_secs(1200)).run(|| {
-        let conformance = Conformance::of(|ranks| Launch::from_env(ranks).unwrap()).ranks([ranks]);
-        let report = if is_brief { conformance.brief() } else { conformance }.run();
+    let text = ProcessTest::new(processes).with_deadline(Duration::from_secs(1200)).run(|| {
+        let conformance = Conformance::of(|ranks| Launch::from_env(ranks).unwrap()).with_ranks([ranks]);
+        let report = if is_brief { conformance.with_few_cases() } else { conformance }.run();
         println!("cases {}", report.total());
     });
     let Some(text) = text else { return };
@@ -72,16 +72,16 @@ impl Net {
 fn bits(world: &World) -> Result<String> {
     let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
     let device = world.device().clone().autodiff();
-    let net = world.seeded(5, || Net {
+    let net = world.run_seeded(5, || Net {
         blocks: (0..2).map(|_| LinearConfig::new(16, 16).init(&device)).collect(),
         head: LinearConfig::new(16, 3).init(&device),
     })?;
-    let mut net = fully_shard(net, &mesh, FullyShard::new().units(["blocks.*"]))?;
+    let mut net = fully_shard(net, &mesh, FullyShard::new().with_units(["blocks.*"]))?;
     let mut optim = AdamWConfig::new().init();
     let mut line = String::from("bits");
     for step in 0..5 {
         let own = 10 * step + world.rank() as u64;
-        let x = mesh.world().seeded(own, || Tensor::<2>::random([8, 16], Distribution::Default, &device))?;
+        let x = mesh.world().run_seeded(own, || Tensor::<2>::random([8, 16], Distribution::Default, &device))?;
         let loss = (net.forward(x) - 1.0).square().mean();
         line += &format!(" {:08x}", mesh.all_reduce(loss.clone().into_scalar::<f32>(), ReduceOp::Avg)?.to_bits());
         let grads = GradientsParams::from_grads(loss.backward(), &net);
@@ -115,7 +115,7 @@ fn a_model_trains_to_the_bits_of_threads() {
 
 #[test]
 fn a_mesh_is_one_of_the_ranks_of_all_processes() {
-    let text = MeshTest::new([2, 2], ["dp", "tp"]).processes(2).run(|mesh| {
+    let text = MeshTest::new([2, 2], ["dp", "tp"]).with_processes(2).run(|mesh| {
         println!("rank {} at {:?}", mesh.rank(), mesh.coordinate().unwrap());
         mesh.world().barrier("all have a place")
     });
@@ -127,7 +127,7 @@ fn a_mesh_is_one_of_the_ranks_of_all_processes() {
 
 #[test]
 fn a_failing_rank_fails_the_test_with_the_report_of_its_launch() {
-    let text = MeshTest::new([2], ["dp"]).processes(2).run_failing(|mesh| match mesh.rank() {
+    let text = MeshTest::new([2], ["dp"]).with_processes(2).run_failing(|mesh| match mesh.rank() {
         1 => Err(Error::other("no batch left")),
         _ => mesh.world().barrier("the next batch"),
     });
@@ -137,7 +137,7 @@ fn a_failing_rank_fails_the_test_with_the_report_of_its_launch() {
 #[test]
 #[should_panic(expected = "rank 1 is lost")]
 fn a_lost_rank_fails_the_test_with_what_it_wrote() {
-    MeshTest::new([2], ["dp"]).processes(2).run(|mesh| {
+    MeshTest::new([2], ["dp"]).with_processes(2).run(|mesh| {
         mesh.world().barrier("all are there")?;
         if mesh.rank() == 1 {
             eprintln!("rank 1 is lost");
@@ -157,7 +157,7 @@ struct Dropping {
 /// Three steps with burn's own `Dropout`; the bits of this rank's losses, in one line.
 fn dropping(mesh: &DeviceMesh) -> Result<String> {
     let device = mesh.device().clone().autodiff();
-    let net = mesh.world().seeded(5, || Dropping {
+    let net = mesh.world().run_seeded(5, || Dropping {
         up: LinearConfig::new(8, 32).init(&device),
         dropout: DropoutConfig::new(0.5).init(),
         down: LinearConfig::new(32, 1).init(&device),
@@ -182,7 +182,7 @@ fn dropping(mesh: &DeviceMesh) -> Result<String> {
 #[test]
 fn burns_own_dropout_repeats_where_a_rank_has_its_process_to_itself() {
     let run = || {
-        let text = MeshTest::new([2], ["dp"]).processes(2).run(|mesh| {
+        let text = MeshTest::new([2], ["dp"]).with_processes(2).run(|mesh| {
             println!("{}", dropping(mesh)?);
             Ok(())
         })?;
@@ -203,7 +203,7 @@ fn burns_own_dropout_repeats_where_a_rank_has_its_process_to_itself() {
 fn ranks_that_are_no_whole_number_for_each_process_are_an_error_that_one_prints() {
     let text = ProcessTest::new(3).run_failing(|| {
         let error = Error::from(Launch::from_env(4).unwrap_err());
-        if !error.is_told_elsewhere() {
+        if !error.is_reported_by_other_process() {
             println!("{error}");
         }
         std::process::exit(1);
@@ -220,7 +220,7 @@ fn a_launch_that_fails_in_several_processes_is_reported_once_with_the_ranks_of_a
             _ => world.barrier("the next batch"),
         });
         let error = Error::from(failed.unwrap_err());
-        if !error.is_told_elsewhere() {
+        if !error.is_reported_by_other_process() {
             println!("{error}");
         }
         std::process::exit(1);
@@ -238,7 +238,7 @@ const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
 /// others go on with `then`. Returns what they wrote, and what their files say.
 fn signalled(name: &str, signal: &str, then: impl Fn(&World) -> Result<()> + Sync) -> Option<(String, Flights)> {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("flight-{name}-{}", id()));
-    let test = ProcessTest::new(3).variable(FLIGHT, &folder);
+    let test = ProcessTest::new(3).with_env(FLIGHT, &folder);
     let text = test.run_failing(|| {
         let failed = launch(Launch::from_env(3).unwrap(), |world| {
             world.barrier("start")?;
@@ -291,7 +291,7 @@ fn a_stopped_process_is_named_while_it_is_stopped() {
             return Ok(step.wait()?);
         }
         // It ends by its deadline, whenever the other is stopped.
-        let error = step.wait_for(Duration::from_secs(1)).unwrap_err();
+        let error = step.wait_timeout(Duration::from_secs(1)).unwrap_err();
         let fault = loop {
             match flights().and_then(|flights| flights.fault()) {
                 Some(fault) if fault.why == Why::Stopped => break fault,

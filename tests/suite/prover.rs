@@ -2,7 +2,7 @@
 
 use burn::tensor::{Float, Shape, Tensor};
 use burn_dtensor::Result;
-use burn_dtensor::dtensor::ops::{Operator, Rule, Strategy, apply, strategy};
+use burn_dtensor::dtensor::ops::{Operator, ShardingRule, Strategy, apply, strategy};
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::testing::prove::{
     Case, Combination, Effort, Input, OperatorReport, Plain, Sharded, What, Wrong, case, prove, prove_with,
@@ -14,7 +14,7 @@ use Placement::{Partial, Shard as S};
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Claim(Vec<Placement>);
 
-impl Rule for Claim {
+impl ShardingRule for Claim {
     fn name(&self) -> &'static str {
         "claimed"
     }
@@ -27,7 +27,7 @@ impl Rule for Claim {
         self.0.iter().map(|&placement| strategy([placement], [placement])).collect()
     }
 
-    fn takes_empty_parts(&self) -> bool {
+    fn supports_empty_shards(&self) -> bool {
         true
     }
 }

@@ -29,7 +29,7 @@ fn a_failing_rank_fails_the_test_with_its_message() {
 #[test]
 fn a_rank_that_never_comes_ends_at_the_deadline() {
     let started = Instant::now();
-    let error = MeshTest::new([2], "dp").deadline(Duration::from_millis(200)).run_failing(|mesh| {
+    let error = MeshTest::new([2], "dp").with_deadline(Duration::from_millis(200)).run_failing(|mesh| {
         if mesh.rank() == 0 {
             mesh.communicator(0)?.barrier("alone".into()).wait()?;
         } else {

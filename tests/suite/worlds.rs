@@ -26,7 +26,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 /// Launches two ranks on a mesh of their own.
 fn pair<T: Send>(program: impl Fn(&World, &DeviceMesh) -> Result<T> + Sync) -> Vec<T> {
     let program = |world: &World| program(world, &DeviceMesh::new(world, [2], ["x"])?);
-    launch(Launch::threads(2).deadline(FAR), program).map(launched::values).unwrap_or_else(|error| panic!("{error}"))
+    launch(Launch::threads(2).with_deadline(FAR), program).map(launched::values).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn meshes_of_one_array_mix_whatever_they_were_sliced_from() {
 fn smuggled(wrong: impl Fn(DTensor<1>, DTensor<1>) -> Result<DTensor<1>> + Sync) -> Error {
     let (send, receive) = mpsc::channel::<DTensor<1>>();
     let receive = Mutex::new(receive);
-    let error = launch(Launch::threads(2).deadline(FAR), |world| -> Result<Vec<f32>> {
+    let error = launch(Launch::threads(2).with_deadline(FAR), |world| -> Result<Vec<f32>> {
         let mesh = DeviceMesh::new(world, [2], ["x"])?;
         let mut mine = DTensor::<1>::ones([4], &mesh, &[Shard(0)], world.device())?;
         match world.rank() {
@@ -126,7 +126,7 @@ fn smuggled(wrong: impl Fn(DTensor<1>, DTensor<1>) -> Result<DTensor<1>> + Sync)
 #[test]
 fn a_rank_that_communicates_with_anothers_tensor_is_told_whose_it_is() {
     let error = smuggled(|_, theirs| Ok(theirs));
-    let Error::Comm(CommError::OtherRank { rank: 1, owner: 0, .. }) = &error else { panic!("{error}") };
+    let Error::Comm(CommError::ForeignRankObject { rank: 1, owner: 0, .. }) = &error else { panic!("{error}") };
     assert!(error.to_string().contains("belongs to rank 0"), "{error}");
 }
 
@@ -140,7 +140,7 @@ fn a_rank_that_mixes_anothers_tensor_with_its_own_is_told() {
 fn a_rank_that_waits_for_anothers_work_is_told() {
     let (send, receive) = mpsc::channel();
     let receive = Mutex::new(receive);
-    let error = launch(Launch::threads(2).deadline(FAR), |world| -> Result<()> {
+    let error = launch(Launch::threads(2).with_deadline(FAR), |world| -> Result<()> {
         let work = world.all().barrier("meet".into());
         if world.rank() == 0 {
             send.send(work).unwrap();
@@ -149,7 +149,7 @@ fn a_rank_that_waits_for_anothers_work_is_told() {
         Ok(receive.lock().unwrap().recv().unwrap().wait()?)
     })
     .unwrap_err();
-    assert!(matches!(error.cause, Error::Comm(CommError::OtherRank { rank: 1, owner: 0, .. })), "{error}");
+    assert!(matches!(error.cause, Error::Comm(CommError::ForeignRankObject { rank: 1, owner: 0, .. })), "{error}");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn ranks_of_an_inner_launch_may_speak_for_the_rank_that_launched_them_and_no_oth
         launch(Launch::threads(1), |_| meet(outer.rank(), outer).barrier("inner")).map_err(Error::from)?;
         Ok(())
     });
-    let error = launch(Launch::threads(2).deadline(FAR), |outer| -> Result<()> {
+    let error = launch(Launch::threads(2).with_deadline(FAR), |outer| -> Result<()> {
         *worlds[outer.rank()].lock().unwrap() = Some(outer.clone());
         outer.barrier("both are there")?;
         Ok(launch(Launch::threads(1), |_| meet(0, outer).barrier("inner")).map(drop)?)
@@ -187,7 +187,7 @@ fn ranks_that_wait_on_several_threads_do_so_when_that_was_declared() {
     let called = |world: &World, label: &str| world.ledger().recent().iter().any(|entry| *entry.label == *label);
     for _ in 0..50 {
         let worlds = Mutex::new(Vec::new());
-        launch(Launch::threads(2).multithreaded().deadline(FAR), |world| -> Result<()> {
+        launch(Launch::threads(2).with_multithreaded_ranks().with_deadline(FAR), |world| -> Result<()> {
             worlds.lock().unwrap().push(world.clone());
             let after = |label: &str| while !worlds.lock().unwrap().iter().any(|world| called(world, label)) {};
             let (data, log) = (world.group(&[0, 1])?, world.group(&[1, 0])?);
@@ -211,7 +211,7 @@ fn ranks_that_wait_on_several_threads_do_so_when_that_was_declared() {
 
 #[test]
 fn multithreaded_ranks_that_wait_for_each_other_run_into_the_deadline() {
-    let config = Launch::threads(2).multithreaded().deadline(Duration::from_millis(50));
+    let config = Launch::threads(2).with_multithreaded_ranks().with_deadline(Duration::from_millis(50));
     let error = launch(config, |world| {
         let ranks = if world.rank() == 0 { [0, 1] } else { [1, 0] };
         Ok(world.group(&ranks)?.barrier("mine first".into()).wait()?)
@@ -246,7 +246,7 @@ fn groups_without_end_are_refused() {
 #[test]
 fn a_rank_that_calls_while_it_waits_is_told_how_to_declare_it() {
     let told = AtomicBool::new(false);
-    let error = launch(Launch::threads(2).deadline(FAR), |world| -> Result<()> {
+    let error = launch(Launch::threads(2).with_deadline(FAR), |world| -> Result<()> {
         if world.rank() == 1 {
             while !told.load(Ordering::Acquire) {
                 thread::yield_now();

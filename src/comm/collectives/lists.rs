@@ -3,8 +3,8 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 
 use crate::comm::engine::{Pairs, Print};
-use crate::comm::{Call, Communicator, Op, ReduceOp, Sharded, TensorMeta, Work, arguments};
-use crate::placement::Cut;
+use crate::comm::{Call, Communicator, Op, ReduceOp, ShardedTensor, TensorMeta, Work, arguments};
+use crate::placement::ShardSizes;
 
 impl Communicator {
     /// Every rank gives each rank of the group a tensor of its own, of any shape and dtype, or none: `parts[i]`
@@ -58,7 +58,7 @@ impl Communicator {
         }
         let whole = |(rank, tensor): (usize, DispatchTensor)| {
             let (dim, cut) = all_for(rank, &tensor, size);
-            Sharded { tensor, dim, cut }
+            ShardedTensor { tensor, dim, cut }
         };
         let wholes = parts.into_iter().enumerate().map(whole).collect();
         self.reduce_scatter(call, wholes, op).then(move |mut parts| parts.swap_remove(own))
@@ -91,8 +91,8 @@ impl Communicator {
 }
 
 /// The cut of a tensor of which `rank` holds all and the others nothing.
-pub(super) fn all_for(rank: usize, tensor: &DispatchTensor, size: usize) -> (usize, Cut) {
+pub(super) fn all_for(rank: usize, tensor: &DispatchTensor, size: usize) -> (usize, ShardSizes) {
     let len = tensor.shape()[0];
     let lengths: Vec<_> = (0..size).map(|other| if other == rank { len } else { 0 }).collect();
-    (0, Cut::Lengths(lengths.into()))
+    (0, ShardSizes::Uneven(lengths.into()))
 }

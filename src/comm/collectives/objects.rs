@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use super::rows::{numbers, numbers_meta, read_numbers, read_words, words_of};
 use crate::Result;
 use crate::comm::arguments::Problem;
-use crate::comm::{Call, CommError, Communicator, Op, Sharded, TensorMeta, Work};
-use crate::placement::Cut;
+use crate::comm::{Call, CommError, Communicator, Op, ShardedTensor, TensorMeta, Work};
+use crate::placement::ShardSizes;
 
 /// Bytes a word.
 const WORD: usize = size_of::<i32>();
@@ -39,8 +39,8 @@ impl Communicator {
         let bytes = self.encode(op, &call, object)?;
         let lengths = self.all_gather_numbers(call.clone(), &[bytes.len()])?;
         let parts: Vec<_> = lengths.iter().map(|len| len.div_ceil(WORD)).collect();
-        let cut = Cut::Lengths(parts.clone().into());
-        let shard = Sharded { tensor: words(&bytes, self), dim: 0, cut };
+        let cut = ShardSizes::Uneven(parts.clone().into());
+        let shard = ShardedTensor { tensor: words(&bytes, self), dim: 0, cut };
         let all = read_words(self.all_gather(call.clone(), vec![shard]).wait()?.remove(0));
         let mut rest = &all[..];
         let object = |(part, len): (usize, usize)| {

@@ -7,8 +7,8 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use crate::comm::arguments::{self, Problem};
 use crate::comm::engine::ranges::full;
 use crate::comm::engine::{TensorPrint, reduce};
-use crate::comm::{Call, CommError, Communicator, Op, Plan, ReduceOp, Sharded, TensorMeta, Work};
-use crate::placement::Cut;
+use crate::comm::{Call, CommError, Communicator, Op, CollectivePlan, ReduceOp, ShardedTensor, TensorMeta, Work};
+use crate::placement::ShardSizes;
 
 impl Communicator {
     /// A plan to [`all_gather`](Self::all_gather) tensors whose wholes these are: each with the dimension in which it is
@@ -19,7 +19,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if a cut does not fit.
-    pub fn plan_all_gather(&self, wholes: Vec<(TensorMeta, usize, Cut)>) -> Result<Arc<Plan>, CommError> {
+    pub fn plan_all_gather(&self, wholes: Vec<(TensorMeta, usize, ShardSizes)>) -> Result<Arc<CollectivePlan>, CommError> {
         let prints = arguments::described_cut(&wholes, self.group());
         self.planned_as(Op::AllGather, None, prints, wholes.into_iter().map(|(_, dim, cut)| (dim, cut)).collect())
     }
@@ -32,9 +32,9 @@ impl Communicator {
     /// [`CommError::InvalidArgument`] if a cut does not fit, or there is no such reduction of a dtype.
     pub fn plan_reduce_scatter(
         &self,
-        wholes: Vec<(TensorMeta, usize, Cut)>,
+        wholes: Vec<(TensorMeta, usize, ShardSizes)>,
         op: ReduceOp,
-    ) -> Result<Arc<Plan>, CommError> {
+    ) -> Result<Arc<CollectivePlan>, CommError> {
         let prints = arguments::described_cut(&wholes, self.group());
         let prints = prints.and_then(|prints| arguments::all_reducible(&prints, op).map(|()| prints));
         let cuts = wholes.into_iter().map(|(_, dim, cut)| (dim, cut)).collect();
@@ -47,7 +47,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if there is no such reduction of a dtype.
-    pub fn plan_all_reduce(&self, metas: &[TensorMeta], op: ReduceOp) -> Result<Arc<Plan>, CommError> {
+    pub fn plan_all_reduce(&self, metas: &[TensorMeta], op: ReduceOp) -> Result<Arc<CollectivePlan>, CommError> {
         let prints: Vec<_> = metas.iter().map(arguments::described).collect();
         let checked = arguments::all_reducible(&prints, op).map(|()| prints);
         self.planned_as(Op::AllReduce, Some(op), checked, Vec::new())
@@ -59,7 +59,7 @@ impl Communicator {
     /// # Errors
     /// The work's: [`CommError::InvalidArgument`] if the tensors are not those of the plan, or the group is of another
     /// size; [`CommError::Mismatch`] if the plans of the ranks differ.
-    pub fn planned(&self, call: Call, plan: &Arc<Plan>, tensors: Vec<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
+    pub fn execute_plan(&self, call: Call, plan: &Arc<CollectivePlan>, tensors: Vec<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
         match self.at_home(arguments::as_planned(plan, &tensors, self.group()), &tensors) {
             Ok(()) => self.begin(call, plan, tensors),
             Err(problem) => self.refuse(plan.op(), &call, problem),
@@ -71,10 +71,10 @@ impl Communicator {
         op: Op,
         reduce: Option<ReduceOp>,
         prints: Result<Vec<TensorPrint>, Problem>,
-        cuts: Vec<(usize, Cut)>,
-    ) -> Result<Arc<Plan>, CommError> {
+        cuts: Vec<(usize, ShardSizes)>,
+    ) -> Result<Arc<CollectivePlan>, CommError> {
         match prints {
-            Ok(prints) => Ok(Plan::new(op, reduce, prints, cuts, self.group().size()).into()),
+            Ok(prints) => Ok(CollectivePlan::new(op, reduce, prints, cuts, self.group().size()).into()),
             Err(problem) => Err(self.refusal(op, "plan", problem)),
         }
     }
@@ -83,7 +83,7 @@ impl Communicator {
     pub(super) fn begin(
         &self,
         call: Call,
-        plan: &Arc<Plan>,
+        plan: &Arc<CollectivePlan>,
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         if self.is_alone() {
@@ -111,6 +111,6 @@ impl Communicator {
 }
 
 /// Tensors and their cuts.
-pub(super) fn unpacked(shards: Vec<Sharded>) -> (Vec<DispatchTensor>, Vec<(usize, Cut)>) {
-    shards.into_iter().map(|Sharded { tensor, dim, cut }| (tensor, (dim, cut))).unzip()
+pub(super) fn unpacked(shards: Vec<ShardedTensor>) -> (Vec<DispatchTensor>, Vec<(usize, ShardSizes)>) {
+    shards.into_iter().map(|ShardedTensor { tensor, dim, cut }| (tensor, (dim, cut))).unzip()
 }

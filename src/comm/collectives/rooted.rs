@@ -7,8 +7,8 @@ use burn::backend::DispatchTensor;
 use super::lists::all_for;
 use crate::comm::communicator::bytes;
 use crate::comm::engine::Print;
-use crate::comm::{Call, Communicator, Op, Plan, ReduceOp, TensorMeta, Work, arguments};
-use crate::placement::Cut;
+use crate::comm::{Call, Communicator, Op, CollectivePlan, ReduceOp, TensorMeta, Work, arguments};
+use crate::placement::ShardSizes;
 
 impl Communicator {
     /// Every rank gets the tensors of group rank `root`. `metas` describes them on every rank;
@@ -42,7 +42,7 @@ impl Communicator {
         call: Call,
         tensors: Option<Vec<DispatchTensor>>,
         metas: Vec<TensorMeta>,
-        cuts: Vec<(usize, Cut)>,
+        cuts: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> Work<Vec<DispatchTensor>> {
         let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group()).and_then(|mut prints| {
@@ -80,7 +80,7 @@ impl Communicator {
         }
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
         let cuts = tensors.iter().map(|tensor| all_for(root, tensor, size)).collect();
-        let plan = Arc::new(Plan::new(Op::Reduce, Some(op), prints, cuts, size));
+        let plan = Arc::new(CollectivePlan::new(Op::Reduce, Some(op), prints, cuts, size));
         let print = Print { root: Some(root), ..plan.print(&call) };
         let bytes = plan.bytes();
         let work = self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, plan, tensors, op));

@@ -4,8 +4,8 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use crate::comm::engine::{Pairs, Print};
-use crate::comm::{Call, CommError, Communicator, Op, Sharded, TensorMeta, Work, arguments};
-use crate::placement::Cut;
+use crate::comm::{Call, CommError, Communicator, Op, ShardedTensor, TensorMeta, Work, arguments};
+use crate::placement::ShardSizes;
 
 impl Communicator {
     /// Gives each rank of the group some rows of a tensor, along its first dimension: the first `given[0]` to group rank
@@ -73,8 +73,8 @@ impl Communicator {
 impl Communicator {
     /// The numbers of all ranks, as many of each, in group order.
     pub(in crate::comm) fn all_gather_numbers(&self, call: Call, own: &[usize]) -> Result<Vec<usize>, CommError> {
-        let cut = Cut::Chunks(WORDS * own.len() * self.group().size());
-        let shard = Sharded { tensor: numbers(own, self), dim: 0, cut };
+        let cut = ShardSizes::Chunked(WORDS * own.len() * self.group().size());
+        let shard = ShardedTensor { tensor: numbers(own, self), dim: 0, cut };
         Ok(read_numbers(self.all_gather(call, vec![shard]).wait()?.remove(0)))
     }
 

@@ -4,17 +4,17 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::planned::unpacked;
 use crate::comm::engine::{Print, reshaped};
-use crate::comm::{Call, Communicator, Op, Plan, ReduceOp, Sharded, Work, arguments};
-use crate::placement::Cut;
+use crate::comm::{Call, Communicator, Op, CollectivePlan, ReduceOp, ShardedTensor, Work, arguments};
+use crate::placement::ShardSizes;
 
 impl Communicator {
     /// Concatenates every rank's piece: each rank gets the whole of every tensor.
-    pub fn all_gather(&self, call: Call, shards: Vec<Sharded>) -> Work<Vec<DispatchTensor>> {
+    pub fn all_gather(&self, call: Call, shards: Vec<ShardedTensor>) -> Work<Vec<DispatchTensor>> {
         let (parts, cuts) = unpacked(shards);
         let checked = arguments::pieces(&parts, &cuts, self.group());
         match self.at_home(checked, &parts) {
             Ok(prints) => {
-                self.begin(call, &Plan::new(Op::AllGather, None, prints, cuts, self.group().size()).into(), parts)
+                self.begin(call, &CollectivePlan::new(Op::AllGather, None, prints, cuts, self.group().size()).into(), parts)
             }
             Err(problem) => self.refuse(Op::AllGather, &call, problem),
         }
@@ -26,21 +26,21 @@ impl Communicator {
         let size = self.group().size();
         let shapes: Vec<_> = tensors.iter().map(|tensor| [&[size], &tensor.shape()[..]].concat()).collect();
         let shard = |tensor: DispatchTensor| {
-            let cut = Cut::Chunks(size * tensor.shape()[0]);
-            Sharded { tensor, dim: 0, cut }
+            let cut = ShardSizes::Chunked(size * tensor.shape()[0]);
+            ShardedTensor { tensor, dim: 0, cut }
         };
         let work = self.all_gather(call, tensors.into_iter().map(shard).collect());
         work.then(|wholes| wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape.into())).collect())
     }
 
     /// Reduces the wholes of all ranks; each rank gets its own part of every tensor.
-    pub fn reduce_scatter(&self, call: Call, wholes: Vec<Sharded>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
+    pub fn reduce_scatter(&self, call: Call, wholes: Vec<ShardedTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
         let (wholes, cuts) = unpacked(wholes);
         let checked = arguments::wholes(&wholes, &cuts, op, self.group());
         match self.at_home(checked, &wholes) {
             Ok(prints) => self.begin(
                 call,
-                &Plan::new(Op::ReduceScatter, Some(op), prints, cuts, self.group().size()).into(),
+                &CollectivePlan::new(Op::ReduceScatter, Some(op), prints, cuts, self.group().size()).into(),
                 wholes,
             ),
             Err(problem) => self.refuse(Op::ReduceScatter, &call, problem),
@@ -52,7 +52,7 @@ impl Communicator {
         match self.at_home(arguments::reduced(&tensors, op), &tensors) {
             Ok(prints) => self.begin(
                 call,
-                &Plan::new(Op::AllReduce, Some(op), prints, Vec::new(), self.group().size()).into(),
+                &CollectivePlan::new(Op::AllReduce, Some(op), prints, Vec::new(), self.group().size()).into(),
                 tensors,
             ),
             Err(problem) => self.refuse(Op::AllReduce, &call, problem),
@@ -63,7 +63,7 @@ impl Communicator {
     ///
     /// `shard` is the rank's own piece, whole along `to_dim`; the result is whole along `shard.dim`
     /// and holds the rank's part of `to_dim`.
-    pub fn all_to_all(&self, call: Call, shard: Sharded, to_dim: usize, to_cut: Cut) -> Work<DispatchTensor> {
+    pub fn all_to_all(&self, call: Call, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> Work<DispatchTensor> {
         let checked = arguments::recut(&shard, to_dim, &to_cut, self.group());
         let whole = match self.at_home(checked, [&shard.tensor]) {
             Ok(whole) => whole,

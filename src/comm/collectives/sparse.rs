@@ -4,8 +4,8 @@ use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Float, IndexingUpdateOp, Int, Tensor, TensorData, kind};
 
 use crate::Result;
-use crate::comm::{Call, Communicator, Op, Sharded, arguments};
-use crate::placement::Cut;
+use crate::comm::{Call, Communicator, Op, ShardedTensor, arguments};
+use crate::placement::ShardSizes;
 
 impl Communicator {
     /// The sum over the ranks of tensors of which each has some rows, such as the gradient of an embedding: row `i` of
@@ -41,9 +41,9 @@ impl Communicator {
         if let Err(problem) = arguments::rows_of(&values.dims(), rows) {
             return Ok(self.refuse(Op::AllReduce, &call, problem).wait()?);
         }
-        let cut = Cut::Lengths(self.all_gather_numbers(call.clone(), &[rows])?.into());
+        let cut = ShardSizes::Uneven(self.all_gather_numbers(call.clone(), &[rows])?.into());
         let shards = [indices.into_dispatch(), values.into_dispatch()];
-        let shards = shards.map(|tensor| Sharded { tensor, dim: 0, cut: cut.clone() });
+        let shards = shards.map(|tensor| ShardedTensor { tensor, dim: 0, cut: cut.clone() });
         let mut wholes = self.all_gather(call, shards.into()).wait()?.into_iter();
         let (indices, values) = (wholes.next().expect("the first of two"), wholes.next().expect("the second of two"));
         let dtype = indices.dtype();

@@ -55,9 +55,9 @@ use std::time::Duration;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
-use super::{CommError, Group, Ledger, Plan, RankReport, ReduceOp, Sharded, TensorMeta};
+use super::{CommError, Group, Ledger, CollectivePlan, RankReport, ReduceOp, ShardedTensor, TensorMeta};
 use crate::Error;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 pub use failure::Failure;
 pub(crate) use generic::{concat, from_data, into_data, reduce, reshaped, rows};
@@ -201,13 +201,13 @@ pub trait Channel: Debug + Send + Sync {
     }
 
     /// The wholes of tensors of which every rank has a part, cut as `plan` says.
-    fn all_gather(&self, post: Post, plan: Arc<Plan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>>;
+    fn all_gather(&self, post: Post, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>>;
 
     /// This rank's parts, cut as `plan` says, of the reductions of wholes.
     fn reduce_scatter(
         &self,
         post: Post,
-        plan: Arc<Plan>,
+        plan: Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> Posted<Vec<DispatchTensor>>;
@@ -249,7 +249,7 @@ pub trait Channel: Debug + Send + Sync {
     /// A tensor cut along `shard.dim`, cut along `to_dim` instead.
     ///
     /// Provided: an all-to-all of blocks.
-    fn recut(&self, post: Post, shard: Sharded, to_dim: usize, to_cut: Cut) -> Posted<DispatchTensor> {
+    fn recut(&self, post: Post, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> Posted<DispatchTensor> {
         provided::recut(self, post, shard, to_dim, to_cut)
     }
 
@@ -275,7 +275,7 @@ pub trait Channel: Debug + Send + Sync {
         post: Post,
         tensors: Vec<DispatchTensor>,
         metas: Vec<TensorMeta>,
-        cuts: Vec<(usize, Cut)>,
+        cuts: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> Posted<Vec<DispatchTensor>> {
         provided::scatter(self, post, tensors, metas, cuts, root)

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::comm::{Carried, CommError};
+use crate::comm::{TransferTiming, CommError};
 
 /// A call that an engine has begun.
 pub trait Pending<T>: Send {
@@ -27,7 +27,7 @@ pub struct Waited<T> {
     /// The global rank that was the last to join, if the engine knows.
     pub last: Option<usize>,
     /// When it moved, if another thread than the one that waited has moved it.
-    pub carried: Option<Carried>,
+    pub carried: Option<TransferTiming>,
 }
 
 impl<T> Waited<T> {

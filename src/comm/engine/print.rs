@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Shape};
 
 use crate::comm::{Call, Digests, Divergence, Op, ReduceOp, ShardedModel, TensorMeta};
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// The arguments of one collective, but for the data.
 #[derive(Debug, Clone)]
@@ -76,13 +76,13 @@ pub(crate) struct CutPrint {
 }
 
 impl CutPrint {
-    pub fn new(dim: usize, cut: &Cut) -> Self {
+    pub fn new(dim: usize, cut: &ShardSizes) -> Self {
         Self { dim, lengths: cut.lengths().cloned() }
     }
 
     /// The cut, of a dimension of this length.
-    pub fn of(&self, len: usize) -> Cut {
-        self.lengths.clone().map_or(Cut::Chunks(len), Cut::Lengths)
+    pub fn of(&self, len: usize) -> ShardSizes {
+        self.lengths.clone().map_or(ShardSizes::Chunked(len), ShardSizes::Uneven)
     }
 }
 
@@ -104,7 +104,7 @@ impl Print {
     /// Of a `call` of `op`.
     pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorPrint]>>) -> Self {
         let tensors = tensors.into();
-        let Call { label, model, drawn, whole, terms, names, digests, .. } = call.clone();
+        let Call { label, model, forward_index: drawn, global_tensor: whole, operand_shapes: terms, names, digests, .. } = call.clone();
         Self {
             op,
             label,
@@ -267,10 +267,10 @@ pub(crate) fn whole(meta: &Option<TensorMeta>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::Replicated;
+    use crate::comm::ReplicatedValue;
 
     fn print() -> Print {
-        let cut = Some(CutPrint::new(0, &Cut::Chunks(4)));
+        let cut = Some(CutPrint::new(0, &ShardSizes::Chunked(4)));
         let tensor = TensorPrint { shape: Shape::from([4, 8]), dtype: DType::F32, cut, to: None };
         Print {
             op: Op::AllGather,
@@ -310,11 +310,11 @@ mod tests {
         assert_eq!(says(|p| p.tensors = [].into()), "number of tensors 1 vs 0");
         assert_eq!(says(|p| tensor(p).shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
         assert_eq!(says(|p| tensor(p).dtype = DType::F16), "tensor 0: dtype f32 vs f16");
-        let along = |p: &mut Print| tensor(p).cut = Some(CutPrint::new(1, &Cut::Chunks(8)));
+        let along = |p: &mut Print| tensor(p).cut = Some(CutPrint::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(along), "tensor 0: cut dimension 0 vs 1");
-        let ragged = |p: &mut Print| tensor(p).cut = Some(CutPrint::new(0, &Cut::Lengths([3, 1].into())));
+        let ragged = |p: &mut Print| tensor(p).cut = Some(CutPrint::new(0, &ShardSizes::Uneven([3, 1].into())));
         assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
-        let again = |p: &mut Print| tensor(p).to = Some(CutPrint::new(1, &Cut::Chunks(8)));
+        let again = |p: &mut Print| tensor(p).to = Some(CutPrint::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
     }
 
@@ -340,7 +340,7 @@ mod tests {
         let comparing = |step, names: &[&str], values: &[u64]| {
             let names = names.iter().map(|&name| name.into()).collect();
             let digests =
-                Digests { of: Replicated::Weight, step, names, values: values.iter().copied().map(Some).collect() };
+                Digests { of: ReplicatedValue::Weight, step, names, values: values.iter().copied().map(Some).collect() };
             Print { digests: Some([digests].into()), ..print() }
         };
         let both = comparing(10, &["a", "b"], &[1, 2]);

@@ -6,8 +6,8 @@ use burn::tensor::Device;
 use super::pending::Mapped;
 use super::ranges::{cut, full};
 use super::{Channel, Pending, Post, Posted, concat, reduce, rows};
-use crate::comm::{ReduceOp, Sharded, TensorMeta};
-use crate::placement::Cut;
+use crate::comm::{ReduceOp, ShardedTensor, TensorMeta};
+use crate::placement::ShardSizes;
 
 /// Every rank gets all terms.
 pub(super) fn all_reduce(
@@ -32,11 +32,11 @@ pub(super) fn all_reduce(
 pub(super) fn recut(
     channel: &(impl Channel + ?Sized),
     post: Post,
-    shard: Sharded,
+    shard: ShardedTensor,
     to_dim: usize,
-    to_cut: Cut,
+    to_cut: ShardSizes,
 ) -> Posted<DispatchTensor> {
-    let Sharded { tensor, dim, cut: from_cut } = shard;
+    let ShardedTensor { tensor, dim, cut: from_cut } = shard;
     let (group, device) = (channel.member().group.clone(), Device::new(tensor.device()));
     let given = |rank: usize| vec![block(&tensor, to_dim, &to_cut, group.size(), rank, &device)];
     let taken = |rank: usize| {
@@ -90,17 +90,17 @@ pub(super) fn scatter(
     post: Post,
     tensors: Vec<DispatchTensor>,
     metas: Vec<TensorMeta>,
-    cuts: Vec<(usize, Cut)>,
+    cuts: Vec<(usize, ShardSizes)>,
     root: usize,
 ) -> Posted<Vec<DispatchTensor>> {
     let (group, device) = (channel.member().group.clone(), channel.member().home(&tensors));
     let given = |rank: usize| {
-        let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, Cut))| {
+        let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, ShardSizes))| {
             block(tensor, *dim, cut, group.size(), rank, &device)
         };
         tensors.iter().zip(&cuts).map(part).collect()
     };
-    let part = |(mut meta, (dim, cut)): (TensorMeta, &(usize, Cut))| {
+    let part = |(mut meta, (dim, cut)): (TensorMeta, &(usize, ShardSizes))| {
         meta.shape[*dim] = cut.range(group.size(), group.rank()).len();
         meta
     };
@@ -111,7 +111,7 @@ pub(super) fn scatter(
 }
 
 /// A copy of `rank`'s part.
-fn block(tensor: &DispatchTensor, dim: usize, of: &Cut, ranks: usize, rank: usize, device: &Device) -> DispatchTensor {
+fn block(tensor: &DispatchTensor, dim: usize, of: &ShardSizes, ranks: usize, rank: usize, device: &Device) -> DispatchTensor {
     concat(&[(tensor, cut(&tensor.shape()[..], dim, of.range(ranks, rank)))], 0, device)
 }
 

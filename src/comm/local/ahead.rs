@@ -13,7 +13,7 @@ use super::data::Deposit;
 use super::in_common::Results;
 use super::others::Collective;
 use super::outlet::{Outlet, Shares};
-use crate::comm::Carried;
+use crate::comm::TransferTiming;
 use crate::comm::process::header::{Contents, InCommon};
 
 /// Calls that were made ahead, and have not begun.
@@ -75,9 +75,9 @@ impl Ahead {
     }
 
     /// How it was carried, as the rank sees it, who may have wanted it later than others: to it nothing has moved before.
-    pub fn seen(&self, carried: Carried) -> Carried {
+    pub fn seen(&self, carried: TransferTiming) -> TransferTiming {
         let since = |at: Instant| self.wanted.get().map_or(at, |wanted| at.max(*wanted));
-        Carried { begun: since(carried.begun), complete: since(carried.complete), ..carried }
+        TransferTiming { begun: since(carried.begun), complete: since(carried.complete), ..carried }
     }
 
     /// Whether it has not begun, and no rank has to be waited for once it does.

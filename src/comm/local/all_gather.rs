@@ -20,7 +20,7 @@ use crate::comm::engine::{Pending, Post, Posted, Print, Waited};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes;
-use crate::comm::{Carried, CommError};
+use crate::comm::{TransferTiming, CommError};
 
 /// Puts a rank's part, once all have begun.
 struct Placing {
@@ -59,7 +59,7 @@ impl Pending<()> for Placing {
             engine.carry();
             engine.fill_and_finish(second, Deposit::of_wholes(wholes).there(None));
         });
-        let carried = Deposit::carried(&said, Some(&taken)).map(|carried| Carried { begun, ..carried });
+        let carried = Deposit::carried(&said, Some(&taken)).map(|carried| TransferTiming { begun, ..carried });
         Ok(Waited { last: Some(last), carried, ..placed })
     }
 }

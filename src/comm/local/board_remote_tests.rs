@@ -102,7 +102,7 @@ fn who_is_announced_is_not_missed_though_it_returns_and_is_named_once_time_is_up
     assert_eq!(board.missing(Wait::All(ticket)), [1]);
     assert!(board.returned(1) && !board.returned(1));
     board.check_left(Wait::All(ticket));
-    let CommError::RankLeft { rank, .. } = board.failure().unwrap().error(None) else { panic!() };
+    let CommError::RankReturned { rank, .. } = board.failure().unwrap().error(None) else { panic!() };
     assert_eq!(rank, 1);
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Weak;
 
-use crate::comm::{Digests, Replicated};
+use crate::comm::{Digests, ReplicatedValue};
 
 use super::*;
 
@@ -251,7 +251,7 @@ pub(super) struct Holds(Vec<Digests>);
 impl Holds {
     pub fn of(value: u64) -> Self {
         let (names, values) = (["a".into()].into(), [Some(value)].into());
-        Self(vec![Digests { of: Replicated::Weight, step: 3, names, values }])
+        Self(vec![Digests { of: ReplicatedValue::Weight, step: 3, names, values }])
     }
 }
 
@@ -287,7 +287,7 @@ fn invariant_2_what_all_hold_alike_is_compared_when_the_last_has_joined() {
             assert!(!complete && board.failure().is_none());
             let error = board.join(group, last, holds(last), ()).unwrap_err();
             let told = error.to_string();
-            let CommError::Diverged { rank, other, param, of: Replicated::Weight, step: 3, majority: true, .. } = error
+            let CommError::Diverged { rank, other, param, of: ReplicatedValue::Weight, step: 3, majority: true, .. } = error
             else {
                 panic!("{error}")
             };

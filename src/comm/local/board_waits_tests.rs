@@ -11,7 +11,7 @@ fn invariant_5_a_missing_rank_that_has_returned_is_named() {
     board.returned(2);
     board.check_left(Wait::All(ticket));
     let error = failure(&board);
-    assert!(matches!(&error, CommError::RankLeft { rank: 2, during } if during.seq == 0), "{error}");
+    assert!(matches!(&error, CommError::RankReturned { rank: 2, during } if during.seq == 0), "{error}");
     assert_eq!(board.doing(2), "finished");
 }
 
@@ -213,5 +213,5 @@ fn invariant_5_a_rank_that_returned_before_the_group_was_made_is_named() {
     let group = board.group(&[0, 1, 2], "");
     let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
     board.begin_wait(Wait::All(ticket));
-    assert!(matches!(failure(&board), CommError::RankLeft { rank: 2, .. }));
+    assert!(matches!(failure(&board), CommError::RankReturned { rank: 2, .. }));
 }

@@ -20,9 +20,9 @@ use super::outlet::{Outlet, Share, Shares, When};
 use super::pending::{Awaited, Joined, Own, Seat, Sent};
 use crate::comm::engine::{Channel, Member, Message, Post, Posted, rows_for_each};
 use crate::comm::process::layout::Layout;
-use crate::comm::{Plan, ReduceOp, Sharded, TensorMeta};
+use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// One thread rank's place in one group.
 #[derive(Debug)]
@@ -152,7 +152,7 @@ impl Channel for LocalChannel {
         self.outlet.is_some()
     }
 
-    fn all_gather(&self, post: Post, plan: Arc<Plan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
+    fn all_gather(&self, post: Post, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
         if let Some(outlet) = self.outlet.as_ref().filter(|outlet| outlet.has_common_memory())
             && self.gathers_in_common(&post.print)
         {
@@ -182,7 +182,7 @@ impl Channel for LocalChannel {
     fn reduce_scatter(
         &self,
         post: Post,
-        plan: Arc<Plan>,
+        plan: Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> Posted<Vec<DispatchTensor>> {
@@ -196,7 +196,7 @@ impl Channel for LocalChannel {
             {
                 return parts;
             }
-            let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);
+            let part = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, cut, op);
             plan.cuts().iter().enumerate().map(part).collect()
         })
     }
@@ -263,9 +263,9 @@ impl Channel for LocalChannel {
     }
 
     /// In one pass.
-    fn recut(&self, post: Post, shard: Sharded, to_dim: usize, to_cut: Cut) -> Posted<DispatchTensor> {
+    fn recut(&self, post: Post, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> Posted<DispatchTensor> {
         let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
-        let Sharded { tensor, dim, cut } = shard;
+        let ShardedTensor { tensor, dim, cut } = shard;
         let mut shape = tensor.shape();
         let (deposit, cuts) = (Deposit::new(vec![tensor]), [(to_dim, to_cut)]);
         let shares = self.shares(&deposit, Share::Parts(&cuts));
@@ -302,13 +302,13 @@ impl Channel for LocalChannel {
         post: Post,
         tensors: Vec<DispatchTensor>,
         _metas: Vec<TensorMeta>,
-        cuts: Vec<(usize, Cut)>,
+        cuts: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> Posted<Vec<DispatchTensor>> {
         let deposit = Deposit::new(tensors);
         let shares = self.shares(&deposit, Share::Parts(&cuts));
         self.join(post, deposit, shares, move |exchange| {
-            let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.part(index, root, *dim, cut);
+            let part = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| exchange.part(index, root, *dim, cut);
             cuts.iter().enumerate().map(part).collect()
         })
     }

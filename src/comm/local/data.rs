@@ -18,8 +18,8 @@ use crate::comm::courier::Taken;
 use crate::comm::engine::ranges::{Ranges, cut, full};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::wholes::Wholes;
-use crate::comm::{Carried, Plan, ReduceOp, engine};
-use crate::placement::Cut;
+use crate::comm::{TransferTiming, CollectivePlan, ReduceOp, engine};
+use crate::placement::ShardSizes;
 
 /// Where a deposit comes from, which says whose its memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(crate) struct Deposit {
     /// tensor is for, ascending.
     addressees: Vec<usize>,
     /// Of an all-gather.
-    plan: Option<Arc<Plan>>,
+    plan: Option<Arc<CollectivePlan>>,
     origin: Origin,
     /// The results in which this is, if it is there and not in `tensors`.
     wholes: Option<Arc<Wholes>>,
@@ -87,7 +87,7 @@ impl Deposit {
     }
 
     /// A deposit of this rank's parts.
-    pub fn planned(parts: Vec<DispatchTensor>, plan: Arc<Plan>) -> Self {
+    pub fn planned(parts: Vec<DispatchTensor>, plan: Arc<CollectivePlan>) -> Self {
         Self { plan: Some(plan), ..Self::new(parts) }
     }
 
@@ -125,11 +125,11 @@ impl Deposit {
     }
 
     /// When these have come, if some were from other processes, of which this one's thread has `taken` up the call.
-    pub fn carried(deposits: &[Self], taken: Option<&Taken>) -> Option<Carried> {
+    pub fn carried(deposits: &[Self], taken: Option<&Taken>) -> Option<TransferTiming> {
         let came = deposits.iter().filter_map(|deposit| deposit.came);
         let begun = came.clone().filter_map(|came| came.begun).min()?;
         let complete = came.map(|came| came.there).max()?;
-        Some(Carried { taken: taken.and_then(Taken::at), begun, complete })
+        Some(TransferTiming { taken: taken.and_then(Taken::at), begun, complete })
     }
 
     /// Tensor `index` of a rank that cuts wholes: `Ok` if it is this one's part already, and nothing else came.
@@ -216,7 +216,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Every tensor, whole, from the parts that all ranks have.
-    pub fn gather(&self, plan: &Plan) -> Vec<DispatchTensor> {
+    pub fn gather(&self, plan: &CollectivePlan) -> Vec<DispatchTensor> {
         #[cfg(feature = "flex")]
         {
             let first = &self.deposits[0];
@@ -229,7 +229,7 @@ impl<'a> Exchange<'a> {
                 return joints.wholes(parts, self.owner(flex::Keep::Latest));
             }
         }
-        let whole = |(index, (dim, _)): (usize, &(usize, Cut))| {
+        let whole = |(index, (dim, _)): (usize, &(usize, ShardSizes))| {
             concat(self.sources(index, |tensor| full(&tensor.shape()[..])), *dim, &self.home(index))
         };
         plan.cuts().iter().enumerate().map(whole).collect()
@@ -242,7 +242,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
-    pub fn recut(&self, dim: usize, to_dim: usize, to_cut: &Cut) -> DispatchTensor {
+    pub fn recut(&self, dim: usize, to_dim: usize, to_cut: &ShardSizes) -> DispatchTensor {
         let blocks = self.deposits.iter().map(|deposit| self.cut(deposit, 0, to_dim, to_cut));
         self.landed_one().unwrap_or_else(|| concat(blocks.collect(), dim, &self.home(0)))
     }
@@ -282,7 +282,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// This rank's part, along `dim`, of tensor `index` of `root`.
-    pub fn part(&self, index: usize, root: usize, dim: usize, whole: &Cut) -> DispatchTensor {
+    pub fn part(&self, index: usize, root: usize, dim: usize, whole: &ShardSizes) -> DispatchTensor {
         let root = &self.deposits[root];
         match root.cut_for(self.ticket.member, index) {
             Ok(part) => self.own(root, part),
@@ -291,7 +291,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Where this rank's part, along `dim`, of tensor `index` of a deposit is.
-    fn cut<'b>(&self, deposit: &'b Deposit, index: usize, dim: usize, whole: &Cut) -> (&'b DispatchTensor, Ranges) {
+    fn cut<'b>(&self, deposit: &'b Deposit, index: usize, dim: usize, whole: &ShardSizes) -> (&'b DispatchTensor, Ranges) {
         match deposit.cut_for(self.ticket.member, index) {
             Ok(part) => (part, full(&part.shape()[..])),
             Err(tensor) => (tensor, cut(&tensor.shape()[..], dim, self.mine(whole))),
@@ -299,7 +299,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// This rank's part, along `dim`, of the reduction of tensor `index`.
-    pub fn reduce_part(&self, index: usize, dim: usize, whole: &Cut, op: ReduceOp) -> DispatchTensor {
+    pub fn reduce_part(&self, index: usize, dim: usize, whole: &ShardSizes, op: ReduceOp) -> DispatchTensor {
         if self.are_some_elsewhere() && self.deposits.iter().any(|deposit| !deposit.addressees.is_empty()) {
             return self.reduce_cut(index, dim, whole, op);
         }
@@ -308,7 +308,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// The same where ranks of other processes have sent no more than this rank's parts.
-    fn reduce_cut(&self, index: usize, dim: usize, whole: &Cut, op: ReduceOp) -> DispatchTensor {
+    fn reduce_cut(&self, index: usize, dim: usize, whole: &ShardSizes, op: ReduceOp) -> DispatchTensor {
         let terms = self.cut_terms(index, dim, whole);
         let ranges = full(&terms[0].shape()[..]);
         #[cfg(feature = "flex")]
@@ -321,7 +321,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Its terms: this rank's part of every rank's.
-    fn cut_terms(&self, index: usize, dim: usize, whole: &Cut) -> Vec<DispatchTensor> {
+    fn cut_terms(&self, index: usize, dim: usize, whole: &ShardSizes) -> Vec<DispatchTensor> {
         let term = |deposit: &Deposit| match deposit.cut_for(self.ticket.member, index) {
             Ok(part) => part.clone(),
             Err(tensor) => part(tensor, dim, self.mine(whole)),
@@ -334,11 +334,11 @@ impl<'a> Exchange<'a> {
     ///
     /// # Safety
     /// Nobody reads or writes there meanwhile. The parts are as long as there.
-    pub unsafe fn reduce_into(&self, wholes: &Wholes, member: usize, cuts: &[(usize, Cut)], op: ReduceOp) -> bool {
+    pub unsafe fn reduce_into(&self, wholes: &Wholes, member: usize, cuts: &[(usize, ShardSizes)], op: ReduceOp) -> bool {
         #[cfg(feature = "flex")]
         if has_kernel(op) {
             let terms =
-                |(index, (dim, cut)): (usize, &(usize, Cut))| flex::Terms::of(&self.cut_terms(index, *dim, cut));
+                |(index, (dim, cut)): (usize, &(usize, ShardSizes))| flex::Terms::of(&self.cut_terms(index, *dim, cut));
             if let Some(terms) = cuts.iter().enumerate().map(terms).collect::<Option<Vec<_>>>() {
                 for (terms, at) in terms.iter().zip(wholes.starts(member)) {
                     // SAFETY: the caller's.
@@ -386,7 +386,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// The interval that this rank holds.
-    fn mine(&self, whole: &Cut) -> Range<usize> {
+    fn mine(&self, whole: &ShardSizes) -> Range<usize> {
         whole.range(self.deposits.len(), self.ticket.member)
     }
 

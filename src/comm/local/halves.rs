@@ -41,8 +41,8 @@ use crate::comm::courier::Taken;
 use crate::comm::engine::{Pending, Waited};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::wholes::Wholes;
-use crate::comm::{Carried, CommError, ReduceOp};
-use crate::placement::Cut;
+use crate::comm::{TransferTiming, CommError, ReduceOp};
+use crate::placement::ShardSizes;
 
 /// What is copied in the time that a second message takes, in bytes.
 const MESSAGE: u64 = 1 << 20;
@@ -69,7 +69,7 @@ pub(super) struct First {
     pub taken: Option<Taken>,
     pub op: ReduceOp,
     /// How the rows are cut over the ranks.
-    pub cuts: Vec<(usize, Cut)>,
+    pub cuts: Vec<(usize, ShardSizes)>,
     pub sums: Sums,
     pub device: Device,
     /// What is brought next.
@@ -122,7 +122,7 @@ impl Pending<()> for First {
         let window = sums.find(engine, ticket, &parts)?;
         let reduced = Waited::timed(|| {
             let exchange = Exchange::new(&parts, engine, ticket, &device);
-            let part = |(index, (dim, cut)): (usize, &(usize, Cut))| exchange.reduce_part(index, *dim, cut, op);
+            let part = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, cut, op);
             let parts = || cuts.iter().enumerate().map(part).collect::<Vec<_>>();
             // SAFETY: the place of this rank's part, which nobody has: the second half is complete only with it.
             let reduce = |window: &Arc<Wholes>| unsafe { exchange.reduce_into(window, second.member, &cuts, op) };
@@ -216,7 +216,7 @@ where
         for (own, second) in seconds {
             let second = own.map_or_else(|| second.taken_by_hands(), |own| own.wait(left()))?;
             moving += second.moving;
-            let complete = |(first, second): (Carried, Carried)| Carried { complete: second.complete, ..first };
+            let complete = |(first, second): (TransferTiming, TransferTiming)| TransferTiming { complete: second.complete, ..first };
             carried = carried.zip(second.carried).map(complete);
             parts.push(second.value);
         }

@@ -106,7 +106,7 @@ fn who_waits_for_a_rank_that_has_left_is_told() {
         assert!(who.iter().all(|rank| board.returned(*rank)));
         board.begin_wait(Wait::Message(claim));
         match board.failure() {
-            Some(Failure::Collective(CommError::RankLeft { rank, .. })) => Some(*rank),
+            Some(Failure::Collective(CommError::RankReturned { rank, .. })) => Some(*rank),
             _ => None,
         }
     };

@@ -16,14 +16,14 @@ use crate::comm::process::payload::payload;
 use crate::comm::process::wholes;
 use crate::comm::{CommError, TensorMeta};
 use crate::memory::common::Commons;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// What the ranks of another process need of a deposit.
 pub(super) enum Share<'a> {
     /// All of it.
     Whole,
     /// Their parts, by dimension and cut.
-    Parts(&'a [(usize, Cut)]),
+    Parts(&'a [(usize, ShardSizes)]),
     /// What is addressed to them.
     Addressed,
 }
@@ -210,7 +210,7 @@ impl Outlet {
         let parts = |member: usize| -> Vec<DispatchTensor> {
             match share {
                 Share::Parts(cuts) => {
-                    let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, Cut))| {
+                    let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, ShardSizes))| {
                         data::part(tensor, *dim, cut.range(ranks, member))
                     };
                     deposit.tensors.iter().zip(cuts).map(part).collect()

@@ -11,7 +11,7 @@ use burn::tensor::Shape;
 
 use super::data;
 use crate::comm::engine::{CutPrint, TensorPrint};
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// Elements of some rows, which are tensors of one dimension.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,13 +62,13 @@ impl Segment {
     }
 
     /// How it is cut over the ranks.
-    pub fn cuts(&self) -> Vec<(usize, Cut)> {
-        self.0.iter().map(|(_, range)| (0, Cut::Chunks(range.len()))).collect()
+    pub fn cuts(&self) -> Vec<(usize, ShardSizes)> {
+        self.0.iter().map(|(_, range)| (0, ShardSizes::Chunked(range.len()))).collect()
     }
 
     /// What the ranks agree on.
     pub fn prints(&self, rows: &[DispatchTensor]) -> Arc<[TensorPrint]> {
-        let print = |((index, range), (dim, cut)): (&(usize, Range<usize>), (usize, Cut))| TensorPrint {
+        let print = |((index, range), (dim, cut)): (&(usize, Range<usize>), (usize, ShardSizes))| TensorPrint {
             shape: Shape::from([range.len()]),
             dtype: rows[*index].dtype(),
             cut: Some(CutPrint::new(dim, &cut)),

@@ -42,7 +42,7 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 impl LocalEngine {
     /// [`shrink`](Engine::shrink)s.
     pub(super) fn go_on(&self, rank: usize, deadline: Duration) -> Result<Successor, CommError> {
-        self.fail(Failure::Collective(CommError::GivenUp { rank }));
+        self.fail(Failure::Collective(CommError::Revoked { rank }));
         // Nothing is completed any more.
         self.others.iter().for_each(|others| others.hands.forget());
         self.muster(|muster| {
@@ -50,7 +50,7 @@ impl LocalEngine {
             Some(Notice::Came { rank })
         });
         let roster = self.roster(deadline).filter(|ranks| ranks.contains(&rank));
-        let ranks = roster.ok_or(CommError::LeftBehind { rank })?;
+        let ranks = roster.ok_or(CommError::ExcludedFromShrink { rank })?;
         let next = || Successor { engine: self.next_engine(&ranks), ranks: ranks.clone() };
         Ok(self.going_on.next.get_or_init(next).clone())
     }

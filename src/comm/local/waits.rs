@@ -117,7 +117,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         };
         if let Some(rank) = left {
             let during = self.id(wait);
-            self.fail(Failure::Collective(CommError::RankLeft { rank, during }));
+            self.fail(Failure::Collective(CommError::RankReturned { rank, during }));
         }
     }
 

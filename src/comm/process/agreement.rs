@@ -2,13 +2,13 @@
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
-use crate::comm::{CollectiveId, CommError, Digests, Op, ReduceOp, Replicated, ShardedModel, TensorMeta};
+use crate::comm::{CollectiveId, CommError, Digests, Op, ReduceOp, ReplicatedValue, ShardedModel, TensorMeta};
 
 // Of many prints digests are all that is new, so that they travel beside.
 wire_struct!(Print { op, label, reduce, root, model, drawn, whole, terms, names, tensors, any, pairs } but { digests });
 wire_struct!(ShardedModel { number, states, origin });
 wire_struct!(Digests { of, step, names, values });
-wire_enum!(Replicated {
+wire_enum!(ReplicatedValue {
     0 Weight {},
     1 GatheredWeight {},
     2 Gradient {},
@@ -115,18 +115,18 @@ impl Decode for Failure {
 wire_enum!(CommError {
     0 RankPanicked { rank, message, during },
     1 RankFailed { rank, message, during },
-    2 RankLeft { rank, during },
+    2 RankReturned { rank, during },
     3 Mismatch { rank, other, during, differs },
     4 Deadlock { waits },
     5 ConcurrentCalls { rank, called, during },
-    6 InsideOnly { rank, called },
-    7 OtherRank { rank, owner, op, label },
+    6 CollectiveInRunOn { rank, called },
+    7 ForeignRankObject { rank, owner, op, label },
     8 DeadlineExceeded { rank, missing, during, deadline },
     9 InvalidArgument { rank, op, label, problem, remedy },
     10 InvalidGroup { rank, ranks, problem },
     11 Disconnected { rank, problem },
-    12 GivenUp { rank },
-    13 LeftBehind { rank },
+    12 Revoked { rank },
+    13 ExcludedFromShrink { rank },
     14 CannotShrink { rank },
     15 Diverged { rank, other, during, param, of, step, majority },
 });

@@ -67,9 +67,9 @@ impl Layout {
 mod tests {
     use super::*;
     use crate::comm::engine::CutPrint;
-    use crate::placement::Cut;
+    use crate::placement::ShardSizes;
 
-    fn edges_of<const D: usize>(shape: [usize; D], dim: usize, cut: &Cut) -> Option<Vec<usize>> {
+    fn edges_of<const D: usize>(shape: [usize; D], dim: usize, cut: &ShardSizes) -> Option<Vec<usize>> {
         let cut = Some(CutPrint::new(dim, cut));
         let print = TensorPrint { shape: Shape::from(shape), dtype: DType::F32, cut, to: None };
         Some(Layout::of_wholes(&[print], 3)?.remove(0).edges)
@@ -77,9 +77,9 @@ mod tests {
 
     #[test]
     fn parts_in_one_piece_have_a_place() {
-        assert_eq!(edges_of([7, 2], 0, &Cut::Chunks(7)), Some(vec![0, 24, 48, 56]));
-        assert_eq!(edges_of([1, 1, 5], 2, &Cut::Lengths([3, 0, 2].into())), Some(vec![0, 12, 12, 20]));
-        assert_eq!(edges_of([2, 6], 1, &Cut::Chunks(6)), None, "each part is in two pieces");
-        assert_eq!(edges_of([5], 0, &Cut::Lengths([3, 2].into())), None, "lengths of two ranks");
+        assert_eq!(edges_of([7, 2], 0, &ShardSizes::Chunked(7)), Some(vec![0, 24, 48, 56]));
+        assert_eq!(edges_of([1, 1, 5], 2, &ShardSizes::Uneven([3, 0, 2].into())), Some(vec![0, 12, 12, 20]));
+        assert_eq!(edges_of([2, 6], 1, &ShardSizes::Chunked(6)), None, "each part is in two pieces");
+        assert_eq!(edges_of([5], 0, &ShardSizes::Uneven([3, 2].into())), None, "lengths of two ranks");
     }
 }

@@ -36,7 +36,7 @@ use crate::comm::engine;
 use crate::kernels::flex::stream;
 use crate::memory::common::Common;
 use crate::memory::{Home, Raw};
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// Parts of fewer bytes are copied faster than their place is found.
 pub(in crate::comm) const WORTH: usize = 64 << 10;
@@ -114,7 +114,7 @@ impl Wholes {
     /// Elements of some of these, each a row, as wholes that are cut over `ranks` ranks.
     pub fn window(self: &Arc<Self>, ranges: &[(usize, Range<usize>)], ranks: usize) -> Arc<Self> {
         let window = |(index, range): &(usize, Range<usize>)| {
-            let (whole, cut) = (&self.layouts[*index], Cut::Chunks(range.len()));
+            let (whole, cut) = (&self.layouts[*index], ShardSizes::Chunked(range.len()));
             assert!(whole.shape[..] == [whole.shape.num_elements()] && range.end <= whole.shape[0], "a part of a row");
             let layout = Layout::of_row(range.len(), whole.dtype, (0..ranks).map(|rank| cut.range(ranks, rank).len()));
             // SAFETY: inside the whole.

@@ -23,9 +23,9 @@ use std::panic::Location;
 use burn::tensor::{AsIndex, Shape, activation as local};
 
 use super::args::{dim_of, misfit};
-use super::partials::{INCREASING, INCREASING_TO, NOTHING, Partials};
+use super::partials::{INCREASING, INCREASING_TO, NO_PARTIAL, PartialRules};
 use super::parts::Parts;
-use super::{Axes, Operand, apply};
+use super::{EinsumRule, Operand, apply};
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;
 use crate::error::OrUnwind;
@@ -44,37 +44,37 @@ macro_rules! elementwise {
 }
 
 /// `partials` under a condition on the function's parameters.
-const fn only_if(condition: bool, partials: Partials) -> Partials {
-    if condition { partials } else { NOTHING }
+const fn only_if(condition: bool, partials: PartialRules) -> PartialRules {
+    if condition { partials } else { NO_PARTIAL }
 }
 
 elementwise! {
     relu(): INCREASING,
-    relu6(): NOTHING, // clamps
+    relu6(): NO_PARTIAL, // clamps
     leaky_relu(negative_slope): only_if(negative_slope > 0.0, INCREASING),
     thresholded_relu(alpha): only_if(alpha >= 0.0, INCREASING),
     threshold(threshold, value): only_if(value <= threshold, INCREASING),
     sigmoid(): INCREASING,
     log_sigmoid(): INCREASING,
-    hard_sigmoid(alpha, beta): NOTHING, // clamps
+    hard_sigmoid(alpha, beta): NO_PARTIAL, // clamps
     tanh(): INCREASING,
     tanhshrink(): INCREASING,
-    hardtanh(min_val, max_val): NOTHING, // clamps
-    softsign(): NOTHING,
+    hardtanh(min_val, max_val): NO_PARTIAL, // clamps
+    softsign(): NO_PARTIAL,
     softplus(beta): INCREASING,
     // It falls where it becomes linear, by more the lower the threshold.
-    softplus_with_threshold(beta, threshold): NOTHING,
+    softplus_with_threshold(beta, threshold): NO_PARTIAL,
     elu(alpha): only_if(alpha >= 0.0, INCREASING_TO),
     celu(alpha): only_if(alpha > 0.0, INCREASING_TO),
     selu(): INCREASING_TO,
     hard_shrink(lambda): only_if(lambda >= 0.0, INCREASING),
     soft_shrink(lambda): only_if(lambda >= 0.0, INCREASING),
     shrink(lambda, bias): only_if(lambda >= bias, INCREASING),
-    gelu(): NOTHING,
-    gelu_approximate(): NOTHING,
-    silu(): NOTHING,
-    hard_swish(): NOTHING,
-    mish(): NOTHING,
+    gelu(): NO_PARTIAL,
+    gelu_approximate(): NO_PARTIAL,
+    silu(): NO_PARTIAL,
+    hard_swish(): NO_PARTIAL,
+    mish(): NO_PARTIAL,
 }
 
 /// Softmaxes: what each is of a part, of `x - max`, `max` and the sum of the exponentials of the former.
@@ -109,9 +109,9 @@ softmaxes! {
     quiet_softmax(|x| x) = (|shifted, max, sum| shifted.exp() / (sum + max.neg().exp()));
 }
 
-const GLU: Axes = Axes::new("glu", ".._.. -> ..D..");
-const PRELU: Axes = Axes::new("prelu", ".., 1 -> ..");
-const PRELU_PER_CHANNEL: Axes = Axes::new("prelu", "bc.., c -> bc..");
+const GLU: EinsumRule = EinsumRule::new("glu", ".._.. -> ..D..");
+const PRELU: EinsumRule = EinsumRule::new("prelu", ".., 1 -> ..");
+const PRELU_PER_CHANNEL: EinsumRule = EinsumRule::new("prelu", "bc.., c -> bc..");
 
 /// The first half of `dim` times the sigmoid of the second, as burn's [`glu`](local::glu): the
 /// dimension is made whole.

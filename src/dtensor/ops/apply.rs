@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::empty::Blank;
 use super::operand::{Arg, Operand};
-use super::{Operator, Rule};
+use super::{Operator, ShardingRule};
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 
@@ -27,7 +27,7 @@ use crate::error::OrUnwind;
 /// Unwinds with a typed [`Error`](crate::Error), as [all operators](super#panics).
 #[track_caller]
 #[inline]
-pub fn apply<R: Rule, I: Inputs, O: Outputs>(
+pub fn apply<R: ShardingRule, I: Inputs, O: Outputs>(
     rule: &R,
     inputs: I,
     local: impl FnOnce(I::Local, &Operator) -> O,
@@ -49,7 +49,7 @@ pub fn apply<R: Rule, I: Inputs, O: Outputs>(
 /// The DTensors of what an operator made.
 #[track_caller]
 #[inline(always)]
-fn globalized<R: Rule, O: Outputs>(rule: &R, outputs: O, operator: &Operator) -> O::Global {
+fn globalized<R: ShardingRule, O: Outputs>(rule: &R, outputs: O, operator: &Operator) -> O::Global {
     let (made, said) = (outputs.count(), operator.outputs());
     assert!(made == said, "`{}` made {made} of {said} outputs", rule.name());
     outputs.globalize(operator, &mut 0)

@@ -5,8 +5,8 @@ use std::ops::{Add, Div, Mul, Neg, Rem, Sub};
 use burn::tensor::{ElementConversion, kind};
 
 use super::methods::zipped;
-use super::partials::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NOTHING};
-use super::{Axes, apply};
+use super::partials::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NO_PARTIAL};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
 #[allow(clippy::should_implement_trait)] // burn's names; the traits are implemented too
@@ -17,8 +17,8 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         sub: ADDITION,
         mul: BILINEAR,
         div: LINEAR_IN_FIRST,
-        remainder: NOTHING,
-        powi: NOTHING,
+        remainder: NO_PARTIAL,
+        powi: NO_PARTIAL,
     }
 }
 
@@ -27,7 +27,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 }
 
 impl<const D: usize> DTensor<D> {
-    zipped! { Self; powf: NOTHING, atan2: NOTHING, hypot: NOTHING, fmod: NOTHING }
+    zipped! { Self; powf: NO_PARTIAL, atan2: NO_PARTIAL, hypot: NO_PARTIAL, fmod: NO_PARTIAL }
 }
 
 /// A number beside a [`DTensor`] in Rust's operators.

@@ -6,15 +6,15 @@
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, Tensor, module};
 
-use super::{Axes, Operator, apply};
+use super::{EinsumRule, Operator, apply};
 use crate::dtensor::DTensor;
 
 /// Query, key, value; a mask, a bias of the scores or both.
-const ATTENTION: Axes = of_scores("attention");
-const ATTENTION_FALLBACK: Axes = of_scores("attention_fallback");
+const ATTENTION: EinsumRule = of_scores("attention");
+const ATTENTION_FALLBACK: EinsumRule = of_scores("attention_fallback");
 
-const fn of_scores(name: &'static str) -> Axes {
-    Axes::new(name, "bhsD, bhTD, bhTe, b?h?s?T?* -> bhse").linear(&[2])
+const fn of_scores(name: &'static str) -> EinsumRule {
+    EinsumRule::new(name, "bhsD, bhTD, bhTe, b?h?s?T?* -> bhse").linear(&[2])
 }
 
 /// `softmax(query @ keyᵀ * scale) @ value`, as burn's [`attention`](module::attention): of a query

@@ -7,10 +7,10 @@ use burn::tensor::Shape;
 use smallvec::SmallVec;
 
 use super::args::misfit;
-use super::partials::{NOTHING, Partials};
+use super::partials::{NO_PARTIAL, PartialRules};
 use super::placements::SUM;
 use super::subscripts::Subscripts;
-use super::{Rule, Strategy};
+use super::{ShardingRule, Strategy};
 use crate::Result;
 use crate::placement::{PartialOp, Placement};
 
@@ -54,16 +54,16 @@ use crate::placement::{PartialOp, Placement};
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
-pub struct Axes {
+pub struct EinsumRule {
     name: &'static str,
     text: &'static str,
     linear: &'static [usize],
-    partials: Partials,
+    partials: PartialRules,
     reduced: Placement,
     empty_parts: bool,
 }
 
-impl Axes {
+impl EinsumRule {
     /// The operator `name`, whose dimensions are `text`. No partial input goes through it.
     ///
     /// # Panics
@@ -74,13 +74,13 @@ impl Axes {
             at += 1;
         }
         assert!(at < bytes.len(), "a rule's text is `inputs -> outputs`");
-        Self { name, text, linear: &[], partials: NOTHING, reduced: SUM, empty_parts: false }
+        Self { name, text, linear: &[], partials: NO_PARTIAL, reduced: SUM, empty_parts: false }
     }
 
     /// The elementwise operator `name`, of inputs that broadcast.
-    pub const fn pointwise(name: &'static str, partials: Partials) -> Self {
+    pub const fn pointwise(name: &'static str, partials: PartialRules) -> Self {
         // Read once: activations with parameters make their rule anew at every call.
-        const POINTWISE: Axes = Axes::new("", "..?* -> ..").with_empty_parts();
+        const POINTWISE: EinsumRule = EinsumRule::new("", "..?* -> ..").with_empty_shards();
         Self { name, partials, ..POINTWISE }
     }
 
@@ -92,7 +92,7 @@ impl Axes {
 
     /// How partial inputs go through it.
     #[must_use]
-    pub const fn through(self, partials: Partials) -> Self {
+    pub const fn with_partial_rules(self, partials: PartialRules) -> Self {
         Self { partials, ..self }
     }
 
@@ -105,7 +105,7 @@ impl Axes {
 
     /// The local operator goes by itself with [parts without elements](Rule::takes_empty_parts).
     #[must_use]
-    pub const fn with_empty_parts(self) -> Self {
+    pub const fn with_empty_shards(self) -> Self {
         Self { empty_parts: true, ..self }
     }
 
@@ -114,19 +114,19 @@ impl Axes {
     /// # Panics
     /// If a dimension is 64 or more.
     #[must_use]
-    pub fn at(&'static self, dims: impl IntoIterator<Item = usize>) -> AxesAt {
+    pub fn at(&'static self, dims: impl IntoIterator<Item = usize>) -> EinsumRuleAt {
         let at = dims.into_iter().fold(0, |at, dim| {
             assert!(dim < 64, "dimension {dim} is past the 64th");
             at | 1 << dim
         });
-        AxesAt { axes: self, at, lens: SmallVec::new(), slots: 0 }
+        EinsumRuleAt { axes: self, at, lens: SmallVec::new(), slots: 0 }
     }
 
     /// The rule of the operator whose result has axes that no input has, of lengths `lens`: of those at the
     /// operator's own dimensions, ascending. Of a result `operand*` there are as many as lengths.
     #[must_use]
-    pub fn lens(&'static self, lens: impl IntoIterator<Item = usize>) -> AxesAt {
-        AxesAt { axes: self, at: 0, lens: lens.into_iter().collect(), slots: 0 }
+    pub fn lens(&'static self, lens: impl IntoIterator<Item = usize>) -> EinsumRuleAt {
+        EinsumRuleAt { axes: self, at: 0, lens: lens.into_iter().collect(), slots: 0 }
     }
 
     fn subscripts(&self, at: &[usize], inputs: &[Shape], outputs: usize) -> Result<Subscripts> {
@@ -147,7 +147,7 @@ impl Axes {
 }
 
 /// The same operator, by address.
-impl PartialEq for Axes {
+impl PartialEq for EinsumRule {
     fn eq(&self, other: &Self) -> bool {
         ptr::eq(self.name, other.name)
             && ptr::eq(self.text, other.text)
@@ -158,16 +158,16 @@ impl PartialEq for Axes {
     }
 }
 
-impl Eq for Axes {}
+impl Eq for EinsumRule {}
 
-impl Hash for Axes {
+impl Hash for EinsumRule {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_usize(self.name.as_ptr().addr());
         state.write_usize(self.text.as_ptr().addr());
     }
 }
 
-impl Rule for Axes {
+impl ShardingRule for EinsumRule {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -180,22 +180,22 @@ impl Rule for Axes {
         self.strategies_at(&[], inputs, outputs.len(), self.reduced)
     }
 
-    fn takes_empty_parts(&self) -> bool {
+    fn supports_empty_shards(&self) -> bool {
         self.empty_parts
     }
 }
 
 /// [`Axes`] of an operator along dimensions of its own, or to lengths of its own.
 #[derive(Debug, Clone)]
-pub struct AxesAt {
-    axes: &'static Axes,
+pub struct EinsumRuleAt {
+    axes: &'static EinsumRule,
     /// A bit per dimension.
     at: u64,
     lens: SmallVec<[usize; 2]>,
     slots: usize,
 }
 
-impl AxesAt {
+impl EinsumRuleAt {
     /// The next axes that no input has are as long as this.
     #[must_use]
     pub fn lens(mut self, lens: impl IntoIterator<Item = usize>) -> Self {
@@ -217,15 +217,15 @@ impl AxesAt {
 }
 
 /// The same operator, by address.
-impl PartialEq for AxesAt {
+impl PartialEq for EinsumRuleAt {
     fn eq(&self, other: &Self) -> bool {
         ptr::eq(self.axes, other.axes) && self.at == other.at && self.lens == other.lens
     }
 }
 
-impl Eq for AxesAt {}
+impl Eq for EinsumRuleAt {}
 
-impl Hash for AxesAt {
+impl Hash for EinsumRuleAt {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_usize(ptr::from_ref(self.axes).addr());
         state.write_u64(self.at);
@@ -233,7 +233,7 @@ impl Hash for AxesAt {
     }
 }
 
-impl Rule for AxesAt {
+impl ShardingRule for EinsumRuleAt {
     fn name(&self) -> &'static str {
         self.axes.name
     }
@@ -252,7 +252,7 @@ impl Rule for AxesAt {
         rows.into_iter().map(|row| if cuts(&row) { row.with_slots(self.slots) } else { row }).collect()
     }
 
-    fn takes_empty_parts(&self) -> bool {
+    fn supports_empty_shards(&self) -> bool {
         self.axes.empty_parts
     }
 }

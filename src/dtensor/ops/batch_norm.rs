@@ -19,14 +19,14 @@ use burn::tensor::{DType, Shape, Tensor, module};
 
 use super::args::misfit;
 use super::norm::per_channel;
-use super::{Axes, Operand, Operator, apply};
+use super::{EinsumRule, Operand, Operator, apply};
 use crate::dtensor::DTensor;
 use crate::dtensor::local::{in_single, reshape};
 use crate::error::OrUnwind;
 
-const BATCH_NORM: Axes = Axes::new("batch_norm", "bc.., c, c, c, c -> bc..");
-const MEAN: Axes = Axes::new("batch_norm_train", "bc.. -> c");
-const VARIANCE: Axes = Axes::new("batch_norm_train", "bc.., c -> c");
+const BATCH_NORM: EinsumRule = EinsumRule::new("batch_norm", "bc.., c, c, c, c -> bc..");
+const MEAN: EinsumRule = EinsumRule::new("batch_norm_train", "bc.. -> c");
+const VARIANCE: EinsumRule = EinsumRule::new("batch_norm_train", "bc.., c -> c");
 
 /// Batch normalization with given statistics, as burn's
 /// [`batch_norm`](burn::tensor::module::batch_norm):

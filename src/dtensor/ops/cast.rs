@@ -13,17 +13,17 @@
 use burn::tensor::kind::{self, TensorKind};
 use burn::tensor::{Bool, Cast, DType, Float, Int};
 
-use super::partials::{INCREASING, NOTHING, Partials};
+use super::partials::{INCREASING, NO_PARTIAL, PartialRules};
 use super::placements::{AVG, MAX, MIN, SUM};
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
 /// Linear and increasing.
-const EMBEDDING: Partials = Partials::alike(&[SUM, AVG, MAX, MIN]);
+const EMBEDDING: PartialRules = PartialRules::same_for_all(&[SUM, AVG, MAX, MIN]);
 
-const WIDENED: Axes = Axes::pointwise("cast", EMBEDDING);
-const ORDERED: Axes = Axes::pointwise("cast", INCREASING);
-const NEITHER: Axes = Axes::pointwise("cast", NOTHING);
+const WIDENED: EinsumRule = EinsumRule::pointwise("cast", EMBEDDING);
+const ORDERED: EinsumRule = EinsumRule::pointwise("cast", INCREASING);
+const NEITHER: EinsumRule = EinsumRule::pointwise("cast", NO_PARTIAL);
 
 macro_rules! cast {
     ($K:ident: $to_int:ident) => {
@@ -95,6 +95,6 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn bool(self) -> DTensor<D, Bool> {
-        apply(&const { Axes::pointwise("bool", NOTHING) }, self, |x, _| x.bool())
+        apply(&const { EinsumRule::pointwise("bool", NO_PARTIAL) }, self, |x, _| x.bool())
     }
 }

@@ -4,10 +4,10 @@ use burn::tensor::{AsIndex, Tensor};
 
 use super::args::{dim_of, misfit};
 use super::partials::MOVED;
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const CAT: Axes = Axes::new("cat", ".._..* -> ..D..").through(MOVED);
+const CAT: EinsumRule = EinsumRule::new("cat", ".._..* -> ..D..").with_partial_rules(MOVED);
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The tensors one after the other along `dim`, as burn's [`cat`](Tensor::cat).

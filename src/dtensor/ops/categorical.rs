@@ -3,11 +3,11 @@
 use burn::tensor::{Distribution, Int, Tensor};
 
 use super::args::misfit;
-use super::{Axes, apply, random};
+use super::{EinsumRule, apply, random};
 use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, DTensorSpec};
 
-const CATEGORICAL: Axes = Axes::new("categorical", "..C -> ..K");
+const CATEGORICAL: EinsumRule = EinsumRule::new("categorical", "..C -> ..K");
 
 impl<const D: usize> DTensor<D> {
     /// `num_samples` categories of each of the distributions along the last dimension, which holds weights, as

@@ -7,15 +7,15 @@
 use burn::tensor::{Bool, Element, ElementConversion, kind};
 
 use super::methods::{mapped, zipped};
-use super::partials::{NOTHING, Partials};
+use super::partials::{NO_PARTIAL, PartialRules};
 use super::placements::{MAX, MIN};
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
 /// Whether it is more: every term of a minimum is.
-const MORE: Partials = Partials::new(&[(&[MIN], MIN)]);
+const MORE: PartialRules = PartialRules::new(&[(&[MIN], MIN)]);
 /// Whether it is less: every term of a maximum is.
-const LESS: Partials = Partials::new(&[(&[MAX], MIN)]);
+const LESS: PartialRules = PartialRules::new(&[(&[MAX], MIN)]);
 
 /// Burn's second names of comparisons with a scalar.
 macro_rules! aliases {
@@ -30,12 +30,12 @@ macro_rules! aliases {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    zipped! { DTensor<D, Bool>; equal: NOTHING, not_equal: NOTHING }
+    zipped! { DTensor<D, Bool>; equal: NO_PARTIAL, not_equal: NO_PARTIAL }
 
     mapped! {
         DTensor<D, Bool>;
-        equal_scalar<E: Element>(other): NOTHING,
-        not_equal_scalar<E: Element>(other): NOTHING,
+        equal_scalar<E: Element>(other): NO_PARTIAL,
+        not_equal_scalar<E: Element>(other): NO_PARTIAL,
     }
 
     aliases! { Element; equal_elem = equal_scalar, not_equal_elem = not_equal_scalar }
@@ -44,10 +44,10 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     zipped! {
         DTensor<D, Bool>;
-        greater: NOTHING,
-        greater_equal: NOTHING,
-        lower: NOTHING,
-        lower_equal: NOTHING,
+        greater: NO_PARTIAL,
+        greater_equal: NO_PARTIAL,
+        lower: NO_PARTIAL,
+        lower_equal: NO_PARTIAL,
     }
 
     mapped! {
@@ -68,14 +68,14 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 }
 
 impl<const D: usize> DTensor<D> {
-    mapped! { DTensor<D, Bool>; is_nan: NOTHING, is_inf: NOTHING, is_finite: NOTHING }
+    mapped! { DTensor<D, Bool>; is_nan: NO_PARTIAL, is_inf: NO_PARTIAL, is_finite: NO_PARTIAL }
 
     /// Whether elements differ by no more than `rtol` of the other's size and `atol`, as burn's
     /// [`is_close`](burn::tensor::Tensor::is_close).
     #[must_use]
     #[track_caller]
     pub fn is_close(self, other: Self, rtol: Option<f64>, atol: Option<f64>) -> DTensor<D, Bool> {
-        let rule = const { Axes::pointwise("is_close", NOTHING) };
+        let rule = const { EinsumRule::pointwise("is_close", NO_PARTIAL) };
         apply(&rule, (self, other), |(a, b), _| a.is_close(b, rtol, atol))
     }
 

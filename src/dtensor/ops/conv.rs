@@ -18,7 +18,7 @@ use super::args::misfit;
 use super::halo::{Halo, Reach, SPATIAL, Spatial};
 use super::placements::S;
 use super::window::Window;
-use super::{Axes, Operand, Operator, Rule, Strategy, apply, strategy};
+use super::{EinsumRule, Operand, Operator, ShardingRule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::DTensor;
 
@@ -51,9 +51,9 @@ impl<const N: usize> Convolution<N> {
     }
 
     /// The letters: several groups' channels are taken for whole.
-    fn axes(&self) -> &'static Axes {
-        const fn linear(name: &'static str, text: &'static str) -> Axes {
-            Axes::new(name, text).linear(&[0, 1])
+    fn axes(&self) -> &'static EinsumRule {
+        const fn linear(name: &'static str, text: &'static str) -> EinsumRule {
+            EinsumRule::new(name, text).linear(&[0, 1])
         }
         match (N, self.transposed, self.groups) {
             (1, false, 1) => &const { linear("conv1d", "bi_, oi_ + o* -> boL") },
@@ -91,7 +91,7 @@ impl<const N: usize> Convolution<N> {
     }
 }
 
-impl<const N: usize> Rule for Convolution<N> {
+impl<const N: usize> ShardingRule for Convolution<N> {
     fn name(&self) -> &'static str {
         self.axes().name()
     }

@@ -51,7 +51,7 @@ impl CostModel {
     /// # Panics
     /// If it is negative, or no number.
     #[must_use]
-    pub fn with_call(self, seconds: f64) -> Self {
+    pub fn with_latency(self, seconds: f64) -> Self {
         assert!(seconds >= 0.0 && seconds.is_finite(), "a collective takes 0 seconds or more, not {seconds}");
         Self { call: seconds, ..self }
     }

@@ -4,10 +4,10 @@ use burn::tensor::{AsIndex, kind};
 
 use super::args::{dim_of, misfit};
 use super::partials::BILINEAR;
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const CROSS: Axes = Axes::new("cross", "..V.., ..V.. -> ..V..").through(BILINEAR);
+const CROSS: EinsumRule = EinsumRule::new("cross", "..V.., ..V.. -> ..V..").with_partial_rules(BILINEAR);
 
 impl<const D: usize> DTensor<D> {
     /// The cross product of vectors along `dim`, as burn's [`cross`](burn::tensor::Tensor::cross).

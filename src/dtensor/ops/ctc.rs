@@ -2,11 +2,11 @@
 
 use burn::tensor::{Int, module};
 
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::DTensor;
 
 /// Sequences go by themselves.
-const CTC_LOSS: Axes = Axes::new("ctc_loss", "TnC, nS, n, n -> n");
+const CTC_LOSS: EinsumRule = EinsumRule::new("ctc_loss", "TnC, nS, n, n -> n");
 
 /// The loss of each sequence of a batch, as burn's [`ctc_loss`](module::ctc_loss): of log-probabilities
 /// `[time, batch, classes]`, targets `[batch, targets]`, and the lengths of both, `[batch]`. The result is `[batch]`.

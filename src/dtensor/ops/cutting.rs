@@ -20,7 +20,7 @@ pub(super) type Lengths = SmallVec<[(usize, Arc<[usize]>); 1]>;
 /// operand comes with.
 pub(super) fn ragged<'a>(operands: impl Iterator<Item = &'a Layout>) -> Vec<Lengths> {
     let of = |layout: &Layout| -> Lengths {
-        layout.ragged().map(|(mesh_dim, lengths)| (mesh_dim, lengths.clone())).collect()
+        layout.uneven_mesh_dims().map(|(mesh_dim, lengths)| (mesh_dim, lengths.clone())).collect()
     };
     iter::once(Lengths::new()).chain(operands.map(of)).unique().collect()
 }
@@ -43,7 +43,7 @@ impl Cutting<'_> {
             .lengths
             .iter()
             .filter(|(mesh_dim, _)| uneven.contains(mesh_dim) && placements[*mesh_dim].shard_dim().is_some());
-        lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_lengths(*mesh_dim, lengths.clone()).ok())
+        lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_uneven_sizes(*mesh_dim, lengths.clone()).ok())
     }
 
     /// [`layout`](Self::layout) of an output of `shape`: by rows that are [in
@@ -59,10 +59,10 @@ impl Cutting<'_> {
         let mut scaled = uneven.iter().filter(|&&mesh_dim| rows[mesh_dim].in_proportion);
         scaled.try_fold(layout, |layout, &mesh_dim| {
             let dim = placements[mesh_dim].shard_dim()?;
-            let lengths = layout.lengths(mesh_dim)?;
-            let is_alone = layout.order(dim).len() == 1;
+            let lengths = layout.uneven_sizes(mesh_dim)?;
+            let is_alone = layout.shard_order(dim).len() == 1;
             let lengths = if is_alone { in_proportion(lengths, inputs[0][dim], shape[dim]) } else { lengths.clone() };
-            layout.with_lengths(mesh_dim, lengths).ok()
+            layout.with_uneven_sizes(mesh_dim, lengths).ok()
         })
     }
 

@@ -13,7 +13,7 @@ use super::cost_model::Scope;
 use super::cutting::Dims;
 use super::operand::Arg;
 use super::weigh::Incoming;
-use super::{Rule, Strategy, strategy};
+use super::{ShardingRule, Strategy, strategy};
 use crate::Result;
 use crate::dtensor::handles::Destination;
 use crate::dtensor::route::Route;
@@ -57,7 +57,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Self> {
+    pub(super) fn new<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Self> {
         let Some(Arg { spec: first, .. }) = inputs.first() else {
             return Err(misfit(rule.name(), &[], "there is no input; give at least one"));
         };
@@ -92,7 +92,7 @@ pub(super) fn incoming<'a>(inputs: &[Arg<'a>], wanted: &'a [Wanted]) -> Vec<Inco
 }
 
 /// The decision, made anew.
-pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Decision> {
+pub(super) fn decide<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Decision> {
     let Table { outputs: output_shapes, rows, wanted, .. } = Table::new(rule, inputs)?;
     let first = inputs[0].spec;
     let incoming = incoming(inputs, &wanted);
@@ -125,14 +125,14 @@ pub(super) fn decide<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Res
     let implicit = implicit(rule, inputs, &destinations).map(Box::new);
     // Of the whole, so that it is the same on every rank.
     let has_nothing = outputs.iter().all(|output| output.shape.num_elements() == 0);
-    let is_blank = has_nothing && !rule.takes_empty_parts();
+    let is_blank = has_nothing && !rule.supports_empty_shards();
     let is_direct = destinations.iter().all(Destination::is_here);
     let has_empty_part = destinations.iter().any(|input| input.spec.local_shape().num_elements() == 0);
     Ok(Decision { inputs: destinations, outputs, implicit, is_blank, is_direct, has_empty_part })
 }
 
 /// The rule's table, with the all-Replicate row in front.
-fn rows<R: Rule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+fn rows<R: ShardingRule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
     let replicate = |n| repeat_n(Placement::Replicate, n);
     let mut rows = vec![strategy(replicate(inputs.len()), replicate(outputs.len()))];
     rows.extend(rule.strategies(inputs, outputs));
@@ -140,7 +140,7 @@ fn rows<R: Rule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy>
 }
 
 /// Where the caller wants `input` on each mesh dimension; whole, where it has not an element for every rank.
-fn wanted<R: Rule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<Wanted> {
+fn wanted<R: ShardingRule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<Wanted> {
     let Some(pin) = input.pin else { return Ok(Wanted::new()) };
     let wanted = pin.on(input.spec.mesh().ndim());
     let lacks = |placement: &&Placement| placement.shard_dim().is_some_and(|dim| dim >= input.spec.shape().num_dims());
@@ -154,8 +154,8 @@ fn wanted<R: Rule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<Wanted
 
 /// The first input that is moved though the caller did not ask for it. What becomes a term of a sum by
 /// itself, without a word between ranks, is none.
-fn implicit<R: Rule>(rule: &R, inputs: &[Arg<'_>], destinations: &[Destination]) -> Option<DTensorError> {
-    let is_term = |step: &Step| matches!(step, Step::ZeroOthers { .. } | Step::ZeroPad { .. });
+fn implicit<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], destinations: &[Destination]) -> Option<DTensorError> {
+    let is_term = |step: &Step| matches!(step, Step::ReplicateToPartial { .. } | Step::ShardToPartial { .. });
     let mut moved = inputs.iter().zip(destinations).enumerate().filter(|(_, (input, _))| input.pin.is_none());
     moved.find_map(|(at, (input, to))| {
         let (_, to) = to.route.steps().iter().rfind(|(step, _)| !is_term(step))?;

@@ -9,7 +9,7 @@ use burn::tensor::{Shape, module};
 
 use super::args::misfit;
 use super::window::Window;
-use super::{Axes, Operand, apply};
+use super::{EinsumRule, Operand, apply};
 use crate::dtensor::DTensor;
 
 /// A deformable 2-D convolution, as burn's [`deform_conv2d`](module::deform_conv2d).
@@ -38,8 +38,8 @@ pub fn deform_conv2d(
     options: DeformConvOptions<2>,
 ) -> DTensor<4> {
     let x = x.into();
-    const fn linear(text: &'static str) -> Axes {
-        Axes::new("deform_conv2d", text).linear(&[0, 2])
+    const fn linear(text: &'static str) -> EinsumRule {
+        EinsumRule::new("deform_conv2d", text).linear(&[0, 2])
     }
     let is_linear = options.weight_groups == 1 && options.offset_groups == 1;
     let axes = match (is_linear, mask.is_some()) {

@@ -6,7 +6,7 @@
 use burn::tensor::Distribution;
 
 use super::partials::LINEAR;
-use super::{Axes, apply, random};
+use super::{EinsumRule, apply, random};
 use crate::Error;
 use crate::dtensor::{DTensor, DTensorError};
 
@@ -26,7 +26,7 @@ pub fn dropout<const D: usize>(x: DTensor<D>, prob: f64, seed: u64) -> DTensor<D
         return x;
     }
     let keep = 1.0 - prob;
-    apply(&const { Axes::pointwise("dropout", LINEAR) }, x, |x, op| {
+    apply(&const { EinsumRule::pointwise("dropout", LINEAR) }, x, |x, op| {
         let mask = random::part(Distribution::Bernoulli(keep), seed, op.input_spec(0), &x, (1.0 / keep) as f32);
         x * mask
     })

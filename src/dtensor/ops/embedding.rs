@@ -5,11 +5,11 @@
 use burn::tensor::{Int, module};
 
 use super::partials::MOVED_BY;
-use super::{Axes, Operand, apply, lookup};
+use super::{EinsumRule, Operand, apply, lookup};
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;
 
-const EMBEDDING: Axes = Axes::new("embedding", "ve, bs -> bse").through(MOVED_BY);
+const EMBEDDING: EinsumRule = EinsumRule::new("embedding", "ve, bs -> bse").with_partial_rules(MOVED_BY);
 
 /// The rows of `weights` `[vocabulary, features]` at `indices` `[batch, seq]`, as burn's
 /// [`embedding`](module::embedding): `[batch, seq, features]`.

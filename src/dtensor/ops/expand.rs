@@ -10,7 +10,7 @@ use burn::tensor::{AsIndex, BroadcastArgs, Shape};
 use super::args::{dim_of, misfit};
 use super::partials::MOVED;
 use super::placements::S;
-use super::{Axes, Rule, Strategy, apply, strategy};
+use super::{EinsumRule, ShardingRule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::{DTensor, Kind};
 
@@ -19,7 +19,7 @@ struct Expand {
     shape: Shape,
 }
 
-impl Rule for Expand {
+impl ShardingRule for Expand {
     fn name(&self) -> &'static str {
         "expand"
     }
@@ -34,7 +34,7 @@ impl Rule for Expand {
         Ok(vec![to.clone()])
     }
 
-    fn takes_empty_parts(&self) -> bool {
+    fn supports_empty_shards(&self) -> bool {
         true
     }
 
@@ -45,7 +45,7 @@ impl Rule for Expand {
     }
 }
 
-const REPEAT_DIM: Axes = Axes::new("repeat_dim", ".._.. -> ..D..").through(MOVED).with_empty_parts();
+const REPEAT_DIM: EinsumRule = EinsumRule::new("repeat_dim", ".._.. -> ..D..").with_partial_rules(MOVED).with_empty_shards();
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Dimensions of length 1, and new ones in front, to the lengths of `shape`, as burn's

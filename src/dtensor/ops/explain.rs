@@ -10,7 +10,7 @@ use super::cost_model::Scope;
 use super::decide::{Table, incoming};
 use super::operand::Arg;
 use super::weigh::{Sends, Unfit, sends};
-use super::{Rule, Strategy};
+use super::{ShardingRule, Strategy};
 use crate::Result;
 use crate::placement::{Layout, Sent};
 
@@ -90,7 +90,7 @@ thread_local! {
 const LINES: usize = 12;
 
 /// Adds the table of `rule` on these inputs.
-pub(super) fn record<R: Rule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<()> {
+pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<()> {
     let Table { outputs, rows, wanted, out } = Table::new(rule, inputs)?;
     let mesh = inputs[0].spec.mesh();
     let operands = incoming(inputs, &wanted);

@@ -5,11 +5,11 @@ use smallvec::SmallVec;
 
 use super::args::{dim_of, misfit};
 use super::partials::MOVED;
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const fn reordered(name: &'static str) -> Axes {
-    Axes::new(name, "..D.. -> ..D..").through(MOVED)
+const fn reordered(name: &'static str) -> EinsumRule {
+    EinsumRule::new(name, "..D.. -> ..D..").with_partial_rules(MOVED)
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {

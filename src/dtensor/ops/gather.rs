@@ -6,13 +6,13 @@ use burn::tensor::{AsIndex, IndexingUpdateOp, Int, Tensor};
 use super::args::dim_of;
 use super::partials::MOVED_BY;
 use super::update::Update;
-use super::{Axes, apply, lookup};
+use super::{EinsumRule, apply, lookup};
 use crate::dtensor::{DTensor, Kind};
 
-const GATHER: Axes = Axes::new("gather", "..v.., ..i.. -> ..i..").through(MOVED_BY);
+const GATHER: EinsumRule = EinsumRule::new("gather", "..v.., ..i.. -> ..i..").with_partial_rules(MOVED_BY);
 /// Of elements that cannot be added.
-const GATHER_BOOL: Axes = Axes::new("gather", "..V.., ..i.. -> ..i..").through(MOVED_BY);
-const SCATTER: Axes = Axes::new("scatter", "..v.., ..I.., ..I.. -> ..v..");
+const GATHER_BOOL: EinsumRule = EinsumRule::new("gather", "..V.., ..i.. -> ..i..").with_partial_rules(MOVED_BY);
+const SCATTER: EinsumRule = EinsumRule::new("scatter", "..v.., ..I.., ..I.. -> ..v..");
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The elements at `indices` along `dim`, as burn's [`gather`](burn::tensor::Tensor::gather).

@@ -28,7 +28,7 @@ use super::args::misfit;
 use super::partials::MOVED_BY;
 use super::placements::{R, S, SUM};
 use super::update::through;
-use super::{Operator, Rule, Strategy, apply, lookup, strategy};
+use super::{Operator, ShardingRule, Strategy, apply, lookup, strategy};
 use crate::Result;
 use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
@@ -66,7 +66,7 @@ impl<'a> Tuples<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct GatherNd;
 
-impl Rule for GatherNd {
+impl ShardingRule for GatherNd {
     fn name(&self) -> &'static str {
         "gather_nd"
     }
@@ -89,7 +89,7 @@ struct ScatterNd {
     update: IndexingUpdateOp,
 }
 
-impl Rule for ScatterNd {
+impl ShardingRule for ScatterNd {
     fn name(&self) -> &'static str {
         "scatter_nd"
     }

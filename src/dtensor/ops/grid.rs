@@ -6,11 +6,11 @@ use burn::tensor::{Shape, grid};
 
 use super::args::misfit;
 use super::partials::LINEAR;
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const GRID_SAMPLE_2D: Axes = Axes::new("grid_sample_2d", "ncHW, nopT -> ncop").linear(&[0]);
-const AFFINE_GRID_2D: Axes = Axes::new("affine_grid_2d", "bAC -> bHWT").through(LINEAR);
+const GRID_SAMPLE_2D: EinsumRule = EinsumRule::new("grid_sample_2d", "ncHW, nopT -> ncop").linear(&[0]);
+const AFFINE_GRID_2D: EinsumRule = EinsumRule::new("affine_grid_2d", "bAC -> bHWT").with_partial_rules(LINEAR);
 
 /// The coordinates of a grid along each of its dimensions, as burn's [`meshgrid`](grid::meshgrid).
 #[must_use]

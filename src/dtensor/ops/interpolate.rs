@@ -9,7 +9,7 @@ use burn::tensor::{Int, Tensor, module};
 
 use super::halo::{Halo, Reach, SPATIAL, Spatial};
 use super::partials::LINEAR;
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::DTensor;
 
 /// Resizes an input `[batch, channels, height, width]`, as burn's
@@ -31,7 +31,7 @@ pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
         Some([scaled(height, tall), scaled(width, wide)])
     });
     let size = size.unwrap_or([height, width]);
-    let rule = &const { Axes::new("interpolate", "bc__ -> bcHW").through(LINEAR) };
+    let rule = &const { EinsumRule::new("interpolate", "bc__ -> bcHW").with_partial_rules(LINEAR) };
     let rule = rule.lens(size);
     let scales = std::array::from_fn(|at| Scale {
         from: [height, width][at],

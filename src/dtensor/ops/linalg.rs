@@ -12,7 +12,7 @@ pub use decompositions::{det, lu, qr, svd};
 
 use super::args::{Dims, dim_of, dims_of, misfit};
 use super::partials::MOVED;
-use super::{Axes, apply, lookup};
+use super::{EinsumRule, apply, lookup};
 use crate::dtensor::{DTensor, Kind};
 
 macro_rules! norms {
@@ -170,7 +170,7 @@ pub fn matvec<const DM: usize, const DV: usize, K: Kind + kind::Numeric>(
     matrix.matmul(vector.unsqueeze_dim::<DM>(DV)).squeeze_dim(DM - 1)
 }
 
-const DIAG: Axes = Axes::new("diag", "..MN -> ..K").through(MOVED);
+const DIAG: EinsumRule = EinsumRule::new("diag", "..MN -> ..K").with_partial_rules(MOVED);
 
 /// The diagonals of matrices: `[.., m, n]` to `[.., min(m, n)]`.
 #[must_use]

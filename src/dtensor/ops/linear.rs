@@ -4,10 +4,10 @@
 //! first rank's. That costs nothing, in forward or in backward, and the sum need not be made to
 //! add a bias.
 
-use super::{Axes, Operand, apply, product};
+use super::{EinsumRule, Operand, apply, product};
 use crate::dtensor::DTensor;
 
-const LINEAR: Axes = Axes::new("linear", "..i, io + o* -> ..o").linear(&[0, 1]);
+const LINEAR: EinsumRule = EinsumRule::new("linear", "..i, io + o* -> ..o").linear(&[0, 1]);
 
 /// `x @ weight + bias`, as burn's [`linear`](burn::tensor::module::linear): of an input
 /// `[.., d_in]`, a weight `[d_in, d_out]` and a bias `[d_out]`.

@@ -72,7 +72,7 @@ impl LocalMap {
 
     /// The next input must be placed like this. Of a map that says so of one, all inputs are listed, in their order.
     #[must_use]
-    pub fn input(mut self, placements: impl AsRef<[Placement]>) -> Self {
+    pub fn with_input(mut self, placements: impl AsRef<[Placement]>) -> Self {
         self.inputs.push(Input { placements: Some(placements.as_ref().into()), grads: None });
         self
     }
@@ -80,7 +80,7 @@ impl LocalMap {
     /// The next input must be placed like this, and its gradient is placed as `grads`: as itself, with `R` for
     /// partial values, or as `P(sum)` where it is replicated and ranks make terms of its gradient.
     #[must_use]
-    pub fn input_with_grad(mut self, placements: impl AsRef<[Placement]>, grads: impl AsRef<[Placement]>) -> Self {
+    pub fn with_input_and_grad(mut self, placements: impl AsRef<[Placement]>, grads: impl AsRef<[Placement]>) -> Self {
         let placements = Some(placements.as_ref().into());
         self.inputs.push(Input { placements, grads: Some(grads.as_ref().into()) });
         self
@@ -88,7 +88,7 @@ impl LocalMap {
 
     /// The next input may be placed in any way.
     #[must_use]
-    pub fn any_input(mut self) -> Self {
+    pub fn with_any_input(mut self) -> Self {
         self.inputs.push(Input::default());
         self
     }
@@ -96,28 +96,28 @@ impl LocalMap {
     /// The next output is placed like this, of parts of equal shape: what is cut over `k` ranks is `k` times as long
     /// globally.
     #[must_use]
-    pub fn output(mut self, placements: impl AsRef<[Placement]>) -> Self {
+    pub fn with_output(mut self, placements: impl AsRef<[Placement]>) -> Self {
         self.outputs.push(Output { placements: placements.as_ref().into(), shape: None });
         self
     }
 
     /// The next output is placed like this and has this global shape, of parts that may be uneven or empty.
     #[must_use]
-    pub fn output_of_shape(mut self, placements: impl AsRef<[Placement]>, shape: impl Into<Shape>) -> Self {
+    pub fn with_output_of_shape(mut self, placements: impl AsRef<[Placement]>, shape: impl Into<Shape>) -> Self {
         self.outputs.push(Output { placements: placements.as_ref().into(), shape: Some(shape.into()) });
         self
     }
 
     /// The mesh that inputs must be on. Default: that of the first.
     #[must_use]
-    pub fn on(mut self, mesh: &DeviceMesh) -> Self {
+    pub fn with_mesh(mut self, mesh: &DeviceMesh) -> Self {
         self.mesh = Some(mesh.clone());
         self
     }
 
     /// Brings inputs to where they must be. Default: one that is placed otherwise is an error.
     #[must_use]
-    pub fn redistribute_inputs(mut self) -> Self {
+    pub fn with_redistributed_inputs(mut self) -> Self {
         self.redistributes = true;
         self
     }

@@ -8,14 +8,14 @@ use std::ops::{BitAnd, BitOr, BitXor, Not};
 use burn::tensor::{Bool, ElementConversion, Int};
 
 use super::methods::{mapped, zipped};
-use super::partials::{CONJUNCTION, DECREASING, DISJUNCTION, NOTHING};
-use super::{Axes, apply};
+use super::partials::{CONJUNCTION, DECREASING, DISJUNCTION, NO_PARTIAL};
+use super::{EinsumRule, apply};
 use crate::dtensor::DTensor;
 
 impl<const D: usize> DTensor<D, Bool> {
     mapped! { Self; bool_not: DECREASING }
 
-    zipped! { Self; bool_and: CONJUNCTION, bool_or: DISJUNCTION, bool_xor: NOTHING }
+    zipped! { Self; bool_and: CONJUNCTION, bool_or: DISJUNCTION, bool_xor: NO_PARTIAL }
 }
 
 impl<const D: usize> DTensor<D, Int> {
@@ -23,20 +23,20 @@ impl<const D: usize> DTensor<D, Int> {
 
     zipped! {
         Self;
-        bitwise_and: NOTHING,
-        bitwise_or: NOTHING,
-        bitwise_xor: NOTHING,
-        bitwise_left_shift: NOTHING,
-        bitwise_right_shift: NOTHING,
+        bitwise_and: NO_PARTIAL,
+        bitwise_or: NO_PARTIAL,
+        bitwise_xor: NO_PARTIAL,
+        bitwise_left_shift: NO_PARTIAL,
+        bitwise_right_shift: NO_PARTIAL,
     }
 
     mapped! {
         Self;
-        bitwise_and_scalar<E: ElementConversion>(other): NOTHING,
-        bitwise_or_scalar<E: ElementConversion>(other): NOTHING,
-        bitwise_xor_scalar<E: ElementConversion>(other): NOTHING,
-        bitwise_left_shift_scalar<E: ElementConversion>(other): NOTHING,
-        bitwise_right_shift_scalar<E: ElementConversion>(other): NOTHING,
+        bitwise_and_scalar<E: ElementConversion>(other): NO_PARTIAL,
+        bitwise_or_scalar<E: ElementConversion>(other): NO_PARTIAL,
+        bitwise_xor_scalar<E: ElementConversion>(other): NO_PARTIAL,
+        bitwise_left_shift_scalar<E: ElementConversion>(other): NO_PARTIAL,
+        bitwise_right_shift_scalar<E: ElementConversion>(other): NO_PARTIAL,
     }
 }
 

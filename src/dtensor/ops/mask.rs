@@ -13,27 +13,27 @@
 use burn::tensor::{Bool, ElementConversion};
 
 use super::args::misfit;
-use super::partials::Partials;
+use super::partials::PartialRules;
 use super::placements::{AVG, MAX, MIN, PRODUCT, R, SUM};
-use super::{Axes, apply, replicated};
+use super::{EinsumRule, apply, replicated};
 use crate::dtensor::{DTensor, Kind};
 
-const CHOSEN: Partials = Partials::new(&[
+const CHOSEN: PartialRules = PartialRules::new(&[
     (&[SUM, R, SUM], SUM),
     (&[AVG, R, AVG], AVG),
     (&[MAX, R, MAX], MAX),
     (&[MIN, R, MIN], MIN),
     (&[PRODUCT, R, PRODUCT], PRODUCT),
 ]);
-const FILLED: Partials = Partials::of_first(&[AVG, MAX, MIN]);
-const FILLED_WITH_ZERO: Partials = Partials::of_first(&[SUM, AVG, MAX, MIN]);
+const FILLED: PartialRules = PartialRules::of_first(&[AVG, MAX, MIN]);
+const FILLED_WITH_ZERO: PartialRules = PartialRules::of_first(&[SUM, AVG, MAX, MIN]);
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// `value` where the mask is true, as burn's [`mask_where`](burn::tensor::Tensor::mask_where).
     #[must_use]
     #[track_caller]
     pub fn mask_where(self, mask: DTensor<D, Bool>, value: Self) -> Self {
-        let rule = const { Axes::pointwise("mask_where", CHOSEN) };
+        let rule = const { EinsumRule::pointwise("mask_where", CHOSEN) };
         apply(&rule, (self, mask, value), |(x, mask, value), _| x.mask_where(mask, value))
     }
 
@@ -42,7 +42,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn mask_fill<E: ElementConversion + Copy>(self, mask: DTensor<D, Bool>, value: E) -> Self {
         let partials = if value.elem::<f64>() == 0.0 { FILLED_WITH_ZERO } else { FILLED };
-        apply(&Axes::pointwise("mask_fill", partials), (self, mask), |(x, mask), _| x.mask_fill(mask, value))
+        apply(&EinsumRule::pointwise("mask_fill", partials), (self, mask), |(x, mask), _| x.mask_fill(mask, value))
     }
 
     /// The elements where `mask` is true, as burn's [`mask_select`](burn::tensor::Tensor::mask_select):

@@ -2,12 +2,12 @@
 
 use burn::tensor::kind;
 
-use super::{Axes, apply, product};
+use super::{EinsumRule, apply, product};
 use crate::dtensor::{DTensor, Kind};
 
 /// Of matrices: `S(0), R -> S(0)` (m), `S(1), S(0) -> P(sum)` (k), `R, S(1) -> S(1)` (n), and a sum of either
 /// factor stays one. Batches broadcast.
-const MATMUL: Axes = Axes::new("matmul", "..?mk, ..?kn -> ..mn").linear(&[0, 1]);
+const MATMUL: EinsumRule = EinsumRule::new("matmul", "..?mk, ..?kn -> ..mn").linear(&[0, 1]);
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     /// The matrix product of the last two dimensions, as burn's

@@ -11,13 +11,13 @@ use burn::tensor::{DType, FloatDType, Shape, Tensor, module};
 
 use super::args::misfit;
 use super::placements::{R, S};
-use super::{Axes, Operand, Rule, Strategy, apply, strategy};
+use super::{EinsumRule, Operand, ShardingRule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;
 
-const LAYER_NORM: Axes = Axes::new("layer_norm", "..D, D* -> ..D");
-const RMS_NORM: Axes = Axes::new("rms_norm", "..D, D -> ..D");
+const LAYER_NORM: EinsumRule = EinsumRule::new("layer_norm", "..D, D* -> ..D");
+const RMS_NORM: EinsumRule = EinsumRule::new("rms_norm", "..D, D -> ..D");
 
 /// Layer normalization over the last dimension, as burn's
 /// [`layer_norm`](burn::tensor::module::layer_norm): `(x - mean) / sqrt(var + epsilon) * gamma + beta`.
@@ -75,7 +75,7 @@ pub fn rms_norm<const D: usize>(input: impl Into<Operand<D>>, gamma: DTensor<1>,
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Groups(usize);
 
-impl Rule for Groups {
+impl ShardingRule for Groups {
     fn name(&self) -> &'static str {
         "group_norm"
     }

@@ -3,10 +3,10 @@
 use burn::tensor::{AsIndex, Tensor, kind};
 
 use super::args::{dim_of, misfit};
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const ONE_HOT: Axes = Axes::new("one_hot", ".. -> ..C..");
+const ONE_HOT: EinsumRule = EinsumRule::new("one_hot", ".. -> ..C..");
 
 #[track_caller]
 fn encode<const D: usize, const D2: usize, K: Kind + kind::Ordered>(

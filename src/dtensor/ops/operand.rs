@@ -63,7 +63,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Bringing it there is then one step with what the operator needs in backward: of a
     /// sequence-sharded activation that three projections read as `R`, one all-gather and one
     /// reduce-scatter for all three.
-    pub fn pinned(self, placement: impl Into<Option<Placement>>) -> Operand<D, K> {
+    pub fn constrained_to(self, placement: impl Into<Option<Placement>>) -> Operand<D, K> {
         Operand { tensor: self, pin: placement.into().map(Pin::Every) }
     }
 

@@ -15,7 +15,7 @@ use burn::tensor::{DType, Shape, Tensor};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 
-use super::Rule;
+use super::ShardingRule;
 use super::cost_model::Scope;
 use super::decide::{Decision, decide};
 use super::explain;
@@ -44,7 +44,7 @@ impl Operator {
     /// [`Operands`](crate::dtensor::DTensorError::Operands) of the rule;
     /// [`ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution) under
     /// [`RedistributePolicy::Deny`].
-    pub fn resolve<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Self>> {
+    pub fn resolve<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Self>> {
         let operator = decision(rule, inputs)?;
         match &operator.0.implicit {
             Some(error) if RedistributePolicy::current() == RedistributePolicy::Deny => Err((**error).clone().into()),
@@ -174,7 +174,7 @@ struct Entry {
 
 impl Entry {
     #[inline(always)]
-    fn is_of<R: Rule>(&self, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> bool {
+    fn is_of<R: ShardingRule>(&self, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> bool {
         let same = |((spec, pin), input): (&(Arc<DTensorSpec>, Option<Pin>), &Arg<'_>)| {
             Arc::ptr_eq(spec, input.spec) && pin.as_ref() == input.pin
         };
@@ -196,7 +196,7 @@ thread_local! {
     static DECISIONS: Decisions = Decisions::default();
 }
 
-fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
+fn decision<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
     let scope = Scope::current();
     if scope.explained {
         explain::record(rule, inputs, scope)?;
@@ -205,7 +205,7 @@ fn decision<R: Rule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
 }
 
 impl Decisions {
-    fn of<R: Rule>(&self, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Rc<Operator>> {
+    fn of<R: ShardingRule>(&self, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Rc<Operator>> {
         let mut hasher = self.hasher.build_hasher();
         (TypeId::of::<R>(), rule).hash(&mut hasher);
         inputs.iter().for_each(|input| hasher.write_usize(Arc::as_ptr(input.spec).addr()));
@@ -219,7 +219,7 @@ impl Decisions {
 
     /// Decides anew.
     #[cold]
-    fn add<R: Rule>(&self, hash: u64, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Rc<Operator>> {
+    fn add<R: ShardingRule>(&self, hash: u64, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Rc<Operator>> {
         let operator = Rc::new(Operator(decide(rule, inputs, scope)?));
         // The specs of a finished launch are not shared, so the entry would never be found.
         if inputs[0].spec.mesh().world().is_finished() {

@@ -10,10 +10,10 @@ use burn::tensor::{AsIndex, Int, Tensor, kind};
 
 use super::args::{dim_of, misfit};
 use super::methods::along;
-use super::partials::{INCREASING_FROM, INCREASING_TO, LINEAR, Partials};
+use super::partials::{INCREASING_FROM, INCREASING_TO, LINEAR, PartialRules};
 use super::parts::{Parts, untracked};
 use super::placements::PRODUCT;
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 
@@ -77,7 +77,7 @@ macro_rules! extrema {
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     scans! {
         cumsum [LINEAR, Tensor::zeros_like];
-        cumprod [Partials::alike(&[PRODUCT]), Tensor::ones_like];
+        cumprod [PartialRules::same_for_all(&[PRODUCT]), Tensor::ones_like];
     }
 }
 
@@ -110,7 +110,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[track_caller]
     pub fn topk<I: AsIndex>(self, k: usize, dim: I) -> Self {
         let (dim, at) = (self.top("topk", k, dim), Location::caller());
-        let axes = &const { Axes::new("topk", "..d.. -> ..K..") };
+        let axes = &const { EinsumRule::new("topk", "..d.. -> ..K..") };
         apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim, at) {
             Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind().0,
             None => x.topk(k, dim),
@@ -127,7 +127,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[track_caller]
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
         let (dim, at) = (self.top("topk_with_indices", k, dim), Location::caller());
-        let axes = &const { Axes::new("topk_with_indices", "..d.. -> ..K.., ..K..") };
+        let axes = &const { EinsumRule::new("topk_with_indices", "..d.. -> ..K.., ..K..") };
         apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim, at) {
             Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind(),
             None => x.topk_with_indices(k, dim),
@@ -144,7 +144,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         let (dim, at) = (self.top("argtopk", k, dim), Location::caller());
         // burn's own refuses `k` as large as the dimension.
         let local = |x: Tensor<D, K>| if x.dims()[dim] > k { x.argtopk(k, dim) } else { x.argsort_descending(dim) };
-        let axes = &const { Axes::new("argtopk", "..d.. -> ..K..") };
+        let axes = &const { EinsumRule::new("argtopk", "..d.. -> ..K..") };
         apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim, at) {
             Some(parts) => parts.pick(untracked(&x), k, |x| x.topk_with_indices(k, dim)).or_unwind().1,
             None => local(x),

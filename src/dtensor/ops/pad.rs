@@ -5,11 +5,11 @@ use burn::tensor::{IntoPadding, kind};
 
 use super::args::misfit;
 use super::partials::{MOVED, MOVED_WITH_CONSTANT};
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const PAD: Axes = Axes::new("pad", ".._.. -> ..D..").through(MOVED);
-const PAD_WITH_CONSTANT: Axes = PAD.through(MOVED_WITH_CONSTANT);
+const PAD: EinsumRule = EinsumRule::new("pad", ".._.. -> ..D..").with_partial_rules(MOVED);
+const PAD_WITH_CONSTANT: EinsumRule = PAD.with_partial_rules(MOVED_WITH_CONSTANT);
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     /// `padding` elements before and after each of the last dimensions, as burn's

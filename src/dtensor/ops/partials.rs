@@ -9,35 +9,35 @@ use super::{Strategy, strategy};
 use crate::placement::Placement;
 
 /// A row: how inputs are placed, and the outputs.
-pub type Row = (&'static [Placement], Placement);
+pub type PlacementList = (&'static [Placement], Placement);
 
 /// Rows in which an operator goes through partial inputs.
 #[derive(Debug, Clone, Copy)]
-pub struct Partials {
+pub struct PartialRules {
     /// All inputs and outputs have one of these.
-    alike: &'static [Placement],
+    same_for_all: &'static [Placement],
     /// The first input has one of these, the others are `R`.
     first: &'static [Placement],
     /// Any others.
-    rows: &'static [Row],
+    rows: &'static [PlacementList],
     /// Any others, of floats alone.
-    of_floats: &'static [Row],
+    of_floats: &'static [PlacementList],
 }
 
-impl Partials {
+impl PartialRules {
     /// These rows.
-    pub const fn new(rows: &'static [Row]) -> Self {
-        Self { alike: &[], first: &[], rows, of_floats: &[] }
+    pub const fn new(rows: &'static [PlacementList]) -> Self {
+        Self { same_for_all: &[], first: &[], rows, of_floats: &[] }
     }
 
     /// Of inputs that are all partial in one of these ways the result is too.
-    pub const fn alike(alike: &'static [Placement]) -> Self {
-        Self { alike, ..NOTHING }
+    pub const fn same_for_all(alike: &'static [Placement]) -> Self {
+        Self { same_for_all: alike, ..NO_PARTIAL }
     }
 
     /// Of a first input that is partial in one of these ways, and others that are `R`, the result is too.
     pub const fn of_first(first: &'static [Placement]) -> Self {
-        Self { first, ..NOTHING }
+        Self { first, ..NO_PARTIAL }
     }
 
     /// And these rows.
@@ -45,7 +45,7 @@ impl Partials {
     /// # Panics
     /// If it has rows of [`new`](Self::new) or of another `and`: say all of them at once.
     #[must_use]
-    pub const fn and(self, rows: &'static [Row]) -> Self {
+    pub const fn and(self, rows: &'static [PlacementList]) -> Self {
         assert!(self.rows.is_empty(), "it has rows: say all of them at once");
         Self { rows, ..self }
     }
@@ -56,7 +56,7 @@ impl Partials {
     /// # Panics
     /// If it has such rows.
     #[must_use]
-    pub const fn of_floats(self, rows: &'static [Row]) -> Self {
+    pub const fn of_floats(self, rows: &'static [PlacementList]) -> Self {
         assert!(self.of_floats.is_empty(), "it has rows of floats: say all of them at once");
         Self { of_floats: rows, ..self }
     }
@@ -64,40 +64,40 @@ impl Partials {
     /// The rows, of an operator of so many inputs, and outputs that are placed alike.
     pub(super) fn rows(self, inputs: usize, outputs: usize) -> impl Iterator<Item = Strategy> {
         let to = move |inputs: &mut dyn Iterator<Item = Placement>, output| strategy(inputs, repeat_n(output, outputs));
-        let alike = self.alike.iter().map(move |&one| to(&mut repeat_n(one, inputs), one));
+        let alike = self.same_for_all.iter().map(move |&one| to(&mut repeat_n(one, inputs), one));
         let first = move |&one| to(&mut std::iter::once(one).chain(repeat_n(R, inputs - 1)), one);
-        let row = move |(inputs, output): &Row| to(&mut inputs.iter().copied(), *output);
+        let row = move |(inputs, output): &PlacementList| to(&mut inputs.iter().copied(), *output);
         let of_floats = self.of_floats.iter().map(move |of_floats| row(of_floats).if_floats());
         alike.chain(self.first.iter().map(first)).chain(self.rows.iter().map(row)).chain(of_floats)
     }
 }
 
 /// The same rows, by address.
-impl PartialEq for Partials {
+impl PartialEq for PartialRules {
     fn eq(&self, other: &Self) -> bool {
-        ptr::eq(self.alike, other.alike)
+        ptr::eq(self.same_for_all, other.same_for_all)
             && ptr::eq(self.first, other.first)
             && ptr::eq(self.rows, other.rows)
             && ptr::eq(self.of_floats, other.of_floats)
     }
 }
 
-impl Eq for Partials {}
+impl Eq for PartialRules {}
 
 /// Nothing goes through: partial inputs are reduced first.
-pub const NOTHING: Partials = Partials::new(&[]);
+pub const NO_PARTIAL: PartialRules = PartialRules::new(&[]);
 /// Elements are only moved: all of it goes through.
-pub const MOVED: Partials = Partials::alike(&[SUM, AVG, MAX, MIN, PRODUCT]);
+pub const MOVED: PartialRules = PartialRules::same_for_all(&[SUM, AVG, MAX, MIN, PRODUCT]);
 /// Elements are moved as other inputs, that all ranks hold, say.
-pub const MOVED_BY: Partials = Partials::of_first(&[SUM, AVG, MAX, MIN, PRODUCT]);
+pub const MOVED_BY: PartialRules = PartialRules::of_first(&[SUM, AVG, MAX, MIN, PRODUCT]);
 /// Elements are moved, and a constant joins them that is its own average, maximum and minimum; zero, as
 /// [`MOVED`], also its own sum and product.
-pub const MOVED_WITH_CONSTANT: Partials = Partials::alike(&[AVG, MAX, MIN]);
+pub const MOVED_WITH_CONSTANT: PartialRules = PartialRules::same_for_all(&[AVG, MAX, MIN]);
 /// `f(a + b) = f(a) + f(b)`.
 ///
 /// Of numbers. Terms are added up later than on one device: where a term is zero (other ranks' rows of
 /// a table are) and the factor infinite, or both terms overflow, one gives NaN and the other an infinity.
-pub const LINEAR: Partials = Partials::alike(&[SUM, AVG]);
+pub const LINEAR: PartialRules = PartialRules::same_for_all(&[SUM, AVG]);
 /// `f(max(a, b)) = max(f(a), f(b))`.
 ///
 /// `f` and its derivative must be numbers of everything that ranks may hold, and what an extremum
@@ -106,38 +106,38 @@ pub const LINEAR: Partials = Partials::alike(&[SUM, AVG]);
 /// is none either. Hence the two halves below. Of NaN `f` must be NaN: so is an extremum of which one
 /// term is. And where several terms become one number they share the gradient of the greatest: `f` must
 /// be flat there, as `relu` is; else, of terms so close that `f` rounds them to one, neighbours do.
-pub const INCREASING: Partials = Partials::alike(&[MAX, MIN]);
+pub const INCREASING: PartialRules = PartialRules::same_for_all(&[MAX, MIN]);
 /// Increasing, and defined from some number on, as `log`.
-pub const INCREASING_FROM: Partials = Partials::alike(&[MIN]);
+pub const INCREASING_FROM: PartialRules = PartialRules::same_for_all(&[MIN]);
 /// Increasing, and finite up to some number, as `exp`.
-pub const INCREASING_TO: Partials = Partials::alike(&[MAX]);
+pub const INCREASING_TO: PartialRules = PartialRules::same_for_all(&[MAX]);
 /// `f(max(a, b)) = min(f(a), f(b))`.
-pub const DECREASING: Partials = Partials::new(&[(&[MAX], MIN), (&[MIN], MAX)]);
+pub const DECREASING: PartialRules = PartialRules::new(&[(&[MAX], MIN), (&[MIN], MAX)]);
 /// `x -> -x`.
-pub const NEGATION: Partials = LINEAR.of_floats(&[(&[MAX], MIN), (&[MIN], MAX)]);
+pub const NEGATION: PartialRules = LINEAR.of_floats(&[(&[MAX], MIN), (&[MIN], MAX)]);
 /// `x -> x + c`.
 ///
 /// No extremum goes through: a sum is rounded, and terms that it rounds to one number would share
 /// the gradient of the greatest.
-pub const SHIFT: Partials = Partials::alike(&[AVG]);
+pub const SHIFT: PartialRules = PartialRules::same_for_all(&[AVG]);
 /// `a + b` and `a - b`; of extrema as [`SHIFT`].
-pub const ADDITION: Partials = LINEAR.and(&[(&[AVG, R], AVG), (&[R, AVG], AVG)]);
+pub const ADDITION: PartialRules = LINEAR.and(&[(&[AVG, R], AVG), (&[R, AVG], AVG)]);
 /// `a * b`.
-pub const BILINEAR: Partials = Partials::new(&[(&[SUM, R], SUM), (&[R, SUM], SUM), (&[AVG, R], AVG), (&[R, AVG], AVG)]);
+pub const BILINEAR: PartialRules = PartialRules::new(&[(&[SUM, R], SUM), (&[R, SUM], SUM), (&[AVG, R], AVG), (&[R, AVG], AVG)]);
 /// `x / c`. A quotient of integers is rounded.
-pub const QUOTIENT: Partials = NOTHING.of_floats(&[(&[SUM], SUM), (&[AVG], AVG)]);
+pub const QUOTIENT: PartialRules = NO_PARTIAL.of_floats(&[(&[SUM], SUM), (&[AVG], AVG)]);
 /// `a / b`. A quotient of integers is rounded.
-pub const LINEAR_IN_FIRST: Partials = NOTHING.of_floats(&[(&[SUM, R], SUM), (&[AVG, R], AVG)]);
+pub const LINEAR_IN_FIRST: PartialRules = NO_PARTIAL.of_floats(&[(&[SUM, R], SUM), (&[AVG, R], AVG)]);
 /// `max(a, b)`.
 ///
 /// Not of a minimum: of `max(min(a, b), c)` the terms that `c` replaces are equal and share the gradient, also one
 /// that was `c` before and is not the minimum.
-pub const MAXIMUM: Partials = Partials::alike(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX)]);
+pub const MAXIMUM: PartialRules = PartialRules::same_for_all(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX)]);
 /// `min(a, b)`; not of a maximum, as [`MAXIMUM`] not of a minimum.
-pub const MINIMUM: Partials = Partials::alike(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN)]);
+pub const MINIMUM: PartialRules = PartialRules::same_for_all(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN)]);
 /// `a or b`, the maximum of what has no gradient.
-pub const DISJUNCTION: Partials =
-    Partials::alike(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX), (&[MIN, R], MIN), (&[R, MIN], MIN)]);
+pub const DISJUNCTION: PartialRules =
+    PartialRules::same_for_all(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX), (&[MIN, R], MIN), (&[R, MIN], MIN)]);
 /// `a and b`, the minimum of what has no gradient.
-pub const CONJUNCTION: Partials =
-    Partials::alike(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN), (&[MAX, R], MAX), (&[R, MAX], MAX)]);
+pub const CONJUNCTION: PartialRules =
+    PartialRules::same_for_all(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN), (&[MAX, R], MAX), (&[R, MAX], MAX)]);

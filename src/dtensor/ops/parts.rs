@@ -27,11 +27,11 @@ use burn::tensor::{Int, Slice, Tensor, kind};
 use super::Operator;
 use super::lookup::{moved, outside};
 use crate::Result;
-use crate::comm::{Call, Phase, Sharded};
+use crate::comm::{Call, Phase, ShardedTensor};
 use crate::dtensor::local::{associate, cast, in_single};
 use crate::dtensor::route::Route;
 use crate::dtensor::{DTensorSpec, Kind};
-use crate::placement::{Cut, Layout, Placement};
+use crate::placement::{ShardSizes, Layout, Placement};
 use crate::watch::{self, Change, Origin};
 
 /// The parts of one input along a dimension that is cut.
@@ -65,7 +65,7 @@ impl<'a> Parts<'a> {
 
     /// The mesh dimensions that cut it, outermost first.
     fn cuts(&self) -> &[usize] {
-        self.spec.layout().order(self.dim)
+        self.spec.layout().shard_order(self.dim)
     }
 
     /// `scan` of this rank's part, after what the parts before it come to: of each that is the last element
@@ -105,7 +105,7 @@ impl<'a> Parts<'a> {
         let dim = self.dim;
         let (layout, shape) = (self.spec.layout(), self.spec.shape());
         let (value, place) = (x.dtype().size(), size_of::<i64>());
-        if count > layout.shortest(shape)[dim] || count * self.count() * (value + place) > shape[dim] * value {
+        if count > layout.min_local_shape(shape)[dim] || count * self.count() * (value + place) > shape[dim] * value {
             return Ok(pick(self.gathered(x, self.spec, &[])?));
         }
         let (found, places) = pick(x);
@@ -171,10 +171,10 @@ impl<'a> Parts<'a> {
     ) -> Result<(Tensor<D, K>, Tensor<D, Int>)> {
         let strategies = (slots.gradient_checkpointing_strategy(), places.gradient_checkpointing_strategy());
         let len = self.count() * slots.dims()[self.dim];
-        let piece = |tensor| Sharded { tensor, dim: self.dim, cut: Cut::Chunks(len) };
+        let piece = |tensor| ShardedTensor { tensor, dim: self.dim, cut: ShardSizes::Chunked(len) };
         let pieces = vec![piece(slots.clone().inner().into_dispatch()), piece(places.inner().into_dispatch())];
         let comm = self.spec.mesh().communicator_over(self.cuts())?;
-        let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout())).in_phase(Phase::Forward);
+        let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout())).with_phase(Phase::Forward);
         let (from, to) = (self.spec.layout(), self.whole(self.spec.layout())?);
         let _changing = watch::changing(|| Change {
             origin: Origin::called(self.name, self.at),

@@ -12,7 +12,7 @@ use burn::tensor::{AsIndex, MovedimArgs, Shape};
 use super::args::{dim_of, misfit};
 use super::partials::MOVED;
 use super::placements::S;
-use super::{Rule, Strategy, apply, strategy};
+use super::{ShardingRule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::{DTensor, Kind};
 
@@ -22,7 +22,7 @@ struct Permute<const D: usize> {
     axes: [usize; D],
 }
 
-impl<const D: usize> Rule for Permute<D> {
+impl<const D: usize> ShardingRule for Permute<D> {
     fn name(&self) -> &'static str {
         "permute"
     }
@@ -35,7 +35,7 @@ impl<const D: usize> Rule for Permute<D> {
         Ok(vec![self.axes.map(|axis| inputs[0][axis]).into()])
     }
 
-    fn takes_empty_parts(&self) -> bool {
+    fn supports_empty_shards(&self) -> bool {
         true
     }
 

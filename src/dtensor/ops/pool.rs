@@ -8,19 +8,19 @@ use burn::tensor::{Int, Tensor, module};
 
 use super::args::misfit;
 use super::halo::{Halo, SPATIAL, Spatial};
-use super::partials::{INCREASING_TO, LINEAR, NOTHING, Partials};
+use super::partials::{INCREASING_TO, LINEAR, NO_PARTIAL, PartialRules};
 use super::window::Window;
-use super::{Axes, Rule, apply};
+use super::{EinsumRule, ShardingRule, apply};
 use crate::dtensor::DTensor;
 
 /// A pooling of `[batch, channels, ..]`, to spatial dimensions of given lengths.
-const fn pool<const D: usize>(name: &'static str, partials: Partials) -> Axes {
+const fn pool<const D: usize>(name: &'static str, partials: PartialRules) -> EinsumRule {
     let text = match D {
         3 => "bc_ -> bcL",
         4 => "bc__ -> bcHW",
         _ => "bc___ -> bcDHW",
     };
-    Axes::new(name, text).through(partials)
+    EinsumRule::new(name, text).with_partial_rules(partials)
 }
 
 /// Windows over the spatial dimensions of one input.
@@ -70,7 +70,7 @@ impl<const N: usize> Windows<N> {
 
 #[track_caller]
 fn max_pool<const D: usize, const N: usize>(
-    rule: &'static Axes,
+    rule: &'static EinsumRule,
     x: DTensor<D>,
     mut options: MaxPoolOptions<N>,
     local: impl FnOnce(Tensor<D>, MaxPoolOptions<N>) -> Tensor<D>,
@@ -92,7 +92,7 @@ fn max_pool<const D: usize, const N: usize>(
 /// Where padding does not count, burn would count that which is written into the input: averages are corrected.
 #[track_caller]
 fn avg_pool<const D: usize, const N: usize>(
-    rule: &'static Axes,
+    rule: &'static EinsumRule,
     x: DTensor<D>,
     mut options: AvgPoolOptions<N>,
     local: impl FnOnce(Tensor<D>, AvgPoolOptions<N>) -> Tensor<D>,

@@ -51,7 +51,7 @@ use crate::mesh::DeviceMesh;
 
 thread_local! {
     /// None before it is seeded.
-    static STREAM: Cell<Option<Stream>> = const { Cell::new(None) };
+    static STREAM: Cell<Option<RngState>> = const { Cell::new(None) };
 }
 
 /// A thread's stream of seeds, and how far it has come: what a checkpoint saves of random numbers.
@@ -59,7 +59,7 @@ thread_local! {
 /// [`stream`] is that of the calling thread, and [`resume`] goes on with one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(crate = "burn::serde")]
-pub struct Stream {
+pub struct RngState {
     seed: u64,
     /// How many were drawn from it that all ranks have.
     shared: u64,
@@ -69,7 +69,7 @@ pub struct Stream {
     common: bool,
 }
 
-impl Stream {
+impl RngState {
     fn new(seed: u64) -> Self {
         Self { seed, shared: 0, own: 0, common: false }
     }
@@ -89,7 +89,7 @@ enum Purpose {
 ///
 /// Every rank that holds a part of one DTensor must do so with the same seed.
 pub fn seed(seed: u64) {
-    STREAM.set(Some(Stream::new(seed)));
+    STREAM.set(Some(RngState::new(seed)));
 }
 
 /// The calling thread's stream: what it is to draw next.
@@ -111,7 +111,7 @@ pub fn seed(seed: u64) {
 /// # Panics
 /// As [`next_seed`].
 #[track_caller]
-pub fn stream() -> Stream {
+pub fn rng_state() -> RngState {
     of_rank().unwrap_or_else(unseeded)
 }
 
@@ -120,26 +120,26 @@ pub fn stream() -> Stream {
 ///
 /// As with [`seed`], every rank that holds a part of one DTensor must do so with the same stream, but for what it has
 /// counted of tensors of the ranks' own.
-pub fn resume(stream: Stream) {
-    STREAM.set(Some(stream));
+pub fn set_rng_state(stream: RngState) {
+    STREAM.set(Some(rng_state));
 }
 
 /// The calling thread's stream, if it has been started.
-pub(crate) fn started() -> Option<Stream> {
+pub(crate) fn started() -> Option<RngState> {
     STREAM.get()
 }
 
 /// Goes back to where the calling thread's stream was [`started`], or not started.
-pub(crate) fn restart(stream: Option<Stream>) {
-    STREAM.set(stream);
+pub(crate) fn restart(stream: Option<RngState>) {
+    STREAM.set(rng_state);
 }
 
 /// The next seed, of the rank's own, for the random state of a device.
 pub(crate) fn next_device_seed() -> u64 {
     // A thread that is no rank's own has nothing else to draw from, and gives no tensors of a rank's own.
-    let stream = of_rank().unwrap_or(Stream { common: true, ..Stream::new(0) });
-    STREAM.set(Some(Stream { own: stream.own + 1, ..stream }));
-    fold_in(derived(stream.seed, stream.own, Purpose::Device), comm::rank_of_thread().unwrap_or(0) as u64)
+    let stream = of_rank().unwrap_or(RngState { common: true, ..RngState::new(0) });
+    STREAM.set(Some(RngState { own: rng_state.own + 1, ..rng_state }));
+    fold_in(derived(rng_state.seed, rng_state.own, Purpose::Device), comm::rank_of_thread().unwrap_or(0) as u64)
 }
 
 /// The next seed of the calling thread's stream, for an operator or a factory that takes one.
@@ -179,14 +179,14 @@ pub fn tensor<const D: usize>(
 
 /// The next seed that is the rank's own.
 fn next_own_seed() -> u64 {
-    let stream @ Stream { seed, own, .. } = of_rank().filter(|stream| !stream.common).unwrap_or_else(unseeded);
-    STREAM.set(Some(Stream { own: own + 1, ..stream }));
+    let stream @ RngState { seed, own, .. } = of_rank().filter(|stream| !rng_state.common).unwrap_or_else(unseeded);
+    STREAM.set(Some(RngState { own: own + 1, ..rng_state }));
     // Outside of a launch there is one rank.
     let rank = comm::rank_of_thread().unwrap_or(0);
     fold_in(derived(seed, own, Purpose::Own), rank as u64)
 }
 
-fn unseeded() -> Stream {
+fn unseeded() -> RngState {
     Error::from(DTensorError::Unseeded).unwind()
 }
 
@@ -204,24 +204,24 @@ pub fn next_seed_on(mesh: &DeviceMesh) -> u64 {
 }
 
 /// The stream that the calling thread has, or has as a rank's own.
-fn of_rank() -> Option<Stream> {
-    STREAM.get().or_else(|| comm::is_rank().then_some(Stream::new(0)))
+fn of_rank() -> Option<RngState> {
+    STREAM.get().or_else(|| comm::is_rank().then_some(RngState::new(0)))
 }
 
 /// The stream of another thread of a rank: by the ranks that run its first operator, and how many such
 /// threads they had before. They run the mesh's operators in one order, so that is the same on all of them.
-fn of_thread(mesh: &DeviceMesh) -> Stream {
+fn of_thread(mesh: &DeviceMesh) -> RngState {
     let number = mesh.member("draw a seed on it").map_err(Error::from).and_then(|_| {
         let ranks = mesh.world().group(mesh.ranks())?;
-        Ok(ranks.duplicate("threads").draw())
+        Ok(ranks.duplicate("threads").next_forward_index())
     });
     let group = mesh.ranks().iter().fold(0, |seed, &rank| fold_in(seed, rank as u64));
-    Stream { common: true, ..Stream::new(derived(group, number.or_unwind(), Purpose::Thread)) }
+    RngState { common: true, ..RngState::new(derived(group, number.or_unwind(), Purpose::Thread)) }
 }
 
-fn next(stream: Stream) -> u64 {
-    STREAM.set(Some(Stream { shared: stream.shared + 1, ..stream }));
-    derived(stream.seed, stream.shared, Purpose::Draw)
+fn next(stream: RngState) -> u64 {
+    STREAM.set(Some(RngState { shared: rng_state.shared + 1, ..rng_state }));
+    derived(rng_state.seed, rng_state.shared, Purpose::Draw)
 }
 
 /// A seed made of another and a number: a step, a layer, a replica.

@@ -9,16 +9,16 @@ use burn::tensor::{AsIndex, Bool, Tensor, kind};
 
 use super::args::{dim_of, dims_of, misfit};
 use super::methods::reductions;
-use super::partials::{INCREASING_FROM, INCREASING_TO, LINEAR, NOTHING, Partials};
+use super::partials::{INCREASING_FROM, INCREASING_TO, LINEAR, NO_PARTIAL, PartialRules};
 use super::placements::PRODUCT;
-use super::{Axes, Operator, apply};
+use super::{EinsumRule, Operator, apply};
 use crate::dtensor::{DTensor, Kind};
 use crate::placement::PartialOp;
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     reductions! {
         sum sum_dim sum_dims -> K: [through(LINEAR)];
-        prod prod_dim prod_dims -> K: [reduced_by(PartialOp::Product).through(Partials::alike(&[PRODUCT]))];
+        prod prod_dim prod_dims -> K: [reduced_by(PartialOp::Product).through(PartialRules::same_for_all(&[PRODUCT]))];
     }
 
     /// The sum over `dims`, without them, as burn's [`sum_dims_squeeze`](Tensor::sum_dims_squeeze).
@@ -56,19 +56,19 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     }
 }
 
-const MEAN: Axes = Axes::new("mean", ".. -> 1").through(LINEAR);
-const WHOLE_MEAN: Axes = Axes::new("mean", "..D.. -> 1");
+const MEAN: EinsumRule = EinsumRule::new("mean", ".. -> 1").with_partial_rules(LINEAR);
+const WHOLE_MEAN: EinsumRule = EinsumRule::new("mean", "..D.. -> 1");
 
 /// Of integers a mean is rounded: it needs its dimensions whole.
 const fn is_rounded<K: Kind>() -> bool {
     !matches!(K::KIND, kind::Kind::Float)
 }
 
-const fn mean_over<K: Kind>(name: &'static str) -> Axes {
+const fn mean_over<K: Kind>(name: &'static str) -> EinsumRule {
     if is_rounded::<K>() {
-        Axes::new(name, ".._.. -> ..1..")
+        EinsumRule::new(name, ".._.. -> ..1..")
     } else {
-        Axes::new(name, "..d.. -> ..1..").through(LINEAR)
+        EinsumRule::new(name, "..d.. -> ..1..").with_partial_rules(LINEAR)
     }
 }
 
@@ -81,7 +81,7 @@ fn share<const D: usize, const O: usize, K: Kind + kind::Numeric>(
     mean: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
 ) -> Tensor<O, K> {
     let spec = op.input_spec(0);
-    if dims.iter().all(|&dim| spec.layout().order(dim).is_empty()) {
+    if dims.iter().all(|&dim| spec.layout().shard_order(dim).is_empty()) {
         return mean(x);
     }
     let (local, global) = (spec.local_shape(), spec.shape());
@@ -100,8 +100,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 impl<const D: usize, K: Kind> DTensor<D, K> {
     // What is yet to be made a maximum is only one of truth values.
     reductions! {
-        any any_dim -> Bool: [reduced_by(PartialOp::Max).through(if is_bool::<K>() { INCREASING_TO } else { NOTHING })];
-        all all_dim -> Bool: [reduced_by(PartialOp::Min).through(if is_bool::<K>() { INCREASING_FROM } else { NOTHING })];
+        any any_dim -> Bool: [reduced_by(PartialOp::Max).through(if is_bool::<K>() { INCREASING_TO } else { NO_PARTIAL })];
+        all all_dim -> Bool: [reduced_by(PartialOp::Min).through(if is_bool::<K>() { INCREASING_FROM } else { NO_PARTIAL })];
     }
 }
 

@@ -4,7 +4,7 @@ use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
 
 use super::apply::Boundary;
-use super::{Inputs, Operator, Outputs, Rule, Strategy};
+use super::{Inputs, Operator, Outputs, ShardingRule, Strategy};
 use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::error::OrUnwind;
@@ -84,7 +84,7 @@ impl Boundary for Everywhere<'_> {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Whole(&'static str);
 
-impl Rule for Whole {
+impl ShardingRule for Whole {
     fn name(&self) -> &'static str {
         self.0
     }
@@ -97,7 +97,7 @@ impl Rule for Whole {
         Vec::new()
     }
 
-    fn takes_empty_parts(&self) -> bool {
+    fn supports_empty_shards(&self) -> bool {
         true
     }
 }

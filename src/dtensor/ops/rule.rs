@@ -110,7 +110,7 @@ impl fmt::Display for Strategy {
 ///
 /// A rule is a small value: the operator's static arguments, which are also its key in the cache
 /// of decisions. The all-`Replicate` row is always allowed and never listed.
-pub trait Rule: Debug + Clone + Eq + Hash + 'static {
+pub trait ShardingRule: Debug + Clone + Eq + Hash + 'static {
     /// The operator, for messages.
     fn name(&self) -> &'static str;
 
@@ -129,12 +129,12 @@ pub trait Rule: Debug + Clone + Eq + Hash + 'static {
     /// one, nor records fewer nodes in the graph than on any other. A rank that skips a node falls
     /// out of step with the others in backward, so where this is false an input that would leave a
     /// rank without elements is gathered first.
-    fn takes_empty_parts(&self) -> bool {
+    fn supports_empty_shards(&self) -> bool {
         false
     }
 
     /// The same of parts of input `input` that are empty along `dim`, and perhaps of no others.
     fn takes_empty_parts_along(&self, _input: usize, _dim: usize) -> bool {
-        self.takes_empty_parts()
+        self.supports_empty_shards()
     }
 }

@@ -6,14 +6,14 @@ use burn::tensor::{AsIndex, Bool, IndexingUpdateOp, Int, Shape, Tensor};
 use super::args::{dim_of, misfit};
 use super::partials::MOVED_BY;
 use super::update::Update;
-use super::{Axes, apply, lookup};
+use super::{EinsumRule, apply, lookup};
 use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
 
-const SELECT: Axes = Axes::new("select", "..v.., i -> ..i..").through(MOVED_BY);
+const SELECT: EinsumRule = EinsumRule::new("select", "..v.., i -> ..i..").with_partial_rules(MOVED_BY);
 /// Of elements that cannot be added.
-const SELECT_BOOL: Axes = Axes::new("select", "..V.., i -> ..i..").through(MOVED_BY);
-const SELECT_ASSIGN: Axes = Axes::new("select_assign", "..v.., I, ..I.. -> ..v..");
+const SELECT_BOOL: EinsumRule = EinsumRule::new("select", "..V.., i -> ..i..").with_partial_rules(MOVED_BY);
+const SELECT_ASSIGN: EinsumRule = EinsumRule::new("select_assign", "..v.., I, ..I.. -> ..v..");
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The slices of `dim` at `indices`, as burn's [`select`](Tensor::select).

@@ -9,18 +9,18 @@ use burn::tensor::{AsIndex, Tensor, TensorCreationOptions};
 
 use super::args::{dim_of, misfit};
 use super::partials::LINEAR;
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::Result;
 use crate::dtensor::DTensor;
 use crate::dtensor::factory::make;
 use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
 
-const RFFT: Axes = Axes::new("rfft", ".._.. -> ..F.., ..F..").through(LINEAR);
-const IRFFT: Axes = Axes::new("irfft", ".._.., .._.. -> ..T..").through(LINEAR);
-const CFFT: Axes = Axes::new("cfft", "..T.., ..T.. -> ..F.., ..F..").through(LINEAR);
-const STFT: Axes = Axes::new("stft", "b_, W* -> bFKC").linear(&[0]);
-const ISTFT: Axes = Axes::new("istft", "bFKC, W* -> bT").linear(&[0]);
+const RFFT: EinsumRule = EinsumRule::new("rfft", ".._.. -> ..F.., ..F..").with_partial_rules(LINEAR);
+const IRFFT: EinsumRule = EinsumRule::new("irfft", ".._.., .._.. -> ..T..").with_partial_rules(LINEAR);
+const CFFT: EinsumRule = EinsumRule::new("cfft", "..T.., ..T.. -> ..F.., ..F..").with_partial_rules(LINEAR);
+const STFT: EinsumRule = EinsumRule::new("stft", "b_, W* -> bFKC").linear(&[0]);
+const ISTFT: EinsumRule = EinsumRule::new("istft", "bFKC, W* -> bT").linear(&[0]);
 
 /// The spectrum of real signals along `dim`, real and imaginary parts, as burn's [`rfft`](local::rfft): of `n`
 /// elements, by default all of them, the `n / 2 + 1` frequencies from 0 up.

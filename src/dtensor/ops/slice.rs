@@ -6,13 +6,13 @@ use smallvec::SmallVec;
 use super::args::{dim_of, misfit};
 use super::partials::{MOVED, MOVED_WITH_CONSTANT};
 use super::placements::{AVG, MAX, MIN, R};
-use super::{Axes, apply};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const SLICE: Axes = Axes::new("slice", ".._.. -> ..D..").through(MOVED);
-const SLICE_FILL: Axes = Axes::new("slice_fill", "..D.. -> ..D..").through(MOVED_WITH_CONSTANT);
-const SLICE_FILL_WITH_ZERO: Axes = SLICE_FILL.through(MOVED);
-const SLICE_ASSIGN: Axes = Axes::new("slice_assign", "..D.., .._.. -> ..D..").through(MOVED.and(&[
+const SLICE: EinsumRule = EinsumRule::new("slice", ".._.. -> ..D..").with_partial_rules(MOVED);
+const SLICE_FILL: EinsumRule = EinsumRule::new("slice_fill", "..D.. -> ..D..").with_partial_rules(MOVED_WITH_CONSTANT);
+const SLICE_FILL_WITH_ZERO: EinsumRule = SLICE_FILL.with_partial_rules(MOVED);
+const SLICE_ASSIGN: EinsumRule = EinsumRule::new("slice_assign", "..D.., .._.. -> ..D..").with_partial_rules(MOVED.and(&[
     (&[AVG, R], AVG),
     (&[R, AVG], AVG),
     (&[MAX, R], MAX),

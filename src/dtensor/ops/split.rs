@@ -5,16 +5,16 @@ use smallvec::{SmallVec, smallvec};
 
 use super::args::{dim_of, misfit};
 use super::partials::MOVED;
-use super::{Axes, Rule, apply};
+use super::{EinsumRule, ShardingRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const SPLIT: Axes = pieces("split");
-const CHUNK: Axes = pieces("chunk");
-const ITER_DIM: Axes = pieces("iter_dim");
-const SPLIT_WITH_SIZES: Axes = pieces("split_with_sizes");
+const SPLIT: EinsumRule = pieces("split");
+const CHUNK: EinsumRule = pieces("chunk");
+const ITER_DIM: EinsumRule = pieces("iter_dim");
+const SPLIT_WITH_SIZES: EinsumRule = pieces("split_with_sizes");
 
-const fn pieces(name: &'static str) -> Axes {
-    Axes::new(name, ".._.. -> ..D..*").through(MOVED)
+const fn pieces(name: &'static str) -> EinsumRule {
+    EinsumRule::new(name, ".._.. -> ..D..*").with_partial_rules(MOVED)
 }
 
 type Sizes = SmallVec<[usize; 8]>;
@@ -56,7 +56,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 
     #[track_caller]
-    fn pieces(self, rule: &'static Axes, size: usize, dim: usize) -> Vec<Self> {
+    fn pieces(self, rule: &'static EinsumRule, size: usize, dim: usize) -> Vec<Self> {
         let len = self.dims()[dim];
         if size == 0 {
             misfit(rule.name(), &[self.shape()], "there are no pieces of length 0; ask for at least 1").unwind();
@@ -67,7 +67,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 
     #[track_caller]
-    fn split_into(self, rule: &'static Axes, dim: usize, sizes: Sizes) -> Vec<Self> {
+    fn split_into(self, rule: &'static EinsumRule, dim: usize, sizes: Sizes) -> Vec<Self> {
         let (len, sum) = (self.dims()[dim], sizes.iter().sum::<usize>());
         if len != sum {
             let why = format!("the sizes {sizes:?} add up to {sum}, dimension {dim} has {len}");

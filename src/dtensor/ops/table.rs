@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 
 use burn::tensor::Shape;
 
-use super::{Rule, Strategy};
+use super::{ShardingRule, Strategy};
 use crate::Result;
 
 /// A [`Rule`] given as a plain table: PyTorch's `register_sharding`. For an operator whose dimensions
@@ -32,13 +32,13 @@ use crate::Result;
 /// }
 /// ```
 #[derive(Debug, Clone, Copy)]
-pub struct Table {
+pub struct TableRule {
     name: &'static str,
     shapes: fn(&[Shape]) -> Result<Vec<Shape>>,
     rows: fn(&[Shape], &[Shape]) -> Vec<Strategy>,
 }
 
-impl Table {
+impl TableRule {
     /// The table of the operator `name`: global shapes of the outputs for those of the inputs, and the
     /// [rows](super::strategy()) for inputs and outputs of given shapes.
     pub const fn new(
@@ -55,21 +55,21 @@ impl Table {
     }
 }
 
-impl PartialEq for Table {
+impl PartialEq for TableRule {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Table {}
+impl Eq for TableRule {}
 
-impl Hash for Table {
+impl Hash for TableRule {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.key().hash(state);
     }
 }
 
-impl Rule for Table {
+impl ShardingRule for TableRule {
     fn name(&self) -> &'static str {
         self.name
     }

@@ -4,11 +4,11 @@
 use burn::tensor::kind;
 
 use super::partials::MOVED;
-use super::{Axes, Operator, apply};
+use super::{EinsumRule, Operator, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const fn triangle(name: &'static str) -> Axes {
-    Axes::new(name, "..rc -> ..rc").through(MOVED)
+const fn triangle(name: &'static str) -> EinsumRule {
+    EinsumRule::new(name, "..rc -> ..rc").with_partial_rules(MOVED)
 }
 
 /// `diagonal` of the whole, in this rank's part.

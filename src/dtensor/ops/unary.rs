@@ -3,8 +3,8 @@
 use burn::tensor::{ElementConversion, Int, kind};
 
 use super::methods::mapped;
-use super::partials::{INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NOTHING, QUOTIENT, SHIFT};
-use super::{Axes, apply};
+use super::partials::{INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NO_PARTIAL, QUOTIENT, SHIFT};
+use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
 #[allow(clippy::should_implement_trait)] // burn's names; the trait is implemented too
@@ -12,14 +12,14 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     mapped! {
         Self;
         neg: NEGATION,
-        abs: NOTHING,
-        sign: NOTHING, // of NaN it is 0
+        abs: NO_PARTIAL,
+        sign: NO_PARTIAL, // of NaN it is 0
         add_scalar<E: ElementConversion>(other): SHIFT,
         sub_scalar<E: ElementConversion>(other): SHIFT,
         mul_scalar<E: ElementConversion>(other): LINEAR,
         div_scalar<E: ElementConversion>(other): QUOTIENT,
-        remainder_scalar<E: ElementConversion>(other): NOTHING,
-        powi_scalar<E: ElementConversion>(other): NOTHING,
+        remainder_scalar<E: ElementConversion>(other): NO_PARTIAL,
+        powi_scalar<E: ElementConversion>(other): NO_PARTIAL,
     }
 }
 
@@ -30,13 +30,13 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn clamp<E: ElementConversion>(self, min: E, max: E) -> Self {
-        apply(&const { Axes::pointwise("clamp", NOTHING) }, self, |x, _| x.clamp(min, max))
+        apply(&const { EinsumRule::pointwise("clamp", NO_PARTIAL) }, self, |x, _| x.clamp(min, max))
     }
 
     mapped! {
         Self;
-        clamp_min<E: ElementConversion>(min): NOTHING,
-        clamp_max<E: ElementConversion>(max): NOTHING,
+        clamp_min<E: ElementConversion>(min): NO_PARTIAL,
+        clamp_max<E: ElementConversion>(max): NO_PARTIAL,
     }
 }
 
@@ -47,8 +47,8 @@ impl<const D: usize> DTensor<D> {
         log: INCREASING_FROM,
         log1p: INCREASING_FROM,
         sqrt: INCREASING_FROM,
-        square: NOTHING,
-        recip: NOTHING,
+        square: NO_PARTIAL,
+        recip: NO_PARTIAL,
         erf: INCREASING,
         floor: INCREASING,
         ceil: INCREASING,
@@ -56,19 +56,19 @@ impl<const D: usize> DTensor<D> {
         trunc: INCREASING,
         deg2rad: LINEAR,
         rad2deg: LINEAR,
-        sin: NOTHING,
-        cos: NOTHING,
-        tan: NOTHING,
-        sinh: NOTHING,
-        cosh: NOTHING,
+        sin: NO_PARTIAL,
+        cos: NO_PARTIAL,
+        tan: NO_PARTIAL,
+        sinh: NO_PARTIAL,
+        cosh: NO_PARTIAL,
         tanh: INCREASING,
-        asin: NOTHING,
-        acos: NOTHING,
+        asin: NO_PARTIAL,
+        acos: NO_PARTIAL,
         atan: INCREASING,
         asinh: INCREASING,
         acosh: INCREASING_FROM,
-        atanh: NOTHING,
-        powf_scalar<E: ElementConversion>(other): NOTHING,
+        atanh: NO_PARTIAL,
+        powf_scalar<E: ElementConversion>(other): NO_PARTIAL,
     }
 
     /// The remainder of the division by `scalar`, with the sign of the element, as burn's
@@ -76,10 +76,10 @@ impl<const D: usize> DTensor<D> {
     #[must_use]
     #[track_caller]
     pub fn fmod_scalar(self, scalar: f32) -> Self {
-        apply(&const { Axes::pointwise("fmod_scalar", NOTHING) }, self, |x, _| x.fmod_scalar(scalar))
+        apply(&const { EinsumRule::pointwise("fmod_scalar", NO_PARTIAL) }, self, |x, _| x.fmod_scalar(scalar))
     }
 }
 
 impl<const D: usize> DTensor<D, Int> {
-    mapped! { Self; square: NOTHING }
+    mapped! { Self; square: NO_PARTIAL }
 }

@@ -12,22 +12,22 @@ use burn::tensor::ops::UnfoldOptions;
 use burn::tensor::{Shape, module};
 
 use super::args::misfit;
-use super::axes::AxesAt;
+use super::axes::EinsumRuleAt;
 use super::partials::LINEAR;
 use super::placements::S;
 use super::window::Window;
-use super::{Axes, Rule, Strategy, apply, strategy};
+use super::{EinsumRule, ShardingRule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::DTensor;
 
 /// Letters that take channels for whole, and how many there are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Blocks {
-    axes: AxesAt,
+    axes: EinsumRuleAt,
     channels: usize,
 }
 
-impl Rule for Blocks {
+impl ShardingRule for Blocks {
     fn name(&self) -> &'static str {
         self.axes.name()
     }
@@ -67,7 +67,7 @@ pub fn unfold4d(x: DTensor<4>, kernel_size: [usize; 2], options: UnfoldOptions) 
     let Some(blocks) = blocks([height, width], kernel_size, &options) else {
         misfit("unfold4d", &[x.shape()], "the kernel is longer than the padded input").unwind()
     };
-    let axes = &const { Axes::new("unfold4d", "b___ -> bCL").through(LINEAR) };
+    let axes = &const { EinsumRule::new("unfold4d", "b___ -> bCL").with_partial_rules(LINEAR) };
     let rule = Blocks { axes: axes.lens([channels * kernel_size[0] * kernel_size[1], blocks]), channels };
     apply(&rule, x, |x, _| module::unfold4d(x, kernel_size, options))
 }
@@ -92,7 +92,7 @@ pub fn fold4d(x: DTensor<3>, output_size: [usize; 2], kernel_size: [usize; 2], o
         );
         misfit("fold4d", &[x.shape()], why).unwind()
     }
-    let axes = &const { Axes::new("fold4d", "b__ -> bCHW").through(LINEAR) };
+    let axes = &const { EinsumRule::new("fold4d", "b__ -> bCHW").with_partial_rules(LINEAR) };
     let channels = columns / kernel;
     let rule = Blocks { axes: axes.lens([channels, height, width]), channels };
     apply(&rule, x, |x, _| module::fold4d(x, output_size, kernel_size, options))

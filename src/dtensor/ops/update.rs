@@ -17,13 +17,13 @@
 
 use burn::tensor::{IndexingUpdateOp, Shape};
 
-use super::axes::AxesAt;
-use super::partials::{Partials, Row};
+use super::axes::EinsumRuleAt;
+use super::partials::{PartialRules, PlacementList};
 use super::placements::{AVG, MAX, MIN, PRODUCT, R, S, SUM};
-use super::{Rule, Strategy, strategy};
+use super::{ShardingRule, Strategy, strategy};
 use crate::Result;
 
-const ASSIGN: &[Row] = &[
+const ASSIGN: &[PlacementList] = &[
     (&[SUM, R, SUM], SUM),
     (&[AVG, R, AVG], AVG),
     (&[MAX, R, MAX], MAX),
@@ -36,32 +36,32 @@ const ASSIGN: &[Row] = &[
     (&[MIN, R, R], MIN),
     (&[R, R, MIN], MIN),
 ];
-const ADD: &[Row] = &[(&[SUM, R, SUM], SUM), (&[AVG, R, AVG], AVG), (&[AVG, R, R], AVG), (&[R, R, AVG], AVG)];
-const MUL: &[Row] = &[(&[SUM, R, R], SUM), (&[AVG, R, R], AVG), (&[PRODUCT, R, PRODUCT], PRODUCT)];
-const MAXIMUM: &[Row] = &[(&[MAX, R, MAX], MAX), (&[MAX, R, R], MAX), (&[R, R, MAX], MAX)];
-const MINIMUM: &[Row] = &[(&[MIN, R, MIN], MIN), (&[MIN, R, R], MIN), (&[R, R, MIN], MIN)];
+const ADD: &[PlacementList] = &[(&[SUM, R, SUM], SUM), (&[AVG, R, AVG], AVG), (&[AVG, R, R], AVG), (&[R, R, AVG], AVG)];
+const MUL: &[PlacementList] = &[(&[SUM, R, R], SUM), (&[AVG, R, R], AVG), (&[PRODUCT, R, PRODUCT], PRODUCT)];
+const MAXIMUM: &[PlacementList] = &[(&[MAX, R, MAX], MAX), (&[MAX, R, R], MAX), (&[R, R, MAX], MAX)];
+const MINIMUM: &[PlacementList] = &[(&[MIN, R, MIN], MIN), (&[MIN, R, R], MIN), (&[R, R, MIN], MIN)];
 
 /// How an update goes through partial inputs: a tensor, indices, and values.
-pub(super) fn through(update: IndexingUpdateOp) -> Partials {
+pub(super) fn through(update: IndexingUpdateOp) -> PartialRules {
     match update {
-        IndexingUpdateOp::Assign => Partials::new(ASSIGN),
-        IndexingUpdateOp::Add => Partials::new(ADD),
-        IndexingUpdateOp::Mul => Partials::new(MUL),
-        IndexingUpdateOp::Max => Partials::new(MAXIMUM),
-        IndexingUpdateOp::Min => Partials::new(MINIMUM),
+        IndexingUpdateOp::Assign => PartialRules::new(ASSIGN),
+        IndexingUpdateOp::Add => PartialRules::new(ADD),
+        IndexingUpdateOp::Mul => PartialRules::new(MUL),
+        IndexingUpdateOp::Max => PartialRules::new(MAXIMUM),
+        IndexingUpdateOp::Min => PartialRules::new(MINIMUM),
     }
 }
 
 /// The rule of an update of a tensor, at indices, by values.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Update {
-    pub(super) axes: AxesAt,
+    pub(super) axes: EinsumRuleAt,
     pub(super) update: IndexingUpdateOp,
     /// The dimension of the tensor, and that of the indices.
     pub(super) dims: [usize; 2],
 }
 
-impl Rule for Update {
+impl ShardingRule for Update {
     fn name(&self) -> &'static str {
         self.axes.name()
     }

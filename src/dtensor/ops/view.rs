@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 use super::args::{dim_of, misfit};
 use super::partials::MOVED;
 use super::placements::S;
-use super::{Rule, Strategy, apply, strategy};
+use super::{ShardingRule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
@@ -33,7 +33,7 @@ struct View {
     shape: Shape,
 }
 
-impl Rule for View {
+impl ShardingRule for View {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -46,7 +46,7 @@ impl Rule for View {
         Ok(vec![self.shape.clone()])
     }
 
-    fn takes_empty_parts(&self) -> bool {
+    fn supports_empty_shards(&self) -> bool {
         true
     }
 

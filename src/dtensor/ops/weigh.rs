@@ -175,7 +175,7 @@ fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
     if shape.num_elements() == 0 {
         return Dims::new();
     }
-    layout.shortest(shape).iter().positions(|&len| len == 0).collect()
+    layout.min_local_shape(shape).iter().positions(|&len| len == 0).collect()
 }
 
 fn move_cost(operand: &Incoming<'_>, scale: Scale<'_>, target: &Layout, varying: &Dims) -> Option<Cost> {
@@ -236,7 +236,7 @@ struct Slots {
 fn slots(operand: &Incoming<'_>, layout: &Layout, rows: &[&Strategy]) -> Option<Slots> {
     let mut told = rows.iter().zip(layout.placements()).filter(|(row, _)| row.slots > 0);
     let (row, dim) = told.find_map(|(row, placement)| Some((row, placement.shard_dim()?)))?;
-    let cuts = layout.order(dim);
+    let cuts = layout.shard_order(dim);
     let parts: usize = cuts.iter().map(|&cut| layout.mesh_shape()[cut]).product();
     if parts == 1 {
         return None;

@@ -7,7 +7,7 @@ use burn::tensor::{AsIndex, Shape};
 use super::args::{dim_of, misfit};
 use super::partials::MOVED;
 use super::placements::S;
-use super::{Rule, Strategy, apply, strategy};
+use super::{ShardingRule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::{DTensor, Kind};
 
@@ -19,7 +19,7 @@ struct Unfold {
     step: usize,
 }
 
-impl Rule for Unfold {
+impl ShardingRule for Unfold {
     fn name(&self) -> &'static str {
         "unfold"
     }

@@ -68,10 +68,10 @@ mod tests {
     use super::*;
     use crate::kernels::CutTensor;
     use crate::kernels::cube::tests::device;
-    use crate::placement::Cut;
+    use crate::placement::ShardSizes;
 
     fn layout(len: usize) -> FlatLayout {
-        FlatLayout::new(2, vec![CutTensor { shape: Shape::new([len]), dim: 0, cut: Cut::Chunks(len) }], 8)
+        FlatLayout::new(2, vec![CutTensor { shape: Shape::new([len]), dim: 0, cut: ShardSizes::Chunked(len) }], 8)
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use super::{Sources, add, run};
 use crate::kernels::tests::run as run_by_element;
 use crate::kernels::{Convert, Copies, CutTensor, FlatLayout, Segment};
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// What a target is made of, by element: source and place there; `None` in gaps.
 type Origins = Vec<Vec<Option<(usize, usize)>>>;
@@ -65,7 +65,7 @@ fn of_layout(rng: &mut StdRng) -> Copies {
         let dim = rng.random_range(0..3);
         let mut shape = [rng.random_range(1..40), rng.random_range(1..40), rng.random_range(1..3)];
         shape[dim] = ranks * each + rng.random_range(0..2);
-        CutTensor { shape: Shape::new(shape), dim, cut: Cut::Chunks(shape[dim]) }
+        CutTensor { shape: Shape::new(shape), dim, cut: ShardSizes::Chunked(shape[dim]) }
     });
     let layout = FlatLayout::new(ranks, tensors.collect(), [1, 4][rng.random_range(0..2)]);
     let rank = rng.random_range(0..ranks);
@@ -169,7 +169,7 @@ fn wholes_of_several_tiles_are_packed_and_unpacked() {
     for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (7001, 600, 2), (1401, 3000, 2)] {
         let shape = Shape::new([rows, each * ranks]);
         let whole: Vec<u16> = (0..shape.num_elements()).map(|at| (at * 7 + at / 65_521) as u16).collect();
-        let tensor = CutTensor { shape: shape.clone(), dim: 1, cut: Cut::Chunks(each * ranks) };
+        let tensor = CutTensor { shape: shape.clone(), dim: 1, cut: ShardSizes::Chunked(each * ranks) };
         let layout = FlatLayout::new(ranks, vec![tensor], 1);
         let convert = Convert::to(DType::F16);
 

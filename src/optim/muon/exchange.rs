@@ -187,7 +187,7 @@ impl<'a> Round<'a> {
         let given = given.into_iter().map(|parts| Some(together(parts)?.into_dispatch())).collect();
         let communicator = self.route.communicator(axis);
         let model = Unit::model_over(self.units, communicator);
-        let call = Call { model, ..Call::new("muon").named(names) };
+        let call = Call { model, ..Call::new("muon").with_names(names) };
         let work = communicator.all_to_all_list(call, given, metas);
         let taken = work.wait()?.into_iter().map(|taken| taken.map(Tensor::<1>::from_dispatch));
         let apart = |(taken, lengths): (Option<Tensor<1>>, Vec<usize>)| self.apart(taken, &lengths).into_iter();

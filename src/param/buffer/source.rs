@@ -127,7 +127,7 @@ impl Source {
     }
 
     pub(in super::super) fn call(&self, phase: Phase) -> Call {
-        self.call.clone().in_phase(phase)
+        self.call.clone().with_phase(phase)
     }
 
     /// Whether its ranks have parts of weights.
@@ -205,7 +205,7 @@ impl Source {
     /// Issues the all-gather for backward: of `parts`, the shards over a few ranks, or else of the
     /// shards over all.
     pub(super) fn gather_ahead(&self, parts: Option<Vec<DispatchTensor>>) -> Gathering {
-        let call = self.call(Phase::Backward).ahead();
+        let call = self.call(Phase::Backward).with_deferred();
         match parts {
             Some(parts) => self.unit.all_gather_parts(call, &self.members, parts),
             None => self.unit.all_gather_again(call, &self.members, self.sent(true)),

@@ -11,67 +11,67 @@ use std::time::Duration;
 
 use burn::tensor::{DType, Device, Shape, TensorData};
 
-use super::{FloatMap, UnitTensors, without_floats};
+use super::{FloatMapFn, TensorTree, without_floats};
 
-impl<T: UnitTensors> UnitTensors for Option<T> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<T: TensorTree> TensorTree for Option<T> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         self.map(|value| value.map_floats(f))
     }
 }
 
-impl<T: UnitTensors, E> UnitTensors for Result<T, E> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<T: TensorTree, E> TensorTree for Result<T, E> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         self.map(|value| value.map_floats(f))
     }
 }
 
-impl<T: UnitTensors> UnitTensors for Box<T> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<T: TensorTree> TensorTree for Box<T> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         Box::new((*self).map_floats(f))
     }
 }
 
 /// Others that share it keep what they have.
-impl<T: UnitTensors + Clone> UnitTensors for Rc<T> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<T: TensorTree + Clone> TensorTree for Rc<T> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         Rc::new(Rc::unwrap_or_clone(self).map_floats(f))
     }
 }
 
 /// Others that share it keep what they have.
-impl<T: UnitTensors + Clone> UnitTensors for Arc<T> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<T: TensorTree + Clone> TensorTree for Arc<T> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         Arc::new(Arc::unwrap_or_clone(self).map_floats(f))
     }
 }
 
-impl<T: UnitTensors> UnitTensors for Vec<T> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<T: TensorTree> TensorTree for Vec<T> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         self.into_iter().map(|value| value.map_floats(f)).collect()
     }
 }
 
-impl<T: UnitTensors> UnitTensors for VecDeque<T> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<T: TensorTree> TensorTree for VecDeque<T> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         self.into_iter().map(|value| value.map_floats(f)).collect()
     }
 }
 
-impl<T: UnitTensors, const N: usize> UnitTensors for [T; N] {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<T: TensorTree, const N: usize> TensorTree for [T; N] {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         self.map(|value| value.map_floats(f))
     }
 }
 
-impl<K: Ord, V: UnitTensors> UnitTensors for BTreeMap<K, V> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<K: Ord, V: TensorTree> TensorTree for BTreeMap<K, V> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         self.into_iter().map(|(key, value)| (key, value.map_floats(f))).collect()
     }
 }
 
 /// In the order of the keys: that of a hash map is another one after every rebuilding.
-impl<K: Hash + Ord, V: UnitTensors, S: BuildHasher + Default> UnitTensors for HashMap<K, V, S> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<K: Hash + Ord, V: TensorTree, S: BuildHasher + Default> TensorTree for HashMap<K, V, S> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         let mut entries: Vec<_> = self.into_iter().collect();
         entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         entries.into_iter().map(|(key, value)| (key, value.map_floats(f))).collect()

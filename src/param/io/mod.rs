@@ -10,7 +10,7 @@ use burn::tensor::{Bool, Int, Tensor};
 use crate::dtensor::DTensor;
 
 /// What is done to each float tensor of a structure.
-pub type FloatMap<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor + 'a);
+pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor + 'a);
 
 /// A unit's input or output: any structure whose float tensors can be mapped.
 ///
@@ -55,19 +55,19 @@ pub type FloatMap<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor + '
     note = "what others have made with private fields, take apart into a tuple of its tensors, and put together again \
             inside; or let the closure capture it, which is right too, gradients included"
 )]
-pub trait UnitTensors: Sized {
+pub trait TensorTree: Sized {
     /// Replaces every float tensor by `f` of it, in a fixed order.
-    fn map_floats(self, f: FloatMap<'_>) -> Self;
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self;
 }
 
-impl<const D: usize> UnitTensors for Tensor<D> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<const D: usize> TensorTree for Tensor<D> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         Tensor::from_dispatch(f(self.into_dispatch()))
     }
 }
 
-impl<const D: usize> UnitTensors for DTensor<D> {
-    fn map_floats(self, f: FloatMap<'_>) -> Self {
+impl<const D: usize> TensorTree for DTensor<D> {
+    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         let spec = self.spec().clone();
         let local = self.to_local().map_floats(f);
         let spec = spec.in_dtype(local.dtype());

@@ -26,7 +26,7 @@ use burn::tensor::{Device, Tensor};
 use super::buffer::UnitBuffer;
 use super::enter::{Scoped, in_unit};
 use super::graph::nothing;
-use super::io::UnitTensors;
+use super::io::TensorTree;
 use super::open::{self, InBlock, Open};
 use super::pass::Pass;
 use super::scope::Scope;
@@ -98,11 +98,11 @@ use random::Random;
 /// # Panics
 /// As [`unit`](fn@super::unit); with [`ParamError::Captured`] in forward, and [`ParamError::NotReplayed`] in backward.
 #[track_caller]
-pub fn checkpointed<M, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O + Send + 'static) -> O
+pub fn checkpoint_activations<M, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O + Send + 'static) -> O
 where
     M: Module + 'static,
-    I: UnitTensors + Clone + Send + 'static,
-    O: UnitTensors,
+    I: TensorTree + Clone + Send + 'static,
+    O: TensorTree,
 {
     in_unit(module, input, |module, input, units| {
         let (input, given) = Given::of(module, input);
@@ -130,7 +130,7 @@ struct Given {
 }
 
 impl Given {
-    fn of<M: Module, I: UnitTensors>(module: &M, input: I) -> (I, Self) {
+    fn of<M: Module, I: TensorTree>(module: &M, input: I) -> (I, Self) {
         let mut given = Self { device: None, trains: false, tracked: Vec::new(), is_tracked: Vec::new() };
         let input = input.map_floats(&mut |tensor| {
             given.see(&tensor);
@@ -177,8 +177,8 @@ fn first<M, I, O, F>(
 ) -> O
 where
     M: Module + 'static,
-    I: UnitTensors + Clone + Send + 'static,
-    O: UnitTensors,
+    I: TensorTree + Clone + Send + 'static,
+    O: TensorTree,
     F: Fn(&M, I) -> O + Send + 'static,
 {
     let block = unit.unwrap_or_else(|| type_name::<M>().into());
@@ -205,7 +205,7 @@ where
     let mut values = Vec::new();
     let output = output.map_floats(&mut |tensor| {
         if Dispatch::is_tracked(&tensor) {
-            Error::from(ParamError::Captured { block: block.to_string() }).unwind();
+            Error::from(ParamError::CapturedTrackedTensor { block: block.to_string() }).unwind();
         }
         values.push(UnitBuffer::copy_out(plain(tensor.clone())));
         tensor
@@ -291,8 +291,8 @@ struct Again<M, I, F> {
 impl<M, I, O, F> Recompute for Again<M, I, F>
 where
     M: Module + 'static,
-    I: UnitTensors + Send + 'static,
-    O: UnitTensors,
+    I: TensorTree + Send + 'static,
+    O: TensorTree,
     F: Fn(&M, I) -> O + Send + 'static,
 {
     fn run(self: Box<Self>, grads: Vec<Option<DispatchTensor>>, backward: BackwardId) -> Recomputed {
@@ -312,7 +312,7 @@ where
             _ => tensor,
         });
         let (output, last) = run(&module, input, forward);
-        let differs = |differs| Error::from(ParamError::NotReplayed { block: block.to_string(), differs }).unwind();
+        let differs = |differs| Error::from(ParamError::NondeterministicRecompute { block: block.to_string(), differs }).unwind();
         if !computing.has_entered_all() {
             differs("enters fewer units");
         }

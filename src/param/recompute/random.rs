@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
-use crate::dtensor::ops::random::{self, Stream};
+use crate::dtensor::ops::random::{self, RngState};
 use crate::memory::is_host;
 
 /// Where random numbers of a block begin: the thread's [stream](random), and burn's own state.
@@ -10,7 +10,7 @@ use crate::memory::is_host;
 /// burn's state can be started, and not be read. So each block starts it anew, from a number that is drawn from it; on
 /// other devices than the CPU, where reading it would wait for the device, from one of the thread's stream.
 pub(super) struct Random {
-    stream: Option<Stream>,
+    stream: Option<RngState>,
     device: Device,
     seed: u64,
 }
@@ -52,7 +52,7 @@ fn next_seed(device: &Device) -> u64 {
 
 /// Goes on, once dropped, as if there had been no replay.
 pub(super) struct Replayed {
-    stream: Option<Stream>,
+    stream: Option<RngState>,
     device: Device,
     seed: u64,
 }

@@ -24,6 +24,6 @@ mod unshare;
 mod values;
 
 pub(crate) use first::own_buffers;
-pub use policy::Buffers;
+pub use policy::BufferSync;
 pub use sync::sync_buffers;
 pub(super) use unshare::unshared;

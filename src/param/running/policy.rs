@@ -10,7 +10,7 @@
 /// a batch that is a [`DTensor`](crate::dtensor::DTensor) its second forward, `forward_dtensor`, has them, the
 /// same on all ranks that share it; how to share one, the layer's docs in `nn` say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Buffers {
+pub enum BufferSync {
     /// Those of the mesh's first rank: of the batches that one rank has seen.
     #[default]
     FirstRank,

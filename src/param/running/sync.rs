@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 
-use super::Buffers;
+use super::BufferSync;
 use super::home::{Home, homes};
 use super::unshare::settled;
 use super::values::{meta, read, write};
@@ -54,11 +54,11 @@ pub fn sync_buffers<M: Module>(model: &M) -> Result<()> {
         let values = read(&settled, &paths, true);
         let call = Call { model: Some(data.model_of_all()), ..Call::new("sync_buffers") };
         let values = match data.buffers {
-            Buffers::FirstRank => {
+            BufferSync::FirstRank => {
                 let (first, metas) = (data.all.group().rank() == 0, values.iter().map(meta).collect());
                 data.all.broadcast(call, first.then_some(values), metas, 0).wait()?
             }
-            Buffers::Average => data.all.all_reduce(call, values, ReduceOp::Avg).wait()?,
+            BufferSync::Average => data.all.all_reduce(call, values, ReduceOp::Avg).wait()?,
         };
         // The clone shares its running statistics with the model.
         write(model.clone(), paths, values);

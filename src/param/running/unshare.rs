@@ -32,8 +32,8 @@ pub(in crate::param) fn unshared<M: Module>(model: M) -> Result<M> {
     let model = copying(|| fresh.map(&mut restore));
     match (restore.failed, restore.kept.pop_front()) {
         (None, None) => Ok(model),
-        (Some(param), _) => Err(ParamError::NotMet { param }.into()),
-        (None, Some((id, _))) => Err(ParamError::NotMet { param: format!("id {id}") }.into()),
+        (Some(param), _) => Err(ParamError::ParamNotVisited { param }.into()),
+        (None, Some((id, _))) => Err(ParamError::ParamNotVisited { param: format!("id {id}") }.into()),
     }
 }
 

@@ -6,8 +6,8 @@ use super::cases::held;
 use super::plain::into_data;
 use super::scope::Scope;
 use crate::Result;
-use crate::comm::{Call, ReduceOp, Sharded};
-use crate::placement::Cut;
+use crate::comm::{Call, ReduceOp, ShardedTensor};
+use crate::placement::ShardSizes;
 
 /// Elements; of long tensors more.
 const LEN: usize = 61;
@@ -31,11 +31,11 @@ fn sums(scope: &Scope, dtype: DType, op: ReduceOp) -> Result<()> {
     let reduced = (0..len).map(|i| tree(terms.iter().map(|term| term[i]).collect(), op, dtype)).collect();
     let expected: Vec<f64> = TensorData::new(reduced, [len]).convert_dtype(dtype).iter().collect();
 
-    let (tensor, cut) = (Tensor::<1>::from_data(term(rank), (&scope.device, dtype)), Cut::Chunks(len));
+    let (tensor, cut) = (Tensor::<1>::from_data(term(rank), (&scope.device, dtype)), ShardSizes::Chunked(len));
     let part = expected[held(&cut, size, rank)].to_vec();
     let whole = scope.comm.all_reduce(Call::default(), vec![tensor.clone().into_dispatch()], op).wait()?.remove(0);
     scope.same(into_data(whole).iter().collect(), expected, || format!("all_reduce, {dtype:?} {op:?}"));
-    let shard = Sharded { tensor: tensor.into_dispatch(), dim: 0, cut };
+    let shard = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, cut };
     let own = scope.comm.reduce_scatter(Call::default(), vec![shard], op).wait()?.remove(0);
     scope.same(into_data(own).iter().collect(), part, || format!("reduce_scatter, {dtype:?} {op:?}"));
     Ok(())
@@ -67,7 +67,7 @@ fn averages(scope: &Scope, dtype: DType, greatest: i64) -> Result<()> {
     let average = scope.comm.all_reduce(Call::default(), vec![tensor.clone()], ReduceOp::Avg).wait()?.remove(0);
     let expected = (0..scope.size()).map(value).sum::<i64>() / scope.size() as i64;
     scope.same(into_data(average).iter().collect(), vec![expected; 3], || format!("all_reduce, average of {dtype:?}"));
-    let shard = Sharded { tensor, dim: 0, cut: Cut::Chunks(3) };
+    let shard = ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(3) };
     let own = scope.comm.reduce_scatter(Call::default(), vec![shard], ReduceOp::Avg).wait()?.remove(0);
     let own: Vec<i64> = into_data(own).iter().collect();
     let count = own.len();

@@ -6,8 +6,8 @@ use burn::tensor::{BoolStore, DType};
 
 use super::plain::Plain;
 use super::scope::Scope;
-use crate::comm::{ReduceOp, Sharded};
-use crate::placement::Cut;
+use crate::comm::{ReduceOp, ShardedTensor};
+use crate::placement::ShardSizes;
 
 const DTYPES: [DType; 13] = [
     DType::F32,
@@ -71,17 +71,17 @@ fn chunk(len: usize, parts: usize, index: usize) -> Range<usize> {
 
 /// The cuts of a length that are tried: into chunks, and ragged, with nothing on the first of several
 /// ranks and most on the last.
-pub(super) fn cuts(len: usize, ranks: usize) -> [Cut; 2] {
+pub(super) fn cuts(len: usize, ranks: usize) -> [ShardSizes; 2] {
     let mut lengths: Vec<usize> = (0..ranks).map(|rank| usize::from(rank > 0 && rank <= len)).collect();
     lengths[ranks - 1] += len - lengths.iter().sum::<usize>();
-    [Cut::Chunks(len), Cut::Lengths(lengths.into())]
+    [ShardSizes::Chunked(len), ShardSizes::Uneven(lengths.into())]
 }
 
 /// What a rank holds, by the definition.
-pub(super) fn held(cut: &Cut, parts: usize, index: usize) -> Range<usize> {
+pub(super) fn held(cut: &ShardSizes, parts: usize, index: usize) -> Range<usize> {
     match cut {
-        Cut::Chunks(len) => chunk(*len, parts, index),
-        Cut::Lengths(lengths) => {
+        ShardSizes::Chunked(len) => chunk(*len, parts, index),
+        ShardSizes::Uneven(lengths) => {
             let before = lengths.iter().take(index).sum::<usize>();
             before..before + lengths[index]
         }
@@ -118,7 +118,7 @@ pub(super) fn cases(scope: &Scope) -> impl Iterator<Item = (Vec<usize>, usize, D
 }
 
 /// This rank's piece of `whole`.
-pub(super) fn piece(whole: &Plain, dim: usize, cut: Cut, dtype: DType, scope: &Scope) -> Sharded {
+pub(super) fn piece(whole: &Plain, dim: usize, cut: ShardSizes, dtype: DType, scope: &Scope) -> ShardedTensor {
     let range = held(&cut, scope.size(), scope.rank());
-    Sharded { tensor: whole.narrow(dim, range).tensor(dtype, &scope.device), dim, cut }
+    ShardedTensor { tensor: whole.narrow(dim, range).tensor(dtype, &scope.device), dim, cut }
 }

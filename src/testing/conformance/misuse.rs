@@ -7,9 +7,9 @@ use burn::tensor::{DType, Int, Shape, Tensor};
 use serde::{Serialize, Serializer};
 
 use crate::comm::{
-    Call, CommError, Communicator, Digests, Launch, ReduceOp, Replicated, Sharded, TensorMeta, World, launch,
+    Call, CommError, Communicator, Digests, Launch, ReduceOp, ReplicatedValue, ShardedTensor, TensorMeta, World, launch,
 };
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 use crate::{Error, Result};
 
 /// What a rank does, and what the error says.
@@ -43,7 +43,7 @@ fn call() -> Call {
 /// A call of ranks that hold the same `a`, and this `b`.
 fn holding(step: u64, b: u64) -> Call {
     let (names, values) = (["a".into(), "b".into()].into(), [Some(0), Some(b)].into());
-    call().comparing(vec![Digests { of: Replicated::Weight, step, names, values }])
+    call().with_digests(vec![Digests { of: ReplicatedValue::Weight, step, names, values }])
 }
 
 /// Each in a world of at least two ranks, all of which make it unless it says otherwise.
@@ -196,7 +196,7 @@ const MISUSES: [Misuse; 46] = [
     (
         "a dimension out of range",
         |w, c| {
-            let shard = Sharded { tensor: ones(w, 2), dim: 1, cut: Cut::Chunks(2 * w.size()) };
+            let shard = ShardedTensor { tensor: ones(w, 2), dim: 1, cut: ShardSizes::Chunked(2 * w.size()) };
             drop_of(c.all_gather(call(), vec![shard]).wait())
         },
         "tensor 0 has 1 dimensions, so dimension 1 is out of range",
@@ -204,7 +204,7 @@ const MISUSES: [Misuse; 46] = [
     (
         "a piece of another length",
         |w, c| {
-            let shard = Sharded { tensor: ones(w, 3), dim: 0, cut: Cut::Chunks(2 * w.size()) };
+            let shard = ShardedTensor { tensor: ones(w, 3), dim: 0, cut: ShardSizes::Chunked(2 * w.size()) };
             drop_of(c.all_gather(call(), vec![shard]).wait())
         },
         "tensor 0 has length 3 in dimension 0",
@@ -212,7 +212,7 @@ const MISUSES: [Misuse; 46] = [
     (
         "lengths for other ranks",
         |w, c| {
-            let whole = Sharded { tensor: ones(w, 3), dim: 0, cut: Cut::Lengths([3].into()) };
+            let whole = ShardedTensor { tensor: ones(w, 3), dim: 0, cut: ShardSizes::Uneven([3].into()) };
             drop_of(c.reduce_scatter(call(), vec![whole], ReduceOp::Sum).wait())
         },
         "give one length per rank of the group",
@@ -298,19 +298,19 @@ const MISUSES: [Misuse; 46] = [
                 }
                 return drop_of(work.wait());
             }
-            drop_of(c.barrier(call()).wait_for(Duration::from_millis(50)))
+            drop_of(c.barrier(call()).wait_timeout(Duration::from_millis(50)))
         },
         ": ranks [0",
     ),
     (
         "a plan for tensors of another shape",
-        |w, c| drop_of(c.planned(call(), &c.plan_all_reduce(&[meta(2)], ReduceOp::Sum)?, vec![ones(w, 3)]).wait()),
+        |w, c| drop_of(c.execute_plan(call(), &c.plan_all_reduce(&[meta(2)], ReduceOp::Sum)?, vec![ones(w, 3)]).wait()),
         "tensor 0 is [3] f32, but the plan is for [2] f32",
     ),
     (
         "a plan for more tensors",
         |w, c| {
-            drop_of(c.planned(call(), &c.plan_all_reduce(&[meta(2), meta(2)], ReduceOp::Sum)?, vec![ones(w, 2)]).wait())
+            drop_of(c.execute_plan(call(), &c.plan_all_reduce(&[meta(2), meta(2)], ReduceOp::Sum)?, vec![ones(w, 2)]).wait())
         },
         "1 tensors, but a plan for 2",
     ),
@@ -318,25 +318,25 @@ const MISUSES: [Misuse; 46] = [
         "plans that differ",
         |w, c| {
             let len = 4 + 2 * w.rank().min(1);
-            let plan = c.plan_reduce_scatter(vec![(meta(len), 0, Cut::Chunks(len))], ReduceOp::Sum)?;
-            drop_of(c.planned(call(), &plan, vec![ones(w, len)]).wait())
+            let plan = c.plan_reduce_scatter(vec![(meta(len), 0, ShardSizes::Chunked(len))], ReduceOp::Sum)?;
+            drop_of(c.execute_plan(call(), &plan, vec![ones(w, len)]).wait())
         },
         "tensor 0: shape [",
     ),
     (
         "a plan with a cut of another length",
-        |_, c| drop_of(c.plan_all_gather(vec![(meta(4), 0, Cut::Chunks(5))])),
+        |_, c| drop_of(c.plan_all_gather(vec![(meta(4), 0, ShardSizes::Chunked(5))])),
         "but its cut is of 5",
     ),
     (
         "a plan of a group of another size",
         |w, c| {
             let plan = w.group(&[w.rank()])?.plan_all_reduce(&[meta(2)], ReduceOp::Sum)?;
-            drop_of(c.planned(call(), &plan, vec![ones(w, 2)]).wait())
+            drop_of(c.execute_plan(call(), &plan, vec![ones(w, 2)]).wait())
         },
         "a plan for 1 ranks in a group of ",
     ),
-    ("a group with a rank twice", |w, _| drop_of(w.groups([vec![0, 1], vec![1]])), "a rank is in one group at most"),
+    ("a group with a rank twice", |w, _| drop_of(w.subgroup([vec![0, 1], vec![1]])), "a rank is in one group at most"),
 ];
 
 fn drop_of<T, E: Into<crate::Error>>(result: Result<T, E>) -> Result<()> {
@@ -353,8 +353,8 @@ pub(super) fn all(config: impl Fn() -> Launch) -> usize {
         let cause = error.cause.to_string();
         assert!(cause.contains(text), "{name}: expected `{text}`, got `{error}`");
         // What an engine finds is joint: whoever did not succeed ended with that, and not with word that a rank has failed.
-        use CommError::{DeadlineExceeded, Diverged, Mismatch, RankLeft};
-        if let Error::Comm(Mismatch { .. } | Diverged { .. } | RankLeft { .. } | DeadlineExceeded { .. }) = error.cause
+        use CommError::{DeadlineExceeded, Diverged, Mismatch, RankReturned};
+        if let Error::Comm(Mismatch { .. } | Diverged { .. } | RankReturned { .. } | DeadlineExceeded { .. }) = error.cause
         {
             for other in &error.others {
                 let joint = other.error.as_ref().is_none_or(|error| error.to_string() == cause);

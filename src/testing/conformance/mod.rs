@@ -88,25 +88,25 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     }
 
     /// The sizes of worlds to try. Default: 2, 3 and 4.
-    pub fn ranks(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
+    pub fn with_ranks(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         self.ranks = ranks.into_iter().collect();
         self
     }
 
     /// How long a rank waits for the others. Default: a minute.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
     /// Tensors of some thousand elements in place of a few: for engines that cut what is long into messages.
-    pub fn long(mut self) -> Self {
+    pub fn with_large_tensors(mut self) -> Self {
         self.extent.long = true;
         self
     }
 
     /// A few cases of each kind in place of all, as on many ranks: for an engine that is tried once more, on other ranks.
-    pub fn brief(mut self) -> Self {
+    pub fn with_few_cases(mut self) -> Self {
         self.extent.brief = true;
         self
     }
@@ -134,7 +134,7 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// If one succeeds, or fails otherwise.
     pub fn misuse(&self) -> usize {
         let worlds = self.ranks.iter().filter(|ranks| **ranks > 1);
-        worlds.map(|ranks| misuse::all(|| (self.launch)(*ranks).deadline(self.deadline))).sum()
+        worlds.map(|ranks| misuse::all(|| (self.launch)(*ranks).with_deadline(self.deadline))).sum()
     }
 
     /// Runs everything.
@@ -148,7 +148,7 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     }
 
     fn on_world(&self, name: &str, ranks: usize, check: Check) -> usize {
-        let (config, extent) = ((self.launch)(ranks).deadline(self.deadline), self.extent);
+        let (config, extent) = ((self.launch)(ranks).with_deadline(self.deadline), self.extent);
         let returned = launch(config, |world| {
             let mut cases = 0;
             for scope in Scope::all(world, extent)? {

@@ -9,12 +9,12 @@ use super::plain::Plain;
 use super::scope::Scope;
 use crate::Result;
 use crate::comm::{Call, ReduceOp, TensorMeta};
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 const ROUNDS: usize = 3;
 
 /// A whole, the dimension in which it is cut, and how.
-type Whole = (TensorMeta, usize, Cut);
+type Whole = (TensorMeta, usize, ShardSizes);
 
 /// Lists of all shapes and cuts: of all dtypes, and of those that `op` takes.
 fn wholes(scope: &Scope, op: Option<ReduceOp>) -> Vec<Whole> {
@@ -49,7 +49,7 @@ pub(super) fn planned(scope: &Scope) -> Result<()> {
     let reduce = scope.comm.plan_all_reduce(&metas, ReduceOp::Sum)?;
     for round in 0..ROUNDS {
         let parts = all.iter().map(|whole| tensor(part(&sample(whole, round, 0), whole, scope), whole));
-        let gathered = scope.comm.planned(Call::new("gather"), &gather, parts.collect()).wait()?;
+        let gathered = scope.comm.execute_plan(Call::new("gather"), &gather, parts.collect()).wait()?;
         same("gather", gathered, &all, &|whole| sample(whole, round, 0));
 
         let terms = || summed.iter().map(|whole| tensor(sample(whole, round, scope.rank()), whole)).collect();
@@ -57,9 +57,9 @@ pub(super) fn planned(scope: &Scope) -> Result<()> {
             let terms = (0..scope.size()).map(|rank| sample(whole, round, rank)).collect_vec();
             Plain::reduced(&terms, ReduceOp::Sum, whole.0.dtype)
         };
-        let scattered = scope.comm.planned(Call::new("scatter"), &scatter, terms()).wait()?;
+        let scattered = scope.comm.execute_plan(Call::new("scatter"), &scatter, terms()).wait()?;
         same("scatter", scattered, &summed, &|whole| part(&sum(whole), whole, scope));
-        let reduced = scope.comm.planned(Call::new("reduce"), &reduce, terms()).wait()?;
+        let reduced = scope.comm.execute_plan(Call::new("reduce"), &reduce, terms()).wait()?;
         same("reduce", reduced, &summed, &sum);
     }
     Ok(())

@@ -39,8 +39,8 @@ impl Scope {
             comms.push(world.group(&ranks.rev().collect::<Vec<_>>())?);
         }
         if (3..=LARGE).contains(&size) {
-            comms.extend(world.groups(odd_and_even)?);
-            comms.extend(world.groups(neighbours)?);
+            comms.extend(world.subgroup(odd_and_even)?);
+            comms.extend(world.subgroup(neighbours)?);
         }
         if size > 3 && size.is_multiple_of(2) {
             let mesh = DeviceMesh::new(world, [2, size / 2], ["rows", "columns"])?;

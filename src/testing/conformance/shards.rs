@@ -7,7 +7,7 @@ use super::cases::{cases, cuts, dtypes, fits, held, ops, piece, shapes};
 use super::plain::Plain;
 use super::scope::Scope;
 use crate::Result;
-use crate::comm::{Call, ReduceOp, Sharded};
+use crate::comm::{Call, ReduceOp, ShardedTensor};
 
 /// Every rank gets the whole.
 pub(super) fn all_gather(scope: &Scope) -> Result<()> {
@@ -61,7 +61,7 @@ pub(super) fn reduce_scatter(scope: &Scope) -> Result<()> {
         for op in ops(scope, &shape).into_iter().filter(|op| fits(*op, dtype, scope)) {
             let reduced = Plain::reduced(&all, op, dtype);
             for cut in cuts(shape[dim], size) {
-                let whole = Sharded { tensor: all[rank].tensor(dtype, &scope.device), dim, cut: cut.clone() };
+                let whole = ShardedTensor { tensor: all[rank].tensor(dtype, &scope.device), dim, cut: cut.clone() };
                 let part = scope.comm.reduce_scatter(Call::default(), vec![whole], op).wait()?.remove(0);
                 let expected = reduced.narrow(dim, held(&cut, size, rank));
                 let case = || format!("{shape:?} dim {dim} {cut:?} {dtype:?} {op:?}");

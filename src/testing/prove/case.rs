@@ -136,7 +136,7 @@ impl Input {
     /// # Panics
     /// If the input is not one of floats.
     #[must_use]
-    pub fn within(mut self, range: Range<f64>) -> Self {
+    pub fn with_range(mut self, range: Range<f64>) -> Self {
         assert!(matches!(self.values, Values::Float(_)), "`{}` has no floats to keep in a range", self.name);
         self.values = Values::Float(range);
         self
@@ -147,7 +147,7 @@ impl Input {
     /// # Panics
     /// If they are of another kind.
     #[must_use]
-    pub fn of(mut self, dtype: DType) -> Self {
+    pub fn with_dtype(mut self, dtype: DType) -> Self {
         let kind = |dtype: DType| (dtype.is_float(), dtype.is_bool());
         assert_eq!(kind(self.dtype), kind(dtype), "`{}` has no elements of {dtype:?}", self.name);
         self.dtype = dtype;

@@ -48,7 +48,7 @@ pub(super) fn ragged(mesh_shape: &[usize], shape: &[usize], values: &Values) -> 
                 layout.orders().map(|(dim, cuts)| (cuts[0], lengths(shape[dim], mesh_shape[cuts[0]], nothing)));
             let ragged =
                 outermost.collect::<Vec<_>>().into_iter().fold(layout.clone(), |layout, (mesh_dim, lengths)| {
-                    layout.with_lengths(mesh_dim, lengths).expect("a cut has as many lengths as ranks")
+                    layout.with_uneven_sizes(mesh_dim, lengths).expect("a cut has as many lengths as ranks")
                 });
             all.push(ragged);
         }

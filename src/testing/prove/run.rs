@@ -106,7 +106,7 @@ impl<'a> Plan<'a> {
         loop {
             let skip = |at: usize| given_up.contains(&self.jobs[at].case) || failed.iter().any(|(job, _)| *job == at);
             let Some(start) = (0..self.jobs.len()).find(|&at| !skip(at) && !board.is_done(at)) else { break };
-            let ended = launch(Launch::threads(board.ranks.len()).deadline(DEADLINE), |world| {
+            let ended = launch(Launch::threads(board.ranks.len()).with_deadline(DEADLINE), |world| {
                 let names = ["a", "b", "c"];
                 let mesh = DeviceMesh::new(world, self.mesh_shape, &names[..self.mesh_shape.len()])?;
                 let mut rank = Rank { plan: self, mesh: &mesh, device: world.device().clone().autodiff(), held: None };

@@ -3,9 +3,9 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, activation};
 use burn_dtensor::dtensor::DTensor;
-use burn_dtensor::dtensor::ops::partials::NOTHING;
-use burn_dtensor::dtensor::ops::{Axes, Table, apply, module, strategy};
-use burn_dtensor::nn::styled;
+use burn_dtensor::dtensor::ops::partials::NO_PARTIAL;
+use burn_dtensor::dtensor::ops::{EinsumRule, TableRule, apply, module, strategy};
+use burn_dtensor::nn::apply_style;
 use burn_dtensor::parallel::{LayerParam, Style};
 use burn_dtensor::placement::PartialOp;
 use burn_dtensor::placement::Placement::{Partial, Replicate, Shard};
@@ -23,7 +23,7 @@ impl<const D: usize> QuickGelu for Tensor<D> {
 
 impl<const D: usize> QuickGelu for DTensor<D> {
     fn quick_gelu(self) -> Self {
-        apply(&Axes::pointwise("quick_gelu", NOTHING), self, |x, _| x.quick_gelu())
+        apply(&EinsumRule::pointwise("quick_gelu", NO_PARTIAL), self, |x, _| x.quick_gelu())
     }
 }
 
@@ -40,7 +40,7 @@ impl Moments for Tensor<2> {
 
 impl Moments for DTensor<2> {
     fn moments(self) -> (Self, Self) {
-        const MOMENTS: Axes = Axes::new("moments", "rc -> r1, r1");
+        const MOMENTS: EinsumRule = EinsumRule::new("moments", "rc -> r1, r1");
         apply(&MOMENTS, self, |x, _| x.moments())
     }
 }
@@ -60,7 +60,7 @@ impl PairSums for Tensor<2> {
 impl PairSums for DTensor<2> {
     fn pair_sums(self) -> Self {
         /// A rule by its rows: where ranks hold whole pairs, columns are independent, and a sum of terms is one.
-        const PAIR_SUMS: Table = Table::new(
+        const PAIR_SUMS: TableRule = TableRule::new(
             "pair_sums",
             |inputs| Ok(vec![[inputs[0][0] / 2, inputs[0][1]].into()]),
             |inputs, _| {
@@ -103,6 +103,6 @@ impl Projection {
 
     /// [`forward`](Self::forward), brought where the weight's style says.
     pub fn forward_dtensor(&self, x: DTensor<2>) -> DTensor<2> {
-        styled(&self.weight, x, |x, weight| module::linear(x, weight.transpose(), None))
+        apply_style(&self.weight, x, |x, weight| module::linear(x, weight.transpose(), None))
     }
 }

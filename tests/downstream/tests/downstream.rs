@@ -23,14 +23,14 @@ fn the_prover_finds_nothing_wrong_with_its_operators() {
 }
 
 mesh_test!(a_layer_of_its_own_goes_where_its_style_says, [2], ["tp"], |mesh| {
-    let (x, weight) = mesh.world().seeded(7, || {
+    let (x, weight) = mesh.world().run_seeded(7, || {
         let random = |shape: [usize; 2]| Tensor::<2>::random(shape, Distribution::Default, mesh.device());
         (random([4, 6]), random([8, 6]))
     })?;
     let model = Projection { weight: Param::from_tensor(weight) };
     let expected = model.forward(x.clone()).into_data();
-    let model = parallelize(model, mesh, Plan::new().with("", COLWISE))?;
-    let rows = DTensor::distribute_local(x, mesh, &[Placement::Shard(0)])?;
+    let model = parallelize(model, mesh, Plan::new().with_style("", COLWISE))?;
+    let rows = DTensor::distribute_replicated(x, mesh, &[Placement::Shard(0)])?;
     let y = model.forward_dtensor(rows);
     assert_eq!(y.placements(), [Placement::Shard(1)]);
     assert_full_close(&y, expected, Tolerance::default());
@@ -45,11 +45,11 @@ fn styles_of_its_own_make_a_pair_with_one_all_reduce_each_way() {
     let (x, model) = (random([4, 6]), vec![layer([8, 6]), layer([5, 8])]);
     let expected = model[1].forward(model[0].forward(x.clone()).quick_gelu()).into_data();
     MeshTest::new([2], ["tp"]).run(|mesh| {
-        let plan = Plan::new().with("0", COLWISE).with("1", ROWWISE);
+        let plan = Plan::new().with_style("0", COLWISE).with_style("1", ROWWISE);
         let device = mesh.device().clone().autodiff();
         let model = parallelize(model.clone().to_device(&device), mesh, plan)?;
         let x = Tensor::from_data(x.to_data(), &device);
-        let x = DTensor::distribute_local(x, mesh, &[Placement::Replicate])?.require_grad();
+        let x = DTensor::distribute_replicated(x, mesh, &[Placement::Replicate])?.require_grad();
         let ledger = mesh.world().ledger();
         ledger.reset();
         let y = model[1].forward_dtensor(model[0].forward_dtensor(x).quick_gelu());
@@ -58,7 +58,7 @@ fn styles_of_its_own_make_a_pair_with_one_all_reduce_each_way() {
         assert_eq!(ledger.total(|_| true).calls, 2);
         assert_full_close(&y, expected.clone(), Tolerance::default());
         // What it does not know it does not place.
-        let error = parallelize(LinearConfig::new(4, 4).init(mesh.device()), mesh, Plan::new().with("", COLWISE));
+        let error = parallelize(LinearConfig::new(4, 4).init(mesh.device()), mesh, Plan::new().with_style("", COLWISE));
         let error = error.expect_err("a Linear is no Projection").to_string();
         assert!(error.contains("colwise") && error.contains("Style::custom"), "{error}");
         Ok(())
@@ -74,8 +74,8 @@ fn its_placement_function_gives_ranks_different_lengths() {
     let model = Projection { weight: Param::from_tensor(weight.clone()) };
     let expected = model.forward(x.clone()).into_data();
     MeshTest::new([3], ["shard"]).run(|mesh| {
-        let by_memory = |_: ParamInfo<'_>| Some(ParamPlacement::ragged(0, [5, 1, 2]));
-        let sharded = fully_shard(model.clone(), mesh, FullyShard::new().shard_placement_fn(by_memory))?;
+        let by_memory = |_: ParamInfo<'_>| Some(ParamPlacement::uneven(0, [5, 1, 2]));
+        let sharded = fully_shard(model.clone(), mesh, FullyShard::new().with_shard_placement_fn(by_memory))?;
         assert_eq!(sharded.weight.base().dims(), [[5, 6], [1, 6], [2, 6]][mesh.rank()]);
         let y = unit(&sharded, x.clone(), |model, x| model.forward(x));
         y.into_data().assert_approx_eq::<f32>(&expected, Tolerance::default());

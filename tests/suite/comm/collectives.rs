@@ -11,8 +11,8 @@ use super::run;
 /// On worlds of several sizes, of which each has groups of several sizes.
 fn threads(check: &str) {
     for ranks in crate::CONFORMING {
-        let conformance = Conformance::of(Launch::threads).ranks([ranks]);
-        let conformance = if ranks > 2 && !crate::is_long() { conformance.brief() } else { conformance };
+        let conformance = Conformance::of(Launch::threads).with_ranks([ranks]);
+        let conformance = if ranks > 2 && !crate::is_long() { conformance.with_few_cases() } else { conformance };
         assert!(conformance.check(check) > 0);
     }
 }
@@ -25,7 +25,7 @@ const OF_MANY_RANKS: [&str; 7] =
 #[test]
 fn checks_hold_on_128_ranks() {
     let of_check = |check| {
-        let cases = Conformance::of(Launch::threads).ranks([128]).check(check);
+        let cases = Conformance::of(Launch::threads).with_ranks([128]).check(check);
         assert!(cases > 0, "{check}");
         cases
     };
@@ -148,13 +148,13 @@ fn sums_are_of_neighbours_first_and_rounded_once() {
 
 #[test]
 fn wrong_use_is_named_on_every_rank() {
-    assert!(Conformance::of(Launch::threads).ranks([2, 3, 8]).misuse() >= 3 * 38);
+    assert!(Conformance::of(Launch::threads).with_ranks([2, 3, 8]).misuse() >= 3 * 38);
 }
 
 /// On threads that have nothing but envelopes.
 fn naive() -> Conformance<impl Fn(usize) -> Launch> {
-    let conformance = Conformance::of(|ranks| Launch::on(Naive::new(ranks))).ranks([2, 3]);
-    if crate::is_long() { conformance } else { conformance.brief() }
+    let conformance = Conformance::of(|ranks| Launch::on_backend(Naive::new(ranks))).with_ranks([2, 3]);
+    if crate::is_long() { conformance } else { conformance.with_few_cases() }
 }
 
 #[test]

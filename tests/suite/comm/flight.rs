@@ -9,8 +9,8 @@ use std::{env, fs};
 use burn::tensor::{DType, Tensor};
 use burn_dtensor::comm::flight::{Flight, Flights, How, Over, Why};
 use burn_dtensor::comm::{CommError, Communicator, Launch, LaunchError, Op, StartError, Work, World, launch};
-use burn_dtensor::comm::{ReduceOp, Sharded};
-use burn_dtensor::placement::Cut;
+use burn_dtensor::comm::{ReduceOp, ShardedTensor};
+use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::{Error, Result};
 
 /// Ends what would hang; nobody waits for it.
@@ -43,7 +43,7 @@ impl Drop for Folder {
 /// Three ranks whose programs fail: how the launch did, and what their files say.
 fn fails(program: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, Flights) {
     let folder = Folder::new();
-    let config = Launch::threads(3).deadline(FAR).flight_recorder(&folder.0);
+    let config = Launch::threads(3).with_deadline(FAR).with_flight_recorder(&folder.0);
     let error = launch(config, |world| {
         world.barrier("start")?;
         program(world)
@@ -96,7 +96,7 @@ fn step(_: &World, comm: &Communicator) -> Vec<Work<()>> {
 fn gather(label: &str, dtype: DType, width: usize) -> impl Fn(&World, &Communicator) -> Vec<Work<()>> {
     move |world, comm| {
         let tensor = Tensor::<2>::ones([2, width], world.device()).cast(dtype).into_dispatch();
-        let shard = Sharded { tensor, dim: 0, cut: Cut::Chunks(6) };
+        let shard = ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(6) };
         vec![comm.all_gather(label.into(), vec![shard]).then(drop)]
     }
 }
@@ -128,7 +128,7 @@ fn an_exit() {
     const NAME: &str = "comm::flight::an_exit";
     const OWN: &str = "BURN_DTENSOR_FLIGHT_OF_AN_EXIT";
     if let Some(folder) = env::var_os(OWN) {
-        let ended = launch(Launch::threads(3).deadline(FAR).flight_recorder(folder), |world| {
+        let ended = launch(Launch::threads(3).with_deadline(FAR).with_flight_recorder(folder), |world| {
             world.barrier("start")?;
             if world.rank() == 1 {
                 process::exit(7);
@@ -153,7 +153,7 @@ fn an_exit() {
 fn an_argument_that_cannot_be_right() {
     let wrong = |world: &World, comm: &Communicator| {
         let tensor = Tensor::<2>::ones([3, 3], world.device()).into_dispatch();
-        comm.all_gather("rows".into(), vec![Sharded { tensor, dim: 0, cut: Cut::Chunks(6) }]).wait()?;
+        comm.all_gather("rows".into(), vec![ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(6) }]).wait()?;
         Ok(())
     };
     blames(Why::Failed, &["length 3 in dimension 0"], provoke(step, wrong));
@@ -252,7 +252,7 @@ fn a_call_too_few_between_others() {
 #[test]
 fn a_call_too_many_at_the_end() {
     let (error, flights) = fails(|world| if world.rank() == 2 { world.barrier("more") } else { Ok(()) });
-    let Error::Comm(CommError::RankLeft { rank: 0 | 1, during }) = &error.cause else { panic!("{error}") };
+    let Error::Comm(CommError::RankReturned { rank: 0 | 1, during }) = &error.cause else { panic!("{error}") };
     assert_eq!(&*during.label, "more");
     let fault = flights.fault().unwrap();
     assert_eq!((fault.rank, fault.why), (2, Why::Surplus), "{flights}");
@@ -297,7 +297,7 @@ fn late(then: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, Flights) {
         let step = world.all().barrier("step".into());
         called.fetch_add(1, Ordering::Release);
         until_both(&called);
-        let result = step.wait_for(Duration::from_millis(100));
+        let result = step.wait_timeout(Duration::from_millis(100));
         given_up.fetch_add(1, Ordering::Release);
         Ok(result?)
     })
@@ -356,7 +356,7 @@ fn the_majority_counts_also_of_those_who_called_after_the_failure() {
 #[test]
 fn a_program_that_is_well_has_no_fault() {
     let folder = Folder::new();
-    launch(Launch::threads(3).flight_recorder(&folder.0), |world| {
+    launch(Launch::threads(3).with_flight_recorder(&folder.0), |world| {
         let all = world.all();
         let tensor = || Tensor::<2>::ones([2, 5], world.device()).into_dispatch();
         let sum = all.all_reduce("sum".into(), vec![tensor()], ReduceOp::Sum);
@@ -396,7 +396,7 @@ fn a_program_that_is_well_has_no_fault() {
 #[test]
 fn a_program_that_runs_says_who_is_waited_for() {
     let folder = Folder::new();
-    launch(Launch::threads(3).flight_recorder(&folder.0), |world| {
+    launch(Launch::threads(3).with_flight_recorder(&folder.0), |world| {
         if world.rank() == 1 {
             let waits = |flights: &Flights| flights.waits().iter().filter(|waiting| waiting.missing == [1]).count();
             let flights = loop {
@@ -418,7 +418,7 @@ fn a_program_that_runs_says_who_is_waited_for() {
 fn a_folder_that_cannot_be_made_fails_the_launch_at_once() {
     let folder = Folder::new();
     fs::write(&folder.0, "a file").unwrap();
-    let config = Launch::threads(3).deadline(FAR).flight_recorder(folder.0.join("inside"));
+    let config = Launch::threads(3).with_deadline(FAR).with_flight_recorder(folder.0.join("inside"));
     let error = launch(config, |world| world.barrier("never")).unwrap_err();
     let Error::Start(StartError::Flight { path, .. }) = &error.cause else { panic!("{error}") };
     assert!(path.starts_with(&folder.0) && error.to_string().contains("name a folder"), "{error}");
@@ -428,7 +428,7 @@ fn a_folder_that_cannot_be_made_fails_the_launch_at_once() {
 #[test]
 fn the_files_say_what_the_ledger_does() {
     let folder = Folder::new();
-    let own = launch(Launch::threads(2).flight_recorder(&folder.0), |world| {
+    let own = launch(Launch::threads(2).with_flight_recorder(&folder.0), |world| {
         (0..2000).try_for_each(|step| world.barrier(&*format!("step {step}")))?;
         Ok((world.ledger().flight(), world.ledger().recent()))
     })

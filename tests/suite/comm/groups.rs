@@ -43,13 +43,13 @@ fn groups_are_checked() {
 #[test]
 fn enumerated_groups_are_checked_and_hold_who_they_name() {
     run(4, |world| {
-        let of = |groups: &[&[usize]]| world.groups(groups.iter().map(|ranks| ranks.to_vec()));
+        let of = |groups: &[&[usize]]| world.subgroup(groups.iter().map(|ranks| ranks.to_vec()));
         let group = of(&[&[2, 0], &[3]])?;
         let ranks = group.as_ref().map(|group| group.group().ranks().to_vec());
         assert_eq!(ranks, [Some(vec![2, 0]), None, Some(vec![2, 0]), Some(vec![3])][world.rank()]);
         if let Some(group) = group {
-            assert_eq!(group.group().place_of(world.rank()), Some(group.group().rank()));
-            assert_eq!((group.group().place_of(1), group.group().ranks()[group.group().rank()]), (None, world.rank()));
+            assert_eq!(group.group().group_rank_of(world.rank()), Some(group.group().rank()));
+            assert_eq!((group.group().group_rank_of(1), group.group().ranks()[group.group().rank()]), (None, world.rank()));
         }
         let problem = |groups: &[&[usize]]| of(groups).unwrap_err().to_string();
         assert!(problem(&[&[0, 4]]).contains("rank 4 is outside a world of 4 ranks"));
@@ -66,11 +66,11 @@ fn enumerated_groups_are_checked_and_hold_who_they_name() {
 fn groups_of_one_size_are_of_adjacent_ranks() {
     run(6, |world| {
         for (size, first) in [(1, world.rank()), (2, world.rank() / 2 * 2), (3, world.rank() / 3 * 3), (6, 0)] {
-            let group = world.groups_of(size)?;
+            let group = world.subgroup_of_size(size)?;
             assert!(group.group().ranks().iter().copied().eq(first..first + size));
         }
         for size in [0, 4, 5, 12] {
-            let problem = world.groups_of(size).unwrap_err().to_string();
+            let problem = world.subgroup_of_size(size).unwrap_err().to_string();
             assert!(problem.contains(&format!("6 ranks are no whole number of groups of {size}")), "{problem}");
         }
         Ok(())

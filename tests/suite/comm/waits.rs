@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use burn::tensor::Tensor;
-use burn_dtensor::comm::{Call, CommError, Communicator, Phase, QueueDepth, ReduceOp, Sharded, Work, World};
-use burn_dtensor::placement::Cut;
+use burn_dtensor::comm::{Call, CommError, Communicator, Phase, QueueDepth, ReduceOp, ShardedTensor, Work, World};
+use burn_dtensor::placement::ShardSizes;
 use serde_json::{Value, json};
 
 use super::run;
@@ -113,7 +113,7 @@ fn the_queue_holds_what_is_neither_waited_for_nor_dropped() {
         third.wait()?;
         assert_eq!(depth(world), (2, 3));
         // Ahead: counted from its wait on, under way from now on; mapped: still one.
-        let ahead = sum(Call::new("d").ahead()).then(|sums| sums.len()).then(|sums| sums + 1);
+        let ahead = sum(Call::new("d").with_deferred()).then(|sums| sums.len()).then(|sums| sums + 1);
         let list = comm.all_to_all_list("e".into(), vec![None; 2], vec![None; 2]);
         assert_eq!((depth(world), world.ledger().summary().total.calls), ((4, 4), 4));
         drop(second);
@@ -127,7 +127,7 @@ fn the_queue_holds_what_is_neither_waited_for_nor_dropped() {
         let alone = world.group(&[world.rank()])?.barrier("alone".into());
         assert_eq!(depth(world), (1, 1));
         alone.wait()?;
-        first.wait_for(Duration::from_secs(60))?;
+        first.wait_timeout(Duration::from_secs(60))?;
         assert_eq!(depth(world), (0, 1));
         Ok(())
     });
@@ -148,11 +148,11 @@ fn a_failed_collective_leaves_the_queue() {
 /// Some collectives of several kinds.
 fn some(world: &World, comm: &Communicator) -> Result<(), CommError> {
     let tensor = |rows: usize| Tensor::<2>::ones([rows, 3], world.device()).into_dispatch();
-    let shard = Sharded { tensor: tensor(1), dim: 0, cut: Cut::Chunks(2) };
-    let forward = Call::new("block").in_phase(Phase::Forward);
+    let shard = ShardedTensor { tensor: tensor(1), dim: 0, cut: ShardSizes::Chunked(2) };
+    let forward = Call::new("block").with_phase(Phase::Forward);
     comm.all_gather(forward.clone(), vec![shard.clone()]).wait()?;
     comm.all_gather(forward, vec![shard]).wait()?;
-    comm.all_reduce(Call::new("norm").in_phase(Phase::Backward), vec![tensor(4)], ReduceOp::Sum).wait()?;
+    comm.all_reduce(Call::new("norm").with_phase(Phase::Backward), vec![tensor(4)], ReduceOp::Sum).wait()?;
     comm.barrier("end \"of it\"".into()).wait()
 }
 

@@ -1,7 +1,7 @@
 //! The handle of a collective under way: waited for, asked, or dropped.
 
 use burn::tensor::Tensor;
-use burn_dtensor::comm::{Call, Carried, Course, ReduceOp};
+use burn_dtensor::comm::{Call, TransferTiming, OpTiming, ReduceOp};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -56,12 +56,12 @@ fn a_work_says_when_all_have_joined() {
 fn among_threads_whoever_waits_moves() {
     run(2, |world| {
         let tensor = Tensor::<1>::ones([3], world.device()).into_dispatch();
-        let (_, course) = world.all().all_reduce(Call::default(), vec![tensor], ReduceOp::Sum).wait_and_tell()?;
+        let (_, course) = world.all().all_reduce(Call::default(), vec![tensor], ReduceOp::Sum).wait_with_timing()?;
         let course = course.expect("there are two ranks");
-        let Course { posted, carried: Carried { taken, begun, complete }, wanted } = course;
+        let OpTiming { posted, carried: TransferTiming { taken, begun, complete }, wanted } = course;
         assert_eq!(taken, Some(posted));
         assert!([posted, wanted, begun, complete].is_sorted(), "{course:?}");
-        let (_, alone) = world.group(&[world.rank()])?.barrier(Call::default()).wait_and_tell()?;
+        let (_, alone) = world.group(&[world.rank()])?.barrier(Call::default()).wait_with_timing()?;
         assert_eq!(alone, None, "nothing has moved");
         Ok(())
     });

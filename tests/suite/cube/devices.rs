@@ -28,7 +28,7 @@ fn a_tensor_on_another_device_is_an_error_that_names_both() {
 #[test]
 fn each_rank_may_have_a_device_of_its_own() {
     let devices = [Device::flex(), wgpu(), wgpu()];
-    let config = Launch::threads(3).devices(devices.clone());
+    let config = Launch::threads(3).with_devices(devices.clone());
     let sums = launch(config, |world| {
         assert_eq!(*world.device(), devices[world.rank()]);
         let mesh = DeviceMesh::new(world, [3], ["shard"])?;
@@ -44,7 +44,7 @@ fn each_rank_may_have_a_device_of_its_own() {
 #[test]
 fn a_model_may_be_sharded_over_devices_of_two_backends() {
     let gradients = |devices: [Device; 3]| {
-        let ranks = launch(Launch::threads(3).devices(devices), |world| {
+        let ranks = launch(Launch::threads(3).with_devices(devices), |world| {
             let mesh = DeviceMesh::new(world, [3], ["shard"])?;
             let device = world.device().clone().autodiff();
             let model = fully_shard(on_device(&*LAYER, &device), &mesh, FullyShard::new())?;
@@ -72,5 +72,5 @@ static LAYER: LazyLock<Linear> = LazyLock::new(|| {
 #[test]
 #[should_panic(expected = "2 devices for 3 ranks: give each rank one")]
 fn devices_are_one_for_each_rank() {
-    let _ = Launch::threads(3).devices([Device::flex(), wgpu()]);
+    let _ = Launch::threads(3).with_devices([Device::flex(), wgpu()]);
 }

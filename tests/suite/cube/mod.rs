@@ -23,6 +23,6 @@ fn wgpu() -> Device {
 }
 
 fn run<T: Send>(ranks: usize, device: &Device, program: impl Fn(&World) -> Result<T, Error> + Sync) -> Vec<T> {
-    let config = Launch::threads(ranks).deadline(Duration::from_secs(120)).device(device.clone());
+    let config = Launch::threads(ranks).with_deadline(Duration::from_secs(120)).with_device(device.clone());
     launch(config, program).map(launched::values).unwrap_or_else(|error| panic!("{error}"))
 }

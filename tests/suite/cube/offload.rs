@@ -9,7 +9,7 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOpti
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_dtensor::comm::{CommError, ReduceOp};
 use burn_dtensor::fsdp::{
-    FullyShard, GradScaler, MixedPrecision, NormType, Offload, ParamExt, ReshardAfterForward, clip_grad_norm,
+    FullyShard, GradScaler, MixedPrecisionPolicy, NormType, OffloadPolicy, ParamExt, ReshardAfterForward, clip_grad_norm,
     full_model, fully_shard, named_parameters, unit, units,
 };
 use burn_dtensor::mesh::DeviceMesh;
@@ -89,7 +89,7 @@ fn tokens(step: usize, sample: usize, device: &Device) -> Tensor<2, Int> {
 
 fn config(reshard: ReshardAfterForward) -> FullyShard {
     let units = ["embedding", "blocks.*", "frozen"];
-    FullyShard::new().units(units).reshard_after_forward(reshard).offload(Offload::Cpu)
+    FullyShard::new().with_units(units).with_reshard_after_forward(reshard).with_offload(OffloadPolicy::Cpu)
 }
 
 const STEPS: usize = 10;
@@ -143,7 +143,7 @@ fn trained(mesh: &DeviceMesh, start: &Device, reshard: ReshardAfterForward) -> R
 
 fn is_as_unsharded(test: &MeshTest, start: &Device, reshard: ReshardAfterForward) {
     let (losses, weights) = reference(test.ranks());
-    test.clone().device(wgpu()).run(|mesh| {
+    test.clone().with_device(wgpu()).run(|mesh| {
         let found = trained(mesh, start, reshard)?;
         assert!(furthest(&found.0, &losses) < 1e-4, "{:?} {losses:?}", found.0);
         assert!(furthest(&found.1, &weights) < 1e-3, "{}", furthest(&found.1, &weights));
@@ -174,15 +174,15 @@ fn replicas_train_alike_and_compare_their_shards() {
 /// All that reads stored values, on the CPU, beside the same on wgpu.
 #[test]
 fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
-    let run = |offload: Offload| {
-        MeshTest::new([2, 2], ["replicate", "shard"]).device(wgpu()).run(|mesh| {
+    let run = |offload: OffloadPolicy| {
+        MeshTest::new([2, 2], ["replicate", "shard"]).with_device(wgpu()).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let config = config(ReshardAfterForward::Ranks(2)).offload(offload).verify_every(1);
-            let half = MixedPrecision::new().param_dtype(DType::F16).reduce_dtype(DType::F32).output_dtype(DType::F32);
+            let config = config(ReshardAfterForward::Ranks(2)).with_offload(offload).with_replica_check_every(1);
+            let half = MixedPrecisionPolicy::new().with_param_dtype(DType::F16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
             let config =
-                if device.supports_dtype(DType::F16) { config.mixed_precision_for(["blocks.*"], half) } else { config };
+                if device.supports_dtype(DType::F16) { config.with_mixed_precision_for(["blocks.*"], half) } else { config };
             let model = fully_shard(made(mesh.device()), mesh, config)?;
-            let mut scaler = GradScaler::new().init_scale(8.0);
+            let mut scaler = GradScaler::new().with_init_scale(8.0);
             let mut sum = GradientsAccumulator::new();
             for batch in 0..3 {
                 units(&model)?.set_requires_gradient_sync(batch != 0);
@@ -196,8 +196,8 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
             let whole = weight.full_grad(&grads)?.expect("a gradient");
             let named = named_parameters(&model)?;
             let shard = named[0].shard::<2>().expect("a matrix").full_tensor()?;
-            assert_eq!(is_on_cpu(&whole), offload == Offload::Cpu);
-            assert_eq!(is_on_cpu(&shard), offload == Offload::Cpu);
+            assert_eq!(is_on_cpu(&whole), offload == OffloadPolicy::Cpu);
+            assert_eq!(is_on_cpu(&shard), offload == OffloadPolicy::Cpu);
             let floats = |tensor: Tensor<2>| tensor.into_data().iter::<f32>().collect::<Vec<_>>();
             // In validation, too, and a weight read by itself.
             let valid = model.valid();
@@ -206,7 +206,7 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
             Ok([floats(whole), floats(shard.inner()), alone, vec![output, norm as f32]])
         })
     };
-    for (found, expected) in run(Offload::Cpu).iter().flatten().zip(run(Offload::Never).iter().flatten()) {
+    for (found, expected) in run(OffloadPolicy::Cpu).iter().flatten().zip(run(OffloadPolicy::Never).iter().flatten()) {
         assert!(furthest(found, expected) < 2e-3, "{found:?} {expected:?}");
     }
 }
@@ -214,9 +214,9 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
 /// Whatever is no parameter is where the rank computes, wherever the model was made; what is ignored stays.
 #[test]
 fn what_is_beside_the_shards_goes_to_the_device() {
-    MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
         let placed =
-            config(ReshardAfterForward::Auto).ignore(["frozen.*", "norm.*"]).offload_for(["blocks.2"], Offload::Cpu);
+            config(ReshardAfterForward::Auto).with_ignored(["frozen.*", "norm.*"]).with_offload_for(["blocks.2"], OffloadPolicy::Cpu);
         let model = fully_shard(made(&Device::flex()), mesh, placed)?;
         let own = mesh.device();
         assert_eq!(model.norm.running_mean.value().device(), *own);
@@ -238,7 +238,7 @@ fn what_is_beside_the_shards_goes_to_the_device() {
 
 #[test]
 fn a_model_elsewhere_is_refused_with_both_devices_and_the_remedy() {
-    MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
         let refused = |config: FullyShard| {
             let error = fully_shard(made(&Device::flex()), mesh, config).map(|_| ()).unwrap_err();
             let Error::Param(ParamError::Device { param, device, own }) = &error else { panic!("{error}") };
@@ -247,8 +247,8 @@ fn a_model_elsewhere_is_refused_with_both_devices_and_the_remedy() {
             param.clone()
         };
         let offloaded = || config(ReshardAfterForward::Auto);
-        assert_eq!(refused(offloaded().offload(Offload::Never)), "embedding.weight");
-        assert_eq!(refused(offloaded().offload_for(["blocks.1"], Offload::Never)), "blocks.1.weight");
+        assert_eq!(refused(offloaded().with_offload(OffloadPolicy::Never)), "embedding.weight");
+        assert_eq!(refused(offloaded().with_offload_for(["blocks.1"], OffloadPolicy::Never)), "blocks.1.weight");
         Ok(())
     });
 }
@@ -256,10 +256,10 @@ fn a_model_elsewhere_is_refused_with_both_devices_and_the_remedy() {
 /// An input of a unit, tracked or not, of the model as of a block.
 #[test]
 fn an_input_elsewhere_is_refused_with_both_devices_and_the_remedy() {
-    for (tracked, offload) in [(false, Offload::Cpu), (true, Offload::Never)] {
-        let failure = MeshTest::new([2], ["shard"]).device(wgpu()).run_failing(|mesh| {
+    for (tracked, offload) in [(false, OffloadPolicy::Cpu), (true, OffloadPolicy::Never)] {
+        let failure = MeshTest::new([2], ["shard"]).with_device(wgpu()).run_failing(|mesh| {
             let made = on_device(&NET.head, &mesh.device().clone().autodiff());
-            let head = fully_shard(made, mesh, FullyShard::new().offload(offload))?;
+            let head = fully_shard(made, mesh, FullyShard::new().with_offload(offload))?;
             let x = Tensor::<2>::ones([2, WIDTH], &Device::flex().autodiff()).set_require_grad(tracked);
             let _ = unit(&head, x, |head, x| head.forward(x));
             Ok(())
@@ -275,7 +275,7 @@ fn an_input_elsewhere_is_refused_with_both_devices_and_the_remedy() {
 /// Tensors of a call are on the rank's device, or all on the CPU: their results are where they are.
 #[test]
 fn collectives_of_tensors_on_the_cpu_stay_there() {
-    MeshTest::new([3], ["shard"]).device(wgpu()).run(|mesh| {
+    MeshTest::new([3], ["shard"]).with_device(wgpu()).run(|mesh| {
         let own = |device: &Device| Tensor::<1>::full([5], mesh.rank() as f32, device);
         let sum = mesh.all_reduce(own(&Device::flex()), ReduceOp::Sum)?;
         assert!(is_on_cpu(&sum));
@@ -292,11 +292,11 @@ fn collectives_of_tensors_on_the_cpu_stay_there() {
 
 /// The gradients of the whole weight and bias of a layer that rank 1 does not use, which `moved` has made of the sharded
 /// one, and whether they are on the CPU.
-fn half_used(device: Device, offload: Offload, moved: fn(Linear, &Device) -> Linear) -> Vec<(bool, [Vec<f32>; 2])> {
-    MeshTest::new([2], ["shard"]).device(device).run(|mesh| {
+fn half_used(device: Device, offload: OffloadPolicy, moved: fn(Linear, &Device) -> Linear) -> Vec<(bool, [Vec<f32>; 2])> {
+    MeshTest::new([2], ["shard"]).with_device(device).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let head = on_device(&NET.head, &device);
-        let head = moved(fully_shard(head, mesh, FullyShard::new().offload(offload))?, &device);
+        let head = moved(fully_shard(head, mesh, FullyShard::new().with_offload(offload))?, &device);
         let x = Tensor::<2>::ones([2, WIDTH], &device) * 0.5;
         let used = mesh.rank() == 0;
         let y = unit(&head, x, |head, x| if used { head.forward(x).tanh() } else { x });
@@ -315,16 +315,16 @@ fn are_close(found: &[(bool, [Vec<f32>; 2])], expected: &[(bool, [Vec<f32>; 2])]
 
 #[test]
 fn what_a_rank_does_not_use_counts_as_zeros() {
-    let expected = half_used(Device::flex(), Offload::Never, |head, _| head);
-    let found = half_used(wgpu(), Offload::Cpu, |head, _| head);
+    let expected = half_used(Device::flex(), OffloadPolicy::Never, |head, _| head);
+    let found = half_used(wgpu(), OffloadPolicy::Cpu, |head, _| head);
     assert!(are_close(&found, &expected) && found[0].1 == found[1].1, "{found:?} {expected:?}");
     assert!(found.iter().all(|(are_on_cpu, _)| *are_on_cpu));
 }
 
 #[test]
 fn a_model_that_is_moved_by_hand_has_its_gradients_where_it_is() {
-    let expected = half_used(Device::flex(), Offload::Never, |head, _| head);
-    let found = half_used(wgpu(), Offload::Cpu, |head, device| head.fork(device));
+    let expected = half_used(Device::flex(), OffloadPolicy::Never, |head, _| head);
+    let found = half_used(wgpu(), OffloadPolicy::Cpu, |head, device| head.fork(device));
     assert!(are_close(&found, &expected), "{found:?} {expected:?}");
     assert!(!found[0].0);
 }

@@ -16,8 +16,8 @@ fn layer(device: &Device) -> Linear {
 }
 
 fn config(param: DType) -> FullyShard {
-    let policy = MixedPrecision::new().param_dtype(param).reduce_dtype(DType::F32).output_dtype(DType::F32);
-    FullyShard::new().reshard_after_forward(ReshardAfterForward::Always).mixed_precision(policy)
+    let policy = MixedPrecisionPolicy::new().with_param_dtype(param).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
+    FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(policy)
 }
 
 /// The output, the gradient of the whole weight, and what was launched for how many collectives.

@@ -51,16 +51,16 @@ fn reference(parts: usize) -> (Vec<f32>, Vec<f32>) {
 fn columns_and_rows_train_as_on_one_cpu() {
     for replicas in [1, 2] {
         let (losses, weights) = reference(replicas);
-        let trained = MeshTest::new([replicas, 2], ["data", "tensor"]).device(wgpu()).run(|mesh| {
+        let trained = MeshTest::new([replicas, 2], ["data", "tensor"]).with_device(wgpu()).run(|mesh| {
             let (data, tp) = (mesh.slice(["data"])?, mesh.slice(["tensor"])?);
             let device = mesh.device().clone().autodiff();
-            let plan = Plan::new().with("up", Style::colwise()).with("down", Style::rowwise());
+            let plan = Plan::new().with_style("up", Style::colwise()).with_style("down", Style::rowwise());
             let net = parallelize(on_device(&*NET, &device), &tp, plan)?;
             let mut net = fully_shard(net, &data, FullyShard::new())?;
             let (mut optim, mut losses) = (AdamWConfig::new().init(), Vec::new());
             let part = mesh.coordinate().expect("a member")[0];
             for step in 0..STEPS {
-                let x = DTensor::distribute_local(x(step, part, &device), &tp, &[Placement::Replicate])?;
+                let x = DTensor::distribute_replicated(x(step, part, &device), &tp, &[Placement::Replicate])?;
                 let y = unit(&net, x, |net, x| net.down.forward_dtensor(activation::tanh(net.up.forward_dtensor(x))));
                 let loss = y.square().mean().full_tensor()?;
                 losses.push(data.all_reduce(loss.clone().into_scalar::<f32>(), ReduceOp::Avg)?);

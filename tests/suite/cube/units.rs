@@ -57,10 +57,10 @@ fn step(
         };
         let net = Net { blocks: vec![linear(7, 7), linear(7, 7)], head: linear(7, 3) };
         let config = match opened {
-            OpenedBy::Other => FullyShard::new().unit_of(["blocks.0", "blocks.1"]),
-            _ => FullyShard::new().units(["blocks.*"]),
+            OpenedBy::Other => FullyShard::new().with_group_unit(["blocks.0", "blocks.1"]),
+            _ => FullyShard::new().with_units(["blocks.*"]),
         };
-        let net = fully_shard(net, &mesh, config.reshard_after_forward(reshard))?;
+        let net = fully_shard(net, &mesh, config.with_reshard_after_forward(reshard))?;
         // Ranks have told each other whether one is lazy.
         world.ledger().reset();
         let x = Tensor::from_data(TensorData::new(values(14), [2, 7]), &device);
@@ -108,7 +108,7 @@ impl WithAside {
                 // The graph saves a view of the weight.
                 let x = aside.outer.forward::<3>(x.unsqueeze());
                 let block = |block: &Block, x| unit(&block.linear, x, |linear, x| linear.forward(x));
-                if is_checkpointed { checkpointed(&aside.inner, x, block) } else { block(&aside.inner, x) }
+                if is_checkpointed { checkpoint_activations(&aside.inner, x, block) } else { block(&aside.inner, x) }
             });
             net.head.forward(x)
         })
@@ -132,8 +132,8 @@ fn step_beside_what_is_unheard(device: &Device, frozen: bool, is_checkpointed: b
             aside: Around { outer, inner: Block { linear: linear(7, 5) } },
             head: linear(7, 3),
         };
-        let units = FullyShard::new().units(["stem", "aside", "aside.inner.linear"]);
-        let net = fully_shard(net, &mesh, units.reshard_after_forward(ReshardAfterForward::Always))?;
+        let units = FullyShard::new().with_units(["stem", "aside", "aside.inner.linear"]);
+        let net = fully_shard(net, &mesh, units.with_reshard_after_forward(ReshardAfterForward::Always))?;
         let x = Tensor::from_data(TensorData::new(values(14), [2, 7]), &device);
         let grads = net.forward(x, is_checkpointed).square().sum().backward();
         let of_layer = |linear: &Linear| {

@@ -44,7 +44,7 @@ fn shifted(before: &[f32], after: &[f32]) -> bool {
 
 #[test]
 fn what_was_gathered_of_older_shards_is_not_used() {
-    MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
         let device = mesh.device().clone();
         let model = fully_shard(on_device(&*NET, &device), mesh, FullyShard::new())?;
         let before = output(&model, &device);
@@ -60,7 +60,7 @@ fn what_was_gathered_of_older_shards_is_not_used() {
 
 #[test]
 fn a_clone_with_other_shards_has_its_own_weights() {
-    MeshTest::new([2], ["shard"]).device(wgpu()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
         let device = mesh.device().clone();
         let student = fully_shard(on_device(&*NET, &device), mesh, FullyShard::new())?;
         let teacher = student.clone().map(&mut Shift);

@@ -1,7 +1,7 @@
 //! Pictures of layouts.
 
 use burn_dtensor::debug::layout;
-use burn_dtensor::dtensor::picture;
+use burn_dtensor::dtensor::visualize_sharding;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -66,14 +66,14 @@ dim 0 down, dim 2 across
      +------+------+
 empty: 2
 ";
-        assert_eq!(picture(x.spec()), text);
+        assert_eq!(visualize_sharding(x.spec()), text);
         let whole = DTensor::<3>::ones([2, 1, 4], mesh, &[R], mesh.device())?;
-        assert!(picture(whole.spec()).contains("dim 0 down, dim 1 across"));
+        assert!(visualize_sharding(whole.spec()).contains("dim 0 down, dim 1 across"));
         Ok(())
     });
     MeshTest::new([1, 1, 1], ["a", "b", "c"]).run(|mesh| {
         let x = DTensor::<3>::ones([2, 4, 4], mesh, &[S(0), S(1), S(2)], mesh.device())?;
-        assert_eq!(picture(x.spec()).lines().count(), 1, "three cuts are no plane");
+        assert_eq!(visualize_sharding(x.spec()).lines().count(), 1, "three cuts are no plane");
         Ok(())
     });
 }

@@ -26,15 +26,15 @@ impl Mlp {
             up: LinearConfig::new(Self::WIDTH, Self::HIDDEN).init(device),
             down: LinearConfig::new(Self::HIDDEN, Self::WIDTH).with_bias(false).init(device),
         };
-        let plan = Plan::new().with("up", Style::colwise()).with("down", Style::rowwise());
+        let plan = Plan::new().with_style("up", Style::colwise()).with_style("down", Style::rowwise());
         let mlp = parallelize(mlp, &mesh.slice("tp")?, plan)?;
-        fully_shard(mlp, &mesh.slice("dp")?, FullyShard::new().units(["up"]))
+        fully_shard(mlp, &mesh.slice("dp")?, FullyShard::new().with_units(["up"]))
     }
 
     /// A rank's loss, and its backward.
     fn step(&self, mesh: &DeviceMesh, device: &Device) -> Result<f32> {
         let x = Tensor::<2>::ones([5, Self::WIDTH], device);
-        let x = DTensor::distribute_local(x, &mesh.slice("tp")?, &[Placement::Replicate])?;
+        let x = DTensor::distribute_replicated(x, &mesh.slice("tp")?, &[Placement::Replicate])?;
         let loss = unit(self, (), |mlp, ()| {
             let x = unit(&mlp.up, (), |up, ()| up.forward_dtensor(x).tanh().to_local());
             let x = DTensor::from_local(x, &mesh.slice("tp").expect("a dimension"), &[Placement::Shard(1)]);

@@ -7,7 +7,7 @@ use burn::tensor::ops::ConvOptions;
 use burn_dtensor::comm::{Op, Phase, Total};
 use burn_dtensor::debug::{Changed, Collective, watch};
 use burn_dtensor::dtensor::ops::module::conv1d;
-use burn_dtensor::dtensor::{Redistribute, Transfer};
+use burn_dtensor::dtensor::{RedistributeOptions, CrossMeshRedistribute};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -30,7 +30,7 @@ fn a_change_of_layout_names_the_line_that_asked_for_it() {
         let (whole, watched) = watch(|| -> Result<_> {
             let both = a.clone() + b.clone();
             let whole = both.redistribute(&[R])?;
-            Ok(Redistribute::to(&[S(0)]).run(whole)?.to_local())
+            Ok(RedistributeOptions::to(&[S(0)]).run(whole)?.to_local())
         });
         let changes = watched.changes();
         let named: Vec<_> = changes.iter().map(origin).collect();
@@ -74,7 +74,7 @@ fn a_sum_of_gradients_and_another_mesh_are_changes_too() {
         assert!(changes[1].to_string().contains("[R, R], summed over dp, tp: all_reduce of 4 ranks"), "{}", changes[1]);
         let line = DeviceMesh::new(mesh.world(), [4], ["all"])?;
         let to = Layout::new(&[4], &[S(0)])?;
-        let transfer = Transfer::new([4, 6], x.dtype(), (mesh, x.layout().clone()), (&line, to))?;
+        let transfer = CrossMeshRedistribute::new([4, 6], x.dtype(), (mesh, x.layout().clone()), (&line, to))?;
         let (_, watched) = watch(|| transfer.run(Some(x.clone().detach())));
         assert_eq!(watched.changes()[0].origin.operator, "Transfer");
         assert!(watched.changes()[0].collectives.is_empty(), "everyone has it all");
@@ -190,7 +190,7 @@ fn a_layer_names_its_module_and_the_line_of_its_call() {
             up: burn::nn::LinearConfig::new(8, 12).init(mesh.device()),
             down: burn::nn::LinearConfig::new(12, 8).init(mesh.device()),
         };
-        let plan = Plan::new().with("up", Style::colwise()).with("down", Style::rowwise());
+        let plan = Plan::new().with_style("up", Style::colwise()).with_style("down", Style::rowwise());
         let mlp = parallelize(mlp, mesh, plan)?;
         let x = DTensor::<2>::ones([5, 8], mesh, &[S(0)], mesh.device())?;
         let up = line!() + 1;

@@ -35,7 +35,7 @@ fn a_cost_model_decides_as_long_as_it_runs() {
                 assert_eq!(ledger.calls(Op::AllGather), 1);
                 assert_eq!(slow.clone().with_backward(0.0).run(|| product(4))?, [SUM]);
                 // Bytes cost next to nothing, and a call in backward less than one in forward.
-                let calls = slow.clone().with_bandwidth_of("a", 1e15).with_call(1.0).with_backward(0.9);
+                let calls = slow.clone().with_bandwidth_of("a", 1e15).with_latency(1.0).with_backward(0.9);
                 assert_eq!(calls.run(|| product(4))?, [SUM]);
                 assert_eq!(slow.clone().with_bandwidth_of("b", 1e15).run(|| product(4))?, [R]);
                 assert_eq!(product(4096)?, [SUM]);
@@ -204,7 +204,7 @@ fn an_explanation_counts_steps_that_are_one_collective_as_one() {
 fn an_explanation_says_why_others_are_out() {
     on_mesh(&[4], |_, mesh| {
         let device = mesh.device();
-        let x = DTensor::distribute_local(Tensor::<2>::ones([6, 5], device), mesh, &[S(0)])?;
+        let x = DTensor::distribute_replicated(Tensor::<2>::ones([6, 5], device), mesh, &[S(0)])?;
         // 6 over 4 are 2, 2, 2 and 0.
         let (_, why) = explain(|| x.clone().sort(0));
         assert!(why.to_string().contains("out, a rank would have no elements"), "{why}");

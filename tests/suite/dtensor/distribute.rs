@@ -24,7 +24,7 @@ fn distribute_and_full_round_trip_on_every_mesh() {
                     let own = ramp(*shape, 100.0 * world.rank() as f32, &device);
                     let sent = DTensor::distribute_tensor(own, mesh, &placements)?;
                     let first = ramp(*shape, 0.0, &device);
-                    let cut = DTensor::distribute_local(first.clone(), mesh, &placements)?;
+                    let cut = DTensor::distribute_replicated(first.clone(), mesh, &placements)?;
                     let expected = sent.layout().local_shape(shape, mesh.coordinate().unwrap());
                     assert_eq!(sent.local().dims().to_vec(), expected);
                     assert_eq!(sent.local().to_data(), cut.local().to_data());
@@ -66,7 +66,7 @@ fn distributed_parts_are_leaves_of_their_own() {
             let full = ramp([4, 2], 0.0, &device).require_grad();
             for part in [
                 DTensor::distribute_tensor(full.clone(), mesh, &[S(0)])?,
-                DTensor::distribute_local(full.clone(), mesh, &[S(0)])?,
+                DTensor::distribute_replicated(full.clone(), mesh, &[S(0)])?,
             ] {
                 let local = part.to_local();
                 assert!(local.is_require_grad());
@@ -90,7 +90,7 @@ fn a_shard_does_not_keep_the_whole_buffer_alive() {
         for device in devices() {
             let full = ramp([8, 4], 0.0, &device);
             for dim in [0, 1] {
-                let cut = DTensor::distribute_local(full.clone(), mesh, &[S(dim)])?;
+                let cut = DTensor::distribute_replicated(full.clone(), mesh, &[S(dim)])?;
                 assert_eq!(bytes(cut), 64);
                 let replicated = DTensor::from_local(full.clone(), mesh, &[R])?;
                 assert_eq!(bytes(replicated.redistribute(&[S(dim)])?), 64);
@@ -112,7 +112,7 @@ fn distribute_sends_no_more_than_its_plan() {
         assert_eq!(world.ledger().calls(Op::Broadcast), 1);
         assert_eq!(world.ledger().bytes(Op::Broadcast), 32);
         world.ledger().reset();
-        DTensor::distribute_local(full, mesh, &[S(0), S(1)])?;
+        DTensor::distribute_replicated(full, mesh, &[S(0), S(1)])?;
         assert_eq!(world.ledger().total(|_| true).calls, 0);
         Ok(())
     });
@@ -122,9 +122,9 @@ fn distribute_sends_no_more_than_its_plan() {
 fn an_order_of_cuts_is_followed() {
     on_mesh(&[2, 2], |_, mesh| {
         let full = ramp([8, 1], 0.0, &Device::flex());
-        let layout = Layout::with_order(&[2, 2], &[S(0), S(0)], &[(0, &[1, 0])])?;
+        let layout = Layout::with_shard_order(&[2, 2], &[S(0), S(0)], &[(0, &[1, 0])])?;
         let sent = DTensor::distribute_tensor_to(full.clone(), mesh, layout.clone())?;
-        let cut = DTensor::distribute_local_to(full.clone(), mesh, layout)?;
+        let cut = DTensor::distribute_replicated_to(full.clone(), mesh, layout)?;
         let expected = [[0.0, 1.0], [4.0, 5.0], [2.0, 3.0], [6.0, 7.0]][mesh.rank()];
         assert_eq!(values(sent.local().clone()), expected);
         assert_eq!(values(cut.local().clone()), expected);

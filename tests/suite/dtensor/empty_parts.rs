@@ -19,7 +19,7 @@ fn leaves<const D: usize>(
     placements: &[Placement],
 ) -> Result<(Tensor<D>, DTensor<D>)> {
     let whole = || ramp(shape, 1.0, &Device::flex().autodiff()).require_grad();
-    Ok((whole(), DTensor::distribute_local(whole(), mesh, placements)?))
+    Ok((whole(), DTensor::distribute_replicated(whole(), mesh, placements)?))
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn an_operator_of_a_tensor_without_elements_is_in_its_graph() {
             on_mesh(&[2], |_, mesh| {
                 let device = Device::flex().autodiff();
                 let leaf =
-                    DTensor::distribute_local(Tensor::<2>::zeros([0, 3], &device), mesh, &[placement])?.require_grad();
+                    DTensor::distribute_replicated(Tensor::<2>::zeros([0, 3], &device), mesh, &[placement])?.require_grad();
                 let y = operator(leaf.clone());
                 assert_eq!(y.dims(), shape, "{name} of {placement}");
                 let grads = y.full_tensor()?.sum().backward();

@@ -40,8 +40,8 @@ fn without_gradients_nothing_is_recorded() {
             assert_eq!(y.local().gradient_checkpointing_strategy(), device.gradient_checkpointing_strategy());
             assert!(!y.vary(&[0])?.is_tracked());
             world.ledger().reset();
-            assert!(!x.gather_vary(&[0])?.is_tracked());
-            assert!(!x.clone().gather_vary(&[0])?.is_tracked());
+            assert!(!x.all_gather_varying(&[0])?.is_tracked());
+            assert!(!x.clone().all_gather_varying(&[0])?.is_tracked());
             assert_eq!(world.ledger().calls(Op::AllGather), 1, "the second is cached");
         }
         Ok(())
@@ -70,7 +70,7 @@ fn reductions_have_their_true_derivative() {
                 let leaf = Tensor::<1>::from_floats(locals[world.rank()], device).require_grad();
                 let y = DTensor::from_local(leaf.clone(), mesh, &[from])?.redistribute(&[to])?;
                 let g = Tensor::<1>::from_floats([1.0, 2.0, 3.0], device);
-                let g = DTensor::distribute_local(g, mesh, &[to])?.to_local();
+                let g = DTensor::distribute_replicated(g, mesh, &[to])?.to_local();
                 let grads = (y.to_local() * g).sum().backward();
                 assert_eq!(values(leaf.grad(&grads).unwrap()), expected[world.rank()], "{from} -> {to}");
             }
@@ -95,14 +95,14 @@ fn gradients_pass_every_pair_of_layouts_under_both_checkpointing_strategies() {
                 let all = placements_of(mesh.ndim(), 2);
                 for (from, to) in all.iter().cartesian_product(&all) {
                     let full = ramp(shape, -9.0, &device).div_scalar(10.0).require_grad();
-                    let x = DTensor::distribute_local(full, mesh, from)?;
+                    let x = DTensor::distribute_replicated(full, mesh, from)?;
                     let leaf = x.local().clone();
                     let doubled = DTensor::from_local_with_shape(leaf.clone() * 2.0, mesh, from, shape)?;
                     let y = doubled.redistribute(to)?.to_local().tanh();
                     let y = DTensor::from_local_with_shape(y, mesh, to, shape)?.redistribute(from)?;
-                    let w = DTensor::distribute_local(ramp(shape, 1.0, &device), mesh, from)?;
+                    let w = DTensor::distribute_replicated(ramp(shape, 1.0, &device), mesh, from)?;
                     let grads = (y.to_local() * w.to_local()).sum().backward();
-                    let expected = DTensor::distribute_local(reference.clone(), mesh, from)?;
+                    let expected = DTensor::distribute_replicated(reference.clone(), mesh, from)?;
                     let grad = leaf.grad(&grads).unwrap();
                     assert_eq!(grad.into_data(), expected.to_local().into_data(), "{from:?} -> {to:?}");
                 }

@@ -26,7 +26,7 @@ fn leaves<const D: usize>(
     dim: usize,
 ) -> burn_dtensor::Result<(Tensor<D>, DTensor<D>)> {
     let whole = || ramp(shape, 0.5, &device()).div_scalar(10.0).detach().require_grad();
-    Ok((whole(), DTensor::distribute_local(whole(), mesh, &[S(dim)])?))
+    Ok((whole(), DTensor::distribute_replicated(whole(), mesh, &[S(dim)])?))
 }
 
 /// Both branches are redistributed between the same layouts, so that crossed collectives sum one
@@ -39,7 +39,7 @@ fn a_batch_of_three_on_two_ranks_does_not_swap_the_gradients_of_two_branches() {
         let loss = burn::tensor::module::linear(x.clone(), w.clone(), None) * 10.0;
         let expected = (loss.sum() + y.clone().sum()).backward();
 
-        let w = DTensor::distribute_local(w, mesh, &[R])?;
+        let w = DTensor::distribute_replicated(w, mesh, &[R])?;
         let a = module::linear(own_x.clone(), w, None).redistribute(&[S(1)])?;
         let b = own_y.clone().neg().neg().redistribute(&[S(1)])?;
         let grads = (a.mul_scalar(10.0).sum() + b.sum()).full_tensor()?.backward();
@@ -55,8 +55,8 @@ fn linear_of_three_rows_on_two_ranks_is_in_step_with_another_branch() {
     for nodes in 0..6 {
         on_mesh(&[2], |_, mesh| {
             let leaf = |shape| ramp(shape, 0.5, &device()).require_grad();
-            let x = DTensor::distribute_local(leaf([3, 2, 4]), mesh, &[R])?;
-            let w = DTensor::distribute_local(Tensor::<2>::ones([4, 8], &device()).require_grad(), mesh, &[R])?;
+            let x = DTensor::distribute_replicated(leaf([3, 2, 4]), mesh, &[R])?;
+            let w = DTensor::distribute_replicated(Tensor::<2>::ones([4, 8], &device()).require_grad(), mesh, &[R])?;
             let a = module::linear(x.clone().redistribute(&[S(0)])?, w.clone(), None).redistribute(&[S(1)])?;
             let b = (0..nodes).fold(x.clone(), |x, _| x.neg()).redistribute(&[S(0)])?;
             let grads = (a.sum() + b.sum()).full_tensor()?.backward();
@@ -79,7 +79,7 @@ fn matmul_of_three_heads_on_two_ranks_is_in_step_with_another_branch() {
             let ((q, own_q), (k, own_k)) = (leaves([2, 3, 1, 4], mesh, 1)?, leaves([2, 3, 4, 6], mesh, 1)?);
             let expected = q.clone().matmul(k.clone()).sum().backward();
             let leaf = Tensor::<1>::ones([4], &device()).require_grad();
-            let other = DTensor::distribute_local(leaf, mesh, &[R])?;
+            let other = DTensor::distribute_replicated(leaf, mesh, &[R])?;
             let a = own_q.clone().matmul(own_k.clone()).redistribute(&[S(3)])?;
             let b = (0..nodes).fold(other, |x, _| x.neg()).redistribute(&[S(0)])?;
             let grads = (a.sum() + b.sum()).full_tensor()?.backward();

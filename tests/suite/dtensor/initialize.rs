@@ -35,7 +35,7 @@ fn parameters_are_the_same_on_every_mesh_and_nothing_is_sent_to_draw_them() {
         let draw = |(seed, init): (usize, &Initializer)| {
             let before = mesh.world().ledger().total(|_| true).calls;
             let device = mesh.device().clone().autodiff();
-            let made = DTensor::<2>::initialized(init, [5, 6], FANS, seed as u64, mesh, placements, &device)?;
+            let made = DTensor::<2>::from_initializer(init, [5, 6], FANS, seed as u64, mesh, placements, &device)?;
             assert_eq!(mesh.world().ledger().total(|_| true).calls, before);
             assert_eq!(made.placements(), placements);
             assert!(made.clone().require_grad().local().is_require_grad());
@@ -64,7 +64,7 @@ fn values_are_distributed_as_burns() {
         let burns = init.init_with::<2, _>(FANS, Some(fan_in), Some(fan_out), &device).val();
         let expected = moments(&values(burns));
         on_mesh(&[2], |_, mesh| {
-            let made = DTensor::<2>::initialized(&init, FANS, FANS, 9, mesh, &[S(1)], mesh.device())?;
+            let made = DTensor::<2>::from_initializer(&init, FANS, FANS, 9, mesh, &[S(1)], mesh.device())?;
             let [min, max, mean, std] = moments(&values(made.full_tensor()?));
             // Of 60000 numbers: five standard errors of a mean and of a deviation.
             let error = 5.0 * expected[3] / (60000.0_f64 * 2.0).sqrt();
@@ -84,7 +84,7 @@ fn an_orthogonal_parameter_has_its_rows_or_columns_at_right_angles() {
     for shape in [[7, 4], [4, 7], [5, 5]] {
         let made = on_mesh(&[2], |_, mesh| {
             let init = Initializer::Orthogonal { gain: 2.0 };
-            let made = DTensor::<2>::initialized(&init, shape, FANS, 1, mesh, &[S(0)], mesh.device())?;
+            let made = DTensor::<2>::from_initializer(&init, shape, FANS, 1, mesh, &[S(0)], mesh.device())?;
             let q: Tensor<2> = made.full_tensor()?;
             let square =
                 if shape[0] < shape[1] { q.clone().matmul(q.transpose()) } else { q.clone().transpose().matmul(q) };
@@ -109,11 +109,11 @@ fn an_initializer_of_no_distribution_is_refused() {
             (Initializer::KaimingUniform { gain: 1.0, fan_out_only: false }, [0, 2]),
             (Initializer::XavierNormal { gain: 1.0 }, [0, 0]),
         ] {
-            let made = DTensor::<2>::initialized(&init, [2, 2], fans, 0, mesh, &[R], mesh.device());
+            let made = DTensor::<2>::from_initializer(&init, [2, 2], fans, 0, mesh, &[R], mesh.device());
             assert!(matches!(made, Err(Error::DTensor(DTensorError::Distribution { .. }))), "{init:?}");
         }
         let init = Initializer::Orthogonal { gain: 1.0 };
-        let made = DTensor::<1>::initialized(&init, [4], FANS, 0, mesh, &[R], mesh.device());
+        let made = DTensor::<1>::from_initializer(&init, [4], FANS, 0, mesh, &[R], mesh.device());
         assert!(matches!(made, Err(Error::DTensor(DTensorError::Distribution { .. }))));
         Ok(())
     });

@@ -70,7 +70,7 @@ fn cases() -> Vec<Case> {
 
 fn layout(mesh: &DeviceMesh, placements: &[Placement], order: &[usize]) -> Layout {
     let cuts: Vec<_> = order.iter().copied().filter(|&cut| placements[cut] == S(0)).collect();
-    Layout::with_order(mesh.shape(), placements, &[(0, &cuts)]).unwrap()
+    Layout::with_shard_order(mesh.shape(), placements, &[(0, &cuts)]).unwrap()
 }
 
 /// The whole `loss = sum(w * x)`: values of burn's own slices, the gradient `w`.
@@ -96,7 +96,7 @@ fn nested_cuts_are_gathered_scattered_and_reduced_at_once() {
                     let term = ramp(SHAPE, 0.0, device).slice([ranges[0].clone(), ranges[1].clone()]).div_scalar(terms);
                     DTensor::from_local_with_layout(term.detach().require_grad(), mesh, from.clone(), SHAPE)?
                 }
-                false => DTensor::distribute_local_to(ramp(SHAPE, 0.0, device).require_grad(), mesh, from.clone())?,
+                false => DTensor::distribute_replicated_to(ramp(SHAPE, 0.0, device).require_grad(), mesh, from.clone())?,
             };
             world.ledger().reset();
             let y = x.clone().redistribute_to(&to)?;
@@ -106,7 +106,7 @@ fn nested_cuts_are_gathered_scattered_and_reduced_at_once() {
                 assert!(found.iter().zip(&expected).all(near), "{name}: {found:?}, not {expected:?}");
             };
             close(values(y.local().clone()), part(ramp(SHAPE, 0.0, device).inner(), &y));
-            let w = DTensor::distribute_local_to(ramp(SHAPE, 3.0, device), mesh, to)?;
+            let w = DTensor::distribute_replicated_to(ramp(SHAPE, 3.0, device), mesh, to)?;
             let grads = (y.to_local() * w.to_local()).sum().backward();
             let grad = x.grad(&grads).expect("a leaf");
             assert_eq!(values(grad.local().clone()), part(ramp(SHAPE, 3.0, device).inner(), &grad), "{name}");
@@ -129,10 +129,10 @@ fn gathered_and_varied_at_once_is_scattered_at_once() {
         for (varying, scattered) in [(&[0, 1][..], vec![6]), (&[0], vec![2]), (&[1], vec![3])] {
             for order in [[0, 1], [1, 0]] {
                 let placements = [S(0), S(0)];
-                let from = Layout::with_order(&[2, 3], &placements, &[(0, &order)])?;
-                let x = DTensor::distribute_local_to(ramp(SHAPE, 0.0, device).require_grad(), mesh, from)?;
+                let from = Layout::with_shard_order(&[2, 3], &placements, &[(0, &order)])?;
+                let x = DTensor::distribute_replicated_to(ramp(SHAPE, 0.0, device).require_grad(), mesh, from)?;
                 let y = match varying {
-                    [0, 1] => x.clone().gather_vary(varying)?,
+                    [0, 1] => x.clone().all_gather_varying(varying)?,
                     _ => {
                         let whole = x.clone().redistribute(&[R, R])?;
                         world.ledger().reset();
@@ -169,7 +169,7 @@ fn a_mesh_with_a_deadline_of_its_own_joins_no_steps() {
     on_mesh(&[2, 2], |_, mesh| {
         let own = mesh.with_deadline("a", std::time::Duration::from_secs(60))?;
         for (mesh, groups) in [(mesh, vec![4]), (&own, vec![2, 2])] {
-            let x = DTensor::distribute_local(ramp(SHAPE, 0.0, mesh.device()), mesh, &[S(0), S(0)])?;
+            let x = DTensor::distribute_replicated(ramp(SHAPE, 0.0, mesh.device()), mesh, &[S(0), S(0)])?;
             let ledger = mesh.world().ledger();
             ledger.reset();
             let whole = x.full_tensor()?;

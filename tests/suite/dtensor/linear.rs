@@ -19,13 +19,13 @@ fn q_k_and_v_share_one_all_gather_and_one_reduce_scatter() {
     let (full, weights) = (random([2, 6, 4], &plain_device), [0; 3].map(|_| random([4, 8], &plain_device)));
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let x = DTensor::distribute_local(full.clone().to_device(&device), mesh, &[S(1)])?.require_grad();
-        let weights = weights.clone().map(|w| DTensor::distribute_local(w.to_device(&device), mesh, &[S(1)]));
+        let x = DTensor::distribute_replicated(full.clone().to_device(&device), mesh, &[S(1)])?.require_grad();
+        let weights = weights.clone().map(|w| DTensor::distribute_replicated(w.to_device(&device), mesh, &[S(1)]));
         let ledger = mesh.world().ledger();
         ledger.reset();
         let mut outputs = Vec::new();
         for weight in weights {
-            let y = module::linear(x.clone().pinned(R), weight?, None);
+            let y = module::linear(x.clone().constrained_to(R), weight?, None);
             assert_eq!(y.placements(), [S(2)]);
             outputs.push(y.to_local().tanh().sum());
         }
@@ -47,9 +47,9 @@ fn the_bias_of_a_contraction_costs_nothing() {
     let expected = plain::linear(x.clone(), w.clone(), Some(b.clone())).into_data();
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let x = DTensor::distribute_local(x.clone().to_device(&device), mesh, &[S(1)])?.require_grad();
-        let w = DTensor::distribute_local(w.clone().to_device(&device), mesh, &[S(0)])?.require_grad();
-        let b = DTensor::distribute_local(b.clone().to_device(&device), mesh, &[R])?.require_grad();
+        let x = DTensor::distribute_replicated(x.clone().to_device(&device), mesh, &[S(1)])?.require_grad();
+        let w = DTensor::distribute_replicated(w.clone().to_device(&device), mesh, &[S(0)])?.require_grad();
+        let b = DTensor::distribute_replicated(b.clone().to_device(&device), mesh, &[R])?.require_grad();
         let ledger = mesh.world().ledger();
         ledger.reset();
         let y = module::linear(x, w, Some(b.clone()));

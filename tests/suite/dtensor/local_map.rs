@@ -27,16 +27,16 @@ fn values_and_gradients_are_those_of_the_whole() {
 
                 let (by_rows, whole) = (vec![S(0); mesh.ndim()], vec![R; mesh.ndim()]);
                 let (rows, weight) = (
-                    DTensor::distribute_local(rows(), mesh, &by_rows)?,
-                    DTensor::distribute_local(weight(), mesh, &whole)?,
+                    DTensor::distribute_replicated(rows(), mesh, &by_rows)?,
+                    DTensor::distribute_replicated(weight(), mesh, &whole)?,
                 );
                 let map = LocalMap::new()
-                    .input(&by_rows)
-                    .input_with_grad(&whole, vec![SUM; mesh.ndim()])
-                    .output_of_shape(&by_rows, [7, 3]);
+                    .with_input(&by_rows)
+                    .with_input_and_grad(&whole, vec![SUM; mesh.ndim()])
+                    .with_output_of_shape(&by_rows, [7, 3]);
                 let found = map.run((rows.clone(), weight.clone()), |(x, w): Pair| compute(x, w));
                 assert_eq!(mesh.world().ledger().total(|key| key.phase == Phase::Forward).calls, 0);
-                let factor = DTensor::distribute_local(ramp([7, 3], 0.0, &device), mesh, &by_rows)?;
+                let factor = DTensor::distribute_replicated(ramp([7, 3], 0.0, &device), mesh, &by_rows)?;
                 let back = (found.local().clone() * factor.to_local()).sum().backward();
                 assert_eq!(values(found.clone().detach().full_tensor()?.inner()), values(y.clone().inner()));
                 let near = |found: Vec<f32>, expected: Vec<f32>| {
@@ -64,8 +64,8 @@ fn inputs_are_redistributed_where_that_is_asked_for() {
     use burn_dtensor::comm::Phase::{Backward, Forward};
     on_mesh(&[2], |world, mesh| {
         let [device, _] = tracked_devices();
-        let x = DTensor::distribute_local(ramp([5, 2], 0.0, &device).require_grad(), mesh, &[S(0)])?;
-        let map = LocalMap::new().input_with_grad([R], [SUM]).output([SUM]).redistribute_inputs();
+        let x = DTensor::distribute_replicated(ramp([5, 2], 0.0, &device).require_grad(), mesh, &[S(0)])?;
+        let map = LocalMap::new().with_input_and_grad([R], [SUM]).with_output([SUM]).with_redistributed_inputs();
         let y = map.run(x.clone(), |x: Tensor<2>| x * (1.0 + mesh.rank() as f32));
         assert_eq!(world.ledger().calls_in(AllGather, Forward), 1);
         let grads = y.to_local().sum().backward();
@@ -80,9 +80,9 @@ fn inputs_are_redistributed_where_that_is_asked_for() {
 fn any_number_and_kind_of_tensors_go_in_and_out() {
     on_mesh(&[2], |world, mesh| {
         let device = world.device();
-        let x = DTensor::distribute_local(ramp([4, 2], 0.0, device), mesh, &[S(0)])?;
+        let x = DTensor::distribute_replicated(ramp([4, 2], 0.0, device), mesh, &[S(0)])?;
         let tokens = DTensor::<1, Int>::zeros([4], mesh, &[S(0)], device)?;
-        let map = LocalMap::new().any_input().any_input().input([S(0)]).output([S(0)]).output([R]);
+        let map = LocalMap::new().with_any_input().with_any_input().with_input([S(0)]).with_output([S(0)]).with_output([R]);
         let (doubled, counts) = map.run((vec![x.clone(), x.clone()], Some(tokens)), |(xs, tokens)| {
             let [a, b] = <[Tensor<2>; 2]>::try_from(xs).expect("two");
             (a + b, tokens.expect("some").ones_like().sum())
@@ -93,7 +93,7 @@ fn any_number_and_kind_of_tensors_go_in_and_out() {
         // Without inputs the mesh is named.
         let none = Vec::<DTensor<2>>::new();
         let rank =
-            LocalMap::new().on(mesh).output([S(0)]).run(none, |_| Tensor::<1>::full([1], mesh.rank() as f32, device));
+            LocalMap::new().with_mesh(mesh).with_output([S(0)]).run(none, |_| Tensor::<1>::full([1], mesh.rank() as f32, device));
         assert_eq!(values(rank.full_tensor()?), [0.0, 1.0]);
         Ok(())
     });
@@ -104,7 +104,7 @@ fn any_number_and_kind_of_tensors_go_in_and_out() {
 fn what_a_map_does_not_list_is_a_typed_error() {
     on_mesh(&[2], |world, mesh| {
         let device = world.device();
-        let x = DTensor::distribute_local(ramp([4, 2], 0.0, device), mesh, &[S(0)])?;
+        let x = DTensor::distribute_replicated(ramp([4, 2], 0.0, device), mesh, &[S(0)])?;
         let run = |map: LocalMap| {
             let x = x.clone();
             refused(move || map.run((x.clone(), x), |(a, b): Pair| a + b))
@@ -113,27 +113,27 @@ fn what_a_map_does_not_list_is_a_typed_error() {
             let text = error.to_string();
             assert!(parts.iter().all(|part| text.contains(part)), "{text}");
         };
-        let error = run(LocalMap::new().input([R]).any_input().output([R]));
+        let error = run(LocalMap::new().with_input([R]).with_any_input().with_output([R]));
         assert!(matches!(&error, Error::DTensor(DTensorError::MapInput { input: 0, .. })), "{error}");
         said(error, &["[S(0)]", "[R]", "redistribute_inputs"]);
-        let error = run(LocalMap::new().input([S(0)]).output([S(0)]));
+        let error = run(LocalMap::new().with_input([S(0)]).with_output([S(0)]));
         assert!(
             matches!(&error, Error::DTensor(DTensorError::MapCount { what: "inputs", given: 2, listed: 1 })),
             "{error}"
         );
-        let error = run(LocalMap::new().output([S(0)]).output([S(0)]));
+        let error = run(LocalMap::new().with_output([S(0)]).with_output([S(0)]));
         assert!(
             matches!(&error, Error::DTensor(DTensorError::MapCount { what: "outputs", given: 1, listed: 2 })),
             "{error}"
         );
-        let error = run(LocalMap::new().input_with_grad([S(0)], [SUM]).any_input().output([S(0)]));
+        let error = run(LocalMap::new().with_input_and_grad([S(0)], [SUM]).with_any_input().with_output([S(0)]));
         assert!(matches!(&error, Error::DTensor(DTensorError::GradPlacement { .. })), "{error}");
-        let error = run(LocalMap::new().output_of_shape([S(0)], [8, 2]));
+        let error = run(LocalMap::new().with_output_of_shape([S(0)], [8, 2]));
         assert!(matches!(&error, Error::DTensor(DTensorError::LocalShape { .. })), "{error}");
         let other = DeviceMesh::new(world, [2], ["other"])?;
-        let error = run(LocalMap::new().on(&other).output([S(0)]));
+        let error = run(LocalMap::new().with_mesh(&other).with_output([S(0)]));
         assert!(matches!(&error, Error::DTensor(DTensorError::MeshMismatch { .. })), "{error}");
-        let error = refused(|| LocalMap::new().output([R]).run(Vec::<DTensor<2>>::new(), |_| ramp([1], 0.0, device)));
+        let error = refused(|| LocalMap::new().with_output([R]).run(Vec::<DTensor<2>>::new(), |_| ramp([1], 0.0, device)));
         assert!(matches!(&error, Error::DTensor(DTensorError::MapMesh)), "{error}");
         said(error, &[".on(&mesh)"]);
         Ok(())

@@ -16,9 +16,9 @@ fn loss_parallel_is_two_all_reduces_forward_and_none_backward() {
     for smoothing in [0.0, 0.1] {
         MeshTest::new([4], ["tp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let logits = DTensor::distribute_local(ramp([3, 10], 0.0, &device), mesh, &[S(1)])?.require_grad();
+            let logits = DTensor::distribute_replicated(ramp([3, 10], 0.0, &device), mesh, &[S(1)])?.require_grad();
             let targets = Tensor::<1, Int>::from_ints([0, 5, 9], &device);
-            let targets = DTensor::distribute_local(targets, mesh, &[R])?;
+            let targets = DTensor::distribute_replicated(targets, mesh, &[R])?;
             let ledger = mesh.world().ledger();
             ledger.reset();
             let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&device).forward(logits, targets);
@@ -36,9 +36,9 @@ fn loss_parallel_is_two_all_reduces_forward_and_none_backward() {
 fn sharded_samples_leave_the_loss_partial() {
     MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let logits = DTensor::distribute_local(ramp([3, 5], 0.0, &device), mesh, &[S(0), S(1)])?.require_grad();
+        let logits = DTensor::distribute_replicated(ramp([3, 5], 0.0, &device), mesh, &[S(0), S(1)])?.require_grad();
         let targets = Tensor::<1, Int>::from_ints([0, 4, 2], &device);
-        let targets = DTensor::distribute_local(targets, mesh, &[S(0), R])?;
+        let targets = DTensor::distribute_replicated(targets, mesh, &[S(0), R])?;
         let ledger = mesh.world().ledger();
         ledger.reset();
         let loss = cross_entropy(logits.clone(), targets.clone());
@@ -92,8 +92,8 @@ fn classes_cut_over_several_mesh_dimensions_send_no_more() {
                 };
                 let expected_grad = whole.grad(&expected.clone().backward()).expect("a leaf");
 
-                let logits = DTensor::distribute_local(whole.detach(), mesh, placements)?.require_grad();
-                let targets = DTensor::distribute_local(targets, mesh, &by_samples)?;
+                let logits = DTensor::distribute_replicated(whole.detach(), mesh, placements)?.require_grad();
+                let targets = DTensor::distribute_replicated(targets, mesh, &by_samples)?;
                 let mut config = CrossEntropyLossConfig::new().with_smoothing(smoothing).with_reduction(reduction);
                 if weighted {
                     config = config.with_weights(weights);
@@ -133,8 +133,8 @@ fn classes_cut_over_several_mesh_dimensions_send_no_more() {
 fn an_ignored_target_need_not_be_a_class_and_others_must() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone();
-        let logits = DTensor::distribute_local(ramp([3, 4], 0.0, &device), mesh, &[S(1)])?;
-        let targets = DTensor::distribute_local(Tensor::<1, Int>::from_ints([-100, 4, 3], &device), mesh, &[R])?;
+        let logits = DTensor::distribute_replicated(ramp([3, 4], 0.0, &device), mesh, &[S(1)])?;
+        let targets = DTensor::distribute_replicated(Tensor::<1, Int>::from_ints([-100, 4, 3], &device), mesh, &[R])?;
         let loss = CrossEntropyLossConfig::new().with_ignore_index(-100).init(&device);
         let losses = values(loss.forward_no_reduction(logits, targets).to_local());
         assert_eq!(losses[0], 0.0);
@@ -160,9 +160,9 @@ fn half_precision_logits_have_the_loss_of_single_precision() {
                 let device = mesh.device().clone().autodiff();
                 let data = TensorData::new(logits.clone(), [2, CLASSES]).convert_dtype(dtype);
                 let x = Tensor::<2>::from_data(data, (&device, dtype));
-                let x = DTensor::distribute_local(x, mesh, &[placement])?.require_grad();
+                let x = DTensor::distribute_replicated(x, mesh, &[placement])?.require_grad();
                 let targets = Tensor::<1, Int>::from_ints(targets, &device);
-                let targets = DTensor::distribute_local(targets, mesh, &[R])?;
+                let targets = DTensor::distribute_replicated(targets, mesh, &[R])?;
                 let loss = cross_entropy(x.clone(), targets.clone());
                 assert_eq!(loss.dtype(), dtype);
                 let loss = loss.full_tensor()?;

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor};
 use burn_dtensor::comm::{CommError, Launch, launch};
-use burn_dtensor::dtensor::ops::{Axes, Rule, Strategy, apply, loss};
+use burn_dtensor::dtensor::ops::{EinsumRule, ShardingRule, Strategy, apply, loss};
 use burn_dtensor::dtensor::{DTensor, DTensorError};
 use burn_dtensor::mesh::{DeviceMesh, MeshError};
 use burn_dtensor::placement::{Layout, PlacementError};
@@ -27,7 +27,7 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
             &["one placement per mesh dimension"],
         );
         check(
-            error_of(DTensor::distribute_local(x(), mesh, &[R, S(2)])),
+            error_of(DTensor::distribute_replicated(x(), mesh, &[R, S(2)])),
             |error| matches!(error, Error::Placement(PlacementError::DimOutOfRange { mesh_dim: 1, dim: 2, ndim: 2 })),
             &["S(2)", "mesh dim 1"],
         );
@@ -58,7 +58,7 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
         let derived = x().require_grad() * 2.0;
         for (name, result) in [
             ("`distribute_tensor`", DTensor::distribute_tensor(derived.clone(), mesh, &[R, R])),
-            ("`distribute_local`", DTensor::distribute_local(derived.clone(), mesh, &[R, R])),
+            ("`distribute_local`", DTensor::distribute_replicated(derived.clone(), mesh, &[R, R])),
         ] {
             check(
                 error_of(result),
@@ -68,7 +68,7 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
         }
         for (name, result) in [
             ("`distribute_tensor`", DTensor::distribute_tensor(x(), mesh, &[R, SUM])),
-            ("`distribute_local`", DTensor::distribute_local(x(), mesh, &[R, SUM])),
+            ("`distribute_local`", DTensor::distribute_replicated(x(), mesh, &[R, SUM])),
             ("`zeros`", DTensor::zeros([4, 4], mesh, &[R, SUM], &device)),
         ] {
             check(
@@ -133,7 +133,7 @@ fn a_rank_outside_the_mesh_is_told_so() {
         let results = [
             DTensor::from_local(full.clone(), &mesh, &[R]),
             DTensor::from_local_checked(full.clone(), &mesh, &[R]),
-            DTensor::distribute_local(full.clone(), &mesh, &[S(0)]),
+            DTensor::distribute_replicated(full.clone(), &mesh, &[S(0)]),
             DTensor::distribute_tensor(full, &mesh, &[S(0)]),
             DTensor::zeros([4, 2], &mesh, &[S(0)], &device),
         ];
@@ -154,7 +154,7 @@ fn ranks_that_disagree_are_found_by_the_checked_constructor() {
         let rank = world.rank();
         // Uneven parts: the global shape is found.
         let full = ramp([5, 3], 0.0, &device);
-        let part = DTensor::distribute_local(full.clone(), mesh, &[S(0), S(1)])?.to_local();
+        let part = DTensor::distribute_replicated(full.clone(), mesh, &[S(0), S(1)])?.to_local();
         let found = DTensor::from_local_checked(part, mesh, &[S(0), S(1)])?;
         assert_eq!(found.dims(), [5, 3]);
         assert_eq!(found.full_tensor()?.into_data(), full.into_data());
@@ -235,7 +235,7 @@ fn a_rank_that_leaves_before_backward_is_named_by_those_that_wait() {
         Ok(())
     })
     .unwrap_err();
-    let Error::Comm(CommError::RankLeft { rank: 1, during }) = &error.cause else {
+    let Error::Comm(CommError::RankReturned { rank: 1, during }) = &error.cause else {
         panic!("{error}");
     };
     assert!(during.to_string().contains("redistribute [R] -> [S(0)]"), "{during}");
@@ -246,7 +246,7 @@ fn unequal_rows(rows: [usize; 2], program: impl Fn(DTensor<2>) -> Result<(), Err
     let error = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["x"])?;
         let whole = Tensor::<2>::ones([rows[world.rank()], 2], world.device());
-        program(DTensor::distribute_local(whole, &mesh, &[S(0)])?)
+        program(DTensor::distribute_replicated(whole, &mesh, &[S(0)])?)
     });
     let cause = error.unwrap_err().cause;
     let Error::Comm(CommError::Mismatch { differs, .. }) = cause else { panic!("{cause}") };
@@ -292,7 +292,7 @@ fn a_rule_that_promises_another_shape_than_its_operator_makes_is_found() {
     #[derive(Debug, Clone, PartialEq, Eq, Hash)]
     struct Longer;
 
-    impl Rule for Longer {
+    impl ShardingRule for Longer {
         fn name(&self) -> &'static str {
             "longer"
         }
@@ -333,9 +333,9 @@ fn an_operator_that_unwinds_names_the_line_it_was_called_in() {
 /// Letters that a crate of one's own gets wrong.
 #[test]
 fn a_rule_that_does_not_fit_its_operator_says_where() {
-    const LONGER: Axes = Axes::new("longer", "..d.. -> ..K..");
-    const PAIR: Axes = Axes::new("pair", "rc -> rc, rc");
-    const PRODUCT: Axes = Axes::new("product", "mk, kn -> mn");
+    const LONGER: EinsumRule = EinsumRule::new("longer", "..d.. -> ..K..");
+    const PAIR: EinsumRule = EinsumRule::new("pair", "rc -> rc, rc");
+    const PRODUCT: EinsumRule = EinsumRule::new("product", "mk, kn -> mn");
     let message = |operator: fn(DTensor<2>) -> DTensor<2>| {
         let failed = launch(Launch::threads(1), |world| {
             let mesh = DeviceMesh::new(world, [1], ["tp"])?;

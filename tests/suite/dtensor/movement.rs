@@ -17,9 +17,9 @@ fn looking_up_in_a_sharded_vocabulary_sends_nothing() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let weights = Tensor::<1, Int>::arange(0..10, &device).float().reshape([5, 2]);
-        let weights = DTensor::distribute_local(weights.detach(), mesh, &[S(0)])?.require_grad();
+        let weights = DTensor::distribute_replicated(weights.detach(), mesh, &[S(0)])?.require_grad();
         let indices = Tensor::<2, Int>::from_data([[4, 0, 4]], &device);
-        let indices = DTensor::distribute_local(indices, mesh, &[R])?;
+        let indices = DTensor::distribute_replicated(indices, mesh, &[R])?;
         let ledger = mesh.world().ledger();
         ledger.reset();
         let rows = module::embedding(weights.clone(), indices);
@@ -109,7 +109,7 @@ fn a_rank_without_elements_keeps_step_in_backward() {
     MeshTest::new([4], ["dp"]).run(|mesh| {
         for ((name, operator, uses), depth) in operators.into_iter().cartesian_product(0..5) {
             let x = Tensor::<2>::ones([3, 2], &mesh.device().clone().autodiff());
-            let x = DTensor::distribute_local(x, mesh, &[R])?.require_grad();
+            let x = DTensor::distribute_replicated(x, mesh, &[R])?.require_grad();
             let rows = x.clone().redistribute(&[S(0)])?;
             let other = (0..depth).fold(rows.clone(), |x, _| x.add_scalar(1.0)).redistribute(&[S(1)])?;
             let columns = operator(rows).redistribute(&[S(1)])?;

@@ -11,7 +11,7 @@ fn a_comparison_with_a_greatest_or_least_element_that_is_nan_is_false_under_ever
     for x in [[f32::NAN, 5.0], [-5.0, f32::NAN], [f32::NAN, f32::NAN], [5.0, -5.0]] {
         on_mesh(&[2], |_, mesh| {
             let whole = || Tensor::<1>::from_floats(x, mesh.device());
-            let cut = || DTensor::distribute_local(whole(), mesh, &[S(0)]);
+            let cut = || DTensor::distribute_replicated(whole(), mesh, &[S(0)]);
             let truth = |x: Tensor<1, Bool>| x.into_data().iter::<bool>().collect::<Vec<_>>();
             macro_rules! check {
                 ($($reduced:ident $compared:ident),*) => {$(

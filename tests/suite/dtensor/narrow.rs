@@ -33,8 +33,8 @@ fn bytes_find_their_rows_in_every_half_of_a_vocabulary() {
             for dtype in [IntDType::U8, IntDType::U16, IntDType::I16, IntDType::I64] {
                 let tokens = ints(&tokens, [2, 3], dtype, device);
                 let expected = values(plain::embedding(weights.clone(), tokens.clone()));
-                let cut = DTensor::distribute_local(weights.clone(), mesh, &[S(0)])?;
-                let tokens = DTensor::distribute_local(tokens, mesh, &[R])?;
+                let cut = DTensor::distribute_replicated(weights.clone(), mesh, &[S(0)])?;
+                let tokens = DTensor::distribute_replicated(tokens, mesh, &[R])?;
                 assert_eq!(values(module::embedding(cut, tokens).full_tensor()?), expected, "{dtype:?}");
             }
             Ok(())
@@ -47,18 +47,18 @@ fn bytes_index_every_part_of_a_cut_dimension() {
     on_mesh(&[2], |_, mesh| {
         let device = mesh.device();
         let x = ramp([300], 1.0, device);
-        let cut = || DTensor::distribute_local(x.clone(), mesh, &[S(0)]);
+        let cut = || DTensor::distribute_replicated(x.clone(), mesh, &[S(0)]);
         for (at, dtype) in
             [([0, 151, 255], IntDType::U8), ([0, 100, 127], IntDType::I8), ([9, 299, 150], IntDType::U16)]
         {
             let plain = ints(&at, [3], dtype, device);
-            let indices = || DTensor::distribute_local(plain.clone(), mesh, &[R]);
+            let indices = || DTensor::distribute_replicated(plain.clone(), mesh, &[R]);
             let expected = values(x.clone().select(0, plain.clone()));
             assert_eq!(values(cut()?.select(0, indices()?).full_tensor()?), expected, "select by {dtype:?}");
             assert_eq!(values(cut()?.gather(0, indices()?).full_tensor()?), expected, "gather by {dtype:?}");
             assert_eq!(values(cut()?.take::<1, 1>(0, indices()?).full_tensor()?), expected, "take by {dtype:?}");
             let (add, tens) = (IndexingUpdateOp::Add, Tensor::full([3], 10.0, device));
-            let values_of = || DTensor::distribute_local(tens.clone(), mesh, &[R]);
+            let values_of = || DTensor::distribute_replicated(tens.clone(), mesh, &[R]);
             let expected = values(x.clone().select_assign(0, plain.clone(), tens.clone(), add));
             let found = cut()?.select_assign(0, indices()?, values_of()?, add);
             assert_eq!(values(found.full_tensor()?), expected, "select_assign by {dtype:?}");
@@ -81,8 +81,8 @@ fn byte_targets_of_as_many_classes_as_bytes_are_valid() {
     )[0];
     for placements in [[R], [S(1)], [S(0)]] {
         on_mesh(&[2], |_, mesh| {
-            let targets = DTensor::distribute_local(ints(&targets, [3], IntDType::U8, mesh.device()), mesh, &[R])?;
-            let scores = DTensor::distribute_local(scores(), mesh, &placements)?;
+            let targets = DTensor::distribute_replicated(ints(&targets, [3], IntDType::U8, mesh.device()), mesh, &[R])?;
+            let scores = DTensor::distribute_replicated(scores(), mesh, &placements)?;
             // No byte is -100, which wraps around to 156.
             let loss = CrossEntropyLossConfig::new().with_ignore_index(-100).init(mesh.device());
             let loss = values(loss.forward(scores, targets).full_tensor()?)[0];
@@ -97,11 +97,11 @@ fn byte_targets_of_as_many_classes_as_bytes_are_valid() {
 fn no_pending_extremum_goes_through_what_wraps_around() {
     on_mesh(&[2], |_, mesh| {
         let labels = ints(&[0, 0, 2, 5], [4], IntDType::U8, mesh.device());
-        let greatest = DTensor::distribute_local(labels, mesh, &[S(0)])?.max_dim(0);
+        let greatest = DTensor::distribute_replicated(labels, mesh, &[S(0)])?.max_dim(0);
         assert_eq!(greatest.placements(), [MAX]);
         assert_eq!(integers((greatest.clone() - 1).full_tensor()?), [4]);
         assert_eq!(integers((greatest.clone() + 250).full_tensor()?), [255]);
-        let one = DTensor::distribute_local(ints(&[1], [1], IntDType::U8, mesh.device()), mesh, &[R])?;
+        let one = DTensor::distribute_replicated(ints(&[1], [1], IntDType::U8, mesh.device()), mesh, &[R])?;
         assert_eq!(integers((greatest - one).full_tensor()?), [4]);
         let bytes = |parts| pending(parts, MAX, IntDType::U8, mesh);
         assert_eq!(integers(bytes([0, 5])?.neg().full_tensor()?), [251]);
@@ -144,8 +144,8 @@ fn an_index_that_no_row_has_is_refused_under_every_layout() {
     let refused = |index: i64, dtype, placement, operator: &(dyn Fn(DTensor<1>, DTensor<1, Int>) + Sync)| {
         launch(Launch::threads(2), |world| {
             let mesh = DeviceMesh::new(world, [2], ["a"])?;
-            let at = DTensor::distribute_local(ints(&[index], [1], dtype, mesh.device()), &mesh, &[R])?;
-            operator(DTensor::distribute_local(ramp([5], 1.0, mesh.device()), &mesh, &[placement])?, at);
+            let at = DTensor::distribute_replicated(ints(&[index], [1], dtype, mesh.device()), &mesh, &[R])?;
+            operator(DTensor::distribute_replicated(ramp([5], 1.0, mesh.device()), &mesh, &[placement])?, at);
             Ok(())
         })
         .expect_err(&format!("index {index} of 5"))

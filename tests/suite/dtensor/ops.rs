@@ -19,10 +19,10 @@ fn three_products_of_one_activation_share_one_all_reduce_in_backward() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let x = Tensor::<2>::ones([4, 6], &device);
-        let x = DTensor::distribute_local(x, mesh, &[R])?.require_grad();
+        let x = DTensor::distribute_replicated(x, mesh, &[R])?.require_grad();
         let weight = |scale: f32| {
             let w = Tensor::<2>::ones([6, 8], &device).mul_scalar(scale);
-            DTensor::distribute_local(w.detach(), mesh, &[S(1)])
+            DTensor::distribute_replicated(w.detach(), mesh, &[S(1)])
         };
         let ledger = mesh.world().ledger();
         ledger.reset();
@@ -58,7 +58,7 @@ fn deny_names_the_redistribution_to_write() {
 #[test]
 fn deny_names_the_order_of_cuts_to_write() {
     MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
-        let turned = Layout::with_order(&[2, 2], &[S(0), S(0)], &[(0, &[1, 0])])?;
+        let turned = Layout::with_shard_order(&[2, 2], &[S(0), S(0)], &[(0, &[1, 0])])?;
         let x = DTensor::<1>::ones([8], mesh, &[R, R], mesh.device())?;
         let y = x.clone().redistribute_to(&turned)?;
         let denied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -81,11 +81,11 @@ fn a_bias_that_joins_a_sum_keeps_its_order_of_cuts() {
             DTensor::<2>::ones(shape, mesh, &[R, R, R], mesh.device())?.redistribute_to(layout)
         };
         let x = ones([2, 4], &Layout::new(mesh.shape(), &[R, R, S(1)])?)?;
-        let columns = Layout::with_order(mesh.shape(), &[S(1), S(1), S(0)], &[(1, &[1, 0])])?;
+        let columns = Layout::with_shard_order(mesh.shape(), &[S(1), S(1), S(0)], &[(1, &[1, 0])])?;
         let weight = ones([4, 8], &columns)?;
-        let cut = Layout::with_order(mesh.shape(), &[S(0), S(0), R], &[(0, &[1, 0])])?;
+        let cut = Layout::with_shard_order(mesh.shape(), &[S(0), S(0), R], &[(0, &[1, 0])])?;
         let bias = Tensor::<1, Int>::arange(0..8, mesh.device()).float();
-        let bias = DTensor::distribute_local(bias, mesh, &[R, R, R])?.redistribute_to(&cut)?;
+        let bias = DTensor::distribute_replicated(bias, mesh, &[R, R, R])?.redistribute_to(&cut)?;
         mesh.world().ledger().reset();
         let y = module::linear(x, weight, Some(bias));
         assert_eq!(mesh.world().ledger().total(|_| true).calls, 0);
@@ -163,7 +163,7 @@ fn operators_say_what_is_wrong_with_their_arguments() {
 fn a_variance_over_cut_rows_sends_no_rows() {
     MeshTest::new([2], ["dp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let x = DTensor::distribute_local(Tensor::<2>::ones([100, 3], &device), mesh, &[S(0)])?.require_grad();
+        let x = DTensor::distribute_replicated(Tensor::<2>::ones([100, 3], &device), mesh, &[S(0)])?.require_grad();
         let ledger = mesh.world().ledger();
         ledger.reset();
         let var = x.clone().var_bias(0);
@@ -183,7 +183,7 @@ fn the_statistics_of_a_cut_batch_are_whole_on_every_rank() {
     MeshTest::new([2], ["dp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let rows = Tensor::<2>::from_data([[1.0, 2.0], [3.0, 4.0], [8.0, 0.0]], &device);
-        let x = DTensor::distribute_local(rows, mesh, &[S(0)])?;
+        let x = DTensor::distribute_replicated(rows, mesh, &[S(0)])?;
         let vector = || DTensor::<1>::ones([2], mesh, &[R], &device);
         let normalized = module::batch_norm_train(x, vector()?, vector()?, 1e-5);
         for (found, expected) in [(normalized.mean, [4.0, 2.0]), (normalized.variance, [26.0 / 3.0, 8.0 / 3.0])] {
@@ -220,8 +220,8 @@ fn a_grouped_conv1d_whose_stride_leaves_elements_over_has_the_gradient_of_its_we
             MeshTest::new([2], ["tp"]).run(|mesh| {
                 let device = mesh.device().clone().autodiff();
                 let x = Tensor::<3>::from_data([[[1.0, 2.0, 40.0], [3.0, 5.0, 70.0]]], &device);
-                let x = DTensor::distribute_local(x, mesh, &placements[..1])?.require_grad();
-                let weight = DTensor::distribute_local(Tensor::<3>::ones([6, 1, 2], &device), mesh, &placements[1..])?;
+                let x = DTensor::distribute_replicated(x, mesh, &placements[..1])?.require_grad();
+                let weight = DTensor::distribute_replicated(Tensor::<3>::ones([6, 1, 2], &device), mesh, &placements[1..])?;
                 let weight = weight.require_grad();
                 let mut options = ConvOptions::new([2], [0], [1], 2);
                 options.padding = [padding];
@@ -267,7 +267,7 @@ fn a_grouped_conv1d_whose_only_window_sees_padding_alone_is_that_of_burn() {
             let expected = burn::tensor::module::conv1d(x.clone(), weight.clone(), None, options());
             for placements in [[R, R], [S(1), S(0)]] {
                 let cut = |tensor: &Tensor<3>, placement| {
-                    DTensor::distribute_local(tensor.clone().detach(), mesh, &[placement]).map(DTensor::require_grad)
+                    DTensor::distribute_replicated(tensor.clone().detach(), mesh, &[placement]).map(DTensor::require_grad)
                 };
                 let (own_x, own_weight) = (cut(&x, placements[0])?, cut(&weight, placements[1])?);
                 let y = module::conv1d(own_x.clone(), own_weight.clone(), None, options()).full_tensor()?;

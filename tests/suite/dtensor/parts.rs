@@ -18,13 +18,13 @@ const ROWS: usize = 2;
 /// mesh dimensions in either order, also beside a cut of the first.
 fn layouts(mesh: &[usize], len: usize) -> Vec<Layout> {
     let layout = |placements: &[_]| Layout::new(mesh, placements).unwrap();
-    let ragged = |layout: Layout, lengths: &[usize]| layout.with_lengths(0, lengths).unwrap();
+    let ragged = |layout: Layout, lengths: &[usize]| layout.with_uneven_sizes(0, lengths).unwrap();
     match mesh {
         [2] => vec![layout(&[S(1)]), ragged(layout(&[S(1)]), &[1, len - 1]), ragged(layout(&[S(1)]), &[len, 0])],
         [3] => vec![layout(&[S(1)]), ragged(layout(&[S(1)]), &[2, len - 3, 1])],
         _ => vec![
             layout(&[S(1), S(1)]),
-            Layout::with_order(mesh, &[S(1), S(1)], &[(1, &[1, 0])]).unwrap(),
+            Layout::with_shard_order(mesh, &[S(1), S(1)], &[(1, &[1, 0])]).unwrap(),
             layout(&[S(0), S(1)]),
             layout(&[S(1), R]),
         ],
@@ -160,7 +160,7 @@ fn the_largest_of_equal_ones_are_where_they_are_said_to_be() {
     let tied: Vec<f32> = (0..64).map(|i| (i * 7 % 5) as f32).collect();
     on_mesh(&[4], |_, mesh| {
         let whole = Tensor::<1>::from_floats(&tied[..], mesh.device());
-        let x = DTensor::distribute_local(whole.clone(), mesh, &[S(0)])?;
+        let x = DTensor::distribute_replicated(whole.clone(), mesh, &[S(0)])?;
         let (found, places) = x.topk_with_indices(5, 0);
         let (found, places) = (values(found.full_tensor()?), places.full_tensor()?);
         assert_eq!(found, [4.0; 5]);
@@ -206,7 +206,7 @@ fn softmaxes_are_no_number_where_those_of_the_whole_are_none() {
 fn half_precision_loses_nothing_between_parts() {
     on_mesh(&[3], |_, mesh| {
         let ones = || Tensor::<1>::ones([3 * 2049], mesh.device()).cast(FloatDType::F16);
-        let x = DTensor::distribute_local(ones(), mesh, &[S(0)])?;
+        let x = DTensor::distribute_replicated(ones(), mesh, &[S(0)])?;
         let found = x.cumsum(0);
         assert_eq!(found.dtype(), ones().dtype());
         let found = found.full_tensor()?.into_data();
@@ -222,7 +222,7 @@ fn integers_accumulate_and_are_found_in_their_own_type() {
             let numbers: Vec<i64> = vec![3, 9, 9, 0, 2, 9, 1];
             let whole =
                 || Tensor::<1, Int>::from_data(TensorData::new(numbers.clone(), [7]), mesh.device()).cast(dtype);
-            let cut = || DTensor::distribute_local(whole(), mesh, &[S(0)]);
+            let cut = || DTensor::distribute_replicated(whole(), mesh, &[S(0)]);
             assert_eq!(cut()?.cumsum(0).full_tensor()?.into_data(), whole().cumsum(0).into_data());
             assert_eq!(cut()?.cummax(0).full_tensor()?.into_data(), whole().cummax(0).into_data());
             assert_eq!(cut()?.argmax(0).full_tensor()?.into_data(), whole().argmax(0).into_data());
@@ -243,7 +243,7 @@ fn sent(
     run: impl Fn(DTensor<2>) -> DTensor<2>,
 ) -> Result<[(u64, u64); 3]> {
     let whole = super::ramp([rows, len], 1.0, &Device::flex().autodiff()).require_grad();
-    let x = DTensor::distribute_local_to(whole, mesh, layout.clone())?;
+    let x = DTensor::distribute_replicated_to(whole, mesh, layout.clone())?;
     let ledger = mesh.world().ledger();
     ledger.reset();
     let y = RedistributePolicy::Deny.run(|| run(x));

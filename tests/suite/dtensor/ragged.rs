@@ -16,7 +16,7 @@ const SHAPE: [usize; 2] = [6, 4];
 /// With lengths for some mesh dimensions.
 fn ragged(mesh: &[usize], placements: &[Placement], lengths: &[(usize, &[usize])]) -> Layout {
     let layout = Layout::new(mesh, placements).unwrap();
-    lengths.iter().fold(layout, |layout, &(mesh_dim, lengths)| layout.with_lengths(mesh_dim, lengths).unwrap())
+    lengths.iter().fold(layout, |layout, &(mesh_dim, lengths)| layout.with_uneven_sizes(mesh_dim, lengths).unwrap())
 }
 
 /// Of tensors of [`SHAPE`]: ragged and not, on three ranks.
@@ -30,14 +30,14 @@ fn on_three() -> Vec<Layout> {
 /// The same on 2 x 3: ragged cuts outside others, beside them, inside them and turned.
 fn on_two_by_three() -> Vec<Layout> {
     let mesh = [2, 3];
-    let turned = Layout::with_order(&mesh, &[S(0), S(0)], &[(0, &[1, 0])]).unwrap();
+    let turned = Layout::with_shard_order(&mesh, &[S(0), S(0)], &[(0, &[1, 0])]).unwrap();
     vec![
         ragged(&mesh, &[S(0), S(1)], &[]),
         ragged(&mesh, &[S(0), S(1)], &[(0, &[4, 2]), (1, &[3, 0, 1])]),
         ragged(&mesh, &[S(0), S(0)], &[(0, &[1, 5])]),
         ragged(&mesh, &[S(0), S(0)], &[(1, &[0, 1, 2])]),
         ragged(&mesh, &[S(0), S(0)], &[(0, &[3, 3]), (1, &[2, 0, 1])]),
-        turned.with_lengths(1, [1, 0, 5]).unwrap(),
+        turned.with_uneven_sizes(1, [1, 0, 5]).unwrap(),
         ragged(&mesh, &[R, S(1)], &[(1, &[0, 2, 2])]),
         ragged(&mesh, &[S(1), R], &[]),
     ]
@@ -54,7 +54,7 @@ fn parts_are_as_long_as_they_were_told() {
             let start: usize = lengths[..world.rank()].iter().sum();
             let expected = (start * 4..(start + lengths[world.rank()]) * 4).map(|i| i as f32 + 1.0);
             let expected: Vec<f32> = expected.collect();
-            let local = DTensor::distribute_local_to(whole(), mesh, layout())?;
+            let local = DTensor::distribute_replicated_to(whole(), mesh, layout())?;
             let sent = DTensor::distribute_tensor_to(whole() * 1.0, mesh, layout());
             assert!(matches!(sent, Err(Error::DTensor(DTensorError::NotALeaf { .. }))));
             let sent = DTensor::distribute_tensor_to(whole(), mesh, layout())?;
@@ -81,7 +81,7 @@ fn redistribution_moves_values_and_gradients() {
             let device = Device::flex().autodiff();
             for (from, to) in layouts.iter().flat_map(|from| layouts.iter().map(move |to| (from, to))) {
                 let leaf = ramp(SHAPE, 1.0, &device).require_grad();
-                let x = DTensor::distribute_local_to(leaf, mesh, from.clone())?;
+                let x = DTensor::distribute_replicated_to(leaf, mesh, from.clone())?;
                 let moved = x.clone().redistribute_to(to)?;
                 assert_eq!(moved.layout(), to);
                 assert_eq!(values(moved.local().clone()), part(ramp(SHAPE, 1.0, &device), &moved), "{from} -> {to}");
@@ -100,7 +100,7 @@ fn redistribution_moves_values_and_gradients() {
 fn placements_without_lengths_are_chunks() {
     on_mesh(&[3], |world, mesh| {
         let layout = ragged(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
-        let x = DTensor::distribute_local_to(ramp(SHAPE, 1.0, &Device::flex()), mesh, layout)?;
+        let x = DTensor::distribute_replicated_to(ramp(SHAPE, 1.0, &Device::flex()), mesh, layout)?;
         let even = x.redistribute(&[S(0)])?;
         assert_eq!(even.layout(), &ragged(&[3], &[S(0)], &[]));
         let first = world.rank() as f32 * 8.0 + 1.0;
@@ -142,9 +142,9 @@ fn operators_keep_the_lengths() {
             let leaf = |offset| ramp(SHAPE, offset, &device).div_scalar(10.0).detach().require_grad();
             let (a, b, w) = (leaf(1.0), leaf(-7.0), ramp([4, 2], -3.0, &device).require_grad());
             let own =
-                |x: &Tensor<2>| DTensor::distribute_local_to(x.clone().detach().require_grad(), mesh, layout.clone());
+                |x: &Tensor<2>| DTensor::distribute_replicated_to(x.clone().detach().require_grad(), mesh, layout.clone());
             let (own_a, own_b) = (own(&a)?, own(&b)?);
-            let own_w = DTensor::distribute_local(w.clone().detach().require_grad(), mesh, &vec![R; shape.len()])?;
+            let own_w = DTensor::distribute_replicated(w.clone().detach().require_grad(), mesh, &vec![R; shape.len()])?;
             let plain = activation::softmax(a.clone().exp() * b.clone() + a.clone(), 1).matmul(w.clone());
             let result = RedistributePolicy::Deny.run(|| {
                 let y = own_a.clone().exp() * own_b.clone() + own_a.clone();
@@ -176,7 +176,7 @@ fn operands_of_other_lengths_are_brought_together() {
         let device = Device::flex().autodiff();
         for (left, right) in layouts.iter().flat_map(|left| layouts.iter().map(move |right| (left, right))) {
             let own = |offset, layout: &Layout| {
-                DTensor::distribute_local_to(ramp(SHAPE, offset, &device).require_grad(), mesh, layout.clone())
+                DTensor::distribute_replicated_to(ramp(SHAPE, offset, &device).require_grad(), mesh, layout.clone())
             };
             let (x, y) = (own(1.0, left)?, own(2.0, right)?);
             let product = x.clone() * y.clone();
@@ -196,8 +196,8 @@ fn what_every_rank_has_is_cut_into_the_lengths() {
     on_mesh(&[3], |world, mesh| {
         let layout = ragged(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
         let whole = || ramp(SHAPE, 1.0, &Device::flex());
-        let x = DTensor::distribute_local_to(whole(), mesh, layout.clone())?;
-        let y = DTensor::distribute_local(whole(), mesh, &[R])?;
+        let x = DTensor::distribute_replicated_to(whole(), mesh, layout.clone())?;
+        let y = DTensor::distribute_replicated(whole(), mesh, &[R])?;
         world.ledger().reset();
         let sum = y + x;
         assert_eq!(world.ledger().total(|_| true).calls, 0);
@@ -213,12 +213,12 @@ fn what_does_not_keep_the_dimension_gathers() {
     on_mesh(&[3], |_, mesh| {
         let layout = ragged(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
         let device = Device::flex().autodiff();
-        let x = DTensor::distribute_local_to(ramp(SHAPE, 1.0, &device).require_grad(), mesh, layout)?;
+        let x = DTensor::distribute_replicated_to(ramp(SHAPE, 1.0, &device).require_grad(), mesh, layout)?;
         let flat: DTensor<1> = x.clone().reshape([24]);
-        assert!(!flat.layout().is_ragged());
+        assert!(!flat.layout().is_uneven());
         assert_eq!(values(flat.clone().full_tensor()?), values(ramp(SHAPE, 1.0, &device)));
         let doubled = DTensor::cat(vec![x.clone(), x.clone()], 0);
-        assert!(!doubled.layout().is_ragged());
+        assert!(!doubled.layout().is_uneven());
         assert_eq!(doubled.dims(), [12, 4]);
         let grads = (flat.sum() + doubled.sum()).full_tensor()?.backward();
         assert!(values(x.local().grad(&grads).unwrap()).iter().all(|grad| *grad == 3.0));
@@ -231,14 +231,14 @@ fn lengths_that_do_not_fit_are_typed_errors_on_every_rank() {
     on_mesh(&[3], |_, mesh| {
         let layout = || ragged(&[3], &[S(0)], &[(0, &[1, 3, 1])]);
         let whole = || ramp(SHAPE, 1.0, &Device::flex());
-        let x = DTensor::distribute_local(whole(), mesh, &[S(0)])?;
+        let x = DTensor::distribute_replicated(whole(), mesh, &[S(0)])?;
         for error in [
             error_of(DTensor::distribute_tensor_to(whole(), mesh, layout())),
-            error_of(DTensor::distribute_local_to(whole(), mesh, layout())),
+            error_of(DTensor::distribute_replicated_to(whole(), mesh, layout())),
             error_of(DTensor::from_local_with_layout(whole(), mesh, layout(), SHAPE)),
             error_of(x.redistribute_to(&layout())),
         ] {
-            let expected = PlacementError::LengthSum { mesh_dim: 0, dim: 0, lengths: vec![1, 3, 1], len: 6 };
+            let expected = PlacementError::ShardSizeSum { mesh_dim: 0, dim: 0, lengths: vec![1, 3, 1], len: 6 };
             assert!(matches!(&error, Error::Placement(found) if *found == expected), "{error}");
         }
         Ok(())
@@ -250,7 +250,7 @@ fn ranks_that_disagree_on_lengths_are_told() {
     let error = launch(Launch::threads(2), |world| -> Result<()> {
         let mesh = DeviceMesh::new(world, [2], ["a"])?;
         let lengths = [[2, 4], [2, 4]][world.rank()];
-        let x = DTensor::distribute_local_to(
+        let x = DTensor::distribute_replicated_to(
             ramp(SHAPE, 1.0, &Device::flex()),
             &mesh,
             ragged(&[2], &[S(0)], &[(0, &lengths)]),
@@ -272,7 +272,7 @@ fn ranks_that_disagree_on_lengths_are_told() {
 fn a_denied_move_names_the_lengths() {
     on_mesh(&[2], |_, mesh| {
         let layout = |lengths: [usize; 2]| ragged(&[2], &[S(0)], &[(0, &lengths)]);
-        let own = |lengths| DTensor::distribute_local_to(ramp(SHAPE, 1.0, &Device::flex()), mesh, layout(lengths));
+        let own = |lengths| DTensor::distribute_replicated_to(ramp(SHAPE, 1.0, &Device::flex()), mesh, layout(lengths));
         let (x, y) = (own([1, 5])?, own([4, 2])?);
         let error = RedistributePolicy::Deny.run(|| {
             let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| x + y));

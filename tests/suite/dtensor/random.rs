@@ -91,7 +91,7 @@ fn replicas_draw_alike_and_shards_differ() {
 fn dropout_is_bitwise_the_same_on_every_mesh_forward_and_backward() {
     let bits = same_everywhere(|mesh, placements| {
         let device = mesh.device().clone().autodiff();
-        let leaf = |offset| DTensor::distribute_local(ramp(SHAPE, offset, &device), mesh, placements);
+        let leaf = |offset| DTensor::distribute_replicated(ramp(SHAPE, offset, &device), mesh, placements);
         let x = leaf(0.5)?.require_grad();
         let y = module::dropout(x.clone(), 0.3, 11);
         let grads = (y.local().clone() * leaf(-7.25)?.to_local()).sum().backward();
@@ -109,7 +109,7 @@ fn dropout_is_bitwise_the_same_on_every_mesh_forward_and_backward() {
 #[test]
 fn a_pending_sum_passes_dropout() {
     let plain = on_mesh(&[1], |_, mesh| {
-        let x = DTensor::distribute_local(ramp(SHAPE, 1.0, &Device::flex()), mesh, &[R])?;
+        let x = DTensor::distribute_replicated(ramp(SHAPE, 1.0, &Device::flex()), mesh, &[R])?;
         Ok(values(module::dropout(x, 0.5, 3).full_tensor()?))
     });
     on_mesh(&[2], |_, mesh| {

@@ -48,7 +48,7 @@ fn what_it_gathers_is_in_the_ledger_and_what_is_whole_costs_nothing() {
     on_mesh(&[3], |world, mesh| {
         let device = mesh.device().clone().autodiff();
         let whole = ramp([5, 2], 0.0, &device);
-        let x = DTensor::distribute_local(whole.clone(), mesh, &[S(0)])?.require_grad();
+        let x = DTensor::distribute_replicated(whole.clone(), mesh, &[S(0)])?.require_grad();
         let term = DTensor::from_local(whole.clone(), mesh, &[SUM])?.require_grad();
         let ledger = world.ledger();
         ledger.reset();

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Op, Phase};
-use burn_dtensor::dtensor::{DTensor, DTensorError, Redistribute};
+use burn_dtensor::dtensor::{DTensor, DTensorError, RedistributeOptions};
 use burn_dtensor::placement::Placement;
 use itertools::Itertools;
 
@@ -26,12 +26,12 @@ fn a_tensor_is_cast_before_it_is_sent_and_stays_so() {
             let all = placements_of(mesh.ndim(), 2);
             for (from, to) in all.iter().cartesian_product(&all) {
                 let whole = thirds(-3.0, world.device());
-                let x = DTensor::distribute_local(whole.clone(), mesh, from)?;
+                let x = DTensor::distribute_replicated(whole.clone(), mesh, from)?;
                 world.ledger().reset();
                 x.clone().redistribute(to)?;
                 let bytes = world.ledger().total(|_| true).bytes;
                 world.ledger().reset();
-                let y = Redistribute::to(to).forward_dtype(FloatDType::BF16).run(x)?;
+                let y = RedistributeOptions::to(to).with_forward_dtype(FloatDType::BF16).run(x)?;
                 assert_eq!(world.ledger().total(|_| true).bytes, bytes / 2, "{from:?} -> {to:?}");
                 assert_eq!((y.dtype(), y.local().dtype(), y.placements()), (DType::BF16, DType::BF16, &to[..]));
                 assert_eq!(values(y.local().clone()), part(rounded(whole), &y), "{from:?} -> {to:?}");
@@ -41,7 +41,7 @@ fn a_tensor_is_cast_before_it_is_sent_and_stays_so() {
             let sum = (1..world.size()).fold(term(0), |sum, rank| sum + term(rank));
             let placements = vec![SUM; mesh.ndim()];
             let x = DTensor::from_local(thirds(world.rank() as f32, world.device()), mesh, &placements)?;
-            let y = Redistribute::to(&vec![R; mesh.ndim()]).forward_dtype(FloatDType::BF16).run(x)?;
+            let y = RedistributeOptions::to(&vec![R; mesh.ndim()]).with_forward_dtype(FloatDType::BF16).run(x)?;
             assert_eq!(values(y.to_local()), values(rounded(sum)));
             Ok(())
         });
@@ -59,16 +59,16 @@ fn a_gradient_is_sent_in_the_backward_dtype_and_comes_back_in_the_tensors_own() 
                 .into_iter()
                 .flat_map(|case| [(case, None, Some(2)), (case, Some(2), Some(2)), (case, Some(2), None)])
             {
-                let x = DTensor::distribute_local(thirds(0.0, &device).require_grad(), mesh, &[from])?;
-                let mut request = Redistribute::to(&[to]);
+                let x = DTensor::distribute_replicated(thirds(0.0, &device).require_grad(), mesh, &[from])?;
+                let mut request = RedistributeOptions::to(&[to]);
                 if forward.is_some() {
-                    request = request.forward_dtype(FloatDType::BF16);
+                    request = request.with_forward_dtype(FloatDType::BF16);
                 }
                 if backward.is_some() {
-                    request = request.backward_dtype(FloatDType::BF16);
+                    request = request.with_backward_dtype(FloatDType::BF16);
                 }
                 let y = request.run(x.clone())?;
-                let g = DTensor::distribute_local(thirds(1.0, &device), mesh, &[to])?.to_local().cast(y.dtype());
+                let g = DTensor::distribute_replicated(thirds(1.0, &device), mesh, &[to])?.to_local().cast(y.dtype());
                 world.ledger().reset();
                 let grads = (y.to_local() * g.clone()).sum().backward();
                 let bytes = world.ledger().total(|key| key.phase == Phase::Backward).bytes;
@@ -97,9 +97,9 @@ fn reductions_have_their_derivative_in_other_types() {
             let device = world.device().clone().autodiff();
             let local = Tensor::<1>::full([4], 2.0 + world.rank() as f32, &device).require_grad();
             let x = DTensor::from_local(local, mesh, &[from])?;
-            let y = Redistribute::to(&[to])
-                .forward_dtype(FloatDType::BF16)
-                .backward_dtype(FloatDType::F16)
+            let y = RedistributeOptions::to(&[to])
+                .with_forward_dtype(FloatDType::BF16)
+                .with_backward_dtype(FloatDType::F16)
                 .run(x.clone())?;
             let grads = y.to_local().mul_scalar(3.0).sum().backward();
             let grad = x.grad(&grads).expect("a leaf");
@@ -114,12 +114,12 @@ fn reductions_have_their_derivative_in_other_types() {
 fn what_is_there_already_costs_nothing_but_the_cast() {
     on_mesh(&[2], |world, mesh| {
         let x =
-            DTensor::distribute_local(thirds(0.0, &world.device().clone().autodiff()).require_grad(), mesh, &[S(0)])?;
+            DTensor::distribute_replicated(thirds(0.0, &world.device().clone().autodiff()).require_grad(), mesh, &[S(0)])?;
         world.ledger().reset();
-        let same = Redistribute::to(&[S(0)]).forward_dtype(FloatDType::F32).start(x.clone())?;
+        let same = RedistributeOptions::to(&[S(0)]).with_forward_dtype(FloatDType::F32).start(x.clone())?;
         assert!(same.is_complete());
         assert!(same.wait()?.local().is_require_grad(), "the leaf itself");
-        let cast = Redistribute::to(&[S(0)]).forward_dtype(FloatDType::F16).run(x.clone())?;
+        let cast = RedistributeOptions::to(&[S(0)]).with_forward_dtype(FloatDType::F16).run(x.clone())?;
         let grads = cast.to_local().sum().backward();
         assert_eq!(x.grad(&grads).expect("a leaf").dtype(), DType::F32);
         assert_eq!(world.ledger().total(|_| true).calls, 0);
@@ -131,8 +131,8 @@ fn what_is_there_already_costs_nothing_but_the_cast() {
 fn integers_have_no_type_to_be_sent_in() {
     on_mesh(&[2], |world, mesh| {
         let x = DTensor::<1, Int>::arange(0..6, mesh, &[S(0)], world.device())?;
-        assert_eq!(values(Redistribute::to(&[R]).run(x.clone())?.to_local().float()), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
-        let error = error_of(Redistribute::to(&[R]).backward_dtype(FloatDType::F16).run(x));
+        assert_eq!(values(RedistributeOptions::to(&[R]).run(x.clone())?.to_local().float()), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        let error = error_of(RedistributeOptions::to(&[R]).with_backward_dtype(FloatDType::F16).run(x));
         assert!(
             matches!(error, Error::DTensor(DTensorError::NotFloat { dtype: DType::I64 | DType::I32, .. })),
             "{error}"
@@ -150,10 +150,10 @@ fn what_is_waited_for_later_is_what_would_have_come_at_once() {
             let device = &tracked_devices()[0];
             let all = placements_of(mesh.ndim(), 2);
             for (from, to) in all.iter().cartesian_product(&all) {
-                let x = DTensor::distribute_local(thirds(1.0, device).require_grad(), mesh, from)?;
+                let x = DTensor::distribute_replicated(thirds(1.0, device).require_grad(), mesh, from)?;
                 let now = x.clone().redistribute(to)?;
                 world.ledger().reset();
-                let later = Redistribute::to(to).start(x.clone())?;
+                let later = RedistributeOptions::to(to).start(x.clone())?;
                 let issued = world.ledger().snapshot();
                 let later = later.wait()?;
                 assert_eq!(world.ledger().snapshot(), issued, "{from:?} -> {to:?}");
@@ -176,11 +176,11 @@ fn ranks_that_forget_to_wait_stay_in_step() {
         [(&[2][..], vec![S(0)], vec![R]), (&[3], vec![S(0)], vec![S(1)]), (&[2, 2], vec![S(0); 2], vec![S(1); 2])]
     {
         on_mesh(mesh_shape, |world, mesh| {
-            let x = DTensor::distribute_local(thirds(1.0, &tracked_devices()[0]).require_grad(), mesh, &from)?;
+            let x = DTensor::distribute_replicated(thirds(1.0, &tracked_devices()[0]).require_grad(), mesh, &from)?;
             for forgetful in 0..world.size() {
                 let (first, second) =
-                    (Redistribute::to(&to).start(x.clone())?, Redistribute::to(&from).start(x.clone())?);
-                let third = Redistribute::to(&vec![R; mesh.ndim()]).start(x.clone())?;
+                    (RedistributeOptions::to(&to).start(x.clone())?, RedistributeOptions::to(&from).start(x.clone())?);
+                let third = RedistributeOptions::to(&vec![R; mesh.ndim()]).start(x.clone())?;
                 if world.rank() == forgetful {
                     drop((second, first));
                     assert_eq!(values(third.wait()?.to_local()), values(thirds(1.0, world.device())));
@@ -211,7 +211,7 @@ fn the_gradient_of_a_tensor_is_a_tensor_laid_out_alike() {
                 let whole_there: Vec<_> = placements.iter().map(partial).collect();
                 // The first rank of a partial mesh dimension has the value, the others have zeros.
                 let x =
-                    DTensor::distribute_local(thirds(-3.0, device), mesh, &whole_there)?.redistribute(&placements)?;
+                    DTensor::distribute_replicated(thirds(-3.0, device), mesh, &whole_there)?.redistribute(&placements)?;
                 let x = x.detach().require_grad();
                 let y = x.clone().full_tensor()?;
                 let grad = x.grad(&loss(y).backward()).expect("a leaf");
@@ -219,7 +219,7 @@ fn the_gradient_of_a_tensor_is_a_tensor_laid_out_alike() {
                 assert!(!grad.local().device().is_autodiff());
                 assert_eq!(values(grad.full_tensor()?), values(reference.clone()), "{placements:?}");
             }
-            let unused = DTensor::distribute_local(whole.clone().detach().require_grad(), mesh, &vec![R; mesh.ndim()])?;
+            let unused = DTensor::distribute_replicated(whole.clone().detach().require_grad(), mesh, &vec![R; mesh.ndim()])?;
             assert!(unused.grad(&loss(whole.clone()).backward()).is_none());
             assert_eq!(world.ledger().calls(Op::Barrier), 0);
             Ok(())

@@ -19,7 +19,7 @@ fn any_rank_may_hold_what_is_distributed() {
             for placements in placements_of(mesh.ndim(), 2) {
                 let mut layouts = vec![Layout::new(mesh.shape(), &placements)?];
                 if placements == [S(0), S(0)] {
-                    layouts.push(Layout::with_order(mesh.shape(), &placements, &[(0, &[1, 0])])?);
+                    layouts.push(Layout::with_shard_order(mesh.shape(), &placements, &[(0, &[1, 0])])?);
                 }
                 for (layout, source) in layouts.iter().flat_map(|layout| (0..mesh.size()).map(move |at| (layout, at))) {
                     let x = DTensor::distribute_tensor_from(own(world.rank()), mesh, layout.clone(), source)?;

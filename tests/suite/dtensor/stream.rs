@@ -3,7 +3,7 @@
 use burn::nn::DropoutConfig;
 use burn::tensor::Distribution;
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::dtensor::ops::random::{self, Stream};
+use burn_dtensor::dtensor::ops::random::{self, RngState};
 use burn_dtensor::prelude::*;
 use itertools::Itertools;
 
@@ -37,7 +37,7 @@ fn draws(mesh: &DeviceMesh, placements: &[Placement]) -> Result<Draws> {
 }
 
 /// As a checkpoint keeps it.
-fn saved_and_loaded(stream: Stream) -> Stream {
+fn saved_and_loaded(stream: RngState) -> RngState {
     serde_json::from_str(&serde_json::to_string(&stream).expect("it is saved")).expect("it is loaded")
 }
 
@@ -46,7 +46,7 @@ fn a_resumed_stream_draws_what_the_uninterrupted_one_does_on_any_mesh() {
     let runs = on_mesh(&[4], |_, mesh| {
         random::seed(17);
         let before = draws(mesh, &[S(0)])?;
-        Ok((before, random::stream(), draws(mesh, &[S(0)])?))
+        Ok((before, random::rng_state(), draws(mesh, &[S(0)])?))
     });
     let (before, stream, after) = &runs[0];
     assert_ne!(before, after);
@@ -54,7 +54,7 @@ fn a_resumed_stream_draws_what_the_uninterrupted_one_does_on_any_mesh() {
     for shape in [&[1][..], &[2], &[3], &[2, 2]] {
         for placement in [R, S(1)] {
             let resumed = on_mesh(shape, |_, mesh| {
-                random::resume(saved_and_loaded(*stream));
+                random::set_rng_state(saved_and_loaded(*stream));
                 draws(mesh, &vec![placement; shape.len()])
             });
             for (rank, drawn) in resumed.into_iter().enumerate() {
@@ -81,7 +81,7 @@ fn a_stream_advances_by_one_for_each_call_whatever_it_draws() {
             for _ in 0..own {
                 let _ = random::tensor::<1>([1000], Distribution::Default, &device);
             }
-            Ok((random::stream(), random::next_seed()))
+            Ok((random::rng_state(), random::next_seed()))
         });
         assert!(streams.iter().all_equal());
         streams[0]
@@ -93,9 +93,9 @@ fn a_stream_advances_by_one_for_each_call_whatever_it_draws() {
     assert_ne!(with_own, stream, "what is a rank's own is counted too");
     assert_eq!(next_with_own, next, "and apart");
     random::seed(1);
-    let fresh = random::stream();
+    let fresh = random::rng_state();
     random::next_seed();
-    assert_eq!(random::stream(), stream, "one call");
+    assert_eq!(random::rng_state(), stream, "one call");
     assert!(format!("{stream:?}").contains(" shared: 1,"), "{stream:?} counts by one");
     assert_ne!(fresh, stream);
 }
@@ -103,17 +103,17 @@ fn a_stream_advances_by_one_for_each_call_whatever_it_draws() {
 #[test]
 fn a_thread_without_a_stream_goes_on_with_one() {
     random::seed(8);
-    let stream = random::stream();
+    let stream = random::rng_state();
     let expected = random::next_seed();
     let on_a_thread = std::thread::spawn(move || {
-        assert!(std::panic::catch_unwind(random::stream).is_err(), "it has none to be saved");
-        random::resume(stream);
+        assert!(std::panic::catch_unwind(random::rng_state).is_err(), "it has none to be saved");
+        random::set_rng_state(stream);
         random::next_seed()
     });
     assert_eq!(on_a_thread.join().expect("no panic"), expected);
-    let ranks = launch(Launch::threads(2), |_| Ok(random::stream()));
+    let ranks = launch(Launch::threads(2), |_| Ok(random::rng_state()));
     let ranks = ranks.unwrap_or_else(|error| panic!("{error}"));
     random::seed(0);
-    let expected = random::stream();
+    let expected = random::rng_state();
     assert_eq!(ranks, [(0, expected), (1, expected)], "a rank's begins at seed 0");
 }

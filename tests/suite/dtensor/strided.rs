@@ -50,7 +50,7 @@ fn any_split_factor_on_any_mesh_dimension_is_read_and_written() {
                     let read = DTensor::from_strided(local, mesh, &placements, [len])?;
                     assert_eq!(shift(read.clone().full_tensor()?), (0..len).collect_vec(), "{factors:?} of {len}");
                     assert_eq!(shift(read.to_strided(&placements)?), own, "{factors:?} of {len}");
-                    let ragged = DTensor::distribute_local(whole, mesh, &vec![S(0); mesh.ndim()])?;
+                    let ragged = DTensor::distribute_replicated(whole, mesh, &vec![S(0); mesh.ndim()])?;
                     assert_eq!(shift(ragged.to_strided(&placements)?), own, "{factors:?} of {len}");
                 }
             }
@@ -126,7 +126,7 @@ fn strided_shards_that_do_not_fit_are_typed_errors() {
         let error = read(&[ss(0, 2)], [12]);
         assert!(matches!(error, Error::DTensor(DTensorError::LocalShape { .. })), "{error:?}");
         assert!(error.to_string().contains("[SS(0,2)]"), "{error}");
-        let whole = DTensor::distribute_local(ramp([8], 0.0, &Device::flex()), mesh, &[R])?;
+        let whole = DTensor::distribute_replicated(ramp([8], 0.0, &Device::flex()), mesh, &[R])?;
         let error = whole.to_strided(&[ss(2, 2)]).expect_err("must be refused");
         assert!(matches!(error, Error::Placement(PlacementError::DimOutOfRange { dim: 2, .. })), "{error:?}");
         Ok(())

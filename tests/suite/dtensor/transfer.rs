@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use burn_dtensor::comm::{CommError, Launch, Op, Phase, World, launch};
-use burn_dtensor::dtensor::{DTensor, DTensorError, Transfer};
+use burn_dtensor::dtensor::{DTensor, DTensorError, CrossMeshRedistribute};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::{Layout, Placement};
 use burn_dtensor::{Error, Result};
@@ -36,7 +36,7 @@ fn every_pair(from: Ranks, to: Ranks, program: impl Fn(&World, [(&DeviceMesh, La
 /// A part on the ranks of the mesh.
 fn part_on(full: Tensor<2>, mesh: &DeviceMesh, layout: &Layout) -> Result<Option<DTensor<2>>> {
     match mesh.coordinate() {
-        Some(_) => DTensor::distribute_local_to(full, mesh, layout.clone()).map(Some),
+        Some(_) => DTensor::distribute_replicated_to(full, mesh, layout.clone()).map(Some),
         None => Ok(None),
     }
 }
@@ -61,7 +61,7 @@ fn a_tensor_arrives_on_other_ranks_and_nothing_is_sent_twice() {
     for (from, to) in pairs {
         every_pair(from, to, |world, [(a, from), (b, to)]| {
             let full = ramp(SHAPE, 1.0, world.device());
-            let transfer = Transfer::new(SHAPE, DType::F32, (a, from.clone()), (b, to.clone()))?;
+            let transfer = CrossMeshRedistribute::new(SHAPE, DType::F32, (a, from.clone()), (b, to.clone()))?;
             let x = part_on(full.clone(), a, &from)?;
             world.ledger().reset();
             let y = transfer.run(x)?;
@@ -103,11 +103,11 @@ fn gradients_come_back_between_meshes_of_the_same_ranks() {
                     return Ok(());
                 }
                 let full = ramp(SHAPE, -9.0, &device).div_scalar(10.0).require_grad();
-                let x = DTensor::distribute_local_to(full, a, from.clone())?;
+                let x = DTensor::distribute_replicated_to(full, a, from.clone())?;
                 let doubled = DTensor::from_local_with_layout(x.local().clone() * 2.0, a, from.clone(), SHAPE)?;
-                let y = Transfer::new(SHAPE, DType::F32, (a, from), (b, to.clone()))?.run(Some(doubled))?;
+                let y = CrossMeshRedistribute::new(SHAPE, DType::F32, (a, from), (b, to.clone()))?.run(Some(doubled))?;
                 let y = y.expect("every rank is in both");
-                let w = DTensor::distribute_local_to(ramp(SHAPE, 1.0, &device), b, to)?;
+                let w = DTensor::distribute_replicated_to(ramp(SHAPE, 1.0, &device), b, to)?;
                 world.ledger().reset();
                 let grads = (y.to_local().tanh() * w.to_local()).sum().backward();
                 assert!(world.ledger().total(|key| key.phase == Phase::Backward).calls <= 1);
@@ -127,7 +127,7 @@ fn terms_of_a_sum_are_added_up_on_their_own_mesh() {
         let (from, to) = (Layout::new(&[2, 2], &[SUM, S(1)])?, Layout::new(&[4], &[S(0)])?);
         let local = Tensor::<2>::full([5, 2], 1.0 + world.rank() as f32, device).require_grad();
         let x = DTensor::from_local(local, &a, &[SUM, S(1)])?;
-        let y = Transfer::new(SHAPE, DType::F32, (&a, from), (&b, to))?.run(Some(x.clone()))?.expect("in both");
+        let y = CrossMeshRedistribute::new(SHAPE, DType::F32, (&a, from), (&b, to))?.run(Some(x.clone()))?.expect("in both");
         // 1 + 3 on the left, 2 + 4 on the right.
         let rows = y.local().dims()[0];
         assert_eq!(values(y.local().clone()), [4.0, 4.0, 6.0, 6.0].repeat(rows));
@@ -151,7 +151,7 @@ fn what_cannot_be_transferred_is_refused_with_a_remedy() {
     let run = launch(Launch::threads(3), |world| {
         let (a, b) = (mesh(world, (&[2], &[0, 1]))?, mesh(world, (&[2], &[1, 2]))?);
         let rows = || Layout::new(&[2], &[S(0)]).expect("fits");
-        let transfer = Transfer::new(SHAPE, DType::F32, (&a, rows()), (&b, rows()))?;
+        let transfer = CrossMeshRedistribute::new(SHAPE, DType::F32, (&a, rows()), (&b, rows()))?;
         let x = |shape: [usize; 2], placement: Placement| DTensor::<2>::ones(shape, &a, &[placement], world.device());
         if a.coordinate().is_some() {
             for wrong in [None, Some(x([4, 4], S(0))?), Some(x(SHAPE, S(1))?), Some(x(SHAPE, S(0))?.cast(DType::F16))] {
@@ -171,9 +171,9 @@ fn what_cannot_be_transferred_is_refused_with_a_remedy() {
             assert_eq!(found, "a tensor of kind Int");
             assert_eq!(transfer.run::<2, burn::tensor::Float>(None)?.expect("in the second").local().dims(), [2, 4]);
         }
-        let partial = Transfer::new(SHAPE, DType::F32, (&a, rows()), (&b, Layout::new(&[2], &[SUM])?));
+        let partial = CrossMeshRedistribute::new(SHAPE, DType::F32, (&a, rows()), (&b, Layout::new(&[2], &[SUM])?));
         assert!(matches!(transfer_error(&error_of(partial)), DTensorError::Partial { operation: "Transfer", .. }));
-        let other = Transfer::new(SHAPE, DType::F32, (&a, Layout::new(&[3], &[R])?), (&b, rows()));
+        let other = CrossMeshRedistribute::new(SHAPE, DType::F32, (&a, Layout::new(&[3], &[R])?), (&b, rows()));
         assert!(matches!(transfer_error(&error_of(other)), DTensorError::LayoutMesh { .. }));
         Ok(())
     });
@@ -186,7 +186,7 @@ fn a_rank_that_refuses_leaves_none_waiting() {
     let error = launch(Launch::threads(3), |world| {
         let (a, b) = (mesh(world, (&[1], &[0]))?, mesh(world, (&[2], &[1, 2]))?);
         let (from, to) = (Layout::replicate(&[1])?, Layout::replicate(&[2])?);
-        let transfer = Transfer::new(SHAPE, DType::F32, (&a, from), (&b, to))?;
+        let transfer = CrossMeshRedistribute::new(SHAPE, DType::F32, (&a, from), (&b, to))?;
         transfer.run::<2, burn::tensor::Float>(None).map(drop)
     });
     let error = error.expect_err("rank 0 has a part");

@@ -29,7 +29,7 @@ fn q_k_and_v_share_one_all_reduce() {
                 world.ledger().reset();
                 let mut loss = None;
                 for (x, seed) in [x.clone(), x.clone(), x.clone()].into_iter().zip([1.0, 2.0, 3.0]) {
-                    let columns = DTensor::distribute_local(weight(seed), mesh, &[S(1)])?;
+                    let columns = DTensor::distribute_replicated(weight(seed), mesh, &[S(1)])?;
                     let y = x.vary(&[0])?.matmul(columns.to_local()).tanh().sum();
                     loss = Some(loss.map_or(y.clone(), |loss| loss + y));
                 }
@@ -64,14 +64,14 @@ fn gather_vary_is_one_all_gather_and_one_reduce_scatter() {
                 let mut placements = vec![R; mesh.ndim()];
                 placements[tp] = S(0);
                 let full = ramp([5, 3], 0.0, &device).div_scalar(20.0).require_grad();
-                let x = DTensor::distribute_local(full, mesh, &placements)?;
+                let x = DTensor::distribute_replicated(full, mesh, &placements)?;
                 let leaf = x.local().clone();
                 placements[tp] = S(1);
-                let columns = DTensor::distribute_local(weight.clone(), mesh, &placements)?.to_local();
+                let columns = DTensor::distribute_replicated(weight.clone(), mesh, &placements)?.to_local();
                 world.ledger().reset();
                 let clone = x.clone();
                 let half = |x: &DTensor<2>, columns: Tensor<2>| -> Result<Tensor<1>> {
-                    Ok(x.gather_vary(&[tp])?.matmul(columns).tanh().powi_scalar(2).sum().mul_scalar(0.5))
+                    Ok(x.all_gather_varying(&[tp])?.matmul(columns).tanh().powi_scalar(2).sum().mul_scalar(0.5))
                 };
                 let loss = half(&x, columns.clone())? + half(&clone, columns)?;
                 let grads = loss.backward();
@@ -80,7 +80,7 @@ fn gather_vary_is_one_all_gather_and_one_reduce_scatter() {
                 assert_eq!(ledger.calls_in(Op::ReduceScatter, Phase::Backward), 1);
                 assert_eq!(ledger.total(|_| true).calls, 2);
                 placements[tp] = S(0);
-                let expected = DTensor::distribute_local(reference.clone(), mesh, &placements)?.to_local();
+                let expected = DTensor::distribute_replicated(reference.clone(), mesh, &placements)?.to_local();
                 let (grad, expected) = (values(leaf.grad(&grads).unwrap()), values(expected));
                 assert!(grad.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{grad:?} {expected:?}");
                 Ok(())
@@ -100,17 +100,17 @@ fn gather_vary_sums_the_terms_of_every_placement() {
         for placements in placements_of(2, 2) {
             for dims in [&[0][..], &[1], &[0, 1]] {
                 let full = ramp(shape, 0.0, &device).require_grad();
-                let x = DTensor::distribute_local(full, mesh, &placements)?;
+                let x = DTensor::distribute_replicated(full, mesh, &placements)?;
                 let leaf = x.local().clone();
-                let varied = x.gather_vary(dims)?;
+                let varied = x.all_gather_varying(dims)?;
                 let mut after = placements.clone();
                 dims.iter().for_each(|&dim| after[dim] = R);
                 let own: Vec<usize> = dims.iter().map(|&dim| mesh.coordinate().unwrap()[dim]).collect();
-                let part = DTensor::distribute_local(weight(&own), mesh, &after)?.to_local();
+                let part = DTensor::distribute_replicated(weight(&own), mesh, &after)?.to_local();
                 let grads = (varied * part).sum().backward();
                 let all = dims.iter().map(|_| 0..2).multi_cartesian_product();
                 let sum = all.map(|along| weight(&along)).reduce(|a, b| a + b).unwrap();
-                let expected = DTensor::distribute_local(sum, mesh, &placements)?.to_local();
+                let expected = DTensor::distribute_replicated(sum, mesh, &placements)?.to_local();
                 let grad = leaf.grad(&grads).unwrap();
                 assert_eq!(grad.into_data(), expected.into_data(), "{placements:?} {dims:?}");
             }
@@ -125,7 +125,7 @@ fn a_partial_value_can_vary_too() {
         let device = Device::flex().autodiff();
         let leaf = ramp([3], world.rank() as f32, &device).require_grad();
         let x = DTensor::from_local(leaf.clone(), mesh, &[AVG])?;
-        let varied = x.gather_vary(&[0])?;
+        let varied = x.all_gather_varying(&[0])?;
         assert_eq!(values(varied.clone()), [0.5, 1.5, 2.5]);
         let grads = (varied * (world.rank() as f32 + 1.0)).sum().backward();
         assert_eq!(values(leaf.grad(&grads).unwrap()), [1.5; 3]);

@@ -53,7 +53,7 @@ fn program(world: &World, operation: Operation, fault: Fault) -> Result<Duration
     let took = start.elapsed();
     match told.expect_err("rank 1 is gone") {
         CommError::Disconnected { rank: 1, .. } => {}
-        CommError::RankLeft { rank: 1, .. } if fault == Fault::Exits => {}
+        CommError::RankReturned { rank: 1, .. } if fault == Fault::Exits => {}
         error => panic!("{fault:?} in {operation:?}: {error}"),
     }
     let left = world.shrink()?;
@@ -84,13 +84,13 @@ fn strikes(fault: Fault, operations: impl IntoIterator<Item = Operation>) {
         // One that exits takes leave, whatever the library.
         let test = match fault {
             Fault::Exits => Some(test),
-            Fault::Killed => test.fault_tolerant(),
-            Fault::Stopped => test.detecting(),
+            Fault::Killed => test.with_fault_tolerance(),
+            Fault::Stopped => test.with_failure_detection(),
         };
         let Some(test) = test else { return };
         let text = test.run(|| {
             let files = Folder::of_all("flights");
-            let config = Launch::from_env(3).unwrap().flight_recorder(files.path());
+            let config = Launch::from_env(3).unwrap().with_flight_recorder(files.path());
             let ends = launch(config, |world| program(world, operation, fault));
             for (rank, took) in ends.unwrap_or_else(|error| panic!("{fault:?} in {operation:?}: {error}")) {
                 check_files(&files, fault, operation);
@@ -131,7 +131,7 @@ fn a_process_of_several_ranks_that_exits_is_told() {
         // What has been launched before must not come in between when the process ends.
         launch(Launch::threads(1), |_| Ok(())).unwrap();
         let files = Folder::of_all("flights");
-        let config = Launch::from_env(4).unwrap().flight_recorder(files.path());
+        let config = Launch::from_env(4).unwrap().with_flight_recorder(files.path());
         let ends = launch(config, |world| {
             world.barrier("first")?;
             if world.rank() == 3 {

@@ -92,7 +92,7 @@ fn every_fault_in_every_operation_is_told_on_threads() {
 
 #[cfg(feature = "mpi")]
 fn on_processes(ranks: usize) {
-    let text = ProcessTest::new(ranks).deadline(std::time::Duration::from_secs(300)).run(|| {
+    let text = ProcessTest::new(ranks).with_deadline(std::time::Duration::from_secs(300)).run(|| {
         let folder = Folder::of_all("operations");
         let cells = cells(ranks, &folder, || Launch::from_env(ranks).unwrap());
         // Of several processes one has looked at the files.

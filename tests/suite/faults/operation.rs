@@ -1,8 +1,8 @@
 //! Every operation, called with these arguments.
 
 use burn::tensor::{DType, Shape, Tensor};
-use burn_dtensor::comm::{CommError, Communicator, ReduceOp, Sharded, TensorMeta, World};
-use burn_dtensor::placement::Cut;
+use burn_dtensor::comm::{CommError, Communicator, ReduceOp, ShardedTensor, TensorMeta, World};
+use burn_dtensor::placement::ShardSizes;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
@@ -56,13 +56,13 @@ impl Operation {
         let tensor = |rows: usize| Tensor::<2>::ones([rows, width], world.device()).cast(dtype).into_dispatch();
         let meta = |rows: usize| TensorMeta { shape: Shape::from([rows, width]), dtype };
         let (whole, of_root) = (2 * size, rank == 0);
-        let shard = |rows: usize| vec![Sharded { tensor: tensor(rows), dim: 0, cut: Cut::Chunks(whole) }];
+        let shard = |rows: usize| vec![ShardedTensor { tensor: tensor(rows), dim: 0, cut: ShardSizes::Chunked(whole) }];
         let call = label.into();
         match self {
             Self::AllGather => comm.all_gather(call, shard(2)).wait().map(drop),
             Self::ReduceScatter => comm.reduce_scatter(call, shard(whole), ReduceOp::Sum).wait().map(drop),
             Self::AllReduce => comm.all_reduce(call, vec![tensor(5)], ReduceOp::Sum).wait().map(drop),
-            Self::AllToAll => comm.all_to_all(call, shard(2).remove(0), 1, Cut::Chunks(width)).wait().map(drop),
+            Self::AllToAll => comm.all_to_all(call, shard(2).remove(0), 1, ShardSizes::Chunked(width)).wait().map(drop),
             Self::AllToAllList => {
                 comm.all_to_all_list(call, vec![Some(tensor(1)); size], vec![Some(meta(1)); size]).wait().map(drop)
             }
@@ -70,7 +70,7 @@ impl Operation {
                 comm.broadcast(call, of_root.then(|| vec![tensor(4)]), vec![meta(4)], 0).wait().map(drop)
             }
             Self::Scatter => {
-                let cuts = vec![(0, Cut::Chunks(whole))];
+                let cuts = vec![(0, ShardSizes::Chunked(whole))];
                 comm.scatter(call, of_root.then(|| vec![tensor(whole)]), vec![meta(whole)], cuts, 0).wait().map(drop)
             }
             Self::Reduce => comm.reduce(call, vec![tensor(4)], ReduceOp::Max, 0).wait().map(drop),

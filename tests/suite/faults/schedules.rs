@@ -114,10 +114,10 @@ fn is_expected(error: &Error) -> bool {
         Error::Comm(CommError::RankPanicked { message, .. }) => message == "boom",
         Error::Comm(
             CommError::RankFailed { .. }
-            | CommError::RankLeft { .. }
+            | CommError::RankReturned { .. }
             | CommError::Mismatch { .. }
             | CommError::Deadlock { .. }
-            | CommError::GivenUp { .. },
+            | CommError::Revoked { .. },
         ) => true,
         Error::Other(error) => error.to_string() == "no such file",
         _ => false,
@@ -132,7 +132,7 @@ fn random_faults_are_told() {
     let mut failed = 0;
     for seed in first..first + count {
         let ranks = 2 + (seed % 4) as usize;
-        let config = Launch::threads(ranks).deadline(Duration::from_secs(3600));
+        let config = Launch::threads(ranks).with_deadline(Duration::from_secs(3600));
         let Err(error) = launch(config, |world| program(world, seed)) else { continue };
         failed += 1;
         assert!(is_expected(&error.cause), "seed {seed}: {error}");

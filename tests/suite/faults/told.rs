@@ -31,7 +31,7 @@ impl Told {
             CommError::RankFailed { rank, message, .. } => {
                 (*rank == culprit && message == "no such file").then_some(Self::Failed)
             }
-            CommError::RankLeft { rank, .. } => (*rank == culprit).then_some(Self::Left),
+            CommError::RankReturned { rank, .. } => (*rank == culprit).then_some(Self::Left),
             CommError::Mismatch { rank, other, .. } => [*rank, *other].contains(&culprit).then_some(Self::Mismatch),
             CommError::Deadlock { waits } => waits.iter().any(|(rank, ..)| *rank == culprit).then_some(Self::Deadlock),
             _ => None,
@@ -85,7 +85,7 @@ impl Cells {
         program: impl Fn(&World) -> Result<()> + Sync,
     ) {
         let files = folder.path().join(self.count.to_string());
-        let config = config.deadline(Duration::from_secs(3600)).flight_recorder(&files);
+        let config = config.with_deadline(Duration::from_secs(3600)).with_flight_recorder(&files);
         let start = Instant::now();
         let error = launch(config, program);
         let took = start.elapsed();

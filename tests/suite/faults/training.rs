@@ -104,7 +104,7 @@ impl Training {
     fn new(world: &World, model: &Layers) -> Result<Self> {
         let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
         let model = on_device(model, &world.device().clone().autodiff());
-        let layers = fully_shard(model, &mesh, FullyShard::new().units(["*"]))?;
+        let layers = fully_shard(model, &mesh, FullyShard::new().with_units(["*"]))?;
         Ok(Self { world: world.clone(), layers, optim: AdamWConfig::new().init() })
     }
 

@@ -131,7 +131,7 @@ fn accumulation_by_count_and_by_value() {
                 let cell = format!("{ranks} ranks, replicas {is_hsdp}, {waits:?}, {keeps:?}");
                 let grads = launch(Launch::threads(ranks), |world| {
                     let device = world.device().clone().autodiff();
-                    let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(keeps.reshard());
+                    let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(keeps.reshard());
                     let model = fully_shard(on_device(&model, &device), &mesh(world, is_hsdp)?, config)?;
                     for _ in 0..2 {
                         world.ledger().reset();
@@ -166,7 +166,7 @@ fn what_waits_is_added_up_before_it_is_averaged() {
     let grads = launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let plain = on_device(&model, &device);
-        let sharded = fully_shard(plain.clone(), &mesh(world, false)?, FullyShard::new().units(["blocks.*"]))?;
+        let sharded = fully_shard(plain.clone(), &mesh(world, false)?, FullyShard::new().with_units(["blocks.*"]))?;
         let own = values(&plain, Some(&step(&plain, world.rank(), &device, |_| Ok(()))?));
         let waits = |is_last| {
             units(&sharded)?.set_requires_gradient_sync(is_last);
@@ -184,7 +184,7 @@ fn what_waits_is_added_up_before_it_is_averaged() {
 fn a_guard_holds_gradients_back_while_it_lives() {
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
-        let model = fully_shard(stack(&device), &mesh(world, false)?, FullyShard::new().units(["blocks.*"]))?;
+        let model = fully_shard(stack(&device), &mesh(world, false)?, FullyShard::new().with_units(["blocks.*"]))?;
         let reduces = || {
             world.ledger().reset();
             let grads = model.forward(batch(0, 0, &device)).sum().backward();
@@ -206,7 +206,7 @@ fn a_guard_holds_gradients_back_while_it_lives() {
 fn gradients_that_were_never_reduced_are_told() {
     let errors = launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
-        let model = fully_shard(stack(&device), &mesh(world, false)?, FullyShard::new().units(["blocks.*"]))?;
+        let model = fully_shard(stack(&device), &mesh(world, false)?, FullyShard::new().with_units(["blocks.*"]))?;
         let backward = |model: &Stack| drop(model.forward(batch(0, 0, &device)).sum().backward());
         units(&model)?.set_requires_gradient_sync(false);
         backward(&model);
@@ -222,7 +222,7 @@ fn gradients_that_were_never_reduced_are_told() {
     });
     for error in launched::values(errors.unwrap()) {
         assert!(
-            matches!(&error, burn_dtensor::Error::Param(ParamError::Unreduced { unit }) if unit == "root"),
+            matches!(&error, burn_dtensor::Error::Param(ParamError::PendingGradients { unit }) if unit == "root"),
             "{error}"
         );
         assert!(error.to_string().contains("set_requires_gradient_sync(true)"), "{error}");

@@ -38,11 +38,11 @@ fn ranks_hold_the_bytes_of_a_unit_but_for_one_row() {
     for ranks in [1, 2, 3, 5, 8] {
         let all = MeshTest::new([ranks], ["shard"]).run(|mesh| {
             let shard = |config: FullyShard| {
-                let sharded = fully_shard(on_device(&model, mesh.device()), mesh, config.units(["blocks.*"]))?;
+                let sharded = fully_shard(on_device(&model, mesh.device()), mesh, config.with_units(["blocks.*"]))?;
                 assert_eq!(values(&full_model(&sharded)?, None), values(&model, None));
                 Ok::<_, Error>(held(&named_parameters(&sharded)?))
             };
-            Ok((shard(FullyShard::new())?, shard(FullyShard::new().balanced())?))
+            Ok((shard(FullyShard::new())?, shard(FullyShard::new().with_balanced_bytes())?))
         });
         for (unit, (_, row)) in &all[0].1 {
             let chunks = spread(all.iter().map(|(chunks, _)| chunks[unit].0));
@@ -59,13 +59,13 @@ fn ranks_hold_the_bytes_of_a_unit_but_for_one_row() {
 fn what_the_placement_function_says_is_kept() {
     let model = Net::new(&Device::flex());
     let all = MeshTest::new([2], ["shard"]).run(|mesh| {
-        let config = FullyShard::new().balanced().shard_placement_fn(|param: ParamInfo<'_>| match param.path {
-            "head.weight" => Some(ParamPlacement::ragged(0, [8, 0])),
+        let config = FullyShard::new().with_balanced_bytes().with_shard_placement_fn(|param: ParamInfo<'_>| match param.path {
+            "head.weight" => Some(ParamPlacement::uneven(0, [8, 0])),
             "embedding.weight" => Some(Placement::Shard(1).into()),
             "norm.beta" => Some(Placement::Replicate.into()),
             _ => None,
         });
-        let sharded = fully_shard(on_device(&model, mesh.device()), mesh, config.units(["blocks.*"]))?;
+        let sharded = fully_shard(on_device(&model, mesh.device()), mesh, config.with_units(["blocks.*"]))?;
         assert_eq!(sharded.head.weight.base().dims(), [[8, 11], [0, 11]][mesh.rank()]);
         assert_eq!(sharded.embedding.weight.base().dims()[0], 11, "cut along the second dimension");
         assert_eq!(sharded.norm.beta.as_ref().expect("it has one").base().dims(), [8]);
@@ -94,7 +94,7 @@ fn balanced_shards_train_as_the_whole_model_and_send_its_bytes() {
                 true => distribute_with(on_device(&model, &device), mesh, plan(), config),
                 false => fully_shard(on_device(&model, &device), mesh, config),
             };
-            let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(ReshardAfterForward::Always);
+            let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
             let sent = |net: &Net| {
                 mesh.world().ledger().reset();
                 net.loss_on(0, rank, &device).backward();
@@ -107,7 +107,7 @@ fn balanced_shards_train_as_the_whole_model_and_send_its_bytes() {
                 calls.map(|(op, phase)| (ledger.calls_in(op, phase), ledger.bytes_in(op, phase)))
             };
             let chunks = distribute(config.clone())?;
-            let mut own = distribute(config.balanced())?;
+            let mut own = distribute(config.with_balanced_bytes())?;
             assert_eq!(sent(&own), sent(&chunks), "on {mesh}");
             let (mut plain_optim, mut optim) = (AdamWConfig::new().init(), AdamWConfig::new().init());
             for step in 0..STEPS {

@@ -14,7 +14,7 @@ use crate::launched;
 
 const WIDTH: usize = 3;
 const MESHES: [&[usize]; 3] = [&[2], &[3], &[2, 2]];
-const POLICIES: [Buffers; 2] = [Buffers::FirstRank, Buffers::Average];
+const POLICIES: [BufferSync; 2] = [BufferSync::FirstRank, BufferSync::Average];
 
 #[derive(Module, Debug)]
 struct Block {
@@ -90,8 +90,8 @@ fn on_mesh<T: Send>(shape: &[usize], program: impl Fn(&DeviceMesh, &Device) -> R
     ranks.map(launched::values).unwrap_or_else(|error| panic!("{shape:?}: {error}"))
 }
 
-fn sharded(model: Net, mesh: &DeviceMesh, buffers: Buffers) -> Result<Net> {
-    fully_shard(model, mesh, FullyShard::new().units(["blocks.*"]).buffers(buffers))
+fn sharded(model: Net, mesh: &DeviceMesh, buffers: BufferSync) -> Result<Net> {
+    fully_shard(model, mesh, FullyShard::new().with_units(["blocks.*"]).with_buffer_sync(buffers))
 }
 
 fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
@@ -100,7 +100,7 @@ fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
 
 /// Three steps of training with a model that was made before `launch`. What the ranks then validate, save
 /// and gather.
-fn train(shape: &[usize], buffers: Buffers) -> Vec<[Vec<u32>; 4]> {
+fn train(shape: &[usize], buffers: BufferSync) -> Vec<[Vec<u32>; 4]> {
     let model = Net::new(&Device::flex().autodiff());
     on_mesh(shape, |mesh, device| {
         let mut model = sharded(model.clone(), mesh, buffers)?;
@@ -168,8 +168,8 @@ fn statistics_are_the_first_ranks_or_the_average() {
                     |at: usize| ranks.iter().map(|(own, ..)| f64::from(own[at])).sum::<f64>() / ranks.len() as f64;
                 for (at, &synced) in synced.iter().enumerate() {
                     match buffers {
-                        Buffers::FirstRank => assert_eq!(synced, ranks[0].0[at]),
-                        Buffers::Average => assert!((f64::from(synced) - average(at)).abs() < 1e-6, "{shape:?}"),
+                        BufferSync::FirstRank => assert_eq!(synced, ranks[0].0[at]),
+                        BufferSync::Average => assert!((f64::from(synced) - average(at)).abs() < 1e-6, "{shape:?}"),
                     }
                 }
             }
@@ -191,7 +191,7 @@ fn only_the_first_rank_has_the_buffers_and_all_get_them() {
                 model.steps = model.steps.map(|steps| steps + 41);
                 model.mask = model.mask.map(|mask| mask.bool_not());
             }
-            let model = sharded(model, mesh, Buffers::Average)?;
+            let model = sharded(model, mesh, BufferSync::Average)?;
             let valid = model.valid();
             assert_eq!(valid.stem.running_mean.value().into_data(), TensorData::from([1.0f32, 2.0, 3.0]));
             assert_eq!(valid.blocks[1].norm.running_var.value().into_data(), fill(9, &[WIDTH]));
@@ -239,7 +239,7 @@ fn nothing_else_changes_when_buffers_become_a_ranks_own() {
             ]
         };
         let before = ids(&model);
-        let model = fully_shard(model, mesh, FullyShard::new().ignore(["1.*"]))?;
+        let model = fully_shard(model, mesh, FullyShard::new().with_ignored(["1.*"]))?;
         assert_eq!(ids(&model), before);
         assert!(!model.1.weight.is_initialized(), "an ignored parameter stays lazy");
         let net = &model.0;
@@ -268,7 +268,7 @@ fn buffers_of_a_call_travel_together_and_none_without() {
     on_mesh(&[2, 2], |mesh, device| {
         let ledger = mesh.world().ledger();
         let calls = |op| ledger.calls(op);
-        let model = sharded(Net::new(device), mesh, Buffers::Average)?;
+        let model = sharded(Net::new(device), mesh, BufferSync::Average)?;
         ledger.reset();
         sync_buffers(&model)?;
         assert_eq!((calls(Op::AllReduce), calls(Op::Broadcast)), (1, 0));
@@ -291,7 +291,7 @@ fn buffers_follow_the_call_that_sharded_their_module() {
             norm.running_mean = RunningState::new(Tensor::full([WIDTH], rank, device));
         }
         model.steps = model.steps.map(|steps| steps + rank as i32);
-        let inner = FullyShard::new().buffers(Buffers::Average);
+        let inner = FullyShard::new().with_buffer_sync(BufferSync::Average);
         let blocks = model.blocks.into_iter();
         model.blocks =
             blocks.map(|block| fully_shard(block, &mesh.slice("shard")?, inner.clone())).collect::<Result<_>>()?;
@@ -324,7 +324,7 @@ fn buffers_of_ignored_modules_are_left_alone() {
         for norm in model.norms_mut() {
             norm.running_mean = RunningState::new(Tensor::full([WIDTH], rank, device));
         }
-        let config = FullyShard::new().ignore(["blocks.0.**", "blocks.1.norm.gamma"]).buffers(Buffers::Average);
+        let config = FullyShard::new().with_ignored(["blocks.0.**", "blocks.1.norm.gamma"]).with_buffer_sync(BufferSync::Average);
         let model = fully_shard(model, mesh, config)?;
         let means = |model: &Net| model.norms().map(|norm| norm.running_mean.value().max().into_scalar()).collect_vec();
         let taken: Vec<f32> = means(&model);
@@ -349,7 +349,7 @@ fn ranks_with_other_buffers_are_told() {
         if world.rank() == 1 {
             model.stem.running_mean = RunningState::new(Tensor::zeros([WIDTH + 1], &device));
         }
-        sharded(model, &mesh, Buffers::FirstRank).map(|_| ())
+        sharded(model, &mesh, BufferSync::FirstRank).map(|_| ())
     })
     .expect_err("their statistics have other shapes");
     assert!(matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
@@ -399,10 +399,10 @@ fn buffers_that_mappers_do_not_see_are_refused() {
     on_mesh(&[2], |mesh, device| {
         let hidden = || Hidden(RunningState::new(Tensor::zeros([WIDTH], device)));
         let linear = || LinearConfig::new(2, 2).init(device);
-        let refused = |error: Error| matches!(error, Error::Param(ParamError::NotMet { .. }));
+        let refused = |error: Error| matches!(error, Error::Param(ParamError::ParamNotVisited { .. }));
         assert!(fully_shard((linear(), hidden()), mesh, FullyShard::new()).map(|_| ()).is_err_and(refused));
         let error = fully_shard((hidden(), linear()), mesh, FullyShard::new()).map(|_| ());
-        let Err(Error::Param(ParamError::NotMet { param })) = error else { panic!("{error:?}") };
+        let Err(Error::Param(ParamError::ParamNotVisited { param })) = error else { panic!("{error:?}") };
         assert_eq!(param, "1.weight", "the first that was put in another's place");
         Ok(())
     });

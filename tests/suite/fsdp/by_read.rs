@@ -98,7 +98,7 @@ fn train(
 type Values = BTreeMap<String, Vec<f32>>;
 
 fn layers() -> FullyShard {
-    FullyShard::new().units(["encoder.layers.*"])
+    FullyShard::new().with_units(["encoder.layers.*"])
 }
 
 /// To the bit, and collective by collective: calls, bytes and labels.
@@ -120,7 +120,7 @@ fn a_unit_opened_by_a_read_is_a_unit_opened() {
             for checkpointing in [false, true] {
                 launch(Launch::threads(shape.iter().product()), |world| {
                     let mesh = DeviceMesh::new(world, shape.clone(), names.clone())?;
-                    let config = || layers().reshard_after_forward(reshard);
+                    let config = || layers().with_reshard_after_forward(reshard);
                     let expected = train(world, &mesh, &start, config(), opened, checkpointing)?;
                     let (losses, weights, collectives) = train(world, &mesh, &start, config(), by_read, checkpointing)?;
                     let context = format!("{shape:?} {reshard:?} checkpointing {checkpointing}");
@@ -201,7 +201,7 @@ fn a_unit_read_again_after_another_is_gathered_again() {
         let x = net.blocks[0].forward(net.first.forward(x)).tanh();
         net.blocks[0].forward(net.blocks[1].forward(x).tanh()) * net.scale.val().unsqueeze()
     };
-    assert_eq!(check(FullyShard::new().units(["blocks.*"]), forward), 4);
+    assert_eq!(check(FullyShard::new().with_units(["blocks.*"]), forward), 4);
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn a_weight_kept_past_the_next_unit_stays_right() {
         x.matmul(first).tanh().matmul(second)
     };
     assert_eq!(
-        check(FullyShard::new().units(["blocks.*"]).reshard_after_forward(ReshardAfterForward::Always), forward),
+        check(FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always), forward),
         4
     );
 }
@@ -221,7 +221,7 @@ fn a_weight_kept_past_the_next_unit_stays_right() {
 fn a_unit_stays_open_while_those_inside_it_are_read() {
     let start = Text::new(&Device::flex());
     launch(Launch::threads(2), |world| {
-        let config = layers().units(["encoder.layers.*.mha", "encoder.layers.*.pwff"]);
+        let config = layers().with_units(["encoder.layers.*.mha", "encoder.layers.*.pwff"]);
         let (.., collectives) = train(world, &mesh(world)?, &start, config, by_read, false)?;
         for (key, total) in collectives.iter().filter(|(key, _)| key.op == Op::AllGather) {
             assert_eq!(total.calls, 1, "{key:?}");
@@ -237,7 +237,7 @@ fn a_unit_stays_open_while_those_inside_it_are_read() {
 fn a_strict_model_refuses_what_is_read_outside_its_unit() {
     let start = net(&Device::flex());
     let error = launch(Launch::threads(2), |world| {
-        let strict = FullyShard::new().units(["blocks.*"]).strict();
+        let strict = FullyShard::new().with_units(["blocks.*"]).strict();
         let model = fully_shard(start.clone(), &mesh(world)?, strict)?;
         let x = tensor(1, [4, WIDTH], world.device());
         // Inside the model's own unit all others are opened by reads.
@@ -246,7 +246,7 @@ fn a_strict_model_refuses_what_is_read_outside_its_unit() {
         Ok(())
     })
     .unwrap_err();
-    let Error::Param(ParamError::ReadOutside { param, unit }) = &error.cause else { panic!("{error}") };
+    let Error::Param(ParamError::ReadOutsideUnit { param, unit }) = &error.cause else { panic!("{error}") };
     assert_eq!((&**param, &**unit), ("blocks.1.weight", "blocks.1"));
 }
 
@@ -281,7 +281,7 @@ fn one_warning_a_unit_names_the_first_parameter_read_outside() {
     let start = Unopened { unopened: vec![linear(), linear(), linear()] };
     let _ = values(&start, None);
     launch(Launch::threads(2), |world| {
-        let model = fully_shard(start.clone(), &mesh(world)?, FullyShard::new().units(["unopened.*"]))?;
+        let model = fully_shard(start.clone(), &mesh(world)?, FullyShard::new().with_units(["unopened.*"]))?;
         for _ in 0..2 {
             let x = tensor(1, [4, WIDTH], world.device());
             let x = model.unopened[0].forward(x);
@@ -306,7 +306,7 @@ fn a_frozen_copy_beside_its_module_is_a_unit_of_its_own() {
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let plain = on_device(&start, &device);
-        let sharded = fully_shard(plain.clone(), &mesh(world)?, FullyShard::new().units(["blocks.*"]))?;
+        let sharded = fully_shard(plain.clone(), &mesh(world)?, FullyShard::new().with_units(["blocks.*"]))?;
         let both = |net: &Net| vec![net.blocks[0].clone(), net.blocks[0].clone().no_grad()];
         let forward = |both: &Vec<Linear>, x| both[1].forward(both[0].forward(x));
         let x = || tensor(1, [4, WIDTH], &device);

@@ -10,7 +10,7 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{MixedPrecision, units};
+use burn_dtensor::fsdp::{MixedPrecisionPolicy, units};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -125,11 +125,11 @@ fn batch(rank: usize, step: usize, device: &Device) -> [Tensor<2, Int>; 2] {
 }
 
 fn config(group: bool) -> FullyShard {
-    let config = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always);
+    let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
     if group {
-        config.units(["table", "blocks.*"]).unit_of(["norm", "head"])
+        config.with_units(["table", "blocks.*"]).with_group_unit(["norm", "head"])
     } else {
-        config.units(["table", "blocks.*", "norm", "head"])
+        config.with_units(["table", "blocks.*", "norm", "head"])
     }
 }
 
@@ -175,7 +175,7 @@ fn a_chunked_loss_trains_as_the_loss_in_one_piece() {
 fn a_chunked_loss_trains_as_the_loss_in_one_piece_in_processes() {
     let lm = Lm::init();
     let lm = lm.map(&mut Same);
-    let _ = MeshTest::new([2], ["shard"]).processes(2).run(|mesh| trains_as_one_device(&lm, mesh));
+    let _ = MeshTest::new([2], ["shard"]).with_processes(2).run(|mesh| trains_as_one_device(&lm, mesh));
 }
 
 /// Values that are the same in every process.
@@ -251,8 +251,8 @@ fn inputs_of_each_module_of_a_group_are_cast() {
     let lm = Lm::init();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let policy = MixedPrecision::new().param_dtype(DType::BF16).output_dtype(DType::F32);
-        let lm = fully_shard(on_device(&lm, &device), mesh, config(true).mixed_precision(policy))?;
+        let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_output_dtype(DType::F32);
+        let lm = fully_shard(on_device(&lm, &device), mesh, config(true).with_mixed_precision(policy))?;
         let x = tensor(4, [1, 2, WIDTH], &device);
         let y = unit(&lm, x, |lm, x| {
             unit(&lm.head, x, |head, x| {

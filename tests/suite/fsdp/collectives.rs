@@ -72,7 +72,7 @@ fn one_all_gather_and_one_reduce_scatter_a_unit() {
                     true => DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?,
                 };
                 let model = on_device(&model, &device);
-                let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard);
+                let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard);
                 let model = fully_shard(model, &mesh, config)?;
                 let ledger = world.ledger();
                 for _ in 0..2 {
@@ -111,7 +111,7 @@ fn one_rank_makes_no_collective() {
         let device = world.device().clone().autodiff();
         let mesh = DeviceMesh::new(world, [1], ["shard"])?;
         let model = on_device(&model, &device);
-        let model = fully_shard(model, &mesh, FullyShard::new().units(["blocks.*"]))?;
+        let model = fully_shard(model, &mesh, FullyShard::new().with_units(["blocks.*"]))?;
         let loss = model.forward(tensor(1, [2, WIDTH], &device)).sum();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         assert_eq!(grads.len(), 2 * (BLOCKS + 1));
@@ -133,7 +133,7 @@ fn a_reduce_scatter_carries_what_is_trained() {
         let mut model = on_device(&model, &device);
         model.blocks[0].weight = model.blocks[0].weight.clone().set_require_grad(false);
         model.blocks[1] = model.blocks[1].clone().no_grad();
-        let model = fully_shard(model, &mesh, FullyShard::new().units(["blocks.*"]))?;
+        let model = fully_shard(model, &mesh, FullyShard::new().with_units(["blocks.*"]))?;
         let ledger = world.ledger();
         for _ in 0..2 {
             ledger.reset();
@@ -176,7 +176,7 @@ fn clip_grad_norm_is_the_unsharded_norm() {
                     false => DeviceMesh::new(world, [4], ["shard"])?,
                     true => DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?,
                 };
-                let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().units(["blocks.*"]))?;
+                let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().with_units(["blocks.*"]))?;
                 let run = |model: &Stack| {
                     let loss = model.forward(tensor(1, [2, WIDTH], &device)).sum();
                     GradientsParams::from_grads(loss.backward(), model)

@@ -24,7 +24,7 @@ const ALL: u64 = BLOCKS as u64 + 1;
 fn sharded(world: &World, model: &Stack, reshard: ReshardAfterForward) -> Result<Stack> {
     let device = world.device().clone().autodiff();
     let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
-    fully_shard(on_device(model, &device), &mesh, FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard))
+    fully_shard(on_device(model, &device), &mesh, FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard))
 }
 
 /// The gradients of one batch, whole, and how many all-gathers its backward has made; `between` forward and backward.
@@ -123,7 +123,7 @@ fn gradients_are_divided_by_a_factor() {
                     let plain = on_device(&model, &device);
                     let names = ["replicate", "shard"];
                     let mesh = DeviceMesh::new(world, &shape, &names[2 - shape.len()..])?;
-                    let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().units(["blocks.*"]))?;
+                    let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().with_units(["blocks.*"]))?;
                     units(&sharded)?.set_gradient_divide_factor(factor)?;
                     units(&sharded)?.set_force_sum_reduction(force_sum);
                     let loss = plain.forward(tensor(world.rank() as u64 + 1, [2, WIDTH], &device)).square().sum();
@@ -224,7 +224,7 @@ fn a_rank_that_is_late_in_forward_holds_up_nobody() {
     let model = stack(&Device::flex());
     let (is_through, wait_until) = mpsc::channel();
     let (is_through, wait_until) = (Mutex::new(is_through), Mutex::new(wait_until));
-    launch(Launch::threads(2).deadline(Duration::from_secs(20)), |world| {
+    launch(Launch::threads(2).with_deadline(Duration::from_secs(20)), |world| {
         let model = sharded(world, &model, ReshardAfterForward::Always)?;
         let x = || tensor(world.rank() as u64 + 1, [2, WIDTH], &world.device().clone().autodiff());
         drop(model.forward(x()).sum().backward());
@@ -340,7 +340,7 @@ fn a_backward_that_was_given_up_leaves_no_gradient_to_the_next() {
         launch(Launch::threads(ranks), |world| {
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, &shape, &["replicate", "shard"][2 - shape.len()..])?;
-            let model = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().units(["blocks.*"]))?;
+            let model = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().with_units(["blocks.*"]))?;
             let backward = |seed: u64, panics: bool| {
                 let x = tensor::<2>(seed + world.rank() as u64, [2, WIDTH], &device);
                 let loss = unit(&model, x, |model, x| {

@@ -8,11 +8,11 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_dtensor::comm::{Call, Communicator, Launch, Op, Plan, ReduceOp, Work, World, launch};
+use burn_dtensor::comm::{Call, Communicator, Launch, Op, CollectivePlan, ReduceOp, Work, World, launch};
 use burn_dtensor::fsdp::{FullyShard, UnitCollectives, full_model, fully_shard, units};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::param::ParamError;
-use burn_dtensor::placement::Cut;
+use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::{Error, Result};
 use parking_lot::Mutex;
 
@@ -21,7 +21,7 @@ use super::support::{Holder, on_device, tensor, values};
 use crate::launched;
 
 fn config() -> FullyShard {
-    FullyShard::new().units(["blocks.*"])
+    FullyShard::new().with_units(["blocks.*"])
 }
 
 fn sharded(model: &Stack, world: &World, mesh: &DeviceMesh) -> Result<Stack> {
@@ -44,25 +44,25 @@ impl UnitCollectives for Substitute {
         &self,
         group: &Communicator,
         call: Call,
-        plan: &Arc<Plan>,
+        plan: &Arc<CollectivePlan>,
         shards: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         self.0.lock().push(format!("{} {}", plan.op(), call.label));
-        group.planned(call, plan, shards)
+        group.execute_plan(call, plan, shards)
     }
 
     fn reduce_scatter(
         &self,
         group: &Communicator,
         call: Call,
-        plan: &Arc<Plan>,
+        plan: &Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         self.0.lock().push(format!("{} {}", plan.op(), call.label));
         let (plan, ranks, rank) = (plan.clone(), group.group().size(), group.group().rank());
         let op = plan.reduce().expect("it reduces");
         group.all_reduce(call, wholes, op).then(move |sums| {
-            let part = |(sum, (dim, cut)): (DispatchTensor, &(usize, Cut))| {
+            let part = |(sum, (dim, cut)): (DispatchTensor, &(usize, ShardSizes))| {
                 let range = cut.range(ranks, rank);
                 match sum.shape().num_dims() {
                     1 => Tensor::<1>::from_dispatch(sum).slice_dim(*dim, range).into_dispatch(),
@@ -110,11 +110,11 @@ impl Reductions {
         &self,
         group: &Communicator,
         call: Call,
-        plan: &Arc<Plan>,
+        plan: &Arc<CollectivePlan>,
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         self.0.lock().push((plan.op(), plan.reduce().expect("it reduces")));
-        group.planned(call, plan, tensors)
+        group.execute_plan(call, plan, tensors)
     }
 }
 
@@ -123,7 +123,7 @@ impl UnitCollectives for Reductions {
         &self,
         group: &Communicator,
         call: Call,
-        plan: &Arc<Plan>,
+        plan: &Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         self.planned(group, call, plan, wholes)
@@ -133,7 +133,7 @@ impl UnitCollectives for Reductions {
         &self,
         group: &Communicator,
         call: Call,
-        plan: &Arc<Plan>,
+        plan: &Arc<CollectivePlan>,
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         self.planned(group, call, plan, tensors)

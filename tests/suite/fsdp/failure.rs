@@ -21,11 +21,11 @@ struct Pair {
 }
 
 fn run(fault: impl Fn(&World, &Pair, Tensor<2>, &Device) -> Result<Tensor<2>, Error> + Sync) -> LaunchError {
-    launch(Launch::threads(4).deadline(Duration::from_secs(60)), |world| {
+    launch(Launch::threads(4).with_deadline(Duration::from_secs(60)), |world| {
         let device = world.device().clone().autodiff();
         let mesh = DeviceMesh::new(world, [4], ["shard"])?;
         let pair = Pair { first: LinearConfig::new(5, 5).init(&device), second: LinearConfig::new(5, 5).init(&device) };
-        let pair = fully_shard(pair, &mesh, FullyShard::new().units(["first", "second"]))?;
+        let pair = fully_shard(pair, &mesh, FullyShard::new().with_units(["first", "second"]))?;
         let x = tensor(1, [2, 5], &device);
         let output = fault(world, &pair, x, &device)?;
         let _ = output.sum().backward();
@@ -73,8 +73,8 @@ fn an_early_return_in_forward() {
     });
     assert_named(&error);
     assert!(
-        error.others.iter().any(|report| matches!(report.error, Some(Error::Comm(CommError::RankLeft { .. }))))
-            || matches!(error.cause, Error::Comm(CommError::RankLeft { .. }))
+        error.others.iter().any(|report| matches!(report.error, Some(Error::Comm(CommError::RankReturned { .. }))))
+            || matches!(error.cause, Error::Comm(CommError::RankReturned { .. }))
     );
 }
 
@@ -128,7 +128,7 @@ fn a_unit_left_out_of_backward() {
     assert_named(&error);
     let names_it = |error: &Error| match error {
         Error::Comm(CommError::Mismatch { rank, other, .. }) => [*rank, *other].contains(&CULPRIT),
-        Error::Comm(CommError::RankLeft { rank, .. }) => *rank == CULPRIT,
+        Error::Comm(CommError::RankReturned { rank, .. }) => *rank == CULPRIT,
         _ => false,
     };
     let survivors = error.others.iter().filter(|report| report.rank != CULPRIT);
@@ -171,7 +171,7 @@ fn left_alone<T>(
     set_up: impl Fn(&World) -> Result<T> + Sync,
     call: impl Fn(T) -> Result<()> + Sync,
 ) -> Result<Result<()>, LaunchError> {
-    let returned = launch(Launch::threads(2).deadline(Duration::from_secs(60)), |world| {
+    let returned = launch(Launch::threads(2).with_deadline(Duration::from_secs(60)), |world| {
         let state = set_up(world)?;
         Ok((world.rank() == 0).then(|| call(state)))
     });
@@ -181,7 +181,7 @@ fn left_alone<T>(
 /// Asserts that a function has returned the error that its documentation promises, and has not unwound.
 fn assert_returns(name: &str, returned: Result<Result<()>, LaunchError>) {
     match returned {
-        Ok(Err(Error::Comm(CommError::RankLeft { rank: 1, .. }))) => {}
+        Ok(Err(Error::Comm(CommError::RankReturned { rank: 1, .. }))) => {}
         Ok(other) => panic!("`{name}` returns {other:?}"),
         Err(error) => panic!("`{name}` unwinds: {error}"),
     }
@@ -217,7 +217,7 @@ fn full_model_returns_an_error_of_the_tensor_parallel_ranks() {
     let parallel = |world: &World| {
         let mesh = DeviceMesh::new(world, [1, 2], ["shard", "tp"])?;
         let layer = LinearConfig::new(4, 4).init(world.device());
-        let layer = parallelize(layer, &mesh.slice("tp")?, Plan::new().with("", Style::colwise()))?;
+        let layer = parallelize(layer, &mesh.slice("tp")?, Plan::new().with_style("", Style::colwise()))?;
         fully_shard(layer, &mesh.slice("shard")?, FullyShard::new())
     };
     assert_returns("full_model", left_alone(parallel, |layer: Linear| full_model(&layer).map(drop)));
@@ -233,17 +233,17 @@ fn parallelize_returns_an_error_of_the_ranks_that_hold_shards() {
         Ok((fully_shard(layer, &mesh.slice("shard")?, FullyShard::new())?, mesh))
     };
     let returned = left_alone(sharded, |(layer, mesh): (Linear, DeviceMesh)| {
-        parallelize(layer, &mesh.slice("tp")?, Plan::new().with("", Style::colwise())).map(drop)
+        parallelize(layer, &mesh.slice("tp")?, Plan::new().with_style("", Style::colwise())).map(drop)
     });
     assert_returns("parallelize", returned);
 }
 
 #[test]
 fn sync_buffers_returns_an_error_of_a_model_that_has_buffers() {
-    for buffers in [Buffers::FirstRank, Buffers::Average] {
+    for buffers in [BufferSync::FirstRank, BufferSync::Average] {
         let norm = |world: &World| {
             let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-            fully_shard(BatchNormConfig::new(4).init(world.device()), &mesh, FullyShard::new().buffers(buffers))
+            fully_shard(BatchNormConfig::new(4).init(world.device()), &mesh, FullyShard::new().with_buffer_sync(buffers))
         };
         assert_returns("sync_buffers", left_alone(norm, |norm| sync_buffers(&norm)));
         assert_returns("full_model", left_alone(norm, |norm| full_model(&norm).map(drop)));

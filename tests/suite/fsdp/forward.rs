@@ -195,7 +195,7 @@ fn a_unit_that_is_frozen_for_some_of_its_runs_gets_gradients_of_the_others() {
         })
     }
     for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Auto, ReshardAfterForward::Never] {
-        compare(2, freeze, config().reshard_after_forward(reshard), forward);
+        compare(2, freeze, config().with_reshard_after_forward(reshard), forward);
     }
 }
 

@@ -58,12 +58,12 @@ fn wait_returns_when_nothing_is_pending() {
         }
         let handle = unshard(&sharded.blocks[0])?;
         if world.rank() == 0 {
-            let is_there = block.are_gathered_ahead();
+            let is_there = block.is_prefetched();
             seen.send(()).unwrap();
             assert!(!is_there, "rank 1 has not called yet");
         }
         handle.wait()?;
-        assert!(block.are_gathered_ahead());
+        assert!(block.is_prefetched());
         Ok(())
     })
     .unwrap();
@@ -80,7 +80,7 @@ fn wait_fails_where_another_rank_never_comes() {
         Ok(())
     });
     let error = ends.expect_err("rank 1 has returned, and rank 0 waits for it");
-    assert!(matches!(error.cause, Error::Comm(CommError::RankLeft { rank: 1, .. })), "{error}");
+    assert!(matches!(error.cause, Error::Comm(CommError::RankReturned { rank: 1, .. })), "{error}");
 }
 
 /// Between two passes of the root a unit inside it has a forward, a backward and a step of its own: that trains the unit
@@ -93,7 +93,7 @@ fn a_unit_trains_alone_between_passes_of_the_root() {
         launch(Launch::threads(RANKS), |world| {
             let device = world.device().clone().autodiff();
             let mut plain = on_device(&model, &device);
-            let mut sharded = fully_shard(plain.clone(), &mesh(world)?, config().reshard_after_forward(reshard))?;
+            let mut sharded = fully_shard(plain.clone(), &mesh(world)?, config().with_reshard_after_forward(reshard))?;
             let mut optims = [0, 1].map(|_| SgdConfig::new().init());
             let batch = |rank: usize| tensor::<2>(rank as u64 + 1, [4, WIDTH], &device);
             let x = || batch(world.rank());
@@ -146,7 +146,7 @@ fn a_dimension_of_one_is_kept_by_a_few_ranks() {
     launch(Launch::threads(RANKS), |world| {
         let device = world.device().clone().autodiff();
         let plain = on_device(&model, &device);
-        let few = FullyShard::new().reshard_after_forward(ReshardAfterForward::Ranks(2));
+        let few = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Ranks(2));
         let sharded = fully_shard(plain.clone(), &mesh(world)?, few)?;
         let loss = |linear: &Linear, rank: usize| {
             let x = tensor(rank as u64 + 1, [4, WIDTH], &device).require_grad();

@@ -206,22 +206,22 @@ mod processes {
 
     #[test]
     fn replicas_go_on_without_a_process_that_is_killed() {
-        without(ProcessTest::new(4).fault_tolerant(), [4, 1], 2, In::Backward, [3, 1], kill);
+        without(ProcessTest::new(4).with_fault_tolerance(), [4, 1], 2, In::Backward, [3, 1], kill);
     }
 
     #[test]
     fn replicas_go_on_without_the_first_process() {
-        without(ProcessTest::new(4).fault_tolerant(), [4, 1], 0, In::Forward, [3, 1], kill);
+        without(ProcessTest::new(4).with_fault_tolerance(), [4, 1], 0, In::Forward, [3, 1], kill);
     }
 
     #[test]
     fn replicas_go_on_without_a_process_that_is_stopped() {
-        without(ProcessTest::new(3).detecting(), [3, 1], 1, In::Backward, [2, 1], stop);
+        without(ProcessTest::new(3).with_failure_detection(), [3, 1], 1, In::Backward, [2, 1], stop);
     }
 
     #[test]
     fn the_complete_shard_group_goes_on_without_a_process() {
-        without(ProcessTest::new(4).fault_tolerant(), [2, 2], 3, In::Forward, [1, 2], kill);
+        without(ProcessTest::new(4).with_fault_tolerance(), [2, 2], 3, In::Forward, [1, 2], kill);
     }
 }
 
@@ -239,7 +239,7 @@ fn the_complete_shard_group_goes_on() {
     for (lost, place) in [(3, In::Forward), (0, In::Backward)] {
         goes_on([2, 2], lost, place, [1, 2], config);
     }
-    let uneven = || config().shard_placement_fn(|param| (param.shape.len() == 1).then_some(Placement::Replicate));
+    let uneven = || config().with_shard_placement_fn(|param| (param.shape.len() == 1).then_some(Placement::Replicate));
     goes_on([3, 2], 1, In::Backward, [2, 2], uneven);
 }
 
@@ -346,19 +346,19 @@ fn ranks_go_on_again_and_again() {
 fn who_is_late_is_left_behind() {
     let (go, wait) = std::sync::mpsc::channel();
     let wait = std::sync::Mutex::new(wait);
-    let ends = launch(Launch::threads(3).deadline(std::time::Duration::from_millis(50)), |world| {
+    let ends = launch(Launch::threads(3).with_deadline(std::time::Duration::from_millis(50)), |world| {
         if world.rank() == 1 {
             // Until the others have gone on.
             wait.lock().unwrap().recv().unwrap();
             let told = world.shrink().unwrap_err();
-            assert!(matches!(told, Error::Comm(CommError::LeftBehind { rank: 1 })), "{told}");
+            assert!(matches!(told, Error::Comm(CommError::ExcludedFromShrink { rank: 1 })), "{told}");
             return Err(told);
         }
         let told = world.barrier("all").unwrap_err();
         assert!(matches!(&told, Error::Comm(CommError::DeadlineExceeded { missing, .. }) if *missing == [1]), "{told}");
         let left = world.shrink()?;
         let sum = persists(&left)?;
-        world.only(0, || go.send(()).unwrap());
+        world.run_on(0, || go.send(()).unwrap());
         Ok(sum)
     });
     assert_eq!(ends.unwrap(), [(0, (2, 2.0)), (2, (2, 2.0))]);
@@ -390,7 +390,7 @@ fn other_shards_are_refused() {
         let whole = DeviceMesh::new(world, [4], ["shard"])?;
         let told = remesh(net.clone(), &whole).unwrap_err();
         assert!(
-            matches!(&told, Error::Fsdp(FsdpError::OtherShards { was, is, .. })
+            matches!(&told, Error::Fsdp(FsdpError::IncompatibleMesh { was, is, .. })
             if *was == format!("{} of 2", world.rank() % 2) && *is == format!("{} of 4", world.rank())),
             "{told}"
         );

@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, World, launch};
 use burn_dtensor::fsdp::{
-    FsdpError, FullyShard, MixedPrecision, ReshardAfterForward, full_model, fully_shard, named_parameters,
+    FsdpError, FullyShard, MixedPrecisionPolicy, ReshardAfterForward, full_model, fully_shard, named_parameters,
     record_events, remesh, unit, units, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
@@ -63,9 +63,9 @@ const TWO: &[&[&str]] = &[&["embed", "blocks.0"], &["nor?", "head"]];
 const UNUSED: &[&[&str]] = &[&["head", "spare"]];
 
 fn config(groups: &[&[&str]]) -> FullyShard {
-    let config = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always);
-    let config = if groups == TWO { config.units(["blocks.1"]) } else { config.units(["blocks.*"]) };
-    groups.iter().fold(config, |config, group| config.unit_of(group.iter().copied()))
+    let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
+    let config = if groups == TWO { config.with_units(["blocks.1"]) } else { config.with_units(["blocks.*"]) };
+    groups.iter().fold(config, |config, group| config.with_group_unit(group.iter().copied()))
 }
 
 fn sharded(net: &Net, world: &World, device: &Device, config: FullyShard) -> Result<Net> {
@@ -230,16 +230,16 @@ fn a_policy_casts_at_each_module() {
     let all = launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let policy =
-            || MixedPrecision::new().param_dtype(DType::BF16).reduce_dtype(DType::F32).output_dtype(DType::F32);
+            || MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
         let step = |config: FullyShard| {
-            let model = sharded(&net, world, &device, config.mixed_precision_for(["embed", "head"], policy()))?;
+            let model = sharded(&net, world, &device, config.with_mixed_precision_for(["embed", "head"], policy()))?;
             let output = model.forward(batch(world.rank(), &device));
             assert_eq!(output.dtype(), DType::F32);
             let bits = output.clone().into_data().iter::<f32>().map(f32::to_bits).collect::<Vec<_>>();
             let grads = GradientsParams::from_grads(output.sum().backward(), &model);
             Ok::<_, Error>((bits, elements::<f32>(&model, Some(&grads))))
         };
-        let single = FullyShard::new().units(["blocks.*", "embed", "head"]);
+        let single = FullyShard::new().with_units(["blocks.*", "embed", "head"]);
         Ok((step(config(FAR))?, step(single)?))
     });
     for (grouped, single) in launched::values(all.unwrap()) {
@@ -284,16 +284,16 @@ fn wrong_groups_are_typed_errors() {
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let refused = |config: FullyShard| sharded(&Net::init(), world, &device, config).expect_err("it is wrong");
-        for config in [FullyShard::new().units(["head"]).unit_of(["embed", "head"]), config(&[FAR[0], NEAR[0]])] {
+        for config in [FullyShard::new().with_units(["head"]).with_group_unit(["embed", "head"]), config(&[FAR[0], NEAR[0]])] {
             let error = refused(config);
-            let is_told = matches!(&error, Error::Fsdp(FsdpError::TwoUnits { module, .. }) if module == "head");
+            let is_told = matches!(&error, Error::Fsdp(FsdpError::ModuleInTwoUnits { module, .. }) if module == "head");
             assert!(is_told, "{error}");
         }
-        let error = refused(FullyShard::new().unit_of(["embed", "haed"]));
+        let error = refused(FullyShard::new().with_group_unit(["embed", "haed"]));
         assert!(matches!(&error, Error::Param(ParamError::NoMatch { pattern, .. }) if pattern == "haed"), "{error}");
         let model = sharded(&Net::init(), world, &device, config(FAR))?;
         let error = unshard(&model.head).expect_err("the others are not at hand");
-        assert!(matches!(&error, Error::Param(ParamError::OneOfSeveral { unit }) if unit == "embed, head"), "{error}");
+        assert!(matches!(&error, Error::Param(ParamError::UnshardOnGroupUnit { unit }) if unit == "embed, head"), "{error}");
         // What the error says.
         units(&model)?.own().set_forward_prefetch([units(&model.head)?]);
         let (_, events) = record_events(|| model.forward(batch(0, &device)));

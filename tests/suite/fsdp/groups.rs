@@ -45,7 +45,7 @@ fn eight_sizes_on_128_ranks() {
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, [128], ["shard"])?;
             let plain = group(dtype, &device);
-            let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().reshard_after_forward(reshard))?;
+            let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().with_reshard_after_forward(reshard))?;
             world.ledger().reset();
             // Ahead of forward in one case, by forward in the others.
             if dtype == DType::F16 {

@@ -38,7 +38,7 @@ impl Net {
 }
 
 fn config() -> FullyShard {
-    FullyShard::new().units(["trunk", "left", "right"]).reshard_after_forward(ReshardAfterForward::Always)
+    FullyShard::new().with_units(["trunk", "left", "right"]).with_reshard_after_forward(ReshardAfterForward::Always)
 }
 
 fn through(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
@@ -131,7 +131,7 @@ fn losses_that_share_no_node_have_backwards_of_their_own() {
 #[cfg(feature = "mpi")]
 #[test]
 fn losses_that_share_no_node_have_backwards_of_their_own_in_processes() {
-    let _ = MeshTest::new([3], ["shard"]).processes(3).run(|mesh| gradients_are_those_of_one_device(mesh, &config()));
+    let _ = MeshTest::new([3], ["shard"]).with_processes(3).run(|mesh| gradients_are_those_of_one_device(mesh, &config()));
 }
 
 /// Two losses of a forward that share something, and the unit that a second backward is told to have come to.
@@ -177,7 +177,7 @@ fn fails(mesh: &DeviceMesh, losses: fn(&Net, Tensor<2>) -> [Tensor<1>; 2]) -> Re
 fn named(error: &LaunchError) -> Vec<String> {
     let own = std::iter::once(&error.cause).chain(error.others.iter().filter_map(|report| report.error.as_ref()));
     let unit = |error: &Error| match error {
-        Error::Param(ParamError::BackwardAgain { unit }) => Some(unit.clone()),
+        Error::Param(ParamError::SecondBackward { unit }) => Some(unit.clone()),
         _ => None,
     };
     own.filter_map(unit).collect()
@@ -215,7 +215,7 @@ fn who_catches_a_second_backward_goes_on() {
                     Ok(())
                 });
                 let caught = caught.expect_err("the first has consumed the graph");
-                assert!(matches!(caught, Error::Param(ParamError::BackwardAgain { .. })), "{caught}");
+                assert!(matches!(caught, Error::Param(ParamError::SecondBackward { .. })), "{caught}");
                 gradients_are_those_of_one_device(mesh, &config())?;
                 let step = |net: &Net| heads(net, &unit(&net.trunk, batch(0, &device), through)).map(Tensor::sum);
                 let [left, right] = step(&net);
@@ -236,7 +236,7 @@ fn who_catches_a_second_backward_goes_on() {
 #[cfg(feature = "mpi")]
 #[test]
 fn a_second_backward_through_a_unit_names_it_in_processes() {
-    let test = MeshTest::new([2], ["shard"]).processes(2);
+    let test = MeshTest::new([2], ["shard"]).with_processes(2);
     let Some(text) = test.run_failing(|mesh| fails(mesh, WRONG[2].1)) else { return };
     assert!(text.contains("a second backward comes to unit `trunk`"), "{text}");
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::nn::attention::MhaOutput;
 use burn::nn::{Linear, LstmState, RnnState};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_dtensor::fsdp::{MixedPrecision, UnitTensors};
+use burn_dtensor::fsdp::{MixedPrecisionPolicy, TensorTree};
 use burn_dtensor::nn::TransformerEncoderInput;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -46,14 +46,14 @@ struct Nothing;
 
 unit_tensors! {
     struct Batch { x, mask, at, .. }
-    [A: UnitTensors, B: UnitTensors] struct Pair<A, B>(first, second);
+    [A: TensorTree, B: TensorTree] struct Pair<A, B>(first, second);
     ['a, const D: usize] struct Seen<'a, D> { x, names }
     enum Way { Plain(x), Gated { x, gate }, Skip }
     struct Nothing {}
 }
 
 /// How many floats are inside, and the structure with the first of them times 1, the second times 2, and so on.
-fn numbered<T: UnitTensors>(value: T) -> (usize, T) {
+fn numbered<T: TensorTree>(value: T) -> (usize, T) {
     let mut met = 0;
     let value = value.map_floats(&mut |tensor| {
         met += 1;
@@ -175,7 +175,7 @@ fn gradients_go_through_structures_of_ones_own() {
         })
     }
     for ranks in [1, 2, 3] {
-        compare(ranks, |net| net, config().reshard_after_forward(ReshardAfterForward::Always), forward);
+        compare(ranks, |net| net, config().with_reshard_after_forward(ReshardAfterForward::Always), forward);
     }
 }
 
@@ -185,8 +185,8 @@ fn mixed_precision_casts_the_floats_of_structures_of_ones_own() {
     let net = super::net::net(&Device::flex());
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let policy = MixedPrecision::new().param_dtype(DType::BF16).output_dtype(DType::F32);
-        let net = fully_shard(on_device(&net, &device), mesh, config().mixed_precision(policy))?;
+        let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_output_dtype(DType::F32);
+        let net = fully_shard(on_device(&net, &device), mesh, config().with_mixed_precision(policy))?;
         let x = tensor(3, [2, WIDTH], &device);
         let way = unit(&net.blocks[0], Way::Plain(x), |block, way| {
             let Way::Plain(x) = &way else { panic!("it is plain") };

@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{ParamInfo, ParamPlacement, checkpointed, units};
+use burn_dtensor::fsdp::{ParamInfo, ParamPlacement, checkpoint_activations, units};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -78,7 +78,7 @@ fn a_unit_stays_that_has_a_matrix_on_every_rank_which_one_leaves_unused() {
     let placed =
         |param: ParamInfo<'_>| (param.path == "second.weight").then(|| ParamPlacement::from(Placement::Replicate));
     for skipped in [None, Some(0), Some(1)] {
-        let config = || FullyShard::new().reshard_after_forward(ReshardAfterForward::Always).shard_placement_fn(placed);
+        let config = || FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_shard_placement_fn(placed);
         // Each forward's own for backward, and the first forward's.
         accumulates(&Net::new(false), config, 1 + BATCHES as u64, |net, x, rank, at| {
             unit(net, x, |net, x| {
@@ -94,7 +94,7 @@ fn a_frozen_unit_stays_whose_input_one_rank_does_not_track() {
     use ReshardAfterForward::{Always, Never};
     for (reshard, all_gathers) in [(Always, 2 * (1 + BATCHES as u64)), (Never, 2)] {
         for untracked in [None, Some(0), Some(1), Some(2)] {
-            let config = || FullyShard::new().units(["second"]).reshard_after_forward(reshard);
+            let config = || FullyShard::new().with_units(["second"]).with_reshard_after_forward(reshard);
             accumulates(&Net::new(true), config, all_gathers, |net, x, rank, at| {
                 unit(net, x, |net, x| {
                     let x = if rank == 1 && Some(at) == untracked { x } else { net.first.forward(x) };
@@ -109,7 +109,7 @@ fn a_frozen_unit_stays_whose_input_one_rank_does_not_track() {
 #[test]
 fn a_unit_stays_whose_output_one_rank_does_not_use() {
     for dropped in [None, Some(0), Some(1)] {
-        let config = || FullyShard::new().units(["second"]).reshard_after_forward(ReshardAfterForward::Always);
+        let config = || FullyShard::new().with_units(["second"]).with_reshard_after_forward(ReshardAfterForward::Always);
         accumulates(&Net::new(false), config, 2 * (1 + BATCHES as u64), |net, x, rank, at| {
             unit(net, x, |net, x| {
                 let x = net.first.forward(x);
@@ -124,12 +124,12 @@ fn a_unit_stays_whose_output_one_rank_does_not_use() {
 #[test]
 fn a_unit_stays_of_a_block_that_no_loss_hears_and_one_rank_does_not_use() {
     for unused in [None, Some(0), Some(1)] {
-        let config = || FullyShard::new().units(["second"]).reshard_after_forward(ReshardAfterForward::Always);
+        let config = || FullyShard::new().with_units(["second"]).with_reshard_after_forward(ReshardAfterForward::Always);
         accumulates(&Net::new(false), config, 2 * (1 + BATCHES as u64), |net, x, rank, at| {
             unit(net, x, |net, x| {
                 let x = net.first.forward(x);
                 let is_used = rank == 0 || Some(at) != unused;
-                checkpointed(&net.second, x.clone(), move |second, x| if is_used { second.forward(x) } else { x });
+                checkpoint_activations(&net.second, x.clone(), move |second, x| if is_used { second.forward(x) } else { x });
                 x
             })
         });
@@ -141,7 +141,7 @@ fn a_unit_stays_that_a_read_opens_whose_input_one_rank_does_not_track() {
     use ReshardAfterForward::{Always, Never};
     for (reshard, all_gathers) in [(Always, 2 * (1 + BATCHES as u64)), (Never, 2)] {
         for untracked in [None, Some(0), Some(1)] {
-            let config = || FullyShard::new().units(["second"]).reshard_after_forward(reshard);
+            let config = || FullyShard::new().with_units(["second"]).with_reshard_after_forward(reshard);
             accumulates(&Net::new(false), config, all_gathers, |net, x, rank, at| {
                 unit(net, x, |net, x| {
                     let x = if rank == 1 && Some(at) == untracked { x } else { net.first.forward(x) };

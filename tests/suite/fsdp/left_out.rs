@@ -8,7 +8,7 @@ use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Gradients, Tensor};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{checkpointed, units};
+use burn_dtensor::fsdp::{checkpoint_activations, units};
 use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -79,7 +79,7 @@ impl Experts {
                 let expert = &model.experts[expert];
                 match entered {
                     Entered::Never => body(expert, x),
-                    Entered::Checkpointed => checkpointed(expert, x, body),
+                    Entered::Checkpointed => checkpoint_activations(expert, x, body),
                     Entered::Alone | Entered::InRoot => unit(expert, x, body),
                 }
             })
@@ -124,7 +124,7 @@ fn expected(model: &Experts, entered: Entered, ranks: usize) -> Vec<Grads> {
 }
 
 fn config(reshard: ReshardAfterForward) -> FullyShard {
-    FullyShard::new().units(["experts.*"]).reshard_after_forward(reshard)
+    FullyShard::new().with_units(["experts.*"]).with_reshard_after_forward(reshard)
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn units_of_earlier_calls_are_of_the_model_around_them() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let sharded = || fully_shard(layer(&device), mesh, FullyShard::new());
-        let model = fully_shard(vec![sharded()?, sharded()?, layer(&device)], mesh, FullyShard::new().units(["2"]))?;
+        let model = fully_shard(vec![sharded()?, sharded()?, layer(&device)], mesh, FullyShard::new().with_units(["2"]))?;
         let waiting = units(&model)?.no_sync();
         backward(&model[0]);
         drop(waiting);
@@ -222,7 +222,7 @@ fn each_unit_that_was_left_out_is_reduced_once() {
         MeshTest::new(dims, names).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let model = vec![layer(&device), layer(&device), layer(&device)];
-            let model = fully_shard(model, mesh, FullyShard::new().units(["*"]))?;
+            let model = fully_shard(model, mesh, FullyShard::new().with_units(["*"]))?;
             let ledger = mesh.world().ledger();
             let reduced = |entered: &[usize]| {
                 ledger.reset();
@@ -252,7 +252,7 @@ fn gradients_that_miss_a_step_are_told() {
         let grads = GradientsParams::from_grads(backward(&experts[1]), &experts);
         experts = SgdConfig::new().init().step(0.1, experts, grads);
         let told = Error::catch(|| Ok(backward(&experts[0]))).err().expect("gradients have missed the step");
-        assert!(matches!(&told, Error::Param(ParamError::Unreduced { unit }) if unit == "root"), "{told}");
+        assert!(matches!(&told, Error::Param(ParamError::PendingGradients { unit }) if unit == "root"), "{told}");
         all(&experts)?.iter().for_each(|units| units.reset_iter_state());
         assert_eq!(gradient(&experts[0], &backward(&experts[0])), Some(1.0));
         Ok(())

@@ -160,8 +160,8 @@ fn adapters_are_sharded_and_trained_where_the_bases_are_ignored() {
         let device = mesh.device().clone().autodiff();
         let plain = on_device(&model, &device);
         // Of two the weight is sharded.
-        let some = || config().ignore(["first.weight", "blocks.0.weight", "blocks.1.weight"]);
-        for config in [config().ignore(["**.weight"]), some()] {
+        let some = || config().with_ignored(["first.weight", "blocks.0.weight", "blocks.1.weight"]);
+        for config in [config().with_ignored(["**.weight"]), some()] {
             let sharded = fully_shard(plain.clone(), mesh, config)?;
             let named = named_parameters(&sharded)?;
             let factor = named.iter().find(|param| param.path == "blocks.1.weight.lora.a").expect("it is sharded");
@@ -181,8 +181,8 @@ fn mixed_precision_computes_adapters_in_it_too() {
     let model = adapted();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let policy = MixedPrecision::new().param_dtype(DType::BF16);
-        let sharded = fully_shard(on_device(&model, &device), mesh, config().mixed_precision(policy))?;
+        let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16);
+        let sharded = fully_shard(on_device(&model, &device), mesh, config().with_mixed_precision(policy))?;
         let expected = with_units(&on_device(&model, &device), tensor(1, [4, WIDTH], &device), 0);
         let output = with_units(&sharded, tensor(1, [4, WIDTH], &device), 0);
         assert_eq!(output.dtype(), DType::BF16);
@@ -262,7 +262,7 @@ fn advised(model: &Net, mesh: &DeviceMesh) -> Result<(FullyShard, usize)> {
             Err(error) => return Err(error),
         };
         let advice = error.split_once(".ignore([\"").and_then(|(_, rest)| rest.split_once("\"])"));
-        config = config.ignore([advice.expect("the error says what to ignore").0]);
+        config = config.with_ignored([advice.expect("the error says what to ignore").0]);
         errors += 1;
     }
 }
@@ -302,14 +302,14 @@ fn adapters_beside_what_burn_shows_nobody_are_refused_with_the_remedy() {
         let refused = |model: Net, config: FullyShard| {
             let error = fully_shard(model, mesh, config).expect_err("what else there is would be lost");
             let text = error.to_string();
-            let Error::Param(ParamError::AdaptedBeside { param, other, name }) = error else { panic!("{text}") };
+            let Error::Param(ParamError::AdapterConflict { param, other, name }) = error else { panic!("{text}") };
             assert!(text.contains(&format!(".ignore([\"{param}\"])")) && text.contains("in one call"), "{text}");
             (param, other, name)
         };
         // Of burn's adapters on some weights, and something else on others.
         let spare = net(mesh.device()).spare.apply_reparameterization(Scale(""));
         let mixed = Net { spare, ..model.clone() };
-        let (param, other, name) = refused(mixed, config().ignore(["spare.weight"]));
+        let (param, other, name) = refused(mixed, config().with_ignored(["spare.weight"]));
         assert_eq!([param.as_str(), &other, &name], ["first.weight", "spare.weight", "scaled"]);
         let block = fully_shard(model.blocks[0].clone(), mesh, FullyShard::new())?;
         let inner = Net { blocks: vec![block], ..model.clone() };

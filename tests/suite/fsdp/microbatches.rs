@@ -89,7 +89,7 @@ fn mesh(world: &World, replicas: usize) -> Result<DeviceMesh> {
 
 fn sharded(model: &Stack, world: &World, replicas: usize) -> Result<Stack> {
     let device = world.device().clone().autodiff();
-    let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(ReshardAfterForward::Never);
+    let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Never);
     fully_shard(on_device(model, &device), &mesh(world, replicas)?, config)
 }
 

@@ -52,10 +52,10 @@ fn check<M: Module + Sync + 'static>(name: &str, build: fn(&Device) -> M, forwar
                 };
                 let plain = on_device(&model, &device);
                 let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
-                let config = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always);
+                let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
                 let config = match last_dim {
                     false => config,
-                    true => config.shard_placement_fn(|param: ParamInfo| {
+                    true => config.with_shard_placement_fn(|param: ParamInfo| {
                         // `None` where burn's layer needs the stored shape.
                         let free = !param.path.contains("gamma") && !param.path.contains("linear_inner");
                         free.then_some(Placement::Shard(param.shape.len() - 1))

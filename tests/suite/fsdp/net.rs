@@ -54,7 +54,7 @@ pub fn mesh(world: &World) -> Result<DeviceMesh> {
 }
 
 pub fn config() -> FullyShard {
-    FullyShard::new().units(["blocks.*", "spare"])
+    FullyShard::new().with_units(["blocks.*", "spare"])
 }
 
 /// Outputs on each rank, and gradients: whole and averaged.

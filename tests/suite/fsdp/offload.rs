@@ -9,7 +9,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{HostCopies, Total};
 use burn_dtensor::fsdp::{
-    EventKind, FullyShard, GradScaler, MixedPrecision, NormType, Offload, ReshardAfterForward, clip_grad_norm,
+    EventKind, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, OffloadPolicy, ReshardAfterForward, clip_grad_norm,
     full_model, fully_shard, record_events, remesh, reshard, units, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
@@ -36,8 +36,8 @@ fn trained(mesh: &DeviceMesh, config: FullyShard) -> Result<BTreeMap<String, Vec
     let device = mesh.device().clone().autodiff();
     let mut model = net(&device);
     model.blocks[1] = model.blocks[1].clone().no_grad();
-    let mut model = fully_shard(model, mesh, config.ignore(["spare.bias"]))?;
-    let (mut optim, mut scaler) = (AdamWConfig::new().init(), GradScaler::new().init_scale(4.0));
+    let mut model = fully_shard(model, mesh, config.with_ignored(["spare.bias"]))?;
+    let (mut optim, mut scaler) = (AdamWConfig::new().init(), GradScaler::new().with_init_scale(4.0));
     for step in 0..10 {
         let mut sum = GradientsAccumulator::new();
         for batch in 0..2 {
@@ -84,10 +84,10 @@ fn weights_are_those_of_shards_on_the_device_to_the_bit() {
     ] {
         for &mode in modes {
             mesh.run(|mesh| {
-                let config = || config().reshard_after_forward(mode).verify_every(1);
+                let config = || config().with_reshard_after_forward(mode).with_replica_check_every(1);
                 let expected = trained(mesh, config())?;
                 assert_eq!(mesh.world().ledger().host_copies(), BTreeMap::new());
-                assert_eq!(trained(mesh, config().offload(Offload::Cpu))?, expected, "{mode:?} on {mesh}");
+                assert_eq!(trained(mesh, config().with_offload(OffloadPolicy::Cpu))?, expected, "{mode:?} on {mesh}");
                 assert!(mesh.world().ledger().summary().host_copies.to_device.bytes > 0);
                 Ok(())
             });
@@ -96,7 +96,7 @@ fn weights_are_those_of_shards_on_the_device_to_the_bit() {
 }
 
 mesh_test!(processes_copy_as_threads_do, [3], ["shard"], |mesh| {
-    assert_eq!(trained(mesh, config().offload(Offload::Cpu))?, trained(mesh, config())?);
+    assert_eq!(trained(mesh, config().with_offload(OffloadPolicy::Cpu))?, trained(mesh, config())?);
     Ok(())
 });
 
@@ -105,7 +105,7 @@ mesh_test!(processes_copy_as_threads_do, [3], ["shard"], |mesh| {
 fn gradients_are_those_of_the_unsharded_model() {
     for ranks in 1..=3 {
         for reshard in RESHARD {
-            let config = config().offload(Offload::Cpu).reshard_after_forward(reshard);
+            let config = config().with_offload(OffloadPolicy::Cpu).with_reshard_after_forward(reshard);
             compare(ranks, |net| net, config, with_units);
         }
     }
@@ -126,15 +126,15 @@ fn copies_are_what_is_gathered_and_what_is_reduced() {
     ] {
         MeshTest::new([ranks], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let config = config().reshard_after_forward(mode).offload_for(["blocks.[12]"], Offload::Cpu);
-            let config = config.offload(Offload::Never);
+            let config = config().with_reshard_after_forward(mode).with_offload_for(["blocks.[12]"], OffloadPolicy::Cpu);
+            let config = config.with_offload(OffloadPolicy::Never);
             let part = fully_shard(net(&device), mesh, config.clone())?;
             let _ = loss(&part, 0, mesh.rank(), &device).backward();
             let ledger = mesh.world().ledger();
             assert_eq!(ledger.host_copies().keys().map(|unit| &**unit).collect::<Vec<_>>(), ["blocks.1", "blocks.2"]);
             ledger.reset();
 
-            let all = fully_shard(net(&device), mesh, config.offload(Offload::Cpu))?;
+            let all = fully_shard(net(&device), mesh, config.with_offload(OffloadPolicy::Cpu))?;
             assert!(ledger.host_copies().is_empty(), "what is distributed is not counted");
             let _ = loss(&all, 0, mesh.rank(), &device).backward();
             let copies = ledger.host_copies();
@@ -163,9 +163,9 @@ fn copies_are_what_is_gathered_and_what_is_reduced() {
 fn what_is_not_cut_is_copied_and_gradients_as_they_are_reduced() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let half = MixedPrecision::new().param_dtype(DType::BF16).reduce_dtype(DType::BF16).output_dtype(DType::F32);
-        let config = FullyShard::new().mixed_precision(half).offload(Offload::Cpu);
-        let config = config.shard_placement_fn(|_| Some(Placement::Replicate));
+        let half = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_reduce_dtype(DType::BF16).with_output_dtype(DType::F32);
+        let config = FullyShard::new().with_mixed_precision(half).with_offload(OffloadPolicy::Cpu);
+        let config = config.with_shard_placement_fn(|_| Some(Placement::Replicate));
         let model = fully_shard(net(&device), mesh, config)?;
         let grads = loss(&model, 0, mesh.rank(), &device).backward();
         let used = 4 * (WIDTH * WIDTH + WIDTH) + WIDTH;
@@ -185,7 +185,7 @@ fn a_rank_alone_frees_its_weights_between_forward_and_backward() {
     MeshTest::new([1], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let happened = |config: FullyShard| {
-            let model = fully_shard(net(&device), mesh, config.reshard_after_forward(ReshardAfterForward::Always))?;
+            let model = fully_shard(net(&device), mesh, config.with_reshard_after_forward(ReshardAfterForward::Always))?;
             let (_, events) = record_events(|| loss(&model, 0, 0, &device).backward());
             let of_block = events.iter().filter(|event| &*event.unit == "blocks.0").map(|event| event.kind);
             Ok::<_, Error>(of_block.filter(|kind| [EventKind::Unshard, EventKind::Reshard].contains(kind)).collect())
@@ -193,7 +193,7 @@ fn a_rank_alone_frees_its_weights_between_forward_and_backward() {
         let nothing: Vec<EventKind> = happened(config())?;
         assert!(nothing.is_empty(), "{nothing:?}");
         let [unshard, reshard] = [EventKind::Unshard, EventKind::Reshard];
-        assert_eq!(happened(config().offload(Offload::Cpu))?, [unshard, reshard, unshard, reshard]);
+        assert_eq!(happened(config().with_offload(OffloadPolicy::Cpu))?, [unshard, reshard, unshard, reshard]);
         Ok(())
     });
 }
@@ -220,7 +220,7 @@ fn a_teacher_and_a_validated_clone_compute_beside_the_student() {
             }
             Ok::<_, Error>((losses, values(&full_model(&teacher)?, None)))
         };
-        assert_eq!(run(config().offload(Offload::Cpu))?, run(config())?);
+        assert_eq!(run(config().with_offload(OffloadPolicy::Cpu))?, run(config())?);
         Ok(())
     });
 }
@@ -228,7 +228,7 @@ fn a_teacher_and_a_validated_clone_compute_beside_the_student() {
 #[test]
 fn a_pattern_of_offloaded_units_takes_one() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
-        let config = config().offload_for(["blokcs.*"], Offload::Cpu);
+        let config = config().with_offload_for(["blokcs.*"], OffloadPolicy::Cpu);
         let refused = fully_shard(net(mesh.device()), mesh, config).unwrap_err();
         let Error::Param(ParamError::NoMatch { pattern, what, .. }) = refused else { panic!("{refused}") };
         assert_eq!((&*pattern, what), ("blokcs.*", "unit"));
@@ -241,7 +241,7 @@ fn a_pattern_of_offloaded_units_takes_one() {
 fn records_hold_the_shards() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let config = || config().offload(Offload::Cpu);
+        let config = || config().with_offload(OffloadPolicy::Cpu);
         let saved = fully_shard(net(&device), mesh, config())?;
         let bytes = saved.clone().into_record().into_bytes().map_err(Error::other)?;
         let other = on_device(&net(&device), &device).map(&mut super::support::Shift);

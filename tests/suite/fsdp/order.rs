@@ -59,7 +59,7 @@ fn compare_units(units: &[&str], ranks: usize, prepare: fn(Net) -> Net, losses: 
                 let sharded = fully_shard(
                     plain.clone(),
                     &mesh,
-                    FullyShard::new().units(units.iter().copied()).reshard_after_forward(reshard),
+                    FullyShard::new().with_units(units.iter().copied()).with_reshard_after_forward(reshard),
                 )?;
                 let run = |model: &Net| {
                     let losses = losses(model, batch(world.rank(), &device), world.rank());
@@ -283,7 +283,7 @@ fn a_unit_in_one_ranks_loss_alone_is_named() {
     let error = launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-        let net = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().units(UNITS))?;
+        let net = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().with_units(UNITS))?;
         let x = batch(world.rank(), &device);
         let (a, b) = (chain(&net.a, x.clone(), 0).mean(), chain(&net.b, x, 0).mean());
         let _ = if world.rank() == 0 { a } else { a + b }.backward();

@@ -17,10 +17,10 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_dtensor::Result;
-use burn_dtensor::comm::{Carried, Communicator, Course, Launch, Op, World, launch};
+use burn_dtensor::comm::{TransferTiming, Communicator, OpTiming, Launch, Op, World, launch};
 use burn_dtensor::debug::{Overlap, Timeline};
 use burn_dtensor::fsdp::{
-    Event, EventKind, FullyShard, ReshardAfterForward, TrainingState, Units, fully_shard, record_events, unit, units,
+    Event, EventKind, FullyShard, ReshardAfterForward, TrainingState, FsdpModule, fully_shard, record_events, unit, units,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::ProcessTest;
@@ -36,7 +36,7 @@ struct Stack {
 }
 
 impl Stack {
-    fn units(&self) -> Vec<Units> {
+    fn units(&self) -> Vec<FsdpModule> {
         self.blocks.iter().map(|block| units(block).unwrap()).collect()
     }
 
@@ -61,9 +61,9 @@ impl Stack {
 }
 
 /// Computes until these are gathered, which this rank does nothing for.
-fn await_gathered(units: &Units) {
+fn await_gathered(units: &FsdpModule) {
     let start = Instant::now();
-    while !units.are_gathered_ahead() {
+    while !units.is_prefetched() {
         assert!(start.elapsed() < Duration::from_secs(50), "{:?} do not come while the rank computes", units.paths());
         thread::yield_now();
     }
@@ -72,7 +72,7 @@ fn await_gathered(units: &Units) {
 /// All-gathers of blocks that have one before them, in the order in which they were done: of each the block.
 fn gathers(events: &[Event], during: TrainingState) -> impl Iterator<Item = (usize, &Event)> {
     let done =
-        events.iter().filter(move |event| event.kind == EventKind::Done(Op::AllGather) && event.during == during);
+        events.iter().filter(move |event| event.kind == EventKind::Done(Op::AllGather) && event.training_state == during);
     done.map(|event| (event.unit.strip_prefix("blocks.").unwrap().parse().unwrap(), event))
 }
 
@@ -88,7 +88,7 @@ fn starts_of_backward(events: &[Event]) -> Vec<Instant> {
 /// Whether the thread that communicates has taken an all-gather up before a unit computes, and moved all of it since, before
 /// the rank wanted it.
 fn is_behind(event: &Event, computes: Instant) -> bool {
-    let Course { carried: Carried { taken, begun, complete }, wanted, .. } = event.course.expect("several ranks");
+    let OpTiming { carried: TransferTiming { taken, begun, complete }, wanted, .. } = event.timing.expect("several ranks");
     taken.is_some_and(|taken| taken < computes) && [computes, begun, complete, wanted].is_sorted()
 }
 
@@ -134,7 +134,7 @@ fn program(world: &World, width: usize) -> Result<()> {
     let linear = LinearConfig::new(width, width);
     let model = Stack { blocks: (0..BLOCKS).map(|_| linear.init(&device)).collect() };
     let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
-    let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(ReshardAfterForward::Always);
+    let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
     let (model, comm) = (fully_shard(model, &mesh, config)?, world.all().duplicate("beside"));
     // Forward learns its order by the first.
     let x = || Tensor::ones([2, width], &device).require_grad();
@@ -157,7 +157,7 @@ fn program(world: &World, width: usize) -> Result<()> {
         let behind = gathers(&backward, TrainingState::PreBackward).filter(behind).count();
         let overlap = Timeline::of(world.rank(), &backward).overlap();
         assert!(are_enough(behind) && enough(overlap), "backward: {behind} of {}; {overlap}", BLOCKS - 1);
-        world.only(0, || {
+        world.run_on(0, || {
             println!("width {width}, rank {observed} observed; backward of rank 0: {behind} behind; {overlap}")
         });
     }
@@ -166,7 +166,7 @@ fn program(world: &World, width: usize) -> Result<()> {
 
 /// Small parameters that travel with what is said of them, and large ones that land where they will be.
 fn gathers_go_on_behind_computing(ranks: usize) {
-    let text = ProcessTest::new(ranks).deadline(Duration::from_secs(120)).run(|| {
+    let text = ProcessTest::new(ranks).with_deadline(Duration::from_secs(120)).run(|| {
         for width in [6, 600] {
             launch(Launch::from_env(ranks).unwrap(), |world| program(world, width)).unwrap();
         }

@@ -69,7 +69,7 @@ fn train(world: &World, parallel: Parallel, tied: bool, checkpointing: bool) -> 
         true => world.device().clone().autodiff().gradient_checkpointing(),
     };
     let mut model = gpt(tied, &device);
-    let config = |reshard| FullyShard::new().units(["layers.*"]).reshard_after_forward(reshard);
+    let config = |reshard| FullyShard::new().with_units(["layers.*"]).with_reshard_after_forward(reshard);
     model = match parallel {
         Parallel::Data => model,
         Parallel::Fsdp(reshard) => fully_shard(model, &DeviceMesh::new(world, [4], ["shard"])?, config(reshard))?,

@@ -34,12 +34,12 @@ fn ragged(ranks: usize) -> impl Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Se
         }
         let odd = param.path.starts_with("embedding") || param.path.contains("down.weight");
         let dim = if odd { param.shape.len() - 1 } else { 0 };
-        Some(ParamPlacement::ragged(dim, uneven(param.shape[dim], ranks, param.path.len().is_multiple_of(2))))
+        Some(ParamPlacement::uneven(dim, uneven(param.shape[dim], ranks, param.path.len().is_multiple_of(2))))
     }
 }
 
 fn config(ranks: usize, reshard: ReshardAfterForward) -> FullyShard {
-    FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard).shard_placement_fn(ragged(ranks))
+    FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard).with_shard_placement_fn(ragged(ranks))
 }
 
 /// Alone, replicated, and after tensor parallelism, which cuts the same dimensions first.
@@ -107,7 +107,7 @@ fn ragged_shards_hold_what_even_ones_do_whenever_units_are_freed() {
             }
             Ok::<_, Error>(values(&full_model(&model)?, None))
         };
-        let even = trained(FullyShard::new().units(["blocks.*"]))?;
+        let even = trained(FullyShard::new().with_units(["blocks.*"]))?;
         for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Ranks(2)] {
             assert_eq!(trained(config(4, reshard))?, even, "{reshard:?}");
         }
@@ -121,8 +121,8 @@ fn a_rank_holds_the_length_that_it_was_given() {
     MeshTest::new([2, 3], ["replicate", "shard"]).run(|mesh| {
         let lengths = [[2, 0, 5], [1, 2, 0]];
         let placement =
-            move |param: ParamInfo<'_>| Some(ParamPlacement::ragged(0, lengths[usize::from(param.path == "bias")]));
-        let sharded = fully_shard(model.clone(), mesh, FullyShard::new().shard_placement_fn(placement))?;
+            move |param: ParamInfo<'_>| Some(ParamPlacement::uneven(0, lengths[usize::from(param.path == "bias")]));
+        let sharded = fully_shard(model.clone(), mesh, FullyShard::new().with_shard_placement_fn(placement))?;
         let at = mesh.coordinate().expect("a member")[1];
         let start: usize = lengths[0][..at].iter().sum();
         assert_eq!(sharded.weight.base().dims(), [lengths[0][at], 3]);
@@ -144,12 +144,12 @@ fn wrong_lengths_are_typed_errors_that_name_the_parameter() {
     let model = LinearConfig::new(7, 3).init(&Device::flex());
     let refused = |mesh: &DeviceMesh, lengths: &'static [usize]| {
         let placement =
-            move |param: ParamInfo<'_>| (param.path == "weight").then(|| ParamPlacement::ragged(0, lengths));
-        let error = fully_shard(model.clone(), mesh, FullyShard::new().shard_placement_fn(placement));
+            move |param: ParamInfo<'_>| (param.path == "weight").then(|| ParamPlacement::uneven(0, lengths));
+        let error = fully_shard(model.clone(), mesh, FullyShard::new().with_shard_placement_fn(placement));
         match error.map(drop) {
-            Err(Error::Fsdp(FsdpError::Lengths { param, dim, mesh_dim, problem })) => {
+            Err(Error::Fsdp(FsdpError::InvalidShardSizes { param, dim, mesh_dim, problem })) => {
                 assert_eq!((&*param, dim, &*mesh_dim), ("weight", 0, "shard"));
-                let text = FsdpError::Lengths { param, dim, mesh_dim, problem: problem.clone() }.to_string();
+                let text = FsdpError::InvalidShardSizes { param, dim, mesh_dim, problem: problem.clone() }.to_string();
                 assert!(
                     text.starts_with(
                         "parameter `weight` cannot be cut along dimension 0 over the ranks of mesh dimension `shard`: "
@@ -167,9 +167,9 @@ fn wrong_lengths_are_typed_errors_that_name_the_parameter() {
     };
     MeshTest::new([2, 3], ["replicate", "shard"]).run(|mesh| {
         let found = refused(mesh, &[3, 4]);
-        assert_eq!(found, PlacementError::LengthCount { mesh_dim: 1, ranks: 3, lengths: vec![3, 4] });
+        assert_eq!(found, PlacementError::ShardSizeCount { mesh_dim: 1, ranks: 3, lengths: vec![3, 4] });
         let found = refused(mesh, &[3, 3, 3]);
-        assert_eq!(found, PlacementError::LengthSum { mesh_dim: 1, dim: 0, lengths: vec![3, 3, 3], len: 7 });
+        assert_eq!(found, PlacementError::ShardSizeSum { mesh_dim: 1, dim: 0, lengths: vec![3, 3, 3], len: 7 });
         assert_eq!(mesh.world().ledger().total(|_| true).calls, 0);
         Ok(())
     });
@@ -181,14 +181,14 @@ fn lengths_of_unequal_tensor_parallel_shards_are_refused_on_every_rank() {
     let model = Net::new(&Device::flex());
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let fitting = |param: ParamInfo<'_>| {
-            (param.path == "blocks.0.down.weight").then(|| ParamPlacement::ragged(0, [1, param.shape[0] - 1]))
+            (param.path == "blocks.0.down.weight").then(|| ParamPlacement::uneven(0, [1, param.shape[0] - 1]))
         };
         let [device, _] = devices(mesh);
-        let config = FullyShard::new().shard_placement_fn(fitting);
+        let config = FullyShard::new().with_shard_placement_fn(fitting);
         let error = distribute_with(on_device(&model, &device), mesh, plan(), config).map(drop);
-        let Err(Error::Fsdp(FsdpError::Lengths { param, problem, .. })) = error else { panic!("{error:?}") };
+        let Err(Error::Fsdp(FsdpError::InvalidShardSizes { param, problem, .. })) = error else { panic!("{error:?}") };
         assert_eq!(param, "blocks.0.down.weight");
-        assert!(matches!(problem, PlacementError::LengthSum { dim: 0, .. }), "{problem}");
+        assert!(matches!(problem, PlacementError::ShardSizeSum { dim: 0, .. }), "{problem}");
         Ok(())
     });
 }
@@ -199,8 +199,8 @@ fn ranks_whose_functions_disagree_are_told() {
     let error = MeshTest::new([2], ["shard"]).run_failing(|mesh| {
         let lengths = [[3, 4], [4, 3]][mesh.rank()];
         let placement =
-            move |param: ParamInfo<'_>| (param.path == "weight").then(|| ParamPlacement::ragged(0, lengths));
-        fully_shard(model.clone(), mesh, FullyShard::new().shard_placement_fn(placement)).map(drop)
+            move |param: ParamInfo<'_>| (param.path == "weight").then(|| ParamPlacement::uneven(0, lengths));
+        fully_shard(model.clone(), mesh, FullyShard::new().with_shard_placement_fn(placement)).map(drop)
     });
     assert!(matches!(error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
     // Whichever comes second is compared with the other.

@@ -28,7 +28,7 @@ fn load(model: Linear, bytes: &[u8]) -> Result<Linear, RecordError> {
 
 fn distribute(model: Linear, mesh: &DeviceMesh) -> Result<Linear> {
     let model = match mesh.names().iter().any(|name| name == "tp") {
-        true => parallelize(model, &mesh.slice("tp")?, Plan::new().with("", Style::colwise()))?,
+        true => parallelize(model, &mesh.slice("tp")?, Plan::new().with_style("", Style::colwise()))?,
         false => model,
     };
     let data: Vec<_> = mesh.names().iter().filter(|name| *name != "tp").collect();

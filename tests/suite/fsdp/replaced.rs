@@ -139,7 +139,7 @@ fn what_was_never_distributed_is_no_replacement() {
     let model = Normed { inner: linear(), norm: BatchNormConfig::new(4).init(&device), own: linear() };
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let config = FullyShard::new().units(["inner"]).ignore(["own.*"]);
+        let config = FullyShard::new().with_units(["inner"]).with_ignored(["own.*"]);
         let mut sharded = fully_shard(on_device(&model, &device), mesh, config)?;
         sharded.own = LinearConfig::new(4, 4).init(&device);
         assert_eq!(named_parameters(&sharded)?.len(), 2 + 2);

@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, Tolerance};
 use burn_dtensor::comm::{Launch, Op, launch};
-use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, UnitTensors, full_model, fully_shard, unit};
+use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, TensorTree, full_model, fully_shard, unit};
 use burn_dtensor::placement::Placement;
 use itertools::iproduct;
 
@@ -45,7 +45,7 @@ fn a_weight_may_leave_its_unit_as_an_output() {
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let plain = on_device(&model, &device);
-        let always = config().reshard_after_forward(ReshardAfterForward::Always);
+        let always = config().with_reshard_after_forward(ReshardAfterForward::Always);
         let sharded = fully_shard(plain.clone(), &mesh(world)?, always)?;
         let kept = unit(&sharded.blocks[0], (), |block, ()| block.weight.val().inner());
         world.ledger().reset();
@@ -67,7 +67,7 @@ fn a_frozen_weight_may_leave_its_unit_as_an_output() {
     let model = net(&Device::flex());
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
-        let always = config().reshard_after_forward(ReshardAfterForward::Always);
+        let always = config().with_reshard_after_forward(ReshardAfterForward::Always);
         let sharded = fully_shard(on_device(&model, &device), &mesh(world)?, always)?;
         let frozen = sharded.blocks[0].clone().no_grad();
         world.ledger().reset();
@@ -92,9 +92,9 @@ fn a_backward_inside_its_units_own_forward() {
             let device = world.device().clone().autodiff();
             let device = if checkpointing { device.gradient_checkpointing() } else { device };
             let plain = on_device(&model, &device);
-            let always = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always);
+            let always = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
             let sharded =
-                fully_shard(plain.clone(), &mesh(world)?, always.shard_placement_fn(move |_| Some(placement)))?;
+                fully_shard(plain.clone(), &mesh(world)?, always.with_shard_placement_fn(move |_| Some(placement)))?;
             let grads = |model: &Linear| {
                 let x = tensor(1, [3, WIDTH], &device).require_grad();
                 let mut grads = None;
@@ -128,14 +128,14 @@ fn tensors_in_a_result_a_box_and_beside_text_are_inputs_and_outputs() {
             net.first.forward(*x.expect("it is known")) * net.scale.val().unsqueeze()
         })
     }
-    compare(2, |net| net, config().reshard_after_forward(ReshardAfterForward::Always), forward);
+    compare(2, |net| net, config().with_reshard_after_forward(ReshardAfterForward::Always), forward);
 }
 
 #[test]
 fn every_container_hands_out_the_floats_inside() {
     let device = Device::flex();
     let (float, index) = (|| tensor(1, [2, 3], &device), || Tensor::<1, Int>::zeros([2], &device));
-    fn count<T: UnitTensors>(container: T) -> usize {
+    fn count<T: TensorTree>(container: T) -> usize {
         let mut count = 0;
         let _ = container.map_floats(&mut |tensor| {
             count += 1;

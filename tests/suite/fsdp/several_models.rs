@@ -56,7 +56,7 @@ fn meshes() -> [MeshTest; 2] {
 }
 
 fn pair(mesh: &DeviceMesh, device: &Device, reshard: ReshardAfterForward) -> Result<[Linear; 2]> {
-    let shard = |value| fully_shard(layer(value, device), mesh, FullyShard::new().reshard_after_forward(reshard));
+    let shard = |value| fully_shard(layer(value, device), mesh, FullyShard::new().with_reshard_after_forward(reshard));
     Ok([shard(1.0)?, shard(10.0)?])
 }
 
@@ -145,11 +145,11 @@ fn models_that_are_stepped_in_another_order_are_named_on_every_rank() {
 
 #[test]
 fn buffers_made_equal_in_another_order_are_of_the_models_named() {
-    for policy in [Buffers::FirstRank, Buffers::Average] {
-        let op = if policy == Buffers::Average { Op::AllReduce } else { Op::Broadcast };
+    for policy in [BufferSync::FirstRank, BufferSync::Average] {
+        let op = if policy == BufferSync::Average { Op::AllReduce } else { Op::Broadcast };
         are_told_apart(&meshes()[0], op, &["model ", " (BatchNorm, sharded at "], |mesh| {
             let shard =
-                || fully_shard(BatchNormConfig::new(2).init(mesh.device()), mesh, FullyShard::new().buffers(policy));
+                || fully_shard(BatchNormConfig::new(2).init(mesh.device()), mesh, FullyShard::new().with_buffer_sync(policy));
             let models: [BatchNorm; 2] = [shard()?, shard()?];
             let order = if mesh.rank() == 0 { [0, 1] } else { [1, 0] };
             order.into_iter().try_for_each(|i| sync_buffers(&models[i]))?;
@@ -233,7 +233,7 @@ fn right_programs_run() {
             sync_buffers(&student)?;
             outputs.push(output(&student));
             let x = Tensor::<2>::ones([1, 2], &device);
-            outputs.push(checkpointed(&student, x, |model: &Linear, x| model.forward(x)).into_scalar());
+            outputs.push(checkpoint_activations(&student, x, |model: &Linear, x| model.forward(x)).into_scalar());
             let student = remesh(student, mesh)?;
             outputs.extend(in_order(mesh, [&student, &student.clone()]).map(output));
             Ok(outputs)

@@ -19,7 +19,7 @@ fn ignored_parameters_stay_as_they_are() {
     let model = net(&Device::flex());
     launch(Launch::threads(2), |world| {
         let model = on_device(&model, &world.device().clone().autodiff());
-        let sharded = fully_shard(model, &mesh(world)?, config().ignore(["spare.*"]))?;
+        let sharded = fully_shard(model, &mesh(world)?, config().with_ignored(["spare.*"]))?;
         assert!(sharded.spare.weight.shard().is_none());
         assert_eq!(sharded.spare.weight.base().dims(), [WIDTH, WIDTH]);
         assert!(sharded.first.weight.shard().is_some());
@@ -61,7 +61,7 @@ fn inner_calls_come_first_and_keep_their_units() {
 fn a_parameter_belongs_to_the_innermost_unit_around_it() {
     let model = vec![net(&Device::flex())];
     launch(Launch::threads(2), |world| {
-        let config = FullyShard::new().units(["*", "*.blocks.1"]);
+        let config = FullyShard::new().with_units(["*", "*.blocks.1"]);
         let sharded = fully_shard(model.clone(), &mesh(world)?, config)?;
         for param in named_parameters(&sharded)? {
             let expected = if param.path.starts_with("0.blocks.1.") { "0.blocks.1" } else { "0" };
@@ -96,7 +96,7 @@ fn parameters_are_dtensors() {
         let model = on_device(&model, &world.device().clone().autodiff());
         let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
         let config = config()
-            .shard_placement_fn(|param: ParamInfo| param.path.ends_with("1.weight").then_some(Placement::Shard(1)));
+            .with_shard_placement_fn(|param: ParamInfo| param.path.ends_with("1.weight").then_some(Placement::Shard(1)));
         let sharded = fully_shard(model.clone(), &mesh, config)?;
         let weight = sharded.blocks[0].weight.shard().expect("sharded");
         assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(0)]);
@@ -126,7 +126,7 @@ fn parameters_are_dtensors() {
 fn a_model_is_described_whole_and_as_it_is_here() {
     let start = net(&Device::flex());
     let tables = launch(Launch::threads(2), |world| {
-        let config = FullyShard::new().units(["blocks.*"]).ignore(["spare.*"]);
+        let config = FullyShard::new().with_units(["blocks.*"]).with_ignored(["spare.*"]);
         let model = fully_shard(start.clone(), &mesh(world)?, config)?;
         let description = describe(&model);
         let linear = WIDTH * WIDTH + WIDTH;

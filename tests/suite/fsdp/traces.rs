@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, World, launch};
 use burn_dtensor::fsdp::{
-    Event, EventKind, FullyShard, ReshardAfterForward, Units, checkpointed, fully_shard, record_events, unit, units,
+    Event, EventKind, FullyShard, ReshardAfterForward, FsdpModule, checkpoint_activations, fully_shard, record_events, unit, units,
 };
 use burn_dtensor::mesh::DeviceMesh;
 
@@ -45,7 +45,7 @@ fn is_each_twice(trace: &str, events: &str) -> bool {
 
 fn sharded(world: &World, reshard: ReshardAfterForward, device: &Device) -> Result<Stack> {
     let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
-    let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard);
+    let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard);
     fully_shard(on_device(&stack(&Device::flex()), device), &mesh, config)
 }
 
@@ -68,7 +68,7 @@ fn one_forward_and_its_backward() {
                 let device = world.device().clone().autodiff();
                 let device = if checkpointing { device.gradient_checkpointing() } else { device };
                 let model = sharded(world, reshard, &device)?;
-                let blocks: Vec<Units> = model.blocks.iter().map(units).collect::<Result<_>>()?;
+                let blocks: Vec<FsdpModule> = model.blocks.iter().map(units).collect::<Result<_>>()?;
                 for (at, block) in blocks.iter().enumerate().filter(|_| prefetch > 0) {
                     block.set_forward_prefetch(blocks[at + 1..].iter().take(prefetch).cloned());
                     block.set_backward_prefetch(blocks[..at].iter().rev().take(prefetch).cloned());
@@ -101,7 +101,7 @@ fn forward(model: &Stack, x: Tensor<2>, checkpointing: Checkpointing) -> Tensor<
     let compute = |block: &Linear, x: Tensor<2>| block.forward(x).tanh();
     unit(model, x, |stack, x| {
         let through = |x: Tensor<2>, block: &Linear| match checkpointing {
-            Checkpointing::Blocks => checkpointed(block, x, compute),
+            Checkpointing::Blocks => checkpoint_activations(block, x, compute),
             Checkpointing::None | Checkpointing::Operations => unit(block, x, compute),
         };
         stack.blocks.iter().fold(stack.first.forward(x), through)
@@ -165,7 +165,7 @@ fn frozen_units_are_freed_as_backward_passes_them() {
             }
             let freeze = |(block, frozen): (Linear, bool)| if frozen { block.no_grad() } else { block };
             model.blocks = model.blocks.into_iter().zip(frozen).map(freeze).collect();
-            let config = FullyShard::new().units(["blocks.*"]).reshard_after_forward(ReshardAfterForward::Always);
+            let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
             let model = fully_shard(model, &DeviceMesh::new(world, [2], ["shard"])?, config)?;
             for _ in 0..2 {
                 let x = differentiable(1, &device).set_require_grad(is_input_tracked);

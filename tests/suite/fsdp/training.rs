@@ -92,7 +92,7 @@ fn one_unit_trains_as_one_device_whichever_dimension_is_cut() {
         // A weight is of the features that it takes by those that it makes.
         let (rows, columns) = ([Placement::Shard(0)], [Placement::Shard(1)]);
         for (config, cuts) in
-            [(FullyShard::new(), [rows, rows]), (FullyShard::new().shard_placement_fn(largest), [columns, rows])]
+            [(FullyShard::new(), [rows, rows]), (FullyShard::new().with_shard_placement_fn(largest), [columns, rows])]
         {
             MeshTest::new([ranks], ["shard"]).run(|mesh| {
                 let device = mesh.device().clone().autodiff();
@@ -123,7 +123,7 @@ fn one_rank_trains_without_a_collective() {
         launch(Launch::threads(1), |world| {
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, [1], ["shard"])?;
-            let sharded = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().units(units.clone()))?;
+            let sharded = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().with_units(units.clone()))?;
             let own = |model: &Mlp, step| Ok(loss(model.forward(batch(step, 0, &device))));
             let (trained, own) = train(sharded, own)?;
             assert_eq!(values(&full_model(&trained)?, None), values(&expected, None));
@@ -143,7 +143,7 @@ fn training_on_another_engine_is_the_same_to_the_bit() {
         launch(config, |world| {
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, [3], ["shard"])?;
-            let sharded = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().units(["layers.*"]))?;
+            let sharded = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().with_units(["layers.*"]))?;
             let own = |model: &Mlp, step| Ok(loss(model.forward(batch(step, world.rank(), &device))));
             let (trained, losses) = train(sharded, own)?;
             Ok((losses, values(&full_model(&trained)?, None)))
@@ -152,7 +152,7 @@ fn training_on_another_engine_is_the_same_to_the_bit() {
     };
     let threads = run(Launch::threads(3));
     assert!(threads.iter().all(|(_, (losses, _))| losses[STEPS as usize - 1] < losses[0]), "it has learned");
-    assert_eq!(run(Launch::on(Naive::new(3))), threads);
+    assert_eq!(run(Launch::on_backend(Naive::new(3))), threads);
 }
 
 /// In the middle of forward all ranks agree on a scale; what comes after it is gathered meanwhile.
@@ -173,7 +173,7 @@ fn units_gathered_ahead_around_a_collective_of_the_program() {
     let (expected, _) = train(on_device(&model, &device), whole).unwrap_or_else(|error| panic!("{error}"));
     MeshTest::new([3], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let sharded = fully_shard(on_device(&model, &device), mesh, FullyShard::new().units(["layers.*"]))?;
+        let sharded = fully_shard(on_device(&model, &device), mesh, FullyShard::new().with_units(["layers.*"]))?;
         let gathers = || mesh.world().ledger().calls(Op::AllGather);
         let own = |model: &Mlp, step| {
             let before = gathers();
@@ -215,7 +215,7 @@ fn a_sharded_model_may_be_cast() {
     let (expected, _) = train(on_device(&model, &device).map(&mut Cast(DType::F64)), whole).unwrap();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let config = FullyShard::new().units(["layers.*"]).reshard_after_forward(ReshardAfterForward::Always);
+        let config = FullyShard::new().with_units(["layers.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
         let sharded = fully_shard(on_device(&model, &device), mesh, config)?.map(&mut Cast(DType::F64));
         let is_double =
             |model: &Mlp| Ok::<_, Error>(named_parameters(model)?.iter().all(|p| p.spec.dtype() == DType::F64));
@@ -247,7 +247,7 @@ fn a_parameter_stores_its_shard_before_and_after_every_pass() {
         MeshTest::new([4], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let plain = on_device(&model, &device);
-            let config = FullyShard::new().units(["layers.*"]).reshard_after_forward(reshard);
+            let config = FullyShard::new().with_units(["layers.*"]).with_reshard_after_forward(reshard);
             let sharded = fully_shard(plain.clone(), mesh, config)?;
             let stored = || -> Result<()> {
                 for (layer, plain) in sharded.layers.iter().zip(&plain.layers) {
@@ -255,7 +255,7 @@ fn a_parameter_stores_its_shard_before_and_after_every_pass() {
                     let shard = layer.weight.shard().expect("it is sharded");
                     assert_eq!(shard.placements(), [Placement::Shard(0)]);
                     assert_eq!(shard.dims(), whole.dims());
-                    let expected = DTensor::distribute_local(whole.clone(), mesh, &[Placement::Shard(0)])?;
+                    let expected = DTensor::distribute_replicated(whole.clone(), mesh, &[Placement::Shard(0)])?;
                     assert_eq!(shard.local().clone().into_data(), expected.to_local().into_data());
                     assert_eq!(base.into_data(), shard.to_local().into_data());
                     assert_eq!(layer.weight.val().into_data(), whole.into_data());
@@ -287,7 +287,7 @@ fn shards_wholes_and_gradients_of_any_cut_are_contiguous() {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let place = move |param: ParamInfo| Some(Placement::Shard(dim.min(param.shape.len() - 1)));
-            let config = FullyShard::new().shard_placement_fn(place);
+            let config = FullyShard::new().with_shard_placement_fn(place);
             let sharded = fully_shard(on_device(&model, &device), mesh, config)?;
             let output = unit(&sharded, batch(0, mesh.rank(), &device), |mlp, x| {
                 for layer in &mlp.layers {

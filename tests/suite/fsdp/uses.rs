@@ -163,14 +163,14 @@ fn train(mut net: Net, of: Use, loss: impl Fn(&Net, usize) -> Tensor<1>) -> Net 
 }
 
 fn configs() -> [FullyShard; 3] {
-    let units = || FullyShard::new().units(["table", "block", "frozen", "head"]);
+    let units = || FullyShard::new().with_units(["table", "block", "frozen", "head"]);
     [
         FullyShard::new(),
-        units().reshard_after_forward(ReshardAfterForward::Always),
+        units().with_reshard_after_forward(ReshardAfterForward::Always),
         FullyShard::new()
-            .units(["block", "head"])
-            .unit_of(["table", "frozen"])
-            .reshard_after_forward(ReshardAfterForward::Never),
+            .with_units(["block", "head"])
+            .with_group_unit(["table", "frozen"])
+            .with_reshard_after_forward(ReshardAfterForward::Never),
     ]
 }
 
@@ -225,5 +225,5 @@ fn models_train_as_on_one_device_on_any_number_of_ranks() {
 #[test]
 fn models_train_as_on_one_device_in_processes() {
     let expected = alone(3, false);
-    let _ = MeshTest::new([3], ["shard"]).processes(3).run(|mesh| train_as_one_device(mesh, &expected, false));
+    let _ = MeshTest::new([3], ["shard"]).with_processes(3).run(|mesh| train_as_one_device(mesh, &expected, false));
 }

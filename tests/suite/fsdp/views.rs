@@ -10,7 +10,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_dtensor::comm::{CommError, Launch, Op, Phase, World, launch};
 use burn_dtensor::fsdp::{
-    FullyShard, ParamExt, ReshardAfterForward, UnitTensors, full_model, fully_shard, unit, unshard,
+    FullyShard, ParamExt, ReshardAfterForward, TensorTree, full_model, fully_shard, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, Style, parallelize};
@@ -41,7 +41,7 @@ fn mesh(world: &World) -> Result<DeviceMesh> {
 }
 
 fn config() -> FullyShard {
-    FullyShard::new().units(["blocks.*"])
+    FullyShard::new().with_units(["blocks.*"])
 }
 
 /// Runs `program` on two ranks, with the model sharded and not; `prepare` comes before.
@@ -93,7 +93,7 @@ fn the_data_of_a_weight_kept_past_its_unit_outlives_backward() {
 fn a_weight_may_be_read_while_another_thread_runs_backward() {
     sharded(
         |net| net,
-        || config().reshard_after_forward(ReshardAfterForward::Always),
+        || config().with_reshard_after_forward(ReshardAfterForward::Always),
         |world, net, plain| {
             let mut kept = None;
             let y = unit(&net.blocks[0], x(world), |block, x| {
@@ -164,7 +164,7 @@ fn a_frozen_weight_with_a_captured_shallower_activation() {
         for alone in [false, true] {
             sharded(
                 prepare,
-                || config().ignore(["first.*"]),
+                || config().with_ignored(["first.*"]),
                 |world, net, plain| {
                     let grads = run(net, x(world), forward, alone);
                     let expected = run(plain, x(world), forward, alone);
@@ -220,7 +220,7 @@ fn another_clones_read_leaves_a_prefetch_alone() {
 /// Tensors that cannot be mapped.
 struct Broken(Tensor<2>);
 
-impl UnitTensors for Broken {
+impl TensorTree for Broken {
     fn map_floats(self, _: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
         panic!("no map of {:?}", self.0.dims())
     }
@@ -258,7 +258,7 @@ fn a_call_that_fails_leaves_units_as_they_were() {
         let inner = fully_shard(model.blocks[0].clone(), &mesh(world)?, FullyShard::new())?;
         // Parallelized on a mesh that has no root in common with the one to shard on.
         let other = DeviceMesh::new(world, [2], ["tp"])?;
-        let first = parallelize(model.first.clone(), &other, Plan::new().with("", Style::colwise()))?;
+        let first = parallelize(model.first.clone(), &other, Plan::new().with_style("", Style::colwise()))?;
         let outer = |first| Net { first, blocks: vec![inner.clone()] };
         let failed = fully_shard(outer(first), &mesh(world)?, FullyShard::new());
         assert!(matches!(failed, Err(Error::Param(ParamError::Meshes { .. }))));
@@ -276,8 +276,8 @@ fn a_call_that_fails_leaves_units_as_they_were() {
 fn ranks_share_no_leaf_of_an_ignored_parameter() {
     let device = Device::flex().autodiff();
     let model = on_device(&net(&device), &device);
-    let outcome = launch(Launch::threads(2).deadline(Duration::from_secs(20)), |world| {
-        let net = fully_shard(model.clone(), &mesh(world)?, config().ignore(["first.*"]))?;
+    let outcome = launch(Launch::threads(2).with_deadline(Duration::from_secs(20)), |world| {
+        let net = fully_shard(model.clone(), &mesh(world)?, config().with_ignored(["first.*"]))?;
         for _ in 0..20 {
             let y = unit(&net.blocks[0], net.first.forward(x(world)), |block, x| block.forward(x));
             let grads = GradientsParams::from_grads(y.sum().backward(), &net);
@@ -348,7 +348,7 @@ fn clones_of_one_parameter_are_refused() {
     let model = net(&Device::flex());
     launch(Launch::threads(2), |world| {
         let tied = || Net { blocks: vec![model.first.clone(), model.blocks[0].clone()], ..model.clone() };
-        let configs = [FullyShard::new(), config(), FullyShard::new().ignore(["first.*"])];
+        let configs = [FullyShard::new(), config(), FullyShard::new().with_ignored(["first.*"])];
         let sharded = configs.map(|config| fully_shard(tied(), &mesh(world)?, config));
         for refused in sharded.into_iter().chain([parallelize(tied(), &mesh(world)?, Plan::new())]) {
             let error = refused.map(|_| ()).unwrap_err();
@@ -364,7 +364,7 @@ fn clones_of_one_parameter_are_refused() {
         };
         let plain = on_device(&tied(), &device);
         let whole = Net { blocks: vec![plain.first.clone(), plain.blocks[1].clone()], ..plain };
-        let ignored = fully_shard(whole.clone(), &mesh(world)?, FullyShard::new().ignore(["first.*", "blocks.0.*"]))?;
+        let ignored = fully_shard(whole.clone(), &mesh(world)?, FullyShard::new().with_ignored(["first.*", "blocks.0.*"]))?;
         assert!(ignored.blocks[1].weight.shard().is_some());
         assert_eq!(grad(&ignored).unwrap().into_data(), grad(&whole).unwrap().into_data());
         Ok(())

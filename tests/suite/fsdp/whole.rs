@@ -23,7 +23,7 @@ fn one_rank_has_the_model_that_was_distributed() {
         MeshTest::new([2, 2, 2], ["replicate", "shard", "tp"]),
     ] {
         test.run(|mesh| {
-            let units = FullyShard::new().units(["blocks.*"]);
+            let units = FullyShard::new().with_units(["blocks.*"]);
             let sharded = match mesh.names().iter().any(|name| name == "tp") {
                 true => distribute_with(model.clone(), mesh, plan(), units)?,
                 false => fully_shard(model.clone(), mesh, units)?,
@@ -70,7 +70,7 @@ fn a_parameter_that_fully_shard_ignores_hides_no_rank() {
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let parallel = parallelize(model.clone(), &mesh.slice("tp")?, plan())?;
         let first = named_parameters(&parallel)?[0].path.clone();
-        let sharded = fully_shard(parallel, &mesh.slice("shard")?, FullyShard::new().ignore([first]))?;
+        let sharded = fully_shard(parallel, &mesh.slice("shard")?, FullyShard::new().with_ignored([first]))?;
         for root in 0..mesh.size() {
             let full = full_model_on(&sharded, root)?;
             assert_eq!(full.map(|full| values(&full, None)), (mesh.rank() == root).then(|| expected.clone()));

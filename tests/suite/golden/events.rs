@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{Event, EventKind, FullyShard, TrainingState, Units, fully_shard, record_events, unit, units};
+use burn_dtensor::fsdp::{Event, EventKind, FullyShard, TrainingState, FsdpModule, fully_shard, record_events, unit, units};
 use burn_dtensor::mesh::DeviceMesh;
 use serde::Deserialize;
 use serde_json::Value;
@@ -62,7 +62,7 @@ fn named(event: &Event) -> Option<[String; 3]> {
         EventKind::PostBackward => "post_backward",
         _ => return None,
     };
-    let state = match event.during {
+    let state = match event.training_state {
         TrainingState::Idle => "IDLE",
         TrainingState::Forward => "FORWARD",
         TrainingState::PreBackward => "PRE_BACKWARD",
@@ -83,7 +83,7 @@ fn root_last(mut events: Vec<[String; 3]>) -> Vec<[String; 3]> {
 
 /// Gathers `by` layers ahead: of each, those after it in forward, and those before it in backward, nearest first.
 fn prefetch(model: &Stack, run: &Run) -> Result<()> {
-    let layers: Vec<Units> = model.layers.iter().map(|layer| Ok(units(layer)?.own())).collect::<Result<_>>()?;
+    let layers: Vec<FsdpModule> = model.layers.iter().map(|layer| Ok(units(layer)?.own())).collect::<Result<_>>()?;
     for (at, layer) in layers.iter().enumerate() {
         if run.fp > 0 {
             layer.set_forward_prefetch(layers[at + 1..].iter().take(run.fp).cloned());
@@ -110,7 +110,7 @@ fn golden_events_one_by_one() {
                 out: run.root_has_param.then(|| affine("out".into())),
             };
             let mesh = DeviceMesh::new(world, [run.ws], ["shard"])?;
-            let config = FullyShard::new().units(["layers.*"]).reshard_after_forward(reshard(&run.raf));
+            let config = FullyShard::new().with_units(["layers.*"]).with_reshard_after_forward(reshard(&run.raf));
             let model = fully_shard(model, &mesh, config)?;
             prefetch(&model, run)?;
             let mut compared = 0;

@@ -139,7 +139,7 @@ impl Case {
         assert_eq!(sent, !in_place, "{self:?}: {read}");
         assert_eq!(read.full_tensor()?.into_data(), whole.to_data(), "{self:?}");
         let plain: Vec<Placement> = mesh.shape().iter().map(|_| Placement::Shard(0)).collect();
-        let written = DTensor::distribute_local(whole, mesh, &plain)?.to_strided(strided.placements())?;
+        let written = DTensor::distribute_replicated(whole, mesh, &plain)?.to_strided(strided.placements())?;
         assert_eq!(written.into_data(), local.into_data(), "{self:?}");
         Ok(sent)
     }

@@ -19,7 +19,7 @@ fn a_dimension_has_a_deadline_of_its_own_which_its_slices_and_duplicates_keep() 
         let (given_up, wait) = mpsc::channel();
         let wait = Mutex::new(wait);
         // The launch's own is longer by far.
-        let error = launch(Launch::threads(4).deadline(Duration::from_secs(20)), |world| {
+        let error = launch(Launch::threads(4).with_deadline(Duration::from_secs(20)), |world| {
             let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?.with_deadline("tp", SHORT)?;
             let tp = mesh.slice("tp")?.communicator(0)?.clone();
             let tp = if duplicate { tp.duplicate("again") } else { tp };

@@ -4,7 +4,7 @@ use burn::module::Param;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Int, Tensor};
 use burn_dtensor::dtensor::ops::{activation, loss, module};
-use burn_dtensor::nn::styled;
+use burn_dtensor::nn::apply_style;
 use burn_dtensor::prelude::*;
 
 use super::{Affine, Block, Gpt, GptSize, Norm, Table};
@@ -19,18 +19,18 @@ pub fn plan(size: GptSize, sequence_parallel: bool, loss_parallel: bool) -> Plan
     let rowwise = Style::placed(Shard(1)).with_output(between);
     let norm = if sequence_parallel { Style::sequence_parallel() } else { Style::placed(Replicate) };
     let plan = Plan::new()
-        .with("tok", Style::placed(Shard(0)).with_output(between))
-        .with("**.norm?", norm)
-        .with("norm", norm)
-        .with("layers.*.w[qkv]", colwise.with_heads(size.heads))
-        .with("layers.*.wo", rowwise.with_heads(size.heads))
-        .with("layers.*.w1", colwise)
-        .with("layers.*.w2", rowwise)
-        .with("layers.*.w2.bias", Style::placed(Replicate))
-        .units(["layers.*"]);
+        .with_style("tok", Style::placed(Shard(0)).with_output(between))
+        .with_style("**.norm?", norm)
+        .with_style("norm", norm)
+        .with_style("layers.*.w[qkv]", colwise.with_heads(size.heads))
+        .with_style("layers.*.wo", rowwise.with_heads(size.heads))
+        .with_style("layers.*.w1", colwise)
+        .with_style("layers.*.w2", rowwise)
+        .with_style("layers.*.w2.bias", Style::placed(Replicate))
+        .with_units(["layers.*"]);
     match size.tied {
         true => plan,
-        false => plan.with("head", if loss_parallel { colwise } else { colwise.with_output(Replicate) }),
+        false => plan.with_style("head", if loss_parallel { colwise } else { colwise.with_output(Replicate) }),
     }
 }
 
@@ -40,19 +40,19 @@ fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
 
 impl Affine {
     fn forward_dtensor<const D: usize>(&self, x: DTensor<D>) -> DTensor<D> {
-        styled(&self.weight, x, |x, weight| module::linear(x, weight.transpose(), self.bias.as_ref().map(read)))
+        apply_style(&self.weight, x, |x, weight| module::linear(x, weight.transpose(), self.bias.as_ref().map(read)))
     }
 }
 
 impl Norm {
     fn forward_dtensor(&self, x: DTensor<3>) -> DTensor<3> {
-        styled(&self.weight, x, |x, weight| module::layer_norm(x, weight, Some(read(&self.bias)), 1e-5))
+        apply_style(&self.weight, x, |x, weight| module::layer_norm(x, weight, Some(read(&self.bias)), 1e-5))
     }
 }
 
 impl Table {
     fn forward_dtensor(&self, tokens: DTensor<2, Int>) -> DTensor<3> {
-        styled(&self.weight, tokens, |tokens, weight| module::embedding(weight, tokens))
+        apply_style(&self.weight, tokens, |tokens, weight| module::embedding(weight, tokens))
     }
 }
 
@@ -90,7 +90,7 @@ impl Gpt {
 
     /// [`loss`](Self::loss), computed by the ranks of `mesh` together.
     pub fn loss_on(&self, mesh: &DeviceMesh, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Result<Tensor<1>> {
-        let place = |tokens| DTensor::distribute_local(tokens, mesh, &[Placement::Replicate]);
+        let place = |tokens| DTensor::distribute_replicated(tokens, mesh, &[Placement::Replicate]);
         loss::cross_entropy(self.forward_dtensor(place(tokens)?), place(targets)?).full_tensor()
     }
 }

@@ -38,7 +38,7 @@ fn activations_and_gates_equal_burns() {
     same_under!(
         SwiGluConfig::new(4, 6).with_bias(true).init(&device),
         [3, 4],
-        [Plan::new(), Plan::new().with("layer.*", Style::colwise()),]
+        [Plan::new(), Plan::new().with_style("layer.*", Style::colwise()),]
     );
 }
 
@@ -46,7 +46,7 @@ fn activations_and_gates_equal_burns() {
 #[test]
 fn slopes_may_be_cut_with_their_channels() {
     let layer = PReluConfig::new().with_num_parameters(5).init(&Device::flex());
-    let split = || Plan::new().with("layer", Style::placed(S(0)).with_input(S(1)));
+    let split = || Plan::new().with_style("layer", Style::placed(S(0)).with_input(S(1)));
     same_under!(layer, [3, 5, 2], [split()]);
 }
 
@@ -86,7 +86,7 @@ fn drawn_slopes_and_noise_are_the_same_on_every_mesh() {
     let (slopes, noise) = (RReluConfig::new().init(), burn::nn::GaussianNoiseConfig::new(0.5).init());
     let run = |ranks: usize| {
         let outputs = MeshTest::new([ranks], ["tp"]).run(|mesh| {
-            let x = |device: &Device| DTensor::<2>::distribute_local(tensor(3, [6, 5], device), mesh, &[S(0)]);
+            let x = |device: &Device| DTensor::<2>::distribute_replicated(tensor(3, [6, 5], device), mesh, &[S(0)]);
             let resting = floats(noise.forward_dtensor(slopes.forward_dtensor(x(mesh.device())?)).full_tensor()?);
             assert_eq!(resting, floats(slopes.forward(tensor::<2>(3, [6, 5], mesh.device()))), "as burn's");
             random::seed(9);

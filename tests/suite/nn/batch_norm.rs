@@ -67,7 +67,7 @@ fn steps<const D: usize>(model: &Only<BatchNorm>, shape: [usize; D], layout: &La
         (gamma.mesh().clone(), gamma.local().device())
     };
     let step = |step| {
-        let x = DTensor::distribute_local_to(batch(step, shape, &mesh_device), &mesh, layout.clone())?.require_grad();
+        let x = DTensor::distribute_replicated_to(batch(step, shape, &mesh_device), &mesh, layout.clone())?.require_grad();
         let leaf = x.local().clone();
         let y = unit(model, x, |model, x| model.layer.forward_dtensor(x)).full_tensor()?;
         let grads = loss(y.clone()).backward();
@@ -99,7 +99,7 @@ fn shared<const D: usize>(shape: [usize; D], lengths: &[&[usize]]) {
             for device in crate::parallel::support::devices(mesh) {
                 for layout in [
                     Layout::new(mesh.shape(), &[S(0)])?,
-                    Layout::new(mesh.shape(), &[S(0)])?.with_lengths(0, lengths.to_vec())?,
+                    Layout::new(mesh.shape(), &[S(0)])?.with_uneven_sizes(0, lengths.to_vec())?,
                 ] {
                     let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
                     let what = || format!("{shape:?} as {layout}");
@@ -141,7 +141,7 @@ fn ranks_may_share_the_channels() {
             let device = mesh.device().clone().autodiff();
             for style in [R, S(0)] {
                 for placement in [S(1), R, S(2)] {
-                    let plan = Plan::new().with("layer", style);
+                    let plan = Plan::new().with_style("layer", style);
                     let model = parallelize(on_device(&model, &device), mesh, plan)?;
                     let found = steps(&model, shape, &Layout::new(mesh.shape(), &[placement])?)?;
                     hold(&found, &expected, || format!("{shape:?}, parameters {style}, x {placement}"));
@@ -196,7 +196,7 @@ fn images_may_lie_channels_last() {
     MeshTest::new([2], ["batch"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
-        let x = DTensor::<4>::distribute_local(tensor(4, shape, &device), mesh, &[S(0)])?.permute([0, 3, 1, 2]);
+        let x = DTensor::<4>::distribute_replicated(tensor(4, shape, &device), mesh, &[S(0)])?.permute([0, 3, 1, 2]);
         near(&floats(model.layer.forward_dtensor(x).full_tensor()?.inner()), &expected_y, || "output".into());
         for (found, expected) in running(&model.layer).iter().zip(&expected) {
             near(found, expected, || "running statistics".into());
@@ -225,7 +225,7 @@ fn half_precision_has_statistics_of_single_precision() {
             let device = mesh.device().clone().autodiff();
             let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
             // Gradients near the smallest numbers of half precision would be rounded away.
-            let input = DTensor::distribute_local(large(&device), mesh, &[S(0)])?.require_grad();
+            let input = DTensor::distribute_replicated(large(&device), mesh, &[S(0)])?.require_grad();
             let leaf = input.local().clone();
             let output = model.layer.forward_dtensor(input);
             assert_eq!(output.dtype(), dtype);
@@ -249,7 +249,7 @@ fn half_precision_has_statistics_of_single_precision() {
                 near(found, expected, || format!("{dtype:?}: running statistics"));
             }
             // What runs on them in validation is of half precision, too.
-            let x = DTensor::distribute_local(large(mesh.device()), mesh, &[S(0)])?;
+            let x = DTensor::distribute_replicated(large(mesh.device()), mesh, &[S(0)])?;
             assert_eq!(model.valid().layer.forward_dtensor(x).dtype(), dtype);
             Ok(())
         });
@@ -268,17 +268,17 @@ fn outside_of_training_the_running_statistics_normalize() {
     MeshTest::new([3], ["batch"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         for (placement, style) in [(S(0), R), (S(1), R), (S(1), S(0)), (R, S(0))] {
-            let plan = Plan::new().with("layer", style);
+            let plan = Plan::new().with_style("layer", style);
             let model = parallelize(on_device(&model, &device), mesh, plan)?;
-            model.layer.forward_dtensor(DTensor::distribute_local(batch(0, shape, &device), mesh, &[placement])?);
+            model.layer.forward_dtensor(DTensor::distribute_replicated(batch(0, shape, &device), mesh, &[placement])?);
             let before = running(&model.layer);
             let what = || format!("x {placement}, parameters {style}");
             let valid = model.valid();
-            let y = valid.layer.forward_dtensor(DTensor::distribute_local(x.clone(), mesh, &[placement])?);
+            let y = valid.layer.forward_dtensor(DTensor::distribute_replicated(x.clone(), mesh, &[placement])?);
             near(&floats(y.full_tensor()?), &expected, what);
             let frozen = model.clone().freeze();
             let y =
-                frozen.layer.forward_dtensor(DTensor::distribute_local(batch(1, shape, &device), mesh, &[placement])?);
+                frozen.layer.forward_dtensor(DTensor::distribute_replicated(batch(1, shape, &device), mesh, &[placement])?);
             near(&floats(y.full_tensor()?.inner()), &expected, what);
             assert_eq!(running(&model.layer), before, "what is frozen follows no batch");
         }
@@ -309,7 +309,7 @@ fn a_shared_batch_sends_two_numbers_a_channel_each_way() {
     MeshTest::new([2], ["batch"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
-        let x = DTensor::distribute_local(batch(0, shape, &device), mesh, &[S(0)])?.require_grad();
+        let x = DTensor::distribute_replicated(batch(0, shape, &device), mesh, &[S(0)])?.require_grad();
         let ledger = mesh.world().ledger();
         ledger.reset();
         let y = RedistributePolicy::Deny.run(|| unit(&model, x, |model, x| model.layer.forward_dtensor(x)));

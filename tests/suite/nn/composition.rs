@@ -67,14 +67,14 @@ fn net() -> Net {
 fn plan() -> Plan {
     let sequence = S(1);
     Plan::new()
-        .with("token", Style::rowwise().with_output(sequence))
-        .with("blocks.*.*norm", Style::sequence_parallel())
-        .with("norm", Style::sequence_parallel())
-        .with("blocks.*.attention.*", Style::colwise().with_heads(HEADS))
-        .with("blocks.*.attention.output", Style::rowwise().with_heads(HEADS).with_output(sequence))
-        .with("blocks.*.up", Style::colwise())
-        .with("blocks.*.down", Style::rowwise().with_output(sequence))
-        .units(["blocks.*"])
+        .with_style("token", Style::rowwise().with_output(sequence))
+        .with_style("blocks.*.*norm", Style::sequence_parallel())
+        .with_style("norm", Style::sequence_parallel())
+        .with_style("blocks.*.attention.*", Style::colwise().with_heads(HEADS))
+        .with_style("blocks.*.attention.output", Style::rowwise().with_heads(HEADS).with_output(sequence))
+        .with_style("blocks.*.up", Style::colwise())
+        .with_style("blocks.*.down", Style::rowwise().with_output(sequence))
+        .with_units(["blocks.*"])
 }
 
 fn tokens(step: usize, rank: usize, shift: usize, device: &Device) -> Tensor<2, Int> {
@@ -172,8 +172,8 @@ fn the_gradients_of_all_views_of_a_weight_add_up() {
             let grads = GradientsParams::from_grads(expected.clone().backward(), &plain);
             let expected_grads = values(&plain, Some(&grads));
             for style in [Style::colwise(), Style::rowwise(), Style::placed(R)] {
-                let model = parallelize(plain.clone(), &tp, Plan::new().with("layer", style))?;
-                let model = fully_shard(model, &shard, FullyShard::new().reshard_after_forward(Always))?;
+                let model = parallelize(plain.clone(), &tp, Plan::new().with_style("layer", style))?;
+                let model = fully_shard(model, &shard, FullyShard::new().with_reshard_after_forward(Always))?;
                 let clone = model.clone();
                 let found = unit(&model, x.clone(), |model, x| {
                     let whole = model.layer.forward(x.clone()).tanh().sum();

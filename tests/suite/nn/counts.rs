@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int};
 use burn_dtensor::comm::{Op, Phase, Snapshot};
 use burn_dtensor::dtensor::Kind;
 use burn_dtensor::dtensor::ops::loss::cross_entropy;
-use burn_dtensor::fsdp::UnitTensors;
+use burn_dtensor::fsdp::TensorTree;
 use burn_dtensor::nn::MhaInput;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -46,11 +46,11 @@ fn attend(block: &Block, x: DTensor<3>) -> DTensor<3> {
 
 fn plan(between: Placement) -> Plan {
     let plan = Plan::new()
-        .with("attention.*", Style::colwise().with_heads(4))
-        .with("attention.output", Style::rowwise().with_heads(4).with_output(between))
-        .with("up", Style::colwise())
-        .with("down", Style::rowwise().with_output(between));
-    if between == R { plan } else { plan.with("norm", Style::sequence_parallel()) }
+        .with_style("attention.*", Style::colwise().with_heads(4))
+        .with_style("attention.output", Style::rowwise().with_heads(4).with_output(between))
+        .with_style("up", Style::colwise())
+        .with_style("down", Style::rowwise().with_output(between));
+    if between == R { plan } else { plan.with_style("norm", Style::sequence_parallel()) }
 }
 
 /// Collectives of `forward` and its backward, by kind and pass, on one rank of two.
@@ -58,7 +58,7 @@ fn sent(between: Placement, forward: fn(&Block, DTensor<3>) -> DTensor<3>) -> Ve
     let counts = MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = parallelize(block(&device), mesh, plan(between))?;
-        let x = DTensor::distribute_local(tensor(1, [2, 4, 8], &device), mesh, &[between])?.require_grad();
+        let x = DTensor::distribute_replicated(tensor(1, [2, 4, 8], &device), mesh, &[between])?.require_grad();
         let ledger = mesh.world().ledger();
         ledger.reset();
         let y = unit(&model, x, forward);
@@ -79,11 +79,11 @@ fn layer_sends<L, const D: usize, K: Kind>(
 ) -> Vec<(Op, Phase, u64)>
 where
     L: Module + ModuleDisplay + DTensorForward<DTensor<D, K>, Output = DTensor<3>>,
-    DTensor<D, K>: UnitTensors,
+    DTensor<D, K>: TensorTree,
 {
     let counts = MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let model = parallelize(Only { layer: layer(&device) }, mesh, Plan::new().with("layer", style))?;
+        let model = parallelize(Only { layer: layer(&device) }, mesh, Plan::new().with_style("layer", style))?;
         let x = x(mesh, &device)?;
         let ledger = mesh.world().ledger();
         ledger.reset();
@@ -153,7 +153,7 @@ fn norms_that_read_one_activation_share_what_brings_it_to_them() {
     let counts = MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = parallelize(block(&device), mesh, plan(S(1)))?;
-        let x = DTensor::distribute_local(tensor(1, [2, 4, 8], &device), mesh, &[R])?.require_grad();
+        let x = DTensor::distribute_replicated(tensor(1, [2, 4, 8], &device), mesh, &[R])?.require_grad();
         let ledger = mesh.world().ledger();
         ledger.reset();
         let y = model.norm.forward_dtensor(x.clone()) + model.norm.forward_dtensor(x);
@@ -180,9 +180,9 @@ fn a_table_and_a_loss_sharded_by_vocabulary() {
     let counts = MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let table = Only { layer: EmbeddingConfig::new(7, 8).init(&device) };
-        let table = parallelize(table, mesh, Plan::new().with("layer", Style::rowwise()))?;
+        let table = parallelize(table, mesh, Plan::new().with_style("layer", Style::rowwise()))?;
         let tokens = DTensor::<2, Int>::zeros([2, 3], mesh, &[R], &device)?;
-        let logits = DTensor::distribute_local(tensor(1, [2, 3, 7], &device), mesh, &[S(2)])?.require_grad();
+        let logits = DTensor::distribute_replicated(tensor(1, [2, 3, 7], &device), mesh, &[S(2)])?.require_grad();
         let ledger = mesh.world().ledger();
         ledger.reset();
         table.layer.forward_dtensor(tokens.clone()).to_local().sum().backward();

@@ -34,10 +34,10 @@ fn linear_equals_burns() {
                 [3, 4, d_in],
                 [
                     Plan::new(),
-                    Plan::new().with("layer", Style::colwise()),
-                    Plan::new().with("layer", Style::colwise().with_output(R)),
-                    Plan::new().with("layer", Style::rowwise()),
-                    Plan::new().with("layer", Style::rowwise().with_output(S(1))),
+                    Plan::new().with_style("layer", Style::colwise()),
+                    Plan::new().with_style("layer", Style::colwise().with_output(R)),
+                    Plan::new().with_style("layer", Style::rowwise()),
+                    Plan::new().with_style("layer", Style::rowwise().with_output(S(1))),
                 ]
             );
         }
@@ -59,8 +59,8 @@ fn every_layer_brings_its_input_and_output_as_its_style_says() {
             let name = std::any::type_name::<L>();
             let placed = |style| {
                 let model =
-                    parallelize(Only { layer: on_device(&layer, &device) }, mesh, Plan::new().with("layer", style))?;
-                let x = DTensor::distribute_local(x(&device), mesh, &[R])?;
+                    parallelize(Only { layer: on_device(&layer, &device) }, mesh, Plan::new().with_style("layer", style))?;
+                let x = DTensor::distribute_replicated(x(&device), mesh, &[R])?;
                 Ok::<_, Error>(forward(&model.layer, x).placements().to_vec())
             };
             assert_eq!(placed(Style::placed(R))?, [R], "{name}, nothing said");
@@ -94,10 +94,10 @@ fn a_sequence_of_which_a_rank_would_have_nothing_is_whole_where_a_style_wants_it
         let expected = floats(y);
         let (norm, linear) = &model;
         MeshTest::new([4], ["tp"]).run(|mesh| {
-            let norm = parallelize(norm.clone(), mesh, Plan::new().with("layer", Style::sequence_parallel()))?;
+            let norm = parallelize(norm.clone(), mesh, Plan::new().with_style("layer", Style::sequence_parallel()))?;
             let placed = Style::placed(R).with_input(S(1)).with_output(S(1));
-            let linear = parallelize(linear.clone(), mesh, Plan::new().with("layer", placed))?;
-            let x = DTensor::distribute_local(x.clone().detach(), mesh, &[R])?;
+            let linear = parallelize(linear.clone(), mesh, Plan::new().with_style("layer", placed))?;
+            let x = DTensor::distribute_replicated(x.clone().detach(), mesh, &[R])?;
             let y = RedistributePolicy::Deny.run(|| linear.layer.forward_dtensor(norm.layer.forward_dtensor(x)));
             assert_eq!(y.placements(), [R], "{tokens} tokens");
             near(&floats(y.full_tensor()?), &expected, || format!("{tokens} tokens"));
@@ -150,9 +150,9 @@ fn embedding_equals_burns_by_vocabulary_and_by_feature() {
     // The gradient of tokens is none: that of the table is what is compared.
     let styles: [fn() -> Plan; 4] = [
         Plan::new,
-        || Plan::new().with("layer", Style::rowwise()),
-        || Plan::new().with("layer", Style::rowwise().with_output(S(1))),
-        || Plan::new().with("layer", Style::colwise()),
+        || Plan::new().with_style("layer", Style::rowwise()),
+        || Plan::new().with_style("layer", Style::rowwise().with_output(S(1))),
+        || Plan::new().with_style("layer", Style::colwise()),
     ];
     for plan in styles {
         let forward = |scale: Tensor<1>, y: Tensor<3>| y * scale.unsqueeze();
@@ -162,7 +162,7 @@ fn embedding_equals_burns_by_vocabulary_and_by_feature() {
             [1],
             |layer, x| forward(x.clone(), layer.forward(tokens(&x.device()))),
             |layer, x| {
-                let tokens = DTensor::distribute_local(tokens(x.mesh().device()), x.mesh(), &[R]).expect("replicated");
+                let tokens = DTensor::distribute_replicated(tokens(x.mesh().device()), x.mesh(), &[R]).expect("replicated");
                 let x = x.redistribute(&[R]).expect("a vector").reshape([1, 1, 1]);
                 layer.forward_dtensor(tokens) * x
             },
@@ -175,7 +175,7 @@ fn attention(heads: usize) -> MultiHeadAttention {
 }
 
 fn split_heads() -> Plan {
-    Plan::new().with("layer.*", Style::colwise()).with("layer.output", Style::rowwise())
+    Plan::new().with_style("layer.*", Style::colwise()).with_style("layer.output", Style::rowwise())
 }
 
 #[test]
@@ -194,8 +194,8 @@ fn attention_equals_burns_with_and_without_masks() {
             },
             |layer, x| {
                 let mesh = x.mesh().clone();
-                let mask_attn = DTensor::distribute_local(causal(mesh.device()), &mesh, &[R]).expect("replicated");
-                let mask_pad = DTensor::distribute_local(padded(mesh.device()), &mesh, &[R]).expect("replicated");
+                let mask_attn = DTensor::distribute_replicated(causal(mesh.device()), &mesh, &[R]).expect("replicated");
+                let mask_pad = DTensor::distribute_replicated(padded(mesh.device()), &mesh, &[R]).expect("replicated");
                 layer.forward_dtensor(MhaInput::self_attn(x).mask_attn(mask_attn).mask_pad(mask_pad)).context
             },
         );
@@ -252,7 +252,7 @@ fn attention_drops_the_same_weights_wherever_heads_are_split() {
             let device = mesh.device().clone().autodiff();
             random::seed(4);
             let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, plan())?;
-            let x = DTensor::distribute_local(tensor(3, [2, 5, 8], &device), mesh, &[R])?;
+            let x = DTensor::distribute_replicated(tensor(3, [2, 5, 8], &device), mesh, &[R])?;
             let MhaOutput { weights, context } = model.layer.forward_dtensor(MhaInput::self_attn(x));
             let (weights, context) = (weights.full_tensor()?, context.full_tensor()?);
             let grads = GradientsParams::from_grads(loss(context.clone()).backward(), &model);

@@ -30,14 +30,14 @@ fn activations_on_another_mesh() {
         };
         let x = DTensor::<2>::ones([3, 8], mesh, &[R, R], device)?;
         let norm = Only { layer: LayerNormConfig::new(8).init(device) };
-        let norm = parallelize(norm, &tp, Plan::new().with("layer", Style::sequence_parallel()))?;
+        let norm = parallelize(norm, &tp, Plan::new().with_style("layer", Style::sequence_parallel()))?;
         elsewhere(refused(|| norm.layer.forward_dtensor(x.clone())));
         for style in [Style::colwise(), Style::rowwise()] {
             let linear = Only { layer: LinearConfig::new(8, 4).init(device) };
-            let linear = parallelize(linear, &tp, Plan::new().with("layer", style))?;
+            let linear = parallelize(linear, &tp, Plan::new().with_style("layer", style))?;
             elsewhere(refused(|| linear.layer.forward_dtensor(x.clone())));
             let table = Only { layer: EmbeddingConfig::new(8, 4).init(device) };
-            let table = parallelize(table, &tp, Plan::new().with("layer", style))?;
+            let table = parallelize(table, &tp, Plan::new().with_style("layer", style))?;
             let tokens = DTensor::<2, Int>::zeros([3, 8], mesh, &[R, R], device)?;
             elsewhere(refused(|| table.layer.forward_dtensor(tokens)));
         }
@@ -60,7 +60,7 @@ fn a_layer_that_was_not_parallelized() {
 fn a_style_for_an_input_of_more_dimensions() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let model = Only { layer: LinearConfig::new(8, 4).init(mesh.device()) };
-        let model = parallelize(model, mesh, Plan::new().with("layer", Style::colwise().with_input(S(2))))?;
+        let model = parallelize(model, mesh, Plan::new().with_style("layer", Style::colwise().with_input(S(2))))?;
         let x = DTensor::<2>::ones([3, 8], mesh, &[R], mesh.device())?;
         let error = refused(|| model.layer.forward_dtensor(x));
         assert!(matches!(error, Error::DTensor(DTensorError::Operands { .. })), "{error}");

@@ -18,12 +18,12 @@ use Placement::{Replicate as R, Shard as S};
 #[test]
 fn normalizations_equal_burns() {
     let device = Device::flex();
-    let sequence = || Plan::new().with("layer", Style::sequence_parallel());
+    let sequence = || Plan::new().with_style("layer", Style::sequence_parallel());
     same_under!(LayerNormConfig::new(6).with_epsilon(1e-3).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
     same_under!(LayerNormConfig::new(6).with_bias(false).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
     same_under!(RmsNormConfig::new(6).init(&device), [3, 5, 6], [Plan::new(), sequence()]);
     same_under!(GroupNormConfig::new(2, 6).init(&device), [3, 6, 5], [Plan::new()]);
-    let channels = || Plan::new().with("layer", Style::placed(S(0)).with_input(S(1)));
+    let channels = || Plan::new().with_style("layer", Style::placed(S(0)).with_input(S(1)));
     same_under!(InstanceNormConfig::new(4).init(&device), [3, 4, 5], [Plan::new(), channels()]);
     let plain = InstanceNormConfig::new(3).with_affine(false).with_epsilon(1e-2);
     same_under!(plain.init(&device), [3, 3, 2, 2], [Plan::new()]);

@@ -6,8 +6,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::DTensorError;
-use burn_dtensor::nn::{local_heads, prepared, prepared_local};
-use burn_dtensor::parallel::{ParallelError, PrepareModule};
+use burn_dtensor::nn::{local_heads, apply_io_layouts, apply_io_layouts_local};
+use burn_dtensor::parallel::{ParallelError, PrepareModuleInputOutput};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -61,14 +61,14 @@ impl Block {
 
 fn split() -> Plan {
     let columns =
-        |plan: Plan, layer: &str| plan.with(format!("{layer}.weight"), S(1)).with(format!("{layer}.bias"), S(0));
+        |plan: Plan, layer: &str| plan.with_style(format!("{layer}.weight"), S(1)).with_style(format!("{layer}.bias"), S(0));
     let plan = columns(columns(Plan::new(), "block.up"), "block.gate");
-    plan.with("block.down.weight", S(0))
+    plan.with_style("block.down.weight", S(0))
 }
 
 /// Between shards of the sequence.
-fn between_shards() -> PrepareModule {
-    PrepareModule::new().input(S(1), R).input(None, S(2)).output(None, S(1)).output(S(2), None)
+fn between_shards() -> PrepareModuleInputOutput {
+    PrepareModuleInputOutput::new().with_input(S(1), R).with_input(None, S(2)).with_output(None, S(1)).with_output(S(2), None)
 }
 
 const SHAPE: [usize; 3] = [2, 4, 6];
@@ -86,13 +86,13 @@ fn a_block_between_shards_of_the_sequence_gathers_once_and_scatters_once_each_wa
     };
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let model = parallelize(on_device(&plain, &device), mesh, split().prepare("block", between_shards()))?;
+        let model = parallelize(on_device(&plain, &device), mesh, split().with_io("block", between_shards()))?;
         let (x, scale) = inputs(&device);
-        let x = DTensor::distribute_local(x, mesh, &[S(1)])?.require_grad();
-        let scale = DTensor::distribute_local(scale, mesh, &[R])?;
+        let x = DTensor::distribute_replicated(x, mesh, &[S(1)])?.require_grad();
+        let scale = DTensor::distribute_replicated(scale, mesh, &[R])?;
         let ledger = mesh.world().ledger();
         ledger.reset();
-        let (y_found, h_found) = prepared(&model.block, (x.clone(), scale), |block, (x, scale)| {
+        let (y_found, h_found) = apply_io_layouts(&model.block, (x.clone(), scale), |block, (x, scale)| {
             assert_eq!((x.placements(), scale.placements()), (&[R][..], &[S(2)][..]));
             block.parallel(x, scale)
         });
@@ -134,16 +134,16 @@ fn a_block_over_dtensors_stands_in_an_ordinary_model() {
             let device = mesh.device().clone().autodiff();
             let tp = mesh.slice("tp")?;
             // Plain inputs, replicated, and whole outputs.
-            let prepare = PrepareModule::new().input(R, None).input(None, S(2)).output(None, R).output(None, None);
-            let mut model = parallelize(on_device(&plain, &device), &tp, split().prepare("block", prepare))?;
+            let prepare = PrepareModuleInputOutput::new().with_input(R, None).with_input(None, S(2)).with_output(None, R).with_output(None, None);
+            let mut model = parallelize(on_device(&plain, &device), &tp, split().with_io("block", prepare))?;
             if names.contains(&"shard") {
-                model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new().units(["block"]))?;
+                model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new().with_units(["block"]))?;
             }
             let (x, scale) = inputs(&device);
             let y = unit(&model, (x, scale), |model, (x, scale)| {
                 let h = model.first.forward(x).tanh();
                 let (y, hidden) = unit(&model.block, (h, scale), |block, inputs| {
-                    prepared_local(block, inputs, |block, (x, scale)| block.parallel(x, scale))
+                    apply_io_layouts_local(block, inputs, |block, (x, scale)| block.parallel(x, scale))
                 });
                 assert_eq!((y.dims(), hidden.dims()), ([2, 4, 6], [2, 4, 4]), "this rank's parts");
                 model.last.forward(y)
@@ -160,13 +160,13 @@ fn a_block_over_dtensors_stands_in_an_ordinary_model() {
 fn a_plan_prepares_on_each_mesh_dimension_and_the_last_entry_counts() {
     let plain = net();
     MeshTest::new([2, 2], ["cp", "tp"]).run(|mesh| {
-        let tp = split().prepare("block", PrepareModule::new().input(S(0), S(0))).prepare("bl*", between_shards());
-        let cp = Plan::new().prepare("block", PrepareModule::new().input(None, S(0)));
-        let model = parallelize(plain.clone(), mesh, Plan::new().on("tp", tp).on("cp", cp))?;
+        let tp = split().with_io("block", PrepareModuleInputOutput::new().with_input(S(0), S(0))).with_io("bl*", between_shards());
+        let cp = Plan::new().with_io("block", PrepareModuleInputOutput::new().with_input(None, S(0)));
+        let model = parallelize(plain.clone(), mesh, Plan::new().with_mesh_dim_plan("tp", tp).with_mesh_dim_plan("cp", cp))?;
         let (x, scale) = inputs(mesh.device());
-        let x = DTensor::distribute_local(x, mesh, &[R, S(1)])?;
-        let scale = DTensor::distribute_local(scale, mesh, &[R, R])?;
-        let (y, _) = prepared(&model.block, (x, scale), |block, (x, scale)| {
+        let x = DTensor::distribute_replicated(x, mesh, &[R, S(1)])?;
+        let scale = DTensor::distribute_replicated(scale, mesh, &[R, R])?;
+        let (y, _) = apply_io_layouts(&model.block, (x, scale), |block, (x, scale)| {
             assert_eq!((x.placements(), scale.placements()), (&[S(0), R][..], &[R, S(2)][..]));
             block.parallel(x, scale)
         });
@@ -181,16 +181,16 @@ fn a_plan_prepares_on_each_mesh_dimension_and_the_last_entry_counts() {
 fn a_module_that_the_plan_does_not_prepare_is_left_alone() {
     let plain = net();
     MeshTest::new([2], ["tp"]).run(|mesh| {
-        let model = parallelize(plain.clone(), mesh, split().prepare("block", between_shards()))?;
-        let x = DTensor::distribute_local(tensor(1, SHAPE, mesh.device()), mesh, &[S(0)])?;
-        let found = prepared(&model.last, x, |last, x| {
+        let model = parallelize(plain.clone(), mesh, split().with_io("block", between_shards()))?;
+        let x = DTensor::distribute_replicated(tensor(1, SHAPE, mesh.device()), mesh, &[S(0)])?;
+        let found = apply_io_layouts(&model.last, x, |last, x| {
             assert_eq!(x.placements(), [S(0)]);
             last.forward_dtensor(x)
         });
         assert_eq!(found.placements(), [S(0)]);
         // A plain tensor is one on the mesh of its parameters.
         let whole =
-            prepared_local(&model.last, tensor(1, SHAPE, mesh.device()), |last, x: DTensor<3>| last.forward_dtensor(x));
+            apply_io_layouts_local(&model.last, tensor(1, SHAPE, mesh.device()), |last, x: DTensor<3>| last.forward_dtensor(x));
         near(&floats(found.full_tensor()?), &floats(whole), || "last".into());
         Ok(())
     });
@@ -200,39 +200,39 @@ fn a_module_that_the_plan_does_not_prepare_is_left_alone() {
 fn tensors_that_are_not_as_declared() {
     let plain = net();
     MeshTest::new([2], ["tp"]).run(|mesh| {
-        let model = parallelize(plain.clone(), mesh, split().prepare("block", between_shards()))?;
+        let model = parallelize(plain.clone(), mesh, split().with_io("block", between_shards()))?;
         let (x, scale) = inputs(mesh.device());
-        let of = |tensor: &Tensor<3>, placement| DTensor::distribute_local(tensor.clone(), mesh, &[placement]);
+        let of = |tensor: &Tensor<3>, placement| DTensor::distribute_replicated(tensor.clone(), mesh, &[placement]);
         let (shards, whole, scale) = (of(&x, S(1))?, of(&x, R)?, of(&scale, R)?);
         let run =
-            |x: DTensor<3>| prepared(&model.block, (x, scale.clone()), |block, (x, scale)| block.parallel(x, scale));
+            |x: DTensor<3>| apply_io_layouts(&model.block, (x, scale.clone()), |block, (x, scale)| block.parallel(x, scale));
         let error = refused(|| run(whole.clone()));
         assert!(matches!(&error, Error::Parallel(ParallelError::Layout { what: "input", at: 0, .. })), "{error}");
         let text = error.to_string();
         assert!(["`block`", "`tp`", "is R", "declares S(1)"].iter().all(|part| text.contains(part)), "{text}");
         run(shards.clone());
 
-        let swapped = || prepared(&model.block, (shards.clone(), scale.clone()), |_, (x, scale)| (scale, x));
+        let swapped = || apply_io_layouts(&model.block, (shards.clone(), scale.clone()), |_, (x, scale)| (scale, x));
         let error = refused(swapped);
         assert!(matches!(&error, Error::Parallel(ParallelError::Layout { what: "output", at: 1, .. })), "{error}");
 
-        let error = refused(|| prepared(&model.block, shards.clone(), |_, x| (x.clone(), x)));
+        let error = refused(|| apply_io_layouts(&model.block, shards.clone(), |_, x| (x.clone(), x)));
         assert!(
             matches!(&error, Error::Parallel(ParallelError::Count { what: "input", given: 1, prepared: 2, .. })),
             "{error}"
         );
         assert!(error.to_string().contains(".input(None, None)"), "{error}");
-        let error = refused(|| prepared(&model.block, (shards.clone(), scale.clone()), |_, (x, _)| x));
+        let error = refused(|| apply_io_layouts(&model.block, (shards.clone(), scale.clone()), |_, (x, _)| x));
         assert!(
             matches!(&error, Error::Parallel(ParallelError::Count { what: "output", given: 1, prepared: 2, .. })),
             "{error}"
         );
 
-        let error = refused(|| prepared(&plain.block, x.clone(), |_, x| x));
+        let error = refused(|| apply_io_layouts(&plain.block, x.clone(), |_, x| x));
         assert!(matches!(&error, Error::Parallel(ParallelError::NoMesh { what: "input", at: 0 })), "{error}");
 
         let elsewhere = DeviceMesh::new(mesh.world(), [2], ["other"])?;
-        let other = DTensor::distribute_local(x.clone(), &elsewhere, &[S(1)])?;
+        let other = DTensor::distribute_replicated(x.clone(), &elsewhere, &[S(1)])?;
         let error = refused(|| run(other));
         assert!(matches!(&error, Error::DTensor(DTensorError::MeshMismatch { .. })), "{error}");
         Ok(())
@@ -250,8 +250,8 @@ fn local_parts_have_the_heads_of_their_features() {
         assert_eq!(local_heads(&x(24, &[R, S(1)])?, 3), 3);
         // Ragged batches cut no head; features of given lengths may.
         let ragged = |placements: &[Placement], lengths: [usize; 2]| {
-            let layout = Layout::new(mesh.shape(), placements)?.with_lengths(0, lengths)?;
-            DTensor::distribute_local_to(Tensor::<3>::ones([4, 3, 24], mesh.device()), mesh, layout)
+            let layout = Layout::new(mesh.shape(), placements)?.with_uneven_sizes(0, lengths)?;
+            DTensor::distribute_replicated_to(Tensor::<3>::ones([4, 3, 24], mesh.device()), mesh, layout)
         };
         assert_eq!(local_heads(&ragged(&[S(0), S(2)], [1, 3])?, 8), 4);
         let error = refused(|| local_heads(&ragged(&[S(2), R], [9, 15]).expect("it can be cut so"), 8));

@@ -153,8 +153,8 @@ fn train(
     let mut losses = Vec::new();
     for step in 0..STEPS {
         let (x, classes) = batch(step + 20 * group, images, &device);
-        let x = DTensor::distribute_local_to(x, &shared, layout.clone())?;
-        let classes = DTensor::distribute_local_to(classes, &shared, layout.clone())?;
+        let x = DTensor::distribute_replicated_to(x, &shared, layout.clone())?;
+        let classes = DTensor::distribute_replicated_to(classes, &shared, layout.clone())?;
         let loss = cross_entropy(model.parallel(x), classes).full_tensor()?;
         losses.push(mesh.all_reduce(loss.clone().inner().into_scalar::<f32>(), ReduceOp::Avg)?);
         let grads = GradientsParams::from_grads(loss.backward(), &model);
@@ -180,12 +180,12 @@ fn a_batch_may_be_shared_unevenly_and_leave_ranks_without_images() {
         MeshTest::new([3], ["batch"]).run(|mesh| {
             let even = Layout::new(mesh.shape(), &[S(0)])?;
             let layout = match lengths {
-                Some(lengths) => even.with_lengths(0, lengths.to_vec())?,
+                Some(lengths) => even.with_uneven_sizes(0, lengths.to_vec())?,
                 None => even,
             };
             // Weights on all ranks, and cut over the ranks that share the batch.
             for weights in [R, S(0)] {
-                let plan = Plan::new().with("**.weight", weights).units(["blocks.*"]);
+                let plan = Plan::new().with_style("**.weight", weights).with_units(["blocks.*"]);
                 let model = parallelize(on_device(&net, &mesh.device().clone().autodiff()), mesh, plan)?;
                 let (losses, model) = train(model, images, &layout, mesh, 0)?;
                 let what = format!("{images} images as {layout}, weights {weights}");
@@ -211,7 +211,7 @@ fn fully_sharded_groups_share_a_batch_each() {
     MeshTest::new([2, 2], ["shard", "batch"]).run(|mesh| {
         let model = on_device(&net, &mesh.device().clone().autodiff());
         let model = parallelize(model, &mesh.slice("batch")?, Plan::new())?;
-        let model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new().units(["blocks.*"]))?;
+        let model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new().with_units(["blocks.*"]))?;
         let layout = Layout::new(&[2], &[S(0)])?;
         let group = mesh.coordinate().expect("a member")[0];
         let (losses, model) = train(model, 3, &layout, mesh, group)?;

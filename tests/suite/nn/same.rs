@@ -52,7 +52,7 @@ pub fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
             let device = mesh.device().clone().autodiff();
             for placement in std::iter::once(R).chain((0..D).map(S)) {
                 let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, plan())?;
-                let x = DTensor::distribute_local(tensor(3, shape, &device), mesh, &[placement])?.require_grad();
+                let x = DTensor::distribute_replicated(tensor(3, shape, &device), mesh, &[placement])?.require_grad();
                 let leaf = x.local().clone();
                 let y = parallel(&model.layer, x).full_tensor()?;
                 let grads = loss(y.clone()).backward();

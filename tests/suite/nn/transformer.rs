@@ -39,12 +39,12 @@ const STEPS: usize = 10;
 fn split(path: &str, attentions: &[&str], between: Placement) -> Plan {
     let (into, out) = (Style::colwise(), Style::rowwise().with_output(between));
     let split = |plan: Plan, attention: &&str| {
-        plan.with(format!("{path}.{attention}.*"), into.with_heads(HEADS))
-            .with(format!("{path}.{attention}.output"), out.with_heads(HEADS))
+        plan.with_style(format!("{path}.{attention}.*"), into.with_heads(HEADS))
+            .with_style(format!("{path}.{attention}.output"), out.with_heads(HEADS))
     };
-    let plan = attentions.iter().fold(Plan::new(), split).units([path]);
-    let plan = plan.with(format!("{path}.pwff.linear_inner"), into).with(format!("{path}.pwff.linear_outer"), out);
-    if between == R { plan } else { plan.with(format!("{path}.norm_?"), Style::sequence_parallel()) }
+    let plan = attentions.iter().fold(Plan::new(), split).with_units([path]);
+    let plan = plan.with_style(format!("{path}.pwff.linear_inner"), into).with_style(format!("{path}.pwff.linear_outer"), out);
+    if between == R { plan } else { plan.with_style(format!("{path}.norm_?"), Style::sequence_parallel()) }
 }
 
 /// Nothing split, everything, and the sequence between layers too.
@@ -70,14 +70,14 @@ fn masks(device: &Device) -> (Tensor<2, Bool>, Tensor<3, Bool>) {
 }
 
 fn whole<const D: usize>(mask: Tensor<D, Bool>, mesh: &DeviceMesh) -> DTensor<D, Bool> {
-    DTensor::distribute_local(mask, mesh, &[R]).expect("replicated")
+    DTensor::distribute_replicated(mask, mesh, &[R]).expect("replicated")
 }
 
 #[test]
 fn feed_forward_equals_burns() {
     let layer = PositionWiseFeedForwardConfig::new(6, 7).with_dropout(0.0).init(&Device::flex());
     let split =
-        || Plan::new().with("layer.linear_inner", Style::colwise()).with("layer.linear_outer", Style::rowwise());
+        || Plan::new().with_style("layer.linear_inner", Style::colwise()).with_style("layer.linear_outer", Style::rowwise());
     same_under!(layer.clone(), [3, 5, 6], [Plan::new(), split()]);
 }
 
@@ -163,12 +163,12 @@ fn cross_attention_equals_burns_whose_records_it_has() {
         let x = tensor::<3>(1, [2, 5, 8], &device);
         let context = tensor::<3>(2, [2, 3, 6], &device);
         let expected = floats(plain.forward(x.clone(), context.clone(), masked.then(|| pad(&device))));
-        let heads = || Plan::new().with("layer.*", Style::colwise()).with("layer.output", Style::rowwise());
+        let heads = || Plan::new().with_style("layer.*", Style::colwise()).with_style("layer.output", Style::rowwise());
         for (plan, ranks) in [(Plan::new(), 3), (heads(), 2), (heads(), 1)] {
             MeshTest::new([ranks], ["tp"]).run(|mesh| {
                 let model = parallelize(Only { layer: layer.clone() }, mesh, plan.clone())?;
                 let mask = masked.then(|| whole(pad(mesh.device()), mesh));
-                let place = |x: &Tensor<3>| DTensor::distribute_local(x.clone(), mesh, &[R]);
+                let place = |x: &Tensor<3>| DTensor::distribute_replicated(x.clone(), mesh, &[R]);
                 let y = model.layer.forward_dtensor((place(&x)?, place(&context)?, mask));
                 near(&floats(y.full_tensor()?), &expected, || format!("{ranks} ranks"));
                 Ok(())
@@ -186,7 +186,7 @@ fn the_gradients_of_cross_attention_are_those_of_one_rank() {
         let grads = MeshTest::new([ranks], ["tp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, plan.clone())?;
-            let x = DTensor::distribute_local(tensor::<3>(3, [2, 5, 8], &device), mesh, &[R])?.require_grad();
+            let x = DTensor::distribute_replicated(tensor::<3>(3, [2, 5, 8], &device), mesh, &[R])?.require_grad();
             let leaf = x.local().clone();
             let y = model.layer.forward_dtensor((x.clone(), x.square(), None)).full_tensor()?;
             let grads = super::same::loss(y).backward();
@@ -197,7 +197,7 @@ fn the_gradients_of_cross_attention_are_those_of_one_rank() {
         grads.into_iter().next().expect("a rank")
     };
     let one = run(1, Plan::new());
-    let heads = Plan::new().with("layer.*", Style::colwise()).with("layer.output", Style::rowwise());
+    let heads = Plan::new().with_style("layer.*", Style::colwise()).with_style("layer.output", Style::rowwise());
     let two = run(2, heads);
     near(&two.0, &one.0, || "the input's gradient".into());
     near(&two.1, &one.1, || "the parameters' gradients".into());
@@ -269,7 +269,7 @@ fn burns_encoder_trains_in_two_dimensions_as_on_one_device() {
         MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
             let (tp, device) = (mesh.slice("tp")?, mesh.device().clone().autodiff());
             let model = parallelize(on_device(&model, &device), &tp, split("encoder.layers.*", &["mha"], between))?;
-            let units = FullyShard::new().units(["encoder.layers.*"]);
+            let units = FullyShard::new().with_units(["encoder.layers.*"]);
             let mut model = fully_shard(model, &mesh.slice("shard")?, units)?;
             let mut optim = AdamWConfig::new().init();
             let ledger = mesh.world().ledger();
@@ -311,7 +311,7 @@ fn dropout_inside_an_encoder_repeats_on_every_mesh() {
             let device = mesh.device().clone().autodiff();
             burn_dtensor::dtensor::ops::random::seed(4);
             let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, plan.clone())?;
-            let x = DTensor::distribute_local(tensor(3, [ROWS, SEQ, DIM], &device), mesh, &[R])?;
+            let x = DTensor::distribute_replicated(tensor(3, [ROWS, SEQ, DIM], &device), mesh, &[R])?;
             let y = model.layer.forward_dtensor(TransformerEncoderInput::new(x));
             Ok(floats(y.full_tensor()?.inner()))
         });

@@ -172,13 +172,13 @@ fn a_u_net_of_cut_images_trains_equal_and_sends_its_halos() {
     let (expected, weights) = trained(&model);
     MeshTest::new([RANKS], "height").run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let plan = Plan::new().with("*", Style::placed(R));
+        let plan = Plan::new().with_style("*", Style::placed(R));
         let mut model = parallelize(on_device(&model, &device), mesh, plan)?;
         let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
         let (mut losses, ledger) = (Vec::new(), mesh.world().ledger());
         for step in 0..STEPS {
             let [x, target] = images(step).map(|image| Tensor::from_data(image.into_data(), &device));
-            let [x, target] = [x, target].map(|image| DTensor::distribute_local(image, mesh, &[S(2)]));
+            let [x, target] = [x, target].map(|image| DTensor::distribute_replicated(image, mesh, &[S(2)]));
             ledger.reset();
             let y = RedistributePolicy::Deny.run(|| Ok::<_, burn_dtensor::Error>(model.sharded(x?)))?;
             let given = ledger.bytes_in(Op::AllToAllList, Phase::Forward);

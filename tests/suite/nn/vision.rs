@@ -32,9 +32,9 @@ use Placement::{Replicate as R, Shard as S};
 fn plans(outputs: Placement, inputs: Placement) -> [Plan; 4] {
     [
         Plan::new(),
-        Plan::new().with("layer", S(0)).with("layer.weight", outputs),
-        Plan::new().with("layer.weight", Style::placed(inputs).with_output(R)),
-        Plan::new().with("layer", Style::placed(R).with_input(S(0)).with_output(S(1))),
+        Plan::new().with_style("layer", S(0)).with_style("layer.weight", outputs),
+        Plan::new().with_style("layer.weight", Style::placed(inputs).with_output(R)),
+        Plan::new().with_style("layer", Style::placed(R).with_input(S(0)).with_output(S(1))),
     ]
 }
 
@@ -80,7 +80,7 @@ fn transposed_convolutions_equal_burns() {
     }
     // Of several groups the weight's first dimension holds whole ones.
     let grouped = ConvTranspose1dConfig::new([4, 4], 2).with_groups(2).with_bias(false).init(&device);
-    same_under!(grouped.clone(), [2, 4, 3], [Plan::new(), Plan::new().with("layer.weight", S(0))]);
+    same_under!(grouped.clone(), [2, 4, 3], [Plan::new(), Plan::new().with_style("layer.weight", S(0))]);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn deformable_convolutions_equal_burns() {
         (config.clone().init(&device), 1, false),
         (config.with_weight_groups(2).with_offset_groups(2).with_bias(false).init(&device), 2, true),
     ] {
-        let outputs = || Plan::new().with("layer", S(0));
+        let outputs = || Plan::new().with_style("layer", S(0));
         for plan in [Plan::new, outputs as fn() -> Plan] {
             same(
                 layer.clone(),
@@ -155,7 +155,7 @@ fn a_batch_that_is_cut_stays_with_its_ranks() {
         MeshTest::new([2], ["batch"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, Plan::new())?;
-            let x = DTensor::distribute_local(tensor(3, shape, &device), mesh, &[S(0)])?;
+            let x = DTensor::distribute_replicated(tensor(3, shape, &device), mesh, &[S(0)])?;
             mesh.world().ledger().reset();
             let y = RedistributePolicy::Deny.run(|| model.layer.forward_dtensor(x));
             let name = std::any::type_name::<L>();
@@ -185,7 +185,7 @@ fn padding_keeps_the_length_of_any_signal() {
         let expected = floats(layer.layer.forward(x.clone()));
         MeshTest::new([1], ["tp"]).run(|mesh| {
             let layer = parallelize(layer.clone(), mesh, Plan::new())?;
-            let y = layer.layer.forward_dtensor(DTensor::distribute_local(x.clone(), mesh, &[R])?);
+            let y = layer.layer.forward_dtensor(DTensor::distribute_replicated(x.clone(), mesh, &[R])?);
             near(&floats(y.full_tensor()?), &expected, || format!("{len} elements"));
             Ok(())
         });

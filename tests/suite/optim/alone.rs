@@ -59,7 +59,7 @@ pub fn cases() -> Vec<Case> {
         case!(true, "Muon", MuonConfig::new()),
         Case {
             name: "an optimizer of one's own",
-            make: || (DTensorOptimizer::new(RowScaled).on_whole_parameters(), Arc::new(RowScaled)),
+            make: || (DTensorOptimizer::new(RowScaled).with_full_parameters(), Arc::new(RowScaled)),
             whole: true,
         },
     ]

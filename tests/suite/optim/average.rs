@@ -134,7 +134,7 @@ fn another_model_is_a_typed_error() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let plain = net(mesh.device());
         let model = fully_shard(plain.clone(), mesh, config())?;
-        let replicated = config().shard_placement_fn(|_| Some(Placement::Replicate));
+        let replicated = config().with_shard_placement_fn(|_| Some(Placement::Replicate));
         for other in [plain.clone(), fully_shard(plain, mesh, replicated)?] {
             let error = ema(other, &model, 0.9).map(drop).expect_err("it lies otherwise");
             let Error::Optim(OptimError::Average { path, model, .. }) = &error else { panic!("{error}") };

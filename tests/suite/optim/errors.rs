@@ -81,7 +81,7 @@ fn the_state_of_another_optimizer_is_refused() {
         let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).build();
         let (_, extra) = missing(DTensorOptimizer::new(momentum));
         assert_eq!(extra, ["momentum.moment_1", "momentum.moment_2", "momentum.time"]);
-        let (_, extra) = missing(DTensorOptimizer::new(RowScaled).on_whole_parameters());
+        let (_, extra) = missing(DTensorOptimizer::new(RowScaled).with_full_parameters());
         assert_eq!(extra.len(), 3);
         // AdamW keeps what Adam keeps.
         let mut adam_w = DTensorOptimizer::new(AdamWConfig::new().build());
@@ -121,7 +121,7 @@ fn a_state_that_is_no_part_of_the_wholes_is_refused() {
         let expected = OptimError::Shape { name: "w.largest".into(), found: vec![4, 1], expected: vec![4, 2] };
         assert_eq!(format!("{error:?}"), format!("{expected:?}"));
         assert!(text.contains("on_whole_parameters"), "{text}");
-        let mut told = DTensorOptimizer::new(RowScaled).on_whole_parameters();
+        let mut told = DTensorOptimizer::new(RowScaled).with_full_parameters();
         told.step(0.1, "w", ones([4, 4], mesh, S(1))?, ones([4, 4], mesh, S(1))?)?;
         let (error, _) = refused(optim.load(told.state()?));
         assert!(matches!(error, OptimError::Shape { .. }));

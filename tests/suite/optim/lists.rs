@@ -29,7 +29,7 @@ fn on_mesh<T: Send>(shape: &[usize], body: impl Fn(&DeviceMesh) -> Result<T> + S
 
 fn cut(data: TensorData, mesh: &DeviceMesh, placements: &[Placement]) -> Result<DTensor<2>> {
     let whole = Tensor::<2>::from_data(data, &mesh.device().clone().autodiff());
-    DTensor::distribute_local(whole.require_grad(), mesh, placements)
+    DTensor::distribute_replicated(whole.require_grad(), mesh, placements)
 }
 
 fn params(start: &[TensorData], mesh: &DeviceMesh, placements: &[Placement]) -> Result<Vec<DTensor<2>>> {

@@ -66,7 +66,7 @@ fn distribute(model: Vec<Linear>, mesh: &DeviceMesh) -> Result<Vec<Linear>> {
     if mesh.ndim() == 1 {
         return fully_shard(model, mesh, FullyShard::new());
     }
-    let plan = Plan::new().with("0", Style::colwise()).with("1", Style::rowwise());
+    let plan = Plan::new().with_style("0", Style::colwise()).with_style("1", Style::rowwise());
     fully_shard(parallelize(model, &mesh.slice("tp")?, plan)?, &mesh.slice("shard")?, FullyShard::new())
 }
 
@@ -166,7 +166,7 @@ fn groups_and_parameters_that_are_not_distributed_keep_their_own() {
     let expected = values(&train(&mut init(), on_device(&model, &Device::flex().autodiff()), 0..4), None);
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let plain = on_device(&model, &mesh.device().clone().autodiff());
-        let sharded = fully_shard(plain, mesh, FullyShard::new().ignore(["1.*"]))?;
+        let sharded = fully_shard(plain, mesh, FullyShard::new().with_ignored(["1.*"]))?;
         let mut optim = init();
         let sharded = train(&mut optim, sharded, 0..2);
         let state = optimizer_state(&optim, &sharded)?;
@@ -197,7 +197,7 @@ fn what_does_not_fit_is_a_typed_error() {
         let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init();
         let error = refused(load_optimizer_state(sgd, &sharded, state.clone()));
         assert!(matches!(&error, OptimError::Foreign { path, .. } if path == "0.bias"), "{error}");
-        let columns = FullyShard::new().shard_placement_fn(|param| Some(Placement::Shard(param.shape.len() - 1)));
+        let columns = FullyShard::new().with_shard_placement_fn(|param| Some(Placement::Shard(param.shape.len() - 1)));
         let other = fully_shard(plain.clone(), mesh, columns)?;
         let error = refused(load_optimizer_state(AdamWConfig::new().init(), &other, state.clone()));
         assert!(matches!(&error, OptimError::Layout { path, .. } if path == "0.weight"), "{error}");

@@ -8,7 +8,7 @@ use burn::optim::{
 };
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{Offload, ParamInfo, ParamPlacement};
+use burn_dtensor::fsdp::{OffloadPolicy, ParamInfo, ParamPlacement};
 use burn_dtensor::optim::{
     FullOptimizerState, OptimError, ShardedOptimizer, optimizer_state, parameter_specs, sharded,
 };
@@ -91,7 +91,7 @@ fn distribute(model: Vec<Linear>, mesh: &DeviceMesh, config: FullyShard) -> Resu
     }
     let styles =
         (0..SHAPES.len() - 2).map(|at| (at.to_string(), if at % 2 == 0 { Style::colwise() } else { Style::rowwise() }));
-    let plan = styles.fold(Plan::new(), |plan, (layer, style)| plan.with(layer, style));
+    let plan = styles.fold(Plan::new(), |plan, (layer, style)| plan.with_style(layer, style));
     fully_shard(parallelize(model, &mesh.slice("tp")?, plan)?, &mesh.slice("shard")?, config)
 }
 
@@ -133,15 +133,15 @@ fn replicas_step_alike_and_tensor_parallel_parts_as_one() {
 fn cuts_of_columns_ragged_ones_and_none_make_no_difference() {
     let [config, ..] = configurations();
     let columns =
-        || FullyShard::new().shard_placement_fn(|param| (param.shape.len() == 2).then_some(Placement::Shard(1)));
+        || FullyShard::new().with_shard_placement_fn(|param| (param.shape.len() == 2).then_some(Placement::Shard(1)));
     let ragged = || {
-        FullyShard::new().shard_placement_fn(|param: ParamInfo| {
+        FullyShard::new().with_shard_placement_fn(|param: ParamInfo| {
             let rows = param.shape[0];
-            Some(ParamPlacement::ragged(0, [rows / 3, 0, rows - rows / 3]))
+            Some(ParamPlacement::uneven(0, [rows / 3, 0, rows - rows / 3]))
         })
     };
     let mixed = || {
-        FullyShard::new().shard_placement_fn(|param: ParamInfo| match param.path {
+        FullyShard::new().with_shard_placement_fn(|param: ParamInfo| match param.path {
             "3.weight" => Some(Placement::Replicate),
             "4.weight" => Some(Placement::Shard(1)),
             _ => None,
@@ -171,7 +171,7 @@ fn trains(mesh: &DeviceMesh) -> Result<()> {
             .mean()
     };
     let batch = |step: u64, rank: usize| tensor::<2>(100 * step + rank as u64, [4, 6], &device);
-    let mut model = fully_shard(plain.clone(), mesh, FullyShard::new().units(["*"]))?;
+    let mut model = fully_shard(plain.clone(), mesh, FullyShard::new().with_units(["*"]))?;
     let mut expected = plain;
     let config = MuonConfig::new();
     let (mut optim, mut own) = (on_shards(&config), whole(&config));
@@ -200,7 +200,7 @@ fn it_trains_as_one_device_does_on_any_number_of_ranks() {
 #[test]
 fn shards_in_host_memory_make_no_difference() {
     let [config, ..] = configurations();
-    let offloaded = || FullyShard::new().offload(Offload::Cpu);
+    let offloaded = || FullyShard::new().with_offload(OffloadPolicy::Cpu);
     for ranks in [1, 3] {
         let test = MeshTest::new([ranks], ["shard"]);
         assert_eq!(apart(&test, &config, offloaded), 0.0, "on {test}");
@@ -296,7 +296,7 @@ fn what_has_no_gradient_stays_and_what_is_not_sharded_is_stepped_where_it_is() {
     let expected = values(&whole(&config).step(0.1, plain, grads), None);
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let plain = on_device(&model, &mesh.device().clone().autodiff());
-        let model = fully_shard(plain, mesh, FullyShard::new().ignore(["4.weight"]))?;
+        let model = fully_shard(plain, mesh, FullyShard::new().with_ignored(["4.weight"]))?;
         let grads = step(&model);
         let model = on_shards(&config).step(0.1, model, grads)?;
         assert_eq!(values(&full_model(&model)?, None), expected);

@@ -51,10 +51,10 @@ fn stack(device: &Device) -> Stack {
 
 fn plan() -> Plan {
     Plan::new()
-        .with("**.norm", Style::sequence_parallel().with_input(S(0)))
-        .with("**.up", Style::colwise())
-        .with("**.down", Style::rowwise().with_output(S(0)))
-        .units(["blocks.*"])
+        .with_style("**.norm", Style::sequence_parallel().with_input(S(0)))
+        .with_style("**.up", Style::colwise())
+        .with_style("**.down", Style::rowwise().with_output(S(0)))
+        .with_units(["blocks.*"])
 }
 
 fn normalize(x: Tensor<2>, gamma: Tensor<1>, beta: Tensor<1>) -> Tensor<2> {
@@ -78,7 +78,7 @@ impl Mlp {
         // Each rank has its own rows: gradients of the norm and of the last bias are terms.
         let beta = self.norm.beta.as_ref().expect("a bias").dtensor()?.vary(&[0])?;
         let h = normalize(x.local().clone(), self.norm.gamma.dtensor()?.vary(&[0])?, beta);
-        let h = rows(h)?.gather_vary(&[0])?;
+        let h = rows(h)?.all_gather_varying(&[0])?;
         let h = h.matmul(self.up.weight.dtensor()?.to_local()) + bias(&self.up)?.to_local().unsqueeze();
         let terms = gelu(h).matmul(self.down.weight.dtensor()?.to_local());
         let h = DTensor::from_local(terms, &mesh, &[SUM])?.redistribute(&[S(0)])?;
@@ -94,7 +94,7 @@ impl Stack {
 
     fn parallel_loss(&self, x: Tensor<2>, mesh: &DeviceMesh, in_units: bool) -> Result<Tensor<1>> {
         let tp = mesh.slice("tp")?;
-        let mut x = DTensor::distribute_local(x, &tp, &[S(0)])?;
+        let mut x = DTensor::distribute_replicated(x, &tp, &[S(0)])?;
         for mlp in &self.blocks {
             let forward = |mlp: &Mlp, x| mlp.parallel(x).unwrap_or_else(|error| error.unwind());
             x = if in_units { unit(mlp, x, forward) } else { forward(mlp, x) };
@@ -230,7 +230,7 @@ fn one_flat_all_reduce_a_unit() {
 
 /// In one unit, which tensor-parallel ranks hold whole.
 fn distributed(norm: LayerNorm, mesh: &DeviceMesh) -> Result<LayerNorm> {
-    let always = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always);
+    let always = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
     distribute_with(norm, mesh, Plan::new(), always)
 }
 
@@ -281,12 +281,12 @@ fn operators_leave_terms_to_the_unit() {
                 let grads = plain.forward(x()).square().sum().backward();
                 let expected = values(&plain, Some(&GradientsParams::from_grads(grads, &plain)));
 
-                let always = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always);
+                let always = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
                 let model = distribute_with(plain, mesh, Plan::new(), always)?;
                 let ledger = mesh.world().ledger();
                 ledger.reset();
                 // Rows over the ranks, and a replicated layer: each has a term of its gradient.
-                let rows = DTensor::distribute_local(x(), &tp, &[S(0)])?;
+                let rows = DTensor::distribute_replicated(x(), &tp, &[S(0)])?;
                 let output: DTensor<2> = unit(&model, rows, |linear, x| {
                     let bias = linear.bias.as_ref().expect("a bias").dtensor();
                     let read = linear.weight.dtensor().and_then(|weight| Ok((weight, bias?)));
@@ -361,7 +361,7 @@ fn replicated_computation_is_free() {
     let expected = expected(&model, 1);
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let [device, _] = devices(mesh);
-        let model = parallelize(on_device(&model, &device), mesh, Plan::new().units(["blocks.*"]))?;
+        let model = parallelize(on_device(&model, &device), mesh, Plan::new().with_units(["blocks.*"]))?;
         let ledger = mesh.world().ledger();
         ledger.reset();
         let x = model.blocks.iter().fold(input(0, &device), |x, mlp| unit(mlp, x, |mlp, x| mlp.plain(x)));

@@ -7,7 +7,7 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
-use burn_dtensor::parallel::{Boundary, ParallelError, distribute_module};
+use burn_dtensor::parallel::{InputOutputFns, ParallelError, distribute_module};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 use itertools::Itertools;
@@ -101,7 +101,7 @@ fn a_module_distributed_by_a_function_computes_as_on_one_device() {
 
             // A part of the rows goes in and comes out on each rank.
             let rows = S(0);
-            let boundary = Boundary::new(
+            let boundary = InputOutputFns::new(
                 mesh,
                 |x: Tensor<2>, mesh| DTensor::distribute_tensor(x, mesh, &[rows])?.redistribute(&[R]),
                 |y: DTensor<2>, _| Ok(y.redistribute(&[rows])?.to_local()),
@@ -129,7 +129,7 @@ fn errors_of_the_functions_and_of_a_second_application_are_told() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let mlp = distribute_module(Mlp::new(&device), mesh, by_features)?;
-        let boundary = Boundary::new(
+        let boundary = InputOutputFns::new(
             mesh,
             |x: Tensor<2>, mesh| DTensor::from_local(x, mesh, &[R, R]),
             |y: DTensor<2>, _| y.full_tensor(),
@@ -159,7 +159,7 @@ fn a_function_places_on_each_dimension_of_a_mesh() {
             assert_eq!(mlp.down.weight.dtensor()?.placements(), [S(1), S(0)]);
             assert_eq!(mlp.up.bias.as_ref().expect("it has one").dtensor()?.placements(), [R, S(0)]);
             assert_eq!(mlp.norm.gamma.dtensor()?.placements(), [R, R]);
-            let x = DTensor::distribute_local(input(&device), mesh, &[R, R])?;
+            let x = DTensor::distribute_replicated(input(&device), mesh, &[R, R])?;
             let y = mlp.forward(x).full_tensor()?;
             let values: Vec<f32> = y.clone().into_data().iter::<f32>().collect();
             close(&values, &expected);

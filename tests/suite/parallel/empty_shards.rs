@@ -58,10 +58,10 @@ fn a_layer_that_is_frozen_may_leave_ranks_without_a_shard() {
             let expected = values(&reference, Some(&grads));
             MeshTest::new([2, tp], ["dp", "tp"]).run(|mesh| {
                 let device = mesh.device().clone().autodiff();
-                let plan = Plan::new().with("second", Style::colwise()).with("head", Style::rowwise());
-                let config = FullyShard::new().units(["*"]).reshard_after_forward(reshard);
+                let plan = Plan::new().with_style("second", Style::colwise()).with_style("head", Style::rowwise());
+                let config = FullyShard::new().with_units(["*"]).with_reshard_after_forward(reshard);
                 let net = distribute_with(on_device(&model, &device), mesh, plan, config)?;
-                let x = DTensor::distribute_local(x(&device), &mesh.slice("tp")?, &[Placement::Replicate])?;
+                let x = DTensor::distribute_replicated(x(&device), &mesh.slice("tp")?, &[Placement::Replicate])?;
                 let loss = net.parallel(x).square().mean().full_tensor()?;
                 let grads = GradientsParams::from_grads(loss.backward(), &net);
                 let diff = max_diff(&full_grads(&net, &grads)?, &expected);

@@ -48,7 +48,7 @@ fn check<const D: usize>(
     let stored = param.shard().expect("a distributed parameter");
     assert_eq!((shard.layout(), shard.mesh()), (stored.layout(), stored.mesh()));
     assert_eq!(shard.local().dims(), param.base().dims());
-    let part = DTensor::distribute_local_to(expected.clone(), shard.mesh(), shard.layout().clone())?;
+    let part = DTensor::distribute_replicated_to(expected.clone(), shard.mesh(), shard.layout().clone())?;
     close(shard.local().clone(), part.local().clone());
     close(param.full_grad(grads)?.expect("a trained parameter"), expected.clone());
     // The optimizer's are burn's.
@@ -82,7 +82,7 @@ fn equal_the_unsharded(mesh: &MeshTest, config: impl Fn() -> FullyShard + Sync) 
 }
 
 fn units() -> FullyShard {
-    FullyShard::new().units(["blocks.*"])
+    FullyShard::new().with_units(["blocks.*"])
 }
 
 #[test]
@@ -103,10 +103,10 @@ fn gradients_equal_those_of_one_rank_on_every_mesh() {
 #[test]
 fn gradients_of_ragged_and_empty_shards_equal_those_of_one_rank() {
     equal_the_unsharded(&MeshTest::new([3], ["shard"]), || {
-        units().shard_placement_fn(|param| {
+        units().with_shard_placement_fn(|param| {
             let last = param.shape[param.shape.len() - 1];
             let may = !param.path.ends_with("gamma") && !param.path.ends_with("bias");
-            may.then(|| ParamPlacement::ragged(param.shape.len() - 1, [0, last - 1, 1]))
+            may.then(|| ParamPlacement::uneven(param.shape.len() - 1, [0, last - 1, 1]))
         })
     });
 }

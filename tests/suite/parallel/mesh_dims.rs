@@ -54,20 +54,20 @@ fn input(device: &Device) -> Tensor<3> {
 
 /// Features over `tp`.
 fn features() -> Plan {
-    Plan::new().with("up", Style::colwise()).with("down", Style::rowwise())
+    Plan::new().with_style("up", Style::colwise()).with_style("down", Style::rowwise())
 }
 
 /// The same, with the sequence over `tp` between.
 fn features_and_sequence() -> Plan {
     Plan::new()
-        .with("norm", Style::sequence_parallel())
-        .with("up", Style::colwise())
-        .with("down", Style::rowwise().with_output(S(1)))
+        .with_style("norm", Style::sequence_parallel())
+        .with_style("up", Style::colwise())
+        .with_style("down", Style::rowwise().with_output(S(1)))
 }
 
 /// The sequence over `cp`, throughout.
 fn sequence() -> Plan {
-    Plan::new().with("**", Style::sequence_parallel())
+    Plan::new().with_style("**", Style::sequence_parallel())
 }
 
 /// Loss and gradients are the unsharded model's, on every mesh, with data-parallel ranks, and sharded before or after.
@@ -95,7 +95,7 @@ fn trains(shape: &[usize], names: &[&str], plan: fn() -> Plan, placements: &[Pla
                 .collect();
             assert!(held.iter().all(|other| *other == held[0]), "in either order: {held:?}");
             for model in models {
-                let x = DTensor::distribute_local(input(&device), &tp, placements)?;
+                let x = DTensor::distribute_replicated(input(&device), &tp, placements)?;
                 let loss = model.parallel(x).square().mean().full_tensor()?;
                 assert!((loss.clone().into_scalar::<f32>() - expected.0).abs() < 1e-5);
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
@@ -112,7 +112,7 @@ fn trains(shape: &[usize], names: &[&str], plan: fn() -> Plan, placements: &[Pla
 
 #[test]
 fn sequence_over_one_dimension_and_features_over_another() {
-    let plan = || Plan::new().on("tp", features()).on("cp", sequence());
+    let plan = || Plan::new().with_mesh_dim_plan("tp", features()).with_mesh_dim_plan("cp", sequence());
     trains(&[2, 2], &["cp", "tp"], plan, &[S(1), R]);
     trains(&[2, 3], &["tp", "cp"], plan, &[R, S(1)]);
     trains(&[2, 2, 2], &["shard", "cp", "tp"], plan, &[S(1), R]);
@@ -121,14 +121,14 @@ fn sequence_over_one_dimension_and_features_over_another() {
 
 #[test]
 fn sequence_over_both_dimensions() {
-    let plan = || Plan::new().on("tp", features_and_sequence()).on("cp", sequence());
+    let plan = || Plan::new().with_mesh_dim_plan("tp", features_and_sequence()).with_mesh_dim_plan("cp", sequence());
     trains(&[2, 2], &["cp", "tp"], plan, &[S(1), S(1)]);
     trains(&[2, 2, 2], &["shard", "cp", "tp"], plan, &[S(1), S(1)]);
 }
 
 #[test]
 fn features_over_both_dimensions() {
-    let plan = || Plan::new().on("a", features()).on("b", features());
+    let plan = || Plan::new().with_mesh_dim_plan("a", features()).with_mesh_dim_plan("b", features());
     trains(&[2, 2], &["a", "b"], plan, &[R, R]);
     trains(&[2, 2, 2], &["a", "shard", "b"], plan, &[R, R]);
 }
@@ -138,7 +138,7 @@ fn features_over_both_dimensions() {
 fn a_dimension_is_cut_by_all_tensor_parallel_dimensions_before_the_data_parallel_one() {
     let plain = block();
     MeshTest::new([2, 2, 2], ["a", "shard", "b"]).run(|mesh| {
-        let plan = Plan::new().on("a", features()).on("b", features());
+        let plan = Plan::new().with_mesh_dim_plan("a", features()).with_mesh_dim_plan("b", features());
         let model = parallelize(plain.clone(), &mesh.slice(["a", "b"])?, plan)?;
         let model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new())?;
         let shard = model.down.weight.shard().expect("distributed");
@@ -157,8 +157,8 @@ fn terms_over_the_same_ranks_are_added_up_at_once() {
     MeshTest::new([2, 2], ["cp", "tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let reduced = |plan: Plan, placements: &[Placement]| -> Result<_> {
-            let model = parallelize(on_device(&plain, &device), mesh, plan.on("cp", sequence()))?;
-            let x = DTensor::distribute_local(input(&device), mesh, placements)?;
+            let model = parallelize(on_device(&plain, &device), mesh, plan.with_mesh_dim_plan("cp", sequence()))?;
+            let x = DTensor::distribute_replicated(input(&device), mesh, placements)?;
             let y = model.parallel(x);
             let ledger = mesh.world().ledger();
             ledger.reset();
@@ -169,9 +169,9 @@ fn terms_over_the_same_ranks_are_added_up_at_once() {
             Ok((unit.calls, ledger.calls_in(Op::AllReduce, Phase::Backward)))
         };
         // All parameters over `cp`; and the activation over `tp`, which features of `up` read.
-        assert_eq!(reduced(Plan::new().on("tp", features()), &[S(1), R])?, (1, 2));
+        assert_eq!(reduced(Plan::new().with_mesh_dim_plan("tp", features()), &[S(1), R])?, (1, 2));
         // Weights, and the bias of `down`, over `cp`; the norm over both.
-        assert_eq!(reduced(Plan::new().on("tp", features_and_sequence()), &[S(1), S(1)])?, (2, 2));
+        assert_eq!(reduced(Plan::new().with_mesh_dim_plan("tp", features_and_sequence()), &[S(1), S(1)])?, (2, 2));
         Ok(())
     });
 }
@@ -180,10 +180,10 @@ fn terms_over_the_same_ranks_are_added_up_at_once() {
 fn heads_stay_whole_over_all_dimensions_that_cut_them() {
     let plain = block();
     MeshTest::new([2, 2], ["a", "b"]).run(|mesh| {
-        let colwise = || Plan::new().with("down", Style::colwise().with_heads(2));
+        let colwise = || Plan::new().with_style("down", Style::colwise().with_heads(2));
         // Over two ranks two heads can; over four they cannot.
-        parallelize(plain.clone(), mesh, Plan::new().on("a", colwise()))?;
-        match parallelize(plain.clone(), mesh, Plan::new().on("a", colwise()).on("b", colwise())) {
+        parallelize(plain.clone(), mesh, Plan::new().with_mesh_dim_plan("a", colwise()))?;
+        match parallelize(plain.clone(), mesh, Plan::new().with_mesh_dim_plan("a", colwise()).with_mesh_dim_plan("b", colwise())) {
             Err(Error::Parallel(error @ ParallelError::Heads { heads: 2, len: 6, size: 4, .. })) => {
                 assert!(error.to_string().contains("`a`, `b`"), "{error}");
             }

@@ -28,32 +28,32 @@ fn plans_that_do_not_fit_the_model() {
     MeshTest::new([3], ["tp"]).run(|mesh| {
         let refused = |plan: Plan| refused(parallelize(model.clone(), mesh, plan));
 
-        let error = refused(Plan::new().with("layers.*", Style::colwise()));
+        let error = refused(Plan::new().with_style("layers.*", Style::colwise()));
         assert!(matches!(&error, Error::Param(ParamError::NoMatch { pattern, .. }) if pattern == "layers.*"));
         assert_says(&error, &["`layers.*`", "`blocks.0.up`", "`head.weight`"]);
-        let error = refused(Plan::new().with("blocks.*.atention.query", Style::colwise()));
+        let error = refused(Plan::new().with_style("blocks.*.atention.query", Style::colwise()));
         assert_says(&error, &["did you mean `blocks.0.attention.query`?"]);
-        let error = refused(Plan::new().units(["head.weight"]));
+        let error = refused(Plan::new().with_units(["head.weight"]));
         assert!(matches!(&error, Error::Param(ParamError::NoMatch { what: "module", .. })), "{error}");
-        let error = refused(Plan::new().with("a.[b", Style::colwise()));
+        let error = refused(Plan::new().with_style("a.[b", Style::colwise()));
         assert!(matches!(&error, Error::Param(ParamError::Pattern { pattern, .. }) if pattern == "a.[b"), "{error}");
 
-        let error = refused(Plan::new().with("norm", Style::colwise()));
+        let error = refused(Plan::new().with_style("norm", Style::colwise()));
         assert!(matches!(&error, Error::Parallel(ParallelError::UnknownLayer { layer, .. }) if layer == "LayerNorm"), "{error}");
         assert_says(&error, &["colwise", "`norm.gamma`", "`tp`", "Linear and Embedding", "Shard(dim)"]);
-        let error = refused(Plan::new().with("blocks.*.attention", Style::rowwise()));
+        let error = refused(Plan::new().with_style("blocks.*.attention", Style::rowwise()));
         assert!(
             matches!(&error, Error::Parallel(ParallelError::UnknownLayer { layer, .. }) if layer == "MultiHeadAttention"),
             "{error}"
         );
-        let error = refused(Plan::new().with("blocks", Style::colwise()));
+        let error = refused(Plan::new().with_style("blocks", Style::colwise()));
         assert!(
             matches!(&error, Error::Parallel(ParallelError::UnknownLayer { param, .. }) if param == "blocks.0.norm.gamma"),
             "{error}"
         );
 
         for placement in [Placement::Shard(2), Placement::Partial(PartialOp::Sum)] {
-            let error = refused(Plan::new().with("head.weight", placement));
+            let error = refused(Plan::new().with_style("head.weight", placement));
             assert_says(&error, &["`head.weight`", "[8, 11]", &placement.to_string(), "`tp`"]);
             assert!(matches!(error, Error::Parallel(ParallelError::Placement { .. })));
         }
@@ -66,7 +66,7 @@ fn heads_stay_whole() {
     let model = Net::new(&Device::flex());
     MeshTest::new([3], ["tp"]).run(|mesh| {
         let refused = |style: Style| {
-            let plan = Plan::new().with("blocks.0.attention.query", style);
+            let plan = Plan::new().with_style("blocks.0.attention.query", style);
             refused(parallelize(model.clone(), mesh, plan))
         };
         let error = refused(Style::colwise().with_heads(4));
@@ -86,7 +86,7 @@ fn heads_stay_whole() {
         assert!(matches!(error, Error::Parallel(ParallelError::Uneven { len: 8, size: 3, .. })));
         assert_says(&error, &["`blocks.0.attention.query.weight`", "length 8", "`tp`", "MultiHeadAttention"]);
         // A plain layer takes uneven parts.
-        let plan = Plan::new().with("blocks.*.up", Style::colwise());
+        let plan = Plan::new().with_style("blocks.*.up", Style::colwise());
         assert_eq!(parallelize(model.clone(), mesh, plan)?.blocks[0].up.weight.base().dims()[0], 8);
         Ok(())
     });
@@ -100,7 +100,7 @@ fn models_distributed_before() {
         let error = refused(parallelize(model.clone(), mesh, plan()));
         assert!(matches!(error, Error::Parallel(ParallelError::MeshDims { .. })));
         assert_says(&error, &["`embedding`", "shard=2, tp=2", "slice", ".on("]);
-        let error = refused(parallelize(model.clone(), mesh, Plan::new().on("pp", plan())));
+        let error = refused(parallelize(model.clone(), mesh, Plan::new().with_mesh_dim_plan("pp", plan())));
         assert!(matches!(&error, Error::Mesh(MeshError::UnknownName { name, .. }) if name == "pp"), "{error}");
 
         let parallel = parallelize(model.clone(), &tp, plan())?;
@@ -127,8 +127,8 @@ fn models_distributed_before() {
         assert!(matches!(error, Error::Fsdp(FsdpError::AlreadySharded { .. })), "{error}");
 
         // Of 13 rows, of which this rank's part has 7 or 6.
-        let lengths = FullyShard::new().shard_placement_fn(|param: ParamInfo| {
-            (param.path == "blocks.1.down.weight").then(|| ParamPlacement::ragged(0, [9, 4]))
+        let lengths = FullyShard::new().with_shard_placement_fn(|param: ParamInfo| {
+            (param.path == "blocks.1.down.weight").then(|| ParamPlacement::uneven(0, [9, 4]))
         });
         let error = refused(parallelize(fully_shard(model.clone(), &shard, lengths)?, &tp, plan()));
         assert!(matches!(error, Error::Parallel(ParallelError::Lengths { dim: 0, .. })), "{error}");
@@ -156,7 +156,7 @@ fn meshes_that_make_no_mesh() {
                 Err(Error::Param(error @ ParamError::Meshes { .. })) if data == &other => {
                     assert!(error.to_string().contains("slice both out of one mesh"), "{error}");
                 }
-                Err(Error::Fsdp(FsdpError::PlacedWhole { mesh_dim, .. })) if data != &other => {
+                Err(Error::Fsdp(FsdpError::ReplicatedOverDataDim { mesh_dim, .. })) if data != &other => {
                     assert_eq!(mesh_dim, "tp");
                 }
                 other => panic!("must be refused, got {other:?}"),
@@ -170,7 +170,7 @@ fn meshes_that_make_no_mesh() {
         // Parallelized apart, sharded together.
         let second = parallelize(norm(), &mesh.slice("shard")?, Plan::new())?;
         let error = fully_shard(vec![parallel, second], mesh, FullyShard::new());
-        assert!(matches!(error, Err(Error::Fsdp(FsdpError::PlacedWhole { .. }))));
+        assert!(matches!(error, Err(Error::Fsdp(FsdpError::ReplicatedOverDataDim { .. }))));
         Ok(())
     });
     MeshTest::new([2, 2, 1], ["a", "b", "shard"]).run(|mesh| {
@@ -183,7 +183,7 @@ fn meshes_that_make_no_mesh() {
             }
             other => panic!("must be refused, got {other:?}"),
         }
-        fully_shard(both, &mesh.slice("shard")?, FullyShard::new().units(["0", "1"]))?;
+        fully_shard(both, &mesh.slice("shard")?, FullyShard::new().with_units(["0", "1"]))?;
         Ok(())
     });
 }

@@ -52,7 +52,7 @@ fn train(
     if mesh.names().iter().any(|name| name == "tp") {
         net = parallelize(net, &mesh.slice("tp")?, plan())?;
     }
-    net = fully_shard(net, mesh, config.units(["blocks.*"]))?;
+    net = fully_shard(net, mesh, config.with_units(["blocks.*"]))?;
     let mut optim = optimizer().init();
     for step in 0..steps() {
         mesh.world().ledger().reset();
@@ -86,7 +86,7 @@ fn tp_coordinate(mesh: &DeviceMesh) -> usize {
 
 /// Trains HSDP inside or around tensor parallelism, each on two ranks, and holds what was sent to what a step needs.
 fn train_hybrid(model: &Net, mesh: &DeviceMesh, expected: &BTreeMap<String, Vec<f32>>) -> Result<()> {
-    let config = FullyShard::new().shard_over("shard").replicate_over("replicate");
+    let config = FullyShard::new().with_shard_dims("shard").with_replicate_dims("replicate");
     let entries = train(model, mesh, config, expected)?;
     let block = block(tp_coordinate(mesh));
     assert_eq!(sent(&entries, Op::AllGather, Phase::Forward), [(2, block)], "{mesh}");
@@ -116,13 +116,13 @@ fn hsdp_trains_inside_and_around_tensor_parallelism_in_every_order_of_dimensions
 fn hsdp_trains_around_tensor_parallelism_on_processes() {
     let model = Net::new(&Device::flex());
     let expected = trained(&model, 4);
-    let test = MeshTest::new([2, 2, 2], ["replicate", "shard", "tp"]).processes(4);
+    let test = MeshTest::new([2, 2, 2], ["replicate", "shard", "tp"]).with_processes(4);
     let _ = test.run(|mesh| train_hybrid(&model, mesh, &expected));
 }
 
 /// Trains where 4 ranks shard and 2 keep what forward has gathered, and holds what was sent to what a step needs.
 fn train_over_few(model: &Net, mesh: &DeviceMesh, expected: &BTreeMap<String, Vec<f32>>) -> Result<()> {
-    let config = FullyShard::new().shard_over("shard").reshard_after_forward(ReshardAfterForward::Ranks(2));
+    let config = FullyShard::new().with_shard_dims("shard").with_reshard_after_forward(ReshardAfterForward::Ranks(2));
     let entries = train(model, mesh, config, expected)?;
     let block = block(tp_coordinate(mesh));
     assert_eq!(sent(&entries, Op::AllGather, Phase::Forward), [(4, block)], "{mesh}");
@@ -148,7 +148,7 @@ fn a_part_of_a_tensor_parallel_shard_is_kept_over_a_few_ranks() {
 fn a_part_of_a_tensor_parallel_shard_is_kept_over_a_few_ranks_on_processes() {
     let model = Net::new(&Device::flex());
     let expected = trained(&model, 4);
-    let test = MeshTest::new([4, 2], ["shard", "tp"]).processes(4);
+    let test = MeshTest::new([4, 2], ["shard", "tp"]).with_processes(4);
     let _ = test.run(|mesh| train_over_few(&model, mesh, &expected));
 }
 
@@ -156,8 +156,8 @@ fn a_part_of_a_tensor_parallel_shard_is_kept_over_a_few_ranks_on_processes() {
 #[test]
 fn shards_over_several_dimensions_are_those_over_one() {
     let model = Net::new(&Device::flex());
-    let joined = FullyShard::new().shard_over(["dp", "cp"]);
-    let hybrid = || joined.clone().replicate_over("replicate");
+    let joined = FullyShard::new().with_shard_dims(["dp", "cp"]);
+    let hybrid = || joined.clone().with_replicate_dims("replicate");
     let cases: [(&[usize], &[&str], FullyShard); 6] = [
         (&[2, 2], &["dp", "cp"], joined.clone()),
         (&[2, 3], &["dp", "cp"], joined.clone()),
@@ -196,8 +196,8 @@ fn joined_dimensions_train_on_processes() {
     let model = Net::new(&Device::flex());
     let expected = trained(&model, 4);
     MeshTest::new([2, 2], ["dp", "cp"])
-        .processes(2)
-        .run(|mesh| train(&model, mesh, FullyShard::new().shard_over(["dp", "cp"]), &expected).map(drop));
+        .with_processes(2)
+        .run(|mesh| train(&model, mesh, FullyShard::new().with_shard_dims(["dp", "cp"]), &expected).map(drop));
 }
 
 /// By name, where the last dimension of the mesh replicates.
@@ -205,7 +205,7 @@ fn joined_dimensions_train_on_processes() {
 fn a_model_goes_on_along_the_dimension_that_shards() {
     let model = Net::new(&Device::flex());
     MeshTest::new([3, 2], ["shard", "replicate"]).run(|mesh| {
-        let config = FullyShard::new().shard_over("shard").replicate_over("replicate");
+        let config = FullyShard::new().with_shard_dims("shard").with_replicate_dims("replicate");
         let before = fully_shard(model.clone(), mesh, config)?;
         let layouts =
             |net: &Net| Ok::<_, Error>(named_parameters(net)?.iter().map(ToString::to_string).collect::<Vec<_>>());

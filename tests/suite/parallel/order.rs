@@ -85,14 +85,14 @@ fn one_unit() {
 fn a_unit_per_block() {
     either_order(
         |net| net,
-        || FullyShard::new().units(["blocks.*"]).reshard_after_forward(ReshardAfterForward::Always),
+        || FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always),
     );
 }
 
 #[test]
 fn a_frozen_layer_and_an_ignored_one() {
     let freeze = |net: Net| Net { norm: net.norm.no_grad(), ..net };
-    either_order(freeze, || FullyShard::new().units(["blocks.*"]).ignore(["head.*", "blocks.0.up.weight"]));
+    either_order(freeze, || FullyShard::new().with_units(["blocks.*"]).with_ignored(["head.*", "blocks.0.up.weight"]));
 }
 
 /// Of [8, 13], of which tensor parallelism cuts the second dimension, and of [8], which it leaves whole.
@@ -101,9 +101,9 @@ fn given_lengths_and_other_dimensions() {
     either_order(
         |net| net,
         || {
-            FullyShard::new().shard_placement_fn(|param: ParamInfo| match param.path {
-                "blocks.0.up.weight" => Some(ParamPlacement::ragged(0, [3, 5])),
-                "blocks.1.down.bias" => Some(ParamPlacement::ragged(0, [8, 0])),
+            FullyShard::new().with_shard_placement_fn(|param: ParamInfo| match param.path {
+                "blocks.0.up.weight" => Some(ParamPlacement::uneven(0, [3, 5])),
+                "blocks.1.down.bias" => Some(ParamPlacement::uneven(0, [8, 0])),
                 "blocks.1.up.weight" => Some(Placement::Shard(1).into()),
                 "embedding.weight" => Some(Placement::Replicate.into()),
                 _ => None,
@@ -121,11 +121,11 @@ fn nested_units() {
             let (data, tp) = slices(mesh)?;
             let inner = |mut net: Net| -> Result<_> {
                 let block = net.blocks.remove(0);
-                let config = FullyShard::new().ignore(["up.weight"]).reshard_after_forward(ReshardAfterForward::Never);
+                let config = FullyShard::new().with_ignored(["up.weight"]).with_reshard_after_forward(ReshardAfterForward::Never);
                 net.blocks.insert(0, fully_shard(block, &mesh.slice("shard")?, config)?);
                 Ok(net)
             };
-            let outer = |net| fully_shard(net, &data, FullyShard::new().units(["blocks.*"]));
+            let outer = |net| fully_shard(net, &data, FullyShard::new().with_units(["blocks.*"]));
             let parallel = |net| parallelize(net, &tp, plan());
             let [device, _] = devices(mesh);
             let plain = || on_device(&model, &device);

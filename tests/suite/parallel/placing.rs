@@ -112,11 +112,11 @@ fn later_entries_count_and_the_rest_is_replicated() {
     let model = Net::new(&Device::flex());
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let plan = Plan::new()
-            .with("**", Style::sequence_parallel())
-            .with("blocks.[0-9].up", Style::colwise().with_input(S(0)).with_output(R))
-            .with("blocks.1.up", R)
-            .with("blocks.0.up.bias", R)
-            .with("head.weight", S(0));
+            .with_style("**", Style::sequence_parallel())
+            .with_style("blocks.[0-9].up", Style::colwise().with_input(S(0)).with_output(R))
+            .with_style("blocks.1.up", R)
+            .with_style("blocks.0.up.bias", R)
+            .with_style("head.weight", S(0));
         let model = parallelize(model.clone(), mesh, plan)?;
         let up = |block: usize| &model.blocks[block].up;
         assert_eq!(up(0).weight.dtensor()?.placements(), [S(1)]);
@@ -128,7 +128,7 @@ fn later_entries_count_and_the_rest_is_replicated() {
         assert_eq!(model.norm.gamma.styles()[0].input(), Some(S(1)));
 
         let linear = LinearConfig::new(4, 6).init(mesh.device());
-        let model = parallelize(linear, mesh, Plan::new().with("", Style::colwise()))?;
+        let model = parallelize(linear, mesh, Plan::new().with_style("", Style::colwise()))?;
         assert_eq!(model.weight.base().dims(), [4, 3]);
         let linear = LinearConfig::new(4, 6).init(mesh.device());
         let linear = parallelize(linear, mesh, Plan::new())?;
@@ -145,7 +145,7 @@ fn values_are_the_first_ranks() {
         let value = 10.0 + mesh.rank() as f64;
         let device = mesh.device().clone().autodiff();
         let lazy = LinearConfig::new(5, 7).with_initializer(Initializer::Constant { value }).init(&device);
-        let plan = Plan::new().with("", Style::colwise());
+        let plan = Plan::new().with_style("", Style::colwise());
         let model = parallelize(lazy.clone(), &mesh.slice("tp")?, plan)?;
         let first = mesh.coordinate().expect("a member")[1] == 0;
         assert_eq!(lazy.weight.is_initialized(), first, "only the first rank makes values");
@@ -201,7 +201,7 @@ fn ignored_parameters_stay_parallelized() {
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let [device, _] = devices(mesh);
         let model = parallelize(on_device(&model, &device), &mesh.slice("tp")?, plan())?;
-        let config = FullyShard::new().units(["blocks.*"]).ignore(["embedding.*"]);
+        let config = FullyShard::new().with_units(["blocks.*"]).with_ignored(["embedding.*"]);
         let model = fully_shard(model, &mesh.slice("shard")?, config)?;
         assert_eq!(model.embedding.weight.shard().expect("distributed").placements(), [S(0)]);
         assert_eq!(model.head.weight.shard().expect("distributed").placements(), [S(0), S(1)]);
@@ -233,7 +233,7 @@ fn a_lazy_linear_in_column_layout_has_its_true_shape() {
         let lazy = || LinearConfig::new(5, 7).with_layout(LinearLayout::Col).init(&device);
         let model = fully_shard(lazy(), &mesh.slice("shard")?, FullyShard::new())?;
         assert_eq!(model.weight.val().dims(), [5, 7]);
-        let model = parallelize(lazy(), &mesh.slice("tp")?, Plan::new().with("", Style::colwise()))?;
+        let model = parallelize(lazy(), &mesh.slice("tp")?, Plan::new().with_style("", Style::colwise()))?;
         let rank = mesh.coordinate().expect("a member")[1];
         assert_eq!(model.weight.base().dims(), [5, [4, 3][rank]]);
         assert_eq!(model.weight.val().dims(), [5, 7]);

@@ -86,18 +86,18 @@ impl Net {
 
 pub fn plan() -> Plan {
     Plan::new()
-        .with("embedding", Style::rowwise())
-        .with("blocks.*.attention.*", Style::colwise().with_heads(HEADS))
-        .with("blocks.*.attention.output", Style::rowwise().with_heads(HEADS))
-        .with("blocks.*.up", Style::colwise())
-        .with("blocks.*.down", Style::rowwise())
-        .with("head", Style::colwise())
-        .units(["blocks.*"])
+        .with_style("embedding", Style::rowwise())
+        .with_style("blocks.*.attention.*", Style::colwise().with_heads(HEADS))
+        .with_style("blocks.*.attention.output", Style::rowwise().with_heads(HEADS))
+        .with_style("blocks.*.up", Style::colwise())
+        .with_style("blocks.*.down", Style::rowwise())
+        .with_style("head", Style::colwise())
+        .with_units(["blocks.*"])
 }
 
 /// Tensor parallel on the dimension `tp`, fully sharded over all others, a unit per block.
 pub fn distribute<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan, reshard: ReshardAfterForward) -> Result<M> {
-    distribute_with(model, mesh, plan, FullyShard::new().units(["blocks.*"]).reshard_after_forward(reshard))
+    distribute_with(model, mesh, plan, FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard))
 }
 
 pub fn distribute_with<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan, config: FullyShard) -> Result<M> {

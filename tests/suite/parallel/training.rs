@@ -125,7 +125,7 @@ fn unshard_and_reshard_of_a_parallelized_unit() {
         let local = unit(&model.blocks[1], (), |block, ()| up(block));
         assert_eq!(gathers(), 1, "gathered ahead");
         let expected =
-            DTensor::distribute_local(plain.blocks[1].up.weight.val(), &mesh.slice("tp")?, &[Placement::Shard(1)])?;
+            DTensor::distribute_replicated(plain.blocks[1].up.weight.val(), &mesh.slice("tp")?, &[Placement::Shard(1)])?;
         assert_eq!(local.into_data(), expected.to_local().into_data());
         unshard(&model.blocks[1])?.wait()?;
         reshard(&model.blocks[1])?;
@@ -181,7 +181,7 @@ fn a_burn_model_trains_equal_over_flattened_dimensions_and_adopted_groups() {
     let trains = |mesh: &DeviceMesh, data: &DeviceMesh| -> Result<()> {
         let device = mesh.device().clone().autodiff();
         let parallel = parallelize(on_device(&model, &device), &mesh.slice("tp")?, plan())?;
-        let mut model = fully_shard(parallel, data, FullyShard::new().units(["blocks.*"]))?;
+        let mut model = fully_shard(parallel, data, FullyShard::new().with_units(["blocks.*"]))?;
         let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
         for step in 0..STEPS {
             let loss = model.loss_on(step, data.coordinate().expect("a member")[0], &device);

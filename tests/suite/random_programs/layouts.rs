@@ -60,7 +60,7 @@ fn one(
             })
             .collect();
         let turned: Vec<(usize, &[usize])> = turned.iter().map(|(dim, cuts)| (*dim, &cuts[..])).collect();
-        return Layout::with_order(mesh, &placements, &turned).expect("the cuts are those of the placements");
+        return Layout::with_shard_order(mesh, &placements, &turned).expect("the cuts are those of the placements");
     }
 }
 
@@ -73,9 +73,9 @@ pub fn reachable(from: &Layout, target: &Layout) -> Layout {
     let placements: Vec<_> = from.placements().iter().zip(target.placements()).map(placement).collect();
     let orders: Vec<_> = target.orders().collect();
     let layout =
-        Layout::with_order(target.mesh_shape(), &placements, &orders).expect("the cuts are those of the target");
-    let mut lengths = target.ragged();
-    let layout = lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_lengths(mesh_dim, lengths.clone()));
+        Layout::with_shard_order(target.mesh_shape(), &placements, &orders).expect("the cuts are those of the target");
+    let mut lengths = target.uneven_mesh_dims();
+    let layout = lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_uneven_sizes(mesh_dim, lengths.clone()));
     layout.expect("the cuts are those of the target")
 }
 
@@ -94,7 +94,7 @@ pub fn ragged(layout: Layout, shape: &[usize], salt: u64) -> Layout {
         ends.sort_unstable();
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let lengths: Vec<usize> = ends.iter().zip(starts).map(|(end, start)| end - start).collect();
-        layout.with_lengths(mesh_dim, lengths).expect("one length per rank of a cut")
+        layout.with_uneven_sizes(mesh_dim, lengths).expect("one length per rank of a cut")
     })
 }
 

@@ -55,7 +55,7 @@ impl Truth {
 pub fn fails(program: &Program) -> Option<String> {
     let truth = Truth::of(program).expect("nothing is sent");
     let ranks = program.mesh.iter().product();
-    let ended = launch(Launch::threads(ranks).deadline(DEADLINE), |world| {
+    let ended = launch(Launch::threads(ranks).with_deadline(DEADLINE), |world| {
         let mesh = DeviceMesh::new(world, &program.mesh, &["a", "b", "c"][..program.mesh.len()])?;
         Rank { program, truth: &truth, mesh: &mesh, differences: Vec::new() }.run()
     });

@@ -4,13 +4,13 @@ use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn_dtensor::dtensor::DTensor;
-use burn_dtensor::fsdp::{ParamExt, UnitTensors};
+use burn_dtensor::fsdp::{ParamExt, TensorTree};
 use burn_dtensor::nn::DTensorForward;
 use burn_dtensor::placement::Placement;
 use burn_dtensor::{Error, Result};
 
 /// `[batch, seq, width]`.
-pub trait Activation: UnitTensors + Clone + Send + 'static {
+pub trait Activation: TensorTree + Clone + Send + 'static {
     /// The layer's output; `flat`: of rows in two dimensions.
     fn layer(self, layer: &Linear, flat: bool) -> Self;
 

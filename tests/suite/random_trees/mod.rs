@@ -93,7 +93,7 @@ fn fails(plan: &Plan, on: &Device) -> Option<String> {
     if *on != Device::flex() {
         start = start.into_iter().map(|net| net.cast(DType::F32)).collect();
     }
-    let config = Launch::threads(plan.ranks() * plan.tensor_parallel).deadline(DEADLINE).device(on.clone());
+    let config = Launch::threads(plan.ranks() * plan.tensor_parallel).with_deadline(DEADLINE).with_device(on.clone());
     let ranks = match launch(config, |world| sharded(plan, &start, world)) {
         Ok(ranks) => ranks,
         Err(error) => return Some(error.to_string()),

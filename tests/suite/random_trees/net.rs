@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_dtensor::dtensor::DTensor;
-use burn_dtensor::fsdp::{checkpointed, unit};
+use burn_dtensor::fsdp::{checkpoint_activations, unit};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
 
@@ -102,7 +102,7 @@ impl Tree {
             (true, true) => {
                 let node = node.clone();
                 let body = move |tree: &Self, (x, captured): (T, T)| tree.body(&node, x, &captured, run);
-                checkpointed(self, (x, captured.clone()), body)
+                checkpoint_activations(self, (x, captured.clone()), body)
             }
             (true, false) => unit(self, x, |tree, x| tree.body(node, x, captured, run)),
             (false, _) => self.body(node, x, captured, run),

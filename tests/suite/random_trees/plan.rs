@@ -1,7 +1,7 @@
 //! [`Plan`]: a tree of modules, how it is sharded, and how ranks use it. No tensors.
 
 use burn::tensor::DType;
-use burn_dtensor::fsdp::{FullyShard, MixedPrecision, Offload, ParamInfo, ReshardAfterForward};
+use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, OffloadPolicy, ParamInfo, ReshardAfterForward};
 use burn_dtensor::parallel::{self, Style};
 use burn_dtensor::placement::Placement;
 use rand::rngs::StdRng;
@@ -189,13 +189,13 @@ impl Plan {
         }
         let group = self.group();
         units.retain(|path| !group.contains(path));
-        let config = FullyShard::new().units(units).reshard_after_forward(self.reshard);
-        let config = if self.offloaded { config.offload(Offload::Cpu) } else { config };
-        let config = if group.is_empty() { config } else { config.unit_of(group) };
-        let policy = MixedPrecision::new();
-        let policy = if self.precision.computes_in_half() { policy.param_dtype(DType::F16) } else { policy };
-        let policy = if self.precision.reduces_in_half() { policy.reduce_dtype(DType::F16) } else { policy };
-        let config = config.mixed_precision(policy);
+        let config = FullyShard::new().with_units(units).with_reshard_after_forward(self.reshard);
+        let config = if self.offloaded { config.with_offload(OffloadPolicy::Cpu) } else { config };
+        let config = if group.is_empty() { config } else { config.with_group_unit(group) };
+        let policy = MixedPrecisionPolicy::new();
+        let policy = if self.precision.computes_in_half() { policy.with_param_dtype(DType::F16) } else { policy };
+        let policy = if self.precision.reduces_in_half() { policy.with_reduce_dtype(DType::F16) } else { policy };
+        let config = config.with_mixed_precision(policy);
         let mut whole = self.tree.paths("tree", |node| node.whole);
         whole.iter_mut().for_each(|path| path.push_str(".layer.weight"));
         if self.whole_table {
@@ -205,7 +205,7 @@ impl Plan {
             return config;
         }
         let biases = self.whole_biases;
-        config.shard_placement_fn(move |param: ParamInfo<'_>| {
+        config.with_shard_placement_fn(move |param: ParamInfo<'_>| {
             let is_whole = biases && param.path.ends_with("bias") || whole.iter().any(|path| path == param.path);
             is_whole.then_some(Placement::Replicate)
         })
@@ -215,7 +215,7 @@ impl Plan {
     pub fn styles(&self) -> parallel::Plan {
         let with = |plan: parallel::Plan, is: fn(&Node) -> bool, field: &str, style: Style| {
             let layers = self.tree.paths("tree", is).into_iter();
-            layers.fold(plan, |plan, path| plan.with(format!("{path}.{field}"), style))
+            layers.fold(plan, |plan, path| plan.with_style(format!("{path}.{field}"), style))
         };
         let is_through = |node: &Node| matches!(node.split, Split::Through { .. });
         let plan = with(parallel::Plan::new(), |node| node.split == Split::Colwise, "layer", Style::colwise());

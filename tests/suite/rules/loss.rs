@@ -105,7 +105,7 @@ pub fn cases() -> Vec<Case> {
         }),
         Case::new(
             "cross_entropy",
-            [Input::float("logits", [3, 4]).of(DType::BF16), Input::int("targets", [3], 4).of(DType::U8)],
+            [Input::float("logits", [3, 4]).with_dtype(DType::BF16), Input::int("targets", [3], 4).with_dtype(DType::U8)],
             |inputs| {
                 let loss = PlainConfig::new().init(&inputs[0].tensor::<2, Float>().device());
                 loss.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
@@ -157,7 +157,7 @@ pub fn cases() -> Vec<Case> {
         ),
         Case::new(
             "binary_cross_entropy_with_logits",
-            [Input::float("logits", [3, 2]), Input::float("target", [3, 2]).within(0.0..1.0)],
+            [Input::float("logits", [3, 2]), Input::float("target", [3, 2]).with_range(0.0..1.0)],
             |inputs| {
                 let (x, target) = (inputs[0].tensor::<2, Float>(), inputs[1].tensor());
                 ((-x.clone()).exp().log1p() + x * (-target + 1.0)).sum()

@@ -58,7 +58,7 @@ pub fn cases() -> Vec<Case> {
         ),
         Case::new(
             "categorical",
-            [Input::float("weights", [2, 3, 5]).within(0.1..4.0)],
+            [Input::float("weights", [2, 3, 5]).with_range(0.1..4.0)],
             |inputs| drawn_by_hand(inputs[0].tensor::<3, Float>(), 4),
             |inputs| {
                 random::seed(11);

@@ -10,7 +10,7 @@ use itertools::Itertools;
 use super::shelf::Owner;
 use super::together::{self, Job, Together, WORTH};
 use super::wrap;
-use crate::comm::Plan;
+use crate::comm::CollectivePlan;
 use crate::comm::engine::ranges::Ranges;
 use crate::kernels::flex::{Ends, Kept, Pieces, Sources, Targets, run};
 use crate::kernels::{Convert, Copies, FlatLayout};
@@ -33,7 +33,7 @@ struct Joint {
 
 impl Joints {
     /// Of what is planned, over `ranks` ranks: in one order, whoever makes it.
-    pub fn new(plan: &Plan, ranks: usize) -> Self {
+    pub fn new(plan: &CollectivePlan, ranks: usize) -> Self {
         let joint = |dtype: DType| {
             let tensors = plan.cut_tensors().enumerate().filter(|(_, (of, _))| *of == dtype);
             let (indices, tensors): (Vec<_>, _) = tensors.map(|(index, (_, tensor))| (index, tensor)).unzip();

@@ -12,8 +12,8 @@ use crate::comm::engine::{CutPrint, Print, TensorPrint, concat, reduce};
 use crate::comm::local::board::{Board, Ticket};
 use crate::comm::local::flex;
 use crate::comm::local::rendezvous::Lingers;
-use crate::comm::{Op, Plan, ReduceOp};
-use crate::placement::Cut;
+use crate::comm::{Op, CollectivePlan, ReduceOp};
+use crate::placement::ShardSizes;
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 
@@ -142,11 +142,11 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     let print = |(dim, dtype): (usize, DType)| {
         let mut shape = Shape::from([4, 70, 3]);
         shape[dim] *= 3;
-        let cut = Cut::Chunks(shape[dim]);
+        let cut = ShardSizes::Chunked(shape[dim]);
         (TensorPrint { shape, dtype, cut: Some(CutPrint::new(dim, &cut)), to: None }, (dim, cut))
     };
     let (prints, cuts) = dtypes.into_iter().enumerate().map(print).unzip();
-    let plan = Plan::new(Op::AllGather, None, prints, cuts, 3);
+    let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts, 3);
     let (shared, joints, mut looked) = (flex::Shared::default(), flex::Joints::new(&plan, 3), 0);
     for _ in 0..3 {
         let gathered = shared.gathered(&joints, || {
@@ -195,11 +195,11 @@ fn wholes_in_common(rows: usize, columns: usize) {
     let whole = [(0, DType::F32), (1, DType::F32), (0, DType::I64)];
     let print = |(dim, dtype): (usize, DType)| {
         let shape = Shape::from([rows, columns]);
-        let cut = Cut::Chunks(shape[dim]);
+        let cut = ShardSizes::Chunked(shape[dim]);
         (TensorPrint { shape, dtype, cut: Some(CutPrint::new(dim, &cut)), to: None }, (dim, cut))
     };
     let (prints, cuts): (Vec<_>, Vec<_>) = whole.into_iter().map(print).unzip();
-    let part = |rank: usize, (dim, cut): &(usize, Cut), dtype: DType| {
+    let part = |rank: usize, (dim, cut): &(usize, ShardSizes), dtype: DType| {
         let mut shape = [rows, columns];
         shape[*dim] = cut.range(ranks, rank).len();
         let values = Tensor::<2>::random(shape, Distribution::Uniform(-99.0, 99.0), &device);
@@ -207,7 +207,7 @@ fn wholes_in_common(rows: usize, columns: usize) {
     };
     let parts: Vec<Vec<_>> =
         (0..ranks).map(|rank| cuts.iter().zip(whole).map(|(cut, (_, of))| part(rank, cut, of)).collect()).collect();
-    let plan = Plan::new(Op::AllGather, None, prints, cuts.clone(), ranks);
+    let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts.clone(), ranks);
     let (shared, shelf, joints) = (
         flex::Shared::default(),
         flex::Shelf::new(Lingers::Spinning(1000), None).patient(),

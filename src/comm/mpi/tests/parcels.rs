@@ -73,13 +73,13 @@ fn invariant_3_what_is_longer_than_a_message_goes_in_pieces() {
 /// Launches whose messages are of these limits.
 fn launches(limits: Limits) -> impl Fn(usize) -> Launch {
     let processes = Processes::new(Arc::new(start(limits)));
-    move |ranks| Launch::on(processes.engine(ranks / processes.count()))
+    move |ranks| Launch::on_backend(processes.engine(ranks / processes.count()))
 }
 
 #[test]
 fn invariant_3_every_collective_of_tensors_longer_than_a_message() {
-    ProcessTest::new(2).deadline(Duration::from_secs(600)).run(|| {
-        let conformance = Conformance::of(launches(Limits { message: 1000, riding: 500 })).ranks([2]).long();
+    ProcessTest::new(2).with_deadline(Duration::from_secs(600)).run(|| {
+        let conformance = Conformance::of(launches(Limits { message: 1000, riding: 500 })).with_ranks([2]).with_large_tensors();
         for check in Conformance::<fn(usize) -> Launch>::names() {
             assert!(conformance.check(check) > 0, "{check}");
         }
@@ -89,8 +89,8 @@ fn invariant_3_every_collective_of_tensors_longer_than_a_message() {
 /// Then headers, too, go in pieces.
 #[test]
 fn invariant_3_the_conformance_suite_in_messages_of_64_bytes() {
-    ProcessTest::new(2).deadline(Duration::from_secs(600)).run(|| {
-        let report = Conformance::of(launches(Limits { message: 64, riding: 0 })).ranks([2]).run();
+    ProcessTest::new(2).with_deadline(Duration::from_secs(600)).run(|| {
+        let report = Conformance::of(launches(Limits { message: 64, riding: 0 })).with_ranks([2]).run();
         assert!(report.total() > 10_000, "{report}");
     });
 }

@@ -9,8 +9,8 @@ use burn::tensor::{Tensor, TensorData};
 use super::bits::values;
 use super::loopback::Job;
 use crate::comm::engine::into_data;
-use crate::comm::{Carried, CommError, Communicator, Course, Launch, ReduceOp, Sharded, Work, World, launch};
-use crate::placement::Cut;
+use crate::comm::{TransferTiming, CommError, Communicator, OpTiming, Launch, ReduceOp, ShardedTensor, Work, World, launch};
+use crate::placement::ShardSizes;
 use crate::{Error, Result};
 
 /// Of what each rank brings: enough for the hands, and for parts that land in the results.
@@ -25,21 +25,21 @@ type Make = fn(&Communicator, Tensor<2>) -> Work<Vec<DispatchTensor>>;
 const CALLS: [Make; 7] = [
     |comm, tensor| comm.all_gather("lands".into(), vec![shard(comm, tensor, 0)]),
     |comm, tensor| comm.all_gather("in pieces".into(), vec![shard(comm, tensor, 1)]),
-    |comm, tensor| one(comm.all_to_all("lands".into(), shard(comm, tensor, 0), 1, Cut::Chunks(SHAPE[1]))),
-    |comm, tensor| one(comm.all_to_all("in pieces".into(), shard(comm, tensor, 1), 0, Cut::Chunks(SHAPE[0]))),
+    |comm, tensor| one(comm.all_to_all("lands".into(), shard(comm, tensor, 0), 1, ShardSizes::Chunked(SHAPE[1]))),
+    |comm, tensor| one(comm.all_to_all("in pieces".into(), shard(comm, tensor, 1), 0, ShardSizes::Chunked(SHAPE[0]))),
     |comm, tensor| {
         let splits = vec![SHAPE[0] / comm.group().size(); comm.group().size()];
         one(comm.all_to_all_single("rows".into(), tensor.into_dispatch(), &splits, &splits))
     },
     |comm, tensor| {
-        let whole = Sharded { tensor: tensor.into_dispatch(), dim: 0, cut: Cut::Chunks(SHAPE[0]) };
+        let whole = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, cut: ShardSizes::Chunked(SHAPE[0]) };
         comm.reduce_scatter("parts".into(), vec![whole], ReduceOp::Avg)
     },
     |comm, tensor| comm.all_reduce("halves".into(), vec![tensor.into_dispatch()], ReduceOp::Sum),
 ];
 
-fn shard(comm: &Communicator, tensor: Tensor<2>, dim: usize) -> Sharded {
-    Sharded { tensor: tensor.into_dispatch(), dim, cut: Cut::Chunks(SHAPE[dim] * comm.group().size()) }
+fn shard(comm: &Communicator, tensor: Tensor<2>, dim: usize) -> ShardedTensor {
+    ShardedTensor { tensor: tensor.into_dispatch(), dim, cut: ShardSizes::Chunked(SHAPE[dim] * comm.group().size()) }
 }
 
 fn one(work: Work<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
@@ -85,7 +85,7 @@ fn after<T: Send>(meanwhile: impl Fn(&World, Vec<Posted>) -> Result<T> + Sync) -
     for (processes, each) in [(2, 2), (4, 1)] {
         let job = Job::new(processes, 30);
         let run = |_, processes: &super::super::Processes| {
-            launch(Launch::on(processes.engine(each)), |world| meanwhile(world, posted(world)))
+            launch(Launch::on_backend(processes.engine(each)), |world| meanwhile(world, posted(world)))
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         ends.push((processes, got.collect()));
@@ -159,7 +159,7 @@ fn what_is_dropped_is_given_back() {
 fn a_failure_spares_what_is_made() {
     let job = Job::new(2, 31);
     let ends = job.run(|_, processes| {
-        launch(Launch::on(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.engine(1)), |world| {
             let mut posted = posted(world);
             posted.iter().for_each(|(tensor, _)| await_given_back(tensor));
             world.barrier("all are made")?;
@@ -182,7 +182,7 @@ fn a_failure_spares_what_is_made() {
 #[test]
 fn a_course_says_when_what_others_bring_came() {
     let ends = Job::new(2, 32).run(|_, processes| {
-        launch(Launch::on(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.engine(1)), |world| {
             let (all, beside) = (world.all(), world.all().duplicate("beside"));
             for (seed, call) in CALLS.iter().enumerate() {
                 let tensor = given(world, seed);
@@ -195,9 +195,9 @@ fn a_course_says_when_what_others_bring_came() {
                 let moment = Instant::now();
                 beside.barrier("0 has posted".into()).wait()?;
                 await_complete(&work);
-                let (_, course) = work.wait_and_tell()?;
+                let (_, course) = work.wait_with_timing()?;
                 let course = course.expect("there are two ranks");
-                let Course { posted, carried: Carried { taken, begun, complete }, wanted } = course;
+                let OpTiming { posted, carried: TransferTiming { taken, begun, complete }, wanted } = course;
                 assert!(posted <= moment && taken.is_none_or(|taken| posted <= taken), "call {seed}: {course:?}");
                 assert!([moment, begun, complete, wanted].is_sorted(), "call {seed}: {course:?} after {moment:?}");
             }
@@ -212,7 +212,7 @@ fn a_course_says_when_what_others_bring_came() {
 fn a_rank_that_begins_to_wait_hurries_its_courier_and_no_other() {
     let job = Job::new(2, 40);
     let ends = job.run(|process, processes| {
-        launch(Launch::on(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.engine(1)), |world| {
             if process == 0 {
                 return world.barrier("waits for process 1");
             }

@@ -8,18 +8,18 @@ use burn::tensor::{DType, Tensor, TensorData};
 use super::loopback::Job;
 use crate::Result;
 use crate::comm::engine::{Message, into_data};
-use crate::comm::{Launch, ReduceOp, Sharded, TensorMeta, World, launch};
+use crate::comm::{Launch, ReduceOp, ShardedTensor, TensorMeta, World, launch};
 use crate::fsdp::{FullyShard, full_model, fully_shard};
 use crate::mesh::DeviceMesh;
 use crate::param::unit;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// Worlds of four ranks: on threads, and in 1, 2 and 4 processes.
 fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) -> Result<T> + Sync) {
     let expected = launch(Launch::threads(4), &program).unwrap_or_else(|error| panic!("{error}"));
     let jobs = [(Job::new(1, 11), 4), (Job::new(2, 11), 2), (Job::new(4, 11), 1), (Job::on_one_host(4, 11), 1)];
     for (job, each) in jobs {
-        let run = |_, processes: &super::super::Processes| launch(Launch::on(processes.engine(each)), &program);
+        let run = |_, processes: &super::super::Processes| launch(Launch::on_backend(processes.engine(each)), &program);
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         assert_eq!(got.collect::<Vec<_>>(), expected, "{} processes of {each}", job.processes());
     }
@@ -42,7 +42,7 @@ fn reductions_are_those_of_threads_to_the_bit() {
         let values = TensorData::new(values(world.rank(), 130 * 2900), [130, 2900]);
         let cast = |dtype| Tensor::<2>::from_data(values.clone(), world.device()).cast(dtype).into_data();
         let casts = [DType::F32, DType::F16, DType::BF16].map(|dtype| (dtype, cast(dtype)));
-        let comms = [world.all(), world.group(&[2, 0, 3, 1])?, world.groups([vec![0, 2, 3], vec![1]])?.unwrap()];
+        let comms = [world.all(), world.group(&[2, 0, 3, 1])?, world.subgroup([vec![0, 2, 3], vec![1]])?.unwrap()];
         for (at, comm) in comms.iter().enumerate() {
             for (of, (dtype, data)) in casts.iter().enumerate() {
                 for (which, op) in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)].into_iter().enumerate() {
@@ -54,7 +54,7 @@ fn reductions_are_those_of_threads_to_the_bit() {
                     let tensor = || Tensor::<2>::from_data(data.clone(), (world.device(), *dtype)).into_dispatch();
                     let empty = Tensor::<2>::empty([0, 3], world.device()).into_dispatch();
                     got.extend(comm.all_reduce("whole".into(), vec![empty, tensor()], op).wait()?);
-                    let shard = |dim: usize| Sharded { tensor: tensor(), dim, cut: Cut::Chunks(130 + 2770 * dim) };
+                    let shard = |dim: usize| ShardedTensor { tensor: tensor(), dim, cut: ShardSizes::Chunked(130 + 2770 * dim) };
                     got.extend(comm.reduce_scatter("parts".into(), vec![shard(0), shard(1)], op).wait()?);
                 }
             }
@@ -98,18 +98,18 @@ fn large_all_reduces_are_those_of_threads() {
 fn gathers_of_large_parts_are_those_of_threads() {
     everywhere(|world| {
         let mut got = Vec::new();
-        for comm in [world.all(), world.group(&[2, 0, 3, 1])?, world.groups([vec![0, 2, 3], vec![1]])?.unwrap()] {
+        for comm in [world.all(), world.group(&[2, 0, 3, 1])?, world.subgroup([vec![0, 2, 3], vec![1]])?.unwrap()] {
             let (ranks, rank) = (comm.group().size(), comm.group().rank());
             let lengths: Vec<usize> = (0..ranks).map(|rank| [400, 0, 1, 333][rank]).collect();
-            let shard = |before: usize, cut: Cut, inner: usize, dtype: DType| {
+            let shard = |before: usize, cut: ShardSizes, inner: usize, dtype: DType| {
                 let shape = [before, cut.range(ranks, rank).len(), inner];
                 let data = TensorData::new(values(world.rank(), shape.iter().product()), shape);
                 let tensor = Tensor::<3>::from_data(data, world.device()).cast(dtype).into_dispatch();
-                Sharded { tensor, dim: 1, cut }
+                ShardedTensor { tensor, dim: 1, cut }
             };
-            let even = || shard(1, Cut::Chunks(400), 180, DType::F32);
-            let uneven = || shard(1, Cut::Lengths(lengths.clone().into()), 180, DType::BF16);
-            let pieces = || shard(3, Cut::Chunks(401), 60, DType::F32);
+            let even = || shard(1, ShardSizes::Chunked(400), 180, DType::F32);
+            let uneven = || shard(1, ShardSizes::Uneven(lengths.clone().into()), 180, DType::BF16);
+            let pieces = || shard(3, ShardSizes::Chunked(401), 60, DType::F32);
             drop(comm.all_gather("dropped".into(), vec![even()]));
             for shards in [vec![even()], vec![uneven(), even()], vec![even(), pieces()]] {
                 got.extend(comm.all_gather("large".into(), shards).wait()?);
@@ -152,7 +152,7 @@ fn a_sharded_model_trains_to_the_bits_of_threads() {
                 Linear { weight: param([16, outputs], seed), bias: Some(bias) }
             };
             let net = Net { blocks: (0..2).map(|seed| linear(16, seed)).collect(), head: linear(3, 2) };
-            let mut net = fully_shard(net, &mesh, FullyShard::new().units(["blocks.*"]))?;
+            let mut net = fully_shard(net, &mesh, FullyShard::new().with_units(["blocks.*"]))?;
             let mut optim = AdamWConfig::new().init();
             let mut losses = Vec::new();
             for step in 0..4 {
@@ -174,7 +174,7 @@ fn a_sharded_model_trains_to_the_bits_of_threads() {
 fn all_reduces_in_halves_follow_each_other() {
     let job = Job::new(3, 20);
     let ends = job.run(|_, processes| {
-        launch(Launch::on(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.engine(1)), |world| {
             let tensor = || Tensor::<1>::full([300_000], world.rank() as f32, world.device()).into_dispatch();
             for call in 0..100 {
                 let sum = world.all().all_reduce("sum".into(), vec![tensor()], ReduceOp::Sum).wait()?.remove(0);
@@ -220,7 +220,7 @@ fn no_rank_sees_what_another_writes() {
     for (processes, each) in [(2, 1), (2, 2)] {
         let job = Job::new(processes, 20);
         job.run(|_, processes| {
-            let ends = launch(Launch::on(processes.engine(each)), |world| {
+            let ends = launch(Launch::on_backend(processes.engine(each)), |world| {
                 let (comm, size) = (world.all(), world.size());
                 let tensor = || Tensor::<1>::full([8], world.rank() as f32, world.device()).into_dispatch();
                 let meta = TensorMeta { shape: [8].into(), dtype: DType::F32 };

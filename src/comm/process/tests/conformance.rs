@@ -10,10 +10,10 @@ fn conforms(processes: usize, each: usize, is_brief: bool) {
     let reports = job.run(|_, processes| {
         let launch = |ranks: usize| {
             assert_eq!(ranks, job.processes.len() * each);
-            Launch::on(processes.engine(each))
+            Launch::on_backend(processes.engine(each))
         };
-        let conformance = Conformance::of(launch).ranks([job.processes.len() * each]);
-        if is_brief { conformance.brief() } else { conformance }.run()
+        let conformance = Conformance::of(launch).with_ranks([job.processes.len() * each]);
+        if is_brief { conformance.with_few_cases() } else { conformance }.run()
     });
     let least = if is_brief { 1000 } else { 10_000 };
     assert!(reports.iter().all(|report| report.total() > least), "{}", reports[0]);

@@ -6,8 +6,8 @@ use burn::tensor::{DType, Device, DeviceKind, Tensor, TensorData};
 use super::loopback::Job;
 use crate::Result;
 use crate::comm::engine::into_data;
-use crate::comm::{Call, Launch, ReduceOp, Sharded, TensorMeta, World, launch};
-use crate::placement::Cut;
+use crate::comm::{Call, Launch, ReduceOp, ShardedTensor, TensorMeta, World, launch};
+use crate::placement::ShardSizes;
 
 /// What all kinds of collectives give a rank.
 fn program(world: &World) -> Result<Vec<TensorData>> {
@@ -18,17 +18,17 @@ fn program(world: &World) -> Result<Vec<TensorData>> {
     };
     let shard = |rows: usize, dim: usize| {
         let len = if dim == 0 { 4 * size } else { 6 };
-        Sharded { tensor: tensor(rows), dim, cut: Cut::Chunks(len) }
+        ShardedTensor { tensor: tensor(rows), dim, cut: ShardSizes::Chunked(len) }
     };
     let meta = TensorMeta { shape: [4, 6].into(), dtype: DType::F32 };
     let mut got = comm.all_gather(Call::new("gather"), vec![shard(4, 0), shard(4, 0)]).wait()?;
     got.extend(comm.reduce_scatter("rows".into(), vec![shard(4 * size, 0)], ReduceOp::Sum).wait()?);
     got.extend(comm.reduce_scatter("columns".into(), vec![shard(4 * size, 1); 2], ReduceOp::Avg).wait()?);
     got.extend(comm.all_reduce("all".into(), vec![tensor(4)], ReduceOp::Sum).wait()?);
-    got.push(comm.all_to_all("recut".into(), shard(4, 0), 1, Cut::Chunks(6)).wait()?);
+    got.push(comm.all_to_all("recut".into(), shard(4, 0), 1, ShardSizes::Chunked(6)).wait()?);
     let root = (rank == 1).then(|| vec![tensor(4)]);
     got.extend(comm.broadcast("root".into(), root.clone(), vec![meta.clone()], 1).wait()?);
-    got.extend(comm.scatter("parts".into(), root, vec![meta.clone()], vec![(1, Cut::Chunks(6))], 1).wait()?);
+    got.extend(comm.scatter("parts".into(), root, vec![meta.clone()], vec![(1, ShardSizes::Chunked(6))], 1).wait()?);
     let (parts, metas) = (vec![Some(tensor(4)); size], vec![Some(meta); size]);
     got.extend(comm.all_to_all_list("list".into(), parts, metas).wait()?.into_iter().flatten());
     comm.send("message".into(), vec![tensor(3)], (rank + 1) % size, 0).wait()?;
@@ -41,11 +41,11 @@ fn program(world: &World) -> Result<Vec<TensorData>> {
 #[test]
 fn collectives_of_another_device_are_those_of_threads() {
     let device = Device::wgpu(DeviceKind::DefaultDevice);
-    let expected = launch(Launch::threads(4).device(device.clone()), program).unwrap_or_else(|error| panic!("{error}"));
+    let expected = launch(Launch::threads(4).with_device(device.clone()), program).unwrap_or_else(|error| panic!("{error}"));
     for (processes, each) in [(2, 2), (4, 1)] {
         let job = Job::new(processes, 22);
         let run = |_, processes: &super::super::Processes| {
-            launch(Launch::on(processes.engine(each)).device(device.clone()), program)
+            launch(Launch::on_backend(processes.engine(each)).with_device(device.clone()), program)
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         assert_eq!(got.collect::<Vec<_>>(), expected, "{processes} processes of {each}");

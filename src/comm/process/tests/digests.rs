@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use super::loopback::Job;
-use crate::comm::{Call, Digests, Launch, Replicated, World, launch};
+use crate::comm::{Call, Digests, Launch, ReplicatedValue, World, launch};
 
 /// What is longer than any that is said every time.
 fn long(label: &str) -> Call {
-    Call::new(label).named((0..100).map(|at| format!("a path of parameter {at}").into()))
+    Call::new(label).with_names((0..100).map(|at| format!("a path of parameter {at}").into()))
 }
 
 fn holding(call: Call, step: u64) -> Call {
     let (names, values): (Arc<[_]>, Arc<[_]>) = (["a".into()].into(), [Some(step << 32)].into());
-    call.comparing(vec![Digests { of: Replicated::Weight, step, names, values }])
+    call.with_digests(vec![Digests { of: ReplicatedValue::Weight, step, names, values }])
 }
 
 /// More calls of one print than prints are known.
@@ -20,7 +20,7 @@ fn holding(call: Call, step: u64) -> Call {
 fn a_print_with_new_digests_is_said_once() {
     let job = Job::new(2, 22);
     let ends = job.run(|process, processes| {
-        launch(Launch::on(processes.engine(1)), |world: &World| {
+        launch(Launch::on_backend(processes.engine(1)), |world: &World| {
             let all = world.all();
             let mut last = job.sent(process);
             let mut bytes = |call: Call| {

@@ -22,7 +22,7 @@ fn launched<T: Send>(
     each: usize,
     program: impl Fn(&World) -> Result<T> + Sync,
 ) -> Result<Vec<(usize, T)>, LaunchError> {
-    launch(Launch::on(processes.engine(each)).deadline(FAR), program)
+    launch(Launch::on_backend(processes.engine(each)).with_deadline(FAR), program)
 }
 
 fn sum(world: &World, comm: &Communicator, label: &str, len: usize) -> Result<()> {
@@ -82,7 +82,7 @@ fn an_error_in_any_process_ends_all() {
 fn an_early_return_in_any_process_is_told_in_all() {
     provoke(
         |_, _| Ok(()),
-        |error, culprit| matches!(error, CommError::RankLeft { rank, during } if *rank == culprit && during.seq == 1),
+        |error, culprit| matches!(error, CommError::RankReturned { rank, during } if *rank == culprit && during.seq == 1),
     );
 }
 
@@ -115,7 +115,7 @@ fn a_deadline_ends_all_processes() {
                 }
                 return Ok(work.wait().map(|_| ())?);
             }
-            Ok(comm.barrier("late".into()).wait_for(Duration::from_millis(20))?)
+            Ok(comm.barrier("late".into()).wait_timeout(Duration::from_millis(20))?)
         })
     });
     for end in ends {

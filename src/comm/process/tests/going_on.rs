@@ -37,7 +37,7 @@ fn launched(
     each: usize,
     program: impl Fn(&World) -> Result<(usize, Vec<usize>)> + Sync,
 ) -> Ends {
-    launch(Launch::on(processes.engine(each)), program).map_err(Box::new)
+    launch(Launch::on_backend(processes.engine(each)), program).map_err(Box::new)
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn ranks_go_on_without_a_process_that_is_lost() {
                 world.barrier("start")?;
                 all_are_there.wait();
                 if process == lost {
-                    world.only(2 * lost, || job.lose(lost));
+                    world.run_on(2 * lost, || job.lose(lost));
                     return Err(Error::other("lost"));
                 }
                 persists(world)

@@ -11,26 +11,26 @@ use crate::Error;
 use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
 use crate::comm::local::Notice;
 use crate::comm::{
-    Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, Replicated, ShardedModel, StartError, TensorMeta,
+    Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, ReplicatedValue, ShardedModel, StartError, TensorMeta,
 };
 use crate::memory::common::Address;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 fn meta(shape: &[usize], dtype: DType) -> TensorMeta {
     TensorMeta { shape: Shape::from(shape.to_vec()), dtype }
 }
 
 fn tensor(shape: &[usize], dtype: DType) -> TensorPrint {
-    let cut = Some(CutPrint::new(0, &Cut::Chunks(4)));
-    let to = Some(CutPrint::new(1, &Cut::Lengths([1, 300, 0].into())));
+    let cut = Some(CutPrint::new(0, &ShardSizes::Chunked(4)));
+    let to = Some(CutPrint::new(1, &ShardSizes::Uneven([1, 300, 0].into())));
     TensorPrint { shape: Shape::from(shape.to_vec()), dtype, cut, to }
 }
 
 /// Prints that between them have every field, operation and reduction.
 fn prints() -> Vec<Print> {
-    let call = Call::new("blocks.3").drawn(1 << 40).named(["a".into(), "b".into()]);
+    let call = Call::new("blocks.3").with_forward_index(1 << 40).with_names(["a".into(), "b".into()]);
     let model = Some(ShardedModel { number: 3, states: [0, 1 << 50].into(), origin: "Linear".into() });
-    let call = Call { model, whole: Some(meta(&[4, 0], DType::F32)), terms: Some("[4, 8]".into()), ..call };
+    let call = Call { model, global_tensor: Some(meta(&[4, 0], DType::F32)), operand_shapes: Some("[4, 8]".into()), ..call };
     let tensors = vec![tensor(&[4, 8], DType::BF16), tensor(&[], DType::Bool(BoolStore::Native))];
     let full = Print {
         root: Some(200),
@@ -58,7 +58,7 @@ fn prints() -> Vec<Print> {
 fn digests() -> Arc<[Digests]> {
     let names: Arc<[_]> = ["a".into(), "b".into()].into();
     let values: Arc<[_]> = [Some(u64::MAX), None].into();
-    let kinds = [Replicated::Weight, Replicated::GatheredWeight, Replicated::Gradient];
+    let kinds = [ReplicatedValue::Weight, ReplicatedValue::GatheredWeight, ReplicatedValue::Gradient];
     kinds.map(|of| Digests { of, step: 300, names: names.clone(), values: values.clone() }).into()
 }
 
@@ -69,12 +69,12 @@ fn errors() -> Vec<CommError> {
     vec![
         CommError::RankPanicked { rank, message: "m".into(), during: None },
         CommError::RankFailed { rank, message: "m".into(), during: Some(id()) },
-        CommError::RankLeft { rank, during: id() },
+        CommError::RankReturned { rank, during: id() },
         CommError::Mismatch { rank, other: 2, during: id(), differs: "d".into() },
         CommError::Deadlock { waits: vec![(0, id(), 1), (1, id(), 0)] },
         CommError::ConcurrentCalls { rank, called: id(), during: id() },
-        CommError::InsideOnly { rank, called: id() },
-        CommError::OtherRank { rank, owner: 0, op: Op::Barrier, label: label.clone() },
+        CommError::CollectiveInRunOn { rank, called: id() },
+        CommError::ForeignRankObject { rank, owner: 0, op: Op::Barrier, label: label.clone() },
         CommError::DeadlineExceeded {
             rank,
             missing: vec![0, 7],
@@ -89,7 +89,7 @@ fn errors() -> Vec<CommError> {
             other: 2,
             during: id(),
             param: "a".into(),
-            of: Replicated::GatheredWeight,
+            of: ReplicatedValue::GatheredWeight,
             step: 300,
             majority: true,
         },

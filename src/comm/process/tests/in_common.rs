@@ -7,9 +7,9 @@ use super::bits::values;
 use super::loopback::Job;
 use crate::Result;
 use crate::comm::engine::{Engine, into_data};
-use crate::comm::{Call, CommError, Launch, ReduceOp, Sharded, Work, World, launch};
+use crate::comm::{Call, CommError, Launch, ReduceOp, ShardedTensor, Work, World, launch};
 use crate::memory::flex;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 const LENS: [usize; 2] = [200_001, 90_000];
 
@@ -20,10 +20,10 @@ fn gather(world: &World, call: Call, seed: usize) -> Work<Vec<DispatchTensor>> {
         let mut lengths = vec![len / ranks; ranks];
         lengths[ranks - 2] = 0;
         lengths[0] = len - lengths[1..].iter().sum::<usize>();
-        let cut = Cut::Lengths(lengths.into());
+        let cut = ShardSizes::Uneven(lengths.into());
         let part = whole(seed + index, len)[cut.range(ranks, rank)].to_vec();
         let tensor = Tensor::<1>::from_data(TensorData::new(part.clone(), [part.len()]), world.device());
-        Sharded { tensor: tensor.into_dispatch(), dim: 0, cut }
+        ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, cut }
     };
     world.all().all_gather(call, LENS.into_iter().enumerate().map(shard).collect())
 }
@@ -45,7 +45,7 @@ fn addresses(gathered: &[DispatchTensor]) -> Vec<usize> {
 
 /// Runs `program` on a rank in each of so many processes of one host.
 fn run<T: Send>(job: &Job, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {
-    let ends = job.run(|_, processes| launch(Launch::on(processes.engine(1)), &program));
+    let ends = job.run(|_, processes| launch(Launch::on_backend(processes.engine(1)), &program));
     ends.into_iter().map(|end| end.unwrap_or_else(|error| panic!("{error}")).remove(0).1).collect()
 }
 
@@ -107,8 +107,8 @@ fn who_writes_to_a_result_writes_to_its_own() {
 fn a_rank_that_has_called_ahead_puts_its_part_when_another_wants_it() {
     for eager in [0, 1, 2] {
         run(&Job::on_one_host(3, 7), |world| {
-            let first = gather(world, Call::new("first").ahead(), 1);
-            let second = gather(world, Call::new("second").ahead(), 20);
+            let first = gather(world, Call::new("first").with_deferred(), 1);
+            let second = gather(world, Call::new("second").with_deferred(), 20);
             if world.rank() == eager {
                 check(second.wait()?, 20);
                 world.barrier("the one has it")?;
@@ -129,14 +129,14 @@ fn one_that_another_wants_before_it_is_called_begins_at_once() {
             let (all, device) = (world.all(), world.device());
             let word = || vec![Tensor::<1>::from_floats([1.0], device).into_dispatch()];
             if world.rank() == eager {
-                let mut gathered = gather(world, Call::new("early").ahead(), 3);
+                let mut gathered = gather(world, Call::new("early").with_deferred(), 3);
                 gathered.start();
                 all.send("begun".into(), word(), 1 - eager, 0).wait()?;
                 check(gathered.wait()?, 3);
                 world.barrier("the one has it")?;
             } else {
                 all.receive("begun".into(), None, eager, 0).wait()?;
-                let gathered = gather(world, Call::new("early").ahead(), 3);
+                let gathered = gather(world, Call::new("early").with_deferred(), 3);
                 world.barrier("the one has it")?;
                 check(gathered.wait()?, 3);
             }
@@ -184,7 +184,7 @@ fn where_the_system_has_no_memory_in_common_parts_are_sent() {
     job.processes[0].commons.lock().exhaust();
     run(&job, |world| {
         check(gather(world, "weights".into(), 5).wait()?, 5);
-        let ahead = gather(world, Call::new("ahead").ahead(), 6);
+        let ahead = gather(world, Call::new("ahead").with_deferred(), 6);
         world.barrier("all have called")?;
         check(ahead.wait()?, 6);
         let own = Tensor::<1>::from_data(TensorData::new(values(world.rank(), LEN), [LEN]), world.device());
@@ -202,7 +202,7 @@ fn a_rank_that_cannot_map_what_it_is_to_have_in_common_says_so_to_all() {
     type Collective = fn(&World) -> Result<(), CommError>;
     let collectives: [Collective; 3] = [
         |world| gather(world, "weights".into(), 5).wait().map(drop),
-        |world| gather(world, Call::new("weights").ahead(), 5).wait().map(drop),
+        |world| gather(world, Call::new("weights").with_deferred(), 5).wait().map(drop),
         |world| {
             let own = Tensor::<1>::ones([1_000_003], world.device()).into_dispatch();
             world.all().all_reduce("sums".into(), vec![own], ReduceOp::Sum).wait().map(drop)
@@ -212,7 +212,7 @@ fn a_rank_that_cannot_map_what_it_is_to_have_in_common_says_so_to_all() {
         let job = Job::on_one_host(2, 21);
         job.processes[1].commons.lock().exhaust();
         let ends = job.run(|_, processes| {
-            launch(Launch::on(processes.engine(1)), |world| {
+            launch(Launch::on_backend(processes.engine(1)), |world| {
                 let error = collective(world).expect_err("one rank does not have it").to_string();
                 assert!(
                     error.contains("rank 0") && error.contains("memory in common with it cannot be mapped"),
@@ -231,7 +231,7 @@ fn a_rank_that_cannot_map_what_it_is_to_have_in_common_says_so_to_all() {
 fn what_nobody_wants_is_not_gathered() {
     let job = Job::on_one_host(3, 11);
     run(&job, |world| {
-        drop(gather(world, Call::new("in vain").ahead(), 1));
+        drop(gather(world, Call::new("in vain").with_deferred(), 1));
         world.barrier("all have dropped it")
     });
     assert_eq!(made(&job), [0; 3]);
@@ -241,7 +241,7 @@ fn what_nobody_wants_is_not_gathered() {
 fn what_one_wants_it_gets_though_others_do_not() {
     for wants in [0, 1] {
         run(&Job::on_one_host(3, 13), |world| {
-            let gathered = gather(world, Call::new("of one").ahead(), 2);
+            let gathered = gather(world, Call::new("of one").with_deferred(), 2);
             if world.rank() == wants {
                 // The others have said so first.
                 world.barrier("dropped")?;
@@ -259,8 +259,8 @@ fn what_one_wants_it_gets_though_others_do_not() {
 fn a_process_that_is_lost_before_it_has_put_what_its_rank_dropped_ends_the_others() {
     let job = Job::on_one_host(2, 23);
     let ends = job.run(|process, processes| {
-        launch(Launch::on(processes.engine(1)), |world| {
-            let gathered = gather(world, Call::new("dropped by one").ahead(), 2);
+        launch(Launch::on_backend(processes.engine(1)), |world| {
+            let gathered = gather(world, Call::new("dropped by one").with_deferred(), 2);
             if process == 1 {
                 return Ok(());
             }
@@ -282,7 +282,7 @@ fn what_a_launch_has_not_given_back_does_not_stay_in_use() {
     let job = Job::on_one_host(2, 25);
     for launched in 0..2 {
         let ends = job.run(|process, processes| {
-            launch(Launch::on(processes.engine(1)), |world| {
+            launch(Launch::on_backend(processes.engine(1)), |world| {
                 if process == 1 && launched == 0 {
                     return world.barrier("not what the other one calls, which has taken memory");
                 }
@@ -298,7 +298,7 @@ fn what_a_launch_has_not_given_back_does_not_stay_in_use() {
 #[test]
 fn what_is_called_ahead_and_not_begun_is_nothing_to_wait_for() {
     run(&Job::on_one_host(2, 15), |world| {
-        let gathered = gather(world, Call::new("ahead").ahead(), 4);
+        let gathered = gather(world, Call::new("ahead").with_deferred(), 4);
         world.barrier("all have called")?;
         assert!(gathered.is_complete(), "but for being asked for");
         world.barrier("nobody wants it before")?;

@@ -11,10 +11,10 @@ use super::bits::values;
 use super::loopback::Job;
 use crate::Result;
 use crate::comm::engine::{Engine, into_data};
-use crate::comm::{Communicator, Launch, Sharded, Work, World, launch};
+use crate::comm::{Communicator, Launch, ShardedTensor, Work, World, launch};
 #[cfg(all(feature = "flex", target_os = "linux", not(sanitized)))]
 use crate::memory::flex;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// Of 4 bytes an element: rows of 200 bytes.
 const COLUMNS: usize = 50;
@@ -26,11 +26,11 @@ const CASES: [Case; 6] = [
     (|comm| rows(comm, [[100, 800], [700, 300]]), 700 * 200, true),
     (|comm| rows(comm, [[100, 800], [300, 900]]), 300 * 200, false),
     (
-        |comm| one(comm.all_to_all("rows".into(), shard(comm, 0, [900, 1600]), 1, Cut::Chunks(COLUMNS))),
+        |comm| one(comm.all_to_all("rows".into(), shard(comm, 0, [900, 1600]), 1, ShardSizes::Chunked(COLUMNS))),
         1600 * 100,
         true,
     ),
-    (|comm| one(comm.all_to_all("columns".into(), shard(comm, 1, [30, 20]), 0, Cut::Chunks(4000))), 2000 * 80, false),
+    (|comm| one(comm.all_to_all("columns".into(), shard(comm, 1, [30, 20]), 0, ShardSizes::Chunked(4000))), 2000 * 80, false),
     (|comm| comm.all_gather("rows".into(), vec![shard(comm, 0, [900, 1600])]), 1600 * 200, true),
     (|comm| comm.all_gather("columns".into(), vec![shard(comm, 1, [30, 20])]), 4000 * 80, false),
 ];
@@ -44,10 +44,10 @@ fn given(comm: &Communicator, shape: [usize; 2]) -> Tensor<2> {
 }
 
 /// Of a tensor of 4000 rows, or of [`COLUMNS`] columns, so many of `dim` on each rank.
-fn shard(comm: &Communicator, dim: usize, lengths: [usize; 2]) -> Sharded {
+fn shard(comm: &Communicator, dim: usize, lengths: [usize; 2]) -> ShardedTensor {
     let mut shape = [4000, COLUMNS];
     shape[dim] = lengths[comm.group().rank()];
-    Sharded { tensor: given(comm, shape).into_dispatch(), dim, cut: Cut::Lengths(lengths.into()) }
+    ShardedTensor { tensor: given(comm, shape).into_dispatch(), dim, cut: ShardSizes::Uneven(lengths.into()) }
 }
 
 /// `given[i][j]` rows of rank `i` for rank `j`.
@@ -74,7 +74,7 @@ fn lands(there: fn(&dyn Engine, bool) -> bool, take: fn(Work<Vec<DispatchTensor>
             if process == 0 {
                 first.set(engine.clone()).expect("set once");
             }
-            launch(Launch::on(engine), |world| {
+            launch(Launch::on_backend(engine), |world| {
                 world.barrier("both are here")?;
                 let is_there = |engine: &Arc<dyn Engine>| there(&**engine, called.load(Ordering::SeqCst));
                 while world.rank() == 1 && !first.get().is_some_and(is_there) {
@@ -115,7 +115,7 @@ fn what_comes_before_its_rank_has_called_lands_in_its_result() {
         let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
         let job = Job::new(2, 50);
         let ends = job.run(|process, processes| {
-            launch(Launch::on(processes.engine(1)), |world| {
+            launch(Launch::on_backend(processes.engine(1)), |world| {
                 world.barrier("both are here")?;
                 if process == 1 {
                     job.hold(0, true);
@@ -143,7 +143,7 @@ fn what_comes_before_its_rank_has_called_lands_in_its_result() {
 fn results_take_each_others_memory_whoever_needs_it_first() {
     let (job, called) = (Job::new(2, 50), AtomicBool::new(false));
     let ends = job.run(|_, processes| {
-        launch(Launch::on(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.engine(1)), |world| {
             let comm = world.all();
             let gather = || comm.all_gather("rows".into(), vec![shard(&comm, 0, [1600, 900])]);
             let address = |work: Work<Vec<DispatchTensor>>| -> Result<usize> {

@@ -28,7 +28,7 @@ fn program(world: &World) -> Result<(f32, f32)> {
 }
 
 fn launched(processes: &Processes, each: usize) -> Vec<(f32, f32)> {
-    let ranks = launch(Launch::on(processes.engine(each)), program).unwrap_or_else(|error| panic!("{error}"));
+    let ranks = launch(Launch::on_backend(processes.engine(each)), program).unwrap_or_else(|error| panic!("{error}"));
     ranks.into_iter().map(|(_, got)| got).collect()
 }
 
@@ -72,7 +72,7 @@ fn a_launch_after_a_process_is_lost_fails() {
     while job.processes[0].state.lock().lost.is_empty() {
         thread::yield_now();
     }
-    let error = launch(Launch::on(job.processes[0].engine(1)), program).unwrap_err();
+    let error = launch(Launch::on_backend(job.processes[0].engine(1)), program).unwrap_err();
     assert!(error.cause.to_string().contains("lost touch with the process of rank 1"), "{error}");
 }
 
@@ -81,7 +81,7 @@ fn a_launch_after_a_process_is_lost_fails() {
 fn nothing_that_comes_late_is_kept() {
     let job = Job::new(2, 17);
     job.run(|_, processes| {
-        let ranks = launch(Launch::on(processes.engine(1)), |world| {
+        let ranks = launch(Launch::on_backend(processes.engine(1)), |world| {
             let comm = world.all();
             let tensor = || Tensor::<1>::ones([1000], world.device()).into_dispatch();
             for _ in 0..50 {

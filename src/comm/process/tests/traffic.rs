@@ -5,9 +5,9 @@ use burn::tensor::{DType, Distribution, Tensor};
 
 use super::loopback::Job;
 use crate::Result;
-use crate::comm::{Call, Launch, ReduceOp, Sharded, TensorMeta, Work, World, launch};
+use crate::comm::{Call, Launch, ReduceOp, ShardedTensor, TensorMeta, Work, World, launch};
 use crate::mesh::DeviceMesh;
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 /// What process `p` has sent in the meantime, as its first rank sees it while the others of all processes rest.
 fn sent(job: &Job, world: &World, work: impl FnOnce() -> Result<()>) -> Result<u64> {
@@ -29,13 +29,13 @@ fn sent(job: &Job, world: &World, work: impl FnOnce() -> Result<()>) -> Result<u
 fn a_mesh_dimension_inside_a_process_sends_nothing() {
     let job = Job::new(2, 12);
     let ends = job.run(|_, processes| {
-        launch(Launch::on(processes.engine(2)), |world| {
+        launch(Launch::on_backend(processes.engine(2)), |world| {
             let mesh = DeviceMesh::new(world, [2, 2], ["across", "inside"])?;
             let all = |dim: usize| {
                 let comm = mesh.communicator(dim)?;
                 let tensor = Tensor::<1>::random([64], Distribution::Default, world.device()).into_dispatch();
                 comm.all_reduce("sum".into(), vec![tensor.clone()], ReduceOp::Sum).wait()?;
-                let shard = || Sharded { tensor: tensor.clone(), dim: 0, cut: Cut::Chunks(128) };
+                let shard = || ShardedTensor { tensor: tensor.clone(), dim: 0, cut: ShardSizes::Chunked(128) };
                 comm.all_gather("gather".into(), vec![shard()]).wait()?;
                 comm.barrier("barrier".into()).wait()?;
                 comm.send("to".into(), vec![tensor.clone()], 1 - comm.group().rank(), 0).wait()?;
@@ -58,8 +58,8 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
     const FLOATS: usize = 4 * 256;
     let job = Job::new(2, 13);
     let ends = job.run(|_, processes| {
-        launch(Launch::on(processes.engine(2)), |world| {
-            let (comm, cut) = (world.all(), Cut::Chunks(FLOATS));
+        launch(Launch::on_backend(processes.engine(2)), |world| {
+            let (comm, cut) = (world.all(), ShardSizes::Chunked(FLOATS));
             let tensor = |len: usize| Tensor::<1>::ones([len], world.device()).into_dispatch();
             let (shard, whole) = (tensor(FLOATS / 4), tensor(FLOATS));
             let is_root = world.rank() == 0;
@@ -67,11 +67,11 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
             let metas = || vec![meta(FLOATS)];
             let counted = [
                 sent(&job, world, || {
-                    let shard = Sharded { tensor: shard.clone(), dim: 0, cut: cut.clone() };
+                    let shard = ShardedTensor { tensor: shard.clone(), dim: 0, cut: cut.clone() };
                     Ok(comm.all_gather("".into(), vec![shard]).wait().map(|_| ())?)
                 })?,
                 sent(&job, world, || {
-                    let whole = Sharded { tensor: whole.clone(), dim: 0, cut: cut.clone() };
+                    let whole = ShardedTensor { tensor: whole.clone(), dim: 0, cut: cut.clone() };
                     Ok(comm.reduce_scatter("".into(), vec![whole], ReduceOp::Sum).wait().map(|_| ())?)
                 })?,
                 sent(&job, world, || {
@@ -117,7 +117,7 @@ fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
     for (processes, each, quarters) in [(2, 2, 2 * (2 + 1)), (4, 1, 3 + 3)] {
         let job = Job::new(processes, 19);
         let ends = job.run(|_, processes| {
-            launch(Launch::on(processes.engine(each)), |world| {
+            launch(Launch::on_backend(processes.engine(each)), |world| {
                 let comm = world.all();
                 let tensor = Tensor::<1>::ones([FLOATS], world.device()).into_dispatch();
                 let reduce =
@@ -140,13 +140,13 @@ fn what_is_gathered_ahead_is_sent_when_it_is_wanted_and_not_before() {
     for each in [1, 2] {
         let job = Job::new(2, 18);
         let ends = job.run(|process, processes| {
-            launch(Launch::on(processes.engine(each)), |world| {
+            launch(Launch::on_backend(processes.engine(each)), |world| {
                 let comm = world.all();
                 let shard = |value: usize| Tensor::<1>::full([FLOATS], value as f32, world.device());
                 let gather = |value: usize| {
                     let tensor = shard(10 * value + world.rank()).into_dispatch();
-                    let cut = Cut::Chunks(world.size() * FLOATS);
-                    comm.all_gather(Call::new("unit").ahead(), vec![Sharded { tensor, dim: 0, cut }])
+                    let cut = ShardSizes::Chunked(world.size() * FLOATS);
+                    comm.all_gather(Call::new("unit").with_deferred(), vec![ShardedTensor { tensor, dim: 0, cut }])
                 };
                 let mut works: Vec<_> = (0..6).map(gather).collect();
                 world.barrier("all have called")?;
@@ -183,11 +183,11 @@ fn what_is_gathered_ahead_is_sent_when_it_is_wanted_and_not_before() {
 fn what_nobody_wants_is_given_back() {
     let job = Job::new(2, 19);
     job.run(|_, processes| {
-        let ends = launch(Launch::on(processes.engine(2)), |world| {
+        let ends = launch(Launch::on_backend(processes.engine(2)), |world| {
             let comm = world.all();
             let tensor = Tensor::<1>::ones([1 << 10], world.device());
-            let shard = Sharded { tensor: tensor.clone().into_dispatch(), dim: 0, cut: Cut::Chunks(4 << 10) };
-            let work = comm.all_gather(Call::new("unit").ahead(), vec![shard]);
+            let shard = ShardedTensor { tensor: tensor.clone().into_dispatch(), dim: 0, cut: ShardSizes::Chunked(4 << 10) };
+            let work = comm.all_gather(Call::new("unit").with_deferred(), vec![shard]);
             assert!(!tensor.can_mut());
             drop(work);
             // Who is through the first has heard of all offers, and declined them; who is through the second knows.
@@ -205,15 +205,15 @@ fn what_nobody_wants_is_given_back() {
 fn a_long_print_is_sent_once() {
     let job = Job::new(2, 21);
     let ends = job.run(|_, processes| {
-        launch(Launch::on(processes.engine(2)), |world| {
+        launch(Launch::on_backend(processes.engine(2)), |world| {
             let comm = world.all();
             let step = |width: usize| {
                 let names = (0..100).map(|at| format!("blocks.{at}.attention.query.weight").into());
                 let shard = |_| {
                     let tensor = Tensor::<2>::ones([0, width], world.device()).into_dispatch();
-                    Sharded { tensor, dim: 0, cut: Cut::Chunks(0) }
+                    ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(0) }
                 };
-                let wholes = comm.all_gather(Call::new("unit").named(names), (0..100).map(shard).collect()).wait()?;
+                let wholes = comm.all_gather(Call::new("unit").with_names(names), (0..100).map(shard).collect()).wait()?;
                 assert_eq!(wholes[99].shape()[1], width);
                 Ok(())
             };

@@ -135,7 +135,7 @@ fn a_replicated_operand_is_sliced_for_free() {
 #[test]
 fn cuts_keep_the_order_they_come_in() {
     let mesh = [2, 2];
-    let turned = Layout::with_order(&mesh, &[S(0), S(0)], &[(0, &[1, 0])]).unwrap();
+    let turned = Layout::with_shard_order(&mesh, &[S(0), S(0)], &[(0, &[1, 0])]).unwrap();
     let found = choice(&mesh, &[(&[8, 4], turned.clone()), (&[4, 4], layout(&mesh, &[R, R]))], &product()).unwrap();
     assert_eq!((&found.inputs[0], &found.outputs[0]), (&turned, &turned));
 }

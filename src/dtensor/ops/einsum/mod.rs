@@ -15,7 +15,7 @@ use self::contract::Factor;
 use super::args::misfit;
 use super::placements::SUM;
 use super::subscripts::{Axis, DOTS, Dim, Dims, Subscripts};
-use super::{Arg, Operator, Rule, Strategy, empty};
+use super::{Arg, Operator, ShardingRule, Strategy, empty};
 use crate::Result;
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
@@ -70,7 +70,7 @@ fn axes(dims: &Dims) -> Axes {
     dims.iter().filter_map(|dim| dim.axis()).collect()
 }
 
-impl Rule for Einsum {
+impl ShardingRule for Einsum {
     fn name(&self) -> &'static str {
         "einsum"
     }

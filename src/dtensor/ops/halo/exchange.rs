@@ -60,7 +60,7 @@ impl Exchange {
         if !is_tracked(&local) {
             return Ok(associate(read, strategy));
         }
-        let place = self.plan.moves.then(|| self.comm.draw());
+        let place = self.plan.moves.then(|| self.comm.next_forward_index());
         let op = Node::<D> {
             output: Mutex::new(Some(read.into_dispatch())),
             part: local.shape(),
@@ -94,7 +94,7 @@ impl Exchange {
         if let (Some(from), Some(to)) = (&gives[own], &takes[own]) {
             read = read.slice_assign(self.slices::<D>(to), local.clone().slice(self.slices::<D>(from)));
         }
-        let call = self.call.clone().in_phase(Phase::Forward);
+        let call = self.call.clone().with_phase(Phase::Forward);
         for (peer, values) in self.swap(call, &local, gives, takes)? {
             let to = takes[peer].as_ref().expect("it was taken");
             read = read.slice_assign(self.slices::<D>(to), values);
@@ -110,7 +110,7 @@ impl Exchange {
         if let (Some(from), Some(to)) = (&gives[own], &takes[own]) {
             sum = sum.slice_assign(self.slices::<D>(from), grad.clone().slice(self.slices::<D>(to)));
         }
-        let call = Call { drawn: place, ..self.call.clone().in_phase(Phase::Backward) };
+        let call = Call { forward_index: place, ..self.call.clone().with_phase(Phase::Backward) };
         for (peer, values) in self.swap(call, &grad, takes, gives)? {
             let slices = self.slices::<D>(gives[peer].as_ref().expect("it was given"));
             let values = sum.clone().slice(slices) + values;

@@ -45,7 +45,7 @@ use itertools::Itertools;
 use smallvec::SmallVec;
 
 use super::placements::{R, S};
-use super::{Operator, Rule, Strategy, strategy};
+use super::{Operator, ShardingRule, Strategy, strategy};
 use crate::Result;
 use crate::comm::Call;
 use crate::error::OrUnwind;
@@ -60,7 +60,7 @@ pub(super) const SPATIAL: usize = 2;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Spatial<T>(pub(super) T);
 
-impl<T: Rule> Rule for Spatial<T> {
+impl<T: ShardingRule> ShardingRule for Spatial<T> {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -78,8 +78,8 @@ impl<T: Rule> Rule for Spatial<T> {
         rows
     }
 
-    fn takes_empty_parts(&self) -> bool {
-        self.0.takes_empty_parts()
+    fn supports_empty_shards(&self) -> bool {
+        self.0.supports_empty_shards()
     }
 
     fn takes_empty_parts_along(&self, input: usize, dim: usize) -> bool {
@@ -159,7 +159,7 @@ impl Halo {
     ) -> Option<Self> {
         let input = operator.input_spec(0);
         let (layout, ranks) = (input.layout(), input.mesh().shape());
-        let cuts = |dim: usize| layout.order(dim).iter().copied().filter(|&cut| ranks[cut] > 1);
+        let cuts = |dim: usize| layout.shard_order(dim).iter().copied().filter(|&cut| ranks[cut] > 1);
         let dims: SmallVec<[usize; 2]> =
             (SPATIAL..input.shape().num_dims()).filter(|&dim| cuts(dim).next().is_some()).collect();
         if dims.is_empty() {

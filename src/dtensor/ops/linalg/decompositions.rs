@@ -4,15 +4,15 @@ use burn::linalg as local;
 use burn::tensor::Tensor;
 
 use super::super::args::misfit;
-use super::super::{Axes, Operator, apply};
+use super::super::{EinsumRule, Operator, apply};
 use super::matrix;
 use crate::dtensor::DTensor;
 use crate::dtensor::local::{associate, is_tracked, reshape};
 
-const LU: Axes = Axes::new("lu", "..MN -> ..MM, ..MK, ..KN");
-const QR: Axes = Axes::new("qr", "..MN -> ..MK, ..KN");
-const SVD: Axes = Axes::new("svd", "..MN -> ..MK, ..K, ..KN");
-const DET: Axes = Axes::new("det", "..MM -> ..");
+const LU: EinsumRule = EinsumRule::new("lu", "..MN -> ..MM, ..MK, ..KN");
+const QR: EinsumRule = EinsumRule::new("qr", "..MN -> ..MK, ..KN");
+const SVD: EinsumRule = EinsumRule::new("svd", "..MN -> ..MK, ..K, ..KN");
+const DET: EinsumRule = EinsumRule::new("det", "..MM -> ..");
 
 /// `(P, L, U)` with `P @ L @ U` the matrices, as burn's [`lu`](local::lu): `[.., m, n]` to `[.., m, m]`,
 /// `[.., m, k]` and `[.., k, n]`, with `k = min(m, n)`. `D1` is `D - 1`.

@@ -8,7 +8,7 @@ use super::super::activation::log_softmax;
 use super::super::args::misfit;
 use super::super::lookup::holding;
 use super::super::placements::{MAX, R, SUM};
-use super::super::{Axes, Operator, empty};
+use super::super::{EinsumRule, Operator, empty};
 use super::targets::Targets;
 use super::{CrossEntropyLossConfig, Reduction};
 use crate::Result;
@@ -244,7 +244,7 @@ impl CrossEntropyLoss {
 
 /// What a row of scores adds up to: the score of its target, the sum of its exponentials (of logits), and
 /// the weighted sum of its scores (for smoothing).
-const TERMS: Axes = Axes::new("cross_entropy", "..c, .. -> ..T");
+const TERMS: EinsumRule = EinsumRule::new("cross_entropy", "..c, .. -> ..T");
 
 /// Losses of this rank's samples, flat, and the spec of all of them in the targets' shape.
 struct Samples {

@@ -3,8 +3,8 @@
 use burn::tensor::activation::log_sigmoid;
 
 use super::super::args::misfit;
-use super::super::partials::NOTHING;
-use super::super::{Axes, apply};
+use super::super::partials::NO_PARTIAL;
+use super::super::{EinsumRule, apply};
 use super::Reduction;
 use crate::dtensor::DTensor;
 
@@ -19,7 +19,7 @@ use crate::dtensor::DTensor;
 #[track_caller]
 pub fn mse_loss<const D: usize>(x: DTensor<D>, target: DTensor<D>, reduction: Reduction) -> DTensor<1> {
     check_alike("mse_loss", &x, &target);
-    let rule = const { Axes::pointwise("mse_loss", NOTHING) };
+    let rule = const { EinsumRule::pointwise("mse_loss", NO_PARTIAL) };
     reduced(apply(&rule, (x, target), |(x, target), _| (x - target).square()), reduction)
 }
 
@@ -40,7 +40,7 @@ pub fn binary_cross_entropy_with_logits<const D: usize>(
 ) -> DTensor<1> {
     let name = "binary_cross_entropy_with_logits";
     check_alike(name, &logits, &target);
-    let rule = const { Axes::pointwise("binary_cross_entropy_with_logits", NOTHING) };
+    let rule = const { EinsumRule::pointwise("binary_cross_entropy_with_logits", NO_PARTIAL) };
     let losses = apply(&rule, (logits, target), |(x, target), _| (target.neg() + 1.0) * x.clone() - log_sigmoid(x));
     reduced(losses, reduction)
 }

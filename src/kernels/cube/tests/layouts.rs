@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 use super::{assert_copies, device, plain};
 use crate::kernels::cube::CubeError;
 use crate::kernels::{Copies, CutTensor, FlatLayout, Segment};
-use crate::placement::Cut;
+use crate::placement::ShardSizes;
 
 const DTYPES: [DType; 7] =
     [DType::F32, DType::I32, DType::I64, DType::Bool(BoolStore::U32), DType::F16, DType::BF16, DType::U8];
@@ -34,12 +34,12 @@ fn cut_tensor(ranks: usize, rng: &mut StdRng) -> CutTensor {
     let shape = (0..dims).map(|_| *lengths.choose(rng).unwrap()).collect_vec();
     let dim = rng.random_range(0..dims);
     let cut = if rng.random() {
-        Cut::Chunks(shape[dim])
+        ShardSizes::Chunked(shape[dim])
     } else {
         let mut ends = (1..ranks).map(|_| rng.random_range(0..=shape[dim])).sorted().collect_vec();
         ends.push(shape[dim]);
         let lengths = ends.iter().scan(0, |last, end| Some(end - std::mem::replace(last, *end)));
-        Cut::Lengths(lengths.collect_vec().into())
+        ShardSizes::Uneven(lengths.collect_vec().into())
     };
     CutTensor { shape: Shape::from(shape), dim, cut }
 }
@@ -106,7 +106,7 @@ fn segments_in_any_place_and_gaps_of_zeros() {
 fn long_and_short_segments_in_one_launch() {
     let mut rng = StdRng::seed_from_u64(56);
     let lens = [700_001, 1, 3, 64, 0, 250_000, 7, 4096, 5, 1, 1, 2];
-    let tensors = lens.map(|len| CutTensor { shape: Shape::new([len, 2]), dim: 0, cut: Cut::Chunks(len) });
+    let tensors = lens.map(|len| CutTensor { shape: Shape::new([len, 2]), dim: 0, cut: ShardSizes::Chunked(len) });
     let layout = FlatLayout::new(3, tensors.to_vec(), 4);
     for copies in [layout.pack_parts(1), layout.unpack_rows(), layout.pack_wholes()] {
         let plan = plain(&copies, DType::F32).unwrap();
@@ -118,7 +118,7 @@ fn long_and_short_segments_in_one_launch() {
 #[test]
 fn a_matrix_of_odd_rows_cut_along_its_columns() {
     let mut rng = StdRng::seed_from_u64(78);
-    let tensor = |columns| CutTensor { shape: Shape::new([257, columns]), dim: 1, cut: Cut::Chunks(columns) };
+    let tensor = |columns| CutTensor { shape: Shape::new([257, columns]), dim: 1, cut: ShardSizes::Chunked(columns) };
     let layout = FlatLayout::new(3, vec![tensor(101), tensor(96), tensor(5)], 4);
     for copies in [layout.pack_wholes(), layout.unpack_rows(), layout.unpack_wholes()] {
         for dtype in [DType::F32, DType::F16] {

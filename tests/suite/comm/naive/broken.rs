@@ -9,7 +9,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
 use burn_dtensor::Error;
 use burn_dtensor::comm::engine::{Channel, Engine, Failure, Member, Message, Pending, Post, Posted, Waited};
-use burn_dtensor::comm::{CommError, Op, Plan, ReduceOp, TensorMeta};
+use burn_dtensor::comm::{CommError, Op, CollectivePlan, ReduceOp, TensorMeta};
 
 use super::{Naive, host};
 
@@ -118,14 +118,14 @@ impl Channel for BrokenChannel {
         self.channel.member()
     }
 
-    fn all_gather(&self, post: Post, plan: Arc<Plan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
+    fn all_gather(&self, post: Post, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
         self.through(post, |post| self.channel.all_gather(post, plan, parts))
     }
 
     fn reduce_scatter(
         &self,
         post: Post,
-        plan: Arc<Plan>,
+        plan: Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> Posted<Vec<DispatchTensor>> {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
 use burn_dtensor::comm::engine::{Channel, Member, Message, Pending, Post, Posted, Print, Waited};
-use burn_dtensor::comm::{CollectiveId, CommError, Plan, ReduceOp, TensorMeta};
-use burn_dtensor::placement::Cut;
+use burn_dtensor::comm::{CollectiveId, CommError, CollectivePlan, ReduceOp, TensorMeta};
+use burn_dtensor::placement::ShardSizes;
 
 use super::Naive;
 use super::host::{self, concat, narrow, reduce};
@@ -95,7 +95,7 @@ impl Channel for NaiveChannel {
         &self.member
     }
 
-    fn all_gather(&self, post: Post, plan: Arc<Plan>, tensors: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
+    fn all_gather(&self, post: Post, plan: Arc<CollectivePlan>, tensors: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
         let device = self.device();
         self.call(post, vec![read(tensors); self.size()], move |parts| {
             let wholes = plan.cuts().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
@@ -106,13 +106,13 @@ impl Channel for NaiveChannel {
     fn reduce_scatter(
         &self,
         post: Post,
-        plan: Arc<Plan>,
+        plan: Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> Posted<Vec<DispatchTensor>> {
         let (device, size, count) = (self.device(), self.size(), wholes.len());
         let wholes = read(wholes);
-        let part = |rank: usize, (whole, (dim, cut)): (_, &(usize, Cut))| narrow(whole, *dim, cut.range(size, rank));
+        let part = |rank: usize, (whole, (dim, cut)): (_, &(usize, ShardSizes))| narrow(whole, *dim, cut.range(size, rank));
         let parts_of = |rank: usize| wholes.iter().zip(plan.cuts()).map(|whole| part(rank, whole)).collect();
         self.call(post, (0..size).map(parts_of).collect(), move |terms| {
             write((0..count).map(|at| reduce(&column(&terms, at), op)).collect(), &device)

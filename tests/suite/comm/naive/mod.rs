@@ -90,7 +90,7 @@ impl Naive {
             };
             self.over(id)?;
             if let Some(rank) = self.in_vain(rank, id, &missing) {
-                break CommError::RankLeft { rank, during: id.clone() };
+                break CommError::RankReturned { rank, during: id.clone() };
             }
             match end {
                 Some(end) if end <= Instant::now() => {

@@ -360,7 +360,7 @@ fn a_ragged_cut_stays_ragged() {
             ([1, 3, 8], 2, [1, 1, 4]),
             ([0, 12, 0], 3, [0, 4, 0]),
         ] {
-            let layout = layout(mesh, &[S(2)]).with_lengths(0, lengths)?;
+            let layout = layout(mesh, &[S(2)]).with_uneven_sizes(0, lengths)?;
             let options = || ConvOptions::new([stride], [1], [1], 1);
             let trial = Trial {
                 name: format!("conv1d of {lengths:?} by {stride}"),
@@ -369,7 +369,7 @@ fn a_ragged_cut_stays_ragged() {
                 plain: &|x, params| params.map(|(w, b)| module::conv1d(x, w, Some(b), options())).unwrap(),
                 sharded: &|x, params| {
                     let y = params.map(|(w, b)| sharded::conv1d(x, w, Some(b), options())).unwrap();
-                    assert_eq!(y.layout().lengths(0).unwrap()[..], expected);
+                    assert_eq!(y.layout().uneven_sizes(0).unwrap()[..], expected);
                     y
                 },
                 reads: &|_, o| window(3, stride, 1, 1)(o),
@@ -390,7 +390,7 @@ fn averages_without_padding_are_of_double_precision_where_the_input_is() {
         on_mesh(&[ranks], |_, mesh| {
             let whole = Tensor::<3>::from_data([[[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]]], (mesh.device(), DType::F64));
             let expected = module::avg_pool1d(whole.clone(), options()).into_data().try_to_vec::<f64>().unwrap();
-            let x = DTensor::distribute_local(whole, mesh, &[S(2)])?;
+            let x = DTensor::distribute_replicated(whole, mesh, &[S(2)])?;
             let found = sharded::avg_pool1d(x, options());
             assert_eq!(found.placements(), [S(2)]);
             let found = found.full_tensor()?.into_data().try_to_vec::<f64>().unwrap();

@@ -53,7 +53,7 @@ fn halo_bytes<const D: usize>(
     let needs = |at: &[usize]| -> Vec<Range<usize>> {
         let made = output.0.local_slices(&output.1, at);
         let of = |dim: usize| {
-            if dim < 2 || input.order(dim).is_empty() {
+            if dim < 2 || input.shard_order(dim).is_empty() {
                 return has(at)[dim].clone();
             }
             let rows =
@@ -97,11 +97,11 @@ impl<const D: usize> Trial<'_, D> {
         let grads = (expected.clone() * Tensor::from_inner(factors.clone())).sum().backward();
 
         let whole = Layout::replicate(mesh.shape())?;
-        let own_x = DTensor::distribute_local_to(sample(self.x, &device).require_grad(), mesh, layout.clone())?;
+        let own_x = DTensor::distribute_replicated_to(sample(self.x, &device).require_grad(), mesh, layout.clone())?;
         let own_params = match &params {
             Some((weight, bias)) => Some((
-                DTensor::distribute_local_to(weight.clone().detach().require_grad(), mesh, whole.clone())?,
-                DTensor::distribute_local_to(bias.clone().detach().require_grad(), mesh, whole)?,
+                DTensor::distribute_replicated_to(weight.clone().detach().require_grad(), mesh, whole.clone())?,
+                DTensor::distribute_replicated_to(bias.clone().detach().require_grad(), mesh, whole)?,
             )),
             None => None,
         };

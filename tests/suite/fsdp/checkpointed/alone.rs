@@ -3,7 +3,7 @@
 use burn::module::{Initializer, Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig};
 use burn::tensor::{Device, Int, Tensor};
-use burn_dtensor::fsdp::checkpointed;
+use burn_dtensor::fsdp::checkpoint_activations;
 use burn_dtensor::nn::dropout;
 use burn_dtensor::{Error, Result, dtensor::ops::random};
 
@@ -46,7 +46,7 @@ fn a_block_without_a_tracked_input_trains() -> Result<()> {
         let table: Embedding = EmbeddingConfig::new(7, WIDTH).with_initializer(initializer).init(&device);
         let tokens = || Tensor::<2, Int>::from_data([[0, 3, 3], [6, 1, 0]], &device);
         let kept = full_grads(&table, table.forward(tokens()).square().sum())?;
-        let again = checkpointed(&table, tokens(), |table, tokens| table.forward(tokens));
+        let again = checkpoint_activations(&table, tokens(), |table, tokens| table.forward(tokens));
         assert_eq!(full_grads(&table, again.square().sum())?, kept);
     }
     Ok(())
@@ -58,7 +58,7 @@ fn outputs_that_nothing_reads_count_as_zeros() {
     let device = Device::flex().autodiff();
     let layer = linear(1, &device);
     let (x, y) = (batch(1, &device).require_grad(), batch(2, &device).require_grad());
-    let outputs = checkpointed(&layer, (x.clone(), y.clone(), 3usize), |layer, (x, y, n)| {
+    let outputs = checkpoint_activations(&layer, (x.clone(), y.clone(), 3usize), |layer, (x, y, n)| {
         let plain = Tensor::<1>::full([n], 2.0, &x.device().inner());
         let count = Tensor::<1, Int>::from_data([n as i32], &x.device());
         (layer.forward(x.clone()), (layer.forward(y) * 2.0, count), Some(x), plain)
@@ -124,7 +124,7 @@ fn running_statistics_see_a_batch_once() {
     let (kept, again) = (normed(), normed());
     for step in 0..3 {
         compute(&kept, batch(step, &device)).square().sum().backward();
-        checkpointed(&again, batch(step, &device), compute).square().sum().backward();
+        checkpoint_activations(&again, batch(step, &device), compute).square().sum().backward();
     }
     let statistics = |normed: &Normed| (normed.norm.running_mean.value_sync(), normed.norm.running_var.value_sync());
     let ((mean, var), (mean_again, var_again)) = (statistics(&kept), statistics(&again));
@@ -140,13 +140,13 @@ fn backward_leaves_the_stream_where_it_is() {
         random::seed(5);
         let compute = |layer: &_, x| dropout(burn::nn::Linear::forward(layer, x), 0.5);
         let output = match again {
-            true => checkpointed(&layer, batch(1, &device), compute),
+            true => checkpoint_activations(&layer, batch(1, &device), compute),
             false => compute(&layer, batch(1, &device)),
         };
         random::next_seed();
         let grads = output.sum().backward();
         let grad = layer.weight.val().grad(&grads).expect("it is trained").into_data();
-        (grad, random::next_seed(), random::stream())
+        (grad, random::next_seed(), random::rng_state())
     };
     assert_eq!(drawn(true), drawn(false));
 }

@@ -26,25 +26,25 @@ fn error(program: impl Fn(&Tower, Tensor<2>) -> Tensor<2> + Sync) -> Error {
 fn what_is_captured_and_tracked_is_an_error() {
     let captured = error(|tower, x| {
         let aside = x.clone();
-        checkpointed(&tower.blocks[0], x, move |block, x| block.compute(x, AGAIN) + aside.clone())
+        checkpoint_activations(&tower.blocks[0], x, move |block, x| block.compute(x, AGAIN) + aside.clone())
     });
-    let Error::Param(ParamError::Captured { block }) = &captured else { panic!("{captured}") };
+    let Error::Param(ParamError::CapturedTrackedTensor { block }) = &captured else { panic!("{captured}") };
     assert_eq!(block, "blocks.0");
     assert!(captured.to_string().contains("pass it in `input`"), "{captured}");
 
     let of_another = error(|tower, x| {
         let other: Block = tower.blocks[1].clone();
-        checkpointed(&tower.blocks[0], x, move |_, x| other.compute(x, AGAIN))
+        checkpoint_activations(&tower.blocks[0], x, move |_, x| other.compute(x, AGAIN))
     });
-    assert!(matches!(of_another, Error::Param(ParamError::Captured { .. })), "{of_another}");
+    assert!(matches!(of_another, Error::Param(ParamError::CapturedTrackedTensor { .. })), "{of_another}");
 
     let by_itself = error(|tower, x| {
         let other: Linear = tower.head.clone();
-        checkpointed(&tower.blocks[0], x, move |block, x| {
+        checkpoint_activations(&tower.blocks[0], x, move |block, x| {
             block.compute(x, AGAIN) * other.bias.as_ref().unwrap().val().unsqueeze()
         })
     });
-    assert!(matches!(by_itself, Error::Param(ParamError::Captured { .. })), "{by_itself}");
+    assert!(matches!(by_itself, Error::Param(ParamError::CapturedTrackedTensor { .. })), "{by_itself}");
 }
 
 /// What a block does each time, which it is told.
@@ -54,7 +54,7 @@ type Program = fn(&Block, Tensor<2>, usize) -> Tensor<2>;
 fn changing(compute: Program) -> Error {
     error(|tower, x| {
         let count = Arc::new(AtomicUsize::new(0));
-        checkpointed(&tower.blocks[0], x, move |block, x| compute(block, x, count.fetch_add(1, Relaxed)))
+        checkpoint_activations(&tower.blocks[0], x, move |block, x| compute(block, x, count.fetch_add(1, Relaxed)))
     })
 }
 
@@ -67,7 +67,7 @@ fn a_block_that_computes_other_things_again_is_an_error() {
     ];
     for (program, expected) in programs {
         let error = changing(program);
-        let Error::Param(ParamError::NotReplayed { differs, .. }) = &error else { panic!("{error}") };
+        let Error::Param(ParamError::NondeterministicRecompute { differs, .. }) = &error else { panic!("{error}") };
         assert_eq!(*differs, expected);
     }
 }
@@ -85,7 +85,7 @@ fn the_others_are_told_of_a_rank_that_fails_again() {
         let (rank, count) = (mesh.rank(), Arc::new(AtomicUsize::new(0)));
         let x = unit(&model, batch(1, &device), |model, x| {
             let x = model.first.forward(x);
-            checkpointed(&model.blocks[0], x, move |block, x| {
+            checkpoint_activations(&model.blocks[0], x, move |block, x| {
                 assert!(rank == 0 || count.fetch_add(1, Relaxed) == 0, "planted");
                 block.compute(x, AGAIN)
             })

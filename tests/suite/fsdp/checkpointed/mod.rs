@@ -15,7 +15,7 @@ use burn::nn::{Dropout, DropoutConfig, Linear};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
-use burn_dtensor::fsdp::{FullyShard, checkpointed, full_model, unit};
+use burn_dtensor::fsdp::{FullyShard, checkpoint_activations, full_model, unit};
 use burn_dtensor::nn::dropout;
 
 use super::support::{Holder, tensor, values};
@@ -104,7 +104,7 @@ impl Tower {
 impl Block {
     fn forward(&self, x: Tensor<2>, how: How) -> Tensor<2> {
         match how.checkpointed {
-            true => checkpointed(self, x, move |block, x| block.compute(x, how)),
+            true => checkpoint_activations(self, x, move |block, x| block.compute(x, how)),
             false => unit(self, x, |block, x| block.compute(x, how)),
         }
     }
@@ -117,7 +117,7 @@ impl Block {
             Drops::Burns => self.dropout.forward(y),
         };
         let y = match how.inner {
-            true => checkpointed(&self.feed, y, |feed, y| feed.down.forward(y).tanh()),
+            true => checkpoint_activations(&self.feed, y, |feed, y| feed.down.forward(y).tanh()),
             false => unit(&self.feed, y, |feed, y| feed.down.forward(y).tanh()),
         };
         x + y
@@ -125,7 +125,7 @@ impl Block {
 }
 
 fn config() -> FullyShard {
-    FullyShard::new().units(["blocks.*", "blocks.*.feed"])
+    FullyShard::new().with_units(["blocks.*", "blocks.*.feed"])
 }
 
 fn batch(seed: u64, device: &Device) -> Tensor<2> {

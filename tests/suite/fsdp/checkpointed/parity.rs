@@ -58,7 +58,7 @@ fn compare(mesh: &DeviceMesh, checkpointing: bool) -> Result<()> {
     let ways = if mesh.size() == 2 { &WAYS[..] } else { &WAYS[2..] };
     for how in ways.iter().map(|how| how.drops(Drops::Own)) {
         for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never] {
-            let trained = train(mesh, &device, how, Some(config().reshard_after_forward(reshard)))?;
+            let trained = train(mesh, &device, how, Some(config().with_reshard_after_forward(reshard)))?;
             let context = format!("{mesh}, {how:?}, {reshard:?}, gradient checkpointing {checkpointing}");
             match mesh.size() {
                 // Averages over three are added up in another order.
@@ -83,11 +83,11 @@ fn ten_steps_are_those_of_the_unsharded_model_that_keeps_activations() {
 #[cfg(feature = "mpi")]
 #[test]
 fn ten_steps_in_two_processes() {
-    MeshTest::new([2], ["shard"]).processes(2).run(|mesh| compare(mesh, false));
+    MeshTest::new([2], ["shard"]).with_processes(2).run(|mesh| compare(mesh, false));
 }
 
 #[cfg(feature = "mpi")]
 #[test]
 fn ten_steps_in_three_processes() {
-    MeshTest::new([3], ["shard"]).processes(3).run(|mesh| compare(mesh, false));
+    MeshTest::new([3], ["shard"]).with_processes(3).run(|mesh| compare(mesh, false));
 }

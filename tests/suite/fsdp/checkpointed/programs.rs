@@ -93,8 +93,8 @@ fn frozen_parts_beside_trained_ones() {
 
 #[test]
 fn units_of_one_module_and_of_several() {
-    let grouped = FullyShard::new().units(["blocks.0"]).unit_of(["blocks.1", "blocks.2"]);
-    for config in [FullyShard::new(), FullyShard::new().units(["blocks.*.feed"]), grouped] {
+    let grouped = FullyShard::new().with_units(["blocks.0"]).with_group_unit(["blocks.1", "blocks.2"]);
+    for config in [FullyShard::new(), FullyShard::new().with_units(["blocks.*.feed"]), grouped] {
         let loss: Loss = |tower, device, rank, how| tower.forward(batch(rank as u64, device), how).square().sum();
         compare(config, |tower| tower, loss);
     }
@@ -107,13 +107,13 @@ fn units_that_reads_open() {
         let x = unit(tower, batch(rank as u64, device), move |tower, x| {
             let compute = |block: &Block, x: Tensor<2>| block.feed.down.forward(block.up.forward(x).tanh());
             tower.blocks.iter().fold(x, |x, block| match how.checkpointed {
-                true => checkpointed(block, x, compute),
+                true => checkpoint_activations(block, x, compute),
                 false => unit(block, x, compute),
             })
         });
         x.square().sum()
     };
-    compare(FullyShard::new().units(["blocks.*", "blocks.*.up", "blocks.*.feed"]), |tower| tower, only_blocks);
+    compare(FullyShard::new().with_units(["blocks.*", "blocks.*.up", "blocks.*.feed"]), |tower| tower, only_blocks);
 }
 
 /// Whole modules of several blocks compute again, and blocks inside do so too.
@@ -128,7 +128,7 @@ fn blocks_inside_blocks() {
                 tower.blocks.iter().fold(x, |x, block| block.forward(x, how))
             };
             let x = batch(rank as u64, device).require_grad();
-            let y = if how.checkpointed { checkpointed(tower, x, compute) } else { unit(tower, x, compute) };
+            let y = if how.checkpointed { checkpoint_activations(tower, x, compute) } else { unit(tower, x, compute) };
             y.square().sum()
         },
     );
@@ -153,7 +153,7 @@ impl Tied {
             let head = |tied: &Self, x: Tensor<2>| x.tanh().matmul(tied.table.val().transpose());
             let inside = |tied: &Self, x: Tensor<2>| unit(&tied.block, x, |block, x| x + block.scale.val().unsqueeze());
             match again {
-                true => checkpointed(tied, checkpointed(tied, checkpointed(tied, x, embed), inside), head),
+                true => checkpoint_activations(tied, checkpoint_activations(tied, checkpoint_activations(tied, x, embed), inside), head),
                 false => unit(tied, unit(tied, unit(tied, x, embed), inside), head),
             }
         })
@@ -175,7 +175,7 @@ fn a_weight_that_two_blocks_read() {
             let x = || batch(mesh.rank() as u64, &device);
             let plain = full_grads(&tied, tied.loss(x(), false))?;
             assert_eq!(full_grads(&tied, tied.loss(x(), true))?, plain, "unsharded");
-            let sharded = fully_shard(tied, mesh, FullyShard::new().units(["block"]))?;
+            let sharded = fully_shard(tied, mesh, FullyShard::new().with_units(["block"]))?;
             let expected = full_grads(&sharded, sharded.loss(x(), false))?;
             assert_eq!(full_grads(&sharded, sharded.loss(x(), true))?, expected);
             Ok(())
@@ -189,7 +189,7 @@ fn a_weight_of_the_unit_around_that_blocks_read() {
     let loss: Loss = |tower, device, rank, how| {
         let x = unit(tower, batch(rank as u64, device), move |tower, x| {
             let through = |x| match how.checkpointed {
-                true => checkpointed(&tower.first, x, |first, x| first.forward(x).tanh()),
+                true => checkpoint_activations(&tower.first, x, |first, x| first.forward(x).tanh()),
                 false => tower.first.forward(x).tanh(),
             };
             through(tower.first.forward(through(x)))
@@ -197,7 +197,7 @@ fn a_weight_of_the_unit_around_that_blocks_read() {
         x.square().sum()
     };
     compare(FullyShard::new(), |tower| tower, loss);
-    compare(FullyShard::new().reshard_after_forward(ReshardAfterForward::Always), |tower| tower, loss);
+    compare(FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always), |tower| tower, loss);
 }
 
 /// A block whose output is in no loss takes part in its reductions all the same, as without.

@@ -42,7 +42,7 @@ fn blocks_draw_numbers_of_their_own() {
         let layer = linear(1, &device);
         let drawn = || {
             let compute = |_: &_, x: Tensor<2>| x.random_like(Distribution::Default);
-            checkpointed(&layer, batch(1, &device), compute).into_data()
+            checkpoint_activations(&layer, batch(1, &device), compute).into_data()
         };
         device.clone().inner().seed(1);
         let [first, second] = [drawn(), drawn()];
@@ -70,12 +70,12 @@ fn numbers_that_others_have_drawn_meanwhile_are_an_error() {
                 let noise = x.random_like(Distribution::Default);
                 layer.forward(x + noise)
             };
-            checkpointed(&layer, batch(1, &device), compute).sum().backward();
+            checkpoint_activations(&layer, batch(1, &device), compute).sum().backward();
             Ok(())
         })
         .unwrap_err();
         match &error.cause {
-            Error::Param(ParamError::NotReplayed { block, differs }) => {
+            Error::Param(ParamError::NondeterministicRecompute { block, differs }) => {
                 assert!(block.ends_with("Linear"), "{block}");
                 assert_eq!(*differs, "computes other values");
             }

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 use burn_dtensor::comm::{Op, Phase};
-use burn_dtensor::fsdp::{Event, EventKind, Units, record_events, units};
+use burn_dtensor::fsdp::{Event, EventKind, FsdpModule, record_events, units};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -29,7 +29,7 @@ fn trace(events: &[Event]) -> String {
 /// Which units are gathered ahead in backward.
 type Ahead = fn(&Tower) -> Result<()>;
 
-fn own(block: &super::Block) -> Result<Units> {
+fn own(block: &super::Block) -> Result<FsdpModule> {
     Ok(units(block)?.own())
 }
 
@@ -71,7 +71,7 @@ fn units_do_what_they_do_without() {
     ] {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let model = fully_shard(Tower::new(&device), mesh, config().reshard_after_forward(reshard))?;
+            let model = fully_shard(Tower::new(&device), mesh, config().with_reshard_after_forward(reshard))?;
             ahead(&model)?;
             for how in [KEPT].into_iter().chain(WAYS) {
                 let (loss, events) = record_events(|| model.forward(batch(1, &device).require_grad(), how).sum());
@@ -156,7 +156,7 @@ fn patterns_say_which_units_compute_again() {
         let through = |x: Tensor<2>| {
             model.blocks.iter().zip(&computed).fold(x, |x, (block, count)| {
                 let count = count.clone();
-                checkpointed(block, x, move |block, x| {
+                checkpoint_activations(block, x, move |block, x| {
                     count.fetch_add(1, Relaxed);
                     block.compute(x, How::default())
                 })

@@ -25,7 +25,7 @@ fn steps(mesh: &DeviceMesh, verify_every: u64, reshard: ReshardAfterForward, nan
     let device = mesh.device().clone().autodiff();
     let mut model = on_device(&net(&Device::flex()), &device);
     model.blocks[0] = model.blocks[0].clone().no_grad();
-    let config = replicated().verify_every(verify_every).reshard_after_forward(reshard);
+    let config = replicated().with_replica_check_every(verify_every).with_reshard_after_forward(reshard);
     let mut model = fully_shard(model, mesh, config)?;
     let mut optim = AdamWConfig::new().init();
     let count = if crate::is_long() { 8 } else { 4 };

@@ -5,7 +5,7 @@ mod alarms;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor};
-use burn_dtensor::comm::{CommError, Launch, Op, Replicated, launch};
+use burn_dtensor::comm::{CommError, Launch, Op, ReplicatedValue, launch};
 use burn_dtensor::fsdp::{FullyShard, fully_shard, remesh};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::mesh_test;
@@ -79,7 +79,7 @@ fn gradients(net: &Net, step: usize, mesh: &DeviceMesh) -> GradientsParams {
 
 /// Biases and the scale are whole on each rank.
 fn replicated() -> FullyShard {
-    config().shard_placement_fn(|param| (param.shape.len() == 1).then_some(Placement::Replicate))
+    config().with_shard_placement_fn(|param| (param.shape.len() == 1).then_some(Placement::Replicate))
 }
 
 /// What is wrong, on a mesh, and how it is found.
@@ -99,7 +99,7 @@ struct Case {
 
 /// Found in the next step, of those that compare in every one.
 const NEXT: Case = Case {
-    config: || replicated().verify_every(1),
+    config: || replicated().with_replica_check_every(1),
     param: "",
     bit: 0,
     culprit: 0,
@@ -134,7 +134,7 @@ fn is_told(mesh: &DeviceMesh, case: &Case) -> Result<()> {
         panic!("{text}")
     };
     let group = (case.group)(mesh, case.culprit);
-    assert_eq!((&*param, of, during.op), (case.param, Replicated::Weight, case.during), "{text}");
+    assert_eq!((&*param, of, during.op), (case.param, ReplicatedValue::Weight, case.during), "{text}");
     assert_eq!((step, &during.ranks[..]), (case.told_in as u64, &group[..]), "{text}");
     // Word of it may reach others when they have ended the step.
     let ahead = (made + 1).checked_sub(case.told_in);
@@ -175,7 +175,7 @@ const WHOLE: Case = Case { param: "blocks.0.bias", group: shards, during: Op::Re
 
 /// In a unit of its own: all that is reduced is whole.
 const ALONE: Case = Case {
-    config: || replicated().units(["first"]).shard_placement_fn(|_| Some(Placement::Replicate)).verify_every(1),
+    config: || replicated().with_units(["first"]).with_shard_placement_fn(|_| Some(Placement::Replicate)).with_replica_check_every(1),
     param: "scale",
     during: Op::AllReduce,
     ..WHOLE
@@ -213,7 +213,7 @@ fn by_default_it_is_told_by_the_tenth_step() {
             (1, 3) => net.map(&mut Flip::new("blocks.1.weight", 20)),
             _ => net,
         };
-        let (_, made, error) = train(mesh, replicated().verify_every(0), flip)?;
+        let (_, made, error) = train(mesh, replicated().with_replica_check_every(0), flip)?;
         assert!(made == STEPS && error.is_none(), "{error:?}");
         Ok(())
     });
@@ -225,7 +225,7 @@ fn parameters_that_are_read_outside_their_unit_are_compared_each() {
     for param in ["spare.weight", "spare.bias"] {
         mesh_of([2, 1]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let mut net = fully_shard(on_device(&net(&Device::flex()), &device), mesh, config().verify_every(2))?;
+            let mut net = fully_shard(on_device(&net(&Device::flex()), &device), mesh, config().with_replica_check_every(2))?;
             let step = |net: &Net| {
                 let (weight, bias) = (net.spare.weight.val(), net.spare.bias.as_ref().expect("it has one").val());
                 let _ = (weight.square().sum() + bias.square().sum()).backward();
@@ -246,10 +246,10 @@ fn parameters_that_are_read_outside_their_unit_are_compared_each() {
 
 /// Trains on hosts of which one is broken: what the ranks are told, and the steps that they have made.
 fn told_on_broken(shape: [usize; 2], fault: Fault) -> (CommError, usize) {
-    let config = Launch::on(Broken::new(shape[0] * shape[1], fault));
+    let config = Launch::on_backend(Broken::new(shape[0] * shape[1], fault));
     let told = launch(config, |world| {
         let mesh = DeviceMesh::new(world, shape, ["replicate", "shard"])?;
-        let (_, made, error) = train(&mesh, replicated().verify_every(1), |_, net| net)?;
+        let (_, made, error) = train(&mesh, replicated().with_replica_check_every(1), |_, net| net)?;
         let Some(Error::Comm(error)) = error else { panic!("{error:?}, after {made} steps") };
         Ok((error, made))
     });
@@ -262,7 +262,7 @@ fn told_on_broken(shape: [usize; 2], fault: Fault) -> (CommError, usize) {
 /// next step, where it has made weights differ.
 #[test]
 fn what_a_broken_host_is_given_is_told() {
-    use Replicated::{GatheredWeight, Gradient};
+    use ReplicatedValue::{GatheredWeight, Gradient};
     for (shape, op, label, of, param, during) in [
         ([1, 2], Op::AllGather, "blocks.1", GatheredWeight, "blocks.1.weight", Op::ReduceScatter),
         ([1, 3], Op::AllGather, "blocks.1", GatheredWeight, "blocks.1.weight", Op::ReduceScatter),
@@ -297,7 +297,7 @@ fn the_others_go_on_without_the_rank_that_is_named() {
             (1, 5) => net.map(&mut Flip::new("blocks.1.weight", 0)),
             _ => net,
         };
-        let (net, made, error) = train(&mesh, config().verify_every(1), flip)?;
+        let (net, made, error) = train(&mesh, config().with_replica_check_every(1), flip)?;
         let error = error.expect("it is told");
         let Error::Comm(CommError::Diverged { rank, majority: true, .. }) = error else { panic!("{error}") };
         if rank == mesh.rank() {

@@ -22,7 +22,7 @@ fn bits(rank: usize, precision: Precision, trained: &Trained) -> String {
 
 fn in_processes(count: usize) {
     let net = Net::new();
-    let text = test(&[count]).processes(count).run(|mesh| {
+    let text = test(&[count]).with_processes(count).run(|mesh| {
         for precision in Precision::ALL {
             println!("{}", bits(mesh.rank(), precision, &to_the_bit(&net, mesh, &some(precision))?));
         }

@@ -105,10 +105,10 @@ impl Cell {
     fn config(&self) -> FullyShard {
         let whole = |param: ParamInfo| (param.path == "gain").then_some(Placement::Replicate);
         let config =
-            FullyShard::new().units(["blocks.*"]).reshard_after_forward(self.reshard).shard_placement_fn(whole);
+            FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(self.reshard).with_shard_placement_fn(whole);
         let Some(param) = self.precision.param() else { return config };
-        let policy = MixedPrecision::new().param_dtype(param).reduce_dtype(self.precision.reduce());
-        config.mixed_precision(policy.clone().output_dtype(DType::F32)).mixed_precision_for(["blocks.*"], policy)
+        let policy = MixedPrecisionPolicy::new().with_param_dtype(param).with_reduce_dtype(self.precision.reduce());
+        config.with_mixed_precision(policy.clone().with_output_dtype(DType::F32)).with_mixed_precision_for(["blocks.*"], policy)
     }
 
     /// Trains the sharded model.

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use burn_dtensor::Result;
-use burn_dtensor::fsdp::{FullyShard, MixedPrecision, fully_shard, unit};
+use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 
@@ -17,13 +17,13 @@ fn layer() -> Linear {
     LinearConfig::new(WIDTH, WIDTH).init(&Device::flex())
 }
 
-fn shard(layer: &Linear, mesh: &DeviceMesh, policy: MixedPrecision) -> Result<Linear> {
+fn shard(layer: &Linear, mesh: &DeviceMesh, policy: MixedPrecisionPolicy) -> Result<Linear> {
     let device = mesh.device().clone().autodiff();
-    fully_shard(on_device(layer, &device), mesh, FullyShard::new().mixed_precision(policy))
+    fully_shard(on_device(layer, &device), mesh, FullyShard::new().with_mixed_precision(policy))
 }
 
-fn half() -> MixedPrecision {
-    MixedPrecision::new().param_dtype(DType::BF16)
+fn half() -> MixedPrecisionPolicy {
+    MixedPrecisionPolicy::new().with_param_dtype(DType::BF16)
 }
 
 /// What a unit of these tests is given: float tensors of several types wherever they may be, and others.
@@ -74,7 +74,7 @@ fn float_inputs_are_cast_wherever_they_are_and_their_gradients_back() {
 fn inputs_stay_as_they_are_where_a_policy_says_so() {
     let layer = layer();
     MeshTest::new([2], ["shard"]).run(|mesh| {
-        let layer = shard(&layer, mesh, half().cast_forward_inputs(false))?;
+        let layer = shard(&layer, mesh, half().with_cast_forward_inputs(false))?;
         let given = given(&mesh.device().clone().autodiff());
         unit(&layer, given.clone(), |layer, inside| {
             assert_eq!(dtypes(&inside), dtypes(&given));
@@ -88,7 +88,7 @@ fn inputs_stay_as_they_are_where_a_policy_says_so() {
 fn outputs_are_cast_wherever_they_are_tracked_or_not() {
     let layer = layer();
     MeshTest::new([2], ["shard"]).run(|mesh| {
-        let layer = shard(&layer, mesh, half().output_dtype(DType::F64))?;
+        let layer = shard(&layer, mesh, half().with_output_dtype(DType::F64))?;
         let device = mesh.device().clone().autodiff();
         let x = tensor::<2>(1, [3, WIDTH], &device);
         let run = |layer: &Linear, x: Tensor<2>| {

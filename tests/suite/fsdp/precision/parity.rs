@@ -6,7 +6,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Int, Tensor};
 use burn_dtensor::Result;
-use burn_dtensor::fsdp::{FullyShard, MixedPrecision, ReshardAfterForward, full_model, fully_shard};
+use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, ReshardAfterForward, full_model, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 
@@ -26,18 +26,18 @@ struct Case {
 }
 
 impl Case {
-    fn policy(&self) -> MixedPrecision {
-        let policy = MixedPrecision::new().param_dtype(self.param);
-        self.reduce.into_iter().fold(policy, MixedPrecision::reduce_dtype)
+    fn policy(&self) -> MixedPrecisionPolicy {
+        let policy = MixedPrecisionPolicy::new().with_param_dtype(self.param);
+        self.reduce.into_iter().fold(policy, MixedPrecisionPolicy::with_reduce_dtype)
     }
 
     fn config(&self) -> FullyShard {
         FullyShard::new()
-            .units(["layers.*"])
-            .reshard_after_forward(self.reshard)
-            .mixed_precision(self.policy().output_dtype(DType::F32))
-            .mixed_precision_for(["layers.*"], self.policy())
-            .verify_every(1)
+            .with_units(["layers.*"])
+            .with_reshard_after_forward(self.reshard)
+            .with_mixed_precision(self.policy().with_output_dtype(DType::F32))
+            .with_mixed_precision_for(["layers.*"], self.policy())
+            .with_replica_check_every(1)
     }
 }
 

@@ -6,7 +6,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::fsdp::{FullyShard, MixedPrecision, full_model, fully_shard, unit};
+use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, full_model, fully_shard, unit};
 use burn_dtensor::testing::MeshTest;
 
 use super::by_hand::{average, with_weights_in};
@@ -43,10 +43,10 @@ struct Policy {
 }
 
 impl Policy {
-    fn mixed(self) -> MixedPrecision {
-        let policy = self.param.into_iter().fold(MixedPrecision::new(), MixedPrecision::param_dtype);
-        let policy = self.reduce.into_iter().fold(policy, MixedPrecision::reduce_dtype);
-        self.output.into_iter().fold(policy, MixedPrecision::output_dtype)
+    fn mixed(self) -> MixedPrecisionPolicy {
+        let policy = self.param.into_iter().fold(MixedPrecisionPolicy::new(), MixedPrecisionPolicy::with_param_dtype);
+        let policy = self.reduce.into_iter().fold(policy, MixedPrecisionPolicy::with_reduce_dtype);
+        self.output.into_iter().fold(policy, MixedPrecisionPolicy::with_output_dtype)
     }
 }
 
@@ -59,9 +59,9 @@ struct Policies {
 
 impl Policies {
     fn config(&self) -> FullyShard {
-        let config = FullyShard::new().units(["blocks.*"]).mixed_precision(self.root.mixed().keep(["scale"]));
+        let config = FullyShard::new().with_units(["blocks.*"]).with_mixed_precision(self.root.mixed().with_excluded(["scale"]));
         let blocks = self.blocks.iter().enumerate();
-        blocks.fold(config, |config, (i, policy)| config.mixed_precision_for([format!("blocks.{i}")], policy.mixed()))
+        blocks.fold(config, |config, (i, policy)| config.with_mixed_precision_for([format!("blocks.{i}")], policy.mixed()))
     }
 
     fn of(&self, path: &str) -> Policy {
@@ -196,11 +196,11 @@ fn units_that_reads_open_follow_one_policy_for_the_model_and_them() {
 fn the_last_policy_for_a_unit_counts() {
     let model = net();
     MeshTest::new([2], ["shard"]).run(|mesh| {
-        let bf16 = MixedPrecision::new().param_dtype(DType::BF16);
+        let bf16 = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16);
         let config = FullyShard::new()
-            .units(["blocks.*"])
-            .mixed_precision_for(["blocks.*"], bf16)
-            .mixed_precision_for(["blocks.1"], MixedPrecision::new().param_dtype(DType::F16));
+            .with_units(["blocks.*"])
+            .with_mixed_precision_for(["blocks.*"], bf16)
+            .with_mixed_precision_for(["blocks.1"], MixedPrecisionPolicy::new().with_param_dtype(DType::F16));
         let model = fully_shard(model.clone(), mesh, config)?;
         let dtypes = [&model.first, &model.blocks[0], &model.blocks[1]].map(|layer| layer.weight.val().dtype());
         assert_eq!(dtypes, [DType::F32, DType::BF16, DType::F16]);

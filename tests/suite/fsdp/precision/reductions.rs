@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use burn_dtensor::Result;
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{FullyShard, MixedPrecision, ParamExt, fully_shard, unit, units};
+use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, ParamExt, fully_shard, unit, units};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 use half::bf16;
@@ -26,9 +26,9 @@ fn layer() -> Linear {
 }
 
 fn sharded(layer: &Linear, mesh: &DeviceMesh, reduce: Option<DType>) -> Result<Linear> {
-    let policy = MixedPrecision::new().param_dtype(DType::BF16);
-    let policy = reduce.into_iter().fold(policy, MixedPrecision::reduce_dtype);
-    fully_shard(on_device(layer, &mesh.device().clone().autodiff()), mesh, FullyShard::new().mixed_precision(policy))
+    let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16);
+    let policy = reduce.into_iter().fold(policy, MixedPrecisionPolicy::with_reduce_dtype);
+    fully_shard(on_device(layer, &mesh.device().clone().autodiff()), mesh, FullyShard::new().with_mixed_precision(policy))
 }
 
 /// The gradient of the weight's elements in a row, of one batch of a rank: a number that `bf16` has. The sum of the first
@@ -143,8 +143,8 @@ fn ranks_differ_in_what_they_use(shape: &[usize], reduce: DType, factor: f64, ba
         let device = mesh.device().clone().autodiff();
         let weight = || Param::from_tensor(Tensor::ones([WIDTH, WIDTH], &device));
         let model = Weights { of_all: weight(), of_one: weight(), unused: weight() };
-        let policy = MixedPrecision::new().param_dtype(reduce).reduce_dtype(reduce).output_dtype(DType::F32);
-        let model = fully_shard(model, mesh, FullyShard::new().mixed_precision(policy))?;
+        let policy = MixedPrecisionPolicy::new().with_param_dtype(reduce).with_reduce_dtype(reduce).with_output_dtype(DType::F32);
+        let model = fully_shard(model, mesh, FullyShard::new().with_mixed_precision(policy))?;
         units(&model)?.set_gradient_divide_factor(factor)?;
         units(&model)?.set_force_sum_reduction(sums);
         let mut grads = None;

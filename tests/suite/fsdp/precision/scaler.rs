@@ -5,7 +5,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_dtensor::comm::{Op, ReduceOp};
 use burn_dtensor::fsdp::{
-    FullyShard, GradScaler, MixedPrecision, ParamExt, full_model, fully_shard, named_parameters, unit,
+    FullyShard, GradScaler, MixedPrecisionPolicy, ParamExt, full_model, fully_shard, named_parameters, unit,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
@@ -53,10 +53,10 @@ fn on_three(body: impl Fn(&DeviceMesh, &Linear) + Sync) {
 fn the_scale_grows_after_2000_good_steps_and_shrinks_at_a_bad_one() {
     on_three(|_, layer| {
         let mut scaler = GradScaler::new();
-        assert_eq!(scaler.current(), 65536.0);
+        assert_eq!(scaler.current_scale(), 65536.0);
         let mut step = |odd| {
             let kept = scaler.unscale(layer, grads(layer, 65536.0, odd)).unwrap();
-            (kept.is_some(), scaler.current())
+            (kept.is_some(), scaler.current_scale())
         };
         assert_eq!(step(None), (true, 65536.0));
         // It counts anew after a bad step.
@@ -73,16 +73,16 @@ fn the_scale_grows_after_2000_good_steps_and_shrinks_at_a_bad_one() {
 #[test]
 fn factors_and_interval_may_be_set_and_an_infinite_scale_is_none() {
     on_three(|_, layer| {
-        let scaler = GradScaler::new().init_scale(8.0).growth_factor(4.0).backoff_factor(0.25).growth_interval(2);
+        let scaler = GradScaler::new().with_init_scale(8.0).with_growth_factor(4.0).with_backoff_factor(0.25).with_growth_interval(2);
         let scales = |mut scaler: GradScaler, odd: &[bool]| -> Vec<f32> {
             let mut scale = |&odd: &bool| {
                 scaler.unscale(layer, grads(layer, 1.0, odd.then_some(f32::NAN))).unwrap();
-                scaler.current()
+                scaler.current_scale()
             };
             odd.iter().map(&mut scale).collect()
         };
         assert_eq!(scales(scaler.clone(), &[false, true, false, false, false, false]), [8.0, 2.0, 2.0, 8.0, 8.0, 32.0]);
-        assert_eq!(scales(scaler.init_scale(f32::MAX), &[false; 3]), [f32::MAX; 3]);
+        assert_eq!(scales(scaler.with_init_scale(f32::MAX), &[false; 3]), [f32::MAX; 3]);
     });
 }
 
@@ -95,8 +95,8 @@ fn one_rank_that_overflows_has_all_skip_the_step() {
             mesh.world().ledger().reset();
             assert!(scaler.unscale(layer, grads(layer, 1.0, own)).unwrap().is_none(), "{odd} on rank {odd_rank}");
             assert_eq!(mesh.world().ledger().calls(Op::AllReduce), 1);
-            let scales = mesh.all_reduce(scaler.current(), ReduceOp::Max).unwrap();
-            assert_eq!([scales, scaler.current()], [32768.0; 2]);
+            let scales = mesh.all_reduce(scaler.current_scale(), ReduceOp::Max).unwrap();
+            assert_eq!([scales, scaler.current_scale()], [32768.0; 2]);
         }
         // A rank without gradients takes part.
         let own = if mesh.rank() == 1 { GradientsParams::new() } else { grads(layer, 1.0, None) };
@@ -107,7 +107,7 @@ fn one_rank_that_overflows_has_all_skip_the_step() {
 #[test]
 fn good_gradients_are_unscaled() {
     on_three(|_, layer| {
-        let grads = GradScaler::new().init_scale(8.0).unscale(layer, grads(layer, 3.0, None)).unwrap().expect("finite");
+        let grads = GradScaler::new().with_init_scale(8.0).unscale(layer, grads(layer, 3.0, None)).unwrap().expect("finite");
         let grad = layer.weight.shard_grad(&grads).expect("a gradient").local().clone();
         assert_eq!(grad.clone().into_data(), grad.full_like(0.375).into_data());
     });
@@ -116,14 +116,14 @@ fn good_gradients_are_unscaled() {
 #[test]
 fn its_state_is_saved_and_loaded() {
     on_three(|_, layer| {
-        let mut scaler = GradScaler::new().growth_interval(3);
+        let mut scaler = GradScaler::new().with_growth_interval(3);
         let step = |scaler: &mut GradScaler| scaler.unscale(layer, grads(layer, 1.0, None)).unwrap();
         step(&mut scaler);
         step(&mut scaler);
         let mut loaded: GradScaler = serde_json::from_str(&serde_json::to_string(&scaler).unwrap()).unwrap();
         assert_eq!(loaded, scaler);
         step(&mut loaded);
-        assert_eq!(loaded.current(), 2.0 * scaler.current());
+        assert_eq!(loaded.current_scale(), 2.0 * scaler.current_scale());
     });
 }
 
@@ -134,8 +134,8 @@ fn small_gradients_of_half_precision_survive() {
     let _ = values(&plain, None);
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let half = MixedPrecision::new().param_dtype(DType::F16).reduce_dtype(DType::F32).output_dtype(DType::F32);
-        let sharded = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().mixed_precision(half))?;
+        let half = MixedPrecisionPolicy::new().with_param_dtype(DType::F16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
+        let sharded = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().with_mixed_precision(half))?;
         let loss = || {
             let x = tensor::<2>(1, [2, WIDTH], &device);
             unit(&sharded, x, |layer, x| layer.forward(x)).sum() * 2f32.powi(-26)
@@ -162,11 +162,11 @@ fn training_that_overflows_at_first_goes_on_with_a_smaller_scale() {
     let _ = values(&plain, None);
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let half = MixedPrecision::new().param_dtype(DType::F16).reduce_dtype(DType::F32).output_dtype(DType::F32);
-        let mut model = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().mixed_precision(half))?;
+        let half = MixedPrecisionPolicy::new().with_param_dtype(DType::F16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
+        let mut model = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().with_mixed_precision(half))?;
         let mut reference = model.clone();
         let (mut optim, mut own) = (AdamWConfig::new().init(), AdamWConfig::new().init());
-        let mut scaler = GradScaler::new().init_scale(2f32.powi(18));
+        let mut scaler = GradScaler::new().with_init_scale(2f32.powi(18));
         let loss = |model: &Linear| {
             let x = tensor::<2>(mesh.rank() as u64 + 1, [2, WIDTH], &device);
             unit(model, x, |layer, x| layer.forward(x)).square().sum()

@@ -8,7 +8,7 @@ use burn_dtensor::Error;
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::fsdp::{
-    FsdpError, FullyShard, MixedPrecision, ParamExt, ParamInfo, ReshardAfterForward, full_model, fully_shard, remesh,
+    FsdpError, FullyShard, MixedPrecisionPolicy, ParamExt, ParamInfo, ReshardAfterForward, full_model, fully_shard, remesh,
     unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
@@ -30,8 +30,8 @@ fn layer() -> Linear {
     layer
 }
 
-fn half() -> MixedPrecision {
-    MixedPrecision::new().param_dtype(DType::BF16)
+fn half() -> MixedPrecisionPolicy {
+    MixedPrecisionPolicy::new().with_param_dtype(DType::BF16)
 }
 
 fn run(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
@@ -43,7 +43,7 @@ fn shards_records_and_the_whole_model_keep_what_is_stored() {
     let plain = layer();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let sharded = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().mixed_precision(half()))?;
+        let sharded = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().with_mixed_precision(half()))?;
         let exact = |model: &Linear| {
             assert_eq!(values(&full_model(model).unwrap(), None), values(&plain, None));
         };
@@ -72,8 +72,8 @@ fn what_is_sent_has_the_types_of_the_policy() {
     for (reduce, size) in [(None, 4), (Some(DType::BF16), 2), (Some(DType::F32), 4), (Some(DType::F64), 8)] {
         MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let policy = reduce.into_iter().fold(half(), MixedPrecision::reduce_dtype);
-            let config = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always).mixed_precision(policy);
+            let policy = reduce.into_iter().fold(half(), MixedPrecisionPolicy::with_reduce_dtype);
+            let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(policy);
             let sharded = fully_shard(on_device(&plain, &device), mesh, config)?;
             let ledger = mesh.world().ledger();
             ledger.reset();
@@ -127,8 +127,8 @@ fn parameters_of_several_stored_types_are_one_unit() {
     let mixed = Mixed::new();
     for (policy, sizes, config) in [
         (None, [4, 2], FullyShard::new()),
-        (Some(DType::BF16), [4, 2], FullyShard::new().mixed_precision(half())),
-        (Some(DType::BF16), [4, 4], FullyShard::new().mixed_precision(half().reduce_dtype(DType::F32))),
+        (Some(DType::BF16), [4, 2], FullyShard::new().with_mixed_precision(half())),
+        (Some(DType::BF16), [4, 4], FullyShard::new().with_mixed_precision(half().with_reduce_dtype(DType::F32))),
     ] {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
@@ -165,10 +165,10 @@ fn a_replicated_weight_is_cast_too() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let device = device.gradient_checkpointing();
-        let config = FullyShard::new().reshard_after_forward(ReshardAfterForward::Always).mixed_precision(half());
+        let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(half());
         let replicated = |param: ParamInfo<'_>| (param.path == "weight").then_some(Placement::Replicate);
         let x = || tensor::<2>(1, [3, WIDTH], &device);
-        let [whole, cut] = [config.clone().shard_placement_fn(replicated), config].map(|config| {
+        let [whole, cut] = [config.clone().with_shard_placement_fn(replicated), config].map(|config| {
             let model = fully_shard(on_device(&plain, &device), mesh, config).unwrap();
             let output = run(&model, x());
             let grads = output.clone().cast(DType::F32).sum().backward();
@@ -188,8 +188,8 @@ fn a_rank_may_leave_out_a_weight() {
     for reduce in [None, Some(DType::BF16)] {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let policy = reduce.into_iter().fold(half(), MixedPrecision::reduce_dtype);
-            let model = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().mixed_precision(policy))?;
+            let policy = reduce.into_iter().fold(half(), MixedPrecisionPolicy::with_reduce_dtype);
+            let model = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().with_mixed_precision(policy))?;
             let x = Tensor::<2>::ones([1, WIDTH], &device);
             let sum = unit(&model, x, |layer, x| match mesh.rank() {
                 0 => layer.forward(x),
@@ -212,13 +212,13 @@ fn tensor_parallel_parts_have_the_types_of_the_policy() {
     let plain = layer();
     MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
         let place = |layer: Linear| {
-            let plan = Plan::new().with("weight", Style::placed(Placement::Shard(1)));
+            let plan = Plan::new().with_style("weight", Style::placed(Placement::Shard(1)));
             parallelize(layer, &mesh.slice("tp")?, plan)
         };
-        let shard = |layer: Linear| fully_shard(layer, &mesh.slice("dp")?, FullyShard::new().mixed_precision(half()));
+        let shard = |layer: Linear| fully_shard(layer, &mesh.slice("dp")?, FullyShard::new().with_mixed_precision(half()));
         for layer in [shard(place(plain.clone())?)?, place(shard(plain.clone())?)?] {
             let x = tensor::<2>(1, [3, WIDTH], mesh.device());
-            let x = DTensor::distribute_local(x, &mesh.slice("tp")?, &[Placement::Replicate])?;
+            let x = DTensor::distribute_replicated(x, &mesh.slice("tp")?, &[Placement::Replicate])?;
             unit(&layer, x, |_, x| assert_eq!([x.dtype(), x.local().dtype()], [DType::BF16; 2]));
             let part = layer.weight.dtensor()?;
             assert_eq!([part.dtype(), part.local().dtype()], [DType::BF16; 2]);
@@ -235,8 +235,8 @@ fn tensor_parallel_parts_have_the_types_of_the_policy() {
 fn a_model_on_another_mesh_keeps_its_policies() {
     let plain = layer();
     MeshTest::new([2], ["shard"]).run(|mesh| {
-        let policy = half().output_dtype(DType::F64).keep(["bias"]);
-        let model = fully_shard(plain.clone(), mesh, FullyShard::new().mixed_precision(policy))?;
+        let policy = half().with_output_dtype(DType::F64).with_excluded(["bias"]);
+        let model = fully_shard(plain.clone(), mesh, FullyShard::new().with_mixed_precision(policy))?;
         let model = remesh(model, &DeviceMesh::new(mesh.world(), [2], ["again"])?)?;
         let x = tensor::<2>(1, [3, WIDTH], mesh.device());
         let output = unit(&model, x, |model, x| {
@@ -255,22 +255,22 @@ fn wrong_policies_are_typed_errors() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let refused =
             |config: FullyShard| fully_shard(plain.clone(), mesh, config).map(|_| ()).expect_err("it is wrong");
-        let policy = |policy| refused(FullyShard::new().mixed_precision(policy));
-        let new = MixedPrecision::new;
+        let policy = |policy| refused(FullyShard::new().with_mixed_precision(policy));
+        let new = MixedPrecisionPolicy::new;
         for (what, wrong) in [
-            ("param_dtype", new().param_dtype(DType::I32)),
-            ("reduce_dtype", new().reduce_dtype(DType::U8)),
-            ("output_dtype", new().output_dtype(DType::Flex32)),
+            ("param_dtype", new().with_param_dtype(DType::I32)),
+            ("reduce_dtype", new().with_reduce_dtype(DType::U8)),
+            ("output_dtype", new().with_output_dtype(DType::Flex32)),
         ] {
             let error = policy(wrong.clone());
             assert!(matches!(error, Error::Fsdp(FsdpError::ElementType { what: found, .. }) if found == what));
             assert!(error.to_string().contains("F64, F32, F16 or BF16"), "{error}");
-            let for_one = refused(FullyShard::new().mixed_precision_for(["head"], wrong));
+            let for_one = refused(FullyShard::new().with_mixed_precision_for(["head"], wrong));
             assert!(matches!(for_one, Error::Fsdp(FsdpError::ElementType { .. })));
         }
-        let error = refused(FullyShard::new().mixed_precision_for(["weight"], new()));
+        let error = refused(FullyShard::new().with_mixed_precision_for(["weight"], new()));
         assert!(matches!(error, Error::Param(ParamError::NoMatch { what: "unit", .. })), "{error}");
-        let error = policy(new().keep(["wieght"]));
+        let error = policy(new().with_excluded(["wieght"]));
         let Error::Param(ParamError::NoMatch { what: "parameter", near_path, .. }) = error else { panic!("{error}") };
         assert_eq!(near_path.as_deref(), Some("weight"));
         Ok(())

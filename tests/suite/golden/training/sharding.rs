@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use burn_dtensor::Result;
 use burn_dtensor::comm::World;
-use burn_dtensor::fsdp::{FullyShard, MixedPrecision, ParamInfo, ReshardAfterForward};
+use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, ParamInfo, ReshardAfterForward};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
 use serde_json::Value;
@@ -44,25 +44,25 @@ fn mixed_precision(config: FullyShard, run: &Run) -> FullyShard {
         "fp32" => DType::F32,
         other => panic!("unknown element type {other}"),
     };
-    let policy = MixedPrecision::new().param_dtype(dtype(param)).reduce_dtype(dtype(reduce));
-    let whole = policy.clone().output_dtype(DType::F32);
+    let policy = MixedPrecisionPolicy::new().with_param_dtype(dtype(param)).with_reduce_dtype(dtype(reduce));
+    let whole = policy.clone().with_output_dtype(DType::F32);
     match run.model.as_str() {
-        "mlp" => config.mixed_precision(whole),
-        _ => config.mixed_precision(whole).mixed_precision_for(["layers.*"], policy),
+        "mlp" => config.with_mixed_precision(whole),
+        _ => config.with_mixed_precision(whole).with_mixed_precision_for(["layers.*"], policy),
     }
 }
 
 pub fn config(run: &Run) -> FullyShard {
     let reshard = run.raf.as_ref().map_or(ReshardAfterForward::Auto, reshard);
-    let config = FullyShard::new().units(["layers.*"]).reshard_after_forward(reshard);
+    let config = FullyShard::new().with_units(["layers.*"]).with_reshard_after_forward(reshard);
     let config = mixed_precision(config, run);
     let ranks = run.mesh.as_ref().and_then(|mesh| mesh.last().copied()).unwrap_or(1);
     match run.spf.as_deref() {
         None => config,
         Some("S1") => {
-            config.shard_placement_fn(|param: ParamInfo| (param.shape.len() > 1).then_some(Placement::Shard(1)))
+            config.with_shard_placement_fn(|param: ParamInfo| (param.shape.len() > 1).then_some(Placement::Shard(1)))
         }
-        Some("S1even") => config.shard_placement_fn(move |param: ParamInfo| {
+        Some("S1even") => config.with_shard_placement_fn(move |param: ParamInfo| {
             (param.shape.len() > 1 && param.shape[1].is_multiple_of(ranks)).then_some(Placement::Shard(1))
         }),
         Some(other) => panic!("unknown shard-placement function {other}"),

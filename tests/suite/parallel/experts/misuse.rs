@@ -25,18 +25,18 @@ fn names_of_dimensions_that_cannot_be() {
         let error = shard(FullyShard::new());
         assert!(matches!(error, Error::Fsdp(FsdpError::MeshDims { .. })), "{error}");
         says(&error, &["`FullyShard::shard_over`"]);
-        let error = shard(FullyShard::new().replicate_over("dp"));
+        let error = shard(FullyShard::new().with_replicate_dims("dp"));
         assert!(matches!(error, Error::Fsdp(FsdpError::NoShardDims { .. })), "{error}");
         says(&error, &["`replicate_over`", "name those that shard"]);
-        let error = shard(FullyShard::new().shard_over(["dp", "ep"]));
+        let error = shard(FullyShard::new().with_shard_dims(["dp", "ep"]));
         assert!(matches!(error, Error::Mesh(MeshError::UnknownName { .. })), "{error}");
-        let error = shard(FullyShard::new().shard_over("dp").replicate_over("ep"));
+        let error = shard(FullyShard::new().with_shard_dims("dp").with_replicate_dims("ep"));
         assert!(matches!(error, Error::Mesh(MeshError::UnknownName { .. })), "{error}");
-        let error = shard(FullyShard::new().shard_over(["dp", "dp"]));
+        let error = shard(FullyShard::new().with_shard_dims(["dp", "dp"]));
         assert!(matches!(error, Error::Mesh(MeshError::DuplicateName { .. })), "{error}");
-        let error = shard(FullyShard::new().shard_over(["dp", "cp"]).replicate_over("cp"));
+        let error = shard(FullyShard::new().with_shard_dims(["dp", "cp"]).with_replicate_dims("cp"));
         assert!(matches!(error, Error::Mesh(MeshError::DuplicateName { .. })), "{error}");
-        let error = shard(FullyShard::new().shard_over(["cp", "dp"]));
+        let error = shard(FullyShard::new().with_shard_dims(["cp", "dp"]));
         assert!(matches!(error, Error::Mesh(MeshError::NameOrder { .. })), "{error}");
         assert_eq!(mesh.world().ledger().total(|_| true).calls, 0);
         Ok(())
@@ -48,8 +48,8 @@ fn placements_over_dimensions_that_are_taken_or_have_no_part() {
     MeshTest::new([2, 2, 1], ["efsdp", "ep", "tp"]).run(|mesh| {
         let net = || place_experts(Net::new(), mesh);
         let over = |names: &'static [&'static str]| {
-            FullyShard::new().shard_over(["efsdp", "ep"]).shard_placement_fn(move |param: ParamInfo<'_>| {
-                param.path.ends_with("up").then(|| ParamPlacement::from(Placement::Shard(0)).over(names))
+            FullyShard::new().with_shard_dims(["efsdp", "ep"]).with_shard_placement_fn(move |param: ParamInfo<'_>| {
+                param.path.ends_with("up").then(|| ParamPlacement::from(Placement::Shard(0)).with_mesh_dims(names))
             })
         };
         let calls = || mesh.world().ledger().total(|_| true).calls;
@@ -62,9 +62,9 @@ fn placements_over_dimensions_that_are_taken_or_have_no_part() {
                 _ => &["pp"],
             };
             match refused(fully_shard(placed.clone(), mesh, over(names))) {
-                Error::Fsdp(error @ FsdpError::NotFree { .. }) => {
+                Error::Fsdp(error @ FsdpError::MeshDimInUse { .. }) => {
                     let text = error.to_string();
-                    let FsdpError::NotFree { param, mesh_dim, free, .. } = error else { unreachable!() };
+                    let FsdpError::MeshDimInUse { param, mesh_dim, free, .. } = error else { unreachable!() };
                     assert_eq!((&*param, &*mesh_dim, free), ("blocks.0.experts.up", name, vec!["efsdp".to_string()]));
                     assert!(text.contains("`ParamPlacement::over` names some of these"), "{text}");
                 }
@@ -76,16 +76,16 @@ fn placements_over_dimensions_that_are_taken_or_have_no_part() {
         let error = refused(fully_shard(placed.clone(), mesh, over(&[])));
         assert!(matches!(error, Error::Mesh(MeshError::NoNames { .. })), "{error}");
         // Experts are placed over `ep`, and nothing else shards.
-        let error = refused(fully_shard(placed, mesh, FullyShard::new().shard_over("ep").replicate_over("efsdp")));
-        assert!(matches!(error, Error::Fsdp(FsdpError::NoDimLeft { .. })), "{error}");
+        let error = refused(fully_shard(placed, mesh, FullyShard::new().with_shard_dims("ep").with_replicate_dims("efsdp")));
+        assert!(matches!(error, Error::Fsdp(FsdpError::NoShardDimLeft { .. })), "{error}");
         says(&error, &["`blocks.0.experts.up`", "add one of size 1"]);
         assert_eq!(calls(), before);
         // All of the model over `ep`, where most of it is whole.
-        let plan = Plan::new().with("blocks.*.experts.*", Style::placed(Placement::Shard(0)));
+        let plan = Plan::new().with_style("blocks.*.experts.*", Style::placed(Placement::Shard(0)));
         let whole = parallelize(Net::new(), &mesh.slice("ep")?, plan)?;
         let before = calls();
-        let error = refused(fully_shard(whole, mesh, FullyShard::new().shard_over(["efsdp", "ep"])));
-        assert!(matches!(error, Error::Fsdp(FsdpError::PlacedWhole { .. })), "{error}");
+        let error = refused(fully_shard(whole, mesh, FullyShard::new().with_shard_dims(["efsdp", "ep"])));
+        assert!(matches!(error, Error::Fsdp(FsdpError::ReplicatedOverDataDim { .. })), "{error}");
         says(&error, &["`first.weight`", "`ep`", "parallelize the modules alone"]);
         assert_eq!(calls(), before);
         Ok(())
@@ -96,15 +96,15 @@ fn placements_over_dimensions_that_are_taken_or_have_no_part() {
 #[test]
 fn experts_where_their_mesh_has_too_few_ranks_or_is_another() {
     MeshTest::new([2, 2], ["efsdp", "ep"]).run(|mesh| {
-        let over_both = || FullyShard::new().shard_over(["efsdp", "ep"]);
-        let parts = over_both().reshard_after_forward(ReshardAfterForward::Ranks(4));
+        let over_both = || FullyShard::new().with_shard_dims(["efsdp", "ep"]);
+        let parts = over_both().with_reshard_after_forward(ReshardAfterForward::Ranks(4));
         match refused(fully_shard(place_experts(Net::new(), mesh)?, mesh, parts)) {
             Error::Fsdp(FsdpError::ReshardRanks { ranks: 4, size: 2, dim }) => assert_eq!(dim, "efsdp"),
             other => panic!("{other}"),
         }
         let net = fully_shard(place_experts(Net::new(), mesh)?, mesh, over_both())?;
         match refused(remesh(net, &mesh.flatten(["efsdp", "ep"])?)) {
-            Error::Fsdp(FsdpError::OtherShards { unit, is, .. }) => {
+            Error::Fsdp(FsdpError::IncompatibleMesh { unit, is, .. }) => {
                 assert_eq!((&*unit, is), ("root", format!("{} of 4", mesh.rank())), "that of the experts");
             }
             other => panic!("{other}"),

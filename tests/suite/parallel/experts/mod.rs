@@ -109,9 +109,9 @@ fn experts_train_as_on_one_device_on_every_mesh() {
 fn experts_train_whenever_units_are_freed() {
     let test = MeshTest::new([2, 2], ["efsdp", "ep"]);
     for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Ranks(2)] {
-        trains(&test, &blocks().reshard_after_forward(reshard), Read::Placed);
+        trains(&test, &blocks().with_reshard_after_forward(reshard), Read::Placed);
     }
-    trains(&test, &blocks().balanced(), Read::Placed);
+    trains(&test, &blocks().with_balanced_bytes(), Read::Placed);
 }
 
 /// One unit of the model, and one of both blocks: each is two.
@@ -119,8 +119,8 @@ fn experts_train_whenever_units_are_freed() {
 fn experts_train_in_whatever_units_they_are() {
     let test = MeshTest::new([2, 2], ["efsdp", "ep"]);
     trains(&test, &FullyShard::new(), Read::Placed);
-    trains(&test, &FullyShard::new().unit_of(["blocks.0", "blocks.1"]), Read::Placed);
-    trains(&test, &FullyShard::new().units(["blocks.*.experts", "blocks.*"]), Read::Placed);
+    trains(&test, &FullyShard::new().with_group_unit(["blocks.0", "blocks.1"]), Read::Placed);
+    trains(&test, &FullyShard::new().with_units(["blocks.*.experts", "blocks.*"]), Read::Placed);
 }
 
 /// Each rank reads all experts for its own tokens: their gradients are summed over the ranks along `ep`.
@@ -137,10 +137,10 @@ fn parameters_are_cut_over_the_dimensions_that_the_placement_function_says() {
     let (expected, _) = trained(&model, 4);
     MeshTest::new([2, 2], ["node", "local"]).run(|mesh| {
         let (device, (rank, _)) = (mesh.device().clone().autodiff(), data_rank(mesh));
-        let config = FullyShard::new().shard_over(["node", "local"]).units(["blocks.*"]);
-        let config = config.shard_placement_fn(|param: ParamInfo<'_>| match param.path {
-            "first.weight" => Some(ParamPlacement::from(Placement::Shard(1)).over("local")),
-            path if path.ends_with("up") => Some(ParamPlacement::from(Placement::Shard(0)).over("node")),
+        let config = FullyShard::new().with_shard_dims(["node", "local"]).with_units(["blocks.*"]);
+        let config = config.with_shard_placement_fn(|param: ParamInfo<'_>| match param.path {
+            "first.weight" => Some(ParamPlacement::from(Placement::Shard(1)).with_mesh_dims("local")),
+            path if path.ends_with("up") => Some(ParamPlacement::from(Placement::Shard(0)).with_mesh_dims("node")),
             _ => None,
         });
         let mut net = fully_shard(on_device(&model, &device), mesh, config)?;
@@ -200,10 +200,10 @@ fn a_module_whose_experts_are_on_another_mesh_is_two_units() {
         let gathers = || mesh.world().ledger().calls(Op::AllGather);
         mesh.world().ledger().reset();
         unshard(&net.blocks[1])?.wait()?;
-        assert!(block.are_gathered_ahead());
+        assert!(block.is_prefetched());
         assert_eq!(gathers(), 2);
         reshard(&net.blocks[1])?;
-        assert!(!block.are_gathered_ahead());
+        assert!(!block.is_prefetched());
         unshard(&net.blocks[1])?.wait()?;
         let _ = net.loss_on(0, rank, Read::Placed, &device);
         assert_eq!(gathers(), 4 + 1 + 2 * BLOCKS as u64 - 2, "what was gathered ahead is not gathered again");
@@ -217,7 +217,7 @@ fn units_beside_each_other_that_reads_open_are_gathered_once() {
     let model = Net::new();
     MeshTest::new([2, 2], ["efsdp", "ep"]).run(|mesh| {
         let (device, (rank, _)) = (mesh.device().clone().autodiff(), data_rank(mesh));
-        let config = blocks().reshard_after_forward(ReshardAfterForward::Always);
+        let config = blocks().with_reshard_after_forward(ReshardAfterForward::Always);
         let net = distribute(on_device(&model, &device), mesh, config)?;
         let run = |by_read: bool| {
             mesh.world().ledger().reset();
@@ -250,6 +250,6 @@ fn experts_train_on_processes_as_on_one_device() {
     let model = Net::new();
     let (expected, first) = trained(&model, 4);
     MeshTest::new([2, 2], ["efsdp", "ep"])
-        .processes(2)
+        .with_processes(2)
         .run(|mesh| trains_on(&model, mesh, &blocks(), Read::Placed, (&expected, &first)));
 }

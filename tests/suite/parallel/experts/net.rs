@@ -128,15 +128,15 @@ impl Experts {
 /// Experts over `ep`, and their hidden values over `tp` if the mesh has that.
 pub fn place_experts(mut net: Net, mesh: &DeviceMesh) -> Result<Net> {
     let plan = |name: &str| match name {
-        "ep" => Plan::new().with("*", Style::placed(Placement::Shard(0))),
+        "ep" => Plan::new().with_style("*", Style::placed(Placement::Shard(0))),
         _ => {
-            Plan::new().with("up", Style::placed(Placement::Shard(2))).with("down", Style::placed(Placement::Shard(1)))
+            Plan::new().with_style("up", Style::placed(Placement::Shard(2))).with_style("down", Style::placed(Placement::Shard(1)))
         }
     };
     let names: Vec<_> = mesh.names().iter().filter(|name| ["ep", "tp"].contains(&name.as_str())).collect();
     let tensor = mesh.slice(&names)?;
     for block in &mut net.blocks {
-        let plan = names.iter().fold(Plan::new(), |all, name| all.on(*name, plan(name)));
+        let plan = names.iter().fold(Plan::new(), |all, name| all.with_mesh_dim_plan(*name, plan(name)));
         block.experts = parallelize(block.experts.clone(), &tensor, plan)?;
     }
     Ok(net)
@@ -146,11 +146,11 @@ pub fn place_experts(mut net: Net, mesh: &DeviceMesh) -> Result<Net> {
 pub fn distribute(net: Net, mesh: &DeviceMesh, config: FullyShard) -> Result<Net> {
     let named = |is: fn(&str) -> bool| mesh.names().iter().filter(|name| is(name)).cloned().collect::<Vec<_>>();
     let shard = named(|name| !["tp", "replicate"].contains(&name));
-    let config = config.shard_over(shard).replicate_over(named(|name| name == "replicate"));
+    let config = config.with_shard_dims(shard).with_replicate_dims(named(|name| name == "replicate"));
     fully_shard(place_experts(net, mesh)?, mesh, config)
 }
 
 /// A unit for each block.
 pub fn blocks() -> FullyShard {
-    FullyShard::new().units(["blocks.*"])
+    FullyShard::new().with_units(["blocks.*"])
 }

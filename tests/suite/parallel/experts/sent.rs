@@ -19,7 +19,7 @@ fn experts_move_within_the_ranks_that_have_the_same_and_all_else_over_all() {
     let model = Net::new();
     MeshTest::new([2, 3], ["efsdp", "ep"]).run(|mesh| {
         let (device, (rank, _)) = (mesh.device().clone().autodiff(), data_rank(mesh));
-        let config = blocks().reshard_after_forward(ReshardAfterForward::Always);
+        let config = blocks().with_reshard_after_forward(ReshardAfterForward::Always);
         let net = distribute(on_device(&model, &device), mesh, config)?;
         let ledger = mesh.world().ledger();
         ledger.reset();
