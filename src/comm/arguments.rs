@@ -3,7 +3,7 @@
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape};
 
-use super::engine::{CutPrint, Pairs, TensorPrint, whole};
+use super::engine::{ShardSignature, PairwiseSignature, TensorSignature, whole};
 use super::{Group, Op, CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
@@ -51,7 +51,7 @@ pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>,
 type Cutting<'a> = (usize, (&'a DispatchTensor, &'a (usize, ShardSizes)));
 
 /// Prints of the wholes that these pieces are cut from.
-pub(super) fn pieces(tensors: &[DispatchTensor], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorPrint>> {
+pub(super) fn pieces(tensors: &[DispatchTensor], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorSignature>> {
     let piece = |(i, (tensor, (dim, cut))): Cutting<'_>| {
         let mut print = whole_of(i, tensor, *dim, cut, group)?;
         let expected = cut.range(group.size(), group.rank()).len();
@@ -78,7 +78,7 @@ pub(super) fn wholes(
     cuts: &[(usize, ShardSizes)],
     op: ReduceOp,
     group: &Group,
-) -> Checked<Vec<TensorPrint>> {
+) -> Checked<Vec<TensorSignature>> {
     let whole = |(i, (tensor, (dim, cut))): Cutting<'_>| {
         let print = whole_of(i, tensor, *dim, cut, group)?;
         reducible(i, print.dtype, op)?;
@@ -89,7 +89,7 @@ pub(super) fn wholes(
 }
 
 /// Prints of tensors that are reduced whole.
-pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<TensorPrint>> {
+pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<TensorSignature>> {
     let print = |(i, tensor)| {
         let print = plain(i, tensor)?;
         reducible(i, print.dtype, op)?;
@@ -99,7 +99,7 @@ pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<T
 }
 
 /// The print of a whole that is re-cut along `to_dim`.
-pub(super) fn recut(shard: &ShardedTensor, to_dim: usize, to_cut: &ShardSizes, group: &Group) -> Checked<TensorPrint> {
+pub(super) fn recut(shard: &ShardedTensor, to_dim: usize, to_cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
     let ShardedTensor { tensor, dim, cut } = shard;
     let mut print = pieces(std::slice::from_ref(tensor), &[(*dim, cut.clone())], group)?.remove(0);
     in_range(0, to_dim, &print.shape)?;
@@ -111,7 +111,7 @@ pub(super) fn recut(shard: &ShardedTensor, to_dim: usize, to_cut: &ShardSizes, g
     }
     one_per_rank(0, to_cut, group)?;
     is_whole(0, &print.shape, to_dim, to_cut)?;
-    print.to = Some(CutPrint::new(to_dim, to_cut));
+    print.to = Some(ShardSignature::new(to_dim, to_cut));
     Ok(print)
 }
 
@@ -120,7 +120,7 @@ pub(super) fn listed(
     parts: &[Option<DispatchTensor>],
     metas: Vec<Option<TensorMeta>>,
     group: &Group,
-) -> Checked<Pairs> {
+) -> Checked<PairwiseSignature> {
     let (size, member) = (group.size(), group.rank());
     if parts.len() != size || metas.len() != size {
         return problem(
@@ -130,7 +130,7 @@ pub(super) fn listed(
     }
     let meta = |(i, part): (usize, &Option<DispatchTensor>)| {
         let print = part.as_ref().map(|part| plain(i, part)).transpose()?;
-        Ok(print.map(|TensorPrint { shape, dtype, .. }| TensorMeta { shape, dtype }))
+        Ok(print.map(|TensorSignature { shape, dtype, .. }| TensorMeta { shape, dtype }))
     };
     let given: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
     if given[member] != metas[member] {
@@ -139,7 +139,7 @@ pub(super) fn listed(
             "describe the part that the rank keeps as it is",
         );
     }
-    Ok(Pairs { member, given, taken: metas })
+    Ok(PairwiseSignature { member, given, taken: metas })
 }
 
 /// Prints of what the root holds, checked against its tensors if this rank is the root.
@@ -148,7 +148,7 @@ pub(super) fn rooted(
     metas: &[TensorMeta],
     root: usize,
     group: &Group,
-) -> Checked<Vec<TensorPrint>> {
+) -> Checked<Vec<TensorSignature>> {
     member("root", root, group)?;
     if root == group.rank() {
         let Some(tensors) = tensors else {
@@ -180,12 +180,12 @@ pub(super) fn rooted(
 }
 
 /// The print of a tensor that is known by its description.
-pub(super) fn described(meta: &TensorMeta) -> TensorPrint {
-    TensorPrint { shape: meta.shape.clone(), dtype: meta.dtype, cut: None, to: None }
+pub(super) fn described(meta: &TensorMeta) -> TensorSignature {
+    TensorSignature { shape: meta.shape.clone(), dtype: meta.dtype, cut: None, to: None }
 }
 
 /// Prints of tensors that go as they are.
-pub(super) fn sent(tensors: &[DispatchTensor]) -> Checked<Vec<TensorPrint>> {
+pub(super) fn sent(tensors: &[DispatchTensor]) -> Checked<Vec<TensorSignature>> {
     tensors.iter().enumerate().map(|(i, tensor)| plain(i, tensor)).collect()
 }
 
@@ -221,7 +221,7 @@ pub(super) fn one_each(name: &str, count: usize, group: &Group) -> Checked<()> {
 }
 
 /// That the rows of `tensor` are what the ranks are given of it.
-pub(super) fn split(tensor: &DispatchTensor, given: &[usize], taken: &[usize], group: &Group) -> Checked<TensorPrint> {
+pub(super) fn split(tensor: &DispatchTensor, given: &[usize], taken: &[usize], group: &Group) -> Checked<TensorSignature> {
     let print = plain(0, tensor)?;
     one_each("splits given", given.len(), group)?;
     one_each("splits taken", taken.len(), group)?;
@@ -245,7 +245,7 @@ pub(super) fn rows_of(dims: &[usize], indices: usize) -> Checked<()> {
 }
 
 /// Adds the cuts that a scatter makes.
-pub(super) fn scattered(prints: &mut [TensorPrint], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<()> {
+pub(super) fn scattered(prints: &mut [TensorSignature], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<()> {
     if prints.len() != cuts.len() {
         return problem(format!("{} tensors, but {} `cuts`", prints.len(), cuts.len()), "give one cut a tensor");
     }
@@ -253,26 +253,26 @@ pub(super) fn scattered(prints: &mut [TensorPrint], cuts: &[(usize, ShardSizes)]
         in_range(i, *dim, &print.shape)?;
         one_per_rank(i, cut, group)?;
         is_whole(i, &print.shape, *dim, cut)?;
-        print.cut = Some(CutPrint::new(*dim, cut));
+        print.cut = Some(ShardSignature::new(*dim, cut));
     }
     Ok(())
 }
 
 /// The print of `tensor`, with its cut checked.
-fn whole_of(i: usize, tensor: &DispatchTensor, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorPrint> {
+fn whole_of(i: usize, tensor: &DispatchTensor, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
     cut_along(i, plain(i, tensor)?, dim, cut, group)
 }
 
 /// A print with its cut, which is checked.
-fn cut_along(i: usize, mut print: TensorPrint, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorPrint> {
+fn cut_along(i: usize, mut print: TensorSignature, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
     in_range(i, dim, &print.shape)?;
     one_per_rank(i, cut, group)?;
-    print.cut = Some(CutPrint::new(dim, cut));
+    print.cut = Some(ShardSignature::new(dim, cut));
     Ok(print)
 }
 
 /// Prints of wholes that are known by their descriptions, and cut.
-pub(super) fn described_cut(wholes: &[(TensorMeta, usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorPrint>> {
+pub(super) fn described_cut(wholes: &[(TensorMeta, usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorSignature>> {
     let whole = |(i, (meta, dim, cut)): (usize, &(TensorMeta, usize, ShardSizes))| {
         let print = cut_along(i, described(meta), *dim, cut, group)?;
         is_whole(i, &print.shape, *dim, cut)?;
@@ -282,7 +282,7 @@ pub(super) fn described_cut(wholes: &[(TensorMeta, usize, ShardSizes)], group: &
 }
 
 /// That all can be reduced.
-pub(super) fn all_reducible(prints: &[TensorPrint], op: ReduceOp) -> Checked<()> {
+pub(super) fn all_reducible(prints: &[TensorSignature], op: ReduceOp) -> Checked<()> {
     prints.iter().enumerate().try_for_each(|(i, print)| reducible(i, print.dtype, op))
 }
 
@@ -316,7 +316,7 @@ pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], grou
 
 const REPLAN: &str = "make a plan for tensors of these shapes, dtypes and number";
 
-fn plain(i: usize, tensor: &DispatchTensor) -> Checked<TensorPrint> {
+fn plain(i: usize, tensor: &DispatchTensor) -> Checked<TensorSignature> {
     if tensor.autodiff != DispatchAutodiffContext::Disabled {
         return problem(
             format!("tensor {i} belongs to an autodiff device"),
@@ -327,7 +327,7 @@ fn plain(i: usize, tensor: &DispatchTensor) -> Checked<TensorPrint> {
     if matches!(dtype, DType::QFloat(_)) {
         return problem(format!("tensor {i} is quantized"), "dequantize it first");
     }
-    Ok(TensorPrint { shape: tensor.shape(), dtype, cut: None, to: None })
+    Ok(TensorSignature { shape: tensor.shape(), dtype, cut: None, to: None })
 }
 
 fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {

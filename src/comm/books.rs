@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::engine::Engine;
+use super::engine::Backend;
 use super::flight::{Recorder, Start};
 use super::{Ledger, StartError};
 
@@ -23,7 +23,7 @@ impl Books {
     }
 
     /// The ledger of what is rank `rank` of `engine`'s world, which begins now.
-    pub fn open(&self, rank: usize, engine: &dyn Engine) -> Result<Arc<Ledger>, StartError> {
+    pub fn open(&self, rank: usize, engine: &dyn Backend) -> Result<Arc<Ledger>, StartError> {
         self.open_at(rank, &Start::new(engine.size(), engine.launch()))
     }
 

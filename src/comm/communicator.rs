@@ -10,11 +10,11 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::arguments::{self, Problem};
-use super::engine::{Channel, Member, Post, Posted, Print, TensorPrint};
+use super::engine::{GroupBackend, GroupMember, CallContext, PostResult, CallSignature, TensorSignature};
 use super::flight::{Over, Peer, Posting, Sequence};
 use super::ledger::Charge;
 use super::rank::Rank;
-use super::work::Place;
+use super::work::InFlightGuard;
 use super::{Call, CollectiveId, CommError, Group, Ledger, Op, Work, trace};
 
 /// The collectives of one group, seen from one of its ranks. Tensors are plain (no autodiff), of any kind and dtype.
@@ -44,7 +44,7 @@ pub struct Communicator {
 #[derive(Debug)]
 struct Shared {
     rank: Arc<Rank>,
-    channel: Arc<dyn Channel>,
+    channel: Arc<dyn GroupBackend>,
     sequence: Arc<Sequence>,
     forward_indices: AtomicU64,
     /// How many models were sharded over these ranks.
@@ -56,7 +56,7 @@ impl Communicator {
     /// Of `group`, for the rank that it is seen from.
     pub(super) fn new(rank: Arc<Rank>, group: Group, name: &'static str, deadline: Duration) -> Self {
         let sequence = rank.ledger.recorder().sequence(&group, name);
-        let member = Member { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
+        let member = GroupMember { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
         let channel = rank.engine.channel(member, name);
         let (drawn, models, duplicates) = (AtomicU64::default(), AtomicU64::default(), Mutex::default());
         Self { shared: Arc::new(Shared { rank, channel, sequence, forward_indices: drawn, models, duplicates }), deadline }
@@ -147,16 +147,16 @@ impl Communicator {
 
     /// Whether collectives move while ranks compute, as between processes.
     pub(crate) fn moves_meanwhile(&self) -> bool {
-        self.shared.channel.moves_meanwhile()
+        self.shared.channel.can_overlap()
     }
 
     /// Has the engine begin a call. `bytes` is what the ledger counts.
     pub(super) fn post<T>(
         &self,
         call: Call,
-        print: Print,
+        print: CallSignature,
         bytes: u64,
-        begin: impl FnOnce(&dyn Channel, Post) -> Posted<T>,
+        begin: impl FnOnce(&dyn GroupBackend, CallContext) -> PostResult<T>,
     ) -> Work<T> {
         self.post_to(None, call, print, bytes, begin)
     }
@@ -166,9 +166,9 @@ impl Communicator {
         &self,
         peer: Option<Peer>,
         call: Call,
-        print: Print,
+        print: CallSignature,
         bytes: u64,
-        begin: impl FnOnce(&dyn Channel, Post) -> Posted<T>,
+        begin: impl FnOnce(&dyn GroupBackend, CallContext) -> PostResult<T>,
     ) -> Work<T> {
         let Shared { rank, channel, sequence, .. } = &*self.shared;
         if let Err(error) = rank.check_thread(print.op, &call.label) {
@@ -189,10 +189,10 @@ impl Communicator {
         if !ahead {
             rank.ledger.record(&charge);
         }
-        match span.in_scope(|| begin(&**channel, Post { print, ahead })) {
+        match span.in_scope(|| begin(&**channel, CallContext { print, ahead })) {
             Ok(pending) => {
                 recorder.taken(sequence, op, seq);
-                Work::under_way(pending, Place::new(rank.clone(), span, charge, posted, ahead, self.deadline))
+                Work::under_way(pending, InFlightGuard::new(rank.clone(), span, charge, posted, ahead, self.deadline))
             }
             Err(error) => {
                 recorder.over(noted, posted.elapsed(), Over::Refused);
@@ -202,6 +202,6 @@ impl Communicator {
     }
 }
 
-pub(super) fn bytes(tensors: &[TensorPrint]) -> u64 {
-    tensors.iter().map(TensorPrint::bytes).sum()
+pub(super) fn bytes(tensors: &[TensorSignature]) -> u64 {
+    tensors.iter().map(TensorSignature::bytes).sum()
 }

@@ -4,14 +4,14 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 
-use super::engine::{Engine, Failure, worlds};
+use super::engine::{Backend, Failure, worlds};
 use super::flight::{Ending, FirstFailure, How, Recorder};
 use super::panic::{error_behind, panic_text};
 use super::{CommError, home};
 use crate::Error;
 
 /// How a rank's program ended.
-pub(super) enum End<T> {
+pub(super) enum RankOutcome<T> {
     Done(T),
     Failed {
         error: Error,
@@ -21,7 +21,7 @@ pub(super) enum End<T> {
     Panicked(String),
 }
 
-impl<T> End<T> {
+impl<T> RankOutcome<T> {
     /// What `body` ends with; its panic, if it panics.
     pub fn of(body: impl FnOnce() -> Self) -> Self {
         catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(Self::from_panic)
@@ -41,7 +41,7 @@ impl<T> End<T> {
     }
 
     /// Tells the other ranks of a failure, in every world that it was in: some may be waiting for this one.
-    pub fn tell(&self, rank: usize, engine: &Arc<dyn Engine>) {
+    pub fn tell(&self, rank: usize, engine: &Arc<dyn Backend>) {
         for (engine, rank) in worlds(engine.clone(), rank) {
             match self {
                 Self::Done(_) => {}
@@ -57,14 +57,14 @@ impl<T> End<T> {
 
     /// The rank's program is over, in every world that it was in. What is to be found once the launch is over everywhere
     /// is [noted](Self::note) before: other processes wait for this.
-    pub fn leave(&self, rank: usize, engine: &Arc<dyn Engine>) {
+    pub fn leave(&self, rank: usize, engine: &Arc<dyn Backend>) {
         for (engine, rank) in worlds(engine.clone(), rank) {
-            engine.leave(rank, self.error(rank), self.unwound_at());
+            engine.rank_exited(rank, self.error(rank), self.unwound_at());
         }
     }
 
     /// Notes it, and the first failure of the launch, as far as that is known.
-    pub fn note(&self, rank: usize, engine: &dyn Engine, recorder: &Recorder) {
+    pub fn note(&self, rank: usize, engine: &dyn Backend, recorder: &Recorder) {
         let (how, text) = match self {
             Self::Done(_) => (How::Returned, String::new()),
             Self::Failed { error, .. } => (How::Failed, error.to_string()),

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::books::Books;
 use super::end::first;
-use super::engine::{Engine, worlds};
+use super::engine::{Backend, worlds};
 use super::flight::{Ending, FirstFailure, How};
 use super::home;
 
@@ -29,16 +29,16 @@ static LAUNCHES: Mutex<Vec<Arc<Ranks>>> = Mutex::new(Vec::new());
 
 /// The ranks of a launch that are in this process.
 struct Ranks {
-    engine: Arc<dyn Engine>,
+    engine: Arc<dyn Backend>,
     books: Vec<(usize, Arc<Books>)>,
 }
 
 /// A launch under way, for as long as this is there.
-pub(super) struct Running(Arc<Ranks>);
+pub(super) struct ActiveLaunch(Arc<Ranks>);
 
-impl Running {
+impl ActiveLaunch {
     /// Of the ranks that have these books.
-    pub fn new(engine: Arc<dyn Engine>, books: impl Iterator<Item = (usize, Arc<Books>)>) -> Self {
+    pub fn new(engine: Arc<dyn Backend>, books: impl Iterator<Item = (usize, Arc<Books>)>) -> Self {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| at_exit(note));
         let ranks = Arc::new(Ranks { engine, books: books.collect() });
@@ -47,7 +47,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ActiveLaunch {
     fn drop(&mut self) {
         LAUNCHES.lock().retain(|ranks| !Arc::ptr_eq(ranks, &self.0));
     }

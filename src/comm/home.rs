@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A rank of a launch, as one of its threads knows it.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct RankContext {
     pub launch: u64,
     pub rank: usize,
     /// Where the launch was made: its ranks speak for that rank too.
@@ -17,14 +17,14 @@ pub(super) struct Home {
 }
 
 thread_local! {
-    static HOME: RefCell<Option<Arc<Home>>> = const { RefCell::new(None) };
+    static HOME: RefCell<Option<Arc<RankContext>>> = const { RefCell::new(None) };
     /// Of the same home: there while the process ends, too, when what is dropped with its thread is not.
     static LAUNCH_AND_RANK: Cell<Option<(u64, usize)>> = const { Cell::new(None) };
     static IS_RANK: Cell<bool> = const { Cell::new(false) };
     static UNWOUND_AT: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
 
-impl Home {
+impl RankContext {
     /// Makes this the home of the calling thread, for as long as it lives.
     pub fn settle(self: Arc<Self>) {
         LAUNCH_AND_RANK.set(Some((self.launch, self.rank)));
@@ -68,7 +68,7 @@ pub(crate) fn is_rank() -> bool {
 
 /// The rank that the calling thread belongs to, of the innermost launch, if that is known.
 pub(crate) fn rank_of_thread() -> Option<usize> {
-    Home::current().map(|home| home.rank)
+    RankContext::current().map(|home| home.rank)
 }
 
 /// Notes the line that the calling thread unwinds with an error from.

@@ -8,13 +8,13 @@ use std::{env, thread};
 use burn::tensor::Device;
 
 use super::books::Books;
-use super::end::End;
-use super::engine::{Elsewhere, Engine, Manner, last, worlds};
-use super::exit::Running;
+use super::end::RankOutcome;
+use super::engine::{RemoteOutcome, Backend, ProcessOptions, last, worlds};
+use super::exit::ActiveLaunch;
 use super::flight::{Flight, Start};
-use super::home::{self, Home};
+use super::home::{self, RankContext};
 use super::launcher;
-use super::local::LocalEngine;
+use super::local::HostBackend;
 #[cfg(feature = "mpi")]
 use super::process::Processes;
 use super::{LaunchError, RankReport, StartError, World};
@@ -27,7 +27,7 @@ pub struct Launch {
     deadline: Duration,
     devices: Devices,
     stack_size: usize,
-    manner: Manner,
+    manner: ProcessOptions,
     flight: Option<PathBuf>,
 }
 
@@ -65,7 +65,7 @@ enum Ranks {
     /// As many threads in each of several processes.
     #[cfg(feature = "mpi")]
     Processes(Arc<Processes>, usize),
-    On(Arc<dyn Engine>),
+    On(Arc<dyn Backend>),
 }
 
 impl Launch {
@@ -116,7 +116,7 @@ impl Launch {
     }
 
     /// The ranks of `engine` that are in this process, each a thread.
-    pub fn on_backend(engine: Arc<dyn Engine>) -> Self {
+    pub fn on_backend(engine: Arc<dyn Backend>) -> Self {
         Self::new(Ranks::On(engine))
     }
 
@@ -126,7 +126,7 @@ impl Launch {
             deadline: Duration::from_secs(600),
             devices: Devices::All(None),
             stack_size: 8 << 20,
-            manner: Manner::default(),
+            manner: ProcessOptions::default(),
             flight: None,
         }
     }
@@ -155,7 +155,7 @@ impl Launch {
             Ranks::Threads(ranks) => *ranks,
             #[cfg(feature = "mpi")]
             Ranks::Processes(_, ranks) => *ranks,
-            Ranks::On(engine) => engine.here().len(),
+            Ranks::On(engine) => engine.local_ranks().len(),
         };
         assert_eq!(devices.len(), ranks, "{} devices for {ranks} ranks: give each rank one", devices.len());
         self.devices = Devices::Each(devices);
@@ -272,30 +272,30 @@ where
     T: Send,
     F: Fn(&World) -> Result<T> + Sync,
 {
-    let engine: Arc<dyn Engine> = match config.ranks {
-        Ranks::Threads(size) => LocalEngine::new(size, config.manner),
+    let engine: Arc<dyn Backend> = match config.ranks {
+        Ranks::Threads(size) => HostBackend::new(size, config.manner),
         #[cfg(feature = "mpi")]
         Ranks::Processes(processes, each) => processes.engine_of(each, config.manner),
         Ranks::On(engine) => engine,
     };
-    let here = engine.here();
-    let (cores, outer) = (cores(), Home::current());
+    let here = engine.local_ranks();
+    let (cores, outer) = (cores(), RankContext::current());
     let threads = (cores / here.len()).max(1);
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
     let start = Start::new(engine.size(), engine.launch());
     let books: Vec<_> = here.iter().map(|_| Books::new(folder.clone())).collect();
-    let _running = Running::new(engine.clone(), here.iter().copied().zip(books.iter().cloned()));
+    let _running = ActiveLaunch::new(engine.clone(), here.iter().copied().zip(books.iter().cloned()));
     let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();
     let run = |(place, rank): (usize, usize), memory: Arc<memory::Home>| {
-        let home = Arc::new(Home { launch: engine.launch(), rank, outer: outer.clone() });
+        let home = Arc::new(RankContext { launch: engine.launch(), rank, outer: outer.clone() });
         // Whatever panics, also while the rank's pool is made, is the rank's end.
-        let end = End::of(|| match &ledgers[place] {
+        let end = RankOutcome::of(|| match &ledgers[place] {
             Ok(_) => {
                 let (device, books) = (config.devices.of(place), books[place].clone());
                 let world = World::new(rank, device, engine.clone(), books, config.deadline);
                 in_own_pool((home, memory), threads, config.stack_size, || run_program(&program, &world))
             }
-            Err(error) => End::failed(error.clone().into()),
+            Err(error) => RankOutcome::failed(error.clone().into()),
         });
         end.tell(rank, &engine);
         for ((engine, rank), ledger) in worlds(engine.clone(), rank).zip(books[place].all()) {
@@ -311,15 +311,15 @@ where
             let thread = thread::Builder::new().name(format!("launch {rank}"));
             let run = &run;
             thread.spawn_scoped(scope, move || run((place, rank), memory)).map_err(|error| {
-                let end = End::failed(Error::other(format!("rank {rank} has no thread: {error}")));
+                let end = RankOutcome::failed(Error::other(format!("rank {rank} has no thread: {error}")));
                 end.tell(rank, &engine);
                 end.leave(rank, &engine);
                 end
             })
         };
         let threads: Vec<_> = here.iter().copied().enumerate().zip(homes).map(spawn).collect();
-        let join = |thread: Result<thread::ScopedJoinHandle<End<T>>, End<T>>| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(End::from_panic),
+        let join = |thread: Result<thread::ScopedJoinHandle<RankOutcome<T>>, RankOutcome<T>>| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(RankOutcome::from_panic),
             Err(end) => end,
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
@@ -329,7 +329,7 @@ where
     let place = |rank: usize| worlds(engine.clone(), rank).last().filter(|(engine, _)| Arc::ptr_eq(engine, &last));
     let left = here.iter().zip(&ends).filter_map(|(rank, end)| Some((place(*rank)?.1, end)));
     let left: Vec<_> = left.collect();
-    let Elsewhere { failure, reports, is_told } = last.finish();
+    let RemoteOutcome { failure, reports, is_told } = last.finish();
     if failure.is_none() && left.iter().all(|(_, end)| end.is_done()) {
         for (rank, error) in here.iter().zip(&ends).filter_map(|(rank, end)| Some((rank, end.error(*rank)?))) {
             log::warn!("rank {rank} was lost, and others have gone on: {error}");
@@ -337,9 +337,9 @@ where
         return Ok(here.into_iter().zip(ends).filter_map(|(rank, end)| Some((rank, end.done()?))).collect());
     }
     let failure = failure.or_else(|| last.failure()).expect("a rank that does not succeed has told the others");
-    let report = |(rank, end): (usize, &End<T>)| {
+    let report = |(rank, end): (usize, &RankOutcome<T>)| {
         let at = end.unwound_at().map(ToString::to_string);
-        RankReport { rank, doing: last.doing(rank), error: end.error(rank), at }
+        RankReport { rank, doing: last.activity(rank), error: end.error(rank), at }
     };
     let mut reports: Vec<_> = left.into_iter().map(report).chain(reports).collect();
     reports.sort_by_key(|report| report.rank);
@@ -347,7 +347,7 @@ where
     // Its ranks are those of the last world. Of several processes every one tells the same: what all of them can read.
     let at = here.iter().position(|rank| place(*rank).is_some_and(|(_, place)| place == error.rank));
     let flight = match at {
-        Some(at) if last.here().len() == last.size() => books[at].all().last().map(|ledger| ledger.flight()),
+        Some(at) if last.local_ranks().len() == last.size() => books[at].all().last().map(|ledger| ledger.flight()),
         _ => folder.as_ref().and_then(|folder| Flight::of_rank(folder, last.launch(), error.rank)),
     };
     let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
@@ -363,20 +363,20 @@ fn cores() -> usize {
     (cores / sharers).max(1)
 }
 
-fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> End<T> {
+fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> RankOutcome<T> {
     home::become_rank();
     // Here, on the rank's own thread, it is known where the program unwound.
-    End::of(|| program(world).map_or_else(End::failed, End::Done))
+    RankOutcome::of(|| program(world).map_or_else(RankOutcome::failed, RankOutcome::Done))
 }
 
 /// Runs `body` in a rayon pool of the rank's own, whose first thread is named after the rank. Of its threads it is known whose
 /// they are, and where their memory waits.
 fn in_own_pool<T: Send>(
-    (home, memory): (Arc<Home>, Arc<memory::Home>),
+    (home, memory): (Arc<RankContext>, Arc<memory::Home>),
     threads: usize,
     stack_size: usize,
-    body: impl FnOnce() -> End<T> + Send,
-) -> End<T> {
+    body: impl FnOnce() -> RankOutcome<T> + Send,
+) -> RankOutcome<T> {
     let rank = home.rank;
     let name = move |worker| if worker == 0 { format!("rank {rank}") } else { format!("rank {rank}.{worker}") };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).stack_size(stack_size);
@@ -386,7 +386,7 @@ fn in_own_pool<T: Send>(
     };
     match pool.start_handler(settle).build() {
         Ok(pool) => pool.install(body),
-        Err(error) => End::failed(Error::other(format!("rank {rank} has no thread pool: {error}"))),
+        Err(error) => RankOutcome::failed(Error::other(format!("rank {rank} has no thread pool: {error}"))),
     }
 }
 

@@ -84,7 +84,7 @@ pub use communicator::Communicator;
 pub use copied::Copied;
 pub use course::{TransferTiming, OpTiming};
 pub use digests::{Digests, Divergence};
-pub use engine::Message;
+pub use engine::ReceivedTensors;
 pub use error::CommError;
 pub use group::Group;
 pub(crate) use home::{is_rank, note_unwinding, rank_of_thread};

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::DType;
 
-use super::engine::{Print, TensorPrint};
+use super::engine::{CallSignature, TensorSignature};
 use super::{Call, Op, ReduceOp};
 use crate::kernels::CutTensor;
 use crate::placement::ShardSizes;
@@ -35,7 +35,7 @@ pub struct CollectivePlan {
     pub(super) op: Op,
     pub(super) reduce: Option<ReduceOp>,
     /// The wholes.
-    pub(super) tensors: Arc<[TensorPrint]>,
+    pub(super) tensors: Arc<[TensorSignature]>,
     cuts: Box<[(usize, ShardSizes)]>,
     /// In the group.
     pub(super) ranks: usize,
@@ -46,7 +46,7 @@ impl CollectivePlan {
     pub(super) fn new(
         op: Op,
         reduce: Option<ReduceOp>,
-        tensors: Vec<TensorPrint>,
+        tensors: Vec<TensorSignature>,
         cuts: Vec<(usize, ShardSizes)>,
         ranks: usize,
     ) -> Self {
@@ -74,20 +74,20 @@ impl CollectivePlan {
     }
 
     /// What the ranks of a call agree on.
-    pub(super) fn print(&self, call: &Call) -> Print {
-        Print { reduce: self.reduce, ..Print::new(self.op, call, self.tensors.clone()) }
+    pub(super) fn print(&self, call: &Call) -> CallSignature {
+        CallSignature { reduce: self.reduce, ..CallSignature::new(self.op, call, self.tensors.clone()) }
     }
 
     /// The tensors, each with its element type.
     pub(super) fn cut_tensors(&self) -> impl Iterator<Item = (DType, CutTensor)> {
-        self.tensors.iter().zip(&self.cuts).map(|(TensorPrint { shape, dtype, .. }, (dim, cut))| {
+        self.tensors.iter().zip(&self.cuts).map(|(TensorSignature { shape, dtype, .. }, (dim, cut))| {
             (*dtype, CutTensor { shape: shape.clone(), dim: *dim, cut: cut.clone() })
         })
     }
 
     /// Bytes of the wholes.
     pub fn bytes(&self) -> u64 {
-        self.tensors.iter().map(TensorPrint::bytes).sum()
+        self.tensors.iter().map(TensorSignature::bytes).sum()
     }
 
     /// What an engine makes of the plan, and finds again at every call: always of one type, and the same whoever makes it.

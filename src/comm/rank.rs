@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::Device;
 
 use super::books::Books;
-use super::engine::{Engine, Failure};
-use super::home::Home;
+use super::engine::{Backend, Failure};
+use super::home::RankContext;
 use super::{CommError, Ledger, Op};
 
 /// One rank of a launch.
@@ -18,7 +18,7 @@ pub(super) struct Rank {
     pub ledger: Arc<Ledger>,
     /// Of all worlds that it has been in.
     pub books: Arc<Books>,
-    pub engine: Arc<dyn Engine>,
+    pub engine: Arc<dyn Backend>,
     /// The launch that made its thread, and the rank that it is there.
     pub home: (u64, usize),
     /// How many things it runs alone, one inside the other.
@@ -35,7 +35,7 @@ impl Rank {
     /// with something of this rank's.
     pub fn check_thread(&self, op: Op, label: &str) -> Result<(), CommError> {
         let (launch, own) = self.home;
-        match Home::rank_in(launch) {
+        match RankContext::rank_in(launch) {
             Some(rank) if rank != own => {
                 let (owner, label) = (self.rank, label.to_string());
                 Err(self.fail(CommError::ForeignRankObject { rank, owner, op, label }))

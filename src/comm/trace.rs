@@ -6,13 +6,13 @@ use std::time::Duration;
 use tracing::field::Empty;
 use tracing::{Span, debug_span};
 
-use super::engine::{Print, whole};
+use super::engine::{CallSignature, whole};
 use super::{Group, Phase, TensorMeta};
 
 /// The span of a collective that `rank` posts; none where nobody listens.
 ///
 /// Fields are evaluated, and text is written, only where somebody does: the macro looks first.
-pub(super) fn posted(rank: usize, group: &Group, seq: u64, print: &Print, phase: Phase, bytes: u64) -> Span {
+pub(super) fn posted(rank: usize, group: &Group, seq: u64, print: &CallSignature, phase: Phase, bytes: u64) -> Span {
     debug_span!(
         target: "burn_dtensor::comm",
         "collective",
@@ -41,11 +41,11 @@ pub(super) fn waited(span: &Span, waiting: Duration, moving: Duration, last: Opt
 }
 
 /// Shapes and dtypes.
-struct Tensors<'a>(&'a Print);
+struct Tensors<'a>(&'a CallSignature);
 
 impl fmt::Display for Tensors<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(Print { tensors, pairs, .. }) = self;
+        let Self(CallSignature { tensors, pairs, .. }) = self;
         let given = pairs.iter().flat_map(|pairs| pairs.given.iter().cloned());
         let metas = tensors.iter().map(|tensor| Some(TensorMeta { shape: tensor.shape.clone(), dtype: tensor.dtype }));
         for (index, meta) in metas.chain(given).enumerate() {

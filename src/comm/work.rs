@@ -8,7 +8,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, kind};
 use tracing::Span;
 
-use super::engine::{Mapped, Pending, Waited};
+use super::engine::{Mapped, Request, Completed};
 use super::flight::Over;
 use super::ledger::Charge;
 use super::rank::Rank;
@@ -24,16 +24,16 @@ pub struct Work<T>(State<T>);
 
 enum State<T> {
     Ended(Result<T, CommError>),
-    UnderWay(UnderWay<T>),
+    UnderWay(InFlightOp<T>),
 }
 
-struct UnderWay<T> {
-    pending: Box<dyn Pending<T>>,
-    place: Place,
+struct InFlightOp<T> {
+    pending: Box<dyn Request<T>>,
+    place: InFlightGuard,
 }
 
 /// A collective's place in the queue of its rank, which it leaves when this is dropped; its span ends then.
-pub(super) struct Place {
+pub(super) struct InFlightGuard {
     rank: Arc<Rank>,
     span: Span,
     charge: Charge,
@@ -45,7 +45,7 @@ pub(super) struct Place {
     deadline: Duration,
 }
 
-impl Place {
+impl InFlightGuard {
     pub fn new(rank: Arc<Rank>, span: Span, charge: Charge, posted: Instant, ahead: bool, deadline: Duration) -> Self {
         rank.ledger.posted();
         Self { rank, span, charge, posted, is_over: Cell::new(false), ahead, deadline }
@@ -58,7 +58,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         if !self.is_over.get() {
             self.over(Instant::now(), Over::Dropped);
@@ -76,8 +76,8 @@ impl<T> Work<T> {
         Self(State::Ended(Err(error)))
     }
 
-    pub(super) fn under_way(pending: Box<dyn Pending<T>>, place: Place) -> Self {
-        Self(State::UnderWay(UnderWay { pending, place }))
+    pub(super) fn under_way(pending: Box<dyn Request<T>>, place: InFlightGuard) -> Self {
+        Self(State::UnderWay(InFlightOp { pending, place }))
     }
 
     /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
@@ -110,11 +110,11 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait_with_timing(self) -> Result<(T, Option<OpTiming>), CommError> {
-        let UnderWay { pending, place } = match self.0 {
+        let InFlightOp { pending, place } = match self.0 {
             State::Ended(result) => return result.map(|value| (value, None)),
             State::UnderWay(work) => work,
         };
-        let Place { rank, span, charge, posted, ahead, deadline, .. } = &place;
+        let InFlightGuard { rank, span, charge, posted, ahead, deadline, .. } = &place;
         rank.check_thread(charge.op, &charge.label)?;
         if *ahead {
             rank.ledger.record(charge);
@@ -125,7 +125,7 @@ impl<T> Work<T> {
         let waited = pending.wait(*deadline);
         let end = Instant::now();
         place.over(end, waited.as_ref().map_or(Over::Failed, |waited| Over::Done(waited.last)));
-        let Waited { value, moving, last, carried } = waited?;
+        let Completed { value, moving, last, carried } = waited?;
         let waiting = end.saturating_duration_since(start).saturating_sub(moving);
         rank.ledger.waited(waiting, moving, last.filter(|last| *last != rank.rank));
         trace::waited(span, waiting, moving, last);
@@ -153,8 +153,8 @@ impl<T> Work<T> {
     {
         Work(match self.0 {
             State::Ended(result) => State::Ended(result.map(map)),
-            State::UnderWay(UnderWay { pending, place }) => {
-                State::UnderWay(UnderWay { pending: Box::new(Mapped { pending, map }), place })
+            State::UnderWay(InFlightOp { pending, place }) => {
+                State::UnderWay(InFlightOp { pending: Box::new(Mapped { pending, map }), place })
             }
         })
     }

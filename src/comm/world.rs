@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::books::Books;
-use super::engine::{Engine, Successor};
+use super::engine::{Backend, ShrunkWorld};
 use super::rank::Rank;
 use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
 use crate::{Error, Result};
@@ -56,7 +56,7 @@ impl World {
     pub(super) fn new(
         rank: usize,
         device: Device,
-        engine: Arc<dyn Engine>,
+        engine: Arc<dyn Backend>,
         books: Arc<Books>,
         deadline: Duration,
     ) -> Self {
@@ -232,7 +232,7 @@ impl World {
         let Rank { rank, device, books, engine, home, .. } = &*self.0.rank;
         let successor = engine.shrink(*rank, self.0.deadline)?;
         let place = successor.place_of(*rank).ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
-        let Successor { engine, ranks } = successor;
+        let ShrunkWorld { engine, ranks } = successor;
         let (ledger, alone) = (books.open(place, &*engine)?, AtomicUsize::new(0));
         let (device, books) = (device.clone(), books.clone());
         let rank = Rank { rank: place, device, ledger, books, engine, home: *home, alone };

@@ -2,7 +2,7 @@
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 
-use crate::comm::engine::{Pairs, Print};
+use crate::comm::engine::{PairwiseSignature, CallSignature};
 use crate::comm::{Call, Communicator, Op, ReduceOp, ShardedTensor, TensorMeta, Work, arguments};
 use crate::placement::ShardSizes;
 
@@ -74,7 +74,7 @@ impl Communicator {
         metas: Vec<Option<TensorMeta>>,
     ) -> Work<Vec<Option<DispatchTensor>>> {
         let checked = arguments::listed(&parts, metas.clone(), self.group());
-        let pairs: Pairs = match self.at_home(checked, parts.iter().flatten()) {
+        let pairs: PairwiseSignature = match self.at_home(checked, parts.iter().flatten()) {
             Ok(pairs) => pairs,
             Err(problem) => return self.refuse(op, &call, problem),
         };
@@ -82,7 +82,7 @@ impl Communicator {
             return Work::done(parts);
         }
         let bytes = pairs.bytes();
-        let print = Print { root, pairs: Some(pairs.into()), ..Print::new(op, &call, Vec::new()) };
+        let print = CallSignature { root, pairs: Some(pairs.into()), ..CallSignature::new(op, &call, Vec::new()) };
         let listed = |parts: Vec<Option<DispatchTensor>>| parts.into_iter().map(Vec::from_iter).collect();
         let metas = metas.into_iter().map(Vec::from_iter).collect();
         let work = self.post(call, print, bytes, |channel, post| channel.all_to_all(post, listed(parts), metas));

@@ -3,7 +3,7 @@
 use burn::backend::DispatchTensor;
 
 use crate::comm::communicator::bytes;
-use crate::comm::engine::{Message, Print};
+use crate::comm::engine::{ReceivedTensors, CallSignature};
 use crate::comm::flight::Peer;
 use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
 
@@ -36,7 +36,7 @@ impl Communicator {
             Ok(prints) => prints,
             Err(problem) => return self.refuse(Op::Send, &call, problem),
         };
-        let (bytes, print) = (bytes(&prints), Print::new(Op::Send, &call, prints));
+        let (bytes, print) = (bytes(&prints), CallSignature::new(Op::Send, &call, prints));
         let peer = Peer { rank: Some(self.group().ranks()[to]), tag };
         self.post_to(Some(peer), call, print, bytes, |channel, post| channel.send(post, tensors, to, tag))
     }
@@ -51,7 +51,7 @@ impl Communicator {
         metas: Option<Vec<TensorMeta>>,
         from: impl Into<Option<usize>>,
         tag: u32,
-    ) -> Work<Message> {
+    ) -> Work<ReceivedTensors> {
         let from = from.into();
         let checked = from.map_or(Ok(()), |from| arguments::member("from", from, self.group()));
         if let Err(problem) = checked {
@@ -59,7 +59,7 @@ impl Communicator {
         }
         let any = metas.is_none();
         let prints: Vec<_> = metas.iter().flatten().map(arguments::described).collect();
-        let print = Print { any, ..Print::new(Op::Receive, &call, prints) };
+        let print = CallSignature { any, ..CallSignature::new(Op::Receive, &call, prints) };
         let peer = Peer { rank: from.map(|from| self.group().ranks()[from]), tag };
         self.post_to(Some(peer), call, print, 0, |channel, post| channel.receive(post, from, tag, metas))
     }

@@ -6,7 +6,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 
 use crate::comm::arguments::{self, Problem};
 use crate::comm::engine::ranges::full;
-use crate::comm::engine::{TensorPrint, reduce};
+use crate::comm::engine::{TensorSignature, reduce};
 use crate::comm::{Call, CommError, Communicator, Op, CollectivePlan, ReduceOp, ShardedTensor, TensorMeta, Work};
 use crate::placement::ShardSizes;
 
@@ -70,7 +70,7 @@ impl Communicator {
         &self,
         op: Op,
         reduce: Option<ReduceOp>,
-        prints: Result<Vec<TensorPrint>, Problem>,
+        prints: Result<Vec<TensorSignature>, Problem>,
         cuts: Vec<(usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
         match prints {

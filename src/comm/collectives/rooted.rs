@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 
 use super::lists::all_for;
 use crate::comm::communicator::bytes;
-use crate::comm::engine::Print;
+use crate::comm::engine::CallSignature;
 use crate::comm::{Call, Communicator, Op, CollectivePlan, ReduceOp, TensorMeta, Work, arguments};
 use crate::placement::ShardSizes;
 
@@ -30,7 +30,7 @@ impl Communicator {
             return Work::done(tensors);
         }
         let bytes = bytes(&prints);
-        let print = Print { root: Some(root), ..Print::new(Op::Broadcast, &call, prints) };
+        let print = CallSignature { root: Some(root), ..CallSignature::new(Op::Broadcast, &call, prints) };
         self.post(call, print, bytes, |channel, post| channel.broadcast(post, tensors, metas, root))
     }
 
@@ -58,7 +58,7 @@ impl Communicator {
             return Work::done(tensors);
         }
         let bytes = bytes(&prints);
-        let print = Print { root: Some(root), ..Print::new(Op::Scatter, &call, prints) };
+        let print = CallSignature { root: Some(root), ..CallSignature::new(Op::Scatter, &call, prints) };
         self.post(call, print, bytes, |channel, post| channel.scatter(post, tensors, metas, cuts, root))
     }
 
@@ -81,7 +81,7 @@ impl Communicator {
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
         let cuts = tensors.iter().map(|tensor| all_for(root, tensor, size)).collect();
         let plan = Arc::new(CollectivePlan::new(Op::Reduce, Some(op), prints, cuts, size));
-        let print = Print { root: Some(root), ..plan.print(&call) };
+        let print = CallSignature { root: Some(root), ..plan.print(&call) };
         let bytes = plan.bytes();
         let work = self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, plan, tensors, op));
         work.then(move |tensors| is_root.then_some(tensors))

@@ -3,7 +3,7 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
-use crate::comm::engine::{Pairs, Print};
+use crate::comm::engine::{PairwiseSignature, CallSignature};
 use crate::comm::{Call, CommError, Communicator, Op, ShardedTensor, TensorMeta, Work, arguments};
 use crate::placement::ShardSizes;
 
@@ -51,10 +51,10 @@ impl Communicator {
         };
         let member = self.group().rank();
         let [given_metas, taken_metas] = [given, taken].map(|counts| counts.iter().map(rows).collect());
-        let pairs = Pairs { member, given: given_metas, taken: taken_metas };
+        let pairs = PairwiseSignature { member, given: given_metas, taken: taken_metas };
         let bytes = pairs.bytes();
-        let print = Print { pairs: Some(pairs.into()), ..Print::new(Op::AllToAllList, &call, Vec::new()) };
-        self.post(call, print, bytes, |channel, post| channel.exchange_rows(post, tensor, given, taken))
+        let print = CallSignature { pairs: Some(pairs.into()), ..CallSignature::new(Op::AllToAllList, &call, Vec::new()) };
+        self.post(call, print, bytes, |channel, post| channel.all_to_all_v(post, tensor, given, taken))
     }
 
     /// Tells each rank of the group how much this one will give it; returns how much each will give this one, in group

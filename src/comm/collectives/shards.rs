@@ -3,7 +3,7 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::planned::unpacked;
-use crate::comm::engine::{Print, reshaped};
+use crate::comm::engine::{CallSignature, reshaped};
 use crate::comm::{Call, Communicator, Op, CollectivePlan, ReduceOp, ShardedTensor, Work, arguments};
 use crate::placement::ShardSizes;
 
@@ -73,8 +73,8 @@ impl Communicator {
             return Work::done(shard.tensor);
         }
         let piece = (shard.tensor.shape().num_elements() * shard.tensor.dtype().size()) as u64;
-        let print = Print::new(Op::AllToAll, &call, vec![whole]);
-        self.post(call, print, piece, |channel, post| channel.recut(post, shard, to_dim, to_cut))
+        let print = CallSignature::new(Op::AllToAll, &call, vec![whole]);
+        self.post(call, print, piece, |channel, post| channel.shard_dim_all_to_all(post, shard, to_dim, to_cut))
     }
 
     /// Returns once every rank of the group has called it.
@@ -85,7 +85,7 @@ impl Communicator {
         if self.is_alone() {
             return Work::done(());
         }
-        let print = Print::new(Op::Barrier, &call, Vec::new());
+        let print = CallSignature::new(Op::Barrier, &call, Vec::new());
         self.post(call, print, 0, |channel, post| channel.barrier(post))
     }
 }

@@ -2,14 +2,14 @@
 
 /// How the ranks of a process live together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Manner {
+pub struct ProcessOptions {
     /// A rank may call and wait on several threads at once: [`Launch::multithreaded`](crate::comm::Launch::multithreaded).
     pub multithreaded: bool,
     /// No rank has memory in common with another: [`Launch::separate_memory`](crate::comm::Launch::separate_memory).
     pub separate_memory: bool,
 }
 
-impl Default for Manner {
+impl Default for ProcessOptions {
     /// One thread after another, and memory in common; but where a sanitizer is to see who uses memory that its rank has given
     /// back.
     fn default() -> Self {

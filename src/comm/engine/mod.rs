@@ -61,22 +61,22 @@ use crate::placement::ShardSizes;
 
 pub use failure::Failure;
 pub(crate) use generic::{concat, from_data, into_data, reduce, reshaped, rows};
-pub use manner::Manner;
+pub use manner::ProcessOptions;
 pub(super) use pending::Mapped;
-pub use pending::{Pending, Waited};
-pub use print::Print;
-pub(crate) use print::{CutPrint, Pairs, TensorPrint, whole};
+pub use pending::{Request, Completed};
+pub use print::CallSignature;
+pub(crate) use print::{ShardSignature, PairwiseSignature, TensorSignature, whole};
 pub(super) use provided::rows_for_each;
-pub use successor::Successor;
+pub use successor::ShrunkWorld;
 pub(super) use successor::{last, worlds};
 
 /// The ranks of one [`launch`](super::launch), and what connects them.
-pub trait Engine: Debug + Send + Sync {
+pub trait Backend: Debug + Send + Sync {
     /// Number of ranks.
     fn size(&self) -> usize;
 
     /// The ranks that are in this process, ascending.
-    fn here(&self) -> Vec<usize>;
+    fn local_ranks(&self) -> Vec<usize>;
 
     /// Tells the launches of a process apart: a [`launch_number`] of the engine's own.
     fn launch(&self) -> u64;
@@ -84,7 +84,7 @@ pub trait Engine: Debug + Send + Sync {
     /// The place of `member` in its group. `name` tells channels of the same ranks apart: calls on one meet only calls
     /// on the one of that name. Asked for once for each member, group and name, and not by all ranks at once: an engine
     /// whose groups are made by all their ranks together makes one at its first operation.
-    fn channel(&self, member: Member, name: &'static str) -> Arc<dyn Channel>;
+    fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend>;
 
     /// Ends every wait of every rank, now and later. Returns the error that counts: of the first failure.
     fn fail(&self, failure: Failure) -> CommError;
@@ -94,10 +94,10 @@ pub trait Engine: Debug + Send + Sync {
 
     /// The rank's program is over: those that wait for it wait in vain. `error` is what it has ended with, if it has not
     /// succeeded, and `at` where it unwound with that: for the reports of other processes.
-    fn leave(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>);
+    fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>);
 
     /// What `rank` was doing at the first failure, or is doing now: a few words behind "rank 1 was".
-    fn doing(&self, rank: usize) -> String;
+    fn activity(&self, rank: usize) -> String;
 
     /// Whether the program of every rank is over.
     fn is_finished(&self) -> bool;
@@ -106,27 +106,27 @@ pub trait Engine: Debug + Send + Sync {
     /// than `deadline`. Returns the world of those that have called.
     ///
     /// Provided, for engines without: [`CommError::CannotShrink`].
-    fn shrink(&self, rank: usize, deadline: Duration) -> Result<Successor, CommError> {
+    fn shrink(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
         let _ = deadline;
         Err(CommError::CannotShrink { rank })
     }
 
     /// The world that ranks of this process have [gone on](Self::shrink) in.
-    fn successor(&self) -> Option<Successor> {
+    fn successor(&self) -> Option<ShrunkWorld> {
         None
     }
 
     /// Waits until the programs of all ranks are over, those of other processes too. Returns how these have ended.
     ///
     /// Provided, for engines whose ranks are all in this process: whoever has started them knows.
-    fn finish(&self) -> Elsewhere {
-        Elsewhere::default()
+    fn finish(&self) -> RemoteOutcome {
+        RemoteOutcome::default()
     }
 }
 
 /// How the ranks of other processes have ended.
 #[derive(Debug, Clone, Default)]
-pub struct Elsewhere {
+pub struct RemoteOutcome {
     /// The first failure, if any rank of any process has not succeeded.
     pub failure: Option<Failure>,
     /// Each of them, as far as their processes have said.
@@ -143,7 +143,7 @@ pub fn launch_number() -> u64 {
 
 /// A rank's place in a group, and what is its own there.
 #[derive(Debug, Clone)]
-pub struct Member {
+pub struct GroupMember {
     /// The ranks, and the place among them.
     pub group: Group,
     /// Where the rank's tensors are.
@@ -152,7 +152,7 @@ pub struct Member {
     pub ledger: Arc<Ledger>,
 }
 
-impl Member {
+impl GroupMember {
     /// The global rank.
     pub fn rank(&self) -> usize {
         self.group.ranks()[self.group.rank()]
@@ -166,16 +166,16 @@ impl Member {
 
 /// What an engine needs to know of a call beside its tensors.
 #[derive(Debug)]
-pub struct Post {
+pub struct CallContext {
     /// What ranks must agree on.
-    pub print: Print,
+    pub print: CallSignature,
     /// The result is wanted later.
     pub ahead: bool,
 }
 
 /// What one rank has sent another.
 #[derive(Debug)]
-pub struct Message {
+pub struct ReceivedTensors {
     /// The sender's place in the group.
     pub from: usize,
     /// What it sent.
@@ -183,73 +183,73 @@ pub struct Message {
 }
 
 /// What an operation returns at once.
-pub type Posted<T> = Result<Box<dyn Pending<T>>, CommError>;
+pub type PostResult<T> = Result<Box<dyn Request<T>>, CommError>;
 
 /// A rank's place in one group: the operations of an engine.
 ///
 /// Arguments are checked: shapes, cuts and dtypes fit each other and the group, tensors are plain and on the rank's
 /// device, and the group has several ranks, unless what is called is a send or a receive.
-pub trait Channel: Debug + Send + Sync {
+pub trait GroupBackend: Debug + Send + Sync {
     /// The rank and its group.
-    fn member(&self) -> &Member;
+    fn member(&self) -> &GroupMember;
 
     /// Whether what is posted moves while its ranks do other things: then it is worth posting before it is needed.
     ///
     /// Provided: it does not.
-    fn moves_meanwhile(&self) -> bool {
+    fn can_overlap(&self) -> bool {
         false
     }
 
     /// The wholes of tensors of which every rank has a part, cut as `plan` says.
-    fn all_gather(&self, post: Post, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>>;
+    fn all_gather(&self, post: CallContext, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> PostResult<Vec<DispatchTensor>>;
 
     /// This rank's parts, cut as `plan` says, of the reductions of wholes.
     fn reduce_scatter(
         &self,
-        post: Post,
+        post: CallContext,
         plan: Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
         op: ReduceOp,
-    ) -> Posted<Vec<DispatchTensor>>;
+    ) -> PostResult<Vec<DispatchTensor>>;
 
     /// What each rank has for this one, as `metas` say: `parts[i]` goes to group rank `i`. Its own tensors are handed
     /// back.
     fn all_to_all(
         &self,
-        post: Post,
+        post: CallContext,
         parts: Vec<Vec<DispatchTensor>>,
         metas: Vec<Vec<TensorMeta>>,
-    ) -> Posted<Vec<Vec<DispatchTensor>>>;
+    ) -> PostResult<Vec<Vec<DispatchTensor>>>;
 
     /// The tensors of `root`, as `metas` say; the others bring none.
     fn broadcast(
         &self,
-        post: Post,
+        post: CallContext,
         tensors: Vec<DispatchTensor>,
         metas: Vec<TensorMeta>,
         root: usize,
-    ) -> Posted<Vec<DispatchTensor>>;
+    ) -> PostResult<Vec<DispatchTensor>>;
 
     /// Nothing, once all ranks have called it.
-    fn barrier(&self, post: Post) -> Posted<()>;
+    fn barrier(&self, post: CallContext) -> PostResult<()>;
 
     /// Sends tensors to `to`, which may be the rank itself: done when the engine has them.
-    fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()>;
+    fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()>;
 
     /// The next message with `tag` of `from`, or of whoever comes first: as `metas` say, where they are given.
-    fn receive(&self, post: Post, from: Option<usize>, tag: u32, metas: Option<Vec<TensorMeta>>) -> Posted<Message>;
+    fn receive(&self, post: CallContext, from: Option<usize>, tag: u32, metas: Option<Vec<TensorMeta>>) -> PostResult<ReceivedTensors>;
 
     /// The reductions of tensors of one shape on all ranks.
     ///
     /// Provided: every rank gets all terms and reduces them.
-    fn all_reduce(&self, post: Post, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
+    fn all_reduce(&self, post: CallContext, tensors: Vec<DispatchTensor>, op: ReduceOp) -> PostResult<Vec<DispatchTensor>> {
         provided::all_reduce(self, post, tensors, op)
     }
 
     /// A tensor cut along `shard.dim`, cut along `to_dim` instead.
     ///
     /// Provided: an all-to-all of blocks.
-    fn recut(&self, post: Post, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> Posted<DispatchTensor> {
+    fn shard_dim_all_to_all(&self, post: CallContext, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> PostResult<DispatchTensor> {
         provided::recut(self, post, shard, to_dim, to_cut)
     }
 
@@ -257,14 +257,14 @@ pub trait Channel: Debug + Send + Sync {
     /// go to group rank 0, the next `given[1]` to group rank 1, ..; `taken[i]` come from group rank `i`.
     ///
     /// Provided: an all-to-all of the rows.
-    fn exchange_rows(
+    fn all_to_all_v(
         &self,
-        post: Post,
+        post: CallContext,
         tensor: DispatchTensor,
-        given: &[usize],
-        taken: &[usize],
-    ) -> Posted<DispatchTensor> {
-        provided::exchange_rows(self, post, tensor, given, taken)
+        send_counts: &[usize],
+        recv_counts: &[usize],
+    ) -> PostResult<DispatchTensor> {
+        provided::exchange_rows(self, post, tensor, send_counts, recv_counts)
     }
 
     /// This rank's parts, by dimension and cut, of the tensors of `root`, as `metas` say; the others bring none.
@@ -272,12 +272,12 @@ pub trait Channel: Debug + Send + Sync {
     /// Provided: an all-to-all, in which the root gives.
     fn scatter(
         &self,
-        post: Post,
+        post: CallContext,
         tensors: Vec<DispatchTensor>,
         metas: Vec<TensorMeta>,
         cuts: Vec<(usize, ShardSizes)>,
         root: usize,
-    ) -> Posted<Vec<DispatchTensor>> {
+    ) -> PostResult<Vec<DispatchTensor>> {
         provided::scatter(self, post, tensors, metas, cuts, root)
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::comm::{TransferTiming, CommError};
 
 /// A call that an engine has begun.
-pub trait Pending<T>: Send {
+pub trait Request<T>: Send {
     /// Whether [`wait`](Self::wait) would return without waiting for other ranks.
     fn is_complete(&self) -> bool;
 
@@ -14,12 +14,12 @@ pub trait Pending<T>: Send {
     fn start(&mut self) {}
 
     /// Blocks until the result is there, the world has failed, or `deadline` has passed, which is a failure.
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError>;
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError>;
 }
 
 /// A result, and how long it took to make once all ranks had come.
 #[derive(Debug)]
-pub struct Waited<T> {
+pub struct Completed<T> {
     /// The result.
     pub value: T,
     /// Copies and reductions on the thread that waited.
@@ -30,7 +30,7 @@ pub struct Waited<T> {
     pub carried: Option<TransferTiming>,
 }
 
-impl<T> Waited<T> {
+impl<T> Completed<T> {
     /// What `make` returns, timed; of who came last, and what moved before, it says nothing.
     pub fn timed(make: impl FnOnce() -> T) -> Self {
         let start = Instant::now();
@@ -44,7 +44,7 @@ pub(crate) struct Mapped<P, F> {
     pub map: F,
 }
 
-impl<T, U, F: FnOnce(T) -> U + Send> Pending<U> for Mapped<Box<dyn Pending<T>>, F> {
+impl<T, U, F: FnOnce(T) -> U + Send> Request<U> for Mapped<Box<dyn Request<T>>, F> {
     fn is_complete(&self) -> bool {
         self.pending.is_complete()
     }
@@ -53,10 +53,10 @@ impl<T, U, F: FnOnce(T) -> U + Send> Pending<U> for Mapped<Box<dyn Pending<T>>, 
         self.pending.start();
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<U>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<U>, CommError> {
         let Self { pending, map } = *self;
-        let Waited { value, moving, last, carried } = pending.wait(deadline)?;
-        let mapped = Waited::timed(|| map(value));
-        Ok(Waited { moving: moving + mapped.moving, last, carried, ..mapped })
+        let Completed { value, moving, last, carried } = pending.wait(deadline)?;
+        let mapped = Completed::timed(|| map(value));
+        Ok(Completed { moving: moving + mapped.moving, last, carried, ..mapped })
     }
 }

@@ -10,7 +10,7 @@ use crate::placement::ShardSizes;
 
 /// The arguments of one collective, but for the data.
 #[derive(Debug, Clone)]
-pub struct Print {
+pub struct CallSignature {
     pub(crate) op: Op,
     pub(crate) label: Arc<str>,
     pub(crate) reduce: Option<ReduceOp>,
@@ -21,25 +21,25 @@ pub struct Print {
     pub(crate) terms: Option<Arc<str>>,
     /// Of the first tensors, one each.
     pub(crate) names: Option<Arc<[Arc<str>]>>,
-    pub(crate) tensors: Arc<[TensorPrint]>,
+    pub(crate) tensors: Arc<[TensorSignature]>,
     /// Of a receive: whatever tensors are sent.
     pub(crate) any: bool,
     /// Of an all-to-all of lists, where every two ranks have an agreement of their own.
-    pub(crate) pairs: Option<Box<Pairs>>,
+    pub(crate) pairs: Option<Box<PairwiseSignature>>,
     /// Of what all ranks hold alike.
     pub(crate) digests: Option<Arc<[Digests]>>,
 }
 
 /// What one rank gives to each rank of its group, and takes from each, in group order.
 #[derive(Debug, Clone)]
-pub(crate) struct Pairs {
+pub(crate) struct PairwiseSignature {
     /// The rank's place in the group.
     pub member: usize,
     pub given: Vec<Option<TensorMeta>>,
     pub taken: Vec<Option<TensorMeta>>,
 }
 
-impl Pairs {
+impl PairwiseSignature {
     /// Bytes given to others.
     pub fn bytes(&self) -> u64 {
         let others = self.given.iter().enumerate().filter(|(to, _)| *to != self.member);
@@ -57,25 +57,25 @@ impl Pairs {
 
 /// One tensor of a collective.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct TensorPrint {
+pub(crate) struct TensorSignature {
     /// Shape of the whole.
     pub shape: Shape,
     pub dtype: DType,
     /// How it is cut.
-    pub cut: Option<CutPrint>,
+    pub cut: Option<ShardSignature>,
     /// How it is cut afterwards (all-to-all).
-    pub to: Option<CutPrint>,
+    pub to: Option<ShardSignature>,
 }
 
 /// A cut of a whole whose shape is known.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct CutPrint {
+pub(crate) struct ShardSignature {
     pub dim: usize,
     /// Of a ragged cut.
     pub lengths: Option<Arc<[usize]>>,
 }
 
-impl CutPrint {
+impl ShardSignature {
     pub fn new(dim: usize, cut: &ShardSizes) -> Self {
         Self { dim, lengths: cut.lengths().cloned() }
     }
@@ -86,23 +86,23 @@ impl CutPrint {
     }
 }
 
-impl fmt::Display for CutPrint {
+impl fmt::Display for ShardSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.dim)?;
         self.lengths.as_ref().map_or(Ok(()), |lengths| write!(f, " into {lengths:?}"))
     }
 }
 
-impl TensorPrint {
+impl TensorSignature {
     /// Bytes of the whole.
     pub fn bytes(&self) -> u64 {
         (self.shape.num_elements() * self.dtype.size()) as u64
     }
 }
 
-impl Print {
+impl CallSignature {
     /// Of a `call` of `op`.
-    pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorPrint]>>) -> Self {
+    pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorSignature]>>) -> Self {
         let tensors = tensors.into();
         let Call { label, model, forward_index: drawn, global_tensor: whole, operand_shapes: terms, names, digests, .. } = call.clone();
         Self {
@@ -134,7 +134,7 @@ impl Print {
 
     /// Bytes of the wholes, and of what is given to others.
     pub(crate) fn bytes(&self) -> u64 {
-        self.tensors.iter().map(TensorPrint::bytes).sum::<u64>() + self.pairs.as_ref().map_or(0, |pairs| pairs.bytes())
+        self.tensors.iter().map(TensorSignature::bytes).sum::<u64>() + self.pairs.as_ref().map_or(0, |pairs| pairs.bytes())
     }
 
     /// What differs, this one's value first; `None` if nothing does.
@@ -239,7 +239,7 @@ impl Print {
     }
 }
 
-impl TensorPrint {
+impl TensorSignature {
     fn difference(&self, other: &Self) -> Option<String> {
         differ("shape", &self.shape, &other.shape, |shape| format!("{:?}", &shape[..]))
             .or_else(|| differ("dtype", &self.dtype, &other.dtype, |dtype| dtype.name().to_string()))
@@ -256,8 +256,8 @@ fn some<T: Debug>(value: &Option<T>) -> String {
     value.as_ref().map_or("none".into(), |value| format!("{value:?}"))
 }
 
-fn cut(print: &Option<CutPrint>) -> String {
-    print.as_ref().map_or("none".into(), CutPrint::to_string)
+fn cut(print: &Option<ShardSignature>) -> String {
+    print.as_ref().map_or("none".into(), ShardSignature::to_string)
 }
 
 pub(crate) fn whole(meta: &Option<TensorMeta>) -> String {
@@ -269,10 +269,10 @@ mod tests {
     use super::*;
     use crate::comm::ReplicatedValue;
 
-    fn print() -> Print {
-        let cut = Some(CutPrint::new(0, &ShardSizes::Chunked(4)));
-        let tensor = TensorPrint { shape: Shape::from([4, 8]), dtype: DType::F32, cut, to: None };
-        Print {
+    fn print() -> CallSignature {
+        let cut = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
+        let tensor = TensorSignature { shape: Shape::from([4, 8]), dtype: DType::F32, cut, to: None };
+        CallSignature {
             op: Op::AllGather,
             label: "a".into(),
             reduce: None,
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn says_exactly_what_differs() {
         assert_eq!(print().difference(&print()), None);
-        let says = |change: fn(&mut Print)| {
+        let says = |change: fn(&mut CallSignature)| {
             let mut other = print();
             change(&mut other);
             print().difference(&other).unwrap()
@@ -301,20 +301,20 @@ mod tests {
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
         assert_eq!(says(|p| p.reduce = Some(ReduceOp::Sum)), "reduction none vs Sum");
         assert_eq!(says(|p| p.drawn = Some(3)), "place in forward none vs 3");
-        let whole = |p: &mut Print| p.whole = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 });
+        let whole = |p: &mut CallSignature| p.whole = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 });
         assert_eq!(says(whole), "global tensor none vs [4, 8] f32");
         assert_eq!(says(|p| p.terms = Some("[4, 2]".into())), "reduction of none vs [4, 2]");
-        fn tensor(print: &mut Print) -> &mut TensorPrint {
+        fn tensor(print: &mut CallSignature) -> &mut TensorSignature {
             &mut Arc::get_mut(&mut print.tensors).expect("it is new")[0]
         }
         assert_eq!(says(|p| p.tensors = [].into()), "number of tensors 1 vs 0");
         assert_eq!(says(|p| tensor(p).shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
         assert_eq!(says(|p| tensor(p).dtype = DType::F16), "tensor 0: dtype f32 vs f16");
-        let along = |p: &mut Print| tensor(p).cut = Some(CutPrint::new(1, &ShardSizes::Chunked(8)));
+        let along = |p: &mut CallSignature| tensor(p).cut = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(along), "tensor 0: cut dimension 0 vs 1");
-        let ragged = |p: &mut Print| tensor(p).cut = Some(CutPrint::new(0, &ShardSizes::Uneven([3, 1].into())));
+        let ragged = |p: &mut CallSignature| tensor(p).cut = Some(ShardSignature::new(0, &ShardSizes::Uneven([3, 1].into())));
         assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
-        let again = |p: &mut Print| tensor(p).to = Some(CutPrint::new(1, &ShardSizes::Chunked(8)));
+        let again = |p: &mut CallSignature| tensor(p).to = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
     }
 
@@ -323,9 +323,9 @@ mod tests {
         let of_model = |number, states: &[u64], line| {
             let origin = format!("Linear, sharded at main.rs:{line}").into();
             let names = Some(["weight".into(), "bias".into()].into());
-            Print { model: Some(ShardedModel { number, states: states.into(), origin }), names, ..print() }
+            CallSignature { model: Some(ShardedModel { number, states: states.into(), origin }), names, ..print() }
         };
-        let says = |other: &Print| of_model(1, &[4 << 32], 7).difference(other);
+        let says = |other: &CallSignature| of_model(1, &[4 << 32], 7).difference(other);
         let first = "model 1 (Linear, sharded at main.rs:7)";
         assert_eq!(says(&of_model(2, &[4 << 32], 9)).unwrap(), format!("{first} vs 2 (Linear, sharded at main.rs:9)"));
         assert_eq!(says(&print()).unwrap(), format!("{first} vs none"));
@@ -341,28 +341,28 @@ mod tests {
             let names = names.iter().map(|&name| name.into()).collect();
             let digests =
                 Digests { of: ReplicatedValue::Weight, step, names, values: values.iter().copied().map(Some).collect() };
-            Print { digests: Some([digests].into()), ..print() }
+            CallSignature { digests: Some([digests].into()), ..print() }
         };
         let both = comparing(10, &["a", "b"], &[1, 2]);
         assert_eq!(both.difference(&comparing(10, &["a", "b"], &[3, 4])), None, "that is no difference of calls");
-        let says = |other: &Print| both.difference(other).unwrap();
+        let says = |other: &CallSignature| both.difference(other).unwrap();
         let is = "values to compare weights of step 10: a, b vs";
         assert_eq!(says(&print()), format!("{is} none"));
         assert_eq!(says(&comparing(9, &["a", "b"], &[1, 2])), format!("{is} weights of step 9: a, b"));
         assert_eq!(says(&comparing(10, &["a"], &[1])), format!("{is} weights of step 10: a"));
         let prints = [both, comparing(10, &["a", "b"], &[1, 3])];
-        assert!(Print::divergence(prints.iter()).is_some());
-        assert_eq!(Print::divergence([print(), print()].iter()), None);
+        assert!(CallSignature::divergence(prints.iter()).is_some());
+        assert_eq!(CallSignature::divergence([print(), print()].iter()), None);
     }
 
     #[test]
     fn a_receive_takes_what_it_expects() {
-        let receive = Print { op: Op::Receive, ..print() };
-        let mut sent = Print { op: Op::Send, ..print() };
+        let receive = CallSignature { op: Op::Receive, ..print() };
+        let mut sent = CallSignature { op: Op::Send, ..print() };
         assert_eq!(receive.refusal(&sent), None);
         Arc::get_mut(&mut sent.tensors).expect("it is new")[0].shape = Shape::from([4, 9]);
         assert_eq!(receive.refusal(&sent).unwrap(), "tensor 0: shape [4, 8] vs [4, 9]");
-        let any = Print { any: true, tensors: [].into(), ..receive };
+        let any = CallSignature { any: true, tensors: [].into(), ..receive };
         assert_eq!(any.refusal(&sent), None);
         sent.label = "b".into();
         assert_eq!(any.refusal(&sent).unwrap(), "label `a` vs `b`");
@@ -372,8 +372,8 @@ mod tests {
     fn what_one_gives_is_what_the_other_takes() {
         let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
         let pairs = |member, given: [usize; 2], taken: [usize; 2]| {
-            let pairs = Pairs { member, given: given.map(meta).into(), taken: taken.map(meta).into() };
-            Print { pairs: Some(pairs.into()), ..print() }
+            let pairs = PairwiseSignature { member, given: given.map(meta).into(), taken: taken.map(meta).into() };
+            CallSignature { pairs: Some(pairs.into()), ..print() }
         };
         let first = pairs(0, [1, 2], [1, 3]);
         assert_eq!(first.pairs.as_ref().unwrap().bytes(), 8, "its own part goes nowhere");
@@ -386,11 +386,11 @@ mod tests {
     #[test]
     fn says_which_tensor_differs_by_its_name() {
         let named = |names: &[&str], width: usize| {
-            let tensor = TensorPrint { shape: Shape::from([4, width]), ..print().tensors[0].clone() };
+            let tensor = TensorSignature { shape: Shape::from([4, width]), ..print().tensors[0].clone() };
             let names = Some(names.iter().map(|&name| name.into()).collect());
-            Print { names, tensors: [tensor.clone(), tensor].into(), ..print() }
+            CallSignature { names, tensors: [tensor.clone(), tensor].into(), ..print() }
         };
-        let says = |a: &Print, b: &Print| a.difference(b).unwrap();
+        let says = |a: &CallSignature, b: &CallSignature| a.difference(b).unwrap();
         let both = named(&["a", "b"], 8);
         assert_eq!(both.difference(&named(&["a", "b"], 8)), None);
         assert_eq!(says(&both, &named(&["a", "b"], 9)), "`a`: shape [4, 8] vs [4, 9]");

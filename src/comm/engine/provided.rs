@@ -5,17 +5,17 @@ use burn::tensor::Device;
 
 use super::pending::Mapped;
 use super::ranges::{cut, full};
-use super::{Channel, Pending, Post, Posted, concat, reduce, rows};
+use super::{GroupBackend, Request, CallContext, PostResult, concat, reduce, rows};
 use crate::comm::{ReduceOp, ShardedTensor, TensorMeta};
 use crate::placement::ShardSizes;
 
 /// Every rank gets all terms.
 pub(super) fn all_reduce(
-    channel: &(impl Channel + ?Sized),
-    post: Post,
+    channel: &(impl GroupBackend + ?Sized),
+    post: CallContext,
     tensors: Vec<DispatchTensor>,
     op: ReduceOp,
-) -> Posted<Vec<DispatchTensor>> {
+) -> PostResult<Vec<DispatchTensor>> {
     let (size, device) = (channel.member().group.size(), channel.member().home(&tensors));
     let metas: Vec<_> = tensors.iter().map(meta).collect();
     let terms = channel.all_to_all(post, vec![tensors; size], vec![metas.clone(); size])?;
@@ -30,12 +30,12 @@ pub(super) fn all_reduce(
 
 /// Blocks go from rank to rank.
 pub(super) fn recut(
-    channel: &(impl Channel + ?Sized),
-    post: Post,
+    channel: &(impl GroupBackend + ?Sized),
+    post: CallContext,
     shard: ShardedTensor,
     to_dim: usize,
     to_cut: ShardSizes,
-) -> Posted<DispatchTensor> {
+) -> PostResult<DispatchTensor> {
     let ShardedTensor { tensor, dim, cut: from_cut } = shard;
     let (group, device) = (channel.member().group.clone(), Device::new(tensor.device()));
     let given = |rank: usize| vec![block(&tensor, to_dim, &to_cut, group.size(), rank, &device)];
@@ -55,12 +55,12 @@ pub(super) fn recut(
 
 /// Views of rows go from rank to rank.
 pub(super) fn exchange_rows(
-    channel: &(impl Channel + ?Sized),
-    post: Post,
+    channel: &(impl GroupBackend + ?Sized),
+    post: CallContext,
     tensor: DispatchTensor,
     given: &[usize],
     taken: &[usize],
-) -> Posted<DispatchTensor> {
+) -> PostResult<DispatchTensor> {
     let device = Device::new(tensor.device());
     let of_rank = |count: &usize| {
         let mut meta = meta(&tensor);
@@ -86,13 +86,13 @@ pub(crate) fn rows_for_each(tensor: &DispatchTensor, given: &[usize]) -> Vec<Vec
 
 /// The root gives each rank its parts.
 pub(super) fn scatter(
-    channel: &(impl Channel + ?Sized),
-    post: Post,
+    channel: &(impl GroupBackend + ?Sized),
+    post: CallContext,
     tensors: Vec<DispatchTensor>,
     metas: Vec<TensorMeta>,
     cuts: Vec<(usize, ShardSizes)>,
     root: usize,
-) -> Posted<Vec<DispatchTensor>> {
+) -> PostResult<Vec<DispatchTensor>> {
     let (group, device) = (channel.member().group.clone(), channel.member().home(&tensors));
     let given = |rank: usize| {
         let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, ShardSizes))| {
@@ -120,8 +120,8 @@ fn meta(tensor: &DispatchTensor) -> TensorMeta {
 }
 
 fn mapped<T: 'static, U: 'static>(
-    pending: Box<dyn Pending<T>>,
+    pending: Box<dyn Request<T>>,
     map: impl FnOnce(T) -> U + Send + 'static,
-) -> Box<dyn Pending<U>> {
+) -> Box<dyn Request<U>> {
     Box::new(Mapped { pending, map })
 }

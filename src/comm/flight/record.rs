@@ -20,7 +20,7 @@ use super::fold::Fold;
 use super::layout::RECORD_WORDS;
 use super::shapes;
 use super::words::WORD;
-use crate::comm::engine::Print;
+use crate::comm::engine::CallSignature;
 use crate::comm::{Op, Phase, ReduceOp};
 
 /// Words of the call: time, bytes, number, channel and kinds, partners, fingerprint, lengths.
@@ -77,7 +77,7 @@ pub(in crate::comm) struct Posting<'a> {
     pub channel: u32,
     /// Its place among the channel's collectives, or messages of this rank.
     pub seq: u64,
-    pub print: &'a Print,
+    pub print: &'a CallSignature,
     pub phase: Phase,
     pub bytes: u64,
     pub peer: Option<Peer>,
@@ -186,8 +186,8 @@ pub(super) fn write(words: &[AtomicU64], index: u64, posted: u64, posting: &Post
 }
 
 /// What every rank must agree on.
-fn agreement(print: &Print) -> u64 {
-    let Print { op, label, reduce, root, model, drawn, whole, terms, names, tensors, any: _, pairs: _, digests: _ } =
+fn agreement(print: &CallSignature) -> u64 {
+    let CallSignature { op, label, reduce, root, model, drawn, whole, terms, names, tensors, any: _, pairs: _, digests: _ } =
         print;
     let mut fold = Fold::default();
     (op, label, reduce, root, model, drawn, whole, terms, names, tensors).hash(&mut fold);

@@ -13,7 +13,7 @@ use burn::tensor::DType;
 
 use super::bytes::{Room, take_number};
 use crate::comm::TensorMeta;
-use crate::comm::engine::Print;
+use crate::comm::engine::CallSignature;
 
 /// Shape and dtype of one tensor of an operation; displays as `[4, 8] f32`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +62,7 @@ fn number(dtype: DType) -> u8 {
 
 /// Appends the tensors of a call, whole ones, as many as there is room for; of an all-to-all of lists those that are given.
 /// Returns how many there are.
-pub(super) fn push<const N: usize>(print: &Print, room: &mut Room<N>) -> usize {
+pub(super) fn push<const N: usize>(print: &CallSignature, room: &mut Room<N>) -> usize {
     let tensors = print.tensors.iter().map(|tensor| Some((&tensor.shape, tensor.dtype)));
     let given = print.pairs.iter().flat_map(|pairs| &pairs.given);
     let given = given.map(|meta| meta.as_ref().map(|TensorMeta { shape, dtype }| (shape, *dtype)));

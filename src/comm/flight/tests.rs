@@ -12,7 +12,7 @@ use super::layout::{OPERATIONS, RECORD_WORDS, RECORDS};
 use super::{
     Ending, FirstFailure, Flight, FlightError, Flights, How, Life, Over, Posting, Recorder, Start, Why, file, record,
 };
-use crate::comm::engine::{Print, TensorPrint};
+use crate::comm::engine::{CallSignature, TensorSignature};
 use crate::comm::{Group, Op, Phase, StartError};
 
 /// A folder that is gone when this is.
@@ -35,12 +35,12 @@ fn in_memory() -> Recorder {
 }
 
 /// A call with a label and tensors that say which it is.
-fn print(index: u64) -> Print {
+fn print(index: u64) -> CallSignature {
     let length = index as usize % 5;
     let tensor =
-        |at: usize| TensorPrint { shape: Shape::from([at, index as usize]), dtype: DType::F32, cut: None, to: None };
+        |at: usize| TensorSignature { shape: Shape::from([at, index as usize]), dtype: DType::F32, cut: None, to: None };
     let call = format!("call {index}{}", "!".repeat(length)).as_str().into();
-    Print::new(Op::AllReduce, &call, (0..length).map(tensor).collect::<Vec<_>>())
+    CallSignature::new(Op::AllReduce, &call, (0..length).map(tensor).collect::<Vec<_>>())
 }
 
 /// Posts call `index` of a rank that makes no others.
@@ -103,12 +103,12 @@ fn what_does_not_fit_is_cut_and_still_compared() {
     let recorder = in_memory();
     let tensors = |last: usize| {
         let shape = |at: usize| Shape::from([1000, if at == 99 { last } else { 1 << 20 }]);
-        let tensor = |at| TensorPrint { shape: shape(at), dtype: DType::BF16, cut: None, to: None };
+        let tensor = |at| TensorSignature { shape: shape(at), dtype: DType::BF16, cut: None, to: None };
         (0..100).map(tensor).collect::<Vec<_>>()
     };
     let label = "ü".repeat(50);
     for (seq, (label, last)) in [(&*label, 1), (&*label, 2), ("short", 1)].into_iter().enumerate() {
-        let print = Print::new(Op::AllGather, &label.into(), tensors(last));
+        let print = CallSignature::new(Op::AllGather, &label.into(), tensors(last));
         let (channel, seq, phase) = (1, seq as u64, Phase::Other);
         recorder.posted(Instant::now(), &Posting { channel, seq, print: &print, phase, bytes: 0, peer: None });
     }

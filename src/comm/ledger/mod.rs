@@ -303,7 +303,7 @@ mod tests {
 
     use super::*;
     use crate::comm::Group;
-    use crate::comm::engine::Print;
+    use crate::comm::engine::CallSignature;
     use crate::comm::flight::{Posting, Start};
 
     fn filled() -> Ledger {
@@ -311,7 +311,7 @@ mod tests {
         let sequence = recorder.sequence(&Group::new([0, 1], 0), "");
         let ledger = Ledger::new(recorder);
         let record = |op, bytes, label: &str, phase| {
-            let print = Print::new(op, &label.into(), Vec::new());
+            let print = CallSignature::new(op, &label.into(), Vec::new());
             let (channel, seq, at) = (sequence.number(), sequence.next(op), Instant::now());
             let posting = Posting { channel, seq, print: &print, phase, bytes, peer: None };
             let noted = ledger.recorder().posted(at, &posting);
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!((ledger.recent()[2].index, ledger.recent()[2].group_size, ledger.recent()[2].bytes), (2, 2, 40));
         ledger.reset();
         // Issued ahead of the reset: noted before, counted after.
-        let print = Print::new(Op::Barrier, &"ahead".into(), Vec::new());
+        let print = CallSignature::new(Op::Barrier, &"ahead".into(), Vec::new());
         let posting = Posting { channel: 1, seq: 3, print: &print, phase: Phase::Other, bytes: 0, peer: None };
         let (noted, op, label) = (ledger.recorder().posted(Instant::now(), &posting), Op::Barrier, print.label.clone());
         ledger.reset();

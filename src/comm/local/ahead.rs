@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::LocalEngine;
-use super::board::Ticket;
+use super::HostBackend;
+use super::board::OpHandle;
 use super::data::Deposit;
 use super::in_common::Results;
 use super::others::Collective;
-use super::outlet::{Outlet, Shares};
+use super::outlet::{RemoteGroup, Shares};
 use crate::comm::TransferTiming;
 use crate::comm::process::header::{Contents, InCommon};
 
@@ -23,14 +23,14 @@ pub(super) struct Calls(Mutex<HashMap<Collective, Beginning>>);
 /// How one begins.
 #[derive(Debug)]
 struct Beginning {
-    first: Ticket,
-    outlet: Arc<Outlet>,
+    first: OpHandle,
+    outlet: Arc<RemoteGroup>,
     results: Arc<Results>,
 }
 
 impl Beginning {
     /// Neither waits nor copies.
-    fn begin(self, engine: &LocalEngine, wanted: bool) {
+    fn begin(self, engine: &HostBackend, wanted: bool) {
         let Self { first, outlet, results } = self;
         let word = if wanted { results.wanted(first.member) } else { InCommon::Unwanted {} };
         let (shares, deposit) = said(&outlet, word);
@@ -40,7 +40,7 @@ impl Beginning {
 }
 
 /// What others get of a word, and what is deposited here.
-pub(super) fn said(outlet: &Outlet, word: InCommon) -> (Shares, Deposit) {
+pub(super) fn said(outlet: &RemoteGroup, word: InCommon) -> (Shares, Deposit) {
     let common = Some(word);
     let shares = outlet.alike((Contents { common, ..Contents::default() }, Vec::new()));
     (shares, Deposit::new(Vec::new()).saying(common).there(None))
@@ -49,8 +49,8 @@ pub(super) fn said(outlet: &Outlet, word: InCommon) -> (Shares, Deposit) {
 /// A call that was made ahead, and its rank: which wants it, or drops this.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    engine: Arc<LocalEngine>,
-    first: Ticket,
+    engine: Arc<HostBackend>,
+    first: OpHandle,
     /// Since when the rank itself wants it.
     wanted: OnceLock<Instant>,
 }
@@ -58,7 +58,7 @@ pub(super) struct Ahead {
 impl Ahead {
     /// A rank has called the collective of `first`, to which it has yet to bring that it begins. If another has asked for
     /// it, it does.
-    pub fn new(engine: &Arc<LocalEngine>, first: Ticket, outlet: &Arc<Outlet>, results: &Arc<Results>) -> Self {
+    pub fn new(engine: &Arc<HostBackend>, first: OpHandle, outlet: &Arc<RemoteGroup>, results: &Arc<Results>) -> Self {
         let (outlet, results) = (outlet.clone(), results.clone());
         engine.ahead.0.lock().insert((first.group, first.seq), Beginning { first, outlet, results });
         // Who asks from now on finds it there.
@@ -93,15 +93,15 @@ impl Drop for Ahead {
     }
 }
 
-impl LocalEngine {
+impl HostBackend {
     /// Another rank has begun the collective of `ticket`, which one here may have called ahead.
-    pub(super) fn begin_ahead(&self, ticket: Ticket) {
+    pub(super) fn begin_ahead(&self, ticket: OpHandle) {
         self.rendezvous.ask_for(ticket);
         self.begin_called(ticket, true);
     }
 
     /// Begins what was called ahead, if nothing has begun it before.
-    fn begin_called(&self, ticket: Ticket, wanted: bool) {
+    fn begin_called(&self, ticket: OpHandle, wanted: bool) {
         let beginning = self.ahead.0.lock().remove(&(ticket.group, ticket.seq));
         if let Some(beginning) = beginning {
             beginning.begin(self, wanted);

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use burn::backend::DispatchTensor;
 
 use super::ahead::{self, Ahead};
-use super::board::Ticket;
-use super::channel::LocalChannel;
+use super::board::OpHandle;
+use super::channel::HostGroupBackend;
 use super::data::{Deposit, Exchange};
 use super::halves::Halves;
 use super::in_common::Results;
 use super::open::{Left, Open};
-use super::outlet::{Outlet, Share, When};
-use super::pending::{Joined, Seat};
-use super::rendezvous::Met;
+use super::outlet::{RemoteGroup, Share, When};
+use super::pending::{Joined, OpHandleGuard};
+use super::rendezvous::Matched;
 use crate::comm::courier::Taken;
-use crate::comm::engine::{Pending, Post, Posted, Print, Waited};
+use crate::comm::engine::{Request, CallContext, PostResult, CallSignature, Completed};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes;
@@ -24,30 +24,30 @@ use crate::comm::{TransferTiming, CommError};
 
 /// Puts a rank's part, once all have begun.
 struct Placing {
-    seat: Seat,
-    second: Ticket,
+    seat: OpHandleGuard,
+    second: OpHandle,
     /// Where the second half is called.
-    later: Arc<Outlet>,
+    later: Arc<RemoteGroup>,
     /// Noted when other processes are told of the first.
     taken: Taken,
     results: Arc<Results>,
     parts: Vec<DispatchTensor>,
 }
 
-impl Pending<()> for Placing {
+impl Request<()> for Placing {
     fn is_complete(&self) -> bool {
         self.seat.is_complete()
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<()>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<()>, CommError> {
         let Self { mut seat, second, later, taken, results, parts } = *self;
         let (ticket, engine) = (seat.take(), &seat.engine);
-        let Met { parts: said, last } = engine.rendezvous.wait(ticket, deadline)?;
+        let Matched { parts: said, last } = engine.rendezvous.wait(ticket, deadline)?;
         let is_unwanted = said.iter().all(|deposit| deposit.common == Some(InCommon::Unwanted {}));
         let wholes = if is_unwanted { None } else { Some(results.find(engine, ticket, &said)?) };
         // What was said has moved nothing.
         let begun = Instant::now();
-        let placed = Waited::timed(|| {
+        let placed = Completed::timed(|| {
             let Some(wholes) = wholes else { return };
             // SAFETY: it is here, and nobody else has it.
             unsafe { wholes.put(ticket.member, &parts, || engine.carry()) };
@@ -60,13 +60,13 @@ impl Pending<()> for Placing {
             engine.fill_and_finish(second, Deposit::of_wholes(wholes).there(None));
         });
         let carried = Deposit::carried(&said, Some(&taken)).map(|carried| TransferTiming { begun, ..carried });
-        Ok(Waited { last: Some(last), carried, ..placed })
+        Ok(Completed { last: Some(last), carried, ..placed })
     }
 }
 
-impl LocalChannel {
+impl HostGroupBackend {
     /// Whether what such a call gathers goes to memory in common: all ranks say the same.
-    pub(super) fn gathers_in_common(&self, print: &Print) -> bool {
+    pub(super) fn gathers_in_common(&self, print: &CallSignature) -> bool {
         let ranks = self.member.group.size();
         wholes::pay(print.bytes(), ranks) && Layout::of_wholes(&print.tensors, ranks).is_some()
     }
@@ -74,10 +74,10 @@ impl LocalChannel {
     /// [`all_gather`](crate::comm::engine::Channel::all_gather) into memory that the ranks of the group have in common.
     pub(super) fn all_gather_in_common(
         &self,
-        outlet: &Arc<Outlet>,
-        post: Post,
+        outlet: &Arc<RemoteGroup>,
+        post: CallContext,
         parts: Vec<DispatchTensor>,
-    ) -> Posted<Vec<DispatchTensor>> {
+    ) -> PostResult<Vec<DispatchTensor>> {
         let (engine, rendezvous, is_ahead) = (&self.engine, &self.engine.rendezvous, post.ahead);
         let (member, ranks) = (self.member.group.rank(), self.member.group.size());
         let deposit = Deposit::new(parts);
@@ -88,7 +88,7 @@ impl LocalChannel {
         let results = Results::new(outlet, layouts);
         // What else is agreed on is by the first half.
         let agreed =
-            Print { tensors: Arc::new([]), names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
+            CallSignature { tensors: Arc::new([]), names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
 
         let mut second = self.second.lock();
         let (key, later) = second.get_or_insert_with(|| self.second_halves());
@@ -118,7 +118,7 @@ impl LocalChannel {
                 unsafe { wholes.take(exchange.device) }
             }
         };
-        let seat = |ticket| Seat::new(engine.clone(), ticket, false);
+        let seat = |ticket| OpHandleGuard::new(engine.clone(), ticket, false);
         let gathered = Joined { seat: seat(second), own: None, taken: None, device, finish };
         let seconds = vec![Left(Open::new(self.member.rank(), Box::new(gathered)))];
         let placing = Placing { seat: seat(first), second, later, taken, results, parts };

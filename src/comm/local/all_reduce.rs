@@ -5,17 +5,17 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::board::Ticket;
-use super::channel::LocalChannel;
+use super::board::OpHandle;
+use super::channel::HostGroupBackend;
 use super::data::{Deposit, Exchange};
 use super::halves::{First, Halves, Owed, Sums};
 use super::in_common::Results;
 use super::open::{Left, Open};
-use super::outlet::{Outlet, Share, When};
-use super::pending::{Joined, Seat};
+use super::outlet::{RemoteGroup, Share, When};
+use super::pending::{Joined, OpHandleGuard};
 use super::segments::Segment;
 use crate::comm::courier::Taken;
-use crate::comm::engine::{Post, Posted, Print, reshaped};
+use crate::comm::engine::{CallContext, PostResult, CallSignature, reshaped};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::{self, Wholes};
@@ -30,22 +30,22 @@ const AHEAD: usize = 2;
 /// Where a rank has joined the halves of an all-reduce.
 struct Joinings {
     /// The first and the second half of each segment.
-    tickets: Vec<(Ticket, Ticket)>,
+    tickets: Vec<(OpHandle, OpHandle)>,
     /// When other processes were told of the first.
     taken: Taken,
     /// Where all but the first are called.
-    later: Arc<Outlet>,
+    later: Arc<RemoteGroup>,
 }
 
-impl LocalChannel {
+impl HostGroupBackend {
     /// [`all_reduce`](crate::comm::engine::Channel::all_reduce) in a group of several processes.
     pub(super) fn all_reduce_in_halves(
         &self,
-        outlet: &Arc<Outlet>,
-        post: Post,
+        outlet: &Arc<RemoteGroup>,
+        post: CallContext,
         tensors: Vec<DispatchTensor>,
         op: ReduceOp,
-    ) -> Posted<Vec<DispatchTensor>> {
+    ) -> PostResult<Vec<DispatchTensor>> {
         let (ranks, bytes) = (self.member.group.size(), post.print.bytes());
         let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
         let row = |(tensor, shape): (DispatchTensor, &Shape)| reshaped(tensor, Shape::from([shape.num_elements()]));
@@ -79,7 +79,7 @@ impl LocalChannel {
                 engine.place(second, window);
             }
             seconds.push(Left(self.second_half(second, segment.ranges().len(), sums.clone(), &rows)));
-            let (seat, outlet, device) = (Seat::new(engine.clone(), ticket, false), later.clone(), device.clone());
+            let (seat, outlet, device) = (OpHandleGuard::new(engine.clone(), ticket, false), later.clone(), device.clone());
             let (taken, cuts, next) = (taken.take(), segment.cuts(), rest.next());
             firsts.push((ticket, First { seat, second, outlet, taken, op, cuts, sums, device, next }));
         }
@@ -99,8 +99,8 @@ impl LocalChannel {
     /// n-th call here belongs to the n-th of the other ranks.
     fn join_halves(
         &self,
-        outlet: &Outlet,
-        post: Post,
+        outlet: &RemoteGroup,
+        post: CallContext,
         rows: &[DispatchTensor],
         segments: &[Segment],
         common: Option<InCommon>,
@@ -109,8 +109,8 @@ impl LocalChannel {
         self.note(&deposit);
         let shares = outlet.shares(&deposit, Share::Parts(&segments[0].cuts()));
         // What else is agreed on is by the first half of the first.
-        let agreed = Print { names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
-        let prints = segments.iter().map(|segment| Print { tensors: segment.prints(rows), ..agreed.clone() });
+        let agreed = CallSignature { names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
+        let prints = segments.iter().map(|segment| CallSignature { tensors: segment.prints(rows), ..agreed.clone() });
         // Of each segment, but for the half that is called with the deposit.
         let late: Vec<_> = prints.flat_map(|print| [print.clone(), print]).skip(1).collect();
 
@@ -137,7 +137,7 @@ impl LocalChannel {
     /// The second half of so many `rows`: they, or nothing, where they are put in wholes.
     fn second_half(
         &self,
-        ticket: Ticket,
+        ticket: OpHandle,
         count: usize,
         sums: Sums,
         rows: &[DispatchTensor],
@@ -153,7 +153,7 @@ impl LocalChannel {
             }
             None => exchange.joined(count),
         };
-        let seat = Seat::new(self.engine.clone(), ticket, false);
+        let seat = OpHandleGuard::new(self.engine.clone(), ticket, false);
         let joined = Box::new(Joined { seat, own: None, taken: None, device, finish });
         if is_open { self.engine.leave_open(ticket, joined) } else { Open::new(self.member.rank(), joined) }
     }

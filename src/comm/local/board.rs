@@ -37,13 +37,13 @@ use std::sync::Arc;
 use crate::comm::engine::Failure;
 use crate::comm::{CollectiveId, CommError, Divergence, Op};
 
-use mail::Mail;
-pub(crate) use mail::{Announced, Claim, Letter};
-use slot::{Places, Slot};
-pub(crate) use waits::{LongWait, Wait};
+use mail::P2pQueue;
+pub(crate) use mail::{RemoteMessageHandle, RecvHandle, P2pMessage};
+use slot::{Places, MatchEntry};
+pub(crate) use waits::{StalledWait, Wait};
 
 /// What two ranks must agree on.
-pub(crate) trait Fingerprint {
+pub(crate) trait Signature {
     /// The operation.
     fn op(&self) -> Op;
     /// The caller's label.
@@ -82,7 +82,7 @@ impl GroupKey {
 
 /// One rank's part in one collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Ticket {
+pub(crate) struct OpHandle {
     pub group: GroupKey,
     /// The rank's position in the group.
     pub member: usize,
@@ -99,7 +99,7 @@ pub(crate) enum Poll<T> {
     Failed,
 }
 
-pub(crate) struct Board<F, P> {
+pub(crate) struct MatchTable<F, P> {
     ranks: Vec<Rank>,
     groups: Vec<Group<F, P>>,
     /// By name and ranks.
@@ -120,7 +120,7 @@ pub(crate) struct Board<F, P> {
     /// Deposits that nobody needs any more, until [`take_freed`](Self::take_freed).
     freed: Vec<Parts<P>>,
     /// Offers that nobody needs any more, until [`take_declined`](Self::take_declined).
-    declined: Vec<Ticket>,
+    declined: Vec<OpHandle>,
 }
 
 #[derive(Default)]
@@ -139,14 +139,14 @@ struct Group<F, P> {
     left: usize,
     /// Sequence number of the oldest slot.
     base: u64,
-    slots: VecDeque<Slot<F, P>>,
+    slots: VecDeque<MatchEntry<F, P>>,
     /// Empty places for the next collective: of many ranks they are much memory.
     spare: Places<F, P>,
     /// Of each member; nothing before the first message.
-    mail: Vec<Mail<F, P>>,
+    mail: Vec<P2pQueue<F, P>>,
 }
 
-impl<F: Fingerprint, P> Board<F, P> {
+impl<F: Signature, P> MatchTable<F, P> {
     pub fn new(ranks: usize, multithreaded: bool) -> Self {
         Self {
             ranks: (0..ranks).map(|_| Rank::default()).collect(),
@@ -206,7 +206,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// Adds `member`'s deposit to its next collective of `group`. True: now complete.
-    pub fn join(&mut self, group: GroupKey, member: usize, print: F, part: P) -> Result<(Ticket, bool), CommError> {
+    pub fn post(&mut self, group: GroupKey, member: usize, print: F, part: P) -> Result<(OpHandle, bool), CommError> {
         self.join_with(group, member, print, Some(part))
     }
 
@@ -216,7 +216,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         member: usize,
         print: F,
         part: Option<P>,
-    ) -> Result<(Ticket, bool), CommError> {
+    ) -> Result<(OpHandle, bool), CommError> {
         let g = &self.groups[group.0];
         let seq = g.next[member];
         let id = CollectiveId { op: print.op(), seq, label: print.label(), ranks: g.ranks.clone() };
@@ -228,7 +228,7 @@ impl<F: Fingerprint, P> Board<F, P> {
         g.next[member] += 1;
         let at = (seq - g.base) as usize;
         if at == g.slots.len() {
-            g.slots.push_back(Slot::new(g.ranks.len(), std::mem::take(&mut g.spare)));
+            g.slots.push_back(MatchEntry::new(g.ranks.len(), std::mem::take(&mut g.spare)));
         }
         let slot = &mut g.slots[at];
         let suspect = slot.suspect(member, &print);
@@ -248,12 +248,12 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.fail(Failure::Collective(error.clone()));
             return Err(error);
         }
-        let ticket = Ticket { group, member, seq };
+        let ticket = OpHandle { group, member, seq };
         Ok((ticket, self.complete(ticket)))
     }
 
     /// Hands the deposits out once all are there, for which nobody waits any more then. True: they are.
-    fn complete(&mut self, ticket: Ticket) -> bool {
+    fn complete(&mut self, ticket: OpHandle) -> bool {
         let slot = self.slot_mut(ticket);
         let (waits, complete) = (slot.waits, slot.complete());
         if complete {
@@ -277,7 +277,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// Whether the result of `ticket` is there.
-    pub fn poll(&mut self, ticket: Ticket) -> Poll<Parts<P>> {
+    pub fn poll(&mut self, ticket: OpHandle) -> Poll<Parts<P>> {
         match &self.slot(ticket).parts {
             Some(parts) => Poll::Ready(parts.clone()),
             None if self.failure.is_some() => Poll::Failed,
@@ -286,12 +286,12 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// The global rank that was the last to join the collective of `ticket`, which is complete.
-    pub fn last(&self, ticket: Ticket) -> usize {
+    pub fn last(&self, ticket: OpHandle) -> usize {
         self.groups[ticket.group.0].ranks[self.slot(ticket).last]
     }
 
     /// The result of `ticket` has been taken, or will never be.
-    pub fn release(&mut self, ticket: Ticket) {
+    pub fn release(&mut self, ticket: OpHandle) {
         let g = &mut self.groups[ticket.group.0];
         let slot = &mut g.slots[(ticket.seq - g.base) as usize];
         slot.unreleased -= 1;
@@ -299,7 +299,7 @@ impl<F: Fingerprint, P> Board<F, P> {
             self.freed.push(slot.parts.take().unwrap_or_else(|| slot.deposits()));
             g.spare = std::mem::take(&mut slot.joined);
             g.spare.fill_with(|| None);
-            self.declined.extend(slot.offered.drain(..).map(|member| Ticket { member, ..ticket }));
+            self.declined.extend(slot.offered.drain(..).map(|member| OpHandle { member, ..ticket }));
         }
         while g.slots.front().is_some_and(|slot| slot.unreleased == 0) {
             g.slots.pop_front();
@@ -366,28 +366,28 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// Who has not joined.
-    fn absent(&self, ticket: Ticket) -> impl Iterator<Item = usize> {
+    fn absent(&self, ticket: OpHandle) -> impl Iterator<Item = usize> {
         self.members(ticket, Option::is_none)
     }
 
     /// Who has not joined, or has a deposit on its way.
-    fn without_deposit(&self, ticket: Ticket) -> impl Iterator<Item = usize> {
+    fn without_deposit(&self, ticket: OpHandle) -> impl Iterator<Item = usize> {
         self.members(ticket, |joined| joined.as_ref().is_none_or(|(_, part)| part.is_none()))
     }
 
     /// The global ranks of members of an incomplete collective.
-    fn members(&self, ticket: Ticket, which: impl Fn(&Option<(F, Option<P>)>) -> bool) -> impl Iterator<Item = usize> {
+    fn members(&self, ticket: OpHandle, which: impl Fn(&Option<(F, Option<P>)>) -> bool) -> impl Iterator<Item = usize> {
         let (g, slot) = (&self.groups[ticket.group.0], self.slot(ticket));
         let joined = if slot.absent == 0 { &[] } else { &slot.joined[..] };
         g.ranks.iter().zip(joined).filter(move |(_, joined)| which(joined)).map(|(rank, _)| *rank)
     }
 
-    fn slot(&self, ticket: Ticket) -> &Slot<F, P> {
+    fn slot(&self, ticket: OpHandle) -> &MatchEntry<F, P> {
         let g = &self.groups[ticket.group.0];
         &g.slots[(ticket.seq - g.base) as usize]
     }
 
-    fn slot_mut(&mut self, ticket: Ticket) -> &mut Slot<F, P> {
+    fn slot_mut(&mut self, ticket: OpHandle) -> &mut MatchEntry<F, P> {
         let g = &mut self.groups[ticket.group.0];
         &mut g.slots[(ticket.seq - g.base) as usize]
     }
@@ -411,7 +411,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 }
 
-impl<F: Fingerprint, P> Group<F, P> {
+impl<F: Signature, P> Group<F, P> {
     fn id(&self, seq: u64, member: usize) -> CollectiveId {
         let (print, _) = self.slots[(seq - self.base) as usize].joined[member].as_ref().expect("the member has joined");
         CollectiveId { op: print.op(), seq, label: print.label(), ranks: self.ranks.clone() }

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::slot::{Slot, Wanted};
-use super::{Board, CollectiveId, CommError, Failure, Fingerprint, GroupKey, LongWait, Rank, Ticket, Wait};
+use super::slot::{MatchEntry, Wanted};
+use super::{MatchTable, CollectiveId, CommError, Failure, Signature, GroupKey, StalledWait, Rank, OpHandle, Wait};
 
-impl<F: Fingerprint, P> Board<F, P> {
+impl<F: Signature, P> MatchTable<F, P> {
     /// [`join`](Self::join)s for a rank of another process, whose deposit [comes later](Self::fill).
-    pub fn announce(&mut self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+    pub fn post_remote(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         self.release(ticket);
         Ok(ticket)
@@ -16,7 +16,7 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// [`join`](Self::join)s for a rank of this process, whose deposit [comes later](Self::fill): a part of the call that it
     /// has made last, and not another.
-    pub fn join_late(&mut self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+    pub fn join_late(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let last = self.last_call(group, member);
         let (ticket, _) = self.join_with(group, member, print, None)?;
         let rank = self.groups[group.0].ranks[member];
@@ -26,25 +26,25 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// [`join`](Self::join)s for a rank of this process, whose deposit [comes](Self::fill) once it wants the result, or another
     /// [asks](Self::ask_for) for it.
-    pub fn join_ahead(&mut self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+    pub fn join_ahead(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         Ok(ticket)
     }
 
     /// A rank of another process wants the result of `ticket`.
-    pub fn ask_for(&mut self, ticket: Ticket) {
+    pub fn ask_for(&mut self, ticket: OpHandle) {
         if self.kept(ticket).is_some() {
             self.slot_mut(ticket).wanted = Wanted::Now;
         }
     }
 
     /// Whether one does, or has. The caller has not released it.
-    pub fn is_asked_for(&self, ticket: Ticket) -> bool {
+    pub fn is_asked_for(&self, ticket: OpHandle) -> bool {
         self.slot(ticket).wanted != Wanted::Later
     }
 
     /// Whether all ranks have called the collective of `ticket`, whatever they have brought.
-    pub fn have_all_called(&self, ticket: Ticket) -> bool {
+    pub fn have_all_called(&self, ticket: OpHandle) -> bool {
         self.kept(ticket).is_none_or(|slot| slot.expected == 0)
     }
 
@@ -60,13 +60,13 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// What is to be found out of a wait that takes long: whether ranks of other processes wait for this one. Where a rank
     /// that waits may call, nothing is claimed.
-    pub fn long_wait(&self, wait: Wait) -> Option<LongWait> {
+    pub fn long_wait(&self, wait: Wait) -> Option<StalledWait> {
         if self.multithreaded || self.is_over(wait) {
             return None;
         }
         let rank = self.rank(wait);
         let needs = self.needs(wait).map(|other| (other, self.wait_of(other))).collect();
-        Some(LongWait { rank, number: self.ranks[rank].begun, during: self.id(wait), needs })
+        Some(StalledWait { rank, number: self.ranks[rank].begun, during: self.id(wait), needs })
     }
 
     /// The number of the wait that a rank is in.
@@ -82,7 +82,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// [`announce`](Self::announce)s a rank whose deposit comes only if it is asked for. True: it is.
-    pub fn offer(&mut self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
+    pub fn post_remote_on_demand(&mut self, group: GroupKey, member: usize, print: F) -> Result<(OpHandle, bool), CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         let slot = self.slot_mut(ticket);
         let asked = slot.wanted != Wanted::Later;
@@ -94,13 +94,13 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// The result of `ticket` is wanted now. Returns the offers to ask for.
-    pub fn want(&mut self, ticket: Ticket) -> Vec<Ticket> {
+    pub fn want(&mut self, ticket: OpHandle) -> Vec<OpHandle> {
         self.ask(ticket, Wanted::Now)
     }
 
     /// The same; once, also of the call before it that is not wanted yet. Backward wants the results of what forward has
     /// called ahead from the last to the first: while it is at one, the next is on its way.
-    pub fn want_and_next(&mut self, ticket: Ticket) -> Vec<Ticket> {
+    pub fn want_and_next(&mut self, ticket: OpHandle) -> Vec<OpHandle> {
         if self.slot(ticket).wanted == Wanted::Now {
             return Vec::new();
         }
@@ -109,19 +109,19 @@ impl<F: Fingerprint, P> Board<F, P> {
         let mut before = g.slots.iter().take((ticket.seq - g.base) as usize);
         if let Some(at) = before.rposition(|slot| slot.wanted == Wanted::Later && slot.unreleased > 0) {
             let seq = g.base + at as u64;
-            offers.extend(self.ask(Ticket { seq, ..ticket }, Wanted::Next));
+            offers.extend(self.ask(OpHandle { seq, ..ticket }, Wanted::Next));
         }
         offers
     }
 
-    fn ask(&mut self, ticket: Ticket, wanted: Wanted) -> Vec<Ticket> {
+    fn ask(&mut self, ticket: OpHandle, wanted: Wanted) -> Vec<OpHandle> {
         let slot = self.slot_mut(ticket);
         slot.wanted = wanted;
-        std::mem::take(&mut slot.offered).into_iter().map(|member| Ticket { member, ..ticket }).collect()
+        std::mem::take(&mut slot.offered).into_iter().map(|member| OpHandle { member, ..ticket }).collect()
     }
 
     /// Whether the result of `ticket` is there, or nothing more than to be asked for.
-    pub fn is_complete(&self, ticket: Ticket) -> bool {
+    pub fn is_complete(&self, ticket: OpHandle) -> bool {
         let slot = self.slot(ticket);
         // Who has not joined has offered nothing, nor has who has sent what is on its way.
         let is_all_offered =
@@ -130,24 +130,24 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// What a rank that was announced has called, while its deposit is awaited.
-    pub fn print(&self, ticket: Ticket) -> Option<&F> {
+    pub fn print(&self, ticket: OpHandle) -> Option<&F> {
         let joined = self.kept(ticket)?.joined.get(ticket.member)?.as_ref();
         joined.filter(|(_, part)| part.is_none()).map(|(print, _)| print)
     }
 
     /// Whether the member of `ticket` has made the call, which others have.
-    pub fn has_joined(&self, ticket: Ticket) -> bool {
+    pub fn has_joined(&self, ticket: OpHandle) -> bool {
         self.kept(ticket).is_none_or(|slot| slot.joined.get(ticket.member).is_none_or(Option::is_some))
     }
 
     /// The slot of `ticket`: of a collective that is over nothing is kept, nor before anybody has called it.
-    fn kept(&self, ticket: Ticket) -> Option<&Slot<F, P>> {
+    fn kept(&self, ticket: OpHandle) -> Option<&MatchEntry<F, P>> {
         let g = &self.groups[ticket.group.0];
         g.slots.get(ticket.seq.checked_sub(g.base)? as usize)
     }
 
     /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.
-    pub fn fill(&mut self, ticket: Ticket, part: P) -> bool {
+    pub fn provide_data(&mut self, ticket: OpHandle, part: P) -> bool {
         let is_awaited = self.failure.is_none() && self.kept(ticket).is_some_and(|slot| slot.awaits(ticket.member));
         if !is_awaited {
             // Nobody takes it any more.
@@ -160,7 +160,7 @@ impl<F: Fingerprint, P> Board<F, P> {
 
     /// Offers that nobody will ask for.
     #[must_use]
-    pub fn take_declined(&mut self) -> Vec<Ticket> {
+    pub fn take_declined(&mut self) -> Vec<OpHandle> {
         std::mem::take(&mut self.declined)
     }
 

@@ -5,7 +5,7 @@ use std::sync::Weak;
 use super::tests::{Holds, Name, Plain, board};
 use super::*;
 
-fn ready(board: &mut Plain, ticket: Ticket) -> Option<Vec<usize>> {
+fn ready(board: &mut Plain, ticket: OpHandle) -> Option<Vec<usize>> {
     match board.poll(ticket) {
         Poll::Ready(parts) => Some(parts.to_vec()),
         _ => None,
@@ -20,18 +20,18 @@ fn panicked(rank: usize) -> Failure {
 fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
     let (mut board, group) = board(3);
     // Member 2 runs two calls ahead; its second deposit comes first.
-    let first = board.announce(group, 2, Name("x")).unwrap();
-    let second = board.announce(group, 2, Name("x")).unwrap();
+    let first = board.post_remote(group, 2, Name("x")).unwrap();
+    let second = board.post_remote(group, 2, Name("x")).unwrap();
     assert_eq!((first.seq, second.seq), (0, 1));
-    assert!(!board.fill(second, 12));
-    let here: Vec<_> = [0, 1, 0, 1].map(|member| board.join(group, member, Name("x"), member).unwrap()).into();
+    assert!(!board.provide_data(second, 12));
+    let here: Vec<_> = [0, 1, 0, 1].map(|member| board.post(group, member, Name("x"), member).unwrap()).into();
     let complete: Vec<_> = here.iter().map(|(_, complete)| *complete).collect();
     assert_eq!(complete, [false, false, false, true]);
     assert_eq!(ready(&mut board, here[2].0), Some(vec![0, 1, 12]));
     assert_eq!(board.last(here[2].0), 1);
     assert!(!board.is_over(Wait::All(here[0].0)));
     assert!(!board.is_complete(here[0].0), "what is on its way is not offered");
-    assert!(board.fill(first, 2));
+    assert!(board.provide_data(first, 2));
     assert_eq!(ready(&mut board, here[0].0), Some(vec![0, 1, 2]));
     assert_eq!(board.last(here[0].0), 2, "whose deposit came last");
     let (over, _) = here[0];
@@ -43,34 +43,34 @@ fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
 #[test]
 fn invariant_6_who_has_called_owes_its_deposit_to_those_who_have_yet_to_take_the_result() {
     let (mut board, group) = board(3);
-    let [elsewhere, ahead] = [2, 1].map(|member| board.announce(group, member, Name("x")).unwrap());
+    let [elsewhere, ahead] = [2, 1].map(|member| board.post_remote(group, member, Name("x")).unwrap());
     let owing = |board: &Plain| [0, 1, 2].map(|rank| board.owes(rank));
     assert_eq!(owing(&board), [false, true, true], "to the one who has yet to call");
-    let (here, _) = board.join(group, 0, Name("x"), 0).unwrap();
-    board.fill(elsewhere, 2);
+    let (here, _) = board.post(group, 0, Name("x"), 0).unwrap();
+    board.provide_data(elsewhere, 2);
     assert_eq!(owing(&board), [false, true, false]);
     board.release(here);
     assert_eq!(owing(&board), [false; 3], "nobody wants it");
-    board.fill(ahead, 1);
+    board.provide_data(ahead, 1);
 }
 
 /// Of whom their deposits are on their way, and of one that is offered.
 #[test]
 fn invariant_7_what_all_hold_alike_is_compared_with_those_elsewhere() {
     for defers in [false, true] {
-        let mut board = Board::new(3, false);
+        let mut board = MatchTable::new(3, false);
         if defers {
             board.defer();
         }
         let group = board.group(&[0, 1, 2], "");
-        let elsewhere = board.announce(group, 2, Holds::of(8)).unwrap();
-        let (here, _) = board.join(group, 0, Holds::of(7), ()).unwrap();
-        let Err(CommError::Diverged { rank: 2, other: 0, majority: true, .. }) = board.offer(group, 1, Holds::of(7))
+        let elsewhere = board.post_remote(group, 2, Holds::of(8)).unwrap();
+        let (here, _) = board.post(group, 0, Holds::of(7), ()).unwrap();
+        let Err(CommError::Diverged { rank: 2, other: 0, majority: true, .. }) = board.post_remote_on_demand(group, 1, Holds::of(7))
         else {
             panic!()
         };
         assert_eq!((board.failure().is_none(), board.is_undecided()), (defers, defers));
-        board.fill(elsewhere, ());
+        board.provide_data(elsewhere, ());
         assert!(!matches!(board.poll(here), Poll::Ready(_)));
     }
 }
@@ -79,26 +79,26 @@ fn invariant_7_what_all_hold_alike_is_compared_with_those_elsewhere() {
 #[test]
 fn invariant_6_a_rank_here_joins_before_its_deposit_is_there() {
     let (mut board, group) = board(2);
-    board.join(group, 0, Name("x"), 0).unwrap();
+    board.post(group, 0, Name("x"), 0).unwrap();
     let parts = board.group(&[0, 1], "parts");
     let late = board.join_late(parts, 0, Name("y")).unwrap();
     assert_eq!(&*board.last_call(group, 0).unwrap().label, "x");
-    let (other, complete) = board.join(parts, 1, Name("y"), 1).unwrap();
+    let (other, complete) = board.post(parts, 1, Name("y"), 1).unwrap();
     assert!(!complete && !board.is_complete(other) && ready(&mut board, late).is_none());
-    assert!(board.fill(late, 7));
+    assert!(board.provide_data(late, 7));
     assert_eq!([ready(&mut board, late), ready(&mut board, other)], [Some(vec![7, 1]), Some(vec![7, 1])]);
 }
 
 #[test]
 fn who_is_announced_is_not_missed_though_it_returns_and_is_named_once_time_is_up() {
     let (mut board, group) = board(3);
-    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
-    let elsewhere = board.announce(group, 2, Name("x")).unwrap();
+    let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
+    let elsewhere = board.post_remote(group, 2, Name("x")).unwrap();
     assert_eq!(board.missing(Wait::All(ticket)), [1, 2], "the deposit of rank 2 is on its way");
     assert!(board.returned(2));
     board.begin_wait(Wait::All(ticket));
     assert!(board.failure().is_none(), "rank 2 has joined");
-    board.fill(elsewhere, 2);
+    board.provide_data(elsewhere, 2);
     assert_eq!(board.missing(Wait::All(ticket)), [1]);
     assert!(board.returned(1) && !board.returned(1));
     board.check_left(Wait::All(ticket));
@@ -111,12 +111,12 @@ fn who_is_announced_is_not_missed_though_it_returns_and_is_named_once_time_is_up
 fn invariant_5_holds_among_the_ranks_that_are_here() {
     let mut board = Plain::new(3, false);
     let [a, b] = [board.group(&[0, 1, 2], "a"), board.group(&[0, 1, 2], "b")];
-    let (of_0, _) = board.join(a, 0, Name("x"), 0).unwrap();
-    let (of_1, _) = board.join(b, 1, Name("y"), 1).unwrap();
+    let (of_0, _) = board.post(a, 0, Name("x"), 0).unwrap();
+    let (of_1, _) = board.post(b, 1, Name("y"), 1).unwrap();
     board.begin_wait(Wait::All(of_0));
     for group in [a, b] {
-        let ticket = board.announce(group, 2, Name(if group == a { "x" } else { "y" })).unwrap();
-        board.fill(ticket, 2);
+        let ticket = board.post_remote(group, 2, Name(if group == a { "x" } else { "y" })).unwrap();
+        board.provide_data(ticket, 2);
     }
     assert!(board.failure().is_none());
     board.begin_wait(Wait::All(of_1));
@@ -128,26 +128,26 @@ fn invariant_5_holds_among_the_ranks_that_are_here() {
 #[test]
 fn a_wait_that_a_late_deposit_ends_is_counted_no_longer() {
     let (mut board, group) = board(2);
-    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
-    let elsewhere = board.announce(group, 1, Name("x")).unwrap();
+    let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
+    let elsewhere = board.post_remote(group, 1, Name("x")).unwrap();
     board.begin_wait(Wait::All(ticket));
     assert_eq!(board.waits, 1);
-    assert!(board.fill(elsewhere, 1));
+    assert!(board.provide_data(elsewhere, 1));
     assert_eq!(board.waits, 0);
 }
 
 #[test]
 fn invariant_2_a_mismatch_is_found_while_the_deposit_is_on_its_way() {
     let (mut board, group) = board(3);
-    board.announce(group, 1, Name("x")).unwrap();
-    let Err(CommError::Mismatch { rank, other, .. }) = board.announce(group, 2, Name("y")) else { panic!() };
+    board.post_remote(group, 1, Name("x")).unwrap();
+    let Err(CommError::Mismatch { rank, other, .. }) = board.post_remote(group, 2, Name("y")) else { panic!() };
     assert_eq!((rank, other), (2, 1));
 }
 
 #[test]
 fn invariant_3_a_deposit_that_comes_too_late_is_freed() {
     for failed in [false, true] {
-        let mut board = Board::<Name, Arc<()>>::new(2, false);
+        let mut board = MatchTable::<Name, Arc<()>>::new(2, false);
         let group = board.group(&[0, 1], "");
         let part = |held: &mut Vec<Weak<()>>| {
             let part = Arc::new(());
@@ -155,15 +155,15 @@ fn invariant_3_a_deposit_that_comes_too_late_is_freed() {
             part
         };
         let mut held = Vec::new();
-        let (ticket, _) = board.join(group, 0, Name("x"), part(&mut held)).unwrap();
-        let elsewhere = board.announce(group, 1, Name("x")).unwrap();
+        let (ticket, _) = board.post(group, 0, Name("x"), part(&mut held)).unwrap();
+        let elsewhere = board.post_remote(group, 1, Name("x")).unwrap();
         if failed {
             board.fail(panicked(0));
         } else {
             board.release(ticket);
             assert!(board.groups[0].slots.is_empty());
         }
-        assert!(!board.fill(elsewhere, part(&mut held)));
+        assert!(!board.provide_data(elsewhere, part(&mut held)));
         drop(board.take_freed());
         assert!(held.iter().all(|held| held.upgrade().is_none()), "failed: {failed}");
     }
@@ -173,9 +173,9 @@ fn invariant_3_a_deposit_that_comes_too_late_is_freed() {
 fn invariant_7_what_is_found_here_ends_nothing_until_it_is_decided() {
     let (mut board, group) = board(3);
     board.defer();
-    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     let wait = Wait::All(ticket);
-    assert!(board.join(group, 1, Name("y"), 1).is_err());
+    assert!(board.post(group, 1, Name("y"), 1).is_err());
     assert!(board.is_undecided() && !board.is_over(wait));
     assert!(matches!(board.untold(), Some(Failure::Collective(CommError::Mismatch { rank: 1, .. }))));
     assert!(board.untold().is_none(), "once is enough");
@@ -183,8 +183,8 @@ fn invariant_7_what_is_found_here_ends_nothing_until_it_is_decided() {
     board.fail(panicked(0));
     assert!(board.untold().is_none());
     // What they disagree about is never complete.
-    let elsewhere = board.announce(group, 2, Name("x")).unwrap();
-    assert!(!board.fill(elsewhere, 2) && !board.is_over(wait));
+    let elsewhere = board.post_remote(group, 2, Name("x")).unwrap();
+    assert!(!board.provide_data(elsewhere, 2) && !board.is_over(wait));
     board.decide(panicked(7));
     assert!(!board.is_undecided() && board.is_over(wait));
     assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 7, .. })));
@@ -213,26 +213,26 @@ fn invariant_7_without_a_decision_the_process_decides_by_itself() {
 #[test]
 fn invariant_6_an_offer_is_asked_for_once_somebody_wants_it() {
     let (mut board, group) = board(3);
-    let (first, asked) = board.offer(group, 2, Name("x")).unwrap();
+    let (first, asked) = board.post_remote_on_demand(group, 2, Name("x")).unwrap();
     assert!(!asked);
-    let here = [0, 1].map(|member| board.join(group, member, Name("x"), member).unwrap().0);
+    let here = [0, 1].map(|member| board.post(group, member, Name("x"), member).unwrap().0);
     assert!(board.is_complete(here[0]) && !board.is_over(Wait::All(here[0])), "nobody need be waited for");
     assert_eq!(board.want(here[1]), [first]);
     assert!(!board.is_complete(here[0]));
     assert!(board.want(here[0]).is_empty() && board.want_and_next(here[0]).is_empty(), "once");
-    assert!(board.fill(first, 2));
+    assert!(board.provide_data(first, 2));
     assert_eq!(ready(&mut board, here[0]), Some(vec![0, 1, 2]));
     // Where it is wanted already.
-    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     assert!(board.want(ticket).is_empty());
-    assert!(board.offer(group, 2, Name("x")).unwrap().1);
+    assert!(board.post_remote_on_demand(group, 2, Name("x")).unwrap().1);
 }
 
 #[test]
 fn with_a_call_that_is_wanted_the_one_before_it_is_asked_for() {
     let (mut board, group) = board(2);
-    let offers: Vec<_> = (0..5).map(|_| board.offer(group, 1, Name("x")).unwrap().0).collect();
-    let here: Vec<_> = (0..5).map(|_| board.join(group, 0, Name("x"), 0).unwrap().0).collect();
+    let offers: Vec<_> = (0..5).map(|_| board.post_remote_on_demand(group, 1, Name("x")).unwrap().0).collect();
+    let here: Vec<_> = (0..5).map(|_| board.post(group, 0, Name("x"), 0).unwrap().0).collect();
     board.release(here[2]);
     assert_eq!(board.want_and_next(here[4]), [offers[4], offers[3]]);
     assert!(board.want_and_next(here[4]).is_empty());
@@ -244,17 +244,17 @@ fn with_a_call_that_is_wanted_the_one_before_it_is_asked_for() {
 #[test]
 fn invariant_6_an_offer_is_declined_once_all_have_given_up() {
     let (mut board, group) = board(3);
-    let (offer, _) = board.offer(group, 2, Name("x")).unwrap();
-    let here = [0, 1].map(|member| board.join(group, member, Name("x"), member).unwrap().0);
+    let (offer, _) = board.post_remote_on_demand(group, 2, Name("x")).unwrap();
+    let here = [0, 1].map(|member| board.post(group, member, Name("x"), member).unwrap().0);
     board.release(here[0]);
     assert!(board.take_declined().is_empty());
     board.release(here[1]);
     assert_eq!(board.take_declined(), [offer]);
     assert!(board.take_declined().is_empty());
     // Those that come later, too.
-    let here = [0, 1].map(|member| board.join(group, member, Name("x"), member).unwrap().0);
+    let here = [0, 1].map(|member| board.post(group, member, Name("x"), member).unwrap().0);
     here.into_iter().for_each(|ticket| board.release(ticket));
-    let (offer, asked) = board.offer(group, 2, Name("x")).unwrap();
+    let (offer, asked) = board.post_remote_on_demand(group, 2, Name("x")).unwrap();
     assert!(!asked);
     assert_eq!(board.take_declined(), [offer]);
 }
@@ -263,28 +263,28 @@ fn invariant_6_an_offer_is_declined_once_all_have_given_up() {
 #[test]
 fn a_deposit_that_nobody_awaits_changes_nothing() {
     let (mut board, group) = board(2);
-    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
-    for stray in [ticket, Ticket { member: 1, ..ticket }, Ticket { seq: 9, ..ticket }, Ticket { member: 9, ..ticket }] {
-        assert!(!board.fill(stray, 7));
+    let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
+    for stray in [ticket, OpHandle { member: 1, ..ticket }, OpHandle { seq: 9, ..ticket }, OpHandle { member: 9, ..ticket }] {
+        assert!(!board.provide_data(stray, 7));
     }
     assert_eq!(board.take_freed().len(), 4);
-    let elsewhere = board.announce(group, 1, Name("x")).unwrap();
-    assert!(board.fill(elsewhere, 1) && !board.fill(elsewhere, 8));
+    let elsewhere = board.post_remote(group, 1, Name("x")).unwrap();
+    assert!(board.provide_data(elsewhere, 1) && !board.provide_data(elsewhere, 8));
     assert_eq!(ready(&mut board, ticket), Some(vec![0, 1]));
 }
 
 mod messages {
     use super::*;
 
-    fn letter(from: usize, tag: u32) -> Letter<Name, ()> {
-        Letter { from, tag, print: Name("x"), part: () }
+    fn letter(from: usize, tag: u32) -> P2pMessage<Name, ()> {
+        P2pMessage { from, tag, print: Name("x"), part: () }
     }
 
-    fn receive(board: &mut Plain, group: GroupKey, from: Option<usize>) -> Claim {
+    fn receive(board: &mut Plain, group: GroupKey, from: Option<usize>) -> RecvHandle {
         board.receive(group, 0, from, 0, Name("x")).unwrap()
     }
 
-    fn arrived(board: &mut Plain, claim: Claim) -> Option<(usize, usize)> {
+    fn arrived(board: &mut Plain, claim: RecvHandle) -> Option<(usize, usize)> {
         match board.arrival(claim) {
             Poll::Ready(letter) => Some((letter.from, letter.part)),
             _ => None,
@@ -353,7 +353,7 @@ mod messages {
     fn that_are_not_what_a_receive_expects_are_a_mismatch_when_they_are_announced() {
         let (mut board, group) = board(2);
         receive(&mut board, group, Some(1));
-        let other = Letter { print: Name("y"), ..letter(1, 0) };
+        let other = P2pMessage { print: Name("y"), ..letter(1, 0) };
         let Err(CommError::Mismatch { rank: 0, other: 1, .. }) = board.announce_letter(group, 0, other) else {
             panic!()
         };

@@ -10,7 +10,7 @@ use super::*;
 #[derive(Debug, Clone)]
 pub(super) struct Name(pub &'static str);
 
-impl Fingerprint for Name {
+impl Signature for Name {
     fn op(&self) -> Op {
         Op::Barrier
     }
@@ -24,7 +24,7 @@ impl Fingerprint for Name {
     }
 }
 
-pub(super) type Plain = Board<Name, usize>;
+pub(super) type Plain = MatchTable<Name, usize>;
 
 pub(super) fn board(ranks: usize) -> (Plain, GroupKey) {
     let mut board = Plain::new(ranks, false);
@@ -33,7 +33,7 @@ pub(super) fn board(ranks: usize) -> (Plain, GroupKey) {
     (board, group)
 }
 
-fn ready(board: &mut Plain, ticket: Ticket) -> Option<Vec<usize>> {
+fn ready(board: &mut Plain, ticket: OpHandle) -> Option<Vec<usize>> {
     match board.poll(ticket) {
         Poll::Ready(parts) => Some(parts.to_vec()),
         _ => None,
@@ -51,7 +51,7 @@ fn invariants_1_and_2_nth_calls_meet_and_complete_with_the_last() {
     // Rank 0 runs three calls ahead.
     for member in [0, 0, 0, 1, 2, 2, 1, 1, 2] {
         let nth = tickets[member].len();
-        let (ticket, complete) = board.join(group, member, Name("x"), 10 * nth + member).unwrap();
+        let (ticket, complete) = board.post(group, member, Name("x"), 10 * nth + member).unwrap();
         tickets[member].push(ticket);
         let joined = tickets.iter().filter(|tickets| tickets.len() > nth).count();
         assert_eq!(complete, joined == 3);
@@ -70,27 +70,27 @@ fn the_last_to_join_is_named_by_its_global_rank() {
     let mut tickets = Vec::new();
     // Member 1 runs ahead: the first call ends with member 2, the second with member 0.
     for member in [1, 1, 0, 2, 2, 0] {
-        tickets.push(board.join(group, member, Name("x"), 0).unwrap().0);
+        tickets.push(board.post(group, member, Name("x"), 0).unwrap().0);
     }
-    let last = |ticket: &Ticket| board.last(*ticket);
+    let last = |ticket: &OpHandle| board.last(*ticket);
     assert_eq!(tickets.iter().map(last).collect::<Vec<_>>(), [2, 3, 2, 2, 3, 3]);
 }
 
 /// Deposits that are nothing but alive, and a look at whether they still are.
-struct Watched(Board<Name, Arc<()>>, GroupKey, Vec<Vec<Weak<()>>>);
+struct Watched(MatchTable<Name, Arc<()>>, GroupKey, Vec<Vec<Weak<()>>>);
 
 impl Watched {
     fn new() -> Self {
-        let mut board = Board::new(2, false);
+        let mut board = MatchTable::new(2, false);
         let group = board.group(&[0, 1], "");
         Self(board, group, Vec::new())
     }
 
     /// The next collective, joined by its first `joined` ranks.
-    fn join(&mut self, joined: usize) -> Vec<Ticket> {
+    fn join(&mut self, joined: usize) -> Vec<OpHandle> {
         let parts: Vec<_> = (0..joined).map(|_| Arc::new(())).collect();
         self.2.push(parts.iter().map(Arc::downgrade).collect());
-        let join = |(member, part)| self.0.join(self.1, member, Name("x"), part).unwrap().0;
+        let join = |(member, part)| self.0.post(self.1, member, Name("x"), part).unwrap().0;
         parts.into_iter().enumerate().map(join).collect()
     }
 
@@ -122,7 +122,7 @@ fn invariant_3_deposits_go_when_all_have_taken_theirs() {
     watched.join(2);
     let later = watched.join(2);
     later.into_iter().for_each(|ticket| watched.0.release(ticket));
-    let kept = |slot: &Slot<_, _>| slot.joined.iter().flatten().count();
+    let kept = |slot: &MatchEntry<_, _>| slot.joined.iter().flatten().count();
     assert_eq!(watched.0.groups[0].slots.iter().map(kept).collect::<Vec<_>>(), [2, 0]);
     assert_eq!(watched.join(1)[0].seq, 5);
 }
@@ -147,11 +147,11 @@ fn invariant_3_a_mismatch_frees_what_it_is_about() {
     watched.join(1);
     let (part, group) = (Arc::new(()), watched.1);
     watched.2.push(vec![Arc::downgrade(&part)]);
-    watched.0.join(group, 1, Name("y"), part).unwrap_err();
+    watched.0.post(group, 1, Name("y"), part).unwrap_err();
     assert_eq!(watched.alive(), [false, false]);
     let late = Arc::new(());
     watched.2.push(vec![Arc::downgrade(&late)]);
-    watched.0.join(group, 0, Name("x"), late).unwrap_err();
+    watched.0.post(group, 0, Name("x"), late).unwrap_err();
     assert_eq!(watched.2[2][0].strong_count(), 1, "it is dropped outside the lock");
     assert_eq!(watched.alive(), [false; 3]);
 }
@@ -163,7 +163,7 @@ fn invariant_4_the_first_failure_is_final_and_joint() {
     board.fail(Failure::Panicked { rank: 1, message: "first".into() });
     board.fail(Failure::Panicked { rank: 2, message: "second".into() });
     for group in [group, pair] {
-        let error = board.join(group, 0, Name("x"), 0).unwrap_err();
+        let error = board.post(group, 0, Name("x"), 0).unwrap_err();
         assert!(
             matches!(error, CommError::RankPanicked { rank: 1, ref message, during: Some(_) } if message == "first")
         );
@@ -173,8 +173,8 @@ fn invariant_4_the_first_failure_is_final_and_joint() {
 #[test]
 fn a_complete_collective_is_ready_even_after_a_failure() {
     let (mut board, group) = board(2);
-    let (ticket, _) = board.join(group, 0, Name("x"), 5).unwrap();
-    board.join(group, 1, Name("x"), 6).unwrap();
+    let (ticket, _) = board.post(group, 0, Name("x"), 5).unwrap();
+    board.post(group, 1, Name("x"), 6).unwrap();
     board.fail(Failure::Panicked { rank: 1, message: String::new() });
     assert_eq!(ready(&mut board, ticket), Some(vec![5, 6]));
 }
@@ -182,12 +182,12 @@ fn a_complete_collective_is_ready_even_after_a_failure() {
 #[test]
 fn of_three_ranks_the_one_outside_the_majority_is_named() {
     let (mut board, group) = board(4);
-    board.join(group, 3, Name("x"), 0).unwrap();
-    board.join(group, 0, Name("x"), 0).unwrap();
-    let error = board.join(group, 2, Name("y"), 0).unwrap_err();
+    board.post(group, 3, Name("x"), 0).unwrap();
+    board.post(group, 0, Name("x"), 0).unwrap();
+    let error = board.post(group, 2, Name("y"), 0).unwrap_err();
     let CommError::Mismatch { rank, other, differs, .. } = &error else { panic!("{error}") };
     assert_eq!((*rank, *other, differs.as_str()), (2, 0, "label `y` vs `x`"));
-    assert_eq!(board.join(group, 1, Name("x"), 0).unwrap_err(), error, "who comes later sees the same");
+    assert_eq!(board.post(group, 1, Name("x"), 0).unwrap_err(), error, "who comes later sees the same");
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn groups_are_told_apart_by_ranks_order_and_name() {
 fn doing_is_what_it_was_at_the_failure() {
     let (mut board, group) = board(3);
     assert_eq!(board.doing(0), "computing, before any collective");
-    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     assert_eq!(board.doing(0), "computing since barrier #0 `x` on ranks [0, 1, 2]");
     board.begin_wait(Wait::All(ticket));
     board.fail(Failure::Panicked { rank: 1, message: String::new() });
@@ -214,7 +214,7 @@ fn doing_is_what_it_was_at_the_failure() {
 /// What a rank expects of each of the others, by its place: two agree if both expect the same of each other.
 struct Expects(usize, [u8; 3]);
 
-impl Fingerprint for Expects {
+impl Signature for Expects {
     fn op(&self) -> Op {
         Op::AllToAllList
     }
@@ -235,12 +235,12 @@ impl Fingerprint for Expects {
 
 #[test]
 fn invariant_2_agreements_of_pairs_are_checked_with_all_who_are_there() {
-    let mut board = Board::new(3, false);
+    let mut board = MatchTable::new(3, false);
     let group = board.group(&[0, 1, 2], "");
-    board.join(group, 0, Expects(0, [0, 1, 2]), 0).unwrap();
-    board.join(group, 1, Expects(1, [1, 0, 3]), 0).unwrap();
+    board.post(group, 0, Expects(0, [0, 1, 2]), 0).unwrap();
+    board.post(group, 1, Expects(1, [1, 0, 3]), 0).unwrap();
     // It agrees with the first that is there, and not with the second.
-    let error = board.join(group, 2, Expects(2, [2, 4, 0]), 0).unwrap_err();
+    let error = board.post(group, 2, Expects(2, [2, 4, 0]), 0).unwrap_err();
     let CommError::Mismatch { rank: 2, other: 1, differs, .. } = &error else { panic!("{error}") };
     assert_eq!(differs, "4 vs 3");
 }
@@ -255,7 +255,7 @@ impl Holds {
     }
 }
 
-impl Fingerprint for Holds {
+impl Signature for Holds {
     fn op(&self) -> Op {
         Op::AllReduce
     }
@@ -278,14 +278,14 @@ impl Fingerprint for Holds {
 fn invariant_2_what_all_hold_alike_is_compared_when_the_last_has_joined() {
     for order in [[0, 1, 2], [1, 2, 0], [2, 0, 1]] {
         for culprit in 0..3 {
-            let mut board = Board::new(4, false);
+            let mut board = MatchTable::new(4, false);
             let group = board.group(&[3, 0, 2], "");
             let holds = |member| Holds::of(if member == culprit { 8 } else { 7 });
             let [first, second, last] = order;
-            board.join(group, first, holds(first), ()).unwrap();
-            let (ticket, complete) = board.join(group, second, holds(second), ()).unwrap();
+            board.post(group, first, holds(first), ()).unwrap();
+            let (ticket, complete) = board.post(group, second, holds(second), ()).unwrap();
             assert!(!complete && board.failure().is_none());
-            let error = board.join(group, last, holds(last), ()).unwrap_err();
+            let error = board.post(group, last, holds(last), ()).unwrap_err();
             let told = error.to_string();
             let CommError::Diverged { rank, other, param, of: ReplicatedValue::Weight, step: 3, majority: true, .. } = error
             else {
@@ -296,10 +296,10 @@ fn invariant_2_what_all_hold_alike_is_compared_when_the_last_has_joined() {
             assert!(matches!(board.poll(ticket), Poll::Failed), "it is never complete");
         }
     }
-    let mut board = Board::new(2, false);
+    let mut board = MatchTable::new(2, false);
     let group = board.group(&[0, 1], "");
-    board.join(group, 0, Holds::of(7), ()).unwrap();
-    let (_, complete) = board.join(group, 1, Holds::of(7), ()).unwrap();
+    board.post(group, 0, Holds::of(7), ()).unwrap();
+    let (_, complete) = board.post(group, 1, Holds::of(7), ()).unwrap();
     assert!(complete);
 }
 
@@ -309,9 +309,9 @@ fn one_that_differs_is_held_against_the_first_in_group_order() {
     for order in [[1, 2, 3], [3, 2, 1], [2, 3, 1]] {
         let (mut board, group) = board(4);
         for member in order {
-            board.join(group, member, Name("x"), 0).unwrap();
+            board.post(group, member, Name("x"), 0).unwrap();
         }
-        let error = board.join(group, 0, Name("y"), 0).unwrap_err();
+        let error = board.post(group, 0, Name("y"), 0).unwrap_err();
         assert!(matches!(error, CommError::Mismatch { rank: 0, other: 1, .. }), "{error}");
     }
 }

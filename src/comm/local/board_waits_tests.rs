@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn invariant_5_a_missing_rank_that_has_returned_is_named() {
     let (mut board, group) = board(3);
-    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     board.begin_wait(Wait::All(ticket));
     board.returned(2);
     board.check_left(Wait::All(ticket));
@@ -18,9 +18,9 @@ fn invariant_5_a_missing_rank_that_has_returned_is_named() {
 #[test]
 fn a_rank_that_has_joined_may_return() {
     let (mut board, group) = board(2);
-    board.join(group, 1, Name("x"), 0).unwrap();
+    board.post(group, 1, Name("x"), 0).unwrap();
     board.returned(1);
-    let (ticket, complete) = board.join(group, 0, Name("x"), 0).unwrap();
+    let (ticket, complete) = board.post(group, 0, Name("x"), 0).unwrap();
     board.begin_wait(Wait::All(ticket));
     assert!(complete && board.failure().is_none());
 }
@@ -29,9 +29,9 @@ fn a_rank_that_has_joined_may_return() {
 fn crossed(multithreaded: bool) -> Plain {
     let mut board = Plain::new(3, multithreaded);
     let (group, pair) = (board.group(&[0, 1, 2], ""), board.group(&[0, 1], ""));
-    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     board.begin_wait(Wait::All(ticket));
-    let (ticket, _) = board.join(pair, 1, Name("y"), 0).unwrap();
+    let (ticket, _) = board.post(pair, 1, Name("y"), 0).unwrap();
     board.begin_wait(Wait::All(ticket));
     board
 }
@@ -52,8 +52,8 @@ fn invariant_5_a_multithreaded_rank_that_waits_may_still_come() {
     let mut board = crossed(true);
     assert!(board.failure().is_none());
     let (group, pair) = (board.group(&[0, 1, 2], ""), board.group(&[0, 1], ""));
-    assert!(board.join(pair, 0, Name("y"), 0).is_ok_and(|(_, complete)| complete));
-    assert!(board.join(group, 1, Name("x"), 0).is_ok());
+    assert!(board.post(pair, 0, Name("y"), 0).is_ok_and(|(_, complete)| complete));
+    assert!(board.post(group, 1, Name("x"), 0).is_ok());
 }
 
 #[test]
@@ -61,13 +61,13 @@ fn invariant_5_a_rank_that_calls_while_it_waits_is_at_fault() {
     for waits in [false, true] {
         let (mut board, group) = board(3);
         let pair = board.group(&[0, 1], "");
-        let (first, _) = board.join(group, 0, Name("x"), 0).unwrap();
-        let (second, _) = board.join(pair, 0, Name("y"), 0).unwrap();
+        let (first, _) = board.post(group, 0, Name("x"), 0).unwrap();
+        let (second, _) = board.post(pair, 0, Name("y"), 0).unwrap();
         board.begin_wait(Wait::All(first));
         if waits {
             board.begin_wait(Wait::All(second));
         } else {
-            board.join(pair, 0, Name("z"), 0).unwrap_err();
+            board.post(pair, 0, Name("z"), 0).unwrap_err();
         }
         let CommError::ConcurrentCalls { rank: 0, called, during } = failure(&board) else { panic!() };
         assert_eq!((&*called.label, &*during.label), (if waits { "y" } else { "z" }, "x"));
@@ -78,11 +78,11 @@ fn invariant_5_a_rank_that_calls_while_it_waits_is_at_fault() {
 fn a_wait_that_is_over_is_no_deadlock() {
     let (mut board, group) = board(2);
     let pair = board.group(&[1, 0], "");
-    let (first, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    let (first, _) = board.post(group, 0, Name("x"), 0).unwrap();
     board.begin_wait(Wait::All(first));
     // Rank 1 completes it, and waits elsewhere before rank 0 has woken up.
-    board.join(group, 1, Name("x"), 0).unwrap();
-    let (second, _) = board.join(pair, 0, Name("y"), 0).unwrap();
+    board.post(group, 1, Name("x"), 0).unwrap();
+    let (second, _) = board.post(pair, 0, Name("y"), 0).unwrap();
     board.begin_wait(Wait::All(second));
     assert!(board.failure().is_none());
 }
@@ -94,7 +94,7 @@ fn invariant_5_a_cycle_is_found_through_the_one_rank_that_waits_elsewhere() {
         let (mut board, group) = board(6);
         let pair = board.group(&[4, 5], "");
         let mut wait = |group, member| {
-            let (ticket, _) = board.join(group, member, Name("x"), 0).unwrap();
+            let (ticket, _) = board.post(group, member, Name("x"), 0).unwrap();
             board.begin_wait(Wait::All(ticket));
         };
         if first {
@@ -114,8 +114,8 @@ fn invariant_5_a_cycle_is_found_through_the_one_rank_that_waits_elsewhere() {
 #[test]
 fn ranks_that_wait_in_one_collective_search_for_nothing() {
     let (mut board, group) = board(4);
-    let join = |board: &mut Plain, member| board.join(group, member, Name("x"), 0).unwrap().0;
-    let mut before: Option<Vec<Ticket>> = None;
+    let join = |board: &mut Plain, member| board.post(group, member, Name("x"), 0).unwrap().0;
+    let mut before: Option<Vec<OpHandle>> = None;
     for _ in 0..3 {
         let mut tickets = Vec::new();
         for member in 0..4 {
@@ -132,7 +132,7 @@ fn ranks_that_wait_in_one_collective_search_for_nothing() {
     }
     let pair = board.group(&[2, 3], "");
     before.into_iter().flatten().for_each(|ticket| board.end_wait(ticket.member, Wait::All(ticket)));
-    let (elsewhere, _) = board.join(pair, 0, Name("y"), 0).unwrap();
+    let (elsewhere, _) = board.post(pair, 0, Name("y"), 0).unwrap();
     board.begin_wait(Wait::All(elsewhere));
     let ticket = join(&mut board, 0);
     board.begin_wait(Wait::All(ticket));
@@ -157,7 +157,7 @@ fn invariant_5_a_deadlock_is_told_just_when_waits_lead_in_a_circle() {
         let keys = groups.map(|ranks| board.group(ranks, ""));
         // Who has joined each collective of each group, and where each rank waits.
         let mut joined: [Vec<Vec<usize>>; 6] = Default::default();
-        let mut waits: [Option<(usize, usize, Ticket)>; RANKS] = [None; RANKS];
+        let mut waits: [Option<(usize, usize, OpHandle)>; RANKS] = [None; RANKS];
         for _ in 0..60 {
             let complete = |joined: &[Vec<Vec<usize>>; 6], g: usize, n: usize| joined[g][n].len() == groups[g].len();
             let rank = random(RANKS);
@@ -171,7 +171,7 @@ fn invariant_5_a_deadlock_is_told_just_when_waits_lead_in_a_circle() {
             }
             let g = random(groups.len());
             let Some(member) = groups[g].iter().position(|member| *member == rank) else { continue };
-            let (ticket, _) = board.join(keys[g], member, Name("x"), 0).unwrap();
+            let (ticket, _) = board.post(keys[g], member, Name("x"), 0).unwrap();
             let n = ticket.seq as usize;
             joined[g].resize(joined[g].len().max(n + 1), Vec::new());
             joined[g][n].push(rank);
@@ -211,7 +211,7 @@ fn invariant_5_a_rank_that_returned_before_the_group_was_made_is_named() {
     let mut board = Plain::new(3, false);
     board.returned(2);
     let group = board.group(&[0, 1, 2], "");
-    let (ticket, _) = board.join(group, 0, Name("x"), 0).unwrap();
+    let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     board.begin_wait(Wait::All(ticket));
     assert!(matches!(failure(&board), CommError::RankReturned { rank: 2, .. }));
 }

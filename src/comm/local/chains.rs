@@ -19,7 +19,7 @@ use crate::comm::CollectiveId;
 
 /// What processes tell each other of ranks that have waited for long.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::comm) enum Chain {
+pub(in crate::comm) enum WaitForEdge {
     /// A rank, in its wait of this number, needs another.
     Needs { rank: usize, number: u64, other: usize },
     /// Which waits, too.
@@ -30,7 +30,7 @@ pub(in crate::comm) enum Chain {
 
 /// What ranks are known to wait for, in their last waits.
 #[derive(Debug, Default)]
-pub(super) struct Chains(HashMap<usize, Waiting>);
+pub(super) struct WaitForGraph(HashMap<usize, Waiting>);
 
 #[derive(Debug)]
 struct Waiting {
@@ -43,7 +43,7 @@ struct Waiting {
 /// Each rank of a cycle, what it waits in, and the next one.
 type Cycle = Vec<(usize, CollectiveId, usize)>;
 
-impl Chains {
+impl WaitForGraph {
     /// A rank, in its wait of this number, needs another, which is in the wait `in_wait`. Returns a cycle, if that closes one.
     pub fn add(&mut self, rank: usize, number: u64, during: CollectiveId, other: usize, in_wait: u64) -> Option<Cycle> {
         let new = || Waiting { number, during: during.clone(), needs: HashMap::new() };
@@ -86,14 +86,14 @@ mod tests {
     }
 
     /// Rank, its wait, whom it needs, and that one's wait.
-    fn add(chains: &mut Chains, [rank, number, other, in_wait]: [u64; 4]) -> Option<Vec<(usize, u64, usize)>> {
+    fn add(chains: &mut WaitForGraph, [rank, number, other, in_wait]: [u64; 4]) -> Option<Vec<(usize, u64, usize)>> {
         let cycle = chains.add(rank as usize, number, id(number), other as usize, in_wait)?;
         Some(cycle.into_iter().map(|(rank, during, other)| (rank, during.seq, other)).collect())
     }
 
     #[test]
     fn a_cycle_is_found_once_it_is_closed() {
-        let mut chains = Chains::default();
+        let mut chains = WaitForGraph::default();
         assert_eq!(add(&mut chains, [0, 7, 1, 3]), None);
         assert_eq!(add(&mut chains, [2, 5, 0, 7]), None);
         assert_eq!(add(&mut chains, [1, 3, 2, 5]), Some(vec![(1, 3, 2), (2, 5, 0), (0, 7, 1)]));
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_waits_for_several_may_be_in_several_chains() {
-        let mut chains = Chains::default();
+        let mut chains = WaitForGraph::default();
         assert_eq!(add(&mut chains, [0, 1, 2, 9]), None);
         assert_eq!(add(&mut chains, [0, 1, 1, 4]), None);
         assert_eq!(add(&mut chains, [1, 4, 0, 1]), Some(vec![(1, 4, 0), (0, 1, 1)]));
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn waits_that_are_over_are_in_no_cycle() {
-        let mut chains = Chains::default();
+        let mut chains = WaitForGraph::default();
         assert_eq!(add(&mut chains, [0, 7, 1, 3]), None);
         // Rank 1 waited for rank 0 later, in another wait than the one that rank 0 had seen.
         assert_eq!(add(&mut chains, [1, 4, 0, 7]), None);

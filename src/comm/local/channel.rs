@@ -6,8 +6,8 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Shape};
 use parking_lot::Mutex;
 
-use super::LocalEngine;
-use super::board::{GroupKey, Letter};
+use super::HostBackend;
+use super::board::{GroupKey, P2pMessage};
 #[cfg(feature = "cube")]
 use super::cube::Fused;
 #[cfg(feature = "cube")]
@@ -16,9 +16,9 @@ use super::data::{self, Deposit, Exchange};
 use super::halves;
 use super::hands;
 use super::open::Left;
-use super::outlet::{Outlet, Share, Shares, When};
-use super::pending::{Awaited, Joined, Own, Seat, Sent};
-use crate::comm::engine::{Channel, Member, Message, Post, Posted, rows_for_each};
+use super::outlet::{RemoteGroup, Share, Shares, When};
+use super::pending::{Awaited, Joined, Own, OpHandleGuard, Sent};
+use crate::comm::engine::{GroupBackend, GroupMember, ReceivedTensors, CallContext, PostResult, rows_for_each};
 use crate::comm::process::layout::Layout;
 use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
@@ -26,31 +26,31 @@ use crate::placement::ShardSizes;
 
 /// One thread rank's place in one group.
 #[derive(Debug)]
-pub(super) struct LocalChannel {
-    pub engine: Arc<LocalEngine>,
-    pub member: Member,
+pub(super) struct HostGroupBackend {
+    pub engine: Arc<HostBackend>,
+    pub member: GroupMember,
     pub key: GroupKey,
     name: &'static str,
     /// If some of the group are in other processes.
-    outlet: Option<Arc<Outlet>>,
+    outlet: Option<Arc<RemoteGroup>>,
     /// Where second halves of all-reduces are called, once there was one.
-    pub second: Mutex<Option<(GroupKey, Arc<Outlet>)>>,
+    pub second: Mutex<Option<(GroupKey, Arc<RemoteGroup>)>>,
 }
 
-impl LocalChannel {
-    pub fn new(engine: Arc<LocalEngine>, member: Member, name: &'static str) -> Self {
+impl HostGroupBackend {
+    pub fn new(engine: Arc<HostBackend>, member: GroupMember, name: &'static str) -> Self {
         let key = engine.rendezvous.group(member.group.ranks(), name);
-        let outlet = engine.others.as_ref().and_then(|others| Outlet::new(others, &member, name.into())).map(Arc::new);
+        let outlet = engine.others.as_ref().and_then(|others| RemoteGroup::new(others, &member, name.into())).map(Arc::new);
         Self { engine, member, key, name, outlet, second: Mutex::default() }
     }
 
     /// The place in the same group where second halves are called.
-    pub fn second_halves(&self) -> (GroupKey, Arc<Outlet>) {
+    pub fn second_halves(&self) -> (GroupKey, Arc<RemoteGroup>) {
         // No program names a channel so.
         let name = format!("{}\0second halves", self.name);
         let key = self.engine.rendezvous.group(self.member.group.ranks(), name.clone());
         let others = self.engine.others.as_ref().expect("there are halves among processes");
-        let outlet = Outlet::new(others, &self.member, name).expect("some of the group are in other processes");
+        let outlet = RemoteGroup::new(others, &self.member, name).expect("some of the group are in other processes");
         (key, Arc::new(outlet))
     }
 
@@ -64,23 +64,23 @@ impl LocalChannel {
     /// Joins the next collective of the group, whose ranks in other processes get `shares` of the deposit.
     fn join<T: Send + 'static>(
         &self,
-        post: Post,
+        post: CallContext,
         deposit: Deposit,
         shares: Option<Shares>,
         finish: impl FnOnce(&Exchange) -> T + Send + 'static,
-    ) -> Posted<T> {
+    ) -> PostResult<T> {
         self.join_with(post, deposit, shares, None, finish)
     }
 
     /// The same where what others send may land in the results, of which this rank has its `own` parts.
     fn join_with<T: Send + 'static>(
         &self,
-        post: Post,
+        post: CallContext,
         deposit: Deposit,
         shares: Option<Shares>,
         mut own: Option<Own>,
         finish: impl FnOnce(&Exchange) -> T + Send + 'static,
-    ) -> Posted<T> {
+    ) -> PostResult<T> {
         self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.home(&deposit.tensors));
         let is_open = !post.ahead && self.is_worth_hands(post.print.bytes(), &device);
@@ -103,7 +103,7 @@ impl LocalChannel {
             }
             _ => (join(post.print, deposit)?, None),
         };
-        let seat = Seat::new(self.engine.clone(), ticket, self.outlet.is_some() && post.ahead);
+        let seat = OpHandleGuard::new(self.engine.clone(), ticket, self.outlet.is_some() && post.ahead);
         let joined = Box::new(Joined { seat, own, taken, device, finish });
         Ok(if is_open { Box::new(Left(self.engine.leave_open(ticket, joined))) } else { joined })
     }
@@ -143,16 +143,16 @@ impl LocalChannel {
     }
 }
 
-impl Channel for LocalChannel {
-    fn member(&self) -> &Member {
+impl GroupBackend for HostGroupBackend {
+    fn member(&self) -> &GroupMember {
         &self.member
     }
 
-    fn moves_meanwhile(&self) -> bool {
+    fn can_overlap(&self) -> bool {
         self.outlet.is_some()
     }
 
-    fn all_gather(&self, post: Post, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
+    fn all_gather(&self, post: CallContext, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> PostResult<Vec<DispatchTensor>> {
         if let Some(outlet) = self.outlet.as_ref().filter(|outlet| outlet.has_common_memory())
             && self.gathers_in_common(&post.print)
         {
@@ -181,11 +181,11 @@ impl Channel for LocalChannel {
 
     fn reduce_scatter(
         &self,
-        post: Post,
+        post: CallContext,
         plan: Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
         op: ReduceOp,
-    ) -> Posted<Vec<DispatchTensor>> {
+    ) -> PostResult<Vec<DispatchTensor>> {
         let deposit = Deposit::new(wholes);
         #[cfg(feature = "cube")]
         let (fused, deposit) = Fused::pack_wholes(deposit, &plan, &self.member);
@@ -203,10 +203,10 @@ impl Channel for LocalChannel {
 
     fn all_to_all(
         &self,
-        post: Post,
+        post: CallContext,
         mut parts: Vec<Vec<DispatchTensor>>,
         _metas: Vec<Vec<TensorMeta>>,
-    ) -> Posted<Vec<Vec<DispatchTensor>>> {
+    ) -> PostResult<Vec<Vec<DispatchTensor>>> {
         let own = std::mem::take(&mut parts[self.member.group.rank()]);
         let deposit = Deposit::addressed(parts);
         let shares = self.shares(&deposit, Share::Addressed);
@@ -215,40 +215,40 @@ impl Channel for LocalChannel {
 
     fn broadcast(
         &self,
-        post: Post,
+        post: CallContext,
         tensors: Vec<DispatchTensor>,
         _metas: Vec<TensorMeta>,
         root: usize,
-    ) -> Posted<Vec<DispatchTensor>> {
+    ) -> PostResult<Vec<DispatchTensor>> {
         let deposit = Deposit::new(tensors);
         let shares = self.shares(&deposit, Share::Whole);
         self.join(post, deposit, shares, move |exchange| exchange.of_root(root))
     }
 
-    fn barrier(&self, post: Post) -> Posted<()> {
+    fn barrier(&self, post: CallContext) -> PostResult<()> {
         let deposit = Deposit::new(Vec::new());
         let shares = self.shares(&deposit, Share::Whole);
         self.join(post, deposit, shares, |_| ())
     }
 
-    fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()> {
+    fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()> {
         let (from, part) = (self.member.group.rank(), Deposit::new(tensors));
         self.note(&part);
-        let is_elsewhere = |outlet: &&Arc<Outlet>| outlet.is_elsewhere(to);
+        let is_elsewhere = |outlet: &&Arc<RemoteGroup>| outlet.is_elsewhere(to);
         match self.outlet.as_ref().filter(is_elsewhere) {
             Some(outlet) => outlet.sent(to, tag, &post.print, &part),
-            None => self.engine.rendezvous.send(self.key, to, Letter { from, tag, print: post.print, part })?,
+            None => self.engine.rendezvous.send(self.key, to, P2pMessage { from, tag, print: post.print, part })?,
         }
         Ok(Box::new(Sent))
     }
 
-    fn receive(&self, post: Post, from: Option<usize>, tag: u32, _metas: Option<Vec<TensorMeta>>) -> Posted<Message> {
+    fn receive(&self, post: CallContext, from: Option<usize>, tag: u32, _metas: Option<Vec<TensorMeta>>) -> PostResult<ReceivedTensors> {
         let claim = self.engine.rendezvous.receive(self.key, self.member.group.rank(), from, tag, post.print)?;
         Ok(Box::new(Awaited::new(self.engine.clone(), claim, self.member.clone())))
     }
 
     /// Every rank reads the terms where they are; of large ones each reduces a share for all.
-    fn all_reduce(&self, post: Post, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
+    fn all_reduce(&self, post: CallContext, tensors: Vec<DispatchTensor>, op: ReduceOp) -> PostResult<Vec<DispatchTensor>> {
         if let Some(outlet) = &self.outlet
             && halves::pay(post.print.bytes(), self.member.group.size(), outlet.processes())
         {
@@ -263,7 +263,7 @@ impl Channel for LocalChannel {
     }
 
     /// In one pass.
-    fn recut(&self, post: Post, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> Posted<DispatchTensor> {
+    fn shard_dim_all_to_all(&self, post: CallContext, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> PostResult<DispatchTensor> {
         let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
         let ShardedTensor { tensor, dim, cut } = shard;
         let mut shape = tensor.shape();
@@ -280,13 +280,13 @@ impl Channel for LocalChannel {
     }
 
     /// Every rank reads its rows where they are.
-    fn exchange_rows(
+    fn all_to_all_v(
         &self,
-        post: Post,
+        post: CallContext,
         tensor: DispatchTensor,
         given: &[usize],
         taken: &[usize],
-    ) -> Posted<DispatchTensor> {
+    ) -> PostResult<DispatchTensor> {
         let deposit = Deposit::addressed(rows_for_each(&tensor, given));
         let shares = self.shares(&deposit, Share::Addressed);
         let mut shape = tensor.shape();
@@ -299,12 +299,12 @@ impl Channel for LocalChannel {
     /// Every rank reads its parts where they are.
     fn scatter(
         &self,
-        post: Post,
+        post: CallContext,
         tensors: Vec<DispatchTensor>,
         _metas: Vec<TensorMeta>,
         cuts: Vec<(usize, ShardSizes)>,
         root: usize,
-    ) -> Posted<Vec<DispatchTensor>> {
+    ) -> PostResult<Vec<DispatchTensor>> {
         let deposit = Deposit::new(tensors);
         let shares = self.shares(&deposit, Share::Parts(&cuts));
         self.join(post, deposit, shares, move |exchange| {

@@ -10,8 +10,8 @@ use burn::tensor::Device;
 #[cfg(feature = "cube")]
 use burn_cubecl::tensor::CubeTensor;
 
-use super::LocalEngine;
-use super::board::Ticket;
+use super::HostBackend;
+use super::board::OpHandle;
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::comm::courier::Taken;
@@ -153,9 +153,9 @@ impl Deposit {
 #[derive(Debug)]
 pub(super) struct Exchange<'a> {
     pub deposits: &'a [Deposit],
-    pub engine: &'a LocalEngine,
+    pub engine: &'a HostBackend,
     /// The rank's.
-    pub ticket: Ticket,
+    pub ticket: OpHandle,
     /// Where a tensor goes that the rank has no counterpart of.
     pub device: &'a Device,
     /// Results in which this rank's own parts are.
@@ -165,7 +165,7 @@ pub(super) struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    pub fn new(deposits: &'a [Deposit], engine: &'a LocalEngine, ticket: Ticket, device: &'a Device) -> Self {
+    pub fn new(deposits: &'a [Deposit], engine: &'a HostBackend, ticket: OpHandle, device: &'a Device) -> Self {
         Self { deposits, engine, ticket, device, wholes: None, waited: Cell::default() }
     }
 

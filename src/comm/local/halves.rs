@@ -27,18 +27,18 @@ use std::time::{Duration, Instant};
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
-use super::LocalEngine;
+use super::HostBackend;
 use super::ahead::Ahead;
-use super::board::Ticket;
+use super::board::OpHandle;
 use super::data::{Deposit, Exchange};
 use super::in_common::Results;
 use super::open::{Left, Open};
-use super::outlet::{Outlet, Share};
-use super::pending::Seat;
-use super::rendezvous::Met;
+use super::outlet::{RemoteGroup, Share};
+use super::pending::OpHandleGuard;
+use super::rendezvous::Matched;
 use super::segments::Segment;
 use crate::comm::courier::Taken;
-use crate::comm::engine::{Pending, Waited};
+use crate::comm::engine::{Request, Completed};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::wholes::Wholes;
 use crate::comm::{TransferTiming, CommError, ReduceOp};
@@ -60,11 +60,11 @@ pub(super) fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
 /// A rank's first half, until its part is reduced.
 #[derive(Debug)]
 pub(super) struct First {
-    pub seat: Seat,
+    pub seat: OpHandleGuard,
     /// The second half, to which the rank owes its part.
-    pub second: Ticket,
+    pub second: OpHandle,
     /// Where both are called, but for the first one.
-    pub outlet: Arc<Outlet>,
+    pub outlet: Arc<RemoteGroup>,
     /// Noted when other processes are told, of the first one.
     pub taken: Option<Taken>,
     pub op: ReduceOp,
@@ -89,7 +89,7 @@ pub(super) enum Sums {
 
 impl Sums {
     /// Where they are put, as ranks have `said` in the call of `ticket`.
-    fn find(&self, engine: &LocalEngine, ticket: Ticket, said: &[Deposit]) -> Result<Option<Arc<Wholes>>, CommError> {
+    fn find(&self, engine: &HostBackend, ticket: OpHandle, said: &[Deposit]) -> Result<Option<Arc<Wholes>>, CommError> {
         Ok(match self {
             Self::Apart => None,
             Self::Window(window) => Some(window.clone()),
@@ -109,18 +109,18 @@ impl Sums {
     }
 }
 
-impl Pending<()> for First {
+impl Request<()> for First {
     fn is_complete(&self) -> bool {
         self.seat.is_complete()
     }
 
     /// Waits for the other ranks' parts of the first half, and brings this rank's to the second.
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<()>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<()>, CommError> {
         let Self { mut seat, second, outlet, taken, op, cuts, sums, device, next } = *self;
         let (ticket, engine) = (seat.take(), &seat.engine);
-        let Met { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
+        let Matched { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
         let window = sums.find(engine, ticket, &parts)?;
-        let reduced = Waited::timed(|| {
+        let reduced = Completed::timed(|| {
             let exchange = Exchange::new(&parts, engine, ticket, &device);
             let part = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, cut, op);
             let parts = || cuts.iter().enumerate().map(part).collect::<Vec<_>>();
@@ -152,14 +152,14 @@ impl Pending<()> for First {
                 next.bring(engine, &outlet);
             }
         });
-        Ok(Waited { last: Some(last), carried: Deposit::carried(&parts, taken.as_ref()), ..reduced })
+        Ok(Completed { last: Some(last), carried: Deposit::carried(&parts, taken.as_ref()), ..reduced })
     }
 }
 
 /// What a rank owes to a first half that it has joined for later.
 #[derive(Debug)]
 pub(super) struct Owed {
-    pub ticket: Ticket,
+    pub ticket: OpHandle,
     /// Of which it is a segment.
     pub rows: Arc<[DispatchTensor]>,
     pub segment: Segment,
@@ -168,7 +168,7 @@ pub(super) struct Owed {
 }
 
 impl Owed {
-    pub fn bring(self, engine: &LocalEngine, outlet: &Outlet) {
+    pub fn bring(self, engine: &HostBackend, outlet: &RemoteGroup) {
         let deposit = Deposit::new(self.segment.cut_from(&self.rows)).saying(self.common).there(None);
         outlet.bring(self.ticket.seq, outlet.shares(&deposit, Share::Parts(&self.segment.cuts())));
         engine.fill_and_finish(self.ticket, deposit);
@@ -186,7 +186,7 @@ pub(super) struct Halves<F> {
     pub finish: F,
 }
 
-impl<F> Pending<Vec<DispatchTensor>> for Halves<F>
+impl<F> Request<Vec<DispatchTensor>> for Halves<F>
 where
     F: FnOnce(Vec<Vec<DispatchTensor>>) -> Vec<DispatchTensor> + Send,
 {
@@ -198,7 +198,7 @@ where
         self.ahead.iter().for_each(Ahead::begin);
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<Vec<DispatchTensor>>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
         let Self { ahead, firsts, seconds, finish } = *self;
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
@@ -221,8 +221,8 @@ where
             parts.push(second.value);
         }
         let carried = carried.map(|carried| ahead.as_ref().map_or(carried, |ahead| ahead.seen(carried)));
-        let finished = Waited::timed(|| finish(parts));
-        Ok(Waited { moving: moving + finished.moving, last, carried, ..finished })
+        let finished = Completed::timed(|| finish(parts));
+        Ok(Completed { moving: moving + finished.moving, last, carried, ..finished })
     }
 }
 

@@ -21,8 +21,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
-use super::LocalEngine;
-use super::board::{GroupKey, Ticket};
+use super::HostBackend;
+use super::board::{GroupKey, OpHandle};
 use super::open::Task;
 
 /// Results of fewer bytes are made faster than a thread is woken.
@@ -41,12 +41,12 @@ pub(super) struct Hands {
 
 impl Hands {
     /// Keeps `task` until the collective of `ticket` is complete.
-    pub fn keep(&self, ticket: Ticket, task: Arc<dyn Task>) {
+    pub fn keep(&self, ticket: OpHandle, task: Arc<dyn Task>) {
         self.open.lock().entry((ticket.group, ticket.seq)).or_default().push(task);
     }
 
     /// Finishes what nobody else sees to, now that the collective of `ticket` is complete.
-    pub fn finish(&self, ticket: Ticket, engine: &Weak<LocalEngine>) {
+    pub fn finish(&self, ticket: OpHandle, engine: &Weak<HostBackend>) {
         let all = self.open.lock().remove(&(ticket.group, ticket.seq)).unwrap_or_default();
         for task in all.into_iter().filter(|task| task.is_open()) {
             let thread = self.thread.get_or_init(|| start(engine.clone()));
@@ -62,7 +62,7 @@ impl Hands {
     }
 }
 
-fn start(engine: Weak<LocalEngine>) -> Sender<Arc<dyn Task>> {
+fn start(engine: Weak<HostBackend>) -> Sender<Arc<dyn Task>> {
     let (sender, all) = channel::<Arc<dyn Task>>();
     std::thread::spawn(move || {
         for task in all {

@@ -18,12 +18,12 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::LocalEngine;
-use super::board::Ticket;
+use super::HostBackend;
+use super::board::OpHandle;
 use super::data::Deposit;
-use super::outlet::Outlet;
+use super::outlet::RemoteGroup;
 use crate::comm::CommError;
-use crate::comm::engine::{Engine, Failure};
+use crate::comm::engine::{Backend, Failure};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::Wholes;
@@ -35,7 +35,7 @@ const OWNER: usize = 0;
 /// Results that ranks have in common.
 #[derive(Debug)]
 pub(super) struct Results {
-    outlet: Arc<Outlet>,
+    outlet: Arc<RemoteGroup>,
     layouts: Vec<Layout>,
     place: Mutex<Place>,
 }
@@ -50,7 +50,7 @@ enum Place {
 }
 
 impl Results {
-    pub fn new(outlet: &Arc<Outlet>, layouts: Vec<Layout>) -> Arc<Self> {
+    pub fn new(outlet: &Arc<RemoteGroup>, layouts: Vec<Layout>) -> Arc<Self> {
         Arc::new(Self { outlet: outlet.clone(), layouts, place: Mutex::new(Place::Unknown) })
     }
 
@@ -66,7 +66,7 @@ impl Results {
 
     /// Where they are by what ranks have `said` in the call of `ticket`; in memory of this rank's own, if there is none in
     /// common.
-    pub fn find(&self, engine: &LocalEngine, ticket: Ticket, said: &[Deposit]) -> Result<Arc<Wholes>, CommError> {
+    pub fn find(&self, engine: &HostBackend, ticket: OpHandle, said: &[Deposit]) -> Result<Arc<Wholes>, CommError> {
         let mut place = self.place.lock();
         let there = || said.iter().find_map(|deposit| deposit.common.and_then(InCommon::address));
         let common = match std::mem::replace(&mut *place, Place::Unknown) {
@@ -85,7 +85,7 @@ impl Results {
         Ok(wholes)
     }
 
-    fn map(&self, engine: &LocalEngine, ticket: Ticket, address: Address) -> Result<Common, CommError> {
+    fn map(&self, engine: &HostBackend, ticket: OpHandle, address: Address) -> Result<Common, CommError> {
         self.outlet.commons().map(address, Wholes::bytes_in_common(&self.layouts)).map_err(|error| {
             let rank = engine.rendezvous.ranks(ticket.group)[OWNER];
             let problem = format!(

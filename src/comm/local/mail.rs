@@ -15,14 +15,14 @@ mod remote;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::{Board, Failure, Fingerprint, GroupKey, Poll};
+use super::{MatchTable, Failure, Signature, GroupKey, Poll};
 use crate::comm::{CollectiveId, CommError};
 
-pub(crate) use remote::Announced;
+pub(crate) use remote::RemoteMessageHandle;
 
 /// One rank's receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Claim {
+pub(crate) struct RecvHandle {
     pub group: GroupKey,
     /// The rank's position in the group.
     pub member: usize,
@@ -31,7 +31,7 @@ pub(crate) struct Claim {
 }
 
 /// What one member of a group has sent another.
-pub(crate) struct Letter<F, P> {
+pub(crate) struct P2pMessage<F, P> {
     /// The sender's position in the group.
     pub from: usize,
     pub tag: u32,
@@ -40,7 +40,7 @@ pub(crate) struct Letter<F, P> {
 }
 
 /// One member's messages.
-pub(super) struct Mail<F, P> {
+pub(super) struct P2pQueue<F, P> {
     /// Sends and receives of the member so far.
     calls: u64,
     /// Messages announced to the member so far.
@@ -53,7 +53,7 @@ pub(super) struct Mail<F, P> {
 
 /// A letter, whose contents may come later.
 struct Posted<F, P> {
-    letter: Letter<F, Option<P>>,
+    letter: P2pMessage<F, Option<P>>,
     /// Of one that was announced.
     number: Option<u64>,
 }
@@ -70,15 +70,15 @@ struct Receive<F, P> {
     given_up: bool,
 }
 
-impl<F, P> Default for Mail<F, P> {
+impl<F, P> Default for P2pQueue<F, P> {
     fn default() -> Self {
         Self { calls: 0, announced: 0, letters: VecDeque::new(), receives: VecDeque::new() }
     }
 }
 
-impl<F, P> From<Letter<F, P>> for Posted<F, P> {
-    fn from(Letter { from, tag, print, part }: Letter<F, P>) -> Self {
-        Self { letter: Letter { from, tag, print, part: Some(part) }, number: None }
+impl<F, P> From<P2pMessage<F, P>> for Posted<F, P> {
+    fn from(P2pMessage { from, tag, print, part }: P2pMessage<F, P>) -> Self {
+        Self { letter: P2pMessage { from, tag, print, part: Some(part) }, number: None }
     }
 }
 
@@ -92,7 +92,7 @@ impl<F, P> Receive<F, P> {
     }
 }
 
-impl<F, P> Mail<F, P> {
+impl<F, P> P2pQueue<F, P> {
     /// Counts a call.
     fn call(&mut self) -> u64 {
         self.calls += 1;
@@ -131,18 +131,18 @@ impl<F, P> Mail<F, P> {
     }
 
     /// Takes a receive out that has its letter.
-    fn take(&mut self, at: usize) -> Option<Letter<F, P>> {
+    fn take(&mut self, at: usize) -> Option<P2pMessage<F, P>> {
         if !self.receives[at].has_arrived() {
             return None;
         }
-        let Letter { from, tag, print, part } = self.receives.remove(at)?.letter?.letter;
-        Some(Letter { from, tag, print, part: part? })
+        let P2pMessage { from, tag, print, part } = self.receives.remove(at)?.letter?.letter;
+        Some(P2pMessage { from, tag, print, part: part? })
     }
 }
 
-impl<F: Fingerprint, P> Board<F, P> {
+impl<F: Signature, P> MatchTable<F, P> {
     /// Sends a message to member `to` of the group. True: somebody may be waiting for it.
-    pub fn send(&mut self, group: GroupKey, to: usize, letter: Letter<F, P>) -> Result<bool, CommError> {
+    pub fn send(&mut self, group: GroupKey, to: usize, letter: P2pMessage<F, P>) -> Result<bool, CommError> {
         let id = self.message_id(group, letter.from, &letter.print);
         if let Err(error) = self.enter(group, letter.from, id) {
             self.freed.push(Arc::from([letter.part]));
@@ -172,18 +172,18 @@ impl<F: Fingerprint, P> Board<F, P> {
         from: Option<usize>,
         tag: u32,
         print: F,
-    ) -> Result<Claim, CommError> {
+    ) -> Result<RecvHandle, CommError> {
         let id = self.message_id(group, member, &print);
         let number = id.seq;
         self.enter(group, member, id)?;
         let mail = &mut self.groups[group.0].mail[member];
         let at = mail.receive(Receive { number, from, tag, print, letter: None, waits: 0, given_up: false });
         self.check_letter(group, member, at)?;
-        Ok(Claim { group, member, number })
+        Ok(RecvHandle { group, member, number })
     }
 
     /// What `claim` has received; then there is no such claim any more.
-    pub fn arrival(&mut self, claim: Claim) -> Poll<Letter<F, P>> {
+    pub fn arrival(&mut self, claim: RecvHandle) -> Poll<P2pMessage<F, P>> {
         let mail = &mut self.groups[claim.group.0].mail[claim.member];
         match mail.take(mail.place(claim.number)) {
             Some(letter) => Poll::Ready(letter),
@@ -193,7 +193,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// Notes that the rank of `claim` waits; whether it must.
-    pub(super) fn await_letter(&mut self, claim: Claim) -> bool {
+    pub(super) fn await_letter(&mut self, claim: RecvHandle) -> bool {
         let mail = &mut self.groups[claim.group.0].mail[claim.member];
         let at = mail.place(claim.number);
         let receive = &mut mail.receives[at];
@@ -202,12 +202,12 @@ impl<F: Fingerprint, P> Board<F, P> {
         pending
     }
 
-    pub(super) fn has_arrived(&self, claim: Claim) -> bool {
+    pub(super) fn has_arrived(&self, claim: RecvHandle) -> bool {
         self.groups[claim.group.0].mail[claim.member].find(claim.number).has_arrived()
     }
 
     /// Nobody waits for the message of `claim` any more.
-    pub fn give_up(&mut self, claim: Claim) {
+    pub fn give_up(&mut self, claim: RecvHandle) {
         let mail = &mut self.groups[claim.group.0].mail[claim.member];
         let at = mail.place(claim.number);
         match mail.take(at) {
@@ -224,13 +224,13 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// The receive of `claim`, as its rank called it.
-    pub(super) fn claim_id(&self, claim: Claim) -> CollectiveId {
+    pub(super) fn claim_id(&self, claim: RecvHandle) -> CollectiveId {
         let group = &self.groups[claim.group.0];
         group.message(claim.number, &group.mail[claim.member].find(claim.number).print)
     }
 
     /// The ranks one of which has yet to send what `claim` waits for.
-    pub(super) fn senders(&self, claim: Claim) -> &[usize] {
+    pub(super) fn senders(&self, claim: RecvHandle) -> &[usize] {
         let group = &self.groups[claim.group.0];
         let receive = group.mail[claim.member].find(claim.number);
         match receive.from {
@@ -241,7 +241,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 
     /// The rank whose message is for `claim`, while its contents are on their way.
-    pub(super) fn sender(&self, claim: Claim) -> Option<usize> {
+    pub(super) fn sender(&self, claim: RecvHandle) -> Option<usize> {
         let group = &self.groups[claim.group.0];
         let receive = group.mail[claim.member].find(claim.number);
         let posted = receive.letter.as_ref().filter(|_| !receive.has_arrived())?;
@@ -252,7 +252,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     fn message_id(&mut self, group: GroupKey, member: usize, print: &F) -> CollectiveId {
         let group = &mut self.groups[group.0];
         if group.mail.is_empty() {
-            group.mail.resize_with(group.ranks.len(), Mail::default);
+            group.mail.resize_with(group.ranks.len(), P2pQueue::default);
         }
         let seq = group.mail[member].call();
         group.message(seq, print)
@@ -277,7 +277,7 @@ impl<F: Fingerprint, P> Board<F, P> {
     }
 }
 
-impl<F: Fingerprint, P> super::Group<F, P> {
+impl<F: Signature, P> super::Group<F, P> {
     fn message(&self, seq: u64, print: &F) -> CollectiveId {
         CollectiveId { op: print.op(), seq, label: print.label(), ranks: self.ranks.clone() }
     }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Board, CommError, Fingerprint, GroupKey, Letter, Mail, Posted};
+use super::{MatchTable, CommError, Signature, GroupKey, P2pMessage, P2pQueue, Posted};
 
 /// A message of which the contents come later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Announced {
+pub(crate) struct RemoteMessageHandle {
     pub group: GroupKey,
     /// The position in the group of whom it is for.
     to: usize,
@@ -14,7 +14,7 @@ pub(crate) struct Announced {
     number: u64,
 }
 
-impl<F, P> Mail<F, P> {
+impl<F, P> P2pQueue<F, P> {
     /// Adds the contents of a letter that was announced, unless nobody wants them. Returns the receive that has it, if one
     /// does.
     fn fill(&mut self, number: u64, part: P) -> Result<Option<usize>, P> {
@@ -30,30 +30,30 @@ impl<F, P> Mail<F, P> {
     }
 }
 
-impl<F: Fingerprint, P> Board<F, P> {
+impl<F: Signature, P> MatchTable<F, P> {
     /// [`send`](Self::send)s a message of another process, whose contents [come later](Self::fill_letter).
     pub fn announce_letter(
         &mut self,
         group: GroupKey,
         to: usize,
-        letter: Letter<F, ()>,
-    ) -> Result<Announced, CommError> {
-        let Letter { from, tag, print, part: () } = letter;
+        letter: P2pMessage<F, ()>,
+    ) -> Result<RemoteMessageHandle, CommError> {
+        let P2pMessage { from, tag, print, part: () } = letter;
         let id = self.message_id(group, from, &print);
         self.enter(group, from, id)?;
         let mail = &mut self.groups[group.0].mail[to];
         mail.announced += 1;
         let number = mail.announced;
-        let posted = Posted { letter: Letter { from, tag, print, part: None }, number: Some(number) };
+        let posted = Posted { letter: P2pMessage { from, tag, print, part: None }, number: Some(number) };
         if let Some(at) = mail.deliver(posted) {
             self.check_letter(group, to, at)?;
         }
-        Ok(Announced { group, to, number })
+        Ok(RemoteMessageHandle { group, to, number })
     }
 
     /// Adds the contents of a message that was announced. True: somebody may be waiting for it.
-    pub fn fill_letter(&mut self, announced: Announced, part: P) -> bool {
-        let Announced { group, to, number } = announced;
+    pub fn fill_letter(&mut self, announced: RemoteMessageHandle, part: P) -> bool {
+        let RemoteMessageHandle { group, to, number } = announced;
         match self.groups[group.0].mail[to].fill(number, part) {
             Ok(Some(at)) => self.arrived(group, to, at),
             Ok(None) => return false,

@@ -7,15 +7,15 @@ use super::super::{CommError, Wait};
 use super::*;
 
 fn send(board: &mut Plain, group: GroupKey, from: usize, to: usize, tag: u32, part: usize) -> bool {
-    board.send(group, to, Letter { from, tag, print: Name("x"), part }).unwrap()
+    board.send(group, to, P2pMessage { from, tag, print: Name("x"), part }).unwrap()
 }
 
-fn receive(board: &mut Plain, group: GroupKey, member: usize, from: Option<usize>, tag: u32) -> Claim {
+fn receive(board: &mut Plain, group: GroupKey, member: usize, from: Option<usize>, tag: u32) -> RecvHandle {
     board.receive(group, member, from, tag, Name("x")).unwrap()
 }
 
 /// Who sent what, if it is there.
-fn arrived(board: &mut Plain, claim: Claim) -> Option<(usize, usize)> {
+fn arrived(board: &mut Plain, claim: RecvHandle) -> Option<(usize, usize)> {
     match board.arrival(claim) {
         Poll::Ready(letter) => Some((letter.from, letter.part)),
         _ => None,
@@ -50,12 +50,12 @@ fn receives_take_messages_in_the_order_in_which_they_were_posted() {
 
 #[test]
 fn a_receive_that_was_given_up_takes_its_message_which_is_freed() {
-    let mut board = Board::<Name, Arc<()>>::new(2, false);
+    let mut board = MatchTable::<Name, Arc<()>>::new(2, false);
     let group = board.group(&[0, 1], "");
-    let send = |board: &mut Board<Name, Arc<()>>| {
+    let send = |board: &mut MatchTable<Name, Arc<()>>| {
         let part = Arc::new(());
         let held = Arc::downgrade(&part);
-        board.send(group, 0, Letter { from: 1, tag: 0, print: Name("x"), part }).unwrap();
+        board.send(group, 0, P2pMessage { from: 1, tag: 0, print: Name("x"), part }).unwrap();
         held
     };
     let claims = [0; 3].map(|_| board.receive(group, 0, None, 0, Name("x")).unwrap());
@@ -81,7 +81,7 @@ fn a_receive_that_was_given_up_takes_its_message_which_is_freed() {
 fn what_a_receive_does_not_expect_fails_the_world() {
     for sent_first in [true, false] {
         let (mut board, group) = board(3);
-        let send = |board: &mut Plain| board.send(group, 2, Letter { from: 1, tag: 0, print: Name("y"), part: 0 });
+        let send = |board: &mut Plain| board.send(group, 2, P2pMessage { from: 1, tag: 0, print: Name("y"), part: 0 });
         let post = |board: &mut Plain| board.receive(group, 2, Some(1), 0, Name("x"));
         let error = if sent_first {
             send(&mut board).unwrap();
@@ -119,7 +119,7 @@ fn who_waits_for_a_rank_that_has_left_is_told() {
 #[test]
 fn a_cycle_of_waits_may_go_through_a_receive() {
     let (mut board, group) = board(3);
-    let (ticket, _) = board.join(group, 1, Name("x"), 0).unwrap();
+    let (ticket, _) = board.post(group, 1, Name("x"), 0).unwrap();
     board.begin_wait(Wait::All(ticket));
     let anybody = receive(&mut board, group, 2, None, 0);
     board.begin_wait(Wait::Message(anybody));

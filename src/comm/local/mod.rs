@@ -46,36 +46,36 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::engine::{Channel, Elsewhere, Engine, Failure, Manner, Member, Print, Successor, launch_number};
+use super::engine::{GroupBackend, RemoteOutcome, Backend, Failure, ProcessOptions, GroupMember, CallSignature, ShrunkWorld, launch_number};
 use super::{CommError, Divergence, Op, RankReport};
 use crate::Error;
 
-use board::Ticket;
-pub(super) use chains::Chain;
+use board::OpHandle;
+pub(super) use chains::WaitForEdge;
 pub(super) use data::Deposit;
-pub(super) use muster::Notice;
-pub(super) use others::Others;
+pub(super) use muster::MembershipMessage;
+pub(super) use others::PeerProcesses;
 pub(super) use remote::Place;
-use rendezvous::{LINGER, Lingers, Outside};
-use shrink::GoingOn;
+use rendezvous::{LINGER, SpinPolicy, PeerNotifier};
+use shrink::ShrinkState;
 
 /// What the ranks of one [`launch`](super::launch) in one process share.
-pub(super) struct LocalEngine {
-    rendezvous: rendezvous::Rendezvous<Print, Deposit>,
+pub(super) struct HostBackend {
+    rendezvous: rendezvous::Rendezvous<CallSignature, Deposit>,
     /// Ranks of all processes.
     size: usize,
     /// Those of this one.
     here: Range<usize>,
     /// The other processes, if there are any.
-    others: Option<Arc<Others>>,
+    others: Option<Arc<PeerProcesses>>,
     /// What ranks here have called ahead of need, until somebody wants it.
     ahead: ahead::Calls,
     /// Tells the launches of a process apart: 0, 1, ..
     launch: u64,
     /// Ranks whose programs are over.
     left: AtomicUsize,
-    manner: Manner,
-    going_on: GoingOn,
+    manner: ProcessOptions,
+    going_on: ShrinkState,
     /// Of what ranks here get alike, unless each has memory of its own.
     #[cfg(feature = "flex")]
     shelf: Option<flex::Shelf>,
@@ -95,33 +95,33 @@ const LOOKS: u32 = 1000;
 const YIELDS: u32 = 64;
 
 /// How ranks pass the time before they sleep.
-fn lingers(ranks: usize) -> Lingers {
+fn lingers(ranks: usize) -> SpinPolicy {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if ranks <= cores {
-        return Lingers::Spinning(LOOKS);
+        return SpinPolicy::Spinning(LOOKS);
     }
     // Each has its turn before a waiter gets its core back.
     let round = TURN * ranks.div_ceil(cores) as u32;
-    Lingers::Yielding(YIELDS, LINGER.max(round))
+    SpinPolicy::Yielding(YIELDS, LINGER.max(round))
 }
 
 /// Of what ranks have in common, if they may.
 #[cfg(feature = "flex")]
-fn shelf(manner: Manner, lingers: Lingers, before: Option<&LocalEngine>) -> Option<flex::Shelf> {
+fn shelf(manner: ProcessOptions, lingers: SpinPolicy, before: Option<&HostBackend>) -> Option<flex::Shelf> {
     let before = before.and_then(|engine| engine.shelf.as_ref());
     (!manner.separate_memory).then(|| flex::Shelf::new(lingers, before))
 }
 
-impl LocalEngine {
-    pub fn new(size: usize, manner: Manner) -> Arc<Self> {
+impl HostBackend {
+    pub fn new(size: usize, manner: ProcessOptions) -> Arc<Self> {
         Self::after(None, size, manner)
     }
 
     /// The same, of ranks that go on from another engine.
-    fn after(before: Option<&Self>, size: usize, manner: Manner) -> Arc<Self> {
+    fn after(before: Option<&Self>, size: usize, manner: ProcessOptions) -> Arc<Self> {
         let lingers = lingers(size);
         let rendezvous = rendezvous::Rendezvous::new(size, lingers, manner.multithreaded);
-        let going_on = GoingOn::new(std::iter::once(0..size), 0);
+        let going_on = ShrinkState::new(std::iter::once(0..size), 0);
         Arc::new_cyclic(|this| Self {
             rendezvous,
             size,
@@ -139,7 +139,7 @@ impl LocalEngine {
     }
 
     /// Of ranks in several processes, as this one sees the others; which may go on from another engine.
-    pub(super) fn of_processes(before: Option<&Self>, others: Others, manner: Manner) -> Arc<Self> {
+    pub(super) fn of_processes(before: Option<&Self>, others: PeerProcesses, manner: ProcessOptions) -> Arc<Self> {
         let others = Arc::new(others);
         let (size, decides) = (others.size(), others.decides());
         let rendezvous = rendezvous::Rendezvous::among_processes(size, manner.multithreaded, decides, others.clone());
@@ -154,13 +154,13 @@ impl LocalEngine {
             others: Some(others),
             ahead: ahead::Calls::default(),
             #[cfg(feature = "flex")]
-            shelf: shelf(manner, Lingers::Yielding(YIELDS, LINGER), before),
+            shelf: shelf(manner, SpinPolicy::Yielding(YIELDS, LINGER), before),
             this: this.clone(),
         })
     }
 
     /// Asks for what ranks of other processes have offered.
-    fn ask(&self, offers: Vec<Ticket>) {
+    fn ask(&self, offers: Vec<OpHandle>) {
         if let Some(others) = self.others.as_ref().filter(|_| !offers.is_empty()) {
             others.answer(offers, true);
         }
@@ -182,12 +182,12 @@ impl LocalEngine {
     }
 }
 
-impl Engine for LocalEngine {
+impl Backend for HostBackend {
     fn size(&self) -> usize {
         self.size
     }
 
-    fn here(&self) -> Vec<usize> {
+    fn local_ranks(&self) -> Vec<usize> {
         self.here.clone().collect()
     }
 
@@ -195,9 +195,9 @@ impl Engine for LocalEngine {
         self.launch
     }
 
-    fn channel(&self, member: Member, name: &'static str) -> Arc<dyn Channel> {
+    fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
         let this = self.this.upgrade().expect("whoever calls has it");
-        Arc::new(channel::LocalChannel::new(this, member, name))
+        Arc::new(channel::HostGroupBackend::new(this, member, name))
     }
 
     fn fail(&self, failure: Failure) -> CommError {
@@ -208,14 +208,14 @@ impl Engine for LocalEngine {
         self.rendezvous.failure()
     }
 
-    fn leave(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
+    fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
         self.left(rank);
         if let Some(others) = &self.others {
-            others.leave(RankReport { rank, doing: self.doing(rank), error, at: at.map(ToString::to_string) });
+            others.leave(RankReport { rank, doing: self.activity(rank), error, at: at.map(ToString::to_string) });
         }
     }
 
-    fn doing(&self, rank: usize) -> String {
+    fn activity(&self, rank: usize) -> String {
         self.rendezvous.doing(rank)
     }
 
@@ -223,16 +223,16 @@ impl Engine for LocalEngine {
         self.left.load(Ordering::Relaxed) == self.size
     }
 
-    fn shrink(&self, rank: usize, deadline: Duration) -> Result<Successor, CommError> {
+    fn shrink(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
         self.go_on(rank, deadline)
     }
 
-    fn successor(&self) -> Option<Successor> {
+    fn successor(&self) -> Option<ShrunkWorld> {
         self.going_on.next()
     }
 
-    fn finish(&self) -> Elsewhere {
-        let Some(others) = self.others.as_ref() else { return Elsewhere::default() };
+    fn finish(&self) -> RemoteOutcome {
+        let Some(others) = self.others.as_ref() else { return RemoteOutcome::default() };
         self.rendezvous.finish();
         others.hands.forget();
         // Of ranks elsewhere that others have gone on without it does not matter how they have ended.
@@ -244,11 +244,11 @@ impl Engine for LocalEngine {
             let untold = || Failure::Failed { rank, message: "its process does not say why".into() };
             self.rendezvous.await_failure().unwrap_or_else(untold)
         });
-        Elsewhere { failure, reports: others.reports(), is_told: !others.decides() && !others.has_lost_first() }
+        RemoteOutcome { failure, reports: others.reports(), is_told: !others.decides() && !others.has_lost_first() }
     }
 }
 
-impl board::Fingerprint for Print {
+impl board::Signature for CallSignature {
     fn op(&self) -> Op {
         self.op()
     }
@@ -274,7 +274,7 @@ impl board::Fingerprint for Print {
     }
 }
 
-impl std::fmt::Debug for LocalEngine {
+impl std::fmt::Debug for HostBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LocalEngine").field("launch", &self.launch).field("size", &self.size).finish()
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// What a process tells all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::comm) enum Notice {
+pub(in crate::comm) enum MembershipMessage {
     /// A rank has come.
     Came { rank: usize },
     /// These are waited for no longer, if they have not come.
@@ -30,15 +30,15 @@ pub(in crate::comm) enum Notice {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum MemberState {
     Open,
     Came,
     Gone,
 }
 
-pub(super) struct Muster {
+pub(super) struct MembershipAgreement {
     here: usize,
-    standing: Vec<Standing>,
+    standing: Vec<MemberState>,
     processes: Vec<Process>,
     roster: Option<Arc<[usize]>>,
 }
@@ -50,14 +50,14 @@ struct Process {
     missed: Vec<bool>,
 }
 
-impl Muster {
+impl MembershipAgreement {
     /// Of processes with these ranks, of which this is the one numbered `here`.
     pub fn new(processes: impl IntoIterator<Item = Range<usize>>, here: usize) -> Self {
         let ranges: Vec<_> = processes.into_iter().collect();
         let (size, count) = (ranges.iter().map(Range::len).sum(), ranges.len());
         let process = |ranks| Process { ranks, lost: false, missed: vec![false; count] };
         let processes = ranges.into_iter().map(process).collect();
-        Self { here, standing: vec![Standing::Open; size], processes, roster: None }
+        Self { here, standing: vec![MemberState::Open; size], processes, roster: None }
     }
 
     /// The ranks that go on, once that is decided.
@@ -70,19 +70,19 @@ impl Muster {
         self.standing
             .iter()
             .enumerate()
-            .filter(|(_, standing)| **standing == Standing::Open)
+            .filter(|(_, standing)| **standing == MemberState::Open)
             .map(|(rank, _)| rank)
             .collect()
     }
 
     /// The rank asks for the world of those that go on.
     pub fn came(&mut self, rank: usize) {
-        self.stand(rank, Standing::Came);
+        self.stand(rank, MemberState::Came);
     }
 
     /// The rank is waited for no longer.
     pub fn gone(&mut self, rank: usize) {
-        self.stand(rank, Standing::Gone);
+        self.stand(rank, MemberState::Gone);
     }
 
     /// Nothing more comes from `process`. False: that is known.
@@ -92,7 +92,7 @@ impl Muster {
         }
         // Also of ranks that have come.
         let ranks = self.processes[process].ranks.clone();
-        self.standing[ranks].fill(Standing::Gone);
+        self.standing[ranks].fill(MemberState::Gone);
         self.processes[self.here].missed[process] = true;
         true
     }
@@ -101,19 +101,19 @@ impl Muster {
     ///
     /// # Errors
     /// What cannot be right.
-    pub fn hear(&mut self, from: usize, notice: Notice) -> Result<Option<Notice>, String> {
+    pub fn hear(&mut self, from: usize, notice: MembershipMessage) -> Result<Option<MembershipMessage>, String> {
         let is_known = |rank: &usize| *rank < self.standing.len();
         if self.processes[from].lost {
             return Ok(None);
         }
         match notice {
-            Notice::Came { rank } if self.processes[from].ranks.contains(&rank) => self.came(rank),
-            Notice::Gone { ranks } if ranks.iter().all(is_known) => ranks.into_iter().for_each(|rank| self.gone(rank)),
-            Notice::Missed { process } if process < self.processes.len() => self.processes[from].missed[process] = true,
-            Notice::Roster { ranks } if !ranks.is_empty() && ranks.is_sorted() && ranks.iter().all(is_known) => {
+            MembershipMessage::Came { rank } if self.processes[from].ranks.contains(&rank) => self.came(rank),
+            MembershipMessage::Gone { ranks } if ranks.iter().all(is_known) => ranks.into_iter().for_each(|rank| self.gone(rank)),
+            MembershipMessage::Missed { process } if process < self.processes.len() => self.processes[from].missed[process] = true,
+            MembershipMessage::Roster { ranks } if !ranks.is_empty() && ranks.is_sorted() && ranks.iter().all(is_known) => {
                 if self.roster.is_none() {
                     self.roster = Some(ranks.clone().into());
-                    return Ok(Some(Notice::Roster { ranks }));
+                    return Ok(Some(MembershipMessage::Roster { ranks }));
                 }
             }
             notice => return Err(format!("it says of those that go on: {notice:?}")),
@@ -122,11 +122,11 @@ impl Muster {
     }
 
     /// Decides who goes on, if that is this process's to say and can be said. Returns what all others are to be told.
-    pub fn decide(&mut self) -> Option<Notice> {
+    pub fn decide(&mut self) -> Option<MembershipMessage> {
         let members = || self.processes.iter().enumerate().filter(|(_, process)| !process.ranks.is_empty());
         let left = || members().filter(|(_, process)| !process.lost);
         let decides = left().next().is_some_and(|(first, _)| first == self.here);
-        if !decides || self.roster.is_some() || self.standing.contains(&Standing::Open) {
+        if !decides || self.roster.is_some() || self.standing.contains(&MemberState::Open) {
             return None;
         }
         let has_missed =
@@ -134,17 +134,17 @@ impl Muster {
         if !left().all(|(_, process)| has_missed(process)) {
             return None;
         }
-        let came = self.standing.iter().enumerate().filter(|(_, standing)| **standing == Standing::Came);
+        let came = self.standing.iter().enumerate().filter(|(_, standing)| **standing == MemberState::Came);
         let ranks: Vec<_> = came.map(|(rank, _)| rank).collect();
         if ranks.is_empty() {
             return None;
         }
         self.roster = Some(ranks.clone().into());
-        Some(Notice::Roster { ranks })
+        Some(MembershipMessage::Roster { ranks })
     }
 
-    fn stand(&mut self, rank: usize, standing: Standing) {
-        if self.standing[rank] == Standing::Open {
+    fn stand(&mut self, rank: usize, standing: MemberState) {
+        if self.standing[rank] == MemberState::Open {
             self.standing[rank] = standing;
         }
     }

@@ -3,21 +3,21 @@
 use super::*;
 
 /// Three processes of two ranks each, seen from each of them.
-fn three() -> [Muster; 3] {
-    [0, 1, 2].map(|here| Muster::new([0..2, 2..4, 4..6], here))
+fn three() -> [MembershipAgreement; 3] {
+    [0, 1, 2].map(|here| MembershipAgreement::new([0..2, 2..4, 4..6], here))
 }
 
 /// One process, of these ranks.
-fn alone(ranks: Range<usize>) -> Muster {
-    Muster::new(std::iter::once(ranks), 0)
+fn alone(ranks: Range<usize>) -> MembershipAgreement {
+    MembershipAgreement::new(std::iter::once(ranks), 0)
 }
 
-fn came(rank: usize) -> Notice {
-    Notice::Came { rank }
+fn came(rank: usize) -> MembershipMessage {
+    MembershipMessage::Came { rank }
 }
 
-fn roster(ranks: &[usize]) -> Notice {
-    Notice::Roster { ranks: ranks.to_vec() }
+fn roster(ranks: &[usize]) -> MembershipMessage {
+    MembershipMessage::Roster { ranks: ranks.to_vec() }
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn the_first_process_decides_and_any_could() {
             }
         }
     }
-    assert_eq!(all.each_mut().map(Muster::decide), [Some(roster(&[0, 1, 2, 4, 5])), None, None]);
+    assert_eq!(all.each_mut().map(MembershipAgreement::decide), [Some(roster(&[0, 1, 2, 4, 5])), None, None]);
 }
 
 /// Invariants 2 and 4.
@@ -87,7 +87,7 @@ fn who_decides_for_a_lost_process_waits_until_all_have_missed_it() {
     assert_eq!(second.decide(), None, "process 0 decides");
     assert!(second.lost(0) && !second.lost(0));
     assert_eq!(second.decide(), None, "process 2 may go by a roster of process 0");
-    assert_eq!(second.hear(2, Notice::Missed { process: 0 }), Ok(None));
+    assert_eq!(second.hear(2, MembershipMessage::Missed { process: 0 }), Ok(None));
     assert_eq!(second.decide(), Some(roster(&[2, 3, 4, 5])));
 }
 
@@ -100,7 +100,7 @@ fn a_roster_that_one_has_heard_of_counts_for_all() {
     assert_eq!([second.hear(2, came(4)), second.hear(2, came(5))], [Ok(None), Ok(None)]);
     second.lost(0);
     assert!(second.hear(2, roster(&[0, 2, 4, 5])).unwrap().is_some());
-    assert_eq!(second.hear(2, Notice::Missed { process: 0 }), Ok(None));
+    assert_eq!(second.hear(2, MembershipMessage::Missed { process: 0 }), Ok(None));
     assert_eq!(second.decide(), None);
     assert_eq!(second.roster().unwrap()[..], [0, 2, 4, 5]);
 }
@@ -108,11 +108,11 @@ fn a_roster_that_one_has_heard_of_counts_for_all() {
 /// Invariant 5.
 #[test]
 fn nobody_waits_for_a_process_without_ranks() {
-    let mut second = Muster::new([0..0, 0..1, 1..2, 2..2], 1);
+    let mut second = MembershipAgreement::new([0..0, 0..1, 1..2, 2..2], 1);
     second.came(0);
     second.gone(1);
     assert_eq!(second.decide(), Some(roster(&[0])), "the first has none");
-    let mut third = Muster::new([0..0, 0..1, 1..2, 2..2], 2);
+    let mut third = MembershipAgreement::new([0..0, 0..1, 1..2, 2..2], 2);
     third.came(1);
     [0, 1].into_iter().for_each(|process| assert!(third.lost(process)));
     assert_eq!(third.decide(), Some(roster(&[1])));
@@ -130,7 +130,7 @@ fn of_a_lost_process_nothing_counts() {
 #[test]
 fn what_cannot_be_right_is_said() {
     let [mut first, ..] = three();
-    for wrong in [came(2), Notice::Gone { ranks: vec![6] }, Notice::Missed { process: 3 }, roster(&[]), roster(&[1, 0])]
+    for wrong in [came(2), MembershipMessage::Gone { ranks: vec![6] }, MembershipMessage::Missed { process: 3 }, roster(&[]), roster(&[1, 0])]
     {
         assert!(first.hear(2, wrong.clone()).is_err(), "{wrong:?}");
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::LocalEngine;
+use super::HostBackend;
 use crate::comm::CommError;
-use crate::comm::engine::{Engine, Failure, Pending, Waited};
+use crate::comm::engine::{Backend, Failure, Request, Completed};
 use crate::comm::panic::panic_text;
 
 /// A call of a rank's, which may be finished by another thread.
@@ -22,11 +22,11 @@ pub(super) struct Open<T> {
 
 enum State<T> {
     /// Nobody finishes it yet.
-    Open(Box<dyn Pending<T>>),
+    Open(Box<dyn Request<T>>),
     /// Somebody does, or has taken what it has become.
     Taken,
     /// By the hands.
-    Finished(Result<Waited<T>, CommError>),
+    Finished(Result<Completed<T>, CommError>),
 }
 
 /// An [`Open`] call, of whatever result.
@@ -35,17 +35,17 @@ pub(super) trait Task: Send + Sync {
     fn is_open(&self) -> bool;
 
     /// Finishes it, now that all it would wait for is there, unless somebody sees to it.
-    fn finish(&self, engine: &LocalEngine);
+    fn finish(&self, engine: &HostBackend);
 }
 
 impl<T> Open<T> {
     /// Of the global rank `rank`.
-    pub fn new(rank: usize, pending: Box<dyn Pending<T>>) -> Arc<Self> {
+    pub fn new(rank: usize, pending: Box<dyn Request<T>>) -> Arc<Self> {
         Arc::new(Self { rank, state: Mutex::new(State::Open(pending)), finished: Condvar::new() })
     }
 
     /// The call, for the caller to finish; `None` if somebody else does.
-    pub fn take(&self) -> Option<Box<dyn Pending<T>>> {
+    pub fn take(&self) -> Option<Box<dyn Request<T>>> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Taken) {
             State::Open(pending) => Some(pending),
@@ -66,12 +66,12 @@ impl<T> Open<T> {
     }
 
     /// What it becomes: made on this thread, or by the hands, where they were first.
-    pub fn wait(&self, deadline: Duration) -> Result<Waited<T>, CommError> {
+    pub fn wait(&self, deadline: Duration) -> Result<Completed<T>, CommError> {
         self.take().map_or_else(|| self.taken_by_hands(), |pending| pending.wait(deadline))
     }
 
     /// What the hands make, or have made, of what they have taken.
-    pub fn taken_by_hands(&self) -> Result<Waited<T>, CommError> {
+    pub fn taken_by_hands(&self) -> Result<Completed<T>, CommError> {
         let mut state = self.state.lock();
         loop {
             if let State::Finished(result) = std::mem::replace(&mut *state, State::Taken) {
@@ -87,11 +87,11 @@ impl<T: Send> Task for Open<T> {
         matches!(*self.state.lock(), State::Open(_))
     }
 
-    fn finish(&self, engine: &LocalEngine) {
+    fn finish(&self, engine: &HostBackend) {
         let Some(pending) = self.take() else { return };
         let result = match catch_unwind(AssertUnwindSafe(|| pending.wait(Duration::ZERO))) {
             // Nothing was moved on the thread that waits.
-            Ok(result) => result.map(|waited| Waited { moving: Duration::ZERO, ..waited }),
+            Ok(result) => result.map(|waited| Completed { moving: Duration::ZERO, ..waited }),
             Err(panic) => Err(engine.fail(Failure::Panicked { rank: self.rank, message: panic_text(&*panic).into() })),
         };
         *self.state.lock() = State::Finished(result);
@@ -102,12 +102,12 @@ impl<T: Send> Task for Open<T> {
 /// The result of an [`Open`] call, which its rank gives up by dropping this.
 pub(super) struct Left<T>(pub Arc<Open<T>>);
 
-impl<T: Send> Pending<T> for Left<T> {
+impl<T: Send> Request<T> for Left<T> {
     fn is_complete(&self) -> bool {
         self.0.is_complete()
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError> {
         self.0.wait(deadline)
     }
 }
@@ -124,18 +124,18 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::comm::engine::Manner;
+    use crate::comm::engine::ProcessOptions;
 
     /// A call that is complete, and becomes what `make` returns.
     struct Complete<F>(F);
 
-    impl<T, F: FnOnce() -> T + Send> Pending<T> for Complete<F> {
+    impl<T, F: FnOnce() -> T + Send> Request<T> for Complete<F> {
         fn is_complete(&self) -> bool {
             true
         }
 
-        fn wait(self: Box<Self>, _deadline: Duration) -> Result<Waited<T>, CommError> {
-            Ok(Waited::timed(self.0))
+        fn wait(self: Box<Self>, _deadline: Duration) -> Result<Completed<T>, CommError> {
+            Ok(Completed::timed(self.0))
         }
     }
 
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_comes_while_the_hands_are_at_it_waits_for_them() {
-        let engine = LocalEngine::new(1, Manner::default());
+        let engine = HostBackend::new(1, ProcessOptions::default());
         let ((tell, begun), (go, told)) = (mpsc::channel(), mpsc::channel());
         let open = open(move || {
             tell.send(()).unwrap();
@@ -162,14 +162,14 @@ mod tests {
             let rank = scope.spawn(|| open.wait(Duration::ZERO).unwrap());
             go.send(()).unwrap();
             assert_eq!(seen, (false, true));
-            let Waited { value, moving, .. } = rank.join().unwrap();
+            let Completed { value, moving, .. } = rank.join().unwrap();
             assert_eq!((value, moving), (5, Duration::ZERO));
         });
     }
 
     #[test]
     fn what_the_rank_has_taken_the_hands_leave() {
-        let (engine, open) = (LocalEngine::new(1, Manner::default()), open(|| 5));
+        let (engine, open) = (HostBackend::new(1, ProcessOptions::default()), open(|| 5));
         let own = open.take().unwrap();
         open.finish(&engine);
         assert!(!open.is_open());
@@ -187,10 +187,10 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_hands_is_the_ranks() {
-        let engine = LocalEngine::new(1, Manner::default());
+        let engine = HostBackend::new(1, ProcessOptions::default());
         let open = open(|| panic!("boom"));
         open.finish(&engine);
-        let error = open.wait(Duration::ZERO).map(|waited: Waited<()>| waited.value).unwrap_err();
+        let error = open.wait(Duration::ZERO).map(|waited: Completed<()>| waited.value).unwrap_err();
         assert!(matches!(&error, CommError::RankPanicked { rank: 0, message, .. } if message == "boom"), "{error}");
         assert!(engine.failure().is_some());
     }

@@ -7,15 +7,15 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::LocalEngine;
-use super::board::{GroupKey, LongWait, Ticket};
-use super::chains::{Chain, Chains};
+use super::HostBackend;
+use super::board::{GroupKey, StalledWait, OpHandle};
+use super::chains::{WaitForEdge, WaitForGraph};
 use super::hands::Hands;
-use super::muster::Notice;
-use super::rendezvous::{News, Outside};
-use super::shrink::GoingOn;
+use super::muster::MembershipMessage;
+use super::rendezvous::{PeerEvent, PeerNotifier};
+use super::shrink::ShrinkState;
 use crate::comm::courier::{Courier, Parcel, Payload, Taken};
-use crate::comm::engine::{Failure, Print};
+use crate::comm::engine::{Failure, CallSignature};
 use crate::comm::process::header::{Contents, Header, LaunchKey, Word, Written};
 use crate::comm::process::wholes::Wholes;
 use crate::comm::{CommError, RankReport};
@@ -23,7 +23,7 @@ use crate::memory::Home;
 use crate::memory::common::Commons;
 
 /// The other processes of a launch.
-pub(in crate::comm) struct Others {
+pub(in crate::comm) struct PeerProcesses {
     courier: Arc<dyn Courier>,
     commons: Arc<Commons>,
     launch: LaunchKey,
@@ -42,7 +42,7 @@ pub(in crate::comm) struct Others {
     /// Where their memory waits for the next ones, whichever thread needs them first: the rank's, the hands or the courier's.
     pub(super) memory: Arc<Home>,
     /// Who waits for whom, as far as the first process knows.
-    chains: Mutex<Chains>,
+    chains: Mutex<WaitForGraph>,
     /// How ranks have ended, of all processes.
     pub(super) ended: Mutex<BTreeMap<usize, Ended>>,
     /// Whether the [first](Self::first) process hears nothing any more.
@@ -56,7 +56,7 @@ pub(super) enum Ended {
     Lost(RankReport),
 }
 
-pub(in crate::comm) type Begin = Arc<dyn Fn(LaunchKey, &Arc<LocalEngine>) + Send + Sync>;
+pub(in crate::comm) type Begin = Arc<dyn Fn(LaunchKey, &Arc<HostBackend>) + Send + Sync>;
 
 /// A group, and the sequence number of one of its collectives.
 pub(super) type Collective = (GroupKey, u64);
@@ -70,10 +70,10 @@ pub(super) struct Channels {
     pub places: HashMap<(usize, usize), (GroupKey, usize)>,
     pub numbers: HashMap<(GroupKey, usize), (usize, usize)>,
     /// What is known by a number, of each channel.
-    pub prints: HashMap<(usize, usize), Vec<Print>>,
+    pub prints: HashMap<(usize, usize), Vec<CallSignature>>,
 }
 
-impl Others {
+impl PeerProcesses {
     /// With so many ranks in each process.
     pub fn new(
         courier: Arc<dyn Courier>,
@@ -119,7 +119,7 @@ impl Others {
     }
 
     /// The engine of the launch that follows is there.
-    pub fn begin(&self, next: &Arc<LocalEngine>) {
+    pub fn begin(&self, next: &Arc<HostBackend>) {
         (self.begin)(self.launch.next(), next);
     }
 
@@ -129,8 +129,8 @@ impl Others {
     }
 
     /// Who goes on after a failure: nobody knows yet.
-    pub(super) fn going_on(&self) -> GoingOn {
-        GoingOn::new(self.ranks.iter().cloned(), self.courier.here())
+    pub(super) fn going_on(&self) -> ShrinkState {
+        ShrinkState::new(self.ranks.iter().cloned(), self.courier.here())
     }
 
     /// The ranks of this process.
@@ -196,8 +196,8 @@ impl Others {
     }
 
     /// Asks for what ranks of other processes have offered, or declines it.
-    pub fn answer(&self, offers: Vec<Ticket>, wanted: bool) {
-        for Ticket { group, member, seq } in offers {
+    pub fn answer(&self, offers: Vec<OpHandle>, wanted: bool) {
+        for OpHandle { group, member, seq } in offers {
             let place = self.channels.lock().numbers.get(&(group, member)).copied();
             let (process, channel) = place.expect("who has offered has said on which channel");
             self.send(process, Word::Asked { channel, seq, wanted }, Vec::new());
@@ -205,12 +205,12 @@ impl Others {
     }
 
     /// The first process looks for a cycle of waits: a failure, if this is it and there is one.
-    pub(super) fn waits_for(&self, chain: Chain) -> Option<Failure> {
+    pub(super) fn waits_for(&self, chain: WaitForEdge) -> Option<Failure> {
         if !self.decides() {
             self.send(self.first(), Word::Waits(chain), Vec::new());
             return None;
         }
-        let Chain::WaitsFor { rank, number, during, other, in_wait } = chain else { return None };
+        let WaitForEdge::WaitsFor { rank, number, during, other, in_wait } = chain else { return None };
         let waits = self.chains.lock().add(rank, number, during, other, in_wait)?;
         Some(Failure::Collective(CommError::Deadlock { waits }))
     }
@@ -228,7 +228,7 @@ impl Others {
     }
 
     /// Something about who goes on.
-    pub fn notify(&self, notice: &Notice) {
+    pub fn notify(&self, notice: &MembershipMessage) {
         self.send_all(|| Word::GoesOn(notice.clone()));
     }
 
@@ -258,22 +258,22 @@ impl Others {
     }
 }
 
-impl Outside for Others {
-    fn tell(&self, news: News) -> Option<Failure> {
+impl PeerNotifier for PeerProcesses {
+    fn tell(&self, news: PeerEvent) -> Option<Failure> {
         match news {
-            News::Failed(failure) => self.tell_failure(failure),
-            News::Declined(offers) => self.answer(offers, false),
-            News::Awaited => self.courier.hurry(),
-            News::Waits(LongWait { rank, number, during, needs }) => {
+            PeerEvent::Failed(failure) => self.tell_failure(failure),
+            PeerEvent::Declined(offers) => self.answer(offers, false),
+            PeerEvent::Awaited => self.courier.hurry(),
+            PeerEvent::Waits(StalledWait { rank, number, during, needs }) => {
                 for (other, in_wait) in needs {
                     let process = self.process_of(other);
                     if let Some(in_wait) = in_wait {
-                        let chain = Chain::WaitsFor { rank, number, during: during.clone(), other, in_wait };
+                        let chain = WaitForEdge::WaitsFor { rank, number, during: during.clone(), other, in_wait };
                         if let Some(deadlock) = self.waits_for(chain) {
                             return Some(deadlock);
                         }
                     } else if process != self.courier.here() {
-                        self.send(process, Word::Waits(Chain::Needs { rank, number, other }), Vec::new());
+                        self.send(process, Word::Waits(WaitForEdge::Needs { rank, number, other }), Vec::new());
                     }
                 }
             }

@@ -7,9 +7,9 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::data::{self, Deposit};
-use super::others::Others;
+use super::others::PeerProcesses;
 use crate::comm::courier::{Payload, Taken};
-use crate::comm::engine::{Member, Print};
+use crate::comm::engine::{GroupMember, CallSignature};
 pub(super) use crate::comm::process::header::When;
 use crate::comm::process::header::{Channel, Contents, InCommon, Introduction, Said, Word, Written};
 use crate::comm::process::payload::payload;
@@ -32,9 +32,9 @@ pub(super) enum Share<'a> {
 pub(super) type Shares = Vec<(Contents, Vec<Payload>)>;
 
 /// A rank's place in a group that has ranks in other processes.
-pub(super) struct Outlet {
-    others: Arc<Others>,
-    member: Member,
+pub(super) struct RemoteGroup {
+    others: Arc<PeerProcesses>,
+    member: GroupMember,
     name: String,
     /// Of this channel, in this process.
     number: usize,
@@ -79,9 +79,9 @@ impl Told {
     }
 }
 
-impl Outlet {
+impl RemoteGroup {
     /// `None` if all ranks of the group are here.
-    pub fn new(others: &Arc<Others>, member: &Member, name: String) -> Option<Self> {
+    pub fn new(others: &Arc<PeerProcesses>, member: &GroupMember, name: String) -> Option<Self> {
         let mut members: Vec<(usize, Vec<usize>)> = Vec::new();
         for (place, rank) in member.group.ranks().iter().enumerate().filter(|(_, rank)| !others.here().contains(rank)) {
             let process = others.process_of(*rank);
@@ -104,10 +104,10 @@ impl Outlet {
     /// Returns also when that is on its way.
     pub fn joined<T>(
         &self,
-        print: Print,
+        print: CallSignature,
         shares: Shares,
         when: When,
-        join: impl FnOnce(Print) -> Result<T, CommError>,
+        join: impl FnOnce(CallSignature) -> Result<T, CommError>,
     ) -> Result<(T, Taken), CommError> {
         let (written, digests) = (Written::of(&print), print.digests.clone());
         let mut told = self.told.lock();
@@ -173,7 +173,7 @@ impl Outlet {
     }
 
     /// Sends a message to member `to` of the group, which is in another process.
-    pub fn sent(&self, to: usize, tag: u32, print: &Print, deposit: &Deposit) {
+    pub fn sent(&self, to: usize, tag: u32, print: &CallSignature, deposit: &Deposit) {
         let at = self.process_of(to).expect("the member is in another process");
         let (contents, payloads) = contents(Vec::new(), &deposit.tensors, None);
         let mut told = self.told.lock();
@@ -234,7 +234,7 @@ fn contents(addressees: Vec<usize>, tensors: &[DispatchTensor], common: Option<I
     (Contents { addressees, tensors, common }, full.map(payload).collect())
 }
 
-impl std::fmt::Debug for Outlet {
+impl std::fmt::Debug for RemoteGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Outlet").field("number", &self.number).field("members", &self.members).finish()
     }

@@ -6,32 +6,32 @@ use std::time::Duration;
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
-use super::LocalEngine;
-use super::board::{Claim, Ticket};
+use super::HostBackend;
+use super::board::{RecvHandle, OpHandle};
 use super::data::{Deposit, Exchange};
-use super::rendezvous::Met;
+use super::rendezvous::Matched;
 use crate::comm::CommError;
 use crate::comm::courier::Taken;
-use crate::comm::engine::{Member, Message, Pending, Waited};
+use crate::comm::engine::{GroupMember, ReceivedTensors, Request, Completed};
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::Wholes;
 
 /// A place in a collective; gives it up when dropped.
 #[derive(Debug)]
-pub(super) struct Seat {
-    pub engine: Arc<LocalEngine>,
-    ticket: Option<Ticket>,
+pub(super) struct OpHandleGuard {
+    pub engine: Arc<HostBackend>,
+    ticket: Option<OpHandle>,
     /// What ranks of other processes have is not asked for yet.
     ahead: bool,
 }
 
-impl Seat {
-    pub fn new(engine: Arc<LocalEngine>, ticket: Ticket, ahead: bool) -> Self {
+impl OpHandleGuard {
+    pub fn new(engine: Arc<HostBackend>, ticket: OpHandle, ahead: bool) -> Self {
         Self { engine, ticket: Some(ticket), ahead }
     }
 
     /// The place, which is given up by nobody from now on.
-    pub fn take(&mut self) -> Ticket {
+    pub fn take(&mut self) -> OpHandle {
         self.ticket.take().expect("a seat is left once")
     }
 
@@ -41,7 +41,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for OpHandleGuard {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.engine.rendezvous.release(ticket);
@@ -67,14 +67,14 @@ impl Own {
     }
 
     /// Has what others send land in the wholes of the collective of `ticket` from now on.
-    pub fn await_others(&mut self, engine: &LocalEngine, ticket: Ticket) {
+    pub fn await_others(&mut self, engine: &HostBackend, ticket: OpHandle) {
         if let Some(layouts) = self.layouts.take() {
             self.wholes = engine.wholes(ticket, layouts);
         }
     }
 
     /// The wholes of the collective of `ticket`, with these parts.
-    fn put(mut self, engine: &LocalEngine, ticket: Ticket) -> Option<Arc<Wholes>> {
+    fn put(mut self, engine: &HostBackend, ticket: OpHandle) -> Option<Arc<Wholes>> {
         self.await_others(engine, ticket);
         let wholes = self.wholes?;
         // What was just said here is on its way first, and what others send lands meanwhile.
@@ -87,7 +87,7 @@ impl Own {
 /// A collective that this rank has joined, and how it makes its result from the deposits, and from the wholes with its own
 /// parts.
 pub(super) struct Joined<F> {
-    pub seat: Seat,
+    pub seat: OpHandleGuard,
     pub own: Option<Own>,
     /// Noted when other processes are told, if there are some.
     pub taken: Option<Taken>,
@@ -95,7 +95,7 @@ pub(super) struct Joined<F> {
     pub finish: F,
 }
 
-impl<T, F> Pending<T> for Joined<F>
+impl<T, F> Request<T> for Joined<F>
 where
     F: FnOnce(&Exchange) -> T + Send,
 {
@@ -104,76 +104,76 @@ where
     }
 
     fn start(&mut self) {
-        let Seat { engine, ticket, ahead } = &mut self.seat;
+        let OpHandleGuard { engine, ticket, ahead } = &mut self.seat;
         if let (Some(ticket), true) = (*ticket, *ahead) {
             *ahead = false;
             engine.ask(engine.rendezvous.want(ticket));
         }
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError> {
         let Self { mut seat, own, taken, device, finish } = *self;
         let ticket = seat.take();
         if seat.ahead {
             seat.engine.ask(seat.engine.rendezvous.want_and_next(ticket));
         }
         // While the others' parts are on their way.
-        let put = Waited::timed(|| own.and_then(|own| own.put(&seat.engine, ticket)));
-        let Met { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
+        let put = Completed::timed(|| own.and_then(|own| own.put(&seat.engine, ticket)));
+        let Matched { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
         let exchange = Exchange::new(&parts, &seat.engine, ticket, &device);
         let exchange = Exchange { wholes: put.value.as_deref(), ..exchange };
-        let finished = Waited::timed(|| finish(&exchange));
+        let finished = Completed::timed(|| finish(&exchange));
         let moving = put.moving + finished.moving.saturating_sub(exchange.waited.get());
         // Where there are no other processes, every rank would look through the deposits of all, for nothing.
         let carried = seat.engine.others.as_ref().and_then(|_| Deposit::carried(&parts, taken.as_ref()));
-        Ok(Waited { moving, last: Some(last), carried, ..finished })
+        Ok(Completed { moving, last: Some(last), carried, ..finished })
     }
 }
 
 /// A message that is on its way: the engine has it.
 pub(super) struct Sent;
 
-impl Pending<()> for Sent {
+impl Request<()> for Sent {
     fn is_complete(&self) -> bool {
         true
     }
 
-    fn wait(self: Box<Self>, _deadline: Duration) -> Result<Waited<()>, CommError> {
-        Ok(Waited::timed(|| ()))
+    fn wait(self: Box<Self>, _deadline: Duration) -> Result<Completed<()>, CommError> {
+        Ok(Completed::timed(|| ()))
     }
 }
 
 /// A message that this rank receives; gives it up when dropped.
 pub(super) struct Awaited {
-    engine: Arc<LocalEngine>,
-    claim: Option<Claim>,
-    member: Member,
+    engine: Arc<HostBackend>,
+    claim: Option<RecvHandle>,
+    member: GroupMember,
 }
 
 impl Awaited {
-    pub fn new(engine: Arc<LocalEngine>, claim: Claim, member: Member) -> Self {
+    pub fn new(engine: Arc<HostBackend>, claim: RecvHandle, member: GroupMember) -> Self {
         Self { engine, claim: Some(claim), member }
     }
 }
 
-impl Pending<Message> for Awaited {
+impl Request<ReceivedTensors> for Awaited {
     fn is_complete(&self) -> bool {
         self.claim.is_none_or(|claim| self.engine.rendezvous.has_arrived(claim))
     }
 
-    fn wait(mut self: Box<Self>, deadline: Duration) -> Result<Waited<Message>, CommError> {
+    fn wait(mut self: Box<Self>, deadline: Duration) -> Result<Completed<ReceivedTensors>, CommError> {
         let claim = self.claim.take().expect("a message is waited for once");
         let letter = self.engine.rendezvous.wait_for_message(claim, deadline)?;
-        let received = Waited::timed(|| {
+        let received = Completed::timed(|| {
             let deposits = std::slice::from_ref(&letter.part);
             // As from the root of a group that is the sender alone.
-            let root = Ticket { group: claim.group, member: 0, seq: 0 };
+            let root = OpHandle { group: claim.group, member: 0, seq: 0 };
             let exchange = Exchange::new(deposits, &self.engine, root, &self.member.device);
-            Message { from: letter.from, tensors: exchange.of_root(0) }
+            ReceivedTensors { from: letter.from, tensors: exchange.of_root(0) }
         });
         // Who receives tells nobody.
         let carried = Deposit::carried(std::slice::from_ref(&letter.part), None);
-        Ok(Waited { last: Some(self.member.group.ranks()[letter.from]), carried, ..received })
+        Ok(Completed { last: Some(self.member.group.ranks()[letter.from]), carried, ..received })
     }
 }
 

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use super::LocalEngine;
-use super::board::{Announced, GroupKey, Letter, Ticket};
-use super::chains::Chain;
+use super::HostBackend;
+use super::board::{RemoteMessageHandle, GroupKey, P2pMessage, OpHandle};
+use super::chains::WaitForEdge;
 use super::data::Deposit;
 use super::open::Open;
-use super::others::{Collective, Ended, Others};
-use crate::comm::engine::{Engine, Failure, Pending, Print};
+use super::others::{Collective, Ended, PeerProcesses};
+use crate::comm::engine::{Backend, Failure, Request, CallSignature};
 use crate::comm::process::header::{Channel, Contents, InCommon, Introduction, Said, When, Word};
 use crate::comm::process::late::Known;
 use crate::comm::process::layout::Layout;
@@ -19,11 +19,11 @@ use crate::comm::{CommError, Op, RankReport};
 /// What a deposit is awaited for.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::comm) enum Place {
-    Collective(Ticket),
-    Message(Announced),
+    Collective(OpHandle),
+    Message(RemoteMessageHandle),
 }
 
-impl LocalEngine {
+impl HostBackend {
     /// What process `from` says. Returns what its payloads are awaited for.
     ///
     /// Never waits: the thread carries everything else, too.
@@ -51,7 +51,7 @@ impl LocalEngine {
             Op::AllToAll => Layout::of_wholes(&print.tensors, ranks.len()).is_some(),
             op => op == Op::AllToAllList,
         };
-        let has_called = !is_exchanged || self.rendezvous.has_joined(Ticket { member, ..ticket });
+        let has_called = !is_exchanged || self.rendezvous.has_joined(OpHandle { member, ..ticket });
         let layouts = || is_gathered.then(|| Layout::of_wholes(&print.tensors, ranks.len())).flatten();
         let regions = self.wholes(ticket, layouts).and_then(|wholes| wholes.regions(ticket.member, &contents.tensors));
         match regions {
@@ -63,7 +63,7 @@ impl LocalEngine {
 
     /// What the collective of `ticket` returns to the only rank here, while others' parts land in it: of these layouts, if
     /// nobody has asked before.
-    pub(super) fn wholes(&self, ticket: Ticket, layouts: impl FnOnce() -> Option<Vec<Layout>>) -> Option<Arc<Wholes>> {
+    pub(super) fn wholes(&self, ticket: OpHandle, layouts: impl FnOnce() -> Option<Vec<Layout>>) -> Option<Arc<Wholes>> {
         let (call, mut known) = ((ticket.group, ticket.seq), self.others().wholes.lock());
         if let Some(wholes) = known.get(&call).and_then(Weak::upgrade) {
             return Some(wholes);
@@ -74,7 +74,7 @@ impl LocalEngine {
     }
 
     /// What others bring to the collective of `ticket` lands in `wholes`.
-    pub(super) fn place(&self, ticket: Ticket, wholes: &Arc<Wholes>) {
+    pub(super) fn place(&self, ticket: OpHandle, wholes: &Arc<Wholes>) {
         keep(&mut self.others().wholes.lock(), (ticket.group, ticket.seq), wholes);
     }
 
@@ -95,14 +95,14 @@ impl LocalEngine {
     }
 
     /// Adds the deposit of `ticket`; what ranks here have left open is finished, if that completes the collective.
-    pub(super) fn fill_and_finish(&self, ticket: Ticket, deposit: Deposit) {
+    pub(super) fn fill_and_finish(&self, ticket: OpHandle, deposit: Deposit) {
         if self.rendezvous.fill(ticket, deposit) {
             self.others().hands.finish(ticket, &self.this);
         }
     }
 
     /// Has `pending` finished once the collective of `ticket` is complete, if its rank does not come first.
-    pub(super) fn leave_open<T: Send + 'static>(&self, ticket: Ticket, pending: Box<dyn Pending<T>>) -> Arc<Open<T>> {
+    pub(super) fn leave_open<T: Send + 'static>(&self, ticket: OpHandle, pending: Box<dyn Request<T>>) -> Arc<Open<T>> {
         let (hands, rank) = (&self.others().hands, self.rendezvous.ranks(ticket.group)[ticket.member]);
         let open = Open::new(rank, pending);
         hands.keep(ticket, open.clone());
@@ -138,13 +138,13 @@ impl LocalEngine {
         self.misunderstood(process, problem.into());
         for rank in cut_off {
             let error = CommError::Disconnected { rank, problem: problem.into() };
-            let report = RankReport { rank, doing: self.doing(rank), error: Some(error.into()), at: None };
+            let report = RankReport { rank, doing: self.activity(rank), error: Some(error.into()), at: None };
             others.ended.lock().insert(rank, Ended::Lost(report));
             self.left(rank);
         }
     }
 
-    pub(super) fn others(&self) -> &Others {
+    pub(super) fn others(&self) -> &PeerProcesses {
         self.others.as_deref().expect("other processes are heard by an engine that has some")
     }
 
@@ -152,7 +152,7 @@ impl LocalEngine {
         let others = self.others();
         match word {
             Word::Joined { channel, seq, print, digests, when, .. } => {
-                let print = Print { digests, ..self.print((from, channel.number), print)? };
+                let print = CallSignature { digests, ..self.print((from, channel.number), print)? };
                 let (group, member) = self.channel(from, channel)?;
                 let announced = match when {
                     When::Now | When::Later => {
@@ -181,7 +181,7 @@ impl LocalEngine {
             }
             Word::Brought { channel, seq, .. } => {
                 let (group, member) = self.channel(from, Channel { number: channel, introduction: None })?;
-                Ok(Some(Place::Collective(Ticket { group, member, seq })))
+                Ok(Some(Place::Collective(OpHandle { group, member, seq })))
             }
             Word::Sent { channel, to, tag, print, .. } => {
                 let (group, from) = self.channel(from, channel)?;
@@ -189,7 +189,7 @@ impl LocalEngine {
                 if to >= size {
                     return Err(format!("it sends to member {to} of a group of {size}"));
                 }
-                let letter = Letter { from, tag, print, part: () };
+                let letter = P2pMessage { from, tag, print, part: () };
                 Ok(self.rendezvous.announce_letter(group, to, letter).ok().map(Place::Message))
             }
             Word::Left(report) => {
@@ -212,28 +212,28 @@ impl LocalEngine {
     }
 
     /// What process `from` says of ranks that have waited for long.
-    fn hear_of_waiting(&self, from: usize, chain: Chain) -> Result<(), String> {
+    fn hear_of_waiting(&self, from: usize, chain: WaitForEdge) -> Result<(), String> {
         let others = self.others();
-        let (Chain::Needs { rank, other, .. }
-        | Chain::Waiting { rank, other, .. }
-        | Chain::WaitsFor { rank, other, .. }) = &chain;
+        let (WaitForEdge::Needs { rank, other, .. }
+        | WaitForEdge::Waiting { rank, other, .. }
+        | WaitForEdge::WaitsFor { rank, other, .. }) = &chain;
         if [*rank, *other].iter().any(|rank| *rank >= others.size()) {
             return Err(format!("it says of ranks that wait: {chain:?}"));
         }
         match chain {
-            Chain::Needs { rank, number, other } => {
+            WaitForEdge::Needs { rank, number, other } => {
                 if let Some(in_wait) = self.rendezvous.wait_of(other) {
-                    let waiting = Chain::Waiting { rank, number, other, in_wait };
+                    let waiting = WaitForEdge::Waiting { rank, number, other, in_wait };
                     others.send(from, Word::Waits(waiting), Vec::new());
                 }
             }
-            Chain::Waiting { rank, number, other, in_wait } => {
+            WaitForEdge::Waiting { rank, number, other, in_wait } => {
                 if let Some(during) = self.rendezvous.still_needs(rank, number, other) {
-                    let deadlock = others.waits_for(Chain::WaitsFor { rank, number, during, other, in_wait });
+                    let deadlock = others.waits_for(WaitForEdge::WaitsFor { rank, number, during, other, in_wait });
                     deadlock.map(|deadlock| self.rendezvous.find(deadlock));
                 }
             }
-            waits_for @ Chain::WaitsFor { .. } => {
+            waits_for @ WaitForEdge::WaitsFor { .. } => {
                 if others.decides() {
                     others.waits_for(waits_for).map(|deadlock| self.rendezvous.find(deadlock));
                 }
@@ -243,7 +243,7 @@ impl LocalEngine {
     }
 
     /// What is said on a channel of another process.
-    fn print(&self, channel: (usize, usize), said: Said<Print>) -> Result<Print, String> {
+    fn print(&self, channel: (usize, usize), said: Said<CallSignature>) -> Result<CallSignature, String> {
         let (number, print) = match said {
             Said::Full { number: None, print } => return Ok(print),
             Said::Full { number: Some(number), print } => (number, Some(print)),

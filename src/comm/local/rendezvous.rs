@@ -19,30 +19,30 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::{Board, Claim, Fingerprint, GroupKey, Letter, Parts, Poll, Ticket, Wait};
+use super::board::{MatchTable, RecvHandle, Signature, GroupKey, P2pMessage, Parts, Poll, OpHandle, Wait};
 use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop, yield_now};
 use crate::comm::CommError;
 use crate::comm::engine::Failure;
 
-pub(crate) use remote::{News, Outside};
+pub(crate) use remote::{PeerEvent, PeerNotifier};
 
 pub(crate) struct Rendezvous<F, P> {
     state: Mutex<State<F, P>>,
-    lingers: Lingers,
+    lingers: SpinPolicy,
     /// The other processes, if there are any.
-    outside: Option<Arc<dyn Outside>>,
+    outside: Option<Arc<dyn PeerNotifier>>,
 }
 
 /// How a waiter passes the time before it sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lingers {
+pub(crate) enum SpinPolicy {
     /// It looks so many times: where every rank has a core of its own.
     Spinning(u32),
     /// It lets others run on its core so many times, for so long at most: who it waits for may be among them.
     Yielding(u32, Duration),
 }
 
-impl Lingers {
+impl SpinPolicy {
     /// Passes the time while it is `quiet`, and `until` then at most.
     pub fn pass(self, until: Instant, quiet: impl Fn() -> bool) {
         match self {
@@ -63,7 +63,7 @@ pub(crate) const LINGER: Duration = Duration::from_millis(1);
 const LINGERS: u32 = 64;
 
 /// A complete collective.
-pub(crate) struct Met<P> {
+pub(crate) struct Matched<P> {
     pub parts: Parts<P>,
     /// The global rank that was the last to join.
     pub last: usize,
@@ -76,43 +76,43 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 const PATIENCE: Duration = Duration::from_millis(500);
 
 struct State<F, P> {
-    board: Board<F, P>,
-    bells: Vec<Arc<Bell>>,
+    board: MatchTable<F, P>,
+    bells: Vec<Arc<EventCount>>,
     /// Rung when the world has failed or a rank returned.
-    end: Arc<Bell>,
+    end: Arc<EventCount>,
 }
 
 /// Rung whenever a waiter of the group should look again; what it will see is set under the lock before.
 #[derive(Default)]
-struct Bell {
+struct EventCount {
     sleepers: Condvar,
     /// How many there are: to wake nobody costs a call of the system's.
-    asleep: AtomicU64,
-    rung: AtomicU64,
+    sleepers: AtomicU64,
+    epoch: AtomicU64,
 }
 
-impl Bell {
-    fn ring(&self) {
-        self.rung.fetch_add(1, Ordering::Release);
+impl EventCount {
+    fn notify(&self) {
+        self.epoch.fetch_add(1, Ordering::Release);
         // Whoever rings has had the lock since then, under which whoever sleeps was counted.
-        if self.asleep.load(Ordering::Relaxed) > 0 {
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
             self.sleepers.notify_all();
         }
     }
 
     /// Sleeps until it rings, or until `deadline`: true, if it has passed.
     fn sleep<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Instant) -> (MutexGuard<'a, T>, bool) {
-        self.asleep.fetch_add(1, Ordering::Relaxed);
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
         let woken = self.sleepers.wait_until(guard, deadline);
-        self.asleep.fetch_sub(1, Ordering::Relaxed);
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
         woken
     }
 }
 
-impl<F: Fingerprint, P> Rendezvous<F, P> {
+impl<F: Signature, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks.
-    pub fn new(ranks: usize, lingers: Lingers, multithreaded: bool) -> Self {
-        let state = State { board: Board::new(ranks, multithreaded), bells: Vec::new(), end: Arc::default() };
+    pub fn new(ranks: usize, lingers: SpinPolicy, multithreaded: bool) -> Self {
+        let state = State { board: MatchTable::new(ranks, multithreaded), bells: Vec::new(), end: Arc::default() };
         Self { state: Mutex::new(state), lingers, outside: None }
     }
 
@@ -132,20 +132,20 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     }
 
     /// Joins `member`'s next collective of `group` with `part`. Never blocks.
-    pub fn join(&self, group: GroupKey, member: usize, print: F, part: P) -> Result<Ticket, CommError> {
+    pub fn join(&self, group: GroupKey, member: usize, print: F, part: P) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
-        let joined = state.board.join(group, member, print, part);
+        let joined = state.board.post(group, member, print, part);
         let complete = matches!(joined, Ok((_, true)));
-        let joined = self.ring(state, group, complete, joined).map(|(ticket, _)| ticket);
+        let joined = self.notify(state, group, complete, joined).map(|(ticket, _)| ticket);
         joined.map_err(|error| self.counted(group, member, error))
     }
 
     /// Sends a message to member `to` of the group. Never blocks.
-    pub fn send(&self, group: GroupKey, to: usize, letter: Letter<F, P>) -> Result<(), CommError> {
+    pub fn send(&self, group: GroupKey, to: usize, letter: P2pMessage<F, P>) -> Result<(), CommError> {
         let (from, mut state) = (letter.from, self.state.lock());
         let sent = state.board.send(group, to, letter);
         let wanted = matches!(sent, Ok(true));
-        let sent = self.ring(state, group, wanted, sent).map(|_| ());
+        let sent = self.notify(state, group, wanted, sent).map(|_| ());
         sent.map_err(|error| self.counted(group, from, error))
     }
 
@@ -157,15 +157,15 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         from: Option<usize>,
         tag: u32,
         print: F,
-    ) -> Result<Claim, CommError> {
+    ) -> Result<RecvHandle, CommError> {
         let mut state = self.state.lock();
         let posted = state.board.receive(group, member, from, tag, print);
-        let posted = self.ring(state, group, false, posted);
+        let posted = self.notify(state, group, false, posted);
         posted.map_err(|error| self.counted(group, member, error))
     }
 
     /// Wakes those whom `result` concerns, and unlocks.
-    fn ring<T>(
+    fn notify<T>(
         &self,
         state: MutexGuard<'_, State<F, P>>,
         group: GroupKey,
@@ -179,26 +179,26 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         self.leave(state);
         // Outside the lock, for which all that wake come.
         if let Some(bell) = bell {
-            bell.ring();
+            bell.notify();
         }
         result
     }
 
     /// Whether [`wait`](Self::wait) would return at once.
-    pub fn is_complete(&self, ticket: Ticket) -> bool {
+    pub fn is_complete(&self, ticket: OpHandle) -> bool {
         self.state.lock().board.is_complete(ticket)
     }
 
     /// Whether [`wait_for_message`](Self::wait_for_message) would return at once.
-    pub fn has_arrived(&self, claim: Claim) -> bool {
+    pub fn has_arrived(&self, claim: RecvHandle) -> bool {
         self.state.lock().board.is_over(Wait::Message(claim))
     }
 
     /// Blocks until every member has joined, the world has failed, or `deadline` has passed;
     /// then releases the ticket.
-    pub fn wait(&self, ticket: Ticket, deadline: Duration) -> Result<Met<P>, CommError> {
+    pub fn wait(&self, ticket: OpHandle, deadline: Duration) -> Result<Matched<P>, CommError> {
         let (mut state, result) = self.block(Wait::All(ticket), deadline, |board| board.poll(ticket));
-        let result = result.map(|parts| Met { parts, last: state.board.last(ticket) });
+        let result = result.map(|parts| Matched { parts, last: state.board.last(ticket) });
         state.board.release(ticket);
         self.leave(state);
         result
@@ -206,7 +206,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
 
     /// Blocks until the message of `claim` is there, the world has failed, or `deadline` has passed; then there is no
     /// such claim any more.
-    pub fn wait_for_message(&self, claim: Claim, deadline: Duration) -> Result<Letter<F, P>, CommError> {
+    pub fn wait_for_message(&self, claim: RecvHandle, deadline: Duration) -> Result<P2pMessage<F, P>, CommError> {
         let (mut state, result) = self.block(Wait::Message(claim), deadline, |board| board.arrival(claim));
         if result.is_err() {
             state.board.give_up(claim);
@@ -220,7 +220,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         &self,
         wait: Wait,
         deadline: Duration,
-        look: impl Fn(&mut Board<F, P>) -> Poll<T>,
+        look: impl Fn(&mut MatchTable<F, P>) -> Poll<T>,
     ) -> (MutexGuard<'_, State<F, P>>, Result<T, CommError>) {
         let mut state = self.state.lock();
         let rank = state.board.rank(wait);
@@ -253,8 +253,8 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
             }
             let bell = state.bells[wait.group().index()].clone();
             if lingers > 0 {
-                let rung = bell.rung.load(Ordering::Relaxed);
-                let is_quiet = || bell.rung.load(Ordering::Acquire) == rung;
+                let rung = bell.epoch.load(Ordering::Relaxed);
+                let is_quiet = || bell.epoch.load(Ordering::Acquire) == rung;
                 drop(state);
                 self.linger(until, is_quiet);
                 // What it was rung for may be another wait's.
@@ -284,7 +284,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
             if helped && !quiet() {
                 return;
             }
-            outside.tell(News::Awaited);
+            outside.tell(PeerEvent::Awaited);
             if helped {
                 return;
             }
@@ -293,14 +293,14 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     }
 
     /// Gives up the result of `ticket`.
-    pub fn release(&self, ticket: Ticket) {
+    pub fn release(&self, ticket: OpHandle) {
         let mut state = self.state.lock();
         state.board.release(ticket);
         self.leave(state);
     }
 
     /// Gives up the message of `claim`.
-    pub fn give_up(&self, claim: Claim) {
+    pub fn give_up(&self, claim: RecvHandle) {
         let mut state = self.state.lock();
         state.board.give_up(claim);
         self.leave(state);
@@ -333,9 +333,9 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         let mut state = self.state.lock();
         let first = state.board.returned(rank);
         for group in state.board.groups_of(rank) {
-            state.bells[group.index()].ring();
+            state.bells[group.index()].notify();
         }
-        state.end.ring();
+        state.end.notify();
         first
     }
 
@@ -371,18 +371,18 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         drop(freed);
         let Some((outside, untold, declined)) = news else { return };
         let declined = Some(declined).filter(|declined| !declined.is_empty());
-        for news in [untold.map(News::Failed), declined.map(News::Declined)].into_iter().flatten() {
+        for news in [untold.map(PeerEvent::Failed), declined.map(PeerEvent::Declined)].into_iter().flatten() {
             outside.tell(news);
         }
     }
 }
 
-impl<F: Fingerprint, P> State<F, P> {
+impl<F: Signature, P> State<F, P> {
     fn ring_all(&self) {
         for bell in &self.bells {
-            bell.ring();
+            bell.notify();
         }
-        self.end.ring();
+        self.end.notify();
     }
 
     fn error(&self, wait: Wait) -> CommError {

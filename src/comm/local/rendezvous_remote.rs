@@ -4,30 +4,30 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::board::{Announced, Fingerprint, GroupKey, Letter, LongWait, Ticket, Wait};
+use super::super::board::{RemoteMessageHandle, Signature, GroupKey, P2pMessage, StalledWait, OpHandle, Wait};
 use super::super::sync::{Instant, MutexGuard, yield_now};
-use super::{CommError, Failure, LINGER, Lingers, Rendezvous, State};
+use super::{CommError, Failure, LINGER, SpinPolicy, Rendezvous, State};
 use crate::comm::CollectiveId;
 
 /// The other processes, as a rendezvous sees them. Called outside its lock.
-pub(crate) trait Outside: Send + Sync {
+pub(crate) trait PeerNotifier: Send + Sync {
     /// Tells them what they must know. Returns a failure that is known by it.
-    fn tell(&self, news: News) -> Option<Failure>;
+    fn tell(&self, news: PeerEvent) -> Option<Failure>;
 
     /// Lends the calling thread, whose rank waits, to whoever communicates: [`Courier::help`](crate::comm::courier::Courier).
     fn help(&self) -> Option<bool>;
 }
 
 /// What other processes must know.
-pub(crate) enum News {
+pub(crate) enum PeerEvent {
     /// A failure was found here.
     Failed(Failure),
     /// Nobody here needs these deposits any more, which were offered.
-    Declined(Vec<Ticket>),
+    Declined(Vec<OpHandle>),
     /// A rank here sleeps until something comes.
     Awaited,
     /// A rank has waited for long.
-    Waits(LongWait),
+    Waits(StalledWait),
 }
 
 /// How often a rank that cannot help lets others have its core before it sleeps: the thread that communicates, above all.
@@ -36,7 +36,7 @@ pub(crate) enum News {
 const YIELDS: u32 = 300;
 
 /// Helps while it is `quiet`, something moves, and `until` then at most. False: cannot.
-pub(super) fn help(outside: &dyn Outside, until: Instant, quiet: impl Fn() -> bool) -> bool {
+pub(super) fn help(outside: &dyn PeerNotifier, until: Instant, quiet: impl Fn() -> bool) -> bool {
     let soon = || until.min(Instant::now() + LINGER);
     let mut end = soon();
     while quiet() {
@@ -56,11 +56,11 @@ pub(super) fn help(outside: &dyn Outside, until: Instant, quiet: impl Fn() -> bo
 /// How long a rank that has found a failure waits to hear whether it is the first. Its process then decides by itself.
 const GRACE: Duration = Duration::from_secs(5);
 
-impl<F: Fingerprint, P> Rendezvous<F, P> {
+impl<F: Signature, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks in several processes, one of which `decides` which failure is the first.
-    pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, outside: Arc<dyn Outside>) -> Self {
+    pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, outside: Arc<dyn PeerNotifier>) -> Self {
         let rendezvous =
-            Self { outside: Some(outside), ..Self::new(ranks, Lingers::Yielding(YIELDS, LINGER), multithreaded) };
+            Self { outside: Some(outside), ..Self::new(ranks, SpinPolicy::Yielding(YIELDS, LINGER), multithreaded) };
         if !decides {
             rendezvous.state.lock().board.defer();
         }
@@ -68,31 +68,31 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     }
 
     /// Joins the next collective of `member`, a rank of another process, whose deposit comes later.
-    pub fn announce(&self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+    pub fn announce(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
-        let announced = state.board.announce(group, member, print);
-        self.ring(state, group, false, announced)
+        let announced = state.board.post_remote(group, member, print);
+        self.notify(state, group, false, announced)
     }
 
     /// The same of one whose deposit comes only if it is asked for. True: it is.
-    pub fn offer(&self, group: GroupKey, member: usize, print: F) -> Result<(Ticket, bool), CommError> {
+    pub fn offer(&self, group: GroupKey, member: usize, print: F) -> Result<(OpHandle, bool), CommError> {
         let mut state = self.state.lock();
-        let offered = state.board.offer(group, member, print);
-        self.ring(state, group, false, offered)
+        let offered = state.board.post_remote_on_demand(group, member, print);
+        self.notify(state, group, false, offered)
     }
 
     /// The result of `ticket` is wanted now. Returns the offers to ask for.
-    pub fn want(&self, ticket: Ticket) -> Vec<Ticket> {
+    pub fn want(&self, ticket: OpHandle) -> Vec<OpHandle> {
         self.state.lock().board.want(ticket)
     }
 
     /// The same; once, also of the call before it that is not wanted yet.
-    pub fn want_and_next(&self, ticket: Ticket) -> Vec<Ticket> {
+    pub fn want_and_next(&self, ticket: OpHandle) -> Vec<OpHandle> {
         self.state.lock().board.want_and_next(ticket)
     }
 
     /// What a rank that was announced has called, while its deposit is awaited.
-    pub fn print(&self, ticket: Ticket) -> Option<F>
+    pub fn print(&self, ticket: OpHandle) -> Option<F>
     where
         F: Clone,
     {
@@ -100,15 +100,15 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     }
 
     /// Whether the member of `ticket`, a rank here, has made the call, which others have.
-    pub fn has_joined(&self, ticket: Ticket) -> bool {
+    pub fn has_joined(&self, ticket: OpHandle) -> bool {
         self.state.lock().board.has_joined(ticket)
     }
 
     /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.
-    pub fn fill(&self, ticket: Ticket, part: P) -> bool {
+    pub fn fill(&self, ticket: OpHandle, part: P) -> bool {
         let mut state = self.state.lock();
-        let complete = state.board.fill(ticket, part);
-        let rung = self.ring(state, ticket.group, complete, Ok(()));
+        let complete = state.board.provide_data(ticket, part);
+        let rung = self.notify(state, ticket.group, complete, Ok(()));
         rung.expect("nothing has failed");
         complete
     }
@@ -122,7 +122,7 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
         let long = state.board.long_wait(wait);
         self.leave(state);
         if let Some((outside, long)) = self.outside.as_ref().zip(long)
-            && let Some(failure) = outside.tell(News::Waits(long))
+            && let Some(failure) = outside.tell(PeerEvent::Waits(long))
         {
             self.find(failure);
         }
@@ -140,46 +140,46 @@ impl<F: Fingerprint, P> Rendezvous<F, P> {
     }
 
     /// [`join`](Self::join)s for a rank that is here, whose deposit comes later.
-    pub fn join_late(&self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+    pub fn join_late(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
         let joined = state.board.join_late(group, member, print);
-        self.ring(state, group, false, joined).map_err(|error| self.counted(group, member, error))
+        self.notify(state, group, false, joined).map_err(|error| self.counted(group, member, error))
     }
 
     /// [`join`](Self::join)s for a rank that is here, whose deposit comes once its result is wanted.
-    pub fn join_ahead(&self, group: GroupKey, member: usize, print: F) -> Result<Ticket, CommError> {
+    pub fn join_ahead(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
         let joined = state.board.join_ahead(group, member, print);
-        self.ring(state, group, false, joined).map_err(|error| self.counted(group, member, error))
+        self.notify(state, group, false, joined).map_err(|error| self.counted(group, member, error))
     }
 
     /// A rank of another process wants the result of `ticket`.
-    pub fn ask_for(&self, ticket: Ticket) {
+    pub fn ask_for(&self, ticket: OpHandle) {
         self.state.lock().board.ask_for(ticket);
     }
 
     /// Whether one [does](Self::ask_for), or has.
-    pub fn is_asked_for(&self, ticket: Ticket) -> bool {
+    pub fn is_asked_for(&self, ticket: OpHandle) -> bool {
         self.state.lock().board.is_asked_for(ticket)
     }
 
     /// Whether all ranks have called the collective of `ticket`, whatever they have brought.
-    pub fn have_all_called(&self, ticket: Ticket) -> bool {
+    pub fn have_all_called(&self, ticket: OpHandle) -> bool {
         self.state.lock().board.have_all_called(ticket)
     }
 
     /// Sends a message of another process, whose contents come later.
-    pub fn announce_letter(&self, group: GroupKey, to: usize, letter: Letter<F, ()>) -> Result<Announced, CommError> {
+    pub fn announce_letter(&self, group: GroupKey, to: usize, letter: P2pMessage<F, ()>) -> Result<RemoteMessageHandle, CommError> {
         let mut state = self.state.lock();
         let announced = state.board.announce_letter(group, to, letter);
-        self.ring(state, group, false, announced)
+        self.notify(state, group, false, announced)
     }
 
     /// Adds the contents of a message that was announced in `group`.
-    pub fn fill_letter(&self, announced: Announced, part: P) {
+    pub fn fill_letter(&self, announced: RemoteMessageHandle, part: P) {
         let mut state = self.state.lock();
         let wanted = state.board.fill_letter(announced, part);
-        let rung = self.ring(state, announced.group, wanted, Ok(()));
+        let rung = self.notify(state, announced.group, wanted, Ok(()));
         rung.expect("nothing has failed");
     }
 

@@ -7,7 +7,7 @@ use crate::comm::Op;
 
 struct Same;
 
-impl Fingerprint for Same {
+impl Signature for Same {
     fn op(&self) -> Op {
         Op::Barrier
     }
@@ -26,7 +26,7 @@ type Plain = Rendezvous<Same, usize>;
 const FAR: Duration = Duration::from_secs(3600);
 
 /// Runs `program` on `ranks` threads that share a rendezvous.
-fn run(ranks: usize, lingers: Lingers, program: impl Fn(usize, &Plain, GroupKey) + Sync) {
+fn run(ranks: usize, lingers: SpinPolicy, program: impl Fn(usize, &Plain, GroupKey) + Sync) {
     let rendezvous = Plain::new(ranks, lingers, false);
     let all: Vec<_> = (0..ranks).collect();
     thread::scope(|scope| {
@@ -39,11 +39,11 @@ fn run(ranks: usize, lingers: Lingers, program: impl Fn(usize, &Plain, GroupKey)
 
 #[test]
 fn every_rank_gets_every_deposit_round_after_round() {
-    for lingers in [Lingers::Spinning(0), Lingers::Spinning(100), Lingers::Yielding(10, LINGER)] {
+    for lingers in [SpinPolicy::Spinning(0), SpinPolicy::Spinning(100), SpinPolicy::Yielding(10, LINGER)] {
         run(5, lingers, |rank, rendezvous, group| {
             for round in 0..2000 {
                 let ticket = rendezvous.join(group, rank, Same, 10 * round + rank).unwrap();
-                let Met { parts, .. } = rendezvous.wait(ticket, FAR).unwrap();
+                let Matched { parts, .. } = rendezvous.wait(ticket, FAR).unwrap();
                 assert!(parts.iter().copied().eq((0..5).map(|rank| 10 * round + rank)));
             }
         });
@@ -53,7 +53,7 @@ fn every_rank_gets_every_deposit_round_after_round() {
 #[test]
 fn a_failure_wakes_the_waiters_of_every_group() {
     for _ in 0..200 {
-        run(4, Lingers::Yielding(1, LINGER), |rank, rendezvous, group| {
+        run(4, SpinPolicy::Yielding(1, LINGER), |rank, rendezvous, group| {
             if rank == 3 {
                 rendezvous.fail(Failure::Panicked { rank, message: "boom".into() });
                 return;
@@ -68,7 +68,7 @@ fn a_failure_wakes_the_waiters_of_every_group() {
 
 #[test]
 fn a_deadline_names_who_is_missing() {
-    run(3, Lingers::Spinning(0), |rank, rendezvous, group| {
+    run(3, SpinPolicy::Spinning(0), |rank, rendezvous, group| {
         if rank != 1 {
             let result = rendezvous.join(group, rank, Same, 0);
             let result = result.and_then(|ticket| rendezvous.wait(ticket, Duration::from_millis(20)));

@@ -10,7 +10,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
 use super::data;
-use crate::comm::engine::{CutPrint, TensorPrint};
+use crate::comm::engine::{ShardSignature, TensorSignature};
 use crate::placement::ShardSizes;
 
 /// Elements of some rows, which are tensors of one dimension.
@@ -67,11 +67,11 @@ impl Segment {
     }
 
     /// What the ranks agree on.
-    pub fn prints(&self, rows: &[DispatchTensor]) -> Arc<[TensorPrint]> {
-        let print = |((index, range), (dim, cut)): (&(usize, Range<usize>), (usize, ShardSizes))| TensorPrint {
+    pub fn prints(&self, rows: &[DispatchTensor]) -> Arc<[TensorSignature]> {
+        let print = |((index, range), (dim, cut)): (&(usize, Range<usize>), (usize, ShardSizes))| TensorSignature {
             shape: Shape::from([range.len()]),
             dtype: rows[*index].dtype(),
-            cut: Some(CutPrint::new(dim, &cut)),
+            cut: Some(ShardSignature::new(dim, &cut)),
             to: None,
         };
         self.0.iter().zip(self.cuts()).map(print).collect()

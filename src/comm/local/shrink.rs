@@ -5,24 +5,24 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::LocalEngine;
-use super::muster::{Muster, Notice};
+use super::HostBackend;
+use super::muster::{MembershipAgreement, MembershipMessage};
 use super::sync::{Condvar, Instant, Mutex};
 use crate::comm::CommError;
-use crate::comm::engine::{Engine, Failure, Successor};
+use crate::comm::engine::{Backend, Failure, ShrunkWorld};
 
 /// Who goes on, and in which world.
-pub(super) struct GoingOn {
-    muster: Mutex<Muster>,
+pub(super) struct ShrinkState {
+    muster: Mutex<MembershipAgreement>,
     /// Rung when somebody comes or is gone, and when it is decided.
     changed: Condvar,
-    next: OnceLock<Successor>,
+    next: OnceLock<ShrunkWorld>,
 }
 
-impl GoingOn {
+impl ShrinkState {
     /// Of processes with these ranks, of which this is the one numbered `here`.
     pub fn new(processes: impl IntoIterator<Item = Range<usize>>, here: usize) -> Self {
-        let muster = Mutex::new(Muster::new(processes, here));
+        let muster = Mutex::new(MembershipAgreement::new(processes, here));
         Self { muster, changed: Condvar::default(), next: OnceLock::new() }
     }
 
@@ -31,7 +31,7 @@ impl GoingOn {
         self.muster.lock().roster().cloned()
     }
 
-    pub fn next(&self) -> Option<Successor> {
+    pub fn next(&self) -> Option<ShrunkWorld> {
         self.next.get().cloned()
     }
 }
@@ -39,19 +39,19 @@ impl GoingOn {
 /// Stands for "no deadline", and can be added to any instant.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-impl LocalEngine {
+impl HostBackend {
     /// [`shrink`](Engine::shrink)s.
-    pub(super) fn go_on(&self, rank: usize, deadline: Duration) -> Result<Successor, CommError> {
+    pub(super) fn go_on(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
         self.fail(Failure::Collective(CommError::Revoked { rank }));
         // Nothing is completed any more.
         self.others.iter().for_each(|others| others.hands.forget());
         self.muster(|muster| {
             muster.came(rank);
-            Some(Notice::Came { rank })
+            Some(MembershipMessage::Came { rank })
         });
         let roster = self.roster(deadline).filter(|ranks| ranks.contains(&rank));
         let ranks = roster.ok_or(CommError::ExcludedFromShrink { rank })?;
-        let next = || Successor { engine: self.next_engine(&ranks), ranks: ranks.clone() };
+        let next = || ShrunkWorld { engine: self.next_engine(&ranks), ranks: ranks.clone() };
         Ok(self.going_on.next.get_or_init(next).clone())
     }
 
@@ -65,11 +65,11 @@ impl LocalEngine {
 
     /// Nothing more comes from `process`.
     pub(super) fn goes_on_without(&self, process: usize) {
-        self.muster(|muster| muster.lost(process).then_some(Notice::Missed { process }));
+        self.muster(|muster| muster.lost(process).then_some(MembershipMessage::Missed { process }));
     }
 
     /// What process `from` says of who goes on.
-    pub(super) fn hear_of_going_on(&self, from: usize, notice: Notice) -> Result<(), String> {
+    pub(super) fn hear_of_going_on(&self, from: usize, notice: MembershipMessage) -> Result<(), String> {
         let mut heard = Ok(());
         self.muster(|muster| {
             muster.hear(from, notice).unwrap_or_else(|problem| {
@@ -81,7 +81,7 @@ impl LocalEngine {
     }
 
     /// Changes what is known, and decides if that can be. What `change` returns, the others are told.
-    fn muster(&self, change: impl FnOnce(&mut Muster) -> Option<Notice>) {
+    fn muster(&self, change: impl FnOnce(&mut MembershipAgreement) -> Option<MembershipMessage>) {
         let mut muster = self.going_on.muster.lock();
         let notices = [change(&mut muster), muster.decide()];
         // Under the lock, without which nobody here goes by it: the others hear of it in the order in which it happens.
@@ -108,7 +108,7 @@ impl LocalEngine {
             self.muster(|muster| {
                 let ranks = muster.open();
                 ranks.iter().for_each(|rank| muster.gone(*rank));
-                Some(Notice::Gone { ranks })
+                Some(MembershipMessage::Gone { ranks })
             });
         }
         unreachable!("the second wait is the last")

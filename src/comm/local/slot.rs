@@ -1,6 +1,6 @@
 //! [`Slot`]: one collective of a group, until every rank has taken its result.
 
-use super::{Fingerprint, Parts};
+use super::{Signature, Parts};
 
 /// When the ranks here want a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(super) enum Wanted {
 /// Of each member that has joined the print, and the deposit until it is handed out.
 pub(super) type Places<F, P> = Vec<Option<(F, Option<P>)>>;
 
-pub(super) struct Slot<F, P> {
+pub(super) struct MatchEntry<F, P> {
     pub(super) joined: Places<F, P>,
     /// The first member that has joined, in group order.
     pub(super) first: usize,
@@ -34,7 +34,7 @@ pub(super) struct Slot<F, P> {
     pub(super) offered: Vec<usize>,
 }
 
-impl<F: Fingerprint, P> Slot<F, P> {
+impl<F: Signature, P> MatchEntry<F, P> {
     /// For a group of `size`, of which `spare` are places that an earlier collective has left empty, or nothing.
     pub(super) fn new(size: usize, spare: Places<F, P>) -> Self {
         let mut joined = spare;

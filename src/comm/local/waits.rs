@@ -2,20 +2,20 @@
 
 use std::collections::HashSet;
 
-use super::{Board, Claim, CollectiveId, CommError, Failure, Fingerprint, GroupKey, Ticket};
+use super::{MatchTable, RecvHandle, CollectiveId, CommError, Failure, Signature, GroupKey, OpHandle};
 
 /// What a rank waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Wait {
     /// All ranks of a collective.
-    All(Ticket),
+    All(OpHandle),
     /// A message.
-    Message(Claim),
+    Message(RecvHandle),
 }
 
 /// A rank that has waited for long.
 #[derive(Debug, Clone)]
-pub(crate) struct LongWait {
+pub(crate) struct StalledWait {
     pub rank: usize,
     /// Of all its waits.
     pub number: u64,
@@ -35,13 +35,13 @@ impl Wait {
     /// The same for all members who wait for it.
     fn shared(self) -> Self {
         match self {
-            Self::All(ticket) => Self::All(Ticket { member: 0, ..ticket }),
+            Self::All(ticket) => Self::All(OpHandle { member: 0, ..ticket }),
             message => message,
         }
     }
 }
 
-impl<F: Fingerprint, P> Board<F, P> {
+impl<F: Signature, P> MatchTable<F, P> {
     /// Whether who waits need wait no longer.
     pub fn is_over(&self, wait: Wait) -> bool {
         self.failure.is_some()
@@ -152,8 +152,8 @@ impl<F: Fingerprint, P> Board<F, P> {
     /// The global rank that waits.
     pub fn rank(&self, wait: Wait) -> usize {
         let (group, member) = match wait {
-            Wait::All(Ticket { group, member, .. }) => (group, member),
-            Wait::Message(Claim { group, member, .. }) => (group, member),
+            Wait::All(OpHandle { group, member, .. }) => (group, member),
+            Wait::Message(RecvHandle { group, member, .. }) => (group, member),
         };
         self.groups[group.0].ranks[member]
     }

@@ -1,11 +1,11 @@
 //! [`Print`]s and [`Failure`]s as bytes: what ranks of several processes must agree on, and why their world has ended.
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
-use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
+use crate::comm::engine::{ShardSignature, Failure, PairwiseSignature, CallSignature, TensorSignature};
 use crate::comm::{CollectiveId, CommError, Digests, Op, ReduceOp, ReplicatedValue, ShardedModel, TensorMeta};
 
 // Of many prints digests are all that is new, so that they travel beside.
-wire_struct!(Print { op, label, reduce, root, model, drawn, whole, terms, names, tensors, any, pairs } but { digests });
+wire_struct!(CallSignature { op, label, reduce, root, model, drawn, whole, terms, names, tensors, any, pairs } but { digests });
 wire_struct!(ShardedModel { number, states, origin });
 wire_struct!(Digests { of, step, names, values });
 wire_enum!(ReplicatedValue {
@@ -13,9 +13,9 @@ wire_enum!(ReplicatedValue {
     1 GatheredWeight {},
     2 Gradient {},
 });
-wire_struct!(Pairs { member, given, taken });
-wire_struct!(TensorPrint { shape, dtype, cut, to });
-wire_struct!(CutPrint { dim, lengths });
+wire_struct!(PairwiseSignature { member, given, taken });
+wire_struct!(TensorSignature { shape, dtype, cut, to });
+wire_struct!(ShardSignature { dim, lengths });
 wire_struct!(TensorMeta { shape, dtype });
 wire_struct!(CollectiveId { op, seq, label, ranks });
 

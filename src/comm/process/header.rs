@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
-use crate::comm::engine::{Failure, Print};
-use crate::comm::local::{Chain, Notice};
+use crate::comm::engine::{Failure, CallSignature};
+use crate::comm::local::{WaitForEdge, MembershipMessage};
 use crate::comm::{Digests, RankReport, TensorMeta};
 use crate::memory::common::Address;
 
 /// What one process says to another, about one launch.
 #[derive(Debug)]
-pub(in crate::comm) struct Header<P = Print> {
+pub(in crate::comm) struct Header<P = CallSignature> {
     pub launch: LaunchKey,
     pub word: Word<P>,
 }
@@ -33,7 +33,7 @@ impl LaunchKey {
 }
 
 #[derive(Debug)]
-pub(in crate::comm) enum Word<P = Print> {
+pub(in crate::comm) enum Word<P = CallSignature> {
     /// A rank has joined a collective.
     Joined { channel: Channel, seq: u64, print: Said<P>, digests: Beside, when: When, contents: Contents },
     /// Whether what a rank offered in a call of a channel of the addressee is wanted.
@@ -47,9 +47,9 @@ pub(in crate::comm) enum Word<P = Print> {
     /// A failure was found, or, if `decided`, was the first.
     Failed { failure: Failure, decided: bool },
     /// Who goes on after a failure.
-    GoesOn(Notice),
+    GoesOn(MembershipMessage),
     /// Of a rank that has waited for long.
-    Waits(Chain),
+    Waits(WaitForEdge),
 }
 
 /// The digests of a print: beside it, for they are new every time.
@@ -142,7 +142,7 @@ impl Written {
         &self.0
     }
 
-    pub fn of(print: &Print) -> Self {
+    pub fn of(print: &CallSignature) -> Self {
         let mut bytes = Vec::with_capacity(64);
         print.encode(&mut bytes);
         Self(bytes)
@@ -167,13 +167,13 @@ impl Header {
 }
 
 wire_struct!(LaunchKey { number, shrunk });
-wire_enum!(Notice {
+wire_enum!(MembershipMessage {
     0 Came { rank },
     1 Gone { ranks },
     2 Missed { process },
     3 Roster { ranks },
 });
-wire_enum!(Chain {
+wire_enum!(WaitForEdge {
     0 Needs { rank, number, other },
     1 Waiting { rank, number, other, in_wait },
     2 WaitsFor { rank, number, during, other, in_wait },

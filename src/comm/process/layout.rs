@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Shape};
 
-use crate::comm::engine::TensorPrint;
+use crate::comm::engine::TensorSignature;
 
 /// A tensor of which every rank has a part that is in one piece: cut along the first dimension, or behind dimensions of one
 /// index.
@@ -42,8 +42,8 @@ impl Layout {
     }
 
     /// Of wholes that are cut over `ranks` ranks as they say. `None` if a part of one is in several pieces.
-    pub fn of_wholes(prints: &[TensorPrint], ranks: usize) -> Option<Vec<Self>> {
-        let layout = |print: &TensorPrint| {
+    pub fn of_wholes(prints: &[TensorSignature], ranks: usize) -> Option<Vec<Self>> {
+        let layout = |print: &TensorSignature| {
             let cut = print.cut.as_ref().filter(|cut| cut.lengths.as_ref().is_none_or(|all| all.len() == ranks))?;
             let of = cut.of(*print.shape.get(cut.dim)?);
             let lengths = (0..ranks).map(|member| of.range(ranks, member).len());
@@ -66,12 +66,12 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::engine::CutPrint;
+    use crate::comm::engine::ShardSignature;
     use crate::placement::ShardSizes;
 
     fn edges_of<const D: usize>(shape: [usize; D], dim: usize, cut: &ShardSizes) -> Option<Vec<usize>> {
-        let cut = Some(CutPrint::new(dim, cut));
-        let print = TensorPrint { shape: Shape::from(shape), dtype: DType::F32, cut, to: None };
+        let cut = Some(ShardSignature::new(dim, cut));
+        let print = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, cut, to: None };
         Some(Layout::of_wholes(&[print], 3)?.remove(0).edges)
     }
 

@@ -45,8 +45,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::courier::{Addressee, Courier, Landing};
-use super::engine::{Engine, Manner};
-use super::local::{Deposit, LocalEngine, Others, Place};
+use super::engine::{Backend, ProcessOptions};
+use super::local::{Deposit, HostBackend, PeerProcesses, Place};
 use crate::memory::Home;
 use crate::memory::common::Commons;
 use header::{Contents, Header, LaunchKey, Word};
@@ -88,7 +88,7 @@ struct State {
     /// Launches made here. All processes make the same.
     made: u64,
     /// Those, and the worlds in which their ranks have gone on.
-    engines: HashMap<LaunchKey, Weak<LocalEngine>>,
+    engines: HashMap<LaunchKey, Weak<HostBackend>>,
     /// What has come for launches that have not begun here, in order.
     ahead: Vec<Ahead>,
     /// Headers so far, of each process.
@@ -110,7 +110,7 @@ struct Awaited {
 
 #[derive(Debug)]
 enum Goal {
-    Place(Weak<LocalEngine>, Place),
+    Place(Weak<HostBackend>, Place),
     /// Of a launch that has not begun.
     Ahead,
 }
@@ -151,15 +151,15 @@ impl Processes {
     }
 
     /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on`](super::Launch::on).
-    pub fn engine(&self, each: usize) -> Arc<dyn Engine> {
-        self.engine_of(each, Manner::default())
+    pub fn engine(&self, each: usize) -> Arc<dyn Backend> {
+        self.engine_of(each, ProcessOptions::default())
     }
 
     /// The same, of ranks that live together in this manner in each process.
-    pub fn engine_of(&self, each: usize, manner: Manner) -> Arc<dyn Engine> {
+    pub fn engine_of(&self, each: usize, manner: ProcessOptions) -> Arc<dyn Backend> {
         let launch = self.state.lock().next_launch();
         let processes = self.this.clone();
-        let begin = Arc::new(move |launch, engine: &Arc<LocalEngine>| {
+        let begin = Arc::new(move |launch, engine: &Arc<HostBackend>| {
             processes.upgrade().expect("whoever communicates has them").begin(launch, engine);
         });
         let counts = vec![each; self.count()];
@@ -168,14 +168,14 @@ impl Processes {
             *commons = Arc::new(commons.anew());
             commons.clone()
         };
-        let others = Others::new(self.courier.clone(), commons, launch, &counts, begin);
-        let engine = LocalEngine::of_processes(None, others, manner);
+        let others = PeerProcesses::new(self.courier.clone(), commons, launch, &counts, begin);
+        let engine = HostBackend::of_processes(None, others, manner);
         self.begin(launch, &engine);
         engine
     }
 
     /// What others say of `launch` is for `engine` from now on.
-    fn begin(&self, launch: LaunchKey, engine: &Arc<LocalEngine>) {
+    fn begin(&self, launch: LaunchKey, engine: &Arc<HostBackend>) {
         let mut state = self.state.lock();
         let this = Arc::downgrade(engine);
         state.engines.insert(launch, this.clone());
@@ -206,7 +206,7 @@ impl State {
     }
 
     /// The engines that are still there.
-    fn engines(&self) -> impl Iterator<Item = Arc<LocalEngine>> {
+    fn engines(&self) -> impl Iterator<Item = Arc<HostBackend>> {
         self.engines.values().filter_map(Weak::upgrade)
     }
 
@@ -260,7 +260,7 @@ impl State {
 }
 
 /// Where payloads of these contents land that are awaited at `place`.
-fn known_of(engine: &Weak<LocalEngine>, place: Place, contents: &Contents) -> Known {
+fn known_of(engine: &Weak<HostBackend>, place: Place, contents: &Contents) -> Known {
     engine.upgrade().map_or(Known::Nowhere, |engine| engine.regions(place, contents))
 }
 

@@ -24,7 +24,7 @@ use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::data::Deposit;
-use crate::comm::engine::Member;
+use crate::comm::engine::GroupMember;
 use crate::comm::{Copied, Ledger, CollectivePlan, ReduceOp};
 use crate::kernels::FlatLayout;
 use crate::kernels::cube::{CubePlan, Side, alignment, plan};
@@ -41,7 +41,7 @@ pub(super) struct Fused {
 
 impl Fused {
     /// An all-gather: adds this rank's row to its deposit, unless it is issued `ahead` of need.
-    pub fn pack_parts(ahead: bool, mut deposit: Deposit, plan: &CollectivePlan, member: &Member) -> (Option<Self>, Deposit) {
+    pub fn pack_parts(ahead: bool, mut deposit: Deposit, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Deposit) {
         let fused = Self::new(&deposit.tensors, plan, member);
         let now = fused.as_ref().filter(|_| !ahead);
         deposit.flat = now.and_then(|fused| fused.pack(Side::PackParts(fused.member), &deposit.tensors));
@@ -49,7 +49,7 @@ impl Fused {
     }
 
     /// A reduce-scatter: adds rows for all ranks to its deposit, if the device can reduce them.
-    pub fn pack_wholes(mut deposit: Deposit, plan: &CollectivePlan, member: &Member) -> (Option<Self>, Deposit) {
+    pub fn pack_wholes(mut deposit: Deposit, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Deposit) {
         let fused = Self::new(&deposit.tensors, plan, member);
         let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
         deposit.flat = fused.as_ref().and_then(|fused| fused.pack(Side::PackWholes, &deposit.tensors));
@@ -57,7 +57,7 @@ impl Fused {
     }
 
     /// For at least two float tensors of one dtype on one Cube device.
-    fn new(tensors: &[DispatchTensor], plan: &CollectivePlan, member: &Member) -> Option<Self> {
+    fn new(tensors: &[DispatchTensor], plan: &CollectivePlan, member: &GroupMember) -> Option<Self> {
         let [first, _, ..] = tensors else { return None };
         let CubeTensor { device, dtype, client, .. } = primitive(first)?;
         let alike = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;

@@ -12,7 +12,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Shape;
 use smallvec::SmallVec;
 
-use super::super::board::Ticket;
+use super::super::board::OpHandle;
 use super::copy::{Gathered, Joints};
 use super::reduce::{dtype_of, reduce, reduce_flat};
 use super::shelf::{Bag, Keep, Owner, Shelf};
@@ -37,7 +37,7 @@ pub(in crate::comm::local) struct Shared {
 
 impl Shared {
     /// Where results in common of the collective of `ticket` belong, whose rank has `waited` for others.
-    pub fn owner<'a>(&'a self, shelf: &'a Shelf, ticket: Ticket, keep: Keep, waited: &'a Cell<Duration>) -> Owner<'a> {
+    pub fn owner<'a>(&'a self, shelf: &'a Shelf, ticket: OpHandle, keep: Keep, waited: &'a Cell<Duration>) -> Owner<'a> {
         Owner { shelf, ticket, bag: self.bag.get_or_init(Arc::default), keep, waited }
     }
 

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use burn::backend::flex::FlexTensor;
 
-use super::super::board::{GroupKey, Ticket};
-use super::super::rendezvous::Lingers;
+use super::super::board::{GroupKey, OpHandle};
+use super::super::rendezvous::SpinPolicy;
 use super::super::sync::Mutex;
 use crate::memory::Home;
 
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// What ranks of a process have in common.
 pub(in crate::comm::local) struct Shelf {
     /// How ranks pass the time before they sleep.
-    pub(super) lingers: Lingers,
+    pub(super) lingers: SpinPolicy,
     /// How long a rank waits for a piece of another's while none is made.
     pub(super) patience: Duration,
     /// Where the memory of results waits for the next ones, whichever rank begins them.
@@ -35,7 +35,7 @@ pub(in crate::comm::local) struct Shelf {
 
 impl Shelf {
     /// Of ranks that linger so; with the memory of the one that these had `before`.
-    pub fn new(lingers: Lingers, before: Option<&Self>) -> Self {
+    pub fn new(lingers: SpinPolicy, before: Option<&Self>) -> Self {
         let home = before.map(|before| before.home.clone()).unwrap_or_default();
         Self { lingers, patience: PATIENCE, home, latest: Mutex::new(HashMap::new()) }
     }
@@ -48,7 +48,7 @@ impl Shelf {
 
     /// Has `bag` be the latest of its group, which may be filled, unless there is a later one. What was in an earlier one is
     /// there no longer: before there is new memory.
-    fn make_room(&self, Ticket { group, seq, .. }: Ticket, bag: &Arc<Bag>) -> bool {
+    fn make_room(&self, OpHandle { group, seq, .. }: OpHandle, bag: &Arc<Bag>) -> bool {
         let mut latest = self.latest.lock();
         if latest.get(&group).is_some_and(|(later, _)| *later > seq) {
             return false;
@@ -81,7 +81,7 @@ pub(in crate::comm::local) enum Keep {
 #[derive(Clone, Copy)]
 pub(in crate::comm::local) struct Owner<'a> {
     pub(super) shelf: &'a Shelf,
-    pub(super) ticket: Ticket,
+    pub(super) ticket: OpHandle,
     pub(super) bag: &'a Arc<Bag>,
     pub(super) keep: Keep,
     pub(super) waited: &'a Cell<Duration>,

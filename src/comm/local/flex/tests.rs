@@ -8,10 +8,10 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Shape, Tensor, TensorData};
 
 use crate::comm::engine::ranges::{Ranges, cut, full};
-use crate::comm::engine::{CutPrint, Print, TensorPrint, concat, reduce};
-use crate::comm::local::board::{Board, Ticket};
+use crate::comm::engine::{ShardSignature, CallSignature, TensorSignature, concat, reduce};
+use crate::comm::local::board::{MatchTable, OpHandle};
 use crate::comm::local::flex;
-use crate::comm::local::rendezvous::Lingers;
+use crate::comm::local::rendezvous::SpinPolicy;
 use crate::comm::{Op, CollectivePlan, ReduceOp};
 use crate::placement::ShardSizes;
 
@@ -143,7 +143,7 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
         let mut shape = Shape::from([4, 70, 3]);
         shape[dim] *= 3;
         let cut = ShardSizes::Chunked(shape[dim]);
-        (TensorPrint { shape, dtype, cut: Some(CutPrint::new(dim, &cut)), to: None }, (dim, cut))
+        (TensorSignature { shape, dtype, cut: Some(ShardSignature::new(dim, &cut)), to: None }, (dim, cut))
     };
     let (prints, cuts) = dtypes.into_iter().enumerate().map(print).unzip();
     let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts, 3);
@@ -162,9 +162,9 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
 }
 
 /// Of the first collective of so many ranks.
-fn ticket(ranks: usize) -> Ticket {
-    let group = Board::<Print, ()>::new(ranks, false).group(&(0..ranks).collect::<Vec<_>>(), "");
-    Ticket { group, member: 0, seq: 0 }
+fn ticket(ranks: usize) -> OpHandle {
+    let group = MatchTable::<CallSignature, ()>::new(ranks, false).group(&(0..ranks).collect::<Vec<_>>(), "");
+    OpHandle { group, member: 0, seq: 0 }
 }
 
 /// The tree of any number of ranks, over several strips and the end of one.
@@ -196,7 +196,7 @@ fn wholes_in_common(rows: usize, columns: usize) {
     let print = |(dim, dtype): (usize, DType)| {
         let shape = Shape::from([rows, columns]);
         let cut = ShardSizes::Chunked(shape[dim]);
-        (TensorPrint { shape, dtype, cut: Some(CutPrint::new(dim, &cut)), to: None }, (dim, cut))
+        (TensorSignature { shape, dtype, cut: Some(ShardSignature::new(dim, &cut)), to: None }, (dim, cut))
     };
     let (prints, cuts): (Vec<_>, Vec<_>) = whole.into_iter().map(print).unzip();
     let part = |rank: usize, (dim, cut): &(usize, ShardSizes), dtype: DType| {
@@ -210,7 +210,7 @@ fn wholes_in_common(rows: usize, columns: usize) {
     let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts.clone(), ranks);
     let (shared, shelf, joints) = (
         flex::Shared::default(),
-        flex::Shelf::new(Lingers::Spinning(1000), None).patient(),
+        flex::Shelf::new(SpinPolicy::Spinning(1000), None).patient(),
         flex::Joints::new(&plan, ranks),
     );
     let ticket = ticket(ranks);
@@ -250,7 +250,7 @@ fn a_reduction_in_common_is_like_the_kernels() {
             .map(|rank| Tensor::<1>::random([elements], Distribution::Uniform(-4.0, 4.0), &device) + rank as f32)
             .map(Tensor::into_dispatch)
             .collect();
-        let (shared, shelf) = (flex::Shared::default(), flex::Shelf::new(Lingers::Spinning(0), None).patient());
+        let (shared, shelf) = (flex::Shared::default(), flex::Shelf::new(SpinPolicy::Spinning(0), None).patient());
         let ticket = ticket(ranks);
         let looked = AtomicUsize::new(0);
         let terms = || {

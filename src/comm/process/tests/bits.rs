@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::loopback::Job;
 use crate::Result;
-use crate::comm::engine::{Message, into_data};
+use crate::comm::engine::{ReceivedTensors, into_data};
 use crate::comm::{Launch, ReduceOp, ShardedTensor, TensorMeta, World, launch};
 use crate::fsdp::{FullyShard, full_model, fully_shard};
 use crate::mesh::DeviceMesh;
@@ -234,7 +234,7 @@ fn no_rank_sees_what_another_writes() {
                 let is_elsewhere = |rank: usize| rank / each != own / each;
                 got.extend(parts.filter(|(rank, _)| *rank != own).map(|(rank, part)| (is_elsewhere(rank), part)));
                 comm.send("".into(), vec![tensor()], (own + 1) % size, 0).wait()?;
-                let Message { from, tensors } = comm.receive("".into(), None, None, 0).wait()?;
+                let ReceivedTensors { from, tensors } = comm.receive("".into(), None, None, 0).wait()?;
                 got.extend(tensors.into_iter().map(|tensor| (is_elsewhere(from), tensor)));
                 world.barrier("nobody takes what is here any more")?;
                 for (is_own, tensor) in got {

@@ -9,7 +9,7 @@ use super::super::Processes;
 use super::super::header::{Channel, Contents, Header, Introduction, LaunchKey, Said, When, Word, Written};
 use super::loopback::Job;
 use crate::comm::courier::{Courier, Parcel};
-use crate::comm::engine::Print;
+use crate::comm::engine::CallSignature;
 use crate::comm::{Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, World, launch};
 use crate::{Error, Result};
 
@@ -196,7 +196,7 @@ fn a_process_that_is_lost_ends_the_others() {
 /// Headers that no engine sends: whoever gets one says whose it was, and no thread panics.
 #[test]
 fn a_header_that_cannot_be_right_is_an_error() {
-    let print = || Written::of(&Print::new(Op::Barrier, &Call::new("end"), Vec::new()));
+    let print = || Written::of(&CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new()));
     let of = |ranks: &[usize], member| Introduction { ranks: ranks.to_vec(), name: String::new(), member };
     let channel = |introduction| Channel { number: 1000, introduction };
     let join = |introduction, seq| {

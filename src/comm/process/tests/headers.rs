@@ -8,8 +8,8 @@ use burn::tensor::{BoolStore, DType, Shape};
 
 use super::super::header::{Channel, Contents, Header, InCommon, Introduction, LaunchKey, Said, When, Word, Written};
 use crate::Error;
-use crate::comm::engine::{CutPrint, Failure, Pairs, Print, TensorPrint};
-use crate::comm::local::Notice;
+use crate::comm::engine::{ShardSignature, Failure, PairwiseSignature, CallSignature, TensorSignature};
+use crate::comm::local::MembershipMessage;
 use crate::comm::{
     Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, ReplicatedValue, ShardedModel, StartError, TensorMeta,
 };
@@ -20,36 +20,36 @@ fn meta(shape: &[usize], dtype: DType) -> TensorMeta {
     TensorMeta { shape: Shape::from(shape.to_vec()), dtype }
 }
 
-fn tensor(shape: &[usize], dtype: DType) -> TensorPrint {
-    let cut = Some(CutPrint::new(0, &ShardSizes::Chunked(4)));
-    let to = Some(CutPrint::new(1, &ShardSizes::Uneven([1, 300, 0].into())));
-    TensorPrint { shape: Shape::from(shape.to_vec()), dtype, cut, to }
+fn tensor(shape: &[usize], dtype: DType) -> TensorSignature {
+    let cut = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
+    let to = Some(ShardSignature::new(1, &ShardSizes::Uneven([1, 300, 0].into())));
+    TensorSignature { shape: Shape::from(shape.to_vec()), dtype, cut, to }
 }
 
 /// Prints that between them have every field, operation and reduction.
-fn prints() -> Vec<Print> {
+fn prints() -> Vec<CallSignature> {
     let call = Call::new("blocks.3").with_forward_index(1 << 40).with_names(["a".into(), "b".into()]);
     let model = Some(ShardedModel { number: 3, states: [0, 1 << 50].into(), origin: "Linear".into() });
     let call = Call { model, global_tensor: Some(meta(&[4, 0], DType::F32)), operand_shapes: Some("[4, 8]".into()), ..call };
     let tensors = vec![tensor(&[4, 8], DType::BF16), tensor(&[], DType::Bool(BoolStore::Native))];
-    let full = Print {
+    let full = CallSignature {
         root: Some(200),
         any: true,
-        pairs: Some(Box::new(Pairs {
+        pairs: Some(Box::new(PairwiseSignature {
             member: 1,
             given: vec![None, Some(meta(&[7], DType::U16))],
             taken: vec![None; 2],
         })),
-        ..Print::new(Op::AllToAllList, &call, tensors)
+        ..CallSignature::new(Op::AllToAllList, &call, tensors)
     };
-    let mut prints = vec![full, Print::new(Op::Barrier, &Call::default(), Vec::new())];
+    let mut prints = vec![full, CallSignature::new(Op::Barrier, &Call::default(), Vec::new())];
     use Op::*;
     for op in [AllGather, ReduceScatter, AllReduce, AllToAll, Broadcast, Scatter, Reduce, Gather, Send, Receive] {
-        prints.push(Print::new(op, &call, Vec::new()));
+        prints.push(CallSignature::new(op, &call, Vec::new()));
     }
     use ReduceOp::*;
     for reduce in [Sum, Avg, Min, Max, Product, BitAnd, BitOr, BitXor, ReduceOp::premul_sum(0.1)] {
-        prints.push(Print { reduce: Some(reduce), ..Print::new(AllReduce, &call, Vec::new()) });
+        prints.push(CallSignature { reduce: Some(reduce), ..CallSignature::new(AllReduce, &call, Vec::new()) });
     }
     prints
 }
@@ -140,10 +140,10 @@ fn headers() -> Vec<Vec<u8>> {
         headers.push(write(Word::Brought { channel: 3, seq: 1, contents }));
     }
     let notices = [
-        Notice::Came { rank: 300 },
-        Notice::Gone { ranks: vec![1, 300] },
-        Notice::Missed { process: 2 },
-        Notice::Roster { ranks: vec![0, 300] },
+        MembershipMessage::Came { rank: 300 },
+        MembershipMessage::Gone { ranks: vec![1, 300] },
+        MembershipMessage::Missed { process: 2 },
+        MembershipMessage::Roster { ranks: vec![0, 300] },
     ];
     headers.extend(notices.map(|notice| write(Word::GoesOn(notice))));
     headers.push(write(Word::Left(RankReport { rank: 9, doing: "computing".into(), error: None, at: None })));

@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::bits::values;
 use super::loopback::Job;
 use crate::Result;
-use crate::comm::engine::{Engine, into_data};
+use crate::comm::engine::{Backend, into_data};
 use crate::comm::{Call, CommError, Launch, ReduceOp, ShardedTensor, Work, World, launch};
 use crate::memory::flex;
 use crate::placement::ShardSizes;
@@ -265,7 +265,7 @@ fn a_process_that_is_lost_before_it_has_put_what_its_rank_dropped_ends_the_other
                 return Ok(());
             }
             let engine = processes.state.lock().engines().next().unwrap();
-            while engine.doing(1) != "finished" {
+            while engine.activity(1) != "finished" {
                 std::thread::yield_now();
             }
             job.lose(1);

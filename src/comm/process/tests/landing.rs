@@ -10,7 +10,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::bits::values;
 use super::loopback::Job;
 use crate::Result;
-use crate::comm::engine::{Engine, into_data};
+use crate::comm::engine::{Backend, into_data};
 use crate::comm::{Communicator, Launch, ShardedTensor, Work, World, launch};
 #[cfg(all(feature = "flex", target_os = "linux", not(sanitized)))]
 use crate::memory::flex;
@@ -64,11 +64,11 @@ fn taken(work: Work<Vec<DispatchTensor>>) -> Result<TensorData> {
 
 /// What two ranks in two processes get of [`CASES`]. What is sent to rank 0 is sent once it is `there`, of which its engine
 /// may tell, and whether it has called.
-fn lands(there: fn(&dyn Engine, bool) -> bool, take: fn(Work<Vec<DispatchTensor>>) -> Result<TensorData>) {
+fn lands(there: fn(&dyn Backend, bool) -> bool, take: fn(Work<Vec<DispatchTensor>>) -> Result<TensorData>) {
     for (at, (call, bytes, lands)) in CASES.into_iter().enumerate() {
         let program = |world: &World| taken(call(&world.all()));
         let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
-        let (job, first, called) = (Job::new(2, 50), OnceLock::<Arc<dyn Engine>>::new(), AtomicBool::new(false));
+        let (job, first, called) = (Job::new(2, 50), OnceLock::<Arc<dyn Backend>>::new(), AtomicBool::new(false));
         let ends = job.run(|process, processes| {
             let engine = processes.engine(1);
             if process == 0 {
@@ -76,7 +76,7 @@ fn lands(there: fn(&dyn Engine, bool) -> bool, take: fn(Work<Vec<DispatchTensor>
             }
             launch(Launch::on_backend(engine), |world| {
                 world.barrier("both are here")?;
-                let is_there = |engine: &Arc<dyn Engine>| there(&**engine, called.load(Ordering::SeqCst));
+                let is_there = |engine: &Arc<dyn Backend>| there(&**engine, called.load(Ordering::SeqCst));
                 while world.rank() == 1 && !first.get().is_some_and(is_there) {
                     thread::yield_now();
                 }
@@ -93,7 +93,7 @@ fn lands(there: fn(&dyn Engine, bool) -> bool, take: fn(Work<Vec<DispatchTensor>
 
 #[test]
 fn what_comes_to_a_rank_that_waits_lands_in_its_result() {
-    lands(|engine, _| engine.doing(0).starts_with("waiting in all_"), taken);
+    lands(|engine, _| engine.activity(0).starts_with("waiting in all_"), taken);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use super::super::Processes;
 use super::loopback::Job;
 use crate::Result;
-use crate::comm::{Launch, Message, ReduceOp, World, launch};
+use crate::comm::{Launch, ReceivedTensors, ReduceOp, World, launch};
 
 /// The sum of the ranks, and a message from the last one.
 fn program(world: &World) -> Result<(f32, f32)> {
@@ -23,7 +23,7 @@ fn program(world: &World) -> Result<(f32, f32)> {
     if world.rank() == last {
         return Ok((sum, -1.0));
     }
-    let Message { mut tensors, .. } = comm.receive("message".into(), None, last, 3).wait()?;
+    let ReceivedTensors { mut tensors, .. } = comm.receive("message".into(), None, last, 3).wait()?;
     Ok((sum, Tensor::<1>::from_dispatch(tensors.remove(0)).mean().into_scalar()))
 }
 

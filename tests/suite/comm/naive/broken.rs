@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
 use burn_dtensor::Error;
-use burn_dtensor::comm::engine::{Channel, Engine, Failure, Member, Message, Pending, Post, Posted, Waited};
+use burn_dtensor::comm::engine::{GroupBackend, Backend, Failure, GroupMember, ReceivedTensors, Request, CallContext, PostResult, Completed};
 use burn_dtensor::comm::{CommError, Op, CollectivePlan, ReduceOp, TensorMeta};
 
 use super::{Naive, host};
@@ -44,20 +44,20 @@ pub fn flipped(mut data: TensorData, bit: u32) -> TensorData {
     data
 }
 
-impl Engine for Broken {
+impl Backend for Broken {
     fn size(&self) -> usize {
         self.engine.size()
     }
 
-    fn here(&self) -> Vec<usize> {
-        self.engine.here()
+    fn local_ranks(&self) -> Vec<usize> {
+        self.engine.local_ranks()
     }
 
     fn launch(&self) -> u64 {
         self.engine.launch()
     }
 
-    fn channel(&self, member: Member, name: &'static str) -> Arc<dyn Channel> {
+    fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
         let fault = (member.rank() == self.fault.rank).then_some(self.fault);
         Arc::new(BrokenChannel { channel: self.engine.channel(member, name), fault, calls: AtomicU64::new(0) })
     }
@@ -70,12 +70,12 @@ impl Engine for Broken {
         self.engine.failure()
     }
 
-    fn leave(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
-        self.engine.leave(rank, error, at);
+    fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
+        self.engine.rank_exited(rank, error, at);
     }
 
-    fn doing(&self, rank: usize) -> String {
-        self.engine.doing(rank)
+    fn activity(&self, rank: usize) -> String {
+        self.engine.activity(rank)
     }
 
     fn is_finished(&self) -> bool {
@@ -86,21 +86,21 @@ impl Engine for Broken {
 /// A rank's place in one group.
 #[derive(Debug)]
 struct BrokenChannel {
-    channel: Arc<dyn Channel>,
+    channel: Arc<dyn GroupBackend>,
     fault: Option<Fault>,
     /// Of the kind that the fault is in.
     calls: AtomicU64,
 }
 
 /// A call of which the first tensor is another.
-struct Flipped(Box<dyn Pending<Vec<DispatchTensor>>>, Device);
+struct Flipped(Box<dyn Request<Vec<DispatchTensor>>>, Device);
 
 impl BrokenChannel {
     fn through(
         &self,
-        post: Post,
-        call: impl FnOnce(Post) -> Posted<Vec<DispatchTensor>>,
-    ) -> Posted<Vec<DispatchTensor>> {
+        post: CallContext,
+        call: impl FnOnce(CallContext) -> PostResult<Vec<DispatchTensor>>,
+    ) -> PostResult<Vec<DispatchTensor>> {
         let print = &post.print;
         let is_it = |fault: &Fault| (print.op(), &**print.label()) == (fault.op, fault.label);
         let fault =
@@ -113,67 +113,67 @@ impl BrokenChannel {
     }
 }
 
-impl Channel for BrokenChannel {
-    fn member(&self) -> &Member {
+impl GroupBackend for BrokenChannel {
+    fn member(&self) -> &GroupMember {
         self.channel.member()
     }
 
-    fn all_gather(&self, post: Post, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
+    fn all_gather(&self, post: CallContext, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> PostResult<Vec<DispatchTensor>> {
         self.through(post, |post| self.channel.all_gather(post, plan, parts))
     }
 
     fn reduce_scatter(
         &self,
-        post: Post,
+        post: CallContext,
         plan: Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
         op: ReduceOp,
-    ) -> Posted<Vec<DispatchTensor>> {
+    ) -> PostResult<Vec<DispatchTensor>> {
         self.through(post, |post| self.channel.reduce_scatter(post, plan, wholes, op))
     }
 
-    fn all_reduce(&self, post: Post, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Posted<Vec<DispatchTensor>> {
+    fn all_reduce(&self, post: CallContext, tensors: Vec<DispatchTensor>, op: ReduceOp) -> PostResult<Vec<DispatchTensor>> {
         self.through(post, |post| self.channel.all_reduce(post, tensors, op))
     }
 
     fn all_to_all(
         &self,
-        post: Post,
+        post: CallContext,
         parts: Vec<Vec<DispatchTensor>>,
         metas: Vec<Vec<TensorMeta>>,
-    ) -> Posted<Vec<Vec<DispatchTensor>>> {
+    ) -> PostResult<Vec<Vec<DispatchTensor>>> {
         self.channel.all_to_all(post, parts, metas)
     }
 
     fn broadcast(
         &self,
-        post: Post,
+        post: CallContext,
         tensors: Vec<DispatchTensor>,
         metas: Vec<TensorMeta>,
         root: usize,
-    ) -> Posted<Vec<DispatchTensor>> {
+    ) -> PostResult<Vec<DispatchTensor>> {
         self.channel.broadcast(post, tensors, metas, root)
     }
 
-    fn barrier(&self, post: Post) -> Posted<()> {
+    fn barrier(&self, post: CallContext) -> PostResult<()> {
         self.channel.barrier(post)
     }
 
-    fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()> {
+    fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()> {
         self.channel.send(post, tensors, to, tag)
     }
 
-    fn receive(&self, post: Post, from: Option<usize>, tag: u32, metas: Option<Vec<TensorMeta>>) -> Posted<Message> {
+    fn receive(&self, post: CallContext, from: Option<usize>, tag: u32, metas: Option<Vec<TensorMeta>>) -> PostResult<ReceivedTensors> {
         self.channel.receive(post, from, tag, metas)
     }
 }
 
-impl Pending<Vec<DispatchTensor>> for Flipped {
+impl Request<Vec<DispatchTensor>> for Flipped {
     fn is_complete(&self) -> bool {
         self.0.is_complete()
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<Vec<DispatchTensor>>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
         let Self(pending, device) = *self;
         let mut waited = pending.wait(deadline)?;
         let first = waited.value.remove(0);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
-use burn_dtensor::comm::engine::{Channel, Member, Message, Pending, Post, Posted, Print, Waited};
+use burn_dtensor::comm::engine::{GroupBackend, GroupMember, ReceivedTensors, Request, CallContext, PostResult, CallSignature, Completed};
 use burn_dtensor::comm::{CollectiveId, CommError, CollectivePlan, ReduceOp, TensorMeta};
 use burn_dtensor::placement::ShardSizes;
 
@@ -18,7 +18,7 @@ use super::inbox::{About, Desk, Envelope, Key, Receive, Seen};
 #[derive(Debug)]
 pub struct NaiveChannel {
     engine: Arc<Naive>,
-    member: Member,
+    member: GroupMember,
     name: &'static str,
     /// Collectives so far.
     calls: AtomicU64,
@@ -32,12 +32,12 @@ struct Called {
     channel: Key,
     /// The rank's place in the group.
     place: usize,
-    print: Arc<Print>,
+    print: Arc<CallSignature>,
     id: CollectiveId,
 }
 
 impl NaiveChannel {
-    pub fn new(engine: Arc<Naive>, member: Member, name: &'static str) -> Self {
+    pub fn new(engine: Arc<Naive>, member: GroupMember, name: &'static str) -> Self {
         Self { engine, member, name, calls: AtomicU64::new(0), messages: AtomicU64::new(0) }
     }
 
@@ -50,7 +50,7 @@ impl NaiveChannel {
     }
 
     /// Counts a call.
-    fn enter(&self, post: Post, calls: &AtomicU64) -> Result<Called, CommError> {
+    fn enter(&self, post: CallContext, calls: &AtomicU64) -> Result<Called, CommError> {
         let (print, channel) = (Arc::new(post.print), (Arc::from(self.member.group.ranks()), self.name));
         let (engine, place) = (self.engine.clone(), self.member.group.rank());
         let id = id(&print, calls.fetch_add(1, Ordering::SeqCst), &channel);
@@ -61,10 +61,10 @@ impl NaiveChannel {
     /// Sends `parts` to the ranks of the group; the result is what `finish` makes of theirs.
     fn call<T: 'static>(
         &self,
-        post: Post,
+        post: CallContext,
         parts: Vec<Vec<TensorData>>,
         finish: impl FnOnce(Vec<Vec<TensorData>>) -> T + Send + 'static,
-    ) -> Posted<T> {
+    ) -> PostResult<T> {
         let called = self.enter(post, &self.calls)?;
         for (to, tensors) in parts.into_iter().enumerate() {
             called.send(to, About::Call(called.id.seq), tensors);
@@ -73,7 +73,7 @@ impl NaiveChannel {
     }
 }
 
-fn id(print: &Print, seq: u64, (ranks, _): &Key) -> CollectiveId {
+fn id(print: &CallSignature, seq: u64, (ranks, _): &Key) -> CollectiveId {
     CollectiveId { op: print.op(), seq, label: print.label().clone(), ranks: ranks.clone() }
 }
 
@@ -90,12 +90,12 @@ fn column(of_ranks: &[Vec<TensorData>], at: usize) -> Vec<TensorData> {
     of_ranks.iter().map(|tensors| tensors[at].clone()).collect()
 }
 
-impl Channel for NaiveChannel {
-    fn member(&self) -> &Member {
+impl GroupBackend for NaiveChannel {
+    fn member(&self) -> &GroupMember {
         &self.member
     }
 
-    fn all_gather(&self, post: Post, plan: Arc<CollectivePlan>, tensors: Vec<DispatchTensor>) -> Posted<Vec<DispatchTensor>> {
+    fn all_gather(&self, post: CallContext, plan: Arc<CollectivePlan>, tensors: Vec<DispatchTensor>) -> PostResult<Vec<DispatchTensor>> {
         let device = self.device();
         self.call(post, vec![read(tensors); self.size()], move |parts| {
             let wholes = plan.cuts().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
@@ -105,11 +105,11 @@ impl Channel for NaiveChannel {
 
     fn reduce_scatter(
         &self,
-        post: Post,
+        post: CallContext,
         plan: Arc<CollectivePlan>,
         wholes: Vec<DispatchTensor>,
         op: ReduceOp,
-    ) -> Posted<Vec<DispatchTensor>> {
+    ) -> PostResult<Vec<DispatchTensor>> {
         let (device, size, count) = (self.device(), self.size(), wholes.len());
         let wholes = read(wholes);
         let part = |rank: usize, (whole, (dim, cut)): (_, &(usize, ShardSizes))| narrow(whole, *dim, cut.range(size, rank));
@@ -121,10 +121,10 @@ impl Channel for NaiveChannel {
 
     fn all_to_all(
         &self,
-        post: Post,
+        post: CallContext,
         mut parts: Vec<Vec<DispatchTensor>>,
         _metas: Vec<Vec<TensorMeta>>,
-    ) -> Posted<Vec<Vec<DispatchTensor>>> {
+    ) -> PostResult<Vec<Vec<DispatchTensor>>> {
         let (place, device) = (self.member.group.rank(), self.device());
         let own = std::mem::take(&mut parts[place]);
         self.call(post, parts.into_iter().map(read).collect(), move |parts| {
@@ -136,26 +136,26 @@ impl Channel for NaiveChannel {
 
     fn broadcast(
         &self,
-        post: Post,
+        post: CallContext,
         tensors: Vec<DispatchTensor>,
         _metas: Vec<TensorMeta>,
         root: usize,
-    ) -> Posted<Vec<DispatchTensor>> {
+    ) -> PostResult<Vec<DispatchTensor>> {
         let device = self.device();
         self.call(post, vec![read(tensors); self.size()], move |mut parts| write(parts.swap_remove(root), &device))
     }
 
-    fn barrier(&self, post: Post) -> Posted<()> {
+    fn barrier(&self, post: CallContext) -> PostResult<()> {
         self.call(post, vec![Vec::new(); self.size()], |_| ())
     }
 
-    fn send(&self, post: Post, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Posted<()> {
+    fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()> {
         let called = self.enter(post, &self.messages)?;
         called.send(to, About::Message(tag), read(tensors));
         Ok(Box::new(Sent))
     }
 
-    fn receive(&self, post: Post, from: Option<usize>, tag: u32, _metas: Option<Vec<TensorMeta>>) -> Posted<Message> {
+    fn receive(&self, post: CallContext, from: Option<usize>, tag: u32, _metas: Option<Vec<TensorMeta>>) -> PostResult<ReceivedTensors> {
         let called = self.enter(post, &self.messages)?;
         let (channel, number) = (called.channel.clone(), called.id.seq);
         called.desk(|desk| desk.receive(Receive { channel, number, from, tag, message: None }));
@@ -195,7 +195,7 @@ impl Called {
         }
         let mut came = desk.take_call(&self.channel, self.id.seq);
         came.sort_by_key(|envelope| envelope.from);
-        if let Some(divergence) = Print::divergence(came.iter().map(|envelope| &*envelope.print)) {
+        if let Some(divergence) = CallSignature::divergence(came.iter().map(|envelope| &*envelope.print)) {
             return Seen::Wrong(divergence.error(&self.channel.0, self.id.clone()));
         }
         Seen::There(came.into_iter().map(|envelope| envelope.tensors).collect())
@@ -204,7 +204,7 @@ impl Called {
     /// Blames whom fewer agree with. Every rank compares with every other: it needs no one to stand for others.
     fn disagreement(&self, came: &[&Envelope]) -> Option<CommError> {
         let other = came.iter().find(|envelope| self.print.difference(&envelope.print).is_some())?;
-        let agree = |print: &Print| came.iter().filter(|envelope| print.difference(&envelope.print).is_none()).count();
+        let agree = |print: &CallSignature| came.iter().filter(|envelope| print.difference(&envelope.print).is_none()).count();
         let (own, its) = ((self.place, &self.print), (other.from, &other.print));
         let (blamed, other) = if agree(own.1) < agree(its.1) { (own, its) } else { (its, own) };
         Some(CommError::Mismatch {
@@ -232,16 +232,16 @@ struct Meeting<T> {
     finish: Box<dyn FnOnce(Vec<Vec<TensorData>>) -> T + Send>,
 }
 
-impl<T> Pending<T> for Meeting<T> {
+impl<T> Request<T> for Meeting<T> {
     fn is_complete(&self) -> bool {
         let Called { channel, id, .. } = &self.called;
         self.called.is_over() || self.called.desk(|desk| desk.of_call(channel, id.seq).count() == channel.0.len())
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<T>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError> {
         let Self { called, finish } = *self;
         let parts = called.engine.wait(called.rank(), &called.id, deadline, |desk| called.parts(desk))?;
-        Ok(Waited::timed(|| finish(parts)))
+        Ok(Completed::timed(|| finish(parts)))
     }
 }
 
@@ -252,29 +252,29 @@ struct Awaited {
     device: Device,
 }
 
-impl Pending<Message> for Awaited {
+impl Request<ReceivedTensors> for Awaited {
     fn is_complete(&self) -> bool {
         let Called { channel, id, .. } = &self.called;
         self.called.is_over() || self.called.desk(|desk| desk.has_message(channel, id.seq))
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Waited<Message>, CommError> {
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<ReceivedTensors>, CommError> {
         let Self { called, from, device } = *self;
         let look = |desk: &mut Desk| called.message(desk, from);
         let message = called.engine.wait(called.rank(), &called.id, deadline, look)?;
-        Ok(Waited::timed(|| Message { from: message.from, tensors: write(message.tensors, &device) }))
+        Ok(Completed::timed(|| ReceivedTensors { from: message.from, tensors: write(message.tensors, &device) }))
     }
 }
 
 /// A message that has been delivered.
 struct Sent;
 
-impl Pending<()> for Sent {
+impl Request<()> for Sent {
     fn is_complete(&self) -> bool {
         true
     }
 
-    fn wait(self: Box<Self>, _: Duration) -> Result<Waited<()>, CommError> {
-        Ok(Waited::timed(|| ()))
+    fn wait(self: Box<Self>, _: Duration) -> Result<Completed<()>, CommError> {
+        Ok(Completed::timed(|| ()))
     }
 }

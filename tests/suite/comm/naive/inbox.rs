@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::TensorData;
 use burn_dtensor::comm::CommError;
-use burn_dtensor::comm::engine::Print;
+use burn_dtensor::comm::engine::CallSignature;
 use parking_lot::{Condvar, Mutex};
 
 /// A group's ranks, and the channel's name.
@@ -17,7 +17,7 @@ pub struct Envelope {
     pub about: About,
     /// The sender's place in the group.
     pub from: usize,
-    pub print: Arc<Print>,
+    pub print: Arc<CallSignature>,
     pub tensors: Vec<TensorData>,
 }
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use burn_dtensor::Error;
-use burn_dtensor::comm::engine::{Channel, Engine, Failure, Member, launch_number};
+use burn_dtensor::comm::engine::{GroupBackend, Backend, Failure, GroupMember, launch_number};
 use burn_dtensor::comm::{CollectiveId, CommError};
 use parking_lot::Mutex;
 
@@ -121,12 +121,12 @@ impl Naive {
     }
 }
 
-impl Engine for Naive {
+impl Backend for Naive {
     fn size(&self) -> usize {
         self.inboxes.len()
     }
 
-    fn here(&self) -> Vec<usize> {
+    fn local_ranks(&self) -> Vec<usize> {
         (0..self.size()).collect()
     }
 
@@ -134,7 +134,7 @@ impl Engine for Naive {
         self.launch
     }
 
-    fn channel(&self, member: Member, name: &'static str) -> Arc<dyn Channel> {
+    fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
         Arc::new(NaiveChannel::new(self.this.upgrade().expect("whoever calls has it"), member, name))
     }
 
@@ -148,13 +148,13 @@ impl Engine for Naive {
         self.end.get().map(|(failure, _)| failure.clone())
     }
 
-    fn leave(&self, rank: usize, _: Option<Error>, _: Option<&'static Location<'static>>) {
+    fn rank_exited(&self, rank: usize, _: Option<Error>, _: Option<&'static Location<'static>>) {
         self.now(rank, "finished".into());
         self.left[rank].store(true, Ordering::SeqCst);
         self.ring();
     }
 
-    fn doing(&self, rank: usize) -> String {
+    fn activity(&self, rank: usize) -> String {
         self.end.get().map_or_else(|| self.doing.lock()[rank].clone(), |(_, doing)| doing[rank].clone())
     }
 

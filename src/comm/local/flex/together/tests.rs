@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use burn::tensor::Shape;
 
-use super::super::super::rendezvous::Lingers;
+use super::super::super::rendezvous::SpinPolicy;
 use super::super::shelf::{Bag, Keep, Shelf};
 use super::*;
-use crate::comm::local::board::{Board, Ticket};
+use crate::comm::local::board::{MatchTable, OpHandle};
 
-const SPINS: Lingers = Lingers::Spinning(1000);
-const SLEEPS: Lingers = Lingers::Spinning(0);
+const SPINS: SpinPolicy = SpinPolicy::Spinning(1000);
+const SLEEPS: SpinPolicy = SpinPolicy::Spinning(0);
 
 /// Numbers from 0 in pieces of 100, before each of which something happens.
 struct Numbers<F> {
@@ -54,20 +54,20 @@ unsafe impl<F: Fn(usize)> Job for Numbers<F> {
 }
 
 /// Of ranks that wait for one another, however busy the machine is.
-fn shelf(lingers: Lingers) -> Shelf {
+fn shelf(lingers: SpinPolicy) -> Shelf {
     Shelf::new(lingers, None).patient()
 }
 
 /// Collectives of two groups, by group and number.
-fn ticket(group: usize, seq: u64) -> Ticket {
-    let mut board = Board::<crate::comm::engine::Print, ()>::new(2, false);
+fn ticket(group: usize, seq: u64) -> OpHandle {
+    let mut board = MatchTable::<crate::comm::engine::CallSignature, ()>::new(2, false);
     let groups = ["a", "b"].map(|name| board.group(&[0, 1], name));
-    Ticket { group: groups[group], member: 0, seq }
+    OpHandle { group: groups[group], member: 0, seq }
 }
 
 /// One collective, seen by any of its ranks.
 struct Call {
-    ticket: Ticket,
+    ticket: OpHandle,
     keep: Keep,
     together: Together<()>,
     bag: Arc<Bag>,
@@ -99,7 +99,7 @@ fn are_numbers(tensors: &[FlexTensor]) -> bool {
 
 #[test]
 fn ranks_that_wait_make_it_together_and_have_one() {
-    for lingers in [SPINS, SLEEPS, Lingers::Yielding(100, Duration::from_millis(1))] {
+    for lingers in [SPINS, SLEEPS, SpinPolicy::Yielding(100, Duration::from_millis(1))] {
         let (call, shelf) = (Call::new(0, 0, Keep::Latest), shelf(lingers));
         // Neither rank gets on without the other: they make two pieces at once, twice.
         let both = Barrier::new(2);
