@@ -14,20 +14,20 @@ use std::time::Instant;
 pub type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// What one process sends another.
-pub struct Parcel {
+pub struct Message {
     /// What the receiver reads first.
     pub header: Vec<u8>,
     /// What follows; each of at least one byte.
     pub payloads: Vec<Payload>,
     /// When it is on its way, if somebody wants to know.
-    pub taken: Option<Taken>,
+    pub taken: Option<SendStamp>,
 }
 
 /// When the courier has taken a parcel up: of several, the first. Whoever has left them keeps a clone.
 #[derive(Debug, Clone, Default)]
-pub struct Taken(Arc<OnceLock<Instant>>);
+pub struct SendStamp(Arc<OnceLock<Instant>>);
 
-impl Taken {
+impl SendStamp {
     /// Notes that it is now, unless that was noted before.
     pub fn note(&self) {
         self.0.get_or_init(Instant::now);
@@ -40,7 +40,7 @@ impl Taken {
 }
 
 /// Where a payload is put, of exactly its length. Its owner knows it again, in [`Addressee::arrived`], by its type.
-pub trait Landing: Any + Send {
+pub trait RecvBuffer: Any + Send {
     /// Whether its place is known, which a courier that may leave the payload where it is waits for: not long.
     fn is_settled(&mut self) -> bool {
         true
@@ -51,24 +51,24 @@ pub trait Landing: Any + Send {
 }
 
 /// The connections of one process to the others of its job; there for as long as the process is.
-pub trait Courier: Debug + Send + Sync {
+pub trait Transport: Debug + Send + Sync {
     /// Number of processes.
     fn processes(&self) -> usize;
 
     /// Which of them this is.
-    fn here(&self) -> usize;
+    fn process_index(&self) -> usize;
 
     /// Takes a parcel for another process: at once, without waiting for it. The headers of one sender arrive in the order
     /// in which they were sent; of the payloads, each as soon as it can. [`Taken`] is noted by the thread that sends it.
-    fn send(&self, to: usize, parcel: Parcel);
+    fn send(&self, to: usize, parcel: Message);
 
     /// Somebody here sleeps until something comes. A courier that has to look whether something has come looks now.
-    fn hurry(&self) {}
+    fn poll_now(&self) {}
 
     /// Lends the courier the calling thread, which waits for what is to come, for a moment: it sends what there is to send,
     /// and gives the addressee what has come. Returns whether something has moved; `None` from a courier that does all on
     /// a thread of its own.
-    fn help(&self) -> Option<bool> {
+    fn progress(&self) -> Option<bool> {
         None
     }
 
@@ -83,27 +83,27 @@ pub trait Courier: Debug + Send + Sync {
     fn sent(&self) -> Vec<u64>;
 
     /// Has `addressee` get what arrives; what has arrived before is kept for it. Called once.
-    fn deliver_to(&self, addressee: Arc<dyn Addressee>);
+    fn set_handler(&self, addressee: Arc<dyn MessageHandler>);
 }
 
 /// Who gets the parcels of one process. Called on the courier's thread, or on one that [helps](Courier::help), which carries
 /// nothing meanwhile: it does not wait for ranks, and copies nothing large.
-pub trait Addressee: Send + Sync {
+pub trait MessageHandler: Send + Sync {
     /// A header is there; payloads of these `lengths` follow, into what is returned.
-    fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>>;
+    fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>>;
 
     /// The payloads of the header that was the `number`-th of `from` (0, 1, ..) are in their landings. At once after the
     /// header where it has none.
     ///
     /// # Safety
     /// Of each landing all bytes are written.
-    unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>);
+    unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn RecvBuffer>>);
 
     /// Nothing more comes from `process`, or from any.
     fn lost(&self, process: Option<usize>, problem: &str);
 }
 
-impl Debug for Parcel {
+impl Debug for Message {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let lengths: Vec<_> = self.payloads.iter().map(|payload| (**payload).as_ref().len()).collect();
         f.debug_struct("Parcel").field("header", &self.header.len()).field("payloads", &lengths).finish()

@@ -16,7 +16,7 @@ use super::home::{self, RankContext};
 use super::launcher;
 use super::local::HostBackend;
 #[cfg(feature = "mpi")]
-use super::process::Processes;
+use super::process::ProcessJob;
 use super::{LaunchError, RankReport, StartError, World};
 use crate::{Error, Result, memory};
 
@@ -64,7 +64,7 @@ enum Ranks {
     Threads(usize),
     /// As many threads in each of several processes.
     #[cfg(feature = "mpi")]
-    Processes(Arc<Processes>, usize),
+    Processes(Arc<ProcessJob>, usize),
     On(Arc<dyn Backend>),
 }
 

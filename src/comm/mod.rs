@@ -97,7 +97,7 @@ pub(crate) use ledger::{Way, listen};
 pub use op::{CollectiveId, Op};
 pub(crate) use panic::{error_behind, explain_panics_by};
 pub use plan::CollectivePlan;
-pub use process::Processes;
+pub use process::ProcessJob;
 pub use replicated::ReplicatedValue;
 pub use report::{LaunchError, RankReport};
 pub use tensors::{Factor, ReduceOp, ShardedTensor, TensorMeta};

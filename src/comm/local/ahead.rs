@@ -14,7 +14,7 @@ use super::in_common::Results;
 use super::others::Collective;
 use super::outlet::{RemoteGroup, Shares};
 use crate::comm::TransferTiming;
-use crate::comm::process::header::{Contents, InCommon};
+use crate::comm::process::header::{PayloadDesc, InCommon};
 
 /// Calls that were made ahead, and have not begun.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl Beginning {
 /// What others get of a word, and what is deposited here.
 pub(super) fn said(outlet: &RemoteGroup, word: InCommon) -> (Shares, Deposit) {
     let common = Some(word);
-    let shares = outlet.alike((Contents { common, ..Contents::default() }, Vec::new()));
+    let shares = outlet.alike((PayloadDesc { common, ..PayloadDesc::default() }, Vec::new()));
     (shares, Deposit::new(Vec::new()).saying(common).there(None))
 }
 

@@ -12,10 +12,10 @@ use super::data::{Deposit, Exchange};
 use super::halves::Halves;
 use super::in_common::Results;
 use super::open::{Left, Open};
-use super::outlet::{RemoteGroup, Share, When};
+use super::outlet::{RemoteGroup, Share, DataMode};
 use super::pending::{Joined, OpHandleGuard};
 use super::rendezvous::Matched;
-use crate::comm::courier::Taken;
+use crate::comm::courier::SendStamp;
 use crate::comm::engine::{Request, CallContext, PostResult, CallSignature, Completed};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::layout::Layout;
@@ -29,7 +29,7 @@ struct Placing {
     /// Where the second half is called.
     later: Arc<RemoteGroup>,
     /// Noted when other processes are told of the first.
-    taken: Taken,
+    taken: SendStamp,
     results: Arc<Results>,
     parts: Vec<DispatchTensor>,
 }
@@ -95,18 +95,18 @@ impl HostGroupBackend {
         let (first, taken) = match is_ahead {
             true => {
                 let join = |print| rendezvous.join_ahead(self.key, member, print);
-                outlet.joined(post.print, outlet.nothing(), When::Later, join)?
+                outlet.joined(post.print, outlet.nothing(), DataMode::Later, join)?
             }
             false => {
                 let (shares, deposit) = ahead::said(outlet, results.wanted(member));
                 let join = |print| rendezvous.join(self.key, member, print, deposit);
-                outlet.joined(post.print, shares, When::Now, join)?
+                outlet.joined(post.print, shares, DataMode::Now, join)?
             }
         };
         let ahead = is_ahead.then(|| Ahead::new(engine, first, outlet, &results));
 
         let join = |print| rendezvous.join_late(*key, member, print);
-        let joined = later.joined(agreed, later.nothing(), When::Later, join);
+        let joined = later.joined(agreed, later.nothing(), DataMode::Later, join);
         let (second, _) = joined.inspect_err(|_| rendezvous.release(first))?;
         let later = later.clone();
         let finish = {

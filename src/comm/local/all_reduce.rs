@@ -11,10 +11,10 @@ use super::data::{Deposit, Exchange};
 use super::halves::{First, Halves, Owed, Sums};
 use super::in_common::Results;
 use super::open::{Left, Open};
-use super::outlet::{RemoteGroup, Share, When};
+use super::outlet::{RemoteGroup, Share, DataMode};
 use super::pending::{Joined, OpHandleGuard};
 use super::segments::Segment;
-use crate::comm::courier::Taken;
+use crate::comm::courier::SendStamp;
 use crate::comm::engine::{CallContext, PostResult, CallSignature, reshaped};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::layout::Layout;
@@ -32,7 +32,7 @@ struct Joinings {
     /// The first and the second half of each segment.
     tickets: Vec<(OpHandle, OpHandle)>,
     /// When other processes were told of the first.
-    taken: Taken,
+    taken: SendStamp,
     /// Where all but the first are called.
     later: Arc<RemoteGroup>,
 }
@@ -118,11 +118,11 @@ impl HostGroupBackend {
         let (key, later) = second.get_or_insert_with(|| self.second_halves());
         let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
         let join = |print| rendezvous.join(self.key, member, print, deposit);
-        let (ticket, taken) = outlet.joined(post.print, shares, When::Now, join)?;
+        let (ticket, taken) = outlet.joined(post.print, shares, DataMode::Now, join)?;
         let mut tickets = vec![ticket];
         for print in late {
             let join = |print| rendezvous.join_late(*key, member, print);
-            match later.joined(print, later.nothing(), When::Later, join) {
+            match later.joined(print, later.nothing(), DataMode::Later, join) {
                 Ok((ticket, _)) => tickets.push(ticket),
                 Err(error) => {
                     tickets.into_iter().for_each(|ticket| rendezvous.release(ticket));

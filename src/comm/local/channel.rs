@@ -16,7 +16,7 @@ use super::data::{self, Deposit, Exchange};
 use super::halves;
 use super::hands;
 use super::open::Left;
-use super::outlet::{RemoteGroup, Share, Shares, When};
+use super::outlet::{RemoteGroup, Share, Shares, DataMode};
 use super::pending::{Awaited, Joined, Own, OpHandleGuard, Sent};
 use crate::comm::engine::{GroupBackend, GroupMember, ReceivedTensors, CallContext, PostResult, rows_for_each};
 use crate::comm::process::layout::Layout;
@@ -94,7 +94,7 @@ impl HostGroupBackend {
         let (ticket, taken) = match (&self.outlet, shares) {
             (Some(outlet), Some(shares)) => {
                 let deposit = deposit.there(None);
-                let when = if post.ahead { When::Asked } else { When::Now };
+                let when = if post.ahead { DataMode::Pull } else { DataMode::Now };
                 let (ticket, taken) = outlet.joined(post.print, shares, when, |print| join(print, deposit))?;
                 if !post.ahead {
                     self.engine.ask(self.engine.rendezvous.want(ticket));

@@ -14,7 +14,7 @@ use super::HostBackend;
 use super::board::OpHandle;
 #[cfg(feature = "flex")]
 use super::flex;
-use crate::comm::courier::Taken;
+use crate::comm::courier::SendStamp;
 use crate::comm::engine::ranges::{Ranges, cut, full};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::wholes::Wholes;
@@ -125,11 +125,11 @@ impl Deposit {
     }
 
     /// When these have come, if some were from other processes, of which this one's thread has `taken` up the call.
-    pub fn carried(deposits: &[Self], taken: Option<&Taken>) -> Option<TransferTiming> {
+    pub fn carried(deposits: &[Self], taken: Option<&SendStamp>) -> Option<TransferTiming> {
         let came = deposits.iter().filter_map(|deposit| deposit.came);
         let begun = came.clone().filter_map(|came| came.begun).min()?;
         let complete = came.map(|came| came.there).max()?;
-        Some(TransferTiming { taken: taken.and_then(Taken::at), begun, complete })
+        Some(TransferTiming { taken: taken.and_then(SendStamp::at), begun, complete })
     }
 
     /// Tensor `index` of a rank that cuts wholes: `Ok` if it is this one's part already, and nothing else came.

@@ -37,7 +37,7 @@ use super::outlet::{RemoteGroup, Share};
 use super::pending::OpHandleGuard;
 use super::rendezvous::Matched;
 use super::segments::Segment;
-use crate::comm::courier::Taken;
+use crate::comm::courier::SendStamp;
 use crate::comm::engine::{Request, Completed};
 use crate::comm::process::header::InCommon;
 use crate::comm::process::wholes::Wholes;
@@ -66,7 +66,7 @@ pub(super) struct First {
     /// Where both are called, but for the first one.
     pub outlet: Arc<RemoteGroup>,
     /// Noted when other processes are told, of the first one.
-    pub taken: Option<Taken>,
+    pub taken: Option<SendStamp>,
     pub op: ReduceOp,
     /// How the rows are cut over the ranks.
     pub cuts: Vec<(usize, ShardSizes)>,

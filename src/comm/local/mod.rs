@@ -55,7 +55,7 @@ pub(super) use chains::WaitForEdge;
 pub(super) use data::Deposit;
 pub(super) use muster::MembershipMessage;
 pub(super) use others::PeerProcesses;
-pub(super) use remote::Place;
+pub(super) use remote::PayloadTarget;
 use rendezvous::{LINGER, SpinPolicy, PeerNotifier};
 use shrink::ShrinkState;
 

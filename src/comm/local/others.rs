@@ -14,9 +14,9 @@ use super::hands::Hands;
 use super::muster::MembershipMessage;
 use super::rendezvous::{PeerEvent, PeerNotifier};
 use super::shrink::ShrinkState;
-use crate::comm::courier::{Courier, Parcel, Payload, Taken};
+use crate::comm::courier::{Transport, Message, Payload, SendStamp};
 use crate::comm::engine::{Failure, CallSignature};
-use crate::comm::process::header::{Contents, Header, LaunchKey, Word, Written};
+use crate::comm::process::header::{PayloadDesc, Header, LaunchId, ControlMessage, EncodedSignature};
 use crate::comm::process::wholes::Wholes;
 use crate::comm::{CommError, RankReport};
 use crate::memory::Home;
@@ -24,9 +24,9 @@ use crate::memory::common::Commons;
 
 /// The other processes of a launch.
 pub(in crate::comm) struct PeerProcesses {
-    courier: Arc<dyn Courier>,
+    courier: Arc<dyn Transport>,
     commons: Arc<Commons>,
-    launch: LaunchKey,
+    launch: LaunchId,
     /// Of every process.
     ranks: Vec<Range<usize>>,
     /// Has what others say of a launch come to its engine.
@@ -56,13 +56,13 @@ pub(super) enum Ended {
     Lost(RankReport),
 }
 
-pub(in crate::comm) type Begin = Arc<dyn Fn(LaunchKey, &Arc<HostBackend>) + Send + Sync>;
+pub(in crate::comm) type Begin = Arc<dyn Fn(LaunchId, &Arc<HostBackend>) + Send + Sync>;
 
 /// A group, and the sequence number of one of its collectives.
 pub(super) type Collective = (GroupKey, u64);
 
 /// What was offered: a description, and payloads.
-type Offer = (Contents, Vec<Payload>);
+type Offer = (PayloadDesc, Vec<Payload>);
 
 /// The channels of other processes: of each process and number the group, and the rank's position in it; and back.
 #[derive(Default)]
@@ -76,9 +76,9 @@ pub(super) struct Channels {
 impl PeerProcesses {
     /// With so many ranks in each process.
     pub fn new(
-        courier: Arc<dyn Courier>,
+        courier: Arc<dyn Transport>,
         commons: Arc<Commons>,
-        launch: LaunchKey,
+        launch: LaunchId,
         counts: &[usize],
         begin: Begin,
     ) -> Self {
@@ -130,12 +130,12 @@ impl PeerProcesses {
 
     /// Who goes on after a failure: nobody knows yet.
     pub(super) fn going_on(&self) -> ShrinkState {
-        ShrinkState::new(self.ranks.iter().cloned(), self.courier.here())
+        ShrinkState::new(self.ranks.iter().cloned(), self.courier.process_index())
     }
 
     /// The ranks of this process.
     pub fn here(&self) -> Range<usize> {
-        self.of(self.courier.here())
+        self.of(self.courier.process_index())
     }
 
     /// The ranks of a process.
@@ -155,7 +155,7 @@ impl PeerProcesses {
 
     /// Whether this process does.
     pub fn decides(&self) -> bool {
-        self.courier.here() == self.first()
+        self.courier.process_index() == self.first()
     }
 
     /// What this process has in common with others.
@@ -175,23 +175,23 @@ impl PeerProcesses {
     }
 
     /// Sends `word` and what belongs to it.
-    pub fn send(&self, to: usize, word: Word<&Written>, payloads: Vec<Payload>) {
+    pub fn send(&self, to: usize, word: ControlMessage<&EncodedSignature>, payloads: Vec<Payload>) {
         self.send_noted(to, word, payloads, None);
     }
 
     /// The same, noted when it is `taken` up.
-    pub fn send_noted(&self, to: usize, word: Word<&Written>, payloads: Vec<Payload>, taken: Option<Taken>) {
-        self.courier.send(to, Parcel { header: Header { launch: self.launch, word }.write(), payloads, taken });
+    pub fn send_noted(&self, to: usize, word: ControlMessage<&EncodedSignature>, payloads: Vec<Payload>, taken: Option<SendStamp>) {
+        self.courier.send(to, Message { header: Header { launch: self.launch, word }.write(), payloads, taken });
     }
 
-    fn send_all(&self, word: impl Fn() -> Word<&'static Written>) {
-        let here = self.courier.here();
+    fn send_all(&self, word: impl Fn() -> ControlMessage<&'static EncodedSignature>) {
+        let here = self.courier.process_index();
         let others = (0..self.ranks.len()).filter(|process| *process != here && !self.ranks[*process].is_empty());
         others.for_each(|process| self.send(process, word(), Vec::new()));
     }
 
     /// Keeps what is offered until the process has answered.
-    pub fn keep(&self, call: (usize, usize, u64), contents: Contents, payloads: Vec<Payload>) {
+    pub fn keep(&self, call: (usize, usize, u64), contents: PayloadDesc, payloads: Vec<Payload>) {
         self.offered.lock().insert(call, (contents, payloads));
     }
 
@@ -200,14 +200,14 @@ impl PeerProcesses {
         for OpHandle { group, member, seq } in offers {
             let place = self.channels.lock().numbers.get(&(group, member)).copied();
             let (process, channel) = place.expect("who has offered has said on which channel");
-            self.send(process, Word::Asked { channel, seq, wanted }, Vec::new());
+            self.send(process, ControlMessage::Pull { channel, seq, wanted }, Vec::new());
         }
     }
 
     /// The first process looks for a cycle of waits: a failure, if this is it and there is one.
     pub(super) fn waits_for(&self, chain: WaitForEdge) -> Option<Failure> {
         if !self.decides() {
-            self.send(self.first(), Word::Waits(chain), Vec::new());
+            self.send(self.first(), ControlMessage::Waits(chain), Vec::new());
             return None;
         }
         let WaitForEdge::WaitsFor { rank, number, during, other, in_wait } = chain else { return None };
@@ -223,18 +223,18 @@ impl PeerProcesses {
     /// A failure that was found here: an end for all, or something to be decided.
     fn tell_failure(&self, failure: Failure) {
         let decided = self.decides() || self.first_is_lost.load(Ordering::Relaxed);
-        let word = || Word::Failed { failure: failure.clone(), decided };
+        let word = || ControlMessage::Failed { failure: failure.clone(), decided };
         if decided { self.send_all(word) } else { self.send(self.first(), word(), Vec::new()) }
     }
 
     /// Something about who goes on.
     pub fn notify(&self, notice: &MembershipMessage) {
-        self.send_all(|| Word::GoesOn(notice.clone()));
+        self.send_all(|| ControlMessage::Membership(notice.clone()));
     }
 
     /// A rank of this process has left.
     pub fn leave(&self, report: RankReport) {
-        self.send_all(|| Word::Left(report.clone()));
+        self.send_all(|| ControlMessage::RankExited(report.clone()));
         self.ended.lock().insert(report.rank, Ended::Said(report));
     }
 
@@ -263,7 +263,7 @@ impl PeerNotifier for PeerProcesses {
         match news {
             PeerEvent::Failed(failure) => self.tell_failure(failure),
             PeerEvent::Declined(offers) => self.answer(offers, false),
-            PeerEvent::Awaited => self.courier.hurry(),
+            PeerEvent::Awaited => self.courier.poll_now(),
             PeerEvent::Waits(StalledWait { rank, number, during, needs }) => {
                 for (other, in_wait) in needs {
                     let process = self.process_of(other);
@@ -272,8 +272,8 @@ impl PeerNotifier for PeerProcesses {
                         if let Some(deadlock) = self.waits_for(chain) {
                             return Some(deadlock);
                         }
-                    } else if process != self.courier.here() {
-                        self.send(process, Word::Waits(WaitForEdge::Needs { rank, number, other }), Vec::new());
+                    } else if process != self.courier.process_index() {
+                        self.send(process, ControlMessage::Waits(WaitForEdge::Needs { rank, number, other }), Vec::new());
                     }
                 }
             }
@@ -282,7 +282,7 @@ impl PeerNotifier for PeerProcesses {
     }
 
     fn help(&self) -> Option<bool> {
-        self.courier.help()
+        self.courier.progress()
     }
 }
 

@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use super::data::{self, Deposit};
 use super::others::PeerProcesses;
-use crate::comm::courier::{Payload, Taken};
+use crate::comm::courier::{Payload, SendStamp};
 use crate::comm::engine::{GroupMember, CallSignature};
-pub(super) use crate::comm::process::header::When;
-use crate::comm::process::header::{Channel, Contents, InCommon, Introduction, Said, Word, Written};
+pub(super) use crate::comm::process::header::DataMode;
+use crate::comm::process::header::{RemoteGroupId, PayloadDesc, InCommon, RemoteGroupInfo, Said, ControlMessage, EncodedSignature};
 use crate::comm::process::payload::payload;
 use crate::comm::process::wholes;
 use crate::comm::{CommError, TensorMeta};
@@ -29,7 +29,7 @@ pub(super) enum Share<'a> {
 }
 
 /// What each other process gets of a deposit.
-pub(super) type Shares = Vec<(Contents, Vec<Payload>)>;
+pub(super) type Shares = Vec<(PayloadDesc, Vec<Payload>)>;
 
 /// A rank's place in a group that has ranks in other processes.
 pub(super) struct RemoteGroup {
@@ -63,7 +63,7 @@ const MOST: usize = 1024;
 
 impl Told {
     /// What is said of a print.
-    fn say<'a>(&mut self, print: &'a Written) -> Said<&'a Written> {
+    fn say<'a>(&mut self, print: &'a EncodedSignature) -> Said<&'a EncodedSignature> {
         if print.bytes().len() < LONG {
             return Said::Full { number: None, print };
         }
@@ -106,27 +106,27 @@ impl RemoteGroup {
         &self,
         print: CallSignature,
         shares: Shares,
-        when: When,
+        when: DataMode,
         join: impl FnOnce(CallSignature) -> Result<T, CommError>,
-    ) -> Result<(T, Taken), CommError> {
-        let (written, digests) = (Written::of(&print), print.digests.clone());
+    ) -> Result<(T, SendStamp), CommError> {
+        let (written, digests) = (EncodedSignature::of(&print), print.digests.clone());
         let mut told = self.told.lock();
         let joined = join(print)?;
         let seq = told.calls;
         told.calls += 1;
-        let (print, taken) = (told.say(&written), Taken::default());
+        let (print, taken) = (told.say(&written), SendStamp::default());
         for (at, (contents, payloads)) in shares.into_iter().enumerate() {
             let (channel, to) = (self.channel(&mut told, at), self.members[at].0);
-            let when = if when == When::Asked && payloads.is_empty() { When::Now } else { when };
+            let when = if when == DataMode::Pull && payloads.is_empty() { DataMode::Now } else { when };
             let (contents, payloads) = match when {
-                When::Now | When::Later => (contents, payloads),
-                When::Asked => {
+                DataMode::Now | DataMode::Later => (contents, payloads),
+                DataMode::Pull => {
                     self.others.keep((to, self.number, seq), contents, payloads);
                     Default::default()
                 }
             };
             let digests = digests.clone();
-            let word = Word::Joined { channel, seq, print, digests, when, contents };
+            let word = ControlMessage::Joined { channel, seq, print, digests, when, contents };
             self.others.send_noted(to, word, payloads, Some(taken.clone()));
         }
         Ok((joined, taken))
@@ -135,7 +135,7 @@ impl RemoteGroup {
     /// Brings `shares` of a deposit to a collective that was joined for [`Later`](When::Later).
     pub fn bring(&self, seq: u64, shares: Shares) {
         for ((to, _), (contents, payloads)) in self.members.iter().zip(shares) {
-            self.others.send(*to, Word::Brought { channel: self.number, seq, contents }, payloads);
+            self.others.send(*to, ControlMessage::Data { channel: self.number, seq, contents }, payloads);
         }
     }
 
@@ -178,7 +178,7 @@ impl RemoteGroup {
         let (contents, payloads) = contents(Vec::new(), &deposit.tensors, None);
         let mut told = self.told.lock();
         let channel = self.channel(&mut told, at);
-        let word = Word::Sent { channel, to, tag, print: &Written::of(print), contents };
+        let word = ControlMessage::Sent { channel, to, tag, print: &EncodedSignature::of(print), contents };
         self.others.send(self.members[at].0, word, payloads);
     }
 
@@ -187,16 +187,16 @@ impl RemoteGroup {
         self.members.iter().position(|(_, places)| places.contains(&to))
     }
 
-    fn channel(&self, told: &mut Told, at: usize) -> Channel {
+    fn channel(&self, told: &mut Told, at: usize) -> RemoteGroupId {
         let group = &self.member.group;
         let is_new = !std::mem::replace(&mut told.introduced[at], true);
         let introduce =
-            || Introduction { ranks: group.ranks().to_vec(), name: self.name.clone(), member: group.rank() };
-        Channel { number: self.number, introduction: is_new.then(introduce) }
+            || RemoteGroupInfo { ranks: group.ranks().to_vec(), name: self.name.clone(), member: group.rank() };
+        RemoteGroupId { number: self.number, introduction: is_new.then(introduce) }
     }
 
     /// What each other process gets, where all get this.
-    pub fn alike(&self, share: (Contents, Vec<Payload>)) -> Shares {
+    pub fn alike(&self, share: (PayloadDesc, Vec<Payload>)) -> Shares {
         vec![share; self.members.len()]
     }
 
@@ -227,11 +227,11 @@ impl RemoteGroup {
     }
 }
 
-fn contents(addressees: Vec<usize>, tensors: &[DispatchTensor], common: Option<InCommon>) -> (Contents, Vec<Payload>) {
+fn contents(addressees: Vec<usize>, tensors: &[DispatchTensor], common: Option<InCommon>) -> (PayloadDesc, Vec<Payload>) {
     let meta = |tensor: &DispatchTensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() };
     let full = tensors.iter().filter(|tensor| tensor.shape().num_elements() > 0);
     let tensors = tensors.iter().map(meta).collect();
-    (Contents { addressees, tensors, common }, full.map(payload).collect())
+    (PayloadDesc { addressees, tensors, common }, full.map(payload).collect())
 }
 
 impl std::fmt::Debug for RemoteGroup {

@@ -11,7 +11,7 @@ use super::board::{RecvHandle, OpHandle};
 use super::data::{Deposit, Exchange};
 use super::rendezvous::Matched;
 use crate::comm::CommError;
-use crate::comm::courier::Taken;
+use crate::comm::courier::SendStamp;
 use crate::comm::engine::{GroupMember, ReceivedTensors, Request, Completed};
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::Wholes;
@@ -90,7 +90,7 @@ pub(super) struct Joined<F> {
     pub seat: OpHandleGuard,
     pub own: Option<Own>,
     /// Noted when other processes are told, if there are some.
-    pub taken: Option<Taken>,
+    pub taken: Option<SendStamp>,
     pub device: Device,
     pub finish: F,
 }

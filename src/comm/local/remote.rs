@@ -10,7 +10,7 @@ use super::data::Deposit;
 use super::open::Open;
 use super::others::{Collective, Ended, PeerProcesses};
 use crate::comm::engine::{Backend, Failure, Request, CallSignature};
-use crate::comm::process::header::{Channel, Contents, InCommon, Introduction, Said, When, Word};
+use crate::comm::process::header::{RemoteGroupId, PayloadDesc, InCommon, RemoteGroupInfo, Said, DataMode, ControlMessage};
 use crate::comm::process::late::Known;
 use crate::comm::process::layout::Layout;
 use crate::comm::process::wholes::{self, Wholes};
@@ -18,7 +18,7 @@ use crate::comm::{CommError, Op, RankReport};
 
 /// What a deposit is awaited for.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::comm) enum Place {
+pub(in crate::comm) enum PayloadTarget {
     Collective(OpHandle),
     Message(RemoteMessageHandle),
 }
@@ -27,7 +27,7 @@ impl HostBackend {
     /// What process `from` says. Returns what its payloads are awaited for.
     ///
     /// Never waits: the thread carries everything else, too.
-    pub(in crate::comm) fn hear(&self, from: usize, word: Word) -> Option<Place> {
+    pub(in crate::comm) fn hear(&self, from: usize, word: ControlMessage) -> Option<PayloadTarget> {
         self.heard(from, word).unwrap_or_else(|problem| {
             self.misunderstood(from, problem);
             None
@@ -35,8 +35,8 @@ impl HostBackend {
     }
 
     /// Where the payloads of these contents land: in what the only rank here will get, if that is known.
-    pub(in crate::comm) fn regions(&self, place: Place, contents: &Contents) -> Known {
-        let Place::Collective(ticket) = place else { return Known::Nowhere };
+    pub(in crate::comm) fn regions(&self, place: PayloadTarget, contents: &PayloadDesc) -> Known {
+        let PayloadTarget::Collective(ticket) = place else { return Known::Nowhere };
         let bytes: usize = contents.tensors.iter().map(|meta| meta.shape.num_elements() * meta.dtype.size()).sum();
         if bytes < wholes::WORTH {
             return Known::Nowhere;
@@ -79,9 +79,9 @@ impl HostBackend {
     }
 
     /// What payloads hold that were awaited.
-    pub(in crate::comm) fn fill(&self, place: Place, deposit: Deposit) {
+    pub(in crate::comm) fn fill(&self, place: PayloadTarget, deposit: Deposit) {
         match place {
-            Place::Collective(ticket) => {
+            PayloadTarget::Collective(ticket) => {
                 if let Some(InCommon::At { .. } | InCommon::Wanted {}) = deposit.common {
                     self.begin_ahead(ticket);
                 }
@@ -90,7 +90,7 @@ impl HostBackend {
                 let is_for_one = ranks.iter().filter(|rank| is_here(rank)).count() == 1;
                 self.fill_and_finish(ticket, if is_for_one { deposit.for_one() } else { deposit });
             }
-            Place::Message(announced) => self.rendezvous.fill_letter(announced, deposit.for_one()),
+            PayloadTarget::Message(announced) => self.rendezvous.fill_letter(announced, deposit.for_one()),
         }
     }
 
@@ -148,17 +148,17 @@ impl HostBackend {
         self.others.as_deref().expect("other processes are heard by an engine that has some")
     }
 
-    fn heard(&self, from: usize, word: Word) -> Result<Option<Place>, String> {
+    fn heard(&self, from: usize, word: ControlMessage) -> Result<Option<PayloadTarget>, String> {
         let others = self.others();
         match word {
-            Word::Joined { channel, seq, print, digests, when, .. } => {
+            ControlMessage::Joined { channel, seq, print, digests, when, .. } => {
                 let print = CallSignature { digests, ..self.print((from, channel.number), print)? };
                 let (group, member) = self.channel(from, channel)?;
                 let announced = match when {
-                    When::Now | When::Later => {
+                    DataMode::Now | DataMode::Later => {
                         self.rendezvous.announce(group, member, print).map(|ticket| (ticket, false))
                     }
-                    When::Asked => self.rendezvous.offer(group, member, print),
+                    DataMode::Pull => self.rendezvous.offer(group, member, print),
                 };
                 let Ok((ticket, asked)) = announced else { return Ok(None) };
                 if ticket.seq != seq {
@@ -167,32 +167,32 @@ impl HostBackend {
                 if asked {
                     others.answer(vec![ticket], true);
                 }
-                Ok((when == When::Now).then_some(Place::Collective(ticket)))
+                Ok((when == DataMode::Now).then_some(PayloadTarget::Collective(ticket)))
             }
-            Word::Asked { channel, seq, wanted } => {
+            ControlMessage::Pull { channel, seq, wanted } => {
                 let offered = others.offered.lock().remove(&(from, channel, seq));
                 let Some((contents, payloads)) = offered else {
                     return Err(format!("it asks for what was not offered in call {seq} of channel {channel}"));
                 };
                 if wanted {
-                    others.send(from, Word::Brought { channel, seq, contents }, payloads);
+                    others.send(from, ControlMessage::Data { channel, seq, contents }, payloads);
                 }
                 Ok(None)
             }
-            Word::Brought { channel, seq, .. } => {
-                let (group, member) = self.channel(from, Channel { number: channel, introduction: None })?;
-                Ok(Some(Place::Collective(OpHandle { group, member, seq })))
+            ControlMessage::Data { channel, seq, .. } => {
+                let (group, member) = self.channel(from, RemoteGroupId { number: channel, introduction: None })?;
+                Ok(Some(PayloadTarget::Collective(OpHandle { group, member, seq })))
             }
-            Word::Sent { channel, to, tag, print, .. } => {
+            ControlMessage::Sent { channel, to, tag, print, .. } => {
                 let (group, from) = self.channel(from, channel)?;
                 let size = self.rendezvous.ranks(group).len();
                 if to >= size {
                     return Err(format!("it sends to member {to} of a group of {size}"));
                 }
                 let letter = P2pMessage { from, tag, print, part: () };
-                Ok(self.rendezvous.announce_letter(group, to, letter).ok().map(Place::Message))
+                Ok(self.rendezvous.announce_letter(group, to, letter).ok().map(PayloadTarget::Message))
             }
-            Word::Left(report) => {
+            ControlMessage::RankExited(report) => {
                 let rank = report.rank;
                 if !others.of(from).contains(&rank) {
                     return Err(format!("it says that rank {rank} has left"));
@@ -202,12 +202,12 @@ impl HostBackend {
                 self.left(rank);
                 Ok(None)
             }
-            Word::Failed { failure, decided } => {
+            ControlMessage::Failed { failure, decided } => {
                 self.rendezvous.hear(failure, decided);
                 Ok(None)
             }
-            Word::GoesOn(notice) => self.hear_of_going_on(from, notice).map(|()| None),
-            Word::Waits(chain) => self.hear_of_waiting(from, chain).map(|()| None),
+            ControlMessage::Membership(notice) => self.hear_of_going_on(from, notice).map(|()| None),
+            ControlMessage::Waits(chain) => self.hear_of_waiting(from, chain).map(|()| None),
         }
     }
 
@@ -224,7 +224,7 @@ impl HostBackend {
             WaitForEdge::Needs { rank, number, other } => {
                 if let Some(in_wait) = self.rendezvous.wait_of(other) {
                     let waiting = WaitForEdge::Waiting { rank, number, other, in_wait };
-                    others.send(from, Word::Waits(waiting), Vec::new());
+                    others.send(from, ControlMessage::Waits(waiting), Vec::new());
                 }
             }
             WaitForEdge::Waiting { rank, number, other, in_wait } => {
@@ -258,10 +258,10 @@ impl HostBackend {
     }
 
     /// The group that a channel of another process is of, and its rank's position there.
-    fn channel(&self, from: usize, channel: Channel) -> Result<(GroupKey, usize), String> {
-        let (others, Channel { number, introduction }) = (self.others(), channel);
+    fn channel(&self, from: usize, channel: RemoteGroupId) -> Result<(GroupKey, usize), String> {
+        let (others, RemoteGroupId { number, introduction }) = (self.others(), channel);
         let mut channels = others.channels.lock();
-        let Some(Introduction { ranks, name, member }) = introduction else {
+        let Some(RemoteGroupInfo { ranks, name, member }) = introduction else {
             return channels
                 .places
                 .get(&(from, number))

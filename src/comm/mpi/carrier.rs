@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use super::error::MpiError;
 use super::frame::{self, Frame};
 use super::library::Library;
-use super::transfers::{FRAME, Incoming, PART, Transfers};
+use super::transfers::{FRAME, IncomingMessage, PART, RequestTable};
 use super::{Limits, Shared};
-use crate::comm::courier::{Addressee, Landing, Parcel, Taken};
+use crate::comm::courier::{MessageHandler, RecvBuffer, Message, SendStamp};
 use crate::comm::panic::panic_text;
 
 /// How many messages of frames are taken in before what has come with others is looked at.
 const AT_ONCE: usize = 64;
 
-pub(super) struct Carrier {
+pub(super) struct ProgressEngine {
     shared: Arc<Shared>,
     limits: Limits,
-    transfers: Transfers,
+    transfers: RequestTable,
     /// What comes from each process.
     senders: Vec<Sender>,
     /// When the last look for lost processes was.
@@ -34,7 +34,7 @@ pub(super) struct Carrier {
 
 /// What has come of one look at everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum PollResult {
     /// Something has moved.
     Moved,
     /// Nothing has; something may be under way.
@@ -86,15 +86,15 @@ pub(super) enum CarryError {
     NoFrame { from: usize },
 }
 
-impl Carrier {
+impl ProgressEngine {
     pub fn new(shared: Arc<Shared>, library: Library, limits: Limits) -> Self {
         let senders = (0..shared.place.processes).map(|_| Sender::default()).collect();
-        let transfers = Transfers::new(library, shared.place.processes, limits.message);
+        let transfers = RequestTable::new(library, shared.place.processes, limits.message);
         Self { shared, limits, transfers, senders, looked: Instant::now(), ending: false, problem: None }
     }
 
     /// Sends what ranks have left, and gives the addressee what has come. Never waits.
-    pub fn turn(&mut self) -> Turn {
+    pub fn turn(&mut self) -> PollResult {
         if self.problem.is_none() {
             match catch_unwind(AssertUnwindSafe(|| self.carry())) {
                 Ok(Ok(turn)) => return turn,
@@ -102,7 +102,7 @@ impl Carrier {
                 Err(panic) => self.problem = Some(format!("the courier panicked: {}", panic_text(&*panic))),
             }
         }
-        Turn::Failed
+        PollResult::Failed
     }
 
     /// Why a turn has failed.
@@ -110,14 +110,14 @@ impl Carrier {
         self.problem.as_deref()
     }
 
-    fn carry(&mut self) -> Result<Turn, CarryError> {
+    fn carry(&mut self) -> Result<PollResult, CarryError> {
         let (parcels, ended) = {
             let mut queue = self.shared.queue.lock();
             (mem::take(&mut queue.parcels), queue.ended)
         };
         let mut moved = !parcels.is_empty();
         let shared = self.shared.clone();
-        let addressee: Option<&dyn Addressee> = match shared.addressee.get() {
+        let addressee: Option<&dyn MessageHandler> = match shared.addressee.get() {
             Some(addressee) => Some(&**addressee),
             // Others end only once what they have sent is received.
             None => self.ending.then_some(&Nobody),
@@ -139,9 +139,9 @@ impl Carrier {
         }
         let under_way = !self.transfers.is_empty();
         if self.ending && !under_way && self.others().all(|other| self.senders[other].end >= End::Told) {
-            return Ok(Turn::Over);
+            return Ok(PollResult::Over);
         }
-        Ok(if moved { Turn::Moved } else { Turn::Still { under_way } })
+        Ok(if moved { PollResult::Moved } else { PollResult::Still { under_way } })
     }
 
     /// Ends MPI, on the thread that has begun it, once all is over.
@@ -160,7 +160,7 @@ impl Carrier {
     /// Does what sends to a process, unless that is lost, also if this is how it is found.
     fn unless_lost(
         &mut self,
-        addressee: Option<&dyn Addressee>,
+        addressee: Option<&dyn MessageHandler>,
         to: usize,
         send: impl FnOnce(&mut Self) -> Result<(), MpiError>,
     ) -> Result<(), MpiError> {
@@ -175,7 +175,7 @@ impl Carrier {
     }
 
     /// Looks for processes that have failed, where MPI goes on without them. Returns whether there is one more.
-    fn find_lost(&mut self, addressee: Option<&dyn Addressee>) -> Result<bool, MpiError> {
+    fn find_lost(&mut self, addressee: Option<&dyn MessageHandler>) -> Result<bool, MpiError> {
         self.looked = Instant::now();
         let mut found = false;
         for process in self.transfers.failed()? {
@@ -194,8 +194,8 @@ impl Carrier {
         Ok(found)
     }
 
-    fn send(&mut self, to: usize, parcel: &Parcel) -> Result<(), MpiError> {
-        parcel.taken.iter().for_each(Taken::note);
+    fn send(&mut self, to: usize, parcel: &Message) -> Result<(), MpiError> {
+        parcel.taken.iter().for_each(SendStamp::note);
         let sent = &self.shared.sent[to];
         self.transfers.send(to, FRAME, &frame::of_parcel(parcel, self.limits.riding))?;
         sent.fetch_add(parcel.header.len() as u64, Ordering::Relaxed);
@@ -210,7 +210,7 @@ impl Carrier {
     }
 
     /// Gives `addressee` what has come. Returns whether anything has, or has gone.
-    fn receive(&mut self, addressee: &dyn Addressee) -> Result<bool, CarryError> {
+    fn receive(&mut self, addressee: &dyn MessageHandler) -> Result<bool, CarryError> {
         for _ in 0..AT_ONCE {
             let message = match self.transfers.next_frame() {
                 // From anyone: until it is known who has failed.
@@ -232,7 +232,7 @@ impl Carrier {
             }
             failed.free();
         }
-        for Incoming { from, number, landings, .. } in done.parcels {
+        for IncomingMessage { from, number, landings, .. } in done.parcels {
             self.senders[from].incoming -= 1;
             if self.senders[from].end == End::Lost {
                 // Some of it may never have come.
@@ -254,7 +254,7 @@ impl Carrier {
     }
 
     /// Gives `addressee` the frames of a process that are whole, and its end.
-    fn deliver(&mut self, from: usize, addressee: &dyn Addressee) -> Result<(), CarryError> {
+    fn deliver(&mut self, from: usize, addressee: &dyn MessageHandler) -> Result<(), CarryError> {
         if self.senders[from].end == End::Lost {
             return Ok(());
         }
@@ -279,7 +279,7 @@ impl Carrier {
         header: &[u8],
         lengths: &[usize],
         riders: &[Option<&[u8]>],
-        addressee: &dyn Addressee,
+        addressee: &dyn MessageHandler,
     ) -> Result<(), MpiError> {
         let sender = &mut self.senders[from];
         let number = sender.parcels;
@@ -301,7 +301,7 @@ impl Carrier {
             return Ok(());
         }
         self.senders[from].incoming += 1;
-        self.transfers.receive_parts(Incoming { from, number, landings, lengths });
+        self.transfers.receive_parts(IncomingMessage { from, number, landings, lengths });
         Ok(())
     }
 }
@@ -328,19 +328,19 @@ impl Sender {
 /// Gets what comes to a process that ends without ever having asked for it.
 struct Nobody;
 
-impl Addressee for Nobody {
-    fn header(&self, _: usize, _: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>> {
-        lengths.iter().map(|length| Box::new(Discarded(Box::new_uninit_slice(*length))) as Box<dyn Landing>).collect()
+impl MessageHandler for Nobody {
+    fn header(&self, _: usize, _: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
+        lengths.iter().map(|length| Box::new(Discarded(Box::new_uninit_slice(*length))) as Box<dyn RecvBuffer>).collect()
     }
 
-    unsafe fn arrived(&self, _: usize, _: u64, _: Vec<Box<dyn Landing>>) {}
+    unsafe fn arrived(&self, _: usize, _: u64, _: Vec<Box<dyn RecvBuffer>>) {}
 
     fn lost(&self, _: Option<usize>, _: &str) {}
 }
 
 struct Discarded(Box<[mem::MaybeUninit<u8>]>);
 
-impl Landing for Discarded {
+impl RecvBuffer for Discarded {
     fn space(&mut self) -> &mut [mem::MaybeUninit<u8>] {
         &mut self.0
     }

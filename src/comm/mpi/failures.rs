@@ -21,7 +21,7 @@ type GetFailed = unsafe extern "C" fn(MPI_Comm, *mut MPI_Group) -> c_int;
 type AckFailed = unsafe extern "C" fn(MPI_Comm, c_int, *mut c_int) -> c_int;
 
 /// Who has failed, of a communicator's processes.
-pub(super) struct Failures {
+pub(super) struct Ulfm {
     get: Symbol<GetFailed>,
     ack: Symbol<AckFailed>,
     comm: MPI_Comm,
@@ -29,7 +29,7 @@ pub(super) struct Failures {
     group: MPI_Group,
 }
 
-impl Failures {
+impl Ulfm {
     /// `None` if the library does not say.
     ///
     /// # Safety

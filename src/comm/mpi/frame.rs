@@ -10,14 +10,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::comm::courier::{Parcel, Payload};
+use crate::comm::courier::{Message, Payload};
 
 const WORD: usize = size_of::<u64>();
 const LAST: u64 = u64::MAX;
 const RIDES: u64 = 1 << 63;
 
 /// The frame of `parcel`, whose payloads of at most `riding` bytes ride in it.
-pub(super) fn of_parcel(parcel: &Parcel, riding: usize) -> Payload {
+pub(super) fn of_parcel(parcel: &Message, riding: usize) -> Payload {
     let payloads = || parcel.payloads.iter().map(|payload| (**payload).as_ref());
     let riders = || payloads().filter(|payload| rides(payload, riding));
     let size = (3 + parcel.payloads.len()) * WORD + parcel.header.len() + riders().map(<[u8]>::len).sum::<usize>();
@@ -97,7 +97,7 @@ mod tests {
 
     fn framed(payloads: &[&'static [u8]]) -> Vec<u8> {
         let payloads = payloads.iter().map(|payload| Arc::new(*payload) as Payload).collect();
-        (*of_parcel(&Parcel { header: b"all_reduce".to_vec(), payloads, taken: None }, 4)).as_ref().to_vec()
+        (*of_parcel(&Message { header: b"all_reduce".to_vec(), payloads, taken: None }, 4)).as_ref().to_vec()
     }
 
     #[test]

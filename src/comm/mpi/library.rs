@@ -13,7 +13,7 @@ use mpi::ffi::{
 };
 
 use super::error::{MpiError, check};
-use super::failures::Failures;
+use super::failures::Ulfm;
 use crate::comm::launcher::{Place, StartError};
 
 /// MPI, for one thread at a time: the one that has initialized it, which also [ends](Self::finalize) it, or where it is
@@ -21,14 +21,14 @@ use crate::comm::launcher::{Place, StartError};
 pub(super) struct Library {
     /// Of all processes, and of nobody else's messages.
     comm: MPI_Comm,
-    failures: Option<Failures>,
+    failures: Option<Ulfm>,
     serialized: bool,
     /// Threads may not call it at once.
     thread: PhantomData<*const ()>,
 }
 
 /// A message that has come, to be received.
-pub(super) struct Message {
+pub(super) struct ProbedMessage {
     pub from: usize,
     pub bytes: usize,
     handle: MPI_Message,
@@ -72,7 +72,7 @@ impl Library {
             comm
         };
         // SAFETY: it is initialized, and ends with this; a constant of the library's.
-        let (failures, serialized) = unsafe { (Failures::of(comm)?, level >= RSMPI_THREAD_SERIALIZED) };
+        let (failures, serialized) = unsafe { (Ulfm::of(comm)?, level >= RSMPI_THREAD_SERIALIZED) };
         Ok(Self { comm, failures, serialized, thread: PhantomData })
     }
 
@@ -99,7 +99,7 @@ impl Library {
 
     /// The processes that have failed, where MPI goes on without them.
     pub fn failed(&self) -> Result<Vec<usize>, MpiError> {
-        self.failures.as_ref().map_or(Ok(Vec::new()), Failures::all)
+        self.failures.as_ref().map_or(Ok(Vec::new()), Ulfm::all)
     }
 
     /// Begins to send a message.
@@ -138,7 +138,7 @@ impl Library {
     }
 
     /// The next message of that tag, of any sender, if one has come.
-    pub fn next(&self, tag: c_int) -> Result<Option<Message>, MpiError> {
+    pub fn next(&self, tag: c_int) -> Result<Option<ProbedMessage>, MpiError> {
         let mut there = 0;
         let mut bytes = 0;
         // SAFETY: the status is read only once it is written; zeros are a status too, one of integers.
@@ -150,7 +150,7 @@ impl Library {
                 return Ok(None);
             }
             check("MPI_Get_count", MPI_Get_count(&status, RSMPI_UINT8_T, &mut bytes))?;
-            Ok(Some(Message { from: status.MPI_SOURCE as usize, bytes: bytes as usize, handle }))
+            Ok(Some(ProbedMessage { from: status.MPI_SOURCE as usize, bytes: bytes as usize, handle }))
         }
     }
 
@@ -158,7 +158,7 @@ impl Library {
     ///
     /// # Safety
     /// As many bytes as it has are at `space`, and nobody else's, until the request is done.
-    pub unsafe fn take(&self, mut message: Message, space: *mut u8) -> Result<MPI_Request, MpiError> {
+    pub unsafe fn take(&self, mut message: ProbedMessage, space: *mut u8) -> Result<MPI_Request, MpiError> {
         // SAFETY: as the caller says; the message has not been received, which would have taken it.
         unsafe {
             let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
@@ -196,7 +196,7 @@ impl Library {
 
     /// Ends MPI, once all processes have come here. Nothing of it is called afterwards.
     pub fn finalize(&self) -> Result<(), MpiError> {
-        if self.failures.is_some() && !Failures::may_finalize() {
+        if self.failures.is_some() && !Ulfm::may_finalize() {
             return Ok(());
         }
         // SAFETY: this is the thread that has initialized MPI, and no request is active.

@@ -49,18 +49,18 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use self::carrier::{Carrier, Turn};
+use self::carrier::{ProgressEngine, PollResult};
 use self::library::Library;
-use self::rest::Rest;
-use super::courier::{Addressee, Courier, Parcel};
+use self::rest::IdleBackoff;
+use super::courier::{MessageHandler, Transport, Message};
 use super::launcher::{self, Place, StartError};
-use super::process::Processes;
+use super::process::ProcessJob;
 
 /// The courier of a process that MPI connects with others.
-pub(crate) struct MpiCourier {
+pub(crate) struct MpiTransport {
     shared: Arc<Shared>,
     /// Of whoever communicates.
-    carrier: Arc<Mutex<Carrier>>,
+    carrier: Arc<Mutex<ProgressEngine>>,
     /// Whether ranks may.
     helped: bool,
     thread: Thread,
@@ -88,7 +88,7 @@ struct Shared {
     /// The processes that this one can have memory in common with.
     common: Box<[bool]>,
     queue: Mutex<Queue>,
-    addressee: OnceLock<Arc<dyn Addressee>>,
+    addressee: OnceLock<Arc<dyn MessageHandler>>,
     /// Bytes for each process.
     sent: Vec<AtomicU64>,
     /// A rank sleeps until something comes.
@@ -102,12 +102,12 @@ struct Shared {
 /// What ranks have left to be sent.
 #[derive(Default)]
 struct Queue {
-    parcels: Vec<(usize, Parcel)>,
+    parcels: Vec<(usize, Message)>,
     /// The process ends.
     ended: bool,
 }
 
-impl MpiCourier {
+impl MpiTransport {
     /// The one of this process, connected at the first call. `None`: the process is alone.
     ///
     /// # Collective
@@ -116,7 +116,7 @@ impl MpiCourier {
     /// # Errors
     /// If the processes could not be connected; then at every call.
     pub fn of_process() -> Result<Option<Arc<Self>>, StartError> {
-        static COURIER: OnceLock<Result<Option<Arc<MpiCourier>>, StartError>> = OnceLock::new();
+        static COURIER: OnceLock<Result<Option<Arc<MpiTransport>>, StartError>> = OnceLock::new();
         let start = |place| Self::start(place, Limits::default()).map(Arc::new);
         COURIER.get_or_init(|| launcher::place()?.map(start).transpose()).clone()
     }
@@ -138,7 +138,7 @@ impl MpiCourier {
                 let [hurried, helped, sleeps] = [(); 3].map(|()| AtomicBool::new(false));
                 let shared = Arc::new(Shared { place, common, queue, addressee, sent, hurried, helped, sleeps });
                 let may_help = library.is_serialized();
-                let carrier = Arc::new(Mutex::new(Carrier::new(shared.clone(), library, limits)));
+                let carrier = Arc::new(Mutex::new(ProgressEngine::new(shared.clone(), library, limits)));
                 // The starter waits for it.
                 drop(tell.send(Ok((shared.clone(), carrier.clone(), may_help))));
                 run(&shared, &carrier);
@@ -160,14 +160,14 @@ impl MpiCourier {
 ///
 /// # Errors
 /// If they could not be connected; then at every call.
-pub(super) fn processes() -> Result<Option<Arc<Processes>>, StartError> {
-    static PROCESSES: OnceLock<Option<Arc<Processes>>> = OnceLock::new();
-    let courier = MpiCourier::of_process()?;
-    Ok(PROCESSES.get_or_init(|| courier.map(|courier| Processes::new(courier))).clone())
+pub(super) fn processes() -> Result<Option<Arc<ProcessJob>>, StartError> {
+    static PROCESSES: OnceLock<Option<Arc<ProcessJob>>> = OnceLock::new();
+    let courier = MpiTransport::of_process()?;
+    Ok(PROCESSES.get_or_init(|| courier.map(|courier| ProcessJob::new(courier))).clone())
 }
 
 /// Carries parcels until the process ends.
-fn run(shared: &Shared, carrier: &Mutex<Carrier>) {
+fn run(shared: &Shared, carrier: &Mutex<ProgressEngine>) {
     ending::keep_off();
     let problem = match carry(shared, carrier) {
         Ok(()) => return,
@@ -186,12 +186,12 @@ fn run(shared: &Shared, carrier: &Mutex<Carrier>) {
 }
 
 /// Returns at the end of MPI, or when nothing can be carried any more, with why.
-fn carry(shared: &Shared, carrier: &Mutex<Carrier>) -> Result<(), String> {
-    let mut rest = Rest::new();
+fn carry(shared: &Shared, carrier: &Mutex<ProgressEngine>) -> Result<(), String> {
+    let mut rest = IdleBackoff::new();
     loop {
         // A rank that has it does the same.
         let turn = carrier.try_lock().map(|mut carrier| carrier.turn());
-        if let Some(Turn::Over | Turn::Failed) = turn {
+        if let Some(PollResult::Over | PollResult::Failed) = turn {
             let mut carrier = carrier.lock();
             return match carrier.problem() {
                 None => carrier.finalize().map_err(|error| error.to_string()),
@@ -200,7 +200,7 @@ fn carry(shared: &Shared, carrier: &Mutex<Carrier>) -> Result<(), String> {
         }
         let is_hurried = shared.hurried.swap(false, Ordering::Relaxed);
         let is_helped = shared.helped.swap(false, Ordering::Relaxed);
-        if is_hurried || (turn == Some(Turn::Moved) && !is_helped) {
+        if is_hurried || (turn == Some(PollResult::Moved) && !is_helped) {
             // Who helped may be who sleeps now.
             rest.was_busy();
             continue;
@@ -208,7 +208,7 @@ fn carry(shared: &Shared, carrier: &Mutex<Carrier>) -> Result<(), String> {
         if is_helped {
             rest.was_helped();
         }
-        match rest.pause(turn != Some(Turn::Still { under_way: false })) {
+        match rest.pause(turn != Some(PollResult::Still { under_way: false })) {
             Duration::ZERO => thread::yield_now(),
             pause => shared.sleep(pause),
         }
@@ -227,17 +227,17 @@ impl Shared {
     }
 }
 
-impl Courier for MpiCourier {
+impl Transport for MpiTransport {
     fn processes(&self) -> usize {
         self.shared.place.processes
     }
 
-    fn here(&self) -> usize {
+    fn process_index(&self) -> usize {
         self.shared.place.here
     }
 
     /// Once the process ends, nothing is taken any more.
-    fn send(&self, to: usize, parcel: Parcel) {
+    fn send(&self, to: usize, parcel: Message) {
         let Place { processes, here } = self.shared.place;
         assert!(to < processes && to != here, "process {here} of {processes} sends to process {to}");
         let mut queue = self.shared.queue.lock();
@@ -250,23 +250,23 @@ impl Courier for MpiCourier {
         }
     }
 
-    fn hurry(&self) {
+    fn poll_now(&self) {
         self.shared.hurried.store(true, Ordering::Relaxed);
         self.thread.unpark();
     }
 
-    fn help(&self) -> Option<bool> {
+    fn progress(&self) -> Option<bool> {
         if !self.helped {
             return None;
         }
         let Some(mut carrier) = self.carrier.try_lock() else { return Some(false) };
         self.shared.helped.store(true, Ordering::Relaxed);
         let turn = ending::kept_off(|| carrier.turn());
-        if let Turn::Over | Turn::Failed = turn {
+        if let PollResult::Over | PollResult::Failed = turn {
             // For the thread to see.
             self.thread.unpark();
         }
-        Some(turn == Turn::Moved)
+        Some(turn == PollResult::Moved)
     }
 
     fn shares_memory(&self, with: usize) -> bool {
@@ -277,14 +277,14 @@ impl Courier for MpiCourier {
         self.shared.sent.iter().map(|bytes| bytes.load(Ordering::Relaxed)).collect()
     }
 
-    fn deliver_to(&self, addressee: Arc<dyn Addressee>) {
+    fn set_handler(&self, addressee: Arc<dyn MessageHandler>) {
         assert!(self.shared.addressee.set(addressee).is_ok(), "a courier has one addressee");
         self.thread.unpark();
     }
 }
 
 /// `MPI courier of process 1 of 4`
-impl fmt::Debug for MpiCourier {
+impl fmt::Debug for MpiTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MPI courier of process {} of {}", self.shared.place.here, self.shared.place.processes)
     }

@@ -32,14 +32,14 @@ const IDLE: Duration = Duration::from_millis(4);
 /// that it waits for, whose thread may rest as long as its own ranks compute.
 ///
 /// While a rank [helps](super::MpiCourier::help) the thread need not look, only see that somebody does.
-pub(super) struct Rest {
+pub(super) struct IdleBackoff {
     last: Instant,
     /// Since the last pause.
     helped: bool,
     cores: Cores,
 }
 
-impl Rest {
+impl IdleBackoff {
     /// Of the calling thread.
     pub fn new() -> Self {
         #[cfg(target_os = "linux")]

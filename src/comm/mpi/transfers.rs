@@ -11,15 +11,15 @@ use std::rc::Rc;
 use mpi::ffi::MPI_Request;
 
 use super::error::MpiError;
-use super::library::{Library, Message};
-use crate::comm::courier::{Landing, Payload};
+use super::library::{Library, ProbedMessage};
+use crate::comm::courier::{RecvBuffer, Payload};
 
 /// Tag of messages of frames.
 pub(super) const FRAME: c_int = 0;
 /// Tag of messages of payloads.
 pub(super) const PART: c_int = 1;
 
-pub(super) struct Transfers {
+pub(super) struct RequestTable {
     library: Library,
     /// Bytes of one message.
     limit: usize,
@@ -35,18 +35,18 @@ pub(super) struct Transfers {
 /// Payloads that one process has announced, in the order in which they come.
 #[derive(Default)]
 struct Announced {
-    parcels: VecDeque<Incoming>,
+    parcels: VecDeque<IncomingMessage>,
     /// Of the parcels before, messages that are not being received yet.
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<Fragment>,
     /// Bytes of those that are.
     coming: usize,
 }
 
 /// One message of a payload, and where it goes.
-struct Piece {
+struct Fragment {
     space: *mut u8,
     length: usize,
-    parcel: Rc<Incoming>,
+    parcel: Rc<IncomingMessage>,
 }
 
 /// The most messages of one process that are received at once, but for short ones. What has come with shared memory is
@@ -55,7 +55,7 @@ struct Piece {
 const AT_ONCE: usize = 2;
 
 // SAFETY: of MPI at its thread level, see `Library`. Parcels, too, are shared here only, so all their handles move at once.
-unsafe impl Send for Transfers {}
+unsafe impl Send for RequestTable {}
 
 struct Held {
     /// The other process.
@@ -68,7 +68,7 @@ struct Held {
 enum Memory {
     Sent(Payload),
     Frame(ReceivedFrame),
-    Parts(Rc<Incoming>, usize),
+    Parts(Rc<IncomingMessage>, usize),
 }
 
 /// A message of a frame.
@@ -80,10 +80,10 @@ pub(super) struct ReceivedFrame {
 }
 
 /// A parcel whose payloads come.
-pub(super) struct Incoming {
+pub(super) struct IncomingMessage {
     pub from: usize,
     pub number: u64,
-    pub landings: Vec<Box<dyn Landing>>,
+    pub landings: Vec<Box<dyn RecvBuffer>>,
     /// Of the payloads that come by messages of their own, the lengths.
     pub lengths: Vec<Option<usize>>,
 }
@@ -96,7 +96,7 @@ pub(super) struct Done {
     /// Messages of payloads received.
     pub received: usize,
     pub frames: Vec<ReceivedFrame>,
-    pub parcels: Vec<Incoming>,
+    pub parcels: Vec<IncomingMessage>,
     pub failed: Vec<Failed>,
 }
 
@@ -115,9 +115,9 @@ impl Failed {
     }
 }
 
-impl Incoming {
+impl IncomingMessage {
     /// The messages of at most `limit` bytes that it comes in.
-    fn into_pieces(mut self, limit: usize) -> Vec<Piece> {
+    fn into_pieces(mut self, limit: usize) -> Vec<Fragment> {
         let mut places = Vec::new();
         for (landing, length) in self.landings.iter_mut().zip(&self.lengths) {
             let Some(length) = length else { continue };
@@ -126,11 +126,11 @@ impl Incoming {
             places.extend(space.chunks_mut(limit).map(|piece| (piece.as_mut_ptr().cast(), piece.len())));
         }
         let parcel = Rc::new(self);
-        places.into_iter().map(|(space, length)| Piece { space, length, parcel: parcel.clone() }).collect()
+        places.into_iter().map(|(space, length)| Fragment { space, length, parcel: parcel.clone() }).collect()
     }
 }
 
-impl Transfers {
+impl RequestTable {
     pub fn new(library: Library, processes: usize, limit: usize) -> Self {
         let announced = (0..processes).map(|_| Announced::default()).collect();
         Self { library, limit, requests: Vec::new(), held: Vec::new(), announced, failed: Vec::new() }
@@ -152,12 +152,12 @@ impl Transfers {
     }
 
     /// The next message of a frame, if one has come.
-    pub fn next_frame(&mut self) -> Result<Option<Message>, MpiError> {
+    pub fn next_frame(&mut self) -> Result<Option<ProbedMessage>, MpiError> {
         self.library.next(FRAME)
     }
 
     /// Begins to receive `message`, the `number`-th of frames from its sender.
-    pub fn receive_frame(&mut self, message: Message, number: u64) -> Result<(), MpiError> {
+    pub fn receive_frame(&mut self, message: ProbedMessage, number: u64) -> Result<(), MpiError> {
         let (from, mut bytes) = (message.from, vec![0; message.bytes]);
         // SAFETY: `held` has the bytes, which nobody reads or moves until the request is done.
         let request = unsafe { self.library.take(message, bytes.as_mut_ptr()) }?;
@@ -167,7 +167,7 @@ impl Transfers {
 
     /// Receives the payloads of `parcel` that come by messages of their own, when those announced before are being received,
     /// and their places are settled.
-    pub fn receive_parts(&mut self, parcel: Incoming) {
+    pub fn receive_parts(&mut self, parcel: IncomingMessage) {
         let from = parcel.from;
         self.announced[from].parcels.push_back(parcel);
         self.begin_receives(from);
@@ -178,12 +178,12 @@ impl Transfers {
         loop {
             let Announced { parcels, pieces, coming } = &mut self.announced[from];
             if pieces.is_empty() {
-                let is_settled = |next: &mut Incoming| next.landings.iter_mut().all(|landing| landing.is_settled());
+                let is_settled = |next: &mut IncomingMessage| next.landings.iter_mut().all(|landing| landing.is_settled());
                 let Some(parcel) = parcels.pop_front_if(is_settled) else { return };
                 pieces.extend(parcel.into_pieces(self.limit));
             }
-            let may_come = |next: &mut Piece| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
-            let Some(Piece { space, length, parcel }) = pieces.pop_front_if(may_come) else { return };
+            let may_come = |next: &mut Fragment| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
+            let Some(Fragment { space, length, parcel }) = pieces.pop_front_if(may_come) else { return };
             *coming += length;
             let memory = Memory::Parts(parcel, length);
             // SAFETY: what is held has the landing, which nobody asks for its space until the last request for the parcel

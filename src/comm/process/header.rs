@@ -11,18 +11,18 @@ use crate::memory::common::Address;
 /// What one process says to another, about one launch.
 #[derive(Debug)]
 pub(in crate::comm) struct Header<P = CallSignature> {
-    pub launch: LaunchKey,
-    pub word: Word<P>,
+    pub launch: LaunchId,
+    pub word: ControlMessage<P>,
 }
 
 /// Which of the launches that all processes make: 0, 1, .., and which of the worlds in which its ranks have gone on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::comm) struct LaunchKey {
+pub(in crate::comm) struct LaunchId {
     pub number: u64,
     pub shrunk: u64,
 }
 
-impl LaunchKey {
+impl LaunchId {
     pub fn first(number: u64) -> Self {
         Self { number, shrunk: 0 }
     }
@@ -33,21 +33,21 @@ impl LaunchKey {
 }
 
 #[derive(Debug)]
-pub(in crate::comm) enum Word<P = CallSignature> {
+pub(in crate::comm) enum ControlMessage<P = CallSignature> {
     /// A rank has joined a collective.
-    Joined { channel: Channel, seq: u64, print: Said<P>, digests: Beside, when: When, contents: Contents },
+    Joined { channel: RemoteGroupId, seq: u64, print: Said<P>, digests: Beside, when: DataMode, contents: PayloadDesc },
     /// Whether what a rank offered in a call of a channel of the addressee is wanted.
-    Asked { channel: usize, seq: u64, wanted: bool },
+    Pull { channel: usize, seq: u64, wanted: bool },
     /// What was offered, and asked for, or what comes later.
-    Brought { channel: usize, seq: u64, contents: Contents },
+    Data { channel: usize, seq: u64, contents: PayloadDesc },
     /// A rank has sent a message to member `to` of the group.
-    Sent { channel: Channel, to: usize, tag: u32, print: P, contents: Contents },
+    Sent { channel: RemoteGroupId, to: usize, tag: u32, print: P, contents: PayloadDesc },
     /// A rank's program is over.
-    Left(RankReport),
+    RankExited(RankReport),
     /// A failure was found, or, if `decided`, was the first.
     Failed { failure: Failure, decided: bool },
     /// Who goes on after a failure.
-    GoesOn(MembershipMessage),
+    Membership(MembershipMessage),
     /// Of a rank that has waited for long.
     Waits(WaitForEdge),
 }
@@ -57,11 +57,11 @@ type Beside = Option<Arc<[Digests]>>;
 
 /// When what others need of a call is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::comm) enum When {
+pub(in crate::comm) enum DataMode {
     /// With word of it.
     Now,
     /// If they ask: it is offered.
-    Asked,
+    Pull,
     /// Once it is there.
     Later,
 }
@@ -75,14 +75,14 @@ pub(in crate::comm) enum Said<P> {
 
 /// A rank's place in a group, by a number that its process has given it.
 #[derive(Debug)]
-pub(in crate::comm) struct Channel {
+pub(in crate::comm) struct RemoteGroupId {
     pub number: usize,
     /// What that is, the first time it is named to a process.
-    pub introduction: Option<Introduction>,
+    pub introduction: Option<RemoteGroupInfo>,
 }
 
 #[derive(Debug)]
-pub(in crate::comm) struct Introduction {
+pub(in crate::comm) struct RemoteGroupInfo {
     /// Global ranks of the group.
     pub ranks: Vec<usize>,
     pub name: String,
@@ -92,7 +92,7 @@ pub(in crate::comm) struct Introduction {
 
 /// The tensors of which the payloads hold the elements; of one without elements there is none.
 #[derive(Debug, Clone, Default)]
-pub(in crate::comm) struct Contents {
+pub(in crate::comm) struct PayloadDesc {
     /// Of parts, the member that each is for, ascending; none if what there is is for all.
     pub addressees: Vec<usize>,
     pub tensors: Vec<TensorMeta>,
@@ -120,24 +120,24 @@ impl InCommon {
     }
 }
 
-impl<P> Word<P> {
+impl<P> ControlMessage<P> {
     /// What the payloads hold.
-    pub fn contents(&mut self) -> Contents {
+    pub fn contents(&mut self) -> PayloadDesc {
         match self {
-            Self::Joined { contents, .. } | Self::Brought { contents, .. } | Self::Sent { contents, .. } => {
+            Self::Joined { contents, .. } | Self::Data { contents, .. } | Self::Sent { contents, .. } => {
                 std::mem::take(contents)
             }
-            Self::Asked { .. } | Self::Left(_) | Self::Failed { .. } | Self::GoesOn(_) | Self::Waits(_) => {
-                Contents::default()
+            Self::Pull { .. } | Self::RankExited(_) | Self::Failed { .. } | Self::Membership(_) | Self::Waits(_) => {
+                PayloadDesc::default()
             }
         }
     }
 }
 
 /// A [`Print`] that has been written once for several processes.
-pub(in crate::comm) struct Written(Vec<u8>);
+pub(in crate::comm) struct EncodedSignature(Vec<u8>);
 
-impl Written {
+impl EncodedSignature {
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -149,7 +149,7 @@ impl Written {
     }
 }
 
-impl Header<&Written> {
+impl Header<&EncodedSignature> {
     pub fn write(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         self.launch.encode(&mut out);
@@ -161,12 +161,12 @@ impl Header<&Written> {
 impl Header {
     /// `None` if these bytes are no header.
     pub fn read(mut bytes: &[u8]) -> Option<Self> {
-        let header = Self { launch: LaunchKey::decode(&mut bytes)?, word: Word::decode(&mut bytes)? };
+        let header = Self { launch: LaunchId::decode(&mut bytes)?, word: ControlMessage::decode(&mut bytes)? };
         bytes.is_empty().then_some(header)
     }
 }
 
-wire_struct!(LaunchKey { number, shrunk });
+wire_struct!(LaunchId { number, shrunk });
 wire_enum!(MembershipMessage {
     0 Came { rank },
     1 Gone { ranks },
@@ -178,9 +178,9 @@ wire_enum!(WaitForEdge {
     1 Waiting { rank, number, other, in_wait },
     2 WaitsFor { rank, number, during, other, in_wait },
 });
-wire_struct!(Channel { number, introduction });
-wire_struct!(Introduction { ranks, name, member });
-wire_struct!(Contents { addressees, tensors, common });
+wire_struct!(RemoteGroupId { number, introduction });
+wire_struct!(RemoteGroupInfo { ranks, name, member });
+wire_struct!(PayloadDesc { addressees, tensors, common });
 wire_struct!(Address { process, file, number });
 wire_enum!(InCommon {
     0 At { address },
@@ -188,7 +188,7 @@ wire_enum!(InCommon {
     2 Unwanted {},
 });
 
-impl Encode for Written {
+impl Encode for EncodedSignature {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.0);
     }
@@ -220,20 +220,20 @@ impl<P: Decode> Decode for Said<P> {
     }
 }
 
-impl Encode for When {
+impl Encode for DataMode {
     fn encode(&self, out: &mut Vec<u8>) {
         out.push(*self as u8);
     }
 }
 
-impl Decode for When {
+impl Decode for DataMode {
     fn decode(input: &mut &[u8]) -> Option<Self> {
         let said = u8::decode(input)?;
-        [Self::Now, Self::Asked, Self::Later].into_iter().find(|when| *when as u8 == said)
+        [Self::Now, Self::Pull, Self::Later].into_iter().find(|when| *when as u8 == said)
     }
 }
 
-impl Encode for Word<&Written> {
+impl Encode for ControlMessage<&EncodedSignature> {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Joined { channel, seq, print, digests, when, contents } => {
@@ -249,7 +249,7 @@ impl Encode for Word<&Written> {
                 print.encode(out);
                 contents.encode(out);
             }
-            Self::Left(report) => {
+            Self::RankExited(report) => {
                 out.push(2);
                 report.encode(out);
             }
@@ -258,7 +258,7 @@ impl Encode for Word<&Written> {
                 failure.encode(out);
                 decided.encode(out);
             }
-            Self::GoesOn(notice) => {
+            Self::Membership(notice) => {
                 out.push(6);
                 notice.encode(out);
             }
@@ -266,11 +266,11 @@ impl Encode for Word<&Written> {
                 out.push(7);
                 chain.encode(out);
             }
-            Self::Asked { channel, seq, wanted } => {
+            Self::Pull { channel, seq, wanted } => {
                 out.push(4);
                 (channel, seq, wanted).encode(out);
             }
-            Self::Brought { channel, seq, contents } => {
+            Self::Data { channel, seq, contents } => {
                 out.push(5);
                 (channel, seq, contents).encode(out);
             }
@@ -278,7 +278,7 @@ impl Encode for Word<&Written> {
     }
 }
 
-impl Decode for Word {
+impl Decode for ControlMessage {
     fn decode(input: &mut &[u8]) -> Option<Self> {
         Some(match u8::decode(input)? {
             0 => {
@@ -296,17 +296,17 @@ impl Decode for Word {
                 let (channel, to, tag) = Decode::decode(input)?;
                 Self::Sent { channel, to, tag, print: Decode::decode(input)?, contents: Decode::decode(input)? }
             }
-            2 => Self::Left(Decode::decode(input)?),
+            2 => Self::RankExited(Decode::decode(input)?),
             3 => Self::Failed { failure: Decode::decode(input)?, decided: Decode::decode(input)? },
             4 => {
                 let (channel, seq, wanted) = Decode::decode(input)?;
-                Self::Asked { channel, seq, wanted }
+                Self::Pull { channel, seq, wanted }
             }
             5 => {
                 let (channel, seq, contents) = Decode::decode(input)?;
-                Self::Brought { channel, seq, contents }
+                Self::Data { channel, seq, contents }
             }
-            6 => Self::GoesOn(Decode::decode(input)?),
+            6 => Self::Membership(Decode::decode(input)?),
             7 => Self::Waits(Decode::decode(input)?),
             _ => return None,
         })

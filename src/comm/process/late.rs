@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::comm::courier::Landing;
+use crate::comm::courier::RecvBuffer;
 
 /// Bytes that are copied in a nanosecond.
 const COPIED: usize = 8;
@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_millis(2);
 /// What is known of where the payloads of one header land.
 pub(in crate::comm) enum Known {
     /// There.
-    Placed(Vec<Box<dyn Landing>>),
+    Placed(Vec<Box<dyn RecvBuffer>>),
     /// In memory of their own.
     Nowhere,
     /// The rank has not called.
@@ -33,7 +33,7 @@ pub(in crate::comm) enum Known {
 /// Where one payload lands.
 pub(super) struct Late {
     /// Once it is settled.
-    landing: Option<Box<dyn Landing>>,
+    landing: Option<Box<dyn RecvBuffer>>,
     index: usize,
     all: Arc<Mutex<All>>,
 }
@@ -42,10 +42,10 @@ pub(super) struct Late {
 struct All {
     ask: Box<dyn Fn() -> Known + Send>,
     /// Makes memory of their own.
-    spaces: Box<dyn Fn() -> Vec<Box<dyn Landing>> + Send>,
+    spaces: Box<dyn Fn() -> Vec<Box<dyn RecvBuffer>> + Send>,
     until: Instant,
     /// Those that nobody has taken, once they are settled.
-    landings: Option<Vec<Option<Box<dyn Landing>>>>,
+    landings: Option<Vec<Option<Box<dyn RecvBuffer>>>>,
 }
 
 impl All {
@@ -68,8 +68,8 @@ pub(super) fn landings(
     count: usize,
     bytes: usize,
     ask: impl Fn() -> Known + Send + 'static,
-    spaces: impl Fn() -> Vec<Box<dyn Landing>> + Send + 'static,
-) -> Vec<Box<dyn Landing>> {
+    spaces: impl Fn() -> Vec<Box<dyn RecvBuffer>> + Send + 'static,
+) -> Vec<Box<dyn RecvBuffer>> {
     let until = Instant::now() + LONGEST.min(Duration::from_nanos((bytes / COPIED) as u64));
     landings_until(until, count, ask, spaces)
 }
@@ -78,15 +78,15 @@ fn landings_until(
     until: Instant,
     count: usize,
     ask: impl Fn() -> Known + Send + 'static,
-    spaces: impl Fn() -> Vec<Box<dyn Landing>> + Send + 'static,
-) -> Vec<Box<dyn Landing>> {
+    spaces: impl Fn() -> Vec<Box<dyn RecvBuffer>> + Send + 'static,
+) -> Vec<Box<dyn RecvBuffer>> {
     let all = All { ask: Box::new(ask), spaces: Box::new(spaces), until, landings: None };
     let all = Arc::new(Mutex::new(all));
-    (0..count).map(|index| -> Box<dyn Landing> { Box::new(Late { landing: None, index, all: all.clone() }) }).collect()
+    (0..count).map(|index| -> Box<dyn RecvBuffer> { Box::new(Late { landing: None, index, all: all.clone() }) }).collect()
 }
 
 /// What `landing` is in the end.
-pub(super) fn settled(landing: Box<dyn Landing>) -> Box<dyn Landing> {
+pub(super) fn settled(landing: Box<dyn RecvBuffer>) -> Box<dyn RecvBuffer> {
     if !(&*landing as &dyn Any).is::<Late>() {
         return landing;
     }
@@ -97,7 +97,7 @@ pub(super) fn settled(landing: Box<dyn Landing>) -> Box<dyn Landing> {
 }
 
 impl Late {
-    fn place(&mut self) -> &mut Box<dyn Landing> {
+    fn place(&mut self) -> &mut Box<dyn RecvBuffer> {
         self.landing.get_or_insert_with(|| {
             let mut all = self.all.lock();
             all.settle(true);
@@ -107,7 +107,7 @@ impl Late {
     }
 }
 
-impl Landing for Late {
+impl RecvBuffer for Late {
     fn is_settled(&mut self) -> bool {
         self.landing.is_some() || self.all.lock().settle(false)
     }
@@ -125,12 +125,12 @@ mod tests {
     use super::*;
 
     /// Landings that wait until somebody says where they are, or not.
-    fn late(wait: bool, ask: impl Fn() -> Known + Send + 'static) -> Vec<Box<dyn Landing>> {
+    fn late(wait: bool, ask: impl Fn() -> Known + Send + 'static) -> Vec<Box<dyn RecvBuffer>> {
         let until = Instant::now() + if wait { Duration::from_secs(600) } else { Duration::ZERO };
         landings_until(until, 2, ask, || waste(&[3, 5]))
     }
 
-    fn lengths(landings: &mut [Box<dyn Landing>]) -> Vec<usize> {
+    fn lengths(landings: &mut [Box<dyn RecvBuffer>]) -> Vec<usize> {
         landings.iter_mut().map(|landing| landing.space().len()).collect()
     }
 

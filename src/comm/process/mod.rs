@@ -44,12 +44,12 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::courier::{Addressee, Courier, Landing};
+use super::courier::{MessageHandler, Transport, RecvBuffer};
 use super::engine::{Backend, ProcessOptions};
-use super::local::{Deposit, HostBackend, PeerProcesses, Place};
+use super::local::{Deposit, HostBackend, PeerProcesses, PayloadTarget};
 use crate::memory::Home;
 use crate::memory::common::Commons;
-use header::{Contents, Header, LaunchKey, Word};
+use header::{PayloadDesc, Header, LaunchId, ControlMessage};
 use late::Known;
 
 /// The processes of a job, as one of them sees the others: what makes the engines of its launches.
@@ -73,8 +73,8 @@ use late::Known;
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Processes {
-    courier: Arc<dyn Courier>,
+pub struct ProcessJob {
+    courier: Arc<dyn Transport>,
     state: Mutex<State>,
     /// Of what lands in memory of its own, whichever thread it lands by.
     memory: Arc<Home>,
@@ -88,7 +88,7 @@ struct State {
     /// Launches made here. All processes make the same.
     made: u64,
     /// Those, and the worlds in which their ranks have gone on.
-    engines: HashMap<LaunchKey, Weak<HostBackend>>,
+    engines: HashMap<LaunchId, Weak<HostBackend>>,
     /// What has come for launches that have not begun here, in order.
     ahead: Vec<Ahead>,
     /// Headers so far, of each process.
@@ -102,7 +102,7 @@ struct State {
 /// What is done with payloads, once they are there.
 #[derive(Debug)]
 struct Awaited {
-    contents: Contents,
+    contents: PayloadDesc,
     goal: Goal,
     /// When they were announced.
     begun: Instant,
@@ -110,7 +110,7 @@ struct Awaited {
 
 #[derive(Debug)]
 enum Goal {
-    Place(Weak<HostBackend>, Place),
+    Place(Weak<HostBackend>, PayloadTarget),
     /// Of a launch that has not begun.
     Ahead,
 }
@@ -118,17 +118,17 @@ enum Goal {
 /// A header of a launch that has not begun.
 #[derive(Debug)]
 struct Ahead {
-    launch: LaunchKey,
+    launch: LaunchId,
     /// The process, and the number of the header.
     from: (usize, u64),
-    word: Word,
+    word: ControlMessage,
     /// What its payloads hold, if they are there.
     deposit: Option<Deposit>,
 }
 
-impl Processes {
+impl ProcessJob {
     /// Those that `courier` connects.
-    pub fn new(courier: Arc<dyn Courier>) -> Arc<Self> {
+    pub fn new(courier: Arc<dyn Transport>) -> Arc<Self> {
         let state = State { headers: vec![0; courier.processes()], ..State::default() };
         let state = Mutex::new(state);
         let (carrier, memory, commons) = (courier.clone(), Arc::default(), Mutex::default());
@@ -136,7 +136,7 @@ impl Processes {
             let this = this.clone();
             Self { courier: carrier, state, memory, commons, this }
         });
-        courier.deliver_to(this.clone());
+        courier.set_handler(this.clone());
         this
     }
 
@@ -147,7 +147,7 @@ impl Processes {
 
     /// Which of them this is.
     pub fn here(&self) -> usize {
-        self.courier.here()
+        self.courier.process_index()
     }
 
     /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on`](super::Launch::on).
@@ -175,7 +175,7 @@ impl Processes {
     }
 
     /// What others say of `launch` is for `engine` from now on.
-    fn begin(&self, launch: LaunchKey, engine: &Arc<HostBackend>) {
+    fn begin(&self, launch: LaunchId, engine: &Arc<HostBackend>) {
         let mut state = self.state.lock();
         let this = Arc::downgrade(engine);
         state.engines.insert(launch, this.clone());
@@ -200,9 +200,9 @@ impl Processes {
 }
 
 impl State {
-    fn next_launch(&mut self) -> LaunchKey {
+    fn next_launch(&mut self) -> LaunchId {
         self.made += 1;
-        LaunchKey::first(self.made - 1)
+        LaunchId::first(self.made - 1)
     }
 
     /// The engines that are still there.
@@ -217,7 +217,7 @@ impl State {
         header: &[u8],
         lengths: &[usize],
         memory: &Arc<Home>,
-    ) -> Result<Vec<Box<dyn Landing>>, String> {
+    ) -> Result<Vec<Box<dyn RecvBuffer>>, String> {
         let Some(Header { launch, mut word }) = Header::read(header) else {
             return Err(format!("header {} of {} bytes cannot be read", from.1, header.len()));
         };
@@ -260,12 +260,12 @@ impl State {
 }
 
 /// Where payloads of these contents land that are awaited at `place`.
-fn known_of(engine: &Weak<HostBackend>, place: Place, contents: &Contents) -> Known {
+fn known_of(engine: &Weak<HostBackend>, place: PayloadTarget, contents: &PayloadDesc) -> Known {
     engine.upgrade().map_or(Known::Nowhere, |engine| engine.regions(place, contents))
 }
 
-impl Addressee for Processes {
-    fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>> {
+impl MessageHandler for ProcessJob {
+    fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
         let mut state = self.state.lock();
         let number = state.headers[from];
         state.headers[from] += 1;
@@ -275,14 +275,14 @@ impl Addressee for Processes {
         })
     }
 
-    unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
+    unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn RecvBuffer>>) {
         let landings: Vec<_> = landings.into_iter().map(late::settled).collect();
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal, begun }) = state.awaited.remove(&(from, number)) else { return };
         let deposit = match wholes::of_landings(&landings) {
             Some(wholes) => Deposit::of_wholes(wholes),
             None => {
-                let Contents { addressees, tensors, common } = contents;
+                let PayloadDesc { addressees, tensors, common } = contents;
                 // SAFETY: the caller has written them all.
                 let tensors = unsafe { payload::landed(tensors, landings) };
                 Deposit::landed(addressees, tensors).saying(common)
@@ -306,7 +306,7 @@ impl Addressee for Processes {
 
     fn lost(&self, process: Option<usize>, problem: &str) {
         let mut state = self.state.lock();
-        let here = self.courier.here();
+        let here = self.courier.process_index();
         let all = (0..self.courier.processes()).filter(|other| *other != here);
         for process in process.map_or_else(|| all.collect(), |process| vec![process]) {
             state.engines().for_each(|engine| engine.lost(process, problem));

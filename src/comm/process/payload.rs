@@ -12,7 +12,7 @@ use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::TensorData;
 
-use crate::comm::courier::{Landing, Payload};
+use crate::comm::courier::{RecvBuffer, Payload};
 use crate::comm::{TensorMeta, engine};
 #[cfg(feature = "flex")]
 use crate::memory::flex;
@@ -47,7 +47,7 @@ impl AsRef<[u8]> for Host {
     }
 }
 
-impl Landing for Raw {
+impl RecvBuffer for Raw {
     fn space(&mut self) -> &mut [MaybeUninit<u8>] {
         self.bytes()
     }
@@ -65,22 +65,22 @@ pub(in crate::comm) fn are_of(lengths: &[usize], tensors: &[TensorMeta]) -> bool
 }
 
 /// Space for the payloads of `tensors`, of the memory of `home`.
-pub(in crate::comm) fn spaces(tensors: &[TensorMeta], home: &Arc<Home>) -> Vec<Box<dyn Landing>> {
+pub(in crate::comm) fn spaces(tensors: &[TensorMeta], home: &Arc<Home>) -> Vec<Box<dyn RecvBuffer>> {
     let full = tensors.iter().filter(|meta| meta.shape.num_elements() > 0);
     let space = |meta: &TensorMeta| Raw::at(Some(home), meta.dtype.size(), meta.shape.num_elements());
-    full.map(|meta| -> Box<dyn Landing> { Box::new(space(meta)) }).collect()
+    full.map(|meta| -> Box<dyn RecvBuffer> { Box::new(space(meta)) }).collect()
 }
 
 /// Space for payloads that are of no use.
-pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn Landing>> {
-    lengths.iter().map(|len| -> Box<dyn Landing> { Box::new(Raw::at(None, 1, *len)) }).collect()
+pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
+    lengths.iter().map(|len| -> Box<dyn RecvBuffer> { Box::new(Raw::at(None, 1, *len)) }).collect()
 }
 
 /// The tensors whose elements have landed in their [`spaces`], on the host.
 ///
 /// # Safety
 /// All bytes of the landings are written.
-pub(in crate::comm) unsafe fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box<dyn Landing>>) -> Vec<DispatchTensor> {
+pub(in crate::comm) unsafe fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box<dyn RecvBuffer>>) -> Vec<DispatchTensor> {
     let (host, mut landings) = (memory::host(), landings.into_iter());
     let tensor = |meta: TensorMeta| {
         let space = match meta.shape.num_elements() {

@@ -13,25 +13,25 @@ wire_struct!(RankReport { rank, doing, error, at });
 
 /// The texts of an error of another process.
 #[derive(Debug)]
-struct Told {
+struct RemoteErrorText {
     text: String,
     source: Option<Box<Self>>,
 }
 
-impl Told {
+impl RemoteErrorText {
     /// Of the texts of an error and its sources, the error's first.
     fn new(texts: Vec<String>) -> Option<Self> {
         texts.into_iter().rev().fold(None, |source, text| Some(Self { text, source: source.map(Box::new) }))
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for RemoteErrorText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl StdError for Told {
+impl StdError for RemoteErrorText {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.as_deref().map(|source| source as _)
     }
@@ -56,7 +56,7 @@ impl Decode for Error {
     fn decode(input: &mut &[u8]) -> Option<Self> {
         match u8::decode(input)? {
             0 => Some(Self::Comm(Decode::decode(input)?)),
-            1 => Some(Self::other(Told::new(Decode::decode(input)?)?)),
+            1 => Some(Self::other(RemoteErrorText::new(Decode::decode(input)?)?)),
             _ => None,
         }
     }

@@ -26,11 +26,11 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Shape, TensorData};
 use parking_lot::Mutex;
 
-use super::header::Contents;
+use super::header::PayloadDesc;
 use super::layout::Layout;
 use super::payload::payload;
 use crate::comm::TensorMeta;
-use crate::comm::courier::{Landing, Payload};
+use crate::comm::courier::{RecvBuffer, Payload};
 use crate::comm::engine;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::stream;
@@ -159,7 +159,7 @@ impl Wholes {
     ///
     /// # Safety
     /// They are written, and will not be again by those who have an address here; whoever takes the result takes it on the host.
-    pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (Contents, Vec<Payload>) {
+    pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (PayloadDesc, Vec<Payload>) {
         let owner = if let Memory::Of(wholes) = &self.memory { wholes } else { self };
         owner.are_sent.store(true, Ordering::Relaxed);
         let meta = |layout: &Layout| TensorMeta {
@@ -168,16 +168,16 @@ impl Wholes {
         };
         let region = |(at, len)| -> Payload { Arc::new(Sent(Region { at, len, wholes: self.clone() })) };
         let payloads = self.places(member).filter(|(_, len)| *len > 0).map(region).collect();
-        (Contents { tensors: self.layouts.iter().map(meta).collect(), ..Contents::default() }, payloads)
+        (PayloadDesc { tensors: self.layouts.iter().map(meta).collect(), ..PayloadDesc::default() }, payloads)
     }
 
     /// Where the parts of `member` land, those with elements; `None` if they are not `parts`.
-    pub fn regions(self: &Arc<Self>, member: usize, parts: &[TensorMeta]) -> Option<Vec<Box<dyn Landing>>> {
+    pub fn regions(self: &Arc<Self>, member: usize, parts: &[TensorMeta]) -> Option<Vec<Box<dyn RecvBuffer>>> {
         let bytes = parts.iter().map(|part| part.shape.num_elements() * part.dtype.size());
         if !self.layouts.iter().map(|layout| layout.bytes(member)).eq(bytes) {
             return None;
         }
-        let region = |(at, len)| -> Box<dyn Landing> { Box::new(Region { at, len, wholes: self.clone() }) };
+        let region = |(at, len)| -> Box<dyn RecvBuffer> { Box::new(Region { at, len, wholes: self.clone() }) };
         Some(self.places(member).filter(|(_, len)| *len > 0).map(region).collect())
     }
 
@@ -280,7 +280,7 @@ struct Region {
     wholes: Arc<Wholes>,
 }
 
-impl Landing for Region {
+impl RecvBuffer for Region {
     fn space(&mut self) -> &mut [MaybeUninit<u8>] {
         // SAFETY: inside the whole, which is not taken before all parts have landed; no other region is there.
         unsafe { std::slice::from_raw_parts_mut(self.at.0.as_ptr(), self.len) }
@@ -300,7 +300,7 @@ impl AsRef<[u8]> for Sent {
 }
 
 /// The wholes that `landings` are regions of, if they are.
-pub(in crate::comm) fn of_landings(landings: &[Box<dyn Landing>]) -> Option<Arc<Wholes>> {
+pub(in crate::comm) fn of_landings(landings: &[Box<dyn RecvBuffer>]) -> Option<Arc<Wholes>> {
     let first: &dyn Any = &**landings.first()?;
     first.downcast_ref::<Region>().map(|region| region.wholes.clone())
 }

@@ -8,7 +8,7 @@ fn end_at_once(end: impl FnOnce()) {
     let courier = start(Limits::default());
     let large = || payload(0, 1, 32 << 20);
     let told = inbox(&courier);
-    if courier.here() == 0 {
+    if courier.process_index() == 0 {
         told.recv().unwrap();
         for _ in 0..3 {
             courier.send(1, parcel("large", [large()]));
@@ -64,7 +64,7 @@ fn invariant_6_a_panic_of_the_addressee_loses_all_and_aborts_the_job() {
     let text = ProcessTest::new(2).run_failing(|| {
         let courier = start(Limits::default());
         let told = inbox(&courier);
-        if courier.here() == 0 {
+        if courier.process_index() == 0 {
             have_the_other_panic(&courier, &told);
         }
         assert!(matches!(told.recv().unwrap(), News::Header { .. }));

@@ -7,14 +7,14 @@ use super::*;
 fn whoever_helps_carries() {
     ProcessTest::new(2).run(|| {
         let courier = start(Limits::default());
-        let (told, other) = (inbox(&courier), 1 - courier.here());
+        let (told, other) = (inbox(&courier), 1 - courier.process_index());
         let mut own = 0;
         for turn in 0..200_usize {
-            if turn % 2 == courier.here() {
+            if turn % 2 == courier.process_index() {
                 courier.send(other, parcel("turn", [payload(0, 0, turn * 1000)]));
             }
-            while turn % 2 != courier.here() {
-                let moved = courier.help().expect("Debian's Open MPI is serialized");
+            while turn % 2 != courier.process_index() {
+                let moved = courier.progress().expect("Debian's Open MPI is serialized");
                 if let Ok(News::Arrived { payloads, .. }) = told.try_recv() {
                     assert_eq!(payloads, [(*payload(0, 0, turn * 1000)).as_ref()]);
                     own += usize::from(moved);
@@ -32,16 +32,16 @@ fn invariant_7_a_panic_on_a_thread_that_helps_loses_all() {
     let text = ProcessTest::new(2).run_failing(|| {
         let courier = start(Limits::default());
         let told = inbox(&courier);
-        if courier.here() == 0 {
+        if courier.process_index() == 0 {
             have_the_other_panic(&courier, &told);
         }
         let problem = loop {
-            courier.help();
+            courier.progress();
             if let Ok(News::Lost { process: None, problem }) = told.try_recv() {
                 break problem;
             }
         };
-        assert_eq!(courier.help(), Some(false), "nothing moves any more");
+        assert_eq!(courier.progress(), Some(false), "nothing moves any more");
         println!("lost: {problem}");
     });
     assert!(text.is_none_or(|text| text.contains("lost: the courier panicked: as asked")));
@@ -55,7 +55,7 @@ fn a_process_that_ends_on_a_thread_that_helps_does_so_at_once() {
         loop {
             // Some the courier's own thread may take.
             others(&courier).for_each(|to| courier.send(to, parcel("exit if helping", [])));
-            (0..100).for_each(|_| _ = courier.help());
+            (0..100).for_each(|_| _ = courier.progress());
         }
     });
     assert!(text.is_none_or(|text| text.starts_with("exit status: 3\n") && !text.contains("panicked")));

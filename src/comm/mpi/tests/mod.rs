@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::*;
-use crate::comm::courier::{Landing, Payload};
+use crate::comm::courier::{RecvBuffer, Payload};
 use crate::testing::ProcessTest;
 
 /// What an addressee was told.
@@ -29,8 +29,8 @@ impl Inbox {
     }
 }
 
-impl Addressee for Inbox {
-    fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>> {
+impl MessageHandler for Inbox {
+    fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
         let order = header.clone();
         self.tell(News::Header { from, header, lengths: lengths.to_vec() });
         match &order[..] {
@@ -40,11 +40,11 @@ impl Addressee for Inbox {
             b"wait" => thread::sleep(Duration::from_millis(300)),
             _ => (),
         }
-        lengths.iter().map(|length| Box::new(Space(Box::new_uninit_slice(*length))) as Box<dyn Landing>).collect()
+        lengths.iter().map(|length| Box::new(Space(Box::new_uninit_slice(*length))) as Box<dyn RecvBuffer>).collect()
     }
 
-    unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
-        let bytes = |mut landing: Box<dyn Landing>| {
+    unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn RecvBuffer>>) {
+        let bytes = |mut landing: Box<dyn RecvBuffer>| {
             // SAFETY: as the courier says.
             unsafe { landing.space().assume_init_ref() }.to_vec()
         };
@@ -58,27 +58,27 @@ impl Addressee for Inbox {
 
 struct Space(Box<[MaybeUninit<u8>]>);
 
-impl Landing for Space {
+impl RecvBuffer for Space {
     fn space(&mut self) -> &mut [MaybeUninit<u8>] {
         &mut self.0
     }
 }
 
-fn start(limits: Limits) -> MpiCourier {
+fn start(limits: Limits) -> MpiTransport {
     let place = launcher::place().unwrap().expect("a launcher has started this");
-    let courier = MpiCourier::start(place, limits).unwrap();
-    assert_eq!((courier.processes(), courier.here()), (place.processes, place.here));
+    let courier = MpiTransport::start(place, limits).unwrap();
+    assert_eq!((courier.processes(), courier.process_index()), (place.processes, place.here));
     courier
 }
 
-fn inbox(courier: &MpiCourier) -> Receiver<News> {
+fn inbox(courier: &MpiTransport) -> Receiver<News> {
     let (tell, told) = channel();
-    courier.deliver_to(Arc::new(Inbox(Mutex::new(tell))));
+    courier.set_handler(Arc::new(Inbox(Mutex::new(tell))));
     told
 }
 
-fn parcel(header: &str, payloads: impl IntoIterator<Item = Payload>) -> Parcel {
-    Parcel { header: header.into(), payloads: payloads.into_iter().collect(), taken: None }
+fn parcel(header: &str, payloads: impl IntoIterator<Item = Payload>) -> Message {
+    Message { header: header.into(), payloads: payloads.into_iter().collect(), taken: None }
 }
 
 /// The payload of that length which one process sends another.
@@ -93,13 +93,13 @@ fn payload(from: usize, to: usize, length: usize) -> Payload {
     Arc::new(bytes)
 }
 
-fn others(courier: &MpiCourier) -> impl Iterator<Item = usize> + use<> {
-    let here = courier.here();
+fn others(courier: &MpiTransport) -> impl Iterator<Item = usize> + use<> {
+    let here = courier.process_index();
     (0..courier.processes()).filter(move |process| *process != here)
 }
 
 /// Process 0, which has the addressee of process 1 panic: by that the job ends while it waits.
-fn have_the_other_panic(courier: &MpiCourier, told: &Receiver<News>) -> ! {
+fn have_the_other_panic(courier: &MpiTransport, told: &Receiver<News>) -> ! {
     courier.send(1, parcel("panic", []));
     told.recv().unwrap();
     panic!("process 0 is told nothing");
@@ -108,7 +108,7 @@ fn have_the_other_panic(courier: &MpiCourier, told: &Receiver<News>) -> ! {
 #[test]
 fn a_process_alone_starts_no_mpi() {
     if std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none() {
-        assert!(MpiCourier::of_process().unwrap().is_none());
+        assert!(MpiTransport::of_process().unwrap().is_none());
         assert!(!mpi::environment::is_initialized());
     }
 }
@@ -116,9 +116,9 @@ fn a_process_alone_starts_no_mpi() {
 #[test]
 fn the_process_has_one_courier() {
     ProcessTest::new(2).run(|| {
-        let courier = || MpiCourier::of_process().unwrap().unwrap();
+        let courier = || MpiTransport::of_process().unwrap().unwrap();
         assert!(Arc::ptr_eq(&courier(), &courier()));
-        assert_eq!(format!("{:?}", courier()), format!("MPI courier of process {} of 2", courier().here()));
+        assert_eq!(format!("{:?}", courier()), format!("MPI courier of process {} of 2", courier().process_index()));
     });
 }
 
@@ -126,6 +126,6 @@ fn the_process_has_one_courier() {
 fn a_program_that_has_initialized_mpi_itself_is_told() {
     ProcessTest::new(2).run(|| {
         let _mpi = mpi::initialize().unwrap();
-        assert_eq!(MpiCourier::of_process().unwrap_err(), StartError::Initialized);
+        assert_eq!(MpiTransport::of_process().unwrap_err(), StartError::Initialized);
     });
 }

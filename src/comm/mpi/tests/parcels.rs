@@ -8,7 +8,7 @@ use crate::testing::Conformance;
 fn all_pairs(limits: Limits, header: usize, lengths: &[usize]) {
     let courier = start(limits);
     let told = inbox(&courier);
-    let (here, header) = (courier.here(), "h".repeat(header));
+    let (here, header) = (courier.process_index(), "h".repeat(header));
     let parcels: Vec<_> = lengths.iter().map(std::slice::from_ref).chain([lengths, &[]]).collect();
     for lengths in &parcels {
         for to in others(&courier) {
@@ -72,7 +72,7 @@ fn invariant_3_what_is_longer_than_a_message_goes_in_pieces() {
 
 /// Launches whose messages are of these limits.
 fn launches(limits: Limits) -> impl Fn(usize) -> Launch {
-    let processes = Processes::new(Arc::new(start(limits)));
+    let processes = ProcessJob::new(Arc::new(start(limits)));
     move |ranks| Launch::on_backend(processes.engine(ranks / processes.count()))
 }
 
@@ -100,7 +100,7 @@ fn headers_come_in_order_and_payloads_as_they_can() {
     ProcessTest::new(3).run(|| {
         let courier = start(Limits::default());
         let told = inbox(&courier);
-        let here = courier.here();
+        let here = courier.process_index();
         // Some so large that MPI receives the next before.
         let header = |number: u64| number.to_string() + &"-".repeat(if number % 100 == 50 { 1 << 20 } else { 0 });
         let length = |number: u64| if number.is_multiple_of(100) { 4 << 20 } else { number as usize % 2 * 10 };
@@ -136,7 +136,7 @@ fn what_has_come_before_it_is_asked_for_is_kept() {
             courier.send(to, parcel("small", [payload(0, 0, 8)]));
             courier.send(to, parcel("large", [payload(0, 0, 1 << 20)]));
         }
-        thread::sleep(Duration::from_millis(100 * courier.here() as u64));
+        thread::sleep(Duration::from_millis(100 * courier.process_index() as u64));
         let told = inbox(&courier);
         let headers = told.iter().filter(|news| matches!(news, News::Header { .. })).take(2);
         let headers = headers.map(|news| if let News::Header { header, .. } = news { header } else { Vec::new() });
@@ -148,7 +148,7 @@ fn what_has_come_before_it_is_asked_for_is_kept() {
 #[test]
 fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
     struct Unsettled(Box<[MaybeUninit<u8>]>, Arc<AtomicBool>);
-    impl Landing for Unsettled {
+    impl RecvBuffer for Unsettled {
         fn is_settled(&mut self) -> bool {
             self.1.load(Ordering::SeqCst)
         }
@@ -158,8 +158,8 @@ fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
         }
     }
     struct Late(Inbox, Arc<AtomicBool>);
-    impl Addressee for Late {
-        fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn Landing>> {
+    impl MessageHandler for Late {
+        fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
             let late = header == b"first";
             let landings = self.0.header(from, header, lengths);
             if !late {
@@ -168,10 +168,10 @@ fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
             let space = |length: &usize| Box::new_uninit_slice(*length);
             lengths
                 .iter()
-                .map(|length| Box::new(Unsettled(space(length), self.1.clone())) as Box<dyn Landing>)
+                .map(|length| Box::new(Unsettled(space(length), self.1.clone())) as Box<dyn RecvBuffer>)
                 .collect()
         }
-        unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn Landing>>) {
+        unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn RecvBuffer>>) {
             // SAFETY: as the courier says.
             unsafe { self.0.arrived(from, number, landings) }
         }
@@ -183,8 +183,8 @@ fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
         let courier = start(Limits { message: 10_000, riding: 0 });
         let (tell, told) = channel();
         let settled = Arc::new(AtomicBool::new(false));
-        courier.deliver_to(Arc::new(Late(Inbox(Mutex::new(tell)), settled.clone())));
-        let (here, other) = (courier.here(), 1 - courier.here());
+        courier.set_handler(Arc::new(Late(Inbox(Mutex::new(tell)), settled.clone())));
+        let (here, other) = (courier.process_index(), 1 - courier.process_index());
         let sizes = [1_000_000, 95_000];
         for (name, size) in ["first", "second"].into_iter().zip(sizes) {
             courier.send(other, parcel(name, [payload(here, other, size)]));

@@ -84,7 +84,7 @@ fn after<T: Send>(meanwhile: impl Fn(&World, Vec<Posted>) -> Result<T> + Sync) -
     let mut ends = Vec::new();
     for (processes, each) in [(2, 2), (4, 1)] {
         let job = Job::new(processes, 30);
-        let run = |_, processes: &super::super::Processes| {
+        let run = |_, processes: &super::super::ProcessJob| {
             launch(Launch::on_backend(processes.engine(each)), |world| meanwhile(world, posted(world)))
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));

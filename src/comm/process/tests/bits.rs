@@ -19,7 +19,7 @@ fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) ->
     let expected = launch(Launch::threads(4), &program).unwrap_or_else(|error| panic!("{error}"));
     let jobs = [(Job::new(1, 11), 4), (Job::new(2, 11), 2), (Job::new(4, 11), 1), (Job::on_one_host(4, 11), 1)];
     for (job, each) in jobs {
-        let run = |_, processes: &super::super::Processes| launch(Launch::on_backend(processes.engine(each)), &program);
+        let run = |_, processes: &super::super::ProcessJob| launch(Launch::on_backend(processes.engine(each)), &program);
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         assert_eq!(got.collect::<Vec<_>>(), expected, "{} processes of {each}", job.processes());
     }

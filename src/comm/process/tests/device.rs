@@ -44,7 +44,7 @@ fn collectives_of_another_device_are_those_of_threads() {
     let expected = launch(Launch::threads(4).with_device(device.clone()), program).unwrap_or_else(|error| panic!("{error}"));
     for (processes, each) in [(2, 2), (4, 1)] {
         let job = Job::new(processes, 22);
-        let run = |_, processes: &super::super::Processes| {
+        let run = |_, processes: &super::super::ProcessJob| {
             launch(Launch::on_backend(processes.engine(each)).with_device(device.clone()), program)
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use burn::tensor::Tensor;
 
-use super::super::Processes;
-use super::super::header::{Channel, Contents, Header, Introduction, LaunchKey, Said, When, Word, Written};
+use super::super::ProcessJob;
+use super::super::header::{RemoteGroupId, PayloadDesc, Header, RemoteGroupInfo, LaunchId, Said, DataMode, ControlMessage, EncodedSignature};
 use super::loopback::Job;
-use crate::comm::courier::{Courier, Parcel};
+use crate::comm::courier::{Transport, Message};
 use crate::comm::engine::CallSignature;
 use crate::comm::{Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, World, launch};
 use crate::{Error, Result};
@@ -18,7 +18,7 @@ const FAR: Duration = Duration::from_secs(3600);
 /// What each process's launch ends with.
 #[expect(clippy::result_large_err, reason = "made once per test")]
 fn launched<T: Send>(
-    processes: &Processes,
+    processes: &ProcessJob,
     each: usize,
     program: impl Fn(&World) -> Result<T> + Sync,
 ) -> Result<Vec<(usize, T)>, LaunchError> {
@@ -196,31 +196,31 @@ fn a_process_that_is_lost_ends_the_others() {
 /// Headers that no engine sends: whoever gets one says whose it was, and no thread panics.
 #[test]
 fn a_header_that_cannot_be_right_is_an_error() {
-    let print = || Written::of(&CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new()));
-    let of = |ranks: &[usize], member| Introduction { ranks: ranks.to_vec(), name: String::new(), member };
-    let channel = |introduction| Channel { number: 1000, introduction };
+    let print = || EncodedSignature::of(&CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new()));
+    let of = |ranks: &[usize], member| RemoteGroupInfo { ranks: ranks.to_vec(), name: String::new(), member };
+    let channel = |introduction| RemoteGroupId { number: 1000, introduction };
     let join = |introduction, seq| {
         let print = print();
         let print = Said::Full { number: None, print: &print };
-        let contents = Contents::default();
-        let (channel, when) = (channel(introduction), When::Now);
-        let word = Word::Joined { channel, seq, print, digests: None, when, contents };
-        Header { launch: LaunchKey::first(0), word }.write()
+        let contents = PayloadDesc::default();
+        let (channel, when) = (channel(introduction), DataMode::Now);
+        let word = ControlMessage::Joined { channel, seq, print, digests: None, when, contents };
+        Header { launch: LaunchId::first(0), word }.write()
     };
     let message = |to| {
         let print = print();
         let channel = channel(Some(of(&[0, 1], 1)));
-        let word = Word::Sent { channel, to, tag: 0, print: &print, contents: Contents::default() };
-        Header { launch: LaunchKey::first(0), word }.write()
+        let word = ControlMessage::Sent { channel, to, tag: 0, print: &print, contents: PayloadDesc::default() };
+        Header { launch: LaunchId::first(0), word }.write()
     };
-    let write = |word: Word<&Written>| Header { launch: LaunchKey::first(0), word }.write();
-    let known = write(Word::Joined {
+    let write = |word: ControlMessage<&EncodedSignature>| Header { launch: LaunchId::first(0), word }.write();
+    let known = write(ControlMessage::Joined {
         channel: channel(Some(of(&[0, 1], 1))),
         seq: 0,
         print: Said::Known { number: 3 },
         digests: None,
-        when: When::Now,
-        contents: Contents::default(),
+        when: DataMode::Now,
+        contents: PayloadDesc::default(),
     });
     let wrong = [
         (Vec::new(), "of 0 bytes cannot be read"),
@@ -231,13 +231,13 @@ fn a_header_that_cannot_be_right_is_an_error() {
         (join(Some(of(&[0, 9], 1)), 0), "of a group of ranks [0, 9]"),
         (join(Some(of(&[1, 0], 0)), 5), "it says call 5 of a group where call 0 is next"),
         (known, "it has not said what print 3 is"),
-        (write(Word::Asked { channel: 0, seq: 7, wanted: true }), "it asks for what was not offered in call 7"),
+        (write(ControlMessage::Pull { channel: 0, seq: 7, wanted: true }), "it asks for what was not offered in call 7"),
         (
-            write(Word::Brought { channel: 1000, seq: 0, contents: Contents::default() }),
+            write(ControlMessage::Data { channel: 1000, seq: 0, contents: PayloadDesc::default() }),
             "it has not said what channel 1000 is",
         ),
         (message(2), "it sends to member 2 of a group of 2"),
-        (write(Word::Left(left(0))), "it says that rank 0 has left"),
+        (write(ControlMessage::RankExited(left(0))), "it says that rank 0 has left"),
     ];
     for (header, problem) in wrong {
         let job = Job::new(2, 9);
@@ -245,7 +245,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
             launched(processes, 1, |world| {
                 world.barrier("start")?;
                 if world.rank() == 1 {
-                    job.couriers[1].send(0, Parcel { header: header.clone(), payloads: Vec::new(), taken: None });
+                    job.couriers[1].send(0, Message { header: header.clone(), payloads: Vec::new(), taken: None });
                 }
                 world.barrier("middle")?;
                 world.barrier("end")
@@ -265,8 +265,8 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
         launched(processes, 1, |world| {
             world.barrier("start")?;
             if world.rank() == 1 {
-                let header = Header { launch: LaunchKey::first(0), word: Word::Left(left(1)) }.write();
-                job.couriers[1].send(0, Parcel { header, payloads: vec![Arc::new([0; 12])], taken: None });
+                let header = Header { launch: LaunchId::first(0), word: ControlMessage::RankExited(left(1)) }.write();
+                job.couriers[1].send(0, Message { header, payloads: vec![Arc::new([0; 12])], taken: None });
             }
             world.barrier("middle")?;
             world.barrier("end")

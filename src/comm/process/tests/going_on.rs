@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
 
-use super::super::Processes;
+use super::super::ProcessJob;
 use super::loopback::Job;
-use crate::comm::courier::Courier;
+use crate::comm::courier::Transport;
 use crate::comm::{Launch, LaunchError, ReduceOp, World, launch};
 use crate::{Error, Result};
 
@@ -33,7 +33,7 @@ fn persists(world: &World) -> Result<(usize, Vec<usize>)> {
 type Ends = Result<Vec<(usize, (usize, Vec<usize>))>, Box<LaunchError>>;
 
 fn launched(
-    processes: &Processes,
+    processes: &ProcessJob,
     each: usize,
     program: impl Fn(&World) -> Result<(usize, Vec<usize>)> + Sync,
 ) -> Ends {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
 
-use super::super::header::{Channel, Contents, Header, InCommon, Introduction, LaunchKey, Said, When, Word, Written};
+use super::super::header::{RemoteGroupId, PayloadDesc, Header, InCommon, RemoteGroupInfo, LaunchId, Said, DataMode, ControlMessage, EncodedSignature};
 use crate::Error;
 use crate::comm::engine::{ShardSignature, Failure, PairwiseSignature, CallSignature, TensorSignature};
 use crate::comm::local::MembershipMessage;
@@ -96,48 +96,48 @@ fn errors() -> Vec<CommError> {
     ]
 }
 
-const LAUNCH: LaunchKey = LaunchKey { number: 3, shrunk: 1 };
+const LAUNCH: LaunchId = LaunchId { number: 3, shrunk: 1 };
 
-fn write(word: Word<&Written>) -> Vec<u8> {
+fn write(word: ControlMessage<&EncodedSignature>) -> Vec<u8> {
     Header { launch: LAUNCH, word }.write()
 }
 
 fn headers() -> Vec<Vec<u8>> {
     let channel = |is_new: bool| {
-        let introduction = Introduction { ranks: vec![0, 200, 3], name: "reduced".into(), member: 1 };
-        Channel { number: 128, introduction: is_new.then_some(introduction) }
+        let introduction = RemoteGroupInfo { ranks: vec![0, 200, 3], name: "reduced".into(), member: 1 };
+        RemoteGroupId { number: 128, introduction: is_new.then_some(introduction) }
     };
     let at = InCommon::At { address: Address { process: 1 << 22, file: 7, number: u64::MAX - 1 } };
     let contents =
-        Contents { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3], common: Some(at) };
+        PayloadDesc { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3], common: Some(at) };
     let mut headers = Vec::new();
     for print in prints() {
-        let (print, contents) = (&Written::of(&print), contents.clone());
-        headers.push(write(Word::Joined {
+        let (print, contents) = (&EncodedSignature::of(&print), contents.clone());
+        headers.push(write(ControlMessage::Joined {
             channel: channel(true),
             seq: 1 << 33,
             print: Said::Full { number: Some(5), print },
             digests: Some(digests()),
-            when: When::Asked,
+            when: DataMode::Pull,
             contents: contents.clone(),
         }));
-        headers.push(write(Word::Sent { channel: channel(false), to: 2, tag: u32::MAX, print, contents }));
+        headers.push(write(ControlMessage::Sent { channel: channel(false), to: 2, tag: u32::MAX, print, contents }));
     }
     let print = Said::Known { number: 300 };
     let contents_of = contents.clone();
-    headers.push(write(Word::Joined {
+    headers.push(write(ControlMessage::Joined {
         channel: channel(false),
         seq: 0,
         print,
         digests: None,
-        when: When::Now,
+        when: DataMode::Now,
         contents: contents_of,
     }));
-    headers.push(write(Word::Asked { channel: 300, seq: 1 << 33, wanted: true }));
-    headers.push(write(Word::Brought { channel: 300, seq: 1 << 33, contents }));
+    headers.push(write(ControlMessage::Pull { channel: 300, seq: 1 << 33, wanted: true }));
+    headers.push(write(ControlMessage::Data { channel: 300, seq: 1 << 33, contents }));
     for word in [InCommon::Wanted {}, InCommon::Unwanted {}] {
-        let contents = Contents { common: Some(word), ..Contents::default() };
-        headers.push(write(Word::Brought { channel: 3, seq: 1, contents }));
+        let contents = PayloadDesc { common: Some(word), ..PayloadDesc::default() };
+        headers.push(write(ControlMessage::Data { channel: 3, seq: 1, contents }));
     }
     let notices = [
         MembershipMessage::Came { rank: 300 },
@@ -145,13 +145,13 @@ fn headers() -> Vec<Vec<u8>> {
         MembershipMessage::Missed { process: 2 },
         MembershipMessage::Roster { ranks: vec![0, 300] },
     ];
-    headers.extend(notices.map(|notice| write(Word::GoesOn(notice))));
-    headers.push(write(Word::Left(RankReport { rank: 9, doing: "computing".into(), error: None, at: None })));
+    headers.extend(notices.map(|notice| write(ControlMessage::Membership(notice))));
+    headers.push(write(ControlMessage::RankExited(RankReport { rank: 9, doing: "computing".into(), error: None, at: None })));
     let mut failures: Vec<_> = errors().into_iter().map(Failure::Collective).collect();
     failures.push(Failure::Panicked { rank: 0, message: "boom".into() });
     failures.push(Failure::Failed { rank: 0, message: String::new() });
     for failure in failures {
-        headers.push(write(Word::Failed { failure, decided: true }));
+        headers.push(write(ControlMessage::Failed { failure, decided: true }));
     }
     headers
 }
@@ -166,8 +166,8 @@ fn a_header_is_read_as_it_was_written() {
         for header in header {
             let Some(Header { launch, word }) = Header::read(header) else { panic!("{header:?} cannot be read") };
             assert_eq!(launch, LAUNCH);
-            let (Word::Joined { print: Said::Full { number: Some(5), print: read }, .. }
-            | Word::Sent { print: read, .. }) = &word
+            let (ControlMessage::Joined { print: Said::Full { number: Some(5), print: read }, .. }
+            | ControlMessage::Sent { print: read, .. }) = &word
             else {
                 panic!("{word:?}")
             };
@@ -176,15 +176,15 @@ fn a_header_is_read_as_it_was_written() {
     }
     let mut errors = errors().into_iter();
     for header in headers() {
-        if let Word::Failed { failure: Failure::Collective(error), decided: true } = Header::read(&header).unwrap().word
+        if let ControlMessage::Failed { failure: Failure::Collective(error), decided: true } = Header::read(&header).unwrap().word
         {
             assert_eq!(Some(error), errors.next());
         }
     }
     assert_eq!(errors.next(), None);
     let read = Header::read(&headers()[0]).unwrap();
-    let Word::Joined {
-        channel: Channel { number: 128, introduction: Some(introduction) },
+    let ControlMessage::Joined {
+        channel: RemoteGroupId { number: 128, introduction: Some(introduction) },
         seq,
         digests: Some(read_digests),
         contents,
@@ -209,7 +209,7 @@ fn how_a_rank_ended_arrives_with_the_sources_of_its_error() {
     struct NoBatch(#[source] std::fmt::Error);
     let there = |error: Error| {
         let report = RankReport { rank: 9, doing: "computing".into(), error: Some(error), at: Some("a.rs:1:2".into()) };
-        let Word::Left(report) = Header::read(&write(Word::Left(report))).unwrap().word else { panic!("another word") };
+        let ControlMessage::RankExited(report) = Header::read(&write(ControlMessage::RankExited(report))).unwrap().word else { panic!("another word") };
         assert_eq!((report.rank, &report.doing[..], report.at.as_deref()), (9, "computing", Some("a.rs:1:2")));
         report.error.expect("there was one")
     };

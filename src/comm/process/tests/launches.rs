@@ -4,7 +4,7 @@ use std::thread;
 
 use burn::tensor::Tensor;
 
-use super::super::Processes;
+use super::super::ProcessJob;
 use super::loopback::Job;
 use crate::Result;
 use crate::comm::{Launch, ReceivedTensors, ReduceOp, World, launch};
@@ -27,7 +27,7 @@ fn program(world: &World) -> Result<(f32, f32)> {
     Ok((sum, Tensor::<1>::from_dispatch(tensors.remove(0)).mean().into_scalar()))
 }
 
-fn launched(processes: &Processes, each: usize) -> Vec<(f32, f32)> {
+fn launched(processes: &ProcessJob, each: usize) -> Vec<(f32, f32)> {
     let ranks = launch(Launch::on_backend(processes.engine(each)), program).unwrap_or_else(|error| panic!("{error}"));
     ranks.into_iter().map(|(_, got)| got).collect()
 }

@@ -12,10 +12,10 @@ use parking_lot::{Condvar, Mutex};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::super::Processes;
+use super::super::ProcessJob;
 use super::super::late::settled;
 use super::super::wholes::of_landings;
-use crate::comm::courier::{Addressee, Courier, Landing, Parcel, Payload, Taken};
+use crate::comm::courier::{MessageHandler, Transport, RecvBuffer, Message, Payload, SendStamp};
 
 /// The connections of one process. Headers of one sender arrive in order; payloads late, and in an order of a seed's.
 pub struct Loopback {
@@ -30,7 +30,7 @@ pub struct Loopback {
     common: AtomicBool,
     /// How often somebody has begun to wait.
     hurried: AtomicU64,
-    addressee: OnceLock<Arc<dyn Addressee>>,
+    addressee: OnceLock<Arc<dyn MessageHandler>>,
 }
 
 #[derive(Default)]
@@ -40,7 +40,7 @@ struct Inbox {
 }
 
 enum Event {
-    Parcel(usize, Parcel),
+    Parcel(usize, Message),
     /// This process is gone.
     Lost(usize),
     /// The job is over.
@@ -52,7 +52,7 @@ struct Late {
     from: usize,
     number: u64,
     payloads: Vec<Payload>,
-    landings: Vec<Box<dyn Landing>>,
+    landings: Vec<Box<dyn RecvBuffer>>,
 }
 
 impl Inbox {
@@ -62,23 +62,23 @@ impl Inbox {
     }
 }
 
-impl Courier for Loopback {
+impl Transport for Loopback {
     fn processes(&self) -> usize {
         self.inboxes.len()
     }
 
-    fn here(&self) -> usize {
+    fn process_index(&self) -> usize {
         self.here
     }
 
-    fn send(&self, to: usize, parcel: Parcel) {
+    fn send(&self, to: usize, parcel: Message) {
         assert_ne!(to, self.here, "no process sends to itself");
         let payloads: usize = parcel.payloads.iter().map(|payload| payload.as_ref().as_ref().len()).sum();
         self.sent[to].fetch_add((parcel.header.len() + payloads) as u64, Ordering::SeqCst);
         self.inboxes[to].put(Event::Parcel(self.here, parcel));
     }
 
-    fn hurry(&self) {
+    fn poll_now(&self) {
         self.hurried.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -90,13 +90,13 @@ impl Courier for Loopback {
         self.sent.iter().map(|sent| sent.load(Ordering::SeqCst)).collect()
     }
 
-    fn deliver_to(&self, addressee: Arc<dyn Addressee>) {
+    fn set_handler(&self, addressee: Arc<dyn MessageHandler>) {
         assert!(self.addressee.set(addressee).is_ok(), "there is one addressee");
     }
 }
 
 impl Loopback {
-    fn addressee(&self) -> &dyn Addressee {
+    fn addressee(&self) -> &dyn MessageHandler {
         &**self.addressee.get().expect("a process has begun")
     }
 
@@ -117,8 +117,8 @@ impl Loopback {
             match event {
                 // Nothing more comes from there, though it may not know.
                 Some(Event::Parcel(from, _)) if lost.contains(&from) => {}
-                Some(Event::Parcel(from, Parcel { header, payloads, taken })) => {
-                    taken.iter().for_each(Taken::note);
+                Some(Event::Parcel(from, Message { header, payloads, taken })) => {
+                    taken.iter().for_each(SendStamp::note);
                     let lengths: Vec<_> = payloads.iter().map(|payload| payload.as_ref().as_ref().len()).collect();
                     let landings = self.addressee().header(from, header, &lengths);
                     let number = headers[from];
@@ -172,7 +172,7 @@ impl fmt::Debug for Loopback {
 /// Processes that are connected; their connections go with this.
 pub struct Job {
     pub couriers: Vec<Arc<Loopback>>,
-    pub processes: Vec<Arc<Processes>>,
+    pub processes: Vec<Arc<ProcessJob>>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
@@ -186,7 +186,7 @@ impl Job {
             Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, held, common, hurried, addressee })
         };
         let couriers: Vec<_> = (0..processes).map(courier).collect();
-        let processes = couriers.iter().map(|courier| Processes::new(courier.clone())).collect();
+        let processes = couriers.iter().map(|courier| ProcessJob::new(courier.clone())).collect();
         let start = |courier: &Arc<Loopback>| {
             let courier = courier.clone();
             let seed = seed + courier.here as u64;
@@ -209,8 +209,8 @@ impl Job {
     }
 
     /// Runs `body` in every process at once. One that panics is gone: the others hear of it.
-    pub fn run<T: Send>(&self, body: impl Fn(usize, &Processes) -> T + Sync) -> Vec<T> {
-        let run = |(process, processes): (usize, &Arc<Processes>)| {
+    pub fn run<T: Send>(&self, body: impl Fn(usize, &ProcessJob) -> T + Sync) -> Vec<T> {
+        let run = |(process, processes): (usize, &Arc<ProcessJob>)| {
             let result = catch_unwind(AssertUnwindSafe(|| body(process, processes)));
             if result.is_err() {
                 self.lose(process);
