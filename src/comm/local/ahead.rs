@@ -9,30 +9,30 @@ use parking_lot::Mutex;
 
 use super::HostBackend;
 use super::board::OpHandle;
-use super::data::Deposit;
-use super::in_common::Results;
+use super::data::Contribution;
+use super::in_common::SharedMemoryResult;
 use super::others::Collective;
-use super::outlet::{RemoteGroup, Shares};
+use super::outlet::{RemoteGroup, OutgoingData};
 use crate::comm::TransferTiming;
-use crate::comm::process::header::{PayloadDesc, InCommon};
+use crate::comm::process::header::{PayloadDesc, SharedMemoryMessage};
 
 /// Calls that were made ahead, and have not begun.
 #[derive(Debug, Default)]
-pub(super) struct Calls(Mutex<HashMap<Collective, Beginning>>);
+pub(super) struct DeferredGathers(Mutex<HashMap<Collective, Beginning>>);
 
 /// How one begins.
 #[derive(Debug)]
 struct Beginning {
     first: OpHandle,
     outlet: Arc<RemoteGroup>,
-    results: Arc<Results>,
+    results: Arc<SharedMemoryResult>,
 }
 
 impl Beginning {
     /// Neither waits nor copies.
     fn begin(self, engine: &HostBackend, wanted: bool) {
         let Self { first, outlet, results } = self;
-        let word = if wanted { results.wanted(first.member) } else { InCommon::Unwanted {} };
+        let word = if wanted { results.wanted(first.member) } else { SharedMemoryMessage::Unwanted {} };
         let (shares, deposit) = said(&outlet, word);
         outlet.bring(first.seq, shares);
         engine.fill_and_finish(first, deposit);
@@ -40,25 +40,25 @@ impl Beginning {
 }
 
 /// What others get of a word, and what is deposited here.
-pub(super) fn said(outlet: &RemoteGroup, word: InCommon) -> (Shares, Deposit) {
+pub(super) fn said(outlet: &RemoteGroup, word: SharedMemoryMessage) -> (OutgoingData, Contribution) {
     let common = Some(word);
     let shares = outlet.alike((PayloadDesc { common, ..PayloadDesc::default() }, Vec::new()));
-    (shares, Deposit::new(Vec::new()).saying(common).there(None))
+    (shares, Contribution::new(Vec::new()).saying(common).there(None))
 }
 
 /// A call that was made ahead, and its rank: which wants it, or drops this.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct DeferredGather {
     engine: Arc<HostBackend>,
     first: OpHandle,
     /// Since when the rank itself wants it.
     wanted: OnceLock<Instant>,
 }
 
-impl Ahead {
+impl DeferredGather {
     /// A rank has called the collective of `first`, to which it has yet to bring that it begins. If another has asked for
     /// it, it does.
-    pub fn new(engine: &Arc<HostBackend>, first: OpHandle, outlet: &Arc<RemoteGroup>, results: &Arc<Results>) -> Self {
+    pub fn new(engine: &Arc<HostBackend>, first: OpHandle, outlet: &Arc<RemoteGroup>, results: &Arc<SharedMemoryResult>) -> Self {
         let (outlet, results) = (outlet.clone(), results.clone());
         engine.ahead.0.lock().insert((first.group, first.seq), Beginning { first, outlet, results });
         // Who asks from now on finds it there.
@@ -87,7 +87,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for DeferredGather {
     fn drop(&mut self) {
         self.engine.begin_called(self.first, false);
     }

@@ -5,36 +5,36 @@ use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
 
-use super::ahead::{self, Ahead};
+use super::ahead::{self, DeferredGather};
 use super::board::OpHandle;
 use super::channel::HostGroupBackend;
-use super::data::{Deposit, Exchange};
-use super::halves::Halves;
-use super::in_common::Results;
-use super::open::{Left, Open};
-use super::outlet::{RemoteGroup, Share, DataMode};
-use super::pending::{Joined, OpHandleGuard};
+use super::data::{Contribution, CollectiveInputs};
+use super::halves::TwoPhaseAllReduce;
+use super::in_common::SharedMemoryResult;
+use super::open::{Left, SharedRequest};
+use super::outlet::{RemoteGroup, RecipientData, DataMode};
+use super::pending::{CollectiveRequest, OpHandleGuard};
 use super::rendezvous::Matched;
 use crate::comm::courier::SendStamp;
 use crate::comm::engine::{Request, CallContext, PostResult, CallSignature, Completed};
-use crate::comm::process::header::InCommon;
-use crate::comm::process::layout::Layout;
+use crate::comm::process::header::SharedMemoryMessage;
+use crate::comm::process::layout::ContiguousLayout;
 use crate::comm::process::wholes;
 use crate::comm::{TransferTiming, CommError};
 
 /// Puts a rank's part, once all have begun.
-struct Placing {
+struct SharedMemoryGather {
     seat: OpHandleGuard,
     second: OpHandle,
     /// Where the second half is called.
     later: Arc<RemoteGroup>,
     /// Noted when other processes are told of the first.
     taken: SendStamp,
-    results: Arc<Results>,
+    results: Arc<SharedMemoryResult>,
     parts: Vec<DispatchTensor>,
 }
 
-impl Request<()> for Placing {
+impl Request<()> for SharedMemoryGather {
     fn is_complete(&self) -> bool {
         self.seat.is_complete()
     }
@@ -43,7 +43,7 @@ impl Request<()> for Placing {
         let Self { mut seat, second, later, taken, results, parts } = *self;
         let (ticket, engine) = (seat.take(), &seat.engine);
         let Matched { parts: said, last } = engine.rendezvous.wait(ticket, deadline)?;
-        let is_unwanted = said.iter().all(|deposit| deposit.common == Some(InCommon::Unwanted {}));
+        let is_unwanted = said.iter().all(|deposit| deposit.common == Some(SharedMemoryMessage::Unwanted {}));
         let wholes = if is_unwanted { None } else { Some(results.find(engine, ticket, &said)?) };
         // What was said has moved nothing.
         let begun = Instant::now();
@@ -53,13 +53,13 @@ impl Request<()> for Placing {
             unsafe { wholes.put(ticket.member, &parts, || engine.carry()) };
             let shares = match wholes.are_common() {
                 true => later.nothing(),
-                false => later.shares(&Deposit::new(parts), Share::Whole),
+                false => later.shares(&Contribution::new(parts), RecipientData::Whole),
             };
             later.bring(second.seq, shares);
             engine.carry();
-            engine.fill_and_finish(second, Deposit::of_wholes(wholes).there(None));
+            engine.fill_and_finish(second, Contribution::of_wholes(wholes).there(None));
         });
-        let carried = Deposit::carried(&said, Some(&taken)).map(|carried| TransferTiming { begun, ..carried });
+        let carried = Contribution::carried(&said, Some(&taken)).map(|carried| TransferTiming { begun, ..carried });
         Ok(Completed { last: Some(last), carried, ..placed })
     }
 }
@@ -68,7 +68,7 @@ impl HostGroupBackend {
     /// Whether what such a call gathers goes to memory in common: all ranks say the same.
     pub(super) fn gathers_in_common(&self, print: &CallSignature) -> bool {
         let ranks = self.member.group.size();
-        wholes::pay(print.bytes(), ranks) && Layout::of_wholes(&print.tensors, ranks).is_some()
+        wholes::pay(print.bytes(), ranks) && ContiguousLayout::of_wholes(&print.tensors, ranks).is_some()
     }
 
     /// [`all_gather`](crate::comm::engine::Channel::all_gather) into memory that the ranks of the group have in common.
@@ -80,12 +80,12 @@ impl HostGroupBackend {
     ) -> PostResult<Vec<DispatchTensor>> {
         let (engine, rendezvous, is_ahead) = (&self.engine, &self.engine.rendezvous, post.ahead);
         let (member, ranks) = (self.member.group.rank(), self.member.group.size());
-        let deposit = Deposit::new(parts);
+        let deposit = Contribution::new(parts);
         self.note(&deposit);
         let parts = deposit.tensors;
         let device = self.member.home(&parts);
-        let layouts = Layout::of_wholes(&post.print.tensors, ranks).expect("a part that goes there has a place");
-        let results = Results::new(outlet, layouts);
+        let layouts = ContiguousLayout::of_wholes(&post.print.tensors, ranks).expect("a part that goes there has a place");
+        let results = SharedMemoryResult::new(outlet, layouts);
         // What else is agreed on is by the first half.
         let agreed =
             CallSignature { tensors: Arc::new([]), names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
@@ -103,7 +103,7 @@ impl HostGroupBackend {
                 outlet.joined(post.print, shares, DataMode::Now, join)?
             }
         };
-        let ahead = is_ahead.then(|| Ahead::new(engine, first, outlet, &results));
+        let ahead = is_ahead.then(|| DeferredGather::new(engine, first, outlet, &results));
 
         let join = |print| rendezvous.join_late(*key, member, print);
         let joined = later.joined(agreed, later.nothing(), DataMode::Later, join);
@@ -111,7 +111,7 @@ impl HostGroupBackend {
         let later = later.clone();
         let finish = {
             let results = results.clone();
-            move |exchange: &Exchange| {
+            move |exchange: &CollectiveInputs| {
                 let wholes = results.found();
                 exchange.land(&wholes);
                 // SAFETY: all ranks have put their parts, or they were put here.
@@ -119,11 +119,11 @@ impl HostGroupBackend {
             }
         };
         let seat = |ticket| OpHandleGuard::new(engine.clone(), ticket, false);
-        let gathered = Joined { seat: seat(second), own: None, taken: None, device, finish };
-        let seconds = vec![Left(Open::new(self.member.rank(), Box::new(gathered)))];
-        let placing = Placing { seat: seat(first), second, later, taken, results, parts };
+        let gathered = CollectiveRequest { seat: seat(second), own: None, taken: None, device, finish };
+        let seconds = vec![Left(SharedRequest::new(self.member.rank(), Box::new(gathered)))];
+        let placing = SharedMemoryGather { seat: seat(first), second, later, taken, results, parts };
         let firsts = vec![engine.leave_open(first, Box::new(placing))];
         let finish = |mut gathered: Vec<Vec<DispatchTensor>>| gathered.remove(0);
-        Ok(Box::new(Halves { ahead, firsts, seconds, finish }))
+        Ok(Box::new(TwoPhaseAllReduce { ahead, firsts, seconds, finish }))
     }
 }

@@ -7,18 +7,18 @@ use burn::tensor::Shape;
 
 use super::board::OpHandle;
 use super::channel::HostGroupBackend;
-use super::data::{Deposit, Exchange};
-use super::halves::{First, Halves, Owed, Sums};
-use super::in_common::Results;
-use super::open::{Left, Open};
-use super::outlet::{RemoteGroup, Share, DataMode};
-use super::pending::{Joined, OpHandleGuard};
+use super::data::{Contribution, CollectiveInputs};
+use super::halves::{ReduceScatterPhase, TwoPhaseAllReduce, DeferredContribution, ReductionTarget};
+use super::in_common::SharedMemoryResult;
+use super::open::{Left, SharedRequest};
+use super::outlet::{RemoteGroup, RecipientData, DataMode};
+use super::pending::{CollectiveRequest, OpHandleGuard};
 use super::segments::Segment;
 use crate::comm::courier::SendStamp;
 use crate::comm::engine::{CallContext, PostResult, CallSignature, reshaped};
-use crate::comm::process::header::InCommon;
-use crate::comm::process::layout::Layout;
-use crate::comm::process::wholes::{self, Wholes};
+use crate::comm::process::header::SharedMemoryMessage;
+use crate::comm::process::layout::ContiguousLayout;
+use crate::comm::process::wholes::{self, ResultBuffer};
 use crate::comm::{CommError, ReduceOp};
 
 /// Bytes of a segment for each rank, which it reduces.
@@ -49,39 +49,39 @@ impl HostGroupBackend {
         let (ranks, bytes) = (self.member.group.size(), post.print.bytes());
         let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
         let row = |(tensor, shape): (DispatchTensor, &Shape)| reshaped(tensor, Shape::from([shape.num_elements()]));
-        let rows: Arc<[_]> = Deposit::new(tensors.into_iter().zip(&shapes).map(row).collect()).tensors.into();
+        let rows: Arc<[_]> = Contribution::new(tensors.into_iter().zip(&shapes).map(row).collect()).tensors.into();
         // All ranks must agree on them: where each is alone in its process, which all know.
         let segments = match outlet.processes() == ranks && wholes::pay(bytes, ranks) {
             true => Segment::several(&rows, SEGMENT * ranks),
             false => vec![Segment::of_all(&rows)],
         };
         let (device, engine) = (self.member.home(&rows), &self.engine);
-        let layout = |row: &DispatchTensor| Layout::of_row(row.shape().num_elements(), row.dtype(), []);
+        let layout = |row: &DispatchTensor| ContiguousLayout::of_row(row.shape().num_elements(), row.dtype(), []);
         let layouts = || rows.iter().map(layout).collect();
         let pays = wholes::pay(bytes, ranks);
-        let results = (pays && outlet.has_common_memory()).then(|| Results::new(outlet, layouts()));
+        let results = (pays && outlet.has_common_memory()).then(|| SharedMemoryResult::new(outlet, layouts()));
         let common = results.as_ref().map(|results| results.wanted(self.member.group.rank()));
         let Joinings { tickets, taken, later } = self.join_halves(outlet, post, &rows, &segments, common)?;
         let lands = results.is_none() && outlet.lands(bytes);
-        let whole = lands.then(|| Wholes::new(layouts(), &engine.others().memory));
-        let owed = |segment: &Segment, ticket| Owed { ticket, rows: rows.clone(), segment: segment.clone(), common };
+        let whole = lands.then(|| ResultBuffer::new(layouts(), &engine.others().memory));
+        let owed = |segment: &Segment, ticket| DeferredContribution { ticket, rows: rows.clone(), segment: segment.clone(), common };
         let pairs = segments.iter().zip(tickets);
         let mut rest = pairs.clone().skip(1).map(|(segment, (ticket, _))| owed(segment, ticket));
         let begun: Vec<_> = rest.by_ref().take(AHEAD - 1).collect();
         let (mut firsts, mut seconds, mut taken) = (Vec::new(), Vec::new(), Some(taken));
         for (segment, (ticket, second)) in pairs {
             let sums = match (&results, &whole) {
-                (Some(results), _) => Sums::Common(results.clone(), segment.clone()),
-                (None, Some(whole)) => Sums::Window(whole.window(segment.ranges(), ranks)),
-                (None, None) => Sums::Apart,
+                (Some(results), _) => ReductionTarget::Common(results.clone(), segment.clone()),
+                (None, Some(whole)) => ReductionTarget::Window(whole.window(segment.ranges(), ranks)),
+                (None, None) => ReductionTarget::Apart,
             };
-            if let Sums::Window(window) = &sums {
+            if let ReductionTarget::Window(window) = &sums {
                 engine.place(second, window);
             }
             seconds.push(Left(self.second_half(second, segment.ranges().len(), sums.clone(), &rows)));
             let (seat, outlet, device) = (OpHandleGuard::new(engine.clone(), ticket, false), later.clone(), device.clone());
             let (taken, cuts, next) = (taken.take(), segment.cuts(), rest.next());
-            firsts.push((ticket, First { seat, second, outlet, taken, op, cuts, sums, device, next }));
+            firsts.push((ticket, ReduceScatterPhase { seat, second, outlet, taken, op, cuts, sums, device, next }));
         }
         let leave_open = |(ticket, first)| engine.leave_open(ticket, Box::new(first));
         let firsts = firsts.into_iter().map(leave_open).collect();
@@ -92,7 +92,7 @@ impl HostGroupBackend {
             let wholes = whole.map_or_else(|| parts.remove(0), |whole| unsafe { whole.take(&device) });
             wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect::<Vec<_>>()
         };
-        Ok(Box::new(Halves { ahead: None, firsts, seconds, finish }))
+        Ok(Box::new(TwoPhaseAllReduce { ahead: None, firsts, seconds, finish }))
     }
 
     /// Joins both halves of every segment of `rows`, the first of them with what others need of it: all at once, so that the
@@ -103,11 +103,11 @@ impl HostGroupBackend {
         post: CallContext,
         rows: &[DispatchTensor],
         segments: &[Segment],
-        common: Option<InCommon>,
+        common: Option<SharedMemoryMessage>,
     ) -> Result<Joinings, CommError> {
-        let deposit = Deposit::new(segments[0].cut_from(rows)).saying(common).there(None);
+        let deposit = Contribution::new(segments[0].cut_from(rows)).saying(common).there(None);
         self.note(&deposit);
-        let shares = outlet.shares(&deposit, Share::Parts(&segments[0].cuts()));
+        let shares = outlet.shares(&deposit, RecipientData::Parts(&segments[0].cuts()));
         // What else is agreed on is by the first half of the first.
         let agreed = CallSignature { names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
         let prints = segments.iter().map(|segment| CallSignature { tensors: segment.prints(rows), ..agreed.clone() });
@@ -139,14 +139,14 @@ impl HostGroupBackend {
         &self,
         ticket: OpHandle,
         count: usize,
-        sums: Sums,
+        sums: ReductionTarget,
         rows: &[DispatchTensor],
-    ) -> Arc<Open<Vec<DispatchTensor>>> {
+    ) -> Arc<SharedRequest<Vec<DispatchTensor>>> {
         let device = self.member.home(rows);
         let bytes = rows.iter().map(|row| (row.shape().num_elements() * row.dtype().size()) as u64).sum();
-        let is_open = matches!(sums, Sums::Apart) && self.is_worth_hands(bytes, &device);
+        let is_open = matches!(sums, ReductionTarget::Apart) && self.is_worth_hands(bytes, &device);
         let ranks = self.member.group.size();
-        let finish = move |exchange: &Exchange| match sums.found(ranks) {
+        let finish = move |exchange: &CollectiveInputs| match sums.found(ranks) {
             Some(window) => {
                 exchange.land(&window);
                 Vec::new()
@@ -154,7 +154,7 @@ impl HostGroupBackend {
             None => exchange.joined(count),
         };
         let seat = OpHandleGuard::new(self.engine.clone(), ticket, false);
-        let joined = Box::new(Joined { seat, own: None, taken: None, device, finish });
-        if is_open { self.engine.leave_open(ticket, joined) } else { Open::new(self.member.rank(), joined) }
+        let joined = Box::new(CollectiveRequest { seat, own: None, taken: None, device, finish });
+        if is_open { self.engine.leave_open(ticket, joined) } else { SharedRequest::new(self.member.rank(), joined) }
     }
 }

@@ -9,17 +9,17 @@ use parking_lot::Mutex;
 use super::HostBackend;
 use super::board::{GroupKey, P2pMessage};
 #[cfg(feature = "cube")]
-use super::cube::Fused;
+use super::cube::CoalescedCopies;
 #[cfg(feature = "cube")]
 use super::data::has_kernel;
-use super::data::{self, Deposit, Exchange};
+use super::data::{self, Contribution, CollectiveInputs};
 use super::halves;
 use super::hands;
 use super::open::Left;
-use super::outlet::{RemoteGroup, Share, Shares, DataMode};
-use super::pending::{Awaited, Joined, Own, OpHandleGuard, Sent};
+use super::outlet::{RemoteGroup, RecipientData, OutgoingData, DataMode};
+use super::pending::{RecvRequest, CollectiveRequest, Own, OpHandleGuard, SendRequest};
 use crate::comm::engine::{GroupBackend, GroupMember, ReceivedTensors, CallContext, PostResult, rows_for_each};
-use crate::comm::process::layout::Layout;
+use crate::comm::process::layout::ContiguousLayout;
 use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
@@ -55,7 +55,7 @@ impl HostGroupBackend {
     }
 
     /// Notes where a deposit is.
-    pub fn note(&self, deposit: &Deposit) {
+    pub fn note(&self, deposit: &Contribution) {
         if let Some(tensor) = deposit.tensors.first() {
             self.member.ledger.ran_on(tensor.device());
         }
@@ -65,9 +65,9 @@ impl HostGroupBackend {
     fn join<T: Send + 'static>(
         &self,
         post: CallContext,
-        deposit: Deposit,
-        shares: Option<Shares>,
-        finish: impl FnOnce(&Exchange) -> T + Send + 'static,
+        deposit: Contribution,
+        shares: Option<OutgoingData>,
+        finish: impl FnOnce(&CollectiveInputs) -> T + Send + 'static,
     ) -> PostResult<T> {
         self.join_with(post, deposit, shares, None, finish)
     }
@@ -76,10 +76,10 @@ impl HostGroupBackend {
     fn join_with<T: Send + 'static>(
         &self,
         post: CallContext,
-        deposit: Deposit,
-        shares: Option<Shares>,
+        deposit: Contribution,
+        shares: Option<OutgoingData>,
         mut own: Option<Own>,
-        finish: impl FnOnce(&Exchange) -> T + Send + 'static,
+        finish: impl FnOnce(&CollectiveInputs) -> T + Send + 'static,
     ) -> PostResult<T> {
         self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.home(&deposit.tensors));
@@ -104,7 +104,7 @@ impl HostGroupBackend {
             _ => (join(post.print, deposit)?, None),
         };
         let seat = OpHandleGuard::new(self.engine.clone(), ticket, self.outlet.is_some() && post.ahead);
-        let joined = Box::new(Joined { seat, own, taken, device, finish });
+        let joined = Box::new(CollectiveRequest { seat, own, taken, device, finish });
         Ok(if is_open { Box::new(Left(self.engine.leave_open(ticket, joined))) } else { joined })
     }
 
@@ -128,7 +128,7 @@ impl HostGroupBackend {
         if !self.lands(bytes) || !memory::is_host(&Device::new(like.device())) {
             return None;
         }
-        let layout = Layout::new(shape, dtype, dim, lengths.iter().copied())?;
+        let layout = ContiguousLayout::new(shape, dtype, dim, lengths.iter().copied())?;
         Some(Own::new(move || vec![part()], move || Some(vec![layout])))
     }
 
@@ -138,7 +138,7 @@ impl HostGroupBackend {
     }
 
     /// What other processes need of a deposit, if there are any.
-    fn shares(&self, deposit: &Deposit, share: Share<'_>) -> Option<Shares> {
+    fn shares(&self, deposit: &Contribution, share: RecipientData<'_>) -> Option<OutgoingData> {
         self.outlet.as_ref().map(|outlet| outlet.shares(deposit, share))
     }
 }
@@ -158,14 +158,14 @@ impl GroupBackend for HostGroupBackend {
         {
             return self.all_gather_in_common(outlet, post, parts);
         }
-        let deposit = Deposit::planned(parts, plan.clone());
+        let deposit = Contribution::planned(parts, plan.clone());
         #[cfg(feature = "cube")]
-        let (fused, deposit) = Fused::pack_parts(post.ahead, deposit, &plan, &self.member);
-        let shares = self.shares(&deposit, Share::Whole);
+        let (fused, deposit) = CoalescedCopies::pack_parts(post.ahead, deposit, &plan, &self.member);
+        let shares = self.shares(&deposit, RecipientData::Whole);
         let own = self.lands(post.print.bytes()).then(|| {
             let (tensors, ranks) = (post.print.tensors.clone(), self.member.group.size());
             let parts = deposit.tensors.clone();
-            Own::new(move || parts, move || Layout::of_wholes(&tensors, ranks))
+            Own::new(move || parts, move || ContiguousLayout::of_wholes(&tensors, ranks))
         });
         self.join_with(post, deposit, shares, own, move |exchange| {
             if let Some(wholes) = exchange.landed() {
@@ -186,10 +186,10 @@ impl GroupBackend for HostGroupBackend {
         wholes: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let deposit = Deposit::new(wholes);
+        let deposit = Contribution::new(wholes);
         #[cfg(feature = "cube")]
-        let (fused, deposit) = Fused::pack_wholes(deposit, &plan, &self.member);
-        let shares = self.shares(&deposit, Share::Parts(plan.cuts()));
+        let (fused, deposit) = CoalescedCopies::pack_wholes(deposit, &plan, &self.member);
+        let shares = self.shares(&deposit, RecipientData::Parts(plan.cuts()));
         self.join(post, deposit, shares, move |exchange| {
             #[cfg(feature = "cube")]
             if let Some(parts) = fused.filter(|_| has_kernel(op)).and_then(|fused| fused.reduced(exchange.deposits, op))
@@ -208,8 +208,8 @@ impl GroupBackend for HostGroupBackend {
         _metas: Vec<Vec<TensorMeta>>,
     ) -> PostResult<Vec<Vec<DispatchTensor>>> {
         let own = std::mem::take(&mut parts[self.member.group.rank()]);
-        let deposit = Deposit::addressed(parts);
-        let shares = self.shares(&deposit, Share::Addressed);
+        let deposit = Contribution::addressed(parts);
+        let shares = self.shares(&deposit, RecipientData::Addressed);
         self.join(post, deposit, shares, move |exchange| exchange.addressed(own))
     }
 
@@ -220,31 +220,31 @@ impl GroupBackend for HostGroupBackend {
         _metas: Vec<TensorMeta>,
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let deposit = Deposit::new(tensors);
-        let shares = self.shares(&deposit, Share::Whole);
+        let deposit = Contribution::new(tensors);
+        let shares = self.shares(&deposit, RecipientData::Whole);
         self.join(post, deposit, shares, move |exchange| exchange.of_root(root))
     }
 
     fn barrier(&self, post: CallContext) -> PostResult<()> {
-        let deposit = Deposit::new(Vec::new());
-        let shares = self.shares(&deposit, Share::Whole);
+        let deposit = Contribution::new(Vec::new());
+        let shares = self.shares(&deposit, RecipientData::Whole);
         self.join(post, deposit, shares, |_| ())
     }
 
     fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()> {
-        let (from, part) = (self.member.group.rank(), Deposit::new(tensors));
+        let (from, part) = (self.member.group.rank(), Contribution::new(tensors));
         self.note(&part);
         let is_elsewhere = |outlet: &&Arc<RemoteGroup>| outlet.is_elsewhere(to);
         match self.outlet.as_ref().filter(is_elsewhere) {
             Some(outlet) => outlet.sent(to, tag, &post.print, &part),
             None => self.engine.rendezvous.send(self.key, to, P2pMessage { from, tag, print: post.print, part })?,
         }
-        Ok(Box::new(Sent))
+        Ok(Box::new(SendRequest))
     }
 
     fn receive(&self, post: CallContext, from: Option<usize>, tag: u32, _metas: Option<Vec<TensorMeta>>) -> PostResult<ReceivedTensors> {
         let claim = self.engine.rendezvous.receive(self.key, self.member.group.rank(), from, tag, post.print)?;
-        Ok(Box::new(Awaited::new(self.engine.clone(), claim, self.member.clone())))
+        Ok(Box::new(RecvRequest::new(self.engine.clone(), claim, self.member.clone())))
     }
 
     /// Every rank reads the terms where they are; of large ones each reduces a share for all.
@@ -255,8 +255,8 @@ impl GroupBackend for HostGroupBackend {
             return self.all_reduce_in_halves(outlet, post, tensors, op);
         }
         let count = tensors.len();
-        let deposit = Deposit::new(tensors);
-        let shares = self.shares(&deposit, Share::Whole);
+        let deposit = Contribution::new(tensors);
+        let shares = self.shares(&deposit, RecipientData::Whole);
         self.join(post, deposit, shares, move |exchange| {
             (0..count).map(|index| exchange.reduce_whole(index, op)).collect()
         })
@@ -267,8 +267,8 @@ impl GroupBackend for HostGroupBackend {
         let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
         let ShardedTensor { tensor, dim, cut } = shard;
         let mut shape = tensor.shape();
-        let (deposit, cuts) = (Deposit::new(vec![tensor]), [(to_dim, to_cut)]);
-        let shares = self.shares(&deposit, Share::Parts(&cuts));
+        let (deposit, cuts) = (Contribution::new(vec![tensor]), [(to_dim, to_cut)]);
+        let shares = self.shares(&deposit, RecipientData::Parts(&cuts));
         let [(to_dim, to_cut)] = cuts;
         let lengths: Vec<_> = (0..ranks).map(|rank| cut.range(ranks, rank).len()).collect();
         (shape[dim], shape[to_dim]) = (lengths.iter().sum(), to_cut.range(ranks, rank).len());
@@ -287,8 +287,8 @@ impl GroupBackend for HostGroupBackend {
         given: &[usize],
         taken: &[usize],
     ) -> PostResult<DispatchTensor> {
-        let deposit = Deposit::addressed(rows_for_each(&tensor, given));
-        let shares = self.shares(&deposit, Share::Addressed);
+        let deposit = Contribution::addressed(rows_for_each(&tensor, given));
+        let shares = self.shares(&deposit, RecipientData::Addressed);
         let mut shape = tensor.shape();
         shape[0] = taken.iter().sum();
         let part = deposit.parts_for(self.member.group.rank())[0].clone();
@@ -305,8 +305,8 @@ impl GroupBackend for HostGroupBackend {
         cuts: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let deposit = Deposit::new(tensors);
-        let shares = self.shares(&deposit, Share::Parts(&cuts));
+        let deposit = Contribution::new(tensors);
+        let shares = self.shares(&deposit, RecipientData::Parts(&cuts));
         self.join(post, deposit, shares, move |exchange| {
             let part = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| exchange.part(index, root, *dim, cut);
             cuts.iter().enumerate().map(part).collect()

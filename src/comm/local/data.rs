@@ -16,14 +16,14 @@ use super::board::OpHandle;
 use super::flex;
 use crate::comm::courier::SendStamp;
 use crate::comm::engine::ranges::{Ranges, cut, full};
-use crate::comm::process::header::InCommon;
-use crate::comm::process::wholes::Wholes;
+use crate::comm::process::header::SharedMemoryMessage;
+use crate::comm::process::wholes::ResultBuffer;
 use crate::comm::{TransferTiming, CollectivePlan, ReduceOp, engine};
 use crate::placement::ShardSizes;
 
 /// Where a deposit comes from, which says whose its memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum ContributionSource {
     /// A rank of this process.
     Here,
     /// A rank of another one, for several of this.
@@ -34,7 +34,7 @@ pub(crate) enum Origin {
 
 /// When a deposit came.
 #[derive(Debug, Clone, Copy)]
-struct Came {
+struct Arrival {
     /// From another process: its bytes were announced.
     begun: Option<Instant>,
     /// It was there.
@@ -43,28 +43,28 @@ struct Came {
 
 /// What one rank brings to a collective.
 #[derive(Debug)]
-pub(crate) struct Deposit {
+pub(crate) struct Contribution {
     pub tensors: Vec<DispatchTensor>,
     /// Of an all-to-all of lists, and of what came from another process for each rank of this one: the member that each
     /// tensor is for, ascending.
     addressees: Vec<usize>,
     /// Of an all-gather.
     plan: Option<Arc<CollectivePlan>>,
-    origin: Origin,
+    origin: ContributionSource,
     /// The results in which this is, if it is there and not in `tensors`.
-    wholes: Option<Arc<Wholes>>,
-    pub common: Option<InCommon>,
+    wholes: Option<Arc<ResultBuffer>>,
+    pub common: Option<SharedMemoryMessage>,
     /// Of ranks in several processes.
-    came: Option<Came>,
+    came: Option<Arrival>,
     /// All tensors in one buffer, beside themselves.
     #[cfg(feature = "cube")]
     pub flat: Option<CubeTensor>,
     /// The first member's is used.
     #[cfg(feature = "flex")]
-    shared: flex::Shared,
+    shared: flex::CollectiveCache,
 }
 
-impl Deposit {
+impl Contribution {
     /// A deposit of references to `tensors`; copies only those that peers cannot read in place.
     pub fn new(tensors: Vec<DispatchTensor>) -> Self {
         #[cfg(feature = "flex")]
@@ -75,14 +75,14 @@ impl Deposit {
             tensors,
             addressees: Vec::new(),
             plan: None,
-            origin: Origin::Here,
+            origin: ContributionSource::Here,
             wholes: None,
             common: None,
             came: None,
             #[cfg(feature = "cube")]
             flat: None,
             #[cfg(feature = "flex")]
-            shared: flex::Shared::default(),
+            shared: flex::CollectiveCache::default(),
         }
     }
 
@@ -100,28 +100,28 @@ impl Deposit {
 
     /// What has come from a rank of another process: all of it, or the parts of these members.
     pub fn landed(addressees: Vec<usize>, tensors: Vec<DispatchTensor>) -> Self {
-        let origin = if addressees.is_empty() { Origin::Elsewhere } else { Origin::ForOne };
+        let origin = if addressees.is_empty() { ContributionSource::Elsewhere } else { ContributionSource::ForOne };
         Self { addressees, origin, ..Self::new(tensors) }
     }
 
     /// What is in what the only rank here gets.
-    pub fn of_wholes(wholes: Arc<Wholes>) -> Self {
+    pub fn of_wholes(wholes: Arc<ResultBuffer>) -> Self {
         Self { wholes: Some(wholes), ..Self::landed(Vec::new(), Vec::new()) }
     }
 
     /// What has come from another process for a rank that is the only one here.
     pub fn for_one(self) -> Self {
-        Self { origin: Origin::ForOne, ..self }
+        Self { origin: ContributionSource::ForOne, ..self }
     }
 
     /// This deposit, and what its rank says of a result in common.
-    pub fn saying(self, common: Option<InCommon>) -> Self {
+    pub fn saying(self, common: Option<SharedMemoryMessage>) -> Self {
         Self { common, ..self }
     }
 
     /// This deposit, there from now on; its bytes have `begun` to come from another process.
     pub fn there(self, begun: Option<Instant>) -> Self {
-        Self { came: Some(Came { begun, there: Instant::now() }), ..self }
+        Self { came: Some(Arrival { begun, there: Instant::now() }), ..self }
     }
 
     /// When these have come, if some were from other processes, of which this one's thread has `taken` up the call.
@@ -151,21 +151,21 @@ impl Deposit {
 
 /// The deposits of a complete collective, seen from one rank.
 #[derive(Debug)]
-pub(super) struct Exchange<'a> {
-    pub deposits: &'a [Deposit],
+pub(super) struct CollectiveInputs<'a> {
+    pub deposits: &'a [Contribution],
     pub engine: &'a HostBackend,
     /// The rank's.
     pub ticket: OpHandle,
     /// Where a tensor goes that the rank has no counterpart of.
     pub device: &'a Device,
     /// Results in which this rank's own parts are.
-    pub wholes: Option<&'a Wholes>,
+    pub wholes: Option<&'a ResultBuffer>,
     /// How long the rank has waited for others that make its result with it.
     pub waited: Cell<Duration>,
 }
 
-impl<'a> Exchange<'a> {
-    pub fn new(deposits: &'a [Deposit], engine: &'a HostBackend, ticket: OpHandle, device: &'a Device) -> Self {
+impl<'a> CollectiveInputs<'a> {
+    pub fn new(deposits: &'a [Contribution], engine: &'a HostBackend, ticket: OpHandle, device: &'a Device) -> Self {
         Self { deposits, engine, ticket, device, wholes: None, waited: Cell::default() }
     }
 
@@ -189,14 +189,14 @@ impl<'a> Exchange<'a> {
 
     /// Where a result belongs that all ranks get alike, if several of them are here.
     #[cfg(feature = "flex")]
-    fn owner(&self, keep: flex::Keep) -> Option<flex::Owner<'_>> {
+    fn owner(&self, keep: flex::ResultRetention) -> Option<flex::Owner<'_>> {
         let shelf = self.engine.shelf.as_ref()?;
-        let here = self.deposits.iter().filter(|deposit| deposit.origin == Origin::Here);
+        let here = self.deposits.iter().filter(|deposit| deposit.origin == ContributionSource::Here);
         (here.take(2).count() == 2).then(|| self.deposits[0].shared.owner(shelf, self.ticket, keep, &self.waited))
     }
 
     /// Has all be in `wholes`, in which some may have landed.
-    pub fn land(&self, wholes: &Wholes) {
+    pub fn land(&self, wholes: &ResultBuffer) {
         if wholes.are_common() {
             // Every rank has put its own.
             return;
@@ -220,13 +220,13 @@ impl<'a> Exchange<'a> {
         #[cfg(feature = "flex")]
         {
             let first = &self.deposits[0];
-            let joints = || flex::Joints::new(plan, self.deposits.len());
+            let joints = || flex::GatherCopyPlan::new(plan, self.deposits.len());
             // One rank's for all: it grows with their number.
             let joints = first.plan.as_deref().unwrap_or(plan).kept(joints);
-            let parts = |deposit: &'a Deposit| deposit.tensors.iter().map(flex::primitive).collect();
+            let parts = |deposit: &'a Contribution| deposit.tensors.iter().map(flex::primitive).collect();
             let parts = first.shared.gathered(joints, || self.deposits.iter().map(parts).collect());
             if let Some(parts) = parts {
-                return joints.wholes(parts, self.owner(flex::Keep::Latest));
+                return joints.wholes(parts, self.owner(flex::ResultRetention::Latest));
             }
         }
         let whole = |(index, (dim, _)): (usize, &(usize, ShardSizes))| {
@@ -255,7 +255,7 @@ impl<'a> Exchange<'a> {
 
     /// What each rank has for this one; `own` of its own.
     pub fn addressed(&self, mut own: Vec<DispatchTensor>) -> Vec<Vec<DispatchTensor>> {
-        let parts = |(member, deposit): (usize, &Deposit)| match member == self.ticket.member {
+        let parts = |(member, deposit): (usize, &Contribution)| match member == self.ticket.member {
             true => std::mem::take(&mut own),
             false => deposit.parts_for(self.ticket.member).iter().map(|tensor| self.own(deposit, tensor)).collect(),
         };
@@ -270,12 +270,12 @@ impl<'a> Exchange<'a> {
     }
 
     /// A tensor of `deposit`: itself, if no other rank has it, or it is all that there is in its memory; otherwise a copy.
-    fn own(&self, deposit: &Deposit, tensor: &DispatchTensor) -> DispatchTensor {
+    fn own(&self, deposit: &Contribution, tensor: &DispatchTensor) -> DispatchTensor {
         #[cfg(feature = "flex")]
         let is_shared = self.engine.shelf.is_some() && flex::is_alone(tensor);
         #[cfg(not(feature = "flex"))]
         let is_shared = false;
-        if (deposit.origin == Origin::ForOne || is_shared) && tensor.device() == *self.device.as_dispatch() {
+        if (deposit.origin == ContributionSource::ForOne || is_shared) && tensor.device() == *self.device.as_dispatch() {
             return tensor.clone();
         }
         concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)
@@ -291,7 +291,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Where this rank's part, along `dim`, of tensor `index` of a deposit is.
-    fn cut<'b>(&self, deposit: &'b Deposit, index: usize, dim: usize, whole: &ShardSizes) -> (&'b DispatchTensor, Ranges) {
+    fn cut<'b>(&self, deposit: &'b Contribution, index: usize, dim: usize, whole: &ShardSizes) -> (&'b DispatchTensor, Ranges) {
         match deposit.cut_for(self.ticket.member, index) {
             Ok(part) => (part, full(&part.shape()[..])),
             Err(tensor) => (tensor, cut(&tensor.shape()[..], dim, self.mine(whole))),
@@ -313,7 +313,7 @@ impl<'a> Exchange<'a> {
         let ranges = full(&terms[0].shape()[..]);
         #[cfg(feature = "flex")]
         if has_kernel(op)
-            && let Some(terms) = flex::Terms::of(&terms)
+            && let Some(terms) = flex::ReduceOperands::of(&terms)
         {
             return terms.reduce(&ranges, op);
         }
@@ -322,7 +322,7 @@ impl<'a> Exchange<'a> {
 
     /// Its terms: this rank's part of every rank's.
     fn cut_terms(&self, index: usize, dim: usize, whole: &ShardSizes) -> Vec<DispatchTensor> {
-        let term = |deposit: &Deposit| match deposit.cut_for(self.ticket.member, index) {
+        let term = |deposit: &Contribution| match deposit.cut_for(self.ticket.member, index) {
             Ok(part) => part.clone(),
             Err(tensor) => part(tensor, dim, self.mine(whole)),
         };
@@ -334,11 +334,11 @@ impl<'a> Exchange<'a> {
     ///
     /// # Safety
     /// Nobody reads or writes there meanwhile. The parts are as long as there.
-    pub unsafe fn reduce_into(&self, wholes: &Wholes, member: usize, cuts: &[(usize, ShardSizes)], op: ReduceOp) -> bool {
+    pub unsafe fn reduce_into(&self, wholes: &ResultBuffer, member: usize, cuts: &[(usize, ShardSizes)], op: ReduceOp) -> bool {
         #[cfg(feature = "flex")]
         if has_kernel(op) {
             let terms =
-                |(index, (dim, cut)): (usize, &(usize, ShardSizes))| flex::Terms::of(&self.cut_terms(index, *dim, cut));
+                |(index, (dim, cut)): (usize, &(usize, ShardSizes))| flex::ReduceOperands::of(&self.cut_terms(index, *dim, cut));
             if let Some(terms) = cuts.iter().enumerate().map(terms).collect::<Option<Vec<_>>>() {
                 for (terms, at) in terms.iter().zip(wholes.starts(member)) {
                     // SAFETY: the caller's.
@@ -357,7 +357,7 @@ impl<'a> Exchange<'a> {
         if has_kernel(op)
             && let Some(terms) = self.terms(index)
         {
-            return terms.reduce_whole(op, self.owner(flex::Keep::All));
+            return terms.reduce_whole(op, self.owner(flex::ResultRetention::All));
         }
         self.reduce(index, &full(&self.deposits[0].tensors[index].shape()[..]), op)
     }
@@ -375,7 +375,7 @@ impl<'a> Exchange<'a> {
 
     /// Tensor `index` of every rank, if they are all Flex tensors.
     #[cfg(feature = "flex")]
-    fn terms(&self, index: usize) -> Option<&'a flex::Terms> {
+    fn terms(&self, index: usize) -> Option<&'a flex::ReduceOperands> {
         let terms = || self.deposits.iter().map(|deposit| flex::primitive(&deposit.tensors[index])).collect();
         self.deposits[0].shared.terms((index, self.deposits[0].tensors.len()), terms)
     }

@@ -28,19 +28,19 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
 use super::HostBackend;
-use super::ahead::Ahead;
+use super::ahead::DeferredGather;
 use super::board::OpHandle;
-use super::data::{Deposit, Exchange};
-use super::in_common::Results;
-use super::open::{Left, Open};
-use super::outlet::{RemoteGroup, Share};
+use super::data::{Contribution, CollectiveInputs};
+use super::in_common::SharedMemoryResult;
+use super::open::{Left, SharedRequest};
+use super::outlet::{RemoteGroup, RecipientData};
 use super::pending::OpHandleGuard;
 use super::rendezvous::Matched;
 use super::segments::Segment;
 use crate::comm::courier::SendStamp;
 use crate::comm::engine::{Request, Completed};
-use crate::comm::process::header::InCommon;
-use crate::comm::process::wholes::Wholes;
+use crate::comm::process::header::SharedMemoryMessage;
+use crate::comm::process::wholes::ResultBuffer;
 use crate::comm::{TransferTiming, CommError, ReduceOp};
 use crate::placement::ShardSizes;
 
@@ -59,7 +59,7 @@ pub(super) fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
 
 /// A rank's first half, until its part is reduced.
 #[derive(Debug)]
-pub(super) struct First {
+pub(super) struct ReduceScatterPhase {
     pub seat: OpHandleGuard,
     /// The second half, to which the rank owes its part.
     pub second: OpHandle,
@@ -70,26 +70,26 @@ pub(super) struct First {
     pub op: ReduceOp,
     /// How the rows are cut over the ranks.
     pub cuts: Vec<(usize, ShardSizes)>,
-    pub sums: Sums,
+    pub sums: ReductionTarget,
     pub device: Device,
     /// What is brought next.
-    pub next: Option<Owed>,
+    pub next: Option<DeferredContribution>,
 }
 
 /// Where the sums of a segment are put.
 #[derive(Debug, Clone)]
-pub(super) enum Sums {
+pub(super) enum ReductionTarget {
     /// Each rank's in memory of its own.
     Apart,
     /// In the result, where what others send lands.
-    Window(Arc<Wholes>),
+    Window(Arc<ResultBuffer>),
     /// In results that ranks have in common.
-    Common(Arc<Results>, Segment),
+    Common(Arc<SharedMemoryResult>, Segment),
 }
 
-impl Sums {
+impl ReductionTarget {
     /// Where they are put, as ranks have `said` in the call of `ticket`.
-    fn find(&self, engine: &HostBackend, ticket: OpHandle, said: &[Deposit]) -> Result<Option<Arc<Wholes>>, CommError> {
+    fn find(&self, engine: &HostBackend, ticket: OpHandle, said: &[Contribution]) -> Result<Option<Arc<ResultBuffer>>, CommError> {
         Ok(match self {
             Self::Apart => None,
             Self::Window(window) => Some(window.clone()),
@@ -100,7 +100,7 @@ impl Sums {
     }
 
     /// Where they were put.
-    pub fn found(self, ranks: usize) -> Option<Arc<Wholes>> {
+    pub fn found(self, ranks: usize) -> Option<Arc<ResultBuffer>> {
         match self {
             Self::Apart => None,
             Self::Window(window) => Some(window),
@@ -109,7 +109,7 @@ impl Sums {
     }
 }
 
-impl Request<()> for First {
+impl Request<()> for ReduceScatterPhase {
     fn is_complete(&self) -> bool {
         self.seat.is_complete()
     }
@@ -121,27 +121,27 @@ impl Request<()> for First {
         let Matched { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
         let window = sums.find(engine, ticket, &parts)?;
         let reduced = Completed::timed(|| {
-            let exchange = Exchange::new(&parts, engine, ticket, &device);
+            let exchange = CollectiveInputs::new(&parts, engine, ticket, &device);
             let part = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, cut, op);
             let parts = || cuts.iter().enumerate().map(part).collect::<Vec<_>>();
             // SAFETY: the place of this rank's part, which nobody has: the second half is complete only with it.
-            let reduce = |window: &Arc<Wholes>| unsafe { exchange.reduce_into(window, second.member, &cuts, op) };
+            let reduce = |window: &Arc<ResultBuffer>| unsafe { exchange.reduce_into(window, second.member, &cuts, op) };
             let (shares, deposit) = match window {
                 Some(window) if window.are_common() => {
                     if !reduce(&window) {
                         // SAFETY: as above.
                         unsafe { window.put(second.member, &parts(), || engine.carry()) };
                     }
-                    (outlet.nothing(), Deposit::of_wholes(window))
+                    (outlet.nothing(), Contribution::of_wholes(window))
                 }
                 Some(window) if reduce(&window) => {
                     // SAFETY: it was written; of Flex tensors the result is one.
                     let share = unsafe { window.sent(second.member) };
-                    (outlet.alike(share), Deposit::of_wholes(window))
+                    (outlet.alike(share), Contribution::of_wholes(window))
                 }
                 _ => {
-                    let deposit = Deposit::new(parts());
-                    (outlet.shares(&deposit, Share::Whole), deposit)
+                    let deposit = Contribution::new(parts());
+                    (outlet.shares(&deposit, RecipientData::Whole), deposit)
                 }
             };
             outlet.bring(second.seq, shares);
@@ -152,50 +152,50 @@ impl Request<()> for First {
                 next.bring(engine, &outlet);
             }
         });
-        Ok(Completed { last: Some(last), carried: Deposit::carried(&parts, taken.as_ref()), ..reduced })
+        Ok(Completed { last: Some(last), carried: Contribution::carried(&parts, taken.as_ref()), ..reduced })
     }
 }
 
 /// What a rank owes to a first half that it has joined for later.
 #[derive(Debug)]
-pub(super) struct Owed {
+pub(super) struct DeferredContribution {
     pub ticket: OpHandle,
     /// Of which it is a segment.
     pub rows: Arc<[DispatchTensor]>,
     pub segment: Segment,
     /// What the rank says of results in common.
-    pub common: Option<InCommon>,
+    pub common: Option<SharedMemoryMessage>,
 }
 
-impl Owed {
+impl DeferredContribution {
     pub fn bring(self, engine: &HostBackend, outlet: &RemoteGroup) {
-        let deposit = Deposit::new(self.segment.cut_from(&self.rows)).saying(self.common).there(None);
-        outlet.bring(self.ticket.seq, outlet.shares(&deposit, Share::Parts(&self.segment.cuts())));
+        let deposit = Contribution::new(self.segment.cut_from(&self.rows)).saying(self.common).there(None);
+        outlet.bring(self.ticket.seq, outlet.shares(&deposit, RecipientData::Parts(&self.segment.cuts())));
         engine.fill_and_finish(self.ticket, deposit);
     }
 }
 
 /// An all-reduce, or a gather [in common](super::in_common), that this rank has joined.
-pub(super) struct Halves<F> {
+pub(super) struct TwoPhaseAllReduce<F> {
     /// If the rank may not want it yet.
-    pub ahead: Option<Ahead>,
+    pub ahead: Option<DeferredGather>,
     /// Given up by nobody: the others need them.
-    pub firsts: Vec<Arc<Open<()>>>,
+    pub firsts: Vec<Arc<SharedRequest<()>>>,
     pub seconds: Vec<Left<Vec<DispatchTensor>>>,
     /// Makes the result of what the second halves give.
     pub finish: F,
 }
 
-impl<F> Request<Vec<DispatchTensor>> for Halves<F>
+impl<F> Request<Vec<DispatchTensor>> for TwoPhaseAllReduce<F>
 where
     F: FnOnce(Vec<Vec<DispatchTensor>>) -> Vec<DispatchTensor> + Send,
 {
     fn is_complete(&self) -> bool {
-        self.ahead.as_ref().is_some_and(Ahead::is_all) || self.seconds.iter().all(Left::is_complete)
+        self.ahead.as_ref().is_some_and(DeferredGather::is_all) || self.seconds.iter().all(Left::is_complete)
     }
 
     fn start(&mut self) {
-        self.ahead.iter().for_each(Ahead::begin);
+        self.ahead.iter().for_each(DeferredGather::begin);
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
@@ -205,7 +205,7 @@ where
         // All at once: what completes them then wakes nobody else for it.
         let seconds: Vec<_> = seconds.iter().map(|second| (second.0.take(), &second.0)).collect();
         let firsts: Vec<_> = firsts.iter().map(|first| (first.take(), first)).collect();
-        ahead.iter().for_each(Ahead::begin);
+        ahead.iter().for_each(DeferredGather::begin);
         let (mut moving, mut last, mut carried, mut parts) = (Duration::ZERO, None, None, Vec::new());
         for (own, first) in firsts {
             let first = own.map_or_else(|| first.taken_by_hands(), |own| own.wait(left()))?;

@@ -23,25 +23,25 @@ use parking_lot::Mutex;
 
 use super::HostBackend;
 use super::board::{GroupKey, OpHandle};
-use super::open::Task;
+use super::open::CompletionTask;
 
 /// Results of fewer bytes are made faster than a thread is woken.
 pub(super) const WORTH: u64 = 1 << 20;
 
 /// What ranks here have left open, by the group and the sequence number of what has to be complete.
-type ByCollective = HashMap<(GroupKey, u64), Vec<Arc<dyn Task>>>;
+type ByCollective = HashMap<(GroupKey, u64), Vec<Arc<dyn CompletionTask>>>;
 
 /// What ranks here have left open, and a thread for it: neither a rank's own, which goes on, nor the courier's, which
 /// carries. It ends with the engine.
 #[derive(Default)]
-pub(super) struct Hands {
+pub(super) struct CompletionThread {
     open: Mutex<ByCollective>,
-    thread: OnceLock<Sender<Arc<dyn Task>>>,
+    thread: OnceLock<Sender<Arc<dyn CompletionTask>>>,
 }
 
-impl Hands {
+impl CompletionThread {
     /// Keeps `task` until the collective of `ticket` is complete.
-    pub fn keep(&self, ticket: OpHandle, task: Arc<dyn Task>) {
+    pub fn keep(&self, ticket: OpHandle, task: Arc<dyn CompletionTask>) {
         self.open.lock().entry((ticket.group, ticket.seq)).or_default().push(task);
     }
 
@@ -62,8 +62,8 @@ impl Hands {
     }
 }
 
-fn start(engine: Weak<HostBackend>) -> Sender<Arc<dyn Task>> {
-    let (sender, all) = channel::<Arc<dyn Task>>();
+fn start(engine: Weak<HostBackend>) -> Sender<Arc<dyn CompletionTask>> {
+    let (sender, all) = channel::<Arc<dyn CompletionTask>>();
     std::thread::spawn(move || {
         for task in all {
             let Some(engine) = engine.upgrade() else { return };
@@ -73,7 +73,7 @@ fn start(engine: Weak<HostBackend>) -> Sender<Arc<dyn Task>> {
     sender
 }
 
-impl std::fmt::Debug for Hands {
+impl std::fmt::Debug for CompletionThread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Hands").field("open", &self.open.lock().len()).finish()
     }

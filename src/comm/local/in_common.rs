@@ -20,13 +20,13 @@ use parking_lot::Mutex;
 
 use super::HostBackend;
 use super::board::OpHandle;
-use super::data::Deposit;
+use super::data::Contribution;
 use super::outlet::RemoteGroup;
 use crate::comm::CommError;
 use crate::comm::engine::{Backend, Failure};
-use crate::comm::process::header::InCommon;
-use crate::comm::process::layout::Layout;
-use crate::comm::process::wholes::Wholes;
+use crate::comm::process::header::SharedMemoryMessage;
+use crate::comm::process::layout::ContiguousLayout;
+use crate::comm::process::wholes::ResultBuffer;
 use crate::memory::common::{Address, Common, SWITCH};
 
 /// The member that takes memory.
@@ -34,9 +34,9 @@ const OWNER: usize = 0;
 
 /// Results that ranks have in common.
 #[derive(Debug)]
-pub(super) struct Results {
+pub(super) struct SharedMemoryResult {
     outlet: Arc<RemoteGroup>,
-    layouts: Vec<Layout>,
+    layouts: Vec<ContiguousLayout>,
     place: Mutex<Place>,
 }
 
@@ -46,29 +46,29 @@ enum Place {
     Unknown,
     /// This rank has taken memory.
     Taken(Common),
-    Found(Arc<Wholes>),
+    Found(Arc<ResultBuffer>),
 }
 
-impl Results {
-    pub fn new(outlet: &Arc<RemoteGroup>, layouts: Vec<Layout>) -> Arc<Self> {
+impl SharedMemoryResult {
+    pub fn new(outlet: &Arc<RemoteGroup>, layouts: Vec<ContiguousLayout>) -> Arc<Self> {
         Arc::new(Self { outlet: outlet.clone(), layouts, place: Mutex::new(Place::Unknown) })
     }
 
     /// What `member` says that wants them; one takes memory. Said once.
-    pub fn wanted(&self, member: usize) -> InCommon {
-        let bytes = Wholes::bytes_in_common(&self.layouts);
+    pub fn wanted(&self, member: usize) -> SharedMemoryMessage {
+        let bytes = ResultBuffer::bytes_in_common(&self.layouts);
         let take = || self.outlet.commons().take(bytes, self.outlet.processes() as u32);
-        let Some(taken) = (member == OWNER).then(take).flatten() else { return InCommon::Wanted {} };
+        let Some(taken) = (member == OWNER).then(take).flatten() else { return SharedMemoryMessage::Wanted {} };
         let address = taken.address();
         *self.place.lock() = Place::Taken(taken);
-        InCommon::At { address }
+        SharedMemoryMessage::At { address }
     }
 
     /// Where they are by what ranks have `said` in the call of `ticket`; in memory of this rank's own, if there is none in
     /// common.
-    pub fn find(&self, engine: &HostBackend, ticket: OpHandle, said: &[Deposit]) -> Result<Arc<Wholes>, CommError> {
+    pub fn find(&self, engine: &HostBackend, ticket: OpHandle, said: &[Contribution]) -> Result<Arc<ResultBuffer>, CommError> {
         let mut place = self.place.lock();
-        let there = || said.iter().find_map(|deposit| deposit.common.and_then(InCommon::address));
+        let there = || said.iter().find_map(|deposit| deposit.common.and_then(SharedMemoryMessage::address));
         let common = match std::mem::replace(&mut *place, Place::Unknown) {
             Place::Found(wholes) => {
                 *place = Place::Found(wholes.clone());
@@ -78,15 +78,15 @@ impl Results {
             Place::Unknown => there().map(|address| self.map(engine, ticket, address)).transpose()?,
         };
         let wholes = match common {
-            Some(common) => Wholes::in_common(self.layouts.clone(), common),
-            None => Wholes::new(self.layouts.clone(), &engine.others().memory),
+            Some(common) => ResultBuffer::in_common(self.layouts.clone(), common),
+            None => ResultBuffer::new(self.layouts.clone(), &engine.others().memory),
         };
         *place = Place::Found(wholes.clone());
         Ok(wholes)
     }
 
     fn map(&self, engine: &HostBackend, ticket: OpHandle, address: Address) -> Result<Common, CommError> {
-        self.outlet.commons().map(address, Wholes::bytes_in_common(&self.layouts)).map_err(|error| {
+        self.outlet.commons().map(address, ResultBuffer::bytes_in_common(&self.layouts)).map_err(|error| {
             let rank = engine.rendezvous.ranks(ticket.group)[OWNER];
             let problem = format!(
                 "memory in common with it cannot be mapped: {error}; {SWITCH}=0 has ranks send what they gather"
@@ -96,7 +96,7 @@ impl Results {
     }
 
     /// Where they were [found](Self::find).
-    pub fn found(&self) -> Arc<Wholes> {
+    pub fn found(&self) -> Arc<ResultBuffer> {
         match &*self.place.lock() {
             Place::Found(wholes) => wholes.clone(),
             _ => unreachable!("a rank finds them before it brings its part"),

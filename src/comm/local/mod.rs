@@ -52,7 +52,7 @@ use crate::Error;
 
 use board::OpHandle;
 pub(super) use chains::WaitForEdge;
-pub(super) use data::Deposit;
+pub(super) use data::Contribution;
 pub(super) use muster::MembershipMessage;
 pub(super) use others::PeerProcesses;
 pub(super) use remote::PayloadTarget;
@@ -61,7 +61,7 @@ use shrink::ShrinkState;
 
 /// What the ranks of one [`launch`](super::launch) in one process share.
 pub(super) struct HostBackend {
-    rendezvous: rendezvous::Rendezvous<CallSignature, Deposit>,
+    rendezvous: rendezvous::Rendezvous<CallSignature, Contribution>,
     /// Ranks of all processes.
     size: usize,
     /// Those of this one.
@@ -69,7 +69,7 @@ pub(super) struct HostBackend {
     /// The other processes, if there are any.
     others: Option<Arc<PeerProcesses>>,
     /// What ranks here have called ahead of need, until somebody wants it.
-    ahead: ahead::Calls,
+    ahead: ahead::DeferredGathers,
     /// Tells the launches of a process apart: 0, 1, ..
     launch: u64,
     /// Ranks whose programs are over.
@@ -78,7 +78,7 @@ pub(super) struct HostBackend {
     going_on: ShrinkState,
     /// Of what ranks here get alike, unless each has memory of its own.
     #[cfg(feature = "flex")]
-    shelf: Option<flex::Shelf>,
+    shelf: Option<flex::SharedResultCache>,
     this: Weak<Self>,
 }
 
@@ -107,9 +107,9 @@ fn lingers(ranks: usize) -> SpinPolicy {
 
 /// Of what ranks have in common, if they may.
 #[cfg(feature = "flex")]
-fn shelf(manner: ProcessOptions, lingers: SpinPolicy, before: Option<&HostBackend>) -> Option<flex::Shelf> {
+fn shelf(manner: ProcessOptions, lingers: SpinPolicy, before: Option<&HostBackend>) -> Option<flex::SharedResultCache> {
     let before = before.and_then(|engine| engine.shelf.as_ref());
-    (!manner.separate_memory).then(|| flex::Shelf::new(lingers, before))
+    (!manner.separate_memory).then(|| flex::SharedResultCache::new(lingers, before))
 }
 
 impl HostBackend {
@@ -127,7 +127,7 @@ impl HostBackend {
             size,
             here: 0..size,
             others: None,
-            ahead: ahead::Calls::default(),
+            ahead: ahead::DeferredGathers::default(),
             launch: launch_number(),
             left: AtomicUsize::new(0),
             manner,
@@ -152,7 +152,7 @@ impl HostBackend {
             manner,
             going_on: others.going_on(),
             others: Some(others),
-            ahead: ahead::Calls::default(),
+            ahead: ahead::DeferredGathers::default(),
             #[cfg(feature = "flex")]
             shelf: shelf(manner, SpinPolicy::Yielding(YIELDS, LINGER), before),
             this: this.clone(),

@@ -13,7 +13,7 @@ use crate::comm::engine::{Backend, Failure, Request, Completed};
 use crate::comm::panic::panic_text;
 
 /// A call of a rank's, which may be finished by another thread.
-pub(super) struct Open<T> {
+pub(super) struct SharedRequest<T> {
     /// Whose it is.
     rank: usize,
     state: Mutex<State<T>>,
@@ -30,7 +30,7 @@ enum State<T> {
 }
 
 /// An [`Open`] call, of whatever result.
-pub(super) trait Task: Send + Sync {
+pub(super) trait CompletionTask: Send + Sync {
     /// Whether nobody sees to it yet.
     fn is_open(&self) -> bool;
 
@@ -38,7 +38,7 @@ pub(super) trait Task: Send + Sync {
     fn finish(&self, engine: &HostBackend);
 }
 
-impl<T> Open<T> {
+impl<T> SharedRequest<T> {
     /// Of the global rank `rank`.
     pub fn new(rank: usize, pending: Box<dyn Request<T>>) -> Arc<Self> {
         Arc::new(Self { rank, state: Mutex::new(State::Open(pending)), finished: Condvar::new() })
@@ -82,7 +82,7 @@ impl<T> Open<T> {
     }
 }
 
-impl<T: Send> Task for Open<T> {
+impl<T: Send> CompletionTask for SharedRequest<T> {
     fn is_open(&self) -> bool {
         matches!(*self.state.lock(), State::Open(_))
     }
@@ -100,7 +100,7 @@ impl<T: Send> Task for Open<T> {
 }
 
 /// The result of an [`Open`] call, which its rank gives up by dropping this.
-pub(super) struct Left<T>(pub Arc<Open<T>>);
+pub(super) struct Left<T>(pub Arc<SharedRequest<T>>);
 
 impl<T: Send> Request<T> for Left<T> {
     fn is_complete(&self) -> bool {
@@ -139,11 +139,11 @@ mod tests {
         }
     }
 
-    fn open<T>(make: impl FnOnce() -> T + Send + 'static) -> Arc<Open<T>>
+    fn open<T>(make: impl FnOnce() -> T + Send + 'static) -> Arc<SharedRequest<T>>
     where
         T: 'static,
     {
-        Open::new(0, Box::new(Complete(make)))
+        SharedRequest::new(0, Box::new(Complete(make)))
     }
 
     #[test]

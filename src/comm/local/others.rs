@@ -10,14 +10,14 @@ use parking_lot::Mutex;
 use super::HostBackend;
 use super::board::{GroupKey, StalledWait, OpHandle};
 use super::chains::{WaitForEdge, WaitForGraph};
-use super::hands::Hands;
+use super::hands::CompletionThread;
 use super::muster::MembershipMessage;
 use super::rendezvous::{PeerEvent, PeerNotifier};
 use super::shrink::ShrinkState;
 use crate::comm::courier::{Transport, Message, Payload, SendStamp};
 use crate::comm::engine::{Failure, CallSignature};
 use crate::comm::process::header::{PayloadDesc, Header, LaunchId, ControlMessage, EncodedSignature};
-use crate::comm::process::wholes::Wholes;
+use crate::comm::process::wholes::ResultBuffer;
 use crate::comm::{CommError, RankReport};
 use crate::memory::Home;
 use crate::memory::common::Commons;
@@ -36,9 +36,9 @@ pub(in crate::comm) struct PeerProcesses {
     pub(super) channels: Mutex<Channels>,
     /// What was offered, by the process, the channel and the call.
     pub(super) offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
-    pub(super) hands: Hands,
+    pub(super) hands: CompletionThread,
     /// Results in which parts land.
-    pub(super) wholes: Mutex<HashMap<Collective, Weak<Wholes>>>,
+    pub(super) wholes: Mutex<HashMap<Collective, Weak<ResultBuffer>>>,
     /// Where their memory waits for the next ones, whichever thread needs them first: the rank's, the hands or the courier's.
     pub(super) memory: Arc<Home>,
     /// Who waits for whom, as far as the first process knows.
@@ -88,7 +88,7 @@ impl PeerProcesses {
         });
         let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
-        let (offered, hands) = (Mutex::default(), Hands::default());
+        let (offered, hands) = (Mutex::default(), CompletionThread::default());
         let (wholes, memory) = (Mutex::default(), Arc::default());
         let (chains, ended) = (Mutex::default(), Mutex::default());
         let first_is_lost = AtomicBool::new(false);

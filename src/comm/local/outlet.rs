@@ -6,12 +6,12 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::data::{self, Deposit};
+use super::data::{self, Contribution};
 use super::others::PeerProcesses;
 use crate::comm::courier::{Payload, SendStamp};
 use crate::comm::engine::{GroupMember, CallSignature};
 pub(super) use crate::comm::process::header::DataMode;
-use crate::comm::process::header::{RemoteGroupId, PayloadDesc, InCommon, RemoteGroupInfo, Said, ControlMessage, EncodedSignature};
+use crate::comm::process::header::{RemoteGroupId, PayloadDesc, SharedMemoryMessage, RemoteGroupInfo, Said, ControlMessage, EncodedSignature};
 use crate::comm::process::payload::payload;
 use crate::comm::process::wholes;
 use crate::comm::{CommError, TensorMeta};
@@ -19,7 +19,7 @@ use crate::memory::common::Commons;
 use crate::placement::ShardSizes;
 
 /// What the ranks of another process need of a deposit.
-pub(super) enum Share<'a> {
+pub(super) enum RecipientData<'a> {
     /// All of it.
     Whole,
     /// Their parts, by dimension and cut.
@@ -29,7 +29,7 @@ pub(super) enum Share<'a> {
 }
 
 /// What each other process gets of a deposit.
-pub(super) type Shares = Vec<(PayloadDesc, Vec<Payload>)>;
+pub(super) type OutgoingData = Vec<(PayloadDesc, Vec<Payload>)>;
 
 /// A rank's place in a group that has ranks in other processes.
 pub(super) struct RemoteGroup {
@@ -105,7 +105,7 @@ impl RemoteGroup {
     pub fn joined<T>(
         &self,
         print: CallSignature,
-        shares: Shares,
+        shares: OutgoingData,
         when: DataMode,
         join: impl FnOnce(CallSignature) -> Result<T, CommError>,
     ) -> Result<(T, SendStamp), CommError> {
@@ -133,14 +133,14 @@ impl RemoteGroup {
     }
 
     /// Brings `shares` of a deposit to a collective that was joined for [`Later`](When::Later).
-    pub fn bring(&self, seq: u64, shares: Shares) {
+    pub fn bring(&self, seq: u64, shares: OutgoingData) {
         for ((to, _), (contents, payloads)) in self.members.iter().zip(shares) {
             self.others.send(*to, ControlMessage::Data { channel: self.number, seq, contents }, payloads);
         }
     }
 
     /// What other processes get of a deposit that is not there yet.
-    pub fn nothing(&self) -> Shares {
+    pub fn nothing(&self) -> OutgoingData {
         self.alike(Default::default())
     }
 
@@ -173,7 +173,7 @@ impl RemoteGroup {
     }
 
     /// Sends a message to member `to` of the group, which is in another process.
-    pub fn sent(&self, to: usize, tag: u32, print: &CallSignature, deposit: &Deposit) {
+    pub fn sent(&self, to: usize, tag: u32, print: &CallSignature, deposit: &Contribution) {
         let at = self.process_of(to).expect("the member is in another process");
         let (contents, payloads) = contents(Vec::new(), &deposit.tensors, None);
         let mut told = self.told.lock();
@@ -196,26 +196,26 @@ impl RemoteGroup {
     }
 
     /// What each other process gets, where all get this.
-    pub fn alike(&self, share: (PayloadDesc, Vec<Payload>)) -> Shares {
+    pub fn alike(&self, share: (PayloadDesc, Vec<Payload>)) -> OutgoingData {
         vec![share; self.members.len()]
     }
 
     /// What each other process needs of `deposit`.
-    pub fn shares(&self, deposit: &Deposit, share: Share<'_>) -> Shares {
+    pub fn shares(&self, deposit: &Contribution, share: RecipientData<'_>) -> OutgoingData {
         let ranks = self.member.group.size();
-        if let Share::Whole = share {
+        if let RecipientData::Whole = share {
             // Once for all.
             return self.alike(contents(Vec::new(), &deposit.tensors, deposit.common));
         }
         let parts = |member: usize| -> Vec<DispatchTensor> {
             match share {
-                Share::Parts(cuts) => {
+                RecipientData::Parts(cuts) => {
                     let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, ShardSizes))| {
                         data::part(tensor, *dim, cut.range(ranks, member))
                     };
                     deposit.tensors.iter().zip(cuts).map(part).collect()
                 }
-                Share::Whole | Share::Addressed => deposit.parts_for(member).to_vec(),
+                RecipientData::Whole | RecipientData::Addressed => deposit.parts_for(member).to_vec(),
             }
         };
         let of_process = |(_, members): &(usize, Vec<usize>)| {
@@ -227,7 +227,7 @@ impl RemoteGroup {
     }
 }
 
-fn contents(addressees: Vec<usize>, tensors: &[DispatchTensor], common: Option<InCommon>) -> (PayloadDesc, Vec<Payload>) {
+fn contents(addressees: Vec<usize>, tensors: &[DispatchTensor], common: Option<SharedMemoryMessage>) -> (PayloadDesc, Vec<Payload>) {
     let meta = |tensor: &DispatchTensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() };
     let full = tensors.iter().filter(|tensor| tensor.shape().num_elements() > 0);
     let tensors = tensors.iter().map(meta).collect();

@@ -8,13 +8,13 @@ use burn::tensor::Device;
 
 use super::HostBackend;
 use super::board::{RecvHandle, OpHandle};
-use super::data::{Deposit, Exchange};
+use super::data::{Contribution, CollectiveInputs};
 use super::rendezvous::Matched;
 use crate::comm::CommError;
 use crate::comm::courier::SendStamp;
 use crate::comm::engine::{GroupMember, ReceivedTensors, Request, Completed};
-use crate::comm::process::layout::Layout;
-use crate::comm::process::wholes::Wholes;
+use crate::comm::process::layout::ContiguousLayout;
+use crate::comm::process::wholes::ResultBuffer;
 
 /// A place in a collective; gives it up when dropped.
 #[derive(Debug)]
@@ -53,15 +53,15 @@ impl Drop for OpHandleGuard {
 pub(super) struct Own {
     parts: Box<dyn FnOnce() -> Vec<DispatchTensor> + Send>,
     /// Until there are the wholes.
-    layouts: Option<Box<dyn FnOnce() -> Option<Vec<Layout>> + Send>>,
-    wholes: Option<Arc<Wholes>>,
+    layouts: Option<Box<dyn FnOnce() -> Option<Vec<ContiguousLayout>> + Send>>,
+    wholes: Option<Arc<ResultBuffer>>,
 }
 
 impl Own {
     /// Of wholes of these layouts, if these are such that there may be some.
     pub fn new(
         parts: impl FnOnce() -> Vec<DispatchTensor> + Send + 'static,
-        layouts: impl FnOnce() -> Option<Vec<Layout>> + Send + 'static,
+        layouts: impl FnOnce() -> Option<Vec<ContiguousLayout>> + Send + 'static,
     ) -> Self {
         Self { parts: Box::new(parts), layouts: Some(Box::new(layouts)), wholes: None }
     }
@@ -74,7 +74,7 @@ impl Own {
     }
 
     /// The wholes of the collective of `ticket`, with these parts.
-    fn put(mut self, engine: &HostBackend, ticket: OpHandle) -> Option<Arc<Wholes>> {
+    fn put(mut self, engine: &HostBackend, ticket: OpHandle) -> Option<Arc<ResultBuffer>> {
         self.await_others(engine, ticket);
         let wholes = self.wholes?;
         // What was just said here is on its way first, and what others send lands meanwhile.
@@ -86,7 +86,7 @@ impl Own {
 
 /// A collective that this rank has joined, and how it makes its result from the deposits, and from the wholes with its own
 /// parts.
-pub(super) struct Joined<F> {
+pub(super) struct CollectiveRequest<F> {
     pub seat: OpHandleGuard,
     pub own: Option<Own>,
     /// Noted when other processes are told, if there are some.
@@ -95,9 +95,9 @@ pub(super) struct Joined<F> {
     pub finish: F,
 }
 
-impl<T, F> Request<T> for Joined<F>
+impl<T, F> Request<T> for CollectiveRequest<F>
 where
-    F: FnOnce(&Exchange) -> T + Send,
+    F: FnOnce(&CollectiveInputs) -> T + Send,
 {
     fn is_complete(&self) -> bool {
         self.seat.is_complete()
@@ -120,20 +120,20 @@ where
         // While the others' parts are on their way.
         let put = Completed::timed(|| own.and_then(|own| own.put(&seat.engine, ticket)));
         let Matched { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
-        let exchange = Exchange::new(&parts, &seat.engine, ticket, &device);
-        let exchange = Exchange { wholes: put.value.as_deref(), ..exchange };
+        let exchange = CollectiveInputs::new(&parts, &seat.engine, ticket, &device);
+        let exchange = CollectiveInputs { wholes: put.value.as_deref(), ..exchange };
         let finished = Completed::timed(|| finish(&exchange));
         let moving = put.moving + finished.moving.saturating_sub(exchange.waited.get());
         // Where there are no other processes, every rank would look through the deposits of all, for nothing.
-        let carried = seat.engine.others.as_ref().and_then(|_| Deposit::carried(&parts, taken.as_ref()));
+        let carried = seat.engine.others.as_ref().and_then(|_| Contribution::carried(&parts, taken.as_ref()));
         Ok(Completed { moving, last: Some(last), carried, ..finished })
     }
 }
 
 /// A message that is on its way: the engine has it.
-pub(super) struct Sent;
+pub(super) struct SendRequest;
 
-impl Request<()> for Sent {
+impl Request<()> for SendRequest {
     fn is_complete(&self) -> bool {
         true
     }
@@ -144,19 +144,19 @@ impl Request<()> for Sent {
 }
 
 /// A message that this rank receives; gives it up when dropped.
-pub(super) struct Awaited {
+pub(super) struct RecvRequest {
     engine: Arc<HostBackend>,
     claim: Option<RecvHandle>,
     member: GroupMember,
 }
 
-impl Awaited {
+impl RecvRequest {
     pub fn new(engine: Arc<HostBackend>, claim: RecvHandle, member: GroupMember) -> Self {
         Self { engine, claim: Some(claim), member }
     }
 }
 
-impl Request<ReceivedTensors> for Awaited {
+impl Request<ReceivedTensors> for RecvRequest {
     fn is_complete(&self) -> bool {
         self.claim.is_none_or(|claim| self.engine.rendezvous.has_arrived(claim))
     }
@@ -168,16 +168,16 @@ impl Request<ReceivedTensors> for Awaited {
             let deposits = std::slice::from_ref(&letter.part);
             // As from the root of a group that is the sender alone.
             let root = OpHandle { group: claim.group, member: 0, seq: 0 };
-            let exchange = Exchange::new(deposits, &self.engine, root, &self.member.device);
+            let exchange = CollectiveInputs::new(deposits, &self.engine, root, &self.member.device);
             ReceivedTensors { from: letter.from, tensors: exchange.of_root(0) }
         });
         // Who receives tells nobody.
-        let carried = Deposit::carried(std::slice::from_ref(&letter.part), None);
+        let carried = Contribution::carried(std::slice::from_ref(&letter.part), None);
         Ok(Completed { last: Some(self.member.group.ranks()[letter.from]), carried, ..received })
     }
 }
 
-impl Drop for Awaited {
+impl Drop for RecvRequest {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
             self.engine.rendezvous.give_up(claim);

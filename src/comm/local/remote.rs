@@ -6,14 +6,14 @@ use std::sync::{Arc, Weak};
 use super::HostBackend;
 use super::board::{RemoteMessageHandle, GroupKey, P2pMessage, OpHandle};
 use super::chains::WaitForEdge;
-use super::data::Deposit;
-use super::open::Open;
+use super::data::Contribution;
+use super::open::SharedRequest;
 use super::others::{Collective, Ended, PeerProcesses};
 use crate::comm::engine::{Backend, Failure, Request, CallSignature};
-use crate::comm::process::header::{RemoteGroupId, PayloadDesc, InCommon, RemoteGroupInfo, Said, DataMode, ControlMessage};
+use crate::comm::process::header::{RemoteGroupId, PayloadDesc, SharedMemoryMessage, RemoteGroupInfo, Said, DataMode, ControlMessage};
 use crate::comm::process::late::Known;
-use crate::comm::process::layout::Layout;
-use crate::comm::process::wholes::{self, Wholes};
+use crate::comm::process::layout::ContiguousLayout;
+use crate::comm::process::wholes::{self, ResultBuffer};
 use crate::comm::{CommError, Op, RankReport};
 
 /// What a deposit is awaited for.
@@ -48,11 +48,11 @@ impl HostBackend {
         let is_gathered = contents.addressees.is_empty() && print.op() == Op::AllGather;
         // Where else parts land, the rank says when it calls.
         let is_exchanged = match print.op() {
-            Op::AllToAll => Layout::of_wholes(&print.tensors, ranks.len()).is_some(),
+            Op::AllToAll => ContiguousLayout::of_wholes(&print.tensors, ranks.len()).is_some(),
             op => op == Op::AllToAllList,
         };
         let has_called = !is_exchanged || self.rendezvous.has_joined(OpHandle { member, ..ticket });
-        let layouts = || is_gathered.then(|| Layout::of_wholes(&print.tensors, ranks.len())).flatten();
+        let layouts = || is_gathered.then(|| ContiguousLayout::of_wholes(&print.tensors, ranks.len())).flatten();
         let regions = self.wholes(ticket, layouts).and_then(|wholes| wholes.regions(ticket.member, &contents.tensors));
         match regions {
             Some(regions) => Known::Placed(regions),
@@ -63,26 +63,26 @@ impl HostBackend {
 
     /// What the collective of `ticket` returns to the only rank here, while others' parts land in it: of these layouts, if
     /// nobody has asked before.
-    pub(super) fn wholes(&self, ticket: OpHandle, layouts: impl FnOnce() -> Option<Vec<Layout>>) -> Option<Arc<Wholes>> {
+    pub(super) fn wholes(&self, ticket: OpHandle, layouts: impl FnOnce() -> Option<Vec<ContiguousLayout>>) -> Option<Arc<ResultBuffer>> {
         let (call, mut known) = ((ticket.group, ticket.seq), self.others().wholes.lock());
         if let Some(wholes) = known.get(&call).and_then(Weak::upgrade) {
             return Some(wholes);
         }
-        let wholes = Wholes::new(layouts()?, &self.others().memory);
+        let wholes = ResultBuffer::new(layouts()?, &self.others().memory);
         keep(&mut known, call, &wholes);
         Some(wholes)
     }
 
     /// What others bring to the collective of `ticket` lands in `wholes`.
-    pub(super) fn place(&self, ticket: OpHandle, wholes: &Arc<Wholes>) {
+    pub(super) fn place(&self, ticket: OpHandle, wholes: &Arc<ResultBuffer>) {
         keep(&mut self.others().wholes.lock(), (ticket.group, ticket.seq), wholes);
     }
 
     /// What payloads hold that were awaited.
-    pub(in crate::comm) fn fill(&self, place: PayloadTarget, deposit: Deposit) {
+    pub(in crate::comm) fn fill(&self, place: PayloadTarget, deposit: Contribution) {
         match place {
             PayloadTarget::Collective(ticket) => {
-                if let Some(InCommon::At { .. } | InCommon::Wanted {}) = deposit.common {
+                if let Some(SharedMemoryMessage::At { .. } | SharedMemoryMessage::Wanted {}) = deposit.common {
                     self.begin_ahead(ticket);
                 }
                 let is_here = |rank: &usize| self.here.contains(rank);
@@ -95,16 +95,16 @@ impl HostBackend {
     }
 
     /// Adds the deposit of `ticket`; what ranks here have left open is finished, if that completes the collective.
-    pub(super) fn fill_and_finish(&self, ticket: OpHandle, deposit: Deposit) {
+    pub(super) fn fill_and_finish(&self, ticket: OpHandle, deposit: Contribution) {
         if self.rendezvous.fill(ticket, deposit) {
             self.others().hands.finish(ticket, &self.this);
         }
     }
 
     /// Has `pending` finished once the collective of `ticket` is complete, if its rank does not come first.
-    pub(super) fn leave_open<T: Send + 'static>(&self, ticket: OpHandle, pending: Box<dyn Request<T>>) -> Arc<Open<T>> {
+    pub(super) fn leave_open<T: Send + 'static>(&self, ticket: OpHandle, pending: Box<dyn Request<T>>) -> Arc<SharedRequest<T>> {
         let (hands, rank) = (&self.others().hands, self.rendezvous.ranks(ticket.group)[ticket.member]);
-        let open = Open::new(rank, pending);
+        let open = SharedRequest::new(rank, pending);
         hands.keep(ticket, open.clone());
         if open.is_complete() {
             // By a deposit that came before.
@@ -280,7 +280,7 @@ impl HostBackend {
 }
 
 /// Has `wholes` known as what one collective returns, for as long as they are there.
-fn keep(known: &mut HashMap<Collective, Weak<Wholes>>, call: Collective, wholes: &Arc<Wholes>) {
+fn keep(known: &mut HashMap<Collective, Weak<ResultBuffer>>, call: Collective, wholes: &Arc<ResultBuffer>) {
     known.retain(|_, other| other.strong_count() > 0);
     known.insert(call, Arc::downgrade(wholes));
 }

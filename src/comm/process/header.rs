@@ -96,12 +96,12 @@ pub(in crate::comm) struct PayloadDesc {
     /// Of parts, the member that each is for, ascending; none if what there is is for all.
     pub addressees: Vec<usize>,
     pub tensors: Vec<TensorMeta>,
-    pub common: Option<InCommon>,
+    pub common: Option<SharedMemoryMessage>,
 }
 
 /// What a rank says of a result that ranks of one host have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::comm) enum InCommon {
+pub(in crate::comm) enum SharedMemoryMessage {
     /// It wants it, and here is memory for it.
     At { address: Address },
     /// It wants it.
@@ -110,7 +110,7 @@ pub(in crate::comm) enum InCommon {
     Unwanted {},
 }
 
-impl InCommon {
+impl SharedMemoryMessage {
     /// Where there is memory.
     pub fn address(self) -> Option<Address> {
         match self {
@@ -182,7 +182,7 @@ wire_struct!(RemoteGroupId { number, introduction });
 wire_struct!(RemoteGroupInfo { ranks, name, member });
 wire_struct!(PayloadDesc { addressees, tensors, common });
 wire_struct!(Address { process, file, number });
-wire_enum!(InCommon {
+wire_enum!(SharedMemoryMessage {
     0 At { address },
     1 Wanted {},
     2 Unwanted {},

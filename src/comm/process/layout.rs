@@ -12,14 +12,14 @@ use crate::comm::engine::TensorSignature;
 /// 0 = edges[0]  edges[1]    edges[2]    edges[3]
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::comm) struct Layout {
+pub(in crate::comm) struct ContiguousLayout {
     pub shape: Shape,
     pub dtype: DType,
     /// Where each rank's part begins, in bytes, and where the last one ends.
     pub edges: Vec<usize>,
 }
 
-impl Layout {
+impl ContiguousLayout {
     /// Of a tensor of which the ranks have so many indices of `dim`, in order. `None` if a part is in several pieces.
     pub fn new(shape: Shape, dtype: DType, dim: usize, lengths: impl IntoIterator<Item = usize>) -> Option<Self> {
         let (before, rest) = shape.split_at(dim);
@@ -72,7 +72,7 @@ mod tests {
     fn edges_of<const D: usize>(shape: [usize; D], dim: usize, cut: &ShardSizes) -> Option<Vec<usize>> {
         let cut = Some(ShardSignature::new(dim, cut));
         let print = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, cut, to: None };
-        Some(Layout::of_wholes(&[print], 3)?.remove(0).edges)
+        Some(ContiguousLayout::of_wholes(&[print], 3)?.remove(0).edges)
     }
 
     #[test]

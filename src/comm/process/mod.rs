@@ -46,7 +46,7 @@ use parking_lot::Mutex;
 
 use super::courier::{MessageHandler, Transport, RecvBuffer};
 use super::engine::{Backend, ProcessOptions};
-use super::local::{Deposit, HostBackend, PeerProcesses, PayloadTarget};
+use super::local::{Contribution, HostBackend, PeerProcesses, PayloadTarget};
 use crate::memory::Home;
 use crate::memory::common::Commons;
 use header::{PayloadDesc, Header, LaunchId, ControlMessage};
@@ -123,7 +123,7 @@ struct Ahead {
     from: (usize, u64),
     word: ControlMessage,
     /// What its payloads hold, if they are there.
-    deposit: Option<Deposit>,
+    deposit: Option<Contribution>,
 }
 
 impl ProcessJob {
@@ -280,12 +280,12 @@ impl MessageHandler for ProcessJob {
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal, begun }) = state.awaited.remove(&(from, number)) else { return };
         let deposit = match wholes::of_landings(&landings) {
-            Some(wholes) => Deposit::of_wholes(wholes),
+            Some(wholes) => Contribution::of_wholes(wholes),
             None => {
                 let PayloadDesc { addressees, tensors, common } = contents;
                 // SAFETY: the caller has written them all.
                 let tensors = unsafe { payload::landed(tensors, landings) };
-                Deposit::landed(addressees, tensors).saying(common)
+                Contribution::landed(addressees, tensors).saying(common)
             }
         };
         let deposit = deposit.there(Some(begun));

@@ -27,7 +27,7 @@ use burn::tensor::{Device, Shape, TensorData};
 use parking_lot::Mutex;
 
 use super::header::PayloadDesc;
-use super::layout::Layout;
+use super::layout::ContiguousLayout;
 use super::payload::payload;
 use crate::comm::TensorMeta;
 use crate::comm::courier::{RecvBuffer, Payload};
@@ -50,8 +50,8 @@ pub(in crate::comm) fn pay(bytes: u64, ranks: usize) -> bool {
 }
 
 /// The wholes of one collective.
-pub(in crate::comm) struct Wholes {
-    layouts: Vec<Layout>,
+pub(in crate::comm) struct ResultBuffer {
+    layouts: Vec<ContiguousLayout>,
     /// Where each whole begins.
     starts: Vec<Start>,
     memory: Memory,
@@ -63,7 +63,7 @@ pub(in crate::comm) struct Wholes {
 enum Memory {
     Own(Mutex<Own>),
     /// In others, which there are as long as these.
-    Of(Arc<Wholes>),
+    Of(Arc<ResultBuffer>),
     /// Other processes have it, too: until the result is taken.
     Common(Mutex<Option<Arc<Common>>>),
 }
@@ -84,10 +84,10 @@ unsafe impl Send for Start {}
 // SAFETY: as above.
 unsafe impl Sync for Start {}
 
-impl Wholes {
+impl ResultBuffer {
     /// Memory of `home` for them.
-    pub fn new(layouts: Vec<Layout>, home: &Arc<Home>) -> Arc<Self> {
-        let space = |layout: &Layout| Raw::at(Some(home), layout.dtype.size(), layout.shape.num_elements());
+    pub fn new(layouts: Vec<ContiguousLayout>, home: &Arc<Home>) -> Arc<Self> {
+        let space = |layout: &ContiguousLayout| Raw::at(Some(home), layout.dtype.size(), layout.shape.num_elements());
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
         let start = |space: &mut Raw| Start(NonNull::from(space.bytes()).cast());
         let starts = spaces.iter_mut().map(start).collect();
@@ -97,7 +97,7 @@ impl Wholes {
 
     /// The same in memory that other processes have in common with this one, each of which puts its parts there: of
     /// [so many](Self::bytes_in_common) bytes.
-    pub fn in_common(layouts: Vec<Layout>, common: Common) -> Arc<Self> {
+    pub fn in_common(layouts: Vec<ContiguousLayout>, common: Common) -> Arc<Self> {
         assert!(Self::bytes_in_common(&layouts) <= common.len(), "all have asked for as many");
         // SAFETY: inside of it.
         let start = |range: Range<usize>| Start(unsafe { common.start().add(range.start) });
@@ -107,7 +107,7 @@ impl Wholes {
     }
 
     /// Bytes that wholes of these layouts need there.
-    pub fn bytes_in_common(layouts: &[Layout]) -> usize {
+    pub fn bytes_in_common(layouts: &[ContiguousLayout]) -> usize {
         ranges_in_common(layouts).last().map_or(0, |range| range.end)
     }
 
@@ -116,7 +116,7 @@ impl Wholes {
         let window = |(index, range): &(usize, Range<usize>)| {
             let (whole, cut) = (&self.layouts[*index], ShardSizes::Chunked(range.len()));
             assert!(whole.shape[..] == [whole.shape.num_elements()] && range.end <= whole.shape[0], "a part of a row");
-            let layout = Layout::of_row(range.len(), whole.dtype, (0..ranks).map(|rank| cut.range(ranks, rank).len()));
+            let layout = ContiguousLayout::of_row(range.len(), whole.dtype, (0..ranks).map(|rank| cut.range(ranks, rank).len()));
             // SAFETY: inside the whole.
             let start = unsafe { self.starts[*index].0.add(range.start * whole.dtype.size()) };
             (layout, Start(start))
@@ -137,7 +137,7 @@ impl Wholes {
     /// Bytes of all wholes, and of those that they are in.
     pub fn bytes(&self) -> usize {
         match &self.memory {
-            Memory::Own(_) | Memory::Common(_) => self.layouts.iter().map(Layout::len).sum(),
+            Memory::Own(_) | Memory::Common(_) => self.layouts.iter().map(ContiguousLayout::len).sum(),
             Memory::Of(wholes) => wholes.bytes(),
         }
     }
@@ -162,11 +162,11 @@ impl Wholes {
     pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (PayloadDesc, Vec<Payload>) {
         let owner = if let Memory::Of(wholes) = &self.memory { wholes } else { self };
         owner.are_sent.store(true, Ordering::Relaxed);
-        let meta = |layout: &Layout| TensorMeta {
+        let meta = |layout: &ContiguousLayout| TensorMeta {
             shape: Shape::from([layout.bytes(member) / layout.dtype.size()]),
             dtype: layout.dtype,
         };
-        let region = |(at, len)| -> Payload { Arc::new(Sent(Region { at, len, wholes: self.clone() })) };
+        let region = |(at, len)| -> Payload { Arc::new(Sent(BufferRegion { at, len, wholes: self.clone() })) };
         let payloads = self.places(member).filter(|(_, len)| *len > 0).map(region).collect();
         (PayloadDesc { tensors: self.layouts.iter().map(meta).collect(), ..PayloadDesc::default() }, payloads)
     }
@@ -177,7 +177,7 @@ impl Wholes {
         if !self.layouts.iter().map(|layout| layout.bytes(member)).eq(bytes) {
             return None;
         }
-        let region = |(at, len)| -> Box<dyn RecvBuffer> { Box::new(Region { at, len, wholes: self.clone() }) };
+        let region = |(at, len)| -> Box<dyn RecvBuffer> { Box::new(BufferRegion { at, len, wholes: self.clone() }) };
         Some(self.places(member).filter(|(_, len)| *len > 0).map(region).collect())
     }
 
@@ -215,7 +215,7 @@ impl Wholes {
             Memory::Common(common) => {
                 let common = common.lock().take().expect("a result is taken once");
                 let wholes = self.layouts.iter().zip(ranges_in_common(&self.layouts));
-                let whole = |(Layout { shape, dtype, .. }, range): (&Layout, Range<usize>)| {
+                let whole = |(ContiguousLayout { shape, dtype, .. }, range): (&ContiguousLayout, Range<usize>)| {
                     // SAFETY: the parts of all members are written, and nobody writes there before all have let go.
                     let bytes = unsafe { common.bytes(range, dtype.size()) };
                     engine::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
@@ -227,7 +227,7 @@ impl Wholes {
         let Own::Spaces(spaces) = mem::replace(&mut *own, Own::Taken(Vec::new())) else {
             unreachable!("a result is taken once")
         };
-        let whole = |(Layout { shape, dtype, .. }, space): (&Layout, Raw)| {
+        let whole = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, Raw)| {
             // SAFETY: the parts of all members are written, which is all there is.
             let bytes = unsafe { space.filled() };
             engine::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
@@ -247,7 +247,7 @@ impl Wholes {
 }
 
 /// Where each whole is in memory that is in common: one after another, each at the beginning of a cache line.
-fn ranges_in_common(layouts: &[Layout]) -> impl Iterator<Item = Range<usize>> {
+fn ranges_in_common(layouts: &[ContiguousLayout]) -> impl Iterator<Item = Range<usize>> {
     const LINE: usize = 64;
     layouts.iter().scan(0, |end: &mut usize, layout| {
         let start = end.next_multiple_of(LINE);
@@ -274,13 +274,13 @@ unsafe fn copy(piece: &[u8], at: *mut u8, bytes: usize) {
 }
 
 /// Where one part lands.
-struct Region {
+struct BufferRegion {
     at: Start,
     len: usize,
-    wholes: Arc<Wholes>,
+    wholes: Arc<ResultBuffer>,
 }
 
-impl RecvBuffer for Region {
+impl RecvBuffer for BufferRegion {
     fn space(&mut self) -> &mut [MaybeUninit<u8>] {
         // SAFETY: inside the whole, which is not taken before all parts have landed; no other region is there.
         unsafe { std::slice::from_raw_parts_mut(self.at.0.as_ptr(), self.len) }
@@ -288,11 +288,11 @@ impl RecvBuffer for Region {
 }
 
 /// One part on its way from there.
-struct Sent(Region);
+struct Sent(BufferRegion);
 
 impl AsRef<[u8]> for Sent {
     fn as_ref(&self) -> &[u8] {
-        let Region { at, len, .. } = &self.0;
+        let BufferRegion { at, len, .. } = &self.0;
         // SAFETY: written, as whoever sends it has said; the result has the same memory, and does not write to what is not its
         // alone.
         unsafe { std::slice::from_raw_parts(at.0.as_ptr().cast(), *len) }
@@ -300,12 +300,12 @@ impl AsRef<[u8]> for Sent {
 }
 
 /// The wholes that `landings` are regions of, if they are.
-pub(in crate::comm) fn of_landings(landings: &[Box<dyn RecvBuffer>]) -> Option<Arc<Wholes>> {
+pub(in crate::comm) fn of_landings(landings: &[Box<dyn RecvBuffer>]) -> Option<Arc<ResultBuffer>> {
     let first: &dyn Any = &**landings.first()?;
-    first.downcast_ref::<Region>().map(|region| region.wholes.clone())
+    first.downcast_ref::<BufferRegion>().map(|region| region.wholes.clone())
 }
 
-impl fmt::Debug for Wholes {
+impl fmt::Debug for ResultBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Wholes").field("layouts", &self.layouts).finish_non_exhaustive()
     }
@@ -321,8 +321,8 @@ mod tests {
     #[test]
     fn parts_of_large_wholes_are_put_where_they_belong() {
         let lens = [1_400_003, 0, 2_800_001];
-        let layout = Layout::new(Shape::from([4_200_004]), DType::F32, 0, lens).unwrap();
-        let (wholes, device) = (Wholes::new(vec![layout], &Home::of_thread()), crate::memory::host());
+        let layout = ContiguousLayout::new(Shape::from([4_200_004]), DType::F32, 0, lens).unwrap();
+        let (wholes, device) = (ResultBuffer::new(vec![layout], &Home::of_thread()), crate::memory::host());
         let mut values = (0..4_200_004).map(|value| value as f32);
         for (member, len) in lens.into_iter().enumerate() {
             let part = TensorData::new(values.by_ref().take(len).collect(), [len]);
@@ -337,8 +337,8 @@ mod tests {
 
     #[test]
     fn parts_of_other_lengths_have_none() {
-        let layout = Layout::new(Shape::from([7, 2]), DType::F32, 0, [3, 3, 1]).unwrap();
-        let wholes = Wholes::new(vec![layout], &Home::of_thread());
+        let layout = ContiguousLayout::new(Shape::from([7, 2]), DType::F32, 0, [3, 3, 1]).unwrap();
+        let wholes = ResultBuffer::new(vec![layout], &Home::of_thread());
         let part = |rows: usize| TensorMeta { shape: Shape::from([rows, 2]), dtype: DType::F32 };
         let lengths = |member: usize, parts: &[TensorMeta]| -> Option<Vec<usize>> {
             Some(wholes.regions(member, parts)?.iter_mut().map(|region| region.space().len()).collect())
@@ -350,7 +350,7 @@ mod tests {
 
     /// Of 8 elements, 3 and 5 of two members: the address of the result, and what becomes of it, whose own one may be the same.
     #[cfg(feature = "flex")]
-    fn add_one(wholes: &Wholes) -> (usize, Tensor<1>, usize) {
+    fn add_one(wholes: &ResultBuffer) -> (usize, Tensor<1>, usize) {
         use crate::memory::flex;
         let address = |tensor: &DispatchTensor| flex::primitive(tensor).unwrap().bytes().as_ptr().addr();
         let device = crate::memory::host();
@@ -370,7 +370,7 @@ mod tests {
     #[cfg(feature = "flex")]
     #[test]
     fn a_result_is_written_in_place_but_while_it_is_sent() {
-        let new = || Wholes::new(vec![Layout::of_row(8, DType::F32, [3, 5])], &Home::of_thread());
+        let new = || ResultBuffer::new(vec![ContiguousLayout::of_row(8, DType::F32, [3, 5])], &Home::of_thread());
         let (before, _, after) = add_one(&new());
         assert_eq!(before, after, "nobody else has it");
 

@@ -23,7 +23,7 @@ use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::data::Deposit;
+use super::data::Contribution;
 use crate::comm::engine::GroupMember;
 use crate::comm::{Copied, Ledger, CollectivePlan, ReduceOp};
 use crate::kernels::FlatLayout;
@@ -31,7 +31,7 @@ use crate::kernels::cube::{CubePlan, Side, alignment, plan};
 use crate::memory::cube::{primitive, wrap};
 
 /// The copies around one collective of a list of tensors.
-pub(super) struct Fused {
+pub(super) struct CoalescedCopies {
     layout: FlatLayout,
     device: CubeDevice,
     dtype: DType,
@@ -39,9 +39,9 @@ pub(super) struct Fused {
     ledger: Arc<Ledger>,
 }
 
-impl Fused {
+impl CoalescedCopies {
     /// An all-gather: adds this rank's row to its deposit, unless it is issued `ahead` of need.
-    pub fn pack_parts(ahead: bool, mut deposit: Deposit, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Deposit) {
+    pub fn pack_parts(ahead: bool, mut deposit: Contribution, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Contribution) {
         let fused = Self::new(&deposit.tensors, plan, member);
         let now = fused.as_ref().filter(|_| !ahead);
         deposit.flat = now.and_then(|fused| fused.pack(Side::PackParts(fused.member), &deposit.tensors));
@@ -49,7 +49,7 @@ impl Fused {
     }
 
     /// A reduce-scatter: adds rows for all ranks to its deposit, if the device can reduce them.
-    pub fn pack_wholes(mut deposit: Deposit, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Deposit) {
+    pub fn pack_wholes(mut deposit: Contribution, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Contribution) {
         let fused = Self::new(&deposit.tensors, plan, member);
         let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
         deposit.flat = fused.as_ref().and_then(|fused| fused.pack(Side::PackWholes, &deposit.tensors));
@@ -77,7 +77,7 @@ impl Fused {
     }
 
     /// The wholes of an all-gather, if every rank has brought its row, or parts that can be read here.
-    pub fn gathered(&self, deposits: &[Deposit]) -> Option<Vec<DispatchTensor>> {
+    pub fn gathered(&self, deposits: &[Contribution]) -> Option<Vec<DispatchTensor>> {
         let wholes = match self.flats(deposits) {
             Some(rows) => self.run(Side::UnpackRows, &rows),
             None => self.run(Side::JoinParts, &self.parts(deposits)?),
@@ -86,14 +86,14 @@ impl Fused {
     }
 
     /// The parts of all ranks, if they are here.
-    fn parts(&self, deposits: &[Deposit]) -> Option<Vec<CubeTensor>> {
+    fn parts(&self, deposits: &[Contribution]) -> Option<Vec<CubeTensor>> {
         let parts = deposits.iter().flat_map(|deposit| &deposit.tensors);
         let part = |part| primitive(part).filter(|part| part.device == self.device).cloned();
         parts.map(part).collect()
     }
 
     /// This rank's parts of a reduce-scatter, if every rank has brought its rows.
-    pub fn reduced(&self, deposits: &[Deposit], op: ReduceOp) -> Option<Vec<DispatchTensor>> {
+    pub fn reduced(&self, deposits: &[Contribution], op: ReduceOp) -> Option<Vec<DispatchTensor>> {
         let flats = self.flats(deposits)?;
         let bytes = self.layout.row() * self.dtype.size();
         let row = reduce::reduce_row(&flats, self.member, op, self.dtype, 1.0);
@@ -104,8 +104,8 @@ impl Fused {
     }
 
     /// The flat buffers of all ranks, if they are there and here.
-    fn flats(&self, deposits: &[Deposit]) -> Option<Vec<CubeTensor>> {
-        let flat = |deposit: &Deposit| deposit.flat.clone().filter(|flat| flat.device == self.device);
+    fn flats(&self, deposits: &[Contribution]) -> Option<Vec<CubeTensor>> {
+        let flat = |deposit: &Contribution| deposit.flat.clone().filter(|flat| flat.device == self.device);
         deposits.iter().map(flat).collect()
     }
 

@@ -8,7 +8,7 @@ use burn::tensor::DType;
 use itertools::Itertools;
 
 use super::shelf::Owner;
-use super::together::{self, Job, Together, WORTH};
+use super::together::{self, PartitionedJob, CooperativeResult, WORTH};
 use super::wrap;
 use crate::comm::CollectivePlan;
 use crate::comm::engine::ranges::Ranges;
@@ -18,7 +18,7 @@ use crate::memory::Home;
 
 /// Where an all-gather's elements go: one copy for all tensors of a dtype. Kept with its [`Plan`].
 #[derive(Debug)]
-pub(in crate::comm::local) struct Joints(Box<[Joint]>);
+pub(in crate::comm::local) struct GatherCopyPlan(Box<[Joint]>);
 
 /// The part of an all-gather that is about the tensors of one dtype.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ struct Joint {
     bytes: usize,
 }
 
-impl Joints {
+impl GatherCopyPlan {
     /// Of what is planned, over `ranks` ranks: in one order, whoever makes it.
     pub fn new(plan: &CollectivePlan, ranks: usize) -> Self {
         let joint = |dtype: DType| {
@@ -44,16 +44,16 @@ impl Joints {
     }
 
     /// Where the parts are that are joined: `parts` by rank and tensor.
-    pub fn sources(&self, parts: &[Vec<&FlexTensor>]) -> Gathered {
+    pub fn sources(&self, parts: &[Vec<&FlexTensor>]) -> GatherSources {
         let of_joint = |joint: &Joint| {
             let of_dtype = parts.iter().flat_map(|parts| joint.indices.iter().map(|index| parts[*index]));
-            (Kept::of(&of_dtype.collect_vec()), Together::default())
+            (Kept::of(&of_dtype.collect_vec()), CooperativeResult::default())
         };
-        Gathered { ranks: parts.len(), joints: self.0.iter().map(of_joint).collect() }
+        GatherSources { ranks: parts.len(), joints: self.0.iter().map(of_joint).collect() }
     }
 
     /// The wholes; large ones are in common, where they have an `owner`.
-    pub fn wholes(&self, gathered: &Gathered, owner: Option<Owner>) -> Vec<DispatchTensor> {
+    pub fn wholes(&self, gathered: &GatherSources, owner: Option<Owner>) -> Vec<DispatchTensor> {
         let mut wholes = Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
         for (joint, (parts, together)) in self.0.iter().zip(&gathered.joints) {
             let sources = parts.get();
@@ -72,9 +72,9 @@ impl Joints {
 
 /// The parts of all ranks, for each of the [`Joints`], and the wholes.
 #[derive(Debug)]
-pub(in crate::comm::local) struct Gathered {
+pub(in crate::comm::local) struct GatherSources {
     ranks: usize,
-    joints: Box<[(Kept, Together<Pieces>)]>,
+    joints: Box<[(Kept, CooperativeResult<Pieces>)]>,
 }
 
 /// The parts of all ranks joined to wholes.
@@ -85,7 +85,7 @@ struct Join<'a> {
 }
 
 // SAFETY: pieces of one copy, which has every element of its targets once.
-unsafe impl Job for Join<'_> {
+unsafe impl PartitionedJob for Join<'_> {
     type Cut = Pieces;
 
     fn begin(&self, home: &Arc<Home>) -> (Targets, Pieces, usize) {

@@ -19,9 +19,9 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Disp
 use crate::memory::flex as memory;
 
 pub(super) use crate::memory::flex::primitive;
-pub(super) use copy::{Joints, concat};
-pub(super) use shared::{Shared, Terms};
-pub(super) use shelf::{Keep, Owner, Shelf};
+pub(super) use copy::{GatherCopyPlan, concat};
+pub(super) use shared::{CollectiveCache, ReduceOperands};
+pub(super) use shelf::{ResultRetention, Owner, SharedResultCache};
 
 /// The same tensor with adjacent elements, in memory that stays while a handle does: so that peers
 /// can read it as a slice.

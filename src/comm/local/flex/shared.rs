@@ -13,10 +13,10 @@ use burn::tensor::Shape;
 use smallvec::SmallVec;
 
 use super::super::board::OpHandle;
-use super::copy::{Gathered, Joints};
+use super::copy::{GatherSources, GatherCopyPlan};
 use super::reduce::{dtype_of, reduce, reduce_flat};
-use super::shelf::{Bag, Keep, Owner, Shelf};
-use super::together::{self, Job, Together, WORTH};
+use super::shelf::{CachedResults, ResultRetention, Owner, SharedResultCache};
+use super::together::{self, PartitionedJob, CooperativeResult, WORTH};
 use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::{Ranges, full};
@@ -27,26 +27,26 @@ use crate::placement::chunk;
 
 /// A part of the first member's deposit.
 #[derive(Debug, Default)]
-pub(in crate::comm::local) struct Shared {
-    parts: OnceLock<Option<Gathered>>,
+pub(in crate::comm::local) struct CollectiveCache {
+    parts: OnceLock<Option<GatherSources>>,
     /// Of each tensor.
-    terms: OnceLock<Box<[OnceLock<Option<Terms>>]>>,
+    terms: OnceLock<Box<[OnceLock<Option<ReduceOperands>>]>>,
     /// Of results in common.
-    bag: OnceLock<Arc<Bag>>,
+    bag: OnceLock<Arc<CachedResults>>,
 }
 
-impl Shared {
+impl CollectiveCache {
     /// Where results in common of the collective of `ticket` belong, whose rank has `waited` for others.
-    pub fn owner<'a>(&'a self, shelf: &'a Shelf, ticket: OpHandle, keep: Keep, waited: &'a Cell<Duration>) -> Owner<'a> {
+    pub fn owner<'a>(&'a self, shelf: &'a SharedResultCache, ticket: OpHandle, keep: ResultRetention, waited: &'a Cell<Duration>) -> Owner<'a> {
         Owner { shelf, ticket, bag: self.bag.get_or_init(Arc::default), keep, waited }
     }
 
     /// The parts that an all-gather joins, by rank and tensor; `None` if they are not all Flex tensors.
     pub fn gathered<'a>(
         &self,
-        joints: &Joints,
+        joints: &GatherCopyPlan,
         parts: impl FnOnce() -> Option<Vec<Vec<&'a FlexTensor>>>,
-    ) -> Option<&Gathered> {
+    ) -> Option<&GatherSources> {
         offered(&self.parts, || Some(joints.sources(&parts()?))).as_ref()
     }
 
@@ -55,21 +55,21 @@ impl Shared {
         &self,
         (index, count): (usize, usize),
         terms: impl FnOnce() -> Option<SmallVec<[&'a FlexTensor; 8]>>,
-    ) -> Option<&Terms> {
+    ) -> Option<&ReduceOperands> {
         let all = offered(&self.terms, || (0..count).map(|_| OnceLock::new()).collect());
-        offered(&all[index], || Some(Terms::new(&terms()?))).as_ref()
+        offered(&all[index], || Some(ReduceOperands::new(&terms()?))).as_ref()
     }
 }
 
 /// Tensors of one shape and dtype, one of each rank, which are reduced.
 #[derive(Debug)]
-pub(in crate::comm::local) struct Terms {
+pub(in crate::comm::local) struct ReduceOperands {
     terms: Kept,
     shape: Shape,
-    whole: Together<Slices>,
+    whole: CooperativeResult<Slices>,
 }
 
-impl Terms {
+impl ReduceOperands {
     /// `None` if they are not all Flex tensors.
     pub fn of(terms: &[DispatchTensor]) -> Option<Self> {
         let terms: Option<SmallVec<[_; 8]>> = terms.iter().map(primitive).collect();
@@ -78,7 +78,7 @@ impl Terms {
 
     fn new(terms: &[&FlexTensor]) -> Self {
         let shape = terms[0].layout().shape().clone();
-        Self { terms: Kept::of(terms), shape, whole: Together::default() }
+        Self { terms: Kept::of(terms), shape, whole: CooperativeResult::default() }
     }
 
     /// The block `ranges` of every term, reduced.
@@ -101,7 +101,7 @@ impl Terms {
         match owner.filter(|_| elements * dtype_of(&terms).size() * terms.len() >= WORTH) {
             Some(owner) => {
                 // SAFETY: all ranks have the terms of one collective, and agree on the operation.
-                let mut whole = unsafe { self.whole.get(&Reduction { terms, shape: &self.shape, op }, owner) };
+                let mut whole = unsafe { self.whole.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
                 wrap(whole.pop().expect("one whole"))
             }
             None => self.reduce(&full(&self.shape[..]), op),
@@ -121,14 +121,14 @@ const READ: usize = 512 << 10;
 const WRITTEN: usize = 16 << 10;
 
 /// Terms that are reduced to a whole.
-struct Reduction<'a> {
+struct ReduceJob<'a> {
     terms: Sources<'a>,
     shape: &'a Shape,
     op: ReduceOp,
 }
 
 // SAFETY: slices of the elements, one after another.
-unsafe impl Job for Reduction<'_> {
+unsafe impl PartitionedJob for ReduceJob<'_> {
     type Cut = Slices;
 
     fn begin(&self, home: &Arc<Home>) -> (Targets, Slices, usize) {

@@ -22,7 +22,7 @@ use crate::memory::Home;
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// What ranks of a process have in common.
-pub(in crate::comm::local) struct Shelf {
+pub(in crate::comm::local) struct SharedResultCache {
     /// How ranks pass the time before they sleep.
     pub(super) lingers: SpinPolicy,
     /// How long a rank waits for a piece of another's while none is made.
@@ -30,10 +30,10 @@ pub(in crate::comm::local) struct Shelf {
     /// Where the memory of results waits for the next ones, whichever rank begins them.
     home: Arc<Home>,
     /// Of each group the latest collective of which a bag is full, but for reductions.
-    latest: Mutex<HashMap<GroupKey, (u64, Weak<Bag>)>>,
+    latest: Mutex<HashMap<GroupKey, (u64, Weak<CachedResults>)>>,
 }
 
-impl Shelf {
+impl SharedResultCache {
     /// Of ranks that linger so; with the memory of the one that these had `before`.
     pub fn new(lingers: SpinPolicy, before: Option<&Self>) -> Self {
         let home = before.map(|before| before.home.clone()).unwrap_or_default();
@@ -48,7 +48,7 @@ impl Shelf {
 
     /// Has `bag` be the latest of its group, which may be filled, unless there is a later one. What was in an earlier one is
     /// there no longer: before there is new memory.
-    fn make_room(&self, OpHandle { group, seq, .. }: OpHandle, bag: &Arc<Bag>) -> bool {
+    fn make_room(&self, OpHandle { group, seq, .. }: OpHandle, bag: &Arc<CachedResults>) -> bool {
         let mut latest = self.latest.lock();
         if latest.get(&group).is_some_and(|(later, _)| *later > seq) {
             return false;
@@ -66,11 +66,11 @@ impl Shelf {
 }
 
 /// Handles to the results of one collective.
-pub(super) struct Bag(Mutex<Vec<FlexTensor>>);
+pub(super) struct CachedResults(Mutex<Vec<FlexTensor>>);
 
 /// How long results are kept for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::comm::local) enum Keep {
+pub(in crate::comm::local) enum ResultRetention {
     /// Until the group makes the next.
     Latest,
     /// Until all ranks have them.
@@ -80,10 +80,10 @@ pub(in crate::comm::local) enum Keep {
 /// Where results in common belong, and how long their rank has waited for others meanwhile.
 #[derive(Clone, Copy)]
 pub(in crate::comm::local) struct Owner<'a> {
-    pub(super) shelf: &'a Shelf,
+    pub(super) shelf: &'a SharedResultCache,
     pub(super) ticket: OpHandle,
-    pub(super) bag: &'a Arc<Bag>,
-    pub(super) keep: Keep,
+    pub(super) bag: &'a Arc<CachedResults>,
+    pub(super) keep: ResultRetention,
     pub(super) waited: &'a Cell<Duration>,
 }
 
@@ -95,14 +95,14 @@ impl Owner<'_> {
 
     /// Results will be made.
     pub fn begin(&self) {
-        if self.keep == Keep::Latest {
+        if self.keep == ResultRetention::Latest {
             self.shelf.make_room(self.ticket, self.bag);
         }
     }
 
     /// Keeps `results` for others.
     pub fn keep(&self, results: &[FlexTensor]) {
-        if self.keep == Keep::All || self.shelf.make_room(self.ticket, self.bag) {
+        if self.keep == ResultRetention::All || self.shelf.make_room(self.ticket, self.bag) {
             self.bag.0.lock().extend_from_slice(results);
         }
     }
@@ -116,13 +116,13 @@ impl Owner<'_> {
     }
 }
 
-impl Default for Bag {
+impl Default for CachedResults {
     fn default() -> Self {
         Self(Mutex::new(Vec::new()))
     }
 }
 
-impl std::fmt::Debug for Bag {
+impl std::fmt::Debug for CachedResults {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(&*self.0.lock()).finish()
     }

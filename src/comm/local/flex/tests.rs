@@ -58,7 +58,7 @@ fn reduces_like_the_kernels() {
         for ranks in [2, 3, 4, 5, 6, 7, 8, 11, 13] {
             let tensors: Vec<_> = (0..ranks).map(|rank| random(rank, dtype, &device)).collect();
             let sources: Vec<_> = tensors.iter().collect();
-            let shared = flex::Shared::default();
+            let shared = flex::CollectiveCache::default();
             let terms = shared.terms((0, 1), || tensors.iter().map(flex::primitive).collect()).expect("all are Flex");
             for op in OPS {
                 if dtype.is_bool() && matches!(op, ReduceOp::Sum | ReduceOp::Avg) {
@@ -86,7 +86,7 @@ fn reduces_like_the_kernels() {
 /// That the sum of `ranges` of all has the bits of burn's own operations.
 fn assert_summed_like_the_kernels<const D: usize>(tensors: &[DispatchTensor], ranges: &Ranges) {
     let sources: Vec<_> = tensors.iter().collect();
-    let shared = flex::Shared::default();
+    let shared = flex::CollectiveCache::default();
     let terms = shared.terms((0, 1), || tensors.iter().map(flex::primitive).collect()).expect("all are Flex");
     let [generic, kernel] =
         [reduce(&sources, ranges, ReduceOp::Sum, &Device::flex()), terms.reduce(ranges, ReduceOp::Sum)]
@@ -147,7 +147,7 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     };
     let (prints, cuts) = dtypes.into_iter().enumerate().map(print).unzip();
     let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts, 3);
-    let (shared, joints, mut looked) = (flex::Shared::default(), flex::Joints::new(&plan, 3), 0);
+    let (shared, joints, mut looked) = (flex::CollectiveCache::default(), flex::GatherCopyPlan::new(&plan, 3), 0);
     for _ in 0..3 {
         let gathered = shared.gathered(&joints, || {
             looked += 1;
@@ -209,9 +209,9 @@ fn wholes_in_common(rows: usize, columns: usize) {
         (0..ranks).map(|rank| cuts.iter().zip(whole).map(|(cut, (_, of))| part(rank, cut, of)).collect()).collect();
     let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts.clone(), ranks);
     let (shared, shelf, joints) = (
-        flex::Shared::default(),
-        flex::Shelf::new(SpinPolicy::Spinning(1000), None).patient(),
-        flex::Joints::new(&plan, ranks),
+        flex::CollectiveCache::default(),
+        flex::SharedResultCache::new(SpinPolicy::Spinning(1000), None).patient(),
+        flex::GatherCopyPlan::new(&plan, ranks),
     );
     let ticket = ticket(ranks);
     let sources = || parts.iter().map(|parts| parts.iter().map(flex::primitive).collect()).collect();
@@ -224,7 +224,7 @@ fn wholes_in_common(rows: usize, columns: usize) {
         .collect();
     let get = || {
         let waited = Cell::default();
-        joints.wholes(gathered, Some(shared.owner(&shelf, ticket, flex::Keep::Latest, &waited)))
+        joints.wholes(gathered, Some(shared.owner(&shelf, ticket, flex::ResultRetention::Latest, &waited)))
     };
     let all: Vec<_> = thread::scope(|scope| {
         [(); 3].map(|()| scope.spawn(get)).map(|rank| rank.join().unwrap()).into_iter().collect()
@@ -250,7 +250,7 @@ fn a_reduction_in_common_is_like_the_kernels() {
             .map(|rank| Tensor::<1>::random([elements], Distribution::Uniform(-4.0, 4.0), &device) + rank as f32)
             .map(Tensor::into_dispatch)
             .collect();
-        let (shared, shelf) = (flex::Shared::default(), flex::Shelf::new(SpinPolicy::Spinning(0), None).patient());
+        let (shared, shelf) = (flex::CollectiveCache::default(), flex::SharedResultCache::new(SpinPolicy::Spinning(0), None).patient());
         let ticket = ticket(ranks);
         let looked = AtomicUsize::new(0);
         let terms = || {
@@ -266,7 +266,7 @@ fn a_reduction_in_common_is_like_the_kernels() {
         let generic = Tensor::<1>::from_dispatch(generic).into_data();
         let get = || {
             let waited = Cell::default();
-            terms().reduce_whole(ReduceOp::Avg, Some(shared.owner(&shelf, ticket, flex::Keep::All, &waited)))
+            terms().reduce_whole(ReduceOp::Avg, Some(shared.owner(&shelf, ticket, flex::ResultRetention::All, &waited)))
         };
         let all: Vec<_> = thread::scope(|scope| {
             [(); 2].map(|()| scope.spawn(get)).map(|rank| rank.join().unwrap()).into_iter().collect()

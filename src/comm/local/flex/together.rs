@@ -23,7 +23,7 @@ use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType};
 
 use super::super::sync::{Condvar, Mutex};
-use super::shelf::{Owner, Shelf};
+use super::shelf::{Owner, SharedResultCache};
 use crate::kernels::flex::{Ends, Targets};
 use crate::memory::Home;
 
@@ -37,7 +37,7 @@ pub(super) const PIECES: usize = 4;
 ///
 /// # Safety
 /// The pieces are all of the results, and no two have an element in common.
-pub(super) unsafe trait Job {
+pub(super) unsafe trait PartitionedJob {
     /// How it is cut into pieces.
     type Cut: Send + Sync;
 
@@ -58,7 +58,7 @@ pub(super) unsafe trait Job {
 }
 
 /// Results of a [`Job`] whose cut is a `C`.
-pub(super) struct Together<C> {
+pub(super) struct CooperativeResult<C> {
     state: Mutex<State<C>>,
     changed: Condvar,
 }
@@ -104,7 +104,7 @@ impl Held {
 }
 
 impl<C> Making<C> {
-    fn begin(job: &impl Job<Cut = C>, home: &Arc<Home>) -> Arc<Self> {
+    fn begin(job: &impl PartitionedJob<Cut = C>, home: &Arc<Home>) -> Arc<Self> {
         let (targets, cut, count) = job.begin(home);
         let this = Arc::new(Self {
             cut,
@@ -132,7 +132,7 @@ impl<C> Making<C> {
     ///
     /// # Safety
     /// Only the caller has taken it, of what this job, or another rank's same one, has begun.
-    unsafe fn make(&self, job: &impl Job<Cut = C>, index: usize) -> bool {
+    unsafe fn make(&self, job: &impl PartitionedJob<Cut = C>, index: usize) -> bool {
         let to = self.to.get().expect("known since it was begun");
         // SAFETY: the caller's; nobody has the results before all pieces are made.
         unsafe { job.make(&self.cut, index, to) };
@@ -143,7 +143,7 @@ impl<C> Making<C> {
     ///
     /// # Safety
     /// All pieces are made, of what this job, or another rank's same one, has begun.
-    unsafe fn finish(&self, job: &impl Job<Cut = C>) -> Vec<FlexTensor> {
+    unsafe fn finish(&self, job: &impl PartitionedJob<Cut = C>) -> Vec<FlexTensor> {
         let targets = self.targets.lock().take().expect("the last piece is made once");
         // SAFETY: the caller's.
         unsafe { job.finish(targets) }
@@ -154,18 +154,18 @@ impl<C> Making<C> {
     }
 }
 
-impl<C> Default for Together<C> {
+impl<C> Default for CooperativeResult<C> {
     fn default() -> Self {
         Self { state: Mutex::new(State::Open), changed: Condvar::default() }
     }
 }
 
-impl<C> Together<C> {
+impl<C> CooperativeResult<C> {
     /// The results of `job`, which are `owner`'s: made here, by others, or together.
     ///
     /// # Safety
     /// All jobs that it is called with make the same.
-    pub unsafe fn get(&self, job: &impl Job<Cut = C>, owner: Owner) -> Vec<FlexTensor> {
+    pub unsafe fn get(&self, job: &impl PartitionedJob<Cut = C>, owner: Owner) -> Vec<FlexTensor> {
         loop {
             let making = match self.find(job, owner) {
                 Ok(made) => return made,
@@ -191,7 +191,7 @@ impl<C> Together<C> {
     }
 
     /// The results, if they are there; otherwise those that are being made, from now on at least.
-    fn find(&self, job: &impl Job<Cut = C>, owner: Owner) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
+    fn find(&self, job: &impl PartitionedJob<Cut = C>, owner: Owner) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
         // Of several tensors some may be there, until this is the last handle: to be dropped without the lock.
         let found: Vec<Option<FlexTensor>>;
         let mut state = self.state.lock();
@@ -222,7 +222,7 @@ impl<C> Together<C> {
 
     /// Waits until others have made the pieces that they have taken, or one of them has failed. False: that may take for
     /// ever.
-    fn await_others(&self, making: &Making<C>, shelf: &Shelf) -> bool {
+    fn await_others(&self, making: &Making<C>, shelf: &SharedResultCache) -> bool {
         let patience_ends = || Instant::now() + shelf.patience;
         shelf.lingers.pass(patience_ends(), || !making.is_over());
         let mut before = making.left.load(Ordering::Relaxed);
@@ -241,7 +241,7 @@ impl<C> Together<C> {
 }
 
 /// The results of `job` for this rank alone.
-fn alone<C>(job: &impl Job<Cut = C>, owner: Owner) -> Vec<FlexTensor> {
+fn alone<C>(job: &impl PartitionedJob<Cut = C>, owner: Owner) -> Vec<FlexTensor> {
     let making = Making::begin(job, owner.home());
     // SAFETY: each piece is made here, once.
     unsafe {
@@ -252,7 +252,7 @@ fn alone<C>(job: &impl Job<Cut = C>, owner: Owner) -> Vec<FlexTensor> {
 
 /// Dropped by a rank that panics while it makes a piece: others begin anew.
 struct Failing<'a, C> {
-    of: &'a Together<C>,
+    of: &'a CooperativeResult<C>,
     making: &'a Arc<Making<C>>,
 }
 
@@ -268,7 +268,7 @@ impl<C> Drop for Failing<'_, C> {
     }
 }
 
-impl<C> std::fmt::Debug for Together<C> {
+impl<C> std::fmt::Debug for CooperativeResult<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Together").finish_non_exhaustive()
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
 
-use super::super::header::{RemoteGroupId, PayloadDesc, Header, InCommon, RemoteGroupInfo, LaunchId, Said, DataMode, ControlMessage, EncodedSignature};
+use super::super::header::{RemoteGroupId, PayloadDesc, Header, SharedMemoryMessage, RemoteGroupInfo, LaunchId, Said, DataMode, ControlMessage, EncodedSignature};
 use crate::Error;
 use crate::comm::engine::{ShardSignature, Failure, PairwiseSignature, CallSignature, TensorSignature};
 use crate::comm::local::MembershipMessage;
@@ -107,7 +107,7 @@ fn headers() -> Vec<Vec<u8>> {
         let introduction = RemoteGroupInfo { ranks: vec![0, 200, 3], name: "reduced".into(), member: 1 };
         RemoteGroupId { number: 128, introduction: is_new.then_some(introduction) }
     };
-    let at = InCommon::At { address: Address { process: 1 << 22, file: 7, number: u64::MAX - 1 } };
+    let at = SharedMemoryMessage::At { address: Address { process: 1 << 22, file: 7, number: u64::MAX - 1 } };
     let contents =
         PayloadDesc { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3], common: Some(at) };
     let mut headers = Vec::new();
@@ -135,7 +135,7 @@ fn headers() -> Vec<Vec<u8>> {
     }));
     headers.push(write(ControlMessage::Pull { channel: 300, seq: 1 << 33, wanted: true }));
     headers.push(write(ControlMessage::Data { channel: 300, seq: 1 << 33, contents }));
-    for word in [InCommon::Wanted {}, InCommon::Unwanted {}] {
+    for word in [SharedMemoryMessage::Wanted {}, SharedMemoryMessage::Unwanted {}] {
         let contents = PayloadDesc { common: Some(word), ..PayloadDesc::default() };
         headers.push(write(ControlMessage::Data { channel: 3, seq: 1, contents }));
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::tensor::Shape;
 
 use super::super::super::rendezvous::SpinPolicy;
-use super::super::shelf::{Bag, Keep, Shelf};
+use super::super::shelf::{CachedResults, ResultRetention, SharedResultCache};
 use super::*;
 use crate::comm::local::board::{MatchTable, OpHandle};
 
@@ -31,7 +31,7 @@ impl<F: Fn(usize)> Numbers<F> {
 }
 
 // SAFETY: a hundred numbers each, one after another.
-unsafe impl<F: Fn(usize)> Job for Numbers<F> {
+unsafe impl<F: Fn(usize)> PartitionedJob for Numbers<F> {
     type Cut = ();
 
     fn begin(&self, home: &Arc<Home>) -> (Targets, (), usize) {
@@ -54,8 +54,8 @@ unsafe impl<F: Fn(usize)> Job for Numbers<F> {
 }
 
 /// Of ranks that wait for one another, however busy the machine is.
-fn shelf(lingers: SpinPolicy) -> Shelf {
-    Shelf::new(lingers, None).patient()
+fn shelf(lingers: SpinPolicy) -> SharedResultCache {
+    SharedResultCache::new(lingers, None).patient()
 }
 
 /// Collectives of two groups, by group and number.
@@ -68,18 +68,18 @@ fn ticket(group: usize, seq: u64) -> OpHandle {
 /// One collective, seen by any of its ranks.
 struct Call {
     ticket: OpHandle,
-    keep: Keep,
-    together: Together<()>,
-    bag: Arc<Bag>,
+    keep: ResultRetention,
+    together: CooperativeResult<()>,
+    bag: Arc<CachedResults>,
 }
 
 impl Call {
-    fn new(group: usize, seq: u64, keep: Keep) -> Self {
-        Self { ticket: ticket(group, seq), keep, together: Together::default(), bag: Arc::default() }
+    fn new(group: usize, seq: u64, keep: ResultRetention) -> Self {
+        Self { ticket: ticket(group, seq), keep, together: CooperativeResult::default(), bag: Arc::default() }
     }
 
     /// What a rank gets, and how long it waited for others.
-    fn get(&self, job: &impl Job<Cut = ()>, shelf: &Shelf) -> (Vec<FlexTensor>, Duration) {
+    fn get(&self, job: &impl PartitionedJob<Cut = ()>, shelf: &SharedResultCache) -> (Vec<FlexTensor>, Duration) {
         let (Self { ticket, keep, bag, .. }, waited) = (self, Cell::default());
         let owner = Owner { shelf, ticket: *ticket, bag, keep: *keep, waited: &waited };
         // SAFETY: one job for each in these tests.
@@ -100,7 +100,7 @@ fn are_numbers(tensors: &[FlexTensor]) -> bool {
 #[test]
 fn ranks_that_wait_make_it_together_and_have_one() {
     for lingers in [SPINS, SLEEPS, SpinPolicy::Yielding(100, Duration::from_millis(1))] {
-        let (call, shelf) = (Call::new(0, 0, Keep::Latest), shelf(lingers));
+        let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), shelf(lingers));
         // Neither rank gets on without the other: they make two pieces at once, twice.
         let both = Barrier::new(2);
         let makers = Mutex::new(Vec::new());
@@ -121,7 +121,7 @@ fn ranks_that_wait_make_it_together_and_have_one() {
 
 #[test]
 fn who_comes_later_takes_a_handle() {
-    let (call, shelf) = (Call::new(0, 0, Keep::Latest), shelf(SPINS));
+    let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), shelf(SPINS));
     let job = Numbers::new(2, |_| ());
     let get = || call.get(&job, &shelf).0;
     let address = numbers(&get()).as_ptr().addr();
@@ -139,7 +139,7 @@ fn who_comes_later_takes_a_handle() {
 #[test]
 fn ranks_that_are_ahead_keep_the_latest_of_a_group_alone() {
     let (shelf, job) = (shelf(SPINS), Numbers::new(2, |_| ()));
-    let [early, beside, late] = [(0, 0), (1, 0), (0, 1)].map(|(group, seq)| Call::new(group, seq, Keep::Latest));
+    let [early, beside, late] = [(0, 0), (1, 0), (0, 1)].map(|(group, seq)| Call::new(group, seq, ResultRetention::Latest));
     let begun = |call: &Call| {
         let before = job.begun.load(Ordering::SeqCst);
         assert!(are_numbers(&call.get(&job, &shelf).0));
@@ -157,7 +157,7 @@ fn ranks_that_are_ahead_keep_the_latest_of_a_group_alone() {
 fn what_was_there_before_makes_room_for_what_is_made() {
     let (shelf, job) = (shelf(SPINS), Numbers::new(1000, |_| ()));
     let address = |call: &Call| numbers(&call.get(&job, &shelf).0).as_ptr().addr();
-    let [early, late] = [0, 1].map(|seq| Call::new(0, seq, Keep::Latest));
+    let [early, late] = [0, 1].map(|seq| Call::new(0, seq, ResultRetention::Latest));
     let before = address(&early);
     // Where a sanitizer looks nothing is used again.
     assert!(cfg!(sanitized) || !cfg!(target_os = "linux") || address(&late) == before);
@@ -166,7 +166,7 @@ fn what_was_there_before_makes_room_for_what_is_made() {
 #[test]
 fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
     let (shelf, job) = (shelf(SPINS), Numbers::new(2, |_| ()));
-    let [early, late] = [0, 1].map(|seq| Call::new(0, seq, Keep::All));
+    let [early, late] = [0, 1].map(|seq| Call::new(0, seq, ResultRetention::All));
     for call in [&early, &late, &early, &late] {
         assert!(are_numbers(&call.get(&job, &shelf).0));
     }
@@ -175,7 +175,7 @@ fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
 
 #[test]
 fn where_one_panics_others_begin_anew() {
-    let (call, shelf) = (Call::new(0, 0, Keep::Latest), shelf(SLEEPS));
+    let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), shelf(SLEEPS));
     // The first piece is taken while the second one is made, and panics when that is done.
     let (both, first) = (Barrier::new(2), AtomicBool::new(true));
     let job = Numbers::new(2, |index| {
@@ -198,7 +198,7 @@ fn where_one_panics_others_begin_anew() {
 
 #[test]
 fn nobody_waits_for_ever_for_a_piece_that_another_has_taken() {
-    let (call, shelf) = (Call::new(0, 0, Keep::Latest), Shelf::new(SLEEPS, None));
+    let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), SharedResultCache::new(SLEEPS, None));
     let ((tell, taken), (go, told)) = (mpsc::channel(), mpsc::channel());
     let (is_first, told) = (AtomicBool::new(true), Mutex::new(told));
     let job = Numbers::new(2, |_| {
