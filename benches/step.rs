@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
-use burn_dtensor::comm::{Op, Spent};
+use burn_dtensor::comm::{Op, WaitBreakdown};
 use burn_dtensor::prelude::*;
 #[cfg(feature = "mpi")]
 use burn_dtensor::testing::mpirun;
@@ -168,7 +168,7 @@ impl Training {
         let backward = start.elapsed().as_secs_f64();
         self.model = Some(self.optim.step(LR, model, grads));
         let optimizer = start.elapsed().as_secs_f64();
-        let Spent { waiting, moving } = world.ledger().spent();
+        let WaitBreakdown { waiting, local_work: moving } = world.ledger().spent();
         world.barrier("step ends")?;
         Ok(Seconds {
             step: start.elapsed().as_secs_f64(),

@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use burn_dtensor::comm::flight::{FlightError, Flights};
+use burn_dtensor::comm::flight::{FlightError, LaunchTrace};
 use clap::Parser;
 
 /// Reads what the ranks of a program did last, from the folder that `Launch::flight_recorder` or the environment variable
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 
 /// Prints what there is. Returns whether no rank is at fault.
 fn is_well(Args { folder, json, last }: &Args) -> Result<bool, FlightError> {
-    let launches = Flights::read(folder)?;
+    let launches = LaunchTrace::read(folder)?;
     for flights in &launches {
         if *json {
             println!("{}", flights.to_json(*last));

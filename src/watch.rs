@@ -7,12 +7,12 @@ use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::comm::{Entry, Phase, listen};
+use crate::comm::{LedgerEntry, Phase, listen};
 use crate::placement::Layout;
 
 /// What asked for a change of layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Origin {
+pub struct CallSite {
     /// The operator that needed an input elsewhere, or the method that was called, such as `redistribute`.
     pub operator: &'static str,
     /// The line of the program that called it.
@@ -24,9 +24,9 @@ pub struct Origin {
 
 /// A tensor that changed its layout, or whose gradient did.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct LayoutChange {
     /// What asked for it; of a gradient, in forward.
-    pub origin: Origin,
+    pub origin: CallSite,
     /// The layout before.
     pub from: Layout,
     /// The layout after.
@@ -43,17 +43,17 @@ pub struct Change {
 /// A collective that was issued.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
-    pub entry: Entry,
+    pub entry: LedgerEntry,
     /// The module whose forward issued it.
     pub module: Option<Arc<str>>,
     /// The change of layout that it is a step of.
-    pub change: Option<Arc<Change>>,
+    pub change: Option<Arc<LayoutChange>>,
 }
 
 /// What was noted, in order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Log {
-    pub changes: Vec<Arc<Change>>,
+    pub changes: Vec<Arc<LayoutChange>>,
     pub collectives: Vec<Seen>,
 }
 
@@ -62,7 +62,7 @@ thread_local! {
     static LOG: RefCell<Log> = RefCell::default();
     /// Modules whose forwards run, innermost last, and the lines that called them.
     static MODULES: RefCell<Vec<(Arc<str>, &'static Location<'static>)>> = const { RefCell::new(Vec::new()) };
-    static CHANGE: RefCell<Option<Arc<Change>>> = const { RefCell::new(None) };
+    static CHANGE: RefCell<Option<Arc<LayoutChange>>> = const { RefCell::new(None) };
 }
 
 /// Runs `body`, and notes what the calling thread communicates meanwhile.
@@ -103,7 +103,7 @@ fn is_on() -> bool {
     WATCHES.get() > 0
 }
 
-fn note(entry: &Entry) {
+fn note(entry: &LedgerEntry) {
     let change = CHANGE.with_borrow(Clone::clone);
     let module = change.as_ref().map_or_else(module, |change| change.origin.module.clone());
     LOG.with_borrow_mut(|log| log.collectives.push(Seen { entry: entry.clone(), module, change }));
@@ -113,7 +113,7 @@ fn module() -> Option<Arc<str>> {
     MODULES.with_borrow(|modules| modules.last().map(|(path, _)| path.clone()))
 }
 
-impl Origin {
+impl CallSite {
     /// The caller, as far as a watch will want to know it.
     #[track_caller]
     pub(crate) fn new(operator: &'static str) -> Self {
@@ -134,7 +134,7 @@ impl Origin {
 }
 
 /// Until it is dropped, what is communicated are steps of `change`.
-pub(crate) fn changing(change: impl FnOnce() -> Change) -> Option<Changing> {
+pub(crate) fn changing(change: impl FnOnce() -> LayoutChange) -> Option<Changing> {
     is_on().then(|| {
         let change = Arc::new(change());
         LOG.with_borrow_mut(|log| log.changes.push(change.clone()));
@@ -144,7 +144,7 @@ pub(crate) fn changing(change: impl FnOnce() -> Change) -> Option<Changing> {
 
 /// A change of layout that is being made; inside is the one around it.
 #[must_use]
-pub(crate) struct Changing(Option<Arc<Change>>);
+pub(crate) struct Changing(Option<Arc<LayoutChange>>);
 
 impl Drop for Changing {
     fn drop(&mut self) {
@@ -177,8 +177,8 @@ mod tests {
 
     #[test]
     fn what_was_noted_is_kept_no_longer_than_it_is_watched() {
-        let change = || Change {
-            origin: Origin::new("test"),
+        let change = || LayoutChange {
+            origin: CallSite::new("test"),
             from: Layout::replicate(&[2]).unwrap(),
             to: Layout::replicate(&[2]).unwrap(),
             summed: Vec::new(),

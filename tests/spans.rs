@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::Once;
 
 use burn::tensor::{DType, Shape, Tensor};
-use burn_dtensor::comm::{Call, Entry, Phase, ShardedTensor, TensorMeta};
+use burn_dtensor::comm::{Call, LedgerEntry, Phase, ShardedTensor, TensorMeta};
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::prelude::*;
 use tracing::field::{Field, Visit};
@@ -128,8 +128,8 @@ fn each_collective_is_a_span_with_the_fields_of_its_ledger_entry() {
         each_once(world)?;
         let spans = spans();
         assert_eq!(spans.len(), 8);
-        let of = |entry: &Entry| {
-            let Entry { op, group_size, bytes, label, phase, .. } = entry;
+        let of = |entry: &LedgerEntry| {
+            let LedgerEntry { op, group_size, bytes, label, phase, .. } = entry;
             [op.to_string(), group_size.to_string(), bytes.to_string(), label.to_string(), phase.to_string()]
         };
         let names = ["operation", "group", "bytes", "label", "phase"];
@@ -157,7 +157,7 @@ fn each_collective_is_a_span_with_the_fields_of_its_ledger_entry() {
 
         let nanos = |name: &str| field(name).iter().map(|nanos| nanos.parse::<u128>().unwrap()).sum::<u128>();
         let spent = world.ledger().spent();
-        assert_eq!((nanos("waiting_ns"), nanos("moving_ns")), (spent.waiting.as_nanos(), spent.moving.as_nanos()));
+        assert_eq!((nanos("waiting_ns"), nanos("moving_ns")), (spent.waiting.as_nanos(), spent.local_work.as_nanos()));
         let last: Vec<usize> = field("last").iter().map(|last| last.parse().unwrap()).collect();
         let others = (0..3).filter(|rank| *rank != world.rank() && last.contains(rank));
         let of_spans: Vec<_> =

@@ -5,7 +5,7 @@ use std::time::Duration;
 use burn::module::{ModuleVisitor, Param};
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn_dtensor::comm::{HostCopies, Op, Phase, Total};
+use burn_dtensor::comm::{OffloadTraffic, Op, Phase, CallTotals};
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
@@ -34,8 +34,8 @@ impl std::fmt::Display for Waiting<'_> {
 struct Row {
     operation: String,
     phase: String,
-    counted: Total,
-    expected: Total,
+    counted: CallTotals,
+    expected: CallTotals,
     formula: String,
 }
 
@@ -73,7 +73,7 @@ impl Collectives {
                 operation: op.to_string(),
                 phase: phase.to_string(),
                 counted: outcome.ledger.total(|key| key.op == op && key.phase == phase),
-                expected: Total { calls: steps * calls, bytes: steps * bytes },
+                expected: CallTotals { calls: steps * calls, bytes: steps * bytes },
                 formula: formula.into(),
             }
         };
@@ -82,7 +82,7 @@ impl Collectives {
         let overflows = if settings.ranks() > 1 { scaled * settings.steps as u64 } else { 0 };
         // A norm is sent as sums of large, ordinary and small squares.
         let other = Row {
-            expected: Total { calls: norms + overflows, bytes: (3 * norms + overflows) * ELEMENT },
+            expected: CallTotals { calls: norms + overflows, bytes: (3 * norms + overflows) * ELEMENT },
             ..row(Op::AllReduce, Phase::Other, 1, 0, 0, "the norm with --clip, overflow in f16")
         };
         let mut rows = vec![
@@ -104,9 +104,9 @@ impl Collectives {
             // What neighbours keep of weights is on the device.
             let is_kept_in_part = matches!(settings.reshard, ReshardAfterForward::Ranks(ranks) if ranks != shards);
             let (again, again_params) = if is_kept_in_part { (0, 0) } else { (again, again_params) };
-            let (steps, HostCopies { to_device, to_host }) = (settings.steps as u64, outcome.host_copies);
+            let (steps, OffloadTraffic { to_device, to_host }) = (settings.steps as u64, outcome.host_copies);
             let copy = |operation: &str, counted, calls: u64, bytes: u64, formula: &str| {
-                let expected = Total { calls: steps * calls, bytes: steps * bytes };
+                let expected = CallTotals { calls: steps * calls, bytes: steps * bytes };
                 Row { operation: operation.into(), phase: "".into(), counted, expected, formula: formula.into() }
             };
             let bytes = (whole + again_params) * weight;
@@ -135,7 +135,7 @@ impl std::fmt::Display for Collectives {
         writeln!(f, "Collectives of rank 0 while training")?;
         write!(f, "  {:<14} {:<8} {:>7} {:>14}  {:<38} agrees", "operation", "pass", "calls", "bytes", "formula")?;
         for row in &self.0 {
-            let Row { operation, phase, counted: Total { calls, bytes }, formula, .. } = row;
+            let Row { operation, phase, counted: CallTotals { calls, bytes }, formula, .. } = row;
             let agrees = if row.agrees() { "yes".into() } else { format!("NO, expected {:?}", row.expected) };
             write!(f, "\n  {operation:<14} {phase:<8} {calls:>7} {bytes:>14}  {formula:<38} {agrees}")?;
         }

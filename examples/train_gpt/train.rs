@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn_dtensor::comm::{HostCopies, Snapshot};
+use burn_dtensor::comm::{OffloadTraffic, Snapshot};
 use burn_dtensor::debug::Timeline;
 use burn_dtensor::fsdp::{OffloadPolicy, FsdpModule, record_events, units};
 use burn_dtensor::prelude::*;
@@ -27,7 +27,7 @@ pub struct Outcome {
     /// The collectives of the training steps.
     pub ledger: Snapshot,
     /// What was copied between the CPU and the device meanwhile.
-    pub host_copies: HostCopies,
+    pub host_copies: OffloadTraffic,
     /// The gathered model, on rank 0.
     pub model: Option<Gpt>,
     /// Tokens of all ranks per second.

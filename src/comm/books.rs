@@ -11,13 +11,13 @@ use super::{Ledger, StartError};
 
 /// The ledgers of one rank of a launch, in the order in which it came to their worlds.
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct LedgerHistory {
     /// Where flight recorders have their files, if anywhere.
     folder: Option<PathBuf>,
     ledgers: Mutex<Vec<Arc<Ledger>>>,
 }
 
-impl Books {
+impl LedgerHistory {
     pub fn new(folder: Option<PathBuf>) -> Arc<Self> {
         Arc::new(Self { folder, ledgers: Mutex::default() })
     }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::arguments::{self, Problem};
 use super::engine::{GroupBackend, GroupMember, CallContext, PostResult, CallSignature, TensorSignature};
-use super::flight::{Over, Peer, Posting, Sequence};
+use super::flight::{OpOutcome, Peer, Posting, Sequence};
 use super::ledger::Charge;
 use super::rank::Rank;
 use super::work::InFlightGuard;
@@ -195,7 +195,7 @@ impl Communicator {
                 Work::under_way(pending, InFlightGuard::new(rank.clone(), span, charge, posted, ahead, self.deadline))
             }
             Err(error) => {
-                recorder.over(noted, posted.elapsed(), Over::Refused);
+                recorder.over(noted, posted.elapsed(), OpOutcome::Refused);
                 Work::failed(error)
             }
         }

@@ -5,7 +5,7 @@
 /// Counted on Cube backends (wgpu, CUDA), for all-gathers and reduce-scatters of two and more float tensors of one
 /// dtype: a copy or reduction before the ranks meet, and one after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Copied {
+pub struct PackStats {
     /// Kernels launched.
     pub launches: u64,
     /// Bytes of tensors' elements that they have written.
@@ -14,7 +14,7 @@ pub struct Copied {
     pub padding: u64,
 }
 
-impl std::ops::AddAssign for Copied {
+impl std::ops::AddAssign for PackStats {
     fn add_assign(&mut self, more: Self) {
         self.launches += more.launches;
         self.bytes += more.bytes;

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 
 use super::engine::{Backend, Failure, worlds};
-use super::flight::{Ending, FirstFailure, How, Recorder};
+use super::flight::{ProgramExit, FirstFailure, ExitKind, Recorder};
 use super::panic::{error_behind, panic_text};
 use super::{CommError, home};
 use crate::Error;
@@ -66,12 +66,12 @@ impl<T> RankOutcome<T> {
     /// Notes it, and the first failure of the launch, as far as that is known.
     pub fn note(&self, rank: usize, engine: &dyn Backend, recorder: &Recorder) {
         let (how, text) = match self {
-            Self::Done(_) => (How::Returned, String::new()),
-            Self::Failed { error, .. } => (How::Failed, error.to_string()),
-            Self::Panicked(message) => (How::Panicked, message.clone()),
+            Self::Done(_) => (ExitKind::Returned, String::new()),
+            Self::Failed { error, .. } => (ExitKind::Failed, error.to_string()),
+            Self::Panicked(message) => (ExitKind::Panicked, message.clone()),
         };
         let failure = engine.failure().map(|failure| first(&failure, rank));
-        recorder.ended(|at| Ending { how, at, text, failure });
+        recorder.ended(|at| ProgramExit { how, at, text, failure });
     }
 
     pub fn is_done(&self) -> bool {

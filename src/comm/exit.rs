@@ -9,10 +9,10 @@ use std::sync::{Arc, Once};
 
 use parking_lot::Mutex;
 
-use super::books::Books;
+use super::books::LedgerHistory;
 use super::end::first;
 use super::engine::{Backend, worlds};
-use super::flight::{Ending, FirstFailure, How};
+use super::flight::{ProgramExit, FirstFailure, ExitKind};
 use super::home;
 
 unsafe extern "C" {
@@ -30,7 +30,7 @@ static LAUNCHES: Mutex<Vec<Arc<Ranks>>> = Mutex::new(Vec::new());
 /// The ranks of a launch that are in this process.
 struct Ranks {
     engine: Arc<dyn Backend>,
-    books: Vec<(usize, Arc<Books>)>,
+    books: Vec<(usize, Arc<LedgerHistory>)>,
 }
 
 /// A launch under way, for as long as this is there.
@@ -38,7 +38,7 @@ pub(super) struct ActiveLaunch(Arc<Ranks>);
 
 impl ActiveLaunch {
     /// Of the ranks that have these books.
-    pub fn new(engine: Arc<dyn Backend>, books: impl Iterator<Item = (usize, Arc<Books>)>) -> Self {
+    pub fn new(engine: Arc<dyn Backend>, books: impl Iterator<Item = (usize, Arc<LedgerHistory>)>) -> Self {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| at_exit(note));
         let ranks = Arc::new(Ranks { engine, books: books.collect() });
@@ -79,7 +79,7 @@ impl Ranks {
                     }
                 };
                 let failure = engine.failure().map(|failure| first(&failure, place)).or(by_another);
-                ledger.recorder().ended(|at| Ending { how: How::Exited, at, text, failure });
+                ledger.recorder().ended(|at| ProgramExit { how: ExitKind::Exited, at, text, failure });
             }
         }
     }

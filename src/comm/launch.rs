@@ -7,11 +7,11 @@ use std::{env, thread};
 
 use burn::tensor::Device;
 
-use super::books::Books;
+use super::books::LedgerHistory;
 use super::end::RankOutcome;
 use super::engine::{RemoteOutcome, Backend, ProcessOptions, last, worlds};
 use super::exit::ActiveLaunch;
-use super::flight::{Flight, Start};
+use super::flight::{RankTrace, Start};
 use super::home::{self, RankContext};
 use super::launcher;
 use super::local::HostBackend;
@@ -283,7 +283,7 @@ where
     let threads = (cores / here.len()).max(1);
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
     let start = Start::new(engine.size(), engine.launch());
-    let books: Vec<_> = here.iter().map(|_| Books::new(folder.clone())).collect();
+    let books: Vec<_> = here.iter().map(|_| LedgerHistory::new(folder.clone())).collect();
     let _running = ActiveLaunch::new(engine.clone(), here.iter().copied().zip(books.iter().cloned()));
     let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();
     let run = |(place, rank): (usize, usize), memory: Arc<memory::Home>| {
@@ -348,7 +348,7 @@ where
     let at = here.iter().position(|rank| place(*rank).is_some_and(|(_, place)| place == error.rank));
     let flight = match at {
         Some(at) if last.local_ranks().len() == last.size() => books[at].all().last().map(|ledger| ledger.flight()),
-        _ => folder.as_ref().and_then(|folder| Flight::of_rank(folder, last.launch(), error.rank)),
+        _ => folder.as_ref().and_then(|folder| RankTrace::of_rank(folder, last.launch(), error.rank)),
     };
     let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
     Err(LaunchError { is_told_elsewhere: is_told, last, flight: folder, ..error })

@@ -81,7 +81,7 @@ mod world;
 
 pub use call::{Call, Phase, ShardedModel};
 pub use communicator::Communicator;
-pub use copied::Copied;
+pub use copied::PackStats;
 pub use course::{TransferTiming, OpTiming};
 pub use digests::{Digests, Divergence};
 pub use engine::ReceivedTensors;
@@ -91,9 +91,9 @@ pub(crate) use home::{is_rank, note_unwinding, rank_of_thread};
 pub use launch::{Launch, launch};
 pub use launcher::StartError;
 pub use ledger::{
-    Entry, Histogram, HostCopies, Key, Ledger, QueueDepth, Snapshot, Spent, Straggler, Summary, Total, Waits,
+    LedgerEntry, Histogram, OffloadTraffic, LedgerKey, Ledger, QueueDepth, Snapshot, WaitBreakdown, Straggler, Summary, CallTotals, Waits,
 };
-pub(crate) use ledger::{Way, listen};
+pub(crate) use ledger::{CopyDirection, listen};
 pub use op::{CollectiveId, Op};
 pub(crate) use panic::{error_behind, explain_panics_by};
 pub use plan::CollectivePlan;

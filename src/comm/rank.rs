@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::Device;
 
-use super::books::Books;
+use super::books::LedgerHistory;
 use super::engine::{Backend, Failure};
 use super::home::RankContext;
 use super::{CommError, Ledger, Op};
@@ -17,7 +17,7 @@ pub(super) struct Rank {
     pub device: Device,
     pub ledger: Arc<Ledger>,
     /// Of all worlds that it has been in.
-    pub books: Arc<Books>,
+    pub books: Arc<LedgerHistory>,
     pub engine: Arc<dyn Backend>,
     /// The launch that made its thread, and the rank that it is there.
     pub home: (u64, usize),

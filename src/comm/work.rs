@@ -9,7 +9,7 @@ use burn::tensor::{Tensor, kind};
 use tracing::Span;
 
 use super::engine::{Mapped, Request, Completed};
-use super::flight::Over;
+use super::flight::OpOutcome;
 use super::ledger::Charge;
 use super::rank::Rank;
 use super::{TransferTiming, CommError, OpTiming, trace};
@@ -52,7 +52,7 @@ impl InFlightGuard {
     }
 
     /// The flight recorder notes how it is over.
-    fn over(&self, at: Instant, over: Over) {
+    fn over(&self, at: Instant, over: OpOutcome) {
         self.is_over.set(true);
         self.rank.ledger.recorder().over(self.charge.noted, at.saturating_duration_since(self.posted), over);
     }
@@ -61,7 +61,7 @@ impl InFlightGuard {
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         if !self.is_over.get() {
-            self.over(Instant::now(), Over::Dropped);
+            self.over(Instant::now(), OpOutcome::Dropped);
         }
         self.rank.ledger.ended();
     }
@@ -124,7 +124,7 @@ impl<T> Work<T> {
         rank.ledger.recorder().waited(charge.noted, start.saturating_duration_since(*posted));
         let waited = pending.wait(*deadline);
         let end = Instant::now();
-        place.over(end, waited.as_ref().map_or(Over::Failed, |waited| Over::Done(waited.last)));
+        place.over(end, waited.as_ref().map_or(OpOutcome::Failed, |waited| OpOutcome::Done(waited.last)));
         let Completed { value, moving, last, carried } = waited?;
         let waiting = end.saturating_duration_since(start).saturating_sub(moving);
         rank.ledger.waited(waiting, moving, last.filter(|last| *last != rank.rank));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::books::Books;
+use super::books::LedgerHistory;
 use super::engine::{Backend, ShrunkWorld};
 use super::rank::Rank;
 use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
@@ -57,7 +57,7 @@ impl World {
         rank: usize,
         device: Device,
         engine: Arc<dyn Backend>,
-        books: Arc<Books>,
+        books: Arc<LedgerHistory>,
         deadline: Duration,
     ) -> Self {
         let (home, ledger) = ((engine.launch(), rank), books.last());

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use itertools::Itertools;
 use serde_json::json;
 
-use crate::comm::{Op, Phase, Total};
+use crate::comm::{Op, Phase, CallTotals};
 use crate::watch::Seen;
 
 /// What one kind of collective came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub struct CommCount {
     /// The path of the module whose forward, or its gradient, sent it: a layer of [`nn`](crate::nn) or a
     /// [unit](fn@crate::fsdp::unit), which is `root` for the model. Empty outside of any. Of a collective that
     /// no operator made, its label, which of a unit is the path.
@@ -24,7 +24,7 @@ pub struct Row {
     /// The pass.
     pub phase: Phase,
     /// Calls and payload bytes.
-    pub total: Total,
+    pub total: CallTotals,
 }
 
 /// The collectives of a rank by module, operator, operation and phase.
@@ -38,11 +38,11 @@ pub struct Row {
 /// total                                         2   4608
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Counts(Vec<Row>);
+pub struct CommCounts(Vec<CommCount>);
 
-impl Counts {
+impl CommCounts {
     pub(super) fn of(collectives: &[Seen]) -> Self {
-        let mut totals: BTreeMap<_, Total> = BTreeMap::new();
+        let mut totals: BTreeMap<_, CallTotals> = BTreeMap::new();
         for Seen { entry, module, change } in collectives {
             let module = match change {
                 Some(_) => module.clone().unwrap_or_default(),
@@ -50,24 +50,24 @@ impl Counts {
             };
             let operator = change.as_ref().map(|change| change.origin.operator);
             let total = totals.entry((module, operator, entry.op, entry.phase)).or_default();
-            *total = [*total, Total { calls: 1, bytes: entry.bytes }].into_iter().sum();
+            *total = [*total, CallTotals { calls: 1, bytes: entry.bytes }].into_iter().sum();
         }
-        let row = |((module, operator, op, phase), total)| Row { module, operator, op, phase, total };
+        let row = |((module, operator, op, phase), total)| CommCount { module, operator, op, phase, total };
         Self(totals.into_iter().map(row).collect())
     }
 
     /// What there was, in order of module, operator, operation and phase.
-    pub fn rows(&self) -> &[Row] {
+    pub fn rows(&self) -> &[CommCount] {
         &self.0
     }
 
     /// Totals of the rows that `select` accepts.
-    pub fn total(&self, select: impl Fn(&Row) -> bool) -> Total {
+    pub fn total(&self, select: impl Fn(&CommCount) -> bool) -> CallTotals {
         self.0.iter().filter(|row| select(row)).map(|row| row.total).sum()
     }
 
     /// Totals of the module at `path` and all inside it.
-    pub fn inside(&self, path: &str) -> Total {
+    pub fn inside(&self, path: &str) -> CallTotals {
         let below =
             |module: &str| module.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
         self.total(|row| below(&row.module))
@@ -76,8 +76,8 @@ impl Counts {
     /// The same as JSON: `{"calls", "bytes", "collectives": [{"module", "operator", "collective", "phase", "calls",
     /// "bytes"}]}`, where `operator` may be null.
     pub fn to_json(&self) -> String {
-        let Total { calls, bytes } = self.total(|_| true);
-        let row = |Row { module, operator, op, phase, total }: &Row| {
+        let CallTotals { calls, bytes } = self.total(|_| true);
+        let row = |CommCount { module, operator, op, phase, total }: &CommCount| {
             json!({
                 "module": **module,
                 "operator": operator,
@@ -91,15 +91,15 @@ impl Counts {
     }
 }
 
-impl fmt::Display for Counts {
+impl fmt::Display for CommCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut lines = vec![["module", "operator", "collective", "phase", "calls", "bytes"].map(String::from)];
-        for Row { module, operator, op, phase, total: Total { calls, bytes } } in &self.0 {
+        for CommCount { module, operator, op, phase, total: CallTotals { calls, bytes } } in &self.0 {
             let operator = operator.unwrap_or("-").into();
             let module = if module.is_empty() { "-".into() } else { module.to_string() };
             lines.push([module, operator, op.to_string(), phase.to_string(), calls.to_string(), bytes.to_string()]);
         }
-        let Total { calls, bytes } = self.total(|_| true);
+        let CallTotals { calls, bytes } = self.total(|_| true);
         lines.push(["total", "", "", "", &calls.to_string(), &bytes.to_string()].map(String::from));
         let widths: [usize; 6] = std::array::from_fn(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0));
         let line = |line: &[String; 6]| {

@@ -28,7 +28,7 @@ use crate::param::{Found, Inventory};
 /// })?;
 /// # Ok::<_, Error>(())
 /// ```
-pub fn layout<M: Module>(model: &M) -> ModelLayout {
+pub fn visualize_model<M: Module>(model: &M) -> ModelSharding {
     let parameter = |found: Found| {
         let path = found.path();
         let place = match &found.distributed {
@@ -37,7 +37,7 @@ pub fn layout<M: Module>(model: &M) -> ModelLayout {
         };
         Parameter { path, place }
     };
-    ModelLayout(Inventory::of(model).params.into_iter().map(parameter).collect())
+    ModelSharding(Inventory::of(model).params.into_iter().map(parameter).collect())
 }
 
 /// Where a model's parameters lie.
@@ -58,9 +58,9 @@ pub fn layout<M: Module>(model: &M) -> ModelLayout {
 /// empty: 3
 /// ```
 #[derive(Debug, Clone)]
-pub struct ModelLayout(Vec<Parameter>);
+pub struct ModelSharding(Vec<Parameter>);
 
-impl ModelLayout {
+impl ModelSharding {
     /// A page for a browser, on its own: of each parameter a picture to scale, coloured by rank, and of each rank
     /// how much it holds.
     pub fn to_html(&self) -> String {
@@ -68,7 +68,7 @@ impl ModelLayout {
     }
 }
 
-impl fmt::Display for ModelLayout {
+impl fmt::Display for ModelSharding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, Parameter { path, place }) in self.0.iter().enumerate() {
             let separator = if at == 0 { "" } else { "\n" };

@@ -42,9 +42,9 @@ mod parameter;
 mod timeline;
 mod watched;
 
-pub use crate::watch::{Change, Origin};
-pub use counts::{Counts, Row};
-pub use layout::{ModelLayout, layout};
+pub use crate::watch::{LayoutChange, CallSite};
+pub use counts::{CommCounts, CommCount};
+pub use layout::{ModelSharding, visualize_model};
 pub use overlap::Overlap;
 pub use timeline::{Timeline, chrome_trace, timeline_picture};
-pub use watched::{Changed, Collective, Watched, watch};
+pub use watched::{TracedLayoutChange, Collective, CommTrace, trace_comm};

@@ -4,32 +4,32 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::Counts;
+use super::CommCounts;
 use crate::comm::Op;
-use crate::watch::{self, Change, Log};
+use crate::watch::{self, LayoutChange, Log};
 
 /// Runs `program` and says what the calling thread sends meanwhile, in forward and in backward. One inside
 /// another sees what is its own, the outer one all.
 ///
 /// Local: nothing more is sent, and every rank may watch or not.
-pub fn watch<T>(program: impl FnOnce() -> T) -> (T, Watched) {
+pub fn trace_comm<T>(program: impl FnOnce() -> T) -> (T, CommTrace) {
     let (value, log) = watch::watch(program);
-    (value, Watched(log))
+    (value, CommTrace(log))
 }
 
 /// What a rank sent, and why.
 ///
 /// Displays as the table of [`counts`](Self::counts), and one line for each of the [`changes`](Self::changes).
 #[derive(Debug, Clone)]
-pub struct Watched(Log);
+pub struct CommTrace(Log);
 
 /// A tensor that changed its layout, or whose gradient did; derefs to what is said of the [`Change`].
 ///
 /// Displays as `src/main.rs:12 matmul in blocks.0.up, forward: [4, 8] [S(0)] -> [R]: all_gather of 2 ranks, 128
 /// bytes`.
 #[derive(Debug, Clone)]
-pub struct Changed {
-    change: Arc<Change>,
+pub struct TracedLayoutChange {
+    change: Arc<LayoutChange>,
     /// What was sent for it, in order; nothing where each rank had what it needs.
     pub collectives: Vec<Collective>,
 }
@@ -45,16 +45,16 @@ pub struct Collective {
     pub bytes: u64,
 }
 
-impl Watched {
+impl CommTrace {
     /// The collectives, counted by module, operator, operation and phase.
-    pub fn counts(&self) -> Counts {
-        Counts::of(&self.0.collectives)
+    pub fn counts(&self) -> CommCounts {
+        CommCounts::of(&self.0.collectives)
     }
 
     /// The changes of layout, in order: those that operators and methods of DTensors made, each where it was
     /// made for the first time. An input that is there already, for a clone of it was brought there, is none.
-    pub fn changes(&self) -> Vec<Changed> {
-        let changed = |change: &Arc<Change>| {
+    pub fn changes(&self) -> Vec<TracedLayoutChange> {
+        let changed = |change: &Arc<LayoutChange>| {
             let steps = self
                 .0
                 .collectives
@@ -64,30 +64,30 @@ impl Watched {
                 let entry = &seen.entry;
                 Collective { op: entry.op, ranks: entry.group_size, bytes: entry.bytes }
             };
-            Changed { change: change.clone(), collectives: steps.map(step).collect() }
+            TracedLayoutChange { change: change.clone(), collectives: steps.map(step).collect() }
         };
         self.0.changes.iter().map(changed).collect()
     }
 }
 
-impl Changed {
+impl TracedLayoutChange {
     /// Payload bytes of all its collectives.
     pub fn bytes(&self) -> u64 {
         self.collectives.iter().map(|collective| collective.bytes).sum()
     }
 }
 
-impl Deref for Changed {
-    type Target = Change;
+impl Deref for TracedLayoutChange {
+    type Target = LayoutChange;
 
-    fn deref(&self) -> &Change {
+    fn deref(&self) -> &LayoutChange {
         &self.change
     }
 }
 
-impl fmt::Display for Changed {
+impl fmt::Display for TracedLayoutChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Change { origin, from, to, summed, shape, phase } = &*self.change;
+        let LayoutChange { origin, from, to, summed, shape, phase } = &*self.change;
         write!(f, "{}:{} {}", origin.at.file(), origin.at.line(), origin.operator)?;
         if let Some(module) = &origin.module {
             write!(f, " in {module}")?;
@@ -108,7 +108,7 @@ impl fmt::Display for Changed {
     }
 }
 
-impl fmt::Display for Watched {
+impl fmt::Display for CommTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.counts())?;
         self.changes().iter().try_for_each(|change| write!(f, "\n{change}"))

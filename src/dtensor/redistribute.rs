@@ -13,7 +13,7 @@ use super::{DTensor, Dims, Kind};
 use crate::Result;
 use crate::error::OrUnwind;
 use crate::placement::{Layout, Placement};
-use crate::watch::Origin;
+use crate::watch::CallSite;
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The same tensor under other placements, cut into chunks in the order of the mesh dimensions.
@@ -107,7 +107,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         // Its own node may never run: gradients that arrive where it varies are all there are.
         let kept = handles.map(|handles| handles.kept(&there.spec)).unwrap_or_default();
         let (local, known) = (as_float(self.local), Mutex::new(SmallVec::<[(Dims, Tensor<D>); 1]>::new()));
-        let origin = Origin::new("style");
+        let origin = CallSite::new("style");
         let make = move |varying: &[usize]| {
             let mut known = known.lock();
             if let Some((_, tensor)) = known.iter().find(|(dims, _)| **dims == *varying) {

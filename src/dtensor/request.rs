@@ -8,7 +8,7 @@ use super::route::{Casts, Route, Walk};
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::placement::{Layout, Placement, Placements};
-use crate::watch::Origin;
+use crate::watch::CallSite;
 
 /// A redistribution with options: element types to send in, or to go on with something else meanwhile.
 ///
@@ -116,7 +116,7 @@ impl RedistributeOptions {
         let spec = x.spec.with_layout(layout)?.with_dtype(forward.unwrap_or(x.dtype()));
         let route = Route::between(x.layout(), spec.layout())?;
         let casts = Some(self.casts).filter(|casts| *casts != Casts::default());
-        let walk = route.start(x.local, &x.spec, &[], casts, Origin::new("Redistribute"))?;
+        let walk = route.start(x.local, &x.spec, &[], casts, CallSite::new("Redistribute"))?;
         Ok(RedistributeWork(State::UnderWay(Box::new(walk), spec.shared())))
     }
 }

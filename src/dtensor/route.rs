@@ -19,7 +19,7 @@ use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase};
 use crate::error::OrUnwind;
 use crate::placement::{Joined, Layout, Step, joined, plan, plan_input};
-use crate::watch::{self, Change, Origin};
+use crate::watch::{self, LayoutChange, CallSite};
 
 /// The steps from one layout to another, and what the collectives on the way are called.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Route {
         if self.steps.is_empty() && (varying.is_empty() || !is_tracked(&local)) {
             return Ok(local);
         }
-        self.start(local, from, varying, None, Origin::new(operator))?.finish(kept)
+        self.start(local, from, varying, None, CallSite::new(operator))?.finish(kept)
     }
 
     /// [`walk`](Self::walk), but the last collective is issued and not waited for: all that remains after it is
@@ -111,7 +111,7 @@ impl Route {
         from: &Arc<DTensorSpec>,
         varying: &[usize],
         casts: Option<Casts>,
-        origin: Origin,
+        origin: CallSite,
     ) -> Result<Walk<D, K>> {
         let tracked = is_tracked(&local);
         let is_walked = |dim: &usize| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim);
@@ -254,7 +254,7 @@ impl Gathering<'_> {
         whole: Tensor<D>,
         varying: &[usize],
         kept: Weak<Kept<D>>,
-        origin: Origin,
+        origin: CallSite,
     ) -> Result<Tensor<D>> {
         let legs = self.route.legs(from, varying, true)?;
         let op = Redistribution {
@@ -295,7 +295,7 @@ struct Redistribution<const D: usize> {
     sum: Option<Sum>,
     call: Call,
     casts: Option<Casts>,
-    origin: Origin,
+    origin: CallSite,
     kept: Weak<Kept<D>>,
 }
 
@@ -361,13 +361,13 @@ impl<const D: usize> Redistribution<D> {
     }
 
     /// For a watch.
-    fn change(&self, phase: Phase) -> Change {
+    fn change(&self, phase: Phase) -> LayoutChange {
         let (from, to) = (self.from.layout(), self.route.end(self.from.layout()));
         let backward = phase == Phase::Backward;
         let (from, to) = if backward { (to, from) } else { (from, to) };
         let names = self.from.mesh().names();
         let summed = self.varying.iter().chain(self.sum.iter().flat_map(|sum| &sum.mesh_dims));
-        Change {
+        LayoutChange {
             origin: self.origin.clone(),
             from: from.clone(),
             to: to.clone(),

@@ -17,7 +17,7 @@ use crate::comm::{Call, Communicator, Phase, TensorMeta};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Piece, Placement, pieces};
-use crate::watch::{self, Change, Origin};
+use crate::watch::{self, LayoutChange, CallSite};
 
 /// How tensors of one shape go from a layout on one mesh to a layout on another of the same world: of other
 /// shape, with other ranks, or some of the same.
@@ -136,7 +136,7 @@ impl CrossMeshRedistribute {
             let (from, to) = (x.mesh().to_string(), self.to.0.to_string());
             return Err(DTensorError::TransferTracked { from, to }.into());
         }
-        let origin = Origin::new("Transfer");
+        let origin = CallSite::new("Transfer");
         let whole = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
         let x = x.map(|x| x.redistribute_to(&self.from.1.replaced(whole)?)).transpose()?;
         let meta = TensorMeta { shape: self.shape.clone(), dtype: self.dtype };
@@ -186,13 +186,13 @@ impl CrossMeshRedistribute {
         Err(DTensorError::TransferOf { rank: mesh.rank(), expected, found }.into())
     }
 
-    fn change(&self, origin: &Origin, phase: Phase) -> Change {
+    fn change(&self, origin: &CallSite, phase: Phase) -> LayoutChange {
         let (from, to) = match phase {
             Phase::Backward => (&self.to.1, &self.from.1),
             _ => (&self.from.1, &self.to.1),
         };
         let (from, to, shape) = (from.clone(), to.clone(), self.shape.to_vec());
-        Change { origin: origin.clone(), from, to, summed: Vec::new(), shape, phase }
+        LayoutChange { origin: origin.clone(), from, to, summed: Vec::new(), shape, phase }
     }
 }
 
@@ -265,7 +265,7 @@ struct Returned<const D: usize> {
     call: Call,
     back: Arc<Moves>,
     mesh: DeviceMesh,
-    change: Change,
+    change: LayoutChange,
 }
 
 impl<const D: usize> GraphOp for Returned<D> {

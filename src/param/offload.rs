@@ -16,7 +16,7 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
-use crate::comm::{Communicator, Ledger, Way};
+use crate::comm::{Communicator, Ledger, CopyDirection};
 use crate::memory::{self, ToHost};
 
 /// Where a unit's shards are, and with them their gradients and what an optimizer remembers of them.
@@ -49,17 +49,17 @@ impl Offloaded {
 
     /// What was gathered of a unit, or needs no gathering, for the rank to compute with.
     pub(super) fn copy_in(&self, unit: &Arc<str>, tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        self.count(unit, Way::ToDevice, &tensors);
+        self.count(unit, CopyDirection::ToDevice, &tensors);
         tensors.into_iter().map(|tensor| memory::copied_to(tensor, &self.device)).collect()
     }
 
     /// Begins to copy a unit's reduced gradients to its shards.
     pub(super) fn copy_out(&self, unit: &Arc<str>, tensors: Vec<DispatchTensor>) -> ToHost {
-        self.count(unit, Way::ToHost, &tensors);
+        self.count(unit, CopyDirection::ToHost, &tensors);
         ToHost::begin(tensors)
     }
 
-    fn count(&self, unit: &Arc<str>, way: Way, tensors: &[DispatchTensor]) {
+    fn count(&self, unit: &Arc<str>, way: CopyDirection, tensors: &[DispatchTensor]) {
         if !tensors.is_empty() {
             self.ledger.crossed(unit, way, tensors.iter().map(memory::bytes).sum());
         }

@@ -9,7 +9,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Distribution, Tensor};
-use burn_dtensor::comm::flight::{Flights, Why};
+use burn_dtensor::comm::flight::{LaunchTrace, FaultKind};
 use burn_dtensor::fsdp::full_model;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::{Conformance, MeshTest, ProcessTest};
@@ -236,7 +236,7 @@ const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
 
 /// Runs three processes of one rank; once ranks 0 and 2 wait for rank 1 in "step", that one sends itself `signal`, and the
 /// others go on with `then`. Returns what they wrote, and what their files say.
-fn signalled(name: &str, signal: &str, then: impl Fn(&World) -> Result<()> + Sync) -> Option<(String, Flights)> {
+fn signalled(name: &str, signal: &str, then: impl Fn(&World) -> Result<()> + Sync) -> Option<(String, LaunchTrace)> {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("flight-{name}-{}", id()));
     let test = ProcessTest::new(3).with_env(FLIGHT, &folder);
     let text = test.run_failing(|| {
@@ -256,15 +256,15 @@ fn signalled(name: &str, signal: &str, then: impl Fn(&World) -> Result<()> + Syn
         });
         panic!("{}", failed.unwrap_err());
     })?;
-    let mut launches = Flights::read(&folder).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let mut launches = LaunchTrace::read(&folder).unwrap_or_else(|error| panic!("{error}\n{text}"));
     fs::remove_dir_all(&folder).unwrap();
     assert_eq!(launches.len(), 1, "{text}");
     Some((text, launches.remove(0)))
 }
 
 /// What the files say now.
-fn flights() -> Option<Flights> {
-    Flights::read(env::var_os(FLIGHT).unwrap()).ok()?.pop()
+fn flights() -> Option<LaunchTrace> {
+    LaunchTrace::read(env::var_os(FLIGHT).unwrap()).ok()?.pop()
 }
 
 /// How many ranks wait for `rank` alone, by the files.
@@ -277,7 +277,7 @@ fn waiting_for(rank: usize) -> usize {
 fn a_killed_process_is_named_by_the_files() {
     let Some((text, flights)) = signalled("killed", "-KILL", |world| world.barrier("step")) else { return };
     let fault = flights.fault().unwrap_or_else(|| panic!("{flights}\n{text}"));
-    assert_eq!((fault.rank, fault.why), (1, Why::Gone), "{flights}\n{text}");
+    assert_eq!((fault.rank, fault.why), (1, FaultKind::Gone), "{flights}\n{text}");
     assert!(fault.text.contains("after barrier #0 `start` on ranks [0, 1, 2]; ranks [0, 2] wait for it"), "{fault}");
     let ended: Vec<_> = flights.ranks.iter().map(|flight| flight.ending.is_some()).collect();
     assert_eq!(ended, [false; 3], "the launcher has ended the others, too: {flights}\n{text}");
@@ -294,7 +294,7 @@ fn a_stopped_process_is_named_while_it_is_stopped() {
         let error = step.wait_timeout(Duration::from_secs(1)).unwrap_err();
         let fault = loop {
             match flights().and_then(|flights| flights.fault()) {
-                Some(fault) if fault.why == Why::Stopped => break fault,
+                Some(fault) if fault.why == FaultKind::Stopped => break fault,
                 _ => thread::yield_now(),
             }
         };

@@ -38,11 +38,11 @@ fn measure_one(collective: Collective, bytes: usize, world: &World) -> burn_dten
     (0..repeats.max(2)).for_each(|_| step());
     for _ in 0..rounds(bytes, repeats) {
         world.barrier("start")?;
-        let before = world.ledger().spent().moving;
+        let before = world.ledger().spent().local_work;
         let start = Instant::now();
         (0..repeats).for_each(|_| step());
         ours.push(start.elapsed().as_secs_f64() / repeats as f64);
-        moving.push((world.ledger().spent().moving - before).as_secs_f64() / repeats as f64);
+        moving.push((world.ledger().spent().local_work - before).as_secs_f64() / repeats as f64);
     }
     for (way, seconds) in [(Way::Ours, ours), (Way::Moving, moving)] {
         let seconds = of_slowest(&seconds, world)?;

@@ -115,7 +115,7 @@ impl Times {
             drop(black_box(posted.wait()?));
             both.push(start.elapsed().as_secs_f64());
             let after = world.ledger().spent();
-            moving.push((after.moving - before.moving).as_secs_f64());
+            moving.push((after.local_work - before.local_work).as_secs_f64());
             waiting.push((after.waiting - before.waiting).as_secs_f64());
         }
         let middle = |seconds: &[f64]| of_slowest(seconds, world).map(median);

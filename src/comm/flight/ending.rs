@@ -9,9 +9,9 @@ use super::layout::END_WORDS;
 
 /// How a rank's program has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ending {
+pub struct ProgramExit {
     /// Whether it returned, with or without an error, panicked or exited.
-    pub how: How,
+    pub how: ExitKind,
     /// When, since the launch's start.
     pub at: Duration,
     /// What it said: the error's text or the panic's, as much of it as fits. Of one that has exited, who has ended the process.
@@ -22,7 +22,7 @@ pub struct Ending {
 
 /// In which way a rank's program has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum ExitKind {
     /// It returned `Ok`.
     Returned,
     /// It returned an error, or unwound with one.
@@ -52,7 +52,7 @@ const HEAD: usize = 4;
 /// Bytes of each text.
 const TEXT: usize = (END_WORDS - HEAD) / 2 * 8;
 
-impl Ending {
+impl ProgramExit {
     /// Writes it, once.
     pub(super) fn write(&self, words: &[AtomicU64]) {
         let text = cut(&self.text, TEXT);
@@ -85,7 +85,7 @@ impl Ending {
             is_difference: kind >> 9 & 1 == 1,
             text: read(&words[HEAD + text.div_ceil(8)..], first),
         });
-        let how = *[How::Returned, How::Failed, How::Panicked, How::Exited].get(kind as usize & 0xff)?;
+        let how = *[ExitKind::Returned, ExitKind::Failed, ExitKind::Panicked, ExitKind::Exited].get(kind as usize & 0xff)?;
         Some(Self { how, at: Duration::from_nanos(at), text: read(&words[HEAD..], text), failure })
     }
 }
@@ -98,13 +98,13 @@ mod tests {
     fn an_ending_comes_back_or_not_at_all() {
         let failure = FirstFailure { rank: 7, is_own: false, is_difference: true, text: "é".repeat(2000) };
         let at = Duration::from_nanos(12_345);
-        let ending = Ending { how: How::Panicked, at, text: "boom".into(), failure: Some(failure) };
+        let ending = ProgramExit { how: ExitKind::Panicked, at, text: "boom".into(), failure: Some(failure) };
         let words: Vec<AtomicU64> = (0..END_WORDS).map(|_| AtomicU64::new(0)).collect();
-        let read = || Ending::read(&words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>());
+        let read = || ProgramExit::read(&words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>());
         assert_eq!(read(), None);
         ending.write(&words);
         let found = read().unwrap();
-        assert_eq!((found.how, found.at, &*found.text), (How::Panicked, at, "boom"));
+        assert_eq!((found.how, found.at, &*found.text), (ExitKind::Panicked, at, "boom"));
         let first = found.failure.unwrap();
         assert_eq!((first.rank, first.is_own, first.is_difference), (7, false, true));
         assert_eq!(first.text, "é".repeat(TEXT / 2));

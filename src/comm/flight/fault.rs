@@ -17,9 +17,9 @@ use std::fmt;
 
 use itertools::Itertools;
 
-use super::ending::{Ending, How};
-use super::life::Life;
-use super::merge::{Flights, Meeting, Waiting};
+use super::ending::{ProgramExit, ExitKind};
+use super::life::ProcessState;
+use super::merge::{LaunchTrace, CollectiveTrace, BlockedWait};
 use super::operation::Operation;
 
 /// The rank at fault; displays as a line that names it.
@@ -28,14 +28,14 @@ pub struct Fault {
     /// The rank. Of a deadlock, the one of the circle that waited last.
     pub rank: usize,
     /// Why.
-    pub why: Why,
+    pub why: FaultKind,
     /// What it did, behind "rank 1".
     pub text: String,
 }
 
 /// Why a rank is at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum FaultKind {
     /// Its program panicked.
     Panicked,
     /// Its program returned an error, or called what cannot be right.
@@ -58,7 +58,7 @@ pub enum Why {
     Absent,
 }
 
-impl Why {
+impl FaultKind {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
@@ -82,7 +82,7 @@ impl fmt::Display for Fault {
     }
 }
 
-impl Flights {
+impl LaunchTrace {
     /// The rank at fault, if anything is wrong: who waits may only be early, and who is waited for slow.
     pub fn fault(&self) -> Option<Fault> {
         let waits = self.waits();
@@ -96,22 +96,22 @@ impl Flights {
     }
 
     fn failed_by_itself(&self) -> Option<Fault> {
-        let own = |ending: &Ending, rank: usize| match &ending.failure {
+        let own = |ending: &ProgramExit, rank: usize| match &ending.failure {
             Some(failure) => failure.is_own && failure.rank == rank,
-            None => ending.how != How::Returned,
+            None => ending.how != ExitKind::Returned,
         };
         let failed = self.ranks.iter().filter_map(|flight| Some((flight, flight.ending.as_ref()?)));
         let failed = failed.filter(|(flight, ending)| own(ending, flight.rank));
         let (flight, ending) = failed.min_by_key(|(flight, ending)| self.since(flight, ending.at))?;
         let text = match &ending.failure {
             // A program may return something else after a call of its own failed, or nothing.
-            Some(failure) if ending.how != How::Panicked && !failure.text.contains(&ending.text) => &failure.text,
+            Some(failure) if ending.how != ExitKind::Panicked && !failure.text.contains(&ending.text) => &failure.text,
             _ => &ending.text,
         };
         let (why, did) = match ending.how {
-            How::Panicked => (Why::Panicked, "panicked"),
-            How::Exited if ending.failure.is_none() => (Why::Exited, "exited"),
-            How::Failed | How::Returned | How::Exited => (Why::Failed, "failed"),
+            ExitKind::Panicked => (FaultKind::Panicked, "panicked"),
+            ExitKind::Exited if ending.failure.is_none() => (FaultKind::Exited, "exited"),
+            ExitKind::Failed | ExitKind::Returned | ExitKind::Exited => (FaultKind::Failed, "failed"),
         };
         Some(Fault { rank: flight.rank, why, text: format!("{did}: {text}") })
     }
@@ -134,23 +134,23 @@ impl Flights {
         let (_, called) = at_fault.called.iter().find(|(caller, _)| *caller == rank)?;
         let order = order(&meetings, rank, called, agreed);
         let text = format!("called {called}, where rank {other} called {agreed}: {differs}{order}");
-        Some(Fault { rank, why: Why::Disagrees, text })
+        Some(Fault { rank, why: FaultKind::Disagrees, text })
     }
 
     fn told_to_differ(&self) -> Option<Fault> {
         let told = self.ranks.iter().filter_map(|flight| flight.ending.as_ref()?.failure.as_ref());
         let failure = told.into_iter().find(|failure| failure.is_difference)?;
-        Some(Fault { rank: failure.rank, why: Why::Disagrees, text: format!("differs: {}", failure.text) })
+        Some(Fault { rank: failure.rank, why: FaultKind::Disagrees, text: format!("differs: {}", failure.text) })
     }
 
-    fn lost(&self, waits: &[Waiting<'_>]) -> Option<Fault> {
+    fn lost(&self, waits: &[BlockedWait<'_>]) -> Option<Fault> {
         let needed = needed(waits).into_iter().filter(|rank| self.is_lost(*rank)).collect_vec();
         let only = || Some(self.all_that_are_lost()).filter(|lost| lost.len() < self.ranks.len());
         let rank = self.silent_first(needed).or_else(|| self.silent_first(only()?))?;
         Some(self.not_there(rank, waits))
     }
 
-    fn all_lost(&self, waits: &[Waiting<'_>]) -> Option<Fault> {
+    fn all_lost(&self, waits: &[BlockedWait<'_>]) -> Option<Fault> {
         let rank = self.silent_first(self.all_that_are_lost())?;
         let Fault { why, text, .. } = self.not_there(rank, waits);
         Some(Fault { rank, why, text: text + "; no rank's process goes on, and this rank's last sign is the oldest" })
@@ -158,16 +158,16 @@ impl Flights {
 
     /// Whether the rank's process is gone or stopped, and its program had not ended.
     fn is_lost(&self, rank: usize) -> bool {
-        self.ending(rank).is_none() && matches!(self.life(rank), Life::Gone | Life::Stopped)
+        self.ending(rank).is_none() && matches!(self.life(rank), ProcessState::Gone | ProcessState::Stopped)
     }
 
     fn all_that_are_lost(&self) -> Vec<usize> {
         self.ranks.iter().map(|flight| flight.rank).filter(|rank| self.is_lost(*rank)).collect()
     }
 
-    fn waited_for(&self, waits: &[Waiting<'_>]) -> Option<Fault> {
+    fn waited_for(&self, waits: &[BlockedWait<'_>]) -> Option<Fault> {
         let needed = needed(waits);
-        let returned = |rank: &usize| self.ending(*rank).is_some_and(|ending| ending.how == How::Returned);
+        let returned = |rank: &usize| self.ending(*rank).is_some_and(|ending| ending.how == ExitKind::Returned);
         let (left, mut others): (Vec<_>, Vec<_>) = needed.into_iter().partition(returned);
         others.retain(|rank| !self.ended_by_another(*rank));
         if let Some(rank) = self.silent_first(others) {
@@ -180,10 +180,10 @@ impl Flights {
         let is_surplus = !id.op.is_message() && here < waiting.missing.len() && waiting.missing.iter().all(returned);
         Some(if is_surplus {
             let text = format!("called {id}, a call too many: ranks {:?} have returned without it", waiting.missing);
-            Fault { rank: waiting.rank, why: Why::Surplus, text }
+            Fault { rank: waiting.rank, why: FaultKind::Surplus, text }
         } else {
             let text = format!("returned, and {id}, which rank {} waits in, still needs it", waiting.rank);
-            Fault { rank, why: Why::Left, text }
+            Fault { rank, why: FaultKind::Left, text }
         })
     }
 
@@ -193,7 +193,7 @@ impl Flights {
         failure.is_some_and(|failure| failure.rank != rank)
     }
 
-    fn ending(&self, rank: usize) -> Option<&Ending> {
+    fn ending(&self, rank: usize) -> Option<&ProgramExit> {
         self.rank(rank)?.ending.as_ref()
     }
 
@@ -203,19 +203,19 @@ impl Flights {
     }
 
     /// A rank that is waited for, and what is known of it.
-    fn not_there(&self, rank: usize, waits: &[Waiting<'_>]) -> Fault {
+    fn not_there(&self, rank: usize, waits: &[BlockedWait<'_>]) -> Fault {
         let last = self.rank(rank).and_then(|flight| flight.operations.iter().rfind(|operation| operation.is_taken()));
         let last = last.map_or(", before any operation".into(), |operation| format!(", after {}", operation.id));
         let pid = self.rank(rank).map_or(0, |flight| flight.pid);
         let (why, text) = match (self.rank(rank), self.life(rank)) {
-            (None, _) => (Why::Absent, "has no file: its process has not begun the launch, or writes elsewhere".into()),
-            (Some(flight), Life::Gone) if flight.ending.is_none() => {
-                (Why::Gone, format!("is gone, with its process {pid}{last}"))
+            (None, _) => (FaultKind::Absent, "has no file: its process has not begun the launch, or writes elsewhere".into()),
+            (Some(flight), ProcessState::Gone) if flight.ending.is_none() => {
+                (FaultKind::Gone, format!("is gone, with its process {pid}{last}"))
             }
-            (Some(flight), Life::Stopped) if flight.ending.is_none() => {
-                (Why::Stopped, format!("is stopped, with its process {pid}{last}"))
+            (Some(flight), ProcessState::Stopped) if flight.ending.is_none() => {
+                (FaultKind::Stopped, format!("is stopped, with its process {pid}{last}"))
             }
-            _ => (Why::Absent, format!("has not come{last}")),
+            _ => (FaultKind::Absent, format!("has not come{last}")),
         };
         let waiting = waits.iter().filter(|waiting| waiting.missing.contains(&rank)).map(|waiting| waiting.rank);
         let waiting: Vec<_> = waiting.sorted().dedup().collect();
@@ -226,14 +226,14 @@ impl Flights {
 }
 
 /// The ranks that others wait for, and that wait for nobody themselves.
-fn needed(waits: &[Waiting<'_>]) -> Vec<usize> {
+fn needed(waits: &[BlockedWait<'_>]) -> Vec<usize> {
     let waits_too = |rank: usize| waits.iter().any(|waiting| waiting.rank == rank && !waiting.missing.is_empty());
     let needed = waits.iter().flat_map(|waiting| waiting.missing.iter().copied());
     needed.filter(|rank| !waits_too(*rank)).sorted().dedup().collect()
 }
 
 /// Ranks that wait for each other. Of a rank that waits in several operations, or for anybody, nothing is claimed.
-fn circle(waits: &[Waiting<'_>]) -> Option<Fault> {
+fn circle(waits: &[BlockedWait<'_>]) -> Option<Fault> {
     let of = |rank: usize| {
         let mut waits = waits.iter().filter(|waiting| waiting.rank == rank);
         let first = waits.next().filter(|waiting| !waiting.is_for_any)?;
@@ -252,7 +252,7 @@ fn circle(waits: &[Waiting<'_>]) -> Option<Fault> {
                     format!("rank {} waits in {} for rank {next}", waiting.rank, waiting.operation.id)
                 });
                 let text = format!("closed a deadlock: {}", said.into_iter().join(", "));
-                return Some(Fault { rank: start.rank, why: Why::Deadlock, text });
+                return Some(Fault { rank: start.rank, why: FaultKind::Deadlock, text });
             }
             for next in last.missing.iter().filter_map(|rank| of(*rank)) {
                 if !seen.contains(&next.rank) {
@@ -266,23 +266,23 @@ fn circle(waits: &[Waiting<'_>]) -> Option<Fault> {
 }
 
 /// What the calls before and after say of a rank that `called` what the others did not.
-fn order(meetings: &[Meeting<'_>], rank: usize, called: &Operation, agreed: &Operation) -> String {
+fn order(meetings: &[CollectiveTrace<'_>], rank: usize, called: &Operation, agreed: &Operation) -> String {
     let at = |seq: u64| {
-        let same = |meeting: &&Meeting<'_>| {
+        let same = |meeting: &&CollectiveTrace<'_>| {
             let (_, first) = meeting.called[0];
             first.id.seq == seq && first.id.ranks == called.id.ranks && first.channel == called.channel
         };
         meetings.iter().find(same)
     };
     let next = at(called.id.seq + 1);
-    let of_rank = |meeting: &Meeting<'_>| {
+    let of_rank = |meeting: &CollectiveTrace<'_>| {
         meeting
             .called
             .iter()
             .find(|(caller, _)| *caller == rank)
             .map(|(_, operation)| operation.difference(agreed).is_none())
     };
-    let others = |meeting: &Meeting<'_>| {
+    let others = |meeting: &CollectiveTrace<'_>| {
         let mut others = meeting.called.iter().filter(|(caller, _)| *caller != rank);
         others.any(|(_, operation)| operation.difference(called).is_none())
     };

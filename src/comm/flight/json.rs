@@ -5,15 +5,15 @@ use std::time::{Duration, UNIX_EPOCH};
 use itertools::Itertools;
 use serde_json::{Value, json};
 
-use super::ending::How;
+use super::ending::ExitKind;
 use super::fault::Fault;
-use super::life::Life;
-use super::merge::{Flights, Waiting};
+use super::life::ProcessState;
+use super::merge::{LaunchTrace, BlockedWait};
 use super::operation::Operation;
-use super::read::Flight;
-use super::record::Over;
+use super::read::RankTrace;
+use super::record::OpOutcome;
 
-impl Flights {
+impl LaunchTrace {
     /// All that is known, with the last `count` operations of each rank, as JSON:
     ///
     /// ```text
@@ -63,7 +63,7 @@ fn nanos(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-fn waiting(Waiting { rank, operation, since, missing, is_for_any }: &Waiting<'_>) -> Value {
+fn waiting(BlockedWait { rank, operation, since, missing, is_for_any }: &BlockedWait<'_>) -> Value {
     let id = &operation.id;
     json!({
         "rank": rank, "operation": id.op.name(), "seq": id.seq, "label": *id.label, "group": *id.ranks,
@@ -71,18 +71,18 @@ fn waiting(Waiting { rank, operation, since, missing, is_for_any }: &Waiting<'_>
     })
 }
 
-fn rank(flight: &Flight, life: Life, count: usize) -> Value {
+fn rank(flight: &RankTrace, life: ProcessState, count: usize) -> Value {
     let process = match life {
-        Life::Runs => "runs",
-        Life::Stopped => "stopped",
-        Life::Gone => "gone",
-        Life::Unknown => "unknown",
+        ProcessState::Runs => "runs",
+        ProcessState::Stopped => "stopped",
+        ProcessState::Gone => "gone",
+        ProcessState::Unknown => "unknown",
     };
     let program = flight.ending.as_ref().map_or("running", |ending| match ending.how {
-        How::Returned => "returned",
-        How::Failed => "failed",
-        How::Panicked => "panicked",
-        How::Exited => "exited",
+        ExitKind::Returned => "returned",
+        ExitKind::Failed => "failed",
+        ExitKind::Panicked => "panicked",
+        ExitKind::Exited => "exited",
     });
     let ending = flight.ending.as_ref();
     let failure = ending.and_then(|ending| ending.failure.as_ref());
@@ -100,7 +100,7 @@ fn rank(flight: &Flight, life: Life, count: usize) -> Value {
 fn operation(operation: &Operation) -> Value {
     let id = &operation.id;
     let last = operation.over.and_then(|(_, over)| match over {
-        Over::Done(last) => last,
+        OpOutcome::Done(last) => last,
         _ => None,
     });
     let tensors = operation.tensors.iter().map(ToString::to_string).collect_vec();

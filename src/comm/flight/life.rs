@@ -4,7 +4,7 @@ use std::{env, fs};
 
 /// Whether the process of a rank is still there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Life {
+pub enum ProcessState {
     /// It runs.
     Runs,
     /// It is stopped, by a signal or a debugger.
@@ -15,7 +15,7 @@ pub enum Life {
     Unknown,
 }
 
-impl Life {
+impl ProcessState {
     /// Of process `pid` of `host`, which began at `start`.
     pub(super) fn of(host: &str, pid: u32, start: u64) -> Self {
         if host.is_empty() || host != self::host() || start == 0 || process_start(std::process::id()).is_none() {
@@ -64,10 +64,10 @@ mod tests {
         let (own, host) = (std::process::id(), host());
         let start = process_start(own).unwrap();
         assert!(start > 0);
-        assert_eq!(Life::of(&host, own, start), Life::Runs);
-        assert_eq!(Life::of(&host, own, start + 1), Life::Gone, "another process has its number");
-        assert_eq!(Life::of(&host, 0, start), Life::Gone);
-        assert_eq!(Life::of("elsewhere", own, start), Life::Unknown);
-        assert_eq!(Life::of(&host, own, 0), Life::Unknown);
+        assert_eq!(ProcessState::of(&host, own, start), ProcessState::Runs);
+        assert_eq!(ProcessState::of(&host, own, start + 1), ProcessState::Gone, "another process has its number");
+        assert_eq!(ProcessState::of(&host, 0, start), ProcessState::Gone);
+        assert_eq!(ProcessState::of("elsewhere", own, start), ProcessState::Unknown);
+        assert_eq!(ProcessState::of(&host, own, 0), ProcessState::Unknown);
     }
 }

@@ -8,30 +8,30 @@ use std::time::{Duration, SystemTime};
 use itertools::Itertools;
 
 use super::file;
-use super::life::Life;
+use super::life::ProcessState;
 use super::operation::Operation;
-use super::read::{Flight, FlightError};
-use super::record::Over;
+use super::read::{RankTrace, FlightError};
+use super::record::OpOutcome;
 use crate::comm::Op;
 
 /// What the ranks of a launch did last, put together.
 ///
 /// Displays as what a person wants to know: who is at fault and why, who waits for whom, what each rank did last.
 #[derive(Debug, Clone)]
-pub struct Flights {
+pub struct LaunchTrace {
     /// The launch's number in its process.
     pub launch: u64,
     /// Number of ranks.
     pub size: usize,
     /// Those that have a file, ascending.
-    pub ranks: Vec<Flight>,
+    pub ranks: Vec<RankTrace>,
     /// Whether the process of each of these was there when this was read.
-    pub lives: Vec<Life>,
+    pub lives: Vec<ProcessState>,
 }
 
 /// One collective, as the ranks of its group have called it.
 #[derive(Debug, Clone)]
-pub struct Meeting<'a> {
+pub struct CollectiveTrace<'a> {
     /// Each rank that has called it, in the order in which they did.
     pub called: Vec<(usize, &'a Operation)>,
     /// The ranks that have not taken part in it, in group order.
@@ -40,7 +40,7 @@ pub struct Meeting<'a> {
 
 /// What a rank waits for, or waited for until it failed.
 #[derive(Debug, Clone)]
-pub struct Waiting<'a> {
+pub struct BlockedWait<'a> {
     /// The rank that waits.
     pub rank: usize,
     /// In what.
@@ -53,7 +53,7 @@ pub struct Waiting<'a> {
     pub is_for_any: bool,
 }
 
-impl Flights {
+impl LaunchTrace {
     /// Reads a folder's files, by launch. Also while their programs run.
     ///
     /// # Errors
@@ -70,36 +70,36 @@ impl Flights {
         if paths.is_empty() {
             return Err(FlightError::Empty { path: folder.into() });
         }
-        let begun = |read: &Result<Flight, FlightError>| !matches!(read, Err(FlightError::NotBegun { .. }));
-        let flights: Vec<_> = paths.iter().map(Flight::read).filter(begun).try_collect()?;
+        let begun = |read: &Result<RankTrace, FlightError>| !matches!(read, Err(FlightError::NotBegun { .. }));
+        let flights: Vec<_> = paths.iter().map(RankTrace::read).filter(begun).try_collect()?;
         Ok(Self::of(flights))
     }
 
     /// Puts the ranks of each launch together. Of ranks of an earlier launch of another size nothing is kept.
-    pub fn of(flights: Vec<Flight>) -> Vec<Self> {
-        let mut launches: BTreeMap<u64, Vec<Flight>> = BTreeMap::new();
+    pub fn of(flights: Vec<RankTrace>) -> Vec<Self> {
+        let mut launches: BTreeMap<u64, Vec<RankTrace>> = BTreeMap::new();
         for flight in flights {
             launches.entry(flight.launch).or_default().push(flight);
         }
-        let launched = |(launch, mut ranks): (u64, Vec<Flight>)| {
+        let launched = |(launch, mut ranks): (u64, Vec<RankTrace>)| {
             let size = ranks.iter().max_by_key(|flight| flight.started).map_or(0, |newest| newest.size);
             ranks.retain(|flight| flight.size == size);
             ranks.sort_by_key(|flight| flight.rank);
-            let lives = ranks.iter().map(Flight::life).collect();
+            let lives = ranks.iter().map(RankTrace::life).collect();
             Self { launch, size, ranks, lives }
         };
         launches.into_iter().map(launched).collect()
     }
 
     /// The last operations of a rank, if it has a file.
-    pub fn rank(&self, rank: usize) -> Option<&Flight> {
+    pub fn rank(&self, rank: usize) -> Option<&RankTrace> {
         self.ranks.iter().find(|flight| flight.rank == rank)
     }
 
     /// Whether the process of a rank is still there.
-    pub fn life(&self, rank: usize) -> Life {
+    pub fn life(&self, rank: usize) -> ProcessState {
         let at = self.ranks.iter().position(|flight| flight.rank == rank);
-        at.map_or(Life::Unknown, |at| self.lives[at])
+        at.map_or(ProcessState::Unknown, |at| self.lives[at])
     }
 
     /// When the launch began, on the host that began first.
@@ -108,13 +108,13 @@ impl Flights {
     }
 
     /// A time of a rank as one since [`started`](Self::started): as exact as the hosts' clocks agree.
-    pub(super) fn since(&self, flight: &Flight, at: Duration) -> Duration {
+    pub(super) fn since(&self, flight: &RankTrace, at: Duration) -> Duration {
         let late = self.started().and_then(|first| flight.started.duration_since(first).ok());
         late.unwrap_or_default() + at
     }
 
     /// Each collective that the ranks still remember, in the order in which their first callers came.
-    pub fn meetings(&self) -> Vec<Meeting<'_>> {
+    pub fn meetings(&self) -> Vec<CollectiveTrace<'_>> {
         let mut meetings: BTreeMap<_, Vec<(Duration, usize, &Operation)>> = BTreeMap::new();
         for flight in &self.ranks {
             for operation in flight.operations.iter().filter(|operation| !operation.id.op.is_message()) {
@@ -132,9 +132,9 @@ impl Flights {
         meetings.into_iter().map(|called| self.meeting(called)).collect()
     }
 
-    fn meeting<'a>(&'a self, called: Vec<(Duration, usize, &'a Operation)>) -> Meeting<'a> {
+    fn meeting<'a>(&'a self, called: Vec<(Duration, usize, &'a Operation)>) -> CollectiveTrace<'a> {
         let absent = self.absent(called[0].2);
-        Meeting { called: called.into_iter().map(|(_, rank, operation)| (rank, operation)).collect(), absent }
+        CollectiveTrace { called: called.into_iter().map(|(_, rank, operation)| (rank, operation)).collect(), absent }
     }
 
     /// The ranks that have not taken part in a collective.
@@ -147,13 +147,13 @@ impl Flights {
     }
 
     /// Who waits, or waited until the launch failed, longest first.
-    pub fn waits(&self) -> Vec<Waiting<'_>> {
+    pub fn waits(&self) -> Vec<BlockedWait<'_>> {
         let mut waits: Vec<_> = self.ranks.iter().flat_map(|flight| self.waits_of(flight)).collect();
         waits.sort_by_key(|waiting| (waiting.since, waiting.rank));
         waits
     }
 
-    fn waits_of<'a>(&'a self, flight: &'a Flight) -> impl Iterator<Item = Waiting<'a>> {
+    fn waits_of<'a>(&'a self, flight: &'a RankTrace) -> impl Iterator<Item = BlockedWait<'a>> {
         let awaited = flight.operations.iter().filter(|operation| operation.is_awaited());
         awaited.map(|operation| {
             let rank = flight.rank;
@@ -166,7 +166,7 @@ impl Flights {
                 None => (self.absent(operation), false),
             };
             let since = self.since(flight, operation.waited.unwrap_or(operation.posted));
-            Waiting { rank, operation, since, missing, is_for_any }
+            BlockedWait { rank, operation, since, missing, is_for_any }
         })
     }
 
@@ -174,13 +174,13 @@ impl Flights {
     pub(super) fn failed(&self) -> Option<Duration> {
         let failed = self.ranks.iter().flat_map(|flight| {
             let over = flight.operations.iter().filter_map(|operation| operation.over);
-            over.filter(|(_, over)| *over == Over::Failed).map(|(at, _)| self.since(flight, at))
+            over.filter(|(_, over)| *over == OpOutcome::Failed).map(|(at, _)| self.since(flight, at))
         });
         failed.min()
     }
 }
 
-impl<'a> Meeting<'a> {
+impl<'a> CollectiveTrace<'a> {
     /// The call of most ranks, of as many the first.
     pub fn agreed(&self) -> (usize, &'a Operation) {
         let alike = |of: &Operation| self.called.iter().filter(|(_, other)| of.difference(other).is_none()).count();

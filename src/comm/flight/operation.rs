@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use itertools::Itertools;
 
-use super::record::{Over, REDUCTIONS, Record};
+use super::record::{OpOutcome, REDUCTIONS, Record};
 use super::shapes::Tensor;
 use crate::comm::{CollectiveId, Op, Phase};
 
@@ -41,7 +41,7 @@ pub struct Operation {
     /// When it was waited for.
     pub waited: Option<Duration>,
     /// When it was over, and how.
-    pub over: Option<(Duration, Over)>,
+    pub over: Option<(Duration, OpOutcome)>,
     /// Of all that ranks must agree on.
     pub(super) agreement: u64,
     pub(super) is_of_pairs: bool,
@@ -79,12 +79,12 @@ impl Operation {
 
     /// Whether the rank waits for it, or did until it failed.
     pub fn is_awaited(&self) -> bool {
-        self.waited.is_some() && matches!(self.over, None | Some((_, Over::Failed)))
+        self.waited.is_some() && matches!(self.over, None | Some((_, OpOutcome::Failed)))
     }
 
     /// Whether the engine took it: the rank has taken part.
     pub fn is_taken(&self) -> bool {
-        !matches!(self.over, Some((_, Over::Refused)))
+        !matches!(self.over, Some((_, OpOutcome::Refused)))
     }
 
     /// What differs from the same call of another rank, this one's value first; `None` if nothing does.

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::channels::{self, Found};
-use super::ending::Ending;
+use super::ending::ProgramExit;
 use super::file;
 use super::identity::Identity;
 use super::layout::header::{CHANNELS as CHANNELS_USED, CHECK, POSTED};
 use super::layout::{CHANNEL_WORDS, CHANNELS, END, END_WORDS, MAGIC, OPERATIONS, RECORD_WORDS, RECORDS, VERSION};
-use super::life::Life;
+use super::life::ProcessState;
 use super::operation::Operation;
 use super::record;
 use crate::comm::CollectiveId;
 
 /// What a rank did last: of a program that runs, has ended or was killed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Flight {
+pub struct RankTrace {
     /// The rank.
     pub rank: usize,
     /// Number of ranks.
@@ -34,18 +34,18 @@ pub struct Flight {
     /// When the launch began there, by the host's wall clock.
     pub started: SystemTime,
     /// How the rank's program has ended; `None` while it runs, and if it was killed.
-    pub ending: Option<Ending>,
+    pub ending: Option<ProgramExit>,
     /// How many operations it has posted.
     pub posted: u64,
     /// The last of them, oldest first, at most 1024. One that was being written is not among them.
     pub operations: Vec<Operation>,
     /// The rank's groups.
-    pub channels: Vec<Channel>,
+    pub channels: Vec<GroupTrace>,
 }
 
 /// A group of ranks, as a rank has used it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Channel {
+pub struct GroupTrace {
     /// Global ranks, in group order.
     pub ranks: Arc<[usize]>,
     /// The name, if it is a [duplicate](crate::comm::Communicator::duplicate).
@@ -95,7 +95,7 @@ pub enum FlightError {
     },
 }
 
-impl Flight {
+impl RankTrace {
     /// Reads a rank's file, also while the rank writes it.
     ///
     /// # Errors
@@ -137,7 +137,7 @@ impl Flight {
         let Identity { rank, size, launch, pid, process_start, started, host } = found;
         let used = (words[CHANNELS_USED] as usize).min(CHANNEL_WORDS);
         let channel =
-            |Found { name, ranks, posted }: Found| Channel { ranks: ranks.into(), name: name.into(), taken: posted };
+            |Found { name, ranks, posted }: Found| GroupTrace { ranks: ranks.into(), name: name.into(), taken: posted };
         let channels: Vec<_> = channels::read(&words[CHANNELS..CHANNELS + used]).into_iter().map(channel).collect();
         let records = words[RECORDS..].as_chunks::<RECORD_WORDS>().0.iter().take(OPERATIONS);
         let operation = |record: record::Record| {
@@ -155,7 +155,7 @@ impl Flight {
             pid,
             process_start,
             started: UNIX_EPOCH + Duration::from_nanos(started),
-            ending: Ending::read(&words[END..END + END_WORDS]),
+            ending: ProgramExit::read(&words[END..END + END_WORDS]),
             posted: words[POSTED],
             operations,
             channels,
@@ -163,8 +163,8 @@ impl Flight {
     }
 
     /// Whether the rank's process is still there, now.
-    pub fn life(&self) -> Life {
-        Life::of(&self.host, self.pid, self.process_start)
+    pub fn life(&self) -> ProcessState {
+        ProcessState::of(&self.host, self.pid, self.process_start)
     }
 
     /// When the rank wrote last, since the launch's start.

@@ -51,7 +51,7 @@ pub(super) enum Mark {
 
 /// How an operation is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Over {
+pub enum OpOutcome {
     /// The rank has its result. Who came last, if the engine knows: of a receive, the rank whose message it was.
     Done(Option<usize>),
     /// The rank could not take part: the world had failed, or failed by it.
@@ -110,7 +110,7 @@ pub(super) struct Record {
     /// Nanoseconds after it was posted.
     pub waited: Option<u64>,
     pub ended: Option<u64>,
-    pub over: Option<Over>,
+    pub over: Option<OpOutcome>,
     pub counted: Option<u64>,
 }
 
@@ -210,7 +210,7 @@ pub(super) fn mark(words: &[AtomicU64], index: u64, mark: Mark, value: u64) {
     let _ = words[MARKS + mark as usize].compare_exchange(none, none | value, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-impl Over {
+impl OpOutcome {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
@@ -286,7 +286,7 @@ pub(super) fn read(words: &[u64]) -> Option<Record> {
         is_of_pairs,
         waited: marked(Mark::Waited),
         ended: marked(Mark::Ended),
-        over: marked(Mark::How).map(Over::of),
+        over: marked(Mark::How).map(OpOutcome::of),
         counted: marked(Mark::Counted),
     })
 }

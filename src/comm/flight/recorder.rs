@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::channels;
-use super::ending::Ending;
+use super::ending::ProgramExit;
 use super::file;
 use super::identity::Identity;
 use super::layout::header::{CHANNELS as CHANNELS_USED, POSTED};
 use super::layout::{CHANNEL_WORDS, CHANNELS, END, END_WORDS, OPERATIONS, RECORD_WORDS, RECORDS, WORDS};
-use super::record::{self, Mark, Over, Posting};
+use super::record::{self, Mark, OpOutcome, Posting};
 use super::words::Words;
 use crate::comm::{Group, Op, StartError};
 
@@ -126,13 +126,13 @@ impl Recorder {
     }
 
     /// The operation is over, so long after it was posted. The first time counts.
-    pub fn over(&self, index: u64, after: Duration, over: Over) {
+    pub fn over(&self, index: u64, after: Duration, over: OpOutcome) {
         record::mark(self.record(index), index, Mark::Ended, after.as_nanos() as u64);
         record::mark(self.record(index), index, Mark::How, over.value());
     }
 
     /// The rank's program has ended. The first time counts, and is written when this returns.
-    pub fn ended(&self, ending: impl FnOnce(Duration) -> Ending) {
+    pub fn ended(&self, ending: impl FnOnce(Duration) -> ProgramExit) {
         self.end.call_once(|| ending(self.start.elapsed()).write(&self.words.all()[END..END + END_WORDS]));
     }
 

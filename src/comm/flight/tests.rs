@@ -10,7 +10,7 @@ use burn::tensor::{DType, Shape};
 
 use super::layout::{OPERATIONS, RECORD_WORDS, RECORDS};
 use super::{
-    Ending, FirstFailure, Flight, FlightError, Flights, How, Life, Over, Posting, Recorder, Start, Why, file, record,
+    ProgramExit, FirstFailure, RankTrace, FlightError, LaunchTrace, ExitKind, ProcessState, OpOutcome, Posting, Recorder, Start, FaultKind, file, record,
 };
 use crate::comm::engine::{CallSignature, TensorSignature};
 use crate::comm::{Group, Op, Phase, StartError};
@@ -52,7 +52,7 @@ fn post(recorder: &Recorder, at: Instant, index: u64) {
 }
 
 /// What is read is a call that [`post`] has made, all of it.
-fn is_whole(flight: &Flight) -> bool {
+fn is_whole(flight: &RankTrace) -> bool {
     flight.operations.iter().all(|operation| {
         let (index, expected) = (operation.index, print(operation.index));
         let tensors = expected.tensors.iter().map(|tensor| format!("{:?} f32", &tensor.shape[..]));
@@ -62,8 +62,8 @@ fn is_whole(flight: &Flight) -> bool {
     })
 }
 
-fn read(recorder: &Recorder) -> Flight {
-    Flight::of_words(&recorder.words()).unwrap()
+fn read(recorder: &Recorder) -> RankTrace {
+    RankTrace::of_words(&recorder.words()).unwrap()
 }
 
 #[test]
@@ -76,11 +76,11 @@ fn the_last_operations_are_kept() {
     assert!(flight.operations.iter().map(|operation| operation.index).eq(5..count));
     assert!(is_whole(&flight));
     // One whose record another has taken is not marked.
-    recorder.over(4, Duration::ZERO, Over::Failed);
-    recorder.over(5, Duration::from_nanos(7), Over::Done(Some(2)));
+    recorder.over(4, Duration::ZERO, OpOutcome::Failed);
+    recorder.over(5, Duration::from_nanos(7), OpOutcome::Done(Some(2)));
     let flight = read(&recorder);
     let first = &flight.operations[0];
-    assert_eq!(first.over, Some((first.posted + Duration::from_nanos(7), Over::Done(Some(2)))));
+    assert_eq!(first.over, Some((first.posted + Duration::from_nanos(7), OpOutcome::Done(Some(2)))));
     assert!(flight.operations[1..].iter().all(|operation| operation.over.is_none()));
 }
 
@@ -90,11 +90,11 @@ fn of_an_operation_the_first_end_counts() {
     post(&recorder, Instant::now(), 0);
     recorder.waited(0, Duration::from_nanos(3));
     assert!(read(&recorder).operations[0].is_awaited());
-    recorder.over(0, Duration::from_nanos(9), Over::Done(None));
-    recorder.over(0, Duration::from_nanos(10), Over::Dropped);
+    recorder.over(0, Duration::from_nanos(9), OpOutcome::Done(None));
+    recorder.over(0, Duration::from_nanos(10), OpOutcome::Dropped);
     let operation = &read(&recorder).operations[0];
     let at = |nanos| operation.posted + Duration::from_nanos(nanos);
-    assert_eq!((operation.waited, operation.over), (Some(at(3)), Some((at(9), Over::Done(None)))));
+    assert_eq!((operation.waited, operation.over), (Some(at(3)), Some((at(9), OpOutcome::Done(None)))));
     assert!(!operation.is_awaited());
 }
 
@@ -132,10 +132,10 @@ fn a_torn_record_is_left_out() {
         recorder.words()[at..at + RECORD_WORDS].to_vec()
     };
     (0..count).for_each(|index| post(&recorder, Instant::now(), index));
-    recorder.over(3, Duration::from_nanos(5), Over::Failed);
+    recorder.over(3, Duration::from_nanos(5), OpOutcome::Failed);
     let before = record_of(3);
     (count..count + 4).for_each(|index| post(&recorder, Instant::now(), index));
-    recorder.over(count + 3, Duration::from_nanos(6), Over::Dropped);
+    recorder.over(count + 3, Duration::from_nanos(6), OpOutcome::Dropped);
     let after = record_of(3);
     let (old, new) = (record::read(&before).unwrap(), record::read(&after).unwrap());
     assert_eq!((old.index, new.index), (3, count + 3));
@@ -171,7 +171,7 @@ fn a_torn_record_is_left_out() {
 }
 
 /// Three ranks, each of which has made the calls that it is given, of a group of all; the last one it waits for.
-fn flights(calls: [u64; 3], lives: [Life; 3]) -> Flights {
+fn flights(calls: [u64; 3], lives: [ProcessState; 3]) -> LaunchTrace {
     let start = Start::new(3, 0);
     let flight = |rank: usize| {
         let recorder = Recorder::new(rank, &start, None).unwrap();
@@ -181,66 +181,66 @@ fn flights(calls: [u64; 3], lives: [Life; 3]) -> Flights {
             recorder.taken(&sequence, Op::AllReduce, index);
             recorder.waited(index, Duration::ZERO);
             if calls.iter().all(|calls| *calls > index) {
-                recorder.over(index, Duration::ZERO, Over::Done(None));
+                recorder.over(index, Duration::ZERO, OpOutcome::Done(None));
             }
         }
         read(&recorder)
     };
-    let mut flights = Flights::of((0..3).map(flight).collect()).remove(0);
+    let mut flights = LaunchTrace::of((0..3).map(flight).collect()).remove(0);
     flights.lives = lives.into();
     flights
 }
 
 #[test]
 fn a_process_that_is_lost_is_at_fault() {
-    use Life::{Gone, Runs, Stopped, Unknown};
+    use ProcessState::{Gone, Runs, Stopped, Unknown};
     let fault = |calls, lives| flights(calls, lives).fault().map(|fault| (fault.rank, fault.why));
     assert_eq!(fault([2, 2, 2], [Runs; 3]), None);
-    assert_eq!(fault([2, 2, 2], [Runs, Gone, Runs]), Some((1, Why::Gone)), "nobody waits for it yet");
-    assert_eq!(fault([2, 2, 2], [Unknown, Runs, Stopped]), Some((2, Why::Stopped)));
+    assert_eq!(fault([2, 2, 2], [Runs, Gone, Runs]), Some((1, FaultKind::Gone)), "nobody waits for it yet");
+    assert_eq!(fault([2, 2, 2], [Unknown, Runs, Stopped]), Some((2, FaultKind::Stopped)));
     // Rank 1 is only late, and its last sign is older than that of rank 2.
-    assert_eq!(fault([3, 2, 2], [Runs; 3]), Some((1, Why::Absent)));
-    assert_eq!(fault([3, 2, 2], [Runs, Runs, Gone]), Some((2, Why::Gone)));
+    assert_eq!(fault([3, 2, 2], [Runs; 3]), Some((1, FaultKind::Absent)));
+    assert_eq!(fault([3, 2, 2], [Runs, Runs, Gone]), Some((2, FaultKind::Gone)));
     // The launcher has ended all.
-    assert_eq!(fault([3, 2, 3], [Gone; 3]), Some((1, Why::Gone)), "it is waited for");
-    assert_eq!(fault([2, 2, 2], [Gone; 3]), Some((0, Why::Gone)), "its last sign is the oldest");
+    assert_eq!(fault([3, 2, 3], [Gone; 3]), Some((1, FaultKind::Gone)), "it is waited for");
+    assert_eq!(fault([2, 2, 2], [Gone; 3]), Some((0, FaultKind::Gone)), "its last sign is the oldest");
 }
 
 #[test]
 fn a_program_that_ends_its_process_is_at_fault() {
-    let ended = |how: How, at: u64, by: Option<usize>| {
+    let ended = |how: ExitKind, at: u64, by: Option<usize>| {
         let failure = |rank| FirstFailure { rank, is_own: false, is_difference: false, text: format!("rank {rank}") };
-        Some(Ending { how, at: Duration::from_secs(at), text: String::new(), failure: by.map(failure) })
+        Some(ProgramExit { how, at: Duration::from_secs(at), text: String::new(), failure: by.map(failure) })
     };
-    let fault = |calls, life, endings: [Option<Ending>; 3]| {
-        let mut flights = flights(calls, [Life::Runs, life, Life::Runs]);
+    let fault = |calls, life, endings: [Option<ProgramExit>; 3]| {
+        let mut flights = flights(calls, [ProcessState::Runs, life, ProcessState::Runs]);
         flights.ranks.iter_mut().zip(endings).for_each(|(flight, ending)| flight.ending = ending);
         flights.fault().map(|fault| (fault.rank, fault.why))
     };
-    let (runs, returned) = (None, ended(How::Returned, 9, Some(1)));
-    let exited = |at, by| ended(How::Exited, at, by);
+    let (runs, returned) = (None, ended(ExitKind::Returned, 9, Some(1)));
+    let exited = |at, by| ended(ExitKind::Exited, at, by);
     // Its process waits for the others' ends, and they go on without it, or wait.
-    for life in [Life::Runs, Life::Gone, Life::Unknown] {
+    for life in [ProcessState::Runs, ProcessState::Gone, ProcessState::Unknown] {
         let others_return = [returned.clone(), exited(3, None), returned.clone()];
-        assert_eq!(fault([2, 2, 2], life, others_return), Some((1, Why::Exited)));
-        assert_eq!(fault([3, 2, 3], life, [runs.clone(), exited(3, None), runs.clone()]), Some((1, Why::Exited)));
+        assert_eq!(fault([2, 2, 2], life, others_return), Some((1, FaultKind::Exited)));
+        assert_eq!(fault([3, 2, 3], life, [runs.clone(), exited(3, None), runs.clone()]), Some((1, FaultKind::Exited)));
     }
     // Rank 2 has the process of rank 1, and rank 0 gives up when it is told of it.
     let of_one_process = [exited(4, Some(1)), exited(3, None), exited(2, Some(1))];
-    assert_eq!(fault([3, 2, 2], Life::Runs, of_one_process), Some((1, Why::Exited)));
+    assert_eq!(fault([3, 2, 2], ProcessState::Runs, of_one_process), Some((1, FaultKind::Exited)));
     // Who gives up because another is lost is not at fault.
     let after_a_loss = [exited(3, Some(1)), runs, exited(4, Some(1))];
-    assert_eq!(fault([3, 2, 3], Life::Gone, after_a_loss), Some((1, Why::Gone)));
+    assert_eq!(fault([3, 2, 3], ProcessState::Gone, after_a_loss), Some((1, FaultKind::Gone)));
 }
 
 #[test]
 fn a_program_ends_once() {
     let recorder = in_memory();
-    for (how, text) in [(How::Exited, "its process has ended"), (How::Returned, "")] {
-        recorder.ended(|at| Ending { how, at, text: text.into(), failure: None });
+    for (how, text) in [(ExitKind::Exited, "its process has ended"), (ExitKind::Returned, "")] {
+        recorder.ended(|at| ProgramExit { how, at, text: text.into(), failure: None });
     }
     let ending = read(&recorder).ending.unwrap();
-    assert_eq!((ending.how, &*ending.text), (How::Exited, "its process has ended"));
+    assert_eq!((ending.how, &*ending.text), (ExitKind::Exited, "its process has ended"));
 }
 
 #[test]
@@ -256,14 +256,14 @@ fn a_file_is_read_while_its_rank_writes() {
         });
         let mut last = 0;
         while !is_over.load(Ordering::Acquire) {
-            for flight in [Flight::read(&path).unwrap(), read(&recorder)] {
+            for flight in [RankTrace::read(&path).unwrap(), read(&recorder)] {
                 assert!(is_whole(&flight), "{flight:?}");
                 assert!(flight.posted >= last);
                 last = flight.posted;
             }
         }
     });
-    let flight = Flight::read(&path).unwrap();
+    let flight = RankTrace::read(&path).unwrap();
     assert!(flight.operations.iter().map(|operation| operation.index).eq(20_000 - OPERATIONS as u64..20_000));
 }
 
@@ -278,10 +278,10 @@ fn a_file_holds_what_memory_does() {
         (0..10).for_each(|index| post(&recorder, at, index));
         recorder.taken(&pair, Op::AllReduce, 4);
         recorder.waited(8, Duration::from_nanos(1));
-        recorder.over(8, Duration::from_nanos(2), Over::Done(Some(1)));
+        recorder.over(8, Duration::from_nanos(2), OpOutcome::Done(Some(1)));
         recorder
     });
-    let of_file = Flight::read(file::path(&folder.0, 7, 2)).unwrap();
+    let of_file = RankTrace::read(file::path(&folder.0, 7, 2)).unwrap();
     assert_eq!([read(&first), read(&second)], [of_file.clone(), of_file.clone()]);
     assert_eq!((of_file.rank, of_file.size, of_file.launch, of_file.pid), (2, 3, 7, std::process::id()));
     assert_eq!(of_file.channels[1].taken, 5);
@@ -305,8 +305,8 @@ fn files_of_another_run_are_not_touched() {
     post(&old, Instant::now(), 0);
     post(&old, Instant::now(), 1);
     post(&new, Instant::now(), 0);
-    assert_eq!(Flight::read(file::path(&folder.0, 0, 0)).unwrap().operations.len(), 1);
-    let launches = Flights::read(&folder.0).unwrap();
+    assert_eq!(RankTrace::read(file::path(&folder.0, 0, 0)).unwrap().operations.len(), 1);
+    let launches = LaunchTrace::read(&folder.0).unwrap();
     assert_eq!(
         (launches.len(), launches[0].size, launches[0].ranks.len()),
         (1, 1, 1),
@@ -319,25 +319,25 @@ fn what_is_no_flight_file_is_an_error() {
     let folder = Folder::new("others");
     let path = file::path(&folder.0, 0, 0);
     let text = |error: FlightError| error.to_string();
-    assert!(text(Flights::read(&folder.0).unwrap_err()).contains("burn-dtensor-flight-"), "there is no folder");
+    assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains("burn-dtensor-flight-"), "there is no folder");
     fs::create_dir(&folder.0).unwrap();
-    assert!(matches!(Flights::read(&folder.0), Err(FlightError::Empty { .. })));
+    assert!(matches!(LaunchTrace::read(&folder.0), Err(FlightError::Empty { .. })));
     for (bytes, what) in [(vec![1; 4096], "it is no flight file"), (b"text".to_vec(), "it is no flight file")] {
         fs::write(&path, bytes).unwrap();
-        assert!(text(Flights::read(&folder.0).unwrap_err()).contains(what));
+        assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains(what));
     }
     fs::write(&path, vec![0; 1 << 16]).unwrap();
-    assert!(matches!(Flight::read(&path), Err(FlightError::NotBegun { .. })));
-    assert!(Flights::read(&folder.0).unwrap().is_empty(), "its rank has not begun");
+    assert!(matches!(RankTrace::read(&path), Err(FlightError::NotBegun { .. })));
+    assert!(LaunchTrace::read(&folder.0).unwrap().is_empty(), "its rank has not begun");
     drop(Recorder::new(0, &Start::new(1, 0), Some(&folder.0)).unwrap());
     let mut bytes = fs::read(&path).unwrap();
     bytes[8] = 9;
     fs::write(&path, &bytes).unwrap();
-    assert!(text(Flights::read(&folder.0).unwrap_err()).contains("it is of version 9, not 1"));
+    assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains("it is of version 9, not 1"));
     bytes[8] = 1;
     bytes[24] = 77;
     fs::write(&path, &bytes).unwrap();
-    assert!(text(Flights::read(&folder.0).unwrap_err()).contains("its beginning is incomplete"));
+    assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains("its beginning is incomplete"));
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn an_operation_writes_its_record_alone() {
     let before = recorder.words();
     post(&recorder, Instant::now(), 3);
     recorder.waited(3, Duration::ZERO);
-    recorder.over(3, Duration::ZERO, Over::Done(None));
+    recorder.over(3, Duration::ZERO, OpOutcome::Done(None));
     recorder.counted(3, 3);
     let after = recorder.words();
     let changed: Vec<_> = (0..before.len()).filter(|at| before[*at] != after[*at]).collect();

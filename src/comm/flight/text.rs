@@ -3,17 +3,17 @@
 use std::fmt::{self, Write};
 use std::time::{Duration, SystemTime};
 
-use super::ending::How;
-use super::life::Life;
-use super::merge::Flights;
+use super::ending::ExitKind;
+use super::life::ProcessState;
+use super::merge::LaunchTrace;
 use super::operation::Operation;
-use super::read::Flight;
-use super::record::Over;
+use super::read::RankTrace;
+use super::record::OpOutcome;
 
 /// Operations of each rank, where nobody says how many.
 const LAST: usize = 5;
 
-impl Flights {
+impl LaunchTrace {
     /// All that [`Display`](fmt::Display) says, with the last `count` operations of each rank.
     pub fn text(&self, count: usize) -> String {
         let mut text = String::new();
@@ -57,32 +57,32 @@ impl Flights {
     }
 
     fn is_over(&self) -> bool {
-        let returned = |flight: &Flight| flight.ending.as_ref().is_some_and(|ending| ending.how == How::Returned);
+        let returned = |flight: &RankTrace| flight.ending.as_ref().is_some_and(|ending| ending.how == ExitKind::Returned);
         self.ranks.len() == self.size && self.ranks.iter().all(returned)
     }
 }
 
 /// With the last five operations of each rank.
-impl fmt::Display for Flights {
+impl fmt::Display for LaunchTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.text(LAST).trim_end())
     }
 }
 
-fn state(flight: &Flight, life: Life) -> String {
+fn state(flight: &RankTrace, life: ProcessState) -> String {
     let program = match &flight.ending {
         None => match life {
-            Life::Gone => "its process is gone".into(),
-            Life::Stopped => "its process is stopped".into(),
-            Life::Runs => "runs".into(),
-            Life::Unknown => "has not ended, as far as it is written".into(),
+            ProcessState::Gone => "its process is gone".into(),
+            ProcessState::Stopped => "its process is stopped".into(),
+            ProcessState::Runs => "runs".into(),
+            ProcessState::Unknown => "has not ended, as far as it is written".into(),
         },
         Some(ending) => {
             let did = match ending.how {
-                How::Returned => "returned",
-                How::Failed => "failed",
-                How::Panicked => "panicked",
-                How::Exited => "exited",
+                ExitKind::Returned => "returned",
+                ExitKind::Failed => "failed",
+                ExitKind::Panicked => "panicked",
+                ExitKind::Exited => "exited",
             };
             let text = if ending.text.is_empty() { String::new() } else { format!(": {}", ending.text) };
             format!("{did} at {}{text}", time(ending.at))
@@ -97,7 +97,7 @@ fn line(operation: &Operation) -> String {
     let then = match (operation.over, operation.waited) {
         (None, None) => "posted".into(),
         (None, Some(from)) => format!("waits from {} on", time(from)),
-        (Some((at, Over::Done(last))), _) => {
+        (Some((at, OpOutcome::Done(last))), _) => {
             let of = if operation.id.op == crate::comm::Op::Receive { "received from" } else { "last came" };
             let last = last.map(|rank| format!(", {of} rank {rank}")).unwrap_or_default();
             format!("done, waited {}{last}", waited(at).unwrap_or_default())

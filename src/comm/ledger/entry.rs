@@ -6,17 +6,17 @@ use std::sync::Arc;
 use crate::comm::{Op, Phase};
 
 thread_local! {
-    static LISTENER: Cell<Option<fn(&Entry)>> = const { Cell::new(None) };
+    static LISTENER: Cell<Option<fn(&LedgerEntry)>> = const { Cell::new(None) };
 }
 
 /// Has `listener` told of every collective that the calling thread has counted from now on.
-pub(crate) fn listen(listener: Option<fn(&Entry)>) {
+pub(crate) fn listen(listener: Option<fn(&LedgerEntry)>) {
     LISTENER.set(listener);
 }
 
 /// One collective that was counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct LedgerEntry {
     /// Its place among all collectives that were counted, from 0.
     pub index: u64,
     /// What it did.
@@ -47,6 +47,6 @@ pub(in crate::comm) struct Charge {
 pub(super) fn tell(index: u64, charge: &Charge) {
     if let Some(listener) = LISTENER.get() {
         let Charge { op, group_size, bytes, label, phase, .. } = charge.clone();
-        listener(&Entry { index, op, group_size, bytes, label, phase });
+        listener(&LedgerEntry { index, op, group_size, bytes, label, phase });
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Total;
+use super::CallTotals;
 use super::totals::{KEYS, OTHERS};
 
 /// What units whose shards are in host memory have copied; see
@@ -11,30 +11,30 @@ use super::totals::{KEYS, OTHERS};
 ///
 /// Calls are copies of some of a unit's tensors at once; bytes are of their elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct HostCopies {
+pub struct OffloadTraffic {
     /// Gathered parameters, to where the rank computes.
-    pub to_device: Total,
+    pub to_device: CallTotals,
     /// Reduced gradients, to where the optimizer steps.
-    pub to_host: Total,
+    pub to_host: CallTotals,
 }
 
 /// A way that tensors go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum CopyDirection {
     ToDevice,
     ToHost,
 }
 
-impl HostCopies {
-    fn way(&mut self, way: Way) -> &mut Total {
+impl OffloadTraffic {
+    fn way(&mut self, way: CopyDirection) -> &mut CallTotals {
         match way {
-            Way::ToDevice => &mut self.to_device,
-            Way::ToHost => &mut self.to_host,
+            CopyDirection::ToDevice => &mut self.to_device,
+            CopyDirection::ToHost => &mut self.to_host,
         }
     }
 }
 
-impl std::iter::Sum for HostCopies {
+impl std::iter::Sum for OffloadTraffic {
     fn sum<I: Iterator<Item = Self>>(copies: I) -> Self {
         copies.fold(Self::default(), |a, b| Self {
             to_device: [a.to_device, b.to_device].into_iter().sum(),
@@ -45,10 +45,10 @@ impl std::iter::Sum for HostCopies {
 
 /// By unit.
 #[derive(Debug, Default)]
-pub(super) struct ByUnit(pub(super) BTreeMap<Arc<str>, HostCopies>);
+pub(super) struct ByUnit(pub(super) BTreeMap<Arc<str>, OffloadTraffic>);
 
 impl ByUnit {
-    pub(super) fn add(&mut self, unit: &Arc<str>, way: Way, bytes: u64) {
+    pub(super) fn add(&mut self, unit: &Arc<str>, way: CopyDirection, bytes: u64) {
         let known = self.0.len() < KEYS || self.0.contains_key(unit);
         let unit = if known { unit } else { &*OTHERS };
         self.0.entry(unit.clone()).or_default().way(way).add(bytes);
@@ -67,12 +67,12 @@ mod tests {
     fn copies_between_host_and_device_are_told_by_unit() {
         let ledger = Ledger::new(Recorder::new(0, &Start::new(2, 0), None).expect("it is in memory"));
         assert!(!ledger.summary().to_string().contains("device"), "there are none");
-        for (unit, way, bytes) in [("b", Way::ToDevice, 100), ("a", Way::ToHost, 7), ("b", Way::ToDevice, 20)] {
+        for (unit, way, bytes) in [("b", CopyDirection::ToDevice, 100), ("a", CopyDirection::ToHost, 7), ("b", CopyDirection::ToDevice, 20)] {
             ledger.crossed(&unit.into(), way, bytes);
         }
-        let (twice, once) = (Total { calls: 2, bytes: 120 }, Total { calls: 1, bytes: 7 });
-        assert_eq!(ledger.host_copies()["b"], HostCopies { to_device: twice, ..Default::default() });
-        assert_eq!(ledger.summary().host_copies, HostCopies { to_device: twice, to_host: once });
+        let (twice, once) = (CallTotals { calls: 2, bytes: 120 }, CallTotals { calls: 1, bytes: 7 });
+        assert_eq!(ledger.host_copies()["b"], OffloadTraffic { to_device: twice, ..Default::default() });
+        assert_eq!(ledger.summary().host_copies, OffloadTraffic { to_device: twice, to_host: once });
         assert!(ledger.summary().to_string().contains("120 B to the device and 7 B to the host"));
         let table = ledger.to_string();
         let rows: Vec<_> = table.lines().skip(2).map(|row| row.split_whitespace().collect_vec()).collect();

@@ -6,8 +6,8 @@ use std::time::Duration;
 use itertools::Itertools;
 use serde_json::{Value, json};
 
-use super::{HostCopies, Key, Ledger, QueueDepth, Straggler, Summary, Total, Waits};
-use crate::comm::Copied;
+use super::{OffloadTraffic, LedgerKey, Ledger, QueueDepth, Straggler, Summary, CallTotals, Waits};
+use crate::comm::PackStats;
 
 impl Ledger {
     /// All there is in it, as JSON:
@@ -41,10 +41,10 @@ impl Ledger {
     /// ```
     pub fn to_json(&self) -> String {
         let totals = self.snapshot();
-        let Total { calls, bytes } = totals.total(|_| true);
+        let CallTotals { calls, bytes } = totals.total(|_| true);
         let Summary { spent, queue: QueueDepth { now, most }, waits, .. } = self.summary();
-        let Copied { launches, bytes: copied, padding } = self.copied();
-        let collective = |(Key { op, phase, label }, Total { calls, bytes }): (&Key, &Total)| {
+        let PackStats { launches, bytes: copied, padding } = self.copied();
+        let collective = |(LedgerKey { op, phase, label }, CallTotals { calls, bytes }): (&LedgerKey, &CallTotals)| {
             json!({
                 "operation": op.name(), "phase": phase.to_string(), "label": **label, "calls": calls, "bytes": bytes,
             })
@@ -54,7 +54,7 @@ impl Ledger {
             "bytes": bytes,
             "collectives": totals.iter().map(collective).collect_vec(),
             "waiting_ns": spent.waiting.as_nanos() as u64,
-            "moving_ns": spent.moving.as_nanos() as u64,
+            "moving_ns": spent.local_work.as_nanos() as u64,
             "waits": self::waits(&waits),
             "queue": { "now": now, "most": most },
             "backends": self.backends(),
@@ -65,8 +65,8 @@ impl Ledger {
     }
 }
 
-fn host_copies((label, HostCopies { to_device, to_host }): (&Arc<str>, &HostCopies)) -> Value {
-    let total = |Total { calls, bytes }: &Total| json!({ "calls": calls, "bytes": bytes });
+fn host_copies((label, OffloadTraffic { to_device, to_host }): (&Arc<str>, &OffloadTraffic)) -> Value {
+    let total = |CallTotals { calls, bytes }: &CallTotals| json!({ "calls": calls, "bytes": bytes });
     json!({ "label": **label, "to_device": total(to_device), "to_host": total(to_host) })
 }
 

@@ -18,19 +18,19 @@ use std::time::Duration;
 use burn::backend::{Backend, Dispatch, DispatchDevice};
 use parking_lot::Mutex;
 
-use super::flight::{Flight, Operation, Recorder};
-use super::{Copied, Op, Phase};
+use super::flight::{RankTrace, Operation, Recorder};
+use super::{PackStats, Op, Phase};
 pub(super) use entry::Charge;
-pub use entry::Entry;
+pub use entry::LedgerEntry;
 pub(crate) use entry::listen;
 pub use histogram::Histogram;
-pub use host_copies::HostCopies;
-pub(crate) use host_copies::Way;
+pub use host_copies::OffloadTraffic;
+pub(crate) use host_copies::CopyDirection;
 use queue::Queue;
 pub use queue::QueueDepth;
 pub use summary::Summary;
-pub use totals::{Key, Snapshot, Total};
-pub use waits::{Spent, Straggler, Waits};
+pub use totals::{LedgerKey, Snapshot, CallTotals};
+pub use waits::{WaitBreakdown, Straggler, Waits};
 
 /// The collectives one rank has issued: calls and bytes by operation, phase and label.
 ///
@@ -73,7 +73,7 @@ struct Book {
     forgotten: u64,
     waits: Waits,
     moving: Duration,
-    copied: Copied,
+    copied: PackStats,
     host_copies: host_copies::ByUnit,
     devices: Vec<DispatchDevice>,
 }
@@ -93,7 +93,7 @@ impl Ledger {
     pub(super) fn record(&self, charge: &Charge) {
         let mut book = self.book.lock();
         let Charge { op, phase, label, bytes, .. } = charge;
-        book.totals.add(Key { op: *op, phase: *phase, label: label.clone() }, *bytes);
+        book.totals.add(LedgerKey { op: *op, phase: *phase, label: label.clone() }, *bytes);
         self.recorder.counted(charge.noted, book.counted);
         entry::tell(book.counted - book.forgotten, charge);
         book.counted += 1;
@@ -117,7 +117,7 @@ impl Ledger {
     }
 
     /// Time spent in the collectives that have been waited for.
-    pub fn spent(&self) -> Spent {
+    pub fn spent(&self) -> WaitBreakdown {
         self.book.lock().spent()
     }
 
@@ -173,22 +173,22 @@ impl Ledger {
 
     /// Adds what kernels have copied.
     #[cfg(feature = "cube")]
-    pub(super) fn copied_by(&self, more: Copied) {
+    pub(super) fn copied_by(&self, more: PackStats) {
         self.book.lock().copied += more;
     }
 
     /// What kernels have copied around collectives.
-    pub fn copied(&self) -> Copied {
+    pub fn copied(&self) -> PackStats {
         self.book.lock().copied
     }
 
     /// Counts one copy of a unit's tensors between host and device.
-    pub(crate) fn crossed(&self, unit: &Arc<str>, way: Way, bytes: u64) {
+    pub(crate) fn crossed(&self, unit: &Arc<str>, way: CopyDirection, bytes: u64) {
         self.book.lock().host_copies.add(unit, way, bytes);
     }
 
     /// What units whose shards are in host memory have copied, by unit.
-    pub fn host_copies(&self) -> BTreeMap<Arc<str>, HostCopies> {
+    pub fn host_copies(&self) -> BTreeMap<Arc<str>, OffloadTraffic> {
         self.book.lock().host_copies.0.clone()
     }
 
@@ -232,17 +232,17 @@ impl Ledger {
     }
 
     /// Totals of the collectives whose key `select` accepts.
-    pub fn total(&self, select: impl Fn(&Key) -> bool) -> Total {
+    pub fn total(&self, select: impl Fn(&LedgerKey) -> bool) -> CallTotals {
         self.book.lock().totals.total(select)
     }
 
     /// Totals by operation and phase.
-    pub fn by_phase(&self) -> BTreeMap<(Op, Phase), Total> {
+    pub fn by_phase(&self) -> BTreeMap<(Op, Phase), CallTotals> {
         self.book.lock().totals.grouped(|key| (key.op, key.phase))
     }
 
     /// Totals by label.
-    pub fn by_label(&self) -> BTreeMap<Arc<str>, Total> {
+    pub fn by_label(&self) -> BTreeMap<Arc<str>, CallTotals> {
         self.book.lock().totals.grouped(|key| key.label.clone())
     }
 
@@ -253,12 +253,12 @@ impl Ledger {
 
     /// The last collectives that were counted, oldest first, at most 1024; their labels as far as the flight recorder keeps
     /// them, 72 bytes.
-    pub fn recent(&self) -> Vec<Entry> {
+    pub fn recent(&self) -> Vec<LedgerEntry> {
         let forgotten = self.book.lock().forgotten;
         let entry = |operation: &Operation| {
             let (id, index) = (&operation.id, operation.counted?.checked_sub(forgotten)?);
             let (group_size, label) = (id.ranks.len(), id.label.clone());
-            Some(Entry { index, op: id.op, group_size, bytes: operation.bytes, label, phase: operation.phase })
+            Some(LedgerEntry { index, op: id.op, group_size, bytes: operation.bytes, label, phase: operation.phase })
         };
         let mut entries: Vec<_> = self.flight().operations.iter().filter_map(entry).collect();
         entries.sort_unstable_by_key(|entry| entry.index);
@@ -277,8 +277,8 @@ impl Ledger {
     /// })?;
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
-    pub fn flight(&self) -> Flight {
-        Flight::of_words(&self.recorder.words()).expect("a recorder's memory begins as its file does")
+    pub fn flight(&self) -> RankTrace {
+        RankTrace::of_words(&self.recorder.words()).expect("a recorder's memory begins as its file does")
     }
 
     /// Forgets everything but the flight recorder's; collectives under way stay in the queue.
@@ -292,8 +292,8 @@ impl Ledger {
 }
 
 impl Book {
-    fn spent(&self) -> Spent {
-        Spent { waiting: self.waits.total(), moving: self.moving }
+    fn spent(&self) -> WaitBreakdown {
+        WaitBreakdown { waiting: self.waits.total(), local_work: self.moving }
     }
 }
 
@@ -330,8 +330,8 @@ mod tests {
         assert_eq!(ledger.calls_in(Op::AllGather, Phase::Forward), 1);
         assert_eq!(ledger.bytes_in(Op::ReduceScatter, Phase::Backward), 40);
         assert_eq!(ledger.calls(Op::Barrier), 0);
-        assert_eq!(ledger.by_label()["a"], Total { calls: 2, bytes: 200 });
-        assert_eq!(ledger.by_phase()[&(Op::ReduceScatter, Phase::Backward)], Total { calls: 1, bytes: 40 });
+        assert_eq!(ledger.by_label()["a"], CallTotals { calls: 2, bytes: 200 });
+        assert_eq!(ledger.by_phase()[&(Op::ReduceScatter, Phase::Backward)], CallTotals { calls: 1, bytes: 40 });
     }
 
     #[test]
@@ -339,7 +339,7 @@ mod tests {
         let ledger = filled();
         ledger.waited(Duration::from_millis(2), Duration::from_millis(3), Some(1));
         ledger.waited(Duration::from_millis(20), Duration::from_millis(30), None);
-        let spent = Spent { waiting: Duration::from_millis(22), moving: Duration::from_millis(33) };
+        let spent = WaitBreakdown { waiting: Duration::from_millis(22), local_work: Duration::from_millis(33) };
         assert_eq!(ledger.spent(), spent);
     }
 
@@ -347,11 +347,11 @@ mod tests {
     #[cfg(feature = "cube")]
     fn copies_add_up() {
         let ledger = filled();
-        ledger.copied_by(Copied { launches: 1, bytes: 20, padding: 3 });
-        ledger.copied_by(Copied { launches: 2, bytes: 30, padding: 0 });
-        assert_eq!(ledger.copied(), Copied { launches: 3, bytes: 50, padding: 3 });
+        ledger.copied_by(PackStats { launches: 1, bytes: 20, padding: 3 });
+        ledger.copied_by(PackStats { launches: 2, bytes: 30, padding: 0 });
+        assert_eq!(ledger.copied(), PackStats { launches: 3, bytes: 50, padding: 3 });
         ledger.reset();
-        assert_eq!(ledger.copied(), Copied::default());
+        assert_eq!(ledger.copied(), PackStats::default());
     }
 
     #[test]

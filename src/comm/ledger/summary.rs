@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::units::{Size, Time};
-use super::{HostCopies, QueueDepth, Spent, Total, Waits};
+use super::{OffloadTraffic, QueueDepth, WaitBreakdown, CallTotals, Waits};
 
 /// A ledger in one line:
 ///
@@ -13,25 +13,25 @@ use super::{HostCopies, QueueDepth, Spent, Total, Waits};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
     /// All collectives.
-    pub total: Total,
+    pub total: CallTotals,
     /// Time inside waits.
-    pub spent: Spent,
+    pub spent: WaitBreakdown,
     /// Collectives under way at once.
     pub queue: QueueDepth,
     /// Each wait.
     pub waits: Waits,
     /// What all units have copied between host memory and the rank's device.
-    pub host_copies: HostCopies,
+    pub host_copies: OffloadTraffic,
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { total: Total { calls, bytes }, spent: Spent { waiting, moving }, queue, waits, host_copies } = self;
+        let Self { total: CallTotals { calls, bytes }, spent: WaitBreakdown { waiting, local_work: moving }, queue, waits, host_copies } = self;
         let plural = if *calls == 1 { "" } else { "s" };
         write!(f, "{calls} collective{plural}, {}; ", Size(*bytes))?;
         write!(f, "waiting {}, moving {}; {} under way at most", Time(*waiting), Time(*moving), queue.most)?;
-        if *host_copies != HostCopies::default() {
-            let HostCopies { to_device, to_host } = host_copies;
+        if *host_copies != OffloadTraffic::default() {
+            let OffloadTraffic { to_device, to_host } = host_copies;
             write!(f, "; copied {} to the device and {} to the host", Size(to_device.bytes), Size(to_host.bytes))?;
         }
         waits.sentence().map_or(Ok(()), |sentence| write!(f, "; {sentence}"))

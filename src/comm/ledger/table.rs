@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{HostCopies, Key, Ledger, Total};
+use super::{OffloadTraffic, LedgerKey, Ledger, CallTotals};
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -10,13 +10,13 @@ impl fmt::Display for Ledger {
         let labels = totals.iter().map(|(key, _)| &key.label).chain(copies.keys());
         let width = labels.map(|label| label.len()).max().unwrap_or(0).max("label".len());
         writeln!(f, "{:<14} {:<8} {:<width$} {:>8} {:>14}", "operation", "phase", "label", "calls", "bytes")?;
-        for (Key { op, phase, label }, Total { calls, bytes }) in totals.iter() {
+        for (LedgerKey { op, phase, label }, CallTotals { calls, bytes }) in totals.iter() {
             writeln!(f, "{op:<14} {phase:<8} {label:<width$} {calls:>8} {bytes:>14}")?;
         }
-        let Total { calls, bytes } = totals.total(|_| true);
+        let CallTotals { calls, bytes } = totals.total(|_| true);
         write!(f, "{:<14} {:<8} {:<width$} {calls:>8} {bytes:>14}", "total", "", "")?;
-        for (unit, HostCopies { to_device, to_host }) in copies {
-            for (way, Total { calls, bytes }) in [("to device", to_device), ("to host", to_host)] {
+        for (unit, OffloadTraffic { to_device, to_host }) in copies {
+            for (way, CallTotals { calls, bytes }) in [("to device", to_device), ("to host", to_host)] {
                 if calls > 0 {
                     write!(f, "\n{way:<14} {:<8} {unit:<width$} {calls:>8} {bytes:>14}", "")?;
                 }

@@ -13,21 +13,21 @@ pub(super) static OTHERS: LazyLock<Arc<str>> = LazyLock::new(|| "(other labels)"
 
 /// Number of calls and bytes of payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Total {
+pub struct CallTotals {
     /// Collectives made.
     pub calls: u64,
     /// Payload bytes, see [`Ledger`](super::Ledger).
     pub bytes: u64,
 }
 
-impl Total {
+impl CallTotals {
     pub(super) fn add(&mut self, bytes: u64) {
         self.calls += 1;
         self.bytes += bytes;
     }
 }
 
-impl std::iter::Sum for Total {
+impl std::iter::Sum for CallTotals {
     fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
         iter.fold(Self::default(), |a, b| Self { calls: a.calls + b.calls, bytes: a.bytes + b.bytes })
     }
@@ -35,7 +35,7 @@ impl std::iter::Sum for Total {
 
 /// What a collective is counted under.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
+pub struct LedgerKey {
     /// What it did.
     pub op: Op,
     /// The pass it ran in.
@@ -46,11 +46,11 @@ pub struct Key {
 
 /// A copy of a ledger's totals.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Snapshot(BTreeMap<Key, Total>);
+pub struct Snapshot(BTreeMap<LedgerKey, CallTotals>);
 
 impl Snapshot {
     /// Counts one collective.
-    pub(super) fn add(&mut self, mut key: Key, bytes: u64) {
+    pub(super) fn add(&mut self, mut key: LedgerKey, bytes: u64) {
         if self.0.len() >= KEYS && !self.0.contains_key(&key) {
             key.label = OTHERS.clone();
         }
@@ -58,20 +58,20 @@ impl Snapshot {
     }
 
     /// Totals of the collectives whose key `select` accepts.
-    pub fn total(&self, select: impl Fn(&Key) -> bool) -> Total {
+    pub fn total(&self, select: impl Fn(&LedgerKey) -> bool) -> CallTotals {
         self.0.iter().filter(|(key, _)| select(key)).map(|(_, total)| *total).sum()
     }
 
     /// Every key with its totals, in order of operation, phase and label.
-    pub fn iter(&self) -> impl Iterator<Item = (&Key, &Total)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&LedgerKey, &CallTotals)> {
         self.0.iter()
     }
 
     /// The totals of what `by` puts together.
-    pub(super) fn grouped<K: Ord>(&self, by: impl Fn(&Key) -> K) -> BTreeMap<K, Total> {
+    pub(super) fn grouped<K: Ord>(&self, by: impl Fn(&LedgerKey) -> K) -> BTreeMap<K, CallTotals> {
         let mut groups = BTreeMap::new();
         for (key, total) in self.iter() {
-            let group: &mut Total = groups.entry(by(key)).or_default();
+            let group: &mut CallTotals = groups.entry(by(key)).or_default();
             group.calls += total.calls;
             group.bytes += total.bytes;
         }
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn labels_without_end_share_a_row() {
         let mut totals = Snapshot::default();
-        let key = |label: &str| Key { op: Op::Barrier, phase: Phase::Other, label: label.into() };
+        let key = |label: &str| LedgerKey { op: Op::Barrier, phase: Phase::Other, label: label.into() };
         for i in 0..KEYS + 10 {
             totals.add(key(&i.to_string()), 1);
         }

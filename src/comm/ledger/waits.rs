@@ -13,11 +13,11 @@ const SHOWN: usize = 8;
 
 /// Time a rank has spent inside [`Work::wait`](crate::comm::Work::wait).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Spent {
+pub struct WaitBreakdown {
     /// Waiting for the other ranks.
     pub waiting: Duration,
     /// Making the result of what they brought: copies and reductions.
-    pub moving: Duration,
+    pub local_work: Duration,
 }
 
 /// The waits of a rank: how long each took, and which rank was the last to join, for which it ended.

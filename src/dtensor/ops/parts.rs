@@ -32,7 +32,7 @@ use crate::dtensor::local::{associate, cast, in_single};
 use crate::dtensor::route::Route;
 use crate::dtensor::{DTensorSpec, Kind};
 use crate::placement::{ShardSizes, Layout, Placement};
-use crate::watch::{self, Change, Origin};
+use crate::watch::{self, LayoutChange, CallSite};
 
 /// The parts of one input along a dimension that is cut.
 pub(super) struct Parts<'a> {
@@ -154,7 +154,7 @@ impl<'a> Parts<'a> {
         varying: &[usize],
     ) -> Result<Tensor<D, K>> {
         let route = Route::between(from.layout(), &self.whole(from.layout())?)?;
-        route.start(local, from, varying, None, Origin::called(self.name, self.at))?.finish(Weak::new())
+        route.start(local, from, varying, None, CallSite::called(self.name, self.at))?.finish(Weak::new())
     }
 
     /// `layout` with the dimension whole.
@@ -176,8 +176,8 @@ impl<'a> Parts<'a> {
         let comm = self.spec.mesh().communicator_over(self.cuts())?;
         let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout())).with_phase(Phase::Forward);
         let (from, to) = (self.spec.layout(), self.whole(self.spec.layout())?);
-        let _changing = watch::changing(|| Change {
-            origin: Origin::called(self.name, self.at),
+        let _changing = watch::changing(|| LayoutChange {
+            origin: CallSite::called(self.name, self.at),
             from: from.clone(),
             to,
             summed: Vec::new(),

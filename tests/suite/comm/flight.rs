@@ -7,7 +7,7 @@ use std::time::Duration;
 use std::{env, fs};
 
 use burn::tensor::{DType, Tensor};
-use burn_dtensor::comm::flight::{Flight, Flights, How, Over, Why};
+use burn_dtensor::comm::flight::{RankTrace, LaunchTrace, ExitKind, OpOutcome, FaultKind};
 use burn_dtensor::comm::{CommError, Communicator, Launch, LaunchError, Op, StartError, Work, World, launch};
 use burn_dtensor::comm::{ReduceOp, ShardedTensor};
 use burn_dtensor::placement::ShardSizes;
@@ -27,8 +27,8 @@ impl Folder {
     }
 
     /// The one launch whose files lie here.
-    fn flights(&self) -> Flights {
-        let mut launches = Flights::read(&self.0).unwrap();
+    fn flights(&self) -> LaunchTrace {
+        let mut launches = LaunchTrace::read(&self.0).unwrap();
         assert_eq!(launches.len(), 1);
         launches.remove(0)
     }
@@ -41,7 +41,7 @@ impl Drop for Folder {
 }
 
 /// Three ranks whose programs fail: how the launch did, and what their files say.
-fn fails(program: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, Flights) {
+fn fails(program: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, LaunchTrace) {
     let folder = Folder::new();
     let config = Launch::threads(3).with_deadline(FAR).with_flight_recorder(&folder.0);
     let error = launch(config, |world| {
@@ -57,7 +57,7 @@ fn fails(program: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, Flights
 fn provoke(
     right: impl Fn(&World, &Communicator) -> Vec<Work<()>> + Sync,
     wrong: impl Fn(&World, &Communicator) -> Result<()> + Sync,
-) -> (LaunchError, Flights) {
+) -> (LaunchError, LaunchTrace) {
     let called = AtomicUsize::new(0);
     fails(|world| {
         let all = world.all();
@@ -75,7 +75,7 @@ fn provoke(
 }
 
 /// The files name rank 2, as the launch does, and say why.
-fn blames(why: Why, text: &[&str], (error, flights): (LaunchError, Flights)) {
+fn blames(why: FaultKind, text: &[&str], (error, flights): (LaunchError, LaunchTrace)) {
     let fault = flights.fault().unwrap_or_else(|| panic!("{flights}"));
     assert_eq!((fault.rank, fault.why), (2, why), "{flights}");
     assert_eq!(error.rank, 2, "{error}");
@@ -113,13 +113,13 @@ fn a_panic() {
     assert!(text.contains("\n  rank 2 took part in barrier #0 `start` on ranks [0, 1, 2]\n"), "{text}");
     assert!(text.contains("\n  what each rank did last is in "), "{text}");
     let panicked = ended.1.rank(2).unwrap().ending.as_ref().unwrap();
-    assert_eq!((panicked.how, &*panicked.text), (How::Panicked, "boom"));
-    blames(Why::Panicked, &["panicked: boom"], ended);
+    assert_eq!((panicked.how, &*panicked.text), (ExitKind::Panicked, "boom"));
+    blames(FaultKind::Panicked, &["panicked: boom"], ended);
 }
 
 #[test]
 fn an_error() {
-    blames(Why::Failed, &["failed: no batch left"], provoke(step, |_, _| Err(Error::other("no batch left"))));
+    blames(FaultKind::Failed, &["failed: no batch left"], provoke(step, |_, _| Err(Error::other("no batch left"))));
 }
 
 /// Of the process, by the program of one of its ranks.
@@ -143,7 +143,7 @@ fn an_exit() {
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     let flights = folder.flights();
     let fault = flights.fault().unwrap_or_else(|| panic!("{flights}"));
-    assert_eq!((fault.rank, fault.why), (1, Why::Exited), "{flights}");
+    assert_eq!((fault.rank, fault.why), (1, FaultKind::Exited), "{flights}");
     assert_eq!(fault.text, "exited: its program has ended the process");
     let texts = [0, 2].map(|rank| &*flights.rank(rank).unwrap().ending.as_ref().unwrap().text);
     assert_eq!(texts, ["the program of rank 1 has ended their process"; 2]);
@@ -156,7 +156,7 @@ fn an_argument_that_cannot_be_right() {
         comm.all_gather("rows".into(), vec![ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(6) }]).wait()?;
         Ok(())
     };
-    blames(Why::Failed, &["length 3 in dimension 0"], provoke(step, wrong));
+    blames(FaultKind::Failed, &["length 3 in dimension 0"], provoke(step, wrong));
 }
 
 /// A call too few, at the end.
@@ -164,7 +164,7 @@ fn an_argument_that_cannot_be_right() {
 fn an_early_return() {
     let left = provoke(step, |_, _| Ok(()));
     assert!(left.1.waits().iter().any(|waiting| waiting.missing == [2]), "{}", left.1);
-    blames(Why::Left, &["returned, and barrier #1 `step` on ranks [0, 1, 2]"], left);
+    blames(FaultKind::Left, &["returned, and barrier #1 `step` on ranks [0, 1, 2]"], left);
 }
 
 /// It is waited for, too, and came too late.
@@ -183,7 +183,7 @@ fn a_rank_that_was_told_of_another_is_not_at_fault() {
         step
     });
     assert!(ended.1.waits().iter().any(|waiting| waiting.missing == [1, 2]), "{}", ended.1);
-    blames(Why::Left, &["returned, and barrier #1 `step` on ranks [0, 1, 2]"], ended);
+    blames(FaultKind::Left, &["returned, and barrier #1 `step` on ranks [0, 1, 2]"], ended);
 }
 
 #[test]
@@ -193,25 +193,25 @@ fn another_operation() {
         comm.all_reduce("step".into(), vec![tensor], ReduceOp::Sum).wait()?;
         Ok(())
     };
-    blames(Why::Disagrees, &["operation all_reduce vs barrier", "[3] f32"], provoke(step, wrong));
+    blames(FaultKind::Disagrees, &["operation all_reduce vs barrier", "[3] f32"], provoke(step, wrong));
 }
 
 #[test]
 fn another_shape() {
     let wrong = wait(gather("rows", DType::F32, 4));
-    blames(Why::Disagrees, &["tensor 0: shape [6, 4] vs [6, 3]"], provoke(gather("rows", DType::F32, 3), wrong));
+    blames(FaultKind::Disagrees, &["tensor 0: shape [6, 4] vs [6, 3]"], provoke(gather("rows", DType::F32, 3), wrong));
 }
 
 #[test]
 fn another_dtype() {
     let wrong = wait(gather("rows", DType::F64, 3));
-    blames(Why::Disagrees, &["tensor 0: dtype f64 vs f32"], provoke(gather("rows", DType::F32, 3), wrong));
+    blames(FaultKind::Disagrees, &["tensor 0: dtype f64 vs f32"], provoke(gather("rows", DType::F32, 3), wrong));
 }
 
 #[test]
 fn another_label() {
     let wrong = wait(gather("columns", DType::F32, 3));
-    blames(Why::Disagrees, &["label `columns` vs `rows`"], provoke(gather("rows", DType::F32, 3), wrong));
+    blames(FaultKind::Disagrees, &["label `columns` vs `rows`"], provoke(gather("rows", DType::F32, 3), wrong));
 }
 
 /// Messages are no collectives, of which the files have all calls: what ranks were told counts.
@@ -222,7 +222,7 @@ fn a_receive_of_another_message() {
         if world.rank() == 0 { vec![comm.send("step".into(), vec![tensor], 2, 7)] } else { vec![] }
     };
     let wrong = |_: &World, comm: &Communicator| Ok(comm.receive("other".into(), None, 0, 7).wait().map(drop)?);
-    blames(Why::Disagrees, &["differs: ", "label `other` vs `step`"], provoke(send, wrong));
+    blames(FaultKind::Disagrees, &["differs: ", "label `other` vs `step`"], provoke(send, wrong));
 }
 
 fn barriers(labels: [&'static str; 2]) -> impl Fn(&World, &Communicator) -> Vec<Work<()>> {
@@ -232,19 +232,19 @@ fn barriers(labels: [&'static str; 2]) -> impl Fn(&World, &Communicator) -> Vec<
 #[test]
 fn another_order() {
     let ended = provoke(barriers(["first", "second"]), wait(barriers(["second", "first"])));
-    blames(Why::Disagrees, &["label `second` vs `first`", "in another order"], ended);
+    blames(FaultKind::Disagrees, &["label `second` vs `first`", "in another order"], ended);
 }
 
 #[test]
 fn a_call_too_many_between_others() {
     let ended = provoke(step, wait(barriers(["more", "step"])));
-    blames(Why::Disagrees, &["label `more` vs `step`", "it makes one too many"], ended);
+    blames(FaultKind::Disagrees, &["label `more` vs `step`", "it makes one too many"], ended);
 }
 
 #[test]
 fn a_call_too_few_between_others() {
     let ended = provoke(barriers(["first", "second"]), wait(|_, comm| vec![comm.barrier("second".into())]));
-    blames(Why::Disagrees, &["label `second` vs `first`", "it has left one out"], ended);
+    blames(FaultKind::Disagrees, &["label `second` vs `first`", "it has left one out"], ended);
 }
 
 /// The launch names the first of those that the call waits for, since it cannot tell a call too many from returns that are
@@ -255,7 +255,7 @@ fn a_call_too_many_at_the_end() {
     let Error::Comm(CommError::RankReturned { rank: 0 | 1, during }) = &error.cause else { panic!("{error}") };
     assert_eq!(&*during.label, "more");
     let fault = flights.fault().unwrap();
-    assert_eq!((fault.rank, fault.why), (2, Why::Surplus), "{flights}");
+    assert_eq!((fault.rank, fault.why), (2, FaultKind::Surplus), "{flights}");
     assert!(fault.text.contains("a call too many: ranks [0, 1] have returned without it"), "{fault}");
 }
 
@@ -273,7 +273,7 @@ fn a_deadlock() {
     let Error::Comm(CommError::Deadlock { waits }) = &error.cause else { panic!("{error}") };
     assert_eq!(waits.len(), 3);
     let fault = flights.fault().unwrap();
-    assert_eq!(fault.why, Why::Deadlock, "{flights}");
+    assert_eq!(fault.why, FaultKind::Deadlock, "{flights}");
     for rank in 0..3 {
         let (next, ranks) = ((rank + 1) % 3, [[0, 1], [1, 2], [2, 0]][rank]);
         let waits = format!("rank {rank} waits in barrier #0 `right` on ranks {ranks:?} for rank {next}");
@@ -282,7 +282,7 @@ fn a_deadlock() {
 }
 
 /// Ranks 0 and 1 give up waiting for rank 2, which does `then` afterwards.
-fn late(then: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, Flights) {
+fn late(then: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, LaunchTrace) {
     let (called, given_up) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let until_both = |count: &AtomicUsize| {
         while count.load(Ordering::Acquire) < 2 {
@@ -307,7 +307,7 @@ fn late(then: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, Flights) {
 fn a_deadline() {
     let ended = late(|world| world.barrier("step"));
     assert!(matches!(ended.0.cause, Error::Comm(CommError::DeadlineExceeded { .. })), "{}", ended.0);
-    blames(Why::Absent, &["has not come, after barrier #0 `start`", "wait for it, first in barrier #1 `step`"], ended);
+    blames(FaultKind::Absent, &["has not come, after barrier #0 `start`", "wait for it, first in barrier #1 `step`"], ended);
 }
 
 /// What a rank calls when it has heard of a failure proves nothing.
@@ -315,8 +315,8 @@ fn a_deadline() {
 fn a_call_after_a_failure_is_no_disagreement() {
     let ended = late(|world| world.barrier("clean up"));
     let refused = ended.1.rank(2).unwrap().operations.last().unwrap();
-    assert_eq!((&*refused.id.label, refused.over.unwrap().1), ("clean up", Over::Refused));
-    blames(Why::Absent, &["has not come, after barrier #0 `start`"], ended);
+    assert_eq!((&*refused.id.label, refused.over.unwrap().1), ("clean up", OpOutcome::Refused));
+    blames(FaultKind::Absent, &["has not come, after barrier #0 `start`"], ended);
 }
 
 /// Of two callers the one that came last is at fault to the launch; once a third has called, the files have a majority.
@@ -350,7 +350,7 @@ fn the_majority_counts_also_of_those_who_called_after_the_failure() {
     });
     assert_eq!(error.rank, 1, "{error}");
     let fault = flights.fault().unwrap();
-    assert_eq!((fault.rank, fault.why), (2, Why::Disagrees), "{flights}");
+    assert_eq!((fault.rank, fault.why), (2, FaultKind::Disagrees), "{flights}");
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn a_program_that_is_well_has_no_fault() {
             let flight = world.ledger().flight();
             let received = flight.operations.iter().filter(|operation| operation.id.op == Op::Receive);
             let noted: Vec<_> = received.map(|operation| operation.over.unwrap().1).collect();
-            assert_eq!(noted, froms.into_iter().map(|from| Over::Done(Some(from))).collect::<Vec<_>>());
+            assert_eq!(noted, froms.into_iter().map(|from| OpOutcome::Done(Some(from))).collect::<Vec<_>>());
         } else {
             all.send("any".into(), vec![tensor()], 0, 7).wait()?;
         }
@@ -382,9 +382,9 @@ fn a_program_that_is_well_has_no_fault() {
     let sum = &flights.rank(1).unwrap().operations[0];
     assert_eq!(sum.to_string(), "all_reduce #0 `sum` on ranks [0, 1, 2]: [2, 5] f32");
     assert_eq!((sum.reduction, sum.bytes, sum.index), (Some("sum"), 40, 0));
-    assert!(sum.waited.is_some() && matches!(sum.over, Some((_, Over::Done(Some(_))))));
+    assert!(sum.waited.is_some() && matches!(sum.over, Some((_, OpOutcome::Done(Some(_))))));
     let dropped = &flights.rank(1).unwrap().operations[1];
-    assert_eq!((&*dropped.channel, dropped.over.unwrap().1, dropped.waited), ("second", Over::Dropped, None));
+    assert_eq!((&*dropped.channel, dropped.over.unwrap().1, dropped.waited), ("second", OpOutcome::Dropped, None));
     // Messages have numbers of their own.
     let last = flights.rank(0).unwrap().operations.last().unwrap();
     assert_eq!(last.id.to_string(), "barrier #1 `end` on ranks [0, 1, 2]");
@@ -398,7 +398,7 @@ fn a_program_that_runs_says_who_is_waited_for() {
     let folder = Folder::new();
     launch(Launch::threads(3).with_flight_recorder(&folder.0), |world| {
         if world.rank() == 1 {
-            let waits = |flights: &Flights| flights.waits().iter().filter(|waiting| waiting.missing == [1]).count();
+            let waits = |flights: &LaunchTrace| flights.waits().iter().filter(|waiting| waiting.missing == [1]).count();
             let flights = loop {
                 let flights = folder.flights();
                 if flights.ranks.len() == 3 && waits(&flights) == 2 {
@@ -406,7 +406,7 @@ fn a_program_that_runs_says_who_is_waited_for() {
                 }
             };
             let fault = flights.fault().unwrap();
-            assert_eq!((fault.rank, fault.why), (1, Why::Absent), "{flights}");
+            assert_eq!((fault.rank, fault.why), (1, FaultKind::Absent), "{flights}");
             assert!(fault.text.contains("ranks [0, 2] wait for it, first in barrier #0 `step`"), "{fault}");
         }
         world.barrier("step")
@@ -434,8 +434,8 @@ fn the_files_say_what_the_ledger_does() {
     })
     .unwrap();
     for (rank, (flight, entries)) in own {
-        let mut file = Flight::read(folder.0.join(format!("launch-{}-rank-{rank}.flight", flight.launch))).unwrap();
-        assert_eq!(file.ending.take().map(|ending| ending.how), Some(How::Returned));
+        let mut file = RankTrace::read(folder.0.join(format!("launch-{}-rank-{rank}.flight", flight.launch))).unwrap();
+        assert_eq!(file.ending.take().map(|ending| ending.how), Some(ExitKind::Returned));
         assert_eq!((file, flight.posted, entries.len()), (flight.clone(), 2000, 1024));
         let labels = flight.operations.iter().map(|operation| operation.id.label.clone());
         assert!(labels.eq(entries.iter().map(|entry| entry.label.clone())));

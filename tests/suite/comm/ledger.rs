@@ -1,7 +1,7 @@
 //! What the ledger counts.
 
 use burn::tensor::{DType, Shape, Tensor};
-use burn_dtensor::comm::{Call, Copied, Op, Phase, ReduceOp, ShardedTensor, TensorMeta};
+use burn_dtensor::comm::{Call, PackStats, Op, Phase, ReduceOp, ShardedTensor, TensorMeta};
 use burn_dtensor::placement::ShardSizes;
 
 use super::run;
@@ -62,7 +62,7 @@ fn the_ledger_names_the_backends_that_ran() {
         let shards = vec![ShardedTensor { tensor: tensor(), dim: 0, cut: ShardSizes::Chunked(4) }; 2];
         world.all().all_gather("gather".into(), shards).wait()?;
         assert_eq!(world.ledger().backends().into_iter().collect::<Vec<_>>(), ["flex"]);
-        assert_eq!(world.ledger().copied(), Copied::default(), "kernels copy on Cube backends alone");
+        assert_eq!(world.ledger().copied(), PackStats::default(), "kernels copy on Cube backends alone");
         Ok(())
     });
 }

@@ -178,7 +178,7 @@ fn json_says_what_the_ledger_says() {
         assert_eq!(json["copied"], json!({ "launches": 0, "bytes": 0, "padding": 0 }));
         let nanos = |key: &str| Duration::from_nanos(json[key].as_u64().unwrap());
         let spent = ledger.spent();
-        assert_eq!((nanos("waiting_ns"), nanos("moving_ns")), (spent.waiting, spent.moving));
+        assert_eq!((nanos("waiting_ns"), nanos("moving_ns")), (spent.waiting, spent.local_work));
         let (waits, said) = (ledger.waits(), &json["waits"]);
         assert_eq!(said["count"], 4);
         let buckets = said["histogram"].as_array().unwrap();

@@ -2,7 +2,7 @@
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
-use burn_dtensor::comm::{Copied, Op, ReduceOp, ShardedTensor, World};
+use burn_dtensor::comm::{PackStats, Op, ReduceOp, ShardedTensor, World};
 use burn_dtensor::placement::ShardSizes;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -128,7 +128,7 @@ fn a_list_takes_one_kernel_before_the_ranks_meet_and_one_after() {
         let tensor = |rows: usize| Tensor::<2>::ones([rows, 2], world.device()).into_dispatch();
         let shards = [1, 2, 5].map(|rows| ShardedTensor { tensor: tensor(rows), dim: 0, cut: ShardSizes::Chunked(3 * rows) });
         comm.all_gather("gather".into(), shards.to_vec()).wait()?;
-        let Copied { launches, bytes, padding } = world.ledger().copied();
+        let PackStats { launches, bytes, padding } = world.ledger().copied();
         // 8 rows of 2 floats go in, 24 come out; each part is padded to the device's alignment.
         assert_eq!((launches, bytes), (2, (8 + 24) * 8));
         assert!(padding > 0 && padding.is_multiple_of(8), "{padding}");
@@ -160,7 +160,7 @@ fn what_kernels_do_not_copy_goes_through_burns_operations() {
         let whole = comm.all_gather("mixed".into(), mixed).wait()?.remove(1);
         let values: Vec<i32> = Tensor::<1, Int>::from_dispatch(whole).into_data().iter::<i32>().collect();
         assert_eq!(values, [0, 1, 2, 3]);
-        assert_eq!(world.ledger().copied(), Copied::default());
+        assert_eq!(world.ledger().copied(), PackStats::default());
         Ok(())
     });
 }

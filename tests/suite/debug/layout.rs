@@ -1,6 +1,6 @@
 //! Pictures of layouts.
 
-use burn_dtensor::debug::layout;
+use burn_dtensor::debug::visualize_model;
 use burn_dtensor::dtensor::visualize_sharding;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -12,8 +12,8 @@ use Placement::{Replicate as R, Shard as S};
 fn a_models_layout_shows_each_parameter_on_its_ranks() {
     let pages = MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
         let mlp = Mlp::on(mesh, mesh.device())?;
-        let layout = layout(&mlp);
-        Ok((layout.to_string(), layout.to_html()))
+        let layout = visualize_model(&mlp);
+        Ok((visualize_model.to_string(), visualize_model.to_html()))
     });
     let (text, html) = &pages[0];
     // By columns over tp, then by rows over dp.
@@ -45,8 +45,8 @@ up.weight: [8, 12] f32 on DeviceMesh(dp=2, tp=2; ranks 0..4): [S(0), S(1)]
 fn an_ordinary_model_is_every_ranks_own() {
     MeshTest::new([1], ["dp"]).run(|mesh| {
         let layer = burn::nn::LinearConfig::new(3, 2).with_bias(false).init(mesh.device());
-        assert_eq!(layout(&layer).to_string(), "weight: [3, 2], of every rank its own\n");
-        assert!(layout(&layer).to_html().contains("of every rank its own"));
+        assert_eq!(visualize_model(&layer).to_string(), "weight: [3, 2], of every rank its own\n");
+        assert!(visualize_model(&layer).to_html().contains("of every rank its own"));
         Ok(())
     });
 }

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::Tensor;
 use burn::tensor::ops::ConvOptions;
-use burn_dtensor::comm::{Op, Phase, Total};
-use burn_dtensor::debug::{Changed, Collective, watch};
+use burn_dtensor::comm::{Op, Phase, CallTotals};
+use burn_dtensor::debug::{TracedLayoutChange, Collective, trace_comm};
 use burn_dtensor::dtensor::ops::module::conv1d;
 use burn_dtensor::dtensor::{RedistributeOptions, CrossMeshRedistribute};
 use burn_dtensor::prelude::*;
@@ -15,7 +15,7 @@ use super::Mlp;
 use Placement::{Replicate as R, Shard as S};
 
 /// Operator, line and pass.
-fn origin(changed: &Changed) -> (&'static str, u32, Phase) {
+fn origin(changed: &TracedLayoutChange) -> (&'static str, u32, Phase) {
     assert!(changed.origin.at.file().ends_with("debug/watched.rs"), "{changed}");
     (changed.origin.operator, changed.origin.at.line(), changed.phase)
 }
@@ -27,7 +27,7 @@ fn a_change_of_layout_names_the_line_that_asked_for_it() {
         let leaf = |placement| Ok::<_, Error>(DTensor::<2>::ones([4, 6], mesh, &[placement], &device)?.require_grad());
         let (a, b) = (leaf(S(1))?, leaf(S(0))?);
         let first = line!() + 2;
-        let (whole, watched) = watch(|| -> Result<_> {
+        let (whole, watched) = trace_comm(|| -> Result<_> {
             let both = a.clone() + b.clone();
             let whole = both.redistribute(&[R])?;
             Ok(RedistributeOptions::to(&[S(0)]).run(whole)?.to_local())
@@ -41,11 +41,11 @@ fn a_change_of_layout_names_the_line_that_asked_for_it() {
         );
         assert_eq!(changes[1].from.placements(), changes[0].to.placements());
         let bytes = 4 * 6 * 4;
-        let of = |changed: &Changed| changed.collectives.clone();
+        let of = |changed: &TracedLayoutChange| changed.collectives.clone();
         assert_eq!(of(&changes[0]), [Collective { op: Op::AllToAll, ranks: 2, bytes: bytes / 2 }]);
         assert_eq!(of(&changes[1]), [Collective { op: Op::AllGather, ranks: 2, bytes }]);
         assert_eq!((of(&changes[2]), changes[2].bytes()), (vec![], 0), "a slice");
-        let (_, watched) = watch(|| whole.expect("no rank fails").sum().backward());
+        let (_, watched) = trace_comm(|| whole.expect("no rank fails").sum().backward());
         let back: Vec<_> = watched.changes().iter().map(origin).collect();
         let backward = Phase::Backward;
         assert_eq!(
@@ -67,7 +67,7 @@ fn a_sum_of_gradients_and_another_mesh_are_changes_too() {
     MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let x = DTensor::<2>::ones([4, 6], mesh, &[R, R], &device)?.require_grad();
-        let (_, watched) = watch(|| -> Result<_> { Ok(x.vary(&[0, 1])?.sum().backward()) });
+        let (_, watched) = trace_comm(|| -> Result<_> { Ok(x.vary(&[0, 1])?.sum().backward()) });
         let changes = watched.changes();
         assert_eq!(changes[1].summed, ["dp", "tp"]);
         assert_eq!(changes[1].collectives, [Collective { op: Op::AllReduce, ranks: 4, bytes: 96 }]);
@@ -75,7 +75,7 @@ fn a_sum_of_gradients_and_another_mesh_are_changes_too() {
         let line = DeviceMesh::new(mesh.world(), [4], ["all"])?;
         let to = Layout::new(&[4], &[S(0)])?;
         let transfer = CrossMeshRedistribute::new([4, 6], x.dtype(), (mesh, x.layout().clone()), (&line, to))?;
-        let (_, watched) = watch(|| transfer.run(Some(x.clone().detach())));
+        let (_, watched) = trace_comm(|| transfer.run(Some(x.clone().detach())));
         assert_eq!(watched.changes()[0].origin.operator, "Transfer");
         assert!(watched.changes()[0].collectives.is_empty(), "everyone has it all");
         Ok(())
@@ -93,7 +93,7 @@ fn counts_are_those_of_the_ledger_by_module_and_operator() {
         let loss = mlp.step(mesh, &device)?;
         let unwatched = ledger.snapshot();
         ledger.reset();
-        let (watched_loss, watched) = watch(|| mlp.step(mesh, &device));
+        let (watched_loss, watched) = trace_comm(|| mlp.step(mesh, &device));
         assert_eq!(watched_loss?.to_bits(), loss.to_bits());
         assert_eq!(ledger.snapshot(), unwatched, "watching sends nothing");
         let counts = watched.counts();
@@ -106,10 +106,10 @@ fn counts_are_those_of_the_ledger_by_module_and_operator() {
             counts.total(|row| &*row.module == module && row.operator == operator && row.op == op && row.phase == phase)
         };
         let style = of("down", Some("style"), Op::AllReduce, Phase::Forward);
-        assert_eq!(style, Total { calls: 1, bytes: 5 * 8 * 4 }, "{counts}");
+        assert_eq!(style, CallTotals { calls: 1, bytes: 5 * 8 * 4 }, "{counts}");
         // A rank gathers its tensor-parallel half of each unit's weights: of `up` 8 x 12 and 12, of `down` 12 x 8.
         for (unit, bytes) in [("up", (8 * 12 + 12) * 2), ("root", 12 * 8 * 2)] {
-            assert_eq!(of(unit, None, Op::AllGather, Phase::Forward), Total { calls: 1, bytes }, "{counts}");
+            assert_eq!(of(unit, None, Op::AllGather, Phase::Forward), CallTotals { calls: 1, bytes }, "{counts}");
             // Beside gradients it carries what ranks have used.
             let reduced = unwatched.total(|key| &*key.label == unit && key.op == Op::ReduceScatter);
             assert_eq!(of(unit, None, Op::ReduceScatter, Phase::Backward), reduced, "{counts}");
@@ -125,7 +125,7 @@ fn counts_are_those_of_the_ledger_by_module_and_operator() {
 fn json_and_table_say_what_the_rows_say() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let x = DTensor::<1>::ones([6], mesh, &[S(0)], mesh.device())?;
-        let (_, watched) = watch(|| -> Result<_> {
+        let (_, watched) = trace_comm(|| -> Result<_> {
             x.clone().full_tensor()?;
             x.clone().full_tensor()?;
             mesh.world().barrier("done")
@@ -159,25 +159,25 @@ fn a_watch_sees_what_is_its_own() {
         let x = DTensor::<1>::ones([6], mesh, &[S(0)], mesh.device())?;
         let gather = || x.clone().full_tensor().expect("no rank fails");
         let calls =
-            |watched: &burn_dtensor::debug::Watched| (watched.counts().total(|_| true).calls, watched.changes().len());
+            |watched: &burn_dtensor::debug::CommTrace| (watched.counts().total(|_| true).calls, watched.changes().len());
         gather();
-        let (inner, outer) = watch(|| {
+        let (inner, outer) = trace_comm(|| {
             gather();
-            watch(gather).1
+            trace_comm(gather).1
         });
         gather();
         assert_eq!((calls(&inner), calls(&outer)), ((1, 1), (2, 2)));
         // One that unwinds leaves nothing behind.
         let unwound = catch_unwind(AssertUnwindSafe(|| {
-            watch(|| {
+            trace_comm(|| {
                 gather();
                 std::panic::resume_unwind(Box::new(()));
             })
         }));
         assert!(unwound.is_err());
         gather();
-        assert_eq!(calls(&watch(gather).1), (1, 1));
-        assert_eq!(calls(&watch(|| Tensor::<1>::ones([1], mesh.device())).1), (0, 0));
+        assert_eq!(calls(&trace_comm(gather).1), (1, 1));
+        assert_eq!(calls(&trace_comm(|| Tensor::<1>::ones([1], mesh.device())).1), (0, 0));
         Ok(())
     });
 }
@@ -194,15 +194,15 @@ fn a_layer_names_its_module_and_the_line_of_its_call() {
         let mlp = parallelize(mlp, mesh, plan)?;
         let x = DTensor::<2>::ones([5, 8], mesh, &[S(0)], mesh.device())?;
         let up = line!() + 1;
-        let (y, watched) = watch(|| mlp.up.forward_dtensor(x.clone()));
+        let (y, watched) = trace_comm(|| mlp.up.forward_dtensor(x.clone()));
         let changes = watched.changes();
         assert_eq!(origin(&changes[0]), ("linear", up, Phase::Forward));
         assert_eq!(changes[0].origin.module.as_deref(), Some("up"));
-        let (_, watched) = watch(|| mlp.down.forward_dtensor(y));
+        let (_, watched) = trace_comm(|| mlp.down.forward_dtensor(y));
         let last = watched.changes().pop().expect("terms are added up");
         assert_eq!(origin(&last), ("style", up + 4, Phase::Forward));
         assert_eq!(last.origin.module.as_deref(), Some("down"));
-        let (_, watched) = watch(|| mlp.up.forward_dtensor(x.clone()).full_tensor());
+        let (_, watched) = trace_comm(|| mlp.up.forward_dtensor(x.clone()).full_tensor());
         let modules: Vec<_> = watched.changes().iter().map(|change| change.origin.module.clone()).collect();
         assert_eq!(modules, [None], "a clone of the input is there, and what is outside of the layer is in none");
         Ok(())
@@ -220,7 +220,7 @@ fn what_an_operator_exchanges_by_itself_is_filed_under_it_and_its_module() {
         let kernel = DTensor::<3>::ones([2, 2, 3], &tp, &[R], &device)?;
         let x = DTensor::<2>::ones([2, 8], &tp, &[S(1)], &device)?.require_grad();
         let line = line!() + 4;
-        let (_, watched) = watch(|| {
+        let (_, watched) = trace_comm(|| {
             let (sums, found) = unit(&mlp.up, (), |_, ()| {
                 let options = ConvOptions::new([1], [1], [1], 1);
                 let y = conv1d(image, kernel, None, options).to_local();

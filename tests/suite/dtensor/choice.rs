@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use burn::tensor::Tensor;
-use burn_dtensor::comm::{CommError, Entry, Launch, Op, Phase, launch};
+use burn_dtensor::comm::{CommError, LedgerEntry, Launch, Op, Phase, launch};
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::dtensor::ops::{CostModel, Explanation, explain};
 use burn_dtensor::mesh::DeviceMesh;
@@ -114,7 +114,7 @@ fn explained(why: &Explanation) -> [Vec<(String, u64)>; 2] {
 
 /// What this rank has sent in a phase, by the ledger: in a ring, of the payload.
 fn ledger(mesh: &DeviceMesh, phase: Phase) -> Vec<(String, u64)> {
-    let sent = |entry: Entry| {
+    let sent = |entry: LedgerEntry| {
         let part = entry.bytes / entry.group_size as u64 * (entry.group_size as u64 - 1);
         match entry.op {
             Op::AllGather => ("all-gather".into(), part),

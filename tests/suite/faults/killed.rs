@@ -4,7 +4,7 @@
 use std::process::{self, Command};
 use std::time::{Duration, Instant};
 
-use burn_dtensor::comm::flight::{Flights, Life, Why};
+use burn_dtensor::comm::flight::{LaunchTrace, ProcessState, FaultKind};
 use burn_dtensor::comm::{CommError, Launch, World, launch};
 use burn_dtensor::testing::ProcessTest;
 use burn_dtensor::{Error, Result};
@@ -64,16 +64,16 @@ fn program(world: &World, operation: Operation, fault: Fault) -> Result<Duration
 
 /// Whoever reads the files is told of rank 1, too.
 fn check_files(files: &Folder, fault: Fault, operation: Operation) {
-    let launches = Flights::read(files.path()).unwrap();
+    let launches = LaunchTrace::read(files.path()).unwrap();
     // The second is that of those that are left.
     assert_eq!(launches.iter().map(|flights| flights.size).collect::<Vec<_>>(), [3, 2]);
     let told = launches[0].fault().unwrap_or_else(|| panic!("{fault:?} in {operation:?}: {}", launches[0]));
     let is_expected = match fault {
-        Fault::Exits => told.why == Why::Exited,
+        Fault::Exits => told.why == FaultKind::Exited,
         // On another host nobody knows.
-        _ if launches[0].life(1) == Life::Unknown => told.why == Why::Absent,
-        Fault::Killed => told.why == Why::Gone,
-        Fault::Stopped => told.why == Why::Stopped,
+        _ if launches[0].life(1) == ProcessState::Unknown => told.why == FaultKind::Absent,
+        Fault::Killed => told.why == FaultKind::Gone,
+        Fault::Stopped => told.why == FaultKind::Stopped,
     };
     assert!(told.rank == 1 && is_expected, "{fault:?} in {operation:?}: {}", launches[0]);
 }
@@ -141,9 +141,9 @@ fn a_process_of_several_ranks_that_exits_is_told() {
             world.shrink()?.barrier("those that are left")
         });
         assert_eq!(ends.unwrap().len(), 2);
-        let flights = Flights::read(files.path()).unwrap().remove(0);
+        let flights = LaunchTrace::read(files.path()).unwrap().remove(0);
         let fault = flights.fault().unwrap_or_else(|| panic!("{flights}"));
-        assert_eq!((fault.rank, fault.why), (3, Why::Exited), "{flights}");
+        assert_eq!((fault.rank, fault.why), (3, FaultKind::Exited), "{flights}");
         let taken_along = flights.rank(2).unwrap().ending.as_ref().unwrap();
         assert_eq!(taken_along.text, "the program of rank 3 has ended their process");
     });

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
-use burn_dtensor::comm::flight::{Fault, Flights, Why};
+use burn_dtensor::comm::flight::{Fault, LaunchTrace, FaultKind};
 use burn_dtensor::comm::{CommError, Launch, LaunchError, World, launch};
 use burn_dtensor::{Error, Result};
 
@@ -44,11 +44,11 @@ impl Told {
         let is_named = fault.rank == culprit;
         let is_of_it = is_named || fault.text.contains(&format!("rank {culprit} "));
         match fault.why {
-            Why::Panicked => (is_named && fault.text.contains("boom")).then_some(Self::Panicked),
-            Why::Failed => (is_named && fault.text.contains("no such file")).then_some(Self::Failed),
-            Why::Left => is_named.then_some(Self::Left),
-            Why::Disagrees => is_of_it.then_some(Self::Mismatch),
-            Why::Deadlock => is_of_it.then_some(Self::Deadlock),
+            FaultKind::Panicked => (is_named && fault.text.contains("boom")).then_some(Self::Panicked),
+            FaultKind::Failed => (is_named && fault.text.contains("no such file")).then_some(Self::Failed),
+            FaultKind::Left => is_named.then_some(Self::Left),
+            FaultKind::Disagrees => is_of_it.then_some(Self::Mismatch),
+            FaultKind::Deadlock => is_of_it.then_some(Self::Deadlock),
             _ => None,
         }
     }
@@ -126,7 +126,7 @@ fn check(error: &LaunchError, ranks: usize, expected: &[Told], cell: &str) {
 
 /// Whom the files alone name, which is the culprit, for a reason that is `expected`.
 fn check_files(files: &Path, culprit: usize, expected: &[Told], cell: &str) -> Fault {
-    let launches = Flights::read(files).unwrap();
+    let launches = LaunchTrace::read(files).unwrap();
     let [flights] = &launches[..] else { panic!("{cell}: {launches:?}") };
     let fault = flights.fault().unwrap_or_else(|| panic!("{cell}: nobody is at fault: {flights}"));
     let told = Told::by_files(&fault, culprit);

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::comm::{Entry, Launch, Op, Phase, launch};
+use burn_dtensor::comm::{LedgerEntry, Launch, Op, Phase, launch};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, fully_shard, unit, unshard};
 use burn_dtensor::mesh::DeviceMesh;
 
@@ -61,7 +61,7 @@ fn eight_sizes_on_128_ranks() {
             });
             assert_eq!(world.ledger().calls(Op::AllGather), 1, "{ahead} of them ahead");
             let grads = loss.backward();
-            let is_gather = |entry: &&Entry| (entry.op, entry.phase) == (Op::AllGather, Phase::Backward);
+            let is_gather = |entry: &&LedgerEntry| (entry.op, entry.phase) == (Op::AllGather, Phase::Backward);
             let gathers: Vec<_> =
                 world.ledger().recent().iter().filter(is_gather).map(|entry| entry.group_size).collect();
             assert_eq!(gathers, [again]);

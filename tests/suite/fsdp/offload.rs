@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::comm::{HostCopies, Total};
+use burn_dtensor::comm::{OffloadTraffic, CallTotals};
 use burn_dtensor::fsdp::{
     EventKind, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, OffloadPolicy, ReshardAfterForward, clip_grad_norm,
     full_model, fully_shard, record_events, remesh, reshard, units, unshard,
@@ -145,9 +145,9 @@ fn copies_are_what_is_gathered_and_what_is_reduced() {
             };
             let width = WIDTH as u64;
             let block = shard(width, width) + shard(width, 1);
-            let expected = |whole: u64, part: u64, again: u64| HostCopies {
-                to_device: Total { calls: 1 + again, bytes: (1 + again) * whole },
-                to_host: Total { calls: 1, bytes: part },
+            let expected = |whole: u64, part: u64, again: u64| OffloadTraffic {
+                to_device: CallTotals { calls: 1 + again, bytes: (1 + again) * whole },
+                to_host: CallTotals { calls: 1, bytes: part },
             };
             for at in 0..3 {
                 assert_eq!(copies[&*format!("blocks.{at}")], expected(BLOCK, block, again[1]), "{mode:?}");
@@ -171,8 +171,8 @@ fn what_is_not_cut_is_copied_and_gradients_as_they_are_reduced() {
         let used = 4 * (WIDTH * WIDTH + WIDTH) + WIDTH;
         let whole = used + WIDTH * WIDTH + WIDTH;
         let copies = mesh.world().ledger().host_copies()["root"];
-        assert_eq!(copies.to_device, Total { calls: 1, bytes: 2 * whole as u64 });
-        assert_eq!(copies.to_host, Total { calls: 1, bytes: 2 * used as u64 });
+        assert_eq!(copies.to_device, CallTotals { calls: 1, bytes: 2 * whole as u64 });
+        assert_eq!(copies.to_host, CallTotals { calls: 1, bytes: 2 * used as u64 });
         let grad = model.scale.base().grad(&grads).expect("a gradient");
         assert_eq!(grad.dtype(), DType::F32);
         Ok(())

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::Device;
-use burn_dtensor::comm::{Entry, Op, Phase};
+use burn_dtensor::comm::{LedgerEntry, Op, Phase};
 use burn_dtensor::fsdp::remesh;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -46,7 +46,7 @@ fn train(
     mesh: &DeviceMesh,
     config: FullyShard,
     expected: &BTreeMap<String, Vec<f32>>,
-) -> Result<Vec<Entry>> {
+) -> Result<Vec<LedgerEntry>> {
     let (device, (rank, _)) = (mesh.device().clone().autodiff(), data_rank(mesh));
     let mut net = on_device(model, &device);
     if mesh.names().iter().any(|name| name == "tp") {
@@ -66,7 +66,7 @@ fn train(
 }
 
 /// Group sizes and bytes of the unit's calls.
-fn sent(entries: &[Entry], op: Op, phase: Phase) -> Vec<(usize, u64)> {
+fn sent(entries: &[LedgerEntry], op: Op, phase: Phase) -> Vec<(usize, u64)> {
     let of = entries.iter().filter(|entry| (entry.op, entry.phase) == (op, phase));
     of.map(|entry| (entry.group_size, entry.bytes)).collect()
 }

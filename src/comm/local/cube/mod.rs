@@ -25,7 +25,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::data::Contribution;
 use crate::comm::engine::GroupMember;
-use crate::comm::{Copied, Ledger, CollectivePlan, ReduceOp};
+use crate::comm::{PackStats, Ledger, CollectivePlan, ReduceOp};
 use crate::kernels::FlatLayout;
 use crate::kernels::cube::{CubePlan, Side, alignment, plan};
 use crate::memory::cube::{primitive, wrap};
@@ -117,6 +117,6 @@ impl CoalescedCopies {
 
     fn count(&self, launches: usize, bytes: usize, padding: usize) {
         let [launches, bytes, padding] = [launches, bytes, padding].map(|count| count as u64);
-        self.ledger.copied_by(Copied { launches, bytes, padding });
+        self.ledger.copied_by(PackStats { launches, bytes, padding });
     }
 }

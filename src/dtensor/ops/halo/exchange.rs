@@ -23,7 +23,7 @@ use crate::comm::{Call, Communicator, Phase, TensorMeta};
 use crate::dtensor::DTensorSpec;
 use crate::dtensor::local::{associate, is_tracked, zeros};
 use crate::error::OrUnwind;
-use crate::watch::{self, Change, Origin};
+use crate::watch::{self, LayoutChange, CallSite};
 
 /// What goes to whom, of dimensions `dims`, over the ranks of `comm`.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Exchange {
             return Ok(local);
         }
         let strategy = local.gradient_checkpointing_strategy();
-        let origin = Origin::called(self.name, at);
+        let origin = CallSite::called(self.name, at);
         let changing = self.changing(&origin, Phase::Forward);
         let read = self.read(local.clone().inner(), fill)?;
         drop(changing);
@@ -72,9 +72,9 @@ impl Exchange {
     }
 
     /// While it lasts, a watch files what is sent under what asked for it.
-    fn changing(&self, origin: &Origin, phase: Phase) -> Option<watch::Changing> {
+    fn changing(&self, origin: &CallSite, phase: Phase) -> Option<watch::Changing> {
         let layout = self.spec.layout();
-        let change = || Change {
+        let change = || LayoutChange {
             origin: origin.clone(),
             from: layout.clone(),
             to: layout.clone(),
@@ -163,7 +163,7 @@ struct Node<const D: usize> {
     /// Drawn in forward: see [`Call::drawn`].
     place: Option<u64>,
     exchange: Arc<Exchange>,
-    origin: Origin,
+    origin: CallSite,
 }
 
 impl<const D: usize> GraphOp for Node<D> {

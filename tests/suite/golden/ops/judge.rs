@@ -1,7 +1,7 @@
 //! What all ranks made of a case, held to the unsharded values.
 
 use burn_dtensor::Result;
-use burn_dtensor::comm::Total;
+use burn_dtensor::comm::CallTotals;
 use burn_dtensor::placement::{PartialOp, Placement};
 
 use super::file::{Case, Operator, Values};
@@ -31,7 +31,7 @@ pub struct Verdict {
     pub local_outs: bool,
     pub local_gradients: bool,
     /// Our collectives in forward, where torch's are known.
-    pub sent: Option<Total>,
+    pub sent: Option<CallTotals>,
 }
 
 /// Holds a case to the truth.

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn_dtensor::comm::{Phase, Total};
+use burn_dtensor::comm::{Phase, CallTotals};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Layout;
 use burn_dtensor::{Error, Result};
@@ -16,7 +16,7 @@ pub struct Outcome {
     /// Local gradients of the inputs; `None` for those that have none.
     pub grads: Vec<Option<Values>>,
     /// The operator's collectives in forward.
-    pub sent: Total,
+    pub sent: CallTotals,
 }
 
 /// One output, as one rank has it.

@@ -1,7 +1,7 @@
 //! What a step of experts sends, held to closed formulas.
 
 use burn::optim::GradientsParams;
-use burn_dtensor::comm::{Entry, Op, Phase};
+use burn_dtensor::comm::{LedgerEntry, Op, Phase};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -27,7 +27,7 @@ fn experts_move_within_the_ranks_that_have_the_same_and_all_else_over_all() {
         let _ = GradientsParams::from_grads(loss.backward(), &net);
         let block: Vec<_> = ledger.recent().into_iter().filter(|entry| &*entry.label == "blocks.1").collect();
         let sent = |op, phase| {
-            let of = |entry: &&Entry| (entry.op, entry.phase) == (op, phase);
+            let of = |entry: &&LedgerEntry| (entry.op, entry.phase) == (op, phase);
             let mut sent: Vec<_> = block.iter().filter(of).map(|entry| (entry.group_size, entry.bytes)).collect();
             sent.sort_unstable();
             sent
