@@ -7,7 +7,7 @@ use burn::module::Module;
 use super::page;
 use super::parameter::{Parameter, Place};
 use crate::dtensor::visualize_sharding;
-use crate::param::{Found, Inventory};
+use crate::param::{ScannedParam, ModelScan};
 
 /// Which rank holds which part of each parameter of `model`, to be looked at. Local: no parameter is gathered
 /// or drawn.
@@ -29,7 +29,7 @@ use crate::param::{Found, Inventory};
 /// # Ok::<_, Error>(())
 /// ```
 pub fn visualize_model<M: Module>(model: &M) -> ModelSharding {
-    let parameter = |found: Found| {
+    let parameter = |found: ScannedParam| {
         let path = found.path();
         let place = match &found.distributed {
             Some(param) => Place::Distributed { spec: param.spec(found.dtype), unit: param.unit.label() },
@@ -37,7 +37,7 @@ pub fn visualize_model<M: Module>(model: &M) -> ModelSharding {
         };
         Parameter { path, place }
     };
-    ModelSharding(Inventory::of(model).params.into_iter().map(parameter).collect())
+    ModelSharding(ModelScan::of(model).params.into_iter().map(parameter).collect())
 }
 
 /// Where a model's parameters lie.

@@ -4,14 +4,14 @@ use itertools::Itertools;
 
 use super::plan::Planned;
 use crate::dtensor::DTensorSpec;
-use crate::param::DataMesh;
+use crate::param::FsdpMeshInfo;
 use crate::placement::{ShardSizes, Rows, balanced};
 
 /// Cuts parameters in chunks anew, so that the ranks that shard a unit hold as many bytes of it.
 ///
 /// Ranks of a tensor-parallel mesh must cut alike, and know their own part alone. So a parameter of which they have parts
 /// of unequal lengths stays in chunks.
-pub(super) fn balance<'a>(params: &mut [Planned], meshes: impl Iterator<Item = &'a DataMesh>) {
+pub(super) fn balance<'a>(params: &mut [Planned], meshes: impl Iterator<Item = &'a FsdpMeshInfo>) {
     let ranks = meshes.map(|data| data.mesh.size_of(data.shard)).collect_vec();
     let units = (0..params.len()).into_group_map_by(|&at| (params[at].unit.clone(), params[at].data));
     for ((_, data), members) in units {

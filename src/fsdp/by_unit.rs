@@ -1,7 +1,7 @@
 //! [`ByUnit`]: policies of units, by patterns of their modules' paths.
 
 use crate::Result;
-use crate::param::{Inventory, ParamError, UnitPath};
+use crate::param::{ModelScan, ParamError, UnitName};
 use crate::pattern::PathPattern;
 
 /// A policy for each unit.
@@ -25,11 +25,11 @@ impl<T> ByUnit<T> {
     /// # Errors
     /// [`ParamError::NoMatch`].
     pub(super) fn check_units(&self, units: &[String]) -> Result<(), ParamError> {
-        Inventory::check_paths(self.taken.iter().flat_map(|(patterns, _)| patterns), "unit", units)
+        ModelScan::check_paths(self.taken.iter().flat_map(|(patterns, _)| patterns), "unit", units)
     }
 
     /// That of the unit of these modules.
-    pub(super) fn of(&self, unit: &UnitPath) -> &T {
+    pub(super) fn of(&self, unit: &UnitName) -> &T {
         let takes = |patterns: &[PathPattern]| {
             unit.modules().iter().any(|module| patterns.iter().any(|pattern| pattern.matches(module)))
         };

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::powers::PowerSum;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp};
-use crate::param::{Unit, check_whole, walk};
+use crate::param::{Unit, check_not_replaced, walk};
 
 /// The norm [`clip_grad_norm`] measures.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,7 +50,7 @@ impl NormType {
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64, norm: NormType) -> Result<f64> {
     let walk = walk(model);
-    check_whole(model, &walk)?;
+    check_not_replaced(model, &walk)?;
     let units: Vec<_> = walk.distributed.iter().map(|visited| visited.param.unit.clone()).collect();
     let holders = walk.distributed.into_iter().map(|visited| {
         let spec = visited.param.spec(visited.base.dtype());

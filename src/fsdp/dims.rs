@@ -11,23 +11,23 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::dtensor::{DTensorSpec, Dims};
 use crate::mesh::DeviceMesh;
-use crate::param::DataMesh;
+use crate::param::FsdpMeshInfo;
 
 use super::FsdpError;
 use super::config::FullyShard;
 
 /// The data-parallel dimensions of a mesh, and what parameters are sharded over of them.
-pub(super) struct DataDims<'a> {
+pub(super) struct FsdpMeshDims<'a> {
     mesh: &'a DeviceMesh,
     /// By index, those that shard unless a parameter's placement says otherwise.
     shard: Dims,
     /// With those, ascending.
     all: Dims,
     /// What parameters have asked for.
-    made: Vec<(Dims, Dims, DataMesh)>,
+    made: Vec<(Dims, Dims, FsdpMeshInfo)>,
 }
 
-impl<'a> DataDims<'a> {
+impl<'a> FsdpMeshDims<'a> {
     /// # Errors
     /// [`FsdpError::MeshDims`], [`FsdpError::NoShardDims`], and the mesh's own for names it lacks, that come twice or in
     /// another order.
@@ -125,11 +125,11 @@ impl<'a> DataDims<'a> {
         self.shared_with(placed).into_iter().map(|(at, _)| at).collect()
     }
 
-    fn over(&self, shard: &[usize], replicate: &[usize]) -> Result<DataMesh> {
+    fn over(&self, shard: &[usize], replicate: &[usize]) -> Result<FsdpMeshInfo> {
         if let ([shard], 0 | 1) = (shard, replicate.len())
             && 1 + replicate.len() == self.mesh.ndim()
         {
-            return Ok(DataMesh { mesh: self.mesh.clone(), shard: *shard });
+            return Ok(FsdpMeshInfo { mesh: self.mesh.clone(), shard: *shard });
         }
         let names = |dims: &[usize]| dims.iter().map(|&dim| self.mesh.names()[dim].clone()).collect::<Vec<_>>();
         let sharding = self.mesh.flatten(names(shard))?;
@@ -137,11 +137,11 @@ impl<'a> DataDims<'a> {
             [] => sharding.clone(),
             replicate => self.mesh.flatten(names(replicate))?.concatenate(&[&sharding])?,
         };
-        Ok(DataMesh { shard: mesh.dim(&sharding.names()[0])?, mesh })
+        Ok(FsdpMeshInfo { shard: mesh.dim(&sharding.names()[0])?, mesh })
     }
 
     /// The mesh of every index that [`of`](Self::of) has returned.
-    pub(super) fn meshes(&self) -> impl Iterator<Item = &DataMesh> {
+    pub(super) fn meshes(&self) -> impl Iterator<Item = &FsdpMeshInfo> {
         self.made.iter().map(|(.., mesh)| mesh)
     }
 }

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec};
-use crate::param::{Visited, check_whole, walk_with_paths};
+use crate::param::{Visited, check_not_replaced, walk_with_paths};
 
 /// A distributed parameter of a model.
 #[derive(Debug, Clone)]
@@ -53,7 +53,7 @@ impl fmt::Display for NamedParameter {
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed.
 pub fn named_parameters<M: Module>(model: &M) -> Result<Vec<NamedParameter>> {
     let walk = walk_with_paths(model);
-    check_whole(model, &walk)?;
+    check_not_replaced(model, &walk)?;
     let named = |Visited { id, param, base, path, .. }: Visited| NamedParameter {
         path: path.expect("paths were asked for"),
         id,

@@ -9,13 +9,13 @@ use itertools::Itertools;
 
 use super::by_unit::ByUnit;
 use super::config::{FullyShard, ParamInfo, ParamPlacement};
-use super::dims::DataDims;
+use super::dims::FsdpMeshDims;
 use super::precision::Policy;
 use super::{FsdpError, MixedPrecisionPolicy};
 use crate::Result;
 use crate::memory;
 use crate::mesh::DeviceMesh;
-use crate::param::{Found, Inventory, OffloadPolicy, TensorParallel, Unit, UnitPath};
+use crate::param::{ScannedParam, ModelScan, OffloadPolicy, TpPlacement, Unit, UnitName};
 use crate::pattern::PathPattern;
 use crate::placement::{ShardSizes, Placement};
 
@@ -29,19 +29,19 @@ pub(super) struct Planned {
     pub(super) cut: Option<(usize, ShardSizes)>,
     /// Which mesh cuts it, of [`DataDims::meshes`].
     pub(super) data: usize,
-    pub(super) unit: UnitPath,
+    pub(super) unit: UnitName,
     /// Path parts from the unit's module to the parameter.
     pub(super) depth: usize,
     /// What `parallelize` made of it.
-    pub(super) parallel: Option<TensorParallel>,
+    pub(super) parallel: Option<TpPlacement>,
 }
 
 /// What a call of `fully_shard` does.
-pub(super) struct Plan {
+pub(super) struct ShardingPlan {
     /// The parameters to shard.
     pub(super) params: Vec<Planned>,
     /// Units made by earlier, inner calls, and their paths in this model.
-    pub(super) adopted: Vec<(Arc<Unit>, UnitPath)>,
+    pub(super) adopted: Vec<(Arc<Unit>, UnitName)>,
     /// What it leaves out.
     pub(super) ignored: Arc<[PathPattern]>,
     pub(super) precisions: ByUnit<Policy>,
@@ -57,14 +57,14 @@ pub(super) fn plan<M: Module>(
     model: &M,
     mesh: &DeviceMesh,
     config: &FullyShard,
-    dims: &mut DataDims<'_>,
-) -> Result<Plan> {
+    dims: &mut FsdpMeshDims<'_>,
+) -> Result<ShardingPlan> {
     let ignored = PathPattern::parse_all(&config.ignored)?;
-    let inventory = Inventory::of(model);
+    let inventory = ModelScan::of(model);
     // Parts of a sharded model may stand beside parameters of another, which this call shards; what has lost its
     // tensor-parallel placements it cannot place.
-    let whole = inventory.check_whole();
-    let is_parallel = |found: &Found| found.distributed.as_ref().is_some_and(|param| !param.is_data_parallel());
+    let whole = inventory.check_not_replaced();
+    let is_parallel = |found: &ScannedParam| found.distributed.as_ref().is_some_and(|param| !param.is_data_parallel());
     if inventory.params.iter().any(is_parallel) {
         whole.clone()?;
     }
@@ -78,7 +78,7 @@ pub(super) fn plan<M: Module>(
         }
         Ok(offload)
     })?;
-    let unit_of = |found: &Found| found.unit(|module| units.of(module));
+    let unit_of = |found: &ScannedParam| found.unit(|module| units.of(module));
     inventory.check_devices(mesh, is_ignored, |found| *offloads.of(&unit_of(found).0) == OffloadPolicy::Cpu)?;
     let adapted = inventory.adapted(is_ignored)?;
     let policy = |policy: &MixedPrecisionPolicy| Policy::new(policy, &inventory, mesh.device());
@@ -118,7 +118,7 @@ pub(super) fn plan<M: Module>(
     precisions.check_units(&of_modules)?;
     offloads.check_units(&of_modules)?;
     let (adopted, ignored) = (adopted.paths(), ignored.into());
-    Ok(Plan { params: planned, adopted, ignored, precisions, offloads, lazy, adapted })
+    Ok(ShardingPlan { params: planned, adopted, ignored, precisions, offloads, lazy, adapted })
 }
 
 /// # Errors
@@ -142,8 +142,8 @@ impl Adopted {
         }
     }
 
-    fn paths(self) -> Vec<(Arc<Unit>, UnitPath)> {
-        let path = |modules: Vec<String>| UnitPath::of_modules(modules.iter().map(String::as_str));
+    fn paths(self) -> Vec<(Arc<Unit>, UnitName)> {
+        let path = |modules: Vec<String>| UnitName::of_modules(modules.iter().map(String::as_str));
         self.0.into_iter().map(|(unit, modules)| (unit, path(modules))).collect()
     }
 }
@@ -153,23 +153,23 @@ struct UnitsOf {
     /// Of one module each.
     single: Vec<PathPattern>,
     /// Of several, with the modules of each.
-    groups: Vec<UnitPath>,
+    groups: Vec<UnitName>,
 }
 
 impl UnitsOf {
     /// # Errors
     /// [`ParamError::Pattern`](crate::param::ParamError::Pattern), [`ParamError::NoMatch`](crate::param::ParamError::NoMatch),
     /// [`FsdpError::TwoUnits`].
-    fn new(config: &FullyShard, inventory: &Inventory) -> Result<Self> {
+    fn new(config: &FullyShard, inventory: &ModelScan) -> Result<Self> {
         let single = PathPattern::parse_all(&config.units)?;
         inventory.check_modules(&single)?;
         let modules = inventory.modules();
-        let mut groups: Vec<UnitPath> = Vec::new();
+        let mut groups: Vec<UnitName> = Vec::new();
         for patterns in &config.groups {
             let patterns = PathPattern::parse_all(patterns)?;
             inventory.check_modules(&patterns)?;
             let takes = |module: &&String| patterns.iter().any(|pattern| pattern.matches(module));
-            let group = UnitPath::of_modules(modules.iter().filter(takes).map(String::as_str));
+            let group = UnitName::of_modules(modules.iter().filter(takes).map(String::as_str));
             let is_taken = |module: &&Arc<str>| {
                 single.iter().any(|pattern| pattern.matches(module))
                     || groups.iter().any(|other| other.modules().contains(module))
@@ -184,10 +184,10 @@ impl UnitsOf {
     }
 
     /// The unit that the module is in, if it is in one of its own or of a group.
-    fn of(&self, module: &str) -> Option<UnitPath> {
-        let is_in = |group: &&UnitPath| group.modules().iter().any(|other| **other == *module);
+    fn of(&self, module: &str) -> Option<UnitName> {
+        let is_in = |group: &&UnitName| group.modules().iter().any(|other| **other == *module);
         match self.single.iter().any(|pattern| pattern.matches(module)) {
-            true => Some(UnitPath::of(module)),
+            true => Some(UnitName::of(module)),
             false => self.groups.iter().find(is_in).cloned(),
         }
     }
@@ -210,7 +210,7 @@ const STORED_SHAPES: [StoredShape; 3] = [
 ];
 
 impl StoredShape {
-    fn of(found: &Found) -> Option<&'static Self> {
+    fn of(found: &ScannedParam) -> Option<&'static Self> {
         STORED_SHAPES.iter().find(|stored| {
             let parts: Vec<_> = stored.field.split('.').collect();
             found.path.ends_with(&parts.iter().map(ToString::to_string).collect::<Vec<_>>())
@@ -222,7 +222,7 @@ impl StoredShape {
 /// How a parameter is cut, and over which mesh dimensions if its placement names them.
 type Chosen = (Option<(usize, ShardSizes)>, Option<Vec<String>>);
 
-fn cut(config: &FullyShard, found: &Found, path: &str) -> Result<Chosen, FsdpError> {
+fn cut(config: &FullyShard, found: &ScannedParam, path: &str) -> Result<Chosen, FsdpError> {
     let shape = &found.shape;
     let stored = StoredShape::of(found);
     let choice = config.placement.as_ref().and_then(|f| f(ParamInfo { path, shape }));

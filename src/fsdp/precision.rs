@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device};
 
 use super::FsdpError;
 use crate::Result;
-use crate::param::{Inventory, Precision};
+use crate::param::{ModelScan, Precision};
 use crate::pattern::PathPattern;
 
 /// Which element types a unit computes and reduces in, beside that of its stored shards, in which optimizers step
@@ -133,7 +133,7 @@ impl Policy {
     /// # Errors
     /// As [`MixedPrecision`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch) for a pattern that takes no
     /// parameter.
-    pub(super) fn new(policy: &MixedPrecisionPolicy, inventory: &Inventory, device: &Device) -> Result<Self> {
+    pub(super) fn new(policy: &MixedPrecisionPolicy, inventory: &ModelScan, device: &Device) -> Result<Self> {
         policy.check(device)?;
         let keep = PathPattern::parse_all(&policy.keep)?;
         inventory.check_params(&keep)?;

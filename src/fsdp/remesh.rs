@@ -13,7 +13,7 @@ use crate::Result;
 use crate::comm::Group;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    Attachment, DataMesh, DataParallel, DistributedParameter, Found, Inventory, Offloaded, UnitParam, UnitPath, attach,
+    ShardAssignment, FsdpMeshInfo, DataParallelGroups, DistributedParameter, ScannedParam, ModelScan, CpuOffload, UnitParam, UnitName, attach_shards,
     data_spec, make_units,
 };
 
@@ -55,8 +55,8 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     if !(1..=2).contains(&mesh.ndim()) {
         return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
     }
-    let inventory = Inventory::of(&model);
-    inventory.check_whole()?;
+    let inventory = ModelScan::of(&model);
+    inventory.check_not_replaced()?;
     let sharded = inventory.params.into_iter().filter_map(Sharded::of);
     // By the unit and not by its module: of one module there may be several, made by several calls.
     let units = sharded.enumerate().into_group_map_by(|(_, param)| Arc::as_ptr(&param.before.unit));
@@ -68,7 +68,7 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
         let data = data(&params[0].before, mesh)?;
         let mesh = &data.mesh;
         let modules: Vec<_> = params.iter().map(|param| param.module.clone()).collect();
-        let units = UnitPath::again(before.is_group(), &modules);
+        let units = UnitName::again(before.is_group(), &modules);
         let params = units.into_iter().zip(params).map(|(unit, param)| Ok(((unit, ()), param.on(mesh)?)));
         let params = params.collect::<Result<_>>()?;
         let made = make_units(params, |_, ()| Some(data.clone()))?;
@@ -78,9 +78,9 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     attachments.sort_by_key(|(place, _)| *place);
     let attachments = attachments.into_iter().map(|(_, param)| {
         let path = param.info().path.clone();
-        Attachment { path, param, gathered: None, cuts: Vec::new(), copies: None, again: true }
+        ShardAssignment { path, param, gathered: None, cuts: Vec::new(), copies: None, again: true }
     });
-    attach(model, attachments, false, "remesh")
+    attach_shards(model, attachments, false, "remesh")
 }
 
 /// A sharded parameter.
@@ -93,14 +93,14 @@ struct Sharded {
 }
 
 impl Sharded {
-    fn of(found: Found) -> Option<Self> {
+    fn of(found: ScannedParam) -> Option<Self> {
         let (path, dtype) = (found.path(), found.dtype);
         let module = found.module(found.distributed.as_ref()?).unwrap_or_default();
         Some(Self { path, dtype, module, before: found.distributed? })
     }
 
     /// What it is on `mesh`.
-    fn on(self, mesh: &DataMesh) -> Result<UnitParam> {
+    fn on(self, mesh: &FsdpMeshInfo) -> Result<UnitParam> {
         let UnitParam { depth, shape, cut, parallel, compute, .. } = self.before.info();
         if parallel.is_some() {
             return Err(FsdpError::Parallelized { param: self.path }.into());
@@ -112,11 +112,11 @@ impl Sharded {
 }
 
 /// The groups on `mesh` of the unit of `before`, if its shards there are those that it has.
-fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel> {
+fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallelGroups> {
     let unit = &before.unit;
     let data = unit.data_parallel().ok_or_else(|| FsdpError::Parallelized { param: before.info().path.to_string() })?;
     let shard = mesh.names().iter().position(|name| name == data.mesh.shard_name()).unwrap_or(mesh.ndim() - 1);
-    let mesh = &DataMesh { mesh: mesh.clone(), shard };
+    let mesh = &FsdpMeshInfo { mesh: mesh.clone(), shard };
     let (was, is) = (data.shard.group(), mesh.shard_group()?.group());
     if (was.rank(), was.size()) != (is.rank(), is.size()) {
         let shard = |group: &Group| format!("{} of {}", group.rank(), group.size());
@@ -127,6 +127,6 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
     let config = FullyShard { strict: data.strict, ..config.with_replica_check_every(data.verify.passes()) };
     let all = mesh.mesh.communicator_over(&(0..mesh.mesh.ndim()).collect::<Vec<_>>())?;
     let groups = data_parallel(mesh, &all, &config, data.ignored.clone(), &data.model.origin)?;
-    let offloaded = data.offloaded.as_ref().map(|_| Offloaded::of(&groups.shard));
-    Ok(DataParallel { precision: data.precision, offloaded, ..groups })
+    let offloaded = data.offloaded.as_ref().map(|_| CpuOffload::of(&groups.shard));
+    Ok(DataParallelGroups { precision: data.precision, offloaded, ..groups })
 }

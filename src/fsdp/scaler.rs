@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::comm::ReduceOp;
-use crate::param::{check_whole, walk};
+use crate::param::{check_not_replaced, walk};
 
 /// Scales the loss of a model that computes in `f16`, so that small gradients do not vanish, and the gradients back;
 /// skips steps in which one has become infinite or no number. As PyTorch's
@@ -116,7 +116,7 @@ impl GradScaler {
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn unscale<M: Module>(&mut self, model: &M, mut grads: GradientsParams) -> Result<Option<GradientsParams>> {
         let walk = walk(model);
-        check_whole(model, &walk)?;
+        check_not_replaced(model, &walk)?;
         let mut finite = Finite { grads: &grads, counts: Vec::new() };
         model.visit(&mut finite);
         let mut bad = finite.bad();

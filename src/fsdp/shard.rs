@@ -10,13 +10,13 @@ use burn::module::Module;
 use super::FsdpError;
 use super::balance::balance;
 use super::config::FullyShard;
-use super::dims::DataDims;
-use super::plan::{Plan, Planned, plan};
+use super::dims::FsdpMeshDims;
+use super::plan::{ShardingPlan, Planned, plan};
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    AGAIN, Attachment, DataMesh, DataParallel, ModelNumbers, OffloadPolicy, Offloaded, Precision, REDUCE,
-    ReshardAfterForward, UnitParam, UnitPath, Verify, attach, combine, data_spec, in_turn, is_any_lazy, make_units,
+    AGAIN, ShardAssignment, FsdpMeshInfo, DataParallelGroups, ModelNumbers, OffloadPolicy, CpuOffload, Precision, REDUCE,
+    ReshardAfterForward, UnitParam, UnitName, ReplicaCheck, attach_shards, combine, data_spec, in_turn, is_any_lazy, make_units,
     move_beside, own_buffers, take_burns,
 };
 use crate::pattern::PathPattern;
@@ -98,8 +98,8 @@ use crate::{Error, Result};
 #[track_caller]
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
     let origin = origin::<M>(Location::caller());
-    let mut dims = DataDims::new(mesh, &config)?;
-    let Plan { params: mut planned, adopted, ignored, precisions, offloads, lazy, adapted } =
+    let mut dims = FsdpMeshDims::new(mesh, &config)?;
+    let ShardingPlan { params: mut planned, adopted, ignored, precisions, offloads, lazy, adapted } =
         plan(&model, mesh, &config, &mut dims)?;
     if config.balanced {
         balance(&mut planned, dims.meshes());
@@ -126,9 +126,9 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         let compute = precisions.of(&unit).compute(&path);
         Ok(((unit, data), UnitParam { path: path.into(), depth, shape, cut, spec, parallel, compute }))
     });
-    let of_unit = |unit: &UnitPath, &at: &usize| {
-        let offloaded = (*offloads.of(unit) == OffloadPolicy::Cpu).then(|| Offloaded::of(&data[at].shard));
-        Some(DataParallel { precision: precisions.of(unit).precision(), offloaded, ..data[at].clone() })
+    let of_unit = |unit: &UnitName, &at: &usize| {
+        let offloaded = (*offloads.of(unit) == OffloadPolicy::Cpu).then(|| CpuOffload::of(&data[at].shard));
+        Some(DataParallelGroups { precision: precisions.of(unit).precision(), offloaded, ..data[at].clone() })
     };
     let params = make_units(params.collect::<Result<_>>()?, of_unit)?;
     // Nothing is wrong with this call: clones of the model may have kept the units as they were.
@@ -143,10 +143,10 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         let copies = others.clone().filter(|_| parallel.is_none());
         let (path, again) = (path.clone(), parallel.is_some());
         let param = param.adapted(adapters.remove(&*path));
-        Attachment { path, gathered: None, cuts: vec![cut], copies, again, param }
+        ShardAssignment { path, gathered: None, cuts: vec![cut], copies, again, param }
     });
     let lazy = is_any_lazy(mesh, "fully_shard", lazy)?;
-    let place = || attach(model, attachments, lazy, "fully_shard");
+    let place = || attach_shards(model, attachments, lazy, "fully_shard");
     let model = if lazy { in_turn(mesh, "fully_shard, in turn", place)? } else { place()? };
     let model = own_buffers(model, &units, &all, "fully_shard")?;
     let is_offloaded = units.iter().any(|unit| unit.offloaded().is_some());
@@ -164,12 +164,12 @@ fn origin<M>(place: &Location<'_>) -> Arc<str> {
 /// The groups over which units on `mesh` are gathered and reduced, in the element types that things have, where `all` ranks
 /// have data of their own.
 pub(super) fn data_parallel(
-    mesh: &DataMesh,
+    mesh: &FsdpMeshInfo,
     all: &Communicator,
     config: &FullyShard,
     ignored: Arc<[PathPattern]>,
     origin: &Arc<str>,
-) -> Result<DataParallel> {
+) -> Result<DataParallelGroups> {
     let FullyShard { reshard, strict, buffer_sync: buffers, verify_every, .. } = *config;
     let (shard, replicate) = (mesh.shard_group()?.clone(), mesh.replicate_group()?);
     let neighbours = match reshard {
@@ -187,10 +187,10 @@ pub(super) fn data_parallel(
     let model = ModelNumbers::draw(origin.clone(), &shard, replicate, neighbours.as_ref(), all);
     let replicate = replicate.map(|group| group.duplicate(REDUCE));
     let neighbours = neighbours.map(|group| group.duplicate(AGAIN));
-    let verify = Verify::every(verify_every).into();
+    let verify = ReplicaCheck::every(verify_every).into();
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
     let precision = Precision::default();
-    Ok(DataParallel {
+    Ok(DataParallelGroups {
         ignored,
         reshard,
         strict,
@@ -205,12 +205,12 @@ pub(super) fn data_parallel(
         again,
         reduce,
         replicate,
-        neighbours,
+        post_forward_group: neighbours,
     })
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.
-fn named(param: &Planned, mesh: &DataMesh, error: Error) -> Error {
+fn named(param: &Planned, mesh: &FsdpMeshInfo, error: Error) -> Error {
     match (error, &param.cut) {
         (
             Error::Placement(problem @ (PlacementError::ShardSizeCount { .. } | PlacementError::ShardSizeSum { .. })),

@@ -8,7 +8,7 @@ use crate::dtensor::{DTensor, DTensorError, Kind};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::parallel::ParallelError;
-use crate::param::{Edge, Prepared, prepared_of};
+use crate::param::{IoLayout, Prepared, prepared_of};
 use crate::placement::Placement;
 
 /// Runs a module's forward with inputs and outputs brought to where the plan's
@@ -136,7 +136,7 @@ pub struct Side<'a> {
     module: &'a str,
     mesh: Option<&'a DeviceMesh>,
     what: &'static str,
-    edges: &'a [Edge<Vec<Option<Placement>>>],
+    edges: &'a [IoLayout<Vec<Option<Placement>>>],
 }
 
 impl Side<'_> {

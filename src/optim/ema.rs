@@ -10,7 +10,7 @@ use super::OptimError;
 use super::dtensors::{plain, tracked_as};
 use super::state::describe;
 use crate::Result;
-use crate::param::{Visited, check_whole, walk_with_paths};
+use crate::param::{Visited, check_not_replaced, walk_with_paths};
 
 /// `average * decay + model * (1 - decay)`, of every float parameter and buffer: an exponential moving average of the
 /// weights, or what a teacher makes of its student (`torch.optim.swa_utils`).
@@ -63,7 +63,7 @@ struct Values(BTreeMap<String, (String, DispatchTensor)>);
 impl Values {
     fn of<M: Module>(model: &M) -> Result<Self> {
         let walk = walk_with_paths(model);
-        check_whole(model, &walk)?;
+        check_not_replaced(model, &walk)?;
         let mut visit = Visit { path: Vec::new(), found: BTreeMap::new() };
         model.visit(&mut visit);
         for Visited { param, base, path, .. } in walk.distributed {

@@ -12,7 +12,7 @@ use burn_pack::{Reader, Scalar, Tensor, Writer};
 use super::state::{ParameterState, field, join, layout_error};
 use super::{OptimError, OptimizerState};
 use crate::dtensor::DTensorSpec;
-use crate::param::{Visited, check_whole, walk_with_paths};
+use crate::param::{Visited, check_not_replaced, walk_with_paths};
 use crate::{Error, Result};
 
 /// Under which burn keeps a parameter's number of dimensions.
@@ -95,7 +95,7 @@ struct Parameter {
 /// By path.
 fn parameters<M: Module>(model: &M) -> Result<BTreeMap<String, Parameter>> {
     let walk = walk_with_paths(model);
-    check_whole(model, &walk)?;
+    check_not_replaced(model, &walk)?;
     let parameter = |Visited { id, param, base, path, .. }: Visited| {
         (path.expect("paths were asked for"), Parameter { id: id.val(), spec: param.spec(base.dtype()) })
     };

@@ -18,7 +18,7 @@ use super::muon::{Apply, Matrix, Stages, orthogonalized};
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
-use crate::param::{Unit, Visited, check_whole, walk};
+use crate::param::{Unit, Visited, check_not_replaced, walk};
 
 /// burn's optimizer of a model that is sharded or parallelized: of every parameter what one device would make of it.
 ///
@@ -166,7 +166,7 @@ impl ShardedOptimizer {
     /// Returns the parameters that have gradients and with which more is to be done than burn does, and the model's units.
     fn members<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(Vec<Member>, Vec<Arc<Unit>>)> {
         let walk = walk(model);
-        check_whole(model, &walk)?;
+        check_not_replaced(model, &walk)?;
         let units = walk.distributed.iter().map(|visited| visited.param.unit.clone()).unique_by(Arc::as_ptr).collect();
         let spec = |visited: Visited| (visited.id, visited.param.spec(visited.base.dtype()));
         let specs = walk.distributed.into_iter().map(spec).collect();

@@ -6,7 +6,7 @@ use burn::module::Module;
 use super::{ParallelError, Plan, Style, parallelize};
 use crate::Result;
 use crate::mesh::DeviceMesh;
-use crate::param::Inventory;
+use crate::param::ModelScan;
 use crate::placement::Placement;
 
 /// [`parallelize`] by a function instead of patterns: `partition` is asked for each parameter, by path and global
@@ -67,7 +67,7 @@ pub fn distribute_module<M: Module, S: Into<Styles>>(
     mut partition: impl FnMut(&str, &[usize]) -> S,
 ) -> Result<M> {
     let mut plan = Plan::new();
-    for found in &Inventory::of(&module).params {
+    for found in &ModelScan::of(&module).params {
         let param = found.path();
         let Styles(styles) = partition(&param, found.global_shape()).into();
         if styles.len() != mesh.ndim() {

@@ -11,8 +11,8 @@ use crate::Result;
 use crate::dtensor::{DTensorSpec, Dims};
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    Attachment, Inventory, LayerStyles, Recut, TensorParallel, UnitParam, attach, in_turn, is_any_lazy, make_units,
-    own_buffers, recut, sync_buffers,
+    ShardAssignment, ModelScan, LayerStyles, TpAfterFsdp, TpPlacement, UnitParam, attach_shards, in_turn, is_any_lazy, make_units,
+    own_buffers, apply_tp_after_fsdp, sync_buffers,
 };
 use crate::placement::Layout;
 
@@ -78,7 +78,7 @@ use crate::placement::Layout;
 /// before any value moves;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result<M> {
-    let inventory = Inventory::of(&model);
+    let inventory = ModelScan::of(&model);
     let lazy = inventory.params.iter().any(|found| found.lazy);
     let planned = resolve(&plan, inventory, mesh)?;
     let (mut sharded, mut is_sharded) = (Vec::new(), HashSet::new());
@@ -87,10 +87,10 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         let layout = Layout::new(mesh.shape(), &placements)?;
         let spec = DTensorSpec::new(mesh, layout, shape.into(), dtype)?.shared();
         let styles = Arc::new(LayerStyles::new(styles));
-        let parallel = TensorParallel { spec: spec.clone(), styles, modules, data_dims: Dims::new() };
+        let parallel = TpPlacement { spec: spec.clone(), styles, modules, data_dims: Dims::new() };
         if let Some((before, module)) = before {
             is_sharded.insert(path.clone());
-            sharded.push(Recut { path: path.clone(), module, before, parallel: parallel.clone() });
+            sharded.push(TpAfterFsdp { path: path.clone(), module, before, parallel: parallel.clone() });
         }
         let shape = spec.local_shape().to_vec();
         Ok((
@@ -101,21 +101,21 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     let params = make_units(params.collect::<Result<_>>()?, |_, ()| None)?;
     // What is sharded is drawn already, and of units of its own.
     let params: Vec<_> = params.into_iter().filter(|param| !is_sharded.contains(&*param.info().path)).collect();
-    let again = recut(sharded)?;
+    let again = apply_tp_after_fsdp(sharded)?;
     let attached = params.iter().chain(again.iter().map(|attachment| &attachment.param));
     let units: Vec<_> = attached.map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {
         let UnitParam { path, spec, .. } = param.info();
-        Attachment { path: path.clone(), gathered: None, cuts: vec![spec.clone()], copies: None, param, again: false }
+        ShardAssignment { path: path.clone(), gathered: None, cuts: vec![spec.clone()], copies: None, param, again: false }
     });
     let all = mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?;
     if !again.is_empty() {
         sync_buffers(&model)?;
     }
     let lazy = is_any_lazy(mesh, "parallelize", lazy)?;
-    let place = || attach(model, attachments, lazy, "parallelize");
+    let place = || attach_shards(model, attachments, lazy, "parallelize");
     let model = if lazy { in_turn(mesh, "parallelize, in turn", place)? } else { place()? };
     // Data-parallel ranks are in different slices: what they do together comes after the turns.
-    let model = if again.is_empty() { model } else { attach(model, again, true, "parallelize, sharded")? };
+    let model = if again.is_empty() { model } else { attach_shards(model, again, true, "parallelize, sharded")? };
     own_buffers(model, &units, &all, "parallelize")
 }

@@ -10,7 +10,7 @@ use super::plan::Entry;
 use super::{ParallelError, Plan, PrepareModuleInputOutput, Style};
 use crate::Result;
 use crate::mesh::DeviceMesh;
-use crate::param::{DistributedParameter, Found, Inventory, LayerParam, ModuleLayouts, UnitPath};
+use crate::param::{DistributedParameter, ScannedParam, ModelScan, LayerParam, ModuleIoLayouts, UnitName};
 use crate::pattern::PathPattern;
 use crate::placement::{ShardSizes, Placement, Placements};
 
@@ -26,18 +26,18 @@ pub(super) struct Planned {
     pub(super) styles: Vec<Style>,
     pub(super) placements: Placements,
     /// What modules around it take and return, with the path parts from each to the parameter.
-    pub(super) modules: Vec<(usize, Arc<ModuleLayouts>)>,
-    pub(super) unit: UnitPath,
+    pub(super) modules: Vec<(usize, Arc<ModuleIoLayouts>)>,
+    pub(super) unit: UnitName,
     /// Path parts from the unit's module to the parameter.
     pub(super) depth: usize,
 }
 
 /// Decides what becomes of every parameter.
-pub(super) fn resolve(plan: &Plan, inventory: Inventory, mesh: &DeviceMesh) -> Result<Vec<Planned>> {
+pub(super) fn resolve(plan: &Plan, inventory: ModelScan, mesh: &DeviceMesh) -> Result<Vec<Planned>> {
     let styles = Entries::parse(&plan.styles, mesh)?;
     let modules = Entries::parse(&plan.modules, mesh)?;
     let units = PathPattern::parse_all(&plan.units)?;
-    inventory.check_whole()?;
+    inventory.check_not_replaced()?;
     inventory.check_any(styles.patterns())?;
     inventory.check_modules(modules.patterns().filter(|pattern| !pattern.matches("")))?;
     inventory.check_modules(&units)?;
@@ -84,8 +84,8 @@ struct Resolver<'a> {
 impl Resolver<'_> {
     fn planned(
         &self,
-        found: Found,
-        prepared: &mut HashMap<String, Arc<ModuleLayouts>>,
+        found: ScannedParam,
+        prepared: &mut HashMap<String, Arc<ModuleIoLayouts>>,
     ) -> Result<Planned, ParallelError> {
         let path = found.path();
         let sharded = match &found.distributed {
@@ -122,21 +122,21 @@ impl Resolver<'_> {
             });
             let dims = dims.collect_vec();
             dims.iter().any(Option::is_some).then(|| {
-                let layouts = Arc::new(ModuleLayouts::new(module.clone(), &dims));
+                let layouts = Arc::new(ModuleIoLayouts::new(module.clone(), &dims));
                 prepared.insert(module, layouts.clone());
                 (above, layouts)
             })
         });
         let modules = modules.collect();
         let is_unit = |module: &str| self.units.iter().any(|unit| unit.matches(module));
-        let (unit, depth) = found.unit(|module| is_unit(module).then(|| UnitPath::of(module)));
+        let (unit, depth) = found.unit(|module| is_unit(module).then(|| UnitName::of(module)));
         Ok(Planned { path, shape, dtype: found.dtype, sharded, styles, placements, modules, unit, depth })
     }
 
     /// What the plan's last entry that takes the parameter makes of it on a mesh dimension.
     fn style(
         &self,
-        found: &Found,
+        found: &ScannedParam,
         path: &str,
         shape: &[usize],
         mesh_dim: usize,
@@ -170,7 +170,7 @@ impl Resolver<'_> {
     /// Checks that the parameter can be placed so, and its layer can compute with it.
     fn check(
         &self,
-        found: &Found,
+        found: &ScannedParam,
         path: &str,
         shape: &[usize],
         styles: &[Style],

@@ -18,7 +18,7 @@ use crate::dtensor::{DTensorSpec, send_parts};
 use crate::{Error, Result, memory};
 
 /// A parameter and what becomes of it.
-pub(crate) struct Attachment {
+pub(crate) struct ShardAssignment {
     pub(crate) path: Arc<str>,
     pub(crate) param: DistributedParameter,
     /// How it is distributed so far, where its value is gathered first.
@@ -43,9 +43,9 @@ pub(crate) struct Attachment {
 ///
 /// # Errors
 /// [`ParamError::NotMet`] for a parameter that the model's `map` does not show.
-pub(crate) fn attach<M: Module>(
+pub(crate) fn attach_shards<M: Module>(
     model: M,
-    attachments: impl IntoIterator<Item = Attachment>,
+    attachments: impl IntoIterator<Item = ShardAssignment>,
     one_by_one: bool,
     label: &'static str,
 ) -> Result<M> {
@@ -54,13 +54,13 @@ pub(crate) fn attach<M: Module>(
     let model = copying(|| model.apply_reparameterization(&mut attach));
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
-        (None, Some(Attachment { path: param, .. })) => Err(ParamError::ParamNotVisited { param: param.to_string() }.into()),
+        (None, Some(ShardAssignment { path: param, .. })) => Err(ParamError::ParamNotVisited { param: param.to_string() }.into()),
         (None, None) => Ok(model),
     }
 }
 
 struct Attach {
-    queue: VecDeque<Attachment>,
+    queue: VecDeque<ShardAssignment>,
     /// The new leaves of parameters that stay as they are.
     leaves: HashMap<ParamId, DispatchTensor>,
     one_by_one: bool,
@@ -123,7 +123,7 @@ impl Attach {
         })
     }
 
-    fn shard<const D: usize>(&self, next: &Attachment, param: Param<Tensor<D>>) -> Result<Param<Tensor<D>>> {
+    fn shard<const D: usize>(&self, next: &ShardAssignment, param: Param<Tensor<D>>) -> Result<Param<Tensor<D>>> {
         if next.cuts.is_empty() {
             let (part, require_grad) = (param.base().detach(), param.is_require_grad());
             return Ok(param.map(|_| part.set_require_grad(require_grad)));
@@ -158,7 +158,7 @@ impl Attach {
         Ok(param.map(|_| shard.set_require_grad(require_grad)))
     }
 
-    fn call(&self, Attachment { path, .. }: &Attachment) -> Call {
+    fn call(&self, ShardAssignment { path, .. }: &ShardAssignment) -> Call {
         Call::new(format!("{} {path}", self.label))
     }
 
@@ -168,7 +168,7 @@ impl Attach {
         whole: Option<Tensor<D>>,
         cut: &DTensorSpec,
         first: &[usize],
-        next: &Attachment,
+        next: &ShardAssignment,
     ) -> Result<Tensor<D>> {
         let call = self.call(next);
         let part = send_parts(whole, cut, first, &call)?;

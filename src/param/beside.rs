@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Shape, Tensor};
 
-use super::inventory::Inventory;
+use super::inventory::ModelScan;
 use super::states::copying;
 
 /// The model with everything on `device` but its float parameters, which stay where they are: running statistics, integer
@@ -14,7 +14,7 @@ use super::states::copying;
 ///
 /// burn moves fields that it shows nobody with the whole module alone. So the parameters are taken out for that long.
 pub(crate) fn move_beside<M: Module>(model: M, device: &Device) -> M {
-    let paths = Inventory::of(&model).paths().into_iter().collect();
+    let paths = ModelScan::of(&model).paths().into_iter().collect();
     let mut parameters = Parameters { path: Vec::new(), paths, taken: HashMap::new() };
     let model = copying(|| model.map(&mut parameters)).to_device(device);
     copying(|| model.map(&mut parameters))

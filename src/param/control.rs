@@ -6,7 +6,7 @@ use crate::comm::ReduceOp;
 
 /// What [`Units`](super::Units) sets. Each pass reads it where it comes by.
 #[derive(Debug, Clone)]
-pub(super) struct Control {
+pub(super) struct RuntimeOptions {
     /// These are read as a pass begins.
     pub(super) reshard: ReshardAfterForward,
     pub(super) reshard_after_backward: bool,
@@ -25,7 +25,7 @@ pub(super) struct Control {
 
 /// How gradients of a unit become averages, or what the program wants in their place.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Averaging {
+pub(super) struct GradientDivideFactors {
     /// Over the ranks that shard.
     pub(super) shard: ReduceOp,
     /// Over the ranks that replicate.
@@ -34,7 +34,7 @@ pub(super) struct Averaging {
     pub(super) scale: Option<f64>,
 }
 
-impl Control {
+impl RuntimeOptions {
     /// What a unit does that was told nothing since it was made.
     pub(super) fn new(reshard: ReshardAfterForward) -> Self {
         Self {
@@ -53,20 +53,20 @@ impl Control {
 
     /// Of a unit that `sharding` ranks shard, of `ranks` that reduce it, of `averaged` that have data of their own: what
     /// ranks that do not reduce it have had of its gradients has come to those that do on the way back through forward.
-    pub(super) fn averaging(&self, sharding: usize, ranks: usize, averaged: usize) -> Averaging {
+    pub(super) fn averaging(&self, sharding: usize, ranks: usize, averaged: usize) -> GradientDivideFactors {
         let divisor = self.divide_factor.unwrap_or(averaged as f64);
         if self.force_sum || sharding == 1 && ranks == 1 {
             let scale = (divisor != 1.0).then_some(1.0 / divisor);
-            return Averaging { shard: ReduceOp::Sum, replicate: ReduceOp::Sum, scale };
+            return GradientDivideFactors { shard: ReduceOp::Sum, replicate: ReduceOp::Sum, scale };
         }
         match self.divide_factor.or((averaged != ranks).then_some(divisor)) {
-            None => Averaging { shard: ReduceOp::Avg, replicate: ReduceOp::Avg, scale: None },
+            None => GradientDivideFactors { shard: ReduceOp::Avg, replicate: ReduceOp::Avg, scale: None },
             Some(factor) if factor == sharding as f64 => {
-                Averaging { shard: ReduceOp::Avg, replicate: ReduceOp::Sum, scale: None }
+                GradientDivideFactors { shard: ReduceOp::Avg, replicate: ReduceOp::Sum, scale: None }
             }
             Some(factor) => {
                 let shard = ReduceOp::premul_sum(1.0 / factor);
-                Averaging { shard, replicate: ReduceOp::Sum, scale: None }
+                GradientDivideFactors { shard, replicate: ReduceOp::Sum, scale: None }
             }
         }
     }
@@ -76,7 +76,7 @@ impl Control {
 mod tests {
     use super::*;
 
-    fn averaging(divide_factor: Option<f64>, force_sum: bool, sharding: usize, ranks: usize) -> Averaging {
+    fn averaging(divide_factor: Option<f64>, force_sum: bool, sharding: usize, ranks: usize) -> GradientDivideFactors {
         averaging_of(divide_factor, force_sum, sharding, ranks, ranks)
     }
 
@@ -86,13 +86,13 @@ mod tests {
         sharding: usize,
         ranks: usize,
         averaged: usize,
-    ) -> Averaging {
-        let control = Control { divide_factor, force_sum, ..Control::new(ReshardAfterForward::Auto) };
+    ) -> GradientDivideFactors {
+        let control = RuntimeOptions { divide_factor, force_sum, ..RuntimeOptions::new(ReshardAfterForward::Auto) };
         control.averaging(sharding, ranks, averaged)
     }
 
     /// What each of `ranks` ranks' gradients of 1 become.
-    fn of_ones(Averaging { shard, replicate, scale }: Averaging, sharding: usize, ranks: usize) -> f64 {
+    fn of_ones(GradientDivideFactors { shard, replicate, scale }: GradientDivideFactors, sharding: usize, ranks: usize) -> f64 {
         let reduced = |op, value: f64, ranks: usize| match op {
             ReduceOp::Sum => value * ranks as f64,
             ReduceOp::Avg => value,
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn sums_alone_where_they_are_forced() {
-        let Averaging { shard, replicate, .. } = averaging(Some(3.0), true, 2, 4);
+        let GradientDivideFactors { shard, replicate, .. } = averaging(Some(3.0), true, 2, 4);
         assert_eq!([shard, replicate], [ReduceOp::Sum; 2]);
         assert_eq!(averaging(Some(2.0), false, 2, 4).shard, ReduceOp::Avg, "the factor is the number of ranks");
         assert_eq!(averaging(None, false, 1, 1).shard, ReduceOp::Sum, "of one rank");

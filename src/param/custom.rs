@@ -9,7 +9,7 @@ use burn::tensor::{DType, Shape, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
-use super::plans::Exchange;
+use super::plans::UnitCollectiveKind;
 use super::shards::plain;
 use crate::Result;
 use crate::comm::{Call, Communicator, CollectivePlan, Work};
@@ -67,16 +67,16 @@ impl Collectives {
 
     pub(super) fn exchange(
         &self,
-        exchange: Exchange,
+        exchange: UnitCollectiveKind,
         group: &Communicator,
         call: Call,
         plan: &Arc<CollectivePlan>,
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         match exchange {
-            Exchange::Shards | Exchange::Parts => self.0.all_gather(group, call, plan, tensors),
-            Exchange::Gradients => self.0.reduce_scatter(group, call, plan, tensors),
-            Exchange::Uncut | Exchange::All => self.0.all_reduce(group, call, plan, tensors),
+            UnitCollectiveKind::Shards | UnitCollectiveKind::Parts => self.0.all_gather(group, call, plan, tensors),
+            UnitCollectiveKind::Gradients => self.0.reduce_scatter(group, call, plan, tensors),
+            UnitCollectiveKind::Uncut | UnitCollectiveKind::All => self.0.all_reduce(group, call, plan, tensors),
         }
     }
 }

@@ -7,13 +7,13 @@ use crate::mesh::DeviceMesh;
 /// A mesh of one dimension that shards, and beside it perhaps one that replicates (HSDP). Each may be several of the
 /// program's mesh, flattened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct DataMesh {
+pub(crate) struct FsdpMeshInfo {
     pub(crate) mesh: DeviceMesh,
     /// The dimension that shards.
     pub(crate) shard: usize,
 }
 
-impl DataMesh {
+impl FsdpMeshInfo {
     /// The dimension that replicates, if there is one.
     fn replicate(&self) -> Option<usize> {
         (self.mesh.ndim() == 2).then(|| 1 - self.shard)

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::inventory::{Found, Inventory};
+use super::inventory::{ScannedParam, ModelScan};
 
 /// A model's parameters, as a table: printed, it shows what burn's own `{model}` and
 /// [`num_params`](Module::num_params) cannot, which see this rank's shards alone.
@@ -52,7 +52,7 @@ struct Row {
 /// # Ok::<_, Error>(())
 /// ```
 pub fn describe<M: Module>(model: &M) -> Description {
-    let row = |found: Found| {
+    let row = |found: ScannedParam| {
         let (path, dtype, local) = (found.path(), found.dtype, found.shape);
         let Some(param) = found.distributed else {
             return Row { path, global: local.clone(), local, dtype, placed: None };
@@ -61,7 +61,7 @@ pub fn describe<M: Module>(model: &M) -> Description {
         let placed = (spec.layout().to_string(), spec.mesh().to_string(), param.unit.label().to_string());
         Row { path, global: spec.shape().to_vec(), local, dtype, placed: Some(placed) }
     };
-    Description(Inventory::of(model).params.into_iter().map(row).collect())
+    Description(ModelScan::of(model).params.into_iter().map(row).collect())
 }
 
 impl Description {

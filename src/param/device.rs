@@ -6,13 +6,13 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
 use super::distributed::DistributedParameter;
-use super::inventory::Found;
+use super::inventory::ScannedParam;
 use super::unit::Unit;
-use super::{Inventory, ParamError};
+use super::{ModelScan, ParamError};
 use crate::mesh::DeviceMesh;
 use crate::{Error, autodiff, memory};
 
-impl Inventory {
+impl ModelScan {
     /// Checks that all parameters but those `ignored` are on the rank's device, or in host memory if they are or become
     /// `offloaded`, and that graphs can be recorded there.
     ///
@@ -22,9 +22,9 @@ impl Inventory {
         &self,
         mesh: &DeviceMesh,
         ignored: impl Fn(&str) -> bool,
-        offloaded: impl Fn(&Found) -> bool,
+        offloaded: impl Fn(&ScannedParam) -> bool,
     ) -> Result<(), ParamError> {
-        let is_in_place = |found: &&Found| {
+        let is_in_place = |found: &&ScannedParam| {
             let is_offloaded = |param: &DistributedParameter| param.unit.offloaded().is_some();
             let may_be_on_host = found.distributed.as_ref().is_some_and(is_offloaded) || offloaded(found);
             may_be_on_host && memory::is_host(&found.device.clone().inner())

@@ -13,8 +13,8 @@ use burn::tensor::{DType, Device};
 
 use super::adapter;
 use super::states::{State, WeakState, is_copying};
-use super::unit::{DataParallel, Unit, UnitParam};
-use super::unit_path::UnitPath;
+use super::unit::{DataParallelGroups, Unit, UnitParam};
+use super::unit_path::UnitName;
 use crate::Result;
 use crate::dtensor::DTensorSpec;
 
@@ -47,10 +47,10 @@ pub struct DistributedParameter {
 /// # Errors
 /// [`TensorMeshes`](super::ParamError::TensorMeshes) for parameters of one unit parallelized over different meshes.
 pub(crate) fn make_units<K: Clone + Eq + Hash>(
-    params: Vec<((UnitPath, K), UnitParam)>,
-    data: impl Fn(&UnitPath, &K) -> Option<DataParallel>,
+    params: Vec<((UnitName, K), UnitParam)>,
+    data: impl Fn(&UnitName, &K) -> Option<DataParallelGroups>,
 ) -> Result<Vec<DistributedParameter>> {
-    let mut members: HashMap<(UnitPath, K), Vec<UnitParam>> = HashMap::new();
+    let mut members: HashMap<(UnitName, K), Vec<UnitParam>> = HashMap::new();
     let mut places = Vec::new();
     for (key, param) in params {
         let unit = members.entry(key.clone()).or_default();

@@ -7,12 +7,12 @@ use smallvec::SmallVec;
 
 use super::ParamError;
 use super::io::TensorTree;
-use super::open::{self, Member, Open};
+use super::open::{self, Member, UnitGuard};
 use super::precision::cast;
 use super::prefetch::prefetch;
-use super::replaced::check_whole;
-use super::scope::{Scope, sweep_passes};
-use super::shards::Shards;
+use super::replaced::check_not_replaced;
+use super::scope::{ForwardScope, sweep_passes};
+use super::shards::LocalShards;
 use super::unit::Unit;
 use super::visit::{Visited, walk};
 use crate::Result;
@@ -110,7 +110,7 @@ where
         sweep_passes(own.iter().chain(&inside).map(|(unit, _)| unit));
     }
     let Some((first, _)) = own.first() else {
-        let open = Open::new(None, inside);
+        let open = UnitGuard::new(None, inside);
         let output = forward(module, input, &[]);
         return open.leave(output);
     };
@@ -129,11 +129,11 @@ where
         input = tied;
         entered.push(next);
     }
-    let open: SmallVec<[Open; 1]> = entered
+    let open: SmallVec<[UnitGuard; 1]> = entered
         .into_iter()
         .map(|entered| match entered {
             Entered::Open(open) => open,
-            Entered::Member { at, shards } => Open::member(at, shards, inside.take().unwrap_or_default()),
+            Entered::Member { at, shards } => UnitGuard::member(at, shards, inside.take().unwrap_or_default()),
         })
         .collect();
     let output = forward(module, input, &units);
@@ -142,19 +142,19 @@ where
 
 /// A unit of a module that is entered.
 enum Entered {
-    Open(Open),
+    Open(UnitGuard),
     /// One of several modules, of a unit that is open at that place.
     Member {
         at: usize,
-        shards: Shards,
+        shards: LocalShards,
     },
 }
 
 /// Enters `unit` with these `shards` of the module's, and with the units `inside` the module if those are with none yet.
 fn enter<I: TensorTree>(
     unit: &Arc<Unit>,
-    shards: Shards,
-    inside: &mut Option<Vec<(Arc<Unit>, Shards)>>,
+    shards: LocalShards,
+    inside: &mut Option<Vec<(Arc<Unit>, LocalShards)>>,
     input: I,
 ) -> (Entered, I) {
     match open::member(unit, shards) {
@@ -163,13 +163,13 @@ fn enter<I: TensorTree>(
             (Entered::Member { at, shards }, input.map_floats(&mut |tensor| cast(tensor, dtype)))
         }
         Member::Opens { all, one } => {
-            let (scope, input) = Scope::open(unit, all, open::opening(unit), input).or_unwind();
+            let (scope, input) = ForwardScope::open(unit, all, open::opening(unit), input).or_unwind();
             // Not when the first parameter is read: a rank that reads none must take part all the same.
             scope.pass.buffer.gather().or_unwind();
             let pass = (!scope.again).then(|| scope.pass.clone());
             let entered = match one {
                 Some(shards) => Entered::Member { at: open::begin(scope), shards },
-                None => Entered::Open(Open::new(Some(scope), inside.take().unwrap_or_default())),
+                None => Entered::Open(UnitGuard::new(Some(scope), inside.take().unwrap_or_default())),
             };
             if let Some(pass) = pass {
                 prefetch(unit);
@@ -181,14 +181,14 @@ fn enter<I: TensorTree>(
 }
 
 /// Units of one module, and its shards.
-pub(super) type OwnUnits = SmallVec<[(Arc<Unit>, Shards); 1]>;
+pub(super) type OwnUnits = SmallVec<[(Arc<Unit>, LocalShards); 1]>;
 
 /// What a module that holds distributed parameters is to units.
 pub(super) struct Scoped {
     /// The units whose module it is exactly, and their shards: one, if not of parameters that are on different meshes.
     pub(super) own: OwnUnits,
     /// The data-parallel units of modules inside.
-    pub(super) inside: Vec<(Arc<Unit>, Shards)>,
+    pub(super) inside: Vec<(Arc<Unit>, LocalShards)>,
 }
 
 impl Scoped {
@@ -201,7 +201,7 @@ impl Scoped {
         if walk.distributed.is_empty() {
             return Ok(None);
         }
-        check_whole(module, &walk)?;
+        check_not_replaced(module, &walk)?;
         let visited = walk.distributed;
         let is_own = |visited: &&Visited| visited.depth == visited.param.info().depth;
         // Parameters that `fully_shard` ignored stay in the unit that `parallelize` made.
@@ -236,7 +236,7 @@ impl Scoped {
                 None => units.push((visited.param.unit.clone(), vec![visited])),
             }
         }
-        let shards = |(unit, members): (_, Vec<Visited>)| (unit, Shards::new(members.into_iter().map(Visited::shard)));
+        let shards = |(unit, members): (_, Vec<Visited>)| (unit, LocalShards::new(members.into_iter().map(Visited::shard)));
         let mut inside: Vec<_> = units.into_iter().map(shards).collect();
         let own = own.iter().filter_map(|own| {
             let at = inside.iter().position(|(unit, _)| Arc::ptr_eq(unit, own))?;

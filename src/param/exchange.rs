@@ -4,7 +4,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use itertools::Itertools;
 
 use super::gather::over_neighbours;
-use super::plans::{Exchange, Known};
+use super::plans::{UnitCollectiveKind, CachedPlan};
 use super::unit::{Unit, UnitParam};
 use crate::comm::{Call, CommError, Communicator, ShardedModel, TensorMeta, Work};
 use crate::placement::ShardSizes;
@@ -16,14 +16,14 @@ impl Unit {
     /// Of the ranks of `group`.
     pub(super) fn exchange(
         &self,
-        exchange: Exchange,
+        exchange: UnitCollectiveKind,
         group: &Communicator,
         call: Call,
         members: &[usize],
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         match self.plan(exchange, group, members, &tensors) {
-            Ok(Known { names, plan, .. }) => {
+            Ok(CachedPlan { names, plan, .. }) => {
                 let model = call.model.map(|model| ShardedModel { number: self.model_number(exchange), ..model });
                 let call = Call { names: Some(names), model, ..call };
                 let custom = self.control.lock().collectives.clone();
@@ -37,22 +37,22 @@ impl Unit {
     }
 
     /// Returns the number of its model among those of the ranks that make this collective.
-    fn model_number(&self, exchange: Exchange) -> u64 {
+    fn model_number(&self, exchange: UnitCollectiveKind) -> u64 {
         let model = &self.data().model;
         match exchange {
-            Exchange::Shards | Exchange::Gradients | Exchange::Uncut => model.shard,
-            Exchange::Parts => model.neighbours,
-            Exchange::All => model.replicate,
+            UnitCollectiveKind::Shards | UnitCollectiveKind::Gradients | UnitCollectiveKind::Uncut => model.shard,
+            UnitCollectiveKind::Parts => model.post_forward_group,
+            UnitCollectiveKind::All => model.replicate,
         }
     }
 
     fn plan(
         &self,
-        exchange: Exchange,
+        exchange: UnitCollectiveKind,
         group: &Communicator,
         members: &[usize],
         tensors: &[DispatchTensor],
-    ) -> Result<Known, CommError> {
+    ) -> Result<CachedPlan, CommError> {
         if let Some(known) = self.plans.find(exchange, members, tensors.iter().map(DispatchTensor::dtype)) {
             return Ok(known);
         }
@@ -61,19 +61,19 @@ impl Unit {
         let metas = tensors.iter().map(|tensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() });
         let cuts = params.filter_map(|param| param.cut.clone());
         let plan = match exchange {
-            Exchange::Shards => group.plan_all_gather(wholes(metas, cuts)),
-            Exchange::Parts => {
+            UnitCollectiveKind::Shards => group.plan_all_gather(wholes(metas, cuts)),
+            UnitCollectiveKind::Parts => {
                 let cuts = cuts.map(|(dim, cut)| (dim, over_neighbours(&cut)));
                 group.plan_all_gather(wholes(metas, cuts))
             }
-            Exchange::Gradients => {
+            UnitCollectiveKind::Gradients => {
                 let flags = (0, ShardSizes::Chunked(group.group().size()));
                 group.plan_reduce_scatter(wholes(metas, cuts.chain([flags])), self.averaging().shard)
             }
-            Exchange::Uncut => group.plan_all_reduce(&metas.collect_vec(), self.averaging().shard),
-            Exchange::All => group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate),
+            UnitCollectiveKind::Uncut => group.plan_all_reduce(&metas.collect_vec(), self.averaging().shard),
+            UnitCollectiveKind::All => group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate),
         };
-        let known = Known { exchange, members: members.into(), names, plan: plan? };
+        let known = CachedPlan { exchange, members: members.into(), names, plan: plan? };
         self.plans.keep(known.clone());
         Ok(known)
     }
@@ -91,10 +91,10 @@ fn wholes(
     metas.zip_eq(cuts).map(whole).collect()
 }
 
-fn is_of(exchange: Exchange, param: &UnitParam) -> bool {
+fn is_of(exchange: UnitCollectiveKind, param: &UnitParam) -> bool {
     match exchange {
-        Exchange::Shards | Exchange::Parts | Exchange::Gradients => param.cut.is_some(),
-        Exchange::Uncut => param.cut.is_none(),
-        Exchange::All => true,
+        UnitCollectiveKind::Shards | UnitCollectiveKind::Parts | UnitCollectiveKind::Gradients => param.cut.is_some(),
+        UnitCollectiveKind::Uncut => param.cut.is_none(),
+        UnitCollectiveKind::All => true,
     }
 }

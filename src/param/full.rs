@@ -8,9 +8,9 @@ use itertools::Itertools;
 use super::ParamError;
 use super::adapter;
 use super::read::open_gathered;
-use super::replaced::check_whole;
+use super::replaced::check_not_replaced;
 use super::running::{sync_buffers, unshared};
-use super::shards::Shards;
+use super::shards::LocalShards;
 use super::visit::{Visited, walk};
 use crate::Result;
 
@@ -33,7 +33,7 @@ use crate::Result;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn full_model<M: Module>(model: &M) -> Result<M> {
     let walk = walk(model);
-    check_whole(model, &walk)?;
+    check_not_replaced(model, &walk)?;
     sync_buffers(model)?;
     unshared(gathered(model, walk.distributed, true)?.expect("it stays on every rank"))
 }
@@ -71,7 +71,7 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
 /// and [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
     let walk = walk(model);
-    check_whole(model, &walk)?;
+    check_not_replaced(model, &walk)?;
     let mut meshes = walk.distributed.iter().map(|visited| visited.param.info().spec.mesh());
     let first = meshes.next().ok_or(ParamError::NotSharded)?.clone();
     if ![&first].into_iter().chain(meshes).any(|mesh| mesh.ranks().contains(&rank)) {
@@ -94,7 +94,7 @@ fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Result<O
     for key in order {
         let params = groups.remove(&key).expect("every unit has a group");
         let shard = |Visited { param, base, .. }: &Visited| (param.index, param.state.clone(), base.clone());
-        let shards = Shards::new(params.iter().map(shard));
+        let shards = LocalShards::new(params.iter().map(shard));
         let unit = open_gathered(&params[0].param.unit, shards)?;
         for Visited { param, base, read, .. } in params {
             read(&param, base)?;

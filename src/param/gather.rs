@@ -6,10 +6,10 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 
-use super::gathering::{CopyIn, Gathering};
-use super::offload::Offloaded;
-use super::plans::Exchange;
-use super::unit::{DataParallel, Unit};
+use super::gathering::{CopyIn, PendingAllGather};
+use super::offload::CpuOffload;
+use super::plans::UnitCollectiveKind;
+use super::unit::{DataParallelGroups, Unit};
 use crate::comm::{Call, Communicator};
 use crate::dtensor::own;
 use crate::placement::ShardSizes;
@@ -18,35 +18,35 @@ impl Unit {
     /// Gathers the parameters at `members` from this rank's shards.
     ///
     /// The result is in the order of `members` without those every rank holds whole.
-    pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(Exchange::Shards, |data| &data.shard, call, members, shards, self.offloaded())
+    pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> PendingAllGather {
+        self.gather(UnitCollectiveKind::Shards, |data| &data.shard, call, members, shards, self.offloaded())
     }
 
     /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
-    pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> Gathering {
-        self.gather(Exchange::Shards, |data| &data.again, call, members, shards, self.offloaded())
+    pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> PendingAllGather {
+        self.gather(UnitCollectiveKind::Shards, |data| &data.again, call, members, shards, self.offloaded())
     }
 
     /// The same, from the parts [`split`](Self::split) left where the ranks compute.
-    pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> Gathering {
-        self.gather(Exchange::Parts, |_| self.neighbours(), call, members, parts, None)
+    pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> PendingAllGather {
+        self.gather(UnitCollectiveKind::Parts, |_| self.neighbours(), call, members, parts, None)
     }
 
     fn gather<'a>(
         &'a self,
-        exchange: Exchange,
-        group: impl FnOnce(&'a DataParallel) -> &'a Communicator,
+        exchange: UnitCollectiveKind,
+        group: impl FnOnce(&'a DataParallelGroups) -> &'a Communicator,
         call: Call,
         members: &[usize],
         shards: Vec<DispatchTensor>,
-        offloaded: Option<&Offloaded>,
-    ) -> Gathering {
+        offloaded: Option<&CpuOffload>,
+    ) -> PendingAllGather {
         let shards = self.cut(members, shards);
         if shards.is_empty() {
-            return Gathering::Done((Vec::new(), None));
+            return PendingAllGather::Done((Vec::new(), None));
         }
         let copy_in = offloaded.cloned().map(|offloaded| CopyIn { offloaded, label: call.label.clone() }.into());
-        Gathering::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards), copy_in)
+        PendingAllGather::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards), copy_in)
     }
 
     /// This rank's part of every whole, over the group of neighbours.
@@ -60,7 +60,7 @@ impl Unit {
     }
 
     fn neighbours(&self) -> &Communicator {
-        self.data().neighbours.as_ref().expect("parts are kept only with a group of neighbours")
+        self.data().post_forward_group.as_ref().expect("parts are kept only with a group of neighbours")
     }
 }
 

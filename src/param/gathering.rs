@@ -6,29 +6,29 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 
 use super::buffer::SharedWeights;
-use super::offload::Offloaded;
-use super::shards::ShardsKey;
+use super::offload::CpuOffload;
+use super::shards::LocalShardsId;
 use crate::comm::{CommError, OpTiming, Work};
 
 /// The result of an all-gather, there or on its way.
 #[derive(Debug)]
-pub(super) enum Gathering {
+pub(super) enum PendingAllGather {
     /// Of shards in host memory, with what the wholes are then copied by.
     UnderWay(Work<Vec<DispatchTensor>>, Option<Box<CopyIn>>),
-    Done(Wholes),
+    Done(GatheredTensors),
 }
 
 /// How the wholes of a unit come to where its ranks compute, and what that is counted under.
 #[derive(Debug)]
 pub(super) struct CopyIn {
-    pub(super) offloaded: Offloaded,
+    pub(super) offloaded: CpuOffload,
     pub(super) label: Arc<str>,
 }
 
 /// Gathered parameters, and how that went, if they have moved for those who take them now.
-pub(super) type Wholes = (Vec<DispatchTensor>, Option<OpTiming>);
+pub(super) type GatheredTensors = (Vec<DispatchTensor>, Option<OpTiming>);
 
-impl Gathering {
+impl PendingAllGather {
     /// Has it begin to move.
     pub(super) fn start(&mut self) {
         if let Self::UnderWay(work, _) = self {
@@ -44,7 +44,7 @@ impl Gathering {
         }
     }
 
-    pub(super) fn wait(self) -> Result<Wholes, CommError> {
+    pub(super) fn wait(self) -> Result<GatheredTensors, CommError> {
         match self {
             Self::UnderWay(work, copy_in) => {
                 let (wholes, course) = work.wait_with_timing()?;
@@ -71,7 +71,7 @@ impl Gathering {
 #[derive(Debug)]
 pub(super) struct Unsharded {
     /// What they were gathered from: an optimizer step makes new shards.
-    pub(super) shards: ShardsKey,
+    pub(super) shards: LocalShardsId,
     pub(super) ahead: Ahead,
 }
 
@@ -79,11 +79,11 @@ pub(super) struct Unsharded {
 #[derive(Debug)]
 pub(super) enum Ahead {
     /// The program has gathered them.
-    Program(Gathering),
+    Program(PendingAllGather),
     /// A unit before it has, in the forward that is under way.
-    Prefetch(Gathering),
+    Prefetch(PendingAllGather),
     /// The same, where nothing moves until the unit is entered.
-    Posted(Gathering),
+    Posted(PendingAllGather),
     /// A pass that is over has left them.
     Left(Vec<DispatchTensor>),
     /// Passes have them that are not over.

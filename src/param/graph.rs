@@ -8,8 +8,8 @@ use burn::tensor::{DType, Shape};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::buffer::UnitBuffer;
-use super::pass::{Pass, Reduced};
+use super::buffer::UnshardedParams;
+use super::pass::{UnitPass, Reduced};
 use super::precision::cast;
 use super::recompute::frame;
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
@@ -37,18 +37,18 @@ impl Like {
 ///
 /// Until then it keeps the passes alive, whose gradients may be held: one, or all of a checkpointed block.
 #[derive(Debug)]
-pub(super) struct Flush {
-    passes: SmallVec<[Arc<Pass>; 1]>,
+pub(super) struct RootPostBackward {
+    passes: SmallVec<[Arc<UnitPass>; 1]>,
 }
 
-impl Flush {
+impl RootPostBackward {
     /// Of some passes of one rank.
-    pub(super) fn new(passes: impl IntoIterator<Item = Arc<Pass>>) -> Self {
+    pub(super) fn new(passes: impl IntoIterator<Item = Arc<UnitPass>>) -> Self {
         Self { passes: passes.into_iter().collect() }
     }
 }
 
-impl GraphOp for Flush {
+impl GraphOp for RootPostBackward {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         nothing(&parents[0])
     }
@@ -65,7 +65,7 @@ impl GraphOp for Flush {
 }
 
 /// Issues the reductions of `due`, one after another. The gradients of those before go to the shards' leaves.
-pub(super) fn reduce(pass: &Pass, due: Vec<Weak<Pass>>, step: &mut BackwardStep<'_>) {
+pub(super) fn reduce(pass: &UnitPass, due: Vec<Weak<UnitPass>>, step: &mut BackwardStep<'_>) {
     give(pass.passes.reduce(due, frame::backward(step.backward())), step);
 }
 
@@ -77,7 +77,7 @@ pub(super) fn give(reduced: Reduced, step: &mut BackwardStep<'_>) {
 
 /// A node that hangs on the pass's token runs. In the graph of a checkpointed block those of passes around it have other
 /// depths.
-fn progress(pass: &Arc<Pass>, step: &BackwardStep<'_>) {
+fn progress(pass: &Arc<UnitPass>, step: &BackwardStep<'_>) {
     if cfg!(debug_assertions) && !frame::is_outside(pass) {
         pass.progress.node(step.depth());
     }
@@ -85,12 +85,12 @@ fn progress(pass: &Arc<Pass>, step: &BackwardStep<'_>) {
 
 /// The node's backward has run: tests look.
 #[cfg(feature = "testing")]
-fn ran(node: &'static str, pass: Option<&Arc<Pass>>, step: &BackwardStep<'_>) {
+fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, step: &BackwardStep<'_>) {
     super::trace::ran(node, pass, step.depth());
 }
 
 #[cfg(not(feature = "testing"))]
-fn ran(_: &'static str, _: Option<&Arc<Pass>>, _: &BackwardStep<'_>) {}
+fn ran(_: &'static str, _: Option<&Arc<UnitPass>>, _: &BackwardStep<'_>) {}
 
 /// Whether one operation can have both as parents.
 pub(super) fn one_graph(a: &DispatchTensor, b: &DispatchTensor) -> bool {
@@ -105,23 +105,23 @@ pub(super) fn nothing(like: &DispatchTensor) -> DispatchTensor {
 /// Ties a unit's weights to its place in the graph: rules 2 to 4 and 7. Parents: a shard's [`Flush`] or the token
 /// so far, and what it is tied to.
 #[derive(Debug)]
-pub(super) struct Token {
-    pass: Arc<Pass>,
+pub(super) struct PostBackward {
+    pass: Arc<UnitPass>,
     /// Number and metadata of the input this link ties, if it ties one.
     input: Option<(usize, Like)>,
     /// Whether the unit's weights hang on this link.
     last: bool,
 }
 
-impl Token {
+impl PostBackward {
     /// A link to a tracked input, or else to nothing or an earlier token.
-    pub(super) fn new(pass: &Arc<Pass>, input: Option<&DispatchTensor>, last: bool) -> Arc<Self> {
+    pub(super) fn new(pass: &Arc<UnitPass>, input: Option<&DispatchTensor>, last: bool) -> Arc<Self> {
         let input = input.map(|tensor| (pass.add_input(autodiff::node_id(tensor.clone())), Like::of(tensor)));
         Arc::new(Self { pass: pass.clone(), input, last })
     }
 }
 
-impl GraphOp for Token {
+impl GraphOp for PostBackward {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         match &self.input {
             None if !self.last => parents[0].clone(),
@@ -148,13 +148,13 @@ impl GraphOp for Token {
 
 /// A gathered parameter. Parents: its shard's leaf, the token.
 #[derive(Debug)]
-pub(super) struct Whole {
-    pub(super) pass: Arc<Pass>,
+pub(super) struct UnshardedParamNode {
+    pub(super) pass: Arc<UnitPass>,
     pub(super) position: usize,
     pub(super) retain: Retain,
 }
 
-impl GraphOp for Whole {
+impl GraphOp for UnshardedParamNode {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
         self.pass.buffer.view(self.position)
     }
@@ -177,8 +177,8 @@ impl GraphOp for Whole {
 /// A gathered parameter whose gradient differs between the tensor-parallel ranks. Parents: its
 /// shard's leaf, the token.
 #[derive(Debug)]
-pub(super) struct Term {
-    pub(super) pass: Arc<Pass>,
+pub(super) struct PartialGradParamNode {
+    pub(super) pass: Arc<UnitPass>,
     pub(super) position: usize,
     /// The mesh dimensions over which the gradients are summed.
     pub(super) dims: Dims,
@@ -187,7 +187,7 @@ pub(super) struct Term {
     pub(super) value: Mutex<Option<DispatchTensor>>,
 }
 
-impl GraphOp for Term {
+impl GraphOp for PartialGradParamNode {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
         self.value.lock().take().expect("a node of the graph is made once")
     }
@@ -209,14 +209,14 @@ impl GraphOp for Term {
 
 /// A tracked input, in the element type of the unit's inputs. Parents: the input, the token: rule 2.
 #[derive(Debug)]
-pub(super) struct EnterUnit {
-    pub(super) pass: Arc<Pass>,
+pub(super) struct UnitInput {
+    pub(super) pass: Arc<UnitPass>,
     pub(super) input: usize,
     /// The input's own element type.
     pub(super) dtype: DType,
 }
 
-impl GraphOp for EnterUnit {
+impl GraphOp for UnitInput {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         cast(parents[0].clone(), self.pass.buffer.unit().precision().inputs)
     }
@@ -232,23 +232,23 @@ impl GraphOp for EnterUnit {
 
 /// An output, in the element type of the unit's outputs. Parents: the output, the last token: rule 8.
 #[derive(Debug)]
-pub(super) struct LeaveUnit {
+pub(super) struct PreBackward {
     /// `None` for a module that only encloses units.
-    pass: Option<Arc<Pass>>,
+    pass: Option<Arc<UnitPass>>,
     /// The output's own element type.
     dtype: DType,
 }
 
-impl LeaveUnit {
-    pub(super) fn new(pass: Option<Arc<Pass>>, dtype: DType) -> Arc<Self> {
+impl PreBackward {
+    pub(super) fn new(pass: Option<Arc<UnitPass>>, dtype: DType) -> Arc<Self> {
         Arc::new(Self { pass, dtype })
     }
 }
 
-impl GraphOp for LeaveUnit {
+impl GraphOp for PreBackward {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         let dtype = self.pass.as_ref().and_then(|pass| pass.buffer.unit().precision().outputs);
-        UnitBuffer::copy_out(cast(parents[0].clone(), dtype))
+        UnshardedParams::copy_out(cast(parents[0].clone(), dtype))
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {

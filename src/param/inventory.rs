@@ -10,20 +10,20 @@ use super::ParamError;
 use super::adapter;
 use super::distributed::{DistributedParameter, take_visited};
 use super::lazy::undrawn;
-use super::part::Part;
+use super::part::ShardMarker;
 use super::states::copying;
-use super::unit_path::UnitPath;
+use super::unit_path::UnitName;
 use crate::pattern::PathPattern;
 
 /// The float parameters of a model, and its buffers, in burn's order.
 #[derive(Default)]
-pub(crate) struct Inventory {
+pub(crate) struct ModelScan {
     path: Vec<String>,
     /// For each part of the path, the type of the module it is a field of.
     owners: Vec<String>,
     /// The tensor visited last: a parameter if a reparameterization follows, else a buffer.
-    last: Option<Found>,
-    pub(crate) params: Vec<Found>,
+    last: Option<ScannedParam>,
+    pub(crate) params: Vec<ScannedParam>,
     pub(crate) buffers: Vec<Buffer>,
     /// Parameters with a reparameterization of another kind, and its name.
     pub(super) foreign: Vec<(Vec<String>, String)>,
@@ -38,7 +38,7 @@ pub(crate) struct Buffer {
 }
 
 /// A float parameter.
-pub(crate) struct Found {
+pub(crate) struct ScannedParam {
     id: ParamId,
     pub(crate) path: Vec<String>,
     owners: Vec<String>,
@@ -54,7 +54,7 @@ pub(crate) struct Found {
     pub(crate) adapted: bool,
 }
 
-impl Inventory {
+impl ModelScan {
     pub(crate) fn of<M: Module>(model: &M) -> Self {
         let mut inventory = Self::default();
         take_visited();
@@ -69,14 +69,14 @@ impl Inventory {
     }
 
     /// Makes `next` the tensor visited last: no reparameterization has followed the one before.
-    fn replace_last(&mut self, next: Option<Found>) {
+    fn replace_last(&mut self, next: Option<ScannedParam>) {
         let before = std::mem::replace(&mut self.last, next);
-        self.buffers.extend(before.map(|Found { path, .. }| Buffer { path, running: true }));
+        self.buffers.extend(before.map(|ScannedParam { path, .. }| Buffer { path, running: true }));
     }
 
     /// An int or bool parameter is here.
     fn beside(&mut self) {
-        if self.owners.last().is_some_and(|owner| owner == Part::OWNER) {
+        if self.owners.last().is_some_and(|owner| owner == ShardMarker::OWNER) {
             return;
         }
         self.replace_last(None);
@@ -85,7 +85,7 @@ impl Inventory {
 
     /// Paths of the modules that hold parameters.
     pub(crate) fn modules(&self) -> Vec<String> {
-        let outermost_first = |found: &Found| found.modules().collect_vec().into_iter().rev();
+        let outermost_first = |found: &ScannedParam| found.modules().collect_vec().into_iter().rev();
         self.params.iter().flat_map(outermost_first).unique().collect()
     }
 
@@ -185,11 +185,11 @@ impl Inventory {
 
     /// Paths of the parameters, those that cannot be distributed too.
     pub(super) fn paths(&self) -> Vec<String> {
-        self.foreign.iter().map(|(path, _)| path.join(".")).chain(self.params.iter().map(Found::path)).collect()
+        self.foreign.iter().map(|(path, _)| path.join(".")).chain(self.params.iter().map(ScannedParam::path)).collect()
     }
 }
 
-impl Found {
+impl ScannedParam {
     fn reparameterized(&self) -> ParamError {
         ParamError::Reparameterized { param: self.path(), name: adapter::NAME.into() }
     }
@@ -229,9 +229,9 @@ impl Found {
 
     /// The unit of the innermost module that is in one, or else that of the model; and the path parts from that module
     /// down to the parameter.
-    pub(crate) fn unit(&self, unit_of: impl Fn(&str) -> Option<UnitPath>) -> (UnitPath, usize) {
+    pub(crate) fn unit(&self, unit_of: impl Fn(&str) -> Option<UnitName>) -> (UnitName, usize) {
         let taken = self.modules().find_map(|module| Some((unit_of(&module)?, module)));
-        let (unit, module) = taken.unwrap_or_else(|| (UnitPath::of(""), String::new()));
+        let (unit, module) = taken.unwrap_or_else(|| (UnitName::of(""), String::new()));
         let depth = self.path.len() - module.split('.').filter(|part| !part.is_empty()).count();
         (unit, depth)
     }
@@ -278,13 +278,13 @@ impl Reparameterizer for Marker {
     }
 }
 
-impl ModuleVisitor for Inventory {
+impl ModuleVisitor for ModelScan {
     fn enter_module(&mut self, name: &str, owner: &str) {
         // What follows a parameter is its own reparameterization, and nothing else is of this type.
         if owner == adapter::REPARAMETERIZATION {
             match (self.last.take(), name) {
                 (Some(param), Marker::NAME | DistributedParameter::NAME) => self.params.push(param),
-                (Some(param), adapter::NAME) => self.params.push(Found { adapted: true, ..param }),
+                (Some(param), adapter::NAME) => self.params.push(ScannedParam { adapted: true, ..param }),
                 (Some(param), _) => self.foreign.push((param.path, name.into())),
                 // Of a distributed parameter it comes after what distributes it.
                 (None, adapter::NAME) => {
@@ -314,7 +314,7 @@ impl ModuleVisitor for Inventory {
             false => undrawn(param.clone()).base(),
         };
         let (path, owners) = (self.path.clone(), self.owners.clone());
-        self.replace_last(Some(Found {
+        self.replace_last(Some(ScannedParam {
             id: param.id,
             path,
             owners,

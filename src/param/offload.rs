@@ -31,13 +31,13 @@ pub enum OffloadPolicy {
 
 /// What a unit needs whose shards are in host memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Offloaded {
+pub(crate) struct CpuOffload {
     /// Where its ranks compute.
     device: Device,
     ledger: Arc<Ledger>,
 }
 
-impl Offloaded {
+impl CpuOffload {
     /// Of the rank that `comm` is seen from.
     pub(crate) fn of(comm: &Communicator) -> Self {
         Self { device: comm.device().clone(), ledger: comm.ledger().clone() }

@@ -13,24 +13,24 @@ use std::thread;
 
 use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 
-use super::buffer::UnitBuffer;
-use super::graph::{LeaveUnit, one_graph};
+use super::buffer::UnshardedParams;
+use super::graph::{PreBackward, one_graph};
 use super::io::TensorTree;
-use super::pass::Pass;
+use super::pass::UnitPass;
 use super::precision::cast;
 use super::recompute::frame;
-use super::scope::{Opening, Scope};
-use super::shards::Shards;
+use super::scope::{ScopeOptions, ForwardScope};
+use super::shards::LocalShards;
 use super::unit::Unit;
 use crate::autodiff;
 use crate::error::OrUnwind;
 
 /// A unit or module that is open.
-struct Opened {
+struct ActiveUnit {
     /// `None` for a module that only encloses units.
-    scope: Option<Rc<Scope>>,
+    scope: Option<Rc<ForwardScope>>,
     /// The units of modules inside, with their shards.
-    inside: Vec<(Arc<Unit>, Shards)>,
+    inside: Vec<(Arc<Unit>, LocalShards)>,
     by: OpenedBy,
 }
 
@@ -44,9 +44,9 @@ enum OpenedBy {
 
 /// The units open on this thread.
 #[derive(Default)]
-struct OpenUnits {
+struct UnitStack {
     /// Outermost first.
-    stack: Vec<Opened>,
+    stack: Vec<ActiveUnit>,
     /// The token made last, of these units and of those opened while they were.
     last: Option<DispatchTensor>,
     /// How many passes that train a parameter were entered, ever.
@@ -65,12 +65,12 @@ struct AroundBlock {
     /// How many units and modules are open around it.
     depth: usize,
     /// The units that it reads, outermost first.
-    scopes: Vec<Rc<Scope>>,
+    scopes: Vec<Rc<ForwardScope>>,
 }
 
-impl OpenUnits {
+impl UnitStack {
     /// `scope` is entered.
-    fn enter(&mut self, scope: &Scope) {
+    fn enter(&mut self, scope: &ForwardScope) {
         self.last = scope.token.clone().or(self.last.take());
         self.reduced += u64::from(scope.pass.is_reduced());
         if scope.again {
@@ -85,37 +85,37 @@ impl OpenUnits {
     }
 
     /// The shards of `unit` of which `holds` is true, innermost first, if it is of a module inside one that is open.
-    fn inside(&self, unit: &Arc<Unit>, holds: impl Fn(&Shards) -> bool) -> Option<Shards> {
+    fn inside(&self, unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) -> Option<LocalShards> {
         let mut inside = self.stack.iter().rev().flat_map(|opened| &opened.inside);
         inside.find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards)).map(|(_, shards)| shards.clone())
     }
 
     /// The pass through the unit opened last.
-    fn innermost(&self) -> Option<Arc<Pass>> {
+    fn innermost(&self) -> Option<Arc<UnitPass>> {
         self.stack.iter().rev().find_map(|opened| Some(opened.scope.as_ref()?.pass.clone()))
     }
 
     /// Of the stack, what is open in the innermost checkpointed block.
-    fn in_block(&self) -> &[Opened] {
+    fn in_block(&self) -> &[ActiveUnit] {
         &self.stack[self.around_block.as_ref().map_or(0, |around| around.depth)..]
     }
 
-    fn push(&mut self, scope: Option<Scope>, inside: Vec<(Arc<Unit>, Shards)>, by: OpenedBy) -> Option<Rc<Scope>> {
+    fn push(&mut self, scope: Option<ForwardScope>, inside: Vec<(Arc<Unit>, LocalShards)>, by: OpenedBy) -> Option<Rc<ForwardScope>> {
         scope.iter().for_each(|scope| self.enter(scope));
         let scope = scope.map(Rc::new);
-        self.stack.push(Opened { scope: scope.clone(), inside, by });
+        self.stack.push(ActiveUnit { scope: scope.clone(), inside, by });
         scope
     }
 }
 
 thread_local! {
-    static OPEN: RefCell<OpenUnits> = RefCell::default();
+    static OPEN: RefCell<UnitStack> = RefCell::default();
 }
 
 /// The shards of `unit`, if it is of a module inside one that is open, and not open itself.
-pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<Shards> {
+pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<LocalShards> {
     OPEN.with_borrow(|open| {
-        let is_open = |opened: &Opened| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit));
+        let is_open = |opened: &ActiveUnit| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit));
         if open.stack.iter().any(is_open) { None } else { open.inside(unit, |_| true) }
     })
 }
@@ -131,7 +131,7 @@ pub(super) fn is_first() -> bool {
 }
 
 /// The first open scope, innermost first, of which `f` makes something.
-pub(super) fn find<T>(f: impl FnMut(&Rc<Scope>) -> Option<T>) -> Option<T> {
+pub(super) fn find<T>(f: impl FnMut(&Rc<ForwardScope>) -> Option<T>) -> Option<T> {
     OPEN.with_borrow(|open| {
         let around = open.around_block.iter().flat_map(|around| around.scopes.iter().rev());
         open.in_block().iter().rev().filter_map(|opened| opened.scope.as_ref()).chain(around).find_map(f)
@@ -139,7 +139,7 @@ pub(super) fn find<T>(f: impl FnMut(&Rc<Scope>) -> Option<T>) -> Option<T> {
 }
 
 /// The passes that are open through one of these units, each with its shards, outermost first.
-pub(super) fn passes_of(units: &[Arc<Unit>]) -> Vec<(Arc<Pass>, Shards)> {
+pub(super) fn passes_of(units: &[Arc<Unit>]) -> Vec<(Arc<UnitPass>, LocalShards)> {
     let mut passes = Vec::new();
     find(|scope| {
         if units.iter().any(|unit| scope.is_of(unit)) {
@@ -166,12 +166,12 @@ pub(super) struct InBlock(Restored);
 
 enum Restored {
     AroundBlock(Option<AroundBlock>),
-    All(Box<OpenUnits>),
+    All(Box<UnitStack>),
 }
 
 impl InBlock {
     /// For the first time, in forward: of the units that are open it reads these `scopes`.
-    pub(super) fn first(scopes: Vec<Rc<Scope>>) -> Self {
+    pub(super) fn first(scopes: Vec<Rc<ForwardScope>>) -> Self {
         OPEN.with_borrow_mut(|open| {
             let depth = open.stack.len();
             Self(Restored::AroundBlock(open.around_block.replace(AroundBlock { depth, scopes })))
@@ -179,9 +179,9 @@ impl InBlock {
     }
 
     /// Again, in backward, where none of the units around it is open: it reads these `scopes` of them.
-    pub(super) fn again(scopes: Vec<Rc<Scope>>) -> Self {
+    pub(super) fn again(scopes: Vec<Rc<ForwardScope>>) -> Self {
         let around_block = Some(AroundBlock { depth: 0, scopes });
-        Self(Restored::All(Box::new(OPEN.replace(OpenUnits { around_block, ..OpenUnits::default() }))))
+        Self(Restored::All(Box::new(OPEN.replace(UnitStack { around_block, ..UnitStack::default() }))))
     }
 }
 
@@ -195,7 +195,7 @@ impl Drop for InBlock {
 }
 
 /// Makes the token of `scope`, which is not kept open, the last one of the units around it.
-pub(super) fn follow(scope: &Scope) {
+pub(super) fn follow(scope: &ForwardScope) {
     OPEN.with_borrow_mut(|open| {
         if !open.stack.is_empty() {
             open.enter(scope);
@@ -204,8 +204,8 @@ pub(super) fn follow(scope: &Scope) {
 }
 
 /// How the program opens `unit` here.
-pub(super) fn opening(unit: &Unit) -> Opening {
-    OPEN.with_borrow(|open| Opening {
+pub(super) fn opening(unit: &Unit) -> ScopeOptions {
+    OPEN.with_borrow(|open| ScopeOptions {
         kept: unit.kept(),
         stored: false,
         lone: false,
@@ -220,17 +220,17 @@ pub(super) fn opening(unit: &Unit) -> Opening {
 
 /// Opens the unit of which `shards` makes those at hand, if a module around its own is open: until
 /// another is read, or that module is left.
-pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&Shards) -> bool) -> Option<Rc<Scope>> {
+pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) -> Option<Rc<ForwardScope>> {
     let shards = OPEN.with_borrow(|open| open.inside(unit, holds))?;
     close_read(unit);
-    let (scope, ()) = Scope::open(unit, shards, Opening { by_read: true, ..opening(unit) }, ()).or_unwind();
+    let (scope, ()) = ForwardScope::open(unit, shards, ScopeOptions { by_read: true, ..opening(unit) }, ()).or_unwind();
     scope.pass.buffer.gather().or_unwind();
     OPEN.with_borrow_mut(|open| open.push(Some(scope), Vec::new(), OpenedBy::Read))
 }
 
 /// Closes the units opened last that reads have opened, but for those that enclose `unit` or are of the same modules.
 pub(super) fn close_read(unit: &Unit) {
-    let done = |opened: &mut Opened| {
+    let done = |opened: &mut ActiveUnit| {
         let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Read));
         let stays = |opened: &Unit| opened.encloses(unit) || opened.is_beside(unit);
         scope.is_some_and(|scope| !stays(scope.pass.buffer.unit()))
@@ -243,19 +243,19 @@ pub(super) fn close_read(unit: &Unit) {
 /// What a module of a unit finds.
 pub(super) enum Member {
     /// Its unit, of several modules, is open `at` that place.
-    Joins { at: usize, shards: Shards },
+    Joins { at: usize, shards: LocalShards },
     /// The unit is to be opened with `all` of these, of which this `one` is a module's if there are others.
-    Opens { all: Shards, one: Option<Shards> },
+    Opens { all: LocalShards, one: Option<LocalShards> },
 }
 
 /// What a module of `unit` finds, of which these are the shards.
-pub(super) fn member(unit: &Arc<Unit>, shards: Shards) -> Member {
+pub(super) fn member(unit: &Arc<Unit>, shards: LocalShards) -> Member {
     if !unit.is_group() {
         return Member::Opens { all: shards, one: None };
     }
     let own = || shards.members.iter().zip(&shards.bases);
-    let has = |all: &Shards| own().all(|(&member, base)| all.position(member, base).is_some());
-    let is_this = |opened: &Opened| {
+    let has = |all: &LocalShards| own().all(|(&member, base)| all.position(member, base).is_some());
+    let is_this = |opened: &ActiveUnit| {
         let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Member(_)));
         scope.is_some_and(|scope| scope.is_of(unit) && has(&scope.shards))
     };
@@ -274,7 +274,7 @@ pub(super) fn member(unit: &Arc<Unit>, shards: Shards) -> Member {
 }
 
 /// Opens a unit of several modules: until each has run, or what encloses it is left. Returns where it is.
-pub(super) fn begin(scope: Scope) -> usize {
+pub(super) fn begin(scope: ForwardScope) -> usize {
     OPEN.with_borrow_mut(|open| {
         let all = (0..scope.shards.members.len()).collect();
         open.push(Some(scope), Vec::new(), OpenedBy::Member(all));
@@ -283,20 +283,20 @@ pub(super) fn begin(scope: Scope) -> usize {
 }
 
 /// Keeps a unit open, also when `forward` unwinds.
-pub(super) struct Open {
+pub(super) struct UnitGuard {
     /// How many are open around it.
     depth: usize,
     /// [`OpenUnits::reduced`] before it.
     reduced: u64,
     /// Of a module of several: where their unit is open, and the module's shards.
-    member_of: Option<(usize, Shards)>,
+    member_of: Option<(usize, LocalShards)>,
     /// The unit of several modules of which it is the last, once it has run.
-    ended: Option<Rc<Scope>>,
+    ended: Option<Rc<ForwardScope>>,
 }
 
-impl Open {
+impl UnitGuard {
     /// A unit, if not a module without one of its own, and the units inside.
-    pub(super) fn new(scope: Option<Scope>, inside: Vec<(Arc<Unit>, Shards)>) -> Self {
+    pub(super) fn new(scope: Option<ForwardScope>, inside: Vec<(Arc<Unit>, LocalShards)>) -> Self {
         OPEN.with_borrow_mut(|open| {
             let (depth, reduced) = (open.stack.len(), open.reduced);
             open.push(scope, inside, OpenedBy::Program);
@@ -305,17 +305,17 @@ impl Open {
     }
 
     /// A module with these `shards` and the units inside, of a unit of several that is open `at` that place.
-    pub(super) fn member(at: usize, shards: Shards, inside: Vec<(Arc<Unit>, Shards)>) -> Self {
+    pub(super) fn member(at: usize, shards: LocalShards, inside: Vec<(Arc<Unit>, LocalShards)>) -> Self {
         let mut open = Self::new(None, inside);
         open.member_of = Some((at, shards));
         open
     }
 
     /// The module has run. Returns the scope of the unit of several that it is of; that has ended if it was the last.
-    fn has_run(&mut self) -> Option<Rc<Scope>> {
+    fn has_run(&mut self) -> Option<Rc<ForwardScope>> {
         let (at, shards) = self.member_of.as_ref()?;
         OPEN.with_borrow_mut(|open| {
-            let Opened { scope, by: OpenedBy::Member(left), .. } = &mut open.stack[*at] else { return None };
+            let ActiveUnit { scope, by: OpenedBy::Member(left), .. } = &mut open.stack[*at] else { return None };
             let scope = scope.clone()?;
             left.retain(|&position| !shards.members.contains(&scope.shards.members[position]));
             self.ended = left.is_empty().then(|| scope.clone());
@@ -340,23 +340,23 @@ impl Open {
         // A rank that uses no weight must take part all the same, as the others do.
         let all = !tracked && trains;
         if frame::is_first() {
-            return output.map_floats(&mut |tensor| UnitBuffer::copy_out(cast(tensor, dtype)));
+            return output.map_floats(&mut |tensor| UnshardedParams::copy_out(cast(tensor, dtype)));
         }
         output.map_floats(&mut |tensor| {
             let tie = Dispatch::is_tracked(&tensor) || all && tensor.autodiff != DispatchAutodiffContext::Disabled;
             let last = last.clone().filter(|last| tie && one_graph(last, &tensor));
             match last {
                 Some(last) => {
-                    let leave = LeaveUnit::new(pass.clone(), tensor.dtype());
+                    let leave = PreBackward::new(pass.clone(), tensor.dtype());
                     autodiff::binary(tensor, last, leave)
                 }
-                None => UnitBuffer::copy_out(cast(tensor, dtype)),
+                None => UnshardedParams::copy_out(cast(tensor, dtype)),
             }
         })
     }
 }
 
-impl Drop for Open {
+impl Drop for UnitGuard {
     fn drop(&mut self) {
         let (closed, last) = OPEN.with_borrow_mut(|open| {
             let closed = open.stack.split_off(self.depth.min(open.stack.len()));

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 /// `P` is a pass: here it is only held and handed back. What is held must not keep it alive: its nodes
 /// do, and if a backward is given up, they go, and it [leaves](Self::leave).
 #[derive(Debug)]
-pub(super) struct Order<P>(Mutex<Places<P>>);
+pub(super) struct ReductionOrder<P>(Mutex<Places<P>>);
 
 #[derive(Debug)]
 struct Places<P> {
@@ -34,7 +34,7 @@ struct Places<P> {
     /// Passes tied to nothing whose gradients are there.
     loose: BTreeMap<u64, P>,
     /// The one that this backward has reduced last.
-    last: Option<Place>,
+    last: Option<OrderKey>,
     /// Whether this backward has been given zeros where no gradient came.
     padded: bool,
 }
@@ -51,41 +51,41 @@ enum Tied<P> {
 
 /// A pass's place in forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum OrderKey {
     Tied(u64),
     Loose(u64),
 }
 
-impl<P> Default for Order<P> {
+impl<P> Default for ReductionOrder<P> {
     fn default() -> Self {
         Self(Mutex::new(Places { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new(), last: None, padded: false }))
     }
 }
 
-impl<P> Order<P> {
+impl<P> ReductionOrder<P> {
     /// The next place.
-    pub(super) fn enter(&self, tied: bool) -> Place {
+    pub(super) fn enter(&self, tied: bool) -> OrderKey {
         let mut places = self.0.lock();
         // A backward that was given up has left them.
         (places.padded, places.last) = (false, None);
         let place = places.next;
         places.next += 1;
         if !tied {
-            return Place::Loose(place);
+            return OrderKey::Loose(place);
         }
         places.tied.insert(place, Tied::Open);
-        Place::Tied(place)
+        OrderKey::Tied(place)
     }
 
     /// The gradients of `pass` are there. Returns what may be reduced now, in order.
-    pub(super) fn ready(&self, place: Place, pass: P) -> Vec<P> {
+    pub(super) fn ready(&self, place: OrderKey, pass: P) -> Vec<P> {
         let mut places = self.0.lock();
         match place {
-            Place::Tied(place) => {
+            OrderKey::Tied(place) => {
                 let before = places.tied.insert(place, Tied::Held(pass));
                 debug_assert!(matches!(before, Some(Tied::Open)), "rule 5: the pass at {place} is ready twice");
             }
-            Place::Loose(place) => {
+            OrderKey::Loose(place) => {
                 places.loose.insert(place, pass);
             }
         }
@@ -93,7 +93,7 @@ impl<P> Order<P> {
         while let Some(last) = places.tied.last_entry().filter(|last| matches!(last.get(), Tied::Held(_))) {
             let (place, tied) = last.remove_entry();
             due.extend(tied.into_pass());
-            places.reduced(Place::Tied(place));
+            places.reduced(OrderKey::Tied(place));
         }
         due
     }
@@ -118,22 +118,22 @@ impl<P> Order<P> {
         let mut due = Vec::new();
         for place in held {
             due.extend(places.tied.remove(&place).and_then(Tied::into_pass));
-            places.reduced(Place::Tied(place));
+            places.reduced(OrderKey::Tied(place));
         }
         for (place, pass) in std::mem::take(&mut places.loose) {
             due.push(pass);
-            places.reduced(Place::Loose(place));
+            places.reduced(OrderKey::Loose(place));
         }
         places.last = None;
         due
     }
 
     /// The pass was dropped, reduced or not.
-    pub(super) fn leave(&self, place: Place) {
+    pub(super) fn leave(&self, place: OrderKey) {
         let mut places = self.0.lock();
         match place {
-            Place::Tied(place) => places.tied.entry(place).and_modify(|tied| *tied = Tied::Gone),
-            Place::Loose(place) => return drop(places.loose.remove(&place)),
+            OrderKey::Tied(place) => places.tied.entry(place).and_modify(|tied| *tied = Tied::Gone),
+            OrderKey::Loose(place) => return drop(places.loose.remove(&place)),
         };
         // Nobody is left for whom it would count.
         while let Some(first) = places.tied.first_entry().filter(|first| matches!(first.get(), Tied::Gone)) {
@@ -144,13 +144,13 @@ impl<P> Order<P> {
 
 impl<P> Places<P> {
     /// The pass at `place` is reduced next.
-    fn reduced(&mut self, place: Place) {
+    fn reduced(&mut self, place: OrderKey) {
         let last = self.last.replace(place);
         debug_assert!(last.is_none_or(|last| last.is_before(place)), "rule 5: {place:?} is reduced after {last:?}");
     }
 }
 
-impl Place {
+impl OrderKey {
     /// Whether it is reduced first, of one backward.
     fn is_before(self, other: Self) -> bool {
         match (self, other) {
@@ -183,13 +183,13 @@ mod tests {
     use super::*;
 
     /// Enters passes that are `tied` or not, and returns their places.
-    fn entered<const N: usize>(order: &Order<usize>, tied: [bool; N]) -> [Place; N] {
+    fn entered<const N: usize>(order: &ReductionOrder<usize>, tied: [bool; N]) -> [OrderKey; N] {
         tied.map(|tied| order.enter(tied))
     }
 
     #[test]
     fn a_chain_is_reduced_as_it_comes_up() {
-        let order = Order::default();
+        let order = ReductionOrder::default();
         let places = entered(&order, [false, true, true, true]);
         for pass in [3, 2, 1] {
             assert_eq!(order.ready(places[pass], pass), [pass], "nothing is held");
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn whatever_comes_up_first_the_order_is_that_of_entry() {
         for mut code in 0..120 {
-            let order = Order::default();
+            let order = ReductionOrder::default();
             let places = entered(&order, [false, true, true, false, true]);
             let (mut left, mut reduced) = (vec![0, 1, 2, 3, 4], Vec::new());
             while !left.is_empty() {
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_pass_that_never_comes_up_holds_the_others_until_the_end() {
-        let order = Order::default();
+        let order = ReductionOrder::default();
         let places = entered(&order, [true, true, true]);
         assert_eq!(order.ready(places[0], 0), [0; 0]);
         assert_eq!(order.ready(places[1], 1), [0; 0]);
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn what_a_backward_held_when_it_was_given_up_is_never_reduced() {
-        let order = Order::default();
+        let order = ReductionOrder::default();
         let places = entered(&order, [false, true, true]);
         assert_eq!([order.ready(places[1], 1), order.ready(places[0], 0)], [[0; 0]; 2]);
         // The graph goes, and all passes with it.
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn zeros_that_a_given_up_backward_gave_are_nothing_to_the_next() {
-        let order = Order::<usize>::default();
+        let order = ReductionOrder::<usize>::default();
         order.pad();
         assert!(order.padded());
         order.enter(true);
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn an_earlier_forward_holds_nothing() {
-        let order = Order::default();
+        let order = ReductionOrder::default();
         let old = order.enter(true);
         let new = order.enter(true);
         assert_eq!(order.ready(new, 1), [1]);

@@ -19,14 +19,14 @@ use crate::dtensor::DTensorSpec;
 
 /// What a record holds beside a shard.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct ShardMarker {
     /// Last part of the path.
     name: String,
     /// Nothing, under that path.
     marker: Param<Tensor<1, Int>>,
 }
 
-impl Part {
+impl ShardMarker {
     /// What visitors are told that it is a field of.
     pub(super) const OWNER: &'static str = "Part";
 

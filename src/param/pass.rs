@@ -10,11 +10,11 @@ use burn::backend::autodiff::NodeId;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::buffer::UnitBuffer;
+use super::buffer::UnshardedParams;
 use super::events::{EventKind, TrainingState};
-use super::order::{Order, Place};
+use super::order::{ReductionOrder, OrderKey};
 use super::progress::Progress;
-use super::reduce::{Advanced, Issued, PutOff, Reduction};
+use super::reduce::{Advanced, Issued, PutOff, GradReducer};
 use super::through::{Nodes, Through};
 use super::trained::Trained;
 use super::unit::Unit;
@@ -27,13 +27,13 @@ use crate::autodiff::BackwardId;
 /// It holds plain tensors only. The graph's nodes own it, so a tensor of the graph inside would
 /// keep an abandoned graph alive for ever.
 #[derive(Debug)]
-pub(super) struct Pass {
-    pub(super) buffer: UnitBuffer,
+pub(super) struct UnitPass {
+    pub(super) buffer: UnshardedParams,
     /// The shards' leaves; `None` for a frozen parameter.
     leaves: Vec<Option<NodeId>>,
-    pub(super) passes: Arc<Passes>,
+    pub(super) passes: Arc<BackwardScheduler>,
     /// Its place among them; `None` if nothing is reduced.
-    place: Option<Place>,
+    place: Option<OrderKey>,
     /// The pass through the unit around it, of which the graph may have no node.
     around: Option<Arc<Self>>,
     /// Whether backward has come to an output.
@@ -50,14 +50,14 @@ pub(super) struct Pass {
 }
 
 /// A reduction that is under way, until it is done.
-type UnderWay = Mutex<Option<Box<Reduction>>>;
+type UnderWay = Mutex<Option<Box<GradReducer>>>;
 
-impl Pass {
+impl UnitPass {
     pub(super) fn new(
-        buffer: UnitBuffer,
+        buffer: UnshardedParams,
         leaves: Vec<Option<NodeId>>,
-        passes: Arc<Passes>,
-        place: Option<Place>,
+        passes: Arc<BackwardScheduler>,
+        place: Option<OrderKey>,
         around: Option<Arc<Self>>,
     ) -> Arc<Self> {
         let (inputs_seen, progress, reductions) = (Mutex::default(), Progress::default(), Mutex::default());
@@ -91,7 +91,7 @@ impl Pass {
     /// Its number among all passes of the rank.
     #[cfg(feature = "testing")]
     pub(super) fn number(&self) -> Option<u64> {
-        self.place.map(Place::number)
+        self.place.map(OrderKey::number)
     }
 
     /// Collects the gradient of a whole parameter until the unit's reduction.
@@ -158,7 +158,7 @@ impl Pass {
         let grads = self.buffer.take_gradients().unwrap_or_else(|error| Error::from(error).unwind());
         let trained = Trained::new(self.buffer.source().clone(), &self.leaves);
         let grads = trained.take(grads);
-        Reduction::issue(trained, grads)
+        GradReducer::issue(trained, grads)
     }
 
     /// Its nodes are gone, consumed by a backward or not.
@@ -187,7 +187,7 @@ impl Pass {
     }
 }
 
-impl Drop for Pass {
+impl Drop for UnitPass {
     fn drop(&mut self) {
         self.gone(false);
         if *self.is_left.get_mut() {
@@ -205,8 +205,8 @@ impl Drop for Pass {
 /// whole gradients are in memory beside those that are being computed; two units', where another rank is late to take
 /// its part.
 #[derive(Debug, Default)]
-pub(super) struct Passes {
-    pub(super) order: Order<Weak<Pass>>,
+pub(super) struct BackwardScheduler {
+    pub(super) order: ReductionOrder<Weak<UnitPass>>,
     /// Oldest first. The passes hold what is under way: it goes with the graph of a backward that is given up.
     under_way: Mutex<VecDeque<(BackwardId, Weak<UnderWay>)>>,
     /// The models of which this backward trains units.
@@ -222,7 +222,7 @@ pub(super) struct Passes {
 /// A pass that forward has left.
 #[derive(Debug)]
 struct Left {
-    pass: Weak<Pass>,
+    pass: Weak<UnitPass>,
     /// The leaf [of its own](super::sweep) in the graph, if it is in one.
     leaf: Option<DispatchTensor>,
 }
@@ -230,12 +230,12 @@ struct Left {
 /// Gradients, each for its leaf.
 pub(super) type Reduced = Vec<(NodeId, DispatchTensor)>;
 
-impl Passes {
+impl BackwardScheduler {
     /// Issues the reductions of `due`, and returns the gradients of those before.
     ///
     /// # Panics
     /// Unwinds with the typed error of a collective that fails.
-    pub(super) fn reduce(&self, due: Vec<Weak<Pass>>, backward: BackwardId) -> Reduced {
+    pub(super) fn reduce(&self, due: Vec<Weak<UnitPass>>, backward: BackwardId) -> Reduced {
         let mut reduced = Reduced::new();
         for weak in due {
             let Some(pass) = weak.upgrade() else { continue };
@@ -249,7 +249,7 @@ impl Passes {
     }
 
     /// A reduction is under way, in a backward through `pass`, or put off.
-    fn add(&self, issued: Issued, backward: BackwardId, pass: &Pass) {
+    fn add(&self, issued: Issued, backward: BackwardId, pass: &UnitPass) {
         match issued {
             Issued::PutOff(put_off) => self.put_off(put_off),
             Issued::UnderWay(reduction) => {
@@ -269,7 +269,7 @@ impl Passes {
     }
 
     /// The next place in forward, of a pass that trains a parameter.
-    pub(super) fn enter(&self, tied: bool) -> Place {
+    pub(super) fn enter(&self, tied: bool) -> OrderKey {
         // A backward that was given up has left them.
         self.models.lock().clear();
         self.order.enter(tied)
@@ -290,7 +290,7 @@ impl Passes {
     ///
     /// # Panics
     /// As [`reduce`](Self::reduce).
-    pub(super) fn reduce_waiting(&self, backward: BackwardId, pass: &Pass) -> Reduced {
+    pub(super) fn reduce_waiting(&self, backward: BackwardId, pass: &UnitPass) -> Reduced {
         let mut reduced = Reduced::new();
         let models = mem::take(&mut *self.models.lock());
         let is_trained = |put_off: &PutOff| {
@@ -308,13 +308,13 @@ impl Passes {
                 let at = first(Stage::Whole).or_else(|| first(Stage::Scattered));
                 at.map(|at| put_off.remove(at))
             };
-            next.into_iter().for_each(|next| self.add(Reduction::issue_waiting(next), backward, pass));
+            next.into_iter().for_each(|next| self.add(GradReducer::issue_waiting(next), backward, pass));
         }
         reduced
     }
 
     /// Forward has left the pass, and a backward may follow. In the graph it hangs on this leaf, if on any yet.
-    pub(super) fn left(&self, pass: &Arc<Pass>, leaf: Option<DispatchTensor>) {
+    pub(super) fn left(&self, pass: &Arc<UnitPass>, leaf: Option<DispatchTensor>) {
         let mut left = self.left.lock();
         left.retain(|left| left.pass.strong_count() > 0);
         left.push(Left { pass: Arc::downgrade(pass), leaf });
@@ -323,7 +323,7 @@ impl Passes {
     }
 
     /// A pass that forward has left hangs on this leaf.
-    pub(super) fn hang(&self, pass: &Weak<Pass>, leaf: DispatchTensor) {
+    pub(super) fn hang(&self, pass: &Weak<UnitPass>, leaf: DispatchTensor) {
         let mut left = self.left.lock();
         if let Some(left) = left.iter_mut().rfind(|left| left.pass.ptr_eq(pass)) {
             left.leaf = Some(leaf);
@@ -331,15 +331,15 @@ impl Passes {
     }
 
     /// Returns the passes through `unit` that forward has left, with the leaves that they hang on.
-    pub(super) fn leaves_of(&self, unit: &Arc<Unit>) -> Vec<(Weak<Pass>, DispatchTensor)> {
+    pub(super) fn leaves_of(&self, unit: &Arc<Unit>) -> Vec<(Weak<UnitPass>, DispatchTensor)> {
         let left = self.left.lock();
-        let is_of = |pass: Arc<Pass>| Arc::ptr_eq(pass.buffer.unit(), unit);
+        let is_of = |pass: Arc<UnitPass>| Arc::ptr_eq(pass.buffer.unit(), unit);
         let of_unit = left.iter().filter(|left| left.pass.upgrade().is_some_and(is_of));
         of_unit.filter_map(|left| Some((left.pass.clone(), left.leaf.clone()?))).collect()
     }
 
     /// Starts gathering for backward the pass that forward has left before this one.
-    pub(super) fn start_before(&self, pass: &Arc<Pass>) {
+    pub(super) fn start_before(&self, pass: &Arc<UnitPass>) {
         let left = self.left.lock();
         let place = left.iter().rposition(|left| left.pass.as_ptr() == Arc::as_ptr(pass));
         let before = place.and_then(|place| left.get(place.checked_sub(1)?)?.pass.upgrade());
@@ -348,7 +348,7 @@ impl Passes {
     }
 
     /// Starts gathering for backward the last pass of these that has not been.
-    pub(super) fn start_last(&self, of: impl Fn(&Pass) -> bool) {
+    pub(super) fn start_last(&self, of: impl Fn(&UnitPass) -> bool) {
         let passes: Vec<_> = self.left.lock().iter().rev().filter_map(|left| left.pass.upgrade()).collect();
         if let Some(pass) = passes.iter().find(|pass| of(pass) && pass.buffer.is_to_start()) {
             pass.buffer.start_again();
@@ -404,7 +404,7 @@ impl Passes {
         for weak in reductions {
             let Some(under_way) = weak.upgrade() else { continue };
             let Some(reduction) = under_way.lock().take() else { continue };
-            match Reduction::advance(*reduction).unwrap_or_else(|error| error.unwind()) {
+            match GradReducer::advance(*reduction).unwrap_or_else(|error| error.unwind()) {
                 Advanced::Done(grads) => reduced.extend(grads),
                 Advanced::PutOff(put_off) => self.put_off(put_off),
                 Advanced::UnderWay(reduction) => {

@@ -10,7 +10,7 @@ use crate::comm::CollectivePlan;
 
 /// A collective of a unit, on tensors of some of its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Exchange {
+pub(super) enum UnitCollectiveKind {
     /// All-gather of the shards of those that are cut.
     Shards,
     /// All-gather of the parts that neighbours keep of them.
@@ -25,12 +25,12 @@ pub(super) enum Exchange {
 
 /// The plans that were made.
 #[derive(Debug, Default)]
-pub(super) struct Plans(Mutex<SmallVec<[Known; 3]>>);
+pub(super) struct PlanCache(Mutex<SmallVec<[CachedPlan; 3]>>);
 
 /// The plan of a collective of some parameters.
 #[derive(Debug, Clone)]
-pub(super) struct Known {
-    pub exchange: Exchange,
+pub(super) struct CachedPlan {
+    pub exchange: UnitCollectiveKind,
     pub members: Arc<[usize]>,
     /// Of the parameters whose tensors travel.
     pub names: Arc<[Arc<str>]>,
@@ -40,15 +40,15 @@ pub(super) struct Known {
 /// How many a unit remembers: a step has five at most, of one set of parameters.
 const MAX_PLANS: usize = 16;
 
-impl Plans {
+impl PlanCache {
     /// The plan for tensors of these dtypes, if it was made.
     pub fn find(
         &self,
-        exchange: Exchange,
+        exchange: UnitCollectiveKind,
         members: &[usize],
         dtypes: impl Iterator<Item = DType> + Clone,
-    ) -> Option<Known> {
-        let is_this = |known: &&Known| {
+    ) -> Option<CachedPlan> {
+        let is_this = |known: &&CachedPlan| {
             known.exchange == exchange && *known.members == *members && known.plan.dtypes().eq(dtypes.clone())
         };
         self.0.lock().iter().find(is_this).cloned()
@@ -59,7 +59,7 @@ impl Plans {
         self.0.lock().clear();
     }
 
-    pub fn keep(&self, known: Known) {
+    pub fn keep(&self, known: CachedPlan) {
         let mut plans = self.0.lock();
         if plans.len() == MAX_PLANS {
             plans.clear();

@@ -23,13 +23,13 @@ use crate::placement::Placement;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct PrepareModuleInputOutput {
-    pub(crate) inputs: Vec<Edge<Option<Placement>>>,
-    pub(crate) outputs: Vec<Edge<Option<Placement>>>,
+    pub(crate) inputs: Vec<IoLayout<Option<Placement>>>,
+    pub(crate) outputs: Vec<IoLayout<Option<Placement>>>,
 }
 
 /// One input or output.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Edge<T> {
+pub(crate) struct IoLayout<T> {
     pub(crate) declared: T,
     pub(crate) desired: T,
 }
@@ -44,38 +44,38 @@ impl PrepareModuleInputOutput {
     /// forward is called with.
     #[must_use]
     pub fn with_input(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
-        self.inputs.push(Edge { declared: declared.into(), desired: desired.into() });
+        self.inputs.push(IoLayout { declared: declared.into(), desired: desired.into() });
         self
     }
 
     /// The next output: where the module leaves it, and where it is brought.
     #[must_use]
     pub fn with_output(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
-        self.outputs.push(Edge { declared: declared.into(), desired: desired.into() });
+        self.outputs.push(IoLayout { declared: declared.into(), desired: desired.into() });
         self
     }
 }
 
 /// A [`PrepareModule`] for each dimension of a mesh, of one module.
 #[derive(Debug)]
-pub(crate) struct ModuleLayouts {
+pub(crate) struct ModuleIoLayouts {
     /// Path of the module in the model that was parallelized.
     pub(crate) path: String,
     /// Each with a placement, or none, per mesh dimension.
-    pub(crate) inputs: Vec<Edge<Vec<Option<Placement>>>>,
-    pub(crate) outputs: Vec<Edge<Vec<Option<Placement>>>>,
+    pub(crate) inputs: Vec<IoLayout<Vec<Option<Placement>>>>,
+    pub(crate) outputs: Vec<IoLayout<Vec<Option<Placement>>>>,
 }
 
-impl ModuleLayouts {
+impl ModuleIoLayouts {
     /// Of the module at `path`, from what is said for each mesh dimension; `None` says nothing.
     pub(crate) fn new(path: String, dims: &[Option<&PrepareModuleInputOutput>]) -> Self {
-        let edges = |of: fn(&PrepareModuleInputOutput) -> &[Edge<Option<Placement>>]| {
+        let edges = |of: fn(&PrepareModuleInputOutput) -> &[IoLayout<Option<Placement>>]| {
             let count = dims.iter().flatten().map(|dim| of(dim).len()).max().unwrap_or(0);
             let edge = |at: usize| {
                 let said =
                     |dim: &Option<&PrepareModuleInputOutput>| dim.and_then(|dim| of(dim).get(at)).cloned().unwrap_or_default();
                 let said: Vec<_> = dims.iter().map(said).collect();
-                Edge {
+                IoLayout {
                     declared: said.iter().map(|edge| edge.declared).collect(),
                     desired: said.iter().map(|edge| edge.desired).collect(),
                 }

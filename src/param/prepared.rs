@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 
-use super::prepare::ModuleLayouts;
+use super::prepare::ModuleIoLayouts;
 use super::visit::walk;
 use crate::mesh::DeviceMesh;
 
@@ -13,7 +13,7 @@ pub(crate) struct Prepared {
     /// The mesh they are parallelized on, if any is.
     pub(crate) mesh: Option<DeviceMesh>,
     /// What the plan says of the module, if anything.
-    pub(crate) layouts: Option<Arc<ModuleLayouts>>,
+    pub(crate) layouts: Option<Arc<ModuleIoLayouts>>,
 }
 
 /// What the parameters inside `module` know of it.

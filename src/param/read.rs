@@ -7,10 +7,10 @@ use burn::module::Reparameterization;
 use burn::tensor::Tensor;
 
 use super::distributed::DistributedParameter;
-use super::open::{self, Open};
+use super::open::{self, UnitGuard};
 use super::prefetch::prefetch;
-use super::scope::{Opening, Scope, sweep_passes};
-use super::shards::Shards;
+use super::scope::{ScopeOptions, ForwardScope, sweep_passes};
+use super::shards::LocalShards;
 use super::unit::{Kept, Unit};
 use crate::dtensor::{DTensor, DTensorSpec};
 use crate::error::OrUnwind;
@@ -90,7 +90,7 @@ pub(super) fn dtensor<const D: usize>(param: &DistributedParameter, base: Tensor
 }
 
 /// Reads a parameter with `f` in its unit's open scope, or in one of its own.
-fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&Scope, usize) -> T) -> T {
+fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&ForwardScope, usize) -> T) -> T {
     let open = open::find(|scope| {
         let same = Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit);
         let position = same.then(|| scope.shards.position(param.index, &base))??;
@@ -99,7 +99,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
     if let Some((scope, position)) = open {
         return f(&scope, position);
     }
-    let position = |shards: &Shards| shards.position(param.index, &base);
+    let position = |shards: &LocalShards| shards.position(param.index, &base);
     if let Some(scope) = open::by_read(&param.unit, |shards| position(shards).is_some()) {
         if !scope.again {
             prefetch(&param.unit);
@@ -119,9 +119,9 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&S
         kept => kept,
     };
     let label = format!("{} (outside its unit)", param.info().path).into();
-    let opening = Opening { kept, lone: true, label, ..open::opening(&param.unit) };
+    let opening = ScopeOptions { kept, lone: true, label, ..open::opening(&param.unit) };
     let (scope, ()) =
-        Scope::open(&param.unit, Shards::one(param.index, param.state.clone(), base), opening, ()).or_unwind();
+        ForwardScope::open(&param.unit, LocalShards::one(param.index, param.state.clone(), base), opening, ()).or_unwind();
     open::follow(&scope);
     if !scope.again {
         scope.pass.begin();
@@ -139,7 +139,7 @@ pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<
     // Plain: burn's graph would keep the shard until a backward.
     let base = base.inner();
     let _open =
-        open_gathered(&param.unit, Shards::one(param.index, param.state.clone(), base.clone().into_dispatch()))?;
+        open_gathered(&param.unit, LocalShards::one(param.index, param.state.clone(), base.clone().into_dispatch()))?;
     value(param, base)
 }
 
@@ -147,10 +147,10 @@ pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<
 ///
 /// # Errors
 /// Those of [`Scope::open`], and of the all-gather.
-pub(super) fn open_gathered(unit: &Arc<Unit>, shards: Shards) -> Result<Open> {
-    let opening = Opening { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..open::opening(unit) };
-    let (scope, ()) = Scope::open(unit, shards, opening, ())?;
+pub(super) fn open_gathered(unit: &Arc<Unit>, shards: LocalShards) -> Result<UnitGuard> {
+    let opening = ScopeOptions { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..open::opening(unit) };
+    let (scope, ()) = ForwardScope::open(unit, shards, opening, ())?;
     scope.pass.buffer.gather()?;
     scope.pass.begin();
-    Ok(Open::new(Some(scope), Vec::new()))
+    Ok(UnitGuard::new(Some(scope), Vec::new()))
 }

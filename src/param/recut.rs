@@ -14,16 +14,16 @@ use std::sync::Arc;
 
 use itertools::Itertools;
 
-use super::attach::Attachment;
+use super::attach::ShardAssignment;
 use super::combine::{combine, data_spec};
 use super::distributed::{DistributedParameter, make_units};
-use super::unit::{TensorParallel, UnitParam};
-use super::unit_path::UnitPath;
+use super::unit::{TpPlacement, UnitParam};
+use super::unit_path::UnitName;
 use crate::Result;
 use crate::placement::ShardSizes;
 
 /// A sharded parameter that is being parallelized.
-pub(crate) struct Recut {
+pub(crate) struct TpAfterFsdp {
     /// Path in the model.
     pub(crate) path: String,
     /// Path of its module that is in the unit.
@@ -31,7 +31,7 @@ pub(crate) struct Recut {
     /// How `fully_shard` cut it.
     pub(crate) before: DistributedParameter,
     /// What `parallelize` makes of it.
-    pub(crate) parallel: TensorParallel,
+    pub(crate) parallel: TpPlacement,
 }
 
 /// What gathers these parameters, given in burn's order, parallelizes them and cuts them again: units of the modules,
@@ -41,8 +41,8 @@ pub(crate) struct Recut {
 ///
 /// # Errors
 /// [`ParamError::Meshes`](super::ParamError::Meshes) unless the meshes are slices of one, along different dimensions.
-pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
-    let params = params.into_iter().map(|Recut { path, module, before, parallel }| {
+pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssignment>> {
+    let params = params.into_iter().map(|TpAfterFsdp { path, module, before, parallel }| {
         let info = before.info();
         let mesh = &before.unit.data_parallel().expect("`fully_shard` cut it").mesh;
         let shape = parallel.spec.local_shape().to_vec();
@@ -74,12 +74,12 @@ pub(crate) fn recut(params: Vec<Recut>) -> Result<Vec<Attachment>> {
         let (unit, data, was_group) = (unit.clone(), unit.data.clone(), unit.is_group());
         let (before, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) =
             params.into_iter().map(|(at, (before, param))| ((at, before), param)).unzip();
-        let keys = UnitPath::again(was_group, &modules).into_iter().map(|path| (path, ()));
+        let keys = UnitName::again(was_group, &modules).into_iter().map(|path| (path, ()));
         let made = make_units(keys.zip(params).collect(), |_, ()| data.clone())?;
         made.iter().for_each(|param| param.unit.join(&unit));
         for ((at, (before, cuts)), param) in before.into_iter().zip(made) {
             let path = param.info().path.clone();
-            attachments.push((at, Attachment { path, param, gathered: Some(before), cuts, copies: None, again: true }));
+            attachments.push((at, ShardAssignment { path, param, gathered: Some(before), cuts, copies: None, again: true }));
         }
     }
     attachments.sort_by_key(|(at, _)| *at);

@@ -17,14 +17,14 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Scalar, Tensor, TensorData};
 
-use super::control::Averaging;
+use super::control::GradientDivideFactors;
 use super::custom::AllReduceHook;
 use super::events::{EventKind, ShardedState, TrainingState, done, happened};
-use super::plans::Exchange;
+use super::plans::UnitCollectiveKind;
 use super::precision::cast;
 use super::trained::Trained;
-use super::unit::{DataParallel, Unit};
-use super::verifier::Carried;
+use super::unit::{DataParallelGroups, Unit};
+use super::verifier::PendingDigests;
 use super::waiting;
 use crate::comm::{Call, CommError, OpTiming, Digests, Op, Phase, ReduceOp, Work};
 use crate::memory::ToHost;
@@ -80,7 +80,7 @@ fn without_unused(reduced: Vec<DispatchTensor>, flags: DispatchTensor, used: &[b
 
 /// Gradients of a pass that are being reduced.
 #[derive(Debug)]
-pub(super) struct Reduction {
+pub(super) struct GradReducer {
     trained: Trained,
     call: Call,
     /// The parameters, as indices into the unit.
@@ -151,20 +151,20 @@ impl PutOff {
 
 /// Gradients that are due are on their way, or wait.
 pub(super) enum Issued {
-    UnderWay(Box<Reduction>),
+    UnderWay(Box<GradReducer>),
     PutOff(PutOff),
 }
 
 /// What has become of a reduction.
 pub(super) enum Advanced {
-    UnderWay(Box<Reduction>),
+    UnderWay(Box<GradReducer>),
     PutOff(PutOff),
     /// This rank's part of each gradient that a rank has used, for its leaf: a shard, or the whole of a parameter every
     /// rank holds whole.
     Done(Vec<(NodeId, DispatchTensor)>),
 }
 
-impl Reduction {
+impl GradReducer {
     fn new(trained: Trained) -> Self {
         let unit = trained.unit();
         let scale = unit.averaging().scale;
@@ -208,7 +208,7 @@ impl Reduction {
 
     /// Issues what averages gradients, and compares values that must be equal on several ranks.
     fn scatter(trained: Trained, grads: Vec<Option<DispatchTensor>>) -> Self {
-        let Carried { due, shard, replicate } = trained.source.carried();
+        let PendingDigests { due, shard, replicate } = trained.source.carried();
         let mut reduction = Self { due, replicate, ..Self::new(trained) };
         let Self { trained, call, members, hook, .. } = &reduction;
         let unit = trained.unit();
@@ -252,7 +252,7 @@ impl Reduction {
         let unit = self.trained.unit();
         let group = unit.data.as_ref().and_then(|data| data.replicate.as_ref()).expect("it has replicas");
         let call = self.call.clone().with_digests(std::mem::take(&mut self.replicate));
-        let work = unit.exchange(Exchange::All, group, call, &self.members, sums);
+        let work = unit.exchange(UnitCollectiveKind::All, group, call, &self.members, sums);
         issued(unit, Op::AllReduce);
         Stage::Replicating(work)
     }
@@ -367,26 +367,26 @@ fn for_leaves(leaves: Vec<(NodeId, DType)>, grads: Vec<DispatchTensor>) -> Vec<(
 
 impl Unit {
     /// How its gradients are averaged.
-    pub(super) fn averaging(&self) -> Averaging {
-        let numbers = |data: &DataParallel| (data.shard.group().size(), data.ranks(), data.all.group().size());
+    pub(super) fn averaging(&self) -> GradientDivideFactors {
+        let numbers = |data: &DataParallelGroups| (data.shard.group().size(), data.ranks(), data.all.group().size());
         let (sharding, ranks, averaged) = self.data.as_ref().map_or((1, 1, 1), numbers);
         self.control.lock().averaging(sharding, ranks, averaged)
     }
 
     /// Reduces over the ranks that shard. The first reduction carries the flags and what is `compared`.
-    fn scatter(&self, data: &DataParallel, call: &Call, members: &[usize], own: &Own, compared: Vec<Digests>) -> Stage {
+    fn scatter(&self, data: &DataParallelGroups, call: &Call, members: &[usize], own: &Own, compared: Vec<Digests>) -> Stage {
         let group = &data.reduce;
         let (mut cut, mut uncut) = (self.cut(members, own.grads.clone()), self.uncut(members, own.grads.clone()));
         let first = call.clone().with_digests(compared);
         let op = self.averaging().shard;
         if cut.is_empty() {
             uncut.push(own.flags(1, op));
-            let uncut = Some(self.exchange(Exchange::Uncut, group, first, members, uncut));
+            let uncut = Some(self.exchange(UnitCollectiveKind::Uncut, group, first, members, uncut));
             return Stage::Scattering { cut: None, uncut };
         }
         cut.push(own.flags(group.group().size(), op));
-        let cut = Some(self.exchange(Exchange::Gradients, group, first, members, cut));
-        let uncut = (!uncut.is_empty()).then(|| self.exchange(Exchange::Uncut, group, call.clone(), members, uncut));
+        let cut = Some(self.exchange(UnitCollectiveKind::Gradients, group, first, members, cut));
+        let uncut = (!uncut.is_empty()).then(|| self.exchange(UnitCollectiveKind::Uncut, group, call.clone(), members, uncut));
         Stage::Scattering { cut, uncut }
     }
 

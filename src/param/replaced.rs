@@ -17,7 +17,7 @@ use burn::module::Module;
 use itertools::Itertools;
 
 use super::ParamError;
-use super::inventory::{Found, Inventory};
+use super::inventory::{ScannedParam, ModelScan};
 use super::visit::Walk;
 use crate::pattern::PathPattern;
 
@@ -28,23 +28,23 @@ use crate::pattern::PathPattern;
 ///
 /// # Errors
 /// [`ParamError::Replaced`].
-pub(crate) fn check_whole<M: Module>(module: &M, walk: &Walk) -> Result<(), ParamError> {
+pub(crate) fn check_not_replaced<M: Module>(module: &M, walk: &Walk) -> Result<(), ParamError> {
     let Some(first) = walk.distributed.first() else { return Ok(()) };
     let key = [first.depth, walk.distributed.len(), walk.others];
     if walk.others == 0 || first.param.unit.found_whole(key) {
         return Ok(());
     }
-    Inventory::of(module).check_whole()?;
+    ModelScan::of(module).check_not_replaced()?;
     first.param.unit.note_whole(key);
     Ok(())
 }
 
-impl Inventory {
+impl ModelScan {
     /// Checks that no parameter has been replaced since those around it were distributed.
     ///
     /// # Errors
     /// [`ParamError::Replaced`].
-    pub(crate) fn check_whole(&self) -> Result<(), ParamError> {
+    pub(crate) fn check_not_replaced(&self) -> Result<(), ParamError> {
         let calls = self.params.iter().filter_map(Call::of);
         let calls = calls.unique_by(|call| (call.around, call.inside, call.ignored.as_ptr())).collect_vec();
         let own = self.params.iter().filter(|found| found.distributed.is_none()).map(|found| &found.path);
@@ -65,7 +65,7 @@ struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// The one that distributed a parameter; `None` if it has been moved.
-    fn of(found: &'a Found) -> Option<Self> {
+    fn of(found: &'a ScannedParam) -> Option<Self> {
         let param = found.distributed.as_ref()?;
         let before = param.info().path.split('.').filter(|part| !part.is_empty()).collect_vec();
         let ignored = param.unit.ignored();

@@ -9,15 +9,15 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::ParamError;
-use super::buffer::{Source, UnitBuffer};
+use super::buffer::{ShardGatherer, UnshardedParams};
 use super::events::{EventKind, TrainingState};
-use super::graph::{EnterUnit, Flush, Token, Whole, one_graph};
+use super::graph::{UnitInput, RootPostBackward, PostBackward, UnshardedParamNode, one_graph};
 use super::io::TensorTree;
-use super::pass::{Pass, Passes};
+use super::pass::{UnitPass, BackwardScheduler};
 use super::precision::cast;
 use super::recompute::frame::{self, Next};
 use super::recompute::leaves;
-use super::shards::{Shards, ShardsKey};
+use super::shards::{LocalShards, LocalShardsId};
 use super::sweep;
 use super::unit::{Kept, Unit};
 use super::varying::Varying;
@@ -28,9 +28,9 @@ use crate::memory::is_host;
 
 /// One open unit on this rank. Unlike [`Pass`] it holds tensors of the graph, and lives only as
 /// long as the scope.
-pub(super) struct Scope {
-    pub(super) pass: Arc<Pass>,
-    pub(super) shards: Shards,
+pub(super) struct ForwardScope {
+    pub(super) pass: Arc<UnitPass>,
+    pub(super) shards: LocalShards,
     pub(super) token: Option<DispatchTensor>,
     /// What stands for the shards in the graph, where they are not on the device of it.
     stands_for_shards: Option<DispatchTensor>,
@@ -57,7 +57,7 @@ pub(super) struct Read {
 }
 
 /// How a unit is opened.
-pub(super) struct Opening {
+pub(super) struct ScopeOptions {
     pub(super) kept: Kept,
     /// Whether its weights are read as they are stored, not as they are computed with.
     pub(super) stored: bool,
@@ -73,7 +73,7 @@ pub(super) struct Opening {
     /// The last token made inside the units around it.
     pub(super) earlier: Option<DispatchTensor>,
     /// The pass through the innermost of these units.
-    pub(super) around: Option<Arc<Pass>>,
+    pub(super) around: Option<Arc<UnitPass>>,
     /// Whether a read opens it: nothing in backward comes before what has saved its weights.
     pub(super) by_read: bool,
 }
@@ -82,15 +82,15 @@ pub(super) struct Opening {
 /// module's operations, so that these come up first in backward. See the end of [`graph`](super::graph).
 const DEEPER: usize = 96;
 
-impl Scope {
+impl ForwardScope {
     /// Opens `unit` on the shards of some or all of its parameters, and ties it to its inputs.
     ///
     /// # Errors
     /// [`ParamError`], and that of an all-gather that was issued ahead.
     pub(super) fn open<I: TensorTree>(
         unit: &Arc<Unit>,
-        shards: Shards,
-        opening: Opening,
+        shards: LocalShards,
+        opening: ScopeOptions,
         input: I,
     ) -> Result<(Self, I)> {
         if frame::is_any()
@@ -150,7 +150,7 @@ impl Scope {
         let mut number = 0;
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
-                let op = EnterUnit { pass: pass.clone(), input: number, dtype: tensor.dtype() };
+                let op = UnitInput { pass: pass.clone(), input: number, dtype: tensor.dtype() };
                 number += 1;
                 autodiff::binary(tensor, token.clone(), Arc::new(op))
             }
@@ -165,14 +165,14 @@ impl Scope {
         Ok((scope, input))
     }
 
-    fn new(pass: Arc<Pass>, shards: Shards, token: Option<DispatchTensor>, backward: bool, again: bool) -> Self {
+    fn new(pass: Arc<UnitPass>, shards: LocalShards, token: Option<DispatchTensor>, backward: bool, again: bool) -> Self {
         let read = shards.bases.iter().map(|_| Read::default()).collect();
         Self { pass, shards, token, stands_for_shards: None, own_leaf: None, backward, is_tracked: true, again, read }
     }
 
     /// The unit of `pass`, which is open around a checkpointed block, as the block reads it, with these copies of its
     /// shards: without a graph, or tied to the `anchor` of the block's own.
-    pub(super) fn around_block(pass: &Arc<Pass>, copies: Shards, anchor: Option<DispatchTensor>) -> Self {
+    pub(super) fn around_block(pass: &Arc<UnitPass>, copies: LocalShards, anchor: Option<DispatchTensor>) -> Self {
         Self { stands_for_shards: anchor.clone(), ..Self::new(pass.clone(), copies, anchor, true, true) }
     }
 
@@ -195,11 +195,11 @@ impl Scope {
         match self.token.as_ref().filter(|_| self.is_tracked) {
             Some(token) if !frozen => {
                 let retain = self.retain();
-                autodiff::binary(self.parent(position), token.clone(), Arc::new(Whole { pass, position, retain }))
+                autodiff::binary(self.parent(position), token.clone(), Arc::new(UnshardedParamNode { pass, position, retain }))
             }
             _ if pass.buffer.is_offloaded() => autodiff::constant(pass.buffer.view(position), base),
             // Untracked: the graph cannot make the weight again.
-            _ => autodiff::unary(base.clone(), Arc::new(Whole { pass, position, retain: Retain::Output })),
+            _ => autodiff::unary(base.clone(), Arc::new(UnshardedParamNode { pass, position, retain: Retain::Output })),
         }
     }
 
@@ -252,8 +252,8 @@ impl Scope {
 }
 
 /// A pass through `unit`, in forward.
-fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, has_inputs: bool) -> Result<Arc<Pass>> {
-    let Shards { members, bases, .. } = shards;
+fn enter(unit: &Arc<Unit>, shards: &LocalShards, opening: &ScopeOptions, backward: bool, has_inputs: bool) -> Result<Arc<UnitPass>> {
+    let LocalShards { members, bases, .. } = shards;
     let trained = |base| leaves::trained(base).filter(|_| opening.tracked);
     let leaves: Vec<_> = bases.iter().map(trained).collect();
     let tied = has_inputs || opening.enclosed;
@@ -273,14 +273,14 @@ fn enter(unit: &Arc<Unit>, shards: &Shards, opening: &Opening, backward: bool, h
         // What is kept for a backward serves the next forward where there is none.
         false => opening.kept == Kept::Whole && !opening.lone && unit.is_gathered(),
     };
-    let stays = stays.then(|| ShardsKey::of(shards));
-    let source = Source::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
-    let buffer = UnitBuffer::new(source, kept, in_slots, stays);
+    let stays = stays.then(|| LocalShardsId::of(shards));
+    let source = ShardGatherer::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
+    let buffer = UnshardedParams::new(source, kept, in_slots, stays);
     let is_own = |leaf: &NodeId| opening.lone || leaves.contains(&Some(*leaf));
     if place.is_some() && unit.waiting.is_too_late(is_own) {
         return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
     }
-    let pass = Pass::new(buffer, leaves, passes, place, opening.around.clone());
+    let pass = UnitPass::new(buffer, leaves, passes, place, opening.around.clone());
     #[cfg(feature = "testing")]
     super::trace::entered(&pass);
     let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
@@ -307,7 +307,7 @@ pub(super) fn pad() {
 
 thread_local! {
     /// The order of the passes that this thread enters.
-    static PASSES: Arc<Passes> = {
+    static PASSES: Arc<BackwardScheduler> = {
         explain_panics_by(|text| PASSES.with(|passes| passes.explain(text)));
         Arc::default()
     };
@@ -333,27 +333,27 @@ pub(super) fn give_up_backward() {
 /// The token of a unit with these tracked inputs and this `earlier` token: one link each. Rules 3, 4, 6 and 7 of
 /// [`graph`](super::graph).
 fn token(
-    pass: &Arc<Pass>,
+    pass: &Arc<UnitPass>,
     parent: DispatchTensor,
     own_leaf: Option<DispatchTensor>,
     inputs: &[DispatchTensor],
     earlier: Option<DispatchTensor>,
     deeper: usize,
 ) -> DispatchTensor {
-    let link = |earlier, _| autodiff::unary(earlier, Token::new(pass, None, false));
+    let link = |earlier, _| autodiff::unary(earlier, PostBackward::new(pass, None, false));
     let earlier = earlier.map(|earlier| (0..deeper).fold(earlier, link));
     // A checkpointed block has one for all passes inside, in the graph around it.
     let flush = match own_leaf {
-        Some(own) if pass.is_reduced() => autodiff::binary(parent, own, Arc::new(Flush::new([pass.clone()]))),
+        Some(own) if pass.is_reduced() => autodiff::binary(parent, own, Arc::new(RootPostBackward::new([pass.clone()]))),
         Some(own) => own,
         None => parent,
     };
     let links = inputs.iter().map(|input| (input, Some(input))).chain(earlier.iter().map(|earlier| (earlier, None)));
     let count = inputs.len() + usize::from(earlier.is_some());
     if count == 0 {
-        return autodiff::unary(flush, Token::new(pass, None, true));
+        return autodiff::unary(flush, PostBackward::new(pass, None, true));
     }
     links.enumerate().fold(flush, |token, (k, (parent, input))| {
-        autodiff::binary(token, parent.clone(), Token::new(pass, input, k + 1 == count))
+        autodiff::binary(token, parent.clone(), PostBackward::new(pass, input, k + 1 == count))
     })
 }

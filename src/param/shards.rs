@@ -12,14 +12,14 @@ use crate::memory;
 /// Parameters of a unit, as sorted indices into it, and this rank's shard of each, as stored in the
 /// model: a leaf of the graph, or plain.
 #[derive(Debug, Clone)]
-pub(crate) struct Shards {
+pub(crate) struct LocalShards {
     pub(super) members: Vec<usize>,
     pub(super) bases: Vec<DispatchTensor>,
     /// Which states they are of.
     pub(super) states: Vec<State>,
 }
 
-impl Shards {
+impl LocalShards {
     /// Of parameters of one unit, each with its index there.
     pub(super) fn new(params: impl IntoIterator<Item = (usize, State, DispatchTensor)>) -> Self {
         let (members, states, bases) = params.into_iter().sorted_by_key(|(index, ..)| *index).multiunzip();
@@ -48,7 +48,7 @@ impl Shards {
 
 /// Which [`Shards`] those are, without the graph that they are leaves of.
 #[derive(Debug)]
-pub(super) struct ShardsKey {
+pub(super) struct LocalShardsId {
     members: Vec<usize>,
     values: Vec<ShardKey>,
 }
@@ -60,8 +60,8 @@ enum ShardKey {
     Plain(Box<DispatchTensor>),
 }
 
-impl ShardsKey {
-    pub(super) fn of(shards: &Shards) -> Self {
+impl LocalShardsId {
+    pub(super) fn of(shards: &LocalShards) -> Self {
         let key = |base: &DispatchTensor| match leaves::node_id(base) {
             Some(node) => ShardKey::Node(node),
             None => ShardKey::Plain(Box::new(base.clone())),
@@ -70,7 +70,7 @@ impl ShardsKey {
     }
 
     /// Whether these are the very same shards of the same parameters.
-    pub(super) fn is_of(&self, shards: &Shards) -> bool {
+    pub(super) fn is_of(&self, shards: &LocalShards) -> bool {
         let is = |(key, base): (&ShardKey, &DispatchTensor)| match (key, leaves::node_id(base)) {
             (ShardKey::Node(node), Some(other)) => *node == other,
             (ShardKey::Plain(plain), None) => memory::is_same(plain, base),

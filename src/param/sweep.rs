@@ -21,7 +21,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Tensor};
 
 use super::graph::nothing;
-use super::pass::Passes;
+use super::pass::BackwardScheduler;
 use super::unit::{FEW_PASSES, Unit};
 use crate::autodiff::{self, BackwardStep, GraphOp};
 
@@ -46,7 +46,7 @@ pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
 /// them is open, and no backward runs.
 ///
 /// Passes that are still needed, such as those of several micro-batches in a pipeline, double the number for the next time.
-pub(super) fn sweep<'a>(passes: &Passes, units: impl Iterator<Item = &'a Arc<Unit>>) {
+pub(super) fn sweep<'a>(passes: &BackwardScheduler, units: impl Iterator<Item = &'a Arc<Unit>>) {
     for unit in units {
         if unit.left.load(Relaxed) < unit.swept_at.load(Relaxed) {
             continue;

@@ -13,13 +13,13 @@ pub(crate) const REDUCE: &str = "reduced";
 /// The groups of a tensor-parallel mesh. On one of several dimensions a parameter may be read for computations
 /// that differ along some of these: its gradient is then summed over the ranks along them.
 #[derive(Debug)]
-pub(super) struct TensorGroups {
+pub(super) struct PartialGradGroups {
     all: Communicator,
     /// By mesh dimensions, of more than one rank each.
     along: Vec<(Dims, Communicator)>,
 }
 
-impl TensorGroups {
+impl PartialGradGroups {
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), and a failure of the world.
     pub(super) fn of(mesh: &DeviceMesh) -> Result<Self> {

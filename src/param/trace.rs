@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
-use super::pass::Pass;
+use super::pass::UnitPass;
 
 /// A node of a unit whose backward has run, and what units hold after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct RanNode {
 
 #[derive(Default)]
 struct Trace {
-    passes: Vec<Weak<Pass>>,
+    passes: Vec<Weak<UnitPass>>,
     ran: Vec<RanNode>,
 }
 
@@ -41,7 +41,7 @@ pub fn trace_backward<T>(program: impl FnOnce() -> T) -> (T, Vec<RanNode>) {
 }
 
 /// A pass is made.
-pub(super) fn entered(pass: &Arc<Pass>) {
+pub(super) fn entered(pass: &Arc<UnitPass>) {
     TRACE.with_borrow_mut(|trace| {
         if let Some(trace) = trace {
             trace.passes.push(Arc::downgrade(pass));
@@ -50,11 +50,11 @@ pub(super) fn entered(pass: &Arc<Pass>) {
 }
 
 /// A node of `pass` has run.
-pub(super) fn ran(node: &'static str, pass: Option<&Arc<Pass>>, depth: usize) {
+pub(super) fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, depth: usize) {
     TRACE.with_borrow_mut(|trace| {
         let Some(trace) = trace else { return };
-        let path = |pass: &Arc<Pass>| pass.buffer.unit().label().to_string();
-        let alive = |holds: fn(&Pass) -> bool| {
+        let path = |pass: &Arc<UnitPass>| pass.buffer.unit().label().to_string();
+        let alive = |holds: fn(&UnitPass) -> bool| {
             let passes = trace.passes.iter().filter_map(Weak::upgrade);
             passes.filter(|pass| holds(pass)).map(|pass| path(&pass)).collect()
         };

@@ -6,7 +6,7 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
-use super::buffer::{Source, zeros_of};
+use super::buffer::{ShardGatherer, zeros_of};
 use super::unit::Unit;
 
 /// The trained parameters of one forward through a unit.
@@ -14,7 +14,7 @@ use super::unit::Unit;
 /// It outlives the pass where its gradients wait for a later backward.
 #[derive(Debug, Clone)]
 pub(super) struct Trained {
-    pub(super) source: Arc<Source>,
+    pub(super) source: Arc<ShardGatherer>,
     /// Positions among the parameters of the source.
     positions: Vec<usize>,
     /// Whose gradients those are.
@@ -23,7 +23,7 @@ pub(super) struct Trained {
 
 impl Trained {
     /// Those of the parameters of `source` that have a leaf.
-    pub(super) fn new(source: Arc<Source>, leaves: &[Option<NodeId>]) -> Self {
+    pub(super) fn new(source: Arc<ShardGatherer>, leaves: &[Option<NodeId>]) -> Self {
         let trained = leaves.iter().enumerate().filter_map(|(position, leaf)| Some((position, (*leaf)?)));
         let (positions, leaves) = trained.unzip();
         Self { source, positions, leaves }

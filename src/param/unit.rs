@@ -8,21 +8,21 @@ use burn::tensor::DType;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
-use super::control::Control;
-use super::data_mesh::DataMesh;
+use super::control::RuntimeOptions;
+use super::data_mesh::FsdpMeshInfo;
 use super::gathering::{Keeps, Unsharded};
-use super::offload::Offloaded;
-use super::part::Part;
-use super::plans::Plans;
+use super::offload::CpuOffload;
+use super::part::ShardMarker;
+use super::plans::PlanCache;
 use super::precision::{Precision, cast};
-use super::prepare::ModuleLayouts;
-use super::shards::Shards;
+use super::prepare::ModuleIoLayouts;
+use super::shards::LocalShards;
 use super::states::State;
 use super::style::LayerStyles;
-use super::terms::TensorGroups;
-use super::unit_path::UnitPath;
-use super::verifier::{Passed, Verify};
-use super::waiting::Waiting;
+use super::terms::PartialGradGroups;
+use super::unit_path::UnitName;
+use super::verifier::{Passed, ReplicaCheck};
+use super::waiting::AccumulatedGrads;
 use super::{BufferSync, ParamError, ReshardAfterForward};
 use crate::Result;
 use crate::comm::{Communicator, ShardedModel};
@@ -47,19 +47,19 @@ pub(crate) struct UnitParam {
     /// What the stored shard is a part of, over all mesh dimensions that place it.
     pub(crate) spec: Arc<DTensorSpec>,
     /// What `parallelize` made of it.
-    pub(crate) parallel: Option<TensorParallel>,
+    pub(crate) parallel: Option<TpPlacement>,
     /// The element type that it is gathered and computed with in; `None`: the stored one.
     pub(crate) compute: Option<DType>,
 }
 
 /// What [`parallelize`](crate::parallel::parallelize) made of a parameter.
 #[derive(Debug, Clone)]
-pub(crate) struct TensorParallel {
+pub(crate) struct TpPlacement {
     /// The parameter on the tensor-parallel mesh.
     pub(crate) spec: Arc<DTensorSpec>,
     pub(crate) styles: Arc<LayerStyles>,
     /// What the modules around it take and return: each with the path parts from the module down to the parameter.
-    pub(crate) modules: Vec<(usize, Arc<ModuleLayouts>)>,
+    pub(crate) modules: Vec<(usize, Arc<ModuleIoLayouts>)>,
     /// The dimensions of its mesh that are data-parallel too, for other parameters: ranks along them have data of
     /// their own.
     pub(crate) data_dims: Dims,
@@ -67,7 +67,7 @@ pub(crate) struct TensorParallel {
 
 /// The data-parallel ranks of a unit: over these it is gathered and reduced.
 #[derive(Debug, Clone)]
-pub(crate) struct DataParallel {
+pub(crate) struct DataParallelGroups {
     /// The parameters that the call left out.
     pub(crate) ignored: Arc<[PathPattern]>,
     pub(crate) reshard: ReshardAfterForward,
@@ -76,11 +76,11 @@ pub(crate) struct DataParallel {
     pub(crate) buffers: BufferSync,
     pub(crate) precision: Precision,
     /// If its shards are in host memory.
-    pub(crate) offloaded: Option<Offloaded>,
-    pub(crate) verify: Arc<Verify>,
+    pub(crate) offloaded: Option<CpuOffload>,
+    pub(crate) verify: Arc<ReplicaCheck>,
     pub(crate) model: ModelNumbers,
     /// The mesh that cuts and replicates its parameters.
-    pub(crate) mesh: DataMesh,
+    pub(crate) mesh: FsdpMeshInfo,
     /// All ranks that have data of their own: what makes buffers equal, and by how many gradients are divided. More than
     /// those of `mesh` where these parameters are placed over some of them already.
     pub(crate) all: Communicator,
@@ -93,7 +93,7 @@ pub(crate) struct DataParallel {
     /// Group of the mesh dimension that replicates (HSDP): what backward reduces.
     pub(crate) replicate: Option<Communicator>,
     /// Group of [`ReshardAfterForward::Ranks`]: what backward gathers again.
-    pub(crate) neighbours: Option<Communicator>,
+    pub(crate) post_forward_group: Option<Communicator>,
 }
 
 /// The numbers of a model, among those that were sharded over the same ranks: of each of the groups that are its units'.
@@ -101,7 +101,7 @@ pub(crate) struct DataParallel {
 pub(crate) struct ModelNumbers {
     pub(super) shard: u64,
     pub(super) replicate: u64,
-    pub(super) neighbours: u64,
+    pub(super) post_forward_group: u64,
     /// Of all ranks that have data of their own.
     pub(super) all: u64,
     /// What it is, and where it was sharded.
@@ -114,13 +114,13 @@ impl ModelNumbers {
         origin: Arc<str>,
         shard: &Communicator,
         replicate: Option<&Communicator>,
-        neighbours: Option<&Communicator>,
+        post_forward_group: Option<&Communicator>,
         all: &Communicator,
     ) -> Self {
         let draw = |group: Option<&Communicator>| group.map_or(0, Communicator::draw_model);
-        let (number, replicate, neighbours) = (shard.draw_model(), draw(replicate), draw(neighbours));
+        let (number, replicate, neighbours) = (shard.draw_model(), draw(replicate), draw(post_forward_group));
         let all = if all.group() == shard.group() { number } else { all.draw_model() };
-        Self { shard: number, replicate, neighbours, all, origin }
+        Self { shard: number, replicate, post_forward_group: neighbours, all, origin }
     }
 
     fn of(&self, number: u64) -> ShardedModel {
@@ -128,7 +128,7 @@ impl ModelNumbers {
     }
 }
 
-impl DataParallel {
+impl DataParallelGroups {
     /// Returns what ranks of `group` must agree on that make a collective for the model, and not for a unit; `None` if they
     /// are not those that shard.
     fn model_over(&self, group: &Communicator) -> Option<ShardedModel> {
@@ -162,23 +162,23 @@ pub(super) enum Kept {
 pub(crate) struct Unit {
     pub(crate) params: Vec<UnitParam>,
     /// What records say of their shards.
-    pub(super) parts: Vec<Option<Part>>,
+    pub(super) parts: Vec<Option<ShardMarker>>,
     /// `None` after `parallelize` alone.
-    pub(super) data: Option<DataParallel>,
+    pub(super) data: Option<DataParallelGroups>,
     /// The tensor-parallel ranks, on which gradients may be partial: what backward adds up.
-    pub(super) tensor: Option<TensorGroups>,
+    pub(super) tensor: Option<PartialGradGroups>,
     /// Where its modules are: its name in the ledger, in fingerprints and in errors.
-    path: RwLock<UnitPath>,
+    path: RwLock<UnitName>,
     /// The model that it is of: the origin of the call of `fully_shard` that was the last to be given it.
     root: RwLock<Option<Arc<str>>>,
     /// What modules around its parameters look like that were found to be whole.
     whole: Mutex<SmallVec<[[usize; 3]; 2]>>,
-    pub(super) plans: Plans,
+    pub(super) plans: PlanCache,
     pub(super) passed: Passed,
     /// What the program has it do from now on.
-    pub(super) control: Mutex<Control>,
+    pub(super) control: Mutex<RuntimeOptions>,
     /// Gradients that are not reduced yet.
-    pub(super) waiting: Waiting,
+    pub(super) waiting: AccumulatedGrads,
     pub(super) unsharded: Mutex<Option<Unsharded>>,
     /// The passes that keep what forward has gathered.
     pub(super) keeping: Mutex<Vec<Weak<dyn Keeps>>>,
@@ -217,7 +217,7 @@ impl Unit {
     ///
     /// # Errors
     /// [`ParamError::TensorMeshes`] for parameters parallelized over different meshes.
-    pub(super) fn new(path: UnitPath, params: Vec<UnitParam>, data: Option<DataParallel>) -> Result<Self> {
+    pub(super) fn new(path: UnitName, params: Vec<UnitParam>, data: Option<DataParallelGroups>) -> Result<Self> {
         let mut meshes = params.iter().filter_map(|param| Some((param, param.parallel.as_ref()?.spec.mesh())));
         let tensor = match meshes.next() {
             None => None,
@@ -231,22 +231,22 @@ impl Unit {
                     }
                     .into());
                 }
-                Some(TensorGroups::of(mesh)?)
+                Some(PartialGradGroups::of(mesh)?)
             }
         };
         let reshard = data.as_ref().map_or(ReshardAfterForward::Never, |data| data.reshard);
         Ok(Self {
             root: RwLock::new(data.as_ref().map(|data| data.model.origin.clone())),
-            parts: params.iter().map(|param| Part::of(&param.spec)).collect(),
+            parts: params.iter().map(|param| ShardMarker::of(&param.spec)).collect(),
             passed: Passed::new(params.len()),
             params,
             data,
             tensor,
             path: RwLock::new(path),
             whole: Mutex::default(),
-            plans: Plans::default(),
-            control: Mutex::new(Control::new(reshard)),
-            waiting: Waiting::default(),
+            plans: PlanCache::default(),
+            control: Mutex::new(RuntimeOptions::new(reshard)),
+            waiting: AccumulatedGrads::default(),
             unsharded: Mutex::new(None),
             keeping: Mutex::default(),
             left: AtomicUsize::new(0),
@@ -294,16 +294,16 @@ impl Unit {
     }
 
     /// How its weights come to where its ranks compute, if its shards are in host memory.
-    pub(crate) fn offloaded(&self) -> Option<&Offloaded> {
+    pub(crate) fn offloaded(&self) -> Option<&CpuOffload> {
         self.data.as_ref()?.offloaded.as_ref()
     }
 
     /// The groups that `fully_shard` gave it.
-    pub(crate) fn data_parallel(&self) -> Option<&DataParallel> {
+    pub(crate) fn data_parallel(&self) -> Option<&DataParallelGroups> {
         self.data.as_ref()
     }
 
-    pub(super) fn data(&self) -> &DataParallel {
+    pub(super) fn data(&self) -> &DataParallelGroups {
         self.data.as_ref().expect("only a data-parallel unit cuts its parameters")
     }
 
@@ -328,7 +328,7 @@ impl Unit {
     }
 
     /// Gives the unit its path in an enclosing model, of that origin; it is a root no longer.
-    pub(crate) fn adopt(&self, path: UnitPath, origin: &Arc<str>) {
+    pub(crate) fn adopt(&self, path: UnitName, origin: &Arc<str>) {
         *self.path.write() = path;
         *self.root.write() = Some(origin.clone());
     }
@@ -409,7 +409,7 @@ impl Unit {
     }
 
     /// Returns what ranks that run the unit with these shards must agree on, of those that shard it.
-    pub(super) fn model(&self, shards: &Shards) -> Option<ShardedModel> {
+    pub(super) fn model(&self, shards: &LocalShards) -> Option<ShardedModel> {
         let model = &self.data.as_ref()?.model;
         Some(ShardedModel { states: State::names(&shards.states), ..model.of(model.shard) })
     }
@@ -422,7 +422,7 @@ impl Unit {
 
     /// The place of a pass in forward, on the ranks that it is reduced over.
     pub(super) fn draw(&self) -> u64 {
-        let group = self.data.as_ref().map(|data| &data.shard).or(self.tensor.as_ref().map(TensorGroups::all));
+        let group = self.data.as_ref().map(|data| &data.shard).or(self.tensor.as_ref().map(PartialGradGroups::all));
         group.map_or(0, |group| group.next_forward_index())
     }
 

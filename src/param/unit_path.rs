@@ -9,13 +9,13 @@ use crate::pattern::PathPattern;
 
 /// The paths of a unit's modules in a model: of one, as a rule; empty that of the model itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct UnitPath {
+pub(crate) struct UnitName {
     modules: SmallVec<[Arc<str>; 1]>,
     /// What the unit is called.
     label: Arc<str>,
 }
 
-impl UnitPath {
+impl UnitName {
     /// Of the unit of one module.
     pub(crate) fn of(module: &str) -> Self {
         Self::of_modules([module])
@@ -82,18 +82,18 @@ mod tests {
 
     #[test]
     fn paths_of_one_module_of_several_and_of_the_model() {
-        let (root, block) = (UnitPath::of(""), UnitPath::of("blocks.0"));
-        let ends = UnitPath::of_modules(["embed", "head", "embed"]);
+        let (root, block) = (UnitName::of(""), UnitName::of("blocks.0"));
+        let ends = UnitName::of_modules(["embed", "head", "embed"]);
         assert_eq!([&root, &block, &ends].map(|path| &**path.label()), ["root", "blocks.0", "embed, head"]);
-        assert_eq!([&root, &block, &ends].map(UnitPath::is_group), [false, false, true]);
-        assert_eq!(ends, UnitPath::of_modules(["embed", "head"]));
-        let inner = UnitPath::of("head.norm");
+        assert_eq!([&root, &block, &ends].map(UnitName::is_group), [false, false, true]);
+        assert_eq!(ends, UnitName::of_modules(["embed", "head"]));
+        let inner = UnitName::of("head.norm");
         assert!(root.encloses(&ends) && ends.encloses(&inner) && !inner.encloses(&ends) && !block.encloses(&inner));
-        assert!(!UnitPath::of("head").encloses(&UnitPath::of("header")));
-        let takes = |path: &UnitPath, pattern| path.is_taken_by(&PathPattern::parse(pattern).unwrap());
+        assert!(!UnitName::of("head").encloses(&UnitName::of("header")));
+        let takes = |path: &UnitName, pattern| path.is_taken_by(&PathPattern::parse(pattern).unwrap());
         assert!(takes(&ends, "head") && takes(&root, "root") && !takes(&block, "root"));
         let modules = ["a".to_string(), "b".into(), "a".into()];
-        assert_eq!(UnitPath::again(true, &modules), [(); 3].map(|()| UnitPath::of_modules(["a", "b"])));
-        assert_eq!(UnitPath::again(false, &modules), ["a", "b", "a"].map(UnitPath::of));
+        assert_eq!(UnitName::again(true, &modules), [(); 3].map(|()| UnitName::of_modules(["a", "b"])));
+        assert_eq!(UnitName::again(false, &modules), ["a", "b", "a"].map(UnitName::of));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::control::Control;
+use super::control::RuntimeOptions;
 use super::custom::{AllReduceHook, Collectives, ReducedGradients, UnitCollectives};
 use super::enter::Scoped;
 use super::scope::{give_up_backward, is_gathered_again};
@@ -109,7 +109,7 @@ impl FsdpModule {
         self.units.iter().all(is_gathered)
     }
 
-    fn set(&self, set: impl Fn(&mut Control)) {
+    fn set(&self, set: impl Fn(&mut RuntimeOptions)) {
         self.units.iter().for_each(|unit| set(&mut unit.control.lock()));
     }
 
@@ -228,7 +228,7 @@ impl FsdpModule {
         self.set(|control| control.collectives = None);
     }
 
-    fn change_averaging(&self, set: impl Fn(&mut Control)) {
+    fn change_averaging(&self, set: impl Fn(&mut RuntimeOptions)) {
         self.set(set);
         // They are of the operations that they were made for.
         self.units.iter().for_each(|unit| unit.plans.forget());
@@ -286,7 +286,7 @@ impl FsdpModule {
 fn check_reshard(unit: &Unit, reshard: ReshardAfterForward) -> Result<(), ParamError> {
     let (Some(data), ReshardAfterForward::Ranks(ranks)) = (&unit.data, reshard) else { return Ok(()) };
     let is_made = |group: &Communicator| group.group().size() == ranks;
-    match ranks == 1 || is_made(&data.shard) || data.neighbours.as_ref().is_some_and(is_made) {
+    match ranks == 1 || is_made(&data.shard) || data.post_forward_group.as_ref().is_some_and(is_made) {
         true => Ok(()),
         false => Err(ParamError::ReshardRanks { unit: unit.label().to_string(), ranks }),
     }

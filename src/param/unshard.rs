@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 use super::ParamError;
 use super::enter::units_of;
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::gathering::{Ahead, Gathering, Keeps, Unsharded};
-use super::shards::{Shards, ShardsKey};
+use super::gathering::{Ahead, PendingAllGather, Keeps, Unsharded};
+use super::shards::{LocalShards, LocalShardsId};
 use super::unit::Unit;
 use crate::Result;
 use crate::comm::{Call, CommError, Phase};
@@ -47,7 +47,7 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
     if let Some((unit, _)) = units.iter().find(|(unit, _)| unit.is_group()) {
         return Err(ParamError::UnshardOnGroupUnit { unit: unit.label().to_string() }.into());
     }
-    let unshard = |(unit, shards): (Arc<Unit>, Shards)| {
+    let unshard = |(unit, shards): (Arc<Unit>, LocalShards)| {
         unit.unshard(shards);
         unit
     };
@@ -67,36 +67,36 @@ pub fn reshard<M: Module>(module: &M) -> Result<()> {
 
 impl Unit {
     /// Starts gathering parameters ahead of their use, unless passes have left them.
-    pub(super) fn unshard(&self, shards: Shards) {
+    pub(super) fn unshard(&self, shards: LocalShards) {
         let is_there = |unsharded: &Unsharded| unsharded.ahead.is_of_passes() && unsharded.shards.is_of(&shards);
         if !self.unsharded.lock().as_ref().is_some_and(is_there) {
             let gathering = self.begin_unshard(&shards, Phase::Other, TrainingState::Idle);
-            self.keep_unsharded(ShardsKey::of(&shards), Ahead::Program(gathering));
+            self.keep_unsharded(LocalShardsId::of(&shards), Ahead::Program(gathering));
         }
     }
 
     /// Posts the all-gather that the forward that is under way will take from; `false` if there is one, or none to make.
-    pub(super) fn post(&self, shards: Shards) -> bool {
+    pub(super) fn post(&self, shards: LocalShards) -> bool {
         let is_there = |unsharded: &Unsharded| unsharded.shards.is_of(&shards);
         if !self.is_gathered() || self.unsharded.lock().as_ref().is_some_and(is_there) {
             return false;
         }
         let posted = self.begin_gather(&shards, Phase::Forward);
-        self.keep_unsharded(ShardsKey::of(&shards), Ahead::Posted(posted));
+        self.keep_unsharded(LocalShardsId::of(&shards), Ahead::Posted(posted));
         true
     }
 
     /// Starts gathering what the forward that is under way will need, unless that has been done.
-    pub(super) fn prefetch(&self, shards: Shards) {
+    pub(super) fn prefetch(&self, shards: LocalShards) {
         let is_there = |unsharded: &Unsharded| !unsharded.ahead.is_posted() && unsharded.shards.is_of(&shards);
         if !self.unsharded.lock().as_ref().is_some_and(is_there) {
             let gathering = self.begin_unshard(&shards, Phase::Forward, TrainingState::Forward);
-            self.keep_unsharded(ShardsKey::of(&shards), Ahead::Prefetch(gathering));
+            self.keep_unsharded(LocalShardsId::of(&shards), Ahead::Prefetch(gathering));
         }
     }
 
     /// What was posted of these shards, or an all-gather that is posted now.
-    fn begin_gather(&self, shards: &Shards, phase: Phase) -> Gathering {
+    fn begin_gather(&self, shards: &LocalShards, phase: Phase) -> PendingAllGather {
         let is_posted = |unsharded: &mut Unsharded| unsharded.ahead.is_posted() && unsharded.shards.is_of(shards);
         if let Some(Unsharded { ahead: Ahead::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted) {
             return posted;
@@ -106,16 +106,16 @@ impl Unit {
         self.all_gather(call, &shards.members, sent)
     }
 
-    fn begin_unshard(&self, shards: &Shards, phase: Phase, during: TrainingState) -> Gathering {
+    fn begin_unshard(&self, shards: &LocalShards, phase: Phase, during: TrainingState) -> PendingAllGather {
         let gathering = self.begin_gather(shards, phase);
-        if let Gathering::UnderWay(..) = gathering {
+        if let PendingAllGather::UnderWay(..) = gathering {
             happened(EventKind::Unshard, || self.label(), during, || ShardedState::Unsharded);
         }
         gathering
     }
 
     /// Keeps parameters for the next forward from these shards.
-    pub(super) fn keep_unsharded(&self, shards: ShardsKey, ahead: Ahead) {
+    pub(super) fn keep_unsharded(&self, shards: LocalShardsId, ahead: Ahead) {
         *self.unsharded.lock() = Some(Unsharded { shards, ahead });
     }
 
@@ -146,9 +146,9 @@ impl Unit {
         else {
             return Ok(());
         };
-        let waited = mem::replace(gathering, Gathering::Done((Vec::new(), None))).wait();
+        let waited = mem::replace(gathering, PendingAllGather::Done((Vec::new(), None))).wait();
         match waited {
-            Ok(wholes) => *gathering = Gathering::Done(wholes),
+            Ok(wholes) => *gathering = PendingAllGather::Done(wholes),
             Err(error) => {
                 *unsharded = None;
                 return Err(error);
@@ -158,7 +158,7 @@ impl Unit {
     }
 
     /// The parameters gathered ahead, if they were gathered from these shards.
-    pub(super) fn take_unsharded(&self, shards: &Shards) -> Option<Ahead> {
+    pub(super) fn take_unsharded(&self, shards: &LocalShards) -> Option<Ahead> {
         let mut unsharded = self.unsharded.lock();
         if let Some(Unsharded { shards: of, ahead: Ahead::Shared(weights) }) = &*unsharded
             && of.is_of(shards)

@@ -6,8 +6,8 @@ use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::graph::Term;
-use super::pass::Pass;
+use super::graph::PartialGradParamNode;
+use super::pass::UnitPass;
 use super::shards::plain;
 use crate::autodiff::{self, Retain};
 use crate::dtensor::Dims;
@@ -19,7 +19,7 @@ use crate::dtensor::Dims;
 /// Ranks of a tensor-parallel mesh run one program, so all of them ask, or none does.
 #[derive(Debug)]
 pub(super) struct Varying {
-    pub(super) pass: Arc<Pass>,
+    pub(super) pass: Arc<UnitPass>,
     pub(super) position: usize,
     /// The shard, or what stands for it in the graph; `None` of a frozen parameter.
     pub(super) parent: Option<DispatchTensor>,
@@ -47,7 +47,7 @@ impl Varying {
         // Nobody wants the gradient of a frozen parameter, so its terms need not be added up.
         let Some(parent) = &self.parent else { return self.value.clone() };
         self.pass.buffer.expect_term(self.position, dims);
-        let op = Term {
+        let op = PartialGradParamNode {
             pass: self.pass.clone(),
             position: self.position,
             dims: dims.into(),

@@ -9,14 +9,14 @@ use crate::comm::Digests;
 
 /// How often units compare, and what their next reduction does.
 #[derive(Debug)]
-pub(crate) struct Verify {
+pub(crate) struct ReplicaCheck {
     pub(super) every: u64,
-    pub(super) gradients: Mutex<Carried>,
+    pub(super) gradients: Mutex<PendingDigests>,
 }
 
 /// What the reductions of a pass compare.
 #[derive(Debug, Default)]
-pub(super) struct Carried {
+pub(super) struct PendingDigests {
     /// The number of the pass, if its gradients are compared next.
     pub(super) due: Option<u64>,
     /// Over the ranks that shard.
@@ -25,7 +25,7 @@ pub(super) struct Carried {
     pub(super) replicate: Vec<Digests>,
 }
 
-impl Verify {
+impl ReplicaCheck {
     /// In every so-manieth pass of a unit; never if 0.
     pub(crate) fn every(passes: u64) -> Self {
         Self { every: passes, gradients: Mutex::default() }
@@ -49,7 +49,7 @@ impl Passed {
 
 /// A pass of which all that is alike is compared.
 #[derive(Debug)]
-pub(super) struct Due {
+pub(super) struct CheckedPass {
     /// Its number: 1, 2, ..
     pub(super) step: u64,
     /// Digests of the gathered weights that are cut.

@@ -18,8 +18,8 @@ use std::sync::atomic::Ordering;
 
 use burn::backend::DispatchTensor;
 
-use super::unit::{DataParallel, Unit, UnitParam};
-use super::verifier::{Carried, Due};
+use super::unit::{DataParallelGroups, Unit, UnitParam};
+use super::verifier::{PendingDigests, CheckedPass};
 use crate::comm::{Communicator, Digests, ReplicatedValue};
 use crate::memory;
 
@@ -29,22 +29,22 @@ fn has_others(group: &Communicator) -> bool {
 }
 
 /// The ranks that shard, if there are several.
-fn sharding(data: &DataParallel) -> Option<&Communicator> {
+fn sharding(data: &DataParallelGroups) -> Option<&Communicator> {
     Some(&data.shard).filter(|group| has_others(group))
 }
 
 impl Unit {
     /// A pass that trains a parameter begins, of the parameter `alone` if of one. Returns it if it is compared.
-    pub(super) fn begin_pass(&self, alone: Option<usize>) -> Option<Due> {
+    pub(super) fn begin_pass(&self, alone: Option<usize>) -> Option<CheckedPass> {
         let data = self.data.as_ref().filter(|data| data.verify.every > 0 && data.ranks() > 1)?;
         let step = self.passed.0[alone.map_or(0, |param| param + 1)].fetch_add(1, Ordering::Relaxed) + 1;
-        step.is_multiple_of(data.verify.every).then(|| Due { step, gathered: OnceLock::new() })
+        step.is_multiple_of(data.verify.every).then(|| CheckedPass { step, gathered: OnceLock::new() })
     }
 
     /// Forward has computed with these `wholes` of `members`.
     pub(super) fn look_at_gathered<'a>(
         &self,
-        due: &Due,
+        due: &CheckedPass,
         members: &[usize],
         wholes: impl Iterator<Item = &'a DispatchTensor>,
     ) {
@@ -55,8 +55,8 @@ impl Unit {
     }
 
     /// What the reductions of a pass compare, of this rank's `shards` of `members` if it is due.
-    pub(super) fn carried(&self, due: Option<&Due>, members: &[usize], shards: &[DispatchTensor]) -> Carried {
-        let Some(data) = &self.data else { return Carried::default() };
+    pub(super) fn carried(&self, due: Option<&CheckedPass>, members: &[usize], shards: &[DispatchTensor]) -> PendingDigests {
+        let Some(data) = &self.data else { return PendingDigests::default() };
         // First, for a gradient that differs makes weights differ.
         let mut carried = mem::take(&mut *data.verify.gradients.lock());
         if let Some(due) = due {
@@ -113,7 +113,7 @@ impl Unit {
     }
 
     /// Of the gathered weights, which nobody knows who has left no forward.
-    fn gathered(&self, due: &Due, members: &[usize]) -> Option<Digests> {
+    fn gathered(&self, due: &CheckedPass, members: &[usize]) -> Option<Digests> {
         sharding(self.data.as_ref()?)?;
         let cut = members.iter().map(|&member| &self.params[member]).filter(|param| param.cut.is_some());
         let values = due.gathered.get().cloned().unwrap_or_else(|| vec![None; cut.clone().count()]);

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 /// Gradients that wait, by the leaf that they are for: an optimizer step makes new leaves.
 #[derive(Debug, Default)]
-pub(super) struct Waiting(Mutex<ByStage>);
+pub(super) struct AccumulatedGrads(Mutex<ByStage>);
 
 #[derive(Debug, Default)]
 struct ByStage {
@@ -55,7 +55,7 @@ impl ByStage {
     }
 }
 
-impl Waiting {
+impl AccumulatedGrads {
     /// Puts off the reduction of gradients of these leaves: adds them to those that wait.
     pub(super) fn add(&self, stage: Stage, leaves: &[NodeId], grads: Vec<Option<DispatchTensor>>) {
         let mut waiting = self.0.lock();

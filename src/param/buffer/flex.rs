@@ -8,12 +8,12 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Disp
 use burn::tensor::{Bytes, DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
-use super::slot::{self, Memory, Unread};
+use super::slot::{self, Memory, StorageReadError};
 use super::slots::{self, Refill};
 use crate::memory::flex as memory;
 
 /// The memory of one gathered weight, there or not.
-pub(super) type Slot = slot::Slot<Arc<Bytes>, Whole>;
+pub(super) type Slot = slot::EvictableStorage<Arc<Bytes>, Whole>;
 
 /// What a gathered weight looks like.
 pub(super) struct Whole {
@@ -37,16 +37,16 @@ impl std::fmt::Debug for Slot {
 
 impl slots::Slot for Slot {
     fn release(&self) {
-        slot::Slot::release(self);
+        slot::EvictableStorage::evict(self);
     }
 
     fn fill(&self, whole: DispatchTensor) {
-        self.put_back(bytes(whole));
+        self.restore(bytes(whole));
     }
 
     #[cfg(feature = "testing")]
     fn is_full(&self) -> bool {
-        slot::Slot::is_full(self)
+        slot::EvictableStorage::is_full(self)
     }
 }
 
@@ -62,7 +62,7 @@ impl Slot {
     /// A tensor that lives in this slot.
     pub(super) fn view(self: &Arc<Self>) -> DispatchTensor {
         let Whole { len, shape, dtype } = &self.layout;
-        let view = View(slot::View::new(self.clone()));
+        let view = View(slot::StorageView::new(self.clone()));
         // SAFETY: a view's memory has `len` bytes, all initialized: it is a weight's, or a copy.
         let bytes = unsafe { Bytes::from_controller(Box::new(view), *len) };
         let tensor = FlexTensor::new(bytes, Layout::contiguous(shape.clone()), *dtype);
@@ -83,13 +83,13 @@ fn bytes(tensor: DispatchTensor) -> Arc<Bytes> {
 }
 
 /// Bytes of a tensor that are a slot's.
-struct View(slot::View<Arc<Bytes>, Whole>);
+struct View(slot::StorageView<Arc<Bytes>, Whole>);
 
-impl From<Unread> for AccessError {
-    fn from(unread: Unread) -> Self {
+impl From<StorageReadError> for AccessError {
+    fn from(unread: StorageReadError) -> Self {
         match unread {
-            Unread::WouldCopy => Self::WouldCopy,
-            Unread::Gone => Self::Read(GONE.into()),
+            StorageReadError::WouldCopy => Self::WouldCopy,
+            StorageReadError::Gone => Self::Read(GONE.into()),
         }
     }
 }
@@ -155,7 +155,7 @@ mod tests {
         fn refill(&self) {
             self.refills.fetch_add(1, SeqCst);
             if let Some(slot) = self.slot.lock().upgrade() {
-                slot.put_back(bytes(values()));
+                slot.restore(bytes(values()));
             }
         }
     }
@@ -179,7 +179,7 @@ mod tests {
     fn views_read_a_slot_that_was_emptied_and_filled() {
         let (source, slot) = slot();
         let turned = Tensor::<2>::from_dispatch(slot.view()).transpose();
-        slot.release();
+        slot.evict();
         assert!(slot.forward.read().is_none());
         assert_eq!(read(turned.clone() * 2.0), [2.0, 6.0, 4.0, 8.0]);
         assert_eq!(source.refills.load(SeqCst), 1, "the reader had it filled");
@@ -190,9 +190,9 @@ mod tests {
     fn what_was_gathered_again_stays_as_long_as_a_view() {
         let (_, slot) = slot();
         let view = Tensor::<2>::from_dispatch(slot.view());
-        slot.release();
-        slot.put_back(bytes(values()));
-        slot.release();
+        slot.evict();
+        slot.restore(bytes(values()));
+        slot.evict();
         let weak = Arc::downgrade(&slot);
         drop(slot);
         let data = view.into_data();
@@ -210,11 +210,11 @@ mod tests {
             move || Tensor::<2>::from_dispatch(view) * 1.0
         });
         let copy = copy.join().unwrap();
-        slot.release();
+        slot.evict();
         assert_eq!((read(copy), source.refills.load(SeqCst)), (vec![1.0, 2.0, 3.0, 4.0], 0));
         // The other thread does not take it back either.
         let (_, slot) = self::slot();
-        thread::scope(|scope| scope.spawn(|| slot.release()).join().unwrap());
+        thread::scope(|scope| scope.spawn(|| slot.evict()).join().unwrap());
         assert!(slot.forward.read().is_some());
     }
 
@@ -232,7 +232,7 @@ mod tests {
         let (source, slot) = slot();
         *source.slot.lock() = Weak::new();
         let view = Tensor::<2>::from_dispatch(slot.view());
-        slot.release();
+        slot.evict();
         let _ = view + 1.0;
     }
 }

@@ -31,16 +31,16 @@ use super::sync::Mutex;
 ///
 /// Views hold it, to be filled, and it holds views: until [`end`](Self::end), which whoever made it calls.
 #[derive(Debug)]
-pub struct Gathered<G, S: ?Sized, T>(Mutex<State<G, S, T>>);
+pub struct UnshardState<G, S: ?Sized, T>(Mutex<State<G, S, T>>);
 
 #[derive(Debug)]
 enum State<G, S: ?Sized, T> {
     /// This rank has its shards alone.
     Sharded,
     /// Forward computes with these.
-    Forward(Vec<Weight<S, T>>),
+    Forward(Vec<StoredWeight<S, T>>),
     /// Forward is over, and its weights stay.
-    Whole(Vec<Weight<S, T>>),
+    Whole(Vec<StoredWeight<S, T>>),
     /// Forward is over. Issued, and not waited for, is what backward needs; of a weight in a slot the view
     /// stays.
     UnderWay(G, Vec<Option<InSlot<S, T>>>),
@@ -64,7 +64,7 @@ pub enum After<G> {
 
 /// A weight in forward.
 #[derive(Debug)]
-pub enum Weight<S: ?Sized, T> {
+pub enum StoredWeight<S: ?Sized, T> {
     /// In memory of its own, or the shard that every rank holds whole.
     Own(T),
     #[cfg_attr(not(any(feature = "flex", feature = "cube")), allow(dead_code, reason = "no backend has slots"))]
@@ -86,7 +86,7 @@ enum Again<T> {
     Whole(Option<T>),
 }
 
-impl<S: ?Sized, T: Clone> Weight<S, T> {
+impl<S: ?Sized, T: Clone> StoredWeight<S, T> {
     pub fn value(&self) -> &T {
         match self {
             Self::Own(whole) => whole,
@@ -103,7 +103,7 @@ impl<S: ?Sized, T: Clone> Weight<S, T> {
 }
 
 /// Of the same memory.
-impl<S: ?Sized, T: Clone> Clone for Weight<S, T> {
+impl<S: ?Sized, T: Clone> Clone for StoredWeight<S, T> {
     fn clone(&self) -> Self {
         match self {
             Self::Own(whole) => Self::Own(whole.clone()),
@@ -112,13 +112,13 @@ impl<S: ?Sized, T: Clone> Clone for Weight<S, T> {
     }
 }
 
-impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
+impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     pub fn new() -> Self {
         Self(Mutex::new(State::Sharded))
     }
 
     /// Puts there what `gather` makes, unless forward has its weights. If that fails, nothing has happened.
-    pub fn unshard<E>(&self, gather: impl FnOnce() -> Result<Vec<Weight<S, T>>, E>) -> Result<(), E> {
+    pub fn unshard<E>(&self, gather: impl FnOnce() -> Result<Vec<StoredWeight<S, T>>, E>) -> Result<(), E> {
         let mut state = self.0.lock();
         if let State::Sharded = *state {
             *state = State::Forward(gather()?);
@@ -136,12 +136,12 @@ impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
 
     /// Whether the weight at `position` is in a slot, in forward.
     pub fn is_in_slot(&self, position: usize) -> bool {
-        matches!(&*self.0.lock(), State::Forward(weights) if matches!(weights[position], Weight::InSlot(_)))
+        matches!(&*self.0.lock(), State::Forward(weights) if matches!(weights[position], StoredWeight::InSlot(_)))
     }
 
     /// Forward is over: `after` says what becomes of its weights. Whoever finds a released slot empty finds what fills
     /// it.
-    pub fn leave(&self, after: impl FnOnce(&[Weight<S, T>]) -> After<G>, release: impl Fn(&S)) {
+    pub fn leave(&self, after: impl FnOnce(&[StoredWeight<S, T>]) -> After<G>, release: impl Fn(&S)) {
         let mut state = self.0.lock();
         let after = match &*state {
             State::Forward(weights) => after(weights),
@@ -172,7 +172,7 @@ impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
     }
 
     /// The weights that have stayed after forward.
-    pub fn kept(&self) -> Option<Vec<Weight<S, T>>> {
+    pub fn kept(&self) -> Option<Vec<StoredWeight<S, T>>> {
         match &*self.0.lock() {
             State::Whole(weights) => Some(weights.clone()),
             _ => None,
@@ -254,8 +254,8 @@ impl<G, S: ?Sized, T: Clone> Gathered<G, S, T> {
 }
 
 /// Releases the slots of these weights, and lets go of those in none.
-fn free<S: ?Sized, T: Clone>(weights: Vec<Weight<S, T>>, release: impl Fn(&S)) -> Vec<Option<InSlot<S, T>>> {
-    let in_slots: Vec<_> = weights.into_iter().map(Weight::in_slot).collect();
+fn free<S: ?Sized, T: Clone>(weights: Vec<StoredWeight<S, T>>, release: impl Fn(&S)) -> Vec<Option<InSlot<S, T>>> {
+    let in_slots: Vec<_> = weights.into_iter().map(StoredWeight::in_slot).collect();
     in_slots.iter().flatten().for_each(|in_slot| release(&in_slot.slot));
     in_slots
 }

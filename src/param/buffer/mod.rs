@@ -68,19 +68,19 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 
-use gathered::{After, Weight};
+use gathered::{After, StoredWeight};
 use gradients::Gradients;
 pub(super) use gradients::zeros_of;
-use placing::{Placing, lasting};
+use placing::{StoragePlacer, lasting};
 use shared::FreedBy;
 pub(super) use shared::SharedWeights;
 use slots::{Refill, Slot};
-pub(super) use source::Source;
+pub(super) use source::ShardGatherer;
 
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::gathering::{Ahead, Gathering, Keeps};
+use super::gathering::{Ahead, PendingAllGather, Keeps};
 use super::precision::cast;
-use super::shards::ShardsKey;
+use super::shards::LocalShardsId;
 use super::unit::{Kept, Unit};
 use crate::comm::{CommError, Phase};
 use crate::error::OrUnwind;
@@ -90,8 +90,8 @@ use crate::error::OrUnwind;
 ///
 /// It holds plain tensors only, so that it keeps no graph alive.
 #[derive(Debug)]
-pub(super) struct UnitBuffer {
-    source: Arc<Source>,
+pub(super) struct UnshardedParams {
+    source: Arc<ShardGatherer>,
     kept: Kept,
     /// Whether gathered weights live in slots, where the backend has them.
     in_slots: bool,
@@ -109,14 +109,14 @@ enum Stays {
     /// It is freed.
     No,
     /// It is for the next forward from these shards.
-    For(ShardsKey),
+    For(LocalShardsId),
     /// The unit has it, for all forwards from the same shards.
     Shared,
 }
 
-impl UnitBuffer {
+impl UnshardedParams {
     /// Of the weights of `source`. What the pass has gathered `stays` for the next forward from these shards.
-    pub(super) fn new(source: Arc<Source>, kept: Kept, in_slots: bool, stays: Option<ShardsKey>) -> Self {
+    pub(super) fn new(source: Arc<ShardGatherer>, kept: Kept, in_slots: bool, stays: Option<LocalShardsId>) -> Self {
         let gradients = Mutex::new(Gradients::new(source.members.len()));
         let is_left = stays.is_some();
         let stays = Mutex::new(stays.map_or(Stays::No, Stays::For));
@@ -130,7 +130,7 @@ impl UnitBuffer {
         &self.source.unit
     }
 
-    pub(super) fn source(&self) -> &Arc<Source> {
+    pub(super) fn source(&self) -> &Arc<ShardGatherer> {
         &self.source
     }
 
@@ -163,7 +163,7 @@ impl UnitBuffer {
                 self.source.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
                 copy(gathering)
             }
-            Ahead::Left(wholes) => copy(Gathering::Done((wholes, None))),
+            Ahead::Left(wholes) => copy(PendingAllGather::Done((wholes, None))),
             Ahead::Shared(shared) if self.may_share() => {
                 self.source.shares(&shared.freed_by);
                 gathered.unshard(|| Ok::<_, CommError>(shared.weights))?;
@@ -187,14 +187,14 @@ impl UnitBuffer {
         self.source.gathered.unshard(|| Ok(self.place(self.source.gather()?)))
     }
 
-    fn place(&self, wholes: Vec<DispatchTensor>) -> Vec<Weight<dyn Slot, DispatchTensor>> {
-        let mut placing = Placing::new(match &self.freed_by {
+    fn place(&self, wholes: Vec<DispatchTensor>) -> Vec<StoredWeight<dyn Slot, DispatchTensor>> {
+        let mut placing = StoragePlacer::new(match &self.freed_by {
             Some(freed_by) => freed_by.clone(),
             None => self.source.clone(),
         });
         let place = |(position, whole)| match self.in_slots && !self.source.is_shard(position) {
             true => placing.place(whole),
-            false => Weight::Own(whole),
+            false => StoredWeight::Own(whole),
         };
         wholes.into_iter().enumerate().map(place).collect()
     }
@@ -230,9 +230,9 @@ impl UnitBuffer {
     /// Forward is over: takes the gathered memory back, but for the part to keep, and issues the all-gather that
     /// `backward` will need.
     pub(super) fn take_back(&self, backward: bool) {
-        let after = |weights: &[Weight<_, DispatchTensor>]| {
+        let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
             if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
-                let wholes = weights.iter().map(Weight::value);
+                let wholes = weights.iter().map(StoredWeight::value);
                 self.source.unit.look_at_gathered(due, &self.source.members, wholes);
             }
             if backward && self.kept == Kept::Whole {
@@ -370,7 +370,7 @@ impl UnitBuffer {
     }
 
     /// Leaves the weights for the next forward from these shards.
-    fn leave_unsharded(&self, shards: ShardsKey, wholes: Vec<DispatchTensor>) {
+    fn leave_unsharded(&self, shards: LocalShardsId, wholes: Vec<DispatchTensor>) {
         let wholes = self.source.unit.cut(&self.source.members, wholes);
         self.source.unit.keep_unsharded(shards, Ahead::Left(wholes.into_iter().map(lasting).collect()));
     }
@@ -394,7 +394,7 @@ impl UnitBuffer {
     /// # Collective
     /// Of the tensor-parallel ranks, where gradients are terms of a sum.
     pub(super) fn take_gradients(&self) -> Result<Vec<Option<DispatchTensor>>, CommError> {
-        let Source { unit, members, .. } = &*self.source;
+        let ShardGatherer { unit, members, .. } = &*self.source;
         let dtype = |position: usize| self.source.added_in(position);
         let to_add = |(position, grad): (usize, Option<_>)| Some(cast(grad?, Some(dtype(position))));
         let zeros = |position: usize| {
@@ -432,7 +432,7 @@ impl UnitBuffer {
 }
 
 /// The graph that needed it is gone.
-impl Drop for UnitBuffer {
+impl Drop for UnshardedParams {
     fn drop(&mut self) {
         self.end();
     }

@@ -8,19 +8,19 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKin
 use super::cube;
 #[cfg(feature = "flex")]
 use super::flex;
-use super::gathered::{InSlot, Weight};
+use super::gathered::{InSlot, StoredWeight};
 use super::slots::{Refill, Slot};
 use crate::dtensor::own;
 use crate::memory::is_lasting;
 
 /// Moves the weights of one unit into slots.
-pub(super) struct Placing {
+pub(super) struct StoragePlacer {
     source: Arc<dyn Refill>,
     #[cfg(feature = "cube")]
     blocks: cube::Blocks,
 }
 
-impl Placing {
+impl StoragePlacer {
     /// Into slots that `source` fills.
     pub(super) fn new(source: Arc<dyn Refill>) -> Self {
         Self {
@@ -31,22 +31,22 @@ impl Placing {
     }
 
     /// Moves `tensor` into a slot; one without memory, or of a backend that has no slots, stays as it is.
-    pub(super) fn place(&mut self, tensor: DispatchTensor) -> Weight<dyn Slot, DispatchTensor> {
+    pub(super) fn place(&mut self, tensor: DispatchTensor) -> StoredWeight<dyn Slot, DispatchTensor> {
         if tensor.shape().num_elements() == 0 {
-            return Weight::Own(tensor);
+            return StoredWeight::Own(tensor);
         }
         match &tensor.kind {
             #[cfg(feature = "flex")]
             DispatchTensorKind::Flex(_) => {
                 let slot = flex::Slot::place(tensor, self.source.clone());
-                Weight::InSlot(InSlot { view: slot.view(), slot })
+                StoredWeight::InSlot(InSlot { view: slot.view(), slot })
             }
             #[cfg(feature = "cube")]
             DispatchTensorKind::Cube(_) => match self.blocks.slot(&tensor) {
-                Some(slot) => Weight::InSlot(InSlot { view: tensor, slot }),
-                None => Weight::Own(tensor),
+                Some(slot) => StoredWeight::InSlot(InSlot { view: tensor, slot }),
+                None => StoredWeight::Own(tensor),
             },
-            _ => Weight::Own(tensor),
+            _ => StoredWeight::Own(tensor),
         }
     }
 }

@@ -7,7 +7,7 @@ use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::gathered::Weight;
+use super::gathered::StoredWeight;
 use super::placing::lasting;
 use super::slots::{Refill, Slot};
 
@@ -17,7 +17,7 @@ use super::slots::{Refill, Slot};
 /// to free them, and then the unit holds them no longer.
 #[derive(Debug, Clone)]
 pub(in super::super) struct SharedWeights {
-    pub(super) weights: Vec<Weight<dyn Slot, DispatchTensor>>,
+    pub(super) weights: Vec<StoredWeight<dyn Slot, DispatchTensor>>,
     pub(super) freed_by: Arc<FreedBy>,
 }
 

@@ -16,7 +16,7 @@ pub trait Memory {
 }
 
 /// The memory of one gathered weight, there or not; `L` is what it is laid out as.
-pub struct Slot<M, L> {
+pub struct EvictableStorage<M, L> {
     /// What forward gathered, until it is taken back.
     pub(super) forward: RwLock<Option<M>>,
     /// What was gathered again. Nobody takes it back: it goes with the last view.
@@ -27,7 +27,7 @@ pub struct Slot<M, L> {
     thread: ThreadId,
 }
 
-impl<M, L> Slot<M, L> {
+impl<M, L> EvictableStorage<M, L> {
     /// Of memory that forward gathered on this very thread.
     pub fn new(memory: M, layout: L, source: Arc<dyn Refill>) -> Arc<Self> {
         let (forward, again) = (RwLock::new(Some(memory)), OnceLock::new());
@@ -38,14 +38,14 @@ impl<M, L> Slot<M, L> {
     /// [`new`](Self::new) it stays, until the last view goes.
     ///
     /// The caller still holds a clone of each view that it gave out: see [`Place`].
-    pub fn release(&self) {
+    pub fn evict(&self) {
         if thread::current().id() == self.thread {
             self.forward.write().take();
         }
     }
 
     /// Gives memory back, with the same values. A slot that was filled again stays as it is.
-    pub fn put_back(&self, memory: M) {
+    pub fn restore(&self, memory: M) {
         let _ = self.again.set(memory);
     }
 
@@ -55,8 +55,8 @@ impl<M, L> Slot<M, L> {
 }
 
 /// Memory that is a slot's, until it is written to: then a copy of its own.
-pub struct View<M, L> {
-    pub(super) slot: Arc<Slot<M, L>>,
+pub struct StorageView<M, L> {
+    pub(super) slot: Arc<EvictableStorage<M, L>>,
     own: OnceLock<M>,
 }
 
@@ -75,7 +75,7 @@ pub struct View<M, L> {
 /// handle borrows nothing; or a `TensorData`, which has the bytes to itself. burn copies to make one,
 /// unless the tensor is the only handle: it never is while forward's memory may be taken back, since
 /// the unit's buffer holds another until then and after.
-pub enum Place<'a, M> {
+pub enum StorageRef<'a, M> {
     /// The view's own, or gathered again.
     Held(&'a M),
     Forward(Forward<'a, M>),
@@ -84,7 +84,7 @@ pub enum Place<'a, M> {
 /// Forward's memory, locked.
 pub struct Forward<'a, M>(RwLockReadGuard<'a, Option<M>>);
 
-impl<M> Deref for Place<'_, M> {
+impl<M> Deref for StorageRef<'_, M> {
     type Target = M;
 
     fn deref(&self) -> &M {
@@ -97,15 +97,15 @@ impl<M> Deref for Place<'_, M> {
 
 /// Why a view has nothing to read.
 #[derive(Debug)]
-pub enum Unread {
+pub enum StorageReadError {
     /// Only a copy could be read here.
     WouldCopy,
     /// The slot is empty, and its source has nothing more.
     Gone,
 }
 
-impl<M: Memory, L> View<M, L> {
-    pub fn new(slot: Arc<Slot<M, L>>) -> Self {
+impl<M: Memory, L> StorageView<M, L> {
+    pub fn new(slot: Arc<EvictableStorage<M, L>>) -> Self {
         Self { slot, own: OnceLock::new() }
     }
 
@@ -119,41 +119,41 @@ impl<M: Memory, L> View<M, L> {
     }
 
     /// Forward's memory where it is, if it is there.
-    fn in_place(&self) -> Option<Place<'_, M>> {
+    fn in_place(&self) -> Option<StorageRef<'_, M>> {
         let forward = self.slot.forward.read();
-        forward.is_some().then_some(Place::Forward(Forward(forward)))
+        forward.is_some().then_some(StorageRef::Forward(Forward(forward)))
     }
 
     /// Where to read; has an empty slot filled first.
-    pub fn read(&self, copy_allowed: bool) -> Result<Place<'_, M>, Unread> {
+    pub fn read(&self, copy_allowed: bool) -> Result<StorageRef<'_, M>, StorageReadError> {
         let here = thread::current().id() == self.slot.thread;
         for gathered in [true, false] {
             if let Some(memory) = self.own.get().or_else(|| self.slot.again.get()) {
-                return Ok(Place::Held(memory));
+                return Ok(StorageRef::Held(memory));
             }
             if here && let Some(place) = self.in_place() {
                 return Ok(place);
             }
             if !here && self.slot.forward.read().is_some() {
                 if !copy_allowed {
-                    return Err(Unread::WouldCopy);
+                    return Err(StorageReadError::WouldCopy);
                 }
                 if let Some(memory) = self.own() {
-                    return Ok(Place::Held(memory));
+                    return Ok(StorageRef::Held(memory));
                 }
             }
             if gathered {
                 self.slot.source.refill();
             }
         }
-        Err(Unread::Gone)
+        Err(StorageReadError::Gone)
     }
 
     /// Memory to write to, which no other view sees.
-    pub fn write(&mut self, copy_allowed: bool) -> Result<&mut M, Unread> {
+    pub fn write(&mut self, copy_allowed: bool) -> Result<&mut M, StorageReadError> {
         if self.own.get().is_none() {
             if !copy_allowed {
-                return Err(Unread::WouldCopy);
+                return Err(StorageReadError::WouldCopy);
             }
             let copy = self.read(true)?.copy();
             let _ = self.own.set(copy);

@@ -6,17 +6,17 @@ use std::sync::{Arc, OnceLock, Weak};
 use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device};
 
-use super::gathered::Gathered;
+use super::gathered::UnshardState;
 use super::shared::FreedBy;
 use super::slots::{Refill, Slot};
 use crate::comm::{Call, CommError, Op, Phase};
 use crate::error::OrUnwind;
 use crate::memory;
 use crate::param::events::{EventKind, ShardedState, TrainingState, done, happened};
-use crate::param::gathering::{Gathering, Keeps, Wholes};
-use crate::param::offload::Offloaded;
+use crate::param::gathering::{PendingAllGather, Keeps, GatheredTensors};
+use crate::param::offload::CpuOffload;
 use crate::param::unit::Unit;
-use crate::param::verifier::{Carried, Due};
+use crate::param::verifier::{PendingDigests, CheckedPass};
 
 /// The shards that a pass started from, and what is gathered of them.
 ///
@@ -25,7 +25,7 @@ use crate::param::verifier::{Carried, Due};
 ///
 /// Views of a slot hold the source: a weight that outlives its pass can still be read.
 #[derive(Debug)]
-pub(in super::super) struct Source {
+pub(in super::super) struct ShardGatherer {
     pub(super) unit: Arc<Unit>,
     /// The unit's parameters that take part, as indices into the unit.
     pub(super) members: Vec<usize>,
@@ -36,15 +36,15 @@ pub(in super::super) struct Source {
     /// What the pass's collectives are called.
     call: Call,
     /// If what is alike on several ranks is compared.
-    pub(super) due: Option<Due>,
-    pub(super) gathered: Gathered<Gathering, dyn Slot, DispatchTensor>,
+    pub(super) due: Option<CheckedPass>,
+    pub(super) gathered: UnshardState<PendingAllGather, dyn Slot, DispatchTensor>,
     /// Whether the all-gather for backward is wanted.
     started: AtomicBool,
     /// What fills its slots again, if passes share them.
     shared: OnceLock<Weak<FreedBy>>,
 }
 
-impl Source {
+impl ShardGatherer {
     /// Of the parameters `members` of a unit, of which this rank has these `shards`. The weights are in the element types
     /// that they are `stored` in, or else those that they are computed with in. Collectives are called `call`; what is
     /// alike on several ranks is compared if it is `due`.
@@ -54,9 +54,9 @@ impl Source {
         shards: Vec<DispatchTensor>,
         stored: bool,
         call: Call,
-        due: Option<Due>,
+        due: Option<CheckedPass>,
     ) -> Arc<Self> {
-        let (gathered, started, shared) = (Gathered::new(), AtomicBool::new(false), OnceLock::new());
+        let (gathered, started, shared) = (UnshardState::new(), AtomicBool::new(false), OnceLock::new());
         Arc::new(Self { unit, members, shards, stored, call, due, gathered, started, shared })
     }
 
@@ -79,7 +79,7 @@ impl Source {
     }
 
     /// Returns what the reduction of the pass compares.
-    pub(in super::super) fn carried(&self) -> Carried {
+    pub(in super::super) fn carried(&self) -> PendingDigests {
         self.unit.carried(self.due.as_ref(), &self.members, &self.shards)
     }
 
@@ -109,13 +109,13 @@ impl Source {
 
     /// How weights come to where the rank computes, if the shards are in host memory. Weights as they are stored stay
     /// with the shards.
-    pub(super) fn offloaded(&self) -> Option<&Offloaded> {
+    pub(super) fn offloaded(&self) -> Option<&CpuOffload> {
         self.unit.offloaded().filter(|_| !self.stored)
     }
 
     /// How reduced gradients come to the shards, if those are in host memory: who has moved the model by hand has them
     /// elsewhere.
-    pub(in super::super) fn copied_out(&self) -> Option<Offloaded> {
+    pub(in super::super) fn copied_out(&self) -> Option<CpuOffload> {
         let is_on_host = |shard: &DispatchTensor| memory::is_host(&Device::new(shard.device()));
         self.offloaded().filter(|_| self.shards.iter().all(is_on_host)).cloned()
     }
@@ -154,7 +154,7 @@ impl Source {
     pub(super) fn gathered_in(
         &self,
         during: TrainingState,
-        gathering: Gathering,
+        gathering: PendingAllGather,
     ) -> Result<Vec<DispatchTensor>, CommError> {
         Ok(self.wholes(during, gathering.wait()?))
     }
@@ -181,7 +181,7 @@ impl Source {
     }
 
     /// Every weight of the pass, of what was gathered for backward.
-    fn wholes_again(&self, gathering: Gathering) -> Vec<DispatchTensor> {
+    fn wholes_again(&self, gathering: PendingAllGather) -> Vec<DispatchTensor> {
         if !self.started.swap(true, Relaxed) {
             self.happened(EventKind::Unshard, TrainingState::PreBackward, ShardedState::Unsharded);
         }
@@ -189,7 +189,7 @@ impl Source {
     }
 
     /// Every weight of the pass, of what was gathered.
-    pub(super) fn wholes(&self, during: TrainingState, (gathered, course): Wholes) -> Vec<DispatchTensor> {
+    pub(super) fn wholes(&self, during: TrainingState, (gathered, course): GatheredTensors) -> Vec<DispatchTensor> {
         let uncut = self.unit.uncut(&self.members, self.sent(false));
         let uncut = match self.offloaded() {
             Some(offloaded) => offloaded.copy_in(&self.call.label, uncut),
@@ -204,7 +204,7 @@ impl Source {
 
     /// Issues the all-gather for backward: of `parts`, the shards over a few ranks, or else of the
     /// shards over all.
-    pub(super) fn gather_ahead(&self, parts: Option<Vec<DispatchTensor>>) -> Gathering {
+    pub(super) fn gather_ahead(&self, parts: Option<Vec<DispatchTensor>>) -> PendingAllGather {
         let call = self.call(Phase::Backward).with_deferred();
         match parts {
             Some(parts) => self.unit.all_gather_parts(call, &self.members, parts),
@@ -218,7 +218,7 @@ impl Source {
     }
 }
 
-impl Keeps for Source {
+impl Keeps for ShardGatherer {
     fn reshard(self: Arc<Self>) {
         let issue = || {
             self.happened(EventKind::Reshard, TrainingState::Idle, ShardedState::Sharded);
@@ -231,7 +231,7 @@ impl Keeps for Source {
     }
 }
 
-impl Refill for Source {
+impl Refill for ShardGatherer {
     fn refill(&self) {
         self.gathered.refill(|issued| self.wholes_again(issued), Slot::fill);
     }

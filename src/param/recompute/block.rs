@@ -17,8 +17,8 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use parking_lot::Mutex;
 
 use crate::autodiff::{self, BackwardId, BackwardStep, GraphOp};
-use crate::param::graph::{Flush, Like, give, nothing, one_graph, reduce};
-use crate::param::pass::{Pass, Reduced};
+use crate::param::graph::{RootPostBackward, Like, give, nothing, one_graph, reduce};
+use crate::param::pass::{UnitPass, Reduced};
 use crate::param::scope::pad;
 use crate::param::sweep::own_leaf;
 
@@ -39,29 +39,29 @@ pub(super) struct Recomputed {
 }
 
 /// A block between forward and backward. As a [`Pass`] it holds no tensor of the graph.
-pub(super) struct Block {
+pub(super) struct RecomputeRegion {
     recompute: Mutex<Option<Box<dyn Recompute>>>,
     /// Of each output, once backward has come to it.
     grads: Mutex<Vec<Option<DispatchTensor>>>,
     /// The tracked inputs.
     inputs: Vec<(NodeId, Like)>,
     /// The passes inside.
-    passes: Vec<Arc<Pass>>,
+    passes: Vec<Arc<UnitPass>>,
 }
 
-impl fmt::Debug for Block {
+impl fmt::Debug for RecomputeRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block").field("inputs", &self.inputs).field("passes", &self.passes).finish_non_exhaustive()
     }
 }
 
-impl Block {
+impl RecomputeRegion {
     /// With these tracked inputs, and so many outputs.
     pub(super) fn new(
         recompute: Box<dyn Recompute>,
         inputs: &[DispatchTensor],
         outputs: usize,
-        passes: Vec<Arc<Pass>>,
+        passes: Vec<Arc<UnitPass>>,
     ) -> Arc<Self> {
         let input = |tensor: &DispatchTensor| Some((autodiff::node_id(tensor.clone())?, Like::of(tensor)));
         Arc::new(Self {
@@ -85,7 +85,7 @@ impl Block {
             Some(leaf) if top && !reduced.is_empty() => {
                 let own = own_leaf(&leaf);
                 self.passes.iter().for_each(|pass| pass.passes.hang(&Arc::downgrade(pass), own.clone()));
-                Some(autodiff::binary(leaf, own, Arc::new(Flush::new(reduced))))
+                Some(autodiff::binary(leaf, own, Arc::new(RootPostBackward::new(reduced))))
             }
             leaf => leaf,
         };
@@ -93,8 +93,8 @@ impl Block {
         let mut parents: Vec<_> = first.into_iter().chain(inputs).chain(last).collect();
         parents.retain(|parent| one_graph(parent, &like));
         let lowest = parents.pop().expect("`like` is one");
-        let link = |gate, parent| autodiff::binary(gate, parent, Arc::new(Gate(None)));
-        let gate = Arc::new(Gate(Some(self.clone())));
+        let link = |gate, parent| autodiff::binary(gate, parent, Arc::new(RecomputeNode(None)));
+        let gate = Arc::new(RecomputeNode(Some(self.clone())));
         match parents.into_iter().reduce(link) {
             Some(links) => autodiff::binary(links, lowest, gate),
             None => autodiff::unary(lowest, gate),
@@ -146,9 +146,9 @@ impl Block {
 
 /// Computes the block again, or, as a link, ties its gate to one thing more.
 #[derive(Debug)]
-struct Gate(Option<Arc<Block>>);
+struct RecomputeNode(Option<Arc<RecomputeRegion>>);
 
-impl GraphOp for Gate {
+impl GraphOp for RecomputeNode {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         nothing(&parents[0])
     }
@@ -161,7 +161,7 @@ impl GraphOp for Gate {
 /// An output. Parent: the gate.
 #[derive(Debug)]
 struct Output {
-    block: Arc<Block>,
+    block: Arc<RecomputeRegion>,
     index: usize,
     /// Until the node is made.
     value: Mutex<Option<DispatchTensor>>,
@@ -179,9 +179,9 @@ impl GraphOp for Output {
 
 /// Gives an output, computed again, its gradient. Parents: the output, what else is to come up.
 #[derive(Debug)]
-struct Seed(Mutex<Option<DispatchTensor>>);
+struct GradSeed(Mutex<Option<DispatchTensor>>);
 
-impl GraphOp for Seed {
+impl GraphOp for GradSeed {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         nothing(&parents[0])
     }
@@ -203,7 +203,7 @@ pub(super) fn backward_from(
         return None;
     }
     let root = outputs.into_iter().fold(last.unwrap_or(anchor), |root, (output, grad)| {
-        autodiff::binary(output, root, Arc::new(Seed(Mutex::new(Some(grad)))))
+        autodiff::binary(output, root, Arc::new(GradSeed(Mutex::new(Some(grad)))))
     });
     Some(Dispatch::backward(root))
 }

@@ -32,7 +32,7 @@ pub(super) fn leaf(tensor: DispatchTensor) -> DispatchTensor {
 }
 
 /// What is known of the copies in a module.
-pub(super) struct Copies {
+pub(super) struct DetachedModule {
     /// Of each copy its leaf.
     pub(super) leaves: Leaves,
     /// The leaves that no unit gathers, by their copies.
@@ -45,7 +45,7 @@ pub(super) struct Copies {
     pub(super) first: Option<DispatchTensor>,
 }
 
-impl Copies {
+impl DetachedModule {
     /// The module with copies of its trained parameters.
     pub(super) fn of<M: Module>(module: &M) -> (M, Self) {
         let mut made = Copying::default();

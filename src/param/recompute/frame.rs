@@ -17,14 +17,14 @@ use burn::backend::DispatchTensor;
 
 use super::leaves::{Known, Leaves};
 use crate::autodiff::BackwardId;
-use crate::param::pass::{Pass, Reduced};
+use crate::param::pass::{UnitPass, Reduced};
 
-struct Frame {
+struct RecomputeContext {
     /// The passes that were entered in it, or that are entered again.
-    passes: RefCell<Vec<Arc<Pass>>>,
+    passes: RefCell<Vec<Arc<UnitPass>>>,
     /// `None` for the first time.
     again: Option<Again>,
-    around: Option<Rc<Frame>>,
+    around: Option<Rc<RecomputeContext>>,
 }
 
 struct Again {
@@ -39,10 +39,10 @@ struct Again {
 }
 
 thread_local! {
-    static FRAME: RefCell<Option<Rc<Frame>>> = const { RefCell::new(None) };
+    static FRAME: RefCell<Option<Rc<RecomputeContext>>> = const { RefCell::new(None) };
 }
 
-fn current<T>(f: impl FnOnce(&Frame) -> T) -> Option<T> {
+fn current<T>(f: impl FnOnce(&RecomputeContext) -> T) -> Option<T> {
     let frame = FRAME.with_borrow(Clone::clone)?;
     Some(f(&frame))
 }
@@ -67,18 +67,18 @@ pub(in crate::param) enum Next {
     /// A new pass.
     New,
     /// One that was recorded.
-    Recorded(Arc<Pass>),
+    Recorded(Arc<UnitPass>),
     /// The block has entered fewer for the first time.
     None,
 }
 
 /// What is entered next.
 pub(in crate::param) fn next() -> Next {
-    current(Frame::next).unwrap_or(Next::New)
+    current(RecomputeContext::next).unwrap_or(Next::New)
 }
 
 /// The pass is entered for the first time.
-pub(in crate::param) fn record(pass: &Arc<Pass>) {
+pub(in crate::param) fn record(pass: &Arc<UnitPass>) {
     current(|frame| frame.passes.borrow_mut().push(pass.clone()));
 }
 
@@ -100,12 +100,12 @@ pub(in crate::param) fn keep(reduced: Reduced) -> Option<Reduced> {
 }
 
 /// Whether the pass was entered outside of the innermost block, which computes again.
-pub(in crate::param) fn is_outside(pass: &Arc<Pass>) -> bool {
-    let is_inside = |frame: &Frame| frame.passes.borrow().iter().any(|inside| Arc::ptr_eq(inside, pass));
+pub(in crate::param) fn is_outside(pass: &Arc<UnitPass>) -> bool {
+    let is_inside = |frame: &RecomputeContext| frame.passes.borrow().iter().any(|inside| Arc::ptr_eq(inside, pass));
     current(|frame| frame.again.is_some() && !is_inside(frame)).unwrap_or(false)
 }
 
-impl Frame {
+impl RecomputeContext {
     fn next(&self) -> Next {
         let next = match (&self.again, &self.around) {
             (Some(again), _) => {
@@ -123,33 +123,33 @@ impl Frame {
 }
 
 /// A block computes as long as it lives.
-pub(super) struct Computing {
-    frame: Rc<Frame>,
+pub(super) struct RecomputeGuard {
+    frame: Rc<RecomputeContext>,
     _leaves: Known,
 }
 
-impl Computing {
+impl RecomputeGuard {
     /// For the first time, with copies of these leaves.
     pub(super) fn first(leaves: Leaves) -> Self {
         Self::new(Vec::new(), None, leaves)
     }
 
     /// Again, with these passes, on the graph of `anchor`, in `backward`.
-    pub(super) fn again(passes: Vec<Arc<Pass>>, anchor: DispatchTensor, backward: BackwardId, leaves: Leaves) -> Self {
+    pub(super) fn again(passes: Vec<Arc<UnitPass>>, anchor: DispatchTensor, backward: BackwardId, leaves: Leaves) -> Self {
         let again = Again { entered: Cell::new(0), anchor, backward, reduced: RefCell::default() };
         Self::new(passes, Some(again), leaves)
     }
 
-    fn new(passes: Vec<Arc<Pass>>, again: Option<Again>, leaves: Leaves) -> Self {
+    fn new(passes: Vec<Arc<UnitPass>>, again: Option<Again>, leaves: Leaves) -> Self {
         let frame = FRAME.with_borrow_mut(|frame| {
-            let inside = Rc::new(Frame { passes: RefCell::new(passes), again, around: frame.take() });
+            let inside = Rc::new(RecomputeContext { passes: RefCell::new(passes), again, around: frame.take() });
             frame.insert(inside).clone()
         });
         Self { frame, _leaves: Known::new(leaves) }
     }
 
     /// The passes that were entered.
-    pub(super) fn passes(&self) -> Vec<Arc<Pass>> {
+    pub(super) fn passes(&self) -> Vec<Arc<UnitPass>> {
         self.frame.passes.borrow().clone()
     }
 
@@ -165,7 +165,7 @@ impl Computing {
     }
 }
 
-impl Drop for Computing {
+impl Drop for RecomputeGuard {
     fn drop(&mut self) {
         FRAME.set(self.frame.around.clone());
     }

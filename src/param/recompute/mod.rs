@@ -23,24 +23,24 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, Dispatch
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 
-use super::buffer::UnitBuffer;
+use super::buffer::UnshardedParams;
 use super::enter::{Scoped, in_unit};
 use super::graph::nothing;
 use super::io::TensorTree;
-use super::open::{self, InBlock, Open};
-use super::pass::Pass;
-use super::scope::Scope;
-use super::shards::{Shards, plain};
+use super::open::{self, InBlock, UnitGuard};
+use super::pass::UnitPass;
+use super::scope::ForwardScope;
+use super::shards::{LocalShards, plain};
 use super::visit::walk;
 use super::{DistributedParameter, ParamError};
 use crate::Error;
 use crate::autodiff::{self, BackwardId};
 use crate::error::OrUnwind;
 use crate::memory::digests;
-use block::{Block, Recompute, Recomputed, backward_from};
-use copies::{Copies, leaf, untracked};
-use frame::Computing;
-use random::Random;
+use block::{RecomputeRegion, Recompute, Recomputed, backward_from};
+use copies::{DetachedModule, leaf, untracked};
+use frame::RecomputeGuard;
+use random::SavedRngState;
 
 /// [`unit`](fn@super::unit) with activation checkpointing: of what `forward` computes only the input is kept, and backward
 /// computes it again.
@@ -107,7 +107,7 @@ where
     in_unit(module, input, |module, input, units| {
         let (input, given) = Given::of(module, input);
         let is_trained = given.trains || !given.tracked.is_empty();
-        let random = given.device.clone().filter(|_| is_trained || frame::is_any()).map(Random::start);
+        let random = given.device.clone().filter(|_| is_trained || frame::is_any()).map(SavedRngState::start);
         let is_on = units.iter().all(|unit| unit.control.lock().checkpoint);
         // Inside another block there is no graph to keep anything yet.
         if !is_trained || !is_on || frame::is_first() {
@@ -172,7 +172,7 @@ fn first<M, I, O, F>(
     input: I,
     forward: F,
     given: Given,
-    random: Option<Random>,
+    random: Option<SavedRngState>,
     unit: Option<Arc<str>>,
 ) -> O
 where
@@ -182,20 +182,20 @@ where
     F: Fn(&M, I) -> O + Send + 'static,
 {
     let block = unit.unwrap_or_else(|| type_name::<M>().into());
-    let (module, copies) = Copies::of(module);
+    let (module, copies) = DetachedModule::of(module);
     let kept = input.map_floats(&mut |tensor| match tensor.autodiff {
-        DispatchAutodiffContext::Disabled => UnitBuffer::copy_out(tensor),
-        DispatchAutodiffContext::Enabled(_) => UnitBuffer::copy_out(untracked(tensor)),
+        DispatchAutodiffContext::Disabled => UnshardedParams::copy_out(tensor),
+        DispatchAutodiffContext::Enabled(_) => UnshardedParams::copy_out(untracked(tensor)),
     });
     let units: Vec<_> = walk(&module).distributed.into_iter().map(|visited| visited.param.unit).collect();
     let around = open::passes_of(&units).into_iter().map(|(pass, shards)| {
         pass.buffer.will_be_recomputed();
         let bases = shards.bases.iter().map(|base| copies.copy_of(base)).collect();
-        (pass, Shards { bases, ..shards })
+        (pass, LocalShards { bases, ..shards })
     });
     let around = Around(around.collect());
     let is_inside = frame::is_any();
-    let computing = Computing::first(copies.leaves.clone());
+    let computing = RecomputeGuard::first(copies.leaves.clone());
     let in_block = InBlock::first(around.scopes(None));
     let output = run(&module, kept.clone(), &forward).0;
     drop(in_block);
@@ -207,7 +207,7 @@ where
         if Dispatch::is_tracked(&tensor) {
             Error::from(ParamError::CapturedTrackedTensor { block: block.to_string() }).unwind();
         }
-        values.push(UnitBuffer::copy_out(plain(tensor.clone())));
+        values.push(UnshardedParams::copy_out(plain(tensor.clone())));
         tensor
     });
     let Given { tracked, is_tracked, device, .. } = given;
@@ -233,7 +233,7 @@ where
         passes: passes.clone(),
         digests: digests(values.iter()),
     };
-    let block = Block::new(Box::new(again), &tracked, values.len(), passes);
+    let block = RecomputeRegion::new(Box::new(again), &tracked, values.len(), passes);
     let gate = block.gate(leaf, tracked, open::last_token(), !is_inside);
     if trains {
         open::set_last_token(gate.clone());
@@ -253,18 +253,18 @@ fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (
     let Some(Scoped { inside, .. }) = Scoped::of(module).or_unwind() else {
         return (forward(module, input), None);
     };
-    let _open = Open::new(None, inside);
+    let _open = UnitGuard::new(None, inside);
     let output = forward(module, input);
     (output, open::last_token())
 }
 
 /// The units around a block that it reads, with copies of their shards.
-struct Around(Vec<(Arc<Pass>, Shards)>);
+struct Around(Vec<(Arc<UnitPass>, LocalShards)>);
 
 impl Around {
     /// As the block reads them: without a graph, or on that of `anchor`.
-    fn scopes(&self, anchor: Option<&DispatchTensor>) -> Vec<Rc<Scope>> {
-        let scope = |(pass, shards): &(_, Shards)| Rc::new(Scope::around_block(pass, shards.clone(), anchor.cloned()));
+    fn scopes(&self, anchor: Option<&DispatchTensor>) -> Vec<Rc<ForwardScope>> {
+        let scope = |(pass, shards): &(_, LocalShards)| Rc::new(ForwardScope::around_block(pass, shards.clone(), anchor.cloned()));
         self.0.iter().map(scope).collect()
     }
 }
@@ -274,16 +274,16 @@ struct Again<M, I, F> {
     /// The unit, or the type of the module.
     block: Arc<str>,
     module: M,
-    copies: Copies,
+    copies: DetachedModule,
     input: I,
     forward: F,
-    random: Option<Random>,
+    random: Option<SavedRngState>,
     /// Of each input.
     is_tracked: Vec<bool>,
     /// Of the graph's kind.
     like: DispatchTensor,
     around: Around,
-    passes: Vec<Arc<Pass>>,
+    passes: Vec<Arc<UnitPass>>,
     /// Of the outputs, as forward has computed them.
     digests: Vec<Option<u64>>,
 }
@@ -297,9 +297,9 @@ where
 {
     fn run(self: Box<Self>, grads: Vec<Option<DispatchTensor>>, backward: BackwardId) -> Recomputed {
         let Self { block, module, copies, input, forward, random, is_tracked, like, around, passes, digests } = *self;
-        let _random = random.map(Random::replay);
+        let _random = random.map(SavedRngState::replay);
         let anchor = leaf(like);
-        let computing = Computing::again(passes, anchor.clone(), frame::backward(backward), copies.leaves.clone());
+        let computing = RecomputeGuard::again(passes, anchor.clone(), frame::backward(backward), copies.leaves.clone());
         let _in_block = InBlock::again(around.scopes(Some(&anchor)));
         let (module, grown) = copies.with_leaves(module).or_unwind();
         let mut inputs = Vec::new();

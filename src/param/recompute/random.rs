@@ -9,13 +9,13 @@ use crate::memory::is_host;
 ///
 /// burn's state can be started, and not be read. So each block starts it anew, from a number that is drawn from it; on
 /// other devices than the CPU, where reading it would wait for the device, from one of the thread's stream.
-pub(super) struct Random {
+pub(super) struct SavedRngState {
     stream: Option<RngState>,
     device: Device,
     seed: u64,
 }
 
-impl Random {
+impl SavedRngState {
     /// A block begins, on a plain device.
     pub(super) fn start(device: Device) -> Self {
         let stream = random::started();

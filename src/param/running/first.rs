@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 
-use super::home::{Home, homes};
+use super::home::{BufferOwner, homes};
 use super::unshare::unshared;
 use super::values::{meta, read, write};
 use crate::Result;
@@ -30,7 +30,7 @@ pub(crate) fn own_buffers<M: Module>(
     label: &'static str,
 ) -> Result<M> {
     let units: HashSet<_> = units.iter().map(Arc::as_ptr).collect();
-    let of_units = |home: &Home| units.contains(&Arc::as_ptr(&home.param.unit));
+    let of_units = |home: &BufferOwner| units.contains(&Arc::as_ptr(&home.param.unit));
     let model = unshared(model)?;
     let paths: Vec<_> = homes(&model).into_iter().filter(of_units).map(|home| home.path).collect();
     if paths.is_empty() {

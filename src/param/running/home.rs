@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use burn::module::Module;
 
 use crate::param::distributed::DistributedParameter;
-use crate::param::inventory::{Buffer, Found, Inventory};
+use crate::param::inventory::{Buffer, ScannedParam, ModelScan};
 
 /// A buffer and the parameter that it goes with.
-pub(super) struct Home {
+pub(super) struct BufferOwner {
     pub(super) path: String,
     /// Whether it is a `RunningState`.
     pub(super) running: bool,
@@ -26,11 +26,11 @@ pub(super) struct Home {
 ///   stem.conv.weight            head.counts                 with head.weight
 ///   head.weight                 steps                       with stem.norm.gamma
 /// ```
-pub(super) fn homes<M: Module>(model: &M) -> Vec<Home> {
-    let Inventory { params, buffers, .. } = Inventory::of(model);
+pub(super) fn homes<M: Module>(model: &M) -> Vec<BufferOwner> {
+    let ModelScan { params, buffers, .. } = ModelScan::of(model);
     // By path of a module that holds parameters, at any depth: the first of them that is distributed, if one is.
     let mut first: HashMap<&[String], Option<&DistributedParameter>> = HashMap::new();
-    for Found { path, distributed, .. } in &params {
+    for ScannedParam { path, distributed, .. } in &params {
         for depth in 0..path.len() {
             let first = first.entry(&path[..depth]).or_default();
             *first = first.or(distributed.as_ref());
@@ -38,7 +38,7 @@ pub(super) fn homes<M: Module>(model: &M) -> Vec<Home> {
     }
     let home = |Buffer { path, running }: Buffer| {
         let param = (0..path.len()).rev().find_map(|depth| first.get(&path[..depth])).copied().flatten()?.clone();
-        Some(Home { path: path.join("."), running, param })
+        Some(BufferOwner { path: path.join("."), running, param })
     };
     buffers.into_iter().filter_map(home).collect()
 }

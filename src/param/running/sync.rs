@@ -3,12 +3,12 @@
 use burn::module::Module;
 
 use super::BufferSync;
-use super::home::{Home, homes};
+use super::home::{BufferOwner, homes};
 use super::unshare::settled;
 use super::values::{meta, read, write};
 use crate::Result;
 use crate::comm::{Call, ReduceOp};
-use crate::param::unit::DataParallel;
+use crate::param::unit::DataParallelGroups;
 
 /// Makes a sharded model's running statistics equal on all ranks that it was sharded over, as its
 /// [`Buffers`] say.
@@ -68,16 +68,16 @@ pub fn sync_buffers<M: Module>(model: &M) -> Result<()> {
 
 /// Running statistics that were sharded over the same ranks, with one policy.
 struct Together {
-    data: DataParallel,
+    data: DataParallelGroups,
     paths: Vec<String>,
 }
 
 /// In the order of the model, on every rank the same.
-fn together(homes: Vec<Home>) -> Vec<Together> {
+fn together(homes: Vec<BufferOwner>) -> Vec<Together> {
     let mut all: Vec<Together> = Vec::new();
-    for Home { path, param, .. } in homes.into_iter().filter(|home| home.running) {
+    for BufferOwner { path, param, .. } in homes.into_iter().filter(|home| home.running) {
         let Some(data) = &param.unit.data else { continue };
-        let same = |other: &DataParallel| other.all.group() == data.all.group() && other.buffers == data.buffers;
+        let same = |other: &DataParallelGroups| other.all.group() == data.all.group() && other.buffers == data.buffers;
         match all.iter_mut().find(|together| same(&together.data)) {
             Some(together) => together.paths.push(path),
             None => all.push(Together { data: data.clone(), paths: vec![path] }),

@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Int, Shape, Tensor};
 
 use crate::Result;
 use crate::param::ParamError;
-use crate::param::inventory::Inventory;
+use crate::param::inventory::ModelScan;
 use crate::param::states::copying;
 
 /// The model with buffers of its own: everything else is as it was, lazy parameters too.
@@ -22,7 +22,7 @@ use crate::param::states::copying;
 /// # Errors
 /// [`ParamError::NotMet`] for a parameter that the model's `map` does not show as its `visit` does.
 pub(in crate::param) fn unshared<M: Module>(model: M) -> Result<M> {
-    if !Inventory::of(&model).has_running() {
+    if !ModelScan::of(&model).has_running() {
         return Ok(model);
     }
     let fresh = settled(&model);
