@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::distribute::check_no_partial;
-use super::ops::misfit;
+use super::ops::operand_error;
 use super::{DTensor, DTensorError, DTensorSpec, Kind, random};
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -168,7 +168,7 @@ impl DTensor<1, Int> {
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
         if step == 0 {
-            return Err(misfit("arange_step", &[], "a step of 0 leads nowhere; take at least 1"));
+            return Err(operand_error("arange_step", &[], "a step of 0 leads nowhere; take at least 1"));
         }
         steps("arange_step", range, step, mesh, placements, options)
     }
@@ -205,7 +205,7 @@ impl<const D: usize> DTensor<D, Int> {
         let shape = shape.into();
         if D2 != D + 1 || shape.num_dims() != D {
             let why = format!("the grid of a shape of {D} dimensions has {}, {D2} are asked for", D + 1);
-            return Err(misfit("cartesian_grid", &[shape], why));
+            return Err(operand_error("cartesian_grid", &[shape], why));
         }
         let global = Shape::from([&shape[..], &[D]].concat());
         make("cartesian_grid", global, mesh, placements, |part| {

@@ -8,23 +8,23 @@ use smallvec::SmallVec;
 
 use super::local::{as_float, is_tracked};
 use super::pullback::Dims;
-use super::route::{Kept, Route};
+use super::route::{Kept, RedistributePlan};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 
 /// What a tensor is redistributed to.
 #[derive(Debug)]
-pub(super) struct Destination {
+pub(super) struct RedistributeTarget {
     pub(super) spec: Arc<DTensorSpec>,
     /// The way there.
-    pub(super) route: Arc<Route>,
+    pub(super) route: Arc<RedistributePlan>,
     /// Mesh dimensions on which ranks compute different things with one replicated value.
     pub(super) varying: Dims,
     /// What asks for it.
     pub(super) operator: &'static str,
 }
 
-impl Destination {
+impl RedistributeTarget {
     /// Whether the tensor is there as it comes.
     pub(super) fn is_here(&self) -> bool {
         self.varying.is_empty() && self.route.steps().is_empty()
@@ -40,7 +40,7 @@ impl Destination {
         &self,
         local: Tensor<D, K>,
         from: &Arc<DTensorSpec>,
-        handles: Option<&Handles<D>>,
+        handles: Option<&RedistributeCache<D>>,
     ) -> Result<Tensor<D, K>> {
         let varying = if self.varying.is_empty() || !is_tracked(&local) { &[] } else { &self.varying[..] };
         let stays = self.route.steps().is_empty();
@@ -66,7 +66,7 @@ impl Destination {
         // Only floats vary or are cached: what else moves is an index, and small.
         if tensor.dtype().is_float() {
             *kept.lock() = Some(as_float(tensor.clone()));
-            handles.push(Handle { spec: self.spec.clone(), varying: varying.into(), kept });
+            handles.push(RedistributeCacheEntry { spec: self.spec.clone(), varying: varying.into(), kept });
         }
         Ok(tensor)
     }
@@ -76,15 +76,15 @@ impl Destination {
 #[derive(Debug)]
 pub(super) enum Shared<const D: usize> {
     /// A tensor that is no clone: made when it is first cloned or varied.
-    Own(OnceLock<Arc<Handles<D>>>),
+    Own(OnceLock<Arc<RedistributeCache<D>>>),
     /// A clone, or a tensor whose owner gave them: there from the start, without the cost of a lock.
-    Of(Arc<Handles<D>>),
+    Of(Arc<RedistributeCache<D>>),
 }
 
 impl<const D: usize> Shared<D> {
     /// Those that there are.
     #[inline]
-    pub(super) fn get(&self) -> Option<&Arc<Handles<D>>> {
+    pub(super) fn get(&self) -> Option<&Arc<RedistributeCache<D>>> {
         match self {
             Self::Own(made) => made.get(),
             Self::Of(handles) => Some(handles),
@@ -93,7 +93,7 @@ impl<const D: usize> Shared<D> {
 
     /// Made if there are none.
     #[inline]
-    pub(super) fn get_or_init(&self) -> &Arc<Handles<D>> {
+    pub(super) fn get_or_init(&self) -> &Arc<RedistributeCache<D>> {
         match self {
             Self::Own(made) => made.get_or_init(Default::default),
             Self::Of(handles) => handles,
@@ -116,8 +116,8 @@ impl<const D: usize> Clone for Shared<D> {
 
 /// What one tensor was already redistributed to, kept until backward or while it or a clone of it lives.
 #[derive(Debug, Default)]
-pub(super) struct Handles<const D: usize> {
-    pub(super) made: Mutex<SmallVec<[Handle<D>; 1]>>,
+pub(super) struct RedistributeCache<const D: usize> {
+    pub(super) made: Mutex<SmallVec<[RedistributeCacheEntry<D>; 1]>>,
     /// For the tensor as it is laid out, varying: made by an owner who sums its gradient.
     pub(super) given: Option<Given<D>>,
 }
@@ -134,7 +134,7 @@ pub(crate) type MakeVarying<const D: usize> = dyn Fn(&[usize]) -> Tensor<D> + Se
 
 impl<const D: usize> Given<D> {
     /// Whether a tensor that goes this way, and then varies, may vary before.
-    fn takes(&self, varying: &[usize], route: &Route) -> bool {
+    fn takes(&self, varying: &[usize], route: &RedistributePlan) -> bool {
         let stays = |dim: &usize| route.steps().iter().all(|(step, _)| step.mesh_dim() != *dim);
         !varying.is_empty() && varying.iter().all(|dim| self.varying.contains(dim) && stays(dim))
     }
@@ -148,16 +148,16 @@ impl<const D: usize> std::fmt::Debug for Given<D> {
 
 /// One layout that it was redistributed to.
 #[derive(Debug)]
-pub(super) struct Handle<const D: usize> {
+pub(super) struct RedistributeCacheEntry<const D: usize> {
     spec: Arc<DTensorSpec>,
     varying: Dims,
     pub(super) kept: Arc<Kept<D>>,
 }
 
-impl<const D: usize> Handles<D> {
+impl<const D: usize> RedistributeCache<D> {
     /// What it was redistributed to there, if that is still there.
     fn find(&self, to: &Arc<DTensorSpec>, varying: &[usize]) -> Option<Tensor<D>> {
-        let is_there = |handle: &&Handle<D>| {
+        let is_there = |handle: &&RedistributeCacheEntry<D>| {
             *handle.varying == *varying && (Arc::ptr_eq(&handle.spec, to) || handle.spec.layout() == to.layout())
         };
         self.made.lock().iter().filter(is_there).find_map(|handle| handle.kept.lock().clone())
@@ -171,7 +171,7 @@ impl<const D: usize> Handles<D> {
     }
 
     /// Adds what was made, in the place of all that is spent.
-    fn push(&self, handle: Handle<D>) {
+    fn push(&self, handle: RedistributeCacheEntry<D>) {
         let mut made = self.made.lock();
         made.retain(|handle| handle.kept.lock().is_some());
         made.push(handle);

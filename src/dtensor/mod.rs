@@ -89,6 +89,6 @@ pub use picture::visualize_sharding;
 pub(crate) use pullback::Dims;
 pub use request::{RedistributeOptions, RedistributeWork};
 pub use spec::DTensorSpec;
-pub(crate) use spec::Wanted;
+pub(crate) use spec::RequiredPlacements;
 pub use tensor::DTensor;
 pub use transfer::CrossMeshRedistribute;

@@ -14,7 +14,7 @@ pub(crate) type Dims = SmallVec<[usize; 3]>;
 
 /// Takes the gradient of a step's result to the gradient of its input.
 #[derive(Debug)]
-pub(super) struct Pullback<const D: usize> {
+pub(super) struct StepVjp<const D: usize> {
     pub(super) mesh_dims: Dims,
     /// Of the ranks along them.
     pub(super) comm: Communicator,
@@ -33,16 +33,16 @@ pub(super) enum PullbackKind<const D: usize> {
     /// `R` -> `S(dim)`.
     AllGather { dim: usize, cut: ShardSizes },
     /// `P(op)` -> `R`.
-    AllReduce { reduced: Reduced<D> },
+    AllReduce { reduced: ReductionVjp<D> },
     /// `P(op)` -> `S(dim)`.
-    ReduceScatter { dim: usize, cut: ShardSizes, reduced: Reduced<D> },
+    ReduceScatter { dim: usize, cut: ShardSizes, reduced: ReductionVjp<D> },
     /// `S(to)` -> `S(from)`: each dimension with its cut.
     AllToAll { from: (usize, ShardSizes), to: (usize, ShardSizes) },
 }
 
 /// A reduction's derivative by the local value.
 #[derive(Debug)]
-pub(super) enum Reduced<const D: usize> {
+pub(super) enum ReductionVjp<const D: usize> {
     /// Every value counts in full.
     Sum,
     /// Every value counts for `1 / k`.
@@ -61,7 +61,7 @@ pub(super) struct Extremum<const D: usize> {
     reduced: Tensor<D>,
 }
 
-impl<const D: usize> Reduced<D> {
+impl<const D: usize> ReductionVjp<D> {
     /// The derivative of `op` at `local`. Without values there is no gradient to take.
     pub(super) fn new(op: PartialOp, local: Option<Tensor<D>>, reduced: Option<Tensor<D>>) -> Self {
         match (op, local, reduced) {
@@ -112,7 +112,7 @@ fn others_product<const D: usize>(comm: &Communicator, call: &Call, local: &Tens
     Ok(values.reduce(|product, value| product * value).unwrap_or_else(|| local.ones_like()))
 }
 
-impl<const D: usize> Pullback<D> {
+impl<const D: usize> StepVjp<D> {
     /// The gradient of the step's input.
     ///
     /// With `varying`, `grad` is one rank's term of a sum over the step's mesh dimensions.
@@ -143,7 +143,7 @@ impl<const D: usize> Pullback<D> {
                     ShardedTensor { tensor, dim: *dim, cut: cut.clone() }
                 };
                 let mut wholes = vec![piece(&grad)];
-                if let Reduced::Extremum(extremum) = reduced {
+                if let ReductionVjp::Extremum(extremum) = reduced {
                     wholes.push(piece(&extremum.reduced));
                 }
                 let wholes = comm.all_gather(call.clone(), wholes).wait()?;

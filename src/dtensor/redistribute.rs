@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::handles::Destination;
+use super::handles::RedistributeTarget;
 use super::local::{as_float, is_tracked};
-use super::route::Route;
+use super::route::RedistributePlan;
 use super::{DTensor, Dims, Kind};
 use crate::Result;
 use crate::error::OrUnwind;
@@ -78,7 +78,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     fn brought_to(self, layout: &Layout, operator: &'static str) -> Result<Self> {
         let spec = self.spec.with_layout(layout.clone())?;
-        let route = Route::between(self.layout(), layout)?;
+        let route = RedistributePlan::between(self.layout(), layout)?;
         let local = route.walk(self.local, &self.spec, &[], Weak::new(), operator)?;
         Ok(Self::from_parts(local, spec.shared()))
     }
@@ -128,9 +128,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         layout: &Layout,
         varying: &[usize],
         operator: &'static str,
-    ) -> Result<Destination> {
+    ) -> Result<RedistributeTarget> {
         let spec =
             if self.layout() == layout { self.spec.clone() } else { self.spec.with_layout(layout.clone())?.shared() };
-        Ok(Destination { spec, route: Route::between(self.layout(), layout)?, varying: varying.into(), operator })
+        Ok(RedistributeTarget { spec, route: RedistributePlan::between(self.layout(), layout)?, varying: varying.into(), operator })
     }
 }

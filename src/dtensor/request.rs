@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use burn::tensor::{DType, Float, FloatDType};
 
-use super::route::{Casts, Route, Walk};
+use super::route::{Casts, RedistributePlan, Redistribution};
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::placement::{Layout, Placement, Placements};
@@ -114,7 +114,7 @@ impl RedistributeOptions {
             return Ok(RedistributeWork(State::There(Box::new(x))));
         }
         let spec = x.spec.with_layout(layout)?.with_dtype(forward.unwrap_or(x.dtype()));
-        let route = Route::between(x.layout(), spec.layout())?;
+        let route = RedistributePlan::between(x.layout(), spec.layout())?;
         let casts = Some(self.casts).filter(|casts| *casts != Casts::default());
         let walk = route.start(x.local, &x.spec, &[], casts, CallSite::new("Redistribute"))?;
         Ok(RedistributeWork(State::UnderWay(Box::new(walk), spec.shared())))
@@ -132,7 +132,7 @@ pub struct RedistributeWork<const D: usize, K: Kind = Float>(State<D, K>);
 #[derive(Debug)]
 enum State<const D: usize, K: Kind> {
     There(Box<DTensor<D, K>>),
-    UnderWay(Box<Walk<D, K>>, Arc<DTensorSpec>),
+    UnderWay(Box<Redistribution<D, K>>, Arc<DTensorSpec>),
 }
 
 impl<const D: usize, K: Kind> RedistributeWork<D, K> {

@@ -11,19 +11,19 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::local::{associate, cast, is_tracked};
-use super::pullback::{Dims, Pullback, all_reduce_sum};
-use super::step::{Leg, Started};
+use super::pullback::{Dims, StepVjp, all_reduce_sum};
+use super::step::{PlannedStep, PendingStep};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase};
 use crate::error::OrUnwind;
-use crate::placement::{Joined, Layout, Step, joined, plan, plan_input};
+use crate::placement::{FusedStep, Layout, Step, fused_steps, plan, plan_input};
 use crate::watch::{self, LayoutChange, CallSite};
 
 /// The steps from one layout to another, and what the collectives on the way are called.
 #[derive(Debug)]
-pub(super) struct Route {
+pub(super) struct RedistributePlan {
     steps: Vec<(Step, Layout)>,
     label: Arc<str>,
 }
@@ -33,10 +33,10 @@ const CAPACITY: usize = 1 << 10;
 
 thread_local! {
     /// A rank walks the same few routes in every training step, and planning one is a search.
-    static ROUTES: RefCell<HashMap<Layout, HashMap<Layout, Arc<Route>>>> = RefCell::default();
+    static ROUTES: RefCell<HashMap<Layout, HashMap<Layout, Arc<RedistributePlan>>>> = RefCell::default();
 }
 
-impl Route {
+impl RedistributePlan {
     /// The steps, each with the layout after it.
     pub(super) fn steps(&self) -> &[(Step, Layout)] {
         &self.steps
@@ -69,11 +69,11 @@ impl Route {
     fn legs(&self, from: &DTensorSpec, varying: &[usize], tracked: bool) -> Result<Legs> {
         let mut legs = Legs::new();
         let mut before = None;
-        for Joined { step, mesh_dims, after, .. } in
-            joined(from.layout(), &self.steps, varying, from.mesh().joins_dims())
+        for FusedStep { step, mesh_dims, after, .. } in
+            fused_steps(from.layout(), &self.steps, varying, from.mesh().joins_dims())
         {
             let after = from.with_layout(after.clone())?;
-            legs.push(Leg::new(step, mesh_dims, (before.as_ref().unwrap_or(from), &after), tracked)?);
+            legs.push(PlannedStep::new(step, mesh_dims, (before.as_ref().unwrap_or(from), &after), tracked)?);
             before = Some(after);
         }
         Ok(legs)
@@ -112,7 +112,7 @@ impl Route {
         varying: &[usize],
         casts: Option<Casts>,
         origin: CallSite,
-    ) -> Result<Walk<D, K>> {
+    ) -> Result<Redistribution<D, K>> {
         let tracked = is_tracked(&local);
         let is_walked = |dim: &usize| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim);
         let (walked, stayed): (Dims, Dims) = varying.iter().copied().partition(is_walked);
@@ -126,7 +126,7 @@ impl Route {
         };
         let tensor = casts.map_or_else(|| local.clone().inner(), |casts| casts.forward(local.clone().inner()));
         let call = from.call_as(Call::new(self.label.clone()), tensor.dtype());
-        let node = Redistribution {
+        let node = RedistributeNode {
             output: Mutex::new(None),
             route: self.clone(),
             from: from.clone(),
@@ -138,8 +138,8 @@ impl Route {
             origin,
             kept: Weak::new(),
         };
-        let walk = Walk { local, at: At::There(tensor), legs: legs.into_iter(), node };
-        let issued = walk.legs.as_slice().iter().rposition(Leg::is_collective).map_or(0, |last| last + 1);
+        let walk = Redistribution { local, at: At::There(tensor), legs: legs.into_iter(), node };
+        let issued = walk.legs.as_slice().iter().rposition(PlannedStep::is_collective).map_or(0, |last| last + 1);
         let call = call.with_phase(Phase::Forward);
         let _changing = watch::changing(|| walk.node.change(Phase::Forward));
         walk.take(issued, &call)
@@ -151,16 +151,16 @@ impl Route {
     }
 }
 
-type Legs = SmallVec<[Leg; 2]>;
+type Legs = SmallVec<[PlannedStep; 2]>;
 
 /// A tensor under way: all collectives are issued, of which the last may not be through.
 #[derive(Debug)]
-pub(super) struct Walk<const D: usize, K: Kind> {
+pub(super) struct Redistribution<const D: usize, K: Kind> {
     /// As it was, in its graph.
     local: Tensor<D, K>,
     at: At<D, K>,
-    legs: smallvec::IntoIter<[Leg; 2]>,
-    node: Redistribution<D>,
+    legs: smallvec::IntoIter<[PlannedStep; 2]>,
+    node: RedistributeNode<D>,
 }
 
 /// Where a tensor under way is.
@@ -168,10 +168,10 @@ pub(super) struct Walk<const D: usize, K: Kind> {
 #[expect(clippy::large_enum_variant, reason = "it is on the stack for as long as a collective takes")]
 enum At<const D: usize, K: Kind> {
     There(Tensor<D, K>),
-    Between(Started<D, K>),
+    Between(PendingStep<D, K>),
 }
 
-impl<const D: usize, K: Kind> Walk<D, K> {
+impl<const D: usize, K: Kind> Redistribution<D, K> {
     /// The next `legs`, of which the last is started.
     fn take(mut self, legs: usize, call: &Call) -> Result<Self> {
         for _ in 0..legs {
@@ -225,12 +225,12 @@ impl Casts {
 
 /// A route that only gathers.
 pub(super) struct Gathering<'a> {
-    route: &'a Arc<Route>,
+    route: &'a Arc<RedistributePlan>,
     /// The mesh dimensions that it gathers over, ascending.
     pub(super) mesh_dims: Dims,
 }
 
-impl Route {
+impl RedistributePlan {
     /// The route, if it takes steps and all of them gather.
     pub(super) fn gathering(self: &Arc<Self>) -> Option<Gathering<'_>> {
         let gathers = |(step, _): &(Step, Layout)| matches!(step, Step::AllGather { .. });
@@ -257,11 +257,11 @@ impl Gathering<'_> {
         origin: CallSite,
     ) -> Result<Tensor<D>> {
         let legs = self.route.legs(from, varying, true)?;
-        let op = Redistribution {
+        let op = RedistributeNode {
             output: Mutex::new(Some(whole.inner().into_dispatch())),
             route: self.route.clone(),
             from: from.clone(),
-            pullbacks: legs.into_iter().filter_map(Leg::gather_pullback::<D>).collect(),
+            pullbacks: legs.into_iter().filter_map(PlannedStep::gather_pullback::<D>).collect(),
             varying: varying.into(),
             sum: None,
             call: from.call_as(Call::new(self.route.label.clone()), from.dtype()).with_phase(Phase::Backward),
@@ -283,12 +283,12 @@ pub(super) type Kept<const D: usize> = Mutex<Option<Tensor<D>>>;
 
 /// A change of layout in the graph.
 #[derive(Debug)]
-struct Redistribution<const D: usize> {
+struct RedistributeNode<const D: usize> {
     /// Made before the node, so that a failing collective is an error and not a panic.
     output: Mutex<Option<DispatchTensor>>,
-    route: Arc<Route>,
+    route: Arc<RedistributePlan>,
     from: Arc<DTensorSpec>,
-    pullbacks: Vec<Pullback<D>>,
+    pullbacks: Vec<StepVjp<D>>,
     /// Mesh dimensions over which the gradient is summed where their step is pulled back.
     varying: Dims,
     /// The sum over all others.
@@ -308,7 +308,7 @@ struct Sum {
     place: u64,
 }
 
-impl<const D: usize> GraphOp for Redistribution<D> {
+impl<const D: usize> GraphOp for RedistributeNode<D> {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
         self.output.lock().take().expect("a node of the graph is made once")
     }
@@ -324,7 +324,7 @@ impl<const D: usize> GraphOp for Redistribution<D> {
     }
 }
 
-impl<const D: usize> Redistribution<D> {
+impl<const D: usize> RedistributeNode<D> {
     /// The tensor after the leg that it is in.
     fn arrive<K: Kind>(&mut self, at: At<D, K>) -> Result<Tensor<D, K>> {
         match at {

@@ -16,7 +16,7 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{ShardSizes, Layout, Placement};
 
 /// A placement for each mesh dimension; `None` for one that is as it may be.
-pub(crate) type Wanted = SmallVec<[Option<Placement>; 3]>;
+pub(crate) type RequiredPlacements = SmallVec<[Option<Placement>; 3]>;
 
 /// Mesh, layout, global shape and element type of a [`DTensor`](super::DTensor).
 ///
@@ -164,7 +164,7 @@ impl DTensorSpec {
 
     /// What is `wanted` of each mesh dimension, with Replicate for shards of a dimension that, cut so beside what
     /// stays, would leave a rank without elements of a tensor that has some.
-    pub(crate) fn with_elements(&self, mut wanted: Wanted) -> Wanted {
+    pub(crate) fn with_elements(&self, mut wanted: RequiredPlacements) -> RequiredPlacements {
         let fits = |layout: &Layout| layout.check(self.shape.num_dims()).is_ok();
         if let Ok(cut) = self.layout.replaced(|mesh_dim, own| wanted[mesh_dim].unwrap_or(own))
             && fits(&cut)

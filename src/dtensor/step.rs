@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::collective::{Moving, all_gather, all_to_all};
 use super::local::{as_float, cut_dim, pad_dim, zeros};
-use super::pullback::{Dims, Pullback, PullbackKind, Reduced};
+use super::pullback::{Dims, StepVjp, PullbackKind, ReductionVjp};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
@@ -12,7 +12,7 @@ use crate::placement::{ShardSizes, PartialOp, Step};
 
 /// A step, or several that are one, over the ranks along all their mesh dimensions.
 #[derive(Debug)]
-pub(super) struct Leg {
+pub(super) struct PlannedStep {
     mesh_dims: Dims,
     comm: Communicator,
     /// Of the gradient's collective: see [`Call::drawn`].
@@ -34,14 +34,14 @@ enum Action {
 
 /// A leg whose collective, if it is one, is issued.
 #[derive(Debug)]
-pub(super) struct Started<const D: usize, K: Kind> {
-    leg: Leg,
+pub(super) struct PendingStep<const D: usize, K: Kind> {
+    leg: PlannedStep,
     moving: Moving<D, K>,
     /// What a reduction's gradient may depend on.
     local: Option<Tensor<D>>,
 }
 
-impl Leg {
+impl PlannedStep {
     /// The leg of `step` over `mesh_dims`, the outermost cut first, from `before` to `after`.
     ///
     /// With `tracked`, a gradient comes back.
@@ -73,17 +73,17 @@ impl Leg {
     }
 
     /// How a gradient is pulled back through it, if it gathers.
-    pub fn gather_pullback<const D: usize>(self) -> Option<Pullback<D>> {
+    pub fn gather_pullback<const D: usize>(self) -> Option<StepVjp<D>> {
         let Self { mesh_dims, comm, place, action } = self;
         let Action::AllGather { dim, cut } = action else { return None };
-        Some(Pullback { mesh_dims, comm, place, kind: PullbackKind::Slice { dim, cut } })
+        Some(StepVjp { mesh_dims, comm, place, kind: PullbackKind::Slice { dim, cut } })
     }
 
     /// Starts with a `local` tensor. If a gradient comes back, what it depends on is kept.
     ///
     /// # Collective
     /// Over its mesh dimensions.
-    pub fn start<const D: usize, K: Kind>(self, local: Tensor<D, K>, call: Call) -> Started<D, K> {
+    pub fn start<const D: usize, K: Kind>(self, local: Tensor<D, K>, call: Call) -> PendingStep<D, K> {
         let comm = &self.comm;
         let own = |cut: &ShardSizes| cut.range(comm.group().size(), comm.group().rank());
         let reduces = matches!(self.action, Action::AllReduce { .. } | Action::ReduceScatter { .. });
@@ -103,32 +103,32 @@ impl Leg {
             Action::ZeroOthers => Moving::There(zeros(local.shape(), &local)),
             Action::ZeroPad { dim, cut } => Moving::There(pad_dim(local, *dim, own(cut), cut.total())),
         };
-        Started { leg: self, moving, local: kept }
+        PendingStep { leg: self, moving, local: kept }
     }
 }
 
-impl<const D: usize, K: Kind> Started<D, K> {
+impl<const D: usize, K: Kind> PendingStep<D, K> {
     /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
     pub fn is_complete(&self) -> bool {
         self.moving.is_complete()
     }
 
     /// The tensor there, and how a gradient is pulled back.
-    pub fn wait(self) -> Result<(Tensor<D, K>, Pullback<D>)> {
-        let Self { leg: Leg { mesh_dims, comm, place, action }, moving, local } = self;
+    pub fn wait(self) -> Result<(Tensor<D, K>, StepVjp<D>)> {
+        let Self { leg: PlannedStep { mesh_dims, comm, place, action }, moving, local } = self;
         let there = moving.wait()?;
         let whole = local.is_some().then(|| as_float(there.clone()));
         let kind = match action {
             Action::AllGather { dim, cut } | Action::ZeroPad { dim, cut } => PullbackKind::Slice { dim, cut },
             Action::Slice { dim, cut } => PullbackKind::AllGather { dim, cut },
-            Action::AllReduce { op } => PullbackKind::AllReduce { reduced: Reduced::new(op, local, whole) },
+            Action::AllReduce { op } => PullbackKind::AllReduce { reduced: ReductionVjp::new(op, local, whole) },
             Action::ReduceScatter { dim, cut, op } => {
-                PullbackKind::ReduceScatter { dim, cut, reduced: Reduced::new(op, local, whole) }
+                PullbackKind::ReduceScatter { dim, cut, reduced: ReductionVjp::new(op, local, whole) }
             }
             Action::AllToAll { from, to } => PullbackKind::AllToAll { from: to, to: from },
             Action::ZeroOthers => PullbackKind::Nothing,
         };
-        Ok((there, Pullback { mesh_dims, comm, place, kind }))
+        Ok((there, StepVjp { mesh_dims, comm, place, kind }))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase, TensorMeta};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, Piece, Placement, pieces};
+use crate::placement::{Layout, TensorBlock, Placement, pieces};
 use crate::watch::{self, LayoutChange, CallSite};
 
 /// How tensors of one shape go from a layout on one mesh to a layout on another of the same world: of other
@@ -210,7 +210,7 @@ impl Moves {
             block.iter().zip(part).map(|(block, part)| block.start - part.start..block.end - part.start).collect()
         };
         let (mut gives, mut gets) = (Vec::new(), Vec::new());
-        for Piece { from, to, block } in &all {
+        for TensorBlock { from, to, block } in &all {
             if *from == rank {
                 gives.push((place(*to), inside(block, &own)));
             }

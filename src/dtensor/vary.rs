@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::handles::{Given, Handles, MakeVarying, Shared};
+use super::handles::{Given, RedistributeCache, MakeVarying, Shared};
 use super::pullback::Dims;
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, Kind};
@@ -94,7 +94,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub(crate) fn with_varied(self, mesh_dims: &[usize], make: Arc<MakeVarying<D>>) -> Self {
         let shape = self.mesh().shape();
         let varying = mesh_dims.iter().copied().filter(|&dim| shape[dim] > 1).collect();
-        let handles = Handles { given: Some(Given { varying, make }), ..Default::default() };
+        let handles = RedistributeCache { given: Some(Given { varying, make }), ..Default::default() };
         Self { handles: Shared::Of(Arc::new(handles)), ..self }
     }
 }

@@ -9,7 +9,7 @@ use burn::nn::activation::{
 
 use super::{DTensorForward, apply_style};
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::{activation as f, misfit};
+use crate::dtensor::ops::{activation as f, operand_error};
 
 macro_rules! layers {
     ($($Layer:ident($layer:ident, $x:ident) => $forward:expr),* $(,)?) => {$(

@@ -9,7 +9,7 @@ use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions};
 use super::padding::Padding;
 use super::{DTensorForward, read, apply_style};
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::{misfit, module};
+use crate::dtensor::ops::{operand_error, module};
 
 /// Layers whose fields are numbers in one dimension, and arrays of them in several.
 macro_rules! convolutions {
@@ -68,7 +68,7 @@ impl DTensorForward<(DTensor<4>, DTensor<4>, Option<DTensor<4>>)> for DeformConv
         let padding = self.padding.pairs([height, width], self.kernel_size, self.stride).map(|(before, behind)| {
             if before != behind {
                 let why = format!("its padding is {before} before and {behind} behind, which must be the same");
-                misfit("deform_conv2d", &[x.shape()], why).unwind();
+                operand_error("deform_conv2d", &[x.shape()], why).unwind();
             }
             before
         });

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 use super::{DTensorForward, read, apply_style};
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::{EinsumRule, apply, misfit, module};
+use crate::dtensor::ops::{EinsumRule, apply, operand_error, module};
 
 /// Across channels.
 const LOCAL_RESPONSE: EinsumRule = EinsumRule::new("local_response_norm", "bC.. -> bC..");
@@ -56,7 +56,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for InstanceNorm {
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         if D < 2 || x.dims()[1] != self.num_channels {
             let why = format!("the layer has {} channels, and so must dimension 1", self.num_channels);
-            misfit("instance_norm", &[x.shape()], why).unwind();
+            operand_error("instance_norm", &[x.shape()], why).unwind();
         }
         grouped(x, self.num_channels, self.gamma.as_ref().zip(self.beta.as_ref()), self.epsilon)
     }
@@ -86,7 +86,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LocalResponseNorm {
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         if D < 3 {
-            misfit("local_response_norm", &[x.shape()], "the input needs dimensions behind its channels").unwind();
+            operand_error("local_response_norm", &[x.shape()], "the input needs dimensions behind its channels").unwind();
         }
         apply(&LOCAL_RESPONSE, x, |x, _| self.forward(x))
     }
@@ -103,7 +103,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Normalization {
             Self::Instance(norm) => norm.forward_dtensor(x),
             Self::Layer(norm) => norm.forward_dtensor(x),
             Self::Rms(norm) => norm.forward_dtensor(x),
-            _ => misfit("normalization", &[x.shape()], "this layer has no forward over DTensors").unwind(),
+            _ => operand_error("normalization", &[x.shape()], "this layer has no forward over DTensors").unwind(),
         }
     }
 }

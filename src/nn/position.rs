@@ -5,7 +5,7 @@ use burn::nn::{PositionalEncoding, RotaryEncoding};
 use super::DTensorForward;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::partials::SHIFT;
-use crate::dtensor::ops::{EinsumRule, apply, misfit};
+use crate::dtensor::ops::{EinsumRule, apply, operand_error};
 
 /// Rotates pairs of the last dimension by an angle that grows along the one before.
 const ROTARY: EinsumRule = EinsumRule::new("rotary encoding", "..sD -> ..sD");
@@ -29,7 +29,7 @@ impl DTensorForward<DTensor<3>> for PositionalEncoding {
         let ([_, seq, width], [_, longest, d_model]) = (x.dims(), self.sinusoids.dims());
         if seq > longest || width != d_model {
             let why = format!("it encodes up to {longest} tokens of width {d_model}");
-            misfit("positional encoding", &[x.shape()], why).unwind();
+            operand_error("positional encoding", &[x.shape()], why).unwind();
         }
         apply(&POSITIONAL, x, |x, op| {
             let sinusoids = self.sinusoids.clone().to_device(&x.device());

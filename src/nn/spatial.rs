@@ -7,7 +7,7 @@ use burn::tensor::ops::{InterpolateOptions, UnfoldOptions};
 
 use super::DTensorForward;
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::{misfit, module};
+use crate::dtensor::ops::{operand_error, module};
 
 impl DTensorForward<DTensor<4>> for PixelShuffle {
     type Output = DTensor<4>;
@@ -16,7 +16,7 @@ impl DTensorForward<DTensor<4>> for PixelShuffle {
         let ([batch, channels, height, width], factor) = (x.dims(), self.upscale_factor);
         if factor == 0 || channels % (factor * factor) != 0 {
             let why = format!("the channels, dimension 1, must divide by the square of the upscale factor {factor}");
-            misfit("pixel_shuffle", &[x.shape()], why).unwind();
+            operand_error("pixel_shuffle", &[x.shape()], why).unwind();
         }
         let channels = channels / (factor * factor);
         x.reshape([batch, channels, factor, factor, height, width]).permute([0, 1, 4, 2, 5, 3]).reshape([
@@ -35,7 +35,7 @@ impl DTensorForward<DTensor<4>> for PixelUnshuffle {
         let ([batch, channels, height, width], factor) = (x.dims(), self.downscale_factor);
         if factor == 0 || height % factor != 0 || width % factor != 0 {
             let why = format!("height and width, dimensions 2 and 3, must divide by the downscale factor {factor}");
-            misfit("pixel_unshuffle", &[x.shape()], why).unwind();
+            operand_error("pixel_unshuffle", &[x.shape()], why).unwind();
         }
         let (height, width) = (height / factor, width / factor);
         x.reshape([batch, channels, height, factor, width, factor]).permute([0, 1, 3, 5, 2, 4]).reshape([

@@ -6,7 +6,7 @@ use super::{Layout, Step};
 
 /// Steps that follow each other and are one, over the ranks of all their mesh dimensions.
 #[derive(Debug)]
-pub(crate) struct Joined<'a> {
+pub(crate) struct FusedStep<'a> {
     /// The last of them; the others are of its kind.
     pub step: Step,
     /// The outermost cut first.
@@ -19,7 +19,7 @@ pub(crate) struct Joined<'a> {
     pub varies: bool,
 }
 
-impl Joined<'_> {
+impl FusedStep<'_> {
     /// How many ranks take part.
     pub(super) fn ranks(&self) -> u64 {
         self.mesh_dims.iter().map(|&mesh_dim| self.before.mesh_shape()[mesh_dim] as u64).product()
@@ -28,14 +28,14 @@ impl Joined<'_> {
 
 /// The steps of a plan from `from`, those together that [join](Step::joins), and whose mesh dimensions are all among
 /// `varying` or none is. One by one on a mesh that does not join its dimensions.
-pub(crate) fn joined<'a>(
+pub(crate) fn fused_steps<'a>(
     from: &'a Layout,
     steps: &'a [(Step, Layout)],
     varying: &'a [usize],
-    joins: bool,
-) -> impl Iterator<Item = Joined<'a>> + 'a {
+    can_fuse_with: bool,
+) -> impl Iterator<Item = FusedStep<'a>> + 'a {
     let varies = |step: &Step| varying.contains(&step.mesh_dim());
-    let one = move |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| joins && a.joins(*b) && varies(a) == varies(b);
+    let one = move |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| can_fuse_with && a.can_fuse_with(*b) && varies(a) == varies(b);
     steps.chunk_by(one).scan(from, move |before, steps| {
         let (step, after) = steps.last()?;
         let mut mesh_dims: SmallVec<[usize; 3]> = steps.iter().map(|(step, _)| step.mesh_dim()).collect();
@@ -46,6 +46,6 @@ pub(crate) fn joined<'a>(
             _ => {}
         }
         let before = std::mem::replace(before, after);
-        Some(Joined { step: *step, mesh_dims, before, after, varies: varies(step) })
+        Some(FusedStep { step: *step, mesh_dims, before, after, varies: varies(step) })
     })
 }

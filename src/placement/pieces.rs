@@ -7,7 +7,7 @@ use super::Layout;
 
 /// A rectangular block of a tensor that one rank gives to another, or keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct TensorBlock {
     /// The rank that holds it.
     pub from: usize,
     /// The rank that gets it.
@@ -32,7 +32,7 @@ pub(crate) struct Piece {
 ///
 /// # Panics
 /// If a layout has a partial placement, or a tensor of that shape cannot lie so.
-pub(crate) fn pieces(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global: &[usize]) -> Vec<Piece> {
+pub(crate) fn pieces(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global: &[usize]) -> Vec<TensorBlock> {
     assert!(!from.0.has_partial() && !to.0.has_partial(), "terms of a sum are no pieces of a tensor");
     let mut holders: Vec<(Vec<Range<usize>>, Vec<usize>)> = Vec::new();
     for (rank, slices) in held(from, global) {
@@ -58,7 +58,7 @@ pub(crate) fn pieces(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global:
                 *given.entry(from).or_default() += block.iter().map(ExactSizeIterator::len).product::<usize>();
                 from
             };
-            pieces.push(Piece { from, to, block });
+            pieces.push(TensorBlock { from, to, block });
         }
     }
     pieces
@@ -107,7 +107,7 @@ mod tests {
                 for shape in [[5, 3], [1, 4], [0, 2]] {
                     let pieces = pieces((from, ranks), (to, other_ranks), &shape);
                     let holds: BTreeMap<_, _> = held((from, ranks), &shape).collect();
-                    for Piece { from, block, to } in &pieces {
+                    for TensorBlock { from, block, to } in &pieces {
                         let slices = &holds[from];
                         assert!(block.iter().zip(slices).all(|(a, b)| b.start <= a.start && a.end <= b.end));
                         assert!(from == to || !holds.get(to).is_some_and(|own| own == slices), "it has that itself");

@@ -2,12 +2,12 @@
 
 use smallvec::SmallVec;
 
-use super::joined::joined;
+use super::joined::fused_steps;
 use super::{Layout, Step};
 
 /// A collective, and what a rank sends in it, whatever the size of the tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Sent {
+pub(crate) struct CommVolume {
     /// Those whose ranks take part.
     pub mesh_dims: SmallVec<[usize; 3]>,
     /// Its name, such as `all-gather`.
@@ -16,7 +16,7 @@ pub(crate) struct Sent {
     pub share: u64,
 }
 
-impl Sent {
+impl CommVolume {
     /// The unit: a whole tensor.
     pub(crate) const WHOLE: u64 = Step::WHOLE;
 
@@ -34,10 +34,10 @@ pub(crate) fn sent_forward<'a>(
     steps: &'a [(Step, Layout)],
     varying: &'a [usize],
     joins: bool,
-) -> impl Iterator<Item = Sent> + 'a {
-    joined(from, steps, varying, joins).filter_map(|joined| {
+) -> impl Iterator<Item = CommVolume> + 'a {
+    fused_steps(from, steps, varying, joins).filter_map(|joined| {
         let (collective, share) = (joined.step.collective()?, joined.step.traffic_over(joined.before, joined.ranks()));
-        Some(Sent { mesh_dims: joined.mesh_dims, collective, share })
+        Some(CommVolume { mesh_dims: joined.mesh_dims, collective, share })
     })
 }
 
@@ -48,8 +48,8 @@ pub(crate) fn sent_backward<'a>(
     steps: &'a [(Step, Layout)],
     varying: &'a [usize],
     joins: bool,
-) -> impl Iterator<Item = Sent> + 'a {
-    let walked = joined(from, steps, varying, joins).flat_map(|joined| {
+) -> impl Iterator<Item = CommVolume> + 'a {
+    let walked = fused_steps(from, steps, varying, joins).flat_map(|joined| {
         let ranks = joined.ranks();
         let sum = joined.varies.then(|| match joined.step {
             // The sum's own slice is all that is needed.
@@ -57,7 +57,7 @@ pub(crate) fn sent_backward<'a>(
             _ => ("all-reduce", 2 * scattered(joined.after, ranks)),
         });
         let undone = joined.step.undone_by(joined.before, ranks);
-        let sent = move |(collective, share)| Sent { mesh_dims: joined.mesh_dims.clone(), collective, share };
+        let sent = move |(collective, share)| CommVolume { mesh_dims: joined.mesh_dims.clone(), collective, share };
         sum.into_iter().chain(undone).map(sent)
     });
     let stays = |dim: &usize| from.mesh_shape()[*dim] > 1 && steps.iter().all(|(step, _)| step.mesh_dim() != *dim);
@@ -65,7 +65,7 @@ pub(crate) fn sent_backward<'a>(
     let ranks = mesh_dims.iter().map(|&dim| from.mesh_shape()[dim] as u64).product();
     let sum = (!mesh_dims.is_empty()).then(|| {
         let share = 2 * scattered(from, ranks);
-        Sent { mesh_dims, collective: "all-reduce", share }
+        CommVolume { mesh_dims, collective: "all-reduce", share }
     });
     walked.chain(sum)
 }

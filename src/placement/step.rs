@@ -98,7 +98,7 @@ impl Step {
     /// Whether this step and the one that follows it are one, over the ranks of both mesh dimensions:
     /// reductions by one operation, and cuts or gathers of one tensor dimension, which lie inside each
     /// other.
-    pub(crate) fn joins(self, next: Self) -> bool {
+    pub(crate) fn can_fuse_with(self, next: Self) -> bool {
         match (self, next) {
             (Self::AllReduce { op, .. }, Self::AllReduce { op: next, .. }) => op == next,
             (Self::AllGather { dim, .. }, Self::AllGather { dim: next, .. })

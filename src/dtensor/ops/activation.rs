@@ -22,9 +22,9 @@ use std::panic::Location;
 
 use burn::tensor::{AsIndex, Shape, activation as local};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::{INCREASING, INCREASING_TO, NO_PARTIAL, PartialRules};
-use super::parts::Parts;
+use super::parts::ShardSummaries;
 use super::{EinsumRule, Operand, apply};
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;
@@ -125,7 +125,7 @@ pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> 
     let dim = dim_of("glu", dim, D);
     let len = tensor.dims()[dim];
     if len % 2 == 1 {
-        misfit("glu", &[tensor.shape()], format!("dimension {dim} must have two halves, its length is {len}")).unwind();
+        operand_error("glu", &[tensor.shape()], format!("dimension {dim} must have two halves, its length is {len}")).unwind();
     }
     apply(&GLU.at([dim]).lens([len / 2]), tensor, |x, _| local::glu(x, dim))
 }

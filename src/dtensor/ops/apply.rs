@@ -4,7 +4,7 @@
 use burn::tensor::Tensor;
 use smallvec::SmallVec;
 
-use super::empty::Blank;
+use super::empty::EmptyOutput;
 use super::operand::{Arg, Operand};
 use super::{Operator, ShardingRule};
 use crate::dtensor::{DTensor, Kind};
@@ -66,7 +66,7 @@ fn redistributed<I: Inputs>(inputs: I, operator: &Operator) -> I::Local {
 /// Results of which there is nothing to compute.
 #[inline(never)]
 fn blank<I: Inputs, O: Outputs>(inputs: &I::Local, operator: &Operator) -> O {
-    let mut blank = Blank::default();
+    let mut blank = EmptyOutput::default();
     I::see(inputs, &mut blank);
     O::blank(&blank, operator, &mut 0)
 }
@@ -123,7 +123,7 @@ pub trait Inputs {
 
     /// Shows what the parts are.
     #[doc(hidden)]
-    fn see(local: &Self::Local, blank: &mut Blank);
+    fn see(local: &Self::Local, blank: &mut EmptyOutput);
 }
 
 macro_rules! tensors {
@@ -195,7 +195,7 @@ pub trait Outputs: Sized {
 
     /// Results without elements.
     #[doc(hidden)]
-    fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self;
+    fn blank(blank: &EmptyOutput, operator: &Operator, at: &mut usize) -> Self;
 
     /// How many they are.
     #[doc(hidden)]
@@ -210,7 +210,7 @@ pub trait Outputs: Sized {
 impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
     type Global = DTensor<D, K>;
 
-    fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self {
+    fn blank(blank: &EmptyOutput, operator: &Operator, at: &mut usize) -> Self {
         *at += 1;
         blank.make(operator.output_shape(*at - 1))
     }
@@ -231,7 +231,7 @@ impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
 impl<O: Outputs> Outputs for Vec<O> {
     type Global = Vec<O::Global>;
 
-    fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self {
+    fn blank(blank: &EmptyOutput, operator: &Operator, at: &mut usize) -> Self {
         let mut outputs = Self::new();
         while *at < operator.outputs() {
             outputs.push(O::blank(blank, operator, at));

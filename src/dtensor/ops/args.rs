@@ -16,7 +16,7 @@ pub(super) fn dim_of(operator: &'static str, index: impl AsIndex, dims: usize) -
         Ok(dim) => dim,
         Err(_) => {
             let why = format!("there is no dimension {index:?} of {dims}; use one in -{dims}..{dims}");
-            misfit(operator, &[], why).unwind()
+            operand_error(operator, &[], why).unwind()
         }
     }
 }
@@ -37,7 +37,7 @@ pub(super) fn dims_of(operator: &'static str, indices: &[impl AsIndex], dims: us
 }
 
 /// [`DTensorError::Operands`] for inputs of these shapes.
-pub(crate) fn misfit(operator: &'static str, shapes: &[Shape], why: impl Into<String>) -> Error {
+pub(crate) fn operand_error(operator: &'static str, shapes: &[Shape], why: impl Into<String>) -> Error {
     let shapes = shapes.iter().map(|shape| shape.to_vec()).collect();
     DTensorError::Operands { operator, shapes, why: why.into() }.into()
 }

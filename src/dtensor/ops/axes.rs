@@ -6,7 +6,7 @@ use std::ptr;
 use burn::tensor::Shape;
 use smallvec::SmallVec;
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::partials::{NO_PARTIAL, PartialRules};
 use super::placements::SUM;
 use super::subscripts::Subscripts;
@@ -130,12 +130,12 @@ impl EinsumRule {
     }
 
     fn subscripts(&self, at: &[usize], inputs: &[Shape], outputs: usize) -> Result<Subscripts> {
-        Subscripts::new(self.text, at, inputs, outputs).map_err(|why| misfit(self.name, inputs, why))
+        Subscripts::new(self.text, at, inputs, outputs).map_err(|why| operand_error(self.name, inputs, why))
     }
 
     fn outputs_at(&self, at: &[usize], lens: &[usize], inputs: &[Shape]) -> Result<Vec<Shape>> {
         let subscripts = self.subscripts(at, inputs, lens.len())?;
-        let explained = |why| misfit(self.name, inputs, format!("of `{}`, {why}", self.text));
+        let explained = |why| operand_error(self.name, inputs, format!("of `{}`, {why}", self.text));
         subscripts.shapes(inputs, lens).map_err(explained)
     }
 

@@ -17,7 +17,7 @@
 
 use burn::tensor::{DType, Shape, Tensor, module};
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::norm::per_channel;
 use super::{EinsumRule, Operand, Operator, apply};
 use crate::dtensor::DTensor;
@@ -99,7 +99,7 @@ pub fn batch_norm_train<const D: usize>(
     let shapes = [input.shape(), gamma.shape(), beta.shape()];
     if D < 2 || shapes[1..].iter().any(|vector| vector[0] != shapes[0][1]) {
         let why = "gamma and beta need one element per channel, dimension 1 of the input";
-        misfit("batch_norm_train", &shapes, why).unwind();
+        operand_error("batch_norm_train", &shapes, why).unwind();
     }
     let mean = whole(apply(&MEAN, input.clone(), |x, op| term_of_mean(in_single(x), op)));
     let variance = whole(apply(&VARIANCE, (input.clone(), mean.clone()), |(x, mean), op| {

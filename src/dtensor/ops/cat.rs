@@ -2,7 +2,7 @@
 
 use burn::tensor::{AsIndex, Tensor};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::MOVED;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
@@ -16,7 +16,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn cat(mut tensors: Vec<Self>, dim: impl AsIndex) -> Self {
         let dim = dim_of("cat", dim, D);
         if tensors.is_empty() {
-            misfit("cat", &[], "there is nothing to concatenate; give at least one tensor").unwind();
+            operand_error("cat", &[], "there is nothing to concatenate; give at least one tensor").unwind();
         }
         // Burn leaves empty ones out of the graph: here they are left out on every rank.
         if tensors.iter().any(|tensor| tensor.dims()[dim] > 0) {

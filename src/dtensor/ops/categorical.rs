@@ -2,7 +2,7 @@
 
 use burn::tensor::{Distribution, Int, Tensor};
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::{EinsumRule, apply, random};
 use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, DTensorSpec};
@@ -20,7 +20,7 @@ impl<const D: usize> DTensor<D> {
     pub fn categorical(self, num_samples: usize) -> DTensor<D, Int> {
         if num_samples == 0 || self.dims()[D - 1] == 0 {
             let why = format!("it draws at least 1 sample, not {num_samples}, of at least 1 category");
-            misfit("categorical", &[self.shape()], why).unwind();
+            operand_error("categorical", &[self.shape()], why).unwind();
         }
         let seed = random::next_seed_on(self.mesh());
         let mut shape = self.shape();

@@ -30,12 +30,12 @@ use smallvec::SmallVec;
 use super::cost_model::Times;
 use super::cutting::{Cutting, Dims, ragged};
 use super::rule::Strategy;
-use super::weigh::{Cost, Incoming, Scale, Targets, Unfit, told};
+use super::weigh::{Cost, OperandInfo, Scale, TargetCosts, Infeasible, summary_cost};
 use crate::placement::{Layout, Placement, Placements};
 
 /// Layouts to bring the inputs to, and what comes out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct SelectedStrategy {
     pub(super) inputs: Vec<Layout>,
     pub(super) outputs: Vec<Layout>,
     /// Of each input, the mesh dimensions on which ranks compute different things with one
@@ -45,9 +45,9 @@ pub(super) struct Choice {
 
 /// What a choice is made from.
 #[derive(Clone, Copy)]
-pub(super) struct Given<'a> {
+pub(super) struct SelectionProblem<'a> {
     pub(super) mesh_shape: &'a [usize],
-    pub(super) operands: &'a [Incoming<'a>],
+    pub(super) operands: &'a [OperandInfo<'a>],
     /// Shapes.
     pub(super) outputs: &'a [Shape],
     /// The rule's table.
@@ -61,7 +61,7 @@ pub(super) struct Given<'a> {
 /// A product of rows, one per mesh dimension, that was weighed.
 pub(super) struct Weighed<'a> {
     pub(super) rows: Vec<&'a Strategy>,
-    pub(super) found: Result<(Cost, Choice), Unfit>,
+    pub(super) found: Result<(Cost, SelectedStrategy), Infeasible>,
 }
 
 /// The cheapest way to run an operator; `None` if no row fits.
@@ -69,8 +69,8 @@ pub(super) struct Weighed<'a> {
 /// Tried are the products of one row per mesh dimension, with the cuts in the order of the mesh
 /// dimensions or in an order that an operand comes in, and into chunks or the lengths that an operand
 /// comes with. Parts without elements stay only if the operator takes them.
-pub(super) fn choose(given: Given<'_>) -> Option<Choice> {
-    let mut best: Option<(Cost, Choice)> = None;
+pub(super) fn select_strategy(given: SelectionProblem<'_>) -> Option<SelectedStrategy> {
+    let mut best: Option<(Cost, SelectedStrategy)> = None;
     search(given, |rows, weigh| {
         // Planning is what takes time: not where it must cost more.
         let least = || given.operands.iter().enumerate().map(|(at, operand)| calls(operand, rows, at)).sum();
@@ -86,7 +86,7 @@ pub(super) fn choose(given: Given<'_>) -> Option<Choice> {
 }
 
 /// All products of rows that [`choose`] has to choose from.
-pub(super) fn weighed(given: Given<'_>) -> Vec<Weighed<'_>> {
+pub(super) fn weighed(given: SelectionProblem<'_>) -> Vec<Weighed<'_>> {
     let mut all = Vec::new();
     search(given, |rows, weigh| {
         all.push(Weighed { rows: rows.to_vec(), found: weigh(None) });
@@ -98,10 +98,10 @@ pub(super) fn weighed(given: Given<'_>) -> Vec<Weighed<'_>> {
 /// Visits every product of rows as long as `visit` says so; `visit` may have it weighed: against a known cost,
 /// where it is of no interest what costs as much.
 fn search<'a>(
-    given: Given<'a>,
-    mut visit: impl FnMut(&[&'a Strategy], &mut dyn FnMut(Option<Cost>) -> Result<(Cost, Choice), Unfit>) -> bool,
+    given: SelectionProblem<'a>,
+    mut visit: impl FnMut(&[&'a Strategy], &mut dyn FnMut(Option<Cost>) -> Result<(Cost, SelectedStrategy), Infeasible>) -> bool,
 ) {
-    let Given { mesh_shape, operands, outputs, strategies, takes_empty_parts, times } = given;
+    let SelectionProblem { mesh_shape, operands, outputs, strategies, takes_empty_parts, times } = given;
     debug_assert!(
         strategies.iter().all(|row| row.inputs.len() == operands.len() && row.outputs.len() == outputs.len()),
         "{strategies:?}"
@@ -118,12 +118,12 @@ fn search<'a>(
         let targets = operands.iter().zip(&scales);
         let mut targets: Vec<_> = targets
             .enumerate()
-            .map(|(at, (operand, scale))| Targets::new(*operand, *scale, cutting, |dim| takes_empty_parts(at, dim)))
+            .map(|(at, (operand, scale))| TargetCosts::new(*operand, *scale, cutting, |dim| takes_empty_parts(at, dim)))
             .collect();
         for rows in asked.iter().map(|rows| rows.iter().copied()).multi_cartesian_product() {
             let mut weigh = |known: Option<Cost>| {
                 if !divides(mesh_shape, &rows) {
-                    return Err(Unfit::Divides);
+                    return Err(Infeasible::Divides);
                 }
                 let uneven = cutting.kept(&rows, &shapes, outputs);
                 let mut cost = Cost { forward: scattered(operands, &rows), ..Cost::default() };
@@ -133,25 +133,25 @@ fn search<'a>(
                     let (layout, moved) = targets.get(placements, &uneven, varying)?;
                     cost = cost + *moved;
                     if at == 0 {
-                        cost = cost + told(operand, scales[0], layout, &rows);
+                        cost = cost + summary_cost(operand, scales[0], layout, &rows);
                     }
                 }
                 if known.is_some_and(|known| known <= cost) {
-                    return Err(Unfit::Dearer);
+                    return Err(Infeasible::Dearer);
                 }
                 let output = |at: usize| {
                     let placements: Placements = rows.iter().map(|row| row.outputs[at]).collect();
-                    cutting.output(&placements, &uneven, &rows, (&shapes, &outputs[at])).ok_or(Unfit::NoWay)
+                    cutting.output(&placements, &uneven, &rows, (&shapes, &outputs[at])).ok_or(Infeasible::NoWay)
                 };
                 let outputs = (0..outputs.len()).map(output).collect::<Result<_, _>>()?;
-                let input = |(at, targets): (usize, &mut Targets<'_>)| {
+                let input = |(at, targets): (usize, &mut TargetCosts<'_>)| {
                     let placements: Placements = rows.iter().map(|row| row.inputs[at]).collect();
                     let varying = varying(mesh_shape, &placements, &rows);
                     targets.get(placements, &uneven, varying.clone()).map(|(layout, _)| (layout.clone(), varying))
                 };
                 let inputs = targets.iter_mut().enumerate().map(input).collect::<Result<Vec<_>, _>>()?;
                 let (inputs, varying) = inputs.into_iter().unzip();
-                Ok((cost, Choice { inputs, outputs, varying }))
+                Ok((cost, SelectedStrategy { inputs, outputs, varying }))
             };
             if !visit(&rows, &mut weigh) {
                 return;
@@ -161,8 +161,8 @@ fn search<'a>(
 }
 
 /// Orders of the mesh dimensions in which cuts may be made: ascending, and as operands have them.
-fn mesh_orders(mesh_dims: usize, operands: &[Incoming<'_>]) -> Vec<Dims> {
-    let of = |operand: &Incoming<'_>| {
+fn mesh_orders(mesh_dims: usize, operands: &[OperandInfo<'_>]) -> Vec<Dims> {
+    let of = |operand: &OperandInfo<'_>| {
         let mut mesh_order: Dims = (0..mesh_dims).collect();
         for (_, cuts) in operand.layout.orders() {
             // The positions these mesh dimensions have among all stay; only their order changes.
@@ -191,7 +191,7 @@ fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
 /// is kept anyhow.
 pub(super) fn asked_for<'a>(
     strategies: &'a [Strategy],
-    operands: &[Incoming<'_>],
+    operands: &[OperandInfo<'_>],
     mesh_dim: usize,
 ) -> Vec<&'a Strategy> {
     let made = |row: &Strategy, at: usize| {
@@ -209,7 +209,7 @@ pub(super) fn asked_for<'a>(
 
 /// The collectives that bringing `operand`, input `at` of these rows, needs at least: one for each mesh dimension on
 /// which its placement ends, or, where steps join, for all that end one placement.
-fn calls(operand: &Incoming<'_>, rows: &[&Strategy], at: usize) -> usize {
+fn calls(operand: &OperandInfo<'_>, rows: &[&Strategy], at: usize) -> usize {
     let ends = |&mesh_dim: &usize| {
         let from = operand.layout.placements()[mesh_dim];
         let becomes_term = from.shard_dim().is_some() && rows[mesh_dim].makes_term(at);
@@ -222,9 +222,9 @@ fn calls(operand: &Incoming<'_>, rows: &[&Strategy], at: usize) -> usize {
 
 /// The mesh dimensions on which a partial input would be scattered though nothing else is cut:
 /// whatever meets it next is whole there, so that it will have to be gathered, one collective more.
-fn scattered(operands: &[Incoming<'_>], rows: &[&Strategy]) -> usize {
+fn scattered(operands: &[OperandInfo<'_>], rows: &[&Strategy]) -> usize {
     let alone = |&mesh_dim: &usize| {
-        let comes = |operand: &Incoming<'_>| operand.layout.placements()[mesh_dim];
+        let comes = |operand: &OperandInfo<'_>| operand.layout.placements()[mesh_dim];
         let mut inputs = operands.iter().zip(&rows[mesh_dim].inputs);
         inputs.any(|(operand, input)| comes(operand).partial_op().is_some() && input.shard_dim().is_some())
             && operands.iter().all(|operand| comes(operand).shard_dim().is_none())

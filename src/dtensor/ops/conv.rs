@@ -14,7 +14,7 @@ use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Shape, Tensor, module};
 use smallvec::SmallVec;
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::halo::{Halo, Reach, SPATIAL, Spatial};
 use super::placements::S;
 use super::window::Window;
@@ -101,7 +101,7 @@ impl<const N: usize> ShardingRule for Convolution<N> {
         // Either way round, groups lie along the first dimension of the weight.
         let (taken, made) =
             if self.transposed { (weight[0], weight[1] * self.groups) } else { (weight[1] * self.groups, weight[0]) };
-        let refuse = |why| Err(misfit(self.name(), inputs, why));
+        let refuse = |why| Err(operand_error(self.name(), inputs, why));
         if x[1] != taken || !x[1].is_multiple_of(self.groups) || !made.is_multiple_of(self.groups) {
             return refuse(
                 "the input's channels must be those that the weight's groups take, and groups must divide channels",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::mesh::DeviceMesh;
-use crate::placement::Sent;
+use crate::placement::CommVolume;
 
 /// How long collectives take, to choose an operator's layouts by.
 ///
@@ -167,7 +167,7 @@ pub(super) struct Times {
 
 impl Times {
     /// Of a collective on a tensor of so many bytes, in picoseconds.
-    pub(super) fn of(&self, sent: &Sent, bytes: u64) -> u128 {
+    pub(super) fn of(&self, sent: &CommVolume, bytes: u64) -> u128 {
         // What goes along several mesh dimensions goes as fast as along the slowest.
         let bandwidth = sent.mesh_dims.iter().map(|&dim| self.bandwidths[dim]).fold(f64::INFINITY, f64::min);
         let seconds = self.call + sent.bytes(bytes) as f64 / bandwidth;
@@ -175,7 +175,7 @@ impl Times {
     }
 
     /// The same, of one in backward.
-    pub(super) fn of_backward(&self, sent: &Sent, bytes: u64) -> u128 {
+    pub(super) fn of_backward(&self, sent: &CommVolume, bytes: u64) -> u128 {
         (self.of(sent, bytes) as f64 * self.backward).round() as u128
     }
 }

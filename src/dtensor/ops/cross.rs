@@ -2,7 +2,7 @@
 
 use burn::tensor::{AsIndex, kind};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::BILINEAR;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
@@ -17,7 +17,7 @@ impl<const D: usize> DTensor<D> {
         let dim = dim_of("cross", dim, D);
         if self.dims()[dim] != 3 {
             let why = format!("vectors along dimension {dim} must have 3 elements");
-            misfit("cross", &[self.shape(), other.shape()], why).unwind()
+            operand_error("cross", &[self.shape(), other.shape()], why).unwind()
         }
         apply(&CROSS.at([dim]), (self, other), |(a, b), _| a.cross(b, dim))
     }

@@ -7,23 +7,23 @@ use std::sync::Arc;
 use burn::tensor::{DType, Shape};
 use smallvec::SmallVec;
 
-use super::args::misfit;
-use super::choose::{Choice, Given, choose};
+use super::args::operand_error;
+use super::choose::{SelectedStrategy, SelectionProblem, select_strategy};
 use super::cost_model::Scope;
 use super::cutting::Dims;
 use super::operand::Arg;
-use super::weigh::Incoming;
+use super::weigh::OperandInfo;
 use super::{ShardingRule, Strategy, strategy};
 use crate::Result;
-use crate::dtensor::handles::Destination;
-use crate::dtensor::route::Route;
-use crate::dtensor::{DTensorError, DTensorSpec, Wanted};
+use crate::dtensor::handles::RedistributeTarget;
+use crate::dtensor::route::RedistributePlan;
+use crate::dtensor::{DTensorError, DTensorSpec, RequiredPlacements};
 use crate::placement::{Layout, Placement, Step};
 
 /// What is decided of an operator on inputs of certain specs.
 #[derive(Debug)]
-pub(super) struct Decision {
-    pub(super) inputs: SmallVec<[Destination; 3]>,
+pub(super) struct ResolvedSharding {
+    pub(super) inputs: SmallVec<[RedistributeTarget; 3]>,
     pub(super) outputs: SmallVec<[Output; 1]>,
     /// What [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) says to it.
     pub(super) implicit: Option<Box<DTensorError>>,
@@ -47,19 +47,19 @@ pub(super) struct Output {
 }
 
 /// The rows that hold for inputs of certain specs.
-pub(super) struct Table {
+pub(super) struct CandidateStrategies {
     pub(super) outputs: Vec<Shape>,
     pub(super) rows: Vec<Strategy>,
     /// Where callers want each input on each mesh dimension.
-    pub(super) wanted: Vec<Wanted>,
+    pub(super) wanted: Vec<RequiredPlacements>,
     /// Rows that an input is pinned away from, or whose partial inputs are not of these element types.
     pub(super) out: Vec<(Strategy, &'static str)>,
 }
 
-impl Table {
+impl CandidateStrategies {
     pub(super) fn new<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Self> {
         let Some(Arg { spec: first, .. }) = inputs.first() else {
-            return Err(misfit(rule.name(), &[], "there is no input; give at least one"));
+            return Err(operand_error(rule.name(), &[], "there is no input; give at least one"));
         };
         for other in &inputs[1..] {
             first.check_same_mesh(other.spec)?;
@@ -67,7 +67,7 @@ impl Table {
         let shapes: Vec<Shape> = inputs.iter().map(|input| input.spec.shape().clone()).collect();
         let outputs = rule.outputs(&shapes)?;
         let dtypes: Vec<DType> = inputs.iter().map(|input| input.spec.dtype()).collect();
-        let wanted: Vec<Wanted> = inputs.iter().map(|input| wanted(rule, input, &shapes)).collect::<Result<_>>()?;
+        let wanted: Vec<RequiredPlacements> = inputs.iter().map(|input| wanted(rule, input, &shapes)).collect::<Result<_>>()?;
         let incoming = incoming(inputs, &wanted);
         let mesh_dims = 0..first.mesh().ndim();
         let mut out = Vec::new();
@@ -87,16 +87,16 @@ impl Table {
 }
 
 /// The inputs as they come, and where they are wanted.
-pub(super) fn incoming<'a>(inputs: &[Arg<'a>], wanted: &'a [Wanted]) -> Vec<Incoming<'a>> {
-    inputs.iter().zip(wanted).map(|(input, wanted)| Incoming::new(input.spec, wanted)).collect()
+pub(super) fn incoming<'a>(inputs: &[Arg<'a>], wanted: &'a [RequiredPlacements]) -> Vec<OperandInfo<'a>> {
+    inputs.iter().zip(wanted).map(|(input, wanted)| OperandInfo::new(input.spec, wanted)).collect()
 }
 
 /// The decision, made anew.
-pub(super) fn decide<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Decision> {
-    let Table { outputs: output_shapes, rows, wanted, .. } = Table::new(rule, inputs)?;
+pub(super) fn resolve_sharding<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<ResolvedSharding> {
+    let CandidateStrategies { outputs: output_shapes, rows, wanted, .. } = CandidateStrategies::new(rule, inputs)?;
     let first = inputs[0].spec;
     let incoming = incoming(inputs, &wanted);
-    let choice = choose(Given {
+    let choice = select_strategy(SelectionProblem {
         mesh_shape: first.mesh().shape(),
         operands: &incoming,
         outputs: &output_shapes,
@@ -104,18 +104,18 @@ pub(super) fn decide<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope
         takes_empty_parts: &|input, dim| rule.takes_empty_parts_along(input, dim),
         times: scope.times(first.mesh()).as_ref(),
     });
-    let Choice { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
+    let SelectedStrategy { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
         operator: rule.name(),
         inputs: inputs.iter().map(|input| input.spec.layout().to_string()).collect(),
     })?;
     let destinations = inputs.iter().zip(targets).zip(varying).map(|((input, target), varying)| {
-        let (spec, route) = (input.spec, Route::of_input(input.spec.layout(), &target)?);
+        let (spec, route) = (input.spec, RedistributePlan::of_input(input.spec.layout(), &target)?);
         let spec = if *spec.layout() == target { spec.clone() } else { spec.with_layout(target)?.shared() };
         // Only floats have gradients to sum.
         let varying = if spec.dtype().is_float() { varying } else { Dims::new() };
-        Ok(Destination { spec, route, varying, operator: rule.name() })
+        Ok(RedistributeTarget { spec, route, varying, operator: rule.name() })
     });
-    let destinations: SmallVec<[Destination; 3]> = destinations.collect::<Result<_>>()?;
+    let destinations: SmallVec<[RedistributeTarget; 3]> = destinations.collect::<Result<_>>()?;
     let terms = outputs.iter().any(Layout::has_partial).then(|| terms(inputs));
     let outputs = output_shapes.into_iter().zip(outputs).map(|(shape, layout)| {
         let local = Shape::from(layout.local_shape(&shape, first.coordinate()));
@@ -126,9 +126,9 @@ pub(super) fn decide<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope
     // Of the whole, so that it is the same on every rank.
     let has_nothing = outputs.iter().all(|output| output.shape.num_elements() == 0);
     let is_blank = has_nothing && !rule.supports_empty_shards();
-    let is_direct = destinations.iter().all(Destination::is_here);
+    let is_direct = destinations.iter().all(RedistributeTarget::is_here);
     let has_empty_part = destinations.iter().any(|input| input.spec.local_shape().num_elements() == 0);
-    Ok(Decision { inputs: destinations, outputs, implicit, is_blank, is_direct, has_empty_part })
+    Ok(ResolvedSharding { inputs: destinations, outputs, implicit, is_blank, is_direct, has_empty_part })
 }
 
 /// The rule's table, with the all-Replicate row in front.
@@ -140,21 +140,21 @@ fn rows<R: ShardingRule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<S
 }
 
 /// Where the caller wants `input` on each mesh dimension; whole, where it has not an element for every rank.
-fn wanted<R: ShardingRule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<Wanted> {
-    let Some(pin) = input.pin else { return Ok(Wanted::new()) };
+fn wanted<R: ShardingRule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<RequiredPlacements> {
+    let Some(pin) = input.pin else { return Ok(RequiredPlacements::new()) };
     let wanted = pin.on(input.spec.mesh().ndim());
     let lacks = |placement: &&Placement| placement.shard_dim().is_some_and(|dim| dim >= input.spec.shape().num_dims());
     if let Some(placement) = wanted.iter().flatten().find(lacks) {
         let why =
             format!("the style or pin of an input wants it as {placement}, along a dimension that it does not have");
-        return Err(misfit(rule.name(), shapes, why));
+        return Err(operand_error(rule.name(), shapes, why));
     }
     Ok(input.spec.with_elements(wanted))
 }
 
 /// The first input that is moved though the caller did not ask for it. What becomes a term of a sum by
 /// itself, without a word between ranks, is none.
-fn implicit<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], destinations: &[Destination]) -> Option<DTensorError> {
+fn implicit<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], destinations: &[RedistributeTarget]) -> Option<DTensorError> {
     let is_term = |step: &Step| matches!(step, Step::ReplicateToPartial { .. } | Step::ShardToPartial { .. });
     let mut moved = inputs.iter().zip(destinations).enumerate().filter(|(_, (input, _))| input.pin.is_none());
     moved.find_map(|(at, (input, to))| {

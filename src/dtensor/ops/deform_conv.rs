@@ -7,7 +7,7 @@
 use burn::tensor::ops::DeformConvOptions;
 use burn::tensor::{Shape, module};
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::window::Window;
 use super::{EinsumRule, Operand, apply};
 use crate::dtensor::DTensor;
@@ -50,7 +50,7 @@ pub fn deform_conv2d(
     };
     if let Some(why) = misfits(&x.tensor, &offset, &weight, mask.as_ref(), bias.as_ref(), &options) {
         let shapes: Vec<Shape> = [&x.tensor, &offset, &weight].into_iter().chain(&mask).map(DTensor::shape).collect();
-        misfit("deform_conv2d", &shapes, why).unwind()
+        operand_error("deform_conv2d", &shapes, why).unwind()
     }
     let rule = axes.lens((!is_linear).then_some(weight.dims()[0]));
     apply(&rule, (x, offset, weight, mask, bias), |(x, offset, weight, mask, bias), _| {

@@ -13,13 +13,13 @@ use crate::dtensor::local::{as_float, zeros};
 
 /// What results without elements are made of: zero in the graph of all inputs, and their element types.
 #[derive(Debug, Default)]
-pub struct Blank {
+pub struct EmptyOutput {
     zero: Option<Tensor<1>>,
     dtypes: Vec<DType>,
     device: Option<Device>,
 }
 
-impl Blank {
+impl EmptyOutput {
     /// An input.
     pub(super) fn see<const D: usize, K: Kind>(&mut self, input: &Tensor<D, K>) {
         let dtype = input.dtype();

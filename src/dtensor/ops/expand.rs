@@ -7,7 +7,7 @@
 
 use burn::tensor::{AsIndex, BroadcastArgs, Shape};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::MOVED;
 use super::placements::S;
 use super::{EinsumRule, ShardingRule, Strategy, apply, strategy};
@@ -29,7 +29,7 @@ impl ShardingRule for Expand {
         let fits = |(from, to): (&usize, &usize)| from == to || *from == 1;
         if from.num_dims() > to.num_dims() || !from.iter().rev().zip(to.iter().rev()).all(fits) {
             let why = format!("{to} must end with the same lengths, where they are not 1");
-            return Err(misfit(self.name(), inputs, why));
+            return Err(operand_error(self.name(), inputs, why));
         }
         Ok(vec![to.clone()])
     }

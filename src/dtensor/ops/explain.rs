@@ -5,14 +5,14 @@ use std::fmt::{self, Write};
 
 use itertools::Itertools;
 
-use super::choose::{Given, Weighed, asked_for, choose, weighed};
+use super::choose::{SelectionProblem, Weighed, asked_for, select_strategy, weighed};
 use super::cost_model::Scope;
-use super::decide::{Table, incoming};
+use super::decide::{CandidateStrategies, incoming};
 use super::operand::Arg;
-use super::weigh::{Sends, Unfit, sends};
+use super::weigh::{OperandTraffic, Infeasible, sends};
 use super::{ShardingRule, Strategy};
 use crate::Result;
-use crate::placement::{Layout, Sent};
+use crate::placement::{Layout, CommVolume};
 
 /// Runs `f`, and says of every operator in it, also of those decided on before, which layouts were weighed.
 ///
@@ -91,11 +91,11 @@ const LINES: usize = 12;
 
 /// Adds the table of `rule` on these inputs.
 pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<()> {
-    let Table { outputs, rows, wanted, out } = Table::new(rule, inputs)?;
+    let CandidateStrategies { outputs, rows, wanted, out } = CandidateStrategies::new(rule, inputs)?;
     let mesh = inputs[0].spec.mesh();
     let operands = incoming(inputs, &wanted);
     let times = scope.times(mesh);
-    let given = Given {
+    let given = SelectionProblem {
         mesh_shape: mesh.shape(),
         operands: &operands,
         outputs: &outputs,
@@ -103,7 +103,7 @@ pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope
         takes_empty_parts: &|input, dim| rule.takes_empty_parts_along(input, dim),
         times: times.as_ref(),
     };
-    let chosen = choose(given);
+    let chosen = select_strategy(given);
     let (mut found, mut unfit) = (Vec::new(), Vec::new());
     for Weighed { rows, found: weighed } in weighed(given) {
         match weighed {
@@ -118,7 +118,7 @@ pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope
             let first = (at == 0).then_some(&rows[..]);
             sends(operand, &choice.inputs[at], &choice.varying[at], first)
         });
-        let sends: Vec<Sends> = sends.collect();
+        let sends: Vec<OperandTraffic> = sends.collect();
         let mut line = vec![
             if *other { " " } else { "*" }.into(),
             operands.iter().zip(&choice.inputs).map(|(operand, to)| moved(operand.layout, to)).join(", "),
@@ -155,16 +155,16 @@ fn moved(from: &Layout, to: &Layout) -> String {
     if from == to { from.to_string() } else { format!("{from} -> {to}") }
 }
 
-fn sent<'a>(sends: impl Iterator<Item = &'a (Sent, u64)>) -> String {
+fn sent<'a>(sends: impl Iterator<Item = &'a (CommVolume, u64)>) -> String {
     sends.map(|(sent, bytes)| format!("{} {} B", sent.collective, sent.bytes(*bytes))).join(", ")
 }
 
-fn reason(why: Unfit) -> &'static str {
+fn reason(why: Infeasible) -> &'static str {
     match why {
-        Unfit::Empty => "a rank would have no elements",
-        Unfit::NoWay => "there is no way to such a layout",
-        Unfit::Divides => "the pieces do not divide what must stay together",
-        Unfit::Dearer => "it costs more",
+        Infeasible::Empty => "a rank would have no elements",
+        Infeasible::NoWay => "there is no way to such a layout",
+        Infeasible::Divides => "the pieces do not divide what must stay together",
+        Infeasible::Dearer => "it costs more",
     }
 }
 

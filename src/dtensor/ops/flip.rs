@@ -3,7 +3,7 @@
 use burn::tensor::AsIndex;
 use smallvec::SmallVec;
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::MOVED;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
@@ -36,7 +36,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn roll<Shift: AsIndex, Dim: AsIndex>(self, shifts: &[Shift], dims: &[Dim]) -> Self {
         if shifts.len() != dims.len() {
             let why = format!("{} shifts for {} dimensions; give as many", shifts.len(), dims.len());
-            misfit("roll", &[self.shape()], why).unwind();
+            operand_error("roll", &[self.shape()], why).unwind();
         }
         let dims: SmallVec<[usize; 4]> = dims.iter().map(|&dim| dim_of("roll", dim, D)).collect();
         apply(&const { reordered("roll") }.at(dims.iter().copied()), self, |x, _| x.roll(shifts, &dims))

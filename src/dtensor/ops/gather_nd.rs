@@ -24,7 +24,7 @@ use std::ops::Range;
 use burn::tensor::{Bool, IndexingUpdateOp, Int, Shape, Tensor};
 use smallvec::SmallVec;
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::partials::MOVED_BY;
 use super::placements::{R, S, SUM};
 use super::update::through;
@@ -47,7 +47,7 @@ impl<'a> Tuples<'a> {
         let (&indexed, indices) = indices.split_last().expect("a tensor has a dimension");
         if indexed == 0 || indexed > x.len() {
             let why = format!("tuples of {indexed} indices, of the last dimension; have 1 to {} of them", x.len());
-            return Err(misfit(operator, inputs, why));
+            return Err(operand_error(operator, inputs, why));
         }
         Ok(Self { x, indices, indexed })
     }
@@ -97,7 +97,7 @@ impl ShardingRule for ScatterNd {
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
         let slices = Tuples::new(self.name(), inputs)?.slices();
         if inputs[2] != slices {
-            return Err(misfit(
+            return Err(operand_error(
                 self.name(),
                 inputs,
                 format!("the values must be the slices that the indices name, {slices}"),
@@ -149,7 +149,7 @@ fn localize<const M: usize>(
 #[track_caller]
 fn check_numbers<const D: usize, K: Kind>(operator: &'static str, x: &DTensor<D, K>) {
     if x.dtype().is_bool() {
-        misfit(operator, &[x.shape()], "it is of numbers; make them of booleans with `int`").unwind();
+        operand_error(operator, &[x.shape()], "it is of numbers; make them of booleans with `int`").unwind();
     }
 }
 
@@ -167,7 +167,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
                 "tuples of {indexed} indices make {} dimensions, {DV} are asked for",
                 M + D - 1 - indexed.min(D)
             );
-            misfit("gather_nd", &[self.shape(), indices.shape()], why).unwind();
+            operand_error("gather_nd", &[self.shape(), indices.shape()], why).unwind();
         }
         check_numbers("gather_nd", &self);
         apply(&GatherNd, (self, indices), |(x, indices), op| {

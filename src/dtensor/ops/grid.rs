@@ -4,7 +4,7 @@ use burn::tensor::grid::{GridIndexing, GridOptions, GridSparsity, IndexPos};
 use burn::tensor::ops::GridSampleOptions;
 use burn::tensor::{Shape, grid};
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::partials::LINEAR;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
@@ -45,7 +45,7 @@ pub fn meshgrid_stack<const D: usize, const D2: usize, K: Kind>(
     if D2 != D + 1 {
         let shapes: Vec<Shape> = tensors.iter().map(DTensor::shape).collect();
         let why = format!("it makes {} dimensions, {D2} are asked for", D + 1);
-        misfit("meshgrid_stack", &shapes, why).unwind();
+        operand_error("meshgrid_stack", &shapes, why).unwind();
     }
     let dim = match index_pos {
         IndexPos::First => 0,
@@ -62,7 +62,7 @@ pub fn affine_grid_2d(transform: DTensor<3>, dims: [usize; 4]) -> DTensor<4> {
     let [batch, channels, height, width] = dims;
     if transform.dims() != [batch, 2, 3] {
         let why = format!("the maps of images {dims:?} must be [{batch}, 2, 3]");
-        misfit("affine_grid_2d", &[transform.shape()], why).unwind();
+        operand_error("affine_grid_2d", &[transform.shape()], why).unwind();
     }
     apply(&AFFINE_GRID_2D.lens([height, width, 2]), transform, |transform, _| {
         let batch = transform.dims()[0];
@@ -81,7 +81,7 @@ impl<const D: usize> DTensor<D> {
     pub fn grid_sample_2d(self, grid: Self, options: impl Into<GridSampleOptions>) -> Self {
         if D != 4 || grid.dims()[D - 1] != 2 {
             let why = "images have 4 dimensions, and places 2 coordinates along the last of 4";
-            misfit("grid_sample_2d", &[self.shape(), grid.shape()], why).unwind();
+            operand_error("grid_sample_2d", &[self.shape(), grid.shape()], why).unwind();
         }
         let options = options.into();
         apply(&GRID_SAMPLE_2D, (self, grid), |(x, grid), _| x.grid_sample_2d(grid, options))

@@ -10,7 +10,7 @@ use burn::tensor::{AsIndex, ElementConversion, kind};
 pub use burn::linalg::Norm;
 pub use decompositions::{det, lu, qr, svd};
 
-use super::args::{Dims, dim_of, dims_of, misfit};
+use super::args::{Dims, dim_of, dims_of, operand_error};
 use super::partials::MOVED;
 use super::{EinsumRule, apply, lookup};
 use crate::dtensor::{DTensor, Kind};
@@ -150,7 +150,7 @@ pub fn outer_dim<const D: usize, const R: usize, Dim: AsIndex, K: Kind + kind::N
     let dim = dim_of("outer_dim", dim, D);
     if R != D + 1 {
         let why = format!("it makes {} dimensions, {R} are asked for", D + 1);
-        misfit("outer_dim", &[lhs.shape(), rhs.shape()], why).unwind();
+        operand_error("outer_dim", &[lhs.shape(), rhs.shape()], why).unwind();
     }
     lhs.unsqueeze_dim::<R>(dim + 1) * rhs.unsqueeze_dim::<R>(dim)
 }
@@ -165,7 +165,7 @@ pub fn matvec<const DM: usize, const DV: usize, K: Kind + kind::Numeric>(
 ) -> DTensor<DV, K> {
     if DM < 2 || DM != DV + 1 {
         let why = "matrices have at least 2 dimensions, and vectors one less than they";
-        misfit("matvec", &[matrix.shape(), vector.shape()], why).unwind();
+        operand_error("matvec", &[matrix.shape(), vector.shape()], why).unwind();
     }
     matrix.matmul(vector.unsqueeze_dim::<DM>(DV)).squeeze_dim(DM - 1)
 }
@@ -194,7 +194,7 @@ pub fn trace<const D: usize, const DO: usize>(tensor: DTensor<D>) -> DTensor<DO>
 fn matrix<const D: usize, K: Kind>(operator: &'static str, x: &DTensor<D, K>, rank: usize) -> [usize; 2] {
     if D < 2 || D != rank {
         let why = format!("a result is asked for that matrices of {rank} dimensions have, at least 2; these have {D}");
-        misfit(operator, &[x.shape()], why).unwind();
+        operand_error(operator, &[x.shape()], why).unwind();
     }
     [x.dims()[D - 2], x.dims()[D - 1]]
 }

@@ -12,7 +12,7 @@
 
 use burn::tensor::{Bool, ElementConversion};
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::partials::PartialRules;
 use super::placements::{AVG, MAX, MIN, PRODUCT, R, SUM};
 use super::{EinsumRule, apply, replicated};
@@ -52,7 +52,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn mask_select(self, mask: DTensor<D, Bool>) -> DTensor<1, K> {
         if self.dims() != mask.dims() {
             let why = "the mask must have the shape of the tensor";
-            misfit("mask_select", &[self.shape(), mask.shape()], why).unwind();
+            operand_error("mask_select", &[self.shape(), mask.shape()], why).unwind();
         }
         replicated("mask_select", (self, mask), |(x, mask)| x.mask_select(mask))
     }

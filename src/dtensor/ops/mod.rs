@@ -242,7 +242,7 @@ mod view;
 mod windows;
 
 pub use apply::{Inputs, Outputs, apply};
-pub(crate) use args::misfit;
+pub(crate) use args::operand_error;
 pub use arithmetic::Number;
 pub use axes::{EinsumRule, EinsumRuleAt};
 pub use cost_model::CostModel;

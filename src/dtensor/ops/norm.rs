@@ -9,7 +9,7 @@
 
 use burn::tensor::{DType, FloatDType, Shape, Tensor, module};
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::placements::{R, S};
 use super::{EinsumRule, Operand, ShardingRule, Strategy, apply, strategy};
 use crate::Result;
@@ -82,7 +82,7 @@ impl ShardingRule for Groups {
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
         let (x, groups) = (&inputs[0], self.0);
-        let refuse = |why| Err(misfit(self.name(), inputs, why));
+        let refuse = |why| Err(operand_error(self.name(), inputs, why));
         if x.num_dims() < 2 || groups == 0 || x[1] % groups != 0 {
             return refuse(format!("the channels, dimension 1, must make {groups} groups of equal size"));
         }

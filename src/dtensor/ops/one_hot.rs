@@ -2,7 +2,7 @@
 
 use burn::tensor::{AsIndex, Tensor, kind};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
@@ -17,7 +17,7 @@ fn encode<const D: usize, const D2: usize, K: Kind + kind::Ordered>(
 ) -> DTensor<D2, K> {
     if D2 != D + 1 || classes < 2 {
         let why = format!("it has {} dimensions, {D2} are asked for, and at least 2 classes, not {classes}", D + 1);
-        misfit("one_hot", &[x.shape()], why).unwind();
+        operand_error("one_hot", &[x.shape()], why).unwind();
     }
     apply(&ONE_HOT.at([axis]).lens([classes]), x, |x, _| local(x))
 }

@@ -7,28 +7,28 @@ use burn::tensor::Float;
 use itertools::Itertools;
 
 use crate::Result;
-use crate::dtensor::{DTensor, DTensorSpec, Kind, Wanted};
+use crate::dtensor::{DTensor, DTensorSpec, Kind, RequiredPlacements};
 use crate::placement::Placement;
 
 /// A DTensor as an operator takes it: wherever is cheapest, or pinned to one placement.
 #[derive(Debug)]
 pub struct Operand<const D: usize, K: Kind = Float> {
     pub(super) tensor: DTensor<D, K>,
-    pub(super) pin: Option<Pin>,
+    pub(super) pin: Option<PlacementConstraint>,
 }
 
 /// Where a caller wants an input.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Pin {
+pub(super) enum PlacementConstraint {
     /// On every mesh dimension.
     Every(Placement),
     /// On each; `None` leaves it to the rule.
     Each(Arc<[Option<Placement>]>),
 }
 
-impl Pin {
+impl PlacementConstraint {
     /// What is wanted on each dimension of a mesh.
-    pub(super) fn on(&self, mesh_dims: usize) -> Wanted {
+    pub(super) fn on(&self, mesh_dims: usize) -> RequiredPlacements {
         match self {
             Self::Every(placement) => (0..mesh_dims).map(|_| Some(*placement)).collect(),
             Self::Each(wanted) => wanted.as_ref().into(),
@@ -36,7 +36,7 @@ impl Pin {
     }
 }
 
-impl fmt::Display for Pin {
+impl fmt::Display for PlacementConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Every(placement) => write!(f, "{placement}"),
@@ -64,12 +64,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// sequence-sharded activation that three projections read as `R`, one all-gather and one
     /// reduce-scatter for all three.
     pub fn constrained_to(self, placement: impl Into<Option<Placement>>) -> Operand<D, K> {
-        Operand { tensor: self, pin: placement.into().map(Pin::Every) }
+        Operand { tensor: self, pin: placement.into().map(PlacementConstraint::Every) }
     }
 
     /// [`pinned`](Self::pinned), to a placement for each mesh dimension.
     pub(crate) fn pinned_each(self, wanted: Option<&Arc<[Option<Placement>]>>) -> Operand<D, K> {
-        Operand { tensor: self, pin: wanted.cloned().map(Pin::Each) }
+        Operand { tensor: self, pin: wanted.cloned().map(PlacementConstraint::Each) }
     }
 }
 
@@ -90,7 +90,7 @@ impl<const D: usize, K: Kind> Operand<D, K> {
 #[derive(Debug, Clone, Copy)]
 pub struct Arg<'a> {
     pub(super) spec: &'a Arc<DTensorSpec>,
-    pub(super) pin: Option<&'a Pin>,
+    pub(super) pin: Option<&'a PlacementConstraint>,
 }
 
 impl<'a, const D: usize, K: Kind> From<&'a DTensor<D, K>> for Arg<'a> {

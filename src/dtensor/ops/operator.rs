@@ -17,9 +17,9 @@ use smallvec::SmallVec;
 
 use super::ShardingRule;
 use super::cost_model::Scope;
-use super::decide::{Decision, decide};
+use super::decide::{ResolvedSharding, resolve_sharding};
 use super::explain;
-use super::operand::{Arg, Operand, Pin};
+use super::operand::{Arg, Operand, PlacementConstraint};
 use super::policy::RedistributePolicy;
 use crate::Result;
 use crate::dtensor::spec::CAPACITY;
@@ -33,7 +33,7 @@ use crate::placement::Layout;
 /// between the two, such as a collective of its own, does it with [`resolve`](Self::resolve),
 /// [`input`](Self::input) and [`output`](Self::output).
 #[derive(Debug)]
-pub struct Operator(Decision);
+pub struct Operator(ResolvedSharding);
 
 impl Operator {
     /// The decision for `rule` on these inputs, from this thread's cache.
@@ -166,7 +166,7 @@ struct Entry {
     hash: u64,
     rule: Box<dyn Any>,
     /// Alive as long as the entry, so that no other spec can have their addresses.
-    inputs: SmallVec<[(Arc<DTensorSpec>, Option<Pin>); 3]>,
+    inputs: SmallVec<[(Arc<DTensorSpec>, Option<PlacementConstraint>); 3]>,
     /// Of the [cost model](super::CostModel) that it was chosen by.
     model: u32,
     operator: Rc<Operator>,
@@ -175,7 +175,7 @@ struct Entry {
 impl Entry {
     #[inline(always)]
     fn is_of<R: ShardingRule>(&self, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> bool {
-        let same = |((spec, pin), input): (&(Arc<DTensorSpec>, Option<Pin>), &Arg<'_>)| {
+        let same = |((spec, pin), input): (&(Arc<DTensorSpec>, Option<PlacementConstraint>), &Arg<'_>)| {
             Arc::ptr_eq(spec, input.spec) && pin.as_ref() == input.pin
         };
         self.inputs.len() == inputs.len()
@@ -220,7 +220,7 @@ impl Decisions {
     /// Decides anew.
     #[cold]
     fn add<R: ShardingRule>(&self, hash: u64, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Rc<Operator>> {
-        let operator = Rc::new(Operator(decide(rule, inputs, scope)?));
+        let operator = Rc::new(Operator(resolve_sharding(rule, inputs, scope)?));
         // The specs of a finished launch are not shared, so the entry would never be found.
         if inputs[0].spec.mesh().world().is_finished() {
             return Ok(operator);

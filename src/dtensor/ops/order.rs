@@ -8,10 +8,10 @@ use std::panic::Location;
 
 use burn::tensor::{AsIndex, Int, Tensor, kind};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::methods::along;
 use super::partials::{INCREASING_FROM, INCREASING_TO, LINEAR, PartialRules};
-use super::parts::{Parts, untracked};
+use super::parts::{ShardSummaries, untracked};
 use super::placements::PRODUCT;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
@@ -111,7 +111,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     pub fn topk<I: AsIndex>(self, k: usize, dim: I) -> Self {
         let (dim, at) = (self.top("topk", k, dim), Location::caller());
         let axes = &const { EinsumRule::new("topk", "..d.. -> ..K..") };
-        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim, at) {
+        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match ShardSummaries::of(op, dim, at) {
             Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind().0,
             None => x.topk(k, dim),
         })
@@ -128,7 +128,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
         let (dim, at) = (self.top("topk_with_indices", k, dim), Location::caller());
         let axes = &const { EinsumRule::new("topk_with_indices", "..d.. -> ..K.., ..K..") };
-        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim, at) {
+        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match ShardSummaries::of(op, dim, at) {
             Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind(),
             None => x.topk_with_indices(k, dim),
         })
@@ -145,7 +145,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         // burn's own refuses `k` as large as the dimension.
         let local = |x: Tensor<D, K>| if x.dims()[dim] > k { x.argtopk(k, dim) } else { x.argsort_descending(dim) };
         let axes = &const { EinsumRule::new("argtopk", "..d.. -> ..K..") };
-        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match Parts::of(op, dim, at) {
+        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match ShardSummaries::of(op, dim, at) {
             Some(parts) => parts.pick(untracked(&x), k, |x| x.topk_with_indices(k, dim)).or_unwind().1,
             None => local(x),
         })
@@ -158,7 +158,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         let len = self.dims()[dim];
         if k > len {
             let why = format!("dimension {dim} has {len} elements, ask for at most so many, not {k}");
-            misfit(operator, &[self.shape()], why).unwind();
+            operand_error(operator, &[self.shape()], why).unwind();
         }
         dim
     }

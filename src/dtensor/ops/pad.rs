@@ -3,7 +3,7 @@
 use burn::tensor::ops::PadMode;
 use burn::tensor::{IntoPadding, kind};
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::partials::{MOVED, MOVED_WITH_CONSTANT};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
@@ -29,7 +29,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
             };
             if is_too_short {
                 let why = format!("dimension {dim} of length {len} is too short to be padded by {longest} of its own");
-                misfit("pad", &[self.shape()], why).unwind()
+                operand_error("pad", &[self.shape()], why).unwind()
             }
         }
         let rule = if matches!(mode, PadMode::Constant(value) if value != 0.0) { &PAD_WITH_CONSTANT } else { &PAD };

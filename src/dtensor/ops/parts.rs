@@ -29,13 +29,13 @@ use super::lookup::{moved, outside};
 use crate::Result;
 use crate::comm::{Call, Phase, ShardedTensor};
 use crate::dtensor::local::{associate, cast, in_single};
-use crate::dtensor::route::Route;
+use crate::dtensor::route::RedistributePlan;
 use crate::dtensor::{DTensorSpec, Kind};
 use crate::placement::{ShardSizes, Layout, Placement};
 use crate::watch::{self, LayoutChange, CallSite};
 
 /// The parts of one input along a dimension that is cut.
-pub(super) struct Parts<'a> {
+pub(super) struct ShardSummaries<'a> {
     spec: &'a Arc<DTensorSpec>,
     dim: usize,
     /// The operator.
@@ -44,7 +44,7 @@ pub(super) struct Parts<'a> {
     at: &'static Location<'static>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> ShardSummaries<'a> {
     /// Of the first input of `op`, called `at` that line; `None` if it has `dim` whole.
     pub(super) fn of(op: &'a Operator, dim: usize, at: &'static Location<'static>) -> Option<Self> {
         let spec = op.input_spec(0);
@@ -153,7 +153,7 @@ impl<'a> Parts<'a> {
         from: &Arc<DTensorSpec>,
         varying: &[usize],
     ) -> Result<Tensor<D, K>> {
-        let route = Route::between(from.layout(), &self.whole(from.layout())?)?;
+        let route = RedistributePlan::between(from.layout(), &self.whole(from.layout())?)?;
         route.start(local, from, varying, None, CallSite::called(self.name, self.at))?.finish(Weak::new())
     }
 

@@ -9,7 +9,7 @@ use std::array::from_fn;
 
 use burn::tensor::{AsIndex, MovedimArgs, Shape};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::MOVED;
 use super::placements::S;
 use super::{ShardingRule, Strategy, apply, strategy};
@@ -30,7 +30,7 @@ impl<const D: usize> ShardingRule for Permute<D> {
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
         if (0..D).any(|dim| !self.axes.contains(&dim)) {
             let why = format!("the axes {:?} must name every dimension once", self.axes);
-            return Err(misfit(self.name(), inputs, why));
+            return Err(operand_error(self.name(), inputs, why));
         }
         Ok(vec![self.axes.map(|axis| inputs[0][axis]).into()])
     }
@@ -89,7 +89,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let (src, dst) = (src.into_dim_vec::<D>(), dst.into_dim_vec::<D>());
         if src.len() != dst.len() {
             let why = format!("{} dimensions cannot move to {} places", src.len(), dst.len());
-            misfit("movedim", &[self.shape()], why).unwind();
+            operand_error("movedim", &[self.shape()], why).unwind();
         }
         let mut others = (0..D).filter(|dim| !src.contains(dim));
         let axes: [usize; D] = from_fn(|place| match dst.iter().position(|&dim| dim == place) {

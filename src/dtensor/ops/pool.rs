@@ -6,7 +6,7 @@ use std::panic::Location;
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Int, Tensor, module};
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::halo::{Halo, SPATIAL, Spatial};
 use super::partials::{INCREASING_TO, LINEAR, NO_PARTIAL, PartialRules};
 use super::window::Window;
@@ -51,7 +51,7 @@ impl<const N: usize> Windows<N> {
             let window: &Window = &windows[at];
             window
                 .count(x.dims()[SPATIAL + at], kernel[at], ceil)
-                .unwrap_or_else(|| misfit(name, &[x.shape()], "the kernel is longer than the padded input").unwind())
+                .unwrap_or_else(|| operand_error(name, &[x.shape()], "the kernel is longer than the padded input").unwind())
         };
         let counts = std::array::from_fn(count);
         Self { windows, kernel, counts }

@@ -2,7 +2,7 @@
 
 use burn::tensor::Element;
 
-use super::args::misfit;
+use super::args::operand_error;
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 
@@ -19,7 +19,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn into_scalar<E: Element>(self) -> E {
         if self.shape().num_elements() != 1 {
-            misfit("into_scalar", &[self.shape()], "it is of one element; reduce the tensor first").unwind();
+            operand_error("into_scalar", &[self.shape()], "it is of one element; reduce the tensor first").unwind();
         }
         self.full_tensor().or_unwind().into_scalar()
     }

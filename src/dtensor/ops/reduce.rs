@@ -7,7 +7,7 @@
 
 use burn::tensor::{AsIndex, Bool, Tensor, kind};
 
-use super::args::{dim_of, dims_of, misfit};
+use super::args::{dim_of, dims_of, operand_error};
 use super::methods::reductions;
 use super::partials::{INCREASING_FROM, INCREASING_TO, LINEAR, NO_PARTIAL, PartialRules};
 use super::placements::PRODUCT;
@@ -160,7 +160,7 @@ impl<const D: usize> DTensor<D> {
     pub fn cov<I: AsIndex>(self, dim: I, correction_factor: usize) -> Self {
         let dim = dim_of("cov", dim, D);
         if D < 2 {
-            misfit("cov", &[self.shape()], "it is of matrices; give at least 2 dimensions").unwind();
+            operand_error("cov", &[self.shape()], "it is of matrices; give at least 2 dimensions").unwind();
         }
         let freedom = self.dims()[dim] as f32 - correction_factor as f32;
         let centered = (self.clone() - self.mean_dim(dim)).swap_dims(dim, 0);

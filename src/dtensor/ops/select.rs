@@ -3,7 +3,7 @@
 
 use burn::tensor::{AsIndex, Bool, IndexingUpdateOp, Int, Shape, Tensor};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::MOVED_BY;
 use super::update::Update;
 use super::{EinsumRule, apply, lookup};
@@ -72,7 +72,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         shape.splice(dim..=dim, indices.dims());
         if shape.len() != DO {
             let why = format!("the result {shape:?} has {} dimensions, {DO} are asked for", shape.len());
-            misfit("take", &[self.shape(), indices.shape()], why).unwind();
+            operand_error("take", &[self.shape(), indices.shape()], why).unwind();
         }
         let len = indices.shape().num_elements();
         self.select(dim, indices.reshape([len])).reshape(Shape::from(shape))

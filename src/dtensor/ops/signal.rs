@@ -7,7 +7,7 @@ use burn::signal as local;
 use burn::signal::StftOptions;
 use burn::tensor::{AsIndex, Tensor, TensorCreationOptions};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::LINEAR;
 use super::{EinsumRule, apply};
 use crate::Result;
@@ -75,7 +75,7 @@ pub fn stft(signal: DTensor<2>, window: Option<DTensor<1>>, options: StftOptions
     let [_, len] = signal.dims();
     if len < n_fft && (!center || len <= n_fft / 2) {
         let why = format!("the signal is too short for frames of {n_fft}");
-        misfit("stft", &[signal.shape()], why).unwind();
+        operand_error("stft", &[signal.shape()], why).unwind();
     }
     let padded = if center { len + 2 * (n_fft / 2) } else { len };
     let frames = 1 + (padded - n_fft) / hop_length;
@@ -99,7 +99,7 @@ pub fn istft(
     let ([_, frames, found, parts], wanted) = (stft_matrix.dims(), frequencies(options));
     if frames == 0 || found != wanted || parts != 2 {
         let why = format!("spectra must be [batch, frames, {wanted}, 2] of at least 1 frame");
-        misfit("istft", &[stft_matrix.shape()], why).unwind();
+        operand_error("istft", &[stft_matrix.shape()], why).unwind();
     }
     let reach = n_fft + (frames - 1) * hop_length - if center { 2 * (n_fft / 2) } else { 0 };
     apply(&ISTFT.lens([length.unwrap_or(reach)]), (stft_matrix, window), |(spectra, window), _| {
@@ -136,7 +136,7 @@ windows! { hann_window hamming_window blackman_window }
 fn length<const D: usize>(operator: &'static str, signal: &DTensor<D>, len: usize) -> usize {
     if !len.is_power_of_two() {
         let why = format!("a transform of {len} elements; it must be of a power of two: ask for `n` of them");
-        misfit(operator, &[signal.shape()], why).unwind();
+        operand_error(operator, &[signal.shape()], why).unwind();
     }
     len
 }
@@ -144,7 +144,7 @@ fn length<const D: usize>(operator: &'static str, signal: &DTensor<D>, len: usiz
 #[track_caller]
 fn alike<const D: usize>(operator: &'static str, re: &DTensor<D>, im: &DTensor<D>) {
     if re.dims() != im.dims() {
-        misfit(operator, &[re.shape(), im.shape()], "real and imaginary parts must have one shape").unwind();
+        operand_error(operator, &[re.shape(), im.shape()], "real and imaginary parts must have one shape").unwind();
     }
 }
 
@@ -157,10 +157,10 @@ fn check<const D: usize>(operator: &'static str, x: &DTensor<D>, window: Option<
             "{options:?}: `n_fft` must be a power of two, `win_length` at most that, and `hop_length` between 1 and \
              `win_length`"
         );
-        misfit(operator, &[x.shape()], why).unwind();
+        operand_error(operator, &[x.shape()], why).unwind();
     }
     if let Some(window) = window.filter(|window| window.dims() != [len]) {
-        misfit(operator, &[x.shape(), window.shape()], format!("the window must have {len} elements")).unwind();
+        operand_error(operator, &[x.shape(), window.shape()], format!("the window must have {len} elements")).unwind();
     }
 }
 

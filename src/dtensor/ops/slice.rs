@@ -3,7 +3,7 @@
 use burn::tensor::{AsIndex, Element, Shape, Slice, SliceArg};
 use smallvec::SmallVec;
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::{MOVED, MOVED_WITH_CONSTANT};
 use super::placements::{AVG, MAX, MIN, R};
 use super::{EinsumRule, apply};
@@ -75,7 +75,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         if length == 0 || start + length > len {
             let why =
                 format!("dimension {dim} has no {length} elements from {start} on; it has {len}, take at least 1");
-            misfit("narrow", &[self.shape()], why).unwind();
+            operand_error("narrow", &[self.shape()], why).unwind();
         }
         self.slice_dim(dim, start..start + length)
     }
@@ -89,7 +89,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let len = self.dims()[dim];
         let Ok(index) = index.try_dim_index(len) else {
             let why = format!("dimension {dim} has no element {index:?}; use one in -{len}..{len}");
-            misfit("select_dim", &[self.shape()], why).unwind()
+            operand_error("select_dim", &[self.shape()], why).unwind()
         };
         self.slice_dim(dim, index).squeeze_dim(dim)
     }
@@ -106,7 +106,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let mut sliced = slices.dims().zip(slices.lens(&shape));
         if let Some((dim, len)) = sliced.find(|&(dim, len)| values.dims()[dim] != len) {
             let why = format!("the slice is {len} long in dimension {dim}, and so must the values be");
-            misfit("slice_assign", &[shape.clone(), values.shape()], why).unwind()
+            operand_error("slice_assign", &[shape.clone(), values.shape()], why).unwind()
         }
         apply(&SLICE_ASSIGN.at(slices.dims()), (self, values), |(x, values), _| x.slice_assign(&slices.0[..], values))
     }

@@ -3,7 +3,7 @@
 use burn::tensor::AsIndex;
 use smallvec::{SmallVec, smallvec};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::MOVED;
 use super::{EinsumRule, ShardingRule, apply};
 use crate::dtensor::{DTensor, Kind};
@@ -59,7 +59,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     fn pieces(self, rule: &'static EinsumRule, size: usize, dim: usize) -> Vec<Self> {
         let len = self.dims()[dim];
         if size == 0 {
-            misfit(rule.name(), &[self.shape()], "there are no pieces of length 0; ask for at least 1").unwind();
+            operand_error(rule.name(), &[self.shape()], "there are no pieces of length 0; ask for at least 1").unwind();
         }
         let mut sizes: Sizes = smallvec![size; len / size];
         sizes.extend((!len.is_multiple_of(size)).then_some(len % size));
@@ -71,7 +71,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let (len, sum) = (self.dims()[dim], sizes.iter().sum::<usize>());
         if len != sum {
             let why = format!("the sizes {sizes:?} add up to {sum}, dimension {dim} has {len}");
-            misfit(rule.name(), &[self.shape()], why).unwind()
+            operand_error(rule.name(), &[self.shape()], why).unwind()
         }
         let rule = rule.at([dim]).lens(sizes.iter().copied());
         apply(&rule, self, |x, _| {

@@ -11,7 +11,7 @@
 use burn::tensor::ops::UnfoldOptions;
 use burn::tensor::{Shape, module};
 
-use super::args::misfit;
+use super::args::operand_error;
 use super::axes::EinsumRuleAt;
 use super::partials::LINEAR;
 use super::placements::S;
@@ -65,7 +65,7 @@ fn blocks(size: [usize; 2], kernel: [usize; 2], options: &UnfoldOptions) -> Opti
 pub fn unfold4d(x: DTensor<4>, kernel_size: [usize; 2], options: UnfoldOptions) -> DTensor<3> {
     let [_, channels, height, width] = x.dims();
     let Some(blocks) = blocks([height, width], kernel_size, &options) else {
-        misfit("unfold4d", &[x.shape()], "the kernel is longer than the padded input").unwind()
+        operand_error("unfold4d", &[x.shape()], "the kernel is longer than the padded input").unwind()
     };
     let axes = &const { EinsumRule::new("unfold4d", "b___ -> bCL").with_partial_rules(LINEAR) };
     let rule = Blocks { axes: axes.lens([channels * kernel_size[0] * kernel_size[1], blocks]), channels };
@@ -90,7 +90,7 @@ pub fn fold4d(x: DTensor<3>, output_size: [usize; 2], kernel_size: [usize; 2], o
             "it must be {kernel} elements of a block for each channel, and one column for each block of an image of \
              {height} x {width}"
         );
-        misfit("fold4d", &[x.shape()], why).unwind()
+        operand_error("fold4d", &[x.shape()], why).unwind()
     }
     let axes = &const { EinsumRule::new("fold4d", "b__ -> bCHW").with_partial_rules(LINEAR) };
     let channels = columns / kernel;

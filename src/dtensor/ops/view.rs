@@ -19,7 +19,7 @@ use std::ops::Range;
 use burn::tensor::{AsIndex, ReshapeArgs, Shape};
 use smallvec::SmallVec;
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::MOVED;
 use super::placements::S;
 use super::{ShardingRule, Strategy, apply, strategy};
@@ -41,7 +41,7 @@ impl ShardingRule for View {
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
         if inputs[0].num_elements() != self.shape.num_elements() {
             let why = format!("{} has another number of elements", self.shape);
-            return Err(misfit(self.name, inputs, why));
+            return Err(operand_error(self.name, inputs, why));
         }
         Ok(vec![self.shape.clone()])
     }
@@ -106,7 +106,7 @@ fn gcd(a: usize, b: usize) -> usize {
 fn view<const D: usize, const O: usize, K: Kind>(name: &'static str, x: DTensor<D, K>, shape: Shape) -> DTensor<O, K> {
     if shape.num_dims() != O {
         let why = format!("the result {shape} has {} dimensions, {O} are asked for", shape.num_dims());
-        misfit(name, &[x.shape()], why).unwind();
+        operand_error(name, &[x.shape()], why).unwind();
     }
     apply(&View { name, shape }, x, |x, op| reshape(x, op.output_shape(0).clone()))
 }
@@ -128,7 +128,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let (start, end) = (dim_of("flatten", start_dim, D), dim_of("flatten", end_dim, D));
         if start > end {
             let why = format!("dimension {start} comes after dimension {end}");
-            misfit("flatten", &[self.shape()], why).unwind();
+            operand_error("flatten", &[self.shape()], why).unwind();
         }
         let shape = self.shape().flatten_dims(start, end);
         view("flatten", self, shape)
@@ -166,7 +166,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let lens = self.dims();
         if let Some(dim) = dims.iter().find(|&&dim| lens[dim] != 1) {
             let why = format!("dimension {dim} has length {}, only those of length 1 can be left out", lens[*dim]);
-            misfit(name, &[self.shape()], why).unwind();
+            operand_error(name, &[self.shape()], why).unwind();
         }
         let kept = lens.into_iter().enumerate().filter(|(dim, _)| !dims.contains(dim));
         let shape = kept.map(|(_, len)| len).collect();

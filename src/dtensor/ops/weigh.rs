@@ -10,12 +10,12 @@ use super::cost_model::Times;
 use super::cutting::{Cutting, Dims};
 use super::rule::Strategy;
 use crate::dtensor::DTensorSpec;
-use crate::dtensor::route::Route;
-use crate::placement::{Layout, Placement, Placements, Sent, sent_backward, sent_forward};
+use crate::dtensor::route::RedistributePlan;
+use crate::placement::{Layout, Placement, Placements, CommVolume, sent_backward, sent_forward};
 
 /// An input as it comes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Incoming<'a> {
+pub(super) struct OperandInfo<'a> {
     pub(super) layout: &'a Layout,
     pub(super) shape: &'a Shape,
     /// Of the whole.
@@ -28,7 +28,7 @@ pub(super) struct Incoming<'a> {
     pub(super) joins: bool,
 }
 
-impl<'a> Incoming<'a> {
+impl<'a> OperandInfo<'a> {
     pub(super) fn new(spec: &'a DTensorSpec, wanted: &'a [Option<Placement>]) -> Self {
         let (shape, dtype) = (spec.shape(), spec.dtype());
         let bytes = (shape.num_elements() * dtype.size()) as u64;
@@ -87,7 +87,7 @@ pub(super) struct Scale<'a> {
 }
 
 impl<'a> Scale<'a> {
-    pub(super) fn new(operand: &Incoming<'_>, operands: &[Incoming<'_>], times: Option<&'a Times>) -> Self {
+    pub(super) fn new(operand: &OperandInfo<'_>, operands: &[OperandInfo<'_>], times: Option<&'a Times>) -> Self {
         let dims = operand.shape.num_dims();
         let longer = |dim: usize| operands.iter().any(|other| other.shape.num_dims() == dims && other.shape[dim] > 1);
         let own = (0..dims).filter(|&dim| operand.shape[dim] > 1 || !longer(dim)).count();
@@ -99,26 +99,26 @@ impl<'a> Scale<'a> {
         Self { nominal: (self.nominal >> 8).max(1), bytes, ..self }
     }
 
-    fn forward(self, sent: &Sent) -> Cost {
+    fn forward(self, sent: &CommVolume) -> Cost {
         let time = self.times.map_or(0, |times| times.of(sent, self.bytes));
         Cost { time, forward: 1, sent: u128::from(sent.share) * self.nominal, ..Cost::default() }
     }
 
-    fn backward(self, sent: &Sent) -> Cost {
+    fn backward(self, sent: &CommVolume) -> Cost {
         let time = self.times.map_or(0, |times| times.of_backward(sent, self.bytes));
         Cost { time, backward: 1, sent_back: u128::from(sent.share) * self.nominal, ..Cost::default() }
     }
 }
 
 /// The layouts that an operand may be brought to with cuts in one order, and what that costs.
-pub(super) struct Targets<'a> {
-    operand: Incoming<'a>,
+pub(super) struct TargetCosts<'a> {
+    operand: OperandInfo<'a>,
     scale: Scale<'a>,
     cutting: Cutting<'a>,
     /// The dimensions along which parts without elements may stay, or other ranks have them: of an operand
     /// that comes with some. To one that comes without, none are made.
     may_be_empty: Dims,
-    known: HashMap<Target, Result<(Layout, Cost), Unfit>>,
+    known: HashMap<Target, Result<(Layout, Cost), Infeasible>>,
 }
 
 /// Placements, and the mesh dimensions that are ragged, and that vary.
@@ -126,7 +126,7 @@ type Target = (Placements, Dims, Dims);
 
 /// Why a product of rows is out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unfit {
+pub(super) enum Infeasible {
     /// A rank would have no elements.
     Empty,
     /// No steps lead to an input's layout, or there is none.
@@ -137,9 +137,9 @@ pub(super) enum Unfit {
     Dearer,
 }
 
-impl<'a> Targets<'a> {
+impl<'a> TargetCosts<'a> {
     pub(super) fn new(
-        operand: Incoming<'a>,
+        operand: OperandInfo<'a>,
         scale: Scale<'a>,
         cutting: Cutting<'a>,
         takes_empty_parts: impl Fn(usize) -> bool,
@@ -156,14 +156,14 @@ impl<'a> Targets<'a> {
         placements: Placements,
         uneven: &Dims,
         varying: Dims,
-    ) -> Result<&(Layout, Cost), Unfit> {
+    ) -> Result<&(Layout, Cost), Infeasible> {
         let Self { operand, scale, cutting, may_be_empty, known } = self;
         let make = |(placements, uneven, varying): &Target| {
-            let layout = cutting.layout(placements, uneven).ok_or(Unfit::NoWay)?;
+            let layout = cutting.layout(placements, uneven).ok_or(Infeasible::NoWay)?;
             if !left_empty(operand.shape, &layout).iter().all(|dim| may_be_empty.contains(dim)) {
-                return Err(Unfit::Empty);
+                return Err(Infeasible::Empty);
             }
-            let cost = move_cost(operand, *scale, &layout, varying).ok_or(Unfit::NoWay)?;
+            let cost = move_cost(operand, *scale, &layout, varying).ok_or(Infeasible::NoWay)?;
             Ok((layout, cost))
         };
         known.entry((placements, uneven.clone(), varying)).or_insert_with_key(make).as_ref().map_err(|unfit| *unfit)
@@ -178,37 +178,37 @@ fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
     layout.min_local_shape(shape).iter().positions(|&len| len == 0).collect()
 }
 
-fn move_cost(operand: &Incoming<'_>, scale: Scale<'_>, target: &Layout, varying: &Dims) -> Option<Cost> {
+fn move_cost(operand: &OperandInfo<'_>, scale: Scale<'_>, target: &Layout, varying: &Dims) -> Option<Cost> {
     if operand.layout == target && varying.is_empty() {
         return Some(Cost::default());
     }
-    let route = Route::of_input(operand.layout, target).ok()?;
+    let route = RedistributePlan::of_input(operand.layout, target).ok()?;
     let pairs = operand.layout.placements().iter().zip(target.placements());
     let changed = pairs.filter(|(from, to)| from != to).count();
     let own = Cost { steps: route.steps().len(), changed, ..Cost::default() };
-    let moved = Moved::along(operand.layout, &route, varying, operand);
+    let moved = Traffic::along(operand.layout, &route, varying, operand);
     Some(own + moved.cost(scale))
 }
 
 /// What ranks tell each other of their parts of `operand`, the first, in `layout`.
-pub(super) fn told(operand: &Incoming<'_>, scale: Scale<'_>, layout: &Layout, rows: &[&Strategy]) -> Cost {
+pub(super) fn summary_cost(operand: &OperandInfo<'_>, scale: Scale<'_>, layout: &Layout, rows: &[&Strategy]) -> Cost {
     let Some(Slots { moved, bytes, parts }) = slots(operand, layout, rows) else { return Cost::default() };
     let scale = scale.of_slots(bytes);
     // As if nothing else were cut: no input is sliced for so little to be less.
-    let sent = u128::from(Sent::WHOLE / parts * (parts - 1)) * scale.nominal;
+    let sent = u128::from(CommVolume::WHOLE / parts * (parts - 1)) * scale.nominal;
     Cost { sent, sent_back: if moved.backward.is_empty() { 0 } else { sent }, ..moved.cost(scale) }
 }
 
 /// The collectives of a tensor that is moved.
 #[derive(Debug)]
-struct Moved {
-    forward: Vec<Sent>,
-    backward: Vec<Sent>,
+struct Traffic {
+    forward: Vec<CommVolume>,
+    backward: Vec<CommVolume>,
 }
 
-impl Moved {
+impl Traffic {
     /// Along `route`, on the mesh of `operand`, to where it varies.
-    fn along(from: &Layout, route: &Route, varying: &[usize], operand: &Incoming<'_>) -> Self {
+    fn along(from: &Layout, route: &RedistributePlan, varying: &[usize], operand: &OperandInfo<'_>) -> Self {
         let (steps, joins) = (route.steps(), operand.joins);
         // Only floats have gradients to sum.
         let varying = if operand.differentiable { varying } else { &[] };
@@ -227,13 +227,13 @@ impl Moved {
 
 /// What ranks tell each other of their parts along one dimension.
 struct Slots {
-    moved: Moved,
+    moved: Traffic,
     /// Of the slots of all parts.
     bytes: u64,
     parts: u64,
 }
 
-fn slots(operand: &Incoming<'_>, layout: &Layout, rows: &[&Strategy]) -> Option<Slots> {
+fn slots(operand: &OperandInfo<'_>, layout: &Layout, rows: &[&Strategy]) -> Option<Slots> {
     let mut told = rows.iter().zip(layout.placements()).filter(|(row, _)| row.slots > 0);
     let (row, dim) = told.find_map(|(row, placement)| Some((row, placement.shard_dim()?)))?;
     let cuts = layout.shard_order(dim);
@@ -243,34 +243,34 @@ fn slots(operand: &Incoming<'_>, layout: &Layout, rows: &[&Strategy]) -> Option<
     }
     let in_chunks = layout.clone().in_chunks(dim);
     let whole = in_chunks.replaced(|dim, own| if cuts.contains(&dim) { Placement::Replicate } else { own }).ok()?;
-    let route = Route::between(&in_chunks, &whole).ok()?;
+    let route = RedistributePlan::between(&in_chunks, &whole).ok()?;
     // What is the same on all ranks is gathered at once, outside the graph.
     let back = operand.differentiable && row.outputs[0].shard_dim().is_some();
     let joins = operand.joins || row.outputs[0].shard_dim().is_none();
-    let moved = Moved::along(&in_chunks, &route, cuts, &Incoming { differentiable: back, joins, ..*operand });
+    let moved = Traffic::along(&in_chunks, &route, cuts, &OperandInfo { differentiable: back, joins, ..*operand });
     let bytes = operand.bytes / operand.shape[dim].max(1) as u64 * (row.slots * parts) as u64;
     Some(Slots { moved, bytes, parts: parts as u64 })
 }
 
 /// The collectives of one operand, each with the bytes of the tensor that it is on.
 #[derive(Debug, Default)]
-pub(super) struct Sends {
-    pub(super) forward: Vec<(Sent, u64)>,
-    pub(super) backward: Vec<(Sent, u64)>,
+pub(super) struct OperandTraffic {
+    pub(super) forward: Vec<(CommVolume, u64)>,
+    pub(super) backward: Vec<(CommVolume, u64)>,
 }
 
-impl Sends {
-    fn add(&mut self, moved: Moved, bytes: u64) {
+impl OperandTraffic {
+    fn add(&mut self, moved: Traffic, bytes: u64) {
         self.forward.extend(moved.forward.into_iter().map(|sent| (sent, bytes)));
         self.backward.extend(moved.backward.into_iter().map(|sent| (sent, bytes)));
     }
 }
 
 /// All that is sent of `operand`, which goes to `layout`; of the first operand also what its parts come down to.
-pub(super) fn sends(operand: &Incoming<'_>, layout: &Layout, varying: &Dims, first: Option<&[&Strategy]>) -> Sends {
-    let mut sends = Sends::default();
-    let Ok(route) = Route::of_input(operand.layout, layout) else { return sends };
-    sends.add(Moved::along(operand.layout, &route, varying, operand), operand.bytes);
+pub(super) fn sends(operand: &OperandInfo<'_>, layout: &Layout, varying: &Dims, first: Option<&[&Strategy]>) -> OperandTraffic {
+    let mut sends = OperandTraffic::default();
+    let Ok(route) = RedistributePlan::of_input(operand.layout, layout) else { return sends };
+    sends.add(Traffic::along(operand.layout, &route, varying, operand), operand.bytes);
     if let Some(Slots { moved, bytes, .. }) = first.and_then(|rows| slots(operand, layout, rows)) {
         sends.add(moved, bytes);
     }

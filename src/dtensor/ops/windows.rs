@@ -4,7 +4,7 @@
 
 use burn::tensor::{AsIndex, Shape};
 
-use super::args::{dim_of, misfit};
+use super::args::{dim_of, operand_error};
 use super::partials::MOVED;
 use super::placements::S;
 use super::{ShardingRule, Strategy, apply, strategy};
@@ -53,7 +53,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
                  1 apart, not {step}",
                 D + 1
             );
-            misfit("unfold", &[self.shape()], why).unwind();
+            operand_error("unfold", &[self.shape()], why).unwind();
         }
         apply(&Unfold { dim, size, step }, self, |x, _| x.unfold(dim, size, step))
     }

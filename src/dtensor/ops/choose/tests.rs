@@ -3,34 +3,34 @@
 use super::super::placements::{AVG, MAX, R, S, SUM};
 use super::super::strategy;
 use super::*;
-use crate::placement::{Sent, sent_backward, sent_forward};
+use crate::placement::{CommVolume, sent_backward, sent_forward};
 
 fn layout(mesh: &[usize], placements: &[Placement]) -> Layout {
     Layout::new(mesh, placements).unwrap()
 }
 
 /// Of floats, for one output.
-fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) -> Option<Choice> {
+fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) -> Option<SelectedStrategy> {
     let shapes: Vec<Shape> = operands.iter().map(|(shape, _)| Shape::from(shape.to_vec())).collect();
     let operands: Vec<_> = operands.iter().zip(&shapes).map(|((_, layout), shape)| float(layout, shape)).collect();
     chosen(mesh, &operands, rows, true, None)
 }
 
 /// In single precision.
-fn float<'a>(layout: &'a Layout, shape: &'a Shape) -> Incoming<'a> {
-    Incoming { layout, shape, bytes: 4 * shape.num_elements() as u64, differentiable: true, wanted: &[], joins: true }
+fn float<'a>(layout: &'a Layout, shape: &'a Shape) -> OperandInfo<'a> {
+    OperandInfo { layout, shape, bytes: 4 * shape.num_elements() as u64, differentiable: true, wanted: &[], joins: true }
 }
 
 fn chosen(
     mesh_shape: &[usize],
-    operands: &[Incoming<'_>],
+    operands: &[OperandInfo<'_>],
     strategies: &[Strategy],
     takes_empty_parts: bool,
     times: Option<&Times>,
-) -> Option<Choice> {
+) -> Option<SelectedStrategy> {
     let outputs = &[Shape::from([1])];
     let takes_empty_parts = &|_, _| takes_empty_parts;
-    choose(Given { mesh_shape, operands, outputs, strategies, takes_empty_parts, times })
+    select_strategy(SelectionProblem { mesh_shape, operands, outputs, strategies, takes_empty_parts, times })
 }
 
 fn placements(layouts: &[Layout]) -> Vec<Vec<Placement>> {
@@ -92,7 +92,7 @@ fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
     let rows = [strategy([R, R], [R]), strategy([R, S(0)], [S(0)]), strategy([S(0), R], [SUM])];
     let (cut, shape) = (layout(&[2], &[S(0)]), Shape::from([8, 8]));
     let brought = |differentiable: [bool; 2]| {
-        let operands = differentiable.map(|differentiable| Incoming { differentiable, ..float(&cut, &shape) });
+        let operands = differentiable.map(|differentiable| OperandInfo { differentiable, ..float(&cut, &shape) });
         placements(&chosen(&[2], &operands, &rows, true, None).unwrap().inputs)
     };
     assert_eq!(brought([true, false]), [[S(0)], [R]]);
@@ -205,13 +205,13 @@ fn nothing_is_cheaper() {
     let sent = |from: &Layout, to: &Layout, varies: &[bool], joins: bool| {
         let steps = crate::placement::plan(from, to).ok()?;
         let varying = summed(to, varies);
-        let forward: Vec<Sent> = sent_forward(from, &steps, &varying, joins).collect();
-        let backward: Vec<Sent> = sent_backward(from, &steps, &varying, joins).collect();
+        let forward: Vec<CommVolume> = sent_forward(from, &steps, &varying, joins).collect();
+        let backward: Vec<CommVolume> = sent_backward(from, &steps, &varying, joins).collect();
         Some((steps.len(), forward, backward))
     };
     let all = layouts.iter().cartesian_product(&layouts).cartesian_product([None, Some(&times)]);
     for (((a, b), times), joins) in all.cartesian_product([true, false]) {
-        let operands = [a, b].map(|layout| Incoming { joins, ..float(layout, &shape) });
+        let operands = [a, b].map(|layout| OperandInfo { joins, ..float(layout, &shape) });
         let found = chosen(&mesh, &operands, &rows, true, times).unwrap();
         // A sum scattered where nothing is cut will have to be gathered.
         let gathers = |targets: [&Layout; 2]| {
@@ -227,7 +227,7 @@ fn nothing_is_cheaper() {
             let (more, forward_of_second, backward_of_second) = sent(b, targets[1], varies, joins)?;
             forward.extend(forward_of_second);
             backward.extend(backward_of_second);
-            let share = |sent: &[Sent]| -> u64 { sent.iter().map(|sent| sent.share).sum() };
+            let share = |sent: &[CommVolume]| -> u64 { sent.iter().map(|sent| sent.share).sum() };
             let time = times.map(|times| {
                 let bytes = operands[0].bytes;
                 let forward: u128 = forward.iter().map(|sent| times.of(sent, bytes)).sum();
@@ -300,7 +300,7 @@ fn with_times_what_is_sent_in_backward_counts_and_lengths_decide() {
 #[test]
 fn a_collective_takes_its_call_and_its_bytes() {
     let times = Times { call: 1e-6, bandwidths: vec![1e9, 1e8], backward: 0.5 };
-    let sent = |dims: &[usize]| Sent { mesh_dims: dims.into(), collective: "all-gather", share: Sent::WHOLE / 4 };
+    let sent = |dims: &[usize]| CommVolume { mesh_dims: dims.into(), collective: "all-gather", share: CommVolume::WHOLE / 4 };
     assert_eq!([times.of(&sent(&[0]), 4000), times.of(&sent(&[1]), 4000)], [2_000_000, 11_000_000]);
     assert_eq!(times.of(&sent(&[0, 1]), 4000), 11_000_000, "as fast as the slower");
     assert_eq!(times.of_backward(&sent(&[1]), 4000), 5_500_000);
@@ -318,7 +318,7 @@ fn what_parts_come_down_to_counts_as_sent() {
     let free = Times { call: 1.0, bandwidths: vec![1e9], backward: 1.0 };
     let operands = [float(&cut, &shape)];
     for times in [None, Some(&free)] {
-        let found = weighed(Given {
+        let found = weighed(SelectionProblem {
             mesh_shape: &[4],
             operands: &operands,
             outputs: std::slice::from_ref(&shape),

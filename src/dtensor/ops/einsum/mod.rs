@@ -12,7 +12,7 @@ use burn_einsum::{ELLIPSIS, parse};
 use smallvec::SmallVec;
 
 use self::contract::Factor;
-use super::args::misfit;
+use super::args::operand_error;
 use super::placements::SUM;
 use super::subscripts::{Axis, DOTS, Dim, Dims, Subscripts};
 use super::{Arg, Operator, ShardingRule, Strategy, empty};
@@ -76,7 +76,7 @@ impl ShardingRule for Einsum {
     }
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let explained = |why| misfit(self.name(), inputs, format!("of `{}`, {why}", self.equation));
+        let explained = |why| operand_error(self.name(), inputs, format!("of `{}`, {why}", self.equation));
         let shape = self.subscripts(inputs).and_then(|subscripts| subscripts.shapes(inputs, &[])).map_err(explained)?;
         // A scalar.
         Ok(if shape[0].num_dims() == 0 { vec![Shape::new([1])] } else { shape })
@@ -139,7 +139,7 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
         let rule = Einsum { equation: equation.into() };
         let operands: Vec<_> = operands.into_iter().map(|operand| operand.0).collect();
         if operands.is_empty() {
-            misfit(rule.name(), &[], "there is no operand; give at least one").unwind()
+            operand_error(rule.name(), &[], "there is no operand; give at least one").unwind()
         }
         let op = {
             let args: SmallVec<[_; 3]> = operands.iter().map(|operand| operand.arg()).collect();
@@ -149,7 +149,7 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
         let shapes: Vec<Shape> = (0..operands.len()).map(|at| op.input_spec(at).shape().clone()).collect();
         if shape.num_dims() != D {
             let why = format!("the output of `{equation}` has {} dimensions, {D} are asked for", shape.num_dims());
-            misfit(rule.name(), &shapes, why).unwind()
+            operand_error(rule.name(), &shapes, why).unwind()
         }
         let has_empty = (0..operands.len()).any(|at| op.input_spec(at).local_shape().num_elements() == 0);
         let operands = operands.into_iter().enumerate();

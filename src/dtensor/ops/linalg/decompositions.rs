@@ -3,7 +3,7 @@
 use burn::linalg as local;
 use burn::tensor::Tensor;
 
-use super::super::args::misfit;
+use super::super::args::operand_error;
 use super::super::{EinsumRule, Operator, apply};
 use super::matrix;
 use crate::dtensor::DTensor;
@@ -55,7 +55,7 @@ pub fn svd<const D: usize, const D1: usize>(
     if sweeps == 0 || is_tracked(&tensor.local) {
         let why =
             format!("it takes at least 1 sweep, not {sweeps}, and matrices that need no gradient, for it has none");
-        misfit("svd", &[tensor.shape()], why).unwind();
+        operand_error("svd", &[tensor.shape()], why).unwind();
     }
     apply(&SVD.lens([rows.min(columns)]), tensor, |x, _| {
         // Burn has it of tensors on a plain device alone.
@@ -73,7 +73,7 @@ pub fn det<const D: usize, const D1: usize, const D2: usize>(tensor: DTensor<D>)
     let [rows, columns] = matrix("det", &tensor, D1 + 1);
     if D2 + 2 != D || D2 == 0 || rows != columns || rows == 0 {
         let why = format!("it is of batches of square matrices, and has 2 dimensions less, not {D2}");
-        misfit("det", &[tensor.shape()], why).unwind();
+        operand_error("det", &[tensor.shape()], why).unwind();
     }
     apply(&DET, tensor, |x, op| part(local::det::<4, 3, 2>(alone(x)), op, 0))
 }

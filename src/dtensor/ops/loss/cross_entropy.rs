@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Float, FloatDType, Int, Shape, Tensor};
 
 use super::super::activation::log_softmax;
-use super::super::args::misfit;
+use super::super::args::operand_error;
 use super::super::lookup::holding;
 use super::super::placements::{MAX, R, SUM};
 use super::super::{EinsumRule, Operator, empty};
@@ -159,7 +159,7 @@ impl CrossEntropyLoss {
         };
         if let Some(weights) = targets.weights.as_ref().filter(|weights| weights.dims() != [targets.classes]) {
             let why = format!("the loss has weights for {} classes; give one for each", weights.dims()[0]);
-            misfit("cross_entropy", &[op.input_spec(0).shape().clone(), op.input_spec(1).shape().clone()], why).unwind()
+            operand_error("cross_entropy", &[op.input_spec(0).shape().clone(), op.input_spec(1).shape().clone()], why).unwind()
         }
         let losses = self.losses(&op, scores, &targets).or_unwind();
         let shape = Shape::from(op.input_spec(1).shape().to_vec());

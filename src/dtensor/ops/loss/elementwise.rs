@@ -2,7 +2,7 @@
 
 use burn::tensor::activation::log_sigmoid;
 
-use super::super::args::misfit;
+use super::super::args::operand_error;
 use super::super::partials::NO_PARTIAL;
 use super::super::{EinsumRule, apply};
 use super::Reduction;
@@ -56,6 +56,6 @@ fn reduced<const D: usize>(losses: DTensor<D>, reduction: Reduction) -> DTensor<
 fn check_alike<const D: usize>(operator: &'static str, x: &DTensor<D>, target: &DTensor<D>) {
     if x.dims() != target.dims() {
         let why = "an element needs a target: make the shapes equal";
-        misfit(operator, &[x.shape(), target.shape()], why).unwind()
+        operand_error(operator, &[x.shape(), target.shape()], why).unwind()
     }
 }
